@@ -5,13 +5,12 @@
 Each seed has its own split by text: a fifth of the texts is tested, a twelfth confidence is fitted on, and
 the rest is trained on. Of the sample also with one language that is neither trained nor fitted on, and is
 tested alone. Off by: expected calibration error over distinct texts, in percentage points, mean ± half the
-range over the seeds, and of all seeds' texts together. So many texts alone make it some points: "exact" is
-what it would be on average if every confidence were right.
+range over the seeds, and over rows of all seeds' texts together. So many rows alone make it some points:
+"exact" is what it would be on average if every confidence were right.
 """
 
 import os
 import random
-import statistics
 import tempfile
 
 import numpy as np
@@ -55,12 +54,12 @@ def reports(args, data: DataSet, folder: str, seed: int, language: str | None) -
 
 
 def bins_of(reports: list[dict], decoder: str) -> np.ndarray:
-    """Texts, their summed confidence and their right answers in each bin of all reports together, [10, 3]."""
+    """Rows, their summed confidence and their right answers in each bin of all reports together, [10, 3]."""
     found = np.zeros((10, 3))
     for report in reports:
         for each in report[decoder]["calibration"]["bins"]:
-            sums = (1, each["confidence_over_texts"], each["accuracy_over_texts"])
-            found[round(10 * each["from"])] += each["texts"] * np.array(sums)
+            sums = each["rows"] * np.array((1, each["confidence"], each["accuracy"]))
+            found[round(10 * each["from"])] += sums
     return found
 
 
@@ -77,7 +76,7 @@ def exact_error(bins: np.ndarray) -> float:
 
 
 def rows_of_table(name: str, seeds: list[dict[str, dict]]) -> list[list[str]]:
-    """For each decoder off by before and after, and what stays."""
+    """For each decoder off by before and after."""
     found = []
     for decoder in seeds[0]["fitted"]:
         cells = []
@@ -89,16 +88,7 @@ def rows_of_table(name: str, seeds: list[dict[str, dict]]) -> list[list[str]]:
             bins = bins_of(each, decoder)
             together = f"{100 * error(bins):.1f} (exact {100 * exact_error(bins):.1f})"
             cells.append(f"{spread(errors)}, together {together}")
-        stay = []
-        for i, target in enumerate(seeds[0]["fitted"][decoder]["coverage"]["targets"]):
-            of_seeds = [report["fitted"][decoder]["coverage"]["targets"][i] for report in seeds]
-            shares = [
-                [each[what]["over_texts"][0] for each in of_seeds if each[what]["over_texts"]]
-                for what in ("stay", "right")
-            ]
-            kept, right = (f"{100 * statistics.mean(each):.0f}" if each else "-" for each in shares)
-            stay.append(f"{100 * target['accuracy']:g}: {kept} ({right})")
-        found.append([name, NAMES[decoder], *cells, ", ".join(stay)])
+        found.append([name, NAMES[decoder], *cells])
     return found
 
 
@@ -118,7 +108,7 @@ def picture(path: str, results: dict[str, list[dict[str, dict]]]) -> None:
                 panel.plot(x, y, marker="o", markersize=3, label=label)
             panel.plot([0, 1], [0, 1], color="grey", linewidth=1)
             panel.set(xlim=(0, 1), ylim=(0, 1), title=f"{name}, {title}")
-            panel.set(xlabel="confidence", ylabel="right, of distinct texts")
+            panel.set(xlabel="confidence", ylabel="right")
             panel.legend(fontsize=7)
     figure.savefig(path, dpi=100)
 
@@ -146,13 +136,7 @@ def main() -> None:
                 lines += rows_of_table(label, results[label])
     if args.picture:
         picture(args.picture, results)
-    heads = (
-        "data",
-        "decoder",
-        "off by, before",
-        "after",
-        "to be right in %: texts that stay (right of these)",
-    )
+    heads = ("data", "decoder", "off by, before", "after")
     finish({"lines": lines}, table(heads, lines))
 
 

@@ -9,10 +9,10 @@ of both decoders.
 Trains with finetune.py and counts with histocc.evaluate, each in a process of its own. A tenth of the texts
 is held out (a row is on the side of its text); a row is right if its set of codes is. A cell is: % of
 distinct held-out texts ± half the range over the seeds | % of held-out rows | % of those with two or more
-codes, if there are any | with --noise, % of distinct texts of which one random letter was replaced. Top 1:
-the most probable code of the linear decoder, in rows. The learning rate's schedule is as long as the
-training: how many steps fit into --minutes, which count the fit of the n-grams, follows from the rate of some
-steps before. Data: rows of the sample, and real ones if they are there.
+codes, if there are any | with --noise, % of distinct texts of which one random letter was replaced. The
+learning rate's schedule is as long as the training: how many steps fit into --minutes, which count the fit of
+the n-grams, follows from the rate of some steps before. Data: rows of the sample, and real ones if they are
+there.
 
 --baseline adds the linear support vector machine of `histocc.evaluate --baseline`, on the same rows. --rows
 takes so many training rows, each time those before and more; the held-out rows stay.
@@ -173,9 +173,8 @@ class Run:
                     found[name]["rows"] = each["accuracy"]
             if part == "all":
                 found["texts"] = report["data"]["texts"]
-                found["linear_top_1"] = report["decoders"]["linear"]["top_k"][0]["one"]
             if "baseline" in report:
-                svm = report["baseline"]["baselines"]["svm"]
+                svm = report["baseline"]
                 found.setdefault("svm", {})[part] = svm[over][0]
                 if part == "all":
                     found["svm"]["rows"] = svm["over_rows"][0]
@@ -233,13 +232,12 @@ def main() -> None:
                         what = f"{budget:g} {'steps' if args.steps else 'min'}"
                         seconds = statistics.mean(each["seconds"] for each in results)
                         cells = [cell(results, each) for each in (*DECODERS, "svm")]
-                        top = spread([each["linear_top_1"] for each in results])
-                        row = [name, len(data.train), what, steps, f"{seconds:.0f}", *cells, top, flags]
+                        row = [name, len(data.train), what, steps, f"{seconds:.0f}", *cells, flags]
                         print(row, flush=True)
                         lines.append(row)
                         entry = {"data": name, "rows": len(data.train), "flags": flags, "budget": what}
                         found.append({**entry, "results": results})
-    heads = ("data", "rows", "budget", "steps", "seconds", *DECODERS, "SVM", "linear, top 1", "flags")
+    heads = ("data", "rows", "budget", "steps", "seconds", *DECODERS, "SVM", "flags")
     finish({"size": args.size, "threads": args.threads, "runs": found}, table(heads, lines))
 
 

@@ -8,7 +8,6 @@ The same parsers and the same code as `python finetune.py`, `python -m histocc.p
 
 import importlib
 import sys
-from difflib import get_close_matches
 
 from histocc import __version__
 from histocc.runtime import signals
@@ -39,63 +38,30 @@ def overview() -> str:
             "",
             *(f"  {name:<{width}}  {what}" for name, (_, what) in COMMANDS.items()),
             "",
-            "histocc COMMAND --help lists the flags of a command; histocc --completion bash (or zsh, tcsh)",
-            "prints a script that completes commands and flags in that shell (extra completion).",
+            "histocc COMMAND --help lists the flags of a command.",
         ]
     )
 
 
-def completion(shell: str) -> str:
-    """Raises UserError where the package shtab is missing or does not know the shell."""
-    try:
-        import shtab
-    except ImportError:
-        raise UserError("--completion needs the package shtab: pip install shtab") from None
-    if shell not in shtab.SUPPORTED_SHELLS:
-        raise UserError(f"--completion {shell}: choose from {', '.join(shtab.SUPPORTED_SHELLS)}")
-    import argparse
-
-    parser = argparse.ArgumentParser(prog="histocc")
-    commands = parser.add_subparsers()
-    for name, (module, what) in COMMANDS.items():
-        flags = importlib.import_module(module).get_args_parser()
-        command = commands.add_parser(name, parents=[flags], add_help=False, help=what)
-        for action in command._actions:
-            shown = str(action.metavar or "")
-            kind = "FILE" in shown or shown == "PATH", shown in ("DIR", "RUN")
-            if any(kind):
-                action.complete = shtab.FILE if kind[0] else shtab.DIRECTORY  # pyright: ignore
-    return shtab.complete(parser, shell)
-
-
-def chosen(argv: list[str]) -> str | None:
-    """The command that is meant; None where all is said already. Raises UserError."""
-    first = argv[0] if argv else "--help"
-    if first in ("-h", "--help", "help"):
-        print(overview())
-    elif first == "--version":
+def say(asked: str) -> None:
+    """What is no command. Raises UserError."""
+    if asked == "--version":
         print(f"histocc {__version__}")
-    elif first == "--completion":
-        print(completion(argv[1] if len(argv) > 1 else "bash"))
-    elif first in COMMANDS:
-        return first
+    elif asked in ("-h", "--help", "help"):
+        print(overview())
     else:
-        near = get_close_matches(first, COMMANDS, 1)
-        hint = f" (is {near[0]} meant?)" if near else ""
-        raise UserError(f"{first}: there is no such command{hint}\n  histocc --help lists them")
-    return None
+        raise UserError(f"{asked}: there is no such command\n  histocc --help lists them")
 
 
 def main(argv: list[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else list(argv)
-    found: list[str] = []
-    code = run_command(lambda: found.extend(filter(None, [chosen(argv)])))
-    if not found:
-        return code
-    if found[0] in LISTEN_EARLY:
+    name = argv[0] if argv else "--help"
+    if name not in COMMANDS:
+        return run_command(lambda: say(name))
+    if name in LISTEN_EARLY:
         signals.start_listening()
-    sys.argv = [f"histocc {found[0]}", *argv[1:]]  # what the parsers read
-    return importlib.import_module(COMMANDS[found[0]][0]).main() or 0
+    sys.argv = [f"histocc {name}", *argv[1:]]  # what the parsers read
+    return importlib.import_module(COMMANDS[name][0]).main() or 0
 
 
 if __name__ == "__main__":

@@ -21,7 +21,6 @@ from histocc.runtime.files import is_held
 from histocc.runtime.log import duration, output_is_lost
 from histocc.trainer.log import LOG, RUNNING, STATUS, read_numbers
 
-SILENT_SECONDS = 600.0  # without a row a run that says it continues may be dead
 BARS = "▁▂▃▄▅▆▇█"
 CLEAR = "\x1b[2J\x1b[H\x1b[J"
 
@@ -42,15 +41,14 @@ def view(folder: str, width: int = 80) -> tuple[str, bool]:
     """The view as text, `width` characters wide, and whether the run continues. Raises UserError if there is
     no run, or its status is damaged.
     """
-    path = os.path.join(folder, STATUS)
-    is_live = is_held(folder)
+    path, is_live = os.path.join(folder, STATUS), is_held(folder)
     try:
         with open(path, encoding="utf-8") as file:
             status = json.load(file)
         running = status["state"] == RUNNING and is_live is not False
         lines = status_lines(status, read_numbers(os.path.join(folder, LOG)), running, width - 46)
     except OSError:
-        if is_live:
+        if is_live or is_held(os.path.join(folder, "prepared")):
             return f"{folder}\nstate       running, before the first step", True
         raise UserError(
             f"{folder}: is not the folder of a run that has begun to train (no {STATUS} there)"
@@ -62,36 +60,30 @@ def view(folder: str, width: int = 80) -> tuple[str, bool]:
 
 def status_lines(status: dict[str, Any], rows: list[dict[str, Any]], running: bool, size: int) -> list[str]:
     """How far the run has come, the last figures, and whether it runs. size: of bars, in characters."""
-    step, stop = (
-        max([int(status["step"]), *(int(row["step"]) for row in rows[-1:])]),
-        int(status["stop_step"]),
-    )
+    step = max([int(status["step"]), *(int(row["step"]) for row in rows[-1:])])
+    stop = int(status["stop_step"])
     done = min(1.0, step / max(stop, 1))
     bar = "█" * round(done * size) + "░" * (size - round(done * size))
     lines = [f"progress    {bar} {done:4.0%}  step {step:,} of {stop:,}"]
-    for title, name in (("loss", "train_loss"), ("validation", "val_loss")):
+    accuracies = {name: name + " {:.1%}" for row in rows[-1:] for name in row if name.endswith("_acc")}
+    rates = {"samples_per_sec": "{:,.0f} samples/s", "lr": "learning rate {:.2e}"}
+    for title, name, forms in (("loss", "train_loss", rates), ("validation", "val_loss", accuracies)):
         measured = [row for row in rows if row[name] is not None]
         if measured:
-            losses = [row[name] for row in measured]
+            losses, last = [row[name] for row in measured], measured[-1]
             lowest = min(filter(math.isfinite, losses), default=math.nan)
             lines.append(f"{title:12}{spark(losses, size)} {losses[-1]:.4f}  lowest {lowest:.4f}")
-            forms = {"samples_per_sec": "{:,.0f} samples/s", "lr": "learning rate {:.2e}"}
-            forms |= {name: name + " {:.1%}" for name in measured[-1] if name.endswith("_acc")}
-            last = {name: value for name, value in measured[-1].items() if value is not None}
-            lines.append(
-                " " * 12 + " · ".join(forms[name].format(last[name]) for name in forms if name in last)
-            )
+            figures = [forms[name].format(last[name]) for name in forms if last.get(name) is not None]
+            lines.append(" " * 12 + " · ".join(figures))
     samples = [row for row in rows if row["samples"] and row["samples_per_sec"]][-2:]
     if running and len(samples) > 1:  # by the last row, and the samples of a step since the one before
         of_step = (samples[1]["samples"] - samples[0]["samples"]) / (samples[1]["step"] - samples[0]["step"])
         seconds = max(0, stop - step) * of_step / samples[1]["samples_per_sec"]
         lines.append(f"time left   {duration(seconds)}")
-    silent = max(0.0, time.time() - status["updated"])
     state = status["state"]
     if state == RUNNING and not running:
         state = "ended without a word: killed, or by an error"
-    dead = ": it may be dead, or at a long validation" if running and silent > SILENT_SECONDS else ""
-    lines.append(f"state       {state}, last row {duration(silent)} ago{dead}")
+    lines.append(f"state       {state}, last row {duration(max(0.0, time.time() - status['updated']))} ago")
     return lines + ([f"last note   {status['warning']}"] if status["warning"] else [])
 
 
@@ -109,19 +101,11 @@ def get_args_parser() -> Parser:
 
 
 def watch(args: WatchConfig) -> None:
-    """Until the run ends, or Ctrl-C. Once it has seen the run, it outlasts looks at which the files cannot be
-    read.
-    """
-    clear = CLEAR if sys.stdout.isatty() and not args.once else ""
-    text, running = "", True
-    while running and not (text and output_is_lost()):
-        try:
-            text, running = view(args.run, max(60, min(120, shutil.get_terminal_size().columns)))
-            print(clear + text, flush=True)
-        except UserError as error:  # the folder is being cleared for --overwrite, or its disk is away
-            if not text:
-                raise
-            print(f"not now     {error}; it looks again", flush=True)
+    """Until the run ends, or Ctrl-C, or nobody reads the output any more."""
+    clear, running = CLEAR if sys.stdout.isatty() and not args.once else "", True
+    while running and not output_is_lost():
+        text, running = view(args.run, max(60, min(120, shutil.get_terminal_size().columns)))
+        print(clear + text, flush=True)
         running = running and not args.once
         time.sleep(max(0.2, args.every) if running else 0.0)
 

@@ -22,35 +22,14 @@ def test_each_command_has_the_parser_of_its_script(name, monkeypatch):
 
 def test_the_overview_names_every_command(capsys):
     for argv in ([], ["--help"], ["-h"], ["help"]):
-        assert command.main(argv) == 0
-        assert all(f"\n  {name} " in capsys.readouterr().out for name in [*command.COMMANDS][:1])
+        assert command.main(argv) == 0 and "histocc COMMAND [flags]" in capsys.readouterr().out
     assert all(f"\n  {name} " in command.overview() for name in command.COMMANDS)
 
 
-def test_an_unknown_command_says_which_may_be_meant(capsys):
+def test_what_is_no_command(capsys):
     assert command.main(["predit", "--model", "x"]) == 2
-    assert "predit: there is no such command (is predict meant?)" in capsys.readouterr().err
-    assert command.main(["zzz"]) == 2
-    assert "meant" not in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("shell", ["bash", "zsh"])
-def test_completion_knows_commands_and_flags(shell, capsys):
-    shtab = pytest.importorskip("shtab")
-    assert shell in shtab.SUPPORTED_SHELLS
-    assert command.main(["--completion", shell]) == 0
-    script = capsys.readouterr().out
-    assert all(name in script for name in command.COMMANDS)
-    assert "--batch-size" in script and "--split-dir" in script and "one-to-one" in script
-    if shell == "bash":
-        done = subprocess.run(["bash", "-n"], input=script, text=True, capture_output=True)
-        assert (done.returncode, done.stderr) == (0, "")
-
-
-def test_completion_for_an_unknown_shell(capsys):
-    pytest.importorskip("shtab")
-    assert command.main(["--completion", "fishy"]) == 2
-    assert "choose from bash" in capsys.readouterr().err
+    assert "predit: there is no such command" in capsys.readouterr().err
+    assert command.main(["--version"]) == 0 and capsys.readouterr().out.startswith("histocc ")
 
 
 @pytest.mark.processes

@@ -20,7 +20,7 @@ from histocc.predict import __main__ as predict
 from histocc.predict.coder import Coder, Prefixes
 from histocc.runtime import checkpoint
 from histocc.runtime.errors import UserError
-from histocc.sample.files import write
+from histocc.sample.__main__ import write
 from histocc.sample.generate import rows as sample_rows
 
 
@@ -163,7 +163,7 @@ class TestModel:
             assert code == 0, said
             text = (folder / "report.md").read_text(encoding="utf-8")
             assert ("those that the run was validated on, and its confidence" in text) == said_so
-            assert "as it was fitted on" in text and "| to be right in, % |" in text
+            assert "as it was fitted on" in text and "| rows so sure or surer, % |" in text
 
     @pytest.mark.full
     @pytest.mark.processes

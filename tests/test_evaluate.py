@@ -1,34 +1,25 @@
-"""`python -m histocc.evaluate`: the same figures as training, on any number of processes, and nothing
-vanishes in silence.
+"""`python -m histocc.evaluate` and `histocc.evaluate.evaluate`: the same figures as training, on any number
+of processes, and nothing vanishes in silence.
 """
 
 import csv
+import importlib.util
 import json
 import os
-import subprocess
 import sys
 
 import numpy as np
 import pytest
 import torch
-from helpers import (
-    REPO,
-    TINY,
-    TITLES,
-    TRAIN_MIXER,
-    command,
-    environment,
-    read_logs,
-    run,
-    run_inside,
-    write_csv,
-)
+from helpers import TINY, TITLES, TRAIN_MIXER, read_logs, run, run_inside, write_csv
 from test_predict import CODES, make_model
 
 from histocc.evaluate import __main__ as evaluate
+from histocc.evaluate.report import Report
 from histocc.model.confidence import calibration_error
 from histocc.predict.coder import Coder
 from histocc.published.models import load_model
+from histocc.runtime.errors import UserError
 from histocc.text import encode
 
 HEADER = ("occ1", "hisco_1", "hisco_2", "lang")
@@ -126,7 +117,11 @@ class TestFigures:
         found, rows, value = report["decoders"][decoder], report["data"]["rows"], report["validation"][name]
         assert rows == 47 and found["right_rows"] / rows == pytest.approx(value, abs=1e-12)
         assert found["by_digits"][-1]["over_rows"]["accuracy"][0] == pytest.approx(value, abs=1e-12)
-        for parts in (found["by_language"].values(), found["calibration"]["bins"]):
+        for parts in (
+            found["by_language"].values(),
+            found["by_codes"].values(),
+            found["calibration"]["bins"],
+        ):
             assert sum(each["rows"] for each in parts) == rows
         assert sum(each["rows"] for each in found["confusions"]) == rows - found["right_rows"]
         assert 0.2 < found["accuracy"] < 0.9  # else half of this shows nothing
@@ -138,29 +133,20 @@ class TestFigures:
         right = [set(one.codes) == {*row[1:3]} - {""} for one, row in zip(coded, VALIDATION)]
         found = report["decoders"][name]
         assert found["right_rows"] == sum(right)
+        several = [is_right for is_right, row in zip(right, VALIDATION) if row[2]]
+        assert found["by_codes"]["2"]["rows"] == len(several)
+        assert found["by_codes"]["2"]["over_rows"]["accuracy"][0] == pytest.approx(np.mean(several))
         error = calibration_error(np.array([one.conf for one in coded]), np.array(right), np.ones(len(right)))
         assert found["calibration"]["expected_calibration_error"] == pytest.approx(error, abs=1e-6)
 
-    def test_fewer_digits_are_easier(self, report):
+    def test_fewer_digits_are_easier_and_texts_differ_by_more_than_case(self, report):
         for found in report["decoders"].values():
             accuracies = [each["over_rows"]["accuracy"][0] for each in found["by_digits"]]
             assert accuracies == sorted(accuracies, reverse=True)
             assert [each["digits"] for each in found["by_digits"]] == [1, 2, 3, 4, 5]
-
-    def test_texts_differ_by_more_than_case(self, report):
         assert report["data"]["texts"] == len({text.lower() for text, *_ in VALIDATION})
         found = report["decoders"]["linear"]["by_digits"][-1]
         assert found["over_rows"]["accuracy"][0] != found["over_texts"]["accuracy"][0]
-
-    def test_the_best_threshold_is_no_worse_than_a_half(self, report):
-        found, best = report["decoders"]["linear"], report["decoders"]["linear"]["thresholds"]["all"]
-        assert best["rows"] == 47 and best["right"] >= found["right_rows"]
-        assert best["f1"] >= found["by_digits"][-1]["over_rows"]["f1"][0] - 1e-12
-        assert list(found["thresholds"]) == ["all"]  # no language has a hundred rows
-        for name in ("linear", "seq2seq"):
-            shares = [(each["one"], each["all"]) for each in report["decoders"][name]["top_k"]]
-            # two codes are never among one
-            assert shares == sorted(shares) and shares[-1][0] > 0.5 and shares[0][0] > shares[0][1]
 
     def test_the_text_holds_them(self, trained, report):
         text = (trained / "evaluation" / "report.md").read_text(encoding="utf-8")
@@ -172,17 +158,8 @@ class TestFigures:
 @pytest.mark.processes
 @pytest.mark.full
 def test_two_processes_write_the_same_report(trained, report, tmp_path):
-    # with matplotlib, if it is there, as the report that it is compared with
-    done = subprocess.run(
-        command("histocc.evaluate", *files(trained, tmp_path / "two", "--batch-size", 8), processes=2),
-        env=environment(PYTHONPATH=str(REPO)),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=120,
-        cwd=REPO,
-    )
-    assert done.returncode == 0 and done.stdout.count("Report: ") == 1, done.stdout
+    said = run("histocc.evaluate", *files(trained, tmp_path / "two", "--batch-size", 8), processes=2)
+    assert said.count("Report: ") == 1
     other = json.loads((tmp_path / "two" / "report.json").read_text(encoding="utf-8"))
 
     def leaves(value, where=""):
@@ -198,6 +175,59 @@ def test_two_processes_write_the_same_report(trained, report, tmp_path):
         # batches of another size round otherwise
         close = pytest.approx(value, rel=1e-4, abs=1e-5) if isinstance(value, float) else value
         assert theirs[name] == close, name
+
+
+class TestCall:
+    def test_it_is_what_the_command_writes(self, trained, report, capsys):
+        called = evaluate.evaluate(trained / "run", trained / "val.csv", resamples=200, device="cpu")
+        assert capsys.readouterr().out == "" and not (trained / "run" / "evaluation").exists()
+        assert called.keys() == report.keys() and called["data"] == report["data"]
+        for name, value in called["validation"].items():  # batches of another size round otherwise
+            assert value == pytest.approx(report["validation"][name], rel=1e-5), name
+        assert called._repr_markdown_().startswith("# Evaluation\n")
+        with pytest.raises(UserError, match="colour"):
+            evaluate.evaluate("nowhere", "x.csv", colour="red")
+
+    @pytest.mark.parametrize("has_pandas", [True, False])
+    def test_tables_hold_the_figures(self, trained, report, has_pandas, monkeypatch):
+        if not has_pandas:
+            monkeypatch.setitem(sys.modules, "pandas", None)
+        elif importlib.util.find_spec("pandas") is None:
+            pytest.skip("pandas is not installed")
+        read, found = Report(trained / "evaluation"), report["decoders"]["linear"]
+
+        def rows_of(*arguments):
+            table = read.table(*arguments)
+            return table.to_dict("records") if has_pandas else table
+
+        for row, each in zip(rows_of("digits", "linear"), found["by_digits"], strict=True):
+            assert [row["digits"], row["rows"]] == [each["digits"], each["rows"]]
+            assert [row["accuracy"], row["low"], row["high"]] == each["over_texts"]["accuracy"]
+        languages = {row["language"]: row["texts"] for row in rows_of("language", "linear")}
+        assert languages == {name: each["texts"] for name, each in found["by_language"].items()}
+        assert rows_of("confusions") == report["decoders"]["both"]["confusions"]
+
+
+class TestBaseline:
+    def test_the_report_says_what_the_model_adds(self, trained, tmp_path):
+        pytest.importorskip("sklearn")
+        found, said = evaluated(trained, tmp_path / "out", "--baseline")
+        svm, both = found["baseline"], found["decoders"]["both"]["by_digits"][-1]["over_texts"]["accuracy"][0]
+        assert svm["rows"] == svm["rows_of_training"] == 64 and 0 < svm["over_rows"][0] < 1
+        line = f"{100 * svm['over_texts'][0]:.1f}% of texts; the model: "
+        text = (tmp_path / "out" / "report.md").read_text(encoding="utf-8")
+        assert line in said and line in text and f"; {100 * both:.1f}% by both decoders together, " in text
+
+    def test_what_is_not_there_is_said_before_anything_is_done(self, trained, tmp_path, monkeypatch):
+        content = torch.load(trained / "run" / "best.bin", weights_only=True)
+        torch.save(content, tmp_path / "alone.bin")
+        common = ["--data", trained / "val.csv", "--output", tmp_path / "out", "--baseline"]
+        if importlib.util.find_spec("sklearn"):
+            said = refused("--model", tmp_path / "alone.bin", *common)
+            assert "rows of the training are not beside the model" in said and "--prepare-only" in said
+        monkeypatch.setitem(sys.modules, "sklearn", None)
+        assert "histocc[baseline]" in refused("--model", trained / "run", *common)
+        assert not (tmp_path / "out").exists()
 
 
 class TestRows:
@@ -254,7 +284,6 @@ class TestRefused:
         before = os.stat(trained / "evaluation" / "report.md").st_mtime_ns
         assert "exists; --overwrite replaces it" in refused(*common, "--output", trained / "evaluation")
         assert "holds a run" in refused(*common, "--output", trained / "run", "--overwrite")
-        assert "folder of its own" in refused(*common, "--output", trained, "--overwrite")
         assert before == os.stat(trained / "evaluation" / "report.md").st_mtime_ns
         evaluated(trained, tmp_path / "out")
         first = os.stat(tmp_path / "out" / "report.json").st_mtime_ns
@@ -275,22 +304,6 @@ class TestRefused:
         data = write_csv(tmp_path / "other.csv", HEADER, [("pilot", "04220", "", "en")] * 3)
         said = refused("--model", trained / "run", "--data", data, "--output", tmp_path / "out")
         assert "no row can be evaluated (3 × code outside the key)" in said and "knows other codes" in said
-
-    def test_a_damaged_model(self, trained, tmp_path):
-        content = (trained / "run" / "best.bin").read_bytes()
-        (tmp_path / "cut.bin").write_bytes(content[: len(content) // 2])
-        common = ["--data", trained / "val.csv", "--output", tmp_path / "out"]
-        assert "cut.bin" in refused("--model", tmp_path / "cut.bin", *common)
-        assert "no checkpoint there" in refused("--model", tmp_path, *common)
-        state = torch.load(trained / "run" / "best.bin", weights_only=True)
-        state["config"]["hidden_size"] *= 2
-        torch.save(state, tmp_path / "wide.bin")
-        assert "not what its checksum says" in refused("--model", tmp_path / "wide.bin", *common)
-        del state["checksum"]
-        torch.save(state, tmp_path / "wide.bin")
-        assert "wide.bin: cannot be read as a checkpoint" in refused(
-            "--model", tmp_path / "wide.bin", *common
-        )
 
 
 def test_a_published_model_with_a_key_of_its_own(tmp_path):
@@ -319,14 +332,3 @@ def test_a_published_model_with_a_key_of_its_own(tmp_path):
     code, said = run_inside(evaluate.main, "--device", "cpu", *common, "--key", key, "--resamples", 20)
     assert code == 0, said
     assert json.loads((tmp_path / "mixer" / "evaluation" / "report.json").read_text())["model"]["codes"] == 7
-
-
-def test_plots_are_drawn_if_matplotlib_is_there(trained, tmp_path, monkeypatch):
-    pytest.importorskip("matplotlib")
-    found, said = evaluated(trained, tmp_path / "out")
-    assert found["plots"] == list(evaluate.PLOTS) and "matplotlib" not in said
-    assert all((tmp_path / "out" / name).read_bytes().startswith(b"\x89PNG") for name in found["plots"])
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    found, said = evaluated(trained, tmp_path / "without")
-    assert found["plots"] == [] and "No plots: they need matplotlib" in said
-    assert not (tmp_path / "without" / "digits.png").exists()

@@ -7,7 +7,6 @@ import torch
 from helpers import run_inside, write_csv
 from test_predict import CODES, flags, make_model, model, predict_here, read, table  # noqa: F401
 
-from histocc.evaluate import __main__ as evaluate
 from histocc.model.int8 import Int8Linear, Int8Weight, to_int8
 from histocc.occ_canine import OccCANINE
 from histocc.predict import __main__ as predict
@@ -78,12 +77,6 @@ def test_what_cannot_be_is_said(model, tmp_path):  # noqa: F811
     assert code == 2 and "--int8" in output and "mutually exclusive" in output
     with pytest.raises(UserError, match="--int8 is for CPUs"):
         Precision("int8", torch.device("cuda"))
-    data = write_csv(tmp_path / "known.csv", ["occ1", "hisco_1"], [("smed", CODES[1])] * 4)
-    asked = ["--model", model, "--data", data, "--target-cols", "hisco_1", "--output", tmp_path / "report"]
-    code, output = run_inside(evaluate.main, *asked, "--int8", "--fit-thresholds", "--device", "cpu")
-    assert code == 2 and "leave --int8 out" in output
-    code, output = run_inside(evaluate.main, *asked, "--int8", "--device", "cpu")
-    assert code == 0 and ", computed in int8." in (tmp_path / "report" / "report.md").read_text()
 
 
 def test_a_cpu_without_the_instructions_refuses_it(monkeypatch):

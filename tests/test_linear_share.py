@@ -12,7 +12,6 @@ from test_search import HISCO, KEYS, SMALL, inputs, plain
 
 from histocc import export
 from histocc.evaluate import __main__ as evaluate
-from histocc.evaluate.figures import SHARES
 from histocc.formatter import hisco_blocky5
 from histocc.model import search
 from histocc.model.mixer import Seq2SeqMixerOccCANINE, model_config
@@ -305,27 +304,19 @@ def run_evaluation(folder, name, *more):
     return json.loads((folder / name / "report.json").read_text(encoding="utf-8")), said
 
 
-def by_hand(model, rows) -> tuple[float, list[bool]]:
-    """(the best share, whether each row is right if both decoders count the same), with plain loops."""
+def by_hand(model, rows) -> list[bool]:
+    """Whether each row is right if both decoders count the same, with plain loops."""
     written, linear = log_probs(model)
     of_text = {text: i for i, text in enumerate(TEXTS)}
     counts = (model_sigmoid(model) > LIMIT).sum(1).clip(min=1)
 
-    def right(row, share: float) -> bool:
+    def right(row) -> bool:
         i = of_text[row[0]]
-        scores = (1 - share) * written[i] + share * linear[i]
         candidates = np.sort(np.argsort(-linear[i], kind="stable")[:CANDIDATES])
-        order = candidates[np.argsort(-scores[candidates], kind="stable")]
+        order = candidates[np.argsort(-(written[i] + linear[i])[candidates], kind="stable")]
         return {HISCO[each] for each in order[: counts[i]]} == set(row[1:]) - {""}
 
-    scores = []
-    for share in SHARES.tolist():
-        by_text: dict[str, list[bool]] = {}
-        for row in rows:
-            by_text.setdefault(row[0], []).append(right(row, share))
-        scores.append((sum(float(np.mean(each)) for each in by_text.values()), -abs(share - 0.5), share))
-    best = max(scores, key=lambda each: tuple(round(value, 9) for value in each[:2]))[2]
-    return best, [right(row, 0.5) for row in rows]
+    return [right(row) for row in rows]
 
 
 def model_sigmoid(model) -> np.ndarray:
@@ -337,8 +328,8 @@ def model_sigmoid(model) -> np.ndarray:
 class TestEvaluation:
     def test_figures_are_those_of_plain_loops(self, evaluated, model, rows):
         _, found, said = evaluated
-        both, right = found["decoders"]["both"], by_hand(model, rows)[1]
-        assert list(found["decoders"]) == ["seq2seq", "linear", "both"] and "linear_share" not in both
+        both, right = found["decoders"]["both"], by_hand(model, rows)
+        assert list(found["decoders"]) == ["seq2seq", "linear", "both"]
         assert both["right_rows"] == sum(right) and 0.2 < both["accuracy"] < 1
         texts = {}
         for row, each in zip(rows, right):
@@ -357,14 +348,6 @@ class TestEvaluation:
             (each or {HISCO[probs[row[0]].argmax()]}) == set(row[1:]) - {""} for each, row in zip(sets, rows)
         ]
         assert found["decoders"]["linear"]["right_rows"] == sum(expected)
-        limit = found["decoders"]["linear"]["thresholds"]["all"]
-        above = [
-            {HISCO[i] for i in np.flatnonzero(probs[row[0]] > limit["threshold_accuracy"])} for row in rows
-        ]
-        right = [
-            (each or {HISCO[probs[row[0]].argmax()]}) == set(row[1:]) - {""} for each, row in zip(above, rows)
-        ]
-        assert limit["right"] == sum(right)
         assert "and in any case the most probable code" in found["decoders"]["linear"]["codes_above"]
 
     @pytest.mark.processes
@@ -381,18 +364,16 @@ class TestEvaluation:
             both["calibration"]["expected_calibration_error"], abs=1e-5
         )
 
-    def test_stored_with_the_thresholds_and_used(self, evaluated, model, rows, tmp_path):
-        folder, run_folder = evaluated[0], tmp_path / "run"
-        (tmp_path / "val.csv").write_bytes((folder / "val.csv").read_bytes())
+    def test_fitted_thresholds_keep_what_else_the_model_says(self, evaluated, model, tmp_path):
+        run_folder = tmp_path / "run"
+        (tmp_path / "val.csv").write_bytes((evaluated[0] / "val.csv").read_bytes())
         table = {"default": LIMIT, "by_language": {}, "source": "fitted", "at_least_one": True}
         saved(run_folder, model, thresholds=table, linear_share=0.2)
         found, said = run_evaluation(tmp_path, "again", "--fit-thresholds")
-        share = by_hand(model, rows)[0]
-        assert f"Linear share stored in {run_folder}/last.bin: {share:g}" in said
         state = models.load_model(str(run_folder))[2]
         best = found["decoders"]["linear"]["thresholds"]["all"]["threshold_f1"]
-        assert state["linear_share"] == share == Coder.load(str(run_folder)).linear_share
         assert state["thresholds"] == table | {"default": best} and "Thresholds stored in" in said
+        assert state["linear_share"] == 0.2
 
 
 def test_no_more_codes_than_any_training_row_has(model, tmp_path):

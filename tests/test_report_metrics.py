@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from histocc.evaluate import figures
+from histocc.evaluate import baseline
+from histocc.evaluate import report as figures
 from histocc.formatter import cut
 from histocc.model.confidence import Thresholds
 
@@ -49,7 +50,6 @@ def test_counts_of_sets(digits):
 def test_ratios():
     assert figures.ratios(np.array([10.0, 4, 6, 2, 3])).tolist() == pytest.approx([0.4, 0.75, 6 / 9, 12 / 17])
     assert figures.ratios(np.array([1.0, 0, 0, 0, 0])).tolist() == [0, 0, 0, 0]
-    assert np.isnan(figures.ratios(np.zeros(5))[0])
 
 
 def rows_of(right, copies):
@@ -89,10 +89,6 @@ class TestBootstrap:
         columns, text = rows_of([1, 0, 1], [1, 2, 3])
         left = figures.measured(columns * (text != 1)[:, None], text, 10, 1)
         assert (left["rows"], left["texts"], left["over_rows"]["accuracy"]) == (4, 2, [1, 1, 1])
-        assert figures.measured(columns * 0, text, 10, 1)["rows"] == 0
-        columns = np.array([[1.0, 1, 1, 0, 0]] + [[0.0, 0, 0, 1, 0]] * 200)  # that no draw holds
-        found = figures.measured(columns, np.arange(201), 1, 4)
-        assert found["texts"] == 1 and np.isfinite(list(found["over_rows"].values())).all()
 
 
 def test_calibration():
@@ -131,17 +127,6 @@ def random_rows(n=60, codes=9, seed=5):
     return Rows(true, rng.integers(0, n // 2, n)), logits
 
 
-def test_top_k():
-    rows, logits = random_rows()
-    ranking = np.argsort(-logits, axis=1)[:, :6]
-    found = figures.top_k(*figures.true_places(rows, ranking))
-    for k, each in enumerate(found, start=1):
-        sets = [({*true.tolist()} - {-1}, {*best[:k].tolist()}) for true, best in zip(rows.codes, ranking)]
-        assert each["k"] == k
-        assert each["one"] == pytest.approx(np.mean([bool(true & best) for true, best in sets]))
-        assert each["all"] == pytest.approx(np.mean([true <= best for true, best in sets]))
-
-
 @pytest.mark.parametrize("at_least_one, at_most", [(False, None), (True, 2)])
 def test_best_thresholds_against_plain_loops(at_least_one, at_most):
     rows, logits = random_rows()
@@ -149,50 +134,19 @@ def test_best_thresholds_against_plain_loops(at_least_one, at_most):
     probs = np.take_along_axis(1 / (1 + np.exp(-logits)), order, axis=1)
     thresholds = Thresholds({None: 0.5}, "usual", at_least_one, at_most)
     groups = {"all": np.ones(60, dtype=bool), "some": np.arange(60) % 3 == 0}
-    found = figures.best_thresholds(probs, *figures.true_places(rows, order), thresholds, groups)
+    found = figures.best_thresholds(order, probs, rows.codes, thresholds, groups)
     for name, part in groups.items():
         scores = []
         for threshold in figures.GRID:
-            right = hits = total = 0
+            hits = total = 0
             for i in np.flatnonzero(part):
                 count = int(np.clip((probs[i] > threshold).sum(), int(at_least_one), at_most))
                 pred, true = {*order[i, :count].tolist()}, {*rows.codes[i].tolist()} - {-1}
-                right, hits, total = (
-                    right + (pred == true),
-                    hits + len(pred & true),
-                    total + len(pred) + len(true),
-                )
-            scores.append((2 * hits / total, right, -abs(threshold - 0.5), threshold))
-        best = found[name]
-        assert best["f1"] == pytest.approx(max(scores)[0]) and best["right"] == max(
-            each[1] for each in scores
-        )
-        assert best["threshold_f1"] == max(scores, key=lambda each: (round(each[0], 12), each[2]))[3]
-        assert best["threshold_accuracy"] == max(scores, key=lambda each: each[1:3])[3]
-        assert best["rows"] == part.sum()
-
-
-def test_coverage_counts_one_half_with_the_threshold_of_the_other():
-    """Of 4,000 texts, each alone, confidence is the chance of being right: thresholds are those of each
-    target, and as many are right among those that stay.
-    """
-    rng = np.random.default_rng(4)
-    confidence, texts = rng.random(4000), rng.integers(0, 1 << 63, 4000).astype(np.uint64)
-    right = rng.random(4000) < confidence
-
-    def measure(columns):
-        return figures.measured(columns, np.arange(4000), 100, 1)
-
-    found = figures.coverage(confidence, right, texts, measure)
-    assert [each["accuracy"] for each in found["targets"]] == list(figures.TARGETS)
-    for each in found["targets"][:2]:
-        kept = right[confidence >= each["threshold"]]
-        assert kept.mean() == pytest.approx(each["accuracy"], abs=0.01)
-        low, high = each["right"]["over_texts"][1:]
-        assert low - 0.03 < each["accuracy"] < high + 0.03
-        assert each["stay"]["over_rows"][0] == pytest.approx(len(kept) / 4000, abs=0.1)
-    none = figures.coverage(confidence, np.zeros(4000, dtype=bool), texts, measure)
-    assert all(each["threshold"] is None and each["right"]["over_rows"] is None for each in none["targets"])
+                hits, total = hits + len(pred & true), total + len(pred) + len(true)
+            scores.append((round(2 * hits / total, 12), -abs(threshold - 0.5), threshold))
+        best = max(scores, key=lambda each: each[:2])
+        assert found[name]["f1"] == pytest.approx(best[0]) and found[name]["threshold_f1"] == best[2]
+        assert found[name]["rows"] == part.sum()
 
 
 def test_confusions_count_texts_before_rows():
@@ -203,3 +157,40 @@ def test_confusions_count_texts_before_rows():
         {"true": "b", "predicted": "", "rows": 2, "texts": 2, "examples": ["text 3", "text 4"]},
         {"true": "a", "predicted": "b", "rows": 3, "texts": 1, "examples": ["text 0"]},
     ]
+
+
+FARMER, SMITH, TAILOR = "61110", "83110", "79100"
+WORDS = {FARMER: ("farmer", "farmhand"), SMITH: ("blacksmith", "smith"), TAILOR: ("tailor", "tailoress")}
+TOWNS = ("leeds", "york", "hull", "bath", "ripon")
+ONE = [(f"{word} of {town}", {code}) for code, words in WORDS.items() for word in words for town in TOWNS]
+TWO = [
+    (f"{WORDS[a][0]} and {WORDS[b][1]} of {town}", {a, b})
+    for a, b in ((FARMER, SMITH), (SMITH, TAILOR), (FARMER, TAILOR))
+    for town in TOWNS
+]
+
+
+def test_svm_is_that_of_repeated_rows():
+    """Weights against the rows themselves, one-vs-rest by scikit-learn; letters beyond ASCII; one code alone;
+    several codes if rows have several.
+    """
+    pytest.importorskip("sklearn")
+    from scipy.sparse import hstack
+    from sklearn.feature_extraction.text import TfidfVectorizer
+    from sklearn.svm import LinearSVC
+
+    def svm(rows, asked):
+        return baseline.svm([text for text, _ in rows], [frozenset(codes) for _, codes in rows], asked)
+
+    rows = [*ONE, *ONE[::2], *ONE[::3], (ONE[1][0], {SMITH}), ("skrædder 𝕏å", {TAILOR})]
+    asked = [f"{word}s of {town}e" for word in ("smith", "maid", "tail", "farm") for town in TOWNS]
+    tables = [
+        TfidfVectorizer(analyzer=kind, ngram_range=size).fit([row[0] for row in rows])
+        for kind, size in (("char_wb", (2, 5)), ("word", (1, 2)))
+    ]
+    features = [hstack([t.transform(each) for t in tables]) for each in ([row[0] for row in rows], asked)]
+    expected = LinearSVC(C=1.0, random_state=0).fit(features[0], [*(code for _, (code,) in rows)])
+    assert svm(rows, asked) == [{code} for code in expected.predict(features[1])]
+    assert svm([("-", {FARMER})], ["?"]) == [{FARMER}]
+    several = svm([*ONE, *TWO], ["farmer of leedz", "smith and tailoress of selby"])
+    assert several == [{FARMER}, {SMITH, TAILOR}]

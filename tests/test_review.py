@@ -233,10 +233,6 @@ class TestApply:
         assert f"Note: {two}, line 2: decides otherwise than {one}, line 2; the later one counts" in output
         assert final_codes(folder)["smith", "en"] == ["61110"]
 
-    def test_what_confirms_the_model_is_no_other_code(self, folder):
-        output = apply(folder, filled(folder, {("smith", "en"): "1", ("farmer", "en"): "2"}))
-        assert "2 texts decided, in 40 of 59 rows, 30 of which get other codes" in output
-
     def test_rows_that_end_early(self, folder):
         """Spreadsheets leave out empty cells at the end."""
         lines = [[*row.values(), ""][: None if i else -1] for i, row in enumerate(make(folder))]
@@ -289,13 +285,6 @@ class TestApply:
         output = apply(folder, filled(folder, {("smith", "en"): decision}), code=2)
         assert message in output and not (folder / "final.csv").exists()
 
-    def test_a_sheet_of_another_file(self, folder):
-        sheet = filled(folder, self.DECISIONS)
-        rows = [row[:3] + ["99999", *row[4:]] if row[1] == "smith" else row for row in coded_rows()]
-        write(folder / "coded.csv", [HEADER + CODES, *rows])
-        output = apply(folder, sheet, code=2)
-        assert "line 2: is about a text that" in output and "The sheet is of another coded file" in output
-
     def test_a_sheet_that_was_sorted_without_all_columns(self, folder):
         rows = make(folder)
         texts = [row["text"] for row in rows]
@@ -308,17 +297,12 @@ class TestApply:
         "arguments, message",
         [
             ("make coded.csv", "review make needs --output"),
-            ("make coded.csv filled.csv --output x.csv", "review make takes one file, and no --to"),
             ("apply filled.csv --output x.csv", "review apply needs --to"),
             ("make coded.csv --output coded.csv --overwrite", "coded.csv is an input"),
             ("make coded.csv --output filled.csv", "filled.csv exists; --overwrite replaces it"),
             ("make filled.csv --output x.csv", "is no coded file: it has no column 'conf'"),
-            ("make coded.csv --output x.csv --column text", "has no column 'text'"),
-            ("make coded.csv --output nowhere/x.csv", "nowhere"),
-            ("apply coded.csv --to coded.csv --output x.csv", "has no column 'decision'"),
             ("apply filled.csv --to coded.csv --output x.csv --training-data coded.csv", "is the coded file"),
             ("apply filled.csv --to coded.csv --output x.csv --by model", "is no name of"),
-            ("apply filled.csv --to gone.csv --output x.csv", "gone.csv"),
             ("report filled.csv --to coded.csv", "no rows that were drawn have a decision"),
         ],
     )

@@ -1,6 +1,5 @@
 """`python -m histocc.review serve`: decisions through the page's interface, with a real server process."""
 
-import csv
 import http.client
 import json
 import re
@@ -234,25 +233,6 @@ def test_a_table_without_answers(folder):
     assert list(read(folder / "final.csv")[0])[2:] == [*(f"hisco_{i}" for i in range(1, 6)), "decided_by"]
 
 
-def test_known_texts_of_the_coded_file(folder):
-    """As predict --explain writes them."""
-    header = [
-        "occ1",
-        "lang",
-        *CODES,
-        "similar_text_1",
-        "similar_codes_1",
-        "similar_text_2",
-        "similar_codes_2",
-    ]
-    row = ["smed", "da", "83110", "0.5", *[""] * 4, "smith", "83110&41025", "", ""]
-    write(folder / "coded.csv", [[*header, "conf", "needs_review"], [*row, "0.5", "1"]])
-    with Serving(folder) as server:
-        text = server.ask()["text"]
-    assert text["near"] == [{"text": "smith", "codes": ["83110", "41025"]}]
-    assert [choice["code"] for choice in text["choices"]] == ["83110", "41025"]
-
-
 def test_a_table_with_codes_of_ones_own(folder):
     """They are offered, read as training data are, and kept if nobody decides."""
     rows = [["smith", "8-31.10", "na"], ["chemist", "1110", ""], ["clerk", "", ""]]
@@ -265,20 +245,6 @@ def test_a_table_with_codes_of_ones_own(folder):
     assert offered == {"smith": ["83110"], "chemist": ["01110"], "clerk": []}
     codes = final(folder, "--key", "hisco", coded="texts.csv", columns=5)
     assert codes == {"smith": ["8-31.10", "na"], "chemist": ["1110"], "clerk": ["41025"]}
-
-
-def test_a_key_without_titles(folder):
-    write(folder / "key.csv", [["system_code", "code"], ["1", 0], ["skip", 1], ["", 2], ["B", 3]])
-    with Serving(folder, "--key", folder / "key.csv", coded="texts.csv") as server:
-        assert json.loads(server.send(server.address + "key.json")[1]) == [["1", ""], ["B", ""], ["skip", ""]]
-        server.decide(["1", "skip", "B"])
-    assert decisions(folder) == [("farmer", "code 1 & code skip & B")]
-    run(
-        *("apply", folder / "decided.csv", "--to", folder / "texts.csv", "--key", folder / "key.csv"),
-        *("--output", folder / "final.csv"),
-    )
-    row = next(row for row in read(folder / "final.csv") if row["occ1"] == "farmer")
-    assert [row[f"code_{i}"] for i in (1, 2, 3)] == ["1", "skip", "B"]
 
 
 def test_a_port_in_use_and_a_file_that_another_program_changes(folder):
@@ -302,12 +268,9 @@ def test_a_port_in_use_and_a_file_that_another_program_changes(folder):
     [
         ("coded.csv", "review serve needs --decisions"),
         ("coded.csv --decisions coded.csv", "coded.csv is an input"),
-        ("coded.csv --decisions texts.csv", "texts.csv: is no file of decisions of review serve"),
         ("coded.csv --decisions other.csv", "other.csv, line 2: is about a text that"),
-        ("coded.csv --decisions bad.csv", "is no code of the key"),
         ("coded.csv --decisions new.csv --port 99999", "is not a port"),
         ("texts.csv --decisions new.csv", "For a table without answers of a model --key names the codes"),
-        ("texts.csv --decisions new.csv --key hisco --column text", "has no column 'text'"),
     ],
 )
 def test_mistakes(folder, monkeypatch, arguments, message):
@@ -317,27 +280,9 @@ def test_mistakes(folder, monkeypatch, arguments, message):
         [header, ["baker", "en", "3", "none", "t-0123456789abcdef"]],
         encoding="utf-8-sig",
     )
-    run("make", folder / "coded.csv", "--output", folder / "sheet.csv")
-    text = read(folder / "sheet.csv")[0]
-    write(folder / "bad.csv", [header, [text["text"], "en", "10", "00000", text["id"]]], encoding="utf-8-sig")
     monkeypatch.chdir(folder)
     assert message in run("serve", *arguments.split(), code=2)
     assert not (folder / "new.csv").exists()
-
-
-@pytest.mark.full
-def test_half_a_million_texts_take_milliseconds_for_each_decision(folder):
-    with open(folder / "texts.csv", "w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(["occ1", "lang"])
-        writer.writerows([f"smith of the {i % 977} hundred no {i}", "en"] for i in range(500_000))
-    with Serving(folder, "--key", "hisco", coded="texts.csv") as server:
-        text, seconds = server.ask()["text"], []
-        for _ in range(200):
-            started = time.perf_counter()
-            text = server.decide(["83110"], text)["text"]
-            seconds.append(time.perf_counter() - started)
-    assert sorted(seconds)[100] < 0.05, sorted(seconds)[::20]
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="chromium is not on this machine")

@@ -1,23 +1,36 @@
-"""What an evaluation reports: as text, tables and plots."""
+"""The figures of a report on rows with known codes, and the report in words.
+
+Sets of codes are pairs (row, code): a row has as many pairs as codes, in any order, or none. COLUMNS are
+counted of each row; all measures are ratios of their sums.
+"""
 
 import json
-import math
 import os
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import torch
 
-from histocc.runtime.errors import UserError
+from histocc.data.arrays import PreparedData, RowSet
+from histocc.data.rows import OUTSIDE_KEY
+from histocc.formatter import BlockyFormatter, cut
+from histocc.model.confidence import BINS, Thresholds, bin_of, calibration_error
+from histocc.predict.coder import Coded
 
 JSON, MARKDOWN, REJECTED = "report.json", "report.md", "rejected_rows.csv"
-PLOTS = ("digits.png", "calibration.png", "coverage.png")
 NAMES = {
     "seq2seq": "Seq2seq decoder (greedy)",
     "linear": "Linear decoder (probability above its threshold)",
     "both": "Both decoders together",
 }
-GROUPS = {"digits": "by_digits", "language": "by_language", "major_group": "by_major_group"}
+COLUMNS = ("counted", "right", "tp", "fp", "fn")
+MEASURES = ("accuracy", "precision", "recall", "f1")
+PERCENTILES = (2.5, 97.5)  # of the bootstrap: 95 % intervals
+GRID = np.arange(1, 50) / 50  # thresholds that are compared: 0.02, 0.04 … 0.98
+MIN_ROWS = 100  # of a language, below which no threshold is fitted for it
+MAX_CONFUSIONS, MAX_EXAMPLES = 20, 3
 
 METHOD = """\
 ## How it is counted
@@ -27,125 +40,270 @@ METHOD = """\
   of a row that become equal count once; -1, -2, -3 and ? are never cut.
 - Over distinct texts, each text (case and blanks aside) weighs the same however many rows have it. In
   brackets: 95 % intervals of {resamples:,} bootstrap draws of texts with all their rows (seed {seed}).
-- Major group: the first digit. Accuracy is that of rows with a true code of the group; precision and recall
-  are those of the group's codes in all rows.
-- Top k: the k most probable codes of the linear decoder, or of the search over the key (--decoder topk), hold
-  one, or all, of the true codes.
 - Confidence: the probability that exactly these codes are right{fitted}. Expected calibration error: the mean
   distance between confidence and accuracy of their bin. Few texts alone make it some points even if
   confidence is what it says.
-- To be right in so many percent: only answers from some confidence on are given. It is chosen on one half of
-  the texts, and the rows of the other half are counted with it; the one that is named is chosen on all.
-- Best threshold: the one of 0.02, 0.04 … 0.98 with the highest F1, and with the highest accuracy, on these
-  very rows: test it on others. Languages with fewer than 100 rows get none.
 """
 
 
-class Report(dict):
-    """What report.json holds, with tables of it: DataFrames, or lists of dicts if pandas is not installed.
+# ---- counts and measures
 
-    Attributes:
-        text: report.md, as a notebook shows it.
+
+def distinct_pairs(rows: np.ndarray, items: np.ndarray) -> np.ndarray:
+    """Pairs as one number each, sorted, each once: row · 2³² + item. Two codes of a row that were cut to the
+    same are one.
     """
-
-    def __init__(self, content: dict, text: str):
-        super().__init__(content)
-        self.text = text
-
-    @classmethod
-    def read(cls, folder: str | os.PathLike) -> "Report":
-        """Of a folder into which an evaluation was written. Raises UserError."""
-        try:
-            with open(os.path.join(folder, JSON), encoding="utf-8") as file:
-                content = json.load(file)
-            with open(os.path.join(folder, MARKDOWN), encoding="utf-8") as file:
-                return cls(content, file.read())
-        except (OSError, ValueError) as error:
-            raise UserError(f"{folder}: no report there ({error})") from None
-
-    def accuracy(self, by: str = "digits", decoder: str | None = None, over: str = "texts") -> Any:
-        """Accuracy and its 95 % interval, as fractions.
-
-        Args:
-            by: "digits", "language" or "major_group".
-            decoder: "seq2seq", "linear" or "both"; None: the last one that the report has.
-            over: distinct "texts", or "rows".
-
-        Raises:
-            UserError: the report has no such figures.
-        """
-        if by not in GROUPS or over not in ("texts", "rows"):
-            raise UserError(f"by {by!r} over {over!r}: choose by from {list(GROUPS)}, over from texts, rows")
-        groups = self._decoder(decoder)[GROUPS[by]]
-        pairs = groups.items() if isinstance(groups, dict) else ((each["digits"], each) for each in groups)
-        names = (by, "rows", "texts", "accuracy", "low", "high")
-        return as_table(
-            names,
-            [(name, each["rows"], each["texts"], *each[f"over_{over}"]["accuracy"]) for name, each in pairs],
-        )
-
-    def coverage(self, decoder: str | None = None) -> Any:
-        """How many of the distinct texts keep an answer if 90, 95, 98 and 99 % of the answers are to be
-        right, and how many then are, as fractions. Raises UserError.
-        """
-        names = ["accuracy", "confidence", *(a + b for a in ("stay", "right") for b in ("", "_low", "_high"))]
-        return as_table(
-            names,
-            [
-                (
-                    each["accuracy"],
-                    math.nan if each["threshold"] is None else each["threshold"],
-                    *(each["stay"]["over_texts"] or [math.nan] * 3),
-                    *(each["right"]["over_texts"] or [math.nan] * 3),
-                )
-                for each in self._decoder(decoder)["coverage"]["targets"]
-            ],
-        )
-
-    def confusions(self, decoder: str | None = None) -> Any:
-        """The most frequent mistakes, with texts. Raises UserError."""
-        names = ("true", "predicted", "texts", "examples")
-        return as_table(
-            names, [[each[name] for name in names] for each in self._decoder(decoder)["confusions"]]
-        )
-
-    def figures(self) -> tuple[Any, Any]:
-        """Figures of matplotlib: accuracy by number of digits, and by confidence. Raises UserError if
-        matplotlib is not installed.
-        """
-        try:
-            return figures_of(self)[:2]
-        except ImportError:
-            raise UserError("figures need matplotlib: pip install matplotlib") from None
-
-    def _decoder(self, name: str | None) -> dict:
-        decoders = self["decoders"]
-        if name is not None and name not in decoders:
-            raise UserError(f"decoder {name!r}: the report has {', '.join(decoders)}")
-        return decoders[name or list(decoders)[-1]]
-
-    def _repr_markdown_(self) -> str:
-        return self.text
+    return np.unique((rows.astype(np.int64) << 32) | items.astype(np.int64))
 
 
-def as_table(names: Sequence[str], rows: list) -> Any:
-    try:
-        import pandas
-    except ImportError:
-        return [dict(zip(names, row)) for row in rows]
-    return pandas.DataFrame(rows, columns=list(names))
+def row_counts(n: int, pred: np.ndarray, true: np.ndarray) -> np.ndarray:
+    """COLUMNS of each of `n` rows, float64 [n, 5], for `distinct_pairs` of predicted and true codes. A row is
+    right if its sets are equal (two empty ones are).
+    """
+    hit = np.isin(pred, true, assume_unique=True)
+    tp, all_pred, all_true = (np.bincount(pairs >> 32, minlength=n)[:n] for pairs in (pred[hit], pred, true))
+    fp, fn = all_pred - tp, all_true - tp
+    return np.stack([np.ones(n), (fp + fn == 0), tp, fp, fn], axis=1).astype(np.float64)
+
+
+def ratios(sums: np.ndarray) -> np.ndarray:
+    """MEASURES [..., 4] of summed COLUMNS [..., 5]: right/counted, tp/(tp+fp), tp/(tp+fn),
+    2tp/(2tp+fp+fn); 0 if the denominator is 0.
+    """
+    counted, right, tp, fp, fn = np.moveaxis(sums, -1, 0)
+    pairs = [(right, counted), (tp, tp + fp), (tp, tp + fn), (2 * tp, 2 * tp + fp + fn)]
+    parts = [np.divide(part, of, out=np.zeros(np.shape(part)), where=of > 0) for part, of in pairs]
+    return np.stack(parts, axis=-1)
+
+
+def measured(columns: np.ndarray, text: np.ndarray, resamples: int, seed: int) -> dict:
+    """Accuracy, precision, recall and F1 with 95 % intervals, over rows and over distinct texts.
+
+    Rows with the same text are not independent, so the bootstrap draws texts, with all their rows. Texts with
+    the same sums are interchangeable, so a draw is one multinomial over the distinct sums, whatever the
+    number of texts.
+
+    Args:
+        columns: COLUMNS of each row, float64 [N, 5]; rows of zeros take no part.
+        text: number of each row's text, int64 [N], from 0 on; over texts each weighs 1, shared by its rows.
+        resamples, seed: of the bootstrap.
+
+    Returns:
+        {"rows", "texts", "over_rows", "over_texts"}, the last two {measure: [value, low, high]}.
+    """
+    sums = np.stack([np.bincount(text, weights=column) for column in columns.T], axis=1).astype(np.int64)
+    sums = sums[sums[:, 0] > 0]  # [T, 5]
+    number = np.zeros(len(sums), dtype=np.int64)  # of equal sums; column by column is faster than by rows
+    for column in sums.T:
+        number = np.unique(number * (column.max() + 1) + column, return_inverse=True)[1]
+    _, first, times = np.unique(number, return_index=True, return_counts=True)
+    kinds, texts = sums[first], len(sums)  # [P, 5]
+    both = np.concatenate([kinds, kinds / kinds[:, :1]], axis=1)  # [P, 10]
+    drawn = np.random.default_rng(seed).multinomial(texts, times / texts, size=resamples) @ both  # [R, 10]
+    figures: dict[str, Any] = {"rows": int(columns[:, 0].sum()), "texts": texts}
+    for name, place in (("over_rows", slice(0, 5)), ("over_texts", slice(5, 10))):
+        value, draws = ratios(times @ both[:, place]), ratios(drawn[:, place])
+        intervals = np.stack([value, *np.percentile(draws, PERCENTILES, axis=0)], axis=1)
+        figures[name] = dict(zip(MEASURES, intervals.tolist()))
+    return figures
+
+
+def calibration(conf: np.ndarray, right: np.ndarray, weight: np.ndarray) -> dict:
+    """How often answers of so much confidence are right, in bins of from < confidence ≤ to (the first also
+    0), and the expected calibration error over rows and, if rows weigh so much, over texts. All float or bool
+    [N].
+    """
+    place = bin_of(conf)
+    rows, sure, good = (np.bincount(place, values, BINS) for values in (np.ones(len(conf)), conf, right))
+    return {
+        "bins": [
+            {
+                "from": i / BINS,
+                "to": (i + 1) / BINS,
+                "rows": int(rows[i]),
+                "confidence": float(sure[i] / rows[i]),
+                "accuracy": float(good[i] / rows[i]),
+            }
+            for i in np.flatnonzero(rows)
+        ],
+        "expected_calibration_error": calibration_error(conf, right, np.ones(len(conf))),
+        "expected_calibration_error_over_texts": calibration_error(conf, right, weight),
+    }
+
+
+def best_thresholds(
+    numbers: np.ndarray,
+    probs: np.ndarray,
+    codes: np.ndarray,
+    thresholds: Thresholds,
+    groups: dict[str, np.ndarray],
+) -> dict[str, dict]:
+    """For each group, the threshold of GRID with the highest F1 (over all codes), of several the one nearest
+    to 0.5.
+
+    Args:
+        numbers, probs: the most probable outputs of each row and their probabilities, the highest first, [N,
+            M]; −1 for none.
+        codes: true ones of each row, int64 [N, K], −1 for none.
+        thresholds: of the model, which may bound how many codes a row has.
+        groups: name → its rows, bool [N].
+    """
+    is_true = ((numbers[:, :, None] == codes[:, None]) & (numbers >= 0)[:, :, None]).any(2)
+    among_first = np.pad(is_true.cumsum(1), ((0, 0), (1, 0)))  # true ones of the first 0, 1 … M
+    answered = np.stack([(probs > threshold).sum(1) for threshold in GRID], axis=1)  # [N, T]
+    answered = thresholds.number(torch.from_numpy(answered)).numpy()
+    hits = np.take_along_axis(among_first, answered, axis=1)
+    ordered = np.sort(codes, axis=1)
+    true = (np.diff(ordered, axis=1, prepend=-1) > 0).sum(1)[:, None]  # distinct ones
+    order, best = np.argsort(np.abs(GRID - 0.5), kind="stable"), {}
+    for name, part in groups.items():
+        f1 = 2 * hits[part].sum(0) / np.maximum((answered[part] + true[part]).sum(0), 1)
+        at = order[np.argmax(f1[order])]
+        best[name] = {"rows": int(part.sum()), "threshold_f1": float(GRID[at]), "f1": float(f1[at])}
+    return best
+
+
+def confusions(wrong: np.ndarray, names: list[str], true: tuple, pred: tuple, rows: RowSet) -> list[dict]:
+    """The most frequent pairs of a true set of codes and another that was answered instead, as text: those of
+    the most distinct texts first, then of the most rows, then by name.
+
+    Args:
+        wrong: numbers of the wrong rows, int64, ascending.
+        true, pred: (rows, numbers of `names`).
+    """
+    sets = {row: (set(), set()) for row in wrong.tolist()}
+    for which, pairs in enumerate((true, pred)):
+        for row, code in zip(*(values.tolist() for values in pairs)):
+            if row in sets:
+                sets[row][which].add(names[code])
+    number, seen = Counter(), {}
+    for row, codes in sets.items():
+        pair = tuple("&".join(sorted(some)) for some in codes)
+        number[pair] += 1
+        seen.setdefault(pair, {}).setdefault(int(rows.text_hash[row]), row)
+    order = sorted(number, key=lambda pair: (-len(seen[pair]), -number[pair], pair))[:MAX_CONFUSIONS]
+    return [
+        {
+            "true": pair[0],
+            "predicted": pair[1],
+            "rows": number[pair],
+            "texts": len(seen[pair]),
+            "examples": rows.strings(np.array(list(seen[pair].values())[:MAX_EXAMPLES])),
+        }
+        for pair in order
+    ]
+
+
+def decoder_report(
+    coded: list[Coded],
+    of_row: np.ndarray,
+    formatter: BlockyFormatter,
+    data: PreparedData,
+    rows: RowSet,
+    resamples: int,
+    seed: int,
+) -> dict:
+    """The figures of one decoder.
+
+    Args:
+        coded: its answers to distinct texts.
+        of_row: the text of each row, int64 [N].
+        data, rows: those that are evaluated.
+        resamples, seed: of the bootstrap.
+    """
+    n, separator = len(rows), formatter.within_block_sep
+    numbers = {code: i for i, code in enumerate(data.codes)}  # behind the key what else was written
+    sets = [[numbers.setdefault(code, len(numbers)) for code in one.codes] for one in coded]
+    counts = np.array([len(codes) for codes in sets], dtype=np.int64)[of_row]
+    answered = np.array([code for text in of_row.tolist() for code in sets[text]], dtype=np.int64)
+    conf = np.array([one.conf or 0.0 for one in coded], dtype=np.float64)[of_row]
+    names, pred, true = (
+        list(numbers),
+        (np.repeat(np.arange(n), counts), answered),
+        np.nonzero(rows.codes >= 0),
+    )
+    true = true[0], np.asarray(rows.codes)[true].astype(np.int64)
+    _, text, weight = np.unique(rows.text_hash, return_inverse=True, return_counts=True)
+    language = np.asarray(rows.language)
+
+    def by(group_of_row: np.ndarray, labels: Sequence) -> dict[str, dict]:
+        return {
+            str(labels[group]): measured(columns * (group_of_row == group)[:, None], text, resamples, seed)
+            for group in np.unique(group_of_row)
+        }
+
+    by_digits = []
+    for digits in range(1, formatter.block_size + 1):
+        number = np.unique([cut(code, digits, separator) for code in names], return_inverse=True)[1]
+        pairs = (distinct_pairs(row, number[code]) for row, code in (pred, true))
+        by_digits.append({"digits": digits, **measured(row_counts(n, *pairs), text, resamples, seed)})
+    pairs = [distinct_pairs(*each) for each in (pred, true)]
+    columns = row_counts(n, *pairs)
+    right = columns[:, 1] > 0
+    outside = data.report["rejected"].get(OUTSIDE_KEY, 0)
+    return {
+        "right_rows": int(right.sum()),
+        "accuracy": float(right.mean()),
+        "accuracy_with_rows_outside_key": float(right.sum() / (n + outside)),
+        "codes_outside_key": int((answered >= len(data.codes)).sum()),
+        "by_digits": by_digits,
+        "by_language": by(language, data.languages),
+        "by_codes": by(np.bincount(pairs[1] >> 32, minlength=n), range(n + 1)),
+        "calibration": calibration(conf, right, 1 / weight[text]),
+        "confusions": confusions(np.flatnonzero(~right), names, true, pred, rows),
+    }
 
 
 # ---- in words
+
+
+class Report(dict):
+    """What report.json holds. A notebook shows it as report.md.
+
+    Args:
+        folder: into which an evaluation was written.
+    """
+
+    def __init__(self, folder: str | os.PathLike):
+        with open(os.path.join(folder, JSON), encoding="utf-8") as file:
+            super().__init__(json.load(file))
+
+    def table(self, what: str, decoder: str | None = None) -> Any:
+        """Figures of a decoder: a DataFrame, or a list of dicts if pandas is not installed.
+
+        Args:
+            what: "confusions"; or "digits", "language" or "codes" (how many a row has): accuracy over
+                distinct texts with its 95 % interval, as fractions.
+            decoder: "seq2seq", "linear" or "both"; None: the last one that the report has.
+        """
+        figures = self["decoders"][decoder or list(self["decoders"])[-1]]
+        if what == "confusions":
+            rows = figures[what]
+        else:
+            groups = figures[f"by_{what}"]
+            pairs = groups.items() if isinstance(groups, dict) else [(each[what], each) for each in groups]
+            names = (what, "rows", "texts", "accuracy", "low", "high")
+            cells = (
+                (name, each["rows"], each["texts"], *each["over_texts"]["accuracy"]) for name, each in pairs
+            )
+            rows = [dict(zip(names, row)) for row in cells]
+        try:
+            import pandas
+        except ImportError:
+            return rows
+        return pandas.DataFrame(rows)
+
+    def _repr_markdown_(self) -> str:
+        return markdown(self)
 
 
 def percent(value: float) -> str:
     return f"{100 * value:.1f}"
 
 
-def cell(values: list[float] | None) -> str:
+def cell(values: list[float]) -> str:
     """A value and its interval, as percentages."""
-    return "" if not values else f"{percent(values[0])} ({percent(values[1])}–{percent(values[2])})"
+    return f"{percent(values[0])} ({percent(values[1])}–{percent(values[2])})"
 
 
 def table(header: list[str], rows: list[list]) -> list[str]:
@@ -164,74 +322,53 @@ def decoder_lines(decoder: str, figures: dict) -> list[str]:
         "",
         f"{figures['right_rows']:,} rows right, {percent(figures['accuracy'])} %;"
         f" {percent(figures['accuracy_with_rows_outside_key'])} % if rows with codes outside the key count"
-        " as wrong.",
+        f" as wrong. {figures['codes_outside_key']:,} of the codes that it wrote are not in the key.",
         "",
     ]
-    if figures["codes_outside_key"]:
-        lines += [f"{figures['codes_outside_key']:,} of the codes that it wrote are not in the key.", ""]
     if "codes_above" in figures:
         lines += [f"Thresholds: {figures['codes_above']}.", ""]
-    measures = ("accuracy", "precision", "recall", "f1")
     header = [
         "rows",
         "texts",
-        *(f"{name}, %" for name in measures),
+        *(f"{name}, %" for name in MEASURES),
         "accuracy over texts, %",
         "F1 over texts, %",
     ]
     for name, groups in (
         ("digits", [(each["digits"], each) for each in figures["by_digits"]]),
         ("language", figures["by_language"].items()),
-        ("major group", figures["by_major_group"].items()),
+        ("number of codes", figures["by_codes"].items()),
     ):
         rows = [
             [label, f"{each['rows']:,}", f"{each['texts']:,}"]
-            + [cell(each["over_rows"].get(measure)) for measure in measures]
-            + [cell(each["over_texts"].get(measure)) for measure in ("accuracy", "f1")]
+            + [cell(each["over_rows"][measure]) for measure in MEASURES]
+            + [cell(each["over_texts"][measure]) for measure in ("accuracy", "f1")]
             for label, each in groups
         ]
         lines += table([name, *header], rows)
-    if "top_k" in figures:
-        rows = [[each["k"], percent(each["one"]), percent(each["all"])] for each in figures["top_k"]]
-        lines += table(["k", "one true code among the k most probable, %", "all, %"], rows)
     if "thresholds" in figures:
+        lines += ["Thresholds that were fitted to these very rows: test them on others.", ""]
         rows = [
             [language, f"{each['rows']:,}", each["threshold_f1"], percent(each["f1"])]
-            + [each["threshold_accuracy"], percent(each["right"] / each["rows"])]
             for language, each in figures["thresholds"].items()
         ]
-        header = ["language", "rows", "threshold for F1", "F1, %", "threshold for accuracy", "accuracy, %"]
-        lines += table(header, rows)
-    calibration, coverage = figures["calibration"], figures["coverage"]
-    errors = (calibration[f"expected_calibration_error{over}"] for over in ("", "_over_texts"))
+        lines += table(["language", "rows", "threshold", "F1, %"], rows)
+    bins = figures["calibration"]["bins"]
+    errors = (figures["calibration"][f"expected_calibration_error{over}"] for over in ("", "_over_texts"))
     lines += [
         "Expected calibration error: {} percentage points over rows, {} over distinct texts.".format(
             *map(percent, errors)
         ),
         "",
     ]
-    rows = [
-        [f"{each['from']:.1f}–{each['to']:.1f}", f"{each['rows']:,}"]
-        + [percent(each["confidence"]), percent(each["accuracy"])]
-        for each in calibration["bins"]
-    ]
-    lines += table(["confidence", "rows", "mean confidence, %", "accuracy, %"], rows)
-    rows = [
-        [f"{100 * each['accuracy']:g}", "none" if each["threshold"] is None else f"{each['threshold']:.3f}"]
-        + [cell(each[what][over]) for what in ("stay", "right") for over in ("over_rows", "over_texts")]
-        for each in coverage["targets"]
-    ]
-    header = [
-        "to be right in, %",
-        "confidence from",
-        "rows that stay, %",
-        "texts, %",
-        "right of these rows, %",
-    ]
-    lines += table([*header, "texts, %"], rows)
-
-    if not figures["confusions"]:
-        return [*lines, "No row is wrong.", ""]
+    rows, number = [], sum(each["rows"] for each in bins)
+    for i, each in enumerate(bins):
+        above = sum(one["rows"] for one in bins[i:])
+        right = sum(one["rows"] * one["accuracy"] for one in bins[i:])
+        rows.append([f"{each['from']:.1f}–{each['to']:.1f}", f"{each['rows']:,}"])
+        rows[-1] += map(percent, (each["confidence"], each["accuracy"], above / number, right / above))
+    header = ["mean confidence, %", "accuracy, %", "rows so sure or surer, %", "accuracy of these, %"]
+    lines += table(["confidence", "rows", *header], rows)
     rows = [
         [each["true"], each["predicted"] or "(no code)", f"{each['rows']:,}", f"{each['texts']:,}"]
         + ["; ".join(each["examples"])]
@@ -251,9 +388,7 @@ def data_lines(data: dict) -> list[str]:
             f"Not evaluated: {data['other_part_rows']:,} rows whose texts --share-val {data['share_val']:g}"
             " leaves to training"
         )
-    lines += [
-        f"Rejected: {rows:,} × {kind}, listed in rejected_rows.csv" for kind, rows in data["rejected"].items()
-    ]
+    lines += [f"Rejected: {rows:,} × {kind}, listed in {REJECTED}" for kind, rows in data["rejected"].items()]
     if data["rows_outside_key"]:
         lines.append(
             f"Codes that the model does not know: {data['rows_outside_key']:,} rows with such a code are not"
@@ -263,57 +398,28 @@ def data_lines(data: dict) -> list[str]:
         f"Language {name!r} is not one of the model's: {rows:,} rows were coded as unk"
         for name, rows in data["unknown_languages"].items()
     ]
-    if data["texts_trained_on"]:
-        lines.append(
-            f"{data['texts_trained_on']:,} of the distinct texts are among those that the model was trained"
-            " on: that flatters it"
-        )
+    for name, what in (
+        ("texts_trained_on", "that the model was trained on"),
+        ("texts_validated_on", "that the run was validated on, and its confidence fitted on"),
+    ):
+        if data[name]:
+            lines.append(f"{data[name]:,} of the distinct texts are among those {what}: that flatters it")
     return lines
 
 
 def baseline_line(report: dict) -> str:
     """What the decoders add to the linear support vector machine: also for the console."""
-    svm = report["baseline"]["baselines"]["svm"]
-    seconds, least = svm["fit_seconds"] + svm["predict_seconds"], round(100 * svm["over_texts"][0], 1)
-    parts = []
+    svm = report["baseline"]
+    least, parts = round(100 * svm["over_texts"][0], 1), []
     for name, figures in report["decoders"].items():
         value = round(100 * figures["by_digits"][-1]["over_texts"]["accuracy"][0], 1)
         more = f"{abs(value - least):.1f} points {'more' if value >= least else 'fewer'}"
         by = "both decoders together" if name == "both" else f"the {name} decoder"
         parts.append(f"{value:.1f}% by {by}, {more}")
-    model = "; ".join(parts)
-    return f"Baseline (linear SVM on n-grams, {seconds:,.0f} s): {least:.1f}% of texts; the model: {model}"
-
-
-def baseline_lines(report: dict) -> list[str]:
-    """The section on the baselines."""
-    found, known = report["baseline"], report["data"]["texts_trained_on"]
-    method = (
-        f"Fitted to {found['rows']:,} of the {found['rows_of_training']:,} training rows of the run (seed"
-        f" {report['seed']}), counted on the same rows as the model"
-        + (f", {known:,} of whose distinct texts both were trained on" if known else "")
-        + ". SVM: a linear support vector machine for each code on TF-IDF n-grams of characters (2 to"
-        " 5, within words) and words (1 and 2)"
-        + (", the language in front of the text" if found["language_in_front"] else "")
-        + "; look-up: the most frequent codes of the same text, else of all rows; majority: the most"
-        " frequent codes."
+    return (
+        f"Baseline (linear SVM on n-grams of {svm['rows']:,} of {svm['rows_of_training']:,} training rows,"
+        f" {svm['seconds']:,.0f} s): {least:.1f}% of texts; the model: {'; '.join(parts)}"
     )
-    rows = [
-        [{"svm": "SVM"}.get(name, name), cell(each["over_texts"]), cell(each["over_rows"])]
-        + [cell(each["several"] and each["several"]["over_rows"])]
-        + [f"{each['fit_seconds'] + each['predict_seconds']:.1f}"]
-        for name, each in found["baselines"].items()
-    ]
-    header = ["accuracy over texts, %", "over rows, %", "over rows with several codes, %", "seconds"]
-    return [
-        "## Baseline",
-        "",
-        f"{baseline_line(report)}.",
-        "",
-        method,
-        "",
-        *table(["baseline", *header], rows),
-    ]
 
 
 def markdown(report: dict) -> str:
@@ -323,58 +429,17 @@ def markdown(report: dict) -> str:
         "# Evaluation",
         "",
         f"Model: {model['file']}, step {model['step'] or 0:,}, {model['codes']:,} codes of"
-        f" {model['system']}{', computed in int8' if 'number_format' in model else ''}."
-        f" Data: {', '.join(data['files'])}.",
+        f" {model['system']}. Data: {', '.join(data['files'])}.",
         "",
         *(f"- {line}" for line in data_lines(data)),
     ]
-    if data["texts_validated_on"] and model["confidence_texts"]:
-        lines.append(
-            f"- {data['texts_validated_on']:,} of the distinct texts are among those that the run was"
-            " validated on, and its confidence fitted on: that flatters what is said of it"
-        )
     lines += ["", "As validation during training counts:", ""]
     lines += table(list(figures), [[f"{value:.6g}" for value in figures.values()]])
     for name, of_decoder in report["decoders"].items():
         lines += decoder_lines(name, of_decoder)
     if "baseline" in report:
-        lines += baseline_lines(report)
-    if report["plots"]:
-        lines += ["## Plots", "", *(f"![{name}]({name})" for name in report["plots"]), ""]
+        lines += ["## Baseline", "", f"{baseline_line(report)}. Both were counted on the same rows.", ""]
     texts = model["confidence_texts"]
     fitted = f", as it was fitted on {texts:,} texts" if texts else ""
-    return (
-        "\n".join(lines)
-        + "\n"
-        + METHOD.format(resamples=report["resamples"], seed=report["seed"], fitted=fitted)
-    )
-
-
-def figures_of(report: dict) -> tuple[Any, Any, Any]:
-    """Figures of matplotlib as PLOTS names them: accuracy by digits, by confidence, and by the share of texts
-    that stay. Raises ImportError without matplotlib, the extra `plots`.
-    """
-    from matplotlib.figure import Figure
-
-    figures = [Figure(figsize=(6, 4), layout="constrained") for _ in PLOTS]
-    by_digits, by_conf, by_share = (figure.subplots() for figure in figures)
-    for name, figures_of_decoder in report["decoders"].items():
-        label = NAMES[name]
-        digits = [each["digits"] for each in figures_of_decoder["by_digits"]]
-        value, low, high = (
-            100 * np.array([each["over_texts"]["accuracy"] for each in figures_of_decoder["by_digits"]]).T
-        )
-        errors = np.maximum([value - low, high - value], 0)
-        by_digits.errorbar(digits, value, errors, capsize=3, marker="o", label=label)
-        bins = [(each["confidence"], each["accuracy"]) for each in figures_of_decoder["calibration"]["bins"]]
-        by_conf.plot(*zip(*bins), marker="o", label=label)
-        points = [point[1:] for point in figures_of_decoder["coverage"]["curve"] if point[1] >= 0.02]
-        by_share.plot(*zip(*points), label=label)
-        by_digits.set_xticks(digits)
-    by_conf.plot([0, 1], [0, 1], color="grey", linewidth=1)
-    by_digits.set(xlabel="digits", ylabel="accuracy over distinct texts, %", ylim=(0, 100))
-    by_conf.set(xlabel="confidence", ylabel="accuracy", xlim=(0, 1), ylim=(0, 1))
-    by_share.set(xlabel="share of texts, the surest first", ylabel="accuracy", xlim=(0, 1), ylim=(0.5, 1.01))
-    for axes in (by_digits, by_conf, by_share):
-        axes.legend()
-    return figures[0], figures[1], figures[2]
+    method = METHOD.format(resamples=report["resamples"], seed=report["seed"], fitted=fitted)
+    return "\n".join(lines) + "\n" + method

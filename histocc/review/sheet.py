@@ -129,8 +129,7 @@ class CodedFile:
         self.text, self.decided = header.index(column), self.header.index(DECIDED, first)
         self.language = header.index(language_column) if language_column else None
         self.conf, self.review = places.get("conf"), places.get("needs_review")
-        about_code = (f"{system}_prefix", "prob_prefix", "conf")
-        self.blanks = [*self.probs, *(places[name] for name in about_code if name in places)]
+        self.blanks = self.probs + ([] if self.conf is None else [self.conf])
         self.texts: dict[Key, CodedText] = {}
         self.descriptions: dict[str, str] = {}
         self.rows = several = same = 0

@@ -1,17 +1,27 @@
-"""Writes sample data as CSV:
+"""Writes sample data as CSV, and splits it by a hash of the text:
 
 python -m histocc.sample --rows 12000 --seed 1 --output sample.csv
 python -m histocc.sample --rows 12000 --seed 1 --split-dir sample/        # train.csv and val.csv
 """
 
+import contextlib
+import csv
+import hashlib
+import io
+import os
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 
+from histocc.runtime import files
 from histocc.runtime.config import Config, Count, CountOrZero, Parser, flag
 from histocc.runtime.entrypoint import run_command
-from histocc.runtime.errors import UserError
-from histocc.sample.files import VAL_SHARE, write
-from histocc.sample.generate import rows
+from histocc.runtime.errors import UserError, raise_if_any
+from histocc.sample.generate import Row, rows
+
+HEADER = ("occ1", "lang", "hisco_1", "hisco_2", "hisco_3")
+VAL_SHARE = 0.1  # of the texts, in val.csv
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,26 +37,68 @@ class SampleConfig(Config):
     overwrite: bool = flag(False, "replace files with other content")
 
 
-DESCRIPTION = (
-    "Writes made-up register rows with HISCO codes, columns occ1, lang, hisco_1, hisco_2, hisco_3. The same"
-    " rows and seed give the same bytes everywhere."
-)
-
-
 def get_args_parser() -> Parser:
-    return Parser(SampleConfig, "python -m histocc.sample", DESCRIPTION)
+    what = (
+        f"Writes made-up register rows with HISCO codes, columns {', '.join(HEADER)}. The same rows and seed"
+    )
+    return Parser(SampleConfig, "python -m histocc.sample", f"{what} give the same bytes everywhere.")
 
 
-def main(arguments: list[str] | None = None) -> int:
-    return run_command(lambda: run(get_args_parser().parse_args(arguments)))
+@lru_cache(maxsize=1 << 16)  # half of the rows repeat a text
+def in_validation(text: str) -> bool:
+    """Which side of the split a text is on; capital letters make no difference."""
+    digest = hashlib.blake2b(text.casefold().encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") < VAL_SHARE * 2**64
+
+
+def write(
+    rows: Iterable[Row], output: str | None = None, split_dir: str | None = None, overwrite: bool = False
+) -> dict[str, int]:
+    """Writes all rows to `output`, and to train.csv and val.csv in `split_dir`; missing folders are made. A
+    file that is there with the same content stays, with another one it is replaced only with `overwrite`.
+
+    Returns the number of rows of each file. Raises UserError if one cannot be written.
+    """
+    names = [os.path.join(split_dir, name) for name in ("train.csv", "val.csv")] if split_dir else []
+    if output and any(files.is_same(output, path) for path in names):
+        raise UserError(f"--output {output} is also a file of --split-dir")
+    sides = {path: is_val for path, is_val in zip(names, (False, True))}
+    sides |= {output: None} if output else {}
+    raise_if_any(files.problems(sides, {}, overwrite=True))
+    counts, writers = dict.fromkeys(sides, 0), {}
+    with contextlib.ExitStack() as stack:
+        for path in sides:
+            folder = os.path.dirname(os.path.realpath(path))
+            if problem := files.save_path_problem(folder):
+                raise UserError(problem)
+            os.makedirs(folder, exist_ok=True)
+            file = stack.enter_context(files.atomic_write(os.path.realpath(path), overwrite))
+            text = io.TextIOWrapper(file, encoding="utf-8", newline="")
+            stack.callback(text.detach)  # written, and `file` left open
+            writers[path] = csv.writer(text, lineterminator="\n")
+            writers[path].writerow(HEADER)
+        for row in rows:
+            is_val = in_validation(row[0]) if names else None
+            for path, side in sides.items():
+                if side in (None, is_val):
+                    writers[path].writerow(row)
+                    counts[path] += 1
+    return counts
 
 
 def run(args: SampleConfig) -> None:
     if not args.output and not args.split_dir:
         raise UserError("say where to write: --output FILE, --split-dir DIR, or both")
-    counts = write(rows(args.rows, args.seed), args.output, args.split_dir, args.overwrite)
+    try:
+        counts = write(rows(args.rows, args.seed), args.output, args.split_dir, args.overwrite)
+    except FileExistsError as error:
+        raise UserError(f"{error.filename} exists, with other content; --overwrite replaces it") from None
     for path, number in counts.items():
         print(f"{path}: {number:,} rows")
+
+
+def main(arguments: list[str] | None = None) -> int:
+    return run_command(lambda: run(get_args_parser().parse_args(arguments)))
 
 
 if __name__ == "__main__":

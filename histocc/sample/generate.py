@@ -35,6 +35,19 @@ SLOTS = 12  # places in the draw of one of an occupation's titles; half are any 
 AT_ONCE = 1024  # rows for which random numbers are made at a time
 _NUMBERS = Struct("<8I")  # those of one row
 NOT_A_CRAFT = ("arbe", "werker", "mester", "mäst", "meister")  # in titles that take no rank of a craft
+# (kind of rows, from which titles of a language, share of rows in thousandths)
+KINDS = (
+    ("nothing", "nothing", 60),
+    ("three", "trades", 10),
+    ("two", "trades", 100),
+    ("status", "common", 140),
+    ("place", "common", 80),
+    ("spellings", "common", 105),
+    ("short", "common", 50),
+    ("slips", "common", 45),
+    ("careless", "common", 20),
+    ("plain", "common", 390),
+)
 
 
 def read(name: str) -> list[dict[str, str]]:
@@ -50,14 +63,9 @@ def demo_rows() -> list[tuple[str, ...]]:
 
 def rows(n: int, seed: int) -> Iterator[Row]:
     """n rows (occ1, lang, hisco_1, hisco_2, hisco_3). The same seed gives the same rows on every machine,
-    and fewer rows are the first of more. Raises ValueError for n < 0 or seed < 0."""
-    if n < 0 or seed < 0:
-        raise ValueError(f"rows and seed cannot be negative, but are {n} and {seed}")
-    return _rows(n, Random(seed).getrandbits)
-
-
-def _rows(n: int, bits) -> Iterator[Row]:
-    shown = {text.casefold() for text, *_ in demo_rows()}
+    and fewer rows are the first of more.
+    """
+    bits, shown = Random(seed).getrandbits, {text.casefold() for text, *_ in demo_rows()}
     draw = [
         (kind, language, getattr(language, titles))
         for language in languages()
@@ -67,90 +75,61 @@ def _rows(n: int, bits) -> Iterator[Row]:
     length = _NUMBERS.size * AT_ONCE
     while True:
         numbers = bits(8 * length).to_bytes(length, "little")
-        for which, case, a, b, c, d, e, f in _NUMBERS.iter_unpack(numbers):
+        for which, case, a, b, *others in _NUMBERS.iter_unpack(numbers):
             if n <= 0:
                 return
             kind, language, occupations = draw[which % len(draw)]
-            title = pick(pick(occupations, a), b)
-            made = kind(language, title, c, d, e, f)
-            text, *columns = (made, *title.columns) if isinstance(made, str) else made
+            text, titles = described(kind, language, pick(pick(occupations, a), b), *others)
             if case % 100 < len(CASES):
                 text = CASES[case % 100](text)
-            if kind not in COMPOSED or text.casefold() not in shown:
+            if text.casefold() not in shown:
                 n -= 1
-                yield (text, *columns)  # pyright: ignore[reportReturnType]  of five
-
-
-# Kinds of rows: a text in lower case, or a row if it has other codes than the title. `c` to `f` are random
-# numbers far above the length of what they pick from.
+                one, two, three = [*(title.code for title in titles), "", ""][:3]
+                yield text, language.tag, one, two, three
 
 
 def pick(texts: Sequence, number: int):
     return texts[number % len(texts)]
 
 
-def _nothing(language: "Language", title: "Title", c: int, d: int, *_: int) -> str:
-    return pick(title.slips, d) if c % 100 < SLIPS_OF_NOTHING else title.text
-
-
-def _careless(language: "Language", title: "Title", c: int, d: int, *_: int) -> str:
-    """A title written carelessly, or with what the clerk left before or after it."""
-    return pick(title.careless, c) if d % 2 else pick(language.phrases["stray"], c).replace("{}", title.text)
-
-
-def _status(language: "Language", title: "Title", c: int, d: int, e: int, f: int) -> str:
-    """A widow, a former holder, or a rank of a craft; now and then of a town."""
-    text = pick((title.text, *title.spellings), d) if c % 100 < SPELLED else title.text
-    kinds = title.statuses[text.endswith(language.rank_ending) and " " not in text]
-    text = _in_phrase(language, pick(pick(kinds, e), f), text)
-    return text + pick(language.in_town, f >> 8) if (c >> 8) % 100 < STATUS_IN_TOWN else text
-
-
-def _place(language: "Language", title: "Title", c: int, d: int, e: int, f: int) -> str:
-    """A title with an employer or a town."""
-    where = title.employers if title.employers and c % 100 < EMPLOYED else language.in_town
-    return pick(title.written, d) + pick(where, e)
-
-
-def _two(language: "Language", first: "Title", c: int, d: int, e: int, f: int) -> Row:
-    """Two occupations joined by "and", one of them from those that people had beside a trade."""
-    second = pick(language.sides, c)[d % SLOTS]
-    if second.code == first.code:
-        second = pick(language.sides, c + 1)[d % SLOTS]
-    if e % 100 < SIDE_FIRST:
-        first, second = second, first
-    text = f"{pick(first.written, d >> 4)} {pick(language.phrases['and'], f)} {pick(second.written, e >> 8)}"
-    if (f >> 2) % 100 < TWO_IN_TOWN:
-        text += pick(language.in_town, f >> 8)
-    return text, language.tag, first.code, second.code, ""
-
-
-def _three(language: "Language", trade: "Title", c: int, d: int, e: int, f: int) -> Row:
-    """A trade and two occupations beside it, in any order: "farmer, innkeeper and carpenter"."""
-    sides = [titles for titles in language.sides if titles[0].code != trade.code]
-    at = c % len(sides)
-    another = (at + 1 + (c >> 8) % (len(sides) - 1)) % len(sides)
-    titles = [trade, sides[at][d % SLOTS], sides[another][(d >> 8) % SLOTS]] * 2
-    titles = titles[e % 3 : e % 3 + 3]
-    one, two, last = (pick(title.written, f >> 8 * i) for i, title in enumerate(titles))
-    text = f"{one}, {two} {pick(language.phrases['and'], e >> 8)} {last}"
-    return text, language.tag, titles[0].code, titles[1].code, titles[2].code
-
-
-# (kind, from which titles of a language, share of rows in thousandths)
-KINDS = (
-    (_nothing, "nothing", 60),
-    (_three, "trades", 10),
-    (_two, "trades", 100),
-    (_status, "common", 140),
-    (_place, "common", 80),
-    (lambda language, title, c, *_: pick(title.spellings, c), "common", 105),
-    (lambda language, title, c, *_: pick(title.short, c), "common", 50),
-    (lambda language, title, c, *_: pick(title.slips, c), "common", 45),
-    (_careless, "common", 20),
-    (lambda language, title, *_: title.text, "common", 390),
-)
-COMPOSED = (_three, _two, _status, _place)  # of words that could make a text of the demonstration
+def described(
+    kind: str, language: "Language", title: "Title", c: int, d: int, e: int, f: int
+) -> tuple[str, list["Title"]]:
+    """A text of a kind in lower case, and the titles in it. c to f: random numbers far above the length of
+    what they pick from.
+    """
+    text = title.text
+    if kind in ("spellings", "short", "slips"):
+        text = pick(getattr(title, kind), c)
+    elif kind == "nothing" and c % 100 < SLIPS_OF_NOTHING:
+        text = pick(title.slips, d)
+    elif kind == "careless":  # or with what the clerk left before or after it
+        text = pick(title.careless, c) if d % 2 else pick(language.phrases["stray"], c).replace("{}", text)
+    elif kind == "status":  # a widow, a former holder, or a rank of a craft; now and then of a town
+        text = pick((text, *title.spellings), d) if c % 100 < SPELLED else text
+        kinds = title.statuses[text.endswith(language.rank_ending) and " " not in text]
+        text = _in_phrase(language, pick(pick(kinds, e), f), text)
+        text += pick(language.in_town, f >> 8) if (c >> 8) % 100 < STATUS_IN_TOWN else ""
+    elif kind == "place":  # an employer or a town
+        where = title.employers if title.employers and c % 100 < EMPLOYED else language.in_town
+        text = pick(title.written, d) + pick(where, e)
+    elif kind == "two":  # joined by "and", one of them from those that people had beside a trade
+        second = pick(language.sides, c)[d % SLOTS]
+        if second.code == title.code:
+            second = pick(language.sides, c + 1)[d % SLOTS]
+        one, two = (second, title) if e % 100 < SIDE_FIRST else (title, second)
+        text = f"{pick(one.written, d >> 4)} {pick(language.phrases['and'], f)} {pick(two.written, e >> 8)}"
+        text += pick(language.in_town, f >> 8) if (f >> 2) % 100 < TWO_IN_TOWN else ""
+        return text, [one, two]
+    elif kind == "three":  # a trade and two beside it, in any order: "farmer, innkeeper and carpenter"
+        sides = [titles for titles in language.sides if titles[0].code != title.code]
+        at = c % len(sides)
+        another = (at + 1 + (c >> 8) % (len(sides) - 1)) % len(sides)
+        titles = [title, sides[at][d % SLOTS], sides[another][(d >> 8) % SLOTS]] * 2
+        titles = titles[e % 3 : e % 3 + 3]
+        one, two, last = (pick(title.written, f >> 8 * i) for i, title in enumerate(titles))
+        return f"{one}, {two} {pick(language.phrases['and'], e >> 8)} {last}", titles
+    return text, [title]
 
 
 def _in_phrase(language: "Language", phrase: str, text: str) -> str:
@@ -314,7 +293,6 @@ class Title:
 
     def __init__(self, text: str, row: dict[str, str], language: "Language", ways: tuple):
         self.text, self.code = text, row["hisco"]
-        self.columns = (language.tag, self.code, "", "")  # of its rows, after the text
         self.traits, phrases = set(row["traits"].split("|")), language.phrases
         kinds = [phrases["former, of women" if "women" in self.traits else "former"]]
         kinds += [] if self.traits & {"women", "no widows"} else [phrases["widow"]]
