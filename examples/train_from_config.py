@@ -31,7 +31,7 @@ from histocc.runtime.errors import UserError
 from histocc.trainer import script
 from histocc.trainer.batches import Rows
 from histocc.trainer.config import ScriptConfig
-from histocc.trainer.run import Training
+from histocc.trainer.script import Training
 
 DATA_FLAG = "--config"  # to which the launchers give DATA
 TABLES = ("model", "task", "train", "val")

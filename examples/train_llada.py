@@ -32,7 +32,7 @@ from histocc.runtime.entrypoint import start
 from histocc.runtime.errors import UserError
 from histocc.trainer import script
 from histocc.trainer.config import ScriptConfig
-from histocc.trainer.run import Training
+from histocc.trainer.script import Training
 
 DATA_FLAG = "--data_dir"  # to which the launchers give DATA
 OWN_CODE = (str(REPO / "histocc"), str(REPO / "examples"))
@@ -96,7 +96,7 @@ def size_of(args: Config) -> list[int]:
     """Width, layers and heads: by name, or as the checkpoint has them. Raises UserError."""
     if args.model_name in SIZES:
         return list(SIZES[args.model_name])
-    config = script.config_of(args.model_name, "--model-name")
+    config = script.read_checkpoint(args.model_name, "--model-name")[0].get("config", {})
     if "size" not in config:
         raise UserError(f"--model-name {args.model_name}: holds no model of this script")
     return config["size"]

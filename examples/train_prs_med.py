@@ -9,6 +9,7 @@ FOLDER holds PNG images, their masks, and questions.csv (image, mask, question, 
 drawn. The same command, given again, continues.
 """
 
+import importlib.util
 import sys
 from dataclasses import dataclass
 from functools import partial
@@ -30,9 +31,9 @@ from examples.segmentation import Segmenter, overlap, structure_loss
 from histocc.runtime.config import Count, Parser, flag
 from histocc.runtime.entrypoint import start
 from histocc.runtime.files import OwnFiles, atomic_write
-from histocc.trainer import plot, script
+from histocc.trainer import script
 from histocc.trainer.config import ScriptConfig
-from histocc.trainer.run import Training
+from histocc.trainer.script import Training
 
 DATA_FLAG = "--data_root"  # to which the launchers give DATA
 SHOWN, PICTURES = 8, "pictures.png"
@@ -91,7 +92,7 @@ def get_args_parser():
 
 def draw(args, world, rows, model):
     """The first validation images with truth and prediction, into the folder of the run. Rank 0 alone."""
-    if not (world.is_main and plot.available()) or args.eval_only:
+    if args.eval_only or not world.is_main or importlib.util.find_spec("matplotlib") is None:
         return
     from matplotlib.figure import Figure
 

@@ -1,9 +1,8 @@
 """The shared engine: `train_one_epoch`, `evaluate`, `train` for the mixer.
 
-It knows models, batches and processes, but no files and no arguments: the caller hands it `save` and `log`
-functions. Any model called like `Seq2SeqMixerOccCANINE` and any criterion called like `LossMixer` runs on it.
 The loop itself is that of `histocc.trainer.loop`, which trains any model; here is what the mixer computes of
-a batch.
+a batch. It knows models, batches and processes, but no files and no arguments: the caller hands it `save` and
+`log` functions.
 
 A batch is a dict with input_ids [B, S], attention_mask [B, S], targets_seq2seq int [B, T] and targets_linear,
 float [B, C] or the indices of each row's codes, int [B, K] with −1 for none. Batches of
@@ -13,6 +12,7 @@ batches are whole steps of their own.
 
 import contextlib
 import math
+import re
 from collections.abc import Callable, Iterable, Sized
 from typing import Any, cast
 
@@ -34,24 +34,18 @@ from histocc.trainer.log import RunLog, log_columns
 LOSSES = ("loss", "loss_linear", "loss_seq2seq")
 ACCURACIES = ("seq_acc", "token_acc", "flat_acc")
 COLUMNS = log_columns((*LOSSES, *ACCURACIES))  # of logs.csv
-FLOP_UNITS = {  # what goes through the parts of a model
-    "encoder.initial_char_encoder": "characters",
-    "encoder.chars_to_molecules": "blocks",
-    "encoder.encoder": "blocks",
-    "encoder.projection": "characters",
-    "encoder.final_char_encoder": "characters",
-    "encoder.pooler": "rows",
-    "linear_decoder": "rows",
-    "ngrams.linear": "rows",
-    "ngrams.text_to_memory": "rows",
-    "ngrams.word_to_memory": "characters",
-    "decoder.decoder": "tokens",
-    "decoder.head": "tokens",
-}
+FLOP_UNITS = (  # what goes through the weights whose names begin so
+    (r"encoder\.(encoder|chars_to_molecules)\.", "blocks"),
+    (r"(encoder\.((initial|final)_char_encoder|projection)|ngrams\.word_to_memory)\.", "characters"),
+    (r"(encoder\.pooler|linear_decoder|ngrams\.(linear|text_to_memory))\.", "rows"),
+    (r"decoder\.(decoder|head)\.", "tokens"),
+)
 
 
 def multi_hot(codes: Tensor, num_classes: int, dtype: torch.dtype) -> Tensor:
-    """Indices of codes int [B, K], −1 for none → [B, num_classes] of 0 and 1."""
+    """Targets of the linear decoder as [B, C] of 0 and 1: from indices of codes int [B, K], −1 for none."""
+    if codes.is_floating_point():
+        return codes
     target = torch.zeros(len(codes), num_classes + 1, dtype=dtype, device=codes.device)
     return target.scatter_(1, codes.masked_fill(codes < 0, num_classes), 1.0)[:, :num_classes]
 
@@ -69,26 +63,19 @@ def forward(model: nn.Module, batch: dict) -> tuple[Tensor, Tensor]:
 
 
 def row_losses(loss_fn: nn.Module, outputs: tuple[Tensor, Tensor], batch: dict) -> dict[str, Tensor]:
-    """Named losses of each sample, [B] each; "loss" is the one that is trained.
-
-    A criterion without `per_sample` returns the mean over its rows, which then stands for each of them.
-    """
+    """Named losses of each row, [B] each; "loss" is the one that is trained."""
     out_seq2seq, out_linear = outputs
-    target_linear = batch["targets_linear"]
-    if not target_linear.is_floating_point():
-        target_linear = multi_hot(
-            target_linear, out_linear.shape[1], torch.promote_types(out_linear.dtype, torch.float32)
-        )
+    dtype = torch.promote_types(out_linear.dtype, torch.float32)
     arguments = {
         "out_seq2seq": out_seq2seq,
         "out_linear": out_linear,
         "target_seq2seq": batch["targets_seq2seq"].long(),
-        "target_linear": target_linear,
+        "target_linear": multi_hot(batch["targets_linear"], out_linear.shape[1], dtype),
     }
     per_sample = getattr(loss_fn, "per_sample", None)
     if per_sample is not None:
         return per_sample(**arguments, **entries_for(loss_fn, batch))
-    return {"loss": loss_fn(**arguments).expand(len(target_linear))}
+    return {"loss": loss_fn(**arguments).expand(len(out_linear))}
 
 
 def entries_for(loss_fn: nn.Module, batch: dict) -> dict[str, Tensor]:
@@ -96,7 +83,7 @@ def entries_for(loss_fn: nn.Module, batch: dict) -> dict[str, Tensor]:
     return {name: batch[name] for name in getattr(loss_fn, "batch_entries", ()) if name in batch}
 
 
-def flops_per_unit(model: nn.Module | None) -> dict[str, float]:
+def flops_per_unit(model: Any) -> dict[str, float]:
     """Floating point operations of training for each unit of FLOP_UNITS; {} for a model of another kind.
 
     Six for each weight: two forward, four backward, the two alone if it is frozen (Kaplan et al., 2020, arXiv
@@ -104,7 +91,7 @@ def flops_per_unit(model: nn.Module | None) -> dict[str, float]:
     """
     flops: dict[str, float] = {}
     for name, weight in model.named_parameters() if isinstance(model, Seq2SeqMixerOccCANINE) else ():
-        unit = FLOP_UNITS.get(".".join(name.split(".")[:2])) or FLOP_UNITS.get(name.split(".")[0])
+        unit = next((unit for pattern, unit in FLOP_UNITS if re.match(pattern, name)), None)
         if unit is None or weight.dim() < 2:
             continue
         count = weight.numel() * (6 if weight.requires_grad else 2)
@@ -116,24 +103,18 @@ def flops_per_unit(model: nn.Module | None) -> dict[str, float]:
 
 
 class MixerTask:
-    """What the trainer trains and validates: the losses and accuracies of both decoders.
+    """What the trainer trains and validates: the losses and accuracies of both decoders, of each row.
 
     Losses and token_acc are teacher-forced; flat_acc holds the linear decoder's codes with probability above
     0.5 against the target; seq_acc, only with a `formatter`, decodes greedily and compares sets of codes. All
     accuracies are fractions 0…1.
 
     Args:
-        loss_fn: a criterion called like `LossMixer`; one without `per_sample` returns the mean over its
-            rows, which then stands for each of them.
+        loss_fn: a criterion called like `LossMixer`; without `per_sample` its mean stands for each row.
         model: the bare one that is trained, whose operations `flops` counts.
     """
 
-    def __init__(
-        self,
-        loss_fn: nn.Module,
-        formatter: BlockyFormatter | None = None,
-        model: nn.Module | None = None,
-    ):
+    def __init__(self, loss_fn: nn.Module, formatter: BlockyFormatter | None = None, model: Any = None):
         self.loss_fn, self.formatter = loss_fn, formatter
         self.flops_per_unit = flops_per_unit(model)
 
@@ -143,32 +124,13 @@ class MixerTask:
         return (*losses, *(name for name in ACCURACIES if self.formatter is not None or name != "seq_acc"))
 
     def losses(self, model: nn.Module, batch: dict) -> dict[str, Tensor]:
-        """Named losses of each row, [B] each; "loss" is the one that is trained."""
         outputs = forward(model, batch)
         with torch.autocast(outputs[0].device.type, enabled=False):
             return row_losses(self.loss_fn, outputs, batch)
 
-    def flops(self, batch: dict) -> float:
-        """Operations that forward and backward pass need for the real characters of a batch on the CPU and
-        the tokens of its targets; rows of weight 0 need none. nan without a model that can be counted, and
-        for a batch that lies elsewhere: reading it would wait for the device.
-        """
-        mask, weights = batch["attention_mask"], batch.get("weights")
-        if not self.flops_per_unit or mask.device.type != "cpu":
-            return math.nan
-        lengths = mask.sum(1) if weights is None else mask.sum(1)[weights > 0]
-        characters, rows = int(lengths.sum()), len(lengths)
-        counts = {
-            "characters": characters,
-            "blocks": characters / 4,
-            "rows": rows,
-            "tokens": rows * (batch["targets_seq2seq"].shape[1] - 1),
-        }
-        return sum(flops * counts[unit] for unit, flops in self.flops_per_unit.items())
-
     def metrics(self, model: nn.Module, batch: dict) -> dict[str, Tensor | tuple[Tensor, Tensor]]:
-        """The losses and accuracies of each row, [B] each; token_acc as (right tokens, tokens)."""
         targets, formatter = batch["targets_seq2seq"].long(), self.formatter
+        values: dict[str, Tensor | tuple[Tensor, Tensor]] = {}
         if formatter is None:
             outputs = forward(model, batch)
         else:
@@ -178,17 +140,26 @@ class MixerTask:
             outputs = model.decode(memory, targets[:, :-1], padding), model.classify(pooled)
             most, size = formatter.max_num_codes, formatter.block_size
             decoded = greedy_from_memory(model, memory, padding, max_codes=most, block_size=size)
+            codes, true = formatter.canonical_blocks(decoded.tokens), formatter.canonical_blocks(targets)
+            values["seq_acc"] = metrics.same_code_sets(codes, true, PAD_IDX)
         with torch.autocast(outputs[0].device.type, enabled=False):
-            right, counted = metrics.token_counts(outputs[0], targets, PAD_IDX)
-            linear = batch["targets_linear"]
-            if not linear.is_floating_point():
-                linear = multi_hot(linear, outputs[1].shape[1], torch.float32)
-            found: dict[str, Tensor | tuple[Tensor, Tensor]] = {**row_losses(self.loss_fn, outputs, batch)}
-            found |= {"token_acc": (right, counted), "flat_acc": metrics.flat_sets_equal(outputs[1], linear)}
-            if formatter is not None:
-                codes, true = formatter.canonical_blocks(decoded.tokens), formatter.canonical_blocks(targets)
-                found["seq_acc"] = metrics.same_code_sets(codes, true, PAD_IDX)
-        return found
+            linear = multi_hot(batch["targets_linear"], outputs[1].shape[1], torch.float32)
+            values["token_acc"] = metrics.token_counts(outputs[0], targets, PAD_IDX)  # (right, tokens)
+            values["flat_acc"] = metrics.flat_sets_equal(outputs[1], linear)
+            return values | row_losses(self.loss_fn, outputs, batch)
+
+    def flops(self, batch: dict) -> float:
+        """Operations that forward and backward pass need for the real characters of a batch and the tokens of
+        its targets; nan without a model that can be counted, and for a batch that is not on the CPU.
+        """
+        mask, weights = batch["attention_mask"], batch.get("weights")
+        if not self.flops_per_unit or mask.device.type != "cpu":
+            return math.nan
+        lengths = mask.sum(1) if weights is None else mask.sum(1)[weights > 0]
+        characters, rows = int(lengths.sum()), len(lengths)
+        tokens = rows * (batch["targets_seq2seq"].shape[1] - 1)
+        counts = {"characters": characters, "blocks": characters / 4, "rows": rows, "tokens": tokens}
+        return sum(flops * counts[unit] for unit, flops in self.flops_per_unit.items())
 
 
 def train_one_epoch(
@@ -202,33 +173,29 @@ def train_one_epoch(
     *,
     epoch: int = 0,
     log_interval: int | None = 100,
-    stop_step: int | None = None,
     distributed: bool = False,
     is_main_process: bool = True,
     world: World | None = None,
     **options: Any,
 ) -> int:
     """Trains on the batches of `data_loader` and returns the number of optimizer steps done so far. All
-    ranks.
-
-    Called alone it runs in one process; `distributed` joins the process group that exists.
+    ranks; called alone it runs in one process, and `distributed` joins the process group that exists.
 
     Args:
         loss_fn: a criterion called like `LossMixer`.
         scheduler: any torch scheduler, whose `step` is called after each optimizer step; or None.
         current_step: optimizer steps done before.
         log_interval: steps between two printed lines.
-        stop_step: return there; None: at the end of the batches.
-        options: as for `histocc.trainer.loop.Run`: seed, precision, stop, step_done, max_bad_steps, …
+        options: as for `histocc.trainer.loop.Run`: stop_step, seed, precision, stop, step_done, …
     """
-    world = world or _world(device, distributed)
+    world = world or (current_world(device) if distributed else World(device=torch.device(device)))
     task = MixerTask(loss_fn, model=unwrap(model))
-    last = stop_step or current_step + (len(data_loader) if isinstance(data_loader, Sized) else 0)
-    log = RunLog(
-        None, log_columns(task.columns), last, current_step, is_main=world.is_main and is_main_process
-    )
-    options |= {"scheduler": scheduler, "flops": task.flops, "stop_step": stop_step}
-    run = loop.Run(model, task, optimizer, world, log_interval=log_interval, log=log.row, **options)
+    batches = len(data_loader) if isinstance(data_loader, Sized) else 0
+    last = options.get("stop_step") or current_step + batches
+    is_main = world.is_main and is_main_process
+    log = RunLog(None, log_columns(task.columns), last, current_step, is_main=is_main).row
+    options |= {"scheduler": scheduler, "flops": task.flops, "log_interval": log_interval, "log": log}
+    run = loop.Run(model, task, optimizer, world, **options)
     state = loop.State(current_step)
     with contextlib.suppress(Stopped):
         loop.train_one_epoch(run, data_loader, state, epoch)
@@ -246,10 +213,8 @@ def evaluate(
     precision: Precision | None = None,
     world: World | None = None,
 ) -> dict[str, float]:
-    """Losses and accuracies over all rows of all ranks' `data_loader`s, see `MixerTask`. All ranks. Raises
-    Stopped if `stop`, a collective, says so on the way.
-    """
-    world = world or _world(device, False)
+    """Losses and accuracies over all rows of all ranks' `data_loader`s, see `MixerTask`. All ranks."""
+    world = world or World(device=torch.device(device))
     return loop.evaluate(model, data_loader, MixerTask(loss_fn, formatter), world, precision, stop)
 
 
@@ -284,31 +249,14 @@ def train(
         loss_fn, scheduler, current_step: as in `train_one_epoch`.
         task: made of `loss_fn` and `formatter` already.
         state: of a run that is resumed, instead of `current_step`; brought up to date.
-        options: as for `histocc.trainer.loop.Run`: save, stop_step, steps_per_epoch, seed, precision,
-            schedule, stop, step_done, …
+        options: as for `histocc.trainer.loop.Run`: save, stop_step, steps_per_epoch, seed, precision, …
     """
-    world = world or _world(device, distributed)
+    world = world or (current_world(device) if distributed else World(device=torch.device(device)))
     task = task or MixerTask(loss_fn, formatter, model=unwrap(model))
+    options |= {"scheduler": scheduler, "flops": task.flops, "total_steps": total_steps}
+    options |= {"log_interval": log_interval, "eval_interval": eval_interval, "save_interval": save_interval}
     if save_each_epoch:
         options["epoch_name"] = checkpoint.EPOCH
-    run = loop.Run(
-        model,
-        task,
-        optimizer,
-        world,
-        scheduler=scheduler,
-        flops=task.flops,
-        total_steps=total_steps,
-        log_interval=log_interval,
-        eval_interval=eval_interval,
-        save_interval=save_interval,
-        log=log if is_main_process else None,
-        **options,
-    )
+    run = loop.Run(model, task, optimizer, world, log=log if is_main_process else None, **options)
     loaders = {name.removeprefix("data_loader_"): loader for name, loader in data_loaders.items()}
     return loop.train(run, loaders, state or loop.State(current_step))
-
-
-def _world(device: torch.device | str, distributed: bool) -> World:
-    device = torch.device(device)
-    return current_world(device) if distributed else World(device=device)

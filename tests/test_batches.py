@@ -11,16 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from histocc.text import padded_width
-from histocc.trainer.batches import (
-    BatchLoader,
-    BatchOrder,
-    BatchPlan,
-    MicroBatches,
-    Rows,
-    cut_by_width,
-    epoch_rows,
-    permuted,
-)
+from histocc.trainer.batches import BatchLoader, BatchPlan, MicroBatches, Rows, cut_by_width, permuted
 
 plans = st.builds(
     BatchPlan,
@@ -31,10 +22,6 @@ plans = st.builds(
     groups=st.integers(1, 5),
     group_rows=st.integers(1, 4),
 )
-
-
-def lengths_of(rows):
-    return (np.asarray(rows) * 7919) % 61 + 3
 
 
 class Numbers(Rows):
@@ -52,12 +39,16 @@ class Numbers(Rows):
         return {"x": torch.from_numpy(numbers)}
 
     def lengths(self, numbers):
-        return lengths_of(numbers)
+        return (np.asarray(numbers) * 7919) % 61 + 3
+
+
+def batches_of(plan, seed=3):
+    return MicroBatches(Numbers(plan.rows), plan, shuffle_seed=seed)
 
 
 def rows_of(plan, batch, rank, epoch=5):
     """Rows that a rank takes in a batch."""
-    return BatchOrder(plan, 3, lengths_of).batch(epoch, batch)[plan.rank_positions(batch, rank)].tolist()
+    return batches_of(plan).global_batch(epoch, batch)[plan.rank_positions(batch, rank)].tolist()
 
 
 @examples(200)
@@ -89,15 +80,15 @@ def test_shares_are_even_and_micro_batches_few_and_small(plan):
 
 
 def test_ranks_have_equal_work_in_characters():
-    plan = BatchPlan(4000, 200, 4)
-    sums = np.array([[lengths_of(rows_of(plan, b, rank)).sum() for rank in range(4)] for b in range(20)])
+    plan, lengths = BatchPlan(4000, 200, 4), Numbers(4000).lengths
+    sums = np.array([[lengths(rows_of(plan, b, rank)).sum() for rank in range(4)] for b in range(20)])
     assert (sums.max(axis=1) / sums.min(axis=1)).max() < 1.05
 
 
 @examples(60)
 @given(st.integers(1, 300), st.integers(1, 90), st.integers(0, 3), st.data())
 def test_starting_in_mid_epoch_gives_the_tail(rows, total, epoch, data):
-    loader = BatchLoader(MicroBatches(Numbers(rows), BatchPlan(rows, total), 0, 7))
+    loader = BatchLoader(batches_of(BatchPlan(rows, total)))
     first = data.draw(st.integers(0, loader.plan.steps_per_epoch))
     whole = [batch["x"].tolist() for batch in loader.at(epoch)]
     assert sorted(itertools.chain(*whole)) == list(range(rows))
@@ -118,30 +109,34 @@ def test_permutation(n, seed, data):
 
 
 def test_order_differs_by_epoch_and_seed_and_stays_from_version_to_version():
-    orders = [tuple(epoch_rows(np.arange(50), 50, seed, epoch)) for seed in range(10) for epoch in range(10)]
-    assert len(set(orders)) == 100
-    order = BatchOrder(BatchPlan(50, 3), 42, lengths_of)
-    assert [order.batch(0, b).tolist() for b in (0, 1, 16)] == [[25, 35, 34], [49, 24, 18], [0, 8]]
+    first = BatchPlan(50, 10)
+    orders = {
+        tuple(batches_of(first, seed).global_batch(epoch, 0)) for seed in range(10) for epoch in range(10)
+    }
+    assert len(orders) == 100
+    batches = batches_of(BatchPlan(50, 3), 42)
+    assert [batches.global_batch(0, b).tolist() for b in (0, 1, 16)] == [[25, 35, 34], [49, 24, 18], [0, 8]]
 
 
 def padding(shares):
     """Share of positions beyond those that each row asks for."""
-    widths = [np.array([padded_width(int(n)) for n in lengths_of(share)]) for share in shares]
+    lengths = Numbers(0).lengths
+    widths = [np.array([padded_width(int(n)) for n in lengths(share)]) for share in shares]
     return 1 - sum(w.sum() for w in widths) / sum(w.max() * len(w) for w in widths)
 
 
 def test_a_share_is_cut_into_micro_batches_with_little_padding_and_batches_stay_random_samples():
-    plan = BatchPlan(64 * 50, 64, groups=4)
-    batches = [BatchOrder(plan, 1, lengths_of).batch(0, b) for b in range(50)]
-    widths = [np.array([padded_width(int(n)) for n in lengths_of(rows)]) for rows in batches]
+    plan, lengths = BatchPlan(64 * 50, 64, groups=4), Numbers(0).lengths
+    batches = [batches_of(plan, 1).global_batch(0, b) for b in range(50)]
+    widths = [np.array([padded_width(int(n)) for n in lengths(rows)]) for rows in batches]
     cut = [
         rows[piece]
         for rows, w in zip(batches, widths)
         for piece in cut_by_width(w, plan.micro_batches(0), plan.micro_batch_size)
     ]
     assert padding(cut) < 0.15 < 0.3 < padding(batches)
-    means = [lengths_of(rows).mean() for rows in batches]
-    assert np.std(means) < 2 * np.std(lengths_of(np.arange(61))) / 8
+    means = [lengths(rows).mean() for rows in batches]
+    assert np.std(means) < 2 * np.std(lengths(np.arange(61))) / 8
 
 
 @given(
@@ -177,11 +172,11 @@ def test_no_other_cut_into_as_many_groups_has_less_padding(widths, groups):
 @examples(40)
 def test_validation_takes_every_row_once_in_batches_of_similar_length(rows, total):
     plan = BatchPlan(rows, total)
-    order = BatchOrder(plan, lengths=lengths_of)
-    batches = [order.batch(0, b) for b in range(plan.steps_per_epoch)]
+    order = batches_of(plan, None)
+    batches = [order.global_batch(0, b) for b in range(plan.steps_per_epoch)]
     assert [len(batch) for batch in batches] == [plan.batch_rows(b) for b in range(plan.steps_per_epoch)]
     assert sorted(np.concatenate(batches)) == list(range(rows))
     middle = plan.steps_per_epoch // 2
-    assert np.array_equal(BatchOrder(plan, lengths=lengths_of).batch(3, middle), batches[middle])
+    assert np.array_equal(batches_of(plan, None).global_batch(3, middle), batches[middle])
     if rows == 3000 and total == 40:
         assert padding(batches) < 0.1

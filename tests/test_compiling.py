@@ -3,14 +3,9 @@
 import pytest
 import torch
 
-import finetune
-from histocc.data.config import PrepareSettings
 from histocc.formatter import hisco_blocky5
-from histocc.job.train import train
 from histocc.model.mixer import Seq2SeqMixerOccCANINE, model_config
 from histocc.runtime import device
-from histocc.runtime.errors import UserError
-from histocc.runtime.world import World
 
 
 def gradients(model, widths) -> list[torch.Tensor]:
@@ -61,16 +56,3 @@ def test_layers_compute_the_same(monkeypatch):
     graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
     # one for each kind of layer, not for each shape
     assert 3 <= graphs <= 4, dict(torch._dynamo.utils.counters)
-
-
-def test_a_missing_compiler_is_said(monkeypatch):
-    args = finetune.get_args_parser().parse_args(["--dataset", "x.csv", "--compile"])
-    read = PrepareSettings(["x.csv"], hisco_blocky5().to_dict(), ["hisco_1"])
-    monkeypatch.setenv("CXX", "no-such-compiler")
-    with pytest.raises(
-        UserError,
-        match=r"--compile needs a C\+\+ compiler \(no-such-compiler: not there; apt-get install g\+\+\)",
-    ):
-        train(args, read, World(), None)
-    monkeypatch.setenv("CXX", "bash")
-    assert device.missing_compiler(torch.device("cpu")) is None

@@ -298,7 +298,7 @@ def test_bad_input_is_one_message_and_leaves_nothing(main, flags, expected, tmp_
 def test_another_run_in_the_folder_is_named(whole_runs, corpus):
     folder, (_, flags) = whole_runs(TEXT), flags_of(TEXT, corpus)
     for main, more, expected in (
-        (train_prs_med.main, COMMON, "it is a run of train_llada.py, not of train_prs_med.py"),
+        (train_prs_med.main, COMMON, "script was 'train_llada.py', now it is 'train_prs_med.py'"),
         (train_llada.main, [*flags, "--window", 16], "--window was 32, now it is 16"),
         (train_llada.main, [*flags, "--data_dir", corpus / "a.txt"], "a run on other data"),
     ):

@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 import torch
 from helpers import (
-    REPO,
     TINY,
     TITLES,
     TRAIN_MIXER,
@@ -270,40 +269,6 @@ def test_a_killed_process_is_replaced_and_the_result_is_that_of_a_whole_run(fold
     assert code == 0 and output.count("Resuming from step") == 1, output
     assert "failed (exitcode: -9)" in output and f"(pid: {first[0]})" in output
     assert_gone(first)
-    assert_same_end(job, whole_of_two)
-
-
-REPLACED = f"""
-import os, sys
-sys.path.insert(0, {str(REPO)!r})
-import torch, train_mixer
-from histocc.published import models
-from histocc.runtime.world import World
-read, broadcast = models.load_resumable, World.broadcast
-
-def load_resumable(path):
-    if os.environ["RANK"] == "1":
-        torch.save({{"model": {{}}, "optimizer": {{}}}}, path + ".new")
-        os.replace(path + ".new", path)
-    return read(path)
-
-def send(world, value, source):
-    if isinstance(value, dict) and "optimizer" in value:
-        print("rank", world.rank, "sends it", flush=True)
-    return broadcast(world, value, source)
-
-models.load_resumable, World.broadcast = load_resumable, send
-train_mixer.main()
-"""
-
-
-def test_a_process_that_reads_another_checkpoint_is_sent_that_of_rank_0(folder, whole_of_two):
-    script = folder / "replaced.py"
-    script.write_text(REPLACED)
-    job = Job(folder / "read", processes=2)
-    job.run("--max-steps", 10)
-    output = run(script, *job.flags, processes=2)
-    assert "rank 0 sends it" in output and "Resuming from step 10" in output, output
     assert_same_end(job, whole_of_two)
 
 

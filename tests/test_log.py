@@ -1,4 +1,4 @@
-"""The banner before a run starts, logs.csv, the lines on the console, and status.json."""
+"""The banner before a run starts, logs.csv, the lines on the console, status.json, and the learning rate."""
 
 import csv
 import json
@@ -6,15 +6,15 @@ import os
 import time
 
 import pytest
+import torch
 
 from histocc.runtime.files import OwnFiles
 from histocc.runtime.world import World
 from histocc.seq2seq_mixer_engine import COLUMNS
-from histocc.trainer import loop
 from histocc.trainer.batches import BatchPlan
 from histocc.trainer.config import ScriptConfig
-from histocc.trainer.log import RunLog, banner, flops_in_words
-from histocc.trainer.schedule import Schedule
+from histocc.trainer.log import RunLog, banner
+from histocc.trainer.schedule import Schedule, linear_factor, set_learning_rate
 
 VALUES = {
     "step": 1200,
@@ -88,19 +88,18 @@ def test_a_run_that_is_resumed_drops_later_rows_and_a_new_one_all(tmp_path):
     assert steps(tmp_path) == [300]
 
 
-def test_half_written_and_damaged_rows_are_left_out_and_counted(tmp_path, capsys):
+def test_half_written_and_damaged_rows_are_left_out(tmp_path):
     log_of(tmp_path, 0, 100, 1200)
     content, before = (tmp_path / "logs.csv").read_bytes(), rows(tmp_path)
     last_row = content.rindex(b"\n", 0, -1) + 1
     for size in range(last_row, len(content)):
         (tmp_path / "logs.csv").write_bytes(content[:size])
         log_of(tmp_path, 1200, 1300)
-        assert rows(tmp_path)[:-1] in (before[:1], before) and steps(tmp_path)[-1] == 1300
+        assert rows(tmp_path)[:-1] == before[:1] and steps(tmp_path)[-1] == 1300
     log_of(tmp_path, 0, 1, 2, 3)
     (tmp_path / "logs.csv").write_text((tmp_path / "logs.csv").read_text().replace("\n2,", "\nx,")[:-4])
-    capsys.readouterr()
     log_of(tmp_path, 3)
-    assert "2 damaged lines of" in capsys.readouterr().out and steps(tmp_path) == [1]
+    assert steps(tmp_path) == [1]
 
 
 def test_rows_that_cannot_be_written_wait(tmp_path, capsys):
@@ -116,10 +115,6 @@ def test_rows_that_cannot_be_written_wait(tmp_path, capsys):
 
 def test_lines(tmp_path, capsys):
     log = log_of(tmp_path, 1100)
-    for _ in range(12):
-        log.step()
-    said = capsys.readouterr().out
-    assert said.startswith("5 steps took ") and said.count("left") == 1  # once
     log.started = time.monotonic() - 50.0  # 100 steps in 50 s: 3,800 more take 1,900 s
     log.row({**VALUES, "skipped_steps": 2})
     log.row({**VALUES, "mfu": None})
@@ -127,29 +122,10 @@ def test_lines(tmp_path, capsys):
     line = "step 1,200/5,000 · epoch 2 · loss 0.3333 · lr 6.67e-06 · 1,235 samples/s · "
     assert capsys.readouterr().out.splitlines() == [
         "step 1,200: 2 steps since the last row had no finite gradient and were skipped",
-        f"{line}41.3 GFLOP/s (23% of matmul) · waiting for data 3% · 31m40s left",
-        f"{line}41.3 GFLOP/s · waiting for data 3% · 31m40s left",
+        f"{line}41 GFLOP/s (23% of matmul) · waiting for data 3% · 31m40s left",
+        f"{line}waiting for data 3% · 31m40s left",
         "validation at step 1,300: loss 0.1429 · seq_acc 50.0% · token_acc 66.7% · flat_acc 33.3% · took 20s",
     ]
-
-
-@pytest.mark.parametrize(
-    "rate, text",
-    [(12.0, "12 FLOP/s"), (999.6, "1 kFLOP/s"), (5.126e14, "513 TFLOP/s"), (float("inf"), "inf EFLOP/s")],
-)
-def test_rates_in_words(rate, text):
-    assert flops_in_words(rate, None) == text and flops_in_words(rate, 0.5) == f"{text} (50% of matmul)"
-
-
-def test_waiting_for_data_in_three_rows_running_is_remarked_on_once(tmp_path, capsys):
-    log = log_of(tmp_path, 1100, workers=3)
-    for share in (0.3, 0.3, 0.1, 0.2, 0.2, 0.2, 0.2, 0.9, 0.9):
-        log.row({**VALUES, "data_share": share})
-    lines = capsys.readouterr().out.splitlines()
-    assert [i for i, line in enumerate(lines) if "Note" in line] == [6]
-    assert lines[6].startswith(
-        "Note: 20% of the time goes into waiting for data: --num-workers 6 instead of 3 (per process)"
-    )
 
 
 def test_only_rank_0_writes_and_speaks_and_without_a_folder_nothing_is_written(tmp_path, capsys, monkeypatch):
@@ -175,32 +151,59 @@ def test_the_state_of_the_run(tmp_path):
     assert status["state"] == "finished" and status["step"] == 250
 
 
-def test_what_is_no_training_does_not_count_as_its_time():
-    state = loop.State()
-    time.sleep(0.02)
-    state.stop_clock()
-    time.sleep(0.3)
-    state.started = time.perf_counter()
-    time.sleep(0.02)
-    state.stop_clock()
-    assert 0.04 <= state.sums["seconds"] < 0.3
-
-
 @pytest.mark.parametrize(
-    "args, processes, rows, expected",
+    "args, processes, expected",
     [
-        ({}, 1, 1000, ["SINGLE", "Batch size per CPU process: 32 × 1 CPU process × 1 accumulation step = "]),
-        ({"accumulate_steps": 3}, 4, 1000, ["MULTI_CPU", "32 × 4 CPU processes × 3", "batch size: 384"]),
-        ({"global_batch_size": 50}, 4, 1000, ["at most 32 × 4 CPU", "Total batch size: 50"]),
-        ({}, 1, 20, ["takes all 20 rows, fewer than the total batch of 32"]),
-        ({"lr_scaling": "linear", "learning_rate": 0.5}, 4, 1000, ["rate: 2 (0.5 × 4 processes, linear"]),
-        ({"num_epochs": 2, "max_steps": 5}, 1, 1000, ["Epochs: 2 (64 steps; stops at step 5, --max-steps)"]),
+        ({}, 1, ["SINGLE", "Batch size per CPU process: 32 × 1 CPU process × 1 accumulation step = "]),
+        ({"accumulate_steps": 3}, 4, ["MULTI_CPU", "32 × 4 CPU processes × 3", "batch size: 384"]),
+        ({"global_batch_size": 50}, 4, ["at most 32 × 4 CPU", "Total batch size: 50"]),
+        ({"lr_scaling": "linear", "learning_rate": 0.5}, 4, ["rate: 2 (0.5 with linear scaling"]),
+        ({"num_epochs": 2, "max_steps": 5}, 1, ["Epochs: 2 (64 steps; stops at step 5, --max-steps)"]),
     ],
 )
-def test_what_is_said_before_the_start(args, processes, rows, expected):
+def test_what_is_said_before_the_start(args, processes, expected):
     asked, world = ScriptConfig(**args), World(size=processes)
-    plan = BatchPlan(rows, asked.total_batch(processes), processes, asked.samples_at_once)
+    plan = BatchPlan(1000, asked.total_batch(processes), processes, asked.samples_at_once)
     schedule = Schedule.of(asked, plan.steps_per_epoch, processes)
     text = banner(asked, world, ["Model: a line"], "", plan, schedule, "float32")
     for words in [*expected, "TRAINING ON CPUs, NO GPU IS USED", "\nModel: a line\n", "Precision: float32"]:
         assert words in text
+
+
+# ---- the learning rate: linear warm-up and decay, as a function of the step alone
+
+RATE = 1e-3
+
+
+@pytest.mark.parametrize(
+    "warmup_steps, total_steps, factors",
+    [
+        (0, 4, [1, 3 / 4, 2 / 4, 1 / 4, 0, 0]),
+        (3, 8, [1 / 4, 2 / 4, 3 / 4, 1, 4 / 5, 3 / 5, 2 / 5, 1 / 5, 0, 0]),
+        (0, 1, [1, 0]),
+        (4, 4, [1 / 5, 2 / 5, 3 / 5, 4 / 5, 0]),
+        (9, 3, [1 / 10, 2 / 10, 3 / 10, 0]),
+    ],
+)
+def test_each_group_gets_its_share_of_its_peak(warmup_steps, total_steps, factors):
+    groups = [{"params": [torch.zeros(1)], "initial_lr": rate} for rate in (RATE, 5 * RATE)]
+    optimizer = torch.optim.AdamW(groups, lr=7.0)
+    for step, factor in enumerate(factors):
+        set_learning_rate(optimizer, linear_factor(step, warmup_steps, total_steps))
+        rates = [group["lr"] for group in optimizer.param_groups]
+        assert rates == pytest.approx([factor * RATE, factor * 5 * RATE], abs=1e-15)
+
+
+@pytest.mark.parametrize(
+    "asked, length, warmup, stop, rate",
+    [
+        ({}, 20, 1, 20, RATE),
+        ({"schedule_steps": 30, "warmup_pct": 0.5}, 30, 15, 20, RATE),
+        ({"warmup_steps": 3, "max_steps": 4, "lr_scaling": "sqrt"}, 20, 3, 4, 2 * RATE),
+        ({"max_steps": 99, "lr_scaling": "linear"}, 20, 1, 20, 4 * RATE),
+    ],
+)
+def test_the_schedule_of_a_run(asked, length, warmup, stop, rate):
+    asked = ScriptConfig(num_epochs=2, learning_rate=RATE, **asked)
+    assert Schedule.of(asked, 10, 4) == Schedule(20, length, warmup, stop, rate)
+    assert Schedule.of(asked, 10, 4, 0.5).rate == 0.5  # of a run that is resumed

@@ -24,7 +24,7 @@ from histocc.runtime.device import Precision
 from histocc.runtime.errors import UserError
 from histocc.runtime.files import OwnFiles
 from histocc.runtime.world import World
-from histocc.trainer import loop, run
+from histocc.trainer import loop, script
 
 MUTATIONS = int(os.environ.get("HISTOCC_MUTATIONS") or (2000 if all_tests() else 500))
 LONGEST = 10.0  # seconds of CPU time for one file
@@ -350,16 +350,15 @@ def put(state: dict, entry: str, value) -> None:
 def resumed_from(folder: Path) -> dict:
     """As a run does it."""
     asked = SimpleNamespace(save_path=str(folder), overwrite=False)
-    state = run.find_resumable(asked, World(), models.load_resumable, lambda _: None, "abc")
-    assert state is not None
     threads = torch.get_num_threads()
-    run.set_threads(state, World())
+    state = script.find_resumable(asked, World(), models.load_resumable, lambda _: None, "abc")
     torch.set_num_threads(threads)
+    assert state is not None
     with checkpoint.reading(state["path"]):
         loop.State.resumed(state["step"], state["position"], World())
     model, optimizer = trained()
     model.load_state_dict(state["model"])
-    run.restore(state, optimizer, Precision("float32"))
+    script.restore(state, optimizer, Precision("float32"))
     take_steps(optimizer, 1)
     return state
 

@@ -71,7 +71,6 @@ def test_a_run_goes_on_though_one_node_alone_has_the_checkpoint(folders):
     run_on_nodes(folders, *flags, "--max-steps", 1, code=0)
     first, second = run_on_nodes(folders[::-1], *flags, code=0)
     assert "Resuming from step 1" in first and "Finished at step 2" in first and "Finished" not in second
-    assert "the checkpoint to continue from lies on the node of rank 1 alone" in first
     whole, other = (
         torch.load(path, weights_only=True)
         for path in (folders[0] / "whole" / "last.bin", folders[1] / "run" / "last.bin")

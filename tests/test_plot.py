@@ -6,10 +6,10 @@ import pytest
 from helpers import TINY, run_inside, write_rows
 
 import train_mixer
+from histocc import plot
 from histocc.plot import main
 from histocc.runtime.files import OwnFiles
 from histocc.seq2seq_mixer_engine import COLUMNS
-from histocc.trainer import plot
 from histocc.trainer.log import OWN_COLUMNS, RunLog
 
 needs_matplotlib = pytest.mark.skipif(
@@ -58,7 +58,7 @@ def test_a_run_draws_its_own_at_its_end_and_outlives_a_plot_that_fails(tmp_path,
 
 def test_what_cannot_be_drawn_is_said(tmp_path, capsys, monkeypatch):
     one, empty = a_run(tmp_path / "one"), a_run(tmp_path / "empty", 0)
-    monkeypatch.setattr("histocc.plot.available", lambda: True)
+    monkeypatch.setattr("histocc.plot.importlib.util.find_spec", lambda name: name)
     for argv, words in (
         ([one, one], "--output names its file"),
         ([str(tmp_path)], "no run there"),
@@ -66,7 +66,7 @@ def test_what_cannot_be_drawn_is_said(tmp_path, capsys, monkeypatch):
         ([empty], "no run has rows in its log yet"),
     ):
         assert main(argv) == 2 and words in capsys.readouterr().err
-    monkeypatch.setattr("histocc.plot.available", lambda: False)
+    monkeypatch.setattr("histocc.plot.importlib.util.find_spec", lambda name: None)
     assert main([one]) == 2 and "pip install matplotlib" in capsys.readouterr().err
 
 

@@ -22,7 +22,7 @@ from histocc.runtime.entrypoint import start
 from histocc.trainer import script
 from histocc.trainer.config import ScriptConfig
 from histocc.trainer.batches import Rows
-from histocc.trainer.run import Training
+from histocc.trainer.script import Training
 
 class Numbers(Rows):
     fingerprint = "numbers"

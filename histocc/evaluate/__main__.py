@@ -272,7 +272,7 @@ def validation(
 
     def work(part: int) -> dict[str, float]:
         loader = BatchLoader(MicroBatches(texts, plan, world.rank * processes + part))
-        sums = loop.own_totals(model, loader, task, world, stop=world.stop_agreed)
+        sums = loop.rank_totals(model, loader, task, world, stop=world.stop_agreed)
         return {name: float(value) for name, value in sums.items()}
 
     totals: Counter[str] = Counter()

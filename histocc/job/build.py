@@ -44,8 +44,8 @@ from histocc.text import AS_IS, ASCII_LOWER, cleaner, encode_batch, language_tab
 from histocc.trainer.batches import WEIGHTS, BatchPlan, MicroBatches
 from histocc.trainer.log import LOG
 from histocc.trainer.loop import CLIP_NORM
-from histocc.trainer.run import output_problems
 from histocc.trainer.schedule import linear_factor, set_learning_rate
+from histocc.trainer.script import output_problems
 
 # Streams of random numbers beside those of any run, numbered for `derived_seed`.
 NOISE, DESCRIPTIONS, NGRAMS, TEACHER = 2, 4, 6, 7

@@ -12,7 +12,7 @@ from histocc.model.loss import BEST_FIT, BLOCK_LOSSES, LINEAR_LOSSES, MEAN, ONE_
 from histocc.model.mixer import NGRAMS
 from histocc.model.ngrams import AUTO, MAX_BITS, MIN_BITS, NONE
 from histocc.runtime.config import Config, Count, CountOrZero, Fraction, Parser, Positive, flag, number
-from histocc.trainer import run
+from histocc.trainer import script
 from histocc.trainer.config import TrainConfig
 
 UpToHundred = Annotated[int, number(int, lambda value: 0 <= value <= 100, "a whole number from 0 to 100")]
@@ -285,4 +285,4 @@ def of_run(state: dict) -> dict[str, Any]:
 
 def refuse_other_arguments(args: JobConfig, state: dict) -> None:
     """Raises UserError if a run is to be resumed with other arguments than those that decide its result."""
-    run.refuse_other_arguments(args, state, [], of_run(state))
+    script.refuse_other_arguments(args, state, [], of_run(state))

@@ -7,6 +7,7 @@ The loss of a step is computed by `MixerTask.losses` in histocc/seq2seq_mixer_en
 import contextlib
 from functools import partial
 
+from histocc import plot
 from histocc import seq2seq_mixer_engine as engine
 from histocc.data.arrays import PreparedData
 from histocc.data.config import PrepareSettings
@@ -24,12 +25,9 @@ from histocc.runtime.errors import UserError
 from histocc.runtime.files import OwnFiles
 from histocc.runtime.world import World
 from histocc.text import AS_IS
-from histocc.trainer import loop, run
-from histocc.trainer.batches import validation_loader
-from histocc.trainer.estimate import memory_advice
+from histocc.trainer import loop, script
+from histocc.trainer.batches import make_loader
 from histocc.trainer.log import validation_line
-
-SMALLER_MODEL = "a smaller --model-size or --max-len, or --freeze-encoder"
 
 
 def train(args: JobConfig, settings: PrepareSettings, world: World, data: PreparedData) -> None:
@@ -50,15 +48,13 @@ def train(args: JobConfig, settings: PrepareSettings, world: World, data: Prepar
         return validate(args, formatter, world, data)
 
     # The number format, and the folder of the run, which no other job may use meanwhile.
-    precision = run.number_format(args, world)
-    with contextlib.nullcontext() if args.dry_run else run.held_folder(args, world):
+    precision = script.number_format(args, world)
+    with contextlib.nullcontext() if args.dry_run else script.held_folder(args, world):
         # The checkpoint to resume from, if there is one; then the model: from scratch, from other
         # weights, or as the interrupted run left it.
-        with memory_advice(args, world, SMALLER_MODEL, of_steps=False):
-            refuse = partial(refuse_other_arguments, args)
-            resumed = run.find_resumable(args, world, models.load_resumable, refuse, data.fingerprint)
-            run.set_threads(resumed, world)
-            args, model, config = build.make_model(args, formatter, world, data, resumed)
+        refuse = partial(refuse_other_arguments, args)
+        resumed = script.find_resumable(args, world, models.load_resumable, refuse, data.fingerprint)
+        args, model, config = build.make_model(args, formatter, world, data, resumed)
         train_rows, val_rows = build.make_rows(args, formatter, data, config)
         build.freeze_unseen_characters(model, train_rows, config, args.freeze_encoder)
 
@@ -67,7 +63,7 @@ def train(args: JobConfig, settings: PrepareSettings, world: World, data: Prepar
         loss_fn = build.make_loss(args, formatter)
         task = engine.MixerTask(loss_fn, formatter, model=model)
         fast = build.fast_parameters(args, model, resumed)
-        training = run.Training(
+        training = script.Training(
             model,
             task,
             train_rows,
@@ -78,8 +74,6 @@ def train(args: JobConfig, settings: PrepareSettings, world: World, data: Prepar
             fast=fast,
             about=about(args, settings, data, model),
             about_rate=about_rate(*fast),
-            fitted_before="the n-grams" if not resumed and build.are_fitted(args, model) else "",
-            smaller_model=SMALLER_MODEL,
             # After the last step: confidence is fitted, so that it says how often an answer is right.
             finish=lambda _: confidence.fit_run(args, world, data),
         )
@@ -89,19 +83,20 @@ def train(args: JobConfig, settings: PrepareSettings, world: World, data: Prepar
 
         # DDP or FSDP, loaders, optimizer, and where the interrupted run was; then the loop, that of
         # histocc/trainer/loop.py with the mixer's task.
-        with run.ready(args, world, precision, training, resumed) as ready:
-            if ready:
+        with script.ready(args, world, precision, training, resumed) as steps:
+            if steps:
+                loaders, state, options = steps
                 engine.train(
-                    ready.model,
-                    ready.loaders,
-                    loss_fn,
-                    ready.optimizer,
-                    world.device,
+                    data_loaders=loaders,
+                    loss_fn=loss_fn,
+                    device=world.device,
                     scheduler=None,
                     task=task,
-                    state=ready.state,
-                    **ready.options,
+                    state=state,
+                    **options,
                 )
+                if world.is_main and not state.stopped:
+                    plot.draw_run(args.save_path)
 
 
 def about(
@@ -157,9 +152,9 @@ def validate(args: JobConfig, formatter: BlockyFormatter, world: World, data: Pr
     rows = build.make_rows(args, formatter, data, state["config"])[1]
     if rows is None:
         raise UserError("--eval-only needs rows to validate on; raise --share-val")
-    precision = run.number_format(args, world)
+    precision = script.number_format(args, world)
     model.to(world.device, precision.dtype)
     task = engine.MixerTask(build.make_loss(args, formatter), formatter)
-    loader = validation_loader(args, world, rows)
+    loader = make_loader(args, world, rows)
     values = loop.evaluate(model, loader, task, world, precision, world.stop_agreed)
     world.print(validation_line({"step": state.get("step") or 0, **values}, engine.COLUMNS))

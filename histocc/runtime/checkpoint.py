@@ -187,12 +187,6 @@ class Saver:
         self.seconds = time.monotonic() - started
         return self.failed
 
-    def newest_until(self, step: int) -> tuple[str, int] | None:
-        """(path, step) of the newest checkpoint of `step` or of one before, or None. Rank 0 only."""
-        steps = {path: step_of(path) for path in newest_first(self.own.folder)}
-        until = {path: of_step for path, of_step in steps.items() if of_step is not None and of_step <= step}
-        return max(until.items(), key=lambda item: item[1], default=None)
-
     def _write(self, step: int, names: list[str], state: dict[str, Any], started: float) -> str:
         trained = {name: state[name] for name in ("model", "optimizer") if name in state}
         failed, size = "", sum(tensor.nbytes for tensor in tensors(state))

@@ -144,14 +144,12 @@ def differing(
     kind: type[Config],
     now: Mapping[str, Any],
     before: Mapping[str, Any],
-    decided: Mapping[str, Any] = {},  # noqa: B006  nothing writes to it
     only_kept: bool = False,
 ) -> list[str]:
     """Flags that decide the result and are not as in the run that is resumed, a line each.
 
     Args:
         now, before: the arguments by name, now and as the run has them.
-        decided: what None stands for, if the run decides it.
         only_kept: of the flags whose default stands for what the run has.
     """
     lines = []
@@ -160,8 +158,7 @@ def differing(
         kept = policy == "kept" and now[name] == kind.__dataclass_fields__[name].default
         if policy is True or only_kept and not policy or name not in before:
             continue
-        effective = [decided.get(name) if value is None else value for value in (now[name], before[name])]
-        if not kept and effective[0] != effective[1]:
+        if not kept and now[name] != before[name]:
             lines.append(f"{flag_of(name)} was {before[name]!r}, now it is {now[name]!r}")
     return lines
 

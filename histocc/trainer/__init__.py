@@ -1,3 +1,1 @@
-"""The training of any model: order of the rows, steps, validation, log, checkpoints. It knows no
-occupations.
-"""
+"""The training of any model; it knows no occupations."""

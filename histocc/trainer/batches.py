@@ -10,15 +10,13 @@ similar length, whose gradients add up to that of the whole, unless the model it
 padding (`Rows.groups_in_model`). Batches of one length each would save as much, but cost accuracy (measured).
 """
 
-import errno
-import multiprocessing.connection
+import contextlib
 import multiprocessing.queues
 import os
 import signal
-import sys
-import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+import traceback
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,16 +25,10 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from histocc.runtime import signals
 from histocc.runtime.device import by_kind
-from histocc.runtime.errors import (
-    SHARED_MEMORY_IS_FULL,
-    TrainingError,
-    allow_open_files,
-    as_user_error,
-)
+from histocc.runtime.errors import TrainingError, allow_open_files
 from histocc.runtime.rng import derived_seed, mix
-from histocc.runtime.signals import Stopped, leave_to_parent, stop_asked
+from histocc.runtime.signals import leave_to_parent, stop_asked
 from histocc.runtime.world import World
 from histocc.trainer.config import TrainConfig
 
@@ -48,7 +40,7 @@ LENGTH_GROUPS = 4
 LENGTH_GROUP_ROWS = {"cpu": 24, "cuda": 64}  # smaller ones cost more than padding does
 WINDOW = 64  # batches of a validation within which rows are sorted by length
 POLL_SECONDS = 2.0  # how often a wait for a worker's batch looks whether the run is to stop
-CANNOT_HAND_OVER = 75  # exit code of a worker that has no shared memory for its batch
+LOADING = ("num_workers", "prefetch_factor", "pin_memory", "persistent_workers")
 
 
 # ---- which rows
@@ -121,9 +113,8 @@ class BatchPlan:
     def micro_batches(self, batch: int) -> int:
         """Micro-batches of global batch `batch`: the same number on every rank, by the largest share."""
         share = self.largest_share(batch)
-        groups = (
-            1 if share < self.group_rows else max(2, share // self.group_rows)
-        )  # the first cut saves most
+        # the first cut saves most
+        groups = 1 if share < self.group_rows else max(2, share // self.group_rows)
         return self.accumulation(batch) + min(self.groups, groups) - 1
 
     def rank_positions(self, batch: int, rank: int) -> np.ndarray:
@@ -131,46 +122,6 @@ class BatchPlan:
         every n-th, so that each rank has its part of the long ones.
         """
         return np.arange(rank, self.batch_rows(batch), self.processes, dtype=np.int64)
-
-
-def epoch_rows(positions: np.ndarray, rows: int, seed: int, epoch: int) -> np.ndarray:
-    """Row numbers that stand at `positions` of the shuffled order of `epoch` (int64)."""
-    return permuted(positions, rows, derived_seed(seed, epoch))
-
-
-class BatchOrder:
-    """Rows of each global batch, sorted by length within the batch.
-
-    Args:
-        seed: of the order, another one in each epoch. None is for validation, where order does not matter:
-            that of the file, sorted by length within windows of `WINDOW` batches.
-        lengths: row numbers int64 [k] → their lengths [k]; None: nothing is sorted.
-    """
-
-    def __init__(
-        self,
-        plan: BatchPlan,
-        seed: int | None = None,
-        lengths: Callable[[np.ndarray], np.ndarray] | None = None,
-    ):
-        self.plan, self.seed, self.lengths = plan, seed, lengths
-        self._window, self._rows = -1, np.zeros(0, dtype=np.int64)
-
-    def batch(self, epoch: int, batch: int) -> np.ndarray:
-        """Row numbers of global batch `batch` (0-based); int64 [batch_rows]."""
-        size = self.plan.global_batch_size
-        if self.seed is not None:
-            positions = np.arange(batch * size, batch * size + self.plan.batch_rows(batch))
-            return self._sorted(epoch_rows(positions, self.plan.rows, self.seed, epoch))
-        window, place = divmod(batch, WINDOW)
-        if window != self._window:
-            start = window * WINDOW * size
-            self._rows = self._sorted(np.arange(start, min(start + WINDOW * size, self.plan.rows)))
-            self._window = window
-        return self._rows[place * size : (place + 1) * size]
-
-    def _sorted(self, rows: np.ndarray) -> np.ndarray:
-        return rows if self.lengths is None else rows[np.argsort(self.lengths(rows), kind="stable")]
 
 
 def cut_by_width(widths: np.ndarray, parts: int, micro: int) -> list[np.ndarray]:
@@ -266,15 +217,32 @@ class MicroBatches(Dataset[list[dict[str, Any]]]):
     arguments.
 
     Args:
-        shuffle_seed: see `BatchOrder`.
+        shuffle_seed: of the order of the rows, another one in each epoch. None is for validation, where order
+            does not matter: that of the file, sorted by length within windows of `WINDOW` batches.
     """
 
-    def __init__(self, rows: Rows, plan: BatchPlan, rank: int, shuffle_seed: int | None = None):
-        self.rows, self.plan, self.rank = rows, plan, rank
-        self.order = BatchOrder(plan, shuffle_seed, rows.lengths if rows.has_lengths else None)
+    def __init__(self, rows: Rows, plan: BatchPlan, rank: int = 0, shuffle_seed: int | None = None):
+        self.rows, self.plan, self.rank, self.seed = rows, plan, rank, shuffle_seed
+        self._window, self._sorted = -1, np.zeros(0, dtype=np.int64)
 
     def __len__(self) -> int:
         return self.plan.steps_per_epoch
+
+    def global_batch(self, epoch: int, batch: int) -> np.ndarray:
+        """Row numbers of global batch `batch` (0-based), sorted by length; int64 [batch_rows]."""
+        size, rows = self.plan.global_batch_size, self.plan.rows
+        if self.seed is not None:
+            positions = np.arange(batch * size, batch * size + self.plan.batch_rows(batch))
+            return self._by_length(permuted(positions, rows, derived_seed(self.seed, epoch)))
+        window, place = divmod(batch, WINDOW)
+        if window != self._window:
+            start = window * WINDOW * size
+            self._sorted = self._by_length(np.arange(start, min(start + WINDOW * size, rows)))
+            self._window = window
+        return self._sorted[place * size : (place + 1) * size]
+
+    def _by_length(self, rows: np.ndarray) -> np.ndarray:
+        return rows[np.argsort(self.rows.lengths(rows), kind="stable")] if self.rows.has_lengths else rows
 
     def __getitem__(self, index: tuple[int, int]) -> list[dict[str, Any]]:
         """Micro-batches of similar width: what `Rows.batch` gives, and weights float32 [B], rows int64 [B]
@@ -284,23 +252,20 @@ class MicroBatches(Dataset[list[dict[str, Any]]]):
         A micro-batch without rows gets one of weight 0, so that the rank takes part in every collective.
         """
         epoch, batch = index
-        rows, plan = self.order.batch(epoch, batch), self.plan
+        rows, plan = self.global_batch(epoch, batch), self.plan
         share = rows[plan.rank_positions(batch, self.rank)]
-        weight = 1.0 if len(share) else 0.0
-        share = share if len(share) else rows[:1]
-        tensors = self.rows.batch(share, epoch)
-        parts = plan.micro_batches(batch)
-        pieces = cut_by_width(self.rows.widths(tensors), parts, plan.micro_batch_size)
+        is_empty, share = not len(share), share if len(share) else rows[:1]
+        tensors, parts = self.rows.batch(share, epoch), plan.micro_batches(batch)
         micro_batches = []
-        for number, piece in enumerate(pieces):
+        for piece in cut_by_width(self.rows.widths(tensors), parts, plan.micro_batch_size):
             kept = piece if len(piece) else np.zeros(1, dtype=np.int64)
             micro_batches.append(
                 {
                     **self.rows.piece(tensors, kept),
-                    "weights": torch.full((len(kept),), weight if len(piece) else 0.0),
+                    "weights": torch.full((len(kept),), 0.0 if is_empty or not len(piece) else 1.0),
                     "rows": torch.from_numpy(share[kept]),
                     "global_count": plan.batch_rows(batch),
-                    "last_micro_batch": number == parts - 1,
+                    "last_micro_batch": len(micro_batches) == parts - 1,
                 }
             )
         return micro_batches
@@ -319,178 +284,93 @@ def widest(rows: Rows, number: int) -> dict[str, Any]:
 class BatchLoader:
     """Iterates one rank's micro-batches from a position on: `for batch in loader.at(epoch, first_batch)`.
 
-    Loading processes are waited for no longer than the time limit of `world`, and a request to stop ends a
-    wait, too: a process that is alone then raises Stopped, and everything can be saved. Others of a job
-    already wait for this step, so the process ends with TrainingError, as it does for a worker that fails,
-    dies or never answers.
+    Loading processes are waited for no longer than the time limit of `world`, nor after a request to stop. If
+    one fails, dies or does not answer, the process ends with TrainingError.
 
     Args:
-        loader_arguments: of torch's DataLoader (num_workers, prefetch_factor, pin_memory,
-            persistent_workers).
+        loading: of torch's DataLoader (num_workers, prefetch_factor, pin_memory, persistent_workers).
     """
 
-    def __init__(self, dataset: MicroBatches, world: World | None = None, **loader_arguments: Any):
+    def __init__(self, dataset: MicroBatches, world: World | None = None, **loading: Any):
         self.dataset, self.plan, self.world = dataset, dataset.plan, world or World()
-        self.position = Position(self.plan)
-        if loader_arguments.get("num_workers"):
-            loader_arguments["timeout"] = min(POLL_SECONDS, self.world.time_limit)
+        self.batches: list[tuple[int, int]] = []  # (epoch, batch) still to come
+        if loading.get("num_workers"):
+            allow_open_files()
+            loading["timeout"] = min(POLL_SECONDS, self.world.time_limit)
         self.loader = DataLoader(
             dataset,
             batch_size=None,
-            sampler=self.position,
+            sampler=self.at(0).batches,
             generator=torch.Generator(),
-            worker_init_fn=_begin_worker,
-            **loader_arguments,
+            worker_init_fn=begin_worker,
+            **loading,
         )
 
     def at(self, epoch: int, first_batch: int = 0) -> "BatchLoader":
         """Sets where the next iteration starts. Workers, persistent or not, are told with each index."""
-        self.position.epoch, self.position.first_batch = epoch, first_batch
+        self.batches[:] = [(epoch, batch) for batch in range(first_batch, self.plan.steps_per_epoch)]
         return self
 
     def __len__(self) -> int:
         """Optimizer steps from the position on."""
-        return len(self.position)
+        return len(self.batches)
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        for share in self._shares():
-            yield from share
-
-    def _shares(self) -> Iterator[list[dict[str, Any]]]:
-        try:
-            shares = iter(self.loader)
-        except (OSError, RuntimeError) as error:  # no more processes, or open files
-            raise _worker_error(error) from error
         if not self.loader.num_workers:
-            yield from shares
+            for share in self.loader:
+                yield from share
             return
+        shares = iter(self.loader)
         # torch's handler of SIGCHLD raises wherever the main thread happens to be; the wait for a batch sees
         # a dead worker by itself.
-        if threading.current_thread() is threading.main_thread():
+        with contextlib.suppress(ValueError):  # not the main thread
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         waiting_since = time.monotonic()
-        signals.set_timer()
         while True:
             try:
                 share = next(shares)
             except StopIteration:
                 return
             except Exception as error:
-                if "timed out after" not in str(error):
-                    raise _worker_error(error, getattr(shares, "_workers", ())) from None
-                self._raise_if_too_long(time.monotonic() - waiting_since)
-            else:
-                signals.set_timer()
-                yield share
-                signals.set_timer()
-                waiting_since = time.monotonic()
-
-    def _raise_if_too_long(self, seconds: float) -> None:
-        if stop_asked() and self.world.size == 1:
-            raise Stopped
-        if stop_asked():
-            raise _error(
-                "asked to stop while the processes that load data do not answer. Nothing was saved since the "
-                "last checkpoint, from which the same command continues"
-            )
-        if seconds > self.world.time_limit:
-            files = signals.stacks_written()
-            raise _error(
-                f"the processes that load data have not answered for {seconds:,.0f} s (--timeout-minutes); "
-                "--num-workers 0 loads in the training process itself" + (files and f"; {files}")
-            )
+                waited, reason = time.monotonic() - waiting_since, str(error).strip() or type(error).__name__
+                if "timed out after" in reason:
+                    if waited < self.world.time_limit and not stop_asked():
+                        continue
+                    reason = f"no answer for {waited:,.0f} s (--timeout-minutes)"
+                raise TrainingError(
+                    f"a process that loads data failed: {reason.splitlines()[-1][:300]}; --num-workers 0"
+                    " shows why; in a container /dev/shm may be too small (docker run --shm-size=8g)",
+                    said_by_all=True,
+                ) from None
+            yield from share
+            waiting_since = time.monotonic()
 
 
-class Position:
-    """Yields (epoch, batch), what a data loader asks the dataset for, from a position on."""
+def begin_worker(_: int) -> None:
+    """A batch that cannot be put into shared memory ends the worker. Python would print that and lose it, and
+    the training would wait for it.
+    """
 
-    def __init__(self, plan: BatchPlan):
-        self.plan, self.epoch, self.first_batch = plan, 0, 0
+    def not_handed_over(error: Exception, _: object) -> None:
+        traceback.print_exception(error)
+        os._exit(1)
 
-    def __iter__(self) -> Iterator[tuple[int, int]]:
-        for batch in range(self.first_batch, self.plan.steps_per_epoch):
-            yield self.epoch, batch
-
-    def __len__(self) -> int:
-        return max(0, self.plan.steps_per_epoch - self.first_batch)
-
-
-def _error(message: str) -> TrainingError:
-    return TrainingError(message, said_by_all=True)
-
-
-def _worker_error(error: Exception, processes: Iterable[Any] = ()) -> TrainingError:
-    """What became of a worker, by its exit code or its exception."""
-    if isinstance(error, ConnectionError | EOFError):  # one ended while it handed over a batch
-        multiprocessing.connection.wait([process.sentinel for process in processes], timeout=1.0)
-    codes = [process.exitcode for process in processes if process.exitcode]
-    text = str(error).strip() or type(error).__name__
-    out_of_space = isinstance(error, OSError) and error.errno == errno.ENOSPC and not error.filename
-    if out_of_space or {CANNOT_HAND_OVER, -signal.SIGBUS} & set(codes) or "Bus error" in text:
-        return _error(SHARED_MEMORY_IS_FULL)
-    if codes:
-        return _error(
-            f"a process that loads data ended (exit code {codes[0]}); --num-workers 0 shows why; if it was"
-            " killed (-9) for want of memory, fewer --num-workers need less"
-        )
-    if known := as_user_error(error):
-        return _error(str(known))
-    last = text.splitlines()[-1][:300]
-    return _error(f"a process that loads data failed: {last}; --num-workers 0 shows where")
-
-
-def _begin_worker(_) -> None:
     leave_to_parent()
     queue: Any = multiprocessing.queues.Queue
-    queue._on_queue_feeder_error = staticmethod(_not_handed_over)
-
-
-def _not_handed_over(error: Exception, _) -> None:
-    """A batch could not be put into shared memory. Python would print that and lose it, and the training
-    would wait for it for ever.
-    """
-    print(f"error: a process that loads data: {error}", file=sys.stderr, flush=True)
-    too_many_files = isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE)
-    os._exit(1 if too_many_files else CANNOT_HAND_OVER)
+    queue._on_queue_feeder_error = staticmethod(not_handed_over)
 
 
 def batch_plan(args: TrainConfig, rows: Rows, world: World) -> BatchPlan:
     """The batch arithmetic of the training rows."""
-    cut = rows.has_lengths and world.device.type not in rows.groups_in_model
-    return BatchPlan(
-        len(rows),
-        args.total_batch(world.size),
-        world.size,
-        args.samples_at_once,
-        LENGTH_GROUPS if cut else 1,
-        by_kind(LENGTH_GROUP_ROWS, world.device),
-    )
+    size, group_rows = world.size, by_kind(LENGTH_GROUP_ROWS, world.device)
+    groups = LENGTH_GROUPS if rows.has_lengths and world.device.type not in rows.groups_in_model else 1
+    return BatchPlan(len(rows), args.total_batch(size), size, args.samples_at_once, groups, group_rows)
 
 
-def make_loaders(
-    args: TrainConfig, world: World, train_rows: Rows, val_rows: Rows | None, plan: BatchPlan
-) -> dict[str, BatchLoader]:
-    """Loaders of this rank's share of training and validation rows. All ranks. Raises UserError."""
-    train = MicroBatches(train_rows, plan, world.rank, derived_seed(args.seed, ORDER))
-    loaders = {"train": BatchLoader(train, world, **worker_arguments(args))}
-    if val_rows is not None:
-        loaders["val"] = validation_loader(args, world, val_rows)
-    if args.num_workers:
-        allow_open_files()
-    return loaders
-
-
-def validation_loader(args: TrainConfig, world: World, rows: Rows) -> BatchLoader:
-    """The loader of this rank's share of validation rows."""
+def make_loader(args: TrainConfig, world: World, rows: Rows, plan: BatchPlan | None = None) -> BatchLoader:
+    """The loader of this rank's share of rows to train on as `plan` says, or without it to validate on."""
+    shuffle_seed = None if plan is None else derived_seed(args.seed, ORDER)
     at_once = args.samples_at_once
-    plan = BatchPlan(len(rows), at_once * world.size, world.size, at_once)
-    return BatchLoader(MicroBatches(rows, plan, world.rank), world, **worker_arguments(args))
-
-
-def worker_arguments(args: TrainConfig) -> dict[str, Any]:
-    """As torch's DataLoader takes them."""
-    arguments: dict[str, Any] = {"num_workers": args.num_workers, "pin_memory": args.pin_memory}
-    if args.num_workers:
-        arguments["prefetch_factor"] = args.prefetch_factor
-        arguments["persistent_workers"] = args.persistent_workers
-    return arguments
+    plan = plan or BatchPlan(len(rows), at_once * world.size, world.size, at_once)
+    loading = {name: getattr(args, name) for name in LOADING}
+    return BatchLoader(MicroBatches(rows, plan, world.rank, shuffle_seed), world, **loading)

@@ -44,24 +44,14 @@ class RunFiles(Config):
         resumable=True,
     )
     save_interval: Count = flag(1000, "optimizer steps between checkpoints", resumable=True)
-    save_each_epoch: bool = flag(
-        False, "also keep a checkpoint of every epoch: epoch_N.bin, or checkpoint_epoch_N.pt", resumable=True
-    )
+    save_each_epoch: bool = flag(False, "also keep a checkpoint of every epoch", resumable=True)
     keep_checkpoints: Count = flag(3, "how many {step}.bin stay; older ones are removed", resumable=True)
     overwrite: bool = flag(False, "start over if the folder holds a run", resumable=True)
     log_interval: Count = flag(100, "optimizer steps between rows of the log", resumable=True)
     eval_interval: Count = flag(1000, "optimizer steps between validations", resumable=True)
-    log_wandb: bool = flag(
-        False,
-        "also log to Weights & Biases (extra wandb); WANDB_MODE=offline needs no network",
-        resumable=True,
-    )
+    log_wandb: bool = flag(False, "also log to Weights & Biases (extra wandb)", resumable=True)
     wandb_project_name: str | None = flag(None, "project for --log-wandb; default: histocc", resumable=True)
-    tensorboard: bool = flag(
-        False,
-        "also log to TensorBoard, in the folder tensorboard of the run (extra tensorboard)",
-        resumable=True,
-    )
+    tensorboard: bool = flag(False, "also log to TensorBoard (extra tensorboard)", resumable=True)
     config: str | None = flag(
         None,
         "arguments from a file: names of flags and their values, or the args.json of a run; the command line"
@@ -90,8 +80,8 @@ class Steps(Config):
     num_epochs: Count = flag(10, "passes over the training data", "--epochs", resumable=True)
     batch_size: BatchSize = flag(
         32,
-        "samples per process and micro-batch; auto: as many as fit into the GPU, or the fastest number on a"
-        " CPU, for the total batch that the default would make",
+        "samples per process and micro-batch; auto: as many as fit into the GPU, for the total batch that the"
+        " default would make",
         metavar="N|auto",
         resumable=True,
     )
@@ -99,7 +89,7 @@ class Steps(Config):
     global_batch_size: Count | None = flag(
         None,
         "samples of an optimizer step over all processes; each takes its share in micro-batches of at most"
-        " --batch-size (default: none; a step has --batch-size × --accumulate-steps of each process)",
+        " --batch-size (default: --batch-size × --accumulate-steps of each process)",
         resumable=True,
     )
     learning_rate: Positive | None = flag(None, "peak learning rate", resumable="kept")
@@ -109,24 +99,15 @@ class Steps(Config):
         choices=("none", "linear", "sqrt"),
     )
     warmup_pct: Fraction = flag(0.05, "share of the schedule spent warming up, 0…1")
-    warmup_steps: CountOrZero | None = flag(
-        None, "optimizer steps of warm-up, instead of --warmup-pct; without it that share decides"
-    )
+    warmup_steps: CountOrZero | None = flag(None, "optimizer steps of warm-up, instead of --warmup-pct")
     schedule_steps: Count | None = flag(None, "length of the schedule (default: epochs × steps per epoch)")
     max_steps: Count | None = flag(
-        None,
-        "stop after this many optimizer steps; the schedule stays (default: none, all epochs are trained)",
-        resumable=True,
+        None, "stop after this many optimizer steps; the schedule stays (default: all epochs)", resumable=True
     )
     stop_after: Positive | None = flag(
         None,
         "stop and save this long after the start, for queues with a time limit (default: no limit)",
         metavar="MINUTES",
-        resumable=True,
-    )
-    max_bad_steps: Count = flag(
-        20,
-        "steps in a row without a finite gradient after which the run ends; such steps change nothing",
         resumable=True,
     )
     weight_decay: NotNegative = flag(0.01, "AdamW's weight decay")
@@ -135,9 +116,7 @@ class Steps(Config):
         False, "validate --initial-checkpoint, or the best checkpoint of the run, and stop", resumable=True
     )
     dry_run: bool = flag(
-        False,
-        "everything but training: says what the run would take in time, memory and disk, from three steps",
-        resumable=True,
+        False, "everything but training: says what the run would take in time and memory", resumable=True
     )
 
 
@@ -147,8 +126,7 @@ class Machine(Processes):
 
     parallel: str = flag(
         "ddp",
-        "ddp: every process holds the whole model; fsdp: a share of its weights, gradients and optimizer"
-        " state, which are gathered layer by layer: less memory, more messages, same results",
+        "ddp: every process holds the model; fsdp: a share of its weights, gradients and optimizer state",
         choices=MODES,
         resumable=True,
     )
@@ -167,17 +145,10 @@ class Machine(Processes):
         False, "the fastest of --bf16, --fp16 and float32 that the device has", resumable=True
     )
     profile: Count | None = flag(
-        None,
-        "profile so many steps: profile.txt and trace.json in the save folder; without"
-        " it nothing is measured",
-        metavar="STEPS",
-        resumable=True,
+        None, "profile so many steps: profile.txt and trace.json", metavar="STEPS", resumable=True
     )
     compile: bool = flag(
-        False,
-        "layers through torch.compile: a minute or more at the start; no faster on the CPUs measured,"
-        " untried on GPUs",
-        resumable=True,
+        False, "layers through torch.compile; no faster on the CPUs measured, untried on GPUs", resumable=True
     )
 
 
@@ -199,30 +170,22 @@ class TrainConfig(RunFiles, Loading, Steps, Machine):
         for name, package in EXTRAS.items():
             if getattr(self, name) and importlib.util.find_spec(package) is None:
                 yield f"{flag_of(name)} needs the package {package}: pip install {package}"
-        if self.persistent_workers and not self.num_workers:
-            yield "--persistent-workers needs --num-workers of at least 1"
-        if self.prefetch_factor and not self.num_workers:
-            yield "--prefetch-factor needs --num-workers of at least 1"
-        if self.global_batch_size and self.accumulate_steps > 1:
-            yield (
-                "--accumulate-steps and --global-batch-size are mutually exclusive: the total fixes the"
-                " accumulation"
-            )
-        if self.global_batch_size and self.lr_scaling != "none":
-            yield (
-                "--lr-scaling with --global-batch-size: the total batch does not grow with the processes, so"
-                " the rate must not"
-            )
-        if self.dry_run and self.eval_only:
-            yield "--dry-run and --eval-only are mutually exclusive"
-        if self.overwrite and self.eval_only:
-            yield "--overwrite and --eval-only: an evaluation replaces nothing"
-        if self.bf16 + self.fp16 + self.use_amp + self.float64 + self.no_fp16 > 1:
-            yield "--bf16, --fp16, --use-amp, --float64 and --no-fp16 are mutually exclusive"
-        if self.wandb_project_name is not None and not self.log_wandb:
-            yield "--wandb-project-name needs --log-wandb"
-        if self.gradient_compression != "none" and self.parallel == "fsdp":
-            yield "--gradient-compression needs --parallel ddp"
+        formats = self.bf16, self.fp16, self.use_amp, self.float64, self.no_fp16
+        wrong = {
+            "--persistent-workers needs --num-workers": self.persistent_workers and not self.num_workers,
+            "--prefetch-factor needs --num-workers": self.prefetch_factor and not self.num_workers,
+            "--accumulate-steps and --global-batch-size are mutually exclusive": self.global_batch_size
+            and self.accumulate_steps > 1,
+            "--lr-scaling and --global-batch-size are mutually exclusive": self.global_batch_size
+            and self.lr_scaling != "none",
+            "--dry-run and --eval-only are mutually exclusive": self.dry_run and self.eval_only,
+            "--overwrite and --eval-only are mutually exclusive": self.overwrite and self.eval_only,
+            "--bf16, --fp16, --use-amp, --float64 and --no-fp16 are mutually exclusive": sum(formats) > 1,
+            "--wandb-project-name needs --log-wandb": self.wandb_project_name and not self.log_wandb,
+            "--gradient-compression needs --parallel ddp": self.gradient_compression != "none"
+            and self.parallel == "fsdp",
+        }
+        yield from (problem for problem, is_so in wrong.items() if is_so)
 
 
 @dataclass(frozen=True, kw_only=True)

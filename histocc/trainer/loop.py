@@ -26,13 +26,13 @@ import math
 import time
 from collections.abc import Callable, Iterable, Sized
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from histocc.runtime import checkpoint
-from histocc.runtime.device import DeviceClock, Precision, matmul_rate
+from histocc.runtime.device import Precision, matmul_rate, synchronize
 from histocc.runtime.errors import TrainingError
 from histocc.runtime.log import Stage
 from histocc.runtime.parallel import evaluating, full_tensor, no_sync, unsharded, unwrap
@@ -45,37 +45,7 @@ from histocc.trainer.schedule import set_learning_rate
 CLIP_NORM = 1.0  # largest norm of the gradient of a step
 COUNT = " count"  # follows the name of a figure: what its sum is divided by
 GPU_CHECK_INTERVAL = 10  # steps; looking at a value waits for the device
-MAX_BAD_VALIDATIONS = 2  # in a row without a finite loss; then the run ends
-MIN_DOUBTFUL_STEPS = 2  # in a row without a finite gradient; a single one may be due to a damaged row
-
-
-class Task(Protocol):
-    """What is trained; see the module's docstring."""
-
-    @property
-    def columns(self) -> tuple[str, ...]: ...
-
-    def losses(self, model: nn.Module, batch: dict[str, Any]) -> dict[str, Tensor]: ...
-
-    def metrics(
-        self, model: nn.Module, batch: dict[str, Any]
-    ) -> dict[str, Tensor | tuple[Tensor, Tensor]]: ...
-
-
-class Diverged(TrainingError):
-    """The loss or the gradients are no longer finite. good_step: the last step known to be good, or None."""
-
-    def __init__(self, message: str, good_step: int | None):
-        super().__init__(message)
-        self.good_step = good_step
-
-
-class StepResult(NamedTuple):
-    """What an optimizer step came to, 0-d tensors on the device, the same on all ranks."""
-
-    grad_norm: Tensor  # before clipping
-    taken: Tensor  # whether the weights were changed
-    bad: Tensor  # not finite, and not because the scaler of fp16 is still looking for its scale
+Task = Any  # an object as the docstring above says: no class to inherit, nothing to register
 
 
 @dataclass(frozen=True)
@@ -84,6 +54,7 @@ class Run:
 
     Args:
         model: as `histocc.runtime.parallel.wrap` returns it.
+        task, precision: see the module's docstring; the number format of the passes.
         optimizer: its groups have an "initial_lr" if there is a `schedule`.
         seed: makes dropout a function of (seed, step, rank), so that only the step has to be known to resume;
             None leaves torch's generators alone.
@@ -92,12 +63,11 @@ class Run:
         max_bad_steps: steps in a row without a finite gradient after which the run ends.
         flops: floating point operations of a micro-batch, as the loader gave it, forward and backward.
         total_steps, stop_step: optimizer steps of the whole run; where it ends before that.
-        steps_per_epoch: None: as many as the loader has batches.
         log_interval, eval_interval, save_interval: in optimizer steps; None: never.
         epoch_name: name of the checkpoint of each epoch, with {} for its number; "": none.
         save: called on all ranks with the step, the names of the files due, and the position that a resumed
             run takes up; returns the error, the same on all ranks, "" or None if there is none.
-        log: called on all ranks with a row of the log.
+        log, step_done: called on all ranks with a row of the log; after each step.
         stop: a collective, asked before each step and each batch of a validation: whether to stop.
     """
 
@@ -120,7 +90,6 @@ class Run:
     epoch_name: str = ""
     save: Callable[[int, list[str], dict[str, Any]], str | None] | None = None
     log: Callable[[dict[str, Any]], None] | None = None
-    say: Callable[[str], None] = print
     step_done: Callable[[], object] | None = None
     stop: Callable[[], bool] | None = None
 
@@ -142,39 +111,27 @@ class State:
     grad_norm: Tensor | float | None = None  # before clipping, of the last step that was not skipped
     best_val_loss: float | None = None
     bad_steps: Tensor | int = 0  # in a row, without a finite gradient
-    bad_validations: int = 0  # in a row, without a finite loss
-    finite_step: int | None = None  # of the last validation with a finite loss
+    finite_step: int | None = None  # of the last validation, whose loss is finite
     unfinished: bool = False  # the run was stopped inside the validation of this step
     stopped: bool = False
-    data: DeviceClock = field(default_factory=DeviceClock)  # waiting for batches
+    waited: float = 0.0  # seconds for batches, while the clock runs
     started: float | None = field(default_factory=time.perf_counter)  # None while nothing is trained
     matmul_rate: float = 0.0  # of all ranks, once it is measured
 
-    KEPT: ClassVar = (
-        "samples",
-        "grad_norm",
-        "best_val_loss",
-        "bad_steps",
-        "bad_validations",
-        "finite_step",
-        "unfinished",
-    )
+    KEPT: ClassVar = ("samples", "grad_norm", "best_val_loss", "bad_steps", "finite_step", "unfinished")
 
     @classmethod
     def resumed(cls, step: int, position: dict[str, Any], world: World) -> "State":
-        """Of a run that continues from a checkpoint. On another number of ranks the first takes all sums."""
-        of_ranks: list[dict[str, float]] = position["sums"]
-        if len(of_ranks) == world.size:
-            sums = of_ranks[world.rank]
-        else:
-            sums = {name: world.is_main * sum(part[name] for part in of_ranks) for name in of_ranks[0]}
-            for name in ("seconds", "seconds_data"):  # these are means over the ranks
-                sums[name] *= world.size / len(of_ranks)
-        return cls(step, sums=dict(sums), **{name: position[name] for name in cls.KEPT})
+        """Of a run that continues from a checkpoint. On another number of ranks rank 0 has all sums."""
+        sums: list[dict[str, float]] = position["sums"]
+        if len(sums) != world.size:
+            total = {name: sum(of_rank[name] for of_rank in sums) for name in sums[0]}
+            sums = [total] + [dict.fromkeys(total, 0.0)] * (world.size - 1)
+        return cls(step, sums=dict(sums[world.rank]), **{name: position[name] for name in cls.KEPT})
 
     def position(self, world: World) -> dict[str, Any]:
         """For `resumed`, in plain Python types. All ranks."""
-        self.stop_clock()
+        self.stop_clock(world)
         values = {name: getattr(self, name) for name in self.KEPT}
         return {
             "sums": world.gather({name: float(value) for name, value in self.sums.items()}),
@@ -184,13 +141,15 @@ class State:
     def add(self, name: str, value: Tensor | float) -> None:
         self.sums[name] = self.sums.get(name, 0.0) + value
 
-    def stop_clock(self) -> None:
-        """Adds the time since the clock was started to the sums: what follows is no training time."""
+    def stop_clock(self, world: World) -> None:
+        """Adds the time since the clock was started to the sums, which are means over the ranks: what follows
+        is no training time.
+        """
         if self.started is not None:
-            self.data.synchronize()
-            self.add("seconds", time.perf_counter() - self.started)
-            self.add("seconds_data", self.data.seconds)
-            self.data.seconds, self.started = 0.0, None
+            synchronize(world.device)
+            self.add("seconds", (time.perf_counter() - self.started) / world.size)
+            self.add("seconds_data", self.waited / world.size)
+            self.waited, self.started = 0.0, None
 
 
 def train(run: Run, loaders: dict[str, Any], state: State | None = None) -> int:
@@ -206,20 +165,17 @@ def train(run: Run, loaders: dict[str, Any], state: State | None = None) -> int:
         between two steps, and `state.stopped` says so.
 
     Raises:
-        Diverged: on all ranks alike.
+        TrainingError: on all ranks alike, if loss or gradients are no longer finite.
         ValueError: for a task or batches that do not keep to their interface, by name.
     """
-    state, last = state or State(), run.last_step
-    if last is None:
-        raise ValueError("neither total_steps nor stop_step is given")
+    state, last = state or State(), run.last_step or 0
     columns = log_columns(run.task.columns)
     if len(set(columns)) < len(columns):
-        name = type(run.task).__name__
-        raise ValueError(f"{name}.columns is {run.task.columns!r}: a name is listed twice or the loop's own")
+        raise ValueError(f"the task's columns {run.task.columns!r}: a name is listed twice or the loop's own")
     train_loader, val_loader = loaders["train"], loaders.get("val")
     per_epoch = run.steps_per_epoch or max(1, len(train_loader))
     run = replace(run, steps_per_epoch=per_epoch)
-    state.data, state.started = DeviceClock(run.world.device), time.perf_counter()
+    state.started = time.perf_counter()
     try:
         if state.unfinished:
             between_steps(run, state, (state.step - 1) // per_epoch, val_loader)
@@ -236,19 +192,19 @@ def train(run: Run, loaders: dict[str, Any], state: State | None = None) -> int:
 
 
 def train_one_epoch(
-    run: Run, batches: Iterable[dict[str, Any]], state: State, epoch: int = 0, val_loader: Any = None
+    run: Run, batches: Iterable[dict[str, Any]], state: State, epoch: int, val_loader: Any = None
 ) -> None:
-    """Trains on `batches`, or until `run.last_step`. All ranks.
+    """Takes optimizer steps until the batches end, or `run.last_step`. All ranks.
 
     The loss of a step is the mean over all its samples, whichever rank holds them: each rank's sum is divided
     by their number everywhere. A step whose gradient is not finite changes nothing and is counted.
 
     Raises:
         Stopped: on all ranks alike, if the run was asked to stop.
-        Diverged: on all ranks alike.
+        TrainingError: on all ranks alike, if loss or gradients are no longer finite.
         ValueError: for batches that end inside a step.
     """
-    world = run.world
+    world, optimizer, precision = run.world, run.optimizer, run.precision
     run.model.train()
     batches = iter(batches)
     while run.last_step is None or state.step < run.last_step:
@@ -259,11 +215,11 @@ def train_one_epoch(
 
         # The micro-batches of a step: the last one averages the gradients over the ranks.
         sums: dict[str, Tensor | float] = {}
-        samples, is_last = 0.0, False
+        global_count, is_last = 0.0, False
         while not is_last:
-            started = state.data.now()
+            started = time.perf_counter()
             batch = next(batches, None)
-            state.data.add(started, state.data.now())
+            state.waited += time.perf_counter() - started
             if batch is None:
                 if sums:
                     raise ValueError("the batches end inside a step: the last one has last_micro_batch=False")
@@ -271,27 +227,36 @@ def train_one_epoch(
             moved = to_device(batch, world.device)
             is_last = batch.get("last_micro_batch", True)
             with no_sync(run.model, sync=is_last):
-                added, samples = forward_backward(run.model, run.task, moved, run.precision, world.size)
+                added, global_count = forward_backward(run.model, run.task, moved, precision, world.size)
             for name, value in added.items():  # float64, on the device: no wait, no rounding that grows
                 sums[name] = sums.get(name, 0.0) + value.detach().double()
             if run.flops is not None:
                 state.add("flops", run.flops(batch))
 
-        # The step.
+        # Clipping, and the step, unless the norm is not finite. It is the same on all ranks, so all skip
+        # together; nothing waits for the device if the optimizer can skip by itself (torch's fused ones).
         if run.schedule is not None:
-            set_learning_rate(run.optimizer, run.schedule(state.step))
-        result = optimizer_step(run)
+            set_learning_rate(optimizer, run.schedule(state.step))
+        precision.scaler.unscale_(optimizer)
+        parameters = list(run.model.parameters())  # those without a gradient do not count
+        total_norm = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+        nn.utils.clip_grads_with_norm_(parameters, CLIP_NORM, total_norm)
+        norm = full_tensor(total_norm)
+        taken = torch.isfinite(norm)
+        bad = precision.optimizer_step(optimizer, taken)  # not finite, unless fp16 still looks for its scale
+        optimizer.zero_grad(set_to_none=True)
         if run.scheduler is not None:
             run.scheduler.step()
+
+        # Its figures.
         state.step += 1
-        state.samples += samples
-        norm, taken, bad = result
+        state.samples += global_count
         for name, value in sums.items():  # those of a step that was skipped are no figures
             state.add(name, torch.where(taken, value, 0.0))
-        state.add("count", world.is_main * samples * taken.double())
-        state.add("samples", world.is_main * samples)
+        state.add("count", world.is_main * global_count * taken.double())
+        state.add("samples", world.is_main * global_count)
         for name, of_step in SUMMED_COLUMNS.items():
-            state.add(name, world.is_main * of_step(result).double())
+            state.add(name, world.is_main * of_step(norm, taken, bad).double())
         state.grad_norm = norm if state.grad_norm is None else torch.where(taken, norm, state.grad_norm)
         state.bad_steps = (state.bad_steps + 1) * bad.long()
 
@@ -314,38 +279,16 @@ def forward_backward(
     """
     with precision.autocast():
         losses = task.losses(model, batch)
-    samples = checked_samples(task, losses, batch)
+    batch_size = check_values(task, losses, batch)
     weights = batch.get("weights")
     if weights is not None:
         losses = {name: values * weights.to(values.dtype) for name, values in losses.items()}
     sums = {name: values.sum() for name, values in losses.items()}
-    count = float(batch.get("global_count", samples * ranks))
-    if not count > 0:
-        raise ValueError(
-            f"global_count is {count:g}: the samples of the whole optimizer step must be above 0"
-        )
     if "global_count" not in batch and not batch.get("last_micro_batch", True):
         raise ValueError("a step of several micro-batches needs global_count, the samples of the whole step")
-    precision.scaler.scale(sums["loss"] * (ranks / count)).backward()
-    return sums, count
-
-
-def optimizer_step(run: Run) -> StepResult:
-    """Clips the gradients and takes the step, unless their norm is not finite. All ranks.
-
-    After DDP and FSDP the norm is the same on all ranks, so all of them skip together. Nothing here waits for
-    the device if the optimizer can skip by itself (torch's fused ones).
-    """
-    precision, optimizer = run.precision, run.optimizer
-    precision.scaler.unscale_(optimizer)
-    parameters = list(run.model.parameters())  # those without a gradient do not count
-    total = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
-    nn.utils.clip_grads_with_norm_(parameters, CLIP_NORM, total)
-    norm = full_tensor(total)
-    finite = torch.isfinite(norm)
-    bad = precision.optimizer_step(optimizer, finite)
-    optimizer.zero_grad(set_to_none=True)
-    return StepResult(norm, finite, bad)
+    global_count = float(batch.get("global_count", batch_size * ranks))
+    precision.scaler.scale(sums["loss"] * (ranks / global_count)).backward()
+    return sums, global_count
 
 
 def between_steps(run: Run, state: State, epoch: int, val_loader: Any = None) -> None:
@@ -353,7 +296,7 @@ def between_steps(run: Run, state: State, epoch: int, val_loader: Any = None) ->
 
     Raises:
         Stopped: inside the validation; whoever resumes validates again, and then writes the row.
-        Diverged: on all ranks alike.
+        TrainingError: on all ranks alike, if loss or gradients are no longer finite.
     """
     step, is_last = state.step, state.step == run.last_step
 
@@ -363,55 +306,47 @@ def between_steps(run: Run, state: State, epoch: int, val_loader: Any = None) ->
     if due(GPU_CHECK_INTERVAL) or run.world.device.type == "cpu":
         bad = int(state.bad_steps)
         if bad >= run.max_bad_steps:
-            raise Diverged(
-                f"step {step:,}: the gradient was not finite in {bad} steps in a row (--max-bad-steps), which"
-                " changed nothing.",
-                max(step - bad - 1, state.finite_step or 0),
-            )
-    names = [checkpoint.name_of_step(step)] if due(run.save_interval) else []
-    if run.epoch_name and due(run.steps_per_epoch):
-        names.append(run.epoch_name.format(step // (run.steps_per_epoch or 1)))
+            what = f"the gradient was not finite in {bad} steps in a row, which changed nothing"
+            raise diverged(step, what, max(step - bad - 1, state.finite_step or 0))
     validation: dict[str, Any] = {}
-    best_before = state.best_val_loss
     if val_loader is not None and (is_last or due(run.eval_interval)):
-        state.stop_clock()
+        state.stop_clock(run.world)
         state.unfinished, started = True, time.perf_counter()
         validation = evaluate(run.model, val_loader, run.task, run.world, run.precision, run.stop)
         validation["seconds_val"], state.unfinished = time.perf_counter() - started, False
-        loss = validation["val_loss"]
-        if math.isfinite(loss):
-            state.bad_validations, state.finite_step = 0, step
-            if state.best_val_loss is None or loss < state.best_val_loss:
-                state.best_val_loss = loss
-                names.append(checkpoint.BEST)
-        else:
-            state.bad_validations += 1
     if validation or is_last or due(run.log_interval):
         row = log_row(run, state, epoch) | validation
         if run.log is not None:
             run.log(row)
-    if validation and state.bad_validations >= (1 if is_last else MAX_BAD_VALIDATIONS):
-        which = "the last validation" if is_last else f"{MAX_BAD_VALIDATIONS} validations in a row"
-        raise Diverged(
-            f"step {step:,}: the loss is {validation['val_loss']:g} in {which}: the run has diverged.",
-            state.finite_step,
-        )
+    names = [f"{step}.bin"] if due(run.save_interval) else []
+    if run.epoch_name and due(run.steps_per_epoch):
+        names.append(run.epoch_name.format(step // (run.steps_per_epoch or 1)))
     if names or is_last:
-        if is_last or names != [checkpoint.BEST]:
-            names.append(checkpoint.LAST)
-        # Weights in doubt do not take the place of earlier ones.
-        doubt = ""
-        if state.bad_validations:
-            doubt = "the loss of the last validation was not finite"
-        elif not validation and int(state.bad_steps) >= MIN_DOUBTFUL_STEPS:
-            doubt = f"the last {int(state.bad_steps)} steps had no finite gradient"
-        if (not doubt or is_last) and save(run, state, names) and checkpoint.BEST in names:
+        names.append(checkpoint.LAST)
+    best_before = state.best_val_loss
+    if validation:
+        loss = validation["val_loss"]
+        if not math.isfinite(loss):
+            raise diverged(step, f"the loss of the validation is {loss:g}", state.finite_step)
+        state.finite_step = step
+        if best_before is None or loss < best_before:
+            state.best_val_loss = loss
+            names.append(checkpoint.BEST)
+    if names:
+        error = save(run, state, names)
+        if error and checkpoint.BEST in names:  # what could not be written is no measure for later ones
             state.best_val_loss = best_before
-        if doubt and run.world.is_main:
-            outcome = "may be unusable" if is_last else "not written"
-            run.say(f"WARNING: step {step:,}: {', '.join(names)} {outcome}: {doubt}")
     if state.started is None:
         state.started = time.perf_counter()
+
+
+def diverged(step: int, what: str, good_step: int | None) -> TrainingError:
+    """How a run ends whose weights are of no use. good_step: the last one known to be good, or None."""
+    good = f"checkpoints up to step {good_step:,} (--initial-checkpoint)" if good_step else "no checkpoint"
+    return TrainingError(
+        f"step {step:,}: {what}: the run has diverged. Known to be good: {good}. Start again in another"
+        " folder, with a lower --learning-rate (a third) or more --warmup-pct; with --fp16, --bf16 instead"
+    )
 
 
 def save(run: Run, state: State, names: list[str]) -> str | None:
@@ -422,11 +357,10 @@ def save(run: Run, state: State, names: list[str]) -> str | None:
 
 def log_row(run: Run, state: State, epoch: int) -> dict[str, Any]:
     """Values for the log since the last row, over all ranks; starts the next row. All ranks."""
-    state.stop_clock()
-    world, total = run.world, run.world.sum_over_ranks(state.sums)
-    count = total.get("count", 0.0)
-    seconds = max(total["seconds"] / world.size, 1e-9)  # means over the ranks
-    seconds_data = total["seconds_data"] / world.size
+    world = run.world
+    state.stop_clock(world)
+    total = world.sum_over_ranks(state.sums)
+    count, seconds = total.get("count", 0.0), max(total["seconds"], 1e-9)
     row = {f"train_{name}": total[name] / count for name in total if name.startswith("loss") and count}
     row |= {
         "step": state.step,
@@ -435,14 +369,14 @@ def log_row(run: Run, state: State, epoch: int) -> dict[str, Any]:
         "lr": run.optimizer.param_groups[0]["lr"],
         "grad_norm": None if state.grad_norm is None or not count else float(state.grad_norm),
         "samples_per_sec": total.get("samples", 0.0) / seconds,
-        "seconds_data": seconds_data,
-        "data_share": min(1.0, seconds_data / seconds),
+        "seconds_data": total["seconds_data"],
+        "data_share": min(1.0, total["seconds_data"] / seconds),
         **{name: total.get(name, 0.0) for name in SUMMED_COLUMNS},
     }
     flops = total.get("flops", math.nan)
     if math.isfinite(flops) and flops > 0:
         if not state.matmul_rate:
-            rate = matmul_rate(world.device, run.precision.matmul_dtype)
+            rate = matmul_rate(world.device, run.precision.half or run.precision.dtype)
             state.matmul_rate = world.sum_over_ranks({"rate": rate})["rate"]
         row["model_flops_per_sec"] = flops / seconds
         row["mfu"] = row["model_flops_per_sec"] / state.matmul_rate
@@ -465,10 +399,10 @@ def evaluate(
         Stopped: `stop` said so on the way.
         ValueError: no rank has a sample, or the task does not keep to its interface.
     """
-    return figures_of(own_totals(model, batches, task, world, precision, stop), world)
+    return figures_of(rank_totals(model, batches, task, world, precision, stop), world)
 
 
-def own_totals(
+def rank_totals(
     model: nn.Module,
     batches: Iterable[dict[str, Any]],
     task: Task,
@@ -476,21 +410,21 @@ def own_totals(
     precision: Precision | None = None,
     stop: Callable[[], bool] | None = None,
 ) -> dict[str, Tensor | float]:
-    """This rank's part of `evaluate`, for `figures_of`; parts of a rank's batches may be added up. Weighted
-    sums by figure; COUNT: of samples; name + COUNT: the denominator of a ratio. All ranks.
+    """This rank's part of `evaluate`, for `figures_of`: weighted sums by figure; COUNT: of samples;
+    name + COUNT: the denominator of a ratio. All ranks.
     """
     raw_model, precision = unwrap(model), precision or Precision("float32")
     totals: dict[str, Tensor | float] = {}
-    count = len(batches) if isinstance(batches, Sized) else None
-    with evaluating(raw_model), unsharded(raw_model), Stage("validation", count, "batches") as stage:
+    stage = Stage("validation", len(batches) if isinstance(batches, Sized) else None, "batches")
+    with evaluating(raw_model), unsharded(raw_model):
         for batch in batches:
             if stop is not None and stop():
                 raise Stopped
             batch = to_device(batch, world.device)
             with precision.autocast():
                 values: dict[str, Any] = dict(task.metrics(raw_model, batch))
-            samples = checked_samples(task, values, batch, "metrics")
-            weights = batch.get("weights", torch.ones(samples, device=world.device))
+            batch_size = check_values(task, values, batch, "metrics")
+            weights = batch.get("weights", torch.ones(batch_size, device=world.device))
             for name, value in list(values.items()):
                 if isinstance(value, tuple):
                     values[name], values[name + COUNT] = value
@@ -517,35 +451,26 @@ def figures_of(totals: dict[str, Tensor | float], world: World) -> dict[str, flo
 
 
 def to_device(batch: dict[str, Any], device: torch.device) -> dict[str, Any]:
-    """The batch with its tensors on `device`; pinned memory is copied while the device works. Raises
-    ValueError for what is no batch.
-    """
-    if not isinstance(batch, dict):
-        raise ValueError(f"a batch must be a dict, see histocc.trainer.loop; got {type(batch).__name__}")
+    """The batch with its tensors on `device`; pinned memory is copied while the device works."""
     return {
         name: value.to(device, non_blocking=True) if isinstance(value, Tensor) else value
         for name, value in batch.items()
     }
 
 
-def checked_samples(task: Task, values: Any, batch: dict[str, Any], method: str = "losses") -> int:
-    """How many samples the batch has. Raises ValueError, by name, if what the task computed of it is not what
-    the task's interface says.
+def check_values(task: Task, values: Any, batch: dict[str, Any], method: str = "losses") -> int:
+    """The number of samples of a batch. Raises ValueError, by name, if what the task computed is not a value
+    for each of them.
     """
     who = f"{type(task).__name__}.{method}"
-    declared = [name for name in task.columns if method == "metrics" or name.startswith("loss")]
-    if not isinstance(values, dict) or set(values) != {"loss", *declared}:
+    expected = {"loss", *(name for name in task.columns if method == "metrics" or name.startswith("loss"))}
+    if not isinstance(values, dict) or set(values) != expected:
         returned = ", ".join(values) if isinstance(values, dict) else type(values).__name__
-        expected = ", ".join(dict.fromkeys(["loss", *declared]))
-        raise ValueError(f"{who} returned {returned}; it must return a dict of {expected}")
-    weights = batch.get("weights")
-    tensors = batch.values() if weights is None else [weights]
-    sizes = {len(tensor) for tensor in tensors if isinstance(tensor, Tensor) and tensor.dim()}
-    samples = next((len(x) for x in values.values() if isinstance(x, Tensor) and x.dim()), -1)
+        raise ValueError(f"{who} returned {returned}; it must return a dict of {', '.join(sorted(expected))}")
+    batch_size = len(batch["weights"]) if "weights" in batch else values["loss"].numel()
     for name, value in values.items():
         for part in value if isinstance(value, tuple) else (value,):
-            shape = list(part.shape) if isinstance(part, Tensor) else type(part).__name__
-            if shape != [samples] or sizes and samples not in sizes:
-                size = " or ".join(map(str, sorted(sizes))) or "B"
-                raise ValueError(f"{who}: {name!r} has shape {shape}, expected a value a sample: [{size}]")
-    return samples
+            if list(part.shape) != [batch_size]:
+                shape = f"has shape {list(part.shape)}, expected [{batch_size}]"
+                raise ValueError(f"{who}: {name!r} {shape}: a value for each sample")
+    return batch_size

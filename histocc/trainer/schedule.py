@@ -23,11 +23,6 @@ def linear_factor(step: int, warmup_steps: int, total_steps: int) -> float:
     return (total_steps - step) / (total_steps - warmup_steps)
 
 
-def scaled_learning_rate(rate: float, rule: str, processes: int) -> float:
-    """Learning rate for `processes` with the rule none, linear (× processes) or sqrt (× √processes)."""
-    return rate * {"none": 1.0, "linear": float(processes), "sqrt": processes**0.5}[rule]
-
-
 @dataclass(frozen=True)
 class Schedule:
     """Optimizer steps and learning rate of a run."""
@@ -48,7 +43,8 @@ class Schedule:
         warmup = round(args.warmup_pct * length) if args.warmup_steps is None else args.warmup_steps
         if rate is None:
             assert args.learning_rate is not None, "still open"
-            rate = scaled_learning_rate(args.learning_rate, args.lr_scaling, processes)
+            power = {"none": 0.0, "sqrt": 0.5, "linear": 1.0}[args.lr_scaling]
+            rate = float(args.learning_rate * processes**power)
         return cls(total, length, warmup, min(total, args.max_steps or total), rate)
 
     def factor(self, step: int) -> float:

@@ -1,4 +1,5 @@
-"""A training script for any model: its flags, and from its arguments to its run.
+"""A run of any model: its folder, the checkpoint that it resumes from, what it needs before its first step,
+what it writes, and how it ends; and `train`, a script for any model:
 
 @dataclass(frozen=True, kw_only=True)
 class Mine(ScriptConfig):
@@ -15,27 +16,417 @@ start(parser, run)      # of histocc.runtime.entrypoint
 
 import contextlib
 import hashlib
+import json
 import os
-from collections.abc import Callable
-from dataclasses import replace
+import uuid
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import nn
 
-from histocc.runtime import checkpoint
-from histocc.runtime.config import Parser
+from histocc.runtime import checkpoint, files, parallel, signals
+from histocc.runtime.config import Parser, differing
 from histocc.runtime.device import Precision, compile_layers
-from histocc.runtime.errors import UserError, raise_if_any
-from histocc.runtime.files import OwnFiles, save_path_problem
+from histocc.runtime.errors import TrainingError, UserError, raise_if_any
+from histocc.runtime.files import OwnFiles
 from histocc.runtime.rng import derived_seed
-from histocc.runtime.world import World
-from histocc.trainer import loop, run
-from histocc.trainer.batches import WEIGHTS, Rows, validation_loader
-from histocc.trainer.config import ScriptConfig
-from histocc.trainer.estimate import memory_advice
-from histocc.trainer.log import log_columns, validation_line
-from histocc.trainer.run import Training
+from histocc.runtime.world import World, launcher_id
+from histocc.trainer import loop
+from histocc.trainer.batches import DROPOUT, WEIGHTS, BatchLoader, Rows, batch_plan, make_loader
+from histocc.trainer.config import AUTO, ScriptConfig, TrainConfig
+from histocc.trainer.estimate import choose_batch_size, estimate, memory_advice
+from histocc.trainer.log import LOG, STATUS, RunLog, banner, log_columns, validation_line
+from histocc.trainer.schedule import Schedule, make_optimizer
+from histocc.trainer.trackers import OF_PROFILE, Tracker, open_trackers, profiled
+
+ARGS = "args.json"
+
+
+@dataclass(frozen=True)
+class Training:
+    """What a run trains, and on what.
+
+    Args:
+        model: bare, on its device, with the weights that it starts or continues from.
+        task, flops: see `histocc.trainer.loop`.
+        train, val: rows; None for a run that is not validated.
+        entries: what its checkpoints hold beside what those of any run do: enough to use the model.
+        fingerprint: of the rows; a run is resumed on the same alone.
+        files: checksum of each file beside the rows that decides the result, by flag.
+        fast: names of the parameters that have a learning rate of their own, and its factor on that of the
+            rest. Names, since sharding replaces the parameters.
+        about: lines for the banner on data and model; about_rate: on its learning rates.
+        epoch_name: of the checkpoint of an epoch, {} for its number.
+        finish: called on all ranks after the last step, or if none is left to take, with the model in
+            evaluation mode, without gradients, its weights complete.
+    """
+
+    model: nn.Module
+    task: loop.Task
+    train: Rows
+    val: Rows | None = None
+    entries: dict[str, Any] = field(default_factory=dict[str, Any])
+    fingerprint: str = ""
+    files: dict[str, int] = field(default_factory=dict[str, int])
+    fast: tuple[Sequence[str], float] = ((), 1.0)
+    flops: Callable[[dict[str, Any]], float] | None = None
+    about: Sequence[str] = ()
+    about_rate: str = ""
+    epoch_name: str = checkpoint.EPOCH
+    finish: Callable[[nn.Module], object] | None = None
+
+
+# ---- before the model
+
+
+def number_format(args: TrainConfig, world: World) -> Precision:
+    """What the model computes in, set for this process. Raises UserError if the device lacks it."""
+    precision = Precision.of(args, world.device)
+    precision.use()
+    if precision.warning():
+        world.print(f"WARNING: {precision.warning()}")
+    return precision
+
+
+def output_problems(
+    args: TrainConfig, inputs: dict[str | None, str], own: OwnFiles, lists: Sequence[str] = ()
+) -> list[str]:
+    """Why a run with these arguments may not write its files, a line each. inputs: what each file is; lists:
+    names of those of its data.
+    """
+    if args.eval_only or args.dry_run:
+        return []
+    if args.config and files.is_same(args.config, own.path(ARGS)) and own.holds(args.config):
+        # read already, and written as it was
+        inputs = {path: what for path, what in inputs.items() if path != args.config}
+    names = [ARGS, LOG, STATUS, *lists, checkpoint.LAST, checkpoint.BEST]
+    names += OF_PROFILE if args.profile else ()
+    return files.problems(map(own.path, names), inputs, args.overwrite, own)
+
+
+@contextlib.contextmanager
+def held_folder(args: TrainConfig, world: World) -> Generator[None]:
+    """The folder of the run, that no other job may use meanwhile, without what a killed run left half
+    written; meanwhile stacks of a run that hangs go there. All ranks. Raises UserError.
+    """
+    with contextlib.ExitStack() as held:
+
+        def lock() -> list[str]:
+            held.enter_context(files.run_lock(args.save_path))
+            own = OwnFiles(args.save_path, args.overwrite)
+            own.remove_leftovers()
+            return own.claim(*map(signals.STACKS.format, range(world.size)))
+
+        paths = world.run_on_main("lock", lock)
+        held.enter_context(signals.stacks_in(paths, world.rank, world.time_limit))
+        yield
+
+
+# ---- the checkpoint that a run resumes from
+
+
+def find_resumable(
+    args: TrainConfig,
+    world: World,
+    read: Callable[[str], dict[str, Any]],
+    refuse: Callable[[dict[str, Any]], None],
+    fingerprint: str,
+) -> dict[str, Any] | None:
+    """The checkpoint to resume from, the same on every rank, with its file as the entry `path`; None to start
+    over. Nodes may not share a folder: the newest checkpoint of any is handed to all. The number of threads,
+    which decides the last bits of every sum, is set to that of the first start. All ranks.
+
+    Args:
+        read: a file, as `histocc.runtime.checkpoint.load_resumable`.
+        refuse: raises UserError for a checkpoint with other arguments.
+        fingerprint: of the rows.
+
+    Raises:
+        UserError: it does not fit.
+    """
+    state: dict[str, Any] | None = None
+    launchers = set(world.gather(launcher_id())) - {""}
+
+    def newest() -> tuple[int, str, Any, list[str]] | None:
+        nonlocal state
+        if not checkpoint.exists_in(args.save_path):
+            return None
+        try:
+            path, state, damaged = checkpoint.newest_good(args.save_path, read)
+        except UserError:
+            if args.overwrite:
+                return None
+            raise
+        with checkpoint.reading(path):
+            # a restart by the launcher starts nothing over
+            if args.overwrite and not launchers & set(state["position"]["launchers"]):
+                return None
+            return int(state["step"]), path, state.get(checkpoint.CHECKSUM), damaged
+
+    leaders = world.node_leaders()
+    of_nodes = world.run_on("resume", leaders, newest)
+    steps = [-1 if of_node is None else of_node[0] for of_node in of_nodes]
+    best = of_nodes[steps.index(max(steps))]
+    if best is None:
+        return None
+    _, path, _, damaged = best
+    if damaged:
+        lines = ["WARNING: a newer checkpoint cannot be used:", *damaged]
+        world.print("\n  ".join([*lines, f"Continuing from {path} instead."]))
+    if any(of_node != best for of_node in of_nodes):
+        state = world.broadcast(state, leaders[steps.index(max(steps))])
+    elif world.rank not in leaders:
+        state = read(path)
+    assert state is not None
+    with checkpoint.reading(path):
+        refuse(state)
+        if state["position"]["fingerprint"] != fingerprint:
+            raise UserError(
+                f"{args.save_path} holds a run on other data (or data prepared with other settings)."
+                " Give it the same files, choose another folder, or start over with --overwrite."
+            )
+        threads, processes, now = state["rng"]["threads"], state["rng"]["processes"], torch.get_num_threads()
+        if threads != now and processes == world.size:
+            torch.set_num_threads(threads)
+            world.print(f"Threads per process: set to {threads}, as in the interrupted run")
+        elif threads != now:
+            world.print(f"Note: {now} threads per process, not {threads} as before; last digits may differ")
+    return {**state, "path": path}
+
+
+def refuse_other_arguments(
+    args: TrainConfig, state: dict[str, Any], more: list[str], before: dict[str, Any] | None = None
+) -> None:
+    """Raises UserError if a run is to be resumed with other arguments than those that decide its result.
+
+    Args:
+        state: the checkpoint.
+        more: what else differs, a line each.
+        before: what the run has of the arguments that its checkpoint keeps elsewhere.
+    """
+    saved = state["args"] | (before or {})
+    different = differing(type(args), args.values(), saved) + more
+    if args.num_epochs < saved["num_epochs"]:
+        different.append(
+            f"--num-epochs was {saved['num_epochs']}, now it is {args.num_epochs}; only more can continue"
+        )
+    if different:
+        end = "Repeat them as they were, choose another folder, or start over with --overwrite."
+        raise UserError("\n  ".join([f"{args.save_path} holds a run with other arguments:", *different, end]))
+
+
+def restore(resumed: dict[str, Any], optimizer: torch.optim.Optimizer, precision: Precision) -> None:
+    """All but the weights, which are complete in a checkpoint and must be in the model before it is shared
+    out; of the optimizer's groups only the rates, since all else is that of this optimizer. All ranks.
+    Raises UserError if the checkpoint is of other parameters.
+    """
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    with checkpoint.reading(resumed["path"]):
+        state, peaks = resumed["optimizer"], resumed["scheduler"]["base_lrs"]  # of the first start
+        for number, moments in state["state"].items():
+            shape, shapes = parameters[number].shape, {name: value.shape for name, value in moments.items()}
+            if shapes != {"step": torch.Size(), "exp_avg": shape, "exp_avg_sq": shape}:
+                raise ValueError(f"optimizer: state {number} is that of another model")
+        groups = [
+            {**now, "lr": saved["lr"], "params": saved["params"]}
+            for now, saved in zip(optimizer.state_dict()["param_groups"], state["param_groups"])
+        ]
+        parallel.load_optimizer_state(optimizer, {"state": state["state"], "param_groups": groups})
+        for group, peak in zip(optimizer.param_groups, peaks, strict=True):
+            group["initial_lr"] = float(peak)
+        if resumed.get("scaler"):
+            precision.scaler.load_state_dict(resumed["scaler"])
+
+
+# ---- the run
+
+
+@contextlib.contextmanager
+def ready(
+    args: TrainConfig,
+    world: World,
+    precision: Precision,
+    training: Training,
+    resumed: dict[str, Any] | None,
+) -> Generator[tuple[dict[str, BatchLoader], loop.State, dict[str, Any]] | None]:
+    """Everything around the steps of a run, which are taken inside: before them the batch arithmetic, DDP or
+    FSDP, loaders, the optimizer and what a resumed run had of it; meanwhile log and checkpoints; afterwards
+    how it ended, and what the script does with the trained model. All ranks.
+
+    Args:
+        resumed: the checkpoint that the run continues from, its weights already in the model. Emptied, so
+            that its weights lie in memory once.
+
+    Yields:
+        Loaders and state for `histocc.trainer.loop.train`, and the arguments of its Run but the task; None if
+        no step is left to take, and after a dry run.
+
+    Raises:
+        UserError, TrainingError
+    """
+    raw_model, task, is_resumed = training.model, training.task, resumed is not None
+    with contextlib.ExitStack() as ends:
+        # Which rows a step takes, and how many steps there are.
+        if args.batch_size == AUTO:
+            args = choose_batch_size(args, world, raw_model, task, training.train, precision)
+        ends.enter_context(memory_advice(args, world))
+        plan = batch_plan(args, training.train, world)
+        state, rate, name = loop.State(), None, uuid.uuid4().hex  # the name that all its checkpoints have
+        if resumed:
+            with checkpoint.reading(resumed["path"]):
+                position, total = resumed["position"], plan.global_batch_size
+                rate, name = resumed["scheduler"]["base_lrs"][0], position["run"]  # of the first start
+                if position["total_batch"] != total:
+                    raise UserError(
+                        f"the run in {args.save_path} has a total batch of {position['total_batch']}, these"
+                        f" arguments make {total}; pass --global-batch-size {position['total_batch']}"
+                    )
+                for flag, crc in position["files"].items():
+                    if crc != training.files.get(flag):
+                        raise UserError(
+                            f"{getattr(args, flag)}: was changed since the run in {args.save_path} began"
+                            f" (--{flag.replace('_', '-')}). Give it the same file, choose another folder, or"
+                            " start over with --overwrite"
+                        )
+                state = loop.State.resumed(resumed["step"], position, world)
+        schedule = Schedule.of(args, plan.steps_per_epoch, world.size, rate)
+        if state.step >= schedule.stop and not state.unfinished:
+            what = f"is at step {state.step:,}, and --max-steps is {schedule.stop:,}: nothing to do."
+            if state.step >= schedule.total:
+                what = f"is finished ({state.step:,} steps): nothing to do. More --num-epochs continue,"
+                what += " --overwrite starts over."
+            world.print(f"The run in {args.save_path} {what}")
+            finish(args, training)
+            yield None
+            return
+        loaders = {"train": make_loader(args, world, training.train, plan)}
+        if training.val is not None:
+            loaders["val"] = make_loader(args, world, training.val)
+        about, about_rate = training.about, training.about_rate
+        world.print(banner(args, world, about, about_rate, plan, schedule, precision.name, resumed))
+
+        # One process's model, or that of all; then two throw-away passes: DDP lays its buckets out again
+        # after its first step, so a resumed run would sum the gradients of more than two ranks in another
+        # order than one that was never interrupted. FSDP finds out in its first pass which module is the
+        # outermost. What torch.compile makes depends on the shapes that it sees first.
+        model = parallel.wrap(raw_model, world, args.parallel, args.gradient_compression)
+        batch = loop.to_device(loaders["train"].dataset[0, 0][0], world.device)
+        for _ in range(2 * (parallel.is_wrapped(model) or args.compile)):
+            loop.forward_backward(model, task, batch, precision)
+        model.zero_grad(set_to_none=True)
+
+        # The optimizer, and what of it the resumed run had.
+        optimizer = make_optimizer(raw_model, args.weight_decay, schedule.rate, training.fast)
+        if resumed:
+            restore(resumed, optimizer, precision)
+            resumed.clear()
+        options: dict[str, Any] = {
+            "model": model,
+            "optimizer": optimizer,
+            "world": world,
+            "precision": precision,
+            "seed": derived_seed(args.seed, DROPOUT),
+            "schedule": schedule.factor,
+            "total_steps": schedule.total,
+            "stop_step": schedule.stop,
+            "steps_per_epoch": plan.steps_per_epoch,
+            "log_interval": args.log_interval,
+            "eval_interval": args.eval_interval,
+            "save_interval": args.save_interval,
+            "epoch_name": training.epoch_name if args.save_each_epoch else "",
+            "stop": world.stop_agreed,
+        }
+        if args.dry_run:
+            estimate(loop.Run(task=task, **options), loaders["train"], state.step)
+            yield None
+            return
+
+        # What it writes: args.json, rows of the log, checkpoints.
+        own = OwnFiles(args.save_path, args.overwrite)
+        trackers: list[Tracker] = []
+        world.run_on_main("trackers", lambda: trackers.extend(open_trackers(args, name, state.step)))
+        if args.overwrite and not is_resumed:
+            old = [name for name in own.names if checkpoint.CHECKPOINT.fullmatch(name)]
+            world.run_on("clear", world.node_leaders(), lambda: own.remove([*old, ARGS, LOG, STATUS]))
+        if world.is_main:
+            with files.atomic_write(own.claim(ARGS)[0]) as file:
+                file.write(json.dumps((args.asked or args).values(), indent=1, sort_keys=True).encode())
+        columns, counts = log_columns(task.columns), (schedule.total, state.step, schedule.stop)
+        is_main, again = world.is_main, state.unfinished
+        log = RunLog(own, columns, *counts, is_main=is_main, again=again, trackers=trackers)
+        ends.callback(log.close, "ended by an error")  # unless it is closed before
+        same_in_all = {
+            "files": training.files,
+            "total_batch": plan.global_batch_size,
+            "fingerprint": training.fingerprint,
+            "launchers": sorted(set(world.gather(launcher_id()))),
+            "run": name,
+        }
+
+        def content(step: int, position: dict[str, Any]) -> dict[str, Any]:
+            """Of a checkpoint, complete on rank 0 alone. All ranks."""
+            if not (world.is_main or parallel.is_sharded(raw_model)):
+                return {}
+            weights = {"model": raw_model.state_dict(), "optimizer": optimizer.state_dict()}
+            rates = [group["initial_lr"] for group in optimizer.param_groups]
+            return {
+                **parallel.gather_shares(weights, keep=world.is_main),
+                "scheduler": {"base_lrs": rates, "last_epoch": step},
+                "scaler": precision.scaler.state_dict(),
+                "step": step,
+                "format": checkpoint.FORMAT,
+                "args": args.values(),
+                **training.entries,
+                "rng": {"seed": args.seed, "threads": torch.get_num_threads(), "processes": world.size},
+                "position": {**same_in_all, **position},
+            }
+
+        save = checkpoint.Saver(own, args.keep_checkpoints, world, content, log.say)
+        profiling = profiled(args.profile if world.is_main else None, own, world.device, log.say)
+        step_profiled = ends.enter_context(profiling)
+
+        def step_done() -> None:
+            log.step()
+            step_profiled()
+
+        # The steps, and how they ended.
+        yield loaders, state, options | {"save": save, "log": log.row, "step_done": step_done}
+        finished = "finished" if state.step == schedule.total else "at --max-steps"
+        log.close("stopped" if state.stopped else finished, state.step)
+        if save.failed:
+            raise TrainingError(
+                f"the last checkpoint, of step {state.step:,}, could not be saved: {save.failed}. After that,"
+                " give the same command again (without --overwrite): it continues from the checkpoint before,"
+                " if there is one."
+            )
+        where, same = f"at step {state.step:,}", "The same command" + " without --overwrite" * args.overwrite
+        if state.stopped:
+            signals.stop_request().acted = True
+            reason = next(filter(None, world.gather(signals.stop_request().reason)), "a signal")
+            saved = f"saved in {save.seconds:.1f} s. {same} continues."
+            world.print(f"Stopped by {reason} {where} of {schedule.total:,}, {saved}")
+            return
+        if state.step < schedule.total:
+            more = f"{same} with a larger --max-steps continues."
+            world.print(f"Stopped {where} of {schedule.total:,} (--max-steps). {more}")
+        else:
+            world.print(f"Finished {where}.")
+        has_best = "val" in loaders and os.path.exists(own.path(checkpoint.BEST))
+        best = f" (lowest validation loss: {checkpoint.BEST})" * has_best
+        world.print(f"Model: {own.path(checkpoint.LAST)}{best}")
+        finish(args, training)
+
+
+def finish(args: TrainConfig, training: Training) -> None:
+    """What the script does with the trained model. All ranks."""
+    if training.finish is not None and not args.dry_run:
+        with parallel.evaluating(training.model), parallel.unsharded(training.model):
+            training.finish(training.model)
+
+
+# ---- a script for any model
 
 
 def train(parser: Parser, args: ScriptConfig, world: World, make: Callable[[], Training]) -> None:
@@ -50,82 +441,71 @@ def train(parser: Parser, args: ScriptConfig, world: World, make: Callable[[], T
     Raises:
         UserError, TrainingError
     """
-    world.run_on_main("arguments", lambda: raise_if_any(_problems(args)))
-    torch.manual_seed(derived_seed(args.seed, WEIGHTS) % 2**32)
-    training = _complete(make(), parser, world)
-    precision = run.number_format(args, world)
-    training.model.to(precision.dtype)
-    if args.eval_only:
-        return _validate(args, world, training, precision)
 
-    def refuse(state: dict[str, Any]) -> None:
-        run.refuse_other_arguments(args, state, _other_entries(state, training.entries))
-
-    with contextlib.ExitStack() as held:
-        if not args.dry_run:
-            held.enter_context(run.held_folder(args, world))
-        with memory_advice(args, world, training.smaller_model, of_steps=False):
-            read = checkpoint.load_resumable
-            resumed = run.find_resumable(args, world, read, refuse, training.fingerprint)
-            run.set_threads(resumed, world)
-            if resumed:
-                _load(training.model, resumed["model"], resumed["path"])
-            elif args.initial_checkpoint:
-                _load(training.model, *_weights(args.initial_checkpoint, "--initial-checkpoint"))
-            if args.compile:
-                compile_layers(training.model)
-            training.model.to(world.device)
-        with run.ready(args, world, precision, training, resumed) as ready:
-            if ready:
-                of_loop = loop.Run(
-                    ready.model, training.task, ready.optimizer, flops=training.flops, **ready.options
-                )
-                loop.train(of_loop, ready.loaders, ready.state)
-
-
-def _problems(args: ScriptConfig) -> list[str]:
-    """All that is wrong with the arguments, and all that stands in the way of what the run writes."""
-    problems = [*args.problems(), *filter(None, [save_path_problem(args.save_path)])]
-    try:
+    def check_arguments() -> None:
+        raise_if_any([*args.problems(), *filter(None, [files.save_path_problem(args.save_path)])])
         own = OwnFiles(args.save_path, args.overwrite)
-        return problems + run.output_problems(args, {args.config: "the file of --config"}, own)
-    except UserError as error:
-        return [*problems, str(error)]
+        raise_if_any(output_problems(args, {args.config: "the file of --config"}, own))
 
-
-def _complete(training: Training, parser: Parser, world: World) -> Training:
-    """With what any script's checkpoints hold. All ranks. Raises ValueError for what are no rows, UserError
-    if the nodes have other data.
-    """
-    given = [rows for rows in (training.train, training.val) if rows is not None]
-    for rows in given:
-        if not isinstance(rows, Rows):
-            raise ValueError(f"rows must be a histocc.trainer.batches.Rows; found {type(rows).__name__}")
-        if not len(rows):
-            raise UserError(f"{type(rows).__name__}: there is no row")
-    fingerprint = training.fingerprint or " ".join(rows.fingerprint or str(len(rows)) for rows in given)
+    world.run_on_main("arguments", check_arguments)
+    torch.manual_seed(derived_seed(args.seed, WEIGHTS) % 2**32)
+    training = make()
+    rows = [rows for rows in (training.train, training.val) if rows is not None]
+    if not all(map(len, rows)):
+        raise UserError("there is no row to train or to validate on")
+    fingerprint = training.fingerprint or " ".join(part.fingerprint or str(len(part)) for part in rows)
     if others := world.differing(fingerprint):
         raise UserError(
             f"ranks {', '.join(map(str, others))} have other data than rank 0: copy the same to every node"
         )
-    entries = {"config": {}, **training.entries, "script": os.path.basename(parser.prog)}
-    digest = hashlib.sha256(fingerprint.encode()).hexdigest()[:32]
-    return replace(training, entries=entries, fingerprint=digest, epoch_name=checkpoint.EPOCH_OF_ANY)
+    training = replace(
+        training,
+        entries={"config": {}, **training.entries, "script": os.path.basename(parser.prog)},
+        fingerprint=hashlib.sha256(fingerprint.encode()).hexdigest()[:32],
+        epoch_name=checkpoint.EPOCH_OF_ANY,
+    )
+    model, precision = training.model, number_format(args, world)
+    model.to(precision.dtype)
+    if args.eval_only:
+        if training.val is None:
+            raise UserError("--eval-only needs rows to validate on")
+        file = _load_weights(model, args.initial_checkpoint or args.save_path, "--eval-only:")
+        model.to(world.device)
+        loader = make_loader(args, world, training.val)
+        values = loop.evaluate(model, loader, training.task, world, precision, world.stop_agreed)
+        values["step"] = checkpoint.step_of(file) or 0
+        world.print(validation_line(values, log_columns(training.task.columns)))
+        return finish(args, training)
+
+    def refuse(state: dict[str, Any]) -> None:
+        """What another script or another model has written, too."""
+        before, now = ({"script": x.get("script"), **x.get("config", {})} for x in (state, training.entries))
+        more = [
+            f"{name} was {before.get(name)!r}, now it is {now.get(name)!r}"
+            for name in sorted({*before, *now}, key=str)
+            if before.get(name) != now.get(name)
+        ]
+        refuse_other_arguments(args, state, more)
+
+    with contextlib.ExitStack() as held:
+        if not args.dry_run:
+            held.enter_context(held_folder(args, world))
+        resumed = find_resumable(args, world, checkpoint.load_resumable, refuse, training.fingerprint)
+        if resumed:
+            with checkpoint.reading(resumed["path"]):
+                model.load_state_dict(resumed["model"])
+        elif args.initial_checkpoint:
+            _load_weights(model, args.initial_checkpoint, "--initial-checkpoint")
+        if args.compile:
+            compile_layers(model)
+        model.to(world.device)
+        with ready(args, world, precision, training, resumed) as steps:
+            if steps:
+                loaders, state, options = steps
+                loop.train(loop.Run(task=training.task, flops=training.flops, **options), loaders, state)
 
 
-def _other_entries(state: dict[str, Any], entries: dict[str, Any]) -> list[str]:
-    """What another script or another model has written, a line each."""
-    if state.get("script") != entries["script"]:
-        return [f"it is a run of {state.get('script') or 'another script'}, not of {entries['script']}"]
-    before, now = state.get("config", {}), entries["config"]
-    return [
-        f"{name} was {before.get(name)!r}, now it is {now.get(name)!r}"
-        for name in sorted({*before, *now}, key=str)
-        if before.get(name) != now.get(name)
-    ]
-
-
-def _content(path: str, flag: str) -> tuple[dict[str, Any], str]:
+def read_checkpoint(path: str, flag: str) -> tuple[dict[str, Any], str]:
     """(content, file) of a checkpoint, or of that in the folder of a run. flag: what a message begins with.
     Raises UserError.
     """
@@ -135,34 +515,11 @@ def _content(path: str, flag: str) -> tuple[dict[str, Any], str]:
     return checkpoint.load(file), file
 
 
-def _weights(path: str, flag: str) -> tuple[dict[str, Any], str]:
-    """(weights, file) of a checkpoint: of a run of any script, or a plain state dict. Raises UserError."""
-    state, file = _content(path, flag)
-    return state.get("model", state.get(checkpoint.SECOND_NAME, state)), file
-
-
-def _load(model: nn.Module, weights: dict[str, Any], file: str) -> None:
-    """Copies all weights. Raises UserError if they are those of another model."""
-    with checkpoint.reading(file):
-        model.load_state_dict(weights)
-
-
-def _validate(args: ScriptConfig, world: World, training: Training, precision: Precision) -> None:
-    """--eval-only: validates, prints the figures, and does what the script does with a trained model. All
-    ranks. Raises UserError.
+def _load_weights(model: nn.Module, path: str, flag: str) -> str:
+    """Copies all weights of a run of any script, or of a plain state dict; returns the file. Raises UserError
+    if they are those of another model.
     """
-    if training.val is None:
-        raise UserError("--eval-only needs rows to validate on")
-    weights, file = _weights(args.initial_checkpoint or args.save_path, "--eval-only:")
-    _load(training.model, weights, file)
-    model = training.model.to(world.device)
-    loader = validation_loader(args, world, training.val)
-    values = loop.evaluate(model, loader, training.task, world, precision, world.stop_agreed)
-    step = checkpoint.step_of(file) or 0
-    world.print(validation_line({"step": step, **values}, log_columns(training.task.columns)))
-    run.finish(args, world, training, model)
-
-
-def config_of(path: str, flag: str) -> dict[str, Any]:
-    """The entry `config` of a checkpoint of a script's run: what its model was made of. Raises UserError."""
-    return _content(path, flag)[0].get("config") or {}
+    state, file = read_checkpoint(path, flag)
+    with checkpoint.reading(file):
+        model.load_state_dict(state.get("model", state.get(checkpoint.SECOND_NAME, state)))
+    return file

@@ -1,0 +1,120 @@
+"""What a run takes: --batch-size auto, --dry-run, and what it says if it does not fit into memory."""
+
+import json
+import os
+import re
+
+import pytest
+import torch
+from helpers import REPO, TINY, TRAIN_MIXER, read_logs, run, run_inside, write_rows
+
+import train_mixer
+from histocc.runtime.errors import TrainingError
+from histocc.runtime.world import World
+from histocc.trainer.config import ScriptConfig
+from histocc.trainer.estimate import memory_advice
+
+
+@pytest.fixture
+def flags(tmp_path):
+    train, val = write_rows(tmp_path / "train.csv", 24), write_rows(tmp_path / "val.csv", 6, 500)
+    flags = ["--train-data", train, "--val-data", val, "--save-dir", tmp_path / "run", *TINY]
+    return [*flags, "--num-epochs", 4, "--learning-rate", 1e-3, "--log-interval", 1]
+
+
+# ---- --dry-run
+
+
+def test_what_it_says_and_leaves(flags, tmp_path):
+    code, output = run_inside(train_mixer.main, *flags, "--dry-run", "--batch-size", 8)
+    assert code == 0 and "Everything checks out: without --dry-run it starts the run." in output
+    assert re.search(r"Steps:  12 of [\d.e-]+ s: ", output) and re.search(r"Memory: \d+\.\d GB", output)
+    assert os.listdir(tmp_path / "run") == ["prepared"]
+    run_inside(train_mixer.main, *flags, "--batch-size", 8, "--max-steps", 2)
+    before = torch.load(tmp_path / "run" / "last.bin", weights_only=True)
+    code, output = run_inside(train_mixer.main, *flags, "--dry-run", "--batch-size", 8)
+    assert code == 0 and "Steps:  10 of" in output and "it continues from step 2." in output
+    after = torch.load(tmp_path / "run" / "last.bin", weights_only=True)
+    assert before["step"] == after["step"] == 2 and all(
+        torch.equal(before["model"][name], after["model"][name]) for name in before["model"]
+    )
+
+
+def test_what_is_wrong_is_said_as_by_the_run(flags, tmp_path):
+    code, output = run_inside(train_mixer.main, *flags, "--dry-run", "--target-cols", "nothing")
+    assert code == 2 and "nothing" in output and not (tmp_path / "run").exists()
+    assert run_inside(train_mixer.main, *flags, "--dry-run", "--eval-only")[0] == 2
+
+
+@pytest.mark.processes
+@pytest.mark.full
+def test_two_processes(flags, tmp_path):
+    output = run(TRAIN_MIXER, *flags, "--dry-run", processes=2)
+    assert output.count("Everything checks out") == 1 and os.listdir(tmp_path / "run") == ["prepared"]
+
+
+# ---- out of memory
+
+
+@pytest.mark.parametrize(
+    "given, advice",
+    [
+        ({"batch_size": 6}, "Give --batch-size 3 --accumulate-steps 2: the total batch stays 12"),
+        ({"batch_size": 9, "accumulate_steps": 2}, "Give --batch-size 3 --accumulate-steps 6: .* stays 36"),
+        ({"batch_size": 8, "global_batch_size": 15}, "Give --batch-size 4 --global-batch-size 15:"),
+        ({"batch_size": 1}, "with --batch-size 1. Take a smaller model, --bf16, or --parallel fsdp"),
+    ],
+)
+def test_the_advice_is_what_the_program_takes(given, advice):
+    memory = memory_advice(ScriptConfig(**given), World(size=2))
+    with pytest.raises(TrainingError, match=advice) as error, memory:
+        raise torch.OutOfMemoryError("not enough memory")
+    assert error.value.said_by_all
+
+
+OUT_OF_MEMORY = """
+import os, sys
+sys.path.insert(0, {repo!r})
+import torch, train_mixer
+from histocc.model.mixer import Seq2SeqMixerOccCANINE
+forward = Seq2SeqMixerOccCANINE.forward
+
+def small_memory(self, input_ids, *args, **kwargs):
+    if len(input_ids) > 3 and os.environ.get("RANK", "0") == "1":
+        raise torch.OutOfMemoryError("not enough memory for so many rows")
+    return forward(self, input_ids, *args, **kwargs)
+
+Seq2SeqMixerOccCANINE.forward = small_memory
+train_mixer.main()
+"""
+
+
+@pytest.mark.processes
+@pytest.mark.full
+def test_out_of_memory_says_what_to_type(flags, tmp_path):
+    script = tmp_path / "small.py"
+    script.write_text(OUT_OF_MEMORY.format(repo=str(REPO)))
+    output = run(script, *flags, "--batch-size", 6, processes=2, code=1)
+    assert "(rank 1) with --batch-size 6. Give --batch-size 3 --accumulate-steps 2: the total" in output
+    assert "Traceback" not in output.partition("torch/distributed/elastic")[0]  # torchrun has its own
+    run(script, *flags, "--batch-size", 3, "--accumulate-steps", 2, processes=2)
+    assert len(read_logs(tmp_path / "run")) == 8
+
+
+@pytest.mark.processes
+@pytest.mark.full
+def test_auto_keeps_the_total_and_the_losses(flags, tmp_path):
+    flags = [*flags, "--dropout", 0, "--encoder-dropout", 0, "--float64"]
+    auto = ["--batch-size", "auto", "--global-batch-size", 5]
+    output = run(TRAIN_MIXER, *flags, *auto, "--profile", 9)
+    # all after the first three
+    assert "Profile of rank 0" in output and (tmp_path / "run" / "trace.json").stat().st_size > 1000
+    assert "Backward" in (tmp_path / "run" / "profile.txt").read_text()
+    # as given, so that it can be given back
+    written = json.loads((tmp_path / "run" / "args.json").read_text())
+    assert [written[name] for name in ("batch_size", "global_batch_size")] == ["auto", 5]
+    assert "samples at once per process, chosen automatically; total batch 5" in output
+    run(TRAIN_MIXER, *flags, "--save-dir", tmp_path / "fixed", "--batch-size", 5)
+    for one, other in zip(read_logs(tmp_path / "run"), read_logs(tmp_path / "fixed"), strict=True):
+        assert one["train_loss"] == pytest.approx(other["train_loss"], rel=1e-9)
+        assert one["samples"] == other["samples"]
