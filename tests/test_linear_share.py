@@ -20,7 +20,6 @@ from histocc.model.search import CANDIDATES, CodeSearch, CodeTrie
 from histocc.predict.coder import Coder
 from histocc.published import models
 from histocc.runtime import checkpoint
-from histocc.runtime.errors import UserError
 from histocc.runtime.files import OwnFiles
 from histocc.text import encode
 
@@ -126,34 +125,6 @@ class TestSearch:
             best, order = probs.topk(3)
             assert torch.equal(numbers, order) and ((found - best) / best).abs().max() < tolerance
 
-    @pytest.mark.parametrize("system", KEYS)
-    def test_share_0_is_the_seq2seq_decoder_to_the_bit(self, system, monkeypatch):
-        """The linear decoder is not even asked."""
-        formatter, codes = KEYS[system]
-        model = make_model(formatter, len(codes))
-        ids, mask = inputs(model)
-        one = CodeSearch(model, CodeTrie(codes, formatter), 0.0)
-        monkeypatch.setattr(model, "classify", None)
-        with torch.no_grad():
-            memory, _ = one._encode(ids, mask)
-            by_leaf = one._by_leaf(memory).exp()
-        expected = torch.empty_like(by_leaf)
-        expected[:, one.tree.code_of_leaf] = by_leaf
-        assert torch.equal(one.full(ids, mask), expected)
-        assert torch.equal(CodeSearch(model, CodeTrie(codes, formatter)).full(ids, mask), expected)
-        other = CodeSearch(model, CodeTrie(codes, formatter)).topk(ids, mask, 3)
-        assert all(torch.equal(a, b) for a, b in zip(one.topk(ids, mask, 3), other))
-
-    def test_equal_ones_stand_in_the_order_of_the_key(self):
-        codes = ["99999", "83110", "12345", "00001", "12346"]
-        model = make_model(hisco_blocky5(), len(codes))
-        with torch.no_grad():
-            for layer in (model.decoder.head, model.linear_decoder):
-                layer.weight.zero_()
-                layer.bias.zero_()
-        numbers, probs = CodeSearch(model, CodeTrie(codes, hisco_blocky5()), 0.5).topk(*inputs(model), 3)
-        assert numbers.unique(dim=0).tolist() == [[0, 1, 2]] and (probs - 0.2).abs().max() < 1e-6
-
 
 def state_of(made, **more) -> dict:
     config = {**made.config.to_dict(), "max_len": 128, "decoder_dim_feedforward": 64}
@@ -239,12 +210,6 @@ class TestCoding:
 
 
 class TestFiles:
-    @pytest.mark.parametrize("share", [1.5, -0.1, "0.5", float("nan")])
-    def test_another_share_is_refused_by_name(self, model, tmp_path, share):
-        saved(tmp_path / "run", model, linear_share=share)
-        with pytest.raises(UserError, match="last.bin: cannot be read as a checkpoint"):
-            models.load_model(str(tmp_path / "run"))
-
     @pytest.mark.parametrize("form, name", [("published", "model.bin"), ("safetensors", "model.safetensors")])
     def test_an_export_keeps_it(self, model, tmp_path, form, name):
         if form == "safetensors":
