@@ -22,15 +22,14 @@ import torch
 
 UNK_IDX, PAD_IDX, BOS_IDX, EOS_IDX, SEP_IDX = range(5)
 FIRST_TOKEN_IDX = 5  # ids below are the five above
-
-MAX_SEQ_LEN = 1 << 16
+MAX_BLOCK_SIZE = 10_000
 SEP_VALUE = "&"  # between two codes in text form
 WITHIN_BLOCK_SEP = ","  # between two tokens of one code, where wanted
 NEVER_SHORT = frozenset({"-1", "-2", "-3", "?"})  # no title, not working, no work title; and a missing code
 
 
 class _System(NamedTuple):
-    tokens: tuple[str, ...]  # in order of their ids
+    tokens: list[str]  # in order of their ids
     whole_codes: tuple[str, ...] = ()  # one token that fills its block
     block_size: int | None = None  # None: the user's choice
     max_codes: int | None = None  # None: as many as target columns
@@ -39,23 +38,11 @@ class _System(NamedTuple):
 
 
 _PUNCTUATION = [c for c in string.punctuation if c not in (SEP_VALUE, WITHIN_BLOCK_SEP)]
+_HISCO_COLS = ("hisco_1", "hisco_2", "hisco_3", "hisco_4", "hisco_5")
 _SYSTEMS = {
-    "hisco": _System(
-        tuple(str(n) for n in range(-3, 10)),
-        whole_codes=("-1", "-2", "-3"),
-        block_size=5,
-        max_codes=5,
-        zeros_back_from=4,
-        default_cols=tuple(f"hisco_{i}" for i in range(1, 6)),
-    ),
-    "occ1950": _System(
-        tuple(string.digits),
-        block_size=3,
-        max_codes=2,
-        zeros_back_from=1,
-        default_cols=("OCC1950_1", "OCC1950_2"),
-    ),
-    "gpf": _System((*(str(n) for n in range(-999, 1000)), *string.ascii_letters, *_PUNCTUATION)),
+    "hisco": _System([str(n) for n in range(-3, 10)], ("-1", "-2", "-3"), 5, 5, 4, _HISCO_COLS),
+    "occ1950": _System(list(string.digits), (), 3, 2, 1, ("OCC1950_1", "OCC1950_2")),
+    "gpf": _System([*(str(n) for n in range(-999, 1000)), *string.ascii_letters, *_PUNCTUATION]),
 }
 
 
@@ -85,21 +72,18 @@ class CodeError(ValueError):
 
 
 class BlockyFormatter:
-    """Codes <-> token sequence for one classification.
+    """Codes <-> token sequence for one classification. Its attributes are as published (`max_num_codes`,
+    `max_seq_len`, `num_classes`, `map_char_idx`, `map_idx_char`, `sep_value`, `within_block_sep`) or given.
 
     Args:
         kind: "hisco" (five blocks of five), "occ1950" (two blocks of three) or "gpf" (a block per column).
         target_cols: columns of codes: hisco takes one to five, occ1950 one or two, gpf one or more. None: the
             usual names, for hisco and occ1950 only.
-        block_size: tokens per code; gpf only, the other two have their own.
-        use_within_block_sep: gpf only: a code is written as tokens with commas between them ("10,2,-1")
-            instead of one token per character.
-        allow_short: gpf only: codes with fewer tokens than the block are accepted; the rest is EOS.
-        chars: gpf only: the tokens in the order of their ids, if not -999 … 999, letters and punctuation.
-
-    Attributes:
-        max_num_codes, max_seq_len, num_classes, map_char_idx, map_idx_char, sep_value, within_block_sep: as
-            published; kind, target_cols, block_size, allow_short, chars: as given.
+        block_size: tokens per code; this and what follows are for gpf alone.
+        use_within_block_sep: a code is written as tokens with commas between them ("10,2,-1") instead of one
+            token per character.
+        allow_short: codes with fewer tokens than the block are accepted; the rest is EOS.
+        chars: the tokens in the order of their ids, if not -999 … 999, letters and punctuation.
 
     Raises:
         ValueError: an unknown kind, tokens that cannot be told apart, or a number that is out of range.
@@ -122,20 +106,18 @@ class BlockyFormatter:
         if count < 1 or most is not None and count > most:
             allowed = "at least one target column" if most is None else f"1 to {most} target columns"
             raise ValueError(f"formatter {kind} takes {allowed}, not {count}: {self.target_cols}")
-        if general and block_size < 1:
-            raise ValueError(f"block size must be at least 1, not {block_size}")
+        if not 1 <= block_size <= MAX_BLOCK_SIZE:
+            raise ValueError(f"block size must be at least 1 and at most {MAX_BLOCK_SIZE}, not {block_size}")
+        if chars is not None and not general:
+            raise ValueError("only the general-purpose formatter takes its own tokens")
         self.max_num_codes = most or count
         self.block_size = system.block_size or int(block_size)
         self.max_seq_len = self.max_num_codes * self.block_size + 2  # BOS in front, EOS behind
-        if self.max_seq_len > MAX_SEQ_LEN:
-            raise ValueError(f"{self.max_seq_len:,} tokens are more than {MAX_SEQ_LEN:,}: use smaller blocks")
         self.sep_value = SEP_VALUE
         self.within_block_sep = WITHIN_BLOCK_SEP if general and use_within_block_sep else None
         self.allow_short = bool(allow_short) and general
         self.chars = None if chars is None else tuple(map(str, chars))
         tokens = system.tokens if self.chars is None else self.chars
-        if self.chars is not None and not general:
-            raise ValueError("only the general-purpose formatter takes its own tokens")
         if not tokens or len(set(tokens)) < len(tokens) or any(not t or SEP_VALUE in t for t in tokens):
             raise ValueError(f"tokens must differ, be not empty and hold no {SEP_VALUE!r}: {tokens!r:.200}")
         self.map_char_idx = {token: i for i, token in enumerate(tokens, start=FIRST_TOKEN_IDX)}
@@ -146,19 +128,15 @@ class BlockyFormatter:
         members = (self.map_idx_char, self._whole)
         self._tables = [torch.tensor([i in some for i in ids]) for some in members]
 
-    def __repr__(self) -> str:
-        return f"BlockyFormatter({self.to_dict()})"
-
     # ---- text -> tokens
 
     def repair(self, code: str) -> tuple[str, bool]:
         """Undo what spreadsheets and data frames do to numeric codes; returns (code, whether its characters
-        changed).
+        changed; surrounding blanks do not count).
 
-        Surrounding blanks go, without counting as a change. HISCO: "41025.0" and "41025,0" -> "41025", four
-        digits get their leading zero back, "8-31.10" (as the book has it) and "8 3110" -> "83110", "−1" with
-        a minus sign -> "-1". OCC1950: decimals of zeros go, one to three digits get their zeros back. gpf:
-        nothing else, since any character may mean something there.
+        HISCO: "41025.0" and "41025,0" -> "41025", four digits get their leading zero back, "8-31.10" (as the
+        book has it) and "8 3110" -> "83110", "−1" with a minus sign -> "-1". OCC1950: decimals of zeros go,
+        one to three digits get their zeros back. gpf: nothing, since any character may mean something there.
         """
         stripped = fixed = code.strip()
         shortest = _SYSTEMS[self.kind].zeros_back_from
@@ -190,10 +168,10 @@ class BlockyFormatter:
                 hint = "" if self.within_block_sep is None else " (tokens stand between commas)"
                 raise CodeError(f"code {code!r}: {token!r} is not a token of formatter {self.kind}{hint}")
         count, size = len(tokens), self.block_size
-        if count > size:
-            raise CodeError(f"code {code!r} has {count} tokens, more than the block size {size}")
-        if count < size and not (self.kind == "gpf" and (self.allow_short or code in NEVER_SHORT)):
-            raise CodeError(f"code {code!r} has {count} tokens, fewer than the block size {size}")
+        may_be_short = self.kind == "gpf" and (self.allow_short or code in NEVER_SHORT)
+        if count > size or count < size and not may_be_short:
+            what = "more" if count > size else "fewer"
+            raise CodeError(f"code {code!r} has {count} tokens, {what} than the block size {size}")
         block = np.full(size, EOS_IDX, dtype=np.int64)
         block[:count] = [self.map_char_idx[token] for token in tokens]
         return block
@@ -246,9 +224,8 @@ class BlockyFormatter:
         return self.sep_value.join(code for code in map(self.decode_block, blocks) if code is not None)
 
     def canonical_blocks(self, tokens: torch.Tensor) -> torch.Tensor:
-        """One row of tokens per code, equal if and only if ``decode_block`` gives the same, without leaving
-        the device (but for gpf without a separator, where tokens of several characters are not taken apart:
-        12, 3 is not 1, 2, 3).
+        """One row of tokens per code, equal if and only if ``decode_block`` gives the same, on the device of
+        `tokens` (but for gpf without a separator, where 12, 3 is not 1, 2, 3).
 
         Args:
             tokens: integer [B, L], BOS first, L >= 1 + max_num_codes * block_size; the rest is not read.
@@ -256,15 +233,10 @@ class BlockyFormatter:
         Returns:
             int64 [B, max_num_codes, block_size]: a block without a code is all PAD, a HISCO whole code fills
             its block, a gpf code stands at the front with EOS behind.
-
-        Raises:
-            ValueError: the sequences are too short.
         """
-        length = self.max_num_codes * self.block_size
-        if tokens.shape[1] < 1 + length:
-            raise ValueError(f"sequences of {tokens.shape[1]} tokens are too short: {1 + length} are needed")
         # [B, M, bs]
-        blocks = tokens[:, 1 : 1 + length].long().reshape(-1, self.max_num_codes, self.block_size)
+        blocks = tokens[:, 1 : 1 + self.max_num_codes * self.block_size].long()
+        blocks = blocks.reshape(-1, self.max_num_codes, self.block_size)
         in_codes, whole = (table.to(tokens.device, non_blocking=True) for table in self._tables)
         last = in_codes.shape[0] - 1
         ids = torch.where((blocks < 0) | (blocks > last), last, blocks)
@@ -298,18 +270,12 @@ class BlockyFormatter:
     @classmethod
     def from_dict(cls, settings: dict) -> "BlockyFormatter":
         """The formatter that ``to_dict`` described. Raises ValueError for settings that contradict others."""
-        formatter = cls(
-            settings["kind"],
-            settings["target_cols"],
-            settings["block_size"],
-            settings["within_block_sep"] is not None,
-            settings["allow_short"],
-            settings.get("chars"),
-        )
+        names = ("kind", "target_cols", "block_size", "within_block_sep", "allow_short")
+        kind, target_cols, block_size, separator, allow_short = (settings[name] for name in names)
+        chars = settings.get("chars")
+        formatter = cls(kind, target_cols, block_size, separator is not None, allow_short, chars)
         if formatter.to_dict() != settings:
-            raise ValueError(
-                f"formatter settings do not fit together: {settings}, expected {formatter.to_dict()}"
-            )
+            raise ValueError(f"formatter settings do not fit together: {settings}")
         return formatter
 
 

@@ -4,8 +4,6 @@
         --save-path ./report
 """
 
-import contextlib
-import os
 import sys
 from dataclasses import MISSING, dataclass
 
@@ -33,9 +31,8 @@ class PrepareConfig(Tables, Split):
 
 
 def get_args_parser() -> Parser:
-    return Parser(
-        PrepareConfig, "python -m histocc.prepare", "Shows what a data set holds, without training."
-    )
+    what = "Shows what a data set holds, without training."
+    return Parser(PrepareConfig, "python -m histocc.prepare", what)
 
 
 def run(args: PrepareConfig) -> None:
@@ -51,22 +48,14 @@ def run(args: PrepareConfig) -> None:
     if columns.note:
         print(columns.note)
     log.show_progress(not args.quiet)
-    made = None if os.path.isdir(args.save_path) else args.save_path
     try:
-        os.makedirs(args.save_path, exist_ok=True)
-        try:
-            report = PreparedData.open(prepare(settings, args.save_path, reports=own)).report
-        except UnusableData as error:
-            print("\n".join(report_lines(error.report)))
-            print(f"Report: {own.path('data_report.json')}", flush=True)
-            raise
-        print("\n".join(report_lines(report)))
-        print(f"Report: {own.path('data_report.json')}")
-    except BaseException:
-        if made:
-            with contextlib.suppress(OSError):  # something came into it
-                os.rmdir(made)
+        report = PreparedData.open(prepare(settings, args.save_path, reports=own)).report
+    except UnusableData as error:
+        print("\n".join(report_lines(error.report)))
+        print(f"Report: {own.path('data_report.json')}", flush=True)
         raise
+    print("\n".join(report_lines(report)))
+    print(f"Report: {own.path('data_report.json')}")
 
 
 def main(argv: list[str] | None = None) -> int:

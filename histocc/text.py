@@ -34,18 +34,12 @@ _WIDTHS = (*range(16, 64, 4), *range(64, 129, 8))
 
 
 def padded_width(n: int, max_len: int = 128) -> int:
-    """Smallest fixed width that gives `n` characters the same encoding as any larger one.
+    """Smallest fixed width that gives `n` characters, without [CLS] and [SEP], the same encoding as any wider
+    one; at most `max_len`, rounded up to a whole block.
 
     CANINE's upsampling convolution looks two positions ahead: the block of the second position after the last
-    real one must exist. Below 128 positions the model takes it that more padding follows; from there on it
-    leaves out the last block of four positions, as published, so one block more is needed. With less, real
-    positions change by whole units.
-
-    Args:
-        n: characters without [CLS] and [SEP].
-
-    Returns:
-        A number of positions, at most `max_len` rounded up to a whole block.
+    real one must exist. From 128 positions on the model leaves out the last block of four, as published, so
+    one more is needed. With less, real positions change by whole units.
     """
     need, most = 4 * ((n + 3) // 4) + 4, -(-max_len // 4) * 4
     if need > 124:
@@ -63,12 +57,10 @@ _SPACE = np.array([chr(i).isspace() for i in range(0x3001)] + [False])
 
 
 def text_hashes(texts: list[str]) -> np.ndarray:
-    """A number for each text, uint64 [n]: equal for texts that differ only in case, blanks, and how letters
-    are composed (å as one character or as two), on every machine.
-
-    The texts begin and end without white space and hold no NUL, which separates them here.
+    """A number for each text, uint64 [n]: equal for texts that differ only in case, blanks and how letters
+    are composed, on every machine. The texts begin and end without white space and hold no NUL.
     """
-    joined = "\0".join(texts).casefold() + "\0"  # casefold may change lengths
+    joined = "\0".join(texts).casefold() + "\0"
     points = code_points(unicodedata.normalize("NFC", joined))
     space = _SPACE[np.minimum(points, len(_SPACE) - 1)]
     doubled = space[1:] & space[:-1]
@@ -162,11 +154,10 @@ def encode(
 
 # ---- text rules: what happens to a description before a model reads it, by the name that the model keeps
 #
-# `as-is`: letters of several characters are composed (Unicode's NFC), invisible characters (category Cf) and
-# blanks around the text go, nothing else. `ascii-lower`: lower case, then transliterated to ASCII (æ → ae,
-# ß → ss, é → e) as the package Unidecode does it, blanks stay: so were the texts of the published OccCANINE
-# models. Latin, Greek and Cyrillic letters, punctuation and symbols need no package: what Unicode's
-# compatibility decomposition does not say stands in `transliteration.csv`.
+# `as-is`: letters are composed (NFC), invisible characters (category Cf) and blanks around the text go.
+# `ascii-lower`: lower case, then transliterated to ASCII (æ → ae, é → e) as the package Unidecode does it: so
+# were the texts of the published OccCANINE models. Latin, Greek and Cyrillic letters, punctuation and symbols
+# need no package: what Unicode's compatibility decomposition does not say stands in `transliteration.csv`.
 
 AS_IS, ASCII_LOWER = "as-is", "ascii-lower"
 TEXT_RULES = (AS_IS, ASCII_LOWER)
@@ -190,10 +181,7 @@ _COVERED = re.compile(
 def cleaner(rule: str) -> Callable[[str], str]:
     """The function that applies a text rule to one text. Raises UserError for a rule that is not known."""
     if rule not in TEXT_RULES:
-        raise UserError(
-            f"text rule {rule!r} is not known to this version, which has {' and '.join(TEXT_RULES)}; "
-            "the model was made by a newer one"
-        )
+        raise UserError(f"text rule {rule!r} is not known; this version has {' and '.join(TEXT_RULES)}")
     return as_is if rule == AS_IS else ascii_lower
 
 
@@ -217,9 +205,6 @@ def text_key(text: str) -> str:
 def ascii_lower(text: str) -> str:
     """`text` in lower case, transliterated to ASCII. Raises UserError for a script that needs the package
     Unidecode if it is missing.
-
-    Some characters become several ones, a few become capitals (№ is No.), and those without a counterpart
-    vanish.
     """
     text = text.lower()
     return text if text.isascii() else text.translate(_table())

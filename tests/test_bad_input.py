@@ -17,7 +17,6 @@ from helpers import (
     free_port,
     run,
     run_inside,
-    write_csv,
     write_rows,
 )
 
@@ -69,47 +68,10 @@ def test_several_problems_are_reported_together(tmp_path, data):
         assert words in output, words
 
 
-def test_code_that_does_not_fit_names_row_value_and_flags(tmp_path):
-    rows = [("farmer", "61110"), ("pilot", "4220"), ("smith", "83110")] * 9
-    output = refused(tmp_path, "--dataset", write_csv(tmp_path / "d.csv", ("occ1", "hisco_1"), rows))
-    flags = ("--allow-codes-shorter-than-block-size", "--drop-bad-labels", "--formatter hisco")
-    for words in ("9 rows", "line 3", "'hisco_1'", "'4220'", *flags):
-        assert words in output, words
-
-
-@pytest.mark.parametrize(
-    "content, words",
-    [
-        ("", "is empty"),
-        ("occ1,hisco_1\n", "there are only column names"),
-        ("occ1,hisco_1\nfarmer,\nsmith, \n", "2 × first code missing"),
-    ],
-)
-def test_files_without_a_valid_row(tmp_path, content, words):
-    path = tmp_path / "d.csv"
-    path.write_text(content)
-    assert words in refused(tmp_path, "--dataset", path)
-
-
 def test_missing_file_and_save_path_below_a_file(tmp_path):
     (tmp_path / "file").write_text("")
     output = refused(tmp_path, "--dataset", tmp_path / "none.csv", "--save-path", tmp_path / "file" / "run")
     assert "none.csv: no such file" in output and f"{tmp_path / 'file'} is not a folder" in output
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="mounting needs root")
-def test_save_path_on_a_read_only_mount(tmp_path, data):
-    mount = tmp_path / "mount"
-    mount.mkdir()
-    if subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "ro", "tmpfs", str(mount)], capture_output=True
-    ).returncode:
-        pytest.skip("this system mounts nothing")
-    try:
-        output = refused(tmp_path, "--dataset", data, "--save-path", mount / "run")
-        assert "cannot write there: the file system is read-only" in output
-    finally:
-        subprocess.run(["umount", str(mount)], check=True)
 
 
 @pytest.mark.parametrize(
@@ -198,13 +160,6 @@ def test_without_a_launcher_ranks_started_by_hand_end_too(tmp_path, data):
     assert "no column 'none'" in outputs[0] and outputs[1] == ""
 
 
-@pytest.mark.processes
-def test_a_mistake_ends_a_plain_process_with_2_and_no_traceback(tmp_path, data):
-    flags = ["--dataset", data, "--target-cols", "none", "--save-path", tmp_path / "run"]
-    output = run(FINETUNE, *flags, code=2)
-    assert "Traceback" not in output and "no column 'none'" in output
-
-
 def test_the_weights_that_a_run_starts_from_are_not_overwritten(tmp_path, data):
     old = tmp_path / "old"
     old.mkdir()
@@ -227,18 +182,6 @@ def test_where_no_checkpoint_can_be_read_each_is_named(tmp_path, data, damage):
     assert "no checkpoint of the run can be read; --overwrite starts over" in output
     assert sorted(os.listdir(folder))[0] == "2.bin"
     assert all(f"{name}: " in output for name in ("2.bin", "best.bin", "last.bin"))
-
-
-def test_rows_inside_a_cell_and_nul_characters_are_listed(tmp_path):
-    path = tmp_path / "d.csv"
-    path.write_text(
-        'occ1,lang,hisco_1\n"smith,en,83110\nweaver,en,75400\nfarmer'
-        ' 5",en,61110\nsm\0ith,en,83110\n"two\nlines",en,83110\nbaker,en,77610\n'
-    )
-    flags = ["--dataset", path, "--target-cols", "hisco_1", "--formatter", "hisco", "--share-val", 0]
-    code, output = run_inside(finetune.main, *flags, "--save-path", tmp_path / "run", "--prepare-only")
-    assert code == 0 and "1 × rows inside a cell" in output and "1 × forbidden character" in output
-    assert "2 for training" in output
 
 
 @pytest.mark.parametrize(

@@ -1,21 +1,36 @@
-"""Batches: what is in them, and that neither processes nor workers nor restarts change it."""
+"""Batches: what is in them, that neither processes nor restarts change it; descriptions of codes."""
 
 import pickle
+import tempfile
 from collections import Counter
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from helpers import write_csv
+from helpers import (
+    TINY,
+    examples,
+    run_inside,
+    write_csv,
+    write_rows,
+)
+from hypothesis import given
+from hypothesis import strategies as st
 
+import finetune
+from histocc.data import dataset
 from histocc.data import prepare as prep
 from histocc.data.arrays import PreparedData
+from histocc.data.config import PrepareSettings
 from histocc.data.dataset import RowEncoding, TextChanges, TextRows
 from histocc.data.noise import Augmenter
 from histocc.formatter import BlockyFormatter, make_formatter
-from histocc.text import padded_width
+from histocc.runtime.errors import UserError
+from histocc.text import as_is, padded_width
 from histocc.trainer.batches import BatchLoader, BatchPlan, MicroBatches
 
+HISCO = make_formatter("hisco", ["code_1", "code_2"])
 ROWS = [
     (f"{'farmer and smith of ' * (i % 4)}place {i}", ("61110", "83110", "-1")[i % 3], ("", "1110")[i % 2])
     + (("en", "da", "")[i % 3],)
@@ -25,37 +40,33 @@ CODES = ["-1", "01110", "61110", "83110"]
 NOISE = {"num_transformations": 3, "augmentation_prob": 0.9, "unk_lang_prob": 0.5, "words": ["gammel", "ung"]}
 
 
-def prepared(folder, formatter: BlockyFormatter, train, val) -> PreparedData:
+def prepared(folder, rows, formatter: BlockyFormatter = HISCO, val=None) -> PreparedData:
     header = ("occ1", "code_1", "code_2", "lang")
     files = [
-        write_csv(folder / f"{name}.csv", header, rows) for name, rows in (("train", train), ("val", val))
+        write_csv(Path(folder) / f"{i}.csv", header, some) for i, some in enumerate([rows, val or rows[:1]])
     ]
-    settings = prep.PrepareSettings(
+    settings = PrepareSettings(
         files[:1], formatter.to_dict(), formatter.target_cols, files[1:], language_col="lang"
     )
     return PreparedData.open(prep.prepare(settings, str(folder), lambda *_: None))
 
 
 @pytest.fixture(scope="module")
-def hisco():
-    return make_formatter("hisco", ["code_1", "code_2"])
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory, hisco):
-    return prepared(tmp_path_factory.mktemp("data"), hisco, ROWS, ROWS[:7])
+def data(tmp_path_factory):
+    return prepared(tmp_path_factory.mktemp("data"), ROWS, val=ROWS[:7])
 
 
 @pytest.fixture
-def batches(data, hisco):
+def batches(data):
     """Makes one rank's micro-batches of the training rows, shuffled and noisy unless told otherwise."""
 
     def make(total, processes=1, micro=0, rank=0, noise=NOISE, groups=1, **options):
         plan = BatchPlan(len(data.train), total, processes, micro, groups, 1)
         seed = options.pop("shuffle_seed", 11)
         changes = TextChanges(augmenter=Augmenter(5, **noise) if noise else None)
-        encoding = RowEncoding(hisco, **options)
-        return MicroBatches(TextRows(data.train, data, encoding, changes), plan, rank, seed)
+        return MicroBatches(
+            TextRows(data.train, data, RowEncoding(HISCO, **options), changes), plan, rank, seed
+        )
 
     return make
 
@@ -90,9 +101,8 @@ def assert_same(batch: dict, other: dict) -> None:
 def written(row: tuple) -> tuple[str, str]:
     """A row of the file as (input, label)."""
     text, first, second, language = row
-    return f"{language or 'unk'}[SEP]{text}", "&".join(
-        code.zfill(5) if code == "1110" else code for code in (first, second) if code
-    )
+    codes = [code.zfill(5) if code == "1110" else code for code in (first, second) if code]
+    return f"{language or 'unk'}[SEP]{text}", "&".join(codes)
 
 
 # ---- what is in a batch
@@ -113,21 +123,19 @@ def test_keys_shapes_and_types(batches):
     tensors = {name: value for name, value in batch.items() if isinstance(value, torch.Tensor)}
     assert {name: (tuple(value.shape), value.dtype) for name, value in tensors.items()} == expected
     assert batch.keys() - tensors.keys() == {"global_count", "last_micro_batch"}
-    assert (batch["global_count"], batch["last_micro_batch"]) == (8, True)
-    assert batch["weights"].tolist() == [1.0] * 8
     assert sorted(row for part in epoch_of(dataset) for row in part["rows"].tolist()) == list(range(23))
     assert width == padded_width(int(batch["attention_mask"].sum(1).max()) - 2) and len(dataset) == 3
     sizes = [(len(batch["weights"]), batch["global_count"]) for batch in epoch_of(dataset)]
     assert sizes == [(8, 8), (8, 8), (7, 7)]
 
 
-def test_rows_are_those_of_the_file(batches, hisco):
+def test_rows_are_those_of_the_file(batches):
     found = [row for batch in epoch_of(batches(5, noise=None, shuffle_seed=None)) for row in rows_in(batch)]
     assert sorted(text_of(ids) for ids, _, _ in found) == sorted(written(row)[0] for row in ROWS)
     labels = dict(map(written, ROWS))
     for ids, tokens, codes in found:
         label = labels[text_of(ids)]
-        assert list(tokens) == hisco.transform_label(label).tolist()
+        assert list(tokens) == HISCO.transform_label(label).tolist()
         assert [CODES[code] for code in codes if code >= 0] == label.split("&") and len(codes) == 2
 
 
@@ -145,8 +153,7 @@ COMMAS = {"block_size": 3, "use_within_block_sep": True, "allow_short": True}
 )
 def test_targets_are_the_labels_as_tokens(tmp_path, kind, options, rows):
     formatter = make_formatter(kind, ["code_1", "code_2"], **options)
-    train = [("smith", *codes, "en") for codes in rows]
-    data = prepared(tmp_path, formatter, train, train[:1])
+    data = prepared(tmp_path, [("smith", *codes, "en") for codes in rows], formatter)
     texts = TextRows(data.train, data, RowEncoding(formatter))
     [batch] = epoch_of(MicroBatches(texts, BatchPlan(len(rows), 9), 0))  # of equal length: in order
     for tokens, codes in zip(batch["targets_seq2seq"], rows):
@@ -163,27 +170,10 @@ def test_rank_without_rows_gets_one_of_weight_0(batches):
         [[1, 1, 1], [1, 1, 1], [0]],
         [[1, 1], [1, 1], [0]],
     ]
-    for dataset in ranks:
-        [empty] = dataset[0, 2]
+    for share in ranks:
+        [empty] = share[0, 2]
         assert empty["global_count"] == 1 and empty["last_micro_batch"] is True
         assert empty["attention_mask"].any() and empty["targets_seq2seq"].shape == (1, 27)
-
-
-@pytest.mark.parametrize(
-    "total, processes, micro", [(23, 1, 5), (10, 3, 2), (22, 4, 1), (7, 4, 3), (5, 2, 1)]
-)
-def test_weights_and_counts_of_a_step(batches, total, processes, micro):
-    ranks = [epoch_of(batches(total, processes, micro, rank)) for rank in range(processes)]
-    assert len(set(map(len, ranks))) == 1  # ranks meet in every backward pass
-    weight = 0.0
-    for parts in zip(*ranks):
-        weight += sum(float(part["weights"].sum()) for part in parts)
-        assert len({(part["global_count"], part["last_micro_batch"]) for part in parts}) == 1
-        assert max(len(part["weights"]) for part in parts) <= micro
-        if parts[0]["last_micro_batch"]:
-            assert weight == parts[0]["global_count"]
-            weight = 0.0
-    assert parts[0]["last_micro_batch"]
 
 
 def test_widths(batches):
@@ -194,6 +184,16 @@ def test_widths(batches):
     for batch in epoch_of(batches(4, noise=None, max_len=20)):  # longer descriptions are cut
         assert batch["attention_mask"].sum(1).max() <= 20 and batch["input_ids"].shape[1] <= 20
         assert all(ids[-1] == 0xE001 for ids, _, _ in rows_in(batch))
+    # micro-batches of similar length: the noise has changed the lengths when the cut is made
+    whole, cut = (batches(12, noise=noise, groups=groups) for noise, groups in ((NOISE, 1), (NOISE, 3)))
+    for index in ((0, 0), (1, 1)):
+        [one], parts = whole[index], cut[index]
+        assert len(parts) == 3
+        assert sorted(rows_in(one)) == sorted(row for part in parts for row in rows_in(part))
+        widths = [part["input_ids"].shape[1] for part in parts]
+        assert widths == [padded_width(int(part["attention_mask"].sum(1).max()) - 2) for part in parts]
+        assert widths == sorted(widths)
+        assert [part["last_micro_batch"] for part in parts] == [False, False, True]
 
 
 # ---- order and noise
@@ -220,31 +220,23 @@ def test_rows_and_noise_do_not_depend_on_processes_or_micro_batches(batches, epo
     assert sum(union(batches, 4, 2, epoch=epoch), Counter()) == sum(one, Counter())  # nor on the total batch
 
 
-def test_epochs_differ_in_order_and_noise(batches):
+def test_epochs_differ_in_order_and_noise_which_leaves_the_codes_alone(batches):
     def texts(epoch: int, **options) -> list[str]:
         return [text_of(ids) for ids, _, _ in rows_in(batches(23, **options)[epoch, 0][0])]
 
     first, second = (texts(epoch, noise=None) for epoch in range(2))
     assert sorted(first) == sorted(second) == sorted(written(row)[0] for row in ROWS) and first != second
     assert len(set(texts(0)) - set(texts(1))) > 10
-
-
-def test_hidden_language(batches):
-    for probability, languages in ((1.0, {"unk"}), (0.0, {"unk", "en", "da"})):
-        dataset = batches(23, noise={"num_transformations": 0, "unk_lang_prob": probability})
-        found = [text_of(ids).split("[SEP]") for ids, _, _ in rows_in(dataset[0, 0][0])]
-        assert {language for language, _ in found} == languages
-        assert sorted(text for _, text in found) == sorted(row[0] for row in ROWS)
-
-
-def test_noise_leaves_the_codes_alone(batches):
     noisy, quiet = (rows_in(batches(23, noise=noise)[0, 0][0]) for noise in (NOISE, None))
     assert sorted(row[1:] for row in noisy) == sorted(row[1:] for row in quiet)
-    assert sorted(row[0] for row in noisy) != sorted(row[0] for row in quiet)
+    for probability, languages in ((1.0, {"unk"}), (0.0, {"unk", "en", "da"})):
+        hidden = texts(0, noise={"num_transformations": 0, "unk_lang_prob": probability})
+        assert {text.split("[SEP]")[0] for text in hidden} == languages
+        assert sorted(text.split("[SEP]")[1] for text in hidden) == sorted(row[0] for row in ROWS)
 
 
-def test_validation_has_each_row_once_and_is_always_the_same(data, hisco):
-    rows = TextRows(data.val, data, RowEncoding(hisco))
+def test_validation_has_each_row_once_and_is_always_the_same(data):
+    rows = TextRows(data.val, data, RowEncoding(HISCO))
     for processes in (1, 2, 4):
         plan = BatchPlan(len(data.val), 3 * processes, processes, 3)
         ranks = [epoch_of(MicroBatches(rows, plan, rank)) for rank in range(processes)]
@@ -252,23 +244,6 @@ def test_validation_has_each_row_once_and_is_always_the_same(data, hisco):
         assert sorted(texts) == sorted(written(row)[0] for row in ROWS[:7]) and len(set(map(len, ranks))) == 1
         for batch, again in zip(ranks[0], epoch_of(MicroBatches(rows, plan, 0), epoch=2), strict=True):
             assert_same(batch, again)
-
-
-def test_micro_batches_of_similar_length_are_the_rows_of_one_batch(batches):
-    """The noise has changed the lengths when the cut is made."""
-    whole, cut = (batches(12, noise=noise, groups=groups) for noise, groups in ((NOISE, 1), (NOISE, 3)))
-    for index in ((0, 0), (1, 1)):
-        [one], parts = whole[index], cut[index]
-        assert len(parts) == 3
-        assert sorted(rows_in(one)) == sorted(row for part in parts for row in rows_in(part))
-        widths = [part["input_ids"].shape[1] for part in parts]
-        assert widths == [padded_width(int(part["attention_mask"].sum(1).max()) - 2) for part in parts]
-        assert widths == sorted(widths)
-        assert sum(part["input_ids"].numel() for part in parts) < one["input_ids"].numel()
-        assert [part["last_micro_batch"] for part in parts] == [False, False, True]
-
-
-# ---- loaders
 
 
 @pytest.mark.parametrize("persistent", [False, True])
@@ -292,3 +267,148 @@ def test_workers_are_sent_paths_and_not_arrays(data):
     texts = [ROWS[i][0] for i in rows]
     assert ["".join(map(chr, flat[a:b])) for a, b in zip(offsets, offsets[1:])] == texts == copy.strings(rows)
     assert copy.texts(rows[:0])[1].tolist() == [0] and copy.strings(rows[:0]) == []
+
+
+# ---- from a file to the ranks' shares and back
+# Whatever a cell may hold; no NUL, which is rejected, and nothing that reads like rows of the table.
+TEXT = st.text(
+    st.characters(exclude_categories=("Cs",), exclude_characters="\0,\r"), min_size=1, max_size=12
+).filter(as_is)
+PAIRS = st.sampled_from(
+    [("61110", ""), ("1110", "83110"), ("-1", ""), ("83110", "83110"), ("99999", " 61110 ")]
+)
+ANY_ROWS = st.lists(st.tuples(TEXT, PAIRS, st.sampled_from(["en", "da", ""])), min_size=1, max_size=40)
+
+
+def inputs_and_codes(batch: dict, codes: list[str]):
+    for ids, _, numbers in rows_in(batch):
+        yield text_of(ids), tuple(codes[n] for n in numbers if n >= 0)
+
+
+@examples(40)
+@given(
+    rows=ANY_ROWS,
+    total=st.integers(1, 17),
+    processes=st.integers(1, 4),
+    micro=st.integers(0, 5),
+    groups=st.integers(1, 4),
+    epoch=st.integers(0, 2),
+    data=st.data(),
+)
+def test_every_row_comes_back_exactly_once(rows, total, processes, micro, groups, epoch, data):
+    with tempfile.TemporaryDirectory() as folder:
+        found = prepared(folder, [(text, *codes, lang) for text, codes, lang in rows])
+        plan = BatchPlan(len(found.train), total, processes, micro, groups, 1)
+        first = data.draw(st.integers(0, plan.steps_per_epoch))
+        joined, before, steps = Counter(), Counter(), set()
+        for rank in range(processes):
+            shares = MicroBatches(TextRows(found.train, found, RowEncoding(HISCO)), plan, rank, 7)
+            for start, counter in ((first, joined), (0, before)):
+                batches = epoch_of(shares, epoch, start)
+                steps.add((start, len(batches), sum(batch["last_micro_batch"] for batch in batches)))
+                for batch in batches:
+                    counter.update(inputs_and_codes(batch, found.codes))
+        assert len(steps) == len({start for start, *_ in steps}), "ranks must meet in every pass"
+        expected = Counter()
+        for text, codes, lang in rows:
+            repaired = [
+                code.strip() if code == "-1" else code.strip().zfill(5) for code in codes if code.strip()
+            ]
+            expected[f"{lang or 'unk'}[SEP]{as_is(text)}", tuple(dict.fromkeys(repaired))] += 1
+        assert before == expected
+        assert joined.total() == len(rows) - min(first * total, len(rows)) and not joined - before
+
+
+# ---- descriptions of codes
+
+DESCRIBED = [("bonde", "61110", "", "da"), ("farmer", "61110", "", "en"), ("smed", "83110", "", "da")]
+DESCRIBED += [("baker", "77610", "", "en"), ("none", "-1", "", "en")]
+WORDS = [("61110", "General farmer", "en"), ("61110", "Landmand", "da"), ("83110", "Blacksmith", "en")]
+WORDS += [("77610", "", "en"), ("99999", "Else", "en")]
+
+
+def arguments(path, **more):
+    usual = {"include_descriptions": True, "descriptions_file": str(path), "description_prob": 1.0}
+    return dataset.DescriptionFlags(**usual | more)
+
+
+@pytest.fixture(scope="module")
+def described(tmp_path_factory):
+    return prepared(tmp_path_factory.mktemp("described"), DESCRIBED)
+
+
+@pytest.fixture
+def file(tmp_path):
+    return write_csv(tmp_path / "texts.csv", ("hisco", "description", "lang"), WORDS)
+
+
+def shown(data, args, epoch=0, seed=5):
+    """Text of each row of the file, with what was put to it."""
+    descriptions = dataset.load_descriptions(args, data, HISCO, seed)
+    rows = TextRows(data.train, data, RowEncoding(HISCO), TextChanges(descriptions=descriptions))
+    batch = rows.batch(np.arange(len(data.train)), epoch)
+    characters = set(rows.characters().tolist())
+    assert characters >= set(batch["input_ids"].unique().tolist())
+    pairs = zip(batch["input_ids"], batch["attention_mask"])
+    return [text_of(ids[mask].tolist()).partition("[SEP]")[2] for ids, mask in pairs]
+
+
+def test_each_code_and_language_gets_its_own_description(described, file):
+    assert shown(described, arguments(file, descriptions_lang_col="lang")) == [
+        "bonde [DESC: Landmand]",
+        "farmer [DESC: General farmer]",
+        "smed [DESC: Blacksmith]",
+        "baker",
+        "none",
+    ]
+    # without languages: the first of its code
+    assert shown(described, arguments(file))[0] == "bonde [DESC: General farmer]"
+    assert dataset.load_descriptions(arguments(file), described, HISCO, 1).codes == 2
+    for template, text in (("{desc}: {occ}", "Blacksmith: smed"), ("{desc}", "Blacksmith")):
+        found = shown(described, arguments(file, description_template=template))
+        assert found[2] == text and found[3] == "baker"
+
+
+def test_some_texts_get_it_by_seed_epoch_and_row(described, file):
+    args = arguments(file, description_prob=0.5)
+
+    def which(seed: int = 5) -> list[tuple]:
+        return [tuple("DESC" in text for text in shown(described, args, epoch, seed)) for epoch in range(40)]
+
+    first = which()
+    assert len(set(first)) > 4 and first == which() != which(seed=6)
+    assert 0.3 < np.mean([row[:3] for row in first]) < 0.7 and not any(any(row[3:]) for row in first)
+    args = finetune.get_args_parser().parse_args(["--dataset", "x.csv"])
+    assert list(args.problems()) == [] and dataset.load_descriptions(args, described, HISCO, 1) is None
+
+
+def test_usual_names_of_columns_and_those_that_are_not(tmp_path, described):
+    path = write_csv(tmp_path / "key.csv", ("en_hisco_text", "hisco", "code"), [("Smiths", "83110", "1")])
+    assert dataset.find_columns(arguments(path)) == ["hisco", "en_hisco_text"]
+    path = write_csv(tmp_path / "other.csv", ("nr", "words"), [("83110", "Smiths")])
+    with pytest.raises(UserError, match=r"needs a column of codes \(system_code, hisco, code\) and one of"):
+        dataset.find_columns(arguments(path))
+    names = {"descriptions_code_col": "nr", "descriptions_text_col": "words"}
+    named = arguments(path, **names)
+    assert shown(described, named)[2] == "smed [DESC: Smiths]"
+    with pytest.raises(UserError, match="has no column 'l'"):
+        dataset.find_columns(arguments(path, **names, descriptions_lang_col="l"))
+    write_csv(path, ("nr", "words"), [("11111", "Else")])
+    with pytest.raises(UserError, match="none of the 4 codes of the data stands in column 'nr'"):
+        dataset.load_descriptions(named, described, HISCO, 1)
+
+
+@pytest.mark.parametrize(
+    "flags, words",
+    [
+        (["--include-descriptions"], "--include-descriptions needs --descriptions-file"),
+        (["--descriptions-file", "x.csv"], "--descriptions-file needs --include-descriptions"),
+        (["--include-descriptions", "--descriptions-file", "none.csv"], "none.csv: no such file"),
+        (["--description-template", "{occ}"], "must hold {desc}"),
+    ],
+)
+def test_flags_of_descriptions_that_do_not_fit(tmp_path, flags, words):
+    files = ["--dataset", write_rows(tmp_path / "d.csv", 20), "--save-path", tmp_path / "run"]
+    columns = ["--target-cols", "hisco_1", "--formatter", "hisco"]
+    code, output = run_inside(finetune.main, *files, *columns, *TINY, *flags)
+    assert code == 2 and words in output and not (tmp_path / "run").exists()

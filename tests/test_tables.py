@@ -1,19 +1,642 @@
-"""Columns of a table, files of codes and of words."""
+"""Tables in the forms that people have: rows come back as they were written, or are refused with their line;
+and what the user is told.
+"""
+
+import contextlib
+import csv
+import datetime
+import decimal
+import io
+import os
+import random
+import re
+import socket
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
 
 import pytest
-from helpers import write_csv
-from preparing import HEADER, prepare
+from helpers import examples, run_inside, write_csv
+from hypothesis import given
+from hypothesis import strategies as st
+from preparing import HEADER, Result, prepare, problems, quiet, settings_for
 
-from histocc.data.config import columns_of
-from histocc.data.rows import code_of_cell, read_key, read_words
-from histocc.formatter import make_formatter
+from histocc import prepare as command
+from histocc.data import prepare as prep
+from histocc.data import tables
+from histocc.data.config import columns_of, file_problems, settings_from
+from histocc.data.report import report_lines
+from histocc.data.rows import code_of_cell, read_columns, read_key, read_words
+from histocc.data.tables import column_problems, read_chunks, table_format
+from histocc.formatter import hisco_key, make_formatter
 from histocc.job.config import finetune_parser, train_mixer_parser
+from histocc.predict.output import save_pipe
+from histocc.runtime.config import read_file
 from histocc.runtime.errors import UserError
 
+FILES = Path(__file__).parent / "data" / "tables"
 
-def written(tmp_path, text: str) -> str:
-    (tmp_path / "key.csv").write_text(text, encoding="utf-8")
-    return str(tmp_path / "key.csv")
+
+def rows_of(path, columns=None, **how):
+    """({line: cells}, [(line, kind)])"""
+    rows, faults = {}, []
+    for chunk in read_chunks(str(path), columns, **how):
+        rows.update(zip(chunk.lines.tolist(), zip(*chunk.columns), strict=True))
+        faults += [(line, kind) for line, kind, _ in chunk.faults]
+    return rows, faults
+
+
+def written(path, content: str | bytes) -> str:
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    return str(path)
+
+
+# ---- any table, however it is written
+
+CELLS = st.lists(
+    st.sampled_from(["a", "é", " ", "\r", "\n", "\r\n", '"', ",", ";", "\0", "\x85", "\u2028", "\x1c", "😀"]),
+    max_size=5,
+).map("".join)
+TABLES = st.integers(1, 4).flatmap(
+    lambda width: st.lists(st.lists(CELLS, min_size=width, max_size=width), min_size=1, max_size=14)
+)
+
+
+@examples(400)
+@given(
+    rows=TABLES,
+    end=st.sampled_from(["\n", "\r\n"]),
+    quoting=st.sampled_from([csv.QUOTE_MINIMAL, csv.QUOTE_ALL]),
+    encoding=st.sampled_from(["utf-8", "utf-8-sig", "utf-16", "cp1252"]),
+    chunk=st.integers(1, 4),
+)
+def test_rows_come_back_or_are_refused_by_line(rows, end, quoting, encoding, chunk):
+    text, begins = io.StringIO(newline=""), []
+    writer = csv.writer(text, lineterminator=end, quoting=quoting)
+    for row in ([f"é{i}" for i in range(len(rows[0]))], *rows):
+        begins.append(len(re.findall("\r\n|\r|\n", text.getvalue())) + 1)
+        writer.writerow(row)
+    torn = quoting == csv.QUOTE_MINIMAL and any("\r" in cell for row in rows for cell in row)
+    expected = dict(zip(begins[1:], map(tuple, rows), strict=True))
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tables, "CHUNK", chunk)
+        try:
+            path = written(Path(folder) / "data.csv", text.getvalue().encode(encoding))
+            found, faults = rows_of(path)
+        except UnicodeEncodeError:
+            return
+        except UserError as error:
+            inside = [cell for row in rows for cell in row if "\r" in cell or "\n" in cell]
+            assert inside or encoding == "cp1252", str(error)
+            return
+    if torn:
+        return  # each part is a row, or has too few cells
+    assert len(found) + len(faults) == len(rows), (found, faults)
+    assert {kind for _, kind in faults} <= {"rows inside a cell"}
+    assert all(row == expected[line] for line, row in found.items())
+    assert {line for line, _ in faults} == expected.keys() - found.keys()
+
+
+@pytest.mark.parametrize(
+    "content, rows, faults",
+    [
+        (b"a\nx\ry\nz\n", {2: ("x",), 3: ("y",), 4: ("z",)}, []),
+        (b"a,b\n1,x\ry\n2,z\n", {2: ("1", "x"), 4: ("2", "z")}, [(3, "wrong number of cells")]),
+        (b'a,b\n1,"x\ry"\n2,z\n', {2: ("1", "x\ry"), 4: ("2", "z")}, []),
+        (b"a,b\r\r\n1,2\r\r\n\r\r\n3,4\r\r\n", {3: ("1", "2"), 7: ("3", "4")}, []),
+        (
+            b'a,b\n"x"y,1\n\n1,x,\n1,2\n',
+            {5: ("1", "2")},
+            [(2, "broken quotation marks"), (4, "wrong number of cells")],
+        ),
+        (b'a,b\n1,2\n3,"4', {2: ("1", "2")}, [(3, "broken quotation marks")]),
+        (
+            b"a,b\n" + b'1,"x"y\n' * 3 + b"2,z\n",
+            {5: ("2", "z")},
+            [(i, "broken quotation marks") for i in (2, 3, 4)],
+        ),
+    ],
+)
+@pytest.mark.parametrize("chunk", [1, 2, 4096])
+def test_line_ends_and_broken_rows(tmp_path, content, rows, faults, chunk, monkeypatch):
+    monkeypatch.setattr(tables, "CHUNK", chunk)
+    assert rows_of(written(tmp_path / "f.csv", content)) == (rows, faults)
+
+
+def test_encodings_that_are_named(tmp_path):
+    path = tmp_path / "f.csv"
+    for encoding in ("utf-16-le", "utf-16-be"):
+        written(path, "occ1,lang\nsmed,da\n".encode(encoding))
+        with pytest.raises(UserError, match=r"not a text file .*--encoding utf-16-le \(or -be\)"):
+            rows_of(path)
+        assert rows_of(path, ["occ1"], encoding=encoding)[0] == {2: ("smed",)}
+        broken = "\ufeffa,b\n1,2\nsm".encode(encoding) + "\ud800".encode(encoding, "surrogatepass")
+        written(path, broken + "x,2\n".encode(encoding))
+        with pytest.raises(UserError, match="f.csv, line [123] or below: cannot be read as UTF-16"):
+            rows_of(path)
+
+
+def test_every_reader_looks_at_the_path_first(tmp_path):
+    os.mkfifo(tmp_path / "fifo")
+    os.symlink("loop", tmp_path / "loop")
+    (tmp_path / "plain").write_text("a\n")
+    listening = socket.socket(socket.AF_UNIX)
+    with contextlib.chdir(tmp_path):  # the name of a socket must be short
+        listening.bind("socket")
+    listening.close()
+    paths = {
+        str(tmp_path / "fifo"): "is a pipe, which can be read only once; save it as a file first",
+        str(tmp_path): "is a folder",
+        str(tmp_path / "socket"): "is a socket",
+        "/dev/null": "is a device",
+        str(tmp_path / "loop"): "symbolic links",
+        "a\0b": "is not the name of a file",
+        str(tmp_path / "plain" / "f.csv"): "no such file",
+        "": "the name of an input file is empty",
+    }
+    readers = [table_format, lambda path: list(read_chunks(path, None)), read_key, read_words, read_file]
+    for path, words in paths.items():
+        for reader in (*readers, lambda path: read_columns(path, ["a"])):
+            with pytest.raises(UserError) as caught:
+                reader(path)
+            assert words in str(caught.value) and len(str(caught.value)) < 700, (path, reader)
+
+
+# ---- pipes
+
+
+def test_what_comes_through_a_pipe_becomes_a_file(tmp_path):
+    pipe, target, checks = str(tmp_path / "pipe"), str(tmp_path / "target"), []
+    os.mkfifo(pipe)
+
+    def write_slowly(pieces, before):
+        time.sleep(before)
+        with open(pipe, "wb", buffering=0) as opened:
+            for piece in pieces:
+                opened.write(piece)
+                time.sleep(0.1)
+
+    for pieces, before in (([b"a\n", b"x" * 300_000, b"y"], 0.6), ([b"a\n"], 0.0), ([], 0.3)):
+        writer = threading.Thread(target=write_slowly, args=(pieces, before))
+        writer.start()
+        save_pipe(pipe, target, lambda: checks.append(1), 20)
+        writer.join()
+        assert Path(target).read_bytes() == b"".join(pieces)
+    assert 4 <= len(checks) <= 40
+
+
+def test_a_silent_pipe_ends_at_the_limit_and_at_a_stop(tmp_path):
+    pipe, target = str(tmp_path / "pipe"), tmp_path / "target"
+    os.mkfifo(pipe)
+    with pytest.raises(UserError, match=r"pipe: nothing has come through this pipe for 0\.3 s"):
+        save_pipe(pipe, str(target), lambda: None, 0.3)  # no writer
+    reader, calls = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK), []
+    writer = os.open(pipe, os.O_WRONLY)  # a writer that says nothing
+
+    def stop():
+        calls.append(time.monotonic())
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            save_pipe(pipe, str(target), stop, 60)
+        assert calls[-1] - calls[0] < 2 and not target.exists()
+    finally:
+        os.close(writer)
+        os.close(reader)
+
+
+# ---- Parquet
+
+
+@pytest.fixture(scope="module")
+def pyarrow():
+    return pytest.importorskip("pyarrow")
+
+
+def parquet_file(path, columns: dict, **options) -> Path:
+    import pyarrow
+    from pyarrow import parquet
+
+    parquet.write_table(pyarrow.table(columns), path, **options)
+    return path
+
+
+def test_values_of_any_kind_are_their_text(pyarrow, tmp_path):
+    pa, path, nan, day = pyarrow, tmp_path / "f.parquet", float("nan"), datetime.datetime(1801, 2, 3)
+    for values, expected in (
+        (pa.array([61110, None, -1, 2**63 - 1]), "61110||-1|9223372036854775807"),
+        (
+            pa.array([61110.0, None, nan, -0.0, 1110.5, 1e15, 1e22, 0.1]),
+            "61110|||0|1110.5|1000000000000000|1e+22|0.1",
+        ),
+        (pa.array([61110.0, 2048.0, nan], pa.float32()), "61110|2048|"),
+        (pa.array([True, None, False]), "true||false"),
+        (pa.nulls(2), "|"),
+        (pa.array(["a", None, "NA", "a\0b", "\r\n"], pa.large_string()), "a||NA|a\0b|\r\n"),
+        (pa.array([b"\xc3\xa5"]), "å"),
+        (pa.array(["a", None, "a"]).dictionary_encode(), "a||a"),
+        (pa.array([7, None]).dictionary_encode(), "7|"),
+        (pa.array([decimal.Decimal("61110.50"), decimal.Decimal("1")]), "61110.50|1.00"),
+        (pa.array([day.date()]), "1801-02-03"),
+    ):
+        found = [cells[0] for cells in rows_of(parquet_file(path, {"a": values}), ["a"])[0].values()]
+        assert found == expected.split("|"), values.type
+    parquet_file(path, {"a": ["x"], "b": [["a"]]})
+    assert rows_of(path, ["a"]) == ({1: ("x",)}, [])
+    for columns in (["b"], None):
+        with pytest.raises(UserError, match="row 1 or below: cannot be read as text"):
+            rows_of(path, columns)
+    assert rows_of(parquet_file(path, {})) == ({}, []) and table_format(str(path))[:2] == ([], "")
+    cells = [str(i) for i in range(1000)]
+    parquet_file(path, {"a": cells, "a.b": ["x"] * 1000}, row_group_size=3)
+    assert [row[0] for row in rows_of(path, ["a"])[0].values()] == cells
+
+
+def test_damaged_parquet_gives_the_same_rows_or_one_message(pyarrow, tmp_path):
+    """With checksums of the pages; a name in the footer has none."""
+    rows, path, rng = 600, tmp_path / "f.parquet", random.Random(3)
+    columns = {
+        "a": [f"gårdmand no {i % 97}" for i in range(rows)],
+        "b": [61110.0 if i % 7 else None for i in range(rows)],
+        "c": pyarrow.array(["da", "en"] * (rows // 2)).dictionary_encode(),
+    }
+    good = parquet_file(path, columns, row_group_size=200, write_page_checksum=True).read_bytes()
+    expected, refused = rows_of(path, ["a", "b", "c"])[0], 0
+    for i in range(400):
+        content = bytearray(good[: rng.randrange(4, len(good))] if i % 2 else good)
+        if i % 2 == 0:
+            content[rng.randrange(4, len(content))] ^= 1 << rng.randrange(8)
+        path.write_bytes(content)
+        try:
+            if column_problems(str(path), table_format(str(path)).names, ["a", "b", "c"]):
+                continue
+            assert rows_of(path, ["a", "b", "c"])[0] == expected, i
+        except UserError as error:
+            refused += 1
+            assert str(path) in str(error) and len(str(error)) < 700
+    assert refused > 300
+
+
+# ---- tables in the forms that historians have
+
+
+def read(tmp_path, name: str, *flags: str) -> tuple[Result, str]:
+    """(a table prepared with these flags, what is said of it)"""
+    path = str(FILES / name)
+    args, problems = finetune_parser().parse_args([f"--dataset={path}", "--share-val", "0", *flags]), []
+    settings = settings_from(args, columns_of(args, path, problems), [path], [], problems)
+    result = Result(prep.prepare(settings, str(tmp_path / "out"), quiet))
+    return result, "\n".join(report_lines(result.report))
+
+
+def refused(tmp_path, name: str, *flags: str) -> str:
+    with pytest.raises(UserError) as caught:
+        read(tmp_path, name, *flags)
+    return str(caught.value)
+
+
+def codes_of(result: Result) -> list[list[str]]:
+    return [codes for *_, codes in result.train]
+
+
+@pytest.fixture
+def without_charset_normalizer(monkeypatch):
+    monkeypatch.setitem(sys.modules, "charset_normalizer", None)
+    tables._detected.cache_clear()
+    yield
+    tables._detected.cache_clear()
+
+
+@pytest.mark.parametrize(
+    "page, texts",
+    [
+        ("cp1250", ["kovář", "řezník"]),
+        ("cp1251", ["крестьянин", "кузнец"]),
+        ("cp1253", ["γεωργός", "ράπτης"]),
+        ("cp1254", ["çiftçi", "dülger"]),
+    ],
+)
+def test_code_pages_are_read_by_name_and_never_as_windows_1252(
+    tmp_path, page, texts, without_charset_normalizer
+):
+    message = refused(tmp_path, f"{page}.csv")
+    assert "is not UTF-8 (line 2), and its code page cannot be told. --encoding NAME reads it" in message
+    result, _ = read(tmp_path, f"{page}.csv", "--encoding", page)
+    assert result.texts[:2] == texts and result.rejected == []
+
+
+def test_charset_normalizer_is_asked_where_it_is_installed(tmp_path):
+    pytest.importorskip("charset_normalizer")
+    result, said = read(tmp_path, "cp1251.csv")
+    assert "cp1251.csv was read as" in said and "since it is not UTF-8: '" in said
+    assert result.report["files"][0]["encoding"] != "UTF-8"
+
+
+@pytest.mark.parametrize(
+    "texts",
+    [
+        ["væver", "gårdmand", "bødker", "skrædder"],
+        ["Bürgermeister", "Schlösser", "Fährmann"],
+        ["tonnelier à Orléans", "maçon", "forgeron, né à Liège"],
+        ["smiður", "bóndi", "þjónn", "húsfreyja"],
+        ["shoemaker’s apprentice", "“smith”", "café keeper"],
+    ],
+)
+def test_windows_1252_is_recognized_by_the_letters_of_its_languages(tmp_path, texts):
+    content = "occ1,hisco_1\n" + "".join(f'"{text}",61110\n' for text in texts)
+    result = prepare(tmp_path, content.encode("cp1252"))
+    assert result.texts == texts
+    said = "\n".join(report_lines(result.report))
+    assert "Note: data.csv was read as Windows-1252, since it is not UTF-8: " in said and "--encoding" in said
+
+
+@pytest.mark.parametrize(
+    "content, words",
+    [
+        ("værksted, bødker, gårdmand".encode("cp850"), "its code page cannot be told"),
+        ("væver, gårdmand, bødker".encode("mac_roman"), "its code page cannot be told"),
+        (
+            b"\n".join(["væver".encode()] * 9 + ["væver".encode("cp1252")]),
+            "not UTF-8 in line 11, as 9 other lines are",
+        ),
+    ],
+)
+def test_what_no_code_page_explains_is_refused(tmp_path, content, words, without_charset_normalizer):
+    [message] = problems(tmp_path, b"occ1\n" + content, cols=("occ1",))
+    assert words in message
+
+
+def test_what_programs_write_around_the_rows(tmp_path):
+    result, said = read(tmp_path, "written_by_R.csv")
+    assert result.texts == ["smith", "baker", "wheelwright"] and result.codes == ["77610", "83110", "95410"]
+    assert "has rows with one cell more than names: the first was taken for R's row names" in said
+    result, said = read(tmp_path, "excel.csv")  # sep=;
+    assert result.texts == ["smed", "væver"] and "Windows-1252" in said
+    assert list(rows_of(FILES / "excel.csv", ["occ1"])[0]) == [3, 4]
+    problem = file_problems(settings_for(FILES / "comment.csv", cols=("hisco_1",)))[0]
+    assert (
+        "has no column 'occ1'" in problem
+        and "Its names seem to be in line 2: remove the lines above" in problem
+    )
+
+
+def test_words_for_no_further_code(tmp_path):
+    result, said = read(tmp_path, "second_code.csv")
+    assert list(map(len, codes_of(result))) == [1] * 5 + [2] and result.rejected == []
+    assert "Note: 5 cells such as NA or null" in said
+    options = {"kind": "gpf", "cols": ("hisco_1", "hisco_2"), "block_size": 2, "allow_short": True}
+    kept = prepare(tmp_path, "occ1,hisco_1,hisco_2\na,61,.\n", fixed_codes=["61", "."], **options)
+    assert kept.train == [("a", "unk", ["61", "."])]  # the key has it
+
+
+def test_codes_as_books_and_spreadsheets_have_them(tmp_path):
+    result, said = read(tmp_path, "book.csv")
+    assert codes_of(result) == [["63120"], ["06105"], ["83110"], ["79100"], ["-1"]]
+    assert "Note: 4 codes were rewritten" in said and "'6-31.20'" in said
+    assert "83.110" in (message := refused(tmp_path, "numbers.csv")) and "number format" in message
+    result, said = read(tmp_path, "numbers.csv", "--drop-bad-labels")
+    codes = {"civil engineer": ["02210"], "baker": ["77610"], "no occupation": ["-1"], "farmer": ["61110"]}
+    assert {text: codes for text, _, codes in result.train} == codes
+    assert [row[2] for row in result.reasons] == ["83.110", "7,712E+04"] and "3 codes were rewritten" in said
+
+
+def test_codes_that_hisco_does_not_have(tmp_path):
+    result, said = read(tmp_path, "ipums.csv")
+    assert "Note: 2 codes are none of the 1,919 of HISCO" in said and "'98999', '12345'" in said
+    rejected, _ = read(tmp_path, "ipums.csv", "--key", "hisco")
+    assert rejected.texts == ["no occupation", "farmer", "smith"] and rejected.codes == list(hisco_key())
+    recoded, said = read(tmp_path, "ipums.csv", "--recode", "99999=-1,98999=-1")
+    assert codes_of(recoded)[:2] == [["-1"]] * 2
+    assert "2 codes were replaced" in said and "1 codes are none of the 1,919" in said
+    assert "--recode: code '7' has 1 tokens" in refused(tmp_path, "ipums.csv", "--recode", "99999=7")
+
+
+def test_several_codes_in_one_cell(tmp_path):
+    hint = "several codes in one cell? --code-separator ';' separates them"
+    assert hint in refused(tmp_path, "one_cell.csv")
+    result, _ = read(tmp_path, "one_cell.csv", "--code-separator", ";&,/")
+    codes = [["61110", "83110"], ["51020", "77810"], ["83110", "64100"], ["79100", "55130"], ["61110"]]
+    assert codes_of(result) == codes and result.data.max_codes == 5 and result.rejected == []
+    content = "occ1,hisco_1\na,61110;83110;77610;51020;79100;64100\nb,61110\n"
+    few = prepare(tmp_path, content, code_separator=";")
+    assert few.texts == ["b"] and few.report["rejected"] == {"too many codes": 1}
+
+
+def test_languages_and_letters(tmp_path):
+    result, said = read(tmp_path, "langs.csv")
+    assert result.report["languages"] == {"da": 5, "en": 1} and result.report["languages_renamed"] == 5
+    assert "'DA', 'Danish', 'dan', 'da-DK', 'EN'" in said
+    composed, decomposed = (read(tmp_path, name)[0] for name in ("nfc.csv", "nfd.csv"))
+    assert composed.train == decomposed.train and composed.data.alphabet == decomposed.data.alphabet
+    assert (composed.report["texts_composed"], decomposed.report["texts_composed"]) == (0, 8)
+    result, said = read(tmp_path, "invisible.csv")
+    assert result.texts == ["smith"] * 5 + ["smith\xa0senior"] and result.report["texts_composed"] == 6
+    assert result.report["rejected"] == {"empty text": 2}
+    result, said = read(tmp_path, "lowercased_mojibake.csv")
+    assert result.report["letters_broken"] == 6 and result.texts[2] == "employã© olie-mij."
+
+
+def test_texts_that_repeat_the_row_above(tmp_path):
+    result, said = read(tmp_path, "dittos.csv")
+    assert result.report["dittos"] == 6 and len(result.train) == 8 and result.texts[6] == "〃"
+    assert "dittos.csv lines 3, 5, 6, 7, 8 …: 'do.', 'ditto'" in said
+    filled, said = read(tmp_path, "dittos.csv", "--ditto")
+    assert filled.texts == ["blacksmith"] * 2 + ["baker"] * 6 and "6 descriptions such as do." in said
+    ascii_only, _ = read(tmp_path, "dittos.csv", "--clean-text", "ascii-lower")
+    assert ascii_only.texts[6] == '"'  # as the package Unidecode has it
+
+
+def test_rows_without_a_description(tmp_path):
+    name, columns = "published_training_rows.csv", ["--target-cols", "hisco_1", "--formatter", "hisco"]
+    plain, _ = read(tmp_path, name, *columns)
+    assert plain.report["rejected"] == {"empty text": 1} and len(plain.train) == 2
+    kept, said = read(tmp_path, name, "--empty-text", "-1")
+    assert kept.train[0] == ("", "da", ["-1"]) and len(kept.train) == 3
+    assert "Note: 1 rows without a description are kept" in said
+    other = prepare(tmp_path, "occ1,hisco_1\n ,61110\nsmith,83110\n", empty_text="-1")
+    assert other.texts == ["smith"] and "another than -1" in other.rejected[0][4]
+
+
+# ---- what the user is told of a file
+
+HEAD = b"occ1,hisco_1\n"
+GOOD = b"farmer,61110\nsmith,83110\n"
+LANG = b"occ1,hisco_1,lang\nfarmer,61110,"
+HISCO = ("--formatter", "hisco", "--target-cols", "hisco_1", "--share-val", "0")
+GPF = ("--target-cols", "hisco_1", "--share-val", "0")
+LONG = b"x" * 200
+CASES = {  # what is wrong → content, rows that are used (None: refused), what is said, other flags than HISCO
+    "empty file": (b"", None, r"data\.csv: is empty"),
+    "column names alone": (HEAD, None, r"no valid row to train on \(there are only column names\)"),
+    "first line blank": (b"\n" + HEAD + GOOD, None, r"the first line, with the column names, is blank"),
+    "no line with column names": (GOOD, None, r"has no column 'occ1'; it has 'farmer', '61110'"),
+    "column misspelt": (b"Occ1,hisco_1\n" + GOOD, None, r"it has 'Occ1', 'hisco_1'\. Is 'Occ1' meant\?"),
+    "column twice": (b"occ1,hisco_1,hisco_1\nfarmer,61110,1\n", None, r"column 'hisco_1' is listed 2 times"),
+    "column names broken": (b'"occ1"x,hisco_1\n' + GOOD, None, r"column names are not readable as CSV"),
+    "unusual delimiter": (b"occ1/hisco_1\nfarmer/61110\n", None, r"one column only: --delimiter names"),
+    "semicolons": ((HEAD + GOOD).replace(b",", b";"), 2, r"2 read, 2 for training"),
+    "tabs and CRLF": ((HEAD + GOOD).replace(b",", b"\t").replace(b"\n", b"\r\n"), 2, r"2 read"),
+    "old Macintosh line ends": ((HEAD + GOOD).replace(b"\n", b"\r"), 2, r"2 read, 2 for training"),
+    "blank lines, no line end at the last": (HEAD + b"\n\nfarmer,61110\n\nsmith,83110", 2, r"2 read"),
+    "UTF-16 with byte order mark": (
+        (HEAD + GOOD).decode().encode("utf-16"),
+        2,
+        r"data\.csv was read as UTF-16",
+    ),
+    "Windows-1252": (HEAD + GOOD + b"v\xe6ver,75400\n", 3, r"was read as Windows-1252.*'væver'; --encoding"),
+    "a whole file of zeros": (b"\0" * 100, None, r"is not a text file"),
+    "Excel workbook": (b"PK\x03\x04rest", None, r"is not a CSV file but an Excel workbook"),
+    "compressed with gzip": (b"\x1f\x8b\x08\x00rest", None, r"compressed with gzip .*gunzip"),
+    "Stata file": (b"<stata_dta><header>", None, r"a Stata file; save it as CSV with: export delimited"),
+    "damaged Parquet file": (b"PAR1 cut off", None, r"is a damaged Parquet file"),
+    "description empty": (
+        HEAD + GOOD + b" ,83110\n",
+        2,
+        r"1 rows rejected.*\n  1 × empty text \(data\.csv line 4\)",
+    ),
+    "descriptions NA and null": (HEAD + b"NA,-1\nnull,-1\nnan,-1\nNone,-1\n", 4, r"4 read, 4 for training"),
+    "description too long": (HEAD + GOOD + LONG + b",83110\n", 3, r"are cut \(data\.csv line 4\)"),
+    "NUL character inside": (
+        HEAD + GOOD + b"sm\0ith,83110\n",
+        2,
+        r"1 × forbidden character \(data\.csv line 4\)",
+    ),
+    "wrong number of cells": (HEAD + GOOD + b"baker\nbaker,77610,x\n", 2, r"cells \(data\.csv lines 4, 5\)"),
+    "text after a quotation mark": (HEAD + GOOD + b'"old" smith,83110\n', 2, r"1 × broken quotation marks"),
+    "quotation mark never closed": (
+        HEAD + b'"old smith,83110\n' + GOOD,
+        None,
+        r"line 2: a quotation mark there is",
+    ),
+    "quotation mark in mid-file": (
+        HEAD + GOOD + b'83110,"x\n61110,the "old" man\n',
+        None,
+        r"not closed before line 5",
+    ),
+    "quotation mark that swallows rows": (
+        HEAD + GOOD + b'"old smith,83110\nbaker,77610\nx",77610\n',
+        2,
+        r"1 × rows inside a cell \(data\.csv line 4\)",
+    ),
+    "two rows joined in a middle column": (
+        b'occ1,note,hisco_1\nfarmer,,61110\nsmith,"tall,83110\nbaker,short",77610\n',
+        1,
+        r"1 × rows inside a cell",
+    ),
+    "prose of several lines": (HEAD + GOOD + b'"farmer, tenant\nof the parish, old",61110\n', 3, r"3 read"),
+    "first code missing": (HEAD + GOOD + b"baker,\n", 2, r"1 × first code missing \(data\.csv line 4\)"),
+    "the same with --missing-code": (
+        HEAD + GOOD + b"baker,\n",
+        3,
+        r"1 rows without a first code got the code of --missing-code",
+        (*HISCO, "--missing-code", "-1"),
+    ),
+    "code too short": (
+        HEAD + GOOD + b"baker,776\n",
+        None,
+        r"line 4, column 'hisco_1': code '776' has 3 tokens.*\n.*What to do:\n.*--drop-bad-labels",
+    ),
+    "the same with --drop-bad-labels": (
+        HEAD + GOOD + b"baker,776\n",
+        2,
+        r"1 × code does not fit \(data\.csv line 4\)",
+        (*HISCO, "--drop-bad-labels"),
+    ),
+    "code too short for the general formatter": (
+        HEAD + GOOD + b"baker,776\n",
+        None,
+        r"--formatter hisco is for HISCO codes.*\n.*--allow-codes-shorter.*\n.*--drop-bad-labels",
+        GPF,
+    ),
+    "short codes that are accepted": (
+        HEAD + GOOD + b"baker,776\n",
+        3,
+        r"1 codes are shorter than the block and are filled up \(data\.csv line 4\)",
+        (*GPF, "--allow-codes-shorter-than-block-size"),
+    ),
+    "numbers beyond the key": (
+        b"occ1,code1\nfarmer,0\nsmith,7\n",
+        None,
+        r"'7' is not a number of the key, 0 … 1",
+        ("--formatter", "hisco", "--target-cols", "code1", "--share-val", "0", "--key", "key.csv"),
+    ),
+    "same text, different codes": (
+        HEAD + GOOD + b"Farmer,61115\n",
+        3,
+        r"different rows: 1, see conflicts\.csv",
+    ),
+    "other language": (
+        LANG + b"sv\n",
+        1,
+        r"do not know: sv; theirs are en da",
+        (*HISCO, "--language-col", "lang"),
+    ),
+    "a column of languages that is not named": (LANG + b"en\n", 1, r"not read; --language-col lang reads it"),
+    "wrong column of codes": (
+        LANG + b"en\n",
+        None,
+        r"Most rows are of this kind: look whether --target-cols and --formatter are right",
+        ("--formatter", "hisco", "--target-cols", "lang", "--share-val", "0"),
+    ),
+    "columns parted by a comma in the flag": (
+        b"occ1,hisco_1,hisco_2\nfarmer,61110,\n",
+        None,
+        r"has no column 'hisco_1,hisco_2'.*\(separate several columns by spaces\)",
+        ("--formatter", "hisco", "--target-cols", "hisco_1,hisco_2"),
+    ),
+    "letters broken before": (
+        HEAD + GOOD + "vÃ¦ver,75400\nsm�th,83110\n".encode(),
+        4,
+        r"2 descriptions hold letters",
+    ),
+    "no encoding": (HEAD + GOOD, None, r"is not an encoding", (*HISCO, "--encoding", "base64")),
+    "several things at once": (b"occ1,hisco_1\n,61110\nfarmer,\nbaker\nsmith,83110\n", 1, r"3 rows rejected"),
+}
+
+
+def outcome(folder: Path, content: bytes, flags: tuple = HISCO, name: str = "data.csv") -> tuple[int, str]:
+    (folder / name).write_bytes(content)
+    (folder / "key.csv").write_text("system_code,code\n61110,0\n83110,1\n")
+    flags = [str(folder / "key.csv") if flag == "key.csv" else flag for flag in flags]
+    line = [folder / name, "--save-path", folder / "out", *flags]
+    return run_inside(lambda argv: sys.exit(command.main(argv)), *line)
+
+
+@pytest.mark.parametrize("wrong", CASES)
+def test_what_the_user_is_told(wrong, tmp_path):
+    if "Parquet" in wrong:
+        pytest.importorskip("pyarrow")
+    content, rows, said, *flags = CASES[wrong]
+    code, output = outcome(tmp_path, content, *flags)
+    assert re.search(said, output), output
+    assert "Traceback" not in output and output.count("error: ") == (rows is None)
+    assert code == (2 if rows is None else 0), output
+    if rows is not None:
+        assert f"{rows:,} for training" in output
+    else:
+        assert not list(tmp_path.glob("out/prepared/*"))
+
+
+def test_parquet_is_read_like_a_table_of_text(tmp_path, pyarrow, monkeypatch):
+    columns = {"occ1": ["farmer", None, "null", "smith"], "hisco_1": [61110, 83110, -1, 1110]}
+    content = parquet_file(tmp_path / "f", columns | {"other": [1.5, None, 2, 3]}).read_bytes()
+    code, output = outcome(tmp_path, content, name="data.parquet")
+    assert code == 0 and "4 read, 3 for training" in output and "1 codes got a lost leading zero" in output
+    assert "1 × empty text (data.parquet line 2)" in output
+    categories = pyarrow.array(["farmer", "smith", "farmer"]).dictionary_encode()
+    columns = {"occ1": categories, "hisco_1": pyarrow.array([61110.0, None, 61110.0])}
+    code, output = outcome(tmp_path, parquet_file(tmp_path / "f", columns).read_bytes(), name="data.parquet")
+    assert code == 0 and "3 read, 2 for training" in output and "1 × first code missing" in output
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    code, output = outcome(tmp_path, b"PAR1....", name="data.parquet")
+    assert code == 2 and "data.parquet: reading Parquet needs pyarrow: pip install pyarrow" in output
+
+
+# ---- files of codes and of words, and what the columns mean
 
 
 def test_key_file(tmp_path):
@@ -21,18 +644,18 @@ def test_key_file(tmp_path):
         "system_code,code\n-3,0\n01110,1\n61110,2\n",
         'en_hisco_text,hisco,code\nempty, ,NA\nx,01110,1\n"y, z",61110,2\nw,-3,0\n',
     ):
-        assert read_key(written(tmp_path, text)) == ["-3", "01110", "61110"]
+        assert read_key(written(tmp_path / "key.csv", text)) == ["-3", "01110", "61110"]
+    text = "system_code,code\n590,0\n,1\n?,2\n,3\n"  # as the published trainer leaves rows without a code
+    assert read_key(written(tmp_path / "key.csv", text)) == ["590", "", "?", ""]
 
 
 @pytest.mark.parametrize(
     "text, words",
     [
         ("hisco\n61110\n", "'code' and 'system_code'"),
-        ("code,x\n0,61110\n", "'code' and 'system_code'"),
         ("system_code,code\n", "holds no code"),
         ("system_code,code\na,0\nb,2\n", "1 is missing"),
         ("system_code,code\na,0\nb,0\n", "each once"),
-        ("system_code,code\na,x\n", "0 is missing"),
         ("system_code,code\na,-1\n", "0 is missing"),
         ("code,system_code\n0,61110\n1\n2,83110\n", "line 3: 1 cells"),
         ("system_code,code\n61110,0\n83110,1\n61110,2\n", "code '61110' is listed 2 times"),
@@ -40,14 +663,14 @@ def test_key_file(tmp_path):
 )
 def test_key_file_with_faults(tmp_path, text, words):
     with pytest.raises(UserError, match=f"key.csv.*{words}"):
-        read_key(written(tmp_path, text))
+        read_key(written(tmp_path / "key.csv", text))
 
 
 def test_word_file(tmp_path):
-    assert read_words(written(tmp_path, "freq;word\n3;og\n1;NA\n")) == {"og": 3, "NA": 1}
+    assert read_words(written(tmp_path / "w.csv", "freq;word\n3;og\n1;NA\n")) == {"og": 3, "NA": 1}
     for text in ("word,freq\n", "word,freq\na,x\n", "word,freq\n,3\n", "word,freq\na,1.5\n", "a,b\n1,2\n"):
-        with pytest.raises(UserError, match="key.csv"):
-            read_words(written(tmp_path, text))
+        with pytest.raises(UserError, match="w.csv"):
+            read_words(written(tmp_path / "w.csv", text))
 
 
 def test_a_cell_holds_the_code_that_it_would_in_training_data():
@@ -57,16 +680,16 @@ def test_a_cell_holds_the_code_that_it_would_in_training_data():
     assert code_of_cell("NA", make_formatter("gpf", ["a"]), {"NA"}) == "NA"  # the key has it
 
 
-HISCO = "--formatter hisco --target-cols hisco_1 hisco_2"
+BY_NAME = "--formatter hisco --target-cols hisco_1 hisco_2"
 
 
 @pytest.mark.parametrize(
     "header, flags, expected, note",
     [
-        ("occ1,lang,hisco_1,hisco_2", "", ("hisco", 2, "unk", "lang"), f"{HISCO} --language-col lang"),
-        ("occ1,lang,hisco_1,hisco_2", "--language da", ("hisco", 2, "da", None), HISCO),
-        ("occ1,l,hisco_1,hisco_2", "--language-col l", ("hisco", 2, "unk", "l"), HISCO),
-        ("lang,hisco_1,hisco_2", "--input-col lang", ("hisco", 2, "unk", None), HISCO),
+        ("occ1,lang,hisco_1,hisco_2", "", ("hisco", 2, "unk", "lang"), f"{BY_NAME} --language-col lang"),
+        ("occ1,lang,hisco_1,hisco_2", "--language da", ("hisco", 2, "da", None), BY_NAME),
+        ("occ1,l,hisco_1,hisco_2", "--language-col l", ("hisco", 2, "unk", "l"), BY_NAME),
+        ("lang,hisco_1,hisco_2", "--input-col lang", ("hisco", 2, "unk", None), BY_NAME),
         ("occ1,OCC1950_1", "", ("occ1950", 1, "unk", None), "--formatter occ1950 --target-cols OCC1950_1"),
         ("occ1,lang,hisco_1,x", "--target-cols x", ("gpf", 1, "unk", None), ""),
         ("occ1,lang,hisco_1,hisco_2", "--formatter gpf", ("gpf", 2, "unk", None), ""),

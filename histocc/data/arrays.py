@@ -8,21 +8,19 @@ For each of `train` and `val` it holds flat arrays:
     {part}.codes     int32  [rows, K]     indices into meta["codes"], −1 where a row has fewer than K codes
     {part}.text_hash uint64 [rows]        equal for descriptions that differ only in case and blanks
 
-beside lists for people, and `meta.json`, written last: what the arrays mean, and the size and checksum of
-every other file and of its own content.
+beside lists for people, and `meta.txt`, written last: a checksum of itself, what the arrays mean, and the
+checksum of every other file.
 """
 
 import json
 import os
-import zlib
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 
 from histocc.runtime.errors import UserError
-from histocc.runtime.files import checksum, opened
+from histocc.runtime.files import checksum, kind_of, read_sealed, write_sealed
 from histocc.runtime.rng import mix
 from histocc.text import texts_of_pieces
 
@@ -36,17 +34,12 @@ ARRAYS = {
 }
 TEACHER = "teacher"  # the file of a teacher's answers to the training rows, where there are some
 TEACHER_OUTPUTS = 16  # of its linear decoder that are kept for a text, the most probable ones
-META = "meta.json"
+META = "meta.txt"
 # All files that this program writes into a prepared folder; `lines` are gone before it is whole.
 FILES = (
     *(f"{part}.{name}" for part in ("train", "val") for name in (*ARRAYS, "lines")),
     f"train.{TEACHER}",
-    "key.csv",
-    "words.csv",
-    "rejected_rows.csv",
-    "conflicts.csv",
-    "data_report.json",
-    META,
+    *("key.csv", "words.csv", "rejected_rows.csv", "conflicts.csv", "data_report.json", META),
 )
 
 
@@ -59,61 +52,33 @@ def teacher_record(room: int) -> np.dtype:
     return np.dtype([codes, logits, ("written", "<i4", (room,)), ("prob", "<f4"), ("labelled", "?")])
 
 
-def content_checksum(meta: dict) -> int:
-    """The checksum of all entries of meta.json but that of its own, whatever their order."""
-    content = {name: value for name, value in meta.items() if name != "checksum"}
-    return zlib.crc32(json.dumps(content, sort_keys=True).encode())
-
-
 def write_last(folder: str, content: dict) -> None:
-    """Writes the file that makes a folder complete: `content`, and the sizes and checksums of all other
-    files.
-    """
-    paths = {name: os.path.join(folder, name) for name in sorted(os.listdir(folder))}
-    sizes = {name: os.path.getsize(path) for name, path in paths.items()}
-    sums = {name: checksum(path) for name, path in paths.items()}
-    meta = json.loads(json.dumps({**content, "sizes": sizes, "checksums": sums}))
-    with open(os.path.join(folder, META), "w", encoding="utf-8") as file:
-        json.dump({**meta, "checksum": content_checksum(meta)}, file)
+    """Writes the file that makes a folder complete: `content`, and the checksums of all other files."""
+    there = set(os.listdir(folder))
+    sums = {name: checksum(os.path.join(folder, name)) for name in FILES if name in there}
+    text = json.dumps({**content, "checksums": sums})
+    write_sealed(os.path.join(folder, META), text.encode(), of=content["fingerprint"])
 
 
 def read_meta(folder: str) -> dict:
-    """The content of a prepared folder's meta.json. Raises UserError if it is not as it was written."""
+    """What `write_last` has written. Raises UserError if it is not as it was written."""
     path = os.path.join(folder, META)
-    try:
-        with opened(path) as file:
-            meta = json.load(file)
-        if meta["format"] == PREPARED_FORMAT and meta["checksum"] == content_checksum(meta):
-            return meta
-        what = "was changed after it was written, or by another version"
-    except (OSError, ValueError, RecursionError, KeyError, TypeError) as error:
-        what = f"cannot be read as it was written ({error})"
-    raise UserError(f"{path}: {what}; move {folder} away and the data are prepared again")
+    content = read_sealed(path, of=os.path.basename(os.path.abspath(folder)))
+    if content is None:
+        raise UserError(f"{path}: is not as it was written; move {folder} away and it is made again")
+    return json.loads(content)
 
 
-def fault(folder: str, contents: bool = True, check: Callable[[], None] = lambda: None) -> str | None:
-    """Why a folder is not as it was written, by the checksums of its files or, without `contents`, their
-    sizes; None if it is. `check` is called between files.
-    """
+def fault(folder: str) -> str | None:
+    """Which file of a folder is not as it was written, by its checksum; None if all are."""
     name = META
     try:
-        if not os.path.exists(os.path.join(folder, META)):
-            return f"{META} is missing"
-        meta = read_meta(folder)
-        if meta["fingerprint"] != os.path.basename(os.path.abspath(folder)):
-            return f"{META} is that of other data"
-        for name, size in meta["sizes"].items():
+        for name, expected in read_meta(folder)["checksums"].items():
             path = os.path.join(folder, name)
-            check()
-            if not os.path.lexists(path):
-                return f"{name} is missing"
-            same = os.path.isfile(path) and os.path.getsize(path) == size
-            if not same or contents and checksum(path) != meta["checksums"][name]:
-                return f"{name} is not as it was written"
-    except UserError:
-        return f"{META} is not as it was written"
-    except OSError as error:
-        return f"{name} cannot be read ({error.strerror})"
+            if kind_of(path) != "a file" or checksum(path) != expected:
+                return name
+    except (OSError, UserError):
+        return name
     return None
 
 
@@ -130,30 +95,18 @@ def text_keys(text_hash: np.ndarray, language: np.ndarray) -> np.ndarray:
 
 
 class RowSet:
-    """The rows of one part (`train` or `val`) of a prepared folder. Cheap to send to a worker: it maps
-    files.
-    """
+    """The rows of one part (`train` or `val`) of a prepared folder."""
 
     def __init__(self, folder: str, part: str, max_codes: int):
         self.folder, self.part, self.max_codes = folder, part, max_codes
-        self._map()
-
-    def _map(self) -> None:
-        arrays = {
-            name: map_array(os.path.join(self.folder, f"{self.part}.{name}"), dtype)
-            for name, dtype in ARRAYS.items()
-        }
+        arrays = {name: map_array(os.path.join(folder, f"{part}.{name}"), ARRAYS[name]) for name in ARRAYS}
         self.chars, self.offsets, self.language = arrays["chars"], arrays["offsets"], arrays["language"]
-        self.codes, self.text_hash = arrays["codes"].reshape(-1, self.max_codes), arrays["text_hash"]
-        taught = os.path.join(self.folder, f"{self.part}.{TEACHER}")
-        self.teacher = map_array(taught, teacher_record(self.max_codes)) if os.path.exists(taught) else None
+        self.codes, self.text_hash = arrays["codes"].reshape(-1, max_codes), arrays["text_hash"]
+        taught = os.path.join(folder, f"{part}.{TEACHER}")
+        self.teacher = map_array(taught, teacher_record(max_codes)) if os.path.exists(taught) else None
 
-    def __getstate__(self) -> dict:
-        return {"folder": self.folder, "part": self.part, "max_codes": self.max_codes}
-
-    def __setstate__(self, state: dict) -> None:
-        self.__dict__.update(state)
-        self._map()
+    def __reduce__(self) -> tuple:
+        return RowSet, (self.folder, self.part, self.max_codes)  # a worker maps the files itself
 
     def __len__(self) -> int:
         return len(self.language)
@@ -197,11 +150,9 @@ class PreparedData:
     @classmethod
     def open(cls, folder: str) -> "PreparedData":
         """Maps the arrays of a folder whose checksums have been looked at, by whoever prepared it. Raises
-        UserError if meta.json or the size of a file is not as it was written.
+        UserError if `meta.txt` is not as it was written.
         """
         meta = read_meta(folder)
-        if problem := fault(folder, contents=False):
-            raise UserError(f"{folder}: {problem}; move the folder away and the data are prepared again")
         parts = {part: RowSet(folder, part, meta["max_codes"]) for part in ("train", "val")}
         names = cls.__annotations__.keys() - {"folder", *parts}
         return cls(folder, **parts, **{name: meta[name] for name in names})

@@ -4,16 +4,18 @@ import codecs
 import hashlib
 import json
 import re
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, fields
 from typing import Annotated, Any
 
 from histocc.data.arrays import PREPARED_FORMAT
 from histocc.data.rows import hold_numbers, language_name, read_columns, read_key
-from histocc.data.tables import DELIMITERS, column_problems, read_header
+from histocc.data.tables import DELIMITERS, column_problems, table_format
 from histocc.formatter import BlockyFormatter, CodeError, hisco_key, make_formatter
 from histocc.runtime.config import Config, Count, Fraction, flag, number
 from histocc.runtime.errors import UserError, raise_if_any
+from histocc.runtime.files import opened
 from histocc.text import AS_IS, TEXT_RULES, UNKNOWN_LANGUAGE
 
 Delimiter = Annotated[
@@ -44,13 +46,9 @@ Encoding = Annotated[
         "an encoding; some are utf-8, cp1250, cp1251, cp1252, cp1253, cp1254, cp850, mac_roman",
     ),
 ]
+_RECODING = re.compile(r"[^=,]+=[^=,]+(,[^=,]+=[^=,]+)*")
 Recoding = Annotated[
-    str,
-    number(
-        str,
-        lambda text: re.fullmatch(r"[^=,]+=[^=,]+(,[^=,]+=[^=,]+)*", text) is not None,
-        "of the form OLD=NEW,OLD=NEW",
-    ),
+    str, number(str, lambda text: bool(_RECODING.fullmatch(text)), "of the form OLD=NEW,OLD=NEW")
 ]
 
 
@@ -60,22 +58,18 @@ class Reading(Config):
 
     encoding: Encoding | None = flag(
         None,
-        "encoding of CSV files, such as cp1250 (default: UTF-8, UTF-16 or Windows-1252, as found)",
+        "encoding of CSV files, such as cp1250 (default: UTF-8, UTF-16 or Windows-1252, as detected)",
         metavar="NAME",
         resumable=True,
     )
     code_separator: str | None = flag(
-        None,
-        "a cell may hold several codes, separated by one of these characters, such as ';&'",
-        metavar="CHARS",
+        None, "a cell may hold several codes, separated by one of these characters", metavar="CHARS"
     )
     recode: Recoding | None = flag(
         None, "codes that are read as others, such as 99999=-1,98999=-1", metavar="OLD=NEW"
     )
     empty_text: str | None = flag(
-        None,
-        "keep rows without a description if this is their only code; without it they are rejected",
-        metavar="CODE",
+        None, "keep rows without a description if this is their only code", metavar="CODE"
     )
     ditto: bool = flag(False, "descriptions such as do., ditto, 〃 take the text of the row above")
 
@@ -87,32 +81,24 @@ class Tables(Reading):
     input_col: str = flag("occ1", "column with the descriptions", resumable=True)
     target_cols: list[str] | None = flag(
         None,
-        "columns with the codes; default: the first of code1 … code5 (numbers, with --key), hisco_1 …"
-        " hisco_5, OCC1950_1/2 that the file has; without --formatter and --key, hisco_1 … and OCC1950_1 …"
-        " bring their formatter, and a column lang the language",
+        "columns with the codes (default: the first of code1 … code5, with --key, hisco_1 … hisco_5 and"
+        " OCC1950_1/2 that the file has; these bring --formatter, and a column lang --language-col)",
         metavar="COL",
     )
-    language: str | None = flag(
-        None, f"language of all descriptions, where no column has it (default: {UNKNOWN_LANGUAGE})"
-    )
+    language: str | None = flag(None, f"language of all descriptions (default: {UNKNOWN_LANGUAGE})")
     language_col: str | None = flag(
-        None,
-        "column with the language of each description (default: see --target-cols; else all have that of"
-        " --language)",
-        metavar="COL",
-        resumable=True,
+        None, "column with the language of each description", metavar="COL", resumable=True
     )
     delimiter: Delimiter | None = flag(
         None,
-        "column delimiter of CSV files: a character, or comma, semicolon, tab, pipe (default: found in the"
-        " first line)",
+        "column delimiter of CSV files: a character, or comma, semicolon, tab, pipe (default: as detected)",
         metavar="CHAR",
         resumable=True,
     )
     formatter: str | None = flag(
         None,
-        "system of the codes; gpf, general purpose: as many codes as target columns (default: that of the"
-        " columns, see --target-cols, else gpf; of train_mixer.py hisco)",
+        "system of the codes; gpf: any, with as many codes as target columns (default: see --target-cols,"
+        " else gpf; of train_mixer.py hisco)",
         choices=("gpf", "hisco", "occ1950"),
     )
     block_size: Count = flag(5, "gpf: tokens of a code")
@@ -120,15 +106,12 @@ class Tables(Reading):
     allow_codes_shorter_than_block_size: bool = flag(False, "gpf: accept shorter codes")
     drop_bad_labels: bool = flag(False, "leave out, and list, rows whose code does not fit")
     missing_code: str | None = flag(
-        None,
-        "code of rows whose first code is missing; without it they are left out, and listed",
-        metavar="CODE",
+        None, "code of rows whose first code is missing (default: they are left out)", metavar="CODE"
     )
     key: str | None = flag(
         None,
         "fixes the codes and their order: columns code and system_code (or hisco), or the word hisco for the"
-        " 1,919 codes of the published models; without it the codes are those of --all-codes-file, else those"
-        " of --initial-checkpoint, then those of the data, in sorted order",
+        " published key (default: codes of --initial-checkpoint, then those of the data, sorted)",
         metavar="FILE",
         resumable=True,
     )
@@ -140,8 +123,8 @@ class Tables(Reading):
     )
     clean_text: str | None = flag(
         None,
-        "what happens to texts before a model sees them; ascii-lower: lower case, transliterated to ASCII, as"
-        " the published models have them (default: as in --initial-checkpoint, else as-is)",
+        "ascii-lower: texts in lower case, transliterated to ASCII, as the published models have them"
+        " (default: as in --initial-checkpoint, else as-is)",
         choices=TEXT_RULES,
         resumable="kept",
     )
@@ -149,7 +132,7 @@ class Tables(Reading):
 
     def problems(self) -> Iterator[str]:
         """What is wrong with these arguments, a line each."""
-        yield from problems_of_columns(self, self.max_len)
+        yield from problems_of_columns(self)
         if self.key and self.all_codes_file:
             yield "--key and --all-codes-file are mutually exclusive"
         if self.all_codes_col and not self.all_codes_file:
@@ -176,46 +159,29 @@ class Descriptions(Config):
     )
     description_prob: Fraction = flag(0.5, "probability that a text gets it, 0…1")
     description_template: str = flag(
-        "{occ} [DESC: {desc}]",
-        "what the text becomes: {occ} is the text itself, {desc} the description",
-        metavar="TEXT",
+        "{occ} [DESC: {desc}]", "what becomes of text and description", metavar="TEXT"
     )
     descriptions_file: str | None = flag(None, "codes and their descriptions", metavar="FILE")
     descriptions_code_col: str | None = flag(
         None, "its column of codes (default: the first of system_code, hisco, code)", metavar="COL"
     )
     descriptions_text_col: str | None = flag(
-        None,
-        "its column of descriptions (default: the first of description, en_hisco_text, text)",
-        metavar="COL",
+        None, "its column of texts (default: the first of description, en_hisco_text, text)", metavar="COL"
     )
     descriptions_lang_col: str | None = flag(
-        None,
-        "its column of languages; a text gets the description in its language, or else the first of its code",
-        metavar="COL",
+        None, "its column of languages (default: the first text of a code is for all)", metavar="COL"
     )
 
 
-def problems_of_columns(asked: Any, max_len: int) -> Iterator[str]:
-    """What is wrong with the columns and the language that a user names, a line each.
-
-    Args:
-        asked: input_col, target_cols, language and language_col.
-        max_len: positions of an input.
+def problems_of_columns(asked: Any) -> Iterator[str]:
+    """What is wrong with the columns that a user names (input_col, target_cols, language and language_col of
+    `asked`), a line each.
     """
-    target_cols, language = asked.target_cols or [], asked.language or ""
-    if language not in ("", UNKNOWN_LANGUAGE) and asked.language_col:
+    if asked.language not in (None, "", UNKNOWN_LANGUAGE) and asked.language_col:
         yield "--language and --language-col are mutually exclusive"
-    if len(set(target_cols)) < len(target_cols):
-        yield "--target-cols: a column is named twice"
-    if asked.input_col in target_cols:
-        yield f"--input-col and --target-cols both name {asked.input_col!r}"
-    if asked.language_col in (asked.input_col, *target_cols):
-        yield f"--language-col {asked.language_col} is also the column of the descriptions or of codes"
-    if asked.language_col is not None and not asked.language_col.strip():
-        yield "--language-col is empty"
-    if len(language) > max(max_len, 16) // 2:
-        yield f"--language {language[:30]}: is it a language?"
+    names = Counter([asked.input_col, *(asked.target_cols or []), asked.language_col])
+    if twice := [name for name, times in names.items() if times > 1]:
+        yield f"column {twice[0]!r} is named twice by --input-col, --target-cols and --language-col"
 
 
 # ---- settings
@@ -270,13 +236,16 @@ class PrepareSettings:
 
 
 def fingerprint(settings: PrepareSettings) -> str:
-    """Hash of the content of all files and of the settings; paths do not count. Hexadecimal, 16 digits."""
+    """Hash of the content of all files and of the settings; paths do not count. Hexadecimal, 16 digits.
+    Raises UserError.
+    """
     plain: dict[str, Any] = asdict(settings) | {"prepared_format": PREPARED_FORMAT}
     for name in ("train_files", "val_files"):
         plain[name] = []
         for path in getattr(settings, name):
-            with open(path, "rb") as file:
-                plain[name].append(hashlib.file_digest(file, "sha256").hexdigest())
+            with opened(path) as file:
+                digest = hashlib.file_digest(file, "sha256")  # pyright: ignore[reportArgumentType]
+                plain[name].append(digest.hexdigest())
     return hashlib.blake2b(json.dumps(plain, sort_keys=True).encode(), digest_size=8).hexdigest()
 
 
@@ -285,7 +254,7 @@ def file_problems(settings: PrepareSettings) -> list[str]:
     problems, flags = [], {settings.input_col: "--input-col", settings.language_col or "": "--language-col"}
     for path in dict.fromkeys(path for _, path in settings.files):
         try:
-            header = read_header(path, settings.delimiter, settings.encoding)[0]
+            header = table_format(path, settings.delimiter, settings.encoding).names
             problems += column_problems(path, header, settings.columns, flags)
         except UserError as error:
             problems.append(str(error))
@@ -302,14 +271,14 @@ def code_problems(formatter: BlockyFormatter | None, settings: PrepareSettings) 
     """What is wrong with the codes that flags name, a line each."""
     codes = [("--missing-code", settings.missing_code), ("--empty-text", settings.empty_text)]
     codes += [("--recode", code) for code in settings.recode.values()]
-    problems, fixed = [], settings.fixed_codes
+    problems = []
     if formatter is None:
         return problems
     for name, code in codes:
         try:
             if code is not None:
                 formatter.encode_code(code)
-                if fixed is not None and code not in fixed:
+                if settings.fixed_codes is not None and code not in settings.fixed_codes:
                     problems.append(f"{name}: code {code!r} is not among the codes of the key")
         except CodeError as error:
             problems.append(f"{name}: {error}")
@@ -342,66 +311,64 @@ class Columns:
 def columns_of(
     args: Tables, path: str, problems: list[str], default_formatter: str = "gpf", naming: str = "hisco"
 ) -> Columns:
-    """Which columns of a file count. If the arguments name neither target columns nor what tells them
-    (--formatter, --key, --target-col-naming), hisco_1 … and OCC1950_1 … bring their formatter, and a column
-    `lang` is that of the languages unless the arguments name a language. Adds what is wrong to `problems`.
-
-    Args:
-        default_formatter: that of codes in columns of other names.
-        naming: the names of the target columns without their numbers.
+    """Which columns of a file count. Without --target-cols, --formatter, --key and --target-col-naming
+    (`naming`), hisco_1 … and OCC1950_1 … bring their formatter, and a column `lang` is that of the languages
+    unless one is named; codes in other columns have `default_formatter`. Adds what is wrong to `problems`.
     """
     kind, target_cols = args.formatter or default_formatter, args.target_cols or []
     language, language_col, note = args.language or UNKNOWN_LANGUAGE, args.language_col, ""
     try:
-        if not target_cols:
-            header = read_header(path, args.delimiter, args.encoding)[0]
-            by_name = not (args.formatter or args.key) and naming == "hisco"
-            families = _families(header, naming, bool(args.key), None if by_name else kind)
-            if by_name and len(families) > 1:
-                raise UserError(
-                    f"{path}: has columns of two systems, {' and '.join(names[0] for _, names in families)}:"
-                    f" choose one with --formatter {' or --formatter '.join(kind for kind, _ in families)}"
-                    + (", and --language-col lang with it" if "lang" in header else "")
-                )
-            if by_name and families:
-                kind, target_cols = families[0]
-                note = f"Columns: --formatter {kind} --target-cols {' '.join(target_cols)}"
-                if "lang" in header and not (args.language or language_col) and args.input_col != "lang":
-                    language_col = "lang"
-                    note += " --language-col lang"
-                note += f", by their names in {path}"
-            if not families and kind == "hisco":
-                families = _families(header, naming, True)  # numbers of the HISCO key
-            if not families:
-                numbers = "code1 … hold numbers of a key: --key FILE names it, --formatter hisco takes the"
-                raise UserError(
-                    f"{path}: has none of the columns {naming}_1, OCC1950_1; name yours with --target-cols"
-                    + (f" ({numbers} HISCO key)" if "code1" in header else "")
-                    + ". It has "
-                    + ", ".join(map(repr, header))
-                )
-            target_cols = families[0][1]
+        header = [] if target_cols else table_format(path, args.delimiter, args.encoding).names
     except UserError as error:
         problems.append(str(error))
+        header = []
+    if header:
+        by_name = not (args.formatter or args.key) and naming == "hisco"
+        families = _families(header, naming, bool(args.key), None if by_name else kind)
+        by_name = by_name and bool(families)
+        if not families and kind == "hisco":
+            families = _families(header, naming, True)  # numbers of the HISCO key
+        if not families:
+            of_key = (
+                "code1 … hold numbers of a key: --key FILE names it, --formatter hisco takes that of HISCO"
+            )
+            problems.append(
+                f"{path}: has none of the columns {naming}_1, OCC1950_1; name yours with --target-cols"
+                f"{f' ({of_key})' * ('code1' in header)}. It has {', '.join(map(repr, header))}"
+            )
+        elif by_name and len(families) > 1:
+            problems.append(
+                f"{path}: has columns of two systems, {' and '.join(names[0] for _, names in families)}:"
+                f" choose one with --formatter {' or --formatter '.join(kind for kind, _ in families)}"
+                + (", and --language-col lang with it" if "lang" in header else "")
+            )
+        else:
+            target_cols = families[0][1]
+        if by_name and target_cols:
+            kind = families[0][0]
+            note = f"Columns: --formatter {kind} --target-cols {' '.join(target_cols)}"
+            if "lang" in header and not (args.language or language_col) and args.input_col != "lang":
+                language_col = "lang"
+                note += " --language-col lang"
+            note += f", by their names in {path}"
     return Columns(kind, target_cols, language_name(language), language_col, note)
 
 
 def _families(
     header: list[str], naming: str, has_key: bool, formatter: str | None = None
 ) -> list[tuple[str, list[str]]]:
-    """The families of target columns that `header` has, as (formatter, columns), the first choice first:
-    code1 … code5 (only with a key, whose numbers they hold), `naming`_1 … _5, OCC1950_1/2; those of
-    `formatter` come before the others.
+    """The families of target columns that `header` has, as (formatter, columns), the first choice first;
+    those of `formatter` come before the others. has_key: code1 … code5 hold numbers of a key.
     """
-    families = {
-        "code1": (formatter or "hisco", [f"code{i}" for i in range(1, 6)]) if has_key else None,
-        f"{naming}_1": ("hisco" if naming == "hisco" else "gpf", [f"{naming}_{i}" for i in range(1, 6)]),
-        "OCC1950_1": ("occ1950", ["OCC1950_1", "OCC1950_2"]),
-    }
+    families = [
+        (formatter or "hisco", [f"code{i}" for i in range(1, 6)] if has_key else []),
+        ("hisco" if naming == "hisco" else "gpf", [f"{naming}_{i}" for i in range(1, 6)]),
+        ("occ1950", ["OCC1950_1", "OCC1950_2"]),
+    ]
     there = [
-        (family[0], [name for name in family[1] if name in header])
-        for first, family in families.items()
-        if family and first in header
+        (kind, [name for name in names if name in header])
+        for kind, names in families
+        if names and names[0] in header
     ]
     return sorted(there, key=lambda family: family[0] != formatter)
 
@@ -414,15 +381,11 @@ def settings_from(
     problems: list[str] | None = None,
     start: StartsFrom = StartsFrom(),
 ) -> PrepareSettings:
-    """The settings that arguments ask for.
+    """The settings that arguments ask for. Raises one UserError, with its own `problems` and those given.
 
     Args:
         columns: of the first file.
-        problems: what is wrong already.
         start: what the run's initial weights say.
-
-    Raises:
-        UserError: one, with `problems` and its own.
     """
     problems = list(problems or [])
     kind, target_cols = columns.formatter, columns.target_cols
@@ -459,11 +422,6 @@ def settings_from(
     )
     problems += [problem for problem in file_problems(settings) if problem not in problems]
     problems += code_problems(formatter, settings)
-    if args.code_separator and kind == "gpf" and len(target_cols) == 1:
-        problems.append(
-            "--code-separator: formatter gpf has room for as many codes as there are target columns;"
-            " --formatter hisco has room for five"
-        )
     raise_if_any(problems)
     return settings
 
@@ -500,13 +458,7 @@ def _fixed_codes(args: Tables, formatter: BlockyFormatter, first_column: str) ->
             number = cells.index("")
             raise UserError(f"{path}: number {number} has no code, which columns of numbers need of each")
     else:
-        column, header = args.all_codes_col or first_column, read_header(path)[0]
-        if column not in header:
-            raise UserError(
-                f"{path}: has no column {column!r}; --all-codes-col names the one with the codes. It has "
-                + ", ".join(map(repr, header))
-            )
-        cells = [cell for (cell,) in read_columns(path, [column])]
+        cells = [cell for (cell,) in read_columns(path, [args.all_codes_col or first_column])]
     try:
         codes = _repaired(cells, formatter)
     except CodeError as error:

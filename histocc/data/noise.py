@@ -1,12 +1,14 @@
 """Noise on descriptions, for training: slips of the pen and of the keyboard, on arrays of code points.
 
 The noise of a row is a function of (seed, epoch, row), from a counter-based generator: it does not depend on
-the batch, the order of rows, or the number of processes and workers, and has no state to be saved. A whole
-batch is changed at once: a transformation cuts each text into five pieces taken from a pool (the texts
-themselves, drawn letters, words); the new texts are one gather from that pool.
+the batch, the order of rows, or the number of processes and workers. A whole batch is changed at once: a
+transformation cuts each text into five pieces taken from a pool (the texts themselves, drawn letters, words);
+the new texts are one gather from that pool.
 """
 
 import unicodedata
+from collections.abc import Sequence
+from itertools import compress
 
 import numpy as np
 
@@ -48,9 +50,8 @@ def _capital(letter: str) -> str:
 
 
 def _keyboard_neighbours() -> dict[str, str]:
-    """Letter → the letters beside it: for a–z on the English keyboard, for national letters on every keyboard
-    that has a key for them; an accented letter without a key: its bare letter and that letter's other
-    accents.
+    """Letter → the letters beside it: of a–z on the English keyboard, of others on every keyboard that has
+    them; of an accented letter without a key its bare letter and that letter with other accents.
     """
     near: dict[str, set[str]] = {}
     letters = set(_LATIN + _NATIONAL + _GREEK)
@@ -116,9 +117,8 @@ def _class_of(characters: np.ndarray) -> np.ndarray:
 
 
 def _style(before: np.ndarray, after: np.ndarray) -> np.ndarray:
-    """Which alphabet suits a place between two characters, int64. Capitals: one of them is, and none is lower
-    case.
-    Greek: one of them is.
+    """Which alphabet suits a place between two characters, int64: capitals if there is no lower-case letter
+    beside a capital, Greek if one of them is.
     """
     both = _class_of(before) | _class_of(after)
     return ((both & (_UPPER | _LOWER)) == _UPPER) + 2 * ((both & _IS_GREEK) > 0).astype(np.int64)
@@ -128,8 +128,8 @@ def _style(before: np.ndarray, after: np.ndarray) -> np.ndarray:
 
 
 class _Transformation:
-    """Collects, for M texts, the five pieces of which each will consist; a text without a change is its first
-    piece. A method named after a kind of noise applies it to the texts `k` (indices, int64).
+    """The five pieces of which each of M texts will consist; a text without a change is its first piece. A
+    method named after a kind of noise applies it to the texts `k` (indices, int64).
 
     Args:
         text: uint32 [N], code points.
@@ -260,41 +260,28 @@ class _Transformation:
         self.size[k] = np.stack([leading, side != 1, self.length[k], side != 0, trailing], axis=1)
 
 
-# ---- what others use
-
-
 class Augmenter:
     """Noise on descriptions and their language, with the rules and defaults by which the published OccCANINE
     models were trained (Dahl, Johansen, Vedel, 2024, arXiv 2402.13604, and their package).
 
-    With probability `augmentation_prob` a row is altered: it goes through exactly `num_transformations`
-    transformations, one after the other, each drawn evenly and independently from the kinds below. One that
-    finds nothing to act on changes nothing and is not drawn again. Independently of that, a row's language is
-    hidden with probability `unk_lang_prob`.
+    With probability `augmentation_prob` a row goes through `num_transformations` transformations, each drawn
+    evenly from the kinds below; one that finds nothing to act on changes nothing. Independently of that, its
+    language is hidden with probability `unk_lang_prob`.
 
-    - delete: one character, evenly chosen; never the last visible one.
-    - keyboard: an evenly chosen character becomes one beside it on the keyboard: a–z on the English one,
-      national and Greek letters on theirs. Other characters (spaces, digits, …) stay.
-    - insert: a letter, at an evenly chosen place, the ends included.
-    - substitute: an evenly chosen character becomes a letter (1 time in about 30 the same one).
-    - swap: two neighbouring characters. swap_words: two neighbouring words; what is between them stays there.
-    - edges: letters and blanks before the text (1 in 4), behind it (1 in 4) or both (2 in 4), 1 to 20 on each
-      side, separated from it by a space.
-    - insert_word: one of `words`, before or behind an evenly chosen word, drawn in proportion to
-      `word_weights` (evenly without).
-
-    A new letter is a–z, evenly, or in 32 of 266 draws a letter of another language of Latin script (æ, é, ß,
-    …); beside a Greek letter it is Greek; between capitals it is a capital. The published noise draws letters
-    from a–z alone, leaves capitals and national letters out of keyboard slips, collapses white space when it
-    moves words, adds a space also at an end that gets no letters, and can leave an empty text.
+    - delete: a character; never the last visible one. swap, swap_words: two neighbours.
+    - keyboard: a character becomes one beside it: a–z on the English keyboard, other letters on theirs.
+    - insert, substitute: a letter; a–z, in 32 of 266 draws one of another language of Latin script (æ, ß, …),
+      beside a Greek letter a Greek one, between capitals a capital. (The published noise has a–z alone.)
+    - edges: up to 20 letters and blanks before the text (1 in 4), behind it (1 in 4) or both (2 in 4).
+    - insert_word: one of `words` before or behind another, in proportion to `word_weights`.
 
     Args:
         words: to insert; without them `insert_word` is not among the kinds.
-        kinds: names out of `KINDS` to draw from instead of all.
+        word_weights: not negative, one for each word (default: 1).
         only_ascii: for texts in ASCII: a letter of another language becomes one of a–z.
 
     Raises:
-        ValueError: arguments out of range.
+        ValueError: a probability out of range.
     """
 
     def __init__(
@@ -303,40 +290,16 @@ class Augmenter:
         num_transformations: int = 3,
         augmentation_prob: float = 0.3,
         unk_lang_prob: float = 0.25,
-        words: list[str] | None = None,
-        word_weights=None,
-        *,
-        kinds: tuple[str, ...] | None = None,
+        words: Sequence[str] = (),
+        word_weights: np.ndarray | Sequence[float] | None = None,
         only_ascii: bool = False,
     ):
-        words = list(words) if words is not None else []
-        weights = np.asarray(np.ones(len(words)) if word_weights is None else word_weights, dtype=np.float64)
-        if kinds is None:
-            kinds = tuple(kind for kind in KINDS if words or kind != "insert_word")
-        for ok, problem in (
-            (
-                0 <= augmentation_prob <= 1,
-                f"augmentation_prob must be between 0 and 1, not {augmentation_prob}",
-            ),
-            (0 <= unk_lang_prob <= 1, f"unk_lang_prob must be between 0 and 1, not {unk_lang_prob}"),
-            (num_transformations >= 0, f"num_transformations must not be negative: {num_transformations}"),
-            (all(word.strip() for word in words), "words to insert must not be blank"),
-            (weights.shape == (len(words),), f"{len(words)} words, but weights of shape {weights.shape}"),
-            (
-                not words or np.isfinite(weights).all() and (weights >= 0).all() and weights.sum() > 0,
-                "weights of words must be finite, not negative, and not all 0",
-            ),
-            (
-                kinds and set(kinds) <= set(KINDS),
-                f"kinds of noise must be out of {', '.join(KINDS)}: {kinds}",
-            ),
-            (words or "insert_word" not in kinds, "insert_word needs words"),
-        ):
-            if not ok:
-                raise ValueError(problem)
-        drawn = [word for word, weight in zip(words, weights) if weight > 0]
-        self.words = (*_ragged(drawn), np.cumsum(weights[weights > 0]))
-        self.seed, self.kinds, self.num_transformations = seed, tuple(kinds), num_transformations
+        if not (0 <= augmentation_prob <= 1 and 0 <= unk_lang_prob <= 1):
+            raise ValueError(f"probabilities of noise must be 0…1: {augmentation_prob}, {unk_lang_prob}")
+        weights = np.ones(len(words)) if word_weights is None else np.asarray(word_weights, dtype=np.float64)
+        self.words = (*_ragged(list(compress(words, weights > 0))), np.cumsum(weights[weights > 0]))
+        self.kinds = KINDS if len(self.words[-1]) else tuple(kind for kind in KINDS if kind != "insert_word")
+        self.seed, self.num_transformations = seed, num_transformations
         self.augmentation_prob, self.unk_lang_prob = augmentation_prob, unk_lang_prob
         self.only_ascii = only_ascii
 

@@ -2,8 +2,8 @@
 again.
 
 Nothing is dropped or changed without a count: each rejected row is listed in `rejected_rows.csv` with its
-file, line, column, value and reason. The folder is keyed by the content of the files and the settings, and
-appears whole or not at all. `histocc.data.arrays` says what it holds.
+file, line, column, value and reason. The folder is keyed by the content of the files and the settings, and is
+complete or made again. `histocc.data.arrays` says what it holds.
 """
 
 import contextlib
@@ -14,7 +14,6 @@ import os
 import re
 import shutil
 import sys
-import tempfile
 from collections import Counter
 from collections.abc import Callable
 from itertools import compress
@@ -25,15 +24,13 @@ from histocc.data.arrays import (
     ARRAYS,
     FILES,
     META,
-    PREPARED_FORMAT,
     PreparedData,
     RowSet,
     fault,
     map_array,
-    read_meta,
     write_last,
 )
-from histocc.data.config import PrepareSettings, file_problems, fingerprint
+from histocc.data.config import PrepareSettings, fingerprint
 from histocc.data.report import compare_rows, describe_parts
 from histocc.data.rows import (
     BLANK,
@@ -41,6 +38,7 @@ from histocc.data.rows import (
     FLAGS,
     NOTES,
     RENAMED,
+    UNFIT,
     WORD,
     CodeBook,
     Findings,
@@ -53,7 +51,7 @@ from histocc.data.tables import Chunk, read_chunks, table_format
 from histocc.formatter import BlockyFormatter, hisco_key
 from histocc.runtime.checkpoint import exists_in
 from histocc.runtime.errors import UserError, in_words
-from histocc.runtime.files import OwnFiles, atomic_write, kind_of, run_lock, sync
+from histocc.runtime.files import OwnFiles, atomic_write, kind_of, run_lock
 from histocc.runtime.log import Stage
 from histocc.runtime.world import World
 from histocc.text import (
@@ -74,7 +72,6 @@ _FORBIDDEN = re.compile("[\0\ue000-\ue004]")
 # UTF-8 that was read as Windows-1252 (and made lower case), a capital inside a word, or lost altogether
 _BROKEN = re.compile("\ufffd|[Ãã][\x80-\xbf\u0152-\u2122]|[a-z][À-ÖØ-Þ]")
 LINES = np.dtype("<i8")  # number of the file × 2**40 + line
-_LEFTOVER = re.compile(r"\.[0-9a-f]{16}\.[a-z0-9_]{8}")  # the hidden folders of `build_folder`
 
 
 class UnusableData(UserError):
@@ -136,7 +133,7 @@ class Reader:
         self.words: Counter[str] = Counter()  # of the training texts
         self.used: set[int] = set()  # numbers of the codes of rows that are not rejected
         self.characters = np.zeros(sys.maxunicode + 1, dtype=bool)  # that occur in these
-        self.chunks = self.rare = 0  # rare: words met this often or less have been forgotten
+        self.chunks = 0
 
     def read(self, path: str, part: str) -> None:
         """Reads one file into `part`, or into both by the hash of the text if the settings ask for it."""
@@ -151,19 +148,11 @@ class Reader:
                 except UserError as error:
                     where = f"{path}, in lines {chunk.lines[0]:,} to {chunk.lines[-1]:,}"
                     raise UserError(f"{where}: {error}") from None
-                self.book.forget_faults()
-                stage.at(round(size * (chunk.share or 0.0), 1))
-        self.files.append(
-            {
-                "path": path,
-                "part": part,
-                "rows": rows,
-                "encoding": table.encoding.removesuffix("-sig").upper() or "Parquet",
-                "delimiter": table.delimiter,
-                "columns": table.names,
-                "notes": list(table.notes),
-            }
-        )
+                self.book.faults.clear()
+                stage.at(round(size * chunk.share, 1))
+        encoding, columns = table.encoding.removesuffix("-sig").upper() or "Parquet", table.names
+        more = {"delimiter": table.delimiter, "columns": columns, "notes": list(table.notes)}
+        self.files.append({"path": path, "part": part, "rows": rows, "encoding": encoding, **more})
 
     def _read_chunk(self, path: str, part: str, chunk: Chunk) -> None:
         settings, findings = self.settings, self.findings
@@ -204,7 +193,7 @@ class Reader:
             reject(others, "empty text", reason, settings.input_col, cells)
             note("texts_empty", [i for i in blank if keep[i]])
         for line, column, value, kind, reason in sorted(rejects, key=lambda reject: reject[0]):
-            stops = kind == DOES_NOT_FIT and (self._key_is_assumed or not settings.drop_bad_labels)
+            stops = kind == DOES_NOT_FIT and not settings.drop_bad_labels
             findings.reject(kind, path, line, column, value, reason, stops)
         if not keep.all():
             texts, codes, lines = list(compress(texts, keep)), codes[keep], lines[keep]
@@ -229,11 +218,6 @@ class Reader:
             if side == "train":
                 self._count_words(chosen_texts)
 
-    @property
-    def _key_is_assumed(self) -> bool:
-        """Cells are read as numbers of the HISCO key, and nobody has named a key."""
-        return self.settings.number_codes is not None and self.settings.fixed_codes is None
-
     def _codes(self, path: str, chunk: Chunk, keep: np.ndarray, reject: Callable[..., None]) -> np.ndarray:
         """Provisional numbers of the codes, int64 [n, K], −1 behind the last; rejects rows that cannot be
         used.
@@ -254,9 +238,9 @@ class Reader:
             reject(np.flatnonzero(blank), "first code missing", reason, names[0], cells[0])
         else:
             numbers[blank, 0] = self.missing
-        for i in np.flatnonzero(keep & (numbers < WORD).any(axis=1)):
-            place = int(np.argmax(numbers[i] < WORD))
-            reject([i], *self.book.fault(int(numbers[i, place])), names[place], cells[place])
+        for i in np.flatnonzero(keep & (numbers == UNFIT).any(axis=1)):
+            place = int(np.argmax(numbers[i] == UNFIT))
+            reject([i], *self.book.faults[cells[place][i]], names[place], cells[place])
 
         def note(kind: str, marked: np.ndarray) -> None:  # bool [n, K]
             rows, places = np.nonzero(marked & keep[:, None])
@@ -318,9 +302,8 @@ class Reader:
         if self.parts["train"].rows > ALL_WORDS_OF and self.chunks % 4:
             return  # enough for how often a word is drawn
         self.words.update(" ".join(texts).split())
-        while len(self.words) > MAX_COUNTED_WORDS:
-            self.rare += 1
-            self.words = Counter({word: count for word, count in self.words.items() if count > self.rare})
+        if len(self.words) > MAX_COUNTED_WORDS:
+            self.words = Counter(dict(self.words.most_common(MAX_COUNTED_WORDS // 2)))
 
     def finish(self) -> tuple[list[str], dict]:
         """Closes the files and gives codes their final numbers. Returns (codes, report)."""
@@ -339,21 +322,22 @@ class Reader:
             parts.append(RowSet(self.folder, name, settings.max_codes))
             lines.append(map_array(os.path.join(self.folder, f"{name}.lines"), LINES))
         findings, names, paths = self.findings, self.languages.names, [file["path"] for file in self.files]
-        rejected, unusable = sum(findings.rejected.values()), sum(findings.errors.values())
+        rejected = {kind["kind"]: kind["rows"] for kind in findings.problems("rejected")}
+        unusable = sum(kind["rows"] for kind in findings.problems("error"))
         conflicts, split = os.path.join(self.folder, "conflicts.csv"), not settings.val_files
         report = {
             "read": self._what_was_read(),
-            "rows": sum(map(len, parts)) + rejected + unusable,
+            "rows": sum(map(len, parts)) + sum(rejected.values()) + unusable,
             "train_rows": len(parts[0]),
             "val_rows": len(parts[1]),
-            "rejected_rows": rejected,
-            "rejected": dict(findings.rejected),
+            "rejected_rows": sum(rejected.values()),
+            "rejected": rejected,
             "unusable_rows": unusable,
-            **{kind: findings.notes[kind] for kind in NOTES},
+            **{kind: findings.kinds.get(kind, {"rows": 0})["rows"] for kind in NOTES},
             **compare_rows(parts, lines, split, paths, codes, names, conflicts),
             **describe_parts(parts, codes, names),
             "files": self.files,
-            "problems": findings.problems(),
+            "problems": findings.problems("error", "rejected", "noted"),
         }
         for name in self.parts:
             os.unlink(os.path.join(self.folder, f"{name}.lines"))
@@ -371,11 +355,9 @@ class Reader:
         if settings.target_cols:
             columns = ", ".join(settings.target_cols)
             codes = f"codes from {columns} ({formatter.kind}, block size {formatter.block_size})"
-        lines = [
-            f"Read: descriptions from column {settings.input_col}, {codes}, language: "
-            + (f"column {column}" if column else f"{settings.language} for all")
-            + (f"; texts: {settings.clean_text}" if settings.clean_text != AS_IS else "")
-        ]
+        language = f"column {column}" if column else f"{settings.language} for all"
+        texts = "" if settings.clean_text == AS_IS else f"; texts: {settings.clean_text}"
+        lines = [f"Read: descriptions from column {settings.input_col}, {codes}, language: {language}{texts}"]
         names = [name for file in self.files for name in file["columns"]]
         ignored = [name for name in names if name.casefold() in ("lang", "language")]
         if ignored and not column and settings.language == UNKNOWN_LANGUAGE:
@@ -385,27 +367,24 @@ class Reader:
 
     def problem(self) -> str | None:
         """What makes the data unusable."""
-        settings, rejected = self.settings, self.findings.rejected
-        train, val = (part.rows for part in self.parts.values())
-        if self.findings.errors:
-            return self._bad_labels()
+        settings, (train, val) = self.settings, (part.rows for part in self.parts.values())
+        files = ", ".join(settings.train_files)
+        if stops := self.findings.problems("error"):
+            return self._bad_labels(stops[0])
         if not train:
-            kinds = "; ".join(f"{count:,} × {kind}" for kind, count in rejected.items())
+            rejected = self.findings.problems("rejected")
+            kinds = "; ".join(f"{kind['rows']:,} × {kind['kind']}" for kind in rejected)
             if val:
                 kinds = f"all {val:,} valid rows went to validation; lower --share-val (0: none)"
-            files = ", ".join(settings.train_files)
             return f"{files}: no valid row to train on ({kinds or 'there are only column names'})"
         if not val and settings.val_files:
-            return ", ".join(settings.val_files) + ": no valid row to validate on"
+            return f"{', '.join(settings.val_files)}: no valid row to validate on"
         if not val and settings.share_val:
-            return (
-                f"--share-val {settings.share_val:g} leaves no row for validation in a file this small; raise"
-                " it, or pass --share-val 0 to train without validation"
-            )
+            return f"--share-val {settings.share_val:g} leaves no row for validation: raise it, or pass 0"
         return None
 
-    def _bad_labels(self) -> str:
-        formatter, [(kind, rows)] = self.formatter, self.findings.errors.items()
+    def _bad_labels(self, found: dict) -> str:
+        formatter = self.formatter
         what = f"a code that does not fit the formatter {formatter.kind} (block size {formatter.block_size})"
         ways = ["--drop-bad-labels leaves these rows out and lists them"]
         if formatter.kind == "gpf" and not formatter.allow_short:
@@ -415,39 +394,31 @@ class Reader:
                 *ways,
                 "--block-size N sets another length",
             ]
-        if rows > sum(part.rows for part in self.parts.values()):
+        if found["rows"] > sum(part.rows for part in self.parts.values()):
             ways = ["Most rows are of this kind: look whether --target-cols and --formatter are right", *ways]
         if self.settings.number_codes is not None:
             what = "what is not a number of the key"
-            if self._key_is_assumed:
-                ways = [
-                    "columns code1, code2 … hold numbers of the HISCO key: rename them if they hold codes"
-                ]
-            ways = ["--key names the file that the numbers belong to", *ways]
-        first = [
-            f"{row['file']}, line {row['line']}, {row['reason']}" for row in self.findings.examples[kind]
-        ]
-        return "\n    ".join([f"{rows:,} rows hold {what}. The first:", *first, "What to do:", *ways])
+            ways = ["--key names the file that the numbers belong to (default: the HISCO key)", *ways]
+        first = [f"{row['file']}, line {row['line']}, {row['reason']}" for row in found["first"]]
+        lines = [f"{found['rows']:,} rows hold {what}. The first:", *first, "What to do:", *ways]
+        return "\n    ".join(lines)
 
 
 # ---- the folder
 
 
-def build_folder(
-    root: str, name: str, build: Callable[[str], None], check: Callable[[], None] = nothing
-) -> str:
+def build_folder(root: str, name: str, build: Callable[[str], None]) -> str:
     """The folder `root`/`name`, filled by `build(path)` if it is not there as it was written; one process of
-    a job.
+    a job. What `build` writes last, `arrays.META`, makes it complete.
 
-    It is built in a hidden folder beside it, and appears by one rename. Nothing that was not there before
-    stays behind after an exception, and nothing is removed or replaced but plain files with names of
-    `arrays.FILES` in folders with our names.
+    Nothing that was not there before stays behind after an exception, and nothing is removed or replaced but
+    plain files with names of `arrays.FILES`.
 
     Raises:
         UserError: something else is in the way, another job works in `root`, or the machine lacks something.
     """
     folder = os.path.join(root, name)
-    missing, path = [], os.path.abspath(root)
+    missing, path = [], os.path.abspath(folder)
     while not os.path.isdir(path):
         missing.append(path)
         path = os.path.dirname(path)
@@ -461,9 +432,14 @@ def build_folder(
             )
     try:
         with run_lock(root):
-            _remove_leftovers(root)
-            if fault(folder, check=check) is not None:
-                _build(root, folder, build)
+            if fault(folder) is not None:
+                os.makedirs(folder, exist_ok=True)
+                _remove_files(folder)
+                try:
+                    build(folder)
+                except BaseException:
+                    _remove_files(folder)
+                    raise
     except BaseException as error:
         for path in missing:
             with contextlib.suppress(OSError):  # not empty: somebody else's work is in it
@@ -474,37 +450,10 @@ def build_folder(
     return folder
 
 
-def _build(root: str, folder: str, build: Callable[[str], None]) -> None:
-    new = tempfile.mkdtemp(prefix=f".{os.path.basename(folder)}.", dir=root)
-    try:
-        os.chmod(new, 0o755)
-        build(new)
-        names = sorted(os.listdir(new), key=lambda name: name == META)
-        for name in names:
-            sync(os.path.join(new, name))
-        if not os.path.isdir(folder):
-            os.rename(new, folder)
-        else:  # damaged: its files are replaced, meta.json goes first and comes last; the rest stays
-            for name in (META, *FILES):
-                with contextlib.suppress(FileNotFoundError):
-                    os.unlink(os.path.join(folder, name))
-            for name in names:
-                os.replace(os.path.join(new, name), os.path.join(folder, name))
-            sync(folder)
-        sync(root)
-    finally:
-        shutil.rmtree(new, ignore_errors=True)
-
-
-def _remove_leftovers(root: str) -> None:
-    """Removes hidden folders of killed jobs: named and filled as this program does, with nothing else in
-    them.
-    """
-    for entry in list(os.scandir(root)):
-        if _LEFTOVER.fullmatch(entry.name) and entry.is_dir(follow_symlinks=False):
-            files = list(os.scandir(entry.path))
-            if all(file.name in FILES and file.is_file(follow_symlinks=False) for file in files):
-                shutil.rmtree(entry.path, ignore_errors=True)
+def _remove_files(folder: str) -> None:
+    for name in (META, *FILES):
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(os.path.join(folder, name))
 
 
 def copy_lists(folder: str, own: OwnFiles) -> None:
@@ -536,41 +485,22 @@ def prepare(
     say: Callable[[str], None] = print,
     reports: OwnFiles | None = None,
     check: Callable[[], None] = nothing,
-    warn: Callable[[str], None] | None = None,
 ) -> str:
-    """Prepares the data under `save_path`/prepared, or finds it there as it was written. One process.
+    """The folder of the data under `save_path`/prepared, made if it is not there as it was. One process.
 
     Args:
         settings: whose files have passed `file_problems`.
-        reports: files of the folder for the lists of what was found.
+        reports: files of the save folder, for the lists of what is unusual.
         check: called often; an exception of it ends the work.
-        warn: takes what is out of the ordinary (default: `say`).
-
-    Returns:
-        The folder.
 
     Raises:
         UnusableData: rows that cannot be trained on.
         UserError: anything else that the user must mend. Both leave nothing behind but `reports`.
     """
     paths = [path for _, path in settings.files]
-    try:
-        key, before = fingerprint(settings), _states(paths)
-    except OSError as error:
-        raise UserError(f"{error.filename}: cannot be read: {error.strerror}") from None
+    before, key = _states(paths), fingerprint(settings)
     root = os.path.join(save_path, "prepared")
     folder = os.path.join(root, key)
-    problem = fault(folder, check=check)
-    if problem is None:
-        made_from = [file["path"] for file in read_meta(folder)["report"]["files"]]
-        others = f", made from {', '.join(made_from)}" if made_from != paths else ""
-        say(f"Prepared data: found in {folder}{others}")
-        if reports:
-            copy_lists(folder, reports)
-        return folder
-    if os.path.lexists(folder):
-        (warn or say)(f"Prepared data: {folder}: {problem}; preparing it again")
-    say(f"Preparing data: {', '.join(paths)}")
 
     def build(new: str) -> None:
         reader = Reader(settings, new, check)
@@ -594,12 +524,9 @@ def prepare(
             if reports:
                 copy_lists(new, reports)
             raise UnusableData(unusable, report)
-        if changed := [path for path, old, now in zip(paths, before, _states(paths)) if old != now]:
-            raise UserError(
-                f"{', '.join(changed)} changed while it was read; start again when nobody writes to it"
-            )
+        if _states(paths) != before:
+            raise UserError(f"{', '.join(paths)}: changed while it was read; start again")
         content = {
-            "format": PREPARED_FORMAT,
             "fingerprint": key,
             "codes": codes,
             "languages": reader.languages.names,
@@ -612,50 +539,41 @@ def prepare(
         }
         write_last(new, content)
 
-    build_folder(root, key, build, check)
+    if (damaged := fault(folder)) is None:
+        say(f"Prepared data: found in {folder}")
+    else:
+        if os.path.lexists(folder):
+            say(f"Prepared data: {folder}: {damaged} is not as it was written; preparing it again")
+        say(f"Preparing data: {', '.join(paths)}")
+        build_folder(root, key, build)
     if reports:
         copy_lists(folder, reports)
     return folder
 
 
-def _states(paths: list[str]) -> list[tuple]:
-    """What tells a file from one that was written to since. Raises OSError."""
-    return [(state.st_ino, state.st_size, state.st_mtime_ns) for state in map(os.stat, paths)]
+def _states(paths: list[str]) -> list[int | None]:
+    return [os.stat(path).st_mtime_ns if os.path.exists(path) else None for path in paths]
 
 
 def on_every_node(
-    settings: PrepareSettings,
-    save_path: str,
-    folder: str,
-    world: World,
-    check: Callable[[], None],
-    name: str = "prepare on each node",
+    settings: PrepareSettings, save_path: str, folder: str, world: World, check: Callable[[], None]
 ) -> PreparedData:
     """The data that rank 0 has prepared in `folder`, or what a node prepares itself that does not see it. All
-    ranks. name: of this work, once in a run.
+    ranks.
     """
 
     def prepared_here() -> str:
-        if world.rank == 0 or fault(folder, check=check) is None:  # rank 0 has just looked at the checksums
+        if world.rank == 0 or fault(folder) is None:  # rank 0 has just looked at the checksums
             return folder
-        here = f"on the node of rank {world.rank}: "
         try:
-            if problems := file_problems(settings):
-                raise UserError("\n  ".join(problems))
-            return prepare(
-                settings, save_path, nothing, None, check, lambda line: print(here.capitalize() + line)
-            )
-        except (UserError, OSError) as error:
-            raise UserError(here + str(error)) from None
+            return prepare(settings, save_path, nothing, None, check)
+        except UserError as error:
+            raise UserError(f"on the node of rank {world.rank}: {error}") from None
 
     leaders = world.node_leaders()
-    folders = world.run_on(name, leaders, prepared_here)
-    keys = list(map(os.path.basename, folders))
-    differ = [str(rank) for rank, key in zip(leaders, keys) if key != keys[0]]
-    if differ:
-        raise UserError(
-            f"the nodes of ranks {', '.join(differ)} have other data files than that of rank 0: copy the same"
-            f" {', '.join(path for _, path in settings.files)} to every node",
-            heard_from_main=True,
-        )
+    folders = world.run_on("prepare on each node", leaders, prepared_here)
+    if len(set(map(os.path.basename, folders))) > 1:
+        paths = ", ".join(path for _, path in settings.files)
+        what = f"the nodes have other data files than that of rank 0: copy the same {paths} to every node"
+        raise UserError(what, heard_from_main=True)
     return PreparedData.open(folders[leaders.index(world.rank - world.local_rank)])

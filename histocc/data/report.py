@@ -6,13 +6,12 @@ from collections.abc import Iterator
 import numpy as np
 
 from histocc.data.arrays import RowSet, text_keys
-from histocc.data.rows import NOTES, OTHER_NAMES, WITH_VALUES, row_writer
+from histocc.data.rows import NOTES, WITH_VALUES, row_writer
 from histocc.runtime.rng import mix
 from histocc.text import LANGUAGES
 
 RARE = 10  # a code in fewer rows than this is rare
-PERCENTILES = (1, 5, 25, 50, 75, 95, 99)
-MAX_LENGTH = 1 << 20  # of descriptions that are told apart by length
+KNOWN = " ".join(LANGUAGES)
 _BUCKET = 1 << 21  # rows that are compared at once
 _BLOCK = 1 << 18  # rows that are read at once
 
@@ -31,19 +30,17 @@ def compare_rows(
     languages: list[str],
     path: str,
 ) -> dict:
-    """Duplicates and contradictions among the rows of all parts; the contradictions are listed in `path`.
-
-    Texts that differ only in case and blanks are one text. Works on a share of the texts at a time, so that
-    memory does not grow with the rows.
+    """Duplicates and contradictions among the rows of all parts; the latter are listed in `path`. Works on a
+    share of the texts at a time, so that memory does not grow with the rows.
 
     Args:
         lines: of each part, number of the file × 2**40 + line of each row.
         split: whether the parts were made of the same files by their texts.
 
     Returns:
-        distinct_texts; duplicates: rows with the text, language and set of codes of an earlier one;
-        conflicts: texts of a language that have several sets of codes; val_rows_seen_in_training: rows of val
-        whose text is also in train (0 if the parts were split by text).
+        distinct_texts (but for case and blanks), duplicates (rows with text, language and codes of an earlier
+        one), conflicts (texts of a language with several sets of codes), val_rows_seen_in_training (by their
+        text; 0 if split).
     """
     counts = dict.fromkeys(("distinct_texts", "duplicates", "conflicts", "val_rows_seen_in_training"), 0)
     buckets = max(1, -(-sum(map(len, parts)) // _BUCKET))
@@ -94,48 +91,29 @@ def describe_parts(parts: list[RowSet], codes: list[str], languages: list[str]) 
     of_language = np.zeros(len(languages), dtype=np.int64)
     in_part = np.zeros((len(parts), len(codes)), dtype=np.int64)  # rows of each code
     per_row = np.zeros(parts[0].max_codes + 1, dtype=np.int64)
-    lengths = np.zeros(MAX_LENGTH + 1, dtype=np.int64)  # rows of each length
     for part, counts in zip(parts, in_part):
         for block in _blocks(part):
             of_language += np.bincount(part.language[block], minlength=len(languages))
             numbers = part.codes[block]
             counts += np.bincount(numbers[numbers >= 0], minlength=len(codes))
             per_row += np.bincount((numbers >= 0).sum(axis=1), minlength=len(per_row))
-            sizes = np.diff(part.offsets[block.start : block.stop + 1])
-            lengths += np.bincount(np.minimum(sizes, MAX_LENGTH), minlength=len(lengths))
+    lengths = np.concatenate([np.diff(part.offsets) for part in parts])
+    mean, median, longest = (lengths.mean(), np.median(lengths), lengths.max()) if len(lengths) else (0, 0, 0)
     of_code = in_part.sum(axis=0)
-    unseen = np.flatnonzero((in_part[0] == 0) & (of_code > 0)) if in_part[0].any() else []
-    named = {name: int(count) for name, count in zip(languages, of_language) if count}
+    unseen = (in_part[0] == 0) & in_part[0].any()
+    order = np.argsort(-of_language, kind="stable").tolist()
 
-    def rows_of(numbers) -> dict[str, int]:
-        return {codes[i]: int(of_code[i]) for i in numbers if of_code[i]}
+    def rows_of(marked: np.ndarray) -> dict[str, int]:
+        return {codes[i]: int(of_code[i]) for i in np.flatnonzero(marked & (of_code > 0))}
 
     return {
-        "languages": dict(sorted(named.items(), key=lambda item: -item[1])),
-        "unpublished_languages": [name for name in named if name not in LANGUAGES],
+        "languages": {languages[i]: int(of_language[i]) for i in order if of_language[i]},
         "codes": len(codes),
         "codes_used": int((of_code > 0).sum()),
         "codes_per_row": {str(n): int(count) for n, count in enumerate(per_row) if count},
-        "frequent_codes": rows_of(np.argsort(-of_code, kind="stable")[:RARE]),
-        "rare_codes": rows_of(np.flatnonzero(of_code < RARE)),
+        "rare_codes": rows_of(of_code < RARE),
         "codes_only_in_validation": rows_of(unseen),
-        "length": _percentiles(lengths),
-    }
-
-
-def _percentiles(lengths: np.ndarray) -> dict:
-    """Of rows of each length (int64 [longest + 1]): mean, percentiles (the smallest length that so many rows
-    do not exceed), max.
-    """
-    rows = int(lengths.sum())
-    if not rows:
-        return {}
-    upto, present = np.cumsum(lengths), np.flatnonzero(lengths)
-    return {
-        "mean": round(float(lengths @ np.arange(len(lengths))) / rows, 2),
-        "min": int(present[0]),
-        **{f"p{share}": int(np.searchsorted(upto, -(-rows * share // 100))) for share in PERCENTILES},
-        "max": int(present[-1]),
+        "length": {"mean": round(float(mean), 2), "median": int(median), "max": int(longest)},
     }
 
 
@@ -145,6 +123,9 @@ def report_lines(report: dict) -> list[str]:
     def listed(counts: dict) -> str:
         return ", ".join(f"{name} {count:,}" for name, count in counts.items())
 
+    def found(action: str) -> list[dict]:
+        return [problem for problem in report["problems"] if problem["action"] == action]
+
     unusable = f", {report['unusable_rows']:,} that stop the run; what follows is without them"
     lines = [
         *report["read"],
@@ -152,9 +133,8 @@ def report_lines(report: dict) -> list[str]:
         " validation" + unusable * bool(report["unusable_rows"]),
         f"Texts: {report['distinct_texts']:,} distinct; {report['duplicates']:,} rows repeat an earlier one"
         " (text, language and codes)",
+        f"Length in characters: {listed(report['length'])}",
     ]
-    if report["length"]:
-        lines.append(f"Length in characters: {listed(report['length'])}")
     if report["codes"]:
         key = f" of {report['codes']:,} in the key" * (report["codes"] > report["codes_used"])
         rare = f"{len(report['rare_codes']):,} of them in fewer than {RARE} rows"
@@ -165,37 +145,34 @@ def report_lines(report: dict) -> list[str]:
         lines.append(f"Codes: {report['codes_used']:,} used{key}, {rare}{''.join(rows)}")
     lines.append(f"Languages: {listed(report['languages']) or 'none'}")
     notes = [f"{os.path.basename(file['path'])} {note}" for file in report["files"] for note in file["notes"]]
-    if report["unpublished_languages"]:
-        names = [
-            name + (f" ({OTHER_NAMES[name]} there)" if name in OTHER_NAMES else "")
-            for name in report["unpublished_languages"]
-        ]
-        notes.append(
-            f"languages that the published models were not trained on: {', '.join(names)}. They know"
-            f" {' '.join(LANGUAGES)}; a model that is trained on others learns them as they stand"
+    others = [name for name in report["languages"] if name not in LANGUAGES]
+    conflicts, unseen = report["conflicts"], report["codes_only_in_validation"]
+    seen = report["val_rows_seen_in_training"]
+    of_unseen = f"{len(unseen):,} (rows: {sum(unseen.values()):,})"
+    notes += [
+        text
+        for happened, text in (
+            (
+                others,
+                f"languages that the published models do not know: {', '.join(others)}; theirs are {KNOWN}",
+            ),
+            (
+                conflicts,
+                f"texts that are coded differently in different rows: {conflicts:,}, see conflicts.csv",
+            ),
+            (unseen, f"codes that occur in validation rows alone, and cannot be learned: {of_unseen}"),
+            (
+                seen,
+                f"validation rows with a text that is also trained on, which flatters the model: {seen:,}",
+            ),
         )
-    if report["conflicts"]:
-        notes.append(
-            f"texts that are coded differently in different rows: {report['conflicts']:,}, listed in"
-            " conflicts.csv"
-        )
-    if unseen := report["codes_only_in_validation"]:
-        notes.append(
-            f"codes that occur in validation rows alone: {len(unseen):,} (rows: {sum(unseen.values()):,}),"
-            " which the model cannot learn"
-        )
-    if seen := report["val_rows_seen_in_training"]:
-        notes.append(
-            f"{seen:,} validation rows ({seen / report['val_rows']:.0%}) have a text that is also trained on;"
-            " their accuracy flatters the model"
-        )
-    noted = [problem for problem in report["problems"] if problem["action"] == "noted"]
-    notes += [f"{kind['rows']:,} {NOTES[kind['kind']]}{_where(kind)}" for kind in noted]
+        if happened
+    ]
+    notes += [f"{kind['rows']:,} {NOTES[kind['kind']]}{_where(kind)}" for kind in found("noted")]
     if report["rejected_rows"]:
         notes.append(f"{report['rejected_rows']:,} rows rejected, listed in rejected_rows.csv")
     lines += [f"Note: {note}" for note in notes]
-    rejected = [problem for problem in report["problems"] if problem["action"] == "rejected"]
-    return [*lines, *(f"  {kind['rows']:,} × {kind['kind']}{_where(kind)}" for kind in rejected)]
+    return [*lines, *(f"  {kind['rows']:,} × {kind['kind']}{_where(kind)}" for kind in found("rejected"))]
 
 
 def _where(problem: dict) -> str:

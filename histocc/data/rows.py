@@ -18,7 +18,6 @@ EXAMPLES = 5  # rows shown of each kind
 SHOWN = 60  # characters of a value in an example
 MAX_REASON = 300  # characters
 MAX_LANGUAGES = 255
-MAX_FAULTS = 100_000  # kept at once: more distinct cells that do not fit are those of a wrong column
 MAX_WORDS = 50_000  # of the training texts, the most frequent ones, for word insertion
 
 # Kinds that leave a row as it is, or repair it: what is said of them.
@@ -26,26 +25,19 @@ NOTES = {
     "zeros_restored": "codes got a lost leading zero (or a trailing .0) repaired",
     "codes_rewritten": "codes were rewritten (8-31.10 or 8 3110 as 83110, 77610,0 as 77610, −1 as -1)",
     "codes_recoded": "codes were replaced, as --recode says",
-    "codes_unknown": (
-        "codes are none of the 1,919 of HISCO; --key hisco rejects such rows, --recode OLD=NEW replaces them"
-    ),
+    "codes_unknown": "codes are none of the 1,919 of HISCO; --key hisco rejects them, --recode replaces them",
     "missing_words": "cells such as NA or null in the columns of codes were read as no code",
     "language_missing": "rows without a language are coded as unk",
     "languages_renamed": "rows name their language in another way than the models, and were read as theirs",
     "texts_composed": "descriptions had letters of several characters composed, or invisible ones removed",
     "texts_empty": "rows without a description are kept with the code of --empty-text",
-    "dittos": (
-        "descriptions only repeat the row above (do., ditto, 〃), and are learned as they are; --ditto takes"
-        " the text of the row above"
-    ),
+    "dittos": "descriptions only repeat the row above (do., ditto, 〃); --ditto takes the text of that row",
     "dittos_filled": "descriptions such as do. or ditto got the text of the row above",
     "texts_cut": "descriptions are longer than the model reads and are cut",
     "missing_code_used": "rows without a first code got the code of --missing-code",
     "codes_repeated": "codes repeated within a row count once",
     "codes_short": "codes are shorter than the block and are filled up",
-    "letters_broken": (
-        "descriptions hold letters that were broken by a wrong encoding before (such as Ã¦ or ã¦ for æ)"
-    ),
+    "letters_broken": "descriptions hold letters broken by a wrong encoding before (such as Ã¦ or ã¦ for æ)",
 }
 WITH_VALUES = ("codes_rewritten", "codes_recoded", "codes_unknown", "languages_renamed", "dittos")
 DOES_NOT_FIT, OUTSIDE_KEY = "code does not fit", "code outside the key"
@@ -72,15 +64,12 @@ def csv_text(rows: Iterable[Sequence]) -> bytes:
 
 
 class Findings:
-    """Counts by kind. Rejected rows are listed in `folder`/rejected_rows.csv: file, line, column, value,
-    reason.
+    """What is unusual in rows, by kind. Rejected rows are listed in `folder`/rejected_rows.csv: file, line,
+    column, value, reason.
     """
 
     def __init__(self, folder: str):
-        self.notes: Counter = Counter()
-        self.rejected: Counter = Counter()
-        self.errors: Counter = Counter()
-        self.examples: dict[str, list[dict]] = {}
+        self.kinds: dict[str, dict] = {}  # kind, action (error, rejected or noted), rows, first: examples
         path = os.path.join(folder, "rejected_rows.csv")
         self.file = open(path, "w", encoding="utf-8", newline="", errors="backslashreplace")
         self.write_row = row_writer(self.file)
@@ -90,33 +79,26 @@ class Findings:
         self, kind: str, path: str, line: int, column: str, value: str, reason: str, stops: bool = False
     ) -> None:
         """A row that is not used; stops: that makes the data unusable until the user decides."""
-        (self.errors if stops else self.rejected)[kind] += 1
         self.write_row([path, line, column, value, reason[:MAX_REASON]])
-        self._example(kind, path, line, value, f"column {column!r}: {reason}" if stops else reason)
+        action, shown = ("error", f"column {column!r}: {reason}") if stops else ("rejected", reason)
+        self._count(kind, action, path, line, value, shown)
 
     def note(self, kind: str, path: str, lines: Iterable[int], values: Iterable[str]) -> None:
         """Rows that are used, after a change or in spite of something: their lines and cells."""
         for line, value in zip(lines, values):
-            self.notes[kind] += 1
-            self._example(kind, path, line, value, NOTES[kind])
+            self._count(kind, "noted", path, line, value, NOTES[kind])
 
-    def _example(self, kind: str, path: str, line: int, value: str, reason: str) -> None:
-        known = self.examples.setdefault(kind, [])
-        if len(known) < EXAMPLES:
-            known.append(
-                {"file": path, "line": int(line), "value": value[:SHOWN], "reason": reason[:MAX_REASON]}
-            )
+    def _count(self, kind: str, action: str, path: str, line: int, value: str, reason: str) -> None:
+        known = self.kinds.setdefault(kind, {"kind": kind, "action": action, "rows": 0, "first": []})
+        known["rows"] += 1
+        if len(known["first"]) < EXAMPLES:
+            shown = {"value": value[:SHOWN], "reason": reason[:MAX_REASON]}
+            known["first"].append({"file": path, "line": int(line), **shown})
 
-    def problems(self) -> list[dict]:
-        """Each kind with its rows: {"kind", "action": error|rejected|noted, "rows", "first": examples}; the
-        worst first.
-        """
-        actions = {"error": self.errors, "rejected": self.rejected, "noted": self.notes}
-        return [
-            {"kind": kind, "action": action, "rows": rows, "first": self.examples[kind]}
-            for action, counter in actions.items()
-            for kind, rows in counter.most_common()
-        ]
+    def problems(self, *actions: str) -> list[dict]:
+        """The kinds with one of the actions, the worst first."""
+        found = [kind for kind in self.kinds.values() if kind["action"] in actions]
+        return sorted(found, key=lambda kind: (actions.index(kind["action"]), -kind["rows"]))
 
 
 # ---- texts that only say "the same as above"
@@ -152,8 +134,7 @@ def with_texts(chunks: Iterable[Chunk], place: int, ditto: bool) -> Iterator[Chu
 # What statistical programs, spreadsheets and databases write for a missing value. In a column of codes they
 # count as no code, unless the key has them. (A backslash and n is what MySQL writes, in lower case.)
 MISSING_WORDS = frozenset(("na", "n/a", "nan", "null", "none", "<na>", "#n/a", "#null!", "\\n", ".", "-"))
-BLANK = -1  # an empty cell
-WORD = -2  # one of MISSING_WORDS; lower values number the cells that do not fit
+BLANK, WORD, UNFIT = -1, -2, -3  # an empty cell, one of MISSING_WORDS, and one that holds no code of the key
 # Added to the number of a cell: what was done to it, or what it is.
 FLAGS = {
     name: 1 << bit
@@ -171,11 +152,15 @@ def code_of_cell(cell: str, formatter: BlockyFormatter, key: Container[str] = ()
     return "" if code.casefold() in MISSING_WORDS and code not in key else code
 
 
+class Unfit(ValueError):
+    """A cell that holds no code. `args`: DOES_NOT_FIT or OUTSIDE_KEY, a message."""
+
+
 class CodeBook(dict):
     """Cell → number: `book[cell]` checks a cell when it is met for the first time.
 
     A number ≥ 0 is the provisional number of a code, in the order in which codes were met, plus those of
-    FLAGS; BLANK and WORD are no code; `fault` explains lower ones.
+    FLAGS; BLANK and WORD are no code, UNFIT a cell of `faults`.
 
     Args:
         fixed_codes: the codes of a key; others are faults.
@@ -194,13 +179,18 @@ class CodeBook(dict):
         self.formatter, self.by_number, self.recode = formatter, by_number, recode or {}
         self.fixed = None if fixed_codes is None else frozenset(fixed_codes)
         self.codes: dict[str, int] = {}  # code → provisional number
-        self.faults: list[tuple[str, str]] = []  # (kind, message)
+        self.faults: dict[str, tuple[str, str]] = {}  # cell → (DOES_NOT_FIT or OUTSIDE_KEY, message)
 
     def __missing__(self, cell: str) -> int:
-        number = self[cell] = self._check(cell)
-        return number
+        try:
+            number = self[cell] = self._check(cell)
+            return number
+        except Unfit as unfit:  # is not kept: a wrong column may hold millions
+            self.faults[cell] = unfit.args
+            return UNFIT
 
     def _check(self, cell: str) -> int:
+        """Raises Unfit."""
         code, repaired = self.formatter.repair(cell)
         if not code:
             return BLANK
@@ -210,9 +200,9 @@ class CodeBook(dict):
                 return WORD
             if not number.isdecimal() or len(number) > 12 or int(number) >= len(self.by_number):
                 what = f"{cell!r} is not a number of the key, 0 … {len(self.by_number) - 1}"
-                return self._fault(DOES_NOT_FIT, what)
+                raise Unfit(DOES_NOT_FIT, what)
             code, repaired = self.by_number[int(number)], False
-        elif not code_of_cell(cell, self.formatter, self.fixed or ()):
+        elif code.casefold() in MISSING_WORDS and code not in (self.fixed or ()):
             return WORD
         flags = []
         if repaired:
@@ -222,8 +212,6 @@ class CodeBook(dict):
             code = self.recode[code]
             flags.append("codes_recoded")
         number = self.of_code(code, cell)
-        if number < 0:
-            return number
         if self.formatter.kind == "hisco" and self.fixed is None and code not in hisco_key():
             flags.append("codes_unknown")
         may_be_short = self.formatter.allow_short and code not in NEVER_SHORT
@@ -232,7 +220,7 @@ class CodeBook(dict):
         return number + sum(map(FLAGS.__getitem__, flags))
 
     def of_code(self, code: str, cell: str = "") -> int:
-        """Number of a code, or of the fault that it has. cell: as it was written, for hints."""
+        """Number of a code. cell: as it was written, for hints. Raises Unfit."""
         try:
             self.formatter.encode_code(code)
         except CodeError as error:
@@ -241,49 +229,26 @@ class CodeBook(dict):
                 hint = f" (several codes in one cell? --code-separator '{several[1]}' separates them)"
             elif re.search(r"\d[.,]\d|\de[+-]?\d", cell, re.IGNORECASE):
                 hint = " (changed by a spreadsheet? Its number format for codes is Text, or without decimals)"
-            return self._fault(DOES_NOT_FIT, str(error) + hint)
+            raise Unfit(DOES_NOT_FIT, str(error) + hint) from None
         if self.fixed is not None and code not in self.fixed:
-            what = f"code {code!r} is not among the {len(self.fixed)} codes of the key"
-            return self._fault(OUTSIDE_KEY, what)
+            raise Unfit(OUTSIDE_KEY, f"code {code!r} is not among the {len(self.fixed)} codes of the key")
         return self.codes.setdefault(code, len(self.codes))
-
-    def _fault(self, kind: str, message: str) -> int:
-        self.faults.append((kind, message))
-        return WORD - len(self.faults)
-
-    def fault(self, number: int) -> tuple[str, str]:
-        """(DOES_NOT_FIT or OUTSIDE_KEY, message) of a number below WORD."""
-        return self.faults[WORD - number - 1]
-
-    def forget_faults(self) -> None:
-        """Between chunks of rows: keeps memory small if nearly every cell is another that does not fit."""
-        if len(self.faults) > MAX_FAULTS:
-            for cell in [cell for cell, number in self.items() if number < WORD]:
-                del self[cell]
-            self.faults.clear()
 
 
 # Languages under other names than those of the published models: in English, or by ISO 639-2. The two letters
 # of ISO 639-1 (de, sv, el) stay: a model may have learned them.
 _LANGUAGES_BY_NAME = {
     other: name
-    for name, others in {
-        "en": "english eng",
-        "da": "danish dan",
-        "se": "swedish swe",
-        "nl": "dutch nld dut",
-        "ca": "catalan cat",
-        "fr": "french fra fre",
-        "no": "norwegian nor nob nno",
-        "is": "icelandic isl ice",
-        "pt": "portuguese por",
-        "ge": "german deu ger",
-        "es": "spanish spa",
-        "it": "italian ita",
-        "gr": "greek ell gre",
-        UNKNOWN_LANGUAGE: "unknown und",
-    }.items()
-    for other in others.split()
+    for name, *others in map(
+        str.split,
+        (
+            "en english eng; da danish dan; se swedish swe; nl dutch nld dut; ca catalan cat;"
+            "fr french fra fre; no norwegian nor nob nno;"
+            "is icelandic isl ice; pt portuguese por; ge german deu ger;"
+            f"es spanish spa; it italian ita; gr greek ell gre; {UNKNOWN_LANGUAGE} unknown und"
+        ).split(";"),
+    )
+    for other in others
 }
 # ISO 639-1 → how the published models, and those that follow them, name the language
 OTHER_NAMES = {"de": "ge", "sv": "se", "el": "gr", "nb": "no", "nn": "no"}
@@ -307,12 +272,8 @@ class Languages(dict):
         name = language_name(cell) or UNKNOWN_LANGUAGE
         if name not in self.names:
             self.names.append(name)
-        what = ""
-        if len(name) > self.max_length:
-            what = f"{name[:30] + '…'!r}, of {len(name)} characters"
-        elif len(self.names) > MAX_LANGUAGES:
-            what = f"more than {MAX_LANGUAGES} different values"
-        if what:
+        if len(name) > self.max_length or len(self.names) > MAX_LANGUAGES:
+            what = f"{name[:30]!r} as one of {len(self.names):,} different values"
             raise UserError(f"column {self.column!r} holds {what}; is it the language?")
         renamed = bool(cell.strip()) and cell.strip() != name
         number = self[cell] = self.names.index(name) + RENAMED * renamed
@@ -365,17 +326,14 @@ def read_key(path: str) -> list[str]:
             f"this one has {', '.join(map(repr, header))}"
         )
     rows = [row for row in read_columns(path, [name, "code"]) if row[0] or row[1].isdecimal()]
-    numbered = {
-        int(number): name_of_code(code) for code, number in rows if number.isdecimal() and len(number) < 13
-    }
-    if not any(name_of_code(code) for code, _ in rows):
+    numbered = {number: name_of_code(code) for code, number in rows}
+    if not any(numbered.values()):
         raise UserError(f"{path}: column {name!r} holds no code")
-    lacks = next((i for i in range(len(rows)) if i not in numbered), None)
-    if lacks is not None:
+    if lacking := [i for i in range(len(rows)) if str(i) not in numbered]:
         raise UserError(
-            f"{path}: column 'code' must number the codes 0, 1, 2 …, each once; {lacks} is missing"
+            f"{path}: column 'code' must number the codes 0, 1, 2 …, each once; {lacking[0]} is missing"
         )
-    codes = [numbered[i] for i in range(len(rows))]
+    codes = [numbered[str(i)] for i in range(len(rows))]
     code, times = Counter(filter(None, codes)).most_common(1)[0]
     if times > 1:
         raise UserError(f"{path}: code {code!r} is listed {times} times")
@@ -385,28 +343,23 @@ def read_key(path: str) -> list[str]:
 def read_words(path: str) -> dict[str, int]:
     """Words and how often they occur: columns word, freq. Raises UserError."""
     words: Counter[str] = Counter()
-    for word, count in (rows := read_columns(path, ["word", "freq"])):
+    for word, count in read_columns(path, ["word", "freq"]):
         if not word or not count.isdecimal() or len(count) > 18:
             raise UserError(f"{path}: needs rows of a word and a whole number; one is {[word, count]!r}")
         words[word] += int(count)
-    if not rows:
+    if not words:
         raise UserError(f"{path}: needs rows of a word and a whole number")
     return dict(words)
-
-
-def write_table(path: str, rows: Iterable[Sequence]) -> None:
-    with open(path, "w", encoding="utf-8", newline="") as file:
-        write_row = row_writer(file)
-        for row in rows:
-            write_row(row)
 
 
 def write_words(path: str, words: dict[str, int]) -> None:
     """`words.csv`: columns word, freq; the most frequent words first."""
     ordered = sorted(words.items(), key=lambda item: (-item[1], item[0]))
-    write_table(path, [("word", "freq"), *ordered[:MAX_WORDS]])
+    with open(path, "wb") as file:
+        file.write(csv_text([("word", "freq"), *ordered[:MAX_WORDS]]))
 
 
 def write_key(path: str, codes: list[str]) -> None:
     """`key.csv`: columns system_code, code (the number of the linear output)."""
-    write_table(path, [("system_code", "code"), *((code, i) for i, code in enumerate(codes))])
+    with open(path, "wb") as file:
+        file.write(csv_text([("system_code", "code"), *((code, i) for i, code in enumerate(codes))]))

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cache
-from itertools import chain, compress, islice
+from itertools import compress, islice
 from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
@@ -25,24 +25,15 @@ from histocc.runtime.files import opened
 CHUNK = 1 << 12  # rows: few enough for the cells of a chunk to stay in the processor's cache
 DELIMITERS = {"comma": ",", "semicolon": ";", "tab": "\t", "pipe": "|"}
 _BEGIN = 1 << 16  # bytes that tell what a file is
-_BLOCK = 1 << 16  # characters that are cut into lines at a time
 _LINE_BREAK = re.compile("\r\n|\r|\n")
+_QUOTES = "a cell that begins with a quotation mark must end with one, and those inside it must be doubled"
 # What the first bytes of other files are.
 _OTHERS = {
     b"PK\x03\x04": "an Excel workbook or a zip archive; save the sheet as CSV (UTF-8), or unpack the archive",
     b"\xd0\xcf\x11\xe0": "an old Excel workbook; save the sheet as CSV (UTF-8)",
     b"\x1f\x8b": "compressed with gzip (or an R data file); unpack it with gunzip, or save it as CSV from R",
-    b"BZh": "compressed with bzip2; unpack it with bunzip2",
-    b"\xfd7zXZ\x00": "compressed with xz; unpack it with unxz",
-    b"\x28\xb5\x2f\xfd": "compressed with zstd; unpack it with unzstd",
     b"<stata_dta>": "a Stata file; save it as CSV with: export delimited",
     b"$FL": "an SPSS file; save it as CSV from SPSS",
-    b"ARROW1": "an Arrow (Feather) file; save it as Parquet or CSV",
-    b"SQLite format 3": "a database; export the table as CSV",
-    b"%PDF": "a PDF",
-    b"PARE": "an encrypted Parquet file; write it without encryption",
-    codecs.BOM_UTF32_LE: "text in UTF-32; save it as UTF-8",
-    codecs.BOM_UTF32_BE: "text in UTF-32; save it as UTF-8",
 }
 
 # Characters of a cell: an open quotation mark must not swallow the memory with the file.
@@ -56,7 +47,7 @@ class Chunk:
     lines: np.ndarray  # int64 [n], where each row begins in the file, from 1 (Parquet: the row's number)
     columns: list[list[str]]  # the cells of each wanted column, n texts each
     faults: list[tuple[int, str, str]] = field(default_factory=list)  # unreadable rows: line, kind, reason
-    share: float | None = None  # of the file that is read, 0…1
+    share: float = 0.0  # of the file that is read, 0…1
     texts: list[str] = field(default_factory=list)  # those that are coded, see `rows.with_texts`
 
 
@@ -85,7 +76,6 @@ def table_format(path: str, delimiter: str | None = None, encoding: str | None =
     with opened(path) as file, _decodes(path, encoding):
         text = io.TextIOWrapper(file, encoding=encoding, newline="")
         first = [text.readline(), *islice(text, 20)]
-        text.detach()
     above = 0
     if named := re.fullmatch('"?sep=(.)"?\\s*', first[0]):  # as Excel reads and writes it
         delimiter, above, first = delimiter or named[1], 1, [*first[1:], ""]
@@ -94,14 +84,11 @@ def table_format(path: str, delimiter: str | None = None, encoding: str | None =
         raise UserError(f"{path}: {what}")
     unquoted = "".join(first[0].split('"')[::2])
     delimiter = delimiter or max(DELIMITERS.values(), key=unquoted.count)  # the first if none occurs
-    rows = csv.reader(first, delimiter=delimiter, strict=True)
+    rows, below = csv.reader(first, delimiter=delimiter, strict=True), []
     try:
         names = next(rows)
     except csv.Error as error:
-        raise UserError(
-            f"{path}: the column names in the first line are not readable as CSV ({error})"
-        ) from None
-    below: list[list[str]] = []
+        raise UserError(f"{path}: the column names are not readable as CSV ({error})") from None
     with contextlib.suppress(csv.Error):
         below.extend(row for row in rows if row)
     ids = [row[0] for row in below]
@@ -111,13 +98,6 @@ def table_format(path: str, delimiter: str | None = None, encoding: str | None =
     return Format(names, delimiter, encoding, above, notes)
 
 
-def read_header(
-    path: str, delimiter: str | None = None, encoding: str | None = None
-) -> tuple[list[str], str]:
-    """(column names, delimiter) of a file. Raises UserError for what cannot be a table."""
-    return table_format(path, delimiter, encoding)[:2]
-
-
 def column_problems(
     path: str, header: list[str], wanted: list[str], flags: dict[str, str] | None = None
 ) -> list[str]:
@@ -125,9 +105,7 @@ def column_problems(
     problems = []
     for name in dict.fromkeys(wanted):
         if header.count(name) > 1:
-            problems.append(
-                f"{path}: column {name!r} is listed {header.count(name)} times; rename one of them"
-            )
+            problems.append(f"{path}: column {name!r} is listed {header.count(name)} times")
         if name in header:
             continue
         near = [other for other in header if other.strip().casefold() == name.strip().casefold()]
@@ -138,11 +116,9 @@ def column_problems(
             " (one column only: --delimiter names the column delimiter)" if len(header) == 1 else "",
         ]
         with opened(path) as file:
-            lines = file.read(_BEGIN).splitlines()[:20]
-        for number, line in enumerate(lines[1:], 2):
-            if all(name.encode() in line for name in wanted):
-                hints.append(f". Its names seem to be in line {number}: remove the lines above")
-                break
+            lines = file.read(_BEGIN).splitlines()[1:20]
+        if below := [i for i, line in enumerate(lines, 2) if all(name.encode() in line for name in wanted)]:
+            hints.append(f". Its names seem to be in line {below[0]}: remove the lines above")
         problems.append(
             f"{path}: has no column {name!r}; it has {', '.join(map(repr, header))}{''.join(hints)}"
         )
@@ -167,9 +143,8 @@ def read_chunks(
         return
     width = len(table.names)
     places = range(width) if columns is None else [table.names.index(name) for name in columns]
-    with _csv_reader(path, table) as (reader, lines, file):
-        size = max(1, os.fstat(file.fileno()).st_size)
-        more = True
+    with _csv_reader(path, table) as (reader, file):
+        size, more = max(1, os.path.getsize(path)), True
         while more:
             rows, faults = [], []
             ends = [np.array([reader.line_num])]  # lines on which rows end, that before the first included
@@ -185,9 +160,13 @@ def read_chunks(
                 if error:
                     rows.append([])  # passed over
                 ends.append(_ends(rows[before:], start, reader.line_num))
+                if error and reader.line_num > (line := int(ends[-1][-1])):
+                    raise UserError(
+                        f"{path}, line {line:,}: a quotation mark there is not closed before line"
+                        f" {reader.line_num:,}, so that rows are lost: {_QUOTES} ({error})"
+                    )
                 if error:
-                    begin = int(ends[-1][-1])
-                    faults.append(_broken_row(path, table, begin, reader.line_num, lines.last(reader), error))
+                    faults.append((reader.line_num, "broken quotation marks", f"{_QUOTES} ({error})"))
             chunk = _chunk(rows, np.concatenate(ends), faults, table, places)
             if len(chunk.lines) or chunk.faults:
                 chunk.share = file.tell() / size
@@ -195,10 +174,8 @@ def read_chunks(
 
 
 def csv_rows(path: str, table: Format) -> Iterator[tuple[int, list[str]]]:
-    """(line on which it ends, cells) of each row below the header, however many cells it has. Raises
-    UserError.
-    """
-    with _csv_reader(path, table) as (reader, _, _):
+    """(its last line, cells) of each row below the header, however many cells it has. Raises UserError."""
+    with _csv_reader(path, table) as (reader, _):
         try:
             for row in reader:
                 yield reader.line_num, row
@@ -206,35 +183,16 @@ def csv_rows(path: str, table: Format) -> Iterator[tuple[int, list[str]]]:
             raise UserError(f"{path}, line {reader.line_num:,}: is not readable as CSV ({error})") from None
 
 
-class _Lines:
-    """The lines of an open file with their ends, block by block; remembers the last block."""
-
-    def __init__(self, file: io.TextIOWrapper):
-        self.file, self.block, self.before = file, [], 0  # before: lines of earlier blocks
-
-    def blocks(self) -> Iterator[list[str]]:
-        while block := self.file.readlines(_BLOCK):
-            self.before += len(self.block)
-            self.block = block
-            yield block
-
-    def last(self, reader: Any) -> str:
-        """The line that `reader` has read last."""
-        return self.block[reader.line_num - self.before - 1]
-
-
 @contextlib.contextmanager
-def _csv_reader(path: str, table: Format) -> Iterator[tuple[Any, _Lines, BinaryIO]]:
-    """(csv's reader behind the header, its lines, the file that they come from)"""
+def _csv_reader(path: str, table: Format) -> Iterator[tuple[Any, BinaryIO]]:
+    """(csv's reader behind the header, the file that it reads)"""
     with opened(path) as file:
         text = io.TextIOWrapper(file, encoding=table.encoding, newline="")
-        lines = _Lines(text)
-        reader = csv.reader(chain.from_iterable(lines.blocks()), delimiter=table.delimiter, strict=True)
+        reader = csv.reader(text, delimiter=table.delimiter, strict=True)
         with _decodes(path, table.encoding, reader):
             for _ in range(table.above + 1):
                 next(reader)
-            yield reader, lines, file
-            text.detach()
+            yield reader, file
 
 
 @contextlib.contextmanager
@@ -257,23 +215,6 @@ def _ends(rows: list[list[str]], start: int, last: int) -> np.ndarray:
         return np.arange(start, last) + 1
     lines = [1 + sum(len(_LINE_BREAK.findall(cell)) for cell in row) for row in rows]
     return start + np.cumsum(np.array(lines, dtype=np.int64))
-
-
-def _broken_row(
-    path: str, table: Format, first: int, last: int, text: str, error: csv.Error
-) -> tuple[int, str, str]:
-    """The fault of a row that is not CSV, in the lines `first` to `last`; text: the last one. Raises
-    UserError if other rows are lost with it.
-    """
-    rule = "a cell that begins with a quotation mark must end with one, and those inside it must be doubled"
-    is_open = re.search(f'(?:^|{re.escape(table.delimiter)})"[^"]*(?:""[^"]*)*$', text)
-    is_large = str(error).startswith("field larger")
-    if is_large or last > first or is_open and not str(error).startswith("unexpected end"):
-        raise UserError(
-            f"{path}, line {first:,}: a quotation mark there is not closed before line {last:,}, so that rows"
-            f" are lost: {rule} ({error})"
-        )
-    return first, "broken quotation marks", f"{rule} ({error})"
 
 
 def _chunk(rows: list[list[str]], ends: np.ndarray, faults: list, table: Format, places: Any) -> Chunk:
@@ -304,28 +245,15 @@ def _chunk(rows: list[list[str]], ends: np.ndarray, faults: list, table: Format,
 
 # ---- encodings
 
-# Letters beside a–z of languages, by the code pages that their files may be in.
-_WESTERN = (
-    "äöüßéà",
-    "àâæçéèêëîïôùûüÿœ",
-    "áéíóúüñç",
-    "àáâãçéêíóôõúü",
-    "àèéìíîòóùú",
-    "àçèéíïòóúü·",
-    "æøåéèêôöäü",
-    "åäöéèàüæø",
-    "áðéíóúýþæö",
-    "éèêëïîöüóáíúàâôûçĳ",
-)
+# Letters beside a–z of languages: of those whose files are in Windows-1252, and of those that have others in
+# the same places.
 _LETTERS = {
-    "cp1252": _WESTERN,
-    "cp1250": ("áčďéěíňóřšťúůýž", "áäčďéíĺľňóôŕšťúýž", "ąćęłńóśźż", "áéíóöőúüű", "čćđšž", "ăâîşţ"),
-    "cp1251": ("".join(map(chr, range(0x430, 0x460))) + "ґ",),
-    "cp1253": ("αβγδεζηθικλμνξοπρσςτυφχψωάέήίόύώϊϋΐΰ",),
-    "cp1254": ("çğıöşüâîû\u0307",),
-    "cp850": _WESTERN,
-    "mac_roman": _WESTERN,
+    "cp1252": "äöüßéà àâæçéèêëîïôùûüÿœ áéíóúüñç àáâãçéêíóôõúü àèéìíîòóùú àçèéíïòóúü· æøåéèêôöäü åäöéèàüæø"
+    " áðéíóúýþæö éèêëïîöüóáíúàâôûçĳ",
+    "cp1250": "áčďéěíňóřšťúůýž áäčďéíĺľňóôŕšťúýž ąćęłńóśźż áéíóöőúüű čćđšž ăâîşţ",
+    "cp1254": "çğıöşüâîû\u0307",
 }
+_CODE_PAGES = ["cp1250", "cp1251", "cp1252", "cp1253", "cp1254", "cp850", "mac_roman"]  # for a guess
 _SIGNS = "‘’‚“”„´`'–—…°£€½¼¾«»§ºª·†‡©®\xa0\xad"  # stand beside words in any language
 _HIGH_WORD = re.compile(rb"[A-Za-z\x80-\xff]*[\x80-\xff][A-Za-z\x80-\xff]*")
 _HIGH_CELL = re.compile(rb'[^,;\t|"\r\n]*[\x80-\xff][^,;\t|"\r\n]*')
@@ -342,10 +270,9 @@ def _detected(path: str, *_state: int) -> tuple[str, tuple[str, ...]]:
         if begin[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
             return "utf-16", ("was read as UTF-16",)
         if b"\0" in begin.partition(b"\n")[0]:
-            parity = {at % 2 for at, byte in enumerate(begin) if not byte}
-            utf16 = f"; --encoding utf-16-{'le' if parity == {1} else 'be'} reads it if it is UTF-16"
             raise UserError(
-                f"{path}: is not a text file (a NUL byte in the first line)" + utf16 * (len(parity) == 1)
+                f"{path}: is not a text file (a NUL byte in the first line); --encoding utf-16-le (or -be)"
+                " reads it if it is UTF-16"
             )
         with contextlib.suppress(UnicodeDecodeError):
             decoder.decode(begin)
@@ -357,7 +284,9 @@ def _detected(path: str, *_state: int) -> tuple[str, tuple[str, ...]]:
 
 
 def _code_page(path: str) -> tuple[str, tuple[str, ...]]:
-    """As `_detected`, for a file that is not UTF-8."""
+    """As `_detected`, for a file that is not UTF-8: Windows-1252 if the letters are those of its languages,
+    else the answer of charset-normalizer.
+    """
     odd, utf8, first = [], 0, 0  # lines
     with opened(path) as file:
         for number, line in enumerate(file, 1):
@@ -374,28 +303,27 @@ def _code_page(path: str) -> tuple[str, tuple[str, ...]]:
             " encodings were put together: save each as UTF-8 first, or correct the lines"
         )
     words = {word for line in odd for word in _HIGH_WORD.findall(line)}
-    best = {page: _explained(words, page) for page in _LETTERS}
     samples = list(dict.fromkeys(cell.strip()[:40] for line in odd for cell in _HIGH_CELL.findall(line)))[:3]
-
-    def shown(page: str) -> str:
-        return ", ".join(repr(sample.decode(page, "replace")) for sample in samples)
-
+    explained = {page: _explained(words, page) for page in _LETTERS}
     page: str | None = "cp1252"
-    if best["cp1252"][1] < _MIN_SHARE or max(best.values())[0] > best["cp1252"][0]:
-        page = _guessed(b"".join(odd))
-        if page is not None and best[page][1] < _MIN_SHARE:  # signs stand where letters should
+    if explained["cp1252"][1] < _MIN_SHARE or max(explained.values())[0] > explained["cp1252"][0]:
+        try:
+            from charset_normalizer import from_bytes
+
+            guess = from_bytes(b"".join(odd), cp_isolation=_CODE_PAGES).best()
+            page = guess and guess.encoding
+        except ImportError:
             page = None
-    if page is not None:
-        name = "Windows-1252" if page == "cp1252" else page
-        return page, (f"was read as {name}, since it is not UTF-8: {shown(page)}; --encoding names another",)
-    pages = sorted(_LETTERS, key=best.__getitem__, reverse=True)
-    lines = [
-        f"{path}: is not UTF-8 (line {first:,}), and its code page cannot be told. --encoding NAME reads it;"
-        " some of its texts as each would read them:",
-        *(f"{page}: {shown(page)}" for page in pages),
-        "The package charset-normalizer, if it is installed, is asked for a guess",
-    ]
-    raise UserError("\n    ".join(lines))
+        if page in _LETTERS and explained[page][1] < _MIN_SHARE:  # signs stand where letters should
+            page = None
+    shown = ", ".join(repr(sample.decode(page or "cp1252", "replace")) for sample in samples)
+    if page is None:
+        raise UserError(
+            f"{path}: is not UTF-8 (line {first:,}), and its code page cannot be told. --encoding NAME reads"
+            f" it: {', '.join(_CODE_PAGES)}, …; in Windows-1252 some of its texts are {shown}"
+        )
+    name = "Windows-1252" if page == "cp1252" else page
+    return page, (f"was read as {name}, since it is not UTF-8: {shown}; --encoding names another",)
 
 
 def _explained(words: set[bytes], page: str) -> tuple[float, float]:
@@ -404,20 +332,10 @@ def _explained(words: set[bytes], page: str) -> tuple[float, float]:
     explained = 0
     for word in words:
         odd = {c for c in word.decode(page, "replace").strip(_SIGNS).lower() if c >= "\x80"} - {"’"}
-        fits = [i for i, letters in enumerate(_LETTERS[page]) if odd.issubset(letters)]
+        fits = [i for i, letters in enumerate(_LETTERS[page].split()) if odd.issubset(letters)]
         of_language.update(fits)
         explained += bool(fits)
     return max(of_language.values(), default=0) / len(words), explained / len(words)
-
-
-def _guessed(data: bytes) -> str | None:
-    """The code page by charset-normalizer; None without it, or without an answer."""
-    try:
-        from charset_normalizer import from_bytes
-    except ImportError:
-        return None
-    best = from_bytes(data, cp_isolation=list(_LETTERS)).best()
-    return None if best is None else best.encoding
 
 
 # ---- Parquet, through pyarrow
@@ -428,8 +346,6 @@ def _guessed(data: bytes) -> str | None:
 
 def _parquet(path: str) -> tuple[Any, tuple[type[Exception], ...]]:
     """(file, what pyarrow raises for damaged files). Raises UserError."""
-    with opened(path):  # a regular file that can be read
-        pass
     try:
         import pyarrow
         from pyarrow import lib, parquet  # pyright: ignore[reportAttributeAccessIssue]  compiled
@@ -445,40 +361,26 @@ def _parquet(path: str) -> tuple[Any, tuple[type[Exception], ...]]:
         _ = file.schema_arrow.names  # are decoded here, where an error is caught
         return file, errors
     except errors as error:
-        raise UserError(f"{path}: is a damaged Parquet file ({_short(error)})") from None
-
-
-def _short(error: Exception) -> str:
-    return " ".join(str(error).split())[:300] or type(error).__name__
+        raise UserError(f"{path}: is a damaged Parquet file ({error!s:.300})") from None
 
 
 def _parquet_chunks(path: str, columns: list[str] | None) -> Iterator[Chunk]:
     """As `read_chunks`; none and NaN become the empty text."""
-    import pyarrow
-
     file, errors = _parquet(path)
-    schema, row, batches = file.schema_arrow, 0, file.iter_batches(CHUNK, columns=columns)
-    places = range(len(schema)) if columns is None else [schema.get_field_index(name) for name in columns]
-    for column in map(schema.field, places):
-        if pyarrow.types.is_nested(column.type):
-            raise UserError(
-                f"{path}: column {column.name!r} holds {column.type}, not texts or numbers; write the file"
-                " without it, or with one text in each row"
-            )
-    while places:
+    names, row, batches = file.schema_arrow.names, 0, file.iter_batches(CHUNK, columns=columns)
+    # By place if all are read, since names may repeat.
+    while names:
         try:
             if (batch := next(batches, None)) is None:
                 break
-            # By place if all are read, since names may repeat.
-            order = places if columns is None else map(batch.schema.get_field_index, columns)
+            order = range(len(names)) if columns is None else map(batch.schema.get_field_index, columns)
             cells = [_texts(batch.column(place)) for place in order]
         except errors as error:
-            raise UserError(
-                f"{path}, row {row + 1:,} or below: cannot be read as text ({_short(error)})"
-            ) from None
+            message = " ".join(str(error).split())[:300]
+            raise UserError(f"{path}, row {row + 1:,} or below: cannot be read as text ({message})") from None
         yield Chunk(np.arange(row, row + len(batch), dtype=np.int64) + 1, cells)
         row += len(batch)
-    if places and row != file.metadata.num_rows:
+    if names and row != file.metadata.num_rows:
         raise UserError(
             f"{path}: is a damaged Parquet file ({row:,} rows of {file.metadata.num_rows:,} are there)"
         )
@@ -486,19 +388,14 @@ def _parquet_chunks(path: str, columns: list[str] | None) -> Iterator[Chunk]:
 
 def _texts(values: Any) -> list[str]:
     """A column as texts; whole floats (in pandas, whole numbers with gaps) without a fraction."""
-    import pyarrow.compute
+    import pyarrow
 
-    compute: Any = pyarrow.compute  # its functions are made when it is imported
-    if isinstance(values, pyarrow.ExtensionArray):
-        values = values.storage
     if pyarrow.types.is_dictionary(values.type):
         values = values.dictionary_decode()
-    texts = values.cast(pyarrow.string())
-    if pyarrow.types.is_floating(values.type):
-        wide = values.cast(pyarrow.float64())
-        # beyond 2**53 a float does not tell whole numbers apart
-        small = compute.less(compute.abs(wide), 1 << 53)
-        is_whole = compute.and_(compute.equal(compute.floor(wide), wide), small)
-        numbers = compute.if_else(is_whole, wide, 0.0).cast(pyarrow.int64()).cast(pyarrow.string())
-        texts = compute.if_else(compute.is_nan(wide), None, compute.if_else(is_whole, numbers, texts))
-    return [text or "" for text in texts.to_pylist()]
+    if pyarrow.types.is_floating(values.type):  # beyond 2**53 a float does not tell whole numbers apart
+        numbers = (None if number is None or number != number else number for number in values.to_pylist())
+        return [
+            "" if number is None else str(int(number) if number % 1 == 0 and abs(number) < 2**53 else number)
+            for number in numbers
+        ]
+    return [text or "" for text in values.cast(pyarrow.string()).to_pylist()]

@@ -152,7 +152,7 @@ def prepare_settings(args: EvaluateConfig, state: dict, formatter: BlockyFormatt
         language_col=language_col,
     )
     max_len = state["config"]["max_len"]
-    problems = list(problems_of_columns(args, max_len))
+    problems = list(problems_of_columns(args))
     if len(columns) > formatter.max_num_codes:
         problems.append(
             f"--target-cols names {len(columns)} columns, but the model writes at most"
@@ -220,9 +220,7 @@ def prepare(
             " folder of its run; --prepare-only with the command of the training prepares them again"
         )
     try:
-        return settings, preparing.prepare(
-            settings, output, preparing.nothing, check=world.give_up_if_asked, warn=world.print
-        )
+        return settings, preparing.prepare(settings, output, preparing.nothing, check=world.give_up_if_asked)
     except preparing.UnusableData as error:
         rejected = error.report["rejected"]
     kinds = "; ".join(f"{rows:,} × {kind}" for kind, rows in rejected.items())

@@ -184,9 +184,7 @@ def with_teacher(args: JobConfig, read: PrepareSettings, world: World, data: Pre
     def lacking(when: str) -> list[int]:
         """First ranks of the nodes that do not see the folder."""
         leaders = sorted(set(of_node))
-        faults = world.run_on(
-            f"look for rows {when}", leaders, lambda: fault(folder, check=world.give_up_if_asked) or ""
-        )
+        faults = world.run_on(f"look for rows {when}", leaders, lambda: fault(folder) or "")
         return [leader for leader, problem in zip(leaders, faults) if problem]
 
     def begin() -> None:
@@ -350,7 +348,7 @@ def _build(folder: str, questions: Questions, answers: np.ndarray, facts: dict, 
             json.dump(whole, file, indent=1, ensure_ascii=False)
         alphabet = {*data.alphabet, *(questions.unlabelled.alphabet if questions.unlabelled else ())}
         meta = read_meta(data.folder)
-        content = {name: meta[name] for name in meta if name not in ("sizes", "checksums", "checksum")}
+        content = {name: meta[name] for name in meta if name != "checksums"}
         content |= {
             "fingerprint": os.path.basename(folder),
             "languages": questions.languages,
@@ -360,7 +358,7 @@ def _build(folder: str, questions: Questions, answers: np.ndarray, facts: dict, 
         }
         write_last(new, content)
 
-    build_folder(*os.path.split(folder), fill, world.give_up_if_asked)
+    build_folder(*os.path.split(folder), fill)
 
 
 class TaughtRows(TextRows):

@@ -25,7 +25,7 @@ from typing import Any
 
 from histocc.data.dataset import read_descriptions
 from histocc.data.rows import MISSING_WORDS, fill_dittos, key_reader, language_name
-from histocc.data.tables import Chunk, column_problems, read_chunks, read_header, table_format
+from histocc.data.tables import Chunk, column_problems, read_chunks, table_format
 from histocc.formatter import hisco_classes, hisco_key
 from histocc.predict import explain
 from histocc.predict.coder import Coded, Coder
@@ -363,7 +363,7 @@ def read_known(
         UserError: columns are missing, or codes are none of the system's key.
     """
     formatter, path = coder.formatter, args.known or ""
-    header = read_header(path)[0]
+    header = table_format(path).names
     names = [f"{system}_{i}" for i in range(1, formatter.max_num_codes + 1)]
     names = [name for name in formatter.target_cols if name in header] or [
         name for name in names if name in header

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from histocc.data.rows import code_of_cell, csv_text, language_name
-from histocc.data.tables import column_problems, csv_rows, read_chunks, read_header, table_format
+from histocc.data.tables import column_problems, csv_rows, read_chunks, table_format
 from histocc.formatter import CLASSES, BlockyFormatter, make_formatter
 from histocc.runtime.errors import UserError, raise_if_any
 from histocc.text import text_key
@@ -87,7 +87,7 @@ class CodedFile:
         system: str | None = None,
     ):
         self.path, self.delimiter = path, delimiter
-        header = read_header(path, delimiter)[0]
+        header = table_format(path, delimiter).names
         if language_column is None and "lang" in header:
             language_column = "lang"
         wanted = [column] + ([language_column] if language_column else [])
