@@ -23,7 +23,7 @@ from histocc.data import dataset
 from histocc.data import prepare as prep
 from histocc.data.arrays import PreparedData
 from histocc.data.config import PrepareSettings
-from histocc.data.dataset import RowEncoding, TextChanges, TextRows
+from histocc.data.dataset import RowEncoding, TextRows
 from histocc.data.noise import Augmenter
 from histocc.formatter import BlockyFormatter, make_formatter
 from histocc.runtime.errors import UserError
@@ -63,9 +63,9 @@ def batches(data):
     def make(total, processes=1, micro=0, rank=0, noise=NOISE, groups=1, **options):
         plan = BatchPlan(len(data.train), total, processes, micro, groups, 1)
         seed = options.pop("shuffle_seed", 11)
-        changes = TextChanges(augmenter=Augmenter(5, **noise) if noise else None)
+        augmenter = Augmenter(5, **noise) if noise else None
         return MicroBatches(
-            TextRows(data.train, data, RowEncoding(HISCO, **options), changes), plan, rank, seed
+            TextRows(data.train, data, RowEncoding(HISCO, **options), augmenter), plan, rank, seed
         )
 
     return make
@@ -345,7 +345,7 @@ def file(tmp_path):
 def shown(data, args, epoch=0, seed=5):
     """Text of each row of the file, with what was put to it."""
     descriptions = dataset.load_descriptions(args, data, HISCO, seed)
-    rows = TextRows(data.train, data, RowEncoding(HISCO), TextChanges(descriptions=descriptions))
+    rows = TextRows(data.train, data, RowEncoding(HISCO), descriptions=descriptions)
     batch = rows.batch(np.arange(len(data.train)), epoch)
     characters = set(rows.characters().tolist())
     assert characters >= set(batch["input_ids"].unique().tolist())

@@ -1,12 +1,11 @@
 """Prepared arrays → batches; on the way descriptions of codes are shown with some of the training texts."""
 
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 import torch
 
-from histocc.data.arrays import PreparedData
+from histocc.data.arrays import PreparedData, RowSet
 from histocc.data.config import Descriptions as DescriptionFlags
 from histocc.data.noise import Augmenter, noise_characters
 from histocc.data.rows import read_columns
@@ -161,32 +160,6 @@ class RowEncoding:
     first_empty_block: bool = False  # targets end with that of the row that has most codes
 
 
-@dataclass(frozen=True)
-class TextChanges:
-    """What is done to training texts, in this order; None for nothing."""
-
-    augmenter: Augmenter | None = None
-    descriptions: Descriptions | None = None
-
-
-NO_CHANGES = TextChanges()
-
-
-class TextRowSet(Protocol):
-    """A `RowSet`, or rows of one. language int [N], codes int [N, K]."""
-
-    language: np.ndarray
-    codes: np.ndarray
-
-    def __len__(self) -> int: ...
-
-    def lengths(self, rows: np.ndarray) -> np.ndarray: ...
-
-    def texts(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]: ...
-
-    def teacher_of(self, rows: np.ndarray) -> np.ndarray | None: ...
-
-
 class TextRows(Rows):
     """Texts and codes as the trainer takes rows: input_ids int64 [B, S], attention_mask bool [B, S],
     targets_seq2seq int64 [B, T], targets_linear int64 [B, K] (indices of the row's codes, −1 for none).
@@ -197,13 +170,14 @@ class TextRows(Rows):
 
     def __init__(
         self,
-        rows: TextRowSet,
+        rows: RowSet,
         data: PreparedData,
         encoding: RowEncoding,
-        changes: TextChanges = NO_CHANGES,
+        augmenter: Augmenter | None = None,
+        descriptions: Descriptions | None = None,
     ):
         formatter, max_len = encoding.formatter, encoding.max_len
-        self.rows, self.encoding, self.changes = rows, encoding, changes
+        self.rows, self.encoding, self.augmenter, self.descriptions = rows, encoding, augmenter, descriptions
         if encoding.fixed_width:
             self.groups_in_model = ()
         self.fingerprint = data.fingerprint
@@ -223,16 +197,15 @@ class TextRows(Rows):
 
     def batch(self, numbers: np.ndarray, epoch: int) -> dict[str, torch.Tensor]:
         """The rows with this epoch's noise and descriptions."""
-        augmenter, descriptions = self.changes.augmenter, self.changes.descriptions
         flat, offsets = self.rows.texts(numbers)
         language = self.rows.language[numbers].astype(np.int64)
         codes = self.rows.codes[numbers].astype(np.int64)  # [B, K]
-        if augmenter is not None:
-            flat, offsets = augmenter.apply(flat, offsets, numbers, epoch)
-        if descriptions is not None:
-            flat, offsets = descriptions.apply(flat, offsets, codes[:, 0], language, numbers, epoch)
-        if augmenter is not None:
-            language[augmenter.hide_language(numbers, epoch)] = self.unknown_language
+        if self.augmenter is not None:
+            flat, offsets = self.augmenter.apply(flat, offsets, numbers, epoch)
+        if self.descriptions is not None:
+            flat, offsets = self.descriptions.apply(flat, offsets, codes[:, 0], language, numbers, epoch)
+        if self.augmenter is not None:
+            language[self.augmenter.hide_language(numbers, epoch)] = self.unknown_language
         width, max_len = self.encoding.fixed_width, self.encoding.max_len
         input_ids, mask = encode_batch(flat, offsets, language, self.prefixes, max_len, width)
         return {
@@ -255,7 +228,7 @@ class TextRows(Rows):
     def characters(self) -> np.ndarray:
         """Every character id that an input can hold, but for words from other files; sorted int64."""
         ids = [self.alphabet, self.prefixes[0].ravel(), [0, SEP_ID], noise_characters()]
-        ids += [self.changes.descriptions.flat] if self.changes.descriptions is not None else []
+        ids += [] if self.descriptions is None else [self.descriptions.flat]
         return np.unique(np.concatenate([np.asarray(part, dtype=np.int64) for part in ids]))
 
     def _targets(self, codes: np.ndarray) -> np.ndarray:

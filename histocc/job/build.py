@@ -15,7 +15,7 @@ from torch import Tensor
 from histocc.data import prepare as preparing
 from histocc.data.arrays import PreparedData, RowSet, text_keys
 from histocc.data.config import PrepareSettings, StartsFrom, columns_of, file_problems, settings_from
-from histocc.data.dataset import NO_CHANGES, RowEncoding, TextChanges, TextRows, TextRowSet, load_descriptions
+from histocc.data.dataset import RowEncoding, TextRows, load_descriptions
 from histocc.data.noise import Augmenter
 from histocc.data.prepare import LISTS
 from histocc.data.report import report_lines
@@ -422,8 +422,8 @@ def start_at_fit(
     world.print(f"Fitted in {time.perf_counter() - began:.1f} s")
 
 
-class DistinctRows:
-    """Training rows of which none has text, language and codes of another, read like a `RowSet`; `weight`
+class DistinctRows(RowSet):
+    """Training rows of which none has text, language and codes of another; `weight`
     float32 [N]: the root of how often each occurs, 1 on average.
     """
 
@@ -561,8 +561,7 @@ def make_rows(
         only_ascii=data.clean_text == ASCII_LOWER,
     )
     descriptions = load_descriptions(args, data, formatter, derived_seed(seed, DESCRIPTIONS))
-    changes = TextChanges(augmenter=augmenter, descriptions=descriptions)
-    train = training_rows(args, data.train, data, encoding, changes)
+    train = training_rows(args, data.train, data, encoding, augmenter, descriptions)
     if args.compile:
         train.groups_in_model = ()
     all_blocks = replace(encoding, first_empty_block=False)
@@ -570,17 +569,13 @@ def make_rows(
 
 
 def training_rows(
-    args: JobConfig,
-    rows: TextRowSet,
-    data: PreparedData,
-    encoding: RowEncoding,
-    changes: TextChanges = NO_CHANGES,
+    args: JobConfig, rows: RowSet, data: PreparedData, encoding: RowEncoding, *changes: Any
 ) -> TextRows:
     """Rows that are trained on, with what a teacher says of them if there is one."""
     if data.train.teacher is None:
-        return TextRows(rows, data, encoding, changes)
+        return TextRows(rows, data, encoding, *changes)
     seed = derived_seed(args.seed, TEACHER)
-    return teacher.TaughtRows(rows, data, encoding, changes, weight=args.distillation_weight, seed=seed)
+    return teacher.TaughtRows(rows, data, encoding, *changes, weight=args.distillation_weight, seed=seed)
 
 
 def make_loss(args: Losses, formatter: BlockyFormatter) -> LossMixer:

@@ -26,6 +26,7 @@ from histocc.data.arrays import (
     TEACHER,
     TEACHER_OUTPUTS,
     PreparedData,
+    RowSet,
     fault,
     read_meta,
     teacher_record,
@@ -33,7 +34,7 @@ from histocc.data.arrays import (
     write_last,
 )
 from histocc.data.config import PrepareSettings
-from histocc.data.dataset import TextRows, TextRowSet
+from histocc.data.dataset import TextRows
 from histocc.data.prepare import build_folder
 from histocc.data.report import report_lines
 from histocc.data.rows import MAX_LANGUAGES
@@ -372,7 +373,7 @@ class TaughtRows(TextRows):
     that the teacher lacks has its true codes alone, one without labels the teacher alone.
     """
 
-    def __init__(self, rows: TextRowSet, data: PreparedData, *more: Any, weight: float, seed: int):
+    def __init__(self, rows: RowSet, data: PreparedData, *more: Any, weight: float, seed: int):
         super().__init__(rows, data, *more)
         self.weight, self.seed = weight, seed
         self.known = np.ones(len(data.codes) + 1, dtype=bool)  # codes of the teacher; −1, none, is the last
