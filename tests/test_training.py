@@ -29,7 +29,7 @@ import finetune
 from histocc.data import prepare as prep
 from histocc.data.arrays import PreparedData
 from histocc.data.config import PrepareSettings
-from histocc.data.dataset import RowEncoding, TextChanges, TextRows
+from histocc.data.dataset import RowEncoding, TextRows
 from histocc.data.noise import Augmenter
 from histocc.formatter import make_formatter
 from histocc.trainer.batches import BatchPlan, MicroBatches
@@ -62,8 +62,8 @@ def noisy(tmp_path_factory):
     formatter, rows = make_formatter("hisco", columns), write_rows(folder / "data.csv", 37)
     what = PrepareSettings([rows], formatter.to_dict(), columns, share_val=0.0, language_col="lang")
     data = PreparedData.open(prep.prepare(what, str(folder), lambda *_: None))
-    changes = TextChanges(augmenter=Augmenter(3, augmentation_prob=0.8))
-    texts = TextRows(data.train, data, RowEncoding(formatter), changes)
+    augmenter = Augmenter(3, augmentation_prob=0.8)
+    texts = TextRows(data.train, data, RowEncoding(formatter), augmenter)
 
     def steps(plan, epoch, start):
         joined = [Counter() for _ in range(plan.steps_per_epoch - start)]
