@@ -1,6 +1,5 @@
 """Chromium without a window, driven by keys through its DevTools protocol."""
 
-import base64
 import contextlib
 import json
 import os
@@ -9,16 +8,16 @@ import subprocess
 import time
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-KEYS = {"Enter": ("Enter", 13), "Escape": ("Escape", 27), "ArrowDown": ("ArrowDown", 40), "Tab": ("Tab", 9)}
+KEYS = {"Enter": ("Enter", 13), "Escape": ("Escape", 27)}
 
 
 class Browser:
     """One tab."""
 
-    def __init__(self, folder, width=760, height=900):
+    def __init__(self, folder):
         to_browser, from_browser = os.pipe(), os.pipe()
         flags = ["--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={folder}"]
-        flags += ["--remote-debugging-pipe", "--no-first-run", f"--window-size={width},{height}"]
+        flags += ["--remote-debugging-pipe", "--no-first-run", "--window-size=760,900"]
         self.process = subprocess.Popen(  # reads from 3, writes to 4
             ["bash", "-c", f'exec "$@" 3<&{to_browser[0]} 4>&{from_browser[1]}', "-", CHROMIUM, *flags],
             pass_fds=(to_browser[0], from_browser[1]),
@@ -70,10 +69,6 @@ class Browser:
         text = {} if key in KEYS and key != "Enter" else {"text": "\r" if key == "Enter" else key}
         self.call("Input.dispatchKeyEvent", type="keyDown", **event, **text)
         self.call("Input.dispatchKeyEvent", type="keyUp", **event)
-
-    def screenshot(self, path):
-        with open(path, "wb") as file:
-            file.write(base64.b64decode(self.call("Page.captureScreenshot")["data"]))
 
     def close(self):
         with contextlib.suppress(OSError):

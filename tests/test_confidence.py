@@ -99,8 +99,8 @@ FLAGS = [*TINY[:-2], *words("--target-cols hisco_1 hisco_2 hisco_3 --formatter h
 def trained(tmp_path_factory):
     """Folder with a run of few steps, and its rows."""
     folder = tmp_path_factory.mktemp("confidence")
-    write(sample_rows(700, 1), str(folder / "rows.csv"))
-    write(sample_rows(120, 9), str(folder / "new.csv"))
+    write(sample_rows(420, 1), str(folder / "rows.csv"))
+    write(sample_rows(60, 9), str(folder / "new.csv"))
     said = run(FINETUNE, *flags(folder), "--max-steps", 2)
     assert "best.bin and last.bin: confidence is fitted on" in said, said
     return folder
