@@ -465,7 +465,7 @@ def test_a_run_on_two_processes(data, tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
     assert "Distributed environment: MULTI_CPU" in done.stdout and "Number of processes: 2" in done.stdout
     assert "Columns: --formatter hisco --target-cols hisco_1 --language-col lang, by" in done.stdout
-    assert re.search("^Learning rate.*linear", done.stdout, re.M)
+    assert re.search("^Learning rate: .* × 2 processes, linear scaling;", done.stdout, re.M)
     assert [row["step"] for row in read_logs(tmp_path / "run")] == [2]
     assert (tmp_path / "run" / "last.bin").is_file()
 
