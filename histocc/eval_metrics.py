@@ -6,7 +6,7 @@ from functools import partialmethod
 from typing import Any
 
 from histocc.formatter import cut, is_missing
-from histocc.predict.tables import column_of, names_of
+from histocc.occ_canine import column_of, names_of
 
 MEASURES = {
     "accuracy": lambda pred, true: float(pred == true),

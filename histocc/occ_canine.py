@@ -7,22 +7,23 @@
     model.finetune("data.csv", target_cols=["hisco_1", "hisco_2"], language_col="lang", save_path="./mine")
 
 The calls are those of the published package (histocc of Dahl, Johansen and Vedel, 2024, arXiv 2402.13604),
-and so are the shapes of their results; where a result is deliberately another one, its docstring says so.
+and so are the shapes of their results; docs/published.md says what differs.
 """
 
 import contextlib
 import gc
-import numbers
+import math
 import operator
 import os
 import signal
 import tempfile
-import threading
 import warnings
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from numbers import Number
 from typing import Any
 
+import numpy as np
 import torch
 
 from histocc.data.dataset import read_descriptions
@@ -30,9 +31,7 @@ from histocc.data.rows import fill_dittos, key_reader
 from histocc.formatter import CLASSES, hisco_classes, is_missing
 from histocc.job import build, train
 from histocc.job.config import FinetuneConfig, finetune_parser
-from histocc.predict import tables
 from histocc.predict.coder import Coded, Coder
-from histocc.predict.tables import as_table
 from histocc.published import formats, models
 from histocc.published.formats import Given
 from histocc.runtime import checkpoint
@@ -46,43 +45,22 @@ from histocc.text import UNKNOWN_LANGUAGE
 HUB_NAME = "OccCANINE_s2s_mix"
 BEHAVIORS = {"good": "greedy", "fast": "flat"}
 # prediction_type → decoder
-PREDICTION_TYPES = {name: name for name in ("greedy", "topk", "flat", "both", "full")} | {
-    "greedy-topk": "topk"
-}
-WHAT = ("pred", "probs", "logits", "bin", "embeddings")
+PREDICTION_TYPES = {name: name for name in ("greedy", "topk", "flat", "both", "full")}
+PREDICTION_TYPES["greedy-topk"] = "topk"
 MODEL_TYPES = {"mixer": "mix", "seq2seq": "seq2seq", "flat": "flat"}  # kinds by their published names
-
-PAPER = (
-    "Dahl, C. M., Johansen, T., & Vedel, C. (2024). Breaking the HISCO Barrier: Automatic Occupational"
-    " Standardization with OccCANINE. arXiv:2402.13604. https://arxiv.org/abs/2402.13604"
-)
 BIBTEX = """@misc{dahl2024occcanine,
   author = {Dahl, Christian M{\\o}ller and Johansen, Torben and Vedel, Christian},
   title = {Breaking the {HISCO} Barrier: Automatic Occupational Standardization with {OccCANINE}},
   year = {2024}, eprint = {2402.13604}, archivePrefix = {arXiv}, primaryClass = {cs.CL}
 }"""
-
-
-def check_choice(name: str, value: Any, choices: Sequence[str]) -> None:
-    """Raises ValueError for what is neither None nor one of the choices."""
-    if value is not None and not (isinstance(value, str) and value in choices):
-        raise ValueError(f"{name}: found {value!r:.60}, expected one of {', '.join(map(repr, choices))}")
-
-
-def count_of(name: str, value: Any) -> int:
-    """A whole number of at least 1, also one of numpy. Raises ValueError."""
-    try:
-        number = 0 if isinstance(value, bool) else operator.index(value)
-    except TypeError:
-        number = 0
-    if number < 1:
-        raise ValueError(f"{name}: found {value!r:.60}, expected a whole number of at least 1")
-    return number
+PAPER = (
+    "Dahl, C. M., Johansen, T., & Vedel, C. (2024). Breaking the HISCO Barrier: Automatic Occupational"
+    " Standardization with OccCANINE. arXiv:2402.13604. https://arxiv.org/abs/2402.13604"
+)
 
 
 class OccCANINE:
-    """A trained model. It can be pickled and copied, with its weights; threads may call it at the same time:
-    one call is answered after the other.
+    """A trained model. It can be pickled and copied, with its weights.
 
     Args:
         name: folder of a run, a checkpoint, an exported or published model, or its name on the hub, also as
@@ -90,23 +68,15 @@ class OccCANINE:
             model there.
         device: "cpu", "cuda", "cuda:1", a torch.device, or None or "auto" for a GPU if there is one.
         batch_size: texts at once; may be set later.
-        verbose: whether to say what is done; False, unlike in the published package.
-        system: of published weights: hisco, or another one; in any case the name of the columns, instead of
-            the model's own.
-        key: file of the codes of published weights that hold none. With a column of words (see
-            `histocc.predict --descriptions`) results have its words.
+        verbose: whether to say what is loaded.
+        system: of published weights: hisco, or another one; in any case the name of the columns.
+        key, use_within_block_sep, target_cols: of published weights, if they do not say it.
         descriptions: words of the codes, columns desc_1, desc_2, …: a file, or a table with columns
             system_code and desc; None: the titles of HISCO codes.
         classes: also columns of the social classes of HISCO codes: of hisclass, hisclass_5, socpo, hiscam.
-        hf: True: a name on the hub, unless it is a file or folder here; False: a file or folder; None:
-            whichever is there.
-        force_download: load from the hub again.
+        hf: False: a file or folder, no name on the hub; force_download: load from there again.
         model_type: "mix", "seq2seq" or "flat", only compared with what is loaded.
-        use_within_block_sep, target_cols: of a published general-purpose model, if it does not say it.
         raw_confidence, int8: as of `histocc.predict`.
-
-    Attributes: name, file, model, formatter, system, coder, codes, key, key_desc, model_type, device,
-    batch_size.
 
     Raises:
         ValueError: an argument is of another kind.
@@ -123,7 +93,7 @@ class OccCANINE:
         system: str | None = None,
         key: str | None = None,
         descriptions: Any = None,
-        classes: Sequence[str] | None = None,
+        classes: Sequence[str] = (),
         hf: bool | None = None,
         force_download: bool = False,
         model_type: str | None = None,
@@ -132,102 +102,63 @@ class OccCANINE:
         raw_confidence: bool = False,
         int8: bool = False,
     ):
-        check_choice("model_type", model_type, list(MODEL_TYPES.values()))
-        self._lock = threading.RLock()  # held while codes are computed or the model changes
         self.name = HUB_NAME if name is None else os.fspath(name)
-        self.device, self.verbose = device_of(device), verbose
-        self._batch_size = count_of("batch_size", batch_size)
+        self.device = device_of(device)
         self._key_file, self._descriptions, self._system = key and os.fspath(key), descriptions, system
-        self._classes = [classes] if isinstance(classes, str) else list(dict.fromkeys(classes or []))
+        self._classes = [classes] if isinstance(classes, str) else list(classes or [])
         if set(self._classes) - set(CLASSES):
             raise ValueError(f"classes: found {self._classes}, expected some of {', '.join(CLASSES)}")
-        self._raw_confidence = raw_confidence
-        self._precision = Precision("int8" if int8 else "float32", self.device)
-        said = Given(
+        self._options: dict[str, Any] = {
+            "batch_size": count_of("batch_size", batch_size),
+            "precision": Precision("int8" if int8 else "float32", self.device),
+            "raw_confidence": raw_confidence,
+        }
+        if hf is False and not os.path.exists(self.name):
+            raise UserError(f"{self.name}: no such file or folder, and hf=False leaves the hub out")
+        given = Given(
             "hisco" if (system or "").lower() == "hisco" else None,
             key_reader(self._key_file),
             [target_cols] if isinstance(target_cols, str) else list(target_cols or []) or None,
             use_within_block_sep,
             system,
         )
-        self._load(self._file(hf, force_download), said)
+        self._load(models.find_weights(self.name, self.name, force_download), given)
         if model_type not in (None, self.model_type):
-            warnings.warn(
-                f"model_type {model_type!r}: {self.name} is of type {self.model_type!r}", stacklevel=2
-            )
+            warnings.warn(f"{self.name} is of type {self.model_type!r}, not {model_type!r}", stacklevel=2)
         if verbose:
             print(f"{self!r}, {len(self.codes):,} codes")
             print(f"Decoder: {self.coder.best_decoder} ({self.coder.why_best})")
 
-    def __getstate__(self) -> dict:
-        left_out = ("_lock", "model", "formatter")  # the last two are the coder's
-        held = {name: value for name, value in vars(self).items() if name not in left_out}
-        return {**held, "device": str(self.device)}
-
-    def __setstate__(self, state: dict) -> None:
-        vars(self).update(state, _lock=threading.RLock())
-        try:
-            self.device = device_of(state["device"])
-        except UserError as error:
-            self.device = torch.device("cpu")
-            warnings.warn(f"{self.name}: was on {state['device']}, is on the CPU now ({error})", stacklevel=2)
-        self.model, self.formatter = self.coder.to(self.device).model, self.coder.formatter
-
-    def _file(self, hf: bool | None, force_download: bool) -> str:
-        if hf is False and not os.path.exists(self.name):
-            raise UserError(f"{self.name}: no such file or folder, and hf=False leaves the hub out")
-        if hf and not os.path.exists(self.name) or force_download:
-            folder = formats.from_hub(self.name, force_download)
-            return models.find_weights(folder, self.name)
-        return models.find_weights(self.name, self.name)
-
-    def _load(self, file: str, given: Given = Given()) -> None:
-        """Becomes the model in `file`, or stays what it is where that raises an error."""
+    def _load(self, file: str, given: Given) -> None:
+        """Becomes the model in `file`, or stays what it is if that raises an error."""
         state = formats.load_content(file)
         brings = models.brings_settings(state)
-        model, formatter, state = models.model_of(
-            file, state, given._replace(formatter=None) if brings else given
-        )
+        given_here = given._replace(formatter=None) if brings else given
+        model, formatter, state = models.model_of(file, state, given_here)
         if given.system and not brings and (formatter.kind == "hisco") != (given.system.lower() == "hisco"):
-            raise UserError(
-                f"{file}: writes {formatter.kind} codes, which those of {given.system} are others than"
-            )
-        coder = Coder(
-            model.to(self.device),
-            formatter,
-            state,
-            batch_size=self._batch_size,
-            precision=self._precision,
-            raw_confidence=self._raw_confidence,
-        )
-        words = self._words(coder)
+            raise UserError(f"{file}: writes {formatter.kind} codes, which are not those of {given.system}")
+        coder = Coder(model.to(self.device), formatter, state, **self._options)
         if self._classes and formatter.kind != "hisco":
             raise UserError(f"classes: are of HISCO codes, and {file} writes {coder.system}")
-        with self._lock:
-            self.file, self.coder, self.model, self.formatter = file, coder, model, formatter
-            self.system, self.key_desc = given.system or coder.system, words
+        self.key_desc = self._words(coder)
+        self.file, self.coder, self.model, self.formatter = file, coder, model, formatter
+        self.system = given.system or coder.system
 
     def _words(self, coder: Coder) -> dict[str, str]:
         """Code → words, of the codes that have some."""
-        given, key = self._descriptions, self._key_file
+        given = self._descriptions
+        if given is None:
+            return hisco_classes()["title"] if coder.formatter.kind == "hisco" else {}
         if isinstance(given, str | os.PathLike):
             return read_descriptions(os.fspath(given), coder.codes, coder.formatter)
-        if given is None:
-            titles = hisco_classes()["title"] if coder.formatter.kind == "hisco" else {}
-            if key is None or not os.path.isfile(key):
-                return titles
-            return read_descriptions(key, coder.codes, coder.formatter, required=False) or titles
-        columns = [tables.column_of("descriptions", given, name) for name in ("system_code", "desc")]
+        columns = [column_of("descriptions", given, name) for name in ("system_code", "desc")]
         words = {
             coder.formatter.repair(str(code))[0]: str(text)
             for code, text in reversed(list(zip(*columns, strict=True)))
             if not is_missing(code) and not is_missing(text)
         }
         if not set(coder.codes) & words.keys():
-            raise UserError(
-                f"descriptions: none of the {len(coder.codes):,} codes of the model stands in column"
-                " 'system_code'"
-            )
+            raise UserError(f"descriptions: none of the {len(coder.codes):,} codes of the model is in them")
         return words
 
     def __repr__(self) -> str:
@@ -235,9 +166,6 @@ class OccCANINE:
             f"OccCANINE(name={self.name!r}, device='{self.device}', batch_size={self.batch_size},"
             f" system={self.system!r}, model_type={self.model_type!r})"
         )
-
-    def __call__(self, occ1, *args, **kwargs):
-        return self.predict(occ1, *args, **kwargs)
 
     @property
     def codes(self) -> list[str]:
@@ -256,11 +184,11 @@ class OccCANINE:
 
     @property
     def batch_size(self) -> int:
-        return self._batch_size
+        return self.coder.batch_size
 
     @batch_size.setter
     def batch_size(self, texts: int) -> None:
-        self._batch_size = self.coder.batch_size = count_of("batch_size", texts)
+        self._options["batch_size"] = self.coder.batch_size = count_of("batch_size", texts)
 
     def predict(
         self,
@@ -282,105 +210,78 @@ class OccCANINE:
         """Codes of texts, or what they are made of.
 
         Args:
-            occ1: texts, one or several; numbers count as their digits, None and NaN as empty, which gives no
-                code. They are cleaned by the model's rule; the result shows them as they were given.
-            lang: one language, or one per text, paired by position (None, NaN and empty are unk); one that
-                the model does not know counts as unk, with a warning.
-            what: pred: a row per text: occ1, lang, up to k_pred codes hisco_1, prob_1, desc_1, … (the
-                system's name; desc if words of the codes are known), conf. A number n stands for pred
-                with k_pred = n.
-                probs: array float32 [texts, codes], a probability for each code of `codes`, by the linear
-                decoder (flat) or the other one. logits: the same before the sigmoid, flat alone, as a table
-                with the numbers of the codes as columns. bin: 1 for each code that pred gives, columns
-                hisco_CODE. embeddings: the encoder's pooled output, one column per number.
-            threshold: probability above which a code counts, 0 to 1, one number or by language, of the linear
-                decoder and of full; None for the model's own: published ones, fitted ones, else 0.5 (full of
-                a model without published ones gives the k_pred best). A warning says if it has no effect.
+            occ1: texts, one or several; numbers count as their digits, None and NaN as empty.
+            lang: one language, or one per text, paired by position (None, NaN and empty are unk).
+            what: pred: a row per text: occ1, lang, up to k_pred codes hisco_1, prob_1, desc_1, …, conf; a
+                number n stands for pred with k_pred = n. probs: array float32 [texts, codes], by the linear
+                decoder (flat) or the other one. logits: the same before the sigmoid, flat alone, as a table.
+                bin: 1 for each code that pred gives, columns hisco_CODE. embeddings: the encoder's pooled
+                output, one column per number.
+            threshold: probability above which a code of flat, both or full counts, one number or by language;
+                None for the model's own.
             behavior: "good" (greedy) or "fast" (flat); None for the one that was right more often on the
-                model's validation texts; good if the model does not say, as published ones.
-            prediction_type: says more than behavior, and counts if both are given: greedy; flat; both (as
-                many codes as flat, ranked by both decoders); full (the most probable codes of the key by the
-                seq2seq decoder, each alone); topk (the same, faster); greedy-topk (the same with k_pred rows
-                per text and a column top-k-pos).
+                model's validation texts.
+            prediction_type: a decoder, whatever the behavior: greedy, flat, both, topk, full; or greedy-topk:
+                topk with k_pred rows per text and a column top-k-pos.
             order_invariant_conf: False: conf of greedy is the probability of the codes in the order in which
                 they were written.
             get_dict: a list of dicts, also if pandas is installed; get_df=False is the same.
             ditto: texts such as do. or ditto are coded as the text before them.
             deduplicate, concat_in: of the published package; the result does not depend on them.
 
-        Returns a DataFrame, or a list of dicts if pandas is not installed; the columns depend on the
-        arguments alone. Codes that are not there are None, probabilities NaN (None in dicts).
-
-        docs/published.md says what differs from the published package.
+        Returns:
+            A DataFrame, or a list of dicts if pandas is not installed; the columns depend on the arguments
+            alone. Codes that are not there are None, probabilities NaN (None in dicts).
 
         Raises:
             ValueError: an argument is not as above.
             UserError: the model has no such decoder.
         """
-        if isinstance(what, str) or what is None:
-            check_choice("what", what or "", WHAT)
-        else:
+        if isinstance(what, Number):
             what, k_pred = "pred", count_of("what", what)
         k_pred = count_of("k_pred", k_pred)
-        check_choice("behavior", behavior, list(BEHAVIORS))
-        check_choice("prediction_type", prediction_type, list(PREDICTION_TYPES))
-        threshold = self._threshold(threshold)
-        cells, texts, languages = tables.texts_and_languages(occ1, lang, UNKNOWN_LANGUAGE)
+        check_choice("what", what, ("pred", "probs", "logits", "bin", "embeddings"))
+        check_choice("behavior", behavior, (None, *BEHAVIORS))
+        check_choice("prediction_type", prediction_type, (None, *PREDICTION_TYPES))
+        for value in threshold.values() if isinstance(threshold, dict) else [threshold or 0]:
+            if not 0 <= value <= 1:
+                raise ValueError(f"threshold: found {threshold!r:.60}, expected a probability from 0 to 1")
+        cells, texts, languages = texts_and_languages(occ1, lang)
         if ditto:
             fill_dittos(texts, "", fill=True)
         as_dict = get_dict or not get_df
-        with self._lock:
-            kind = prediction_type or (BEHAVIORS[behavior] if behavior else self.coder.best_decoder)
-            decoder = PREDICTION_TYPES[kind]
-            unknown = Counter(name for name in languages if self.coder.known(name) != name.strip())
-            if unknown:
-                names = ", ".join(f"{name!r} ({count:,})" for name, count in unknown.most_common(10))
-                self._warn(
-                    f"languages that the model does not know, coded as unk: {names}; it knows"
-                    f" {self.coder.known_for(unknown)}"
-                )
-            if threshold is not None and (what not in ("pred", "bin") or decoder in ("greedy", "topk")):
-                self._warn(f"threshold: has no effect on what={what!r} with prediction_type {kind!r}")
-            if behavior == "fast" and kind != "flat":
-                self._warn(f"behavior 'fast' has no effect: prediction_type {kind!r} says otherwise")
-            if what == "probs":
-                return self.coder.probabilities(texts, languages, "flat" if kind == "flat" else "full")
-            if what in ("logits", "embeddings"):
-                if what == "logits" and kind != "flat":
-                    raise ValueError("what='logits' is for the linear decoder: behavior='fast'")
-                array = (
-                    self.coder.embeddings(texts, languages)
-                    if what == "embeddings"
-                    else self.coder.probabilities(texts, languages, "flat", logits=True)
-                )
-                return as_table({"occ1": cells, **dict(enumerate(array.T))}, as_dict)
-            coded = self.coder.code(
-                texts, languages, decoder, k_pred, threshold, in_any_order=order_invariant_conf
+        kind = prediction_type or (BEHAVIORS[behavior] if behavior else self.coder.best_decoder)
+        decoder = PREDICTION_TYPES[kind]
+        if unknown := Counter(name for name in languages if self.coder.known(name) != name.strip()):
+            names = ", ".join(f"{name!r} ({count:,})" for name, count in unknown.most_common(10))
+            known = ", ".join(self.coder.languages)
+            warnings.warn(f"languages that the model does not know: {names}; it knows {known}", stacklevel=2)
+        if threshold is not None and (what not in ("pred", "bin") or decoder in ("greedy", "topk")):
+            warnings.warn(f"threshold: has no effect on {what} with {kind}", stacklevel=2)
+        if what == "probs":
+            return self.coder.probabilities(texts, languages, "flat" if kind == "flat" else "full")
+        if what == "logits" and kind != "flat":
+            raise ValueError("what='logits' is for the linear decoder: behavior='fast'")
+        if what in ("logits", "embeddings"):
+            array = (
+                self.coder.probabilities(texts, languages, "flat", logits=True)
+                if what == "logits"
+                else self.coder.embeddings(texts, languages)
             )
-            if decoder == "full":
-                coded = self._above_thresholds(coded, languages, threshold)
-            if what == "bin":
-                return as_table(tables.binary(coded, self.codes, self.system), as_dict)
-            k = min(k_pred, self.formatter.max_num_codes if decoder == "greedy" else len(self.codes))
-            columns = tables.a_row_per_code if kind == "greedy-topk" else tables.a_row_per_text
-            words = {"desc": self.key_desc} if self.key_desc else {}
-            words |= {name: hisco_classes()[name] for name in self._classes}
-            return as_table(columns(cells, languages, coded, k, self.system, words), as_dict)
+            return as_table({"occ1": cells, **dict(enumerate(array.T))}, as_dict)
+        coded = self.coder.code(
+            texts, languages, decoder, k_pred, threshold, in_any_order=order_invariant_conf
+        )
+        if decoder == "full":
+            coded = self._above_thresholds(coded, languages, threshold)
+        if what == "bin":
+            sets = [set(one.codes) for one in coded]
+            ones = {code: np.array([float(code in codes) for codes in sets]) for code in self.codes}
+            return as_table({f"{self.system}_{code}": column for code, column in ones.items()}, as_dict)
+        k = min(k_pred, self.formatter.max_num_codes if decoder == "greedy" else len(self.codes))
+        return as_table(self._columns(cells, languages, coded, k, kind == "greedy-topk"), as_dict)
 
-    def _threshold(self, given: Any) -> float | dict[str | None, float] | None:
-        """Raises ValueError for what is no probability, nor a dict of them by language."""
-        values = given if isinstance(given, dict) else {} if given is None else {None: given}
-        known = (None, *self.coder.languages)
-        for name, value in values.items():
-            is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
-            if not is_number or not 0 <= value <= 1:  # pyright: ignore[reportOperatorIssue]
-                raise ValueError(f"threshold: found {given!r:.60}, expected a probability from 0 to 1")
-            if name not in known:
-                raise ValueError(
-                    f"threshold: found {given!r:.60}, expected languages that the model knows:"
-                    f" {', '.join(self.coder.languages)}; None stands for the others"
-                )
-        return {name: float(value) for name, value in values.items()} or None
+    __call__ = predict
 
     def _above_thresholds(self, coded: list[Coded], languages: list[str], given: Any) -> list[Coded]:
         """Codes of full as in the published package: those above a threshold, if there is one."""
@@ -394,8 +295,31 @@ class OccCANINE:
         counts = thresholds.number(torch.tensor(counts, dtype=torch.long)).tolist()
         return [one._replace(codes=one.codes[:n], probs=one.probs[:n]) for one, n in zip(coded, counts)]
 
-    def _warn(self, message: str) -> None:
-        warnings.warn(message, stacklevel=3)
+    def _columns(
+        self, cells: list, languages: list[str], coded: list[Coded], k: int, long: bool
+    ) -> dict[str, Any]:
+        """A row per text: occ1, lang, up to `k` of SYSTEM_i, prob_i and what is known of each code, conf; or,
+        `long`, `k` rows per text, the most probable code first: top-k-pos counts from 0, conf is the
+        probability of the code.
+        """
+        words = {"desc": self.key_desc} if self.key_desc else {}
+        words |= {name: hisco_classes()[name] for name in self._classes}
+        codes = [[*one.codes[:k], *[None] * (k - len(one.codes))] for one in coded]
+        probs = np.array([[*one.probs[:k], *[math.nan] * (k - len(one.probs))] for one in coded], dtype=float)
+        probs = probs.reshape(len(coded), k)
+        conf = np.array([math.nan if one.conf is None else one.conf for one in coded], dtype=float)
+        if long:  # as if each code were a text
+            cells, languages = ([cell for cell in column for _ in range(k)] for column in (cells, languages))
+            codes, conf = [[code] for row in codes for code in row], probs.flatten()
+        columns: dict[str, Any] = {"occ1": cells, "lang": languages}
+        for i in range(1 if long else k):
+            of_rows = [row[i] for row in codes]
+            columns[f"{self.system}_{i + 1}"] = of_rows
+            columns |= {} if long else {f"prob_{i + 1}": probs[:, i]}
+            for name, texts in words.items():
+                columns[f"{name}_{i + 1}"] = [code and texts.get(code) or None for code in of_rows]
+        more = {"top-k-pos": np.tile(np.arange(k), len(coded))} if long else {}
+        return {**columns, "conf": conf, **more}
 
     def citation(self, BibTex: bool = False) -> None:
         """Prints what to cite where the models of the paper are used."""
@@ -412,23 +336,29 @@ class OccCANINE:
         **arguments,
     ) -> "OccCANINE":
         """Trains on from this model as `finetune.py` does, in one process, and becomes the best model of that
-        run; returns itself.
+        run; returns itself. If it fails or is stopped (Ctrl-C, a signal, stop_after, each of which saves
+        first), this object keeps the weights that it had, and the same call resumes.
 
         Args:
             dataset: a CSV or Parquet file, or a DataFrame.
             language: not used if language_col is given.
-            arguments: those of finetune.py, with underscores and its defaults: num_epochs=3,
-                freeze_encoder=True. The formatter is this model's unless named; its codes stay, in their
-                order, and new ones of the data are appended.
-
-        If it fails or is stopped (Ctrl-C, a signal, stop_after, each of which saves first), this object keeps
-        the weights that it had; the same call resumes, and OccCANINE(save_path) is the best so far.
+            arguments: those of finetune.py, with underscores and its defaults: num_epochs=3. The formatter is
+                this model's unless named; its codes stay, in their order, and new ones are appended.
 
         Raises:
             UserError, TrainingError: as the script ends with them.
         """
         device = device_of(self.device if arguments.get("device") is None else arguments.pop("device"))
-        given = {
+        own = self.formatter.to_dict()
+        given = {"initial_checkpoint": self.file, "initial_key": self._key_file, "formatter": own["kind"]}
+        if own["kind"] == "gpf":
+            given |= {
+                "block_size": own["block_size"],
+                "use_within_block_sep": own["within_block_sep"] is not None,
+                "allow_codes_shorter_than_block_size": own["allow_short"],
+                "target_cols": own["target_cols"],
+            }
+        asked = {
             "save_path": save_path,
             "input_col": input_col,
             "language": language if language_col is None else None,
@@ -437,16 +367,12 @@ class OccCANINE:
             **arguments,
             "device": device.type,
         }
-        asked = {name: value for name, value in given.items() if value is not None}
-        asked = finetune_parser().checked(self._defaults() | asked, "finetune")
+        given |= {name: value for name, value in asked.items() if value is not None}
+        given = finetune_parser().checked(given, "finetune")
         with contextlib.ExitStack() as held:
-            asked["dataset"] = _dataset_file(dataset, held)
-            args = FinetuneConfig(**asked)
+            args = FinetuneConfig(**given, dataset=_dataset_file(dataset, held))
             if args.distributed:
-                raise UserError(
-                    "several processes are started by a launcher: torchrun --nproc_per_node=2 finetune.py"
-                    " --distributed …"
-                )
+                raise UserError("several processes are started by a launcher: torchrun finetune.py …")
             self._train(args, device)
         return self
 
@@ -479,25 +405,50 @@ class OccCANINE:
         if stop.signal is not None:  # the run is saved; now it is the caller's
             signal.raise_signal(stop.signal)
 
-    def _defaults(self) -> dict:
-        """Arguments of a run that starts from this model."""
-        own = self.formatter.to_dict()
-        general = (
-            {
-                "block_size": own["block_size"],
-                "use_within_block_sep": own["within_block_sep"] is not None,
-                "allow_codes_shorter_than_block_size": own["allow_short"],
-                "target_cols": own["target_cols"],
-            }
-            if own["kind"] == "gpf"
-            else {}
+
+# ---- texts in any form, and tables
+
+
+def check_choice(name: str, value: Any, choices: Sequence[str | None]) -> None:
+    if value not in choices:
+        raise ValueError(f"{name}: found {value!r:.60}, expected one of {', '.join(map(repr, choices))}")
+
+
+def count_of(name: str, value: Any) -> int:
+    """A whole number of at least 1, also one of numpy. Raises ValueError."""
+    if not hasattr(value, "__index__") or value < 1:
+        raise ValueError(f"{name}: found {value!r:.60}, expected a whole number of at least 1")
+    return operator.index(value)
+
+
+def cells_of(name: str, given: Any, kinds: tuple[type, ...]) -> tuple[list, bool]:
+    """(the cells of an argument, whether it was a list, array or column of them). Raises ValueError."""
+    if is_missing(given) or isinstance(given, kinds):
+        return [given], False
+    is_table = isinstance(given, Mapping | set | bytes) or hasattr(given, "columns")
+    if is_table or not isinstance(given, Iterable):
+        raise ValueError(
+            f"{name}: found {type(given).__name__}, expected a text, or a list, array or column of texts; of"
+            " a table give a column, predict(table['occ1'], lang=table['lang'])"
         )
-        return {
-            "initial_checkpoint": self.file,
-            "initial_key": self._key_file,
-            "formatter": own["kind"],
-            **general,
-        }
+    cells = list(given)
+    for i, cell in enumerate(cells):
+        if not isinstance(cell, kinds) and not is_missing(cell):
+            raise ValueError(f"{name}: row {i} (counted from 0): {cell!r:.60} is not a text")
+    return cells, True
+
+
+def texts_and_languages(occ1: Any, lang: Any) -> tuple[list, list[str], list[str]]:
+    """(texts as they were given, as texts, the language of each) of one text or several and one language or
+    as many, paired by position. Raises ValueError.
+    """
+    cells, _ = cells_of("occ1", occ1, (str, Number))
+    languages, are_several = cells_of("lang", lang, (str,))
+    languages = [UNKNOWN_LANGUAGE if is_missing(one) or not one else one for one in languages]
+    if are_several and len(languages) != len(cells):
+        raise ValueError(f"lang: found {len(cells)} texts, but {len(languages)} languages")
+    texts = ["" if is_missing(cell) else str(cell) for cell in cells]
+    return cells, texts, languages if are_several else languages * len(texts)
 
 
 def _dataset_file(dataset: Any, held: contextlib.ExitStack) -> str:
@@ -514,3 +465,46 @@ def _dataset_file(dataset: Any, held: contextlib.ExitStack) -> str:
     whole = [name for name, kind in kinds if kind.kind == "f" and (dataset[name].dropna() % 1 == 0).all()]
     dataset.astype(dict.fromkeys(whole, "Int64")).to_csv(file, index=False)
     return file
+
+
+def names_of(table: Any) -> list[str]:
+    """The columns of a DataFrame, a dict of columns or a list of dicts, whose first row names them."""
+    if isinstance(table, (list, tuple)):
+        table = table[0] if table else {}
+    return list(map(str, getattr(table, "columns", table)))
+
+
+def column_of(what: str, table: Any, name: str) -> list:
+    """The cells of a column, by its name as text; what: the table, in messages. Raises ValueError if the
+    table does not have it, or twice.
+    """
+    names = names_of(table)
+    if names.count(name) != 1:
+        number = "more than one" if name in names else "no"
+        found = ", ".join(map(repr, names)) or "none"
+        raise ValueError(f"{what}: has {number} column {name!r}; it has {found}")
+    if isinstance(table, (list, tuple)):
+        return [row.get(name) for row in table]
+    return list(table[list(getattr(table, "columns", table))[names.index(name)]])
+
+
+def as_table(columns: dict[Any, Any], get_dict: bool = False):
+    """Columns of equal length as a DataFrame, those of texts with dtype object; as a list of dicts if pandas
+    is not installed, or get_dict asks for it, with None in place of NaN.
+    """
+    try:
+        if get_dict:
+            raise ImportError
+        import pandas
+
+        kinds = {name: None if isinstance(cells, np.ndarray) else object for name, cells in columns.items()}
+        return pandas.DataFrame({name: pandas.Series(v, dtype=kinds[name]) for name, v in columns.items()})
+    except ImportError:
+        lists = [list(v) if not isinstance(v, np.ndarray) else v.tolist() for v in columns.values()]
+    return [
+        {
+            name: None if name != "occ1" and isinstance(value, float) and math.isnan(value) else value
+            for name, value in zip(columns, row)
+        }
+        for row in zip(*lists)
+    ]

@@ -4,8 +4,7 @@ from typing import Literal
 
 from histocc.formatter import hisco_key
 from histocc.model.confidence import PUBLISHED
-from histocc.occ_canine import OccCANINE  # noqa: F401
-from histocc.predict.tables import as_table
+from histocc.occ_canine import OccCANINE, as_table  # noqa: F401
 from histocc.sample.generate import rows
 
 PredType = Literal["flat", "greedy", "full", "greedy-topk", "embeddings"]

@@ -12,12 +12,11 @@ from helpers import FINETUNE, TINY, run, run_inside, words, write_csv
 from histocc import OccCANINE
 from histocc.data.arrays import PreparedData
 from histocc.evaluate import __main__ as evaluate
-from histocc.formatter import hisco_blocky5
 from histocc.job.confidence import steps_without
 from histocc.model import confidence
 from histocc.model.confidence import Confidence, curve
 from histocc.predict import __main__ as predict
-from histocc.predict.coder import Coder, Prefixes
+from histocc.predict.coder import Coder
 from histocc.runtime import checkpoint
 from histocc.runtime.errors import UserError
 from histocc.sample.__main__ import write
@@ -64,22 +63,6 @@ class TestMap:
     def test_answers_that_say_little_leave_it_finite(self, probs):
         for right in (np.ones(len(probs), dtype=bool), np.arange(len(probs)) % 2 == 0):
             assert np.isfinite(confidence.fit(probs, np.zeros(len(probs)), right, np.ones(len(probs)))).all()
-
-
-def test_prefixes_hold_the_sum_of_their_codes():
-    codes = ["12345", "12346", "12999", "20000", "-1"]
-    prefixes = Prefixes(codes, hisco_blocky5())
-    probs = np.array([0.5, 0.2, 0.1, 0.15, 0.05])
-    for least, expected in (
-        (0.4, ("12345", 0.5)),
-        (0.6, ("1234", 0.7)),
-        (0.75, ("12", 0.8)),
-        (0.9, ("", 0.0)),
-    ):
-        prefix, prob = prefixes.longest("12345", probs, least)
-        assert (prefix, prob) == (expected[0], pytest.approx(expected[1]))
-    assert prefixes.longest("-1", probs, 0.01)[0] == "-1" and prefixes.longest("-1", probs, 0.1)[0] == ""
-    assert prefixes.longest("12000", probs, 0.75)[0] == "12"  # written digit by digit, not of the key
 
 
 def test_a_share_is_kept_from_the_confidence_that_most_answers_have():
@@ -213,7 +196,7 @@ class TestModel:
         least, share = Coder.load(str(trained / "run")).confidence.limit("topk", 0.3)
         rows, said = coded(trained, "target.csv", "--decoder", "topk", "--target-accuracy", "0.3")
         assert (
-            f"Rows with conf below {least:.3g} get needs_review" in said and f"on {share:.1%} of the" in said
+            f"rows with conf below {least:.3g} get needs_review" in said and f"on {share:.1%} of the" in said
         )
         marked = [row["needs_review"] == "1" for row in rows]
         assert marked == [float(row["conf"]) < least for row in rows] and 0 < sum(marked) < len(marked)
@@ -222,17 +205,8 @@ class TestModel:
         checkpoint.replace(str(trained / "other.bin"), state)
         more = ("--model", trained / "other.bin", "--decoder", "flat", "--target-accuracy", "0.9")
         rows, said = coded(trained, "target.csv", *more)
-        assert "Rows with conf below inf get needs_review" in said
+        assert "rows with conf below inf get needs_review" in said
         assert {row["needs_review"] for row in rows} == {"1"}
-
-    def test_back_off_writes_a_prefix_beside_the_code(self, trained):
-        rows, _ = coded(trained, "prefix.csv", "--decoder", "topk", "--back-off", "0.3")
-        lengths = {len(row["found_prefix"]) for row in rows}
-        assert len(lengths) > 1
-        for row in rows:
-            assert row["found_1"].startswith(row["found_prefix"])
-            assert not row["found_prefix"] or float(row["prob_prefix"]) >= min(0.3, float(row["conf"]))
-            assert row["found_prefix"] == row["found_1"] or float(row["conf"]) < 0.3
 
     def test_fewer_than_200_texts_are_said_and_nothing_is_fitted(self, trained, tmp_path):
         write(sample_rows(100, 3), str(tmp_path / "rows.csv"))

@@ -14,7 +14,6 @@ import torch
 from helpers import REPO, run_inside, write_csv
 from test_predict import CODES, flags, model, predict_here, table  # noqa: F401
 
-from histocc.data import tables
 from histocc.evaluate import __main__ as evaluate
 from histocc.predict import __main__ as predict
 from histocc.runtime import forked
@@ -156,7 +155,7 @@ def coded(tmp_path, model, rows, *more) -> tuple[bytes, str]:  # noqa: F811
 
 
 def test_a_file_is_the_same_on_one_core_and_on_several(tmp_path, model, monkeypatch):  # noqa: F811
-    monkeypatch.setattr(tables, "CHUNK", 128)  # rows of a part, so that there are some to share
+    monkeypatch.setattr(predict, "PIECE", 128)
     one, _ = coded(tmp_path, model, 1200, "--processes", 1)
     several, said = coded(tmp_path, model, 1200, "--processes", 3)
     assert "3 processes on cpu" in said and one == several and one.count(b"\n") > 1200
@@ -167,24 +166,24 @@ def test_a_process_that_dies_ends_the_command_and_the_same_one_continues(
     model,  # noqa: F811
     monkeypatch,
 ):
-    monkeypatch.setattr(tables, "CHUNK", 128)
+    monkeypatch.setattr(predict, "PIECE", 128)
     expected, _ = coded(tmp_path, model, 1200, "--processes", 1)
-    parent, part = os.getpid(), predict.Coding.code_part
+    parent, part = os.getpid(), predict.Coding.code_piece
 
-    def dies(coding, file, number, *rest) -> None:
+    def dies(coding, number, texts) -> None:
         if number == 4 and os.getpid() != parent:
             os.kill(os.getpid(), signal.SIGKILL)
         while number == 3 and os.getpid() == parent:  # the other one is at 4 meanwhile
             coding.between_batches()
             time.sleep(0.01)
-        part(coding, file, number, *rest)
+        part(coding, number, texts)
 
     def in_order(number_of):
         """Odd parts for this process, even ones for the other."""
         return lambda self, number: number % 2 == (os.getpid() == parent) and number_of >= 0
 
     with monkeypatch.context() as patched:
-        patched.setattr(predict.Coding, "code_part", dies)
+        patched.setattr(predict.Coding, "code_piece", dies)
         patched.setattr(forked.Pieces, "is_mine", in_order(0))
         asked = flags(model, tmp_path / "in.csv", tmp_path / "out.csv", "--batch-size", 64, "--processes", 2)
         code, output = run_inside(predict.main, *asked, "--device", "cpu")

@@ -1,6 +1,13 @@
-"""The model as an object: predictions in every form, and fine-tuning as finetune.py does it."""
+"""The model as an object: predictions in every form, copies, and fine-tuning as finetune.py does it."""
 
+import copy
+import os
+import pickle
+import signal
 import sys
+import threading
+import warnings
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -8,15 +15,18 @@ import torch
 from helpers import FINETUNE, run, write_csv, write_rows
 from test_predict import CODES, make_model, model  # noqa: F401  a checkpoint of random weights
 
-import finetune
 import histocc
-from histocc import occ_canine
-from histocc.occ_canine import OccCANINE, device_of, finetune_parser
+from histocc import EvalEngine, occ_canine
+from histocc.formatter import BlockyOCC1950Formatter, construct_finetune_formatter
+from histocc.occ_canine import OccCANINE, device_of
 from histocc.published import models
 from histocc.runtime.errors import UserError
+from histocc.runtime.signals import Stopped, stop_request
 from histocc.text import encode
 
 TEXTS, LANGUAGES = ["smed", " ", "wine merchant and fisher", "smed"], ["da", "en", "en", "da"]
+TWO, OF_TWO = ["smed", "wine merchant and fisher"], ["da", "en"]
+NAN = float("nan")
 
 
 @pytest.fixture(scope="module")
@@ -121,7 +131,6 @@ def test_data_frames_have_the_same_columns_and_types_whatever_the_rows_hold(code
 
 
 def test_what_does_not_fit_is_said(coder, tmp_path):
-    assert coder.predict("smed", "se")[0]["hisco_1"] == coder.predict("smed")[0]["hisco_1"]
     for dataset, message in (([{"occ1": "smed"}], "a file or a DataFrame"), (3, "found 3")):
         with pytest.raises(UserError, match=message):
             coder.finetune(dataset)
@@ -135,7 +144,7 @@ def test_what_does_not_fit_is_said(coder, tmp_path):
     torch.save(content, file)
     (tmp_path / "config.json").write_text('{"num_attention_heads": 2, "num_hash_buckets": 256}')
     assert OccCANINE(file, device="cpu").predict("smed", "da")[0]["conf"] > 0
-    with pytest.raises(UserError, match="hisco codes, which those of occ1950 are others"):
+    with pytest.raises(UserError, match="hisco codes, which are not those of occ1950"):
         OccCANINE(file, system="occ1950")
     with pytest.raises(UserError, match="hf=False leaves the hub out"):
         OccCANINE("OccCANINE_s2s_mix", hf=False)
@@ -185,6 +194,174 @@ def test_devices_by_name(model):  # noqa: F811
         device_of("cuda:99")
 
 
+def test_arguments_of_predict(coder):
+    for name, values in {
+        "k_pred": [1.5, "3", 0, None, NAN],
+        "what": [0, "PRED", None],
+        "behavior": ["GOOD", 0],
+        "prediction_type": ["beam", 0],
+        "threshold": [NAN, -1, 2, {"en": NAN}],
+    }.items():
+        for value in values:
+            with pytest.raises(ValueError, match=f"^{name}: found .*, expected "):
+                coder.predict(TWO, **{name: value})
+    assert coder.predict(TWO, k_pred=10**9, deduplicate=np.bool_(True))[0]["hisco_1"]
+    assert len(coder.predict(TWO, what=np.int64(1))[0]) == 6
+    assert coder.predict(TWO, behavior="fast", threshold=np.float32(0.5))[0]["occ1"] == "smed"
+
+
+def test_texts_and_languages_in_any_form(coder):
+    expected = coder.predict(TWO)
+    for texts in (tuple(TWO), (text for text in TWO), np.array(TWO), dict.fromkeys(TWO).keys()):
+        assert coder.predict(texts) == expected
+    assert coder.predict([]) == []
+    numbers = coder.predict([7, 7.0, np.int64(7), None, NAN, ""], "da")
+    assert numbers[0]["hisco_1"] == numbers[2]["hisco_1"] == coder.predict("7", "da")[0]["hisco_1"]
+    assert [row["conf"] is None for row in numbers] == [False] * 3 + [True] * 3
+    for texts in ({"a", "b"}, b"smed", {"occ1": TWO}, object()):
+        with pytest.raises(ValueError, match="^occ1: found .*, expected a text, or a list"):
+            coder.predict(texts)
+    for texts in ([TWO], [b"smed"], [object()]):
+        with pytest.raises(ValueError, match=r"^occ1: row 0 \(counted from 0\): .* is not a text"):
+            coder.predict(texts)
+    expected = coder.predict(TWO, [None, "en"])
+    for languages in (("unk", "en"), np.array([None, "en"], dtype=object), ["", "en"]):
+        assert coder.predict(TWO, languages) == expected
+    unknown = [coder.predict(TWO, language) for language in (None, NAN, "", "unk")]
+    assert all(found == unknown[0] for found in unknown)
+    for languages in ({"en", "da"}, 3, ["en", b"da"]):
+        with pytest.raises(ValueError, match="^lang: "):
+            coder.predict(TWO, languages)
+    with pytest.raises(ValueError, match="2 texts, but 1 languages"):
+        coder.predict(TWO, ["da"])
+
+
+def test_ditto_is_the_text_before(coder):
+    texts = ["smed", "do.", "fisker", "ditto"]
+    found = coder.predict(texts, "da", ditto=True)
+    assert [row["occ1"] for row in found] == texts
+    assert [row["conf"] for row in found[1::2]] == [row["conf"] for row in found[::2]]
+    assert found[1]["conf"] != coder.predict(texts, "da")[1]["conf"]
+
+
+@pytest.mark.frames
+def test_columns_of_pandas_are_paired_by_position(coder):
+    pandas = pytest.importorskip("pandas")
+    texts = pandas.Series(TWO, index=[5, 6])
+    found = coder.predict(texts, pandas.Series(OF_TWO, index=[6, 5]))
+    for languages in (OF_TWO, pandas.Series(OF_TWO, index=[5, 6], dtype="category")):
+        pandas.testing.assert_frame_equal(coder.predict(texts, languages), found)
+    with pytest.raises(ValueError, match="lang: found DataFrame, expected"):
+        coder.predict(texts, pandas.DataFrame({"lang": OF_TWO}))
+    assert coder.predict(texts, pandas.NA)["lang"].tolist() == ["unk", "unk"]
+
+
+def test_arguments_without_effect_are_said(coder):
+    flat = {"prediction_type": "flat", "what": "probs"}
+    for arguments in ({"behavior": "good"}, {"prediction_type": "topk"}, flat, {"what": "embeddings"}):
+        with pytest.warns(UserWarning, match="threshold: has no effect on"):
+            coder.predict(TWO, "da", threshold=0.3, **arguments)
+    with pytest.warns(UserWarning, match="does not know: 'se' .2.; it knows unk, en, da"):
+        coder.predict(TWO, "se")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for arguments in ({"behavior": "fast"}, {"prediction_type": "full"}):
+            coder.predict(TWO, "da", threshold=0.3, **arguments)
+
+
+def test_arguments_of_the_constructor(model):  # noqa: F811
+    for name, value in {"batch_size": 0, "device": "gpu", "classes": ["class"]}.items():
+        with pytest.raises(ValueError, match=name if name != "device" else "cuda:N"):
+            OccCANINE(model, **{"device": "cpu", name: value})
+    size = np.int64(10**12)
+    found = OccCANINE(Path(model), device=torch.device("cpu"), batch_size=size, target_cols="hisco_1")
+    assert found.name == model and len(found.predict(TWO)) == 2
+    with pytest.raises(ValueError, match="batch_size: found nan"):
+        found.batch_size = NAN
+    assert found.batch_size == 10**12
+
+
+@pytest.mark.frames
+def test_descriptions_in_any_form(model, tmp_path):  # noqa: F811
+    pandas = pytest.importorskip("pandas")
+    pairs = [(CODES[1], "one"), (CODES[2], None), (None, "two"), (CODES[1], "again")]
+    rows = [{"system_code": code, "desc": desc} for code, desc in pairs]
+    forms = [
+        rows,
+        {name: [row[name] for row in rows] for name in rows[0]},
+        Path(write_csv(tmp_path / "words.csv", ["system_code", "desc"], [pairs[0], pairs[3]])),
+        pandas.DataFrame(rows),
+        pandas.DataFrame({"system_code": [float(CODES[1]), NAN], "desc": ["one", "two"]}),
+    ]
+    for form in forms:
+        assert OccCANINE(model, device="cpu", descriptions=form).key_desc == {CODES[1]: "one"}
+    for form, message in (
+        ({"code": [1]}, "descriptions: has no column 'system_code'; it has 'code'"),
+        ([], "descriptions: has no column 'system_code'"),
+        ({"system_code": ["99999"], "desc": ["x"]}, "none of the 7 codes"),
+        (tmp_path / "none.csv", "no such file"),
+    ):
+        with pytest.raises((UserError, ValueError), match=message):
+            OccCANINE(model, device="cpu", descriptions=form)
+
+
+def test_tables_of_the_engines_of_evaluation(coder):
+    truth, found = [{"hisco_1": "22222"}, {"hisco_1": None}], [{"hisco_1": "22222"}, {"hisco_1": "33333"}]
+    assert EvalEngine(coder, truth, {"hisco_1": ["22222", "33333"]}, "hisco").accuracy() == 0.5
+    given = {"model": coder, "ground_truth": truth, "predicitons": found, "pred_col": "hisco"}
+    for change, message in (
+        ({"predicitons": [{"code": "1"}] * 2}, "predictions: needs columns .* that begin with 'hisco'"),
+        ({"predicitons": {"hisco_1": ["a", "b"], "hisco_2": ["a"]}}, "of the same length"),
+        ({"predicitons": found[:1]}, "2 rows of truth, but 1 of predictions"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            EvalEngine(**given | change)
+
+
+def test_formatters_by_their_published_names(coder):
+    for given in (0, 3):
+        with pytest.raises(ValueError, match="takes 1 to 2 target columns, not"):
+            BlockyOCC1950Formatter(given)
+    assert construct_finetune_formatter(3, "code_1").target_cols == ["code_1"]
+    with pytest.raises(ValueError, match="at least one target column"):
+        construct_finetune_formatter(3, [])
+
+
+def test_copies_give_the_same_codes(coder):
+    coder.predict(TEXTS, prediction_type="topk")
+    for other in (pickle.loads(pickle.dumps(coder)), copy.deepcopy(coder)):
+        for kind in ("greedy", "flat", "topk"):
+            found, expected = (one.predict(TEXTS, LANGUAGES, prediction_type=kind) for one in (other, coder))
+            assert found == expected
+        assert repr(other) == repr(coder) and other.codes == coder.codes
+        assert other.model is other.coder.model is not coder.model
+        other.batch_size = 1
+        assert coder.batch_size == coder.coder.batch_size != 1 == other.coder.batch_size
+
+
+def test_threads_share_it(model):  # noqa: F811
+    coder = OccCANINE(model, device="cpu", batch_size=1)
+    texts = [f"smed {i}" for i in range(6)]
+    expected, found = coder.predict(texts, "da"), [[]] * 3
+
+    def predict(i):
+        found[i] = coder.predict(texts, "da")
+
+    threads = [threading.Thread(target=predict, args=(i,)) for i in range(3)]
+    for thread in threads:
+        thread.start()
+    for size in (3, 2, 1) * 5:  # changed while they run
+        coder.batch_size = size
+    for thread in threads:
+        thread.join()
+    for rows in found:
+        assert [row["hisco_1"] for row in rows] == [row["hisco_1"] for row in expected]
+        assert [row["conf"] for row in rows] == pytest.approx([row["conf"] for row in expected], rel=1e-3)
+
+
+# ---- fine-tuning
+
+
 def test_settings_of_torch_come_back(coder, tmp_path, monkeypatch):
     def train(*_, **__):
         torch.set_float32_matmul_precision("high")
@@ -197,21 +374,6 @@ def test_settings_of_torch_come_back(coder, tmp_path, monkeypatch):
         data = write_rows(tmp_path / "data.csv", 20)
         coder.finetune(data, tmp_path / "out", target_cols=["hisco_1"], share_val=0)
     assert (torch.get_float32_matmul_precision(), torch.backends.cuda.cudnn_sdp_enabled()) == before
-
-
-def test_arguments_of_finetune_are_those_of_the_script():
-    def arguments(parser):
-        return {
-            action.dest: (
-                action.default,
-                action.choices,
-                action.nargs,
-                action.dest == "dataset" or action.option_strings,
-            )
-            for action in parser._actions
-        }
-
-    assert arguments(finetune_parser()) == arguments(finetune.get_args_parser())
 
 
 @pytest.mark.processes
@@ -256,10 +418,65 @@ def test_a_dry_run_trains_nothing(coder, tmp_path, capsys):
     assert coder.file == file and not list(save_path.glob("*.bin"))
 
 
-def test_finetune_needs_a_file(coder, tmp_path):
-    for data, message in (
-        (tmp_path / "none.csv", "no such file"),
-        (write_csv(tmp_path / "e.csv", [], []), "blank|is empty"),
-    ):
-        with pytest.raises(UserError, match=message):
-            coder.finetune(data, tmp_path / "out", target_cols=["hisco_1"])
+def test_arguments_of_finetune(coder, tmp_path):
+    data = write_rows(tmp_path / "data.csv", 20)
+    wrong = {"save_path": b"x", "input_col": ["occ1"], "target_cols": {"a"}, "num_epochs": ""}
+    for name, value in {**wrong, "freeze_encoder": "no", "initial_checkpoint": False}.items():
+        with pytest.raises(UserError, match=f"'{name}': "):
+            coder.finetune(data, **{"save_path": tmp_path / "out", name: value})
+    for name in ("help", "version"):
+        with pytest.raises(UserError, match=f"'{name}': there is no such flag"):
+            coder.finetune(data, save_path=tmp_path / "out", **{name: True})
+    with pytest.raises(UserError, match="'num_epoch': there is no such flag; the nearest is 'num_epochs'"):
+        coder.finetune(data, num_epoch=3)
+    for dataset in (None, [1], {"occ1": ["a"]}):
+        with pytest.raises(UserError, match="^dataset: "):
+            coder.finetune(dataset, save_path=tmp_path / "out")
+    assert sorted(os.listdir(tmp_path)) == ["data.csv"]
+
+
+def test_what_is_none_is_not_given(coder, tmp_path, monkeypatch):
+    given, data = [], write_rows(tmp_path / "data.csv", 20)
+    monkeypatch.setattr(OccCANINE, "_train", lambda self, args, device: given.append(args))
+    more = {"target_cols": "hisco_1", "num_epochs": 2, "initial_checkpoint": None, "device": None}
+    coder.finetune(data, tmp_path / "out", language="da", language_col="lang", **more)
+    args = given[0]
+    assert (args.initial_checkpoint, args.num_epochs, args.device) == (coder.file, 2, "cpu")
+    assert (args.language, args.language_col, args.target_cols) == (None, "lang", ["hisco_1"])
+
+
+@pytest.mark.parametrize("how", ["error", "signal", "stop_after", "damaged"])
+def test_the_weights_stay_where_finetuning_does_not_end(model, tmp_path, monkeypatch, how):  # noqa: F811
+    coder = OccCANINE(model, device="cpu")
+    expected = coder.predict(TEXTS, LANGUAGES)
+    other = tmp_path / "out"
+
+    def ends(*_):
+        other.mkdir(exist_ok=True)
+        (other / "last.bin").write_bytes(
+            b"half a file" if how == "damaged" else (Path(model) / "last.bin").read_bytes()
+        )
+        if how == "error":
+            raise RuntimeError("out of memory")
+        if how == "signal":
+            stop_request().signal = signal.SIGINT
+        if how in ("signal", "stop_after"):
+            stop_request().deadline = 0.0
+            raise Stopped
+
+    monkeypatch.setattr(occ_canine.train, "train", ends)
+
+    def finetune():
+        coder.finetune(write_rows(tmp_path / "data.csv", 20), other, target_cols=["hisco_1"], share_val=0)
+
+    if how == "stop_after":
+        with pytest.warns(UserWarning, match="stopped by --stop-after: these are the weights from before"):
+            finetune()
+    elif how == "signal":
+        with pytest.raises(KeyboardInterrupt), pytest.warns(UserWarning, match="stopped by SIGINT"):
+            finetune()
+    else:
+        with pytest.raises({"error": RuntimeError, "damaged": UserError}[how]):
+            finetune()
+    assert (coder.name, coder.file) == (model, f"{model}/last.bin")
+    assert coder.predict(TEXTS, LANGUAGES) == expected

@@ -1,7 +1,5 @@
 """Search over the codes of a key: equal to the plain way, and no more work than it needs."""
 
-import string
-
 import pytest
 import torch
 
@@ -150,16 +148,3 @@ def test_trees_that_cannot_be():
         CodeTrie(["61110", "-1", "-1"], hisco_blocky5())
     with pytest.raises(CodeError, match="'6111'"):
         CodeTrie(["6111"], hisco_blocky5())
-    formatter, codes = KEYS["hisco"]
-    with pytest.raises(ValueError, match="at least 1"):
-        CodeSearch(make_model(formatter), CodeTrie(codes, formatter)).topk(*inputs(make_model(formatter)), 0)
-
-
-def test_a_tree_holds_each_prefix_once():
-    formatter, _ = KEYS["general"]
-    codes = [a + b for a in string.ascii_lowercase for b in "123"]
-    tree = CodeTrie(codes, formatter)  # two letters, and EOS twice behind each code
-    assert [b - a for a, b in zip(tree.levels, tree.levels[1:])] == [1, 26, 78, 78, 78]
-    assert (
-        sorted(tree.code_of_leaf.tolist()) == list(range(78)) and tree.children.sum() == len(tree.token) - 1
-    )

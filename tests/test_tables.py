@@ -32,7 +32,7 @@ from histocc.data.rows import code_of_cell, read_columns, read_key, read_words
 from histocc.data.tables import column_problems, read_chunks, table_format
 from histocc.formatter import hisco_key, make_formatter
 from histocc.job.config import finetune_parser, train_mixer_parser
-from histocc.predict.output import save_pipe
+from histocc.predict.__main__ import save_pipe
 from histocc.runtime.config import read_file
 from histocc.runtime.errors import UserError
 

@@ -48,9 +48,8 @@ from histocc.job.build import make_loss
 from histocc.job.config import Losses
 from histocc.model.confidence import Thresholds
 from histocc.model.loss import BEST_FIT, MEAN
-from histocc.predict.coder import Coder
+from histocc.predict.coder import Coder, training_data
 from histocc.predict.config import Cores, Published
-from histocc.predict.explain import training_data
 from histocc.published import models
 from histocc.published.formats import KINDS, SETTINGS, Given, files_of, load_content
 from histocc.runtime import checkpoint, entrypoint, files

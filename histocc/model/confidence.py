@@ -166,8 +166,8 @@ class Confidence(NamedTuple):
         points = self.curves.get(MAPS[decoder])
         if not points:
             raise UserError(
-                "its confidence was not fitted, for which finetune.py needs 200 texts to validate on, or"
-                " python -m histocc.evaluate --fit-confidence rows that it was not trained on"
+                "its confidence was not fitted: finetune.py needs 200 texts to validate on (--share-val), or"
+                " python -m histocc.evaluate --fit-confidence takes rows that it was not trained on"
             )
         reached = [(share, conf) for conf, share, right in points if right >= accuracy]
         share, conf = max(reached, default=(0.0, float("inf")))

@@ -128,45 +128,22 @@ def greedy_sets(
         memory, _ = model.encode(input_ids, attention_mask)
         padding = model.memory_padding_mask(attention_mask)
         written = greedy_from_memory(model, memory, padding, **sizes)
+        blocks = formatter.canonical_blocks(written.tokens)
+        again = (blocks[:, :, None] == blocks[:, None]).all(-1).tril(-1).any(-1)  # [B, max_codes]
+        distinct = blocks.masked_fill(again[..., None], PAD_IDX)
+        probs = written.sequence_probs
         if in_any_order:
-            blocks, probs = sets_of(model, memory, padding, written, formatter)
-        else:
-            blocks = distinct_blocks(formatter.canonical_blocks(written.tokens))
-            probs = written.sequence_probs
-        if not model.target_mask:
-            blocks = formatter.canonical_blocks(written.tokens)
-    return blocks, written.block_probs, probs
-
-
-def distinct_blocks(blocks: Tensor) -> Tensor:
-    """Canonical blocks [B, max_codes, block_size] with PAD in place of repeated ones."""
-    again = (blocks[:, :, None] == blocks[:, None]).all(-1).tril(-1).any(-1)  # [B, max_codes]
-    return blocks.masked_fill(again[..., None], PAD_IDX)
-
-
-def sets_of(
-    model: Seq2SeqMixerOccCANINE,
-    memory: Tensor,
-    padding: Tensor | None,
-    written: GreedyResult,
-    formatter: BlockyFormatter,
-) -> tuple[Tensor, Tensor]:
-    """(distinct blocks, probabilities of their sets) as in `greedy_sets`, of what `greedy_from_memory` gave
-    for that memory.
-    """
-    with evaluating(model):
-        blocks = distinct_blocks(formatter.canonical_blocks(written.tokens))
-        first_alone = torch.full_like(blocks, PAD_IDX)
-        first_alone[:, 0] = blocks[:, 0]
-        # at most one code, written as it is: there is one order, whose probability is known
-        known = (first_alone.flatten(1) == written.tokens[:, 1:-1]).all(1)
-        of_first = written.block_probs[:, 0]
-        probs = torch.where(known, written.end_probs * torch.where(of_first > 0, of_first, 1.0), 0.0)
-        rows = (~known).nonzero()[:, 0]
-        if len(rows):
-            padding = None if padding is None else padding[rows]
-            probs[rows] = set_probs(model, memory[rows], padding, blocks[rows])
-    return blocks, probs
+            first_alone = torch.full_like(distinct, PAD_IDX)
+            first_alone[:, 0] = distinct[:, 0]
+            # at most one code, written as it is: there is one order, whose probability is known
+            known = (first_alone.flatten(1) == written.tokens[:, 1:-1]).all(1)
+            of_first = written.block_probs[:, 0]
+            probs = torch.where(known, written.end_probs * torch.where(of_first > 0, of_first, 1.0), 0.0)
+            rows = (~known).nonzero()[:, 0]
+            if len(rows):
+                padding = None if padding is None else padding[rows]
+                probs[rows] = set_probs(model, memory[rows], padding, distinct[rows])
+    return distinct if model.target_mask else blocks, written.block_probs, probs
 
 
 def set_probs(

@@ -34,10 +34,7 @@ PREFIXES_AT_ONCE = {"cpu": 2048, "cuda": 1 << 17}  # of all rows, in `full`; mor
 ROWS_AT_ONCE = {"cpu": 64, "cuda": 512}  # in `topk`
 OPENED_AT_ONCE = 4  # most prefixes of a row that go through the decoder together, in `topk`
 MAX_OPENED = 8  # in `topk` with a linear_share: a row with more than one in so many goes through `full`
-MAX_LEFT_OUT = {
-    torch.float32: 1e-4,
-    torch.float64: 1e-12,
-}  # share of the sum of all codes, in normalised `topk`
+MAX_LEFT_OUT = {torch.float32: 1e-4, torch.float64: 1e-12}  # of the sum of all codes, in normalised `topk`
 CANDIDATES = 20  # in `candidates`
 EQUAL_SHARE = 0.5  # of the linear decoder in `candidates`, if the model has none
 INF = float("inf")
@@ -109,18 +106,13 @@ class _PrefixCache:
 
 
 def attend_to_path(
-    attention: MultiheadAttention,
-    q: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    path: Tensor,
-    visible: Tensor | None,
+    layer: MultiheadAttention, q: Tensor, keys: Tensor, values: Tensor, path: Tensor, visible: Tensor | None
 ) -> Tensor:
     """Self-attention of N prefixes, each to itself and the prefixes that it begins with → [N, H].
 
     q [N, H]; keys, values [slots, H]; path int64 [N, D], slots; visible bool [N, D] or None.
     """
-    heads, size = attention.heads, q.shape[1] // attention.heads
+    heads, size = layer.heads, q.shape[1] // layer.heads
     scores = torch.stack(
         [(q * keys.index_select(0, at)).unflatten(1, (heads, size)).sum(-1) for at in path.unbind(1)], dim=2
     )
@@ -131,7 +123,7 @@ def attend_to_path(
     mixed = q.new_zeros(len(q), heads, size)
     for j, at in enumerate(path.unbind(1)):
         mixed.addcmul_(values.index_select(0, at).unflatten(1, (heads, size)), weights[:, :, j, None])
-    return attention.out_proj(mixed.flatten(1))
+    return layer.out_proj(mixed.flatten(1))
 
 
 @dataclass
@@ -205,20 +197,17 @@ class _Queue:
         scores = (1 - share) * self.log_prob + share * of_linear.gather(1, self.node)
         return scores.masked_fill(self.log_prob == -INF, -INF)
 
-    def priority(self) -> Tensor:
-        """What is opened first, float [B, F]."""
-        return self.bound(self.together)
-
     def sums(self, inner: int) -> tuple[Tensor, Tensor]:
         """(logarithm of what the codes sum to, of the most that is below open prefixes), float [B] each."""
-        score, is_code = self.priority(), self.node >= inner
+        score, is_code = self.bound(self.together), self.node >= inner
         return score.masked_fill(~is_code, -INF).logsumexp(1), score.masked_fill(is_code, -INF).logsumexp(1)
 
     def pop(self, is_open: Tensor, most: int) -> tuple[Tensor, Tensor, Tensor]:
         """Takes out up to `most` of the most probable open prefixes of each row: (log_prob, node, slot), each
         [B, P]. A row with fewer has the empty prefix with log_prob −inf in their place.
         """
-        first, at = self.priority().masked_fill(~is_open, -INF).topk(min(most, int(is_open.sum(1).max())))
+        priority = self.bound(self.together).masked_fill(~is_open, -INF)
+        first, at = priority.topk(min(most, int(is_open.sum(1).max())))
         none, log_prob = first == -INF, self.log_prob.gather(1, at)
         node, slot = (x.gather(1, at).masked_fill(none, 0) for x in (self.node, self.slot))
         self.log_prob = self.log_prob.scatter(1, at, log_prob.masked_fill(~none, -INF))
@@ -262,13 +251,6 @@ class CodeSearch:
     """
 
     def __init__(self, model: Seq2SeqMixerOccCANINE, tree: CodeTrie, linear_share: float = 0.0):
-        if not 0 <= linear_share <= 1:
-            raise ValueError(f"linear_share must be a number 0 … 1, not {linear_share}")
-        outputs = model.linear_decoder.out_features
-        if linear_share and outputs != len(tree.codes):
-            raise ValueError(
-                f"the linear decoder has {outputs:,} outputs, and the tree {len(tree.codes):,} codes"
-            )
         self.model, self.linear_share = model, linear_share
         self.layers = model.decoder.decoder.layers
         self.tree, device = tree, next(model.parameters()).device
@@ -313,8 +295,6 @@ class CodeSearch:
         Those of `full`; normalised ones have a relative error of at most MAX_LEFT_OUT / 2, for the codes that
         are not looked at.
         """
-        if k < 1:
-            raise ValueError(f"k must be at least 1, not {k}")
         k = min(k, len(self.tree.codes))
         with evaluating(self.model):
             memory, pooled = self._encode(input_ids, attention_mask)
@@ -327,8 +307,8 @@ class CodeSearch:
 
     def candidates(self, input_ids: Tensor, attention_mask: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The codes that are most probable by the linear decoder, ranked by both: (numbers int64 [B, N],
-        `joint` scores float [B, N], the highest first, logits of the linear decoder [B, codes]). N:
-        CANDIDATES, or as many as there are.
+        weighted means of both log-probabilities float [B, N], the highest first, logits of the linear decoder
+        [B, codes]). N: CANDIDATES, or as many as there are.
         """
         with evaluating(self.model):
             memory, pooled = self._encode(input_ids, attention_mask)
@@ -337,15 +317,10 @@ class CodeSearch:
             step = max(1, by_kind(PREFIXES_AT_ONCE, logits.device) // codes.shape[1])
             parts = [slice(i, i + step) for i in range(0, len(codes), step)]
             written = torch.cat([self._written(memory.rows(part), codes[part]) for part in parts])
-            scores, best = self.joint(written, logits, codes).sort(dim=1, descending=True, stable=True)
+            linear = logits.log_softmax(1).gather(1, codes).to(written)
+            scores = torch.lerp(written, linear, self.linear_share or EQUAL_SHARE)
+            scores, best = scores.sort(dim=1, descending=True, stable=True)
             return codes.gather(1, best), scores, logits
-
-    def joint(self, written: Tensor, logits: Tensor, codes: Tensor) -> Tensor:
-        """Scores of codes int64 [B, N], float [B, N], from their log-probabilities by the seq2seq decoder [B,
-        N] and logits of the linear one [B, codes].
-        """
-        linear = logits.log_softmax(1).gather(1, codes)
-        return torch.lerp(written, linear.to(written), self.linear_share or EQUAL_SHARE)
 
     def scores(self, written: Tensor, linear: Tensor) -> Tensor:
         """Weighted mean of both decoders' log-probabilities, which are as of `log_probs`."""
@@ -490,10 +465,8 @@ class CodeSearch:
                 return codes, log_probs
             log_prob, nodes, parents = queue.pop(is_open, OPENED_AT_ONCE)  # [b, P] each
             depth = tree.depth[nodes].flatten()
-            slots, reach = (
-                used + self._arange(nodes.numel()),
-                self._arange(int(depth.max()) + 1),
-            )  # [b · P], [D]
+            slots = used + self._arange(nodes.numel())  # [b · P]
+            reach = self._arange(int(depth.max()) + 1)  # [D]
             path = slots[:, None].repeat(1, tree.depths)
             if used:
                 path = torch.where(self._arange(tree.depths) < depth[:, None], paths[parents.flatten()], path)

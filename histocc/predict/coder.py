@@ -1,15 +1,19 @@
 """Texts to codes, with a trained model: what `python -m histocc.predict` and `OccCANINE` have in common."""
 
-import copy
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any, NamedTuple
+import contextlib
+import hashlib
+import os
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import logsigmoid, normalize
 
-from histocc.data.rows import OTHER_NAMES, language_name
-from histocc.formatter import PAD_IDX, BlockyFormatter, cut
+from histocc.data.arrays import PreparedData, fault, text_keys
+from histocc.data.rows import language_name
+from histocc.formatter import PAD_IDX, BlockyFormatter
 from histocc.model import decoding
 from histocc.model.confidence import OUTPUT, Confidence, Thresholds
 from histocc.model.int8 import to_int8
@@ -19,6 +23,7 @@ from histocc.published import models
 from histocc.published.formats import Given
 from histocc.runtime.device import Precision
 from histocc.runtime.errors import UserError
+from histocc.runtime.files import OwnFiles, read_sealed, write_sealed
 from histocc.runtime.world import World
 from histocc.text import UNKNOWN_LANGUAGE, cleaner, encode
 
@@ -30,79 +35,43 @@ DECODERS = {
     "topk": "the most probable codes of the key, each alone",
     "full": "as topk, by way of the probability of every code",
 }
+MAX_TEXTS = 200_000  # distinct texts of the training, spread over its rows, that `Examples` holds
+SHOWN = 3  # of them, for each text
+VECTORS = "training_vectors.bin"  # in the folder of the run
 
 
 class Coded(NamedTuple):
-    """What a text gets. codes and probs: at most k, in order; conf: how sure the model is of them together,
-    None for an empty text.
-
-    greedy: probs are those of writing each code behind the ones before, conf is the probability of the set of
-    codes, in any order (of more than six: in the order written), and no other. flat: the most probable first,
-    which thresholds with at_least_one always count; conf is the probability that these outputs and no others
-    are on. both: as many codes as flat, those that both decoders rank first among the candidates of the
-    linear one. topk, full: the most probable first, each as if it were written first; conf is the probability
-    of the best one. With a linear share above 0 the probabilities of topk and full are those by both decoders
-    together, see `search`, which sum to 1 over the codes of the key. If the confidence of the model is
-    fitted, conf is how often such an answer is right: of greedy, flat and both, exactly these codes; of topk
-    and full, the best one among the true ones.
-
-    prefix: with `back_off`, the longest prefix of the first code that is sure enough, and its probability.
-    similar: with `examples`, the nearest training texts and their codes, the nearest first.
+    """What a text gets: at most k codes, their probabilities, and conf: how probable these codes together and
+    no others, are (greedy: written in any order, of more than six in this one), of topk and full the best; if
+    the confidence of the model is fitted, how often such an answer is right; None for an empty text. similar:
+    with `Coder.examples`, the nearest training texts and their codes.
     """
 
     codes: list[str]
     probs: list[float]
     conf: float | None
-    prefix: tuple[str, float] | None = None
-    similar: list[tuple[str, str]] | None = None
+    similar: list[tuple[str, str]] = []  # noqa: RUF012
 
 
 NOTHING = Coded([], [], None)
 
 
-class Prefixes:
-    """All prefixes of the codes of a key: their first tokens, one by one."""
-
-    def __init__(self, codes: list[str], formatter: BlockyFormatter):
-        self.block_size, self.separator = formatter.block_size, formatter.within_block_sep
-        self.below: dict[str, list[int]] = {}
-        for i, code in enumerate(codes):
-            for prefix in dict.fromkeys(self.of(code)):
-                self.below.setdefault(prefix, []).append(i)
-
-    def of(self, code: str) -> list[str]:
-        """The code and its prefixes, the longest first; -1 and the like have none beside themselves."""
-        return [cut(code, digits, self.separator) for digits in range(self.block_size, 0, -1)]
-
-    def longest(self, code: str, probs: np.ndarray, least: float) -> tuple[str, float]:
-        """(prefix, probability) of the longest prefix of the code whose codes have at least so much together;
-        ("", 0) where none has. probs: of all codes of the key, float [C].
-        """
-        for prefix in self.of(code):
-            prob = float(probs[self.below[prefix]].sum(dtype=np.float64)) if prefix in self.below else 0.0
-            if prob >= least:
-                return prefix, min(prob, 1.0)
-        return "", 0.0
-
-
 class Coder:
     """A model with its formatter and key.
 
-    Texts are cleaned by the model's rule, see `text.cleaner`; one of blanks alone gets no code. Languages are
-    those that the model was trained on, see `known`.
+    Texts are cleaned by the model's rule, see `text.cleaner`; one of blanks alone gets no code.
 
     Args:
         model, formatter, state: as `models.load_model` gives them.
         batch_size: texts at once.
         check: called between batches; what it raises ends the coding.
         raw_confidence: probabilities are the decoders' own, not as the checkpoint has fitted them.
-        back_off: least probability of `Coded.prefix`; None: there is none.
 
     Attributes:
         thresholds: of the linear decoder, if none are given.
         linear_share: 0…1, how much the linear decoder counts in topk and full; 0 if there is none.
         best_decoder, why_best: what "auto" is.
-        examples: where `Coded.similar` comes from, see `explain.Examples`.
+        examples: where `Coded.similar` comes from, or None.
     """
 
     def __init__(
@@ -113,9 +82,8 @@ class Coder:
         *,
         batch_size: int = 256,
         precision: Precision | None = None,
-        check: Callable[[], None] = lambda: None,
+        check: Callable[[], None] | None = None,
         raw_confidence: bool = False,
-        back_off: float | None = None,
     ):
         self.model, self.formatter, self.batch_size, self.check = model, formatter, batch_size, check
         self.precision = precision or Precision("float32")
@@ -137,27 +105,9 @@ class Coder:
         self.best_decoder, self.why_best = fitted.best_decoder(self.kind, model.ngrams is not None)
         self.linear_share = (state.get("linear_share") or 0.0) if self.kind == "mixer" else 0.0
         self.max_len = state["config"]["max_len"]
-        self._width = None if model.memory_mask else self.max_len
-        self.back_off = back_off
-        self._prefixes = None if back_off is None else Prefixes(self.codes, formatter)
-        self.examples: Any = None
+        self.examples: Examples | None = None
         self._search: CodeSearch | None = None
-        self._code_of: dict[tuple[int, ...], str] = {}
-
-    def __getstate__(self) -> dict:
-        """For pickle and copy: the weights on the CPU, and nothing that is computed from them."""
-        model = self.model if self.device.type == "cpu" else copy.deepcopy(self.model).cpu()
-        on_cpu = {"model": model, "device": torch.device("cpu")}
-        return {**vars(self), **on_cpu, "check": None, "_search": None, "_code_of": {}}
-
-    def __setstate__(self, state: dict) -> None:
-        vars(self).update(state, check=lambda: None)
-
-    def to(self, device: torch.device) -> "Coder":
-        """This coder with its model on `device`, in place."""
-        self.model.to(device)
-        self.device, self._search = device, None
-        return self
+        self._code_of: dict[tuple[int, ...], str | None] = {}
 
     @classmethod
     def load(cls, path: str, world: World | None = None, *, given: Given = Given(), **options) -> "Coder":
@@ -170,10 +120,7 @@ class Coder:
     def need(self, decoder: str) -> None:
         """Raises UserError if the model has no such decoder."""
         if decoder != "flat" and self.kind == "flat":
-            raise UserError(
-                f"decoder {decoder}: this model is a flat classifier, which has no decoder that writes codes;"
-                " use flat"
-            )
+            raise UserError(f"decoder {decoder}: this model is a flat classifier; use flat")
         if decoder in ("flat", "both") and self.kind == "seq2seq":
             raise UserError(f"decoder {decoder}: this model has no linear decoder; use greedy, topk or full")
 
@@ -181,16 +128,6 @@ class Coder:
         """The language as the model knows it: itself, whatever its case and region, or unk."""
         names = language.strip(), language_name(language)
         return next((name for name in names if name in self.languages), UNKNOWN_LANGUAGE)
-
-    def known_for(self, asked: Iterable[str]) -> str:
-        """The languages that the model knows, for a message about others: "unk, ge, se; de is ge here"."""
-        asked = {language.strip().lower() for language in asked}
-        names = [
-            f"{name} is {other} here"
-            for name, other in OTHER_NAMES.items()
-            if name in asked and name not in self.languages and other in self.languages
-        ]
-        return "; ".join([", ".join(self.languages), *names])
 
     def code(
         self,
@@ -224,14 +161,11 @@ class Coder:
         def batch(ids: Tensor, mask: Tensor, languages: list[str]) -> list[Coded]:
             if decoder == "greedy":
                 coded = list(self._greedy(ids, mask, k, in_any_order))
-            elif decoder == "flat":
-                coded = list(self._flat(ids, mask, languages, k, thresholds))
-            elif decoder == "both":
-                coded = list(self._both(ids, mask, languages, k, thresholds))
-            else:
+            elif decoder in ("topk", "full"):
                 coded = list(self._ranked(ids, mask, k, decoder))
-            if self._prefixes is not None:
-                coded = self._with_prefixes(coded, ids, mask, self._prefixes)
+            else:
+                answers = self._flat if decoder == "flat" else self._both
+                coded = list(answers(ids, mask, languages, k, thresholds))
             if self.examples is not None:
                 similar = self.examples.nearest(self._vectors(ids, mask))
                 coded = [one._replace(similar=texts) for one, texts in zip(coded, similar)]
@@ -257,10 +191,8 @@ class Coder:
         return self._array(texts, languages, len(self.codes), batch)
 
     def embeddings(self, texts: list[str], languages: list[str], ngrams: bool = False) -> np.ndarray:
-        """The encoder's pooled output, float32 [texts, width]; an empty text has NaN.
-
-        Args:
-            ngrams: whether what n-grams add to it follows.
+        """The encoder's pooled output, float32 [texts, width], with `ngrams` followed by what n-grams add to
+        it; an empty text has NaN.
         """
         width = self.model.config.hidden_size
         if ngrams and self.model.ngrams is not None:
@@ -299,18 +231,20 @@ class Coder:
         ]
         results = dict.fromkeys(rows, nothing)
         left = sorted((row for row in results if row[0].strip()), key=lambda row: len(row[0]) + len(row[1]))
+        width = None if self.model.memory_mask else self.max_len
         size = self.batch_size  # which another thread may set
         for start in range(0, len(left), size):
-            self.check()
+            if self.check is not None:
+                self.check()
             part = left[start : start + size]
             texts, languages = map(list, zip(*part))
+            ids, mask = (
+                torch.from_numpy(array).to(self.device)
+                for array in encode(texts, languages, self.max_len, width)
+            )
             with self.precision.autocast():
-                results.update(zip(part, batch(*self._inputs(texts, languages), languages)))
+                results.update(zip(part, batch(ids, mask, languages)))
         return [results[row] for row in rows]
-
-    def _inputs(self, texts: list[str], languages: list[str]) -> tuple[Tensor, Tensor]:
-        ids, mask = encode(texts, languages, self.max_len, self._width)
-        return torch.from_numpy(ids).to(self.device), torch.from_numpy(mask).to(self.device)
 
     def _vectors(self, ids: Tensor, mask: Tensor) -> Tensor:
         with decoding.evaluating(self.model):
@@ -330,62 +264,116 @@ class Coder:
         for row, of_row in zip(numbers.tolist(), self.confidence.ranked(probs).tolist()):
             yield Coded([self.codes[i] for i in row], of_row, of_row[0])
 
-    def _with_prefixes(
-        self, coded: list[Coded], ids: Tensor, mask: Tensor, prefixes: Prefixes
-    ) -> list[Coded]:
-        probs = self.confidence.ranked(self.search().full(ids, mask)).float().cpu().numpy()
-        least = self.back_off or 0.0
-        return [
-            one._replace(prefix=prefixes.longest(one.codes[0], row, least) if one.codes else ("", 0.0))
-            for one, row in zip(coded, probs)
-        ]
-
     def _greedy(self, ids: Tensor, mask: Tensor, k: int, in_any_order: bool) -> Iterator[Coded]:
         blocks, probs, sets = decoding.greedy_sets(self.model, ids, mask, self.formatter, in_any_order)
         sets = self.confidence.mapped("greedy", sets, (blocks != PAD_IDX).any(-1).sum(1) > 1)
         probs = self.confidence.mapped("greedy", probs)
         for row, of_row, conf in zip(blocks.tolist(), probs.tolist(), sets.tolist()):
-            there = [
-                (self._name(tuple(block)), prob)
-                for block, prob in zip(row, of_row)
-                if any(token != PAD_IDX for token in block)
-            ][:k]
-            yield Coded([code for code, _ in there], [prob for _, prob in there], conf)
+            written = [(self._name(tuple(block)), prob) for block, prob in zip(row, of_row)]
+            written = [(code, prob) for code, prob in written if code is not None][:k]
+            yield Coded([code for code, _ in written], [prob for _, prob in written], conf)
 
-    def _name(self, block: tuple[int, ...]) -> str:
-        code = self._code_of.get(block)
-        if code is None:
-            code = self.formatter.decode_block(block)
-            assert code is not None  # canonical blocks without a code are PAD
-            self._code_of[block] = code
-        return code
+    def _name(self, block: tuple[int, ...]) -> str | None:
+        """The code of a canonical block; None for one of PAD."""
+        if block not in self._code_of:
+            self._code_of[block] = self.formatter.decode_block(block)
+        return self._code_of[block]
 
     def _both(
         self, ids: Tensor, mask: Tensor, languages: list[str], k: int, thresholds: Thresholds
     ) -> Iterator[Coded]:
         codes, scores, logits = self.search().candidates(ids, mask)
-        prob = logits.topk(codes.shape[1]).values.sigmoid()
-        least = torch.tensor(list(map(thresholds.least, languages)), device=prob.device, dtype=prob.dtype)
-        counts = thresholds.number((prob > least[:, None]).sum(1))
+        counts = self._counts(logits.topk(codes.shape[1]).values.sigmoid(), languages, thresholds)
         probs = scores.log_softmax(1).exp()
         conf = probs.gather(1, counts.clamp(1, probs.shape[1])[:, None] - 1)[:, 0]  # of the last one answered
         conf, probs = self.confidence.mapped("both", conf, counts > 1), self.confidence.ranked(probs)
-        for row, of_row, count, sure in zip(codes.tolist(), probs.tolist(), counts.tolist(), conf.tolist()):
-            count = min(count, k)
-            yield Coded([self.codes[i] for i in row[:count]], of_row[:count], sure)
+        yield from self._first(codes, probs, counts.clamp(max=k), conf)
 
     def _flat(
         self, ids: Tensor, mask: Tensor, languages: list[str], k: int, thresholds: Thresholds
     ) -> Iterator[Coded]:
-        logits, least = self.linear_logits(ids, mask), list(map(thresholds.least, languages))
-        logit, number = logits.topk(min(k, logits.shape[1]))
+        logits = self.linear_logits(ids, mask)
+        logit, codes = logits.topk(min(k, logits.shape[1]))  # [B, k], the most probable first
         prob = logit.sigmoid()
-        # [B, k], the most probable first
-        above = prob > torch.tensor(least, device=prob.device, dtype=prob.dtype)[:, None]
-        counts = thresholds.number(above.sum(1))
+        counts = self._counts(prob, languages, thresholds)
         on = torch.arange(prob.shape[1], device=prob.device) < counts[:, None]
-        none = torch.nn.functional.logsigmoid(-logits).sum(1)  # log-probability that no output is on
+        none = logsigmoid(-logits).sum(1)  # log-probability that no output is on
         conf = (none + torch.where(on, logit, 0.0).sum(1)).exp()  # log p − log (1 − p) is the logit
         conf, prob = self.confidence.mapped("flat", conf, counts > 1), self.confidence.mapped(OUTPUT, prob)
-        for row, of_row, count, sure in zip(number.tolist(), prob.tolist(), counts.tolist(), conf.tolist()):
+        yield from self._first(codes, prob, counts, conf)
+
+    def _counts(self, prob: Tensor, languages: list[str], thresholds: Thresholds) -> Tensor:
+        """How many codes of each text count, int64 [B], of probabilities [B, N]."""
+        least = torch.tensor(list(map(thresholds.least, languages)), device=prob.device, dtype=prob.dtype)
+        return thresholds.number((prob > least[:, None]).sum(1))
+
+    def _first(self, codes: Tensor, probs: Tensor, counts: Tensor, conf: Tensor) -> Iterator[Coded]:
+        """The first `counts` [B] of codes [B, N] with their probabilities."""
+        for row, of_row, count, sure in zip(codes.tolist(), probs.tolist(), counts.tolist(), conf.tolist()):
             yield Coded([self.codes[i] for i in row[:count]], of_row[:count], sure)
+
+
+# ---- why a text got its codes: the training texts that are nearest to it by the model's own vectors
+
+
+class Examples(NamedTuple):
+    """Training texts: vectors of length 1, float32 [N, H], and codes, those of a text joined by &."""
+
+    vectors: Tensor
+    texts: list[str]
+    codes: list[str]
+
+    def nearest(self, vectors: Tensor) -> list[list[tuple[str, str]]]:
+        """The SHOWN texts with the highest cosine similarity to each of `vectors` [B, H], and their codes."""
+        with torch.autocast(vectors.device.type, enabled=False):
+            similarity = normalize(vectors.float()) @ self.vectors.T  # [B, N]
+        best = similarity.topk(min(SHOWN, len(self.texts))).indices
+        return [[(self.texts[i], self.codes[i]) for i in row] for row in best.tolist()]
+
+
+def training_data(weights: str, fingerprint: str) -> tuple[str, PreparedData | None]:
+    """(where the prepared data of a run are, or were; these, None if they are not there as written). weights:
+    a checkpoint of the run; fingerprint: of its data.
+    """
+    folder = os.path.join(os.path.dirname(weights), "prepared", fingerprint)
+    if fault(folder) is None:
+        with contextlib.suppress(OSError, ValueError, KeyError, UserError):
+            return folder, PreparedData.open(folder)
+    return folder, None
+
+
+def training_examples(coder: Coder, weights: str, world: World) -> Examples:
+    """The distinct texts of the run that the weights are of, each with the codes of its first row. Their
+    vectors are computed at first use, by rank 0, and kept in the folder of the run. All ranks. Raises
+    UserError if the rows of the training are not there.
+    """
+    folder, data = training_data(weights, coder.data_fingerprint)
+    if data is None:
+        raise UserError(
+            f"--explain shows rows of the training, and they are not in {folder}: name a checkpoint in the"
+            " folder of its run; --prepare-only with the command of the training prepares them again"
+        )
+    train = data.train
+    rows = np.sort(np.unique(text_keys(train.text_hash, train.language), return_index=True)[1])
+    rows = rows[np.linspace(0, len(rows) - 1, min(len(rows), MAX_TEXTS)).astype(np.int64)]
+    rows = rows[[bool(text.strip()) for text in train.strings(rows)]]
+    texts = train.strings(rows)
+    codes = ["&".join(data.codes[i] for i in row if i >= 0) for row in train.codes[rows].tolist()]
+    path, of = os.path.join(os.path.dirname(weights), VECTORS), file_hash(weights)
+
+    def compute() -> None:
+        if read_sealed(path, of) is None:
+            world.print(f"Computing the vectors of {len(texts):,} training texts, which stay in {path}")
+            languages = [data.languages[i] for i in train.language[rows].tolist()]
+            vectors = normalize(torch.from_numpy(coder.embeddings(texts, languages, ngrams=True)))
+            OwnFiles(os.path.dirname(weights)).claim(VECTORS)
+            write_sealed(path, vectors.numpy().tobytes(), of)
+
+    world.run_on_main("vectors", compute)
+    vectors = np.frombuffer(bytearray(read_sealed(path, of) or b""), dtype=np.float32)
+    return Examples(torch.from_numpy(vectors.reshape(len(texts), -1)).to(coder.device), texts, codes)
+
+
+def file_hash(path: str) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -23,7 +23,7 @@ def language_and_threshold(text: str) -> tuple[str | None, float]:
 Threshold = Annotated[
     tuple[str | None, float],
     number(
-        language_and_threshold, lambda pair: 0 <= pair[1] <= 1, "a number between 0 and 1, or LANGUAGE=NUMBER"
+        language_and_threshold, lambda pair: 0 <= pair[1] <= 1, "a number between 0 and 1, or LANG=NUMBER"
     ),
 ]
 
@@ -36,15 +36,10 @@ class Published(Config):
         None, "system of a published model that does not show it", choices=("hisco", "occ1950", "gpf")
     )
     key: str | None = flag(
-        None,
-        "codes of a published model that does not hold them; the word hisco: those of the published HISCO"
-        " models",
-        metavar="FILE",
+        None, "codes of a published model that does not hold them, or the word hisco", metavar="FILE"
     )
     use_within_block_sep: bool = flag(
-        False,
-        "the tokens of a code of a published general-purpose model are separated by ',', where its key does"
-        " not show it",
+        False, "the tokens of a code of a published general-purpose model are separated by ','"
     )
 
 
@@ -54,8 +49,8 @@ class Cores(Config):
 
     processes: Count | None = flag(
         None,
-        "without a launcher, on CPUs: processes that share the rows, and the memory of the weights (default:"
-        " one for each core, where there are rows enough)",
+        "without a launcher, on CPUs: processes that share the rows and the weights (default: one for each"
+        " core, where there are rows enough)",
         resumable=True,
     )
 
@@ -69,25 +64,16 @@ class Files(Config):
     )
     input: str = flag(MISSING, "rows to code: CSV or Parquet", "--fn-in", metavar="FILE", resumable=True)
     output: str = flag(
-        MISSING,
-        "where they go, with their codes (CSV, UTF-8)",
-        "--fn-out",
-        metavar="FILE.csv",
-        resumable=True,
+        MISSING, "the rows with their codes: CSV, UTF-8", "--fn-out", metavar="FILE.csv", resumable=True
     )
     column: str = flag("occ1", "column with the descriptions", "--col")
     language: str | None = flag(None, "language of all descriptions, instead of a column (default: unk)")
     language_column: str | None = flag(
-        None,
-        "column with the language of each description (default: none, all have that of --language)",
-        "--language-col",
-        metavar="COL",
+        None, "column with the language of each description", "--language-col", metavar="COL"
     )
     delimiter: Delimiter | None = flag(None, "column delimiter of the input (default: found)", metavar="CHAR")
     encoding: Encoding | None = flag(
-        None,
-        "encoding of the input, such as cp1250 (default: UTF-8, UTF-16 or Windows-1252, as found)",
-        metavar="NAME",
+        None, "encoding of the input, such as cp1250 (default: found)", metavar="NAME"
     )
     ditto: bool = flag(
         False, "code do., ditto, 〃 as the text of the row above; without it they get needs_review"
@@ -100,14 +86,12 @@ class Files(Config):
     )
     known: str | None = flag(
         None,
-        "texts whose codes are right, such as the training data or what review apply --training-data writes:"
-        " their codes win over the model's, conf is 1, and a column source says known or model",
+        "texts whose codes are right, such as the training data: their codes win over the model's, conf is 1,"
+        " and a column source says known or model",
         metavar="FILE",
     )
     classes: list[str] | None = flag(
-        None,
-        "also the social classes of HISCO codes, as columns: HISCLASS (12 or 5 classes), SOCPO, HISCAM",
-        choices=CLASSES,
+        None, "also the social classes of HISCO codes: HISCLASS (12 or 5), SOCPO, HISCAM", choices=CLASSES
     )
     no_titles: bool = flag(False, "HISCO codes without their titles")
     overwrite: bool = flag(False, "replace an output that exists", resumable=True)
@@ -130,32 +114,24 @@ class Decoding(Config):
     )
     min_prob: Fraction = flag(
         0.0,
-        "rows whose conf is lower have 1 in needs_review; so do those without a code, or with one that is"
-        " none of the model's",
+        "rows with a lower conf get needs_review; so do those with no code, or one that is not the model's",
         metavar="P",
     )
     target_accuracy: Fraction | None = flag(
         None,
-        "instead of --min-prob: the conf above which this share of the model's answers was right on the texts"
-        " that its confidence was fitted on, for example 0.98",
-        metavar="P",
-    )
-    back_off: Fraction | None = flag(
-        None,
-        "also the longest prefix of the first code whose probability, that of all codes of the key below it"
-        " together, is at least P",
+        "instead of --min-prob: the conf above which this share of the answers was right on the texts that"
+        " the confidence was fitted on, for example 0.98",
         metavar="P",
     )
     raw_confidence: bool = flag(
-        False, "probabilities as the decoders give them, not as they were fitted to how often they are right"
+        False, "probabilities as the decoders give them, not as often as they are right"
     )
     system: str | None = flag(
         None, "name of the columns of codes (default: the model's, for example hisco)", metavar="NAME"
     )
     target_cols: list[str] | None = flag(
         None,
-        "columns with which a published general-purpose model was trained, one for each code, where it does"
-        " not say how many it writes (default: as it says)",
+        "columns of a published general-purpose model, one for each code, if it does not say how many",
         metavar="COL",
     )
     explain: bool = flag(
@@ -186,18 +162,19 @@ class PredictConfig(Files, Decoding, Published, Machine):
 
     def problems(self) -> Iterator[str]:
         """What is wrong with these arguments, a line each."""
-        if self.language and self.language_column:
-            yield "--language and --language-column are mutually exclusive"
+        for flags, are_given in (
+            ("--language and --language-column", (self.language, self.language_column)),
+            ("--min-prob and --target-accuracy", (self.min_prob, self.target_accuracy)),
+            ("--target-accuracy and --raw-confidence", (self.target_accuracy, self.raw_confidence)),
+            (
+                "--bf16, --fp16, --int8, --use-amp and --float64",
+                (self.bf16, self.fp16, self.int8, self.use_amp, self.float64),
+            ),
+        ):
+            if sum(map(bool, are_given)) > 1:
+                yield f"{flags} are mutually exclusive"
         if self.threshold and self.decoder not in ("flat", "both"):
             yield f"--threshold is for --decoder flat and both, not {self.decoder}"
-        if len(dict(self.threshold or [])) < len(self.threshold or []):
-            yield "--threshold: a language is listed twice"
-        if self.target_accuracy is not None and self.min_prob > 0:
-            yield "--min-prob and --target-accuracy are mutually exclusive"
-        if self.target_accuracy is not None and self.raw_confidence:
-            yield "--target-accuracy is for the fitted confidence: leave --raw-confidence out"
-        if sum((self.bf16, self.fp16, self.int8, self.use_amp, self.float64)) > 1:
-            yield "--bf16, --fp16, --int8, --use-amp and --float64 are mutually exclusive"
         weights = formats.files_of(self.model)
         of_run: list[str] = []
         if weights:
