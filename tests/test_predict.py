@@ -570,7 +570,7 @@ def test_published_models_code(tmp_path):
     expected = CodeSearch(made, CodeTrie(CODES, hisco_blocky5())).full(ids, mask)
     assert coder.probabilities(texts, languages, "full") == pytest.approx(expected.numpy(), rel=1e-3)
 
-    coder = Coder.load(str(tmp_path / "flat.bin"))
+    coder = Coder.load(str(tmp_path / "flat.bin"), given=Given("hisco"))
     best = made.classify(made.encode(ids, mask)[1])[0].argsort(descending=True)[:5]
     assert coder.code(texts, languages, "flat", threshold=0.0)[0].codes == [CODES[i] for i in best]
     with pytest.raises(UserError, match="flat classifier"):
