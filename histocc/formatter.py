@@ -22,7 +22,7 @@ import torch
 
 UNK_IDX, PAD_IDX, BOS_IDX, EOS_IDX, SEP_IDX = range(5)
 FIRST_TOKEN_IDX = 5  # ids below are the five above
-MAX_BLOCK_SIZE = 10_000
+MAX_BLOCK_SIZE = 1000
 SEP_VALUE = "&"  # between two codes in text form
 WITHIN_BLOCK_SEP = ","  # between two tokens of one code, where wanted
 NEVER_SHORT = frozenset({"-1", "-2", "-3", "?"})  # no title, not working, no work title; and a missing code

@@ -8,13 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from helpers import (
-    TINY,
-    examples,
-    run_inside,
-    write_csv,
-    write_rows,
-)
+from helpers import TINY, examples, run_inside, write_csv, write_rows
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -199,27 +193,6 @@ def test_widths(batches):
 # ---- order and noise
 
 
-def union(batches, total, processes=1, micro=0, epoch=0) -> list[Counter]:
-    """Rows of each global batch of an epoch, whichever rank and micro-batch holds them."""
-    found: list[Counter] = []
-    for rank in range(processes):
-        number = 0
-        for batch in epoch_of(batches(total, processes, micro, rank), epoch):
-            found.extend([Counter()] * (number + 1 - len(found)))
-            found[number] = found[number] + Counter(rows_in(batch))
-            number += batch["last_micro_batch"]
-    return found
-
-
-@pytest.mark.parametrize("epoch", [0, 3])
-def test_rows_and_noise_do_not_depend_on_processes_or_micro_batches(batches, epoch):
-    one = union(batches, 10, epoch=epoch)
-    assert [batch.total() for batch in one] == [10, 10, 3]
-    for processes, micro in ((1, 3), (2, 0), (3, 2), (4, 1), (16, 0)):
-        assert union(batches, 10, processes, micro, epoch) == one
-    assert sum(union(batches, 4, 2, epoch=epoch), Counter()) == sum(one, Counter())  # nor on the total batch
-
-
 def test_epochs_differ_in_order_and_noise_which_leaves_the_codes_alone(batches):
     def texts(epoch: int, **options) -> list[str]:
         return [text_of(ids) for ids, _, _ in rows_in(batches(23, **options)[epoch, 0][0])]
@@ -233,17 +206,6 @@ def test_epochs_differ_in_order_and_noise_which_leaves_the_codes_alone(batches):
         hidden = texts(0, noise={"num_transformations": 0, "unk_lang_prob": probability})
         assert {text.split("[SEP]")[0] for text in hidden} == languages
         assert sorted(text.split("[SEP]")[1] for text in hidden) == sorted(row[0] for row in ROWS)
-
-
-def test_validation_has_each_row_once_and_is_always_the_same(data):
-    rows = TextRows(data.val, data, RowEncoding(HISCO))
-    for processes in (1, 2, 4):
-        plan = BatchPlan(len(data.val), 3 * processes, processes, 3)
-        ranks = [epoch_of(MicroBatches(rows, plan, rank)) for rank in range(processes)]
-        texts = [text_of(ids) for rank in ranks for batch in rank for ids, _, _ in rows_in(batch)]
-        assert sorted(texts) == sorted(written(row)[0] for row in ROWS[:7]) and len(set(map(len, ranks))) == 1
-        for batch, again in zip(ranks[0], epoch_of(MicroBatches(rows, plan, 0), epoch=2), strict=True):
-            assert_same(batch, again)
 
 
 @pytest.mark.parametrize("persistent", [False, True])

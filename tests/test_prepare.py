@@ -216,13 +216,6 @@ def test_repeated_codes_count_once(tmp_path):
     assert result.data.train.codes.tolist() == [[1, 2, -1], [0, -1, -1], [2, 1, -1], [1, 2, -1]]
 
 
-def test_fixed_codes_keep_their_order(tmp_path):
-    fixed = ["83110", "-1", "61110", "00001"]
-    result = prepare(tmp_path, "occ1,hisco_1\na,61110\nb,83110\nc,77610\n", fixed_codes=fixed)
-    assert result.codes == fixed and result.data.train.codes.tolist() == [[2], [0]]
-    assert result.reasons == [(4, "hisco_1", "77610")]
-
-
 def test_columns_of_numbers(tmp_path):
     content = "occ1,code1,code2\na,0,\nb,2,1\nc,1.0,-1\nd,3,\ne,x,\nf,,0\ng,-1,\n"
     fixed = ["-1", "61110", "01110"]
@@ -366,7 +359,7 @@ def test_the_command_shows_and_writes_what_a_file_holds(tmp_path, capsys):
         "2 used, 2 of them in fewer than 10 rows",
         "rows with 1 code: 4",
         "Languages: en 2, da 2",
-        "texts that are coded differently in different rows: 1",
+        "1 texts are coded differently in different rows",
         "1 × empty text (a.csv line 4)",
     ):
         assert words in shown

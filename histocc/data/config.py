@@ -139,8 +139,6 @@ class Tables(Reading):
             yield "--all-codes-col needs --all-codes-file"
         if not 16 <= self.max_len <= 2048:
             yield f"--max-len must be at least 16 and at most 2048, not {self.max_len}"
-        if self.block_size > 100:
-            yield f"--block-size must be at most 100, not {self.block_size}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -218,7 +216,9 @@ class PrepareSettings:
         """The settings that are flags of the same names, and what is decided beside them."""
         names = {item.name for item in fields(cls)}
         given = {name: value for name, value in args.values().items() if name in names}
-        return cls(**{**given, "recode": recoding(args.recode), **decided})
+        pairs = (pair.split("=") for pair in args.recode.split(",")) if args.recode else ()
+        recode = {old.strip(): new.strip() for old, new in pairs}
+        return cls(**{**given, "recode": recode, **decided})
 
     @property
     def columns(self) -> list[str]:
@@ -261,12 +261,6 @@ def file_problems(settings: PrepareSettings) -> list[str]:
     return problems
 
 
-def recoding(text: str | None) -> dict[str, str]:
-    """Codes and what they become, of --recode."""
-    pairs = [pair.split("=") for pair in text.split(",")] if text else []
-    return {old.strip(): new.strip() for old, new in pairs}
-
-
 def code_problems(formatter: BlockyFormatter | None, settings: PrepareSettings) -> list[str]:
     """What is wrong with the codes that flags name, a line each."""
     codes = [("--missing-code", settings.missing_code), ("--empty-text", settings.empty_text)]
@@ -297,9 +291,7 @@ class StartsFrom:
 
 @dataclass(frozen=True)
 class Columns:
-    """Which columns of the files hold codes and languages, and the formatter of the codes: as the arguments
-    say, or by the names of the columns.
-    """
+    """Which columns of the files hold codes and languages, and the formatter of the codes."""
 
     formatter: str
     target_cols: list[str]  # none if that is not known

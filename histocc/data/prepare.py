@@ -20,16 +20,7 @@ from itertools import compress
 
 import numpy as np
 
-from histocc.data.arrays import (
-    ARRAYS,
-    FILES,
-    META,
-    PreparedData,
-    RowSet,
-    fault,
-    map_array,
-    write_last,
-)
+from histocc.data.arrays import ARRAYS, FILES, META, PreparedData, RowSet, fault, map_array, write_last
 from histocc.data.config import PrepareSettings, fingerprint
 from histocc.data.report import compare_rows, describe_parts
 from histocc.data.rows import (
@@ -215,8 +206,10 @@ class Reader:
         for side, chosen in (("train", ~is_val), ("val", is_val)):
             chosen_texts = texts if chosen.all() else list(compress(texts, chosen))
             self.parts[side].add(chosen_texts, {name: values[chosen] for name, values in arrays.items()})
-            if side == "train":
-                self._count_words(chosen_texts)
+            if side == "train" and (self.parts[side].rows <= ALL_WORDS_OF or self.chunks % 4 == 0):
+                self.words.update(" ".join(chosen_texts).split())
+        if len(self.words) > MAX_COUNTED_WORDS:
+            self.words = Counter(dict(self.words.most_common(MAX_COUNTED_WORDS // 2)))
 
     def _codes(self, path: str, chunk: Chunk, keep: np.ndarray, reject: Callable[..., None]) -> np.ndarray:
         """Provisional numbers of the codes, int64 [n, K], −1 behind the last; rejects rows that cannot be
@@ -297,13 +290,6 @@ class Reader:
         cut = np.flatnonzero(np.fromiter(map(len, texts), dtype=np.int64, count=len(texts)) > room[numbers])
         self.findings.note("texts_cut", path, lines[cut], (texts[i] for i in cut))
         return numbers
-
-    def _count_words(self, texts: list[str]) -> None:
-        if self.parts["train"].rows > ALL_WORDS_OF and self.chunks % 4:
-            return  # enough for how often a word is drawn
-        self.words.update(" ".join(texts).split())
-        if len(self.words) > MAX_COUNTED_WORDS:
-            self.words = Counter(dict(self.words.most_common(MAX_COUNTED_WORDS // 2)))
 
     def finish(self) -> tuple[list[str], dict]:
         """Closes the files and gives codes their final numbers. Returns (codes, report)."""
@@ -409,13 +395,9 @@ class Reader:
 
 def build_folder(root: str, name: str, build: Callable[[str], None]) -> str:
     """The folder `root`/`name`, filled by `build(path)` if it is not there as it was written; one process of
-    a job. What `build` writes last, `arrays.META`, makes it complete.
-
-    Nothing that was not there before stays behind after an exception, and nothing is removed or replaced but
-    plain files with names of `arrays.FILES`.
-
-    Raises:
-        UserError: something else is in the way, another job works in `root`, or the machine lacks something.
+    a job. What `build` writes last, `arrays.META`, makes it complete. Nothing new stays behind after an
+    exception, and nothing is removed or replaced but plain files with names of `arrays.FILES`. Raises
+    UserError if something else is in the way, or another job works in `root`.
     """
     folder = os.path.join(root, name)
     missing, path = [], os.path.abspath(folder)

@@ -146,28 +146,13 @@ def report_lines(report: dict) -> list[str]:
     lines.append(f"Languages: {listed(report['languages']) or 'none'}")
     notes = [f"{os.path.basename(file['path'])} {note}" for file in report["files"] for note in file["notes"]]
     others = [name for name in report["languages"] if name not in LANGUAGES]
-    conflicts, unseen = report["conflicts"], report["codes_only_in_validation"]
-    seen = report["val_rows_seen_in_training"]
-    of_unseen = f"{len(unseen):,} (rows: {sum(unseen.values()):,})"
-    notes += [
-        text
-        for happened, text in (
-            (
-                others,
-                f"languages that the published models do not know: {', '.join(others)}; theirs are {KNOWN}",
-            ),
-            (
-                conflicts,
-                f"texts that are coded differently in different rows: {conflicts:,}, see conflicts.csv",
-            ),
-            (unseen, f"codes that occur in validation rows alone, and cannot be learned: {of_unseen}"),
-            (
-                seen,
-                f"validation rows with a text that is also trained on, which flatters the model: {seen:,}",
-            ),
-        )
-        if happened
-    ]
+    counted = (
+        (len(others), f"languages are not those of the published models ({KNOWN}): {', '.join(others)}"),
+        (report["conflicts"], "texts are coded differently in different rows: see conflicts.csv"),
+        (len(report["codes_only_in_validation"]), "codes occur in validation rows alone: cannot be learned"),
+        (report["val_rows_seen_in_training"], "validation rows have a text that is also trained on"),
+    )
+    notes += [f"{count:,} {text}" for count, text in counted if count]
     notes += [f"{kind['rows']:,} {NOTES[kind['kind']]}{_where(kind)}" for kind in found("noted")]
     if report["rejected_rows"]:
         notes.append(f"{report['rejected_rows']:,} rows rejected, listed in rejected_rows.csv")

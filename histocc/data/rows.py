@@ -343,12 +343,10 @@ def read_key(path: str) -> list[str]:
 def read_words(path: str) -> dict[str, int]:
     """Words and how often they occur: columns word, freq. Raises UserError."""
     words: Counter[str] = Counter()
-    for word, count in read_columns(path, ["word", "freq"]):
+    for word, count in read_columns(path, ["word", "freq"]) or [("", "")]:
         if not word or not count.isdecimal() or len(count) > 18:
             raise UserError(f"{path}: needs rows of a word and a whole number; one is {[word, count]!r}")
         words[word] += int(count)
-    if not words:
-        raise UserError(f"{path}: needs rows of a word and a whole number")
     return dict(words)
 
 
