@@ -83,7 +83,7 @@ def test_missing_file_and_save_path_below_a_file(tmp_path):
         ),
         (["--batch-size", "0"], "'0' is not a whole number of at least 1"),
         (["--wandb-project-name", "x"], "--wandb-project-name needs --log-wandb"),
-        (["--global-batch-size", "8", "--lr-scaling", "linear"], "must not"),
+        (["--global-batch-size", "8", "--lr-scaling", "linear"], "mutually exclusive"),
         (["--learning-rate", "-1"], "--learning-rate: '-1' is not a number above 0"),
         (["--block-sise", "5"], "unrecognized arguments: --block-sise"),
         (["--device", "cuda"], "--device cuda: torch "),
