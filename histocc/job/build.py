@@ -40,7 +40,7 @@ from histocc.runtime.log import Stage
 from histocc.runtime.rng import derived_seed, mix
 from histocc.runtime.world import World
 from histocc.seq2seq_mixer_engine import entries_for, multi_hot, row_losses
-from histocc.text import AS_IS, ASCII_LOWER, cleaner, encode_batch, language_table
+from histocc.text import ASCII_LOWER, cleaner, encode_batch, language_table
 from histocc.trainer.batches import WEIGHTS, BatchPlan, MicroBatches
 from histocc.trainer.log import LOG
 from histocc.trainer.loop import CLIP_NORM
@@ -239,7 +239,7 @@ def make_model(
         model.ngrams.hashes.copy_(torch.from_numpy(counted[0]))
         model.ngrams.idf.copy_(torch.from_numpy(counted[1]))
         if first is None:
-            start_at_fit(args, formatter, world, data, model)
+            fit_on_main(args, formatter, world, data, model)
     model.to(Precision.of(args, world.device).dtype)
     if resumed:
         model.load_state_dict(resumed["model"])
@@ -262,7 +262,7 @@ def freeze_unseen_characters(
 
 
 def new_config(args: JobConfig, first: dict | None) -> dict:
-    """`config` of a new run: sizes from --model-size or from the checkpoint that it starts from. Raises
+    """`config` of a new run but its text rule: sizes from --model-size or from the initial weights. Raises
     UserError.
     """
     dropouts = dict.fromkeys(("hidden_dropout_prob", "attention_probs_dropout_prob"), args.encoder_dropout)
@@ -285,7 +285,6 @@ def new_config(args: JobConfig, first: dict | None) -> dict:
     if first is not None and not args.only_encoder:
         start = {name: first["config"][name] for name in start}
     config = {**encoder, **start, "max_len": args.max_len}
-    config["text"] = args.clean_text or (first["config"]["text"] if first else AS_IS)
     if args.decoder_dim_feedforward is not None:
         config["decoder_dim_feedforward"] = args.decoder_dim_feedforward
     if args.memory_mask is not None:
@@ -318,14 +317,13 @@ def fast_parameters(
     weights those that the run starts from; a resumed run keeps its factor.
     """
     ngrams, added = model.ngrams, False
+    own = list(ngrams.parameters()) if ngrams else []
     if resumed:
         with checkpoint.reading(resumed["path"]):
             groups, rates = resumed["optimizer"]["param_groups"], resumed["scheduler"]["base_lrs"]
             factor = rates[-1] / rates[0]
-            added = len(groups) == 2 and len(groups[1]["params"]) == (
-                len(list(ngrams.parameters())) if ngrams else 0
-            )
-    elif are_fitted(args, model):
+            added = len(groups) == 2 and len(groups[1]["params"]) == len(own)
+    elif ngrams and args.ngram_passes and not args.initial_checkpoint:  # they are fitted
         factor = FITTED_LINEAR_LR_FACTOR
     else:
         is_new = not model.linear_decoder.weight.any()
@@ -336,11 +334,6 @@ def fast_parameters(
     parts = ["linear_decoder"] * (not added) + ["ngrams"] * bool(ngrams)
     names = [f"{part}.{name}" for part in parts for name, _ in model.get_submodule(part).named_parameters()]
     return names if factor != 1 else [], factor
-
-
-def are_fitted(args: JobConfig, model: Seq2SeqMixerOccCANINE) -> bool:
-    """Whether a new run fits the n-grams of its model before the first step."""
-    return model.ngrams is not None and args.ngram_passes > 0 and not args.initial_checkpoint
 
 
 # ---- new n-grams: which there are, and weights that are fitted to the texts alone
@@ -400,7 +393,7 @@ def count_ngrams(
     return hashes[kept], (np.log((1 + len(distinct)) / (1 + frequency[kept])) + 1).astype(np.float32)
 
 
-def start_at_fit(
+def fit_on_main(
     args: JobConfig,
     formatter: BlockyFormatter,
     world: World,
