@@ -6,9 +6,9 @@ import io
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 
-from histocc.data.tables import Chunk, column_problems, read_chunks, table_format
+from histocc.data.tables import column_problems, read_chunks, table_format
 from histocc.formatter import EOS_IDX, NEVER_SHORT, BlockyFormatter, CodeError, hisco_key
 from histocc.published.formats import name_of_code
 from histocc.runtime.errors import UserError
@@ -115,18 +115,6 @@ def fill_dittos(texts: list[str], above: str, fill: bool) -> list[int]:
     for i in dittos if fill else ():
         texts[i] = texts[i - 1] if i else above
     return dittos
-
-
-def with_texts(chunks: Iterable[Chunk], place: int, ditto: bool) -> Iterator[Chunk]:
-    """The chunks of consecutive rows with their `texts`, of the column at `place`; with `ditto`, texts such
-    as do. are those of the row above.
-    """
-    above = ""
-    for chunk in chunks:
-        chunk.texts = list(chunk.columns[place])
-        fill_dittos(chunk.texts, above, ditto)
-        above = chunk.texts[-1] if chunk.texts else above
-        yield chunk
 
 
 # ---- cells → numbers, each distinct cell checked once, however many rows hold it

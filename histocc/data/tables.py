@@ -48,7 +48,7 @@ class Chunk:
     columns: list[list[str]]  # the cells of each wanted column, n texts each
     faults: list[tuple[int, str, str]] = field(default_factory=list)  # unreadable rows: line, kind, reason
     share: float = 0.0  # of the file that is read, 0…1
-    texts: list[str] = field(default_factory=list)  # those that are coded, see `rows.with_texts`
+    texts: list[str] = field(default_factory=list)  # of the rows, for who codes them
 
 
 class Format(NamedTuple):

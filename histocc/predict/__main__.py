@@ -27,7 +27,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from histocc.data.dataset import read_descriptions
-from histocc.data.rows import MISSING_WORDS, csv_text, fill_dittos, key_reader, language_name, with_texts
+from histocc.data.rows import MISSING_WORDS, csv_text, fill_dittos, key_reader, language_name
 from histocc.data.tables import Chunk, column_problems, read_chunks, table_format
 from histocc.formatter import hisco_classes, hisco_key
 from histocc.predict.coder import SHOWN, Coded, Coder, file_hash, training_examples
@@ -171,9 +171,12 @@ class Coding:
     def chunks(self) -> Iterator[tuple[Chunk, list[str]]]:
         """The input, and the language of each row."""
         args, header = self.args, self.format.names
-        chunks = read_chunks(self.path, None, args.delimiter, self.format.encoding)
-        for chunk in with_texts(chunks, header.index(args.column), args.ditto):
+        above = ""
+        for chunk in read_chunks(self.path, None, args.delimiter, self.format.encoding):
             self.world.give_up_if_asked()
+            chunk.texts = list(chunk.columns[header.index(args.column)])
+            fill_dittos(chunk.texts, above, args.ditto)
+            above = chunk.texts[-1] if chunk.texts else above
             if args.language_column:
                 yield chunk, chunk.columns[header.index(args.language_column)]
             else:
