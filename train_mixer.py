@@ -22,7 +22,7 @@ if __name__ == "__main__":
     signals.start_listening()  # from here on a signal is heard, though importing torch takes seconds
 
 from histocc.job import build, config, train
-from histocc.runtime.entrypoint import start
+from histocc.runtime.world import start
 
 
 def get_args_parser():

@@ -28,8 +28,8 @@ from torch.nn.functional import cross_entropy
 from examples.text import MaskedDraws, MaskedWindows, Windows, read_text
 from examples.transformer import MASK, SIZES, Transformer, sample
 from histocc.runtime.config import Count, Parser, flag
-from histocc.runtime.entrypoint import start
 from histocc.runtime.errors import UserError
+from histocc.runtime.world import start
 from histocc.trainer import script
 from histocc.trainer.config import ScriptConfig
 from histocc.trainer.script import Training

@@ -20,16 +20,14 @@ import torch
 from torch.cuda import nccl
 
 from histocc import __version__
-from histocc.runtime import entrypoint
 from histocc.runtime.config import Parser, Positive, Processes, flag
 from histocc.runtime.errors import TrainingError
 from histocc.runtime.files import folder_above, save_path_problem
 from histocc.runtime.forked import usable_cores
-from histocc.runtime.world import World
+from histocc.runtime.world import World, start
 
 OK, WARNING, FAULT = "ok", "warning", "fault"
 GB = 1e9
-REDUCED_MB = 32
 
 
 class Finding(NamedTuple):
@@ -117,17 +115,6 @@ def same_versions(everyone: list[dict[str, str]]) -> Finding:
     return Finding("same versions", FAULT if other else OK, "; ".join(other) or "on all processes", remedy)
 
 
-def all_reduce(backend: str, seconds: list[float], right: list[bool]) -> Finding:
-    """seconds, right: of each rank, for a sum of REDUCED_MB over all of them."""
-    moved = 2 * (len(right) - 1) / len(right) * REDUCED_MB * 2**20
-    text = f"{moved / max(seconds) / GB:.2f} GB/s ({backend}, {REDUCED_MB} MB)"
-    wrong = [str(rank) for rank, is_right in enumerate(right) if not is_right]
-    if wrong:
-        remedy = "a device or a link is damaged: run it on each machine alone, then in pairs"
-        return Finding("all-reduce", FAULT, f"wrong sums on rank {', '.join(wrong)}; {text}", remedy)
-    return Finding("all-reduce", OK, f"sums are right; {text}")
-
-
 # ---- the command
 
 
@@ -156,12 +143,14 @@ def examine(args: DoctorConfig, world: World) -> None:
         if findings
     }
     if world.backend:
-        seconds, right = map(list, zip(*world.gather(world.try_all_reduce(REDUCED_MB))))
+        right = world.sum_over_ranks({"rank": world.rank})["rank"] == world.size * (world.size - 1) / 2
         places = ", ".join(f"rank {i} {device} on {host}" for i, (host, device, _, _) in enumerate(everyone))
         report[f"all {world.size} processes"] = [
             Finding("placement", OK, places),
             same_versions([installed for *_, installed in everyone]),
-            all_reduce(world.backend, seconds, right),
+            Finding("all-reduce", OK, f"sums are right ({world.backend})")
+            if right
+            else Finding("all-reduce", FAULT, "sums are wrong", "run it on each machine alone, and in pairs"),
         ]
     for place, findings in report.items():
         world.print(place)
@@ -171,7 +160,7 @@ def examine(args: DoctorConfig, world: World) -> None:
                 world.print(f"{'':26}→ {finding.remedy}")
     levels = [finding.level for findings in report.values() for finding in findings]
     if faults := levels.count(FAULT):
-        raise TrainingError(f"{faults} faults: fix them before a long run", heard_from_main=True)
+        raise TrainingError(f"{faults} faults: fix them before a long run")
     world.print(f"0 faults, {levels.count(WARNING)} warnings. Ready to train.")
 
 
@@ -182,7 +171,7 @@ def get_args_parser() -> Parser:
 
 
 def main(argv: list[str] | None = None) -> None:
-    entrypoint.start(get_args_parser(), examine, argv)
+    start(get_args_parser(), examine, argv)
 
 
 if __name__ == "__main__":

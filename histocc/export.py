@@ -33,11 +33,11 @@ from histocc.model.confidence import PUBLISHED
 from histocc.predict.config import Published
 from histocc.published import models
 from histocc.published.formats import MAX_LEN, SETTINGS, Given, files_of, flat_name
-from histocc.runtime import entrypoint
 from histocc.runtime.checkpoint import CHECKSUM, FORMAT, with_checksum
 from histocc.runtime.config import Parser, declarations, flag
 from histocc.runtime.errors import UserError, in_words, raise_if_any
 from histocc.runtime.files import atomic_write, problems
+from histocc.runtime.world import run_command
 from histocc.text import ASCII_LOWER
 
 # Entries of a checkpoint that coding needs; those that a model does not have are left out.
@@ -204,7 +204,7 @@ def run(argv: list[str] | None) -> None:
 
 
 def main(argv: list[str] | None = None) -> int:
-    return entrypoint.run_command(lambda: run(argv))
+    return run_command(lambda: run(argv))
 
 
 if __name__ == "__main__":

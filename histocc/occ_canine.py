@@ -336,8 +336,8 @@ class OccCANINE:
         **arguments,
     ) -> "OccCANINE":
         """Trains on from this model as `finetune.py` does, in one process, and becomes the best model of that
-        run; returns itself. If it fails or is stopped (Ctrl-C, a signal, stop_after, each of which saves
-        first), this object keeps the weights that it had, and the same call resumes.
+        run; returns itself. If it fails or is stopped (Ctrl-C or a signal, which saves first), this object
+        keeps the weights that it had, and the same call resumes.
 
         Args:
             dataset: a CSV or Parquet file, or a DataFrame.
@@ -379,7 +379,6 @@ class OccCANINE:
     def _train(self, args, device: torch.device) -> None:
         world = World(device=device)
         with listening() as stop:
-            stop.limit(args.stop_after)
             try:
                 with (
                     settings_of_torch(),

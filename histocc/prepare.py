@@ -11,8 +11,9 @@ from histocc.data.arrays import PreparedData
 from histocc.data.config import Split, Tables, columns_of, settings_from
 from histocc.data.prepare import LISTS, UnusableData, prepare
 from histocc.data.report import report_lines
-from histocc.runtime import entrypoint, files, log
+from histocc.runtime import files, log
 from histocc.runtime.config import Parser, flag
+from histocc.runtime.world import run_command
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,7 +28,7 @@ class PrepareConfig(Tables, Split):
         metavar="DIR",
     )
     overwrite: bool = flag(False, "replace such lists that were not written here")
-    quiet: bool = flag(False, "no progress bars and lines of progress")
+    quiet: bool = flag(False, "no lines of progress")
 
 
 def get_args_parser() -> Parser:
@@ -59,7 +60,7 @@ def run(args: PrepareConfig) -> None:
 
 
 def main(argv: list[str] | None = None) -> int:
-    return entrypoint.run_command(lambda: run(get_args_parser().parse_args(argv)))
+    return run_command(lambda: run(get_args_parser().parse_args(argv)))
 
 
 if __name__ == "__main__":

@@ -15,10 +15,10 @@ from dataclasses import MISSING, dataclass
 from typing import Any
 
 from histocc.runtime.config import Config, NotNegative, Parser, flag
-from histocc.runtime.entrypoint import run_command
 from histocc.runtime.errors import UserError
 from histocc.runtime.files import is_held
 from histocc.runtime.log import duration, output_is_lost
+from histocc.runtime.world import run_command
 from histocc.trainer.log import LOG, RUNNING, STATUS, read_numbers
 
 BARS = "▁▂▃▄▅▆▇█"
@@ -45,7 +45,7 @@ def view(folder: str, width: int = 80) -> tuple[str, bool]:
     try:
         with open(path, encoding="utf-8") as file:
             status = json.load(file)
-        running = status["state"] == RUNNING and is_live is not False
+        running = status["state"] == RUNNING and is_live
         lines = status_lines(status, read_numbers(os.path.join(folder, LOG)), running, width - 46)
     except OSError:
         if is_live or is_held(os.path.join(folder, "prepared")):

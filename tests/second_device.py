@@ -16,6 +16,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
+from histocc.runtime import world
+
 DEVICE = torch.device("meta")
 aten = torch.ops.aten
 MOVES = {aten.copy_.default, aten._to_copy.default}
@@ -29,13 +31,9 @@ class Elsewhere(torch.Tensor):
 
     @staticmethod
     def __new__(cls, here):
+        places = {"strides": here.stride(), "storage_offset": here.storage_offset()}
         tensor = torch.Tensor._make_wrapper_subclass(
-            cls,
-            here.shape,
-            strides=here.stride(),
-            storage_offset=here.storage_offset(),
-            dtype=here.dtype,
-            device=DEVICE,
+            cls, here.shape, **places, dtype=here.dtype, device=DEVICE
         )
         tensor.here = here
         return tensor
@@ -87,16 +85,13 @@ def run(operation, arguments, named):
     if to_cpu or not (elsewhere or made_there):
         return found
     given = {id(tensor.here): tensor for tensor in elsewhere}  # what works in place returns what it was given
-    return tree_map(
-        lambda leaf: (
-            given.get(id(leaf))
-            if id(leaf) in given
-            else Elsewhere(leaf)
-            if type(leaf) is torch.Tensor
-            else leaf
-        ),
-        found,
-    )
+
+    def placed(leaf):
+        if id(leaf) in given:
+            return given[id(leaf)]
+        return Elsewhere(leaf) if type(leaf) is torch.Tensor else leaf
+
+    return tree_map(placed, found)
 
 
 class _Operations(TorchDispatchMode):
@@ -116,7 +111,7 @@ class _Tensors(TorchFunctionMode):
 
 @contextlib.contextmanager
 def second_device(monkeypatch):
-    """`DEVICE` works like a device, and is the accelerator that torch finds here: --device meta."""
+    """`DEVICE` works like a device, and is the one that --device cuda stands for."""
     fused = optimizer._get_fused_kernels_supported_devices
     autocast = torch.autocast
     monkeypatch.setattr(optimizer, "_get_fused_kernels_supported_devices", lambda: [*fused(), DEVICE.type])
@@ -125,7 +120,10 @@ def second_device(monkeypatch):
         "autocast",
         lambda device, *a, **b: contextlib.nullcontext() if is_device(device) else autocast(device, *a, **b),
     )
-    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available=False: DEVICE)
+    choose = world.choose_device
+    monkeypatch.setattr(
+        world, "choose_device", lambda name, *place: DEVICE if name == "cuda" else choose(name, *place)
+    )
     monkeypatch.setattr(torch.accelerator, "synchronize", lambda device=None: None)
     waits.clear()
     with _Tensors(), _Operations():

@@ -84,26 +84,20 @@ def test_what_is_decided_is_another_object():
 @pytest.mark.parametrize(
     "name, content, said",
     [
-        ("a.toml", "batchsize = 3", "'batchsize': there is no such flag; the nearest is 'batch_size'"),
-        ("a.toml", "[training]\nbatch_size = 3", "'training': there is no such flag"),
+        ("a.toml", "batchsize = 3", "'batchsize': there is no such flag"),
         ("a.toml", "wrong = 1\nalso = 2", "2 problems:\n  'wrong'"),
         ("a.toml", "batch_size = [3]", "'batch_size': expected a text or a number, not [3]"),
         ("a.toml", "batch_size = 0", "'batch_size': '0' is not a whole number of at least 1"),
-        ("a.toml", "num_transformations = 1000000", "'1000000' is not a whole number from 0 to 100"),
         ("a.toml", 'model_size = "huge"', "'model_size': expected one of tiny, small, base, ngrams, not"),
-        ("a.toml", "batch_size = 3\nbatch-size = 4", "'batch-size': is the same flag as 'batch_size'"),
-        ("a.toml", 'save_path = "a"\nsave-dir = "b"', "'save-dir': is the same flag as 'save_path'"),
+        ("a.toml", 'save_path = "a"\nsave-dir = "b"', "'save-dir': is given already, by another name"),
         ("a.toml", "target_cols = [{a = 1}]", "'target_cols': expected a text or a number, not {'a': 1}"),
         ("a.toml", "bf16 = 1", "'bf16': expected true or false, not 1"),
-        ("a.toml", 'config = "other.toml"', "'config': stands on a command line alone"),
-        ("a.toml", "learning_rate = nan", "'learning_rate': 'nan' is not a number above 0"),
+        ("a.toml", 'config = "other.toml"', "'config': there is no such flag"),
         ("a.json", '{"a": ' * 30_000 + "1" + "}" * 30_000, "cannot be read as JSON"),
         ("a.json", "[1]", "is not the args.json of a run"),
         ("a.toml", "batch_size = ", "cannot be read as TOML"),
         ("a.toml", b'a = 1\nlanguage = "\xff"', "can't decode byte 0xff in position 18"),
         ("a.toml", "".join(f"x{i} = 1\n" for i in range(5_000)), "… and 4,980 more"),
-        ("a.toml", "x" * 100_000 + " = 1\n", "there is no such flag"),
-        ("a.yaml", "dataset: a.csv\n", "cannot be read as TOML"),
     ],
     ids=lambda value: value[:30] if isinstance(value, str) else None,
 )
@@ -117,8 +111,6 @@ def test_what_is_no_file_of_arguments_is_said_at_once(tmp_path):
     os.mkfifo(tmp_path / "a.toml")
     for path in (tmp_path / "a.toml", tmp_path, "a\0.toml", "x" * 300, tmp_path / "none.toml"):
         assert refused("--config", str(path)).startswith("--config ")
-    files = [config(tmp_path, "seed = 7\n", name) for name in ("b.toml", "c.toml")]
-    assert "--config is given 2 times" in refused("--config", files[0], "--config", files[1])
 
 
 ODD = ("-1", "0", "nan", "1e400", "", "abc")

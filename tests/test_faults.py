@@ -192,10 +192,9 @@ def test_a_signal_saves_and_ends_all_ranks_and_a_second_ends_at_once(folder):
 
 @pytest.mark.full
 def test_one_process_is_interrupted_in_every_way_and_the_same_command_goes_on(folder):
-    """One run: a time limit, four signals, kills, two damaged files."""
+    """One run: four signals, kills, two damaged files."""
     whole, job, dice = Job(folder / "whole", epochs=6), Job(folder / "one", epochs=6), random.Random(1)
     whole.run()
-    assert "Stopped by --stop-after" in job.run("--stop-after", 0.001)
     for name, expected in (("SIGUSR1", 0), ("SIGHUP", 0), ("SIGINT", 130), ("SIGTERM", 0)):
         process = job.start_and_wait()
         time.sleep(dice.uniform(0, 0.2))
@@ -342,7 +341,7 @@ def test_a_full_disk_does_not_end_the_run_but_its_code_tells(folder):
         subprocess.run(["mount", "-o", "remount,size=400m", disk], check=True)
         assert "Finished at step 6" in job.run()
         subprocess.run(["mount", "-o", "remount,ro", disk], check=True)
-        read_only = f"error: {job.folder}: cannot write there: the file system is read-only"
+        read_only = f"error: {job.folder}: cannot write there: Read-only file system"
         assert read_only in job.run("--num-epochs", 2, code=2)
         subprocess.run(["mount", "-o", "remount,rw", disk], check=True)
     finally:

@@ -34,34 +34,10 @@ def test_results_come_in_order_and_memory_is_that_of_the_parent():
     assert found[0][2] == here and len({process for *_, process in found}) == 3
 
 
-def test_each_piece_is_taken_once():
-    shared = Forked(3, never)
-    pieces = shared.pieces()
-
-    def work(_: int) -> list[int]:
-        mine = []
-        for number in range(200):
-            if pieces.is_mine(number):
-                mine.append(number)
-                time.sleep(0.0005)
-        return mine
-
-    found = shared.each(work)
-    assert sorted(number for each in found for number in each) == list(range(200))
-    assert all(each == sorted(each) for each in found) and all(found)
-
-
-class Strange(Exception):
-    def __init__(self, one, two):
-        super().__init__(f"{one} {two}")
-
-
 @pytest.mark.parametrize(
     "error, kind, said",
     [
         (UserError("a column is missing"), UserError, "a column is missing"),
-        (FileNotFoundError(2, "no such file", "x.csv"), FileNotFoundError, "x.csv"),
-        (Strange(1, 2), RuntimeError, "Strange: 1 2"),
         (Stopped(), Stopped, None),
         (None, TrainingError, "has died .SIGKILL"),
     ],
@@ -90,16 +66,14 @@ from histocc.runtime import forked
 from histocc.runtime.signals import Stopped, listening
 from histocc.runtime.world import World
 
-forked.usable_cores = lambda: 8
 torch.set_num_threads(4)
 x = torch.rand(512, 512)
 x @ x  # the parent has threads now
 print("sums", *forked.Forked(2, lambda: None).each(lambda number: float((x @ x).sum()) > 0), flush=True)
 
 with listening() as request:
-    world = World()
     try:
-        shared = forked.Forked(2, world.give_up_if_asked)
+        shared = forked.Forked(2, World().give_up_if_asked)
         shared.each(lambda number: time.sleep(60) if number else print("waits", flush=True))
     except Stopped:
         print("stopped by", request.reason)
@@ -122,9 +96,13 @@ def test_threads_of_the_parent_and_a_signal_to_all(tmp_path):
     assert process.returncode == 0 and output == "stopped by SIGTERM\n"
 
 
-def test_how_many_processes(monkeypatch):
+def test_how_many_processes(monkeypatch, tmp_path):
     alone = World()
-    monkeypatch.setattr(forked, "usable_cores", lambda: 4)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(64)))
+    monkeypatch.setattr(forked, "CPU_LIMIT", str(tmp_path / "cpu.max"))
+    for content, cores in (("", 64), ("max 100000", 64), ("50000 100000", 1), ("390000 100000", 4)):
+        (tmp_path / "cpu.max").write_text(content)  # of a container
+        assert forked.usable_cores() == cores
     monkeypatch.setattr(torch, "get_num_threads", lambda: 8)
     assert [choose_processes(None, alone, pieces) for pieces in (0, 1, 2, 3, 9)] == [1, 1, 1, 3, 4]
     assert choose_processes(7, alone, 9) == 7 and choose_processes(7, alone, 2) == 2
@@ -139,58 +117,31 @@ def test_how_many_processes(monkeypatch):
     assert choose_processes(None, alone, 9) == 1 and choose_processes(3, alone, 9) == 3
 
 
-def test_a_limit_of_a_container_counts(tmp_path, monkeypatch):
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(64)))
-    monkeypatch.setattr(forked, "CPU_LIMIT", str(tmp_path / "cpu.max"))
-    for content, cores in (("", 64), ("max 100000", 64), ("150000 100000", 2), ("50000 100000", 1)):
-        (tmp_path / "cpu.max").write_text(content)
-        assert forked.usable_cores() == cores
-
-
-def coded(tmp_path, model, rows, *more) -> tuple[bytes, str]:  # noqa: F811
-    source = table(tmp_path / "in.csv", rows)
-    output = tmp_path / f"out{'_'.join(map(str, more))}.csv"
+def coded(tmp_path, model, *more) -> tuple[bytes, str]:  # noqa: F811
+    source, output = table(tmp_path / "in.csv", 1200), tmp_path / f"out{'_'.join(map(str, more))}.csv"
     said = predict_here(*flags(model, source, output, "--batch-size", 64, *more))
     return output.read_bytes(), said
 
 
-def test_a_file_is_the_same_on_one_core_and_on_several(tmp_path, model, monkeypatch):  # noqa: F811
-    monkeypatch.setattr(predict, "PIECE", 128)
-    one, _ = coded(tmp_path, model, 1200, "--processes", 1)
-    several, said = coded(tmp_path, model, 1200, "--processes", 3)
+def test_a_file_is_the_same_on_several_cores_also_if_a_process_died(tmp_path, model, monkeypatch):  # noqa: F811
+    monkeypatch.setattr(predict, "PIECE", 128)  # so that there are some to share
+    one, _ = coded(tmp_path, model, "--processes", 1)
+    several, said = coded(tmp_path, model, "--processes", 3)
     assert "3 processes on cpu" in said and one == several and one.count(b"\n") > 1200
-
-
-def test_a_process_that_dies_ends_the_command_and_the_same_one_continues(
-    tmp_path,
-    model,  # noqa: F811
-    monkeypatch,
-):
-    monkeypatch.setattr(predict, "PIECE", 128)
-    expected, _ = coded(tmp_path, model, 1200, "--processes", 1)
-    parent, part = os.getpid(), predict.Coding.code_piece
+    part = predict.Coding.code_piece
 
     def dies(coding, number, texts) -> None:
-        if number == 4 and os.getpid() != parent:
+        if number == 3:  # of the second process
             os.kill(os.getpid(), signal.SIGKILL)
-        while number == 3 and os.getpid() == parent:  # the other one is at 4 meanwhile
-            coding.between_batches()
-            time.sleep(0.01)
         part(coding, number, texts)
 
-    def in_order(number_of):
-        """Odd parts for this process, even ones for the other."""
-        return lambda self, number: number % 2 == (os.getpid() == parent) and number_of >= 0
-
+    asked = flags(model, tmp_path / "in.csv", tmp_path / "out.csv", "--batch-size", 64, "--processes", 2)
     with monkeypatch.context() as patched:
         patched.setattr(predict.Coding, "code_piece", dies)
-        patched.setattr(forked.Pieces, "is_mine", in_order(0))
-        asked = flags(model, tmp_path / "in.csv", tmp_path / "out.csv", "--batch-size", 64, "--processes", 2)
         code, output = run_inside(predict.main, *asked, "--device", "cpu")
     assert code == 1 and "a process that shares the work has died" in output, output
-    left = list((tmp_path / "out.csv.parts").glob("*.part"))
-    assert left and "resuming" in predict_here(*asked)
-    assert (tmp_path / "out.csv").read_bytes() == expected
+    assert list((tmp_path / "out.csv.parts").glob("*.part")) and "resuming" in predict_here(*asked)
+    assert (tmp_path / "out.csv").read_bytes() == one
 
 
 def test_a_report_is_the_same_on_one_core_and_on_several(tmp_path, model):  # noqa: F811

@@ -44,7 +44,7 @@ from histocc.seq2seq_mixer_engine import evaluate, train, train_one_epoch
 # Flags that users have in their scripts, and what they get without them.
 SWITCHES = """save_each_epoch log_wandb tensorboard overwrite use_within_block_sep drop_bad_labels
     allow_codes_shorter_than_block_size prepare_only include_descriptions pin_memory persistent_workers
-    distributed only_encoder freeze_encoder use_amp fp16 no_fp16 bf16 float64 compile eval_only dry_run"""
+    distributed only_encoder freeze_encoder use_amp fp16 bf16 float64 compile eval_only dry_run"""
 # Without formatter, target columns and language the columns of the data decide, else gpf or hisco, and unk.
 NOT_GIVEN = """wandb_project_name formatter target_cols language language_col key fn_word_freq
     all_codes_file all_codes_col descriptions_file

@@ -533,7 +533,7 @@ def test_a_node_that_sees_the_folder_looks_at_its_checksums(made, tmp_path):
 
     def on(rank: int):
         world = SimpleNamespace(rank=rank, local_rank=0, node_leaders=lambda: [rank])
-        world.run_on = lambda name, leaders, work: [work()]
+        world.run_on = lambda leaders, work: [work()]
         return prep.on_every_node(chosen, str(tmp_path / "out"), str(first.folder), world, quiet)
 
     assert len(on(2).train) == len(first.train)

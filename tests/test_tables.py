@@ -152,9 +152,9 @@ def test_every_reader_looks_at_the_path_first(tmp_path):
         str(tmp_path / "socket"): "is a socket",
         "/dev/null": "is a device",
         str(tmp_path / "loop"): "symbolic links",
-        "a\0b": "is not the name of a file",
+        "a\0b": "cannot be read: ",
         str(tmp_path / "plain" / "f.csv"): "no such file",
-        "": "the name of an input file is empty",
+        "": "an input without a name: no such file",
     }
     readers = [table_format, lambda path: list(read_chunks(path, None)), read_key, read_words, read_file]
     for path, words in paths.items():

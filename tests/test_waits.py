@@ -1,4 +1,6 @@
-"""Every wait has an end, and a signal ends it: joining the others, batches from other processes."""
+"""Every wait has an end, and a signal ends it: joining the others, batches from other processes. A process
+that hangs leaves its stacks in the run's folder.
+"""
 
 import gc
 import os
@@ -10,7 +12,7 @@ import time
 
 import pytest
 import torch
-from helpers import FINETUNE, REPO, TINY, environment, write_rows
+from helpers import FINETUNE, REPO, TINY, _as_script, environment, fork_server, free_port, write_rows
 
 from histocc.runtime import signals
 from histocc.runtime.errors import TrainingError
@@ -18,61 +20,39 @@ from histocc.runtime.world import World
 from histocc.trainer.batches import BatchLoader, BatchPlan, MicroBatches, Rows
 
 CODE = "from histocc.runtime import signals; signals.start_listening(); "
-CODE += "from histocc.runtime import config, entrypoint; "
+CODE += "from histocc.runtime import config, world; "
 CODE += "p = config.Parser(config.Processes, 'x', 'x'); "
-CODE += "import os, time; entrypoint.start(p, lambda args, world: print('joined', world.rank) or "
-CODE += "time.sleep(float(os.environ.get('STAYS', '0'))))"
-
-
-def joining(port, *flags, **variables):
-    """A process that joins the others and does nothing else."""
-    variables = {name: str(value) for name, value in variables.items()}
-    return subprocess.Popen(
-        [sys.executable, "-c", CODE, *flags],
-        env=environment(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), **variables),
-        cwd=REPO,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
+CODE += "world.start(p, lambda args, world: print('joined', world.rank))"
 
 
 @pytest.fixture
-def silent_port():
-    """The port of a program that takes connections and never answers."""
+def joining():
+    """Starts a process that joins another one, which takes connections and never answers."""
     with socket.socket() as server:
         server.bind(("127.0.0.1", 0))
         server.listen(8)
-        yield server.getsockname()[1]
+        port = str(server.getsockname()[1])
+        place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "RANK": "1", "LOCAL_RANK": "1"}
+        yield lambda *flags: subprocess.Popen(
+            [sys.executable, "-c", CODE, *flags],
+            env=environment(WORLD_SIZE="2", **place),
+            cwd=REPO,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
 
 
 @pytest.mark.full
-def test_a_rank_that_two_processes_have_is_named():
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    job = [
-        joining(port, "--timeout-minutes", "1", RANK=rank, LOCAL_RANK=rank, WORLD_SIZE=2, STAYS=6)
-        for rank in (0, 1, 1)
-    ]
-    said = [process.communicate(timeout=100)[0] for process in job]
-    assert sorted(process.returncode for process in job) == [0, 0, 2], said
-    assert (
-        sum("RANK=1 was given to two processes of this job" in words for words in said) == 1
-        and said[0] == "joined 0\n"
-    )
-
-
-@pytest.mark.full
-def test_joining_has_the_limit_of_the_job(silent_port):
-    process = joining(silent_port, "--timeout-minutes", "0.02", RANK=1, LOCAL_RANK=1, WORLD_SIZE=2)
+def test_joining_has_the_limit_of_the_job(joining):
+    process = joining("--timeout-minutes", "0.02")
     output, _ = process.communicate(timeout=90)
     assert process.returncode == 2 and output.startswith("error: ") and output.count("\n") <= 2, output
-    assert f"MASTER_PORT={silent_port}" in output and "frame #" not in output
+    assert "MASTER_PORT=" in output and "frame #" not in output
 
 
-def test_a_signal_ends_joining(silent_port):
-    process = joining(silent_port, RANK=1, LOCAL_RANK=1, WORLD_SIZE=2)
+def test_a_signal_ends_joining(joining):
+    process = joining()
     caught, until = 0, time.monotonic() + 60
     while not caught >> (signal.SIGTERM - 1) & 1 and time.monotonic() < until:
         caught = int(open(f"/proc/{process.pid}/status").read().partition("SigCgt:")[2].split()[0], 16)
@@ -138,7 +118,7 @@ def test_a_worker_that_fails_ends_the_run_with_its_reason(what, words, monkeypat
 def test_a_request_to_stop_ends_the_wait_for_a_worker(monkeypatch):
     monkeypatch.setattr("histocc.trainer.batches.POLL_SECONDS", 0.2)
     with signals.listening() as stop:
-        stop.limit(0.0)
+        stop.receive(signal.SIGTERM)
         with pytest.raises(TrainingError, match="no answer for"):
             list(loader("hangs"))
 
@@ -164,3 +144,110 @@ def test_a_shared_memory_that_is_too_small_ends_the_run(tmp_path):
     assert done.returncode == 1, done.stdout
     last = done.stdout.splitlines()[-1]
     assert "--num-workers 0" in last and "docker run --shm-size" in last
+
+
+# ---- stacks
+
+JOB = '''
+"""A linear map of ten numbers, of which a rank hangs in its third pass."""
+import ctypes, os, time
+from pathlib import Path
+from histocc.runtime import signals
+signals.start_listening()
+import torch
+from dataclasses import dataclass
+from histocc.runtime.config import Parser
+from histocc.runtime.world import start
+from histocc.trainer import script
+from histocc.trainer.config import ScriptConfig
+from histocc.trainer.batches import Rows
+from histocc.trainer.script import Training
+
+class Numbers(Rows):
+    fingerprint = "numbers"
+    def __len__(self):
+        return 16
+    def batch(self, numbers, epoch):
+        return {"x": torch.ones(len(numbers), 10), "y": torch.from_numpy(numbers).float()}
+
+class Toy:
+    columns, passes = ("loss",), 0
+    def losses(self, model, batch):
+        self.passes += 1
+        if self.passes == 3 and os.environ["RANK"] == os.environ["HANGS"]:
+            Path(__file__).with_name("hangs").touch()
+            hang()
+        return {"loss": (model(batch["x"])[:, 0] - batch["y"]) ** 2}
+    metrics = losses
+
+def hang():
+    if "IN_C" in os.environ:
+        ctypes.PyDLL(None).pause()  # until a signal is handled, in C, and no other thread runs
+    else:
+        time.sleep(600)
+
+@dataclass(frozen=True, kw_only=True)
+class Config(ScriptConfig):
+    num_epochs: int = 3
+    batch_size: int = 4
+
+parser = Parser(Config, "hangs.py", "Hangs.")
+start(parser, lambda args, world: script.train(
+    parser, args, world, lambda: Training(torch.nn.Linear(10, 1), Toy(), Numbers())))
+'''
+
+
+@pytest.fixture
+def ranks(tmp_path):
+    """Starts the job on two processes, and returns them when one hangs."""
+    started = []
+
+    def start(*flags, **variables):
+        (tmp_path / "hangs.py").write_text(JOB)
+        (tmp_path / "log").touch()
+        port = str(free_port())
+        for rank in ("0", "1"):
+            place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+            env = environment(MASTER_ADDR="127.0.0.1", MASTER_PORT=port, **place, **variables)
+            args = ["--save-dir", str(tmp_path / "run"), "--device", "cpu", "--distributed", *flags]
+            arguments = (str(tmp_path / "hangs.py"), args, str(tmp_path / "log"), env)
+            started.append(fork_server().Process(target=_as_script, args=arguments))
+            started[-1].start()
+        until = time.monotonic() + 60
+        while not (tmp_path / "hangs").exists():
+            assert time.monotonic() < until and started[0].is_alive(), (tmp_path / "log").read_text()
+            time.sleep(0.05)
+        return started
+
+    yield start
+    for process in started:
+        process.kill()
+        process.join()
+
+
+@pytest.mark.processes
+def test_a_rank_that_hangs_writes_its_stacks_when_asked_and_the_run_continues(ranks, tmp_path):
+    first, second = ranks(HANGS="1", IN_C="1")
+    until = time.monotonic() + 60
+    while second.is_alive() and time.monotonic() < until:
+        os.kill(second.pid, signal.SIGUSR2)
+        second.join(0.2)
+    first.join(60)
+    said = (tmp_path / "log").read_text()
+    assert (first.exitcode, second.exitcode) == (0, 0) and "Finished at step 6" in said, said
+    written = {path.name: path.read_text() for path in (tmp_path / "run").glob("stacks-*")}
+    assert written.keys() == {"stacks-rank1.txt"} and "in hang\n" in written["stacks-rank1.txt"]
+
+
+@pytest.mark.processes
+@pytest.mark.full
+@pytest.mark.parametrize("hangs, in_c", [(0, {}), (1, {}), (1, {"IN_C": "1"})])
+def test_at_the_time_limit_every_rank_has_written_its_stacks(ranks, tmp_path, hangs, in_c):
+    processes = ranks("--timeout-minutes", "0.1", HANGS=str(hangs), **in_c)
+    processes[1 - hangs].join(60)
+    said = (tmp_path / "log").read_text()
+    assert processes[1 - hangs].exitcode == 1 and said.count("error: ") == 1, said
+    assert f"rank {hangs} did not come within the time limit (--timeout-minutes)." in said
+    assert f"the stacks of all threads: {tmp_path}/run/stacks-rank0.txt to stacks-rank1.txt\n" in said
+    assert "in hang\n" in (tmp_path / "run" / f"stacks-rank{hangs}.txt").read_text()
+    assert "in _engine_run_backward\n" in (tmp_path / "run" / f"stacks-rank{1 - hangs}.txt").read_text()

@@ -130,17 +130,17 @@ class Reader:
         """Reads one file into `part`, or into both by the hash of the text if the settings ask for it."""
         table, self.above = table_format(path, self.settings.delimiter, self.settings.encoding), ""
         rows, size = 0, round(os.path.getsize(path) / 1e6, 1)
-        with Stage(f"reading {path}", size, "MB") as stage:
-            for chunk in read_chunks(path, self.settings.columns, table.delimiter or None, table.encoding):
-                self.check()
-                rows += len(chunk.lines) + len(chunk.faults)
-                try:
-                    self._read_chunk(path, part, chunk)
-                except UserError as error:
-                    where = f"{path}, in lines {chunk.lines[0]:,} to {chunk.lines[-1]:,}"
-                    raise UserError(f"{where}: {error}") from None
-                self.book.faults.clear()
-                stage.at(round(size * chunk.share, 1))
+        stage = Stage(f"reading {path}", size, "MB")
+        for chunk in read_chunks(path, self.settings.columns, table.delimiter or None, table.encoding):
+            self.check()
+            rows += len(chunk.lines) + len(chunk.faults)
+            try:
+                self._read_chunk(path, part, chunk)
+            except UserError as error:
+                where = f"{path}, in lines {chunk.lines[0]:,} to {chunk.lines[-1]:,}"
+                raise UserError(f"{where}: {error}") from None
+            self.book.faults.clear()
+            stage.at(round(size * chunk.share, 1))
         encoding, columns = table.encoding.removesuffix("-sig").upper() or "Parquet", table.names
         more = {"delimiter": table.delimiter, "columns": columns, "notes": list(table.notes)}
         self.files.append({"path": path, "part": part, "rows": rows, "encoding": encoding, **more})
@@ -553,9 +553,9 @@ def on_every_node(
             raise UserError(f"on the node of rank {world.rank}: {error}") from None
 
     leaders = world.node_leaders()
-    folders = world.run_on("prepare on each node", leaders, prepared_here)
+    folders = world.run_on(leaders, prepared_here)
     if len(set(map(os.path.basename, folders))) > 1:
         paths = ", ".join(path for _, path in settings.files)
         what = f"the nodes have other data files than that of rank 0: copy the same {paths} to every node"
-        raise UserError(what, heard_from_main=True)
+        raise UserError(what)
     return PreparedData.open(folders[leaders.index(world.rank - world.local_rank)])

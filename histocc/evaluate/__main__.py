@@ -52,12 +52,12 @@ from histocc.predict.coder import Coder, training_data
 from histocc.predict.config import Cores, Published
 from histocc.published import models
 from histocc.published.formats import KINDS, SETTINGS, Given, files_of, load_content
-from histocc.runtime import checkpoint, entrypoint, files
+from histocc.runtime import checkpoint, files
 from histocc.runtime.config import Count, CountOrZero, Fraction, Parser, Processes, flag
 from histocc.runtime.device import Precision, device_of, settings_of_torch
 from histocc.runtime.errors import UserError, raise_if_any
 from histocc.runtime.forked import Forked, choose_processes
-from histocc.runtime.world import World
+from histocc.runtime.world import World, start
 from histocc.seq2seq_mixer_engine import COLUMNS, MixerTask
 from histocc.text import UNKNOWN_LANGUAGE
 from histocc.trainer import loop
@@ -313,8 +313,8 @@ def answers(
                 answered[-1]["outputs"] = coder.map_texts(texts, names, outputs, nothing)
         return answered
 
-    shares = world.gather_on_main(Forked(processes, world.give_up_if_asked).each(work))
-    if shares is None:
+    shares = world.gather(Forked(processes, world.give_up_if_asked).each(work), main_alone=True)
+    if not shares:
         return None
     parts = [part for share in shares for part in share]
     answered = [parts[i % len(parts)][i // len(parts)] for i in range(len(pieces))]
@@ -334,7 +334,7 @@ def run(args: EvaluateConfig, world: World) -> None:
     fingerprint = str(state.get("position", {}).get("fingerprint"))
     trained = training_data(file, fingerprint)[1] if world.is_main else None
     settings, folder = world.run_on_main(
-        "prepare", lambda: prepare(args, output, file, state, formatter, trained, world)
+        lambda: prepare(args, output, file, state, formatter, trained, world)
     )
     data = preparing.on_every_node(settings, output, folder, world, world.give_up_if_asked)
     rows = data.train if args.share_val is None else data.val
@@ -426,7 +426,7 @@ def run(args: EvaluateConfig, world: World) -> None:
             world.print(report_of.baseline_line(report))
         world.print(f"Report: {os.path.join(output, MARKDOWN)}")
     if args.fit_confidence:
-        stored = world.run_on_main("thresholds", lambda: stored)
+        stored = world.run_on_main(lambda: stored)
         loaded = model, formatter, state | stored
         stored |= fitting.fit(file, loaded, rows, data, world, args.batch_size, precision) or {}
     if stored and world.is_main:
@@ -472,7 +472,7 @@ def evaluate(
 
 
 def main(argv: list[str] | None = None) -> None:
-    entrypoint.start(get_args_parser(), run, argv)
+    start(get_args_parser(), run, argv)
 
 
 if __name__ == "__main__":

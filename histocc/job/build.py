@@ -197,7 +197,7 @@ def prepare_data(
             world.print(f"Descriptions: {texts.codes:,} of {texts.numbers.shape[0] - 1:,} codes have one")
         return settings, folder
 
-    settings, folder = world.run_on_main("prepare", prepare)
+    settings, folder = world.run_on_main(prepare)
     data = preparing.on_every_node(settings, args.save_path, folder, world, world.give_up_if_asked)
     for line in report_lines(data.report):
         world.print(line)
@@ -224,7 +224,7 @@ def make_model(
     """
     first = counted = None
     if args.initial_checkpoint and not resumed:
-        first = world.run_on_main("initial weights", lambda: initial_weights(args))
+        first = world.run_on_main(lambda: initial_weights(args))
     args = decide(args, resumed, first)
     if resumed:
         config = resumed["config"]
@@ -360,9 +360,7 @@ def new_ngrams(
     if asked == NONE or asked == AUTO and first is not None:
         return None, None
     most = 1 << (MAX_AUTO_BITS if asked == AUTO else int(asked))
-    counted = world.run_on_main(
-        "n-grams", lambda: count_ngrams(data, args.max_len, most, world.give_up_if_asked)
-    )
+    counted = world.run_on_main(lambda: count_ngrams(data, args.max_len, most, world.give_up_if_asked))
     rows = len(counted[0])
     return ({"rows": rows, "width": NGRAM_WIDTH} if rows else None), counted
 
@@ -408,7 +406,7 @@ def fit_on_main(
         return
     world.print(f"Fitting the n-grams and both decoders (--ngram-passes {args.ngram_passes})")
     began, check = time.perf_counter(), world.give_up_if_asked
-    world.run_on_main("fit of n-grams", lambda: fit_ngrams(args, formatter, data, model, check))
+    world.run_on_main(lambda: fit_ngrams(args, formatter, data, model, check))
     fitted = {name: value for name, value in model.state_dict().items() if not name.startswith("encoder.")}
     model.load_state_dict(world.broadcast(fitted if world.is_main else None, 0), strict=False)
     model.encoder.zero_output()  # which the decoders know nothing of yet
@@ -488,20 +486,18 @@ def fit_ngrams(
             ]
             for group in (group for optimizer in optimizers for group in optimizer.param_groups):
                 group["initial_lr"] = group["lr"]
-            with Stage(f"fitting n-grams, {part}", steps, "steps") as stage:
-                for step in range(steps):
-                    check()
-                    stage.at(step)
-                    for batch in batches[divmod(first + step, len(batches))]:
-                        loss = (
-                            losses(model, loss_fn, batch) * batch["weights"] * distinct.weight[batch["rows"]]
-                        )
-                        (loss.sum() / batch["global_count"]).backward()
-                    torch.nn.utils.clip_grad_norm_(others, CLIP_NORM)
-                    for optimizer in optimizers:
-                        set_learning_rate(optimizer, linear_factor(step, steps // 20, steps))
-                        optimizer.step()
-                        optimizer.zero_grad(set_to_none=True)
+            stage = Stage(f"fitting n-grams, {part}", steps, "steps")
+            for step in range(steps):
+                check()
+                stage.at(step)
+                for batch in batches[divmod(first + step, len(batches))]:
+                    loss = losses(model, loss_fn, batch) * batch["weights"] * distinct.weight[batch["rows"]]
+                    (loss.sum() / batch["global_count"]).backward()
+                torch.nn.utils.clip_grad_norm_(others, CLIP_NORM)
+                for optimizer in optimizers:
+                    set_learning_rate(optimizer, linear_factor(step, steps // 20, steps))
+                    optimizer.step()
+                    optimizer.zero_grad(set_to_none=True)
             first += steps
     ngrams.dropout, ngrams.sparse = dropout, False
     model.zero_grad(set_to_none=True)

@@ -107,8 +107,8 @@ def fit(
         found = answers(coder, rows.strings(own), languages, codes, weights)
     if world.stop_agreed():
         raise Stopped
-    shares = world.gather_on_main(found)
-    if shares is None:
+    shares = world.gather(found, main_alone=True)
+    if not shares:
         return {}
     fitted, changes = Confidence(len(times), {}, {}, {}), []
     for decoder in shares[0]:
@@ -136,7 +136,7 @@ def fit_run(args: JobConfig, world: World, data: PreparedData) -> None:
     do not have one, on its validation rows. All ranks.
     """
     names = [os.path.join(args.save_path, name) for name in (checkpoint.BEST, checkpoint.LAST)]
-    steps: dict[int, list[str]] = world.run_on_main("confidence", lambda: steps_without(names, data))
+    steps: dict[int, list[str]] = world.run_on_main(lambda: steps_without(names, data))
     precision, size = Precision.of(args, world.device), min(args.samples_at_once, MAX_BATCH)
     for files in steps.values():
         name, loaded = " and ".join(map(os.path.basename, files)), models.load_model(files[0], world.device)
@@ -152,7 +152,7 @@ def fit_run(args: JobConfig, world: World, data: PreparedData) -> None:
             for file in files:  # nobody else writes them meanwhile
                 checkpoint.replace(file, {**checkpoint.load(file), **entry})
 
-        world.run_on_main("store confidence", store)
+        world.run_on_main(store)
 
 
 def steps_without(files: list[str], data: PreparedData) -> dict[int, list[str]]:

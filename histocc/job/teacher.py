@@ -178,14 +178,14 @@ def with_teacher(args: JobConfig, read: PrepareSettings, world: World, data: Pre
     questions = Questions(data, _unlabelled(args, read, world))
     formatter, rows = BlockyFormatter.from_dict(read.formatter), len(questions.order)
     record = teacher_record(formatter.max_num_codes)
-    file, key = world.run_on_main("teacher", lambda: _file_and_key(args, questions, record))
+    file, key = world.run_on_main(lambda: _file_and_key(args, questions, record))
     folder = os.path.join(os.path.dirname(os.path.abspath(data.folder)), key)
     path, of_node = f"{folder}.answers.npy", world.gather(world.rank - world.local_rank)
 
     def lacking(when: str) -> list[int]:
         """First ranks of the nodes that do not see the folder."""
         leaders = sorted(set(of_node))
-        faults = world.run_on(f"look for rows {when}", leaders, lambda: fault(folder) or "")
+        faults = world.run_on(leaders, lambda: fault(folder) or "")
         return [leader for leader, problem in zip(leaders, faults) if problem]
 
     def begin() -> None:
@@ -197,17 +197,16 @@ def with_teacher(args: JobConfig, read: PrepareSettings, world: World, data: Pre
 
     if lacking("before"):
         world.print(f"Teacher: {file}, asked for the texts of {rows:,} rows")
-        world.run_on_main("begin answers", begin)
+        world.run_on_main(begin)
         asking = [rank for rank, leader in enumerate(of_node) if leader == 0]
         facts = world.run_on(
-            "ask the teacher",
             asking if world.device.type != "cpu" else [0],
             lambda: _ask(Teacher(Coder.load(file, world), data.codes, formatter), questions, path, world),
         )[0]
-        world.run_on_main("its rows", lambda: _build(folder, questions, np.load(path), facts, world))
+        world.run_on_main(lambda: _build(folder, questions, np.load(path), facts, world))
         if others := lacking("after"):
             answers = world.broadcast(np.load(path) if world.is_main else None, 0)
-            world.run_on("rows", others, lambda: _build(folder, questions, answers, facts, world))
+            world.run_on(others, lambda: _build(folder, questions, answers, facts, world))
     else:
         world.print(f"Teacher: its answers are in {folder}")
     found = PreparedData.open(folder)
@@ -222,7 +221,6 @@ def _unlabelled(args: JobConfig, read: PrepareSettings, world: World) -> Prepare
         return None
     wanted, check = unlabelled_settings(args, read), world.give_up_if_asked
     folder = world.run_on_main(
-        "prepare unlabelled texts",
         lambda: preparing.prepare(wanted, args.save_path, world.print, None, check),
     )
     found = preparing.on_every_node(wanted, args.save_path, folder, world, check)
@@ -261,10 +259,10 @@ def _ask(teacher: Teacher, questions: Questions, path: str, world: World) -> dic
         teacher.coder.check = forked.check if part == 0 else preparing.nothing
         own = pieces[part if on_cpu else world.local_rank :: shares]
         left = [piece for piece in own if (answers["prob"][piece] < 0).any()]
-        with Stage("asking the teacher", len(left), f"pieces of {PIECE:,} texts") as stage:
-            for piece in left:
-                answers[piece] = teacher.answers(*questions.asked(piece))
-                stage.add()
+        stage = Stage("asking the teacher", len(left), f"pieces of {PIECE:,} texts")
+        for piece in left:
+            answers[piece] = teacher.answers(*questions.asked(piece))
+            stage.add()
 
     with settings_of_torch():
         Precision("float32", world.device).use()

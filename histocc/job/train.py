@@ -79,7 +79,7 @@ def train(args: JobConfig, settings: PrepareSettings, world: World, data: Prepar
         )
         if not args.dry_run:  # key.csv, data_report.json and the other lists, beside the checkpoints
             own = OwnFiles(args.save_path, args.overwrite)
-            world.run_on_main("lists", lambda: copy_lists(data.folder, own))
+            world.run_on_main(lambda: copy_lists(data.folder, own))
 
         # DDP or FSDP, loaders, optimizer, and where the interrupted run was; then the loop, that of
         # histocc/trainer/loop.py with the mixer's task.

@@ -34,13 +34,13 @@ from histocc.predict.coder import SHOWN, Coded, Coder, file_hash, training_examp
 from histocc.predict.config import PredictConfig, get_args_parser
 from histocc.published import models
 from histocc.published.formats import Given
-from histocc.runtime import entrypoint, files
+from histocc.runtime import files
 from histocc.runtime.config import deciding
 from histocc.runtime.device import Precision
 from histocc.runtime.errors import TrainingError, UserError, memory_error_ends_with, raise_if_any
 from histocc.runtime.forked import Forked, choose_processes
 from histocc.runtime.log import Stage, show_progress
-from histocc.runtime.world import World
+from histocc.runtime.world import World, start
 from histocc.text import AS_IS, UNKNOWN_LANGUAGE, text_key
 
 PIECE = 2048  # distinct texts that are coded and kept together
@@ -254,17 +254,17 @@ class Coding:
 
     def code_pieces(self) -> None:
         """Those that fall to this rank, in all its processes."""
-        shared = self.forked.pieces()
+        count = self.forked.number
         self.stage = Stage("coding", sum(map(len, self.pieces)), "texts", self.done())
 
         def work(process: int) -> None:
             self.stage = None if process else self.stage  # the first shows what all have done
             for number, texts in enumerate(self.pieces):
-                if shared.is_mine(number) and files.read_sealed(*self.piece(number)) is None:
+                is_mine = number % (self.world.size * count) == self.world.rank * count + process
+                if is_mine and files.read_sealed(*self.piece(number)) is None:
                     self.code_piece(number, texts)
 
-        with self.stage:
-            self.forked.each(work)
+        self.forked.each(work)
 
     def code_piece(self, number: int, texts: list[tuple[str, str]]) -> None:
         self.batches = 0
@@ -429,43 +429,42 @@ def remove_if_empty(folder: str) -> None:
 
 
 def run(args: PredictConfig, world: World) -> None:
-    """All ranks. Who waits polls the store, so that no time limit is met."""
+    """All ranks."""
     started, smaller = time.monotonic(), max(1, args.batch_size // 4)
     advice = f" with --batch-size {args.batch_size}: take a smaller one, for example {smaller}"
     if args.non_verbose:
         show_progress(False)
 
-    def on_all_ranks(name: str, work: Callable[[], Any]) -> Any:
+    def on_all_ranks(work: Callable[[], Any]) -> Any:
         """What `work` returns here; a user's mistake on one rank ends all."""
         results: list[Any] = []
-        world.run_on(name, list(range(world.size)), lambda: results.append(work()))
+        world.run_on(list(range(world.size)), lambda: results.append(work()))
         return results[0]
 
     with contextlib.ExitStack() as held, memory_error_ends_with(advice):
-        path = world.run_on_main("input", lambda: take_input(args, world, held))
-        coding = on_all_ranks("model", lambda: Coding(args, path, world))
+        path = world.run_on_main(lambda: take_input(args, world, held))
+        coding = on_all_ranks(lambda: Coding(args, path, world))
         if args.explain:
             coding.coder.examples = training_examples(coding.coder, coding.weights, world)
-        rows = on_all_ranks("texts", coding.read_texts)
-        coding.settings, resumed = world.run_on_main("settings", coding.begin)
+        rows = on_all_ranks(coding.read_texts)
+        coding.settings, resumed = world.run_on_main(coding.begin)
         processes = choose_processes(args.processes, world, len(coding.pieces))
-        coding.forked = Forked(processes, world.give_up_if_asked, world.rank, world.size)
+        coding.forked = Forked(processes, world.give_up_if_asked)
         if not args.non_verbose:
             world.print(*coding.start_lines(rows, resumed), sep="\n")
-        on_all_ranks("pieces", coding.code_pieces)
-        total, unknown = world.run_on_main("join", coding.join)
+        on_all_ranks(coding.code_pieces)
+        total, unknown = world.run_on_main(coding.join)
         for line in coding.end_lines(total, unknown, time.monotonic() - started):
             world.print(line)
         if total["faults"]:
             raise TrainingError(
                 f"{total['faults']:,} rows of {args.input} could not be read and are not in {args.output};"
-                f" {args.output}.rejected.csv lists them by line. All others are there.",
-                heard_from_main=True,
+                f" {args.output}.rejected.csv lists them by line. All others are there."
             )
 
 
 def main(argv: list[str] | None = None) -> None:
-    entrypoint.start(get_args_parser(), run, argv, "; the same command continues.")
+    start(get_args_parser(), run, argv, "; the same command continues.")
 
 
 if __name__ == "__main__":

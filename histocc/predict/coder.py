@@ -369,7 +369,7 @@ def training_examples(coder: Coder, weights: str, world: World) -> Examples:
             OwnFiles(os.path.dirname(weights)).claim(VECTORS)
             write_sealed(path, vectors.numpy().tobytes(), of)
 
-    world.run_on_main("vectors", compute)
+    world.run_on_main(compute)
     vectors = np.frombuffer(bytearray(read_sealed(path, of) or b""), dtype=np.float32)
     return Examples(torch.from_numpy(vectors.reshape(len(texts), -1)).to(coder.device), texts, codes)
 

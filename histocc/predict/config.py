@@ -12,7 +12,7 @@ from histocc.formatter import CLASSES
 from histocc.predict.coder import DECODERS
 from histocc.published import formats
 from histocc.runtime import files
-from histocc.runtime.config import Config, Count, Fraction, Parser, Positive, Processes, flag, number
+from histocc.runtime.config import Config, Count, Fraction, Parser, Processes, flag, number
 
 
 def language_and_threshold(text: str) -> tuple[str | None, float]:
@@ -146,9 +146,6 @@ class Machine(Processes, Cores):
     """machine and processes"""
 
     batch_size: Count = flag(256, "texts at once", resumable=True)
-    stop_after: Positive | None = flag(
-        None, "stop so long after the start; the same command continues", metavar="MINUTES", resumable=True
-    )
     float64: bool = flag(False, "double precision")
     bf16: bool = flag(False, "matrix products in bfloat16")
     fp16: bool = flag(False, "matrix products in float16")

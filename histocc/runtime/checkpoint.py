@@ -23,7 +23,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.serialization import config as torch_config
 
 from histocc.runtime.errors import TrainingError, UserError, as_user_error, in_words
-from histocc.runtime.files import OwnFiles, atomic_copy, atomic_write, kind_of
+from histocc.runtime.files import OwnFiles, atomic_copy, atomic_write, kind_of, opened
 from histocc.runtime.world import World
 
 FORMAT = 1
@@ -33,20 +33,14 @@ CHECKSUM = "checksum"
 # names of the checkpoint of an epoch, 1-based: of a run on occupations, and of one on anything else
 EPOCH, EPOCH_OF_ANY = "epoch_{}.bin", "checkpoint_epoch_{}.pt"
 CHECKPOINT = re.compile(r"(last|best|\d+|epoch_\d+)\.bin|checkpoint_epoch_\d+\.pt")
-_STEP_FILE = re.compile(r"(\d+)\.bin")
-_FOR_RESUMING = ("step", "position", "scheduler", "rng", "optimizer", "args")
+_FOR_RESUMING = ("model", "step", "position", "scheduler", "rng", "optimizer", "args")
+
+
+Content = Callable[[int, dict[str, Any]], dict[str, Any]]  # (step, position) → what to save
 
 
 class ForeignCheckpoint(UserError):
-    """Weights that another program has written."""
-
-
-class NewerFormat(UserError):
-    """A file that a newer version of this program has written."""
-
-
-def name_of_step(step: int) -> str:
-    return f"{step}.bin"
+    """Of a file that another program, or another version of this one, has written."""
 
 
 # ---- what is in a file
@@ -55,11 +49,6 @@ def name_of_step(step: int) -> str:
 def to_cpu(value: Any) -> Any:
     """Nested dicts, lists and tuples with every tensor on the CPU."""
     return tree_map_only(Tensor, lambda tensor: tensor.detach().cpu(), value)
-
-
-def tensors(value: Any) -> list[Tensor]:
-    """All tensors in nested dicts, lists and tuples."""
-    return [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor)]
 
 
 def is_finite(tensor: Tensor) -> bool:
@@ -72,8 +61,8 @@ def is_finite(tensor: Tensor) -> bool:
 def checksum_of(value: Any, before: int = 0) -> int:
     """CRC-32 of nested dicts, lists, tensors and plain values, appended to `before`.
 
-    Names are sorted: the order of a dict's entries does not count, nor does list or tuple. CRC-32 runs at
-    several GB/s and finds damage; it is no signature, which data that are never run do not need.
+    The order of a dict's entries does not count, nor does list or tuple. CRC-32 finds damage; it is no
+    signature, which data that are never run do not need.
     """
     if isinstance(value, Tensor):
         before = zlib.crc32(f"{value.dtype} {list(value.shape)}".encode(), before)
@@ -100,8 +89,7 @@ def with_checksum(entries: dict[str, Any]) -> dict[str, Any]:
 
 def check_checksum(file: str, entries: dict[str, Any]) -> None:
     """Raises UserError if `entries` hold a checksum that is not theirs."""
-    rest = {name: value for name, value in entries.items() if name != CHECKSUM}
-    if CHECKSUM in entries and entries[CHECKSUM] != checksum_of(rest):
+    if CHECKSUM in entries and entries[CHECKSUM] != with_checksum(entries)[CHECKSUM]:
         raise UserError(
             f"{file}: its content is not what its checksum says: it was damaged, or changed after it was"
             f" written. Take an earlier checkpoint; who changed it on purpose removes its entry {CHECKSUM!r}"
@@ -144,8 +132,8 @@ def prune(own: OwnFiles, keep: int) -> None:
     """Removes all but the newest `keep` of the run's files `{step}.bin`; other checkpoints are never touched.
     Rank 0 only.
     """
-    steps = sorted(int(match[1]) for match in map(_STEP_FILE.fullmatch, own.names) if match)
-    own.remove([name_of_step(step) for step in steps[: max(0, len(steps) - keep)]])
+    steps = sorted(int(match[1]) for match in map(re.compile(r"(\d+)\.bin").fullmatch, own.names) if match)
+    own.remove([f"{step}.bin" for step in steps[: max(0, len(steps) - keep)]])
 
 
 class Saver:
@@ -159,38 +147,27 @@ class Saver:
         own: files of the run, in whose folder the checkpoints lie.
         keep: how many {step}.bin stay.
         world: the processes.
-        state: makes what to save out of (step, position), a nested dict with tensors, on rank 0; called on
-            all ranks.
+        state: makes it, a nested dict with tensors, on rank 0; called on all ranks.
         say: prints a line, on rank 0.
 
-    Attributes:
-        failed: the error of the last save, "" if it succeeded; the same on all ranks.
-        seconds: what it took.
     """
 
-    def __init__(
-        self,
-        own: OwnFiles,
-        keep: int,
-        world: World,
-        state: Callable[[int, dict[str, Any]], dict[str, Any]],
-        say: Callable[[str], None],
-    ):
+    def __init__(self, own: OwnFiles, keep: int, world: World, state: Content, say: Callable[[str], None]):
         self.own, self.keep, self.world, self.state, self.say = own, keep, world, state, say
-        self.failed, self.seconds = "", 0.0
+        self.failed, self.seconds = "", 0.0  # error of the last save, the same on all ranks; what it took
 
     def __call__(self, step: int, names: list[str], position: dict[str, Any]) -> str:
         """Returns the error, or ""."""
         started = time.monotonic()
         state = self.state(step, position)
-        self.failed = self.world.run_on_main("saving", lambda: self._write(step, names, state, started))
+        self.failed = self.world.run_on_main(lambda: self._write(step, names, state, started))
         self.seconds = time.monotonic() - started
         return self.failed
 
     def _write(self, step: int, names: list[str], state: dict[str, Any], started: float) -> str:
-        trained = {name: state[name] for name in ("model", "optimizer") if name in state}
-        failed, size = "", sum(tensor.nbytes for tensor in tensors(state))
-        if not all(map(is_finite, tensors(trained))):
+        failed, size = "", 0
+        trained = tree_leaves([state[name] for name in ("model", "optimizer") if name in state])
+        if not all(is_finite(value) for value in trained if isinstance(value, Tensor)):
             failed = "its weights are no longer finite; lower --learning-rate, or raise --warmup-pct"
         else:
             try:
@@ -199,14 +176,13 @@ class Saver:
                 size = os.path.getsize(self.own.path(names[-1]))
                 prune(self.own, self.keep)
             except Exception as error:  # OSError, and torch's writer turns a full disk into a RuntimeError
-                first = LAST if LAST in names else names[0]
-                failed = in_words(error, os.path.join(self.own.folder, first), size)
-        seconds = time.monotonic() - started
+                failed = in_words(error, self.own.path(LAST if LAST in names else names[0]))
         self.say(
             f"WARNING: the checkpoint of step {step:,} could not be saved: {failed}. Training continues, and"
             " the next save is tried all the same."
             if failed
-            else f"Saved {', '.join(names)} of step {step:,}: {size / 1e6:,.0f} MB in {seconds:.2f} s"
+            else f"Saved {', '.join(names)} of step {step:,}: {size / 1e6:,.0f} MB"
+            f" in {time.monotonic() - started:.2f} s"
         )
         return failed
 
@@ -224,8 +200,6 @@ def reading(file: str) -> Generator[None]:
         yield
     except (UserError, TrainingError):
         raise
-    except FileNotFoundError:
-        raise UserError(f"{file}: no such file") from None
     except Exception as error:
         if of_machine := as_user_error(error):
             raise of_machine from None
@@ -240,12 +214,10 @@ def load(path: str) -> dict[str, Any]:
     """The dict in `path`, tensors on the CPU, its checksum compared if it has one. Nothing in it is executed.
     Raises UserError, which names the objects found if it holds others than tensors and plain types.
     """
-    with reading(path), warnings.catch_warnings():
-        if (kind := kind_of(path)) not in (None, "a file"):
-            raise UserError(f"{path}: found {kind}, expected a file")
+    with reading(path), opened(path) as file, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about formats that are refused in any case
         try:
-            state = torch.load(path, map_location="cpu", weights_only=True)
+            state = torch.load(file, map_location="cpu", weights_only=True)
         except Exception as error:
             if isinstance(error, pickle.UnpicklingError) or "weights_only" in str(error):
                 raise UserError(_refusal(path, error)) from None
@@ -255,7 +227,7 @@ def load(path: str) -> dict[str, Any]:
         if "model" in state:
             state.pop(SECOND_NAME, None)
         if type(state.get("format")) is int:
-            check_format(path, state["format"])  # of a newer version the checksum may be another one
+            check_format(path, state["format"])  # of another version the checksum may be another one
         check_checksum(path, state)
     return state
 
@@ -278,14 +250,12 @@ def _refusal(path: str, error: Exception) -> str:
 
 
 def check_format(file: str, number: Any) -> None:
-    """Raises UserError if a file of histocc is of another format than this version reads."""
-    if type(number) is int and number > FORMAT:
-        raise NewerFormat(
-            f"{file}: written by a newer histocc: format {number}; this version reads {FORMAT}. It"
-            " stays as it is: install a newer histocc, or choose another folder"
-        )
+    """Raises ForeignCheckpoint if a file of histocc is of another format than this version reads."""
     if type(number) is not int or number != FORMAT:
-        raise UserError(f"{file}: format: found {number!r:.60}, expected {FORMAT}")
+        raise ForeignCheckpoint(
+            f"{file}: written by another version of histocc: format {number!r:.60}; this version reads"
+            f" {FORMAT}. It stays as it is: install that version, or choose another folder"
+        )
 
 
 def load_resumable(path: str) -> dict[str, Any]:
@@ -298,7 +268,7 @@ def load_resumable(path: str) -> dict[str, Any]:
             " and another --save-path"
         )
     check_format(path, state["format"])
-    if missing := [name for name in ("model", *_FOR_RESUMING) if name not in state]:
+    if missing := [name for name in _FOR_RESUMING if name not in state]:
         raise UserError(f"{path}: cannot be resumed from: it lacks {', '.join(missing)}")
     return state
 
@@ -341,24 +311,20 @@ def newest_first(folder: str) -> Iterator[str]:
     yield os.path.join(folder, LAST)
     names = os.listdir(folder) if os.path.isdir(folder) else []
     paths = [os.path.join(folder, name) for name in names if CHECKPOINT.fullmatch(name) and name != LAST]
-    steps = {path: step_of(path) or -1 for path in paths}
-    yield from sorted(paths, key=lambda path: steps[path], reverse=True)
+    yield from sorted(paths, key=lambda path: step_of(path) or -1, reverse=True)
 
 
 def newest_good(
     folder: str, read: Callable[[str], dict[str, Any]] = load_resumable
 ) -> tuple[str, dict[str, Any], list[str]]:
-    """(file, checkpoint, what is wrong with the files that should have been it) of the run in `folder`. read:
-    as `load_resumable`.
-
-    Raises UserError if no checkpoint can be read, and for one that another program or a newer version has
-    written.
+    """(file, checkpoint, what is wrong with the files that should have been it) of the run there. Raises
+    UserError if none can be read, ForeignCheckpoint for one that is not of a run of this version.
     """
     wrong: list[str] = []
     for path in newest_first(folder):
         try:
             return path, read(path), wrong
-        except (ForeignCheckpoint, NewerFormat):
+        except ForeignCheckpoint:
             raise
         except UserError as error:
             wrong.append(str(error))

@@ -3,29 +3,28 @@
     @dataclass(frozen=True, kw_only=True)
     class Sampling(Config):
         "rows that are drawn"                     # the heading of these flags in --help
-
         rows: Count = flag(300, "how many at most", "--number", resumable=True)
 
     args = Parser(Sampling, "sample.py", "Draws rows.").parse_args()         # a Sampling
 
-From the fields come the command line, `--config FILE` (TOML, or the args.json of a run), the arguments of
-calls from Python, and the check of a run that is resumed. A subclass changes a default by giving it alone:
-`rows: int = 50`.
+From it come the command line, `--config FILE` (TOML, or the args.json of a run), the arguments of calls from
+Python, and the check of a run that is resumed. A subclass gives another default alone: `rows: int = 50`.
 """
 
 import argparse
 import json
 import math
 import os
+import re
 import reprlib
 import sys
 import tomllib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields, replace
-from difflib import get_close_matches
 from types import NoneType, UnionType
 from typing import Annotated, Any, NoReturn, Self, Union, get_args, get_origin, get_type_hints
 
+from histocc.runtime.device import DEVICES
 from histocc.runtime.errors import UserError, raise_if_any
 from histocc.runtime.files import opened
 
@@ -102,20 +101,14 @@ class Config:
 class Processes(Config):
     """machine and processes"""
 
-    device: str = flag(
-        "auto",
-        "auto: CUDA GPUs if there are any, else the CPU; cpu; cuda; or another accelerator that"
-        " torch.accelerator finds here, such as xpu, for one process",
-        metavar="NAME",
-        resumable=True,
-    )
+    device: str = flag("auto", "auto: CUDA GPUs if there are any, else CPUs", choices=DEVICES, resumable=True)
     distributed: bool = flag(False, "join the processes of the launcher (torchrun)", resumable=True)
     local_rank: int | None = flag(None, "set by torch.distributed.launch", resumable=True)
     world_size: Count | None = flag(
         None, "number of processes, checked against the launcher's", resumable=True
     )
     timeout_minutes: Positive = flag(30.0, "minutes that a process waits for another one", resumable=True)
-    quiet: bool = flag(False, "no progress bars and lines of progress", resumable=True)
+    quiet: bool = flag(False, "no lines of progress", resumable=True)
 
 
 def flag_of(name: str) -> str:
@@ -186,26 +179,26 @@ class Parser(argparse.ArgumentParser):
             self._add(group, name, hint, kind.__dataclass_fields__[name].default, **item.metadata)
 
     def _add(self, group: Any, name: str, hint: Any, default: Any, *, resumable: Any, **given: Any) -> None:
-        """A flag, or an argument by position."""
         options = {option: given[option] for option in ("help", "choices", "metavar") if given[option]}
-        names = [name] if given["positional"] else [flag_of(name), *given["names"]]
         if get_origin(hint) in (Union, UnionType):  # of a type and None
             hint = next(kind for kind in get_args(hint) if kind is not NoneType)
         if get_origin(hint) is list:
             options, hint = options | {"nargs": "+"}, get_args(hint)[0]
-        if not given["positional"]:
-            options |= {"dest": name, "required": default is MISSING}
-            options["default"] = None if default is MISSING else default
         if hint is bool:
             options["action"] = "store_true" if default is False else argparse.BooleanOptionalAction
         elif get_origin(hint) is Annotated:
             options["type"] = get_args(hint)[1]
         elif hint is not str:
             options["type"] = hint
-        action = group.add_argument(*names, **options)
-        self.named |= {} if given["positional"] else {flag[2:].replace("-", "_"): action for flag in names}
-        declared = self.kind.__dataclass_fields__
-        if hint is bool and default is False and "config" in declared and f"no_{name}" not in declared:
+        if given["positional"]:
+            group.add_argument(name, **options)
+            return
+        names = [flag_of(name), *given["names"]]
+        options |= {"dest": name, "required": default is MISSING}
+        action = group.add_argument(*names, default=None if default is MISSING else default, **options)
+        if name != "config":
+            self.named |= {each[2:].replace("-", "_"): action for each in names}
+        if default is False and "config" in self.kind.__dataclass_fields__:  # a file may have switched it on
             off = {"default": argparse.SUPPRESS, "help": argparse.SUPPRESS}
             group.add_argument(f"--no-{names[0][2:]}", dest=name, action="store_false", **off)
 
@@ -213,26 +206,16 @@ class Parser(argparse.ArgumentParser):
         self, args: Sequence[str] | None = None, namespace: None = None
     ) -> Any:
         """The arguments as an object of `kind`. Raises UserError."""
-        args = [_hyphenated(arg) for arg in (sys.argv[1:] if args is None else args)]
-        before_dashes = args[: args.index("--")] if "--" in args else args
-        flags = [arg.partition("=")[0] for arg in before_dashes if arg.startswith("--")]
-        unknown = [name for name in flags if name not in self._option_string_actions]
-        if unknown and not {"-h", "--help"} & set(args):  # before argparse names the flags that are missing
-            near = sum((get_close_matches(name, map(flag_of, self.named), 1) for name in unknown), [])
-            meant = f" (is {' or '.join(near)} meant?)" if near else ""
-            self.error(f"unrecognized arguments: {' '.join(unknown)}{meant}")
+        args = sys.argv[1:] if args is None else args
+        args = [re.sub("^--[^=]+", lambda name: name[0].replace("_", "-"), arg) for arg in args]
         of_config = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-        of_config.add_argument("--config", action="append", nargs="?")
-        files = of_config.parse_known_args(before_dashes)[0].config if "config" in self.named else None
-        if files and len(files) > 1:
-            self.error(f"--config is given {len(files)} times: {', '.join(files)}; put all into one file")
+        of_config.add_argument("--config", nargs="?")
+        file = of_config.parse_known_args(args)[0].config
         given: dict[str, Any] = {}
-        if files and files[0]:
-            content, is_args = read_file(files[0])
-            tables = {name for name in self.tables if isinstance(content.get(name), dict)}
-            given = self.checked(content, f"--config {files[0]}", {*tables, *(OF_ONE_START * is_args)})
-            for name in flags:  # the command line wins, also with a flag --no-… of its own
-                given.pop(name.removeprefix("--no-").replace("-", "_"), None)
+        if file and "config" in self.kind.__dataclass_fields__:
+            content, is_args = read_file(file)
+            left_out = [name for name in self.tables if isinstance(content.get(name), dict)]
+            given = self.checked(content, f"--config {file}", [*left_out, *(OF_ONE_START * is_args)])
         for action in self._actions:
             action.required = action.required and action.dest not in given
         return self.kind(**vars(super().parse_args(args, argparse.Namespace(**given))))
@@ -244,21 +227,15 @@ class Parser(argparse.ArgumentParser):
         UserError, which begins with `where`, for names that no flag has and values that no flag takes.
         """
         accepted: dict[str, Any] = {}
-        first: dict[str, str] = {}
         problems: list[str] = []
         for name, value in values.items():
             action = self.named.get(name.replace("-", "_"))
             if name in left_out or action and (value is None or action.dest in left_out):
                 continue
             if action is None:
-                near = get_close_matches(name.replace("-", "_"), self.named, 1) if len(name) < 100 else []
-                hint = f"; the nearest is {near[0]!r}" if near else ""
-                problems.append(f"{name[:200]!r}: there is no such flag{hint}")
-            elif action.dest == "config":
-                problems.append(f"{name!r}: stands on a command line alone")
-            elif first.setdefault(action.dest, name) != name:
-                other = first[action.dest]
-                problems.append(f"{name!r}: is the same flag as {other!r}: they are mutually exclusive")
+                problems.append(f"{name[:200]!r}: there is no such flag")
+            elif action.dest in accepted:
+                problems.append(f"{name!r}: is given already, by another name")
             else:
                 try:
                     accepted[action.dest] = _read(action, value)
@@ -278,32 +255,22 @@ class _Defaults(argparse.ArgumentDefaultsHelpFormatter):
         return action.help if action.default is None else super()._get_help_string(action)
 
 
-def _hyphenated(arg: str) -> str:
-    name, sign, value = arg.partition("=")
-    return name.replace("_", "-") + sign + value if arg.startswith("--") else arg
-
-
 def _read(action: argparse.Action, value: Any) -> Any:
     """A value as the flag reads it. Raises ValueError, argparse.ArgumentTypeError."""
     if getattr(value, "ndim", None) == 0 and hasattr(value, "item"):  # of numpy or torch
         value = value.item()
-    if action.nargs == "+":
-        items = value if isinstance(value, list | tuple) else [value]
-        return [_read_one(action, item) for item in items] or None
-    if action.nargs != 0:
-        return _read_one(action, value)
-    if not isinstance(value, bool):
-        raise ValueError(f"expected true or false, not {shown(value)}")
-    return value
-
-
-def _read_one(action: argparse.Action, value: Any) -> Any:
-    if isinstance(value, bool) or not isinstance(value, str | int | float | os.PathLike):
-        raise ValueError(f"expected a text or a number, not {shown(value)}")
-    read = action.type(str(value)) if callable(action.type) else str(value)
-    if action.choices is not None and read not in action.choices:
-        raise ValueError(f"expected one of {', '.join(map(str, action.choices))}, not {shown(value)}")
-    return read
+    if action.nargs == 0:
+        if not isinstance(value, bool):
+            raise ValueError(f"expected true or false, not {shown(value)}")
+        return value
+    found = []
+    for item in value if action.nargs == "+" and isinstance(value, list | tuple) else [value]:
+        if isinstance(item, bool) or not isinstance(item, str | int | float | os.PathLike):
+            raise ValueError(f"expected a text or a number, not {shown(item)}")
+        found.append(action.type(str(item)) if callable(action.type) else str(item))
+        if action.choices is not None and found[-1] not in action.choices:
+            raise ValueError(f"expected one of {', '.join(map(str, action.choices))}, not {shown(item)}")
+    return (found or None) if action.nargs == "+" else found[0]
 
 
 def shown(value: Any) -> str:

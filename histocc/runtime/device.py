@@ -1,16 +1,12 @@
-"""The device of a process: which it is, what it computes in, how fast, and what compiles for it.
+"""The device of a process: which it is, how fast, and what it computes in.
 
 Number formats are float32, float64, bfloat16 and float16, and int8 to code alone. In the two half formats
 weights, optimizer, loss and sums stay float32, and matrix products run in half precision (autocast).
 """
 
 import contextlib
-import importlib.util
 import os
-import shutil
-import socket
 import time
-from collections import deque
 from collections.abc import Generator
 from functools import cache
 from typing import Any
@@ -22,8 +18,8 @@ from torch.autograd.function import once_differentiable
 
 from histocc.runtime.errors import UserError
 
+DEVICES = ("auto", "cpu", "cuda")
 LARGEST_MATRIX = {"cpu": 2048, "cuda": 8192}  # rows of one that `matmul_rate` multiplies
-MATMUL_SECONDS = 0.25
 HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
 MIN_SCALE = 1.0  # a gradient that is not finite at this scale of the loss is not the scaler's doing
 MIN_PRODUCT = 1 << 21  # multiplications: below, a call of oneDNN costs more than it gains
@@ -39,33 +35,24 @@ def by_kind(values: dict[str, int], device: torch.device) -> int:
 
 
 def choose_device(name: str, local_rank: int = 0, local_size: int = 1) -> torch.device:
-    """The device of this process. Of several on a node each has the GPU of its local rank, or the single one
-    that it sees, as with `srun --gpus-per-task=1`; `check_one_process_per_gpu` then compares them.
-
-    Args:
-        name: auto, cpu, cuda, or another accelerator that torch finds here.
-        local_rank, local_size: of the processes on this machine.
-
-    Raises:
-        UserError: if there is no such device for this process.
+    """The device of this process, by one of DEVICES and its place among those on this machine: the GPU of its
+    local rank, or the single one that it sees, as with `srun --gpus-per-task=1`. Raises UserError if there is
+    none.
     """
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if name == "cpu" or name == "auto" and not gpus:
         return torch.device("cpu")
-    if name not in ("auto", "cuda") or not gpus:
-        here, why = accelerator(), ""
-        if name != here:
-            why = f"torch {torch.__version__} finds {here or 'no accelerator'} here"
-        elif name == "mps":
-            why = "it does not compute in float64, in which losses and figures are summed"
-        elif local_size > 1:
-            why = "a run has one process there; several work on CPUs and on CUDA devices"
-        if why:
-            raise UserError(f"--device {name}: {why}; take --device cpu, or leave it out")
-        return torch.device(name)
+    if not gpus:
+        raise UserError(f"--device cuda: torch {torch.__version__} finds no GPU; take --device cpu")
     highest = max(local_rank, local_size - 1)
-    if highest >= gpus and not sees_one_gpu():
-        raise too_few_gpus(highest, gpus)
+    # torchrun shows all its processes the same GPUs; srun may show each a single one of its own
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    has_its_own = local_size > 1 == gpus and visible.strip() and "TORCHELASTIC_RUN_ID" not in os.environ
+    if highest >= gpus and not has_its_own:
+        raise UserError(
+            f"LOCAL_RANK={highest} has no GPU: {gpus} visible here. Start at most {gpus} processes on "
+            "this machine, check CUDA_VISIBLE_DEVICES, or pass --device cpu."
+        )
     place = 0 if highest >= gpus else local_rank
     torch.cuda.set_device(place)
     # cuDNN's attention plans again for every shape, and shapes change from batch to batch
@@ -73,54 +60,15 @@ def choose_device(name: str, local_rank: int = 0, local_size: int = 1) -> torch.
     return torch.device("cuda", place)
 
 
-def accelerator() -> str:
-    """The kind that torch finds here: cuda, xpu, mps, …; "" for none."""
-    device = torch.accelerator.current_accelerator(check_available=True)
-    return "" if device is None else device.type
-
-
-def too_few_gpus(local_rank: int, gpus: int, said_by_all: bool = False) -> UserError:
-    return UserError(
-        f"LOCAL_RANK={local_rank} has no GPU: {gpus} visible here. Start at most {gpus} processes on "
-        "this machine, check CUDA_VISIBLE_DEVICES, or pass --device cpu.",
-        said_by_all=said_by_all,
-    )
-
-
-def sees_one_gpu() -> bool:
-    """Whether somebody has left this process a single GPU of the machine."""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
-    return torch.cuda.device_count() == 1 and bool(visible.strip()) and "," not in visible
-
-
-def check_one_process_per_gpu(store: Any, rank: int, local_rank: int, local_size: int) -> None:
-    """Raises UserError if another process of this node has the GPU of this one. store: of the job. All ranks
-    with a GPU.
-    """
-    mine = f"{socket.gethostname()} {torch.cuda.get_device_properties(torch.cuda.current_device()).uuid}"
-    store.set(f"gpu/{rank}", mine)
-    if local_size > 1 and sees_one_gpu():
-        first = rank - local_rank
-        others = set(range(first, first + local_size)) - {rank}
-        if any(store.get(f"gpu/{other}").decode() == mine for other in others):
-            raise too_few_gpus(local_size - 1, 1, said_by_all=True)
-
-
 def device_of(given: str | torch.device | None) -> torch.device:
     """The device that a call from Python names. Raises ValueError for what is no device, UserError for one
     that is not there.
     """
-    text = "auto" if given is None else str(given)
-    name, colon, number = ("cpu" if text == "cpu:0" else text).partition(":")
+    name, _, number = ("auto" if given is None else str(given)).partition(":")
+    if name not in DEVICES or number and not (name == "cuda" and number.isdecimal() or number == "0"):
+        raise ValueError(f"device: found {given!r:.60}, expected None, 'auto', 'cpu', 'cuda' or 'cuda:N'")
     with settings_of_torch():
-        if name == "cuda" and number.isdecimal():
-            if int(number) >= torch.cuda.device_count():
-                raise UserError(f"device {given}: {torch.cuda.device_count()} GPUs are visible here")
-            torch.cuda.set_device(int(number))
-            return torch.device("cuda", int(number))
-        if colon or name not in ("auto", "cpu", "cuda", accelerator() or "cpu"):
-            raise ValueError(f"device: found {given!r:.60}, expected None, 'auto', 'cpu', 'cuda' or 'cuda:N'")
-        return choose_device(name)
+        return choose_device(name, int(number or 0))
 
 
 @contextlib.contextmanager
@@ -144,24 +92,20 @@ def settings_of_torch() -> Generator[None]:
 
 def synchronize(device: torch.device) -> None:
     """Waits for what the device has been given to do."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    elif device.type != "cpu":
+    if device.type != "cpu":
         torch.accelerator.synchronize(device)
 
 
-def matmul_rate(device: torch.device, dtype: torch.dtype, seconds: float = MATMUL_SECONDS) -> float:
+def matmul_rate(device: torch.device, dtype: torch.dtype, seconds: float = 0.25) -> float:
     """The best rate at which products of square matrices of `dtype` were computed, in floating point
-    operations per second, a multiplication and an addition being two; 0 if there is no memory for any.
-
-    Takes at most about `seconds`: sizes double as long as the next one fits into that.
+    operations (multiplications and additions) per second; 0 if there is no memory for any. Sizes double as
+    long as the next one fits into `seconds`.
     """
     until = time.perf_counter() + seconds
     size, best, took = 128, 0.0, 0.0
+    largest = by_kind(LARGEST_MATRIX, device)
     with contextlib.suppress(torch.OutOfMemoryError):
-        # two products of eight times the work, and matrices to make
-        largest = by_kind(LARGEST_MATRIX, device)
-        while not best or size <= largest and time.perf_counter() + 24 * took < until:
+        while not best or size <= largest and time.perf_counter() + 24 * took < until:  # two, and matrices
             pair = torch.linspace(-1, 1, 2 * size * size, dtype=dtype, device=device).view(2, size, size)
             for _ in range(2):  # the first of a size is slow
                 synchronize(device)
@@ -174,46 +118,6 @@ def matmul_rate(device: torch.device, dtype: torch.dtype, seconds: float = MATMU
     return best
 
 
-class DeviceClock:
-    """Adds up in `seconds` how long something took on `device` (None: the host), between pairs of moments. On
-    a GPU they are moments of its own queue, and nothing waits for the device but `synchronize`.
-    """
-
-    def __init__(self, device: torch.device | None = None):
-        self.seconds = 0.0
-        self._on_gpu = device is not None and device.type == "cuda"
-        self._open: deque[tuple[torch.cuda.Event, torch.cuda.Event]] = deque()
-
-    def now(self) -> Any:
-        """A moment, for `add`."""
-        if not self._on_gpu:
-            return time.perf_counter()
-        event = torch.cuda.Event(enable_timing=True)
-        event.record()
-        return event
-
-    def add(self, since: Any, until: Any) -> None:
-        if self._on_gpu:
-            self._open.append((since, until))
-            self._read()
-        else:
-            self.seconds += until - since
-
-    def synchronize(self) -> None:
-        """Waits until the device has done all that it was given."""
-        if self._on_gpu:
-            self.now().synchronize()
-            self._read()
-
-    def _read(self) -> None:
-        while self._open and self._open[0][1].query():
-            since, until = self._open.popleft()
-            self.seconds += since.elapsed_time(until) / 1000
-
-
-# ---- what compiles for it
-
-
 def compile_layers(model: nn.Module) -> None:
     """Each member of a ModuleList in `model` is compiled by `torch.compile` when it works for the first time,
     in place. All layers of a kind share the result, so that compiling takes a minute for any size of model.
@@ -223,37 +127,18 @@ def compile_layers(model: nn.Module) -> None:
             layer.compile(dynamic=True)  # pyright: ignore[reportUnknownMemberType]
 
 
-def missing_compiler(device: torch.device) -> str | None:
-    """What torch.compile lacks on `device`, in words; None if nothing."""
-    on_cpu = device.type == "cpu"
-    if not on_cpu and importlib.util.find_spec("triton") is None:
-        return "the package triton (pip install triton)"
-    given = os.environ.get("CXX" if on_cpu else "CC")  # triton builds what starts its kernels
-    compilers = [given] if given else ["g++"] if on_cpu else ["gcc", "clang", "cc"]
-    if any(map(shutil.which, compilers)):
-        return None
-    language, package = ("C++", "g++") if on_cpu else ("C", "gcc")
-    return f"a {language} compiler ({', '.join(compilers)}: not there; apt-get install {package})"
-
-
 # ---- what it computes in
 
 
 def has_bfloat16(device_type: str) -> bool:
-    """Whether the device computes in bfloat16 itself. A CPU without (AVX-512 BF16, AMX) was 100 times slower
-    in it than in float32.
-    """
+    """Whether it computes in bfloat16 itself. A CPU without (AVX-512 BF16, AMX) was 100 times slower."""
     if device_type == "cuda":
         return torch.cuda.is_bf16_supported(including_emulation=False)
-    if device_type != "cpu":
-        return False  # of others nothing is known
     return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
 
 
 def has_int8() -> bool:
-    """Whether this CPU has instructions that multiply int8 and sum in int32 (AVX-512 VNNI). Others sum pairs
-    of products in 16 bits, which do not hold them.
-    """
+    """Whether this CPU multiplies int8 and sums in int32 (AVX-512 VNNI). Others sum pairs in too few bits."""
     return torch.cpu._is_vnni_supported()
 
 
@@ -307,11 +192,6 @@ class Precision:
         """Of the weights."""
         return torch.float64 if self.name == "float64" else torch.float32
 
-    @property
-    def matmul_dtype(self) -> torch.dtype:
-        """Of what matrix products take."""
-        return self.half or self.dtype
-
     def autocast(self) -> contextlib.AbstractContextManager:
         return torch.autocast(self.device_type, self.half) if self.half else contextlib.nullcontext()
 
@@ -361,15 +241,8 @@ def onednn_pays() -> bool:
     return bool(vendors) and "GenuineIntel" not in vendors and wide and has_onednn_product()
 
 
-@cache
-def _multiplies_bfloat16() -> bool:
-    return has_bfloat16("cpu") and has_onednn_product()
-
-
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """`torch.nn.functional.linear`: x [..., inputs], weight [outputs, inputs], bias [outputs] → [...,
-    outputs].
-    """
+    """`F.linear`: x [..., inputs], weight [outputs, inputs], bias [outputs] → [..., outputs]."""
     if (
         torch.compiler.is_compiling()
         or x.device.type != "cpu"
@@ -378,13 +251,15 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         or x.numel() * len(weight) < MIN_PRODUCT
     ):
         return F.linear(x, weight, bias)
-    half = torch.is_autocast_enabled("cpu")
     trained = torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad)
-    if half and trained and torch.get_autocast_dtype("cpu") == torch.bfloat16 and _multiplies_bfloat16():
-        return _Linear.apply(x, weight, bias, torch.bfloat16)  # pyright: ignore[reportReturnType]
-    if not half and x.dtype == torch.float32 and onednn_pays():
-        return _Linear.apply(x, weight, bias, torch.float32)  # pyright: ignore[reportReturnType]
-    return F.linear(x, weight, bias)
+    if torch.is_autocast_enabled("cpu"):
+        is_fast = torch.get_autocast_dtype("cpu") == torch.bfloat16 and has_bfloat16("cpu")
+        dtype = torch.bfloat16 if trained and is_fast and has_onednn_product() else None
+    else:
+        dtype = torch.float32 if x.dtype == torch.float32 and onednn_pays() else None
+    if dtype is None:
+        return F.linear(x, weight, bias)
+    return _Linear.apply(x, weight, bias, dtype)  # pyright: ignore[reportReturnType]
 
 
 class _Linear(torch.autograd.Function):

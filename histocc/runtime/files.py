@@ -19,7 +19,7 @@ import zlib
 from collections.abc import Generator, Iterable
 from typing import BinaryIO
 
-from histocc.runtime.errors import UserError, in_words
+from histocc.runtime.errors import UserError
 
 try:
     import fcntl
@@ -57,12 +57,10 @@ def opened(path: str) -> Generator[BinaryIO]:
         raise UserError(f"{path}: is {kind}{why}")
     try:
         file = open(path, "rb")
-    except ValueError as error:  # NUL, or what the system cannot encode
-        raise UserError(f"{path!r:.200}: is not the name of a file ({error})") from None
-    except OSError as error:
-        missing = error.errno in (errno.ENOENT, errno.ENOTDIR)
-        why = "no such file" if missing else f"cannot be read: {error.strerror or error}"
-        raise UserError(f"{path:.200}: {why}" if path else "the name of an input file is empty") from None
+    except (OSError, ValueError) as error:  # ValueError: NUL, or what the system cannot encode
+        missing = isinstance(error, FileNotFoundError | NotADirectoryError)
+        why = "no such file" if missing else f"cannot be read: {getattr(error, 'strerror', None) or error}"
+        raise UserError(f"{path[:200] or 'an input without a name'}: {why}") from None
     with file:
         yield file
 
@@ -129,7 +127,7 @@ def save_path_problem(path: str) -> str | None:
         with tempfile.TemporaryFile(dir=above):
             return None
     except OSError as error:
-        return f"{path}: cannot write there: {in_words(OSError(error.errno, error.strerror))}"
+        return f"{path}: cannot write there: {error.strerror}"
 
 
 # ---- writing
@@ -203,9 +201,7 @@ def write_sealed(path: str, content: bytes, of: str = "") -> None:
 
 
 def read_sealed(path: str, of: str = "") -> bytes | None:
-    """What `write_sealed` has written there under this name and for the same `of`; None if there is no such
-    file. Raises UserError for what is no file at all.
-    """
+    """What `write_sealed` has written there by this name and for the same `of`, or None. Raises UserError."""
     if kind_of(path) is None:
         return None
     with opened(path) as file:
@@ -256,14 +252,10 @@ class OwnFiles:
         path = self.path(LIST)
         if not os.path.lexists(path):
             return set()
-        try:
-            with opened(path) as file:
-                content = json.load(file)
-            names = set(content["files"])
+        with contextlib.suppress(ValueError, KeyError, TypeError, RecursionError), opened(path) as file:
+            content = json.load(file)
             if content["written_by"] == "histocc" and content["format"] == LIST_FORMAT:
-                return {name for name in names if os.path.basename(name) == name}
-        except (ValueError, KeyError, TypeError, RecursionError):
-            pass
+                return {name for name in content["files"] if os.path.basename(name) == name}
         raise UserError(f"{path}: is not the list of files of this version of histocc; choose another folder")
 
     def _list(self, names: set[str]) -> None:
@@ -273,14 +265,13 @@ class OwnFiles:
         self.names = names
 
     def claim(self, *names: str) -> list[str]:
-        """Paths of files that are about to be written. They are listed first, so that the next process knows
-        them however this one ends. A link is removed, never written through. Raises FileExistsError if one is
-        not its own.
+        """Paths of files that are about to be written: listed first, so that the next process knows them,
+        however this one ends. A link is removed. Raises FileExistsError if one is not its own.
         """
         for name in names:
             path = self.path(name)
             if os.path.lexists(path) and not self.overwrite and name not in self.names:
-                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)
+                raise FileExistsError(errno.EEXIST, "exists and stays as it is", path)
             if os.path.islink(path):
                 os.remove(path)
         listed = self._listed()  # another process may have written it since
@@ -310,43 +301,38 @@ if hasattr(os, "register_at_fork"):  # a process that loads data must not keep t
     os.register_at_fork(after_in_child=lambda: [os.close(_held.pop()) for _ in list(_held)])
 
 
-def is_held(folder: str) -> bool | None:
-    """Whether a live job has `folder`; None if that cannot be told: locks of another machine are not always
-    seen. Changes nothing.
+def is_held(folder: str) -> bool:
+    """Whether a job has `folder`: its lock is there, and not that of a dead process of this machine. Changes
+    nothing.
     """
     try:
         with open(os.path.join(folder, LOCK), encoding="utf-8", errors="replace") as file:
-            owner = file.read(1000)
             if fcntl is not None:
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            of_this_machine = file.read(1000).startswith(f"{OWNER}{socket.gethostname()},")
     except FileNotFoundError:
         return False
-    except BlockingIOError:
+    except OSError:  # held, or not to be looked into
         return True
-    except OSError:
-        return None
-    return False if fcntl and owner.startswith(f"{OWNER}{socket.gethostname()},") else None
+    return not (fcntl and of_this_machine)
 
 
 @contextlib.contextmanager
 def run_lock(folder: str) -> Generator[None]:
     """Holds `folder` for this process; the system releases it when the process ends, however it ends. Rank 0
-    only. Raises UserError that names the job that has the folder.
+    only. Raises UserError that names the job that has the folder, OSError.
     """
     path = os.path.join(folder, LOCK)
-    try:
-        os.makedirs(folder, exist_ok=True)
-        kind = kind_of(path, follow_links=False)
-        if kind not in (None, "a file"):
-            raise UserError(f"{path}: found {kind}, expected a file; move it away, or choose another folder")
-        file = open(path, "a+", encoding="utf-8", errors="replace")
-    except OSError as error:
-        raise UserError(in_words(error, path)) from None
-    with file:
+    os.makedirs(folder, exist_ok=True)
+    kind = kind_of(path, follow_links=False)
+    foreign = UserError(f"{path}: is not the lock of a run; move it away, or choose another folder")
+    if kind not in (None, "a file"):
+        raise foreign
+    with open(path, "a+", encoding="utf-8", errors="replace") as file:
         file.seek(0)
         owner, is_free = file.read(1000), True
         try:
-            if fcntl is not None:  # Windows
+            if fcntl is not None:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             is_free = False
@@ -357,7 +343,7 @@ def run_lock(folder: str) -> Generator[None]:
                 f"{folder} is in use by another job: {owner}. Wait for it, stop it, or choose another folder"
             )
         if kind and not owner.startswith(OWNER):
-            raise UserError(f"{path}: is not the lock of a run; move it away, or choose another folder")
+            raise foreign
         _held.add(file.fileno())
         try:
             since = time.strftime("%Y-%m-%d %H:%M:%S")

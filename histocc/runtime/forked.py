@@ -7,7 +7,6 @@ import multiprocessing
 import os
 import pickle
 import signal
-import tempfile
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
@@ -29,19 +28,17 @@ T = TypeVar("T")
 def usable_cores() -> int:
     """Those that this process may use, and a container's limit allows."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    try:
-        with open(CPU_LIMIT, encoding="utf-8") as file:
-            quota, period = map(int, file.read().split())
+    with contextlib.suppress(OSError, ValueError), open(CPU_LIMIT, encoding="utf-8") as file:
+        quota, period = map(int, file.read().split())
         return min(cores, max(1, round(quota / period)))
-    except (OSError, ValueError, ZeroDivisionError):  # there is none
-        return cores
+    return cores
 
 
 def choose_processes(asked: int | None, world: World, pieces: int) -> int:
     """How many processes share work of so many pieces.
 
-    asked: the value of --processes; None: one for each core that torch would use (OMP_NUM_THREADS), if there
-    are pieces enough. Raises UserError if there can be no others.
+    asked: by --processes; None: one for each core that torch would use, if there are pieces enough. Raises
+    UserError if there can be no others.
     """
     alone = "" if hasattr(os, "fork") else "this system has no fork"
     if world.size > 1:
@@ -69,10 +66,7 @@ def _serve(pipe: Connection, work: Callable[[int], Any], number: int, parent: in
     try:
         value = work(number)
     except (Exception, Stopped) as raised:
-        try:
-            error = pickle.loads(pickle.dumps(raised))
-        except Exception:  # it does not come through a pipe
-            error = RuntimeError(f"{type(raised).__name__}: {raised}")
+        error = raised
     with contextlib.suppress(OSError):  # nobody reads it any more
         pipe.send_bytes(pickle.dumps((value, error), protocol=-1))
     os._exit(1 if error else 0)  # exit functions and open files are the parent's
@@ -97,12 +91,11 @@ class Forked:
     """`number` processes, of which this is the first, share what follows, with a thread each: the threads of
     OpenMP do not come through a fork, and a process that asks for more than one then waits for them forever.
 
-    stop: raises if the work is to be given up; rank, ranks: of a launcher's processes, each of which is alone
-    then.
+    stop: raises if the work is to be given up.
     """
 
-    def __init__(self, number: int, stop: Callable[[], None], rank: int = 0, ranks: int = 1):
-        self.number, self.stop, self.rank, self.ranks = number, stop, rank, ranks
+    def __init__(self, number: int, stop: Callable[[], None]):
+        self.number, self.stop = number, stop
         self._children: list[tuple[BaseProcess, Connection]] = []
 
     def each(self, work: Callable[[int], T]) -> list[T]:
@@ -137,42 +130,9 @@ class Forked:
             self._children = []
             torch.set_num_threads(threads)
 
-    def pieces(self) -> "Pieces":
-        """For work of `each`: made before its processes are."""
-        return Pieces(self.rank, self.ranks, self.number > 1)
-
     def check(self) -> None:
-        """For the work that is done here, now and then: raises if it is to be given up, or another process
-        has failed.
-        """
+        """For work(0), now and then: raises if it is to be given up, or another process has failed."""
         self.stop()
         for process, pipe in self._children:
             if not process.is_alive() and process.exitcode:
                 _result(process, pipe)
-
-
-class Pieces:
-    """Pieces of work with the numbers 0, 1, …. Of a launcher's processes each has its own; forked processes,
-    for which the work is `shared`, go through all in this order, and the first that asks for a piece gets it,
-    so that none waits while there are some left.
-    """
-
-    def __init__(self, rank: int, ranks: int, shared: bool):
-        self.rank, self.ranks = rank, ranks
-        self._file = tempfile.TemporaryFile() if shared else None  # all below the number in it are taken
-
-    def is_mine(self, number: int) -> bool:
-        """Whether this process takes the piece."""
-        if self._file is None:
-            return number % self.ranks == self.rank
-        import fcntl  # there where processes are forked
-
-        file = self._file.fileno()
-        fcntl.lockf(file, fcntl.LOCK_EX)  # the system gives it back if a process dies
-        try:
-            if number < int.from_bytes(os.pread(file, 8, 0)):
-                return False
-            os.pwrite(file, (number + 1).to_bytes(8), 0)
-            return True
-        finally:
-            fcntl.lockf(file, fcntl.LOCK_UN)

@@ -5,20 +5,12 @@ is dropped, which is said once on the other stream.
 """
 
 import contextlib
-import importlib.util
 import os
-import select
-import shutil
 import sys
-import threading
 import time
 from collections.abc import Generator
 from typing import Any
 
-from histocc.runtime.signals import occupy_closed_descriptors, stop_asked
-
-PATIENCE_SECONDS = 60.0  # for a reader that does not read
-PIECE = 1024  # characters; a pipe that is writable takes 4,096 bytes
 PROGRESS_SECONDS = 10.0
 
 _streams: list["_Stream"] = []  # of this process, inside `opened`
@@ -29,49 +21,30 @@ class _Stream:
     """In the place of sys.stdout or sys.stderr."""
 
     def __init__(self, name: str, stream: Any):
-        self.name, self.stream = name, stream
-        self.line = threading.local()
-        self.lost, self.number, self.poll = False, None, None
-        with contextlib.suppress(OSError, ValueError, AttributeError):  # not a file, or closed
-            self.number = stream.fileno()
-            self.poll = select.poll()  # not on Windows
-            self.poll.register(self.number, select.POLLOUT)
+        self.name, self.stream, self.lost = name, stream or open(os.devnull, "w"), stream is None
 
     def write(self, text: str) -> int:
-        """Lines of several threads are not mixed: what has no end yet waits for it, or for `flush`."""
-        self.line.text = getattr(self.line, "text", "") + text
-        if "\n" in text:
-            self.flush()
+        self._try(self.stream.write, text)
         return len(text)
 
     def flush(self) -> None:
-        text, self.line.text = getattr(self.line, "text", ""), ""
+        self._try(self.stream.flush)
+
+    def _try(self, work: Any, *arguments: str) -> None:
         if self.lost:
             return
         try:
-            for start in range(0, max(len(text), 1), PIECE):
-                until = time.monotonic() + PATIENCE_SECONDS
-                while self.poll is not None and not self.poll.poll(200):
-                    if stop_asked() or time.monotonic() > until:
-                        raise OSError("nobody reads it")
-                self.stream.write(text[start : start + PIECE])
-                self.stream.flush()
+            work(*arguments)
         except BlockingIOError:  # a terminal that is slow for the moment
             pass
         except (OSError, ValueError) as error:  # ValueError: closed
-            self.lose(getattr(error, "strerror", None) or str(error))
-
-    def lose(self, reason: str) -> None:
-        self.lost = True
-        if self.number in (1, 2):  # what lies in a buffer has a place to go when the interpreter ends
-            with contextlib.suppress(OSError), open(os.devnull, "wb") as nowhere:
-                os.dup2(nowhere.fileno(), self.number)
-        for other in _streams:
-            if not other.lost:
-                other.write(f"Note: standard {self.name} cannot be written any more ({reason})\n")
-
-    def isatty(self) -> bool:
-        return not self.lost and self.stream.isatty()
+            self.lost = True
+            with contextlib.suppress(OSError, ValueError), open(os.devnull, "wb") as nowhere:
+                if self.stream.fileno() in (1, 2):  # what is in its buffer has a place to go
+                    os.dup2(nowhere.fileno(), self.stream.fileno())
+            for other in _streams:
+                why = getattr(error, "strerror", None) or error
+                other.write(f"Note: standard {self.name} cannot be written any more ({why})\n")
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.stream, name)
@@ -83,15 +56,11 @@ def opened() -> Generator[None]:
     if _streams:
         yield
         return
-    occupy_closed_descriptors()
     before = sys.stdout, sys.stderr
     for stream in before:
         with contextlib.suppress(AttributeError, ValueError, OSError):
             stream.reconfigure(errors="replace")  # pyright: ignore[reportAttributeAccessIssue]
     _streams[:] = [_Stream("output", sys.stdout), _Stream("error", sys.stderr)]
-    for stream in _streams:
-        if stream.stream is None:
-            stream.lose("it is closed")
     sys.stdout, sys.stderr = _streams
     try:
         yield
@@ -125,42 +94,28 @@ def show_progress(shown: bool) -> None:
 
 
 class Stage:
-    """A part of the work, in a with statement: on stderr a bar, if that is a terminal and tqdm is installed,
-    else a line every few seconds.
+    """A part of the work: on stderr a line every few seconds.
 
     Args:
         what: its name.
         total: how many units there are; None: nobody knows.
         unit: its plural, "rows".
         first: units that were done before.
-        lines: whether it is worth lines if there is no bar.
     """
 
-    def __init__(self, what: str, total: float | None, unit: str, first: float = 0, *, lines: bool = True):
-        self.what, self.total, self.unit, self.first, self.lines = what, total, unit, first, lines
-        self.done, self.started = first, time.monotonic()
-        self.shown_at = self.started
-        self.bar: Any = None
-        if _progress_shown and sys.stderr.isatty() and importlib.util.find_spec("tqdm"):
-            from tqdm import tqdm
-
-            columns = shutil.get_terminal_size().columns  # 80 if the terminal does not say
-            self.bar = tqdm(
-                desc=what, total=total, initial=first, unit=f" {unit}", leave=False, ncols=columns, nrows=24
-            )
+    def __init__(self, what: str, total: float | None, unit: str, first: float = 0):
+        self.what, self.total, self.unit, self.first = what, total, unit, first
+        self.done = first
+        self.started = self.shown_at = time.monotonic()
 
     def is_due(self) -> bool:
         """Whether `at` would show something now."""
-        waited = time.monotonic() - self.shown_at
-        return self.bar is not None or _progress_shown and self.lines and waited >= PROGRESS_SECONDS
+        return _progress_shown and time.monotonic() - self.shown_at >= PROGRESS_SECONDS
 
     def at(self, done: float) -> None:
         """So many units are done."""
-        done = done if self.total is None else min(done, self.total)
-        if self.bar is not None:
-            self.bar.update(done - self.done)
-        self.done = done
-        if self.bar is None and self.is_due():
+        self.done = done if self.total is None else min(done, self.total)
+        if self.is_due():
             self.shown_at = time.monotonic()
             print(self.line(self.shown_at - self.started), file=sys.stderr, flush=True)
 
@@ -175,13 +130,3 @@ class Stage:
             of = f" of {self.total:,.0f}"
             left = f", {duration((self.total - self.done) / rate)} left" if rate > 0 else ""
         return f"{self.what}: {self.done:,.0f}{of} {self.unit}, {rate:,.{0 if rate >= 10 else 1}f}/s{left}"
-
-    def close(self) -> None:
-        if self.bar is not None:
-            self.bar.close()
-
-    def __enter__(self) -> "Stage":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()

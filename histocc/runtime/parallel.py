@@ -33,9 +33,7 @@ def wrap(model: nn.Module, world: World, mode: str = "ddp", gradient_compression
     if not world.backend or not any(p.requires_grad for p in model.parameters()):
         return model
     if mode == "ddp":
-        options = inspect.signature(DistributedDataParallel).parameters
-        # its newer name, and its older
-        newer = "forward_sync_buffers" in options
+        newer = "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters
         constants: dict[str, Any] = {"forward_sync_buffers" if newer else "broadcast_buffers": False}
         wrapped = DistributedDataParallel(
             model,
@@ -70,10 +68,6 @@ def unwrap(model: nn.Module) -> nn.Module:
     return model.module if isinstance(model, DistributedDataParallel) else model
 
 
-def is_wrapped(model: nn.Module) -> bool:
-    return isinstance(model, DistributedDataParallel) or is_sharded(model)
-
-
 def is_sharded(model: nn.Module) -> bool:
     return hasattr(model, "set_requires_gradient_sync")
 
@@ -89,9 +83,8 @@ def no_sync(model: nn.Module, sync: bool) -> contextlib.AbstractContextManager[N
 
 @contextlib.contextmanager
 def unsharded(model: nn.Module) -> Generator[None]:
-    """All weights of a sharded model on every process, without a message inside: processes may do different
-    work there, and call any method. For models that have taken a step or been through
-    a forward and backward pass. All ranks.
+    """All weights of a sharded model on every process, which communicate nothing inside, so may do different
+    work. For models that have been through a forward and backward pass. All ranks.
     """
     units: list[Any] = [module for module in model.modules() if is_sharded(module)]
     for unit in units:
@@ -119,8 +112,8 @@ def evaluating(model: nn.Module) -> Generator[None]:
 
 
 def gather_shares(value: Any, keep: bool = True) -> Any:
-    """Nested dicts and lists whose shared out tensors are put together, on the CPU, so that a device never
-    holds more than one of them; without `keep` None stands in the place of all tensors. All ranks.
+    """Nested dicts and lists, their shared out tensors put together one by one, on the CPU; without `keep`
+    with None in the place of all tensors. All ranks.
     """
 
     def put_together(tensor: Tensor) -> Tensor | None:

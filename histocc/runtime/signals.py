@@ -1,19 +1,16 @@
-"""Signals that ask a run to stop: seen at once, acted on between two steps. And SIGUSR2, which writes stacks
-and stops nothing.
+"""Signals that ask a run to stop: seen at once, acted on between two steps. And SIGUSR2, which writes stacks.
 
 Python runs a signal's handler only when the main thread comes back to it, and a thread that waits in a
 collective does not. So the handler does nothing: the interpreter writes the signal's number into a pipe, and
 a thread reads it there. Before each step and each batch of a validation all ranks then ask each other whether
 one was asked (`World.stop_agreed`), and save together (`histocc.trainer.loop`).
 
-The stacks of all threads of a process that hangs are written by `faulthandler`, in C, whatever the main
-thread hangs in: at SIGUSR2, and before the time limit ends it. Those of a run are appended to a file for each
-rank in its folder; before it has one, and in other commands, they go to stderr.
+Stacks of all threads are written by `faulthandler`, in C, whatever the main thread hangs in: at SIGUSR2, and
+before the time limit. Each rank has a file in the run's folder; before that they go to stderr.
 """
 
 import contextlib
 import faulthandler
-import gc
 import math
 import os
 import signal
@@ -29,15 +26,12 @@ SIGNALS = tuple(
 )
 SECOND_AFTER = 1.0  # seconds: a launcher may send the same signal twice, a person who repeats it means it
 STACKS = "stacks-rank{}.txt"
-SHARE = 0.9  # of the time limit: so long no wait has begun or ended when stacks are written
-EARLIER = 0.05  # of it: so much earlier they may be written, since setting the timer starts a thread (0.2 ms)
-STDERR = 2
+SHARE = 0.9  # of the time limit, after which stacks are written
+EARLIER = 0.05  # of it: so much earlier they may be, since setting the timer starts a thread (0.2 ms)
 
 
 class Stopped(BaseException):
-    """Raised if work is given up because the run is to stop. Not an error: nothing that catches errors
-    catches it.
-    """
+    """Raised if work is given up because the run is to stop. What catches an Exception lets it pass."""
 
 
 class StopRequest:
@@ -46,20 +40,15 @@ class StopRequest:
     def __init__(self):
         self.signal: int | None = None
         self.acted = False  # whether the run was stopped, rather than ended by itself
-        self.deadline = math.inf  # time.monotonic() of --stop-after
-        self._started, self._since = time.monotonic(), 0.0
-
-    def limit(self, minutes: float | None) -> None:
-        """Asks to stop by itself so long after this request was made."""
-        self.deadline = math.inf if minutes is None else self._started + 60 * minutes
+        self._since = 0.0
 
     def __bool__(self) -> bool:
-        return self.signal is not None or time.monotonic() >= self.deadline
+        return self.signal is not None
 
     @property
     def reason(self) -> str:
-        """The signal's name or the flag; "" if this process was not asked."""
-        return signal.Signals(self.signal).name if self.signal is not None else "--stop-after" if self else ""
+        """The signal's name; "" if this process was not asked."""
+        return "" if self.signal is None else signal.Signals(self.signal).name
 
     @property
     def exit_code(self) -> int:
@@ -112,7 +101,7 @@ def _signals_to(request: StopRequest) -> Generator[None]:
     writer.setblocking(False)
     # nohup has SIGHUP ignored: what it starts outlives its terminal
     before = {
-        number: signal.signal(number, _nothing)
+        number: signal.signal(number, lambda number, frame: None)
         for number in SIGNALS
         if number.name != "SIGHUP" or signal.getsignal(number) != signal.SIG_IGN
     }
@@ -126,48 +115,34 @@ def _signals_to(request: StopRequest) -> Generator[None]:
                         request.receive(number)
 
     threading.Thread(target=read, name="stop signals", daemon=True).start()
+    _write_stacks_to(2)
     try:
-        with stacks_at_sigusr2():
-            yield
+        yield
     finally:
         signal.set_wakeup_fd(wakeup)
         for number, handler in before.items():
             signal.signal(number, handler)
+        if hasattr(faulthandler, "unregister"):
+            faulthandler.unregister(signal.SIGUSR2)
         writer.close()  # ends the thread
-
-
-def _nothing(number: int, frame: object) -> None:
-    pass
-
-
-def occupy_closed_descriptors() -> None:
-    """If a shell has closed stdin, stdout or stderr (`>&-`), the next file that is opened would take its
-    place, and get what is written to the stream by number.
-    """
-    for number in (0, 1, 2):
-        try:
-            os.fstat(number)
-        except OSError:
-            os.open(os.devnull, os.O_RDWR)  # the lowest number that is free
 
 
 _for_good: list[Any] = []  # keeps `start_listening` from being undone
 
 
 def start_listening() -> None:
-    """Takes signals from now on, until the process ends: for scripts, before they import torch, which takes
-    seconds. Puts off garbage collection until `entrypoint.start`: it is a sixth of the time of the imports.
-    """
-    gc.disable()
-    occupy_closed_descriptors()
+    """Takes signals until the process ends: for scripts, before they import torch, which takes seconds."""
+    for number in (0, 1, 2):  # closed by a shell (`>&-`): the next file that is opened would take its place
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # the lowest number that is free
     _for_good.append(listening())
     _for_good[0].__enter__()
 
 
-def leave_to_parent(*_: object) -> None:
-    """In a forked helper process: its parent decides when it ends, so Ctrl-C, SIGUSR1, SIGHUP and SIGUSR2 are
-    not for it.
-    """
+def leave_to_parent() -> None:
+    """In a forked helper process: its parent decides when it ends."""
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     for name in ("SIGINT", "SIGUSR1", "SIGHUP", "SIGUSR2"):
@@ -179,27 +154,17 @@ def leave_to_parent(*_: object) -> None:
 
 
 class _Timer:
-    """Of this process: `faulthandler` has one. Times are those of time.monotonic()."""
+    """Of this process: `faulthandler` has one."""
 
     limit: float | None = None  # seconds; None: no run has its folder
-    file, names = STDERR, ""
-    set_at, ends = -math.inf, math.inf
+    file, names, set_at = 2, "", -math.inf  # when, in time.monotonic()
 
 
-def _register(file: int) -> None:
+def _write_stacks_to(file: int) -> None:
+    """At SIGUSR2."""
+    _Timer.file = file
     if hasattr(faulthandler, "register"):  # not on Windows
         faulthandler.register(signal.SIGUSR2, file)
-
-
-@contextlib.contextmanager
-def stacks_at_sigusr2() -> Generator[None]:
-    """SIGUSR2 writes the stacks, and stops nothing."""
-    _register(STDERR)
-    try:
-        yield
-    finally:
-        if hasattr(faulthandler, "unregister"):
-            faulthandler.unregister(signal.SIGUSR2)
 
 
 @contextlib.contextmanager
@@ -211,47 +176,37 @@ def stacks_in(paths: Sequence[str], rank: int, limit: float) -> Generator[None]:
     try:
         file = open(paths[rank], "ab")
     except OSError:  # a node without the folder of the run
-        file = open(os.dup(STDERR), "ab")
-    _Timer.limit, _Timer.file, _Timer.set_at, _Timer.ends = limit, file.fileno(), -math.inf, math.inf
-    _Timer.names = " to ".join([paths[0], *map(os.path.basename, paths[1:][-1:])])
-    _register(_Timer.file)
+        file = open(os.dup(2), "ab")
+    _write_stacks_to(file.fileno())
+    _Timer.limit, _Timer.names = limit, " to ".join([paths[0], *map(os.path.basename, paths[1:][-1:])])
     try:
         yield
     finally:
-        faulthandler.cancel_dump_traceback_later()
-        _Timer.limit = None
-        _register(STDERR)
+        stop_timer()
+        _Timer.limit, _Timer.names = None, ""
+        _write_stacks_to(2)
         file.close()
         with contextlib.suppress(OSError):
             if os.path.getsize(paths[rank]) == 0:
                 os.remove(paths[rank])
 
 
-@contextlib.contextmanager
-def waiting() -> Generator[None]:
-    """Around a wait with the time limit."""
-    set_timer()
-    yield
-    set_timer()  # from now on the others may wait for this process
-
-
 def set_timer() -> None:
-    """Stacks are written unless this is called again soon enough."""
+    """Stacks are written unless this is called again soon enough: before each step, by all ranks."""
     now = time.monotonic()
     if _Timer.limit is not None and now - _Timer.set_at >= EARLIER * _Timer.limit:
         seconds = min(SHARE * _Timer.limit, threading.TIMEOUT_MAX)
         with contextlib.suppress(RuntimeError):  # no thread can be started
             faulthandler.dump_traceback_later(seconds, file=_Timer.file)
-            _Timer.set_at, _Timer.ends = now, now + seconds
+            _Timer.set_at = now
 
 
 def stop_timer() -> None:
     """Before work that no time limit ends."""
-    if _Timer.limit is not None:
-        faulthandler.cancel_dump_traceback_later()
-        _Timer.set_at, _Timer.ends = -math.inf, math.inf
+    faulthandler.cancel_dump_traceback_later()
+    _Timer.set_at = -math.inf
 
 
 def stacks_written() -> str:
-    """Names the files, if the time limit has had the stacks written; else ""."""
-    return f"the stacks of all threads: {_Timer.names}" if time.monotonic() >= _Timer.ends else ""
+    """Names the files that are written at the time limit; "" if there are none."""
+    return _Timer.names and f"the stacks of all threads: {_Timer.names}"

@@ -1,15 +1,16 @@
-"""The processes of a run: who this process is among them, and everything that they say to each other
-outside DDP and FSDP.
+"""The processes of a run, and the frame that a command runs in: who this process is, what the processes say
+to each other outside DDP and FSDP, how they join, and how they end.
 
 No other module reads RANK, LOCAL_RANK and WORLD_SIZE, or calls a collective. All of it works in one process
 too, and costs nothing there.
 """
 
+import atexit
 import contextlib
 import ctypes
-import itertools
-import json
+import gc
 import math
+import multiprocessing
 import os
 import re
 import signal
@@ -17,32 +18,40 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Generator, Iterator
+import traceback
+from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any
+from textwrap import shorten
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
-from torch.distributed.distributed_c10d import PrefixStore
-from torch.distributed.rendezvous import rendezvous
 
-from histocc.runtime import signals
-from histocc.runtime.device import check_one_process_per_gpu, choose_device
-from histocc.runtime.errors import TrainingError, UserError
+from histocc.runtime import log, signals
+from histocc.runtime.config import Parser
+from histocc.runtime.device import choose_device
+from histocc.runtime.errors import TrainingError, UserError, as_user_error
 from histocc.runtime.signals import Stopped, stop_asked, stop_request
 
 MIN_TORCH = (2, 10)
-POLL_SECONDS = 0.02  # between two looks at the store
-ALIVE_SECONDS = 1.0  # how often a rank that works for all says that it lives
-STOP_SECONDS = 10.0  # how long a rank that was asked to stop waits for one that says so no more
-LEAVING_SECONDS = 10.0  # how long rank 0 may stay for the others to read what it has said
-STORE_SECONDS = 5.0  # for an answer of the store, which may be out of reach
+LONGEST_WORK = timedelta(days=1)  # of the ranks that others wait for in `World.run_on`
 JOINING_SECONDS = 5.0  # torch's own limits come first: they say more
 NOT_MET = (
     "Both must be set alike on all machines, rank 0 must run on that one, and the firewall let the port"
     " through."
 )
+PORT_IN_USE = "Another program has this port, or a second process RANK=0: choose another MASTER_PORT."
+# how long a silent rank waits for rank 0 to say what is wrong: before they have joined, and afterwards
+JOINING_PATIENCE_SECONDS, PATIENCE_SECONDS = 20.0, 3.0
+MISSING_SECONDS = 8.0  # for ranks whose wait has reached the time limit to say so: torchrun kills after 30
+CLOSE_SECONDS, STOP_SECONDS = 60.0, 2.0  # for exit functions of libraries, the latter if the run was stopped
+LOST_CONTACT = re.compile(
+    r"gloo|nccl|connection (closed|reset|refused)|timed out|socket|broken pipe|peer", re.IGNORECASE
+)
+
+# Libraries that may have left threads, processes and exit functions behind.
+libraries: list[str] = []
 
 
 # ---- what a launcher says of this process
@@ -75,20 +84,16 @@ def launcher_environment(
         fit, rank, local, size, local_size = False, 0, 0, 1, 1
     if not fit:
         given = {name: os.environ.get(name, "not set")[:30] for name in (*names, "LOCAL_WORLD_SIZE")}
-        raise own_mistake(
+        raise UserError(
             f"{', '.join(f'{name}={value}' for name, value in given.items())}: a launcher such as torchrun"
             " sets them all to whole numbers, RANK below WORLD_SIZE and LOCAL_RANK below LOCAL_WORLD_SIZE."
-            " Unset them to run in one process."
+            " Unset them to run in one process.",
+            said_by_all=True,
         )
     for flag, asked, actual in (("world-size", world_size, size), ("local-rank", local_rank, local)):
         if asked not in (None, -1, actual):  # -1: scripts for the older launcher say so that there is none
             raise UserError(f"--{flag} {asked} contradicts the launcher, which says {actual}. Leave it out.")
     return rank, local, size, local_size
-
-
-def own_mistake(message: str) -> UserError:
-    """What is wrong with this process alone, which it says itself."""
-    return UserError(message, said_by_all=True)
 
 
 def is_first_rank() -> bool:
@@ -100,25 +105,17 @@ def launcher_id() -> str:
     """What tells torchrun's agent, which starts this process again after a failure, from every other process
     there ever was: its host, number and start; "" without torchrun.
     """
-    if "TORCHELASTIC_RUN_ID" not in os.environ:
+    if "TORCHELASTIC_RUN_ID" not in os.environ or sys.platform != "linux":
         return ""
-    parent, started = os.getppid(), ""
-    with (
-        contextlib.suppress(OSError, IndexError),  # another system than Linux
-        open(f"/proc/{parent}/stat", encoding="utf-8") as file,
-    ):
+    with open(f"/proc/{os.getppid()}/stat", encoding="utf-8") as file:
         started = file.read().rpartition(")")[2].split()[19]
-    return f"{socket.gethostname()} {parent} {started}"
+    return f"{socket.gethostname()} {os.getppid()} {started}"
 
 
 def die_with(parent: int) -> None:
-    """Asks the system (Linux) to kill this process when its parent dies: torchrun's agent forwards no signal
-    then.
-    """
-    try:
+    """Asks Linux to kill this process when its parent dies: torchrun's agent forwards no signal then."""
+    if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
-    except (OSError, AttributeError):
-        return  # another system
     if os.getppid() != parent:  # it died before the call
         os._exit(1)
 
@@ -133,9 +130,8 @@ class World:
     Args:
         backend: of the default process group, for tensors on `device`; None: there is none.
         control: the group for tensors on the CPU; None: the default one.
-        store: what the processes write for each other.
+        patient: the one in which a wait may last longer than the time limit; None: the default one.
         time_limit: seconds that one waits for another.
-        calls: numbers those of `run_on`, alike on all ranks.
     """
 
     rank: int = 0
@@ -145,9 +141,8 @@ class World:
     device: torch.device = torch.device("cpu")
     backend: str | None = None
     control: Any = field(default=None, repr=False, compare=False)
-    store: Any = field(default=None, repr=False, compare=False)
+    patient: Any = field(default=None, repr=False, compare=False)
     time_limit: float = field(default=math.inf, repr=False, compare=False)
-    calls: Iterator[int] = field(default_factory=itertools.count, init=False, repr=False, compare=False)
 
     @property
     def is_main(self) -> bool:
@@ -166,9 +161,7 @@ class World:
     # ---- collectives: every rank calls them, in the same order ----
 
     def sum_over_ranks(self, totals: dict[str, Any]) -> dict[str, float]:
-        """Sums and counts over all ranks, packed into one float64 all-reduce. Values: numbers or 0-d
-        tensors.
-        """
+        """Sums and counts over all ranks, in one float64 all-reduce. Values: numbers or 0-d tensors."""
         names = sorted(totals)  # the same order on every rank
         values = [
             (value.detach() if isinstance(value, torch.Tensor) else torch.tensor(value, dtype=torch.float64))
@@ -178,16 +171,15 @@ class World:
         ]
         packed = torch.stack(values)  # [len(names)]
         if self.backend:
-            with signals.waiting():
-                dist.all_reduce(packed)
+            dist.all_reduce(packed)
         return dict(zip(names, packed.tolist()))
 
     def stop_agreed(self) -> bool:
         """Whether any rank was asked to stop: the same answer on all. Costs one message of a few bytes."""
+        signals.set_timer()
         asked = torch.tensor(float(stop_asked()))
         if self.backend:
-            with signals.waiting():
-                dist.all_reduce(asked, group=self.control)
+            dist.all_reduce(asked, group=self.control)
         return bool(asked > 0)
 
     def differing(self, value: Any) -> list[int]:
@@ -195,179 +187,74 @@ class World:
         values = self.gather(value)
         return [rank for rank, other in enumerate(values) if other != values[0]]
 
-    def gather(self, value: Any) -> list[Any]:
-        """The plain Python `value` of every rank, in order of rank, on every rank."""
+    def gather(self, value: Any, main_alone: bool = False) -> list[Any]:
+        """The `value` of every rank (plain Python or arrays), in order of rank, on every rank; with
+        `main_alone` on rank 0, and [] on the others.
+        """
         if not self.backend:
             return [value]
         values: list[Any] = [None] * self.size
-        with signals.waiting():
-            dist.all_gather_object(values, value)
-        return values
-
-    def gather_on_main(self, value: Any) -> list[Any] | None:
-        """The `value` of every rank (plain Python or arrays), in order of rank, on rank 0; None on the
-        others.
-        """
-        if not self.backend:
-            return [value]
-        values: list[Any] | None = [None] * self.size if self.is_main else None
-        with signals.waiting():
-            dist.gather_object(value, values, 0, group=self.control)
-        return values
+        if main_alone:
+            dist.gather_object(value, values if self.is_main else None, 0, group=self.control)
+        else:
+            dist.all_gather_object(values, value, group=self.control)
+        return values if self.is_main or not main_alone else []
 
     def broadcast(self, value: Any, source: int) -> Any:
-        """What rank `source` holds, tensors on the CPU included, on every rank; the `value` of the others is
-        not used.
-        """
+        """The `value` of rank `source`, tensors on the CPU included, on every rank."""
         if not self.backend:
             return value
         held = [value]
-        with signals.waiting():
-            dist.broadcast_object_list(held, source, group=self.control)
+        dist.broadcast_object_list(held, source, group=self.control)
         return held[0]
-
-    def try_all_reduce(self, megabytes: int) -> tuple[float, bool]:
-        """(seconds of the fastest of four all-reduces of so many megabytes of float32, whether every sum was
-        right).
-        """
-        best, right = float("inf"), True
-        for _ in range(4):
-            values = torch.full((megabytes << 18,), float(self.rank + 1), device=self.device)
-            self.barrier()
-            started = time.perf_counter()
-            if self.backend:
-                dist.all_reduce(values)
-            right = bool((values == self.size * (self.size + 1) / 2).all()) and right  # waits for the device
-            best = min(best, time.perf_counter() - started)
-        return best, right
-
-    def barrier(self) -> None:
-        if self.backend:
-            with signals.waiting():
-                dist.barrier(device_ids=[self.local_rank] if self.backend == "nccl" else None)
-
-    def run_on_main(self, name: str, work: Callable[[], Any]) -> Any:
-        """Runs `work` on rank 0 and returns its result on every rank; see `run_on`."""
-        return self.run_on(name, [0], work)[0]
 
     def node_leaders(self) -> list[int]:
         """The rank of the first process of each node, in order."""
         return sorted(set(self.gather(self.rank - self.local_rank)))
 
-    def run_on(self, name: str, leaders: list[int], work: Callable[[], Any]) -> list[Any]:
-        """Runs `work` on the ranks `leaders` and returns their results, in that order, on every rank.
+    def run_on_main(self, work: Callable[[], Any]) -> Any:
+        """Runs `work` on rank 0 and returns its result on every rank; see `run_on`."""
+        return self.run_on([0], work)[0]
 
-        Who waits polls the store instead of entering a collective: long work meets no time limit as long as
-        its process says that it lives. Results of any kind then come through the CPU. A `UserError` of a
-        leader is raised on every rank.
+    def run_on(self, leaders: list[int], work: Callable[[], Any]) -> list[Any]:
+        """Runs `work` on the ranks `leaders` and returns their results, in that order, on every rank. The
+        time limit does not count: work may be long. What ends a leader with a message, or because it was
+        asked to stop, is raised on every rank.
         """
+        signals.stop_timer()
         if not self.backend:
             return [work()]
-        key, own_error, result = f"histocc/run_on/{next(self.calls)}/{name}", None, None
-        done = threading.Event()
-
-        def say_alive() -> None:
-            with contextlib.suppress(dist.DistError):  # the store is gone: the wait for it says so
-                while not done.wait(ALIVE_SECONDS):
-                    self.store.add(f"{key}/{self.rank}/alive", 1)
-
+        result, ended = None, None
         if self.rank in leaders:
-            answer = {"failed": True}
-            signals.stop_timer()  # the others wait as long as this process lives
-            threading.Thread(target=say_alive, name=name, daemon=True).start()
             try:
                 result = work()
-                answer = {"result": result is not None}
-            except UserError as error:
-                answer, own_error = {"user_error": str(error)}, error
             except Stopped:
-                answer = {"stopped": True}
-            finally:
-                done.set()
-                self.store.set(f"{key}/{self.rank}", json.dumps(answer))
-                if "failed" in answer:  # an exception of another kind passes through
-                    self._leave_together(key + "/seen")
-        answers = [self._answer(f"{key}/{leader}", leader) for leader in leaders]
-        if all("result" in answer for answer in answers):
-            return [
-                self.broadcast(result, leader) if answer["result"] else None
-                for leader, answer in zip(leaders, answers)
-            ]
-        self._leave_together(key + "/seen")
-        if own_error is not None and self.is_main:
-            raise own_error
-        if any("stopped" in answer for answer in answers):
-            raise Stopped
-        for answer in answers:
-            if "user_error" in answer:
-                raise UserError(answer["user_error"], heard_from_main=True)
-        raise SystemExit(1)
-
-    def _answer(self, key: str, leader: int) -> dict[str, Any]:
-        """What `leader` has put into the store. Raises TrainingError if it has shown no sign of life for the
-        time limit: a launcher ends this process, too, as soon as it has died.
-        """
-        alive, since = 0, time.monotonic()
-        with signals.waiting():
-            while not self.store.check([key]):
-                if stop_asked():  # only one rank may have got the signal: tell who works
-                    self.store.set("histocc/stop", "1")
-                if (now := self.store.add(f"{key}/alive", 0)) != alive:
-                    alive, since = now, time.monotonic()
-                    signals.set_timer()
-                silent = time.monotonic() - since
-                if silent > (min(STOP_SECONDS, self.time_limit) if stop_asked() else self.time_limit):
-                    what = f"rank {leader} has given no sign of life for {silent:,.0f} s (--timeout-minutes)"
-                    files = signals.stacks_written()
-                    raise TrainingError(what + (files and f"; {files}"), said_by_all=True)
-                time.sleep(POLL_SECONDS)
-        return json.loads(self.store.get(key))
-
-    def stop_asked_anywhere(self) -> bool:
-        """Whether this rank, or one that waits for it in `run_on`, was asked to stop: for who works."""
-        return stop_asked() or (self.store is not None and self.store.check(["histocc/stop"]))
+                ended = (Stopped, "")
+            except Exception as error:
+                if (known := as_user_error(error)) is None:
+                    raise
+                kind = UserError if isinstance(known, UserError) else TrainingError
+                ended = (kind, str(known))
+        outcomes: list[Any] = [None] * self.size
+        dist.all_gather_object(outcomes, (ended, result), group=self.patient)
+        signals.set_timer()
+        for ended, _ in outcomes:
+            if ended is not None:
+                kind, message = ended
+                raise kind(message)
+        return [outcomes[leader][1] for leader in leaders]
 
     def give_up_if_asked(self) -> None:
-        """Raises Stopped if `stop_asked_anywhere`."""
-        if self.stop_asked_anywhere():
+        """Raises Stopped if this process was asked to stop: for who works in `run_on`."""
+        if stop_asked():
             raise Stopped
 
-    def _leave_together(self, key: str) -> None:
-        """Rank 0 may hold the store: it stays until all others have read what is in it."""
-        if not self.is_main:
-            self.store.add(key, 1)
-            return
-        until = time.monotonic() + LEAVING_SECONDS
-        while self.store.add(key, 0) < self.size - 1 and time.monotonic() < until:
-            time.sleep(POLL_SECONDS)
 
-    def missing(self, seconds: float) -> tuple[list[int], bool]:
-        """(ranks that do not call this within `seconds`, whether this one was the first that did). For ranks
-        whose wait for the others has failed, or has lasted too long: who hangs, or is gone, does not call it.
-        """
-        came, order = {self.rank}, [1]  # if the store is out of reach, all others are
-
-        def ask() -> None:
-            with contextlib.suppress(Exception):
-                self.store.set(f"waited/{self.rank}", "")
-                order[0] = self.store.add("waited", 1)
-                until = time.monotonic() + seconds
-                while len(came) < self.size and time.monotonic() < until:
-                    time.sleep(POLL_SECONDS)
-                    came.update(rank for rank in range(self.size) if self.store.check([f"waited/{rank}"]))
-
-        asking = threading.Thread(target=ask, name="who is missing", daemon=True)
-        asking.start()
-        asking.join(seconds + STORE_SECONDS)
-        return [rank for rank in range(self.size) if rank not in came], order[0] == 1
-
-
-# ---- joining the others, and leaving them
+# ---- joining the others
 
 
 def init_world(
     distributed: bool = False,
-    *,
     world_size: int | None = None,
     local_rank: int | None = None,
     device: str = "auto",
@@ -377,7 +264,7 @@ def init_world(
     without `distributed` makes no process group. All ranks.
 
     Raises:
-        UserError: if the others cannot be met, or this process has the place of another one.
+        UserError: if the others cannot be met.
     """
     if tuple(map(int, re.findall(r"\d+", torch.__version__)[:2])) < MIN_TORCH:
         raise UserError(
@@ -393,43 +280,25 @@ def init_world(
     chosen, limit = choose_device(device, local, local_size), 60 * timeout_minutes
     if size == 1 and not distributed:
         return World(device=chosen, time_limit=limit)
-    backend, timeout = "nccl" if chosen.type == "cuda" else "gloo", timedelta(minutes=timeout_minutes)
+    on_gpu, timeout = chosen.type == "cuda", timedelta(seconds=limit)
+    backend = "nccl" if on_gpu else "gloo"
     place = f"MASTER_ADDR={os.environ.get('MASTER_ADDR')}, MASTER_PORT={os.environ.get('MASTER_PORT')}"
     with limit_of_joining(f"rank {rank}: the other processes, at {place}", limit + JOINING_SECONDS):
         try:
-            store, rank, size = next(rendezvous("env://", rank, size, timeout=timeout))
-            # the launcher's store still holds what the dead wrote
-            store = PrefixStore(f"attempt_{os.environ.get('TORCHELASTIC_RESTART_COUNT') or 0}", store)
-            own_store = PrefixStore("histocc", store)
-            # torchrun gives each rank once, and its store outlives attempts
-            if "TORCHELASTIC_RUN_ID" not in os.environ and own_store.add(f"joined/{rank}", 1) > 1:
-                raise own_mistake(
-                    f"RANK={rank} was given to two processes of this job: each needs its own, from 0 to"
-                    " WORLD_SIZE - 1"
-                )
-            if backend == "nccl":  # before NCCL itself meets two processes on one GPU
-                check_one_process_per_gpu(own_store, rank, local, local_size)
             dist.init_process_group(
-                backend,
-                store=PrefixStore("default_pg", store),
-                rank=rank,
-                world_size=size,
-                timeout=timeout,
-                device_id=chosen if backend == "nccl" else None,
+                backend, rank=rank, world_size=size, timeout=timeout, device_id=chosen if on_gpu else None
             )
-            control = dist.new_group(backend="gloo", timeout=timeout) if backend == "nccl" else None
+            control = dist.new_group(backend="gloo", timeout=timeout) if on_gpu else None
+            patient = dist.new_group(backend="gloo", timeout=LONGEST_WORK)
         except (ValueError, RuntimeError) as error:
             # MASTER_ADDR missing, port in use, host not reached, a peer that never came
             reason = str(error).partition("\n")[0] or type(error).__name__
-            remedy = NOT_MET
-            if "EADDRINUSE" in str(error):
-                remedy = (
-                    "Another program has this port, or a second process RANK=0: choose another MASTER_PORT."
-                )
-            raise own_mistake(
-                f"Rank {rank} could not meet the other processes at {place}: {reason}\n  {remedy}"
+            remedy = PORT_IN_USE if "EADDRINUSE" in str(error) else NOT_MET
+            raise UserError(
+                f"Rank {rank} could not meet the other processes at {place}: {reason}\n  {remedy}",
+                said_by_all=True,
             ) from None
-    return World(rank, local, size, local_size, chosen, backend, control, own_store, limit)
+    return World(rank, local, size, local_size, chosen, backend, control, patient, limit)
 
 
 @contextlib.contextmanager
@@ -441,13 +310,10 @@ def limit_of_joining(others: str, seconds: float) -> Generator[None]:
 
     def watch() -> None:
         until = time.monotonic() + seconds
-        while not done.wait(POLL_SECONDS):
-            if stop_asked():
-                stop = stop_request()
-                what = (
-                    f"Stopped by {stop.reason} while it waited for {others}. The same command starts again."
-                )
-                print(what, flush=True)
+        while not done.wait(0.02):
+            if stop := stop_request():
+                what = f"Stopped by {stop.reason} while it waited for {others}."
+                print(what, "The same command starts again.", flush=True)
                 os._exit(stop.exit_code)
             if time.monotonic() > until:
                 what = f"error: {others}: no answer within {seconds:,.0f} s (--timeout-minutes). {NOT_MET}"
@@ -461,21 +327,158 @@ def limit_of_joining(others: str, seconds: float) -> Generator[None]:
         done.set()
 
 
-def close_world(world: World) -> None:
-    """Leaves the process group. Call it when no DDP object is alive any more, after `gc.collect()`."""
-    if world.backend and dist.is_initialized():
-        dist.destroy_process_group()
-
-
 def current_world(device: torch.device | str = "cpu") -> World:
     """The world of a process group that the caller has initialised already, or one process."""
+    device = torch.device(device)
     if not dist.is_initialized():
-        return World(device=torch.device(device))
-    return World(
-        dist.get_rank(),
-        int(os.environ.get("LOCAL_RANK") or 0),
-        dist.get_world_size(),
-        int(os.environ.get("LOCAL_WORLD_SIZE") or dist.get_world_size()),
-        torch.device(device),
-        dist.get_backend(),
+        return World(device=device)
+    return World(dist.get_rank(), size=dist.get_world_size(), device=device, backend=dist.get_backend())
+
+
+# ---- the frame that a command runs in
+
+
+def run_command(work: Callable[[], int | None]) -> int:
+    """Runs a command of one process; returns its exit code: of `work`, a message, or 130 after Ctrl-C."""
+    with log.opened():
+        try:
+            return work() or 0
+        except Exception as error:
+            known = as_user_error(error) or (UserError(str(error)) if isinstance(error, OSError) else None)
+            if known is None:
+                raise
+            print(f"error: {known}", file=sys.stderr)
+            return known.exit_code
+        except KeyboardInterrupt:
+            return 130
+
+
+def start(
+    parser: Parser,
+    run: Callable[[Any, World], None],
+    argv: list[str] | None = None,
+    when_stopped: str = " before the first step. The same command starts again.",
+) -> None:
+    """Parses, joins the other processes, runs, leaves them. The model must live inside `run`: a DDP object
+    that is still alive when the interpreter ends can abort the process.
+
+    when_stopped: what is said, behind the signal's name, of a `run` that gave up with Stopped.
+    """
+    code, joined = 0, False
+    with log.opened():
+        try:
+            with errors_end_all_ranks():
+                if not is_first_rank() and {"-h", "--help", "--version"} & set(argv or sys.argv[1:]):
+                    sys.exit(0)  # rank 0 prints it
+                args = parser.parse_args(argv)
+                with signals.listening() as stop:
+                    names = ("distributed", "world_size", "local_rank", "device", "timeout_minutes")
+                    world = init_world(**{name: getattr(args, name) for name in names})
+                    log.show_progress(world.is_main and not args.quiet)
+                    try:
+                        run(args, world)
+                    except Stopped:
+                        stop.acted = True
+                        world.print(
+                            f"Stopped by {stop.reason or 'a signal to another process'}{when_stopped}"
+                        )
+                    except RuntimeError as error:
+                        lost = isinstance(error, dist.DistError) or LOST_CONTACT.search(str(error))
+                        if world.size > 1 and lost:
+                            end_without_others(world, error)
+                        raise
+                    gc.collect()  # no DDP object is alive any more
+                    if world.backend:
+                        dist.destroy_process_group()
+                    code, joined = stop.exit_code if stop.acted else 0, bool(world.backend)
+        except SystemExit as ended:
+            code = ended.code or 0
+        if joined or libraries and argv is None:  # with arguments of a caller, the process is the caller's
+            end_process(code, STOP_SECONDS if stop_asked() else CLOSE_SECONDS)
+    if code:
+        sys.exit(code)
+
+
+def end_without_others(world: World, error: Exception) -> NoReturn:
+    """After a collective has failed: names who is missing at the time limit, or that the connection is lost.
+    Rank 0 says it; if it is gone, another one, unless a launcher ends that first. Exit code 1.
+    """
+    reason = shorten((str(error).strip() or type(error).__name__).splitlines()[-1], 200, placeholder=" …")
+    what = "the connection to another process is lost; its own message, or the launcher's, says why"
+    late, files = re.search(r"time(d )?out", str(error), re.IGNORECASE), ""
+    if late:
+        what, files = "all processes wait for each other until the", signals.stacks_written()
+        limit = min(MISSING_SECONDS, 0.1 * world.time_limit) * (1 if world.is_main else 1.5)
+        try:
+            dist.monitored_barrier(world.patient, timedelta(seconds=limit), wait_all_ranks=True)
+        except RuntimeError as found:  # rank 0 knows all that are missing, the others whether it is rank 0
+            named = re.search(r"[Rr]anks? ([\d, ]*\d) failed to pass", str(found))
+            ranks = named[1] if named and world.is_main else "0"
+            what = f"rank{'s' * (',' in ranks)} {ranks} did not come within the"
+        what += " time limit (--timeout-minutes)"
+
+    def leave_to_launcher(seconds: float) -> None:
+        """It names the process that has ended, and ends all others then: it must find that one first."""
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
+            if stop_asked():
+                os._exit(1)
+            time.sleep(0.05)
+
+    if not world.is_main:
+        leave_to_launcher(PATIENCE_SECONDS + 0.5 * world.rank)
+    print(
+        f"error: {what}. Rank {world.rank} waited ({reason}). Checkpoints are whole: the same command"
+        " (without --overwrite) continues from the newest, or starts over if there is none."
+        + (files and f"\n  {files}"),
+        file=sys.stderr,
+        flush=True,
     )
+    if not late:
+        leave_to_launcher(PATIENCE_SECONDS)
+    os._exit(1)
+
+
+def end_process(code: str | int, exit_seconds: float = 30.0) -> NoReturn:
+    """Ends a process that has done its work and left its process group. Does not return.
+
+    The interpreter's own ending can abort it (SIGABRT, "terminate called without an active exception"), when
+    a thread of the backend asks for the interpreter while that is being taken apart; and it waits for threads
+    and processes of libraries. exit_seconds: what functions registered with atexit may take.
+    """
+    calls = threading.Thread(target=atexit._run_exitfuncs, daemon=True)
+    calls.start()
+    calls.join(exit_seconds)
+    for process in multiprocessing.active_children():
+        process.kill()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code if isinstance(code, int) else 1)  # as sys.exit does with a text
+
+
+@contextlib.contextmanager
+def errors_end_all_ranks() -> Generator[None]:
+    """Turns UserError into exit code 2 and TrainingError into 1: one message, from rank 0, and no traceback.
+
+    The other ranks stay silent and give rank 0 time to speak: a launcher ends its workers as soon as one is
+    gone. If there still is a process group, the process ends without leaving it: NCCL would wait in it for
+    those that are stuck in a collective.
+    """
+    try:
+        yield
+    except (Exception, SystemExit) as error:
+        known, joined = as_user_error(error), dist.is_initialized()
+        if known is None and joined:
+            if not isinstance(error, SystemExit):
+                traceback.print_exc()
+            end_process(error.code or 0 if isinstance(error, SystemExit) else 1)
+        if known is None:
+            raise
+        if is_first_rank() or known.said_by_all:
+            print(f"error: {known}", file=sys.stderr, flush=True)
+        else:
+            signal.signal(signal.SIGTERM, lambda number, frame: os._exit(known.exit_code))
+            time.sleep(PATIENCE_SECONDS if joined else JOINING_PATIENCE_SECONDS)
+        if joined:
+            end_process(known.exit_code)
+        sys.exit(known.exit_code)

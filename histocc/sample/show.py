@@ -9,7 +9,7 @@ import sys
 from itertools import islice
 
 from histocc.predict.coder import Coder
-from histocc.runtime.entrypoint import run_command
+from histocc.runtime.world import run_command
 from histocc.sample.generate import demo_rows, read, rows
 
 TITLE_WIDTH = 34

@@ -104,12 +104,6 @@ class Steps(Config):
     max_steps: Count | None = flag(
         None, "stop after this many optimizer steps; the schedule stays (default: all epochs)", resumable=True
     )
-    stop_after: Positive | None = flag(
-        None,
-        "stop and save this long after the start, for queues with a time limit (default: no limit)",
-        metavar="MINUTES",
-        resumable=True,
-    )
     weight_decay: NotNegative = flag(0.01, "AdamW's weight decay")
     seed: Whole = flag(42, "seed of weights, order, noise and dropout")
     eval_only: bool = flag(
@@ -140,7 +134,6 @@ class Machine(Processes):
         False, "matrix products in bfloat16; weights, optimizer and loss stay float32", resumable=True
     )
     fp16: bool = flag(False, "matrix products in float16, with a scaled loss; slow on CPUs", resumable=True)
-    no_fp16: bool = flag(False, "float32, which is the default", resumable=True)
     use_amp: bool = flag(
         False, "the fastest of --bf16, --fp16 and float32 that the device has", resumable=True
     )
@@ -170,7 +163,7 @@ class TrainConfig(RunFiles, Loading, Steps, Machine):
         for name, package in EXTRAS.items():
             if getattr(self, name) and importlib.util.find_spec(package) is None:
                 yield f"{flag_of(name)} needs the package {package}: pip install {package}"
-        formats = self.bf16, self.fp16, self.use_amp, self.float64, self.no_fp16
+        formats = self.bf16, self.fp16, self.use_amp, self.float64
         wrong = {
             "--persistent-workers needs --num-workers": self.persistent_workers and not self.num_workers,
             "--prefetch-factor needs --num-workers": self.prefetch_factor and not self.num_workers,
@@ -180,7 +173,7 @@ class TrainConfig(RunFiles, Loading, Steps, Machine):
             and self.lr_scaling != "none",
             "--dry-run and --eval-only are mutually exclusive": self.dry_run and self.eval_only,
             "--overwrite and --eval-only are mutually exclusive": self.overwrite and self.eval_only,
-            "--bf16, --fp16, --use-amp, --float64 and --no-fp16 are mutually exclusive": sum(formats) > 1,
+            "--bf16, --fp16, --use-amp and --float64 are mutually exclusive": sum(formats) > 1,
             "--wandb-project-name needs --log-wandb": self.wandb_project_name and not self.log_wandb,
             "--gradient-compression needs --parallel ddp": self.gradient_compression != "none"
             and self.parallel == "fsdp",

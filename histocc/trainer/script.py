@@ -11,7 +11,7 @@ parser = Parser(Mine, "train_mine.py", __doc__)
 def run(args, world):
     script.train(parser, args, world, lambda: Training(Net(), Classify(), TrainRows(), ValRows()))
 
-start(parser, run)      # of histocc.runtime.entrypoint
+start(parser, run)      # of histocc.runtime.world
 """
 
 import contextlib
@@ -119,7 +119,7 @@ def held_folder(args: TrainConfig, world: World) -> Generator[None]:
             own.remove_leftovers()
             return own.claim(*map(signals.STACKS.format, range(world.size)))
 
-        paths = world.run_on_main("lock", lock)
+        paths = world.run_on_main(lock)
         held.enter_context(signals.stacks_in(paths, world.rank, world.time_limit))
         yield
 
@@ -166,7 +166,7 @@ def find_resumable(
             return int(state["step"]), path, state.get(checkpoint.CHECKSUM), damaged
 
     leaders = world.node_leaders()
-    of_nodes = world.run_on("resume", leaders, newest)
+    of_nodes = world.run_on(leaders, newest)
     steps = [-1 if of_node is None else of_node[0] for of_node in of_nodes]
     best = of_nodes[steps.index(max(steps))]
     if best is None:
@@ -313,7 +313,7 @@ def ready(
         # outermost. What torch.compile makes depends on the shapes that it sees first.
         model = parallel.wrap(raw_model, world, args.parallel, args.gradient_compression)
         batch = loop.to_device(loaders["train"].dataset[0, 0][0], world.device)
-        for _ in range(2 * (parallel.is_wrapped(model) or args.compile)):
+        for _ in range(2 * (world.backend is not None or args.compile)):
             loop.forward_backward(model, task, batch, precision)
         model.zero_grad(set_to_none=True)
 
@@ -346,10 +346,10 @@ def ready(
         # What it writes: args.json, rows of the log, checkpoints.
         own = OwnFiles(args.save_path, args.overwrite)
         trackers: list[Tracker] = []
-        world.run_on_main("trackers", lambda: trackers.extend(open_trackers(args, name, state.step)))
+        world.run_on_main(lambda: trackers.extend(open_trackers(args, name, state.step)))
         if args.overwrite and not is_resumed:
             old = [name for name in own.names if checkpoint.CHECKPOINT.fullmatch(name)]
-            world.run_on("clear", world.node_leaders(), lambda: own.remove([*old, ARGS, LOG, STATUS]))
+            world.run_on(world.node_leaders(), lambda: own.remove([*old, ARGS, LOG, STATUS]))
         if world.is_main:
             with files.atomic_write(own.claim(ARGS)[0]) as file:
                 file.write(json.dumps((args.asked or args).values(), indent=1, sort_keys=True).encode())
@@ -447,7 +447,7 @@ def train(parser: Parser, args: ScriptConfig, world: World, make: Callable[[], T
         own = OwnFiles(args.save_path, args.overwrite)
         raise_if_any(output_problems(args, {args.config: "the file of --config"}, own))
 
-    world.run_on_main("arguments", check_arguments)
+    world.run_on_main(check_arguments)
     torch.manual_seed(derived_seed(args.seed, WEIGHTS) % 2**32)
     training = make()
     rows = [rows for rows in (training.train, training.val) if rows is not None]

@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile, schedule
 
-from histocc.runtime import entrypoint
 from histocc.runtime.errors import UserError
 from histocc.runtime.files import OwnFiles, atomic_write
+from histocc.runtime.world import libraries
 from histocc.trainer.config import TrainConfig
 
 Library = tuple[Callable[[dict[str, float]], object], Callable[[], object]]  # write a row, close
@@ -65,7 +65,7 @@ class Tracker:
     def __init__(self, flag: str, open_library: Callable[[], Library]):
         self.flag, self.error = flag, ""
         self.write, self.finish = self._try(open_library) or (lambda row: None, lambda: None)
-        entrypoint.libraries.append(flag)
+        libraries.append(flag)
 
     def _try(self, work: Callable[..., Any], *given: Any) -> Any:
         try:

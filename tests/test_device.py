@@ -1,0 +1,376 @@
+"""What a process computes on, and in: the device, number formats, matrix products by oneDNN, compiled layers;
+and on a device that is not the CPU the CPU's figures, no operation on tensors of two places, and no step that
+waits for the device.
+"""
+
+import argparse
+import atexit
+import multiprocessing.queues
+from collections import Counter
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from helpers import TINY, TRAIN_MIXER, read_logs, run, run_inside, write_rows
+from second_device import DEVICE, second_device, waits
+from test_predict import CODES, make_model
+from torch.utils.data import DataLoader
+
+import finetune
+from histocc.formatter import hisco_blocky5
+from histocc.model.layers import Linear
+from histocc.model.mixer import Seq2SeqMixerOccCANINE, model_config
+from histocc.predict.coder import DECODERS, Coder
+from histocc.runtime import device
+from histocc.runtime.device import (
+    Precision,
+    choose_device,
+    device_of,
+    has_bfloat16,
+    has_onednn_product,
+    settings_of_torch,
+)
+from histocc.runtime.errors import UserError
+from histocc.runtime.world import World
+from histocc.trainer.config import ScriptConfig
+from histocc.trainer.estimate import find_batch_size
+
+# ---- which device
+
+
+@pytest.fixture
+def gpus(monkeypatch):
+    """A machine with so many GPUs; returns the list of devices that were made current."""
+
+    def machine(count):
+        current = []
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: count > 0)
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+        monkeypatch.setattr(torch.cuda, "set_device", current.append)
+        monkeypatch.setattr(torch.backends.cuda, "enable_cudnn_sdp", lambda on: None)
+        return current
+
+    return machine
+
+
+def test_device_without_gpus(gpus):
+    gpus(0)
+    assert choose_device("auto", 3, 4) == choose_device("cpu", 3, 4) == torch.device("cpu")
+    with pytest.raises(UserError, match="--device cuda: torch .* finds no GPU; take --device cpu"):
+        choose_device("cuda")
+    for wrong in ("xpu", "cpu:1", "cuda:x", 3):
+        with pytest.raises(ValueError, match="expected None, 'auto', 'cpu', 'cuda' or 'cuda:N'"):
+            device_of(wrong)
+
+
+def test_local_rank_picks_the_gpu(gpus):
+    current = gpus(4)
+    for name in ("auto", "cuda"):
+        assert [choose_device(name, rank, 4).index for rank in range(4)] == [0, 1, 2, 3]
+    assert current == [0, 1, 2, 3] * 2 and device_of("cuda:2") == torch.device("cuda", 2)
+    assert choose_device("cpu", 7, 8) == torch.device("cpu") and len(current) == 9
+
+
+def test_one_gpu_for_each_process(gpus, monkeypatch):
+    """As with srun --gpus-per-task=1: each process sees its own as the first. torchrun shows all the same."""
+    current = gpus(1)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2")
+    assert {choose_device("auto", rank, 4).index for rank in range(4)} == {0} and current == [0] * 4
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
+    with pytest.raises(UserError, match="LOCAL_RANK=3 has no GPU: 1 visible here"):
+        choose_device("auto", 0, 4)
+
+
+@pytest.mark.parametrize("local_rank, local_size", [(2, 3), (0, 3), (5, 1)])
+def test_more_processes_than_gpus(gpus, local_rank, local_size):
+    """All processes of the machine refuse, not only the last, so that rank 0 says it."""
+    current = gpus(2)
+    with pytest.raises(UserError, match="has no GPU: 2 visible.*at most 2 processes.*CUDA_VISIBLE_DEVICES"):
+        choose_device("auto", local_rank, local_size)
+    assert current == []
+
+
+def test_sizes_leave_room_for_what_is_still_to_come(monkeypatch):
+    held = {}
+    for name, value in {
+        "empty_cache": lambda: None,
+        "reset_peak_memory_stats": lambda _: None,
+        "max_memory_allocated": lambda _: held["bytes"],
+        "get_device_properties": lambda _: SimpleNamespace(total_memory=1000),
+    }.items():
+        monkeypatch.setattr(torch.cuda, name, value)
+    monkeypatch.setattr(torch.accelerator, "synchronize", lambda _: None)
+    world = World(device=torch.device("cuda", 0))
+
+    def find(**more):
+        return find_batch_size(lambda rows: held.update(bytes=10 * rows), 4096, world, **more)
+
+    assert find() == 64 and find(still_to_come=300) == 32 and find(still_to_come=800) == 1
+
+
+# ---- another device than the CPU
+
+TEXTS = ["wine merchant", "huusmand og væver", "farmer", "", "keeper of a long description " * 5, "smith"]
+HERE = ("--device", "cuda")
+TWO_EPOCHS = ["--num-epochs", 2, "--log-interval", 1, "--eval-interval", 2, "--float64"]
+MODEL = ["--model-size", "tiny", "--ngrams", "none", "--dropout", 0, "--encoder-dropout", 0]
+
+
+def train(rows, folder, *more):
+    """On the device that the scripts choose; the epoch is two steps long."""
+    data = ["--dataset", rows, "--target-cols", "hisco_1", "hisco_2", "--formatter", "hisco"]
+    data += ["--language-col", "lang", *MODEL, "--batch-size", 64, "--learning-rate", 1e-3]
+    with settings_of_torch():
+        code, output = run_inside(finetune.main, *data, "--save-path", folder, *more)
+    assert code == 0, output
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory):
+    return write_rows(tmp_path_factory.mktemp("rows") / "rows.csv", 100)
+
+
+@pytest.mark.full
+def test_a_run_and_one_that_goes_on_have_the_losses_of_the_cpu(rows, tmp_path, monkeypatch):
+    train(rows, tmp_path / "cpu", *TWO_EPOCHS, "--device", "cpu")
+    with second_device(monkeypatch):
+        train(rows, tmp_path / "there", *TWO_EPOCHS, *HERE, "--max-steps", 3)
+        assert waits["_to_copy"] > 0  # the weights, to save them
+        train(rows, tmp_path / "there", *TWO_EPOCHS, *HERE)
+    here, there = read_logs(tmp_path / "cpu"), read_logs(tmp_path / "there")
+    assert [row["step"] for row in there] == [row["step"] for row in here] == [1, 2, 3, 4]
+    for name in ("train_loss", "train_loss_linear", "grad_norm", "val_loss", "token_acc", "seq_acc"):
+        pairs = [(row[name], other[name]) for row, other in zip(here, there) if row[name] is not None]
+        assert [other for _, other in pairs] == pytest.approx([value for value, _ in pairs], rel=1e-8)
+    assert here[1]["val_loss"] and here[3]["val_loss"]
+    one, other = (
+        torch.load(tmp_path / name / "last.bin", weights_only=True)["model"] for name in ("cpu", "there")
+    )
+    assert all(
+        type(value) is torch.Tensor and float((value - one[name]).abs().max()) < 1e-6
+        for name, value in other.items()
+    )
+
+
+@pytest.mark.full
+def test_steps_that_are_not_logged_do_not_wait_for_the_device(rows, tmp_path, monkeypatch):
+    def count(epochs):
+        with second_device(monkeypatch):
+            train(rows, tmp_path / f"epochs{epochs}", "--num-epochs", epochs, "--share-val", 0, *HERE)
+        return Counter(waits)
+
+    assert count(1) == count(2)
+
+
+def test_every_decoder_codes_as_on_the_cpu(monkeypatch):
+    state = {
+        "key": {code: i for i, code in enumerate(CODES)},
+        "languages": ["en", "da"],
+        "config": {"max_len": 128, "text": "as-is"},
+    }
+
+    def found(device):
+        coder = Coder(make_model().to(device), hisco_blocky5(), state, batch_size=3)
+        languages, limits = ["en", "da", "xx", "en", "en", "en"], {"da": 0.3, None: 0.5}
+        return (
+            {name: coder.code(TEXTS, languages, name, threshold=limits) for name in DECODERS},
+            [coder.probabilities(TEXTS, ["en"] * 6, decoder) for decoder in ("flat", "full")],
+            coder.embeddings(TEXTS, ["en"] * 6),
+        )
+
+    codes, probabilities, vectors = found("cpu")
+    with second_device(monkeypatch):
+        codes_there, probabilities_there, vectors_there = found(DEVICE)
+    for decoder, texts in codes.items():
+        others = codes_there[decoder]
+        assert [text.codes for text in texts] == [text.codes for text in others]
+        assert all(np.allclose(text.probs, other.probs, atol=1e-6) for text, other in zip(texts, others))
+    assert len({len(text.codes) for text in codes["greedy"]}) > 2
+    assert np.allclose(vectors, vectors_there, atol=1e-4, equal_nan=True)
+    for one, other in zip(probabilities, probabilities_there):
+        assert np.allclose(one, other, atol=1e-6, equal_nan=True)
+
+
+# ---- number formats
+
+
+@pytest.mark.full
+@pytest.mark.processes
+def test_half_precision_learns_the_same_and_nothing_is_half_where_it_must_not_be(tmp_path):
+    """The same 4 steps in three formats, and once more in fp16, interrupted."""
+    flags = ["--train-data", write_rows(tmp_path / "train.csv", 12), *TINY, "--num-epochs", 2]
+    flags += ["--val-data", write_rows(tmp_path / "val.csv", 6, 500), "--batch-size", 6, "--dropout", 0]
+    flags += ["--learning-rate", 1e-3, "--encoder-dropout", 0, "--log-interval", 2, "--save-interval", 2]
+    run(TRAIN_MIXER, *flags, "--save-dir", tmp_path / "float32")
+    whole = read_logs(tmp_path / "float32")[-1]
+    for name in ("bf16", "fp16"):
+        output = run(TRAIN_MIXER, *flags, "--save-dir", tmp_path / name, f"--{name}")
+        assert f"Precision: {name}" in output and ("many times slower" in output) == (
+            name == "fp16" or not has_bfloat16("cpu")
+        )
+        half = read_logs(tmp_path / name)[-1]
+        assert (half["step"], half["samples"]) == (whole["step"], whole["samples"])
+        assert half["val_loss"] == pytest.approx(whole["val_loss"], rel=0.01) != whole["val_loss"]
+        assert half["skipped_steps"] == 0  # a scaler that looks for its scale is no bad step
+        state = torch.load(tmp_path / name / "last.bin", weights_only=True)
+        moments = [value for part in state["optimizer"]["state"].values() for value in part.values()]
+        assert {value.dtype for value in (*state["model"].values(), *moments)} == {torch.float32}
+    run(TRAIN_MIXER, *flags, "--save-dir", tmp_path / "again", "--fp16", "--max-steps", 2)
+    run(TRAIN_MIXER, *flags, "--save-dir", tmp_path / "again", "--fp16")
+    again = torch.load(tmp_path / "again" / "last.bin", weights_only=True)
+    assert state["scaler"] == again["scaler"] and state["scaler"]["_growth_tracker"] > 0
+    assert all(torch.equal(value, again["model"][name]) for name, value in state["model"].items())
+
+
+def test_what_the_flags_choose():
+    def chosen(**flags):
+        return Precision.of(ScriptConfig(**flags), torch.device("cpu"))
+
+    assert chosen().name == "float32" and chosen(float64=True).dtype == torch.float64
+    assert chosen(fp16=True).scaler.is_enabled()
+    native = has_bfloat16("cpu")
+    assert chosen(use_amp=True).name == ("bf16" if native else "float32") and chosen(bf16=True).name == "bf16"
+    assert (chosen(bf16=True).warning() is None) == native and chosen().warning() is None
+
+
+# ---- matrix products by oneDNN
+
+needs_onednn = pytest.mark.skipif(not has_onednn_product(), reason="torch was built without oneDNN")
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """Products of oneDNN, on any CPU, by the shape of what is multiplied."""
+    found = []
+
+    def product(x, weight, bias=None, multiply=device.onednn_product):
+        found.append(tuple(x.shape))
+        return multiply(x, weight, bias)
+
+    monkeypatch.setattr(device, "onednn_pays", lambda: True)
+    monkeypatch.setattr(device, "onednn_product", product)
+    return found
+
+
+@needs_onednn
+@pytest.mark.parametrize("shape, with_bias", [((3, 100, 256), True), ((300, 256), False)])
+@pytest.mark.parametrize("gap", [0, 144])  # rows of a part of what is joined: they are copied
+def test_values_and_gradients_are_those_of_torch(calls, shape, with_bias, gap):
+    torch.manual_seed(0)
+    whole = torch.randn(*shape[:-1], shape[-1] + gap, requires_grad=True)
+    weight, bias = torch.randn(128, 256, requires_grad=True), torch.randn(128, requires_grad=True)
+    leaves, gradient = [whole, weight, *([bias] if with_bias else [])], torch.randn(*shape[:-1], 128)
+    found, right = [
+        [
+            out := multiply(whole[..., :256], weight, bias if with_bias else None),
+            *torch.autograd.grad(out, leaves, gradient),
+        ]
+        for multiply in (device.linear, F.linear)
+    ]
+    assert calls == [shape, (300, 128), (128, 300)]  # forward, for x, for the weight
+    for one, other in zip(found, right):
+        assert one.shape == other.shape and torch.allclose(one, other, rtol=1e-4, atol=1e-3)
+
+
+@needs_onednn
+def test_others_are_left_to_torch_and_what_needs_no_gradient_is_not_computed(calls):
+    x, weight = torch.randn(300, 256), torch.randn(128, 256)
+    device.linear(x[:8], weight)  # too small to gain
+    device.linear(x.double(), weight.double())
+    device.linear(x.bfloat16(), weight.bfloat16())
+    with torch.autocast("cpu", torch.bfloat16):
+        assert device.linear(x, weight).dtype == torch.bfloat16
+    device.linear(x.to("meta"), weight.to("meta"))
+    assert not calls
+    layer = Linear(256, 128).requires_grad_(False)
+    layer(torch.randn(300, 256).requires_grad_()).sum().backward()
+    assert len(calls) == 2 and layer.weight.grad is None
+
+
+@pytest.mark.parametrize(
+    "vendor, wide", [("AuthenticAMD", True), ("AuthenticAMD", False), ("GenuineIntel", True)]
+)
+def test_amd_s_wide_cpus_gain(monkeypatch, tmp_path, vendor, wide):
+    pays = vendor == "AuthenticAMD" and wide and has_onednn_product()
+    info = tmp_path / "cpuinfo"
+    info.write_text(f"processor\t: 0\nvendor_id\t: {vendor}\nmodel\t: 1\n")
+    monkeypatch.setattr(device, "CPU_INFO", str(info))
+    monkeypatch.setattr(torch.cpu, "_is_avx512_supported", lambda: wide)
+    device.onednn_pays.cache_clear()
+    try:
+        assert device.onednn_pays() is pays
+    finally:
+        device.onednn_pays.cache_clear()
+
+
+# ---- compiled layers, and what is private in torch
+
+
+@pytest.mark.full
+def test_compiled_layers_compute_the_same(monkeypatch):
+    """Whatever the width; traced as a whole and run by torch's own kernels, since machine code takes a minute
+    to make.
+    """
+
+    def gradients(model) -> list[torch.Tensor]:
+        """Of passes over texts of three widths, and the logits."""
+        found = []
+        for width in (16, 24, 40):
+            generator = torch.Generator().manual_seed(width)
+            ids = torch.randint(97, 122, (3, width), generator=generator)
+            target = torch.randint(5, 17, (3, 11), generator=generator)
+            mask = torch.ones(3, width, dtype=torch.bool)
+            mask[1, width // 2 :] = False
+            outputs = model(ids, mask, target)
+            sum(output.square().sum() for output in outputs).backward()
+            found += [output.detach() for output in outputs]
+        return found + [p.grad for p in model.parameters() if p.grad is not None]
+
+    models = []
+    for _ in range(2):
+        torch.manual_seed(1)
+        config = model_config("tiny", hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+        models.append(Seq2SeqMixerOccCANINE(hisco_blocky5().num_classes, 7, config=config).double().train())
+    plain, compiled = models
+    layer_compile, seen = torch.nn.Module.compile, []
+    monkeypatch.setattr(
+        torch.nn.Module,
+        "compile",
+        lambda module, **flags: (seen.append(module), layer_compile(module, backend="eager", **flags)),
+    )
+    device.compile_layers(compiled)
+    # outer layers, stack, decoder
+    assert len(seen) == 4 + 3 and list(compiled.state_dict()) == list(plain.state_dict())
+    torch._dynamo.utils.counters.clear()
+    for ours, theirs in zip(gradients(compiled), gradients(plain), strict=True):
+        assert torch.allclose(ours, theirs, rtol=1e-9, atol=1e-12)
+    graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+    # one for each kind of layer, not for each shape
+    assert 3 <= graphs <= 4, dict(torch._dynamo.utils.counters)
+
+
+def test_private_names_are_there_and_mean_what_they_meant():
+    holders = {
+        torch.cpu: ["_is_avx512_bf16_supported", "_is_amx_tile_supported", "_is_vnni_supported"],
+        torch.ops.aten: ["_int_mm", "_softmax_backward_data"],
+        torch.ops.mkldnn: ["_linear_pointwise"],
+        argparse.ArgumentParser(): ["_actions"],
+        multiprocessing.queues.Queue: ["_on_queue_feeder_error"],
+        atexit: ["_run_exitfuncs"],
+        torch.utils._pytree: ["tree_leaves", "tree_map_only"],
+    }
+    missing = [name for holder, names in holders.items() for name in names if not hasattr(holder, name)]
+    assert not missing and hasattr(torch.cpu, "_is_avx512_supported")
+    # a loading process is found, and a fused optimizer skips by `found_inf`
+    batches = iter(DataLoader([1, 2], num_workers=1, batch_size=None))
+    assert [process.is_alive() for process in batches._workers] == [True] and list(batches) == [1, 2]
+    weight = torch.ones(2, requires_grad=True)
+    weight.grad = torch.ones(2)
+    optimizer = torch.optim.AdamW([weight], fused=True)
+    assert optimizer._step_supports_amp_scaling
+    for found_inf, changes in ((1.0, False), (0.0, True)):
+        optimizer.found_inf, optimizer.grad_scale = torch.tensor(found_inf), None
+        optimizer.step()
+        assert (weight != 1).all().item() is changes
