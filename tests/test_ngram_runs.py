@@ -1,5 +1,5 @@
-"""Runs whose model has n-grams, with real processes: same result on any number, resumed to the bit, handed
-on, exported, refused.
+"""Runs whose model has n-grams, or nothing else, with real processes: same result on any number, resumed to
+the bit, handed on, exported.
 """
 
 import json
@@ -23,6 +23,7 @@ from histocc.formatter import BlockyFormatter
 from histocc.job import build
 from histocc.model.mixer import Seq2SeqMixerOccCANINE, model_config
 from histocc.predict.coder import Coder
+from histocc.published import models
 from histocc.runtime import checkpoint
 from histocc.runtime.world import World
 from histocc.text import encode
@@ -78,20 +79,19 @@ def load(path) -> dict:
 
 @pytest.fixture(scope="module")
 def curves(files, script, tmp_path_factory):
-    """ "sharded" trains in two processes with FSDP and ends in one; "accumulated" has two threads."""
+    """ "sharded" trains in two processes with FSDP and ends in one."""
     folder = tmp_path_factory.mktemp("curves")
     common = [*files, *WITH_NGRAMS, *NO_DROPOUT, "--float64", "--num-epochs", 7, "--log-interval", 1]
     common += ["--eval-interval", 7, "--augmentation-prob", 0.9]
     sharded = ["--parallel", "fsdp", "--global-batch-size", 12, "--batch-size", 3, "--max-steps", 7]
     ways = {
-        "one": (None, ["--batch-size", 12], {}),
-        "accumulated": (None, ["--batch-size", 6, "--accumulate-steps", 2], {"OMP_NUM_THREADS": "2"}),
-        "two": (2, ["--batch-size", 6], {}),
-        "sharded": (2, sharded, {}),
+        "one": (None, ["--batch-size", 6, "--accumulate-steps", 2]),
+        "two": (2, ["--batch-size", 6]),
+        "sharded": (2, sharded),
     }
     outputs = {
-        name: run(script, *common, *flags, "--save-dir", folder / name, processes=processes, **env)
-        for name, (processes, flags, env) in ways.items()
+        name: run(script, *common, *flags, "--save-dir", folder / name, processes=processes)
+        for name, (processes, flags) in ways.items()
     }
     outputs["one after fsdp"] = run(
         script, *common, "--global-batch-size", 12, "--batch-size", 4, "--save-dir", folder / "sharded"
@@ -100,7 +100,7 @@ def curves(files, script, tmp_path_factory):
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("other", ["accumulated", "two", "sharded"])
+@pytest.mark.parametrize("other", ["two", "sharded"])
 def test_curves_are_those_of_one_process(curves, other):
     rows, others = read_logs(curves[0] / "one"), read_logs(curves[0] / other)
     assert len(rows) == 21 and greatest_difference(curves[0] / "one", curves[0] / other, LOSSES) < 1e-9
@@ -113,7 +113,7 @@ def test_curves_are_those_of_one_process(curves, other):
 def test_the_fit_is_the_same_to_the_bit_in_every_process_and_said_once(curves):
     folder, outputs = curves
     first = load(folder / "one.first0")
-    for other in ("accumulated.first0", "two.first0", "two.first1"):
+    for other in ("two.first0", "two.first1"):
         assert same(first, load(folder / other))
     assert first["ngrams.linear.weight"].any() and (first["ngrams.hashes"].diff() > 0).all()
     assert not first["linear_decoder.weight"].any() and first["linear_decoder.bias"].any()
@@ -229,16 +229,6 @@ def test_fewer_than_the_initial_weights_have_are_refused(runs, tmp_path, asked):
     assert "Traceback" not in said and not list(tmp_path.glob("*.bin"))
 
 
-@pytest.mark.parametrize("asked", ["auto", "6"])
-def test_only_the_encoder(runs, tmp_path, asked):
-    start = ["--initial-checkpoint", runs[0] / "whole" / "last.bin", "--only-encoder", "--ngrams", asked]
-    model, config, _, said = prepared(runs[2], tmp_path, *start)
-    assert bool(model.ngrams) == bool(config["ngrams"]) == (asked == "6")
-    assert ("new: 64 n-grams, not fitted" in said) == (asked == "6") and "random weights" in said
-    own, state = checkpoint.load(runs[0] / "whole" / "last.bin")["model"], model.state_dict()
-    assert all(torch.equal(state[name], own[name]) for name in own if name.startswith("encoder."))
-
-
 @pytest.fixture(scope="module")
 def published(tmp_path_factory):
     """A file as the published HISCO models are: 1,919 outputs and no key."""
@@ -277,18 +267,6 @@ def test_added_to_published_weights_they_change_no_bit_and_learn_faster(runs, pu
     assert rate_of("--max-steps", 3) == first
 
 
-@pytest.mark.full
-def test_rates_of_what_is_fitted_and_of_what_is_not(runs, tmp_path):
-    lines = []
-    for number, more in enumerate((["--dry-run"], [], ["--ngram-passes", 0])):
-        flags = [*more, "--max-steps", 1, "--save-dir", tmp_path / str(number)]
-        code, output = run_inside(train_mixer.main, *runs[2], *flags)
-        assert code == 0, output
-        lines.append(next(line for line in output.splitlines() if "Learning rate: " in line))
-    assert lines[0] == lines[1] and lines[0].endswith("of the linear decoder and the n-grams 0.1 times that")
-    assert lines[2].endswith("of the linear decoder and the n-grams 5 times that")
-
-
 def test_texts_without_ngrams_train_without(tmp_path):
     rows = [(".", "61110", "", "en"), ("-", "41025", "", "en")] * 4
     source = write_csv(tmp_path / "short.csv", ("occ1", "hisco_1", "hisco_2", "lang"), rows)
@@ -316,3 +294,75 @@ def test_an_export_codes_and_starts_as_the_run_does(runs, tmp_path, form, name):
         assert one.code(TEXTS, LANGUAGES, decoder) == two.code(TEXTS, LANGUAGES, decoder)
     model, config, _, _ = prepared(runs[2], tmp_path / "run", "--initial-checkpoint", target)
     assert same(one.model.state_dict(), model.state_dict()) and config["ngrams"]
+
+
+# ---- without an encoder
+
+
+def test_without_an_encoder_the_model_has_its_ngrams_alone():
+    torch.manual_seed(0)
+    options = {"config": model_config("tiny"), "encoder": False}
+    classes, size = BlockyFormatter("hisco").num_classes, {"rows": 64, "width": 16}
+    model = Seq2SeqMixerOccCANINE(classes, 30, ngrams=size, **options).eval().double()
+    assert not [name for name in model.state_dict() if name.startswith("encoder.")]
+    ids, mask = map(torch.from_numpy, encode(TEXTS, LANGUAGES))
+    text, memory = model.ngrams(ids)
+    found = model.encode(ids, mask)
+    assert torch.equal(found[0], memory) and torch.equal(found[1][:, 128:], text)
+    assert found[1].dtype == torch.float64 and not found[1][:, :128].any()
+    with pytest.raises(ValueError, match="needs n-grams"):
+        Seq2SeqMixerOccCANINE(classes, 30, **options)
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("rows")
+    return write_rows(folder / "train.csv", 96), write_rows(folder / "val.csv", 24, 96)
+
+
+def alone(table, folder, *more):
+    data = ["--train-data", table[0], "--val-data", table[1], "--save-dir", folder, "--language-col", "lang"]
+    size = ["--model-size", "ngrams", "--ngram-passes", 2, "--num-epochs", 2, "--log-interval", 1]
+    return [*data, "--target-cols", "hisco_1", "hisco_2", *size, "--device", "cpu", *more]
+
+
+@pytest.mark.processes
+def test_runs_of_ngrams_alone(table, tmp_path):
+    """They learn, are resumed, and code; the same on two processes."""
+    exact = ["--float64", "--dropout", 0, "--ngram-dropout", 0]
+    one, two = tmp_path / "one", tmp_path / "two"
+    said = run("train_mixer.py", *alone(table, one, *exact, "--batch-size", 32))
+    assert "Model: ngrams (no encoder, width 128, 0 layers)" in said and "Learning rate: 0.001" in said
+    for more in (["--max-steps", 3], []):
+        run("train_mixer.py", *alone(table, tmp_path / "again", *exact, "--batch-size", 32, *more))
+    whole, again = (checkpoint.load(str(path / "last.bin"))["model"] for path in (one, tmp_path / "again"))
+    assert all(torch.equal(whole[name], again[name]) for name in whole)
+    run("train_mixer.py", *alone(table, two, *exact, "--batch-size", 16), processes=2)
+    losses = ("train_loss", "train_loss_linear", "train_loss_seq2seq", "val_loss")
+    assert greatest_difference(one, two, losses) < 1e-9
+    state = checkpoint.load(str(one / "last.bin"))
+    assert state["config"]["encoder"] is False and models.size_name(state["config"]) == "ngrams"
+    coder = Coder.load(str(one))
+    for decoder in ("flat", "topk"):
+        coded = coder.code(["farmer no 8", "tailor no 7"], ["en", "da"], decoder)
+        assert [each.codes[0] for each in coded] == ["61110", "79100"]
+
+
+def test_what_does_not_go_with_it(table, tmp_path):
+    for more, message in (
+        (["--ngrams", "none"], "--model-size ngrams has nothing but n-grams"),
+        (["--freeze-encoder"], "--model-size ngrams has no encoder"),
+    ):
+        code, said = run_inside(train_mixer.main, *alone(table, tmp_path / "run", *more))
+        assert code == 2 and message in said
+
+
+def test_it_starts_other_runs_and_is_exported(table, tmp_path):
+    run("train_mixer.py", *alone(table, tmp_path / "run", "--max-steps", 2))
+    for size, expected in (("ngrams", 0), ("tiny", 2)):
+        more = ["--initial-checkpoint", tmp_path / "run", "--max-steps", 1, "--model-size", size]
+        code, said = run_inside(train_mixer.main, *alone(table, tmp_path / f"next-{size}", *more))
+        assert code == expected and (code == 0 or "has another size" in said), said
+    export.export(str(tmp_path / "run"), "safetensors", str(tmp_path / "out.safetensors"))
+    coded = [Coder.load(str(tmp_path / name)).code(TEXTS, LANGUAGES) for name in ("run", "out.safetensors")]
+    assert coded[0] == coded[1]
