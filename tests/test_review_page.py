@@ -3,7 +3,6 @@
 import http.client
 import json
 import re
-import socket
 import threading
 import time
 import urllib.error
@@ -248,19 +247,16 @@ def test_a_table_with_codes_of_ones_own(folder):
 
 
 def test_a_port_in_use_and_a_file_that_another_program_changes(folder):
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = taken.getsockname()[1]
-        with Serving(folder, "--port", str(port)) as server:
-            assert f"Port {port} is in use; {port + 1} is taken instead." in server.output.read_text()
-            before = (folder / "decided.csv").read_bytes()
-            (folder / "decided.csv").write_bytes(before + b"x")
-            status, body = server.send(
-                content={"window": "w", "id": server.ask()["text"]["id"], "answer": "none", "seen": ""}
-            )
-            assert status == 507 and "was changed by another program" in json.loads(body)["error"]
-            assert (folder / "decided.csv").read_bytes() == before + b"x"
+    with Serving(folder) as server:
+        port = server.address.split(":")[2].partition("/")[0]
+        flags = ["--decisions", folder / "other.csv", "--port", port]
+        assert f"port {port}: Address already in use" in run("serve", folder / "coded.csv", *flags, code=2)
+        before = (folder / "decided.csv").read_bytes()
+        (folder / "decided.csv").write_bytes(before + b"x")
+        content = {"window": "w", "id": server.ask()["text"]["id"], "answer": "none", "seen": ""}
+        status, body = server.send(content=content)
+        assert status == 507 and "was changed by another program" in json.loads(body)["error"]
+        assert (folder / "decided.csv").read_bytes() == before + b"x"
 
 
 @pytest.mark.parametrize(

@@ -97,7 +97,7 @@ class ReviewConfig(Config):
         "serve: the sheet that each decision is appended to; begun if need be",
         metavar="FILE.csv",
     )
-    port: Port = flag(8765, "serve: of the page; the next free one if it is in use")
+    port: Port = flag(8765, "serve: of the page")
     column: str = flag("occ1", "column with the descriptions")
     language_column: str | None = flag(
         None, "column with the languages (default: lang, if the file has it)", metavar="COL"

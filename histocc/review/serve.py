@@ -38,7 +38,7 @@ from histocc.runtime.errors import UserError, in_words
 from histocc.runtime.files import atomic_write
 from histocc.text import text_key
 
-HOST, PORTS = "127.0.0.1", 20  # so many ports are tried
+HOST = "127.0.0.1"
 COLUMNS = ["text", "language", "rows", DECISION, ID]
 RESERVED_SECONDS = 600.0  # a text that one window shows is not offered to another one for so long
 MAX_BODY = 1 << 16  # bytes of a request
@@ -362,24 +362,13 @@ class Server(ThreadingHTTPServer):
         super().__init__((HOST, port), Handler)
 
 
-def open_server(port: int, decisions: Decisions) -> Server:
-    """On the first of some ports that is free. Raises UserError."""
-    for number in range(port, port + PORTS):
-        try:
-            server = Server(number, decisions)
-        except OSError as error:
-            if error.errno != errno.EADDRINUSE:
-                raise
-            continue
-        if number != port:
-            print(f"Port {port} is in use; {number} is taken instead.")
-        return server
-    raise UserError(f"the ports {port} to {port + PORTS - 1} are in use: choose another --port")
-
-
 def serve(decisions: Decisions, port: int) -> None:
-    """Until Ctrl-C."""
-    with open_server(port, decisions) as server:
+    """Until Ctrl-C. Raises UserError if the port is in use."""
+    try:
+        server = Server(port, decisions)
+    except OSError as error:
+        raise UserError(f"port {port}: {error.strerror}; choose another --port") from None
+    with server:
         print(
             f"{decisions.coded.path}: {len(decisions.texts):,} texts, {len(decisions.cells):,} of them have a"
             f" decision in {decisions.path}\nOpen http://{HOST}:{server.server_port}/{server.token}/ in a"
