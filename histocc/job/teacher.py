@@ -1,10 +1,9 @@
 """A student: a run that learns from a teacher's answers to its training texts and to unlabelled ones.
 
-The answers are made once and kept in one file beside the prepared data, `KEY.answers.npy`: a record for each
-row, whose `prob` is −1 until it is answered, so that interrupted work is resumed. With the rows they become a
-prepared folder like any other, and one more file in it, `train.teacher`. Which texts are in a batch together
-is a function of the texts alone, and a CPU computes with one thread, so that the answers do not depend on the
-number of processes.
+The answers are made once and kept beside the prepared data, `KEY.answers.npy`: a record for each row, whose
+`prob` is −1 until it is answered, so that interrupted work is resumed. With the rows they become a prepared
+folder like any other, and one more file in it, `train.teacher`. Which texts are in a batch together depends
+on the texts alone, and a CPU computes with one thread: the answers are the same on any number of processes.
 
 What a teacher writes is what both of its decoders rank first together (`predict --decoder both`): Kim, Rush,
 2016, "Sequence-Level Knowledge Distillation" (arXiv 1606.07947).
@@ -77,9 +76,7 @@ class Teacher:
             )
 
     def answers(self, texts: list[str], languages: list[str]) -> np.ndarray:
-        """`teacher_record`s [len(texts)], in order; without codes for a text of which its cleaning leaves
-        nothing.
-        """
+        """`teacher_record`s [len(texts)]; without codes for a text that its cleaning empties."""
         found = np.zeros(len(texts), dtype=teacher_record(self.room))
         found["codes"], found["logits"], found["written"] = -1, -MAX_LOGIT, -1
         numbers = np.array(list(self.number_of.values()))
@@ -114,8 +111,8 @@ def unlabelled_settings(args: JobConfig, read: PrepareSettings) -> PrepareSettin
 
 
 class Questions:
-    """What a teacher is asked: the training rows, and the unlabelled ones whose texts are new, each once; not
-    those of texts that are validated on. Texts that differ only in case and blanks are one.
+    """What a teacher is asked: the training rows, and the unlabelled ones whose texts are new, each once, and
+    not validated on. Texts that differ only in case and blanks are one.
 
     Attributes:
         languages: of all rows, those of the labelled ones first.
@@ -129,9 +126,7 @@ class Questions:
         more = [] if unlabelled is None else unlabelled.languages
         self.languages = list(dict.fromkeys([*data.languages, *more]))
         if len(self.languages) > MAX_LANGUAGES:
-            raise UserError(
-                f"--unlabelled: more than {MAX_LANGUAGES} languages with those of the labelled rows"
-            )
+            raise UserError(f"--unlabelled: more than {MAX_LANGUAGES} languages, with the labelled rows")
         self.sets = [(train, np.arange(len(train)), np.arange(len(self.languages)))]
         self.left_out, keys = {}, text_keys(train.text_hash, train.language)
         if unlabelled is not None:
@@ -182,7 +177,7 @@ def with_teacher(args: JobConfig, read: PrepareSettings, world: World, data: Pre
     folder = os.path.join(os.path.dirname(os.path.abspath(data.folder)), key)
     path, of_node = f"{folder}.answers.npy", world.gather(world.rank - world.local_rank)
 
-    def lacking(when: str) -> list[int]:
+    def lacking() -> list[int]:
         """First ranks of the nodes that do not see the folder."""
         leaders = sorted(set(of_node))
         faults = world.run_on(leaders, lambda: fault(folder) or "")
@@ -195,18 +190,18 @@ def with_teacher(args: JobConfig, read: PrepareSettings, world: World, data: Pre
             with atomic_write(path) as file:
                 np.save(file, answers)
 
-    if lacking("before"):
+    def ask() -> dict:
+        return _ask(Teacher(Coder.load(file, world), data.codes, formatter), questions, path, world)
+
+    if lacking():
         world.print(f"Teacher: {file}, asked for the texts of {rows:,} rows")
         world.run_on_main(begin)
-        asking = [rank for rank, leader in enumerate(of_node) if leader == 0]
-        facts = world.run_on(
-            asking if world.device.type != "cpu" else [0],
-            lambda: _ask(Teacher(Coder.load(file, world), data.codes, formatter), questions, path, world),
-        )[0]
-        world.run_on_main(lambda: _build(folder, questions, np.load(path), facts, world))
-        if others := lacking("after"):
+        first_node = [rank for rank, leader in enumerate(of_node) if leader == 0]
+        facts = world.run_on(first_node if world.device.type != "cpu" else [0], ask)[0]
+        world.run_on_main(lambda: _build(folder, questions, np.load(path), facts))
+        if others := lacking():
             answers = world.broadcast(np.load(path) if world.is_main else None, 0)
-            world.run_on(others, lambda: _build(folder, questions, answers, facts, world))
+            world.run_on(others, lambda: _build(folder, questions, answers, facts))
     else:
         world.print(f"Teacher: its answers are in {folder}")
     found = PreparedData.open(folder)
@@ -220,9 +215,7 @@ def _unlabelled(args: JobConfig, read: PrepareSettings, world: World) -> Prepare
     if not args.unlabelled:
         return None
     wanted, check = unlabelled_settings(args, read), world.give_up_if_asked
-    folder = world.run_on_main(
-        lambda: preparing.prepare(wanted, args.save_path, world.print, None, check),
-    )
+    folder = world.run_on_main(lambda: preparing.prepare(wanted, args.save_path, world.print, None, check))
     found = preparing.on_every_node(wanted, args.save_path, folder, world, check)
     for line in report_lines(found.report):
         world.print(f"  {line}")
@@ -230,8 +223,8 @@ def _unlabelled(args: JobConfig, read: PrepareSettings, world: World) -> Prepare
 
 
 def _file_and_key(args: JobConfig, questions: Questions, record: np.dtype) -> tuple[str, str]:
-    """(file of the teacher; what names the answers, hexadecimal, 16 digits: by the content of all rows, of
-    the file, and of what lies beside it and says what it means).
+    """(file of the teacher; what names the answers: the content of all rows, of the file, and of those beside
+    it, hexadecimal, 16 digits).
     """
     file = teacher_file(args)
     other = questions.unlabelled.fingerprint if questions.unlabelled else ""
@@ -297,12 +290,9 @@ def _notes(questions: Questions, answers: np.ndarray, facts: dict) -> list[str]:
 # ---- its rows
 
 
-def _build(folder: str, questions: Questions, answers: np.ndarray, facts: dict, world: World) -> None:
+def _build(folder: str, questions: Questions, answers: np.ndarray, facts: dict) -> None:
     """The prepared folder of the student's rows; unlabelled ones without an answer are left out. One process.
-
-    Args:
-        answers: to all rows.
-        facts: on the teacher, as `_ask` returns them.
+    answers: to all rows; facts: of `_ask`.
     """
     data, room = questions.data, answers.dtype["written"].shape[0]
 
@@ -346,8 +336,7 @@ def _build(folder: str, questions: Questions, answers: np.ndarray, facts: dict, 
         with open(os.path.join(new, "data_report.json"), "w", encoding="utf-8") as file:
             json.dump(whole, file, indent=1, ensure_ascii=False)
         alphabet = {*data.alphabet, *(questions.unlabelled.alphabet if questions.unlabelled else ())}
-        meta = read_meta(data.folder)
-        content = {name: meta[name] for name in meta if name != "checksums"}
+        content = {name: value for name, value in read_meta(data.folder).items() if name != "checksums"}
         content |= {
             "fingerprint": os.path.basename(folder),
             "languages": questions.languages,
@@ -361,9 +350,8 @@ def _build(folder: str, questions: Questions, answers: np.ndarray, facts: dict, 
 
 
 class TaughtRows(TextRows):
-    """`TextRows` of a student. Beside their entries a batch has those that
-    `histocc.model.distillation.DistillationLoss` takes: teacher_codes int64 [B, M], teacher_logits float32
-    [B, M], teacher_weights and seq2seq_weights float32 [B].
+    """`TextRows` of a student; batches also have what `DistillationLoss` takes: teacher_codes int64 [B, M],
+    teacher_logits float32 [B, M], teacher_weights and seq2seq_weights float32 [B].
 
     The linear decoder's share of the teacher is `weight`, 0…1. The target of the other decoder is what the
     teacher wrote in as many of the epochs, by a draw that is a pure function of (seed, epoch, row), and then

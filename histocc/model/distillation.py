@@ -12,9 +12,8 @@ from histocc.model.loss import LossMixer
 class DistillationLoss(LossMixer):
     """`LossMixer`, with soft targets for the rows that have a teacher; batches without are as there.
 
-    The linear loss of a row is (1 − t) · loss(true codes) + t · loss(teacher), where t is the row's
-    `teacher_weights`. The teacher's codes and logits are its most probable outputs; others count as 0. The
-    seq2seq loss of a row, towards the target that it was given, is multiplied by its `seq2seq_weights`.
+    The linear loss of a row is (1 − t) · loss(true codes) + t · loss(teacher), t its `teacher_weights`; all
+    but the teacher's most probable outputs count as 0. The seq2seq loss has the factor `seq2seq_weights`.
     """
 
     # of a batch of rows with a teacher
