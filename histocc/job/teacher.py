@@ -239,10 +239,9 @@ def _ask(teacher: Teacher, questions: Questions, path: str, world: World) -> dic
     """Answers what is not answered yet; returns what a report says of the teacher. The ranks that ask share
     the work, a CPU's first one with a process for each core.
     """
-    order = questions.order
     with checkpoint.reading(path):
         answers = np.load(path, mmap_mode="r+")
-    pieces = [order[start : start + PIECE] for start in range(0, len(order), PIECE)]
+    pieces = [questions.order[i : i + PIECE] for i in range(0, len(questions.order), PIECE)]
     on_cpu, threads = world.device.type == "cpu", world.local_size * torch.get_num_threads()
     cores = max(1, min(usable_cores(), threads, len(pieces))) if on_cpu else 1
     forked, shares = Forked(cores, world.give_up_if_asked), cores if on_cpu else world.local_size
