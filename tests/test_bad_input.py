@@ -2,7 +2,6 @@
 behind.
 """
 
-import os
 import subprocess
 import sys
 
@@ -168,20 +167,6 @@ def test_the_weights_that_a_run_starts_from_are_not_overwritten(tmp_path, data):
         tmp_path, "--dataset", data, "--save-path", old, "--overwrite", "--initial-checkpoint", old
     )
     assert "--overwrite would remove" in output and (old / "best.bin").exists()
-
-
-@pytest.mark.parametrize("damage", ["truncate", "remove"])
-def test_where_no_checkpoint_can_be_read_each_is_named(tmp_path, data, damage):
-    folder = tmp_path / "old"
-    folder.mkdir()
-    for name in ("2.bin", "best.bin", "last.bin"):
-        (folder / name).write_bytes(b"PK\x03\x04 cut off")
-    if damage == "remove":
-        (folder / "last.bin").unlink()
-    output = refused(tmp_path, "--dataset", data, "--save-path", folder)
-    assert "no checkpoint of the run can be read; --overwrite starts over" in output
-    assert sorted(os.listdir(folder))[0] == "2.bin"
-    assert all(f"{name}: " in output for name in ("2.bin", "best.bin", "last.bin"))
 
 
 @pytest.mark.parametrize(

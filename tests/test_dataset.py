@@ -133,28 +133,6 @@ def test_rows_are_those_of_the_file(batches):
         assert [CODES[code] for code in codes if code >= 0] == label.split("&") and len(codes) == 2
 
 
-COMMAS = {"block_size": 3, "use_within_block_sep": True, "allow_short": True}
-
-
-@pytest.mark.parametrize(
-    "kind, options, rows",
-    [
-        ("hisco", {}, [("61110", "-3"), ("-1", ""), ("01110", "99999")]),
-        ("occ1950", {}, [("100", "999"), ("050", ""), ("7", "")]),
-        ("gpf", {"block_size": 4, "allow_short": True}, [("a", "1b.2"), ("zZ9!", ""), ("-1", "?")]),
-        ("gpf", COMMAS, [("10,-2,a", "5"), ("999", "")]),
-    ],
-)
-def test_targets_are_the_labels_as_tokens(tmp_path, kind, options, rows):
-    formatter = make_formatter(kind, ["code_1", "code_2"], **options)
-    data = prepared(tmp_path, [("smith", *codes, "en") for codes in rows], formatter)
-    texts = TextRows(data.train, data, RowEncoding(formatter))
-    [batch] = epoch_of(MicroBatches(texts, BatchPlan(len(rows), 9), 0))  # of equal length: in order
-    for tokens, codes in zip(batch["targets_seq2seq"], rows):
-        label = "&".join(formatter.repair(code)[0] for code in codes if code)
-        assert tokens.tolist() == formatter.transform_label(label).tolist()
-
-
 def test_rank_without_rows_gets_one_of_weight_0(batches):
     """23 rows on four ranks in batches of 11: the last batch is one row."""
     ranks = [batches(11, 4, rank=rank) for rank in range(4)]

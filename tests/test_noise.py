@@ -281,14 +281,3 @@ def test_input_stays_as_it_is_and_may_be_a_window():
         assert (after != texts) is changes and not np.shares_memory(new, flat)
         assert unpack(*augmenter.apply(flat, offsets[20:41], rows[window], 0)) == after[window]
     assert all((a == b).all() for a, b in zip(kept, (flat, offsets, rows)))
-
-
-def test_many_transformations_never_empty_a_text_or_break_a_character():
-    assert noisy(Augmenter(1, 3, 1.0, words=WORDS), []) == []
-    assert noisy(Augmenter(1, 3, 1.0, words=WORDS), ["", "abc", ""])[::2] == ["", ""]
-    texts = ["a", "å🙂", "𝔊", " x "] * 100
-    after = noisy(drawing(("delete", "swap", "swap_words", "keyboard"), Augmenter(2, 60, 1.0)), texts)
-    assert all(text.strip() for text in after)
-    assert all(text == "𝔊" for text in after[2::4])  # nothing there to delete or slip
-    more = drawing(("insert", "insert_word", "edges", "swap"), Augmenter(2, 5, 1.0, words=WORDS))
-    assert all("å" in text and "🙂" in text for text in noisy(more, texts)[1::4])
