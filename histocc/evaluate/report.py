@@ -217,11 +217,8 @@ def decoder_report(
     counts = np.array([len(codes) for codes in sets], dtype=np.int64)[of_row]
     answered = np.array([code for text in of_row.tolist() for code in sets[text]], dtype=np.int64)
     conf = np.array([one.conf or 0.0 for one in coded], dtype=np.float64)[of_row]
-    names, pred, true = (
-        list(numbers),
-        (np.repeat(np.arange(n), counts), answered),
-        np.nonzero(rows.codes >= 0),
-    )
+    pred, names = (np.repeat(np.arange(n), counts), answered), list(numbers)
+    true = np.nonzero(rows.codes >= 0)
     true = true[0], np.asarray(rows.codes)[true].astype(np.int64)
     _, text, weight = np.unique(rows.text_hash, return_inverse=True, return_counts=True)
     language = np.asarray(rows.language)

@@ -56,8 +56,7 @@ class ReviewConfig(Config):
     action: str = flag(
         MISSING,
         "make: a sheet of texts from a coded file; apply: the decisions of sheets to the file; report: how"
-        " accurate the file is, from a sheet that was made with --sample; serve: a page on which texts are"
-        " decided one by one, in a browser on this machine",
+        " accurate the file is, from a sheet of --sample; serve: a page in the browser of this machine",
         choices=tuple(NEEDED),
         positional=True,
     )
@@ -68,43 +67,26 @@ class ReviewConfig(Config):
     output: str = flag("", "make: the sheet; apply: the final file", metavar="FILE.csv")
     overwrite: bool = flag(False, "replace an output that exists")
     rows: Count = flag(300, "make: lines of the sheet at most")
-    sample: bool = flag(
-        False,
-        "make: so many rows drawn at random, for report; without it the texts in whose rows most mistakes"
-        " are expected",
-    )
+    sample: bool = flag(False, "make: rows drawn at random, for report, not those most likely to be wrong")
     seed: CountOrZero = flag(1, "of the draw")
     key: str | None = flag(
         None,
-        "codes that may be written, such as key.csv of a run, or the word hisco (default: the HISCO key, for"
-        " columns hisco_1 and so on); for a table without answers of a model it must be given",
+        "codes that may be written: key.csv of a run, or the word hisco (default: the HISCO key, for columns"
+        " hisco_1 …); a table without answers of a model needs it",
         metavar="FILE",
     )
     descriptions: str | None = flag(
-        None,
-        f"codes ({', '.join(CODE_COLUMNS)}) and their descriptions ({', '.join(TEXT_COLUMNS)}), if the"
-        " coded file has none",
-        metavar="FILE",
+        None, f"codes ({', '.join(CODE_COLUMNS)}) and titles ({', '.join(TEXT_COLUMNS)})", metavar="FILE"
     )
     by: str = flag("person", f"apply: who has decided, for the column {DECIDED}")
     training_data: str | None = flag(
-        None,
-        "apply: also append the texts and their decided codes to this file, for the next fine-tuning",
-        metavar="FILE.csv",
+        None, "apply: also append the texts and their decided codes to this file", metavar="FILE.csv"
     )
-    decisions: str = flag(
-        "",
-        "serve: the sheet that each decision is appended to; begun if need be",
-        metavar="FILE.csv",
-    )
+    decisions: str = flag("", "serve: the sheet that each decision is appended to", metavar="FILE.csv")
     port: Port = flag(8765, "serve: of the page")
     column: str = flag("occ1", "column with the descriptions")
-    language_column: str | None = flag(
-        None, "column with the languages (default: lang, if the file has it)", metavar="COL"
-    )
-    delimiter: Delimiter | None = flag(
-        None, "column delimiter of what is read (default: found)", metavar="CHAR"
-    )
+    language_column: str | None = flag(None, "column with the languages (default: lang)", metavar="COL")
+    delimiter: Delimiter | None = flag(None, "column delimiter (default: found)", metavar="CHAR")
 
     def problems(self) -> list[str]:
         """What is wrong with these arguments, a line each."""
@@ -164,15 +146,10 @@ def make(args: ReviewConfig, coded: CodedFile, key: list[str] | None) -> None:
     with atomic_write(os.path.realpath(args.output), args.overwrite) as file:
         file.write(sheet_text(chosen, words_of_codes(args.descriptions, coded, key), drawn))
     rows, doubt = sum(text.rows for text in chosen), sum(text.doubt for text in chosen)
-    print(
-        f"{args.output}: {len(chosen):,} texts, which stand in {rows:,} of {coded.rows:,} rows"
-        + (
-            f": {args.rows:,} rows drawn at random"
-            if drawn
-            else f"; by its confidence the model is wrong in {doubt:,.0f} of these, and in"
-            f" {sum(text.doubt for text in texts):,.0f} of all"
-        )
-    )
+    total = sum(text.doubt for text in texts)
+    how = f"; by its confidence the model is wrong in {doubt:,.0f} of these, and in {total:,.0f} of all"
+    how = f": {args.rows:,} rows drawn at random" if drawn else how
+    print(f"{args.output}: {len(chosen):,} texts, which stand in {rows:,} of {coded.rows:,} rows{how}")
     print(
         "Fill in the column decision: 1 to 5 for the code of that number, a code, several of them with &"
         " between, none, or skip. Then: python -m histocc.review apply"

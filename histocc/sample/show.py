@@ -30,16 +30,7 @@ def show(path: str) -> None:
     """Raises UserError."""
     coder, demo, right = Coder.load(path), demo_rows(), 0
     titles = {row["hisco"]: row["en"].split("|")[0] for row in read("occupations.csv")}
-    heads = (
-        "description",
-        "lang",
-        "predicted (probability)",
-        "conf",
-        "right",
-        "",
-        "title of what was predicted",
-    )
-    table: list[tuple[str, ...]] = [heads]
+    table = [("description", "lang", "predicted (probability)", "conf", "right", "", "title of what it is")]
     coded = coder.code([row[0] for row in demo], [row[1] for row in demo])
     for (text, lang, *true), answer in zip(demo, coded):
         codes = [code for code in true if code]
