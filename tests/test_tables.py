@@ -2,14 +2,10 @@
 and what the user is told.
 """
 
-import contextlib
 import csv
-import datetime
-import decimal
 import io
 import os
 import re
-import socket
 import sys
 import tempfile
 import threading
@@ -141,14 +137,9 @@ def test_every_reader_looks_at_the_path_first(tmp_path):
     os.mkfifo(tmp_path / "fifo")
     os.symlink("loop", tmp_path / "loop")
     (tmp_path / "plain").write_text("a\n")
-    listening = socket.socket(socket.AF_UNIX)
-    with contextlib.chdir(tmp_path):  # the name of a socket must be short
-        listening.bind("socket")
-    listening.close()
     paths = {
         str(tmp_path / "fifo"): "is a pipe, which can be read only once; save it as a file first",
         str(tmp_path): "is a folder",
-        str(tmp_path / "socket"): "is a socket",
         "/dev/null": "is a device",
         str(tmp_path / "loop"): "symbolic links",
         "a\0b": "cannot be read: ",
@@ -225,7 +216,7 @@ def parquet_file(path, columns: dict, **options) -> Path:
 
 
 def test_values_of_any_kind_are_their_text(pyarrow, tmp_path):
-    pa, path, nan, day = pyarrow, tmp_path / "f.parquet", float("nan"), datetime.datetime(1801, 2, 3)
+    pa, path, nan = pyarrow, tmp_path / "f.parquet", float("nan")
     for values, expected in (
         (pa.array([61110, None, -1, 2**63 - 1]), "61110||-1|9223372036854775807"),
         (
@@ -233,14 +224,9 @@ def test_values_of_any_kind_are_their_text(pyarrow, tmp_path):
             "61110|||0|1110.5|1000000000000000|1e+22|0.1",
         ),
         (pa.array([61110.0, 2048.0, nan], pa.float32()), "61110|2048|"),
-        (pa.array([True, None, False]), "true||false"),
-        (pa.nulls(2), "|"),
         (pa.array(["a", None, "NA", "a\0b", "\r\n"], pa.large_string()), "a||NA|a\0b|\r\n"),
         (pa.array([b"\xc3\xa5"]), "å"),
         (pa.array(["a", None, "a"]).dictionary_encode(), "a||a"),
-        (pa.array([7, None]).dictionary_encode(), "7|"),
-        (pa.array([decimal.Decimal("61110.50"), decimal.Decimal("1")]), "61110.50|1.00"),
-        (pa.array([day.date()]), "1801-02-03"),
     ):
         found = [cells[0] for cells in rows_of(parquet_file(path, {"a": values}), ["a"])[0].values()]
         assert found == expected.split("|"), values.type

@@ -374,12 +374,8 @@ class Reader:
         what = f"a code that does not fit the formatter {formatter.kind} (block size {formatter.block_size})"
         ways = ["--drop-bad-labels leaves these rows out and lists them"]
         if formatter.kind == "gpf" and not formatter.allow_short:
-            ways = [
-                "--formatter hisco is for HISCO codes, and restores lost leading zeros",
-                "--allow-codes-shorter-than-block-size fills shorter codes up",
-                *ways,
-                "--block-size N sets another length",
-            ]
+            ways.insert(0, "--formatter hisco is for HISCO codes, and restores lost leading zeros")
+            ways.insert(1, "--allow-codes-shorter-than-block-size accepts them, --block-size N other lengths")
         if found["rows"] > sum(part.rows for part in self.parts.values()):
             ways = ["Most rows are of this kind: look whether --target-cols and --formatter are right", *ways]
         if self.settings.number_codes is not None:
