@@ -4,6 +4,7 @@ import contextlib
 import csv
 import functools
 import io
+import multiprocessing.connection
 import multiprocessing.forkserver
 import os
 import runpy
@@ -79,11 +80,10 @@ def run(script, *args, processes=None, launcher=None, code=0, timeout=240, **env
     """Runs a script, or a module named as in `python -m`, to the end and checks the exit code; returns the
     output.
 
-    Its processes are forked, with the variables that a launcher sets. A launcher itself starts them, and it
-    is its exit code that counts, if one is named, and for a job that fails: it ends the others then. `env`
-    takes a fresh process, too.
+    Its processes are forked, with the variables that a launcher sets. If a launcher is named, it starts them,
+    and its exit code counts; `env` takes a fresh process, too.
     """
-    if env or launcher or processes and code:
+    if env or launcher:
         done = subprocess.run(
             command(script, *args, processes=processes, launcher=launcher or "run"),
             env=environment(**env),
@@ -95,8 +95,8 @@ def run(script, *args, processes=None, launcher=None, code=0, timeout=240, **env
         )
         ended, output = done.returncode, done.stdout
     else:
-        args = [*map(str, args), *(["--distributed"] if processes else [])]
-        ended, output = run_forked(script, args, timeout, processes)
+        more = ["--distributed"] if processes else []
+        ended, output = run_forked(script, [*args, *more], timeout, processes)
     assert ended == code, f"exit code {ended} instead of {code}\n{output}"
     return output
 
@@ -122,33 +122,38 @@ def fork_server():
     return context
 
 
-def run_forked(script, args, timeout, processes=None):
-    """(exit code, output) of a script or module in its own process, in `environment()`, or in several, with
-    the variables of a launcher and one output; the exit code is the first that is not 0. What it has
-    registered with atexit is not called.
+def start_forked(script, args, output, processes=None, **variables):
+    """The processes of a script or module, forked: one in `environment()`, or several with the variables of a
+    launcher. What they print is appended to the file `output`, which is there.
     """
-    variables, ranks = [environment()], []
-    if processes:
-        size, port = str(processes), str(free_port())
-        common = {
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": port,
-            "WORLD_SIZE": size,
-            "LOCAL_WORLD_SIZE": size,
-        }
-        variables = [environment(RANK=str(rank), LOCAL_RANK=str(rank), **common) for rank in range(processes)]
+    common, ranks = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}, []
+    for rank in map(str, range(processes or 1)):
+        if processes:
+            variables |= {"RANK": rank, "LOCAL_RANK": rank, **common}
+            variables["WORLD_SIZE"] = variables["LOCAL_WORLD_SIZE"] = str(processes)
+        more = (str(script), list(map(str, args)), str(output), environment(**variables))
+        ranks.append(fork_server().Process(target=_as_script, args=more))
+        ranks[-1].start()
+    return ranks
+
+
+def run_forked(script, args, timeout, processes=None):
+    """(exit code, output) of a script or module, see `start_forked`; the exit code is the first that is not
+    0, and such a process ends the others, as in a launcher. What it has registered with atexit is not called.
+    """
     with tempfile.NamedTemporaryFile("r", encoding="utf-8") as output:
-        for env in variables:
-            ranks.append(fork_server().Process(target=_as_script, args=(str(script), args, output.name, env)))
-            ranks[-1].start()
+        left = ranks = start_forked(script, args, output.name, processes)
         until = time.monotonic() + timeout
-        for rank in ranks:
-            rank.join(max(0.0, until - time.monotonic()))
-        late = [rank for rank in ranks if rank.is_alive()]
-        for rank in late:
+        while left and time.monotonic() < until:
+            multiprocessing.connection.wait([rank.sentinel for rank in left], until - time.monotonic())
+            left = [rank for rank in left if rank.is_alive()]
+            if any(rank.exitcode for rank in ranks):
+                for rank in left:
+                    rank.terminate()
+        for rank in left:
             rank.kill()
             rank.join()
-        if late:
+        if left:
             raise TimeoutError(f"{script} ran longer than {timeout} s\n{output.read()}")
         return next((rank.exitcode for rank in ranks if rank.exitcode), 0), output.read()
 

@@ -22,6 +22,7 @@ from helpers import (
     free_port,
     read_logs,
     run,
+    start_forked,
     write_csv,
     write_rows,
 )
@@ -170,23 +171,32 @@ def flip_a_bit(path):
 
 def test_a_signal_saves_and_ends_all_ranks_and_a_second_ends_at_once(folder):
     """The second if the first cannot be followed: the other rank does not come, and this one waits for it."""
-    job = Job(folder / "signals", processes=2)
-    process = job.start_and_wait()
-    os.kill(workers(process)[-1], signal.SIGUSR1)
-    code, output = job.end(process)
+    job = Job(folder / "signals")
+    job.log = folder / "signals.log"
+    step = 0
+
+    def start():
+        job.log.write_text("")
+        ranks = start_forked(TRAIN_MIXER, [*job.flags, "--distributed"], job.log, 2)
+        wait_until(lambda: f"step {step - step % 3 + 3}/" in job.said(), job.said, 60)
+        return ranks
+
+    ranks = start()
+    os.kill(ranks[1].pid, signal.SIGUSR1)
+    for rank in ranks:
+        rank.join(60)
     step = job.last()["step"]
-    assert code == 0 and output.count(f"Stopped by SIGUSR1 at step {step} of 24, saved in ") == 1, output
-    process = job.start_and_wait()
-    first, other = workers(process)
-    os.kill(other, signal.SIGSTOP)
+    assert [rank.exitcode for rank in ranks] == [0, 0], job.said()
+    assert job.said().count(f"Stopped by SIGUSR1 at step {step} of 24, saved in ") == 1, job.said()
+    first, other = start()
+    os.kill(other.pid, signal.SIGSTOP)
     time.sleep(1)
     for _ in range(2):
-        assert alive(first)
-        os.kill(first, signal.SIGUSR1)
-        time.sleep(1.3)
-    assert_gone([first], 2)
-    kill_all(process)
-    os.kill(other, signal.SIGKILL)
+        assert first.is_alive()
+        os.kill(first.pid, signal.SIGUSR1)
+        first.join(1.3)
+    assert first.exitcode == 128 + signal.SIGUSR1
+    other.kill()
     assert job.last()["step"] >= step  # whole and readable
 
 

@@ -10,7 +10,7 @@ import urllib.request
 
 import pytest
 from browser import CHROMIUM, Browser
-from helpers import _as_script, environment, fork_server, free_port
+from helpers import free_port, start_forked
 from test_review import read, run, write
 
 SCRIPT = "<script>document.title='ran'</script> smith"
@@ -47,11 +47,7 @@ class Serving:
         arguments = ["serve", folder / coded, "--decisions", folder / "decided.csv", *more]
         if "--port" not in more:
             arguments += ["--port", free_port()]
-        self.process = fork_server().Process(
-            target=_as_script,
-            args=("histocc.review", list(map(str, arguments)), str(self.output), environment()),
-        )
-        self.process.start()
+        [self.process] = start_forked("histocc.review", arguments, self.output)
         until = time.monotonic() + 60
         while not (found := re.search(r"http://\S+/", self.output.read_text())):
             assert self.process.is_alive() and time.monotonic() < until, self.output.read_text()
