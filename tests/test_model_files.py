@@ -12,7 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from helpers import all_tests
+from helpers import mutations
 
 from histocc import export
 from histocc.formatter import PAD_IDX, BlockyFormatter
@@ -26,7 +26,7 @@ from histocc.runtime.files import OwnFiles
 from histocc.runtime.world import World
 from histocc.trainer import loop, script
 
-MUTATIONS = int(os.environ.get("HISTOCC_MUTATIONS") or (2000 if all_tests() else 500))
+MUTATIONS = mutations(1)
 LONGEST = 10.0  # seconds of CPU time for one file
 SIZES = {
     "hidden_size": 32,
@@ -211,7 +211,7 @@ def mutate(file: Path, draw: random.Random) -> str:
 def test_a_changed_file_codes_as_before_or_is_refused(forms, tmp_path, form):
     original, expected = forms[form]
     file, refused = tmp_path / "model" / original.name, 0
-    for number in range(MUTATIONS // 3):
+    for number in range(MUTATIONS):
         shutil.rmtree(file.parent, ignore_errors=True)
         shutil.copytree(original.parent, file.parent)
         what = mutate(file, random.Random(f"{form} {number}"))
@@ -222,7 +222,7 @@ def test_a_changed_file_codes_as_before_or_is_refused(forms, tmp_path, form):
             assert str(file.parent) in str(error) and "Traceback" not in str(error), f"{number}: {what}"
             refused += 1
         assert time.process_time() - started < LONGEST, f"{number}: {what}"
-    assert refused > MUTATIONS // 10
+    assert refused > MUTATIONS // 4
 
 
 def test_a_changed_checkpoint_is_resumed_as_it_was_or_passed_over(tmp_path):
@@ -231,7 +231,7 @@ def test_a_changed_checkpoint_is_resumed_as_it_was_or_passed_over(tmp_path):
     for name, state in states.items():
         checkpoint.save(OwnFiles(str(tmp_path / "good")), [name], state)
     folder = tmp_path / "run"
-    for number in range(MUTATIONS // 10):
+    for number in range(MUTATIONS // 3):
         shutil.rmtree(folder, ignore_errors=True)
         shutil.copytree(tmp_path / "good", folder)
         what = mutate(folder / "last.bin", random.Random(number))
