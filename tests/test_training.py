@@ -98,7 +98,7 @@ def test_noise_of_a_resumed_epoch_is_that_of_a_whole_one(noisy, total, processes
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory):
-    """25 rows to train on, which is 2 × 12 + 1, and 7 to validate on."""
+    """25 rows to train on, which is 2 × 12 + 1, and 7 to validate on, in which a rank of four has none."""
     folder = tmp_path_factory.mktemp("data")
     train, val = write_rows(folder / "train.csv", 25), write_rows(folder / "val.csv", 7, 100)
     return ["--train-data", train, "--val-data", val, *TINY, "--language-col", "lang", "--num-epochs", 3]
@@ -116,7 +116,7 @@ def curves(files, tmp_path_factory):
         "one": (None, None, ["--batch-size", 12]),
         "accumulated": (None, None, ["--batch-size", 6, "--accumulate-steps", 2]),
         "two": (2, "launch", ["--batch-size", 6]),  # the launcher from before torchrun
-        "four": (4, None, [*total, "--batch-size", 128]),
+        "four": (4, None, [*total, "--batch-size", 1]),
         "sharded": (3, None, fsdp),
     }
     outputs = {
