@@ -171,7 +171,7 @@ def flip_a_bit(path):
 
 def test_a_signal_saves_and_ends_all_ranks_and_a_second_ends_at_once(folder):
     """The second if the first cannot be followed: the other rank does not come, and this one waits for it."""
-    job = Job(folder / "signals")
+    job = Job(folder / "signals", flags=["--save-interval", 1000])  # only the signal has it saved
     job.log = folder / "signals.log"
     step = 0
 
