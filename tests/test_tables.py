@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from helpers import examples, run_inside, write_csv
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from preparing import HEADER, Result, prepare, problems, quiet, settings_for
 
@@ -67,6 +67,7 @@ TABLES = st.integers(1, 4).flatmap(
     encoding=st.sampled_from(["utf-8", "utf-8-sig", "utf-16", "cp1252"]),
     chunk=st.integers(1, 4),
 )
+@example([["a\n,é", "é"], ["a", "b"]], "\n", csv.QUOTE_ALL, "utf-8", 4)  # a cell that looks like two rows
 def test_rows_come_back_or_are_refused_by_line(rows, end, quoting, encoding, chunk):
     text, begins = io.StringIO(newline=""), []
     writer = csv.writer(text, lineterminator=end, quoting=quoting)
