@@ -18,7 +18,6 @@ from pathlib import Path
 
 REPO = Path(__file__).resolve().parent.parent
 FINETUNE, TRAIN_MIXER = REPO / "finetune.py", REPO / "train_mixer.py"
-PLAIN = REPO / "tests" / "plain"
 TINY = ["--model-size", "tiny", "--device", "cpu", "--ngrams", "none"]
 TITLES = [
     ("farmer", "61110"),
@@ -58,10 +57,18 @@ def write_rows(path, n, start=0):
     return write_csv(path, ("occ1", "hisco_1", "hisco_2", "lang"), rows)
 
 
+@functools.cache
+def without_matplotlib():
+    """A folder; Python reads what is in it at its start if it is on its path. Not every run draws curves."""
+    folder = tempfile.TemporaryDirectory(prefix="histocc")
+    Path(folder.name, "sitecustomize.py").write_text("import sys\n\nsys.modules['matplotlib'] = None\n")
+    return folder
+
+
 def environment(**more):
     """This environment and `more`, without matplotlib and what a launcher sets, one thread a process."""
     env = {name: value for name, value in os.environ.items() if name not in OF_LAUNCHERS}
-    path = os.pathsep.join((str(REPO), str(PLAIN)))
+    path = os.pathsep.join((str(REPO), without_matplotlib().name))
     return env | {"OMP_NUM_THREADS": "1", "PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": ""} | more
 
 
