@@ -184,8 +184,6 @@ def train_one_epoch(
     Args:
         loss_fn: a criterion called like `LossMixer`.
         scheduler: any torch scheduler, whose `step` is called after each optimizer step; or None.
-        current_step: optimizer steps done before.
-        log_interval: steps between two printed lines.
         options: as for `histocc.trainer.loop.Run`: stop_step, seed, precision, stop, step_done, …
     """
     world = world or (current_world(device) if distributed else World(device=torch.device(device)))

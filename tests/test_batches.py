@@ -79,12 +79,6 @@ def test_shares_are_even_and_micro_batches_few_and_small(plan):
         assert whole.micro_batches(batch) == 1  # unless it is asked for
 
 
-def test_ranks_have_equal_work_in_characters():
-    plan, lengths = BatchPlan(4000, 200, 4), Numbers(4000).lengths
-    sums = np.array([[lengths(rows_of(plan, b, rank)).sum() for rank in range(4)] for b in range(20)])
-    assert (sums.max(axis=1) / sums.min(axis=1)).max() < 1.05
-
-
 @examples(60)
 @given(st.integers(1, 300), st.integers(1, 90), st.integers(0, 3), st.data())
 def test_starting_in_mid_epoch_gives_the_tail(rows, total, epoch, data):
