@@ -100,9 +100,8 @@ class Run:
 
 @dataclass
 class State:
-    """How far a run is. `position` is what checkpoints keep of it.
-
-    sums: since the last row of the log, on this rank; what is the same on all ranks is counted on rank 0.
+    """How far a run is; `position` is what checkpoints keep of it. sums: since the last row of the log, on
+    this rank; what is the same on all ranks is counted on rank 0.
     """
 
     step: int = 0  # optimizer steps done
@@ -142,9 +141,7 @@ class State:
         self.sums[name] = self.sums.get(name, 0.0) + value
 
     def stop_clock(self, world: World) -> None:
-        """Adds the time since the clock was started to the sums, which are means over the ranks: what follows
-        is no training time.
-        """
+        """What follows is no training time; the time before it counts as a mean over the ranks."""
         if self.started is not None:
             synchronize(world.device)
             self.add("seconds", (time.perf_counter() - self.started) / world.size)

@@ -82,11 +82,8 @@ class Tracker:
 
 
 def open_trackers(args: TrainConfig, name: str, step: int) -> list[Tracker]:
-    """Those that are asked for. name: what all checkpoints of the run have in common; step: from which it
-    continues.
-
-    Raises:
-        UserError: one cannot be opened at the begin of a run; a run that is resumed continues without it.
+    """Those that are asked for. name: what all checkpoints of the run have in common; step: where it
+    continues. Raises UserError if one cannot be opened at step 0; a run that is resumed goes without it.
     """
     trackers: list[Tracker] = []
     if args.tensorboard:
