@@ -64,8 +64,8 @@ def device_of(given: str | torch.device | None) -> torch.device:
     """The device that a call from Python names. Raises ValueError for what is no device, UserError for one
     that is not there.
     """
-    name, _, number = ("auto" if given is None else str(given)).partition(":")
-    if name not in DEVICES or number and not (name == "cuda" and number.isdecimal() or number == "0"):
+    name, colon, number = ("auto" if given is None else str(given)).partition(":")
+    if name not in DEVICES or colon and not (name == "cuda" and number.isdecimal() or str(given) == "cpu:0"):
         raise ValueError(f"device: found {given!r:.60}, expected None, 'auto', 'cpu', 'cuda' or 'cuda:N'")
     with settings_of_torch():
         return choose_device(name, int(number or 0))
