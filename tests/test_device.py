@@ -58,7 +58,7 @@ def gpus(monkeypatch):
 def test_device_without_gpus(gpus):
     gpus(0)
     assert choose_device("auto", 3, 4) == choose_device("cpu", 3, 4) == torch.device("cpu")
-    with pytest.raises(UserError, match="--device cuda: torch .* finds no GPU; take --device cpu"):
+    with pytest.raises(UserError, match="--device cuda: torch .* finds no CUDA GPU; take --device cpu"):
         choose_device("cuda")
     for wrong in ("xpu", "cpu:1", "cuda:x", 3):
         with pytest.raises(ValueError, match="expected None, 'auto', 'cpu', 'cuda' or 'cuda:N'"):

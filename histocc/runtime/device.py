@@ -43,7 +43,7 @@ def choose_device(name: str, local_rank: int = 0, local_size: int = 1) -> torch.
     if name == "cpu" or name == "auto" and not gpus:
         return torch.device("cpu")
     if not gpus:
-        raise UserError(f"--device cuda: torch {torch.__version__} finds no GPU; take --device cpu")
+        raise UserError(f"--device cuda: torch {torch.__version__} finds no CUDA GPU; take --device cpu")
     highest = max(local_rank, local_size - 1)
     # torchrun shows all its processes the same GPUs; srun may show each a single one of its own
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")

@@ -183,7 +183,7 @@ def stacks_in(paths: Sequence[str], rank: int, limit: float) -> Generator[None]:
         yield
     finally:
         stop_timer()
-        _Timer.limit, _Timer.names = None, ""
+        _Timer.limit = None
         _write_stacks_to(2)
         file.close()
         with contextlib.suppress(OSError):

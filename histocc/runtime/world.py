@@ -407,15 +407,24 @@ def end_without_others(world: World, error: Exception) -> NoReturn:
     what = "the connection to another process is lost; its own message, or the launcher's, says why"
     late, files = re.search(r"time(d )?out", str(error), re.IGNORECASE), ""
     if late:
-        what, files = "all processes wait for each other until the", signals.stacks_written()
-        limit = min(MISSING_SECONDS, 0.1 * world.time_limit) * (1 if world.is_main else 1.5)
-        try:
-            dist.monitored_barrier(world.patient, timedelta(seconds=limit), wait_all_ranks=True)
-        except RuntimeError as found:  # rank 0 knows all that are missing, the others whether it is rank 0
-            named = re.search(r"[Rr]anks? ([\d, ]*\d) failed to pass", str(found))
-            ranks = named[1] if named and world.is_main else "0"
-            what = f"rank{'s' * (',' in ranks)} {ranks} did not come within the"
-        what += " time limit (--timeout-minutes)"
+        files, missing = signals.stacks_written(), "0"  # of the others, if rank 0 does not answer
+        seconds = min(MISSING_SECONDS, 0.1 * world.time_limit)
+
+        def meet() -> None:
+            nonlocal missing
+            try:
+                dist.monitored_barrier(world.patient, timedelta(seconds=seconds), wait_all_ranks=True)
+                missing = ""
+            except RuntimeError as found:
+                named = re.search(r"[Rr]anks? ([\d, ]*\d) failed to pass", str(found))
+                missing = named[1] if named and world.is_main else "0"
+
+        meeting = threading.Thread(target=meet, daemon=True)
+        meeting.start()
+        meeting.join(2 * seconds)
+        ranks = f"rank{'s' * (',' in missing)} {missing} did not come within the"
+        what = f"{ranks if missing else 'all processes wait for each other until the'} time limit"
+        what += " (--timeout-minutes)"
 
     def leave_to_launcher(seconds: float) -> None:
         """It names the process that has ended, and ends all others then: it must find that one first."""
