@@ -17,7 +17,6 @@ from test_predict import CODES, make_model, model  # noqa: F401  a checkpoint of
 
 import histocc
 from histocc import EvalEngine, occ_canine
-from histocc.formatter import BlockyOCC1950Formatter, construct_finetune_formatter
 from histocc.occ_canine import OccCANINE, device_of
 from histocc.published import models
 from histocc.runtime.errors import UserError
@@ -316,15 +315,6 @@ def test_tables_of_the_engines_of_evaluation(coder):
     ):
         with pytest.raises(ValueError, match=message):
             EvalEngine(**given | change)
-
-
-def test_formatters_by_their_published_names(coder):
-    for given in (0, 3):
-        with pytest.raises(ValueError, match="takes 1 to 2 target columns, not"):
-            BlockyOCC1950Formatter(given)
-    assert construct_finetune_formatter(3, "code_1").target_cols == ["code_1"]
-    with pytest.raises(ValueError, match="at least one target column"):
-        construct_finetune_formatter(3, [])
 
 
 def test_copies_give_the_same_codes(coder):

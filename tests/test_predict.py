@@ -16,7 +16,7 @@ import pytest
 import torch
 from helpers import REPO, TINY, command, environment, run, run_inside, write_csv, write_rows
 
-from histocc.data.rows import csv_text, key_reader
+from histocc.data.rows import csv_text
 from histocc.formatter import CLASSES, PAD_IDX, hisco_blocky5, hisco_classes, occ1950_blocky2
 from histocc.model.mixer import Seq2SeqMixerOccCANINE, model_config
 from histocc.model.search import CodeSearch, CodeTrie
@@ -25,10 +25,8 @@ from histocc.predict import __main__ as predict
 from histocc.predict.coder import Coder
 from histocc.predict.config import get_args_parser
 from histocc.published import models
-from histocc.published.formats import Given
 from histocc.runtime import checkpoint, log
 from histocc.runtime.device import Precision
-from histocc.runtime.errors import UserError
 from histocc.runtime.files import OwnFiles
 from histocc.text import encode
 
@@ -549,40 +547,6 @@ def test_mistakes_are_said_and_the_input_stays(model, tmp_path):
     assert sorted(os.listdir(tmp_path)) == ["coded.csv", "damaged.bin", "in.csv", "key.csv", "there.csv"]
     predict_here(*flags(model, source, existing, "--overwrite"))
     assert len(read(existing)) == 5
-
-
-def test_published_models_code(tmp_path):
-    made = make_model(memory_mask=False)
-    weights, key = made.state_dict(), {code: i for i, code in enumerate(CODES)}
-    torch.save({"model": weights, "key": key}, tmp_path / "mixer.bin")
-    flat = {
-        name.replace("encoder.", "basemodel.", 1).replace("linear_decoder", "out"): value
-        for name, value in weights.items()
-        if not name.startswith("decoder.")
-    }
-    torch.save({"model": flat, "key": key}, tmp_path / "flat.bin")
-    torch.save({"model": flat, "key": {}}, tmp_path / "keyless.bin")
-    texts, languages = ["smed", "wine merchant", "x" * 60], ["da", "en", "se"]
-    (tmp_path / "config.json").write_text('{"num_attention_heads": 2, "num_hash_buckets": 256}')
-    coder = Coder.load(str(tmp_path / "mixer.bin"))
-    assert coder.system == "hisco" and not coder.model.memory_mask and coder.codes == CODES
-    ids, mask = map(torch.from_numpy, encode(texts, languages, width=128))
-    expected = CodeSearch(made, CodeTrie(CODES, hisco_blocky5())).full(ids, mask)
-    assert coder.probabilities(texts, languages, "full") == pytest.approx(expected.numpy(), rel=1e-3)
-
-    coder = Coder.load(str(tmp_path / "flat.bin"), given=Given("hisco"))
-    best = made.classify(made.encode(ids, mask)[1])[0].argsort(descending=True)[:5]
-    assert coder.code(texts, languages, "flat", threshold=0.0)[0].codes == [CODES[i] for i in best]
-    with pytest.raises(UserError, match="flat classifier"):
-        coder.code(texts, languages, "greedy")
-    keyless = str(tmp_path / "keyless.bin")
-    with pytest.raises(UserError, match="7 outputs, and its key 0 codes: name the key"):
-        Coder.load(keyless, given=Given("hisco"))
-    rows = [(code, i) for i, code in enumerate(CODES)]
-    reader = key_reader(write_csv(tmp_path / "key.csv", ["system_code", "code"], rows))
-    assert Coder.load(keyless, given=Given("hisco", reader)).codes == CODES
-    with pytest.raises(UserError, match="its 19 tokens are those of formatter hisco, not occ1950"):
-        Coder.load(str(tmp_path / "mixer.bin"), given=Given("occ1950"))
 
 
 def test_tables_as_users_have_them(model, tmp_path, monkeypatch):

@@ -258,7 +258,6 @@ class Coding:
         self.stage = Stage("coding", sum(map(len, self.pieces)), "texts", self.done())
 
         def work(process: int) -> None:
-            self.stage = None if process else self.stage  # the first shows what all have done
             for number, texts in enumerate(self.pieces):
                 is_mine = number % (self.world.size * count) == self.world.rank * count + process
                 if is_mine and files.read_sealed(*self.piece(number)) is None:
