@@ -17,7 +17,7 @@ from test_predict import CODES, make_model, model  # noqa: F401  a checkpoint of
 
 import histocc
 from histocc import EvalEngine, occ_canine
-from histocc.occ_canine import OccCANINE, device_of
+from histocc.occ_canine import OccCANINE
 from histocc.published import models
 from histocc.runtime.errors import UserError
 from histocc.runtime.signals import Stopped, stop_request
@@ -180,17 +180,6 @@ def test_the_calls_of_the_published_package(coder, capsys, tmp_path, monkeypatch
     with pytest.raises(UserError, match="no checkpoint there"):
         OccCANINE("OccCANINE_s2s_mix", hf=True, force_download=True)
     assert asked == [("OccCANINE_s2s_mix", True)]
-
-
-def test_devices_by_name(model):  # noqa: F811
-    for given in ("cpu", "cpu:0", torch.device("cpu")):
-        assert device_of(given).type == "cpu"
-    assert device_of(None) == device_of("auto")
-    for given in ("gpu", "cuda:", "cuda:x", "mps", "cpu:1", "auto:0", ""):
-        with pytest.raises(ValueError, match="'cuda:N'"):
-            OccCANINE(model, device=given)
-    with pytest.raises(UserError, match="CUDA|GPUs are visible"):
-        device_of("cuda:99")
 
 
 def test_arguments_of_predict(coder):
