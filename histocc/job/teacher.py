@@ -247,8 +247,7 @@ def _ask(teacher: Teacher, questions: Questions, path: str, world: World) -> dic
     forked, shares = Forked(cores, world.give_up_if_asked), cores if on_cpu else world.local_size
 
     def work(part: int) -> None:
-        # a forked process has the connection to the store in common with its parent, who ends it
-        teacher.coder.check = forked.check if part == 0 else preparing.nothing
+        teacher.coder.check = forked.check
         own = pieces[part if on_cpu else world.local_rank :: shares]
         left = [piece for piece in own if (answers["prob"][piece] < 0).any()]
         stage = Stage("asking the teacher", len(left), f"pieces of {PIECE:,} texts")
