@@ -139,7 +139,10 @@ def fit_run(args: JobConfig, world: World, data: PreparedData) -> None:
     steps: dict[int, list[str]] = world.run_on_main(lambda: steps_without(names, data))
     precision, size = Precision.of(args, world.device), min(args.samples_at_once, MAX_BATCH)
     for files in steps.values():
-        name, loaded = " and ".join(map(os.path.basename, files)), models.load_model(files[0], world.device)
+        # another node may not see the file
+        state = world.run_on_main(lambda path=files[0]: {**checkpoint.load(path), "optimizer": {}})
+        model, formatter, state = models.own_model(files[0], state)
+        name, loaded = " and ".join(map(os.path.basename, files)), (model.to(world.device), formatter, state)
         try:
             entry = fit(name, loaded, data.val, data, world, size, precision)
         except Stopped:
