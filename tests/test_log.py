@@ -4,6 +4,7 @@ import csv
 import importlib.util
 import json
 import os
+import threading
 import time
 
 import pytest
@@ -244,9 +245,11 @@ def test_a_library_that_cannot_be_opened_is_said_before_anything_is_cleared(
         ({"opened": fails(SystemExit(7))}, ": 7;"),
         ({"write": fails(RuntimeError("service is gone\nmore"))}, ": service is gone;"),
         ({"close": fails(SystemExit())}, ": SystemExit;"),
+        ({"write": lambda _: threading.Event().wait()}, ": no answer within 0.2 s;"),
     ],
 )
-def test_a_library_that_raises_or_exits_costs_a_line(does, words, capsys):
+def test_a_library_that_raises_exits_or_hangs_costs_a_line(does, words, capsys, monkeypatch):
+    monkeypatch.setattr(trackers, "MAX_SECONDS", 0.2)
     opened, write, close = (does.get(name, lambda *_: None) for name in ("opened", "write", "close"))
     tracker = trackers.Tracker("--log-wandb", lambda: (opened(), (write, close))[1])
     for step in range(3):

@@ -8,6 +8,7 @@ WANDB_MODE=offline writes to the save folder alone, for `wandb sync`.
 
 import contextlib
 import os
+import threading
 from collections.abc import Callable, Generator
 from typing import Any
 
@@ -20,6 +21,7 @@ from histocc.runtime.world import libraries
 from histocc.trainer.config import TrainConfig
 
 Library = tuple[Callable[[dict[str, float]], object], Callable[[], object]]  # write a row, close
+MAX_SECONDS = 60.0  # of one call of a library, which may wait for its server
 OF_PROFILE = ("profile.txt", "trace.json")
 
 
@@ -58,8 +60,8 @@ def open_wandb(args: TrainConfig, name: str) -> Library:
 
 
 class Tracker:
-    """A library that gets rows of the log. If it raises, or ends the process, that is a warning, and the run
-    continues without it.
+    """A library that gets rows of the log. If it raises, ends the process or does not return in time, that is
+    a warning, and the run continues without it.
     """
 
     def __init__(self, flag: str, open_library: Callable[[], Library]):
@@ -68,11 +70,24 @@ class Tracker:
         libraries.append(flag)
 
     def _try(self, work: Callable[..., Any], *given: Any) -> Any:
-        try:
-            return None if self.error else work(*given)
-        except (Exception, SystemExit) as error:
-            self.error = (str(error).strip() or type(error).__name__).splitlines()[0][:300]
+        returned: list[Any] = []
+
+        def call() -> None:
+            try:
+                returned.append(work(*given))
+            except (Exception, SystemExit) as error:
+                self.error = (str(error).strip() or type(error).__name__).splitlines()[0][:300]
+
+        if self.error:
+            return None
+        thread = threading.Thread(target=call, name=self.flag, daemon=True)
+        thread.start()
+        thread.join(MAX_SECONDS)
+        if not returned:
+            self.error = self.error or f"no answer within {MAX_SECONDS:g} s"
             print(f"WARNING: {self.flag}: {self.error}; logs.csv has every row", flush=True)
+            return None
+        return returned[0]
 
     def row(self, values: dict[str, float]) -> None:
         self._try(self.write, values)
