@@ -160,6 +160,7 @@ def test_what_the_run_decided_is_no_other_argument_on_resume(tmp_path):
 
     for name, decided, other in (
         ("--learning-rate", 1e-3, 1e-2),
+        ("--warmup-steps", 0, 1),
         ("--linear-loss", "rows", "mean"),
         ("--formatter", "hisco", "occ1950"),
         ("--clean-text", "as-is", "ascii-lower"),
@@ -172,3 +173,5 @@ def test_what_the_run_decided_is_no_other_argument_on_resume(tmp_path):
     for more in (["--log-interval", 5], ["--no-log-wandb"], ["--bf16"], ["--num-epochs", 3]):
         assert differing(*more) == ""
     assert "--num-epochs was 2, now it is 1; only more can continue" in differing("--num-epochs", 1)
+    state["args"]["warmup_steps"] = 0  # as decided, by one that was resumed with the flag
+    assert differing() == "" and "--warmup-steps was 0, now it is 1" in differing("--warmup-steps", 1)

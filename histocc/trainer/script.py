@@ -207,7 +207,12 @@ def refuse_other_arguments(
         before: what the run has of the arguments that its checkpoint keeps elsewhere.
     """
     saved = state["args"] | (before or {})
-    different = differing(type(args), args.values(), saved) + more
+    as_before = replace(args, num_epochs=saved["num_epochs"], warmup_steps=None)
+    warmup = {"warmup_steps": Schedule.of(as_before, state["position"]["steps_per_epoch"], 1, 1.0).warmup}
+    now, saved = (  # what --warmup-pct came to is no difference
+        values | warmup if values["warmup_steps"] is None else values for values in (args.values(), saved)
+    )
+    different = differing(type(args), now, saved) + more
     if args.num_epochs < saved["num_epochs"]:
         different.append(
             f"--num-epochs was {saved['num_epochs']}, now it is {args.num_epochs}; only more can continue"
@@ -360,6 +365,7 @@ def ready(
         same_in_all = {
             "files": training.files,
             "total_batch": plan.global_batch_size,
+            "steps_per_epoch": plan.steps_per_epoch,
             "fingerprint": training.fingerprint,
             "launchers": sorted(set(world.gather(launcher_id()))),
             "run": name,
