@@ -237,6 +237,9 @@ def test_known_texts_have_their_codes(model, tmp_path, monkeypatch):
     predict_here(*flags(model, source, tmp_path / "alone.csv", *common))
     said = predict_here(*flags(model, source, tmp_path / "out.csv", *common, "--known", known))
     assert f"{known}: 3 known texts" in said
+    assert (
+        f"1 texts have different codes in several rows, of which the last counts: '  {text.upper()} '" in said
+    )
     counts = [0, 0]
     for row, model_row in zip(read(tmp_path / "out.csv"), read(tmp_path / "alone.csv"), strict=True):
         is_known = (row["occ1"], row["lang"]) == (text, language)

@@ -150,7 +150,7 @@ class Coding:
         language = args.language_column or ("lang" if args.language else None)
         of_language = [language] if language in header else []
         key = {*self.key, *(hisco_key() if formatter.kind == "hisco" else [])}
-        known, wrong = {}, []
+        known, several, wrong = {}, {}, []
         for chunk in read_chunks(path, [args.column, *of_language, *names]):
             wrong += [f"line {line}: {reason}" for line, _, reason in chunk.faults]
             for line, text, *cells in zip(chunk.lines.tolist(), *chunk.columns):
@@ -161,9 +161,17 @@ class Coding:
                     f"line {line}: {code!r} is no code of {self.system}" for code in codes if code not in key
                 ]
                 if place[0] and codes:
+                    if set(known.get(place, codes)) != set(codes):
+                        several[place] = text
                     known[place] = codes
         raise_if_any(wrong, f"--known {path}", 5)
         self.notes.append(f"{path}: {len(known):,} known texts")
+        if several:
+            first = ", ".join(map(repr, list(several.values())[:3]))
+            self.notes.append(
+                f"{path}: {len(several):,} texts have different codes in several rows, of which the last"
+                f" counts: {first}"
+            )
         return known
 
     # ---- what the model reads, and what it answers
