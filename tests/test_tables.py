@@ -286,6 +286,7 @@ def test_code_pages_are_read_by_name_and_never_as_windows_1252(
 ):
     message = refused(tmp_path, f"{page}.csv")
     assert "is not UTF-8 (line 2), and its code page cannot be told. --encoding NAME reads it" in message
+    assert "  cp1252: '" in message and f"  {page}: '{texts[0]}" in message
     result, _ = read(tmp_path, f"{page}.csv", "--encoding", page)
     assert result.texts[:2] == texts and result.rejected == []
 
@@ -318,7 +319,7 @@ def test_windows_1252_is_recognized_by_the_letters_of_its_languages(tmp_path, te
 @pytest.mark.parametrize(
     "content, words",
     [
-        ("værksted, bødker, gårdmand".encode("cp850"), "its code page cannot be told"),
+        ("værksted, bødker, gårdmand".encode("cp850"), "cp850: 'værksted"),
         ("væver, gårdmand, bødker".encode("mac_roman"), "its code page cannot be told"),
         (
             b"\n".join(["væver".encode()] * 9 + ["væver".encode("cp1252")]),

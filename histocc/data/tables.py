@@ -316,14 +316,15 @@ def _code_page(path: str) -> tuple[str, tuple[str, ...]]:
             page = None
         if page in _LETTERS and explained[page][1] < _MIN_SHARE:  # signs stand where letters should
             page = None
-    shown = ", ".join(repr(sample.decode(page or "cp1252", "replace")) for sample in samples)
+    shown = {name: ", ".join(repr(text.decode(name, "replace")) for text in samples) for name in _CODE_PAGES}
     if page is None:
-        raise UserError(
+        begin = (
             f"{path}: is not UTF-8 (line {first:,}), and its code page cannot be told. --encoding NAME reads"
-            f" it: {', '.join(_CODE_PAGES)}, …; in Windows-1252 some of its texts are {shown}"
+            " it; some of its texts as each would read them:"
         )
+        raise UserError("\n    ".join([begin, *(f"{name}: {texts}" for name, texts in shown.items())]))
     name = "Windows-1252" if page == "cp1252" else page
-    return page, (f"was read as {name}, since it is not UTF-8: {shown}; --encoding names another",)
+    return page, (f"was read as {name}, since it is not UTF-8: {shown[page]}; --encoding names another",)
 
 
 def _explained(words: set[bytes], page: str) -> tuple[float, float]:
