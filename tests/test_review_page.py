@@ -44,10 +44,10 @@ def folder(tmp_path):
 class Serving:
     """A server process, and a window that asks it."""
 
-    def __init__(self, folder, *more, coded="coded.csv"):
-        self.output = folder / "output.txt"
+    def __init__(self, folder, *more, coded="coded.csv", decisions="decided.csv"):
+        self.output = folder / f"output of {decisions}.txt"
         self.output.write_text("")
-        arguments = ["serve", folder / coded, "--decisions", folder / "decided.csv", *more]
+        arguments = ["serve", folder / coded, "--decisions", folder / decisions, *more]
         if "--port" not in more:
             arguments += ["--port", free_port()]
         [self.process] = start_forked("histocc.review", arguments, self.output)
@@ -248,8 +248,9 @@ def test_a_table_with_codes_of_ones_own(folder):
 def test_a_port_in_use_and_a_file_that_another_program_changes(folder):
     with Serving(folder) as server:
         port = server.address.split(":")[2].partition("/")[0]
-        flags = ["--decisions", folder / "other.csv", "--port", port]
-        assert f"port {port}: Address already in use" in run("serve", folder / "coded.csv", *flags, code=2)
+        with Serving(folder, "--port", port, decisions="other.csv") as second:
+            assert re.search(rf"Port {port} is in use; \d+ is taken instead", second.output.read_text())
+            assert second.ask()["text"]["text"] == "smith"
         before = (folder / "decided.csv").read_bytes()
         (folder / "decided.csv").write_bytes(before + b"x")
         content = {"window": "w", "id": server.ask()["text"]["id"], "answer": "none", "seen": ""}

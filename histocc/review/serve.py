@@ -4,6 +4,7 @@ Each decision is a line of the decisions file, a sheet that `review apply` takes
 shows the next text. The coded file is only read.
 """
 
+import contextlib
 import errno
 import hmac
 import json
@@ -38,7 +39,7 @@ from histocc.runtime.errors import UserError, in_words
 from histocc.runtime.files import atomic_write
 from histocc.text import text_key
 
-HOST = "127.0.0.1"
+HOST, PORTS = "127.0.0.1", 20  # so many ports are tried
 COLUMNS = ["text", "language", "rows", DECISION, ID]
 RESERVED_SECONDS = 600.0  # a text that one window shows is not offered to another one for so long
 MAX_BODY = 1 << 16  # bytes of a request
@@ -363,11 +364,16 @@ class Server(ThreadingHTTPServer):
 
 
 def serve(decisions: Decisions, port: int) -> None:
-    """Until Ctrl-C. Raises UserError if the port is in use."""
-    try:
-        server = Server(port, decisions)
-    except OSError as error:
-        raise UserError(f"port {port}: {error.strerror}; choose another --port") from None
+    """Until Ctrl-C, on the first of some ports that is free. Raises UserError if none is."""
+    server = None
+    for number in range(port, min(port + PORTS, 1 << 16)):
+        with contextlib.suppress(OSError):
+            server = Server(number, decisions)
+            break
+    if server is None:
+        raise UserError(f"port {port}, and those after it, cannot be used; choose another --port")
+    if server.server_port != port:
+        print(f"Port {port} is in use; {server.server_port} is taken instead.")
     with server:
         print(
             f"{decisions.coded.path}: {len(decisions.texts):,} texts, {len(decisions.cells):,} of them have a"
