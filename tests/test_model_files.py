@@ -26,7 +26,7 @@ from histocc.runtime.files import OwnFiles
 from histocc.runtime.world import World
 from histocc.trainer import loop, script
 
-MUTATIONS = mutations(1)
+MUTATIONS = mutations(10 / 3)  # of each form: 500 files by default
 LONGEST = 10.0  # seconds of CPU time for one file
 SIZES = {
     "hidden_size": 32,

