@@ -1,9 +1,8 @@
 """Rows → micro-batches: which rows an optimizer step takes, each rank's share of them, and their loading.
 
-Which rows meet in a step is a pure function of (seed, epoch, batch number, total batch). Nothing knows about
-processes until the last step, where a rank takes its share of a global batch. So the same rows meet on any
-number of processes and after any number of restarts, every row comes exactly once in an epoch, and starting
-in the middle of an epoch costs nothing.
+Which rows meet in a step is a pure function of (seed, epoch, batch number, total batch), of which a rank then
+takes its share. So the same rows meet on any number of processes and after any number of restarts, every row
+comes exactly once in an epoch, and starting in the middle of an epoch costs nothing.
 
 Padding is saved within a step, not by choosing which rows meet in it: a share is cut into micro-batches of
 similar length, whose gradients add up to that of the whole, unless the model itself computes little for
@@ -32,15 +31,13 @@ from histocc.runtime.signals import leave_to_parent, stop_asked
 from histocc.runtime.world import World
 from histocc.trainer.config import TrainConfig
 
-# Streams of random numbers of any run, numbered for `derived_seed`; the other numbers are for what is
-# trained.
+# Streams of random numbers, numbered for `derived_seed`; the other numbers are for what is trained.
 WEIGHTS, ORDER, DROPOUT = 0, 1, 3
 
 LENGTH_GROUPS = 4
 LENGTH_GROUP_ROWS = {"cpu": 24, "cuda": 64}  # smaller ones cost more than padding does
 WINDOW = 64  # batches of a validation within which rows are sorted by length
 POLL_SECONDS = 2.0  # how often a wait for a worker's batch looks whether the run is to stop
-LOADING = ("num_workers", "prefetch_factor", "pin_memory", "persistent_workers")
 
 
 # ---- which rows
@@ -50,8 +47,7 @@ def permuted(positions: np.ndarray, n: int, seed: int) -> np.ndarray:
     """Where a seeded permutation of 0 … n−1 sends `positions` (int64 [k], each < n); int64 [k].
 
     A Feistel network over the next power of four, walked until the value falls below n (Black and Rogaway,
-    2002, "Ciphers with arbitrary finite domains"). Any part of the permutation is computed alone: no array of
-    n.
+    2002, "Ciphers with arbitrary finite domains"): no array of n.
     """
     half_bits = max(1, (max(n - 1, 1).bit_length() + 1) // 2)
     mask, shift = np.uint64((1 << half_bits) - 1), np.uint64(half_bits)
@@ -65,7 +61,7 @@ def permuted(positions: np.ndarray, n: int, seed: int) -> np.ndarray:
 
     with np.errstate(over="ignore"):
         result = scramble(np.asarray(positions).astype(np.uint64))
-        while len(outside := np.flatnonzero(result >= n)):  # fewer than four rounds on average
+        while len(outside := np.flatnonzero(result >= n)):
             result[outside] = scramble(result[outside])
     return result.astype(np.int64)
 
@@ -79,7 +75,7 @@ class BatchPlan:
         global_batch_size: samples of an optimizer step over all processes.
         processes: that share them.
         micro_batch_size: most samples that one process takes through the model at once; 0: its whole share.
-        groups: most micro-batches of similar length into which a share is cut for the sake of less padding.
+        groups: most micro-batches of similar length into which a share is cut for less padding.
         group_rows: samples of a share from which it is cut in two; in more as often as they go into it.
     """
 
@@ -100,14 +96,14 @@ class BatchPlan:
         return -(-self.rows // self.global_batch_size)
 
     def batch_rows(self, batch: int) -> int:
-        """Samples in global batch `batch` (0-based); fewer than `global_batch_size` in the last one."""
+        """Samples in global batch `batch` (0-based)."""
         return min(self.global_batch_size, self.rows - batch * self.global_batch_size)
 
     def largest_share(self, batch: int) -> int:
         return -(-self.batch_rows(batch) // self.processes)
 
     def accumulation(self, batch: int) -> int:
-        """Micro-batches of at most `micro_batch_size` that the largest share of a batch needs."""
+        """Micro-batches that the largest share of a batch needs."""
         return max(1, -(-self.largest_share(batch) // self.micro_batch_size))
 
     def micro_batches(self, batch: int) -> int:
@@ -175,8 +171,7 @@ def best_cuts(widths: list[int], edges: list[int], groups: int) -> list[int]:
 
 
 class Rows:
-    """What is trained or validated on: `len(rows)` rows, and tensors of any of them. The base of such
-    classes; `__len__` and `batch` are theirs.
+    """What is trained or validated on, the base of such classes; `__len__` and `batch` are theirs.
 
     Attributes:
         fingerprint: a text that other rows do not have; a run is resumed on the same rows alone.
@@ -225,9 +220,6 @@ class MicroBatches(Dataset[list[dict[str, Any]]]):
         self.rows, self.plan, self.rank, self.seed = rows, plan, rank, shuffle_seed
         self._window, self._sorted = -1, np.zeros(0, dtype=np.int64)
 
-    def __len__(self) -> int:
-        return self.plan.steps_per_epoch
-
     def global_batch(self, epoch: int, batch: int) -> np.ndarray:
         """Row numbers of global batch `batch` (0-based), sorted by length; int64 [batch_rows]."""
         size, rows = self.plan.global_batch_size, self.plan.rows
@@ -274,8 +266,7 @@ class MicroBatches(Dataset[list[dict[str, Any]]]):
 def widest(rows: Rows, number: int) -> dict[str, Any]:
     """A micro-batch of the `number` longest rows, to see whether they fit into memory."""
     numbers = np.argsort(-rows.lengths(np.arange(len(rows))), kind="stable")[:number]
-    weights = torch.ones(len(numbers))
-    return {**rows.batch(numbers, 0), "weights": weights, "rows": torch.from_numpy(numbers)}
+    return rows.batch(numbers, 0) | {"weights": torch.ones(len(numbers)), "rows": torch.from_numpy(numbers)}
 
 
 # ---- their loading
@@ -285,10 +276,7 @@ class BatchLoader:
     """Iterates one rank's micro-batches from a position on: `for batch in loader.at(epoch, first_batch)`.
 
     Loading processes are waited for no longer than the time limit of `world`, nor after a request to stop. If
-    one fails, dies or does not answer, the process ends with TrainingError.
-
-    Args:
-        loading: of torch's DataLoader (num_workers, prefetch_factor, pin_memory, persistent_workers).
+    one fails, dies or does not answer, the process ends with TrainingError. loading: of torch's DataLoader.
     """
 
     def __init__(self, dataset: MicroBatches, world: World | None = None, **loading: Any):
@@ -372,5 +360,6 @@ def make_loader(args: TrainConfig, world: World, rows: Rows, plan: BatchPlan | N
     shuffle_seed = None if plan is None else derived_seed(args.seed, ORDER)
     at_once = args.samples_at_once
     plan = plan or BatchPlan(len(rows), at_once * world.size, world.size, at_once)
-    loading = {name: getattr(args, name) for name in LOADING}
-    return BatchLoader(MicroBatches(rows, plan, world.rank, shuffle_seed), world, **loading)
+    loading = ("num_workers", "prefetch_factor", "pin_memory", "persistent_workers")
+    options = {name: getattr(args, name) for name in loading}
+    return BatchLoader(MicroBatches(rows, plan, world.rank, shuffle_seed), world, **options)

@@ -46,11 +46,9 @@ def choose_batch_size(
 
 
 def find_batch_size(run: Callable[[int], None], most: int, world: World, still_to_come: int = 0) -> int:
-    """The largest number of samples, up to `most`, that fits into the memory of every GPU. All ranks.
-
-    Args:
-        run: takes so many samples through the model, forward and backward: 8, 16, 32 … and `most`.
-        still_to_come: bytes that a step needs besides.
+    """The largest number of samples, of 8, 16, 32 … and `most`, that fits into the memory of every GPU. All
+    ranks. run: takes so many through the model, forward and backward; still_to_come: bytes that a step needs
+    besides.
     """
     best = 1
     for size in [size for size in (FIRST << i for i in range(12)) if size < most] + [most]:
@@ -90,11 +88,7 @@ def memory_advice(args: TrainConfig, world: World) -> AbstractContextManager[Non
 
 def estimate(run: loop.Run, loader: BatchLoader, start: int) -> None:
     """--dry-run: takes some steps that lead nowhere, says what the run would take, and leaves nothing but the
-    prepared data. All ranks.
-
-    Args:
-        loader: of the training rows.
-        start: steps done.
+    prepared data. All ranks. start: steps done.
     """
     world, plan = run.world, loader.plan
     if world.device.type == "cuda":  # what the search for the batch size has tried does not count

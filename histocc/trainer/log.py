@@ -1,6 +1,4 @@
-"""What a run says: the banner before it starts; then a console line per row of the log, `logs.csv`
-and `status.json`.
-"""
+"""What a run says: a banner, and for each row of its log a console line, `logs.csv` and `status.json`."""
 
 import contextlib
 import csv
@@ -31,7 +29,8 @@ SUMMED_COLUMNS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
     "skipped_steps": lambda norm, taken, bad: bad,
 }
 COUNTS = ("step", "epoch", "samples")
-MEASURED = ("grad_norm", "lr", "samples_per_sec", "seconds_data", "model_flops_per_sec", "mfu")  # 6 digits
+# six significant digits; all other numbers have 12
+MEASURED = ("grad_norm", "lr", "samples_per_sec", "seconds_data", "model_flops_per_sec", "mfu")
 OWN_COLUMNS = (*COUNTS, *MEASURED, *SUMMED_COLUMNS)  # of the trainer itself
 PARALLEL = {
     "ddp": "DDP (each process holds the whole model)",
@@ -52,13 +51,6 @@ def log_columns(task_columns: Iterable[str]) -> tuple[str, ...]:
         *SUMMED_COLUMNS,
         *MEASURED[4:],
     )
-
-
-def format_value(name: str, value: Any) -> str:
-    """A cell of logs.csv. Losses have 12 significant digits."""
-    if value is None:
-        return ""
-    return f"{value:.{6 if name in MEASURED else 12}g}" if isinstance(value, float) else str(value)
 
 
 def complete_lines(path: str) -> list[str]:
@@ -95,11 +87,8 @@ class RunLog:
 
     Args:
         own: files of the run: logs.csv, and status.json for whoever watches it; None writes no file.
-        columns: of logs.csv; see `log_columns`.
-        total_steps: of the run.
-        start: steps done; rows after it are dropped, or from it on with `again`: its row is still to be
-            written.
-        stop_step: where this start ends.
+        start, stop_step: steps done, where this start ends. Rows after `start` are dropped; with `again` that
+            of this step, too, which is still to be written.
         trackers: get each row, too.
     """
 
@@ -134,11 +123,10 @@ class RunLog:
             self._write_status()
 
     def say(self, text: str) -> None:
-        if not self.is_main:
-            return
         if text.startswith(("WARNING", "Note")):
             self._write_status(warning=f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}")
-        print(text, flush=True)
+        if self.is_main:
+            print(text, flush=True)
 
     def step(self) -> None:
         """Counts steps; after a few says how long the rest will take: the first row may be minutes away."""
@@ -155,23 +143,23 @@ class RunLog:
         if not self.is_main:
             return
         step = values["step"]
-        cells = [format_value(name, values.get(name)) for name in self.columns]
-        self.unwritten.append(",".join(cells) + "\n")
+        given = {name: values[name] for name in self.columns if values.get(name) is not None}
+        cells = {
+            name: f"{value:.{6 if name in MEASURED else 12}g}" if isinstance(value, float) else str(value)
+            for name, value in given.items()
+        }
+        self.unwritten.append(",".join(cells.get(name, "") for name in self.columns) + "\n")
         self._append()
         for tracker in self.trackers:
-            tracker.row({name: values[name] for name in self.columns if values.get(name) is not None})
+            tracker.row(given)
         self._write_status(step=step)
         if values.get("skipped_steps"):
             skipped = f"{values['skipped_steps']:.0f} steps since the last row"
             self.say(f"step {step:,}: {skipped} had no finite gradient and were skipped")
         if values.get("train_loss") is not None:
-            parts = [
-                f"step {step:,}/{self.total_steps:,}",
-                f"epoch {values['epoch'] + 1}",
-                f"loss {values['train_loss']:.4f}",
-                f"lr {values['lr']:.2e}",
-                f"{values['samples_per_sec']:,.0f} samples/s",
-            ]
+            parts = [f"step {step:,}/{self.total_steps:,}", f"epoch {values['epoch'] + 1}"]
+            parts += [f"loss {values['train_loss']:.4f}", f"lr {values['lr']:.2e}"]
+            parts += [f"{values['samples_per_sec']:,.0f} samples/s"]
             if values.get("mfu"):
                 rate = values["model_flops_per_sec"] / 1e9
                 parts.append(f"{rate:,.0f} GFLOP/s ({values['mfu']:.0%} of matmul)")
@@ -181,9 +169,7 @@ class RunLog:
             self.say(validation_line(values, self.columns))
 
     def _append(self) -> None:
-        """Rows that cannot be written (no space left, the folder gone) wait for the next one, or for the
-        end.
-        """
+        """Rows that cannot be written (no space left, the folder gone) wait for the next one."""
         if self.own is None:
             return
         path = self.own.path(LOG)
@@ -209,11 +195,8 @@ class RunLog:
                     file.write(json.dumps(self.status).encode())
 
     def close(self, state: str = "ended", step: int | None = None) -> None:
-        """Once; later calls do nothing.
-
-        Args:
-            state: what became of the run, in a word or two.
-            step: optimizer steps done; None: as many as the last row says.
+        """Once; later calls do nothing. state: what became of the run; step: optimizer steps done, if not as
+        many as the last row says.
         """
         if self.status["state"] != RUNNING:
             return
@@ -233,13 +216,8 @@ def banner(
     precision: str,
     resumed: dict[str, Any] | None = None,
 ) -> str:
-    """What is about to run, with the labels that users of the guides look for.
-
-    Args:
-        about: lines on data and model.
-        about_rate: on learning rates other than that of the schedule.
-        precision: its name.
-        resumed: the checkpoint that the run continues from.
+    """What is about to run, with the labels that users of the guides look for. about, about_rate: as of
+    `histocc.trainer.script.Training`; precision: its name.
     """
     kind, none, size = world.device.type, "none (one process)", world.size
     gpus = torch.cuda.device_count() if kind == "cuda" else 0

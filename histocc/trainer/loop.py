@@ -54,7 +54,7 @@ class Run:
 
     Args:
         model: as `histocc.runtime.parallel.wrap` returns it.
-        task, precision: see the module's docstring; the number format of the passes.
+        task: see the module's docstring.
         optimizer: its groups have an "initial_lr" if there is a `schedule`.
         seed: makes dropout a function of (seed, step, rank), so that only the step has to be known to resume;
             None leaves torch's generators alone.
@@ -100,12 +100,11 @@ class Run:
 
 @dataclass
 class State:
-    """How far a run is; `position` is what checkpoints keep of it. sums: since the last row of the log, on
-    this rank; what is the same on all ranks is counted on rank 0.
-    """
+    """How far a run is; `position` is what checkpoints keep of it."""
 
     step: int = 0  # optimizer steps done
     samples: float = 0  # trained on, by all ranks
+    # since the last row of the log, on this rank; what is the same on all ranks is counted on rank 0
     sums: dict[str, Tensor | float] = field(default_factory=dict[str, Tensor | float])
     grad_norm: Tensor | float | None = None  # before clipping, of the last step that was not skipped
     best_val_loss: float | None = None
@@ -193,8 +192,8 @@ def train_one_epoch(
 ) -> None:
     """Takes optimizer steps until the batches end, or `run.last_step`. All ranks.
 
-    The loss of a step is the mean over all its samples, whichever rank holds them: each rank's sum is divided
-    by their number everywhere. A step whose gradient is not finite changes nothing and is counted.
+    The loss of a step is the mean over all its samples, whichever rank holds them. A step whose gradient is
+    not finite changes nothing and is counted.
 
     Raises:
         Stopped: on all ranks alike, if the run was asked to stop.
@@ -266,10 +265,8 @@ def train_one_epoch(
 def forward_backward(
     model: nn.Module, task: Task, batch: dict[str, Any], precision: Precision, ranks: int = 1
 ) -> tuple[dict[str, Tensor], float]:
-    """Forward and backward pass of a micro-batch: adds the gradients of its share of the step's mean loss.
-
-    ranks: that take part in the step. DDP and FSDP divide the gradients by their number, so the loss is
-    multiplied by it.
+    """Forward and backward pass of a micro-batch: adds the gradients of its share of the step's mean loss,
+    times the number of ranks, by which DDP and FSDP divide the gradients.
 
     Returns:
         The weighted sums of its losses, and the number of samples of the whole optimizer step.
@@ -338,7 +335,7 @@ def between_steps(run: Run, state: State, epoch: int, val_loader: Any = None) ->
 
 
 def diverged(step: int, what: str, good_step: int | None) -> TrainingError:
-    """How a run ends whose weights are of no use. good_step: the last one known to be good, or None."""
+    """good_step: the last one known to be good."""
     good = f"checkpoints up to step {good_step:,} (--initial-checkpoint)" if good_step else "no checkpoint"
     return TrainingError(
         f"step {step:,}: {what}: the run has diverged. Known to be good: {good}. Start again in another"
@@ -370,8 +367,7 @@ def log_row(run: Run, state: State, epoch: int) -> dict[str, Any]:
         "data_share": min(1.0, total["seconds_data"] / seconds),
         **{name: total.get(name, 0.0) for name in SUMMED_COLUMNS},
     }
-    flops = total.get("flops", math.nan)
-    if math.isfinite(flops) and flops > 0:
+    if 0 < (flops := total.get("flops", 0.0)) < math.inf:
         if not state.matmul_rate:
             rate = matmul_rate(world.device, run.precision.half or run.precision.dtype)
             state.matmul_rate = world.sum_over_ranks({"rate": rate})["rate"]
@@ -456,9 +452,7 @@ def to_device(batch: dict[str, Any], device: torch.device) -> dict[str, Any]:
 
 
 def check_values(task: Task, values: Any, batch: dict[str, Any], method: str = "losses") -> int:
-    """The number of samples of a batch. Raises ValueError, by name, if what the task computed is not a value
-    for each of them.
-    """
+    """The number of samples of a batch. Raises ValueError if the task has not computed a value for each."""
     who = f"{type(task).__name__}.{method}"
     expected = {"loss", *(name for name in task.columns if method == "metrics" or name.startswith("loss"))}
     if not isinstance(values, dict) or set(values) != expected:

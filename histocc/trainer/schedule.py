@@ -14,7 +14,7 @@ def linear_factor(step: int, warmup_steps: int, total_steps: int) -> float:
     """Factor on the peak learning rate for optimizer step `step` (0-based).
 
     Rises from 1/(warmup_steps + 1), reaches 1 at step `warmup_steps`, and falls to 1/(total_steps −
-    warmup_steps) at the last step: no step is wasted at rate 0. 0 from `total_steps` on.
+    warmup_steps) at the last step; 0 from `total_steps` on.
     """
     if step >= total_steps:
         return 0.0
@@ -48,7 +48,6 @@ class Schedule:
         return cls(total, length, warmup, min(total, args.max_steps or total), rate)
 
     def factor(self, step: int) -> float:
-        """Of the peak rate, for optimizer step `step` (0-based)."""
         return linear_factor(step, self.warmup, self.length)
 
 
@@ -61,11 +60,8 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, factor: float) -> None:
 def make_optimizer(
     model: nn.Module, weight_decay: float, rate: float, fast: tuple[Sequence[str], float] = ((), 1.0)
 ) -> torch.optim.Optimizer:
-    """AdamW over what is trained, all tensors in one pass; "initial_lr" of a group is its peak rate.
-
-    Args:
-        rate: the peak.
-        fast: names of parameters that are a group of their own, and the factor on their rate.
+    """AdamW over what is trained, all tensors in one pass; "initial_lr" of a group is its peak rate. fast:
+    names of parameters that are a group of their own, and the factor on their rate.
     """
     names, factor = fast
     rest = [p for name, p in model.named_parameters() if p.requires_grad and name not in names]

@@ -1,5 +1,4 @@
-"""A run of any model: its folder, the checkpoint that it resumes from, what it needs before its first step,
-what it writes, and how it ends; and `train`, a script for any model:
+"""A run of any model, from its folder to how it ends; and `train`, a script for any model:
 
 @dataclass(frozen=True, kw_only=True)
 class Mine(ScriptConfig):
@@ -52,11 +51,11 @@ class Training:
         model: bare, on its device, with the weights that it starts or continues from.
         task, flops: see `histocc.trainer.loop`.
         train, val: rows; None for a run that is not validated.
-        entries: what its checkpoints hold beside what those of any run do: enough to use the model.
+        entries: what its checkpoints hold besides, enough to use the model.
         fingerprint: of the rows; a run is resumed on the same alone.
         files: checksum of each file beside the rows that decides the result, by flag.
         fast: names of the parameters that have a learning rate of their own, and its factor on that of the
-            rest. Names, since sharding replaces the parameters.
+            rest.
         about: lines for the banner on data and model; about_rate: on its learning rates.
         epoch_name: of the checkpoint of an epoch, {} for its number.
         finish: called on all ranks after the last step, or if none is left to take, with the model in
@@ -93,9 +92,7 @@ def number_format(args: TrainConfig, world: World) -> Precision:
 def output_problems(
     args: TrainConfig, inputs: dict[str | None, str], own: OwnFiles, lists: Sequence[str] = ()
 ) -> list[str]:
-    """Why a run with these arguments may not write its files, a line each. inputs: what each file is; lists:
-    names of those of its data.
-    """
+    """Why a run may not write its files, a line each. inputs: what each file is; lists: files of its data."""
     if args.eval_only or args.dry_run:
         return []
     if args.config and files.is_same(args.config, own.path(ARGS)) and own.holds(args.config):
@@ -109,7 +106,7 @@ def output_problems(
 @contextlib.contextmanager
 def held_folder(args: TrainConfig, world: World) -> Generator[None]:
     """The folder of the run, that no other job may use meanwhile, without what a killed run left half
-    written; meanwhile stacks of a run that hangs go there. All ranks. Raises UserError.
+    written; stacks of a run that hangs go there. All ranks. Raises UserError.
     """
     with contextlib.ExitStack() as held:
 
@@ -136,15 +133,11 @@ def find_resumable(
 ) -> dict[str, Any] | None:
     """The checkpoint to resume from, the same on every rank, with its file as the entry `path`; None to start
     over. Nodes may not share a folder: the newest checkpoint of any is handed to all. The number of threads,
-    which decides the last bits of every sum, is set to that of the first start. All ranks.
+    which decides the last bits of every sum, is set to that of the first start. All ranks. Raises UserError.
 
     Args:
         read: a file, as `histocc.runtime.checkpoint.load_resumable`.
         refuse: raises UserError for a checkpoint with other arguments.
-        fingerprint: of the rows.
-
-    Raises:
-        UserError: it does not fit.
     """
     state: dict[str, Any] | None = None
     launchers = set(world.gather(launcher_id())) - {""}
@@ -173,8 +166,8 @@ def find_resumable(
         return None
     _, path, _, damaged = best
     if damaged:
-        lines = ["WARNING: a newer checkpoint cannot be used:", *damaged]
-        world.print("\n  ".join([*lines, f"Continuing from {path} instead."]))
+        end = f"Continuing from {path} instead."
+        world.print("\n  ".join(["WARNING: a newer checkpoint cannot be used:", *damaged, end]))
     if any(of_node != best for of_node in of_nodes):
         state = world.broadcast(state, leaders[steps.index(max(steps))])
     elif world.rank not in leaders:
@@ -200,11 +193,7 @@ def refuse_other_arguments(
     args: TrainConfig, state: dict[str, Any], more: list[str], before: dict[str, Any] | None = None
 ) -> None:
     """Raises UserError if a run is to be resumed with other arguments than those that decide its result.
-
-    Args:
-        state: the checkpoint.
-        more: what else differs, a line each.
-        before: what the run has of the arguments that its checkpoint keeps elsewhere.
+    more: what else differs, a line each; before: arguments that the checkpoint keeps elsewhere.
     """
     saved = state["args"] | (before or {})
     as_before = replace(args, num_epochs=saved["num_epochs"], warmup_steps=None)
@@ -223,9 +212,8 @@ def refuse_other_arguments(
 
 
 def restore(resumed: dict[str, Any], optimizer: torch.optim.Optimizer, precision: Precision) -> None:
-    """All but the weights, which are complete in a checkpoint and must be in the model before it is shared
-    out; of the optimizer's groups only the rates, since all else is that of this optimizer. All ranks.
-    Raises UserError if the checkpoint is of other parameters.
+    """What a checkpoint holds beside the weights, which are in the model before it is shared out; of the
+    optimizer's groups only the rates, since all else is that of this optimizer. All ranks. Raises UserError.
     """
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     with checkpoint.reading(resumed["path"]):
@@ -256,13 +244,8 @@ def ready(
     training: Training,
     resumed: dict[str, Any] | None,
 ) -> Generator[tuple[dict[str, BatchLoader], loop.State, dict[str, Any]] | None]:
-    """Everything around the steps of a run, which are taken inside: before them the batch arithmetic, DDP or
-    FSDP, loaders, the optimizer and what a resumed run had of it; meanwhile log and checkpoints; afterwards
-    how it ended, and what the script does with the trained model. All ranks.
-
-    Args:
-        resumed: the checkpoint that the run continues from, its weights already in the model. Emptied, so
-            that its weights lie in memory once.
+    """Everything around the steps of a run, which are taken inside. All ranks. resumed: the checkpoint that
+    the run continues from, its weights already in the model. Emptied, so that they lie in memory once.
 
     Yields:
         Loaders and state for `histocc.trainer.loop.train`, and the arguments of its Run but the task; None if
@@ -273,7 +256,7 @@ def ready(
     """
     raw_model, task, is_resumed = training.model, training.task, resumed is not None
     with contextlib.ExitStack() as ends:
-        # Which rows a step takes, and how many steps there are.
+        # The batch arithmetic.
         if args.batch_size == AUTO:
             args = choose_batch_size(args, world, raw_model, task, training.train, precision)
         ends.enter_context(memory_advice(args, world))
@@ -426,7 +409,6 @@ def ready(
 
 
 def finish(args: TrainConfig, training: Training) -> None:
-    """What the script does with the trained model. All ranks."""
     if training.finish is not None and not args.dry_run:
         with parallel.evaluating(training.model), parallel.unsharded(training.model):
             training.finish(training.model)
@@ -440,9 +422,9 @@ def train(parser: Parser, args: ScriptConfig, world: World, make: Callable[[], T
     All ranks.
 
     Args:
-        make: called on every rank once the arguments are checked, with torch's generator seeded, so that the
-            weights are the same everywhere; raises UserError for data that are none. Nothing is written
-            before.
+        make: called on every rank once the arguments are checked and before anything is written, with torch's
+            generator seeded, so that the weights are the same everywhere; raises UserError for data that are
+            none.
 
     Raises:
         UserError, TrainingError
@@ -460,10 +442,8 @@ def train(parser: Parser, args: ScriptConfig, world: World, make: Callable[[], T
     if not all(map(len, rows)):
         raise UserError("there is no row to train or to validate on")
     fingerprint = training.fingerprint or " ".join(part.fingerprint or str(len(part)) for part in rows)
-    if others := world.differing(fingerprint):
-        raise UserError(
-            f"ranks {', '.join(map(str, others))} have other data than rank 0: copy the same to every node"
-        )
+    if others := ", ".join(map(str, world.differing(fingerprint))):
+        raise UserError(f"ranks {others} have other data than rank 0: copy the same to every node")
     training = replace(
         training,
         entries={"config": {}, **training.entries, "script": os.path.basename(parser.prog)},
@@ -493,9 +473,7 @@ def train(parser: Parser, args: ScriptConfig, world: World, make: Callable[[], T
         ]
         refuse_other_arguments(args, state, more)
 
-    with contextlib.ExitStack() as held:
-        if not args.dry_run:
-            held.enter_context(held_folder(args, world))
+    with contextlib.nullcontext() if args.dry_run else held_folder(args, world):
         resumed = find_resumable(args, world, checkpoint.load_resumable, refuse, training.fingerprint)
         if resumed:
             with checkpoint.reading(resumed["path"]):
@@ -512,9 +490,7 @@ def train(parser: Parser, args: ScriptConfig, world: World, make: Callable[[], T
 
 
 def read_checkpoint(path: str, flag: str) -> tuple[dict[str, Any], str]:
-    """(content, file) of a checkpoint, or of that in the folder of a run. flag: what a message begins with.
-    Raises UserError.
-    """
+    """(content, file) of a checkpoint or a folder of a run; flag: a message begins with. Raises UserError."""
     file = checkpoint.find(path, (checkpoint.BEST, checkpoint.LAST))
     if file is None:
         raise UserError(f"{flag} {path}: no checkpoint there (neither a file nor a folder of a run)")
@@ -522,9 +498,7 @@ def read_checkpoint(path: str, flag: str) -> tuple[dict[str, Any], str]:
 
 
 def _load_weights(model: nn.Module, path: str, flag: str) -> str:
-    """Copies all weights of a run of any script, or of a plain state dict; returns the file. Raises UserError
-    if they are those of another model.
-    """
+    """Copies all weights of a run, or of a plain state dict; returns the file. Raises UserError."""
     state, file = read_checkpoint(path, flag)
     with checkpoint.reading(file):
         model.load_state_dict(state.get("model", state.get(checkpoint.SECOND_NAME, state)))

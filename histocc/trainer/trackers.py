@@ -3,7 +3,6 @@ the time of its steps goes (`--profile`). Rank 0 only.
 
 A run that is resumed continues the same curves: TensorBoard hides rows after the step from which it
 continues, and W&B knows the run by its id, which all checkpoints of a run have in common.
-WANDB_MODE=offline writes to the save folder alone, for `wandb sync`.
 """
 
 import contextlib
@@ -86,8 +85,7 @@ class Tracker:
         if not returned:
             self.error = self.error or f"no answer within {MAX_SECONDS:g} s"
             print(f"WARNING: {self.flag}: {self.error}; logs.csv has every row", flush=True)
-            return None
-        return returned[0]
+        return returned[0] if returned else None
 
     def row(self, values: dict[str, float]) -> None:
         self._try(self.write, values)
@@ -97,8 +95,8 @@ class Tracker:
 
 
 def open_trackers(args: TrainConfig, name: str, step: int) -> list[Tracker]:
-    """Those that are asked for. name: what all checkpoints of the run have in common; step: where it
-    continues. Raises UserError if one cannot be opened at step 0; a run that is resumed goes without it.
+    """Those that are asked for. Raises UserError if one cannot be opened at step 0; a run that is resumed
+    goes without it.
     """
     trackers: list[Tracker] = []
     if args.tensorboard:
@@ -115,8 +113,8 @@ def open_trackers(args: TrainConfig, name: str, step: int) -> list[Tracker]:
 def profiled(
     steps: int | None, own: OwnFiles, device: torch.device, say: Callable[[str], None]
 ) -> Generator[Callable[[], object]]:
-    """Profiles `steps` steps of this process, from the fourth on, into profile.txt and, for chrome://tracing,
-    trace.json; gives what is to be called after each step. steps: None for no profile.
+    """Profiles `steps` steps, if any, from the fourth on, into profile.txt and, for chrome://tracing,
+    trace.json; gives what is to be called after each step.
     """
     if not steps:
         yield lambda: None
