@@ -20,6 +20,7 @@ import tempfile
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from numbers import Number
 from typing import Any
 
@@ -44,8 +45,7 @@ from histocc.text import UNKNOWN_LANGUAGE
 
 HUB_NAME = "OccCANINE_s2s_mix"
 BEHAVIORS = {"good": "greedy", "fast": "flat"}
-# prediction_type → decoder
-PREDICTION_TYPES = {name: name for name in ("greedy", "topk", "flat", "both", "full")}
+PREDICTION_TYPES = {name: name for name in ("greedy", "topk", "flat", "both", "full")}  # → decoder
 PREDICTION_TYPES["greedy-topk"] = "topk"
 MODEL_TYPES = {"mixer": "mix", "seq2seq": "seq2seq", "flat": "flat"}  # kinds by their published names
 BIBTEX = """@misc{dahl2024occcanine,
@@ -63,12 +63,10 @@ class OccCANINE:
     """A trained model. It can be pickled and copied, with its weights.
 
     Args:
-        name: folder of a run, a checkpoint, an exported or published model, or its name on the hub, also as
-            the published program takes it (OccCANINE_s2s_mix, Christianvedel/…); None for the published HISCO
-            model there.
+        name: folder of a run, a checkpoint, an exported or published model, or its name on the hub
+            (OccCANINE_s2s_mix, Christianvedel/…); None for the published HISCO model there.
         device: "cpu", "cuda", "cuda:1", a torch.device, or None or "auto" for a GPU if there is one.
-        batch_size: texts at once; may be set later.
-        verbose: whether to say what is loaded.
+        batch_size, verbose: texts at once, which may be set later; whether to say what is loaded.
         system: of published weights: hisco, or another one; in any case the name of the columns.
         key, use_within_block_sep, target_cols: of published weights, if they do not say it.
         descriptions: words of the codes, columns desc_1, desc_2, …: a file, or a table with columns
@@ -115,13 +113,9 @@ class OccCANINE:
         }
         if hf is False and not os.path.exists(self.name):
             raise UserError(f"{self.name}: no such file or folder, and hf=False leaves the hub out")
-        given = Given(
-            "hisco" if (system or "").lower() == "hisco" else None,
-            key_reader(self._key_file),
-            [target_cols] if isinstance(target_cols, str) else list(target_cols or []) or None,
-            use_within_block_sep,
-            system,
-        )
+        kind = "hisco" if (system or "").lower() == "hisco" else None
+        columns = [target_cols] if isinstance(target_cols, str) else list(target_cols or []) or None
+        given = Given(kind, key_reader(self._key_file), columns, use_within_block_sep, system)
         self._load(models.find_weights(self.name, self.name, force_download), given)
         if model_type not in (None, self.model_type):
             warnings.warn(f"{self.name} is of type {self.model_type!r}, not {model_type!r}", stacklevel=2)
@@ -162,10 +156,8 @@ class OccCANINE:
         return words
 
     def __repr__(self) -> str:
-        return (
-            f"OccCANINE(name={self.name!r}, device='{self.device}', batch_size={self.batch_size},"
-            f" system={self.system!r}, model_type={self.model_type!r})"
-        )
+        options = f"name={self.name!r}, device='{self.device}', batch_size={self.batch_size}"
+        return f"OccCANINE({options}, system={self.system!r}, model_type={self.model_type!r})"
 
     @property
     def codes(self) -> list[str]:
@@ -219,12 +211,10 @@ class OccCANINE:
                 output, one column per number.
             threshold: probability above which a code of flat, both or full counts, one number or by language;
                 None for the model's own.
-            behavior: "good" (greedy) or "fast" (flat); None for the one that was right more often on the
-                model's validation texts.
+            behavior: "good" (greedy) or "fast" (flat); None for the model's best on its validation texts.
             prediction_type: a decoder, whatever the behavior: greedy, flat, both, topk, full; or greedy-topk:
                 topk with k_pred rows per text and a column top-k-pos.
-            order_invariant_conf: False: conf of greedy is the probability of the codes in the order in which
-                they were written.
+            order_invariant_conf: False: conf of greedy is the probability of the codes as they were written.
             get_dict: a list of dicts, also if pandas is installed; get_df=False is the same.
             ditto: texts such as do. or ditto are coded as the text before them.
             deduplicate, concat_in: of the published package; the result does not depend on them.
@@ -246,7 +236,13 @@ class OccCANINE:
         for value in threshold.values() if isinstance(threshold, dict) else [threshold or 0]:
             if not 0 <= value <= 1:
                 raise ValueError(f"threshold: found {threshold!r:.60}, expected a probability from 0 to 1")
-        cells, texts, languages = texts_and_languages(occ1, lang)
+        cells = cells_of("occ1", occ1, (str, Number))
+        one_language = is_missing(lang) or isinstance(lang, str)
+        languages: list = [lang] * len(cells) if one_language else cells_of("lang", lang, (str,))
+        if len(languages) != len(cells):
+            raise ValueError(f"lang: found {len(cells)} texts, but {len(languages)} languages")
+        texts = ["" if is_missing(cell) else str(cell) for cell in cells]
+        languages = [UNKNOWN_LANGUAGE if is_missing(one) or not one else one for one in languages]
         if ditto:
             fill_dittos(texts, "", fill=True)
         as_dict = get_dict or not get_df
@@ -263,17 +259,20 @@ class OccCANINE:
         if what == "logits" and kind != "flat":
             raise ValueError("what='logits' is for the linear decoder: behavior='fast'")
         if what in ("logits", "embeddings"):
-            array = (
-                self.coder.probabilities(texts, languages, "flat", logits=True)
-                if what == "logits"
-                else self.coder.embeddings(texts, languages)
-            )
+            logits = partial(self.coder.probabilities, logits=True)
+            array = (logits if what == "logits" else self.coder.embeddings)(texts, languages)
             return as_table({"occ1": cells, **dict(enumerate(array.T))}, as_dict)
         coded = self.coder.code(
             texts, languages, decoder, k_pred, threshold, in_any_order=order_invariant_conf
         )
-        if decoder == "full":
-            coded = self._above_thresholds(coded, languages, threshold)
+        thresholds = self.coder.thresholds.with_given(threshold)
+        if decoder == "full" and thresholds.source in ("given", "published"):  # as in the published package
+            above = [
+                sum(prob > thresholds.least(self.coder.known(language)) for prob in one.probs)
+                for one, language in zip(coded, languages)
+            ]
+            counts = thresholds.number(torch.tensor(above, dtype=torch.long)).tolist()
+            coded = [one._replace(codes=one.codes[:n], probs=one.probs[:n]) for one, n in zip(coded, counts)]
         if what == "bin":
             sets = [set(one.codes) for one in coded]
             ones = {code: np.array([float(code in codes) for codes in sets]) for code in self.codes}
@@ -282,18 +281,6 @@ class OccCANINE:
         return as_table(self._columns(cells, languages, coded, k, kind == "greedy-topk"), as_dict)
 
     __call__ = predict
-
-    def _above_thresholds(self, coded: list[Coded], languages: list[str], given: Any) -> list[Coded]:
-        """Codes of full as in the published package: those above a threshold, if there is one."""
-        thresholds = self.coder.thresholds.with_given(given)
-        if given is None and thresholds.source != "published":
-            return coded
-        counts = [
-            sum(prob > thresholds.least(self.coder.known(language)) for prob in one.probs)
-            for one, language in zip(coded, languages)
-        ]
-        counts = thresholds.number(torch.tensor(counts, dtype=torch.long)).tolist()
-        return [one._replace(codes=one.codes[:n], probs=one.probs[:n]) for one, n in zip(coded, counts)]
 
     def _columns(
         self, cells: list, languages: list[str], coded: list[Coded], k: int, long: bool
@@ -336,8 +323,8 @@ class OccCANINE:
         **arguments,
     ) -> "OccCANINE":
         """Trains on from this model as `finetune.py` does, in one process, and becomes the best model of that
-        run; returns itself. If it fails or is stopped (Ctrl-C or a signal, which saves first), this object
-        keeps the weights that it had, and the same call resumes.
+        run; returns itself. If it fails or is stopped (Ctrl-C or a signal, which saves first), it keeps the
+        weights that it had, and the same call resumes.
 
         Args:
             dataset: a CSV or Parquet file, or a DataFrame.
@@ -358,15 +345,10 @@ class OccCANINE:
                 "allow_codes_shorter_than_block_size": own["allow_short"],
                 "target_cols": own["target_cols"],
             }
-        asked = {
-            "save_path": save_path,
-            "input_col": input_col,
-            "language": language if language_col is None else None,
-            "language_col": language_col,
-            "target_cols": target_cols,
-            **arguments,
-            "device": device.type,
-        }
+        asked = {"save_path": save_path, "input_col": input_col, "target_cols": target_cols, **arguments}
+        asked |= {"language_col": language_col, "device": device.type}
+        if language_col is None:
+            asked["language"] = language
         given |= {name: value for name, value in asked.items() if value is not None}
         given = finetune_parser().checked(given, "finetune")
         with contextlib.ExitStack() as held:
@@ -380,10 +362,8 @@ class OccCANINE:
         world = World(device=device)
         with listening() as stop:
             try:
-                with (
-                    settings_of_torch(),
-                    torch.random.fork_rng([world.device] if world.device.type == "cuda" else []),
-                ):
+                gpus = [device] if device.type == "cuda" else []
+                with settings_of_torch(), torch.random.fork_rng(gpus):
                     train_files, val_files = build.dataset_files(args.dataset)
                     args, settings, data = build.prepare_data(args, world, train_files, val_files)
                     train.train(args, settings, world, data)
@@ -420,10 +400,10 @@ def count_of(name: str, value: Any) -> int:
     return operator.index(value)
 
 
-def cells_of(name: str, given: Any, kinds: tuple[type, ...]) -> tuple[list, bool]:
-    """(the cells of an argument, whether it was a list, array or column of them). Raises ValueError."""
+def cells_of(name: str, given: Any, kinds: tuple[type, ...]) -> list:
+    """Of an argument that is one cell of these kinds, or a list, array or column. Raises ValueError."""
     if is_missing(given) or isinstance(given, kinds):
-        return [given], False
+        return [given]
     is_table = isinstance(given, Mapping | set | bytes) or hasattr(given, "columns")
     if is_table or not isinstance(given, Iterable):
         raise ValueError(
@@ -434,26 +414,11 @@ def cells_of(name: str, given: Any, kinds: tuple[type, ...]) -> tuple[list, bool
     for i, cell in enumerate(cells):
         if not isinstance(cell, kinds) and not is_missing(cell):
             raise ValueError(f"{name}: row {i} (counted from 0): {cell!r:.60} is not a text")
-    return cells, True
-
-
-def texts_and_languages(occ1: Any, lang: Any) -> tuple[list, list[str], list[str]]:
-    """(texts as they were given, as texts, the language of each) of one text or several and one language or
-    as many, paired by position. Raises ValueError.
-    """
-    cells, _ = cells_of("occ1", occ1, (str, Number))
-    languages, are_several = cells_of("lang", lang, (str,))
-    languages = [UNKNOWN_LANGUAGE if is_missing(one) or not one else one for one in languages]
-    if are_several and len(languages) != len(cells):
-        raise ValueError(f"lang: found {len(cells)} texts, but {len(languages)} languages")
-    texts = ["" if is_missing(cell) else str(cell) for cell in cells]
-    return cells, texts, languages if are_several else languages * len(texts)
+    return cells
 
 
 def _dataset_file(dataset: Any, held: contextlib.ExitStack) -> str:
-    """The file of a data set that is given in Python; a DataFrame goes into one that `held` removes. Raises
-    UserError.
-    """
+    """A file as given, or of a DataFrame one that `held` removes. Raises UserError."""
     if isinstance(dataset, str | os.PathLike):
         return os.fspath(dataset)
     if not hasattr(dataset, "to_csv"):
@@ -474,9 +439,7 @@ def names_of(table: Any) -> list[str]:
 
 
 def column_of(what: str, table: Any, name: str) -> list:
-    """The cells of a column, by its name as text; what: the table, in messages. Raises ValueError if the
-    table does not have it, or twice.
-    """
+    """The cells of a column, by its name as text. Raises ValueError if `what`, the table, has none or two."""
     names = names_of(table)
     if names.count(name) != 1:
         number = "more than one" if name in names else "no"
@@ -488,8 +451,8 @@ def column_of(what: str, table: Any, name: str) -> list:
 
 
 def as_table(columns: dict[Any, Any], get_dict: bool = False):
-    """Columns of equal length as a DataFrame, those of texts with dtype object; as a list of dicts if pandas
-    is not installed, or get_dict asks for it, with None in place of NaN.
+    """Columns of equal length as a DataFrame, those of texts with dtype object; without pandas, or with
+    get_dict, as a list of dicts, with None in place of NaN.
     """
     try:
         if get_dict:
@@ -499,11 +462,8 @@ def as_table(columns: dict[Any, Any], get_dict: bool = False):
         kinds = {name: None if isinstance(cells, np.ndarray) else object for name, cells in columns.items()}
         return pandas.DataFrame({name: pandas.Series(v, dtype=kinds[name]) for name, v in columns.items()})
     except ImportError:
-        lists = [list(v) if not isinstance(v, np.ndarray) else v.tolist() for v in columns.values()]
-    return [
-        {
-            name: None if name != "occ1" and isinstance(value, float) and math.isnan(value) else value
-            for name, value in zip(columns, row)
-        }
+        lists = [v.tolist() if isinstance(v, np.ndarray) else v for v in columns.values()]
+    return [  # NaN is not equal to itself
+        {name: v if name == "occ1" or v == v else None for name, v in zip(columns, row)}
         for row in zip(*lists)
     ]
