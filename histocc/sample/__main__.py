@@ -37,13 +37,6 @@ class SampleConfig(Config):
     overwrite: bool = flag(False, "replace files with other content")
 
 
-def get_args_parser() -> Parser:
-    what = (
-        f"Writes made-up register rows with HISCO codes, columns {', '.join(HEADER)}. The same rows and seed"
-    )
-    return Parser(SampleConfig, "python -m histocc.sample", f"{what} give the same bytes everywhere.")
-
-
 @lru_cache(maxsize=1 << 16)  # half of the rows repeat a text
 def in_validation(text: str) -> bool:
     """Which side of the split a text is on; capital letters make no difference."""
@@ -54,15 +47,13 @@ def in_validation(text: str) -> bool:
 def write(
     rows: Iterable[Row], output: str | None = None, split_dir: str | None = None, overwrite: bool = False
 ) -> dict[str, int]:
-    """Writes all rows to `output`, and to train.csv and val.csv in `split_dir`; missing folders are made. A
-    file that is there with the same content stays, with another one it is replaced only with `overwrite`.
-
-    Returns the number of rows of each file. Raises UserError if one cannot be written.
+    """Writes all rows to `output`, and to train.csv and val.csv in `split_dir`; returns how many went into
+    each file. One that is there with other content is replaced only with `overwrite`. Raises UserError.
     """
     names = [os.path.join(split_dir, name) for name in ("train.csv", "val.csv")] if split_dir else []
     if output and any(files.is_same(output, path) for path in names):
         raise UserError(f"--output {output} is also a file of --split-dir")
-    sides = {path: is_val for path, is_val in zip(names, (False, True))}
+    sides: dict[str, bool | None] = dict(zip(names, (False, True)))
     sides |= {output: None} if output else {}
     raise_if_any(files.problems(sides, {}, overwrite=True))
     counts, writers = dict.fromkeys(sides, 0), {}
@@ -98,7 +89,10 @@ def run(args: SampleConfig) -> None:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    return run_command(lambda: run(get_args_parser().parse_args(arguments)))
+    what = f"Writes made-up register rows with HISCO codes, columns {', '.join(HEADER)}."
+    what += " The same rows and seed give the same bytes everywhere."
+    parser = Parser(SampleConfig, "python -m histocc.sample", what)
+    return run_command(lambda: run(parser.parse_args(arguments)))
 
 
 if __name__ == "__main__":

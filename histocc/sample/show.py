@@ -22,7 +22,7 @@ OTHER_ROWS, OTHER_SEED = 1_000, 2
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
-        "python -m histocc.sample.show", description=str(__doc__).split("\n\n", 1)[0].replace("\n", " ")
+        "python -m histocc.sample.show", description=str(__doc__).split("\n\n")[0]
     )
     what = "folder of a run (its best checkpoint), or a checkpoint"
     parser.add_argument("--model", required=True, metavar="PATH", help=what)
@@ -30,7 +30,6 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def show(path: str) -> None:
-    """Raises UserError."""
     coder, demo, right = Coder.load(path), demo_rows(), 0
     titles = {row["hisco"]: row["en"].split("|")[0] for row in read("occupations.csv")}
     table = [("description", "lang", "predicted (probability)", "conf", "right", "", "title of what it is")]
