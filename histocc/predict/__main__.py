@@ -46,28 +46,18 @@ from histocc.text import AS_IS, UNKNOWN_LANGUAGE, text_key
 PIECE = 2048  # distinct texts that are coded and kept together
 SETTINGS, INPUT = "settings.json", "input"  # beside the pieces; the latter if it came out of a pipe
 PIECES = rf"\d+\.part({files.TEMPORARY})?"  # their names
-WAIT = 0.2  # seconds between looks at a pipe
 
 
 class Coding:
-    """What is coded, by which model, and what is written.
-
-    Args:
-        path: the file that is read: the input, or what came out of it if that is a pipe.
-
-    Attributes:
-        words: columns beside each code: name → code → text.
-        columns: of the output, behind those of the input.
-        pieces, settings: see `read_texts` and `begin`.
-    """
+    """What is coded, by which model, and what is written. path: the file that is read, see `take_input`."""
 
     def __init__(self, args: PredictConfig, path: str, world: World):
         self.args, self.path, self.world, self.folder = args, path, world, args.output + ".parts"
         self.format = table_format(path, args.delimiter, args.encoding)
         self.stage: Stage | None = None
         self.batches = 0  # of the piece at hand that are done
-        self.pieces: list[list[tuple[str, str]]] = []
-        self.settings: dict[str, Any] = {}
+        self.pieces: list[list[tuple[str, str]]] = []  # see `read_texts`
+        self.settings: dict[str, Any] = {}  # see `begin`
         self.forked = Forked(1, world.give_up_if_asked)
         precision = Precision("int8", world.device) if args.int8 else Precision.of(args, world.device)
         precision.use()
@@ -88,10 +78,11 @@ class Coding:
             coder.search()  # once, before processes are forked
         self.key, self.system, kind = set(coder.codes), args.system or coder.system, coder.formatter.kind
         thresholds = {language and coder.known(language): value for language, value in args.threshold or []}
-        self.thresholds = coder.thresholds.with_given(thresholds or None)
+        coder.thresholds = coder.thresholds.with_given(thresholds or None)
         if args.classes and kind != "hisco":
             raise UserError(f"--classes: these are of HISCO codes, and the model writes {self.system}")
         titles = ["title"] if kind == "hisco" and not args.no_titles else []
+        # columns beside each code: name → code → text
         self.words = {name: hisco_classes()[name] for name in [*titles, *(args.classes or [])]}
         if args.descriptions:
             self.words["desc"] = read_descriptions(args.descriptions, coder.codes, coder.formatter)
@@ -99,12 +90,23 @@ class Coding:
         self.max_codes, names = min(args.k, most), [self.system, "prob", *self.words]
         self.columns = [f"{name}_{i}" for i in range(1, self.max_codes + 1) for name in names]
         if args.explain:
-            names = ["similar_text", "similar_codes"]
-            self.columns += [f"{name}_{i}" for i in range(1, SHOWN + 1) for name in names]
+            self.columns += [f"similar_{what}_{i}" for i in range(1, SHOWN + 1) for what in ("text", "codes")]
         self.columns += [*(["source"] if args.known else []), "conf", "needs_review"]
-        self.check_columns_and_languages()
+        header = self.format.names
+        wanted = [name for name in (args.column, args.language_column) if name]
+        problems = column_problems(args.input, header, wanted)
+        if twice := [name for name in self.columns if [*header, *self.columns].count(name) > 1]:
+            names = ", ".join(map(repr, dict.fromkeys(twice)))
+            problems.append(
+                f"{args.output}: would have several columns {names}; --system NAME or --no-titles helps"
+            )
+        for language in filter(None, [args.language, *(language for language, _ in args.threshold or [])]):
+            if coder.known(language) == UNKNOWN_LANGUAGE != language:
+                known = ", ".join(coder.languages)
+                problems.append(f"the model does not know the language {language!r}; it knows {known}")
+        raise_if_any(problems)
         self.notes = [f"{args.input} {note}" for note in self.format.notes]
-        if "lang" in self.format.names and not (args.language or args.language_column):
+        if "lang" in header and not (args.language or args.language_column):
             self.notes.append("all texts count as language unk; --language-column lang reads column 'lang'")
         self.known = self.read_known(args.known) if args.known else {}
         self.min_conf = args.min_prob  # below it a row needs review
@@ -116,27 +118,9 @@ class Coding:
                 " texts that the confidence was fitted on"
             )
 
-    def check_columns_and_languages(self) -> None:
-        args, header, coder = self.args, self.format.names, self.coder
-        wanted = filter(None, [args.column, args.language_column])
-        problems = column_problems(args.input, header, list(wanted))
-        twice = [name for name in self.columns if [*header, *self.columns].count(name) > 1]
-        if twice:
-            problems.append(
-                f"{args.output}: would have several columns {', '.join(map(repr, dict.fromkeys(twice)))};"
-                " --system NAME names those of codes, --no-titles leaves titles out"
-            )
-        for language in filter(None, [args.language, *(language for language, _ in args.threshold or [])]):
-            if coder.known(language) == UNKNOWN_LANGUAGE != language:
-                known = ", ".join(coder.languages)
-                problems.append(f"the model does not know the language {language!r}; it knows {known}")
-        raise_if_any(problems)
-
     def read_known(self, path: str) -> dict[tuple[str, str], list[str]]:
-        """Codes by `text_key` and language of --known, a table with the columns of the input and those of
-        codes as in training or as they are written here. The language is "" if the table or the input has
-        none: the codes are then those of the text in any language. Of several rows of a text the last counts.
-        Raises UserError.
+        """Codes of --known by `text_key` and language; this is "", and stands for any, if the table or the
+        input has none. Columns of codes are as in training, or as written here. Raises UserError.
         """
         args, formatter, header = self.args, self.coder.formatter, table_format(path).names
         written = [f"{self.system}_{i}" for i in range(1, formatter.max_num_codes + 1)]
@@ -178,8 +162,7 @@ class Coding:
 
     def chunks(self) -> Iterator[tuple[Chunk, list[str]]]:
         """The input, and the language of each row."""
-        args, header = self.args, self.format.names
-        above = ""
+        args, header, above = self.args, self.format.names, ""
         for chunk in read_chunks(self.path, None, args.delimiter, self.format.encoding):
             self.world.give_up_if_asked()
             chunk.texts = list(chunk.columns[header.index(args.column)])
@@ -199,14 +182,12 @@ class Coding:
         return None, (self.coder.clean(text), self.coder.known(language))
 
     def read_texts(self) -> int:
-        """Collects what the model reads of all rows, each once, PIECE at a time in `pieces`; returns how many
-        rows there are.
-        """
-        found, rows = {}, 0
+        """Collects what the model reads, each text once, in `pieces`; returns how many rows there are."""
+        distinct, rows = {}, 0
         for chunk, languages in self.chunks():
-            found |= dict.fromkeys(key for _, key in map(self.look_up, chunk.texts, languages))
+            distinct |= dict.fromkeys(key for _, key in map(self.look_up, chunk.texts, languages))
             rows += len(chunk.texts)
-        texts = list(found)
+        texts = list(distinct)
         self.pieces = [texts[start : start + PIECE] for start in range(0, len(texts), PIECE)]
         return rows
 
@@ -229,16 +210,16 @@ class Coding:
     # ---- pieces
 
     def begin(self) -> list:
-        """Notes the settings beside the pieces: [all that decides what they hold; whether some of an
-        interrupted command are there]. Rank 0 only. Raises UserError if that had other settings, unless
-        --overwrite.
+        """Notes beside the pieces all that decides what they hold: [that, whether it was noted there before].
+        Rank 0 only. Raises UserError if that had other settings, unless --overwrite.
         """
         args, path = self.args, os.path.join(self.folder, SETTINGS)
         now = {name: getattr(args, name) for name in deciding(PredictConfig)}
         for name in ("descriptions", "key", "known"):
             now[name] = file_hash(now[name]) if now[name] and os.path.isfile(now[name]) else now[name]
         now |= {"input": self.fingerprint(), "model": file_hash(self.weights), "system": self.system}
-        now = json.loads(json.dumps(now | {"decoder": self.decoder, "thresholds": str(self.thresholds)}))
+        now |= {"decoder": self.decoder, "thresholds": str(self.coder.thresholds)}
+        now = json.loads(json.dumps(now))
         before = json.loads(files.read_sealed(path) or "null")
         if before is not None and before != now and not args.overwrite:
             differing = [name for name in sorted({*now, *before}) if before.get(name) != now.get(name)]
@@ -276,8 +257,7 @@ class Coding:
     def code_piece(self, number: int, texts: list[tuple[str, str]]) -> None:
         self.batches = 0
         cleaned, languages = map(list, zip(*texts))
-        thresholds = self.thresholds.by_language
-        coded = self.coder.code(cleaned, languages, self.decoder, self.args.k, thresholds, cleaned=True)
+        coded = self.coder.code(cleaned, languages, self.decoder, self.args.k, cleaned=True)
         path, settings = self.piece(number)
         files.write_sealed(path, "\n".join(json.dumps(self.cells(one)) for one in coded).encode(), settings)
 
@@ -295,9 +275,8 @@ class Coding:
     # ---- the output
 
     def join(self) -> list[Counter]:
-        """Writes the output, and what could not be read into `OUTPUT.rejected.csv`: [counts of rows; rows by
-        languages that the model does not know]. Rank 0 only. Raises UserError if a piece is missing or
-        damaged, or the input was changed.
+        """Writes the output: [counts of rows, rows by languages that the model does not know]. Rank 0 only.
+        Raises UserError if a piece is missing or damaged, or the input was changed.
         """
         args, rejected, answers = self.args, self.args.output + ".rejected.csv", {}
         changed = UserError(f"{args.input} was changed while it was coded; start over with --overwrite")
@@ -344,7 +323,6 @@ class Coding:
         return [total, unknown]
 
     def start_lines(self, rows: int, resumed: bool) -> Iterator[str]:
-        """What is about to be done."""
         args, coder, processes = self.args, self.coder, self.world.size * self.forked.number
         step = f", step {coder.step:,}" if coder.step is not None else ""
         rule = f"texts {coder.text_rule}, " if coder.text_rule != AS_IS else ""
@@ -356,11 +334,10 @@ class Coding:
         if args.decoder == "auto":
             yield f"Decoder: {self.decoder} ({coder.why_best})"
         if self.decoder in ("flat", "both"):
-            yield f"Thresholds of the linear decoder: {self.thresholds}"
+            yield f"Thresholds of the linear decoder: {coder.thresholds}"
         yield from (f"Note: {note}" for note in self.notes)
 
     def end_lines(self, total: Counter, unknown: Counter, seconds: float) -> Iterator[str]:
-        """What was done and what to look at."""
         args, rows = self.args, total["rows"]
         if not args.non_verbose:
             known = f"; {total['known']:,} with known codes" if args.known else ""
@@ -370,10 +347,8 @@ class Coding:
                 f" texts: {total['empty']:,}){known}"
             )
         if total["dittos"]:
-            yield (
-                f"Texts that only repeat the row above (do., ditto): {total['dittos']:,} rows, with"
-                " needs_review; --ditto codes them as the text of the row above"
-            )
+            count = f"{total['dittos']:,} rows, with needs_review; --ditto codes them as that row"
+            yield f"Texts that only repeat the row above (do., ditto): {count}"
         if unknown:
             names = ", ".join(f"{name or 'none'} ({count:,})" for name, count in unknown.most_common(10))
             yield (
@@ -386,8 +361,8 @@ class Coding:
 
 
 def take_input(args: PredictConfig, world: World, held: contextlib.ExitStack) -> str:
-    """The file to read: the input, or, since it is read twice, a copy of what comes through a pipe, beside
-    the pieces. Rank 0 only. held: by which the folder of the pieces is its alone.
+    """The file to read: the input, or a copy of what comes through a pipe, since it is read twice. Rank 0
+    only. held: by which the folder of the pieces is its alone.
     """
     raise_if_any(list(args.problems()))
     folder = args.output + ".parts"
@@ -409,16 +384,13 @@ def take_input(args: PredictConfig, world: World, held: contextlib.ExitStack) ->
 
 
 def save_pipe(path: str, target: str, check: Callable[[], None], limit_seconds: float) -> None:
-    """Copies what comes out of a pipe, until its last writer closes it, into the file `target`.
-
-    Args:
-        check: called several times a second; what it raises ends the copying.
-        limit_seconds: how long nothing may come, neither a writer nor a byte, before it is a UserError.
+    """Copies what comes out of a pipe, until its last writer closes it, into the file `target`; what `check`,
+    called several times a second, raises ends that. Raises UserError if nothing comes for so long.
     """
     handle, last = os.open(path, os.O_RDONLY | os.O_NONBLOCK), time.monotonic()  # waits for no writer
     with open(handle, "rb", buffering=0) as pipe, files.atomic_write(target) as file:
         # before the first writer has come a read would return b"", as at the end
-        while (block := pipe.read(1 << 20) if select.select([pipe], [], [], WAIT)[0] else None) != b"":
+        while (block := pipe.read(1 << 20) if select.select([pipe], [], [], 0.2)[0] else None) != b"":
             check()
             if block:
                 file.write(block)
@@ -466,7 +438,7 @@ def run(args: PredictConfig, world: World) -> None:
         if total["faults"]:
             raise TrainingError(
                 f"{total['faults']:,} rows of {args.input} could not be read and are not in {args.output};"
-                f" {args.output}.rejected.csv lists them by line. All others are there."
+                f" {args.output}.rejected.csv lists them by line"
             )
 
 

@@ -1,6 +1,7 @@
 """Texts to codes, with a trained model: what `python -m histocc.predict` and `OccCANINE` have in common."""
 
 import contextlib
+import functools
 import hashlib
 import os
 from collections.abc import Callable, Iterator
@@ -53,25 +54,14 @@ class Coded(NamedTuple):
     similar: list[tuple[str, str]] = []  # noqa: RUF012
 
 
-NOTHING = Coded([], [], None)
-
-
 class Coder:
-    """A model with its formatter and key.
-
-    Texts are cleaned by the model's rule, see `text.cleaner`; one of blanks alone gets no code.
+    """A model with its formatter and key. Texts are cleaned by its rule; one of blanks alone gets no code.
 
     Args:
         model, formatter, state: as `models.load_model` gives them.
         batch_size: texts at once.
         check: called between batches; what it raises ends the coding.
         raw_confidence: probabilities are the decoders' own, not as the checkpoint has fitted them.
-
-    Attributes:
-        thresholds: of the linear decoder, if none are given.
-        linear_share: 0…1, how much the linear decoder counts in topk and full; 0 if there is none.
-        best_decoder, why_best: what "auto" is.
-        examples: where `Coded.similar` comes from, or None.
     """
 
     def __init__(
@@ -99,23 +89,20 @@ class Coder:
         self.data_fingerprint = str(state.get("position", {}).get("fingerprint"))
         self.text_rule = state["config"]["text"]
         self.clean = cleaner(self.text_rule)
-        self.thresholds = Thresholds.of(state)
+        self.thresholds = Thresholds.of(state)  # if none are given
         fitted = Confidence.of(state)
         self.confidence = Confidence() if raw_confidence else fitted
         self.best_decoder, self.why_best = fitted.best_decoder(self.kind, model.ngrams is not None)
+        # how much the linear decoder counts in topk and full, 0…1
         self.linear_share = (state.get("linear_share") or 0.0) if self.kind == "mixer" else 0.0
         self.max_len = state["config"]["max_len"]
-        self.examples: Examples | None = None
+        self.examples: Examples | None = None  # where `Coded.similar` comes from
         self._search: CodeSearch | None = None
-        self._code_of: dict[tuple[int, ...], str | None] = {}
 
     @classmethod
     def load(cls, path: str, world: World | None = None, *, given: Given = Given(), **options) -> "Coder":
-        """The coder of a run, checkpoint, exported or published model; given: for the last alone. Raises
-        UserError.
-        """
-        world = world or World()
-        return cls(*models.load_model(path, world.device, given), **options)
+        """Of a run, checkpoint, exported or published model; given: for the last alone. Raises UserError."""
+        return cls(*models.load_model(path, (world or World()).device, given), **options)
 
     def need(self, decoder: str) -> None:
         """Raises UserError if the model has no such decoder."""
@@ -171,14 +158,13 @@ class Coder:
                 coded = [one._replace(similar=texts) for one, texts in zip(coded, similar)]
             return coded
 
-        return self.map_texts(texts, languages, batch, NOTHING, cleaned)
+        return self.map_texts(texts, languages, batch, Coded([], [], None), cleaned)
 
     def probabilities(
         self, texts: list[str], languages: list[str], decoder: str = "flat", logits: bool = False
     ) -> np.ndarray:
-        """Probability of every code of `codes`, float32 [texts, codes], by the decoder flat or full, as
-        `Coded` has them; an empty text has NaN. logits: what the linear decoder puts out instead, for flat
-        alone.
+        """Probability of every code of `codes` as `Coded` has it, float32 [texts, codes]; NaN for an empty
+        text. decoder: flat or full; logits: what the linear decoder puts out instead, for flat alone.
         """
         self.need(decoder)
 
@@ -238,10 +224,8 @@ class Coder:
                 self.check()
             part = left[start : start + size]
             texts, languages = map(list, zip(*part))
-            ids, mask = (
-                torch.from_numpy(array).to(self.device)
-                for array in encode(texts, languages, self.max_len, width)
-            )
+            arrays = encode(texts, languages, self.max_len, width)
+            ids, mask = (torch.from_numpy(array).to(self.device) for array in arrays)
             with self.precision.autocast():
                 results.update(zip(part, batch(ids, mask, languages)))
         return [results[row] for row in rows]
@@ -268,16 +252,11 @@ class Coder:
         blocks, probs, sets = decoding.greedy_sets(self.model, ids, mask, self.formatter, in_any_order)
         sets = self.confidence.mapped("greedy", sets, (blocks != PAD_IDX).any(-1).sum(1) > 1)
         probs = self.confidence.mapped("greedy", probs)
+        code_of = functools.cache(self.formatter.decode_block)
         for row, of_row, conf in zip(blocks.tolist(), probs.tolist(), sets.tolist()):
-            written = [(self._name(tuple(block)), prob) for block, prob in zip(row, of_row)]
+            written = [(code_of(tuple(block)), prob) for block, prob in zip(row, of_row)]
             written = [(code, prob) for code, prob in written if code is not None][:k]
             yield Coded([code for code, _ in written], [prob for _, prob in written], conf)
-
-    def _name(self, block: tuple[int, ...]) -> str | None:
-        """The code of a canonical block; None for one of PAD."""
-        if block not in self._code_of:
-            self._code_of[block] = self.formatter.decode_block(block)
-        return self._code_of[block]
 
     def _both(
         self, ids: Tensor, mask: Tensor, languages: list[str], k: int, thresholds: Thresholds
@@ -350,8 +329,8 @@ def training_examples(coder: Coder, weights: str, world: World) -> Examples:
     folder, data = training_data(weights, coder.data_fingerprint)
     if data is None:
         raise UserError(
-            f"--explain shows rows of the training, and they are not in {folder}: name a checkpoint in the"
-            " folder of its run; --prepare-only with the command of the training prepares them again"
+            f"--explain shows rows of the training, and they are not in {folder}; --prepare-only with the"
+            " command of the training prepares them again"
         )
     train = data.train
     rows = np.sort(np.unique(text_keys(train.text_hash, train.language), return_index=True)[1])
