@@ -6,14 +6,12 @@ coding with them needs.
     python -m histocc.export ./output --to published --for-published-program model.bin
 
 Either form is read back by every command of histocc, and codes as the run does. `.bin`: a dict of model, key
-and step as the published trainer writes it, and an entry `histocc`: format, kind, config (sizes, masks,
-padding width, text rule), formatter, system, languages, thresholds; and a checksum. Safetensors: the same
-entries as JSON in the metadata, and config.json, key.json and chars.json beside it, as the published folders
-have them.
+and step as the published trainer writes it, an entry `histocc` with all else, and a checksum. Safetensors:
+the same entries as JSON in the metadata, and config.json, key.json and chars.json beside it.
 
-The published program reads texts in lower-case ASCII, looks at padding, and brings its own HISCO key and
-thresholds (its package histocc; Dahl, Johansen, Vedel, 2024, arXiv 2402.13604). What it would
-code otherwise is said, with the flags to train with, and --for-published-program refuses it.
+The published program (Dahl, Johansen, Vedel, 2024, arXiv 2402.13604) reads lower-case ASCII, looks at
+padding, and brings its own HISCO key and thresholds. What it would code otherwise is said, with the flags to
+train with, and --for-published-program refuses it.
 """
 
 import contextlib
@@ -35,12 +33,12 @@ from histocc.published import models
 from histocc.published.formats import MAX_LEN, SETTINGS, Given, files_of, flat_name
 from histocc.runtime.checkpoint import CHECKSUM, FORMAT, with_checksum
 from histocc.runtime.config import Parser, declarations, flag
-from histocc.runtime.errors import UserError, in_words, raise_if_any
+from histocc.runtime.errors import UserError, raise_if_any
 from histocc.runtime.files import atomic_write, problems
 from histocc.runtime.world import run_command
 from histocc.text import ASCII_LOWER
 
-# Entries of a checkpoint that coding needs; those that a model does not have are left out.
+# Entries of a checkpoint that coding needs, as far as a model has them.
 CODING = ["kind", "formatter", "system", "languages", "thresholds", "linear_share", "confidence"]
 CODING += ["source", "hisco_numbers"]
 # Arguments of the training that an evaluation takes for its own if it is not told otherwise.
@@ -48,9 +46,7 @@ OF_TRAINING = ("input_col", "language", "language_col", "key", *declarations(Los
 
 
 def differences(state: dict, formatter: BlockyFormatter) -> Iterator[str]:
-    """Why the published program would not code with this model as histocc does, and the flags to train
-    with.
-    """
+    """Why the published program would code otherwise with this model, and the flags to train with."""
     config, kind, codes = state["config"], state.get("kind", "mixer"), list(state["key"])
     if not models.has_size(config, "base"):
         yield "its encoder has another size than google/canine-s: --model-size base"
@@ -90,7 +86,7 @@ def export(
     given: Given = Given(),
     overwrite: bool = False,
 ) -> list[str]:
-    """Writes a model in a form that other tools read; returns what to tell.
+    """Writes a model in a form that other tools read; returns what to tell. Raises UserError, OSError.
 
     Args:
         source: a run, a checkpoint, an exported or published model.
@@ -98,10 +94,6 @@ def export(
         target: path of the file.
         for_published_program: writes only what that program codes equally, with its own thresholds.
         given: what a published model does not say.
-        overwrite: whether files may be replaced.
-
-    Raises:
-        UserError
     """
     if target.endswith(".safetensors") != (form == "safetensors"):
         raise UserError(f"{target}: ends with .safetensors for --to safetensors, and for that alone")
@@ -124,7 +116,8 @@ def export(
     lists = {"key": state["key"], **({"chars": list(formatter.chars)} if formatter.chars else {})}
     if form == "safetensors":
         content = {"model": weights, "key": state["key"], **settings}
-        files = _safetensors(target, weights, lists, {**settings, CHECKSUM: with_checksum(content)[CHECKSUM]})
+        settings[CHECKSUM] = with_checksum(content)[CHECKSUM]
+        files = _safetensors(target, weights, lists, settings, formatter.num_classes)
     else:
         content = {"model": weights, **lists, "step": state.get("step") or 0, SETTINGS: settings}
         content = with_checksum(content)
@@ -134,32 +127,26 @@ def export(
         files = {target: file.getbuffer()}
     raise_if_any(problems(files, dict.fromkeys(files_of(source), "the model"), overwrite))
     os.makedirs(os.path.dirname(target) or ".", exist_ok=True)
-    try:
-        with contextlib.ExitStack() as together:  # none is written if one fails
-            for path, part in files.items():
-                together.enter_context(atomic_write(path, overwrite)).write(part)
-    except OSError as error:
-        raise UserError(in_words(error, error.filename or target)) from None
+    with contextlib.ExitStack() as together:  # none is written if one fails
+        for path, part in files.items():
+            together.enter_context(atomic_write(path, overwrite)).write(part)
     return [f"Written: {' and '.join(files)}", *([f"Note: {said}"] if reasons else [])]
 
 
-def _safetensors(target: str, weights: dict, lists: dict, settings: dict) -> dict:
-    """Path → content of each file: the weights with key, tokens (lists) and settings in the metadata, and the
-    same as JSON beside them.
-    """
+def _safetensors(target: str, weights: dict, lists: dict, settings: dict, num_classes: list[int]) -> dict:
+    """Path → content of each file: the weights with `lists` and settings as metadata, and these as JSON."""
     try:
         from safetensors.torch import save
     except ImportError:
         raise UserError("--to safetensors needs a package: pip install safetensors") from None
     metadata = {name: json.dumps(value) for name, value in {**lists, SETTINGS: settings}.items()}
-    formatter = BlockyFormatter.from_dict(settings["formatter"])
     config = {
         "model_type": "canine",
         "architectures": ["Seq2SeqMixerOccCANINE"],
         **settings["config"],
         SETTINGS: settings,
         "model_domain": "Multilingual_CANINE",
-        "num_classes": formatter.num_classes,
+        "num_classes": num_classes,
         "num_classes_flat": len(lists["key"]),
         "n_classes": len(lists["key"]),
         "dropout_rate": 0,

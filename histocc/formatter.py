@@ -58,9 +58,7 @@ CLASSES = ("hisclass", "hisclass_5", "socpo", "hiscam")
 
 @cache
 def hisco_classes() -> dict[str, dict[str, str]]:
-    """What `histocc/hisco_classes.csv` has for each code, by "title" and the names in CLASSES: of the usual
-    case, without STATUS, RELATION or PRODUCT; "" if the sources, which NOTICE names, have none.
-    """
+    """By "title" and the names in CLASSES what the sources, which NOTICE names, have for each code, or ""."""
     with files("histocc").joinpath("hisco_classes.csv").open(encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     columns = {name: name for name in ("title", *CLASSES)} | {"hiscam": "hiscam_u1"}
@@ -77,11 +75,9 @@ class BlockyFormatter:
 
     Args:
         kind: "hisco" (five blocks of five), "occ1950" (two blocks of three) or "gpf" (a block per column).
-        target_cols: columns of codes: hisco takes one to five, occ1950 one or two, gpf one or more. None: the
-            usual names, for hisco and occ1950 only.
+        target_cols: columns of codes; None: the usual names, for hisco and occ1950 only.
         block_size: tokens per code; this and what follows are for gpf alone.
-        use_within_block_sep: a code is written as tokens with commas between them ("10,2,-1") instead of one
-            token per character.
+        use_within_block_sep: codes are tokens with commas between them ("10,2,-1"), else characters.
         allow_short: codes with fewer tokens than the block are accepted; the rest is EOS.
         chars: the tokens in the order of their ids, if not -999 … 999, letters and punctuation.
 
@@ -125,18 +121,15 @@ class BlockyFormatter:
         self.num_classes = [max(self.map_idx_char) + 1] * self.max_seq_len
         self._whole = frozenset(self.map_char_idx[code] for code in system.whole_codes)
         ids = range(max(self.map_idx_char) + 2)  # the last stands for every id out of range
-        members = (self.map_idx_char, self._whole)
-        self._tables = [torch.tensor([i in some for i in ids]) for some in members]
+        self._tables = [torch.tensor([i in some for i in ids]) for some in (self.map_idx_char, self._whole)]
 
     # ---- text -> tokens
 
     def repair(self, code: str) -> tuple[str, bool]:
-        """Undo what spreadsheets and data frames do to numeric codes; returns (code, whether its characters
-        changed; surrounding blanks do not count).
-
-        HISCO: "41025.0" and "41025,0" -> "41025", four digits get their leading zero back, "8-31.10" (as the
-        book has it) and "8 3110" -> "83110", "−1" with a minus sign -> "-1". OCC1950: decimals of zeros go,
-        one to three digits get their zeros back. gpf: nothing, since any character may mean something there.
+        """Undoes what spreadsheets and data frames do to numeric codes; (code, whether more than surrounding
+        blanks changed). HISCO: "41025.0" or "41025,0" -> "41025", "1234" -> "01234", "8-31.10" (as in the
+        book) or "8 3110" -> "83110", "−1" with a minus sign -> "-1". OCC1950: decimals of zeros go, leading
+        zeros come back. gpf: nothing, since any character may mean something there.
         """
         stripped = fixed = code.strip()
         shortest = _SYSTEMS[self.kind].zeros_back_from
@@ -152,11 +145,9 @@ class BlockyFormatter:
         return fixed, fixed != stripped
 
     def encode_code(self, code: str) -> np.ndarray:
-        """Tokens of one code, int64 [block_size]. The code is taken as it stands; see ``repair``.
-
-        Raises:
-            CodeError: empty, with a token that there is not, too long, or too short for its block (in gpf
-                only without ``allow_short``, and never for -1, -2, -3 and ?).
+        """Tokens of one code as it is (see ``repair``), int64 [block_size]. Raises CodeError for one that is
+        empty, too long, has an unknown token, or is too short (in gpf only without ``allow_short``, and never
+        -1, -2, -3 and ?).
         """
         if not code.strip():
             raise CodeError(f"code {code!r} is empty")
@@ -195,12 +186,9 @@ class BlockyFormatter:
     # ---- tokens -> text
 
     def decode_block(self, ids: Sequence[int]) -> str | None:
-        """The code in one block of ``block_size`` token ids, or None without one.
-
-        HISCO and OCC1950: a block with PAD anywhere, or with an id that stands for no character, holds no
-        code; a first token of -1, -2 or -3 is the whole code. gpf: PAD, BOS, EOS and SEP are passed over,
-        wherever they stand, as published; nothing left, or an id that stands for no token, is no code. Raises
-        ValueError for another number of ids.
+        """The code in one block of ``block_size`` token ids; None if none is left, or if one is no token. gpf
+        passes over PAD, BOS, EOS and SEP anywhere, as published; else a block with PAD holds no code, and a
+        first token of -1, -2 or -3 is the whole code. Raises ValueError for another number of ids.
         """
         ids = [int(i) for i in ids]
         if len(ids) != self.block_size:
@@ -216,31 +204,25 @@ class BlockyFormatter:
         return (self.within_block_sep or "").join(self.map_idx_char[i] for i in ids)
 
     def clean_pred(self, ids: Sequence[int]) -> str:
-        """Token ids [max_seq_len], BOS first -> the codes in their order, joined with ``sep_value``; ""
-        without a code. Raises ValueError if the blocks are not all there; the EOS behind them is not read.
-        """
+        """Token ids, BOS first -> codes, joined with ``sep_value``. Raises ValueError without all blocks."""
         size = self.block_size
         blocks = (ids[start : start + size] for start in range(1, 1 + self.max_num_codes * size, size))
         return self.sep_value.join(code for code in map(self.decode_block, blocks) if code is not None)
 
     def canonical_blocks(self, tokens: torch.Tensor) -> torch.Tensor:
-        """One row of tokens per code, equal if and only if ``decode_block`` gives the same, on the device of
-        `tokens` (but for gpf without a separator, where 12, 3 is not 1, 2, 3).
+        """One row of tokens per code, int64 [B, max_num_codes, block_size], equal if and only if
+        ``decode_block`` gives the same (but for gpf without a separator, where 12, 3 is not 1, 2, 3). A block
+        without a code is all PAD, a HISCO whole code fills its block, a gpf code has EOS behind.
 
         Args:
             tokens: integer [B, L], BOS first, L >= 1 + max_num_codes * block_size; the rest is not read.
-
-        Returns:
-            int64 [B, max_num_codes, block_size]: a block without a code is all PAD, a HISCO whole code fills
-            its block, a gpf code stands at the front with EOS behind.
         """
-        # [B, M, bs]
         blocks = tokens[:, 1 : 1 + self.max_num_codes * self.block_size].long()
         blocks = blocks.reshape(-1, self.max_num_codes, self.block_size)
         in_codes, whole = (table.to(tokens.device, non_blocking=True) for table in self._tables)
         last = in_codes.shape[0] - 1
-        ids = torch.where((blocks < 0) | (blocks > last), last, blocks)
-        is_token = in_codes[ids]  # [B, M, bs]
+        ids = torch.where((blocks < 0) | (blocks > last), last, blocks)  # [B, M, bs]
+        is_token = in_codes[ids]
         if self.kind == "gpf":
             passed_over = (blocks >= PAD_IDX) & (blocks <= SEP_IDX)
             valid = is_token.any(-1) & (is_token | passed_over).all(-1)
@@ -271,18 +253,14 @@ class BlockyFormatter:
     def from_dict(cls, settings: dict) -> "BlockyFormatter":
         """The formatter that ``to_dict`` described. Raises ValueError for settings that contradict others."""
         names = ("kind", "target_cols", "block_size", "within_block_sep", "allow_short")
-        kind, target_cols, block_size, separator, allow_short = (settings[name] for name in names)
-        chars = settings.get("chars")
-        formatter = cls(kind, target_cols, block_size, separator is not None, allow_short, chars)
+        formatter = cls(*(settings[name] for name in names), chars=settings.get("chars"))
         if formatter.to_dict() != settings:
             raise ValueError(f"formatter settings do not fit together: {settings}")
         return formatter
 
 
 def cut(code: str, digits: int, separator: str | None = None) -> str:
-    """The first `digits` tokens of a code: characters, or what stands between separators. −1, −2, −3 and ?
-    are whole codes, and stay what they are.
-    """
+    """The first `digits` tokens of a code: characters, or between separators. −1, −2, −3 and ? stay whole."""
     if code in NEVER_SHORT:
         return code
     return code[:digits] if separator is None else separator.join(code.split(separator)[:digits])
@@ -298,12 +276,10 @@ make_formatter = BlockyFormatter
 
 
 def hisco_blocky5(target_cols: Sequence[str] | None = None) -> BlockyFormatter:
-    """HISCO: five blocks of five tokens; one to five target columns (default hisco_1 ... hisco_5)."""
     return BlockyFormatter("hisco", target_cols)
 
 
 def occ1950_blocky2(target_cols: Sequence[str] | None = None) -> BlockyFormatter:
-    """OCC1950: two blocks of three digits; one or two target columns (default OCC1950_1, OCC1950_2)."""
     return BlockyFormatter("occ1950", target_cols)
 
 
@@ -314,9 +290,7 @@ def construct_general_purpose_formatter(
     allow_short: bool = True,
     chars: Sequence[str | int] | None = None,
 ) -> BlockyFormatter:
-    """Any system: as many blocks as target columns, ``block_size`` tokens each; codes may be shorter, as in
-    the published package. See ``BlockyFormatter``.
-    """
+    """Any system; codes may be shorter than a block, as published."""
     return BlockyFormatter("gpf", target_cols, block_size, use_within_block_sep, allow_short, chars)
 
 
@@ -324,8 +298,6 @@ def construct_general_purpose_formatter(
 
 
 class BlockyHISCOFormatter(BlockyFormatter):
-    """The formatter "hisco"."""
-
     def __init__(self):
         super().__init__("hisco")
 
@@ -340,15 +312,14 @@ class BlockyOCC1950Formatter(BlockyFormatter):
 
 
 def occ1950_blocky1() -> BlockyFormatter:
-    """OCC1950 with one code."""
     return BlockyOCC1950Formatter(1)
 
 
 def construct_finetune_formatter(
     block_size: int, target_cols: Sequence[str], chars: Sequence[str | int] | None = None
 ) -> BlockyFormatter:
-    """A general-purpose formatter of `chars`, digits and the hyphen by default. A code that is shorter than
-    its block is filled with EOS, not with PAD as published, which lost such a code when it was read back.
+    """A general-purpose formatter of `chars`, digits and the hyphen by default. Short codes are filled with
+    EOS, not with PAD as published, which lost them when they were read back.
     """
     tokens = [*string.digits, "-"] if chars is None else list(chars)
     columns = [target_cols] if isinstance(target_cols, str) else list(target_cols)

@@ -1,10 +1,9 @@
 """Text → character ids, as CANINE reads them (Clark et al., 2021, arXiv 2103.06874, section 3.1), and the
 rules by which descriptions are cleaned before.
 
-A character is its Unicode code point. One input is `[CLS] LANG[SEP]DESCRIPTION [SEP]`: the inner `[SEP]` is
-the five literal characters, and the outer two are CANINE's own code points from the private use area. The
-texts of a batch are flat: code points uint32 [N], of which text i is flat[offsets[i]:offsets[i + 1]]; offsets
-int64 [B + 1].
+One input is `[CLS] LANG[SEP]DESCRIPTION [SEP]`: the inner `[SEP]` is the five literal characters, the outer
+two are CANINE's own code points. The texts of a batch are flat: code points uint32 [N], of which text i is
+flat[offsets[i]:offsets[i + 1]]; offsets int64 [B + 1].
 """
 
 import csv
@@ -27,19 +26,15 @@ UNKNOWN_LANGUAGE = "unk"
 # Languages of the published models, and what they mean when nothing is known.
 LANGUAGES = ("en", "da", "se", "nl", "ca", "fr", "no", "is", "pt", "ge", "es", "it", "gr", "unk")
 
-# A few fixed widths keep the shapes of batches few (allocator, compiler) and waste little. Beyond them whole
-# chunks of CANINE's local attention: in a chunk of padding alone the values depend on its length, and the
-# convolutions carry them into the last real positions of the chunk before.
+# Few, for allocator and compiler. Beyond them whole chunks of CANINE's local attention: in a chunk of padding
+# alone the values depend on its length, and the convolutions carry them into the chunk before.
 _WIDTHS = (*range(16, 64, 4), *range(64, 129, 8))
 
 
 def padded_width(n: int, max_len: int = 128) -> int:
     """Smallest fixed width that gives `n` characters, without [CLS] and [SEP], the same encoding as any wider
-    one; at most `max_len`, rounded up to a whole block.
-
-    CANINE's upsampling convolution looks two positions ahead: the block of the second position after the last
-    real one must exist. From 128 positions on the model leaves out the last block of four, as published, so
-    one more is needed. With less, real positions change by whole units.
+    one; at most `max_len`, rounded up to a whole block of four. CANINE's upsampling convolution looks two
+    positions ahead; from 128 positions on the model leaves out the last block, as published.
     """
     need, most = 4 * ((n + 3) // 4) + 4, -(-max_len // 4) * 4
     if need > 124:
@@ -57,8 +52,8 @@ _SPACE = np.array([chr(i).isspace() for i in range(0x3001)] + [False])
 
 
 def text_hashes(texts: list[str]) -> np.ndarray:
-    """A number for each text, uint64 [n]: equal for texts that differ only in case, blanks and how letters
-    are composed, on every machine. The texts begin and end without white space and hold no NUL.
+    """uint64 [n], equal for texts that differ only in case, blanks and how letters are composed, on every
+    machine. The texts begin and end without white space and hold no NUL.
     """
     joined = "\0".join(texts).casefold() + "\0"
     points = code_points(unicodedata.normalize("NFC", joined))
@@ -96,9 +91,7 @@ def texts_of_pieces(pool: np.ndarray, starts: np.ndarray, sizes: np.ndarray) -> 
 
 
 def language_table(languages: list[str]) -> tuple[np.ndarray, np.ndarray]:
-    """What stands before the description in each language: (ids int64 [L, W] padded with 0, lengths int64
-    [L]).
-    """
+    """What stands before a description in each language: (ids int64 [L, W], 0 behind; lengths int64 [L])."""
     rows = [np.concatenate([[CLS_ID], code_points(lang + LANGUAGE_SEPARATOR)]) for lang in languages]
     lengths = np.array([len(row) for row in rows], dtype=np.int64)
     table = np.zeros((len(rows), int(lengths.max())), dtype=np.int64)
@@ -155,9 +148,9 @@ def encode(
 # ---- text rules: what happens to a description before a model reads it, by the name that the model keeps
 #
 # `as-is`: letters are composed (NFC), invisible characters (category Cf) and blanks around the text go.
-# `ascii-lower`: lower case, then transliterated to ASCII (æ → ae, é → e) as the package Unidecode does it: so
-# were the texts of the published OccCANINE models. Latin, Greek and Cyrillic letters, punctuation and symbols
-# need no package: what Unicode's compatibility decomposition does not say stands in `transliteration.csv`.
+# `ascii-lower`: lower case, then transliterated to ASCII (æ → ae, é → e) as the package Unidecode does it and
+# as the published models have it. What is _COVERED needs no package: what Unicode's compatibility
+# decomposition does not say is in `transliteration.csv`.
 
 AS_IS, ASCII_LOWER = "as-is", "ascii-lower"
 TEXT_RULES = (AS_IS, ASCII_LOWER)
@@ -203,9 +196,7 @@ def text_key(text: str) -> str:
 
 
 def ascii_lower(text: str) -> str:
-    """`text` in lower case, transliterated to ASCII. Raises UserError for a script that needs the package
-    Unidecode if it is missing.
-    """
+    """`text` in lower case, transliterated to ASCII. Raises UserError if Unidecode is needed and missing."""
     text = text.lower()
     return text if text.isascii() else text.translate(_table())
 

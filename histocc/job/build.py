@@ -35,7 +35,7 @@ from histocc.runtime import checkpoint
 from histocc.runtime.config import flag_of
 from histocc.runtime.device import Precision, compile_layers, settings_of_torch
 from histocc.runtime.errors import UserError, raise_if_any
-from histocc.runtime.files import OwnFiles, checksum, opened, problems, save_path_problem
+from histocc.runtime.files import OwnFiles, checksum, is_same, opened, problems, save_path_problem
 from histocc.runtime.log import Stage
 from histocc.runtime.rng import derived_seed, mix
 from histocc.runtime.world import World
@@ -65,7 +65,7 @@ TINY_WIDTH = 128
 LINEAR_PASSES = 10  # of the first part
 FIT_DROPOUT = 0.3  # share of the n-grams that are left out
 RATE, RATE_WITH_DECODER, DECODER_RATE = 0.01, 0.003, 0.002
-THREADS = 1  # operations are small: two are 1.5 times as fast on idle cores, many times slower on busy ones
+THREADS = 1  # always, so that the fit is the same to the last bit; two are no faster on busy cores
 
 
 # ---- data
@@ -78,9 +78,8 @@ def dataset_files(path: str) -> tuple[list[str], list[str]]:
     if not os.path.isdir(path):
         return [path], []
     names = sorted(set(os.listdir(path)) - {*LISTS, LOG})  # those of a run in the same folder
-    tables = [
-        name for name in names if name.lower().endswith((".csv", ".tsv", ".parquet")) and name[0] != "."
-    ]
+    ends = (".csv", ".tsv", ".parquet")
+    tables = [name for name in names if name.lower().endswith(ends) and name[0] != "."]
     files = [os.path.join(path, name) for name in tables]
     if len(files) == 1:
         return files, []
@@ -106,9 +105,7 @@ def initial_weights(args: JobConfig) -> dict:
 
 
 def starts_from(args: JobConfig, resumed: dict | None) -> StartsFrom:
-    """What the data of a run must know of the weights that it starts from, or of its teacher. Raises
-    UserError.
-    """
+    """What the data must know of the weights that a run starts from, or of its teacher. Raises UserError."""
     kept = None  # of its codes: all
     if not resumed and args.initial_checkpoint:
         state = initial_weights(args)
@@ -119,9 +116,8 @@ def starts_from(args: JobConfig, resumed: dict | None) -> StartsFrom:
     else:
         state = resumed
         if args.eval_only:
-            state = models.load_model(models.find_weights(args.save_path, f"--eval-only: {args.save_path}"))[
-                2
-            ]
+            file = models.find_weights(args.save_path, f"--eval-only: {args.save_path}")
+            state = models.load_model(file)[2]
         if state is None:
             return StartsFrom()
         kept = int(state.get("kept_codes") or 0)
@@ -140,14 +136,8 @@ def _problems_of_files(args: JobConfig, files: list[str]) -> list[str]:
     if args.initial_checkpoint and not resumes(args):
         first = formats.local_weights(args.initial_checkpoint)
         inputs[first] = "the file of --initial-checkpoint"
-        if (
-            args.overwrite
-            and first
-            and os.path.dirname(os.path.realpath(first)) == os.path.realpath(args.save_path)
-        ):
-            return [
-                f"--overwrite would remove {first}, which --initial-checkpoint needs: choose another folder"
-            ]
+        if args.overwrite and first and is_same(os.path.dirname(os.path.realpath(first)), args.save_path):
+            return [f"--overwrite would remove {first} of --initial-checkpoint: choose another folder"]
     own = OwnFiles(args.save_path, args.overwrite)
     if args.prepare_only:
         return problems(map(own.path, LISTS), inputs, args.overwrite, own)
@@ -162,13 +152,9 @@ def prepare_data(
     default_formatter: str = "gpf",
     naming: str = "hisco",
 ) -> tuple[JobConfig, PrepareSettings, PreparedData]:
-    """Checks arguments and files and prepares the data on rank 0 while the others wait; every rank maps the
-    result. All ranks. Raises UserError with all that is wrong.
-
-    A node that does not see rank 0's folder prepares its own from its own files, and all must agree.
-
-    Returns:
-        The arguments with the columns that were found, how the files are read, the rows.
+    """(arguments with the columns of the files, how these are read, the rows). Rank 0 checks arguments and
+    files and prepares the data; a node that does not see its folder prepares its own, and all must agree. All
+    ranks. Raises UserError with all that is wrong.
     """
 
     def prepare() -> tuple[PrepareSettings, str]:
@@ -205,12 +191,8 @@ def prepare_data(
 
 
 def with_columns(args: JobConfig, settings: PrepareSettings) -> JobConfig:
-    return args.decide(
-        formatter=settings.formatter["kind"],
-        target_cols=settings.target_cols,
-        language=settings.language,
-        language_col=settings.language_col,
-    )
+    columns = {name: getattr(settings, name) for name in ("target_cols", "language", "language_col")}
+    return args.decide(formatter=settings.formatter["kind"], **columns)
 
 
 # ---- the model
@@ -238,8 +220,16 @@ def make_model(
     if counted and model.ngrams:
         model.ngrams.hashes.copy_(torch.from_numpy(counted[0]))
         model.ngrams.idf.copy_(torch.from_numpy(counted[1]))
-        if first is None:
-            fit_on_main(args, formatter, world, data, model)
+        if first is None and (not args.ngram_passes or args.dry_run):
+            world.print("N-grams are not fitted (--ngram-passes 0, or a dry run)")
+        elif first is None:  # rank 0 fits them for all
+            world.print(f"Fitting the n-grams and both decoders (--ngram-passes {args.ngram_passes})")
+            began = time.perf_counter()
+            world.run_on_main(lambda: fit_ngrams(args, formatter, data, model, world.give_up_if_asked))
+            fitted = {name: x for name, x in model.state_dict().items() if not name.startswith("encoder.")}
+            model.load_state_dict(world.broadcast(fitted if world.is_main else None, 0), strict=False)
+            model.encoder.zero_output()  # which the decoders know nothing of yet
+            world.print(f"Fitted in {time.perf_counter() - began:.1f} s")
     model.to(Precision.of(args, world.device).dtype)
     if resumed:
         model.load_state_dict(resumed["model"])
@@ -266,21 +256,18 @@ def new_config(args: JobConfig, first: dict | None) -> dict:
     UserError.
     """
     dropouts = dict.fromkeys(("hidden_dropout_prob", "attention_probs_dropout_prob"), args.encoder_dropout)
+    size, named = args.model_size, args.initial_checkpoint
     if first is None:
-        encoder = model_config(args.model_size or "base", **dropouts).to_dict()
-        if args.model_size == NGRAMS_ALONE:
+        encoder = model_config(size or "base", **dropouts).to_dict()
+        if size == NGRAMS_ALONE:
             encoder["encoder"] = False
     else:
         encoder = {**first["config"], **dropouts}
         if not encoder.get("encoder", True) and (args.only_encoder or args.freeze_encoder):
-            raise UserError(
-                f"{args.initial_checkpoint} has no encoder: omit --only-encoder and --freeze-encoder"
-            )
-        if args.model_size and not models.has_size(encoder, args.model_size):
-            raise UserError(
-                f"--model-size {args.model_size}: the checkpoint {args.initial_checkpoint} has another"
-                f" size (width {encoder['hidden_size']}, {encoder['num_hidden_layers']} layers)"
-            )
+            raise UserError(f"{named} has no encoder: omit --only-encoder and --freeze-encoder")
+        if size and not models.has_size(encoder, size):
+            sizes = f"width {encoder['hidden_size']}, {encoder['num_hidden_layers']} layers"
+            raise UserError(f"--model-size {size}: the checkpoint {named} has another size ({sizes})")
     start = {"memory_mask": True, "target_mask": True, "decoder_dim_feedforward": encoder["hidden_size"]}
     if first is not None and not args.only_encoder:
         start = {name: first["config"][name] for name in start}
@@ -295,9 +282,8 @@ def new_config(args: JobConfig, first: dict | None) -> dict:
 
 
 def start_at_frequencies(model: Seq2SeqMixerOccCANINE, data: PreparedData) -> None:
-    """A new linear decoder starts at how often each code stands in the training rows, whatever the text:
-    its bias is the log-odds, its weights are 0. From ½ each, a short training is spent on learning that
-    codes are rare.
+    """A new linear decoder starts at how often each code occurs in the training rows: its bias is the
+    log-odds, its weights are 0. From ½ each, a short training is spent on learning that codes are rare.
     """
     rows, counts = len(data.train), np.zeros(len(data.codes), dtype=np.int64)
     for start in range(0, rows, 1 << 18):
@@ -313,8 +299,7 @@ def fast_parameters(
     args: JobConfig, model: Seq2SeqMixerOccCANINE, resumed: dict | None
 ) -> tuple[list[str], float]:
     """(names of the parameters with a learning rate of their own, its factor on that of the rest): the linear
-    decoder and its n-grams, or n-grams alone that are added to trained weights. args are decided, and the
-    weights those that the run starts from; a resumed run keeps its factor.
+    decoder and its n-grams, or n-grams alone that are added to trained weights. args are decided.
     """
     ngrams, added = model.ngrams, False
     own = list(ngrams.parameters()) if ngrams else []
@@ -340,15 +325,14 @@ def fast_parameters(
 #
 # An encoder learns for minutes what a linear model on n-grams knows after seconds. So before the first step
 # the n-grams and both decoders are trained without the encoder, on the texts as they are: noise makes them
-# worse here. It is a part of the initial weights: computed by rank 0 on its CPU with a fixed number of
-# threads, the same for any number of processes, and never again when a run is resumed.
+# worse here. It is a part of the initial weights, the same for any number of processes.
 
 
 def new_ngrams(
     args: JobConfig, first: dict | None, world: World, data: PreparedData
 ) -> tuple[dict | None, tuple[np.ndarray, np.ndarray] | None]:
-    """(`ngrams` in the config of a new run, None for a model without; what `count_ngrams` gives, None if the
-    initial weights `first` bring n-grams). All ranks. Raises UserError if these have others than asked for.
+    """(`ngrams` in the config of a new run, None for none; what `count_ngrams` gives, None if the initial
+    weights bring n-grams). All ranks. Raises UserError if these are others than asked for.
     """
     asked = args.ngrams
     held = None if first is None or args.only_encoder else first["config"].get("ngrams")
@@ -369,8 +353,7 @@ def count_ngrams(
     data: PreparedData, max_len: int, most: int, check: Callable[[], None] = preparing.nothing
 ) -> tuple[np.ndarray, np.ndarray]:
     """(hashes of the `most` n-grams that most distinct training texts have, increasing, int64 [R]; their
-    inverse document frequency, float32 [R]): ln((1 + texts) / (1 + texts with it)) + 1. check: called again
-    and again, may raise to stop.
+    inverse document frequency, ln((1 + texts) / (1 + texts with it)) + 1, float32 [R]). check: may raise.
     """
     train, table, nothing = data.train, language_table(data.languages), torch.iinfo(torch.int64).max
     distinct = np.sort(np.unique(text_keys(train.text_hash, train.language), return_index=True)[1])
@@ -391,31 +374,9 @@ def count_ngrams(
     return hashes[kept], (np.log((1 + len(distinct)) / (1 + frequency[kept])) + 1).astype(np.float32)
 
 
-def fit_on_main(
-    args: JobConfig,
-    formatter: BlockyFormatter,
-    world: World,
-    data: PreparedData,
-    model: Seq2SeqMixerOccCANINE,
-) -> None:
-    """Gives every rank the n-grams and decoders that rank 0 fits; the encoder adds nothing then until it is
-    trained. All ranks.
-    """
-    if not args.ngram_passes or args.dry_run:
-        world.print("N-grams are not fitted (--ngram-passes 0, or a dry run)")
-        return
-    world.print(f"Fitting the n-grams and both decoders (--ngram-passes {args.ngram_passes})")
-    began, check = time.perf_counter(), world.give_up_if_asked
-    world.run_on_main(lambda: fit_ngrams(args, formatter, data, model, check))
-    fitted = {name: value for name, value in model.state_dict().items() if not name.startswith("encoder.")}
-    model.load_state_dict(world.broadcast(fitted if world.is_main else None, 0), strict=False)
-    model.encoder.zero_output()  # which the decoders know nothing of yet
-    world.print(f"Fitted in {time.perf_counter() - began:.1f} s")
-
-
 class DistinctRows(RowSet):
-    """Training rows of which none has text, language and codes of another; `weight`
-    float32 [N]: the root of how often each occurs, 1 on average.
+    """Training rows, of equal ones the first; `weight` float32 [N]: the root of how often each occurs, 1 on
+    average.
     """
 
     def __init__(self, train: RowSet):
@@ -451,9 +412,8 @@ def fit_ngrams(
 ) -> None:
     """Trains the n-grams of `model`, its seq2seq decoder and the bias of its linear decoder on the distinct
     training rows, without the encoder, in place, on the CPU in float32: first with the linear decoder alone
-    in LINEAR_PASSES, each of which takes a sixth of one with both, then with both in --ngram-passes. At most
-    MAX_SEEN rows are seen in either part, and the fewer the wider the decoder. check: called before each
-    step, may raise to stop.
+    in LINEAR_PASSES, then with both in --ngram-passes. At most MAX_SEEN rows are seen in either part, and the
+    fewer the wider the decoder. check: called before each step, may raise to stop.
     """
     distinct, seed = DistinctRows(data.train), derived_seed(args.seed, NGRAMS)
     encoding = RowEncoding(formatter, args.max_len, first_empty_block=args.empty_blocks == "first")
@@ -468,24 +428,16 @@ def fit_ngrams(
     slow = [ngrams.word_to_memory.weight, ngrams.text_to_memory.weight, *model.decoder.parameters()]
     first = 0  # step
     with settings_of_torch(), torch.random.fork_rng([]):
-        torch.set_num_threads(
-            THREADS
-        )  # the same to the last bit, whatever the number of processes and threads
+        torch.set_num_threads(THREADS)
         torch.manual_seed(seed % 2**63)
         for part, losses, count, others, rate in (
             ("linear decoder", linear_losses, LINEAR_PASSES, [], RATE),
             ("both decoders", both_losses, args.ngram_passes, slow, RATE_WITH_DECODER),
         ):
             steps = max(1, min(count * len(batches), most // FIT_BATCH))
-            groups = [{"params": fast, "lr": rate}]
-            if others:
-                groups.append({"params": others, "lr": DECODER_RATE})
-            optimizers = [
-                torch.optim.SparseAdam([ngrams.table.weight], lr=rate),
-                torch.optim.Adam(groups, fused=True),
-            ]
-            for group in (group for optimizer in optimizers for group in optimizer.param_groups):
-                group["initial_lr"] = group["lr"]
+            groups = (([ngrams.table.weight], rate), (fast, rate), (others, DECODER_RATE))
+            table, *dense = ({"params": params, "lr": lr, "initial_lr": lr} for params, lr in groups)
+            optimizers = torch.optim.SparseAdam([table]), torch.optim.Adam(dense, fused=True)
             stage = Stage(f"fitting n-grams, {part}", steps, "steps")
             for step in range(steps):
                 check()
@@ -530,9 +482,7 @@ def both_losses(model: Seq2SeqMixerOccCANINE, loss_fn: LossMixer, batch: dict) -
 def make_rows(
     args: JobConfig, formatter: BlockyFormatter, data: PreparedData, config: dict
 ) -> tuple[TextRows, TextRows | None]:
-    """Rows for training, with noise and descriptions, and for validation (None if there are
-    none), for the model of `config`. Raises UserError.
-    """
+    """Rows for training, with noise and descriptions, and for validation, if any. Raises UserError."""
     max_len, seed = config["max_len"], args.seed
     encoding = RowEncoding(
         formatter, max_len, None if config["memory_mask"] else max_len, args.empty_blocks == "first"
@@ -569,11 +519,10 @@ def training_rows(
 
 def make_loss(args: Losses, formatter: BlockyFormatter) -> LossMixer:
     """The loss of decided arguments: of the decoder that writes codes, and of the linear decoder."""
-    empty_blocks, matching, linear = args.empty_blocks, args.block_loss, args.linear_loss
-    assert empty_blocks and matching and linear, "still open"
-    blocks, block_size = formatter.max_num_codes, formatter.block_size
-    loss_fn = BlockOrderInvariantLoss(PAD_IDX, blocks, block_size, empty_blocks, matching)
-    return DistillationLoss(loss_fn, LinearLoss(linear), args.seq2seq_weight)
+    assert args.empty_blocks and args.block_loss and args.linear_loss, "still open"
+    blocks, size = formatter.max_num_codes, formatter.block_size
+    loss_fn = BlockOrderInvariantLoss(PAD_IDX, blocks, size, args.empty_blocks, args.block_loss)
+    return DistillationLoss(loss_fn, LinearLoss(args.linear_loss), args.seq2seq_weight)
 
 
 # ---- what a checkpoint keeps
@@ -582,11 +531,9 @@ def make_loss(args: Losses, formatter: BlockyFormatter) -> LossMixer:
 def checkpoint_entries(
     args: JobConfig, formatter: BlockyFormatter, data: PreparedData, config: dict
 ) -> dict[str, Any]:
-    """What a checkpoint holds, so that one can code with it and without the data.
-
-    `linear_share` is the part of the linear decoder in rankings, where n-grams make it as good as the other
-    one; of `thresholds`, its loss decides whether its best code always counts, and that not more do than a
-    row of the data has. `evaluate --fit-thresholds` finds better ones.
+    """What a checkpoint holds, so that one can code with it and without the data. `linear_share` is the part
+    of the linear decoder in rankings, where n-grams make it as good as the other one; of `thresholds`, its
+    loss decides whether its best code always counts, and that not more do than a row of the data has.
     """
     found: dict[str, Any] = {"linear_share": EQUAL_SHARE} if config["ngrams"] else {}
     if args.linear_loss == ROWS:

@@ -62,22 +62,15 @@ def fit(
     precision: Precision,
 ) -> dict | None:
     """Fits a model's confidence on rows of MIN_TEXTS distinct texts or more: those of MAX_TEXTS texts, at
-    most MAX_ROWS, spread over the file. All ranks.
+    most MAX_ROWS, spread over the file. All ranks. Raises Stopped on all if the run was asked to stop.
 
     Args:
         name: of the model, for what is said.
         loaded: the model, on its device.
         rows: of `data`, whose codes are the model's.
-        data: names the languages and codes of the rows.
-        world: its processes share the rows.
-        batch_size: rows at once.
-        precision: of the model.
 
     Returns:
         The entry of a checkpoint on rank 0, {} on the others; None on all if there are too few texts.
-
-    Raises:
-        Stopped: the run was asked to stop; on all ranks.
     """
     text_hash = np.asarray(rows.text_hash)
     distinct = np.unique(text_hash)
@@ -95,15 +88,9 @@ def fit(
     own, weights = index[share], 1.0 / times[text.reshape(-1)][share]
     codes = [{data.codes[i] for i in row if i >= 0} for row in rows.codes[own].tolist()]
     languages = [data.languages[i] for i in np.asarray(rows.language)[own].tolist()]
-    found = None
+    found, check = None, world.give_up_if_asked
     with contextlib.suppress(Stopped):
-        coder = Coder(
-            *loaded,
-            batch_size=batch_size,
-            precision=precision,
-            check=world.give_up_if_asked,
-            raw_confidence=True,
-        )
+        coder = Coder(*loaded, batch_size=batch_size, precision=precision, check=check, raw_confidence=True)
         found = answers(coder, rows.strings(own), languages, codes, weights)
     if world.stop_agreed():
         raise Stopped
@@ -146,8 +133,7 @@ def fit_run(args: JobConfig, world: World, data: PreparedData) -> None:
         try:
             entry = fit(name, loaded, data.val, data, world, size, precision)
         except Stopped:
-            world.print("Confidence is not fitted yet: the same command fits it")
-            return
+            return world.print("Confidence is not fitted yet: the same command fits it")
         if entry is None:
             return
 

@@ -236,10 +236,7 @@ def _parser(kind: type[JobConfig], prog: str, description: str) -> Parser:
     return parser
 
 
-# ---- what a run does if its arguments leave it open
-#
-# A model from scratch has other needs than one that starts from trained weights. The choice is made once,
-# when the initial weights are, and is kept in the checkpoint.
+# ---- what a run does if its arguments leave it open; chosen once, and kept in the checkpoint
 
 # the wider the encoder the lower; measured for tiny
 SCRATCH_RATES = {"tiny": 1e-3, "small": 5e-4, "base": 1.5e-4, "ngrams": 1e-3}
@@ -254,9 +251,8 @@ PART_OF = {"linear_loss": "linear_decoder.", "block_loss": "decoder."}  # of the
 
 
 def decide(args: JobConfig, trained: dict | None = None, first: dict | None = None) -> JobConfig:
-    """Arguments without a None among CHOICES: always those of `trained`, the checkpoint that is resumed or
-    validated; else those of a part in `first`, the initial weights, that is trained already; else those of a
-    start from scratch.
+    """Arguments without a None among CHOICES: those of `trained`, the checkpoint that is resumed or
+    validated; else of a part that is in `first`, the initial weights; else of a start from scratch.
     """
     if trained is not None:
         saved = trained.get("args", {})  # published weights have none
@@ -269,10 +265,9 @@ def decide(args: JobConfig, trained: dict | None = None, first: dict | None = No
             continue
         if first is None or part and not any(weight.startswith(part) for weight in weights):
             decided[name] = scratch[args.model_size or "base"] if isinstance(scratch, dict) else scratch
-        elif name == "learning_rate":  # which belongs to a schedule, not to weights
-            decided[name] = usual
-        else:
-            decided[name] = first.get("args", {}).get(name, usual)
+        else:  # a learning rate belongs to a schedule, not to weights
+            saved = {} if name == "learning_rate" else first.get("args", {})
+            decided[name] = saved.get(name, usual)
     return args.decide(**decided)
 
 

@@ -1,12 +1,10 @@
 """A student: a run that learns from a teacher's answers to its training texts and to unlabelled ones.
 
 The answers are made once and kept beside the prepared data, `KEY.answers.npy`: a record for each row, whose
-`prob` is −1 until it is answered, so that interrupted work is resumed. With the rows they become a prepared
-folder like any other, and one more file in it, `train.teacher`. Which texts are in a batch together depends
-on the texts alone, and a CPU computes with one thread: the answers are the same on any number of processes.
-
-What a teacher writes is what both of its decoders rank first together (`predict --decoder both`): Kim, Rush,
-2016, "Sequence-Level Knowledge Distillation" (arXiv 1606.07947).
+`prob` is −1 until it is answered. With the rows they become a prepared folder with one more file,
+`train.teacher`. Which texts are in a batch depends on the texts alone, and a CPU computes with one thread:
+the answers are the same on any number of processes. What a teacher writes is what both of its decoders rank
+first together: Kim, Rush, 2016, "Sequence-Level Knowledge Distillation" (arXiv 1606.07947).
 """
 
 import hashlib
@@ -58,9 +56,7 @@ KEPT = ["key.csv", "words.csv", "rejected_rows.csv", "conflicts.csv", *(f"val.{n
 
 
 class Teacher:
-    """A trained model whose answers are in terms of a student's codes and formatter. Raises UserError for one
-    without one of the decoders, and if no code is the same.
-    """
+    """A trained model whose answers are in a student's codes. Raises UserError for one that has none."""
 
     def __init__(self, coder: Coder, codes: list[str], formatter: BlockyFormatter):
         number = {code: i for i, code in enumerate(codes)}
@@ -111,8 +107,7 @@ def unlabelled_settings(args: JobConfig, read: PrepareSettings) -> PrepareSettin
 
 
 class Questions:
-    """What a teacher is asked: the training rows, and the unlabelled ones whose texts are new, each once, and
-    not validated on. Texts that differ only in case and blanks are one.
+    """What a teacher is asked: training rows, and the unlabelled texts that are new and not validated on.
 
     Attributes:
         languages: of all rows, those of the labelled ones first.
@@ -163,10 +158,8 @@ class Questions:
 
 def with_teacher(args: JobConfig, read: PrepareSettings, world: World, data: PreparedData) -> PreparedData:
     """The rows of a run that has a teacher: the labelled ones and those of --unlabelled, with its answers;
-    `data` as it is if none is asked for. All ranks. Raises UserError.
-
-    The first node asks: on GPUs all its processes, on CPUs its first one with a process for each core. A node
-    that does not see its folder builds its own of the same answers.
+    `data` as it is if none is asked for. The first node asks; a node that does not see its folder builds one
+    of the same answers. All ranks. Raises UserError.
     """
     if not args.teacher or args.eval_only:
         return data
@@ -223,9 +216,7 @@ def _unlabelled(args: JobConfig, read: PrepareSettings, world: World) -> Prepare
 
 
 def _file_and_key(args: JobConfig, questions: Questions, record: np.dtype) -> tuple[str, str]:
-    """(file of the teacher; what names the answers: the content of all rows, of the file, and of those beside
-    it, hexadecimal, 16 digits).
-    """
+    """(file of the teacher; what names its answers: the content of all rows, and of its files)."""
     file = teacher_file(args)
     other = questions.unlabelled.fingerprint if questions.unlabelled else ""
     parts = [FORMAT, record.itemsize, questions.data.fingerprint, other]
@@ -236,8 +227,8 @@ def _file_and_key(args: JobConfig, questions: Questions, record: np.dtype) -> tu
 
 
 def _ask(teacher: Teacher, questions: Questions, path: str, world: World) -> dict:
-    """Answers what is not answered yet; returns what a report says of the teacher. The ranks that ask share
-    the work, a CPU's first one with a process for each core.
+    """Answers what is not answered yet; returns what a report says of the teacher. GPUs share the work; on
+    CPUs rank 0 has a process for each core.
     """
     with checkpoint.reading(path):
         answers = np.load(path, mmap_mode="r+")
@@ -289,9 +280,7 @@ def _notes(questions: Questions, answers: np.ndarray, facts: dict) -> list[str]:
 
 
 def _build(folder: str, questions: Questions, answers: np.ndarray, facts: dict) -> None:
-    """The prepared folder of the student's rows; unlabelled ones without an answer are left out. One process.
-    answers: to all rows; facts: of `_ask`.
-    """
+    """The prepared folder of the student's rows; unlabelled ones without an answer are left out."""
     data, room = questions.data, answers.dtype["written"].shape[0]
 
     def widened(codes: np.ndarray) -> np.ndarray:

@@ -31,14 +31,8 @@ from histocc.trainer.log import validation_line
 
 
 def train(args: JobConfig, settings: PrepareSettings, world: World, data: PreparedData) -> None:
-    """Does what the arguments ask for on prepared data: stops after preparing, validates, makes a dry run, or
-    trains (or resumes). All ranks.
-
-    Args:
-        settings: how the data were read.
-
-    Raises:
-        UserError, TrainingError
+    """Does what the arguments ask for on prepared data, read as in `settings`: stops after preparing,
+    validates, makes a dry run, or trains (or resumes). All ranks. Raises UserError, TrainingError.
     """
     formatter = BlockyFormatter.from_dict(settings.formatter)
     data = with_teacher(args, settings, world, data)
@@ -47,7 +41,6 @@ def train(args: JobConfig, settings: PrepareSettings, world: World, data: Prepar
     if args.eval_only:
         return validate(args, formatter, world, data)
 
-    # The number format, and the folder of the run, which no other job may use meanwhile.
     precision = script.number_format(args, world)
     with contextlib.nullcontext() if args.dry_run else script.held_folder(args, world):
         # The checkpoint to resume from, if there is one; then the model: from scratch, from other
@@ -78,8 +71,7 @@ def train(args: JobConfig, settings: PrepareSettings, world: World, data: Prepar
             finish=lambda _: confidence.fit_run(args, world, data),
         )
         if not args.dry_run:  # key.csv, data_report.json and the other lists, beside the checkpoints
-            own = OwnFiles(args.save_path, args.overwrite)
-            world.run_on_main(lambda: copy_lists(data.folder, own))
+            world.run_on_main(lambda: copy_lists(data.folder, OwnFiles(args.save_path, args.overwrite)))
 
         # DDP or FSDP, loaders, optimizer, and where the interrupted run was; then the loop, that of
         # histocc/trainer/loop.py with the mixer's task.
