@@ -418,7 +418,8 @@ def fit_ngrams(
     distinct, seed = DistinctRows(data.train), derived_seed(args.seed, NGRAMS)
     encoding = RowEncoding(formatter, args.max_len, first_empty_block=args.empty_blocks == "first")
     rows = training_rows(args, distinct, data, encoding)
-    batches = MicroBatches(rows, BatchPlan(len(rows), FIT_BATCH), 0, seed)
+    plan = BatchPlan(len(rows), FIT_BATCH)
+    batches, in_epoch = MicroBatches(rows, plan, 0, seed), plan.steps_per_epoch
     loss_fn, ngrams = make_loss(args, formatter), model.ngrams
     assert ngrams is not None
     model.train()
@@ -434,7 +435,7 @@ def fit_ngrams(
             ("linear decoder", linear_losses, LINEAR_PASSES, [], RATE),
             ("both decoders", both_losses, args.ngram_passes, slow, RATE_WITH_DECODER),
         ):
-            steps = max(1, min(count * len(batches), most // FIT_BATCH))
+            steps = max(1, min(count * in_epoch, most // FIT_BATCH))
             groups = (([ngrams.table.weight], rate), (fast, rate), (others, DECODER_RATE))
             table, *dense = ({"params": params, "lr": lr, "initial_lr": lr} for params, lr in groups)
             optimizers = torch.optim.SparseAdam([table]), torch.optim.Adam(dense, fused=True)
@@ -442,7 +443,7 @@ def fit_ngrams(
             for step in range(steps):
                 check()
                 stage.at(step)
-                for batch in batches[divmod(first + step, len(batches))]:
+                for batch in batches[divmod(first + step, in_epoch)]:
                     loss = losses(model, loss_fn, batch) * batch["weights"] * distinct.weight[batch["rows"]]
                     (loss.sum() / batch["global_count"]).backward()
                 torch.nn.utils.clip_grad_norm_(others, CLIP_NORM)
