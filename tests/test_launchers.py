@@ -465,7 +465,10 @@ def test_a_run_on_two_processes(data, tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
     assert "Distributed environment: MULTI_CPU" in done.stdout and "Number of processes: 2" in done.stdout
     assert "Columns: --formatter hisco --target-cols hisco_1 --language-col lang, by" in done.stdout
-    assert re.search("^Learning rate: .* × 2 processes, linear scaling;", done.stdout, re.M)
+    rate = re.search(
+        r"^Learning rate: (\S+) \((\S+) with linear scaling at the first start;", done.stdout, re.M
+    )
+    assert rate and float(rate[1]) == pytest.approx(2 * float(rate[2]))
     assert [row["step"] for row in read_logs(tmp_path / "run")] == [2]
     assert (tmp_path / "run" / "last.bin").is_file()
 

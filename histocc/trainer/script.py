@@ -199,7 +199,7 @@ def refuse_other_arguments(
     as_before = replace(args, num_epochs=saved["num_epochs"], warmup_steps=None)
     warmup = {"warmup_steps": Schedule.of(as_before, state["position"]["steps_per_epoch"], 1, 1.0).warmup}
     now, saved = (  # what --warmup-pct came to is no difference
-        values | warmup if values["warmup_steps"] is None else values for values in (args.values(), saved)
+        values | warmup if values.get("warmup_steps") is None else values for values in (args.values(), saved)
     )
     different = differing(type(args), now, saved) + more
     if args.num_epochs < saved["num_epochs"]:
