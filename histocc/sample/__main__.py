@@ -88,11 +88,14 @@ def run(args: SampleConfig) -> None:
         print(f"{path}: {number:,} rows")
 
 
-def main(arguments: list[str] | None = None) -> int:
+def get_args_parser() -> Parser:
     what = f"Writes made-up register rows with HISCO codes, columns {', '.join(HEADER)}."
     what += " The same rows and seed give the same bytes everywhere."
-    parser = Parser(SampleConfig, "python -m histocc.sample", what)
-    return run_command(lambda: run(parser.parse_args(arguments)))
+    return Parser(SampleConfig, "python -m histocc.sample", what)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    return run_command(lambda: run(get_args_parser().parse_args(arguments)))
 
 
 if __name__ == "__main__":
