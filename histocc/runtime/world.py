@@ -285,8 +285,12 @@ def init_world(
     place = f"MASTER_ADDR={os.environ.get('MASTER_ADDR')}, MASTER_PORT={os.environ.get('MASTER_PORT')}"
     with limit_of_joining(f"rank {rank}: the other processes, at {place}", limit + JOINING_SECONDS):
         try:
+            store, rank, size = next(dist.rendezvous("env://", rank, size, timeout=timeout))
+            # a launcher's store outlives its restarts, and still holds where the dead listened
+            store = dist.PrefixStore(f"attempt_{os.environ.get('TORCHELASTIC_RESTART_COUNT') or 0}", store)
+            own_device = chosen if on_gpu else None
             dist.init_process_group(
-                backend, rank=rank, world_size=size, timeout=timeout, device_id=chosen if on_gpu else None
+                backend, store=store, rank=rank, world_size=size, timeout=timeout, device_id=own_device
             )
             control = dist.new_group(backend="gloo", timeout=timeout) if on_gpu else None
             patient = dist.new_group(backend="gloo", timeout=LONGEST_WORK)

@@ -220,6 +220,9 @@ class MicroBatches(Dataset[list[dict[str, Any]]]):
         self.rows, self.plan, self.rank, self.seed = rows, plan, rank, shuffle_seed
         self._window, self._sorted = -1, np.zeros(0, dtype=np.int64)
 
+    def __len__(self) -> int:
+        return self.plan.steps_per_epoch
+
     def global_batch(self, epoch: int, batch: int) -> np.ndarray:
         """Row numbers of global batch `batch` (0-based), sorted by length; int64 [batch_rows]."""
         size, rows = self.plan.global_batch_size, self.plan.rows
