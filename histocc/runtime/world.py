@@ -27,6 +27,8 @@ from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import PrefixStore
+from torch.distributed.rendezvous import rendezvous
 
 from histocc.runtime import log, signals
 from histocc.runtime.config import Parser
@@ -285,9 +287,9 @@ def init_world(
     place = f"MASTER_ADDR={os.environ.get('MASTER_ADDR')}, MASTER_PORT={os.environ.get('MASTER_PORT')}"
     with limit_of_joining(f"rank {rank}: the other processes, at {place}", limit + JOINING_SECONDS):
         try:
-            store, rank, size = next(dist.rendezvous("env://", rank, size, timeout=timeout))
+            store, rank, size = next(rendezvous("env://", rank, size, timeout=timeout))
             # a launcher's store outlives its restarts, and still holds where the dead listened
-            store = dist.PrefixStore(f"attempt_{os.environ.get('TORCHELASTIC_RESTART_COUNT') or 0}", store)
+            store = PrefixStore(f"attempt_{os.environ.get('TORCHELASTIC_RESTART_COUNT') or 0}", store)
             own_device = chosen if on_gpu else None
             dist.init_process_group(
                 backend, store=store, rank=rank, world_size=size, timeout=timeout, device_id=own_device
