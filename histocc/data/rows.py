@@ -238,8 +238,6 @@ _LANGUAGES_BY_NAME = {
     )
     for other in others
 }
-# ISO 639-1 → how the published models, and those that follow them, name the language
-OTHER_NAMES = {"de": "ge", "sv": "se", "el": "gr", "nb": "no", "nn": "no"}
 RENAMED = 1 << 40  # added to the number of a language that the cell names in another way
 
 

@@ -287,12 +287,6 @@ def exists_in(folder: str) -> bool:
     return os.path.isdir(folder) and any(map(CHECKPOINT.fullmatch, os.listdir(folder)))
 
 
-def identity(path: str) -> tuple[int, ...]:
-    """What differs once a file is replaced or written to. Raises OSError."""
-    now = os.stat(path)
-    return now.st_dev, now.st_ino, now.st_size, now.st_mtime_ns, now.st_ctime_ns
-
-
 def step_of(path: str) -> int | None:
     """The step of a checkpoint, without reading its tensors; None if it cannot be read."""
     if kind_of(path) != "a file":
