@@ -16,8 +16,13 @@ On four GPUs, or four CPU processes; with the older launcher; and what it would 
     python -m torch.distributed.launch --nproc_per_node=4 finetune.py --distributed --dataset data.csv …
     python finetune.py --dataset data.csv --save-path ./mine --dry-run
 
-The same command, given again, continues where the run in the save folder stopped. The flags are declared in
-histocc/job/config.py and histocc/trainer/config.py; the run itself is histocc/job/train.py.
+The same command, given again, continues where the run in the save folder stopped. What is where, in histocc/:
+
+    the flags                     job/config.py, trainer/config.py
+    the run, from top to bottom   job/train.py
+    the losses of a batch         seq2seq_mixer_engine.py, `MixerTask.losses`
+    the learning rate of a step   trainer/schedule.py, `linear_factor`
+    the loop, and how it stops    trainer/loop.py, `train`; what hears SIGTERM: runtime/signals.py
 """
 
 from histocc.runtime import signals

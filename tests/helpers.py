@@ -144,6 +144,14 @@ def start_forked(script, args, output, processes=None, **variables):
     return ranks
 
 
+def wait_until_handled(number, pid):
+    """Waits, at most 60 seconds, until the process has a handler for the signal."""
+    caught, until = 0, time.monotonic() + 60
+    while not caught >> (number - 1) & 1 and time.monotonic() < until:
+        caught = int(Path(f"/proc/{pid}/status").read_text().partition("SigCgt:")[2].split()[0], 16)
+        time.sleep(0.02)
+
+
 def run_forked(script, args, timeout, processes=None):
     """(exit code, output) of a script or module, see `start_forked`; the exit code is the first that is not
     0, and such a process ends the others, as in a launcher. What it has registered with atexit is not called.

@@ -23,6 +23,7 @@ from helpers import (
     read_logs,
     run,
     start_forked,
+    wait_until_handled,
     write_csv,
     write_rows,
 )
@@ -312,9 +313,7 @@ def test_a_stop_before_the_first_step_leaves_nothing(folder, moment):
         job.wait_for(process, "Preparing data")
         time.sleep(0.3)
     else:
-        status, bit = Path(f"/proc/{process.pid}/status"), signal.SIGUSR1 - 1  # until a handler is there
-        caught = lambda: int(status.read_text().partition("SigCgt:")[2].split()[0], 16)  # noqa: E731
-        wait_until(lambda: caught() >> bit & 1, job.said, 20, process)
+        wait_until_handled(signal.SIGUSR1, process.pid)
         assert "libtorch" not in Path(f"/proc/{process.pid}/maps").read_text()
     process.send_signal(signal.SIGUSR1)
     code, output = job.end(process)

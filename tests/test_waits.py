@@ -12,7 +12,17 @@ import time
 
 import pytest
 import torch
-from helpers import FINETUNE, REPO, TINY, _as_script, environment, fork_server, free_port, write_rows
+from helpers import (
+    FINETUNE,
+    REPO,
+    TINY,
+    _as_script,
+    environment,
+    fork_server,
+    free_port,
+    wait_until_handled,
+    write_rows,
+)
 
 from histocc.runtime import signals
 from histocc.runtime.errors import TrainingError
@@ -53,10 +63,7 @@ def test_joining_has_the_limit_of_the_job(joining):
 
 def test_a_signal_ends_joining(joining):
     process = joining()
-    caught, until = 0, time.monotonic() + 60
-    while not caught >> (signal.SIGTERM - 1) & 1 and time.monotonic() < until:
-        caught = int(open(f"/proc/{process.pid}/status").read().partition("SigCgt:")[2].split()[0], 16)
-        time.sleep(0.05)
+    wait_until_handled(signal.SIGTERM, process.pid)
     process.send_signal(signal.SIGTERM)
     output, _ = process.communicate(timeout=60)
     assert process.returncode == 0 and output.startswith("Stopped by SIGTERM"), output
