@@ -8,7 +8,6 @@ import re
 import signal
 import subprocess
 import sys
-import zipfile
 from collections import OrderedDict
 from datetime import timedelta
 
@@ -93,14 +92,6 @@ def test_round_trip_as_weights_only(tmp_path):
     weights = load(tmp_path / "last.bin")["model"]
     assert all(type(tensor) is torch.Tensor and not tensor.requires_grad for tensor in weights.values())
     assert torch.equal(weights["weight"], layer.weight)
-
-
-def test_the_checksum_is_of_names_and_content_in_any_order():
-    of = checkpoint.checksum_of
-    assert of(STATE) == of(dict(reversed(STATE.items()))) != of({**STATE, "step": 13})
-    twos = torch.full((2, 3), 2.0)
-    others = [twos.T, twos.double(), twos + 1, twos.tolist(), [], {}, "", 0, 0.0, None, False, [[]], {"": []}]
-    assert len({of(value) for value in (twos, *others)}) == 1 + len(others)
 
 
 # ---- whole or not there
@@ -254,30 +245,6 @@ def test_code_in_a_checkpoint_is_not_run(tmp_path, legacy):
     assert sign.exists()  # it would have
 
 
-def call(module: str, name: str, argument: bytes) -> bytes:
-    return f"c{module}\n{name}\n".encode() + argument + b"\x85R"
-
-
-OPCODES = {
-    "system": b"\x80\x02" + call("os", "system", b"X\x04\x00\x00\x00true") + b".",
-    "a name that is found on the stack": b"\x80\x04\x8c\x02os\x8c\x06system\x93\x8c\x04true\x85R.",
-    "another pickle": b"\x80\x02" + call("pickle", "loads", b"C\x01.") + b".",
-    "a name inside a module": b"\x80\x04\x8c\x05torch\x8c\x10serialization.os\x93.",
-}
-
-
-@pytest.mark.parametrize("kind", OPCODES)
-def test_no_opcode_of_pickle_does_anything(tmp_path, kind, monkeypatch):
-    for module, name in ((os, "system"), (subprocess, "Popen")):
-        monkeypatch.setattr(module, name, lambda *_: pytest.fail("the code has run"))
-    with zipfile.ZipFile(tmp_path / "zip.bin", "w") as file:  # as torch.save writes it
-        for name, part in (("data.pkl", OPCODES[kind]), ("byteorder", b"little"), ("version", b"3\n")):
-            file.writestr(f"archive/{name}", part)
-    (tmp_path / "pickle.bin").write_bytes(OPCODES[kind])
-    for name in ("zip.bin", "pickle.bin"):
-        refusal(tmp_path / name)
-
-
 def test_foreign_objects_are_named(tmp_path):
     torch.save({**STATE, "args": argparse.Namespace(lr=1), "time": timedelta(1)}, tmp_path / "published.bin")
     message = refusal(tmp_path / "published.bin")
@@ -290,6 +257,7 @@ CHANGES = {
     "a weight more": lambda state: state["model"].update({float("nan"): torch.zeros(1)}),
     "another step": lambda state: state.update(step=13),
     "a code more": lambda state: state["key"].update({"x": 2}),
+    "an argument of another type": lambda state: state["args"].update(flag=1),
     "the checksum as text": lambda state: state.update(checksum=str(state["checksum"])),
     "a newer format": lambda state: state.update(format=10**30),
 }

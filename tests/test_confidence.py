@@ -89,8 +89,8 @@ def trained(tmp_path_factory):
     return folder
 
 
-def flags(folder):
-    return ["--dataset", folder / "rows.csv", *FLAGS, *words("--share-val 0.6 --save-path"), folder / "run"]
+def flags(folder, share=0.6):
+    return ["--dataset", folder / "rows.csv", *FLAGS, "--share-val", share, "--save-path", folder / "run"]
 
 
 def coded(folder, name, *more):
@@ -216,29 +216,9 @@ class TestModel:
             *(tmp_path / "report", "--device", "cpu", "--fit-confidence", "--resamples", 5),
         )
         assert code == 0 and "Confidence is not fitted:" in said and "it takes 200 (more rows" in said
-        said = run(FINETUNE, *flags_of(tmp_path), "--max-steps", 1)
+        said = run(FINETUNE, *flags(tmp_path, 0.1), "--max-steps", 1)
         assert "Confidence is not fitted:" in said and "--share-val of finetune.py" in said
         state = checkpoint.load(str(tmp_path / "run" / "last.bin"))
         assert state.get("confidence") is None
         with pytest.raises(UserError, match="its confidence was not fitted"):
             Coder.load(str(tmp_path / "run")).confidence.limit("greedy", 0.9)
-
-    @pytest.mark.parametrize(
-        "change, message",
-        [
-            ({"texts": "x"}, "'x'"),
-            ({"maps": {"topk": [1.0, 0.0]}}, "inhomogeneous"),
-            ({"maps": {"topk": [1.0, 0.0, math.nan, 0.0]}}, "not finite"),
-            ({"curves": {"topk": [[0.1, 2.0]]}}, "inhomogeneous"),
-        ],
-    )
-    def test_an_entry_that_is_not_as_it_is_written(self, trained, change, message, tmp_path):
-        state = checkpoint.load(str(trained / "run" / "last.bin"))
-        state["confidence"] = {**state["confidence"], **change}
-        checkpoint.replace(str(tmp_path / "last.bin"), state)
-        with pytest.raises(UserError, match=message):
-            Coder.load(str(tmp_path / "last.bin"))
-
-
-def flags_of(folder):
-    return ["--dataset", folder / "rows.csv", *FLAGS, "--save-path", folder / "run"]

@@ -1,6 +1,5 @@
 """Flags: from the command line, from a file, from a call, and on resume."""
 
-import argparse
 import json
 import os
 
@@ -130,15 +129,6 @@ def test_an_odd_value_of_any_flag_is_taken_or_refused_in_one_message():
                 refusals += 1
                 assert name in str(error) and len(str(error)) < 400, error
     assert refusals > 200
-
-
-def test_help_shows_each_flag_once():
-    for script in (finetune, train_mixer):
-        parser = script.get_args_parser()
-        shown = [action for action in parser._actions if action.help != argparse.SUPPRESS]
-        assert len({action.dest for action in shown}) == len(shown) > 90
-        text = parser.format_help()
-        assert all(action.help and action.option_strings[0] in text for action in shown)
 
 
 def test_what_the_run_decided_is_no_other_argument_on_resume(tmp_path):

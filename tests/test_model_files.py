@@ -281,7 +281,12 @@ TO_CODE = {
     "key: 44444": [...],
     "key": [7],
     "thresholds: default": [2.0],
-    "confidence": [{"texts": 1, "maps": {"topk": [1.0]}}],
+    "confidence": [
+        {"texts": "x"},
+        {"curves": {}, "maps": {"topk": [1.0, 0.0]}},
+        {"curves": {}, "maps": {"topk": [1.0, 0.0, math.nan, 0.0]}},
+        {"curves": {"topk": [[0.1, 2.0]]}, "maps": {"topk": [1.0, 0.0, 0.0, 0.0]}},
+    ],
     "linear_share": ["x"],
     "kind": ["ensemble"],
     "format": [2],
