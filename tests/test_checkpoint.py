@@ -13,7 +13,7 @@ from datetime import timedelta
 
 import pytest
 import torch
-from helpers import REPO, TINY, run, run_inside, write_rows
+from helpers import REPO, run_inside
 
 from histocc.predict import __main__ as predict
 from histocc.runtime import checkpoint
@@ -341,32 +341,3 @@ def test_weights_that_are_not_finite_are_not_written(tmp_path):
         assert "no longer finite" in saver(7, ["7.bin", "best.bin", "last.bin"], {})
         assert "WARNING: the checkpoint of step 7 could not be saved" in said[-1]
     assert names_in(saver.own.folder) == ["2.bin", "4.bin", "best.bin", "last.bin"]
-
-
-SLOW_DISK = """
-import sys, time
-sys.path.insert(0, {repo!r})
-import train_mixer
-from histocc.runtime import checkpoint
-
-write = checkpoint.save
-
-def slowly(*args):
-    time.sleep(9)
-    return write(*args)
-
-checkpoint.save = slowly
-sys.exit(train_mixer.main())
-"""
-
-
-@pytest.mark.processes
-@pytest.mark.full
-def test_every_checkpoint_may_take_longer_than_the_time_limit(tmp_path):
-    write_rows(tmp_path / "train.csv", 24)
-    write_rows(tmp_path / "val.csv", 6, 500)
-    (tmp_path / "slow.py").write_text(SLOW_DISK.format(repo=str(REPO)))
-    flags = ["--train-data", tmp_path / "train.csv", "--val-data", tmp_path / "val.csv", *TINY]
-    flags += ["--batch-size", 4, "--save-dir", tmp_path / "run", "--save-interval", 1, "--max-steps", 2]
-    output = run(tmp_path / "slow.py", *flags, "--timeout-minutes", 0.1, processes=2)
-    assert output.count("Saved ") == 2 and checkpoint.step_of(str(tmp_path / "run" / "last.bin")) == 2

@@ -143,7 +143,7 @@ def test_world_of_one_process(capsys):
 # ---- work that rank 0 does first, and who hangs
 
 
-def ranks_do(work, size=2):
+def ranks_do(work, size=2, minutes=0.2):
     """What `work(world)` gives on each rank, each a process here: its result, or kind and words of what it
     raises.
     """
@@ -154,7 +154,7 @@ def ranks_do(work, size=2):
         place = {"RANK": number, "LOCAL_RANK": number, "WORLD_SIZE": size, "MASTER_PORT": port}
         os.environ |= {name: str(value) for name, value in place.items()} | {"MASTER_ADDR": "127.0.0.1"}
         torch.set_num_threads(1)
-        world = init_world(device="cpu", timeout_minutes=0.2)
+        world = init_world(device="cpu", timeout_minutes=minutes)
         try:
             outcome = work(world)
         except BaseException as error:
@@ -187,6 +187,15 @@ def test_rank_0_works_alone_and_its_mistake_is_raised_on_every_rank():
     assert ranks_do(fails(Stopped())) == [(Stopped, "")] * 2
     own, other = ranks_do(fails(ZeroDivisionError("by 0")))
     assert own == (ZeroDivisionError, "by 0") and issubclass(other[0], RuntimeError)
+
+
+@pytest.mark.processes
+def test_what_rank_0_does_alone_may_take_longer_than_the_time_limit():
+    def slowly():
+        time.sleep(3.5)
+        return "done"
+
+    assert ranks_do(lambda world: world.run_on_main(slowly), minutes=0.03) == ["done"] * 2
 
 
 # ---- how a mistake ends a process

@@ -6,9 +6,10 @@ import re
 
 import pytest
 import torch
-from helpers import REPO, TINY, TRAIN_MIXER, read_logs, run, run_inside, write_rows
+from helpers import TINY, TRAIN_MIXER, read_logs, run, run_inside, write_rows
 
 import train_mixer
+from histocc.model.mixer import Seq2SeqMixerOccCANINE
 from histocc.runtime.errors import TrainingError
 from histocc.runtime.world import World
 from histocc.trainer.config import ScriptConfig
@@ -66,39 +67,26 @@ def test_two_processes(flags, tmp_path):
     ],
 )
 def test_the_advice_is_what_the_program_takes(given, advice):
-    memory = memory_advice(ScriptConfig(**given), World(size=2))
-    with pytest.raises(TrainingError, match=advice) as error, memory:
+    memory = memory_advice(ScriptConfig(**given), World(rank=1, size=2))
+    with pytest.raises(TrainingError, match=rf"\(rank 1\) .*{advice}") as error, memory:
         raise torch.OutOfMemoryError("not enough memory")
     assert error.value.said_by_all
 
 
-OUT_OF_MEMORY = """
-import os, sys
-sys.path.insert(0, {repo!r})
-import torch, train_mixer
-from histocc.model.mixer import Seq2SeqMixerOccCANINE
-forward = Seq2SeqMixerOccCANINE.forward
+def test_out_of_memory_says_what_to_type(flags, tmp_path, monkeypatch):
+    forward = Seq2SeqMixerOccCANINE.forward
 
-def small_memory(self, input_ids, *args, **kwargs):
-    if len(input_ids) > 3 and os.environ.get("RANK", "0") == "1":
-        raise torch.OutOfMemoryError("not enough memory for so many rows")
-    return forward(self, input_ids, *args, **kwargs)
+    def small_memory(self, input_ids, *rest):
+        if len(input_ids) > 3:
+            raise torch.OutOfMemoryError("not enough memory for so many rows")
+        return forward(self, input_ids, *rest)
 
-Seq2SeqMixerOccCANINE.forward = small_memory
-train_mixer.main()
-"""
-
-
-@pytest.mark.processes
-@pytest.mark.full
-def test_out_of_memory_says_what_to_type(flags, tmp_path):
-    script = tmp_path / "small.py"
-    script.write_text(OUT_OF_MEMORY.format(repo=str(REPO)))
-    output = run(script, *flags, "--batch-size", 6, processes=2, code=1)
-    assert "(rank 1) with --batch-size 6. Give --batch-size 3 --accumulate-steps 2: the total" in output
-    assert "Traceback" not in output.partition("torch/distributed/elastic")[0]  # torchrun has its own
-    run(script, *flags, "--batch-size", 3, "--accumulate-steps", 2, processes=2)
-    assert len(read_logs(tmp_path / "run")) == 8
+    monkeypatch.setattr(Seq2SeqMixerOccCANINE, "forward", small_memory)
+    code, output = run_inside(train_mixer.main, *flags, "--batch-size", 6)
+    assert code == 1 and "with --batch-size 6. Give --batch-size 3 --accumulate-steps 2: the total" in output
+    assert "Traceback" not in output
+    more = ["--batch-size", 3, "--accumulate-steps", 2]
+    assert run_inside(train_mixer.main, *flags, *more)[0] == 0 and len(read_logs(tmp_path / "run")) == 16
 
 
 @pytest.mark.processes

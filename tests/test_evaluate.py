@@ -11,7 +11,7 @@ import sys
 import numpy as np
 import pytest
 import torch
-from helpers import TINY, TITLES, TRAIN_MIXER, read_logs, run, run_inside, write_csv
+from helpers import TINY, TITLES, TRAIN_MIXER, read_logs, run, run_inside, words, write_csv
 from test_predict import CODES, make_model
 
 from histocc.evaluate import __main__ as evaluate
@@ -45,19 +45,14 @@ def trained(tmp_path_factory):
     """
     folder = tmp_path_factory.mktemp("evaluate")
     rows = [
-        (
-            f"{TITLES[i % 8][0]} of {('leeds', 'york', 'hull')[i % 3]} {i}",
-            TITLES[i % 8][1],
-            "",
-            ("en", "da")[i % 2],
-        )
-        for i in range(64)
+        (f"{title} of {('leeds', 'york', 'hull')[i % 3]} {i}", code, "", ("en", "da")[i % 2])
+        for i, (title, code) in enumerate(TITLES * 8)
     ]
-    data = {
-        name: write_csv(folder / f"{name}.csv", HEADER, given)
-        for name, given in (("train", rows), ("val", VALIDATION))
-    }
-    flags = ["--train-data", data["train"], "--val-data", data["val"], *TINY, "--language-col", "lang"]
+    train, val = (
+        write_csv(folder / "train.csv", HEADER, rows),
+        write_csv(folder / "val.csv", HEADER, VALIDATION),
+    )
+    flags = ["--train-data", train, "--val-data", val, *TINY, "--language-col", "lang"]
     flags += ["--batch-size", 16, "--encoder-dropout", 0, "--augmentation-prob", 0, "--empty-blocks", "first"]
     run(TRAIN_MIXER, *flags, "--num-epochs", 10, "--learning-rate", 2e-3, "--save-dir", folder / "first")
     model, _, state = load_model(str(folder / "first"))
@@ -307,28 +302,15 @@ class TestRefused:
 
 
 def test_a_published_model_with_a_key_of_its_own(tmp_path):
-    (tmp_path / "mixer").mkdir()
-    torch.save(
-        {"model": make_model(memory_mask=False).state_dict()}, tmp_path / "mixer" / "pytorch_model.bin"
-    )
-    (tmp_path / "mixer" / "config.json").write_text('{"num_attention_heads": 2, "num_hash_buckets": 256}')
-    key = write_csv(
-        tmp_path / "key.csv", ("system_code", "code"), [(code, i) for i, code in enumerate(CODES)]
-    )
-    data = write_csv(
-        tmp_path / "data.csv", ("occ1", "hisco_1"), [(f"smed {i}", CODES[i % 7]) for i in range(9)]
-    )
-    common = [
-        "--model",
-        tmp_path / "mixer",
-        "--data",
-        data,
-        "--target-cols",
-        "hisco_1",
-        "--formatter",
-        "hisco",
-    ]
+    folder = tmp_path / "mixer"
+    folder.mkdir()
+    torch.save({"model": make_model(memory_mask=False).state_dict()}, folder / "pytorch_model.bin")
+    (folder / "config.json").write_text('{"num_attention_heads": 2, "num_hash_buckets": 256}')
+    numbers, rows = zip(CODES, range(7)), [(f"smed {i}", CODES[i % 7]) for i in range(9)]
+    key = write_csv(tmp_path / "key.csv", ("system_code", "code"), numbers)
+    data = write_csv(tmp_path / "data.csv", ("occ1", "hisco_1"), rows)
+    common = ["--model", folder, "--data", data, *words("--target-cols hisco_1 --formatter hisco")]
     assert "and its key " in refused(*common)
     code, said = run_inside(evaluate.main, "--device", "cpu", *common, "--key", key, "--resamples", 20)
     assert code == 0, said
-    assert json.loads((tmp_path / "mixer" / "evaluation" / "report.json").read_text())["model"]["codes"] == 7
+    assert json.loads((folder / "evaluation" / "report.json").read_text())["model"]["codes"] == 7

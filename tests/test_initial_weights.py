@@ -4,18 +4,17 @@ its arguments leave it open, and that it stays so; the learning rate of the line
 
 import json
 import re
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from helpers import FINETUNE, TINY, TRAIN_MIXER, run, run_inside, words, write_csv, write_rows
+from helpers import FINETUNE, REPO, TINY, TRAIN_MIXER, run, run_inside, words, write_csv, write_rows
 
 import finetune
 from histocc import export
 from histocc.formatter import BlockyFormatter, hisco_key
 from histocc.job import build
-from histocc.job.config import CHOICES, FinetuneConfig, decide, refuse_other_arguments
+from histocc.job.config import CHOICES, FinetuneConfig, decide
 from histocc.model.loss import BEST_FIT, MEAN, ONE_TO_ONE, ROWS
 from histocc.model.mixer import Seq2SeqMixerOccCANINE, model_config
 from histocc.published import models
@@ -159,6 +158,7 @@ def test_a_run_of_ours_keeps_its_codes_too(tmp_path):
     assert torch.allclose(rows_of(second, first["key"]), rows_of(first, first["key"]), atol=1e-6)
     output = tuned(data, tmp_path / "third", *HISCO, "--formatter", "gpf", *start)
     assert "--formatter hisco --block-size 5 keeps it" in output
+    assert "new, with random weights: " in output and "unused: " in output
     assert list(last(tmp_path / "third")["key"]) == CODES
 
 
@@ -168,6 +168,7 @@ def test_what_the_published_program_shall_code_is_trained_for_it(tmp_path):
     data, out = titles(tmp_path / "data.csv"), tmp_path / "out"
     assert "Codes: 1,919" in tuned(data, out, *HISCO, *flags, "--published-target-mask")
     _, formatter, state = models.load_model(str(out))
+    assert state["thresholds"]["at_most"] == 1  # no more codes than a row has
     [reason] = export.differences(state, formatter)
     assert reason == "its encoder has another size than google/canine-s: --model-size base"
 
@@ -195,16 +196,15 @@ def test_the_published_target_mask_is_the_float_that_torch_adds():
 @pytest.mark.parametrize(
     "columns, name",
     [
-        (["OCC1950_1"], "OCC1950"),
-        (["OCC1950_1", "OCC1950_2"], "OCC1950"),
-        (["code1", "code2"], "code"),
-        (["occ1950"], "occ1950"),
-        (["icem_1", "icem_10"], "icem"),
-        (["a", "b"], "a"),
+        ("OCC1950_1", "OCC1950"),
+        ("code1 code2", "code"),
+        ("occ1950", "occ1950"),
+        ("a_1 a_10", "a"),
+        ("a b", "a"),
     ],
 )
 def test_names_of_systems(columns, name):
-    assert models.system_name(BlockyFormatter("gpf", columns)) == name
+    assert models.system_name(BlockyFormatter("gpf", words(columns))) == name
 
 
 @pytest.mark.processes
@@ -232,9 +232,12 @@ def test_a_data_set_may_be_a_folder(tmp_path):
         build.dataset_files(str(tmp_path))
 
 
+def parsed(*flags) -> FinetuneConfig:
+    return finetune.get_args_parser().parse_args(["--dataset", "x.csv", *map(str, flags)])
+
+
 def first_weights(*flags):
-    args = finetune.get_args_parser().parse_args(["--dataset", "x.csv", *map(str, flags)])
-    return build.initial_weights(args)
+    return build.initial_weights(parsed(*flags))
 
 
 def test_a_seq2seq_model_gives_the_key_of_its_system(published, tmp_path):
@@ -295,47 +298,12 @@ def test_a_general_purpose_model_is_fine_tuned_with_its_tokens(tmp_path, monkeyp
     assert list(found) == [*key, *map(str, range(101, 108))]
 
 
-class Small(torch.nn.Module):
-    """As much of a model as `load_initial_weights` looks at."""
-
-    ngrams, memory_mask = None, True
-
-    def __init__(self, codes: int):
-        super().__init__()
-        self.encoder, self.linear_decoder = torch.nn.Linear(3, 2), torch.nn.Linear(2, codes)
-
-
-@pytest.mark.parametrize(
-    "first, kept",
-    [("abcd", {"d": 3, "b": 1}), ("dxb", {"d": 0, "x": 1, "b": 2}), ("xy", {"x": 0}), ("pq", {}), ("", {})],
-)
-def test_rows_of_the_codes_that_both_keys_hold_are_kept(first, kept):
-    formatter, codes = BlockyFormatter("gpf", ["a"], 1), list("dxb")
-    torch.manual_seed(1)
-    model, other = Small(3).double(), Small(len(first) or 4)
-    before, given = ({n: t.clone() for n, t in each.state_dict().items()} for each in (model, other))
-    state = {"model": {**given, "more": torch.zeros(1)}, "key": {code: i for i, code in enumerate(first)}}
-    said, state = [], {**state, "what": "it", "formatter": None}
-    models.load_initial_weights(model, state, codes, formatter, False, said.append)
-    assert torch.equal(model.encoder.weight, given["encoder.weight"].double())
-    for i, code in enumerate(codes):
-        for name in ("linear_decoder.weight", "linear_decoder.bias"):
-            expected = given[name][kept[code]].double() if code in kept else before[name][i]
-            assert torch.equal(model.state_dict()[name][i], expected), (name, code)
-    assert any("unused: 1 tensors of more" in line for line in said)
-    assert any(f"{len(kept)} of 3 codes keep" in line for line in said) == (list(first) != codes)
-
-
 # ---- what a run does if its arguments leave it open
 
 SCRATCH = {"learning_rate": 1.5e-4, "empty_blocks": "first", "linear_loss": ROWS, "block_loss": ONE_TO_ONE}
 TRAINED = {"learning_rate": 2e-5, "empty_blocks": "all", "linear_loss": MEAN, "block_loss": BEST_FIT}
 GIVEN = {"learning_rate": 5e-4, "empty_blocks": "all", "linear_loss": MEAN, "block_loss": BEST_FIT}
 PARTS = {"encoder.x": 0, "decoder.x": 0, "linear_decoder.weight": 0}
-
-
-def parsed(*flags) -> FinetuneConfig:
-    return finetune.get_args_parser().parse_args(["--dataset", "x.csv", *map(str, flags)])
 
 
 def decided(*flags, trained=None, first=None) -> dict:
@@ -379,23 +347,12 @@ def test_what_is_resumed_or_validated_is_as_it_was_started():
     assert decided(trained={}) == TRAINED  # published weights do not say
 
 
-def test_a_run_is_not_resumed_with_others():
-    given = parsed("--linear-loss", "rows", "--ngrams", "6", "--learning-rate", 2.0)
-    state = {
-        "args": {**TRAINED, "num_epochs": 1, "learning_rate": 1.0, "ngrams": "none"},
-        "position": {"steps_per_epoch": 10},
-        "config": {"memory_mask": True, "target_mask": True, "text": "as-is"},
-    }
-    with pytest.raises(UserError) as refused:
-        refuse_other_arguments(given, state)
-    said = str(refused.value)
-    assert "--linear-loss was 'mean', now it is 'rows'" in said
-    assert "--learning-rate was 1.0, now it is 2.0" in said
-    assert "--ngrams was 'none', now it is '6'" in said and "--block-loss" not in said
-    refuse_other_arguments(parsed("--num-epochs", 3, "--ngrams", "none"), state)  # with nothing given
-    state["args"]["ngrams"] = "6"
-    with pytest.raises(UserError, match="--ngrams was '6', now it is 'auto'"):
-        refuse_other_arguments(parsed("--num-epochs", 3), state)
+def test_of_own_and_published_files(published):
+    """A published one says nothing, an own one all but the rate, which belongs to a schedule."""
+    own = REPO / "tests" / "data" / "run_of_2026.bin"
+    for file, values in ((published, TRAINED), (own, {**SCRATCH, "learning_rate": 2e-5})):
+        start = ["--initial-checkpoint", file]
+        assert decided(*start, first=first_weights(*start)) == values
 
 
 def test_the_loss_is_the_one_that_was_decided():
@@ -403,40 +360,6 @@ def test_the_loss_is_the_one_that_was_decided():
     sequence, linear = made.loss_fn_seq2seq, made.loss_fn_linear
     assert (sequence.empty_blocks, sequence.matching, linear.kind) == ("first", ONE_TO_ONE, ROWS)
     assert made.seq2seq_weight == 0.25
-
-
-def test_of_own_and_published_files(tmp_path):
-    """What the files themselves say: a published one nothing, an own one all but the rate, which belongs
-    to a schedule."""
-    formatter = BlockyFormatter("hisco")
-    model = Seq2SeqMixerOccCANINE(formatter.num_classes, 1919, config=model_config("tiny"))
-    torch.save({"model": model.state_dict()}, tmp_path / "published.bin")
-    config = {**model.config.to_dict(), "max_len": 128, "memory_mask": True, "target_mask": True}
-    own = {
-        "model": model.state_dict(),
-        "format": 1,
-        "config": {**config, "decoder_dim_feedforward": 128, "text": "as-is"},
-        "formatter": formatter.to_dict(),
-        "system": "hisco",
-        "languages": ["en", "unk"],
-        "key": {code: i for i, code in enumerate(hisco_key())},
-        "args": {**SCRATCH, "num_epochs": 3},
-        "kept_codes": 0,
-    }
-    torch.save(own, tmp_path / "own.bin")
-    for name, values in {"published": TRAINED, "own": {**SCRATCH, "learning_rate": 2e-5}}.items():
-        given = parsed("--initial-checkpoint", tmp_path / f"{name}.bin")
-        found = decide(given, None, build.initial_weights(given)).values()
-        assert {dest: found[dest] for dest in CHOICES} == values, name
-
-
-@pytest.mark.parametrize("codes_per_row, expected", [({"1": 9}, 1), ({"1": 9, "3": 1}, 3)])
-def test_no_more_codes_count_than_a_row_has(codes_per_row, expected):
-    data = SimpleNamespace(report={"codes_per_row": codes_per_row}, codes=[], languages=[])
-    data.kept_codes = data.hisco_numbers = 0
-    args, config = decide(parsed()), {"ngrams": None}
-    found = build.checkpoint_entries(args, BlockyFormatter("hisco"), data, config)
-    assert found["thresholds"]["at_most"] == expected and "linear_share" not in found
 
 
 # ---- the linear decoder

@@ -108,7 +108,13 @@ def run_state(steps: int) -> dict:
             "kept_codes": 0,
             "hisco_numbers": False,
             "rng": {"seed": 42, "threads": 1, "processes": 1},
-            "thresholds": {"default": 0.3, "by_language": {"da": 0.25}, "source": "fitted"},
+            "thresholds": {
+                "default": 0.3,
+                "by_language": {"da": 0.25},
+                "source": "fitted",
+                "at_least_one": True,
+            },
+            "linear_share": 0.7,
             "position": {
                 "fingerprint": "abc",
                 "launchers": [""],
@@ -163,7 +169,11 @@ def codes(file) -> list:
 
 def test_they_code(forms):
     assert all(any(text.codes for text in decoder) for _, answers in forms.values() for decoder in answers)
-    assert forms["run"][1] == forms["exported published"][1] == forms["exported safetensors"][1]
+    run, *exported = [name for name in forms if "export" in name or name == "run"]
+    for coder in (Coder.load(str(forms[name][0])) for name in (run, *exported)):
+        assert coder.linear_share == 0.7 and coder.thresholds.at_least_one
+        assert coder.thresholds.by_language == {"da": 0.25}
+    assert all(forms[name][1] == forms[run][1] for name in exported) and len(exported) == 2
 
 
 # ---- with our checksum: the same codes, or one message

@@ -7,15 +7,8 @@ import json
 import numpy as np
 import pytest
 import torch
-from helpers import (
-    TINY,
-    greatest_difference,
-    read_logs,
-    run,
-    run_inside,
-    write_csv,
-    write_rows,
-)
+from helpers import TINY, greatest_difference, read_logs, run, run_inside, write_csv, write_rows
+from test_initial_weights import published  # noqa: F401
 
 import train_mixer
 from histocc import export
@@ -154,6 +147,7 @@ def runs(files, script, tmp_path_factory):
 def test_a_resumed_run_is_bitwise_equal_and_not_fitted_again(runs):
     whole, parts = (load(runs[0] / name / "last.bin") for name in ("whole", "parts"))
     assert whole["step"] == parts["step"] == 9 and same(whole["model"], parts["model"])
+    assert whole["thresholds"]["at_most"] == 2  # no more codes than a row has
     moments = parts["optimizer"]["state"]
     assert all(same(values, moments[i]) for i, values in whole["optimizer"]["state"].items())
     assert "Resuming from step 4" in runs[1] and "Fitting" not in runs[1]
@@ -227,16 +221,6 @@ def test_fewer_than_the_initial_weights_have_are_refused(runs, tmp_path, asked):
     code, said = run_inside(train_mixer.main, *runs[2], *flags)
     assert code == 2 and f"--ngrams {asked}: the initial weights have" in said and "--only-encoder" in said
     assert "Traceback" not in said and not list(tmp_path.glob("*.bin"))
-
-
-@pytest.fixture(scope="module")
-def published(tmp_path_factory):
-    """A file as the published HISCO models are: 1,919 outputs and no key."""
-    torch.manual_seed(1)
-    model = Seq2SeqMixerOccCANINE(BlockyFormatter("hisco").num_classes, 1919, config=model_config("tiny"))
-    path = tmp_path_factory.mktemp("published") / "hisco.bin"
-    torch.save({"model": model.state_dict(), "step": 1}, path)
-    return path
 
 
 @pytest.mark.full

@@ -2,34 +2,21 @@
 stand for two nodes.
 """
 
-import contextlib
 import os
-import socket
 import subprocess
 import sys
 
 import pytest
 import torch
-from helpers import TINY, TRAIN_MIXER, environment, run, write_rows
+from helpers import TINY, TRAIN_MIXER, environment, free_port, run, words, write_rows
 
 pytestmark = pytest.mark.processes
 
 
 def run_on_nodes(folders, *args, code):
     """Starts the script by torchrun in each folder, as on separate nodes; returns the outputs."""
-    with contextlib.closing(socket.socket()) as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    launch = [
-        sys.executable,
-        "-W",
-        "ignore",
-        "-m",
-        "torch.distributed.run",
-        "--nnodes=2",
-        "--nproc-per-node=1",
-    ]
-    launch += ["--master-addr=127.0.0.1", f"--master-port={port}"]
+    launch = [sys.executable, *words("-W ignore -m torch.distributed.run --nnodes=2 --nproc-per-node=1")]
+    launch += ["--master-addr=127.0.0.1", f"--master-port={free_port()}"]
     options = {"env": environment(), "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     script = [str(TRAIN_MIXER), "--distributed", *map(str, args)]
     nodes = [
