@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from test_predict import SMALL
 from torch import nn
 
 from histocc.formatter import BOS_IDX, EOS_IDX, PAD_IDX
@@ -14,13 +15,6 @@ from histocc.model.mixer import MODEL_SIZES, Seq2SeqMixerOccCANINE, model_config
 
 VOCAB, WIDTH, BLOCK, CODES = 9, 64, 3, 4
 SIZES = {"max_codes": CODES, "block_size": BLOCK}
-SMALL = {
-    "hidden_size": 64,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 2,
-    "intermediate_size": 128,
-    "num_hash_buckets": 256,
-}
 
 
 @pytest.fixture

@@ -1,8 +1,6 @@
-"""The commands of README.md, MULTI_GPU_TRAINING.md and docs/ are run as they stand there, on a small file,
-with small sizes put behind them; and the notebook, and the page of the benchmarks.
-
-Those that end soon are run always; --all runs all of them, page by page, in the order in which they stand.
-Links lead somewhere, and the flags that a page names are there.
+"""The commands of README.md, MULTI_GPU_TRAINING.md and docs/ are run as they stand there, page by page, on a
+small file, with small sizes put behind them; and the notebook, and the page of the benchmarks. Links lead
+somewhere, and the flags that a page names are there.
 """
 
 import functools
@@ -29,7 +27,6 @@ TRAINING = (
 )
 # in test_launchers, and the installation by .ci/run
 ELSEWHERE = ("tests/run", "pip install", "./launch_training.sh\n")
-SHORT = ("python -m histocc.sample", "python examples/train_from_config.py")
 SCRIPTS = [f"examples.{name}" for name in ("train_from_config", "train_llada", "train_prs_med")]
 OF_OTHERS = {"--array", "--max-restarts", "--print-only"}
 NOTEBOOK = REPO / "docs" / "tour.ipynb"
@@ -134,20 +131,6 @@ def test_every_promise_has_its_tests():
             found = re.search(rf"((?:^ *@.*\n)*) *def {name}\(", text_of(f"tests/{file}"), re.M)
             assert found, f"{test}: there is no such test"
             assert test == full or "mark.full" not in found[1], f"{test} is left to --all"
-
-
-@pytest.mark.processes
-def test_short_commands_run(place):
-    lines = [
-        each
-        for page in PAGES
-        for number, _, block in blocks(page, "bash")
-        for each in commands_of(number, block)
-    ]
-    short = [line for _, line in lines if line.startswith(SHORT)]
-    assert len(short) > 2
-    for line in short:
-        check(place, "a page", line)
 
 
 @pytest.mark.processes

@@ -22,18 +22,14 @@ from histocc.runtime import checkpoint
 from histocc.runtime.files import OwnFiles
 from histocc.text import encode
 
-
-def ngrams_of(texts: list[str]) -> torch.Tensor:
-    """Their hashes, int64, increasing."""
-    hashes, there, _ = hash_ngrams(torch.from_numpy(encode(texts, ["en"] * len(texts))[0]))
-    return hashes[there].unique()
-
-
 TEXTS = [
     f"{name} {'of the parish' * (i % 3 == 0)} {i}"
     for i, name in enumerate(["smed", "farmer", "huusmand", "clerk"] * 15)
 ]
-HASHES = ngrams_of(TEXTS)
+ENGLISH = ["en"] * len(TEXTS)
+IDS, MASK = map(torch.from_numpy, encode(TEXTS, ENGLISH))
+FOUND, THERE, _ = hash_ngrams(IDS)
+HASHES = FOUND[THERE].unique()
 LIMIT = 0.9  # threshold of the linear decoder: none to several codes
 NGRAMS = {"rows": len(HASHES), "width": 16}
 
@@ -41,9 +37,8 @@ NGRAMS = {"rows": len(HASHES), "width": 16}
 def make_model(formatter, codes: int, ngrams: dict | None = None) -> Seq2SeqMixerOccCANINE:
     """Both decoders have opinions, and not the same."""
     torch.manual_seed(5)
-    model = Seq2SeqMixerOccCANINE(
-        formatter.num_classes, codes, config=model_config("tiny", **SMALL), ngrams=ngrams
-    )
+    config = model_config("tiny", **SMALL)
+    model = Seq2SeqMixerOccCANINE(formatter.num_classes, codes, config=config, ngrams=ngrams)
     with torch.no_grad():
         model.decoder.head.weight.mul_(3)
         model.linear_decoder.weight.mul_(8)
@@ -74,9 +69,8 @@ class TestSearch:
         ids, mask = inputs(model)
         expected = mixture(model, ids, mask, codes, formatter, share)
         alone = CodeSearch(model, CodeTrie(codes, formatter)).full(ids, mask)
-        assert (
-            expected.exp() - alone / alone.sum(1, keepdim=True)
-        ).abs().max() > 0.05  # or this shows nothing
+        # or this shows nothing
+        assert (expected.exp() - alone / alone.sum(1, keepdim=True)).abs().max() > 0.05
         one = CodeSearch(model, CodeTrie(codes, formatter), share)
         found = one.full(ids, mask)
         assert found.dtype == torch.float64 and (found.sum(1) - 1).abs().max() < 1e-12
@@ -89,9 +83,8 @@ class TestSearch:
         among = torch.zeros_like(expected, dtype=torch.bool)
         among.scatter_(1, logits.topk(min(search.CANDIDATES, len(codes))).indices, True)
         best, order = expected.masked_fill(~among, -math.inf).topk(numbers.shape[1])
-        assert (
-            torch.equal(numbers, order) and (scores.log_softmax(1) - best.log_softmax(1)).abs().max() < 1e-9
-        )
+        assert torch.equal(numbers, order)
+        assert (scores.log_softmax(1) - best.log_softmax(1)).abs().max() < 1e-9
 
     @pytest.mark.parametrize("most_opened", [0, 8, 10**9])  # never, sometimes and always by way of all codes
     @pytest.mark.parametrize("share", [0.2, 0.7])
@@ -106,7 +99,7 @@ class TestSearch:
         with torch.no_grad():
             model.decoder.head.weight.mul_(10)
             model.linear_decoder.weight.mul_(2)
-        ids, mask = (torch.from_numpy(array) for array in encode(TEXTS[:20], ["en"] * 20))
+        ids, mask = IDS[:20], MASK[:20]
         for dtype, tolerance in ((torch.float32, 2e-4), (torch.float64, 1e-10)):
             model.to(dtype)
             one = CodeSearch(model, CodeTrie(codes, hisco_blocky5()), share)
@@ -153,35 +146,25 @@ class TestCoding:
     def test_with_a_share(self, model, tmp_path):
         folder = saved(tmp_path / "run", model, linear_share=0.7)
         coder, without = Coder.load(str(folder)), Coder.load(str(saved(tmp_path / "without", model)))
-        ids, mask = (torch.from_numpy(array) for array in encode(TEXTS, ["en"] * len(TEXTS)))
-        expected = mixture(model, ids, mask, HISCO, hisco_blocky5(), 0.7).exp()
+        expected = mixture(model, IDS, MASK, HISCO, hisco_blocky5(), 0.7).exp()
+        best = [[HISCO[i] for i in row] for row in expected.topk(3).indices.tolist()]
         for decoder in ("full", "topk"):
-            found = coder.code(TEXTS, ["en"] * len(TEXTS), decoder, 3)
-            assert [one.codes for one in found] == [
-                [HISCO[i] for i in row] for row in expected.topk(3).indices.tolist()
-            ]
+            found = coder.code(TEXTS, ENGLISH, decoder, 3)
+            assert [one.codes for one in found] == best
             probs = np.array([one.probs for one in found])
             assert np.abs(probs - expected.topk(3).values.numpy()).max() < 1e-4
             assert [one.conf for one in found] == probs[:, 0].tolist()
-            alone = without.code(TEXTS, ["en"] * len(TEXTS), decoder, 3)
+            alone = without.code(TEXTS, ENGLISH, decoder, 3)
             assert sum(one.codes != other.codes for one, other in zip(found, alone)) > 10
-        assert np.allclose(coder.probabilities(TEXTS, ["en"] * len(TEXTS), "full"), expected, atol=1e-5)
-        assert coder.embeddings(TEXTS, ["en"] * len(TEXTS)).shape == (len(TEXTS), SMALL["hidden_size"])
+        assert np.allclose(coder.probabilities(TEXTS, ENGLISH, "full"), expected, atol=1e-5)
+        assert coder.embeddings(TEXTS, ENGLISH).shape == (len(TEXTS), SMALL["hidden_size"])
         for decoder in ("greedy", "flat"):  # neither ranks the codes of the key
-            assert coder.code(TEXTS, ["en"] * len(TEXTS), decoder) == without.code(
-                TEXTS, ["en"] * len(TEXTS), decoder
-            )
+            assert coder.code(TEXTS, ENGLISH, decoder) == without.code(TEXTS, ENGLISH, decoder)
 
     def test_at_least_one(self, model, tmp_path):
         table = {"default": LIMIT, "by_language": {"da": 1.0}, "source": "fitted"}
-        folders = [
-            saved(
-                tmp_path / str(always),
-                model,
-                thresholds={**table, **({"at_least_one": True} if always else {})},
-            )
-            for always in (False, True)
-        ]
+        always = {**table, "at_least_one": True}
+        folders = [saved(tmp_path / str(len(each)), model, thresholds=each) for each in (table, always)]
         languages = ["en", "da"] * (len(TEXTS) // 2)
         without, coded = (Coder.load(str(folder)).code(TEXTS, languages, "flat", 4) for folder in folders)
         best = Coder.load(str(folders[0])).code(TEXTS, languages, "flat", 1, threshold=0.0)
@@ -194,24 +177,21 @@ class TestCoding:
             assert one.conf == pytest.approx(np.where(on, row, 1 - row).prod(), rel=1e-3)
         given = Coder.load(str(folders[1])).code(TEXTS, languages, "flat", 4, threshold=0.9999999)
         assert min(len(one.codes) for one in given) == 1  # a given threshold is for further ones
-        assert "others 0.9 (fitted), and in any case the most probable code" in str(
-            Coder.load(str(folders[1])).thresholds
-        )
+        said = str(Coder.load(str(folders[1])).thresholds)
+        assert "others 0.9 (fitted), and in any case the most probable code" in said
 
 
 def log_probs(model) -> tuple[np.ndarray, np.ndarray]:
     """Of TEXTS, by either decoder."""
-    ids, mask = (torch.from_numpy(array) for array in encode(TEXTS, ["en"] * len(TEXTS)))
-    return tuple(
-        found.double().numpy()
-        for found in CodeSearch(model, CodeTrie(HISCO, hisco_blocky5())).log_probs(ids, mask)
-    )
+    one = CodeSearch(model, CodeTrie(HISCO, hisco_blocky5()))
+    return tuple(found.double().numpy() for found in one.log_probs(IDS, MASK))
 
 
 @pytest.fixture(scope="module")
 def rows(model) -> list[tuple[str, str, str]]:
     """Every second text has the code that both decoders rank first with the share 0.7, others what one of
-    them does, or two codes; some texts stand twice."""
+    them does, or two codes; some texts stand twice.
+    """
     written, linear = log_probs(model)
     best = [((1 - share) * written + share * linear).argsort(1)[:, ::-1] for share in (0.7, 0.0, 1.0)]
     rows = []
@@ -260,9 +240,8 @@ def by_hand(model, rows) -> list[bool]:
 
 
 def model_sigmoid(model) -> np.ndarray:
-    ids, mask = (torch.from_numpy(array) for array in encode(TEXTS, ["en"] * len(TEXTS)))
     with torch.no_grad():
-        return model.classify(model.encode(ids, mask)[1]).sigmoid().numpy()
+        return model.classify(model.encode(IDS, MASK)[1]).sigmoid().numpy()
 
 
 class TestEvaluation:

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from helpers import mutations
+from helpers import all_tests, mutations
 
 from histocc import export
 from histocc.formatter import PAD_IDX, BlockyFormatter
@@ -26,7 +26,7 @@ from histocc.runtime.files import OwnFiles
 from histocc.runtime.world import World
 from histocc.trainer import loop, script
 
-MUTATIONS = mutations(10 / 3)  # of each form: 500 files by default
+MUTATIONS = mutations(10 / 3 if all_tests() else 1)  # of each form
 LONGEST = 10.0  # seconds of CPU time for one file
 SIZES = {
     "hidden_size": 32,

@@ -310,7 +310,7 @@ def alone(table, folder, *more):
     return [*data, "--target-cols", "hisco_1", "hisco_2", *size, "--device", "cpu", *more]
 
 
-@pytest.mark.processes
+@pytest.mark.full
 def test_runs_of_ngrams_alone(table, tmp_path):
     """They learn, are resumed, and code; the same on two processes."""
     exact = ["--float64", "--dropout", 0, "--ngram-dropout", 0]

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 import torch
 from helpers import write_csv
-from preparing import settings_for
+from preparing import HEADER, quiet, settings_for
 
-from histocc.data import prepare as preparing
 from histocc.data.arrays import PreparedData
+from histocc.data.prepare import prepare
 from histocc.formatter import make_formatter
 from histocc.job import build
 from histocc.model.mixer import Seq2SeqMixerOccCANINE, model_config
@@ -133,10 +133,8 @@ class TestVectors:
         assert torch.allclose(text, expected, rtol=0, atol=1e-12) and expected[:10].norm(dim=1).min() > 0.1
         assert torch.equal(ngrams.text(encoded(TEXTS)), text)
         wide_text, wide = ngrams(encoded(TEXTS, width=128))
-        length = memory.shape[1]
-        assert torch.allclose(wide_text, text, atol=1e-12) and torch.allclose(
-            wide[:, :length], memory, atol=1e-12
-        )
+        assert torch.allclose(wide_text, text, atol=1e-12)
+        assert torch.allclose(wide[:, : memory.shape[1]], memory, atol=1e-12)
         assert torch.allclose(memory[:, 0] - memory[:, 1], ngrams.text_to_memory(text))
         _, farm = ngrams(encoded(["farm servant"]))
         # a blank belongs to the word after it: windows that end with one are of the word before it
@@ -206,17 +204,10 @@ def data(tmp_path_factory) -> PreparedData:
         for i in range(60)
         for name in ("Farmer", "wine  merchant", "væver")
     ]
-    rows += [
-        ("FARMER nr 1", "61110", ""),
-        ("farmer  nr 1", "61110", ""),
-        ("væver nr 0", "61110", "41025"),
-        ("væver nr 0", "41025", "61110"),
-        ("y", "61110", ""),
-    ]
-    source = write_csv(folder / "data.csv", ("occ1", "hisco_1", "hisco_2"), rows)
-    return PreparedData.open(
-        preparing.prepare(settings_for(source, cols=("hisco_1", "hisco_2")), str(folder), lambda *_: None)
-    )
+    rows += [(text, "61110", "") for text in ("FARMER nr 1", "farmer  nr 1", "y")]
+    rows += [("væver nr 0", "61110", "41025"), ("væver nr 0", "41025", "61110")]
+    source = write_csv(folder / "data.csv", HEADER, rows)
+    return PreparedData.open(prepare(settings_for(source, cols=HEADER[1:]), str(folder), quiet))
 
 
 def texts_of(data: PreparedData) -> list[str]:
@@ -238,11 +229,8 @@ class TestCounts:
     def test_the_most_frequent_are_kept_with_their_inverse_document_frequencies(self, data, most):
         counts, texts = frequencies(data)
         hashes, idf = build.count_ngrams(data, 128, most)
-        assert (
-            len(hashes) == min(most, len(counts))
-            and (np.diff(hashes) > 0).all()
-            and texts < len(data.train) / 2
-        )
+        assert len(hashes) == min(most, len(counts)) and (np.diff(hashes) > 0).all()
+        assert texts < len(data.train) / 2
         assert sorted(map(counts.get, hashes.tolist())) == sorted(counts.values())[-most:]
         expected = [math.log((1 + texts) / (1 + counts[value])) + 1 for value in hashes.tolist()]
         assert idf.dtype == np.float32 and idf.tolist() == pytest.approx(expected, rel=1e-6)
