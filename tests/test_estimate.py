@@ -76,10 +76,10 @@ def test_the_advice_is_what_the_program_takes(given, advice):
 def test_out_of_memory_says_what_to_type(flags, tmp_path, monkeypatch):
     forward = Seq2SeqMixerOccCANINE.forward
 
-    def small_memory(self, input_ids, *rest):
+    def small_memory(self, input_ids, *rest, **more):
         if len(input_ids) > 3:
             raise torch.OutOfMemoryError("not enough memory for so many rows")
-        return forward(self, input_ids, *rest)
+        return forward(self, input_ids, *rest, **more)
 
     monkeypatch.setattr(Seq2SeqMixerOccCANINE, "forward", small_memory)
     code, output = run_inside(train_mixer.main, *flags, "--batch-size", 6)

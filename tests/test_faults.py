@@ -15,7 +15,6 @@ import pytest
 import torch
 from helpers import (
     TINY,
-    TITLES,
     TRAIN_MIXER,
     command,
     environment,
@@ -24,7 +23,6 @@ from helpers import (
     run,
     start_forked,
     wait_until_handled,
-    write_csv,
     write_rows,
 )
 
@@ -303,11 +301,7 @@ def test_going_on_with_another_number_of_processes(folder):
 def test_a_stop_before_the_first_step_leaves_nothing(folder, moment):
     job = Job(folder / moment)
     if moment == "data are prepared":
-        rows = [(f"{text} {i}", code) for i in range(40_000) for text, code in TITLES]
-        job.flags[1] = write_csv(folder / "many.csv", ("occ1", "hisco_1"), rows)
-        job.flags += ["--target-cols", "hisco_1"]
-        job.flags.remove("--language-col")
-        job.flags.remove("lang")
+        job.flags[1] = write_rows(folder / "many.csv", 320_000)
     process = job.start()
     if moment == "data are prepared":
         job.wait_for(process, "Preparing data")

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from helpers import run_inside, write_csv
+from test_predict import save_model
 from test_search import HISCO, KEYS, SMALL, inputs, plain
 
 from histocc.evaluate import __main__ as evaluate
@@ -18,8 +19,6 @@ from histocc.model.ngrams import hash_ngrams
 from histocc.model.search import CANDIDATES, CodeSearch, CodeTrie
 from histocc.predict.coder import Coder
 from histocc.published import models
-from histocc.runtime import checkpoint
-from histocc.runtime.files import OwnFiles
 from histocc.text import encode
 
 TEXTS = [
@@ -109,31 +108,9 @@ class TestSearch:
             assert torch.equal(numbers, order) and ((found - best) / best).abs().max() < tolerance
 
 
-def state_of(made, **more) -> dict:
-    config = {**made.config.to_dict(), "max_len": 128, "decoder_dim_feedforward": 64}
-    config |= {"memory_mask": True, "target_mask": True, "text": "as-is"}
-    if made.ngrams:
-        config["ngrams"] = NGRAMS
-    return {
-        "model": made.state_dict(),
-        "config": config,
-        "formatter": hisco_blocky5().to_dict(),
-        "key": {code: i for i, code in enumerate(HISCO)},
-        "system": "hisco",
-        "languages": ["unk", "en", "da"],
-        "format": checkpoint.FORMAT,
-        "kept_codes": 0,
-        "args": {"target_cols": ["hisco_1", "hisco_2"]},
-        "rng": {},
-        "position": {},
-        "step": 1,
-        **more,
-    }
-
-
 def saved(folder, made, **more):
-    folder.mkdir(exist_ok=True)
-    checkpoint.save(OwnFiles(str(folder)), ["last.bin"], state_of(made, **more))
+    more |= {"model": made.state_dict(), "args": {"target_cols": ["hisco_1", "hisco_2"]}}
+    save_model(folder, hisco_blocky5(), HISCO, NGRAMS, **more)
     return folder
 
 

@@ -17,6 +17,7 @@ from helpers import all_tests, mutations
 from histocc import export
 from histocc.formatter import PAD_IDX, BlockyFormatter
 from histocc.model.canine import CanineConfig
+from histocc.model.confidence import Thresholds
 from histocc.predict.coder import Coder
 from histocc.published import formats, models
 from histocc.runtime import checkpoint
@@ -25,26 +26,15 @@ from histocc.runtime.errors import UserError
 from histocc.runtime.files import OwnFiles
 from histocc.runtime.world import World
 from histocc.trainer import loop, script
+from histocc.trainer.schedule import make_optimizer
 
 MUTATIONS = mutations(10 / 3 if all_tests() else 1)  # of each form
 LONGEST = 10.0  # seconds of CPU time for one file
-SIZES = {
-    "hidden_size": 32,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 2,
-    "intermediate_size": 48,
-    "num_hash_buckets": 64,
-    "max_position_embeddings": 64,
-    "type_vocab_size": 2,
-}
-CONFIG = {
-    **CanineConfig(**SIZES).to_dict(),
-    "max_len": 32,
-    "memory_mask": True,
-    "target_mask": True,
-    "decoder_dim_feedforward": 40,
-    "text": "as-is",
-}
+SIZES = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 48}
+SIZES |= {"num_hash_buckets": 64, "max_position_embeddings": 64, "type_vocab_size": 2}
+CONFIG = {**CanineConfig(**SIZES).to_dict(), "max_len": 32, "decoder_dim_feedforward": 40}
+CONFIG |= {"memory_mask": True, "target_mask": True, "text": "as-is"}
+THRESHOLDS = {"default": 0.3, "by_language": {"da": 0.25}, "source": "fitted", "at_least_one": True}
 CODES = ["-1", "22222", "22233", "33333", "44444"]
 FORMATTER = BlockyFormatter("hisco", ["hisco_1", "hisco_2"])
 TEXTS, LANGUAGES = ["smed", "wine merchant", "x" * 40], ["da", "en", "se"]
@@ -65,19 +55,7 @@ def trained():
     """(model, optimizer) as a run makes them."""
     model = make_model()
     model.encoder.char_embeddings.train_rows_of(torch.arange(97, 110), CONFIG["max_len"])
-    rest = [
-        p
-        for name, p in model.named_parameters()
-        if p.requires_grad and not name.startswith("linear_decoder.")
-    ]
-    optimizer = torch.optim.AdamW(
-        [{"params": rest}, {"params": list(model.linear_decoder.parameters()), "lr": 3e-3}],
-        lr=1e-3,
-        fused=True,
-    )
-    for group in optimizer.param_groups:
-        group["initial_lr"] = group["lr"]
-    return model, optimizer
+    return model, make_optimizer(model, 0.01, 1e-3, (["linear_decoder.weight", "linear_decoder.bias"], 3.0))
 
 
 def take_steps(optimizer, steps: int) -> None:
@@ -91,6 +69,8 @@ def take_steps(optimizer, steps: int) -> None:
 def run_state(steps: int) -> dict:
     model, optimizer = trained()
     take_steps(optimizer, steps)
+    position = {"fingerprint": "abc", "launchers": [""], "run": "r", "samples": 8 * steps, "grad_norm": 2.0}
+    position |= {"sums": [{"loss": 1.5}], "best_val_loss": 2.5, "bad_steps": 0, "bad_validations": 0}
     return checkpoint.to_cpu(
         {
             "model": dict(model.state_dict()),
@@ -108,26 +88,9 @@ def run_state(steps: int) -> dict:
             "kept_codes": 0,
             "hisco_numbers": False,
             "rng": {"seed": 42, "threads": 1, "processes": 1},
-            "thresholds": {
-                "default": 0.3,
-                "by_language": {"da": 0.25},
-                "source": "fitted",
-                "at_least_one": True,
-            },
+            "thresholds": THRESHOLDS,
             "linear_share": 0.7,
-            "position": {
-                "fingerprint": "abc",
-                "launchers": [""],
-                "run": "r",
-                "samples": 8 * steps,
-                "sums": [{"loss": 1.5}],
-                "grad_norm": 2.0,
-                "best_val_loss": 2.5,
-                "bad_steps": 0,
-                "bad_validations": 0,
-                "finite_step": None,
-                "unfinished": False,
-            },
+            "position": {**position, "finite_step": None, "unfinished": False},
         }
     )
 
@@ -169,11 +132,10 @@ def codes(file) -> list:
 
 def test_they_code(forms):
     assert all(any(text.codes for text in decoder) for _, answers in forms.values() for decoder in answers)
-    run, *exported = [name for name in forms if "export" in name or name == "run"]
-    for coder in (Coder.load(str(forms[name][0])) for name in (run, *exported)):
-        assert coder.linear_share == 0.7 and coder.thresholds.at_least_one
-        assert coder.thresholds.by_language == {"da": 0.25}
-    assert all(forms[name][1] == forms[run][1] for name in exported) and len(exported) == 2
+    for name in ("run", "exported published", "exported safetensors"):
+        assert forms[name][1] == forms["run"][1], name
+        coder = Coder.load(str(forms[name][0]))
+        assert coder.linear_share == 0.7 and coder.thresholds == Thresholds.of({"thresholds": THRESHOLDS})
 
 
 # ---- with our checksum: the same codes, or one message
@@ -397,8 +359,6 @@ def test_a_model_without_one_of_its_decoders(forms, tmp_path, kind, lacks, decod
         ("config.json", "[]", "expected a dict"),
         ("config.json", "{", "JSONDecodeError"),
         ("config.json", '{"layer_norm_eps": NaN}', "layer_norm_eps: found nan"),
-        ("config.json", '{"layer_norm_eps": 1e999}', "layer_norm_eps: found inf"),
-        ("config.json", '{"hidden_act": ["gelu"]}', "hidden_act: found ['gelu']"),
         ("config.json", "[" * 100_000, "RecursionError"),
         ("config.json", b'{"\xff": 1}', "UnicodeDecodeError"),
         ("config.json", None, "is a pipe"),
