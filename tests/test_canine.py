@@ -85,6 +85,7 @@ def test_tiny_equals_reference_with_least_padding(tiny_pair, max_len, characters
         assert difference(*tiny_pair, *batch(lengths, width), reference_width=max_len) <= TOLERANCE, width
 
 
+@pytest.mark.full
 def test_base_width_equals_reference():
     pair = make_pair(BASE)
     assert difference(*pair, *batch([1, 3, 61, 126, 128], 128)) <= TOLERANCE
@@ -158,7 +159,7 @@ def test_impossible_inputs_are_errors(tiny):
 # ---- groups of rows
 
 
-def texts(rows=64, seed=0, longest=60):
+def texts(rows, seed=0, longest=60):
     """(ids, mask, target) of random texts with one or two codes."""
     draw, generator = random.Random(seed), torch.Generator().manual_seed(seed)
     lines = ["x" * draw.randint(1, longest) for _ in range(rows)]
@@ -190,7 +191,7 @@ def test_a_batch_in_groups_is_that_of_full_width(ngrams, encoder, longest):
     model = Seq2SeqMixerOccCANINE(classes, 30, config=config, encoder=encoder, ngrams=ngrams).double()
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.1)
-    ids, mask, target = texts(longest=longest)
+    ids, mask, target = texts(rows=36, longest=longest)
     assert width_groups(mask) is not None
     fast = results(model, ids, mask, target[:, :-1])
     model.in_groups = False
