@@ -29,6 +29,7 @@ TITLES = [
     ("carpenter", "95410"),
     ("tailor", "79100"),
 ]
+PIPED = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "cwd": REPO}
 OF_LAUNCHERS = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
 
 
@@ -91,15 +92,8 @@ def run(script, *args, processes=None, launcher=None, code=0, timeout=240, **env
     and its exit code counts; `env` takes a fresh process, too.
     """
     if env or launcher:
-        done = subprocess.run(
-            command(script, *args, processes=processes, launcher=launcher or "run"),
-            env=environment(**env),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            timeout=timeout,
-            cwd=REPO,
-        )
+        line = command(script, *args, processes=processes, launcher=launcher or "run")
+        done = subprocess.run(line, env=environment(**env), timeout=timeout, **PIPED)
         ended, output = done.returncode, done.stdout
     else:
         more = ["--distributed"] if processes else []

@@ -27,7 +27,7 @@ def settings_for(train, *, kind="hisco", cols=("hisco_1",), block_size=5, allow_
 
 
 class Result:
-    """A prepared folder, read back as plain Python."""
+    """A prepared folder, read back as plain Python; the counts of its report add up."""
 
     def __init__(self, folder: str):
         self.folder = Path(folder)
@@ -35,6 +35,10 @@ class Result:
         self.codes, self.report = self.data.codes, self.data.report
         self.train, self.val = (list(self.rows(part)) for part in (self.data.train, self.data.val))
         self.rejected = self.table("rejected_rows.csv")[1:]
+        report, kept = self.report, len(self.train) + len(self.val)
+        assert (report["train_rows"], report["val_rows"]) == (len(self.train), len(self.val))
+        assert report["rows"] == kept + len(self.rejected) and sum(report["languages"].values()) == kept
+        assert report["rejected_rows"] == len(self.rejected) == sum(report["rejected"].values())
 
     def rows(self, part):
         """(text, language, codes) of each row."""

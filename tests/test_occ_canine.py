@@ -1,5 +1,6 @@
 """The model as an object: predictions in every form, copies, and fine-tuning as finetune.py does it."""
 
+import contextlib
 import copy
 import os
 import pickle
@@ -135,12 +136,9 @@ def test_what_does_not_fit_is_said(coder, tmp_path):
             coder.finetune(dataset)
     with pytest.raises(UserError, match="no checkpoint there"):
         OccCANINE(str(tmp_path))
-    content = {
-        "model": make_model(memory_mask=False).state_dict(),
-        "key": {code: i for i, code in enumerate(CODES)},
-    }
+    weights, key = make_model(memory_mask=False).state_dict(), {code: i for i, code in enumerate(CODES)}
     file = str(tmp_path / "mixer.bin")
-    torch.save(content, file)
+    torch.save({"model": weights, "key": key}, file)
     (tmp_path / "config.json").write_text('{"num_attention_heads": 2, "num_hash_buckets": 256}')
     assert OccCANINE(file, device="cpu").predict("smed", "da")[0]["conf"] > 0
     with pytest.raises(UserError, match="hisco codes, which are not those of occ1950"):
@@ -163,13 +161,12 @@ def test_the_calls_of_the_published_package(coder, capsys, tmp_path, monkeypatch
     assert capsys.readouterr().out.count("2402.13604") >= 2
     rows = [(code, f"words of {code}") for code in CODES[:5]]
     words = write_csv(tmp_path / "words.csv", ["system_code", "desc"], rows)
-    row = OccCANINE(coder.file, device="cpu", descriptions=words).predict(
-        "smed", prediction_type="topk", k_pred=7
-    )[0]
+    topk = {"prediction_type": "topk", "k_pred": 7}
+    row = OccCANINE(coder.file, device="cpu", descriptions=words).predict("smed", **topk)[0]
     assert list(row)[:5] == ["occ1", "lang", "hisco_1", "prob_1", "desc_1"]
     assert [row[f"desc_{i}"] for i in range(1, 8)] == [dict(rows).get(code) for code in codes_of(row, 7)]
     with_classes = OccCANINE(coder.file, device="cpu", classes=["hisclass", "hiscam"])
-    row = with_classes.predict("smed", "da", prediction_type="topk", k_pred=7)[0]
+    row = with_classes.predict("smed", "da", **topk)[0]
     assert list(row)[2:7] == ["hisco_1", "prob_1", "desc_1", "hisclass_1", "hiscam_1"]
     titles = {row[f"hisco_{i}"]: row[f"desc_{i}"] for i in range(1, 8)}
     assert titles["-1"] == "Missing, no title" and titles["22222"] is None
@@ -341,20 +338,6 @@ def test_threads_share_it(model):  # noqa: F811
 # ---- fine-tuning
 
 
-def test_settings_of_torch_come_back(coder, tmp_path, monkeypatch):
-    def train(*_, **__):
-        torch.set_float32_matmul_precision("high")
-        torch.backends.cuda.enable_cudnn_sdp(False)
-        raise UserError("ends")
-
-    monkeypatch.setattr(occ_canine.train, "train", train)
-    before = torch.get_float32_matmul_precision(), torch.backends.cuda.cudnn_sdp_enabled()
-    with pytest.raises(UserError, match="ends"):
-        data = write_rows(tmp_path / "data.csv", 20)
-        coder.finetune(data, tmp_path / "out", target_cols=["hisco_1"], share_val=0)
-    assert (torch.get_float32_matmul_precision(), torch.backends.cuda.cudnn_sdp_enabled()) == before
-
-
 @pytest.mark.processes
 @pytest.mark.full
 def test_finetune_does_what_the_script_does(model, tmp_path, monkeypatch):  # noqa: F811
@@ -427,14 +410,13 @@ def test_what_is_none_is_not_given(coder, tmp_path, monkeypatch):
 @pytest.mark.parametrize("how", ["error", "signal", "damaged"])
 def test_the_weights_stay_where_finetuning_does_not_end(model, tmp_path, monkeypatch, how):  # noqa: F811
     coder = OccCANINE(model, device="cpu")
-    expected = coder.predict(TEXTS, LANGUAGES)
-    other = tmp_path / "out"
+    expected, precision = coder.predict(TEXTS, LANGUAGES), torch.get_float32_matmul_precision()
+    other, whole = tmp_path / "out", (Path(model) / "last.bin").read_bytes()
 
     def ends(*_):
+        torch.set_float32_matmul_precision("high")
         other.mkdir(exist_ok=True)
-        (other / "last.bin").write_bytes(
-            b"half a file" if how == "damaged" else (Path(model) / "last.bin").read_bytes()
-        )
+        (other / "last.bin").write_bytes(b"half a file" if how == "damaged" else whole)
         if how == "error":
             raise RuntimeError("out of memory")
         if how == "signal":
@@ -443,14 +425,10 @@ def test_the_weights_stay_where_finetuning_does_not_end(model, tmp_path, monkeyp
 
     monkeypatch.setattr(occ_canine.train, "train", ends)
 
-    def finetune():
+    said = pytest.warns(match="stopped by SIGINT") if how == "signal" else contextlib.nullcontext()
+    error = {"error": RuntimeError, "signal": KeyboardInterrupt, "damaged": UserError}[how]
+    with said, pytest.raises(error):
         coder.finetune(write_rows(tmp_path / "data.csv", 20), other, target_cols=["hisco_1"], share_val=0)
-
-    if how == "signal":
-        with pytest.raises(KeyboardInterrupt), pytest.warns(UserWarning, match="stopped by SIGINT"):
-            finetune()
-    else:
-        with pytest.raises({"error": RuntimeError, "damaged": UserError}[how]):
-            finetune()
     assert (coder.name, coder.file) == (model, f"{model}/last.bin")
     assert coder.predict(TEXTS, LANGUAGES) == expected
+    assert torch.get_float32_matmul_precision() == precision

@@ -35,10 +35,8 @@ def contents(folder):
         for name in folders + files:
             path = os.path.join(root, name)
             mode = os.lstat(path).st_mode
-            found[os.path.relpath(path, folder)] = (
-                stat.S_IFMT(mode),
-                open(path, "rb").read() if stat.S_ISREG(mode) else None,
-            )
+            content = open(path, "rb").read() if stat.S_ISREG(mode) else None
+            found[os.path.relpath(path, folder)] = stat.S_IFMT(mode), content
     return found
 
 
@@ -168,10 +166,8 @@ def test_a_process_that_loads_data_does_not_keep_a_dead_jobs_folder(tmp_path):
         os._exit(0)
     worker = int(os.read(reader, 20))
     try:
-        with (
-            pytest.raises(UserError, match=f"in use by another job: .* process {owner}, since"),
-            run_lock(str(tmp_path)),
-        ):
+        refused = pytest.raises(UserError, match=f"in use by another job: .* process {owner}, since")
+        with refused, run_lock(str(tmp_path)):
             pass
         os.kill(owner, signal.SIGKILL)
         os.waitpid(owner, 0)
@@ -222,12 +218,9 @@ def test_an_input_is_never_written_to(data, run, tmp_path):
     all_codes = ["--prepare-only", "--all-codes-file", key, "--all-codes-col", "system_code"]
     coded = ["--model", run, "--input", tmp_path / "t.csv", "--output", tmp_path / "t.csv", "--system", "x"]
     evaluated = ["--model", run, "--data", tmp_path / "rejected_rows.csv", "--output", tmp_path]
+    runs = [flags(data, tmp_path, *given) for given in (["--key", key], all_codes)]
     for more in ([], ["--overwrite"]):
-        for arguments in (
-            flags(data, tmp_path, "--key", key),
-            flags(rows, tmp_path),
-            flags(data, tmp_path, *all_codes),
-        ):
+        for arguments in (*runs, flags(rows, tmp_path)):
             assert "inputs are never written to" in refused(tmp_path, finetune.main, *arguments, *more)
         refused(tmp_path, prepare.main, rows, *HISCO, "--save-path", tmp_path, *more)
         refused(tmp_path, predict.main, *coded, *more)
@@ -235,12 +228,12 @@ def test_an_input_is_never_written_to(data, run, tmp_path):
         refused(run, plot.main, run, "--output", run / "logs.csv", *more)
 
 
-@pytest.mark.parametrize(
-    "name", ["logs.csv", "key.csv", "args.json", "status.json", "histocc.json", "best.bin", "prepared"]
-)
-def test_a_save_folder_with_somebody_s_file(data, tmp_path, name):
-    (tmp_path / name).write_text("mine")
-    assert name in refused(tmp_path, finetune.main, *flags(data, tmp_path))
+def test_a_save_folder_with_somebody_s_files(data, tmp_path):
+    names = ("logs.csv", "key.csv", "args.json", "status.json", "histocc.json", "best.bin", "prepared")
+    for name in names:
+        (tmp_path / name).write_text("mine")
+        assert name in refused(tmp_path, finetune.main, *flags(data, tmp_path))
+        (tmp_path / name).unlink()
 
 
 @pytest.mark.full
@@ -290,10 +283,8 @@ def test_temporary_names_are_never_written_through(data, tmp_path):
 
 
 def test_a_folder_that_cannot_be_written(run, tmp_path):
-    around = f"{run}/evaluation/../../{run.name}"
-    assert "is no folder yet" in refused(
-        run, evaluate.main, "--model", run, "--data", "x.csv", "--output", around
-    )
+    given = ["--model", run, "--data", "x.csv", "--output", f"{run}/evaluation/../../{run.name}"]
+    assert "is no folder yet" in refused(run, evaluate.main, *given)
     (tmp_path / "file").write_text("mine")
     for folder in (tmp_path / "file", tmp_path / "file" / "below"):
         assert f"{tmp_path}/file is not a folder" in save_path_problem(str(folder))

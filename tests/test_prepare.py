@@ -20,6 +20,7 @@ from helpers import examples, mutations, write_csv
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from preparing import HEADER, Result, prepare, problems, quiet, refusal, settings_for
+from test_outputs import contents, make
 
 from histocc import prepare as command
 from histocc.data import arrays, rows
@@ -55,10 +56,8 @@ def test_texts_stay_as_they_are_in_every_chunk(tmp_path, monkeypatch):
 
 def test_several_files(tmp_path):
     others = [("", "41025", "merchant"), ("", "", "bad"), ("", "83110", "smith")]
-    train = [
-        write_csv(tmp_path / "a.csv", HEADER, [("farmer", "61110", "")]),
-        write_csv(tmp_path / "b.csv", HEADER[::-1], others),
-    ]
+    train = [write_csv(tmp_path / "a.csv", HEADER, [("farmer", "61110", "")])]
+    train.append(write_csv(tmp_path / "b.csv", HEADER[::-1], others))
     val = [("farmer", "61120", ""), ("weaver", "75400", "")]
     val = write_csv(tmp_path / "v.csv", HEADER, val, delimiter=";")
     chosen = settings_for(train, cols=HEADER[1:], val_files=[val])
@@ -130,36 +129,6 @@ def test_rejected_rows_are_listed_with_line_column_value_and_reason(tmp_path):
     assert [len(row) for row in result.table("rejected_rows.csv")] == [5, 5] and result.reasons[0][0] == 6
 
 
-CELLS = st.sampled_from(["61110", "83110", "1110", "-1", "", " ", "x", "61110.0"])
-TEXTS = st.sampled_from(["farmer", "Farmer ", "smith", "baker", "miller", "", " "])
-
-
-@examples(30)
-@given(
-    st.lists(st.tuples(TEXTS, CELLS, CELLS) | st.tuples(TEXTS, CELLS), max_size=25),
-    st.sampled_from([0.0, 0.3, 0.6]),
-    st.sampled_from([None, "-1", "61110"]),
-    st.sampled_from([None, ["61110", "01110", "-1"]]),
-)
-def test_counts_of_the_report_add_up(rows, share_val, missing_code, fixed_codes):
-    more = {"share_val": share_val, "missing_code": missing_code, "fixed_codes": fixed_codes}
-    with tempfile.TemporaryDirectory() as folder:
-        rows = [*rows, ("cook", "61110", ""), ("farmer", "61110", "")]
-        path = write_csv(Path(folder) / "data.csv", HEADER, rows)
-        chosen = settings_for(path, cols=HEADER[1:], drop_bad_labels=True, **more)
-        try:
-            result = Result(prep.prepare(chosen, folder, quiet))
-        except UserError as error:
-            assert "--share-val" in str(error)
-            return
-    report = result.report
-    assert (report["train_rows"], report["val_rows"]) == (len(result.train), len(result.val))
-    assert report["rows"] == len(rows) == len(result.train) + len(result.val) + len(result.rejected)
-    assert report["rejected_rows"] == len(result.rejected) == sum(report["rejected"].values())
-    assert report["codes"] == len(result.codes)
-    assert sum(report["languages"].values()) == len(result.train) + len(result.val)
-
-
 # ---- codes and languages
 
 
@@ -167,13 +136,9 @@ def test_hisco_gets_its_leading_zero_back_and_other_systems_nothing(tmp_path):
     result = prepare(tmp_path, "occ1,hisco_1\na,1110\nb,01110\nc,1110.0\nd,61110\ne,61110.0\nf,-1\ng,-3.0\n")
     assert codes_of(result) == [["01110"]] * 3 + [["61110"]] * 2 + [["-1"], ["-3"]]
     assert result.codes == ["-1", "-3", "01110", "61110"] and result.report["zeros_restored"] == 4
-    content = "occ1,hisco_1\na,1110\nb,01110\nc,NA\n"
-    result = prepare(tmp_path, content, kind="gpf", allow_short=True)
+    result = prepare(tmp_path, "occ1,hisco_1\na,1110\nb,01110\nc,NA\n", kind="gpf", allow_short=True)
     assert result.codes == ["01110", "1110"] and result.report["rejected"] == {"first code missing": 1}
     assert (result.report["zeros_restored"], result.report["codes_short"]) == (0, 1)
-    fixed = ["1110", "NA", "01110"]
-    result = prepare(tmp_path, content, kind="gpf", allow_short=True, fixed_codes=fixed)
-    assert codes_of(result) == [["1110"], ["01110"], ["NA"]]  # the key has it: it is a code
     result = prepare(tmp_path, "occ1,hisco_1\na,-1\nb,-2\nc,-3\nd,61110\ne,?\n", kind="gpf")
     assert result.codes == ["-1", "-2", "-3", "61110", "?"]  # are never short
 
@@ -434,6 +399,9 @@ def test_found_again_by_its_content(made, tmp_path):
     os.rename(tmp_path / "data.csv", tmp_path / "renamed.csv")
     renamed = settings_for(tmp_path / "renamed.csv", **OPTIONS)
     assert prep.prepare(renamed, str(tmp_path / "out"), quiet) == str(first.folder)
+    (tmp_path / "linked").mkdir()
+    (tmp_path / "linked" / "prepared").symlink_to(tmp_path / "out" / "prepared")  # on another disk
+    assert fault(prep.prepare(renamed, str(tmp_path / "linked"), quiet)) is None
     assert {file.name: file.stat().st_mtime_ns for file in first.folder.iterdir()} == before
     assert prepare(tmp_path, CONTENT.replace("farmer 3", "farmes 3"), **OPTIONS).folder != first.folder
 
@@ -441,33 +409,16 @@ def test_found_again_by_its_content(made, tmp_path):
 def test_every_setting_counts(tmp_path):
     a, b = (write_csv(tmp_path / name, HEADER, [(name, "61110", "")]) for name in ("a.csv", "b.csv"))
     plain = settings_for(a, val_files=[b])
-    other = {
-        "train_files": [a, a],
-        "val_files": [],
-        "formatter": make_formatter("gpf", ["hisco_1"]).to_dict(),
-    }
-    other |= {"target_cols": ["hisco_2"], "share_val": 0.1, "input_col": "x", "language": "en", "max_len": 64}
-    other |= {"language_col": "lang", "missing_code": "-1", "drop_bad_labels": True, "fixed_codes": ["61110"]}
-    other |= {
-        "delimiter": ";",
-        "number_codes": ["61110"],
-        "first_codes": ["61110"],
-        "clean_text": "ascii-lower",
-    }
-    other |= {
-        "encoding": "cp1250",
-        "code_separator": ";",
-        "recode": {"1": "2"},
-        "empty_text": "-1",
-        "ditto": True,
-    }
+    other = {"train_files": [a, a], "val_files": [], "formatter": make_formatter("gpf", ["x"]).to_dict()}
+    other |= {"target_cols": ["hisco_2"], "share_val": 0.1, "max_len": 64, "recode": {"1": "2"}}
+    other |= dict.fromkeys(("fixed_codes", "number_codes", "first_codes"), ["61110"])
+    other |= dict.fromkeys(("drop_bad_labels", "ditto"), True)
+    texts = "input_col language language_col missing_code empty_text delimiter clean_text encoding"
+    other |= dict.fromkeys([*texts.split(), "code_separator"], "x")
     assert set(other) == {field.name for field in dataclasses.fields(PrepareSettings)}
-    changed = [dataclasses.replace(plain, **{name: value}) for name, value in other.items()]
-    changed += [
-        dataclasses.replace(plain, train_files=[b], val_files=[a]),
-        dataclasses.replace(plain, train_files=[a, b], val_files=[]),
-    ]
-    prints = [fingerprint(what) for what in (plain, *changed)]
+    changed = [{name: value} for name, value in other.items()]
+    changed += [{"train_files": [b], "val_files": [a]}, {"train_files": [a, b], "val_files": []}]
+    prints = [fingerprint(dataclasses.replace(plain, **change)) for change in ({}, *changed)]
     assert len(set(prints)) == len(prints) and fingerprint(plain) == prints[0]
 
 
@@ -517,10 +468,8 @@ def test_damage_is_said_by_name(made):
         flip(first.folder / name)
         assert fault(str(first.folder)) == name
         second, said = again()
-        assert (
-            said[0] == f"Prepared data: {first.folder}: {name} is not as it was written; preparing it again"
-        )
-        assert len(said) == 2 and second.train == first.train
+        words = f"Prepared data: {first.folder}: {name} is not as it was written; preparing it again"
+        assert said[0] == words and len(said) == 2 and second.train == first.train
     other = first.folder.with_name("0" * 16)
     shutil.copytree(first.folder, other)
     with pytest.raises(UserError, match=f"{META}: is not as it was written; move .* away"):
@@ -546,12 +495,7 @@ def test_a_node_that_sees_the_folder_looks_at_its_checksums(made, tmp_path):
 # ---- errors leave nothing behind, and files of others stay
 
 
-def test_nothing_stays_behind_after_an_error(tmp_path):
-    folder = prep.prepare(farmer(tmp_path), str(tmp_path / "out"), quiet)
-    with pytest.raises(UserError):
-        prepare(tmp_path, "occ1,hisco_1\nfarmer,\n")
-    assert os.listdir(tmp_path / "out" / "prepared") == [os.path.basename(folder)] and fault(folder) is None
-
+def test_nothing_stays_behind_after_a_stop(tmp_path):
     def check():
         raise KeyboardInterrupt
 
@@ -612,50 +556,15 @@ def test_files_of_others_in_the_folder_stay(made):
     assert {path.name: path.read_bytes() for path in first.folder.iterdir() if path.is_file()} == before
 
 
-@pytest.mark.parametrize("where", ["prepared", "key"])
-@pytest.mark.parametrize("what", ["file", "loose link", "link", "pipe", "folder inside", "link inside"])
-def test_what_is_in_the_way_is_said_and_stays(tmp_path, where, what):
-    chosen, out = farmer(tmp_path), tmp_path / "out"
-    place = out / "prepared" if where == "prepared" else out / "prepared" / fingerprint(chosen)
-    elsewhere = fill(tmp_path / "elsewhere", "train.codes", META)
+@pytest.mark.parametrize("what", ["text", "dangling", "link", "pipe", "folder inside", "link inside"])
+def test_what_is_in_the_way_is_said_and_stays(tmp_path, what):
+    chosen, elsewhere = farmer(tmp_path), fill(tmp_path / "elsewhere", "train.codes", META)
+    place = tmp_path / "out" / "prepared" / fingerprint(chosen)
+    if "inside" in what:
+        place, elsewhere = place / "train.codes", elsewhere / "train.codes"
     place.parent.mkdir(parents=True)
-    if "link" in what and what != "link inside":
-        place.symlink_to(elsewhere if what == "link" else tmp_path / "nowhere")
-    elif what == "file":
-        place.write_text("mine")
-    elif what == "pipe":
-        os.mkfifo(place)
-    elif what == "folder inside":
-        fill(place / "train.codes", "mine")
-    else:
-        (fill(place) / "train.codes").symlink_to(elsewhere / "train.codes")
-    before = everything(tmp_path)
-    if where == "prepared" and what in ("link", "folder inside", "link inside"):  # it may lie on another disk
-        folder = prep.prepare(chosen, str(out), quiet)
-        assert fault(folder) is None and everything(tmp_path).items() >= before.items()
-        return
+    make(place, what.split()[0], elsewhere)
+    before = contents(tmp_path)
     with pytest.raises(UserError):
-        prep.prepare(chosen, str(out), quiet)
-    assert everything(tmp_path) == before
-    assert (tmp_path / "nowhere").exists() is False
-
-
-def everything(folder: Path) -> dict:
-    """Kind and content of all entries below a folder, links not followed."""
-    return {
-        str(path.relative_to(folder)): (
-            os.lstat(path).st_mode,
-            os.readlink(path) if path.is_symlink() else path.read_bytes() if path.is_file() else None,
-        )
-        for path in folder.rglob("*")
-    }
-
-
-def test_words_of_many_rows_are_counted_in_a_part_of_them(tmp_path, monkeypatch):
-    monkeypatch.setattr("histocc.data.tables.CHUNK", 10)
-    monkeypatch.setattr(prep, "ALL_WORDS_OF", 20)
-    monkeypatch.setattr(prep, "MAX_COUNTED_WORDS", 15)
-    texts = [f"common {'often' if i % 2 else f'once{i}'}" for i in range(200)]
-    result = prepare(tmp_path, texts_file(tmp_path, texts))
-    words = {word: int(count) for word, count in result.table("words.csv")[1:]}
-    assert 40 < words["common"] < 80 and abs(words["often"] * 2 - words["common"]) <= 2 and len(words) <= 15
+        prep.prepare(chosen, str(tmp_path / "out"), quiet)
+    assert contents(tmp_path) == before

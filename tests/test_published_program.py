@@ -41,16 +41,8 @@ def general_program(
     key: list[str], separator: str, tokens: list[str] | None = None, kind: str = "mix"
 ) -> PublishedProgram:
     size = max(len(code.split(",") if separator else code) for code in key)
-    return PublishedProgram(
-        tokens or list(GENERAL.map_char_idx),
-        key,
-        2,
-        size,
-        hisco=False,
-        separator=separator,
-        kind=kind,
-        **TINY,
-    ).spread(5)
+    tokens, form = tokens or list(GENERAL.map_char_idx), {"separator": separator, "kind": kind}
+    return PublishedProgram(tokens, key, 2, size, hisco=False, **form, **TINY).spread(5)
 
 
 def check(program: PublishedProgram, coder: Coder, pairs: list, full: int = 6) -> dict:
@@ -71,9 +63,8 @@ def load(path, **given) -> Coder:
 @pytest.fixture(scope="module")
 def made_up():
     pairs = rows_to_code(None, 120)
-    assert len({language for _, language in pairs}) >= 5 and all(
-        text != text.lower() or not text.isascii() for text, _ in pairs
-    )
+    assert len({language for _, language in pairs}) >= 5
+    assert all(text != text.lower() or not text.isascii() for text, _ in pairs)
     return pairs + [(" blanks around ", "en"), ("x" * 300, "da"), ("a", "unk"), ("3 farmers, £5", "fr")]
 
 
@@ -86,23 +77,15 @@ def test_hisco_weights_of_each_kind(tmp_path, made_up, kind):
     # as the published ones, which bring none
     torch.save({name: value for name, value in weights.items() if name != "key"}, path)
     coder = load(path)
-    assert (
-        coder.codes == list(hisco_key())
-        and coder.system == "hisco"
-        and coder.thresholds.source == "published"
-    )
-    found = check(program, coder, made_up)
-    assert found["rows"] == {
-        "greedy": len(made_up) * (kind != "flat"),
-        "flat": len(made_up) * (kind != "seq2seq"),
-        "full": 6 * (kind != "flat"),
-    }
-    assert kind == "flat" or found["distinct"] > 30
+    assert (coder.system, coder.thresholds.source) == ("hisco", "published")
+    assert coder.codes == list(hisco_key())
+    found, n = check(program, coder, made_up), len(made_up)
+    expected = {"greedy": n * (kind != "flat"), "flat": n * (kind != "seq2seq"), "full": 6 * (kind != "flat")}
+    assert found["rows"] == expected and (kind == "flat" or found["distinct"] > 30)
     for decoder, lacking in (("greedy", "flat"), ("full", "flat"), ("flat", "seq2seq")):
         if kind == lacking:
-            with pytest.raises(
-                UserError, match=f"decoder {decoder}: this model (has no linear decoder|is a flat classifier)"
-            ):
+            message = f"decoder {decoder}: this model (has no linear decoder|is a flat classifier)"
+            with pytest.raises(UserError, match=message):
                 coder.code(["smed"], ["da"], decoder)
         else:
             assert coder.code(["smed"], ["da"], decoder)[0].conf is not None
@@ -145,12 +128,10 @@ def test_a_folder_as_the_hub_has_it(tmp_path, made_up):
 
     program = general_program(PLAIN_KEY[:60], "", DIGITS)
     weights = program.published()
-    save_file(
-        {name: value.contiguous() for name, value in weights["model"].items()}, tmp_path / "model.safetensors"
-    )
-    (tmp_path / "config.json").write_text(
-        json.dumps({"model_domain": "Multilingual_CANINE", "num_classes": [16] * 8, "num_classes_flat": 60})
-    )
+    content = {name: value.contiguous() for name, value in weights["model"].items()}
+    save_file(content, tmp_path / "model.safetensors")
+    config = {"model_domain": "Multilingual_CANINE", "num_classes": [16] * 8, "num_classes_flat": 60}
+    (tmp_path / "config.json").write_text(json.dumps(config))
     (tmp_path / "key.json").write_text(json.dumps(weights["key"]))
     (tmp_path / "chars.json").write_text(json.dumps(DIGITS))
     coder = load(tmp_path, system="ISCO68A")
@@ -185,17 +166,13 @@ def codes_of(path, pairs, **given) -> dict:
 @pytest.mark.full
 def test_exported_again_they_code_the_same_bit_for_bit(tmp_path, made_up, kind, form, name):
     general = kind == "general"
-    path = save(
-        general_program(COMMA_KEY, ",") if general else hisco_program("tiny", kind), tmp_path / "first.bin"
-    )
+    program = general_program(COMMA_KEY, ",") if general else hisco_program("tiny", kind)
+    path = save(program, tmp_path / "first.bin")
     given = {"target_cols": ["x_1", "x_2"]} if general else {}
     before = codes_of(path, made_up[:60], **given)
     out, again = tmp_path / "out" / name, tmp_path / "again" / name
-    # its size alone
-    assert (
-        "published program would code otherwise"
-        in export.export(path, form, str(out), given=Given(**given))[1]
-    )
+    said = export.export(path, form, str(out), given=Given(**given))[1]
+    assert "published program would code otherwise" in said  # its size alone
     export.export(str(out), form, str(again))
     assert codes_of(out, made_up[:60]) == codes_of(again, made_up[:60]) == before and any(before.values())
     with pytest.raises(UserError, match="exists; --overwrite replaces it"):
@@ -207,9 +184,8 @@ def test_for_the_published_program_it_refuses_or_writes_what_that_codes_equally(
     tmp_path, made_up, monkeypatch
 ):
     path = save(hisco_program("tiny"), tmp_path / "first.bin")
-    with pytest.raises(
-        UserError, match="otherwise with it:\n  its encoder has another size .*--model-size base$"
-    ):
+    message = "otherwise with it:\n  its encoder has another size .*--model-size base$"
+    with pytest.raises(UserError, match=message):
         export.export(path, "published", str(tmp_path / "no.bin"), True)
     assert not (tmp_path / "no.bin").exists()
     monkeypatch.setattr(models, "has_size", lambda *_: True)  # else as large as the published ones
@@ -260,9 +236,9 @@ def test_a_safetensors_export_that_lost_its_metadata_is_completed_from_the_files
     path = save(hisco_program("tiny"), tmp_path / "first.bin")
     out = tmp_path / "out" / "model.safetensors"
     export.export(path, "safetensors", str(out))
-    before = codes_of(out, made_up[:20])
+    before = codes_of(out, made_up[:5])
     save_file(load_file(out), out, {"format": "pt"})
-    assert codes_of(out, made_up[:20]) == before
+    assert codes_of(out, made_up[:5]) == before
 
 
 # ---- what others have published: files, keys and names
@@ -299,10 +275,8 @@ def folder(tmp_path_factory):
         save_file({**content, "cls.other_head": torch.zeros(2)}, folder / name / "model.safetensors")
         config = {"model_type": "canine", **TINY}
         (folder / name / "config.json").write_text(json.dumps(config))
-    torch.save(
-        {f"canine.{key}": value for key, value in model.encoder.state_dict().items()},
-        folder / "pytorch_model.bin",
-    )
+    encoder = {f"canine.{key}": value for key, value in model.encoder.state_dict().items()}
+    torch.save(encoder, folder / "pytorch_model.bin")
     return folder
 
 
@@ -378,13 +352,11 @@ def test_an_output_without_a_code_is_never_answered(folder, tmp_path, capsys, ke
         key, given = None, Given(key=key_reader(str(tmp_path / "key.csv")))
     torch.save({**content, "key": key}, tmp_path / "model.bin")
     coder, whole = Coder.load(str(tmp_path / "model.bin"), given=given), Coder.load(str(plain))
-    assert capsys.readouterr().err.splitlines() == [
-        f"{tmp_path}/model.bin: 1 of 5 outputs have no code: never answered"
-    ]
+    said = capsys.readouterr().err
+    assert said == f"{tmp_path}/model.bin: 1 of 5 outputs have no code: never answered\n"
     assert coder.codes == ["61110", "83110", "51020", "-1"]
     texts = (["smed", "farmer"], ["da", "en"])
-    kept = [0, 2, 3, 4]
-    assert (coder.probabilities(*texts) == whole.probabilities(*texts)[:, kept]).all()
+    assert (coder.probabilities(*texts) == whole.probabilities(*texts)[:, [0, 2, 3, 4]]).all()
     assert all(answer.codes[0] == "64100" for answer in whole.code(*texts, "flat"))
     for decoder in ("flat", "topk", "both"):
         assert all({*answer.codes} <= {*coder.codes} for answer in coder.code(*texts, decoder))
@@ -396,22 +368,17 @@ def test_an_output_without_a_code_is_never_answered(folder, tmp_path, capsys, ke
 # ---- what is refused
 
 
-def test_what_is_no_model_and_what_would_run_code_is_refused(tmp_path):
+def test_what_is_no_model_is_refused(tmp_path):
     torch.save({"weight": torch.zeros(2)}, tmp_path / "other.bin")
-    with pytest.raises(UserError, match="holds no weights of a CANINE model; it has weight"):
-        formats.read(str(tmp_path / "other.bin"))
+    torch.save({"model": {}, "x": Path("x")}, tmp_path / "code.bin")
     (tmp_path / "damaged.safetensors").write_bytes(b"1234567890")
-    with pytest.raises(UserError, match="damaged.safetensors: cannot be read"):
-        formats.read(str(tmp_path / "damaged.safetensors"))
-
-    class Evil:
-        def __reduce__(self):
-            return (open, (str(tmp_path / "ran"), "w"))
-
-    torch.save({"model": {}, "x": Evil()}, tmp_path / "evil.bin")
-    with pytest.raises(UserError, match="refused, since it holds objects that could run code"):
-        formats.read(str(tmp_path / "evil.bin"))
-    assert not (tmp_path / "ran").exists()
+    for name, message in (
+        ("other.bin", "holds no weights of a CANINE model; it has weight"),
+        ("damaged.safetensors", "damaged.safetensors: cannot be read"),
+        ("code.bin", "refused, since it holds objects that could run code"),
+    ):
+        with pytest.raises(UserError, match=message):
+            formats.read(str(tmp_path / name))
 
 
 def test_names_on_the_hub(monkeypatch):
@@ -437,9 +404,6 @@ def test_names_of_the_published_package():
     assert ModelName.__args__[0] == "OccCANINE" and "mix" in ModelType.__args__ and SystemType
     assert eval_metrics.EvalEngine is EvalEngine and THRESHOLD_LOOKUP["da"] == 0.24
     assert len(load_keys()) == 1919 and len(DATASETS["toydata"]()) == 10_000
-    for formatter in (
-        construct_finetune_formatter(5, ["a", "b"]),
-        construct_general_purpose_formatter(5, ["a", "b"]),
-    ):
-        ids = formatter.transform_label("12&345")
-        assert formatter.clean_pred(ids) == "12&345"
+    for construct in (construct_finetune_formatter, construct_general_purpose_formatter):
+        formatter = construct(5, ["a", "b"])
+        assert formatter.clean_pred(formatter.transform_label("12&345")) == "12&345"

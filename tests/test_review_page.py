@@ -193,19 +193,11 @@ def test_other_users_sites_and_requests_are_refused(folder):
         assert server.send(content=request, Origin="http://evil.example")[0] == 403
         assert server.send(f"http://{host}/wrong/api", request)[0] == 403
         assert server.send(content={**request, "window": "w" * 70_000})[0] == 413
-        for change in (
-            {"id": "?"},
-            {"answer": ["9"]},
-            {"answer": "maybe"},
-            {"answer": "1"},
-            {"answer": None},
-            {"id": [1]},
-        ):
-            assert server.send(content=request | change)[0] == 400, change
-        assert (
-            server.send(content=request | {"answer": ["83110", "75400", "-1", "41025"]})[0] == 400
-        )  # room for 3
-        assert server.send(content=[1])[0] == 400
+        too_many = ["83110", "75400", "-1", "41025"]  # room for 3
+        changes = [{"id": "?"}, {"id": [1]}]
+        changes += [{"answer": answer} for answer in (["9"], "maybe", "1", None, too_many)]
+        for content in (*(request | change for change in changes), [1]):
+            assert server.send(content=content)[0] == 400, content
         assert decisions(folder) == [] and "Traceback" not in server.output.read_text()
         connection = http.client.HTTPConnection(host)  # an address that is reached through another port
         connection.request("GET", server.address.partition(host)[2], headers={"Host": "localhost:9000"})
@@ -270,12 +262,8 @@ def test_a_port_in_use_and_a_file_that_another_program_changes(folder):
     ],
 )
 def test_mistakes(folder, monkeypatch, arguments, message):
-    header = ["text", "language", "rows", "decision", "id"]
-    write(
-        folder / "other.csv",
-        [header, ["baker", "en", "3", "none", "t-0123456789abcdef"]],
-        encoding="utf-8-sig",
-    )
+    rows = ["text", "language", "rows", "decision", "id"], ["baker", "en", "3", "none", "t-0123456789abcdef"]
+    write(folder / "other.csv", rows, encoding="utf-8-sig")
     monkeypatch.chdir(folder)
     assert message in run("serve", *arguments.split(), code=2)
     assert not (folder / "new.csv").exists()
@@ -336,9 +324,8 @@ class Browser:
 
     def press(self, key, shift=False):
         """A character of a US keyboard, or one of KEYS."""
-        name, code = KEYS.get(
-            key, (f"Digit{key}" if key.isdigit() else f"Key{key.upper()}", ord(key.upper()[0]))
-        )
+        of_character = f"Digit{key}" if key.isdigit() else f"Key{key.upper()}", ord(key.upper()[0])
+        name, code = KEYS.get(key, of_character)
         event = {"key": key, "code": name, "windowsVirtualKeyCode": code, "modifiers": 8 * shift}
         text = {} if key in KEYS and key != "Enter" else {"text": "\r" if key == "Enter" else key}
         self.call("Input.dispatchKeyEvent", type="keyDown", **event, **text)
@@ -360,10 +347,8 @@ def test_the_page_by_its_keys(folder, tmp_path):
             browser.open(server.address)
             shows = "document.getElementById('text').textContent === {!r}".format
             browser.wait(shows("smith"))
-            assert (
-                browser.value("[...document.querySelectorAll('.code b')].map(b => b.textContent).join()")
-                == "83110,75400,-1"
-            )
+            codes = "[...document.querySelectorAll('.code b')].map(b => b.textContent).join()"
+            assert browser.value(codes) == "83110,75400,-1"
             browser.press("1", shift=True)
             browser.press("2")
             browser.wait(shows("clerk"))
@@ -371,9 +356,8 @@ def test_the_page_by_its_keys(folder, tmp_path):
             for letter in "general black":
                 browser.press(letter)
             browser.wait("document.querySelectorAll('[role=option]').length > 0")
-            assert browser.value("document.querySelector('[aria-selected=true]').textContent") == (
-                "83110Blacksmith, General"
-            )
+            selected = browser.value("document.querySelector('[aria-selected=true]').textContent")
+            assert selected == "83110Blacksmith, General"
             browser.press("Enter")
             browser.wait(shows(SCRIPT))
             assert browser.value("document.title") == SCRIPT and browser.value("document.scripts.length") == 1

@@ -8,7 +8,7 @@ from helpers import run_inside
 
 from histocc.formatter import hisco_key
 from histocc.sample import __main__ as command
-from histocc.sample.__main__ import in_validation, write
+from histocc.sample.__main__ import in_validation
 from histocc.sample.generate import LANGUAGES, demo_rows, languages, read, rows
 from histocc.text import LANGUAGES as PUBLISHED
 
@@ -68,18 +68,6 @@ def test_the_same_seed_gives_the_bytes_it_has_always_given(tmp_path):
     assert found == SUMS
     train, val = ({line.split(",")[0].casefold() for line in open(tmp_path / name)} for name in [*SUMS][1:])
     assert train & val == {"occ1"} and in_validation("Blacksmith") == in_validation("BLACKSMITH")
-
-
-def test_a_failure_leaves_the_older_file_and_nothing_else(tmp_path):
-    (tmp_path / "sample.csv").write_text("older")
-
-    def failing():
-        yield from rows(1000, 1)
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        write(failing(), str(tmp_path / "sample.csv"), str(tmp_path), overwrite=True)
-    assert [(each.name, each.read_text()) for each in tmp_path.iterdir()] == [("sample.csv", "older")]
 
 
 @pytest.mark.parametrize(

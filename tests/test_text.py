@@ -205,11 +205,8 @@ def test_sequences_tokens_and_sizes_as_published():
     assert HISCO.transform_label(None) is None
     with pytest.raises(ValueError, match="3 codes.*room for 2"):
         OCC1950.transform_label("111&222&333")
-    for formatter, sizes, last in (
-        (HISCO, (5, 5, 27), 18),
-        (OCC1950, (2, 3, 8), 15),
-        (GPF, (3, 4, 14), 2086),
-    ):
+    kinds = (HISCO, (5, 5, 27), 18), (OCC1950, (2, 3, 8), 15), (GPF, (3, 4, 14), 2086)
+    for formatter, sizes, last in kinds:
         assert (formatter.max_num_codes, formatter.block_size, formatter.max_seq_len) == sizes
         assert formatter.num_classes == [last] * sizes[2] and formatter.sep_value == "&"
     assert (HISCO.map_char_idx["-3"], HISCO.map_char_idx["0"], HISCO.map_idx_char[17]) == (5, 8, "9")
@@ -241,11 +238,8 @@ def test_codes_come_back(formatter, codes):
 @pytest.mark.parametrize(
     "formatter, codes",
     [
-        (
-            HISCO,
-            {"1234": "4 tokens, fewer", "123456": "6 tokens, more", "1234a": "'a'", "-4": "'-'", "?": "'?'"},
-        ),
-        (HISCO, {"12 45": "' '", "1234\u00b2": "\u00b2", "": "empty", "  ": "empty"}),
+        (HISCO, {"1234": "4 tokens, fewer", "123456": "6 tokens, more", "1234a": "'a'", "-4": "'-'"}),
+        (HISCO, {"?": "'?'", "12 45": "' '", "1234\u00b2": "\u00b2", "": "empty", "  ": "empty"}),
         (OCC1950, {"12": "2 tokens", "-1": "'-'"}),
         (GPF, {"123": "3 tokens", "12345": "5 tokens", "12\u00e934": "\u00e9", "1,2": "','"}),
         (GPF_SHORT, {"": "empty", "12345": "5 tokens"}),

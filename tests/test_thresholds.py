@@ -45,9 +45,8 @@ def test_what_a_checkpoint_holds_and_what_is_given():
 def flat_rows(model, folder, name, *flags):
     source = write_csv(folder / "in.csv", ("occ1", "lang"), [(row[0], row[3]) for row in VALIDATION])
     given = ["--model", model, "--input", source, "--output", folder / name, *flags]
-    code, said = run_inside(
-        predict.main, *given, *words("--language-column lang --decoder flat --device cpu")
-    )
+    how = words("--language-column lang --decoder flat --device cpu")
+    code, said = run_inside(predict.main, *given, *how)
     assert code == 0, said
     return read(folder / name), said
 
@@ -136,9 +135,9 @@ def test_models_with_one_decoder_are_evaluated_on_it(published, tmp_path, kind, 
     assert code == 2 and "is not a .bin of histocc" in said
 
 
-def test_the_flags_of_the_published_script(trained, tmp_path):  # noqa: F811
+def test_the_flags_of_the_published_script(published, tmp_path):
     source = write_csv(tmp_path / "in.csv", ("title", "x"), [(row[0], 1) for row in VALIDATION])
-    given = ["--model", trained / "run", "--fn-in", source, "--fn_out", tmp_path / "out.csv"]
+    given = ["--model", published / "mixer.bin", "--fn-in", source, "--fn_out", tmp_path / "out.csv"]
     more = words("--col title --language en --device cpu --non-verbose")
     code, said = run_inside(predict.main, *given, *more)
     assert code == 0 and said == "" and len(read(tmp_path / "out.csv")) == len(VALIDATION)

@@ -158,17 +158,10 @@ class TestAnyNumberOfProcesses:
 
     def test_banner_and_files(self, curves):
         folder, outputs = curves
-        for said in (
-            "Distributed environment: MULTI_CPU",
-            "Number of processes: 4",
-            "Number of GPUs: 0",
-            "Backend: gloo",
-            "Total batch size: 12",
-            "Steps per epoch: 3",
-            "Vocabulary size: 19",
-            "Starting training for 3 epochs",
-            "Training on 4 CPU processes",
-        ):
+        banner = ["Distributed environment: MULTI_CPU", "Number of processes: 4", "Number of GPUs: 0"]
+        banner += ["Backend: gloo", "Total batch size: 12", "Steps per epoch: 3", "Vocabulary size: 19"]
+        banner += ["Starting training for 3 epochs", "Training on 4 CPU processes"]
+        for said in banner:
             assert outputs["four"].count(said) == 1, said  # rank 0 alone speaks
         assert "Distributed environment: SINGLE" in outputs["one"]
         names = "last.bin best.bin args.json logs.csv key.csv rejected_rows.csv prepared"
@@ -275,20 +268,16 @@ class TestFinetune:
         code, said = run_inside(finetune.main, *flags, "--formatter", "gpf")
         assert code == 2 and "--formatter was 'hisco', now it is 'gpf'" in said
 
-    @pytest.mark.parametrize(
-        "more, said",
-        [
+    def test_other_arguments_are_refused_by_name(self, finished, tmp_path):
+        other = write_rows(tmp_path / "other.csv", 61)
+        for more, said in (
             (["--seed", 7, "--weight-decay", 0.5], "--seed was 42, now it is 7"),
             (["--seed", 7, "--weight-decay", 0.5], "--weight-decay was 0.01, now it is 0.5"),
             (["--batch-size", 8], "--global-batch-size 16"),
-            (["--dataset", "other.csv"], "holds a run on other data"),
-        ],
-    )
-    def test_other_arguments_are_refused_by_name(self, finished, tmp_path, monkeypatch, more, said):
-        monkeypatch.chdir(tmp_path)
-        write_rows(tmp_path / "other.csv", 61)
-        code, output = run_inside(finetune.main, *finished[1], "--save-path", finished[0], *more)
-        assert code == 2 and said in output and "Traceback" not in output
+            (["--dataset", other], "holds a run on other data"),
+        ):
+            code, output = run_inside(finetune.main, *finished[1], "--save-path", finished[0], *more)
+            assert code == 2 and said in output and "Traceback" not in output
 
     def test_more_epochs_go_on(self, finished, tmp_path):
         folder, flags = finished
@@ -334,11 +323,8 @@ class TestFinetune:
 
     @pytest.mark.full
     def test_general_formatter_with_short_codes_and_workers(self, tmp_path):
-        data = write_csv(
-            tmp_path / "data.csv",
-            ("occ1", "code"),
-            [(f"text {i}", ("a12", "b9", "?")[i % 3]) for i in range(30)],
-        )
+        rows = [(f"text {i}", ("a12", "b9", "?")[i % 3]) for i in range(30)]
+        data = write_csv(tmp_path / "data.csv", ("occ1", "code"), rows)
         flags = ["--dataset", data, *TINY, "--save-path", tmp_path / "run", "--target-cols", "code"]
         flags += ["--block-size", 3, "--allow-codes-shorter-than-block-size", "--max-steps", 2]
         run(FINETUNE, *flags, "--batch-size", 8, "--num-workers", 2, "--persistent-workers")

@@ -12,17 +12,7 @@ import time
 
 import pytest
 import torch
-from helpers import (
-    FINETUNE,
-    REPO,
-    TINY,
-    _as_script,
-    environment,
-    fork_server,
-    free_port,
-    wait_until_handled,
-    write_rows,
-)
+from helpers import FINETUNE, PIPED, TINY, command, environment, start_forked, wait_until_handled, write_rows
 
 from histocc.runtime import signals
 from histocc.runtime.errors import TrainingError
@@ -44,12 +34,7 @@ def joining():
         port = str(server.getsockname()[1])
         place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "RANK": "1", "LOCAL_RANK": "1"}
         yield lambda *flags: subprocess.Popen(
-            [sys.executable, "-c", CODE, *flags],
-            env=environment(WORLD_SIZE="2", **place),
-            cwd=REPO,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
+            [sys.executable, "-c", CODE, *flags], env=environment(WORLD_SIZE="2", **place), **PIPED
         )
 
 
@@ -136,16 +121,8 @@ def test_a_shared_memory_that_is_too_small_ends_the_run(tmp_path):
     data = ["--dataset", write_rows(tmp_path / "data.csv", 60), "--target-cols", "hisco_1", *TINY]
     data += ["--formatter", "hisco", "--batch-size", 16, "--save-path", tmp_path / "run", "--num-workers", 2]
     small = 'mount -t tmpfs -o size=64k tmpfs /dev/shm || exit 99; exec "$@"'
-    inside = ["unshare", "-m", "bash", "-c", small, "bash"]
-    done = subprocess.run(
-        [*inside, sys.executable, "-W", "ignore", FINETUNE, *map(str, data)],
-        text=True,
-        cwd=REPO,
-        env=environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        timeout=120,
-    )
+    inside = ["unshare", "-m", "bash", "-c", small, "bash", *command(FINETUNE, *data)]
+    done = subprocess.run(inside, env=environment(), timeout=120, **PIPED)
     if done.returncode == 99 or "unshare" in done.stdout:
         pytest.skip("this system lets nobody mount")
     assert done.returncode == 1, done.stdout
@@ -162,7 +139,6 @@ from pathlib import Path
 from histocc.runtime import signals
 signals.start_listening()
 import torch
-from dataclasses import dataclass
 from histocc.runtime.config import Parser
 from histocc.runtime.world import start
 from histocc.trainer import script
@@ -193,12 +169,7 @@ def hang():
     else:
         time.sleep(600)
 
-@dataclass(frozen=True, kw_only=True)
-class Config(ScriptConfig):
-    num_epochs: int = 3
-    batch_size: int = 4
-
-parser = Parser(Config, "hangs.py", "Hangs.")
+parser = Parser(ScriptConfig, "hangs.py", "Hangs.")
 start(parser, lambda args, world: script.train(
     parser, args, world, lambda: Training(torch.nn.Linear(10, 1), Toy(), Numbers())))
 '''
@@ -212,14 +183,9 @@ def ranks(tmp_path):
     def start(*flags, **variables):
         (tmp_path / "hangs.py").write_text(JOB)
         (tmp_path / "log").touch()
-        port = str(free_port())
-        for rank in ("0", "1"):
-            place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
-            env = environment(MASTER_ADDR="127.0.0.1", MASTER_PORT=port, **place, **variables)
-            args = ["--save-dir", str(tmp_path / "run"), "--device", "cpu", "--distributed", *flags]
-            arguments = (str(tmp_path / "hangs.py"), args, str(tmp_path / "log"), env)
-            started.append(fork_server().Process(target=_as_script, args=arguments))
-            started[-1].start()
+        args = ["--save-dir", tmp_path / "run", "--device", "cpu", "--distributed", *flags]
+        args += ["--num-epochs", 3, "--batch-size", 4]
+        started.extend(start_forked(tmp_path / "hangs.py", args, tmp_path / "log", 2, **variables))
         until = time.monotonic() + 60
         while not (tmp_path / "hangs").exists():
             assert time.monotonic() < until and started[0].is_alive(), (tmp_path / "log").read_text()

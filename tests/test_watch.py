@@ -10,14 +10,7 @@ from histocc.runtime.files import OwnFiles, run_lock
 from histocc.seq2seq_mixer_engine import COLUMNS
 from histocc.trainer.log import STATUS, RunLog
 
-ROW = {
-    "epoch": 0,
-    "grad_norm": 1.0,
-    "lr": 1e-4,
-    "samples_per_sec": 320.0,
-    "seconds_data": 0.1,
-    "data_share": 0,
-}
+ROW = {"epoch": 0, "grad_norm": 1.0, "lr": 1e-4, "samples_per_sec": 320.0, "data_share": 0}
 
 
 def new_log(folder, *steps, **options):
