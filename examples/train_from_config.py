@@ -88,7 +88,7 @@ def run(args, world):
         if not args.config:
             raise UserError("--config is missing: the file that names model, task and rows")
         sys.path[:0] = [os.getcwd(), os.path.dirname(os.path.abspath(args.config))]
-        content, _ = read_file(args.config)
+        content = read_file(args.config)
         tables = {name: content[name] for name in TABLES if isinstance(content.get(name), dict)}
         val = made(args.config, tables, "val", Rows) if "val" in tables else None
         model, task = made(args.config, tables, "model", nn.Module), made(args.config, tables, "task")

@@ -36,7 +36,6 @@ from histocc.predict.coder import Coded, Coder
 from histocc.published import formats, models
 from histocc.published.formats import Given
 from histocc.runtime import checkpoint
-from histocc.runtime.config import shown
 from histocc.runtime.device import Precision, device_of, settings_of_torch
 from histocc.runtime.errors import UserError
 from histocc.runtime.signals import Stopped, listening
@@ -422,7 +421,7 @@ def _dataset_file(dataset: Any, held: contextlib.ExitStack) -> str:
     if isinstance(dataset, str | os.PathLike):
         return os.fspath(dataset)
     if not hasattr(dataset, "to_csv"):
-        raise UserError(f"dataset: found {shown(dataset)}, expected a file or a DataFrame")
+        raise UserError(f"dataset: found {dataset!r:.60}, expected a file or a DataFrame")
     file = os.path.join(held.enter_context(tempfile.TemporaryDirectory(prefix="histocc_")), "DataFrame.csv")
     # whole numbers among missing values are floats in pandas, and codes have no .0
     kinds = dataset.dtypes.items()

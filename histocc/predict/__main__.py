@@ -35,7 +35,7 @@ from histocc.predict.config import PredictConfig, get_args_parser
 from histocc.published import models
 from histocc.published.formats import Given
 from histocc.runtime import files
-from histocc.runtime.config import deciding
+from histocc.runtime.config import declarations
 from histocc.runtime.device import Precision
 from histocc.runtime.errors import TrainingError, UserError, memory_error_ends_with, raise_if_any
 from histocc.runtime.forked import Forked, choose_processes
@@ -214,7 +214,8 @@ class Coding:
         Rank 0 only. Raises UserError if that had other settings, unless --overwrite.
         """
         args, path = self.args, os.path.join(self.folder, SETTINGS)
-        now = {name: getattr(args, name) for name in deciding(PredictConfig)}
+        flags = declarations(PredictConfig).items()
+        now = {name: getattr(args, name) for name, (flag, *_) in flags if not flag.metadata["resumable"]}
         for name in ("descriptions", "key", "known"):
             now[name] = file_hash(now[name]) if now[name] and os.path.isfile(now[name]) else now[name]
         now |= {"input": self.fingerprint(), "model": file_hash(self.weights), "system": self.system}

@@ -1,7 +1,5 @@
-"""Files: what a path is, what may be written, atomic writes, one live job to a folder.
-
-Which files of a folder this program has written is listed there in `histocc.json`; others are never replaced
-or removed without --overwrite, and inputs never.
+"""Files: what a path is, what may be written, atomic writes, one live job to a folder. `histocc.json` lists
+what this program has written there; nothing else is replaced or removed without --overwrite, inputs never.
 """
 
 import contextlib
@@ -17,6 +15,7 @@ import tempfile
 import time
 import zlib
 from collections.abc import Generator, Iterable
+from pathlib import Path
 from typing import BinaryIO
 
 from histocc.runtime.errors import UserError
@@ -26,7 +25,7 @@ try:
 except ImportError:  # Windows
     fcntl = None  # pyright: ignore[reportAssignmentType]
 
-LIST, LIST_FORMAT = "histocc.json", 1
+LIST, LIST_HEAD = "histocc.json", {"written_by": "histocc", "format": 1}
 LOCK, OWNER = "run.lock", "histocc on host "  # what a lock begins with
 TEMPORARY = r"\.tmp\d+"  # pattern of how a name ends until its file is complete
 KINDS = {"-": "a file", "d": "a folder", "l": "a symbolic link", "p": "a pipe", "s": "a socket"}
@@ -34,35 +33,29 @@ KINDS = {"-": "a file", "d": "a folder", "l": "a symbolic link", "p": "a pipe", 
 
 def kind_of(path: str, follow_links: bool = True) -> str | None:
     """One of KINDS, or "a device"; None if nothing is found at `path`."""
-    try:
+    with contextlib.suppress(OSError, ValueError):  # ValueError: not a name
         mode = os.stat(path, follow_symlinks=follow_links).st_mode
         return KINDS.get(stat.filemode(mode)[0], "a device")
-    except (OSError, ValueError):  # ValueError: not a name
-        return None
 
 
 def is_same(path: str, other: str) -> bool:
-    """Whether two paths are one file: by device and inode, links followed; by name if one does not exist."""
-    try:
+    """Whether two paths are one file, links followed; by name if one does not exist."""
+    with contextlib.suppress(OSError):
         return os.path.samefile(path, other)
-    except OSError:
-        return os.path.realpath(path) == os.path.realpath(other)
+    return os.path.realpath(path) == os.path.realpath(other)
 
 
-@contextlib.contextmanager
-def opened(path: str) -> Generator[BinaryIO]:
+def opened(path: str) -> BinaryIO:
     """A regular file, open for reading bytes. Raises UserError for anything else; never waits for a pipe."""
     if (kind := kind_of(path)) not in (None, "a file"):
         why = ", which can be read only once; save it as a file first" if kind == "a pipe" else ", not a file"
         raise UserError(f"{path}: is {kind}{why}")
     try:
-        file = open(path, "rb")
+        return open(path, "rb")
     except (OSError, ValueError) as error:  # ValueError: NUL, or what the system cannot encode
         missing = isinstance(error, FileNotFoundError | NotADirectoryError)
         why = "no such file" if missing else f"cannot be read: {getattr(error, 'strerror', None) or error}"
         raise UserError(f"{path[:200] or 'an input without a name'}: {why}") from None
-    with file:
-        yield file
 
 
 def checksum(path: str) -> int:
@@ -76,102 +69,37 @@ def checksum(path: str) -> int:
 
 def folder_above(path: str) -> str:
     """The nearest folder that exists in which `path` is, or would be."""
-    path = os.path.abspath(path)
-    while not os.path.isdir(path) and path != os.path.dirname(path):
-        path = os.path.dirname(path)
-    return path
-
-
-# ---- what may be written
-
-
-def problems(
-    outputs: Iterable[str],
-    inputs: dict[str | None, str],
-    overwrite: bool = False,
-    own: "OwnFiles | None" = None,
-) -> list[str]:
-    """Why a command may not write `outputs`, a line each.
-
-    Args:
-        inputs: what each file is, for example {"my/key.csv": "the file of --key"}; None is no file.
-        own: the files that may be replaced without --overwrite.
-    """
-    lines: list[str] = []
-    for path in outputs:
-        if not path.strip() or "\0" in path:
-            lines.append(f"{path!r} is no name of a file")
-            continue
-        read = next((what for name, what in inputs.items() if name and is_same(path, name)), None)
-        kind = kind_of(path) or (own and kind_of(path, follow_links=False))  # a link that leads nowhere
-        if read:
-            lines.append(f"{path} is {read}, and inputs are never written to; choose another name")
-        elif kind not in (None, "a file", "a symbolic link"):
-            lines.append(f"{path} is {kind}, which is not written to; choose another name")
-        elif kind and not overwrite and not (own and own.holds(path)):
-            lines.append(f"{path} exists; --overwrite replaces it, or choose another name")
-    return lines
-
-
-def save_path_problem(path: str) -> str | None:
-    """Why nothing can be written below `path`, or None. Leaves nothing behind."""
-    if not path.strip() or "\0" in path:
-        return f"{path!r} is no name of a folder"
-    if ".." in path.split(os.sep) and not os.path.isdir(path):  # what it leads to is not known before
-        return f"{path}: is no folder yet; name it without '..'"
-    above = folder_above(path)
-    below = os.path.join(above, os.path.relpath(path, above).split(os.sep)[0])
-    if os.path.lexists(below) and not os.path.isdir(below):
-        return f"{path}: cannot be the save folder, since {below} is not a folder"
-    try:
-        with tempfile.TemporaryFile(dir=above):
-            return None
-    except OSError as error:
-        return f"{path}: cannot write there: {error.strerror}"
-
-
-# ---- writing
-
-
-def sync(path: str) -> None:
-    """Makes a file, or the names in a folder, survive a power cut."""
-    try:
-        handle = os.open(path, os.O_RDONLY)
-    except PermissionError:  # Windows opens no folders
-        return
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+    whole = Path(os.path.abspath(path))
+    return os.fspath(next(filter(os.path.isdir, (whole, *whole.parents)), whole))
 
 
 @contextlib.contextmanager
-def _temporary_name(path: str) -> Generator[str]:
-    """A free name beside `path`; what a killed process of the same number left there is never written to."""
+def _temporary_name(path: str, durable: bool = True) -> Generator[str]:
+    """A free name beside `path`, to be renamed inside; with `durable` that survives a power cut."""
     temporary = f"{path}.tmp{os.getpid()}"
-    with contextlib.suppress(FileNotFoundError):
-        os.remove(temporary)
+    Path(temporary).unlink(missing_ok=True)  # left by a killed process: never written to
     try:
         yield temporary
     finally:
-        with contextlib.suppress(FileNotFoundError):
-            os.remove(temporary)
+        Path(temporary).unlink(missing_ok=True)
+    with contextlib.ExitStack() as held, contextlib.suppress(PermissionError):  # Windows opens no folders
+        folder = os.open(os.path.dirname(path) or ".", os.O_RDONLY)
+        held.callback(os.close, folder)
+        if durable:
+            os.fsync(folder)
 
 
 @contextlib.contextmanager
 def atomic_write(path: str, overwrite: bool = True, durable: bool = True) -> Generator[BinaryIO]:
     """A binary file that gets the name `path` when it is complete; nothing of it is left after an exception.
-    A symbolic link is replaced, not followed.
+    A symbolic link is replaced, not followed. Raises OSError with a file name.
 
     Args:
-        overwrite: False never replaces a file: one that exists by then is an error unless it is equal.
+        overwrite: False replaces no file: FileExistsError, unless what is there by then is equal.
         durable: whether it is to survive a power cut, which takes milliseconds.
-
-    Raises:
-        OSError: with a file name; FileExistsError without `overwrite`.
     """
     try:
-        with _temporary_name(path) as temporary:
+        with _temporary_name(path, durable) as temporary:
             with open(temporary, "xb") as file:
                 yield file
                 file.flush()
@@ -185,17 +113,23 @@ def atomic_write(path: str, overwrite: bool = True, durable: bool = True) -> Gen
                 if kind_of(path) != "a file" or not filecmp.cmp(temporary, path, shallow=False):
                     raise
     except OSError as error:
-        if error.errno is not None and error.filename is None:
-            error.filename = path
+        error.filename = error.filename or (path if error.errno else None)
         raise
-    if durable:
-        sync(os.path.dirname(path) or ".")
+
+
+def atomic_copy(source: str, path: str) -> None:
+    """Gives a file another name: by a hard link if the file system has them, else as a copy."""
+    try:
+        with _temporary_name(path) as temporary:
+            os.link(source, temporary)
+            os.replace(temporary, path)
+    except OSError:
+        with open(source, "rb") as content, atomic_write(path) as file:
+            shutil.copyfileobj(content, file)
 
 
 def write_sealed(path: str, content: bytes, of: str = "") -> None:
-    """Writes a file that `read_sealed` knows again: its first line is a checksum of `of` (what the content
-    depends on), the file's name and the content.
-    """
+    """A file that begins with a checksum of its name, its content and `of`, what that depends on."""
     with atomic_write(path) as file:
         file.write(_seal(path, content, of) + b"\n" + content)
 
@@ -213,29 +147,16 @@ def _seal(path: str, content: bytes, of: str) -> bytes:
     return b"%08x" % zlib.crc32(content, zlib.crc32(f"{of} {os.path.basename(path)} ".encode()))
 
 
-def atomic_copy(source: str, path: str) -> None:
-    """Gives a file another name: by a hard link if the file system has them, else as a copy."""
-    with _temporary_name(path) as temporary:
-        try:
-            os.link(source, temporary)
-        except OSError:
-            shutil.copyfile(source, temporary)
-            sync(temporary)
-        os.replace(temporary, path)
-    sync(os.path.dirname(path) or ".")
-
-
 def remove_files(folder: str, pattern: str) -> None:
     """Removes the regular files of a folder whose whole name matches `pattern`, exact names of ours."""
-    for name in os.listdir(folder):
-        path = os.path.join(folder, name)
-        if re.fullmatch(pattern, name) and kind_of(path, follow_links=False) == "a file":
+    for name in filter(re.compile(pattern).fullmatch, os.listdir(folder)):
+        if kind_of(path := os.path.join(folder, name), follow_links=False) == "a file":
             os.remove(path)
 
 
 class OwnFiles:
-    """The files of a folder that this program has written, by the list in it. overwrite: whether files of
-    others may be replaced, too. Raises UserError if the list is of another program or version.
+    """The files of a folder that this program has written, by the list in it. Raises UserError if that is of
+    another program or version. overwrite: whether files of others may be replaced, too.
     """
 
     def __init__(self, folder: str, overwrite: bool = False):
@@ -254,44 +175,78 @@ class OwnFiles:
             return set()
         with contextlib.suppress(ValueError, KeyError, TypeError, RecursionError), opened(path) as file:
             content = json.load(file)
-            if content["written_by"] == "histocc" and content["format"] == LIST_FORMAT:
+            if all(content[entry] == value for entry, value in LIST_HEAD.items()):
                 return {name for name in content["files"] if os.path.basename(name) == name}
         raise UserError(f"{path}: is not the list of files of this version of histocc; choose another folder")
 
-    def _list(self, names: set[str]) -> None:
-        content = {"written_by": "histocc", "format": LIST_FORMAT, "files": sorted(names)}
-        with atomic_write(self.path(LIST)) as file:
-            file.write(json.dumps(content, indent=1).encode())
+    def _list(self, more: Iterable[str], gone: Iterable[str] = ()) -> None:
+        listed = self._listed()  # another process may have written it since
+        names = self.names.union(listed, more).difference(gone)
+        if names != listed:
+            with atomic_write(self.path(LIST)) as file:
+                file.write(json.dumps({**LIST_HEAD, "files": sorted(names)}, indent=1).encode())
         self.names = names
 
     def claim(self, *names: str) -> list[str]:
-        """Paths of files that are about to be written: listed first, so that the next process knows them,
-        however this one ends. A link is removed. Raises FileExistsError if one is not its own.
-        """
+        """Paths to write to, none of them a link. Raises FileExistsError for a file of others."""
         for name in names:
             path = self.path(name)
             if os.path.lexists(path) and not self.overwrite and name not in self.names:
                 raise FileExistsError(errno.EEXIST, "exists and stays as it is", path)
             if os.path.islink(path):
                 os.remove(path)
-        listed = self._listed()  # another process may have written it since
-        if not listed.issuperset(names):
-            self._list(self.names | listed | set(names))
+        self._list(names)  # first: the next process knows them, however this one ends
         return list(map(self.path, names))
 
     def remove(self, names: Iterable[str]) -> None:
         """Removes those of the files that are its own."""
-        mine = self.names & set(names)
-        for path in map(self.path, mine):
-            with contextlib.suppress(FileNotFoundError):  # another process that sees this folder was first
-                os.remove(path)
-        if mine:
-            self._list((self.names | self._listed()) - mine)
+        if mine := self.names & set(names):
+            for name in mine:
+                Path(self.path(name)).unlink(missing_ok=True)  # another process may have been first
+            self._list((), mine)
 
     def remove_leftovers(self) -> None:
         """Removes what processes that were killed while they wrote the files have left."""
         if self.names:
             remove_files(self.folder, f"({'|'.join(map(re.escape, [*self.names, LIST]))}){TEMPORARY}")
+
+
+def problems(
+    paths: Iterable[str], inputs: dict[str | None, str], overwrite: bool = False, own: OwnFiles | None = None
+) -> list[str]:
+    """Why a command may not write to `paths`, a line each; files of `own` it may replace.
+
+    Args:
+        inputs: what each file is, such as {"my/key.csv": "the file of --key"}; None is no file.
+    """
+    lines = []
+    for path in paths:
+        kind = kind_of(path) or (own and kind_of(path, follow_links=False))  # a link that leads nowhere
+        if not path.strip() or "\0" in path:
+            lines.append(f"{path!r} is no name of a file")
+        elif read := [what for name, what in inputs.items() if name and is_same(path, name)]:
+            lines.append(f"{path} is {read[0]}, and inputs are never written to; choose another name")
+        elif kind not in (None, "a file", "a symbolic link"):
+            lines.append(f"{path} is {kind}, which is not written to; choose another name")
+        elif kind and not overwrite and not (own and own.holds(path)):
+            lines.append(f"{path} exists; --overwrite replaces it, or choose another name")
+    return lines
+
+
+def save_path_problem(path: str) -> str | None:
+    """Why nothing can be written below `path`, or None. Leaves nothing behind."""
+    if not path.strip() or "\0" in path:
+        return f"{path!r} is no name of a folder"
+    if ".." in path.split(os.sep) and not os.path.isdir(path):  # what it leads to is not known before
+        return f"{path}: is no folder yet; name it without '..'"
+    above = folder_above(path)
+    below = os.path.join(above, os.path.relpath(path, above).split(os.sep)[0])
+    if os.path.lexists(below) and not os.path.isdir(below):
+        return f"{path}: cannot be the save folder, since {below} is not a folder"
+    try:
+        tempfile.TemporaryFile(dir=above).close()
+    except OSError as error:
+        return f"{path}: cannot write there: {error.strerror}"
 
 
 # ---- one live job to a folder
@@ -302,54 +257,42 @@ if hasattr(os, "register_at_fork"):  # a process that loads data must not keep t
 
 
 def is_held(folder: str) -> bool:
-    """Whether a job has `folder`: its lock is there, and not that of a dead process of this machine. Changes
-    nothing.
-    """
+    """Whether a job has `folder`: its lock is there, and not that of a dead process of this machine."""
     try:
         with open(os.path.join(folder, LOCK), encoding="utf-8", errors="replace") as file:
             if fcntl is not None:
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            of_this_machine = file.read(1000).startswith(f"{OWNER}{socket.gethostname()},")
-    except FileNotFoundError:
-        return False
-    except OSError:  # held, or not to be looked into
-        return True
-    return not (fcntl and of_this_machine)
+            return fcntl is None or not file.read(1000).startswith(f"{OWNER}{socket.gethostname()},")
+    except OSError as error:  # held, or not to be looked into
+        return not isinstance(error, FileNotFoundError)
 
 
 @contextlib.contextmanager
 def run_lock(folder: str) -> Generator[None]:
-    """Holds `folder` for this process; the system releases it when the process ends, however it ends. Rank 0
-    only. Raises UserError that names the job that has the folder, OSError.
-    """
+    """Holds `folder` for this process, however that ends. Rank 0 only. Raises UserError, OSError."""
     path = os.path.join(folder, LOCK)
     os.makedirs(folder, exist_ok=True)
-    kind = kind_of(path, follow_links=False)
     foreign = UserError(f"{path}: is not the lock of a run; move it away, or choose another folder")
-    if kind not in (None, "a file"):
+    if (kind := kind_of(path, follow_links=False)) not in (None, "a file"):
         raise foreign
     with open(path, "a+", encoding="utf-8", errors="replace") as file:
         file.seek(0)
-        owner, is_free = file.read(1000), True
+        owner = file.read(1000)
         try:
             if fcntl is not None:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            is_free = False
-        except OSError:  # a file system without locks
-            pass
-        if not is_free or not os.path.lexists(path):  # or its owner has just removed it
-            raise UserError(
-                f"{folder} is in use by another job: {owner}. Wait for it, stop it, or choose another folder"
-            )
+            in_use = not os.path.lexists(path)  # its owner has just removed it
+        except OSError as error:  # else of a file system without locks
+            in_use = isinstance(error, BlockingIOError)
+        if in_use:
+            raise UserError(f"{folder} is in use by another job: {owner}; wait, or choose another folder")
         if kind and not owner.startswith(OWNER):
             raise foreign
         _held.add(file.fileno())
         try:
-            since = time.strftime("%Y-%m-%d %H:%M:%S")
             file.truncate(0)
-            file.write(f"{OWNER}{socket.gethostname()}, process {os.getpid()}, since {since}")
-            file.flush()
+            since = f"process {os.getpid()}, since {time.strftime('%Y-%m-%d %H:%M:%S')}"
+            print(f"{OWNER}{socket.gethostname()}, {since}", end="", file=file, flush=True)
             yield
         finally:
             _held.discard(file.fileno())
