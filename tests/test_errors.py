@@ -1,12 +1,15 @@
 """What the machine refuses, in words; and a terminal that never ends a run."""
 
+import contextlib
 import errno
 import io
 import os
 import pickle
+import pty
 import resource
 import subprocess
 import sys
+import termios
 import time
 
 import pytest
@@ -215,6 +218,42 @@ def test_a_line_of_progress_every_few_seconds_unless_quiet(capsys, monkeypatch):
     stage.at(40)
     lines = [line.partition(" rows, ")[0] for line in capsys.readouterr().err.splitlines()]
     assert lines == [f"reading: {done} of 40" for done in (20, 25, 40)]
+
+
+def test_a_terminal_shows_bars_that_leave_nothing_behind(monkeypatch):
+    pytest.importorskip("tqdm", reason="needs tqdm (extra `progress`)")
+    ours, theirs = pty.openpty()
+    termios.tcsetwinsize(theirs, (24, 80))
+    monkeypatch.setattr(log, "_progress_shown", True)
+    with open(theirs, "w") as terminal:
+        monkeypatch.setattr(sys, "stdout", terminal)
+        monkeypatch.setattr(sys, "stderr", terminal)
+        with log.opened():
+            reading = Stage("reading", 40, "rows", first=10)
+            print("a note")
+            time.sleep(0.2)  # tqdm draws ten times a second
+            reading.at(30)
+            reading.at(40)
+            Stage("coding", None, "texts").add()
+            Stage("validation", 2, "batches")
+            print("another")
+            log._end_bar()  # as at exit
+            log.show_progress(False)
+            Stage("quiet", 2, "rows").add()
+    parts = []
+    with contextlib.suppress(OSError):  # the other end is closed
+        while part := os.read(ours, 1 << 16):
+            parts.append(part)
+    os.close(ours)
+    said = b"".join(parts).decode()
+    assert "\rreading:  25%|" in said and "30/40 [" in said and "quiet" not in said
+    assert "\rcoding: 0 texts" in said and "\rvalidation:   0%|" in said
+    lines = []
+    for line in said.split("\n"):  # as it stands there in the end
+        lines.append("")
+        for part in line.split("\r"):
+            lines[-1] = part + lines[-1][len(part) :]
+    assert list(map(str.rstrip, lines)) == ["a note", "another", ""]
 
 
 def test_rate_and_time_left():

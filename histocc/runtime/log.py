@@ -4,7 +4,9 @@ A stream that cannot be written any more (a pipe whose reader has ended, a full 
 is dropped, which is said once on the other stream.
 """
 
+import atexit
 import contextlib
+import importlib.util
 import os
 import sys
 import time
@@ -15,6 +17,7 @@ PROGRESS_SECONDS = 10.0
 
 _streams: list["_Stream"] = []  # of this process, inside `opened`
 _progress_shown = False
+_with_bar: list["Stage"] = []  # the one whose bar is on the terminal
 
 
 class _Stream:
@@ -24,6 +27,9 @@ class _Stream:
         self.name, self.stream, self.lost = name, stream or open(os.devnull, "w"), stream is None
 
     def write(self, text: str) -> int:
+        if self in _streams:  # not that of the bar, which comes back below the text
+            for stage in _with_bar:
+                stage.bar.clear()
         self._try(self.stream.write, text)
         return len(text)
 
@@ -93,8 +99,15 @@ def show_progress(shown: bool) -> None:
     _progress_shown = shown
 
 
+@atexit.register
+def _end_bar() -> None:
+    while _with_bar:
+        _with_bar.pop().bar.close()
+
+
 class Stage:
-    """A part of the work: on stderr a line every few seconds.
+    """A part of the work: on stderr a bar, if that is a terminal and tqdm is installed, else a line every few
+    seconds. The bar ends with the stage, and when the next one begins.
 
     Args:
         what: its name.
@@ -107,15 +120,30 @@ class Stage:
         self.what, self.total, self.unit, self.first = what, total, unit, first
         self.done = first
         self.started = self.shown_at = time.monotonic()
+        if _progress_shown and sys.stderr.isatty() and importlib.util.find_spec("tqdm"):
+            from tqdm import tqdm
+
+            _end_bar()
+            tqdm.monitor_interval = 0  # no thread: others are forked from this process
+            terminal = _Stream("error", getattr(sys.stderr, "stream", sys.stderr))
+            options: dict[str, Any] = {"initial": first, "unit": f" {unit}", "miniters": 0, "leave": False}
+            self.bar = tqdm(desc=what, total=total, file=terminal, **options)
+            _with_bar.append(self)
 
     def is_due(self) -> bool:
         """Whether `at` would show something now."""
-        return _progress_shown and time.monotonic() - self.shown_at >= PROGRESS_SECONDS
+        is_time = self in _with_bar or time.monotonic() - self.shown_at >= PROGRESS_SECONDS
+        return _progress_shown and is_time
 
     def at(self, done: float) -> None:
         """So many units are done."""
         self.done = done if self.total is None else min(done, self.total)
-        if self.is_due():
+        if self.is_due() and self in _with_bar:
+            self.bar.n = self.done
+            self.bar.update(0)
+            if self.done == self.total:
+                _end_bar()
+        elif self.is_due():
             self.shown_at = time.monotonic()
             print(self.line(self.shown_at - self.started), file=sys.stderr, flush=True)
 
