@@ -112,7 +112,7 @@ def test_matches_plain_loops(matching, empty, counts, seed, block_size):
 
 
 def test_more_codes_than_all_orders_are_tried_for():
-    """Seven columns: rows of six and seven codes go through the Hungarian method, beside rows of fewer."""
+    """Seven columns: rows of six and seven codes are assigned one by one, beside rows of fewer."""
     for seed in range(3):
         logits, targets = make_logits(7, 7, seed=seed), make_targets([7, 1, 6, 5, 0, 7, 2], 7, seed=seed + 50)
         found = loss_of(7, matching="one-to-one").per_row(logits, targets)

@@ -68,8 +68,7 @@ class Model(Config):
     )
     published_target_mask: bool = flag(
         False,
-        "the decoder looks at PAD among the codes as that of the published program does, for models that it"
-        " shall code with",
+        "the decoder looks at PAD among the codes, for models that the published program shall code with",
         resumable="kept",
     )
     ngrams: str = flag(
@@ -210,9 +209,7 @@ class MixerConfig(JobConfig):
         metavar="FILE.csv",
         resumable=True,
     )
-    val_data: list[str] = flag(
-        MISSING, "descriptions and codes to validate on", metavar="FILE.csv", resumable=True
-    )
+    val_data: list[str] = flag(MISSING, "rows to validate on", metavar="FILE.csv", resumable=True)
     target_col_naming: str = flag(
         "hisco", "without --target-cols: take NAME_1 … NAME_5 if the file has them", metavar="NAME"
     )

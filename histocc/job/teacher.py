@@ -2,9 +2,9 @@
 
 The answers are made once and kept beside the prepared data, `KEY.answers.npy`: a record for each row, whose
 `prob` is −1 until it is answered. With the rows they become a prepared folder with one more file,
-`train.teacher`. Which texts are in a batch depends on the texts alone, and a CPU computes with one thread:
-the answers are the same on any number of processes. What a teacher writes is what both of its decoders rank
-first together: Kim, Rush, 2016, "Sequence-Level Knowledge Distillation" (arXiv 1606.07947).
+`train.teacher`. Batches depend on the texts alone, and a CPU computes with one thread: the answers are the
+same on any number of processes. What a teacher writes is what both of its decoders rank first together: Kim,
+Rush, 2016, "Sequence-Level Knowledge Distillation" (arXiv 1606.07947).
 """
 
 import hashlib
@@ -32,7 +32,6 @@ from histocc.data.arrays import (
 )
 from histocc.data.config import PrepareSettings
 from histocc.data.dataset import TextRows
-from histocc.data.prepare import build_folder
 from histocc.data.report import report_lines
 from histocc.data.rows import MAX_LANGUAGES
 from histocc.formatter import BlockyFormatter
@@ -79,10 +78,9 @@ class Teacher:
         shared = np.flatnonzero(numbers >= 0)
         logits = torch.from_numpy(self.coder.probabilities(texts, languages, logits=True)[:, shared])
         top, at = logits.topk(min(len(shared), TEACHER_OUTPUTS))
-        there = np.flatnonzero(~logits[:, 0].isnan().numpy())[:, None]
-        first = np.arange(top.shape[1])
-        found["logits"][there, first] = top.clamp(-MAX_LOGIT, MAX_LOGIT).numpy()[there[:, 0]]
-        found["codes"][there, first] = numbers[shared][at.numpy()][there[:, 0]]
+        there, width = ~logits[:, 0].isnan().numpy(), top.shape[1]
+        found["logits"][there, :width] = top.clamp(-MAX_LOGIT, MAX_LOGIT).numpy()[there]
+        found["codes"][there, :width] = numbers[shared][at.numpy()][there]
         for row, answer in zip(found, self.coder.code(texts, languages, "both", self.room + 1)):
             kept = [self.number_of[code] for code in answer.codes if self.number_of[code] >= 0][: self.room]
             row["written"][: len(kept)] = kept
@@ -107,14 +105,7 @@ def unlabelled_settings(args: JobConfig, read: PrepareSettings) -> PrepareSettin
 
 
 class Questions:
-    """What a teacher is asked: training rows, and the unlabelled texts that are new and not validated on.
-
-    Attributes:
-        languages: of all rows, those of the labelled ones first.
-        left_out: how many unlabelled rows are not asked, by why.
-        sets: row sets; for each the numbers of its rows, and those in `languages` of its languages.
-        order: of all these rows: those with the same text follow each other.
-    """
+    """What a teacher is asked: training rows, and the unlabelled texts that are new and not validated on."""
 
     def __init__(self, data: PreparedData, unlabelled: PreparedData | None):
         self.data, self.unlabelled, train = data, unlabelled, data.train
@@ -122,8 +113,9 @@ class Questions:
         self.languages = list(dict.fromkeys([*data.languages, *more]))
         if len(self.languages) > MAX_LANGUAGES:
             raise UserError(f"--unlabelled: more than {MAX_LANGUAGES} languages, with the labelled rows")
+        # row sets; for each the numbers of its rows, and those in `languages` of its languages
         self.sets = [(train, np.arange(len(train)), np.arange(len(self.languages)))]
-        self.left_out, keys = {}, text_keys(train.text_hash, train.language)
+        self.left_out, keys = {}, text_keys(train.text_hash, train.language)  # left_out: rows, by why
         if unlabelled is not None:
             others, text_hash = unlabelled.train, np.asarray(unlabelled.train.text_hash)
             names = np.array([self.languages.index(name) for name in more], dtype=np.int64)
@@ -139,7 +131,7 @@ class Questions:
             added = np.sort(first[~validated & ~known])
             self.sets.append((others, added, names))
             keys = np.concatenate([keys, other_keys[added]])
-        self.order = np.argsort(keys, kind="stable")
+        self.order = np.argsort(keys, kind="stable")  # those with the same text follow each other
 
     def asked(self, index: np.ndarray) -> tuple[list[str], list[str]]:
         """(texts, languages) of rows, numbered through all sets."""
@@ -157,13 +149,18 @@ class Questions:
 
 
 def with_teacher(args: JobConfig, read: PrepareSettings, world: World, data: PreparedData) -> PreparedData:
-    """The rows of a run that has a teacher: the labelled ones and those of --unlabelled, with its answers;
-    `data` as it is if none is asked for. The first node asks; a node that does not see its folder builds one
-    of the same answers. All ranks. Raises UserError.
+    """The rows of a run that has a teacher, with its answers; `data` as it is if none is asked for. The first
+    node asks; one that does not see its folder builds its own of these answers. All ranks. Raises UserError.
     """
     if not args.teacher or args.eval_only:
         return data
-    questions = Questions(data, _unlabelled(args, read, world))
+    unlabelled, check = None, world.give_up_if_asked
+    if args.unlabelled:
+        wanted = unlabelled_settings(args, read)
+        made = world.run_on_main(lambda: preparing.prepare(wanted, args.save_path, world.print, None, check))
+        unlabelled = preparing.on_every_node(wanted, args.save_path, made, world, check)
+        world.print("\n".join(f"  {line}" for line in report_lines(unlabelled.report)))
+    questions = Questions(data, unlabelled)
     formatter, rows = BlockyFormatter.from_dict(read.formatter), len(questions.order)
     record = teacher_record(formatter.max_num_codes)
     file, key = world.run_on_main(lambda: _file_and_key(args, questions, record))
@@ -173,7 +170,7 @@ def with_teacher(args: JobConfig, read: PrepareSettings, world: World, data: Pre
     def lacking() -> list[int]:
         """First ranks of the nodes that do not see the folder."""
         leaders = sorted(set(of_node))
-        faults = world.run_on(leaders, lambda: fault(folder) or "")
+        faults = world.run_on(leaders, lambda: fault(folder))
         return [leader for leader, problem in zip(leaders, faults) if problem]
 
     def begin() -> None:
@@ -198,20 +195,7 @@ def with_teacher(args: JobConfig, read: PrepareSettings, world: World, data: Pre
     else:
         world.print(f"Teacher: its answers are in {folder}")
     found = PreparedData.open(folder)
-    for line in found.report["teacher"]["notes"]:
-        world.print(line)
-    return found
-
-
-def _unlabelled(args: JobConfig, read: PrepareSettings, world: World) -> PreparedData | None:
-    """The prepared rows of --unlabelled; None if there are none. All ranks. Raises UserError."""
-    if not args.unlabelled:
-        return None
-    wanted, check = unlabelled_settings(args, read), world.give_up_if_asked
-    folder = world.run_on_main(lambda: preparing.prepare(wanted, args.save_path, world.print, None, check))
-    found = preparing.on_every_node(wanted, args.save_path, folder, world, check)
-    for line in report_lines(found.report):
-        world.print(f"  {line}")
+    world.print("\n".join(found.report["teacher"]["notes"]))
     return found
 
 
@@ -227,8 +211,8 @@ def _file_and_key(args: JobConfig, questions: Questions, record: np.dtype) -> tu
 
 
 def _ask(teacher: Teacher, questions: Questions, path: str, world: World) -> dict:
-    """Answers what is not answered yet; returns what a report says of the teacher. GPUs share the work; on
-    CPUs rank 0 has a process for each core.
+    """Answers what is not answered yet: the GPUs of a node, or on CPUs rank 0 with a process for each core.
+    Returns what a report says of the teacher.
     """
     with checkpoint.reading(path):
         answers = np.load(path, mmap_mode="r+")
@@ -293,10 +277,8 @@ def _build(folder: str, questions: Questions, answers: np.ndarray, facts: dict) 
         val = widened(data.val.codes)
         val.tofile(os.path.join(new, "val.codes"))
         columns: dict[str, list[np.ndarray]] = {name: [] for name in (*ARRAYS, "lengths", TEACHER)}
-        begin = 0
-        for rows, numbers, names in questions.sets:
-            teacher = answers[begin : begin + len(numbers)].copy()
-            begin += len(numbers)
+        of_sets = np.split(answers, [len(data.train)])
+        for (rows, numbers, names), teacher in zip(questions.sets, of_sets):
             codes = widened(rows.codes[numbers])
             teacher["labelled"] = codes[:, 0] >= 0
             codes[~teacher["labelled"]] = teacher["written"][~teacher["labelled"]]
@@ -324,21 +306,15 @@ def _build(folder: str, questions: Questions, answers: np.ndarray, facts: dict) 
             json.dump(whole, file, indent=1, ensure_ascii=False)
         alphabet = {*data.alphabet, *(questions.unlabelled.alphabet if questions.unlabelled else ())}
         content = {name: value for name, value in read_meta(data.folder).items() if name != "checksums"}
-        content |= {
-            "fingerprint": os.path.basename(folder),
-            "languages": questions.languages,
-            "alphabet": sorted(alphabet),
-            "max_codes": room,
-            "report": whole,
-        }
+        content |= {"fingerprint": os.path.basename(folder), "languages": questions.languages}
+        content |= {"alphabet": sorted(alphabet), "max_codes": room, "report": whole}
         write_last(new, content)
 
-    build_folder(*os.path.split(folder), fill)
+    preparing.build_folder(*os.path.split(folder), fill)
 
 
 class TaughtRows(TextRows):
-    """`TextRows` of a student; batches also have what `DistillationLoss` takes: teacher_codes int64 [B, M],
-    teacher_logits float32 [B, M], teacher_weights and seq2seq_weights float32 [B].
+    """`TextRows` of a student; batches also have what `DistillationLoss` takes.
 
     The linear decoder's share of the teacher is `weight`, 0…1. The target of the other decoder is what the
     teacher wrote in as many of the epochs, by a draw that is a pure function of (seed, epoch, row), and then

@@ -96,10 +96,8 @@ def about(
 ) -> list[str]:
     """What is said of data and model before the start, a line each."""
     encoder, columns = model.config, ", ".join(settings.target_cols or [])
-    kept = ""
-    if data.kept_codes:
-        source = "the initial checkpoint" if args.initial_checkpoint or not args.teacher else "the teacher"
-        kept = f", the first {data.kept_codes:,} those of {source}"
+    source = "the initial checkpoint" if args.initial_checkpoint or not args.teacher else "the teacher"
+    kept = f", the first {data.kept_codes:,} those of {source}" if data.kept_codes else ""
     return [
         f"Dataset: {', '.join(settings.train_files)} ({len(data.train):,} rows for training,"
         f" {len(data.val):,} for validation)",
@@ -121,9 +119,7 @@ def about_rate(names: list[str], factor: float) -> str:
 
 
 def validate(args: JobConfig, formatter: BlockyFormatter, world: World, data: PreparedData) -> None:
-    """--eval-only: validates a checkpoint on the validation rows and prints the figures; writes nothing. All
-    ranks. Raises UserError.
-    """
+    """--eval-only: validates a checkpoint and prints the figures. All ranks. Raises UserError."""
     named = args.initial_checkpoint or args.save_path
     file = models.find_weights(named, named)
     content = formats.load_content(file)

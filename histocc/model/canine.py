@@ -47,9 +47,7 @@ MAX_SIZES = {  # of what the shapes of the weights do not limit
 @dataclass
 class CanineConfig:
     """Sizes of the encoder, with the published field names; the defaults are those of `google/canine-s`.
-
-    Raises:
-        ValueError: a value of another type, out of range, or that does not go with the others.
+    Raises ValueError for a value of another type, out of range, or that does not go with the others.
     """
 
     hidden_size: int = 768
@@ -100,10 +98,8 @@ class CanineConfig:
 
 
 class CharEmbeddings(nn.Module):
-    """Sum of hashed character, position and segment embeddings (section 3.1 of the paper).
-
-    The tables have far more rows than the characters of any data touch, and each step would pay for the
-    gradient, the update and the all-reduce of all: `train_rows_of` leaves the others out of training.
+    """Sum of hashed character, position and segment embeddings (section 3.1 of the paper). Each step would
+    pay for all rows of the tables: `train_rows_of` leaves those that no data touch out of training.
     """
 
     primes: Tensor
@@ -143,12 +139,9 @@ class CharEmbeddings(nn.Module):
         if self.trained_rows is None or self.trained_positions is None:
             x = self.rows_of_tables(hashed)
         else:
-            x, known = self.rows_in_training(hashed, self.trained_rows), len(self.trained_positions)
-            positions = (
-                torch.cat([self.trained_positions, positions[known:length]])
-                if known < length
-                else self.trained_positions
-            )
+            x = self.rows_in_training(hashed, self.trained_rows)
+            trained, others = self.trained_positions, positions[len(self.trained_positions) : length]
+            positions = torch.cat([trained, others]) if len(others) else trained
         x = x + (positions[:length] + self.token_type_embeddings.weight[0])
         return self.dropout(self.LayerNorm(x))
 
@@ -166,25 +159,20 @@ class CharEmbeddings(nn.Module):
 
     def train_rows_of(self, ids: Tensor, positions: int) -> None:
         """From now on only the rows of characters `ids` (int64 [N]) and the first `positions` positions are
-        trained. The others still count, but nothing changes them. State dicts stay as they were: whole
-        tables.
+        trained; the others still count. State dicts stay as they were: whole tables.
         """
         tables, device = self.tables(), self.primes.device
         self.buckets_in_training = [bucket.unique() for bucket in self.hash(ids.to(device)).unbind(-1)]
-        trained_row_of = torch.full((self.num_tables, self.buckets), -1)
-        start = 0
-        for i, bucket in enumerate(self.buckets_in_training):
-            trained_row_of[i, bucket.cpu()] = torch.arange(start, start + len(bucket))
-            start += len(bucket)
         first_bucket = torch.arange(self.num_tables, device=device) * self.buckets
-        self.register_buffer("trained_row_of", trained_row_of.flatten().to(device), persistent=False)
+        trained = torch.cat([bucket + i for bucket, i in zip(self.buckets_in_training, first_bucket)])
+        trained_row_of = torch.full((self.num_tables * self.buckets,), -1, device=device)
+        trained_row_of[trained] = torch.arange(len(trained), device=device)
+        self.register_buffer("trained_row_of", trained_row_of, persistent=False)
         self.register_buffer("first_bucket", first_bucket, persistent=False)
         for table in (*tables, self.char_position_embeddings):
             table.weight.requires_grad_(False)
-        self.trained_rows = nn.Parameter(tables[0].weight.new_empty(start, self.width))
-        self.trained_positions = nn.Parameter(
-            self.char_position_embeddings.weight[:positions].detach().clone()
-        )
+        self.trained_rows = nn.Parameter(tables[0].weight.new_empty(len(trained), self.width))
+        self.trained_positions = nn.Parameter(self.char_position_embeddings.weight[:positions].clone())
         self.copy_from_tables()
         self.register_state_dict_post_hook(self.add_to_tables)
         self.register_load_state_dict_pre_hook(self.add_trained)
@@ -200,16 +188,14 @@ class CharEmbeddings(nn.Module):
     @staticmethod
     def add_trained(module: "CharEmbeddings", state: dict, prefix: str, *_) -> None:
         """State dicts hold the tables alone, from which `copy_from_tables` takes these afterwards."""
-        state[prefix + "trained_rows"] = module.trained_rows
-        state[prefix + "trained_positions"] = module.trained_positions
+        state |= {prefix + name: getattr(module, name) for name in ("trained_rows", "trained_positions")}
 
     @staticmethod
     @torch.no_grad()
     def add_to_tables(module: "CharEmbeddings", state: dict, prefix: str, _) -> None:
         """Trained rows go back to their places in the tables of a state dict. With FSDP: all ranks."""
-        rows, positions = (
-            full_tensor(state.pop(prefix + name)) for name in ("trained_rows", "trained_positions")
-        )
+        rows = full_tensor(state.pop(prefix + "trained_rows"))
+        positions = full_tensor(state.pop(prefix + "trained_positions"))
         parts = rows.split([len(bucket) for bucket in module.buckets_in_training])
         for i, (bucket, part) in enumerate(zip(module.buckets_in_training, parts)):
             name = f"{prefix}HashBucketCodepointEmbedder_{i}.weight"
@@ -243,7 +229,7 @@ class SelfAttention(nn.Module):
         return torch.cat([layer.weight for layer in layers]), torch.cat([layer.bias for layer in layers])
 
     def forward(self, x: Tensor, visible: Sequence[Tensor]) -> Tensor:
-        """x [N, H], packed groups; visible: of each bool [B, S], which positions are looked at → [N, H]."""
+        """x [N, H], packed groups; visible: of each bool [B, S] → [N, H]."""
         projected = product(x, *self.query_key_value())
         one_chunk = self.stride is None or max(mask.shape[1] for mask in visible) <= self.stride
         if one_chunk and is_packed(projected):
@@ -256,10 +242,8 @@ class SelfAttention(nn.Module):
         return self.dropout_prob if self.training else 0.0
 
     def masks(self, visible: Tensor) -> tuple[Tensor, Tensor | None]:
-        """(bool [B, 1, 1, S] for `attend`, factor of the queries float [B] or None) for bool [B, S].
-
-        A chunk of padding alone takes the plain mean of its values, as in the published model. It matters:
-        the convolutions carry the first positions of such a chunk over to the real positions before it.
+        """(bool [B, 1, 1, S] for `attend`, factor of the queries float [B] or None) for bool [B, S]. A chunk
+        of padding alone takes the plain mean of its values, as published: convolutions carry it to others.
         """
         if self.stride is None:
             return visible[:, None, None], None
@@ -343,9 +327,7 @@ class Stack(nn.Module):
 
 
 class CharsToMolecules(nn.Module):
-    """Downsampling (section 3.2): position 0 as it is, then one molecule per block of characters, unless it
-    is the last of all.
-    """
+    """Downsampling (section 3.2): position 0 as it is, then a molecule for each block of characters."""
 
     fused = {"block_weight": ("conv",)}
 
@@ -367,13 +349,10 @@ class CharsToMolecules(nn.Module):
             whole = group.shape[1] // self.rate * self.rate
             blocks.append(group[:, :whole].unflatten(1, (-1, self.rate)).flatten(2))  # [B, M, rate · H]
         molecules = []
-        for group, mixed, more in zip(
-            chars, product_of_groups(blocks, *self.block_weight()), padding_follows
-        ):
-            mixed = self.activation(mixed)
-            # The last block gives its place to position 0, as published.
-            mixed = torch.cat([group[:, :1], mixed if more else mixed[:, :-1]], dim=1)
-            molecules.append(self.LayerNorm(mixed))
+        products = product_of_groups(blocks, *self.block_weight())
+        for group, mixed, more in zip(chars, map(self.activation, products), padding_follows):
+            kept = mixed if more else mixed[:, :-1]  # the last gives its place to position 0, as published
+            molecules.append(self.LayerNorm(torch.cat([group[:, :1], kept], dim=1)))
         return molecules
 
 
@@ -421,14 +400,12 @@ class Projection(nn.Module):
         """x [B, S, H] of the characters, of_molecules [B, M, taps · H] → [B, S, H]."""
         length = x.shape[1]
         for tap, part in enumerate(of_molecules.unflatten(2, (self.taps, -1)).unbind(2)):
-            # Each block's molecule at its characters, the last one up to the end; the first is that of
-            # position 0 and of no block.
+            # each block's molecule at its characters, the last up to the end; the first is that of no block
             spread = part[:, 1:].unsqueeze(2).expand(-1, -1, self.rate, -1).flatten(1, 2)[:, :length]
             if spread.shape[1] < length:
                 last = part[:, -1:].expand(-1, length - spread.shape[1], -1)
                 spread = torch.cat([spread, last], dim=1)
-            # tap t reads position i + t − before
-            x = x + F.pad(spread, (0, 0, self.before - tap, tap - self.before))
+            x = x + F.pad(spread, (0, 0, self.before - tap, tap - self.before))  # reads i + tap − before
         return self.dropout(self.LayerNorm(self.activation(x)))
 
 
@@ -444,11 +421,7 @@ class Pooler(nn.Module):
 
 
 class CanineEncoder(nn.Module):
-    """CANINE encoder (Clark et al., 2021, arXiv 2103.06874, section 3).
-
-    Weights start normal with standard deviation `initializer_range`, biases at zero, a function of torch's
-    random state alone.
-    """
+    """CANINE encoder (Clark et al., 2021, arXiv 2103.06874, section 3)."""
 
     def __init__(self, config: CanineConfig):
         super().__init__()
@@ -484,18 +457,14 @@ class CanineEncoder(nn.Module):
 
         Args:
             input_ids: character ids int64 [B, S], [CLS] first; attention_mask: bool or 0/1 [B, S].
-            padding_follows: the values are as if blocks of padding followed, which is what most of the
-                published model's 128 positions are; S is then a multiple of the block (4) and below the local
-                stride.
+            padding_follows: the values are as if blocks of padding followed, as they do in the published
+                model's 128 positions; S is then a multiple of the block (4) and below the local stride.
         """
         final, pooled = self.forward_groups([input_ids], [attention_mask], [padding_follows])
         return final[0], pooled
 
     def forward_groups(
-        self,
-        input_ids: Sequence[Tensor],
-        attention_mask: Sequence[Tensor],
-        padding_follows: Sequence[bool],
+        self, input_ids: Sequence[Tensor], attention_mask: Sequence[Tensor], padding_follows: Sequence[bool]
     ) -> tuple[list[Tensor], Tensor]:
         """`forward` of groups of rows, [B, S] each: (last_hidden_state of each, pooled [rows of all, H])."""
         visible = [mask.bool() for mask in attention_mask]

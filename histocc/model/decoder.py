@@ -1,9 +1,8 @@
 """Transformer decoder that writes a token sequence while looking at the encoder's memory.
 
 The layers of Vaswani et al., 2017 (arXiv 1706.03762, sections 3.1–3.5), post-norm with relu, and the
-parameter names of `torch.nn.TransformerDecoder`. Whole sequences go through `forward` (training); one token
-at a time goes through `start` and `step`, which keep the keys and values of what is written already
-(decoding). Both give the same logits.
+parameter names of `torch.nn.TransformerDecoder`. Whole sequences go through `forward`; one token at a time
+goes through `start` and `step`, which keep keys and values. Both give the same logits.
 """
 
 import math
@@ -14,6 +13,7 @@ from typing import Any, cast
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
 
 from histocc.model.layers import (
     Dropout,
@@ -34,28 +34,20 @@ QUERY, KEY_VALUE, ALL = slice(0, 1), slice(1, 3), slice(0, 3)  # parts of `Multi
 
 @dataclass
 class DecoderCache:
-    """What `step` needs to continue: the projected memory and the keys and values of the tokens so far, [B,
-    heads, positions, H / heads] per layer, those of the tokens filled up to `length`; memory_visible: bool
-    [B, 1, 1, S], None for all; visible: which tokens are seen, bool [B, max_steps].
-    """
+    """What `step` needs to continue: keys and values are [B, heads, positions, H / heads] per layer."""
 
     memory_keys: list[Tensor]
     memory_values: list[Tensor]
-    memory_visible: Tensor | None
-    keys: list[Tensor]
+    memory_visible: Tensor | None  # bool [B, 1, 1, S], None for all
+    keys: list[Tensor]  # of the tokens so far, filled up to `length`
     values: list[Tensor]
-    visible: Tensor
+    visible: Tensor  # which tokens are seen, bool [B, max_steps]
     length: int = 0
 
     def select(self, index: Tensor) -> "DecoderCache":
         """A new cache with the rows of `index`, int64 [N], repeats allowed."""
 
-        def rows(value: Any) -> Any:
-            if isinstance(value, list):
-                return list(map(rows, value))
-            return value.index_select(0, index) if isinstance(value, Tensor) else value
-
-        return DecoderCache(**{name: rows(value) for name, value in vars(self).items()})
+        return DecoderCache(**tree_map_only(Tensor, lambda x: x.index_select(0, index), vars(self)))
 
 
 class TokenEmbedding(nn.Module):
@@ -99,8 +91,7 @@ class MultiheadAttention(nn.Module):
         nn.init.xavier_uniform_(self.in_proj_weight)
         nn.init.zeros_(self.out_proj.bias)
 
-    def in_proj(self) -> tuple[Tensor, Tensor]:
-        """(weight [3 H, H], bias [3 H]) of the projections, one below the other."""
+    def in_proj(self) -> tuple[Tensor, Tensor]:  # [3 H, H], [3 H]
         return self.in_proj_weight, self.in_proj_bias
 
     def project(self, x: Tensor, parts: slice) -> Tensor:
@@ -129,32 +120,24 @@ class MultiheadAttention(nn.Module):
             return self.attend_to_groups(queries, x[:, :keys], [(rows, keys)], [visible])
         projected = self.project(x, ALL)
         if not is_packed(projected):
-            q, k, v = self.by_head(projected)
-            return self.attend(q, k, v, visible)
+            return self.attend(*self.by_head(projected), visible)
         groups = [Group(rows, length, length, visible)]
         mixed = packed_attention(projected.flatten(0, 1), None, groups, self.heads, self.dropout_p())
         return self.out_proj(mixed.view_as(x))
 
     def attend_to_groups(
-        self,
-        queries: Tensor,
-        memory: Tensor,
-        shapes: Sequence[Sequence[int]],
-        visible: Sequence[Tensor | None],
+        self, queries: Tensor, memory: Tensor, shapes: Sequence[Sequence[int]], visible: Sequence[Any]
     ) -> Tensor:
         """From each projected query [B, T, H] to the positions of its row in memory [N, H], packed groups of
         `shapes` (rows, positions, …), together the rows of the queries → [B, T, H].
         """
         keys_values = self.project(memory, KEY_VALUE)
         if is_packed(keys_values) and is_packed(queries):
-            groups = [
-                Group(shape[0], queries.shape[1], shape[1], mask)
-                for shape, mask in zip(shapes, visible, strict=True)
-            ]
+            sizes = zip(shapes, visible, strict=True)
+            groups = [Group(shape[0], queries.shape[1], shape[1], mask) for shape, mask in sizes]
             flat = queries.flatten(0, 1), keys_values.flatten(0, -2)
-            return self.out_proj(
-                packed_attention(*flat, groups, self.heads, self.dropout_p()).view_as(queries)
-            )
+            mixed = packed_attention(*flat, groups, self.heads, self.dropout_p())
+            return self.out_proj(mixed.view_as(queries))
         (q,) = self.by_head(queries)
         mixed = []
         parts = q.split([shape[0] for shape in shapes]), unpack(keys_values, shapes)
@@ -179,14 +162,7 @@ class DecoderLayer(nn.Module):
         self.norm3 = nn.LayerNorm(width)
         self.dropout = Dropout(dropout)
 
-    def forward(
-        self,
-        x: Tensor,
-        memory: Tensor,
-        shapes: Sequence[Sequence[int]],
-        visible: Tensor,
-        memory_visible: Sequence[Tensor | None],
-    ) -> Tensor:
+    def forward(self, x: Tensor, memory: Tensor, shapes: Any, visible: Tensor, memory_visible: Any) -> Tensor:
         """x [B, T, H]; arguments as of `attend_to_self` and `attend_to_groups` → [B, T, H]."""
         x = self.norm1(self.dropout.add(self.self_attn.attend_to_self(x, visible), x))
         queries = self.multihead_attn.project(x, QUERY)
@@ -196,9 +172,7 @@ class DecoderLayer(nn.Module):
     def cross_attend_and_feed_forward(
         self, x: Tensor, k: Tensor, v: Tensor, visible: Tensor | None, q: Tensor | None = None
     ) -> Tensor:
-        """x [B, T, H]; keys and values of the memory and, if it is known already, the query, [B, heads, …,
-        H / heads] → [B, T, H].
-        """
+        """x [B, T, H]; keys, values of the memory, query if known already [B, heads, …] → [B, T, H]."""
         if q is None:
             (q,) = self.multihead_attn.by_head(self.multihead_attn.project(x, QUERY))
         mixed = self.multihead_attn.attend(q, k, v, visible)
@@ -217,8 +191,6 @@ class DecoderStack(nn.Module):
 
 class TransformerDecoder(nn.Module):
     """Token embedding · √H plus positions, post-norm decoder layers, linear head over the vocabulary.
-
-    Starts like `torch.nn.TransformerDecoderLayer`, each layer with its own draw.
 
     Args:
         vocab_size, width, dim_feedforward: V, H, and the width between the linear layers.
@@ -244,9 +216,8 @@ class TransformerDecoder(nn.Module):
         self.pad_idx, self.target_mask, self.max_positions = pad_idx, target_mask, max_positions
         self.token_emb = TokenEmbedding(vocab_size, width)
         self.positional_encoding = PositionalEncoding(width, dropout, max_positions)
-        self.decoder = DecoderStack(
-            [DecoderLayer(width, HEADS, dim_feedforward, dropout) for _ in range(LAYERS)]
-        )
+        layers = [DecoderLayer(width, HEADS, dim_feedforward, dropout) for _ in range(LAYERS)]
+        self.decoder = DecoderStack(layers)
         self.head = Linear(width, vocab_size)
 
     def forward(
@@ -259,8 +230,7 @@ class TransformerDecoder(nn.Module):
     ) -> Tensor:
         """Logits [B, T, V] of the token after each position, from the tokens up to it (teacher forcing).
 
-        Always causal. Position 0 of the target can always be looked at, and a row whose memory is all padding
-        looks at all of it, so that no row looks at nothing.
+        Always causal. Position 0 of the target, and memory that is all padding, can be looked at.
 
         Args:
             memory: [B, S, H]; target: int64 [B, T], beginning with BOS, at most `max_positions`.
@@ -280,9 +250,7 @@ class TransformerDecoder(nn.Module):
         memory_visible: Sequence[Tensor | None],
         target_padding_mask: Tensor | None = None,
     ) -> Tensor:
-        """`forward` with the memory of groups of rows, [B, S, H] each, and what `visible_memory` gives for
-        it.
-        """
+        """`forward` with the memory of groups of rows, [B, S, H] each, and its `visible_memory`."""
         self.check_length(target.shape[1])
         no_padding = torch.zeros_like(target, dtype=torch.bool)
         padding = no_padding if target_padding_mask is None else target_padding_mask.bool()
@@ -297,9 +265,7 @@ class TransformerDecoder(nn.Module):
         return self.head(x)
 
     def _visible_targets(self, padding: Tensor) -> Tensor:
-        """Which targets each one sees, or what is added to their scores, [B, 1, T, T], for padding bool [B,
-        T].
-        """
+        """Which targets each one sees, or what is added to scores, [B, 1, T, T], for padding bool [B, T]."""
         length = padding.shape[1]
         if self.target_mask:
             keys = torch.cat([torch.ones_like(padding[:, :1]), ~padding[:, 1:]], dim=1)
@@ -311,9 +277,7 @@ class TransformerDecoder(nn.Module):
     def start(
         self, memory: Tensor, memory_padding_mask: Tensor | None = None, max_steps: int | None = None
     ) -> DecoderCache:
-        """A cache for up to `max_steps` calls of `step` (default `max_positions`, which is the most);
-        projects the memory, once. Arguments as of `forward`.
-        """
+        """A cache for up to `max_steps` calls of `step` (default: all positions), with projected memory."""
         max_steps = self.max_positions if max_steps is None else max_steps
         self.check_length(max_steps)
         layers = [layer.multihead_attn for layer in self.decoder.layers]

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from histocc.formatter import BOS_IDX, EOS_IDX, PAD_IDX, BlockyFormatter
+from histocc.model.layers import upcast_half
 from histocc.model.mixer import Seq2SeqMixerOccCANINE
 from histocc.runtime.parallel import evaluating
 
@@ -15,16 +16,12 @@ MAX_IN_ANY_ORDER = 6  # codes: 720 orders
 
 
 class GreedyResult(NamedTuple):
-    """tokens int64 [B, max_codes · block_size + 2], BOS first, EOS last, PAD in unused blocks; block_probs
-    float [B, max_codes], product of the probabilities of a block's tokens, 0 for a block that is not written;
-    end_probs float [B], probability of the first PAD that began a block, 1 if none did; sequence_probs float
-    [B], product of the probabilities of all tokens that were chosen.
-    """
+    """What was written: probabilities are products over the tokens."""
 
-    tokens: Tensor
-    block_probs: Tensor
-    end_probs: Tensor
-    sequence_probs: Tensor
+    tokens: Tensor  # int64 [B, max_codes · block_size + 2], BOS first, EOS last, PAD in unused blocks
+    block_probs: Tensor  # float [B, max_codes], 0 for a block that is not written
+    end_probs: Tensor  # float [B], of the first PAD that began a block, 1 if none did
+    sequence_probs: Tensor  # float [B], of all tokens that were chosen
 
 
 def greedy_from_memory(
@@ -35,15 +32,10 @@ def greedy_from_memory(
     max_codes: int,
     block_size: int,
 ) -> GreedyResult:
-    """The most probable token at each position, given those before it.
+    """The most probable token at each position, given those before it; memory: [B, S, H] of `model.encode`.
 
     A row is finished when a block starts with PAD; a model without `target_mask` writes all blocks, and what
-    should be EOS after them, as its published program does. The result for a row depends on its own text
-    alone.
-
-    Args:
-        memory: [B, S, H] from `model.encode` in evaluation mode, with its `model.memory_padding_mask`.
-        max_codes, block_size: the formatter's.
+    should be EOS after them, as its published program does. A row depends on its own text alone.
     """
     batch, dtype = len(memory), upcast_half(memory).dtype
     tokens = torch.full((batch, max_codes * block_size + 2), PAD_IDX, device=memory.device)
@@ -76,18 +68,14 @@ def greedy_from_memory(
 
 
 def _write_all_blocks(
-    model: Seq2SeqMixerOccCANINE,
-    memory: Tensor,
-    memory_padding_mask: Tensor | None,
-    tokens: Tensor,
-    block_size: int,
+    model: Seq2SeqMixerOccCANINE, memory: Tensor, padding: Tensor | None, tokens: Tensor, block_size: int
 ) -> GreedyResult:
     """Fills `tokens` [B, T] with the most probable ones at every position but the last, which counts in
     sequence_probs alone.
     """
     log_probs = []
     with evaluating(model):
-        cache = model.decoder.start(memory, memory_padding_mask, max_steps=tokens.shape[1] - 1)
+        cache = model.decoder.start(memory, padding, max_steps=tokens.shape[1] - 1)
         for position in range(tokens.shape[1] - 1):
             logits = model.decoder.step(tokens[:, position], cache)  # [B, V]
             log_prob, token = _best(logits)
@@ -119,9 +107,8 @@ def greedy_sets(
     in_any_order: bool = True,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """What `greedy_from_memory` writes for texts: (blocks int64 [B, max_codes, block_size], all PAD if there
-    is no code or, but for a model without `target_mask`, one that is listed already; block_probs float [B,
-    max_codes]; float [B], the probability of the set of codes, or, not in_any_order, that of the tokens as
-    they were written).
+    is no code or, with `target_mask`, one that is listed already; block_probs float [B, max_codes]; float
+    [B], the probability of the set of codes, or, not in_any_order, of the tokens as they were written).
     """
     sizes = {"max_codes": formatter.max_num_codes, "block_size": formatter.block_size}
     with evaluating(model):
@@ -147,16 +134,12 @@ def greedy_sets(
 
 
 def set_probs(
-    model: Seq2SeqMixerOccCANINE,
-    memory: Tensor,
-    memory_padding_mask: Tensor | None,
-    blocks: Tensor,
+    model: Seq2SeqMixerOccCANINE, memory: Tensor, memory_padding_mask: Tensor | None, blocks: Tensor
 ) -> Tensor:
     """Probability, float [B], that the model writes the codes of `blocks` and then stops: the sum over all
     orders of the codes, or, of more than MAX_IN_ANY_ORDER codes, that of the given order alone.
 
-    blocks: int64 [B, max_codes, block_size], distinct, all PAD where there is none. Memory holds
-    SEQUENCES_AT_ONCE.
+    blocks: int64 [B, max_codes, block_size], distinct, all PAD where there is none.
     """
     batch, max_codes, _ = blocks.shape
     exist = (blocks != PAD_IDX).any(-1)  # [B, max_codes]
@@ -194,8 +177,3 @@ def code_logits(
     follows = torch.cat([flat, end], dim=1)[:, :most]  # nothing ends a sequence with all its codes
     written = torch.cat([begin, flat], dim=1)[:, :most]
     return upcast_half(model.decode(memory, written, padding)), follows
-
-
-def upcast_half(x: Tensor) -> Tensor:
-    """Half precision as float32, the rest as it is."""
-    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x

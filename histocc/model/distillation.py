@@ -42,8 +42,8 @@ class DistillationLoss(LossMixer):
         if teacher_codes is None or seq2seq_weights is None:
             return found
         linear = self._mixed(found["loss_linear"], out_linear, teacher_codes, teacher_logits, teacher_weights)
-        seq2seq = found["loss_seq2seq"] * seq2seq_weights.to(found["loss_seq2seq"].dtype)
-        w = self.seq2seq_weight
+        seq2seq, w = found["loss_seq2seq"], self.seq2seq_weight
+        seq2seq = seq2seq * seq2seq_weights.to(seq2seq.dtype)
         return {"loss": w * seq2seq + (1 - w) * linear, "loss_linear": linear, "loss_seq2seq": seq2seq}
 
     def linear(self, out_linear: Tensor, target_linear: Tensor, **of_teacher: Tensor) -> Tensor:

@@ -7,8 +7,6 @@ n-grams, and the layers whose outputs are the answer (the linear decoder and the
 cost little.
 """
 
-from functools import partial
-
 import torch
 from torch import Tensor, nn
 
@@ -71,13 +69,9 @@ def to_int8(model: nn.Module) -> None:
         fused: dict[str, tuple[str, ...]] = getattr(module, "fused", {})
         for method, (weight, bias) in {name: getattr(module, name)() for name in fused}.items():
             pair = Int8Weight(weight), None if bias is None else bias.detach()
-            setattr(module, method, partial(_identity, pair))
+            setattr(module, method, lambda pair=pair: pair)
         for part in {part for parts in fused.values() for part in parts}:
             setattr(module, part, None)
         for name, child in module.named_children():
             if isinstance(child, nn.Linear) and child not in float32:
                 setattr(module, name, Int8Linear(child))
-
-
-def _identity(value: tuple[Int8Weight, Tensor | None]) -> tuple[Int8Weight, Tensor | None]:
-    return value

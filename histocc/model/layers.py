@@ -1,9 +1,8 @@
 """What both halves of the model are built of: dropout, attention and linear layers that are fast on CPUs too.
 
-In training on a CPU less time goes into products than into the many small steps around them, and into
-padding. So the rows of a batch are cut into groups of similar width (`width_groups`), whose positions follow
-each other in one tensor [N, H] (`pack`); attention goes group by group, as one step of autograd
-(`_Attention`), and all else once over the positions of all groups.
+In training on a CPU most time goes into the many small steps around products, and into padding. So the rows
+of a batch are cut into groups of similar width (`width_groups`), whose positions follow each other in one
+tensor [N, H] (`pack`); attention goes group by group, all else once over the positions of all groups.
 """
 
 from collections.abc import Sequence
@@ -24,6 +23,11 @@ MIN_GROUP_ROWS = 12  # of a batch, for each group that it is cut into
 _STEPS = 1 << 16  # a probability of dropout is rounded to so many steps on CPUs
 
 
+def upcast_half(x: Tensor) -> Tensor:
+    """Half precision as float32, the rest as it is."""
+    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+
+
 # ---- dropout and linear layers
 
 
@@ -37,8 +41,8 @@ def dropout(x: Tensor, p: float) -> Tensor:
 
 
 def dropout_factors(x: Tensor, p: float) -> Tensor:
-    """What dropout multiplies x by, on a CPU: 0 with probability `p` (above 0), else 1 / (1 − p). Of x's
-    shape, in float32 or x's dtype if that is wider: bfloat16 and float16 cannot hold every number of 16 bits.
+    """What dropout multiplies x by, on a CPU: 0 with probability `p` (above 0), else 1 / (1 − p). In float32
+    or wider: bfloat16 and float16 cannot hold every number of 16 bits.
     """
     dtype = torch.promote_types(x.dtype, torch.float32)
     if p == 1.0:
@@ -92,9 +96,7 @@ class Dropout(nn.Module):
 
 
 def product(x: Tensor, weight: Any, bias: Tensor | None = None) -> Tensor:
-    """x [..., inputs] times a weight [outputs, inputs], a tensor or an `Int8Weight`, plus bias [outputs] →
-    [..., outputs].
-    """
+    """x [..., inputs] times a weight [outputs, inputs], a tensor or `Int8Weight`, plus bias [outputs]."""
     return linear(x, weight, bias) if isinstance(weight, Tensor) else weight.product(x, bias)
 
 
@@ -109,9 +111,7 @@ class Linear(nn.Linear):
 
 
 def for_attention(x: Tensor) -> Tensor:
-    """What `attend` takes: on CPUs, where torch multiplies many small matrices slowly in bfloat16, float32 in
-    training.
-    """
+    """What `attend` takes: float32 in training on CPUs, which multiply small matrices slowly in bfloat16."""
     slow = x.device.type == "cpu" and x.dtype == torch.bfloat16 and x.requires_grad
     return x.float() if slow else x
 
@@ -120,8 +120,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None, dropout_p: f
     """Scaled dot-product attention of q, k, v [B, heads, positions, H / heads]; visible: bool, or float that
     is added to the scores, broadcast to [B, heads, queries, keys], None for all.
 
-    torch's fused kernel for CPUs knows no dropout and is slow backwards where sequences are short, and
-    forwards with one query; there the steps are taken one by one.
+    torch's fused kernel for CPUs knows no dropout, and is slow in training and with one query.
     """
     if visible is not None and visible.is_floating_point():
         visible = visible.to(q.dtype)
@@ -145,18 +144,13 @@ def _added_to_scores(visible: Tensor, dtype: torch.dtype) -> Tensor:
 
 @dataclass(frozen=True)
 class Group:
-    """Rows of one width, whose positions attend within their row.
-
-    rows: their number; queries, keys: positions of one; visible: bool, or float that is added to the scores,
-    broadcast to [rows, heads, queries, keys], None for all; query_scale: factor of the queries, float [rows],
-    None for 1.
-    """
+    """Rows of one width, whose positions attend within their row."""
 
     rows: int
-    queries: int
+    queries: int  # positions of a row
     keys: int
-    visible: Tensor | None = None
-    query_scale: Tensor | None = None
+    visible: Tensor | None = None  # as for `attend`, broadcast to [rows, heads, queries, keys]
+    query_scale: Tensor | None = None  # factor of the queries, float [rows]
 
 
 def is_packed(projected: Tensor) -> bool:
@@ -167,7 +161,7 @@ def is_packed(projected: Tensor) -> bool:
 def packed_attention(
     queries: Tensor, keys_values: Tensor | None, groups: Sequence[Group], heads: int, dropout_p: float
 ) -> Tensor:
-    """Attention of packed groups → [N, H], 0 for other positions, in the dtype of `queries`.
+    """Attention of packed groups as one step of autograd → [N, H], 0 for other positions.
 
     queries: [N, H] of the positions of all groups, others after them; keys_values: [M, 2 H] alike; without it
     queries are [N, 3 H]: queries, keys and values.
@@ -198,18 +192,11 @@ def _split(queries: Tensor, keys_values: Tensor | None) -> tuple[Tensor, ...]:
 
 
 class _Attention(torch.autograd.Function):
-    """Attention of groups as one step of autograd, whose inputs and outputs are those of the linear layers
-    around it, so that each value is moved once.
-    """
+    """Its inputs and outputs are those of the linear layers around it, so that each value is moved once."""
 
     @staticmethod
     def forward(
-        ctx: Any,
-        queries: Tensor,
-        keys_values: Tensor | None,
-        groups: tuple[Group, ...],
-        heads: int,
-        dropout_p: float,
+        ctx: Any, queries: Tensor, keys_values: Tensor | None, groups: Any, heads: int, dropout_p: float
     ) -> Tensor:
         q, k, v = _split(queries, keys_values)
         dtype = torch.promote_types(queries.dtype, torch.float32)
@@ -278,9 +265,7 @@ class _Attention(torch.autograd.Function):
 
 def width_groups(attention_mask: Tensor) -> tuple[Tensor, list[tuple[int, int]]] | None:
     """(order in which rows go into groups, int64 [B]; rows and positions of each group, the narrowest first)
-    with the fewest positions in sum, or None if one group is all.
-
-    attention_mask: bool or 0/1 [B, S], on the CPU; S is what the longest row needs, or more.
+    with the fewest positions in sum, or None if one group is all. attention_mask: bool or 0/1 [B, S].
     """
     rows, width = attention_mask.shape
     last = (attention_mask != 0) * torch.arange(1, width + 1)
@@ -295,9 +280,8 @@ def width_groups(attention_mask: Tensor) -> tuple[Tensor, list[tuple[int, int]]]
 
 
 def pack(groups: Sequence[Tensor], length: int | None = None) -> Tensor:
-    """The positions of groups [B, S, …] one after the other, [N, …]. If there are several, rows of zeros
-    follow up to a round number, or to `length`: libraries of matrix products prepare each new shape, which
-    costs as much as a small product does.
+    """The positions of groups [B, S, …] one after the other, [N, …]. If there are several, zeros follow up to
+    `length`, or a round number: matrix products of a new shape are slow.
     """
     if len(groups) == 1:
         return groups[0].flatten(0, 1)

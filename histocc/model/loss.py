@@ -1,10 +1,9 @@
 """Losses: order-invariant cross entropy over blocks of tokens, that of the linear decoder, and their mix.
 
-A row has as many codes as its target has blocks that are not PAD. The order of its codes carries no
-meaning, so each target block is compared with several predicted blocks, and the best fit counts (Dahl,
-Johansen, Vedel, 2024, arXiv 2402.13604), or the cheapest assignment of one predicted block to each. Every
-loss here is computed per row first: the gradient of one row does not depend on how many codes another
-row of the batch has, and a batch may be cut into micro-batches at will.
+The order of a row's codes carries no meaning, so each target block is compared with several predicted blocks,
+and the best fit counts (Dahl, Johansen, Vedel, 2024, arXiv 2402.13604), or the cheapest assignment of one
+predicted block to each. Every loss is that of a row first: its gradient does not depend on other rows, and a
+batch may be cut into micro-batches at will.
 """
 
 import copy
@@ -17,13 +16,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from histocc.model.layers import upcast_half
+
 BEST_FIT, ONE_TO_ONE = BLOCK_LOSSES = ("best-fit", "one-to-one")
 MEAN, ROWS = LINEAR_LOSSES = ("mean", "rows")
 MAX_ALL_ORDERS = 5  # codes of a row for which every order is tried (120 of them)
-
-
-def _at_least_float32(x: Tensor) -> Tensor:
-    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
 
 
 # ---- of the seq2seq decoder
@@ -44,27 +41,23 @@ class _BlockLoss(nn.Module):
 
         Args:
             logits: [B, S − 1, V].
-            targets: integer [B, S]: BOS, blocks, EOS, which is not trained. S is nb_blocks · block_size + 2,
-                or less by whole blocks. ValueError for shapes that do not fit.
+            targets: integer [B, S]: BOS, nb_blocks blocks or fewer, EOS, which is not trained.
+
+        Raises:
+            ValueError: shapes do not fit.
         """
         rows, length = targets.shape
         blocks, rest = divmod(length - 2, self.block_size)
         if logits.shape[:2] != (rows, length - 1) or rest or not 1 <= blocks <= self.nb_blocks:
             raise ValueError(
-                f"logits {tuple(logits.shape)} and targets {tuple(targets.shape)} do not fit: with blocks of"
-                f" {self.block_size}, targets are [B, 1 + blocks * {self.block_size} + 1] with one to"
-                f" {self.nb_blocks} blocks and logits one token shorter"
+                f"logits {tuple(logits.shape)} and targets {tuple(targets.shape)} do not fit: targets are"
+                f" [B, 2 + blocks * {self.block_size}], blocks 1 to {self.nb_blocks}, logits a token shorter"
             )
-        log_probs = _at_least_float32(logits[:, :-1]).log_softmax(-1)
-        return self._of_blocks(
-            log_probs.reshape(rows, blocks, self.block_size, -1),
-            targets[:, 1:-1].long().reshape(rows, blocks, self.block_size),
-        )
+        log_probs = upcast_half(logits[:, :-1]).log_softmax(-1).unflatten(1, (blocks, self.block_size))
+        return self._of_blocks(log_probs, targets[:, 1:-1].long().unflatten(1, (blocks, self.block_size)))
 
     def _of_blocks(self, log_probs: Tensor, targets: Tensor) -> Tensor:
-        """`per_row` from log-probabilities of the predicted blocks [B, P, bs, V] and target blocks int64
-        [B, P, bs].
-        """
+        """`per_row` of log-probabilities of predicted blocks [B, P, bs, V]; targets int64 [B, P, bs]."""
         raise NotImplementedError
 
 
@@ -83,11 +76,10 @@ def _mean_of_codes(losses: Tensor, has_code: Tensor) -> Tensor:
 class BlockOrderInvariantLoss(_BlockLoss):
     """Order-invariant loss that writes a row's n codes into its first n blocks, and PAD into the others.
 
-    Per row: the mean over its n target blocks of the smallest mean token cross entropy over its first
-    n predicted blocks, plus the sum over the blocks beyond n of the mean cross entropy towards PAD, divided
-    by `nb_blocks`. The EOS that fill up a short code are trained like its other tokens. With one code in
-    every row this is the published loss; with more, that one divides by the largest number of codes in the
-    batch.
+    Per row: the mean over its n target blocks of the smallest mean token cross entropy over its first n
+    predicted blocks, plus the sum over the blocks beyond n of the mean cross entropy towards PAD, divided by
+    `nb_blocks`. EOS that fill up a short code are trained like other tokens. With one code in every row this
+    is the published loss; with more, that one divides by the largest number of codes in the batch.
 
     Args:
         pad_idx: token id of PAD; nb_blocks: blocks of a full sequence; block_size: tokens in a block.
@@ -133,9 +125,8 @@ class OrderInvariantSeq2SeqCrossEntropy(_BlockLoss):
 
     Per row: the mean over its n target blocks of the smallest mean token cross entropy over all predicted
     blocks (PAD tokens count 0), plus `push_to_pad_scale_factor` times the cross entropy of all blocks towards
-    PAD, of which `push_to_pad_label_smoothing` (0…1) is spread evenly over the vocabulary. Under teacher
-    forcing a model can cheat it: a code that is written one block late can be copied from the decoder's
-    input.
+    PAD, of which `push_to_pad_label_smoothing` (0…1) is spread evenly over the vocabulary. A code that is
+    written one block late can be copied from the input of the teacher-forced decoder, which cheats it.
     """
 
     def __init__(
@@ -170,7 +161,7 @@ def _orders(blocks: int, device: torch.device) -> Tensor:
 def cheapest_assignment(costs: Tensor, counts: Tensor) -> Tensor:
     """Gives each of a row's first n predicted blocks one of its n target blocks, no two the same one, at the
     smallest sum of costs: by comparing all orders of up to `MAX_ALL_ORDERS` codes; rows with more, which only
-    formatters of more columns have, go through the Hungarian method, in float64 on the CPU. Both are exact.
+    formatters of more columns have, go one by one through `_cheapest`, on the CPU. Both are exact.
 
     Args:
         costs: float [B, P, P], of each predicted block (second dimension) for each target block.
@@ -184,9 +175,7 @@ def cheapest_assignment(costs: Tensor, counts: Tensor) -> Tensor:
     position = torch.arange(few, device=costs.device)
     inside = position < counts[:, None]  # [B, few]
     both, one = inside[:, :, None] & inside[:, None], inside[:, :, None] ^ inside[:, None]
-    allowed = torch.where(both, costs[:, :few, :few], 0).masked_fill(
-        one, torch.inf
-    )  # 0 beyond n, which stays
+    allowed = torch.where(both, costs[:, :few, :few], 0).masked_fill(one, torch.inf)  # 0 beyond n
     chosen = allowed.flatten(1)[:, (position * few + orders).flatten()]  # [B, K * few]
     cheapest = orders[chosen.unflatten(1, orders.shape).sum(-1).argmin(1)]  # [B, few]
     if blocks == few:
@@ -196,39 +185,29 @@ def cheapest_assignment(costs: Tensor, counts: Tensor) -> Tensor:
     for row in (counts > few).nonzero()[:, 0].tolist():
         n = int(counts[row])
         finite = np.nan_to_num(costs[row, :n, :n].double().cpu().numpy(), nan=1e30, posinf=1e30)
-        assignment[row, :n] = torch.from_numpy(_hungarian(finite)).to(costs.device)
+        assignment[row, :n] = torch.from_numpy(_cheapest(finite)).to(costs.device)
     return assignment
 
 
-def _hungarian(costs: np.ndarray) -> np.ndarray:
-    """Column of each row in the assignment of the smallest sum; costs finite float64 [n, n] -> int64 [n].
-
-    The Hungarian method by shortest augmenting paths (Jonker and Volgenant, 1987), n^3 steps. Rows and
-    columns count from 1; column 0 is where the path of a new row begins.
+def _cheapest(costs: np.ndarray) -> np.ndarray:
+    """Column of each row in the assignment of the smallest sum; costs finite float64 [n, n] → int64 [n]. By
+    dynamic programming over the sets of columns that the first rows may have (Held and Karp, 1962).
     """
     n = len(costs)
-    of_rows, of_columns = np.zeros(n + 1), np.zeros(n + 1)  # potentials
-    row_of = np.zeros(n + 1, dtype=np.int64)  # 0: the column is free
-    for row in range(1, n + 1):
-        row_of[0], column = row, 0
-        least, before = np.full(n + 1, np.inf), np.zeros(n + 1, dtype=np.int64)
-        done = np.zeros(n + 1, dtype=bool)
-        while row_of[column]:
-            done[column] = True
-            here = row_of[column]
-            slack = np.concatenate([[np.inf], costs[here - 1] - of_rows[here] - of_columns[1:]])
-            nearer = ~done & (slack < least)
-            least[nearer], before[nearer] = slack[nearer], column
-            column = int(np.where(done, np.inf, least).argmin())
-            step = least[column]
-            of_rows[row_of[done]] += step
-            of_columns[done] -= step
-            least[~done] -= step
-        while column:
-            row_of[column] = row_of[before[column]]
-            column = int(before[column])
-    columns = np.empty(n, dtype=np.int64)
-    columns[row_of[1:] - 1] = np.arange(n)
+    sets = np.arange(1 << n)
+    sizes = sum(sets >> column & 1 for column in range(n))
+    least, last = np.where(sets, np.inf, 0.0), np.zeros(1 << n, dtype=np.int64)  # last: its row's column
+    for row in range(n):
+        of_rows = sets[sizes == row]
+        for column in range(n):
+            before = of_rows[of_rows >> column & 1 == 0]
+            total, after = least[before] + costs[row, column], before | 1 << column
+            last[after] = np.where(total < least[after], column, last[after])
+            least[after] = np.minimum(total, least[after])
+    columns, left = np.empty(n, dtype=np.int64), sets[-1]
+    for row in reversed(range(n)):
+        columns[row] = last[left]
+        left -= 1 << columns[row]
     return columns
 
 
@@ -254,7 +233,7 @@ class LinearLoss(nn.Module):
         """logits [B, C]; target [B, C]: probability of each code, 0…1; share [B, C]: of each code in the
         softmax, sums to 1 (default: even among the codes of `target`).
         """
-        logits = _at_least_float32(logits)
+        logits = upcast_half(logits)
         target = target.to(logits.dtype)
         losses = F.binary_cross_entropy_with_logits(logits, target, reduction="none")  # [B, C]
         if self.kind == MEAN:
@@ -293,8 +272,7 @@ class LossMixer(nn.Module):
             out_linear: logits [B, C]; target_linear: float [B, C], 1 for the row's codes.
         """
         seq2seq = _row_losses(self.loss_fn_seq2seq, out_seq2seq, target_seq2seq)
-        linear = self.linear(out_linear, target_linear)
-        w = self.seq2seq_weight
+        linear, w = self.linear(out_linear, target_linear), self.seq2seq_weight
         return {"loss": w * seq2seq + (1 - w) * linear, "loss_linear": linear, "loss_seq2seq": seq2seq}
 
     def linear(self, out_linear: Tensor, target_linear: Tensor) -> Tensor:
@@ -309,4 +287,4 @@ def _row_losses(loss_fn: nn.Module, output: Tensor, target: Tensor) -> Tensor:
         return loss_fn(output, target)
     per_element: Any = copy.copy(loss_fn)  # shares weights and buffers, not its settings
     per_element.reduction = "none"
-    return per_element(_at_least_float32(output), target).reshape(len(output), -1).mean(1)
+    return per_element(upcast_half(output), target).reshape(len(output), -1).mean(1)

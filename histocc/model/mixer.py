@@ -1,7 +1,5 @@
-"""The whole model: CANINE encoder, a decoder that writes codes digit by digit, and one linear output per
-code.
-
-Dahl, Johansen, Vedel, 2024 (arXiv 2402.13604, section 3).
+"""The whole model: CANINE encoder, a decoder that writes codes digit by digit, and one linear output per code
+(Dahl, Johansen, Vedel, 2024, arXiv 2402.13604, section 3).
 """
 
 import torch
@@ -34,18 +32,14 @@ class Seq2SeqMixerOccCANINE(nn.Module):
     """Encoder with a seq2seq decoder on its characters and a linear decoder on its pooled output.
 
     Args:
-        num_classes: a formatter's `num_classes`, one entry per position of a target, each its largest token
-            id + 1.
+        num_classes: a formatter's: of each position of a target the largest token id + 1.
         num_classes_flat: number of codes of the linear decoder.
-        dropout_rate: probability 0…1 (None is 0) in the decoder and on the input of the linear layer, never
-            on logits.
+        dropout_rate: probability 0…1 in the decoder and on the input of the linear layer, never on logits.
         decoder_dim_feedforward: None for the encoder's width.
         config: encoder sizes, None for base.
-        memory_mask: whether the decoder leaves out padded positions of the memory; published models look at
-            all of them.
+        memory_mask: whether the decoder leaves out padding of the memory, which published models look at.
         target_mask: the same of PAD among the tokens, see `TransformerDecoder`.
-        ngrams: {"rows", "width"} of hashed n-grams beside the encoder, see `histocc.model.ngrams`; None, as
-            published, for none.
+        ngrams: {"rows", "width"} of n-grams beside the encoder, see `histocc.model.ngrams`; None for none.
         ngram_dropout: share of them that is left out in training.
         encoder: False for none, see `NoEncoder`; needs n-grams.
         model_domain: accepted for compatibility with the published class.
@@ -101,8 +95,8 @@ class Seq2SeqMixerOccCANINE(nn.Module):
     def encode(self, input_ids: Tensor, attention_mask: Tensor) -> tuple[Tensor, Tensor]:
         """input_ids int64 [B, S], attention_mask bool or 0/1 [B, S] → (memory [B, S, H], pooled [B, H]).
 
-        With n-grams, their vector of the text is appended to the pooled one: [B, H + their width]. If padding
-        does not count (`memory_mask`), inputs may be as narrow as `text.padded_width` says.
+        With n-grams, their vector of the text is appended to the pooled one: [B, H + their width]. With
+        `memory_mask` inputs may be as narrow as `text.padded_width` says.
         """
         memory, pooled = self._encode_groups([input_ids], [attention_mask])
         return memory[0], pooled
@@ -173,22 +167,17 @@ class Seq2SeqMixerOccCANINE(nn.Module):
         return self.decode(memory, target, padding, target_padding_mask), self.classify(pooled)
 
     def _forward_groups(
-        self,
-        input_ids: Tensor,
-        mask: Tensor,
-        target: Tensor,
-        target_padding: Tensor,
-        order: Tensor,
-        groups: list[tuple[int, int]],
+        self, input_ids: Tensor, mask: Tensor, target: Tensor, padding: Tensor, order: Tensor, groups: list
     ) -> tuple[Tensor, Tensor]:
         """`forward` with what `width_groups` gives: rows in `order`, in groups of (rows, positions)."""
-        sizes = [rows for rows, _ in groups]
-        ids, masks = (
-            [part[:, :width] for part, (_, width) in zip(x[order].split(sizes), groups)]
-            for x in (input_ids, mask)
-        )
+
+        def parts(x: Tensor) -> list[Tensor]:
+            split = x[order].split([rows for rows, _ in groups])
+            return [part[:, :width] for part, (_, width) in zip(split, groups)]
+
+        ids, masks = parts(input_ids), parts(mask)
         memory, pooled = self._encode_groups(ids, masks)
         visible = [visible_memory(~mask) for mask in masks]
-        out = self.decoder.forward_groups(memory, target[order], visible, target_padding[order])
+        out = self.decoder.forward_groups(memory, target[order], visible, padding[order])
         back = order.argsort()
         return out.index_select(0, back), self.classify(pooled.index_select(0, back))

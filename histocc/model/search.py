@@ -1,15 +1,13 @@
 """Search over the codes of a key, so that only real codes come out.
 
 The seq2seq decoder gives a code the probability of writing its tokens one after the other in the first block.
-Codes that begin alike share those tokens: a key is a tree of prefixes, and each prefix goes through the
-decoder once. `full` takes level after level and gives the probability of every code; `topk` takes the most
-probable open prefixes first. Probabilities only fall along a path, so that what lies below a prefix less
-probable than the k-th best code so far can be left out, and the result is still exact.
+A key is a tree of prefixes, and each prefix goes through the decoder once. `full` takes level after level and
+gives the probability of every code; `topk` takes the most probable open prefixes first. Probabilities only
+fall along a path, so that what lies below a prefix less probable than the k-th best code so far is left out.
 
 With a `linear_share` a above 0 both decoders rank the codes together, by (1 − a) · log p of the seq2seq
 decoder + a · log p of the linear one, whose p is the softmax of its logits: a product of experts (Hinton,
-2002, Training products of experts by minimizing contrastive divergence, section 2), normalised over the codes
-of the key. What `topk` then needs of the codes below a prefix it knows beforehand: none has a score above
+2002, section 2), normalised over the codes of the key. Of the codes below a prefix none has a score above
 (1 − a) · log p(prefix) + a · the best log p of the linear decoder among them, and all of them together no
 more than p(prefix)^(1 − a) · (the sum of their p by the linear decoder)^a (Hölder's inequality).
 """
@@ -17,6 +15,7 @@ more than p(prefix)^(1 − a) · (the sum of their p by the linear decoder)^a (H
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,8 +24,8 @@ from torch import Tensor
 
 from histocc.formatter import BOS_IDX, BlockyFormatter
 from histocc.model.decoder import ALL, KEY_VALUE, QUERY, MultiheadAttention, visible_memory
-from histocc.model.decoding import evaluating, upcast_half
-from histocc.model.layers import product
+from histocc.model.decoding import evaluating
+from histocc.model.layers import product, upcast_half
 from histocc.model.mixer import Seq2SeqMixerOccCANINE
 from histocc.runtime.device import by_kind
 
@@ -41,16 +40,14 @@ INF = float("inf")
 
 
 class CodeTrie:
-    """The distinct prefixes of the codes' blocks of tokens.
+    """The distinct prefixes of the codes' blocks of tokens. Raises ValueError for no codes or two with the
+    same tokens, CodeError if one does not fit the formatter.
 
     Nodes are numbered level by level; the first `inner` of them are prefixes that continue, from 0, the
     empty one, and node `inner` + i is the code `code_of_leaf`[i]. Every int64 tensor has an entry per node,
     or per inner node: token: the last token of the prefix, BOS for the empty one; depth: its number of
     tokens; first_child, children: the nodes below it follow each other; path [inner, depth + 1 at most]: the
-    nodes from the empty prefix down to itself, which also fills the rest. nodes [codes, depth + 1]: those
-    from the empty prefix down to each code.
-
-    Raises ValueError for no codes or two with the same tokens, CodeError if one does not fit the formatter.
+    nodes from the empty prefix down to itself, which also fills the rest; nodes [codes, depth + 1]: to codes.
     """
 
     def __init__(self, codes: Sequence[str], formatter: BlockyFormatter):
@@ -60,11 +57,8 @@ class CodeTrie:
         blocks = np.stack([formatter.encode_code(code) for code in self.codes])  # [codes, depth]
         order = np.lexsort(blocks.T[::-1])
         blocks = blocks[order]
-        # a new prefix of length 1 … depth
-        changed = np.logical_or.accumulate(blocks[1:] != blocks[:-1], axis=1)
-        # of each code's prefix in its level
-        place = np.zeros((len(blocks), formatter.block_size + 1), dtype=np.int64)
-        place[1:, 1:] = np.cumsum(changed, axis=0)
+        changed = np.logical_or.accumulate(blocks[1:] != blocks[:-1], axis=1)  # a new prefix of each length
+        place = np.pad(np.cumsum(changed, axis=0), ((1, 0), (1, 0)))  # of each code's prefix in its level
         sizes = place[-1] + 1
         if sizes[-1] < len(blocks):
             one, other = (self.codes[i] for i in order[np.flatnonzero(~changed[:, -1])[0] :][:2])
@@ -128,13 +122,11 @@ def attend_to_path(
 
 @dataclass
 class _Memory:
-    """What the decoder looks at: keys and values [B, heads, S, H / heads] per layer; visible bool [B, 1, 1,
-    S] or None.
-    """
+    """What the decoder looks at."""
 
-    keys: list[Tensor]
+    keys: list[Tensor]  # [B, heads, S, H / heads] per layer
     values: list[Tensor]
-    visible: Tensor | None
+    visible: Tensor | None  # bool [B, 1, 1, S]
 
     def rows(self, index: Tensor | slice) -> "_Memory":
         keys, values = ([x[index] for x in tensors] for tensors in (self.keys, self.values))
@@ -143,21 +135,14 @@ class _Memory:
 
 @dataclass
 class _Queue:
-    """Prefixes and codes that were met, in no order.
-
-    If probabilities are normalised over the codes, all codes stay in it, since they count for the sum, and
-    there are `best` and `together`.
-
-    Args:
-        log_prob: float [B, F], −inf for none; node: int64 [B, F]; slot: int64 [B, F], of the prefix one token
-            shorter.
-        best, together: log-probability by the linear decoder of the best code below each node, and of all of
-            them, float [B, nodes].
+    """Prefixes and codes that were met, in no order. If probabilities are normalised over the codes, all of
+    these stay in it, since they count for the sum, and there are `best` and `together`, float [B, nodes]:
+    log-probability by the linear decoder of the best code below each node, and of all of them.
     """
 
-    log_prob: Tensor
-    node: Tensor
-    slot: Tensor
+    log_prob: Tensor  # float [B, F], −inf for none
+    node: Tensor  # int64 [B, F]
+    slot: Tensor  # int64 [B, F], of the prefix one token shorter
     linear_share: float = 0.0
     best: Tensor | None = None
     together: Tensor | None = None
@@ -171,9 +156,8 @@ class _Queue:
         returns which entries are prefixes to be opened, bool [B, F].
         """
         if self.best is None and self.log_prob.shape[1] >= k:
-            self.log_prob = self.log_prob.masked_fill(
-                self.log_prob < self._kth_code(self.log_prob, k, inner), -INF
-            )
+            least = self._kth_code(self.log_prob, k, inner)
+            self.log_prob = self.log_prob.masked_fill(self.log_prob < least, -INF)
         longest = int((self.log_prob > -INF).sum(1).max())
         self.log_prob, at = self.log_prob.topk(longest)
         self.node, self.slot = self.node.gather(1, at), self.slot.gather(1, at)
@@ -203,8 +187,8 @@ class _Queue:
         return score.masked_fill(~is_code, -INF).logsumexp(1), score.masked_fill(is_code, -INF).logsumexp(1)
 
     def pop(self, is_open: Tensor, most: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Takes out up to `most` of the most probable open prefixes of each row: (log_prob, node, slot), each
-        [B, P]. A row with fewer has the empty prefix with log_prob −inf in their place.
+        """Takes out up to `most` of the most probable open prefixes of each row: (log_prob, node, slot), [B,
+        P] each, −inf and the empty prefix for none.
         """
         priority = self.bound(self.together).masked_fill(~is_open, -INF)
         first, at = priority.topk(min(most, int(is_open.sum(1).max())))
@@ -214,9 +198,7 @@ class _Queue:
         return log_prob.masked_fill(none, -INF), node, slot
 
     def add(self, log_prob: Tensor, nodes: Tensor, slots: Tensor, after: Tensor, tree: CodeTrie) -> None:
-        """What follows the prefixes `nodes` [B, P] of log_prob [B, P] in `slots` [B, P]; after: as
-        `CodeSearch._open` gives it.
-        """
+        """What follows the prefixes `nodes` of log_prob in `slots`, [B, P] each; after: of `_open`."""
         number = torch.arange(int(tree.children[nodes].max()), device=nodes.device)
         exist = number < tree.children[nodes][..., None]  # [B, P, C]
         child = torch.where(exist, tree.first_child[nodes][..., None] + number, 0)
@@ -226,9 +208,7 @@ class _Queue:
         self.slot = torch.cat([self.slot, slots[..., None].expand_as(child).flatten(1)], dim=1)
 
     def best_codes(self, k: int, tree: CodeTrie) -> tuple[Tensor, Tensor]:
-        """(numbers of codes, log_prob, if normalised among all codes), each [B, k]: sorted by number first,
-        then by probability, which leaves equal ones in order.
-        """
+        """(numbers of codes, log_prob, if normalised among all codes), [B, k] each, equal ones by number."""
         is_code = self.node >= tree.inner
         numbers = tree.code_of_leaf[(self.node - tree.inner).clamp(min=0)]
         code, at = torch.where(is_code, numbers, len(tree.codes)).sort(1)
@@ -242,12 +222,11 @@ class _Queue:
 
 
 class CodeSearch:
-    """A model and a tree of codes. What depends on both but not on a text is computed once, so make a new one
-    when the weights have changed.
+    """A model and a tree of codes; what depends on no text is computed once, with the weights as they are.
 
     Args:
-        linear_share: 0…1, how much the linear decoder counts in the ranking; 0 is the seq2seq decoder alone.
-            Above 0 the codes of the tree are the outputs of the linear decoder, in their order.
+        linear_share: 0…1, how much the linear decoder counts in the ranking; above 0 its outputs are the
+            codes of the tree, in their order.
     """
 
     def __init__(self, model: Seq2SeqMixerOccCANINE, tree: CodeTrie, linear_share: float = 0.0):
@@ -270,8 +249,8 @@ class CodeSearch:
             self.q = q[0].transpose(0, 1)  # [inner, heads, H / heads]
 
     def full(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-        """Probability of every code, float [B, codes] in the order of the tree's codes: without a
-        linear_share that of writing the code in the first block, else normalised over the codes.
+        """Probability of every code, float [B, codes]: without a linear_share that of writing it in the first
+        block, else normalised over the codes.
         """
         if not self.linear_share:
             with evaluating(self.model):
@@ -280,9 +259,7 @@ class CodeSearch:
         return self.scores(*self.log_probs(input_ids, attention_mask)).log_softmax(1).exp()
 
     def log_probs(self, input_ids: Tensor, attention_mask: Tensor) -> tuple[Tensor, Tensor]:
-        """Log-probability of every code by each decoder, float [B, codes] each: (of writing it in the first
-        block, by the softmax of the linear decoder).
-        """
+        """Log-probability of every code, float [B, codes]: (of writing it first, by the linear decoder)."""
         with evaluating(self.model):
             memory, pooled = self._encode(input_ids, attention_mask)
             written = self._by_code(self._by_leaf(memory))
@@ -290,10 +267,8 @@ class CodeSearch:
 
     def topk(self, input_ids: Tensor, attention_mask: Tensor, k: int) -> tuple[Tensor, Tensor]:
         """(numbers int64 [B, k], probabilities float [B, k]) of the k most probable codes (all, if there are
-        fewer), the most probable first, equal ones in the order of the tree's codes.
-
-        Those of `full`; normalised ones have a relative error of at most MAX_LEFT_OUT / 2, for the codes that
-        are not looked at.
+        fewer), the most probable first, equal ones in the order of the tree's codes. Those of `full`;
+        normalised ones within MAX_LEFT_OUT / 2, for the codes that are not looked at.
         """
         k = min(k, len(self.tree.codes))
         with evaluating(self.model):
@@ -345,19 +320,13 @@ class CodeSearch:
         return torch.repeat_interleave(self._arange(last - first), self.tree.children[first:last])
 
     def _open(
-        self,
-        nodes: Tensor,
-        memory: _Memory,
-        opened: list[_PrefixCache],
-        start: int,
-        path: Tensor,
-        visible: Tensor | None = None,
+        self, nodes: Tensor, memory: _Memory, opened: list, start: int, path: Tensor, visible: Any = None
     ) -> Tensor:
         """Log-probability of each token after each prefix, float [B, P, V].
 
         Args:
-            nodes: inner nodes [P] of all rows, or [B, P]; their keys and values take the slots from `start`
-                on, row by row.
+            nodes: inner nodes [P] of all rows, or [B, P].
+            opened: a `_PrefixCache` for each layer, whose slots from `start` on they take, row by row.
             path: slots, int64 [B · P, D]; visible: bool [B · P, D] or None.
         """
         rows = len(memory.keys[0])
@@ -374,9 +343,7 @@ class CodeSearch:
         return upcast_half(self.model.decoder.head(x)).log_softmax(-1)
 
     def _written(self, memory: _Memory, codes: Tensor) -> Tensor:
-        """Log-probability of writing codes int64 [b, N] in the first block, float [b, N]; each prefix of a
-        row goes through the decoder once, level by level.
-        """
+        """Log-probability of writing codes int64 [b, N] in the first block, float [b, N], level by level."""
         order = self.tree.nodes[codes][..., -1].argsort(1)  # codes that begin alike follow each other
         nodes = self.tree.nodes[codes.gather(1, order)]  # [b, N, depth + 1]
         rows, count = order.shape
@@ -456,11 +423,9 @@ class CodeSearch:
                     return codes, log_probs
                 active, is_open = active[~done], is_open[~done]
                 memory, queue = memory.rows(~done), queue.rows(~done)
-            if queue.best is not None and MAX_OPENED * used > rows * tree.inner:
-                # through all codes
-                scores = self.scores(self._by_leaf(memory), queue.best[:, tree.inner :])
-                of_codes = self._by_code(scores.log_softmax(1))
-                best, order = of_codes.sort(dim=1, descending=True, stable=True)
+            if queue.best is not None and MAX_OPENED * used > rows * tree.inner:  # through all codes
+                scores = self.scores(self._by_leaf(memory), queue.best[:, tree.inner :]).log_softmax(1)
+                best, order = self._by_code(scores).sort(dim=1, descending=True, stable=True)
                 codes[active], log_probs[active] = order[:, :k], best[:, :k]
                 return codes, log_probs
             log_prob, nodes, parents = queue.pop(is_open, OPENED_AT_ONCE)  # [b, P] each

@@ -1,8 +1,7 @@
 """Rows → micro-batches: which rows an optimizer step takes, each rank's share of them, and their loading.
 
 Which rows meet in a step is a pure function of (seed, epoch, batch number, total batch), of which a rank then
-takes its share. So the same rows meet on any number of processes and after any number of restarts, every row
-comes exactly once in an epoch, and starting in the middle of an epoch costs nothing.
+takes its share: the same on any number of processes and after any restart, every row once in an epoch.
 
 Padding is saved within a step, not by choosing which rows meet in it: a share is cut into micro-batches of
 similar length, whose gradients add up to that of the whole, unless the model itself computes little for
@@ -36,7 +35,6 @@ WEIGHTS, ORDER, DROPOUT = 0, 1, 3
 
 LENGTH_GROUPS = 4
 LENGTH_GROUP_ROWS = {"cpu": 24, "cuda": 64}  # smaller ones cost more than padding does
-WINDOW = 64  # batches of a validation within which rows are sorted by length
 POLL_SECONDS = 2.0  # how often a wait for a worker's batch looks whether the run is to stop
 
 
@@ -68,23 +66,14 @@ def permuted(positions: np.ndarray, n: int, seed: int) -> np.ndarray:
 
 @dataclass(frozen=True)
 class BatchPlan:
-    """The batch arithmetic of a run.
+    """The batch arithmetic of a run."""
 
-    Args:
-        rows: samples of an epoch.
-        global_batch_size: samples of an optimizer step over all processes.
-        processes: that share them.
-        micro_batch_size: most samples that one process takes through the model at once; 0: its whole share.
-        groups: most micro-batches of similar length into which a share is cut for less padding.
-        group_rows: samples of a share from which it is cut in two; in more as often as they go into it.
-    """
-
-    rows: int
-    global_batch_size: int
+    rows: int  # samples of an epoch
+    global_batch_size: int  # samples of an optimizer step over all processes
     processes: int = 1
-    micro_batch_size: int = 0
-    groups: int = 1
-    group_rows: int = 8
+    micro_batch_size: int = 0  # most samples that a process takes through the model at once; 0: its share
+    groups: int = 1  # most micro-batches of similar length into which a share is cut for less padding
+    group_rows: int = 8  # samples of a share from which it is cut in two; in more as often as they go into it
 
     def __post_init__(self):
         if self.micro_batch_size <= 0:
@@ -109,28 +98,22 @@ class BatchPlan:
     def micro_batches(self, batch: int) -> int:
         """Micro-batches of global batch `batch`: the same number on every rank, by the largest share."""
         share = self.largest_share(batch)
-        # the first cut saves most
         groups = 1 if share < self.group_rows else max(2, share // self.group_rows)
         return self.accumulation(batch) + min(self.groups, groups) - 1
 
     def rank_positions(self, batch: int, rank: int) -> np.ndarray:
-        """Which places of a global batch `rank` takes; int64, possibly empty. Rows are sorted by length:
-        every n-th, so that each rank has its part of the long ones.
-        """
+        """Places of a global batch, sorted by length, that `rank` takes: every n-th; int64, maybe none."""
         return np.arange(rank, self.batch_rows(batch), self.processes, dtype=np.int64)
 
 
 def cut_by_width(widths: np.ndarray, parts: int, micro: int) -> list[np.ndarray]:
-    """Cuts a share into micro-batches with as little padding as may be.
+    """Cuts a share into `parts` micro-batches of at most `micro` samples with as little padding as may be.
 
     Args:
         widths: positions that each of n samples needs, int64 [n], few different values.
-        parts: how many micro-batches.
-        micro: most samples in one.
 
     Returns:
-        `parts` times indices int64 [k], narrow ones first, together each of 0 … n−1 once; empty if there are
-        too few.
+        Of each micro-batch indices int64 [k], narrow ones first; empty if there are too few samples.
     """
     order = np.argsort(widths, kind="stable")
     distinct, counts = np.unique(widths, return_counts=True)
@@ -149,11 +132,8 @@ def cut_by_width(widths: np.ndarray, parts: int, micro: int) -> list[np.ndarray]
 
 
 def best_cuts(widths: list[int], edges: list[int], groups: int) -> list[int]:
-    """Which edges between widths bound at most `groups` groups with the fewest positions, padding and all.
-
-    Args:
-        widths: of samples, ascending; a group is as wide as its widest.
-        edges: edges[i] samples are narrower than widths[i].
+    """Which edges between widths (ascending; edges[i] samples are narrower than widths[i]) bound at most
+    `groups` groups, each as wide as its widest sample, with the fewest positions.
     """
     best = {0: (0, [0])}  # widths covered → (positions, cuts)
     for _ in range(groups):
@@ -171,26 +151,18 @@ def best_cuts(widths: list[int], edges: list[int], groups: int) -> list[int]:
 
 
 class Rows:
-    """What is trained or validated on, the base of such classes; `__len__` and `batch` are theirs.
+    """What is trained or validated on, the base of such classes; `__len__` and `batch` are theirs."""
 
-    Attributes:
-        fingerprint: a text that other rows do not have; a run is resumed on the same rows alone.
-        has_lengths: whether `lengths` and `widths` say something.
-        groups_in_model: kinds of device on which the model itself computes little for padding, so that
-            samples of similar width need no micro-batches of their own.
-    """
-
-    fingerprint = ""
-    has_lengths = False
-    groups_in_model: tuple[str, ...] = ()
+    fingerprint = ""  # a text that other rows do not have; a run is resumed on the same rows alone
+    has_lengths = False  # whether `lengths` and `widths` say something
+    groups_in_model: tuple[str, ...] = ()  # kinds of device on which the model computes little for padding
 
     def __len__(self) -> int:
         raise NotImplementedError
 
     def batch(self, numbers: np.ndarray, epoch: int) -> dict[str, Tensor]:
         """Tensors [B, …] by name, of rows `numbers` int64 [B] in `epoch` (0-based). A pure function of these:
-        whatever is drawn for a row comes of a seed, the epoch and its number (`histocc.runtime.rng`), never
-        of the order or the process in which it is asked for.
+        what is drawn for a row comes of a seed, the epoch and its number (`histocc.runtime.rng`).
         """
         raise NotImplementedError
 
@@ -209,47 +181,37 @@ class Rows:
 
 class MicroBatches(Dataset[list[dict[str, Any]]]):
     """One rank's share of each global batch, asked for by (epoch, batch): a pure function of these and the
-    arguments.
-
-    Args:
-        shuffle_seed: of the order of the rows, another one in each epoch. None is for validation, where order
-            does not matter: that of the file, sorted by length within windows of `WINDOW` batches.
+    arguments. shuffle_seed: of the order of an epoch; None, for validation: by length.
     """
 
     def __init__(self, rows: Rows, plan: BatchPlan, rank: int = 0, shuffle_seed: int | None = None):
         self.rows, self.plan, self.rank, self.seed = rows, plan, rank, shuffle_seed
-        self._window, self._sorted = -1, np.zeros(0, dtype=np.int64)
+        self.of_validation = self._by_length(np.arange(plan.rows if shuffle_seed is None else 0))
 
     def __len__(self) -> int:
         return self.plan.steps_per_epoch
 
     def global_batch(self, epoch: int, batch: int) -> np.ndarray:
         """Row numbers of global batch `batch` (0-based), sorted by length; int64 [batch_rows]."""
-        size, rows = self.plan.global_batch_size, self.plan.rows
-        if self.seed is not None:
-            positions = np.arange(batch * size, batch * size + self.plan.batch_rows(batch))
-            return self._by_length(permuted(positions, rows, derived_seed(self.seed, epoch)))
-        window, place = divmod(batch, WINDOW)
-        if window != self._window:
-            start = window * WINDOW * size
-            self._sorted = self._by_length(np.arange(start, min(start + WINDOW * size, rows)))
-            self._window = window
-        return self._sorted[place * size : (place + 1) * size]
+        first = batch * self.plan.global_batch_size
+        positions = np.arange(first, first + self.plan.batch_rows(batch))
+        if self.seed is None:
+            return self.of_validation[positions]
+        return self._by_length(permuted(positions, self.plan.rows, derived_seed(self.seed, epoch)))
 
     def _by_length(self, rows: np.ndarray) -> np.ndarray:
         return rows[np.argsort(self.rows.lengths(rows), kind="stable")] if self.rows.has_lengths else rows
 
     def __getitem__(self, index: tuple[int, int]) -> list[dict[str, Any]]:
-        """Micro-batches of similar width: what `Rows.batch` gives, and weights float32 [B], rows int64 [B]
-        (which ones they are), and the plain numbers global_count (rows of the whole optimizer step, over all
-        ranks) and last_micro_batch.
+        """Micro-batches of similar width: what `Rows.batch` gives, and weights float32 [B], rows int64 [B],
+        global_count (rows of the whole optimizer step, over all ranks) and last_micro_batch.
 
         A micro-batch without rows gets one of weight 0, so that the rank takes part in every collective.
         """
         epoch, batch = index
         rows, plan = self.global_batch(epoch, batch), self.plan
         share = rows[plan.rank_positions(batch, self.rank)]
-        is_empty, share = not len(share), share if len(share) else rows[:1]
+        weight, share = (1.0, share) if len(share) else (0.0, rows[:1])
         tensors, parts = self.rows.batch(share, epoch), plan.micro_batches(batch)
         micro_batches = []
         for piece in cut_by_width(self.rows.widths(tensors), parts, plan.micro_batch_size):
@@ -257,7 +219,7 @@ class MicroBatches(Dataset[list[dict[str, Any]]]):
             micro_batches.append(
                 {
                     **self.rows.piece(tensors, kept),
-                    "weights": torch.full((len(kept),), 0.0 if is_empty or not len(piece) else 1.0),
+                    "weights": torch.full((len(kept),), weight if len(piece) else 0.0),
                     "rows": torch.from_numpy(share[kept]),
                     "global_count": plan.batch_rows(batch),
                     "last_micro_batch": len(micro_batches) == parts - 1,
@@ -278,8 +240,8 @@ def widest(rows: Rows, number: int) -> dict[str, Any]:
 class BatchLoader:
     """Iterates one rank's micro-batches from a position on: `for batch in loader.at(epoch, first_batch)`.
 
-    Loading processes are waited for no longer than the time limit of `world`, nor after a request to stop. If
-    one fails, dies or does not answer, the process ends with TrainingError. loading: of torch's DataLoader.
+    Loading processes are waited for no longer than the time limit of `world`, nor after a request to stop;
+    one that fails, dies or does not answer is a TrainingError. loading: of torch's DataLoader.
     """
 
     def __init__(self, dataset: MicroBatches, world: World | None = None, **loading: Any):
@@ -288,14 +250,8 @@ class BatchLoader:
         if loading.get("num_workers"):
             allow_open_files()
             loading["timeout"] = min(POLL_SECONDS, self.world.time_limit)
-        self.loader = DataLoader(
-            dataset,
-            batch_size=None,
-            sampler=self.at(0).batches,
-            generator=torch.Generator(),
-            worker_init_fn=begin_worker,
-            **loading,
-        )
+        loading |= {"generator": torch.Generator(), "worker_init_fn": begin_worker}
+        self.loader = DataLoader(dataset, batch_size=None, sampler=self.at(0).batches, **loading)
 
     def at(self, epoch: int, first_batch: int = 0) -> "BatchLoader":
         """Sets where the next iteration starts. Workers, persistent or not, are told with each index."""
@@ -312,9 +268,8 @@ class BatchLoader:
                 yield from share
             return
         shares = iter(self.loader)
-        # torch's handler of SIGCHLD raises wherever the main thread happens to be; the wait for a batch sees
-        # a dead worker by itself.
         with contextlib.suppress(ValueError):  # not the main thread
+            # torch's handler raises wherever the main thread is; the wait for a batch sees a dead worker
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         waiting_since = time.monotonic()
         while True:
@@ -338,9 +293,7 @@ class BatchLoader:
 
 
 def begin_worker(_: int) -> None:
-    """A batch that cannot be put into shared memory ends the worker. Python would print that and lose it, and
-    the training would wait for it.
-    """
+    """A batch that cannot be put into shared memory ends the worker; Python would print that and lose it."""
 
     def not_handed_over(error: Exception, _: object) -> None:
         traceback.print_exception(error)
@@ -360,8 +313,7 @@ def batch_plan(args: TrainConfig, rows: Rows, world: World) -> BatchPlan:
 
 def make_loader(args: TrainConfig, world: World, rows: Rows, plan: BatchPlan | None = None) -> BatchLoader:
     """The loader of this rank's share of rows to train on as `plan` says, or without it to validate on."""
-    shuffle_seed = None if plan is None else derived_seed(args.seed, ORDER)
-    at_once = args.samples_at_once
+    shuffle_seed, at_once = None if plan is None else derived_seed(args.seed, ORDER), args.samples_at_once
     plan = plan or BatchPlan(len(rows), at_once * world.size, world.size, at_once)
     loading = ("num_workers", "prefetch_factor", "pin_memory", "persistent_workers")
     options = {name: getattr(args, name) for name in loading}

@@ -66,9 +66,7 @@ class Loading(Config):
     """loading"""
 
     num_workers: CountOrZero = flag(0, "loading processes per process", resumable=True)
-    prefetch_factor: Count | None = flag(
-        None, "batches that each worker loads ahead, with --num-workers (default: 2)", resumable=True
-    )
+    prefetch_factor: Count | None = flag(None, "batches each worker loads ahead (default 2)", resumable=True)
     pin_memory: bool = flag(False, "page-locked memory, for faster copies to a GPU", resumable=True)
     persistent_workers: bool = flag(False, "keep the workers between epochs", resumable=True)
 
@@ -80,16 +78,15 @@ class Steps(Config):
     num_epochs: Count = flag(10, "passes over the training data", "--epochs", resumable=True)
     batch_size: BatchSize = flag(
         32,
-        "samples per process and micro-batch; auto: as many as fit into the GPU, for the total batch that the"
-        " default would make",
+        "samples per process and micro-batch; auto: as many as fit into the GPU, for the default's total",
         metavar="N|auto",
         resumable=True,
     )
     accumulate_steps: Count = flag(1, "micro-batches of an optimizer step", resumable=True)
     global_batch_size: Count | None = flag(
         None,
-        "samples of an optimizer step over all processes; each takes its share in micro-batches of at most"
-        " --batch-size (default: --batch-size × --accumulate-steps of each process)",
+        "samples of an optimizer step, shared out over the processes in micro-batches of at most --batch-size"
+        " (default: --batch-size × --accumulate-steps of each process)",
         resumable=True,
     )
     learning_rate: Positive | None = flag(None, "peak learning rate", resumable="kept")
@@ -101,17 +98,11 @@ class Steps(Config):
     warmup_pct: Fraction = flag(0.05, "share of the schedule spent warming up, 0…1")
     warmup_steps: CountOrZero | None = flag(None, "optimizer steps of warm-up, instead of --warmup-pct")
     schedule_steps: Count | None = flag(None, "length of the schedule (default: epochs × steps per epoch)")
-    max_steps: Count | None = flag(
-        None, "stop after this many optimizer steps; the schedule stays (default: all epochs)", resumable=True
-    )
+    max_steps: Count | None = flag(None, "stop after so many steps; the schedule stays", resumable=True)
     weight_decay: NotNegative = flag(0.01, "AdamW's weight decay")
     seed: Whole = flag(42, "seed of weights, order, noise and dropout")
-    eval_only: bool = flag(
-        False, "validate --initial-checkpoint, or the best checkpoint of the run, and stop", resumable=True
-    )
-    dry_run: bool = flag(
-        False, "everything but training: says what the run would take in time and memory", resumable=True
-    )
+    eval_only: bool = flag(False, "validate --initial-checkpoint, or best.bin, and stop", resumable=True)
+    dry_run: bool = flag(False, "everything but training: says what time and memory it takes", resumable=True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,24 +116,16 @@ class Machine(Processes):
         resumable=True,
     )
     gradient_compression: str = flag(
-        "none",
-        "bf16: half the bytes between processes, gradients rounded to bfloat16 (--parallel ddp)",
-        choices=COMPRESSIONS,
+        "none", "bf16: gradients between processes in half the bytes (--parallel ddp)", choices=COMPRESSIONS
     )
     float64: bool = flag(False, "double precision, for checking results", resumable=True)
-    bf16: bool = flag(
-        False, "matrix products in bfloat16; weights, optimizer and loss stay float32", resumable=True
-    )
+    bf16: bool = flag(False, "matrix products in bfloat16; all else stays float32", resumable=True)
     fp16: bool = flag(False, "matrix products in float16, with a scaled loss; slow on CPUs", resumable=True)
-    use_amp: bool = flag(
-        False, "the fastest of --bf16, --fp16 and float32 that the device has", resumable=True
-    )
+    use_amp: bool = flag(False, "the fastest of --bf16, --fp16, float32 on the device", resumable=True)
     profile: Count | None = flag(
         None, "profile so many steps: profile.txt and trace.json", metavar="STEPS", resumable=True
     )
-    compile: bool = flag(
-        False, "layers through torch.compile; no faster on the CPUs measured, untried on GPUs", resumable=True
-    )
+    compile: bool = flag(False, "torch.compile of layers: no faster on CPUs, untried on GPUs", resumable=True)
 
 
 @dataclass(frozen=True, kw_only=True)

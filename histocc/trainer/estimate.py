@@ -28,27 +28,26 @@ def choose_batch_size(
     """--batch-size auto: as many samples at once as fit into every GPU, or the script's default; the total
     batch stays that of the default. All ranks.
     """
+
+    def forward_backward(size: int) -> None:
+        batch = loop.to_device(widest(rows, size), world.device)
+        loop.forward_backward(model, task, batch, precision)
+
     total = args.total_batch(world.size)
     size = min(-(-total // world.size), len(rows))
-    if world.device.type != "cuda":
-        size = min(size, args.samples_at_once)
-    else:
+    if world.device.type == "cuda":
         trained = sum(p.numel() * p.element_size() for p in model.train().parameters() if p.requires_grad)
-
-        def forward_backward(size: int) -> None:
-            batch = loop.to_device(widest(rows, size), world.device)
-            loop.forward_backward(model, task, batch, precision)
-
         size = find_batch_size(forward_backward, size, world, 3 * trained)  # AdamW's means, DDP's buckets
         model.zero_grad(set_to_none=True)
+    else:
+        size = min(size, args.samples_at_once)
     world.print(f"Batch size: {size} samples at once per process, chosen automatically; total batch {total}")
     return args.decide(batch_size=size, global_batch_size=total, accumulate_steps=1)
 
 
 def find_batch_size(run: Callable[[int], None], most: int, world: World, still_to_come: int = 0) -> int:
     """The largest number of samples, of 8, 16, 32 … and `most`, that fits into the memory of every GPU. All
-    ranks. run: takes so many through the model, forward and backward; still_to_come: bytes that a step needs
-    besides.
+    ranks. run: takes so many through the model and back; still_to_come: bytes that a step needs besides.
     """
     best = 1
     for size in [size for size in (FIRST << i for i in range(12)) if size < most] + [most]:
@@ -69,36 +68,28 @@ def find_batch_size(run: Callable[[int], None], most: int, world: World, still_t
 
 
 def memory_advice(args: TrainConfig, world: World) -> AbstractContextManager[None]:
-    """Running out of memory inside ends with flags for the same total batch, and so the same result, with
-    less at once.
-    """
+    """Running out of memory inside ends with flags for the same total batch with less at once."""
     rows, advice = args.samples_at_once, "Take"
     if rows > 1:
         parts = next(n for n in range(2, rows + 1) if rows % n == 0)
         flags = f"--batch-size {rows // parts} --accumulate-steps {parts * args.accumulate_steps}"
         if args.global_batch_size:
             flags = f"--batch-size {rows // 2} --global-batch-size {args.global_batch_size}"
-        advice = (
-            f"Give {flags}: the total batch stays {args.total_batch(world.size)}, and so does the result; the"
-            " same command then continues from the last checkpoint. If no batch size fits, take"
-        )
+        same = f"the total batch stays {args.total_batch(world.size)}, and so does the result"
+        advice = f"Give {flags}: {same}; the run then continues. If no batch size fits, take"
     smaller = "a smaller model, --bf16, or --parallel fsdp on several GPUs"
     return memory_error_ends_with(f" (rank {world.rank}) with --batch-size {rows}. {advice} {smaller}")
 
 
 def estimate(run: loop.Run, loader: BatchLoader, start: int) -> None:
-    """--dry-run: takes some steps that lead nowhere, says what the run would take, and leaves nothing but the
-    prepared data. All ranks. start: steps done.
-    """
+    """--dry-run: takes steps that lead nowhere and says what a run from step `start` takes. All ranks."""
     world, plan = run.world, loader.plan
     if world.device.type == "cuda":  # what the search for the batch size has tried does not count
         torch.cuda.reset_peak_memory_stats(world.device)
 
     # Steps over batches of the epoch; the weights that they change are thrown away. The first is slow.
-    silent = replace(
-        run, seed=0, total_steps=None, stop_step=None, log_interval=None, save_interval=None, epoch_name=""
-    )
-    seconds = 0.0
+    nothing = dict.fromkeys(("total_steps", "stop_step", "log_interval", "save_interval"))
+    silent, seconds = replace(run, seed=0, epoch_name="", **nothing), 0.0
     for first_batch, steps in ((0, 1), (min(1, plan.steps_per_epoch - 1), STEPS)):
         batches = islice(loader.at(0, first_batch), steps * plan.micro_batches(0))
         state, started = loop.State(), time.perf_counter()
@@ -126,8 +117,8 @@ def peak_memory(device: torch.device) -> int:
     """Bytes: on a GPU what torch has reserved there, else of the process; 0 if the system does not say."""
     if device.type == "cuda":
         return torch.cuda.max_memory_reserved(device)
-    try:
-        import resource
-    except ImportError:  # Windows
+    if sys.platform == "win32":
         return 0
+    import resource
+
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)

@@ -29,10 +29,10 @@ SUMMED_COLUMNS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
     "skipped_steps": lambda norm, taken, bad: bad,
 }
 COUNTS = ("step", "epoch", "samples")
-# six significant digits; all other numbers have 12
-MEASURED = ("grad_norm", "lr", "samples_per_sec", "seconds_data", "model_flops_per_sec", "mfu")
+MEASURED = ("grad_norm", "lr", "samples_per_sec", "seconds_data", "model_flops_per_sec", "mfu")  # six digits
 OWN_COLUMNS = (*COUNTS, *MEASURED, *SUMMED_COLUMNS)  # of the trainer itself
 PARALLEL = {
+    "none": "none (one process)",
     "ddp": "DDP (each process holds the whole model)",
     "fsdp": "FSDP (each process holds a share of weights, gradients and optimizer state)",
 }
@@ -86,10 +86,9 @@ class RunLog:
     """The log of one run; every method may be called on every rank and acts on rank 0 alone.
 
     Args:
-        own: files of the run: logs.csv, and status.json for whoever watches it; None writes no file.
+        own: files of the run, of which it writes logs.csv and status.json; None writes no file.
         start, stop_step: steps done, where this start ends. Rows after `start` are dropped; with `again` that
             of this step, too, which is still to be written.
-        trackers: get each row, too.
     """
 
     def __init__(
@@ -108,7 +107,7 @@ class RunLog:
         self.total_steps, self.first_step = total_steps, start
         self.stop_step = total_steps if stop_step is None else stop_step
         self.started, self.steps, self.trackers = time.monotonic(), 0, list(trackers)
-        self.unwritten: list[str] = []
+        self.unwritten: list[str] = []  # rows
         self.status = {"state": RUNNING, "step": start, "stop_step": self.stop_step, "warning": ""}
         if self.own is not None:
             path, _ = self.own.claim(LOG, STATUS)
@@ -139,7 +138,7 @@ class RunLog:
         return f"{duration(seconds * (self.stop_step - step))} left"
 
     def row(self, values: dict[str, Any]) -> None:
-        """One row of logs.csv, and its lines on the console. `values` may hold any of the columns."""
+        """One row of logs.csv, of the trackers and on the console. `values` may hold any of the columns."""
         if not self.is_main:
             return
         step = values["step"]
@@ -195,9 +194,7 @@ class RunLog:
                     file.write(json.dumps(self.status).encode())
 
     def close(self, state: str = "ended", step: int | None = None) -> None:
-        """Once; later calls do nothing. state: what became of the run; step: optimizer steps done, if not as
-        many as the last row says.
-        """
+        """Later calls do nothing. state: what became of the run; step: steps done (None: of the last row)."""
         if self.status["state"] != RUNNING:
             return
         self._write_status(state=state, step=self.status["step"] if step is None else step)
@@ -216,13 +213,11 @@ def banner(
     precision: str,
     resumed: dict[str, Any] | None = None,
 ) -> str:
-    """What is about to run, with the labels that users of the guides look for. about, about_rate: as of
-    `histocc.trainer.script.Training`; precision: its name.
-    """
-    kind, none, size = world.device.type, "none (one process)", world.size
+    """What is about to run, with the labels of the guides; about, about_rate: as of `script.Training`."""
+    kind, size = world.device.type, world.size
     gpus = torch.cuda.device_count() if kind == "cuda" else 0
     name = f" ({torch.cuda.get_device_name(world.device)})" if gpus else ""
-    device = {"cuda": "GPU", "cpu": "CPU process"}.get(kind, f"{kind} process")
+    device = "GPU" if kind == "cuda" else f"{kind.upper()} process"
     devices = f"{size} {device}{('s' if gpus else 'es') * (size > 1)}"
     accumulation, total, at_once = plan.accumulation(0), plan.global_batch_size, args.samples_at_once
     is_exact, epochs = total == at_once * size * accumulation, args.num_epochs
@@ -236,8 +231,8 @@ def banner(
         f"Number of processes: {size}",
         f"Number of GPUs: {size if gpus else 0}",
         f"Nodes: {world.nodes}",
-        f"Backend: {world.backend or none}",
-        f"Parallel: {PARALLEL[args.parallel] if world.backend else none}",
+        f"Backend: {world.backend or PARALLEL['none']}",
+        f"Parallel: {PARALLEL[args.parallel if world.backend else 'none']}",
         f"Available GPUs: {gpus}{name}",
         f"Threads per process: {torch.get_num_threads()}",
         *about,

@@ -1,16 +1,5 @@
-"""A run of any model, from its folder to how it ends; and `train`, a script for any model:
-
-@dataclass(frozen=True, kw_only=True)
-class Mine(ScriptConfig):
-    width: Count = flag(64, "of the model")
-    batch_size: int = 16                  # another default than that of any script
-
-parser = Parser(Mine, "train_mine.py", __doc__)
-
-def run(args, world):
-    script.train(parser, args, world, lambda: Training(Net(), Classify(), TrainRows(), ValRows()))
-
-start(parser, run)      # of histocc.runtime.world
+"""A run of any model, from its folder to how it ends; and `train`, a script for any model, as examples/ and
+docs/your-own-model.md show.
 """
 
 import contextlib
@@ -26,7 +15,7 @@ import torch
 from torch import nn
 
 from histocc.runtime import checkpoint, files, parallel, signals
-from histocc.runtime.config import Parser, differing
+from histocc.runtime.config import Parser, differing, flag_of
 from histocc.runtime.device import Precision, compile_layers
 from histocc.runtime.errors import TrainingError, UserError, raise_if_any
 from histocc.runtime.files import OwnFiles
@@ -45,35 +34,21 @@ ARGS = "args.json"
 
 @dataclass(frozen=True)
 class Training:
-    """What a run trains, and on what.
+    """What a run trains, and on what."""
 
-    Args:
-        model: bare, on its device, with the weights that it starts or continues from.
-        task, flops: see `histocc.trainer.loop`.
-        train, val: rows; None for a run that is not validated.
-        entries: what its checkpoints hold besides, enough to use the model.
-        fingerprint: of the rows; a run is resumed on the same alone.
-        files: checksum of each file beside the rows that decides the result, by flag.
-        fast: names of the parameters that have a learning rate of their own, and its factor on that of the
-            rest.
-        about: lines for the banner on data and model; about_rate: on its learning rates.
-        epoch_name: of the checkpoint of an epoch, {} for its number.
-        finish: called on all ranks after the last step, or if none is left to take, with the model in
-            evaluation mode, without gradients, its weights complete.
-    """
-
-    model: nn.Module
+    model: nn.Module  # bare, on its device, with the weights that it starts or continues from
     task: loop.Task
     train: Rows
-    val: Rows | None = None
-    entries: dict[str, Any] = field(default_factory=dict[str, Any])
-    fingerprint: str = ""
-    files: dict[str, int] = field(default_factory=dict[str, int])
-    fast: tuple[Sequence[str], float] = ((), 1.0)
-    flops: Callable[[dict[str, Any]], float] | None = None
-    about: Sequence[str] = ()
+    val: Rows | None = None  # None: it is not validated
+    entries: dict[str, Any] = field(default_factory=dict[str, Any])  # of its checkpoints, to use the model
+    fingerprint: str = ""  # of the rows; a run is resumed on the same alone
+    files: dict[str, int] = field(default_factory=dict[str, int])  # checksums of others that count, by flag
+    fast: tuple[Sequence[str], float] = ((), 1.0)  # parameters with a rate of their own, its factor
+    flops: Callable[[dict[str, Any]], float] | None = None  # see `histocc.trainer.loop`
+    about: Sequence[str] = ()  # lines for the banner
     about_rate: str = ""
-    epoch_name: str = checkpoint.EPOCH
+    epoch_name: str = checkpoint.EPOCH  # of the checkpoint of an epoch, {} for its number
+    # called on all ranks when no step is left to take, with the whole model, as it is evaluated
     finish: Callable[[nn.Module], object] | None = None
 
 
@@ -96,8 +71,7 @@ def output_problems(
     if args.eval_only or args.dry_run:
         return []
     if args.config and files.is_same(args.config, own.path(ARGS)) and own.holds(args.config):
-        # read already, and written as it was
-        inputs = {path: what for path, what in inputs.items() if path != args.config}
+        inputs = {path: what for path, what in inputs.items() if path != args.config}  # read already
     names = [ARGS, LOG, STATUS, *lists, checkpoint.LAST, checkpoint.BEST]
     names += OF_PROFILE if args.profile else ()
     return files.problems(map(own.path, names), inputs, args.overwrite, own)
@@ -105,8 +79,8 @@ def output_problems(
 
 @contextlib.contextmanager
 def held_folder(args: TrainConfig, world: World) -> Generator[None]:
-    """The folder of the run, that no other job may use meanwhile, without what a killed run left half
-    written; stacks of a run that hangs go there. All ranks. Raises UserError.
+    """Locks the folder of the run and removes what a killed one left half written there; stacks of a run
+    that hangs go there. All ranks. Raises UserError.
     """
     with contextlib.ExitStack() as held:
 
@@ -116,9 +90,8 @@ def held_folder(args: TrainConfig, world: World) -> Generator[None]:
             own.remove_leftovers()
             return own.claim(*map(signals.STACKS.format, range(world.size)))
 
-        paths = world.run_on_main(lock)
-        held.enter_context(signals.stacks_in(paths, world.rank, world.time_limit))
-        yield
+        with signals.stacks_in(world.run_on_main(lock), world.rank, world.time_limit):
+            yield
 
 
 # ---- the checkpoint that a run resumes from
@@ -132,12 +105,9 @@ def find_resumable(
     fingerprint: str,
 ) -> dict[str, Any] | None:
     """The checkpoint to resume from, the same on every rank, with its file as the entry `path`; None to start
-    over. Nodes may not share a folder: the newest checkpoint of any is handed to all. The number of threads,
-    which decides the last bits of every sum, is set to that of the first start. All ranks. Raises UserError.
-
-    Args:
-        read: a file, as `histocc.runtime.checkpoint.load_resumable`.
-        refuse: raises UserError for a checkpoint with other arguments.
+    over. Nodes may not share a folder: the newest of any is handed to all. The number of threads, which
+    decides the last bits of sums, is set to that of the first start. All ranks. Raises UserError, as `refuse`
+    does for other arguments.
     """
     state: dict[str, Any] | None = None
     launchers = set(world.gather(launcher_id())) - {""}
@@ -153,15 +123,13 @@ def find_resumable(
                 return None
             raise
         with checkpoint.reading(path):
-            # a restart by the launcher starts nothing over
             if args.overwrite and not launchers & set(state["position"]["launchers"]):
-                return None
+                return None  # a restart by the launcher starts nothing over
             return int(state["step"]), path, state.get(checkpoint.CHECKSUM), damaged
 
     leaders = world.node_leaders()
     of_nodes = world.run_on(leaders, newest)
-    steps = [-1 if of_node is None else of_node[0] for of_node in of_nodes]
-    best = of_nodes[steps.index(max(steps))]
+    source, best = max(zip(leaders, of_nodes), key=lambda pair: pair[1][0] if pair[1] else -1)
     if best is None:
         return None
     _, path, _, damaged = best
@@ -169,7 +137,7 @@ def find_resumable(
         end = f"Continuing from {path} instead."
         world.print("\n  ".join(["WARNING: a newer checkpoint cannot be used:", *damaged, end]))
     if any(of_node != best for of_node in of_nodes):
-        state = world.broadcast(state, leaders[steps.index(max(steps))])
+        state = world.broadcast(state, source)
     elif world.rank not in leaders:
         state = read(path)
     assert state is not None
@@ -195,26 +163,22 @@ def refuse_other_arguments(
     """Raises UserError if a run is to be resumed with other arguments than those that decide its result.
     more: what else differs, a line each; before: arguments that the checkpoint keeps elsewhere.
     """
-    saved = state["args"] | (before or {})
-    as_before = replace(args, num_epochs=saved["num_epochs"], warmup_steps=None)
-    warmup = {"warmup_steps": Schedule.of(as_before, state["position"]["steps_per_epoch"], 1, 1.0).warmup}
-    now, saved = (  # what --warmup-pct came to is no difference
-        values | warmup if values.get("warmup_steps") is None else values for values in (args.values(), saved)
-    )
+    saved, now, epochs = state["args"] | (before or {}), args.values(), state["args"]["num_epochs"]
+    as_before = replace(args, num_epochs=epochs, warmup_steps=None)
+    warmup = Schedule.of(as_before, state["position"]["steps_per_epoch"], 1, 1.0).warmup
+    for values in (saved, now):  # what --warmup-pct came to is no difference
+        if values.get("warmup_steps") is None:
+            values["warmup_steps"] = warmup
     different = differing(type(args), now, saved) + more
-    if args.num_epochs < saved["num_epochs"]:
-        different.append(
-            f"--num-epochs was {saved['num_epochs']}, now it is {args.num_epochs}; only more can continue"
-        )
+    if args.num_epochs < epochs:
+        different.append(f"--num-epochs was {epochs}, now it is {args.num_epochs}; only more can continue")
     if different:
-        end = "Repeat them as they were, choose another folder, or start over with --overwrite."
-        raise UserError("\n  ".join([f"{args.save_path} holds a run with other arguments:", *different, end]))
+        different.append("Repeat them as they were, choose another folder, or start over with --overwrite.")
+        raise UserError("\n  ".join([f"{args.save_path} holds a run with other arguments:", *different]))
 
 
 def restore(resumed: dict[str, Any], optimizer: torch.optim.Optimizer, precision: Precision) -> None:
-    """What a checkpoint holds beside the weights, which are in the model before it is shared out; of the
-    optimizer's groups only the rates, since all else is that of this optimizer. All ranks. Raises UserError.
-    """
+    """The optimizer's state and rates, and the scaler, from a checkpoint. All ranks. Raises UserError."""
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     with checkpoint.reading(resumed["path"]):
         state, peaks = resumed["optimizer"], resumed["scheduler"]["base_lrs"]  # of the first start
@@ -238,21 +202,15 @@ def restore(resumed: dict[str, Any], optimizer: torch.optim.Optimizer, precision
 
 @contextlib.contextmanager
 def ready(
-    args: TrainConfig,
-    world: World,
-    precision: Precision,
-    training: Training,
-    resumed: dict[str, Any] | None,
+    args: TrainConfig, world: World, precision: Precision, training: Training, resumed: dict[str, Any] | None
 ) -> Generator[tuple[dict[str, BatchLoader], loop.State, dict[str, Any]] | None]:
-    """Everything around the steps of a run, which are taken inside. All ranks. resumed: the checkpoint that
-    the run continues from, its weights already in the model. Emptied, so that they lie in memory once.
+    """Everything around the steps of a run, which are taken inside. resumed: the checkpoint that the run
+    continues from, its weights already in the model; emptied, so that they lie in memory once. All ranks.
+    Raises UserError, TrainingError.
 
     Yields:
         Loaders and state for `histocc.trainer.loop.train`, and the arguments of its Run but the task; None if
         no step is left to take, and after a dry run.
-
-    Raises:
-        UserError, TrainingError
     """
     raw_model, task, is_resumed = training.model, training.task, resumed is not None
     with contextlib.ExitStack() as ends:
@@ -275,17 +233,16 @@ def ready(
                     if crc != training.files.get(flag):
                         raise UserError(
                             f"{getattr(args, flag)}: was changed since the run in {args.save_path} began"
-                            f" (--{flag.replace('_', '-')}). Give it the same file, choose another folder, or"
-                            " start over with --overwrite"
+                            f" ({flag_of(flag)}). Give it the same file, or start over with --overwrite"
                         )
                 state = loop.State.resumed(resumed["step"], position, world)
         schedule = Schedule.of(args, plan.steps_per_epoch, world.size, rate)
         if state.step >= schedule.stop and not state.unfinished:
-            what = f"is at step {state.step:,}, and --max-steps is {schedule.stop:,}: nothing to do."
+            what = f"at step {state.step:,}, and --max-steps is {schedule.stop:,}: nothing to do."
             if state.step >= schedule.total:
-                what = f"is finished ({state.step:,} steps): nothing to do. More --num-epochs continue,"
-                what += " --overwrite starts over."
-            world.print(f"The run in {args.save_path} {what}")
+                more = "More --num-epochs continue, --overwrite starts over."
+                what = f"finished ({state.step:,} steps): nothing to do. {more}"
+            world.print(f"The run in {args.save_path} is {what}")
             finish(args, training)
             yield None
             return
@@ -373,38 +330,31 @@ def ready(
             }
 
         save = checkpoint.Saver(own, args.keep_checkpoints, world, content, log.say)
-        profiling = profiled(args.profile if world.is_main else None, own, world.device, log.say)
-        step_profiled = ends.enter_context(profiling)
-
-        def step_done() -> None:
-            log.step()
-            step_profiled()
+        steps_to_profile = args.profile if world.is_main else None
+        step_profiled = ends.enter_context(profiled(steps_to_profile, own, world.device, log.say))
+        options |= {"save": save, "log": log.row, "step_done": lambda: (log.step(), step_profiled())}
 
         # The steps, and how they ended.
-        yield loaders, state, options | {"save": save, "log": log.row, "step_done": step_done}
+        yield loaders, state, options
         finished = "finished" if state.step == schedule.total else "at --max-steps"
         log.close("stopped" if state.stopped else finished, state.step)
         if save.failed:
             raise TrainingError(
                 f"the last checkpoint, of step {state.step:,}, could not be saved: {save.failed}. After that,"
-                " give the same command again (without --overwrite): it continues from the checkpoint before,"
-                " if there is one."
+                " the same command (without --overwrite) continues from the checkpoint before, if any."
             )
         where, same = f"at step {state.step:,}", "The same command" + " without --overwrite" * args.overwrite
         if state.stopped:
             signals.stop_request().acted = True
             reason = next(filter(None, world.gather(signals.stop_request().reason)), "a signal")
             saved = f"saved in {save.seconds:.1f} s. {same} continues."
-            world.print(f"Stopped by {reason} {where} of {schedule.total:,}, {saved}")
-            return
+            return world.print(f"Stopped by {reason} {where} of {schedule.total:,}, {saved}")
+        how = f"Finished {where}."
         if state.step < schedule.total:
-            more = f"{same} with a larger --max-steps continues."
-            world.print(f"Stopped {where} of {schedule.total:,} (--max-steps). {more}")
-        else:
-            world.print(f"Finished {where}.")
+            how = f"Stopped {where} of {schedule.total:,} (--max-steps). {same} with a larger one continues."
         has_best = "val" in loaders and os.path.exists(own.path(checkpoint.BEST))
         best = f" (lowest validation loss: {checkpoint.BEST})" * has_best
-        world.print(f"Model: {own.path(checkpoint.LAST)}{best}")
+        world.print(f"{how}\nModel: {own.path(checkpoint.LAST)}{best}")
         finish(args, training)
 
 
@@ -419,15 +369,10 @@ def finish(args: TrainConfig, training: Training) -> None:
 
 def train(parser: Parser, args: ScriptConfig, world: World, make: Callable[[], Training]) -> None:
     """Trains what `make` returns as the arguments ask: a run, or its continuation, a dry run, a validation.
-    All ranks.
+    All ranks. Raises UserError, TrainingError.
 
-    Args:
-        make: called on every rank once the arguments are checked and before anything is written, with torch's
-            generator seeded, so that the weights are the same everywhere; raises UserError for data that are
-            none.
-
-    Raises:
-        UserError, TrainingError
+    make: called on every rank once the arguments are checked and before anything is written, with torch's
+    generator seeded, so that the weights are the same everywhere; raises UserError for data that are none.
     """
 
     def check_arguments() -> None:
@@ -491,10 +436,9 @@ def train(parser: Parser, args: ScriptConfig, world: World, make: Callable[[], T
 
 def read_checkpoint(path: str, flag: str) -> tuple[dict[str, Any], str]:
     """(content, file) of a checkpoint or a folder of a run; flag: a message begins with. Raises UserError."""
-    file = checkpoint.find(path, (checkpoint.BEST, checkpoint.LAST))
-    if file is None:
-        raise UserError(f"{flag} {path}: no checkpoint there (neither a file nor a folder of a run)")
-    return checkpoint.load(file), file
+    if file := checkpoint.find(path, (checkpoint.BEST, checkpoint.LAST)):
+        return checkpoint.load(file), file
+    raise UserError(f"{flag} {path}: no checkpoint there (neither a file nor a folder of a run)")
 
 
 def _load_weights(model: nn.Module, path: str, flag: str) -> str:

@@ -1,8 +1,5 @@
 """The rows of a run's log for TensorBoard (`--tensorboard`) and Weights & Biases (`--log-wandb`), and where
-the time of its steps goes (`--profile`). Rank 0 only.
-
-A run that is resumed continues the same curves: TensorBoard hides rows after the step from which it
-continues, and W&B knows the run by its id, which all checkpoints of a run have in common.
+the time of its steps goes (`--profile`). Rank 0 only. A run that is resumed continues the same curves.
 """
 
 import contextlib
@@ -27,18 +24,19 @@ OF_PROFILE = ("profile.txt", "trace.json")
 def open_tensorboard(args: TrainConfig, step: int) -> Library:
     from torch.utils.tensorboard import SummaryWriter
 
+    # rows after the step that is resumed from are hidden
     writer = SummaryWriter(os.path.join(args.save_path, "tensorboard"), purge_step=step + 1)
 
     def write(row: dict[str, float]) -> None:
-        for name, value in row.items():
-            if name != "step":
-                writer.add_scalar(name, value, row["step"])
+        for name in row.keys() - {"step"}:
+            writer.add_scalar(name, row[name], row["step"])
         writer.flush()
 
     return write, writer.close
 
 
 def open_wandb(args: TrainConfig, name: str) -> Library:
+    """name: of the run, the same in all its checkpoints."""
     import wandb
 
     run = wandb.init(
@@ -59,9 +57,7 @@ def open_wandb(args: TrainConfig, name: str) -> Library:
 
 
 class Tracker:
-    """A library that gets rows of the log. If it raises, ends the process or does not return in time, that is
-    a warning, and the run continues without it.
-    """
+    """A library that gets rows of the log; if it raises, exits or hangs, that is a warning and its end."""
 
     def __init__(self, flag: str, open_library: Callable[[], Library]):
         self.flag, self.error = flag, ""
@@ -95,9 +91,7 @@ class Tracker:
 
 
 def open_trackers(args: TrainConfig, name: str, step: int) -> list[Tracker]:
-    """Those that are asked for. Raises UserError if one cannot be opened at step 0; a run that is resumed
-    goes without it.
-    """
+    """Those asked for. Raises UserError if one cannot be opened at step 0; a resumed run goes without it."""
     trackers: list[Tracker] = []
     if args.tensorboard:
         trackers.append(Tracker("--tensorboard", lambda: open_tensorboard(args, step)))
@@ -113,9 +107,7 @@ def open_trackers(args: TrainConfig, name: str, step: int) -> list[Tracker]:
 def profiled(
     steps: int | None, own: OwnFiles, device: torch.device, say: Callable[[str], None]
 ) -> Generator[Callable[[], object]]:
-    """Profiles `steps` steps, if any, from the fourth on, into profile.txt and, for chrome://tracing,
-    trace.json; gives what is to be called after each step.
-    """
+    """Profiles `steps` steps, if any, from the fourth on; gives what is to be called after each step."""
     if not steps:
         yield lambda: None
         return
