@@ -120,7 +120,8 @@ class MultiheadAttention(nn.Module):
             return self.attend_to_groups(queries, x[:, :keys], [(rows, keys)], [visible])
         projected = self.project(x, ALL)
         if not is_packed(projected):
-            return self.attend(*self.by_head(projected), visible)
+            q, k, v = self.by_head(projected)
+            return self.attend(q, k, v, visible)
         groups = [Group(rows, length, length, visible)]
         mixed = packed_attention(projected.flatten(0, 1), None, groups, self.heads, self.dropout_p())
         return self.out_proj(mixed.view_as(x))
