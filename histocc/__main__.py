@@ -31,16 +31,9 @@ LISTEN_EARLY = ("train", "mix", "predict", "evaluate")  # importing torch takes 
 
 
 def overview() -> str:
-    width = max(map(len, COMMANDS))
-    return "\n".join(
-        [
-            "usage: histocc COMMAND [flags]",
-            "",
-            *(f"  {name:<{width}}  {what}" for name, (_, what) in COMMANDS.items()),
-            "",
-            "histocc COMMAND --help lists the flags of a command.",
-        ]
-    )
+    commands = (f"  {name:<10}{what}" for name, (_, what) in COMMANDS.items())
+    flags = "histocc COMMAND --help lists the flags of a command."
+    return "\n".join(["usage: histocc COMMAND [flags]", "", *commands, "", flags])
 
 
 def say(asked: str) -> None:

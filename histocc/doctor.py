@@ -7,7 +7,6 @@ Each finding is ok, a warning or a fault, and says what to do. Exit code 1 if th
 would take of memory and disk says --dry-run of the scripts.
 """
 
-import os
 import platform
 import shutil
 import socket
@@ -37,20 +36,6 @@ class Finding(NamedTuple):
     remedy: str = ""
 
 
-# ---- this machine
-
-
-def versions() -> dict[str, str]:
-    return {
-        "histocc": __version__,
-        "Python": platform.python_version(),
-        "torch": torch.__version__,
-        "numpy": numpy.__version__,
-        "CUDA": torch.version.cuda or "none",
-        "system": platform.platform(),
-    }
-
-
 def devices(device: str) -> Finding:
     """What torch sees; GPUs that are there and not used are a warning."""
     if not torch.cuda.is_available():
@@ -61,9 +46,7 @@ def devices(device: str) -> Finding:
         number = listed.count("GPU ")
         if not number or device == "cpu":
             return Finding("devices", OK, "no GPU; training runs on CPU processes")
-        remedy = "install a torch with CUDA; the driver (nvidia-smi) must not be older than its CUDA"
-        if "CUDA_VISIBLE_DEVICES" in os.environ and torch.version.cuda:
-            remedy = f"CUDA_VISIBLE_DEVICES is {os.environ['CUDA_VISIBLE_DEVICES']!r}: unset it"
+        remedy = "install a torch with CUDA (not newer than nvidia-smi names), or unset CUDA_VISIBLE_DEVICES"
         return Finding("devices", WARNING, f"{number} GPUs here, none usable by torch", remedy)
     gpus, busy = [], []
     for i in range(torch.cuda.device_count()):
@@ -87,24 +70,18 @@ def cores(processes: int, available: int, threads: int) -> Finding:
 
 def disk(path: str) -> Finding:
     """Whether the folder of a run can be written, and the space there."""
-    problem = save_path_problem(path)
-    if problem:
+    if problem := save_path_problem(path):
         return Finding("disk", FAULT, problem, "choose another --save-path, or make this one writable")
     free = shutil.disk_usage(folder_above(path)).free
     text = f"{folder_above(path)}: {free / GB:.1f} GB free"
     if free > 8 * GB:
         return Finding("disk", OK, text)
-    remedy = (
-        "a checkpoint of size base has 1.6 GB, and up to six are kept: make room, or lower --keep-checkpoints"
-    )
+    remedy = "up to six checkpoints are kept, of 1.6 GB at size base: make room, or lower --keep-checkpoints"
     return Finding("disk", FAULT if free < 1 * GB else WARNING, text, remedy)
 
 
-# ---- all processes together
-
-
 def same_versions(everyone: list[dict[str, str]]) -> Finding:
-    """everyone: `versions` of each rank."""
+    """everyone: what is installed, of each rank."""
     other = [
         f"rank {rank} has {name} {installed[name]}, rank 0 {everyone[0][name]}"
         for rank, installed in enumerate(everyone)
@@ -113,9 +90,6 @@ def same_versions(everyone: list[dict[str, str]]) -> Finding:
     ]
     remedy = "use one environment on all machines" if other else ""
     return Finding("same versions", FAULT if other else OK, "; ".join(other) or "on all processes", remedy)
-
-
-# ---- the command
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,7 +102,15 @@ class DoctorConfig(Processes):
 
 def examine(args: DoctorConfig, world: World) -> None:
     """Prints the report. All ranks. Raises TrainingError on all of them if there is a fault."""
-    installed, findings = versions(), []
+    installed = {
+        "histocc": __version__,
+        "Python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": numpy.__version__,
+        "CUDA": torch.version.cuda or "none",
+        "system": platform.platform(),
+    }
+    findings = []
     if world.local_rank == 0:
         findings = [
             Finding("versions", OK, ", ".join(f"{name} {version}" for name, version in installed.items())),
@@ -137,28 +119,21 @@ def examine(args: DoctorConfig, world: World) -> None:
             disk(args.save_path),
         ]
     everyone = world.gather((socket.gethostname(), str(world.device), list(map(tuple, findings)), installed))
-    report = {
-        f"{host} (rank {rank})": [Finding(*finding) for finding in findings]
-        for rank, (host, _, findings, _) in enumerate(everyone)
-        if findings
-    }
+    report = [(f"{host} (rank {i})", found) for i, (host, _, found, _) in enumerate(everyone) if found]
     if world.backend:
         right = world.sum_over_ranks({"rank": world.rank})["rank"] == world.size * (world.size - 1) / 2
         places = ", ".join(f"rank {i} {device} on {host}" for i, (host, device, _, _) in enumerate(everyone))
-        report[f"all {world.size} processes"] = [
-            Finding("placement", OK, places),
-            same_versions([installed for *_, installed in everyone]),
-            Finding("all-reduce", OK, f"sums are right ({world.backend})")
-            if right
-            else Finding("all-reduce", FAULT, "sums are wrong", "run it on each machine alone, and in pairs"),
-        ]
-    for place, findings in report.items():
+        sums = Finding("all-reduce", OK, f"sums are right ({world.backend})")
+        if not right:
+            sums = Finding("all-reduce", FAULT, "sums are wrong", "try each machine alone, then in pairs")
+        together = same_versions([installed for *_, installed in everyone])
+        report += [(f"all {world.size} processes", [Finding("placement", OK, places), together, sums])]
+    levels = []
+    for place, found in report:
         world.print(place)
-        for finding in findings:
-            world.print(f"  {finding.level:8} {finding.name:14} {finding.text}")
-            if finding.remedy:
-                world.print(f"{'':26}→ {finding.remedy}")
-    levels = [finding.level for findings in report.values() for finding in findings]
+        for name, level, text, remedy in found:
+            levels.append(level)
+            world.print(f"  {level:8} {name:14} {text}" + (f"\n{'':26}→ {remedy}" if remedy else ""))
     if faults := levels.count(FAULT):
         raise TrainingError(f"{faults} faults: fix them before a long run")
     world.print(f"0 faults, {levels.count(WARNING)} warnings. Ready to train.")

@@ -6,7 +6,7 @@ from functools import partialmethod
 from typing import Any
 
 from histocc.formatter import cut, is_missing
-from histocc.occ_canine import column_of, names_of
+from histocc.occ_canine import columns_of
 
 MEASURES = {
     "accuracy": lambda pred, true: float(pred == true),
@@ -47,8 +47,7 @@ class EvalEngine:
 
     def _sets(self, what: str, table: Any) -> list[set[str]]:
         """The codes of each row; what: the table, in messages."""
-        names = [name for name in names_of(table) if name.startswith(self.pred_col)]
-        columns = [column_of(what, table, name) for name in names]
+        columns = [cells for name, cells in columns_of(table).items() if name.startswith(self.pred_col)]
         if len(set(map(len, columns))) != 1:
             raise ValueError(f"{what}: needs columns of the same length that begin with {self.pred_col!r}")
         return [set(filter(None, map(self._code, cells))) for cells in zip(*columns)]

@@ -11,7 +11,6 @@ and so are the shapes of their results; docs/published.md says what differs.
 """
 
 import contextlib
-import gc
 import math
 import operator
 import os
@@ -126,8 +125,9 @@ class OccCANINE:
         """Becomes the model in `file`, or stays what it is if that raises an error."""
         state = formats.load_content(file)
         brings = models.brings_settings(state)
-        given_here = given._replace(formatter=None) if brings else given
-        model, formatter, state = models.model_of(file, state, given_here)
+        model, formatter, state = models.model_of(
+            file, state, given._replace(formatter=None) if brings else given
+        )
         if given.system and not brings and (formatter.kind == "hisco") != (given.system.lower() == "hisco"):
             raise UserError(f"{file}: writes {formatter.kind} codes, which are not those of {given.system}")
         coder = Coder(model.to(self.device), formatter, state, **self._options)
@@ -135,7 +135,8 @@ class OccCANINE:
             raise UserError(f"classes: are of HISCO codes, and {file} writes {coder.system}")
         self.key_desc = self._words(coder)
         self.file, self.coder, self.model, self.formatter = file, coder, model, formatter
-        self.system = given.system or coder.system
+        self.system, self.model_type = given.system or coder.system, MODEL_TYPES[coder.kind]
+        self.codes, self.key = coder.codes, dict(enumerate(coder.codes))  # in the order of the linear outputs
 
     def _words(self, coder: Coder) -> dict[str, str]:
         """Code → words, of the codes that have some."""
@@ -144,10 +145,13 @@ class OccCANINE:
             return hisco_classes()["title"] if coder.formatter.kind == "hisco" else {}
         if isinstance(given, str | os.PathLike):
             return read_descriptions(os.fspath(given), coder.codes, coder.formatter)
-        columns = [column_of("descriptions", given, name) for name in ("system_code", "desc")]
+        columns = columns_of(given)
+        if lacking := [name for name in ("system_code", "desc") if name not in columns]:
+            found = ", ".join(map(repr, columns))
+            raise ValueError(f"descriptions: has no column {lacking[0]!r}; it has {found}")
         words = {
             coder.formatter.repair(str(code))[0]: str(text)
-            for code, text in reversed(list(zip(*columns, strict=True)))
+            for code, text in reversed(list(zip(columns["system_code"], columns["desc"], strict=True)))
             if not is_missing(code) and not is_missing(text)
         }
         if not set(coder.codes) & words.keys():
@@ -157,21 +161,6 @@ class OccCANINE:
     def __repr__(self) -> str:
         options = f"name={self.name!r}, device='{self.device}', batch_size={self.batch_size}"
         return f"OccCANINE({options}, system={self.system!r}, model_type={self.model_type!r})"
-
-    @property
-    def codes(self) -> list[str]:
-        """The codes that the model knows, in the order of its linear outputs."""
-        return self.coder.codes
-
-    @property
-    def key(self) -> dict[int, str]:
-        """Number of a linear output → code."""
-        return dict(enumerate(self.codes))
-
-    @property
-    def model_type(self) -> str:
-        """mix, seq2seq or flat."""
-        return MODEL_TYPES[self.coder.kind]
 
     @property
     def batch_size(self) -> int:
@@ -338,45 +327,36 @@ class OccCANINE:
         own = self.formatter.to_dict()
         given = {"initial_checkpoint": self.file, "initial_key": self._key_file, "formatter": own["kind"]}
         if own["kind"] == "gpf":
-            given |= {
-                "block_size": own["block_size"],
-                "use_within_block_sep": own["within_block_sep"] is not None,
-                "allow_codes_shorter_than_block_size": own["allow_short"],
-                "target_cols": own["target_cols"],
-            }
+            given |= {name: own[name] for name in ("block_size", "target_cols")}
+            given["use_within_block_sep"] = own["within_block_sep"] is not None
+            given["allow_codes_shorter_than_block_size"] = own["allow_short"]
         asked = {"save_path": save_path, "input_col": input_col, "target_cols": target_cols, **arguments}
         asked |= {"language_col": language_col, "device": device.type}
-        if language_col is None:
-            asked["language"] = language
+        asked["language"] = language if language_col is None else None
         given |= {name: value for name, value in asked.items() if value is not None}
         given = finetune_parser().checked(given, "finetune")
-        with contextlib.ExitStack() as held:
-            args = FinetuneConfig(**given, dataset=_dataset_file(dataset, held))
+        with tempfile.TemporaryDirectory(prefix="histocc_") as folder:
+            args = FinetuneConfig(**given, dataset=_dataset_file(dataset, folder))
             if args.distributed:
                 raise UserError("several processes are started by a launcher: torchrun finetune.py …")
             self._train(args, device)
         return self
 
     def _train(self, args, device: torch.device) -> None:
-        world = World(device=device)
+        world, gpus = World(device=device), [device] if device.type == "cuda" else []
         with listening() as stop:
             try:
-                gpus = [device] if device.type == "cuda" else []
                 with settings_of_torch(), torch.random.fork_rng(gpus):
                     train_files, val_files = build.dataset_files(args.dataset)
                     args, settings, data = build.prepare_data(args, world, train_files, val_files)
                     train.train(args, settings, world, data)
             except Stopped:
                 stop.acted = True
-            finally:
-                gc.collect()
         trains = not (args.prepare_only or args.eval_only or args.dry_run)
         if trains and stop.acted:
-            warnings.warn(
-                f"fine-tuning was stopped by {stop.reason}: these are the weights from before it; "
-                f"the same call resumes, and OccCANINE({args.save_path!r}) is the best so far",
-                stacklevel=3,
-            )
+            what = f"fine-tuning was stopped by {stop.reason}: these are the weights from before it;"
+            what += f" the same call resumes, and OccCANINE({args.save_path!r}) is the best so far"
+            warnings.warn(what, stacklevel=3)
         elif trains and checkpoint.find(args.save_path) is not None:
             self._load(models.find_weights(args.save_path, args.save_path), Given(system=self._system))
             self.name = args.save_path
@@ -416,53 +396,39 @@ def cells_of(name: str, given: Any, kinds: tuple[type, ...]) -> list:
     return cells
 
 
-def _dataset_file(dataset: Any, held: contextlib.ExitStack) -> str:
-    """A file as given, or of a DataFrame one that `held` removes. Raises UserError."""
+def _dataset_file(dataset: Any, folder: str) -> str:
+    """A file as given, or of a DataFrame one in `folder`. Raises UserError."""
     if isinstance(dataset, str | os.PathLike):
         return os.fspath(dataset)
     if not hasattr(dataset, "to_csv"):
         raise UserError(f"dataset: found {dataset!r:.60}, expected a file or a DataFrame")
-    file = os.path.join(held.enter_context(tempfile.TemporaryDirectory(prefix="histocc_")), "DataFrame.csv")
     # whole numbers among missing values are floats in pandas, and codes have no .0
-    kinds = dataset.dtypes.items()
+    kinds, file = dataset.dtypes.items(), os.path.join(folder, "DataFrame.csv")
     whole = [name for name, kind in kinds if kind.kind == "f" and (dataset[name].dropna() % 1 == 0).all()]
     dataset.astype(dict.fromkeys(whole, "Int64")).to_csv(file, index=False)
     return file
 
 
-def names_of(table: Any) -> list[str]:
+def columns_of(table: Any) -> dict[str, list]:
     """The columns of a DataFrame, a dict of columns or a list of dicts, whose first row names them."""
     if isinstance(table, (list, tuple)):
-        table = table[0] if table else {}
-    return list(map(str, getattr(table, "columns", table)))
-
-
-def column_of(what: str, table: Any, name: str) -> list:
-    """The cells of a column, by its name as text. Raises ValueError if `what`, the table, has none or two."""
-    names = names_of(table)
-    if names.count(name) != 1:
-        number = "more than one" if name in names else "no"
-        found = ", ".join(map(repr, names)) or "none"
-        raise ValueError(f"{what}: has {number} column {name!r}; it has {found}")
-    if isinstance(table, (list, tuple)):
-        return [row.get(name) for row in table]
-    return list(table[list(getattr(table, "columns", table))[names.index(name)]])
+        return {str(name): [row.get(name) for row in table] for name in (table[0] if table else {})}
+    return {str(name): list(table[name]) for name in getattr(table, "columns", table)}
 
 
 def as_table(columns: dict[Any, Any], get_dict: bool = False):
     """Columns of equal length as a DataFrame, those of texts with dtype object; without pandas, or with
     get_dict, as a list of dicts, with None in place of NaN.
     """
-    try:
-        if get_dict:
-            raise ImportError
-        import pandas
+    arrays = {name: cells for name, cells in columns.items() if isinstance(cells, np.ndarray)}
+    with contextlib.suppress(ImportError):
+        if not get_dict:
+            import pandas
 
-        kinds = {name: None if isinstance(cells, np.ndarray) else object for name, cells in columns.items()}
-        return pandas.DataFrame({name: pandas.Series(v, dtype=kinds[name]) for name, v in columns.items()})
-    except ImportError:
-        lists = [v.tolist() if isinstance(v, np.ndarray) else v for v in columns.values()]
+            texts = {name: pandas.Series(columns[name], dtype=object) for name in columns.keys() - arrays}
+            return pandas.DataFrame(columns | texts)
+    lists = columns | {name: cells.tolist() for name, cells in arrays.items()}
     return [  # NaN is not equal to itself
         {name: v if name == "occ1" or v == v else None for name, v in zip(columns, row)}
-        for row in zip(*lists)
+        for row in zip(*lists.values())
     ]

@@ -20,6 +20,7 @@ from histocc.trainer.log import LOG, OWN_COLUMNS, read_numbers
 
 CURVES = "curves.png"
 STYLES = ("-", "--", ":", "-.")  # of the columns of a panel; colours are runs
+Runs = dict[str, list[dict[str, float | None]]]  # name → rows of the log
 
 
 def panels(columns: Iterable[str]) -> list[tuple[str, list[str]]]:
@@ -28,22 +29,17 @@ def panels(columns: Iterable[str]) -> list[tuple[str, list[str]]]:
     """
     of_task = [x for x in columns if x not in OWN_COLUMNS and not x.startswith(("train_", "val_"))]
     others = [name for name in of_task if not name.endswith("_acc")]
-    all_panels = [
-        ("loss", ["train_loss", "val_loss"]),
-        ("accuracy, %", [name for name in of_task if name.endswith("_acc")]),
-        (", ".join(others[: len(STYLES)]), others),
-        ("learning rate", ["lr"]),
-        ("samples/s", ["samples_per_sec"]),
-    ]
-    return [(title, names) for title, names in all_panels if names]
+    shown = [("loss", ["train_loss", "val_loss"]), ("accuracy, %", [x for x in of_task if x not in others])]
+    shown += [(", ".join(others[: len(STYLES)]), others), ("learning rate", ["lr"])]
+    return [(title, names) for title, names in [*shown, ("samples/s", ["samples_per_sec"])] if names]
 
 
 def curves(*runs: str | os.PathLike[str]) -> Any:
     """The curves of one run or several as a figure of matplotlib. Raises UserError."""
     if importlib.util.find_spec("matplotlib") is None:
         raise UserError("plots need matplotlib: pip install matplotlib")
-    rows: dict[str, list[dict[str, float | None]]] = {}
-    for folder in [os.fspath(run) for run in runs]:
+    rows: Runs = {}
+    for folder in map(os.fspath, runs):
         if not os.path.isfile(os.path.join(folder, LOG)):
             raise UserError(f"{folder}: no run there (no {LOG})")
         if numbers := read_numbers(os.path.join(folder, LOG)):
@@ -55,8 +51,7 @@ def curves(*runs: str | os.PathLike[str]) -> Any:
     return figure_of(rows)
 
 
-def figure_of(runs: dict[str, list[dict[str, float | None]]]) -> Any:
-    """A figure of matplotlib. runs: name → rows of its log."""
+def figure_of(runs: Runs) -> Any:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -73,8 +68,8 @@ def figure_of(runs: dict[str, list[dict[str, float | None]]]) -> Any:
                 values = [(row["step"], row.get(column)) for row in rows]
                 points = [(step, value * scale) for step, value in values if value is not None]
                 label = ", ".join([run] * (len(runs) > 1) + [column] * (len(columns) > 1)) or run
-                marker = "." if len(points) < 30 else None
                 if points:
+                    marker = "." if len(points) < 30 else None
                     axes.plot(*zip(*points), style, color=f"C{i % 10}", label=label, marker=marker)
         axes.set(title=title, xlabel="step")
         axes.grid(alpha=0.3)
@@ -105,29 +100,26 @@ class PlotConfig(Config):
     """What plot takes."""
 
     runs: list[str] = flag(MISSING, "folders of runs", metavar="RUN", positional=True)
-    output: str | None = flag(
-        None, f"default: {CURVES} in the folder of the run, if it is one alone", metavar="FILE.png"
-    )
+    output: str | None = flag(None, f"default, of one run: {CURVES} in its folder", metavar="FILE.png")
     overwrite: bool = flag(False, "replace a file that exists")
 
 
-def get_args_parser() -> Parser:
-    return Parser(PlotConfig, "python -m histocc.plot", "Curves of one run or several in one plot.")
-
-
-def run(argv: list[str] | None) -> str:
-    args = get_args_parser().parse_args(argv)
+def run(args: PlotConfig) -> None:
     if args.output is None and len(args.runs) > 1:
         raise UserError("several runs in one plot: --output names its file")
     path = args.output or os.path.join(args.runs[0], CURVES)
     logs = [os.path.join(folder, LOG) for folder in args.runs]
     own = OwnFiles(os.path.dirname(path) or ".", args.overwrite)
     raise_if_any(problems([path], dict.fromkeys(logs, "the log of a run"), args.overwrite, own))
-    return save_figure(curves(*args.runs), own, os.path.basename(path))
+    print(save_figure(curves(*args.runs), own, os.path.basename(path)))
+
+
+def get_args_parser() -> Parser:
+    return Parser(PlotConfig, "python -m histocc.plot", "Curves of one run or several in one plot.")
 
 
 def main(argv: list[str] | None = None) -> int:
-    return run_command(lambda: print(run(argv)))
+    return run_command(lambda: run(get_args_parser().parse_args(argv)))
 
 
 if __name__ == "__main__":

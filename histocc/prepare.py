@@ -22,24 +22,15 @@ class PrepareConfig(Tables, Split):
 
     files: list[str] = flag(MISSING, "CSV or Parquet files", metavar="FILE", positional=True)
     save_path: str = flag(
-        MISSING,
-        "folder for data_report.json, rejected_rows.csv, conflicts.csv, key.csv and the prepared data",
-        "--save-dir",
-        metavar="DIR",
+        MISSING, f"folder for {', '.join(LISTS)} and the prepared data", "--save-dir", metavar="DIR"
     )
     overwrite: bool = flag(False, "replace such lists that were not written here")
     quiet: bool = flag(False, "no lines of progress")
 
 
-def get_args_parser() -> Parser:
-    what = "Shows what a data set holds, without training."
-    return Parser(PrepareConfig, "python -m histocc.prepare", what)
-
-
 def run(args: PrepareConfig) -> None:
     """Raises UserError, and then leaves no folder behind that was not there."""
-    unwritable = files.save_path_problem(args.save_path)
-    problems = [*args.problems(), *([unwritable] if unwritable else [])]
+    problems = [*args.problems(), *filter(None, [files.save_path_problem(args.save_path)])]
     own = files.OwnFiles(args.save_path, args.overwrite)
     inputs = dict.fromkeys(args.files, "a file of the data")
     inputs |= {args.key: "the file of --key", args.all_codes_file: "the file of --all-codes-file"}
@@ -49,14 +40,18 @@ def run(args: PrepareConfig) -> None:
     if columns.note:
         print(columns.note)
     log.show_progress(not args.quiet)
+    unusable = None
     try:
         report = PreparedData.open(prepare(settings, args.save_path, reports=own)).report
     except UnusableData as error:
-        print("\n".join(report_lines(error.report)))
-        print(f"Report: {own.path('data_report.json')}", flush=True)
-        raise
-    print("\n".join(report_lines(report)))
-    print(f"Report: {own.path('data_report.json')}")
+        report, unusable = error.report, error
+    print(*report_lines(report), f"Report: {own.path('data_report.json')}", sep="\n", flush=True)
+    if unusable:
+        raise unusable
+
+
+def get_args_parser() -> Parser:
+    return Parser(PrepareConfig, "python -m histocc.prepare", "Shows what a table holds, without training.")
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -1,18 +1,16 @@
 """The shared engine: `train_one_epoch`, `evaluate`, `train` for the mixer.
 
 The loop itself is that of `histocc.trainer.loop`, which trains any model; here is what the mixer computes of
-a batch. It knows models, batches and processes, but no files and no arguments: the caller hands it `save` and
-`log` functions.
+a batch. It knows no files and no arguments: the caller hands it `save` and `log` functions.
 
 A batch is a dict with input_ids [B, S], attention_mask [B, S], targets_seq2seq int [B, T] and targets_linear,
-float [B, C] or the indices of each row's codes, int [B, K] with −1 for none. Batches of
-`histocc.data.dataset` also say how much each row weighs and how many rows the whole optimizer step has; other
-batches are whole steps of their own.
+float [B, C] or the indices of each row's codes, int [B, K] with −1 for none, and what the loop takes of it.
 """
 
 import contextlib
 import math
 import re
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Sized
 from typing import Any, cast
 
@@ -89,25 +87,24 @@ def flops_per_unit(model: Any) -> dict[str, float]:
     Six for each weight: two forward, four backward, the two alone if it is frozen (Kaplan et al., 2020, arXiv
     2001.08361). What has no weights is not counted: attention between positions, norms, losses.
     """
-    flops: dict[str, float] = {}
+    flops: dict[str, float] = defaultdict(float)
     for name, weight in model.named_parameters() if isinstance(model, Seq2SeqMixerOccCANINE) else ():
         unit = next((unit for pattern, unit in FLOP_UNITS if re.match(pattern, name)), None)
         if unit is None or weight.dim() < 2:
             continue
         count = weight.numel() * (6 if weight.requires_grad else 2)
         if "multihead_attn.in_proj" in name:  # the keys and values are those of characters
-            flops["characters"] = flops.get("characters", 0.0) + count * 2 / 3
+            flops["characters"] += count * 2 / 3
             count /= 3
-        flops[unit] = flops.get(unit, 0.0) + count
+        flops[unit] += count
     return flops
 
 
 class MixerTask:
     """What the trainer trains and validates: the losses and accuracies of both decoders, of each row.
 
-    Losses and token_acc are teacher-forced; flat_acc holds the linear decoder's codes with probability above
-    0.5 against the target; seq_acc, only with a `formatter`, decodes greedily and compares sets of codes. All
-    accuracies are fractions 0…1.
+    Losses and token_acc are teacher-forced; flat_acc compares the linear decoder's codes with probability
+    above 0.5, and seq_acc, only with a `formatter`, those of greedy decoding; accuracies are fractions 0…1.
 
     Args:
         loss_fn: a criterion called like `LossMixer`; without `per_sample` its mean stands for each row.
@@ -117,11 +114,8 @@ class MixerTask:
     def __init__(self, loss_fn: nn.Module, formatter: BlockyFormatter | None = None, model: Any = None):
         self.loss_fn, self.formatter = loss_fn, formatter
         self.flops_per_unit = flops_per_unit(model)
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        losses = LOSSES if hasattr(self.loss_fn, "per_sample") else LOSSES[:1]
-        return (*losses, *(name for name in ACCURACIES if self.formatter is not None or name != "seq_acc"))
+        losses = LOSSES if hasattr(loss_fn, "per_sample") else LOSSES[:1]
+        self.columns = (*losses, *(name for name in ACCURACIES if formatter is not None or name != "seq_acc"))
 
     def losses(self, model: nn.Module, batch: dict) -> dict[str, Tensor]:
         outputs = forward(model, batch)
@@ -157,8 +151,8 @@ class MixerTask:
             return math.nan
         lengths = mask.sum(1) if weights is None else mask.sum(1)[weights > 0]
         characters, rows = int(lengths.sum()), len(lengths)
-        tokens = rows * (batch["targets_seq2seq"].shape[1] - 1)
-        counts = {"characters": characters, "blocks": characters / 4, "rows": rows, "tokens": tokens}
+        counts = {"characters": characters, "blocks": characters / 4, "rows": rows}
+        counts["tokens"] = rows * (batch["targets_seq2seq"].shape[1] - 1)
         return sum(flops * counts[unit] for unit, flops in self.flops_per_unit.items())
 
 
@@ -193,8 +187,7 @@ def train_one_epoch(
     is_main = world.is_main and is_main_process
     log = RunLog(None, log_columns(task.columns), last, current_step, is_main=is_main).row
     options |= {"scheduler": scheduler, "flops": task.flops, "log_interval": log_interval, "log": log}
-    run = loop.Run(model, task, optimizer, world, **options)
-    state = loop.State(current_step)
+    run, state = loop.Run(model, task, optimizer, world, **options), loop.State(current_step)
     with contextlib.suppress(Stopped):
         loop.train_one_epoch(run, data_loader, state, epoch)
     return state.step
@@ -242,9 +235,7 @@ def train(
     """Trains from `current_step` to `stop_step` (default `total_steps`) and returns the last step. All ranks.
 
     Args:
-        data_loaders: "data_loader_train" or "train" and, if there is something to validate on,
-            "data_loader_val" or "val".
-        loss_fn, scheduler, current_step: as in `train_one_epoch`.
+        data_loaders: "data_loader_train" or "train", and perhaps "data_loader_val" or "val".
         task: made of `loss_fn` and `formatter` already.
         state: of a run that is resumed, instead of `current_step`; brought up to date.
         options: as for `histocc.trainer.loop.Run`: save, stop_step, steps_per_epoch, seed, precision, …

@@ -50,9 +50,7 @@ def view(folder: str, width: int = 80) -> tuple[str, bool]:
     except OSError:
         if is_live or is_held(os.path.join(folder, "prepared")):
             return f"{folder}\nstate       running, before the first step", True
-        raise UserError(
-            f"{folder}: is not the folder of a run that has begun to train (no {STATUS} there)"
-        ) from None
+        raise UserError(f"{folder}: no run has begun to train here (no {STATUS} there)") from None
     except (KeyError, TypeError, ValueError, ArithmeticError) as error:
         raise UserError(f"{path}: is damaged; it holds what no run writes ({error})") from None
     return "\n".join([folder, *lines]), running
@@ -60,11 +58,9 @@ def view(folder: str, width: int = 80) -> tuple[str, bool]:
 
 def status_lines(status: dict[str, Any], rows: list[dict[str, Any]], running: bool, size: int) -> list[str]:
     """How far the run has come, the last figures, and whether it runs. size: of bars, in characters."""
-    step = max([int(status["step"]), *(int(row["step"]) for row in rows[-1:])])
-    stop = int(status["stop_step"])
+    stop, step = status["stop_step"], max([status["step"], *(int(row["step"]) for row in rows[-1:])])
     done = min(1.0, step / max(stop, 1))
-    bar = "█" * round(done * size) + "░" * (size - round(done * size))
-    lines = [f"progress    {bar} {done:4.0%}  step {step:,} of {stop:,}"]
+    lines = [f"progress    {'█' * round(done * size):░<{size}} {done:4.0%}  step {step:,} of {stop:,}"]
     accuracies = {name: name + " {:.1%}" for row in rows[-1:] for name in row if name.endswith("_acc")}
     rates = {"samples_per_sec": "{:,.0f} samples/s", "lr": "learning rate {:.2e}"}
     for title, name, forms in (("loss", "train_loss", rates), ("validation", "val_loss", accuracies)):
@@ -80,11 +76,11 @@ def status_lines(status: dict[str, Any], rows: list[dict[str, Any]], running: bo
         of_step = (samples[1]["samples"] - samples[0]["samples"]) / (samples[1]["step"] - samples[0]["step"])
         seconds = max(0, stop - step) * of_step / samples[1]["samples_per_sec"]
         lines.append(f"time left   {duration(seconds)}")
-    state = status["state"]
+    state, ago = status["state"], duration(max(0.0, time.time() - status["updated"]))
     if state == RUNNING and not running:
         state = "ended without a word: killed, or by an error"
-    lines.append(f"state       {state}, last row {duration(max(0.0, time.time() - status['updated']))} ago")
-    return lines + ([f"last note   {status['warning']}"] if status["warning"] else [])
+    lines.append(f"state       {state}, last row {ago} ago")
+    return lines + [f"last note   {status['warning']}"] * bool(status["warning"])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,10 +92,6 @@ class WatchConfig(Config):
     every: NotNegative = flag(2.0, "how often to look", metavar="SECONDS")
 
 
-def get_args_parser() -> Parser:
-    return Parser(WatchConfig, "python -m histocc.watch", "A live view of a run, from its files.")
-
-
 def watch(args: WatchConfig) -> None:
     """Until the run ends, or Ctrl-C, or nobody reads the output any more."""
     clear, running = CLEAR if sys.stdout.isatty() and not args.once else "", True
@@ -108,6 +100,10 @@ def watch(args: WatchConfig) -> None:
         print(clear + text, flush=True)
         running = running and not args.once
         time.sleep(max(0.2, args.every) if running else 0.0)
+
+
+def get_args_parser() -> Parser:
+    return Parser(WatchConfig, "python -m histocc.watch", "A live view of a run, from its files.")
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -24,7 +24,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from histocc.data import prepare as preparing
 from histocc.data.arrays import PreparedData, RowSet
@@ -66,8 +65,9 @@ from histocc.trainer.batches import BatchLoader, BatchPlan, MicroBatches
 PIECE = 512  # distinct texts that one process codes at a time
 OUTPUTS = 50  # of the linear decoder for a text, the most probable ones; more codes are wrong in any case
 DECODERS = {"seq2seq": "greedy", "linear": "flat", "both": "both"}  # by their names in the report
-# of a model that lacks a decoder: figures
-LACKING = {"seq2seq": {"val_loss_linear", "flat_acc"}, "flat": {"val_loss_seq2seq", "seq_acc", "token_acc"}}
+# figures that a model with one decoder lacks
+LACKING: dict[str, tuple[str, ...]] = {"seq2seq": ("val_loss", "val_loss_linear", "flat_acc")}
+LACKING["flat"] = ("val_loss", "val_loss_seq2seq", "seq_acc", "token_acc")
 # of models that do not say how they were trained
 LOSS = {"block_loss": BEST_FIT, "empty_blocks": "all", "linear_loss": MEAN}
 
@@ -80,21 +80,14 @@ class EvaluateConfig(Reading, Published, Processes, Cores):
     data: list[str] = flag(MISSING, "CSV or Parquet files of descriptions and codes", metavar="FILE")
     output: str = flag(None, "folder for the report (default: evaluation, beside the model)", metavar="DIR")
     fit_thresholds: bool = flag(
-        False,
-        "store the best threshold of the linear decoder (F1), by language if there are rows enough, in the"
-        " checkpoint that was evaluated; coding then uses them. The rows should be none that it was trained"
-        " on: --share-val",
+        False, "store the linear decoder's best thresholds (F1) in the checkpoint; take rows not trained on"
     )
     fit_confidence: bool = flag(
-        False,
-        "fit the probabilities of the checkpoint that was evaluated to how often they are right on these"
-        " rows, and store that in it, as training does; the report is on those before",
+        False, "store in the checkpoint how often its answers are right; the report is on it as it was before"
     )
     raw_confidence: bool = flag(False, "report on the probabilities as the decoders give them, not as fitted")
     baseline: bool = flag(
-        False,
-        "also fit a linear support vector machine on n-grams to the rows that the run was trained on, and say"
-        " what the model adds to it (extra `baseline`: scikit-learn)",
+        False, "say what the model adds to a linear support vector machine on n-grams (extra `baseline`)"
     )
     overwrite: bool = flag(False, "replace the report that is there")
     input_col: str | None = flag(None, "column with the descriptions (default: as in training)")
@@ -112,9 +105,7 @@ class EvaluateConfig(Reading, Published, Processes, Cores):
 
 
 def get_args_parser() -> Parser:
-    return Parser(
-        EvaluateConfig, "python -m histocc.evaluate", "How good a model is on data with known codes."
-    )
+    return Parser(EvaluateConfig, "python -m histocc.evaluate", "How good a model is on known codes.")
 
 
 def load(args: EvaluateConfig, file: str, world: World) -> models.Loaded:
@@ -127,9 +118,7 @@ def load(args: EvaluateConfig, file: str, world: World) -> models.Loaded:
     if own and args.key and not hold_numbers(args.target_cols or formatter.target_cols):
         raise UserError(f"{file}: brings its key; leave --key out")
     if (args.fit_thresholds or args.fit_confidence) and (not own or file.endswith(".safetensors")):
-        raise UserError(
-            f"{file} is not a .bin of histocc, to store anything in it; python -m histocc.export makes one"
-        )
+        raise UserError(f"{file} is not a .bin of histocc, which can store them; histocc export makes one")
     if args.fit_thresholds and state.get("kind") == "seq2seq":
         raise UserError(f"--fit-thresholds: {args.model} has no linear decoder")
     return model.to(world.device), formatter, state
@@ -150,14 +139,12 @@ def prepare_settings(args: EvaluateConfig, state: dict, formatter: BlockyFormatt
         language=language_name(language or UNKNOWN_LANGUAGE),
         language_col=language_col,
     )
-    max_len = state["config"]["max_len"]
-    problems = list(problems_of_columns(args))
-    if len(columns) > formatter.max_num_codes:
+    problems, most = list(problems_of_columns(args)), formatter.max_num_codes
+    if len(columns) > most:
         problems.append(
-            f"--target-cols names {len(columns)} columns, but the model writes at most"
-            f" {formatter.max_num_codes} codes"
+            f"--target-cols names {len(columns)} columns, and the model writes at most {most} codes"
         )
-        columns = columns[: formatter.max_num_codes]
+        columns = columns[:most]
     # cells hold numbers of --key, else of the --key of the training, else of the HISCO key
     numbers, by_number = None, hold_numbers(formatter.target_cols) and "args" in state
     key_of_training = trained.get("key") if by_number else None
@@ -168,20 +155,14 @@ def prepare_settings(args: EvaluateConfig, state: dict, formatter: BlockyFormatt
             raise UserError(f"--target-cols {' '.join(columns)} hold numbers of a key: --key names its file")
         else:
             numbers = list(state["key"] if key_of_training else hisco_key())
-    of_columns = make_formatter(
-        formatter.kind,
-        columns,
-        formatter.block_size,
-        formatter.within_block_sep is not None,
-        formatter.allow_short,
-        formatter.chars,
-    )
+    names = ("block_size", "within_block_sep", "allow_short", "chars")
+    of_columns = make_formatter(formatter.kind, columns, *(getattr(formatter, name) for name in names))
     settings = PrepareSettings.of(
         args,
         train_files=args.data,
         formatter=of_columns.to_dict(),
         target_cols=columns,
-        max_len=max_len,
+        max_len=state["config"]["max_len"],
         drop_bad_labels=True,
         fixed_codes=sorted(state["key"], key=state["key"].get),
         clean_text=state["config"]["text"],
@@ -192,42 +173,31 @@ def prepare_settings(args: EvaluateConfig, state: dict, formatter: BlockyFormatt
 
 
 def prepare(
-    args: EvaluateConfig,
-    output: str,
-    file: str,
-    state: dict,
-    formatter: BlockyFormatter,
-    trained: PreparedData | None,
-    world: World,
+    args: EvaluateConfig, output: str, file: str, loaded: models.Loaded, has_trained: bool, world: World
 ) -> tuple[PrepareSettings, str]:
-    """(what is read, the folder of its arrays below that of the report). Rank 0 only. Raises UserError for
-    whatever stands in the way of the report.
+    """(what is read, the folder of its arrays below that of the report). has_trained: whether the rows of the
+    training are there. Rank 0 only. Raises UserError for whatever stands in the way of the report.
     """
     if checkpoint.exists_in(output):
         raise UserError(f"--output {output} holds a run: choose a folder of its own for the report")
     inputs = dict.fromkeys(args.data, "a file of the data") | dict.fromkeys(files_of(file), "the model")
     paths = [os.path.join(output, name) for name in (JSON, MARKDOWN, REJECTED)]
-    unwritable = files.save_path_problem(output)
-    raise_if_any([unwritable] if unwritable else [])
+    raise_if_any([*filter(None, [files.save_path_problem(output)])])
     raise_if_any(files.problems(paths, inputs | {args.key: "the file of --key"}, args.overwrite))
-    settings = prepare_settings(args, state, formatter)
+    settings = prepare_settings(args, loaded[2], loaded[1])
     if args.baseline and importlib.util.find_spec("sklearn") is None:
         raise UserError("--baseline needs scikit-learn: pip install 'histocc[baseline]'")
-    if args.baseline and trained is None:
-        raise UserError(
-            "--baseline: the rows of the training are not beside the model: evaluate a checkpoint in the"
-            " folder of its run; --prepare-only with the command of the training prepares them again"
-        )
+    if args.baseline and not has_trained:
+        what = "--baseline: the rows of the training are not beside the model"
+        raise UserError(f"{what}; --prepare-only with the command of the training prepares them again")
     try:
         return settings, preparing.prepare(settings, output, preparing.nothing, check=world.give_up_if_asked)
     except preparing.UnusableData as error:
         rejected = error.report["rejected"]
-    kinds = "; ".join(f"{rows:,} × {kind}" for kind, rows in rejected.items())
-    hint = f"\n  The model {args.model} knows other codes than these: is it the model for these columns?"
-    raise UserError(
-        f"{', '.join(args.data)}: no row can be evaluated ({kinds or 'none is left by --share-val'})"
-        + hint * (OUTSIDE_KEY in rejected)
-    )
+    kinds = [f"{rows:,} × {kind}" for kind, rows in rejected.items()] or ["none is left by --share-val"]
+    hint = "\n  The model knows other codes than these: is it the model for these columns?"
+    hint *= OUTSIDE_KEY in rejected
+    raise UserError(f"{', '.join(args.data)}: no row can be evaluated ({'; '.join(kinds)}){hint}")
 
 
 def data_facts(
@@ -275,8 +245,7 @@ def validation(
     totals: Counter[str] = Counter()
     for sums in Forked(processes, world.give_up_if_asked).each(work):
         totals.update(sums)
-    figures, lacking = loop.figures_of(dict(totals), world), LACKING.get(state.get("kind", "mixer"), set())
-    lacking = lacking | {"val_loss"} if lacking else lacking
+    figures, lacking = loop.figures_of(dict(totals), world), LACKING.get(state.get("kind", ""), ())
     return {name: figures[name] for name in COLUMNS if name in figures and name not in lacking}
 
 
@@ -287,7 +256,7 @@ def answers(
 
     Returns:
         {"greedy", "flat", "both": Coded of each text, as far as the model has the decoder; "outputs": with
-        --fit-thresholds, (numbers, logits) of the linear decoder's most probable outputs; "of_row": int64
+        --fit-thresholds, (logits, numbers) of the linear decoder's most probable outputs; "of_row": int64
         [N], the text of each row}.
     """
     names = [languages[number] for number in rows.language.tolist()]
@@ -295,28 +264,23 @@ def answers(
     numbers = {pair: i for i, pair in enumerate(dict.fromkeys(pairs))}
     distinct, width = list(numbers), min(OUTPUTS, len(coder.codes))
     pieces = [distinct[i : i + PIECE] for i in range(0, len(distinct), PIECE)]
-    nothing = np.full(width, -1), np.full(width, -np.inf, dtype=np.float32)
-
-    def outputs(ids: Tensor, mask: Tensor, _) -> list[tuple]:
-        logits, numbers = coder.linear_logits(ids, mask).float().topk(width)
-        return list(zip(numbers.cpu().numpy(), logits.cpu().numpy()))
+    decoders = {"flat": ["flat"], "seq2seq": ["greedy"]}.get(coder.kind, [*DECODERS.values()])
+    most = dict.fromkeys(decoders, coder.formatter.max_num_codes) | {"flat": OUTPUTS}
 
     def work(part: int) -> list[dict[str, list]]:
         answered = []
         for piece in pieces[world.rank * processes + part :: world.size * processes]:
             texts, names = map(list, zip(*piece))
-            answered.append({})
-            for decoder in {"flat": ("flat",), "seq2seq": ("greedy",)}.get(coder.kind, DECODERS.values()):
-                k = OUTPUTS if decoder == "flat" else coder.formatter.max_num_codes
-                answered[-1][decoder] = coder.code(texts, names, decoder, k)
+            answered.append({each: coder.code(texts, names, each, most[each]) for each in decoders})
             if args.fit_thresholds:
-                answered[-1]["outputs"] = coder.map_texts(texts, names, outputs, nothing)
+                logits = torch.from_numpy(coder.probabilities(texts, names, logits=True))  # [texts, codes]
+                answered[-1]["outputs"] = list(zip(*(each.numpy() for each in logits.topk(width))))
         return answered
 
     shares = world.gather(Forked(processes, world.give_up_if_asked).each(work), main_alone=True)
-    if not shares:
-        return None
     parts = [part for share in shares for part in share]
+    if not parts:
+        return None
     answered = [parts[i % len(parts)][i // len(parts)] for i in range(len(pieces))]
     collected = {name: [one for piece in answered for one in piece[name]] for name in answered[0]}
     return collected | {"of_row": np.array([numbers[pair] for pair in pairs], dtype=np.int64)}
@@ -332,14 +296,14 @@ def run(args: EvaluateConfig, world: World) -> None:
     if kind != "mixer":
         world.print(f"{args.model}: {KINDS[kind]}: the report is on the decoder that it has")
     fingerprint = str(state.get("position", {}).get("fingerprint"))
-    trained = training_data(file, fingerprint)[1] if world.is_main else None
-    settings, folder = world.run_on_main(
-        lambda: prepare(args, output, file, state, formatter, trained, world)
-    )
-    data = preparing.on_every_node(settings, output, folder, world, world.give_up_if_asked)
+    trained = training_data(file, fingerprint) if world.is_main else None
+    has_trained = trained is not None
+    settings, folder = world.run_on_main(lambda: prepare(args, output, file, loaded, has_trained, world))
+    check, raw = world.give_up_if_asked, args.raw_confidence
+    data = preparing.on_every_node(settings, output, folder, world, check)
     rows = data.train if args.share_val is None else data.val
     facts = data_facts(args, state, data, rows, trained)
-    world.print("\n".join([*report_lines(data.report)[:1], *report_of.data_lines(facts)]))
+    world.print(*report_lines(data.report)[:1], *report_of.data_lines(facts), sep="\n")
     # a language that the model was not trained on is read as unk
     known = [name if name in state["languages"] else UNKNOWN_LANGUAGE for name in data.languages]
     max_len = state["config"]["max_len"]
@@ -348,13 +312,7 @@ def run(args: EvaluateConfig, world: World) -> None:
     precision = Precision("float32", world.device)  # as in training
     precision.use()
     processes = choose_processes(args.processes, world, -(-len(texts) // args.batch_size))
-    coder = Coder(
-        *loaded,
-        batch_size=args.batch_size,
-        precision=precision,
-        check=world.give_up_if_asked,
-        raw_confidence=args.raw_confidence,
-    )
+    coder = Coder(*loaded, batch_size=args.batch_size, precision=precision, check=check, raw_confidence=raw)
     world.print(f"Coding takes decoder {coder.best_decoder} ({coder.why_best})")
     if kind != "flat":
         coder.search()  # once, before processes are forked
@@ -372,51 +330,30 @@ def run(args: EvaluateConfig, world: World) -> None:
         if "linear" in decoders:
             decoders["linear"]["codes_above"] = str(coder.thresholds)
         if args.fit_thresholds:
-            numbers, logits = (np.stack(values)[answered["of_row"]] for values in zip(*answered["outputs"]))
+            logits, numbers = (np.stack(values)[answered["of_row"]] for values in zip(*answered["outputs"]))
             of_language = {name: np.asarray(rows.language) == i for i, name in enumerate(data.languages)}
             groups = {name: part for name, part in of_language.items() if part.sum() >= MIN_ROWS}
             groups = {"all": np.ones(len(rows), dtype=bool), **groups}
             probs, codes = 1 / (1 + np.exp(-logits)), np.asarray(rows.codes)
             best = report_of.best_thresholds(numbers, probs, codes, coder.thresholds, groups)
             decoders["linear"]["thresholds"] = best
-            stored["thresholds"] = (state.get("thresholds") or {}) | {
-                "default": best["all"]["threshold_f1"],
-                "source": "fitted",
-                "by_language": {
-                    name: best[name]["threshold_f1"] for name in best if name in state["languages"]
-                },
-            }
-        report = {
-            "model": {
-                "file": file,
-                "step": state.get("step"),
-                "system": state["system"],
-                "codes": len(state["key"]),
-                "confidence_texts": coder.confidence.texts,
-            },
-            "data": facts,
-            "validation": logged,
-            "resamples": args.resamples,
-            "seed": args.seed,
-            "decoders": decoders,
-        }
+            found = {name: each["threshold_f1"] for name, each in best.items()}
+            of_languages = {name: found[name] for name in found if name in state["languages"]}
+            fitted = {"default": found["all"], "source": "fitted", "by_language": of_languages}
+            stored["thresholds"] = (state.get("thresholds") or {}) | fitted
+        what = {"file": file, "step": state.get("step"), "system": state["system"]}
+        what |= {"codes": len(state["key"]), "confidence_texts": coder.confidence.texts}
+        report = {"model": what, "data": facts, "validation": logged, "resamples": args.resamples}
+        report |= {"seed": args.seed, "decoders": decoders}
         if args.baseline and trained is not None:
-            world.print(
-                "Baseline: a linear support vector machine for each code, fitted to the training rows"
-            )
-            report["baseline"] = baseline.compared(
-                trained, data, rows, args.resamples, args.seed, world.give_up_if_asked
-            )
-        with open(os.path.join(data.folder, REJECTED), "rb") as source:
-            rejected = source.read()
-        text = json.dumps(report, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
-        for name, content in (
-            (REJECTED, rejected),
-            (MARKDOWN, report_of.markdown(report).encode("utf-8", "backslashreplace")),
-            (JSON, text.encode("utf-8", "backslashreplace")),
-        ):
+            world.print("Baseline: a linear support vector machine is fitted to the training rows")
+            report["baseline"] = baseline.compared(trained, data, rows, args.resamples, args.seed, check)
+        with open(os.path.join(data.folder, REJECTED), encoding="utf-8", newline="") as source:
+            texts_of = {REJECTED: source.read(), MARKDOWN: report_of.markdown(report)}
+        texts_of[JSON] = json.dumps(report, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+        for name, text in texts_of.items():
             with files.atomic_write(os.path.join(output, name), args.overwrite) as target:
-                target.write(content)
+                target.write(text.encode("utf-8", "backslashreplace"))
         for name, each in decoders.items():
             over_texts = each["by_digits"][-1]["over_texts"]["accuracy"][0]
             world.print(

@@ -21,7 +21,7 @@ MAX_ROWS = 500_000  # of training; a sample is drawn of more
 def texts_and_codes(
     rows: RowSet, data: PreparedData, index: np.ndarray, with_language: bool
 ) -> tuple[list[str], list[frozenset[str]]]:
-    """(the texts of some rows, with their languages in front if asked for; the set of codes of each)."""
+    """Of some rows; the texts with their languages in front if asked for."""
     texts, numbers = rows.strings(index), np.asarray(rows.codes[index]).tolist()
     if with_language:
         names = [data.languages[number] for number in rows.language[index].tolist()]
@@ -35,14 +35,9 @@ def svm(
     texts: list[str],
     check: Callable[[], None] = lambda: None,
 ) -> list[frozenset[str]]:
-    """The codes of each text, by a linear support vector machine for each code.
-
-    Training rows that are alike are one that weighs as many, which has the same solution. One classifier is
-    held at a time, so memory grows with the texts and not with the codes.
-
-    Args:
-        known_texts, known_codes: of the training rows.
-        check: called before each code; an exception of it ends the work.
+    """The codes of each text, by training rows (known). Training rows that are alike are one that weighs as
+    many, which has the same solution. One classifier is held at a time, so memory grows with the texts and
+    not with the codes. check: called before each code; an exception of it ends the work.
     """
     from scipy.sparse import hstack
     from sklearn.feature_extraction.text import TfidfVectorizer
@@ -78,12 +73,7 @@ def svm(
 
 
 def compared(
-    trained: PreparedData,
-    data: PreparedData,
-    rows: RowSet,
-    resamples: int,
-    seed: int,
-    check: Callable[[], None],
+    trained: PreparedData, data: PreparedData, rows: RowSet, resamples: int, seed: int, check: Callable
 ) -> dict:
     """The figures of the machine fitted to the training rows of a run, on the rows of `data` that are
     evaluated: {"rows", "rows_of_training", "seconds", "over_rows", "over_texts": accuracy, [value, low,
@@ -98,9 +88,6 @@ def compared(
     answered, columns = svm(known_texts, known_codes, texts, check), np.zeros((len(true), len(COLUMNS)))
     columns[:, 0], columns[:, 1] = 1, [one == other for one, other in zip(answered, true)]
     figures = measured(columns, np.unique(rows.text_hash, return_inverse=True)[1], resamples, seed)
-    return {
-        "rows": len(index),
-        "rows_of_training": len(trained.train),
-        "seconds": time.perf_counter() - started,
-        **{over: figures[over]["accuracy"] for over in ("over_rows", "over_texts")},
-    }
+    seconds = time.perf_counter() - started
+    found = {"rows": len(index), "rows_of_training": len(trained.train), "seconds": seconds}
+    return found | {over: figures[over]["accuracy"] for over in ("over_rows", "over_texts")}

@@ -142,13 +142,12 @@ def best_thresholds(
     to 0.5.
 
     Args:
-        numbers, probs: the most probable outputs of each row and their probabilities, the highest first, [N,
-            M]; −1 for none.
+        numbers, probs: [N, M], the most probable outputs of each row, their probabilities, the highest first.
         codes: true ones of each row, int64 [N, K], −1 for none.
         thresholds: of the model, which may bound how many codes a row has.
         groups: name → its rows, bool [N].
     """
-    is_true = ((numbers[:, :, None] == codes[:, None]) & (numbers >= 0)[:, :, None]).any(2)
+    is_true = (numbers[:, :, None] == codes[:, None]).any(2)
     among_first = np.pad(is_true.cumsum(1), ((0, 0), (1, 0)))  # true ones of the first 0, 1 … M
     answered = np.stack([(probs > threshold).sum(1) for threshold in GRID], axis=1)  # [N, T]
     answered = thresholds.number(torch.from_numpy(answered)).numpy()
@@ -279,11 +278,9 @@ class Report(dict):
         else:
             groups = figures[f"by_{what}"]
             pairs = groups.items() if isinstance(groups, dict) else [(each[what], each) for each in groups]
-            names = (what, "rows", "texts", "accuracy", "low", "high")
-            cells = (
-                (name, each["rows"], each["texts"], *each["over_texts"]["accuracy"]) for name, each in pairs
-            )
-            rows = [dict(zip(names, row)) for row in cells]
+            rows = [{what: name, "rows": each["rows"], "texts": each["texts"]} for name, each in pairs]
+            for row, (_, each) in zip(rows, pairs):
+                row |= zip(("accuracy", "low", "high"), each["over_texts"]["accuracy"])
         try:
             import pandas
         except ImportError:
@@ -314,23 +311,16 @@ def table(header: list[str], rows: list[list]) -> list[str]:
 
 def decoder_lines(decoder: str, figures: dict) -> list[str]:
     """The section on a decoder."""
+    all_rows = f"{percent(figures['accuracy_with_rows_outside_key'])} % if rows with codes outside the key"
     lines = [
-        f"## {NAMES[decoder]}",
-        "",
-        f"{figures['right_rows']:,} rows right, {percent(figures['accuracy'])} %;"
-        f" {percent(figures['accuracy_with_rows_outside_key'])} % if rows with codes outside the key count"
-        f" as wrong. {figures['codes_outside_key']:,} of the codes that it wrote are not in the key.",
-        "",
+        f"## {NAMES[decoder]}\n",
+        f"{figures['right_rows']:,} rows right, {percent(figures['accuracy'])} %; {all_rows} count as wrong."
+        f" {figures['codes_outside_key']:,} of the codes that it wrote are not in the key.\n",
     ]
     if "codes_above" in figures:
         lines += [f"Thresholds: {figures['codes_above']}.", ""]
-    header = [
-        "rows",
-        "texts",
-        *(f"{name}, %" for name in MEASURES),
-        "accuracy over texts, %",
-        "F1 over texts, %",
-    ]
+    header = ["rows", "texts", *(f"{name}, %" for name in MEASURES)]
+    header += ["accuracy over texts, %", "F1 over texts, %"]
     for name, groups in (
         ("digits", [(each["digits"], each) for each in figures["by_digits"]]),
         ("language", figures["by_language"].items()),
@@ -351,13 +341,10 @@ def decoder_lines(decoder: str, figures: dict) -> list[str]:
         ]
         lines += table(["language", "rows", "threshold", "F1, %"], rows)
     bins = figures["calibration"]["bins"]
-    errors = (figures["calibration"][f"expected_calibration_error{over}"] for over in ("", "_over_texts"))
-    lines += [
-        "Expected calibration error: {} percentage points over rows, {} over distinct texts.".format(
-            *map(percent, errors)
-        ),
-        "",
-    ]
+    names = (f"expected_calibration_error{over}" for over in ("", "_over_texts"))
+    of_rows, of_texts = (percent(figures["calibration"][name]) for name in names)
+    errors = f"{of_rows} percentage points over rows, {of_texts} over distinct texts"
+    lines += [f"Expected calibration error: {errors}.", ""]
     rows, number = [], sum(each["rows"] for each in bins)
     for i, each in enumerate(bins):
         above = sum(one["rows"] for one in bins[i:])
@@ -366,35 +353,25 @@ def decoder_lines(decoder: str, figures: dict) -> list[str]:
         rows[-1] += map(percent, (each["confidence"], each["accuracy"], above / number, right / above))
     header = ["mean confidence, %", "accuracy, %", "rows so sure or surer, %", "accuracy of these, %"]
     lines += table(["confidence", "rows", *header], rows)
-    rows = [
-        [each["true"], each["predicted"] or "(no code)", f"{each['rows']:,}", f"{each['texts']:,}"]
-        + ["; ".join(each["examples"])]
-        for each in figures["confusions"]
-    ]
-    header = ["true", "predicted", "rows", "texts", "examples"]
+    header, rows = ["true", "predicted", "rows", "texts", "examples"], []
+    for each in figures["confusions"]:
+        rows.append([each["true"], each["predicted"] or "(no code)", f"{each['rows']:,}"])
+        rows[-1] += [f"{each['texts']:,}", "; ".join(each["examples"])]
     return [*lines, "Most frequent confusions:", "", *table(header, rows)]
 
 
 def data_lines(data: dict) -> list[str]:
     """What was evaluated and what was not: also for the console."""
-    lines = [
-        f"Rows: {data['rows_read']:,} read, {data['rows']:,} evaluated, {data['texts']:,} distinct texts"
-    ]
-    if data["other_part_rows"]:
-        lines.append(
-            f"Not evaluated: {data['other_part_rows']:,} rows whose texts --share-val {data['share_val']:g}"
-            " leaves to training"
-        )
+    rows, others, share = data["rows"], data["other_part_rows"], data["share_val"]
+    lines = [f"Rows: {data['rows_read']:,} read, {rows:,} evaluated, {data['texts']:,} distinct texts"]
+    if others:
+        lines.append(f"Not evaluated: {others:,} rows whose texts --share-val {share:g} leaves to training")
     lines += [f"Rejected: {rows:,} × {kind}, listed in {REJECTED}" for kind, rows in data["rejected"].items()]
     if data["rows_outside_key"]:
-        lines.append(
-            f"Codes that the model does not know: {data['rows_outside_key']:,} rows with such a code are not"
-            " in the figures; one figure counts them as wrong"
-        )
-    lines += [
-        f"Language {name!r} is not one of the model's: {rows:,} rows were coded as unk"
-        for name, rows in data["unknown_languages"].items()
-    ]
+        what = f"{data['rows_outside_key']:,} rows with such a code are not in the figures"
+        lines.append(f"Codes that the model does not know: {what}; one figure counts them as wrong")
+    for name, rows in data["unknown_languages"].items():
+        lines.append(f"Language {name!r} is not one of the model's: {rows:,} rows were coded as unk")
     for name, what in (
         ("texts_trained_on", "that the model was trained on"),
         ("texts_validated_on", "that the run was validated on, and its confidence fitted on"),
@@ -422,14 +399,9 @@ def baseline_line(report: dict) -> str:
 def markdown(report: dict) -> str:
     """report.md."""
     model, data, figures = report["model"], report["data"], report["validation"]
-    lines = [
-        "# Evaluation",
-        "",
-        f"Model: {model['file']}, step {model['step'] or 0:,}, {model['codes']:,} codes of"
-        f" {model['system']}. Data: {', '.join(data['files'])}.",
-        "",
-        *(f"- {line}" for line in data_lines(data)),
-    ]
+    what = f"{model['file']}, step {model['step'] or 0:,}, {model['codes']:,} codes of {model['system']}"
+    lines = ["# Evaluation", "", f"Model: {what}. Data: {', '.join(data['files'])}.", ""]
+    lines += [f"- {line}" for line in data_lines(data)]
     lines += ["", "As validation during training counts:", ""]
     lines += table(list(figures), [[f"{value:.6g}" for value in figures.values()]])
     for name, of_decoder in report["decoders"].items():

@@ -27,7 +27,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from histocc.data.dataset import read_descriptions
-from histocc.data.rows import MISSING_WORDS, csv_text, fill_dittos, key_reader, language_name
+from histocc.data.rows import code_of_cell, csv_text, fill_dittos, key_reader, language_name
 from histocc.data.tables import Chunk, column_problems, read_chunks, table_format
 from histocc.formatter import hisco_classes, hisco_key
 from histocc.predict.coder import SHOWN, Coded, Coder, file_hash, training_examples
@@ -61,17 +61,15 @@ class Coding:
         self.forked = Forked(1, world.give_up_if_asked)
         precision = Precision("int8", world.device) if args.int8 else Precision.of(args, world.device)
         precision.use()
-        key = key_reader(args.key)
-        self.coder = coder = Coder.load(
-            args.model,
-            world,
-            given=Given(args.formatter, key, args.target_cols, args.use_within_block_sep, args.system),
+        self.weights, key = models.find_weights(args.model, args.model), key_reader(args.key)
+        given = Given(args.formatter, key, args.target_cols, args.use_within_block_sep, args.system)
+        self.coder = coder = Coder(
+            *models.load_model(self.weights, world.device, given),
             batch_size=args.batch_size,
             precision=precision,
             check=self.between_batches,
             raw_confidence=args.raw_confidence,
         )
-        self.weights = models.find_weights(args.model, args.model)
         self.decoder = coder.best_decoder if args.decoder == "auto" else args.decoder
         coder.need(self.decoder)
         if self.decoder in ("both", "topk", "full"):
@@ -93,13 +91,10 @@ class Coding:
             self.columns += [f"similar_{what}_{i}" for i in range(1, SHOWN + 1) for what in ("text", "codes")]
         self.columns += [*(["source"] if args.known else []), "conf", "needs_review"]
         header = self.format.names
-        wanted = [name for name in (args.column, args.language_column) if name]
-        problems = column_problems(args.input, header, wanted)
+        problems = column_problems(args.input, header, [*filter(None, (args.column, args.language_column))])
         if twice := [name for name in self.columns if [*header, *self.columns].count(name) > 1]:
             names = ", ".join(map(repr, dict.fromkeys(twice)))
-            problems.append(
-                f"{args.output}: would have several columns {names}; --system NAME or --no-titles helps"
-            )
+            problems.append(f"output would have several columns {names}; --system NAME or --no-titles helps")
         for language in filter(None, [args.language, *(language for language, _ in args.threshold or [])]):
             if coder.known(language) == UNKNOWN_LANGUAGE != language:
                 known = ", ".join(coder.languages)
@@ -127,10 +122,8 @@ class Coding:
         names = [name for name in formatter.target_cols if name in header]
         names = names or [name for name in written if name in header]
         if args.column not in header or not names:
-            raise UserError(
-                f"--known {path}: needs a column {args.column!r} (--column) and one of codes"
-                f" ({self.system}_1); it has {', '.join(map(repr, header))}"
-            )
+            needs = f"needs a column {args.column!r} (--column) and one of codes ({written[0]})"
+            raise UserError(f"--known {path}: {needs}; it has {', '.join(map(repr, header))}")
         language = args.language_column or ("lang" if args.language else None)
         of_language = [language] if language in header else []
         key = {*self.key, *(hisco_key() if formatter.kind == "hisco" else [])}
@@ -139,11 +132,9 @@ class Coding:
             wrong += [f"line {line}: {reason}" for line, _, reason in chunk.faults]
             for line, text, *cells in zip(chunk.lines.tolist(), *chunk.columns):
                 place = text_key(text), cells.pop(0).strip() if of_language else ""
-                cells = [cell for cell in cells if cell.strip().casefold() not in MISSING_WORDS]
-                codes = list(dict.fromkeys(filter(None, (formatter.repair(cell)[0] for cell in cells))))
-                wrong += [
-                    f"line {line}: {code!r} is no code of {self.system}" for code in codes if code not in key
-                ]
+                codes = list(dict.fromkeys(filter(None, (code_of_cell(cell, formatter) for cell in cells))))
+                unknown = [code for code in codes if code not in key]
+                wrong += [f"line {line}: {code!r} is no code of {self.system}" for code in unknown]
                 if place[0] and codes:
                     if set(known.get(place, codes)) != set(codes):
                         several[place] = text
@@ -151,11 +142,8 @@ class Coding:
         raise_if_any(wrong, f"--known {path}", 5)
         self.notes.append(f"{path}: {len(known):,} known texts")
         if several:
-            first = ", ".join(map(repr, list(several.values())[:3]))
-            self.notes.append(
-                f"{path}: {len(several):,} texts have different codes in several rows, of which the last"
-                f" counts: {first}"
-            )
+            what = f"{len(several):,} texts have different codes in several rows, of which the last counts"
+            self.notes.append(f"{path}: {what}: {', '.join(map(repr, list(several.values())[:3]))}")
         return known
 
     # ---- what the model reads, and what it answers
@@ -168,10 +156,10 @@ class Coding:
             chunk.texts = list(chunk.columns[header.index(args.column)])
             fill_dittos(chunk.texts, above, args.ditto)
             above = chunk.texts[-1] if chunk.texts else above
+            languages = [args.language or UNKNOWN_LANGUAGE] * len(chunk.texts)
             if args.language_column:
-                yield chunk, chunk.columns[header.index(args.language_column)]
-            else:
-                yield chunk, [args.language or UNKNOWN_LANGUAGE] * len(chunk.texts)
+                languages = chunk.columns[header.index(args.language_column)]
+            yield chunk, languages
 
     def look_up(self, text: str, language: str) -> tuple[list[str] | None, tuple[str, str]]:
         """(the codes of --known, what the model reads of a row: nothing if there are some)."""
@@ -209,8 +197,8 @@ class Coding:
 
     # ---- pieces
 
-    def begin(self) -> list:
-        """Notes beside the pieces all that decides what they hold: [that, whether it was noted there before].
+    def begin(self) -> tuple[dict, bool]:
+        """Notes beside the pieces all that decides what they hold: (that, whether it was noted there before).
         Rank 0 only. Raises UserError if that had other settings, unless --overwrite.
         """
         args, path = self.args, os.path.join(self.folder, SETTINGS)
@@ -223,15 +211,13 @@ class Coding:
         now = json.loads(json.dumps(now))
         before = json.loads(files.read_sealed(path) or "null")
         if before is not None and before != now and not args.overwrite:
-            differing = [name for name in sorted({*now, *before}) if before.get(name) != now.get(name)]
-            raise UserError(
-                f"{self.folder} holds an unfinished output with other settings ({', '.join(differing)}"
-                " differ): repeat that command to continue with it, or start over with --overwrite"
-            )
+            names = ", ".join(name for name in sorted({*now, *before}) if before.get(name) != now.get(name))
+            what = f"{self.folder} holds an unfinished output with other settings ({names} differ): repeat"
+            raise UserError(f"{what} that command to continue with it, or start over with --overwrite")
         if before != now:
             files.remove_files(self.folder, PIECES)
             files.write_sealed(path, json.dumps(now).encode())
-        return [now, before == now]
+        return now, before == now
 
     def fingerprint(self) -> list:
         """What tells the input from another file, or from itself after a change."""
@@ -243,7 +229,7 @@ class Coding:
         return os.path.join(self.folder, f"{number:06d}.part"), json.dumps(self.settings, sort_keys=True)
 
     def code_pieces(self) -> None:
-        """Those that fall to this rank, in all its processes."""
+        """Those of this rank, in all its processes."""
         count = self.forked.number
         self.stage = Stage("coding", sum(map(len, self.pieces)), "texts", self.done())
 
@@ -275,8 +261,8 @@ class Coding:
 
     # ---- the output
 
-    def join(self) -> list[Counter]:
-        """Writes the output: [counts of rows, rows by languages that the model does not know]. Rank 0 only.
+    def join(self) -> tuple[Counter, Counter]:
+        """Writes the output: (counts of rows, rows by languages that the model does not know). Rank 0 only.
         Raises UserError if a piece is missing or damaged, or the input was changed.
         """
         args, rejected, answers = self.args, self.args.output + ".rejected.csv", {}
@@ -296,8 +282,8 @@ class Coding:
                 for i, (text, language) in enumerate(zip(chunk.texts, languages)):
                     codes, key = self.look_up(text, language)
                     if codes:
-                        rows.append(self.cells(Coded(codes, [1.0] * len(codes), 1.0), is_known=True))
                         total["known"] += 1
+                        rows.append(self.cells(Coded(codes, [1.0] * len(codes), 1.0), is_known=True))
                         continue
                     if key not in answers:
                         raise changed
@@ -321,15 +307,15 @@ class Coding:
             os.remove(rejected)  # of the output that was there before
         total["faults"] = len(faults)
         files.remove_files(self.folder, rf"{PIECES}|({SETTINGS}|{INPUT})({files.TEMPORARY})?")
-        return [total, unknown]
+        return total, unknown
 
     def start_lines(self, rows: int, resumed: bool) -> Iterator[str]:
         args, coder, processes = self.args, self.coder, self.world.size * self.forked.number
         step = f", step {coder.step:,}" if coder.step is not None else ""
         rule = f"texts {coder.text_rule}, " if coder.text_rule != AS_IS else ""
+        how = f"{self.decoder}, {len(coder.codes):,} codes, {rule}{processes} process{'es' * (processes > 1)}"
         yield (
-            f"Coding {rows:,} rows of {args.input} with {self.weights}{step} ({self.decoder},"
-            f" {len(coder.codes):,} codes, {rule}{processes} process{'es' * (processes > 1)} on"
+            f"Coding {rows:,} rows of {args.input} with {self.weights}{step} ({how} on"
             f" {self.world.device.type}){'; resuming what is there' if resumed else ''}"
         )
         if args.decoder == "auto":
@@ -352,10 +338,8 @@ class Coding:
             yield f"Texts that only repeat the row above (do., ditto): {count}"
         if unknown:
             names = ", ".join(f"{name or 'none'} ({count:,})" for name, count in unknown.most_common(10))
-            yield (
-                f"Languages that the model does not know, coded as unk: {unknown.total():,} rows: {names};"
-                f" it knows {', '.join(self.coder.languages)}"
-            )
+            names += f"; it knows {', '.join(self.coder.languages)}"
+            yield f"Languages that the model does not know, coded as unk: {unknown.total():,} rows: {names}"
 
 
 # ---- the command
@@ -367,19 +351,17 @@ def take_input(args: PredictConfig, world: World, held: contextlib.ExitStack) ->
     """
     raise_if_any(list(args.problems()))
     folder = args.output + ".parts"
+    path = os.path.join(folder, INPUT)
     os.makedirs(folder, exist_ok=True)
     others = set(os.listdir(folder)) - {files.LOCK}  # their names are no proof
     if others and files.read_sealed(os.path.join(folder, SETTINGS)) is None:
-        raise UserError(
-            f"{folder}, where the parts of the output would lie, holds {min(others)}, which is none of them:"
-            " choose another --output"
-        )
+        what = f"{folder}, for the parts of the output, holds {min(others)}, which is none of them"
+        raise UserError(f"{what}: choose another --output")
     held.callback(remove_if_empty, folder)
     held.enter_context(files.run_lock(folder))
     if files.kind_of(args.input) != "a pipe":
         return args.input
     held.callback(files.remove_files, folder, INPUT)
-    path = os.path.join(folder, INPUT)
     save_pipe(args.input, path, world.give_up_if_asked, 60 * args.timeout_minutes)
     return path
 
@@ -397,10 +379,10 @@ def save_pipe(path: str, target: str, check: Callable[[], None], limit_seconds: 
                 file.write(block)
                 last = time.monotonic()
             elif time.monotonic() - last > limit_seconds:
-                raise UserError(
-                    f"{path}: nothing has come through this pipe for {limit_seconds:g} s; start the"
-                    " program that writes to it, or save its output as a file"
+                what = (
+                    f"{path}: nothing has come through this pipe for {limit_seconds:g} s; start the program"
                 )
+                raise UserError(f"{what} that writes to it, or save its output as a file")
 
 
 def remove_if_empty(folder: str) -> None:
@@ -410,8 +392,7 @@ def remove_if_empty(folder: str) -> None:
 
 def run(args: PredictConfig, world: World) -> None:
     """All ranks."""
-    started, smaller = time.monotonic(), max(1, args.batch_size // 4)
-    advice = f" with --batch-size {args.batch_size}: take a smaller one, for example {smaller}"
+    started, advice = time.monotonic(), f" with --batch-size {args.batch_size}: take a smaller one"
     if args.non_verbose:
         show_progress(False)
 
@@ -437,10 +418,8 @@ def run(args: PredictConfig, world: World) -> None:
         for line in coding.end_lines(total, unknown, time.monotonic() - started):
             world.print(line)
         if total["faults"]:
-            raise TrainingError(
-                f"{total['faults']:,} rows of {args.input} could not be read and are not in {args.output};"
-                f" {args.output}.rejected.csv lists them by line"
-            )
+            what = f"{total['faults']:,} rows of {args.input} could not be read and are not in the output"
+            raise TrainingError(f"{what}; {args.output}.rejected.csv lists them by line")
 
 
 def main(argv: list[str] | None = None) -> None:

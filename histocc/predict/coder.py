@@ -42,10 +42,9 @@ VECTORS = "training_vectors.bin"  # in the folder of the run
 
 
 class Coded(NamedTuple):
-    """What a text gets: at most k codes, their probabilities, and conf: how probable these codes together and
-    no others, are (greedy: written in any order, of more than six in this one), of topk and full the best; if
-    the confidence of the model is fitted, how often such an answer is right; None for an empty text. similar:
-    with `Coder.examples`, the nearest training texts and their codes.
+    """What a text gets: at most k codes, their probabilities, and conf: how probable these codes and no
+    others are (greedy: in any order, more than six in this one), of topk and full the best; if the confidence
+    is fitted, how often such an answer is right; None for an empty text. similar: see `Coder.examples`.
     """
 
     codes: list[str]
@@ -59,7 +58,6 @@ class Coder:
 
     Args:
         model, formatter, state: as `models.load_model` gives them.
-        batch_size: texts at once.
         check: called between batches; what it raises ends the coding.
         raw_confidence: probabilities are the decoders' own, not as the checkpoint has fitted them.
     """
@@ -81,13 +79,12 @@ class Coder:
         if self.precision.name == "int8":
             to_int8(self.model)
         self.device = next(model.parameters()).device
-        self.codes = list(state["key"])
+        self.codes, self.step = list(state["key"]), state.get("step")
         self.languages = list(dict.fromkeys([*state["languages"], UNKNOWN_LANGUAGE]))
         self.system = state.get("system") or models.system_name(formatter)
         self.kind = state.get("kind", "mixer")
-        self.step: int | None = state.get("step")
         self.data_fingerprint = str(state.get("position", {}).get("fingerprint"))
-        self.text_rule = state["config"]["text"]
+        self.text_rule, self.max_len = state["config"]["text"], state["config"]["max_len"]
         self.clean = cleaner(self.text_rule)
         self.thresholds = Thresholds.of(state)  # if none are given
         fitted = Confidence.of(state)
@@ -95,7 +92,6 @@ class Coder:
         self.best_decoder, self.why_best = fitted.best_decoder(self.kind, model.ngrams is not None)
         # how much the linear decoder counts in topk and full, 0…1
         self.linear_share = (state.get("linear_share") or 0.0) if self.kind == "mixer" else 0.0
-        self.max_len = state["config"]["max_len"]
         self.examples: Examples | None = None  # where `Coded.similar` comes from
         self._search: CodeSearch | None = None
 
@@ -129,6 +125,7 @@ class Coder:
         """Codes of each text; the same text in the same language is coded once.
 
         Args:
+            decoder: of DECODERS.
             languages: one per text.
             k: most codes of a text.
             threshold: of the linear decoder, by language (None: all others) or one number; None: the model's.
@@ -137,26 +134,23 @@ class Coder:
 
         Raises:
             UserError: the model has no such decoder.
-            ValueError: nobody knows such a decoder.
         """
-        if decoder not in DECODERS:
-            raise ValueError(f"decoder {decoder!r} is not one of {', '.join(DECODERS)}")
         decoder = self.best_decoder if decoder == "auto" else decoder
         self.need(decoder)
         thresholds = self.thresholds.with_given(threshold)
 
         def batch(ids: Tensor, mask: Tensor, languages: list[str]) -> list[Coded]:
             if decoder == "greedy":
-                coded = list(self._greedy(ids, mask, k, in_any_order))
+                coded = self._greedy(ids, mask, k, in_any_order)
             elif decoder in ("topk", "full"):
-                coded = list(self._ranked(ids, mask, k, decoder))
+                coded = self._ranked(ids, mask, k, decoder)
             else:
                 answers = self._flat if decoder == "flat" else self._both
-                coded = list(answers(ids, mask, languages, k, thresholds))
-            if self.examples is not None:
-                similar = self.examples.nearest(self._vectors(ids, mask))
-                coded = [one._replace(similar=texts) for one, texts in zip(coded, similar)]
-            return coded
+                coded = answers(ids, mask, languages, k, thresholds)
+            if self.examples is None:
+                return list(coded)
+            similar = self.examples.nearest(self._vectors(ids, mask))
+            return [one._replace(similar=texts) for one, texts in zip(coded, similar)]
 
         return self.map_texts(texts, languages, batch, Coded([], [], None), cleaned)
 
@@ -211,10 +205,8 @@ class Coder:
         """What `batch(ids, mask, languages)` gives for each text, in batches of texts of similar length;
         `nothing` for an empty one.
         """
-        rows = [
-            (text if cleaned else self.clean(text), self.known(language))
-            for text, language in zip(texts, languages, strict=True)
-        ]
+        texts = texts if cleaned else list(map(self.clean, texts))
+        rows = list(zip(texts, map(self.known, languages), strict=True))
         results = dict.fromkeys(rows, nothing)
         left = sorted((row for row in results if row[0].strip()), key=lambda row: len(row[0]) + len(row[1]))
         width = None if self.model.memory_mask else self.max_len
@@ -236,17 +228,16 @@ class Coder:
 
     def linear_logits(self, ids: Tensor, mask: Tensor) -> Tensor:
         with decoding.evaluating(self.model):
-            return decoding.upcast_half(self.model.classify(self.model.encode_text(ids, mask)))
+            return decoding.upcast_half(self.model.classify(self._vectors(ids, mask)))
 
     def _ranked(self, ids: Tensor, mask: Tensor, k: int, decoder: str) -> Iterator[Coded]:
-        """topk and full."""
         if decoder == "topk":
             numbers, probs = self.search().topk(ids, mask, k)
         else:  # equal ones in the order of topk
             probs, numbers = self.search().full(ids, mask).sort(dim=1, descending=True, stable=True)
             probs, numbers = probs[:, :k], numbers[:, :k]
-        for row, of_row in zip(numbers.tolist(), self.confidence.ranked(probs).tolist()):
-            yield Coded([self.codes[i] for i in row], of_row, of_row[0])
+        probs = self.confidence.ranked(probs)
+        yield from self._first(numbers, probs, torch.full((len(probs),), k), probs[:, 0])
 
     def _greedy(self, ids: Tensor, mask: Tensor, k: int, in_any_order: bool) -> Iterator[Coded]:
         blocks, probs, sets = decoding.greedy_sets(self.model, ids, mask, self.formatter, in_any_order)
@@ -254,8 +245,8 @@ class Coder:
         probs = self.confidence.mapped("greedy", probs)
         code_of = functools.cache(self.formatter.decode_block)
         for row, of_row, conf in zip(blocks.tolist(), probs.tolist(), sets.tolist()):
-            written = [(code_of(tuple(block)), prob) for block, prob in zip(row, of_row)]
-            written = [(code, prob) for code, prob in written if code is not None][:k]
+            codes = [code_of(tuple(block)) for block in row]
+            written = [(code, prob) for code, prob in zip(codes, of_row) if code is not None][:k]
             yield Coded([code for code, _ in written], [prob for _, prob in written], conf)
 
     def _both(
@@ -292,13 +283,10 @@ class Coder:
             yield Coded([self.codes[i] for i in row[:count]], of_row[:count], sure)
 
 
-# ---- why a text got its codes: the training texts that are nearest to it by the model's own vectors
-
-
 class Examples(NamedTuple):
-    """Training texts: vectors of length 1, float32 [N, H], and codes, those of a text joined by &."""
+    """Training texts, and the codes of each, joined by &: the nearest tell why a text got its codes."""
 
-    vectors: Tensor
+    vectors: Tensor  # float32 [N, H], of length 1
     texts: list[str]
     codes: list[str]
 
@@ -310,15 +298,13 @@ class Examples(NamedTuple):
         return [[(self.texts[i], self.codes[i]) for i in row] for row in best.tolist()]
 
 
-def training_data(weights: str, fingerprint: str) -> tuple[str, PreparedData | None]:
-    """(where the prepared data of a run are, or were; these, None if they are not there as written). weights:
-    a checkpoint of the run; fingerprint: of its data.
-    """
+def training_data(weights: str, fingerprint: str) -> PreparedData | None:
+    """The prepared data of the run that has these weights; None if they are not there as written."""
     folder = os.path.join(os.path.dirname(weights), "prepared", fingerprint)
     if fault(folder) is None:
         with contextlib.suppress(OSError, ValueError, KeyError, UserError):
-            return folder, PreparedData.open(folder)
-    return folder, None
+            return PreparedData.open(folder)
+    return None
 
 
 def training_examples(coder: Coder, weights: str, world: World) -> Examples:
@@ -326,26 +312,24 @@ def training_examples(coder: Coder, weights: str, world: World) -> Examples:
     vectors are computed at first use, by rank 0, and kept in the folder of the run. All ranks. Raises
     UserError if the rows of the training are not there.
     """
-    folder, data = training_data(weights, coder.data_fingerprint)
+    data, folder = training_data(weights, coder.data_fingerprint), os.path.dirname(weights)
     if data is None:
-        raise UserError(
-            f"--explain shows rows of the training, and they are not in {folder}; --prepare-only with the"
-            " command of the training prepares them again"
-        )
+        what = f"--explain shows rows of the training, and they are not in {folder or '.'}/prepared;"
+        raise UserError(f"{what} --prepare-only with the command of the training prepares them again")
     train = data.train
     rows = np.sort(np.unique(text_keys(train.text_hash, train.language), return_index=True)[1])
     rows = rows[np.linspace(0, len(rows) - 1, min(len(rows), MAX_TEXTS)).astype(np.int64)]
     rows = rows[[bool(text.strip()) for text in train.strings(rows)]]
     texts = train.strings(rows)
     codes = ["&".join(data.codes[i] for i in row if i >= 0) for row in train.codes[rows].tolist()]
-    path, of = os.path.join(os.path.dirname(weights), VECTORS), file_hash(weights)
+    path, of = os.path.join(folder, VECTORS), file_hash(weights)
 
     def compute() -> None:
         if read_sealed(path, of) is None:
             world.print(f"Computing the vectors of {len(texts):,} training texts, which stay in {path}")
             languages = [data.languages[i] for i in train.language[rows].tolist()]
             vectors = normalize(torch.from_numpy(coder.embeddings(texts, languages, ngrams=True)))
-            OwnFiles(os.path.dirname(weights)).claim(VECTORS)
+            OwnFiles(folder).claim(VECTORS)
             write_sealed(path, vectors.numpy().tobytes(), of)
 
     world.run_on_main(compute)

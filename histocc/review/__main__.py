@@ -53,13 +53,7 @@ Port = Annotated[int, number(int, lambda port: 0 < port < 65_000, "a port, 1 …
 class ReviewConfig(Config):
     """What review takes."""
 
-    action: str = flag(
-        MISSING,
-        "make: a sheet of texts from a coded file; apply: the decisions of sheets to the file; report: how"
-        " accurate the file is, from a sheet of --sample; serve: a page in the browser of this machine",
-        choices=tuple(NEEDED),
-        positional=True,
-    )
+    action: str = flag(MISSING, "what to do, see above", choices=tuple(NEEDED), positional=True)
     files: list[str] = flag(
         MISSING, "make and serve: the coded file; apply and report: sheets", metavar="FILE", positional=True
     )
@@ -70,18 +64,13 @@ class ReviewConfig(Config):
     sample: bool = flag(False, "make: rows drawn at random, for report, not those most likely to be wrong")
     seed: CountOrZero = flag(1, "of the draw")
     key: str | None = flag(
-        None,
-        "codes that may be written: key.csv of a run, or the word hisco (default: the HISCO key, for columns"
-        " hisco_1 …); a table without answers of a model needs it",
-        metavar="FILE",
+        None, "codes that may be written: key.csv of a run, or hisco (default for hisco_1 …)", metavar="FILE"
     )
     descriptions: str | None = flag(
         None, f"codes ({', '.join(CODE_COLUMNS)}) and titles ({', '.join(TEXT_COLUMNS)})", metavar="FILE"
     )
     by: str = flag("person", f"apply: who has decided, for the column {DECIDED}")
-    training_data: str | None = flag(
-        None, "apply: also append the texts and their decided codes to this file", metavar="FILE.csv"
-    )
+    training_data: str | None = flag(None, "apply: append texts and decided codes to it", metavar="FILE.csv")
     decisions: str = flag("", "serve: the sheet that each decision is appended to", metavar="FILE.csv")
     port: Port = flag(8765, "serve: of the page")
     column: str = flag("occ1", "column with the descriptions")
@@ -99,29 +88,17 @@ class ReviewConfig(Config):
         inputs: dict[str | None, str] = dict.fromkeys(self.files, "an input")
         inputs |= {self.to or None: "the coded file", self.key: "the file of --key"}
         inputs |= {self.descriptions: "the file of --descriptions"}
-        if self.decisions:
-            problems += output_problems([self.decisions], inputs, overwrite=True)
-        if self.output:
-            problems += output_problems([self.output], inputs, self.overwrite)
-        if self.training_data:
-            inputs[self.output] = "the file of --output"
-            problems += output_problems([self.training_data], inputs, overwrite=True)
-        return problems
-
-
-def get_args_parser() -> Parser:
-    return Parser(
-        ReviewConfig, "python -m histocc.review", "Doubtful rows of a coded file to a person and back."
-    )
+        problems += output_problems(filter(None, [self.decisions]), inputs, overwrite=True)
+        problems += output_problems(filter(None, [self.output]), inputs, self.overwrite)
+        inputs[self.output or None] = "the file of --output"
+        return problems + output_problems(filter(None, [self.training_data]), inputs, overwrite=True)
 
 
 def codes_of_key(key: list[str] | None, system: str) -> Codes:
     """The codes that may be written. Raises UserError."""
     if key is None and system != "hisco":
-        raise UserError(
-            f"--key names the codes of {system} that may be written: key.csv in the folder of the run"
-        )
-    return Codes(hisco_key() if key is None else list(filter(None, key)), system)
+        raise UserError(f"--key names the codes of {system} that may be written: key.csv of the run")
+    return Codes(hisco_key() if key is None else key, system)
 
 
 def words_of_codes(path: str | None, coded: CodedFile, key: list[str] | None) -> dict[str, str]:
@@ -150,10 +127,8 @@ def make(args: ReviewConfig, coded: CodedFile, key: list[str] | None) -> None:
     how = f"; by its confidence the model is wrong in {doubt:,.0f} of these, and in {total:,.0f} of all"
     how = f": {args.rows:,} rows drawn at random" if drawn else how
     print(f"{args.output}: {len(chosen):,} texts, which stand in {rows:,} of {coded.rows:,} rows{how}")
-    print(
-        "Fill in the column decision: 1 to 5 for the code of that number, a code, several of them with &"
-        " between, none, or skip. Then: python -m histocc.review apply"
-    )
+    ways = "1 to 5 for the code of that number, a code, several of them with & between, none, or skip"
+    print(f"Fill in the column decision: {ways}. Then: python -m histocc.review apply")
 
 
 def apply(args: ReviewConfig, coded: CodedFile, key: list[str] | None) -> None:
@@ -184,12 +159,12 @@ def apply(args: ReviewConfig, coded: CodedFile, key: list[str] | None) -> None:
                 row[coded.decided] = args.by
             write(row)
         text.detach()
+    skipped = len(sheets.by_text) - len(decided)
     for note in sheets.notes:
         print(f"Note: {note}")
     print(
         f"{args.output}: {len(decided):,} texts decided, in {rows:,} of {coded.rows:,} rows, {changed:,} of"
-        f" which get other codes; {len(sheets.by_text) - len(decided):,} skipped, {sheets.undecided:,}"
-        " without a decision"
+        f" which get other codes; {skipped:,} skipped, {sheets.undecided:,} without a decision"
     )
     if added:
         print(added)
@@ -203,17 +178,14 @@ def add_training_rows(path: str, coded: CodedFile, decided: dict[Key, list[str]]
     header, content, known = [*texts, *(coded.header[place] for place in coded.codes)], b"", set()
     if os.path.exists(path):
         if table_format(path)[:3] != (header, ",", "utf-8-sig"):
-            raise UserError(
-                f"--training-data {path}: nothing can be added to it: it is not in UTF-8 with the columns"
-                f" {','.join(header)}"
-            )
+            what = f"nothing can be added to it: it is not in UTF-8 with the columns {','.join(header)}"
+            raise UserError(f"--training-data {path}: {what}")
         known = {key_of(text, "".join(language)) for text, *language in read_columns(path, texts)}
         with opened(path) as file:
             content = file.read()
-    with_codes = {key: codes for key, codes in decided.items() if codes}
     rows = []
-    for key, codes in with_codes.items():
-        if key not in known:
+    for key, codes in decided.items():
+        if codes and key not in known:
             text = coded.texts[key]
             cells = [text.text, text.language][: len(texts)] + codes
             rows.append(cells + [""] * (len(header) - len(cells)))
@@ -221,7 +193,7 @@ def add_training_rows(path: str, coded: CodedFile, decided: dict[Key, list[str]]
         content = content or csv_text([header])
         with atomic_write(os.path.realpath(path)) as file:
             file.write(content + (b"" if content.endswith(b"\n") else b"\n") + csv_text(rows))
-    there = len(with_codes) - len(rows)
+    there = sum(map(bool, decided.values())) - len(rows)
     kept = f"; {there:,} texts are there already and keep their codes" if there else ""
     return f"{path}: {len(rows):,} rows added{kept}"
 
@@ -252,15 +224,12 @@ def report(args: ReviewConfig, coded: CodedFile, key: list[str] | None) -> None:
         right += times * is_right
         corrected += times * (is_right or drawn_text in sheets.chosen)
     if not drawn:
-        raise UserError(
-            f"{' '.join(args.files)}: no rows that were drawn have a decision other than skip; texts that"
-            " were chosen say nothing about the others: make a sheet with --sample"
-        )
+        what = f"{' '.join(args.files)}: no rows that were drawn have a decision other than skip"
+        raise UserError(f"{what}; chosen texts say nothing about the others: make a sheet with --sample")
     undecided = sum(sheets.drawn.values()) - drawn
-    print(
-        f"{coded.path}: of its rows with a text, {estimate(right, drawn)} are right, by {drawn:,} rows that"
-        " were drawn" + (f"; {undecided:,} drawn rows have no decision and are left out" if undecided else "")
-    )
+    left = f"; {undecided:,} drawn rows have no decision and are left out" if undecided else ""
+    found = f"{estimate(right, drawn)} are right, by {drawn:,} rows that were drawn{left}"
+    print(f"{coded.path}: of its rows with a text, {found}")
     if sheets.chosen:
         print(f"With the decisions on texts that were chosen: {estimate(corrected, drawn)}.")
 
@@ -271,6 +240,12 @@ def decide(args: ReviewConfig, coded: CodedFile, key: list[str] | None) -> None:
 
 
 ACTIONS = {"make": make, "apply": apply, "report": report, "serve": decide}
+
+
+def get_args_parser() -> Parser:
+    what = "make: a sheet of the doubtful texts of a coded file; apply: the decisions of sheets to the file;"
+    what += " report: how accurate the file is, by a sheet of --sample; serve: a page in the browser."
+    return Parser(ReviewConfig, "python -m histocc.review", what)
 
 
 def run(argv: list[str] | None) -> None:

@@ -94,8 +94,7 @@ class Decisions:
 
     Args:
         coded: the file; texts that are decided there are not asked for.
-        codes: that may be decided on.
-        words: code → title.
+        codes, words: that may be decided on; code → title.
         path: of the decisions file, which is begun if it does not exist.
 
     Raises:
@@ -124,12 +123,9 @@ class Decisions:
         if not os.path.lexists(self.path):
             with atomic_write(self.path, overwrite=False) as file:
                 file.write("\ufeff".encode() + csv_text([COLUMNS]))
-        table = table_format(self.path)
-        if (table.names, table.delimiter, table.encoding) != (COLUMNS, ",", "utf-8-sig"):
-            raise UserError(
-                f"{self.path}: is no file of decisions of review serve, which has the columns"
-                f" {','.join(COLUMNS)} in UTF-8: choose another one for --decisions"
-            )
+        if table_format(self.path)[:3] != (COLUMNS, ",", "utf-8-sig"):
+            what = f"{self.path}: is no file of decisions of review serve, in UTF-8 with {','.join(COLUMNS)}"
+            raise UserError(f"{what}: choose another one for --decisions")
         with open(self.path, "r+b") as file:
             content = file.read()
             if re.search(rb"-[0-9a-f]{16}$", content):  # an editor leaves out the last line's end
@@ -182,12 +178,12 @@ class Decisions:
                 raise Conflict
             # on one line: blanks do not count
             cells = [" ".join(value.split()) for value in (text.text, text.language)]
-            self._append([*cells, str(text.rows), cell, f"{CHOSEN}-{text.id}"])
+            cells += [str(text.rows), cell, f"{CHOSEN}-{text.id}"]
+            self._append(csv_text([[escape_formula(each) for each in cells]]))
             self._set(place, cell, codes)
             return cell
 
-    def _append(self, cells: list[str]) -> None:
-        line = csv_text([[escape_formula(cell) for cell in cells]])
+    def _append(self, line: bytes) -> None:
         with open(self.path, "r+b") as file:
             if file.seek(0, os.SEEK_END) != self.size:
                 reason = "was changed by another program; start review serve again"
@@ -211,12 +207,8 @@ class Decisions:
         with self.lock:
             while self.first_open in self.cells:
                 self.first_open += 1
-            now = time.monotonic()
-            elsewhere = {
-                place
-                for other, (place, since) in self.reserved.items()
-                if other != window and now - since < RESERVED_SECONDS
-            }
+            others = [shown for other, shown in self.reserved.items() if other != window]
+            elsewhere = {place for place, since in others if time.monotonic() - since < RESERVED_SECONDS}
             for place in range(self.first_open, len(self.texts)):
                 if place not in self.cells and place not in elsewhere:
                     return self._shown(place, window)
@@ -238,19 +230,11 @@ class Decisions:
             {"code": code, "title": self.words.get(code, ""), "prob": prob}
             for code, prob in zip(text.codes[:MAX_CODES], [*text.probs, *[""] * MAX_CODES])
         ]
-        offered = {choice["code"] for choice in choices}
-        for code in dict.fromkeys(code for _, codes in near for code in codes):
-            if code not in offered and len(choices) < MAX_CODES:
-                choices.append({"code": code, "title": self.words.get(code, ""), "prob": "", "near": True})
-        shown = {
-            "id": text.id,
-            "text": text.text,
-            "language": text.language,
-            "rows": text.rows,
-            "choices": choices,
-            "near": [{"text": other, "codes": codes} for other, codes in near],
-            "seen": self.cells.get(place, ""),
-        }
+        for code in dict.fromkeys(code for _, codes in near for code in codes if code not in text.codes):
+            choices.append({"code": code, "title": self.words.get(code, ""), "prob": "", "near": True})
+        shown = {"id": text.id, "text": text.text, "language": text.language, "rows": text.rows}
+        shown |= {"choices": choices[:MAX_CODES], "seen": self.cells.get(place, "")}
+        shown["near"] = [{"text": other, "codes": codes} for other, codes in near]
         return {"text": shown} | self._progress()
 
     def _progress(self) -> dict[str, Any]:
@@ -334,14 +318,9 @@ class Handler(BaseHTTPRequestHandler):
 
     def send(self, status: HTTPStatus, content: bytes, kind: str, policy: str = "default-src 'none'") -> None:
         self.send_response(status)
-        for name, value in (
-            ("Content-Type", kind),
-            ("Content-Length", str(len(content))),
-            ("Content-Security-Policy", policy),
-            ("X-Content-Type-Options", "nosniff"),
-            ("Referrer-Policy", "no-referrer"),
-            ("Cache-Control", "no-store"),
-        ):
+        headers = {"Content-Type": kind, "Content-Length": str(len(content)), "Cache-Control": "no-store"}
+        headers |= {"X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer"}
+        for name, value in (headers | {"Content-Security-Policy": policy}).items():
             self.send_header(name, value)
         self.end_headers()
         self.wfile.write(content)
@@ -365,22 +344,19 @@ class Server(ThreadingHTTPServer):
 
 def serve(decisions: Decisions, port: int) -> None:
     """Until Ctrl-C, on the first of some ports that is free. Raises UserError if none is."""
-    server = None
-    for number in range(port, min(port + PORTS, 1 << 16)):
+    for number in range(port, port + PORTS):
         with contextlib.suppress(OSError):
             server = Server(number, decisions)
             break
-    if server is None:
+    else:
         raise UserError(f"port {port}, and those after it, cannot be used; choose another --port")
-    if server.server_port != port:
-        print(f"Port {port} is in use; {server.server_port} is taken instead.")
+    if number != port:
+        print(f"Port {port} is in use; {number} is taken instead.")
+    texts, address = f"{len(decisions.texts):,} texts", f"http://{HOST}:{number}/{server.token}/"
+    decided = f"{len(decisions.cells):,} of them have a decision in {decisions.path}"
     with server:
-        print(
-            f"{decisions.coded.path}: {len(decisions.texts):,} texts, {len(decisions.cells):,} of them have a"
-            f" decision in {decisions.path}\nOpen http://{HOST}:{server.server_port}/{server.token}/ in a"
-            " browser on this machine. Ctrl-C ends.",
-            flush=True,
-        )
+        print(f"{decisions.coded.path}: {texts}, {decided}")
+        print(f"Open {address} in a browser on this machine. Ctrl-C ends.", flush=True)
         try:
             server.serve_forever()
         except KeyboardInterrupt:

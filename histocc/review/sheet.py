@@ -67,9 +67,7 @@ class CodedFile:
         header: the columns of the file with decisions; text, language, conf, review and decided are places
             among them (the second to fourth may be None), codes, probs and words lists of places, blanks of
             what is about the code that was replaced, classes of titles and classes of HISCO, by name.
-        system: in the names of the columns of codes.
-        texts: by `key_of`.
-        rows: of the file.
+        texts, rows: by `key_of`; how many rows the file has.
         descriptions: code → words, as far as the file has some.
         alternatives: whether the codes behind the first one are other possible answers (decoders topk and
             full), and not further codes of the same answer.
@@ -102,10 +100,10 @@ class CodedFile:
             new = [] if DECIDED in header[first:] else [DECIDED]
             numbers = [i for i in range(1, len(places)) if {f"{system}_{i}", f"prob_{i}"} <= places.keys()]
         elif system is None:
+            lacks = (missing or ["of codes before prob_1"])[0]
             raise UserError(
-                f"{path}: is no coded file: it has no column {(missing or ['of codes before prob_1'])[0]!r}"
-                f" as python -m histocc.predict writes it; it has {', '.join(map(repr, header))}. For a table"
-                " without answers of a model --key names the codes"
+                f"{path}: is no coded file: it has no column {lacks!r} of python -m histocc.predict, but"
+                f" {', '.join(header)}. For a table without answers of a model --key names the codes"
             )
         else:
             first, numbers, nobody = 0, range(1, MAX_CODES + 1), ""
@@ -143,10 +141,9 @@ class CodedFile:
                 continue
             text = self.texts.get(key)
             if text is None:
-                language = row[self.language] if self.language is not None else ""
                 similar = [(row[i], row[j]) for i, j in self.similar if row[i]]
-                text = CodedText(row[self.text], language, codes=codes, probs=probs, similar=similar)
-                self.texts[key] = text
+                cells = row[self.text], self.language_of(row)
+                text = self.texts[key] = CodedText(*cells, codes=codes, probs=probs, similar=similar)
                 self.descriptions |= {code: row[i] for code, i in zip(codes, self.words) if row[i]}
             text.rows += 1
             text.doubt += 1 - (confidence(row[self.conf]) if codes and self.conf is not None else 0.0)
@@ -163,8 +160,11 @@ class CodedFile:
             for row in zip(*chunk.columns):
                 yield [*row, *self.added]
 
+    def language_of(self, row: list[str]) -> str:
+        return "" if self.language is None else row[self.language]
+
     def key(self, row: list[str]) -> Key:
-        return key_of(row[self.text], row[self.language] if self.language is not None else "")
+        return key_of(row[self.text], self.language_of(row))
 
     def codes_of(self, row: list[str]) -> list[str]:
         cells = [row[i] for i in self.codes if row[i]]
@@ -199,9 +199,7 @@ def most_wrong_first(texts: Iterable[CodedText]) -> list[CodedText]:
 
 
 def escape_formula(cell: str) -> str:
-    """A cell that no spreadsheet takes for a formula: an apostrophe in front of what could be one. Numbers
-    stay.
-    """
+    """A cell that no spreadsheet takes for a formula: behind an apostrophe, but numbers stay."""
     return "'" + cell if cell.startswith(_RISKY) and not _NUMBER.fullmatch(cell) else cell
 
 
@@ -213,11 +211,8 @@ def unescape(cell: str) -> str:
 def sheet_text(
     texts: Iterable[CodedText], words: dict[str, str], drawn: dict[str, int] | None = None
 ) -> bytes:
-    """A sheet as CSV, with the byte order mark that Excel needs.
-
-    Args:
-        words: code → description.
-        drawn: of a sample, how often each text was drawn, by its id.
+    """A sheet as CSV, with the byte order mark that Excel needs. words: code → description; drawn: of a
+    sample, how often each text was drawn, by its id.
     """
     of_codes = [f"{name}_{i}" for i in range(1, MAX_CODES + 1) for name in ("code", "words", "prob")]
     rows = [["text", "language", "rows", *of_codes, DECISION, ID]]
@@ -249,16 +244,9 @@ class Codes:
     def __init__(self, codes: Iterable[str], system: str):
         self.codes, self.formatter = set(codes), formatter_of(system)
 
-    def read(self, cell: str) -> str:
-        """The code of a cell, written in any of the forms that training data may have. Raises ValueError."""
-        for code in (cell, code_of_cell(cell, self.formatter, self.codes)):
-            if code in self.codes:
-                return code
-        raise ValueError(f"{cell!r} is no code of the key; several codes have & between")
-
     def decision(self, cell: str, text: CodedText, most: int) -> tuple[str, ...] | None:
-        """What a person has written: 1 … 5, a code, several of these with & between; none; skip. most: codes
-        of a row. Raises ValueError.
+        """What a person has written: 1 … 5, a code in any of the forms that training data may have, several
+        of these with & between; none; skip. most: codes of a row. Raises ValueError.
         """
         if cell.strip().lower() in ("skip", "none"):
             return None if cell.strip().lower() == "skip" else ()
@@ -269,7 +257,12 @@ class Codes:
                 if int(place) > len(text.codes):
                     raise ValueError(f"there is no code {place} for this text; it has {len(text.codes)}")
                 part = text.codes[int(place) - 1]
-            codes[self.read(named[1] if named else unescape(part))] = None
+            code = named[1] if named else unescape(part)
+            if code not in self.codes:
+                code = code_of_cell(code, self.formatter, self.codes)
+            if code not in self.codes:
+                raise ValueError(f"{part!r} is no code of the key; several codes have & between")
+            codes[code] = None
         if len(codes) > most:
             raise ValueError(f"{len(codes)} codes, and the file has room for {most}")
         return tuple(codes)
@@ -302,15 +295,12 @@ class Sheets:
             row = dict(zip(header, map(str.strip, cells + [""] * width)))
             if not row[DECISION] and not row[ID]:
                 continue
-            key = self.key_of_id.get(row[ID][-ID_DIGITS:])
+            key, place = self.key_of_id.get(row[ID][-ID_DIGITS:]), f"{path}, line {line:,}"
             if key is None:
-                raise UserError(
-                    f"{path}, line {line:,}: is about a text that {self.coded.path} does not have, or has"
-                    " with other codes, or that is decided there. The sheet is of another coded file, or was"
-                    " applied already: apply it to the file that it was made of"
-                )
+                what = f"{place}: is about a text that is not, or decided, or with other codes in"
+                raise UserError(f"{what} {self.coded.path}: apply the sheet to the file that it was made of")
             try:
-                self._add(f"{path}, line {line:,}", key, row)
+                self._add(place, key, row)
             except ValueError as error:
                 problems.append(f"line {line:,}: {error}")
         raise_if_any(problems, path, MAX_LISTED)
@@ -320,10 +310,8 @@ class Sheets:
         text = self.coded.texts[key]
         shown = key_of(unescape(row.get("text", text.text)), text.language)
         if shown != key and shown in self.coded.texts and not _NUMBER.fullmatch(text.text.strip()):
-            raise ValueError(
-                f"the id is that of {text.text!r}, and the text is {row['text']!r}: was the sheet sorted"
-                " without all its columns?"
-            )
+            what = f"the id is that of {text.text!r}, and the text is {row['text']!r}"
+            raise ValueError(f"{what}: was the sheet sorted without all its columns?")
         times = re.match(rf"{DRAWN}(\d+)-", row[ID])
         if times:
             self.drawn.setdefault(key, int(times[1]))

@@ -31,9 +31,7 @@ class SampleConfig(Config):
     rows: Count = flag(12000, "how many rows")
     seed: CountOrZero = flag(1, "another seed makes other rows")
     output: str | None = flag(None, "CSV file for all rows", metavar="FILE")
-    split_dir: str | None = flag(
-        None, f"folder for train.csv and val.csv; {VAL_SHARE:.0%}% of the texts are in val.csv", metavar="DIR"
-    )
+    split_dir: str | None = flag(None, "folder for train.csv and val.csv (a tenth)", metavar="DIR")
     overwrite: bool = flag(False, "replace files with other content")
 
 
@@ -60,8 +58,7 @@ def write(
     with contextlib.ExitStack() as stack:
         for path in sides:
             folder = os.path.dirname(os.path.realpath(path))
-            if problem := files.save_path_problem(folder):
-                raise UserError(problem)
+            raise_if_any([*filter(None, [files.save_path_problem(folder)])])
             os.makedirs(folder, exist_ok=True)
             file = stack.enter_context(files.atomic_write(os.path.realpath(path), overwrite))
             text = io.TextIOWrapper(file, encoding="utf-8", newline="")
