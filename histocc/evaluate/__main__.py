@@ -375,8 +375,6 @@ def run(args: EvaluateConfig, world: World) -> None:
             world.print(f"Thresholds stored in {file}: {Thresholds.of(stored)}")
         if len(rows) < MIN_ROWS:
             world.print(f"WARNING: they are fitted on {len(rows):,} rows; take {MIN_ROWS} or more")
-        if facts["texts_trained_on"]:
-            world.print("WARNING: they are fitted on texts that were trained on; others give better ones")
 
 
 def evaluate(

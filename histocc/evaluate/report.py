@@ -46,20 +46,13 @@ METHOD = """\
 """
 
 
-# ---- counts and measures
-
-
 def distinct_pairs(rows: np.ndarray, items: np.ndarray) -> np.ndarray:
-    """Pairs as one number each, sorted, each once: row · 2³² + item. Two codes of a row that were cut to the
-    same are one.
-    """
+    """Pairs as one number each, sorted, each once: row · 2³² + item."""
     return np.unique((rows.astype(np.int64) << 32) | items.astype(np.int64))
 
 
 def row_counts(n: int, pred: np.ndarray, true: np.ndarray) -> np.ndarray:
-    """COLUMNS of each of `n` rows, float64 [n, 5], for `distinct_pairs` of predicted and true codes. A row is
-    right if its sets are equal (two empty ones are).
-    """
+    """COLUMNS of each of `n` rows, float64 [n, 5], by `distinct_pairs` of predicted and true codes."""
     hit = np.isin(pred, true, assume_unique=True)
     tp, all_pred, all_true = (np.bincount(pairs >> 32, minlength=n)[:n] for pairs in (pred[hit], pred, true))
     fp, fn = all_pred - tp, all_true - tp
@@ -67,9 +60,7 @@ def row_counts(n: int, pred: np.ndarray, true: np.ndarray) -> np.ndarray:
 
 
 def ratios(sums: np.ndarray) -> np.ndarray:
-    """MEASURES [..., 4] of summed COLUMNS [..., 5]: right/counted, tp/(tp+fp), tp/(tp+fn),
-    2tp/(2tp+fp+fn); 0 if the denominator is 0.
-    """
+    """MEASURES [..., 4] of summed COLUMNS [..., 5]; 0 if the denominator is 0."""
     counted, right, tp, fp, fn = np.moveaxis(sums, -1, 0)
     pairs = [(right, counted), (tp, tp + fp), (tp, tp + fn), (2 * tp, 2 * tp + fp + fn)]
     parts = [np.divide(part, of, out=np.zeros(np.shape(part)), where=of > 0) for part, of in pairs]
@@ -109,9 +100,8 @@ def measured(columns: np.ndarray, text: np.ndarray, resamples: int, seed: int) -
 
 
 def calibration(conf: np.ndarray, right: np.ndarray, weight: np.ndarray) -> dict:
-    """How often answers of so much confidence are right, in bins of from < confidence ≤ to (the first also
-    0), and the expected calibration error over rows and, if rows weigh so much, over texts. All float or bool
-    [N].
+    """How often answers of so much confidence are right, in bins (`bin_of`), and the expected calibration
+    error over rows and, by the weight of each, over texts. All float or bool [N].
     """
     place = bin_of(conf)
     rows, sure, good = (np.bincount(place, values, BINS) for values in (np.ones(len(conf)), conf, right))
@@ -202,13 +192,8 @@ def decoder_report(
     resamples: int,
     seed: int,
 ) -> dict:
-    """The figures of one decoder.
-
-    Args:
-        coded: its answers to distinct texts.
-        of_row: the text of each row, int64 [N].
-        data, rows: those that are evaluated.
-        resamples, seed: of the bootstrap.
+    """The figures of one decoder. coded: its answers to distinct texts; of_row: the text of each row, int64
+    [N]; resamples, seed: of the bootstrap.
     """
     n, separator = len(rows), formatter.within_block_sep
     numbers = {code: i for i, code in enumerate(data.codes)}  # behind the key what else was written
@@ -254,11 +239,7 @@ def decoder_report(
 
 
 class Report(dict):
-    """What report.json holds. A notebook shows it as report.md.
-
-    Args:
-        folder: into which an evaluation was written.
-    """
+    """What report.json in a folder holds. A notebook shows it as report.md."""
 
     def __init__(self, folder: str | os.PathLike):
         with open(os.path.join(folder, JSON), encoding="utf-8") as file:

@@ -406,7 +406,7 @@ def run(args: PredictConfig, world: World) -> None:
         path = world.run_on_main(lambda: take_input(args, world, held))
         coding = on_all_ranks(lambda: Coding(args, path, world))
         if args.explain:
-            coding.coder.examples = training_examples(coding.coder, coding.weights, world)
+            coding.coder.nearest = training_examples(coding.coder, coding.weights, world)
         rows = on_all_ranks(coding.read_texts)
         coding.settings, resumed = world.run_on_main(coding.begin)
         processes = choose_processes(args.processes, world, len(coding.pieces))

@@ -36,7 +36,8 @@ DECODERS = {
     "topk": "the most probable codes of the key, each alone",
     "full": "as topk, by way of the probability of every code",
 }
-MAX_TEXTS = 200_000  # distinct texts of the training, spread over its rows, that `Examples` holds
+Nearest = Callable[[Tensor], list[list[tuple[str, str]]]]
+MAX_TEXTS = 200_000  # distinct texts of the training, spread over its rows, that --explain looks at
 SHOWN = 3  # of them, for each text
 VECTORS = "training_vectors.bin"  # in the folder of the run
 
@@ -44,7 +45,7 @@ VECTORS = "training_vectors.bin"  # in the folder of the run
 class Coded(NamedTuple):
     """What a text gets: at most k codes, their probabilities, and conf: how probable these codes and no
     others are (greedy: in any order, more than six in this one), of topk and full the best; if the confidence
-    is fitted, how often such an answer is right; None for an empty text. similar: see `Coder.examples`.
+    is fitted, how often such an answer is right; None for an empty text. similar: of `training_examples`.
     """
 
     codes: list[str]
@@ -92,7 +93,7 @@ class Coder:
         self.best_decoder, self.why_best = fitted.best_decoder(self.kind, model.ngrams is not None)
         # how much the linear decoder counts in topk and full, 0…1
         self.linear_share = (state.get("linear_share") or 0.0) if self.kind == "mixer" else 0.0
-        self.examples: Examples | None = None  # where `Coded.similar` comes from
+        self.nearest: Nearest | None = None  # where `Coded.similar` comes from, see `training_examples`
         self._search: CodeSearch | None = None
 
     @classmethod
@@ -147,9 +148,9 @@ class Coder:
             else:
                 answers = self._flat if decoder == "flat" else self._both
                 coded = answers(ids, mask, languages, k, thresholds)
-            if self.examples is None:
+            if self.nearest is None:
                 return list(coded)
-            similar = self.examples.nearest(self._vectors(ids, mask))
+            similar = self.nearest(self._vectors(ids, mask))
             return [one._replace(similar=texts) for one, texts in zip(coded, similar)]
 
         return self.map_texts(texts, languages, batch, Coded([], [], None), cleaned)
@@ -283,21 +284,6 @@ class Coder:
             yield Coded([self.codes[i] for i in row[:count]], of_row[:count], sure)
 
 
-class Examples(NamedTuple):
-    """Training texts, and the codes of each, joined by &: the nearest tell why a text got its codes."""
-
-    vectors: Tensor  # float32 [N, H], of length 1
-    texts: list[str]
-    codes: list[str]
-
-    def nearest(self, vectors: Tensor) -> list[list[tuple[str, str]]]:
-        """The SHOWN texts with the highest cosine similarity to each of `vectors` [B, H], and their codes."""
-        with torch.autocast(vectors.device.type, enabled=False):
-            similarity = normalize(vectors.float()) @ self.vectors.T  # [B, N]
-        best = similarity.topk(min(SHOWN, len(self.texts))).indices
-        return [[(self.texts[i], self.codes[i]) for i in row] for row in best.tolist()]
-
-
 def training_data(weights: str, fingerprint: str) -> PreparedData | None:
     """The prepared data of the run that has these weights; None if they are not there as written."""
     folder = os.path.join(os.path.dirname(weights), "prepared", fingerprint)
@@ -307,10 +293,10 @@ def training_data(weights: str, fingerprint: str) -> PreparedData | None:
     return None
 
 
-def training_examples(coder: Coder, weights: str, world: World) -> Examples:
-    """The distinct texts of the run that the weights are of, each with the codes of its first row. Their
-    vectors are computed at first use, by rank 0, and kept in the folder of the run. All ranks. Raises
-    UserError if the rows of the training are not there.
+def training_examples(coder: Coder, weights: str, world: World) -> Nearest:
+    """Why a text got its codes: finds for vectors [B, H] the SHOWN training texts of the highest cosine
+    similarity, and the codes of their first rows, joined by &. Their vectors are computed at first use, by
+    rank 0, and kept in the folder of the run. All ranks. Raises UserError if the rows are not there.
     """
     data, folder = training_data(weights, coder.data_fingerprint), os.path.dirname(weights)
     if data is None:
@@ -334,7 +320,15 @@ def training_examples(coder: Coder, weights: str, world: World) -> Examples:
 
     world.run_on_main(compute)
     vectors = np.frombuffer(bytearray(read_sealed(path, of) or b""), dtype=np.float32)
-    return Examples(torch.from_numpy(vectors.reshape(len(texts), -1)).to(coder.device), texts, codes)
+    known = torch.from_numpy(vectors.reshape(len(texts), -1)).to(coder.device)  # [N, H]
+
+    def nearest(vectors: Tensor) -> list[list[tuple[str, str]]]:
+        with torch.autocast(vectors.device.type, enabled=False):
+            similarity = normalize(vectors.float()) @ known.T  # [B, N]
+        best = similarity.topk(min(SHOWN, len(texts))).indices
+        return [[(texts[i], codes[i]) for i in row] for row in best.tolist()]
+
+    return nearest
 
 
 def file_hash(path: str) -> str:

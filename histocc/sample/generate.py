@@ -223,11 +223,8 @@ def _left(title: str) -> Iterator:
 
 def abbreviations(title: str, shared: set) -> list[str]:
     """The title cut short; shared: what could be left of a title of another code, too."""
-    short = [
-        title[:length] + "."  # "blacksm."
-        for length in range(MIN_LETTERS, len(title) - 2)
-        if title[length - 1] in _CONSONANTS and title[:length] not in shared
-    ]
+    heads = (title[:length] for length in range(MIN_LETTERS, len(title) - 2))
+    short = [f"{head}." for head in heads if head[-1] in _CONSONANTS and head not in shared]  # "blacksm."
     *words, last = title.split()
     if not words:
         return short + _contractions(title, shared)[:MAX_CONTRACTIONS]
@@ -273,13 +270,9 @@ def ways_of_writing(tag: str, code_of: dict[str, str]) -> dict[str, tuple[tuple[
     shared = _shared((left, code_of[title]) for title in working for left in _left(title))
     ways_of = {}
     for title in code_of:
-        works = title in working
-        ways_of[title] = (
-            spellings(title, rules) if works else [],
-            slips(title, misread, first),
-            careless(title),
-            [*usual.get(title, ()), *abbreviations(title, shared)] if works else [],
-        )
+        spelled, short = spellings(title, rules), [*usual.get(title, ()), *abbreviations(title, shared)]
+        spelled, short = (spelled, short) if title in working else ([], [])
+        ways_of[title] = (spelled, slips(title, misread, first), careless(title), short)
     texts = {title: map(str.casefold, (title, *chain(*ways))) for title, ways in ways_of.items()}
     shared = _shared((text, code_of[title]) for title in ways_of for text in texts[title])
     return {
