@@ -379,10 +379,8 @@ def save_pipe(path: str, target: str, check: Callable[[], None], limit_seconds: 
                 file.write(block)
                 last = time.monotonic()
             elif time.monotonic() - last > limit_seconds:
-                what = (
-                    f"{path}: nothing has come through this pipe for {limit_seconds:g} s; start the program"
-                )
-                raise UserError(f"{what} that writes to it, or save its output as a file")
+                what = f"{path}: nothing has come through this pipe for {limit_seconds:g} s; start the"
+                raise UserError(f"{what} program that writes to it, or save its output as a file")
 
 
 def remove_if_empty(folder: str) -> None:
