@@ -1,11 +1,7 @@
 """Codes of a classification <-> the token sequences that the seq2seq decoder reads and writes.
 
-A sequence is BOS, ``max_num_codes`` blocks of ``block_size`` tokens, EOS. One block holds one code; unused
-blocks are PAD. HISCO, OCC1950 and general systems ("gpf") are settings of one class (Dahl, Johansen, Vedel,
-2024, arXiv 2402.13604).
-
-    >>> hisco_blocky5().transform_label("12345&-1")[:12].astype(int).tolist()
-    [2, 9, 10, 11, 12, 13, 7, 7, 7, 7, 7, 1]
+A sequence is BOS, ``max_num_codes`` blocks of ``block_size`` tokens, EOS; each block holds a code, or is PAD.
+HISCO, OCC1950 and general systems ("gpf") are one class (Dahl, Johansen, Vedel, 2024, arXiv 2402.13604).
 """
 
 import csv
@@ -13,15 +9,14 @@ import numbers
 import re
 import string
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, partial
 from importlib.resources import files
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
-UNK_IDX, PAD_IDX, BOS_IDX, EOS_IDX, SEP_IDX = range(5)
-FIRST_TOKEN_IDX = 5  # ids below are the five above
+UNK_IDX, PAD_IDX, BOS_IDX, EOS_IDX, SEP_IDX, FIRST_TOKEN_IDX = range(6)  # tokens of codes: from the last on
 MAX_BLOCK_SIZE = 1000
 SEP_VALUE = "&"  # between two codes in text form
 WITHIN_BLOCK_SEP = ","  # between two tokens of one code, where wanted
@@ -70,8 +65,8 @@ class CodeError(ValueError):
 
 
 class BlockyFormatter:
-    """Codes <-> token sequence for one classification. Its attributes are as published (`max_num_codes`,
-    `max_seq_len`, `num_classes`, `map_char_idx`, `map_idx_char`, `sep_value`, `within_block_sep`) or given.
+    """Codes <-> token sequence for one classification; attributes are as published. Raises ValueError for
+    arguments out of range.
 
     Args:
         kind: "hisco" (five blocks of five), "occ1950" (two blocks of three) or "gpf" (a block per column).
@@ -80,9 +75,6 @@ class BlockyFormatter:
         use_within_block_sep: codes are tokens with commas between them ("10,2,-1"), else characters.
         allow_short: codes with fewer tokens than the block are accepted; the rest is EOS.
         chars: the tokens in the order of their ids, if not -999 … 999, letters and punctuation.
-
-    Raises:
-        ValueError: an unknown kind, tokens that cannot be told apart, or a number that is out of range.
     """
 
     def __init__(
@@ -123,31 +115,25 @@ class BlockyFormatter:
         ids = range(max(self.map_idx_char) + 2)  # the last stands for every id out of range
         self._tables = [torch.tensor([i in some for i in ids]) for some in (self.map_idx_char, self._whole)]
 
-    # ---- text -> tokens
-
     def repair(self, code: str) -> tuple[str, bool]:
-        """Undoes what spreadsheets and data frames do to numeric codes; (code, whether more than surrounding
-        blanks changed). HISCO: "41025.0" or "41025,0" -> "41025", "1234" -> "01234", "8-31.10" (as in the
-        book) or "8 3110" -> "83110", "−1" with a minus sign -> "-1". OCC1950: decimals of zeros go, leading
-        zeros come back. gpf: nothing, since any character may mean something there.
+        """The code, rid of what spreadsheets do to numbers (not in gpf, where any character has a meaning);
+        whether more than blanks around it changed.
         """
         stripped = fixed = code.strip()
-        shortest = _SYSTEMS[self.kind].zeros_back_from
-        if shortest is not None:
-            if self.kind == "hisco":
-                fixed = re.sub("^\u2212(?=[123])", "-", fixed)
-                fixed = re.sub(r"^([0-9])-([0-9]{2})\.([0-9]{2})$", r"\1\2\3", fixed)
-                if re.fullmatch(r"[0-9](\s?[0-9]){3,4}", fixed):
-                    fixed = "".join(fixed.split())
-            fixed = re.sub(r"^(-?[0-9]+)[.,]0+$", r"\1", fixed)
-            if re.fullmatch(r"[0-9]+", fixed) and len(fixed) >= shortest:
+        if self.kind == "hisco":
+            fixed = re.sub("^\u2212(?=[123])", "-", fixed)  # −1 with a minus sign
+            fixed = re.sub(r"^([0-9])-([0-9]{2})\.([0-9]{2})$", r"\1\2\3", fixed)  # 8-31.10, as in the book
+            if re.fullmatch(r"[0-9](\s?[0-9]){3,4}", fixed):  # 8 3110
+                fixed = "".join(fixed.split())
+        if shortest := _SYSTEMS[self.kind].zeros_back_from:
+            fixed = re.sub(r"^(-?[0-9]+)[.,]0+$", r"\1", fixed)  # 41025.0 or 41025,0
+            if re.fullmatch(r"[0-9]+", fixed) and len(fixed) >= shortest:  # 1234
                 fixed = fixed.zfill(self.block_size)
         return fixed, fixed != stripped
 
     def encode_code(self, code: str) -> np.ndarray:
-        """Tokens of one code as it is (see ``repair``), int64 [block_size]. Raises CodeError for one that is
-        empty, too long, has an unknown token, or is too short (in gpf only without ``allow_short``, and never
-        -1, -2, -3 and ?).
+        """Tokens of one code as it is (see ``repair``), int64 [block_size]. Raises CodeError for one that
+        does not fit; too short is in gpf only one without ``allow_short``, and never -1, -2, -3 and ?.
         """
         if not code.strip():
             raise CodeError(f"code {code!r} is empty")
@@ -169,35 +155,29 @@ class BlockyFormatter:
 
     def transform_label(self, label: str | None) -> np.ndarray | None:
         """Codes joined with ``sep_value`` ("12345&-1") -> float64 [max_seq_len]; None stays None. Raises
-        CodeError as ``encode_code`` does, and ValueError for more codes than blocks.
+        ValueError for more codes than blocks, or one that does not fit.
         """
         if label is None:
             return None
         codes = label.split(self.sep_value)
         if len(codes) > self.max_num_codes:
-            raise ValueError(
-                f"{label!r} holds {len(codes)} codes, formatter {self.kind} has room for {self.max_num_codes}"
-            )
+            raise ValueError(f"{label!r} holds {len(codes)} codes, there is room for {self.max_num_codes}")
         sequence = np.full(self.max_seq_len, PAD_IDX, dtype=np.float64)
         sequence[0], sequence[-1] = BOS_IDX, EOS_IDX
         sequence[1 : 1 + len(codes) * self.block_size] = np.concatenate(list(map(self.encode_code, codes)))
         return sequence
 
-    # ---- tokens -> text
-
     def decode_block(self, ids: Sequence[int]) -> str | None:
-        """The code in one block of ``block_size`` token ids; None if none is left, or if one is no token. gpf
-        passes over PAD, BOS, EOS and SEP anywhere, as published; else a block with PAD holds no code, and a
-        first token of -1, -2 or -3 is the whole code. Raises ValueError for another number of ids.
+        """The code in one block of ``block_size`` token ids (ValueError for another number); None if it holds
+        none. gpf passes over PAD, BOS, EOS and SEP anywhere, as published; else a block with PAD holds no
+        code, and a first token of -1, -2 or -3 is the whole code.
         """
         ids = [int(i) for i in ids]
         if len(ids) != self.block_size:
             raise ValueError(f"a block has {self.block_size} tokens, not {len(ids)}")
         if self.kind == "gpf":
             ids = [i for i in ids if i not in (PAD_IDX, BOS_IDX, EOS_IDX, SEP_IDX)]
-        elif PAD_IDX in ids:
-            return None
-        elif ids[0] in self._whole:
+        elif ids[0] in self._whole and PAD_IDX not in ids:
             return self.map_idx_char[ids[0]]
         if not ids or any(i not in self.map_idx_char for i in ids):
             return None
@@ -211,11 +191,8 @@ class BlockyFormatter:
 
     def canonical_blocks(self, tokens: torch.Tensor) -> torch.Tensor:
         """One row of tokens per code, int64 [B, max_num_codes, block_size], equal if and only if
-        ``decode_block`` gives the same (but for gpf without a separator, where 12, 3 is not 1, 2, 3). A block
-        without a code is all PAD, a HISCO whole code fills its block, a gpf code has EOS behind.
-
-        Args:
-            tokens: integer [B, L], BOS first, L >= 1 + max_num_codes * block_size; the rest is not read.
+        ``decode_block`` gives the same (but for gpf without a separator, where 12, 3 is not 1, 2, 3); all PAD
+        for a block without a code. tokens: integer [B, L], BOS first, with all blocks.
         """
         blocks = tokens[:, 1 : 1 + self.max_num_codes * self.block_size].long()
         blocks = blocks.reshape(-1, self.max_num_codes, self.block_size)
@@ -234,20 +211,12 @@ class BlockyFormatter:
             valid = (is_token | first_is_whole).all(-1) & (blocks != PAD_IDX).all(-1)
         return torch.where(valid[..., None], canonical, PAD_IDX)
 
-    # ---- plain form, for checkpoints
-
     def to_dict(self) -> dict:
         """Settings as plain types."""
-        return {
-            "kind": self.kind,
-            "block_size": self.block_size,
-            "max_codes": self.max_num_codes,
-            "sep_value": self.sep_value,
-            "within_block_sep": self.within_block_sep,
-            "target_cols": list(self.target_cols),
-            "allow_short": self.allow_short,
-            **({} if self.chars is None else {"chars": list(self.chars)}),
-        }
+        names = ("kind", "block_size", "sep_value", "within_block_sep", "allow_short")
+        settings = {name: getattr(self, name) for name in names}
+        settings |= {"max_codes": self.max_num_codes, "target_cols": list(self.target_cols)}
+        return settings | ({} if self.chars is None else {"chars": list(self.chars)})
 
     @classmethod
     def from_dict(cls, settings: dict) -> "BlockyFormatter":
@@ -273,14 +242,9 @@ def is_missing(value: Any) -> bool:
 
 
 make_formatter = BlockyFormatter
-
-
-def hisco_blocky5(target_cols: Sequence[str] | None = None) -> BlockyFormatter:
-    return BlockyFormatter("hisco", target_cols)
-
-
-def occ1950_blocky2(target_cols: Sequence[str] | None = None) -> BlockyFormatter:
-    return BlockyFormatter("occ1950", target_cols)
+# What follows are names of the published package.
+hisco_blocky5 = partial(BlockyFormatter, "hisco")
+occ1950_blocky2 = partial(BlockyFormatter, "occ1950")
 
 
 def construct_general_purpose_formatter(
@@ -292,9 +256,6 @@ def construct_general_purpose_formatter(
 ) -> BlockyFormatter:
     """Any system; codes may be shorter than a block, as published."""
     return BlockyFormatter("gpf", target_cols, block_size, use_within_block_sep, allow_short, chars)
-
-
-# ---- further names of the published package
 
 
 class BlockyHISCOFormatter(BlockyFormatter):
@@ -311,8 +272,7 @@ class BlockyOCC1950Formatter(BlockyFormatter):
         self.num_classes = self.num_classes[: self.max_seq_len]
 
 
-def occ1950_blocky1() -> BlockyFormatter:
-    return BlockyOCC1950Formatter(1)
+occ1950_blocky1 = partial(BlockyOCC1950Formatter, 1)
 
 
 def construct_finetune_formatter(

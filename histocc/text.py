@@ -1,5 +1,4 @@
-"""Text → character ids, as CANINE reads them (Clark et al., 2021, arXiv 2103.06874, section 3.1), and the
-rules by which descriptions are cleaned before.
+"""Text → character ids, as CANINE reads them (Clark et al., 2021, arXiv 2103.06874, section 3.1).
 
 One input is `[CLS] LANG[SEP]DESCRIPTION [SEP]`: the inner `[SEP]` is the five literal characters, the outer
 two are CANINE's own code points. The texts of a batch are flat: code points uint32 [N], of which text i is
@@ -33,8 +32,8 @@ _WIDTHS = (*range(16, 64, 4), *range(64, 129, 8))
 
 def padded_width(n: int, max_len: int = 128) -> int:
     """Smallest fixed width that gives `n` characters, without [CLS] and [SEP], the same encoding as any wider
-    one; at most `max_len`, rounded up to a whole block of four. CANINE's upsampling convolution looks two
-    positions ahead; from 128 positions on the model leaves out the last block, as published.
+    one; at most `max_len`, rounded up to four. CANINE's upsampling convolution looks two positions ahead;
+    from 128 positions on the model leaves out the last block, as published.
     """
     need, most = 4 * ((n + 3) // 4) + 4, -(-max_len // 4) * 4
     if need > 124:
@@ -78,26 +77,18 @@ def join_texts(arrays: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
     return np.concatenate([np.zeros(0, np.uint32), *arrays]).astype(np.uint32, copy=False), offsets
 
 
-def piece_ranges(starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """Indices start, start + 1, … for each of the ranges, one after the other; int64 [sum of lengths]."""
-    ends = np.cumsum(lengths)
-    return np.arange(ends[-1] if len(ends) else 0) + np.repeat(starts - ends + lengths, lengths)
-
-
 def texts_of_pieces(pool: np.ndarray, starts: np.ndarray, sizes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """B texts of P pieces each of `pool` (starts, sizes: int64 [B, P]), as (flat, offsets)."""
     offsets = np.concatenate([[0], np.cumsum(sizes.sum(axis=1))])
-    return pool[piece_ranges(starts.ravel(), sizes.ravel())], offsets
+    starts, sizes = starts.ravel(), sizes.ravel()
+    return pool[np.arange(offsets[-1]) + np.repeat(starts - np.cumsum(sizes) + sizes, sizes)], offsets
 
 
 def language_table(languages: list[str]) -> tuple[np.ndarray, np.ndarray]:
     """What stands before a description in each language: (ids int64 [L, W], 0 behind; lengths int64 [L])."""
     rows = [np.concatenate([[CLS_ID], code_points(lang + LANGUAGE_SEPARATOR)]) for lang in languages]
-    lengths = np.array([len(row) for row in rows], dtype=np.int64)
-    table = np.zeros((len(rows), int(lengths.max())), dtype=np.int64)
-    for i, row in enumerate(rows):
-        table[i, : len(row)] = row
-    return table, lengths
+    lengths = np.array(list(map(len, rows)))
+    return np.stack([np.pad(row, (0, lengths.max() - len(row))) for row in rows]).astype(np.int64), lengths
 
 
 def encode_batch(
@@ -111,7 +102,6 @@ def encode_batch(
     """Character ids of a batch; descriptions that do not fit in `max_len` positions are cut.
 
     Args:
-        flat, offsets: the descriptions.
         language: int [B], rows of `table` (from `language_table`).
         width: S; None: `padded_width` of the longest input.
 
@@ -149,8 +139,8 @@ def encode(
 #
 # `as-is`: letters are composed (NFC), invisible characters (category Cf) and blanks around the text go.
 # `ascii-lower`: lower case, then transliterated to ASCII (æ → ae, é → e) as the package Unidecode does it and
-# as the published models have it. What is _COVERED needs no package: what Unicode's compatibility
-# decomposition does not say is in `transliteration.csv`.
+# the published models have it. What is _COVERED needs no package: what Unicode does not decompose is in
+# `transliteration.csv`.
 
 AS_IS, ASCII_LOWER = "as-is", "ascii-lower"
 TEXT_RULES = (AS_IS, ASCII_LOWER)
@@ -207,20 +197,15 @@ class _Transliteration(dict):
     def __missing__(self, code_point: int) -> str:
         char = chr(code_point)
         if _COVERED.match(char):
-            decomposed = char if char.isascii() else unicodedata.normalize("NFKD", char)
-            text = "".join(part for part in decomposed if part.isascii())
-        else:
-            try:
-                from unidecode import unidecode
-            except ImportError:
-                raise UserError(
-                    f"a text holds {char!r} ({unicodedata.name(char, f'U+{code_point:04X}')}), and the model"
-                    " reads texts that are transliterated to ASCII: for other scripts than Latin, Greek and"
-                    " Cyrillic, pip install unidecode"
-                ) from None
-            text = unidecode(char)
-        self[code_point] = text
-        return text
+            ascii_parts = filter(str.isascii, unicodedata.normalize("NFKD", char))
+            return self.setdefault(code_point, "".join(ascii_parts))
+        try:
+            from unidecode import unidecode
+        except ImportError:
+            name = unicodedata.name(char, f"U+{code_point:04X}")
+            remedy = "to read other scripts than Latin, Greek and Cyrillic in ASCII, pip install unidecode"
+            raise UserError(f"a text holds {char!r} ({name}): {remedy}") from None
+        return self.setdefault(code_point, unidecode(char))
 
 
 @cache

@@ -8,14 +8,12 @@ For each of `train` and `val` it holds flat arrays:
     {part}.codes     int32  [rows, K]     indices into meta["codes"], −1 where a row has fewer than K codes
     {part}.text_hash uint64 [rows]        equal for descriptions that differ only in case and blanks
 
-beside lists for people, and `meta.txt`, written last: a checksum of itself, what the arrays mean, and the
-checksum of every other file.
+beside lists for people, and `meta.txt`, written last: what the arrays mean, and checksums of all files.
 """
 
 import json
 import os
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 
@@ -82,15 +80,13 @@ def fault(folder: str) -> str | None:
     return None
 
 
-def map_array(path: str, dtype: np.dtype, mode: Literal["r", "r+"] = "r") -> np.ndarray:
-    """The array in `path`, mapped, read-only unless `mode` is "r+"; an empty file is an empty array."""
-    return np.memmap(path, dtype=dtype, mode=mode) if os.path.getsize(path) else np.zeros(0, dtype=dtype)
+def map_array(path: str, dtype: np.dtype) -> np.ndarray:
+    """The array in `path`, mapped read-only; an empty file is an empty array."""
+    return np.memmap(path, dtype=dtype, mode="r") if os.path.getsize(path) else np.zeros(0, dtype=dtype)
 
 
 def text_keys(text_hash: np.ndarray, language: np.ndarray) -> np.ndarray:
-    """uint64 [N], the same for two rows if their texts (but for case and blanks) and languages are. language:
-    numbers of the languages.
-    """
+    """uint64 [N], the same for rows whose texts (but for case and blanks) and languages (numbers) are."""
     return mix(np.asarray(text_hash) ^ mix(np.asarray(language).astype(np.uint64)))
 
 

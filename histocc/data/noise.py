@@ -1,9 +1,8 @@
 """Noise on descriptions, for training: slips of the pen and of the keyboard, on arrays of code points.
 
-The noise of a row is a function of (seed, epoch, row), from a counter-based generator: it does not depend on
-the batch, the order of rows, or the number of processes and workers. A whole batch is changed at once: a
-transformation cuts each text into five pieces taken from a pool (the texts themselves, drawn letters, words);
-the new texts are one gather from that pool.
+The noise of a row is a function of (seed, epoch, row), from a counter-based generator, whatever the batch,
+the order and the processes. A whole batch is changed at once: a transformation makes each text of five pieces
+of a pool (the texts themselves, drawn letters, words); the new texts are one gather from that pool.
 """
 
 import unicodedata
@@ -13,7 +12,7 @@ from itertools import compress
 import numpy as np
 
 from histocc.runtime.rng import below, chance, draw, streams
-from histocc.text import ascii_lower, code_points, piece_ranges, texts_of_pieces
+from histocc.text import ascii_lower, code_points, texts_of_pieces
 
 KINDS = ("delete", "keyboard", "insert", "substitute", "swap", "swap_words", "edges", "insert_word")
 MAX_EDGE = 20  # most characters that "edges" puts on one side
@@ -78,19 +77,13 @@ def _ragged(texts: list[str]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return code_points("".join(texts)), np.cumsum(lengths) - lengths, lengths
 
 
-# Class bits of each code point, uint8 [_TABLE].
-_CLASS = np.array(
-    [
-        _UPPER * c.isupper()
-        + _LOWER * c.islower()
-        + _BLANK * c.isspace()
-        + _IS_GREEK * (c.isalpha() and "\u0370" <= c < "\u0400")
-        for c in map(chr, range(_TABLE))
-    ],
-    dtype=np.uint8,
-)
+_CHARS = [chr(i) for i in range(_TABLE)]
+# Class bits of each code point, [_TABLE].
+_CLASS = np.array([_UPPER * c.isupper() + _LOWER * c.islower() + _BLANK * c.isspace() for c in _CHARS])
+_CLASS[0x370:0x400] |= [_IS_GREEK * c.isalpha() for c in _CHARS[0x370:0x400]]
+_CLASS = _CLASS.astype(np.uint8)
 _NEAR = _keyboard_neighbours()
-_NEAR_FLAT, _NEAR_START, _NEAR_COUNT = _ragged([_NEAR.get(chr(i), "") for i in range(_TABLE)])
+_NEAR_FLAT, _NEAR_START, _NEAR_COUNT = _ragged([_NEAR.get(char, "") for char in _CHARS])
 # Four alphabets, by style: Latin, Latin capitals, Greek, Greek capitals. a–z nine times for each national
 # letter once; the blanks at the end, 1 in about 27, are drawn by "edges" alone.
 _ALPHABETS = [
@@ -117,8 +110,8 @@ def _class_of(characters: np.ndarray) -> np.ndarray:
 
 
 def _style(before: np.ndarray, after: np.ndarray) -> np.ndarray:
-    """Which alphabet suits a place between two characters, int64: capitals if there is no lower-case letter
-    beside a capital, Greek if one of them is.
+    """Which alphabet suits a place between two characters, int64: capitals if the letters there are capitals,
+    Greek if one of them is.
     """
     both = _class_of(before) | _class_of(after)
     return ((both & (_UPPER | _LOWER)) == _UPPER) + 2 * ((both & _IS_GREEK) > 0).astype(np.int64)
@@ -166,9 +159,7 @@ class _Transformation:
         return self.pool_size - len(characters)
 
     def splice(self, k: np.ndarray, at: np.ndarray, cut: int | np.ndarray, *pieces) -> None:
-        """In texts k: takes `cut` characters away at pool position `at` and puts up to three pieces (start,
-        size) there.
-        """
+        """In texts k: puts up to three pieces (start, size) in the place of `cut` characters at `at`."""
         self.size[k, 0] = at - self.base[k]
         for number, (start, size) in enumerate(pieces, 1):
             self.start[k, number], self.size[k, number] = start, size
@@ -179,9 +170,7 @@ class _Transformation:
         return self.base[k] + below(self.bits[k, _WHERE], self.length[k] - shorter)
 
     def letters(self, k: np.ndarray, before: np.ndarray, after: np.ndarray) -> np.ndarray:
-        """Puts one letter for each text into the pool, in the style of the characters at two places; where
-        they are.
-        """
+        """Puts a letter for each text into the pool, in the style of those at two places; where it is."""
         before, after = np.maximum(before, self.base[k]), np.minimum(after, self.end[k] - 1)
         style = _style(self.text[before], self.text[after])
         choice = _ALPHABET_START[style] + below(self.bits[k, _WHAT], _LETTER_COUNT[style])
@@ -239,7 +228,8 @@ class _Transformation:
         point = (self.bits[k, _WHAT] >> np.uint64(11)) * 2.0**-53 * cumulative[-1]
         word = np.minimum(np.searchsorted(cumulative, point, side="right"), len(sizes) - 1)
         size = sizes[word]
-        start = self.add(flat[piece_ranges(starts[word], size)]) + np.cumsum(size) - size
+        characters, offsets = texts_of_pieces(flat, starts[word, None], size[:, None])
+        start = self.add(characters) + offsets[:-1]
         pieces = [(self.blank, 1), (start, size)]  # the other way round if it is not the last
         pairs = zip(pieces, pieces[::-1])
         self.splice(k, at, 0, *((np.where(last, a, c), np.where(last, b, d)) for (a, b), (c, d) in pairs))
@@ -253,10 +243,8 @@ class _Transformation:
         choice = below(draw(self.stream[k][:, None], numbers), _ALPHABET_SIZE[style][:, None])
         choice += _ALPHABET_START[style][:, None]  # [m, 2 · MAX_EDGE]
         start = self.add(_ALPHABET_FLAT[choice].ravel()) + 2 * MAX_EDGE * np.arange(len(k))
-        self.start[k] = np.stack(
-            [start, np.full(len(k), self.blank), self.base[k], np.full(len(k), self.blank), start + MAX_EDGE],
-            axis=1,
-        )
+        blank = np.full(len(k), self.blank)
+        self.start[k] = np.stack([start, blank, self.base[k], blank, start + MAX_EDGE], axis=1)
         self.size[k] = np.stack([leading, side != 1, self.length[k], side != 0, trailing], axis=1)
 
 
@@ -270,8 +258,8 @@ class Augmenter:
 
     - delete: a character; never the last visible one. swap, swap_words: two neighbours.
     - keyboard: a character becomes one beside it: a–z on the English keyboard, other letters on theirs.
-    - insert, substitute: a letter; a–z, in 32 of 266 draws one of another language of Latin script (æ, ß, …),
-      beside a Greek letter a Greek one, between capitals a capital. (The published noise has a–z alone.)
+    - insert, substitute: a letter; a–z, in 32 of 266 draws one of another language of Latin script (æ, ß, …;
+      published noise has a–z alone), beside a Greek letter a Greek one, between capitals a capital.
     - edges: up to 20 letters and blanks before the text (1 in 4), behind it (1 in 4) or both (2 in 4).
     - insert_word: one of `words` before or behind another, in proportion to `word_weights`.
 
@@ -279,9 +267,6 @@ class Augmenter:
         words: to insert; without them `insert_word` is not among the kinds.
         word_weights: not negative, one for each word (default: 1).
         only_ascii: for texts in ASCII: a letter of another language becomes one of a–z.
-
-    Raises:
-        ValueError: a probability out of range.
     """
 
     def __init__(
@@ -310,9 +295,7 @@ class Augmenter:
     def apply(
         self, flat: np.ndarray, offsets: np.ndarray, rows: np.ndarray, epoch: int
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Noisy copies of B texts (flat, offsets, and their row numbers int64 [B]); none is emptied, and an
-        empty one stays empty. The arguments stay as they are.
-        """
+        """Noisy copies of B texts (flat, offsets; rows: their numbers, int64 [B]); none is emptied."""
         offsets = np.asarray(offsets, dtype=np.int64)
         flat = np.asarray(flat[offsets[0] : offsets[-1]], dtype=np.uint32)
         starts, lengths = offsets[:-1] - offsets[0], np.diff(offsets)
@@ -320,7 +303,8 @@ class Augmenter:
         altered = np.flatnonzero(chance(draw(stream, _ALTERED), self.augmentation_prob) & (lengths > 0))
         if self.num_transformations == 0 or len(altered) == 0:
             return flat.copy(), offsets - offsets[0]
-        text, length = flat[piece_ranges(starts[altered], lengths[altered])], lengths[altered]
+        length = lengths[altered]
+        text, _ = texts_of_pieces(flat, starts[altered, None], length[:, None])
         for number in range(1, self.num_transformations + 1):
             change = _Transformation(text, length, stream[altered], _BLOCK * number, self.words)
             kind_of = below(change.bits[:, _KIND], len(self.kinds))

@@ -1,9 +1,8 @@
-"""Tables → checked, memory-mapped arrays, once: what every process of a run then maps and nobody parses
-again.
+"""Tables → checked arrays (see `histocc.data.arrays`), once, which every process of a run then maps.
 
 Nothing is dropped or changed without a count: each rejected row is listed in `rejected_rows.csv` with its
 file, line, column, value and reason. The folder is keyed by the content of the files and the settings, and is
-complete or made again. `histocc.data.arrays` says what it holds.
+complete or made again.
 """
 
 import contextlib
@@ -78,9 +77,7 @@ def nothing(*_) -> None:
 
 
 def split_values(hashes: np.ndarray) -> np.ndarray:
-    """Numbers in [0, 1) for texts by their hashes (uint64): those below the share of validation are validated
-    on.
-    """
+    """Numbers in [0, 1) for texts by their hashes (uint64); those below --share-val are validated on."""
     return hashes / 2.0**64
 
 
@@ -105,9 +102,7 @@ class Part:
 
 
 class Reader:
-    """One pass over the files: checks each row, writes it or lists it as rejected, and counts everything.
-    check: called often; an exception of it ends the work.
-    """
+    """One pass over the files: checks each row, writes it or lists it as rejected, and counts everything."""
 
     def __init__(self, settings: PrepareSettings, folder: str, check: Callable[[], None]):
         self.settings, self.folder, self.check = settings, folder, check
@@ -191,8 +186,21 @@ class Reader:
             columns = [list(compress(column, keep)) for column in columns]
         if not texts:
             return
+        if settings.language_col:
+            cells = columns[-1]
+            language = np.fromiter(map(self.languages.__getitem__, cells), np.int64, len(cells))
+            renamed = np.flatnonzero(language >= RENAMED)
+            findings.note("languages_renamed", path, lines[renamed], (cells[i] for i in renamed))
+            language &= RENAMED - 1
+            blank = [i for i in np.flatnonzero(language == 0) if not cells[i].strip()]
+            findings.note("language_missing", path, lines[blank], (texts[i] for i in blank))
+        else:
+            language = np.full(len(texts), self.languages[settings.language])
+        room = settings.max_len - 2 - len(LANGUAGE_SEPARATOR) - np.array(list(map(len, self.languages.names)))
+        cut = np.flatnonzero(np.fromiter(map(len, texts), np.int64, len(texts)) > room[language])
+        findings.note("texts_cut", path, lines[cut], (texts[i] for i in cut))
         arrays = {
-            "language": self._language(path, lines, texts, columns),
+            "language": language,
             "codes": codes,
             "text_hash": text_hashes(list(map(str.strip, texts))),
             "lines": lines + (len(self.files) << 40),
@@ -212,19 +220,24 @@ class Reader:
             self.words = Counter(dict(self.words.most_common(MAX_COUNTED_WORDS // 2)))
 
     def _codes(self, path: str, chunk: Chunk, keep: np.ndarray, reject: Callable[..., None]) -> np.ndarray:
-        """Provisional numbers of the codes, int64 [n, K], −1 behind the last; rejects rows that cannot be
-        used.
-        """
-        names = self.settings.target_cols
+        """Provisional numbers of the codes, int64 [n, K], −1 behind the last; rejects unusable rows."""
+        names, room = self.settings.target_cols, self.settings.max_codes
         if not names:
-            return np.full((len(keep), self.settings.max_codes), BLANK)
+            return np.full((len(keep), room), BLANK)
         cells = chunk.columns[1 : 1 + len(names)]
-        if self.settings.code_separator:
-            cells, names = self._separated(cells, keep, reject)
-        numbers = np.stack(
-            [np.fromiter(map(self.book.__getitem__, column), np.int64, len(column)) for column in cells],
-            axis=1,
-        )  # [n, K]
+        if self.settings.code_separator:  # columns of one code each become of those of several
+            separator, rows = re.compile(f"[{re.escape(self.settings.code_separator)}]"), []
+            for i, row in enumerate(zip(*cells)):
+                codes = [code for cell in row for code in separator.split(cell) if code.strip()]
+                if keep[i] and len(codes) > room:
+                    reason = f"{len(codes)} codes in the row, and the formatter has room for {room}"
+                    reject([i], "too many codes", reason, names[0], cells[0])
+                rows.append([*codes, *[""] * room][:room])
+            cells = [list(column) for column in zip(*rows)] or [[] for _ in range(room)]
+            names = [*names, *[names[-1]] * room][:room]
+        book = self.book.__getitem__
+        columns = [np.fromiter(map(book, column), np.int64, len(column)) for column in cells]
+        numbers = np.stack(columns, axis=1)  # [n, K]
         blank = keep & ((numbers[:, 0] == BLANK) | (numbers[:, 0] == WORD))
         if self.missing is None:
             reason = "the first code is missing or blank; --missing-code CODE gives such rows a code"
@@ -255,42 +268,6 @@ class Reader:
         numbers[repeated] = BLANK
         return np.take_along_axis(numbers, np.argsort(numbers < 0, axis=1, kind="stable"), axis=1)
 
-    def _separated(
-        self, cells: list[list[str]], keep: np.ndarray, reject: Callable[..., None]
-    ) -> tuple[list[list[str]], list[str]]:
-        """Columns of one code each, and their names, of cells that hold several codes."""
-        names, room = self.settings.target_cols, self.settings.max_codes
-        separator = re.compile(f"[{re.escape(self.settings.code_separator or '')}]")
-        rows = []
-        for i, row in enumerate(zip(*cells)):
-            codes = [code for cell in row for code in separator.split(cell) if code.strip()]
-            if keep[i] and len(codes) > room:
-                reason = f"{len(codes)} codes in the row, and the formatter has room for {room}"
-                reject([i], "too many codes", reason, names[0], cells[0])
-            rows.append([*codes, *[""] * room][:room])
-        columns = [list(column) for column in zip(*rows)] or [[] for _ in range(room)]
-        return columns, [*names, *[names[-1]] * room][:room]
-
-    def _language(
-        self, path: str, lines: np.ndarray, texts: list[str], columns: list[list[str]]
-    ) -> np.ndarray:
-        """Number of each row's language; also counts what is missing, and the texts that will be cut."""
-        settings = self.settings
-        if settings.language_col:
-            cells = columns[-1]
-            numbers = np.fromiter(map(self.languages.__getitem__, cells), dtype=np.int64, count=len(cells))
-            renamed = np.flatnonzero(numbers >= RENAMED)
-            self.findings.note("languages_renamed", path, lines[renamed], (cells[i] for i in renamed))
-            numbers &= RENAMED - 1
-            blank = [i for i in np.flatnonzero(numbers == 0) if not cells[i].strip()]
-            self.findings.note("language_missing", path, lines[blank], (texts[i] for i in blank))
-        else:
-            numbers = np.full(len(texts), self.languages[settings.language])
-        room = settings.max_len - 2 - len(LANGUAGE_SEPARATOR) - np.array(list(map(len, self.languages.names)))
-        cut = np.flatnonzero(np.fromiter(map(len, texts), dtype=np.int64, count=len(texts)) > room[numbers])
-        self.findings.note("texts_cut", path, lines[cut], (texts[i] for i in cut))
-        return numbers
-
     def finish(self) -> tuple[list[str], dict]:
         """Closes the files and gives codes their final numbers. Returns (codes, report)."""
         self.close()
@@ -302,9 +279,10 @@ class Reader:
         place = {code: i for i, code in enumerate(codes)}
         final = np.array([place.get(code, -1) for code in met] + [-1], dtype=ARRAYS["codes"])  # −1 stays −1
         for name in self.parts:
-            numbers = map_array(os.path.join(self.folder, f"{name}.codes"), ARRAYS["codes"], "r+")
-            for start in range(0, len(numbers), 1 << 20):
-                numbers[start : start + (1 << 20)] = final[numbers[start : start + (1 << 20)]]
+            with open(os.path.join(self.folder, f"{name}.codes"), "r+b") as file:
+                while block := file.read(1 << 22):
+                    file.seek(-len(block), os.SEEK_CUR)
+                    file.write(final[np.frombuffer(block, final.dtype)].tobytes())
             parts.append(RowSet(self.folder, name, settings.max_codes))
             lines.append(map_array(os.path.join(self.folder, f"{name}.lines"), LINES))
         findings, names, paths = self.findings, self.languages.names, [file["path"] for file in self.files]
@@ -354,9 +332,23 @@ class Reader:
     def problem(self) -> str | None:
         """What makes the data unusable."""
         settings, (train, val) = self.settings, (part.rows for part in self.parts.values())
-        files = ", ".join(settings.train_files)
+        files, formatter = ", ".join(settings.train_files), self.formatter
         if stops := self.findings.problems("error"):
-            return self._bad_labels(stops[0])
+            [found] = stops
+            what = f"a code that does not fit formatter {formatter.kind} (block size {formatter.block_size})"
+            ways = ["--drop-bad-labels leaves these rows out and lists them"]
+            if formatter.kind == "gpf" and not formatter.allow_short:
+                short = "--allow-codes-shorter-than-block-size accepts them, --block-size N other lengths"
+                ways = ["--formatter hisco is for HISCO codes, and restores lost leading zeros", short, *ways]
+            if found["rows"] > train + val:
+                most = "Most rows are of this kind: look whether --target-cols and --formatter are right"
+                ways = [most, *ways]
+            if settings.number_codes is not None:
+                what = "what is not a number of the key"
+                ways = ["--key names the file that the numbers belong to (default: the HISCO key)", *ways]
+            first = [f"{row['file']}, line {row['line']}, {row['reason']}" for row in found["first"]]
+            lines = [f"{found['rows']:,} rows hold {what}. The first:", *first, "What to do:", *ways]
+            return "\n    ".join(lines)
         if not train:
             rejected = self.findings.problems("rejected")
             kinds = "; ".join(f"{kind['rows']:,} × {kind['kind']}" for kind in rejected)
@@ -368,22 +360,6 @@ class Reader:
         if not val and settings.share_val:
             return f"--share-val {settings.share_val:g} leaves no row for validation: raise it, or pass 0"
         return None
-
-    def _bad_labels(self, found: dict) -> str:
-        formatter = self.formatter
-        what = f"a code that does not fit the formatter {formatter.kind} (block size {formatter.block_size})"
-        ways = ["--drop-bad-labels leaves these rows out and lists them"]
-        if formatter.kind == "gpf" and not formatter.allow_short:
-            ways.insert(0, "--formatter hisco is for HISCO codes, and restores lost leading zeros")
-            ways.insert(1, "--allow-codes-shorter-than-block-size accepts them, --block-size N other lengths")
-        if found["rows"] > sum(part.rows for part in self.parts.values()):
-            ways = ["Most rows are of this kind: look whether --target-cols and --formatter are right", *ways]
-        if self.settings.number_codes is not None:
-            what = "what is not a number of the key"
-            ways = ["--key names the file that the numbers belong to (default: the HISCO key)", *ways]
-        first = [f"{row['file']}, line {row['line']}, {row['reason']}" for row in found["first"]]
-        lines = [f"{found['rows']:,} rows hold {what}. The first:", *first, "What to do:", *ways]
-        return "\n    ".join(lines)
 
 
 # ---- the folder

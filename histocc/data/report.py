@@ -16,9 +16,10 @@ _BUCKET = 1 << 21  # rows that are compared at once
 _BLOCK = 1 << 18  # rows that are read at once
 
 
-def _blocks(rows: RowSet) -> Iterator[slice]:
+def _blocks(rows: RowSet) -> Iterator[tuple[slice, RowSet]]:
+    """Blocks of the rows, and the rows mapped anew for each: pages that were read leave the memory."""
     for start in range(0, len(rows), _BLOCK):
-        yield slice(start, start + _BLOCK)
+        yield slice(start, start + _BLOCK), RowSet(rows.folder, rows.part, rows.max_codes)
 
 
 def compare_rows(
@@ -30,17 +31,13 @@ def compare_rows(
     languages: list[str],
     path: str,
 ) -> dict:
-    """Duplicates and contradictions among the rows of all parts; the latter are listed in `path`. Works on a
+    """Counts of duplicates (rows with text, language and codes of an earlier one) and conflicts (texts of a
+    language with several sets of codes) among the rows of all parts; `path` lists the conflicts. Works on a
     share of the texts at a time, so that memory does not grow with the rows.
 
     Args:
         lines: of each part, number of the file × 2**40 + line of each row.
         split: whether the parts were made of the same files by their texts.
-
-    Returns:
-        distinct_texts (but for case and blanks), duplicates (rows with text, language and codes of an earlier
-        one), conflicts (texts of a language with several sets of codes), val_rows_seen_in_training (by their
-        text; 0 if split).
     """
     counts = dict.fromkeys(("distinct_texts", "duplicates", "conflicts", "val_rows_seen_in_training"), 0)
     buckets = max(1, -(-sum(map(len, parts)) // _BUCKET))
@@ -52,13 +49,13 @@ def compare_rows(
             # rows whose text falls into the bucket
             blocks, start = [[np.zeros(0, np.uint64)] * 3 + [np.zeros(0, np.int64)]], 0
             for part in parts:
-                for block in _blocks(part):
-                    inside = np.flatnonzero(part.text_hash[block] % np.uint64(buckets) == bucket)
-                    text = part.text_hash[block][inside]
+                for block, mapped in _blocks(part):
+                    inside = np.flatnonzero(mapped.text_hash[block] % np.uint64(buckets) == bucket)
+                    text = mapped.text_hash[block][inside]
                     labels = np.zeros(len(inside), dtype=np.uint64)
-                    for column in np.sort(part.codes[block][inside], axis=1).astype(np.uint64).T:
+                    for column in np.sort(mapped.codes[block][inside], axis=1).astype(np.uint64).T:
                         labels = mix(labels * np.uint64(3) + column)
-                    inputs = text_keys(text, part.language[block][inside])
+                    inputs = text_keys(text, mapped.language[block][inside])
                     blocks.append([text, inputs, labels, inside + start + block.start])
                 start += len(part)
             texts, inputs, labels, rows = map(np.concatenate, zip(*blocks))
@@ -91,14 +88,19 @@ def describe_parts(parts: list[RowSet], codes: list[str], languages: list[str]) 
     of_language = np.zeros(len(languages), dtype=np.int64)
     in_part = np.zeros((len(parts), len(codes)), dtype=np.int64)  # rows of each code
     per_row = np.zeros(parts[0].max_codes + 1, dtype=np.int64)
+    of_length = np.zeros(1, dtype=np.int64)  # rows of each length
     for part, counts in zip(parts, in_part):
-        for block in _blocks(part):
-            of_language += np.bincount(part.language[block], minlength=len(languages))
-            numbers = part.codes[block]
+        for block, mapped in _blocks(part):
+            of_language += np.bincount(mapped.language[block], minlength=len(languages))
+            numbers = mapped.codes[block]
             counts += np.bincount(numbers[numbers >= 0], minlength=len(codes))
             per_row += np.bincount((numbers >= 0).sum(axis=1), minlength=len(per_row))
-    lengths = np.concatenate([np.diff(part.offsets) for part in parts])
-    mean, median, longest = (lengths.mean(), np.median(lengths), lengths.max()) if len(lengths) else (0, 0, 0)
+            lengths = np.diff(mapped.offsets[block.start : block.stop + 1])
+            before, of_length = of_length, np.bincount(lengths, minlength=len(of_length))
+            of_length[: len(before)] += before
+    count, longest = int(of_length.sum()), len(of_length) - 1
+    mean = of_length @ np.arange(longest + 1) / max(1, count)
+    median = np.searchsorted(np.cumsum(of_length), [(count - 1) // 2, count // 2], side="right").mean()
     of_code = in_part.sum(axis=0)
     unseen = (in_part[0] == 0) & in_part[0].any()
     order = np.argsort(-of_language, kind="stable").tolist()
@@ -113,7 +115,7 @@ def describe_parts(parts: list[RowSet], codes: list[str], languages: list[str]) 
         "codes_per_row": {str(n): int(count) for n, count in enumerate(per_row) if count},
         "rare_codes": rows_of(of_code < RARE),
         "codes_only_in_validation": rows_of(unseen),
-        "length": {"mean": round(float(mean), 2), "median": int(median), "max": int(longest)},
+        "length": {"mean": round(float(mean), 2), "median": int(median), "max": longest},
     }
 
 

@@ -44,9 +44,7 @@ DOES_NOT_FIT, OUTSIDE_KEY = "code does not fit", "code outside the key"
 
 
 def row_writer(file) -> Callable[[Sequence], None]:
-    """Writes rows of CSV to an open file. Python's writer leaves a lone carriage return bare, where readers
-    would cut the row.
-    """
+    """Writes rows of CSV to a file. Python's writer leaves a lone carriage return bare, where readers cut."""
     usual = csv.writer(file, lineterminator="\n")
     quoted = csv.writer(file, lineterminator="\n", quoting=csv.QUOTE_ALL)
     return lambda row: (
@@ -108,9 +106,7 @@ DITTOS |= {"ib.", "ibid.", '"', '""', "''", ",,", "„", "”", "″", "〃", '-
 
 
 def fill_dittos(texts: list[str], above: str, fill: bool) -> list[int]:
-    """Which of the texts only say "the same as above"; with `fill` they become the text above. above: that of
-    the row before the first.
-    """
+    """Which texts only say "the same as above"; with `fill` they become it, the first of them `above`."""
     dittos = [i for i, text in enumerate(texts) if len(text) < 8 and text.strip().casefold() in DITTOS]
     for i in dittos if fill else ():
         texts[i] = texts[i - 1] if i else above
@@ -124,12 +120,8 @@ def fill_dittos(texts: list[str], above: str, fill: bool) -> list[int]:
 MISSING_WORDS = frozenset(("na", "n/a", "nan", "null", "none", "<na>", "#n/a", "#null!", "\\n", ".", "-"))
 BLANK, WORD, UNFIT = -1, -2, -3  # an empty cell, one of MISSING_WORDS, and one that holds no code of the key
 # Added to the number of a cell: what was done to it, or what it is.
-FLAGS = {
-    name: 1 << bit
-    for bit, name in enumerate(
-        ("zeros_restored", "codes_rewritten", "codes_recoded", "codes_unknown", "codes_short"), 40
-    )
-}
+_DONE = ("zeros_restored", "codes_rewritten", "codes_recoded", "codes_unknown", "codes_short")
+FLAGS = {name: 1 << bit for bit, name in enumerate(_DONE, 40)}
 
 
 def code_of_cell(cell: str, formatter: BlockyFormatter, key: Container[str] = ()) -> str:
@@ -171,8 +163,7 @@ class CodeBook(dict):
 
     def __missing__(self, cell: str) -> int:
         try:
-            number = self[cell] = self._check(cell)
-            return number
+            return self.setdefault(cell, self._check(cell))
         except Unfit as unfit:  # is not kept: a wrong column may hold millions
             self.faults[cell] = unfit.args
             return UNFIT
@@ -225,18 +216,13 @@ class CodeBook(dict):
 
 # Languages under other names than those of the published models: in English, or by ISO 639-2. The two letters
 # of ISO 639-1 (de, sv, el) stay: a model may have learned them.
+_LANGUAGES = (
+    "en english eng; da danish dan; se swedish swe; nl dutch nld dut; ca catalan cat; fr french fra fre;"
+    "no norwegian nor nob nno; is icelandic isl ice; pt portuguese por; ge german deu ger; es spanish spa;"
+    f"it italian ita; gr greek ell gre; {UNKNOWN_LANGUAGE} unknown und"
+)
 _LANGUAGES_BY_NAME = {
-    other: name
-    for name, *others in map(
-        str.split,
-        (
-            "en english eng; da danish dan; se swedish swe; nl dutch nld dut; ca catalan cat;"
-            "fr french fra fre; no norwegian nor nob nno;"
-            "is icelandic isl ice; pt portuguese por; ge german deu ger;"
-            f"es spanish spa; it italian ita; gr greek ell gre; {UNKNOWN_LANGUAGE} unknown und"
-        ).split(";"),
-    )
-    for other in others
+    other: name for name, *others in map(str.split, _LANGUAGES.split(";")) for other in others
 }
 RENAMED = 1 << 40  # added to the number of a language that the cell names in another way
 
@@ -262,8 +248,7 @@ class Languages(dict):
             what = f"{name[:30]!r} as one of {len(self.names):,} different values"
             raise UserError(f"column {self.column!r} holds {what}; is it the language?")
         renamed = bool(cell.strip()) and cell.strip() != name
-        number = self[cell] = self.names.index(name) + RENAMED * renamed
-        return number
+        return self.setdefault(cell, self.names.index(name) + RENAMED * renamed)
 
 
 # ---- the small tables beside the rows: keys of codes, frequencies of words
@@ -275,9 +260,7 @@ def hold_numbers(columns: list[str]) -> bool:
 
 
 def read_columns(path: str, columns: list[str]) -> list[list[str]]:
-    """The cells of some columns, row by row, without blanks around them. Raises UserError, also for a row too
-    short.
-    """
+    """The cells of some columns, row by row, without blanks around them. Raises UserError."""
     if problems := column_problems(path, table_format(path).names, columns):
         raise UserError("\n".join(problems))
     rows = []
@@ -297,28 +280,22 @@ def key_reader(path: str | None) -> Callable[[], list[str]] | None:
 def read_key(path: str) -> list[str]:
     """Codes of a key file, in the order of their numbers: columns `code` (0, 1, 2 …) and `system_code` or
     `hisco`; "" for a number whose code is empty, as the published trainer writes rows without one. The path
-    "hisco" is the HISCO key if there is no such file.
-
-    Raises:
-        UserError: a code is listed twice, or the numbers are not 0 … n−1, each once.
+    "hisco" is the HISCO key if there is no such file. Raises UserError.
     """
     if path == "hisco" and not os.path.exists(path):
         return list(hisco_key())
     header = table_format(path).names
     name = next((column for column in ("system_code", "hisco") if column in header), None)
     if name is None or "code" not in header:
-        raise UserError(
-            f"{path}: a key file has the columns 'code' and 'system_code' (or 'hisco'); "
-            f"this one has {', '.join(map(repr, header))}"
-        )
+        what = f"a key file has the columns 'code' and 'system_code' (or 'hisco'), not {header!r:.300}"
+        raise UserError(f"{path}: {what}")
     rows = [row for row in read_columns(path, [name, "code"]) if row[0] or row[1].isdecimal()]
     numbered = {number: name_of_code(code) for code, number in rows}
     if not any(numbered.values()):
         raise UserError(f"{path}: column {name!r} holds no code")
     if lacking := [i for i in range(len(rows)) if str(i) not in numbered]:
-        raise UserError(
-            f"{path}: column 'code' must number the codes 0, 1, 2 …, each once; {lacking[0]} is missing"
-        )
+        what = f"column 'code' must number the codes 0, 1, 2 …, each once; {lacking[0]} is missing"
+        raise UserError(f"{path}: {what}")
     codes = [numbered[str(i)] for i in range(len(rows))]
     code, times = Counter(filter(None, codes)).most_common(1)[0]
     if times > 1:

@@ -119,9 +119,8 @@ def column_problems(
             lines = file.read(_BEGIN).splitlines()[1:20]
         if below := [i for i, line in enumerate(lines, 2) if all(name.encode() in line for name in wanted)]:
             hints.append(f". Its names seem to be in line {below[0]}: remove the lines above")
-        problems.append(
-            f"{path}: has no column {name!r}; it has {', '.join(map(repr, header))}{''.join(hints)}"
-        )
+        has = ", ".join(map(repr, header))
+        problems.append(f"{path}: has no column {name!r}; it has {has}{''.join(hints)}")
     return problems
 
 
@@ -161,10 +160,8 @@ def read_chunks(
                     rows.append([])  # passed over
                 ends.append(_ends(rows[before:], start, reader.line_num))
                 if error and reader.line_num > (line := int(ends[-1][-1])):
-                    raise UserError(
-                        f"{path}, line {line:,}: a quotation mark there is not closed before line"
-                        f" {reader.line_num:,}, so that rows are lost: {_QUOTES} ({error})"
-                    )
+                    lost = f"is not closed before line {reader.line_num:,}, so that rows are lost"
+                    raise UserError(f"{path}, line {line:,}: a quotation mark {lost}: {_QUOTES} ({error})")
                 if error:
                     faults.append((reader.line_num, "broken quotation marks", f"{_QUOTES} ({error})"))
             chunk = _chunk(rows, np.concatenate(ends), faults, table, places)
@@ -201,16 +198,13 @@ def _decodes(path: str, encoding: str, reader: Any = None) -> Iterator[None]:
         yield
     except UnicodeError as error:
         line = 1 + (reader.line_num if reader is not None else 0)
-        raise UserError(
-            f"{path}, line {line:,} or below: cannot be read as {encoding.upper()} ({error}). Save it as"
-            " UTF-8, or name its encoding with --encoding"
-        ) from None
+        remedy = "Save it as UTF-8, or name its encoding with --encoding"
+        what = f"cannot be read as {encoding.upper()} ({error}). {remedy}"
+        raise UserError(f"{path}, line {line:,} or below: {what}") from None
 
 
 def _ends(rows: list[list[str]], start: int, last: int) -> np.ndarray:
-    """int64 [n], the line on which each row ends; they begin behind the line `start`, and were read down to
-    the line `last`.
-    """
+    """int64 [n], the line on which each row ends, of rows between the lines `start` and `last`."""
     if last == start + len(rows):  # only quoted line breaks make a row longer than a line
         return np.arange(start, last) + 1
     lines = [1 + sum(len(_LINE_BREAK.findall(cell)) for cell in row) for row in rows]
@@ -233,9 +227,7 @@ def _chunk(rows: list[list[str]], ends: np.ndarray, faults: list, table: Format,
             breaks = len(_LINE_BREAK.findall(cell))
             if cell.count(delimiter) - cell.count(delimiter + " ") >= (width - 1) * breaks > 0:
                 keep[i] = False
-                reason = (
-                    f"a cell holds several rows, down to line {ends[i]:,}: is a quotation mark not closed?"
-                )
+                reason = f"a cell holds rows down to line {ends[i]:,}: is a quotation mark not closed?"
                 faults.append((int(lines[i]), "rows inside a cell", reason))
                 break
     if not keep.all():
@@ -270,10 +262,8 @@ def _detected(path: str, *_state: int) -> tuple[str, tuple[str, ...]]:
         if begin[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
             return "utf-16", ("was read as UTF-16",)
         if b"\0" in begin.partition(b"\n")[0]:
-            raise UserError(
-                f"{path}: is not a text file (a NUL byte in the first line); --encoding utf-16-le (or -be)"
-                " reads it if it is UTF-16"
-            )
+            remedy = "--encoding utf-16-le (or -be) reads it if it is UTF-16"
+            raise UserError(f"{path}: is not a text file (a NUL byte in the first line); {remedy}")
         with contextlib.suppress(UnicodeDecodeError):
             decoder.decode(begin)
             while block := file.read(1 << 22):
@@ -284,9 +274,7 @@ def _detected(path: str, *_state: int) -> tuple[str, tuple[str, ...]]:
 
 
 def _code_page(path: str) -> tuple[str, tuple[str, ...]]:
-    """As `_detected`, for a file that is not UTF-8: Windows-1252 if the letters are those of its languages,
-    else the answer of charset-normalizer.
-    """
+    """As `_detected`, for a file that is not UTF-8: Windows-1252 by its letters, or as guessed."""
     odd, utf8, first = [], 0, 0  # lines
     with opened(path) as file:
         for number, line in enumerate(file, 1):
@@ -298,10 +286,8 @@ def _code_page(path: str) -> tuple[str, tuple[str, ...]]:
                     first = first or number
                     odd.append(line)
     if utf8 * 100 > len(odd):
-        raise UserError(
-            f"{path}: is not UTF-8 in line {first:,}, as {utf8:,} other lines are. Parts of different"
-            " encodings were put together: save each as UTF-8 first, or correct the lines"
-        )
+        remedy = "Parts of different encodings were put together: save each as UTF-8, or correct the lines"
+        raise UserError(f"{path}: is not UTF-8 in line {first:,}, as {utf8:,} other lines are. {remedy}")
     words = {word for line in odd for word in _HIGH_WORD.findall(line)}
     samples = list(dict.fromkeys(cell.strip()[:40] for line in odd for cell in _HIGH_CELL.findall(line)))[:3]
     explained = {page: _explained(words, page) for page in _LETTERS}
@@ -318,11 +304,9 @@ def _code_page(path: str) -> tuple[str, tuple[str, ...]]:
             page = None
     shown = {name: ", ".join(repr(text.decode(name, "replace")) for text in samples) for name in _CODE_PAGES}
     if page is None:
-        begin = (
-            f"{path}: is not UTF-8 (line {first:,}), and its code page cannot be told. --encoding NAME reads"
-            " it; some of its texts as each would read them:"
-        )
-        raise UserError("\n    ".join([begin, *(f"{name}: {texts}" for name, texts in shown.items())]))
+        begin = f"{path}: is not UTF-8 (line {first:,}), and its code page cannot be told. --encoding NAME"
+        names = [f"{name}: {texts}" for name, texts in shown.items()]
+        raise UserError("\n    ".join([f"{begin} reads it; its texts as each would read them:", *names]))
     name = "Windows-1252" if page == "cp1252" else page
     return page, (f"was read as {name}, since it is not UTF-8: {shown[page]}; --encoding names another",)
 
@@ -341,8 +325,7 @@ def _explained(words: set[bytes], page: str) -> tuple[float, float]:
 
 # ---- Parquet, through pyarrow
 #
-# What cannot be seen: if the writer has stored no checksums of pages (most do not unless asked to), a changed
-# byte may give another text or number without any error.
+# A changed byte is not seen if the writer has stored no checksums of pages (most do not unless asked to).
 
 
 def _parquet(path: str) -> tuple[Any, tuple[type[Exception], ...]]:
@@ -351,9 +334,7 @@ def _parquet(path: str) -> tuple[Any, tuple[type[Exception], ...]]:
         import pyarrow
         from pyarrow import lib, parquet  # pyright: ignore[reportAttributeAccessIssue]  compiled
     except ImportError:
-        raise UserError(
-            f"{path}: reading Parquet needs pyarrow: pip install pyarrow (or histocc with the extra parquet)"
-        ) from None
+        raise UserError(f"{path}: reading Parquet needs pyarrow: pip install pyarrow") from None
     errors = lib.ArrowException, OSError, ValueError, MemoryError, OverflowError
     try:
         # Never mapped into memory: a file that is shortened meanwhile would end the process with a signal.
@@ -381,10 +362,8 @@ def _parquet_chunks(path: str, columns: list[str] | None) -> Iterator[Chunk]:
             raise UserError(f"{path}, row {row + 1:,} or below: cannot be read as text ({message})") from None
         yield Chunk(np.arange(row, row + len(batch), dtype=np.int64) + 1, cells)
         row += len(batch)
-    if names and row != file.metadata.num_rows:
-        raise UserError(
-            f"{path}: is a damaged Parquet file ({row:,} rows of {file.metadata.num_rows:,} are there)"
-        )
+    if names and row != (rows := file.metadata.num_rows):
+        raise UserError(f"{path}: is a damaged Parquet file ({row:,} rows of {rows:,} are there)")
 
 
 def _texts(values: Any) -> list[str]:
