@@ -75,7 +75,10 @@ def test_a_share_is_kept_from_the_confidence_that_most_answers_have():
     assert Confidence(6, curves={"topk": curve(conf, ~right, weight)}).limit("topk", 0.9) == (math.inf, 0.0)
 
 
-FLAGS = [*TINY[:-2], *words("--target-cols hisco_1 hisco_2 hisco_3 --formatter hisco --language-col lang")]
+FLAGS = [
+    *TINY[:-2],
+    *words("--ngram-passes 4 --target-cols hisco_1 hisco_2 hisco_3 --formatter hisco --language-col lang"),
+]
 
 
 @pytest.fixture(scope="module")
