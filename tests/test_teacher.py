@@ -231,6 +231,7 @@ def test_the_same_on_any_number_of_processes(files, teacher, tmp_path):
 
 
 @pytest.mark.processes
+@pytest.mark.full
 def test_resumed_to_the_bit(files, teacher, taught_run, tmp_path):
     folder = tmp_path / "run"
     run("train_mixer.py", *student(files, folder, teacher, "--max-steps", 4))
@@ -242,6 +243,7 @@ def test_resumed_to_the_bit(files, teacher, taught_run, tmp_path):
     assert len({tuple(each) for each in losses}) == 1
 
 
+@pytest.mark.full
 def test_what_the_teacher_says_changes_what_is_learned(files, teacher, taught_run, tmp_path):
     """Also what n-grams are fitted to."""
     more = [*words("--distillation-weight 0.9 --ngrams auto --ngram-passes 2")]
