@@ -10,38 +10,30 @@ from histocc.occ_canine import columns_of
 
 MEASURES = {
     "accuracy": lambda pred, true: float(pred == true),
-    "precision": lambda pred, true: len(pred & true) / len(pred) if pred else 0.0,
-    "recall": lambda pred, true: len(pred & true) / len(true) if true else 0.0,
-    "f1": lambda pred, true: 2 * len(pred & true) / (len(pred) + len(true)) if pred or true else 0.0,
+    "precision": lambda pred, true: len(pred & true) / max(1, len(pred)),
+    "recall": lambda pred, true: len(pred & true) / max(1, len(true)),
+    "f1": lambda pred, true: 2 * len(pred & true) / max(1, len(pred) + len(true)),
 }
 
 
 class EvalEngine:
-    """Compares predicted with true codes, row by row: `accuracy`, `precision`, `recall` and `f1`, each called
-    with return_per_obs for a number per row instead of their mean.
-
-    A row is right if its set of codes is the true set; the published accuracy gives a row with one of two
-    codes right a half. F1 is that of each row.
+    """Compares predicted with true codes, row by row: `accuracy` (a row is right if its set of codes is),
+    `precision`, `recall` and `f1`, each called with return_per_obs for a number per row instead of the mean.
+    Raises ValueError for tables without such columns, or of different lengths.
 
     Args:
-        model: an OccCANINE, whose formatter says how codes are written: 41025 and 41025.0 are one, a lost
-            leading zero comes back.
+        model: an OccCANINE, whose formatter says how codes are written: 41025 and 41025.0 are one.
         ground_truth, predicitons: (spelled so in the published package) DataFrames, dicts of columns or lists
             of dicts with the same rows.
         pred_col: beginning of the names of the columns that hold codes in both.
         digits: compares the first digits alone.
-
-    Raises:
-        ValueError: tables without such columns, or of different lengths.
     """
 
     def __init__(self, model, ground_truth, predicitons, pred_col: str, digits: int | None = None):
         self.formatter, self.codes = model.formatter, frozenset(getattr(model, "codes", ()))
         self.pred_col, self.digits = pred_col, digits
-        self.true, self.pred = (
-            self._sets("ground truth", ground_truth),
-            self._sets("predictions", predicitons),
-        )
+        self.true = self._sets("ground truth", ground_truth)
+        self.pred = self._sets("predictions", predicitons)
         if len(self.true) != len(self.pred):
             raise ValueError(f"{len(self.true)} rows of truth, but {len(self.pred)} of predictions")
 

@@ -3,23 +3,17 @@ coding with them needs.
 
     python -m histocc.export ./output --to published model.bin
     python -m histocc.export ./output --to safetensors ./folder/model.safetensors
-    python -m histocc.export ./output --to published --for-published-program model.bin
 
-Either form is read back by every command of histocc, and codes as the run does. `.bin`: a dict of model, key
-and step as the published trainer writes it, an entry `histocc` with all else, and a checksum. Safetensors:
-the same entries as JSON in the metadata, and config.json, key.json and chars.json beside it.
-
-The published program (Dahl, Johansen, Vedel, 2024, arXiv 2402.13604) reads lower-case ASCII, looks at
-padding, and brings its own HISCO key and thresholds. What it would code otherwise is said, with the flags to
-train with, and --for-published-program refuses it.
+Either is read back by every command of histocc, and codes as the run does. What the published program (Dahl,
+Johansen, Vedel, 2024, arXiv 2402.13604) would code otherwise is said; --for-published-program refuses it.
 """
 
 import contextlib
 import io
 import json
 import os
+import re
 import sys
-from collections.abc import Iterator
 from dataclasses import MISSING, dataclass
 
 import torch
@@ -30,7 +24,7 @@ from histocc.job.config import Losses
 from histocc.model.confidence import PUBLISHED
 from histocc.predict.config import Published
 from histocc.published import models
-from histocc.published.formats import MAX_LEN, SETTINGS, Given, files_of, flat_name
+from histocc.published.formats import MAX_LEN, SETTINGS, Given, files_of
 from histocc.runtime.checkpoint import CHECKSUM, FORMAT, with_checksum
 from histocc.runtime.config import Parser, declarations, flag
 from histocc.runtime.errors import UserError, raise_if_any
@@ -45,37 +39,31 @@ CODING += ["source", "hisco_numbers"]
 OF_TRAINING = ("input_col", "language", "language_col", "key", *declarations(Losses))
 
 
-def differences(state: dict, formatter: BlockyFormatter) -> Iterator[str]:
+def differences(state: dict, formatter: BlockyFormatter) -> list[str]:
     """Why the published program would code otherwise with this model, and the flags to train with."""
     config, kind, codes = state["config"], state.get("kind", "mixer"), list(state["key"])
-    if not models.has_size(config, "base"):
-        yield "its encoder has another size than google/canine-s: --model-size base"
-    if config["max_len"] != MAX_LEN:
-        yield f"it does not read {MAX_LEN} positions: leave --max-len out"
-    if config["text"] != ASCII_LOWER:
-        yield f"it does not clean texts: --clean-text {ASCII_LOWER}"
-    if kind != "flat" and config["memory_mask"]:
-        yield "its decoder leaves out padding of the text: --no-memory-mask"
-    if kind != "flat" and config["target_mask"]:
-        yield "its decoder leaves out PAD among the codes: --published-target-mask"
-    if kind != "flat" and config["decoder_dim_feedforward"] != config["hidden_size"]:
-        yield "its decoder has another feed-forward width: leave --decoder-dim-feedforward out"
-    if config.get("ngrams"):
-        yield "it has n-grams beside its encoder: --ngrams none"
-    if formatter.kind == "hisco":
-        if kind != "seq2seq" and codes != list(hisco_key()):
-            yield "its codes are not those of the HISCO key in their order: --key hisco"
-    elif formatter.kind != "gpf" or kind == "flat":
-        yield f"that program has no {kind} model for {formatter.kind}: --formatter gpf"
-    else:
-        separated = formatter.within_block_sep is not None
-        lengths = models.code_lengths(codes, separated)
-        if separated and formatter.chars:
-            yield "it has its own tokens, and commas between them, and that program takes but one of both"
-        if max(lengths) != formatter.block_size:
-            yield f"no code fills its block: --block-size {max(lengths)}"
-        if not separated and len(lengths) > 1:
-            yield "its short codes are filled up with zeros there: --use-within-block-sep keeps them"
+    writes, hisco = kind != "flat", formatter.kind == "hisco"
+    gpf, separated = writes and formatter.kind == "gpf", formatter.within_block_sep is not None
+    lengths = models.code_lengths(codes, separated)
+    other_size, longest = not models.has_size(config, "base"), max(lengths)
+    other_width = config["decoder_dim_feedforward"] != config["hidden_size"]
+    other_codes = kind != "seq2seq" and codes != list(hisco_key())
+    filled_up = not separated and len(lengths) > 1
+    reasons = [
+        (other_size, "its encoder has another size than google/canine-s: --model-size base"),
+        (config["max_len"] != MAX_LEN, f"it does not read {MAX_LEN} positions: leave --max-len out"),
+        (config["text"] != ASCII_LOWER, f"it does not clean texts: --clean-text {ASCII_LOWER}"),
+        (writes and config["memory_mask"], "its decoder leaves out padding of the text: --no-memory-mask"),
+        (writes and config["target_mask"], "its decoder leaves out PAD: --published-target-mask"),
+        (writes and other_width, "its feed-forward width is another: leave --decoder-dim-feedforward out"),
+        (config.get("ngrams"), "it has n-grams beside its encoder: --ngrams none"),
+        (hisco and other_codes, "its codes are not those of the HISCO key in their order: --key hisco"),
+        (not hisco and not gpf, f"it has no {kind} model for {formatter.kind}: --formatter gpf"),
+        (gpf and separated and formatter.chars, "it takes tokens of one's own or commas between them"),
+        (gpf and longest != formatter.block_size, f"no code fills its block: --block-size {longest}"),
+        (gpf and filled_up, "short codes are filled up with zeros there: --use-within-block-sep keeps them"),
+    ]
+    return [reason for holds, reason in reasons if holds]
 
 
 def export(
@@ -108,21 +96,38 @@ def export(
     trained = {name: value for name, value in state.get("args", {}).items() if name in OF_TRAINING}
     settings = {
         "format": FORMAT,
-        "kind": "mixer",
         "args": trained | {"key": bool(trained.get("key"))},
         "config": state["config"],
         **{name: state[name] for name in CODING if state.get(name) is not None},
     }
     lists = {"key": state["key"], **({"chars": list(formatter.chars)} if formatter.chars else {})}
     if form == "safetensors":
-        content = {"model": weights, "key": state["key"], **settings}
-        settings[CHECKSUM] = with_checksum(content)[CHECKSUM]
-        files = _safetensors(target, weights, lists, settings, formatter.num_classes)
+        try:
+            from safetensors.torch import save
+        except ImportError:
+            raise UserError("--to safetensors needs a package: pip install safetensors") from None
+        settings |= {CHECKSUM: with_checksum({"model": weights, "key": state["key"], **settings})[CHECKSUM]}
+        config = {
+            "model_type": "canine",
+            **state["config"],
+            SETTINGS: settings,
+            "model_domain": "Multilingual_CANINE",  # this and what follows is for the published program
+            "num_classes": formatter.num_classes,
+            "num_classes_flat": len(state["key"]),
+            "n_classes": len(state["key"]),
+            "dropout_rate": 0,
+        }
+        metadata = {name: json.dumps(value) for name, value in {**lists, SETTINGS: settings}.items()}
+        files: dict[str, bytes | memoryview] = {target: save(weights, {"format": "pt", **metadata})}
+        for name, value in {"config": config, **lists}.items():
+            path = os.path.join(os.path.dirname(target), f"{name}.json")
+            files[path] = json.dumps(value, indent=1).encode()
     else:
         content = {"model": weights, **lists, "step": state.get("step") or 0, SETTINGS: settings}
         content = with_checksum(content)
         if for_published_program and state.get("kind") == "flat":  # there a dict of its tensors alone
-            content = {flat_name(name, back=True): value for name, value in weights.items()}
+            bare = {name.replace("linear_decoder.", "out."): value for name, value in weights.items()}
+            content = {re.sub("^encoder", "basemodel", name): value for name, value in bare.items()}
         torch.save(content, file := io.BytesIO())
         files = {target: file.getbuffer()}
     raise_if_any(problems(files, dict.fromkeys(files_of(source), "the model"), overwrite))
@@ -133,47 +138,14 @@ def export(
     return [f"Written: {' and '.join(files)}", *([f"Note: {said}"] if reasons else [])]
 
 
-def _safetensors(target: str, weights: dict, lists: dict, settings: dict, num_classes: list[int]) -> dict:
-    """Path → content of each file: the weights with `lists` and settings as metadata, and these as JSON."""
-    try:
-        from safetensors.torch import save
-    except ImportError:
-        raise UserError("--to safetensors needs a package: pip install safetensors") from None
-    metadata = {name: json.dumps(value) for name, value in {**lists, SETTINGS: settings}.items()}
-    config = {
-        "model_type": "canine",
-        "architectures": ["Seq2SeqMixerOccCANINE"],
-        **settings["config"],
-        SETTINGS: settings,
-        "model_domain": "Multilingual_CANINE",
-        "num_classes": num_classes,
-        "num_classes_flat": len(lists["key"]),
-        "n_classes": len(lists["key"]),
-        "dropout_rate": 0,
-    }
-    files: dict[str, bytes] = {target: save(weights, {"format": "pt", **metadata})}
-    for name, value in {"config": config, **lists}.items():
-        files[os.path.join(os.path.dirname(target), f"{name}.json")] = json.dumps(value, indent=1).encode()
-    return files
-
-
 @dataclass(frozen=True, kw_only=True)
 class ExportConfig(Published):
     """What export takes."""
 
-    model: str = flag(
-        MISSING,
-        "save folder of a run, a checkpoint, an exported or published model",
-        metavar="RUN_OR_FILE",
-        positional=True,
-    )
-    to: str = flag(
-        MISSING, "a .bin, or safetensors with JSON files beside it", choices=("published", "safetensors")
-    )
+    model: str = flag(MISSING, "run, checkpoint or published model", metavar="RUN_OR_FILE", positional=True)
+    to: str = flag(MISSING, "a .bin, or safetensors and JSON files", choices=("published", "safetensors"))
     file: str = flag(MISSING, "file to write", metavar="FILE", positional=True)
-    for_published_program: bool = flag(
-        False, "write only what the published program codes equally, or refuse"
-    )
+    for_published_program: bool = flag(False, "write only what that program codes equally, or refuse")
     target_cols: list[str] | None = flag(None, "of a published general-purpose model", metavar="COL")
     overwrite: bool = flag(False, "replace files that are there")
 
@@ -182,16 +154,15 @@ def get_args_parser() -> Parser:
     return Parser(ExportConfig, "python -m histocc.export", "A model for other tools and machines.")
 
 
-def run(argv: list[str] | None) -> None:
+def run(args: ExportConfig) -> None:
     """Raises UserError."""
-    args = get_args_parser().parse_args(argv)
     given = Given(args.formatter, key_reader(args.key), args.target_cols, args.use_within_block_sep)
     lines = export(args.model, args.to, args.file, args.for_published_program, given, args.overwrite)
     print("\n".join(lines))
 
 
 def main(argv: list[str] | None = None) -> int:
-    return run_command(lambda: run(argv))
+    return run_command(lambda: run(get_args_parser().parse_args(argv)))
 
 
 if __name__ == "__main__":

@@ -13,7 +13,6 @@ BehaviorType = Literal["good", "fast"]
 ModelType = Literal["flat", "seq2seq", "mix"]
 ModelName = Literal["OccCANINE", "OccCANINE_s2s", "OccCANINE_s2s_mix"]
 THRESHOLD_LOOKUP = PUBLISHED["by_language"]
-TOY_ROWS = 10_000
 
 
 def load_keys():
@@ -23,7 +22,7 @@ def load_keys():
 
 def toydata():
     """Made-up rows of registers in six languages; other rows than the published ones."""
-    columns = zip(("occ1", "lang", "hisco_1", "hisco_2", "hisco_3"), zip(*rows(TOY_ROWS, seed=1)))
+    columns = zip(("occ1", "lang", "hisco_1", "hisco_2", "hisco_3"), zip(*rows(10_000, seed=1)))
     return as_table({name: [cell or None for cell in column] for name, column in columns})
 
 

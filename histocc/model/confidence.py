@@ -22,8 +22,7 @@ BINS = 10  # of calibration
 PRIOR = {"mean": (1.0, 0.0, 0.0, 0.0), "deviation": (1.0, 1.0, 3.0, 3.0)}
 USUAL = 0.5
 
-# Of the published models, by their program (Dahl, Johansen, Vedel, 2024, arXiv 2402.13604, and their
-# package).
+# Of the published models, by their program (Dahl, Johansen, Vedel, 2024, arXiv 2402.13604).
 _OF_LANGUAGES = {"unk": 0.31, "ca": 0.30, "da": 0.24, "ge": 0.21, "en": 0.26, "es": 0.30, "fr": 0.21}
 _OF_LANGUAGES |= {"gr": 0.19, "is": 0.17, "it": 0.20, "nl": 0.22, "no": 0.34, "pt": 0.27, "se": 0.26}
 PUBLISHED = {"default": 0.31, "source": "published", "by_language": _OF_LANGUAGES}
@@ -63,8 +62,7 @@ class Thresholds(NamedTuple):
         """
         if given is None:
             return self
-        if not isinstance(given, dict):
-            given = {None: given}
+        given = given if isinstance(given, dict) else {None: given}
         numbers = given if None in given else {**self.by_language, **given}
         return self._replace(by_language=numbers, source="given")
 

@@ -8,14 +8,7 @@ from collections.abc import Callable, Iterable
 import torch
 from torch.overrides import TorchFunctionMode
 
-from histocc.formatter import (
-    NEVER_SHORT,
-    PAD_IDX,
-    WITHIN_BLOCK_SEP,
-    BlockyFormatter,
-    hisco_key,
-    make_formatter,
-)
+from histocc.formatter import NEVER_SHORT, PAD_IDX, WITHIN_BLOCK_SEP, BlockyFormatter, hisco_key
 from histocc.model.canine import CanineConfig
 from histocc.model.confidence import PUBLISHED, Confidence, Thresholds
 from histocc.model.mixer import MODEL_SIZES, NGRAMS, Seq2SeqMixerOccCANINE, model_config
@@ -23,7 +16,6 @@ from histocc.published import formats
 from histocc.published.formats import Given, Published
 from histocc.runtime import checkpoint
 from histocc.runtime.errors import UserError
-from histocc.runtime.files import kind_of
 from histocc.text import LANGUAGES, TEXT_RULES
 
 Loaded = tuple[Seq2SeqMixerOccCANINE, BlockyFormatter, dict]
@@ -43,8 +35,6 @@ def build_model(
     positions = min(encoder.max_position_embeddings, encoder.num_hash_buckets)
     if type(config["max_len"]) is not int or not 16 <= -(-config["max_len"] // 4) * 4 <= positions:
         raise ValueError(f"max_len: found {config['max_len']!r}, expected 16 … {positions}, its positions")
-    if encoder.downsampling_rate != 4:
-        raise ValueError(f"downsampling_rate: found {encoder.downsampling_rate}, expected 4")
     if config["text"] not in TEXT_RULES:
         raise ValueError(f"text: found {config['text']!r}, expected one of {', '.join(TEXT_RULES)}")
     return Seq2SeqMixerOccCANINE(
@@ -84,12 +74,12 @@ def model_with(
         raise ValueError(f"hidden_size: found {config['hidden_size']!r:.60}, which no tensor has")
     with torch.device("meta"), _WithoutWeights():
         model = build_model(config, formatter, codes)
-    expected, lacking = model.state_dict(), {}
-    for name, tensor in expected.items():
-        if name.startswith(LACKING[kind]):
-            lacking[name] = torch.zeros(()).expand(tensor.shape)
-            if name == "decoder.head.bias":
-                lacking[name] = (torch.arange(len(tensor)) == PAD_IDX).float()
+    expected, lacks = model.state_dict(), LACKING[kind]
+    lacking = {
+        name: torch.zeros(()).expand(x.shape) for name, x in expected.items() if name.startswith(lacks)
+    }
+    if kind == "flat":
+        lacking["decoder.head.bias"] = (torch.arange(len(expected["decoder.head.bias"])) == PAD_IDX).float()
     model.load_state_dict({**lacking, **weights}, strict=True, assign=True)
     for name, tensor in model.float().state_dict().items():
         if tensor.dtype != expected[name].dtype or not checkpoint.is_finite(tensor):
@@ -101,20 +91,13 @@ def model_with(
 
 
 def find_weights(path: str, what: str, force_download: bool = False) -> str:
-    """The file of weights that `path` names: itself, the best or last of a run, the one in a published
-    folder, or of a name on the hub. what: a message begins with. Raises UserError.
-    """
-    kind = kind_of(path)
-    if kind not in (None, "a file", "a folder"):
-        raise UserError(f"{what}: found {kind}, expected a file of weights or a folder of them")
+    """The file of weights at a path, or of a name on the hub. what: begins the message. Raises UserError."""
     file = formats.local_weights(path)
-    is_file = path.startswith((".", "/", "~")) or path.endswith((".bin", ".safetensors"))
-    if kind is None and path.count("/") <= 1 and not is_file:
+    is_path = path.startswith((".", "/", "~")) or path.endswith((".bin", ".safetensors"))
+    if not os.path.lexists(path) and path.count("/") <= 1 and not is_path:
         file = formats.local_weights(formats.from_hub(path, force_download))
     if file is None:
-        names = ", ".join((checkpoint.BEST, checkpoint.LAST, *formats.WEIGHTS))
-        why = "no such file or folder" if kind is None else f"it has none of {names}"
-        raise UserError(f"{what}: no checkpoint there ({why})")
+        raise UserError(f"{what}: no checkpoint there, neither a file nor a run's or a published folder")
     return file
 
 
@@ -137,40 +120,30 @@ def model_of(file: str, content: dict, given: Given = Given()) -> Loaded:
     if not brings_settings(content):
         with checkpoint.reading(file):
             return _published_model(formats.read(file, content), given)
-    for flag, value in (("--formatter", given.formatter), ("--key", given.key)):
-        if value:
-            raise UserError(f"{file}: brings its formatter and its key; leave {flag} out")
+    if given.formatter or given.key:
+        raise UserError(f"{file}: brings its formatter and its key; leave --formatter out, and --key")
     return own_model(file, content)
 
 
 def own_model(file: str, content: dict) -> Loaded:
     """As `model_of`, of a file of histocc, a run's or an exported one. Raises UserError."""
     with checkpoint.reading(file):
-        settings = content.get(formats.SETTINGS, content)
+        settings, weights = content.get(formats.SETTINGS, content), content["model"]
         checkpoint.check_format(file, settings.get("format"))
-        weights = content["model"]
-        if settings is not content:
-            weights = formats.tensors_of(content)
-            if settings["config"].get("encoder", True):
-                weights = formats.with_our_names(file, weights)[1]
         codes = formats.codes_of_key(file, content["key"])
-        columns = list(settings["formatter"]["target_cols"])
-        formatter = BlockyFormatter.from_dict({**settings["formatter"], "target_cols": columns})
+        formatter = BlockyFormatter.from_dict(settings["formatter"])
         model = model_with(settings["config"], formatter, len(codes), weights, settings.get("kind", "mixer"))
         state = {
             **settings,
             "model": weights,
             "key": {code: i for i, code in enumerate(codes)},
-            "formatter": formatter.to_dict(),
             "system": str(settings["system"]),
             "languages": list(map(str, settings["languages"])),
         }
         Thresholds.of(state)
         Confidence.of(state)
-        if not 0 <= (state.get("linear_share") or 0.0) <= 1:
-            raise ValueError(f"linear_share: found {state['linear_share']!r:.60}, expected 0 … 1")
-        if "" in codes:
-            raise ValueError(f"key: output {codes.index('')} has no code")
+        if "" in codes or not 0 <= (state.get("linear_share") or 0.0) <= 1:
+            raise ValueError("an output without a code, or a linear_share that is not 0 … 1")
     return model, formatter, state
 
 
@@ -184,11 +157,8 @@ def _published_model(found: Published, given: Given) -> Loaded:
     seq2seq decoder looks too. Raises UserError.
     """
     if found.kind == "encoder":
-        raise UserError(
-            f"{found.file}: holds an encoder alone, which codes nothing; train from it with"
-            " --initial-checkpoint"
-        )
-    found = found.with_codes(given.key() if given.key else _codes(found, given.formatter))
+        raise UserError(f"{found.file}: an encoder alone codes nothing; --initial-checkpoint trains from it")
+    found = found.with_codes(given.key() if given.key else _codes(found))
     formatter = _published_formatter(found, given)
     key = {formatter.repair(code)[0]: i for i, code in enumerate(found.codes)}
     model = model_with(found.config, formatter, len(found.codes), found.weights, found.kind)
@@ -211,81 +181,53 @@ def _published_model(found: Published, given: Given) -> Loaded:
 # ---- codes and formatters of published weights
 
 
-def _codes(found: Published, formatter: str | None = None) -> list[str]:
+def _codes(found: Published) -> list[str]:
     """Codes of the linear outputs that the file names, or those of the HISCO key if it fits."""
-    fits_hisco = (
-        found.outputs in (None, len(hisco_key()))
-        and found.chars is None
-        and (found.tokens == _vocabulary("hisco") or found.tokens is None and found.outputs is not None)
-        and formatter in (None, "hisco")
-    )
-    return found.codes or list(hisco_key() if fits_hisco else [])
-
-
-def _vocabulary(kind: str, chars: list[str] | None = None) -> int:
-    """Tokens of the decoder of a formatter."""
-    return make_formatter(kind, ["code"], chars=chars).num_classes[0] + 1
+    is_hisco = not found.tokens or _kind_of_formatter(found) == "hisco"
+    fits = is_hisco and found.outputs in (0, len(hisco_key()))
+    return found.codes or (list(hisco_key()) if fits else [])
 
 
 def _kind_of_formatter(found: Published) -> str | None:
     """hisco, occ1950 or gpf, by the tokens, or the codes of a flat classifier; None if they do not tell."""
-    if found.tokens is None:
-        repair = make_formatter("hisco", None).repair
+    if not found.tokens:
+        repair = BlockyFormatter("hisco", None).repair
         return "hisco" if [repair(code)[0] for code in found.codes] == list(hisco_key()) else None
-    if found.chars is not None:  # its program takes such files for general-purpose ones, whatever the tokens
-        return "gpf" if found.tokens == _vocabulary("gpf", found.chars) else None
-    return next((kind for kind in ("hisco", "occ1950", "gpf") if found.tokens == _vocabulary(kind)), None)
+    # its program takes files with tokens of their own for general-purpose ones, whatever these are
+    for kind in ("gpf",) if found.chars else ("hisco", "occ1950", "gpf"):
+        if found.tokens == BlockyFormatter(kind, ["code"], chars=found.chars).num_classes[0] + 1:
+            return kind
+    return None
 
 
 def _published_formatter(found: Published, given: Given) -> BlockyFormatter:
-    """Raises UserError if it is not known, or not the one that is given."""
-    kind = _kind_of_formatter(found)
-    if found.tokens is None and kind is None:
-        kind = given.formatter
+    """Of a general-purpose one the key tells block size and separator, as in the published program, and
+    config.json or the target columns the number of codes. Raises UserError if it is not known or given.
+    """
+    kind = _kind_of_formatter(found) or (None if found.tokens else given.formatter)
     if kind is None or given.formatter not in (None, kind):
         raise UserError(
-            f"{found.file}: its {found.tokens or 'no'} tokens are those of"
-            + (f" formatter {kind}, not {given.formatter}" if kind else " no known formatter")
-            + ": --formatter names the system, chars.json beside the file its tokens"
+            f"{found.file}: its {found.tokens or 'no'} tokens are those of formatter {kind or 'unknown'}:"
+            " --formatter names the system, chars.json beside the file its tokens"
         )
-    return make_formatter(kind, given.target_cols) if kind != "gpf" else _general_formatter(found, given)
-
-
-def _general_formatter(found: Published, given: Given) -> BlockyFormatter:
-    """Block size and separator come from the key, as in the published program; the number of codes from
-    config.json beside the file, or the target columns. Raises UserError if these do not tell.
-    """
-    codes, columns = found.codes, given.target_cols
-    separated = given.use_within_block_sep or are_separated(codes)
-    block_size = max(code_lengths(codes, separated))
-    if found.positions is not None:
-        count, rest = divmod(found.positions - 2, block_size)
-        columns = list(columns or [])
-        if rest or count < max(1, len(columns)):
-            raise UserError(
-                f"{found.file}: config.json beside it says {found.positions} positions, which is not BOS, a"
-                f" block of {block_size} tokens for each of the {max(1, len(columns))} or more codes, and EOS"
-            )
-        columns += [f"{given.system or 'code'}_{i}" for i in range(len(columns) + 1, count + 1)]
-    if columns is None:
+    if kind != "gpf":
+        return BlockyFormatter(kind, given.target_cols)
+    separated = given.use_within_block_sep or WITHIN_BLOCK_SEP in "".join(found.codes)
+    block_size = max(code_lengths(found.codes, separated), default=5)
+    short = code_lengths(set(found.codes) - NEVER_SHORT, separated) - {block_size}
+    columns = list(given.target_cols or [])
+    count, rest = divmod(found.positions - 2, block_size) if found.positions else (len(columns), 0)
+    if rest or count < max(1, len(columns)):  # BOS, the blocks, EOS
         raise UserError(
             f"{found.file}: a general-purpose model that does not say how many codes it writes: --target-cols"
             " names the columns with which it was trained, one for each code"
         )
-    lengths = code_lengths([code for code in codes if code not in NEVER_SHORT], separated)
-    short = min(lengths, default=block_size) < block_size
-    return make_formatter("gpf", columns, block_size, separated, allow_short=short, chars=found.chars)
-
-
-def are_separated(codes: Iterable[str]) -> bool:
-    """Whether the tokens of the codes of a general-purpose key are separated by commas, as far as it
-    shows.
-    """
-    return any(WITHIN_BLOCK_SEP in code for code in codes)
+    columns += [f"{given.system or 'code'}_{i}" for i in range(len(columns) + 1, count + 1)]
+    return BlockyFormatter(kind, columns, block_size, separated, allow_short=bool(short), chars=found.chars)
 
 
 def code_lengths(codes: Iterable[str], separated: bool) -> set[int]:
-    """How many tokens the codes of a general-purpose key have."""
+    """How many tokens the codes of a general-purpose key have; separated: commas are between these."""
     return {len(code.split(WITHIN_BLOCK_SEP) if separated else code) for code in codes}
 
 
@@ -294,10 +236,8 @@ def code_lengths(codes: Iterable[str], separated: bool) -> set[int]:
 
 def has_size(config: dict, name: str) -> bool:
     """Whether the encoder of `config` has the sizes that --model-size `name` makes."""
-    sizes = model_config(name).to_dict()
-    if config.get("encoder", True) == (name == NGRAMS):
-        return False
-    return all(config[field] == value for field, value in sizes.items() if "dropout" not in field)
+    sizes = {field: value for field, value in model_config(name).to_dict().items() if "dropout" not in field}
+    return sizes.items() <= config.items() and config.get("encoder", True) == (name != NGRAMS)
 
 
 def size_name(config: dict) -> str | None:
@@ -321,7 +261,6 @@ def initial_weights(file: str, initial_key: list[str] | None, key: list[str] | N
     """What a run takes of --initial-checkpoint, a file of histocc or of others. Raises UserError.
 
     Args:
-        file: of weights.
         initial_key: codes of published weights, instead of their own; or None.
         key: codes of the run, for published weights that hold none and are not of HISCO; or None.
 
@@ -337,10 +276,8 @@ def initial_weights(file: str, initial_key: list[str] | None, key: list[str] | N
             found, formatter = formats.read(file, content), None
             if found.kind != "encoder" and (codes := initial_key or _codes(found) or key):
                 found = found.with_codes(codes)
-            if kind := found.kind != "encoder" and _kind_of_formatter(found):
-                separated = are_separated(found.codes)
-                size = max(code_lengths(found.codes, separated), default=5)
-                formatter = make_formatter(kind, ["code"], size, separated, chars=found.chars).to_dict()
+            if found.kind != "encoder" and _kind_of_formatter(found):
+                formatter = _published_formatter(found, Given(target_cols=["code"])).to_dict()
         state = {
             "model": found.weights,
             "key": {code: i for i, code in enumerate(found.codes)},
@@ -367,15 +304,12 @@ def load_initial_weights(
     with another key the rows of codes that both have; says what is new.
     """
     say(f"Initial weights: {first['what']}" + ", the encoder alone" * only_encoder)
-    prefix = "encoder." if only_encoder else ""
-    weights = {name: tensor for name, tensor in first["model"].items() if name.startswith(prefix)}
-    own, added = model.state_dict(), ""
+    weights = {name: x for name, x in first["model"].items() if name.startswith("encoder." * only_encoder)}
+    own = model.state_dict()
     if model.ngrams and "ngrams.idf" not in weights:
-        added = "ngrams."
-        model.ngrams.zero_output()
-        say(f"  new: {len(model.ngrams.idf):,} n-grams, not fitted; they add nothing until trained")
-    # others write 1110 for 01110
-    rows = {formatter.repair(code)[0]: i for i, code in enumerate(first["key"])}
+        model.ngrams.zero_output()  # they add nothing until they are trained
+        own = {name: x for name, x in own.items() if not name.startswith("ngrams.")}
+    rows = {formatter.repair(code)[0]: i for i, code in enumerate(first["key"])}  # 01110 may be 1110
     if list(rows) != codes and "linear_decoder.weight" in weights:
         new = torch.tensor([i for i, code in enumerate(codes) if code in rows], dtype=torch.long)
         old = [rows[code] for code in codes if code in rows]
@@ -385,11 +319,9 @@ def load_initial_weights(
         )
         for name in {*OF_CODES} & own.keys() & weights.keys():
             weights[name] = own[name].index_copy(0, new, weights[name][old].to(own[name]))
-    fitting = {
-        name: tensor for name, tensor in weights.items() if name in own and own[name].shape == tensor.shape
-    }
+    fitting = {name: x for name, x in weights.items() if name in own and own[name].shape == x.shape}
     model.load_state_dict(fitting, strict=False)
-    missing = [name for name in own.keys() - fitting if not (added and name.startswith(added))]
+    missing = own.keys() - fitting
     for what, names in (("new, with random weights", missing), ("unused", weights.keys() - fitting)):
         if names:
             parts = Counter(name.partition(".")[0] for name in names)
@@ -399,5 +331,3 @@ def load_initial_weights(
         if before != [formatter.to_dict()[name] for name in OF_BLOCKS]:
             flags = f"--formatter {kind} --block-size {size}" + " --use-within-block-sep" * bool(separator)
             say(f"  its decoder writes codes in other blocks than this run: {flags} keeps it")
-    if not model.memory_mask:
-        say("  its decoder looks at padding too, as it was trained; --memory-mask makes it faster")
