@@ -255,12 +255,10 @@ class OccCANINE:
         )
         thresholds = self.coder.thresholds.with_given(threshold)
         if decoder == "full" and thresholds.source in ("given", "published"):  # as in the published package
-            above = [
-                sum(prob > thresholds.least(self.coder.known(language)) for prob in one.probs)
-                for one, language in zip(coded, languages)
-            ]
-            counts = thresholds.number(torch.tensor(above, dtype=torch.long)).tolist()
-            coded = [one._replace(codes=one.codes[:n], probs=one.probs[:n]) for one, n in zip(coded, counts)]
+            for i, (one, language) in enumerate(zip(coded, languages)):
+                least = thresholds.least(self.coder.known(language))
+                n = int(thresholds.number(torch.tensor(sum(prob > least for prob in one.probs))))
+                coded[i] = one._replace(codes=one.codes[:n], probs=one.probs[:n])
         if what == "bin":
             sets = [set(one.codes) for one in coded]
             ones = {code: np.array([float(code in codes) for codes in sets]) for code in self.codes}

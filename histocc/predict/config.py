@@ -46,9 +46,7 @@ class Cores(Config):
 class Files(Config):
     """files"""
 
-    model: str = flag(
-        MISSING, "folder of a run, a checkpoint, or a published model", metavar="RUN_OR_FILE", resumable=True
-    )
+    model: str = flag(MISSING, "a run, a checkpoint, or a published model", metavar="MODEL", resumable=True)
     input: str = flag(MISSING, "rows to code: CSV or Parquet", "--fn-in", metavar="FILE", resumable=True)
     output: str = flag(MISSING, "the rows with codes: CSV", "--fn-out", metavar="FILE.csv", resumable=True)
     column: str = flag("occ1", "column with the descriptions", "--col")
@@ -77,9 +75,7 @@ class Decoding(Config):
         None, "flat, both: codes above P count; en=0.3 da=0.4 0.5 (default: the model's)", metavar="[LANG=]P"
     )
     min_prob: Fraction = flag(0.0, "least conf of a row that does not get needs_review", metavar="P")
-    target_accuracy: Fraction | None = flag(
-        None, "instead of --min-prob: the conf above which this share of answers was right", metavar="P"
-    )
+    target_accuracy: Fraction | None = flag(None, "--min-prob by the share of right answers", metavar="P")
     raw_confidence: bool = flag(False, "probabilities of the decoders, not how often they are right")
     system: str | None = flag(None, "name of the columns of codes (default: the model's)", metavar="NAME")
     target_cols: list[str] | None = flag(None, "of a published general-purpose model", metavar="COL")

@@ -163,11 +163,11 @@ class Decisions:
 
         Raises:
             Conflict: somebody else has decided since; nothing is written.
-            ValueError: no such text, or no such decision.
+            KeyError, ValueError: no such text, or no such decision.
             OSError: it could not be written; nothing is.
         """
         with self.lock:
-            place = self._place(text_id)
+            place = self.place[text_id]
             text = self.texts[place]
             cell = answer if answer in ("none", "skip", UNDO) else cell_of(tuple(dict.fromkeys(answer)))
             codes = None if cell == UNDO else self.codes.decision(cell, text, len(self.coded.codes))
@@ -197,11 +197,6 @@ class Decisions:
                 raise OSError(error.errno, error.strerror, self.path) from None
         self.size += len(line)
 
-    def _place(self, text_id: str) -> int:
-        if text_id not in self.place:
-            raise ValueError("there is no such text")
-        return self.place[text_id]
-
     def next(self, window: str) -> dict[str, Any]:
         """The first text that is open and that no other window shows."""
         with self.lock:
@@ -216,9 +211,9 @@ class Decisions:
             return {"text": None, "elsewhere": len(elsewhere - self.cells.keys())} | self._progress()
 
     def show(self, text_id: str, window: str) -> dict[str, Any]:
-        """One text, decided or not. Raises ValueError."""
+        """One text, decided or not. Raises KeyError."""
         with self.lock:
-            return self._shown(self._place(text_id), window)
+            return self._shown(self.place[text_id], window)
 
     def _shown(self, place: int, window: str) -> dict[str, Any]:
         text = self.texts[place]
