@@ -39,7 +39,7 @@ def curves(*runs: str | os.PathLike[str]) -> Any:
     if importlib.util.find_spec("matplotlib") is None:
         raise UserError("plots need matplotlib: pip install matplotlib")
     rows: Runs = {}
-    for folder in map(os.fspath, runs):
+    for folder in [os.fspath(run) for run in runs]:
         if not os.path.isfile(os.path.join(folder, LOG)):
             raise UserError(f"{folder}: no run there (no {LOG})")
         if numbers := read_numbers(os.path.join(folder, LOG)):
