@@ -234,6 +234,7 @@ def test_a_terminal_shows_bars_that_leave_nothing_behind(monkeypatch):
             time.sleep(0.2)  # tqdm draws ten times a second
             reading.at(30)
             reading.at(40)
+            assert log._with_bar == []
             Stage("coding", None, "texts").add()
             Stage("validation", 2, "batches")
             print("another")
