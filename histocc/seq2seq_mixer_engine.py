@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from histocc.formatter import PAD_IDX, BlockyFormatter
 from histocc.model import metrics
 from histocc.model.decoding import greedy_from_memory
+from histocc.model.loss import MEAN, ROWS
 from histocc.model.mixer import Seq2SeqMixerOccCANINE
 from histocc.runtime import checkpoint
 from histocc.runtime.device import Precision
@@ -100,11 +101,16 @@ def flops_per_unit(model: Any) -> dict[str, float]:
     return flops
 
 
+def accuracy(figures: dict[str, float]) -> float:
+    """Of the better decoder, from the figures of a validation, 0…1."""
+    return max(figures["seq_acc"], figures["flat_acc"])
+
+
 class MixerTask:
     """What the trainer trains and validates: the losses and accuracies of both decoders, of each row.
 
-    Losses and token_acc are teacher-forced; flat_acc compares the linear decoder's codes with probability
-    above 0.5, and seq_acc, only with a `formatter`, those of greedy decoding; accuracies are fractions 0…1.
+    Losses and token_acc are teacher-forced; flat_acc compares the linear decoder's codes, as `predict` gives
+    them, and seq_acc, only with a `formatter`, those of greedy decoding; accuracies are fractions 0…1.
 
     Args:
         loss_fn: a criterion called like `LossMixer`; without `per_sample` its mean stands for each row.
@@ -114,6 +120,7 @@ class MixerTask:
     def __init__(self, loss_fn: nn.Module, formatter: BlockyFormatter | None = None, model: Any = None):
         self.loss_fn, self.formatter = loss_fn, formatter
         self.flops_per_unit = flops_per_unit(model)
+        self.at_least_one = getattr(getattr(loss_fn, "linear", None), "kind", MEAN) == ROWS
         losses = LOSSES if hasattr(loss_fn, "per_sample") else LOSSES[:1]
         self.columns = (*losses, *(name for name in ACCURACIES if formatter is not None or name != "seq_acc"))
 
@@ -139,7 +146,7 @@ class MixerTask:
         with torch.autocast(outputs[0].device.type, enabled=False):
             linear = multi_hot(batch["targets_linear"], outputs[1].shape[1], torch.float32)
             values["token_acc"] = metrics.token_counts(outputs[0], targets, PAD_IDX)  # (right, tokens)
-            values["flat_acc"] = metrics.flat_sets_equal(outputs[1], linear)
+            values["flat_acc"] = metrics.flat_sets_equal(outputs[1], linear, self.at_least_one)
             return values | row_losses(self.loss_fn, outputs, batch)
 
     def flops(self, batch: dict) -> float:

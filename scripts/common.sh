@@ -77,7 +77,7 @@ flag() {
   [[ $found == 1 && -f $CONFIG ]] || return "$found"
   names=${names//-/[-_]}
   line=$(sed -nE "s/^[[:space:]\"]*(${names// /|})\"?[[:space:]]*[=:][[:space:]]*//p" "$CONFIG" | tail -n 1)
-  [[ -n $line && $line != null* && $line != false* ]] || return 1  # an args.json names every flag
+  [[ -n $line && $line != null* && $line != false* && $line != '"auto"'* ]] || return 1  # an args.json names every flag
   VALUE=${line#\"}
   VALUE=${VALUE%%\"*}
 }

@@ -88,7 +88,7 @@ def trained(tmp_path_factory):
     write(sample_rows(420, 1), str(folder / "rows.csv"))
     write(sample_rows(60, 9), str(folder / "new.csv"))
     said = run(FINETUNE, *flags(folder), "--max-steps", 2)
-    assert "best.bin and last.bin: confidence is fitted on" in said, said
+    assert "last.bin: confidence is fitted on" in said, said
     return folder
 
 
@@ -111,7 +111,7 @@ class TestModel:
     def test_checkpoints_hold_it_and_a_finished_run_stays_as_it_is(self, trained):
         files = [trained / "run" / name for name in ("best.bin", "last.bin")]
         held = [checkpoint.load(str(file))["confidence"] for file in files]
-        assert held[0] == held[1] and held[0]["texts"] >= 200
+        assert held[0]["texts"] == held[1]["texts"] >= 200
         assert set(held[0]["curves"]) == {"greedy", "flat", "both", "topk"}
         assert set(held[0]["accuracy"]) == {"greedy", "flat", "both"}
         before = [file.read_bytes() for file in files]

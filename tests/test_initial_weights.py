@@ -299,8 +299,10 @@ def test_a_general_purpose_model_is_fine_tuned_with_its_tokens(tmp_path, monkeyp
 # ---- what a run does if its arguments leave it open
 
 SCRATCH = {"learning_rate": 1.5e-4, "empty_blocks": "first", "linear_loss": ROWS, "block_loss": ONE_TO_ONE}
+SCRATCH["best_by"] = "accuracy"
 TRAINED = {"learning_rate": 2e-5, "empty_blocks": "all", "linear_loss": MEAN, "block_loss": BEST_FIT}
-GIVEN = {"learning_rate": 5e-4, "empty_blocks": "all", "linear_loss": MEAN, "block_loss": BEST_FIT}
+TRAINED["best_by"] = "loss"
+GIVEN = TRAINED | {"learning_rate": 5e-4}
 PARTS = {"encoder.x": 0, "decoder.x": 0, "linear_decoder.weight": 0}
 
 
@@ -330,7 +332,7 @@ OWN = {"model": PARTS, "args": {**SCRATCH, "learning_rate": 1.0}}
         (["--only-encoder"], {"model": PARTS}, {**TRAINED, "linear_loss": ROWS, "block_loss": ONE_TO_ONE}),
         ([], {"model": NEW_LINEAR}, {**TRAINED, "linear_loss": ROWS}),
         ([], {"model": NEW_DECODER}, {**TRAINED, "block_loss": ONE_TO_ONE}),
-        ([], OWN, {**SCRATCH, "learning_rate": 2e-5}),  # as it was trained
+        ([], OWN, {**SCRATCH, "learning_rate": 2e-5, "best_by": "loss"}),  # as it was trained
         (flags_of(GIVEN), None, GIVEN),
         (flags_of(SCRATCH), {"model": PARTS}, SCRATCH),
     ],
@@ -348,7 +350,7 @@ def test_what_is_resumed_or_validated_is_as_it_was_started():
 def test_of_own_and_published_files(published):
     """A published one says nothing, an own one all but the rate, which belongs to a schedule."""
     own = REPO / "tests" / "data" / "run_of_2026.bin"
-    for file, values in ((published, TRAINED), (own, {**SCRATCH, "learning_rate": 2e-5})):
+    for file, values in ((published, TRAINED), (own, {**SCRATCH, "learning_rate": 2e-5, "best_by": "loss"})):
         start = ["--initial-checkpoint", file]
         assert decided(*start, first=first_weights(*start)) == values
 

@@ -211,7 +211,7 @@ def test_flags_that_a_launcher_adds(plan, data, script, words, variables, expect
 def test_what_a_configuration_says_is_not_said_again(plan, data, tmp_path):
     (tmp_path / "run.toml").write_text('save-path = "./else where"  # there\nglobal_batch_size = 64\n')
     (tmp_path / "args.json").write_text(
-        '{\n "save_path": "kept",\n "lr_scaling": "none",\n "model_size": null\n}'
+        '{\n "save_path": "kept",\n "lr_scaling": "none",\n "model_size": "auto"\n}'
     )
     for name, path in (("run.toml", "./else where"), ("args.json", "kept")):
         done = plan(MULTI, data, "--", "--config", name, MODEL_SIZE="tiny")

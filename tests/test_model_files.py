@@ -12,7 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from helpers import all_tests, mutations
+from helpers import mutations
 
 from histocc import export
 from histocc.formatter import PAD_IDX, BlockyFormatter
@@ -28,7 +28,7 @@ from histocc.runtime.world import World
 from histocc.trainer import loop, script
 from histocc.trainer.schedule import make_optimizer
 
-MUTATIONS = mutations(10 / 3 if all_tests() else 1)  # of each form
+MUTATIONS = mutations(10 / 3)  # of each form
 LONGEST = 10.0  # seconds of CPU time for one file
 SIZES = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 48}
 SIZES |= {"num_hash_buckets": 64, "max_position_embeddings": 64, "type_vocab_size": 2}

@@ -49,11 +49,12 @@ SWITCHES = """save_each_epoch log_wandb tensorboard overwrite use_within_block_s
 NOT_GIVEN = """wandb_project_name formatter target_cols language language_col key fn_word_freq
     all_codes_file all_codes_col descriptions_file
     descriptions_code_col descriptions_text_col descriptions_lang_col prefetch_factor
-    local_rank world_size learning_rate warmup_steps initial_checkpoint model_size decoder_dim_feedforward
+    local_rank world_size learning_rate warmup_steps initial_checkpoint best_by decoder_dim_feedforward
     global_batch_size max_steps schedule_steps config"""
 BOTH_DEFAULTS = {
     **dict.fromkeys(SWITCHES.split(), False),
     **dict.fromkeys(NOT_GIVEN.split()),
+    "model_size": "auto",
     "log_interval": 100,
     "eval_interval": 1000,
     "keep_checkpoints": 3,

@@ -12,7 +12,7 @@ from preparing import HEADER, quiet, settings_for
 from histocc.data.arrays import PreparedData
 from histocc.data.prepare import prepare
 from histocc.formatter import make_formatter
-from histocc.job import build
+from histocc.job import ngram_fit
 from histocc.model.mixer import Seq2SeqMixerOccCANINE, model_config
 from histocc.model.ngrams import Ngrams, hash_ngrams
 from histocc.text import encode
@@ -151,7 +151,13 @@ class TestVectors:
         ids, mask = map(torch.from_numpy, encode(texts, languages, max_len=24))
         queries = torch.randn(len(texts), 5, 12, dtype=torch.float64)
         text, memory = ngrams(ids)
-        text_again, words, scores = ngrams.by_word(ids, mask)
+        rows, weight, word = ngrams.weighted(ids)
+        positions = weight.new_zeros(len(ids), int(word.max()) + 1).scatter_add(
+            1, word[:, 1:], mask[:, 1:].double()
+        )
+        entries = rows.flatten(1), weight.flatten(1), word[:, :, None].expand_as(rows).flatten(1)
+        text_again, words, scores = ngrams.by_word(*entries, positions)
+        assert torch.allclose(text, ngrams.text_of(*entries[:2]), rtol=0, atol=1e-12)
         assert torch.allclose(text, text_again, rtol=0, atol=1e-12) and words.shape[1] < memory.shape[1]
         seen = (queries @ memory.mT).masked_fill(~mask[:, None], -math.inf).softmax(2) @ memory
         seen_again = (queries @ words.mT + scores[:, None]).softmax(2) @ words
@@ -228,7 +234,7 @@ class TestCounts:
     @pytest.mark.parametrize("most", [16, 64, 1 << 18])
     def test_the_most_frequent_are_kept_with_their_inverse_document_frequencies(self, data, most):
         counts, texts = frequencies(data)
-        hashes, idf = build.count_ngrams(data, 128, most)
+        hashes, idf = ngram_fit.count_ngrams(data, 128, most)
         assert len(hashes) == min(most, len(counts)) and (np.diff(hashes) > 0).all()
         assert texts < len(data.train) / 2
         assert sorted(map(counts.get, hashes.tolist())) == sorted(counts.values())[-most:]
@@ -239,10 +245,10 @@ class TestCounts:
         """Cut at max_len, in chunks of any size."""
         kept = 16 - 1 - len("?unk[SEP]")
         expected = {value for text in texts_of(data) for value in hashes_of(text[:kept], "unk")}
-        assert set(build.count_ngrams(data, 16, 1 << 18)[0].tolist()) == expected
-        whole = build.count_ngrams(data, 128, 1 << 18)
-        monkeypatch.setattr(build, "CHUNK", 7)
-        assert all(map(np.array_equal, whole, build.count_ngrams(data, 128, 1 << 18)))
+        assert set(ngram_fit.count_ngrams(data, 16, 1 << 18)[0].tolist()) == expected
+        whole = ngram_fit.count_ngrams(data, 128, 1 << 18)
+        monkeypatch.setattr(ngram_fit, "CHUNK", 7)
+        assert all(map(np.array_equal, whole, ngram_fit.count_ngrams(data, 128, 1 << 18)))
 
     def test_distinct_rows_and_how_often_they_occur(self, data):
         """Rows of the same text with the same set of codes are one."""
@@ -250,7 +256,7 @@ class TestCounts:
             (" ".join(text.casefold().split()), frozenset(codes) - {-1})
             for text, codes in zip(texts_of(data), data.train.codes.tolist())
         ]
-        counts, rows = Counter(keys), build.DistinctRows(data.train)
+        counts, rows = Counter(keys), ngram_fit.DistinctRows(data.train)
         assert len(rows) == len(counts) < len(keys) and [keys[i] for i in rows.index] == list(counts)
         weight = np.sqrt([counts[key] for key in counts])
         assert rows.weight.tolist() == pytest.approx((weight / weight.mean()).tolist(), rel=1e-6)

@@ -160,7 +160,7 @@ def test_answers_are_those_of_both_decoders_of_the_teacher(taught_run, teacher):
         assert answer["prob"] == pytest.approx(one.conf if known == one.codes else 0.0, rel=1e-4, abs=1e-6)
         asked = [number[data.codes[i]] for i in answer["codes"] if i >= 0]
         assert sorted(np.round(row[asked], 2)) == sorted(np.round(-np.sort(-row)[:TEACHER_OUTPUTS], 2))
-        assert answer["logits"][: len(asked)] == pytest.approx(row[asked], abs=2e-3)
+        assert answer["logits"][: len(asked)] == pytest.approx(row[asked], rel=1e-3, abs=2e-3)
 
 
 def test_a_batch_mixes_true_codes_and_the_teachers_by_epoch_and_row(taught_run):
@@ -249,7 +249,8 @@ def test_what_the_teacher_says_changes_what_is_learned(files, teacher, taught_ru
     more = [*words("--distillation-weight 0.9 --ngrams auto --ngram-passes 2")]
     said = run("train_mixer.py", *student(files, tmp_path / "run", teacher, *more))
     assert "Fitted in" in said and taught_data(tmp_path / "run").train.teacher is not None
-    assert greatest_difference(tmp_path / "run", taught_run[0], ["train_loss_linear"]) > 1e-3
+    losses = [read_logs(folder)[-1]["train_loss_linear"] for folder in (tmp_path / "run", taught_run[0])]
+    assert abs(losses[0] - losses[1]) > 1e-3 * losses[1]
 
 
 def test_answers_that_are_there_are_not_asked_for_again(files, teacher, tmp_path, monkeypatch):

@@ -3,17 +3,15 @@ checkpoint keeps.
 """
 
 import os
-import time
-from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from histocc.data import prepare as preparing
-from histocc.data.arrays import PreparedData, RowSet, text_keys
+from histocc.data.arrays import PreparedData, RowSet
 from histocc.data.config import PrepareSettings, StartsFrom, columns_of, file_problems, settings_from
 from histocc.data.dataset import RowEncoding, TextRows, load_descriptions
 from histocc.data.noise import Augmenter
@@ -21,7 +19,7 @@ from histocc.data.prepare import LISTS
 from histocc.data.report import report_lines
 from histocc.data.rows import read_key, read_words
 from histocc.formatter import PAD_IDX, BlockyFormatter
-from histocc.job import teacher
+from histocc.job import ngram_fit, teacher
 from histocc.job.config import JobConfig, Losses, decide, refuse_other_arguments
 from histocc.model.canine import CanineEncoder
 from histocc.model.confidence import USUAL
@@ -29,26 +27,22 @@ from histocc.model.distillation import DistillationLoss
 from histocc.model.loss import ROWS, BlockOrderInvariantLoss, LinearLoss, LossMixer
 from histocc.model.mixer import NGRAMS as NGRAMS_ALONE
 from histocc.model.mixer import Seq2SeqMixerOccCANINE, model_config
-from histocc.model.ngrams import AUTO, NONE, hash_ngrams
+from histocc.model.ngrams import AUTO, NONE
 from histocc.published import formats, models
 from histocc.runtime import checkpoint
 from histocc.runtime.config import flag_of
-from histocc.runtime.device import Precision, compile_layers, settings_of_torch
+from histocc.runtime.device import Precision, compile_layers
 from histocc.runtime.errors import UserError, raise_if_any
 from histocc.runtime.files import OwnFiles, checksum, is_same, opened, problems, save_path_problem
-from histocc.runtime.log import Stage
-from histocc.runtime.rng import derived_seed, mix
+from histocc.runtime.rng import derived_seed
 from histocc.runtime.world import World
-from histocc.seq2seq_mixer_engine import entries_for, multi_hot, row_losses
-from histocc.text import ASCII_LOWER, cleaner, encode_batch, language_table
-from histocc.trainer.batches import WEIGHTS, BatchPlan, MicroBatches
+from histocc.text import ASCII_LOWER, cleaner
+from histocc.trainer.batches import WEIGHTS
 from histocc.trainer.log import LOG
-from histocc.trainer.loop import CLIP_NORM
-from histocc.trainer.schedule import linear_factor, set_learning_rate
 from histocc.trainer.script import output_problems
 
 # Streams of random numbers beside those of any run, numbered for `derived_seed`.
-NOISE, DESCRIPTIONS, NGRAMS, TEACHER = 2, 4, 6, 7
+NOISE, DESCRIPTIONS, TEACHER = 2, 4, 7
 NGRAM_WIDTH = 128  # numbers for each n-gram
 MAX_AUTO_BITS = 18  # 2^18 n-grams, since a step of the optimizer goes over all
 EQUAL_SHARE = 0.5
@@ -56,16 +50,6 @@ EQUAL_SHARE = 0.5
 # to nothing at the rate of the rest, and what was fitted already becomes worse at it.
 NEW_LINEAR_LR_FACTOR = {"mean": 30.0, "rows": 5.0}
 FITTED_LINEAR_LR_FACTOR = 0.1
-
-# Of the n-grams and their fit.
-MAX_TEXTS = 1 << 17  # distinct ones that are counted
-CHUNK = 4096  # texts that are hashed at once
-MAX_SEEN, FIT_BATCH = 200_000, 64  # rows that the fit of both decoders sees at size tiny, and in one step
-TINY_WIDTH = 128
-LINEAR_PASSES = 10  # of the first part
-FIT_DROPOUT = 0.3  # share of the n-grams that are left out
-RATE, RATE_WITH_DECODER, DECODER_RATE = 0.01, 0.003, 0.002
-THREADS = 1  # always, so that the fit is the same to the last bit; two are no faster on busy cores
 
 
 # ---- data
@@ -141,7 +125,7 @@ def _problems_of_files(args: JobConfig, files: list[str]) -> list[str]:
     own = OwnFiles(args.save_path, args.overwrite)
     if args.prepare_only:
         return problems(map(own.path, LISTS), inputs, args.overwrite, own)
-    return output_problems(args, inputs, own, LISTS)
+    return output_problems(args, inputs, own, [*LISTS, ngram_fit.FILE])
 
 
 def prepare_data(
@@ -207,6 +191,8 @@ def make_model(
     first = counted = None
     if args.initial_checkpoint and not resumed:
         first = world.run_on_main(lambda: initial_weights(args))
+    if args.model_size == AUTO:
+        args = args.decide(model_size=None if resumed or first else auto_size(args, world))
     args = decide(args, resumed, first)
     if resumed:
         config = resumed["config"]
@@ -217,20 +203,17 @@ def make_model(
     torch.manual_seed(derived_seed(args.seed, WEIGHTS) % 2**32)
     model = models.build_model(config, formatter, len(data.codes), args.dropout, args.ngram_dropout)
     start_at_frequencies(model, data)
+    model.to(world.device, Precision.of(args, world.device).dtype)
     if counted and model.ngrams:
         model.ngrams.hashes.copy_(torch.from_numpy(counted[0]))
         model.ngrams.idf.copy_(torch.from_numpy(counted[1]))
         if first is None and (not args.ngram_passes or args.dry_run):
             world.print("N-grams are not fitted (--ngram-passes 0, or a dry run)")
-        elif first is None:  # rank 0 fits them for all
-            world.print(f"Fitting the n-grams and both decoders (--ngram-passes {args.ngram_passes})")
-            began = time.perf_counter()
-            world.run_on_main(lambda: fit_ngrams(args, formatter, data, model, world.give_up_if_asked))
-            fitted = {name: x for name, x in model.state_dict().items() if not name.startswith("encoder.")}
-            model.load_state_dict(world.broadcast(fitted if world.is_main else None, 0), strict=False)
+        elif first is None:
+            encoding = RowEncoding(formatter, args.max_len, first_empty_block=args.empty_blocks == "first")
+            rows_of = partial(training_rows, args, data=data, encoding=encoding)
+            ngram_fit.fit(args, world, data, rows_of, make_loss(args, formatter), model)
             model.encoder.zero_output()  # which the decoders know nothing of yet
-            world.print(f"Fitted in {time.perf_counter() - began:.1f} s")
-    model.to(Precision.of(args, world.device).dtype)
     if resumed:
         model.load_state_dict(resumed["model"])
     if first:
@@ -239,7 +222,17 @@ def make_model(
     if args.compile:
         compile_layers(model)
         model.in_groups = False  # a compiled layer has few shapes
-    return args, model.to(world.device), config
+    return args, model, config
+
+
+def auto_size(args: JobConfig, world: World) -> str:
+    """The size of a model from scratch. On CPUs an encoder takes half an hour for what it adds, nothing to
+    the linear decoder and two points to the other one (benchmarks/LOG.md).
+    """
+    if world.device.type == "cuda" or args.ngrams == NONE or args.freeze_encoder:
+        return "base"
+    world.print("--model-size auto: ngrams, since there is no GPU; tiny has an encoder, too")
+    return NGRAMS_ALONE
 
 
 def freeze_unseen_characters(
@@ -321,13 +314,6 @@ def fast_parameters(
     return names if factor != 1 else [], factor
 
 
-# ---- new n-grams: which there are, and weights that are fitted to the texts alone
-#
-# An encoder learns for minutes what a linear model on n-grams knows after seconds. So before the first step
-# the n-grams and both decoders are trained without the encoder, on the texts as they are: noise makes them
-# worse here. It is a part of the initial weights, the same for any number of processes.
-
-
 def new_ngrams(
     args: JobConfig, first: dict | None, world: World, data: PreparedData
 ) -> tuple[dict | None, tuple[np.ndarray, np.ndarray] | None]:
@@ -344,137 +330,11 @@ def new_ngrams(
     if asked == NONE or asked == AUTO and first is not None:
         return None, None
     most = 1 << (MAX_AUTO_BITS if asked == AUTO else int(asked))
-    counted = world.run_on_main(lambda: count_ngrams(data, args.max_len, most, world.give_up_if_asked))
+    counted = world.run_on_main(
+        lambda: ngram_fit.count_ngrams(data, args.max_len, most, world.give_up_if_asked)
+    )
     rows = len(counted[0])
     return ({"rows": rows, "width": NGRAM_WIDTH} if rows else None), counted
-
-
-def count_ngrams(
-    data: PreparedData, max_len: int, most: int, check: Callable[[], None] = preparing.nothing
-) -> tuple[np.ndarray, np.ndarray]:
-    """(hashes of the `most` n-grams that most distinct training texts have, increasing, int64 [R]; their
-    inverse document frequency, ln((1 + texts) / (1 + texts with it)) + 1, float32 [R]). check: may raise.
-    """
-    train, table, nothing = data.train, language_table(data.languages), torch.iinfo(torch.int64).max
-    distinct = np.sort(np.unique(text_keys(train.text_hash, train.language), return_index=True)[1])
-    if len(distinct) > MAX_TEXTS:  # as many, evenly spread
-        distinct = distinct[np.arange(MAX_TEXTS) * len(distinct) // MAX_TEXTS]
-    found = [np.zeros(0, dtype=np.int64)]  # hashes, each once for a text
-    for start in range(0, len(distinct), CHUNK):
-        check()
-        rows = distinct[start : start + CHUNK]
-        ids, _ = encode_batch(*train.texts(rows), train.language[rows].astype(np.int64), table, max_len)
-        hashed, exist, _ = hash_ngrams(torch.from_numpy(ids))
-        hashed = hashed.masked_fill(~exist, nothing).flatten(1).sort(1).values
-        is_new = (hashed != nothing) & (hashed != hashed.roll(1, 1))
-        is_new[:, 0] = hashed[:, 0] != nothing
-        found.append(hashed[is_new].numpy())
-    hashes, frequency = np.unique(np.concatenate(found), return_counts=True)
-    kept = np.sort(np.argsort(-frequency, kind="stable")[:most])
-    return hashes[kept], (np.log((1 + len(distinct)) / (1 + frequency[kept])) + 1).astype(np.float32)
-
-
-class DistinctRows(RowSet):
-    """Training rows, of equal ones the first; `weight` float32 [N]: the root of how often each occurs, 1 on
-    average.
-    """
-
-    def __init__(self, train: RowSet):
-        pair = text_keys(train.text_hash, train.language)
-        for column in np.sort(np.asarray(train.codes), axis=1).astype(np.uint64).T:
-            pair = mix(pair ^ mix(column))
-        _, first, count = np.unique(pair, return_index=True, return_counts=True)
-        order = np.argsort(first)
-        self.train, self.index = train, first[order]
-        weight = np.sqrt(count[order])
-        self.weight = torch.from_numpy((weight / weight.mean()).astype(np.float32))
-        self.language, self.codes = train.language[self.index], train.codes[self.index]
-
-    def __len__(self) -> int:
-        return len(self.index)
-
-    def lengths(self, rows: np.ndarray) -> np.ndarray:
-        return self.train.lengths(self.index[rows])
-
-    def texts(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        return self.train.texts(self.index[rows])
-
-    def teacher_of(self, rows: np.ndarray) -> np.ndarray | None:
-        return self.train.teacher_of(self.index[rows])
-
-
-def fit_ngrams(
-    args: JobConfig,
-    formatter: BlockyFormatter,
-    data: PreparedData,
-    model: Seq2SeqMixerOccCANINE,
-    check: Callable[[], None],
-) -> None:
-    """Trains the n-grams of `model`, its seq2seq decoder and the bias of its linear decoder on the distinct
-    training rows, without the encoder, in place, on the CPU in float32: first with the linear decoder alone
-    in LINEAR_PASSES, then with both in --ngram-passes. At most MAX_SEEN rows are seen in either part, and the
-    fewer the wider the decoder. check: called before each step, may raise to stop.
-    """
-    distinct, seed = DistinctRows(data.train), derived_seed(args.seed, NGRAMS)
-    encoding = RowEncoding(formatter, args.max_len, first_empty_block=args.empty_blocks == "first")
-    rows = training_rows(args, distinct, data, encoding)
-    plan = BatchPlan(len(rows), FIT_BATCH)
-    batches, in_epoch = MicroBatches(rows, plan, 0, seed), plan.steps_per_epoch
-    loss_fn, ngrams = make_loss(args, formatter), model.ngrams
-    assert ngrams is not None
-    model.train()
-    dropout, ngrams.dropout, ngrams.sparse = ngrams.dropout, FIT_DROPOUT, True
-    most = MAX_SEEN * TINY_WIDTH // max(TINY_WIDTH, model.config.hidden_size)
-    fast = [ngrams.linear.weight, model.linear_decoder.bias]
-    slow = [ngrams.word_to_memory.weight, ngrams.text_to_memory.weight, *model.decoder.parameters()]
-    first = 0  # step
-    with settings_of_torch(), torch.random.fork_rng([]):
-        torch.set_num_threads(THREADS)
-        torch.manual_seed(seed % 2**63)
-        for part, losses, count, others, rate in (
-            ("linear decoder", linear_losses, LINEAR_PASSES, [], RATE),
-            ("both decoders", both_losses, args.ngram_passes, slow, RATE_WITH_DECODER),
-        ):
-            steps = max(1, min(count * in_epoch, most // FIT_BATCH))
-            groups = (([ngrams.table.weight], rate), (fast, rate), (others, DECODER_RATE))
-            table, *dense = ({"params": params, "lr": lr, "initial_lr": lr} for params, lr in groups)
-            optimizers = torch.optim.SparseAdam([table]), torch.optim.Adam(dense, fused=True)
-            stage = Stage(f"fitting n-grams, {part}", steps, "steps")
-            for step in range(steps):
-                check()
-                stage.at(step)
-                for batch in batches[divmod(first + step, in_epoch)]:
-                    loss = losses(model, loss_fn, batch) * batch["weights"] * distinct.weight[batch["rows"]]
-                    (loss.sum() / batch["global_count"]).backward()
-                torch.nn.utils.clip_grad_norm_(others, CLIP_NORM)
-                for optimizer in optimizers:
-                    set_learning_rate(optimizer, linear_factor(step, steps // 20, steps))
-                    optimizer.step()
-                    optimizer.zero_grad(set_to_none=True)
-            first += steps
-    ngrams.dropout, ngrams.sparse = dropout, False
-    model.zero_grad(set_to_none=True)
-
-
-def linear_losses(model: Seq2SeqMixerOccCANINE, loss_fn: LossMixer, batch: dict) -> Tensor:
-    """Loss of the linear decoder from n-grams alone, [B]."""
-    assert model.ngrams is not None
-    text, _, _ = model.ngrams.by_word(batch["input_ids"], batch["attention_mask"])
-    logits = model.ngrams.linear(text) + model.linear_decoder.bias
-    target = multi_hot(batch["targets_linear"], logits.shape[1], logits.dtype)
-    return loss_fn.linear(logits, target, **entries_for(loss_fn, batch))
-
-
-def both_losses(model: Seq2SeqMixerOccCANINE, loss_fn: LossMixer, batch: dict) -> Tensor:
-    """Sum of both decoders' losses from n-grams alone, teacher-forced, [B]."""
-    assert model.ngrams is not None
-    looked_at = batch["attention_mask"] if model.memory_mask else torch.ones_like(batch["attention_mask"])
-    text, memory, scores = model.ngrams.by_word(batch["input_ids"], looked_at)
-    target = batch["targets_seq2seq"][:, :-1].long()
-    logits = model.decoder(memory, target, None, target == PAD_IDX, memory_scores=scores)
-    outputs = logits, model.ngrams.linear(text) + model.linear_decoder.bias
-    losses = row_losses(loss_fn, outputs, batch)
-    return losses["loss_seq2seq"] + losses["loss_linear"]
 
 
 # ---- rows and their loss

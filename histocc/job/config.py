@@ -37,11 +37,11 @@ class Model(Config):
     """model"""
 
     model_size: str | None = flag(
-        None,
+        AUTO,
         "size of a new model: tiny is 128 wide with 2 layers, small 256 with 4, base 768 with 12, as"
-        " google/canine-s; ngrams has no encoder, but n-grams alone (default: that of --initial-checkpoint,"
-        " else base)",
-        choices=("tiny", "small", "base", "ngrams"),
+        " google/canine-s; ngrams has no encoder, but n-grams alone; auto: that of --initial-checkpoint, else"
+        " base on GPUs and ngrams on CPUs",
+        choices=(AUTO, "tiny", "small", "base", NGRAMS),
         resumable="kept",
     )
     initial_checkpoint: str | None = flag(
@@ -160,6 +160,13 @@ class JobConfig(Tables, Descriptions, Noise, Model, Teaching, Losses, TrainConfi
         " else 2e-5)",
         resumable="kept",
     )
+    best_by: str | None = flag(
+        None,
+        "best.bin has the highest accuracy (whole sets of codes right, of the better decoder), or the lowest"
+        " validation loss (default: accuracy from scratch, loss from trained weights)",
+        choices=("accuracy", "loss"),
+        resumable="kept",
+    )
     prepare_only: bool = flag(False, "prepare the data, report on them and stop", resumable=True)
 
     def problems(self) -> Iterator[str]:
@@ -243,6 +250,7 @@ CHOICES = {
     "empty_blocks": ("first", "all"),
     "linear_loss": (ROWS, MEAN),
     "block_loss": (ONE_TO_ONE, BEST_FIT),
+    "best_by": ("accuracy", "loss"),
 }
 PART_OF = {"linear_loss": "linear_decoder.", "block_loss": "decoder."}  # of the model, which it trains
 
@@ -261,9 +269,10 @@ def decide(args: JobConfig, trained: dict | None = None, first: dict | None = No
         if getattr(args, name) is not None:
             continue
         if first is None or part and not any(weight.startswith(part) for weight in weights):
-            decided[name] = scratch[args.model_size or "base"] if isinstance(scratch, dict) else scratch
-        else:  # a learning rate belongs to a schedule, not to weights
-            saved = {} if name == "learning_rate" else first.get("args", {})
+            by_size = isinstance(scratch, dict)
+            decided[name] = scratch.get(args.model_size, scratch["base"]) if by_size else scratch
+        else:  # these belong to a run, not to weights
+            saved = {} if name in ("learning_rate", "best_by") else first.get("args", {})
             decided[name] = saved.get(name, usual)
     return args.decide(**decided)
 

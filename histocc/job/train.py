@@ -14,7 +14,7 @@ from histocc.data.config import PrepareSettings
 from histocc.data.prepare import copy_lists
 from histocc.data.rows import key_reader
 from histocc.formatter import BlockyFormatter
-from histocc.job import build, confidence
+from histocc.job import build, confidence, ngram_fit
 from histocc.job.config import JobConfig, decide, of_run, refuse_other_arguments
 from histocc.job.teacher import with_teacher
 from histocc.model.canine import CanineEncoder
@@ -67,6 +67,8 @@ def train(args: JobConfig, settings: PrepareSettings, world: World, data: Prepar
             fast=fast,
             about=about(args, settings, data, model),
             about_rate=about_rate(*fast),
+            best_by=engine.accuracy if args.best_by == "accuracy" else None,
+            is_fitted=bool(config["ngrams"] and args.ngram_passes and not args.initial_checkpoint),
             # After the last step: confidence is fitted, so that it says how often an answer is right.
             finish=lambda _: confidence.fit_run(args, world, data),
         )
@@ -89,6 +91,7 @@ def train(args: JobConfig, settings: PrepareSettings, world: World, data: Prepar
                 )
                 if world.is_main and not state.stopped:
                     plot.draw_run(args.save_path)
+        world.run_on_main(lambda: OwnFiles(args.save_path).remove([ngram_fit.FILE]))
 
 
 def about(

@@ -28,6 +28,11 @@ def token_counts(logits: Tensor, targets: Tensor, pad_idx: int) -> tuple[Tensor,
     return right.sum(1), counted.sum(1)
 
 
-def flat_sets_equal(linear_logits: Tensor, target: Tensor) -> Tensor:
-    """bool [B]: the classes with probability above 0.5 are those of the target, 0/1 or bool [B, C]."""
-    return ((linear_logits > 0) == (target > 0)).all(1)
+def flat_sets_equal(linear_logits: Tensor, target: Tensor, at_least_one: bool = False) -> Tensor:
+    """bool [B]: the classes with probability above 0.5, and with `at_least_one` the most probable in any
+    case, are those of the target, 0/1 or bool [B, C].
+    """
+    chosen = linear_logits > 0
+    if at_least_one:
+        chosen = chosen.scatter(1, linear_logits.argmax(1, keepdim=True), True)
+    return (chosen == (target > 0)).all(1)

@@ -100,7 +100,7 @@ class Ngrams(nn.Module):
     for the memory.
 
     `hashes` int64 [rows], increasing, says whose row each is, and `idf` float [rows] weighs them; other
-    n-grams count for nothing. `sparse`: the table's gradient holds the rows of the batch alone.
+    n-grams count for nothing.
 
     Args:
         rows, width: of the table, a row for each n-gram that the training texts hold.
@@ -115,7 +115,7 @@ class Ngrams(nn.Module):
         super().__init__()
         if not 1 <= rows <= 1 << MAX_BITS:
             raise ValueError(f"rows of n-grams: found {rows}, expected 1 … {1 << MAX_BITS:,}")
-        self.width, self.dropout, self.sparse = width, dropout, False
+        self.width, self.dropout = width, dropout
         self.table = nn.Embedding(rows, width)
         self.linear = Linear(width, classes, bias=False)
         self.word_to_memory = Linear(width, hidden_size, bias=False)
@@ -169,7 +169,6 @@ class Ngrams(nn.Module):
             rows.flatten(0, 1),
             self.table.weight,
             mode="sum",
-            sparse=self.sparse,
             per_sample_weights=weight.flatten(0, 1),
         )
         return vectors.unflatten(0, word.shape), weight.square().sum(2, keepdim=True), word
@@ -183,30 +182,48 @@ class Ngrams(nn.Module):
             weight = weight * (torch.rand_like(weight) >= self.dropout)
         return rows, weight, word
 
-    def by_word(self, input_ids: Tensor, attention_mask: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def text_of(self, rows: Tensor, weight: Tensor) -> Tensor:
+        """Vectors of texts [B, width], from the rows of their n-grams int64 [B, E] and their weights."""
+        bag = torch.arange(len(rows), device=rows.device)[:, None].expand_as(rows)
+        vectors, squares = self._bags(rows, weight, bag, len(rows))
+        return vectors / squares.sqrt().clamp(min=1e-6)
+
+    def by_word(
+        self, rows: Tensor, weight: Tensor, word: Tensor, positions: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """What `forward` gives if there is no other memory, each word once, since all its positions are the
-        same then, after [CLS]: (vector of each text [B, width], memory [B, 1 + W, H], what is added to the
-        scores of attention [B, 1 + W], the logarithm of the number of positions).
+        same then, after [CLS].
+
+        Args:
+            rows: int64 [B, E], of the n-grams of each text, in the order of its words.
+            weight: [B, E], 0 for none.
+            word: int64 [B, E], whose they are.
+            positions: [B, W], of each word.
+
+        Returns:
+            Vector of each text [B, width], memory [B, 1 + W, H], and what is added to the scores of attention
+            [B, 1 + W], the logarithm of the number of positions.
         """
-        rows, weight, word = self.weighted(input_ids)
-        texts, count = len(rows), int(word.max()) + 1
-        at = weight.nonzero(as_tuple=True)  # in the order of the positions, so of the words
-        bag, used = at[0] * count + word[at[:2]], weight[at]
-        offsets = F.pad(torch.bincount(bag, minlength=texts * count).cumsum(0)[:-1], (1, 0))
-        vectors = F.embedding_bag(
-            rows[at],
-            self.table.weight,
-            offsets,
-            mode="sum",
-            sparse=self.sparse,
-            per_sample_weights=used,
-        ).unflatten(0, (texts, count))  # [B, W, width]
-        squares = used.new_zeros(texts * count).index_add(0, bag, used.square()).view(texts, count, 1)
+        texts, words = positions.shape
+        bag = torch.arange(texts, device=rows.device)[:, None] * words + word
+        vectors, squares = self._bags(rows, weight, bag, texts * words)
+        vectors, squares = vectors.view(texts, words, -1), squares.view(texts, words, 1)
         text = _normalised_sum(vectors, squares)
-        words = self.word_to_memory(vectors / squares.sqrt().clamp(min=1e-6))
-        memory = torch.cat([words[:, :1] + self.text_to_memory(text)[:, None], words], dim=1)
-        positions = used.new_zeros(texts, count).scatter_add(1, word[:, 1:], attention_mask[:, 1:].to(used))
+        memory = self.word_to_memory(vectors / squares.sqrt().clamp(min=1e-6))
+        memory = torch.cat([memory[:, :1] + self.text_to_memory(text)[:, None], memory], dim=1)
         return text, memory, F.pad(positions.log(), (1, 0))
+
+    def _bags(self, rows: Tensor, weight: Tensor, bag: Tensor, count: int) -> tuple[Tensor, Tensor]:
+        """Weighted sums of rows of the table by `bag` [B, E], which never falls, [count, width], and sums of
+        the squares of their weights [count, 1].
+        """
+        at = weight.nonzero(as_tuple=True)
+        bag, used = bag[at], weight[at]
+        # of the table only the rows that occur, so that a sparse gradient has each once
+        distinct, row = rows[at].unique(return_inverse=True)
+        offsets = F.pad(torch.bincount(bag, minlength=count).cumsum(0)[:-1], (1, 0))
+        vectors = F.embedding_bag(row, self.table(distinct), offsets, mode="sum", per_sample_weights=used)
+        return vectors, used.new_zeros(count, 1).index_add(0, bag, used.square()[:, None])
 
 
 def _normalised_sum(vectors: Tensor, squares: Tensor) -> Tensor:

@@ -1,5 +1,5 @@
 """Codes twelve descriptions that no model trained on the sample has seen, beside their right codes, and says
-how often a thousand other rows are right, and how often the model expects it:
+how often a thousand other rows are right and how far confidence tells which:
 
 python -m histocc.sample.show --model ./output
 """
@@ -8,12 +8,25 @@ import argparse
 import sys
 from itertools import islice
 
+import numpy as np
+
 from histocc.predict.coder import Coder
 from histocc.runtime.world import run_command
 from histocc.sample.generate import demo_rows, read, rows
 
+TITLE_WIDTH = 34
+TARGETS = (0.9, 0.95, 0.98)  # of accuracy
 TRAINED_ROWS, TRAINED_SEED = 40_000, 1  # of launch_training.sh; other texts are new to its model
 OTHER_ROWS, OTHER_SEED = 1_000, 2
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        "python -m histocc.sample.show", description=str(__doc__).split("\n\n")[0]
+    )
+    what = "folder of a run (its best checkpoint), or a checkpoint"
+    parser.add_argument("--model", required=True, metavar="PATH", help=what)
+    return run_command(lambda: show(parser.parse_args(argv).model))
 
 
 def show(path: str) -> None:
@@ -22,14 +35,14 @@ def show(path: str) -> None:
     table = [("description", "lang", "predicted (probability)", "conf", "right", "", "title of what it is")]
     coded = coder.code([row[0] for row in demo], [row[1] for row in demo])
     for (text, lang, *true), answer in zip(demo, coded):
-        mark = "✓" if {*answer.codes} == {*true} - {""} else "✗"
-        right += mark == "✓"
+        codes = [code for code in true if code]
+        answered = set(answer.codes) == set(codes)
+        right += answered
         predicted = ", ".join(f"{code} ({p:.2f})" for code, p in zip(answer.codes, answer.probs)) or "none"
-        title, codes = (
-            ", ".join(titles.get(code, "?") for code in answer.codes),
-            ", ".join(filter(None, true)),
-        )
-        table.append((text, lang, predicted, f"{answer.conf or 0:.2f}", codes, mark, title))
+        title = ", ".join(titles.get(code, "not in the sample") for code in answer.codes)
+        title = title if len(title) <= TITLE_WIDTH else title[: TITLE_WIDTH - 1] + "…"
+        mark = "✓" if answered else "✗"
+        table.append((text, lang, predicted, f"{answer.conf or 0:.2f}", ", ".join(codes), mark, title))
     print(f"Twelve descriptions that the model has not seen, coded by {path} (step {coder.step or 0:,}):")
     widths = [max(map(len, column)) for column in zip(*table)]
     for row in table:
@@ -39,16 +52,17 @@ def show(path: str) -> None:
     new = (row for row in rows(100 * OTHER_ROWS, OTHER_SEED) if row[0].casefold() not in trained)
     others = list(islice(new, OTHER_ROWS))
     coded = coder.code([row[0] for row in others], [row[1] for row in others])
-    right = sum({*answer.codes} == {*row[2:]} - {""} for answer, row in zip(coded, others)) / OTHER_ROWS
-    expected = sum(answer.conf or 0.0 for answer in coded) / OTHER_ROWS
-    print(f"On {OTHER_ROWS:,} other new rows: {right:.1%} right, {expected:.1%} expected by it")
-    print("python -m histocc.review hands doubtful rows to a person")
-
-
-def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser("python -m histocc.sample.show", description="What a model has learnt.")
-    parser.add_argument("--model", required=True, metavar="PATH", help="folder of a run, or a checkpoint")
-    return run_command(lambda: show(parser.parse_args(argv).model))
+    is_right = np.array([set(answer.codes) == {*row[2:]} - {""} for answer, row in zip(coded, others)])
+    conf = np.array([answer.conf or 0.0 for answer in coded])
+    print(f"On {len(others):,} other new rows: {is_right.mean():.1%} right, {conf.mean():.1%} expected by it")
+    for target in TARGETS if coder.confidence.curves else ():
+        sure = conf >= coder.confidence.limit(coder.best_decoder, target)[0]
+        if sure.any():
+            print(
+                f"predict --target-accuracy {target:g}: {sure.mean():.0%} of these rows need no review,"
+                f" {is_right[sure].mean():.1%} of them are right"
+            )
+    print("python -m histocc review hands the others to a person")
 
 
 if __name__ == "__main__":

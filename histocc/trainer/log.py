@@ -87,8 +87,8 @@ class RunLog:
 
     Args:
         own: files of the run, of which it writes logs.csv and status.json; None writes no file.
-        start, stop_step: steps done, where this start ends. Rows after `start` are dropped; with `again` that
-            of this step, too, which is still to be written.
+        start, stop_step: steps done, −1 for a new run; where this start ends. Rows after `start` are dropped;
+            with `again` that of this step, too, which is still to be written.
     """
 
     def __init__(
@@ -104,16 +104,16 @@ class RunLog:
         trackers: Iterable[Tracker] = (),
     ):
         self.own, self.columns, self.is_main = own if is_main else None, columns, is_main
-        self.total_steps, self.first_step = total_steps, start
+        self.total_steps, self.first_step = total_steps, max(start, 0)
         self.stop_step = total_steps if stop_step is None else stop_step
         self.started, self.steps, self.trackers = time.monotonic(), 0, list(trackers)
         self.unwritten: list[str] = []  # rows
-        self.status = {"state": RUNNING, "step": start, "stop_step": self.stop_step, "warning": ""}
+        self.status = {"state": RUNNING, "step": self.first_step, "stop_step": self.stop_step, "warning": ""}
         if self.own is not None:
             path, _ = self.own.claim(LOG, STATUS)
             last, header = start - again, ",".join(columns) + "\n"
             kept = [header]
-            for line in complete_lines(path) if last and os.path.isfile(path) else ():
+            for line in complete_lines(path) if last >= 0 and os.path.isfile(path) else ():
                 with contextlib.suppress(ValueError):  # of the columns, or damaged
                     is_before = float(line.split(",")[0]) <= last and line.count(",") == header.count(",")
                     kept += [line] * is_before

@@ -42,7 +42,6 @@ from histocc.runtime.world import World
 from histocc.trainer.log import SUMMED_COLUMNS, log_columns
 from histocc.trainer.schedule import set_learning_rate
 
-CLIP_NORM = 1.0  # largest norm of the gradient of a step
 COUNT = " count"  # follows the name of a figure: what its sum is divided by
 GPU_CHECK_INTERVAL = 10  # steps; looking at a value waits for the device
 Task = Any  # an object as the docstring above says: no class to inherit, nothing to register
@@ -60,10 +59,14 @@ class Run:
             None leaves torch's generators alone.
         schedule: the factor on the peak learning rate of an optimizer step, numbered from 0.
         scheduler: any torch scheduler, for callers of the engine; its `step` is called after each step.
+        clip_norm: largest norm of the gradient of a step; sparse gradients do not count.
         max_bad_steps: steps in a row without a finite gradient after which the run ends.
         flops: floating point operations of a micro-batch, as the loader gave it, forward and backward.
         total_steps, stop_step: optimizer steps of the whole run; where it ends before that.
         log_interval, eval_interval, save_interval: in optimizer steps; None: never.
+        best_by: of the figures of a validation, the higher the better; best.bin has the highest. None: the
+            lowest loss.
+        validate_first: whether there is a validation and a checkpoint before the first step.
         epoch_name: name of the checkpoint of each epoch, with {} for its number; "": none.
         save: called on all ranks with the step, the names of the files due, and the position that a resumed
             run takes up; returns the error, the same on all ranks, "" or None if there is none.
@@ -79,6 +82,7 @@ class Run:
     seed: int | None = None
     schedule: Callable[[int], float] | None = None
     scheduler: Any = None
+    clip_norm: float = 1.0
     max_bad_steps: int = 20
     flops: Callable[[dict[str, Any]], float] | None = None
     total_steps: int | None = None
@@ -87,6 +91,8 @@ class Run:
     log_interval: int | None = 100
     eval_interval: int | None = None
     save_interval: int | None = None
+    best_by: Callable[[dict[str, Any]], float] | None = None
+    validate_first: bool = False
     epoch_name: str = ""
     save: Callable[[int, list[str], dict[str, Any]], str | None] | None = None
     log: Callable[[dict[str, Any]], None] | None = None
@@ -107,7 +113,7 @@ class State:
     # since the last row of the log, on this rank; what is the same on all ranks is counted on rank 0
     sums: dict[str, Tensor | float] = field(default_factory=dict[str, Tensor | float])
     grad_norm: Tensor | float | None = None  # before clipping, of the last step that was not skipped
-    best_val_loss: float | None = None
+    best_val_loss: float | None = None  # or minus what the run's `best_by` gives
     bad_steps: Tensor | int = 0  # in a row, without a finite gradient
     finite_step: int | None = None  # of the last validation, whose loss is finite
     unfinished: bool = False  # the run was stopped inside the validation of this step
@@ -173,8 +179,8 @@ def train(run: Run, loaders: dict[str, Any], state: State | None = None) -> int:
     run = replace(run, steps_per_epoch=per_epoch)
     state.started = time.perf_counter()
     try:
-        if state.unfinished:
-            between_steps(run, state, (state.step - 1) // per_epoch, val_loader)
+        if state.unfinished or run.validate_first and not state.step:
+            between_steps(run, state, max(0, state.step - 1) // per_epoch, val_loader)
         while state.step < last:
             before, (epoch, first_batch) = state.step, divmod(state.step, per_epoch)
             batches = train_loader.at(epoch, first_batch) if hasattr(train_loader, "at") else train_loader
@@ -234,9 +240,9 @@ def train_one_epoch(
         if run.schedule is not None:
             set_learning_rate(optimizer, run.schedule(state.step))
         precision.scaler.unscale_(optimizer)
-        parameters = list(run.model.parameters())  # those without a gradient do not count
+        parameters = [p for p in run.model.parameters() if p.grad is not None and not p.grad.is_sparse]
         total_norm = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
-        nn.utils.clip_grads_with_norm_(parameters, CLIP_NORM, total_norm)
+        nn.utils.clip_grads_with_norm_(parameters, run.clip_norm, total_norm)
         norm = full_tensor(total_norm)
         taken = torch.isfinite(norm)
         bad = precision.optimizer_step(optimizer, taken)  # not finite, unless fp16 still looks for its scale
@@ -292,10 +298,10 @@ def between_steps(run: Run, state: State, epoch: int, val_loader: Any = None) ->
         Stopped: inside the validation; whoever resumes validates again, and then writes the row.
         TrainingError: on all ranks alike, if loss or gradients are no longer finite.
     """
-    step, is_last = state.step, state.step == run.last_step
+    step, at_end = state.step, state.step in (0, run.last_step)
 
     def due(interval: int | None) -> bool:
-        return bool(interval and step % interval == 0)
+        return bool(interval and step and step % interval == 0)
 
     if due(GPU_CHECK_INTERVAL) or run.world.device.type == "cpu":
         bad = int(state.bad_steps)
@@ -303,19 +309,19 @@ def between_steps(run: Run, state: State, epoch: int, val_loader: Any = None) ->
             what = f"the gradient was not finite in {bad} steps in a row, which changed nothing"
             raise diverged(step, what, max(step - bad - 1, state.finite_step or 0))
     validation: dict[str, Any] = {}
-    if val_loader is not None and (is_last or due(run.eval_interval)):
+    if val_loader is not None and (at_end or due(run.eval_interval)):
         state.stop_clock(run.world)
         state.unfinished, started = True, time.perf_counter()
         validation = evaluate(run.model, val_loader, run.task, run.world, run.precision, run.stop)
         validation["seconds_val"], state.unfinished = time.perf_counter() - started, False
-    if validation or is_last or due(run.log_interval):
+    if validation or at_end or due(run.log_interval):
         row = log_row(run, state, epoch) | validation
         if run.log is not None:
             run.log(row)
     names = [f"{step}.bin"] if due(run.save_interval) else []
     if run.epoch_name and due(run.steps_per_epoch):
         names.append(run.epoch_name.format(step // (run.steps_per_epoch or 1)))
-    if names or is_last:
+    if names or at_end:
         names.append(checkpoint.LAST)
     best_before = state.best_val_loss
     if validation:
@@ -323,8 +329,9 @@ def between_steps(run: Run, state: State, epoch: int, val_loader: Any = None) ->
         if not math.isfinite(loss):
             raise diverged(step, f"the loss of the validation is {loss:g}", state.finite_step)
         state.finite_step = step
-        if best_before is None or loss < best_before:
-            state.best_val_loss = loss
+        measure = loss if run.best_by is None else -run.best_by(validation)
+        if best_before is None or measure < best_before:
+            state.best_val_loss = measure
             names.append(checkpoint.BEST)
     if names:
         error = save(run, state, names)

@@ -48,6 +48,8 @@ class Training:
     about: Sequence[str] = ()  # lines for the banner
     about_rate: str = ""
     epoch_name: str = checkpoint.EPOCH  # of the checkpoint of an epoch, {} for its number
+    best_by: Callable[[dict[str, Any]], float] | None = None  # see `histocc.trainer.loop`
+    is_fitted: bool = False  # a new model can do something: it is validated and saved before it is trained
     # called on all ranks when no step is left to take, with the whole model, as it is evaluated
     finish: Callable[[nn.Module], object] | None = None
 
@@ -280,6 +282,8 @@ def ready(
             "log_interval": args.log_interval,
             "eval_interval": args.eval_interval,
             "save_interval": args.save_interval,
+            "best_by": training.best_by,
+            "validate_first": training.is_fitted,
             "epoch_name": training.epoch_name if args.save_each_epoch else "",
             "stop": world.stop_agreed,
         }
@@ -298,8 +302,9 @@ def ready(
         if world.is_main:
             with files.atomic_write(own.claim(ARGS)[0]) as file:
                 file.write(json.dumps((args.asked or args).values(), indent=1, sort_keys=True).encode())
-        columns, counts = log_columns(task.columns), (schedule.total, state.step, schedule.stop)
+        columns, start = log_columns(task.columns), state.step if is_resumed else -1
         is_main, again = world.is_main, state.unfinished
+        counts = schedule.total, start, schedule.stop
         log = RunLog(own, columns, *counts, is_main=is_main, again=again, trackers=trackers)
         ends.callback(log.close, "ended by an error")  # unless it is closed before
         same_in_all = {
@@ -353,7 +358,8 @@ def ready(
         if state.step < schedule.total:
             how = f"Stopped {where} of {schedule.total:,} (--max-steps). {same} with a larger one continues."
         has_best = "val" in loaders and os.path.exists(own.path(checkpoint.BEST))
-        best = f" (lowest validation loss: {checkpoint.BEST})" * has_best
+        what = "lowest validation loss" if training.best_by is None else "highest accuracy"
+        best = f" ({what}: {checkpoint.BEST})" * has_best
         world.print(f"{how}\nModel: {own.path(checkpoint.LAST)}{best}")
         finish(args, training)
 

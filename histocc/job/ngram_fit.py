@@ -1,0 +1,381 @@
+"""New n-grams: which there are, and how they are fitted before a run.
+
+An encoder learns for minutes what a linear model on n-grams knows after seconds. So before the first step of
+a run from scratch, its n-grams and both decoders are trained without the encoder, on the texts as they are:
+noise makes them worse here. First the linear decoder, in seconds; then both. Each part goes through the
+ordinary training loop, on all processes; what a text's n-grams are is computed once.
+"""
+
+import math
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from histocc.data.arrays import PreparedData, RowSet, text_keys
+from histocc.data.dataset import TextRows
+from histocc.data.prepare import nothing
+from histocc.formatter import PAD_IDX
+from histocc.job.config import JobConfig
+from histocc.model.loss import LossMixer
+from histocc.model.mixer import Seq2SeqMixerOccCANINE
+from histocc.model.ngrams import Ngrams, hash_ngrams
+from histocc.runtime import checkpoint, parallel
+from histocc.runtime.config import differing
+from histocc.runtime.device import Precision
+from histocc.runtime.errors import UserError
+from histocc.runtime.files import OwnFiles
+from histocc.runtime.log import Stage
+from histocc.runtime.rng import chance, derived_seed, draw, mix, streams
+from histocc.runtime.signals import Stopped
+from histocc.runtime.world import World
+from histocc.seq2seq_mixer_engine import entries_for, multi_hot, row_losses
+from histocc.text import encode_batch, language_table
+from histocc.trainer import loop
+from histocc.trainer.batches import BatchLoader, BatchPlan, MicroBatches, Rows
+from histocc.trainer.schedule import linear_factor
+
+FILE = "ngrams.bin"  # in the folder of a run: how far its fit is, until there is a checkpoint
+NGRAMS = 6  # stream of random numbers beside those of any run, for `derived_seed`
+MAX_TEXTS = 1 << 17  # distinct ones that are counted and fitted
+CHUNK = 4096  # texts that are hashed at once
+MIN_STEPS, MIN_BATCH = 32, 16  # steps of a pass; few rows are taken in smaller batches, as far as this
+DROPOUT = 0.3  # share of the n-grams that are left out
+MAX_SEEN, TINY_WIDTH = 200_000, 128  # rows that the decoder that writes is fitted on if it is so wide
+
+
+# ---- which n-grams there are
+
+
+def count_ngrams(
+    data: PreparedData, max_len: int, most: int, check: Callable[[], None] = nothing
+) -> tuple[np.ndarray, np.ndarray]:
+    """(hashes of the `most` n-grams that most distinct training texts have, increasing, int64 [R]; their
+    inverse document frequency, ln((1 + texts) / (1 + texts with it)) + 1, float32 [R]). check: may raise.
+    """
+    train, table, largest = data.train, language_table(data.languages), torch.iinfo(torch.int64).max
+    distinct = np.sort(np.unique(text_keys(train.text_hash, train.language), return_index=True)[1])
+    distinct = spread(distinct, MAX_TEXTS)
+    found = [np.zeros(0, dtype=np.int64)]  # hashes, each once for a text
+    for start in range(0, len(distinct), CHUNK):
+        check()
+        rows = distinct[start : start + CHUNK]
+        ids, _ = encode_batch(*train.texts(rows), train.language[rows].astype(np.int64), table, max_len)
+        hashed, exist, _ = hash_ngrams(torch.from_numpy(ids))
+        hashed = hashed.masked_fill(~exist, largest).flatten(1).sort(1).values
+        is_new = (hashed != largest) & (hashed != hashed.roll(1, 1))
+        is_new[:, 0] = hashed[:, 0] != largest
+        found.append(hashed[is_new].numpy())
+    hashes, frequency = np.unique(np.concatenate(found), return_counts=True)
+    kept = np.sort(np.argsort(-frequency, kind="stable")[:most])
+    return hashes[kept], (np.log((1 + len(distinct)) / (1 + frequency[kept])) + 1).astype(np.float32)
+
+
+def spread(rows: np.ndarray, most: int) -> np.ndarray:
+    """At most so many of the rows, evenly spread."""
+    return rows if len(rows) <= most else rows[np.arange(most) * len(rows) // most]
+
+
+# ---- what they are fitted on
+
+
+class DistinctRows(RowSet):
+    """Training rows, of equal ones the first, at most `MAX_TEXTS`; `weight` float32 [N]: the root of how
+    often each occurs, 1 on average.
+    """
+
+    def __init__(self, train: RowSet):
+        pair = text_keys(train.text_hash, train.language)
+        for column in np.sort(np.asarray(train.codes), axis=1).astype(np.uint64).T:
+            pair = mix(pair ^ mix(column))
+        _, first, count = np.unique(pair, return_index=True, return_counts=True)
+        order = spread(np.argsort(first), MAX_TEXTS)
+        self.train, self.index = train, first[order]
+        weight = np.sqrt(count[order])
+        self.weight = (weight / weight.mean()).astype(np.float32)
+        self.language, self.codes = train.language[self.index], train.codes[self.index]
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+    def lengths(self, rows: np.ndarray) -> np.ndarray:
+        return self.train.lengths(self.index[rows])
+
+    def texts(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        return self.train.texts(self.index[rows])
+
+    def teacher_of(self, rows: np.ndarray) -> np.ndarray | None:
+        return self.train.teacher_of(self.index[rows])
+
+
+class FitRows(Rows):
+    """Rows with their n-grams, E at most in a text: what `TextRows` gives, and ngram_rows int64 [B, E],
+    ngram_weights [B, E] (0 for none, and for those that are left out), ngram_words int64 [B, E], positions
+    [B, W] of each word, row_weights [B].
+    """
+
+    has_lengths = True
+
+    def __init__(self, rows: TextRows, weight: np.ndarray, ngrams: Ngrams, memory_mask: bool, seed: int):
+        self.rows, self.weight, self.seed, self.dtype = rows, weight, seed, ngrams.idf.dtype
+        pieces, counts, positions = [], [], []
+        for start in range(0, len(rows), CHUNK):
+            batch = rows.batch(np.arange(start, min(start + CHUNK, len(rows))), 0)
+            weighted = ngrams.weighted(batch["input_ids"].to(ngrams.idf.device))
+            found, weights, word = (x.cpu() for x in weighted)
+            at = weights.nonzero(as_tuple=True)  # in the order of the positions, so of the words
+            pieces.append([x.numpy() for x in (found[at].int(), weights[at].float(), word[at[:2]].short())])
+            counts.append(torch.bincount(at[0], minlength=len(word)).numpy())
+            seen = batch["attention_mask"] if memory_mask else torch.ones_like(batch["attention_mask"])
+            count = torch.zeros(len(word), int(word.max()) + 1, dtype=torch.int16)
+            positions.append(count.scatter_add(1, word[:, 1:], seen[:, 1:].short()).numpy())
+        self.found, self.weights, self.words = map(np.concatenate, zip(*pieces))
+        self.offsets = np.concatenate([[0], np.cumsum(np.concatenate(counts))])
+        widest = max(part.shape[1] for part in positions)
+        padded = [np.pad(part, ((0, 0), (0, widest - part.shape[1]))) for part in positions]
+        self.positions = np.concatenate(padded)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def lengths(self, numbers: np.ndarray) -> np.ndarray:
+        return self.rows.lengths(numbers)
+
+    def batch(self, numbers: np.ndarray, epoch: int) -> dict[str, Tensor]:
+        begins = self.offsets[numbers]
+        sizes = self.offsets[numbers + 1] - begins
+        columns = np.arange(max(1, sizes.max()))
+        exists = columns < sizes[:, None]
+        at = np.where(exists, begins[:, None] + columns, 0)
+        left_out = chance(draw(streams(self.seed, epoch, numbers)[:, None], columns), DROPOUT)
+        positions = self.positions[numbers]
+        words = int(np.flatnonzero(positions.any(axis=0)).max(initial=0)) + 1
+        return self.rows.batch(numbers, epoch) | {
+            "ngram_rows": torch.from_numpy(self.found[at].astype(np.int64)),
+            "ngram_weights": torch.from_numpy(self.weights[at] * (exists & ~left_out)).to(self.dtype),
+            "ngram_words": torch.from_numpy(np.where(exists, self.words[at], 0).astype(np.int64)),
+            "positions": torch.from_numpy(positions[:, :words]).to(self.dtype),
+            "row_weights": torch.from_numpy(self.weight[numbers]).to(self.dtype),
+        }
+
+
+# ---- what is fitted
+
+
+def linear_losses(model: Seq2SeqMixerOccCANINE, loss_fn: LossMixer, batch: dict) -> Tensor:
+    """Loss of the linear decoder from n-grams alone, [B]."""
+    assert model.ngrams is not None
+    text = model.ngrams.text_of(batch["ngram_rows"], batch["ngram_weights"])
+    logits = model.ngrams.linear(text) + model.linear_decoder.bias
+    target = multi_hot(batch["targets_linear"], logits.shape[1], logits.dtype)
+    return loss_fn.linear(logits, target, **entries_for(loss_fn, batch))
+
+
+def both_losses(model: Seq2SeqMixerOccCANINE, loss_fn: LossMixer, batch: dict) -> Tensor:
+    """Sum of both decoders' losses from n-grams alone, teacher-forced, [B]."""
+    assert model.ngrams is not None
+    ngrams = (batch[name] for name in ("ngram_rows", "ngram_weights", "ngram_words", "positions"))
+    text, memory, scores = model.ngrams.by_word(*ngrams)
+    target = batch["targets_seq2seq"][:, :-1].long()
+    logits = model.decoder(memory, target, None, target == PAD_IDX, memory_scores=scores)
+    outputs = logits, model.ngrams.linear(text) + model.linear_decoder.bias
+    losses = row_losses(loss_fn, outputs, batch)
+    return losses["loss_seq2seq"] + losses["loss_linear"]
+
+
+@dataclass(frozen=True)
+class Part:
+    """How a part of the fit goes.
+
+    Args:
+        losses: of (model, loss_fn, batch), [B].
+        passes: over the rows; None: --ngram-passes, and at most MAX_SEEN rows.
+        rates: peak learning rates of the n-grams and the linear decoder, and of the other one.
+    """
+
+    name: str
+    losses: Callable[[Seq2SeqMixerOccCANINE, LossMixer, dict], Tensor]
+    passes: int | None
+    batch_size: int
+    rates: tuple[float, float]
+
+
+PARTS = (
+    Part("linear decoder", linear_losses, 10, 256, (0.01, 0.0)),
+    Part("both decoders", both_losses, None, 64, (0.003, 0.002)),
+)
+
+
+class Fitted(nn.Module):
+    """What of a model a part of the fit trains, as a module of its own, and the task of the training loop."""
+
+    columns = ("loss",)
+
+    def __init__(self, part: Part, model: Seq2SeqMixerOccCANINE, loss_fn: LossMixer):
+        super().__init__()
+        assert model.ngrams is not None
+        ngrams, bias = model.ngrams, model.linear_decoder.bias
+        self.table, self.linear, self.bias, self.rates = ngrams.table, ngrams.linear, bias, part.rates
+        others = (ngrams.word_to_memory, ngrams.text_to_memory, model.decoder) if part.rates[1] else ()
+        self.others, self.compute = nn.ModuleList(others), partial(part.losses, model, loss_fn)
+
+    def forward(self, batch: dict[str, Any]) -> Tensor:
+        return self.compute(batch) * batch["row_weights"]
+
+    def losses(self, model: nn.Module, batch: dict[str, Any]) -> dict[str, Tensor]:
+        return {"loss": model(batch)}
+
+    def optimizer(self) -> "RowAdam":
+        rate, of_others = self.rates
+        groups = [([self.table.weight, self.linear.weight, self.bias], rate)]
+        if self.others:
+            groups.append(([*self.others.parameters()], of_others))
+        return RowAdam([{"params": params, "lr": lr, "initial_lr": lr} for params, lr in groups], fused=True)
+
+
+class RowAdam(torch.optim.Adam):
+    """Adam that, of a parameter with a sparse gradient, moves the rows that have one, as torch's SparseAdam
+    does in three times the time.
+    """
+
+    @torch.no_grad()
+    def step(self) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None and parameter.grad.is_sparse:
+                    if not getattr(self, "found_inf", False):  # see `Precision.optimizer_step`
+                        self._move_rows(parameter, group)
+                    parameter.grad = None
+        super().step()
+
+    def _move_rows(self, parameter: Tensor, group: dict[str, Any]) -> None:
+        assert parameter.grad is not None
+        gradient = parameter.grad.coalesce()
+        rows, values = gradient.indices()[0], gradient.values()
+        state, (beta1, beta2) = self.state[parameter], group["betas"]
+        if not state:
+            moments = torch.zeros_like(parameter), torch.zeros_like(parameter)
+            state |= dict(zip(("step", "exp_avg", "exp_avg_sq"), (torch.tensor(0.0), *moments)))
+        state["step"] += 1
+        mean = F.embedding(rows, state["exp_avg"]).lerp_(values, 1 - beta1)
+        square = F.embedding(rows, state["exp_avg_sq"]).mul_(beta2).addcmul_(values, values, value=1 - beta2)
+        steps = int(state["step"])
+        rate = group["lr"] * math.sqrt(1 - beta2**steps) / (1 - beta1**steps)
+        moved = F.embedding(rows, parameter).addcdiv_(mean, square.sqrt().add_(group["eps"]), value=-rate)
+        for x, changed in ((parameter, moved), (state["exp_avg"], mean), (state["exp_avg_sq"], square)):
+            x.numpy()[rows.numpy()] = changed.numpy()  # a third of the time of index_copy_
+
+
+# ---- the fit
+
+
+def fit(
+    args: JobConfig,
+    world: World,
+    data: PreparedData,
+    rows_of: Callable[[RowSet], TextRows],
+    loss_fn: LossMixer,
+    model: Seq2SeqMixerOccCANINE,
+) -> None:
+    """Trains the n-grams of `model`, its seq2seq decoder and the bias of its linear decoder on the distinct
+    training rows, without the encoder, in place. A fit that was interrupted is continued. All ranks.
+
+    Args:
+        rows_of: rows as they are trained on, without noise.
+        model: on the device of `world`.
+
+    Raises:
+        Stopped: on all ranks alike, if the run was asked to stop; what is done is kept.
+    """
+    began, ngrams, own = time.perf_counter(), model.ngrams, OwnFiles(args.save_path, args.overwrite)
+    assert ngrams is not None
+    world.print(f"Fitting the n-grams and both decoders (--ngram-passes {args.ngram_passes})")
+    seed, distinct = derived_seed(args.seed, NGRAMS), DistinctRows(data.train)
+    model.eval()  # all n-grams of the texts
+    rows = FitRows(rows_of(distinct), distinct.weight, ngrams, model.memory_mask, seed)
+    interrupted = _interrupted(args, own, data.fingerprint, world)
+    if interrupted is not None:
+        model.load_state_dict(interrupted["model"], strict=False)
+        name, step = PARTS[interrupted["part"]].name, interrupted["step"]
+        world.print(f"The fit continues: {name}, step {step:,}")
+    model.train()
+    ngrams.table.sparse = world.device.type == "cpu"  # NCCL sums no sparse gradients
+    for number, part in enumerate(PARTS):
+        if interrupted is not None and number != interrupted["part"]:
+            continue
+        batch_size = min(part.batch_size, max(MIN_BATCH, len(rows) // MIN_STEPS))
+        fitted, plan = Fitted(part, model, loss_fn), BatchPlan(len(rows), batch_size, world.size)
+        optimizer, state = fitted.optimizer(), loop.State()
+        if interrupted is not None:
+            optimizer.load_state_dict(interrupted["optimizer"])
+            state = loop.State.resumed(interrupted["step"], interrupted["position"], world)
+            interrupted = None
+        steps = (part.passes or args.ngram_passes) * plan.steps_per_epoch
+        if part.passes is None:
+            seen = MAX_SEEN * TINY_WIDTH // max(TINY_WIDTH, model.config.hidden_size)
+            steps = max(1, min(steps, seen // batch_size))
+        stage = Stage(f"fitting n-grams, {part.name}", steps, "steps", state.step)
+        loader = BatchLoader(MicroBatches(rows, plan, world.rank, seed), world)
+        wrapped = parallel.wrap(fitted, world)
+        precision = Precision("float64" if args.float64 else "float32", world.device)
+        batch = loop.to_device(loader.dataset[0, 0][0], world.device)
+        for _ in range(2 * (world.backend is not None)):  # see `histocc.trainer.script.ready`
+            loop.forward_backward(wrapped, fitted, batch, precision)
+        wrapped.zero_grad(set_to_none=True)
+
+        def content(step: int, position: dict[str, Any], part: int = number, optimizer: Any = optimizer):
+            weights = {name: x for name, x in model.state_dict().items() if not name.startswith("encoder.")}
+            found = {"model": weights, "optimizer": optimizer.state_dict(), "step": step, "part": part}
+            return {**found, "position": position, "args": args.values(), "fingerprint": data.fingerprint}
+
+        saver = checkpoint.Saver(own, args.keep_checkpoints, world, content, world.print)
+        run = loop.Run(
+            wrapped,
+            fitted,
+            optimizer,
+            world,
+            precision,
+            seed=seed,
+            schedule=partial(linear_factor, warmup_steps=steps // 20, total_steps=steps),
+            total_steps=steps,
+            steps_per_epoch=plan.steps_per_epoch,
+            clip_norm=math.inf,
+            log_interval=None,
+            save_interval=args.save_interval,
+            save=lambda step, _, position, save=saver: save(step, [FILE], position),
+            step_done=stage.add,
+            stop=world.stop_agreed,
+        )
+        loop.train(run, {"train": loader}, state)
+        if state.stopped:
+            raise Stopped
+    ngrams.table.sparse = False
+    model.zero_grad(set_to_none=True)
+    world.print(f"Fitted in {time.perf_counter() - began:.1f} s")
+
+
+def _interrupted(args: JobConfig, own: OwnFiles, fingerprint: str, world: World) -> dict[str, Any] | None:
+    """What `fit` has kept of a fit with these arguments to these data, the same on all ranks. All ranks."""
+    state: dict[str, Any] | None = None
+
+    def read() -> None:
+        nonlocal state
+        if FILE not in own.names or not os.path.isfile(own.path(FILE)):
+            return
+        try:
+            kept = checkpoint.load(own.path(FILE))
+        except UserError as error:
+            return world.print(f"Note: the fit starts over: {error}")
+        is_same = kept["fingerprint"] == fingerprint and kept["args"]["ngram_passes"] == args.ngram_passes
+        if is_same and not differing(type(args), args.values(), kept["args"]):
+            state = kept
+
+    world.run_on_main(read)
+    return world.broadcast(state, 0)
