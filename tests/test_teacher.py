@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from helpers import TINY, all_tests, greatest_difference, run, run_inside, words, write_csv, write_rows
+from helpers import TINY, all_tests, greatest_difference, read_logs, run, run_inside, write_csv, write_rows
 
 import train_mixer
 from histocc.data.arrays import TEACHER_OUTPUTS, PreparedData
@@ -22,10 +22,10 @@ from histocc.model.loss import MEAN, ROWS, BlockOrderInvariantLoss, LinearLoss, 
 from histocc.predict.coder import Coder
 from histocc.runtime import checkpoint
 
-COLUMNS = [*words("--target-cols hisco_1 hisco_2 --language-col lang")]
+COLUMNS = ["--target-cols", "hisco_1", "hisco_2", "--language-col", "lang"]
 HEADER = ("occ1", "hisco_1", "hisco_2", "lang")
 LOSSES = ("train_loss", "train_loss_linear", "train_loss_seq2seq", "val_loss")
-EXACT = [*words("--dropout 0 --encoder-dropout 0 --float64 --num-workers 0")]
+EXACT = ["--dropout", "0", "--encoder-dropout", "0", "--float64", "--num-workers", "0"]
 
 
 @pytest.fixture(scope="module")
@@ -48,13 +48,13 @@ def flags(files, folder, *more):
 def teacher(files, tmp_path_factory):
     """A run that knows a little."""
     folder = tmp_path_factory.mktemp("teacher") / "run"
-    more = words("--ngrams auto --batch-size 32 --num-epochs 2 --quiet")
+    more = ["--ngrams", "auto", "--batch-size", "32", "--num-epochs", "2", "--quiet"]
     run("train_mixer.py", *flags(files, folder, *more))
     return folder
 
 
 def student(files, folder, teacher, *more):
-    rest = [*words("--batch-size 32 --num-epochs 2 --log-interval 1")]
+    rest = ["--batch-size", "32", "--num-epochs", "2", "--log-interval", "1"]
     return flags(files, folder, "--teacher", teacher, "--unlabelled", files[2], *rest, *more)
 
 
@@ -233,7 +233,7 @@ def test_resumed_to_the_bit(files, teacher, taught_run, tmp_path):
 @pytest.mark.full
 def test_what_the_teacher_says_changes_what_is_learned(files, teacher, taught_run, tmp_path):
     """Also what n-grams are fitted to."""
-    more = [*words("--distillation-weight 0.9 --ngrams auto --ngram-passes 2")]
+    more = ["--distillation-weight", "0.9", "--ngrams", "auto", "--ngram-passes", "2"]
     said = run("train_mixer.py", *student(files, tmp_path / "run", teacher, *more))
     assert "Fitted in" in said and taught_data(tmp_path / "run").train.teacher is not None
     losses = [read_logs(folder)[-1]["train_loss_linear"] for folder in (tmp_path / "run", taught_run[0])]
