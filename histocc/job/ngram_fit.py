@@ -46,7 +46,7 @@ FILE = "ngrams.bin"  # in the folder of a run: how far its fit is, until there i
 NGRAMS = 6  # stream of random numbers beside those of any run, for `derived_seed`
 MAX_TEXTS = 1 << 17  # distinct ones that are counted and fitted
 CHUNK = 4096  # texts that are hashed at once
-MIN_STEPS, MIN_BATCH = 32, 16  # steps of a pass; few rows are taken in smaller batches, as far as this
+MIN_STEPS, MIN_BATCH = 100, 16  # steps of a pass; few rows are taken in smaller batches, as far as this
 DROPOUT = 0.3  # share of the n-grams that are left out
 MAX_SEEN, TINY_WIDTH = 200_000, 128  # rows that the decoder that writes is fitted on if it is so wide
 
