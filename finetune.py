@@ -22,7 +22,9 @@ The same command, given again, continues where the run in the save folder stoppe
     the run, from top to bottom   job/train.py
     the losses of a batch         seq2seq_mixer_engine.py, `MixerTask.losses`
     the learning rate of a step   trainer/schedule.py, `linear_factor`
-    the loop, and how it stops    trainer/loop.py, `train`; what hears SIGTERM: runtime/signals.py
+    the loop                      trainer/loop.py, `train`
+    SIGTERM                       heard in runtime/signals.py; trainer/loop.py saves last.bin before the next
+                                  step; exit code 0 (130 after Ctrl-C), by `start` in runtime/world.py
 """
 
 from histocc.runtime import signals

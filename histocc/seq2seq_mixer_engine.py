@@ -120,7 +120,7 @@ class MixerTask:
     def __init__(self, loss_fn: nn.Module, formatter: BlockyFormatter | None = None, model: Any = None):
         self.loss_fn, self.formatter = loss_fn, formatter
         self.flops_per_unit = flops_per_unit(model)
-        self.at_least_one = getattr(getattr(loss_fn, "linear", None), "kind", MEAN) == ROWS
+        self.at_least_one = getattr(getattr(loss_fn, "loss_fn_linear", None), "kind", MEAN) == ROWS
         losses = LOSSES if hasattr(loss_fn, "per_sample") else LOSSES[:1]
         self.columns = (*losses, *(name for name in ACCURACIES if formatter is not None or name != "seq_acc"))
 

@@ -36,8 +36,11 @@ PRIMES = (31, 43, 59, 61, 73, 97, 103, 113, 137, 149, 157, 173, 181, 193, 211, 2
 ACTIVATIONS = {"gelu": F.gelu, "gelu_new": partial(F.gelu, approximate="tanh"), "relu": F.relu}
 
 # of what the shapes of the weights do not limit
-MAX_SIZES = dict.fromkeys(("hidden_dropout_prob", "attention_probs_dropout_prob", "layer_norm_eps"), 1)
-MAX_SIZES |= {"num_hidden_layers": 200, "num_hash_functions": len(PRIMES)}
+MAX_SIZES: dict[str, int] = {
+    **dict.fromkeys(("hidden_dropout_prob", "attention_probs_dropout_prob", "layer_norm_eps"), 1),
+    "num_hidden_layers": 200,
+    "num_hash_functions": len(PRIMES),
+}
 
 
 @dataclass
