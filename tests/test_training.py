@@ -187,8 +187,9 @@ class TestAnyNumberOfProcesses:
         assert set(names.split()) <= state.keys()
         assert state["step"] == 9 and state["system"] == "hisco" and state["format"] == 1
         assert not any(name.startswith("module.") for name in state["model"])
-        validated = {row["step"]: row["val_loss"] for row in read_logs(curves[0] / name) if row["val_loss"]}
-        assert state_of(curves[0] / name, "best.bin")["step"] == min(validated, key=validated.get)
+        rows = [row for row in read_logs(curves[0] / name) if row["val_loss"]]
+        best = max(rows, key=lambda row: max(row["seq_acc"], row["flat_acc"]))  # the first of equal ones
+        assert state_of(curves[0] / name, "best.bin")["step"] == best["step"]
 
 
 # ---- resuming
@@ -253,6 +254,14 @@ class TestFinetune:
         assert {path.name for path in finished[0].glob("*.bin")} == names
         key = (finished[0] / "key.csv").read_text().splitlines()
         assert key[0] == "system_code,code" and len(key) == 9 and key[1:] == sorted(key[1:])
+
+    def test_best_by_loss(self, tmp_path):
+        data, folder = write_rows(tmp_path / "data.csv", 60), tmp_path / "run"
+        flags = ["--dataset", data, *TINY, "--batch-size", 16, "--save-path", folder, "--best-by", "loss"]
+        said = run(FINETUNE, *flags, "--max-steps", 4, "--eval-interval", 1, "--learning-rate", 0.03)
+        losses = {row["step"]: row["val_loss"] for row in read_logs(folder)}
+        assert len(losses) == 4 and state_of(folder, "best.bin")["step"] == min(losses, key=losses.get)
+        assert "(lowest validation loss: best.bin)" in said
 
     def test_the_columns_bring_formatter_and_language(self, tmp_path):
         """The same as the flags, also on resume."""

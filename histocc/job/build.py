@@ -203,7 +203,7 @@ def make_model(
     torch.manual_seed(derived_seed(args.seed, WEIGHTS) % 2**32)
     model = models.build_model(config, formatter, len(data.codes), args.dropout, args.ngram_dropout)
     start_at_frequencies(model, data)
-    model.to(world.device, Precision.of(args, world.device).dtype)
+    model.to(Precision.of(args, world.device).dtype)
     if counted and model.ngrams:
         model.ngrams.hashes.copy_(torch.from_numpy(counted[0]))
         model.ngrams.idf.copy_(torch.from_numpy(counted[1]))
@@ -212,7 +212,8 @@ def make_model(
         elif first is None:
             encoding = RowEncoding(formatter, args.max_len, first_empty_block=args.empty_blocks == "first")
             rows_of = partial(training_rows, args, data=data, encoding=encoding)
-            ngram_fit.fit(args, world, data, rows_of, make_loss(args, formatter), model)
+            loss_fn = make_loss(args, formatter)
+            ngram_fit.fit(args, world, data, rows_of, loss_fn, model.to(world.device))
             model.encoder.zero_output()  # which the decoders know nothing of yet
     if resumed:
         model.load_state_dict(resumed["model"])
@@ -222,7 +223,7 @@ def make_model(
     if args.compile:
         compile_layers(model)
         model.in_groups = False  # a compiled layer has few shapes
-    return args, model, config
+    return args, model.to(world.device), config
 
 
 def auto_size(args: JobConfig, world: World) -> str:
