@@ -91,7 +91,8 @@ def train(args: JobConfig, settings: PrepareSettings, world: World, data: Prepar
                 )
                 if world.is_main and not state.stopped:
                     plot.draw_run(args.save_path)
-        world.run_on_main(lambda: OwnFiles(args.save_path).remove([ngram_fit.FILE]))
+        if not args.dry_run:
+            world.run_on_main(lambda: OwnFiles(args.save_path).remove([ngram_fit.FILE]))
 
 
 def about(
