@@ -283,7 +283,7 @@ def ready(
             "eval_interval": args.eval_interval,
             "save_interval": args.save_interval,
             "best_by": training.best_by,
-            "validate_first": training.is_fitted,
+            "validate_first": training.is_fitted and not is_resumed,
             "epoch_name": training.epoch_name if args.save_each_epoch else "",
             "stop": world.stop_agreed,
         }
