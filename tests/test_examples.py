@@ -1,14 +1,11 @@
 """The examples: other models on the same trainer, on one process and several, killed and resumed."""
 
-import os
-import signal
-import subprocess
 import time
 
 import numpy as np
 import pytest
 import torch
-from helpers import REPO, command, environment, greatest_difference, read_logs, run, run_inside
+from helpers import REPO, greatest_difference, read_logs, run, run_inside, start_forked
 
 from examples import train_from_config, train_llada, train_prs_med
 from examples.scenes import Scenes
@@ -110,18 +107,15 @@ class TestRuns:
         script, flags = flags_of(name, corpus)
         flags = [*flags, "--save-dir", tmp_path / "run"]
         whole = whole_runs(name, processes)
-        started = subprocess.Popen(
-            command(script, *flags, processes=processes),
-            env=environment(),
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        )
+        (tmp_path / "said").write_text("")
+        more = ["--distributed"] if processes else []
+        ranks = start_forked(script, [*flags, *more], tmp_path / "said", processes)
         until = time.monotonic() + 120
         while not list((tmp_path / "run").glob("[24].bin")) and time.monotonic() < until:
             time.sleep(0.02)
-        os.killpg(started.pid, signal.SIGKILL)
-        started.wait()
+        for rank in ranks:
+            rank.kill()
+            rank.join()
         assert "Resuming from step" in run(script, *flags, processes=processes)
         states, logs, epochs = [], [], []
         for folder in (whole, tmp_path / "run"):

@@ -1,30 +1,36 @@
-"""Several machines: nodes without a shared file system prepare their own data, and must agree. Two launchers
-stand for two nodes.
+"""Several machines: nodes without a shared file system prepare their own data, and must agree. Two processes
+in folders of their own stand for two nodes; two launchers do so in MULTI_GPU_TRAINING.md (test_guides).
 """
 
 import os
-import subprocess
-import sys
 
 import pytest
 import torch
-from helpers import TINY, TRAIN_MIXER, environment, free_port, run, words, write_rows
+from helpers import TINY, TRAIN_MIXER, free_port, run, start_forked, write_rows
 
 pytestmark = pytest.mark.processes
+NODE = f"""
+import os, runpy, sys
+os.chdir(sys.argv.pop(1))
+sys.path[0] = {str(TRAIN_MIXER.parent)!r}
+runpy.run_path({str(TRAIN_MIXER)!r}, run_name="__main__")
+"""
 
 
 def run_on_nodes(folders, *args, code):
-    """Starts the script by torchrun in each folder, as on separate nodes; returns the outputs."""
-    launch = [sys.executable, *words("-W ignore -m torch.distributed.run --nnodes=2 --nproc-per-node=1")]
-    launch += ["--master-addr=127.0.0.1", f"--master-port={free_port()}"]
-    options = {"env": environment(), "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    script = [str(TRAIN_MIXER), "--distributed", *map(str, args)]
-    nodes = [
-        subprocess.Popen([*launch, f"--node-rank={rank}", *script], cwd=folder, **options)
-        for rank, folder in enumerate(folders)
-    ]
-    outputs = [node.communicate(timeout=120)[0] for node in nodes]
-    assert [node.returncode for node in nodes] == [code, code], "\n".join(outputs)
+    """Starts the script in each folder, as a launcher on each of two nodes does; returns the outputs."""
+    variables = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2"}
+    variables |= {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+    logs, nodes = [folder / "output" for folder in folders], []
+    for rank, (folder, log) in enumerate(zip(folders, logs)):
+        (folder / "node.py").write_text(NODE)
+        log.write_text("")
+        node = [folder / "node.py", [folder, "--distributed", *args], log]
+        nodes += start_forked(*node, RANK=str(rank), **variables)
+    for node in nodes:
+        node.join(120)
+    outputs = [log.read_text(encoding="utf-8") for log in logs]
+    assert [node.exitcode for node in nodes] == [code, code], "\n".join(outputs)
     return outputs
 
 
@@ -69,11 +75,11 @@ def test_each_node_prepares_its_own_and_a_run_goes_on_though_one_alone_has_the_c
 @pytest.mark.full
 def test_other_data_on_a_node_and_no_data_are_named(folders):
     write_rows(folders[1] / "train.csv", 13)
-    first, second = run_on_nodes(folders, *FLAGS, code=1)  # torchrun's own code
+    first, second = run_on_nodes(folders, *FLAGS, code=2)
     assert first.count("error:") == 1 and "error:" not in second
     assert "have other data files than that of rank 0: copy the same train.csv, val.csv to every" in first
     os.unlink(folders[1] / "val.csv")
-    first, _ = run_on_nodes(folders, *FLAGS, code=1)
+    first, _ = run_on_nodes(folders, *FLAGS, code=2)
     assert "error: on the node of rank 1: val.csv: no such file" in first
 
 

@@ -83,7 +83,8 @@ def train(world=ALONE, saved=None, *, rows=None, dropout=0.2, scale=1.0, bad=(),
         if checkpoint.BEST in names:
             kept["best"] = step
 
-    intervals = {"log_interval": 5, "eval_interval": 8, "save_interval": 6}
+    defaults = {"log_interval": 5, "eval_interval": 8, "save_interval": 6}
+    defaults["flops"] = lambda batch: 3.0 * len(batch["x"])
     run = loop.Run(
         wrap(model, world),
         Toy(),
@@ -91,11 +92,10 @@ def train(world=ALONE, saved=None, *, rows=None, dropout=0.2, scale=1.0, bad=(),
         world,
         seed=3,
         scheduler=scheduler,
-        flops=lambda batch: 3.0 * len(batch["x"]),
         total_steps=STEPS,
         save=save,
         log=rows.append,
-        **{**intervals, **options},
+        **{**defaults, **options},
     )
     state = loop.State.resumed(saved["step"], saved["position"], world) if saved else None
     loop.train(run, {"train": Loader(world, bad=bad), "val": Loader(world, scale)}, state)
@@ -146,6 +146,7 @@ def test_whenever_it_ends_the_resumed_run_is_the_whole_one(ends, bad, log, valid
     that was logged before a kill is logged again with the same figures.
     """
     options = {"log_interval": log, "eval_interval": validate, "save_interval": save, "bad": bad}
+    options["flops"] = None  # the speed of the device, which takes longer to measure than the run
     options["scale"] = 0.1  # on these numbers the loss is least at step 10 and grows from there
     rows, whole = train(**options)
     logged, kept = {}, {}
