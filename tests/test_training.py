@@ -32,6 +32,7 @@ from histocc.data.config import PrepareSettings
 from histocc.data.dataset import RowEncoding, TextRows
 from histocc.data.noise import Augmenter
 from histocc.formatter import make_formatter
+from histocc.seq2seq_mixer_engine import accuracy
 from histocc.trainer.batches import BatchPlan, MicroBatches
 
 pytestmark = pytest.mark.processes
@@ -190,6 +191,8 @@ class TestAnyNumberOfProcesses:
         rows = [row for row in read_logs(curves[0] / name) if row["val_loss"]]
         best = max(rows, key=lambda row: max(row["seq_acc"], row["flat_acc"]))  # the first of equal ones
         assert state_of(curves[0] / name, "best.bin")["step"] == best["step"]
+        for figures in ({"seq_acc": 0.2, "flat_acc": 0.6}, {"seq_acc": 0.6, "flat_acc": 0.2}):
+            assert accuracy(figures) == 0.6
 
 
 # ---- resuming
@@ -241,7 +244,8 @@ def finished(tmp_path_factory):
     flags = ["--dataset", write_rows(folder / "data.csv", 60), "--target-cols", "hisco_1", "hisco_2"]
     flags += ["--formatter", "hisco", "--language-col", "lang", *TINY, "--batch-size", 16]
     flags += ["--num-epochs", 1, "--save-interval", 1, "--keep-checkpoints", 2, "--save-each-epoch"]
-    flags += ["--learning-rate", 1e-3]
+    words = write_csv(folder / "words.csv", ("word", "freq"), [("old", 1)])
+    flags += ["--learning-rate", 1e-3, "--fn-word-freq", words]
     run(FINETUNE, *flags, "--save-path", folder / "run")
     return folder / "run", flags
 
@@ -258,7 +262,7 @@ class TestFinetune:
     def test_best_by_loss(self, tmp_path):
         data, folder = write_rows(tmp_path / "data.csv", 60), tmp_path / "run"
         flags = ["--dataset", data, *TINY, "--batch-size", 16, "--save-path", folder, "--best-by", "loss"]
-        said = run(FINETUNE, *flags, "--max-steps", 4, "--eval-interval", 1, "--learning-rate", 0.03)
+        said = run(FINETUNE, *flags, "--max-steps", 4, "--eval-interval", 1, "--learning-rate", 1e-3)
         losses = {row["step"]: row["val_loss"] for row in read_logs(folder)}
         assert len(losses) == 4 and state_of(folder, "best.bin")["step"] == min(losses, key=losses.get)
         assert "(lowest validation loss: best.bin)" in said
@@ -287,6 +291,12 @@ class TestFinetune:
         ):
             code, output = run_inside(finetune.main, *finished[1], "--save-path", finished[0], *more)
             assert code == 2 and said in output and "Traceback" not in output
+        words = finished[0].parent / "words.csv"
+        before = words.read_text()
+        words.write_text(before.replace("old", "new"))
+        code, output = run_inside(finetune.main, *finished[1], "--save-path", finished[0])
+        words.write_text(before)
+        assert code == 2 and f"{words}: was changed since the run" in output and "Traceback" not in output
 
     def test_more_epochs_go_on(self, finished, tmp_path):
         folder, flags = finished
