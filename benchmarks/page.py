@@ -79,7 +79,7 @@ def write(found: dict, folder: Path) -> None:
     draw(folder / "benchmarks_batch.png", 1, lambda panels: speed.figure_by(found["batch"], panels))
     draw(folder / "benchmarks_processes.png", 1, lambda panels: bars(found["processes"], panels[0]), 6.3)
     draw(folder / "benchmarks_rows.png", 1, lambda panels: seconds_by_rows(prepared, coded, panels[0]), 6.3)
-    beside_reference = [found["small"], found["base"]]
+    beside_reference = [found[name] for name in ("small", "base") if name in found]
     text = PAGE.format(
         machines=machines(found),
         ratios=speed.ratios(beside_reference),
