@@ -20,7 +20,15 @@ from histocc.__main__ import COMMANDS
 DOCS = sorted(f"docs/{path.name}" for path in (REPO / "docs").glob("*.md"))
 PAGES = ("README.md", "MULTI_GPU_TRAINING.md", *DOCS)
 NEED_A_RUN = ("docs/coding.md", "docs/python.md")  # in ./output
-SMALL = "--model-size tiny --device cpu --max-steps 2 --batch-size 4 --ngram-passes 1"
+TINY = "--device cpu --model-size tiny --max-steps 2 --batch-size 4 --ngram-passes 1"
+SMALL = {  # what is put behind the commands, by what stands in them
+    "finetune.py": TINY,
+    "train_mixer.py": TINY,
+    "train_llada.py": "--device cpu --max-steps 2 --val-windows 2",
+    "train_prs_med.py": "--device cpu --max-steps 2 --scenes 16 --val-scenes 8",
+    "train_from_config.py": "--device cpu --max-steps 2",
+    "mine.py*--save-dir": "--device cpu --max-steps 8 --log-interval 1",
+}
 TRAINING = (
     "python finetune.py --dataset data.csv --formatter hisco --target-cols hisco_1 hisco_2"
     " --language-col lang --save-path ./output"
@@ -52,7 +60,7 @@ def commands_of(number, block):
 @pytest.fixture
 def place(tmp_path):
     """A folder that looks like the repository, with small files of rows, and commands that add SMALL to every
-    training.
+    training and start two processes instead of four.
     """
     for name in (
         *("README.md", "finetune.py", "train_mixer.py", "launch_training.sh", "run_multi_gpu_train.sh"),
@@ -64,11 +72,9 @@ def place(tmp_path):
     write_csv(tmp_path / "new.csv", ("id", "occ1", "lang"), [(i, f"weaver no {i}", "en") for i in range(20)])
     (tmp_path / "bin").mkdir()
     for name, start in {"python": "", "torchrun": "-m torch.distributed.run"}.items():
-        start = f'exec {shlex.quote(sys.executable)} {start} "$@"'
-        (tmp_path / "bin" / name).write_text(
-            f'#!/bin/bash\ncase "$*" in *finetune.py*|*train_mixer.py*) {start} {SMALL} ;;'
-            f" *examples/train_*) {start} --device cpu --max-steps 2 ;; esac\n{start}\n"
-        )
+        start = f'exec {shlex.quote(sys.executable)} {start} "${{@/#--nproc-per-node=4/--nproc-per-node=2}}"'
+        cases = "\n".join(f"*{words}*) {start} {more} ;;" for words, more in SMALL.items())
+        (tmp_path / "bin" / name).write_text(f'#!/bin/bash\ncase "$*" in\n{cases}\nesac\n{start}\n')
         (tmp_path / "bin" / name).chmod(0o755)
     return tmp_path
 
