@@ -15,7 +15,9 @@ from pathlib import Path
 import torch
 
 REPO = Path(__file__).resolve().parents[1]
-REAL = Path(os.environ.get("HISTOCC_REAL_DATA") or REPO.parent / "shared" / "data") / "occupations_en.csv"
+FOLDER = Path(os.environ.get("HISTOCC_REAL_DATA") or REPO.parent / "shared" / "data")
+REGISTERS = {"english": FOLDER / "occupations_en.csv", "swedish": FOLDER / "occupations_se.csv"}
+REAL = REGISTERS["english"]
 COLUMNS = "--formatter hisco --language-col lang"
 SAMPLE_ROWS, HELD_OUT = 12_000, 1_200  # of the sample, unless more are asked for
 NEVER = 10**9  # steps between validations, and between checkpoints
@@ -66,11 +68,13 @@ def write_csv(path: str | Path, header: Sequence[str], rows: Iterable[Sequence])
 
 
 def data_flags(name: str, folder: str, rows: int = 0) -> str:
-    """Flags of the real rows, if they are there, or of at least so many of the sample; a tenth of their texts
-    is held out.
+    """Flags of a register, if it is there, or of at least so many rows of the sample to train on; a tenth of
+    the texts is held out.
     """
-    if name == "real" and REAL.exists():
-        return f"--dataset {shlex.quote(str(REAL))} --target-cols hisco_1 --share-val 0.1 {COLUMNS}"
+    if name in REGISTERS and REGISTERS[name].exists():
+        return (
+            f"--dataset {shlex.quote(str(REGISTERS[name]))} --target-cols hisco_1 --share-val 0.1 {COLUMNS}"
+        )
     number = max(SAMPLE_ROWS, rows * 102 // 100 + HELD_OUT)
     path = write_sample(Path(folder) / "sample.csv", number)
     flags = f"--target-cols hisco_1 hisco_2 hisco_3 --share-val {HELD_OUT / number:.4g} {COLUMNS}"

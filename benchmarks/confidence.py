@@ -9,14 +9,16 @@ range over the seeds, and over rows of all seeds' texts together. So many rows a
 "exact" is what it would be on average if every confidence were right.
 """
 
+import json
 import os
 import random
 import tempfile
+from pathlib import Path
 
 import numpy as np
 
-from .common import COLUMNS, REAL, arguments, data_flags, finish, spread, table
-from .quality import DataSet, Row, Run
+from .common import COLUMNS, REAL, arguments, data_flags, finish, run, spread, table, train
+from .quality import DataSet, Row
 
 TESTED, FITTED = 0.2, 0.08  # shares of the texts
 LEFT_OUT = "da"
@@ -45,12 +47,15 @@ def reports(args, data: DataSet, folder: str, seed: int, language: str | None) -
     for name, each in rows.items():
         data.write(f"{folder}/{name}", each)
     targets = " ".join(data.columns)
-    data.files = {"test": f"{folder}/test.csv"}
-    model = Run(data, f"--model-size {args.size}", f"{folder}/run", args.threads)
-    model.flags = f"--dataset {folder}/data --target-cols {targets} {COLUMNS} --model-size {args.size}"
-    model.train(args.steps, seed)
+    flags = f"--dataset {folder}/data --target-cols {targets} {COLUMNS} --model-size {args.size}"
+    train(f"{flags} --seed {seed}", args.steps, f"{folder}/run", args.threads)
     ways = {"raw": "--raw-confidence", "fitted": ""}
-    return {way: model.evaluated("test", more)["decoders"] for way, more in ways.items()}
+    found = {}
+    for way, more in ways.items():
+        report = f"--data {folder}/test.csv --output {folder}/{way} --resamples 10 --device cpu {more}"
+        run(f"-m histocc.evaluate --model {folder}/run/last.bin {report}", args.threads)
+        found[way] = json.loads(Path(f"{folder}/{way}/report.json").read_text(encoding="utf-8"))["decoders"]
+    return found
 
 
 def bins_of(reports: list[dict], decoder: str) -> np.ndarray:
@@ -115,7 +120,7 @@ def picture(path: str, results: dict[str, list[dict[str, dict]]]) -> None:
 
 def main() -> None:
     parser = arguments(__doc__)
-    parser.add_argument("--data", nargs="+", default=["sample", "real"], choices=("sample", "real"))
+    parser.add_argument("--data", nargs="+", default=["sample", "english"], choices=("sample", "english"))
     parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3])
     parser.add_argument("--steps", type=int, default=304)
     parser.add_argument("--size", default="tiny", choices=("ngrams", "tiny", "small", "base"))
@@ -126,7 +131,7 @@ def main() -> None:
     lines: list[list[str]] = []
     for name in [name for name in args.data if name == "sample" or REAL.exists()]:
         with tempfile.TemporaryDirectory() as folder:
-            data = DataSet(data_flags(name, folder), f"{folder}/whole")
+            data = DataSet.of(data_flags(name, folder), f"{folder}/whole")
             languages = {row.language for row in data.train}
             for language in [None, LEFT_OUT] if LEFT_OUT in languages else [None]:
                 label = f"{name}, {language} left out" if language else name

@@ -79,7 +79,7 @@ def main() -> None:
     args = parser.parse_args()
     found: dict = {"threads": 1, "formats": {}}
     with tempfile.TemporaryDirectory() as folder:
-        flags = data_flags("real", folder)
+        flags = data_flags("english", folder)
         rows = read_csv(REAL if REAL.exists() else f"{folder}/sample.csv")
         every = Counter((row["occ1"], row["lang"]) for row in rows).most_common(args.texts)
         counts = Counter(dict(every))

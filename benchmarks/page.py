@@ -7,7 +7,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-from . import census, coding, data, formats, processes, recovery, speed, students
+from . import census, coding, data, formats, processes, quality, recovery, speed, students
 
 WIDTH = 150  # columns of the page
 
@@ -63,6 +63,7 @@ second, coding in distinct texts per second, from text to codes.
 
 # Sections of the longer parts, each there once the first of its parts was measured.
 LONGER = {
+    "Accuracy from scratch": (("quality",), quality.words),
     "Number formats on CPUs": (("formats", "formats base"), formats.words),
     "A census": (("census", "census base"), census.words),
     "Students of a larger model": (("students",), students.words),
@@ -79,6 +80,8 @@ def write(found: dict, folder: Path) -> None:
     draw(folder / "benchmarks_batch.png", 1, lambda panels: speed.figure_by(found["batch"], panels))
     draw(folder / "benchmarks_processes.png", 1, lambda panels: bars(found["processes"], panels[0]), 6.3)
     draw(folder / "benchmarks_rows.png", 1, lambda panels: seconds_by_rows(prepared, coded, panels[0]), 6.3)
+    if "quality" in found:
+        quality.draw(found["quality"], folder / "benchmarks_quality.png")
     beside_reference = [found[name] for name in ("small", "base") if name in found]
     text = PAGE.format(
         machines=machines(found),
@@ -133,18 +136,23 @@ def machines(found: dict) -> str:
     return "\n".join(lines)
 
 
-def draw(path: Path, columns: int, fill, width: float = 3.9) -> None:
+def draw(path: Path, columns: int, fill, width: float = 3.9, rows: int = 1) -> None:
     """A picture; fill: draws on its axes. width: of a column, in inches."""
-    figure = Figure(figsize=(width * columns, 3.4), layout="constrained")
-    panels = list(figure.subplots(1, columns, squeeze=False)[0])
+    figure = Figure(figsize=(width * columns, 3.4 * rows), layout="constrained")
+    panels = list(figure.subplots(rows, columns, squeeze=False).flat)
     fill(panels)
     for axes in panels:
-        if axes.get_yscale() == "log":  # ticks as 3 and 20, not as powers of ten
-            axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-            axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-            axes.yaxis.set_minor_formatter(NullFormatter())
+        if axes.get_yscale() == "log":
+            plain_ticks(axes.yaxis)
     FigureCanvasAgg(figure)
     figure.savefig(path, dpi=70)
+
+
+def plain_ticks(axis) -> None:
+    """Those of a logarithmic axis as 2 and 50, not as powers of ten."""
+    axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
+    axis.set_minor_formatter(NullFormatter())
 
 
 def bars(part: dict, axes) -> None:

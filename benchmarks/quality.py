@@ -1,56 +1,63 @@
-"""How well a model codes after so many steps or minutes of training from scratch: accuracy on held-out texts,
-of both decoders.
+"""What training from scratch reaches, and in what time, beside a linear support vector machine and fastText:
+accuracy on held-out texts by the number of rows to train on.
 
-    python -m benchmarks.quality                           # both data sets, 2 and 10 minutes, three seeds
-    python -m benchmarks.quality --data real --steps 350 1750 --threads 1    # where the machine is shared
-    python -m benchmarks.quality --data sample --minutes 2 --flags="" --flags="--empty-blocks first"
-    python -m benchmarks.quality --rows 500 2000 8000 --steps 514 --baseline    # by number of training rows
+    python -m benchmarks.quality --noise --results quality.json     # all registers, methods and sizes
+    python -m benchmarks.quality --data english --rows all --methods ours --seeds 1
+    python -m benchmarks.quality --methods ours --flags="" --flags="--ngram-passes 20"        # compares both
+    python -m benchmarks.quality --methods --results a.json b.json --picture both.png     # measures nothing
 
-Trains with finetune.py and counts with histocc.evaluate, each in a process of its own. A tenth of the texts
-is held out (a row is on the side of its text); a row is right if its set of codes is. A cell is: % of
-distinct held-out texts ± half the range over the seeds | % of held-out rows | % of those with two or more
-codes, if there are any | with --noise, % of distinct texts of which one random letter was replaced. The
-learning rate's schedule is as long as the training: how many steps fit into --minutes, which count the fit of
-the n-grams, follows from the rate of some steps before. Data: rows of the sample, and real ones if they are
-there.
+A tenth of the texts is held out (a row is on the side of its text), the same for all sizes; smaller sizes are
+beginnings of larger ones. Right is a text whose whole set of codes is answered; a distinct text counts once.
 
---baseline adds the linear support vector machine of `histocc.evaluate --baseline`, on the same rows. --rows
-takes so many training rows, each time those before and more; the held-out rows stay.
+ours: finetune.py, --size ngrams, on one process, from its start to the saved model. The held-out rows are its
+validation rows: on at most 2,000 of their texts it fits confidence after the last step, and `auto` is the
+decoder that was right there most often. What is counted is last.bin.
+svm: that of `histocc.evaluate --baseline`; in seconds of fitting and answering, which it does code by code.
+fasttext: supervised, as in FASTTEXT, which was chosen on other rows; if rows have several codes, each against
+all others (ova), and those above 0.5 are answered. Both have one thread.
 
-For comparison, the trainer that the published models were made with, on the real rows, split by text, in 450
-s on two cores (281 steps; size small, learning rate 3e-4, batch 64): 21.3 % by the seq2seq decoder; the
-linear decoder 7.3 %, which is the most frequent code.
+--noise also counts the held-out texts with one and with two random letters replaced. --results: what was
+measured before stays in the first file unless the same is measured again; table and picture are of all files.
+benchmarks/results.json may be one: `python -m benchmarks` then writes docs/benchmarks.md with it.
 """
 
 import glob
+import importlib.util
 import json
+import math
 import os
 import random
 import re
-import statistics
 import tempfile
-from collections.abc import Sequence
+import time
+from collections.abc import Collection, Iterator, Sequence
+from pathlib import Path
+from statistics import mean
 from typing import NamedTuple
 
 import numpy as np
 
 from histocc.data.arrays import PreparedData, RowSet
+from histocc.evaluate import baseline
+from histocc.predict.coder import Coder
 
-from .common import (
-    COLUMNS,
-    REAL,
-    arguments,
-    data_flags,
-    finish,
-    read_csv,
-    run,
-    spread,
-    table,
-    train,
-    write_csv,
-)
+from .__main__ import machine
+from .common import COLUMNS, REGISTERS, arguments, data_flags, finish, run, spread, table, write_csv
 
-DECODERS = ("seq2seq", "linear", "both")
+DECODERS = {"seq2seq": "greedy", "linear": "flat", "both": "both"}
+PACKAGES = {"svm": "sklearn", "fasttext": "fasttext"}
+NAMES = {"ours": "histocc", "svm": "SVM", "fasttext": "fastText"}
+LABEL = "__label__"
+MOST_CODES = 100  # of an answer
+DATA, SAMPLE_ROWS = (*REGISTERS, "sample"), 22_000
+CHANGED = {"0": "right", "1": "one letter changed", "2": "two letters"}
+FASTTEXT = {"minn": 2, "maxn": 5, "wordNgrams": 2, "dim": 100, "lr": 1.0, "epoch": 50, "bucket": 200_000}
+TEXT = """![Accuracy by rows and by seconds](benchmarks_quality.png)
+
+% of distinct held-out texts whose whole set of codes is right, mean and half the range over the seeds, by the
+rows to train on; seconds of the whole training. histocc is a model of n-grams, the default on CPUs, with the
+decoder that `auto` takes; each of its decoders stands at the end."""
+Answers = list[Collection[str]]
 
 
 class Row(NamedTuple):
@@ -59,38 +66,42 @@ class Row(NamedTuple):
     codes: tuple[str, ...]
 
 
-class DataSet:
-    """Training rows and held-out rows.
+class DataSet(NamedTuple):
+    """Training rows and held-out rows. flags: those of finetune.py for these rows. columns: of codes."""
 
-    Args:
-        flags: --dataset and what else decides the data.
-        folder: for files; it is made.
-        noise: whether the held-out texts are also there with one letter changed.
-    """
+    flags: str
+    columns: list[str]
+    train: list[Row]
+    val: list[Row]
 
-    def __init__(self, flags: str, folder: str, noise: bool = False):
-        self.flags = flags
+    @classmethod
+    def of(cls, flags: str, folder: str) -> "DataSet":
+        """The rows that finetune.py takes with these flags. folder: for its files; it is made."""
         run(f"finetune.py {flags} --prepare-only --save-path {folder}/prepared")
         data = PreparedData.open(*glob.glob(f"{folder}/prepared/prepared/*"))
-        self.columns = [f"hisco_{place + 1}" for place in range(data.max_codes)]
-        self.train, self.val = rows_of(data.train, data), rows_of(data.val, data)
-        parts = {"all": self.val, "several": [row for row in self.val if len(row.codes) > 1]}
-        if noise:
-            parts["noise"] = [row._replace(text=text) for row, text in zip(self.val, changed(self.val))]
-        self.files = {name: self.write(f"{folder}/{name}.csv", rows) for name, rows in parts.items() if rows}
+        columns = [f"hisco_{place + 1}" for place in range(data.max_codes)]
+        return cls(flags, columns, rows_of(data.train, data), rows_of(data.val, data))
 
     def write(self, path: str, rows: Sequence[Row]) -> str:
         header, blanks = ["occ1", "lang", *self.columns], [""] * len(self.columns)
         lines = ([row.text, row.language, *row.codes, *blanks][: len(header)] for row in rows)
         return write_csv(path, header, lines)
 
-    def fewer(self, number: int, folder: str, noise: bool = False) -> "DataSet":
+    def fewer(self, number: int, folder: str) -> "DataSet":
         """The same held-out rows, and `number` of the training rows."""
         os.makedirs(f"{folder}/data")
         self.write(f"{folder}/data/train.csv", self.train[:number])
         self.write(f"{folder}/data/val.csv", self.val)
-        targets = " ".join(self.columns)
-        return DataSet(f"--dataset {folder}/data --target-cols {targets} {COLUMNS}", folder, noise)
+        flags = f"--dataset {folder}/data --target-cols {' '.join(self.columns)} {COLUMNS}"
+        return self._replace(flags=flags, train=self.train[:number])
+
+    def parts(self, noise: bool = False) -> dict[str, list[Row]]:
+        """Held-out rows to be counted, by the number of letters that are changed."""
+        parts = {"0": self.val}
+        for number in (1, 2) if noise else ():
+            texts = changed(self.val, number)
+            parts[str(number)] = [row._replace(text=text) for row, text in zip(self.val, texts)]
+        return parts
 
 
 def rows_of(rows: RowSet, data: PreparedData) -> list[Row]:
@@ -101,144 +112,217 @@ def rows_of(rows: RowSet, data: PreparedData) -> list[Row]:
     return list(map(Row, rows.strings(index), languages, codes))
 
 
-def changed(rows: Sequence[Row]) -> list[str]:
-    """Each text with one random letter replaced by another that the texts hold. Equal texts change alike."""
+def changed(rows: Sequence[Row], number: int) -> list[str]:
+    """Each text with so many random letters, at most all, replaced by others that the texts hold. Equal texts
+    change alike.
+    """
     letters = sorted({letter for row in rows for letter in row.text if letter.isalpha()})
 
-    def with_another(text: str) -> str:
-        draw, places = random.Random(f"1 {text}"), [i for i, letter in enumerate(text) if letter.isalpha()]
-        if not places or len(letters) < 2:
-            return text
-        place = draw.choice(places)
-        return (
-            text[:place] + draw.choice([each for each in letters if each != text[place]]) + text[place + 1 :]
-        )
+    def with_others(text: str) -> str:
+        draw, places = random.Random(f"{number} {text}"), [i for i, x in enumerate(text) if x.isalpha()]
+        found = list(text)
+        for place in draw.sample(places, min(number, len(places))):
+            found[place] = draw.choice([each for each in letters if each != text[place]] or letters)
+        return "".join(found)
 
-    return [with_another(row.text) for row in rows]
+    return [with_others(row.text) for row in rows]
 
 
-class Run:
-    """Trainings with the same flags on the same data, one after the other in one folder."""
-
-    def __init__(self, data: DataSet, flags: str, folder: str, threads: int, batch: int = 64):
-        self.data, self.folder, self.threads, self.batch = data, folder, threads, batch
-        self.flags = f"{data.flags} --batch-size {batch} {flags}"
-
-    def train(self, steps: int, seed: int, more: str = "") -> float:
-        """Seconds that the fit of the n-grams took."""
-        said = train(f"{self.flags} --seed {seed} {more}", steps, self.folder, self.threads)
-        fitted = re.search(r"^Fitted in ([0-9.]+) s$", said, re.MULTILINE)
-        return float(fitted[1]) if fitted else 0.0
-
-    def log(self) -> list[dict]:
-        return read_csv(f"{self.folder}/logs.csv")
-
-    def steps_in(self, minutes: float) -> int:
-        """How many steps fit into so many minutes, behind the fit of the n-grams."""
-        fit = self.train(40, 0, "--log-interval 20")
-        rate = [float(row["samples_per_sec"]) for row in self.log() if row["samples_per_sec"]][-1]
-        return max(1, round((60 * minutes - fit) * rate / self.batch))
-
-    def evaluated(self, part: str, more: str = "") -> dict:
-        """The report on a file of the held-out rows."""
-        report = f"{self.folder}/evaluation_{part}"
-        files = f"--model {self.folder}/last.bin --data {self.data.files[part]} --output {report} --overwrite"
-        run(f"-m histocc.evaluate {files} --device cpu --resamples 10 {more}", self.threads)
-        with open(f"{report}/report.json", encoding="utf-8") as file:
-            return json.load(file)
-
-    def accuracy(self, steps: int, seed: int, baseline: bool = False) -> dict:
-        """Trains `steps` and returns what the last checkpoint gets right."""
-        fitted = self.train(steps, seed, f"--log-interval {steps}")
-        return self.result(fitted, "--baseline" if baseline else "")
-
-    def result(self, fitted: float = 0.0, more: str = "") -> dict:
-        """For each decoder, and the baseline, fractions of distinct held-out texts ("all"), of their rows, of
-        rows with several codes, and of noisy texts ("noise"), for the training that is in the folder. fitted:
-        seconds of the fit of its n-grams.
-        """
-        log, seconds, before = self.log(), fitted, 0
-        for row in log:
-            if row["samples_per_sec"]:
-                seconds += (int(row["samples"]) - before) / float(row["samples_per_sec"])
-                before = int(row["samples"])
-        found: dict = {"steps": int(log[-1]["step"]), "seconds": seconds}
-        for part in self.data.files:
-            report = self.evaluated(part, more)
-            over = "over_rows" if part == "several" else "over_texts"
-            for name, each in report["decoders"].items():
-                whole_codes = each["by_digits"][-1]
-                found.setdefault(name, {})[part] = whole_codes[over]["accuracy"][0]
-                if part == "all":
-                    found[name]["rows"] = each["accuracy"]
-            if part == "all":
-                found["texts"] = report["data"]["texts"]
-            if "baseline" in report:
-                svm = report["baseline"]
-                found.setdefault("svm", {})[part] = svm[over][0]
-                if part == "all":
-                    found["svm"]["rows"] = svm["over_rows"][0]
-        return found
+def right(answers: Answers, rows: Sequence[Row]) -> float:
+    """Share of the distinct texts whose whole set of codes is answered; of a text with several rows, the mean
+    over its rows.
+    """
+    texts: dict[str, list[bool]] = {}
+    for answer, row in zip(answers, rows, strict=True):
+        texts.setdefault(row.text, []).append({*answer} == {*row.codes})
+    return mean(map(mean, texts.values()))
 
 
-def cell(results: list[dict], name: str) -> str:
-    """What a decoder or the baseline gets right; empty if the results lack it."""
-    if any(name not in each for each in results):
-        return ""
-    parts = [
-        f"{100 * statistics.mean(each[name][part] for each in results):.1f}"
-        for part in ("rows", "several", "noise")
-        if part in results[0][name]
-    ]
-    return " | ".join([spread([each[name]["all"] for each in results]), *parts])
+# ---- the methods
 
 
-def data_sets(name: str, args, folder: str):
-    """The data set, or with --rows one for each number of training rows."""
-    data = DataSet(data_flags(name, folder, max(args.rows or [0])), f"{folder}/whole", args.noise)
-    if not args.rows:
-        yield data
-    for number in sorted({min(number, len(data.train)) for number in args.rows or ()}):
-        yield data.fewer(number, f"{folder}/rows_{number}", args.noise)
+def of_model(path: str, parts: dict[str, list[Row]]) -> dict:
+    """What the decoder that `auto` takes and each decoder of a checkpoint get right."""
+    coder, found = Coder.load(path), {}
+    for name, decoder in DECODERS.items():
+        for part, rows in parts.items():
+            texts, languages = [row.text for row in rows], [row.language for row in rows]
+            answers: Answers = [each.codes for each in coder.code(texts, languages, decoder, MOST_CODES)]
+            found.setdefault(name, {})[part] = right(answers, rows)
+    auto = {decoder: name for name, decoder in DECODERS.items()}[coder.best_decoder]
+    return {"right": found[auto], "auto": auto, "decoders": found}
+
+
+def ours(data: DataSet, parts: dict[str, list[Row]], flags: str, seed: int, threads: int) -> dict:
+    with tempfile.TemporaryDirectory() as folder:
+        line = f"{data.flags} {flags} --seed {seed} --device cpu --save-path {folder}/run"
+        started = time.perf_counter()
+        run(f"finetune.py {line}", threads)
+        return {"seconds": time.perf_counter() - started, **of_model(f"{folder}/run/last.bin", parts)}
+
+
+def texts_of(rows: Sequence[Row], data: DataSet) -> list[str]:
+    """With their languages in front, if the training rows have several."""
+    several = len({row.language for row in data.train}) > 1
+    return [f"{row.language} {row.text}" if several else row.text for row in rows]
+
+
+def svm(data: DataSet, parts: dict[str, list[Row]], *_) -> dict:
+    started, asked = time.perf_counter(), [row for rows in parts.values() for row in rows]
+    known_codes = [frozenset(row.codes) for row in data.train]
+    answers = iter(baseline.svm(texts_of(data.train, data), known_codes, texts_of(asked, data)))
+    found = {part: right([next(answers) for _ in rows], rows) for part, rows in parts.items()}
+    return {"seconds": time.perf_counter() - started, "right": found}
+
+
+def fasttext(data: DataSet, parts: dict[str, list[Row]], _: str, seed: int, *__) -> dict:
+    import fasttext as package
+
+    def lines_of(rows: Sequence[Row]) -> list[str]:
+        """In small letters, signs apart, as its guide has them."""
+        texts = (re.sub(r"([^\w\s])", r" \1 ", text.lower()) for text in texts_of(rows, data))
+        return [" ".join(text.split()) for text in texts]
+
+    package.FastText.eprint = lambda _: None  # a warning with each model
+    several = any(len(row.codes) > 1 for row in data.train)
+    with tempfile.TemporaryDirectory() as folder:
+        started, path = time.perf_counter(), f"{folder}/train.txt"
+        with open(path, "w", encoding="utf-8") as file:
+            for row, line in zip(data.train, lines_of(data.train)):
+                file.write(" ".join([*(LABEL + code for code in row.codes), line, "\n"]))
+        settings = FASTTEXT | {"loss": "ova" if several else "softmax", "seed": seed, "thread": 1}
+        model = package.train_supervised(path, verbose=0, **settings)
+        seconds = time.perf_counter() - started
+    found = {}
+    for part, rows in parts.items():
+        answers = zip(*model.predict(lines_of(rows), k=5))  # (codes, probabilities), the best ones first
+        taken = ([code for i, code in enumerate(x) if i == 0 or several and p[i] > 0.5] for x, p in answers)
+        found[part] = right([[code.removeprefix(LABEL) for code in codes] for codes in taken], rows)
+    return {"seconds": seconds, "right": found}
+
+
+METHODS = {"ours": ours, "svm": svm, "fasttext": fasttext}
+
+
+def measured(name: str, args) -> Iterator[dict]:
+    with tempfile.TemporaryDirectory() as folder:
+        whole = DataSet.of(f"{data_flags(name, folder, SAMPLE_ROWS)} --share-val 0.1", f"{folder}/whole")
+        parts = whole.parts(args.noise)
+        of_ours = [f"--model-size {args.size} {flags}".strip() for flags in args.flags or [""]]
+        ways = [("ours", flags, seed) for flags in of_ours for seed in args.seeds]
+        ways += [("svm", "", args.seeds[0]), *(("fasttext", "", seed) for seed in args.seeds)]
+        for number in sorted({int(min(number, len(whole.train))) for number in args.rows}):
+            data = whole.fewer(number, f"{folder}/rows_{number}")
+            for method, flags, seed in ways:
+                if method in args.methods:
+                    entry = {"data": name, "rows": number, "method": method, "flags": flags, "seed": seed}
+                    entry["texts"] = len({row.text for row in whole.val})
+                    yield entry | METHODS[method](data, parts, flags, seed, args.threads)
+
+
+# ---- what was measured
+
+
+def key(entry: dict) -> tuple:
+    return tuple(entry[name] for name in ("data", "rows", "method", "flags", "seed"))
+
+
+def kept(files: Sequence[Path]) -> dict[tuple, dict]:
+    """What was measured before, in files of the form of results.json; by `key`, the later file's."""
+    contents = [json.loads(file.read_text(encoding="utf-8")) for file in files if file.exists()]
+    return {key(entry): entry for each in contents for entry in each.get("quality", {}).get("runs", [])}
+
+
+def keep(found: dict[tuple, dict], file: Path) -> None:
+    """Adds to the file, which is read anew: another command may have added to it."""
+    content = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+    about = {"machine": machine(), "command": "python -m benchmarks.quality --noise"}
+    content["quality"] = {**about, "runs": [*(kept([file]) | found).values()]}
+    file.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+
+
+def grouped(part: dict) -> dict[tuple, list[dict]]:
+    """(data, rows, method, flags) → its seeds, in the order of the table."""
+    found: dict[tuple, list[dict]] = {}
+    orders = ("data", DATA.index), ("rows", int), ("method", [*METHODS].index)
+    for entry in sorted(part["runs"], key=lambda entry: [order(entry[name]) for name, order in orders]):
+        found.setdefault(key(entry)[:-1], []).append(entry)
+    return found
+
+
+def words(parts: list[dict]) -> str:
+    """Everything on the page."""
+    lines = []
+    for (data, rows, method, flags), entries in grouped(parts[0]).items():
+        name = f"{NAMES[method]} {flags.removeprefix('--model-size ngrams').strip()}".strip()
+        cells = [data, f"{rows:,}", name, f"{mean(each['seconds'] for each in entries):.0f}"]
+        figures = [[each["right"].get(part) for each in entries] for part in CHANGED]
+        figures += [[each.get("decoders", {}).get(x, {}).get("0") for each in entries] for x in DECODERS]
+        lines.append([*cells, *("" if None in each else spread(each) for each in figures)])
+    return f"{TEXT}\n\n{table(['', 'rows', '', 'seconds', *CHANGED.values(), *DECODERS], lines)}"
+
+
+def draw(part: dict, path: Path) -> None:
+    """Accuracy by rows, a panel for each register, and below by seconds."""
+    from . import page
+
+    groups = grouped(part)
+    registers = [*dict.fromkeys(data for data, *_ in groups)]
+
+    def fill(panels: Sequence) -> None:
+        for place, axes in enumerate(panels):
+            name, by_rows = registers[place % len(registers)], place < len(registers)
+            lines: dict[tuple, list] = {}
+            for (data, rows, method, flags), entries in groups.items():
+                x = rows if by_rows else mean(each["seconds"] for each in entries)
+                for part in [*entries[0]["right"]][:2] if data == name else ():
+                    y = 100 * mean(each["right"][part] for each in entries)
+                    lines.setdefault((part, method, flags), []).append((x, y))
+            for (part, method, _), points in lines.items():
+                label = NAMES[method] + (", one letter changed" if part == "1" else "")
+                style = f"C{[*METHODS].index(method)}.{':' if part == '1' else '-'}"
+                axes.plot(*zip(*points), style, label=label)
+            axes.set(xscale="log", xlabel="rows" if by_rows else "seconds", title=name if by_rows else "")
+            page.plain_ticks(axes.xaxis)
+            axes.set(ylabel="" if place % len(registers) else "% of texts right")
+            axes.grid(alpha=0.3)
+        handles = panels[0].get_legend_handles_labels()
+        panels[0].figure.legend(*handles, loc="outside lower center", ncols=6, fontsize=8)
+
+    page.draw(path, len(registers), fill, rows=2)
 
 
 def main() -> None:
+    there = [name for name in METHODS if importlib.util.find_spec(PACKAGES.get(name, "histocc"))]
     parser = arguments(__doc__)
-    parser.add_argument("--data", nargs="+", default=["sample", "real"], choices=("sample", "real"))
-    parser.add_argument("--minutes", nargs="+", type=float, default=[2, 10], help="of training")
-    parser.add_argument("--steps", nargs="+", type=int, help="optimizer steps, instead of --minutes")
+    parser.add_argument("--data", nargs="+", default=DATA, choices=DATA)
+    rows = {"type": lambda text: math.inf if text == "all" else int(text), "metavar": "N|all"}
+    parser.add_argument("--rows", nargs="+", default=[2_000, 10_000, 30_000, math.inf], **rows)
+    parser.add_argument("--methods", nargs="*", default=there, choices=METHODS)
     parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3])
-    parser.add_argument("--size", default="tiny", choices=("ngrams", "tiny", "small", "base"))
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument(
-        "--flags", action="append", metavar="TEXT", help="more flags of finetune.py; several compare"
-    )
-    parser.add_argument("--baseline", action="store_true", help="needs scikit-learn")
-    parser.add_argument("--noise", action="store_true", help="count texts with one letter changed, too")
-    parser.add_argument("--rows", nargs="+", type=int, help="numbers of training rows")
+    parser.add_argument("--size", default="ngrams", choices=("ngrams", "tiny", "small", "base"))
+    parser.add_argument("--threads", type=int, default=2, help="of ours")
+    parser.add_argument("--flags", action="append", metavar="TEXT", help="of finetune.py; several compare")
+    parser.add_argument("--noise", action="store_true")
+    parser.add_argument("--results", nargs="+", type=Path, default=[], metavar="FILE.json")
+    parser.add_argument("--picture", type=Path, metavar="FILE.png")
     args = parser.parse_args()
-    found, lines = [], []
-    for name in args.data:
-        if name == "real" and not REAL.exists():
-            print(f"real rows left out: {REAL.name} is not there")
+    found = kept(args.results)
+    if found:
+        keep(found, args.results[0])
+    for name in args.data if args.methods else ():
+        if name in REGISTERS and not REGISTERS[name].exists():
+            print(f"{name} left out: {REGISTERS[name].name} is not there")
             continue
-        with tempfile.TemporaryDirectory() as folder:
-            for data in data_sets(name, args, folder):
-                for flags in args.flags or [""]:
-                    model = Run(data, f"--model-size {args.size} {flags}", f"{folder}/run", args.threads)
-                    for budget in args.steps or args.minutes:
-                        steps = budget if args.steps else model.steps_in(budget)
-                        results = [model.accuracy(steps, seed, args.baseline) for seed in args.seeds]
-                        what = f"{budget:g} {'steps' if args.steps else 'min'}"
-                        seconds = statistics.mean(each["seconds"] for each in results)
-                        cells = [cell(results, each) for each in (*DECODERS, "svm")]
-                        row = [name, len(data.train), what, steps, f"{seconds:.0f}", *cells, flags]
-                        print(row, flush=True)
-                        lines.append(row)
-                        entry = {"data": name, "rows": len(data.train), "flags": flags, "budget": what}
-                        found.append({**entry, "results": results})
-    heads = ("data", "rows", "budget", "steps", "seconds", *DECODERS, "SVM", "flags")
-    finish({"size": args.size, "threads": args.threads, "runs": found}, table(heads, lines))
+        for entry in measured(name, args):
+            print(entry, flush=True)
+            found[key(entry)] = entry
+            if args.results:
+                keep({key(entry): entry}, args.results[0])
+    part = {"runs": [*found.values()]}
+    if args.picture:
+        draw(part, args.picture)
+    finish(part, words([part]))
 
 
 if __name__ == "__main__":

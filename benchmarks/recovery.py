@@ -35,7 +35,7 @@ class Job:
         launch = script("finetune.py", args.processes).replace(
             "--standalone", "--standalone --max-restarts 999"
         )
-        flags = f"{data_flags('real', folder)} --device cpu --model-size {args.size} --ngrams none"
+        flags = f"{data_flags('english', folder)} --device cpu --model-size {args.size} --ngrams none"
         flags += f" --batch-size {args.batch} --num-epochs 1000 --log-interval 1 --eval-interval {NEVER}"
         flags += f" --save-interval {args.save_interval} --save-path {folder}/run"
         with open(self.output, "w") as file:

@@ -73,7 +73,9 @@ class Bench:
         self.args, self.step, self.device = args, 0, torch.device(args.device)
         self.world = World(device=self.device)
         as_the_reference = "--ngrams none --empty-blocks all --linear-loss mean"
-        flags = f"{source or data_flags('real', folder)} --model-size {args.size} --batch-size {args.batch}"
+        flags = (
+            f"{source or data_flags('english', folder)} --model-size {args.size} --batch-size {args.batch}"
+        )
         flags += f" --device {args.device} --save-path {folder} {as_the_reference} {args.flags}"
         with contextlib.redirect_stdout(None):
             asked = finetune.get_args_parser().parse_args(shlex.split(flags))

@@ -18,16 +18,29 @@ Texts per second: of coding held-out texts, one thread.
 
 import os
 import random
+import re
 import shutil
 import tempfile
 
 from histocc.predict.coder import Coder
 
-from .common import arguments, data_flags, finish, in_turns, read_csv, spread, table, write_csv, write_sample
-from .quality import DECODERS, DataSet, Run
+from .common import (
+    arguments,
+    data_flags,
+    finish,
+    in_turns,
+    read_csv,
+    spread,
+    table,
+    train,
+    write_csv,
+    write_sample,
+)
+from .quality import DECODERS, DataSet, of_model
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 CODING = ("flat", "greedy")
+BATCH = 64
 
 
 def misspelled(text: str, draw: random.Random) -> str:
@@ -49,6 +62,43 @@ def unlabelled(texts: list[str], number: int, sample: list[str]) -> list[str]:
         if text.strip():
             found[text] = None
     return list(found)
+
+
+class Run:
+    """Trainings with the same flags on the same data, one after the other in one folder."""
+
+    def __init__(self, data: DataSet, flags: str, folder: str, threads: int):
+        self.data, self.folder, self.threads = data, folder, threads
+        self.flags = f"{data.flags} --batch-size {BATCH} {flags}"
+
+    def train(self, steps: int, seed: int, log_interval: int) -> float:
+        """Seconds that the fit of the n-grams took."""
+        flags = f"{self.flags} --seed {seed} --log-interval {log_interval}"
+        said = train(flags, steps, self.folder, self.threads)
+        fitted = re.search(r"^Fitted in ([0-9.]+) s$", said, re.MULTILINE)
+        return float(fitted[1]) if fitted else 0.0
+
+    def steps_in(self, minutes: float) -> int:
+        """How many steps fit into so many minutes, behind the fit of the n-grams."""
+        fit = self.train(40, 0, 20)
+        rates = [row["samples_per_sec"] for row in read_csv(f"{self.folder}/logs.csv")]
+        return max(1, round((60 * minutes - fit) * float([*filter(None, rates)][-1]) / BATCH))
+
+    def accuracy(self, steps: int, seed: int) -> dict:
+        """Trains `steps` and returns what the last checkpoint gets right."""
+        return self.result(self.train(steps, seed, steps))
+
+    def result(self, seconds: float = 0.0) -> dict:
+        """For each decoder, the fraction of distinct held-out texts ("all"), for the training that is in the
+        folder. seconds: of the fit of its n-grams.
+        """
+        before, log = 0, read_csv(f"{self.folder}/logs.csv")
+        for row in log:
+            if row["samples_per_sec"]:
+                seconds += (int(row["samples"]) - before) / float(row["samples_per_sec"])
+                before = int(row["samples"])
+        found = of_model(f"{self.folder}/last.bin", {"all": self.data.val})["decoders"]
+        return {"steps": int(log[-1]["step"]), "seconds": seconds, **found}
 
 
 def entry(name: str, model: Run, results: list[dict]) -> dict:
@@ -113,7 +163,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        data = DataSet(data_flags("real", folder), f"{folder}/whole")
+        data = DataSet.of(data_flags("english", folder), f"{folder}/whole")
         sample = [
             row["occ1"]
             for row in read_csv(write_sample(f"{folder}/more.csv", 4 * args.texts, seed=5))

@@ -168,6 +168,7 @@ def test_svm_is_that_of_repeated_rows():
     pytest.importorskip("sklearn")
     from scipy.sparse import hstack
     from sklearn.feature_extraction.text import TfidfVectorizer
+    from sklearn.preprocessing import normalize
     from sklearn.svm import LinearSVC
 
     def svm(rows, asked):
@@ -175,11 +176,15 @@ def test_svm_is_that_of_repeated_rows():
 
     rows = [*ONE, *ONE[::2], *ONE[::3], (ONE[1][0], {SMITH}), ("skrædder 𝕏å", {TAILOR})]
     asked = [f"{word}s of {town}e" for word in ("smith", "maid", "tail", "farm") for town in TOWNS]
+    known = [row[0] for row in rows]
     tables = [
-        TfidfVectorizer(analyzer=kind, ngram_range=size).fit([row[0] for row in rows])
-        for kind, size in (("char_wb", (2, 5)), ("word", (1, 2)))
+        TfidfVectorizer(analyzer=kind, ngram_range=size, sublinear_tf=True, norm=None, **more).fit(known)
+        for kind, size, more in (
+            ("char", (2, 5), {"preprocessor": lambda text: f" {text.lower()} "}),
+            ("word", (1, 2), {"token_pattern": r"\S+"}),
+        )
     ]
-    features = [hstack([t.transform(each) for t in tables]) for each in ([row[0] for row in rows], asked)]
+    features = [normalize(hstack([t.transform(each) for t in tables])) for each in (known, asked)]
     expected = LinearSVC(C=1.0, random_state=0).fit(features[0], [*(code for _, (code,) in rows)])
     assert svm(rows, asked) == [{code} for code in expected.predict(features[1])]
     assert svm([("-", {FARMER})], ["?"]) == [{FARMER}]
