@@ -140,14 +140,15 @@ class Killed(Exception):
     log=st.integers(1, 7),
     validate=st.integers(1, 9),
     save=st.integers(1, 9),
+    patience=st.none() | st.integers(1, 4),
 )
-def test_whenever_it_ends_the_resumed_run_is_the_whole_one(ends, bad, log, validate, save):
+def test_whenever_it_ends_the_resumed_run_is_the_whole_one(ends, bad, log, validate, save, patience):
     """ends: how, and after how many questions whether to stop, which are asked in a validation, too. A step
     that was logged before a kill is logged again with the same figures.
     """
     options = {"log_interval": log, "eval_interval": validate, "save_interval": save, "bad": bad}
     options["flops"] = None  # the speed of the device, which takes longer to measure than the run
-    options["scale"] = 0.1  # on these numbers the loss is least at step 10 and grows from there
+    options |= {"scale": 0.1, "patience": patience}  # the loss is least at step 10 and grows from there
     rows, whole = train(**options)
     logged, kept = {}, {}
     for how, number in [*ends, (None, 0)]:
@@ -165,8 +166,20 @@ def test_whenever_it_ends_the_resumed_run_is_the_whole_one(ends, bad, log, valid
         for row in new:
             assert figures([logged.get(row["step"], row)]) == figures([row])
             logged[row["step"]] = row
-    assert same(whole, kept) and kept["step"] == STEPS and kept["best"] == whole["best"]
+    assert same(whole, kept) and kept["step"] == whole["step"] and kept["best"] == whole["best"]
     assert figures(logged[step] for step in sorted(logged)) == figures(rows)
+
+
+@pytest.mark.parametrize("best_by, best, last", [(None, 10, 14), (lambda figures: 1.0, 2, 6)])
+def test_it_ends_when_validations_in_a_row_are_no_better(best_by, best, last):
+    options = {"scale": 0.1, "eval_interval": 2, "best_by": best_by}
+    (rows, kept), whole = train(patience=2, **options), train(**options)[1]
+    assert (rows[-1]["step"], kept["step"], kept["best"]) == (last, last, best)
+    assert train(saved=kept, patience=2, **options)[0] == []  # finished
+    older = copy.deepcopy(kept)
+    del older["position"]["since_best"]  # of before this was counted
+    assert train(saved=older, patience=2, **options)[1]["step"] == last + 4
+    assert same(train(saved=kept, **options)[1], whole)
 
 
 CODE = f"""
@@ -177,7 +190,12 @@ from histocc.runtime.world import start
 import test_toy_task as toy
 
 def work(args, world):
-    rows, _ = toy.train(world, dropout=0.0)
+    options = {{"dropout": 0.0, "scale": 0.1, "eval_interval": 3, "patience": 2}}
+    (rows, whole), asked = toy.train(world, **options), iter(range(10**6))
+    parts = toy.train(world, stop=lambda: next(asked) == 32, **options)[1]
+    assert parts["step"] == 13 and parts["position"]["since_best"] == 1
+    toy.train(world, parts, **options)
+    assert parts["step"] == whole["step"] == 15 and toy.same(parts, whole)
     world.print("ROWS", json.dumps(toy.figures(rows)))
 
 start(Parser(Processes, "toy", ""), work, ["--device", "cpu"])

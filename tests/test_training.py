@@ -259,13 +259,23 @@ class TestFinetune:
         key = (finished[0] / "key.csv").read_text().splitlines()
         assert key[0] == "system_code,code" and len(key) == 9 and key[1:] == sorted(key[1:])
 
-    def test_best_by_loss(self, tmp_path):
+    def test_best_by_loss_until_it_no_longer_falls(self, tmp_path):
         data, folder = write_rows(tmp_path / "data.csv", 60), tmp_path / "run"
         flags = ["--dataset", data, *TINY, "--batch-size", 16, "--save-path", folder, "--best-by", "loss"]
-        said = run(FINETUNE, *flags, "--max-steps", 4, "--eval-interval", 1, "--learning-rate", 1e-3)
+        flags += ["--eval-interval", 1, "--learning-rate", 0.03, "--patience", 2]
+        said = run(FINETUNE, *flags)
         losses = {row["step"]: row["val_loss"] for row in read_logs(folder)}
-        assert len(losses) == 4 and state_of(folder, "best.bin")["step"] == min(losses, key=losses.get)
+        best, last = min(losses, key=losses.get), len(losses)
+        assert state_of(folder, "best.bin")["step"] == best == last - 2 and state_of(folder)["step"] == last
+        assert f"No better for 2 validations: finished at step {last} of 20." in said
         assert "(lowest validation loss: best.bin)" in said
+        before, (code, said) = times_of(folder), run_inside(finetune.main, *flags)
+        assert code == 0 and f"is finished ({last} steps): nothing to do. No better for 2 valid" in said
+        assert times_of(folder) == before
+        code, said = run_inside(finetune.main, *flags[:-1], 3, "--max-steps", last + 1)
+        assert code == 0 and f"Resuming from step {last} " in said
+        code, said = run_inside(finetune.main, *flags, "--overwrite", "--share-val", 0)
+        assert code == 2 and "--patience needs rows to validate on" in said
 
     def test_the_columns_bring_formatter_and_language(self, tmp_path):
         """The same as the flags, also on resume."""

@@ -99,6 +99,9 @@ class Steps(Config):
     warmup_steps: CountOrZero | None = flag(None, "optimizer steps of warm-up, instead of --warmup-pct")
     schedule_steps: Count | None = flag(None, "length of the schedule (default: epochs × steps per epoch)")
     max_steps: Count | None = flag(None, "stop after so many steps; the schedule stays", resumable=True)
+    patience: Count | None = flag(
+        None, "finish when so many validations in a row were no better than best.bin", resumable=True
+    )
     weight_decay: NotNegative = flag(0.01, "AdamW's weight decay")
     seed: Whole = flag(42, "seed of weights, order, noise and dropout")
     eval_only: bool = flag(False, "validate --initial-checkpoint, or best.bin, and stop", resumable=True)

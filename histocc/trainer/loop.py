@@ -26,7 +26,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Sized
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -66,6 +66,7 @@ class Run:
         log_interval, eval_interval, save_interval: in optimizer steps; None: never.
         best_by: of the figures of a validation, the higher the better; best.bin has the highest. None: the
             lowest loss.
+        patience: the run ends when so many validations in a row were no better than the best; None: never.
         validate_first: whether there is a validation and a checkpoint before the first step.
         epoch_name: name of the checkpoint of each epoch, with {} for its number; "": none.
         save: called on all ranks with the step, the names of the files due, and the position that a resumed
@@ -92,6 +93,7 @@ class Run:
     eval_interval: int | None = None
     save_interval: int | None = None
     best_by: Callable[[dict[str, Any]], float] | None = None
+    patience: int | None = None
     validate_first: bool = False
     epoch_name: str = ""
     save: Callable[[int, list[str], dict[str, Any]], str | None] | None = None
@@ -114,6 +116,7 @@ class State:
     sums: dict[str, Tensor | float] = field(default_factory=dict[str, Tensor | float])
     grad_norm: Tensor | float | None = None  # before clipping, of the last step that was not skipped
     best_val_loss: float | None = None  # or minus what the run's `best_by` gives
+    since_best: int = 0  # validations in a row that were no better than that
     bad_steps: Tensor | int = 0  # in a row, without a finite gradient
     finite_step: int | None = None  # of the last validation, whose loss is finite
     unfinished: bool = False  # the run was stopped inside the validation of this step
@@ -122,11 +125,12 @@ class State:
     started: float | None = field(default_factory=time.perf_counter)  # None while nothing is trained
     matmul_rate: float = 0.0  # of all ranks, once it is measured
 
-    KEPT: ClassVar = ("samples", "grad_norm", "best_val_loss", "bad_steps", "finite_step", "unfinished")
+    KEPT = ("samples", "grad_norm", "best_val_loss", "since_best", "bad_steps", "finite_step", "unfinished")
 
     @classmethod
     def resumed(cls, step: int, position: dict[str, Any], world: World) -> "State":
         """Of a run that continues from a checkpoint. On another number of ranks rank 0 has all sums."""
+        position = {"since_best": 0} | position  # which older checkpoints lack
         sums: list[dict[str, float]] = position["sums"]
         if len(sums) != world.size:
             total = {name: sum(of_rank[name] for of_rank in sums) for name in sums[0]}
@@ -145,6 +149,9 @@ class State:
     def add(self, name: str, value: Tensor | float) -> None:
         self.sums[name] = self.sums.get(name, 0.0) + value
 
+    def is_out_of(self, patience: int | None) -> bool:
+        return self.since_best >= (patience or math.inf)
+
     def stop_clock(self, world: World) -> None:
         """What follows is no training time; the time before it counts as a mean over the ranks."""
         if self.started is not None:
@@ -155,7 +162,7 @@ class State:
 
 
 def train(run: Run, loaders: dict[str, Any], state: State | None = None) -> int:
-    """Trains from `state.step` to `run.last_step`. All ranks.
+    """Trains from `state.step` to `run.last_step`, or to the end of `run.patience`. All ranks.
 
     Args:
         loaders: "train" and, if there is something to validate on, "val": iterables of batches. One with a
@@ -181,7 +188,7 @@ def train(run: Run, loaders: dict[str, Any], state: State | None = None) -> int:
     try:
         if state.unfinished or run.validate_first and not state.step:
             between_steps(run, state, max(0, state.step - 1) // per_epoch, val_loader)
-        while state.step < last:
+        while state.step < last and not state.is_out_of(run.patience):
             before, (epoch, first_batch) = state.step, divmod(state.step, per_epoch)
             batches = train_loader.at(epoch, first_batch) if hasattr(train_loader, "at") else train_loader
             train_one_epoch(run, batches, state, epoch, val_loader)
@@ -196,7 +203,7 @@ def train(run: Run, loaders: dict[str, Any], state: State | None = None) -> int:
 def train_one_epoch(
     run: Run, batches: Iterable[dict[str, Any]], state: State, epoch: int, val_loader: Any = None
 ) -> None:
-    """Takes optimizer steps until the batches end, or `run.last_step`. All ranks.
+    """Takes optimizer steps until the batches end, or as `train` does. All ranks.
 
     The loss of a step is the mean over all its samples, whichever rank holds them. A step whose gradient is
     not finite changes nothing and is counted.
@@ -209,7 +216,8 @@ def train_one_epoch(
     world, optimizer, precision = run.world, run.optimizer, run.precision
     run.model.train()
     batches = iter(batches)
-    while run.last_step is None or state.step < run.last_step:
+    last = math.inf if run.last_step is None else run.last_step
+    while state.step < last and not state.is_out_of(run.patience):
         if run.stop is not None and run.stop():
             raise Stopped
         if run.seed is not None:
@@ -318,24 +326,26 @@ def between_steps(run: Run, state: State, epoch: int, val_loader: Any = None) ->
         row = log_row(run, state, epoch) | validation
         if run.log is not None:
             run.log(row)
-    names = [f"{step}.bin"] if due(run.save_interval) else []
-    if run.epoch_name and due(run.steps_per_epoch):
-        names.append(run.epoch_name.format(step // (run.steps_per_epoch or 1)))
-    if names or at_end:
-        names.append(checkpoint.LAST)
-    best_before = state.best_val_loss
+    best_before, is_best = state.best_val_loss, False
     if validation:
         loss = validation["val_loss"]
         if not math.isfinite(loss):
             raise diverged(step, f"the loss of the validation is {loss:g}", state.finite_step)
         state.finite_step = step
         measure = loss if run.best_by is None else -run.best_by(validation)
-        if best_before is None or measure < best_before:
+        is_best = best_before is None or measure < best_before
+        if is_best:
             state.best_val_loss = measure
-            names.append(checkpoint.BEST)
+        state.since_best = 0 if is_best else state.since_best + 1
+    names = [f"{step}.bin"] if due(run.save_interval) else []
+    if run.epoch_name and due(run.steps_per_epoch):
+        names.append(run.epoch_name.format(step // (run.steps_per_epoch or 1)))
+    if names or at_end or state.is_out_of(run.patience):
+        names.append(checkpoint.LAST)
+    names += [checkpoint.BEST] * is_best
     if names:
         error = save(run, state, names)
-        if error and checkpoint.BEST in names:  # what could not be written is no measure for later ones
+        if error and is_best:  # what could not be written is no measure for later ones
             state.best_val_loss = best_before
     if state.started is None:
         state.started = time.perf_counter()

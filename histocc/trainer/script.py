@@ -215,6 +215,8 @@ def ready(
         no step is left to take, and after a dry run.
     """
     raw_model, task, is_resumed = training.model, training.task, resumed is not None
+    if args.patience and training.val is None:
+        raise UserError("--patience needs rows to validate on")
     with contextlib.ExitStack() as ends:
         # The batch arithmetic.
         if args.batch_size == AUTO:
@@ -239,11 +241,13 @@ def ready(
                         )
                 state = loop.State.resumed(resumed["step"], position, world)
         schedule = Schedule.of(args, plan.steps_per_epoch, world.size, rate)
-        if state.step >= schedule.stop and not state.unfinished:
+        ended = state.is_out_of(args.patience)
+        if (ended or state.step >= schedule.stop) and not state.unfinished:
             what = f"at step {state.step:,}, and --max-steps is {schedule.stop:,}: nothing to do."
-            if state.step >= schedule.total:
-                more = "More --num-epochs continue, --overwrite starts over."
-                what = f"finished ({state.step:,} steps): nothing to do. {more}"
+            if ended or state.step >= schedule.total:
+                no_better = f"No better for {state.since_best} validations: a larger --patience continues"
+                more = no_better if ended else "More --num-epochs continue"
+                what = f"finished ({state.step:,} steps): nothing to do. {more}, --overwrite starts over."
             world.print(f"The run in {args.save_path} is {what}")
             finish(args, training)
             yield None
@@ -283,6 +287,7 @@ def ready(
             "eval_interval": args.eval_interval,
             "save_interval": args.save_interval,
             "best_by": training.best_by,
+            "patience": args.patience,
             "validate_first": training.is_fitted and not is_resumed,
             "epoch_name": training.epoch_name if args.save_each_epoch else "",
             "stop": world.stop_agreed,
@@ -341,7 +346,8 @@ def ready(
 
         # The steps, and how they ended.
         yield loaders, state, options
-        finished = "finished" if state.step == schedule.total else "at --max-steps"
+        ended = state.is_out_of(args.patience)
+        finished = "finished" if ended or state.step == schedule.total else "at --max-steps"
         log.close("stopped" if state.stopped else finished, state.step)
         if save.failed:
             raise TrainingError(
@@ -355,7 +361,10 @@ def ready(
             saved = f"saved in {save.seconds:.1f} s. {same} continues."
             return world.print(f"Stopped by {reason} {where} of {schedule.total:,}, {saved}")
         how = f"Finished {where}."
-        if state.step < schedule.total:
+        if ended:
+            how = f"No better for {state.since_best} validations: finished {where} of {schedule.total:,}."
+            how += f" {same} with a larger --patience continues."
+        elif state.step < schedule.total:
             how = f"Stopped {where} of {schedule.total:,} (--max-steps). {same} with a larger one continues."
         has_best = "val" in loaders and os.path.exists(own.path(checkpoint.BEST))
         what = "lowest validation loss" if training.best_by is None else "highest accuracy"
