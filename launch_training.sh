@@ -40,10 +40,7 @@ source "$(dirname -- "${BASH_SOURCE[0]}")/scripts/common.sh"
 # The run on the sample. Any number of processes makes the same total batch, and so the same result.
 SAMPLE_ROWS=(--rows 40000 --seed 1)
 SAMPLE_FLAGS=(
-  --formatter hisco --target-cols hisco_1 hisco_2 hisco_3 --language-col lang --model-size tiny
-  --num-epochs 1 --ngram-passes 3 --schedule-steps 60 --max-steps 60 --batch-size 32 --global-batch-size 64
-  --learning-rate 3e-4 --warmup-pct 0.1 --seq2seq-weight 0.9 --encoder-dropout 0 --ngram-dropout 0
-  --augmentation-prob 0 --unk-lang-prob 0 --log-interval 20 --eval-interval 1000 --save-interval 500
+  --formatter hisco --target-cols hisco_1 hisco_2 hisco_3 --language-col lang --model-size ngrams --ngram-passes 3
 )
 
 read_arguments "$@"

@@ -13,8 +13,8 @@ ours: finetune.py, --size ngrams, on one process, from its start to the saved mo
 validation rows: on at most 2,000 of their texts it fits confidence after the last step, and `auto` is the
 decoder that was right there most often. What is counted is last.bin.
 svm: that of `histocc.evaluate --baseline`; in seconds of fitting and answering, which it does code by code.
-fasttext: supervised, as in FASTTEXT, which was chosen by a few tries on an 80/20 split; if rows have several codes, each against
-all others (ova), and those above 0.5 are answered. Both have one thread.
+fasttext: supervised, as in FASTTEXT, which was chosen by a few tries on an 80/20 split; if rows have several
+codes, each against all others (ova), and those above 0.5 are answered. Both have one thread.
 
 --noise also counts the held-out texts with one and with two random letters replaced. --results: what was
 measured before stays in the first file unless the same is measured again; table and picture are of all files.

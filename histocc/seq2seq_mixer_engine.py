@@ -115,10 +115,17 @@ class MixerTask:
     Args:
         loss_fn: a criterion called like `LossMixer`; without `per_sample` its mean stands for each row.
         model: the bare one that is trained, whose operations `flops` counts.
+        at_most: codes that an answer of the linear decoder holds; None: as many as are probable.
     """
 
-    def __init__(self, loss_fn: nn.Module, formatter: BlockyFormatter | None = None, model: Any = None):
-        self.loss_fn, self.formatter = loss_fn, formatter
+    def __init__(
+        self,
+        loss_fn: nn.Module,
+        formatter: BlockyFormatter | None = None,
+        model: Any = None,
+        at_most: int | None = None,
+    ):
+        self.loss_fn, self.formatter, self.at_most = loss_fn, formatter, at_most
         self.flops_per_unit = flops_per_unit(model)
         self.at_least_one = getattr(getattr(loss_fn, "loss_fn_linear", None), "kind", MEAN) == ROWS
         losses = LOSSES if hasattr(loss_fn, "per_sample") else LOSSES[:1]
@@ -146,7 +153,7 @@ class MixerTask:
         with torch.autocast(outputs[0].device.type, enabled=False):
             linear = multi_hot(batch["targets_linear"], outputs[1].shape[1], torch.float32)
             values["token_acc"] = metrics.token_counts(outputs[0], targets, PAD_IDX)  # (right, tokens)
-            values["flat_acc"] = metrics.flat_sets_equal(outputs[1], linear, self.at_least_one)
+            values["flat_acc"] = metrics.flat_sets_equal(outputs[1], linear, self.at_least_one, self.at_most)
             return values | row_losses(self.loss_fn, outputs, batch)
 
     def flops(self, batch: dict) -> float:

@@ -14,7 +14,7 @@ from histocc.data.prepare import prepare
 from histocc.formatter import make_formatter
 from histocc.job import ngram_fit
 from histocc.model.mixer import Seq2SeqMixerOccCANINE, model_config
-from histocc.model.ngrams import Ngrams, hash_ngrams
+from histocc.model.ngrams import PATTERNS, Ngrams, hash_ngrams
 from histocc.text import encode
 
 MASK = (1 << 64) - 1
@@ -39,20 +39,23 @@ TEXTS = [
 
 
 def ngrams_of(text: str) -> list[tuple[str, str]]:
-    """(kind, n-gram) of a description: windows of characters, words, pairs of words with one blank
-    between."""
+    """(kind, n-gram) of a description: windows of characters, with an open one too, and words."""
     lower = "".join(chr(ord(letter) + 32) if "A" <= letter <= "Z" else letter for letter in text)
     around, words = f" {lower} ", lower.split(" ")
-    pieces = [around[i : i + size] for size in range(2, 7) for i in range(len(around) - size + 1)]
+    pieces = [around[i : i + size] for size in range(2, 5) for i in range(len(around) - size + 1)]
     found = [("window", piece) for piece in pieces if " " not in piece[1:-1] and piece.strip(" ")]
-    found += [("word", word) for word in words if word]
-    return found + [("pair", f"{one} {two}") for one, two in zip(words, words[1:]) if one and two]
+    for place in (1, 2):  # that is left open
+        found += [(f"open {place}", piece) for kind, piece in found if kind == "window" and len(piece) == 4]
+    return found + [("word", word) for word in words if word]
 
 
 def hash_of(kind: str, ngram: str) -> int:
     """Polynomial hash and its mixing in plain whole numbers, as int64."""
-    value = sum((ord(letter) + 1) * pow(6364136223846793005, i, 1 << 64) for i, letter in enumerate(ngram))
-    value = (value + {"window": len(ngram), "word": 100, "pair": 200}[kind]) * 0xBF58476D1CE4E5B9 & MASK
+    name, _, place = kind.partition(" ")
+    letters = [letter for letter in enumerate(ngram) if str(letter[0]) != place]
+    value = sum((ord(letter) + 1) * pow(6364136223846793005, i, 1 << 64) for i, letter in letters)
+    value += 100 if name == "word" else len(ngram) + 1000 * int(place or 0)
+    value = value * 0xBF58476D1CE4E5B9 & MASK
     value = (value ^ (value >> 31)) * 0x94D049BB133111EB & MASK
     return value - (1 << 64) if value >> 63 else value
 
@@ -89,7 +92,8 @@ class TestHashes:
 
     def test_without_a_description_those_of_the_language_alone(self):
         windows = ["en", " e", "n ", " en", "en ", " en "]
-        only_language = sorted([*(hash_of("window", one) for one in windows), hash_of("word", "en")])
+        found = [("window", one) for one in windows] + [("open 1", " en "), ("open 2", " en "), ("word", "en")]
+        only_language = sorted(hash_of(*one) for one in found)
         assert found_in(["", "   ", "a"]) == [only_language, only_language, hashes_of("a")]
         assert found_in(["farmer"], ["a language of many letters"], max_len=16) == [[]]
 
@@ -104,7 +108,7 @@ def made(texts, classes=5, **more) -> Ngrams:
     """N-grams with a row for each that `texts` hold, weights different for each."""
     known = sorted({hash_of(*one) for text in texts for one in ngrams_of(text)})
     torch.manual_seed(3)
-    ngrams = Ngrams(len(known), 8, 12, classes, **more)
+    ngrams = Ngrams(len(known), 8, 12, classes, patterns=PATTERNS, **more)
     ngrams.hashes.copy_(torch.tensor(known))
     ngrams.idf.copy_(1 + torch.rand(len(known)))
     return ngrams.double()

@@ -223,7 +223,7 @@ class TextRows(Rows):
         piece = {name: value[rows] for name, value in batch.items()}
         for name in ("input_ids", "attention_mask"):
             piece[name] = piece[name][:, :width]
-        return piece | {"targets_seq2seq": self._shortened(piece["targets_seq2seq"])}
+        return piece | {"targets_seq2seq": self.shortened(piece["targets_seq2seq"])}
 
     def characters(self) -> np.ndarray:
         """Every character id that an input can hold, but for words from other files; sorted int64."""
@@ -239,7 +239,7 @@ class TextRows(Rows):
         targets[:, 1 : 1 + self.max_codes * block] = self.code_tokens[codes].reshape(len(codes), -1)
         return targets
 
-    def _shortened(self, targets: torch.Tensor) -> torch.Tensor:
+    def shortened(self, targets: torch.Tensor) -> torch.Tensor:
         """Targets without blocks that are empty in every row; with `first_empty_block` one of these stays."""
         if not self.encoding.first_empty_block:
             return targets

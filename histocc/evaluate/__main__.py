@@ -235,7 +235,7 @@ def validation(
     plan = BatchPlan(len(texts), args.batch_size * parts, parts, args.batch_size)
     trained = state.get("args", {})
     losses: dict[str, Any] = LOSS | {name: trained[name] for name in Losses().values() if name in trained}
-    task = MixerTask(make_loss(Losses(**losses), formatter), formatter)
+    task = MixerTask(make_loss(Losses(**losses), formatter), formatter, at_most=Thresholds.of(state).at_most)
 
     def work(part: int) -> dict[str, float]:
         loader = BatchLoader(MicroBatches(texts, plan, world.rank * processes + part))

@@ -27,7 +27,7 @@ from histocc.model.distillation import DistillationLoss
 from histocc.model.loss import ROWS, BlockOrderInvariantLoss, LinearLoss, LossMixer
 from histocc.model.mixer import NGRAMS as NGRAMS_ALONE
 from histocc.model.mixer import Seq2SeqMixerOccCANINE, model_config
-from histocc.model.ngrams import AUTO, NONE
+from histocc.model.ngrams import AUTO, NONE, PATTERNS
 from histocc.published import formats, models
 from histocc.runtime import checkpoint
 from histocc.runtime.config import flag_of
@@ -207,7 +207,7 @@ def make_model(
     if counted and model.ngrams:
         model.ngrams.hashes.copy_(torch.from_numpy(counted[0]))
         model.ngrams.idf.copy_(torch.from_numpy(counted[1]))
-        if first is None and (not args.ngram_passes or args.dry_run):
+        if first is None and (args.ngram_passes == 0 or args.dry_run):
             world.print("N-grams are not fitted (--ngram-passes 0, or a dry run)")
         elif first is None:
             encoding = RowEncoding(formatter, args.max_len, first_empty_block=args.empty_blocks == "first")
@@ -302,7 +302,7 @@ def fast_parameters(
             groups, rates = resumed["optimizer"]["param_groups"], resumed["scheduler"]["base_lrs"]
             factor = rates[-1] / rates[0]
             added = len(groups) == 2 and len(groups[1]["params"]) == len(own)
-    elif ngrams and args.ngram_passes and not args.initial_checkpoint:  # they are fitted
+    elif ngrams and args.ngram_passes != 0 and not args.initial_checkpoint:  # they are fitted
         factor = FITTED_LINEAR_LR_FACTOR
     else:
         is_new = not model.linear_decoder.weight.any()
@@ -335,7 +335,8 @@ def new_ngrams(
         lambda: ngram_fit.count_ngrams(data, args.max_len, most, world.give_up_if_asked)
     )
     rows = len(counted[0])
-    return ({"rows": rows, "width": NGRAM_WIDTH} if rows else None), counted
+    found = {"rows": rows, "width": NGRAM_WIDTH, "patterns": list(PATTERNS)}
+    return (found if rows else None), counted
 
 
 # ---- rows and their loss
@@ -390,6 +391,11 @@ def make_loss(args: Losses, formatter: BlockyFormatter) -> LossMixer:
 # ---- what a checkpoint keeps
 
 
+def most_codes(data: PreparedData) -> int:
+    """How many codes a row of the data has at most, and so an answer of the linear decoder."""
+    return max([1, *map(int, data.report["codes_per_row"])])
+
+
 def checkpoint_entries(
     args: JobConfig, formatter: BlockyFormatter, data: PreparedData, config: dict
 ) -> dict[str, Any]:
@@ -399,7 +405,7 @@ def checkpoint_entries(
     """
     found: dict[str, Any] = {"linear_share": EQUAL_SHARE} if config["ngrams"] else {}
     if args.linear_loss == ROWS:
-        most = max([1, *map(int, data.report["codes_per_row"])])
+        most = most_codes(data)
         usual = {"default": USUAL, "by_language": {}, "source": "usual"}
         found["thresholds"] = {**usual, "at_least_one": True, "at_most": most}
     return {

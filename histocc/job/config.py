@@ -79,10 +79,11 @@ class Model(Config):
         choices=(AUTO, NONE, *map(str, range(MIN_BITS, MAX_BITS + 1))),
         metavar="auto|none|BITS",
     )
-    ngram_passes: CountOrZero = flag(
-        10,
-        "passes over the distinct rows (200,000 at most, fewer for wider models) that fit new n-grams with"
-        " both decoders before the encoder is trained; 0, or with --initial-checkpoint: no fit",
+    ngram_passes: CountOrZero | None = flag(
+        None,
+        "passes over the distinct rows that fit the decoder that writes to new n-grams, before the encoder is"
+        " trained and after the linear decoder, which takes 10 at most (default: 20,000 rows, at most 10"
+        " passes, fewer for wider models); 0, or with --initial-checkpoint: no fit of either",
         metavar="N",
         resumable=True,
     )
@@ -166,6 +167,13 @@ class JobConfig(Tables, Descriptions, Noise, Model, Teaching, Losses, TrainConfi
         " validation loss (default: accuracy from scratch, loss from trained weights)",
         choices=("accuracy", "loss"),
         resumable="kept",
+    )
+    num_epochs: CountOrZero = flag(
+        5,
+        "passes over the training data; n-grams alone are trained by their fit, and take the steps of these"
+        " passes only as far as --max-steps says",
+        "--epochs",
+        resumable=True,
     )
     prepare_only: bool = flag(False, "prepare the data, report on them and stop", resumable=True)
 
@@ -259,11 +267,13 @@ def decide(args: JobConfig, trained: dict | None = None, first: dict | None = No
     """Arguments without a None among CHOICES: those of `trained`, the checkpoint that is resumed or
     validated; else of a part that is in `first`, the initial weights; else of a start from scratch.
     """
+    epochs = epochs_of(args, (trained or {}).get("args") or args.values())
     if trained is not None:
         saved = trained.get("args", {})  # published weights have none
-        return args.decide(**{name: saved.get(name, usual) for name, (_, usual) in CHOICES.items()})
+        usual = {name: saved.get(name, usual) for name, (_, usual) in CHOICES.items()}
+        return args.decide(num_epochs=epochs, **usual)
     weights = () if first is None or args.only_encoder else first["model"]
-    decided = {}
+    decided: dict[str, Any] = {"num_epochs": epochs}
     for name, (scratch, usual) in CHOICES.items():
         part = PART_OF.get(name)
         if getattr(args, name) is not None:
@@ -277,6 +287,15 @@ def decide(args: JobConfig, trained: dict | None = None, first: dict | None = No
     return args.decide(**decided)
 
 
+def epochs_of(args: JobConfig, first: dict[str, Any]) -> int:
+    """--num-epochs; 0 for n-grams alone that are fitted, unless --max-steps asks for steps. first: arguments
+    of the first start.
+    """
+    is_fitted = first.get("model_size") == NGRAMS and first.get("ngram_passes") != 0
+    is_fitted = is_fitted and not first.get("initial_checkpoint")
+    return 0 if is_fitted and not args.max_steps else args.num_epochs
+
+
 def of_run(state: dict) -> dict[str, Any]:
     """What the checkpoint of a run keeps elsewhere than in its arguments, by flag."""
     config = state["config"]
@@ -286,4 +305,5 @@ def of_run(state: dict) -> dict[str, Any]:
 
 def refuse_other_arguments(args: JobConfig, state: dict) -> None:
     """Raises UserError if a run is to be resumed with other arguments than those that decide its result."""
+    args = args.decide(num_epochs=epochs_of(args, state["args"]))
     script.refuse_other_arguments(args, state, [], of_run(state))

@@ -48,7 +48,7 @@ MAX_TEXTS = 1 << 17  # distinct ones that are counted and fitted
 CHUNK = 4096  # texts that are hashed at once
 MIN_STEPS, MIN_BATCH = 100, 16  # steps of a pass; few rows are taken in smaller batches, as far as this
 DROPOUT = 0.3  # share of the n-grams that are left out
-MAX_SEEN, TINY_WIDTH = 200_000, 128  # rows that the decoder that writes is fitted on if it is so wide
+TINY_WIDTH = 128  # of a decoder that writes; a wider one sees fewer rows
 
 
 # ---- which n-grams there are
@@ -157,7 +157,9 @@ class FitRows(Rows):
         left_out = chance(draw(streams(self.seed, epoch, numbers)[:, None], columns), DROPOUT)
         positions = self.positions[numbers]
         words = int(np.flatnonzero(positions.any(axis=0)).max(initial=0)) + 1
-        return self.rows.batch(numbers, epoch) | {
+        batch = self.rows.batch(numbers, epoch)
+        return batch | {
+            "targets_seq2seq": self.rows.shortened(batch["targets_seq2seq"]),
             "ngram_rows": torch.from_numpy(self.found[at].astype(np.int64)),
             "ngram_weights": torch.from_numpy(self.weights[at] * (exists & ~left_out)).to(self.dtype),
             "ngram_words": torch.from_numpy(np.where(exists, self.words[at], 0).astype(np.int64)),
@@ -196,20 +198,22 @@ class Part:
 
     Args:
         losses: of (model, loss_fn, batch), [B].
-        passes: over the rows; None: --ngram-passes, and at most MAX_SEEN rows.
+        passes: over the rows, at most; --ngram-passes says otherwise of the last part.
+        max_rows: that these go over together, at most.
         rates: peak learning rates of the n-grams and the linear decoder, and of the other one.
     """
 
     name: str
     losses: Callable[[Seq2SeqMixerOccCANINE, LossMixer, dict], Tensor]
-    passes: int | None
+    passes: int
+    max_rows: int
     batch_size: int
     rates: tuple[float, float]
 
 
 PARTS = (
-    Part("linear decoder", linear_losses, 10, 256, (0.01, 0.0)),
-    Part("both decoders", both_losses, None, 64, (0.003, 0.002)),
+    Part("linear decoder", linear_losses, 10, 400_000, 256, (0.02, 0.0)),
+    Part("both decoders", both_losses, 10, 20_000, 64, (0.003, 0.002)),
 )
 
 
@@ -296,7 +300,7 @@ def fit(
     """
     began, ngrams, own = time.perf_counter(), model.ngrams, OwnFiles(args.save_path, args.overwrite)
     assert ngrams is not None
-    world.print(f"Fitting the n-grams and both decoders (--ngram-passes {args.ngram_passes})")
+    world.print("Fitting the n-grams and both decoders")
     seed, distinct = derived_seed(args.seed, NGRAMS), DistinctRows(data.train)
     model.eval()  # all n-grams of the texts
     rows = FitRows(rows_of(distinct), distinct.weight, ngrams, model.memory_mask, seed)
@@ -317,10 +321,10 @@ def fit(
             optimizer.load_state_dict(interrupted["optimizer"])
             state = loop.State.resumed(interrupted["step"], interrupted["position"], world)
             interrupted = None
-        steps = (part.passes or args.ngram_passes) * plan.steps_per_epoch
-        if part.passes is None:
-            seen = MAX_SEEN * TINY_WIDTH // max(TINY_WIDTH, model.config.hidden_size)
-            steps = max(1, min(steps, seen // batch_size))
+        steps = min(part.passes * plan.steps_per_epoch, part.max_rows // batch_size)
+        if fitted.others:
+            steps = max(1, steps * TINY_WIDTH // max(TINY_WIDTH, model.config.hidden_size))
+            steps = args.ngram_passes * plan.steps_per_epoch if args.ngram_passes else steps
         stage = Stage(f"fitting n-grams, {part.name}", steps, "steps", state.step)
         loader = BatchLoader(MicroBatches(rows, plan, world.rank, seed), world)
         wrapped = parallel.wrap(fitted, world)

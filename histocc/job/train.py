@@ -18,6 +18,8 @@ from histocc.job import build, confidence, ngram_fit
 from histocc.job.config import JobConfig, decide, of_run, refuse_other_arguments
 from histocc.job.teacher import with_teacher
 from histocc.model.canine import CanineEncoder
+from histocc.model.confidence import Thresholds
+from histocc.model.loss import ROWS
 from histocc.model.mixer import Seq2SeqMixerOccCANINE
 from histocc.published import formats, models
 from histocc.runtime.config import differing
@@ -54,7 +56,8 @@ def train(args: JobConfig, settings: PrepareSettings, world: World, data: Prepar
         # What is trained: the losses of both decoders (histocc/model/loss.py). The linear decoder and the
         # n-grams may have a learning rate of their own.
         loss_fn = build.make_loss(args, formatter)
-        task = engine.MixerTask(loss_fn, formatter, model=model)
+        most = build.most_codes(data) if args.linear_loss == ROWS else None
+        task = engine.MixerTask(loss_fn, formatter, model=model, at_most=most)
         fast = build.fast_parameters(args, model, resumed)
         training = script.Training(
             model,
@@ -68,7 +71,7 @@ def train(args: JobConfig, settings: PrepareSettings, world: World, data: Prepar
             about=about(args, settings, data, model),
             about_rate=about_rate(*fast),
             best_by=engine.accuracy if args.best_by == "accuracy" else None,
-            is_fitted=bool(config["ngrams"] and args.ngram_passes and not args.initial_checkpoint),
+            is_fitted=bool(config["ngrams"] and args.ngram_passes != 0 and not args.initial_checkpoint),
             # After the last step: confidence is fitted, so that it says how often an answer is right.
             finish=lambda _: confidence.fit_run(args, world, data),
         )
@@ -146,7 +149,8 @@ def validate(args: JobConfig, formatter: BlockyFormatter, world: World, data: Pr
         raise UserError("--eval-only needs rows to validate on; raise --share-val")
     precision = script.number_format(args, world)
     model.to(world.device, precision.dtype)
-    task = engine.MixerTask(build.make_loss(args, formatter), formatter)
+    most = Thresholds.of(state).at_most
+    task = engine.MixerTask(build.make_loss(args, formatter), formatter, at_most=most)
     loader = make_loader(args, world, rows)
     values = loop.evaluate(model, loader, task, world, precision, world.stop_agreed)
     world.print(validation_line({"step": state.get("step") or 0, **values}, engine.COLUMNS))

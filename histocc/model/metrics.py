@@ -2,6 +2,7 @@
 end, since the mean of batch means is not the mean. No call waits for the device.
 """
 
+import torch
 from torch import Tensor
 
 
@@ -28,11 +29,14 @@ def token_counts(logits: Tensor, targets: Tensor, pad_idx: int) -> tuple[Tensor,
     return right.sum(1), counted.sum(1)
 
 
-def flat_sets_equal(linear_logits: Tensor, target: Tensor, at_least_one: bool = False) -> Tensor:
-    """bool [B]: the classes with probability above 0.5, and with `at_least_one` the most probable in any
-    case, are those of the target, 0/1 or bool [B, C].
+def flat_sets_equal(
+    linear_logits: Tensor, target: Tensor, at_least_one: bool = False, at_most: int | None = None
+) -> Tensor:
+    """bool [B]: the classes with probability above 0.5, `at_most` the most probable ones, and with
+    `at_least_one` the most probable in any case, are those of the target, 0/1 or bool [B, C].
     """
-    chosen = linear_logits > 0
-    if at_least_one:
-        chosen = chosen.scatter(1, linear_logits.argmax(1, keepdim=True), True)
+    logits, classes = linear_logits.topk(min(at_most or linear_logits.shape[1], linear_logits.shape[1]))
+    counted = logits > 0
+    counted[:, 0] |= at_least_one
+    chosen = torch.zeros_like(linear_logits, dtype=torch.bool).scatter(1, classes, counted)
     return (chosen == (target > 0)).all(1)

@@ -9,7 +9,7 @@ from histocc.formatter import PAD_IDX
 from histocc.model.canine import CanineConfig, CanineEncoder
 from histocc.model.decoder import TransformerDecoder, visible_memory
 from histocc.model.layers import Dropout, Linear, width_groups
-from histocc.model.ngrams import Ngrams, NoEncoder
+from histocc.model.ngrams import FIRST_PATTERNS, Ngrams, NoEncoder
 
 NGRAMS = "ngrams"
 _SIZES = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
@@ -39,7 +39,8 @@ class Seq2SeqMixerOccCANINE(nn.Module):
         config: encoder sizes, None for base.
         memory_mask: whether the decoder leaves out padding of the memory, which published models look at.
         target_mask: the same of PAD among the tokens, see `TransformerDecoder`.
-        ngrams: {"rows", "width"} of n-grams beside the encoder, see `histocc.model.ngrams`; None for none.
+        ngrams: {"rows", "width", "patterns"} of n-grams beside the encoder, see `histocc.model.ngrams`; None
+            for none.
         ngram_dropout: share of them that is left out in training.
         encoder: False for none, see `NoEncoder`; needs n-grams.
         model_domain: accepted for compatibility with the published class.
@@ -85,7 +86,8 @@ class Seq2SeqMixerOccCANINE(nn.Module):
         self.linear_decoder = Linear(width, num_classes_flat)
         self.ngrams = None
         if ngrams:
-            self.ngrams = Ngrams(ngrams["rows"], ngrams["width"], width, num_classes_flat, ngram_dropout)
+            sizes = ngrams["rows"], ngrams["width"], width, num_classes_flat, ngram_dropout
+            self.ngrams = Ngrams(*sizes, ngrams.get("patterns", FIRST_PATTERNS))
 
     @property
     def target_mask(self) -> bool:

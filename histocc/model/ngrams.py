@@ -1,11 +1,11 @@
 """Hashed character n-grams and words of a description, computed from its character ids on any device.
 
 A description says most through its words and their parts, and an encoder must first learn to spell them.
-Here each window of 2 to 6 characters within a word, each word and each pair of neighbouring words that
-the training texts hold has a row in a table, found by a polynomial hash (compare CANINE's own optional
-n-grams, Clark et al., 2021, arXiv 2103.06874, and those of the Byte Latent Transformer, Pagnoni et al.,
-2024, arXiv 2412.09871). The language counts as the first word. A row counts by its inverse document
-frequency, and the weights of a text have the length 1.
+Here each word, and each window of 2 to 4 characters within one, that the training texts hold has a row in
+a table, found by a polynomial hash (compare CANINE's own optional n-grams, Clark et al., 2021, arXiv
+2103.06874, and those of the Byte Latent Transformer, Pagnoni et al., 2024, arXiv 2412.09871). A window of 4
+counts again with an inner character left open, so that a changed letter costs less. The language counts as
+the first word. A row counts by its inverse document frequency, and the weights of a text have the length 1.
 """
 
 import math
@@ -18,7 +18,9 @@ from torch import Tensor, nn
 from histocc.model.layers import Linear, product_of_groups
 from histocc.text import LANGUAGE_SEPARATOR, SEP_ID
 
-WINDOWS = (2, 3, 4, 5, 6)  # characters; blanks stand at their ends alone
+# What counts: # is a character, _ any character; blanks stand at the ends of a window alone.
+PATTERNS = ("##", "###", "####", "#_##", "##_#", "word")
+FIRST_PATTERNS = ("##", "###", "####", "#####", "######", "word", "two words")  # of models that name none
 MIN_BITS, MAX_BITS = 4, 24
 AUTO, NONE = "auto", "none"  # of --ngrams, beside a number of bits
 _BLANK = 32
@@ -62,10 +64,10 @@ def _is_text(input_ids: Tensor) -> Tensor:
     return (position > 0) & (position < end) & ~((position >= start) & (position < start + width))
 
 
-def hash_ngrams(input_ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """(hashes int64 [B, S, F] of the n-grams that begin at each position, which of them exist bool [B, S, F],
-    word of each position int64 [B, S]) for character ids int64 [B, S]. Letters A–Z count as a–z; blanks, and
-    the [SEP] after the language, belong to the word after them.
+def hash_ngrams(input_ids: Tensor, patterns: Sequence[str] = PATTERNS) -> tuple[Tensor, Tensor, Tensor]:
+    """(hashes int64 [B, S, F] of the n-grams of F patterns that begin at each position, which of them exist
+    bool [B, S, F], word of each position int64 [B, S]) for character ids int64 [B, S]. Letters A–Z count as
+    a–z; blanks, and the [SEP] after the language, belong to the word after them.
     """
     length = input_ids.shape[1]
     ids = torch.where(_is_text(input_ids), input_ids, _BLANK)
@@ -75,22 +77,29 @@ def hash_ngrams(input_ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     sums = F.pad(((ids + 1) * _powers(_RADIX, length, ids.device)).cumsum(1), (1, 0))
     blanks = F.pad(blank.long().cumsum(1), (1, 0))
     inverse = _powers(_INVERSE, length, ids.device)
-    hashes, exists = [], []
-    for size in WINDOWS:
-        count = max(0, length - size + 1)
-        hashed = (sums[:, size:] - sums[:, :count]) * inverse[:count]
-        within = blanks[:, size - 1 : length] == blanks[:, 1 : count + 1]  # no blank but at the ends
-        has_letters = blanks[:, size:] - blanks[:, :count] < size
-        hashes.append(F.pad(_mixed(hashed + size), (0, length - count)))
-        exists.append(F.pad(within & has_letters, (0, length - count)))
     begins = ~blank & F.pad(blank, (1, 0), value=True)[:, :length]
     # position of the first blank at or after each position: the end of its word
     end = torch.where(blank, torch.arange(length, device=ids.device), length).flip(1).cummin(1).values.flip(1)
     next_word = (end + 1).clamp(max=length - 1)
     has_next = begins & (end + 1 < length) & ~blank.gather(1, next_word)  # a word that follows at once
-    for words, last, exist in ((1, end, begins), (2, end.gather(1, next_word), has_next)):
-        hashes.append(_mixed((sums.gather(1, last) - sums[:, :length]) * inverse + 100 * words))
-        exists.append(exist)
+    words = {"word": (1, end, begins), "two words": (2, end.gather(1, next_word), has_next)}
+    hashes, exists = [], []
+    for pattern in patterns:
+        if pattern in words:
+            number, last, exist = words[pattern]
+            hashes.append(_mixed((sums.gather(1, last) - sums[:, :length]) * inverse + 100 * number))
+            exists.append(exist)
+            continue
+        size = len(pattern)
+        count = max(0, length - size + 1)
+        hashed = (sums[:, size:] - sums[:, :count]) * inverse[:count] + size
+        for place in (i for i, character in enumerate(pattern) if character == "_"):
+            left_open = (ids[:, place : place + count] + 1) * _powers(_RADIX, size, ids.device)[place]
+            hashed = hashed - left_open + 1000 * place
+        within = blanks[:, size - 1 : length] == blanks[:, 1 : count + 1]  # no blank but at the ends
+        has_letters = blanks[:, size:] - blanks[:, :count] < size
+        hashes.append(F.pad(_mixed(hashed), (0, length - count)))
+        exists.append(F.pad(within & has_letters, (0, length - count)))
     word = (blank & F.pad(~blank, (1, 0))[:, :length]).long().cumsum(1)
     return torch.stack(hashes, 2), torch.stack(exists, 2), word
 
@@ -106,16 +115,25 @@ class Ngrams(nn.Module):
         rows, width: of the table, a row for each n-gram that the training texts hold.
         hidden_size: H of the memory; classes: outputs of the linear decoder.
         dropout: share of the n-grams that are left out in training, 0…1.
+        patterns: of `hash_ngrams`.
     """
 
     hashes: Tensor
     idf: Tensor
 
-    def __init__(self, rows: int, width: int, hidden_size: int, classes: int, dropout: float = 0.0):
+    def __init__(
+        self,
+        rows: int,
+        width: int,
+        hidden_size: int,
+        classes: int,
+        dropout: float = 0.0,
+        patterns: Sequence[str] = FIRST_PATTERNS,
+    ):
         super().__init__()
         if not 1 <= rows <= 1 << MAX_BITS:
             raise ValueError(f"rows of n-grams: found {rows}, expected 1 … {1 << MAX_BITS:,}")
-        self.width, self.dropout = width, dropout
+        self.width, self.dropout, self.patterns = width, dropout, patterns
         self.table = nn.Embedding(rows, width)
         self.linear = Linear(width, classes, bias=False)
         self.word_to_memory = Linear(width, hidden_size, bias=False)
@@ -175,7 +193,7 @@ class Ngrams(nn.Module):
 
     def weighted(self, input_ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """(rows of the table int64 [B, S, F], their weights, 0 for none [B, S, F], words int64 [B, S])."""
-        hashed, exist, word = hash_ngrams(input_ids)
+        hashed, exist, word = hash_ngrams(input_ids, self.patterns)
         rows = torch.searchsorted(self.hashes, hashed).clamp(max=len(self.hashes) - 1)
         weight = self.idf[rows] * (exist & (self.hashes[rows] == hashed))
         if self.training and self.dropout:

@@ -242,7 +242,7 @@ def ready(
                 state = loop.State.resumed(resumed["step"], position, world)
         schedule = Schedule.of(args, plan.steps_per_epoch, world.size, rate)
         ended = state.is_out_of(args.patience)
-        if (ended or state.step >= schedule.stop) and not state.unfinished:
+        if resumed and (ended or state.step >= schedule.stop) and not state.unfinished:
             what = f"at step {state.step:,}, and --max-steps is {schedule.stop:,}: nothing to do."
             if ended or state.step >= schedule.total:
                 no_better = f"No better for {state.since_best} validations: a larger --patience continues"
@@ -288,7 +288,7 @@ def ready(
             "save_interval": args.save_interval,
             "best_by": training.best_by,
             "patience": args.patience,
-            "validate_first": training.is_fitted and not is_resumed,
+            "validate_first": (training.is_fitted or not schedule.total) and not is_resumed,
             "epoch_name": training.epoch_name if args.save_each_epoch else "",
             "stop": world.stop_agreed,
         }
