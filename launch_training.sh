@@ -40,7 +40,7 @@ source "$(dirname -- "${BASH_SOURCE[0]}")/scripts/common.sh"
 # The run on the sample. Any number of processes makes the same total batch, and so the same result.
 SAMPLE_ROWS=(--rows 40000 --seed 1)
 SAMPLE_FLAGS=(
-  --formatter hisco --target-cols hisco_1 hisco_2 hisco_3 --language-col lang --model-size ngrams --ngram-passes 3
+  --formatter hisco --target-cols hisco_1 hisco_2 hisco_3 --language-col lang --model-size ngrams
 )
 
 read_arguments "$@"

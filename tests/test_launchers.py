@@ -242,7 +242,7 @@ def test_without_data_the_sample_is_trained_and_shown(plan, tmp_path):
     write, train, show = commands(plan(LAUNCH))
     assert write[1:3] == ["-m", "histocc.sample"] and write[-2:] == ["--split-dir", "./output/sample"]
     assert after(train, "--train-data") == "./output/sample/train.csv"
-    assert after(train, "--model-size") == "tiny" and after(train, "--save-dir") == "./output"
+    assert after(train, "--model-size") == "ngrams" and after(train, "--save-dir") == "./output"
     assert show[1:] == ["-m", "histocc.sample.show", "--model", "./output"]
     assert not (tmp_path / "output").exists()
     assert len(commands(plan(LAUNCH, "--", "--prepare_only"))) == 2  # there is no model to show
