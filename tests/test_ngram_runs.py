@@ -2,6 +2,7 @@
 the bit, handed on, exported.
 """
 
+import csv
 import json
 import time
 
@@ -335,7 +336,7 @@ def alone(table, folder, *more):
 @pytest.mark.full
 def test_runs_of_ngrams_alone(table, tmp_path):
     """They learn, are resumed, and code; the same on two processes."""
-    exact = ["--float64", "--dropout", 0, "--ngram-dropout", 0]
+    exact = ["--float64", "--dropout", 0, "--ngram-dropout", 0, "--max-steps", 6]
     one, two = tmp_path / "one", tmp_path / "two"
     said = run("train_mixer.py", *alone(table, one, *exact, "--batch-size", 32))
     assert "Model: ngrams (no encoder, width 128, 0 layers)" in said and "Learning rate: 0.001" in said
@@ -361,6 +362,22 @@ def test_what_does_not_go_with_it(table, tmp_path):
     ):
         code, said = run_inside(train_mixer.main, *alone(table, tmp_path / "run", *more))
         assert code == 2 and message in said
+
+
+def test_the_fit_is_all_of_it(table, tmp_path):
+    """Without --max-steps; flat_acc is the share of rows that `flat` answers as they are."""
+    said = run("train_mixer.py", *alone(table, tmp_path / "run"))
+    assert "Epochs: 0 (0 steps)" in said and "Finished at step 0." in said
+    (row,), saved = read_logs(tmp_path / "run"), (tmp_path / "run" / "last.bin").stat().st_mtime_ns
+    with open(table[1], encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    texts, languages = ([row[name] for row in rows] for name in ("occ1", "lang"))
+    coded = Coder.load(str(tmp_path / "run")).code(texts, languages, "flat", 5)
+    right = [{*one.codes} == {row["hisco_1"], row["hisco_2"]} - {""} for one, row in zip(coded, rows)]
+    assert sum(right) / len(rows) == pytest.approx(row["flat_acc"], abs=1e-9)
+    code, said = run_inside(train_mixer.main, *alone(table, tmp_path / "run"))
+    assert code == 0 and "is finished (0 steps): nothing to do" in said
+    assert (tmp_path / "run" / "last.bin").stat().st_mtime_ns == saved
 
 
 def test_it_starts_other_runs_and_is_exported(table, tmp_path):
