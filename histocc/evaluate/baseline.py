@@ -10,7 +10,7 @@ several languages, the language is in front of the text.
 import time
 from collections import Counter
 from collections.abc import Callable
-from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -46,9 +46,10 @@ def svm(
     from sklearn.preprocessing import Normalizer
     from sklearn.svm import LinearSVC
 
-    tfidf = partial(TfidfVectorizer, sublinear_tf=True, norm=None)
-    chars = tfidf(analyzer="char", ngram_range=(2, 5), preprocessor=lambda text: f" {text.lower()} ")
-    words = tfidf(token_pattern=r"\S+", ngram_range=(1, 2))
+    same: dict[str, Any] = {"sublinear_tf": True, "norm": None}
+    padded = {"preprocessor": lambda text: f" {text.lower()} "}
+    chars = TfidfVectorizer(analyzer="char", ngram_range=(2, 5), **padded, **same)
+    words = TfidfVectorizer(token_pattern=r"\S+", ngram_range=(1, 2), **same)
     table = make_pipeline(make_union(chars, words), Normalizer()).fit(known_texts)
     counts = Counter(zip(known_texts, known_codes)).most_common()
     known_texts, known_codes = map(list, zip(*(row for row, _ in counts)))
