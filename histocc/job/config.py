@@ -40,7 +40,8 @@ class Model(Config):
         AUTO,
         "size of a new model: tiny is 128 wide with 2 layers, small 256 with 4, base 768 with 12, as"
         " google/canine-s; ngrams has no encoder, but n-grams alone; auto: that of --initial-checkpoint, else"
-        " base on GPUs and ngrams on CPUs",
+        " base on GPUs and ngrams on CPUs. n-grams alone are trained by their fit: epochs count for them only"
+        " as far as --max-steps says",
         choices=(AUTO, "tiny", "small", "base", NGRAMS),
         resumable="kept",
     )
@@ -167,13 +168,6 @@ class JobConfig(Tables, Descriptions, Noise, Model, Teaching, Losses, TrainConfi
         " validation loss (default: accuracy from scratch, loss from trained weights)",
         choices=("accuracy", "loss"),
         resumable="kept",
-    )
-    num_epochs: CountOrZero = flag(
-        5,
-        "passes over the training data; n-grams alone are trained by their fit, and take the steps of these"
-        " passes only as far as --max-steps says",
-        "--epochs",
-        resumable=True,
     )
     prepare_only: bool = flag(False, "prepare the data, report on them and stop", resumable=True)
 

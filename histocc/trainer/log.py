@@ -254,4 +254,5 @@ def banner(
         more = f"; {epochs} epochs instead of {before}, with the longer schedule" if epochs > before else ""
         lines.append(f"Resuming from step {step:,} (epoch {epoch + 1}, batch {batch:,}){more}")
     verb = "Continuing the training of" if resumed else "Starting training for"
-    return "\n".join([*lines, f"{verb} {epochs} epoch{'s' * (epochs != 1)}", f"Training on {devices}"])
+    what = f"{verb} {epochs} epoch{'s' * (epochs > 1)}" if epochs else "No training steps"
+    return "\n".join([*lines, what, f"Training on {devices}"])

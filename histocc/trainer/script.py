@@ -246,7 +246,8 @@ def ready(
             what = f"at step {state.step:,}, and --max-steps is {schedule.stop:,}: nothing to do."
             if ended or state.step >= schedule.total:
                 no_better = f"No better for {state.since_best} validations: a larger --patience continues"
-                more = no_better if ended else "More --num-epochs continue"
+                more = "More --num-epochs continue" if schedule.total else "--max-steps continues"
+                more = no_better if ended else more
                 what = f"finished ({state.step:,} steps): nothing to do. {more}, --overwrite starts over."
             world.print(f"The run in {args.save_path} is {what}")
             finish(args, training)
