@@ -41,6 +41,7 @@ source "$(dirname -- "${BASH_SOURCE[0]}")/scripts/common.sh"
 SAMPLE_ROWS=(--rows 40000 --seed 1)
 SAMPLE_FLAGS=(
   --formatter hisco --target-cols hisco_1 hisco_2 hisco_3 --language-col lang --model-size ngrams
+  --num-epochs 1 --batch-size 32 --global-batch-size 64
 )
 
 read_arguments "$@"

@@ -94,7 +94,7 @@ class Run:
         """
         before, log = 0, read_csv(f"{self.folder}/logs.csv")
         for row in log:
-            if row["samples_per_sec"]:
+            if float(row["samples_per_sec"] or 0):
                 seconds += (int(row["samples"]) - before) / float(row["samples_per_sec"])
                 before = int(row["samples"])
         found = of_model(f"{self.folder}/last.bin", {"all": self.data.val})["decoders"]

@@ -59,7 +59,7 @@ def view(folder: str, width: int = 80) -> tuple[str, bool]:
 def status_lines(status: dict[str, Any], rows: list[dict[str, Any]], running: bool, size: int) -> list[str]:
     """How far the run has come, the last figures, and whether it runs. size: of bars, in characters."""
     stop, step = status["stop_step"], max([status["step"], *(int(row["step"]) for row in rows[-1:])])
-    done = min(1.0, step / max(stop, 1))
+    done = min(1.0, step / stop) if stop else 1.0
     lines = [f"progress    {'█' * round(done * size):░<{size}} {done:4.0%}  step {step:,} of {stop:,}"]
     accuracies = {name: name + " {:.1%}" for row in rows[-1:] for name in row if name.endswith("_acc")}
     rates = {"samples_per_sec": "{:,.0f} samples/s", "lr": "learning rate {:.2e}"}

@@ -40,3 +40,7 @@ def test_flat_sets():
     target = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 0.0], [1.0, 1.0], [1.0, 1.0]])
     for kind in (target, target.bool()):
         assert flat_sets_equal(logits, kind).tolist() == [True, False, True, False, False]
+    several, one = torch.tensor([[0.3, 2.0, 1.0], [-1.0, -2.0, -3.0]]), torch.tensor([[0, 1, 0], [1, 0, 0]])
+    assert flat_sets_equal(several, one, at_most=1).tolist() == [True, False]
+    assert flat_sets_equal(several, one, at_least_one=True, at_most=1).all()
+    assert flat_sets_equal(several, torch.tensor([[0, 1, 1], [0, 0, 0]]), at_most=2).all()

@@ -378,6 +378,9 @@ def test_the_fit_is_all_of_it(table, tmp_path):
     code, said = run_inside(train_mixer.main, *alone(table, tmp_path / "run"))
     assert code == 0 and "is finished (0 steps): nothing to do" in said
     assert (tmp_path / "run" / "last.bin").stat().st_mtime_ns == saved
+    for more, step in ((["--max-steps", 1], 1), ([], 2)):
+        code, said = run_inside(train_mixer.main, *alone(table, tmp_path / "run", *more))
+        assert code == 0 and f"at step {step}" in said
 
 
 def test_it_starts_other_runs_and_is_exported(table, tmp_path):

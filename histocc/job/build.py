@@ -20,7 +20,7 @@ from histocc.data.report import report_lines
 from histocc.data.rows import read_key, read_words
 from histocc.formatter import PAD_IDX, BlockyFormatter
 from histocc.job import ngram_fit, teacher
-from histocc.job.config import JobConfig, Losses, decide, refuse_other_arguments
+from histocc.job.config import JobConfig, Losses, decide, is_fitted, refuse_other_arguments
 from histocc.model.canine import CanineEncoder
 from histocc.model.confidence import USUAL
 from histocc.model.distillation import DistillationLoss
@@ -208,7 +208,7 @@ def make_model(
         model.ngrams.hashes.copy_(torch.from_numpy(counted[0]))
         model.ngrams.idf.copy_(torch.from_numpy(counted[1]))
         if first is None and (args.ngram_passes == 0 or args.dry_run):
-            world.print("N-grams are not fitted (--ngram-passes 0, or a dry run)")
+            world.print("N-grams are not fitted (--ngram-passes 0, or a dry run, whose times lack it)")
         elif first is None:
             encoding = RowEncoding(formatter, args.max_len, first_empty_block=args.empty_blocks == "first")
             rows_of = partial(training_rows, args, data=data, encoding=encoding)
@@ -302,7 +302,7 @@ def fast_parameters(
             groups, rates = resumed["optimizer"]["param_groups"], resumed["scheduler"]["base_lrs"]
             factor = rates[-1] / rates[0]
             added = len(groups) == 2 and len(groups[1]["params"]) == len(own)
-    elif ngrams and args.ngram_passes != 0 and not args.initial_checkpoint:  # they are fitted
+    elif ngrams and is_fitted(args):  # they are fitted
         factor = FITTED_LINEAR_LR_FACTOR
     else:
         is_new = not model.linear_decoder.weight.any()
@@ -391,11 +391,6 @@ def make_loss(args: Losses, formatter: BlockyFormatter) -> LossMixer:
 # ---- what a checkpoint keeps
 
 
-def most_codes(data: PreparedData) -> int:
-    """How many codes a row of the data has at most, and so an answer of the linear decoder."""
-    return max([1, *map(int, data.report["codes_per_row"])])
-
-
 def checkpoint_entries(
     args: JobConfig, formatter: BlockyFormatter, data: PreparedData, config: dict
 ) -> dict[str, Any]:
@@ -405,7 +400,7 @@ def checkpoint_entries(
     """
     found: dict[str, Any] = {"linear_share": EQUAL_SHARE} if config["ngrams"] else {}
     if args.linear_loss == ROWS:
-        most = most_codes(data)
+        most = max([1, *map(int, data.report["codes_per_row"])])
         usual = {"default": USUAL, "by_language": {}, "source": "usual"}
         found["thresholds"] = {**usual, "at_least_one": True, "at_most": most}
     return {

@@ -4,6 +4,7 @@ training, or on any by `python -m histocc.evaluate --fit-confidence`.
 
 import contextlib
 import os
+import zlib
 
 import numpy as np
 import torch
@@ -22,7 +23,7 @@ from histocc.runtime.world import World
 
 MAX_TEXTS, MAX_ROWS = 2_000, 3_000  # that it is fitted on
 MAX_BATCH = 256  # rows
-SLOW = 4  # topk takes most of the time, and answers to one row of so many
+SLOW = 4  # topk takes most of the time, and answers to one text of so many
 MAX_CODES = 100  # of a row, beyond which none is looked at
 OUTPUTS = 5  # most probable outputs of a row, whose probabilities are fitted
 DECODERS = {"mixer": ("greedy", "flat", "topk", "both"), "seq2seq": ("greedy", "topk"), "flat": ("flat",)}
@@ -37,11 +38,12 @@ def answers(
     found, rows = {}, list(zip(codes, weights.tolist()))
     for decoder in DECODERS[coder.kind]:
         best = decoder == "topk"
-        some = slice(None, None, SLOW if best else 1)
-        coded = coder.code(texts[some], languages[some], decoder, 1 if best else MAX_CODES, cleaned=True)
+        some = [i for i, text in enumerate(texts) if not best or zlib.crc32(text.encode()) % SLOW == 0]
+        asked = [texts[i] for i in some], [languages[i] for i in some]
+        coded = coder.code(*asked, decoder, 1 if best else MAX_CODES, cleaned=True)
         found[decoder] = [
             (one.conf, len(one.codes) > 1, one.codes[0] in true if best else {*one.codes} == true, weight)
-            for one, (true, weight) in zip(coded, rows[some])
+            for one, (true, weight) in zip(coded, (rows[i] for i in some))
             if one.conf is not None
         ]
     if coder.kind != "seq2seq":

@@ -261,7 +261,7 @@ def decide(args: JobConfig, trained: dict | None = None, first: dict | None = No
     """Arguments without a None among CHOICES: those of `trained`, the checkpoint that is resumed or
     validated; else of a part that is in `first`, the initial weights; else of a start from scratch.
     """
-    epochs = epochs_of(args, (trained or {}).get("args") or args.values())
+    epochs = epochs_of(args, (trained or {}).get("args"))
     if trained is not None:
         saved = trained.get("args", {})  # published weights have none
         usual = {name: saved.get(name, usual) for name, (_, usual) in CHOICES.items()}
@@ -281,13 +281,17 @@ def decide(args: JobConfig, trained: dict | None = None, first: dict | None = No
     return args.decide(**decided)
 
 
-def epochs_of(args: JobConfig, first: dict[str, Any]) -> int:
-    """--num-epochs; 0 for n-grams alone that are fitted, unless --max-steps asks for steps. first: arguments
-    of the first start.
+def is_fitted(args: JobConfig) -> bool:
+    """Whether a run from scratch fits its n-grams, if it has any."""
+    return args.ngram_passes != 0 and not args.initial_checkpoint
+
+
+def epochs_of(args: JobConfig, saved: dict[str, Any] | None) -> int:
+    """--num-epochs; 0 for n-grams alone that are fitted, unless --max-steps asks for steps. saved: those of
+    the run that is resumed.
     """
-    is_fitted = first.get("model_size") == NGRAMS and first.get("ngram_passes") != 0
-    is_fitted = is_fitted and not first.get("initial_checkpoint")
-    return 0 if is_fitted and not args.max_steps else args.num_epochs
+    has_none = args.model_size == NGRAMS and is_fitted(args) if saved is None else not saved["num_epochs"]
+    return 0 if has_none and not args.max_steps else args.num_epochs
 
 
 def of_run(state: dict) -> dict[str, Any]:

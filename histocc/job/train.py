@@ -15,11 +15,10 @@ from histocc.data.prepare import copy_lists
 from histocc.data.rows import key_reader
 from histocc.formatter import BlockyFormatter
 from histocc.job import build, confidence, ngram_fit
-from histocc.job.config import JobConfig, decide, of_run, refuse_other_arguments
+from histocc.job.config import JobConfig, decide, is_fitted, of_run, refuse_other_arguments
 from histocc.job.teacher import with_teacher
 from histocc.model.canine import CanineEncoder
 from histocc.model.confidence import Thresholds
-from histocc.model.loss import ROWS
 from histocc.model.mixer import Seq2SeqMixerOccCANINE
 from histocc.published import formats, models
 from histocc.runtime.config import differing
@@ -56,22 +55,22 @@ def train(args: JobConfig, settings: PrepareSettings, world: World, data: Prepar
         # What is trained: the losses of both decoders (histocc/model/loss.py). The linear decoder and the
         # n-grams may have a learning rate of their own.
         loss_fn = build.make_loss(args, formatter)
-        most = build.most_codes(data) if args.linear_loss == ROWS else None
-        task = engine.MixerTask(loss_fn, formatter, model=model, at_most=most)
+        entries = build.checkpoint_entries(args, formatter, data, config)
+        task = engine.MixerTask(loss_fn, formatter, model=model, at_most=Thresholds.of(entries).at_most)
         fast = build.fast_parameters(args, model, resumed)
         training = script.Training(
             model,
             task,
             train_rows,
             val_rows,
-            entries=build.checkpoint_entries(args, formatter, data, config),
+            entries=entries,
             fingerprint=data.fingerprint,
             files=build.checksums_of_files(args),
             fast=fast,
             about=about(args, settings, data, model),
             about_rate=about_rate(*fast),
             best_by=engine.accuracy if args.best_by == "accuracy" else None,
-            is_fitted=bool(config["ngrams"] and args.ngram_passes != 0 and not args.initial_checkpoint),
+            is_fitted=bool(config["ngrams"]) and is_fitted(args),
             # After the last step: confidence is fitted, so that it says how often an answer is right.
             finish=lambda _: confidence.fit_run(args, world, data),
         )

@@ -241,7 +241,7 @@ def ready(
                         )
                 state = loop.State.resumed(resumed["step"], position, world)
         schedule = Schedule.of(args, plan.steps_per_epoch, world.size, rate)
-        ended = state.is_out_of(args.patience)
+        ended = state.is_out_of(args.patience) and state.step < schedule.total
         if resumed and (ended or state.step >= schedule.stop) and not state.unfinished:
             what = f"at step {state.step:,}, and --max-steps is {schedule.stop:,}: nothing to do."
             if ended or state.step >= schedule.total:
