@@ -288,22 +288,6 @@ def test_others_are_left_to_torch_and_what_needs_no_gradient_is_not_computed(cal
     assert len(calls) == 2 and layer.weight.grad is None
 
 
-@pytest.mark.parametrize(
-    "vendor, wide", [("AuthenticAMD", True), ("AuthenticAMD", False), ("GenuineIntel", True)]
-)
-def test_amd_s_wide_cpus_gain(monkeypatch, tmp_path, vendor, wide):
-    pays = vendor == "AuthenticAMD" and wide and has_onednn_product()
-    info = tmp_path / "cpuinfo"
-    info.write_text(f"processor\t: 0\nvendor_id\t: {vendor}\nmodel\t: 1\n")
-    monkeypatch.setattr(device, "CPU_INFO", str(info))
-    monkeypatch.setattr(torch.cpu, "_is_avx512_supported", lambda: wide)
-    device.onednn_pays.cache_clear()
-    try:
-        assert device.onednn_pays() is pays
-    finally:
-        device.onednn_pays.cache_clear()
-
-
 # ---- compiled layers, and what is private in torch
 
 

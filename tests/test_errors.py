@@ -21,7 +21,7 @@ from histocc.runtime import log
 from histocc.runtime.checkpoint import Saver
 from histocc.runtime.errors import TrainingError, UserError, allow_open_files, as_user_error, in_words
 from histocc.runtime.files import OwnFiles
-from histocc.runtime.log import Stage, duration
+from histocc.runtime.log import Stage
 from histocc.runtime.world import World, run_command
 
 STATE = {"model": {"w": torch.zeros(500_000)}}
@@ -255,14 +255,3 @@ def test_a_terminal_shows_bars_that_leave_nothing_behind(monkeypatch):
         for part in line.split("\r"):
             lines[-1] = part + lines[-1][len(part) :]
     assert list(map(str.rstrip, lines)) == ["a note", "another", ""]
-
-
-def test_rate_and_time_left():
-    stage = Stage("coding", 1000, "rows", first=100)
-    stage.at(600)
-    assert stage.line(5.0) == "coding: 600 of 1,000 rows, 100/s, 4s left"
-    stage = Stage("reading", None, "rows")
-    stage.at(7)
-    assert stage.line(2.0) == "reading: 7 rows, 3.5/s"
-    times = {0: "0s", 59.9: "59s", 190: "3m10s", 7500: "2h05m", 86399: "23h59m", 273659: "3d04h"}
-    assert {seconds: duration(seconds) for seconds in times} == times

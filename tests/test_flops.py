@@ -12,7 +12,6 @@ from torch.utils.flop_counter import FlopCounterMode
 from histocc.formatter import EOS_IDX, hisco_blocky5
 from histocc.model.mixer import Seq2SeqMixerOccCANINE, model_config
 from histocc.runtime import device
-from histocc.runtime.device import Precision, matmul_rate
 from histocc.seq2seq_mixer_engine import MixerTask, forward
 
 CPU = torch.device("cpu")
@@ -69,14 +68,3 @@ def test_padding_and_rows_of_no_weight_need_none():
     weights = torch.tensor([1.0] * 3 + [0.0] * 2)
     assert task.flops({**joined, "weights": weights}) == pytest.approx(task.flops(short))
     assert math.isnan(MixerTask(nn.Module(), model=nn.Linear(1, 1)).flops(short))  # of another model
-
-
-# ---- the rate of matrix products
-
-
-@pytest.mark.parametrize("name", ["float32", "float64", "bf16", "fp16"])
-def test_a_rate_in_each_format_that_leaves_random_numbers_alone(name):
-    torch.manual_seed(5)
-    before = torch.get_rng_state()
-    assert matmul_rate(CPU, Precision(name).half or Precision(name).dtype, seconds=0.0) > 0
-    assert torch.equal(torch.get_rng_state(), before)

@@ -10,7 +10,7 @@ from histocc import plot
 from histocc.plot import main
 from histocc.runtime.files import OwnFiles
 from histocc.seq2seq_mixer_engine import COLUMNS
-from histocc.trainer.log import OWN_COLUMNS, RunLog
+from histocc.trainer.log import RunLog
 
 needs_matplotlib = pytest.mark.skipif(
     importlib.util.find_spec("matplotlib") is None, reason="matplotlib is not installed"
@@ -68,11 +68,3 @@ def test_what_cannot_be_drawn_is_said(tmp_path, capsys, monkeypatch):
         assert main(argv) == 2 and words in capsys.readouterr().err
     monkeypatch.setattr("histocc.plot.importlib.util.find_spec", lambda name: None)
     assert main([one]) == 2 and "pip install matplotlib" in capsys.readouterr().err
-
-
-def test_figures_of_any_task_have_a_panel():
-    of_ours = (*OWN_COLUMNS, "train_loss", "val_loss", "val_loss_linear", "seq_acc", "flat_acc")
-    titles = [title for title, _ in plot.panels(of_ours)]
-    assert titles == ["loss", "accuracy, %", "learning rate", "samples/s"]
-    of_another = dict(plot.panels((*OWN_COLUMNS, "val_loss", "dice", "iou", "answer_acc")))
-    assert of_another["dice, iou"] == ["dice", "iou"] and of_another["accuracy, %"] == ["answer_acc"]
