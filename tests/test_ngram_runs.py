@@ -17,6 +17,7 @@ from histocc import export
 from histocc.formatter import BlockyFormatter
 from histocc.job import build
 from histocc.model.mixer import Seq2SeqMixerOccCANINE, model_config
+from histocc.model.ngrams import PATTERNS
 from histocc.predict.coder import Coder
 from histocc.published import models
 from histocc.runtime import checkpoint
@@ -130,7 +131,8 @@ def test_ngrams_are_trained_with_the_rest_and_what_was_decided_is_kept(curves):
     asked = json.loads((curves[0] / "one" / "args.json").read_text())
     assert state["args"].items() >= decided.items() and {asked[name] for name in decided} == {None}
     assert asked["ngrams"] == state["args"]["ngrams"] == "auto"
-    assert state["config"]["ngrams"] == {"rows": len(state["model"]["ngrams.hashes"]), "width": 128}
+    rows = len(state["model"]["ngrams.hashes"])
+    assert state["config"]["ngrams"] == {"rows": rows, "width": 128, "patterns": list(PATTERNS)}
 
 
 # ---- resumed
