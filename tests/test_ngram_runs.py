@@ -161,11 +161,11 @@ def test_a_resumed_run_is_bitwise_equal_and_not_fitted_again(runs):
 
 def test_a_fit_that_is_killed_continues_to_the_bit(runs, script, tmp_path):
     """In the middle of its second part; whoever is killed has said the step of the last save before."""
-    log, flags = tmp_path / "log", [*runs[2], "--save-interval", 3, "--save-dir", tmp_path / "run"]
+    log, flags = tmp_path / "log", [*runs[2], "--save-interval", 1, "--save-dir", tmp_path / "run"]
     log.touch()
     processes = start_forked(script, [*flags, "--distributed"], log, 2)
     until = time.monotonic() + 100
-    while log.read_text().count("Saved ngrams.bin of step 3") < 2 and time.monotonic() < until:
+    while log.read_text().count("Saved ngrams.bin of step 1:") < 2 and time.monotonic() < until:
         time.sleep(0.01)
     for process in processes:
         process.kill()
