@@ -290,7 +290,9 @@ def epochs_of(args: JobConfig, saved: dict[str, Any] | None) -> int:
     """--num-epochs; 0 for n-grams alone that are fitted, unless --max-steps asks for steps. saved: those of
     the run that is resumed.
     """
-    has_none = args.model_size == NGRAMS and is_fitted(args) if saved is None else not saved["num_epochs"]
+    has_none = (
+        args.model_size == NGRAMS and is_fitted(args) if saved is None else saved.get("num_epochs") == 0
+    )
     return 0 if has_none and not args.max_steps else args.num_epochs
 
 
