@@ -347,7 +347,7 @@ def ready(
 
         # The steps, and how they ended.
         yield loaders, state, options
-        ended = state.is_out_of(args.patience)
+        ended = state.is_out_of(args.patience) and state.step < schedule.total
         finished = "finished" if ended or state.step == schedule.total else "at --max-steps"
         log.close("stopped" if state.stopped else finished, state.step)
         if save.failed:
