@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from histocc.formatter import PAD_IDX, BlockyFormatter
 from histocc.model import metrics
 from histocc.model.decoding import greedy_from_memory
+from histocc.model.distillation import spread
 from histocc.model.loss import MEAN, ROWS
 from histocc.model.mixer import Seq2SeqMixerOccCANINE
 from histocc.runtime import checkpoint
@@ -45,8 +46,7 @@ def multi_hot(codes: Tensor, num_classes: int, dtype: torch.dtype) -> Tensor:
     """Targets of the linear decoder as [B, C] of 0 and 1: from indices of codes int [B, K], −1 for none."""
     if codes.is_floating_point():
         return codes
-    target = torch.zeros(len(codes), num_classes + 1, dtype=dtype, device=codes.device)
-    return target.scatter_(1, codes.masked_fill(codes < 0, num_classes), 1.0)[:, :num_classes]
+    return spread(codes, torch.ones_like(codes, dtype=dtype), num_classes)
 
 
 def forward(model: nn.Module, batch: dict) -> tuple[Tensor, Tensor]:

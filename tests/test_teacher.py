@@ -73,6 +73,10 @@ def criterion(kind):
     return DistillationLoss(BlockOrderInvariantLoss(PAD_IDX, 2, 5), LinearLoss(kind), 0.3)
 
 
+def of_teacher(*values):
+    return dict(zip(DistillationLoss.batch_entries, values, strict=True))
+
+
 @pytest.mark.parametrize("kind", [MEAN, ROWS])
 def test_without_a_teacher_it_is_the_usual_loss(kind):
     loss_fn = criterion(kind)
@@ -80,7 +84,7 @@ def test_without_a_teacher_it_is_the_usual_loss(kind):
     found = loss_fn.per_sample(*outputs())
     assert all(torch.equal(found[name], usual[name]) for name in usual)
     codes, logits = torch.arange(7).expand(6, 7), torch.randn(6, 7)
-    zero = loss_fn.per_sample(*outputs(), codes, logits, torch.zeros(6), torch.ones(6))
+    zero = loss_fn.per_sample(*outputs(), **of_teacher(codes, logits, torch.zeros(6), torch.ones(6)))
     assert all(torch.allclose(zero[name], usual[name], rtol=1e-12) for name in usual)
 
 
@@ -89,7 +93,7 @@ def test_the_soft_loss_is_the_cross_entropy_towards_the_teacher():
     out, logits, target, linear = outputs()
     teacher, codes = torch.randn(6, 7).double(), torch.arange(7).expand(6, 7)
     weights = torch.ones(6), torch.full((6,), 0.25)
-    found = criterion(ROWS).per_sample(out, logits, target, linear, codes, teacher, *weights)
+    found = criterion(ROWS).per_sample(out, logits, target, linear, **of_teacher(codes, teacher, *weights))
     single = F.binary_cross_entropy_with_logits(logits, teacher.sigmoid(), reduction="none").sum(1)
     ranked = -(teacher.softmax(1) * logits.log_softmax(1)).sum(1)
     assert torch.allclose(found["loss_linear"], single + ranked, rtol=1e-10)
@@ -97,7 +101,7 @@ def test_the_soft_loss_is_the_cross_entropy_towards_the_teacher():
     assert torch.allclose(found["loss_seq2seq"], 0.25 * usual["loss_seq2seq"], rtol=1e-6)
     assert torch.allclose(found["loss"], 0.3 * found["loss_seq2seq"] + 0.7 * found["loss_linear"], rtol=1e-10)
     same = teacher.clone().requires_grad_()
-    agreed = criterion(ROWS).per_sample(out, same, target, linear, codes, teacher, *weights)
+    agreed = criterion(ROWS).per_sample(out, same, target, linear, **of_teacher(codes, teacher, *weights))
     agreed["loss_linear"].sum().backward()
     assert same.grad.abs().max() < 1e-12
 

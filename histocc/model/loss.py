@@ -11,7 +11,6 @@ from functools import cache
 from itertools import permutations
 from typing import Any
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -160,8 +159,8 @@ def _orders(blocks: int, device: torch.device) -> Tensor:
 
 def cheapest_assignment(costs: Tensor, counts: Tensor) -> Tensor:
     """Gives each of a row's first n predicted blocks one of its n target blocks, no two the same one, at the
-    smallest sum of costs: by comparing all orders of up to `MAX_ALL_ORDERS` codes; rows with more, which only
-    formatters of more columns have, go one by one through `_cheapest`, on the CPU. Both are exact.
+    smallest sum of costs, by comparing all orders. Codes after the first `MAX_ALL_ORDERS`, which only
+    formatters of more columns have, stay where they are.
 
     Args:
         costs: float [B, P, P], of each predicted block (second dimension) for each target block.
@@ -178,37 +177,8 @@ def cheapest_assignment(costs: Tensor, counts: Tensor) -> Tensor:
     allowed = torch.where(both, costs[:, :few, :few], 0).masked_fill(one, torch.inf)  # 0 beyond n
     chosen = allowed.flatten(1)[:, (position * few + orders).flatten()]  # [B, K * few]
     cheapest = orders[chosen.unflatten(1, orders.shape).sum(-1).argmin(1)]  # [B, few]
-    if blocks == few:
-        return cheapest
-    assignment = torch.arange(blocks, device=costs.device).repeat(len(costs), 1)
-    assignment[:, :few] = cheapest
-    for row in (counts > few).nonzero()[:, 0].tolist():
-        n = int(counts[row])
-        finite = np.nan_to_num(costs[row, :n, :n].double().cpu().numpy(), nan=1e30, posinf=1e30)
-        assignment[row, :n] = torch.from_numpy(_cheapest(finite)).to(costs.device)
-    return assignment
-
-
-def _cheapest(costs: np.ndarray) -> np.ndarray:
-    """Column of each row in the assignment of the smallest sum; costs finite float64 [n, n] → int64 [n]. By
-    dynamic programming over the sets of columns that the first rows may have (Held and Karp, 1962).
-    """
-    n = len(costs)
-    sets = np.arange(1 << n)
-    sizes = sum(sets >> column & 1 for column in range(n))
-    least, last = np.where(sets, np.inf, 0.0), np.zeros(1 << n, dtype=np.int64)  # last: its row's column
-    for row in range(n):
-        of_rows = sets[sizes == row]
-        for column in range(n):
-            before = of_rows[of_rows >> column & 1 == 0]
-            total, after = least[before] + costs[row, column], before | 1 << column
-            last[after] = np.where(total < least[after], column, last[after])
-            least[after] = np.minimum(total, least[after])
-    columns, left = np.empty(n, dtype=np.int64), sets[-1]
-    for row in reversed(range(n)):
-        columns[row] = last[left]
-        left -= 1 << columns[row]
-    return columns
+    others = torch.arange(few, blocks, device=costs.device).expand(len(costs), -1)
+    return torch.cat([cheapest, others], dim=1)
 
 
 # ---- of the linear decoder, and of both
@@ -263,19 +233,28 @@ class LossMixer(nn.Module):
         return self.per_sample(out_seq2seq, out_linear, target_seq2seq, target_linear)["loss"].mean()
 
     def per_sample(
-        self, out_seq2seq: Tensor, out_linear: Tensor, target_seq2seq: Tensor, target_linear: Tensor
+        self,
+        out_seq2seq: Tensor,
+        out_linear: Tensor,
+        target_seq2seq: Tensor,
+        target_linear: Tensor,
+        **entries: Tensor,
     ) -> dict[str, Tensor]:
         """The parts of each row's loss: "loss", "loss_linear", "loss_seq2seq", [B] each.
 
         Args:
             out_seq2seq: logits [B, S − 1, V]; target_seq2seq: integer [B, S].
             out_linear: logits [B, C]; target_linear: float [B, C], 1 for the row's codes.
+            entries: of the batch, for both parts.
         """
-        seq2seq = _row_losses(self.loss_fn_seq2seq, out_seq2seq, target_seq2seq)
-        linear, w = self.linear(out_linear, target_linear), self.seq2seq_weight
+        seq2seq = self.seq2seq(out_seq2seq, target_seq2seq, **entries)
+        linear, w = self.linear(out_linear, target_linear, **entries), self.seq2seq_weight
         return {"loss": w * seq2seq + (1 - w) * linear, "loss_linear": linear, "loss_seq2seq": seq2seq}
 
-    def linear(self, out_linear: Tensor, target_linear: Tensor) -> Tensor:
+    def seq2seq(self, out_seq2seq: Tensor, target_seq2seq: Tensor, **_: Tensor) -> Tensor:
+        return _row_losses(self.loss_fn_seq2seq, out_seq2seq, target_seq2seq)
+
+    def linear(self, out_linear: Tensor, target_linear: Tensor, **_: Tensor) -> Tensor:
         return _row_losses(self.loss_fn_linear, out_linear, target_linear)
 
 
