@@ -37,9 +37,9 @@ CODE_COLUMNS = ("system_code", "hisco", "code")
 TEXT_COLUMNS = ("description", "en_hisco_text", "text", "desc")
 
 
-def find_columns(args: DescriptionFlags, required: bool = True) -> list[str]:
+def find_columns(args: DescriptionFlags) -> list[str]:
     """Columns of a table of descriptions: code, text and, if it is named, language. Raises UserError if it
-    lacks one; without `required` there are none then.
+    lacks one.
     """
     path = args.descriptions_file or ""
     header = table_format(path).names
@@ -47,8 +47,6 @@ def find_columns(args: DescriptionFlags, required: bool = True) -> list[str]:
         args.descriptions_code_col or next((name for name in CODE_COLUMNS if name in header), ""),
         args.descriptions_text_col or next((name for name in TEXT_COLUMNS if name in header), ""),
     ]
-    if "" in columns and not required:
-        return []
     if "" in columns:
         raise UserError(
             f"{path}: needs a column of codes ({', '.join(CODE_COLUMNS)}) and one of descriptions"
@@ -130,16 +128,14 @@ def load_descriptions(
     return Descriptions(seed, args.description_prob, bool(occ), numbers, *join_texts(texts))
 
 
-def read_descriptions(
-    path: str, codes: list[str], formatter: BlockyFormatter, required: bool = True
-) -> dict[str, str]:
+def read_descriptions(path: str, codes: list[str], formatter: BlockyFormatter) -> dict[str, str]:
     """Code → description, from a table of both. Raises UserError if it has no such columns or none of
-    `codes`; without `required` that is no description.
+    `codes`.
     """
-    columns = find_columns(DescriptionFlags(descriptions_file=path), required)
-    rows = read_columns(path, columns) if columns else []
-    texts = {formatter.repair(code)[0]: text for code, text in reversed(rows)}  # the first of each code
-    if required and not set(codes) & texts.keys():
+    columns = find_columns(DescriptionFlags(descriptions_file=path))
+    rows = reversed(read_columns(path, columns))
+    texts = {formatter.repair(code)[0]: text for code, text in rows}  # the first of each code
+    if not set(codes) & texts.keys():
         raise UserError(
             f"--descriptions {path}: none of the {len(codes):,} codes of the model stands in column"
             f" {columns[0]!r}"

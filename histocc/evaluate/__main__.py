@@ -44,9 +44,8 @@ from histocc.evaluate.report import JSON, MARKDOWN, MIN_ROWS, REJECTED, Report
 from histocc.formatter import BlockyFormatter, hisco_key, make_formatter
 from histocc.job import confidence as fitting
 from histocc.job.build import make_loss
-from histocc.job.config import Losses
+from histocc.job.config import CHOICES, Losses
 from histocc.model.confidence import Thresholds
-from histocc.model.loss import BEST_FIT, MEAN
 from histocc.predict.coder import Coder, training_data
 from histocc.predict.config import Cores, Published
 from histocc.published import models
@@ -68,8 +67,6 @@ DECODERS = {"seq2seq": "greedy", "linear": "flat", "both": "both"}  # by their n
 # figures that a model with one decoder lacks
 LACKING: dict[str, tuple[str, ...]] = {"seq2seq": ("val_loss", "val_loss_linear", "flat_acc")}
 LACKING["flat"] = ("val_loss", "val_loss_seq2seq", "seq_acc", "token_acc")
-# of models that do not say how they were trained
-LOSS = {"block_loss": BEST_FIT, "empty_blocks": "all", "linear_loss": MEAN}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -233,8 +230,8 @@ def validation(
     model, formatter, state = loaded
     parts = world.size * processes
     plan = BatchPlan(len(texts), args.batch_size * parts, parts, args.batch_size)
-    trained = state.get("args", {})
-    losses: dict[str, Any] = LOSS | {name: trained[name] for name in Losses().values() if name in trained}
+    known = {name: usual for name, (_, usual) in CHOICES.items()} | state.get("args", {})
+    losses: dict[str, Any] = {name: known[name] for name in Losses().values() if name in known}
     task = MixerTask(make_loss(Losses(**losses), formatter), formatter, at_most=Thresholds.of(state).at_most)
 
     def work(part: int) -> dict[str, float]:

@@ -331,10 +331,8 @@ def fit(
         loader = BatchLoader(MicroBatches(rows, plan, world.rank, seed), world)
         wrapped = parallel.wrap(fitted, world)
         precision = Precision("float64" if args.float64 else "float32", world.device)
-        batch = loop.to_device(loader.dataset[0, 0][0], world.device)
-        for _ in range(2 * (world.backend is not None)):  # see `histocc.trainer.script.ready`
-            loop.forward_backward(wrapped, fitted, batch, precision)
-        wrapped.zero_grad(set_to_none=True)
+        if world.backend is not None:
+            loop.warm_up(wrapped, fitted, loader, world, precision)
 
         def content(step: int, position: dict[str, Any], part: int = number, optimizer: Any = optimizer):
             weights = {name: x for name, x in model.state_dict().items() if not name.startswith("encoder.")}

@@ -131,8 +131,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None, dropout_p: f
             return attend(q, k, v, visible, dropout_p)
     scores = (q * q.shape[-1] ** -0.5) @ k.transpose(-1, -2)
     if visible is not None:
-        floats = visible.is_floating_point()
-        scores = scores + (visible if floats else _added_to_scores(visible, scores.dtype))
+        scores = scores + _added_to_scores(visible, scores.dtype)
     return dropout(scores.softmax(-1), dropout_p) @ v
 
 

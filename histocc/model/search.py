@@ -252,11 +252,8 @@ class CodeSearch:
         """Probability of every code, float [B, codes]: without a linear_share that of writing it in the first
         block, else normalised over the codes.
         """
-        if not self.linear_share:
-            with evaluating(self.model):
-                memory, _ = self._encode(input_ids, attention_mask)
-                return self._by_code(self._by_leaf(memory)).exp()
-        return self.scores(*self.log_probs(input_ids, attention_mask)).log_softmax(1).exp()
+        scores = self.scores(*self.log_probs(input_ids, attention_mask))
+        return (scores.log_softmax(1) if self.linear_share else scores).exp()
 
     def log_probs(self, input_ids: Tensor, attention_mask: Tensor) -> tuple[Tensor, Tensor]:
         """Log-probability of every code, float [B, codes]: (of writing it first, by the linear decoder)."""

@@ -184,11 +184,6 @@ class World:
             dist.all_reduce(asked, group=self.control)
         return bool(asked > 0)
 
-    def differing(self, value: Any) -> list[int]:
-        """Ranks whose plain Python `value` is not that of rank 0: the same list on all."""
-        values = self.gather(value)
-        return [rank for rank, other in enumerate(values) if other != values[0]]
-
     def gather(self, value: Any, main_alone: bool = False) -> list[Any]:
         """The `value` of every rank (plain Python or arrays), in order of rank, on every rank; with
         `main_alone` on rank 0, and [] on the others.

@@ -299,6 +299,18 @@ def forward_backward(
     return sums, global_count
 
 
+def warm_up(model: nn.Module, task: Task, loader: Any, world: World, precision: Precision) -> None:
+    """Two throw-away passes before a run: DDP lays its buckets out again after its first step, so a resumed
+    run would sum the gradients of more than two ranks in another order than one that was never interrupted;
+    FSDP finds out in its first pass which module is the outermost; what torch.compile makes depends on the
+    shapes that it sees first. All ranks.
+    """
+    batch = to_device(loader.dataset[0, 0][0], world.device)
+    for _ in range(2):
+        forward_backward(model, task, batch, precision)
+    model.zero_grad(set_to_none=True)
+
+
 def between_steps(run: Run, state: State, epoch: int, val_loader: Any = None) -> None:
     """Logs, validates and saves what is due after `state.step`. All ranks.
 

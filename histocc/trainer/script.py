@@ -259,15 +259,10 @@ def ready(
         about, about_rate = training.about, training.about_rate
         world.print(banner(args, world, about, about_rate, plan, schedule, precision.name, resumed))
 
-        # One process's model, or that of all; then two throw-away passes: DDP lays its buckets out again
-        # after its first step, so a resumed run would sum the gradients of more than two ranks in another
-        # order than one that was never interrupted. FSDP finds out in its first pass which module is the
-        # outermost. What torch.compile makes depends on the shapes that it sees first.
+        # One process's model, or that of all.
         model = parallel.wrap(raw_model, world, args.parallel, args.gradient_compression)
-        batch = loop.to_device(loaders["train"].dataset[0, 0][0], world.device)
-        for _ in range(2 * (world.backend is not None or args.compile)):
-            loop.forward_backward(model, task, batch, precision)
-        model.zero_grad(set_to_none=True)
+        if world.backend is not None or args.compile:
+            loop.warm_up(model, task, loaders["train"], world, precision)
 
         # The optimizer, and what of it the resumed run had.
         optimizer = make_optimizer(raw_model, args.weight_decay, schedule.rate, training.fast)
@@ -403,7 +398,8 @@ def train(parser: Parser, args: ScriptConfig, world: World, make: Callable[[], T
     if not all(map(len, rows)):
         raise UserError("there is no row to train or to validate on")
     fingerprint = training.fingerprint or " ".join(part.fingerprint or str(len(part)) for part in rows)
-    if others := ", ".join(map(str, world.differing(fingerprint))):
+    of_ranks = world.gather(fingerprint)
+    if others := ", ".join(str(rank) for rank, other in enumerate(of_ranks) if other != of_ranks[0]):
         raise UserError(f"ranks {others} have other data than rank 0: copy the same to every node")
     training = replace(
         training,
