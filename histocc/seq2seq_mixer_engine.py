@@ -20,8 +20,7 @@ from torch import Tensor, nn
 from histocc.formatter import PAD_IDX, BlockyFormatter
 from histocc.model import metrics
 from histocc.model.decoding import greedy_from_memory
-from histocc.model.distillation import spread
-from histocc.model.loss import MEAN, ROWS
+from histocc.model.loss import MEAN, ROWS, spread
 from histocc.model.mixer import Seq2SeqMixerOccCANINE
 from histocc.runtime import checkpoint
 from histocc.runtime.device import Precision

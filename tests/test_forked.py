@@ -117,13 +117,13 @@ def test_how_many_processes(monkeypatch, tmp_path):
     assert choose_processes(None, alone, 9) == 1 and choose_processes(3, alone, 9) == 3
 
 
-def coded(tmp_path, model, *more) -> tuple[bytes, str]:  # noqa: F811
+def coded(tmp_path, model, *more) -> tuple[bytes, str]:
     source, output = table(tmp_path / "in.csv", 400), tmp_path / f"out{'_'.join(map(str, more))}.csv"
     said = predict_here(*flags(model, source, output, "--batch-size", 64, *more))
     return output.read_bytes(), said
 
 
-def test_a_file_is_the_same_on_several_cores_also_if_a_process_died(tmp_path, model, monkeypatch):  # noqa: F811
+def test_a_file_is_the_same_on_several_cores_also_if_a_process_died(tmp_path, model, monkeypatch):
     monkeypatch.setattr(predict, "PIECE", 48)  # so that there are some to share
     one, _ = coded(tmp_path, model, "--processes", 1)
     several, said = coded(tmp_path, model, "--processes", 3)
@@ -144,7 +144,7 @@ def test_a_file_is_the_same_on_several_cores_also_if_a_process_died(tmp_path, mo
     assert (tmp_path / "out.csv").read_bytes() == one
 
 
-def test_a_report_is_the_same_on_one_core_and_on_several(tmp_path, model):  # noqa: F811
+def test_a_report_is_the_same_on_one_core_and_on_several(tmp_path, model):
     texts = [(f"{word} {i}", CODES[1 + i % 5]) for i in range(60) for word in ("smed", "fisker", "farmer")]
     data = write_csv(tmp_path / "known.csv", ["occ1", "hisco_1"], texts)
     reports = []

@@ -17,8 +17,15 @@ from histocc.data.arrays import TEACHER_OUTPUTS, PreparedData
 from histocc.data.dataset import RowEncoding
 from histocc.formatter import PAD_IDX, hisco_blocky5
 from histocc.job import teacher as asking
-from histocc.model.distillation import DistillationLoss, spread
-from histocc.model.loss import MEAN, ROWS, BlockOrderInvariantLoss, LinearLoss, LossMixer
+from histocc.model.loss import (
+    MEAN,
+    ROWS,
+    BlockOrderInvariantLoss,
+    DistillationLoss,
+    LinearLoss,
+    LossMixer,
+    spread,
+)
 from histocc.predict.coder import Coder
 from histocc.runtime import checkpoint
 

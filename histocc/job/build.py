@@ -23,8 +23,7 @@ from histocc.job import ngram_fit, teacher
 from histocc.job.config import JobConfig, Losses, decide, is_fitted, refuse_other_arguments
 from histocc.model.canine import CanineEncoder
 from histocc.model.confidence import USUAL
-from histocc.model.distillation import DistillationLoss
-from histocc.model.loss import ROWS, BlockOrderInvariantLoss, LinearLoss, LossMixer
+from histocc.model.loss import ROWS, BlockOrderInvariantLoss, DistillationLoss, LinearLoss, LossMixer
 from histocc.model.mixer import NGRAMS as NGRAMS_ALONE
 from histocc.model.mixer import Seq2SeqMixerOccCANINE, model_config
 from histocc.model.ngrams import AUTO, NONE, PATTERNS

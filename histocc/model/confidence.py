@@ -67,7 +67,6 @@ class Thresholds(NamedTuple):
         return self._replace(by_language=numbers, source="given")
 
     def least(self, language: str) -> float:
-        """The threshold of a language."""
         return self.by_language.get(language, self.by_language[None])
 
     def number(self, above: Tensor) -> Tensor:

@@ -91,9 +91,6 @@ class Dropout(nn.Module):
             return self(x) + residual
         return _DropoutAdd.apply(x, residual, self.p)  # pyright: ignore[reportReturnType]
 
-    def extra_repr(self) -> str:
-        return f"p={self.p}"
-
 
 def product(x: Tensor, weight: Any, bias: Tensor | None = None) -> Tensor:
     """x [..., inputs] times a weight [outputs, inputs], a tensor or `Int8Weight`, plus bias [outputs]."""

@@ -91,8 +91,7 @@ def _say_once(line: str) -> None:
 
 def local_weights(path: str) -> str | None:
     """The file of weights at `path`: itself, or that of a run's or a published folder; or None."""
-    names = (checkpoint.BEST, checkpoint.LAST, *WEIGHTS)
-    return next(filter(os.path.isfile, [path, *(os.path.join(path, name) for name in names)]), None)
+    return checkpoint.find(path, (checkpoint.BEST, checkpoint.LAST, *WEIGHTS))
 
 
 def files_of(model: str) -> list[str]:

@@ -46,11 +46,6 @@ class ForeignCheckpoint(UserError):
 # ---- what is in a file
 
 
-def to_cpu(value: Any) -> Any:
-    """Nested dicts, lists and tuples with every tensor on the CPU."""
-    return tree_map_only(Tensor, lambda tensor: tensor.detach().cpu(), value)
-
-
 def is_finite(tensor: Tensor) -> bool:
     """Whether no number is inf or nan; without a second tensor of that size."""
     if not tensor.is_floating_point() or not tensor.numel():
@@ -106,9 +101,10 @@ def _write(path: str, state: dict[str, Any]) -> None:
     The CRC-32 of each part of a zip archive is left out: nobody compares it, and torch takes four to six
     seconds per GB for it.
     """
-    state = with_checksum(to_cpu({name: value for name, value in state.items() if name != SECOND_NAME}))
+    entries = {name: value for name, value in state.items() if name != SECOND_NAME}
+    state = with_checksum(tree_map_only(Tensor, lambda tensor: tensor.detach().cpu(), entries))
     state[SECOND_NAME] = state["model"]
-    without_crc32 = torch_config.patch({"save.compute_crc32": False})  # pyright: ignore[reportAttributeAccessIssue]
+    without_crc32 = torch_config.patch({"save.compute_crc32": False})  # pyright: ignore
     with atomic_write(path) as file, without_crc32:
         torch.save(state, file)
 
@@ -149,7 +145,6 @@ class Saver:
         world: the processes.
         state: makes it, a nested dict with tensors, on rank 0; called on all ranks.
         say: prints a line, on rank 0.
-
     """
 
     def __init__(self, own: OwnFiles, keep: int, world: World, state: Content, say: Callable[[str], None]):

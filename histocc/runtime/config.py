@@ -177,7 +177,7 @@ class Parser(argparse.ArgumentParser):
                 off = f"--no-{names[0][2:]}"
                 group.add_argument(off, dest=name, action="store_false", help=argparse.SUPPRESS)
 
-    def parse_args(self, args: Sequence[str] | None = None, namespace: None = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]  of its overloads
+    def parse_args(self, args: Sequence[str] | None = None, namespace: None = None) -> Any:  # pyright: ignore
         """The arguments as an object of `kind`. Raises UserError."""
         given = sys.argv[1:] if args is None else args
         args = [re.sub("^--[^=]+", lambda name: name[0].replace("_", "-"), arg) for arg in given]

@@ -56,7 +56,6 @@ class StopRequest:
         return 130 if self.signal == signal.SIGINT else 0
 
     def receive(self, number: int) -> None:
-        """A signal has come."""
         now = time.monotonic()
         if self.signal is None:
             self.signal, self._since = number, now
@@ -73,7 +72,6 @@ def stop_request() -> StopRequest:
 
 
 def stop_asked() -> bool:
-    """Whether this process was asked to stop."""
     return bool(stop_request())
 
 

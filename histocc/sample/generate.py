@@ -338,5 +338,4 @@ class Language:
 
 @lru_cache(maxsize=1)
 def languages() -> tuple[Language, ...]:
-    """The six languages."""
     return tuple(map(Language, LANGUAGES))

@@ -101,10 +101,6 @@ class BatchPlan:
         groups = 1 if share < self.group_rows else max(2, share // self.group_rows)
         return self.accumulation(batch) + min(self.groups, groups) - 1
 
-    def rank_positions(self, batch: int, rank: int) -> np.ndarray:
-        """Places of a global batch, sorted by length, that `rank` takes: every n-th; int64, maybe none."""
-        return np.arange(rank, self.batch_rows(batch), self.processes, dtype=np.int64)
-
 
 def cut_by_width(widths: np.ndarray, parts: int, micro: int) -> list[np.ndarray]:
     """Cuts a share into `parts` micro-batches of at most `micro` samples with as little padding as may be.
@@ -210,7 +206,7 @@ class MicroBatches(Dataset[list[dict[str, Any]]]):
         """
         epoch, batch = index
         rows, plan = self.global_batch(epoch, batch), self.plan
-        share = rows[plan.rank_positions(batch, self.rank)]
+        share = rows[self.rank :: plan.processes]  # every n-th, maybe none
         weight, share = (1.0, share) if len(share) else (0.0, rows[:1])
         tensors, parts = self.rows.batch(share, epoch), plan.micro_batches(batch)
         micro_batches = []
