@@ -22,7 +22,9 @@ MODEL_SIZES = {
 
 
 def model_config(size: str, **overrides) -> CanineConfig:
-    """Encoder config of a named size, with single fields changed."""
+    """Encoder config of a named size, with single fields changed. Raises ValueError for an unknown size."""
+    if size not in MODEL_SIZES:
+        raise ValueError(f"model size {size!r} is not one of {', '.join(MODEL_SIZES)}")
     return CanineConfig(**(MODEL_SIZES[size] | overrides))
 
 
