@@ -12,7 +12,7 @@ import time
 import pytest
 import torch
 from helpers import TINY, mutations, run_inside, write_rows
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import finetune
@@ -303,6 +303,7 @@ KINDS = st.sampled_from(["text", "json", "empty", "folder", "pipe", "link", "dan
     files=st.dictionaries(st.sampled_from(NAMES), KINDS, max_size=3),
     more=st.sampled_from([(), ("--prepare-only",), ("--dry-run",)]),
 )
+@example(files={"run.lock": "text"}, more=())
 @pytest.mark.full
 def test_whatever_lies_in_the_folder_stays(data, tmp_path_factory, files, more):
     """The run does its work, or says in one message why not; what was there is there, byte for byte."""
