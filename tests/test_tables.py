@@ -8,6 +8,8 @@ import os
 import re
 import sys
 import tempfile
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -25,6 +27,7 @@ from histocc.data.rows import code_of_cell, read_columns, read_key, read_words
 from histocc.data.tables import read_chunks, table_format
 from histocc.formatter import hisco_key, make_formatter
 from histocc.job.config import finetune_parser, train_mixer_parser
+from histocc.predict.__main__ import save_pipe
 from histocc.runtime.config import read_file
 from histocc.runtime.errors import UserError
 
@@ -145,6 +148,51 @@ def test_every_reader_looks_at_the_path_first(tmp_path):
             with pytest.raises(UserError) as caught:
                 reader(path)
             assert words in str(caught.value) and len(str(caught.value)) < 700, (path, reader)
+
+
+# ---- pipes
+
+
+def test_what_comes_through_a_pipe_becomes_a_file(tmp_path):
+    pipe, target, checks = str(tmp_path / "pipe"), str(tmp_path / "target"), []
+    os.mkfifo(pipe)
+
+    def write_slowly(pieces, before):
+        time.sleep(before)
+        with open(pipe, "wb", buffering=0) as opened:
+            for piece in pieces:
+                opened.write(piece)
+                time.sleep(0.1)
+
+    for pieces, before in (([b"a\n", b"x" * 300_000, b"y"], 0.6), ([b"a\n"], 0.0), ([], 0.3)):
+        writer = threading.Thread(target=write_slowly, args=(pieces, before))
+        writer.start()
+        save_pipe(pipe, target, lambda: checks.append(1), 20)
+        writer.join()
+        assert Path(target).read_bytes() == b"".join(pieces)
+    assert 4 <= len(checks) <= 40
+
+
+def test_a_silent_pipe_ends_at_the_limit_and_at_a_stop(tmp_path):
+    pipe, target = str(tmp_path / "pipe"), tmp_path / "target"
+    os.mkfifo(pipe)
+    with pytest.raises(UserError, match=r"pipe: nothing has come through this pipe for 0\.3 s"):
+        save_pipe(pipe, str(target), lambda: None, 0.3)  # no writer
+    reader, calls = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK), []
+    writer = os.open(pipe, os.O_WRONLY)  # a writer that says nothing
+
+    def stop():
+        calls.append(time.monotonic())
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            save_pipe(pipe, str(target), stop, 60)
+        assert calls[-1] - calls[0] < 2 and not target.exists()
+    finally:
+        os.close(writer)
+        os.close(reader)
 
 
 # ---- Parquet

@@ -20,6 +20,7 @@ if __name__ == "__main__":
 import contextlib
 import json
 import os
+import select
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -43,16 +44,16 @@ from histocc.runtime.world import World, start
 from histocc.text import AS_IS, UNKNOWN_LANGUAGE, text_key
 
 PIECE = 2048  # distinct texts that are coded and kept together
-SETTINGS = "settings.json"  # beside the pieces
+SETTINGS, INPUT = "settings.json", "input"  # beside the pieces; the latter if it came out of a pipe
 PIECES = rf"\d+\.part({files.TEMPORARY})?"  # their names
 
 
 class Coding:
-    """What is coded, by which model, and what is written."""
+    """What is coded, by which model, and what is written. path: the file that is read, see `take_input`."""
 
-    def __init__(self, args: PredictConfig, world: World):
-        self.args, self.world, self.folder = args, world, args.output + ".parts"
-        self.format = table_format(args.input, args.delimiter, args.encoding)
+    def __init__(self, args: PredictConfig, path: str, world: World):
+        self.args, self.path, self.world, self.folder = args, path, world, args.output + ".parts"
+        self.format = table_format(path, args.delimiter, args.encoding)
         self.stage: Stage | None = None
         self.batches = 0  # of the piece at hand that are done
         self.pieces: list[list[tuple[str, str]]] = []  # see `read_texts`
@@ -150,7 +151,7 @@ class Coding:
     def chunks(self) -> Iterator[tuple[Chunk, list[str]]]:
         """The input, and the language of each row."""
         args, header, above = self.args, self.format.names, ""
-        for chunk in read_chunks(args.input, None, args.delimiter, self.format.encoding):
+        for chunk in read_chunks(self.path, None, args.delimiter, self.format.encoding):
             self.world.give_up_if_asked()
             chunk.texts = list(chunk.columns[header.index(args.column)])
             fill_dittos(chunk.texts, above, args.ditto)
@@ -220,8 +221,8 @@ class Coding:
 
     def fingerprint(self) -> list:
         """What tells the input from another file, or from itself after a change."""
-        state = os.stat(self.args.input)
-        return [state.st_size, state.st_mtime_ns]
+        state = os.stat(self.path)
+        return [state.st_size, state.st_mtime_ns if self.path == self.args.input else file_hash(self.path)]
 
     def piece(self, number: int) -> tuple[str, str]:
         """(file of the cells of a piece's texts, a line of JSON each; what it depends on)."""
@@ -305,7 +306,7 @@ class Coding:
         if args.overwrite and not faults and os.path.isfile(rejected):
             os.remove(rejected)  # of the output that was there before
         total["faults"] = len(faults)
-        files.remove_files(self.folder, rf"{PIECES}|{SETTINGS}({files.TEMPORARY})?")
+        files.remove_files(self.folder, rf"{PIECES}|({SETTINGS}|{INPUT})({files.TEMPORARY})?")
         return total, unknown
 
     def start_lines(self, rows: int, resumed: bool) -> Iterator[str]:
@@ -344,10 +345,13 @@ class Coding:
 # ---- the command
 
 
-def take_folder(args: PredictConfig, held: contextlib.ExitStack) -> None:
-    """The folder of the pieces becomes this command's alone, by `held`. Rank 0 only. Raises UserError."""
+def take_input(args: PredictConfig, world: World, held: contextlib.ExitStack) -> str:
+    """The file to read: the input, or a copy of what comes through a pipe, since it is read twice. Rank 0
+    only. held: by which the folder of the pieces is its alone.
+    """
     raise_if_any(list(args.problems()))
     folder = args.output + ".parts"
+    path = os.path.join(folder, INPUT)
     os.makedirs(folder, exist_ok=True)
     others = set(os.listdir(folder)) - {files.LOCK}  # their names are no proof
     if others and files.read_sealed(os.path.join(folder, SETTINGS)) is None:
@@ -355,6 +359,28 @@ def take_folder(args: PredictConfig, held: contextlib.ExitStack) -> None:
         raise UserError(f"{what}: choose another --output")
     held.callback(remove_if_empty, folder)
     held.enter_context(files.run_lock(folder))
+    if files.kind_of(args.input) != "a pipe":
+        return args.input
+    held.callback(files.remove_files, folder, INPUT)
+    save_pipe(args.input, path, world.give_up_if_asked, 60 * args.timeout_minutes)
+    return path
+
+
+def save_pipe(path: str, target: str, check: Callable[[], None], limit_seconds: float) -> None:
+    """Copies what comes out of a pipe, until its last writer closes it, into the file `target`; what `check`,
+    called several times a second, raises ends that. Raises UserError if nothing comes for so long.
+    """
+    handle, last = os.open(path, os.O_RDONLY | os.O_NONBLOCK), time.monotonic()  # waits for no writer
+    with open(handle, "rb", buffering=0) as pipe, files.atomic_write(target) as file:
+        # before the first writer has come a read would return b"", as at the end
+        while (block := pipe.read(1 << 20) if select.select([pipe], [], [], 0.2)[0] else None) != b"":
+            check()
+            if block:
+                file.write(block)
+                last = time.monotonic()
+            elif time.monotonic() - last > limit_seconds:
+                what = f"{path}: nothing has come through this pipe for {limit_seconds:g} s; start the"
+                raise UserError(f"{what} program that writes to it, or save its output as a file")
 
 
 def remove_if_empty(folder: str) -> None:
@@ -375,8 +401,8 @@ def run(args: PredictConfig, world: World) -> None:
         return results[0]
 
     with contextlib.ExitStack() as held, memory_error_ends_with(advice):
-        world.run_on_main(lambda: take_folder(args, held))
-        coding = on_all_ranks(lambda: Coding(args, world))
+        path = world.run_on_main(lambda: take_input(args, world, held))
+        coding = on_all_ranks(lambda: Coding(args, path, world))
         if args.explain:
             coding.coder.nearest = training_examples(coding.coder, coding.weights, world)
         rows = on_all_ranks(coding.read_texts)
