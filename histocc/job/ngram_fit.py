@@ -46,7 +46,7 @@ FILE = "ngrams.bin"  # in the folder of a run: how far its fit is, until there i
 NGRAMS = 6  # stream of random numbers beside those of any run, for `derived_seed`
 MAX_TEXTS = 1 << 17  # distinct ones that are counted and fitted
 CHUNK = 4096  # texts that are hashed at once
-MIN_STEPS, MIN_BATCH = 100, 16  # steps of a pass; few rows are taken in smaller batches, as far as this
+MIN_STEPS, MIN_BATCH = 40, 16  # steps of a pass; few rows are taken in smaller batches, as far as this
 DROPOUT = 0.3  # share of the n-grams that are left out
 TINY_WIDTH = 128  # of a decoder that writes; a wider one sees fewer rows
 
@@ -213,7 +213,7 @@ class Part:
 
 PARTS = (
     Part("linear decoder", linear_losses, 10, 400_000, 256, (0.02, 0.0)),
-    Part("both decoders", both_losses, 10, 20_000, 64, (0.003, 0.002)),
+    Part("both decoders", both_losses, 10, 10_000, 32, (0.001, 0.002)),
 )
 
 

@@ -111,14 +111,15 @@ class RunLog:
         self.status = {"state": RUNNING, "step": self.first_step, "stop_step": self.stop_step, "warning": ""}
         if self.own is not None:
             path, _ = self.own.claim(LOG, STATUS)
-            last, header = start - again, ",".join(columns) + "\n"
-            kept = [header]
-            for line in complete_lines(path) if last >= 0 and os.path.isfile(path) else ():
-                with contextlib.suppress(ValueError):  # of the columns, or damaged
-                    is_before = float(line.split(",")[0]) <= last and line.count(",") == header.count(",")
-                    kept += [line] * is_before
+            last, kept = start - again, [columns]
+            lines = complete_lines(path) if last >= 0 and os.path.isfile(path) else []
+            for row in csv.DictReader(lines):  # another version of the program may have had other columns
+                with contextlib.suppress(ValueError, KeyError):  # damaged
+                    is_whole = None not in row and None not in row.values()
+                    is_before = is_whole and float(row["step"]) <= last
+                    kept += [tuple(row.get(name, "") for name in columns)] * is_before
             with atomic_write(path, durable=False) as file:
-                file.write("".join(kept).encode())
+                file.write("".join(",".join(row) + "\n" for row in kept).encode())
             self._write_status()
 
     def say(self, text: str) -> None:
