@@ -21,9 +21,9 @@ from histocc.runtime.errors import UserError
 from histocc.runtime.signals import Stopped
 from histocc.runtime.world import World
 
-MAX_TEXTS, MAX_ROWS = 2_000, 3_000  # that it is fitted on
+MAX_TEXTS, MAX_ROWS = 1_000, 1_500  # that it is fitted on
 MAX_BATCH = 256  # rows
-SLOW = 4  # topk takes most of the time, and answers to one text of so many
+SLOW = 2  # topk takes most of the time, and answers to one text of so many
 MAX_CODES = 100  # of a row, beyond which none is looked at
 OUTPUTS = 5  # most probable outputs of a row, whose probabilities are fitted
 DECODERS = {"mixer": ("greedy", "flat", "topk", "both"), "seq2seq": ("greedy", "topk"), "flat": ("flat",)}

@@ -83,7 +83,7 @@ class Model(Config):
     ngram_passes: CountOrZero | None = flag(
         None,
         "passes over the distinct rows that fit the decoder that writes to new n-grams, before the encoder is"
-        " trained and after the linear decoder, which takes 10 at most (default: 20,000 rows, at most 10"
+        " trained and after the linear decoder, which takes 10 at most (default: 10,000 rows, at most 10"
         " passes, fewer for wider models); 0, or with --initial-checkpoint: no fit of either",
         metavar="N",
         resumable=True,

@@ -254,6 +254,8 @@ def banner(
         epoch, batch = divmod(step, plan.steps_per_epoch)
         more = f"; {epochs} epochs instead of {before}, with the longer schedule" if epochs > before else ""
         lines.append(f"Resuming from step {step:,} (epoch {epoch + 1}, batch {batch:,}){more}")
-    verb = "Continuing the training of" if resumed else "Starting training for"
-    what = f"{verb} {epochs} epoch{'s' * (epochs > 1)}" if epochs else "No training steps"
+    what = "No training steps (--max-steps asks for some)"
+    if epochs:
+        verb = "Continuing the training of" if resumed else "Starting training for"
+        what = f"{verb} {epochs} epoch{'s' * (epochs > 1)}"
     return "\n".join([*lines, what, f"Training on {devices}"])
