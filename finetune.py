@@ -3,7 +3,7 @@
 
 From scratch, on a laptop, with columns whose names say what they are (occ1, lang, hisco_1, hisco_2 …):
 
-    python finetune.py --dataset data.csv --model-size tiny --save-path ./mine
+    python finetune.py --dataset data.csv --save-path ./mine
 
 From a published model or an earlier run, on one GPU:
 

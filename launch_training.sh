@@ -63,4 +63,4 @@ say "Took $((SECONDS / 60)) min $((SECONDS % 60)) s in all."
 if [[ $PYTHON == "$VENV"/* && ${VIRTUAL_ENV:-} != "$VENV" ]]; then
   say 'For the commands of README.md: source .venv/bin/activate'
 fi
-say 'Next, your own data: ./launch_training.sh 2 data.csv -- --model-size tiny --save-path ./mine'
+say 'Next, your own data: ./launch_training.sh 2 data.csv -- --save-path ./mine'

@@ -101,18 +101,13 @@ class DistinctRows(RowSet):
         weight = np.sqrt(count[order])
         self.weight = (weight / weight.mean()).astype(np.float32)
         self.language, self.codes = train.language[self.index], train.codes[self.index]
-
-    def __len__(self) -> int:
-        return len(self.index)
+        self.teacher = None if train.teacher is None else train.teacher[self.index]
 
     def lengths(self, rows: np.ndarray) -> np.ndarray:
         return self.train.lengths(self.index[rows])
 
     def texts(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         return self.train.texts(self.index[rows])
-
-    def teacher_of(self, rows: np.ndarray) -> np.ndarray | None:
-        return self.train.teacher_of(self.index[rows])
 
 
 class FitRows(Rows):
