@@ -115,7 +115,7 @@ def test_half_written_and_damaged_rows_are_left_out(tmp_path):
         log_of(tmp_path, 1200, 1300)
         assert rows(tmp_path)[:-1] == before[:1] and steps(tmp_path)[-1] == 1300
     log_of(tmp_path, 0, 1, 2, 3)
-    (tmp_path / "logs.csv").write_text((tmp_path / "logs.csv").read_text().replace("\n2,", "\nx,")[:-4])
+    (tmp_path / "logs.csv").write_text((tmp_path / "logs.csv").read_text().replace("\n2,", '\n"x,')[:-4])
     log_of(tmp_path, 3)
     assert steps(tmp_path) == [1]
 

@@ -141,7 +141,7 @@ def test_ngrams_are_trained_with_the_rest_and_what_was_decided_is_kept(curves):
 @pytest.fixture(scope="module")
 def runs(files, script, tmp_path_factory):
     """(folder, output, flags) of a run with dropout, whole, and in two parts. Three processes: the order in
-    which gradients are summed decides the last bit, and two have one.
+    which gradients are summed decides the last bit, and two can be summed in one order alone.
     """
     folder = tmp_path_factory.mktemp("resume")
     common = [*files, *WITH_NGRAMS, "--dropout", 0.1, "--encoder-dropout", 0.1, "--num-epochs", 3]

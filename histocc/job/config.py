@@ -139,7 +139,8 @@ class Losses(Config):
         None,
         "how a row's codes are compared with the blocks that the decoder writes. best-fit, as published: each"
         " code with the block that fits it best, so two codes may share one; one-to-one: every block answers"
-        " for one code (default: one-to-one if the decoder is new, else as in --initial-checkpoint)",
+        " for one code, beyond five in their order (default: one-to-one if the decoder is new, else as in"
+        " --initial-checkpoint)",
         choices=BLOCK_LOSSES,
         resumable="kept",
     )

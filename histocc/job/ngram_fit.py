@@ -304,8 +304,7 @@ def fit(
     interrupted = _interrupted(args, own, data.fingerprint, world)
     if interrupted is not None:
         model.load_state_dict(interrupted["model"], strict=False)
-        name, step = PARTS[interrupted["part"]].name, interrupted["step"]
-        world.print(f"The fit continues: {name}, step {step:,}")
+        world.print(f"The fit continues: {PARTS[interrupted['part']].name}, step {interrupted['step']:,}")
     model.train()
     ngrams.table.sparse = world.device.type == "cpu"  # NCCL sums no sparse gradients
     for number, part in enumerate(PARTS):

@@ -87,7 +87,7 @@ class BlockOrderInvariantLoss(_BlockLoss):
             decoding stops.
         matching: "best-fit", as published: two target blocks may choose the same predicted block.
             "one-to-one": each of the first n predicted blocks answers for one target block, by the assignment
-            of the smallest mean, through which alone the gradient goes.
+            of the smallest mean, alone trained; codes after a row's first five stay in their order.
     """
 
     def __init__(
@@ -246,7 +246,7 @@ class LossMixer(nn.Module):
         Args:
             out_seq2seq: logits [B, S − 1, V]; target_seq2seq: integer [B, S].
             out_linear: logits [B, C]; target_linear: float [B, C], 1 for the row's codes.
-            entries: of the batch, for both parts.
+            entries: [B, …] each, that a subclass adds; of `DistillationLoss` those of the teacher.
         """
         seq2seq = self.seq2seq(out_seq2seq, target_seq2seq, **entries)
         linear, w = self.linear(out_linear, target_linear, **entries), self.seq2seq_weight

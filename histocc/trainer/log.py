@@ -113,11 +113,11 @@ class RunLog:
             path, _ = self.own.claim(LOG, STATUS)
             last, kept = start - again, [columns]
             lines = complete_lines(path) if last >= 0 and os.path.isfile(path) else []
-            for row in csv.DictReader(lines):  # another version of the program may have had other columns
+            names, *old = [line.rstrip("\n").split(",") for line in lines] or [[]]
+            for cells in old:  # another version of the program may have had other columns
                 with contextlib.suppress(ValueError, KeyError):  # damaged
-                    is_whole = None not in row and None not in row.values()
-                    is_before = is_whole and float(row["step"]) <= last
-                    kept += [tuple(row.get(name, "") for name in columns)] * is_before
+                    row = dict(zip(names, cells, strict=True))
+                    kept += [tuple(row.get(name, "") for name in columns)] * (float(row["step"]) <= last)
             with atomic_write(path, durable=False) as file:
                 file.write("".join(",".join(row) + "\n" for row in kept).encode())
             self._write_status()
