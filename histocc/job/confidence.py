@@ -23,7 +23,7 @@ from histocc.runtime.world import World
 
 MAX_TEXTS, MAX_ROWS = 1_000, 1_500  # that it is fitted on
 MAX_BATCH = 256  # rows
-SLOW = 2  # topk takes most of the time, and answers to one text of so many
+SLOW = 4  # topk takes most of the time, and answers to one text of so many
 MAX_CODES = 100  # of a row, beyond which none is looked at
 OUTPUTS = 5  # most probable outputs of a row, whose probabilities are fitted
 DECODERS = {"mixer": ("greedy", "flat", "topk", "both"), "seq2seq": ("greedy", "topk"), "flat": ("flat",)}
