@@ -113,7 +113,7 @@ class RunLog:
             path, _ = self.own.claim(LOG, STATUS)
             last, kept = start - again, [columns]
             lines = complete_lines(path) if last >= 0 and os.path.isfile(path) else []
-            names, *old = [line.rstrip("\n").split(",") for line in lines] or [[]]
+            names, *old = [line.rstrip("\r\n").split(",") for line in lines] or [[]]
             for cells in old:  # another version of the program may have had other columns
                 with contextlib.suppress(ValueError, KeyError):  # damaged
                     row = dict(zip(names, cells, strict=True))
