@@ -10,7 +10,7 @@ import math
 import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -47,6 +47,7 @@ NGRAMS = 6  # stream of random numbers beside those of any run, for `derived_see
 MAX_TEXTS = 1 << 17  # distinct ones that are counted and fitted
 CHUNK = 4096  # texts that are hashed at once
 MIN_STEPS, MIN_BATCH = 40, 16  # steps of a pass; few rows are taken in smaller batches, as far as this
+MANY_ROWS, RATE_OF_MANY = 20_000, 0.014  # from so many on, peak learning rate of the linear decoder's part
 DROPOUT = 0.3  # share of the n-grams that are left out
 TINY_WIDTH = 128  # of a decoder that writes; a wider one sees fewer rows
 
@@ -232,13 +233,10 @@ class Fitted(nn.Module):
         return {"loss": model(batch)}
 
     def optimizer(self) -> "RowAdam":
-        rate, of_others = self.rates
-        groups = [([self.table.weight, self.linear.weight, self.bias], rate)]
-        if self.others:
-            groups.append(([*self.others.parameters()], of_others))
+        weights = [self.table.weight, self.linear.weight, self.bias], [*self.others.parameters()]
+        groups = [{"params": x, "lr": lr, "initial_lr": lr} for x, lr in zip(weights, self.rates)]
         # eps: with 1e-8 rounding differs a hundred times as much between numbers of processes
-        found = [{"params": params, "lr": lr, "initial_lr": lr} for params, lr in groups]
-        return RowAdam(found, eps=1e-6, fused=True)
+        return RowAdam(groups, eps=1e-6, fused=True)
 
 
 class RowAdam(torch.optim.Adam):
@@ -310,6 +308,8 @@ def fit(
     for number, part in enumerate(PARTS):
         if interrupted is not None and number != interrupted["part"]:
             continue
+        if number == 0 and len(rows) >= MANY_ROWS:
+            part = replace(part, rates=(RATE_OF_MANY, 0.0))
         batch_size = min(part.batch_size, max(MIN_BATCH, len(rows) // MIN_STEPS))
         fitted, plan = Fitted(part, model, loss_fn), BatchPlan(len(rows), batch_size, world.size)
         optimizer, state = fitted.optimizer(), loop.State()
