@@ -86,12 +86,6 @@ def text_of(ids) -> str:
     return "".join(map(chr, ids[1:-1]))
 
 
-def assert_same(batch: dict, other: dict) -> None:
-    assert batch.keys() == other.keys()
-    for name, value in batch.items():
-        assert torch.equal(value, other[name]) if isinstance(value, torch.Tensor) else value == other[name]
-
-
 def written(row: tuple) -> tuple[str, str]:
     """A row of the file as (input, label)."""
     text, first, second, language = row
@@ -183,7 +177,7 @@ def test_workers_change_nothing_and_loading_draws_no_random_numbers(batches, per
     for epoch, first_batch in ((0, 0), (1, 0), (1, 2)):
         next(iter(workers.at(0, 1)))  # broken off: leaves nothing behind
         for batch, other in zip(plain.at(epoch, first_batch), workers.at(epoch, first_batch), strict=True):
-            assert_same(batch, other)
+            torch.testing.assert_close(batch, other, rtol=0, atol=0)
     before = torch.get_rng_state(), np.random.get_state()[1].tolist()
     epoch_of(batches(6))
     assert torch.equal(torch.get_rng_state(), before[0]) and np.random.get_state()[1].tolist() == before[1]
