@@ -154,13 +154,14 @@ def test_every_reader_looks_at_the_path_first(tmp_path):
 
 
 def test_what_comes_through_a_pipe_becomes_a_file(tmp_path):
-    pipe, target = str(tmp_path / "pipe"), tmp_path / "target"
+    pipe, target, checks = str(tmp_path / "pipe"), tmp_path / "target", []
     os.mkfifo(pipe)
     slow = "sleep 0.6; (echo a; sleep 0.1; head -c 300000 /dev/zero) > pipe"
     for line, content in ((slow, b"a\n" + bytes(300_000)), (": > pipe", b"")):
         writer = subprocess.Popen(["sh", "-c", line], cwd=tmp_path)
-        save_pipe(pipe, str(target), lambda: None, 20)
+        save_pipe(pipe, str(target), lambda: checks.append(1), 20)
         assert writer.wait() == 0 and target.read_bytes() == content
+    assert 4 <= len(checks) <= 40
 
 
 def test_a_silent_pipe_ends_at_the_limit_and_at_a_stop(tmp_path):
