@@ -6,8 +6,8 @@ accuracy on held-out texts by the number of rows to train on.
     python -m benchmarks.quality --methods ours --flags="" --flags="--ngram-passes 20"        # compares both
     python -m benchmarks.quality --methods --results a.json b.json --picture both.png     # measures nothing
 
-The second tenth of the texts by their hash is held out (a row is on the side of its text), the same for all
-sizes, which are beginnings of each other: by the first the last settings of the fit were chosen. Right is a
+Seed N holds out the tenth N of the texts by their hash, from 0 (a row is on the side of its text), the same for
+all sizes, which are beginnings of each other: by tenth 0 the last settings of the fit were chosen. Right is a
 text whose whole set of codes is answered; a distinct text counts once.
 
 ours: last.bin of finetune.py, --size ngrams, on one process, from its start to the saved model. The held-out
@@ -55,8 +55,8 @@ CHANGED = {"0": "right", "1": "one letter changed", "2": "two letters"}
 FASTTEXT = {"minn": 2, "maxn": 5, "wordNgrams": 2, "dim": 100, "lr": 1.0, "epoch": 50, "bucket": 200_000}
 TEXT = """![Accuracy by rows and by seconds](benchmarks_quality.png)
 
-% of distinct held-out texts whose whole set of codes is right, mean and half the range over the seeds, by the
-rows to train on; seconds of the first seed. histocc: n-grams alone, by `auto`; then its decoders."""
+% of distinct held-out texts whose whole set of codes is right, mean and half the range over the seeds, each
+with another tenth held out, by the rows to train on; seconds of the first seed. histocc: n-grams alone, by `auto`; then its decoders."""
 Answers = list[Collection[str]]
 
 
@@ -208,17 +208,17 @@ METHODS = {"ours": ours, "svm": svm, "fasttext": fasttext}
 
 
 def measured(name: str, args) -> Iterator[dict]:
-    with tempfile.TemporaryDirectory() as folder:
-        whole = DataSet.of(data_flags(name, folder, SAMPLE_ROWS), f"{folder}/whole", 1)
-        parts = whole.parts(args.noise)
-        of_ours = [f"--model-size {args.size} {flags}".strip() for flags in args.flags or [""]]
-        ways = [("ours", flags, seed) for flags in of_ours for seed in args.seeds]
-        ways += [("svm", "", args.seeds[0]), *(("fasttext", "", seed) for seed in args.seeds)]
-        for number in sorted({int(min(number, len(whole.train))) for number in args.rows}):
-            data = whole.fewer(number, f"{folder}/rows_{number}")
-            for method, flags, seed in ways:
-                if method in args.methods:
-                    entry = {"data": name, "rows": number, "method": method, "flags": flags, "seed": seed}
+    of_ours = [f"--model-size {args.size} {flags}".strip() for flags in args.flags or [""]]
+    ways = [("ours", flags) for flags in of_ours] + [("svm", ""), ("fasttext", "")]
+    for seed in args.seeds:
+        with tempfile.TemporaryDirectory() as folder:
+            whole = DataSet.of(data_flags(name, folder, SAMPLE_ROWS), f"{folder}/whole", seed)
+            parts, most = whole.parts(args.noise), len(whole.train)
+            for rows in sorted({number if number < most else math.inf for number in args.rows}):
+                data = whole.fewer(int(min(rows, most)), f"{folder}/rows_{rows}")
+                for method, flags in (way for way in ways if way[0] in args.methods):
+                    entry = {"data": name, "rows": "all" if rows == math.inf else rows, "method": method}
+                    entry |= {"flags": flags, "seed": seed, "train": len(data.train)}
                     entry["texts"] = len({row.text for row in whole.val})
                     yield entry | METHODS[method](data, parts, flags, seed, args.threads)
 
@@ -247,7 +247,7 @@ def keep(found: dict[tuple, dict], file: Path) -> None:
 def grouped(part: dict) -> dict[tuple, list[dict]]:
     """(data, rows, method, flags) → its seeds, in the order of the table."""
     found: dict[tuple, list[dict]] = {}
-    orders = ("data", DATA.index), ("rows", int), ("method", [*METHODS].index)
+    orders = ("data", DATA.index), ("train", int), ("method", [*METHODS].index)
     for entry in sorted(part["runs"], key=lambda entry: [order(entry[name]) for name, order in orders]):
         found.setdefault(key(entry)[:-1], []).append(entry)
     return found
@@ -256,9 +256,9 @@ def grouped(part: dict) -> dict[tuple, list[dict]]:
 def words(parts: list[dict]) -> str:
     """Everything on the page."""
     lines = []
-    for (data, rows, method, flags), entries in grouped(parts[0]).items():
+    for (data, _, method, flags), entries in grouped(parts[0]).items():
         name = f"{NAMES[method]} {flags.removeprefix('--model-size ngrams').strip()}".strip()
-        cells = [data, f"{rows:,}", name, f"{entries[0]['seconds']:.0f}"]
+        cells = [data, f"{entries[0]['train']:,}", name, f"{entries[0]['seconds']:.0f}"]
         figures = [[each["right"].get(part) for each in entries] for part in CHANGED]
         figures += [[each.get("decoders", {}).get(x, {}).get("0") for each in entries] for x in DECODERS]
         lines.append([*cells, *("" if None in each else spread(each) for each in figures)])
@@ -276,8 +276,8 @@ def draw(part: dict, path: Path) -> None:
         for place, axes in enumerate(panels):
             name, by_rows = registers[place % len(registers)], place < len(registers)
             lines: dict[tuple, list] = {}
-            for (data, rows, method, flags), entries in groups.items():
-                x = rows if by_rows else entries[0]["seconds"]
+            for (data, _, method, flags), entries in groups.items():
+                x = entries[0]["train" if by_rows else "seconds"]
                 for part in [*entries[0]["right"]][:2] if data == name else ():
                     y = 100 * mean(each["right"][part] for each in entries)
                     lines.setdefault((part, method, flags), []).append((x, y))
