@@ -6,12 +6,12 @@ accuracy on held-out texts by the number of rows to train on.
     python -m benchmarks.quality --methods ours --flags="" --flags="--ngram-passes 20"        # compares both
     python -m benchmarks.quality --methods --results a.json b.json --picture both.png     # measures nothing
 
-Seed N holds out the tenth N of the texts by their hash, from 0 (a row is on the side of its text), the same for
-all sizes, which are beginnings of each other: by tenth 0 the last settings of the fit were chosen. Right is a
+Seed N holds out tenth N of the texts by their hash (a row is on the side of its text), the same for all
+sizes, which are beginnings of each other; by tenth 0 the last settings of the fit were chosen. Right is a
 text whose whole set of codes is answered; a distinct text counts once.
 
-ours: last.bin of finetune.py, --size ngrams, on one process, from its start to the saved model. The held-out
-rows are its validation rows, on some of which it fits confidence and decides what `auto` is.
+ours: last.bin of finetune.py, --size ngrams, on one process, from its start to the saved model. A ninth as
+many held-out rows as it trains on are its validation rows, which decide what `auto` is.
 svm: that of `histocc.evaluate --baseline`; in seconds of fitting and answering.
 fasttext: supervised, as in FASTTEXT, which was chosen by a few tries on an 80/20 split; if rows have several
 codes, each against all others (ova), and those above 0.5 are answered. Both have one thread.
@@ -56,7 +56,8 @@ FASTTEXT = {"minn": 2, "maxn": 5, "wordNgrams": 2, "dim": 100, "lr": 1.0, "epoch
 TEXT = """![Accuracy by rows and by seconds](benchmarks_quality.png)
 
 % of distinct held-out texts whose whole set of codes is right, mean and half the range over the seeds, each
-with another tenth held out, by the rows to train on; seconds of the first seed. histocc: n-grams alone, by `auto`; then its decoders."""
+with another tenth held out, by the rows to train on; seconds of the first seed. histocc: n-grams alone, by
+`auto`; then its decoders."""
 Answers = list[Collection[str]]
 
 
@@ -172,8 +173,8 @@ def texts_of(rows: Sequence[Row], data: DataSet) -> list[str]:
 
 def svm(data: DataSet, parts: dict[str, list[Row]], *_) -> dict:
     started, asked = time.perf_counter(), [row for rows in parts.values() for row in rows]
-    known_codes = [frozenset(row.codes) for row in data.train]
-    answers = iter(baseline.svm(texts_of(data.train, data), known_codes, texts_of(asked, data)))
+    known = texts_of(data.train, data), [frozenset(row.codes) for row in data.train]
+    answers = iter(baseline.svm(*known, texts_of(asked, data)))
     found = {part: right([next(answers) for _ in rows], rows) for part, rows in parts.items()}
     return {"seconds": time.perf_counter() - started, "right": found}
 
@@ -215,7 +216,9 @@ def measured(name: str, args) -> Iterator[dict]:
             whole = DataSet.of(data_flags(name, folder, SAMPLE_ROWS), f"{folder}/whole", seed)
             parts, most = whole.parts(args.noise), len(whole.train)
             for rows in sorted({number if number < most else math.inf for number in args.rows}):
-                data = whole.fewer(int(min(rows, most)), f"{folder}/rows_{rows}")
+                number = int(min(rows, most))
+                validated = whole._replace(val=whole.val[: number // 9 + 1])
+                data = validated.fewer(number, f"{folder}/rows_{number}")
                 for method, flags in (way for way in ways if way[0] in args.methods):
                     entry = {"data": name, "rows": "all" if rows == math.inf else rows, "method": method}
                     entry |= {"flags": flags, "seed": seed, "train": len(data.train)}

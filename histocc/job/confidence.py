@@ -13,7 +13,7 @@ from histocc.data.arrays import PreparedData, RowSet
 from histocc.job.config import JobConfig
 from histocc.model import confidence
 from histocc.model.confidence import MIN_TEXTS, OUTPUT, Confidence
-from histocc.predict.coder import Coder
+from histocc.predict.coder import Coded, Coder
 from histocc.published import models
 from histocc.runtime import checkpoint
 from histocc.runtime.device import Precision
@@ -23,10 +23,10 @@ from histocc.runtime.world import World
 
 MAX_TEXTS, MAX_ROWS = 1_000, 1_500  # that it is fitted on
 MAX_BATCH = 256  # rows
-SLOW = 4  # topk takes most of the time, and answers to one text of so many
+SLOW = 4  # topk takes most of the time: if it is asked, it is for one text of so many
 MAX_CODES = 100  # of a row, beyond which none is looked at
 OUTPUTS = 5  # most probable outputs of a row, whose probabilities are fitted
-DECODERS = {"mixer": ("greedy", "flat", "topk", "both"), "seq2seq": ("greedy", "topk"), "flat": ("flat",)}
+DECODERS = {"mixer": ("greedy", "flat", "both"), "seq2seq": ("greedy",), "flat": ("flat",)}  # and topk
 
 
 def answers(
@@ -35,22 +35,29 @@ def answers(
     """What each decoder answers: (probability, whether it is several codes, whether it is right, weight of
     the row). Of topk the best code is right or not, of OUTPUT each of the most probable outputs.
     """
-    found, rows = {}, list(zip(codes, weights.tolist()))
-    for decoder in DECODERS[coder.kind]:
-        best = decoder == "topk"
-        some = [i for i, text in enumerate(texts) if not best or zlib.crc32(text.encode()) % SLOW == 0]
-        asked = [texts[i] for i in some], [languages[i] for i in some]
-        coded = coder.code(*asked, decoder, 1 if best else MAX_CODES, cleaned=True)
-        found[decoder] = [
-            (one.conf, len(one.codes) > 1, one.codes[0] in true if best else {*one.codes} == true, weight)
-            for one, (true, weight) in zip(coded, (rows[i] for i in some))
-            if one.conf is not None
+
+    def asked(decoder: str, k: int, one_of: int = 1, **more) -> list[tuple[Coded, set[str], float]]:
+        """(answer, true codes, weight) of the texts, or of one text of so many, that are not empty."""
+        some = [i for i, text in enumerate(texts) if zlib.crc32(text.encode()) % one_of == 0]
+        part = [texts[i] for i in some], [languages[i] for i in some]
+        coded = coder.code(*part, decoder, k, cleaned=True, **more)
+        return [(one, codes[i], float(weights[i])) for one, i in zip(coded, some) if one.conf is not None]
+
+    answered = {name: asked(name, MAX_CODES) for name in DECODERS[coder.kind]}
+    found = {
+        name: [(one.conf, len(one.codes) > 1, {*one.codes} == true, weight) for one, true, weight in each]
+        for name, each in answered.items()
+    }
+    if coder.kind != "flat":
+        # with a linear share the score of a best code is that of `both`, which sums over fewer codes
+        best = answered["both"] if coder.linear_share else asked("topk", 1, SLOW)
+        found["topk"] = [
+            (one.probs[0], False, one.codes[0] in true, weight) for one, true, weight in best if one.codes
         ]
     if coder.kind != "seq2seq":
-        coded = coder.code(texts, languages, "flat", OUTPUTS, threshold=0.0, cleaned=True)
         found[OUTPUT] = [
             (prob, False, code in true, weight)
-            for one, (true, weight) in zip(coded, rows)
+            for one, true, weight in asked("flat", OUTPUTS, threshold=0.0)
             for code, prob in zip(one.codes, one.probs)
         ]
     return found
