@@ -10,13 +10,12 @@ import math
 import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from histocc.data.arrays import PreparedData, RowSet, text_keys
@@ -47,7 +46,7 @@ NGRAMS = 6  # stream of random numbers beside those of any run, for `derived_see
 MAX_TEXTS = 1 << 17  # distinct ones that are counted and fitted
 CHUNK = 4096  # texts that are hashed at once
 MIN_STEPS, MIN_BATCH = 40, 16  # steps of a pass; few rows are taken in smaller batches, as far as this
-MANY_ROWS, RATE_OF_MANY = 20_000, 0.014  # from so many on, peak learning rate of the linear decoder's part
+MANY_ROWS = 20_000  # from so many on, a part has other learning rates
 DROPOUT = 0.3  # share of the n-grams that are left out
 TINY_WIDTH = 128  # of a decoder that writes; a wider one sees fewer rows
 
@@ -196,7 +195,8 @@ class Part:
         losses: of (model, loss_fn, batch), [B].
         passes: over the rows, at most; --ngram-passes says otherwise of the last part.
         max_rows: that these go over together, at most.
-        rates: peak learning rates of the n-grams and the linear decoder, and of the other one.
+        rates, rates_of_many: peak learning rates of the n-grams, of the linear decoder, and of the other one,
+            for fewer than MANY_ROWS rows, and for more.
     """
 
     name: str
@@ -204,12 +204,13 @@ class Part:
     passes: int
     max_rows: int
     batch_size: int
-    rates: tuple[float, float]
+    rates: tuple[float, float, float]
+    rates_of_many: tuple[float, float, float]
 
 
 PARTS = (
-    Part("linear decoder", linear_losses, 10, 400_000, 256, (0.02, 0.0)),
-    Part("both decoders", both_losses, 10, 10_000, 32, (0.001, 0.002)),
+    Part("linear decoder", linear_losses, 10, 400_000, 256, (0.02, 0.02, 0.0), (0.006, 0.014, 0.0)),
+    Part("both decoders", both_losses, 10, 10_000, 32, (0.003, 0.001, 0.002), (0.0, 0.0, 0.002)),
 )
 
 
@@ -218,12 +219,12 @@ class Fitted(nn.Module):
 
     columns = ("loss",)
 
-    def __init__(self, part: Part, model: Seq2SeqMixerOccCANINE, loss_fn: LossMixer):
+    def __init__(self, part: Part, rows: int, model: Seq2SeqMixerOccCANINE, loss_fn: LossMixer):
         super().__init__()
         assert model.ngrams is not None
-        ngrams, bias = model.ngrams, model.linear_decoder.bias
-        self.table, self.linear, self.bias, self.rates = ngrams.table, ngrams.linear, bias, part.rates
-        others = (ngrams.word_to_memory, ngrams.text_to_memory, model.decoder) if part.rates[1] else ()
+        ngrams, self.rates = model.ngrams, part.rates if rows < MANY_ROWS else part.rates_of_many
+        self.table, self.linear, self.bias = ngrams.table, ngrams.linear, model.linear_decoder.bias
+        others = (ngrams.word_to_memory, ngrams.text_to_memory, model.decoder) if self.rates[2] else ()
         self.others, self.compute = nn.ModuleList(others), partial(part.losses, model, loss_fn)
 
     def forward(self, batch: dict[str, Any]) -> Tensor:
@@ -232,44 +233,43 @@ class Fitted(nn.Module):
     def losses(self, model: nn.Module, batch: dict[str, Any]) -> dict[str, Tensor]:
         return {"loss": model(batch)}
 
-    def optimizer(self) -> "RowAdam":
-        weights = [self.table.weight, self.linear.weight, self.bias], [*self.others.parameters()]
+    def optimizer(self) -> "FitOptimizer":
+        weights = [self.table.weight], [self.linear.weight, self.bias], [*self.others.parameters()]
         groups = [{"params": x, "lr": lr, "initial_lr": lr} for x, lr in zip(weights, self.rates)]
         # eps: with 1e-8 rounding differs a hundred times as much between numbers of processes
-        return RowAdam(groups, eps=1e-6, fused=True)
+        return FitOptimizer(groups, eps=1e-6, fused=True)
 
 
-class RowAdam(torch.optim.Adam):
-    """Adam that, of a parameter with a sparse gradient, moves the rows that have one alone, by the formula of
-    torch's SparseAdam, and takes two thirds of its time.
+class FitOptimizer(torch.optim.Adam):
+    """Adam, but of the first group, a table, only the rows that have a gradient move, by RMSprop with one
+    mean square for each row: with Adam's own moments, of each number, few texts are learned by heart.
     """
 
     @torch.no_grad()
     def step(self) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                if parameter.grad is not None and parameter.grad.is_sparse:
-                    if not getattr(self, "found_inf", False):  # see `Precision.optimizer_step`
-                        self._move_rows(parameter, group)
-                    parameter.grad = None
+        group = self.param_groups[0]
+        (table,) = group["params"]
+        if table.grad is not None and not getattr(self, "found_inf", False):  # see `Precision.optimizer_step`
+            self._move_rows(table, group)
+        table.grad = None
         super().step()
 
-    def _move_rows(self, parameter: Tensor, group: dict[str, Any]) -> None:
-        assert parameter.grad is not None
-        gradient = parameter.grad.coalesce()
-        rows, values = gradient.indices()[0], gradient.values()
-        state, (beta1, beta2) = self.state[parameter], group["betas"]
+    def _move_rows(self, table: Tensor, group: dict[str, Any]) -> None:
+        assert table.grad is not None
+        if table.grad.is_sparse:
+            gradient = table.grad.coalesce()
+            rows, values = gradient.indices()[0], gradient.values()
+        else:
+            rows = table.grad.any(1).nonzero()[:, 0]
+            values = table.grad[rows]
+        state, beta = self.state[table], group["betas"][1]
         if not state:
-            moments = torch.zeros_like(parameter), torch.zeros_like(parameter)
-            state |= dict(zip(("step", "exp_avg", "exp_avg_sq"), (torch.tensor(0.0), *moments)))
+            state |= {"step": torch.tensor(0.0), "squares": table.new_zeros(len(table), 1)}
         state["step"] += 1
-        mean = F.embedding(rows, state["exp_avg"]).lerp_(values, 1 - beta1)
-        square = F.embedding(rows, state["exp_avg_sq"]).mul_(beta2).addcmul_(values, values, value=1 - beta2)
-        steps = int(state["step"])
-        rate = group["lr"] * math.sqrt(1 - beta2**steps) / (1 - beta1**steps)
-        moved = F.embedding(rows, parameter).addcdiv_(mean, square.sqrt().add_(group["eps"]), value=-rate)
-        for x, changed in ((parameter, moved), (state["exp_avg"], mean), (state["exp_avg_sq"], square)):
-            x.numpy()[rows.numpy()] = changed.numpy()  # a third of the time of index_copy_
+        squares = state["squares"][rows].lerp_(values.square().mean(1, keepdim=True), 1 - beta)
+        state["squares"][rows] = squares
+        rate = group["lr"] * math.sqrt(1 - beta ** int(state["step"]))
+        table.index_add_(0, rows, values / (squares.sqrt() + group["eps"]), alpha=-rate)
 
 
 # ---- the fit
@@ -308,10 +308,8 @@ def fit(
     for number, part in enumerate(PARTS):
         if interrupted is not None and number != interrupted["part"]:
             continue
-        if number == 0 and len(rows) >= MANY_ROWS:
-            part = replace(part, rates=(RATE_OF_MANY, 0.0))
         batch_size = min(part.batch_size, max(MIN_BATCH, len(rows) // MIN_STEPS))
-        fitted, plan = Fitted(part, model, loss_fn), BatchPlan(len(rows), batch_size, world.size)
+        fitted, plan = Fitted(part, len(rows), model, loss_fn), BatchPlan(len(rows), batch_size, world.size)
         optimizer, state = fitted.optimizer(), loop.State()
         if interrupted is not None:
             optimizer.load_state_dict(interrupted["optimizer"])
