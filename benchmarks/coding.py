@@ -51,8 +51,7 @@ def code(model: str, source: str, flags: str, threads: int | None, output: str |
 
 def words(parts: dict[int, dict]) -> str:
     """parts: by rows."""
-    rows = max(parts)
-    coded = parts[rows]["greedy"]
+    rows, coded = max(parts), parts[max(parts)]["greedy"]
     return (
         f"A model of size tiny codes {rows:,} rows of the sample, digit by digit, at"
         f" {coded['rows_per_sec']:,.0f} rows/s; equal texts are coded once ({coded['peak_mb']:,.0f} MB)."

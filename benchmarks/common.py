@@ -99,12 +99,11 @@ def trained(folder: str, size: str, steps: int, more: str = "") -> str:
 def seconds(work: Callable[[], object], device: torch.device | None = None) -> float:
     """How long some work takes, on a GPU until it is done there."""
     on_gpu = device is not None and device.type == "cuda"
-    if on_gpu:
-        torch.cuda.synchronize()
+    wait = torch.cuda.synchronize if on_gpu else lambda: None
+    wait()
     started = time.perf_counter()
     work()
-    if on_gpu:
-        torch.cuda.synchronize()
+    wait()
     return time.perf_counter() - started
 
 

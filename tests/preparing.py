@@ -63,11 +63,18 @@ class Result:
         return [(int(row[1]), *row[2:4]) for row in self.rejected]
 
 
+def codes_of(result: Result) -> list[list[str]]:
+    return [codes for *_, codes in result.train]
+
+
+def written(path: Path, content: str | bytes) -> str:
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    return str(path)
+
+
 def prepare(tmp_path, content: str | bytes, **options) -> Result:
     """Prepares a file of this content."""
-    path = tmp_path / "data.csv"
-    path.write_bytes(content if isinstance(content, bytes) else content.encode())
-    what = settings_for(path, **options)
+    what = settings_for(written(tmp_path / "data.csv", content), **options)
     assert file_problems(what) == []
     return Result(prep.prepare(what, str(tmp_path / "out"), quiet))
 
@@ -83,6 +90,4 @@ def refusal(tmp_path, content: str | bytes, **options) -> str:
 
 
 def problems(tmp_path, content: str | bytes, **options) -> list[str]:
-    path = tmp_path / "data.csv"
-    path.write_bytes(content if isinstance(content, bytes) else content.encode())
-    return file_problems(settings_for(path, **options))
+    return file_problems(settings_for(written(tmp_path / "data.csv", content), **options))

@@ -87,11 +87,7 @@ def test_what_is_decided_is_another_object():
         ("a.toml", "wrong = 1\nalso = 2", "2 problems:\n  'wrong'"),
         ("a.toml", "batch_size = [3]", "'batch_size': expected a text or a number, not [3]"),
         ("a.toml", "batch_size = 0", "'batch_size': '0' is not a whole number of at least 1"),
-        (
-            "a.toml",
-            'model_size = "huge"',
-            "'model_size': expected one of auto, tiny, small, base, ngrams",
-        ),
+        ("a.toml", 'model_size = "huge"', "'model_size': expected one of auto, tiny, small, base, ngrams"),
         ("a.toml", 'save_path = "a"\nsave-dir = "b"', "'save-dir': is given already, by another name"),
         ("a.toml", "target_cols = [{a = 1}]", "'target_cols': expected a text or a number, not {'a': 1}"),
         ("a.toml", "bf16 = 1", "'bf16': expected true or false, not 1"),

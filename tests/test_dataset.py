@@ -30,7 +30,6 @@ ROWS = [
     + (("en", "da", "")[i % 3],)
     for i in range(23)
 ]
-CODES = ["-1", "01110", "61110", "83110"]
 NOISE = {"num_transformations": 3, "augmentation_prob": 0.9, "unk_lang_prob": 0.5, "words": ["gammel", "ung"]}
 
 

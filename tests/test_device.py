@@ -17,14 +17,14 @@ import torch.nn.functional as F
 from helpers import TINY, TRAIN_MIXER, read_logs, run, run_inside, write_rows
 from second_device import DEVICE, second_device, waits
 from test_canine import NO_DROPOUT, batch, results
-from test_predict import CODES, make_model
+from test_predict import small_coder
 from torch.utils.data import DataLoader
 
 import finetune
 from histocc.formatter import hisco_blocky5
 from histocc.model.layers import Linear
 from histocc.model.mixer import Seq2SeqMixerOccCANINE, model_config
-from histocc.predict.coder import DECODERS, Coder
+from histocc.predict.coder import DECODERS
 from histocc.runtime import device
 from histocc.runtime.device import (
     Precision,
@@ -163,14 +163,8 @@ def test_steps_that_are_not_logged_do_not_wait_for_the_device(rows, tmp_path, mo
 
 
 def test_every_decoder_codes_as_on_the_cpu(monkeypatch):
-    state = {
-        "key": {code: i for i, code in enumerate(CODES)},
-        "languages": ["en", "da"],
-        "config": {"max_len": 128, "text": "as-is"},
-    }
-
     def found(device):
-        coder = Coder(make_model().to(device), hisco_blocky5(), state, batch_size=3)
+        coder = small_coder(device, state={"languages": ["en", "da"]}, batch_size=3)
         languages, limits = ["en", "da", "xx", "en", "en", "en"], {"da": 0.3, None: 0.5}
         return (
             {name: coder.code(TEXTS, languages, name, threshold=limits) for name in DECODERS},

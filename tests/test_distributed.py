@@ -8,6 +8,7 @@ import os
 import signal
 import socket
 import time
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -172,10 +173,7 @@ def ranks_do(work, size=2, minutes=0.2):
 
 
 def fails(error):
-    def work():
-        raise error
-
-    return lambda world: world.run_on_main(work)
+    return lambda world: world.run_on_main(Mock(side_effect=error))
 
 
 @pytest.mark.processes

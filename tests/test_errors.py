@@ -11,6 +11,7 @@ import subprocess
 import sys
 import termios
 import time
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -127,10 +128,7 @@ def test_a_save_beyond_the_limit_of_files(tmp_path):
 
 def test_commands_of_one_process_say_what_is_wrong_once(capsys):
     def ends_with(error):
-        def work():
-            raise error
-
-        return run_command(work)
+        return run_command(Mock(side_effect=error))
 
     assert run_command(lambda: None) == 0 and ends_with(UserError("no such run")) == 2
     assert ends_with(OSError(28, "No space left on device", "out.csv")) == 1

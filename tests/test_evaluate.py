@@ -48,10 +48,8 @@ def trained(tmp_path_factory):
         (f"{title} of {('leeds', 'york', 'hull')[i % 3]} {i}", code, "", ("en", "da")[i % 2])
         for i, (title, code) in enumerate(TITLES * 8)
     ]
-    train, val = (
-        write_csv(folder / "train.csv", HEADER, rows),
-        write_csv(folder / "val.csv", HEADER, VALIDATION),
-    )
+    train = write_csv(folder / "train.csv", HEADER, rows)
+    val = write_csv(folder / "val.csv", HEADER, VALIDATION)
     flags = ["--train-data", train, "--val-data", val, *TINY, "--language-col", "lang"]
     flags += ["--batch-size", 16, "--encoder-dropout", 0, "--augmentation-prob", 0, "--empty-blocks", "first"]
     run(TRAIN_MIXER, *flags, "--num-epochs", 10, "--learning-rate", 2e-3, "--save-dir", folder / "first")
@@ -62,10 +60,8 @@ def trained(tmp_path_factory):
     true = torch.tensor([[state["key"][row[1]]] for row in rows])
     wanted = torch.full((64, 8), -4.0).scatter_(1, true, 4.0)
     weights = torch.linalg.lstsq(pooled.double(), wanted.double(), driver="gelsd").solution.float().T
-    state["model"] |= {
-        "linear_decoder.weight": weights[:, :-1].contiguous(),
-        "linear_decoder.bias": weights[:, -1].contiguous(),
-    }
+    state["model"]["linear_decoder.weight"] = weights[:, :-1].contiguous()
+    state["model"]["linear_decoder.bias"] = weights[:, -1].contiguous()
     del state["checksum"]
     torch.save(state, folder / "fitted.bin")
     flags += ["--initial-checkpoint", folder / "fitted.bin", "--max-steps", 1, "--learning-rate", 1e-9]
@@ -252,9 +248,8 @@ class TestRows:
         unknown, said = evaluated(trained, tmp_path / "a", data=write_csv(tmp_path / "a.csv", HEADER, rows))
         plain, _ = evaluated(trained, tmp_path / "b", data=write_csv(tmp_path / "b.csv", HEADER, hidden))
         count = sum(row[3] == "xx" for row in rows)
-        assert (
-            unknown["data"]["unknown_languages"] == {"xx": count} and plain["data"]["unknown_languages"] == {}
-        )
+        assert unknown["data"]["unknown_languages"] == {"xx": count}
+        assert plain["data"]["unknown_languages"] == {}
         assert f"'xx' is not one of the model's: {count} rows" in said
         assert unknown["validation"] == pytest.approx(plain["validation"], rel=1e-9)
         assert set(unknown["decoders"]["linear"]["by_language"]) == {"en", "xx"}
@@ -268,9 +263,8 @@ class TestRows:
     def test_other_columns(self, trained, report, tmp_path):
         data = write_csv(tmp_path / "other.csv", ("title", "a", "b", "tongue"), VALIDATION)
         flags = ["--input-col", "title", "--target-cols", "a", "b", "--language-col", "tongue"]
-        assert evaluated(trained, tmp_path / "out", *flags, data=data)[0]["validation"] == pytest.approx(
-            report["validation"], rel=1e-5
-        )
+        found, _ = evaluated(trained, tmp_path / "out", *flags, data=data)
+        assert found["validation"] == pytest.approx(report["validation"], rel=1e-5)
 
 
 class TestRefused:
@@ -287,9 +281,8 @@ class TestRefused:
 
     def test_columns_that_are_not_there(self, trained, tmp_path):
         common = ["--model", trained / "run", "--data", trained / "val.csv", "--output", tmp_path / "out"]
-        assert "'title'" in refused(*common, "--input-col", "title") and "'c3'" in refused(
-            *common, "--target-cols", "hisco_1", "c3"
-        )
+        assert "'title'" in refused(*common, "--input-col", "title")
+        assert "'c3'" in refused(*common, "--target-cols", "hisco_1", "c3")
         assert "mutually exclusive" in refused(*common, "--language", "en", "--language-col", "lang")
         assert "at most 5 codes" in refused(*common, "--target-cols", *"abcdef")
         assert "no such file" in refused(*common[:2], "--data", tmp_path / "none.csv", *common[4:]).lower()

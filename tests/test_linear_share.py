@@ -189,14 +189,10 @@ def evaluated(model, rows, tmp_path_factory):
     return folder, *run_evaluation(folder, "out", "--batch-size", 16)
 
 
-def flags(folder, name, *more):
+def run_evaluation(folder, name, *more):
     files = ["--model", folder / "run", "--data", folder / "val.csv", "--output", folder / name]
     columns = ["--target-cols", "hisco_1", "hisco_2", "--language", "en"]
-    return [*files, *columns, "--device", "cpu", "--resamples", 20, *more]
-
-
-def run_evaluation(folder, name, *more):
-    code, said = run_inside(evaluate.main, *flags(folder, name, *more))
+    code, said = run_inside(evaluate.main, *files, *columns, "--device", "cpu", "--resamples", 20, *more)
     assert code == 0, said
     return json.loads((folder / name / "report.json").read_text(encoding="utf-8")), said
 

@@ -6,6 +6,7 @@ import json
 import os
 import threading
 import time
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -179,15 +180,6 @@ def test_what_is_said_before_the_start(args, processes, expected):
 # ---- TensorBoard and W&B get every row, and a resumed run continues the same curves
 
 
-def fails(error):
-    """A function that raises `error`, whatever it gets."""
-
-    def function(*_, **__):
-        raise error
-
-    return function
-
-
 @pytest.fixture
 def flags(tmp_path):
     train, val = write_rows(tmp_path / "train.csv", 24), write_rows(tmp_path / "val.csv", 6, 100)
@@ -238,7 +230,7 @@ def test_a_library_that_cannot_be_opened_is_said_before_anything_is_cleared(
     flags, tmp_path, monkeypatch, capsys
 ):
     assert run_inside(train_mixer.main, *flags, "--max-steps", 2)[0] == 0
-    monkeypatch.setattr(trackers, "open_tensorboard", fails(RuntimeError("no space")))
+    monkeypatch.setattr(trackers, "open_tensorboard", Mock(side_effect=RuntimeError("no space")))
     code, output = run_inside(train_mixer.main, *flags, "--overwrite", "--tensorboard")
     assert code == 2 and "--tensorboard cannot be opened: no space" in output
     assert (tmp_path / "run" / "last.bin").exists()
@@ -251,9 +243,9 @@ def test_a_library_that_cannot_be_opened_is_said_before_anything_is_cleared(
 @pytest.mark.parametrize(
     "does, words",
     [
-        ({"opened": fails(SystemExit(7))}, ": 7;"),
-        ({"write": fails(RuntimeError("service is gone\nmore"))}, ": service is gone;"),
-        ({"close": fails(SystemExit())}, ": SystemExit;"),
+        ({"opened": Mock(side_effect=SystemExit(7))}, ": 7;"),
+        ({"write": Mock(side_effect=RuntimeError("service is gone\nmore"))}, ": service is gone;"),
+        ({"close": Mock(side_effect=SystemExit())}, ": SystemExit;"),
         ({"write": lambda _: threading.Event().wait()}, ": no answer within 0.2 s;"),
     ],
 )
@@ -269,7 +261,7 @@ def test_a_library_that_raises_exits_or_hangs_costs_a_line(does, words, capsys, 
 
 
 def test_a_run_that_ends_by_an_error_says_so(flags, tmp_path, monkeypatch):
-    monkeypatch.setattr("histocc.trainer.loop.forward_backward", fails(TrainingError("broken")))
+    monkeypatch.setattr("histocc.trainer.loop.forward_backward", Mock(side_effect=TrainingError("broken")))
     code, output = run_inside(train_mixer.main, *flags)
     status = json.loads((tmp_path / "run" / "status.json").read_text())
     assert code == 1 and "broken" in output and status["state"] == "ended by an error"

@@ -1,6 +1,7 @@
 """Curves of runs as plots, if matplotlib is installed."""
 
 import importlib.util
+from unittest.mock import Mock
 
 import pytest
 from helpers import TINY, run_inside, write_rows
@@ -47,11 +48,7 @@ def test_a_run_draws_its_own_at_its_end_and_outlives_a_plot_that_fails(tmp_path,
     flags = [*files, *TINY, "--batch-size", 8, "--num-epochs"]
     assert run_inside(train_mixer.main, *flags, 1)[0] == 0
     assert (tmp_path / "run" / "curves.png").read_bytes().startswith(PNG)
-
-    def fails(*_):
-        raise AttributeError("no such backend")
-
-    monkeypatch.setattr(plot, "figure_of", fails)
+    monkeypatch.setattr(plot, "figure_of", Mock(side_effect=AttributeError("no such backend")))
     code, output = run_inside(train_mixer.main, *flags, 2)
     assert code == 0 and output.count("WARNING: curves.png: no such backend") == 1
 

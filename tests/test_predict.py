@@ -119,13 +119,13 @@ def refused(*arguments) -> str:
     return said
 
 
-def small_coder(**options) -> Coder:
+def small_coder(device="cpu", **options) -> Coder:
     state = {
         "key": {code: i for i, code in enumerate(CODES)},
         "languages": ["unk"],
         "config": {"max_len": 128, "text": "as-is"},
     }
-    return Coder(make_model(), hisco_blocky5(), state | options.pop("state", {}), **options)
+    return Coder(make_model().to(device), hisco_blocky5(), state | options.pop("state", {}), **options)
 
 
 def test_the_output_is_the_input_and_the_codes(model, tmp_path):

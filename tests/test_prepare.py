@@ -13,13 +13,14 @@ import time
 from collections import Counter, defaultdict
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 from helpers import examples, mutations, write_csv
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from preparing import HEADER, Result, prepare, problems, quiet, refusal, settings_for
+from preparing import HEADER, Result, codes_of, prepare, problems, quiet, refusal, settings_for
 from test_outputs import contents, make
 
 from histocc import prepare as command
@@ -32,10 +33,6 @@ from histocc.data.prepare import split_values
 from histocc.formatter import make_formatter
 from histocc.runtime.errors import UserError
 from histocc.text import text_hashes
-
-
-def codes_of(result: Result) -> list[list[str]]:
-    return [codes for _, _, codes in result.train]
 
 
 def table(*rows: str, header: str = "occ1,hisco_1,hisco_2") -> str:
@@ -496,11 +493,9 @@ def test_a_node_that_sees_the_folder_looks_at_its_checksums(made, tmp_path):
 
 
 def test_nothing_stays_behind_after_a_stop(tmp_path):
-    def check():
-        raise KeyboardInterrupt
-
+    stop = Mock(side_effect=KeyboardInterrupt)
     with pytest.raises(KeyboardInterrupt):
-        prep.prepare(farmer(tmp_path), str(tmp_path / "stopped"), quiet, check=check)
+        prep.prepare(farmer(tmp_path), str(tmp_path / "stopped"), quiet, check=stop)
     assert not (tmp_path / "stopped").exists()
 
 

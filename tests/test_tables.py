@@ -16,7 +16,7 @@ import pytest
 from helpers import examples, run_inside, write_csv
 from hypothesis import example, given
 from hypothesis import strategies as st
-from preparing import HEADER, Result, prepare, problems, quiet, settings_for
+from preparing import HEADER, Result, codes_of, prepare, problems, quiet, settings_for, written
 
 from histocc import prepare as command
 from histocc.data import prepare as prep
@@ -41,11 +41,6 @@ def rows_of(path, columns=None, **how):
         rows.update(zip(chunk.lines.tolist(), zip(*chunk.columns), strict=True))
         faults += [(line, kind) for line, kind, _ in chunk.faults]
     return rows, faults
-
-
-def written(path, content: str | bytes) -> str:
-    path.write_bytes(content if isinstance(content, bytes) else content.encode())
-    return str(path)
 
 
 # ---- any table, however it is written
@@ -229,10 +224,6 @@ def refused(tmp_path, name: str, *flags: str) -> str:
     with pytest.raises(UserError) as caught:
         read(tmp_path, name, *flags)
     return str(caught.value)
-
-
-def codes_of(result: Result) -> list[list[str]]:
-    return [codes for *_, codes in result.train]
 
 
 @pytest.fixture
