@@ -7,11 +7,12 @@ accuracy on held-out texts by the number of rows to train on.
     python -m benchmarks.quality --methods --results a.json b.json --picture both.png     # measures nothing
 
 Seed N holds out tenth N of the texts by their hash (a row is on the side of its text), the same for all
-sizes, which are beginnings of each other; by tenth 0 the last settings of the fit were chosen. Right is a
-text whose whole set of codes is answered; a distinct text counts once.
+sizes, which are beginnings of each other; by tenth 0 (and 4, 5 and 6 of the English ones) settings of the fit
+were chosen. Right is a text whose whole set of codes is answered; a distinct text counts once.
 
 ours: last.bin of finetune.py, --size ngrams, on one process, from its start to the saved model. A ninth as
-many held-out rows as it trains on are its validation rows, which decide what `auto` is.
+many held-out rows as it trains on are its validation rows, which decide what `auto` is (flat, if they have
+fewer than 200 distinct texts).
 svm: that of `histocc.evaluate --baseline`; in seconds of fitting and answering.
 fasttext: supervised, as in FASTTEXT, which was chosen by a few tries on an 80/20 split; if rows have several
 codes, each against all others (ova), and those above 0.5 are answered. Both have one thread.
@@ -49,15 +50,13 @@ DECODERS = {"seq2seq": "greedy", "linear": "flat", "both": "both"}
 PACKAGES = {"svm": "sklearn", "fasttext": "fasttext"}
 NAMES = {"ours": "histocc", "svm": "SVM", "fasttext": "fastText"}
 LABEL = "__label__"
-MOST_CODES = 100  # of an answer
 DATA, SAMPLE_ROWS = (*REGISTERS, "sample"), 22_000
 CHANGED = {"0": "right", "1": "one letter changed", "2": "two letters"}
 FASTTEXT = {"minn": 2, "maxn": 5, "wordNgrams": 2, "dim": 100, "lr": 1.0, "epoch": 50, "bucket": 200_000}
 TEXT = """![Accuracy by rows and by seconds](benchmarks_quality.png)
 
-% of distinct held-out texts whose whole set of codes is right, mean and half the range over the seeds, each
-with another tenth held out, by the rows to train on; seconds of the first seed. histocc: n-grams alone, by
-`auto`; then its decoders."""
+% of distinct held-out texts whose whole set of codes is right, mean and half the range over seeds, each with
+another tenth; rows and seconds of the first. histocc: n-grams alone, by `auto`; then its decoders."""
 Answers = list[Collection[str]]
 
 
@@ -151,7 +150,7 @@ def of_model(path: str, parts: dict[str, list[Row]]) -> dict:
     for name, decoder in DECODERS.items():
         for part, rows in parts.items():
             texts, languages = [row.text for row in rows], [row.language for row in rows]
-            answers: Answers = [each.codes for each in coder.code(texts, languages, decoder, MOST_CODES)]
+            answers: Answers = [each.codes for each in coder.code(texts, languages, decoder, 100)]
             found.setdefault(name, {})[part] = right(answers, rows)
     auto = {decoder: name for name, decoder in DECODERS.items()}[coder.best_decoder]
     return {"right": found[auto], "auto": auto, "decoders": found}
@@ -215,12 +214,11 @@ def measured(name: str, args) -> Iterator[dict]:
         with tempfile.TemporaryDirectory() as folder:
             whole = DataSet.of(data_flags(name, folder, SAMPLE_ROWS), f"{folder}/whole", seed)
             parts, most = whole.parts(args.noise), len(whole.train)
-            for rows in sorted({number if number < most else math.inf for number in args.rows}):
-                number = int(min(rows, most))
+            for number in sorted({int(min(number, most)) for number in args.rows}):
                 validated = whole._replace(val=whole.val[: number // 9 + 1])
                 data = validated.fewer(number, f"{folder}/rows_{number}")
                 for method, flags in (way for way in ways if way[0] in args.methods):
-                    entry = {"data": name, "rows": "all" if rows == math.inf else rows, "method": method}
+                    entry = {"data": name, "rows": "all" if number == most else number, "method": method}
                     entry |= {"flags": flags, "seed": seed, "train": len(data.train)}
                     entry["texts"] = len({row.text for row in whole.val})
                     yield entry | METHODS[method](data, parts, flags, seed, args.threads)
@@ -250,8 +248,9 @@ def keep(found: dict[tuple, dict], file: Path) -> None:
 def grouped(part: dict) -> dict[tuple, list[dict]]:
     """(data, rows, method, flags) → its seeds, in the order of the table."""
     found: dict[tuple, list[dict]] = {}
-    orders = ("data", DATA.index), ("train", int), ("method", [*METHODS].index)
-    for entry in sorted(part["runs"], key=lambda entry: [order(entry[name]) for name, order in orders]):
+    orders = {"data": DATA.index, "rows": lambda x: math.inf if x == "all" else x, "method": [*METHODS].index}
+    by_seed = sorted(part["runs"], key=lambda entry: entry["seed"])
+    for entry in sorted(by_seed, key=lambda entry: [order(entry[name]) for name, order in orders.items()]):
         found.setdefault(key(entry)[:-1], []).append(entry)
     return found
 
@@ -305,7 +304,7 @@ def main() -> None:
     rows = {"type": lambda text: math.inf if text == "all" else int(text), "metavar": "N|all"}
     parser.add_argument("--rows", nargs="+", default=[2_000, 10_000, 30_000, math.inf], **rows)
     parser.add_argument("--methods", nargs="*", default=there, choices=METHODS)
-    parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3])
+    parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3], choices=range(9))
     parser.add_argument("--size", default="ngrams", choices=("ngrams", "tiny", "small", "base"))
     parser.add_argument("--threads", type=int, default=2, help="of ours")
     parser.add_argument("--flags", action="append", metavar="TEXT", help="of finetune.py; several compare")

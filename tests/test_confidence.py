@@ -12,7 +12,7 @@ from helpers import FINETUNE, TINY, run, run_inside, words, write_csv
 from histocc import OccCANINE
 from histocc.data.arrays import PreparedData
 from histocc.evaluate import __main__ as evaluate
-from histocc.job.confidence import steps_without
+from histocc.job.confidence import answers, steps_without
 from histocc.model import confidence
 from histocc.model.confidence import Confidence, curve
 from histocc.predict import __main__ as predict
@@ -171,6 +171,15 @@ class TestModel:
         assert found["accuracy"] == pytest.approx(held["accuracy"])
         for name, weights in held["maps"].items():
             assert found["maps"][name] == pytest.approx(weights, rel=1e-2, abs=1e-2), name
+
+    @pytest.mark.parametrize("share", [0.0, 0.5])
+    def test_topk_is_fitted_on_its_best_codes_or_those_of_both_with_the_same_score(self, trained, share):
+        coder = Coder.load(str(trained / "run"), raw_confidence=True)
+        coder.linear_share, texts, languages = share, [f"farmer {i}" for i in range(40)], ["en"] * 40
+        found = answers(coder, texts, languages, [{"61110"}] * 40, np.ones(40))["topk"]
+        coded = coder.code(texts, languages, "both" if share else "topk", 100 if share else 1)
+        assert {answer[0] for answer in found} <= {one.probs[0] for one in coded}
+        assert len(found) == 40 if share else 0 < len(found) < 20
 
     @pytest.mark.parametrize("decoder", ["greedy", "flat", "both", "topk", "full"])
     def test_codes_are_the_same_and_probabilities_are_not(self, trained, decoder):

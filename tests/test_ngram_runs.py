@@ -15,7 +15,7 @@ from test_initial_weights import published  # noqa: F401
 import train_mixer
 from histocc import export
 from histocc.formatter import BlockyFormatter
-from histocc.job import build
+from histocc.job import build, ngram_fit
 from histocc.model.mixer import Seq2SeqMixerOccCANINE, model_config
 from histocc.model.ngrams import PATTERNS
 from histocc.predict.coder import Coder
@@ -385,6 +385,17 @@ def test_the_fit_is_all_of_it(table, tmp_path):
     for more, step in ((["--max-steps", 1], 1), ([], 2)):
         code, said = run_inside(train_mixer.main, *alone(table, tmp_path / "run", *more))
         assert code == 0 and f"at step {step}" in said
+
+
+def test_many_rows_keep_their_linear_decoder_while_the_other_learns(table, tmp_path, monkeypatch):
+    monkeypatch.setattr(ngram_fit, "MANY_ROWS", 96)
+    for passes in ("1", "3"):
+        more = ["--ngram-passes", passes]
+        assert run_inside(train_mixer.main, *alone(table, tmp_path / passes, *more))[0] == 0
+    one, two = (checkpoint.load(str(tmp_path / passes / "last.bin"))["model"] for passes in ("1", "3"))
+    same = {name for name in one if torch.equal(one[name], two[name])}
+    assert {"ngrams.table.weight", "ngrams.linear.weight", "linear_decoder.bias"} <= same
+    assert "ngrams.word_to_memory.weight" not in same
 
 
 def test_it_starts_other_runs_and_is_exported(table, tmp_path):

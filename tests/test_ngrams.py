@@ -8,6 +8,7 @@ import pytest
 import torch
 from helpers import write_csv
 from preparing import HEADER, quiet, settings_for
+from torch import nn
 
 from histocc.data.arrays import PreparedData
 from histocc.data.prepare import prepare
@@ -273,3 +274,17 @@ class TestCounts:
         flat, offsets = rows.texts(np.array([3, 1]))
         texts = ["".join(map(chr, flat[a:b])) for a, b in zip(offsets, offsets[1:])]
         assert texts == [texts_of(data)[rows.index[i]] for i in (3, 1)]
+
+
+@pytest.mark.parametrize("sparse", [True, False], ids=["sparse", "dense"])
+def test_the_optimizer_of_the_fit_moves_rows_that_have_a_gradient(sparse):
+    """By the rate, in root mean square, one that is met late further; none at all by an infinite gradient."""
+    table, weight = nn.Embedding(5, 8, sparse=sparse), nn.Parameter(torch.arange(1.0, 9.0))
+    groups = [{"params": [table.weight], "lr": 0.1}, {"params": [weight], "lr": 0.2}, {"params": [], "lr": 0}]
+    optimizer = ngram_fit.FitOptimizer(groups, eps=1e-12, fused=True)
+    for rows, bad, further in (([0, 3, 3], 1.0, 0.0), ([0, 3, 3], 0.0, 1.0), ([1], 0.0, math.sqrt(1.999))):
+        before, optimizer.found_inf = table.weight.detach().clone(), torch.tensor(bad)
+        (table(torch.tensor(rows)) @ weight).square().sum().backward()
+        optimizer.step()
+        moved = (table.weight - before).square().mean(1).sqrt().tolist()
+        assert moved == pytest.approx([0.1 * further * (row in rows) for row in range(5)], rel=1e-4)

@@ -37,20 +37,25 @@ def answers(
     """
 
     def asked(decoder: str, k: int, one_of: int = 1, **more) -> list[tuple[Coded, set[str], float]]:
-        """(answer, true codes, weight) of the texts, or of one text of so many, that are not empty."""
+        """(answer, true codes, weight) of the texts, or of one text of so many."""
         some = [i for i, text in enumerate(texts) if zlib.crc32(text.encode()) % one_of == 0]
         part = [texts[i] for i in some], [languages[i] for i in some]
         coded = coder.code(*part, decoder, k, cleaned=True, **more)
-        return [(one, codes[i], float(weights[i])) for one, i in zip(coded, some) if one.conf is not None]
+        return [(one, codes[i], float(weights[i])) for one, i in zip(coded, some)]
 
     answered = {name: asked(name, MAX_CODES) for name in DECODERS[coder.kind]}
     found = {
-        name: [(one.conf, len(one.codes) > 1, {*one.codes} == true, weight) for one, true, weight in each]
+        name: [
+            (one.conf, len(one.codes) > 1, {*one.codes} == true, weight)
+            for one, true, weight in each
+            if one.conf is not None  # an empty text
+        ]
         for name, each in answered.items()
     }
     if coder.kind != "flat":
-        # with a linear share the score of a best code is that of `both`, which sums over fewer codes
-        best = answered["both"] if coder.linear_share else asked("topk", 1, SLOW)
+        # the score of a best code is that of `both`, which sums over fewer codes, and answers each text
+        same = coder.linear_share and coder.thresholds.at_least_one
+        best = answered["both"] if same else asked("topk", 1, SLOW)
         found["topk"] = [
             (one.probs[0], False, one.codes[0] in true, weight) for one, true, weight in best if one.codes
         ]

@@ -2,8 +2,9 @@
 
 An encoder learns for minutes what a linear model on n-grams knows after seconds. So before the first step of
 a run from scratch, its n-grams and both decoders are trained without the encoder, on the texts as they are:
-noise makes them worse here. First the linear decoder, in seconds; then both. Each part goes through the
-ordinary training loop, on all processes; what a text's n-grams are is computed once.
+noise makes them worse here. First the linear decoder, in seconds; then both, or the other one alone if rows
+are many. Each part goes through the ordinary training loop, on all processes; what a text's n-grams are is
+computed once.
 """
 
 import math
@@ -195,8 +196,8 @@ class Part:
         losses: of (model, loss_fn, batch), [B].
         passes: over the rows, at most; --ngram-passes says otherwise of the last part.
         max_rows: that these go over together, at most.
-        rates, rates_of_many: peak learning rates of the n-grams, of the linear decoder, and of the other one,
-            for fewer than MANY_ROWS rows, and for more.
+        rates, rates_of_many: peak learning rates of the n-grams, of the linear decoder, and of the other one
+            (0: stays as it is), for fewer than MANY_ROWS rows, and for MANY_ROWS or more.
     """
 
     name: str
@@ -236,13 +237,15 @@ class Fitted(nn.Module):
     def optimizer(self) -> "FitOptimizer":
         weights = [self.table.weight], [self.linear.weight, self.bias], [*self.others.parameters()]
         groups = [{"params": x, "lr": lr, "initial_lr": lr} for x, lr in zip(weights, self.rates)]
-        # eps: with 1e-8 rounding differs a hundred times as much between numbers of processes
+        # eps: with 1e-8 Adam's rounding differs a hundred times as much between numbers of processes
         return FitOptimizer(groups, eps=1e-6, fused=True)
 
 
 class FitOptimizer(torch.optim.Adam):
     """Adam, but of the first group, a table, only the rows that have a gradient move, by RMSprop with one
-    mean square for each row: with Adam's own moments, of each number, few texts are learned by heart.
+    mean square for each row and no momentum: Adam's moments of each number overfit when texts are few. The
+    bias of all rows is corrected by the steps of the table, so a rare row moves up to 1 / √(1 − beta2) times
+    as far.
     """
 
     @torch.no_grad()
