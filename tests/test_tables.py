@@ -156,7 +156,7 @@ def test_what_comes_through_a_pipe_becomes_a_file(tmp_path):
         writer = subprocess.Popen(["sh", "-c", line], cwd=tmp_path)
         save_pipe(pipe, str(target), lambda: checks.append(1), 20)
         assert writer.wait() == 0 and target.read_bytes() == content
-    assert 4 <= len(checks) <= 40
+    assert 4 <= len(checks) < 1000  # each read, and now and then while it waits: no busy loop
 
 
 def test_a_silent_pipe_ends_at_the_limit_and_at_a_stop(tmp_path):
