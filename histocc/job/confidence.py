@@ -53,7 +53,7 @@ def answers(
         for name, each in answered.items()
     }
     if coder.kind != "flat":
-        # the score of a best code is that of `both`, which sums over fewer codes, and answers each text
+        # the best code has the score that `both` gives it, but among all codes instead of 20
         same = coder.linear_share and coder.thresholds.at_least_one
         best = answered["both"] if same else asked("topk", 1, SLOW)
         found["topk"] = [

@@ -315,7 +315,8 @@ def fit(
         fitted, plan = Fitted(part, len(rows), model, loss_fn), BatchPlan(len(rows), batch_size, world.size)
         optimizer, state = fitted.optimizer(), loop.State()
         if interrupted is not None:
-            optimizer.load_state_dict(interrupted["optimizer"])
+            with checkpoint.reading(own.path(FILE)):
+                optimizer.load_state_dict(interrupted["optimizer"])
             state = loop.State.resumed(interrupted["step"], interrupted["position"], world)
             interrupted = None
         steps = min(part.passes * plan.steps_per_epoch, part.max_rows // batch_size)
