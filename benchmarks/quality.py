@@ -41,6 +41,7 @@ import numpy as np
 from histocc.data.arrays import PreparedData, RowSet
 from histocc.data.prepare import split_values
 from histocc.evaluate import baseline
+from histocc.job.confidence import MAX_CODES
 from histocc.predict.coder import Coder
 
 from .__main__ import machine
@@ -150,7 +151,7 @@ def of_model(path: str, parts: dict[str, list[Row]]) -> dict:
     for name, decoder in DECODERS.items():
         for part, rows in parts.items():
             texts, languages = [row.text for row in rows], [row.language for row in rows]
-            answers: Answers = [each.codes for each in coder.code(texts, languages, decoder, 100)]
+            answers: Answers = [each.codes for each in coder.code(texts, languages, decoder, MAX_CODES)]
             found.setdefault(name, {})[part] = right(answers, rows)
     auto = {decoder: name for name, decoder in DECODERS.items()}[coder.best_decoder]
     return {"right": found[auto], "auto": auto, "decoders": found}
@@ -213,14 +214,13 @@ def measured(name: str, args) -> Iterator[dict]:
     for seed in args.seeds:
         with tempfile.TemporaryDirectory() as folder:
             whole = DataSet.of(data_flags(name, folder, SAMPLE_ROWS), f"{folder}/whole", seed)
-            parts, most = whole.parts(args.noise), len(whole.train)
-            for number in sorted({int(min(number, most)) for number in args.rows}):
+            parts, texts = whole.parts(args.noise), len({row.text for row in whole.val})
+            for number in sorted({int(min(number, len(whole.train))) for number in args.rows}):
                 validated = whole._replace(val=whole.val[: number // 9 + 1])
                 data = validated.fewer(number, f"{folder}/rows_{number}")
                 for method, flags in (way for way in ways if way[0] in args.methods):
-                    entry = {"data": name, "rows": "all" if number == most else number, "method": method}
-                    entry |= {"flags": flags, "seed": seed, "train": len(data.train)}
-                    entry["texts"] = len({row.text for row in whole.val})
+                    entry = {"data": name, "rows": "all" if number == len(whole.train) else number}
+                    entry |= {"method": method, "flags": flags, "seed": seed, "train": number, "texts": texts}
                     yield entry | METHODS[method](data, parts, flags, seed, args.threads)
 
 

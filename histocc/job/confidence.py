@@ -48,7 +48,7 @@ def answers(
         name: [
             (one.conf, len(one.codes) > 1, {*one.codes} == true, weight)
             for one, true, weight in each
-            if one.conf is not None  # an empty text
+            if one.conf is not None  # as of an empty text
         ]
         for name, each in answered.items()
     }
