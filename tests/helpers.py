@@ -42,6 +42,12 @@ def write_csv(path, header, rows, delimiter=","):
     return str(path)
 
 
+def read(path):
+    """Rows of a UTF-8 CSV file, a dict of texts each."""
+    with open(path, encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
 def words(text):
     """Flags and their values, separated by blanks."""
     return text.split()
@@ -202,8 +208,7 @@ def run_inside(main, *args):
 
 def read_logs(folder):
     """Rows of logs.csv: a dict of floats each, None where a cell is empty."""
-    with open(Path(folder) / "logs.csv", encoding="utf-8", newline="") as file:
-        rows = list(csv.DictReader(file))
+    rows = read(Path(folder) / "logs.csv")
     return [{name: float(value) if value else None for name, value in row.items()} for row in rows]
 
 

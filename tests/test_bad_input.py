@@ -19,14 +19,9 @@ from helpers import (
     words,
     write_rows,
 )
+from test_distributed import no_launcher  # noqa: F401
 
 import finetune
-
-
-@pytest.fixture(autouse=True)
-def no_launcher(monkeypatch):
-    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"):
-        monkeypatch.delenv(name, raising=False)
 
 
 @pytest.fixture(scope="module")
@@ -59,12 +54,6 @@ def test_several_problems_are_reported_together(tmp_path, data):
         assert said in output, said
 
 
-def test_missing_file_and_save_path_below_a_file(tmp_path):
-    (tmp_path / "file").write_text("")
-    output = refused(tmp_path, "--dataset", tmp_path / "none.csv", "--save-path", tmp_path / "file" / "run")
-    assert "none.csv: no such file" in output and f"{tmp_path / 'file'} is not a folder" in output
-
-
 @pytest.mark.parametrize(
     "flags, said",
     [
@@ -75,6 +64,15 @@ def test_missing_file_and_save_path_below_a_file(tmp_path):
         ("--initial-checkpoint /nowhere", "/nowhere: no checkpoint there"),
         ("--eval-only", "no checkpoint there"),
         ("--distributed", "torchrun --nproc-per-node=2 finetune.py --distributed"),
+        ("--dataset none.csv", "none.csv: no such file"),
+        ("--save-path /dev/null/run", "/dev/null is not a folder"),
+        ("--dry-run --target-cols nothing", "no column 'nothing'"),
+        ("--dry-run --eval-only", "--dry-run and --eval-only are mutually exclusive"),
+        ("--include-descriptions", "--include-descriptions needs --descriptions-file"),
+        ("--descriptions-file x.csv", "--descriptions-file needs --include-descriptions"),
+        ("--description-template {occ}", "must hold {desc}"),
+        ("--model-size ngrams", "--model-size ngrams has nothing but n-grams"),
+        ("--model-size ngrams --ngrams auto --freeze-encoder", "--model-size ngrams has no encoder"),
     ],
 )
 def test_flags_that_cannot_be_followed(tmp_path, data, flags, said, monkeypatch):

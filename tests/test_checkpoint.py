@@ -272,14 +272,6 @@ def test_what_was_changed_after_it_was_written_is_refused(tmp_path, change):
     refusal(tmp_path / "last.bin")
 
 
-def test_without_a_checksum_a_file_is_read_as_it_is(tmp_path):
-    save(tmp_path, "last.bin")
-    state = load(tmp_path / "last.bin")
-    del state["checksum"], state["optimizer"]
-    torch.save({**state, "step": 99}, tmp_path / "edited.bin")
-    assert load(tmp_path / "edited.bin")["step"] == 99
-
-
 def test_damage_of_any_byte_is_refused_or_harmless(tmp_path):
     save(tmp_path, "last.bin")
     whole, bad = (tmp_path / "last.bin").read_bytes(), tmp_path / "bad.bin"
@@ -315,12 +307,6 @@ def test_no_checkpoint_at_all(tmp_path):
     line = ["--model", tmp_path, "--input", __file__, "--output", tmp_path / "out.csv"]
     code, output = run_inside(predict.main, *line)
     assert code == 2 and str(file) in output and output.count("error: ") == 1 and "Traceback" not in output
-
-
-def test_what_is_no_file(tmp_path):
-    assert "no such file" in refusal(tmp_path / "none.bin") and "is a folder" in refusal(tmp_path)
-    os.mkfifo(tmp_path / "last.bin")
-    assert "is a pipe" in refusal(tmp_path / "last.bin")
 
 
 # ---- saving in a run

@@ -1,13 +1,12 @@
 """How sure a model is: what is fitted, where it is kept, and that it changes no code."""
 
-import csv
 import glob
 import math
 
 import numpy as np
 import pytest
 import torch
-from helpers import FINETUNE, TINY, run, run_inside, words, write_csv
+from helpers import FINETUNE, TINY, read, run, run_inside, words, write_csv
 
 from histocc import OccCANINE
 from histocc.data.arrays import PreparedData
@@ -75,6 +74,19 @@ def test_a_share_is_kept_from_the_confidence_that_most_answers_have():
     assert Confidence(6, curves={"topk": curve(conf, ~right, weight)}).limit("topk", 0.9) == (math.inf, 0.0)
 
 
+@pytest.mark.parametrize(
+    "gains, losses, best", [(0, 0, "flat"), (1, 0, "flat"), (2, 0, "both"), (6, 4, "flat"), (8, 4, "both")]
+)
+def test_flat_is_taken_unless_another_is_ahead_by_a_standard_error(gains, losses, best):
+    right = np.arange(40) < 20
+    both = np.concatenate([right[losses:], np.ones(gains), np.zeros(losses)])
+    flat = np.concatenate([right[losses:], np.zeros(gains), np.ones(losses)])
+    assert confidence.most_accurate({"greedy": 0.0 * flat, "flat": 0.5 * flat, "both": 0.5 * both}) == best
+    accuracy = {"flat": float(flat.mean()), "both": float(both.mean())}
+    found, why = Confidence(40, accuracy=accuracy, best=best).best_decoder("mixer")
+    assert found == best and ("chance" in why) == (gains > losses and best == "flat")
+
+
 FLAGS = [
     *TINY[:-2],
     *words("--ngram-passes 4 --target-cols hisco_1 hisco_2 hisco_3 --formatter hisco --language-col lang"),
@@ -103,8 +115,7 @@ def coded(folder, name, *more):
         *("lang", "--system", "found", "--output", folder / name, "--device", "cpu", "--overwrite", *more),
     )
     assert code == 0, said
-    with open(folder / name, encoding="utf-8", newline="") as file:
-        return list(csv.DictReader(file)), said
+    return read(folder / name), said
 
 
 class TestModel:

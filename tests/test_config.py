@@ -1,7 +1,6 @@
 """Flags: from the command line, from a file, from a call, and on resume."""
 
 import json
-import os
 
 import pytest
 from helpers import REPO, TINY, run_inside, write_rows
@@ -104,12 +103,6 @@ def test_any_content_gives_one_short_message(tmp_path, name, content, said):
     file = config(tmp_path, content, name)
     message = refused("--config", file)
     assert said in message and f"--config {file}: " in message
-
-
-def test_what_is_no_file_of_arguments_is_said_at_once(tmp_path):
-    os.mkfifo(tmp_path / "a.toml")
-    for path in (tmp_path / "a.toml", tmp_path, "a\0.toml", "x" * 300, tmp_path / "none.toml"):
-        assert refused("--config", str(path)).startswith("--config ")
 
 
 ODD = ("-1", "0", "nan", "1e400", "", "abc")

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from helpers import TINY, examples, run_inside, write_csv, write_rows
+from helpers import examples, write_csv
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -321,18 +321,3 @@ def test_usual_names_of_columns_and_those_that_are_not(tmp_path, described):
     write_csv(path, ("nr", "words"), [("11111", "Else")])
     with pytest.raises(UserError, match="none of the 4 codes of the data stands in column 'nr'"):
         dataset.load_descriptions(named, described, HISCO, 1)
-
-
-@pytest.mark.parametrize(
-    "flags, words",
-    [
-        (["--include-descriptions"], "--include-descriptions needs --descriptions-file"),
-        (["--descriptions-file", "x.csv"], "--descriptions-file needs --include-descriptions"),
-        (["--description-template", "{occ}"], "must hold {desc}"),
-    ],
-)
-def test_flags_of_descriptions_that_do_not_fit(tmp_path, flags, words):
-    files = ["--dataset", write_rows(tmp_path / "d.csv", 20), "--save-path", tmp_path / "run"]
-    columns = ["--target-cols", "hisco_1", "--formatter", "hisco"]
-    code, output = run_inside(finetune.main, *files, *columns, *TINY, *flags)
-    assert code == 2 and words in output and not (tmp_path / "run").exists()

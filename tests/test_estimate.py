@@ -36,15 +36,8 @@ def test_what_it_says_and_leaves(flags, tmp_path):
     code, output = run_inside(train_mixer.main, *flags, "--dry-run", "--batch-size", 8)
     assert code == 0 and "Steps:  10 of" in output and "it continues from step 2." in output
     after = torch.load(tmp_path / "run" / "last.bin", weights_only=True)
-    assert before["step"] == after["step"] == 2 and all(
-        torch.equal(before["model"][name], after["model"][name]) for name in before["model"]
-    )
-
-
-def test_what_is_wrong_is_said_as_by_the_run(flags, tmp_path):
-    code, output = run_inside(train_mixer.main, *flags, "--dry-run", "--target-cols", "nothing")
-    assert code == 2 and "nothing" in output and not (tmp_path / "run").exists()
-    assert run_inside(train_mixer.main, *flags, "--dry-run", "--eval-only")[0] == 2
+    assert before["step"] == after["step"] == 2
+    torch.testing.assert_close(before["model"], after["model"], rtol=0, atol=0)
 
 
 @pytest.mark.processes

@@ -2,7 +2,6 @@
 of processes, and nothing vanishes in silence.
 """
 
-import csv
 import importlib.util
 import json
 import os
@@ -11,7 +10,7 @@ import sys
 import numpy as np
 import pytest
 import torch
-from helpers import TINY, TITLES, TRAIN_MIXER, read_logs, run, run_inside, words, write_csv
+from helpers import TINY, TITLES, TRAIN_MIXER, read, read_logs, run, run_inside, words, write_csv
 from test_predict import CODES, make_model
 
 from histocc.evaluate import __main__ as evaluate
@@ -239,8 +238,8 @@ class TestRows:
         for name, found in other["decoders"].items():
             assert found["right_rows"] == report["decoders"][name]["right_rows"]
             assert found["accuracy_with_rows_outside_key"] == pytest.approx(found["right_rows"] / 49)
-        with open(tmp_path / "out" / "rejected_rows.csv", encoding="utf-8", newline="") as file:
-            assert [row["line"] for row in csv.DictReader(file)] == ["49", "50", "51", "52", "53"]
+        rejected = read(tmp_path / "out" / "rejected_rows.csv")
+        assert [row["line"] for row in rejected] == ["49", "50", "51", "52", "53"]
 
     def test_an_unknown_language_is_coded_as_unk(self, trained, tmp_path):
         rows = [(text, one, two, "xx" if lang == "da" else lang) for text, one, two, lang in VALIDATION]

@@ -125,12 +125,8 @@ class TestRuns:
             epochs.append(sorted(path.name for path in folder.glob("*.pt")))
         assert states[0]["step"] == states[1]["step"] and logs[0] == logs[1]
         assert epochs[0] == epochs[1] == ["checkpoint_epoch_1.pt", "checkpoint_epoch_2.pt"]
-        assert all(
-            torch.equal(states[0]["model"][part], states[1]["model"][part]) for part in states[0]["model"]
-        )
-        for number, entry in states[0]["optimizer"]["state"].items():
-            there = states[1]["optimizer"]["state"][number]
-            assert all(torch.equal(entry[part], there[part]) for part in entry)
+        held = [[state["model"], state["optimizer"]["state"]] for state in states]
+        torch.testing.assert_close(*held, rtol=0, atol=0)
 
 
 class TestText:

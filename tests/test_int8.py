@@ -4,12 +4,11 @@ import copy
 
 import pytest
 import torch
-from helpers import run_inside, write_csv
+from helpers import write_csv
 from test_predict import CODES, flags, make_model, model, predict_here, read, table  # noqa: F401
 
 from histocc.model.int8 import Int8Linear, Int8Weight, to_int8
 from histocc.occ_canine import OccCANINE
-from histocc.predict import __main__ as predict
 from histocc.runtime import device
 from histocc.runtime.device import Precision, has_int8
 from histocc.runtime.errors import UserError
@@ -68,21 +67,12 @@ def test_a_file_in_int8_is_as_from_python(model, tmp_path):  # noqa: F811
     assert [row["conf"] for row in rows] == ["" if x.conf is None else f"{x.conf:.6g}" for x in found]
 
 
-@needs_vnni
-def test_what_cannot_be_is_said(model, tmp_path):  # noqa: F811
-    source = table(tmp_path / "in.csv", 8)
-    code, output = run_inside(
-        predict.main, *flags(model, source, tmp_path / "out.csv", "--int8", "--bf16"), "--device", "cpu"
-    )
-    assert code == 2 and "--int8" in output and "mutually exclusive" in output
-    with pytest.raises(UserError, match="--int8 is for CPUs"):
-        Precision("int8", torch.device("cuda"))
-
-
 def test_a_cpu_without_the_instructions_refuses_it(monkeypatch):
     monkeypatch.setattr(device, "has_int8", lambda: False)
     with pytest.raises(UserError, match="this CPU has no instructions for it"):
         Precision("int8")
+    with pytest.raises(UserError, match="--int8 is for CPUs"):
+        Precision("int8", torch.device("cuda"))
 
 
 @needs_vnni

@@ -22,6 +22,7 @@ SHELL_FILES = [LAUNCH, MULTI, SLURM, "scripts/train_multi_gpu.sh", *SOURCED, "te
 TOOLS = "bash cat cksum cp dirname env getconf grep mkdir rm sed sleep tail touch uname"
 JOB = {"SLURM_JOB_ID": "17", "SLURM_JOB_NUM_NODES": "4", "SLURM_SUBMIT_DIR": str(REPO), "MASTER_ADDR": "gpu1"}
 SAMPLE = ["histocc.sample", "torch.distributed.run", "histocc.sample.show"]
+CAPTURED = {"capture_output": True, "text": True, "stdin": subprocess.DEVNULL}
 
 # A python that answers at once what the launcher asks about torch, and hands everything else to the real one.
 # With STARTED it only notes in that file which module it was to run.
@@ -97,13 +98,11 @@ def plan(bin_dir, tmp_path):
     def run(script, *arguments, code=0, shell=(), hangup=signal.SIG_DFL, starts=False, **variables):
         done = subprocess.run(
             [*shell, str(REPO / script), *(() if starts else ("--print-only",)), *arguments],
-            capture_output=True,
-            text=True,
             cwd=tmp_path,
             env={"PATH": str(bin_dir), "HOME": str(tmp_path), "MASTER_PORT": "29511", **variables},
-            stdin=subprocess.DEVNULL,
             timeout=60,
             preexec_fn=lambda: signal.signal(signal.SIGHUP, hangup),  # this process may ignore it
+            **CAPTURED,
         )
         assert done.returncode == code, done.stdout + done.stderr
         return done
@@ -447,15 +446,8 @@ def test_a_run_on_two_processes(data, tmp_path):
     env = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "MODEL_SIZE": "tiny"}
     env |= {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
     flags = "--max-steps 2 --batch-size 4 --ngram-passes 1 --save-path run"
-    done = subprocess.run(
-        [str(REPO / MULTI), data, "--", *flags.split()],
-        cwd=tmp_path,
-        env=env,
-        capture_output=True,
-        text=True,
-        stdin=subprocess.DEVNULL,
-        timeout=300,
-    )
+    line = [str(REPO / MULTI), data, "--", *flags.split()]
+    done = subprocess.run(line, cwd=tmp_path, env=env, timeout=300, **CAPTURED)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "Distributed environment: MULTI_CPU" in done.stdout and "Number of processes: 2" in done.stdout
     assert "Columns: --formatter hisco --target-cols hisco_1 --language-col lang, by" in done.stdout
@@ -481,15 +473,9 @@ def set_up(bin_dir, tmp_path):
         calls = tmp_path / "calls.log"
         calls.write_text("")
         script = f'source scripts/common.sh; set_up {requirements}; echo "uses $PYTHON"'
-        done = subprocess.run(
-            ["bash", "-euo", "pipefail", "-c", script],
-            cwd=repo,
-            capture_output=True,
-            text=True,
-            timeout=60,
-            stdin=subprocess.DEVNULL,
-            env={"PATH": str(bin_dir), "CALLS": str(calls), "PIP_FAILS": pip_fails},
-        )
+        line = ["bash", "-euo", "pipefail", "-c", script]
+        env = {"PATH": str(bin_dir), "CALLS": str(calls), "PIP_FAILS": pip_fails}
+        done = subprocess.run(line, cwd=repo, env=env, timeout=60, **CAPTURED)
         return done, calls.read_text()
 
     run.venv, run.bin, run.repo = repo / ".venv", bin_dir, repo

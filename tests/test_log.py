@@ -1,6 +1,5 @@
 """What a run says and logs: banner, console, logs.csv, status.json, TensorBoard, W&B; its learning rate."""
 
-import csv
 import importlib.util
 import json
 import os
@@ -10,7 +9,7 @@ from unittest.mock import Mock
 
 import pytest
 import torch
-from helpers import TINY, read_logs, run_inside, write_csv, write_rows
+from helpers import TINY, read, read_logs, run_inside, write_csv, write_rows
 
 import train_mixer
 from histocc.runtime.errors import TrainingError
@@ -58,8 +57,7 @@ def log_of(folder, start=0, *steps, **options):
 
 
 def rows(folder):
-    with open(folder / "logs.csv", encoding="utf-8", newline="") as file:
-        return list(csv.DictReader(file))
+    return read(folder / "logs.csv")
 
 
 def steps(folder):

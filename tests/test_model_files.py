@@ -1,7 +1,6 @@
 """No file of a model is believed: it codes as before, or one message says what is wrong with it."""
 
 import copy
-import csv
 import json
 import math
 import os
@@ -13,7 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from helpers import mutations
+from helpers import mutations, read
 
 from histocc import export
 from histocc.formatter import PAD_IDX, BlockyFormatter
@@ -391,8 +390,7 @@ def test_what_lies_beside_published_weights_is_checked(forms, tmp_path, name, co
 def test_a_checkpoint_of_an_earlier_version_codes_as_it_did(decoder):
     """A run on the sample (width 32, no optimizer state), and its answers."""
     data = Path(__file__).parent / "data"
-    with open(data / "run_of_2026.csv", encoding="utf-8", newline="") as file:
-        expected = [row for row in csv.DictReader(file) if row["decoder"] == decoder]
+    expected = [row for row in read(data / "run_of_2026.csv") if row["decoder"] == decoder]
     coder = Coder(*models.load_model(str(data / "run_of_2026.bin")))
     coded = coder.code([row["occ1"] for row in expected], [row["lang"] for row in expected], decoder=decoder)
     for row, answer in zip(expected, coded, strict=True):

@@ -26,18 +26,7 @@ from histocc import (
     OrderInvariantSeq2SeqCrossEntropy,
     Seq2SeqMixerOccCANINE,
 )
-from histocc.formatter import (
-    BOS_IDX,
-    EOS_IDX,
-    PAD_IDX,
-    SEP_IDX,
-    UNK_IDX,
-    BlockyFormatter,
-    construct_general_purpose_formatter,
-    hisco_blocky5,
-    occ1950_blocky2,
-)
-from histocc.job.config import decide
+from histocc.formatter import PAD_IDX, hisco_blocky5
 from histocc.model.mixer import model_config
 from histocc.seq2seq_mixer_engine import evaluate, train, train_one_epoch
 
@@ -127,20 +116,6 @@ def test_every_flag_takes_hyphens_or_underscores():
                 assert all(other == first for other in others) and first[action.dest] != action.default
 
 
-def test_training_from_weights_keeps_its_learning_rate():
-    """Without the flag; a model from scratch needs a higher one."""
-    first = {"model": {"encoder.x": 0, "decoder.x": 0, "linear_decoder.weight": 0}}
-    for script, required, _ in SCRIPTS:
-        for weights, flags, expected in (
-            (first, [], 2e-5),
-            (first, ["--only-encoder"], 2e-5),
-            (None, ["--model-size", "tiny"], 1e-3),
-            (first, ["--learning-rate", "3e-4"], 3e-4),
-        ):
-            args = script.get_args_parser().parse_args([*required, *flags])
-            assert decide(args, first=weights).learning_rate == expected
-
-
 def test_old_spellings_and_aliases_still_work():
     parse = finetune.get_args_parser().parse_args
     given = "--data_dir d.csv --checkpoint_dir out --epochs 3 --batch_size=7 --local-rank 1"
@@ -163,22 +138,6 @@ def test_engine_signatures_keep_their_names():
         assert parameters[name].kind is inspect.Parameter.KEYWORD_ONLY
     names = [name.replace("data_loader", "data_loaders") for name in names[:6]]
     assert list(inspect.signature(train).parameters)[:6] == names
-
-
-def test_formatters_keep_their_interface():
-    assert (UNK_IDX, PAD_IDX, BOS_IDX, EOS_IDX, SEP_IDX) == (0, 1, 2, 3, 4)
-    formatter = hisco_blocky5()
-    sequence = formatter.transform_label("12345&-1")
-    assert sequence.tolist() == [2, 9, 10, 11, 12, 13, 7, 7, 7, 7, 7] + [1] * 15 + [3]
-    assert (
-        formatter.clean_pred(sequence.astype(int)) == "12345&-1" and formatter.transform_label(None) is None
-    )
-    for made in (formatter, occ1950_blocky2(), construct_general_purpose_formatter(4, ["a", "b"])):
-        assert (
-            isinstance(made, BlockyFormatter) and made.max_seq_len == made.max_num_codes * made.block_size + 2
-        )
-        assert len(made.num_classes) == made.max_seq_len and made.sep_value == "&"
-        assert all(made.map_idx_char[made.map_char_idx[char]] == char for char in made.map_char_idx)
 
 
 def hand_made_batches(n_batches=3, rows=4):

@@ -132,7 +132,12 @@ def test_ngrams_are_trained_with_the_rest_and_what_was_decided_is_kept(curves):
     assert state["args"].items() >= decided.items() and {asked[name] for name in decided} == {None}
     assert asked["ngrams"] == state["args"]["ngrams"] == "auto"
     rows = len(state["model"]["ngrams.hashes"])
-    assert state["config"]["ngrams"] == {"rows": rows, "width": 128, "patterns": list(PATTERNS)}
+    assert state["config"]["ngrams"] == {
+        "rows": rows,
+        "width": 128,
+        "patterns": list(PATTERNS),
+        "answers": False,
+    }
 
 
 # ---- resumed
@@ -229,7 +234,7 @@ def test_from_an_own_model_with_the_same_key_and_with_another(runs, tmp_path):
     titles = (("pilot", "04220"), ("tailor", "79100"), ("weaver", "75400"))
     rows = [(f"{name} {i}", code, "", "en") for i in range(6) for name, code in titles]
     source = write_csv(tmp_path / "other.csv", ("occ1", "hisco_1", "hisco_2", "lang"), rows)
-    key = write_csv(tmp_path / "key.csv", ("system_code", "code"), [("04220", 0), ("75400", 1), ("79100", 2)])
+    key = write_csv(tmp_path / "key.csv", KEY, [("04220", 0), ("75400", 1), ("79100", 2)])
     data = ["--train-data", source, "--val-data", source, "--key", key]
     other, _, prepared_data, said = prepared(runs[2], tmp_path / "run", *data, *start)
     assert prepared_data.codes == ["04220", "75400", "79100"] and "2 of 3 codes keep their weights" in said
@@ -288,6 +293,7 @@ def test_texts_without_ngrams_train_without(tmp_path):
 
 # ---- its files
 
+KEY = ("system_code", "code")
 TEXTS = ["farmer no 1", "wine merchant and tailor no 7", "q", "an unknown one 12345 of the parish"]
 LANGUAGES = ["en", "da", "unk", "en"]
 
@@ -359,15 +365,6 @@ def test_runs_of_ngrams_alone(table, tmp_path):
         assert [each.codes[0] for each in coded] == ["61110", "79100"]
 
 
-def test_what_does_not_go_with_it(table, tmp_path):
-    for more, message in (
-        (["--ngrams", "none"], "--model-size ngrams has nothing but n-grams"),
-        (["--freeze-encoder"], "--model-size ngrams has no encoder"),
-    ):
-        code, said = run_inside(train_mixer.main, *alone(table, tmp_path / "run", *more))
-        assert code == 2 and message in said
-
-
 def test_the_fit_is_all_of_it(table, tmp_path):
     """Without --max-steps; flat_acc is the share of rows that `flat` answers as they are."""
     said = run("train_mixer.py", *alone(table, tmp_path / "run"))
@@ -398,12 +395,49 @@ def test_many_rows_keep_their_linear_decoder_while_the_other_learns(table, tmp_p
     assert "ngrams.word_to_memory.weight" not in same
 
 
+def test_few_rows_have_the_mean_with_ridge_regression(table, tmp_path, monkeypatch):
+    """Of the codes on the n-grams, whose weights have a closed form; a row counts as in the fit."""
+    lines, twice = open(table[0], encoding="utf-8").readlines(), tmp_path / "twice.csv"
+    twice.write_text("".join(lines + lines[1:30]), encoding="utf-8")
+    flags, logits = [*alone((twice, table[1]), tmp_path), "--float64"], []
+    for few in (0, 96):
+        monkeypatch.setattr(ngram_fit, "FEW_ROWS", few)
+        model, config, data, _ = prepared(flags, tmp_path / str(few))
+        distinct = ngram_fit.DistinctRows(data.train)
+        rows, counts = distinct.index, torch.from_numpy(distinct.weight)[:, None].double()
+        texts, languages = data.train.strings(rows), [data.languages[i] for i in data.train.language[rows]]
+        ids, mask = map(torch.from_numpy, encode(texts, languages))
+        assert config["ngrams"]["answers"] == (few > 0)
+        with torch.no_grad():
+            logits.append(model.eval().classify(model.encode_text(ids, mask)))
+    found, weight, _ = model.ngrams.weighted(ids)
+    of_text = torch.zeros(len(ids), config["ngrams"]["rows"]).double()
+    of_text.scatter_add_(1, found.flatten(1), weight.flatten(1)).div_(
+        weight.square().sum((1, 2))[:, None].sqrt()
+    )
+    codes = torch.tensor(
+        [[i in row for i in range(len(data.codes))] for row in data.train.codes[rows].tolist()]
+    )
+    left = of_text.T @ (counts * of_text) + ngram_fit.RIDGE * torch.eye(of_text.shape[1])
+    regression = of_text @ torch.linalg.solve(left, of_text.T @ (counts * codes))
+    expected = logits[0] / 2 + ngram_fit.SHARPNESS / 2 * (regression - ngram_fit.MIDDLE)
+    assert torch.allclose(logits[1], expected, rtol=0, atol=1e-6) and regression.max() > 0.8
+
+
 def test_it_starts_other_runs_and_is_exported(table, tmp_path):
+    """With its answers, which go with their codes."""
     run("train_mixer.py", *alone(table, tmp_path / "run", "--max-steps", 2))
     for size, expected in (("ngrams", 0), ("tiny", 2)):
         more = ["--initial-checkpoint", tmp_path / "run", "--max-steps", 1, "--model-size", size]
         code, said = run_inside(train_mixer.main, *alone(table, tmp_path / f"next-{size}", *more))
         assert code == expected and (code == 0 or "has another size" in said), said
+    own = checkpoint.load(str(tmp_path / "run" / "last.bin"))
+    rows = [(code, i) for i, code in enumerate(sorted(["04220", *own["key"]]))]
+    more = ["--initial-checkpoint", tmp_path / "run", "--key", write_csv(tmp_path / "key.csv", KEY, rows)]
+    model, _, data, _ = prepared(alone(table, tmp_path), tmp_path / "other", *more)
+    for code, column in zip(data.codes, model.ngrams.answers.T):
+        before = own["model"]["ngrams.answers"][:, own["key"][code]] if code in own["key"] else 0 * column
+        assert torch.equal(column, before) and bool(column.any()) == (code in own["key"])
     export.export(str(tmp_path / "run"), "safetensors", str(tmp_path / "out.safetensors"))
     coded = [Coder.load(str(tmp_path / name)).code(TEXTS, LANGUAGES) for name in ("run", "out.safetensors")]
     assert coded[0] == coded[1]

@@ -120,13 +120,13 @@ def made(texts, classes=5, **more) -> Ngrams:
     return ngrams.double()
 
 
-def plain_vector(ngrams: Ngrams, found: list[tuple[str, str]]) -> torch.Tensor:
+def plain_vector(ngrams: Ngrams, found: list[tuple[str, str]], table: torch.Tensor) -> torch.Tensor:
     place = {value: i for i, value in enumerate(ngrams.hashes.tolist())}
     rows = [place[hash_of(*one)] for one in found if hash_of(*one) in place]
     if not rows:
-        return torch.zeros(ngrams.width, dtype=torch.float64)
+        return torch.zeros(table.shape[1], dtype=torch.float64)
     weight = ngrams.idf[rows]
-    return (weight[:, None] * ngrams.table.weight[rows]).sum(0) / weight.square().sum().sqrt()
+    return (weight[:, None] * table[rows]).sum(0) / weight.square().sum().sqrt()
 
 
 def encoded(texts, languages=None, **more) -> torch.Tensor:
@@ -139,7 +139,8 @@ class TestVectors:
         """In any padding; [CLS] has the whole text beside the first word, of which it is a part."""
         ngrams = made(TEXTS[:10]).eval()
         text, memory = ngrams(encoded(TEXTS))
-        expected = torch.stack([plain_vector(ngrams, ngrams_of(one)) for one in TEXTS])
+        table = ngrams.table.weight
+        expected = torch.stack([plain_vector(ngrams, ngrams_of(one), table) for one in TEXTS])
         assert torch.allclose(text, expected, rtol=0, atol=1e-12) and expected[:10].norm(dim=1).min() > 0.1
         assert torch.equal(ngrams.text(encoded(TEXTS)), text)
         wide_text, wide = ngrams(encoded(TEXTS, width=128))
@@ -149,9 +150,20 @@ class TestVectors:
         _, farm = ngrams(encoded(["farm servant"]))
         # a blank belongs to the word after it: windows that end with one are of the word before it
         for place, word in ((8, [*ngrams_of("farm"), ("pair", "farm servant")]), (14, ngrams_of("servant"))):
-            of_word = ngrams.word_to_memory(plain_vector(ngrams, word))
+            of_word = ngrams.word_to_memory(plain_vector(ngrams, word, table))
             assert torch.allclose(farm[0, place], of_word, atol=1e-12)
         assert torch.equal(farm[0, 12], farm[0, 18]) and not torch.allclose(farm[0, 11], farm[0, 12])
+
+    @torch.no_grad()
+    def test_answers_are_added_to_the_logits_alone(self):
+        without, ngrams, ids = made(TEXTS[:10]).eval(), made(TEXTS[:10], answers=True).eval(), encoded(TEXTS)
+        assert ngrams.answers is not None and not ngrams.answers.any()
+        nn.init.normal_(ngrams.linear.weight), nn.init.normal_(ngrams.answers)
+        (before, memory), (text, memory_again) = without(ids), ngrams(ids)
+        assert torch.equal(memory, memory_again) and torch.equal(text, ngrams.text(ids))
+        answers = [plain_vector(ngrams, ngrams_of(one), ngrams.answers) for one in TEXTS]
+        expected = ngrams.linear(before) + torch.stack(answers)
+        assert torch.allclose(ngrams.logits(text), expected, rtol=0, atol=1e-12)
 
     @torch.no_grad()
     def test_each_word_once_is_the_same_for_attention(self):

@@ -2,7 +2,6 @@
 refused.
 """
 
-import csv
 import math
 import os
 import re
@@ -12,7 +11,7 @@ import time
 
 import pytest
 import torch
-from helpers import PIPED, REPO, TINY, command, environment, run, run_inside, write_csv, write_rows
+from helpers import PIPED, REPO, TINY, command, environment, read, run, run_inside, write_csv, write_rows
 
 from histocc.formatter import CLASSES, PAD_IDX, hisco_blocky5, hisco_classes, occ1950_blocky2
 from histocc.model.mixer import Seq2SeqMixerOccCANINE, model_config
@@ -91,11 +90,6 @@ def table(path, n: int, distinct: int = 10**6) -> str:
         text = f"{first} {'abcdefghij'[j % 10] * (j % 7)} {j}" if j % 11 else " "
         rows.append((i, text, ("en", "da", " en", "xx", "")[j % 5], ("Å", "NA", "", " 007 ")[i % 4]))
     return write_csv(path, HEADER, rows)
-
-
-def read(path) -> list[dict]:
-    with open(path, encoding="utf-8", newline="") as file:
-        return list(csv.DictReader(file))
 
 
 def predict_here(*args) -> str:
@@ -244,10 +238,13 @@ def test_known_texts_have_their_codes(model, tmp_path, monkeypatch):
     assert "line 3" not in said and not (tmp_path / "x.csv").exists()
 
 
-def test_similar_texts_of_the_training(tmp_path):
+@pytest.mark.parametrize(
+    "size", [TINY, ["--model-size", "ngrams", "--device", "cpu"]], ids=["tiny", "ngrams"]
+)
+def test_similar_texts_of_the_training(tmp_path, size):
     data, folder = write_rows(tmp_path / "data.csv", 60), tmp_path / "run"
     common = ["--dataset", data, "--target-cols", "hisco_1", "hisco_2", "--language-col", "lang"]
-    run(REPO / "finetune.py", *common, *TINY, "--max-steps", 2, "--batch-size", 16, "--save-path", folder)
+    run(REPO / "finetune.py", *common, *size, "--max-steps", 2, "--batch-size", 16, "--save-path", folder)
     known = read(data)
     texts = [*((row["occ1"], row["lang"]) for row in known), (" ", "en")]
     source = write_csv(tmp_path / "in.csv", ["occ1", "lang"], texts)
@@ -481,6 +478,7 @@ def test_mistakes_are_said_and_the_input_stays(model, tmp_path):
         ([*accuracy, "--raw-confidence"], "--target-accuracy and --raw-confidence are"),
         ([*accuracy, "--min-prob", "0.1"], "--min-prob and --target-accuracy are mutually"),
         ([*common, "--explain"], "--explain shows rows of the training"),
+        ([*common, "--int8", "--bf16"], "--bf16 and --int8 are mutually exclusive"),
         (flags(model, source, tmp_path / "in.csv" / "out.csv"), "is not a folder"),
     ]:
         assert message in refused(*arguments)

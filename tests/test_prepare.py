@@ -2,7 +2,6 @@
 is found again, made again when it was damaged, and never taken half made.
 """
 
-import csv
 import dataclasses
 import json
 import multiprocessing
@@ -17,7 +16,7 @@ from unittest.mock import Mock
 
 import numpy as np
 import pytest
-from helpers import examples, mutations, write_csv
+from helpers import examples, mutations, read, write_csv
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from preparing import HEADER, Result, codes_of, prepare, problems, quiet, refusal, settings_for
@@ -270,8 +269,7 @@ def test_counts_are_those_of_plain_python(train, val, bucket, block):
         columns = HISCO.target_cols
         chosen = PrepareSettings(files[:1], HISCO.to_dict(), columns, files[1:], language_col="lang")
         data = PreparedData.open(prep.prepare(chosen, folder, quiet))
-        with open(Path(data.folder) / "conflicts.csv", encoding="utf-8", newline="") as file:
-            conflicts = list(csv.DictReader(file))
+        conflicts = read(Path(data.folder) / "conflicts.csv")
     rows = [
         (same(text), lang, frozenset(code for code in (first, second) if code))
         for text, first, second, lang in (*train, *val)

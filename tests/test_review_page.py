@@ -251,24 +251,6 @@ def test_a_port_in_use_and_a_file_that_another_program_changes(folder):
         assert (folder / "decided.csv").read_bytes() == before + b"x"
 
 
-@pytest.mark.parametrize(
-    "arguments, message",
-    [
-        ("coded.csv", "review serve needs --decisions"),
-        ("coded.csv --decisions coded.csv", "coded.csv is an input"),
-        ("coded.csv --decisions other.csv", "other.csv, line 2: is about a text that"),
-        ("coded.csv --decisions new.csv --port 99999", "is not a port"),
-        ("texts.csv --decisions new.csv", "For a table without answers of a model --key names the codes"),
-    ],
-)
-def test_mistakes(folder, monkeypatch, arguments, message):
-    rows = ["text", "language", "rows", "decision", "id"], ["baker", "en", "3", "none", "t-0123456789abcdef"]
-    write(folder / "other.csv", rows, encoding="utf-8-sig")
-    monkeypatch.chdir(folder)
-    assert message in run("serve", *arguments.split(), code=2)
-    assert not (folder / "new.csv").exists()
-
-
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 KEYS = {"Enter": ("Enter", 13), "Escape": ("Escape", 27)}
 

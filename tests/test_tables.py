@@ -28,6 +28,7 @@ from histocc.data.tables import read_chunks, table_format
 from histocc.formatter import hisco_key, make_formatter
 from histocc.job.config import finetune_parser, train_mixer_parser
 from histocc.predict.__main__ import save_pipe
+from histocc.runtime import checkpoint
 from histocc.runtime.config import read_file
 from histocc.runtime.errors import UserError
 
@@ -134,15 +135,17 @@ def test_every_reader_looks_at_the_path_first(tmp_path):
         "/dev/null": "is a device",
         str(tmp_path / "loop"): "symbolic links",
         "a\0b": "cannot be read: ",
+        "x" * 300: "cannot be read: ",
         str(tmp_path / "plain" / "f.csv"): "no such file",
         "": "an input without a name: no such file",
     }
     readers = [table_format, lambda path: list(read_chunks(path, None)), read_key, read_words, read_file]
     for path, words in paths.items():
-        for reader in (*readers, lambda path: read_columns(path, ["a"])):
+        for reader in (*readers, checkpoint.load, lambda path: read_columns(path, ["a"])):
             with pytest.raises(UserError) as caught:
                 reader(path)
             assert words in str(caught.value) and len(str(caught.value)) < 700, (path, reader)
+            assert str(caught.value).startswith("--config ") == (reader is read_file)
 
 
 # ---- pipes

@@ -209,6 +209,7 @@ def test_sequences_tokens_and_sizes_as_published():
     for formatter, sizes, last in kinds:
         assert (formatter.max_num_codes, formatter.block_size, formatter.max_seq_len) == sizes
         assert formatter.num_classes == [last] * sizes[2] and formatter.sep_value == "&"
+        assert all(formatter.map_idx_char[number] == char for char, number in formatter.map_char_idx.items())
     assert (HISCO.map_char_idx["-3"], HISCO.map_char_idx["0"], HISCO.map_idx_char[17]) == (5, 8, "9")
     ids = GPF.map_char_idx
     first = [ids[token] for token in ("-999", "0", "999", "a", "Z", "!")]

@@ -194,7 +194,7 @@ def make_model(
         args = args.decide(model_size=None if resumed or first else auto_size(args, world))
     args = decide(args, resumed, first)
     if resumed:
-        config = resumed["config"]
+        config: dict = resumed["config"]
     else:
         config = new_config(args, first) | {"text": data.clean_text}
         config["ngrams"], counted = new_ngrams(args, first, world, data)
@@ -207,12 +207,15 @@ def make_model(
         model.ngrams.hashes.copy_(torch.from_numpy(counted[0]))
         model.ngrams.idf.copy_(torch.from_numpy(counted[1]))
         if first is None and (args.ngram_passes == 0 or args.dry_run):
-            world.print("N-grams are not fitted (--ngram-passes 0, or a dry run, whose times lack it)")
+            world.print(
+                "N-grams are not fitted (--ngram-passes 0, or a dry run, which lacks it in times and memory)"
+            )
         elif first is None:
             encoding = RowEncoding(formatter, args.max_len, first_empty_block=args.empty_blocks == "first")
             rows_of = partial(training_rows, args, data=data, encoding=encoding)
             loss_fn = make_loss(args, formatter)
             ngram_fit.fit(args, world, data, rows_of, loss_fn, model.to(world.device))
+            config["ngrams"]["answers"] = model.ngrams.answers is not None
             model.encoder.zero_output()  # which the decoders know nothing of yet
     if resumed:
         model.load_state_dict(resumed["model"])
@@ -334,7 +337,7 @@ def new_ngrams(
         lambda: ngram_fit.count_ngrams(data, args.max_len, most, world.give_up_if_asked)
     )
     rows = len(counted[0])
-    found = {"rows": rows, "width": NGRAM_WIDTH, "patterns": list(PATTERNS)}
+    found = {"rows": rows, "width": NGRAM_WIDTH, "patterns": list(PATTERNS), "answers": False}
     return (found if rows else None), counted
 
 

@@ -113,7 +113,7 @@ def fit(
     shares = world.gather(found, main_alone=True)
     if not shares:
         return {}
-    fitted, changes = Confidence(len(times), {}, {}, {}), []
+    fitted, changes, sets = Confidence(len(times), {}, {}, {}), [], {}
     for decoder in shares[0]:
         columns = zip(*(answer for each in shares for answer in each[decoder]))
         raw, several, right, weight = (np.array(column) for column in columns)
@@ -126,6 +126,8 @@ def fit(
         changes.append(f"{decoder} {before:.1f} → {after:.1f}")
         if decoder != "topk":
             fitted.accuracy[decoder] = float(weight @ right / weight.sum())
+            sets[decoder] = weight * right
+    fitted = fitted._replace(best=confidence.most_accurate(sets))
     best, why = fitted.best_decoder(loaded[2].get("kind", "mixer"))
     world.print(
         f"{name}: confidence is fitted on {fitted.texts:,} texts; expected calibration error there, in"

@@ -4,7 +4,7 @@ An encoder learns for minutes what a linear model on n-grams knows after seconds
 a run from scratch, its n-grams and both decoders are trained without the encoder, on the texts as they are:
 noise makes them worse here. First the linear decoder, in seconds; then both, or the other one alone if rows
 are many. Each part goes through the ordinary training loop, on all processes; what a text's n-grams are is
-computed once.
+computed once. Where rows are few, steps do not reach what ridge regression finds: its answers are added.
 """
 
 import math
@@ -26,7 +26,7 @@ from histocc.formatter import PAD_IDX
 from histocc.job.config import JobConfig
 from histocc.model.loss import LossMixer
 from histocc.model.mixer import Seq2SeqMixerOccCANINE
-from histocc.model.ngrams import Ngrams, hash_ngrams
+from histocc.model.ngrams import Ngrams, NoEncoder, hash_ngrams
 from histocc.runtime import checkpoint, parallel
 from histocc.runtime.config import differing
 from histocc.runtime.device import Precision
@@ -48,6 +48,10 @@ MAX_TEXTS = 1 << 17  # distinct ones that are counted and fitted
 CHUNK = 4096  # texts that are hashed at once
 MIN_STEPS, MIN_BATCH = 40, 16  # steps of a pass; few rows are taken in smaller batches, as far as this
 MANY_ROWS = 20_000  # from so many on, a part has other learning rates
+FEW_ROWS = 12_000  # up to so many, models without an encoder have `answers` of n-grams,
+MAX_ANSWERS = 1 << 25  # with at most so many numbers: 134 MB
+RIDGE = 0.1
+SHARPNESS, MIDDLE = 20.0, 0.4  # of what regression says of a code, 0 to 1: its logit is 20 × (that − 0.4)
 DROPOUT = 0.3  # share of the n-grams that are left out
 TINY_WIDTH = 128  # of a decoder that writes; a wider one sees fewer rows
 
@@ -143,6 +147,15 @@ class FitRows(Rows):
 
     def lengths(self, numbers: np.ndarray) -> np.ndarray:
         return self.rows.lengths(numbers)
+
+    def matrix(self, columns: int) -> Tensor:
+        """The n-grams of all texts, sparse [N, columns], each row of length 1."""
+        row = np.repeat(np.arange(len(self)), np.diff(self.offsets))
+        length = np.sqrt(np.bincount(row, self.weights**2, minlength=len(self))).clip(min=1e-6)
+        index = torch.from_numpy(np.stack([row, self.found]))
+        weights = torch.from_numpy(self.weights / length[row]).to(self.dtype)
+        size = len(self), columns
+        return torch.sparse_coo_tensor(index, weights, size, check_invariants=False).coalesce()
 
     def batch(self, numbers: np.ndarray, epoch: int) -> dict[str, Tensor]:
         begins = self.offsets[numbers]
@@ -275,6 +288,23 @@ class FitOptimizer(torch.optim.Adam):
         table.index_add_(0, rows, values / (squares.sqrt() + group["eps"]), alpha=-rate)
 
 
+# ---- with few rows: what steps do not reach
+
+
+def ridge_answers(rows: FitRows, codes: np.ndarray, ngrams: int, classes: int) -> Tensor:
+    """Weights [ngrams, classes] of ridge regression, solved in its dual, in time N³: of each code, 0 or 1 by
+    the codes int [N, codes of a row] (−1 for none), on the n-grams of each text.
+    """
+    texts = rows.matrix(ngrams)
+    target = multi_hot(torch.from_numpy(codes), classes, texts.dtype)
+    kernel = torch.empty(len(rows), len(rows), dtype=texts.dtype)
+    for part in torch.arange(len(rows)).split(512):
+        kernel[:, part] = torch.sparse.mm(texts, texts.index_select(0, part).t().to_dense())
+    kernel.diagonal().add_(RIDGE / torch.from_numpy(rows.weight))
+    kernel = torch.linalg.cholesky(kernel)
+    return torch.sparse.mm(texts.t(), torch.cholesky_solve(target, kernel))
+
+
 # ---- the fit
 
 
@@ -287,7 +317,8 @@ def fit(
     model: Seq2SeqMixerOccCANINE,
 ) -> None:
     """Trains the n-grams of `model`, its seq2seq decoder and the bias of its linear decoder on the distinct
-    training rows, without the encoder, in place. A fit that was interrupted is continued. All ranks.
+    training rows, without the encoder, in place; few rows also give the n-grams their `answers`. A fit that
+    was interrupted is continued. All ranks.
 
     Args:
         rows_of: rows as they are trained on, without noise.
@@ -358,6 +389,14 @@ def fit(
             raise Stopped
     ngrams.table.sparse = False
     model.zero_grad(set_to_none=True)
+    size, has_encoder = len(ngrams.idf) * len(data.codes), not isinstance(model.encoder, NoEncoder)
+    if len(rows) <= FEW_ROWS and size <= MAX_ANSWERS and not has_encoder and data.train.teacher is None:
+        sizes = len(ngrams.idf), len(data.codes)
+        answers = world.run_on_main(lambda: ridge_answers(rows, distinct.codes, *sizes))
+        with torch.no_grad():  # the mean of both logits
+            ngrams.answers = answers.to(ngrams.idf) * (SHARPNESS / 2)
+            ngrams.linear.weight.div_(2)
+            model.linear_decoder.bias.sub_(SHARPNESS * MIDDLE).div_(2)
     world.print(f"Fitted in {time.perf_counter() - began:.1f} s")
 
 

@@ -8,6 +8,7 @@ these (with their sign), whether it gives several codes, and 1. The weights are 
 prior around what changes nothing, PRIOR. Every distinct text counts the same.
 """
 
+import math
 from typing import NamedTuple
 
 import numpy as np
@@ -100,12 +101,14 @@ class Confidence(NamedTuple):
         maps: four weights by names of MAPS, and OUTPUT.
         curves: `curve` of the answers to these texts, by names of MAPS.
         accuracy: of greedy, flat and both, the share of the texts whose whole set of codes is right.
+        best: the `most_accurate` of these; "" in models that do not say it.
     """
 
     texts: int = 0
     maps: dict[str, list[float]] = {}  # noqa: RUF012
     curves: dict[str, list[list[float]]] = {}  # noqa: RUF012
     accuracy: dict[str, float] = {}  # noqa: RUF012
+    best: str = ""
 
     @classmethod
     def of(cls, state: dict) -> "Confidence":
@@ -118,7 +121,7 @@ class Confidence(NamedTuple):
         for rows in ([[0.0] * 4, *maps.values()], [[0.0] * 3, *points], [*accuracy.values()]):
             if not np.isfinite(np.array(rows, dtype=np.float64)).all():
                 raise ValueError("confidence: found numbers that are not finite")
-        return cls(int(held.get("texts", 0)), maps, curves, accuracy)
+        return cls(int(held.get("texts", 0)), maps, curves, accuracy, held.get("best", ""))
 
     def mapped(self, decoder: str, probs: Tensor, several: Tensor | float = 0.0) -> Tensor:
         """How often answers are right to which a decoder (of MAPS, or OUTPUT) gives `probs`, of their shape;
@@ -143,18 +146,19 @@ class Confidence(NamedTuple):
         return (probs * torch.minimum(fitted / best.clamp(min=1e-30), rest)).scatter(1, at, fitted)
 
     def best_decoder(self, kind: str, has_ngrams: bool = False) -> tuple[str, str]:
-        """(the decoder that was right most often on these texts, why it). If that is not known: greedy, as
-        published, and flat for a model with n-grams, whose linear decoder was ahead on all registers that
-        were measured. kind: of the model.
+        """(the decoder that `auto` is, why it). If these texts do not say it: greedy, as published, and flat
+        for a model with n-grams, whose linear decoder was ahead on all registers that were measured. kind: of
+        the model.
         """
         if kind == "flat":
             return "flat", "the model has no other"
         if not self.accuracy:
             unknown = "the model does not say how often each of its decoders is right"
             return "flat" if has_ngrams and kind == "mixer" else "greedy", unknown
-        best = max(self.accuracy, key=lambda name: (self.accuracy[name], name == "flat"))  # flat is faster
-        shares = ", ".join(f"{name} {share:.1%}" for name, share in self.accuracy.items())
-        return best, f"whole sets of codes right on {self.texts:,} texts: {shares}"
+        first = max(self.accuracy, key=lambda name: (self.accuracy[name], name == "flat"))
+        best, shares = self.best or first, ", ".join(f"{x} {share:.1%}" for x, share in self.accuracy.items())
+        chance = f"; {best}, the fastest, is behind by what chance may do" * (best != first)
+        return best, f"whole sets of codes right on {self.texts:,} texts: {shares}{chance}"
 
     def limit(self, decoder: str, accuracy: float) -> tuple[float, float]:
         """(least confidence of the answers of which this share is right, share of the fitted texts that have
@@ -169,6 +173,15 @@ class Confidence(NamedTuple):
         reached = [(share, conf) for conf, share, right in points if right >= accuracy]
         share, conf = max(reached, default=(0.0, float("inf")))
         return conf, share
+
+
+def most_accurate(right: dict[str, np.ndarray]) -> str:
+    """Of decoders by what they have right: of each row its weight or 0, float [N] each. It is flat, which is
+    the fastest, if the best one is ahead of it by at most a standard error of their difference.
+    """
+    best = max(right, key=lambda name: right[name].sum())
+    ahead = right[best] - right.get("flat", 0.0)
+    return "flat" if "flat" in right and ahead.sum() <= math.sqrt(ahead @ ahead) else best
 
 
 def log_odds(probs: Tensor) -> Tensor:

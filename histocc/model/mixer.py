@@ -39,8 +39,8 @@ class Seq2SeqMixerOccCANINE(nn.Module):
         config: encoder sizes, None for base.
         memory_mask: whether the decoder leaves out padding of the memory, which published models look at.
         target_mask: the same of PAD among the tokens, see `TransformerDecoder`.
-        ngrams: {"rows", "width", "patterns"} of n-grams beside the encoder, see `histocc.model.ngrams`; None
-            for none.
+        ngrams: {"rows", "width", "patterns", "answers"} of n-grams beside the encoder, see
+            `histocc.model.ngrams`; None for none.
         ngram_dropout: share of them that is left out in training.
         encoder: False for none, see `NoEncoder`; needs n-grams.
         model_domain: accepted for compatibility with the published class.
@@ -87,7 +87,8 @@ class Seq2SeqMixerOccCANINE(nn.Module):
         self.ngrams = None
         if ngrams:
             sizes = ngrams["rows"], ngrams["width"], width, num_classes_flat, ngram_dropout
-            self.ngrams = Ngrams(*sizes, ngrams.get("patterns", FIRST_PATTERNS))
+            answers = ngrams.get("answers", False)
+            self.ngrams = Ngrams(*sizes, ngrams.get("patterns", FIRST_PATTERNS), answers)
 
     @property
     def target_mask(self) -> bool:
@@ -97,7 +98,7 @@ class Seq2SeqMixerOccCANINE(nn.Module):
     def encode(self, input_ids: Tensor, attention_mask: Tensor) -> tuple[Tensor, Tensor]:
         """input_ids int64 [B, S], attention_mask bool or 0/1 [B, S] → (memory [B, S, H], pooled [B, H]).
 
-        With n-grams, their vector of the text is appended to the pooled one: [B, H + their width]. With
+        With n-grams, what `Ngrams.text` says is appended to the pooled one: [B, H + width (+ classes)]. With
         `memory_mask` inputs may be as narrow as `text.padded_width` says.
         """
         memory, pooled = self._encode_groups([input_ids], [attention_mask])
@@ -140,7 +141,7 @@ class Seq2SeqMixerOccCANINE(nn.Module):
         """Logits [B, num_classes_flat] of the linear decoder for what `encode` gives as pooled."""
         width = self.config.hidden_size
         logits = self.linear_decoder(self.linear_dropout(pooled[:, :width]))
-        return logits if self.ngrams is None else logits + self.ngrams.linear(pooled[:, width:])
+        return logits if self.ngrams is None else logits + self.ngrams.logits(pooled[:, width:])
 
     def forward(
         self,

@@ -109,17 +109,20 @@ class Ngrams(nn.Module):
     for the memory.
 
     `hashes` int64 [rows], increasing, says whose row each is, and `idf` float [rows] weighs them; other
-    n-grams count for nothing.
+    n-grams count for nothing. `answers` float [rows, classes] is None, or what n-grams add to the logits of
+    codes beside the linear decoder: that is not trained by steps, see `histocc.job.ngram_fit.ridge_answers`.
 
     Args:
         rows, width: of the table, a row for each n-gram that the training texts hold.
         hidden_size: H of the memory; classes: outputs of the linear decoder.
         dropout: share of the n-grams that are left out in training, 0…1.
         patterns: of `hash_ngrams`.
+        answers: whether there are some, zeros at first.
     """
 
     hashes: Tensor
     idf: Tensor
+    answers: Tensor | None
 
     def __init__(
         self,
@@ -129,6 +132,7 @@ class Ngrams(nn.Module):
         classes: int,
         dropout: float = 0.0,
         patterns: Sequence[str] = FIRST_PATTERNS,
+        answers: bool = False,
     ):
         super().__init__()
         if not 1 <= rows <= 1 << MAX_BITS:
@@ -140,6 +144,7 @@ class Ngrams(nn.Module):
         self.text_to_memory = Linear(width, hidden_size, bias=False)
         self.register_buffer("hashes", torch.arange(rows))
         self.register_buffer("idf", torch.zeros(rows))
+        self.register_buffer("answers", torch.zeros(rows, classes) if answers else None)
         nn.init.normal_(self.table.weight, std=1 / math.sqrt(width))
         nn.init.zeros_(self.linear.weight)
         for layer in (self.word_to_memory, self.text_to_memory):
@@ -151,45 +156,50 @@ class Ngrams(nn.Module):
             nn.init.zeros_(layer.weight)
 
     def forward(self, input_ids: Tensor) -> tuple[Tensor, Tensor]:
-        """(vector of each text [B, width], what is added to the memory [B, S, H]) for int64 [B, S]."""
+        """(`text`, what is added to the memory [B, S, H]) for int64 [B, S]."""
         text, memory = self.forward_groups([input_ids])
         return text, memory[0]
 
     def forward_groups(self, input_ids: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
-        """`forward` of groups of rows, int64 [B, S] each: (vectors of all texts, memory of each group)."""
+        """`forward` of groups of rows, int64 [B, S] each: (`text` of all, memory of each group)."""
         texts, words = zip(*map(self.text_and_words, input_ids))
         text = torch.cat(texts)
-        of_text = self.text_to_memory(text)[:, None].split(list(map(len, texts)))
+        of_text = self.text_to_memory(text[:, : self.width])[:, None].split(list(map(len, texts)))
         # each position has its word, that of [CLS] the whole text too
         memory = product_of_groups(words, self.word_to_memory.weight)
         return text, [torch.cat([x[:, :1] + whole, x[:, 1:]], dim=1) for x, whole in zip(memory, of_text)]
 
     def text_and_words(self, input_ids: Tensor) -> tuple[Tensor, Tensor]:
-        """(vectors of texts [B, width], of the word at each position [B, S, width]) for int64 [B, S]."""
-        vectors, squares, word = self.by_position(input_ids)
+        """(`text`, vectors of the word at each position [B, S, width]) for int64 [B, S]."""
+        rows, weight, word = self.weighted(input_ids)
+        vectors, squares = self.by_position(rows, weight)
         same = (word[:, :, None] == word[:, None]).to(vectors.dtype)  # [B, S, S]
         # sums of squares can be more than float16 holds
         with torch.autocast(same.device.type, enabled=False):
             words = (same @ vectors) / (same @ squares).sqrt().clamp(min=1e-6)
-        return _normalised_sum(vectors, squares), words
+        return self._with_answers(vectors, squares, rows, weight), words
 
     def text(self, input_ids: Tensor) -> Tensor:
-        """The vector of each text alone, [B, width], as in `forward`."""
-        vectors, squares, _ = self.by_position(input_ids)
-        return _normalised_sum(vectors, squares)
+        """The vector of each text, with its answers behind it if there are some: [B, width (+ classes)]."""
+        rows, weight, _ = self.weighted(input_ids)
+        return self._with_answers(*self.by_position(rows, weight), rows, weight)
 
-    def by_position(self, input_ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def logits(self, text: Tensor) -> Tensor:
+        """What is added to the logits of the linear decoder, [B, classes], for what `text` gives."""
+        logits = self.linear(text[:, : self.width])
+        return logits if self.answers is None else logits + text[:, self.width :]
+
+    def by_position(self, rows: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
         """(weighted sum of the rows of each position's n-grams [B, S, width], sum of the squares of their
-        weights [B, S, 1], words int64 [B, S]).
+        weights [B, S, 1]).
         """
-        rows, weight, word = self.weighted(input_ids)
         vectors = F.embedding_bag(
             rows.flatten(0, 1),
             self.table.weight,
             mode="sum",
             per_sample_weights=weight.flatten(0, 1),
         )
-        return vectors.unflatten(0, word.shape), weight.square().sum(2, keepdim=True), word
+        return vectors.unflatten(0, rows.shape[:2]), weight.square().sum(2, keepdim=True)
 
     def weighted(self, input_ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """(rows of the table int64 [B, S, F], their weights, 0 for none [B, S, F], words int64 [B, S])."""
@@ -205,6 +215,17 @@ class Ngrams(nn.Module):
         bag = torch.arange(len(rows), device=rows.device)[:, None].expand_as(rows)
         vectors, squares = self._bags(rows, weight, bag, len(rows))
         return vectors / squares.sqrt().clamp(min=1e-6)
+
+    def _with_answers(self, vectors: Tensor, squares: Tensor, rows: Tensor, weight: Tensor) -> Tensor:
+        """`text` for what `by_position` and `weighted` give."""
+        text = _normalised_sum(vectors, squares)
+        if self.answers is None:
+            return text
+        rows, weight = rows.flatten(1), weight.flatten(1)
+        at = weight.nonzero(as_tuple=True)
+        offsets = F.pad(torch.bincount(at[0], minlength=len(rows)).cumsum(0)[:-1], (1, 0))
+        answers = F.embedding_bag(rows[at], self.answers, offsets, mode="sum", per_sample_weights=weight[at])
+        return torch.cat([text, answers / squares.sum(1).sqrt().clamp(min=1e-6)], dim=1)
 
     def by_word(
         self, rows: Tensor, weight: Tensor, word: Tensor, positions: Tensor

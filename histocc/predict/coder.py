@@ -172,8 +172,8 @@ class Coder:
         return self._array(texts, languages, len(self.codes), batch)
 
     def embeddings(self, texts: list[str], languages: list[str], ngrams: bool = False) -> np.ndarray:
-        """The encoder's pooled output, float32 [texts, width], with `ngrams` followed by what n-grams add to
-        it; an empty text has NaN.
+        """The encoder's pooled output, float32 [texts, width], with `ngrams` followed by their vector of
+        the text; an empty text has NaN.
         """
         width = self.model.config.hidden_size
         if ngrams and self.model.ngrams is not None:
@@ -324,7 +324,7 @@ def training_examples(coder: Coder, weights: str, world: World) -> Nearest:
 
     def nearest(vectors: Tensor) -> list[list[tuple[str, str]]]:
         with torch.autocast(vectors.device.type, enabled=False):
-            similarity = normalize(vectors.float()) @ known.T  # [B, N]
+            similarity = normalize(vectors[:, : known.shape[1]].float()) @ known.T  # [B, N]
         best = similarity.topk(min(SHOWN, len(texts))).indices
         return [[(texts[i], codes[i]) for i in row] for row in best.tolist()]
 

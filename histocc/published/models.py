@@ -21,7 +21,8 @@ from histocc.text import LANGUAGES, TEXT_RULES
 Loaded = tuple[Seq2SeqMixerOccCANINE, BlockyFormatter, dict]
 # What a kind of model lacks: its tensors begin with this.
 LACKING = {"mixer": (), "seq2seq": ("linear_decoder.",), "flat": ("decoder.",)}
-OF_CODES = ("linear_decoder.weight", "linear_decoder.bias", "ngrams.linear.weight")  # a row for each code
+OF_CODES = {"linear_decoder.weight": 0, "linear_decoder.bias": 0}  # their dimension of the codes
+OF_CODES |= {"ngrams.linear.weight": 0, "ngrams.answers": 1}
 OF_BLOCKS = ("kind", "block_size", "within_block_sep")  # of a formatter: how blocks are written
 
 
@@ -312,13 +313,14 @@ def load_initial_weights(
     rows = {formatter.repair(code)[0]: i for i, code in enumerate(first["key"])}  # 01110 may be 1110
     if list(rows) != codes and "linear_decoder.weight" in weights:
         new = torch.tensor([i for i, code in enumerate(codes) if code in rows], dtype=torch.long)
-        old = [rows[code] for code in codes if code in rows]
+        old = torch.tensor([rows[code] for code in codes if code in rows], dtype=torch.long)
         say(
             f"  the key differs: {len(new):,} of {len(codes):,} codes keep their weights in the linear"
             " decoder, the others are new" + "; --initial-key names its codes" * (not rows)
         )
         for name in {*OF_CODES} & own.keys() & weights.keys():
-            weights[name] = own[name].index_copy(0, new, weights[name][old].to(own[name]))
+            kept = weights[name].index_select(OF_CODES[name], old).to(own[name])
+            weights[name] = own[name].index_copy(OF_CODES[name], new, kept)
     fitting = {name: x for name, x in weights.items() if name in own and own[name].shape == x.shape}
     model.load_state_dict(fitting, strict=False)
     missing = own.keys() - fitting

@@ -128,7 +128,7 @@ class Decisions:
             raise UserError(f"{what}: choose another one for --decisions")
         with open(self.path, "r+b") as file:
             content = file.read()
-            if re.search(rb"-[0-9a-f]{16}$", content):  # an editor leaves out the last line's end
+            if re.search(rb"-[0-9a-f]{16}\Z", content):  # an editor leaves out the last line's end
                 file.write(b"\n")
             elif not content.endswith(b"\n"):  # the line that was being written when the machine went down
                 file.truncate(content.rfind(b"\n") + 1)
