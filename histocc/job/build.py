@@ -24,15 +24,14 @@ from histocc.job.config import JobConfig, Losses, decide, is_fitted, refuse_othe
 from histocc.model.canine import CanineEncoder
 from histocc.model.confidence import USUAL
 from histocc.model.loss import ROWS, BlockOrderInvariantLoss, DistillationLoss, LinearLoss, LossMixer
-from histocc.model.mixer import NGRAMS as NGRAMS_ALONE
-from histocc.model.mixer import Seq2SeqMixerOccCANINE, model_config
+from histocc.model.mixer import NGRAMS, Seq2SeqMixerOccCANINE, model_config
 from histocc.model.ngrams import AUTO, NONE, PATTERNS
 from histocc.published import formats, models
 from histocc.runtime import checkpoint
 from histocc.runtime.config import flag_of
 from histocc.runtime.device import Precision, compile_layers
 from histocc.runtime.errors import UserError, raise_if_any
-from histocc.runtime.files import OwnFiles, checksum, is_same, opened, problems, save_path_problem
+from histocc.runtime.files import OwnFiles, is_same, problems, save_path_problem
 from histocc.runtime.rng import derived_seed
 from histocc.runtime.world import World
 from histocc.text import ASCII_LOWER, cleaner
@@ -64,9 +63,8 @@ def dataset_files(path: str) -> tuple[list[str], list[str]]:
     ends = (".csv", ".tsv", ".parquet")
     tables = [name for name in names if name.lower().endswith(ends) and name[0] != "."]
     files = [os.path.join(path, name) for name in tables]
-    if len(files) == 1:
-        return files, []
-    if [os.path.splitext(name)[0].lower() for name in tables] in (["train", "val"], ["train", "validation"]):
+    parts = [os.path.splitext(name)[0].lower() for name in tables]
+    if len(files) == 1 or parts in (["train", "val"], ["train", "validation"]):
         return files[:1], files[1:]
     raise UserError(
         f"{path}: is a folder with {len(tables)} tables ({', '.join(tables[:5]) or 'none'}): finetune.py"
@@ -168,8 +166,7 @@ def prepare_data(
 
     settings, folder = world.run_on_main(prepare)
     data = preparing.on_every_node(settings, args.save_path, folder, world, world.give_up_if_asked)
-    for line in report_lines(data.report):
-        world.print(line)
+    world.print("\n".join(report_lines(data.report)))
     return with_columns(args, settings), settings, data
 
 
@@ -235,7 +232,7 @@ def auto_size(args: JobConfig, world: World) -> str:
     if world.device.type == "cuda" or args.ngrams == NONE or args.freeze_encoder:
         return "base"
     world.print("--model-size auto: ngrams, since there is no GPU; tiny has an encoder, too")
-    return NGRAMS_ALONE
+    return NGRAMS
 
 
 def freeze_unseen_characters(
@@ -255,7 +252,7 @@ def new_config(args: JobConfig, first: dict | None) -> dict:
     size, named = args.model_size, args.initial_checkpoint
     if first is None:
         encoder = model_config(size or "base", **dropouts).to_dict()
-        if size == NGRAMS_ALONE:
+        if size == NGRAMS:
             encoder["encoder"] = False
     else:
         encoder = {**first["config"], **dropouts}
@@ -264,17 +261,13 @@ def new_config(args: JobConfig, first: dict | None) -> dict:
         if size and not models.has_size(encoder, size):
             sizes = f"width {encoder['hidden_size']}, {encoder['num_hidden_layers']} layers"
             raise UserError(f"--model-size {size}: the checkpoint {named} has another size ({sizes})")
-    start = {"memory_mask": True, "target_mask": True, "decoder_dim_feedforward": encoder["hidden_size"]}
-    if first is not None and not args.only_encoder:
-        start = {name: first["config"][name] for name in start}
-    config = {**encoder, **start, "max_len": args.max_len}
-    if args.decoder_dim_feedforward is not None:
-        config["decoder_dim_feedforward"] = args.decoder_dim_feedforward
-    if args.memory_mask is not None:
-        config["memory_mask"] = args.memory_mask
-    if args.published_target_mask:
-        config["target_mask"] = False
-    return config
+    config = {**encoder, "max_len": args.max_len}
+    if first is None or args.only_encoder:  # its decoder is new
+        config |= {"memory_mask": True, "target_mask": True}
+        config["decoder_dim_feedforward"] = config["hidden_size"]
+    asked = {name: getattr(args, name) for name in ("decoder_dim_feedforward", "memory_mask")}
+    asked["target_mask"] = False if args.published_target_mask else None
+    return config | {name: value for name, value in asked.items() if value is not None}
 
 
 def start_at_frequencies(model: Seq2SeqMixerOccCANINE, data: PreparedData) -> None:
@@ -298,12 +291,11 @@ def fast_parameters(
     decoder and its n-grams, or n-grams alone that are added to trained weights. args are decided.
     """
     ngrams, added = model.ngrams, False
-    own = list(ngrams.parameters()) if ngrams else []
     if resumed:
         with checkpoint.reading(resumed["path"]):
             groups, rates = resumed["optimizer"]["param_groups"], resumed["scheduler"]["base_lrs"]
             factor = rates[-1] / rates[0]
-            added = len(groups) == 2 and len(groups[1]["params"]) == len(own)
+            added = ngrams is not None and len(groups[-1]["params"]) == len([*ngrams.parameters()])
     elif ngrams and is_fitted(args):  # they are fitted
         factor = FITTED_LINEAR_LR_FACTOR
     else:
@@ -332,13 +324,10 @@ def new_ngrams(
         return held, None
     if asked == NONE or asked == AUTO and first is not None:
         return None, None
-    most = 1 << (MAX_AUTO_BITS if asked == AUTO else int(asked))
-    counted = world.run_on_main(
-        lambda: ngram_fit.count_ngrams(data, args.max_len, most, world.give_up_if_asked)
-    )
-    rows = len(counted[0])
-    found = {"rows": rows, "width": NGRAM_WIDTH, "patterns": list(PATTERNS), "answers": False}
-    return (found if rows else None), counted
+    most, check = 1 << (MAX_AUTO_BITS if asked == AUTO else int(asked)), world.give_up_if_asked
+    counted = world.run_on_main(lambda: ngram_fit.count_ngrams(data, args.max_len, most, check))
+    sizes = {"rows": len(counted[0]), "width": NGRAM_WIDTH}
+    return {**sizes, "patterns": list(PATTERNS), "answers": False}, counted
 
 
 # ---- rows and their loss
@@ -349,9 +338,8 @@ def make_rows(
 ) -> tuple[TextRows, TextRows | None]:
     """Rows for training, with noise and descriptions, and for validation, if any. Raises UserError."""
     max_len, seed = config["max_len"], args.seed
-    encoding = RowEncoding(
-        formatter, max_len, None if config["memory_mask"] else max_len, args.empty_blocks == "first"
-    )
+    width = None if config["memory_mask"] else max_len
+    encoding = RowEncoding(formatter, max_len, width, args.empty_blocks == "first")
     words = read_words(args.fn_word_freq or os.path.join(data.folder, "words.csv"))
     texts = [cleaner(data.clean_text)(word) for word in words]
     kept = [i for i, word in enumerate(texts) if word.strip()]
@@ -415,13 +403,3 @@ def checkpoint_entries(
         "hisco_numbers": data.hisco_numbers,
         **found,
     }
-
-
-def checksums_of_files(args: JobConfig) -> dict[str, int]:
-    """Of the files beside the rows that decide the result, by flag. Raises UserError."""
-    found = {}
-    for dest in ("fn_word_freq", "descriptions_file"):
-        if path := getattr(args, dest):
-            with opened(path):  # a regular file that can be read
-                found[dest] = checksum(path)
-    return found

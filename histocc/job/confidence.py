@@ -77,16 +77,10 @@ def fit(
     batch_size: int,
     precision: Precision,
 ) -> dict | None:
-    """Fits a model's confidence on rows of MIN_TEXTS distinct texts or more: those of MAX_TEXTS texts, at
-    most MAX_ROWS, spread over the file. All ranks. Raises Stopped on all if the run was asked to stop.
-
-    Args:
-        name: of the model, for what is said.
-        loaded: the model, on its device.
-        rows: of `data`, whose codes are the model's.
-
-    Returns:
-        The entry of a checkpoint on rank 0, {} on the others; None on all if there are too few texts.
+    """Fits the confidence of a model (`name`: what it is called in what is said), on its device, on rows of
+    `data`, whose codes are the model's: those of MAX_TEXTS texts, at most MAX_ROWS, spread over the file. All
+    ranks. Returns the entry of a checkpoint on rank 0, {} on the others; None on all if there are fewer than
+    MIN_TEXTS distinct texts. Raises Stopped on all if the run was asked to stop.
     """
     text_hash = np.asarray(rows.text_hash)
     distinct = np.unique(text_hash)
@@ -167,9 +161,7 @@ def steps_without(files: list[str], data: PreparedData) -> dict[int, list[str]]:
     weights. Links, and what is no checkpoint on these data, are others' and stay as they are. Rank 0 only.
     """
     found: dict[int, list[str]] = {}
-    for file in files:
-        if os.path.islink(file) or not os.path.isfile(file):
-            continue
+    for file in [file for file in files if not os.path.islink(file)]:
         with contextlib.suppress(UserError):
             state = checkpoint.load(file)
             is_own = state.get("position", {}).get("fingerprint") == data.fingerprint

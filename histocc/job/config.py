@@ -260,15 +260,16 @@ PART_OF = {"linear_loss": "linear_decoder.", "block_loss": "decoder."}  # of the
 
 def decide(args: JobConfig, trained: dict | None = None, first: dict | None = None) -> JobConfig:
     """Arguments without a None among CHOICES: those of `trained`, the checkpoint that is resumed or
-    validated; else of a part that is in `first`, the initial weights; else of a start from scratch.
+    validated; else of a part that is in `first`, the initial weights; else of a start from scratch. N-grams
+    alone that are fitted have no epochs, unless --max-steps asks for steps.
     """
-    epochs = epochs_of(args, (trained or {}).get("args"))
+    saved = (trained or {}).get("args")  # published weights have none
+    fitted = args.model_size == NGRAMS and is_fitted(args) if saved is None else saved.get("num_epochs") == 0
+    decided: dict[str, Any] = {"num_epochs": 0 if fitted and not args.max_steps else args.num_epochs}
     if trained is not None:
-        saved = trained.get("args", {})  # published weights have none
-        usual = {name: saved.get(name, usual) for name, (_, usual) in CHOICES.items()}
-        return args.decide(num_epochs=epochs, **usual)
+        decided |= {name: (saved or {}).get(name, usual) for name, (_, usual) in CHOICES.items()}
+        return args.decide(**decided)
     weights = () if first is None or args.only_encoder else first["model"]
-    decided: dict[str, Any] = {"num_epochs": epochs}
     for name, (scratch, usual) in CHOICES.items():
         part = PART_OF.get(name)
         if getattr(args, name) is not None:
@@ -287,16 +288,6 @@ def is_fitted(args: JobConfig) -> bool:
     return args.ngram_passes != 0 and not args.initial_checkpoint
 
 
-def epochs_of(args: JobConfig, saved: dict[str, Any] | None) -> int:
-    """--num-epochs; 0 for n-grams alone that are fitted, unless --max-steps asks for steps. saved: those of
-    the run that is resumed.
-    """
-    has_none = (
-        args.model_size == NGRAMS and is_fitted(args) if saved is None else saved.get("num_epochs") == 0
-    )
-    return 0 if has_none and not args.max_steps else args.num_epochs
-
-
 def of_run(state: dict) -> dict[str, Any]:
     """What the checkpoint of a run keeps elsewhere than in its arguments, by flag."""
     config = state["config"]
@@ -306,5 +297,4 @@ def of_run(state: dict) -> dict[str, Any]:
 
 def refuse_other_arguments(args: JobConfig, state: dict) -> None:
     """Raises UserError if a run is to be resumed with other arguments than those that decide its result."""
-    args = args.decide(num_epochs=epochs_of(args, state["args"]))
     script.refuse_other_arguments(args, state, [], of_run(state))

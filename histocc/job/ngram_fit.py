@@ -148,15 +148,6 @@ class FitRows(Rows):
     def lengths(self, numbers: np.ndarray) -> np.ndarray:
         return self.rows.lengths(numbers)
 
-    def matrix(self, columns: int) -> Tensor:
-        """The n-grams of all texts, sparse [N, columns], each row of length 1."""
-        row = np.repeat(np.arange(len(self)), np.diff(self.offsets))
-        length = np.sqrt(np.bincount(row, self.weights**2, minlength=len(self))).clip(min=1e-6)
-        index = torch.from_numpy(np.stack([row, self.found]))
-        weights = torch.from_numpy(self.weights / length[row]).to(self.dtype)
-        size = len(self), columns
-        return torch.sparse_coo_tensor(index, weights, size, check_invariants=False).coalesce()
-
     def batch(self, numbers: np.ndarray, epoch: int) -> dict[str, Tensor]:
         begins = self.offsets[numbers]
         sizes = self.offsets[numbers + 1] - begins
@@ -203,22 +194,16 @@ def both_losses(model: Seq2SeqMixerOccCANINE, loss_fn: LossMixer, batch: dict) -
 
 @dataclass(frozen=True)
 class Part:
-    """How a part of the fit goes.
-
-    Args:
-        losses: of (model, loss_fn, batch), [B].
-        passes: over the rows, at most; --ngram-passes says otherwise of the last part.
-        max_rows: that these go over together, at most.
-        rates, rates_of_many: peak learning rates of the n-grams, of the linear decoder, and of the other one
-            (0: stays as it is), for fewer than MANY_ROWS rows, and for MANY_ROWS or more.
+    """How a part of the fit goes. Its rates are the peaks of the n-grams, of the linear decoder, and of the
+    other one (0: stays as it is).
     """
 
     name: str
-    losses: Callable[[Seq2SeqMixerOccCANINE, LossMixer, dict], Tensor]
-    passes: int
-    max_rows: int
+    losses: Callable[[Seq2SeqMixerOccCANINE, LossMixer, dict], Tensor]  # of (model, loss_fn, batch), [B]
+    passes: int  # over the rows, at most; --ngram-passes says otherwise of the last part
+    max_rows: int  # that these go over together, at most
     batch_size: int
-    rates: tuple[float, float, float]
+    rates: tuple[float, float, float]  # for fewer than MANY_ROWS rows
     rates_of_many: tuple[float, float, float]
 
 
@@ -295,7 +280,11 @@ def ridge_answers(rows: FitRows, codes: np.ndarray, ngrams: int, classes: int) -
     """Weights [ngrams, classes] of ridge regression, solved in its dual, in time N³: of each code, 0 or 1 by
     the codes int [N, codes of a row] (−1 for none), on the n-grams of each text.
     """
-    texts = rows.matrix(ngrams)
+    row = np.repeat(np.arange(len(rows)), np.diff(rows.offsets))
+    length = np.sqrt(np.bincount(row, rows.weights**2, minlength=len(rows))).clip(min=1e-6)
+    index = torch.from_numpy(np.stack([row, rows.found]))
+    weights = torch.from_numpy(rows.weights / length[row]).to(rows.dtype)  # so each text has length 1
+    texts = torch.sparse_coo_tensor(index, weights, (len(rows), ngrams), check_invariants=False).coalesce()
     target = multi_hot(torch.from_numpy(codes), classes, texts.dtype)
     kernel = torch.empty(len(rows), len(rows), dtype=texts.dtype)
     for part in torch.arange(len(rows)).split(512):
@@ -317,15 +306,9 @@ def fit(
     model: Seq2SeqMixerOccCANINE,
 ) -> None:
     """Trains the n-grams of `model`, its seq2seq decoder and the bias of its linear decoder on the distinct
-    training rows, without the encoder, in place; few rows also give the n-grams their `answers`. A fit that
-    was interrupted is continued. All ranks.
-
-    Args:
-        rows_of: rows as they are trained on, without noise.
-        model: on the device of `world`.
-
-    Raises:
-        Stopped: on all ranks alike, if the run was asked to stop; what is done is kept.
+    training rows, without the encoder, in place; few rows also give the n-grams their `answers`. rows_of:
+    rows as they are trained on, without noise. A fit that was interrupted is continued. All ranks. Raises
+    Stopped on all if the run was asked to stop; what is done is kept.
     """
     began, ngrams, own = time.perf_counter(), model.ngrams, OwnFiles(args.save_path, args.overwrite)
     assert ngrams is not None
@@ -333,15 +316,14 @@ def fit(
     seed, distinct = derived_seed(args.seed, NGRAMS), DistinctRows(data.train)
     model.eval()  # all n-grams of the texts
     rows = FitRows(rows_of(distinct), distinct.weight, ngrams, model.memory_mask, seed)
-    interrupted = _interrupted(args, own, data.fingerprint, world)
+    interrupted = world.run_on_main(lambda: _interrupted(args, own, data.fingerprint, world))
     if interrupted is not None:
         model.load_state_dict(interrupted["model"], strict=False)
         world.print(f"The fit continues: {PARTS[interrupted['part']].name}, step {interrupted['step']:,}")
     model.train()
     ngrams.table.sparse = world.device.type == "cpu"  # NCCL sums no sparse gradients
-    for number, part in enumerate(PARTS):
-        if interrupted is not None and number != interrupted["part"]:
-            continue
+    first = interrupted["part"] if interrupted else 0
+    for number, part in enumerate(PARTS[first:], first):
         batch_size = min(part.batch_size, max(MIN_BATCH, len(rows) // MIN_STEPS))
         fitted, plan = Fitted(part, len(rows), model, loss_fn), BatchPlan(len(rows), batch_size, world.size)
         optimizer, state = fitted.optimizer(), loop.State()
@@ -388,10 +370,8 @@ def fit(
         if state.stopped:
             raise Stopped
     ngrams.table.sparse = False
-    model.zero_grad(set_to_none=True)
-    size, has_encoder = len(ngrams.idf) * len(data.codes), not isinstance(model.encoder, NoEncoder)
-    if len(rows) <= FEW_ROWS and size <= MAX_ANSWERS and not has_encoder and data.train.teacher is None:
-        sizes = len(ngrams.idf), len(data.codes)
+    sizes, few = (len(ngrams.idf), len(data.codes)), len(rows) <= FEW_ROWS and data.train.teacher is None
+    if few and math.prod(sizes) <= MAX_ANSWERS and isinstance(model.encoder, NoEncoder):
         answers = world.run_on_main(lambda: ridge_answers(rows, distinct.codes, *sizes))
         with torch.no_grad():  # the mean of both logits
             ngrams.answers = answers.to(ngrams.idf) * (SHARPNESS / 2)
@@ -401,20 +381,12 @@ def fit(
 
 
 def _interrupted(args: JobConfig, own: OwnFiles, fingerprint: str, world: World) -> dict[str, Any] | None:
-    """What `fit` has kept of a fit with these arguments to these data, the same on all ranks. All ranks."""
-    state: dict[str, Any] | None = None
-
-    def read() -> None:
-        nonlocal state
-        if FILE not in own.names or not os.path.isfile(own.path(FILE)):
-            return
-        try:
-            kept = checkpoint.load(own.path(FILE))
-        except UserError as error:
-            return world.print(f"Note: the fit starts over: {error}")
-        is_same = kept["fingerprint"] == fingerprint and kept["args"]["ngram_passes"] == args.ngram_passes
-        if is_same and not differing(type(args), args.values(), kept["args"]):
-            state = kept
-
-    world.run_on_main(read)
-    return world.broadcast(state, 0)
+    """What `fit` has kept of a fit with these arguments to these data. Rank 0 only."""
+    if FILE not in own.names or not os.path.isfile(own.path(FILE)):
+        return None
+    try:
+        kept = checkpoint.load(own.path(FILE))
+    except UserError as error:
+        return world.print(f"Note: the fit starts over: {error}")
+    is_same = kept["fingerprint"] == fingerprint and kept["args"]["ngram_passes"] == args.ngram_passes
+    return kept if is_same and not differing(type(args), args.values(), kept["args"]) else None

@@ -180,14 +180,12 @@ def with_teacher(args: JobConfig, read: PrepareSettings, world: World, data: Pre
             with atomic_write(path) as file:
                 np.save(file, answers)
 
-    def ask() -> dict:
-        return _ask(Teacher(Coder.load(file, world), data.codes, formatter), questions, path, world)
-
     if lacking():
         world.print(f"Teacher: {file}, asked for the texts of {rows:,} rows")
         world.run_on_main(begin)
         first_node = [rank for rank, leader in enumerate(of_node) if leader == 0]
-        facts = world.run_on(first_node if world.device.type != "cpu" else [0], ask)[0]
+        asking = first_node if world.device.type != "cpu" else [0]
+        facts = world.run_on(asking, lambda: _ask(file, formatter, questions, path, world))[0]
         world.run_on_main(lambda: _build(folder, questions, np.load(path), facts))
         if others := lacking():
             answers = world.broadcast(np.load(path) if world.is_main else None, 0)
@@ -210,10 +208,11 @@ def _file_and_key(args: JobConfig, questions: Questions, record: np.dtype) -> tu
     return file, hashlib.blake2b(json.dumps(parts).encode(), digest_size=8).hexdigest()
 
 
-def _ask(teacher: Teacher, questions: Questions, path: str, world: World) -> dict:
+def _ask(file: str, formatter: BlockyFormatter, questions: Questions, path: str, world: World) -> dict:
     """Answers what is not answered yet: the GPUs of a node, or on CPUs rank 0 with a process for each core.
     Returns what a report says of the teacher.
     """
+    teacher = Teacher(Coder.load(file, world), questions.data.codes, formatter)
     with checkpoint.reading(path):
         answers = np.load(path, mmap_mode="r+")
     pieces = [questions.order[i : i + PIECE] for i in range(0, len(questions.order), PIECE)]
@@ -276,28 +275,27 @@ def _build(folder: str, questions: Questions, answers: np.ndarray, facts: dict) 
             shutil.copyfile(os.path.join(data.folder, name), os.path.join(new, name))
         val = widened(data.val.codes)
         val.tofile(os.path.join(new, "val.codes"))
-        columns: dict[str, list[np.ndarray]] = {name: [] for name in (*ARRAYS, "lengths", TEACHER)}
-        of_sets = np.split(answers, [len(data.train)])
-        for (rows, numbers, names), teacher in zip(questions.sets, of_sets):
+        parts: list[dict[str, np.ndarray]] = []
+        for (rows, numbers, names), teacher in zip(questions.sets, np.split(answers, [len(data.train)])):
             codes = widened(rows.codes[numbers])
             teacher["labelled"] = codes[:, 0] >= 0
             codes[~teacher["labelled"]] = teacher["written"][~teacher["labelled"]]
             kept = np.flatnonzero(teacher["labelled"] | (teacher["codes"][:, 0] >= 0))
             numbers = numbers[kept]
-            for name, values in {
+            part = {
                 "chars": rows.texts(numbers)[0],
-                "lengths": rows.lengths(numbers),
+                "offsets": rows.lengths(numbers),
                 "language": names[np.asarray(rows.language)[numbers]],
                 "codes": codes[kept],
                 "text_hash": rows.text_hash[numbers],
                 TEACHER: teacher[kept],
-            }.items():
-                columns[name].append(values)
-        columns["offsets"] = [np.zeros(1, np.int64), np.cumsum(np.concatenate(columns.pop("lengths")))]
-        for name, parts in columns.items():
-            values = np.concatenate(parts)
+            }
+            parts.append(part)
+        columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+        columns["offsets"] = np.append(0, np.cumsum(columns["offsets"]))
+        for name, values in columns.items():
             values.astype(ARRAYS.get(name, values.dtype)).tofile(os.path.join(new, f"train.{name}"))
-        codes = np.concatenate(columns["codes"])
+        codes = columns["codes"]
         per_row = np.bincount((np.concatenate([codes, val]) >= 0).sum(1))
         counts = {str(n): int(count) for n, count in enumerate(per_row) if count}
         report = {"unknown_codes": facts["unknown"], "notes": _notes(questions, answers, facts)}
@@ -305,10 +303,9 @@ def _build(folder: str, questions: Questions, answers: np.ndarray, facts: dict) 
         with open(os.path.join(new, "data_report.json"), "w", encoding="utf-8") as file:
             json.dump(whole, file, indent=1, ensure_ascii=False)
         alphabet = {*data.alphabet, *(questions.unlabelled.alphabet if questions.unlabelled else ())}
-        content = {name: value for name, value in read_meta(data.folder).items() if name != "checksums"}
-        content |= {"fingerprint": os.path.basename(folder), "languages": questions.languages}
-        content |= {"alphabet": sorted(alphabet), "max_codes": room, "report": whole}
-        write_last(new, content)
+        changed = {"fingerprint": os.path.basename(folder), "languages": questions.languages}
+        changed |= {"alphabet": sorted(alphabet), "max_codes": room, "report": whole}
+        write_last(new, read_meta(data.folder) | changed)
 
     preparing.build_folder(*os.path.split(folder), fill)
 

@@ -23,7 +23,7 @@ from histocc.model.mixer import Seq2SeqMixerOccCANINE
 from histocc.published import formats, models
 from histocc.runtime.config import differing
 from histocc.runtime.errors import UserError
-from histocc.runtime.files import OwnFiles
+from histocc.runtime.files import OwnFiles, checksum
 from histocc.runtime.world import World
 from histocc.text import AS_IS
 from histocc.trainer import loop, script
@@ -58,6 +58,7 @@ def train(args: JobConfig, settings: PrepareSettings, world: World, data: Prepar
         entries = build.checkpoint_entries(args, formatter, data, config)
         task = engine.MixerTask(loss_fn, formatter, model=model, at_most=Thresholds.of(entries).at_most)
         fast = build.fast_parameters(args, model, resumed)
+        beside = ("fn_word_freq", "descriptions_file")  # flags of files that decide the result, too
         training = script.Training(
             model,
             task,
@@ -65,7 +66,7 @@ def train(args: JobConfig, settings: PrepareSettings, world: World, data: Prepar
             val_rows,
             entries=entries,
             fingerprint=data.fingerprint,
-            files=build.checksums_of_files(args),
+            files={name: checksum(path) for name in beside if (path := getattr(args, name))},
             fast=fast,
             about=about(args, settings, data, model),
             about_rate=about_rate(*fast),
