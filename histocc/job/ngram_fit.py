@@ -370,6 +370,7 @@ def fit(
         if state.stopped:
             raise Stopped
     ngrams.table.sparse = False
+    # not beside an encoder, which would have nothing left to learn, nor of a teacher's answers as if certain
     sizes, few = (len(ngrams.idf), len(data.codes)), len(rows) <= FEW_ROWS and data.train.teacher is None
     if few and math.prod(sizes) <= MAX_ANSWERS and isinstance(model.encoder, NoEncoder):
         answers = world.run_on_main(lambda: ridge_answers(rows, distinct.codes, *sizes))

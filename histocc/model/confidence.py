@@ -156,7 +156,8 @@ class Confidence(NamedTuple):
             unknown = "the model does not say how often each of its decoders is right"
             return "flat" if has_ngrams and kind == "mixer" else "greedy", unknown
         first = max(self.accuracy, key=lambda name: (self.accuracy[name], name == "flat"))
-        best, shares = self.best or first, ", ".join(f"{x} {share:.1%}" for x, share in self.accuracy.items())
+        best = self.best if self.best in self.accuracy else first
+        shares = ", ".join(f"{name} {share:.1%}" for name, share in self.accuracy.items())
         chance = f"; {best}, the fastest, is behind by what chance may do" * (best != first)
         return best, f"whole sets of codes right on {self.texts:,} texts: {shares}{chance}"
 
