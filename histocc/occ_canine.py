@@ -199,7 +199,7 @@ class OccCANINE:
                 output, one column per number.
             threshold: probability above which a code of flat, both or full counts, one number or by language;
                 None for the model's own.
-            behavior: "good" (greedy) or "fast" (flat); None for the model's best on its validation texts.
+            behavior: "good" (greedy) or "fast" (flat); None for what `auto` takes.
             prediction_type: a decoder, whatever the behavior: greedy, flat, both, topk, full; or greedy-topk:
                 topk with k_pred rows per text and a column top-k-pos.
             order_invariant_conf: False: conf of greedy is the probability of the codes as they were written.

@@ -54,6 +54,11 @@ def test_several_problems_are_reported_together(tmp_path, data):
         assert said in output, said
 
 
+def test_missing_file_and_save_path_below_a_file(tmp_path):
+    said = refused(tmp_path, "--dataset", "none.csv", "--save-path", "/dev/null/run")
+    assert "none.csv: no such file" in said and "/dev/null is not a folder" in said
+
+
 @pytest.mark.parametrize(
     "flags, said",
     [
@@ -64,8 +69,6 @@ def test_several_problems_are_reported_together(tmp_path, data):
         ("--initial-checkpoint /nowhere", "/nowhere: no checkpoint there"),
         ("--eval-only", "no checkpoint there"),
         ("--distributed", "torchrun --nproc-per-node=2 finetune.py --distributed"),
-        ("--dataset none.csv", "none.csv: no such file"),
-        ("--save-path /dev/null/run", "/dev/null is not a folder"),
         ("--dry-run --target-cols nothing", "no column 'nothing'"),
         ("--dry-run --eval-only", "--dry-run and --eval-only are mutually exclusive"),
         ("--include-descriptions", "--include-descriptions needs --descriptions-file"),

@@ -400,14 +400,16 @@ def test_few_rows_have_the_mean_with_ridge_regression(table, tmp_path, monkeypat
     lines, twice = open(table[0], encoding="utf-8").readlines(), tmp_path / "twice.csv"
     twice.write_text("".join(lines + lines[1:30]), encoding="utf-8")
     flags, logits = [*alone((twice, table[1]), tmp_path), "--float64"], []
-    for few in (0, 96):
+    for few, most in ((0, 1 << 25), (96, 1000), (96, 1 << 25)):
         monkeypatch.setattr(ngram_fit, "FEW_ROWS", few)
-        model, config, data, _ = prepared(flags, tmp_path / str(few))
+        monkeypatch.setattr(ngram_fit, "MAX_ANSWERS", most)
+        model, config, data, said = prepared(flags, tmp_path / f"{few}-{most}")
         distinct = ngram_fit.DistinctRows(data.train)
         rows, counts = distinct.index, torch.from_numpy(distinct.weight)[:, None].double()
         texts, languages = data.train.strings(rows), [data.languages[i] for i in data.train.language[rows]]
         ids, mask = map(torch.from_numpy, encode(texts, languages))
-        assert config["ngrams"]["answers"] == (few > 0)
+        is_answered = few > 0 and most > 1000
+        assert config["ngrams"]["answers"] == is_answered == ("answers of ridge regression" in said)
         with torch.no_grad():
             logits.append(model.eval().classify(model.encode_text(ids, mask)))
     found, weight, _ = model.ngrams.weighted(ids)
@@ -420,8 +422,9 @@ def test_few_rows_have_the_mean_with_ridge_regression(table, tmp_path, monkeypat
     )
     left = of_text.T @ (counts * of_text) + ngram_fit.RIDGE * torch.eye(of_text.shape[1])
     regression = of_text @ torch.linalg.solve(left, of_text.T @ (counts * codes))
+    assert torch.equal(logits[0], logits[1])
     expected = logits[0] / 2 + ngram_fit.SHARPNESS / 2 * (regression - ngram_fit.MIDDLE)
-    assert torch.allclose(logits[1], expected, rtol=0, atol=1e-6) and regression.max() > 0.8
+    assert torch.allclose(logits[2], expected, rtol=0, atol=1e-6) and regression.max() > 0.8
 
 
 def test_it_starts_other_runs_and_is_exported(table, tmp_path):

@@ -123,10 +123,11 @@ def test_decisions_are_on_disk_when_the_next_text_comes_and_outlast_a_kill(folde
         server.kill()
     content = (folder / "decided.csv").read_bytes()
     assert content.endswith(b"\n")
-    (folder / "decided.csv").write_bytes(content[:-1])  # as some editors save it
-    with Serving(folder) as server:
-        assert server.ask()["decided"] == 3
-    assert (folder / "decided.csv").read_bytes() == content
+    for before in (content, content[:-1]):  # some editors save it without its last line's end
+        (folder / "decided.csv").write_bytes(before)
+        with Serving(folder) as server:
+            assert server.ask()["decided"] == 3
+        assert (folder / "decided.csv").read_bytes() == content
     with open(folder / "decided.csv", "ab") as file:
         file.write(b"farmer,en,30,611")  # the machine went down in the middle of a line
     with Serving(folder) as server:

@@ -243,12 +243,15 @@ def test_resumed_to_the_bit(files, teacher, taught_run, tmp_path):
 
 @pytest.mark.full
 def test_what_the_teacher_says_changes_what_is_learned(files, teacher, taught_run, tmp_path):
-    """Also what n-grams are fitted to."""
+    """Also what n-grams are fitted to, which regression on its answers as if certain would overrule."""
     more = ["--distillation-weight", "0.9", "--ngrams", "auto", "--ngram-passes", "2"]
     said = run("train_mixer.py", *student(files, tmp_path / "run", teacher, *more))
     assert "Fitted in" in said and taught_data(tmp_path / "run").train.teacher is not None
     losses = [read_logs(folder)[-1]["train_loss_linear"] for folder in (tmp_path / "run", taught_run[0])]
     assert abs(losses[0] - losses[1]) > 1e-3 * losses[1]
+    alone = student(files, tmp_path / "alone", teacher, "--ngrams", "auto", "--model-size", "ngrams")
+    said = run("train_mixer.py", *alone)
+    assert "Fitted in" in said and "ridge regression" not in said
 
 
 def test_answers_that_are_there_are_not_asked_for_again(files, teacher, tmp_path, monkeypatch):

@@ -378,7 +378,8 @@ def fit(
             ngrams.answers = answers.to(ngrams.idf) * (SHARPNESS / 2)
             ngrams.linear.weight.div_(2)
             model.linear_decoder.bias.sub_(SHARPNESS * MIDDLE).div_(2)
-    world.print(f"Fitted in {time.perf_counter() - began:.1f} s")
+    answers = ", with answers of ridge regression" * (ngrams.answers is not None)
+    world.print(f"Fitted in {time.perf_counter() - began:.1f} s{answers}")
 
 
 def _interrupted(args: JobConfig, own: OwnFiles, fingerprint: str, world: World) -> dict[str, Any] | None:

@@ -291,11 +291,11 @@ def _build(folder: str, questions: Questions, answers: np.ndarray, facts: dict) 
                 TEACHER: teacher[kept],
             }
             parts.append(part)
-        columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-        columns["offsets"] = np.append(0, np.cumsum(columns["offsets"]))
-        for name, values in columns.items():
+        for name in parts[0]:
+            values = np.concatenate([part[name] for part in parts])
+            values = np.append(0, np.cumsum(values)) if name == "offsets" else values
             values.astype(ARRAYS.get(name, values.dtype)).tofile(os.path.join(new, f"train.{name}"))
-        codes = columns["codes"]
+        codes = np.concatenate([part["codes"] for part in parts])
         per_row = np.bincount((np.concatenate([codes, val]) >= 0).sum(1))
         counts = {str(n): int(count) for n, count in enumerate(per_row) if count}
         report = {"unknown_codes": facts["unknown"], "notes": _notes(questions, answers, facts)}

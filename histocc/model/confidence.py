@@ -121,7 +121,7 @@ class Confidence(NamedTuple):
         for rows in ([[0.0] * 4, *maps.values()], [[0.0] * 3, *points], [*accuracy.values()]):
             if not np.isfinite(np.array(rows, dtype=np.float64)).all():
                 raise ValueError("confidence: found numbers that are not finite")
-        return cls(int(held.get("texts", 0)), maps, curves, accuracy, held.get("best", ""))
+        return cls(int(held.get("texts", 0)), maps, curves, accuracy, str(held.get("best", "")))
 
     def mapped(self, decoder: str, probs: Tensor, several: Tensor | float = 0.0) -> Tensor:
         """How often answers are right to which a decoder (of MAPS, or OUTPUT) gives `probs`, of their shape;

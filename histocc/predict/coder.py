@@ -29,7 +29,8 @@ from histocc.runtime.world import World
 from histocc.text import UNKNOWN_LANGUAGE, cleaner, encode
 
 DECODERS = {
-    "auto": "that of greedy, flat and both which was right most often on the validation texts",
+    "auto": "that of greedy, flat and both which was right most often on the validation texts; flat, the"
+    " fastest, unless another is ahead by more than chance",
     "greedy": "writes the codes digit by digit",
     "flat": "the linear decoder's codes above --threshold: fast",
     "both": "as many as flat, of the linear decoder's 20 best, which both decoders rank: fast enough",
