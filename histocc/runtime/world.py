@@ -232,14 +232,14 @@ class World:
                     raise
                 kind = UserError if isinstance(known, UserError) else TrainingError
                 ended = (kind, str(known))
-        ends: list[Any] = [None] * self.size
-        dist.all_gather_object(ends, ended, group=self.patient)
+        outcomes: list[Any] = [None] * self.size
+        dist.all_gather_object(outcomes, (ended, result), group=self.patient)
         signals.set_timer()
-        for ended in ends:
+        for ended, _ in outcomes:
             if ended is not None:
                 kind, message = ended
                 raise kind(message)
-        return [self.broadcast(result, leader) for leader in leaders]
+        return [outcomes[leader][1] for leader in leaders]
 
     def give_up_if_asked(self) -> None:
         """Raises Stopped if this process was asked to stop: for who works in `run_on`."""
