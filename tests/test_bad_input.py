@@ -55,8 +55,9 @@ def test_several_problems_are_reported_together(tmp_path, data):
 
 
 def test_missing_file_and_save_path_below_a_file(tmp_path):
-    said = refused(tmp_path, "--dataset", "none.csv", "--save-path", "/dev/null/run")
-    assert "none.csv: no such file" in said and "/dev/null is not a folder" in said
+    (tmp_path / "file").write_text("")
+    output = refused(tmp_path, "--dataset", tmp_path / "none.csv", "--save-path", tmp_path / "file" / "run")
+    assert "none.csv: no such file" in output and f"{tmp_path / 'file'} is not a folder" in output
 
 
 @pytest.mark.parametrize(

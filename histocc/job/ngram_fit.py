@@ -370,16 +370,17 @@ def fit(
         if state.stopped:
             raise Stopped
     ngrams.table.sparse = False
+    sizes = len(ngrams.idf), len(data.codes)
+    are_few = len(rows) <= FEW_ROWS and math.prod(sizes) <= MAX_ANSWERS
     # not beside an encoder, which would have nothing left to learn, nor of a teacher's answers as if certain
-    sizes, few = (len(ngrams.idf), len(data.codes)), len(rows) <= FEW_ROWS and data.train.teacher is None
-    if few and math.prod(sizes) <= MAX_ANSWERS and isinstance(model.encoder, NoEncoder):
+    if are_few and isinstance(model.encoder, NoEncoder) and data.train.teacher is None:
         answers = world.run_on_main(lambda: ridge_answers(rows, distinct.codes, *sizes))
         with torch.no_grad():  # the mean of both logits
             ngrams.answers = answers.to(ngrams.idf) * (SHARPNESS / 2)
             ngrams.linear.weight.div_(2)
             model.linear_decoder.bias.sub_(SHARPNESS * MIDDLE).div_(2)
-    answers = ", with answers of ridge regression" * (ngrams.answers is not None)
-    world.print(f"Fitted in {time.perf_counter() - began:.1f} s{answers}")
+    also = ", with answers of ridge regression" * (ngrams.answers is not None)
+    world.print(f"Fitted in {time.perf_counter() - began:.1f} s{also}")
 
 
 def _interrupted(args: JobConfig, own: OwnFiles, fingerprint: str, world: World) -> dict[str, Any] | None:

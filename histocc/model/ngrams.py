@@ -176,7 +176,7 @@ class Ngrams(nn.Module):
         same = (word[:, :, None] == word[:, None]).to(vectors.dtype)  # [B, S, S]
         # sums of squares can be more than float16 holds
         with torch.autocast(same.device.type, enabled=False):
-            words = (same @ vectors) / (same @ squares).sqrt().clamp(min=1e-6)
+            words = _normalised(same @ vectors, same @ squares)
         return self._with_answers(vectors, squares, rows, weight), words
 
     def text(self, input_ids: Tensor) -> Tensor:
@@ -213,19 +213,18 @@ class Ngrams(nn.Module):
     def text_of(self, rows: Tensor, weight: Tensor) -> Tensor:
         """Vectors of texts [B, width], from the rows of their n-grams int64 [B, E] and their weights."""
         bag = torch.arange(len(rows), device=rows.device)[:, None].expand_as(rows)
-        vectors, squares = self._bags(rows, weight, bag, len(rows))
-        return vectors / squares.sqrt().clamp(min=1e-6)
+        return _normalised(*self._bags(rows, weight, bag, len(rows)))
 
     def _with_answers(self, vectors: Tensor, squares: Tensor, rows: Tensor, weight: Tensor) -> Tensor:
         """`text` for what `by_position` and `weighted` give."""
-        text = _normalised_sum(vectors, squares)
-        if self.answers is None:
-            return text
-        rows, weight = rows.flatten(1), weight.flatten(1)
-        at = weight.nonzero(as_tuple=True)
-        offsets = F.pad(torch.bincount(at[0], minlength=len(rows)).cumsum(0)[:-1], (1, 0))
-        answers = F.embedding_bag(rows[at], self.answers, offsets, mode="sum", per_sample_weights=weight[at])
-        return torch.cat([text, answers / squares.sum(1).sqrt().clamp(min=1e-6)], dim=1)
+        text = vectors.sum(1)
+        if self.answers is not None:
+            rows, weight = rows.flatten(1), weight.flatten(1)
+            at = weight.nonzero(as_tuple=True)
+            begins, used = _begins(at[0], len(rows)), weight[at]
+            answers = F.embedding_bag(rows[at], self.answers, begins, mode="sum", per_sample_weights=used)
+            text = torch.cat([text, answers], dim=1)
+        return _normalised(text, squares.sum(1))
 
     def by_word(
         self, rows: Tensor, weight: Tensor, word: Tensor, positions: Tensor
@@ -247,8 +246,8 @@ class Ngrams(nn.Module):
         bag = torch.arange(texts, device=rows.device)[:, None] * words + word
         vectors, squares = self._bags(rows, weight, bag, texts * words)
         vectors, squares = vectors.view(texts, words, -1), squares.view(texts, words, 1)
-        text = _normalised_sum(vectors, squares)
-        memory = self.word_to_memory(vectors / squares.sqrt().clamp(min=1e-6))
+        text = _normalised(vectors.sum(1), squares.sum(1))
+        memory = self.word_to_memory(_normalised(vectors, squares))
         memory = torch.cat([memory[:, :1] + self.text_to_memory(text)[:, None], memory], dim=1)
         return text, memory, F.pad(positions.log(), (1, 0))
 
@@ -260,14 +259,19 @@ class Ngrams(nn.Module):
         bag, used = bag[at], weight[at]
         # of the table only the rows that occur, so that a sparse gradient has each once
         distinct, row = rows[at].unique(return_inverse=True)
-        offsets = F.pad(torch.bincount(bag, minlength=count).cumsum(0)[:-1], (1, 0))
+        offsets = _begins(bag, count)
         vectors = F.embedding_bag(row, self.table(distinct), offsets, mode="sum", per_sample_weights=used)
         return vectors, used.new_zeros(count, 1).index_add(0, bag, used.square()[:, None])
 
 
-def _normalised_sum(vectors: Tensor, squares: Tensor) -> Tensor:
-    """Vectors of texts [B, width], from those of their parts [B, P, width] and squares of their weights."""
-    return vectors.sum(1) / squares.sum(1).sqrt().clamp(min=1e-6)
+def _normalised(vectors: Tensor, squares: Tensor) -> Tensor:
+    """Weighted sums [..., width] for weights of the length 1; squares: sums of their squares [..., 1]."""
+    return vectors / squares.sqrt().clamp(min=1e-6)
+
+
+def _begins(bag: Tensor, count: int) -> Tensor:
+    """Where each of `count` bags begins in int64 [E], which never falls: int64 [count]."""
+    return F.pad(torch.bincount(bag, minlength=count).cumsum(0)[:-1], (1, 0))
 
 
 class NoEncoder(nn.Module):

@@ -21,8 +21,12 @@ from histocc.text import LANGUAGES, TEXT_RULES
 Loaded = tuple[Seq2SeqMixerOccCANINE, BlockyFormatter, dict]
 # What a kind of model lacks: its tensors begin with this.
 LACKING = {"mixer": (), "seq2seq": ("linear_decoder.",), "flat": ("decoder.",)}
-OF_CODES = {"linear_decoder.weight": 0, "linear_decoder.bias": 0}  # their dimension of the codes
-OF_CODES |= {"ngrams.linear.weight": 0, "ngrams.answers": 1}
+OF_CODES = {  # their dimension of the codes
+    "linear_decoder.weight": 0,
+    "linear_decoder.bias": 0,
+    "ngrams.linear.weight": 0,
+    "ngrams.answers": 1,
+}
 OF_BLOCKS = ("kind", "block_size", "within_block_sep")  # of a formatter: how blocks are written
 
 
