@@ -18,7 +18,8 @@ from pathlib import Path
 
 REPO = Path(__file__).resolve().parent.parent
 FINETUNE, TRAIN_MIXER = REPO / "finetune.py", REPO / "train_mixer.py"
-TINY = ["--model-size", "tiny", "--device", "cpu", "--ngrams", "none"]
+DEFAULT = ["--model-size", "tiny", "--device", "cpu"]  # with n-grams, fitted before the first step
+TINY = [*DEFAULT, "--ngrams", "none"]
 TITLES = [
     ("farmer", "61110"),
     ("wine merchant", "41025"),

@@ -156,6 +156,7 @@ def ranks_do(work, size=2, minutes=0.2):
         os.environ |= {name: str(value) for name, value in place.items()} | {"MASTER_ADDR": "127.0.0.1"}
         torch.set_num_threads(1)
         world = init_world(device="cpu", timeout_minutes=minutes)
+        world.gather(None)  # all have joined: a rank that ends before would keep the others from it
         try:
             outcome = work(world)
         except BaseException as error:

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 from helpers import (
-    TINY,
+    DEFAULT,
     TRAIN_MIXER,
     command,
     environment,
@@ -28,7 +28,7 @@ from helpers import (
 
 pytestmark = pytest.mark.processes
 SPEEDS = ("samples_per_sec", "seconds_data", "model_flops_per_sec", "mfu")
-EXACT = ["--dropout", 0, "--encoder-dropout", 0, "--float64", "--log-interval", 1]
+EXACT = ["--dropout", 0, "--encoder-dropout", 0, "--ngram-dropout", 0, "--float64", "--log-interval", 1]
 SIGNALS = "--signals-to-handle=SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1"
 
 
@@ -42,7 +42,7 @@ class Job:
         if not val.exists():
             write_rows(train, 24)
             write_rows(val, 24, 500)
-        self.flags = ["--train-data", train, "--val-data", val, *TINY, "--language-col", "lang"]
+        self.flags = ["--train-data", train, "--val-data", val, *DEFAULT, "--language-col", "lang"]
         self.flags += ["--dropout", 0.1, "--num-epochs", epochs, "--global-batch-size", 4]
         self.flags += ["--log-interval", 3, "--eval-interval", 5, "--save-interval", 4]
         self.flags += ["--learning-rate", 1e-3, "--save-dir", folder, *flags]

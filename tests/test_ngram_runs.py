@@ -4,12 +4,24 @@ the bit, handed on, exported.
 
 import csv
 import json
+import shutil
 import time
 
 import numpy as np
 import pytest
 import torch
-from helpers import TINY, greatest_difference, read_logs, run, run_inside, start_forked, write_csv, write_rows
+from helpers import (
+    DEFAULT,
+    FINETUNE,
+    TRAIN_MIXER,
+    greatest_difference,
+    read_logs,
+    run,
+    run_inside,
+    start_forked,
+    write_csv,
+    write_rows,
+)
 from test_initial_weights import published  # noqa: F401
 
 import train_mixer
@@ -25,38 +37,8 @@ from histocc.runtime.world import World
 from histocc.text import encode
 
 pytestmark = pytest.mark.processes
-LOSSES = [f"{part}_loss{name}" for part in ("train", "val") for name in ("", "_linear", "_seq2seq")]
-FIGURES = ("seq_acc", "token_acc", "flat_acc", "samples", "lr", "epoch")
-WITH_NGRAMS = [*TINY, "--ngrams", "auto", "--ngram-passes", 4, "--language-col", "lang"]
+WITH_NGRAMS = [*DEFAULT, "--language-col", "lang"]
 NO_DROPOUT = ["--dropout", 0, "--encoder-dropout", 0, "--ngram-dropout", 0]
-# train_mixer.py that also writes down what each process starts from.
-SCRIPT = """
-import torch
-import train_mixer
-from dataclasses import replace
-from histocc.job import build, ngram_fit
-from histocc.runtime import signals
-
-def made(args, formatter, world, *rest, make=build.make_model):
-    folder = args.save_path
-    args, model, config = make(args, formatter, world, *rest)
-    torch.save(model.state_dict(), f"{folder}.first{world.rank}")
-    return args, model, config
-
-build.make_model = made
-linear, both = ngram_fit.PARTS
-ngram_fit.PARTS = replace(linear, passes=4, batch_size=8), replace(both, batch_size=8)  # rounding grows
-if __name__ == "__main__":
-    signals.start_listening()
-    train_mixer.main()
-"""
-
-
-@pytest.fixture(scope="module")
-def script(tmp_path_factory):
-    path = tmp_path_factory.mktemp("script") / "train.py"
-    path.write_text(SCRIPT)
-    return path
 
 
 @pytest.fixture(scope="module")
@@ -75,85 +57,34 @@ def load(path) -> dict:
     return torch.load(path, weights_only=True)
 
 
-@pytest.fixture(scope="module")
-def curves(files, script, tmp_path_factory):
-    """ "sharded" trains in two processes with FSDP and ends in one."""
-    folder = tmp_path_factory.mktemp("curves")
-    common = [*files, *WITH_NGRAMS, *NO_DROPOUT, "--float64", "--num-epochs", 7, "--log-interval", 1]
-    common += ["--eval-interval", 7, "--augmentation-prob", 0.9]
-    sharded = ["--parallel", "fsdp", "--global-batch-size", 12, "--batch-size", 3, "--max-steps", 7]
-    ways = {
-        "one": (None, ["--batch-size", 6, "--accumulate-steps", 2]),
-        "two": (2, ["--batch-size", 6]),
-        "sharded": (2, sharded),
-    }
-    outputs = {
-        name: run(script, *common, *flags, "--save-dir", folder / name, processes=processes)
-        for name, (processes, flags) in ways.items()
-    }
-    outputs["one after fsdp"] = run(
-        script, *common, "--global-batch-size", 12, "--batch-size", 4, "--save-dir", folder / "sharded"
-    )
-    return folder, outputs
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("other", ["two", "sharded"])
-def test_curves_are_those_of_one_process(curves, other):
-    rows, others = read_logs(curves[0] / "one"), read_logs(curves[0] / other)
-    assert len(rows) == 22 and greatest_difference(curves[0] / "one", curves[0] / other, LOSSES) < 1e-9
-    assert [[row[name] for name in FIGURES] for row in rows] == [
-        [row[name] for name in FIGURES] for row in others
-    ]
-
-
-@pytest.mark.full
-def test_the_fit_is_that_of_one_process_and_said_once(curves):
-    folder, outputs = curves
-    first, others = load(folder / "one.first0"), [load(folder / f"two.first{rank}") for rank in range(2)]
-    assert same(*others) and first.keys() == others[0].keys()
-    assert all(torch.allclose(value, others[0][name], rtol=0, atol=1e-9) for name, value in first.items())
-    assert first["ngrams.linear.weight"].any() and (first["ngrams.hashes"].diff() > 0).all()
-    assert not first["linear_decoder.weight"].any() and first["linear_decoder.bias"].any()
-    for name in ("one", "two"):
-        assert outputs[name].count("Fitting ") == outputs[name].count("Fitted in ") == 1
-    assert "Fitting" not in outputs["one after fsdp"]
-    assert "Resuming from step 7" in outputs["one after fsdp"]
-
-
-@pytest.mark.full
-def test_ngrams_are_trained_with_the_rest_and_what_was_decided_is_kept(curves):
-    first, state = load(curves[0] / "one.first0"), load(curves[0] / "one" / "last.bin")
-    changed = {name for name, value in state["model"].items() if not torch.equal(first[name], value)}
-    trained = ("table", "linear", "word_to_memory", "text_to_memory")
-    assert {name for name in changed if "ngrams" in name} == {f"ngrams.{name}.weight" for name in trained}
-    decided = {"learning_rate": 1e-3, "empty_blocks": "first", "linear_loss": "rows"}
-    asked = json.loads((curves[0] / "one" / "args.json").read_text())
-    assert state["args"].items() >= decided.items() and {asked[name] for name in decided} == {None}
-    assert asked["ngrams"] == state["args"]["ngrams"] == "auto"
-    rows = len(state["model"]["ngrams.hashes"])
-    assert state["config"]["ngrams"] == {
-        "rows": rows,
-        "width": 128,
-        "patterns": list(PATTERNS),
-        "answers": False,
-    }
+def test_the_default_model_is_the_same_on_any_number_of_processes_and_threads(table, tmp_path):
+    """To the bit, by the default command; rank 0 alone fits, and says it once."""
+    flags = ["--dataset", table[0], "--save-path"]
+    ways = {"plain": {"OMP_NUM_THREADS": "2"}, "two": {"processes": 2}, "four": {"processes": 4}}
+    said = {name: run(FINETUNE, *flags, tmp_path / name, **way) for name, way in ways.items()}
+    states = {name: load(tmp_path / name / "last.bin") for name in ways}
+    assert states["plain"]["config"]["encoder"] is False and states["plain"]["config"]["ngrams"]["answers"]
+    for name, processes in (("plain", 1), ("two", 2), ("four", 4)):
+        assert states[name]["rng"]["processes"] == processes
+        assert same(states[name]["model"], states["plain"]["model"]), name
+        assert said[name].count("Fitting the n-grams") == said[name].count("Fitted in ") == 1
+    assert "on rank 0 alone; 3 more wait for it" in said["four"]
 
 
 # ---- resumed
 
 
 @pytest.fixture(scope="module")
-def runs(files, script, tmp_path_factory):
+def runs(files, tmp_path_factory):
     """(folder, output, flags) of a run with dropout, whole, and in two parts. Three processes: the order in
     which gradients are summed decides the last bit, and two can be summed in one order alone.
     """
     folder = tmp_path_factory.mktemp("resume")
     common = [*files, *WITH_NGRAMS, "--dropout", 0.1, "--encoder-dropout", 0.1, "--num-epochs", 3]
     common += ["--batch-size", 4, "--log-interval", 2, "--save-interval", 1000]
-    run(script, *common, "--save-dir", folder / "whole", processes=3)
-    run(script, *common, "--save-dir", folder / "parts", "--max-steps", 4, processes=3)
-    output = run(script, *common, "--save-dir", folder / "parts", processes=3)
+    run(TRAIN_MIXER, *common, "--save-dir", folder / "whole", processes=3)
+    run(TRAIN_MIXER, *common, "--save-dir", folder / "parts", "--max-steps", 4, processes=3)
+    output = run(TRAIN_MIXER, *common, "--save-dir", folder / "parts", processes=3)
     return folder, output, common
 
 
@@ -166,11 +97,13 @@ def test_a_resumed_run_is_bitwise_equal_and_not_fitted_again(runs):
     assert "Resuming from step 4" in runs[1] and "Fitting" not in runs[1]
 
 
-def test_a_fit_that_is_killed_continues_to_the_bit(runs, script, tmp_path):
-    """In the middle of its second part; whoever is killed has said the step of the last save before."""
+def test_a_fit_that_is_killed_continues_to_the_bit(runs, tmp_path):
+    """In the middle of its second part; whoever is killed has said the step of the last save before. What was
+    put in the place of its file is noticed.
+    """
     log, flags = tmp_path / "log", [*runs[2], "--save-interval", 1, "--save-dir", tmp_path / "run"]
     log.touch()
-    processes = start_forked(script, [*flags, "--distributed"], log, 3)
+    processes = start_forked(TRAIN_MIXER, [*flags, "--distributed"], log, 3)
     until = time.monotonic() + 100
     while log.read_text().count("Saved ngrams.bin of step 1:") < 2 and time.monotonic() < until:
         time.sleep(0.01)
@@ -178,10 +111,17 @@ def test_a_fit_that_is_killed_continues_to_the_bit(runs, script, tmp_path):
         process.kill()
         process.join()
     assert not (tmp_path / "run" / "last.bin").exists(), log.read_text()
-    output = run(script, *flags, "--max-steps", 1, processes=3)
+    folder, whole = tmp_path / "run", runs[0] / "whole" / "last.bin"
+    kept = load(folder / "ngrams.bin")
+    for other in (load(whole), {name: kept[name] for name in kept if name != "checksum"}, kept | {"part": 7}):
+        changed = shutil.copytree(folder, tmp_path / f"other{len(other)}")
+        torch.save(other, changed / "ngrams.bin")
+        *_, said = prepared(runs[2], changed)
+        assert "Note: the fit starts over: " in said and "Fitted in" in said, said
+    output = run(TRAIN_MIXER, *flags, processes=3)
     assert "The fit continues: both decoders, step " in output
-    assert same(load(f"{tmp_path / 'run'}.first0"), load(runs[0] / "whole.first0"))
-    assert not (tmp_path / "run" / "ngrams.bin").exists() and read_logs(tmp_path / "run")[0]["step"] == 0
+    assert same(load(folder / "last.bin")["model"], load(whole)["model"])
+    assert not (folder / "ngrams.bin").exists() and read_logs(folder)[0]["step"] == 0
 
 
 @pytest.mark.parametrize("asked", ["none", "6"])
@@ -245,6 +185,21 @@ def test_from_an_own_model_with_the_same_key_and_with_another(runs, tmp_path):
     assert not state["ngrams.linear.weight"][0].any() and not state["linear_decoder.weight"][0].any()
     rest = {name for name in state if name.startswith("ngrams.") and name != "ngrams.linear.weight"}
     assert len(rest) == 5 and all(torch.equal(state[name], before[name]) for name in rest)
+
+
+def test_ngrams_are_trained_with_the_rest_and_what_was_decided_is_kept(runs, tmp_path):
+    model, _, _, _ = prepared(runs[2], tmp_path)
+    first, state = model.state_dict(), load(runs[0] / "whole" / "last.bin")
+    changed = {name for name, value in state["model"].items() if not torch.equal(first[name], value)}
+    trained = ("table", "linear", "word_to_memory", "text_to_memory")
+    assert {name for name in changed if "ngrams" in name} == {f"ngrams.{name}.weight" for name in trained}
+    assert first["ngrams.linear.weight"].any() and (first["ngrams.hashes"].diff() > 0).all()
+    decided = {"learning_rate": 1e-3, "empty_blocks": "first", "linear_loss": "rows"}
+    asked = json.loads((runs[0] / "whole" / "args.json").read_text())
+    assert state["args"].items() >= decided.items() and {asked[name] for name in decided} == {None}
+    assert asked["ngrams"] == state["args"]["ngrams"] == "auto"
+    expected = {"rows": len(first["ngrams.hashes"]), "width": 128, "patterns": list(PATTERNS)}
+    assert state["config"]["ngrams"] == {**expected, "answers": False}
 
 
 @pytest.mark.parametrize("asked", ["none", "4"])

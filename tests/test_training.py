@@ -10,6 +10,7 @@ from collections import Counter
 import pytest
 import torch
 from helpers import (
+    DEFAULT,
     FINETUNE,
     TINY,
     TRAIN_MIXER,
@@ -102,13 +103,13 @@ def files(tmp_path_factory):
     """25 rows to train on, which is 2 × 12 + 1, and 7 to validate on, in which a rank of four has none."""
     folder = tmp_path_factory.mktemp("data")
     train, val = write_rows(folder / "train.csv", 25), write_rows(folder / "val.csv", 7, 100)
-    return ["--train-data", train, "--val-data", val, *TINY, "--language-col", "lang", "--num-epochs", 3]
+    return ["--train-data", train, "--val-data", val, *DEFAULT, "--language-col", "lang", "--num-epochs", 3]
 
 
 @pytest.fixture(scope="module")
 def curves(files, tmp_path_factory):
     folder = tmp_path_factory.mktemp("curves")
-    common = [*files, "--dropout", 0, "--encoder-dropout", 0, "--float64", "--learning-rate", 1e-3]
+    common = [*files, "--dropout", 0, "--encoder-dropout", 0, "--ngram-dropout", 0, "--float64"]
     common += ["--log-interval", 1, "--eval-interval", 4, "--augmentation-prob", 0.9]
     common += ["--linear-loss", "mean", "--block-loss", "best-fit", "--empty-blocks", "all"]
     total = ["--global-batch-size", 12]
@@ -146,14 +147,15 @@ class TestAnyNumberOfProcesses:
         rows, others = read_logs(curves[0] / "one"), read_logs(curves[0] / other)
         for row, there in zip(rows, others, strict=True):
             assert [row[name] for name in FIGURES] == [there[name] for name in FIGURES]
-            of_sample = [part["model_flops_per_sec"] / part["samples_per_sec"] for part in (row, there)]
-            assert of_sample[1] == pytest.approx(of_sample[0], rel=1e-4) and 0 < there["mfu"] < 2
+            if row["step"]:
+                of_sample = [part["model_flops_per_sec"] / part["samples_per_sec"] for part in (row, there)]
+                assert of_sample[1] == pytest.approx(of_sample[0], rel=1e-4) and 0 < there["mfu"] < 2
 
     def test_every_row_counts_once_the_loss_falls_and_the_last_step_is_validated(self, curves):
         rows, alone = (read_logs(curves[0] / name) for name in ("four", "one"))
-        assert [row["samples"] for row in rows] == [12, 24, 25, 37, 49, 50, 62, 74, 75]
-        assert [row["step"] for row in rows if row["val_loss"] is not None] == [4, 8, 9]
-        assert rows[-1]["train_loss"] < 0.7 * rows[0]["train_loss"]
+        assert [row["samples"] for row in rows] == [0, 12, 24, 25, 37, 49, 50, 62, 74, 75]
+        assert [row["step"] for row in rows if row["val_loss"] is not None] == [0, 4, 8, 9]
+        assert rows[-1]["val_loss"] < rows[0]["val_loss"]
         for name in ("val_loss", "seq_acc", "token_acc", "flat_acc"):  # of all 7 rows, and no others
             assert rows[-1][name] == pytest.approx(alone[-1][name], rel=1e-9)
 
@@ -268,8 +270,8 @@ class TestFinetune:
         assert state_of(folder, "best.bin")["step"] == best == last - 2 and state_of(folder)["step"] == last
         assert f"No better for 2 validations: finished at step {last} of 20." in said
         assert "(lowest validation loss: best.bin)" in said
-        before, (code, said) = times_of(folder), run_inside(finetune.main, *flags)
-        assert code == 0 and f"is finished ({last} steps): nothing to do. No better for 2 valid" in said
+        before, said = times_of(folder), run(FINETUNE, *flags)
+        assert f"is finished ({last} steps): nothing to do. No better for 2 valid" in said
         assert times_of(folder) == before
         code, said = run_inside(finetune.main, *flags[:-1], 3, "--max-steps", last + 1)
         assert code == 0 and f"Resuming from step {last} " in said

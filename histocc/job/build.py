@@ -211,7 +211,7 @@ def make_model(
             encoding = RowEncoding(formatter, args.max_len, first_empty_block=args.empty_blocks == "first")
             rows_of = partial(training_rows, args, data=data, encoding=encoding)
             loss_fn = make_loss(args, formatter)
-            ngram_fit.fit(args, world, data, rows_of, loss_fn, model.to(world.device))
+            ngram_fit.fit(args, world, data, rows_of, loss_fn, model)
             config["ngrams"]["answers"] = model.ngrams.answers is not None
             model.encoder.zero_output()  # which the decoders know nothing of yet
     if resumed:

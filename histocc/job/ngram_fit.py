@@ -3,8 +3,9 @@
 An encoder learns for minutes what a linear model on n-grams knows after seconds. So before the first step of
 a run from scratch, its n-grams and both decoders are trained without the encoder, on the texts as they are:
 noise makes them worse here. First the linear decoder, in seconds; then both, or the other one alone if rows
-are many. Each part goes through the ordinary training loop, on all processes; what a text's n-grams are is
-computed once. Where rows are few, steps do not reach what ridge regression finds: its answers are added.
+are many. Each part goes through the ordinary training loop, in one thread of rank 0; what a text's n-grams
+are is computed once. Where rows are few, steps do not reach what ridge regression finds: its answers are
+added.
 """
 
 import math
@@ -27,14 +28,14 @@ from histocc.job.config import JobConfig
 from histocc.model.loss import LossMixer
 from histocc.model.mixer import Seq2SeqMixerOccCANINE
 from histocc.model.ngrams import Ngrams, NoEncoder, hash_ngrams
-from histocc.runtime import checkpoint, parallel
+from histocc.runtime import checkpoint
 from histocc.runtime.config import differing
-from histocc.runtime.device import Precision
+from histocc.runtime.device import Precision, settings_of_torch
 from histocc.runtime.errors import UserError
 from histocc.runtime.files import OwnFiles
 from histocc.runtime.log import Stage
 from histocc.runtime.rng import chance, derived_seed, draw, mix, streams
-from histocc.runtime.signals import Stopped
+from histocc.runtime.signals import Stopped, stop_asked
 from histocc.runtime.world import World
 from histocc.seq2seq_mixer_engine import entries_for, multi_hot, row_losses
 from histocc.text import encode_batch, language_table
@@ -43,6 +44,7 @@ from histocc.trainer.batches import BatchLoader, BatchPlan, MicroBatches, Rows
 from histocc.trainer.schedule import linear_factor
 
 FILE = "ngrams.bin"  # in the folder of a run: how far its fit is, until there is a checkpoint
+KIND = "fit of n-grams"  # in FILE
 NGRAMS = 6  # stream of random numbers beside those of any run, for `derived_seed`
 MAX_TEXTS = 1 << 17  # distinct ones that are counted and fitted
 CHUNK = 4096  # texts that are hashed at once
@@ -257,12 +259,8 @@ class FitOptimizer(torch.optim.Adam):
 
     def _move_rows(self, table: Tensor, group: dict[str, Any]) -> None:
         assert table.grad is not None
-        if table.grad.is_sparse:
-            gradient = table.grad.coalesce()
-            rows, values = gradient.indices()[0], gradient.values()
-        else:
-            rows = table.grad.any(1).nonzero()[:, 0]
-            values = table.grad[rows]
+        gradient = table.grad.coalesce()
+        rows, values = gradient.indices()[0], gradient.values()
         state, beta = self.state[table], group["betas"][1]
         if not state:
             state |= {"step": torch.tensor(0.0), "squares": table.new_zeros(len(table), 1)}
@@ -305,68 +303,97 @@ def fit(
     loss_fn: LossMixer,
     model: Seq2SeqMixerOccCANINE,
 ) -> None:
-    """Trains the n-grams of `model`, its seq2seq decoder and the bias of its linear decoder on the distinct
-    training rows, without the encoder, in place; few rows also give the n-grams their `answers`. rows_of:
-    rows as they are trained on, without noise. A fit that was interrupted is continued. All ranks. Raises
-    Stopped on all if the run was asked to stop; what is done is kept.
+    """Fit the n-grams of `model`, its seq2seq decoder and the bias of its linear decoder, all on the CPU, to
+    the distinct training rows, without the encoder, in place. All ranks.
+
+    Rank 0 fits in one thread, and all get its weights: the steps amplify rounding until it can be seen in the
+    accuracy, so a sum over processes, threads or a GPU's atomics would give another model each time.
+
+    Args:
+        rows_of: makes rows as they are trained on, without noise.
+
+    Raises:
+        Stopped: on all ranks, if rank 0 was asked to stop. An interrupted fit is continued by the next start.
     """
+    assert model.ngrams is not None
+    others = f" on rank 0 alone; {world.size - 1} more wait for it" * (world.size > 1)
+    world.print(f"Fitting the n-grams and both decoders{others}")
+
+    def work() -> dict[str, Tensor]:
+        with settings_of_torch():
+            torch.set_num_threads(1)
+            _fit(args, data, rows_of, loss_fn, model, world.print)
+        return _fitted_weights(model)
+
+    fitted = world.run_on_main(work)
+    model.ngrams.answers = fitted.get("ngrams.answers")
+    model.load_state_dict(fitted, strict=False)
+
+
+def _fitted_weights(model: Seq2SeqMixerOccCANINE) -> dict[str, Tensor]:
+    return {name: x for name, x in model.state_dict().items() if not name.startswith("encoder.")}
+
+
+def _fit(
+    args: JobConfig,
+    data: PreparedData,
+    rows_of: Callable[[RowSet], TextRows],
+    loss_fn: LossMixer,
+    model: Seq2SeqMixerOccCANINE,
+    say: Callable[[str], None],
+) -> None:
+    """Fit as `fit` does, in this process. Rank 0 only."""
     began, ngrams, own = time.perf_counter(), model.ngrams, OwnFiles(args.save_path, args.overwrite)
     assert ngrams is not None
-    world.print("Fitting the n-grams and both decoders")
+    alone = World()
     seed, distinct = derived_seed(args.seed, NGRAMS), DistinctRows(data.train)
     model.eval()  # all n-grams of the texts
     rows = FitRows(rows_of(distinct), distinct.weight, ngrams, model.memory_mask, seed)
-    interrupted = world.run_on_main(lambda: _interrupted(args, own, data.fingerprint, world))
+    interrupted = _interrupted(args, own, data.fingerprint, say)
     if interrupted is not None:
         model.load_state_dict(interrupted["model"], strict=False)
-        world.print(f"The fit continues: {PARTS[interrupted['part']].name}, step {interrupted['step']:,}")
+        say(f"The fit continues: {PARTS[interrupted['part']].name}, step {interrupted['step']:,}")
     model.train()
-    ngrams.table.sparse = world.device.type == "cpu"  # NCCL sums no sparse gradients
+    ngrams.table.sparse = True
     first = interrupted["part"] if interrupted else 0
     for number, part in enumerate(PARTS[first:], first):
         batch_size = min(part.batch_size, max(MIN_BATCH, len(rows) // MIN_STEPS))
-        fitted, plan = Fitted(part, len(rows), model, loss_fn), BatchPlan(len(rows), batch_size, world.size)
+        fitted, plan = Fitted(part, len(rows), model, loss_fn), BatchPlan(len(rows), batch_size)
         optimizer, state = fitted.optimizer(), loop.State()
         if interrupted is not None:
-            with checkpoint.reading(own.path(FILE)):
-                optimizer.load_state_dict(interrupted["optimizer"])
-            state = loop.State.resumed(interrupted["step"], interrupted["position"], world)
+            optimizer.load_state_dict(interrupted["optimizer"])
+            state = loop.State.resumed(interrupted["step"], interrupted["position"], alone)
             interrupted = None
         steps = min(part.passes * plan.steps_per_epoch, part.max_rows // batch_size)
         if fitted.others:
             steps = max(1, steps * TINY_WIDTH // max(TINY_WIDTH, model.config.hidden_size))
             steps = args.ngram_passes * plan.steps_per_epoch if args.ngram_passes else steps
         stage = Stage(f"fitting n-grams, {part.name}", steps, "steps", state.step)
-        loader = BatchLoader(MicroBatches(rows, plan, world.rank, seed), world)
-        wrapped = parallel.wrap(fitted, world)
-        precision = Precision("float64" if args.float64 else "float32", world.device)
-        if world.backend is not None:
-            loop.warm_up(wrapped, fitted, loader, world, precision)
 
         def content(step: int, position: dict[str, Any], part: int = number, optimizer: Any = optimizer):
-            weights = {name: x for name, x in model.state_dict().items() if not name.startswith("encoder.")}
-            found = {"model": weights, "optimizer": optimizer.state_dict(), "step": step, "part": part}
-            return {**found, "position": position, "args": args.values(), "fingerprint": data.fingerprint}
+            found = {"model": _fitted_weights(model), "optimizer": optimizer.state_dict(), "part": part}
+            kept = {"args": args.values(), "fingerprint": data.fingerprint, "step": step}
+            return {"format": checkpoint.FORMAT, "kind": KIND, **kept, **found, "position": position}
 
-        saver = checkpoint.Saver(own, args.keep_checkpoints, world, content, world.print)
+        saver = checkpoint.Saver(own, args.keep_checkpoints, alone, content, say)
         run = loop.Run(
-            wrapped,
+            fitted,
             fitted,
             optimizer,
-            world,
-            precision,
+            alone,
+            Precision("float64" if args.float64 else "float32"),
             seed=seed,
             schedule=partial(linear_factor, warmup_steps=steps // 20, total_steps=steps),
             total_steps=steps,
             steps_per_epoch=plan.steps_per_epoch,
-            clip_norm=math.inf,
+            clip_norm=None,
             log_interval=None,
             save_interval=args.save_interval,
             save=lambda step, _, position, save=saver: save(step, [FILE], position),
             step_done=stage.add,
-            stop=world.stop_agreed,
+            stop=stop_asked,
         )
-        loop.train(run, {"train": loader}, state)
+        loop.train(run, {"train": BatchLoader(MicroBatches(rows, plan, shuffle_seed=seed))}, state)
         if state.stopped:
             raise Stopped
     ngrams.table.sparse = False
@@ -374,22 +401,29 @@ def fit(
     are_few = len(rows) <= FEW_ROWS and math.prod(sizes) <= MAX_ANSWERS
     # not beside an encoder, which would have nothing left to learn, nor of a teacher's answers as if certain
     if are_few and isinstance(model.encoder, NoEncoder) and data.train.teacher is None:
-        answers = world.run_on_main(lambda: ridge_answers(rows, distinct.codes, *sizes))
+        answers = ridge_answers(rows, distinct.codes, *sizes)
         with torch.no_grad():  # the mean of both logits
             ngrams.answers = answers.to(ngrams.idf) * (SHARPNESS / 2)
             ngrams.linear.weight.div_(2)
             model.linear_decoder.bias.sub_(SHARPNESS * MIDDLE).div_(2)
     also = ", with answers of ridge regression" * (ngrams.answers is not None)
-    world.print(f"Fitted in {time.perf_counter() - began:.1f} s{also}")
+    say(f"Fitted in {time.perf_counter() - began:.1f} s{also}")
 
 
-def _interrupted(args: JobConfig, own: OwnFiles, fingerprint: str, world: World) -> dict[str, Any] | None:
-    """What `fit` has kept of a fit with these arguments to these data. Rank 0 only."""
-    if FILE not in own.names or not os.path.isfile(own.path(FILE)):
+def _interrupted(
+    args: JobConfig, own: OwnFiles, fingerprint: str, say: Callable[[str], None]
+) -> dict[str, Any] | None:
+    """Return what an interrupted fit with these arguments to these data has kept, if anything."""
+    path = own.path(FILE)
+    if FILE not in own.names or not os.path.isfile(path):
         return None
     try:
-        kept = checkpoint.load(own.path(FILE))
+        with checkpoint.reading(path):
+            kept = checkpoint.load(path)
+            if kept.get("kind") != KIND or checkpoint.CHECKSUM not in kept:
+                raise UserError(f"{path}: is not the file of an interrupted fit")
+            checkpoint.check_format(path, kept["format"])
+            is_same = kept["fingerprint"] == fingerprint and kept["args"]["ngram_passes"] == args.ngram_passes
+            return kept if is_same and not differing(type(args), args.values(), kept["args"]) else None
     except UserError as error:
-        return world.print(f"Note: the fit starts over: {error}")
-    is_same = kept["fingerprint"] == fingerprint and kept["args"]["ngram_passes"] == args.ngram_passes
-    return kept if is_same and not differing(type(args), args.values(), kept["args"]) else None
+        return say(f"Note: the fit starts over: {error}")

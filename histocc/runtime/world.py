@@ -198,11 +198,13 @@ class World:
         return values if self.is_main or not main_alone else []
 
     def broadcast(self, value: Any, source: int) -> Any:
-        """The `value` of rank `source`, tensors on the CPU included, on every rank."""
+        """Return the `value` of rank `source`, tensors on the CPU included, on every rank."""
         if not self.backend:
             return value
         held = [value]
-        dist.broadcast_object_list(held, source, group=self.control)
+        dist.broadcast_object_list(held, source, group=self.patient)
+        # No rank leaves before all have received: one that ends now could keep another waiting for ever.
+        dist.all_reduce(torch.zeros(1), group=self.patient)
         return held[0]
 
     def node_leaders(self) -> list[int]:
@@ -232,14 +234,17 @@ class World:
                     raise
                 kind = UserError if isinstance(known, UserError) else TrainingError
                 ended = (kind, str(known))
+        # Results are broadcast: in an all-gather each rank would hold as many as there are ranks.
         outcomes: list[Any] = [None] * self.size
-        dist.all_gather_object(outcomes, (ended, result), group=self.patient)
-        signals.set_timer()
+        dist.all_gather_object(outcomes, (ended, result is None), group=self.patient)
         for ended, _ in outcomes:
             if ended is not None:
                 kind, message = ended
+                signals.set_timer()
                 raise kind(message)
-        return [outcomes[leader][1] for leader in leaders]
+        results = [None if outcomes[leader][1] else self.broadcast(result, leader) for leader in leaders]
+        signals.set_timer()
+        return results
 
     def give_up_if_asked(self) -> None:
         """Raises Stopped if this process was asked to stop: for who works in `run_on`."""

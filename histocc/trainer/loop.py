@@ -59,7 +59,7 @@ class Run:
             None leaves torch's generators alone.
         schedule: the factor on the peak learning rate of an optimizer step, numbered from 0.
         scheduler: any torch scheduler, for callers of the engine; its `step` is called after each step.
-        clip_norm: largest norm of the gradient of a step; sparse gradients do not count.
+        clip_norm: largest norm of the gradient of a step; sparse gradients do not count; None: any.
         max_bad_steps: steps in a row without a finite gradient after which the run ends.
         flops: floating point operations of a micro-batch, as the loader gave it, forward and backward.
         total_steps, stop_step: optimizer steps of the whole run; where it ends before that.
@@ -83,7 +83,7 @@ class Run:
     seed: int | None = None
     schedule: Callable[[int], float] | None = None
     scheduler: Any = None
-    clip_norm: float = 1.0
+    clip_norm: float | None = 1.0
     max_bad_steps: int = 20
     flops: Callable[[dict[str, Any]], float] | None = None
     total_steps: int | None = None
@@ -250,7 +250,8 @@ def train_one_epoch(
         precision.scaler.unscale_(optimizer)
         parameters = [p for p in run.model.parameters() if p.grad is not None and not p.grad.is_sparse]
         total_norm = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
-        nn.utils.clip_grads_with_norm_(parameters, run.clip_norm, total_norm)
+        if run.clip_norm is not None:
+            nn.utils.clip_grads_with_norm_(parameters, run.clip_norm, total_norm)
         norm = full_tensor(total_norm)
         taken = torch.isfinite(norm)
         bad = precision.optimizer_step(optimizer, taken)  # not finite, unless fp16 still looks for its scale
