@@ -30,6 +30,7 @@ FORMAT = 1
 LAST, BEST = "last.bin", "best.bin"
 SECOND_NAME = "model_state_dict"
 CHECKSUM = "checksum"
+NAMES = "names"  # all that the file has, or is to have
 # names of the checkpoint of an epoch, 1-based: of a run on occupations, and of one on anything else
 EPOCH, EPOCH_OF_ANY = "epoch_{}.bin", "checkpoint_epoch_{}.pt"
 CHECKPOINT = re.compile(r"(last|best|\d+|epoch_\d+)\.bin|checkpoint_epoch_\d+\.pt")
@@ -110,13 +111,23 @@ def _write(path: str, state: dict[str, Any]) -> None:
 
 
 def save(own: OwnFiles, names: list[str], state: dict[str, Any]) -> None:
-    """Writes `state` once and gives it every name of `names` in the folder of `own`, last.bin first. Rank 0
+    """Write `state` once and give it every name of `names` in the folder of `own`, last.bin first. Rank 0
     only. Raises OSError.
     """
     first, *others = own.claim(*sorted(names, key=lambda name: name != LAST))
     _write(first, state)
     for path in others:
         atomic_copy(first, path)
+
+
+def complete(own: OwnFiles, state: dict[str, Any], keep: int) -> None:
+    """Finish the save of last.bin, which holds `state`, where a cut has kept it from its other names: the run
+    does not come back to that step. Rank 0 only. Raises OSError.
+    """
+    for name in filter(CHECKPOINT.fullmatch, state.get(NAMES, ())):
+        if name != LAST and step_of(own.path(name)) != state["step"]:
+            atomic_copy(own.path(LAST), *own.claim(name))
+    prune(own, keep)
 
 
 def replace(path: str, state: dict[str, Any]) -> None:
@@ -167,7 +178,7 @@ class Saver:
         else:
             try:
                 os.makedirs(self.own.folder, exist_ok=True)
-                save(self.own, names, state)
+                save(self.own, names, {**state, NAMES: names})
                 size = os.path.getsize(self.own.path(names[-1]))
                 prune(self.own, self.keep)
             except Exception as error:  # OSError, and torch's writer turns a full disk into a RuntimeError

@@ -156,7 +156,10 @@ def find_resumable(
             world.print(f"Threads per process: set to {threads}, as in the interrupted run")
         elif threads != now:
             world.print(f"Note: {now} threads per process, not {threads} as before; last digits may differ")
-    return {**state, "path": path}
+        own, resumed = OwnFiles(args.save_path), {**state, "path": path}
+        if of_nodes[0] == best and path == own.path(checkpoint.LAST) and not args.dry_run:
+            world.run_on_main(lambda: checkpoint.complete(own, resumed, args.keep_checkpoints))
+    return resumed
 
 
 def refuse_other_arguments(
