@@ -87,8 +87,13 @@ def save_figure(figure: Any, own: OwnFiles, name: str) -> str:
 
 
 def draw_run(folder: str) -> None:
-    """The curves of a run at its end, into its folder, if matplotlib is there. What fails is a warning."""
-    if importlib.util.find_spec("matplotlib") is not None and read_numbers(os.path.join(folder, LOG)):
+    """Draw the curves of a run at its end into its folder, if matplotlib is there and they are not drawn
+    already. A failure is a warning.
+    """
+    log, drawn = os.path.join(folder, LOG), os.path.join(folder, CURVES)
+    if importlib.util.find_spec("matplotlib") is None or not read_numbers(log):
+        return
+    if not os.path.isfile(drawn) or os.path.getmtime(drawn) < os.path.getmtime(log):
         try:
             save_figure(curves(folder), OwnFiles(folder), CURVES)
         except Exception as error:  # of matplotlib, or of the disk

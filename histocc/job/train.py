@@ -59,6 +59,13 @@ def train(args: JobConfig, settings: PrepareSettings, world: World, data: Prepar
         task = engine.MixerTask(loss_fn, formatter, model=model, at_most=Thresholds.of(entries).at_most)
         fast = build.fast_parameters(args, model, resumed)
         beside = ("fn_word_freq", "descriptions_file")  # flags of files that decide the result, too
+
+        def finish(_: object) -> None:
+            """When no step is left: curves, and confidence, so that it says how often an answer is right."""
+            if world.is_main:
+                plot.draw_run(args.save_path)
+            confidence.fit_run(args, world, data)
+
         training = script.Training(
             model,
             task,
@@ -72,8 +79,7 @@ def train(args: JobConfig, settings: PrepareSettings, world: World, data: Prepar
             about_rate=about_rate(*fast),
             best_by=engine.accuracy if args.best_by == "accuracy" else None,
             is_fitted=bool(config["ngrams"]) and is_fitted(args),
-            # After the last step: confidence is fitted, so that it says how often an answer is right.
-            finish=lambda _: confidence.fit_run(args, world, data),
+            finish=finish,
         )
         if not args.dry_run:  # key.csv, data_report.json and the other lists, beside the checkpoints
             world.run_on_main(lambda: copy_lists(data.folder, OwnFiles(args.save_path, args.overwrite)))
@@ -92,8 +98,6 @@ def train(args: JobConfig, settings: PrepareSettings, world: World, data: Prepar
                     state=state,
                     **options,
                 )
-                if world.is_main and not state.stopped:
-                    plot.draw_run(args.save_path)
         if not args.dry_run:
             world.run_on_main(lambda: OwnFiles(args.save_path).remove([ngram_fit.FILE]))
 
