@@ -13,7 +13,7 @@ from histocc.data.arrays import PreparedData
 from histocc.evaluate import __main__ as evaluate
 from histocc.job.confidence import answers, steps_without
 from histocc.model import confidence
-from histocc.model.confidence import Confidence, curve
+from histocc.model.confidence import Confidence, curve, log_odds
 from histocc.predict import __main__ as predict
 from histocc.predict.coder import Coder
 from histocc.runtime import checkpoint
@@ -184,13 +184,24 @@ class TestModel:
             assert found["maps"][name] == pytest.approx(weights, rel=1e-2, abs=1e-2), name
 
     @pytest.mark.parametrize("share", [0.0, 0.5])
-    def test_topk_is_fitted_on_its_best_codes_or_those_of_both_with_the_same_score(self, trained, share):
+    def test_topk_is_fitted_on_its_own_answers_and_batches_change_no_confidence(self, trained, share):
+        """Also where the model is so sure that float32 does not tell its probability from 1."""
         coder = Coder.load(str(trained / "run"), raw_confidence=True)
         coder.linear_share, texts, languages = share, [f"farmer {i}" for i in range(40)], ["en"] * 40
-        found = answers(coder, texts, languages, [{"61110"}] * 40, np.ones(40))["topk"]
-        coded = coder.code(texts, languages, "both" if share else "topk", 100 if share else 1)
-        assert {answer[0] for answer in found} <= {one.probs[0] for one in coded}
-        assert len(found) == 40 if share else 0 < len(found) < 20
+        if share:
+            with torch.no_grad():
+                coder.model.linear_decoder.bias[coder.codes.index("61110")] += 40
+        coded, found = coder.code(texts, languages, "topk", 1), []
+        for one_of in (1, 4):
+            answered = answers(coder, texts, languages, [{"61110"}] * 40, np.ones(40), one_of)["topk"]
+            found.append([answer[0] for answer in answered])
+        assert found[0] == [one.probs[0] for one in coded] and {*found[1]} <= {*found[0]}
+        assert 0 < len(found[1]) < 20 and (not share or 1e-7 < 1 - max(found[0]) < 1e-6)
+        coder.batch_size = 7
+        odds = log_odds(
+            torch.tensor([[one.conf for one in coder.code(texts, languages, "topk", 1)], found[0]])
+        )
+        assert (odds[0] - odds[1]).abs().max() < 1e-3
 
     @pytest.mark.parametrize("decoder", ["greedy", "flat", "both", "topk", "full"])
     def test_codes_are_the_same_and_probabilities_are_not(self, trained, decoder):

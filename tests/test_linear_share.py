@@ -85,12 +85,10 @@ class TestSearch:
         assert torch.equal(numbers, order)
         assert (scores.log_softmax(1) - best.log_softmax(1)).abs().max() < 1e-9
 
-    @pytest.mark.parametrize("most_opened", [0, 8, 10**9])  # never, sometimes and always by way of all codes
-    @pytest.mark.parametrize("share", [0.2, 0.7])
-    def test_topk_of_a_large_key(self, share, most_opened, monkeypatch):
+    @pytest.mark.parametrize("share", [0.0, 0.7])
+    def test_topk_of_a_large_key(self, share, monkeypatch):
         """In groups of rows that end at different times."""
         monkeypatch.setattr(search, "ROWS_AT_ONCE", {"cpu": 7})
-        monkeypatch.setattr(search, "MAX_OPENED", most_opened)
         codes = [
             f"{a}{b}{c}{d}{e}" for a in "0123" for b in "0123" for c in "0123" for d in "012" for e in "012"
         ]
@@ -99,7 +97,7 @@ class TestSearch:
             model.decoder.head.weight.mul_(10)
             model.linear_decoder.weight.mul_(2)
         ids, mask = IDS[:20], MASK[:20]
-        for dtype, tolerance in ((torch.float32, 2e-4), (torch.float64, 1e-10)):
+        for dtype, tolerance in ((torch.float32, 1e-5), (torch.float64, 1e-10)):
             model.to(dtype)
             one = CodeSearch(model, CodeTrie(codes, hisco_blocky5()), share)
             probs = one.full(ids, mask)

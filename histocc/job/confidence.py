@@ -23,17 +23,23 @@ from histocc.runtime.world import World
 
 MAX_TEXTS, MAX_ROWS = 1_000, 1_500  # that it is fitted on
 MAX_BATCH = 256  # rows
-SLOW = 4  # topk takes most of the time: if it is asked, it is for one text of so many
+RANKED_TEXTS = 250  # so many are ranked, about: it takes most of the time
 MAX_CODES = 100  # of a row, beyond which none is looked at
 OUTPUTS = 5  # most probable outputs of a row, whose probabilities are fitted
 DECODERS = {"mixer": ("greedy", "flat", "both"), "seq2seq": ("greedy",), "flat": ("flat",)}  # and topk
 
 
 def answers(
-    coder: Coder, texts: list[str], languages: list[str], codes: list[set[str]], weights: np.ndarray
+    coder: Coder,
+    texts: list[str],
+    languages: list[str],
+    codes: list[set[str]],
+    weights: np.ndarray,
+    rank_one_of: int = 1,
 ) -> dict[str, list[tuple[float, bool, bool, float]]]:
-    """What each decoder answers: (probability, whether it is several codes, whether it is right, weight of
-    the row). Of topk the best code is right or not, of OUTPUT each of the most probable outputs.
+    """Return each decoder's answers: (probability, whether it is several codes, whether it is right, weight
+    of the row). An answer of topk is its best code, for one text of `rank_one_of`, one of OUTPUT each of the
+    most probable outputs.
     """
 
     def asked(decoder: str, k: int, one_of: int = 1, **more) -> list[tuple[Coded, set[str], float]]:
@@ -53,11 +59,10 @@ def answers(
         for name, each in answered.items()
     }
     if coder.kind != "flat":
-        # the best code has the score that `both` gives it, but among all codes instead of 20
-        same = coder.linear_share and coder.thresholds.at_least_one
-        best = answered["both"] if same else asked("topk", 1, SLOW)
         found["topk"] = [
-            (one.probs[0], False, one.codes[0] in true, weight) for one, true, weight in best if one.codes
+            (one.probs[0], False, one.codes[0] in true, weight)
+            for one, true, weight in asked("topk", 1, rank_one_of)
+            if one.codes
         ]
     if coder.kind != "seq2seq":
         found[OUTPUT] = [
@@ -101,7 +106,8 @@ def fit(
     found, check = None, world.give_up_if_asked
     with contextlib.suppress(Stopped):
         coder = Coder(*loaded, batch_size=batch_size, precision=precision, check=check, raw_confidence=True)
-        found = answers(coder, rows.strings(own), languages, codes, weights)
+        one_of = max(1, len(times) // RANKED_TEXTS)
+        found = answers(coder, rows.strings(own), languages, codes, weights, one_of)
     if world.stop_agreed():
         raise Stopped
     shares = world.gather(found, main_alone=True)

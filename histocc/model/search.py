@@ -7,14 +7,12 @@ fall along a path, so that what lies below a prefix less probable than the k-th 
 
 With a `linear_share` a above 0 both decoders rank the codes together, by (1 − a) · log p of the seq2seq
 decoder + a · log p of the linear one, whose p is the softmax of its logits: a product of experts (Hinton,
-2002, section 2), normalised over the codes of the key. Of the codes below a prefix none has a score above
-(1 − a) · log p(prefix) + a · the best log p of the linear decoder among them, and all of them together no
-more than p(prefix)^(1 − a) · (the sum of their p by the linear decoder)^a (Hölder's inequality).
+2002, section 2), normalised over all codes of the key. `topk` goes through all of them then: leaving some out
+took as long, and their sum has to be known to tell 1 − p from 0.
 """
 
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -32,8 +30,6 @@ from histocc.runtime.device import by_kind
 PREFIXES_AT_ONCE = {"cpu": 2048, "cuda": 1 << 17}  # of all rows, in `full`; more would leave a CPU's caches
 ROWS_AT_ONCE = {"cpu": 64, "cuda": 512}  # in `topk`
 OPENED_AT_ONCE = 4  # most prefixes of a row that go through the decoder together, in `topk`
-MAX_OPENED = 8  # in `topk` with a linear_share: a row with more than one in so many goes through `full`
-MAX_LEFT_OUT = {torch.float32: 1e-4, torch.float64: 1e-12}  # of the sum of all codes, in normalised `topk`
 CANDIDATES = 20  # in `candidates`
 EQUAL_SHARE = 0.5  # of the linear decoder in `candidates`, if the model has none
 INF = float("inf")
@@ -135,62 +131,33 @@ class _Memory:
 
 @dataclass
 class _Queue:
-    """Prefixes and codes that were met, in no order. If probabilities are normalised over the codes, all of
-    these stay in it, since they count for the sum, and there are `best` and `together`, float [B, nodes]:
-    log-probability by the linear decoder of the best code below each node, and of all of them.
-    """
+    """Prefixes and codes that were met, in no order."""
 
     log_prob: Tensor  # float [B, F], −inf for none
     node: Tensor  # int64 [B, F]
     slot: Tensor  # int64 [B, F], of the prefix one token shorter
-    linear_share: float = 0.0
-    best: Tensor | None = None
-    together: Tensor | None = None
 
     def rows(self, index: Tensor) -> "_Queue":
-        names = ("log_prob", "node", "slot", *(() if self.best is None else ("best", "together")))
-        return replace(self, **{name: getattr(self, name)[index] for name in names})
+        return _Queue(self.log_prob[index], self.node[index], self.slot[index])
 
     def shorten(self, k: int, inner: int) -> Tensor:
-        """Drops empty columns, and what cannot be among the k best codes, unless it counts for the sum;
-        returns which entries are prefixes to be opened, bool [B, F].
+        """Drop empty columns and what cannot be among the k best codes; return which entries are prefixes to
+        be opened, bool [B, F].
         """
-        if self.best is None and self.log_prob.shape[1] >= k:
-            least = self._kth_code(self.log_prob, k, inner)
+        if self.log_prob.shape[1] >= k:
+            of_codes = self.log_prob.masked_fill(self.node < inner, -INF)
+            least = of_codes.topk(k).values[:, -1:]  # of the k-th best code; −inf: fewer so far
             self.log_prob = self.log_prob.masked_fill(self.log_prob < least, -INF)
         longest = int((self.log_prob > -INF).sum(1).max())
         self.log_prob, at = self.log_prob.topk(longest)
         self.node, self.slot = self.node.gather(1, at), self.slot.gather(1, at)
-        is_open = (self.node < inner) & (self.log_prob > -INF)
-        if self.best is None or longest < k:
-            return is_open
-        known, left = self.sums(inner)
-        counts = left > known + math.log(MAX_LEFT_OUT[left.dtype])  # [B]
-        scores = self.bound(self.best)
-        return is_open & (counts[:, None] | (scores >= self._kth_code(scores, k, inner)))
-
-    def _kth_code(self, scores: Tensor, k: int, inner: int) -> Tensor:
-        """The score of the k-th best code, [B, 1]; −inf: fewer codes so far."""
-        return scores.masked_fill(self.node < inner, -INF).topk(k).values[:, -1:]
-
-    def bound(self, of_linear: Tensor | None) -> Tensor:
-        """Score of each code, and the highest possible one of each prefix, float [B, F]."""
-        if of_linear is None:
-            return self.log_prob
-        share = self.linear_share
-        scores = (1 - share) * self.log_prob + share * of_linear.gather(1, self.node)
-        return scores.masked_fill(self.log_prob == -INF, -INF)
-
-    def sums(self, inner: int) -> tuple[Tensor, Tensor]:
-        """(logarithm of what the codes sum to, of the most that is below open prefixes), float [B] each."""
-        score, is_code = self.bound(self.together), self.node >= inner
-        return score.masked_fill(~is_code, -INF).logsumexp(1), score.masked_fill(is_code, -INF).logsumexp(1)
+        return (self.node < inner) & (self.log_prob > -INF)
 
     def pop(self, is_open: Tensor, most: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Takes out up to `most` of the most probable open prefixes of each row: (log_prob, node, slot), [B,
+        """Take out up to `most` of the most probable open prefixes of each row: (log_prob, node, slot), [B,
         P] each, −inf and the empty prefix for none.
         """
-        priority = self.bound(self.together).masked_fill(~is_open, -INF)
+        priority = self.log_prob.masked_fill(~is_open, -INF)
         first, at = priority.topk(min(most, int(is_open.sum(1).max())))
         none, log_prob = first == -INF, self.log_prob.gather(1, at)
         node, slot = (x.gather(1, at).masked_fill(none, 0) for x in (self.node, self.slot))
@@ -208,17 +175,13 @@ class _Queue:
         self.slot = torch.cat([self.slot, slots[..., None].expand_as(child).flatten(1)], dim=1)
 
     def best_codes(self, k: int, tree: CodeTrie) -> tuple[Tensor, Tensor]:
-        """(numbers of codes, log_prob, if normalised among all codes), [B, k] each, equal ones by number."""
+        """(numbers of codes, log_prob), [B, k] each, equal ones by number."""
         is_code = self.node >= tree.inner
         numbers = tree.code_of_leaf[(self.node - tree.inner).clamp(min=0)]
         code, at = torch.where(is_code, numbers, len(tree.codes)).sort(1)
-        scores = self.bound(self.best).masked_fill(~is_code, -INF).gather(1, at)
+        scores = self.log_prob.masked_fill(~is_code, -INF).gather(1, at)
         scores, again = scores.sort(dim=1, descending=True, stable=True)
-        codes, scores = code.gather(1, again)[:, :k], scores[:, :k]
-        if self.best is None:
-            return codes, scores
-        known, left = self.sums(tree.inner)
-        return codes, scores - torch.logaddexp(known, left - math.log(2))[:, None]
+        return code.gather(1, again)[:, :k], scores[:, :k]
 
 
 class CodeSearch:
@@ -249,11 +212,11 @@ class CodeSearch:
             self.q = q[0].transpose(0, 1)  # [inner, heads, H / heads]
 
     def full(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-        """Probability of every code, float [B, codes]: without a linear_share that of writing it in the first
-        block, else normalised over the codes.
+        """Return the probability of every code, float64 [B, codes]: without a linear_share that of writing it
+        in the first block, else normalised over the codes.
         """
-        scores = self.scores(*self.log_probs(input_ids, attention_mask))
-        return (scores.log_softmax(1) if self.linear_share else scores).exp()
+        scores = self.scores(*self.log_probs(input_ids, attention_mask)).double()
+        return scores.softmax(1) if self.linear_share else scores.exp()
 
     def log_probs(self, input_ids: Tensor, attention_mask: Tensor) -> tuple[Tensor, Tensor]:
         """Log-probability of every code, float [B, codes]: (of writing it first, by the linear decoder)."""
@@ -263,19 +226,20 @@ class CodeSearch:
             return written, upcast_half(self.model.classify(pooled)).log_softmax(1)
 
     def topk(self, input_ids: Tensor, attention_mask: Tensor, k: int) -> tuple[Tensor, Tensor]:
-        """(numbers int64 [B, k], probabilities float [B, k]) of the k most probable codes (all, if there are
-        fewer), the most probable first, equal ones in the order of the tree's codes. Those of `full`;
-        normalised ones within MAX_LEFT_OUT / 2, for the codes that are not looked at.
+        """(numbers int64 [B, k], probabilities float64 [B, k]) of the k most probable codes (all, if there
+        are fewer), the most probable first, equal ones in the order of the tree's codes: those of `full`.
         """
         k = min(k, len(self.tree.codes))
+        if self.linear_share:
+            probs, codes = self.full(input_ids, attention_mask).sort(dim=1, descending=True, stable=True)
+            return codes[:, :k], probs[:, :k]
         with evaluating(self.model):
-            memory, pooled = self._encode(input_ids, attention_mask)
-            step, results = by_kind(ROWS_AT_ONCE, input_ids.device), []
-            for i in range(0, len(input_ids), step):
-                part = slice(i, i + step)
-                results.append(self._topk(memory.rows(part), self._first_queue(pooled[part]), k))
+            memory, _ = self._encode(input_ids, attention_mask)
+            step = by_kind(ROWS_AT_ONCE, input_ids.device)
+            parts = [slice(i, i + step) for i in range(0, len(input_ids), step)]
+            results = [self._topk(memory.rows(part), k) for part in parts]
         codes, log_probs = map(torch.cat, zip(*results))
-        return codes, log_probs.exp()
+        return codes, log_probs.double().exp()
 
     def candidates(self, input_ids: Tensor, attention_mask: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The codes that are most probable by the linear decoder, ranked by both: (numbers int64 [B, N],
@@ -385,28 +349,12 @@ class CodeSearch:
             log_probs = log_probs[:, parent] + after[:, parent * width + tree.token[last:end]]
         return log_probs
 
-    def _first_queue(self, pooled: Tensor) -> _Queue:
-        """The empty prefix of each row."""
-        rows, tree = len(pooled), self.tree
+    def _topk(self, memory: _Memory, k: int) -> tuple[Tensor, Tensor]:
+        tree, rows = self.tree, len(memory.keys[0])
         log_prob = self.x.new_zeros(rows, 1, dtype=upcast_half(self.x).dtype)
         nodes, slots = torch.zeros(2, rows, 1, dtype=torch.int64, device=self.x.device)
-        if not self.linear_share:
-            return _Queue(log_prob, nodes, slots)
-        best = log_prob.new_zeros(rows, tree.levels[-1])  # [B, nodes]
-        of_codes = upcast_half(self.model.classify(pooled)).log_softmax(1)
-        best[:, tree.inner :] = of_codes[:, tree.code_of_leaf]
-        mass = best.exp()
-        for first, last, end in reversed(list(zip(tree.levels, tree.levels[1:], tree.levels[2:]))):
-            parent = self._parents(first, last).expand(rows, -1)
-            empty = best.new_full((rows, last - first), -INF)
-            best[:, first:last] = empty.scatter_reduce(1, parent, best[:, last:end], "amax")
-            mass[:, first:last] = torch.zeros_like(empty).scatter_add(1, parent, mass[:, last:end])
-        return _Queue(log_prob, nodes, slots, self.linear_share, best, torch.maximum(mass.log(), best))
-
-    def _topk(self, memory: _Memory, queue: _Queue, k: int) -> tuple[Tensor, Tensor]:
-        tree, rows = self.tree, len(queue.node)
-        codes = queue.node.new_empty(rows, k)
-        log_probs = self.x.new_empty(rows, k, dtype=upcast_half(self.x).dtype)
+        queue = _Queue(log_prob, nodes, slots)  # the empty prefix of each row
+        codes, log_probs = nodes.new_empty(rows, k), log_prob.new_empty(rows, k)
         opened, used = [_PrefixCache(rows * 8 * OPENED_AT_ONCE) for _ in self.layers], 0
         paths = codes.new_zeros(0, tree.depths)  # slots on the way to each slot
         active = self._arange(rows)
@@ -420,11 +368,6 @@ class CodeSearch:
                     return codes, log_probs
                 active, is_open = active[~done], is_open[~done]
                 memory, queue = memory.rows(~done), queue.rows(~done)
-            if queue.best is not None and MAX_OPENED * used > rows * tree.inner:  # through all codes
-                scores = self.scores(self._by_leaf(memory), queue.best[:, tree.inner :]).log_softmax(1)
-                best, order = self._by_code(scores).sort(dim=1, descending=True, stable=True)
-                codes[active], log_probs[active] = order[:, :k], best[:, :k]
-                return codes, log_probs
             log_prob, nodes, parents = queue.pop(is_open, OPENED_AT_ONCE)  # [b, P] each
             depth = tree.depth[nodes].flatten()
             slots = used + self._arange(nodes.numel())  # [b · P]
