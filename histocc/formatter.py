@@ -153,13 +153,22 @@ class BlockyFormatter:
         block[:count] = [self.map_char_idx[token] for token in tokens]
         return block
 
-    def transform_label(self, label: str | None) -> np.ndarray | None:
-        """Codes joined with ``sep_value`` ("12345&-1") -> float64 [max_seq_len]; None stays None. Raises
-        ValueError for more codes than blocks, or one that does not fit.
+    def codes_of(self, row: Any) -> list[str]:
+        """Codes in ``target_cols`` of a row, repaired; or by their numbers in ``hisco_key`` in code1 …"""
+        is_numbered = "code1" in row and self.target_cols == list(_HISCO_COLS)
+        columns = [f"code{i + 1}" for i in range(self.max_num_codes)] if is_numbered else self.target_cols
+        cells = [row[name].item() if hasattr(row[name], "item") else row[name] for name in columns]
+        cells = [cell for cell in cells if not is_missing(cell) and str(cell).strip()]
+        texts = [str(cell).removesuffix(".0") if isinstance(cell, float) else str(cell) for cell in cells]
+        return [hisco_key()[int(text)] if is_numbered else self.repair(text)[0] for text in texts]
+
+    def transform_label(self, label: Any) -> np.ndarray | None:
+        """Codes joined with ``sep_value`` ("12345&-1"), or a row of a table (Series, DataFrame, dict) ->
+        float64 [max_seq_len]; None stays None. Raises ValueError for too many codes or one that does not fit.
         """
         if label is None:
             return None
-        codes = label.split(self.sep_value)
+        codes = label.split(self.sep_value) if isinstance(label, str) else self.codes_of(label)
         if len(codes) > self.max_num_codes:
             raise ValueError(f"{label!r} holds {len(codes)} codes, there is room for {self.max_num_codes}")
         sequence = np.full(self.max_seq_len, PAD_IDX, dtype=np.float64)

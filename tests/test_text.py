@@ -219,6 +219,20 @@ def test_sequences_tokens_and_sizes_as_published():
     assert (fixed.block_size, fixed.within_block_sep, fixed.allow_short) == (3, None, False)
 
 
+def test_rows_of_tables_as_published():
+    pandas = pytest.importorskip("pandas")
+    cases = (
+        (HISCO, {"hisco_1": 1234, "hisco_2": "-1", "hisco_3": None, "hisco_4": pandas.NA, "hisco_5": " "}),
+        (HISCO, {"code1": 123.0, "code2": 0, **dict.fromkeys(("code3", "code4", "code5"), float("nan"))}),
+        (OCC1950, {"OCC1950_1": 19.0, "OCC1950_2": float("nan")}),
+        (GPF_SHORT, {"a": 12.0, "b": "x1", "c": float("nan")}),
+    )
+    for (formatter, row), codes in zip(cases, ("01234&-1", "03550&-3", "019", "12&x1")):
+        for label in (pandas.Series(row), pandas.DataFrame([row]), pandas.DataFrame([row, row]).iloc[1], row):
+            assert formatter.clean_pred(formatter.transform_label(label)) == codes
+    assert HISCO.transform_label(np.array(["12345"])[0])[1] == 9
+
+
 @pytest.mark.parametrize("formatter, codes", EVERY_KIND)
 def test_codes_come_back(formatter, codes):
     @examples(60)
