@@ -33,6 +33,12 @@ from histocc.trainer.log import RunLog, log_columns
 LOSSES = ("loss", "loss_linear", "loss_seq2seq")
 ACCURACIES = ("seq_acc", "token_acc", "flat_acc")
 COLUMNS = log_columns((*LOSSES, *ACCURACIES))  # of logs.csv
+INSTEAD = {  # of arguments of the published engine and others
+    "save_dir": "pass save=…, a function that writes checkpoints; see histocc.trainer.loop.Run",
+    "log_wandb": "pass log=…, a function that takes a row of the log",
+    "data_loader_eval": "train() validates, with data_loader_val among its data_loaders",
+    **dict.fromkeys(("scaler", "use_amp"), 'pass precision=histocc.runtime.device.Precision("fp16", device)'),
+}
 FLOP_UNITS = (  # what goes through the weights whose names begin so
     (r"encoder\.(encoder|chars_to_molecules)\.", "blocks"),
     (r"(encoder\.((initial|final)_char_encoder|projection)|ngrams\.word_to_memory)\.", "characters"),
@@ -51,13 +57,8 @@ def multi_hot(codes: Tensor, num_classes: int, dtype: torch.dtype) -> Tensor:
 def forward(model: nn.Module, batch: dict) -> tuple[Tensor, Tensor]:
     """Teacher-forced (logits [B, T−1, V], linear logits [B, C])."""
     target = batch["targets_seq2seq"][:, :-1].long()
-    return model(
-        input_ids=batch["input_ids"],
-        attention_mask=batch["attention_mask"],
-        target=target,
-        target_mask=None,
-        target_padding_mask=target == PAD_IDX,
-    )
+    text = {name: batch[name] for name in ("input_ids", "attention_mask")}
+    return model(**text, target=target, target_mask=None, target_padding_mask=target == PAD_IDX)
 
 
 def row_losses(loss_fn: nn.Module, outputs: tuple[Tensor, Tensor], batch: dict) -> dict[str, Tensor]:
@@ -70,9 +71,8 @@ def row_losses(loss_fn: nn.Module, outputs: tuple[Tensor, Tensor], batch: dict) 
         "target_seq2seq": batch["targets_seq2seq"].long(),
         "target_linear": multi_hot(batch["targets_linear"], out_linear.shape[1], dtype),
     }
-    per_sample = getattr(loss_fn, "per_sample", None)
-    if per_sample is not None:
-        return per_sample(**arguments, **entries_for(loss_fn, batch))
+    if hasattr(loss_fn, "per_sample"):
+        return cast(Any, loss_fn).per_sample(**arguments, **entries_for(loss_fn, batch))
     return {"loss": loss_fn(**arguments).expand(len(out_linear))}
 
 
@@ -169,6 +169,12 @@ class MixerTask:
         return sum(flops * counts[unit] for unit, flops in self.flops_per_unit.items())
 
 
+def check_names(function: str, options: Iterable[str], known: Iterable[str] = ()) -> None:
+    """Raises TypeError, with what to pass instead, for an option that is not known."""
+    for name in sorted({*options} - {*known}):
+        raise TypeError(f"{function}() has no {name}: {INSTEAD.get(name, 'leave it out')}")
+
+
 def train_one_epoch(
     model: nn.Module,
     data_loader: Iterable[dict],
@@ -193,13 +199,14 @@ def train_one_epoch(
         scheduler: any torch scheduler, whose `step` is called after each optimizer step; or None.
         options: as for `histocc.trainer.loop.Run`: stop_step, seed, precision, stop, step_done, …
     """
+    check_names("train_one_epoch", options, loop.Run.__dataclass_fields__)
     world = world or (current_world(device) if distributed else World(device=torch.device(device)))
     task = MixerTask(loss_fn, model=unwrap(model))
     batches = len(data_loader) if isinstance(data_loader, Sized) else 0
     last = options.get("stop_step") or current_step + batches
-    is_main = world.is_main and is_main_process
-    log = RunLog(None, log_columns(task.columns), last, current_step, is_main=is_main).row
-    options |= {"scheduler": scheduler, "flops": task.flops, "log_interval": log_interval, "log": log}
+    main = world.is_main and is_main_process
+    options.setdefault("log", RunLog(None, log_columns(task.columns), last, current_step, is_main=main).row)
+    options |= {"scheduler": scheduler, "flops": task.flops, "log_interval": log_interval}
     run, state = loop.Run(model, task, optimizer, world, **options), loop.State(current_step)
     with contextlib.suppress(Stopped):
         loop.train_one_epoch(run, data_loader, state, epoch)
@@ -216,8 +223,10 @@ def evaluate(
     stop: Callable[[], bool] | None = None,
     precision: Precision | None = None,
     world: World | None = None,
+    **others: Any,
 ) -> dict[str, float]:
     """Losses and accuracies over all rows of all ranks' `data_loader`s, see `MixerTask`. All ranks."""
+    check_names("evaluate", others)
     world = world or World(device=torch.device(device))
     return loop.evaluate(model, data_loader, MixerTask(loss_fn, formatter), world, precision, stop)
 
@@ -253,12 +262,12 @@ def train(
         state: of a run that is resumed, instead of `current_step`; brought up to date.
         options: as for `histocc.trainer.loop.Run`: save, stop_step, steps_per_epoch, seed, precision, …
     """
+    check_names("train", options, loop.Run.__dataclass_fields__)
     world = world or (current_world(device) if distributed else World(device=torch.device(device)))
     task = task or MixerTask(loss_fn, formatter, model=unwrap(model))
     options |= {"scheduler": scheduler, "flops": task.flops, "total_steps": total_steps}
+    options |= {"epoch_name": checkpoint.EPOCH} if save_each_epoch else {}
     options |= {"log_interval": log_interval, "eval_interval": eval_interval, "save_interval": save_interval}
-    if save_each_epoch:
-        options["epoch_name"] = checkpoint.EPOCH
     run = loop.Run(model, task, optimizer, world, log=log if is_main_process else None, **options)
     loaders = {name.removeprefix("data_loader_"): loader for name, loader in data_loaders.items()}
     return loop.train(run, loaders, state or loop.State(current_step))

@@ -140,6 +140,29 @@ def test_engine_signatures_keep_their_names():
     assert list(inspect.signature(train).parameters)[:6] == names
 
 
+def test_arguments_of_other_engines_are_named_with_what_to_pass():
+    model, loss_fn, *end = parts()
+    end.insert(1, "cpu")
+    batches = list(hand_made_batches(1))
+    calls = {
+        train_one_epoch: (model, batches, loss_fn, *end, 0),
+        evaluate: (model, batches, loss_fn, "cpu"),
+        train: (model, {"train": batches}, loss_fn, *end, 1),
+    }
+    told = {"save_dir": "pass save=", "scaler": "pass precision=", "x": "leave it out"}
+    for call, arguments in calls.items():
+        for name, instead in told.items():
+            said = ""
+            try:
+                call(*arguments, **{name: None})
+            except TypeError as error:
+                said = str(error)
+            assert f"{call.__name__}() has no {name}: {instead}" in said
+    rows = []
+    train_one_epoch(*calls[train_one_epoch], log_interval=1, log=rows.append)
+    assert len(rows) == 1
+
+
 def hand_made_batches(n_batches=3, rows=4):
     """Batches as any DataLoader of the published kind gives them: four tensors, nothing else."""
     generator = torch.Generator().manual_seed(0)
