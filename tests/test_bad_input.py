@@ -131,8 +131,8 @@ def test_the_weights_that_a_run_starts_from_are_not_overwritten(tmp_path, data):
         ("--weight-decay nan", "--weight-decay: 'nan' is not a number of at least 0"),
         ("--formatter x", "--formatter"),
         ("--seed", "--seed"),
-        ("--bach_size 8", "unrecognized arguments: --bach-size 8"),
-        ("--zzz --seeed=3", "unrecognized arguments: --zzz --seeed=3"),
+        ("--bach_size 8", "unrecognized arguments: --bach-size 8; did you mean --batch-size?"),
+        ("--zzz --seeed=3", "unrecognized arguments: --zzz --seeed=3; did you mean --seed?"),
     ],
 )
 def test_a_wrong_flag_or_value_names_the_help(tmp_path, flags, said):

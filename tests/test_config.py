@@ -58,6 +58,7 @@ def test_the_command_line_wins_and_switches_off(tmp_path):
         assert args.batch_size == 9 and args.target_cols == ["b"] and args.memory_mask is False
         assert not (args.bf16 or args.fp16 or args.save_each_epoch or args.overwrite)
     assert PARSE(["--config", file]).bf16
+    assert "--config is given twice" in refused("--config", file, f"--config={file}")
     assert "--no-bf16" not in finetune.get_args_parser().format_help()
 
 
@@ -82,7 +83,10 @@ def test_what_is_decided_is_another_object():
 @pytest.mark.parametrize(
     "name, content, said",
     [
-        ("a.toml", "batchsize = 3", "'batchsize': there is no such flag"),
+        ("a.toml", "bacth_size = 3", "'bacth_size': there is no such flag; did you mean batch_size?"),
+        ("a.toml", "deterministic = true", "there is no such flag; leave it out: equal seeds give"),
+        ("a.yaml", "batch_size: 3", "TOML and JSON are read. Convert it: python -c"),
+        ("a.YML", "", "TOML and JSON are read. Convert it: python -c"),
         ("a.toml", "wrong = 1\nalso = 2", "2 problems:\n  'wrong'"),
         ("a.toml", "batch_size = [3]", "'batch_size': expected a text or a number, not [3]"),
         ("a.toml", "batch_size = 0", "'batch_size': '0' is not a whole number of at least 1"),

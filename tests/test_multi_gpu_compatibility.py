@@ -119,7 +119,8 @@ def test_every_flag_takes_hyphens_or_underscores():
 def test_old_spellings_and_aliases_still_work():
     parse = finetune.get_args_parser().parse_args
     given = "--data_dir d.csv --checkpoint_dir out --epochs 3 --batch_size=7 --local-rank 1"
-    args = parse(given.split())
+    args = parse([*given.split(), "--gradient_accumulation_steps", "2", "--compile_model"])
+    assert (args.accumulate_steps, args.compile) == (2, True)
     assert (args.dataset, args.save_path, args.num_epochs) == ("d.csv", "out", 3)
     assert (args.batch_size, args.local_rank) == (7, 1)
     args = parse(

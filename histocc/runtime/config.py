@@ -13,6 +13,7 @@ Python, and the check of a run that is resumed. A subclass gives another default
 
 import argparse
 import contextlib
+import difflib
 import json
 import math
 import os
@@ -74,8 +75,9 @@ def flag(
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """What a user has asked for. `asked` is None, or in what `decide` returns the object as it was given."""
+    """What a user asked for, kept by `decide` in `asked`. instead: what to type for other programs' flags."""
 
+    instead = {"deterministic": "leave it out: equal seeds give equal results, on GPUs up to rounding"}
     asked: "Any" = None
 
     def decide(self, **values: Any) -> Self:
@@ -132,11 +134,8 @@ def differing(
 
 
 class Parser(argparse.ArgumentParser):
-    """The command line of `kind`, of which `parse_args` returns an object. Long flags are spelled with
-    hyphens or underscores; a mistake is a UserError, so that one rank speaks.
-
-    Args:
-        tables: names of tables of a file of --config that are no flags.
+    """The command line of `kind`, of which `parse_args` returns an object. Long flags have hyphens or
+    underscores; a mistake is a UserError, so that one rank speaks. tables: of --config, which are no flags.
     """
 
     def __init__(self, kind: type[Config], prog: str, description: str, tables: Collection[str] = ()):
@@ -186,6 +185,8 @@ class Parser(argparse.ArgumentParser):
         file = of_config.parse_known_args(args)[0].config
         of_file: dict[str, Any] = {}
         if file and "config" in self.kind.__dataclass_fields__:
+            if sum(arg.partition("=")[0] == "--config" for arg in args) > 1:
+                self.error("--config is given twice: give one file; the flags beside it win")
             content = read_file(file)
             left_out = [name for name in self.tables if isinstance(content.get(name), dict)]
             left_out += OF_ONE_START if file.endswith(".json") else ()
@@ -203,7 +204,7 @@ class Parser(argparse.ArgumentParser):
         for name, value in values.items():
             action = self.named.get(name.replace("-", "_"))
             if action is None:
-                problems.append(f"{name[:200]!r}: there is no such flag")
+                problems.append(f"{name[:200]!r}: there is no such flag{self.hint(name.replace('-', '_'))}")
             elif action.dest in accepted:
                 problems.append(f"{name!r}: is given already, by another name")
             elif value is not None:
@@ -214,7 +215,15 @@ class Parser(argparse.ArgumentParser):
         raise_if_any(problems, where, most=20)
         return accepted
 
+    def hint(self, name: str, spelled: Callable[[str], str] = str) -> str:
+        """Return what to type instead of a name, with underscores, that no flag has, or ""."""
+        near = difflib.get_close_matches(name, {*self.named, "config"} - {name}, 1)
+        hints = self.kind.instead.get(name), *(f"did you mean {spelled(other)}?" for other in near)
+        return next((f"; {hint}" for hint in hints if hint), "")
+
     def error(self, message: str) -> NoReturn:
+        unknown = message.replace("-", "_") if message.startswith("unrecognized") else ""
+        message += "".join(self.hint(name, flag_of) for name in re.findall("__([^ =]+)", unknown))
         raise UserError(f"{message}\n  {self.prog} --help lists the flags")
 
 
@@ -236,6 +245,9 @@ def _read(action: argparse.Action, value: Any) -> Any:
 
 def read_file(path: str) -> dict[str, Any]:
     """What a file of --config holds, by its name JSON or else TOML. Raises UserError, whatever it is."""
+    if path.lower().endswith((".yaml", ".yml")):
+        convert = f"python -c 'import json, yaml; print(json.dumps(yaml.safe_load(open(0))))' <{path}"
+        raise UserError(f"--config {path}: TOML and JSON are read. Convert it: {convert} >{path}.json")
     kind, parse = ("JSON", json.loads) if path.endswith(".json") else ("TOML", tomllib.loads)
     try:
         with opened(path) as file:

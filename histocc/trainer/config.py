@@ -82,7 +82,7 @@ class Steps(Config):
         metavar="N|auto",
         resumable=True,
     )
-    accumulate_steps: Count = flag(1, "micro-batches of an optimizer step", resumable=True)
+    accumulate_steps: Count = flag(1, "micro-batches a step", "--gradient-accumulation-steps", resumable=True)
     global_batch_size: Count | None = flag(
         None,
         "samples of an optimizer step, shared out over the processes in micro-batches of at most --batch-size"
@@ -128,7 +128,7 @@ class Machine(Processes):
     profile: Count | None = flag(
         None, "profile so many steps: profile.txt and trace.json", metavar="STEPS", resumable=True
     )
-    compile: bool = flag(False, "torch.compile of layers: no faster on CPUs, untried on GPUs", resumable=True)
+    compile: bool = flag(False, "torch.compile of layers, untried on GPUs", "--compile-model", resumable=True)
 
 
 @dataclass(frozen=True, kw_only=True)
