@@ -1,33 +1,124 @@
-"""Text as bytes, in windows: rows for masked diffusion and for an autoregressive model."""
+"""Text as bytes or tokens, in windows: rows for masked diffusion and for an autoregressive model."""
 
 import hashlib
+import json
+import re
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
 
+from examples.transformer import BYTES
 from histocc.runtime.errors import UserError
 from histocc.runtime.rng import below, chance, draw, streams
 from histocc.trainer.batches import Rows
 
 LEAST_MASKED = 1e-3  # share of a window, in training
 DRAWS = 32  # of a window, in validation
+CONTROL = re.compile(rb"[\0-\x08\x0e-\x19\x1c-\x1f]")  # bytes that no text holds, whatever its encoding
 
 
-def read_text(paths: list[str]) -> tuple[np.ndarray, np.ndarray]:
-    """(training, validation) bytes uint8 of files and of folders of text: the last tenth of each file is for
-    validation. Raises UserError where there is no text.
+class Data(NamedTuple):
+    """Ids for training and validation, integers [N], how many different ones there may be, and the files."""
+
+    train: np.ndarray
+    val: np.ndarray
+    vocabulary: int
+    files: str
+
+    @property
+    def unit(self) -> str:
+        return "byte" if self.vocabulary == BYTES else "token"
+
+
+def read_data(paths: list[str]) -> Data:
+    """A folder of tokens, or files and folders of text. Raises UserError."""
+    folders = [path for path in paths if _holds_tokens(Path(path))]
+    if folders and len(paths) > 1:
+        raise UserError(f"{folders[0]}: holds arrays of tokens; give this folder alone")
+    return read_tokens(Path(paths[0])) if folders else read_text(paths)
+
+
+def read_text(paths: list[str]) -> Data:
+    """Bytes uint8 of files and of folders of text: the last tenth of each file is for validation. Binary
+    files in a folder are left out. Raises UserError for one that is named, and where there is no text.
     """
-    files = [file for path in map(Path, paths) for file in (_files_in(path) if path.is_dir() else [path])]
-    texts = [np.frombuffer(_read(file), dtype=np.uint8) for file in files]
-    texts = [text for text in texts if len(text) and not (text == 0).any()]  # files of another kind hold NULs
+    texts, binary = [], []
+    for path in map(Path, paths):
+        for file in _files_in(path) if path.is_dir() else [path]:
+            content = _read(file)
+            if not CONTROL.search(content):
+                texts.append(np.frombuffer(content, dtype=np.uint8))
+            elif file == path:
+                raise UserError(
+                    f"{file}: is a binary file, not text; arrays of tokens are read from their folder"
+                )
+            else:
+                binary.append(file.name)
+    texts = [text for text in texts if len(text)]
+    left_out = f"; binary, left out: {_list(binary)}" if binary else ""
     if not texts:
-        raise UserError(f"{', '.join(map(str, paths))}: no text there")
-    cuts = [len(text) * 9 // 10 for text in texts]
-    return (
-        np.concatenate([text[:cut] for text, cut in zip(texts, cuts)]),
-        np.concatenate([text[cut:] for text, cut in zip(texts, cuts)]),
-    )
+        raise UserError(f"{', '.join(paths)}: no text there{left_out}")
+    return _split(texts, [], BYTES, f"{', '.join(paths)} ({len(texts):,} files of text{left_out})")
+
+
+def read_tokens(folder: Path) -> Data:
+    """Ids of tokens in arrays (.npy) of a folder, whose metadata.json has their vocab_size: train*.npy and
+    val*.npy, or arrays whose names differ in digits alone, the last tenth of each for validation. Rows of a
+    matrix follow one another. Raises UserError.
+    """
+    metadata = folder / "metadata.json"
+    try:
+        vocabulary = int(json.loads(metadata.read_bytes())["vocab_size"])
+    except (OSError, ValueError, LookupError, TypeError):
+        raise UserError(f'{metadata}: arrays of tokens need this file, with {{"vocab_size": …}}') from None
+    names = sorted(str(file.relative_to(folder)) for file in folder.rglob("*.npy"))
+    val = [name for name in names if name.startswith("val")]
+    train = [name for name in names if name.startswith("train")] or sorted({*names} - {*val})
+    for some in (train, val):
+        if len({re.sub("[0-9]+", "", name) for name in some}) > 1 or not train:
+            raise UserError(
+                f"{folder}: which arrays hold tokens? Expected train*.npy and val*.npy, or arrays whose names"
+                f" differ in digits alone, found {_list(names) or 'no .npy'}"
+            )
+    arrays, held_out = ([_array(folder / name, vocabulary) for name in some] for some in (train, val))
+    return _split(arrays, held_out, vocabulary, f"{folder} (tokens in {_list([*train, *val])})")
+
+
+def _list(names: list[str]) -> str:
+    return ", ".join(names[:5]) + " …" * (len(names) > 5)
+
+
+def _holds_tokens(path: Path) -> bool:
+    metadata = path / "metadata.json"
+    return any(path.glob("*.npy")) or metadata.is_file() and b'"vocab_size"' in metadata.read_bytes()
+
+
+def _array(file: Path, vocabulary: int) -> np.ndarray:
+    try:
+        array = np.load(file, mmap_mode="r").reshape(-1)
+    except (OSError, ValueError, EOFError) as error:
+        raise UserError(f"{file}: cannot be read as an array: {error}") from None
+    if array.dtype.kind not in "iu":
+        raise UserError(f"{file}: holds {array.dtype}, not ids of tokens, which are integers")
+    if len(array) and not 0 <= array.min() <= array.max() < vocabulary:
+        raise UserError(
+            f"{file}: holds ids from {array.min()} to {array.max()}, not of a vocabulary of {vocabulary:,}"
+            " (vocab_size in metadata.json)"
+        )
+    return array
+
+
+def _split(arrays: list[np.ndarray], held_out: list[np.ndarray], vocabulary: int, files: str) -> Data:
+    """The last tenth of each array is for validation, if no other arrays are."""
+    if not held_out:
+        cuts = [len(array) * 9 // 10 for array in arrays]
+        held_out = [array[cut:] for array, cut in zip(arrays, cuts)]
+        arrays = [array[:cut] for array, cut in zip(arrays, cuts)]
+    # a single array stays in its file
+    train, val = (some[0] if len(some) == 1 else np.concatenate(some) for some in (arrays, held_out))
+    return Data(train, val, vocabulary, files)
 
 
 def _files_in(folder: Path) -> list[Path]:
@@ -47,19 +138,19 @@ def _read(file: Path) -> bytes:
 
 
 class Windows(Rows):
-    """Windows of `length` bytes, one behind the other: tokens int64 [B, L]. seed: each epoch shifts each
+    """Windows of `length` ids, one behind the other: tokens int64 [B, L]. seed: each epoch shifts each
     window by less than its length; None leaves them. Raises UserError where the text is shorter than one.
     """
 
     def __init__(self, text: np.ndarray, length: int, seed: int | None = None, most: int | None = None):
         if len(text) < length:
             raise UserError(
-                f"the text, or its last tenth for validation, has {len(text):,} bytes, fewer than a window"
-                f" of {length}: give more text, or a smaller --window"
+                f"the text, or what is held out for validation, has {len(text):,} bytes or tokens, fewer than"
+                f" a window of {length}: give more text, or a smaller --window"
             )
         self.text, self.length, self.seed = text, length, seed
         self.windows = min(len(text) // length, most or len(text))
-        self.fingerprint = hashlib.sha256(text.tobytes()).hexdigest()
+        self.fingerprint = hashlib.sha256(np.ascontiguousarray(text).data).hexdigest()
 
     def __len__(self) -> int:
         return self.windows

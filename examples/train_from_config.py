@@ -93,7 +93,13 @@ def run(args, world):
         val = made(args.config, tables, "val", Rows) if "val" in tables else None
         model, task = made(args.config, tables, "model", nn.Module), made(args.config, tables, "task")
         train = made(args.config, tables, "train", Rows)
-        return Training(model, task, train, val, entries={"config": tables})
+        held_out = f", {len(val):,} for validation" if val else ""
+        about = [
+            f"Dataset: {tables['train']['name']} ({len(train):,} rows for training{held_out})",
+            f"Model: {tables['model']['name']}",
+            f"Model parameters: {sum(p.numel() for p in model.parameters()):,}",
+        ]
+        return Training(model, task, train, val, entries={"config": tables}, about=about)
 
     script.train(get_args_parser(), args, world, make)
 

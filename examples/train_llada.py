@@ -1,11 +1,13 @@
 #!/usr/bin/env python3
-"""Train a masked-diffusion language model (LLaDA) on bytes of text, or an autoregressive one to compare with.
+"""Train a masked-diffusion language model (LLaDA) on text or tokens, or an autoregressive one to compare.
 
     python examples/train_llada.py --save_dir ./llada
     torchrun --nproc_per_node=4 examples/train_llada.py --distributed --data_dir FOLDER --save_dir ./llada
     SCRIPT=examples/train_llada.py ./launch_training.sh 2 FOLDER
 
-Without --data_dir the text is the Python code of this repository. The same command, given again, continues.
+FOLDER holds text, whose bytes are learned, or tokens: arrays train.npy and val.npy, and metadata.json with
+their vocab_size. Without it the text is the Python code of this repository. The same command, given again,
+continues.
 """
 
 import math
@@ -25,8 +27,8 @@ from dataclasses import dataclass
 import torch
 from torch.nn.functional import cross_entropy
 
-from examples.text import MaskedDraws, MaskedWindows, Windows, read_text
-from examples.transformer import MASK, SIZES, Transformer, sample
+from examples.text import MaskedDraws, MaskedWindows, Windows, read_data
+from examples.transformer import SIZES, Transformer, sample
 from histocc.runtime.config import Count, Parser, flag
 from histocc.runtime.errors import UserError
 from histocc.runtime.world import start
@@ -40,26 +42,27 @@ OBJECTIVES = ("diffusion", "autoregressive")
 
 
 class Diffusion:
-    """Cross entropy of the masked bytes, weighted: an upper bound of that of the text, in nats per byte."""
+    """Cross entropy of the masked tokens, weighted: an upper bound of that of the text, in nats per token."""
 
-    columns = ("loss", "bits_per_byte")
+    def __init__(self, mask, unit):
+        self.mask, self.columns = mask, ("loss", f"bits_per_{unit}")
 
     def losses(self, model, batch):
-        logits = model(batch["tokens"].masked_fill(batch["masked"], MASK))
+        logits = model(batch["tokens"].masked_fill(batch["masked"], self.mask))
         each = cross_entropy(logits.transpose(1, 2), batch["tokens"], reduction="none")
         return {"loss": (each * batch["masked"]).sum(1) * batch["weight"].to(each.dtype)}
 
     def metrics(self, model, batch):
         loss = self.losses(model, batch)["loss"]
-        return {"loss": loss, "bits_per_byte": loss / math.log(2)}
+        return {"loss": loss, self.columns[1]: loss / math.log(2)}
 
 
 class Autoregressive(Diffusion):
-    """Cross entropy of each byte given those before it in its window: exact."""
+    """Cross entropy of each token given those before it in its window: exact."""
 
     def losses(self, model, batch):
         tokens = batch["tokens"]
-        logits = model(torch.cat([torch.full_like(tokens[:, :1], MASK), tokens[:, :-1]], 1))
+        logits = model(torch.cat([torch.full_like(tokens[:, :1], self.mask), tokens[:, :-1]], 1))
         return {"loss": cross_entropy(logits.transpose(1, 2), tokens, reduction="none").mean(1)}
 
 
@@ -72,19 +75,24 @@ class Config(ScriptConfig):
     batch_size: int = 32
     learning_rate: float | None = 4e-3
     eval_interval: int = 500
-    data_dir: list[str] = flag(OWN_CODE, "files or folders of text", "--data-root", resumable=True)
+    data_dir: list[str] = flag(
+        OWN_CODE,
+        "files or folders of text, or a folder of tokens: train.npy, val.npy, metadata.json with vocab_size",
+        "--data-root",
+        resumable=True,
+    )
     model_name: str = flag(
         "tiny",
         f"size of a new model ({', '.join(SIZES)}), or a folder or file with a checkpoint to start from",
         resumable=True,
     )
     objective: str = flag(
-        "diffusion", "what is learned: masked bytes, or each byte after the others", choices=OBJECTIVES
+        "diffusion", "what is learned: masked tokens, or each token after the others", choices=OBJECTIVES
     )
-    window: Count = flag(64, "bytes that the model sees at once")
+    window: Count = flag(64, "bytes or tokens that the model sees at once")
     val_windows: Count = flag(64, "windows to validate on, at most: the first ones")
     sample: Count | None = flag(
-        None, "print so many bytes of the model's own", metavar="BYTES", resumable=True
+        None, "print so many bytes or tokens of the model's own", metavar="NUMBER", resumable=True
     )
 
 
@@ -107,17 +115,27 @@ def run(args, world):
 
     def make():
         causal, (width, layers, heads) = args.objective == "autoregressive", size_of(args)
-        text, held_out = read_text(args.data_dir)
-        world.print(f"Text: {len(text):,} bytes for training, {len(held_out):,} for validation")
+        data = read_data(args.data_dir)
         train, val = (Windows, Windows) if causal else (MaskedWindows, MaskedDraws)
         config = {"size": [width, layers, heads], "window": args.window, "objective": args.objective}
+        config |= {"vocabulary": data.vocabulary} if data.unit == "token" else {}
+        model = Transformer(width, layers, heads, causal, data.vocabulary)
         return Training(
-            Transformer(width, layers, heads, causal),
-            Autoregressive() if causal else Diffusion(),
-            train(text, args.window, args.seed),
-            val(held_out, args.window, most=args.val_windows),
+            model,
+            (Autoregressive if causal else Diffusion)(data.vocabulary, data.unit),
+            train(data.train, args.window, args.seed),
+            val(data.val, args.window, most=args.val_windows),
             entries={"config": config},
-            finish=lambda model: args.sample and world.print(sample(model, args.sample, causal, args.seed)),
+            about=[
+                f"Dataset: {data.files}: {len(data.train):,} {data.unit}s for training,"
+                f" {len(data.val):,} for validation",
+                f"Model: {args.objective}, width {width}, {layers} layers, {heads} heads",
+                f"Model parameters: {sum(p.numel() for p in model.parameters()):,}",
+                f"Vocabulary size: {data.vocabulary:,} and a mask",
+            ],
+            finish=lambda model: (
+                args.sample and world.print(sample(model, args.sample, causal, args.seed, data.vocabulary))
+            ),
         )
 
     if args.model_name not in SIZES:

@@ -67,6 +67,10 @@ class Segmentation:
 class Config(ScriptConfig):
     """images and model"""
 
+    instead = {
+        **ScriptConfig.instead,
+        "image_size": "images keep their size; resize the files: mogrify -resize 256x256! *.png",
+    }
     save_path: str = "./prs_med"
     num_epochs: int = 8
     batch_size: int = 16
@@ -127,9 +131,16 @@ def run(args, world):
                 Scenes(args.val_scenes, 2 * args.seed + 1, shuffled),
             )
         sizes = {"width": args.width, "answers": len(train.answers), "modalities": len(train.modalities)}
-        finish = partial(draw, args, world, val)
+        model, finish = Segmenter(**sizes), partial(draw, args, world, val)
+        about = [
+            f"Dataset: {args.data_root or 'drawn scenes'} ({len(train):,} rows for training,"
+            f" {len(val):,} for validation)",
+            f"Model: convolutions of width {args.width} on images, a character encoder on questions",
+            f"Model parameters: {sum(p.numel() for p in model.parameters()):,}",
+            f"Vocabulary size: 256 (bytes of a question); {len(train.answers):,} answers",
+        ]
         return Training(
-            Segmenter(**sizes), Segmentation(), train, val, entries={"config": sizes}, finish=finish
+            model, Segmentation(), train, val, entries={"config": sizes}, about=about, finish=finish
         )
 
     script.train(get_args_parser(), args, world, make)

@@ -1,12 +1,12 @@
-"""A transformer over bytes, and how text is sampled from it."""
+"""A transformer over bytes or other tokens, and how text is sampled from it."""
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad, scaled_dot_product_attention
 
-MASK = 256  # the token in the place of a masked byte; before the first one of an autoregressive model
-NEAR = 9  # bytes that the first layer sees at once
-BLOCK = 8  # bytes that are sampled together
+NEAR = 9  # tokens that the first layer sees at once
+BLOCK = 8  # tokens that are sampled together
+BYTES = 256  # different ones
 SIZES = {"tiny": (64, 2, 4), "small": (384, 6, 6), "base": (768, 12, 12)}  # width, layers, heads
 
 
@@ -29,18 +29,19 @@ class Layer(nn.Module):
 
 
 class Transformer(nn.Module):
-    """Tokens int64 [B, S] → logits [B, S, 256] of a byte at each place. causal: a place sees itself and those
-    before it alone. A convolution over the nearest bytes comes first. Attention has a bias that grows with
-    the distance, another one in each head (ALiBi, arXiv 2108.12409); without causal every second head looks
-    ahead instead of back.
+    """Tokens int64 [B, S] → logits [B, S, vocabulary] of a token at each place; the one after the last of the
+    vocabulary stands for a masked token, and before the first one of an autoregressive model. causal: a place
+    sees itself and those before it alone. A convolution over the nearest tokens comes first. Attention has a
+    bias that grows with the distance, another one in each head (ALiBi, arXiv 2108.12409); without causal
+    every second head looks ahead instead of back.
     """
 
-    def __init__(self, width: int, layers: int, heads: int, causal: bool = False):
+    def __init__(self, width: int, layers: int, heads: int, causal: bool = False, vocabulary: int = BYTES):
         super().__init__()
-        self.embedding = nn.Embedding(MASK + 1, width)
+        self.embedding = nn.Embedding(vocabulary + 1, width)
         self.near = nn.Conv1d(width, width, NEAR)
         self.layers = nn.ModuleList(Layer(width, heads) for _ in range(layers))
-        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, MASK)
+        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, vocabulary)
         self.heads, self.causal = heads, causal
         for name, weight in self.named_parameters():
             if weight.dim() > 1:
@@ -65,16 +66,16 @@ class Transformer(nn.Module):
         return self.head(self.norm(x))
 
 
-def sample(model: nn.Module, length: int, causal: bool, seed: int) -> str:
-    """A text of `length` bytes. Autoregressive: byte by byte. Masked diffusion: block by block; each step
-    proposes all bytes of the block that are still masked, and keeps the one that it is surest of (LLaDA's
-    low-confidence remasking).
+def sample(model: nn.Module, length: int, causal: bool, seed: int, mask: int = BYTES) -> str:
+    """A text of `length` bytes, or ids of other tokens. Autoregressive: token by token. Masked diffusion:
+    block by block; each step proposes all tokens of the block that are still masked, and keeps the one that
+    it is surest of (LLaDA's low-confidence remasking). mask: the size of the vocabulary.
     """
     device = next(model.parameters()).device
     generator = torch.Generator().manual_seed(seed)
-    tokens = torch.full((1, length), MASK)
+    tokens = torch.full((1, length), mask)
     for step in range(length):
-        shown = torch.cat([torch.full((1, 1), MASK), tokens[:, :step]], 1) if causal else tokens
+        shown = torch.cat([torch.full((1, 1), mask), tokens[:, :step]], 1) if causal else tokens
         chances = model(shown.to(device))[0].double().cpu().softmax(1)
         if causal:
             tokens[0, step] = torch.multinomial(chances[-1], 1, generator=generator)
@@ -82,7 +83,8 @@ def sample(model: nn.Module, length: int, causal: bool, seed: int) -> str:
         first = step // BLOCK * BLOCK
         block = slice(first, min(first + BLOCK, length))
         proposed = torch.multinomial(chances, 1, generator=generator)
-        sure = chances.gather(1, proposed)[block, 0].masked_fill(tokens[0, block] != MASK, -1.0)
+        sure = chances.gather(1, proposed)[block, 0].masked_fill(tokens[0, block] != mask, -1.0)
         place = first + sure.argmax()
         tokens[0, place] = proposed[place, 0]
-    return bytes(tokens[0].tolist()).decode("utf-8", "replace")
+    ids = tokens[0].tolist()
+    return bytes(ids).decode("utf-8", "replace") if mask == BYTES else " ".join(map(str, ids))

@@ -86,7 +86,6 @@ def test_what_is_decided_is_another_object():
         ("a.toml", "bacth_size = 3", "'bacth_size': there is no such flag; did you mean batch_size?"),
         ("a.toml", "deterministic = true", "there is no such flag; leave it out: equal seeds give"),
         ("a.yaml", "batch_size: 3", "TOML and JSON are read. Convert it: python -c"),
-        ("a.YML", "", "TOML and JSON are read. Convert it: python -c"),
         ("a.toml", "wrong = 1\nalso = 2", "2 problems:\n  'wrong'"),
         ("a.toml", "batch_size = [3]", "'batch_size': expected a text or a number, not [3]"),
         ("a.toml", "batch_size = 0", "'batch_size': '0' is not a whole number of at least 1"),

@@ -10,7 +10,7 @@ from helpers import REPO, greatest_difference, read_logs, run, run_inside, start
 from examples import train_from_config, train_llada, train_prs_med
 from examples.scenes import Scenes
 from examples.segmentation import overlap, structure_loss
-from examples.text import DRAWS, MaskedDraws, MaskedWindows, Windows, read_text
+from examples.text import DRAWS, MaskedDraws, MaskedWindows, Windows, read_data
 from examples.transformer import SIZES, Transformer
 
 pytestmark = pytest.mark.processes
@@ -116,7 +116,8 @@ class TestRuns:
         for rank in ranks:
             rank.kill()
             rank.join()
-        assert "Resuming from step" in run(script, *flags, processes=processes)
+        said = run(script, *flags, processes=processes)
+        assert all(x in said for x in ("Resuming from step", "Dataset: ", "Model: ", "Model parameters: "))
         states, logs, epochs = [], [], []
         for folder in (whole, tmp_path / "run"):
             states.append(torch.load(folder / "last.bin", weights_only=True))
@@ -156,11 +157,34 @@ class TestText:
         assert not torch.equal(one["masked"], other.batch(numbers, 1)["masked"])
 
     def test_windows_are_the_text(self, corpus):
-        train, val = read_text([str(corpus)])
+        train, val, *_, files = read_data([str(corpus)])
         rows = Windows(val, 16)
         tokens = rows.batch(np.arange(len(rows)), 0)["tokens"].flatten().numpy()
         assert (tokens == val[: len(tokens)]).all() and len(val) - len(tokens) < 16
-        assert abs(len(val) / (len(train) + len(val)) - 0.1) < 0.01
+        assert abs(len(val) / (len(train) + len(val)) - 0.1) < 0.01 and "left out: image.png" in files
+
+    def test_tokens_are_the_arrays_of_a_folder(self, tmp_path):
+        (tmp_path / "metadata.json").write_text('{"vocab_size": 5000}')
+        for i in range(2):
+            np.save(tmp_path / f"shard_{i}.npy", np.arange(i, 5000, 2, dtype=np.uint16).reshape(50, 50))
+        train, val, *_ = read_data([str(tmp_path)])
+        assert sorted([*train, *val]) == list(range(5000)) and len(val) == 500
+        np.save(tmp_path / "val.npy", np.arange(300))
+        flags = [
+            "--data_dir",
+            tmp_path,
+            "--device",
+            "cpu",
+            "--max-steps",
+            1,
+            "--val-windows",
+            1,
+            "--sample",
+            3,
+        ]
+        code, said = run_inside(train_llada.main, *flags, "--save-dir", tmp_path / "run")
+        assert code == 0 and "5,000 tokens for training, 300 for validation" in said
+        assert "Vocabulary size: 5,000 and" in said and "bits_per_token" in said
 
     def test_an_autoregressive_model_sees_nothing_ahead(self):
         torch.manual_seed(0)
@@ -255,8 +279,12 @@ LLADA, IMAGES, CONFIGURED = train_llada.main, train_prs_med.main, train_from_con
     [
         (LLADA, ["--data_dir", "{}/empty"], "empty: no text there"),
         (LLADA, ["--data_dir", "{}/short.txt"], "fewer than a window of 64"),
+        (LLADA, ["--data_dir", "{}/short.txt", "{}/latin/a.npy"], "a.npy: is a binary file, not text"),
+        (LLADA, ["--data_dir", "{}/latin"], "latin/metadata.json: arrays of tokens need this file"),
+        (LLADA, ["--data_dir", "{}/short"], "short/a.npy: holds ids from 0 to 6, not of a vocabulary of 5"),
         (LLADA, ["--model_name", "{}/empty"], "--model-name {}/empty: no checkpoint there"),
         (LLADA, ["--epochs", "0"], "--num-epochs/--epochs: '0' is not a whole number"),
+        (IMAGES, ["--image_size", "64"], "images keep their size; resize the files"),
         (IMAGES, ["--data_root", "{}/empty"], "empty/questions.csv: no such file"),
         (IMAGES, ["--data_root", "{}/latin"], "latin/questions.csv: cannot be read as CSV in UTF-8"),
         (IMAGES, ["--data_root", "{}/short"], "short/questions.csv, row 2: no value question, answer"),
@@ -275,6 +303,8 @@ def test_bad_input_is_one_message_and_leaves_nothing(main, flags, expected, tmp_
         (tmp_path / name).mkdir()
         table = b"image,mask,question,answer\na.png,b.png,where?,left\n" + line
         (tmp_path / name / "questions.csv").write_bytes(table)
+        np.save(tmp_path / name / "a.npy", np.arange(7))
+    (tmp_path / "short" / "metadata.json").write_text('{"vocab_size": 5}')
     if flags[:1] == ["--config"]:
         (tmp_path / "c.toml").write_text(CONFIG.replace('"examples.segmentation:Segmenter"', flags[1]))
         flags = ["--config", "{}/c.toml"]
