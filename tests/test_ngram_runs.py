@@ -305,6 +305,7 @@ def test_runs_of_ngrams_alone(table, tmp_path):
     one, two = tmp_path / "one", tmp_path / "two"
     said = run("train_mixer.py", *alone(table, one, *exact, "--batch-size", 32))
     assert "Model: ngrams (no encoder, width 128, 0 layers)" in said and "Learning rate: 0.001" in said
+    assert "no effect" not in said
     for more in (["--max-steps", 3], []):
         run("train_mixer.py", *alone(table, tmp_path / "again", *exact, "--batch-size", 32, *more))
     whole, again = (checkpoint.load(str(path / "last.bin"))["model"] for path in (one, tmp_path / "again"))
@@ -324,6 +325,7 @@ def test_the_fit_is_all_of_it(table, tmp_path):
     """Without --max-steps; flat_acc is the share of rows that `flat` answers as they are."""
     said = run("train_mixer.py", *alone(table, tmp_path / "run"))
     assert "Epochs: 0 (0 steps)" in said and "Finished at step 0." in said
+    assert "no steps, so these flags have no effect: --log-interval, --num-epochs. Type --model-size" in said
     (row,), saved = read_logs(tmp_path / "run"), (tmp_path / "run" / "last.bin").stat().st_mtime_ns
     with open(table[1], encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))

@@ -17,6 +17,7 @@ from histocc.runtime.config import Config, Count, Fraction, flag, number
 from histocc.runtime.errors import UserError, raise_if_any
 from histocc.runtime.files import opened
 from histocc.text import AS_IS, TEXT_RULES, UNKNOWN_LANGUAGE
+from histocc.trainer.config import step_flag
 
 Delimiter = Annotated[
     str,
@@ -152,21 +153,21 @@ class Split(Config):
 class Descriptions(Config):
     """descriptions of codes, shown with some of the training texts"""
 
-    include_descriptions: bool = flag(
+    include_descriptions: bool = step_flag(
         False, "put the description of its first code behind some training texts; needs --descriptions-file"
     )
-    description_prob: Fraction = flag(0.5, "probability that a text gets it, 0…1")
-    description_template: str = flag(
+    description_prob: Fraction = step_flag(0.5, "probability that a text gets it, 0…1")
+    description_template: str = step_flag(
         "{occ} [DESC: {desc}]", "what becomes of text and description", metavar="TEXT"
     )
-    descriptions_file: str | None = flag(None, "codes and their descriptions", metavar="FILE")
-    descriptions_code_col: str | None = flag(
+    descriptions_file: str | None = step_flag(None, "codes and their descriptions", metavar="FILE")
+    descriptions_code_col: str | None = step_flag(
         None, "its column of codes (default: the first of system_code, hisco, code)", metavar="COL"
     )
-    descriptions_text_col: str | None = flag(
+    descriptions_text_col: str | None = step_flag(
         None, "its column of texts (default: the first of description, en_hisco_text, text)", metavar="COL"
     )
-    descriptions_lang_col: str | None = flag(
+    descriptions_lang_col: str | None = step_flag(
         None, "its column of languages (default: the first text of a code is for all)", metavar="COL"
     )
 

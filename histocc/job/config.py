@@ -13,7 +13,7 @@ from histocc.model.mixer import NGRAMS
 from histocc.model.ngrams import AUTO, MAX_BITS, MIN_BITS, NONE
 from histocc.runtime.config import Config, Count, CountOrZero, Fraction, Parser, Positive, flag, number
 from histocc.trainer import script
-from histocc.trainer.config import TrainConfig
+from histocc.trainer.config import TrainConfig, step_flag
 
 UpToHundred = Annotated[int, number(int, lambda value: 0 <= value <= 100, "a whole number from 0 to 100")]
 
@@ -22,10 +22,10 @@ UpToHundred = Annotated[int, number(int, lambda value: 0 <= value <= 100, "a who
 class Noise(Config):
     """noise on the training text"""
 
-    num_transformations: UpToHundred = flag(3, "transformations of a text that is changed")
-    augmentation_prob: Fraction = flag(0.3, "probability that a text is changed, 0…1")
-    unk_lang_prob: Fraction = flag(0.25, "probability that the language is hidden, 0…1")
-    fn_word_freq: str | None = flag(
+    num_transformations: UpToHundred = step_flag(3, "transformations of a text that is changed")
+    augmentation_prob: Fraction = step_flag(0.3, "probability that a text is changed, 0…1")
+    unk_lang_prob: Fraction = step_flag(0.25, "probability that the language is hidden, 0…1")
+    fn_word_freq: str | None = step_flag(
         None,
         "words to insert: a CSV with columns word, freq (default: the words of the training texts)",
         metavar="FILE",
@@ -91,8 +91,8 @@ class Model(Config):
     only_encoder: bool = flag(False, "take the encoder alone from --initial-checkpoint", resumable=True)
     freeze_encoder: bool = flag(False, "train the decoders only")
     dropout: Fraction = flag(0.0, "dropout of the decoders, 0…1")
-    encoder_dropout: Fraction = flag(0.1, "dropout of the encoder, 0…1")
-    ngram_dropout: Fraction = flag(0.3, "share of the n-grams left out in training of the whole model, 0…1")
+    encoder_dropout: Fraction = step_flag(0.1, "dropout of the encoder, 0…1")
+    ngram_dropout: Fraction = step_flag(0.3, "share of n-grams left out in training of the whole model, 0…1")
     decoder_dim_feedforward: Count | None = flag(
         None, "feed-forward width of the decoder (default: the encoder's width)"
     )
@@ -157,13 +157,13 @@ class Losses(Config):
 class JobConfig(Tables, Descriptions, Noise, Model, Teaching, Losses, TrainConfig):
     """training"""
 
-    learning_rate: Positive | None = flag(
+    learning_rate: Positive | None = step_flag(
         None,
         "peak learning rate (default: from scratch 1e-3 for tiny and ngrams, 5e-4 for small, 1.5e-4 for base;"
         " else 2e-5)",
         resumable="kept",
     )
-    best_by: str | None = flag(
+    best_by: str | None = step_flag(
         None,
         "best.bin has the highest accuracy (whole sets of codes right, of the better decoder), or the lowest"
         " validation loss (default: accuracy from scratch, loss from trained weights)",

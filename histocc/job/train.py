@@ -21,7 +21,7 @@ from histocc.model.canine import CanineEncoder
 from histocc.model.confidence import Thresholds
 from histocc.model.mixer import Seq2SeqMixerOccCANINE
 from histocc.published import formats, models
-from histocc.runtime.config import differing
+from histocc.runtime.config import declarations, differing, flag_of
 from histocc.runtime.errors import UserError
 from histocc.runtime.files import OwnFiles, checksum
 from histocc.runtime.world import World
@@ -119,7 +119,18 @@ def about(
         f"Codes: {len(data.codes):,} ({settings.formatter['kind']}, columns {columns}){kept}",
         *([f"Texts: {data.clean_text}"] if data.clean_text != AS_IS else []),
         *(["Target mask: published (PAD among the codes is looked at)"] if not model.target_mask else []),
+        *without_effect(args),
     ]
+
+
+def without_effect(args: JobConfig) -> list[str]:
+    """Return a line with the flags that were given and count in steps alone, if the run takes none."""
+    of_steps = [name for name, (item, _, _) in declarations(type(args)).items() if item.metadata["of_steps"]]
+    defaults, asked = type(args).__dataclass_fields__, args.asked or args
+    given = [flag_of(name) for name in of_steps if getattr(asked, name) != defaults[name].default]
+    what = "Note: n-grams alone are fitted and take no steps, so these flags have no effect: "
+    remedy = ". Type --model-size tiny to train an encoder, or --max-steps N to take steps"
+    return [what + ", ".join(given) + remedy] if given and not args.num_epochs else []
 
 
 def about_rate(names: list[str], factor: float) -> str:

@@ -67,9 +67,10 @@ def flag(
         names: further spellings, such as "--epochs".
         resumable: whether another value may be given when a run is resumed; "kept": the default then stands
             for what the run has.
-        more: choices and metavar, as of argparse.
+        more: choices and metavar, as of argparse; of_steps: whether it counts in optimizer steps alone.
     """
     metadata = {"names": names, "resumable": resumable, "positional": positional}
+    metadata["of_steps"] = more.pop("of_steps", False)
     return field(default=default, metadata={**metadata, "options": {"help": help, **more}})
 
 

@@ -6,6 +6,7 @@ from dataclasses import MISSING, dataclass
 from typing import Annotated, Any
 
 from histocc.runtime.config import (
+from functools import partial
     Config,
     Count,
     CountOrZero,
@@ -25,6 +26,7 @@ EXTRAS = {"tensorboard": "tensorboard", "log_wandb": "wandb"}  # flag: the packa
 BatchSize = Annotated[
     Any,
     number(
+step_flag = partial(flag, of_steps=True)
         lambda text: AUTO if text == AUTO else int(text),
         lambda value: value == AUTO or 1 <= value < 10**12,
         "a whole number of at least 1, nor auto",
@@ -44,11 +46,11 @@ class RunFiles(Config):
         resumable=True,
     )
     save_interval: Count = flag(1000, "optimizer steps between checkpoints", resumable=True)
-    save_each_epoch: bool = flag(False, "also keep a checkpoint of every epoch", resumable=True)
-    keep_checkpoints: Count = flag(3, "how many {step}.bin stay; older ones are removed", resumable=True)
+    save_each_epoch: bool = step_flag(False, "also keep a checkpoint of every epoch", resumable=True)
+    keep_checkpoints: Count = step_flag(3, "how many {step}.bin stay; older ones are removed", resumable=True)
     overwrite: bool = flag(False, "start over if the folder holds a run", resumable=True)
-    log_interval: Count = flag(100, "optimizer steps between rows of the log", resumable=True)
-    eval_interval: Count = flag(1000, "optimizer steps between validations", resumable=True)
+    log_interval: Count = step_flag(100, "optimizer steps between rows of the log", resumable=True)
+    eval_interval: Count = step_flag(1000, "optimizer steps between validations", resumable=True)
     log_wandb: bool = flag(False, "also log to Weights & Biases (extra wandb)", resumable=True)
     wandb_project_name: str | None = flag(None, "project for --log-wandb; default: histocc", resumable=True)
     tensorboard: bool = flag(False, "also log to TensorBoard (extra tensorboard)", resumable=True)
@@ -75,34 +77,36 @@ class Loading(Config):
 class Steps(Config):
     """training"""
 
-    num_epochs: Count = flag(10, "passes over the training data", "--epochs", resumable=True)
-    batch_size: BatchSize = flag(
+    num_epochs: Count = step_flag(10, "passes over the training data", "--epochs", resumable=True)
+    batch_size: BatchSize = step_flag(
         32,
         "samples per process and micro-batch; auto: as many as fit into the GPU, for the default's total",
         metavar="N|auto",
         resumable=True,
     )
-    accumulate_steps: Count = flag(1, "micro-batches a step", "--gradient-accumulation-steps", resumable=True)
-    global_batch_size: Count | None = flag(
+    accumulate_steps: Count = step_flag(
+        1, "micro-batches of an optimizer step", "--gradient-accumulation-steps", resumable=True
+    )
+    global_batch_size: Count | None = step_flag(
         None,
         "samples of an optimizer step, shared out over the processes in micro-batches of at most --batch-size"
         " (default: --batch-size × --accumulate-steps of each process)",
         resumable=True,
     )
-    learning_rate: Positive | None = flag(None, "peak learning rate", resumable="kept")
-    lr_scaling: str = flag(
+    learning_rate: Positive | None = step_flag(None, "peak learning rate", resumable="kept")
+    lr_scaling: str = step_flag(
         "none",
         "multiply the learning rate by the number of processes, or its square root",
         choices=("none", "linear", "sqrt"),
     )
-    warmup_pct: Fraction = flag(0.05, "share of the schedule spent warming up, 0…1")
-    warmup_steps: CountOrZero | None = flag(None, "optimizer steps of warm-up, instead of --warmup-pct")
-    schedule_steps: Count | None = flag(None, "length of the schedule (default: epochs × steps per epoch)")
+    warmup_pct: Fraction = step_flag(0.05, "share of the schedule spent warming up, 0…1")
+    warmup_steps: CountOrZero | None = step_flag(None, "optimizer steps of warm-up, instead of --warmup-pct")
+    schedule_steps: Count | None = step_flag(None, "steps of the schedule (default: those of all epochs)")
     max_steps: Count | None = flag(None, "stop after so many steps; the schedule stays", resumable=True)
-    patience: Count | None = flag(
+    patience: Count | None = step_flag(
         None, "finish when so many validations in a row were no better than best.bin", resumable=True
     )
-    weight_decay: NotNegative = flag(0.01, "AdamW's weight decay")
+    weight_decay: NotNegative = step_flag(0.01, "AdamW's weight decay")
     seed: Whole = flag(42, "seed of weights, order, noise and dropout")
     eval_only: bool = flag(False, "validate --initial-checkpoint, or best.bin, and stop", resumable=True)
     dry_run: bool = flag(False, "everything but training: says what time and memory it takes", resumable=True)
@@ -118,14 +122,14 @@ class Machine(Processes):
         choices=MODES,
         resumable=True,
     )
-    gradient_compression: str = flag(
+    gradient_compression: str = step_flag(
         "none", "bf16: gradients between processes in half the bytes (--parallel ddp)", choices=COMPRESSIONS
     )
     float64: bool = flag(False, "double precision, for checking results", resumable=True)
     bf16: bool = flag(False, "matrix products in bfloat16; all else stays float32", resumable=True)
     fp16: bool = flag(False, "matrix products in float16, with a scaled loss; slow on CPUs", resumable=True)
     use_amp: bool = flag(False, "the fastest of --bf16, --fp16, float32 on the device", resumable=True)
-    profile: Count | None = flag(
+    profile: Count | None = step_flag(
         None, "profile so many steps: profile.txt and trace.json", metavar="STEPS", resumable=True
     )
     compile: bool = flag(False, "torch.compile of layers, untried on GPUs", "--compile-model", resumable=True)
