@@ -498,23 +498,26 @@ def test_a_cell_holds_the_code_that_it_would_in_training_data():
     assert code_of_cell("NA", make_formatter("gpf", ["a"]), {"NA"}) == "NA"  # the key has it
 
 
-BY_NAME = "--formatter hisco --target-cols hisco_1 hisco_2"
+BY_NAME, GPF = "--formatter hisco --target-cols hisco_1 hisco_2", "--formatter gpf --target-cols"
+BY_NUMBER = "--formatter hisco --target-cols code1 code2"
+OCC1950, LANG_COL = "--formatter occ1950 --target-cols OCC1950_1", " --language-col lang"
 
 
 @pytest.mark.parametrize(
     "header, flags, expected, note",
     [
-        ("occ1,lang,hisco_1,hisco_2", "", ("hisco", 2, "unk", "lang"), f"{BY_NAME} --language-col lang"),
+        ("occ1,lang,hisco_1,hisco_2", "", ("hisco", 2, "unk", "lang"), f"{BY_NAME}{LANG_COL}"),
         ("occ1,lang,hisco_1,hisco_2", "--language da", ("hisco", 2, "da", None), BY_NAME),
         ("occ1,l,hisco_1,hisco_2", "--language-col l", ("hisco", 2, "unk", "l"), BY_NAME),
         ("lang,hisco_1,hisco_2", "--input-col lang", ("hisco", 2, "unk", None), BY_NAME),
-        ("occ1,OCC1950_1", "", ("occ1950", 1, "unk", None), "--formatter occ1950 --target-cols OCC1950_1"),
+        ("occ1,OCC1950_1", "", ("occ1950", 1, "unk", None), OCC1950),
         ("occ1,lang,hisco_1,x", "--target-cols x", ("gpf", 1, "unk", None), ""),
-        ("occ1,lang,hisco_1,hisco_2", "--formatter gpf", ("gpf", 2, "unk", None), ""),
-        ("occ1,lang,code1,hisco_1", "--key hisco", ("gpf", 1, "unk", None), ""),
-        ("occ1,hisco_1,hisco_2,OCC1950_1", "--formatter occ1950", ("occ1950", 1, "unk", None), ""),
-        ("occ1,code1,code2,hisco_1", "--key hisco --formatter hisco", ("hisco", 2, "unk", None), ""),
-        ("occ1,code1,code2,code1x", "--formatter hisco", ("hisco", 2, "unk", None), ""),
+        ("lang,hisco_1,hisco_2", "--formatter hisco", ("hisco", 2, "unk", "lang"), f"{BY_NAME}{LANG_COL}"),
+        ("occ1,hisco_1", "--formatter gpf", ("gpf", 1, "unk", None), f"{GPF} hisco_1"),
+        ("occ1,lang,code1,hisco_1", "--key hisco", ("gpf", 1, "unk", "lang"), f"{GPF} code1{LANG_COL}"),
+        ("occ1,hisco_1,OCC1950_1", "--formatter occ1950", ("occ1950", 1, "unk", None), OCC1950),
+        ("occ1,code1,code2,hisco_1", "--key hisco --formatter hisco", ("hisco", 2, "unk", None), BY_NUMBER),
+        ("occ1,code1,code2,code1x", "--formatter hisco", ("hisco", 2, "unk", None), BY_NUMBER),
     ],
 )
 def test_what_the_columns_of_a_file_mean(tmp_path, header, flags, expected, note):

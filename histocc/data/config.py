@@ -83,12 +83,12 @@ class Tables(Reading):
     target_cols: list[str] | None = flag(
         None,
         "columns with the codes (default: the first of code1 … code5, with --key, hisco_1 … hisco_5 and"
-        " OCC1950_1/2 that the file has; these bring --formatter, and a column lang --language-col)",
+        " OCC1950_1/2 that the file has; these bring --formatter)",
         metavar="COL",
     )
     language: str | None = flag(None, f"language of all descriptions (default: {UNKNOWN_LANGUAGE})")
     language_col: str | None = flag(
-        None, "column with the language of each description", metavar="COL", resumable=True
+        None, "column of languages (default: lang, without --target-cols)", metavar="COL", resumable=True
     )
     delimiter: Delimiter | None = flag(
         None,
@@ -304,9 +304,9 @@ class Columns:
 def columns_of(
     args: Tables, path: str, problems: list[str], default_formatter: str = "gpf", naming: str = "hisco"
 ) -> Columns:
-    """Which columns of a file count. Without --target-cols, --formatter, --key and --target-col-naming
-    (`naming`), hisco_1 … and OCC1950_1 … bring their formatter, and a column `lang` is that of the languages
-    unless one is named; codes in other columns have `default_formatter`. Adds what is wrong to `problems`.
+    """Which columns of a file count. Without --target-cols their names say so, and a column `lang` is that of
+    the languages; without --formatter, --key and --target-col-naming (`naming`) hisco_1 … and OCC1950_1 …
+    bring their formatter, else it is `default_formatter`. Adds what is wrong to `problems`.
     """
     kind, target_cols = args.formatter or default_formatter, args.target_cols or []
     language, language_col, note = args.language or UNKNOWN_LANGUAGE, args.language_col, ""
@@ -318,7 +318,6 @@ def columns_of(
     if header:
         by_name = not (args.formatter or args.key) and naming == "hisco"
         families = _families(header, naming, bool(args.key), None if by_name else kind)
-        by_name = by_name and bool(families)
         if not families and kind == "hisco":
             families = _families(header, naming, True)  # numbers of the HISCO key
         if not families:
@@ -333,12 +332,9 @@ def columns_of(
             problems.append(
                 f"{path}: has columns of two systems, {' and '.join(names[0] for _, names in families)}:"
                 f" choose one with --formatter {' or --formatter '.join(kind for kind, _ in families)}"
-                + (", and --language-col lang with it" if "lang" in header else "")
             )
         else:
-            target_cols = families[0][1]
-        if by_name and target_cols:
-            kind = families[0][0]
+            target_cols, kind = families[0][1], families[0][0] if by_name else kind
             note = f"Columns: --formatter {kind} --target-cols {' '.join(target_cols)}"
             if "lang" in header and not (args.language or language_col) and args.input_col != "lang":
                 language_col = "lang"
