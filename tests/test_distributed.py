@@ -8,6 +8,7 @@ import os
 import signal
 import socket
 import time
+from contextlib import nullcontext
 from unittest.mock import Mock
 
 import pytest
@@ -51,6 +52,8 @@ def launched(monkeypatch):
         ((), (False, None, None), (0, 0, 1, 1)),
         ((), (False, 1, 0), (0, 0, 1, 1)),
         (("", "", ""), (False, None, None), (0, 0, 1, 1)),  # empty ones are not set
+        ((None, None, 1), (False, None, None), (0, 0, 1, 1)),  # WORLD_SIZE alone
+        ((1, None, 2), (True, None, None), (1, 0, 2, 1)),  # some launchers set two
         ((5, 1, 8), (False, None, None), (5, 1, 8, 2)),
         ((5, 1, 8, 4), (True, 8, 1), (5, 1, 8, 4)),
         ((3, None, 4), (True, None, 1), (3, 1, 4, 2)),  # older launchers give it as a flag alone
@@ -60,6 +63,14 @@ def launched(monkeypatch):
 def test_the_place_of_a_process(launched, values, flags, place):
     launched(*values)
     assert launcher_environment(*flags) == place
+
+
+@pytest.mark.parametrize("gpus, device, is_known", [(1, "auto", True), (4, "cpu", True), (4, "auto", False)])
+def test_a_rank_that_sees_several_gpus_needs_its_local_rank(launched, monkeypatch, gpus, device, is_known):
+    launched(1, None, 2)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    with nullcontext() if is_known else pytest.raises(UserError, match="RANK=1, LOCAL_RANK=not set"):
+        assert launcher_environment(True, device=device) == (1, 0, 2, 1)
 
 
 @pytest.mark.parametrize(

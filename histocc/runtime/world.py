@@ -60,24 +60,29 @@ libraries: list[str] = []
 
 
 def launcher_environment(
-    distributed: bool = False, world_size: int | None = None, local_rank: int | None = None
+    distributed: bool = False,
+    world_size: int | None = None,
+    local_rank: int | None = None,
+    device: str = "auto",
 ) -> tuple[int, int, int, int]:
     """(rank, local rank, world size, local world size) from the launcher's variables and the flags that must
-    agree with them. Raises UserError if they are missing or contradict each other.
+    agree with them; without several GPUs LOCAL_RANK may be missing. Raises UserError if they do not agree.
     """
     names = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
     values = {name: os.environ[name] for name in names if os.environ.get(name)}
-    if not values:
+    if values in ({}, {"WORLD_SIZE": "1"}):
         if distributed or world_size not in (None, 1):
             flag = "--distributed" if distributed else f"--world-size {world_size}"
             raise UserError(
-                f"{flag} needs a launcher, and {', '.join(names)} are not set. Start it with\n"
+                f"{flag} needs a launcher, and {', '.join(names)} are not all set. Start it with\n"
                 f"  torchrun --nproc-per-node={world_size or 2} finetune.py --distributed …\n"
                 f"or leave {flag} out to run in one process."
             )
         return 0, 0, 1, 1
     if local_rank is not None and local_rank >= 0:  # launchers from before torchrun pass it as a flag alone
         values.setdefault("LOCAL_RANK", str(local_rank))
+    elif device == "cpu" or torch.cuda.device_count() < 2:  # some launchers set the other two alone
+        values.setdefault("LOCAL_RANK", "0")
     try:
         rank, local, size = (int(values[name]) for name in names)
         local_size = int(os.environ.get("LOCAL_WORLD_SIZE") or local + 1)
@@ -274,7 +279,7 @@ def init_world(
             " (older ones can be made to run code by a file of weights): pip install 'torch>=2.10' in a new"
             " environment"
         )
-    rank, local, size, local_size = launcher_environment(distributed, world_size, local_rank)
+    rank, local, size, local_size = launcher_environment(distributed, world_size, local_rank, device)
     if sys.platform == "win32" and size > 1:
         raise UserError("several processes do not run on Windows: start them in WSL, or train with one")
     if "TORCHELASTIC_RUN_ID" in os.environ:
