@@ -2,7 +2,7 @@
 # Usage: ./launch_training.sh [NUM] [DATA] [--print-only] [-- FLAGS]
 #
 #   ./launch_training.sh
-#   ./launch_training.sh 4 data.csv -- --num-epochs 3 --language en --save-path ./mine
+#   ./launch_training.sh 4 data.csv -- --model-size tiny --num-epochs 3 --language en --save-path ./mine
 #
 # Trains with torchrun on NUM processes: a GPU each where there are GPUs, else on CPUs. The
 # learning rate is taken as given (run_multi_gpu_train.sh multiplies it by NUM).
@@ -35,29 +35,19 @@
 [ -n "${BASH_VERSION:-}" ] || exec bash -- "$0" "$@"  # started with another shell: sh launch_training.sh
 set +o posix -euo pipefail
 # shellcheck source=scripts/common.sh
-source "$(dirname -- "${BASH_SOURCE[0]}")/scripts/common.sh"
-
-# The run on the sample. Any number of processes makes the same total batch, and so the same result.
-SAMPLE_ROWS=(--rows 40000 --seed 1)
-SAMPLE_FLAGS=(
-  --formatter hisco --target-cols hisco_1 hisco_2 hisco_3 --language-col lang --model-size ngrams
-  --num-epochs 1 --batch-size 32 --global-batch-size 64
-)
+source "$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]}")")/scripts/common.sh"
 
 read_arguments "$@"
 choose_training sample
 set_up requirements.txt
 choose_processes 2
 choose_meeting_point
-if [[ -n $SAMPLE ]]; then
-  CHOSEN+=(--train-data "$SAVE/sample/train.csv" --val-data "$SAVE/sample/val.csv" "${SAMPLE_FLAGS[@]}")
-fi
 make_command
 [[ -n $SAMPLE ]] || start "${COMMAND[@]}"
 
-run_and_wait "$PYTHON" -m histocc.sample "${SAMPLE_ROWS[@]}" --split-dir "$SAVE/sample"
+write_sample
 run_and_wait "${COMMAND[@]}"
-flag dry-run prepare-only || run_and_wait "$PYTHON" -m histocc.sample.show --model "$SAVE"
+show_sample
 [[ -z $PRINT_ONLY ]] || exit 0
 say "Took $((SECONDS / 60)) min $((SECONDS % 60)) s in all."
 if [[ $PYTHON == "$VENV"/* && ${VIRTUAL_ENV:-} != "$VENV" ]]; then

@@ -21,7 +21,7 @@
 [ -n "${BASH_VERSION:-}" ] || exec bash -- "$0" "$@"  # started with another shell: sh run_multi_gpu_train.sh
 set +o posix -euo pipefail
 # shellcheck source=scripts/common.sh
-source "$(dirname -- "${BASH_SOURCE[0]}")/scripts/common.sh"
+source "$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]}")")/scripts/common.sh"
 
 read_arguments "$@"
 choose_training no-sample

@@ -110,6 +110,14 @@ choose_training() {
   fi
   SCRIPT=${SCRIPT:-$REPO/train_mixer.py}
   choose_folder
+  [[ -n $SAMPLE ]] || return 0
+  CHOSEN+=(--train-data "$SAVE/sample/train.csv" --val-data "$SAVE/sample/val.csv" --formatter hisco)
+  CHOSEN+=(--target-cols hisco_1 hisco_2 hisco_3 --language-col lang --model-size ngrams)
+  # N-grams alone take no steps. Of others any number of processes makes the same total batch, so the same result.
+  flag model-size || VALUE=${MODEL_SIZE:-ngrams}
+  if [[ $VALUE != ngrams ]] || flag max-steps; then
+    CHOSEN+=(--num-epochs 1 --batch-size 32 --global-batch-size 64)
+  fi
 }
 
 # find_table FOLDER NAME: sets TABLE to the table NAME of a folder.
@@ -139,12 +147,21 @@ choose_folder() {
   fi
 }
 
+# whole_numbers NAME…: fails if one of these variables is set to anything else, which bash cannot compute with.
+whole_numbers() {
+  local name
+  for name; do
+    [[ ${!name:-0} =~ ^(0|[1-9][0-9]{0,8})$ ]] || fail "$name=${!name}: set it to a whole number, or unset it"
+  done
+}
+
 # ---- the machine ----
 
 # choose_processes DEFAULT: a process for each GPU that torch sees, else on the cores. Sets PROCESSES, those of this
 # machine, DEVICES in words, and OMP_NUM_THREADS, the threads of each.
 choose_processes() {
   local torch='' cuda='' gpus='' rest cores limit why=''
+  whole_numbers SLURM_CPUS_PER_TASK
   read -r torch cuda gpus rest <<<"$PROBED"
   # Before there is an environment (--print-only) torch cannot say, and without an NVIDIA driver there is no nvidia-smi.
   [[ -n $PROBED ]] || gpus=$(nvidia-smi -L 2>/dev/null | grep -c '^GPU ' || true)
@@ -247,6 +264,15 @@ run_and_wait() {
   set +m
   [[ -z ${SIGNAL:-} ]] || kill -s "$SIGNAL" "$CHILD" || true  # it came before the child was there
   wait_for_child
+}
+
+# write_sample, show_sample: before and after the training on the sample, where there is no DATA.
+write_sample() {
+  [[ -z $SAMPLE ]] || run_and_wait "$PYTHON" -m histocc.sample --rows 40000 --seed 1 --split-dir "$SAVE/sample"
+}
+
+show_sample() {
+  [[ -z $SAMPLE ]] || flag dry-run prepare-only || run_and_wait "$PYTHON" -m histocc.sample.show --model "$SAVE"
 }
 
 pass_on() {

@@ -9,26 +9,30 @@
 #SBATCH --requeue
 #SBATCH --open-mode=append
 #SBATCH --output=train_%j.out
-#SBATCH --error=train_%j.err
 ##SBATCH --partition=gpu
 #
 # What stands above can be changed here or on the command line of sbatch.
 #
-# Usage: sbatch [OPTIONS OF SBATCH] scripts/train_slurm_multi_node.sh [NUM] DATA [--print-only] [-- FLAGS]
+# Usage: sbatch [OPTIONS OF SBATCH] scripts/train_slurm_multi_node.sh [NUM] [DATA] [--print-only] [-- FLAGS]
 #
+#   sbatch scripts/train_slurm_multi_node.sh
 #   sbatch scripts/train_slurm_multi_node.sh data.csv -- --num-epochs 3 --save-path ./output
 #   sbatch --nodes=4 --partition=gpu --time=48:00:00 scripts/train_slurm_multi_node.sh data_folder -- --save-dir ./output
 #   sbatch --gres=none --cpus-per-task=8 scripts/train_slurm_multi_node.sh 2 data.csv -- --device cpu --save-path ./output
 #   sbatch --array=0-4 scripts/train_slurm_multi_node.sh data.csv -- --seed %a --save-path ./run%a
 #
 # Trains on all nodes of a SLURM job: one torchrun per node, one process per GPU. Submit it in
-# the folder of histocc. Data, code and save folder must lie where all nodes see them. Output:
-# train_JOBID.out and .err there. Nodes, GPUs and time: the lines at the top of the script.
+# the folder of histocc. Data, code and save folder must lie where all nodes see them. Nodes,
+# GPUs and time: the lines at the top of the script.
+#
+# Output: logs/train_JOBID.out and .err there (in an array JOBID_TASK), or what --output and
+# --error of sbatch name. What went wrong before logs/ was there is in train_JOBID.out.
 #
 #   NUM           number of processes of a node (default: its GPUs; without GPUs two)
 #   DATA          a CSV or Parquet file, which finetune.py splits into training and
 #                 validation, or a folder with train.csv and val.csv (or .parquet),
-#                 for train_mixer.py; with SCRIPT=examples/train_llada.py what that takes
+#                 for train_mixer.py; with SCRIPT=examples/train_llada.py what that takes.
+#                 Without DATA: a small model on the sample that comes with histocc
 #   --print-only  print what would run and stop; nothing is installed or written
 #   -- FLAGS      flags of the training script, as for launch_training.sh
 #
@@ -38,10 +42,20 @@
 
 [ -n "${BASH_VERSION:-}" ] || exec bash -- "$0" "$@"  # started with another shell
 set +o posix -euo pipefail
-[[ -n ${SLURM_JOB_ID:-} ]] || SLURM_SUBMIT_DIR=$(dirname -- "$0")/..  # for --help
+[[ -n ${SLURM_JOB_ID:-} ]] || SLURM_SUBMIT_DIR=$(dirname -- "$(readlink -f -- "$0")")/..  # for --help
 if ! cd "${SLURM_SUBMIT_DIR:-.}" || [[ ! -f scripts/common.sh ]]; then  # SLURM runs a copy of this file, elsewhere
   echo "error: $PWD is not the folder of histocc: cd there and submit the job again" >&2
   exit 2
+fi
+JOB=${SLURM_ARRAY_TASK_ID:+${SLURM_ARRAY_JOB_ID:-}_$SLURM_ARRAY_TASK_ID}
+JOB=${JOB:-${SLURM_JOB_ID:-}}
+
+# SLURM opens its file before there may be a folder logs/, so the output moves there, unless sbatch was told otherwise.
+OPENED=train_${SLURM_JOB_ID:-}.out
+if [[ /dev/fd/1 -ef $OPENED ]] && mkdir -p logs; then
+  [[ ! /dev/fd/2 -ef $OPENED ]] || exec 2>>"logs/train_$JOB.err"
+  exec >>"logs/train_$JOB.out"
+  cat "$OPENED" && rm "$OPENED"
 fi
 # shellcheck source=scripts/common.sh
 source scripts/common.sh
@@ -49,9 +63,8 @@ source scripts/common.sh
 # In an array, %a is the number of the task, which is part of the name of its job: the bare number may stand for all.
 [[ -z ${SLURM_ARRAY_TASK_ID:-} ]] || set -- "${@//\%a/$SLURM_ARRAY_TASK_ID}"
 read_arguments "$@"
-[[ -n ${SLURM_JOB_ID:-} ]] || fail "this is a job for SLURM: sbatch $0 DATA [-- FLAGS]"
-JOB=${SLURM_ARRAY_TASK_ID:+${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID}
-JOB=${JOB:-$SLURM_JOB_ID}
+[[ -n ${SLURM_JOB_ID:-} ]] || fail "this is a job for SLURM: sbatch $0 [DATA] [-- FLAGS]"
+whole_numbers SLURM_RESTART_COUNT SLURM_JOB_NUM_NODES
 
 # --overwrite counts for the first start alone: after a requeue the run continues.
 RESTARTS=${SLURM_RESTART_COUNT:-0}
@@ -67,7 +80,7 @@ if ((RESTARTS > 0)) && flag overwrite; then
   read_arguments "$@"
 fi
 
-choose_training no-sample
+choose_training sample
 set_up requirements.txt
 choose_processes all
 # The processes meet on this node, the first one; srun numbers the nodes.
@@ -75,6 +88,7 @@ NODES=${SLURM_JOB_NUM_NODES:-1} NODE='' ADDRESS=${MASTER_ADDR:-$(uname -n)} PORT
 free_port
 say "Job:         $JOB on $NODES node(s): ${SLURM_JOB_NODELIST:-}, start number $((RESTARTS + 1))"
 make_command
+write_sample
 say_command "${COMMAND[@]}"
 [[ -z $PRINT_ONLY ]] || exit 0
 
@@ -89,7 +103,7 @@ srun "--nodes=$NODES" "--ntasks=$NODES" --ntasks-per-node=1 --kill-on-bad-exit=0
   ${SLURM_CPUS_PER_TASK:+"--cpus-per-task=$SLURM_CPUS_PER_TASK"} \
   bash -c 'PET_NODE_RANK=$SLURM_NODEID exec "$@"' torchrun "${COMMAND[@]}" </dev/null &
 CHILD=$!
-wait_for_child && exit 0 || STATUS=$?
+if wait_for_child; then show_sample; exit 0; else STATUS=$?; fi
 [[ -n $NEAR_LIMIT ]] || exit "$STATUS"  # torchrun ends with 1 after a signal, also where all is saved
 say "Job $JOB goes back into the queue; the same command continues from the last checkpoint"
 scontrol requeue "$JOB"

@@ -16,10 +16,10 @@ import pytest
 from helpers import REPO, read_logs, write_csv
 
 LAUNCH, MULTI = "launch_training.sh", "run_multi_gpu_train.sh"
-SLURM = "scripts/train_slurm_multi_node.sh"
+SLURM, TRAIN = "scripts/train_slurm_multi_node.sh", "scripts/train_multi_gpu.sh"
 SOURCED = ["scripts/common.sh", "scripts/environment.sh"]
-SHELL_FILES = [LAUNCH, MULTI, SLURM, "scripts/train_multi_gpu.sh", *SOURCED, "tests/run", ".ci/run"]
-TOOLS = "bash cat cksum cp dirname env getconf grep mkdir rm sed sleep tail touch uname"
+SHELL_FILES = [LAUNCH, MULTI, SLURM, TRAIN, *SOURCED, "tests/run", ".ci/run"]
+TOOLS = "bash cat cksum cp dirname env getconf grep mkdir readlink rm sed sleep tail touch uname"
 JOB = {"SLURM_JOB_ID": "17", "SLURM_JOB_NUM_NODES": "4", "SLURM_SUBMIT_DIR": str(REPO), "MASTER_ADDR": "gpu1"}
 SAMPLE = ["histocc.sample", "torch.distributed.run", "histocc.sample.show"]
 CAPTURED = {"capture_output": True, "text": True, "stdin": subprocess.DEVNULL}
@@ -196,7 +196,9 @@ LEFT_TO_THE_SCRIPT = dict.fromkeys(("--target-cols", "--formatter", "--language-
         (LAUNCH, ["DATA"], {}, {"--lr-scaling": None}),
         (LAUNCH, ["DATA", "--", "--save_dir=x"], {}, {"--save-dir": None}),
         (LAUNCH, ["DATA", "--", "--checkpoint-dir", "x"], {}, {"--save-dir": None, "--checkpoint-dir": "x"}),
-        (LAUNCH, [], {"MODEL_SIZE": "small"}, {"--model-size": "small"}),
+        (LAUNCH, [], {}, {"--num-epochs": None, "--global-batch-size": None}),  # of n-grams alone
+        (LAUNCH, ["--", "--max-steps", "9"], {}, {"--num-epochs": "1", "--global-batch-size": "64"}),
+        (LAUNCH, [], {"MODEL_SIZE": "small"}, {"--model-size": "small", "--num-epochs": "1"}),
         (LAUNCH, ["DATA", "--", "--model_size=base"], {"MODEL_SIZE": "small"}, {"--model-size": None}),
     ],
 )
@@ -228,10 +230,10 @@ def test_a_script_of_ones_own(plan, data, tmp_path):
     assert after(printed(plan(LAUNCH, "both", SCRIPT="mine.py")), "--text") == "both"
     assert printed(plan(MULTI, SCRIPT="mine.py"))[-4:-2] == ["--save-dir", "./output"]
     assert "SCRIPT=no.py: no such file" in plan(LAUNCH, data, code=2, SCRIPT="no.py").stderr
-    done = plan("scripts/train_multi_gpu.sh", scenes, "--print-only", starts=True, FAKE_GPUS="3")
-    words = printed(done)
-    assert str(REPO / "examples" / "train_from_config.py") in words and after(words, "--config") == scenes
-    assert option(words, "nproc-per-node") == "3"
+    for given in ([scenes], [], ["3"]):
+        words = printed(plan(TRAIN, *given, "--print-only", "--", "--seed", "1", starts=True, FAKE_GPUS="3"))
+        assert str(REPO / "examples" / "train_from_config.py") in words and after(words, "--config") == scenes
+        assert option(words, "nproc-per-node") == "3" and words[-2:] == ["--seed", "1"]
 
 
 # ---- the sample ----
@@ -293,6 +295,8 @@ def test_too_many_processes(plan, data):
         assert f"{number} processes need a GPU each, but 4 can be used here (CUDA_VISIBLE" in message
         assert "--device cpu" in message
     assert "25 processes are too many for the 6 core(s)" in plan(LAUNCH, "25", data, code=2).stderr
+    message = plan(LAUNCH, data, code=2, SLURM_CPUS_PER_TASK="08").stderr
+    assert message == "error: SLURM_CPUS_PER_TASK=08: set it to a whole number, or unset it\n"
 
 
 def test_one_machine_meets_at_itself_at_a_free_port(plan, data):
@@ -341,9 +345,32 @@ def test_the_slurm_job_says_what_it_will_run(plan, data, job):
     array = {"SLURM_ARRAY_JOB_ID": "15", "SLURM_ARRAY_TASK_ID": "2"}
     done = plan(SLURM, "3", data, "--", "--save-path", "run%a", **job, **array)
     assert after(printed(done), "--save-path") == "run2" and "Job:         15_2 on" in done.stdout
+    assert "error: SLURM_RESTART_COUNT=x: set" in plan(SLURM, code=2, **job, SLURM_RESTART_COUNT="x").stderr
+    sample, train = commands(plan(SLURM, **job))
+    assert sample[2] == "histocc.sample" and after(train, "--train-data") == "./output/sample/train.csv"
     assert "this is a job for SLURM: sbatch" in plan(SLURM, data, code=2).stderr
     elsewhere = plan(SLURM, data, code=2, **JOB | {"SLURM_SUBMIT_DIR": "/"})
     assert "/ is not the folder of histocc" in elsewhere.stderr
+
+
+def test_the_output_of_a_slurm_job_moves_to_logs(bin_dir, data, job):
+    """But for a file of the user's. A job that is started again appends; what it cannot move stays."""
+    folder, env = Path(job["SLURM_SUBMIT_DIR"]), {"PATH": str(bin_dir), "SLURM_ARRAY_JOB_ID": "15", **job}
+
+    def start(output, *arguments):
+        with open(folder / output, "ab") as file:
+            streams = {"stdin": subprocess.DEVNULL, "stdout": file, "stderr": subprocess.STDOUT}
+            line = [str(REPO / SLURM), "--print-only", *arguments]
+            return subprocess.run(line, env=env | {"SLURM_ARRAY_TASK_ID": "2"}, **streams).returncode
+
+    assert start("mine.txt", data) == 0 and not (folder / "logs").exists()
+    assert [start("train_17.out", *words) for words in ([data], [data], ["nowhere.csv"])] == [0, 0, 2]
+    assert (folder / "logs/train_15_2.out").read_text().count("Command:") == 2
+    assert (folder / "logs/train_15_2.err").read_text().startswith("error: nowhere.csv")
+    assert not (folder / "train_17.out").exists()
+    (folder / "logs").rename(folder / "old")
+    (folder / "logs").touch()
+    assert start("train_17.out", data) == 0 and "Command:" in (folder / "train_17.out").read_text()
 
 
 def test_overwrite_counts_for_the_first_start_of_a_job(plan, data, tmp_path, job):
@@ -390,6 +417,14 @@ def test_another_shell_starts_a_launcher(plan, data, script, job):
     variables = job if script == SLURM else {}
     done = plan(script, data, shell=[shutil.which("dash")], **variables)
     assert printed(done) == printed(plan(script, data, **variables))
+
+
+@pytest.mark.parametrize("script", [LAUNCH, MULTI, TRAIN, "tests/run"])
+def test_a_launcher_starts_through_a_link(plan, data, tmp_path, script):
+    link, started = tmp_path / "link", tmp_path / "started"
+    link.symlink_to(os.path.relpath(REPO / script, tmp_path))
+    plan(str(link), *([data] if script in (LAUNCH, MULTI) else []), starts=True, STARTED=str(started))
+    assert started.read_text() == ("pytest\n" if script == "tests/run" else "torch.distributed.run\n")
 
 
 @pytest.mark.parametrize("closed", [">/dev/full", "<&- >&- 2>&-", "| true"])
