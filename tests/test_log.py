@@ -164,14 +164,21 @@ def test_the_state_of_the_run(tmp_path):
         ({"global_batch_size": 50}, 4, ["at most 32 × 4 CPU", "Total batch size: 50"]),
         ({"lr_scaling": "linear", "learning_rate": 0.5}, 4, ["rate: 2 (0.5 with linear scaling"]),
         ({"num_epochs": 2, "max_steps": 5}, 1, ["Epochs: 2 (64 steps; stops at step 5, --max-steps)"]),
+        ({}, 2, ["2         4         8\n  steps per epoch        32        16         8         4"]),
+        ({"global_batch_size": 50}, 2, ["Steps per epoch: 20\n  on any number of processes\n"]),
+        ({"device": "cpu"}, 1, ["NO GPU IS USED: --device cpu\n"]),
+        ({}, 1, ["NO GPU IS USED: no driver (CUDA_VISIBLE_DEVICES=7)\n"]),
+        ({"wandb_project_name": "x"}, 1, ["Note: --wandb-project-name has no effect without --log-wandb\n"]),
     ],
 )
-def test_what_is_said_before_the_start(args, processes, expected):
+def test_what_is_said_before_the_start(args, processes, expected, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "init", Mock(side_effect=RuntimeError("no driver\nmore")))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7")
     asked, world = ScriptConfig(**args), World(size=processes)
     plan = BatchPlan(1000, asked.total_batch(processes), processes, asked.samples_at_once)
     schedule = Schedule.of(asked, plan.steps_per_epoch, processes)
     text = banner(asked, world, ["Model: a line"], "", plan, schedule, "float32")
-    for words in [*expected, "TRAINING ON CPUs, NO GPU IS USED", "\nModel: a line\n", "Precision: float32"]:
+    for words in [*expected, "TRAINING ON CPUs, NO GPU IS USED: ", "\nModel: a line\n", "Precision: float32"]:
         assert words in text
 
 

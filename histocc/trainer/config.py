@@ -164,7 +164,6 @@ class TrainConfig(RunFiles, Loading, Steps, Machine):
             "--dry-run and --eval-only are mutually exclusive": self.dry_run and self.eval_only,
             "--overwrite and --eval-only are mutually exclusive": self.overwrite and self.eval_only,
             "--bf16, --fp16, --use-amp and --float64 are mutually exclusive": sum(formats) > 1,
-            "--wandb-project-name needs --log-wandb": self.wandb_project_name and not self.log_wandb,
             "--gradient-compression needs --parallel ddp": self.gradient_compression != "none"
             and self.parallel == "fsdp",
         }

@@ -204,6 +204,18 @@ class RunLog:
             tracker.close()
 
 
+def why_no_gpu(asked: str) -> str:
+    """Return why this process computes on CPUs, in torch's words; asked: --device."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    try:
+        if asked != "cpu":
+            torch.cuda.init()
+    except (AssertionError, RuntimeError) as error:  # the former if torch was built without CUDA
+        reason = str(error).partition("\n")[0]
+        return reason if visible is None else f"{reason} (CUDA_VISIBLE_DEVICES={visible})"
+    return "--device cpu"
+
+
 def banner(
     args: TrainConfig,
     world: World,
@@ -225,9 +237,13 @@ def banner(
     shares = f"{at_once} × {devices} × {accumulation} accumulation step{'s' * (accumulation > 1)}"
     stops = f"; stops at step {schedule.stop:,}, --max-steps" if schedule.stop < schedule.total else ""
     scaling = f"{args.learning_rate:g} with {args.lr_scaling} scaling at the first start"
+    sizes = (1, 2, 4, 8)
+    numbers = {"processes": sizes, "steps per epoch": [-(-plan.rows // args.total_batch(n)) for n in sizes]}
+    table = [f"  {name:15}{''.join(f'{number:>10,}' for number in row)}" for name, row in numbers.items()]
+    wandb = ["Note: --wandb-project-name has no effect without --log-wandb"]
     lines = [
         "=" * 72,
-        *(["TRAINING ON CPUs, NO GPU IS USED"] if kind == "cpu" else []),
+        *([f"TRAINING ON CPUs, NO GPU IS USED: {why_no_gpu(args.device)}"] if kind == "cpu" else []),
         f"Distributed environment: {'SINGLE' if size == 1 else 'MULTI_GPU' if gpus else 'MULTI_CPU'}",
         f"Number of processes: {size}",
         f"Number of GPUs: {size if gpus else 0}",
@@ -240,11 +256,13 @@ def banner(
         f"Batch size per {device}: {'' if is_exact else 'at most '}{shares}"
         f"{' = ' if is_exact else '; '}Total batch size: {total}",
         f"Steps per epoch: {plan.steps_per_epoch:,}",
+        *(["  on any number of processes"] if args.global_batch_size else table),
         f"Epochs: {epochs} ({schedule.total:,} steps{stops})",
         f"Learning rate: {schedule.rate:g} ({'not scaled' if args.lr_scaling == 'none' else scaling};"
         f" warm-up over {schedule.warmup:,} step{'s' * (schedule.warmup != 1)}){about_rate}",
         f"Precision: {precision}",
         f"Save directory: {args.save_path}",
+        *(wandb if args.wandb_project_name and not args.log_wandb else []),
         "=" * 72,
     ]
     if args.dry_run:
