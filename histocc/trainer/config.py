@@ -1,12 +1,16 @@
 """The flags of any training script, and what of them does not go together."""
 
 import importlib.util
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import MISSING, dataclass
+from functools import partial
 from typing import Annotated, Any
 
+from histocc.runtime.checkpoint import exists_in
 from histocc.runtime.config import (
-from functools import partial
     Config,
     Count,
     CountOrZero,
@@ -22,16 +26,26 @@ from functools import partial
 from histocc.runtime.parallel import COMPRESSIONS, MODES
 
 AUTO = "auto"
+step_flag = partial(flag, of_steps=True)
 EXTRAS = {"tensorboard": "tensorboard", "log_wandb": "wandb"}  # flag: the package that it needs
 BatchSize = Annotated[
     Any,
     number(
-step_flag = partial(flag, of_steps=True)
         lambda text: AUTO if text == AUTO else int(text),
         lambda value: value == AUTO or 1 <= value < 10**12,
         "a whole number of at least 1, nor auto",
     ),
 ]
+
+
+def wandb_login_error() -> str:
+    """Return why W&B cannot log in, "" if it says nothing; without a terminal it does not prompt, and silent
+    it asks no server.
+    """
+    program = "import wandb\ntry: wandb.login(verify=False)\nexcept wandb.Error as error: print(error)"
+    line, silent = [sys.executable, "-P", "-c", program], os.environ | {"WANDB_SILENT": "true"}
+    asked = subprocess.run(line, env=silent, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    return asked.stdout.strip()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,6 +167,9 @@ class TrainConfig(RunFiles, Loading, Steps, Machine):
         for name, package in EXTRAS.items():
             if getattr(self, name) and importlib.util.find_spec(package) is None:
                 yield f"{flag_of(name)} needs the package {package}: pip install {package}"
+        is_new = self.overwrite or not exists_in(self.save_path)  # a run that is resumed goes without W&B
+        if self.log_wandb and is_new and (reason := wandb_login_error()):
+            yield f"--log-wandb: {reason} Without an account, set WANDB_MODE=offline."
         formats = self.bf16, self.fp16, self.use_amp, self.float64
         wrong = {
             "--persistent-workers needs --num-workers": self.persistent_workers and not self.num_workers,
