@@ -231,14 +231,14 @@ def test_what_is_not_installed_is_said(flags, tmp_path, monkeypatch, flag, packa
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize("login, said", [("raise Error('no key')", 1), ("raise TypeError", 0), ("0", 0)])
+@pytest.mark.parametrize("login, said", [("raise Error('no key.')", 1), ("raise TypeError", 0), ("0", 0)])
 def test_a_login_that_wandb_lacks_is_said_before_anything_is_written(tmp_path, monkeypatch, login, said):
     """An older one raises for an unknown argument. A run that is resumed goes without W&B."""
     (tmp_path / "wandb.py").write_text(f"class Error(Exception): ...\ndef login(verify): {login}\n")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     args = ScriptConfig(log_wandb=True, save_path=str(tmp_path))
-    assert [*args.problems()] == ["--log-wandb: no key Without an account, set WANDB_MODE=offline."] * said
+    assert [*args.problems()] == ["--log-wandb: no key. Without an account, set WANDB_MODE=offline."] * said
     (tmp_path / "last.bin").touch()
     assert not [*args.problems()]
 
