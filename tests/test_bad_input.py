@@ -64,7 +64,6 @@ def test_missing_file_and_save_path_below_a_file(tmp_path):
     "flags, said",
     [
         ("--bf16 --float64", "--bf16, --fp16, --use-amp and --float64 are mutually exclusive"),
-        ("--wandb-project-name x", "--wandb-project-name needs --log-wandb"),
         ("--global-batch-size 8 --lr-scaling linear", "mutually exclusive"),
         ("--device cuda", "--device cuda: torch "),
         ("--initial-checkpoint /nowhere", "/nowhere: no checkpoint there"),
