@@ -231,7 +231,7 @@ def ready(
             with checkpoint.reading(resumed["path"]):
                 position, total = resumed["position"], plan.global_batch_size
                 rate, name = resumed["scheduler"]["base_lrs"][0], position["run"]  # of the first start
-                if position["total_batch"] != total:
+                if resumed["step"] and position["total_batch"] != total:
                     raise UserError(
                         f"the run in {args.save_path} has a total batch of {position['total_batch']}, these"
                         f" arguments make {total}; pass --global-batch-size {position['total_batch']}"
