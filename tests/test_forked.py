@@ -58,6 +58,20 @@ def test_a_process_that_dies_or_fails_is_noticed_while_others_work(error, kind, 
         shared.each(work)
 
 
+def test_a_process_is_waited_for_as_long_as_it_works():
+    shared = Forked(3, never, 1.0)
+
+    def work(number: int) -> bytes:
+        for _ in range(30 * number):
+            time.sleep(0.05)
+            shared.check()
+        return b"x" * 10**6  # more than a pipe takes at once
+
+    assert list(map(len, shared.each(work))) == [10**6] * 3
+    with pytest.raises(TrainingError, match=r"process \d+, which shares the work, did nothing for 1 s"):
+        shared.each(lambda number: number == 2 and os.kill(os.getpid(), signal.SIGSTOP))
+
+
 THREADS = """
 import os, sys, time
 sys.path[:0] = ["{repo}"]

@@ -224,30 +224,33 @@ def data_facts(
 
 
 def validation(
-    args: EvaluateConfig, world: World, loaded: models.Loaded, texts: TextRows, processes: int
+    args: EvaluateConfig, world: World, loaded: models.Loaded, texts: TextRows, forked: Forked
 ) -> dict[str, float]:
     """What validation in training would log on the same rows. All ranks. Raises Stopped."""
     model, formatter, state = loaded
-    parts = world.size * processes
+    parts = world.size * forked.number
     plan = BatchPlan(len(texts), args.batch_size * parts, parts, args.batch_size)
-    known = {name: usual for name, (_, usual) in CHOICES.items()} | state.get("args", {})
-    losses: dict[str, Any] = {name: known[name] for name in Losses().values() if name in known}
-    task = MixerTask(make_loss(Losses(**losses), formatter), formatter, at_most=Thresholds.of(state).at_most)
+    with checkpoint.reading(args.model):
+        known = {name: usual for name, (_, usual) in CHOICES.items()} | state.get("args", {})
+        losses: dict[str, Any] = {name: known[name] for name in Losses().values() if name in known}
+        loss = make_loss(Losses(**losses), formatter)
+    task = MixerTask(loss, formatter, at_most=Thresholds.of(state).at_most)
+    stop = world.stop_agreed if forked.number == 1 else lambda: bool(forked.check())
 
     def work(part: int) -> dict[str, float]:
-        loader = BatchLoader(MicroBatches(texts, plan, world.rank * processes + part))
-        sums = loop.rank_totals(model, loader, task, world, stop=world.stop_agreed)
+        loader = BatchLoader(MicroBatches(texts, plan, world.rank * forked.number + part))
+        sums = loop.rank_totals(model, loader, task, world, stop=stop)
         return {name: float(value) for name, value in sums.items()}
 
     totals: Counter[str] = Counter()
-    for sums in Forked(processes, world.give_up_if_asked).each(work):
+    for sums in forked.each(work):
         totals.update(sums)
     figures, lacking = loop.figures_of(dict(totals), world), LACKING.get(state.get("kind", ""), ())
     return {name: figures[name] for name in COLUMNS if name in figures and name not in lacking}
 
 
 def answers(
-    args: EvaluateConfig, world: World, coder: Coder, rows: RowSet, languages: list[str], processes: int
+    args: EvaluateConfig, world: World, coder: Coder, rows: RowSet, languages: list[str], forked: Forked
 ) -> dict[str, Any] | None:
     """What the decoders answer to each distinct text of the rows. All ranks; None on all but rank 0.
 
@@ -266,7 +269,7 @@ def answers(
 
     def work(part: int) -> list[dict[str, list]]:
         answered = []
-        for piece in pieces[world.rank * processes + part :: world.size * processes]:
+        for piece in pieces[world.rank * forked.number + part :: world.size * forked.number]:
             texts, names = map(list, zip(*piece))
             answered.append({each: coder.code(texts, names, each, most[each]) for each in decoders})
             if args.fit_thresholds:
@@ -274,7 +277,7 @@ def answers(
                 answered[-1]["outputs"] = list(zip(*(each.numpy() for each in logits.topk(width))))
         return answered
 
-    shares = world.gather(Forked(processes, world.give_up_if_asked).each(work), main_alone=True)
+    shares = world.gather(forked.each(work), main_alone=True)
     parts = [part for share in shares for part in share]
     if not parts:
         return None
@@ -309,12 +312,14 @@ def run(args: EvaluateConfig, world: World) -> None:
     precision = Precision("float32", world.device)  # as in training
     precision.use()
     processes = choose_processes(args.processes, world, -(-len(texts) // args.batch_size))
+    forked = Forked(processes, check, world.time_limit)
+    check = forked.check
     coder = Coder(*loaded, batch_size=args.batch_size, precision=precision, check=check, raw_confidence=raw)
     world.print(f"Coding takes decoder {coder.best_decoder} ({coder.why_best})")
     if kind != "flat":
         coder.search()  # once, before processes are forked
-    logged = validation(args, world, loaded, texts, processes)
-    answered = answers(args, world, coder, rows, data.languages, processes)
+    logged = validation(args, world, loaded, texts, forked)
+    answered = answers(args, world, coder, rows, data.languages, forked)
     stored: dict[str, Any] = {}  # in the checkpoint
     if answered is not None:  # on rank 0
         decoders = {

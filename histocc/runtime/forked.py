@@ -3,6 +3,7 @@ a model are there once, however many they are. CPUs alone: a GPU does not outliv
 """
 
 import contextlib
+import mmap
 import multiprocessing
 import os
 import pickle
@@ -56,46 +57,16 @@ def choose_processes(asked: int | None, world: World, pieces: int) -> int:
     return min(cores, pieces) if 2 * pieces > cores else 1
 
 
-def _serve(pipe: Connection, work: Callable[[int], Any], number: int, parent: int) -> None:
-    """A forked process: sends (what `work` returns, what it raises)."""
-    leave_to_parent()
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # sent to all: the parent says that it stops, and ends this
-    die_with(parent)
-    show_progress(False)
-    value, error = None, None
-    try:
-        value = work(number)
-    except (Exception, Stopped) as raised:
-        error = raised
-    with contextlib.suppress(OSError):  # nobody reads it any more
-        pipe.send_bytes(pickle.dumps((value, error), protocol=-1))
-    os._exit(1 if error else 0)  # exit functions and open files are the parent's
-
-
-def _result(process: BaseProcess, pipe: Connection) -> Any:
-    """Raises what the work raised, and TrainingError if the process has died."""
-    try:
-        value, error = pickle.loads(pipe.recv_bytes())
-    except (EOFError, OSError):
-        process.join(JOIN_SECONDS)
-        end = f"exit code {process.exitcode}"
-        if process.exitcode == -signal.SIGKILL:
-            end = "SIGKILL: the system does so if memory runs out; fewer --processes need less"
-        raise TrainingError(f"a process that shares the work has died ({end})") from None
-    if error is not None:
-        raise error
-    return value
-
-
 class Forked:
     """`number` processes, of which this is the first, share what follows, with a thread each: the threads of
     OpenMP do not come through a fork, and a process that asks for more than one then waits for them forever.
 
-    stop: raises if the work is to be given up.
+    stop: raises if the work is to be given up; limit_seconds: how long another process may not call `check`.
     """
 
-    def __init__(self, number: int, stop: Callable[[], None]):
-        self.number, self.stop = number, stop
+    def __init__(self, number: int, stop: Callable[[], None], limit_seconds: float = 1800.0):
+        self.number, self.stop, self.limit_seconds = number, stop, limit_seconds
+        self._own, self._calls = 0, mmap.mmap(-1, number)  # calls of `check` by each process, modulo 256
         self._children: list[tuple[BaseProcess, Connection]] = []
 
     def each(self, work: Callable[[int], T]) -> list[T]:
@@ -106,33 +77,67 @@ class Forked:
             return [work(0)]
         threads, context = torch.get_num_threads(), multiprocessing.get_context("fork")
         torch.set_num_threads(1)
-        children: list[tuple[BaseProcess, Connection]] = []
         try:
             for number in range(1, self.number):
                 pipe, theirs = context.Pipe(duplex=False)
                 arguments = (theirs, work, number, os.getpid())
-                process = context.Process(target=_serve, args=arguments, daemon=True)
+                process = context.Process(target=self._serve, args=arguments, daemon=True)
                 process.start()
                 theirs.close()
-                children.append((process, pipe))
-            self._children = children  # not of one another
-            results = [work(0)]
-            for process, pipe in children:
-                while not pipe.poll(LOOK_SECONDS):
-                    self.check()
-                results.append(_result(process, pipe))
-            return results
+                self._children.append((process, pipe))
+            return [work(0), *(self._result(i, *child) for i, child in enumerate(self._children, 1))]
         finally:
-            for process, pipe in children:
+            for process, pipe in self._children:
                 process.kill()  # files are written whole or not at all
                 process.join(JOIN_SECONDS)
                 pipe.close()
             self._children = []
             torch.set_num_threads(threads)
 
+    def _serve(self, pipe: Connection, work: Callable[[int], Any], number: int, parent: int) -> None:
+        """A forked process: sends (what `work` returns, what it raises)."""
+        leave_to_parent()
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # sent to all: the parent says so, and ends this one
+        die_with(parent)
+        show_progress(False)
+        self._own, self._children, value, error = number, [], None, None
+        try:
+            value = work(number)
+        except (Exception, Stopped) as raised:
+            error = raised
+        with contextlib.suppress(OSError), open(pipe.fileno(), "wb", closefd=False) as file:
+            pickle.dump((value, error), file, protocol=-1)
+        os._exit(1 if error else 0)  # exit functions and open files are the parent's
+
+    def _result(self, number: int, process: BaseProcess, pipe: Connection) -> Any:
+        """Returns what a process sends. Raises what its work raised; TrainingError if it died or hangs."""
+        content, part, idle = bytearray(), b"first", 0.0
+        while part:
+            calls = self._calls[number]
+            if pipe.poll(LOOK_SECONDS):
+                content += (part := os.read(pipe.fileno(), 1 << 20))
+                continue
+            self.check()
+            idle = idle + LOOK_SECONDS if self._calls[number] == calls else 0.0
+            if idle > self.limit_seconds:
+                what = f"process {process.pid}, which shares the work, did nothing for {idle:.0f} s"
+                raise TrainingError(f"{what} (--timeout-minutes): it hangs or is stopped; start again")
+        try:
+            value, error = pickle.loads(content)
+        except (EOFError, pickle.UnpicklingError):
+            process.join(JOIN_SECONDS)
+            end = f"exit code {process.exitcode}"
+            if process.exitcode == -signal.SIGKILL:
+                end = "SIGKILL: the system does so if memory runs out; fewer --processes need less"
+            raise TrainingError(f"a process that shares the work has died ({end})") from None
+        if error is not None:
+            raise error
+        return value
+
     def check(self) -> None:
-        """For work(0), now and then: raises if it is to be given up, or another process has failed."""
+        """For `work`, now and then: raises if it is to be given up, or another process has failed."""
+        self._calls[self._own] = (self._calls[self._own] + 1) % 256
         self.stop()
-        for process, pipe in self._children:
+        for number, (process, pipe) in enumerate(self._children, 1):
             if not process.is_alive() and process.exitcode:
-                _result(process, pipe)
+                self._result(number, process, pipe)
