@@ -18,10 +18,10 @@ import torch
 from helpers import FINETUNE, REPO, TINY, command, environment, write_rows
 from torch.utils.data import DataLoader
 
-from histocc.runtime import log
+from histocc.runtime import checkpoint, log
 from histocc.runtime.checkpoint import Saver
 from histocc.runtime.errors import TrainingError, UserError, allow_open_files, as_user_error, in_words
-from histocc.runtime.files import OwnFiles
+from histocc.runtime.files import OwnFiles, run_lock
 from histocc.runtime.log import Stage
 from histocc.runtime.world import World, run_command
 
@@ -124,6 +124,10 @@ def test_a_save_beyond_the_limit_of_files(tmp_path):
         f"WARNING: the checkpoint of step 4 could not be saved: {failed}. Training continues, and "
         "the next save is tried all the same."
     ]
+    path, lock = str(tmp_path / "best.bin"), run_lock(str(tmp_path))
+    for work, name in (lambda: checkpoint.replace(path, STATE), "best.bin"), (lock.__enter__, "run.lock"):
+        kind, said = in_child(work, resource.RLIMIT_FSIZE, 0)
+        assert kind is TrainingError and said.startswith(f"{tmp_path}/{name}: the file is too large; raise")
 
 
 def test_commands_of_one_process_say_what_is_wrong_once(capsys):

@@ -288,7 +288,7 @@ class TestApply:
             ("make coded.csv", "review make needs --output"),
             ("apply filled.csv --output x.csv", "review apply needs --to"),
             ("make coded.csv --output coded.csv --overwrite", "coded.csv is an input"),
-            ("make coded.csv --output filled.csv", "filled.csv exists; --overwrite replaces it"),
+            ("make coded.csv --output filled.csv", "filled.csv: exists; --overwrite replaces it"),
             ("make filled.csv --output x.csv", "is no coded file: it has no column 'conf'"),
             ("apply filled.csv --to coded.csv --output x.csv --training-data coded.csv", "is the coded file"),
             ("apply filled.csv --to coded.csv --output x.csv --by model", "is no name of"),

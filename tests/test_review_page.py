@@ -1,10 +1,12 @@
 """`python -m histocc.review serve`: decisions through the page's interface, with a real server process."""
 
 import contextlib
+import fcntl
 import http.client
 import json
 import os
 import re
+import resource
 import shutil
 import subprocess
 import threading
@@ -14,7 +16,13 @@ import urllib.request
 
 import pytest
 from helpers import free_port, start_forked
+from test_errors import in_child
 from test_review import read, run, write
+
+from histocc.formatter import hisco_key
+from histocc.review.serve import CHANGED, Decisions
+from histocc.review.sheet import CodedFile, Codes
+from histocc.runtime.errors import TrainingError
 
 SCRIPT = "<script>document.title='ran'</script> smith"
 TEXTS = [  # text, language, rows, code and probability of the best answer; the others are the same for all
@@ -129,7 +137,7 @@ def test_decisions_are_on_disk_when_the_next_text_comes_and_outlast_a_kill(folde
             assert server.ask()["decided"] == 3
         assert (folder / "decided.csv").read_bytes() == content
     with open(folder / "decided.csv", "ab") as file:
-        file.write(b"farmer,en,30,611")  # the machine went down in the middle of a line
+        file.write("farmer,en,30,væ".encode()[:-1])  # the machine went down in the middle of a letter
     with Serving(folder) as server:
         again = server.ask()
         assert again["text"]["text"] == "farmer" and (again["decided"], again["skipped"]) == (3, 1)
@@ -199,10 +207,18 @@ def test_other_users_sites_and_requests_are_refused(folder):
         changes += [{"answer": answer} for answer in (["9"], "maybe", "1", None, too_many)]
         for content in (*(request | change for change in changes), [1]):
             assert server.send(content=content)[0] == 400, content
+        path = server.address.partition(host)[2]
+        for method, status, length in (
+            ("POST", 400, "60000"),
+            ("POST", 413, "9" * 5000),
+            ("POST", 413, "-1"),
+            ("GET", 200, "0"),  # an address that is reached through another port
+        ):
+            connection = http.client.HTTPConnection(host)
+            headers = {"Host": "localhost:9000", "Content-Length": length}
+            connection.request(method, path + "api" * (method == "POST"), "[" * 60_000, headers)
+            assert connection.getresponse().status == status, length[:9]
         assert decisions(folder) == [] and "Traceback" not in server.output.read_text()
-        connection = http.client.HTTPConnection(host)  # an address that is reached through another port
-        connection.request("GET", server.address.partition(host)[2], headers={"Host": "localhost:9000"})
-        assert connection.getresponse().status == 200
 
 
 def test_a_table_without_answers(folder):
@@ -244,12 +260,30 @@ def test_a_port_in_use_and_a_file_that_another_program_changes(folder):
         with Serving(folder, "--port", port, decisions="other.csv") as second:
             assert re.search(rf"Port {port} is in use; \d+ is taken instead", second.output.read_text())
             assert second.ask()["text"]["text"] == "smith"
-        before = (folder / "decided.csv").read_bytes()
-        (folder / "decided.csv").write_bytes(before + b"x")
-        content = {"window": "w", "id": server.ask()["text"]["id"], "answer": "none", "seen": ""}
-        status, body = server.send(content=content)
-        assert status == 507 and "was changed by another program" in json.loads(body)["error"]
-        assert (folder / "decided.csv").read_bytes() == before + b"x"
+        path, text = folder / "decided.csv", server.ask()["text"]
+        before = path.read_bytes()
+        with open(path, "ab") as other, Serving(folder) as second:
+            fcntl.flock(other, fcntl.LOCK_EX)  # as while another server writes
+            assert CHANGED in server.decide("none", text, status=507)["error"]
+            fcntl.flock(other, fcntl.LOCK_UN)
+            second.decide("none", text)
+        after = path.read_bytes()
+        assert CHANGED in server.decide("none", text, status=507)["error"] and len(after) > len(before)
+        assert path.read_bytes() == after
+
+
+def test_a_decision_that_finds_no_room_is_not_in_the_file(folder):
+    coded, key = CodedFile(str(folder / "coded.csv")), Codes(hisco_key(), "hisco")
+    decided = Decisions(coded, key, {}, str(folder / "decided.csv"))
+
+    def refused():
+        decided.decide(decided.texts[0].id, "none", "")
+
+    kind, said = in_child(refused, resource.RLIMIT_FSIZE, decided.size + 9)
+    assert kind is TrainingError and said.startswith(f"{decided.path}: the file is too large")
+    assert os.path.getsize(decided.path) == decided.size
+    refused()
+    assert decisions(folder) == [(decided.texts[0].text, "none")]
 
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")

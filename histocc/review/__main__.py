@@ -89,7 +89,7 @@ class ReviewConfig(Config):
         inputs |= {self.to or None: "the coded file", self.key: "the file of --key"}
         inputs |= {self.descriptions: "the file of --descriptions"}
         problems += output_problems(filter(None, [self.decisions]), inputs, overwrite=True)
-        problems += output_problems(filter(None, [self.output]), inputs, self.overwrite)
+        problems += output_problems(filter(None, [self.output]), inputs, overwrite=True)  # is compared
         inputs[self.output or None] = "the file of --output"
         return problems + output_problems(filter(None, [self.training_data]), inputs, overwrite=True)
 
@@ -136,8 +136,7 @@ def apply(args: ReviewConfig, coded: CodedFile, key: list[str] | None) -> None:
     decided = {key: list(made.codes) for key, made in sheets.by_text.items() if made.codes is not None}
     beside = [(coded.codes, None), (coded.words, words_of_codes(args.descriptions, coded, key))]
     beside += [(places, hisco_classes()[name]) for name, places in coded.classes.items()]
-    # first: the same command can be given again if the rest fails
-    added = args.training_data and add_training_rows(args.training_data, coded, decided)
+    added, table = training_rows(args.training_data, coded, decided) if args.training_data else ("", b"")
     rows = changed = 0
     with atomic_write(os.path.realpath(args.output), args.overwrite) as file:
         text = io.TextIOWrapper(file, encoding="utf-8", newline="")
@@ -159,6 +158,9 @@ def apply(args: ReviewConfig, coded: CodedFile, key: list[str] | None) -> None:
                 row[coded.decided] = args.by
             write(row)
         text.detach()
+    if args.training_data and table:
+        with atomic_write(os.path.realpath(args.training_data)) as file:
+            file.write(table)
     skipped = len(sheets.by_text) - len(decided)
     for note in sheets.notes:
         print(f"Note: {note}")
@@ -170,9 +172,9 @@ def apply(args: ReviewConfig, coded: CodedFile, key: list[str] | None) -> None:
         print(added)
 
 
-def add_training_rows(path: str, coded: CodedFile, decided: dict[Key, list[str]]) -> str:
-    """Appends a row for each text with codes that the table does not have yet, which need not exist; returns
-    what to tell. Raises UserError for a table of other columns.
+def training_rows(path: str, coded: CodedFile, decided: dict[Key, list[str]]) -> tuple[str, bytes]:
+    """(What to tell, the table with a row more for each text with codes that it does not have yet; b"" if it
+    has all). The table need not exist. Raises UserError for one of other columns.
     """
     texts = [coded.header[coded.text]] + ([] if coded.language is None else [coded.header[coded.language]])
     header, content, known = [*texts, *(coded.header[place] for place in coded.codes)], b"", set()
@@ -189,13 +191,11 @@ def add_training_rows(path: str, coded: CodedFile, decided: dict[Key, list[str]]
             text = coded.texts[key]
             cells = [text.text, text.language][: len(texts)] + codes
             rows.append(cells + [""] * (len(header) - len(cells)))
-    if rows:
-        content = content or csv_text([header])
-        with atomic_write(os.path.realpath(path)) as file:
-            file.write(content + (b"" if content.endswith(b"\n") else b"\n") + csv_text(rows))
+    content = content or csv_text([header])
+    table = content + (b"" if content.endswith(b"\n") else b"\n") + csv_text(rows) if rows else b""
     there = sum(map(bool, decided.values())) - len(rows)
     kept = f"; {there:,} texts are there already and keep their codes" if there else ""
-    return f"{path}: {len(rows):,} rows added{kept}"
+    return f"{path}: {len(rows):,} rows added{kept}", table
 
 
 def estimate(right: int, drawn: int) -> str:

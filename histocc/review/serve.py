@@ -16,13 +16,14 @@ import sys
 import threading
 import time
 from collections import Counter
+from collections.abc import Generator
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.resources import files
+from io import FileIO
 from typing import Any
 
 from histocc.data.rows import csv_text
-from histocc.data.tables import table_format
 from histocc.review.sheet import (
     CHOSEN,
     DECISION,
@@ -36,7 +37,7 @@ from histocc.review.sheet import (
     most_wrong_first,
 )
 from histocc.runtime.errors import UserError, in_words
-from histocc.runtime.files import atomic_write
+from histocc.runtime.files import naming, sync_folder, take_lock
 from histocc.text import text_key
 
 HOST, PORTS = "127.0.0.1", 20  # so many ports are tried
@@ -45,6 +46,7 @@ RESERVED_SECONDS = 600.0  # a text that one window shows is not offered to anoth
 MAX_BODY = 1 << 16  # bytes of a request
 NEAREST, MIN_SIMILARITY = 3, 0.3  # known texts that are shown
 MAX_COMMON = 5_000  # texts that share three letters: more tell nothing
+CHANGED = "was changed by another program; start review serve again"
 
 
 class Conflict(Exception):
@@ -118,19 +120,29 @@ class Decisions:
                 self.known.add(text_key(text.text), tuple(answer))
         self.size = self._open()
 
+    @contextlib.contextmanager
+    def _held(self) -> Generator[FileIO]:
+        """The file, begun if it does not exist, while no other server writes to it. Raises OSError."""
+        with naming(self.path), open(self.path, "a+b", buffering=0) as file:
+            if not take_lock(file):
+                raise OSError(errno.EBUSY, CHANGED)
+            yield file
+
     def _open(self) -> int:
         """Reads the decisions that are there; returns the size of the file."""
-        if not os.path.lexists(self.path):
-            with atomic_write(self.path, overwrite=False) as file:
-                file.write("\ufeff".encode() + csv_text([COLUMNS]))
-        if table_format(self.path)[:3] != (COLUMNS, ",", "utf-8-sig"):
-            what = f"{self.path}: is no file of decisions of review serve, in UTF-8 with {','.join(COLUMNS)}"
-            raise UserError(f"{what}: choose another one for --decisions")
-        with open(self.path, "r+b") as file:
-            content = file.read()
-            if re.search(rb"-[0-9a-f]{16}\Z", content):  # an editor leaves out the last line's end
+        header = "\ufeff".encode() + csv_text([COLUMNS])
+        with self._held() as file:
+            file.seek(0)
+            content = file.readall()
+            if header.startswith(content):  # new, or the machine went down at once
+                file.write(header[len(content) :])
+                sync_folder(self.path)
+            elif content.splitlines()[0] != header.rstrip():
+                what = f"{self.path}: is no file of decisions of review serve, in UTF-8 with"
+                raise UserError(f"{what} {','.join(COLUMNS)}: choose another one for --decisions")
+            elif re.search(rb"-[0-9a-f]{16}\Z", content):  # an editor leaves out the last line's end
                 file.write(b"\n")
-            elif not content.endswith(b"\n"):  # the line that was being written when the machine went down
+            else:  # behind it is the line that was being written when the machine went down
                 file.truncate(content.rfind(b"\n") + 1)
             size = file.seek(0, os.SEEK_END)
         for key, decision in Sheets([self.path], self.coded, self.codes).by_text.items():
@@ -184,18 +196,17 @@ class Decisions:
             return cell
 
     def _append(self, line: bytes) -> None:
-        with open(self.path, "r+b") as file:
+        with self._held() as file:
             if file.seek(0, os.SEEK_END) != self.size:
-                reason = "was changed by another program; start review serve again"
-                raise OSError(errno.EBUSY, reason, self.path)
+                raise OSError(errno.EBUSY, CHANGED)
             try:
-                file.write(line)
-                file.flush()
+                while line:  # a disk that is nearly full takes a part
+                    line = line[file.write(line) :]
                 os.fsync(file.fileno())
-            except OSError as error:
-                os.truncate(self.path, self.size)
-                raise OSError(error.errno, error.strerror, self.path) from None
-        self.size += len(line)
+            except OSError:
+                file.truncate(self.size)
+                raise
+            self.size = file.tell()
 
     def next(self, window: str) -> dict[str, Any]:
         """The first text that is open and that no other window shows."""
@@ -288,7 +299,7 @@ class Handler(BaseHTTPRequestHandler):
         size = self.headers.get("Content-Length", "")
         if not self.is_allowed() or self.path != f"/{self.server.token}/api":
             return self.refuse()
-        if not size.isdecimal() or int(size) > MAX_BODY:
+        if not size.isdecimal() or len(size) > 9 or int(size) > MAX_BODY:
             return self.refuse(HTTPStatus.REQUEST_ENTITY_TOO_LARGE)
         decisions = self.server.decisions
         try:
@@ -301,7 +312,7 @@ class Handler(BaseHTTPRequestHandler):
             self.answer(HTTPStatus.CONFLICT, decisions.show(text_id, window))
         except OSError as error:
             self.answer(HTTPStatus.INSUFFICIENT_STORAGE, {"error": in_words(error)})
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             self.answer(HTTPStatus.BAD_REQUEST, {"error": str(error)})
 
     def answer(self, status: HTTPStatus, content: Any) -> None:

@@ -16,9 +16,9 @@ import time
 import zlib
 from collections.abc import Generator, Iterable
 from pathlib import Path
-from typing import BinaryIO
+from typing import IO, BinaryIO
 
-from histocc.runtime.errors import UserError
+from histocc.runtime.errors import UserError, errno_of
 
 try:
     import fcntl
@@ -74,6 +74,26 @@ def folder_above(path: str) -> str:
 
 
 @contextlib.contextmanager
+def naming(path: str) -> Generator[None]:
+    """Names `path` in an error of the machine inside that names no other file. Raises OSError."""
+    try:
+        yield
+    except (OSError, RuntimeError) as error:  # torch's writer makes it a RuntimeError
+        number, named = errno_of(error), getattr(error, "filename", None)
+        if number is None or named not in (None, f"{path}.tmp{os.getpid()}"):
+            raise
+        raise OSError(number, getattr(error, "strerror", "") or os.strerror(number), path) from error
+
+
+def sync_folder(path: str) -> None:
+    """Makes the name `path` survive a power cut."""
+    with contextlib.ExitStack() as held, contextlib.suppress(PermissionError):  # Windows opens no folders
+        folder = os.open(os.path.dirname(path) or ".", os.O_RDONLY)
+        held.callback(os.close, folder)
+        os.fsync(folder)
+
+
+@contextlib.contextmanager
 def _temporary_name(path: str, durable: bool = True) -> Generator[str]:
     """A free name beside `path`, to be renamed inside; with `durable` that survives a power cut."""
     temporary = f"{path}.tmp{os.getpid()}"
@@ -82,11 +102,8 @@ def _temporary_name(path: str, durable: bool = True) -> Generator[str]:
         yield temporary
     finally:
         Path(temporary).unlink(missing_ok=True)
-    with contextlib.ExitStack() as held, contextlib.suppress(PermissionError):  # Windows opens no folders
-        folder = os.open(os.path.dirname(path) or ".", os.O_RDONLY)
-        held.callback(os.close, folder)
-        if durable:
-            os.fsync(folder)
+    if durable:
+        sync_folder(path)
 
 
 @contextlib.contextmanager
@@ -98,23 +115,21 @@ def atomic_write(path: str, overwrite: bool = True, durable: bool = True) -> Gen
         overwrite: False replaces no file: FileExistsError, unless what is there by then is equal.
         durable: whether it is to survive a power cut, which takes milliseconds.
     """
-    try:
-        with _temporary_name(path, durable) as temporary:
-            with open(temporary, "xb") as file:
-                yield file
-                file.flush()
-                if durable:
-                    os.fsync(file.fileno())
-            try:
-                if not overwrite:  # takes the name: no moment between look and act
-                    os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
-                os.replace(temporary, path)
-            except FileExistsError:
-                if kind_of(path) != "a file" or not filecmp.cmp(temporary, path, shallow=False):
-                    raise
-    except OSError as error:
-        error.filename = error.filename or (path if error.errno else None)
-        raise
+    with naming(path), _temporary_name(path, durable) as temporary:
+        with open(temporary, "xb") as file:
+            yield file
+            file.flush()
+            if durable:
+                os.fsync(file.fileno())
+        try:
+            (os.replace if overwrite else os.link)(temporary, path)  # a link takes a name that is free
+        except OSError:
+            if overwrite:
+                raise
+            if not os.path.lexists(path):  # a file system without hard links
+                os.rename(temporary, path)
+            elif kind_of(path) != "a file" or not filecmp.cmp(temporary, path, shallow=False):
+                raise FileExistsError(errno.EEXIST, "exists; --overwrite replaces it", path) from None
 
 
 def atomic_copy(source: str, path: str) -> None:
@@ -148,8 +163,8 @@ def _seal(path: str, content: bytes, of: str) -> bytes:
 
 
 def remove_files(folder: str, pattern: str) -> None:
-    """Removes the regular files of a folder whose whole name matches `pattern`, exact names of ours."""
-    for name in filter(re.compile(pattern).fullmatch, os.listdir(folder)):
+    """Removes the regular files of a folder whose whole name matches `pattern`, names of ours, in order."""
+    for name in filter(re.compile(pattern).fullmatch, sorted(os.listdir(folder))):
         if kind_of(path := os.path.join(folder, name), follow_links=False) == "a file":
             os.remove(path)
 
@@ -206,9 +221,8 @@ class OwnFiles:
             self._list((), mine)
 
     def remove_leftovers(self) -> None:
-        """Removes what processes that were killed while they wrote the files have left."""
-        if self.names:
-            remove_files(self.folder, f"({'|'.join(map(re.escape, [*self.names, LIST]))}){TEMPORARY}")
+        """Removes what processes that were killed while they wrote the files, or the list, have left."""
+        remove_files(self.folder, f"({'|'.join(map(re.escape, [*self.names, LIST]))}){TEMPORARY}")
 
 
 def problems(
@@ -267,32 +281,37 @@ def is_held(folder: str) -> bool:
         return not isinstance(error, FileNotFoundError)
 
 
+def take_lock(file: IO) -> bool:
+    """Locks an open file until it is closed; False if another process has, as far as there are locks."""
+    try:
+        if fcntl is not None:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        return not isinstance(error, BlockingIOError)
+    return True
+
+
 @contextlib.contextmanager
 def run_lock(folder: str) -> Generator[None]:
     """Holds `folder` for this process, however that ends. Rank 0 only. Raises UserError, OSError."""
     path = os.path.join(folder, LOCK)
     os.makedirs(folder, exist_ok=True)
     foreign = UserError(f"{path}: is not the lock of a run; move it away, or choose another folder")
-    if (kind := kind_of(path, follow_links=False)) not in (None, "a file"):
+    if kind_of(path, follow_links=False) not in (None, "a file"):
         raise foreign
     with open(path, "a+", encoding="utf-8", errors="replace") as file:
         file.seek(0)
         owner = file.read(1000)
-        try:
-            if fcntl is not None:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            in_use = not os.path.lexists(path)  # its owner has just removed it
-        except OSError as error:  # else of a file system without locks
-            in_use = isinstance(error, BlockingIOError)
-        if in_use:
+        if not take_lock(file) or not os.path.lexists(path):  # its owner has just removed it
             raise UserError(f"{folder} is in use by another job: {owner}; wait, or choose another folder")
-        if kind and not owner.startswith(OWNER):
+        if owner[: len(OWNER)] != OWNER[: len(owner)]:  # a job that is killed at once writes nothing
             raise foreign
         _held.add(file.fileno())
         try:
-            file.truncate(0)
             since = f"process {os.getpid()}, since {time.strftime('%Y-%m-%d %H:%M:%S')}"
-            print(f"{OWNER}{socket.gethostname()}, {since}", end="", file=file, flush=True)
+            with naming(path):
+                file.truncate(0)
+                os.write(file.fileno(), f"{OWNER}{socket.gethostname()}, {since}".encode())
             yield
         finally:
             _held.discard(file.fileno())
