@@ -2,16 +2,31 @@
 refused.
 """
 
+import itertools
 import math
 import os
 import re
+import shutil
 import signal
 import subprocess
+import sys
 import time
 
 import pytest
 import torch
-from helpers import PIPED, REPO, TINY, command, environment, read, run, run_inside, write_csv, write_rows
+from helpers import (
+    PIPED,
+    REPO,
+    TINY,
+    all_tests,
+    command,
+    environment,
+    read,
+    run,
+    run_inside,
+    write_csv,
+    write_rows,
+)
 
 from histocc.formatter import CLASSES, PAD_IDX, hisco_blocky5, hisco_classes, occ1950_blocky2
 from histocc.model.mixer import Seq2SeqMixerOccCANINE, model_config
@@ -193,6 +208,11 @@ def test_the_decoder_that_was_right_more_often_is_the_default(tmp_path, accuracy
     assert re.search(rf"^Decoder: {decoder} \(.*{why}\)$", said, re.M), said
     said = predict_here(*flags(model, source, tmp_path / "named.csv", "--decoder", decoder))
     assert "Decoder:" not in said
+    limited = flags(model, source, tmp_path / "limited.csv", "--threshold", "0.3")
+    said = predict_here(*limited) if decoder == "flat" else refused(*limited)
+    assert (
+        "Thresholds of the linear decoder: 0.3" if decoder == "flat" else "and auto is greedy here ("
+    ) in said
     assert (tmp_path / "auto.csv").read_bytes() == (tmp_path / "named.csv").read_bytes()
     texts = [row["occ1"] for row in read(source)]
     rows = OccCANINE(model, device="cpu").predict(texts, get_dict=True)
@@ -206,8 +226,8 @@ def test_known_texts_have_their_codes(model, tmp_path, monkeypatch):
     text, language, other = before[1]["occ1"], before[1]["lang"], before[3]["occ1"]
     header = ["occ1", "lang", "hisco_1", "hisco_2"]
     given = [
-        (text, language, "22222", ""),
-        (f"  {text.upper()} ", language, "-1", "1110.0"),  # of several rows of a text the last counts
+        (text, "Danish", "22222", ""),
+        (f"  {text.upper()} ", "DA", "-1", "1110.0"),  # of several rows of a text the last counts
         (other, "xyz", "33333", ""),  # in another language
         ("nowhere", "da", "33333", "NA"),
         ("without a code", "da", "", ""),
@@ -345,6 +365,37 @@ def test_processes_and_interruptions_change_nothing(model, tmp_path):
     assert (tmp_path / "two.csv").read_bytes() == whole
 
 
+def is_killed_at(number, folder, work) -> bool:
+    """Runs `work` in a fork that dies before a file operation below a folder, by its number."""
+    numbers = itertools.count(1)
+
+    def look(event, given):
+        below = event.startswith(("open", "os.")) and str(folder) in str(given[:2])
+        if (below or event == "fcntl.flock") and next(numbers) == number:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    if (child := os.fork()) == 0:
+        sys.addaudithook(look)
+        work()
+        os._exit(0)
+    return os.waitpid(child, 0)[1] == signal.SIGKILL
+
+
+@pytest.mark.processes
+def test_after_a_kill_at_any_file_operation_the_same_command_finishes(model, tmp_path, monkeypatch):
+    monkeypatch.setattr(predict, "PIECE", 100)
+    source, folder, number = table(tmp_path / "in.csv", 200), tmp_path / "new", 1
+    predict_here(*flags(model, source, tmp_path / "whole.csv"))
+    asked = flags(model, source, folder / "out.csv")
+    while is_killed_at(number, folder, lambda: predict_here(*asked)):
+        predict_here(*asked)
+        assert os.listdir(folder) == ["out.csv"], number
+        assert (folder / "out.csv").read_bytes() == (tmp_path / "whole.csv").read_bytes()
+        shutil.rmtree(folder)
+        number += 1 if all_tests() else 9
+    assert number > 30
+
+
 @pytest.mark.parametrize(
     "error, message",
     [
@@ -464,7 +515,7 @@ def test_mistakes_are_said_and_the_input_stays(model, tmp_path):
         (flags(model, source, existing), "there.csv exists; --overwrite replaces it"),
         ([*common, "--language", "en"], "--language and --language-column"),
         (of_german, "does not know the language 'de-DE'; it knows unk, en, da"),
-        ([*common, "--threshold", "0.3"], "--threshold is for --decoder flat"),
+        ([*common, "--decoder", "topk", "--threshold", "0.3"], "--threshold is for --decoder flat"),
         ([*common, "--decoder", "flat", "--threshold", "se=0.3"], "does not know the language 'se'"),
         ([*common, "--decoder", "flat", "--threshold", "1.3"], "is not a number between 0 and 1"),
         ([*common, "--descriptions", bad_key], "none of the 7 codes of the model"),

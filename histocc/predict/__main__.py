@@ -20,6 +20,7 @@ if __name__ == "__main__":
 import contextlib
 import json
 import os
+import re
 import select
 import time
 from collections import Counter
@@ -45,7 +46,7 @@ from histocc.text import AS_IS, UNKNOWN_LANGUAGE, text_key
 
 PIECE = 2048  # distinct texts that are coded and kept together
 SETTINGS, INPUT = "settings.json", "input"  # beside the pieces; the latter if it came out of a pipe
-PIECES = rf"\d+\.part({files.TEMPORARY})?"  # their names
+PIECES = r"\d+\.part"  # their names
 
 
 class Coding:
@@ -72,6 +73,9 @@ class Coding:
         )
         self.decoder = coder.best_decoder if args.decoder == "auto" else args.decoder
         coder.need(self.decoder)
+        if args.threshold and self.decoder not in ("flat", "both"):  # which auto has chosen
+            what = f"--threshold is for --decoder flat and both, and auto is {self.decoder} here"
+            raise UserError(f"{what} ({coder.why_best}): name one of these, or leave --threshold out")
         if self.decoder in ("both", "topk", "full"):
             coder.search()  # once, before processes are forked
         self.key, self.system, kind = set(coder.codes), args.system or coder.system, coder.formatter.kind
@@ -114,8 +118,8 @@ class Coding:
             )
 
     def read_known(self, path: str) -> dict[tuple[str, str], list[str]]:
-        """Codes of --known by `text_key` and language; this is "", and stands for any, if the table or the
-        input has none. Columns of codes are as in training, or as written here. Raises UserError.
+        """Codes of --known by `text_key` and `language_name`; this is "", and stands for any, if the row or
+        the input has none. Columns of codes are as in training, or as written here. Raises UserError.
         """
         args, formatter, header = self.args, self.coder.formatter, table_format(path).names
         written = [f"{self.system}_{i}" for i in range(1, formatter.max_num_codes + 1)]
@@ -131,7 +135,7 @@ class Coding:
         for chunk in read_chunks(path, [args.column, *of_language, *names]):
             wrong += [f"line {line}: {reason}" for line, _, reason in chunk.faults]
             for line, text, *cells in zip(chunk.lines.tolist(), *chunk.columns):
-                place = text_key(text), cells.pop(0).strip() if of_language else ""
+                place = text_key(text), language_name(cells.pop(0)) if of_language else ""
                 codes = list(dict.fromkeys(filter(None, (code_of_cell(cell, formatter) for cell in cells))))
                 unknown = [code for code in codes if code not in key]
                 wrong += [f"line {line}: {code!r} is no code of {self.system}" for code in unknown]
@@ -163,10 +167,10 @@ class Coding:
 
     def look_up(self, text: str, language: str) -> tuple[list[str] | None, tuple[str, str]]:
         """(the codes of --known, what the model reads of a row: nothing if there are some)."""
-        key = text_key(text) if self.known else ""
-        codes = self.known.get((key, language.strip())) or self.known.get((key, ""))
-        if codes:
-            return codes, ("", UNKNOWN_LANGUAGE)
+        if self.known:
+            key, name = text_key(text), language_name(language) or UNKNOWN_LANGUAGE
+            if codes := self.known.get((key, name)) or self.known.get((key, "")):
+                return codes, ("", UNKNOWN_LANGUAGE)
         return None, (self.coder.clean(text), self.coder.known(language))
 
     def read_texts(self) -> int:
@@ -306,7 +310,7 @@ class Coding:
         if args.overwrite and not faults and os.path.isfile(rejected):
             os.remove(rejected)  # of the output that was there before
         total["faults"] = len(faults)
-        files.remove_files(self.folder, rf"{PIECES}|({SETTINGS}|{INPUT})({files.TEMPORARY})?")
+        files.remove_files(self.folder, rf"{PIECES}|{INPUT}|{SETTINGS}")  # SETTINGS last: it tells the others
         return total, unknown
 
     def start_lines(self, rows: int, resumed: bool) -> Iterator[str]:
@@ -353,12 +357,17 @@ def take_input(args: PredictConfig, world: World, held: contextlib.ExitStack) ->
     folder = args.output + ".parts"
     path = os.path.join(folder, INPUT)
     os.makedirs(folder, exist_ok=True)
+    held.callback(remove_if_empty, folder)
+    was_killed = os.path.exists(os.path.join(folder, files.LOCK))
+    held.enter_context(files.run_lock(folder))
     others = set(os.listdir(folder)) - {files.LOCK}  # their names are no proof
-    if others and files.read_sealed(os.path.join(folder, SETTINGS)) is None:
+    if others and not was_killed and files.read_sealed(os.path.join(folder, SETTINGS)) is None:
         what = f"{folder}, for the parts of the output, holds {min(others)}, which is none of them"
         raise UserError(f"{what}: choose another --output")
-    held.callback(remove_if_empty, folder)
-    held.enter_context(files.run_lock(folder))
+    if others:
+        files.remove_files(folder, rf"({PIECES}|{SETTINGS}|{INPUT}){files.TEMPORARY}|{INPUT}")
+        beside, name = os.path.split(os.path.realpath(args.output))
+        files.remove_files(beside, rf"{re.escape(name)}(\.rejected\.csv)?{files.TEMPORARY}")
     if files.kind_of(args.input) != "a pipe":
         return args.input
     held.callback(files.remove_files, folder, INPUT)
@@ -408,7 +417,7 @@ def run(args: PredictConfig, world: World) -> None:
         rows = on_all_ranks(coding.read_texts)
         coding.settings, resumed = world.run_on_main(coding.begin)
         processes = choose_processes(args.processes, world, len(coding.pieces))
-        coding.forked = Forked(processes, world.give_up_if_asked)
+        coding.forked = Forked(processes, world.give_up_if_asked, world.time_limit)
         if not args.non_verbose:
             world.print(*coding.start_lines(rows, resumed), sep="\n")
         on_all_ranks(coding.code_pieces)

@@ -109,7 +109,7 @@ class PredictConfig(Files, Decoding, Published, Machine):
             given = [flag_of(name) for name in names if getattr(self, name)]
             if len(given) > 1:
                 yield f"{' and '.join(given)} are mutually exclusive"
-        if self.threshold and self.decoder not in ("flat", "both"):
+        if self.threshold and self.decoder not in ("auto", "flat", "both"):
             yield f"--threshold is for --decoder flat and both, not {self.decoder}"
         weights = formats.files_of(self.model)
         of_run: list[str] = []
@@ -125,7 +125,8 @@ class PredictConfig(Files, Decoding, Published, Machine):
             **dict.fromkeys(of_run, "a file of the run"),
             **dict.fromkeys(weights, "the model"),
         }
-        yield from files.problems([self.output, self.output + ".rejected.csv"], inputs, self.overwrite)
+        overwrite = self.overwrite or os.path.isdir(self.output + ".parts")  # of a killed command: compared
+        yield from files.problems([self.output, self.output + ".rejected.csv"], inputs, overwrite)
         yield from filter(None, [files.save_path_problem(os.path.dirname(os.path.abspath(self.output)))])
 
 
