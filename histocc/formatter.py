@@ -89,7 +89,7 @@ class BlockyFormatter:
         if kind not in _SYSTEMS:
             raise ValueError(f"unknown formatter {kind!r}: choose one of {', '.join(_SYSTEMS)}")
         self.kind, system, general = kind, _SYSTEMS[kind], kind == "gpf"
-        self.target_cols = list(system.default_cols if target_cols is None else target_cols)
+        self.target_cols = list(map(str, system.default_cols if target_cols is None else target_cols))
         count, most = len(self.target_cols), system.max_codes
         if count < 1 or most is not None and count > most:
             allowed = "at least one target column" if most is None else f"1 to {most} target columns"

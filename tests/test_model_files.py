@@ -248,6 +248,7 @@ TO_CODE = {
     "formatter: block_size": [10**9],
     "formatter: kind": ["occ1950"],
     "formatter": [5],
+    "formatter: target_cols": [[5]],
     "key: 22222": [0, None, 1.0],
     "key: 22222 ": [5],
     "key: 44444": [...],
@@ -261,6 +262,9 @@ TO_CODE = {
     ],
     "linear_share": ["x"],
     "kind": ["ensemble"],
+    "step": ["x"],
+    "position": [None],
+    "args": [[]],
     "format": [2],
     "model": [..., {}],
     f"model: {POSITIONS}": [

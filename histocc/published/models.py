@@ -147,6 +147,9 @@ def own_model(file: str, content: dict) -> Loaded:
         }
         Thresholds.of(state)
         Confidence.of(state)
+        for name, kind in (("step", int), ("position", dict), ("args", dict)):
+            if not isinstance(state.get(name, kind()), kind):
+                raise ValueError(f"{name}: found {state[name]!r:.60}, expected {kind.__name__}")
         if "" in codes or not 0 <= (state.get("linear_share") or 0.0) <= 1:
             raise ValueError("an output without a code, or a linear_share that is not 0 … 1")
     return model, formatter, state
