@@ -20,14 +20,14 @@ import warnings
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
-from numbers import Number
+from numbers import Number, Real
 from typing import Any
 
 import numpy as np
 import torch
 
 from histocc.data.dataset import read_descriptions
-from histocc.data.rows import fill_dittos, key_reader
+from histocc.data.rows import fill_dittos, key_reader, language_name
 from histocc.formatter import CLASSES, hisco_classes, is_missing
 from histocc.job import build, train
 from histocc.job.config import FinetuneConfig, finetune_parser
@@ -221,9 +221,10 @@ class OccCANINE:
         check_choice("what", what, ("pred", "probs", "logits", "bin", "embeddings"))
         check_choice("behavior", behavior, (None, *BEHAVIORS))
         check_choice("prediction_type", prediction_type, (None, *PREDICTION_TYPES))
-        for value in threshold.values() if isinstance(threshold, dict) else [threshold or 0]:
-            if not 0 <= value <= 1:
-                raise ValueError(f"threshold: found {threshold!r:.60}, expected a probability from 0 to 1")
+        given = threshold if isinstance(threshold, dict) else {} if threshold is None else {None: threshold}
+        if not all(isinstance(value, Real) and 0 <= value <= 1 for value in given.values()):
+            raise ValueError(f"threshold: found {threshold!r:.60}, expected a probability from 0 to 1")
+        threshold = {name and language_name(name): value for name, value in given.items()} or None
         cells = cells_of("occ1", occ1, (str, Number))
         one_language = is_missing(lang) or isinstance(lang, str)
         languages: list = [lang] * len(cells) if one_language else cells_of("lang", lang, (str,))
@@ -236,10 +237,11 @@ class OccCANINE:
         as_dict = get_dict or not get_df
         kind = prediction_type or (BEHAVIORS[behavior] if behavior else self.coder.best_decoder)
         decoder = PREDICTION_TYPES[kind]
-        if unknown := Counter(name for name in languages if self.coder.known(name) != name.strip()):
+        known, unk = self.coder.known, UNKNOWN_LANGUAGE
+        if unknown := Counter(name for name in languages if known(name) == unk != language_name(name)):
             names = ", ".join(f"{name!r} ({count:,})" for name, count in unknown.most_common(10))
-            known = ", ".join(self.coder.languages)
-            warnings.warn(f"languages that the model does not know: {names}; it knows {known}", stacklevel=2)
+            names += f"; it knows {', '.join(self.coder.languages)}"
+            warnings.warn(f"languages that the model does not know: {names}", stacklevel=2)
         if threshold is not None and (what not in ("pred", "bin") or decoder in ("greedy", "topk")):
             warnings.warn(f"threshold: has no effect on {what} with {kind}", stacklevel=2)
         if what == "probs":

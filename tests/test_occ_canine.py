@@ -57,7 +57,7 @@ def test_predictions(coder):
 
     fast = coder.predict(TEXTS, LANGUAGES, behavior="fast", threshold={"en": 0.0, None: 1.0})
     assert fast[2]["hisco_5"] in CODES and fast[0]["hisco_1"] is None
-    assert fast == coder.predict(TEXTS, LANGUAGES, prediction_type="flat", threshold={"en": 0.0, "da": 1.0})
+    assert fast == coder.predict(TEXTS, LANGUAGES, prediction_type="flat", threshold={"EN": 0.0, "da": 1.0})
     best, every = (
         coder.predict(TEXTS, LANGUAGES, prediction_type=kind, k_pred=7) for kind in ("topk", "full")
     )
@@ -185,7 +185,7 @@ def test_arguments_of_predict(coder):
         "what": [0, "PRED", None],
         "behavior": ["GOOD", 0],
         "prediction_type": ["beam", 0],
-        "threshold": [NAN, -1, 2, {"en": NAN}],
+        "threshold": [NAN, -1, 2, "0.3", "", {"en": NAN}],
     }.items():
         for value in values:
             with pytest.raises(ValueError, match=f"^{name}: found .*, expected "):
@@ -251,7 +251,7 @@ def test_arguments_without_effect_are_said(coder):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         for arguments in ({"behavior": "fast"}, {"prediction_type": "full"}):
-            coder.predict(TWO, "da", threshold=0.3, **arguments)
+            coder.predict(TWO, "da-DK", threshold=0.3, **arguments)
 
 
 def test_arguments_of_the_constructor(model):  # noqa: F811

@@ -8,7 +8,7 @@ import torch
 from histocc.data.arrays import PreparedData, RowSet
 from histocc.data.config import Descriptions as DescriptionFlags
 from histocc.data.noise import Augmenter, noise_characters
-from histocc.data.rows import read_columns
+from histocc.data.rows import language_name, read_columns
 from histocc.data.tables import column_problems, table_format
 from histocc.formatter import BOS_IDX, EOS_IDX, PAD_IDX, BlockyFormatter
 from histocc.runtime.errors import UserError
@@ -114,8 +114,8 @@ def load_descriptions(
         at, number = place.get(formatter.repair(code)[0]), len(texts) // 2
         if at is None or not text:
             continue
-        if language and language[0] in data.languages:
-            named[at, data.languages.index(language[0])] = number
+        if (name := language_name("".join(language))) in data.languages:
+            named[at, data.languages.index(name)] = number
         numbers[at, numbers[at] < 0] = number  # the first of its code
         texts += [code_points(part.replace("{desc}", clean(text))) for part in (before, behind)]
     for place_of_code, number in named.items():

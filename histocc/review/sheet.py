@@ -12,7 +12,7 @@ from histocc.data.rows import code_of_cell, csv_text, language_name
 from histocc.data.tables import column_problems, csv_rows, read_chunks, table_format
 from histocc.formatter import CLASSES, BlockyFormatter, make_formatter
 from histocc.runtime.errors import UserError, raise_if_any
-from histocc.text import text_key
+from histocc.text import UNKNOWN_LANGUAGE, text_key
 
 DECIDED = "decided_by"  # column of the file with decisions
 MODEL = "model"  # in it: nobody has decided
@@ -30,7 +30,7 @@ Key = tuple[str, str]  # a text and its language, as `key_of` gives them
 
 def key_of(text: str, language: str) -> Key:
     """Equal for texts that differ only in case and blanks, in the same language."""
-    return text_key(text), language_name(language)
+    return text_key(text), language_name(language) or UNKNOWN_LANGUAGE
 
 
 @dataclass
@@ -49,7 +49,7 @@ class CodedText:
     @property
     def id(self) -> str:
         """The same for the same text, language and codes."""
-        content = "\0".join([*key_of(self.text, self.language), *self.codes])
+        content = "\0".join([text_key(self.text), language_name(self.language), *self.codes])
         return hashlib.blake2b(content.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
 
 
