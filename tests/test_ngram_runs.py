@@ -198,7 +198,7 @@ def test_ngrams_are_trained_with_the_rest_and_what_was_decided_is_kept(runs, tmp
     asked = json.loads((runs[0] / "whole" / "args.json").read_text())
     assert state["args"].items() >= decided.items() and {asked[name] for name in decided} == {None}
     assert asked["ngrams"] == state["args"]["ngrams"] == "auto"
-    expected = {"rows": len(first["ngrams.hashes"]), "width": 128, "patterns": list(PATTERNS)}
+    expected = {"rows": len(first["ngrams.hashes"]), "width": 128, "patterns": list(PATTERNS), "case": "all"}
     assert state["config"]["ngrams"] == {**expected, "answers": False}
 
 

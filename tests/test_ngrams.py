@@ -31,6 +31,9 @@ TEXTS = [
     "x" * 40,
     "servant of a farmer, ret.",
     "FARMER AND SMITH",
+    "RÄÄTÄLIN KISÄLLI",
+    "ΕΡΓΆΤΗΣ ΓΗΣ",
+    "ШЛОСЕР",
     "no. 12/b [SEP] here",
     "tjenestepige hos smeden",
     "漁師 と 農民",
@@ -41,7 +44,7 @@ TEXTS = [
 
 def ngrams_of(text: str) -> list[tuple[str, str]]:
     """(kind, n-gram) of a description: windows of characters, with an open one too, and words."""
-    lower = "".join(chr(ord(letter) + 32) if "A" <= letter <= "Z" else letter for letter in text)
+    lower = text.lower().replace("ς", "σ")
     around, words = f" {lower} ", lower.split(" ")
     pieces = [around[i : i + size] for size in range(2, 5) for i in range(len(around) - size + 1)]
     found = [("window", piece) for piece in pieces if " " not in piece[1:-1] and piece.strip(" ")]
@@ -78,12 +81,20 @@ class TestHashes:
         assert [found_in([text])[0] for text in TEXTS] == expected
         for width in (None, 64, 100, 128):
             assert found_in(TEXTS, width=width) == expected
-        languages = ["unk", "da", "EN", "swedish"] * 4
+        languages = (["unk", "da", "EN", "swedish"] * 5)[: len(TEXTS)]
         assert found_in(TEXTS, languages) == [hashes_of(*each) for each in zip(TEXTS, languages)]
 
-    def test_capitals_a_to_z_count_as_small_ones_and_no_others(self):
-        assert found_in(["FARMER AND SMITH"]) == found_in(["farmer and smith"])
-        assert found_in(["ÅÆØ@[`{"]) != found_in(["åæø@[`{"]) and found_in(["@"]) != found_in(["`"])
+    def test_capitals_count_as_small_letters_but_for_those_that_become_longer(self):
+        texts = ["räätälin kisälli", "εργάτης γης", "мелничар", "åæø", "ſchmied", "đurađ", "œuvre"]
+        assert found_in([text.upper() for text in texts]) == found_in(texts)
+        assert found_in(["ſmith", "CITIZEN"]) == found_in(["smith", "citizen"])
+        for one, other in (("straße", "STRASSE"), ("İşçi", "işçi"), ("ﬁsher", "FISHER"), ("@", "`")):
+            assert found_in([one]) != found_in([other])
+
+    def test_models_that_name_no_rule_know_the_capitals_of_ascii_alone(self):
+        ngrams = Ngrams(1 << 4, 8, 8, 3)
+        hashed = [hash_ngrams(torch.from_numpy(encode([x], ["en"])[0]), case=ngrams.case)[0] for x in "ÅåAa"]
+        assert not torch.equal(hashed[0], hashed[1]) and torch.equal(hashed[2], hashed[3])
 
     def test_a_text_that_is_cut_has_the_ngrams_of_what_is_left(self):
         text = "wine merchant and farmer of the parish"
@@ -114,7 +125,7 @@ def made(texts, classes=5, **more) -> Ngrams:
     """N-grams with a row for each that `texts` hold, weights different for each."""
     known = sorted({hash_of(*one) for text in texts for one in ngrams_of(text)})
     torch.manual_seed(3)
-    ngrams = Ngrams(len(known), 8, 12, classes, patterns=PATTERNS, **more)
+    ngrams = Ngrams(len(known), 8, 12, classes, patterns=PATTERNS, case="all", **more)
     ngrams.hashes.copy_(torch.tensor(known))
     ngrams.idf.copy_(1 + torch.rand(len(known)))
     return ngrams.double()
@@ -169,7 +180,7 @@ class TestVectors:
     def test_each_word_once_is_the_same_for_attention(self):
         """Repeated positions, and one for all of them whose score has the logarithm of their number."""
         ngrams = made(TEXTS).eval()
-        texts, languages = [*TEXTS, "", "farmer"], ["en"] * 17 + ["a language of many letters"]
+        texts, languages = [*TEXTS, "", "farmer"], ["en"] * (len(TEXTS) + 1) + ["a language of many letters"]
         ids, mask = map(torch.from_numpy, encode(texts, languages, max_len=24))
         queries = torch.randn(len(texts), 5, 12, dtype=torch.float64)
         text, memory = ngrams(ids)

@@ -25,7 +25,7 @@ from histocc.model.canine import CanineEncoder
 from histocc.model.confidence import USUAL
 from histocc.model.loss import ROWS, BlockOrderInvariantLoss, DistillationLoss, LinearLoss, LossMixer
 from histocc.model.mixer import NGRAMS, Seq2SeqMixerOccCANINE, model_config
-from histocc.model.ngrams import AUTO, NONE, PATTERNS
+from histocc.model.ngrams import ALL_CASES, AUTO, NONE, PATTERNS
 from histocc.published import formats, models
 from histocc.runtime import checkpoint
 from histocc.runtime.config import flag_of
@@ -327,7 +327,7 @@ def new_ngrams(
     most, check = 1 << (MAX_AUTO_BITS if asked == AUTO else int(asked)), world.give_up_if_asked
     counted = world.run_on_main(lambda: ngram_fit.count_ngrams(data, args.max_len, most, check))
     sizes = {"rows": len(counted[0]), "width": NGRAM_WIDTH}
-    return {**sizes, "patterns": list(PATTERNS), "answers": False}, counted
+    return {**sizes, "patterns": list(PATTERNS), "case": ALL_CASES, "answers": False}, counted
 
 
 # ---- rows and their loss

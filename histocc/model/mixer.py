@@ -9,7 +9,7 @@ from histocc.formatter import PAD_IDX
 from histocc.model.canine import CanineConfig, CanineEncoder
 from histocc.model.decoder import TransformerDecoder, visible_memory
 from histocc.model.layers import Dropout, Linear, width_groups
-from histocc.model.ngrams import FIRST_PATTERNS, Ngrams, NoEncoder
+from histocc.model.ngrams import ASCII_CASE, FIRST_PATTERNS, Ngrams, NoEncoder
 
 NGRAMS = "ngrams"
 _SIZES = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
@@ -39,7 +39,7 @@ class Seq2SeqMixerOccCANINE(nn.Module):
         config: encoder sizes, None for base.
         memory_mask: whether the decoder leaves out padding of the memory, which published models look at.
         target_mask: the same of PAD among the tokens, see `TransformerDecoder`.
-        ngrams: {"rows", "width", "patterns", "answers"} of n-grams beside the encoder, see
+        ngrams: {"rows", "width", "patterns", "case", "answers"} of n-grams beside the encoder, see
             `histocc.model.ngrams`; None for none.
         ngram_dropout: share of them that is left out in training.
         encoder: False for none, see `NoEncoder`; needs n-grams.
@@ -87,8 +87,9 @@ class Seq2SeqMixerOccCANINE(nn.Module):
         self.ngrams = None
         if ngrams:
             sizes = ngrams["rows"], ngrams["width"], width, num_classes_flat, ngram_dropout
-            answers = ngrams.get("answers", False)
-            self.ngrams = Ngrams(*sizes, ngrams.get("patterns", FIRST_PATTERNS), answers)
+            older = {"patterns": FIRST_PATTERNS, "answers": False, "case": ASCII_CASE}
+            rules = {name: ngrams.get(name, usual) for name, usual in older.items()}
+            self.ngrams = Ngrams(*sizes, **rules)
 
     @property
     def target_mask(self) -> bool:

@@ -16,10 +16,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from histocc.model.layers import Linear, product_of_groups
-from histocc.text import LANGUAGE_SEPARATOR, SEP_ID
+from histocc.text import LANGUAGE_SEPARATOR, SEP_ID, small_letters
 
 # What counts: # is a character, _ any character; blanks stand at the ends of a window alone.
 PATTERNS = ("##", "###", "####", "#_##", "##_#", "word")
+# Which capitals count as small letters: those of `histocc.text.small_letters`; in models that name no rule
+# those of ASCII.
+ALL_CASES, ASCII_CASE = "all", "ascii"
 FIRST_PATTERNS = ("##", "###", "####", "#####", "######", "word", "two words")  # of models that name none
 MIN_BITS, MAX_BITS = 4, 24
 AUTO, NONE = "auto", "none"  # of --ngrams, beside a number of bits
@@ -64,14 +67,23 @@ def _is_text(input_ids: Tensor) -> Tensor:
     return (position > 0) & (position < end) & ~((position >= start) & (position < start + width))
 
 
-def hash_ngrams(input_ids: Tensor, patterns: Sequence[str] = PATTERNS) -> tuple[Tensor, Tensor, Tensor]:
+def _fold(ids: Tensor, rule: str) -> Tensor:
+    """Return the code points that `ids` count as, by a rule of CASES."""
+    if rule == ALL_CASES:
+        table = torch.from_numpy(small_letters()).to(ids.device)
+        return torch.where(ids < len(table), table[ids.clamp(max=len(table) - 1)].to(ids.dtype), ids)
+    return torch.where((ids >= ord("A")) & (ids <= ord("Z")), ids + 32, ids)
+
+
+def hash_ngrams(
+    input_ids: Tensor, patterns: Sequence[str] = PATTERNS, case: str = ALL_CASES
+) -> tuple[Tensor, Tensor, Tensor]:
     """(hashes int64 [B, S, F] of the n-grams of F patterns that begin at each position, which of them exist
-    bool [B, S, F], word of each position int64 [B, S]) for character ids int64 [B, S]. Letters A–Z count as
-    a–z; blanks, and the [SEP] after the language, belong to the word after them.
+    bool [B, S, F], word of each position int64 [B, S]) for character ids int64 [B, S]. Capitals count as
+    small letters by the rule `case`; blanks, and the [SEP] after the language, belong to the word after them.
     """
     length = input_ids.shape[1]
-    ids = torch.where(_is_text(input_ids), input_ids, _BLANK)
-    ids = torch.where((ids >= ord("A")) & (ids <= ord("Z")), ids + 32, ids)
+    ids = _fold(torch.where(_is_text(input_ids), input_ids, _BLANK), case)
     blank = ids == _BLANK
     # [B, S + 1], modulo 2^64
     sums = F.pad(((ids + 1) * _powers(_RADIX, length, ids.device)).cumsum(1), (1, 0))
@@ -116,7 +128,7 @@ class Ngrams(nn.Module):
         rows, width: of the table, a row for each n-gram that the training texts hold.
         hidden_size: H of the memory; classes: outputs of the linear decoder.
         dropout: share of the n-grams that are left out in training, 0…1.
-        patterns: of `hash_ngrams`.
+        patterns, case: of `hash_ngrams`.
         answers: whether there are some, zeros at first.
     """
 
@@ -133,11 +145,12 @@ class Ngrams(nn.Module):
         dropout: float = 0.0,
         patterns: Sequence[str] = FIRST_PATTERNS,
         answers: bool = False,
+        case: str = ASCII_CASE,
     ):
         super().__init__()
         if not 1 <= rows <= 1 << MAX_BITS:
             raise ValueError(f"rows of n-grams: found {rows}, expected 1 … {1 << MAX_BITS:,}")
-        self.width, self.dropout, self.patterns = width, dropout, patterns
+        self.width, self.dropout, self.patterns, self.case = width, dropout, patterns, case
         self.table = nn.Embedding(rows, width)
         self.linear = Linear(width, classes, bias=False)
         self.word_to_memory = Linear(width, hidden_size, bias=False)
@@ -203,7 +216,7 @@ class Ngrams(nn.Module):
 
     def weighted(self, input_ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """(rows of the table int64 [B, S, F], their weights, 0 for none [B, S, F], words int64 [B, S])."""
-        hashed, exist, word = hash_ngrams(input_ids, self.patterns)
+        hashed, exist, word = hash_ngrams(input_ids, self.patterns, self.case)
         rows = torch.searchsorted(self.hashes, hashed).clamp(max=len(self.hashes) - 1)
         weight = self.idf[rows] * (exist & (self.hashes[rows] == hashed))
         if self.training and self.dropout:
