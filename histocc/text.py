@@ -72,14 +72,16 @@ def text_hashes(texts: list[str]) -> np.ndarray:
 def small_letters() -> np.ndarray:
     """Return what each code point counts as where case does not matter, int32 [N]; others have no case.
 
-    The table is one to one in length: a letter has the small letter of its case folding (Σ and ς are σ, ſ is
-    s), or stays as it is where that is more than one letter. So İ, ŉ, ǰ and ligatures keep their own, ẞ is ß,
-    and a ß that capitals write as SS is not found again.
+    A letter has the small letter of its case folding (Σ and ς are σ, ſ is s), or stays as it is where that is
+    more than one letter. So İ, ŉ, ǰ and ligatures keep their own, ẞ is ß, and a ß that capitals write as SS
+    is not found again. Greek letters lose their accents, which capitals are written without.
     """
     table = np.arange(1 << 17, dtype=np.int32)
     for code_point in range(0x1E944):  # letters with case end there
         character = chr(code_point)
         folded = next((x for x in (character.casefold(), character.lower()) if len(x) == 1), character)
+        if 0x370 <= code_point < 0x400 or 0x1F00 <= code_point < 0x2000:  # Greek
+            folded = unicodedata.normalize("NFD", folded)[0]
         table[code_point] = ord(folded)
     return table
 

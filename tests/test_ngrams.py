@@ -44,7 +44,7 @@ TEXTS = [
 
 def ngrams_of(text: str) -> list[tuple[str, str]]:
     """(kind, n-gram) of a description: windows of characters, with an open one too, and words."""
-    lower = text.lower().replace("ς", "σ")
+    lower = text.lower().translate(str.maketrans("ςάέήίόύώ", "σαεηιουω"))
     around, words = f" {lower} ", lower.split(" ")
     pieces = [around[i : i + size] for size in range(2, 5) for i in range(len(around) - size + 1)]
     found = [("window", piece) for piece in pieces if " " not in piece[1:-1] and piece.strip(" ")]
@@ -87,7 +87,7 @@ class TestHashes:
     def test_capitals_count_as_small_letters_but_for_those_that_become_longer(self):
         texts = ["räätälin kisälli", "εργάτης γης", "мелничар", "åæø", "ſchmied", "đurađ", "œuvre"]
         assert found_in([text.upper() for text in texts]) == found_in(texts)
-        assert found_in(["ſmith", "CITIZEN"]) == found_in(["smith", "citizen"])
+        assert found_in(["ſmith", "ΕΡΓΑΤΗΣ", "ᾠδή"]) == found_in(["smith", "εργάτης", "ΩΔΗ"])
         for one, other in (("straße", "STRASSE"), ("İşçi", "işçi"), ("ﬁsher", "FISHER"), ("@", "`")):
             assert found_in([one]) != found_in([other])
 
