@@ -248,7 +248,7 @@ def test_every_row_comes_back_exactly_once(rows, total, processes, micro, groups
 
 DESCRIBED = [("bonde", "61110", "", "da"), ("farmer", "61110", "", "en"), ("smed", "83110", "", "da")]
 DESCRIBED += [("baker", "77610", "", "en"), ("none", "-1", "", "en")]
-WORDS = [("61110", "General farmer", "en"), ("61110", "Landmand", "da"), ("83110", "Blacksmith", "en")]
+WORDS = [("61110", "General farmer", "en"), ("61110", "Landmand", "DA"), ("83110", "Blacksmith", "en")]
 WORDS += [("77610", "", "en"), ("99999", "Else", "en")]
 
 

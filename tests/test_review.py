@@ -9,7 +9,7 @@ from helpers import run_inside
 
 from histocc.review import __main__ as review
 from histocc.review.__main__ import estimate
-from histocc.review.sheet import CodedFile, CodedText, Codes, escape_formula, unescape
+from histocc.review.sheet import CodedFile, CodedText, Codes, escape_formula, key_of, unescape
 
 HEADER = ["id", "occ1", "lang"]
 CODES = ["hisco_1", "prob_1", "hisco_2", "prob_2", "hisco_3", "prob_3", "conf", "needs_review"]
@@ -341,6 +341,10 @@ def test_what_may_be_written(system, key, of_text, decisions):
     for cell in ("&", "/", "code", "1 &"):
         with pytest.raises(ValueError):
             codes.decision(cell, text, 3)
+
+
+def test_a_language_is_one_however_it_is_spelled():
+    assert key_of("Smith ", "DA") == key_of("smith", "Danish") and key_of("a", "") == key_of("a", "unk")
 
 
 class TestReport:
