@@ -75,7 +75,7 @@ class Coding:
         coder.need(self.decoder)
         if args.threshold and self.decoder not in ("flat", "both"):  # which auto has chosen
             what = f"--threshold is for --decoder flat and both, and auto is {self.decoder} here"
-            raise UserError(f"{what} ({coder.why_best}): name one of these, or leave --threshold out")
+            raise UserError(f"{what} ({coder.why_best}): give --decoder flat or both, or leave it out")
         if self.decoder in ("both", "topk", "full"):
             coder.search()  # once, before processes are forked
         self.key, self.system, kind = set(coder.codes), args.system or coder.system, coder.formatter.kind
