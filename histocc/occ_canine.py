@@ -208,8 +208,9 @@ class OccCANINE:
             deduplicate, concat_in: of the published package; the result does not depend on them.
 
         Returns:
-            A DataFrame, or a list of dicts if pandas is not installed; the columns depend on the arguments
-            alone. Codes that are not there are None, probabilities NaN (None in dicts).
+            A DataFrame with the index of occ1 if that is a Series, else 0 … n − 1; a list of dicts if pandas
+            is not installed. The columns depend on the arguments alone. Codes that are not there are None,
+            probabilities NaN (None in dicts).
 
         Raises:
             ValueError: an argument is not as above.
@@ -234,7 +235,7 @@ class OccCANINE:
         languages = [UNKNOWN_LANGUAGE if is_missing(one) or not one else one for one in languages]
         if ditto:
             fill_dittos(texts, "", fill=True)
-        as_dict = get_dict or not get_df
+        table = partial(as_table, get_dict=get_dict or not get_df, like=occ1)
         kind = prediction_type or (BEHAVIORS[behavior] if behavior else self.coder.best_decoder)
         decoder = PREDICTION_TYPES[kind]
         known, unk = self.coder.known, UNKNOWN_LANGUAGE
@@ -251,7 +252,7 @@ class OccCANINE:
         if what in ("logits", "embeddings"):
             logits = partial(self.coder.probabilities, logits=True)
             array = (logits if what == "logits" else self.coder.embeddings)(texts, languages)
-            return as_table({"occ1": cells, **dict(enumerate(array.T))}, as_dict)
+            return table({"occ1": cells, **dict(enumerate(array.T))})
         coded = self.coder.code(
             texts, languages, decoder, k_pred, threshold, in_any_order=order_invariant_conf
         )
@@ -264,9 +265,9 @@ class OccCANINE:
         if what == "bin":
             sets = [set(one.codes) for one in coded]
             ones = {code: np.array([float(code in codes) for codes in sets]) for code in self.codes}
-            return as_table({f"{self.system}_{code}": column for code, column in ones.items()}, as_dict)
+            return table({f"{self.system}_{code}": column for code, column in ones.items()})
         k = min(k_pred, self.formatter.max_num_codes if decoder == "greedy" else len(self.codes))
-        return as_table(self._columns(cells, languages, coded, k, kind == "greedy-topk"), as_dict)
+        return table(self._columns(cells, languages, coded, k, kind == "greedy-topk"))
 
     __call__ = predict
 
@@ -416,9 +417,10 @@ def columns_of(table: Any) -> dict[str, list]:
     return {str(name): list(table[name]) for name in getattr(table, "columns", table)}
 
 
-def as_table(columns: dict[Any, Any], get_dict: bool = False):
+def as_table(columns: dict[Any, Any], get_dict: bool = False, like: Any = None):
     """Columns of equal length as a DataFrame, those of texts with dtype object; without pandas, or with
-    get_dict, as a list of dicts, with None in place of NaN.
+    get_dict, as a list of dicts, with None in place of NaN. like: a Series whose index the DataFrame gets,
+    each label as often as there are rows for it.
     """
     arrays = {name: cells for name, cells in columns.items() if isinstance(cells, np.ndarray)}
     with contextlib.suppress(ImportError):
@@ -426,7 +428,10 @@ def as_table(columns: dict[Any, Any], get_dict: bool = False):
             import pandas
 
             texts = {name: pandas.Series(columns[name], dtype=object) for name in columns.keys() - arrays}
-            return pandas.DataFrame(columns | texts)
+            frame = pandas.DataFrame(columns | texts)
+            if isinstance(like, pandas.Series):
+                frame.index = like.index.repeat(len(frame) // max(1, len(like)))
+            return frame
     lists = columns | {name: cells.tolist() for name, cells in arrays.items()}
     return [  # NaN is not equal to itself
         {name: v if name == "occ1" or v == v else None for name, v in zip(columns, row)}

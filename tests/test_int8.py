@@ -1,6 +1,7 @@
 """Coding with matrix products in int8."""
 
 import copy
+import pickle
 
 import pytest
 import torch
@@ -58,7 +59,7 @@ def test_every_product_of_the_model_but_those_that_answer_is_of_int8():
 def test_a_file_in_int8_is_as_from_python(model, tmp_path):  # noqa: F811
     source = table(tmp_path / "in.csv", 60)
     predict_here(*flags(model, source, tmp_path / "out.csv", "--int8"))
-    coder = OccCANINE(str(model), "cpu", int8=True)
+    coder = pickle.loads(pickle.dumps(OccCANINE(str(model), "cpu", int8=True)))
     assert type(coder.model.encoder.pooler.dense) is Int8Linear
     rows = read(tmp_path / "out.csv")
     found = coder.coder.code([row["occ1"] for row in rows], [row["lang"] for row in rows])

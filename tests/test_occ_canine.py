@@ -241,6 +241,20 @@ def test_columns_of_pandas_are_paired_by_position(coder):
     assert coder.predict(texts, pandas.NA)["lang"].tolist() == ["unk", "unk"]
 
 
+@pytest.mark.frames
+def test_results_have_the_index_of_a_series(coder):
+    pandas = pytest.importorskip("pandas")
+    table = pandas.DataFrame({"occ1": TEXTS}, index=pandas.Index(["a", "b", "c", "a"], name="id"))
+    for given in ({}, {"what": "bin"}, {"what": "embeddings"}, {"what": "logits", "behavior": "fast"}):
+        pandas.testing.assert_index_equal(coder.predict(table.occ1, **given).index, table.index)
+    long = coder.predict(table.occ1[1:3], prediction_type="greedy-topk", k_pred=2)
+    assert long.index.tolist() == ["b", "b", "c", "c"] and long["top-k-pos"].tolist() == [0, 1, 0, 1]
+    table["hisco_1"] = coder.predict(table.occ1[table.occ1 == "wine merchant and fisher"]).hisco_1
+    assert table["hisco_1"].notna().tolist() == [False, False, True, False]
+    assert coder.predict(table.occ1[:0]).index.name == "id"
+    assert coder.predict(TEXTS).index.tolist() == [0, 1, 2, 3]
+
+
 def test_arguments_without_effect_are_said(coder):
     flat = {"prediction_type": "flat", "what": "probs"}
     for arguments in ({"behavior": "good"}, {"prediction_type": "topk"}, flat, {"what": "embeddings"}):

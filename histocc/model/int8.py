@@ -7,6 +7,8 @@ n-grams, and the layers whose outputs are the answer (the linear decoder and the
 cost little.
 """
 
+from functools import partial
+
 import torch
 from torch import Tensor, nn
 
@@ -69,7 +71,7 @@ def to_int8(model: nn.Module) -> None:
         fused: dict[str, tuple[str, ...]] = getattr(module, "fused", {})
         for method, (weight, bias) in {name: getattr(module, name)() for name in fused}.items():
             pair = Int8Weight(weight), None if bias is None else bias.detach()
-            setattr(module, method, lambda pair=pair: pair)
+            setattr(module, method, partial(tuple, pair))  # returns the pair, and can be pickled
         for part in {part for parts in fused.values() for part in parts}:
             setattr(module, part, None)
         for name, child in module.named_children():
