@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Fine-tune a model on one table of descriptions and codes, split into training and validation by the texts.
+"""Fine-tune a model on tables of descriptions and codes, split into training and validation by the texts.
 
 From scratch, on a laptop, with columns whose names say what they are (occ1, lang, hisco_1, hisco_2 …):
 

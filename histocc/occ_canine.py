@@ -337,7 +337,7 @@ class OccCANINE:
         given |= {name: value for name, value in asked.items() if value is not None}
         given = finetune_parser().checked(given, "finetune")
         with tempfile.TemporaryDirectory(prefix="histocc_") as folder:
-            args = FinetuneConfig(**given, dataset=_dataset_file(dataset, folder))
+            args = FinetuneConfig(**given, dataset=[_dataset_file(dataset, folder)])
             if args.distributed:
                 raise UserError("several processes are started by a launcher: torchrun finetune.py …")
             self._train(args, device)

@@ -218,16 +218,18 @@ def test_the_folder_of_another_trainer_is_left_alone(published, tmp_path):
 
 @pytest.mark.processes
 def test_a_data_set_may_be_a_folder(tmp_path):
-    assert build.dataset_files("x.csv") == (["x.csv"], [])
+    assert build.dataset_files(["x.csv", "y.csv"]) == (["x.csv", "y.csv"], [])
     train = write_rows(tmp_path / "train.csv", 24)
-    assert build.dataset_files(str(tmp_path)) == ([train], [])
+    assert build.dataset_files([str(tmp_path)]) == ([train], [])
     val = write_rows(tmp_path / "val.csv", 8, 300)
-    assert build.dataset_files(str(tmp_path)) == ([train], [val])
+    assert build.dataset_files([str(tmp_path)]) == ([train], [val])
     flags = words("--formatter hisco --model-size tiny --max-steps 1")
     assert "24 rows for training, 8 for validation" in tuned(tmp_path, tmp_path / "out", *flags)
+    both = ["--dataset", train, val, "--save-path", tmp_path / "both", "--prepare-only", "--share-val", 0]
+    assert "Rows: 32 read, 32 for training" in run(FINETUNE, *both)
     write_csv(tmp_path / "more.csv", ["a"], [])
     with pytest.raises(UserError, match=r"a folder with 3 tables .*train_mixer.py --train-data A B"):
-        build.dataset_files(str(tmp_path))
+        build.dataset_files([str(tmp_path)])
 
 
 def parsed(*flags) -> FinetuneConfig:
@@ -376,7 +378,7 @@ def setup(tmp_path_factory):
     folder = tmp_path_factory.mktemp("linear")
     asked = flags(write_rows(folder / "data.csv", 120), folder / "run")
     args = finetune.get_args_parser().parse_args(asked)
-    args, read, data = build.prepare_data(args, World(), [args.dataset], [])
+    args, read, data = build.prepare_data(args, World(), args.dataset, [])
     formatter = BlockyFormatter.from_dict(read.formatter)
     args, model, _ = build.make_model(args, formatter, World(), data, None)
     return args, data, model

@@ -121,7 +121,7 @@ def test_old_spellings_and_aliases_still_work():
     given = "--data_dir d.csv --checkpoint_dir out --epochs 3 --batch_size=7 --local-rank 1"
     args = parse([*given.split(), "--gradient_accumulation_steps", "2", "--compile_model"])
     assert (args.accumulate_steps, args.compile) == (2, True)
-    assert (args.dataset, args.save_path, args.num_epochs) == ("d.csv", "out", 3)
+    assert (args.dataset, args.save_path, args.num_epochs) == (["d.csv"], "out", 3)
     assert (args.batch_size, args.local_rank) == (7, 1)
     args = parse(
         ["--dataset", "d", "--save_path=my_out/_x", "--target_cols", "a_b", "c_d", "--missing_code", "-1"]

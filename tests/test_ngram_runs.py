@@ -341,6 +341,18 @@ def test_the_fit_is_all_of_it(table, tmp_path):
         assert code == 0 and f"at step {step}" in said
 
 
+def test_ngrams_alone_are_not_trained_on_from_a_checkpoint(table, tmp_path):
+    """Their fit is left out there; steps are taken where they are asked for."""
+    assert run_inside(train_mixer.main, *alone(table, tmp_path / "old"))[0] == 0
+    flags = alone(table, tmp_path / "new", "--initial-checkpoint", tmp_path / "old")
+    code, said = run_inside(train_mixer.main, *flags)
+    assert code == 2 and "--initial-checkpoint" in said and "--dataset OLD.csv NEW.csv" in said
+    assert not (tmp_path / "new").exists()
+    for more, end in ((["--max-steps", 1], "Stopped at step 1"), (["--eval-only"], "validation at step 0")):
+        code, said = run_inside(train_mixer.main, *flags, *more)
+        assert code == 0 and end in said
+
+
 def test_many_rows_keep_their_linear_decoder_while_the_other_learns(table, tmp_path, monkeypatch):
     monkeypatch.setattr(ngram_fit, "MANY_ROWS", 96)
     for passes in ("1", "3"):
@@ -394,7 +406,7 @@ def test_it_starts_other_runs_and_is_exported(table, tmp_path):
     own = checkpoint.load(str(tmp_path / "run" / "last.bin"))
     rows = [(code, i) for i, code in enumerate(sorted(["04220", *own["key"]]))]
     more = ["--initial-checkpoint", tmp_path / "run", "--key", write_csv(tmp_path / "key.csv", KEY, rows)]
-    model, _, data, _ = prepared(alone(table, tmp_path), tmp_path / "other", *more)
+    model, _, data, _ = prepared(alone(table, tmp_path, "--max-steps", 1), tmp_path / "other", *more)
     for code, column in zip(data.codes, model.ngrams.answers.T):
         before = own["model"]["ngrams.answers"][:, own["key"][code]] if code in own["key"] else 0 * column
         assert torch.equal(column, before) and bool(column.any()) == (code in own["key"])

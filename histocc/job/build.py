@@ -53,12 +53,12 @@ FITTED_LINEAR_LR_FACTOR = 0.1
 # ---- data
 
 
-def dataset_files(path: str) -> tuple[list[str], list[str]]:
-    """(training files, validation files) of finetune.py's --dataset: a file, or a folder with one table, or
+def dataset_files(paths: list[str]) -> tuple[list[str], list[str]]:
+    """(training files, validation files) of finetune.py's --dataset: files, or a folder with one table, or
     with train and val. Raises UserError.
     """
-    if not os.path.isdir(path):
-        return [path], []
+    if len(paths) > 1 or not os.path.isdir(path := paths[0]):
+        return paths, []
     names = sorted(set(os.listdir(path)) - {*LISTS, LOG})  # those of a run in the same folder
     ends = (".csv", ".tsv", ".parquet")
     tables = [name for name in names if name.lower().endswith(ends) and name[0] != "."]
@@ -68,8 +68,8 @@ def dataset_files(path: str) -> tuple[list[str], list[str]]:
         return files[:1], files[1:]
     raise UserError(
         f"{path}: is a folder with {len(tables)} tables ({', '.join(tables[:5]) or 'none'}): finetune.py"
-        " takes one file, or a folder with one table, or with train and val; train_mixer.py --train-data A B"
-        " … --val-data V takes several"
+        " takes files, or a folder with one table, or with train and val; train_mixer.py --train-data A B"
+        " … --val-data V takes files of each kind"
     )
 
 
@@ -92,6 +92,13 @@ def starts_from(args: JobConfig, resumed: dict | None) -> StartsFrom:
         state = initial_weights(args)
         if args.only_encoder:
             return StartsFrom(state["config"]["text"])
+        if not (state["config"].get("encoder", True) or args.max_steps or args.eval_only):
+            raise UserError(
+                f"--initial-checkpoint {args.initial_checkpoint}: n-grams alone are trained by their fit,"
+                " which a run from a checkpoint leaves out. Omit it and fit anew to the rows of its training"
+                " and the new ones together: --dataset OLD.csv NEW.csv (train_mixer.py: --train-data). Or add"
+                " --max-steps N to take steps from its weights"
+            )
     elif not resumed and args.teacher and not args.eval_only:
         state = models.load_model(teacher.teacher_file(args))[2]
     else:

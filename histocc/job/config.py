@@ -49,7 +49,7 @@ class Model(Config):
         None,
         "what to take the initial weights from: a run folder, a checkpoint, a published encoder, mixer or"
         " flat classifier (.bin, .safetensors, folder, or name on the hub, for example OccCANINE_s2s_mix);"
-        " not used when resuming",
+        " not used when resuming; of n-grams alone only with --max-steps",
         "--model-name",
         metavar="PATH",
         resumable=True,
@@ -196,9 +196,9 @@ class JobConfig(Tables, Descriptions, Noise, Model, Teaching, Losses, TrainConfi
 class FinetuneConfig(JobConfig, Split):
     """What finetune.py takes."""
 
-    dataset: str = flag(
+    dataset: list[str] = flag(
         MISSING,
-        "descriptions and codes; or a folder with one table, or with train and val",
+        "descriptions and codes, in one file or several; or a folder with one table, or with train and val",
         *("--data-dir", "--data-root"),
         metavar="FILE.csv",
         resumable=True,
