@@ -196,6 +196,8 @@ def make_model(
         first = world.run_on_main(lambda: initial_weights(args))
     if args.model_size == AUTO:
         args = args.decide(model_size=None if resumed or first else auto_size(args, world))
+    if resumed and args.ngram_passes not in (None, resumed["args"].get("ngram_passes")):
+        world.print("Note: --ngram-passes has no effect on a run with a checkpoint; --overwrite starts over")
     args = decide(args, resumed, first)
     if resumed:
         config: dict = resumed["config"]

@@ -255,16 +255,18 @@ CHOICES = {
     "block_loss": (ONE_TO_ONE, BEST_FIT),
     "best_by": ("accuracy", "loss"),
 }
+OF_START = ("model_size", "initial_checkpoint", "ngram_passes")  # a run keeps those of its first start
 PART_OF = {"linear_loss": "linear_decoder.", "block_loss": "decoder."}  # of the model, which it trains
 
 
 def decide(args: JobConfig, trained: dict | None = None, first: dict | None = None) -> JobConfig:
     """Arguments without a None among CHOICES: those of `trained`, the checkpoint that is resumed or
     validated; else of a part that is in `first`, the initial weights; else of a start from scratch. N-grams
-    alone that are fitted have no epochs, unless --max-steps asks for steps.
+    alone that are fitted have no epochs, unless --max-steps asks for steps, whatever the start before did.
     """
-    saved = (trained or {}).get("args")  # published weights have none
-    fitted = args.model_size == NGRAMS and is_fitted(args) if saved is None else saved.get("num_epochs") == 0
+    if saved := (trained or {}).get("args"):  # published weights have none
+        args = args.decide(**{name: saved.get(name) for name in OF_START})
+    fitted = args.model_size == NGRAMS and is_fitted(args)
     decided: dict[str, Any] = {"num_epochs": 0 if fitted and not args.max_steps else args.num_epochs}
     if trained is not None:
         decided |= {name: (saved or {}).get(name, usual) for name, (_, usual) in CHOICES.items()}
