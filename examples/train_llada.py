@@ -114,7 +114,8 @@ def run(args, world):
     """All ranks."""
 
     def make():
-        causal, (width, layers, heads) = args.objective == "autoregressive", size_of(args)
+        causal = args.objective == "autoregressive"
+        width, layers, heads = world.run_on_main(lambda: size_of(args))  # only its node need see a checkpoint
         data = read_data(args.data_dir)
         train, val = (Windows, Windows) if causal else (MaskedWindows, MaskedDraws)
         config = {"size": [width, layers, heads], "window": args.window, "objective": args.objective}

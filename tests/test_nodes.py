@@ -6,18 +6,19 @@ import os
 
 import pytest
 import torch
-from helpers import TINY, TRAIN_MIXER, free_port, run, start_forked, write_rows
+from helpers import REPO, TINY, TRAIN_MIXER, free_port, run, start_forked, write_rows
 
 pytestmark = pytest.mark.processes
+EVALUATE = REPO / "histocc" / "evaluate" / "__main__.py"
 NODE = f"""
 import os, runpy, sys
 os.chdir(sys.argv.pop(1))
-sys.path[0] = {str(TRAIN_MIXER.parent)!r}
-runpy.run_path({str(TRAIN_MIXER)!r}, run_name="__main__")
+sys.path[0] = {str(REPO)!r}
+runpy.run_path(sys.argv.pop(1), run_name="__main__")
 """
 
 
-def run_on_nodes(folders, *args, code):
+def run_on_nodes(folders, *args, code, script=TRAIN_MIXER):
     """Starts the script in each folder, as a launcher on each of two nodes does; returns the outputs."""
     variables = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2"}
     variables |= {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
@@ -25,7 +26,7 @@ def run_on_nodes(folders, *args, code):
     for rank, (folder, log) in enumerate(zip(folders, logs)):
         (folder / "node.py").write_text(NODE)
         log.write_text("")
-        node = [folder / "node.py", [folder, "--distributed", *args], log]
+        node = [folder / "node.py", [folder, script, "--distributed", *args], log]
         nodes += start_forked(*node, RANK=str(rank), **variables)
     for node in nodes:
         node.join(120)
@@ -69,6 +70,22 @@ def test_each_node_prepares_its_own_and_a_run_goes_on_though_one_alone_has_the_c
     first, _ = run_on_nodes(folders, *flags, "--overwrite", "--seed", 7, "--max-steps", 1, code=0)
     assert "Resuming" not in first and not (folders[1] / "run" / "last.bin").exists()
     assert torch.load(folders[0] / "run" / "last.bin", weights_only=True)["step"] == 1
+
+
+@pytest.mark.full
+def test_a_checkpoint_on_the_node_of_rank_0_is_handed_to_the_other(folders):
+    """To be validated and reported on; where rank 0 does not see it, all end with a message."""
+    train, val, save_dir = (folders[0] / name for name in ("train.csv", "val.csv", "run"))
+    run(TRAIN_MIXER, *FLAGS, "--train-data", train, "--val-data", val, "--save-dir", save_dir)
+    first, second = run_on_nodes(folders, *FLAGS, "--eval-only", code=0)
+    assert "validation at step 3" in first and not second
+    report = ["--model", "run", "--data", "val.csv", "--resamples", 10]
+    first, second = run_on_nodes(folders, *report, script=EVALUATE, code=0)
+    assert f"Report: {os.path.join('run', 'evaluation', 'report.md')}" in first and not second
+    first, second = run_on_nodes(folders[::-1], *FLAGS, "--eval-only", code=2)
+    assert first.count("error: --eval-only: run: no checkpoint there") == 1 and "error" not in second
+    first, second = run_on_nodes(folders[::-1], *report, script=EVALUATE, code=2)
+    assert first.count("error: run: no checkpoint there") == 1 and "error" not in second
 
 
 @pytest.mark.full

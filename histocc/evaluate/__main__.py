@@ -43,7 +43,7 @@ from histocc.evaluate import report as report_of
 from histocc.evaluate.report import JSON, MARKDOWN, MIN_ROWS, REJECTED, Report
 from histocc.formatter import BlockyFormatter, hisco_key, make_formatter
 from histocc.job import confidence as fitting
-from histocc.job.build import make_loss
+from histocc.job.build import load_on_all, make_loss
 from histocc.job.config import CHOICES, Losses
 from histocc.model.confidence import Thresholds
 from histocc.predict.coder import Coder, training_data
@@ -105,8 +105,8 @@ def get_args_parser() -> Parser:
     return Parser(EvaluateConfig, "python -m histocc.evaluate", "How good a model is on known codes.")
 
 
-def load(args: EvaluateConfig, file: str, world: World) -> models.Loaded:
-    """The model, on its device. Raises UserError."""
+def load(args: EvaluateConfig, file: str) -> models.Loaded:
+    """The model in `file`. Raises UserError."""
     content = load_content(file)
     own = models.brings_settings(content)
     key = None if own else key_reader(args.key)  # with such a model it numbers the codes of the columns
@@ -118,7 +118,7 @@ def load(args: EvaluateConfig, file: str, world: World) -> models.Loaded:
         raise UserError(f"{file} is not a .bin of histocc, which can store them; histocc export makes one")
     if args.fit_thresholds and state.get("kind") == "seq2seq":
         raise UserError(f"--fit-thresholds: {args.model} has no linear decoder")
-    return model.to(world.device), formatter, state
+    return model, formatter, state
 
 
 def prepare_settings(args: EvaluateConfig, state: dict, formatter: BlockyFormatter) -> PrepareSettings:
@@ -288,10 +288,15 @@ def answers(
 
 def run(args: EvaluateConfig, world: World) -> None:
     """All ranks."""
-    file = models.find_weights(args.model, args.model)
-    beside = os.path.dirname(file) if os.path.exists(args.model) else ""
-    output = args.output or os.path.join(beside, "evaluation")
-    model, formatter, state = loaded = load(args, file, world)
+
+    def find() -> tuple[str, str]:
+        file = models.find_weights(args.model, args.model)
+        beside = os.path.dirname(file) if os.path.exists(args.model) else ""
+        return file, args.output or os.path.join(beside, "evaluation")
+
+    file, output = world.run_on_main(find)
+    model, formatter, state = loaded = load_on_all(world, lambda: load(args, file))
+    model.to(world.device)
     kind = state.get("kind", "mixer")
     if kind != "mixer":
         world.print(f"{args.model}: {KINDS[kind]}: the report is on the decoder that it has")

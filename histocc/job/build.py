@@ -3,6 +3,7 @@ checkpoint keeps.
 """
 
 import os
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -277,6 +278,20 @@ def new_config(args: JobConfig, first: dict | None) -> dict:
     asked = {name: getattr(args, name) for name in ("decoder_dim_feedforward", "memory_mask")}
     asked["target_mask"] = False if args.published_target_mask else None
     return config | {name: value for name, value in asked.items() if value is not None}
+
+
+def load_on_all(world: World, load: Callable[[], models.Loaded]) -> models.Loaded:
+    """Return what `load` does on rank 0, but for an optimizer, on every rank: other nodes may not see the
+    file. All ranks. Raises UserError.
+    """
+
+    def work() -> tuple[BlockyFormatter, dict]:
+        _, formatter, state = load()
+        return formatter, {**state, "optimizer": {}}
+
+    formatter, state = world.run_on_main(work)
+    of_model = state["config"], formatter, len(state["key"]), state["model"], state.get("kind", "mixer")
+    return models.model_with(*of_model), formatter, state
 
 
 def start_at_frequencies(model: Seq2SeqMixerOccCANINE, data: PreparedData) -> None:

@@ -143,13 +143,16 @@ def about_rate(names: list[str], factor: float) -> str:
 def validate(args: JobConfig, formatter: BlockyFormatter, world: World, data: PreparedData) -> None:
     """--eval-only: validates a checkpoint and prints the figures. All ranks. Raises UserError."""
     named = args.initial_checkpoint or args.save_path
-    file = models.find_weights(named, named)
-    content = formats.load_content(file)
-    given = formats.Given()
-    if not models.brings_settings(content):
-        key, separated = key_reader(args.initial_key or args.key), formatter.within_block_sep is not None
-        given = formats.Given(formatter.kind, key, formatter.target_cols, separated)
-    model, own_formatter, state = models.model_of(file, content, given)
+    file: str = world.run_on_main(lambda: models.find_weights(named, named))
+
+    def load() -> models.Loaded:
+        content, given = formats.load_content(file), formats.Given()
+        if not models.brings_settings(content):
+            key, separated = key_reader(args.initial_key or args.key), formatter.within_block_sep is not None
+            given = formats.Given(formatter.kind, key, formatter.target_cols, separated)
+        return models.model_of(file, content, given)
+
+    model, own_formatter, state = build.load_on_all(world, load)
     ignored = {"target_cols": None, "allow_short": None}  # which columns were read does not matter here
     if own_formatter.to_dict() | ignored != formatter.to_dict() | ignored:
         raise UserError(f"{file}: its formatter is {own_formatter.to_dict()}, here {formatter.to_dict()}")

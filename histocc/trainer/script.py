@@ -415,7 +415,7 @@ def train(parser: Parser, args: ScriptConfig, world: World, make: Callable[[], T
     if args.eval_only:
         if training.val is None:
             raise UserError("--eval-only needs rows to validate on")
-        file = _load_weights(model, args.initial_checkpoint or args.save_path, "--eval-only:")
+        file = _load_weights(world, model, args.initial_checkpoint or args.save_path, "--eval-only:")
         model.to(world.device)
         loader = make_loader(args, world, training.val)
         values = loop.evaluate(model, loader, training.task, world, precision, world.stop_agreed)
@@ -439,7 +439,7 @@ def train(parser: Parser, args: ScriptConfig, world: World, make: Callable[[], T
             with checkpoint.reading(resumed["path"]):
                 model.load_state_dict(resumed["model"])
         elif args.initial_checkpoint:
-            _load_weights(model, args.initial_checkpoint, "--initial-checkpoint")
+            _load_weights(world, model, args.initial_checkpoint, "--initial-checkpoint")
         if args.compile:
             compile_layers(model)
         model.to(world.device)
@@ -456,9 +456,17 @@ def read_checkpoint(path: str, flag: str) -> tuple[dict[str, Any], str]:
     raise UserError(f"{flag} {path}: no checkpoint there (neither a file nor a folder of a run)")
 
 
-def _load_weights(model: nn.Module, path: str, flag: str) -> str:
-    """Copies all weights of a run, or of a plain state dict; returns the file. Raises UserError."""
-    state, file = read_checkpoint(path, flag)
+def _load_weights(world: World, model: nn.Module, path: str, flag: str) -> str:
+    """Copies all weights of a run, or of a plain state dict, read on rank 0: other nodes may not see them.
+    Returns the file. All ranks. Raises UserError.
+    """
+
+    def read() -> tuple[dict[str, Any], str]:
+        state, file = read_checkpoint(path, flag)
+        with checkpoint.reading(file):
+            return state.get("model", state.get(checkpoint.SECOND_NAME, state)), file
+
+    weights, file = world.run_on_main(read)
     with checkpoint.reading(file):
-        model.load_state_dict(state.get("model", state.get(checkpoint.SECOND_NAME, state)))
+        model.load_state_dict(weights)
     return file
