@@ -33,7 +33,7 @@ from .common import (
 def coding(model: str, source: str, output: str, flags: str) -> str:
     """The command that codes a file with columns occ1 and lang."""
     files = f"--model {shlex.quote(model)} --input {shlex.quote(source)} --output {shlex.quote(output)}"
-    return f"-m histocc.predict {files} --column occ1 --language-column lang {flags}"
+    return f"-m histocc.predict {files} --input-col occ1 --language-col lang {flags}"
 
 
 def code(model: str, source: str, flags: str, threads: int | None, output: str | None = None) -> dict:

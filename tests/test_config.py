@@ -7,11 +7,16 @@ from helpers import REPO, TINY, run_inside, write_rows
 
 import finetune
 import train_mixer
+from histocc import prepare
+from histocc.evaluate import __main__ as evaluate
 from histocc.job.config import refuse_other_arguments
+from histocc.predict import __main__ as predict
 from histocc.published import models
+from histocc.review import __main__ as review
 from histocc.runtime.errors import UserError
 
 PARSE, PARSE_MIXER = (script.get_args_parser().parse_args for script in (finetune, train_mixer))
+DATA = (finetune, train_mixer, evaluate)  # train or evaluate
 FILES = ["--train-data", "a.csv", "b.csv", "--val-data", "v.csv", "--save-dir", "out"]
 
 
@@ -69,6 +74,13 @@ def test_the_arguments_of_a_run_start_the_same_one(tmp_path):
     left_out = {"distributed": False, "local_rank": None, "world_size": None}
     assert PARSE_MIXER(["--config", file]).values() == first.values() | left_out | {"config": file}
     assert "'train_data': there is no such flag" in refused("--config", file)
+
+
+def test_a_flag_has_its_names_in_every_command():
+    for command in (finetune, train_mixer, prepare, predict, evaluate, review):
+        named = command.get_args_parser().named
+        assert named["input_col"] is named["column"] and named["language_col"] is named["language_column"]
+        assert named.get("dataset") is named.get("data") and ("data" in named) == (command in DATA)
 
 
 def test_what_is_decided_is_another_object():

@@ -556,3 +556,9 @@ def test_tables_as_users_have_them(model, tmp_path, monkeypatch):
     answers = [(row["hisco_1"], row["conf"], row["needs_review"]) for row in found["filled"]]
     assert answers[0] == answers[1] == answers[2] != answers[3]
     assert "repeat the row above" not in said["filled"] and "coded as unk" not in said["plain"]
+    given = ["--model", model, "--input", path, "--encoding", "cp850", "--ditto", "--output"]
+    found, left_out = tmp_path / "found", tmp_path / "left_out"
+    assert "Note: languages are read from column 'lang'" in predict_here(*given, found)
+    assert found.read_bytes() == (tmp_path / "filled").read_bytes()
+    assert "column 'lang'" not in predict_here(*given, left_out, "--language", "unk")
+    assert left_out.read_bytes() != found.read_bytes()

@@ -79,7 +79,7 @@ class Reading(Config):
 class Tables(Reading):
     """data"""
 
-    input_col: str = flag("occ1", "column with the descriptions", resumable=True)
+    input_col: str = flag("occ1", "column with the descriptions", "--column", resumable=True)
     target_cols: list[str] | None = flag(
         None,
         "columns with the codes (default: the first of code1 … code5, with --key, hisco_1 … hisco_5 and"
@@ -88,7 +88,11 @@ class Tables(Reading):
     )
     language: str | None = flag(None, f"language of all descriptions (default: {UNKNOWN_LANGUAGE})")
     language_col: str | None = flag(
-        None, "column of languages (default: lang, without --target-cols)", metavar="COL", resumable=True
+        None,
+        "column of languages (default: lang, without --target-cols)",
+        "--language-column",
+        metavar="COL",
+        resumable=True,
     )
     delimiter: Delimiter | None = flag(
         None,

@@ -1,7 +1,7 @@
 """How good a model is on data with known codes: accuracy, precision, recall, calibration, confusions, for
 each decoder.
 
-    python -m histocc.evaluate --model RUN_OR_FILE --data test.csv --target-cols hisco_1 hisco_2 \\
+    python -m histocc.evaluate --model RUN_OR_FILE --dataset test.csv --target-cols hisco_1 hisco_2 \\
         --language-col lang
 
 Writes report.md, report.json and rejected_rows.csv into --output. The rows go through the engine's own
@@ -74,7 +74,9 @@ class EvaluateConfig(Reading, Published, Processes, Cores):
     """What evaluate takes."""
 
     model: str = flag(MISSING, "folder of a run, a checkpoint, or a published model", metavar="RUN_OR_FILE")
-    data: list[str] = flag(MISSING, "CSV or Parquet files of descriptions and codes", metavar="FILE")
+    data: list[str] = flag(
+        MISSING, "CSV or Parquet files of descriptions and codes", "--dataset", metavar="FILE"
+    )
     output: str = flag(None, "folder for the report (default: evaluation, beside the model)", metavar="DIR")
     fit_thresholds: bool = flag(
         False, "store the linear decoder's best thresholds (F1) in the checkpoint; take rows not trained on"
@@ -87,10 +89,12 @@ class EvaluateConfig(Reading, Published, Processes, Cores):
         False, "say what the model adds to a linear support vector machine on n-grams (extra `baseline`)"
     )
     overwrite: bool = flag(False, "replace the report that is there")
-    input_col: str | None = flag(None, "column with the descriptions (default: as in training)")
+    input_col: str | None = flag(None, "column with the descriptions (default: as in training)", "--column")
     target_cols: list[str] | None = flag(None, "columns of codes (default: as in training)", metavar="COL")
     language: str | None = flag(None, "language of all descriptions (default: as in training)")
-    language_col: str | None = flag(None, "column of languages (default: as in training)", metavar="COL")
+    language_col: str | None = flag(
+        None, "column of languages (default: as in training)", "--language-column", metavar="COL"
+    )
     delimiter: Delimiter | None = flag(None, "column delimiter (default: found)", metavar="CHAR")
     missing_code: str | None = flag(None, "code of rows without one (default: left out)", metavar="CODE")
     share_val: Fraction | None = flag(

@@ -199,7 +199,7 @@ class FinetuneConfig(JobConfig, Split):
     dataset: list[str] = flag(
         MISSING,
         "descriptions and codes, in one file or several; or a folder with one table, or with train and val",
-        *("--data-dir", "--data-root"),
+        *("--data", "--data-dir", "--data-root"),
         metavar="FILE.csv",
         resumable=True,
     )
@@ -215,7 +215,7 @@ class MixerConfig(JobConfig):
     train_data: list[str] = flag(
         MISSING,
         "descriptions and codes to train on",
-        *("--data-dir", "--data-root"),
+        *("--data", "--dataset", "--data-dir", "--data-root"),
         metavar="FILE.csv",
         resumable=True,
     )

@@ -1,8 +1,8 @@
 """Codes a file of descriptions with a trained model:
 
-    python -m histocc.predict --model ./output --input new.csv --column occ1 --language-column lang \\
+    python -m histocc.predict --model ./output --input new.csv --input-col occ1 --language-col lang \\
         --output coded.csv
-    torchrun --nproc_per_node=4 -m histocc.predict --model ./output --input new.csv --column occ1 \\
+    torchrun --nproc_per_node=4 -m histocc.predict --model ./output --input new.csv --input-col occ1 \\
         --language en --output coded.csv
 
 The columns of the input stay, in order; behind them come codes with their probabilities, how sure the model
@@ -55,6 +55,10 @@ class Coding:
     def __init__(self, args: PredictConfig, path: str, world: World):
         self.args, self.path, self.world, self.folder = args, path, world, args.output + ".parts"
         self.format = table_format(path, args.delimiter, args.encoding)
+        self.notes = [f"{args.input} {note}" for note in self.format.notes]
+        if args.language is args.language_column is None and "lang" in {*self.format.names} - {args.column}:
+            args = self.args = args.decide(language_column="lang")
+            self.notes.append("languages are read from column 'lang'; --language unk leaves it out")
         self.stage: Stage | None = None
         self.batches = 0  # of the piece at hand that are done
         self.pieces: list[list[tuple[str, str]]] = []  # see `read_texts`
@@ -104,9 +108,6 @@ class Coding:
                 known = ", ".join(coder.languages)
                 problems.append(f"the model does not know the language {language!r}; it knows {known}")
         raise_if_any(problems)
-        self.notes = [f"{args.input} {note}" for note in self.format.notes]
-        if "lang" in header and not (args.language or args.language_column):
-            self.notes.append("all texts count as language unk; --language-column lang reads column 'lang'")
         self.known = self.read_known(args.known) if args.known else {}
         self.min_conf = args.min_prob  # below it a row needs review
         if args.target_accuracy is not None:
@@ -126,7 +127,7 @@ class Coding:
         names = [name for name in formatter.target_cols if name in header]
         names = names or [name for name in written if name in header]
         if args.column not in header or not names:
-            needs = f"needs a column {args.column!r} (--column) and one of codes ({written[0]})"
+            needs = f"needs a column {args.column!r} (--input-col) and one of codes ({written[0]})"
             raise UserError(f"--known {path}: {needs}; it has {', '.join(map(repr, header))}")
         language = args.language_column or ("lang" if args.language else None)
         of_language = [language] if language in header else []

@@ -49,9 +49,11 @@ class Files(Config):
     model: str = flag(MISSING, "a run, a checkpoint, or a published model", metavar="MODEL", resumable=True)
     input: str = flag(MISSING, "rows to code: CSV or Parquet", "--fn-in", metavar="FILE", resumable=True)
     output: str = flag(MISSING, "the rows with codes: CSV", "--fn-out", metavar="FILE.csv", resumable=True)
-    column: str = flag("occ1", "column with the descriptions", "--col")
-    language: str | None = flag(None, "language of all descriptions, instead of a column (default: unk)")
-    language_column: str | None = flag(None, "column with the languages", "--language-col", metavar="COL")
+    column: str = flag("occ1", "column with the descriptions", "--input-col", "--col")
+    language: str | None = flag(None, "language of all descriptions, instead of a column")
+    language_column: str | None = flag(
+        None, "column with the languages (default: lang, else unk for all)", "--language-col", metavar="COL"
+    )
     delimiter: Delimiter | None = flag(None, "column delimiter of the input (default: found)", metavar="CHAR")
     encoding: Encoding | None = flag(None, "of the input, such as cp1250 (default: found)", metavar="NAME")
     ditto: bool = flag(False, "code do., ditto, 〃 as the row above; without it they get needs_review")

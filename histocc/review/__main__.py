@@ -73,8 +73,10 @@ class ReviewConfig(Config):
     training_data: str | None = flag(None, "apply: append texts and decided codes to it", metavar="FILE.csv")
     decisions: str = flag("", "serve: the sheet that each decision is appended to", metavar="FILE.csv")
     port: Port = flag(8765, "serve: of the page")
-    column: str = flag("occ1", "column with the descriptions")
-    language_column: str | None = flag(None, "column with the languages (default: lang)", metavar="COL")
+    column: str = flag("occ1", "column with the descriptions", "--input-col")
+    language_column: str | None = flag(
+        None, "column with the languages (default: lang)", "--language-col", metavar="COL"
+    )
     delimiter: Delimiter | None = flag(None, "column delimiter (default: found)", metavar="CHAR")
 
     def problems(self) -> list[str]:
