@@ -258,6 +258,11 @@ class TestRows:
         facts = found["data"]
         assert facts["rows"] + facts["other_part_rows"] == 64 and 10 < facts["rows"] < 54
         assert facts["texts_trained_on"] == facts["texts"]
+        whole, _ = evaluated(trained, tmp_path / "all", "--share-val", 1, data=trained / "train.csv")
+        assert whole["data"]["rows"] == 64
+        common = ["--model", trained / "run", "--data", trained / "train.csv", "--output", tmp_path / "none"]
+        assert "--share-val: '0' is not a number above 0 and at most 1" in refused(*common, "--share-val", 0)
+        assert "--share-val takes 0 of 64, and 1 all" in refused(*common, "--share-val", 1e-9)
 
     def test_other_columns(self, trained, report, tmp_path):
         data = write_csv(tmp_path / "other.csv", ("title", "a", "b", "tongue"), VALIDATION)

@@ -228,8 +228,14 @@ def test_a_data_set_may_be_a_folder(tmp_path):
     both = ["--dataset", train, val, "--save-path", tmp_path / "both", "--prepare-only", "--share-val", 0]
     assert "Rows: 32 read, 32 for training" in run(FINETUNE, *both)
     write_csv(tmp_path / "more.csv", ["a"], [])
-    with pytest.raises(UserError, match=r"a folder with 3 tables .*train_mixer.py --train-data A B"):
+    with pytest.raises(UserError, match=r"a folder with 3 tables .*train_mixer.py --train-data"):
         build.dataset_files([str(tmp_path)])
+    (hand := tmp_path / "hand").mkdir()
+    for name in ("data_train.csv", "data_val.csv", "key.csv"):
+        write_csv(hand / name, ["a"], [])
+    command = f"--train-data {hand}/data_train.csv --val-data {hand}/data_val.csv --key {hand}/key.csv"
+    with pytest.raises(UserError, match=re.escape(f"train_mixer.py {command}") + "$"):
+        build.dataset_files([str(hand)])
 
 
 def parsed(*flags) -> FinetuneConfig:

@@ -11,7 +11,7 @@ from histocc import plot
 from histocc.plot import main
 from histocc.runtime.files import OwnFiles
 from histocc.seq2seq_mixer_engine import COLUMNS
-from histocc.trainer.log import RunLog
+from histocc.trainer.log import RunLog, read_numbers
 
 needs_matplotlib = pytest.mark.skipif(
     importlib.util.find_spec("matplotlib") is None, reason="matplotlib is not installed"
@@ -34,7 +34,14 @@ def test_one_run_and_several_without_those_that_have_no_rows(tmp_path, capsys):
     one, other, empty = (
         a_run(tmp_path / name, rows) for name, rows in (("one", 5), ("other", 60), ("empty", 0))
     )
+    lines = (tmp_path / "one" / "logs.csv").read_text().splitlines()
+    for place in range(3):  # a step, an epoch, samples that are no numbers
+        cells = [*lines[-1].split(",")]
+        cells[place] = "inf"
+        lines.append(",".join(cells))
+    (tmp_path / "one" / "logs.csv").write_text("\n".join(lines) + "\n")
     assert main([one]) == 0 and capsys.readouterr().out.endswith(f"{one}/curves.png\n")
+    assert len(read_numbers(f"{one}/logs.csv")) == 5
     assert (tmp_path / "one" / "curves.png").read_bytes().startswith(PNG)
     assert main([one, other, empty, "--output", str(tmp_path / "all.png")]) == 0
     assert capsys.readouterr().err == f"Note: {empty}: left out, the log has no rows yet\n"

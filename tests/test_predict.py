@@ -251,7 +251,7 @@ def test_known_texts_have_their_codes(model, tmp_path, monkeypatch):
     bad = flags(model, source, tmp_path / "x.csv", "--known")
     lacking = write_csv(tmp_path / "lacking.csv", ["occ1", "code"], [("smed", "22222")])
     said = refused(*bad, lacking)
-    assert "needs a column 'occ1' (--column) and one of codes (hisco_1); it has 'occ1', 'code'" in said
+    assert "needs a column 'occ1' (--input-col) and one of codes (hisco_1); it has 'occ1', 'code'" in said
     wrong = [("a", "da", "22222", "99998"), ("b", "da", "01110", ""), ("c", "da", "x", "")]
     said = refused(*bad, write_csv(tmp_path / "wrong.csv", header, wrong))
     assert "line 2: '99998' is no code of hisco" in said and "line 4: 'x' is no code of hisco" in said
@@ -477,6 +477,9 @@ def test_rows_that_cannot_be_read_are_listed(model, tmp_path):
     [rejected] = read(tmp_path / "out.csv.rejected.csv")
     assert rejected["line"] == "3" and "3 cells in the row" in rejected["reason"]
     assert not (tmp_path / "out.csv.parts").exists()
+    source.write_text('occ1;lang\n"smed;da\nkok;en\n')
+    predict_here(*flags(model, source, tmp_path / "letters.csv", "--no-quotes"))
+    assert [row["occ1"] for row in read(tmp_path / "letters.csv")] == ['"smed', "kok"]
     source.write_text("occ1\nsmed\n\nkok\n")  # an empty line of a single column is an empty text
     predict_here("--model", model, "--input", source, "--output", tmp_path / "single.csv")
     assert [row["occ1"] for row in read(tmp_path / "single.csv")] == ["smed", "", "kok"]

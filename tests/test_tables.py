@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 import tempfile
+import unicodedata
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -35,10 +36,10 @@ from histocc.runtime.errors import UserError
 FILES = Path(__file__).parent / "data" / "tables"
 
 
-def rows_of(path, columns=None, **how):
+def rows_of(path, columns=None, *how):
     """({line: cells}, [(line, kind)])"""
     rows, faults = {}, []
-    for chunk in read_chunks(str(path), columns, **how):
+    for chunk in read_chunks(str(path), columns, *how):
         rows.update(zip(chunk.lines.tolist(), zip(*chunk.columns), strict=True))
         faults += [(line, kind) for line, kind, _ in chunk.faults]
     return rows, faults
@@ -118,7 +119,7 @@ def test_encodings_that_are_named(tmp_path):
         written(path, "occ1,lang\nsmed,da\n".encode(encoding))
         with pytest.raises(UserError, match=r"not a text file .*--encoding utf-16-le \(or -be\)"):
             rows_of(path)
-        assert rows_of(path, ["occ1"], encoding=encoding)[0] == {2: ("smed",)}
+        assert rows_of(path, ["occ1"], None, encoding)[0] == {2: ("smed",)}
         broken = "\ufeffa,b\n1,2\nsm".encode(encoding) + "\ud800".encode(encoding, "surrogatepass")
         written(path, broken + "x,2\n".encode(encoding))
         with pytest.raises(UserError, match="f.csv, line [123] or below: cannot be read as UTF-16"):
@@ -201,10 +202,10 @@ def test_values_of_any_kind_are_their_text(pyarrow, tmp_path):
     ):
         found = [cells[0] for cells in rows_of(parquet_file(path, {"a": values}), ["a"])[0].values()]
         assert found == expected.split("|"), values.type
-    parquet_file(path, {"a": ["x"], "b": [["a"]]})
-    assert rows_of(path, ["a"]) == ({1: ("x",)}, [])
+    parquet_file(path, {unicodedata.normalize("NFD", "ä"): ["x"], "b": [["a"]]})
+    assert rows_of(path, ["ä"]) == ({1: ("x",)}, []) and table_format(str(path)).names == ["ä", "b"]
     for columns in (["b"], None):
-        with pytest.raises(UserError, match="row 1 or below: cannot be read as text"):
+        with pytest.raises(UserError, match="column 'b' holds several values in a cell; .*--code-separator"):
             rows_of(path, columns)
     assert rows_of(parquet_file(path, {})) == ({}, []) and table_format(str(path))[:2] == ([], "")
     cells = [str(i) for i in range(1000)]
@@ -275,6 +276,13 @@ def test_windows_1252_is_recognized_by_the_letters_of_its_languages(tmp_path, te
     assert result.texts == texts
     said = "\n".join(report_lines(result.report))
     assert "Note: data.csv was read as Windows-1252, since it is not UTF-8: " in said and "--encoding" in said
+
+
+def test_a_broken_word_among_ascii_tells_no_code_page(tmp_path):
+    for word in ("кузнец".encode("cp1251"), b"sm\xc3\xadth\xff"):
+        path = written(tmp_path / "f.csv", b"occ1\n" + b"farmer\n" * 40 + word + b"\nbaker\n")
+        names, _, encoding, _, [note], _ = table_format(path)
+        assert (names, encoding) == (["occ1"], "cp1252") and "was read as Windows-1252" in note
 
 
 def test_what_no_code_page_explains_is_refused(tmp_path, without_charset_normalizer):
@@ -391,11 +399,37 @@ CASES = {  # what is wrong → content, rows that are used (None: refused), what
     "UTF-16": ((HEAD + GOOD).decode().encode("utf-16"), 2, r"data\.csv was read as UTF-16"),
     "a whole file of zeros": (b"\0" * 100, None, r"is not a text file"),
     "Excel workbook": (b"PK\x03\x04rest", None, r"is not a CSV file but an Excel workbook"),
+    "OpenDocument sheet": (
+        b"PK\x03\x04" + bytes(26) + b"mimetype",
+        None,
+        r"OpenDocument sheet \(\.ods\); save",
+    ),
+    "Feather file": (b"ARROW1\0\0", None, r"a Feather file; save it as Parquet"),
+    "JSON": (b'[\n {"occ1": "farmer"}]', None, r"is not a CSV file but JSON; save it as CSV"),
+    "compressed with xz": (b"\xfd7zXZ\0", None, r"compressed with xz; unpack it"),
+    "compressed with bzip2": (b"BZh91AY&SY", None, r"compressed with bzip2; unpack it"),
     "compressed with gzip": (b"\x1f\x8b\x08\x00rest", None, r"compressed with gzip .*gunzip"),
     "Stata file": (b"<stata_dta><header>", None, r"a Stata file; save it as CSV with: export delimited"),
     "damaged Parquet file": (b"PAR1 cut off", None, r"is a damaged Parquet file"),
     "NUL inside": (HEAD + GOOD + b"sm\0ith,83110\n", 2, r"1 × forbidden character \(data\.csv line 4\)"),
-    "quotation mark": (HEAD + GOOD + b'8,"x\n61110,the "old" man\n', None, r"not closed before line 5"),
+    "quotation mark": (
+        HEAD + GOOD + b'8,"x\n61110,the "old" man\n',
+        None,
+        r"not closed before line 5.*--no-quotes",
+    ),
+    "quotation marks that mean nothing": (
+        HEAD + GOOD + b'"tall smith,83110\n5" nails,77610\n',
+        4,
+        r"4 read",
+        "--no-quotes",
+    ),
+    "column names in two forms": (
+        unicodedata.normalize("NFD", "métier,hisco_1\n").encode() + GOOD,
+        2,
+        r"column métier",
+        "--input-col métier",
+    ),
+    "a code that begins like a flag": (HEAD + GOOD, 2, r"2 read", "--recode -1=61110"),
     "rows inside a cell": (
         HEAD + GOOD + b'"old smith,83110\nbaker,77610\nx",77610\n',
         2,
@@ -406,7 +440,11 @@ CASES = {  # what is wrong → content, rows that are used (None: refused), what
         1,
         r"1 × rows inside a cell",
     ),
-    "prose of several lines": (HEAD + GOOD + b'"farmer, tenant\nof the parish, old",61110\n', 3, r"3 read"),
+    "prose of several lines": (
+        HEAD + GOOD + b'"farmer, tenant\nof it, old",61110\n',
+        3,
+        r"1 .* hold several lines",
+    ),
     "other language": (LANG + b"sv\n", 1, r"published models \(en da .*\): sv", "--language-col lang"),
     "a column of languages that is not named": (LANG + b"en\n", 1, r"not read; --language-col lang reads it"),
     "wrong column": (LANG + b"en\n", None, r"look whether --target-cols and .* are", "--target-cols lang"),

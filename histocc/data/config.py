@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 from histocc.data.arrays import PREPARED_FORMAT
 from histocc.data.rows import hold_numbers, language_name, read_columns, read_key
-from histocc.data.tables import DELIMITERS, column_problems, table_format
+from histocc.data.tables import DELIMITERS, column_problems, composed, table_format
 from histocc.formatter import BlockyFormatter, CodeError, hisco_key, make_formatter
 from histocc.runtime.config import Config, Count, Fraction, flag, number
 from histocc.runtime.errors import UserError, raise_if_any
@@ -47,6 +47,7 @@ Encoding = Annotated[
         "an encoding; some are utf-8, cp1250, cp1251, cp1252, cp1253, cp1254, cp850, mac_roman",
     ),
 ]
+Column = Annotated[str, composed]  # name of a column
 _RECODING = re.compile(r"[^=,]+=[^=,]+(,[^=,]+=[^=,]+)*")
 Recoding = Annotated[
     str, number(str, lambda text: bool(_RECODING.fullmatch(text)), "of the form OLD=NEW,OLD=NEW")
@@ -63,6 +64,7 @@ class Reading(Config):
         metavar="NAME",
         resumable=True,
     )
+    no_quotes: bool = flag(False, "quotation marks of CSV files are letters like others", resumable=True)
     code_separator: str | None = flag(
         None, "a cell may hold several codes, separated by one of these characters", metavar="CHARS"
     )
@@ -79,19 +81,18 @@ class Reading(Config):
 class Tables(Reading):
     """data"""
 
-    input_col: str = flag("occ1", "column with the descriptions", "--column", resumable=True)
-    target_cols: list[str] | None = flag(
+    input_col: Column = flag("occ1", "column with the descriptions", "--column", resumable=True)
+    target_cols: list[Column] | None = flag(
         None,
         "columns with the codes (default: the first of code1 … code5, with --key, hisco_1 … hisco_5 and"
         " OCC1950_1/2 that the file has; these bring --formatter)",
         metavar="COL",
     )
     language: str | None = flag(None, f"language of all descriptions (default: {UNKNOWN_LANGUAGE})")
-    language_col: str | None = flag(
+    language_col: Column | None = flag(
         None,
         "column of languages (default: lang, without --target-cols)",
         "--language-column",
-        metavar="COL",
         resumable=True,
     )
     delimiter: Delimiter | None = flag(
@@ -211,6 +212,7 @@ class PrepareSettings:
     first_codes: list[str] | None = None  # come first in the key, other codes of the data after them
     clean_text: str = AS_IS
     encoding: str | None = None
+    no_quotes: bool = False
     code_separator: str | None = None
     recode: dict[str, str] = field(default_factory=dict)
     empty_text: str | None = None
@@ -245,6 +247,7 @@ def fingerprint(settings: PrepareSettings) -> str:
     Raises UserError.
     """
     plain: dict[str, Any] = asdict(settings) | {"prepared_format": PREPARED_FORMAT}
+    plain |= {} if plain.pop("no_quotes") is False else {"no_quotes": True}  # as before there was this flag
     for name in ("train_files", "val_files"):
         plain[name] = []
         for path in getattr(settings, name):
@@ -259,7 +262,7 @@ def file_problems(settings: PrepareSettings) -> list[str]:
     problems, flags = [], {settings.input_col: "--input-col", settings.language_col or "": "--language-col"}
     for path in dict.fromkeys(path for _, path in settings.files):
         try:
-            header = table_format(path, settings.delimiter, settings.encoding).names
+            header = table_format(path, settings.delimiter, settings.encoding, settings.no_quotes).names
             problems += column_problems(path, header, settings.columns, flags)
         except UserError as error:
             problems.append(str(error))
@@ -315,7 +318,9 @@ def columns_of(
     kind, target_cols = args.formatter or default_formatter, args.target_cols or []
     language, language_col, note = args.language or UNKNOWN_LANGUAGE, args.language_col, ""
     try:
-        header = [] if target_cols else table_format(path, args.delimiter, args.encoding).names
+        header = (
+            [] if target_cols else table_format(path, args.delimiter, args.encoding, args.no_quotes).names
+        )
     except UserError as error:
         problems.append(str(error))
         header = []

@@ -123,10 +123,11 @@ class Reader:
 
     def read(self, path: str, part: str) -> None:
         """Reads one file into `part`, or into both by the hash of the text if the settings ask for it."""
-        table, self.above = table_format(path, self.settings.delimiter, self.settings.encoding), ""
+        how = self.settings.delimiter, self.settings.encoding, self.settings.no_quotes
+        table, self.above = table_format(path, *how), ""
         rows, size = 0, round(os.path.getsize(path) / 1e6, 1)
         stage = Stage(f"reading {path}", size, "MB")
-        for chunk in read_chunks(path, self.settings.columns, table.delimiter or None, table.encoding):
+        for chunk in read_chunks(path, self.settings.columns, *how):
             self.check()
             rows += len(chunk.lines) + len(chunk.faults)
             try:
@@ -171,6 +172,8 @@ class Reader:
             reject(blank, "empty text", "the description is empty", settings.input_col, cells)
         if is_odd and _BROKEN.search(joined):
             note("letters_broken", [i for i, cell in enumerate(cells) if _BROKEN.search(cell)])
+        if "\n" in joined or "\r" in joined:
+            note("texts_of_lines", [i for i, cell in enumerate(cells) if {"\n", "\r"} & {*cell.strip()}])
         codes = self._codes(path, chunk, keep, reject)  # [n, K]
         if self.empty is not None:
             alone = (codes[:, 0] == self.empty) & (codes[:, 1:] < 0).all(axis=1)

@@ -33,6 +33,7 @@ NOTES = {
     "texts_empty": "rows without a description are kept with the code of --empty-text",
     "dittos": "descriptions only repeat the row above (do., ditto, 〃); --ditto takes the text of that row",
     "dittos_filled": "descriptions such as do. or ditto got the text of the row above",
+    "texts_of_lines": "descriptions hold several lines of text",
     "texts_cut": "descriptions are longer than the model reads and are cut",
     "missing_code_used": "rows without a first code got the code of --missing-code",
     "codes_repeated": "codes repeated within a row count once",

@@ -10,10 +10,11 @@ import csv
 import io
 import os
 import re
+import unicodedata
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from itertools import compress, islice
 from typing import Any, BinaryIO, NamedTuple
 
@@ -25,15 +26,22 @@ from histocc.runtime.files import opened
 CHUNK = 1 << 12  # rows: few enough for the cells of a chunk to stay in the processor's cache
 DELIMITERS = {"comma": ",", "semicolon": ";", "tab": "\t", "pipe": "|"}
 _BEGIN = 1 << 16  # bytes that tell what a file is
+composed = partial(unicodedata.normalize, "NFC")  # name of a column, however its accents are stored
 _LINE_BREAK = re.compile("\r\n|\r|\n")
-_QUOTES = "a cell that begins with a quotation mark must end with one, and those inside it must be doubled"
-# What the first bytes of other files are.
+_QUOTES = "a cell that begins with a quotation mark must end with one, and those inside it must be doubled;"
+_QUOTES += " --no-quotes reads data in which they are mere letters"
+# Patterns of the first bytes of other files, and what these are.
 _OTHERS = {
-    b"PK\x03\x04": "an Excel workbook or a zip archive; save the sheet as CSV (UTF-8), or unpack the archive",
-    b"\xd0\xcf\x11\xe0": "an old Excel workbook; save the sheet as CSV (UTF-8)",
-    b"\x1f\x8b": "compressed with gzip (or an R data file); unpack it with gunzip, or save it as CSV from R",
-    b"<stata_dta>": "a Stata file; save it as CSV with: export delimited",
-    b"$FL": "an SPSS file; save it as CSV from SPSS",
+    rb"PK\x03\x04.{26}mimetype": "an OpenDocument sheet (.ods); save it as CSV (UTF-8)",
+    rb"PK\x03\x04": "an Excel workbook or a zip archive; save the sheet as CSV (UTF-8), or unpack it",
+    rb"\xd0\xcf\x11\xe0": "an old Excel workbook; save the sheet as CSV (UTF-8)",
+    rb"\x1f\x8b": "compressed with gzip (or an R data file); unpack it with gunzip, or save it as CSV from R",
+    rb"\xfd7zXZ": "compressed with xz; unpack it with: xz --decompress --keep",
+    rb"BZh[1-9]1AY": "compressed with bzip2; unpack it with: bunzip2 --keep",
+    rb"<stata_dta>": "a Stata file; save it as CSV with: export delimited",
+    rb"\$FL": "an SPSS file; save it as CSV from SPSS",
+    rb"ARROW1|FEA1": "a Feather file; save it as Parquet: pandas.read_feather(IN).to_parquet(OUT)",
+    rb"\s*(\[\s*\{|\{\s*\")": "JSON; save it as CSV: pandas.read_json(IN).to_csv(OUT, index=False)",
 }
 
 # Characters of a cell: an open quotation mark must not swallow the memory with the file.
@@ -59,16 +67,20 @@ class Format(NamedTuple):
     encoding: str  # "" for Parquet
     above: int = 0  # lines before the names
     notes: tuple[str, ...] = ()  # what a user should know
+    quoting: int = csv.QUOTE_MINIMAL  # as of csv
 
 
-def table_format(path: str, delimiter: str | None = None, encoding: str | None = None) -> Format:
+def table_format(
+    path: str, delimiter: str | None = None, encoding: str | None = None, no_quotes: bool = False
+) -> Format:
     """How a file is read; what is not given is detected. Raises UserError for what cannot be a table."""
+    quoting = csv.QUOTE_NONE if no_quotes else csv.QUOTE_MINIMAL
     with opened(path) as file:
         begin = file.read(_BEGIN)
-    if kind := next((kind for magic, kind in _OTHERS.items() if begin.startswith(magic)), None):
+    if kind := next((kind for magic, kind in _OTHERS.items() if re.match(magic, begin, re.DOTALL)), None):
         raise UserError(f"{path}: is not a CSV file but {kind}")
     if begin.startswith(b"PAR1"):
-        return Format(_parquet(path)[0].schema_arrow.names, "", "")
+        return Format(list(map(composed, _parquet(path)[0].schema_arrow.names)), "", "")
     notes: tuple[str, ...] = ()
     if encoding is None:
         state = os.stat(path)
@@ -82,11 +94,11 @@ def table_format(path: str, delimiter: str | None = None, encoding: str | None =
     if not first[0].strip():
         what = "the first line, with the column names, is blank" if first[0] else "is empty"
         raise UserError(f"{path}: {what}")
-    unquoted = "".join(first[0].split('"')[::2])
+    unquoted = first[0] if no_quotes else "".join(first[0].split('"')[::2])
     delimiter = delimiter or max(DELIMITERS.values(), key=unquoted.count)  # the first if none occurs
-    rows, below = csv.reader(first, delimiter=delimiter, strict=True), []
+    rows, below = csv.reader(first, delimiter=delimiter, strict=True, quoting=quoting), []
     try:
-        names = next(rows)
+        names = list(map(composed, next(rows)))
     except csv.Error as error:
         raise UserError(f"{path}: the column names are not readable as CSV ({error})") from None
     with contextlib.suppress(csv.Error):
@@ -95,7 +107,7 @@ def table_format(path: str, delimiter: str | None = None, encoding: str | None =
     if {len(row) for row in below} == {len(names) + 1} and (len(set(ids)) == len(ids) > 1 or ids == ["1"]):
         names = ["row.names", *names]  # as R's write.table leaves them
         notes += ("has rows with one cell more than names: the first was taken for R's row names",)
-    return Format(names, delimiter, encoding, above, notes)
+    return Format(names, delimiter, encoding, above, notes, quoting)
 
 
 def column_problems(
@@ -124,19 +136,17 @@ def column_problems(
     return problems
 
 
-def read_chunks(
-    path: str, columns: list[str] | None, delimiter: str | None = None, encoding: str | None = None
-) -> Iterator[Chunk]:
+def read_chunks(path: str, columns: list[str] | None, *how: Any) -> Iterator[Chunk]:
     """All rows below the header.
 
     Args:
         columns: whose cells are wanted, which the header must have; None: all, in order.
-        delimiter, encoding: None detects them.
+        how: delimiter, encoding and no_quotes, as of `table_format`.
 
     Raises:
         UserError: the file cannot be read to its end.
     """
-    table = table_format(path, delimiter, encoding or None)
+    table = table_format(path, *how)
     if not table.encoding:
         yield from _parquet_chunks(path, columns)
         return
@@ -185,7 +195,7 @@ def _csv_reader(path: str, table: Format) -> Iterator[tuple[Any, BinaryIO]]:
     """(csv's reader behind the header, the file that it reads)"""
     with opened(path) as file:
         text = io.TextIOWrapper(file, encoding=table.encoding, newline="")
-        reader = csv.reader(text, delimiter=table.delimiter, strict=True)
+        reader = csv.reader(text, delimiter=table.delimiter, strict=True, quoting=table.quoting)
         with _decodes(path, table.encoding, reader):
             for _ in range(table.above + 1):
                 next(reader)
@@ -275,7 +285,7 @@ def _detected(path: str, *_state: int) -> tuple[str, tuple[str, ...]]:
 
 def _code_page(path: str) -> tuple[str, tuple[str, ...]]:
     """As `_detected`, for a file that is not UTF-8: Windows-1252 by its letters, or as guessed."""
-    odd, utf8, first = [], 0, 0  # lines
+    odd, utf8, first, number = [], 0, 0, 0  # lines
     with opened(path) as file:
         for number, line in enumerate(file, 1):
             if not line.isascii() and len(odd) < _MAX_ODD_LINES:
@@ -292,7 +302,10 @@ def _code_page(path: str) -> tuple[str, tuple[str, ...]]:
     samples = list(dict.fromkeys(cell.strip()[:40] for line in odd for cell in _HIGH_CELL.findall(line)))[:3]
     explained = {page: _explained(words, page) for page in _LETTERS}
     page: str | None = "cp1252"
-    if explained["cp1252"][1] < _MIN_SHARE or max(explained.values())[0] > explained["cp1252"][0]:
+    of_best, of_any = explained["cp1252"]
+    # A few broken words among ASCII ones tell no page; they are neither Cyrillic nor Greek.
+    few = number >= 20 * len(odd) and of_any == max(share for _, share in explained.values())
+    if not few and (of_any < _MIN_SHARE or max(explained.values())[0] > of_best):
         try:
             from charset_normalizer import from_bytes
 
@@ -349,7 +362,13 @@ def _parquet(path: str) -> tuple[Any, tuple[type[Exception], ...]]:
 def _parquet_chunks(path: str, columns: list[str] | None) -> Iterator[Chunk]:
     """As `read_chunks`; none and NaN become the empty text."""
     file, errors = _parquet(path)
-    names, row, batches = file.schema_arrow.names, 0, file.iter_batches(CHUNK, columns=columns)
+    names, by_name = file.schema_arrow.names, {composed(name): name for name in file.schema_arrow.names}
+    columns = columns and [by_name[name] for name in columns]
+    for column in file.schema_arrow:
+        if column.type.num_fields and (columns is None or column.name in columns):  # lists, records
+            remedy = "write a cell as one text: codes such as 61110;83110 are read with --code-separator ';'"
+            raise UserError(f"{path}: column {column.name!r} holds several values in a cell; {remedy}")
+    row, batches = 0, file.iter_batches(CHUNK, columns=columns)
     # By place if all are read, since names may repeat.
     while names:
         try:

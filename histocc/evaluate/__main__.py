@@ -20,7 +20,7 @@ import os
 import tempfile
 from collections import Counter
 from dataclasses import MISSING, dataclass, replace
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
@@ -28,6 +28,7 @@ import torch
 from histocc.data import prepare as preparing
 from histocc.data.arrays import PreparedData, RowSet
 from histocc.data.config import (
+    Column,
     Delimiter,
     PrepareSettings,
     Reading,
@@ -51,7 +52,7 @@ from histocc.predict.config import Cores, Published
 from histocc.published import models
 from histocc.published.formats import KINDS, SETTINGS, Given, files_of, load_content
 from histocc.runtime import checkpoint, files
-from histocc.runtime.config import Count, CountOrZero, Fraction, Parser, Processes, flag
+from histocc.runtime.config import Count, CountOrZero, Parser, Processes, flag, number
 from histocc.runtime.device import Precision, device_of, settings_of_torch
 from histocc.runtime.errors import UserError, raise_if_any
 from histocc.runtime.forked import Forked, choose_processes
@@ -61,6 +62,7 @@ from histocc.text import UNKNOWN_LANGUAGE
 from histocc.trainer import loop
 from histocc.trainer.batches import BatchLoader, BatchPlan, MicroBatches
 
+Share = Annotated[float, number(float, lambda value: 0 < value <= 1, "a number above 0 and at most 1")]
 PIECE = 512  # distinct texts that one process codes at a time
 OUTPUTS = 50  # of the linear decoder for a text, the most probable ones; more codes are wrong in any case
 DECODERS = {"seq2seq": "greedy", "linear": "flat", "both": "both"}  # by their names in the report
@@ -74,9 +76,7 @@ class EvaluateConfig(Reading, Published, Processes, Cores):
     """What evaluate takes."""
 
     model: str = flag(MISSING, "folder of a run, a checkpoint, or a published model", metavar="RUN_OR_FILE")
-    data: list[str] = flag(
-        MISSING, "CSV or Parquet files of descriptions and codes", "--dataset", metavar="FILE"
-    )
+    data: list[str] = flag(MISSING, "descriptions and codes: CSV or Parquet", "--dataset", metavar="FILE")
     output: str = flag(None, "folder for the report (default: evaluation, beside the model)", metavar="DIR")
     fit_thresholds: bool = flag(
         False, "store the linear decoder's best thresholds (F1) in the checkpoint; take rows not trained on"
@@ -89,15 +89,15 @@ class EvaluateConfig(Reading, Published, Processes, Cores):
         False, "say what the model adds to a linear support vector machine on n-grams (extra `baseline`)"
     )
     overwrite: bool = flag(False, "replace the report that is there")
-    input_col: str | None = flag(None, "column with the descriptions (default: as in training)", "--column")
-    target_cols: list[str] | None = flag(None, "columns of codes (default: as in training)", metavar="COL")
+    input_col: Column | None = flag(None, "column of descriptions (default: as in training)", "--column")
+    target_cols: list[Column] | None = flag(None, "columns of codes (default: as in training)", metavar="COL")
     language: str | None = flag(None, "language of all descriptions (default: as in training)")
-    language_col: str | None = flag(
+    language_col: Column | None = flag(
         None, "column of languages (default: as in training)", "--language-column", metavar="COL"
     )
     delimiter: Delimiter | None = flag(None, "column delimiter (default: found)", metavar="CHAR")
     missing_code: str | None = flag(None, "code of rows without one (default: left out)", metavar="CODE")
-    share_val: Fraction | None = flag(
+    share_val: Share | None = flag(
         None, "evaluate only the texts that finetune.py sets aside with this --share-val (default: all rows)"
     )
     batch_size: Count = flag(256, "rows at once per process")
@@ -194,8 +194,9 @@ def prepare(
     try:
         return settings, preparing.prepare(settings, output, preparing.nothing, check=world.give_up_if_asked)
     except preparing.UnusableData as error:
-        rejected = error.report["rejected"]
-    kinds = [f"{rows:,} × {kind}" for kind, rows in rejected.items()] or ["none is left by --share-val"]
+        rejected, left, aside = (error.report[name] for name in ("rejected", "train_rows", "val_rows"))
+    kinds = [f"{rows:,} × {kind}" for kind, rows in rejected.items()]
+    kinds += [f"--share-val takes {aside:,} of {aside + left:,}, and 1 all"] * bool(aside + left)
     hint = "\n  The model knows other codes than these: is it the model for these columns?"
     hint *= OUTSIDE_KEY in rejected
     raise UserError(f"{', '.join(args.data)}: no row can be evaluated ({'; '.join(kinds)}){hint}")
@@ -292,6 +293,7 @@ def answers(
 
 def run(args: EvaluateConfig, world: World) -> None:
     """All ranks."""
+    args = args.decide(share_val=None) if args.share_val == 1 else args  # all rows
 
     def find() -> tuple[str, str]:
         file = models.find_weights(args.model, args.model)

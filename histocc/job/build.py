@@ -67,10 +67,14 @@ def dataset_files(paths: list[str]) -> tuple[list[str], list[str]]:
     parts = [os.path.splitext(name)[0].lower() for name in tables]
     if len(files) == 1 or parts in (["train", "val"], ["train", "validation"]):
         return files[:1], files[1:]
+    train, val = (
+        " ".join(file for file, name in zip(files, parts) if part in name) for part in ("train", "val")
+    )
+    key = os.path.join(path, LISTS[0])
     raise UserError(
         f"{path}: is a folder with {len(tables)} tables ({', '.join(tables[:5]) or 'none'}): finetune.py"
-        " takes files, or a folder with one table, or with train and val; train_mixer.py --train-data A B"
-        " … --val-data V takes files of each kind"
+        " takes files, or a folder with one table, or with train and val; for files of each kind: train_mixer.py"
+        f" --train-data {train or 'A B …'} --val-data {val or 'V'}{f' --key {key}' * os.path.isfile(key)}"
     )
 
 

@@ -54,7 +54,7 @@ class Coding:
 
     def __init__(self, args: PredictConfig, path: str, world: World):
         self.args, self.path, self.world, self.folder = args, path, world, args.output + ".parts"
-        self.format = table_format(path, args.delimiter, args.encoding)
+        self.format = table_format(path, args.delimiter, args.encoding, args.no_quotes)
         self.notes = [f"{args.input} {note}" for note in self.format.notes]
         if args.language is args.language_column is None and "lang" in {*self.format.names} - {args.column}:
             args = self.args = args.decide(language_column="lang")
@@ -156,7 +156,7 @@ class Coding:
     def chunks(self) -> Iterator[tuple[Chunk, list[str]]]:
         """The input, and the language of each row."""
         args, header, above = self.args, self.format.names, ""
-        for chunk in read_chunks(self.path, None, args.delimiter, self.format.encoding):
+        for chunk in read_chunks(self.path, None, args.delimiter, self.format.encoding, args.no_quotes):
             self.world.give_up_if_asked()
             chunk.texts = list(chunk.columns[header.index(args.column)])
             fill_dittos(chunk.texts, above, args.ditto)

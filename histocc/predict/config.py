@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import MISSING, dataclass
 from typing import Annotated
 
-from histocc.data.config import Delimiter, Encoding
+from histocc.data.config import Column, Delimiter, Encoding
 from histocc.data.dataset import CODE_COLUMNS, TEXT_COLUMNS
 from histocc.formatter import CLASSES
 from histocc.predict.coder import DECODERS
@@ -49,13 +49,14 @@ class Files(Config):
     model: str = flag(MISSING, "a run, a checkpoint, or a published model", metavar="MODEL", resumable=True)
     input: str = flag(MISSING, "rows to code: CSV or Parquet", "--fn-in", metavar="FILE", resumable=True)
     output: str = flag(MISSING, "the rows with codes: CSV", "--fn-out", metavar="FILE.csv", resumable=True)
-    column: str = flag("occ1", "column with the descriptions", "--input-col", "--col")
+    column: Column = flag("occ1", "column with the descriptions", "--input-col", "--col")
     language: str | None = flag(None, "language of all descriptions, instead of a column")
-    language_column: str | None = flag(
-        None, "column with the languages (default: lang, else unk for all)", "--language-col", metavar="COL"
+    language_column: Column | None = flag(
+        None, "column of languages (default: lang, if any)", "--language-col"
     )
     delimiter: Delimiter | None = flag(None, "column delimiter of the input (default: found)", metavar="CHAR")
     encoding: Encoding | None = flag(None, "of the input, such as cp1250 (default: found)", metavar="NAME")
+    no_quotes: bool = flag(False, "quotation marks of the input are letters like others")
     ditto: bool = flag(False, "code do., ditto, 〃 as the row above; without it they get needs_review")
     descriptions: str | None = flag(
         None, f"codes ({', '.join(CODE_COLUMNS)}) and titles ({', '.join(TEXT_COLUMNS)})", metavar="FILE"

@@ -74,9 +74,7 @@ class ReviewConfig(Config):
     decisions: str = flag("", "serve: the sheet that each decision is appended to", metavar="FILE.csv")
     port: Port = flag(8765, "serve: of the page")
     column: str = flag("occ1", "column with the descriptions", "--input-col")
-    language_column: str | None = flag(
-        None, "column with the languages (default: lang)", "--language-col", metavar="COL"
-    )
+    language_column: str | None = flag(None, "column with the languages (default: lang)", "--language-col")
     delimiter: Delimiter | None = flag(None, "column delimiter (default: found)", metavar="CHAR")
 
     def problems(self) -> list[str]:

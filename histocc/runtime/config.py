@@ -149,6 +149,7 @@ class Parser(argparse.ArgumentParser):
             argument_default=argparse.SUPPRESS,  # None, which --help leaves out: the class fills it in
         )
         self.kind, self.tables = kind, tables
+        self._negative_number_matcher = re.compile(r"-[\d.]")  # a value such as -1=99999, too, is no flag
         self.named: dict[str, argparse.Action] = {}  # by each spelling of the flag, but --no-
         groups: dict[str | None, Any] = {kind.__doc__: self}
         for name, (item, hint, owner) in declarations(kind).items():

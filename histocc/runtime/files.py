@@ -69,7 +69,7 @@ def checksum(path: str) -> int:
 
 def folder_above(path: str) -> str:
     """The nearest folder that exists in which `path` is, or would be."""
-    whole = Path(os.path.abspath(path))
+    whole = Path(path).absolute()  # keeps '..', which behind a link leads elsewhere
     return os.fspath(next(filter(os.path.isdir, (whole, *whole.parents)), whole))
 
 
@@ -251,14 +251,15 @@ def save_path_problem(path: str) -> str | None:
     """Why nothing can be written below `path`, or None. Leaves nothing behind."""
     if not path.strip() or "\0" in path:
         return f"{path!r} is no name of a folder"
-    if ".." in path.split(os.sep) and not os.path.isdir(path):  # what it leads to is not known before
-        return f"{path}: is no folder yet; name it without '..'"
+    front = re.match(r"(.*/)?\.\.(?=/|$)", path)
+    if front and not os.path.isdir(front[0]):  # what it leads to is not known before
+        return f"{path}: {front[0]} is no folder yet; name it without '..'"
     above = folder_above(path)
     below = os.path.join(above, os.path.relpath(path, above).split(os.sep)[0])
     if os.path.lexists(below) and not os.path.isdir(below):
         return f"{path}: cannot be the save folder, since {below} is not a folder"
     try:
-        tempfile.TemporaryFile(dir=above).close()
+        tempfile.TemporaryFile(dir=os.path.realpath(above)).close()
     except OSError as error:
         return f"{path}: cannot write there: {error.strerror}"
 

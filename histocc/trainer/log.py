@@ -65,9 +65,10 @@ def read_numbers(path: str) -> list[dict[str, float | None]]:
     empty, rows = dict.fromkeys(log_columns(("loss",))), []
     with contextlib.suppress(UserError, csv.Error):
         for row in csv.DictReader(complete_lines(path)):
-            with contextlib.suppress(ValueError, TypeError, KeyError):  # more cells, fewer, or no numbers
+            with contextlib.suppress(ValueError, TypeError, KeyError, OverflowError):  # no row of numbers
                 values = {name: None if cell == "" else float(cell) for name, cell in row.items()}
-                rows += [empty | values] * (int(float(row["step"])) >= 0)
+                counts = [int(float(row["step"])), *(int(values[name] or 0) for name in COUNTS)]  # or inf
+                rows += [empty | values] * (min(counts) >= 0)
     return rows
 
 
