@@ -5,7 +5,7 @@
 REPO=$(CDPATH='' cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd)
 PRINT_ONLY=''
 EXPECTED_DATA='DATA is a CSV or Parquet file, or a folder with train.csv and val.csv (or .parquet)'
-DATA_FLAGS=(dataset train-data data-dir data-root val-data)
+DATA_FLAGS=(dataset data train-data data-dir data-root val-data)
 
 # A closed descriptor would be given to the next file that a process opens, and what is printed would go there.
 { true <&0; } 2>/dev/null || exec </dev/null

@@ -13,6 +13,7 @@ from histocc.job.config import refuse_other_arguments
 from histocc.predict import __main__ as predict
 from histocc.published import models
 from histocc.review import __main__ as review
+from histocc.runtime.checkpoint import made_by
 from histocc.runtime.errors import UserError
 
 PARSE, PARSE_MIXER = (script.get_args_parser().parse_args for script in (finetune, train_mixer))
@@ -70,7 +71,7 @@ def test_the_command_line_wins_and_switches_off(tmp_path):
 def test_the_arguments_of_a_run_start_the_same_one(tmp_path):
     of_process = ["--distributed", "--local-rank", "3", "--world-size", "2", "--no-fp16"]
     first = PARSE_MIXER([*FILES, *of_process, "--batch-size", "auto", "--save-each-epoch"])
-    file = config(tmp_path, json.dumps(first.values()), "args.json")
+    file = config(tmp_path, json.dumps({**first.values(), "made_by": made_by()}), "args.json")
     left_out = {"distributed": False, "local_rank": None, "world_size": None}
     assert PARSE_MIXER(["--config", file]).values() == first.values() | left_out | {"config": file}
     assert "'train_data': there is no such flag" in refused("--config", file)

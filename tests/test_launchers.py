@@ -161,6 +161,7 @@ def test_wrong_arguments_say_what_was_expected(plan, data):
         ([data, data], f"DATA is given twice: {data} and {data}"),
         (["000", data], "NUM is the number of processes: at least 1"),
         ([data, "--", "--data_dir=x.csv"], f"DATA is {data}, and the flags behind -- name data, too"),
+        ([data, "--", "--data", "x.csv"], f"DATA is {data}, and the flags behind -- name data, too"),
     ):
         assert plan(LAUNCH, *words, code=2).stderr.startswith(f"error: {said}"), words
 

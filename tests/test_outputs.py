@@ -8,6 +8,7 @@ import signal
 import stat
 import sys
 import time
+from datetime import datetime, timedelta
 from unittest.mock import Mock
 
 import pytest
@@ -17,6 +18,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import finetune
+import histocc
 from histocc import export, plot, prepare
 from histocc.data.prepare import LISTS
 from histocc.evaluate import __main__ as evaluate
@@ -258,7 +260,11 @@ def test_starting_over_leaves_what_is_not_the_runs(data, tmp_path):
     refused(tmp_path, finetune.main, *flags(data, tmp_path))
     code, output = run_inside(finetune.main, *flags(data, tmp_path, "--overwrite"))
     assert code == 0 and (tmp_path / "9.bin").read_text() == "mine", output
-    assert "format" in torch.load(tmp_path / "last.bin", weights_only=True)  # what --overwrite is for
+    state = torch.load(tmp_path / "last.bin", weights_only=True)
+    assert "format" in state  # what --overwrite is for
+    for made_by in (state["made_by"], json.loads((tmp_path / "args.json").read_text())["made_by"]):
+        assert (made_by["histocc"], made_by["torch"]) == (histocc.__version__, torch.__version__)
+        assert datetime.fromisoformat(made_by["date"]).utcoffset() == timedelta(0)
     code, output = run_inside(finetune.main, "--config", tmp_path / "args.json")
     assert code == 0 and "is finished" in output
 

@@ -357,7 +357,7 @@ def run(args: EvaluateConfig, world: World) -> None:
         what = {"file": file, "step": state.get("step"), "system": state["system"]}
         what |= {"codes": len(state["key"]), "confidence_texts": coder.confidence.texts}
         report = {"model": what, "data": facts, "validation": logged, "resamples": args.resamples}
-        report |= {"seed": args.seed, "decoders": decoders}
+        report |= {"seed": args.seed, "decoders": decoders, "made_by": checkpoint.made_by()}
         if args.baseline and trained is not None:
             world.print("Baseline: a linear support vector machine is fitted to the training rows")
             report["baseline"] = baseline.compared(trained, data, rows, args.resamples, args.seed, check)

@@ -381,7 +381,8 @@ def markdown(report: dict) -> str:
     """report.md."""
     model, data, figures = report["model"], report["data"], report["validation"]
     what = f"{model['file']}, step {model['step'] or 0:,}, {model['codes']:,} codes of {model['system']}"
-    lines = ["# Evaluation", "", f"Model: {what}. Data: {', '.join(data['files'])}.", ""]
+    made_by = ", ".join(map(" ".join, report["made_by"].items()))
+    lines = ["# Evaluation", "", f"Model: {what}. Data: {', '.join(data['files'])}. Made by {made_by}.", ""]
     lines += [f"- {line}" for line in data_lines(data)]
     lines += ["", "As validation during training counts:", ""]
     lines += table(list(figures), [[f"{value:.6g}" for value in figures.values()]])

@@ -2,7 +2,8 @@
 
 A checkpoint is one `torch.save` dict of tensors and plain Python types. `model`, `optimizer`, `scheduler`,
 `step` and `key` are as in the published files; `format`, `config`, `formatter`, `system`, `languages`,
-`args`, `rng` and `position` make it enough to predict with, and to resume from, without any other file.
+`args`, `rng` and `position` make it enough to predict with, and to resume from, without any other file;
+`made_by` says which versions wrote it, and when.
 `checksum` is that of all other entries, so that damage and edits are noticed when the file is read; a file
 without one is read as it is. Whatever fails while a file is read is one message, see `reading`.
 """
@@ -10,11 +11,13 @@ without one is read as it is. Whatever fails while a file is read is one message
 import contextlib
 import os
 import pickle
+import platform
 import re
 import time
 import warnings
 import zlib
 from collections.abc import Callable, Generator, Iterator
+from datetime import UTC, datetime
 from typing import Any
 
 import torch
@@ -22,6 +25,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.serialization import config as torch_config
 
+from histocc import __version__
 from histocc.runtime.errors import TrainingError, UserError, as_user_error, in_words
 from histocc.runtime.files import OwnFiles, atomic_copy, atomic_write, kind_of, opened
 from histocc.runtime.world import World
@@ -95,6 +99,12 @@ def check_checksum(file: str, entries: dict[str, Any]) -> None:
 # ---- writing
 
 
+def made_by() -> dict[str, str]:
+    """Return what writes a file, and when: its entry `made_by`."""
+    versions = {"histocc": __version__, "torch": str(torch.__version__), "python": platform.python_version()}
+    return {**versions, "date": datetime.now(UTC).isoformat(timespec="seconds")}
+
+
 def _write(path: str, state: dict[str, Any]) -> None:
     """Writes `state` with its checksum, and the weights by their second name as well, which takes no space:
     the one that other trainers' scripts read. Raises OSError.
@@ -103,6 +113,7 @@ def _write(path: str, state: dict[str, Any]) -> None:
     seconds per GB for it.
     """
     entries = {name: value for name, value in state.items() if name != SECOND_NAME}
+    entries.setdefault("made_by", made_by())
     state = with_checksum(tree_map_only(Tensor, lambda tensor: tensor.detach().cpu(), entries))
     state[SECOND_NAME] = state["model"]
     without_crc32 = torch_config.patch({"save.compute_crc32": False})  # pyright: ignore

@@ -32,7 +32,7 @@ from histocc.runtime.files import opened
 # of one start of a run: not taken from its args.json
 OF_ONE_START = (
     *("config", "distributed", "local_rank", "world_size", "overwrite"),
-    *("eval_only", "prepare_only", "dry_run", "profile"),
+    *("eval_only", "prepare_only", "dry_run", "profile", "made_by"),
 )
 
 

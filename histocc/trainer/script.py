@@ -304,8 +304,9 @@ def ready(
             old = [name for name in own.names if checkpoint.CHECKPOINT.fullmatch(name)]
             world.run_on(world.node_leaders(), lambda: own.remove([*old, ARGS, LOG, STATUS]))
         if world.is_main:
+            asked = {**(args.asked or args).values(), "made_by": checkpoint.made_by()}
             with files.atomic_write(own.claim(ARGS)[0]) as file:
-                file.write(json.dumps((args.asked or args).values(), indent=1, sort_keys=True).encode())
+                file.write(json.dumps(asked, indent=1, sort_keys=True).encode())
         columns, start = log_columns(task.columns), state.step if is_resumed else -1
         is_main, again = world.is_main, state.unfinished
         counts = schedule.total, start, schedule.stop
