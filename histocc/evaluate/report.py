@@ -381,7 +381,7 @@ def markdown(report: dict) -> str:
     """report.md."""
     model, data, figures = report["model"], report["data"], report["validation"]
     what = f"{model['file']}, step {model['step'] or 0:,}, {model['codes']:,} codes of {model['system']}"
-    made_by = ", ".join(map(" ".join, report["made_by"].items()))
+    made_by = ", ".join(map(" ".join, report.get("made_by", {}).items())) or "an earlier version"
     lines = ["# Evaluation", "", f"Model: {what}. Data: {', '.join(data['files'])}. Made by {made_by}.", ""]
     lines += [f"- {line}" for line in data_lines(data)]
     lines += ["", "As validation during training counts:", ""]

@@ -113,7 +113,6 @@ def _write(path: str, state: dict[str, Any]) -> None:
     seconds per GB for it.
     """
     entries = {name: value for name, value in state.items() if name != SECOND_NAME}
-    entries.setdefault("made_by", made_by())
     state = with_checksum(tree_map_only(Tensor, lambda tensor: tensor.detach().cpu(), entries))
     state[SECOND_NAME] = state["model"]
     without_crc32 = torch_config.patch({"save.compute_crc32": False})  # pyright: ignore

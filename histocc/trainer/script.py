@@ -333,6 +333,7 @@ def ready(
                 "scaler": precision.scaler.state_dict(),
                 "step": step,
                 "format": checkpoint.FORMAT,
+                "made_by": checkpoint.made_by(),
                 "args": args.values(),
                 **training.entries,
                 "rng": {"seed": args.seed, "threads": torch.get_num_threads(), "processes": world.size},
