@@ -339,13 +339,17 @@ class Browser:
             assert time.monotonic() < until, (expression, self.value("document.body.innerText"))
             time.sleep(0.02)
 
-    def press(self, key, shift=False):
-        """A character of a US keyboard, or one of KEYS."""
+    def press(self, key, shift=False, repeats=0):
+        """A character of a US keyboard, or one of KEYS, once the page takes decisions on its text."""
+        self.wait("performance.now() >= rest")
         of_character = f"Digit{key}" if key.isdigit() else f"Key{key.upper()}", ord(key.upper()[0])
         name, code = KEYS.get(key, of_character)
         event = {"key": key, "code": name, "windowsVirtualKeyCode": code, "modifiers": 8 * shift}
         text = {} if key in KEYS and key != "Enter" else {"text": "\r" if key == "Enter" else key}
         self.call("Input.dispatchKeyEvent", type="keyDown", **event, **text)
+        for _ in range(repeats):
+            time.sleep(0.03)
+            self.call("Input.dispatchKeyEvent", type="keyDown", autoRepeat=True, **event, **text)
         self.call("Input.dispatchKeyEvent", type="keyUp", **event)
 
     def close(self):
@@ -356,47 +360,70 @@ class Browser:
         self.input.close()
 
 
-@pytest.mark.skipif(CHROMIUM is None, reason="chromium is not on this machine")
-def test_the_page_by_its_keys(folder, tmp_path):
+@pytest.fixture
+def browser(tmp_path):
+    if CHROMIUM is None:
+        pytest.skip("chromium is not on this machine")
+    with contextlib.closing(Browser(tmp_path / "profile")) as browser:
+        yield browser
+
+
+# Presses 1 at once whenever another text is shown.
+EAGER = """new MutationObserver(() =>
+    document.dispatchEvent(new KeyboardEvent("keydown", {key: "1", code: "Digit1"}))
+).observe(document.getElementById("text"), {childList: true})"""
+
+
+def test_a_key_decides_only_on_the_text_that_was_seen(folder, browser):
+    """Not when it is held down for a second, nor at the moment when the text is shown."""
     with Serving(folder) as server:
-        browser = Browser(tmp_path / "profile")
-        try:
-            browser.open(server.address)
-            shows = "document.getElementById('text').textContent === {!r}".format
-            browser.wait(shows("smith"))
-            codes = "[...document.querySelectorAll('.code b')].map(b => b.textContent).join()"
-            assert browser.value(codes) == "83110,75400,-1"
-            browser.press("1", shift=True)
-            browser.press("2")
-            browser.wait(shows("clerk"))
-            browser.press("/")
-            for letter in "general black":
-                browser.press(letter)
-            browser.wait("document.querySelectorAll('[role=option]').length > 0")
-            selected = browser.value("document.querySelector('[aria-selected=true]').textContent")
-            assert selected == "83110Blacksmith, General"
-            browser.press("Enter")
-            browser.wait(shows(SCRIPT))
-            assert browser.value("document.title") == SCRIPT and browser.value("document.scripts.length") == 1
-            browser.press("n")
-            browser.wait("text.rows === 4")
-            browser.press("s")
-            browser.wait(shows("farmer"))
-            browser.press("u")
-            browser.wait("text.rows === 4 && !text.seen")
-            browser.press("b")
-            browser.wait(f"text.seen === 'none' && {shows(SCRIPT)}")
-            browser.press("Escape")
-            browser.wait("text.rows === 4")
-            browser.press("b")
-            browser.wait(shows(SCRIPT))
-            browser.press("2")
-            browser.wait("text.rows === 4")
-            assert "3 of 5 texts decided" in browser.value("document.body.innerText")
-            server.kill()
-            browser.press("1")
-            browser.wait("document.getElementById('message').textContent.includes('Not saved')")
-        finally:
-            browser.close()
+        browser.open(server.address)
+        browser.wait("text && text.text === 'smith'")
+        browser.press("1", repeats=35)
+        browser.value(EAGER)
+        browser.press("2")
+        browser.wait("text.rows === 5")
+        browser.press("2")
+        browser.wait("text.rows === 4")
+    assert decisions(folder) == [("smith", "83110"), ("clerk", "75400"), (SCRIPT, "75400")]
+
+
+def test_the_page_by_its_keys(folder, browser):
+    with Serving(folder) as server:
+        browser.open(server.address)
+        shows = "document.getElementById('text').textContent === {!r}".format
+        browser.wait(shows("smith"))
+        codes = "[...document.querySelectorAll('.code b')].map(b => b.textContent).join()"
+        assert browser.value(codes) == "83110,75400,-1"
+        browser.press("1", shift=True)
+        browser.press("2")
+        browser.wait(shows("clerk"))
+        browser.press("/")
+        for letter in "general black":
+            browser.press(letter)
+        browser.wait("document.querySelectorAll('[role=option]').length > 0")
+        selected = browser.value("document.querySelector('[aria-selected=true]').textContent")
+        assert selected == "83110Blacksmith, General"
+        browser.press("Enter")
+        browser.wait(shows(SCRIPT))
+        assert browser.value("document.title") == SCRIPT and browser.value("document.scripts.length") == 1
+        browser.press("n")
+        browser.wait("text.rows === 4")
+        browser.press("s")
+        browser.wait(shows("farmer"))
+        browser.press("u")
+        browser.wait("text.rows === 4 && !text.seen")
+        browser.press("b")
+        browser.wait(f"text.seen === 'none' && {shows(SCRIPT)}")
+        browser.press("Escape")
+        browser.wait("text.rows === 4")
+        browser.press("b")
+        browser.wait(shows(SCRIPT))
+        browser.press("2")
+        browser.wait("text.rows === 4")
+        assert "3 of 5 texts decided" in browser.value("document.body.innerText")
+        server.kill()
+        browser.press("1")
+        browser.wait("document.getElementById('message').textContent.includes('Not saved')")
     expected = ["83110 & 75400", "83110", "none", "skip", "undo", "75400"]
     assert [decision for _, decision in decisions(folder)] == expected
