@@ -293,16 +293,17 @@ class TestApply:
             ("apply filled.csv --to coded.csv --output x.csv --training-data coded.csv", "is the coded file"),
             ("apply filled.csv --to coded.csv --output x.csv --by model", "is no name of"),
             ("report filled.csv --to coded.csv", "no rows that were drawn have a decision"),
-            ("serve coded.csv", "review serve needs --decisions"),
+            ("make one.csv --key hisco --output x.csv", "it has 'job' (--column names it)"),
             ("serve coded.csv --decisions coded.csv", "coded.csv is an input"),
             ("serve coded.csv --decisions other.csv", "other.csv, line 2: is about a text that"),
             ("serve coded.csv --decisions x.csv --port 99999", "is not a port"),
-            ("serve texts.csv --decisions x", "For a table without answers of a model --key names the codes"),
+            ("serve texts.csv --decisions x", "--key names the codes: --key hisco, or key.csv of a run"),
         ],
     )
     def test_mistakes(self, folder, monkeypatch, arguments, message):
         filled(folder, self.DECISIONS)
         write(folder / "texts.csv", [HEADER, ["1", "smith", "en"]])
+        write(folder / "one.csv", [["job"], ["smith"]])
         rows = [["text", "language", "rows", "decision", "id"], ["baker", "en", "3", "none", f"t-{0:016}"]]
         write(folder / "other.csv", rows, encoding="utf-8-sig")
         monkeypatch.chdir(folder)

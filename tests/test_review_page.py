@@ -7,7 +7,9 @@ import json
 import os
 import re
 import resource
+import shlex
 import shutil
+import signal
 import subprocess
 import threading
 import time
@@ -55,7 +57,8 @@ class Serving:
     def __init__(self, folder, *more, coded="coded.csv", decisions="decided.csv"):
         self.output = folder / f"output of {decisions}.txt"
         self.output.write_text("")
-        arguments = ["serve", folder / coded, "--decisions", folder / decisions, *more]
+        arguments = ["serve", folder / coded, *more]
+        arguments += ["--decisions", folder / decisions] if decisions else []
         if "--port" not in more:
             arguments += ["--port", free_port()]
         [self.process] = start_forked("histocc.review", arguments, self.output)
@@ -238,6 +241,24 @@ def test_a_table_without_answers(folder):
     codes = final(folder, "--key", "hisco", coded="texts.csv", columns=5)
     assert (codes["farmer"], codes["smith"], codes["clerk"]) == (["61110", "61115"], ["83110"], [])
     assert list(read(folder / "final.csv")[0])[2:] == [*(f"hisco_{i}" for i in range(1, 6)), "decided_by"]
+
+
+@pytest.mark.parametrize("delimiter", [",", "/"])
+def test_the_command_that_it_ends_with_works(folder, delimiter):
+    """Also if the decisions, in a sheet with commas, are of a file with other delimiters."""
+    coded = folder / "my texts.csv"
+    write(coded, [["job", "lang"], ["smith", "en"], ["clerk", "en"]], delimiter)
+    more = ["--key", "HISCO", "--column", "job", "--by", "Ann B"] + ["--delimiter", "/"] * (delimiter == "/")
+    for final in ("my texts.csv.final.csv", "my texts.csv.final1.csv"):
+        with Serving(folder, *more, coded=coded.name, decisions=None) as server:
+            server.decide(["83110"])
+            os.kill(server.process.pid, signal.SIGINT)
+            server.process.join(60)
+        command = server.output.read_text().splitlines()[-1]
+        assert command.startswith("  python -m histocc.review apply '")
+        run(*shlex.split(command)[3:])
+        codes = {row["hisco_1"]: row["decided_by"] for row in read(folder / final)}
+        assert codes["83110"] == "Ann B" and len(codes) == (2 if final.endswith("final.csv") else 1)
 
 
 def test_a_table_with_codes_of_ones_own(folder):

@@ -281,9 +281,9 @@ def key_reader(path: str | None) -> Callable[[], list[str]] | None:
 def read_key(path: str) -> list[str]:
     """Codes of a key file, in the order of their numbers: columns `code` (0, 1, 2 …) and `system_code` or
     `hisco`; "" for a number whose code is empty, as the published trainer writes rows without one. The path
-    "hisco" is the HISCO key if there is no such file. Raises UserError.
+    "hisco", in any case, is the HISCO key if there is no such file. Raises UserError.
     """
-    if path == "hisco" and not os.path.exists(path):
+    if path.lower() == "hisco" and not os.path.exists(path):
         return list(hisco_key())
     header = table_format(path).names
     name = next((column for column in ("system_code", "hisco") if column in header), None)

@@ -123,7 +123,7 @@ def column_problems(
         near = [other for other in header if other.strip().casefold() == name.strip().casefold()]
         hints = [
             f". Is {near[0]!r} meant?" if near else "",
-            f" ({flags[name]} names it)" if flags and name in flags and len(header) > 1 else "",
+            f" ({flags[name]} names it)" if flags and name in flags else "",
             " (separate several columns by spaces)" if "," in name else "",
             " (one column only: --delimiter names the column delimiter)" if len(header) == 1 else "",
         ]

@@ -4,7 +4,8 @@
     python -m histocc.review apply sheet.csv --to coded.csv --output final.csv
     python -m histocc.review make coded.csv --output sample.csv --rows 200 --sample
     python -m histocc.review report sample.csv --to coded.csv
-    python -m histocc.review serve coded.csv --decisions decided.csv
+    python -m histocc.review serve coded.csv
+    python -m histocc.review serve texts.csv --key hisco
 
 A sheet has a line for each text, with its most probable codes and an empty column `decision`, for a
 spreadsheet. `apply` writes a new file with the decisions in all rows of their texts; the coded file is never
@@ -14,9 +15,11 @@ a browser, and appends each decision to a sheet.
 
 import io
 import os
+import shlex
 import sys
 from collections import Counter
 from dataclasses import MISSING, dataclass
+from itertools import count
 from typing import Annotated
 
 import numpy as np
@@ -45,7 +48,7 @@ from histocc.runtime.files import problems as output_problems
 from histocc.runtime.world import run_command
 
 DRAWS = 20_000  # of the distribution of the accuracy
-NEEDED = {"make": ("output",), "apply": ("to", "output"), "report": ("to",), "serve": ("decisions",)}
+NEEDED = {"make": ("output",), "apply": ("to", "output"), "report": ("to",), "serve": ()}
 Port = Annotated[int, number(int, lambda port: 0 < port < 65_000, "a port, 1 … 64999")]
 
 
@@ -71,11 +74,17 @@ class ReviewConfig(Config):
     )
     by: str = flag("person", f"apply: who has decided, for the column {DECIDED}")
     training_data: str | None = flag(None, "apply: append texts and decided codes to it", metavar="FILE.csv")
-    decisions: str = flag("", "serve: the sheet that each decision is appended to", metavar="FILE.csv")
+    decisions: str = flag(
+        "",
+        "serve: the sheet that each decision is appended to (default: FILE.decisions.csv)",
+        metavar="FILE.csv",
+    )
     port: Port = flag(8765, "serve: of the page")
     column: str = flag("occ1", "column with the descriptions", "--input-col")
     language_column: str | None = flag(None, "column with the languages (default: lang)", "--language-col")
-    delimiter: Delimiter | None = flag(None, "column delimiter (default: found)", metavar="CHAR")
+    delimiter: Delimiter | None = flag(
+        None, "column delimiter of the coded file (default: found)", metavar="CHAR"
+    )
 
     def problems(self) -> list[str]:
         """What is wrong with these arguments, a line each."""
@@ -110,6 +119,19 @@ def words_of_codes(path: str | None, coded: CodedFile, key: list[str] | None) ->
     return words | coded.descriptions
 
 
+def next_command(args: ReviewConfig, sheet: str) -> str:
+    """The command for the shell that takes a sheet of this file."""
+    action, path = "report" if args.sample else "apply", args.files[0]
+    command = ["python", "-m", "histocc.review", action, sheet, "--to", path]
+    if action == "apply":
+        outputs = (f"{path}.final{number or ''}.csv" for number in count())
+        command += ["--output", next(output for output in outputs if not os.path.exists(output))]
+    for name in ("key", "descriptions", "by", "training_data", "column", "language_column", "delimiter"):
+        if (value := getattr(args, name)) != getattr(ReviewConfig, name):
+            command += [f"--{name.replace('_', '-')}", value]
+    return shlex.join(command)
+
+
 def make(args: ReviewConfig, coded: CodedFile, key: list[str] | None) -> None:
     texts, drawn = list(coded.texts.values()), None
     chosen = most_wrong_first(texts)[: args.rows]
@@ -128,11 +150,11 @@ def make(args: ReviewConfig, coded: CodedFile, key: list[str] | None) -> None:
     how = f": {args.rows:,} rows drawn at random" if drawn else how
     print(f"{args.output}: {len(chosen):,} texts, which stand in {rows:,} of {coded.rows:,} rows{how}")
     ways = "1 to 5 for the code of that number, a code, several of them with & between, none, or skip"
-    print(f"Fill in the column decision: {ways}. Then: python -m histocc.review apply")
+    print(f"Fill in the column decision: {ways}. Then:\n  {next_command(args, args.output)}")
 
 
 def apply(args: ReviewConfig, coded: CodedFile, key: list[str] | None) -> None:
-    sheets = Sheets(args.files, coded, codes_of_key(key, coded.system), args.delimiter)
+    sheets = Sheets(args.files, coded, codes_of_key(key, coded.system))
     decided = {key: list(made.codes) for key, made in sheets.by_text.items() if made.codes is not None}
     beside = [(coded.codes, None), (coded.words, words_of_codes(args.descriptions, coded, key))]
     beside += [(places, hisco_classes()[name]) for name, places in coded.classes.items()]
@@ -209,7 +231,7 @@ def estimate(right: int, drawn: int) -> str:
 
 
 def report(args: ReviewConfig, coded: CodedFile, key: list[str] | None) -> None:
-    sheets = Sheets(args.files, coded, codes_of_key(key, coded.system), args.delimiter)
+    sheets = Sheets(args.files, coded, codes_of_key(key, coded.system))
     for note in sheets.notes:
         print(f"Note: {note}")
     drawn = right = corrected = 0
@@ -236,7 +258,9 @@ def report(args: ReviewConfig, coded: CodedFile, key: list[str] | None) -> None:
 
 def decide(args: ReviewConfig, coded: CodedFile, key: list[str] | None) -> None:
     words = words_of_codes(args.descriptions, coded, key)
-    serve.serve(serve.Decisions(coded, codes_of_key(key, coded.system), words, args.decisions), args.port)
+    path = args.decisions or f"{args.files[0]}.decisions.csv"
+    serve.serve(serve.Decisions(coded, codes_of_key(key, coded.system), words, path), args.port)
+    print(f"Then:\n  {next_command(args, path)}")
 
 
 ACTIONS = {"make": make, "apply": apply, "report": report, "serve": decide}

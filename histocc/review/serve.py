@@ -366,4 +366,4 @@ def serve(decisions: Decisions, port: int) -> None:
         try:
             server.serve_forever()
         except KeyboardInterrupt:
-            print(f"{len(decisions.cells):,} texts have a decision. Then: python -m histocc.review apply")
+            print(f"{len(decisions.cells):,} texts have a decision.")

@@ -103,7 +103,8 @@ class CodedFile:
             lacks = (missing or ["of codes before prob_1"])[0]
             raise UserError(
                 f"{path}: is no coded file: it has no column {lacks!r} of python -m histocc.predict, but"
-                f" {', '.join(header)}. For a table without answers of a model --key names the codes"
+                f" {', '.join(header)}. For a table without answers of a model --key names the codes:"
+                " --key hisco, or key.csv of a run"
             )
         else:
             first, numbers, nobody = 0, range(1, MAX_CODES + 1), ""
@@ -271,7 +272,7 @@ class Codes:
 class Sheets:
     """The decisions of one sheet or several. Raises UserError with the lines that cannot be used."""
 
-    def __init__(self, paths: list[str], coded: CodedFile, codes: Codes, delimiter: str | None = None):
+    def __init__(self, paths: list[str], coded: CodedFile, codes: Codes):
         self.coded, self.codes = coded, codes
         self.key_of_id = {text.id: key for key, text in coded.texts.items()}
         self.by_text: dict[Key, Decision] = {}  # the last one of each text
@@ -280,13 +281,13 @@ class Sheets:
         self.notes: list[str] = []  # what to tell
         self.undecided = 0  # lines without a decision
         for path in paths:
-            self._read(path, delimiter)
+            self._read(path)
 
-    def _read(self, path: str, delimiter: str | None) -> None:
+    def _read(self, path: str) -> None:
         try:
-            table = table_format(path, delimiter)
+            table = table_format(path)
         except UserError:  # whatever its code page: what counts is ASCII in all of them
-            table = table_format(path, delimiter, "latin-1")
+            table = table_format(path, encoding="latin-1")
         header, width = table.names, len(table.names)
         if wrong := column_problems(path, header, [DECISION, ID]):
             raise UserError("\n  ".join([*wrong, f"{path} is no sheet of python -m histocc.review make"]))
