@@ -3,6 +3,7 @@
 import csv
 import io
 import random
+import shlex
 
 import pytest
 from helpers import run_inside
@@ -117,6 +118,25 @@ class TestMake:
         for cell in ("=x", "'=x", "''", "+1a", "-", "a'b", "-1", "12", "@", "'", ""):
             assert unescape(escape_formula(cell)) == cell
         assert escape_formula("-1") == "-1" and (folder / "coded.csv").read_bytes() == raw
+
+    def test_it_says_how_many_are_wrong_only_by_a_fitted_confidence(self, folder):
+        """And ends with a command that works."""
+        rows, unknown = (
+            [HEADER + CODES, *coded_rows()],
+            "; how many of these are wrong is not known: conf is not",
+        )
+        write(folder / "texts.csv", [row[:3] for row in rows])
+        for mark in "01":
+            marked = [[*row[:-1], mark if i else "conf_fitted", row[-1]] for i, row in enumerate(rows)]
+            write(folder / f"{mark}.csv", marked)
+        ends = {"0": f"{unknown} fitted", "coded": f"{unknown} known to be fitted", "texts": ""}
+        ends["1"] = "; by its confidence the model is wrong in 12 of these, and in 12 of all"
+        for name, end in ends.items():
+            sheet = folder / f"{name} sheet.csv"
+            said = run("make", folder / f"{name}.csv", "--output", sheet, "--key", "hisco").splitlines()
+            assert said[0] == f"{sheet}: 8 texts, which stand in 57 of 59 rows{end}"
+            run(*shlex.split(said[-1])[3:])
+            assert len(read(folder / f"{name}.csv.final.csv")) == 59
 
     def test_words_of_codes(self, folder):
         words = [["code", "description"], ["83110", "Blacksmith"], ["61110", "=Farmer"], ["1110", "Chemist"]]

@@ -42,11 +42,11 @@ pytestmark = pytest.mark.processes
 @pytest.fixture
 def folder(tmp_path):
     rows = [
-        [text, lang, code, str(prob), *OTHERS, str(prob), "1"]
+        [text, lang, code, str(prob), *OTHERS, str(prob), "1", "1"]
         for text, lang, times, code, prob in TEXTS
         for _ in range(times)
     ]
-    write(tmp_path / "coded.csv", [["occ1", "lang", *CODES, "conf", "needs_review"], *rows])
+    write(tmp_path / "coded.csv", [["occ1", "lang", *CODES, "conf", "conf_fitted", "needs_review"], *rows])
     write(tmp_path / "texts.csv", [["occ1", "lang"], *(row[:2] for row in rows)])
     return tmp_path
 
@@ -397,9 +397,13 @@ EAGER = """new MutationObserver(() =>
 
 def test_a_key_decides_only_on_the_text_that_was_seen(folder, browser):
     """Not when it is held down for a second, nor at the moment when the text is shown."""
+    content = (folder / "coded.csv").read_text()
+    (folder / "coded.csv").write_text(content.replace(",1,1\n", ",0,1\n"))
     with Serving(folder) as server:
         browser.open(server.address)
         browser.wait("text && text.text === 'smith'")
+        said = browser.value("document.getElementById('progress').textContent")
+        assert said.endswith("0.0 % of rows settled · no expected accuracy: conf is not fitted")
         browser.press("1", repeats=35)
         browser.value(EAGER)
         browser.press("2")
@@ -416,6 +420,8 @@ def test_the_page_by_its_keys(folder, browser):
         browser.wait(shows("smith"))
         codes = "[...document.querySelectorAll('.code b')].map(b => b.textContent).join()"
         assert browser.value(codes) == "83110,75400,-1"
+        said = browser.value("document.getElementById('progress').textContent")
+        assert said.endswith("settled · expected accuracy of the file now 72.4 %")
         browser.press("1", shift=True)
         browser.press("2")
         browser.wait(shows("clerk"))

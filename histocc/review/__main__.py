@@ -147,7 +147,8 @@ def make(args: ReviewConfig, coded: CodedFile, key: list[str] | None) -> None:
     rows, doubt = sum(text.rows for text in chosen), sum(text.doubt for text in chosen)
     total = sum(text.doubt for text in texts)
     how = f"; by its confidence the model is wrong in {doubt:,.0f} of these, and in {total:,.0f} of all"
-    how = f": {args.rows:,} rows drawn at random" if drawn else how
+    how = f"; how many of these are wrong is not known: {coded.unfitted}" if coded.unfitted else how
+    how = f": {args.rows:,} rows drawn at random" if drawn else how * coded.is_coded
     print(f"{args.output}: {len(chosen):,} texts, which stand in {rows:,} of {coded.rows:,} rows{how}")
     ways = "1 to 5 for the code of that number, a code, several of them with & between, none, or skip"
     print(f"Fill in the column decision: {ways}. Then:\n  {next_command(args, args.output)}")

@@ -244,12 +244,14 @@ class Decisions:
         return {"text": shown} | self._progress()
 
     def _progress(self) -> dict[str, Any]:
+        unknown = self.coded.unfitted or not self.coded.is_coded
         return {
             "decided": len(self.cells) - self.skipped,
             "skipped": self.skipped,
             "texts": len(self.texts),
             "settled": 1 - self.rows_open / max(self.rows, 1),
-            "accuracy": 1 - self.doubt / max(self.rows, 1) if self.coded.is_coded else None,
+            "accuracy": None if unknown else 1 - self.doubt / max(self.rows, 1),
+            "unfitted": self.coded.unfitted,
         }
 
 

@@ -69,6 +69,8 @@ class CodedFile:
             what is about the code that was replaced, classes of titles and classes of HISCO, by name.
         texts, rows: by `key_of`; how many rows the file has.
         descriptions: code → words, as far as the file has some.
+        unfitted: why conf does not say how many answers are right; "" if each row has 1 in conf_fitted, or if
+            no model has coded the table.
         alternatives: whether the codes behind the first one are other possible answers (decoders topk and
             full), and not further codes of the same answer.
 
@@ -131,9 +133,11 @@ class CodedFile:
         self.blanks = self.probs + ([] if self.conf is None else [self.conf])
         self.texts: dict[Key, CodedText] = {}
         self.descriptions: dict[str, str] = {}
+        fitted, marks = places.get("conf_fitted"), set()
         self.rows = several = same = 0
         for row in self.read_rows():
             self.rows += 1
+            marks.add(fitted and row[fitted])
             codes, probs = self.codes_of(row), [row[i] for i in self.probs if row[i]]
             decider, key = self.decider(row), self.key(row)
             if len(codes) > 1 and not decider:
@@ -151,6 +155,8 @@ class CodedFile:
             if decider:
                 text.decided, text.doubt = decider, 0.0
         self.alternatives = 0 < several == same
+        unfitted = f"conf is not {'known to be ' if fitted is None else ''}fitted"
+        self.unfitted = unfitted if self.is_coded and marks != {"1"} else ""
 
     def read_rows(self) -> Iterator[list[str]]:
         """The cells of each row, by `header`. Raises UserError if a row cannot be read."""
