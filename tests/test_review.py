@@ -286,10 +286,10 @@ class TestApply:
 
     def test_what_is_no_decision_is_refused_with_its_line(self, folder):
         for decision, message in (
-            ("9", "line 2: '9' is no code of the key"),
+            ("9", "line 2: '9' is neither a code nor a title of the key"),
             ("4", "line 2: there is no code 4 for this text; it has 3"),
             ("1 & 2 & 3 & 41025", "line 2: 4 codes, and the file has room for 3"),
-            ("1, 2", "line 2: '1, 2' is no code of the key; several codes have & between"),
+            ("1, 2", "line 2: '1, 2' is neither a code nor a title of the key; several codes have & between"),
         ):
             output = apply(folder, filled(folder, {("smith", "en"): decision}), code=2)
             assert message in output and not (folder / "final.csv").exists()
@@ -343,23 +343,32 @@ class TestApply:
 
 
 HISCO = "1=83110, 3=61110, code 3=3, 2.0=3, 1&3=83110+61110, 1 & 1110=83110+01110, 1 & 1=83110, NONE="
+TITLES = "  chemist=01110, FARMER  & hand=3, 1 & chemist=83110+01110, code Clerk=41025"
 BOOK = "4-10.25=41025, 41025.0=41025, 4 1025=41025"
 
 
 @pytest.mark.parametrize(
     "system, key, of_text, decisions",
     [
-        ("hisco", "83110 61110 3 01110 41025", "83110 3 61110", f"{HISCO}, {BOOK}"),
+        ("hisco", "83110 61110 3 01110 41025", "83110 3 61110", f"{HISCO}, {BOOK}, {TITLES}"),
         ("own", "1:2:3 4:5 7:8 1:2", "4:5 1:2:3 7:8", "1:2=1:2, 1 & 7:8=4:5+7:8, 2&3=1:2:3+7:8"),
         ("own", "007 7 B", "7 B", "007=007, 7=7, 1&2=7+B"),
     ],
 )
 def test_what_may_be_written(system, key, of_text, decisions):
-    codes, text = Codes(key.split(), system), CodedText("smith", "en", 1, 0.0, of_text.split())
+    words = {
+        "01110": "Chemist",
+        "3": "Farmer & Hand",
+        "41025": "Code clerk",
+        "61110": "x",
+        "83110": "X",
+        "5": "y",
+    }
+    codes, text = Codes(key.split(), system, words), CodedText("smith", "en", 1, 0.0, of_text.split())
     for cell, _, expected in (pair.partition("=") for pair in decisions.split(", ")):
         assert codes.decision(cell, text, 3) == tuple(filter(None, expected.split("+"))), cell
     assert codes.decision(" Skip", text, 3) is None
-    for cell in ("&", "/", "code", "1 &"):
+    for cell in ("&", "/", "code", "1 &", "x", "y"):
         with pytest.raises(ValueError):
             codes.decision(cell, text, 3)
 

@@ -183,7 +183,7 @@ def test_two_windows_lose_and_double_nothing(folder):
 
 def test_other_users_sites_and_requests_are_refused(folder):
     with Serving(folder) as server:
-        host = server.address.split("/")[2]
+        host, token = server.address.split("/")[2:4]
         status, page = server.send(server.address)
         assert status == 200 and b"NONCE" not in page and b"Shift" in page
         with urllib.request.urlopen(server.address) as reply:
@@ -199,7 +199,9 @@ def test_other_users_sites_and_requests_are_refused(folder):
             (server.address, {"Origin": "null"}),
             (server.address + "key.json", {"Origin": "http://localhost:1"}),
         ):
-            assert server.send(address, **headers)[0] == 403, (address, headers)
+            status, said = server.send(address, **headers)
+            assert status == 403 and token not in said.decode(), (address, headers)
+            assert server.output.read_text().splitlines()[-1].replace(token, "TOKEN") in said.decode()
         text = server.ask()["text"]
         request = {"window": "w", "id": text["id"], "answer": "none", "seen": ""}
         assert server.send(content=request, Origin="http://evil.example")[0] == 403
@@ -207,7 +209,9 @@ def test_other_users_sites_and_requests_are_refused(folder):
         assert server.send(content={**request, "window": "w" * 70_000})[0] == 413
         too_many = ["83110", "75400", "-1", "41025"]  # room for 3
         changes = [{"id": "?"}, {"id": [1]}]
-        changes += [{"answer": answer} for answer in (["9"], "maybe", "1", None, too_many)]
+        changes += [
+            {"answer": answer} for answer in (["9"], "maybe", "1", "3", "83110", {"83110": 1}, None, too_many)
+        ]
         for content in (*(request | change for change in changes), [1]):
             assert server.send(content=content)[0] == 400, content
         path = server.address.partition(host)[2]
@@ -229,7 +233,9 @@ def test_a_table_without_answers(folder):
         first = server.ask()
         assert first["text"]["text"] == "farmer" and first["text"]["choices"] == []  # most rows
         assert first["accuracy"] is None
-        server.decide(["61110", "61115"], first["text"])
+        said = server.decide(["buyers"], first["text"], status=400)["error"]
+        assert said == "'buyers' is the title of 42000 and 42200: write the code"
+        assert server.decide(["general  FARMER", "61115"], first["text"])["saved"] == "61110 & 61115"
         text = server.decide(["83110"])["text"]
         while text["text"] != SCRIPT:
             text = server.decide("skip", text)["text"]
@@ -294,8 +300,8 @@ def test_a_port_in_use_and_a_file_that_another_program_changes(folder):
 
 
 def test_a_decision_that_finds_no_room_is_not_in_the_file(folder):
-    coded, key = CodedFile(str(folder / "coded.csv")), Codes(hisco_key(), "hisco")
-    decided = Decisions(coded, key, {}, str(folder / "decided.csv"))
+    coded, key = CodedFile(str(folder / "coded.csv")), Codes(hisco_key(), "hisco", {})
+    decided = Decisions(coded, key, str(folder / "decided.csv"))
 
     def refused():
         decided.decide(decided.texts[0].id, "none", "")
@@ -431,7 +437,12 @@ def test_the_page_by_its_keys(folder, browser):
         browser.wait("document.querySelectorAll('[role=option]').length > 0")
         selected = browser.value("document.querySelector('[aria-selected=true]').textContent")
         assert selected == "83110Blacksmith, General"
+        browser.value("document.getElementById('search').value = 'buyers'; search()")
         browser.press("Enter")
+        message = browser.value("document.getElementById('message').textContent")
+        assert message == "Not saved: this is the title of 42000 and 42200: write the code."
+        browser.value("document.getElementById('search').value = ' AGRONOMIST'; search()")
+        browser.press("Enter")  # 05300, Agronomists and Related Scientists, is before it in the key
         browser.wait(shows(SCRIPT))
         assert browser.value("document.title") == SCRIPT and browser.value("document.scripts.length") == 1
         browser.press("n")
@@ -452,5 +463,5 @@ def test_the_page_by_its_keys(folder, browser):
         server.kill()
         browser.press("1")
         browser.wait("document.getElementById('message').textContent.includes('Not saved')")
-    expected = ["83110 & 75400", "83110", "none", "skip", "undo", "75400"]
+    expected = ["83110 & 75400", "05320", "none", "skip", "undo", "75400"]
     assert [decision for _, decision in decisions(folder)] == expected

@@ -103,13 +103,6 @@ class ReviewConfig(Config):
         return problems + output_problems(filter(None, [self.training_data]), inputs, overwrite=True)
 
 
-def codes_of_key(key: list[str] | None, system: str) -> Codes:
-    """The codes that may be written. Raises UserError."""
-    if key is None and system != "hisco":
-        raise UserError(f"--key names the codes of {system} that may be written: key.csv of the run")
-    return Codes(hisco_key() if key is None else key, system)
-
-
 def words_of_codes(path: str | None, coded: CodedFile, key: list[str] | None) -> dict[str, str]:
     """Code → description, those of the coded file first. Raises UserError."""
     words = hisco_classes()["title"] if coded.system == "hisco" else {}
@@ -117,6 +110,14 @@ def words_of_codes(path: str | None, coded: CodedFile, key: list[str] | None) ->
         codes = key or [code for text in coded.texts.values() for code in text.codes]
         words = read_descriptions(path, codes, coded.formatter)
     return words | coded.descriptions
+
+
+def codes_of_key(args: ReviewConfig, coded: CodedFile, key: list[str] | None) -> Codes:
+    """The codes that may be written, with their titles. Raises UserError."""
+    if key is None and coded.system != "hisco":
+        raise UserError(f"--key names the codes of {coded.system} that may be written: key.csv of the run")
+    words = words_of_codes(args.descriptions, coded, key)
+    return Codes(hisco_key() if key is None else key, coded.system, words)
 
 
 def next_command(args: ReviewConfig, sheet: str) -> str:
@@ -155,9 +156,9 @@ def make(args: ReviewConfig, coded: CodedFile, key: list[str] | None) -> None:
 
 
 def apply(args: ReviewConfig, coded: CodedFile, key: list[str] | None) -> None:
-    sheets = Sheets(args.files, coded, codes_of_key(key, coded.system))
+    sheets = Sheets(args.files, coded, codes_of_key(args, coded, key))
     decided = {key: list(made.codes) for key, made in sheets.by_text.items() if made.codes is not None}
-    beside = [(coded.codes, None), (coded.words, words_of_codes(args.descriptions, coded, key))]
+    beside = [(coded.codes, None), (coded.words, sheets.codes.words)]
     beside += [(places, hisco_classes()[name]) for name, places in coded.classes.items()]
     added, table = training_rows(args.training_data, coded, decided) if args.training_data else ("", b"")
     rows = changed = 0
@@ -232,7 +233,7 @@ def estimate(right: int, drawn: int) -> str:
 
 
 def report(args: ReviewConfig, coded: CodedFile, key: list[str] | None) -> None:
-    sheets = Sheets(args.files, coded, codes_of_key(key, coded.system))
+    sheets = Sheets(args.files, coded, codes_of_key(args, coded, key))
     for note in sheets.notes:
         print(f"Note: {note}")
     drawn = right = corrected = 0
@@ -258,9 +259,8 @@ def report(args: ReviewConfig, coded: CodedFile, key: list[str] | None) -> None:
 
 
 def decide(args: ReviewConfig, coded: CodedFile, key: list[str] | None) -> None:
-    words = words_of_codes(args.descriptions, coded, key)
     path = args.decisions or f"{args.files[0]}.decisions.csv"
-    serve.serve(serve.Decisions(coded, codes_of_key(key, coded.system), words, path), args.port)
+    serve.serve(serve.Decisions(coded, codes_of_key(args, coded, key), path), args.port)
     print(f"Then:\n  {next_command(args, path)}")
 
 

@@ -46,6 +46,7 @@ RESERVED_SECONDS = 600.0  # a text that one window shows is not offered to anoth
 MAX_BODY = 1 << 16  # bytes of a request
 NEAREST, MIN_SIMILARITY = 3, 0.3  # known texts that are shown
 MAX_COMMON = 5_000  # texts that share three letters: more tell nothing
+OPEN = "Open {} in a browser on this machine. Ctrl-C ends."
 CHANGED = "was changed by another program; start review serve again"
 
 
@@ -96,15 +97,15 @@ class Decisions:
 
     Args:
         coded: the file; texts that are decided there are not asked for.
-        codes, words: that may be decided on; code → title.
+        codes: that may be decided on.
         path: of the decisions file, which is begun if it does not exist.
 
     Raises:
         UserError: the decisions file is of another coded file, or none of ours.
     """
 
-    def __init__(self, coded: CodedFile, codes: Codes, words: dict[str, str], path: str):
-        self.coded, self.codes, self.words, self.path = coded, codes, words, path
+    def __init__(self, coded: CodedFile, codes: Codes, path: str):
+        self.coded, self.codes, self.path = coded, codes, path
         self.lock = threading.Lock()
         self.texts = most_wrong_first(coded.texts.values())
         self.place = {text.id: i for i, text in enumerate(self.texts)}
@@ -181,8 +182,11 @@ class Decisions:
         with self.lock:
             place = self.place[text_id]
             text = self.texts[place]
-            cell = answer if answer in ("none", "skip", UNDO) else cell_of(tuple(dict.fromkeys(answer)))
+            if not isinstance(answer, list) and answer not in ("none", "skip", UNDO):
+                raise ValueError(f"the answer {answer!r} is neither a list of codes nor none, skip or {UNDO}")
+            cell = cell_of(tuple(dict.fromkeys(answer))) if isinstance(answer, list) else answer
             codes = None if cell == UNDO else self.codes.decision(cell, text, len(self.coded.codes))
+            cell = cell if cell == UNDO else cell_of(codes)  # of a title, the code
             before = self.cells.get(place, "")
             if cell == (before or UNDO):  # the same request again, or the same decision in two windows
                 return cell
@@ -233,11 +237,11 @@ class Decisions:
         near = [(other, list(self.known.codes[other])) for other in decided]
         near = near or [(other, list(filter(None, codes.split("&")))) for other, codes in text.similar]
         choices: list[dict[str, Any]] = [
-            {"code": code, "title": self.words.get(code, ""), "prob": prob}
+            {"code": code, "title": self.codes.words.get(code, ""), "prob": prob}
             for code, prob in zip(text.codes[:MAX_CODES], [*text.probs, *[""] * MAX_CODES])
         ]
         for code in dict.fromkeys(code for _, codes in near for code in codes if code not in text.codes):
-            choices.append({"code": code, "title": self.words.get(code, ""), "prob": "", "near": True})
+            choices.append({"code": code, "title": self.codes.words.get(code, ""), "prob": "", "near": True})
         shown = {"id": text.id, "text": text.text, "language": text.language, "rows": text.rows}
         shown |= {"choices": choices[:MAX_CODES], "seen": self.cells.get(place, "")}
         shown["near"] = [{"text": other, "codes": codes} for other, codes in near]
@@ -288,8 +292,8 @@ class Handler(BaseHTTPRequestHandler):
         if not self.is_allowed() or name not in ("", "key.json"):
             return self.refuse()
         if name == "key.json":
-            decisions = self.server.decisions
-            key = [[code, decisions.words.get(code, "")] for code in sorted(decisions.codes.codes)]
+            codes = self.server.decisions.codes
+            key = [[code, codes.words.get(code, "")] for code in sorted(codes.codes)]
             return self.answer(HTTPStatus.OK, key)
         nonce = secrets.token_urlsafe(16)
         page = files("histocc.review").joinpath("page.html").read_text(encoding="utf-8")
@@ -322,7 +326,10 @@ class Handler(BaseHTTPRequestHandler):
 
     def refuse(self, status: HTTPStatus = HTTPStatus.FORBIDDEN) -> None:
         self.close_connection = True  # a body may follow that is not read
-        self.send(status, b"", "text/plain")
+        line = OPEN.format(f"http://{HOST}:{self.server.server_port}/TOKEN/")
+        where = f"The address of the page, with its token, is in the terminal of review serve:\n\n{line}\n"
+        content = where.encode() if status == HTTPStatus.FORBIDDEN else b""
+        self.send(status, content, "text/plain; charset=utf-8")
 
     def send(self, status: HTTPStatus, content: bytes, kind: str, policy: str = "default-src 'none'") -> None:
         self.send_response(status)
@@ -364,7 +371,7 @@ def serve(decisions: Decisions, port: int) -> None:
     decided = f"{len(decisions.cells):,} of them have a decision in {decisions.path}"
     with server:
         print(f"{decisions.coded.path}: {texts}, {decided}")
-        print(f"Open {address} in a browser on this machine. Ctrl-C ends.", flush=True)
+        print(OPEN.format(address), flush=True)
         try:
             server.serve_forever()
         except KeyboardInterrupt:

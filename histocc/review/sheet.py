@@ -246,19 +246,24 @@ def formatter_of(system: str) -> BlockyFormatter:
 
 
 class Codes:
-    """The codes of a key, as a person may write them."""
+    """The codes of a key, as a person may write them. words: code → title."""
 
-    def __init__(self, codes: Iterable[str], system: str):
-        self.codes, self.formatter = set(codes), formatter_of(system)
+    def __init__(self, codes: Iterable[str], system: str, words: dict[str, str]):
+        self.codes, self.formatter, self.words = set(codes), formatter_of(system), words
+        self.of_title: dict[str, list[str]] = {}
+        for code in sorted(self.codes & words.keys()):
+            if title := text_key(words[code]):
+                self.of_title.setdefault(title, []).append(code)
 
     def decision(self, cell: str, text: CodedText, most: int) -> tuple[str, ...] | None:
-        """What a person has written: 1 … 5, a code in any of the forms that training data may have, several
-        of these with & between; none; skip. most: codes of a row. Raises ValueError.
+        """What a person has written: 1 … 5, a code in any of the forms that training data may have, a title,
+        several of these with & between; none; skip. most: codes of a row. Raises ValueError.
         """
         if cell.strip().lower() in ("skip", "none"):
             return None if cell.strip().lower() == "skip" else ()
         codes: dict[str, None] = {}
-        for part in map(str.strip, cell.split("&")):
+        parts = [cell] if text_key(cell) in self.of_title else cell.split("&")
+        for part in map(str.strip, parts):
             place, named = part.removesuffix(".0"), re.fullmatch(r"(?i)code\s+(.+)", part)
             if re.fullmatch(f"[1-{MAX_CODES}]", place):
                 if int(place) > len(text.codes):
@@ -268,7 +273,13 @@ class Codes:
             if code not in self.codes:
                 code = code_of_cell(code, self.formatter, self.codes)
             if code not in self.codes:
-                raise ValueError(f"{part!r} is no code of the key; several codes have & between")
+                titled = self.of_title.get(text_key(unescape(part)))
+                if not titled:
+                    what = "is neither a code nor a title of the key; several codes have & between"
+                    raise ValueError(f"{part!r} {what}")
+                if len(titled) > 1:
+                    raise ValueError(f"{part!r} is the title of {' and '.join(titled)}: write the code")
+                code = titled[0]
             codes[code] = None
         if len(codes) > most:
             raise ValueError(f"{len(codes)} codes, and the file has room for {most}")
