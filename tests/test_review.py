@@ -121,10 +121,8 @@ class TestMake:
 
     def test_it_says_how_many_are_wrong_only_by_a_fitted_confidence(self, folder):
         """And ends with a command that works."""
-        rows, unknown = (
-            [HEADER + CODES, *coded_rows()],
-            "; how many of these are wrong is not known: conf is not",
-        )
+        rows = [HEADER + CODES, *coded_rows()]
+        unknown = "; how many of these are wrong is not known: conf is not"
         write(folder / "texts.csv", [row[:3] for row in rows])
         for mark in "01":
             marked = [[*row[:-1], mark if i else "conf_fitted", row[-1]] for i, row in enumerate(rows)]
@@ -286,10 +284,10 @@ class TestApply:
 
     def test_what_is_no_decision_is_refused_with_its_line(self, folder):
         for decision, message in (
-            ("9", "line 2: '9' is neither a code nor a title of the key"),
+            ("9", "line 2: '9' is no code or title of the key"),
             ("4", "line 2: there is no code 4 for this text; it has 3"),
             ("1 & 2 & 3 & 41025", "line 2: 4 codes, and the file has room for 3"),
-            ("1, 2", "line 2: '1, 2' is neither a code nor a title of the key; several codes have & between"),
+            ("1, 2", "line 2: '1, 2' is no code or title of the key; several codes have & between"),
         ):
             output = apply(folder, filled(folder, {("smith", "en"): decision}), code=2)
             assert message in output and not (folder / "final.csv").exists()
@@ -317,7 +315,7 @@ class TestApply:
             ("serve coded.csv --decisions coded.csv", "coded.csv is an input"),
             ("serve coded.csv --decisions other.csv", "other.csv, line 2: is about a text that"),
             ("serve coded.csv --decisions x.csv --port 99999", "is not a port"),
-            ("serve texts.csv --decisions x", "--key names the codes: --key hisco, or key.csv of a run"),
+            ("serve texts.csv --decisions x", "that no model has coded needs --key hisco, or --key KEY.csv"),
         ],
     )
     def test_mistakes(self, folder, monkeypatch, arguments, message):
@@ -356,15 +354,8 @@ BOOK = "4-10.25=41025, 41025.0=41025, 4 1025=41025"
     ],
 )
 def test_what_may_be_written(system, key, of_text, decisions):
-    words = {
-        "01110": "Chemist",
-        "3": "Farmer & Hand",
-        "41025": "Code clerk",
-        "61110": "x",
-        "83110": "X",
-        "5": "y",
-    }
-    codes, text = Codes(key.split(), system, words), CodedText("smith", "en", 1, 0.0, of_text.split())
+    titles = zip("01110 3 41025 61110 83110 5".split(), "Chemist/Farmer & Hand/Code clerk/x/X/y".split("/"))
+    codes, text = Codes(key.split(), system, dict(titles)), CodedText("smith", "en", 1, 0.0, of_text.split())
     for cell, _, expected in (pair.partition("=") for pair in decisions.split(", ")):
         assert codes.decision(cell, text, 3) == tuple(filter(None, expected.split("+"))), cell
     assert codes.decision(" Skip", text, 3) is None

@@ -19,7 +19,6 @@ import shlex
 import sys
 from collections import Counter
 from dataclasses import MISSING, dataclass
-from itertools import count
 from typing import Annotated
 
 import numpy as np
@@ -74,17 +73,11 @@ class ReviewConfig(Config):
     )
     by: str = flag("person", f"apply: who has decided, for the column {DECIDED}")
     training_data: str | None = flag(None, "apply: append texts and decided codes to it", metavar="FILE.csv")
-    decisions: str = flag(
-        "",
-        "serve: the sheet that each decision is appended to (default: FILE.decisions.csv)",
-        metavar="FILE.csv",
-    )
+    decisions: str = flag("", "serve: sheet of decisions (default: FILE.decisions.csv)", metavar="FILE.csv")
     port: Port = flag(8765, "serve: of the page")
     column: str = flag("occ1", "column with the descriptions", "--input-col")
     language_column: str | None = flag(None, "column with the languages (default: lang)", "--language-col")
-    delimiter: Delimiter | None = flag(
-        None, "column delimiter of the coded file (default: found)", metavar="CHAR"
-    )
+    delimiter: Delimiter | None = flag(None, "delimiter of the coded file (default: found)", metavar="CHAR")
 
     def problems(self) -> list[str]:
         """What is wrong with these arguments, a line each."""
@@ -116,17 +109,15 @@ def codes_of_key(args: ReviewConfig, coded: CodedFile, key: list[str] | None) ->
     """The codes that may be written, with their titles. Raises UserError."""
     if key is None and coded.system != "hisco":
         raise UserError(f"--key names the codes of {coded.system} that may be written: key.csv of the run")
-    words = words_of_codes(args.descriptions, coded, key)
-    return Codes(hisco_key() if key is None else key, coded.system, words)
+    return Codes(key or hisco_key(), coded.system, words_of_codes(args.descriptions, coded, key))
 
 
 def next_command(args: ReviewConfig, sheet: str) -> str:
     """The command for the shell that takes a sheet of this file."""
-    action, path = "report" if args.sample else "apply", args.files[0]
-    command = ["python", "-m", "histocc.review", action, sheet, "--to", path]
-    if action == "apply":
-        outputs = (f"{path}.final{number or ''}.csv" for number in count())
-        command += ["--output", next(output for output in outputs if not os.path.exists(output))]
+    action = "report" if args.sample else "apply"
+    command = ["python", "-m", "histocc.review", action, sheet, "--to", args.files[0]]
+    outputs = (f"{args.files[0]}.final{number or ''}.csv" for number in range(1000))
+    command += [] if args.sample else ["--output", next(path for path in outputs if not os.path.exists(path))]
     for name in ("key", "descriptions", "by", "training_data", "column", "language_column", "delimiter"):
         if (value := getattr(args, name)) != getattr(ReviewConfig, name):
             command += [f"--{name.replace('_', '-')}", value]

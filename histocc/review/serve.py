@@ -47,6 +47,7 @@ MAX_BODY = 1 << 16  # bytes of a request
 NEAREST, MIN_SIMILARITY = 3, 0.3  # known texts that are shown
 MAX_COMMON = 5_000  # texts that share three letters: more tell nothing
 OPEN = "Open {} in a browser on this machine. Ctrl-C ends."
+ELSEWHERE = "The terminal of review serve says:\n\n" + OPEN.format(f"http://{HOST}:PORT/TOKEN/") + "\n"
 CHANGED = "was changed by another program; start review serve again"
 
 
@@ -248,13 +249,12 @@ class Decisions:
         return {"text": shown} | self._progress()
 
     def _progress(self) -> dict[str, Any]:
-        unknown = self.coded.unfitted or not self.coded.is_coded
         return {
             "decided": len(self.cells) - self.skipped,
             "skipped": self.skipped,
             "texts": len(self.texts),
             "settled": 1 - self.rows_open / max(self.rows, 1),
-            "accuracy": None if unknown else 1 - self.doubt / max(self.rows, 1),
+            "accuracy": 1 - self.doubt / max(self.rows, 1) if self.coded.unfitted == "" else None,
             "unfitted": self.coded.unfitted,
         }
 
@@ -306,7 +306,7 @@ class Handler(BaseHTTPRequestHandler):
         if not self.is_allowed() or self.path != f"/{self.server.token}/api":
             return self.refuse()
         if not size.isdecimal() or len(size) > 9 or int(size) > MAX_BODY:
-            return self.refuse(HTTPStatus.REQUEST_ENTITY_TOO_LARGE)
+            return self.refuse(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "")
         decisions = self.server.decisions
         try:
             asked = json.loads(self.rfile.read(int(size)))
@@ -324,12 +324,9 @@ class Handler(BaseHTTPRequestHandler):
     def answer(self, status: HTTPStatus, content: Any) -> None:
         self.send(status, json.dumps(content).encode(), "application/json")
 
-    def refuse(self, status: HTTPStatus = HTTPStatus.FORBIDDEN) -> None:
+    def refuse(self, status: HTTPStatus = HTTPStatus.FORBIDDEN, content: str = ELSEWHERE) -> None:
         self.close_connection = True  # a body may follow that is not read
-        line = OPEN.format(f"http://{HOST}:{self.server.server_port}/TOKEN/")
-        where = f"The address of the page, with its token, is in the terminal of review serve:\n\n{line}\n"
-        content = where.encode() if status == HTTPStatus.FORBIDDEN else b""
-        self.send(status, content, "text/plain; charset=utf-8")
+        self.send(status, content.encode(), "text/plain; charset=utf-8")
 
     def send(self, status: HTTPStatus, content: bytes, kind: str, policy: str = "default-src 'none'") -> None:
         self.send_response(status)

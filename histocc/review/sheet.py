@@ -69,8 +69,7 @@ class CodedFile:
             what is about the code that was replaced, classes of titles and classes of HISCO, by name.
         texts, rows: by `key_of`; how many rows the file has.
         descriptions: code → words, as far as the file has some.
-        unfitted: why conf does not say how many answers are right; "" if each row has 1 in conf_fitted, or if
-            no model has coded the table.
+        unfitted: why conf says nothing of accuracy, "" if all rows have 1 in conf_fitted; None without conf.
         alternatives: whether the codes behind the first one are other possible answers (decoders topk and
             full), and not further codes of the same answer.
 
@@ -105,8 +104,7 @@ class CodedFile:
             lacks = (missing or ["of codes before prob_1"])[0]
             raise UserError(
                 f"{path}: is no coded file: it has no column {lacks!r} of python -m histocc.predict, but"
-                f" {', '.join(header)}. For a table without answers of a model --key names the codes:"
-                " --key hisco, or key.csv of a run"
+                f" {', '.join(header)}. A table that no model has coded needs --key hisco, or --key KEY.csv"
             )
         else:
             first, numbers, nobody = 0, range(1, MAX_CODES + 1), ""
@@ -156,7 +154,7 @@ class CodedFile:
                 text.decided, text.doubt = decider, 0.0
         self.alternatives = 0 < several == same
         unfitted = f"conf is not {'known to be ' if fitted is None else ''}fitted"
-        self.unfitted = unfitted if self.is_coded and marks != {"1"} else ""
+        self.unfitted = None if self.conf is None else "" if marks == {"1"} else unfitted
 
     def read_rows(self) -> Iterator[list[str]]:
         """The cells of each row, by `header`. Raises UserError if a row cannot be read."""
@@ -251,9 +249,8 @@ class Codes:
     def __init__(self, codes: Iterable[str], system: str, words: dict[str, str]):
         self.codes, self.formatter, self.words = set(codes), formatter_of(system), words
         self.of_title: dict[str, list[str]] = {}
-        for code in sorted(self.codes & words.keys()):
-            if title := text_key(words[code]):
-                self.of_title.setdefault(title, []).append(code)
+        for code in sorted(code for code in self.codes if words.get(code, "").strip()):
+            self.of_title.setdefault(text_key(words[code]), []).append(code)
 
     def decision(self, cell: str, text: CodedText, most: int) -> tuple[str, ...] | None:
         """What a person has written: 1 … 5, a code in any of the forms that training data may have, a title,
@@ -262,8 +259,7 @@ class Codes:
         if cell.strip().lower() in ("skip", "none"):
             return None if cell.strip().lower() == "skip" else ()
         codes: dict[str, None] = {}
-        parts = [cell] if text_key(cell) in self.of_title else cell.split("&")
-        for part in map(str.strip, parts):
+        for part in map(str.strip, [cell] if text_key(cell) in self.of_title else cell.split("&")):
             place, named = part.removesuffix(".0"), re.fullmatch(r"(?i)code\s+(.+)", part)
             if re.fullmatch(f"[1-{MAX_CODES}]", place):
                 if int(place) > len(text.codes):
@@ -275,8 +271,7 @@ class Codes:
             if code not in self.codes:
                 titled = self.of_title.get(text_key(unescape(part)))
                 if not titled:
-                    what = "is neither a code nor a title of the key; several codes have & between"
-                    raise ValueError(f"{part!r} {what}")
+                    raise ValueError(f"{part!r} is no code or title of the key; several codes have & between")
                 if len(titled) > 1:
                     raise ValueError(f"{part!r} is the title of {' and '.join(titled)}: write the code")
                 code = titled[0]
