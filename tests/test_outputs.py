@@ -297,9 +297,9 @@ def test_a_folder_that_cannot_be_written(run, tmp_path):
     (tmp_path / "file").write_text("mine")
     for folder in (tmp_path / "file", tmp_path / "file" / "below"):
         assert f"{tmp_path}/file is not a folder" in save_path_problem(str(folder))
-    assert "cannot write there: " in save_path_problem("/proc/run")
     (tmp_path / "link").symlink_to("/proc/self")
-    assert "cannot write there: " in save_path_problem(f"{tmp_path}/link/../new")
+    for folder in ("/proc/run", f"{tmp_path}/link/../new"):
+        assert "cannot write there: " in save_path_problem(folder)
     os.unlink(tmp_path / "link")
     assert save_path_problem(f"{tmp_path}/../{tmp_path.name}/new") is None
     assert save_path_problem(str(tmp_path / "new" / "run")) is None and os.listdir(tmp_path) == ["file"]

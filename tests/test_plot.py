@@ -34,12 +34,10 @@ def test_one_run_and_several_without_those_that_have_no_rows(tmp_path, capsys):
     one, other, empty = (
         a_run(tmp_path / name, rows) for name, rows in (("one", 5), ("other", 60), ("empty", 0))
     )
-    lines = (tmp_path / "one" / "logs.csv").read_text().splitlines()
-    for place in range(3):  # a step, an epoch, samples that are no numbers
-        cells = [*lines[-1].split(",")]
-        cells[place] = "inf"
-        lines.append(",".join(cells))
-    (tmp_path / "one" / "logs.csv").write_text("\n".join(lines) + "\n")
+    with open(f"{one}/logs.csv", "r+") as file:
+        cells = file.read().splitlines()[-1].split(",")
+        for i in range(3):  # a step, an epoch, samples that are no numbers
+            file.write(",".join([*cells[:i], "inf", *cells[i + 1 :]]) + "\n")
     assert main([one]) == 0 and capsys.readouterr().out.endswith(f"{one}/curves.png\n")
     assert len(read_numbers(f"{one}/logs.csv")) == 5
     assert (tmp_path / "one" / "curves.png").read_bytes().startswith(PNG)

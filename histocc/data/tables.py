@@ -67,7 +67,7 @@ class Format(NamedTuple):
     encoding: str  # "" for Parquet
     above: int = 0  # lines before the names
     notes: tuple[str, ...] = ()  # what a user should know
-    quoting: int = csv.QUOTE_MINIMAL  # as of csv
+    quoting: Any = csv.QUOTE_MINIMAL  # as of csv
 
 
 def table_format(
