@@ -163,6 +163,10 @@ def encode(
 AS_IS, ASCII_LOWER = "as-is", "ascii-lower"
 TEXT_RULES = (AS_IS, ASCII_LOWER)
 
+# What statistical programs, spreadsheets and databases write for a missing value, in lower case: both rules
+# read it as an empty text. (A backslash and n is what MySQL writes.) "none" and "-" may stand in a register.
+MISSING_TEXTS = frozenset(("na", "n/a", "nan", "null", "<na>", "#n/a", "#null!", "\\n"))
+
 # Characters of Unicode's category Cf: soft hyphens, zero-width joiners, marks of direction, byte order marks.
 _INVISIBLE = re.compile(
     "[\xad\u0600-\u0605\u061c\u06dd\u070f\u0890\u0891\u08e2\u180e\u200b-\u200f\u202a-\u202e\u2060-\u2064"
@@ -183,7 +187,7 @@ def cleaner(rule: str) -> Callable[[str], str]:
     """The function that applies a text rule to one text. Raises UserError for a rule that is not known."""
     if rule not in TEXT_RULES:
         raise UserError(f"text rule {rule!r} is not known; this version has {' and '.join(TEXT_RULES)}")
-    return as_is if rule == AS_IS else ascii_lower
+    return as_is if rule == AS_IS else _ascii_or_missing
 
 
 def is_composed(text: str) -> bool:
@@ -191,11 +195,15 @@ def is_composed(text: str) -> bool:
     return text.isascii() or not _INVISIBLE.search(text) and unicodedata.is_normalized("NFC", text)
 
 
+def strip(text: str) -> str:
+    """`text` without blanks around it; "" for one of MISSING_TEXTS."""
+    text = text.strip()
+    return "" if text.casefold() in MISSING_TEXTS else text
+
+
 def as_is(text: str) -> str:
-    """`text` composed, without invisible characters and without blanks around it."""
-    if is_composed(text):
-        return text.strip()
-    return unicodedata.normalize("NFC", _INVISIBLE.sub("", text)).strip()
+    """`text` composed, without invisible characters, and as `strip` gives it."""
+    return strip(text if is_composed(text) else unicodedata.normalize("NFC", _INVISIBLE.sub("", text)))
 
 
 def text_key(text: str) -> str:
@@ -207,6 +215,10 @@ def ascii_lower(text: str) -> str:
     """`text` in lower case, transliterated to ASCII. Raises UserError if Unidecode is needed and missing."""
     text = text.lower()
     return text if text.isascii() else text.translate(_table())
+
+
+def _ascii_or_missing(text: str) -> str:
+    return ascii_lower(text) if strip(text) == text.strip() else ""
 
 
 class _Transliteration(dict):

@@ -43,11 +43,13 @@ def table(*rows: str, header: str = "occ1,hisco_1,hisco_2") -> str:
 
 def test_texts_stay_as_they_are_in_every_chunk(tmp_path, monkeypatch):
     monkeypatch.setattr("histocc.data.tables.CHUNK", 3)
-    texts = ["NA", "null", "nan", "None", "0123", "1e5", "TRUE", "a, b; c", 'said "hello"', "two\nlines"]
-    texts += ["cr\r\nlf", "huusmand  og\tvæver", "𝔊🙂", "ÆØÅ", "#N/A", "-", "'"]
+    texts = ["None", "0123", "1e5", "TRUE", "a, b; c", 'said "hello"', "two\nlines"]
+    texts += ["cr\r\nlf", "huusmand  og\tvæver", "𝔊🙂", "ÆØÅ", "-", "'"]
     rows = [(f"  {text} ", f"6111{i % 10}") for i, text in enumerate(texts)]
+    rows += [(text, "61110") for text in ("NA", "null", " nan", "#N/A", "<NA>", "\\N")]  # of programs
     result = prepare(tmp_path, Path(write_csv(tmp_path / "rows.csv", HEADER[:2], rows)).read_bytes())
     assert result.train == [(text, "unk", [f"6111{i % 10}"]) for i, text in enumerate(texts)]
+    assert result.report["rejected"] == {"empty text": 6}
 
 
 def test_several_files(tmp_path):

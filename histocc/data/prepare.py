@@ -51,6 +51,7 @@ from histocc.text import (
     cleaner,
     code_points,
     is_composed,
+    strip,
     text_hashes,
 )
 
@@ -146,7 +147,7 @@ class Reader:
         cells, lines, columns = chunk.columns[0], chunk.lines, chunk.columns
         joined = "".join(cells)
         is_plain = settings.clean_text == AS_IS and is_composed(joined)  # all at once: faster
-        texts = list(map(str.strip if is_plain else self.clean, cells))
+        texts = list(map(strip if is_plain else self.clean, cells))
         keep = np.ones(len(texts), dtype=bool)
         rejects: list[tuple] = [(line, "", "", kind, reason) for line, kind, reason in chunk.faults]
 
@@ -159,7 +160,7 @@ class Reader:
                 rejects.append((lines[i], column, values[i], kind, reason))
 
         if settings.clean_text == AS_IS and not is_plain:
-            note("texts_composed", [i for i, text in enumerate(texts) if text != cells[i].strip()])
+            note("texts_composed", [i for i, text in enumerate(texts) if text != strip(cells[i])])
         note("dittos_filled" if settings.ditto else "dittos", fill_dittos(texts, self.above, settings.ditto))
         self.above = texts[-1] if texts else self.above
         is_odd = _ODD.search(joined)
@@ -169,7 +170,8 @@ class Reader:
             reject(rows, "forbidden character", reason, settings.input_col, list(map(str.strip, cells)))
         blank = [i for i, text in enumerate(texts) if keep[i] and (not text or text.isspace())]
         if self.empty is None:
-            reject(blank, "empty text", "the description is empty", settings.input_col, cells)
+            reason = "the description is empty, or a word such as NA"
+            reject(blank, "empty text", reason, settings.input_col, cells)
         if is_odd and _BROKEN.search(joined):
             note("letters_broken", [i for i, cell in enumerate(cells) if _BROKEN.search(cell)])
         if "\n" in joined or "\r" in joined:

@@ -12,7 +12,7 @@ from histocc.data.tables import column_problems, read_chunks, table_format
 from histocc.formatter import EOS_IDX, NEVER_SHORT, BlockyFormatter, CodeError, hisco_key
 from histocc.published.formats import name_of_code
 from histocc.runtime.errors import UserError
-from histocc.text import UNKNOWN_LANGUAGE
+from histocc.text import MISSING_TEXTS, UNKNOWN_LANGUAGE
 
 EXAMPLES = 5  # rows shown of each kind
 SHOWN = 60  # characters of a value in an example
@@ -116,9 +116,8 @@ def fill_dittos(texts: list[str], above: str, fill: bool) -> list[int]:
 
 # ---- cells → numbers, each distinct cell checked once, however many rows hold it
 
-# What statistical programs, spreadsheets and databases write for a missing value. In a column of codes they
-# count as no code, unless the key has them. (A backslash and n is what MySQL writes, in lower case.)
-MISSING_WORDS = frozenset(("na", "n/a", "nan", "null", "none", "<na>", "#n/a", "#null!", "\\n", ".", "-"))
+# In a column of codes these count as no code, unless the key has them.
+MISSING_WORDS = MISSING_TEXTS | {"none", ".", "-"}
 BLANK, WORD, UNFIT = -1, -2, -3  # an empty cell, one of MISSING_WORDS, and one that holds no code of the key
 # Added to the number of a cell: what was done to it, or what it is.
 _DONE = ("zeros_restored", "codes_rewritten", "codes_recoded", "codes_unknown", "codes_short")
