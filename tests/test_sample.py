@@ -75,6 +75,7 @@ def test_the_same_seed_gives_the_bytes_it_has_always_given(tmp_path):
     [
         (("--seed", "-1", "--output", "{}/x.csv"), "at least 0"),
         (("--rows", "5"), "--output FILE"),
+        (("--rows", "5", "--output", "{}/x.csv.gz"), "tables are written as CSV: name it"),
         (("--rows", "5", "--output", "{}/file/x.csv"), "file is not a folder"),
         (("--rows", "5", "--split-dir", "{}", "--output", "{}/val.csv"), "also a file of --split-dir"),
         (("--rows", "5", "--output", "{}/file"), "exists, with other content; --overwrite"),

@@ -27,6 +27,8 @@ except ImportError:  # Windows
 
 LIST, LIST_HEAD = "histocc.json", {"written_by": "histocc", "format": 1}
 LOCK, OWNER = "run.lock", "histocc on host "  # what a lock begins with
+# names of tables that are not CSV
+OTHER_TABLES = r"(.*?)(?:\.csv)?\.(xls[xmb]?|ods|dta|sav|rds|parquet|feather|arrow|tsv|gz|bz2|xz|zst|zip)"
 TEMPORARY = r"\.tmp\d+"  # pattern of how a name ends until its file is complete
 KINDS = {"-": "a file", "d": "a folder", "l": "a symbolic link", "p": "a pipe", "s": "a socket"}
 
@@ -240,6 +242,8 @@ def problems(
             lines.append(f"{path!r} is no name of a file")
         elif read := [what for name, what in inputs.items() if name and is_same(path, name)]:
             lines.append(f"{path} is {read[0]}, and inputs are never written to; choose another name")
+        elif named := re.fullmatch(OTHER_TABLES, path, re.IGNORECASE | re.DOTALL):
+            lines.append(f"{path}: tables are written as CSV: name it {named[1]}.csv")
         elif kind not in (None, "a file", "a symbolic link"):
             lines.append(f"{path} is {kind}, which is not written to; choose another name")
         elif kind and not overwrite and not (own and own.holds(path)):
