@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 
+import numpy as np
 import pytest
 import torch
 from helpers import (
@@ -30,6 +31,7 @@ from helpers import (
 
 from histocc.formatter import CLASSES, PAD_IDX, hisco_blocky5, hisco_classes, occ1950_blocky2
 from histocc.model.mixer import Seq2SeqMixerOccCANINE, model_config
+from histocc.model.ngrams import PATTERNS, hash_ngrams
 from histocc.model.search import CodeSearch, CodeTrie
 from histocc.occ_canine import OccCANINE
 from histocc.predict import __main__ as predict
@@ -43,6 +45,7 @@ from histocc.text import encode
 SMALL = {"hidden_size": 64, "num_hidden_layers": 1, "intermediate_size": 128, "num_hash_buckets": 256}
 CODES = ["-1", "22222", "22233", "33333", "33344", "44444", "55555"]
 HEADER = ["id", "occ1", "lang", "note"]
+OTHERS = [".xlsx", ".dta", ".parquet", ".csv.gz", ".feather", ".CSV.XZ", ".rds"]  # names of other formats
 
 
 def make_model(memory_mask: bool = True, formatter=None, ngrams=None) -> Seq2SeqMixerOccCANINE:
@@ -165,6 +168,54 @@ def test_the_output_is_the_input_and_the_codes(model, tmp_path):
     assert sorted(os.listdir(tmp_path)) == ["in.csv", "key.csv", "out.csv"]
 
 
+@pytest.mark.parametrize("fitted", [False, True])
+def test_rows_below_one_half_need_review_and_how_many_are_right_is_said(tmp_path, fitted):
+    source, maps = table(tmp_path / "in.csv", 60), {name: [0.5, 0.0, 0.0, 0.3] for name in ("topk", "output")}
+    more = {"confidence": {"texts": 300, "maps": maps, "curves": {}}} if fitted else {}
+    model = save_model(tmp_path / "run", hisco_blocky5(), CODES, **more)
+    other = save_model(tmp_path / "other", hisco_blocky5(), CODES, source="published", **more)
+    found, said = {}, ""
+    for name, path, more in [("0", model, ["--min-prob", 0]), ("published", other, []), ("usual", model, [])]:
+        said = predict_here(*flags(path, source, tmp_path / f"{name}.csv", "--decoder", "topk", *more))
+        found[name] = read(tmp_path / f"{name}.csv")
+    assert found["0"] == found["published"]
+    assert {row["needs_review"] for row in found["0"] if row["hisco_1"]} == {"0"}
+    marked = [not row["hisco_1"] or float(row["conf"]) < 0.5 for row in found["usual"]]
+    assert [row["needs_review"] == "1" for row in found["usual"]] == marked and 6 < sum(marked) < 60
+    right = sum(float(row["conf"]) for row in found["usual"] if row["hisco_1"])
+    expected = f"About {right:.0f} of 60 rows are expected to be right in their first code"
+    expected = expected if fitted else "How many rows are right is not known: the confidence"
+    last = said.strip().splitlines()[-1]
+    assert last.startswith(expected) and f"; {sum(marked)} are marked for review (needs_review: conf" in last
+
+
+def test_a_text_of_which_no_ngram_is_known_and_a_missing_one_have_no_code(tmp_path):
+    ids = torch.from_numpy(encode(["smed"], ["en"])[0])
+    hashed, exist, _ = hash_ngrams(ids)
+    hashes = hashed[exist].unique()  # of the language, too
+    ngrams = {"rows": len(hashes), "width": 8, "patterns": list(PATTERNS), "answers": False}
+    model = save_model(tmp_path / "run", hisco_blocky5(), CODES, ngrams)
+    state = checkpoint.load(os.path.join(model, "last.bin"))
+    state["model"]["ngrams.hashes"] = hashes
+    state["model"]["ngrams.idf"] = torch.ones(len(hashes))
+    checkpoint.replace(os.path.join(model, "last.bin"), state)
+    missing, program = ["NA", " nan ", "<NA>", "null"], OccCANINE(model, device="cpu")
+    texts = ["smed", "SMED 1843", "-", "?", "...", "1843", "農夫", *missing]
+    for decoder in ("greedy", "flat", "both", "topk", "full"):
+        coded = program.coder.code(texts, ["en"] * len(texts), decoder, threshold=0.0)
+        assert coded[0].conf is not None and coded[1].conf is not None
+        assert coded[2:] == [([], [], None, [])] * 9
+        assert decoder == "greedy" or coded[0].codes and coded[1].codes
+    source = write_csv(tmp_path / "in.csv", ["occ1", "lang"], [(text, "en") for text in texts])
+    said = predict_here(*flags(model, source, tmp_path / "out.csv", "--decoder", "topk", "--min-prob", 0))
+    assert "9 without a code (empty texts: 4)" in said
+    codes = [(row["hisco_1"], row["conf"], row["needs_review"]) for row in read(tmp_path / "out.csv")]
+    assert codes[2:] == [("", "", "1")] * 9 and codes[0][2] == codes[1][2] == "0"
+    empty = [None, math.nan, np.float32("nan"), type("NAType", (), {})(), np.array(["NA"])[0], "smed"]
+    answers = [row["hisco_1"] for row in program.predict(empty, "en", prediction_type="topk", get_dict=True)]
+    assert answers[:5] == [None] * 5 and answers[5] == codes[0][0]
+
+
 def test_titles_and_classes_of_hisco_codes(model, tmp_path):
     classes = hisco_classes()
     assert {name: len(of) for name, of in classes.items()} == dict.fromkeys(["title", *CLASSES], 1919)
@@ -224,15 +275,16 @@ def test_known_texts_have_their_codes(model, tmp_path, monkeypatch):
     source = table(tmp_path / "in.csv", 900, distinct=30)
     before = read(source)
     text, language, other = before[1]["occ1"], before[1]["lang"], before[3]["occ1"]
-    header = ["occ1", "lang", "hisco_1", "hisco_2"]
+    header = ["occ1", "lang", "hisco_1", "hisco_2", "hisco_3"]
     given = [
-        (text, "Danish", "22222", ""),
-        (f"  {text.upper()} ", "DA", "-1", "1110.0"),  # of several rows of a text the last counts
-        (other, "xyz", "33333", ""),  # in another language
-        ("nowhere", "da", "33333", "NA"),
-        ("without a code", "da", "", ""),
+        (text, "Danish", "22222", "", ""),
+        (f"  {text.upper()} ", "DA", "-1", "1110.0", "44444"),  # of several rows of a text the last counts
+        (other, "xyz", "33333", "", ""),  # in another language
+        ("nowhere", "da", "33333", "NA", ""),
+        ("without a code", "da", "", "", ""),
+        ("NA", "da", "33333", "", ""),
     ]
-    known, common = write_csv(tmp_path / "known.csv", header, given), ["--decoder", "flat", "--k", 3]
+    known, common = write_csv(tmp_path / "known.csv", header, given), ["--decoder", "flat", "--k", 2]
     predict_here(*flags(model, source, tmp_path / "alone.csv", *common))
     said = predict_here(*flags(model, source, tmp_path / "out.csv", *common, "--known", known))
     assert f"{known}: 3 known texts" in said
@@ -243,9 +295,10 @@ def test_known_texts_have_their_codes(model, tmp_path, monkeypatch):
         counts[is_known] += 1
         assert row.pop("source") == ("known" if is_known else "model")
         if is_known:
-            assert (row["hisco_1"], row["hisco_2"], row["hisco_3"]) == ("-1", "01110", "")
-            assert (row["prob_1"], row["prob_2"], row["conf"], row["needs_review"]) == ("1", "1", "1", "0")
+            assert (row["hisco_1"], row["hisco_2"], row["hisco_3"]) == ("-1", "01110", "44444")  # beyond --k
+            assert (row["prob_1"], row["prob_3"], row["conf"], row["needs_review"]) == ("1", "1", "1", "0")
         else:
+            assert (row.pop("hisco_3"), row.pop("prob_3"), row.pop("title_3")) == ("", "", "")
             assert row == model_row
     assert counts[0] and counts[1] > 1 and f"{counts[1]} with known codes" in said
     bad = flags(model, source, tmp_path / "x.csv", "--known")
@@ -253,7 +306,7 @@ def test_known_texts_have_their_codes(model, tmp_path, monkeypatch):
     said = refused(*bad, lacking)
     assert "needs a column 'occ1' (--input-col) and one of codes (hisco_1); it has 'occ1', 'code'" in said
     wrong = [("a", "da", "22222", "99998"), ("b", "da", "01110", ""), ("c", "da", "x", "")]
-    said = refused(*bad, write_csv(tmp_path / "wrong.csv", header, wrong))
+    said = refused(*bad, write_csv(tmp_path / "wrong.csv", header[:4], wrong))
     assert "line 2: '99998' is no code of hisco" in said and "line 4: 'x' is no code of hisco" in said
     assert "line 3" not in said and not (tmp_path / "x.csv").exists()
 
@@ -516,6 +569,7 @@ def test_mistakes_are_said_and_the_input_stays(model, tmp_path):
         ([*over, "--descriptions", existing], "is the file of --descriptions, and inputs are never"),
         ([*over, "--key", existing], "is the file of --key, and inputs are never"),
         (flags(model, source, existing), "there.csv exists; --overwrite replaces it"),
+        *((flags(model, source, tmp_path / f"o{end}"), f"name it {tmp_path / 'o.csv'}") for end in OTHERS),
         ([*common, "--language", "en"], "--language and --language-column"),
         (of_german, "does not know the language 'de-DE'; it knows unk, en, da"),
         ([*common, "--decoder", "topk", "--threshold", "0.3"], "--threshold is for --decoder flat"),

@@ -44,6 +44,7 @@ from histocc.runtime.log import Stage, show_progress
 from histocc.runtime.world import World, start
 from histocc.text import AS_IS, UNKNOWN_LANGUAGE, text_key
 
+MIN_CONF = 0.5  # rows of a model that was trained here with a lower conf need review
 PIECE = 2048  # distinct texts that are coded and kept together
 SETTINGS, INPUT = "settings.json", "input"  # beside the pieces; the latter if it came out of a pipe
 PIECES = r"\d+\.part"  # their names
@@ -93,7 +94,9 @@ class Coding:
         if args.descriptions:
             self.words["desc"] = read_descriptions(args.descriptions, coder.codes, coder.formatter)
         most = coder.formatter.max_num_codes if self.decoder == "greedy" else len(coder.codes)
-        self.max_codes, names = min(args.k, most), [self.system, "prob", *self.words]
+        self.known = self.read_known(args.known) if args.known else {}
+        self.max_codes = max([min(args.k, most), *map(len, self.known.values())])
+        names = [self.system, "prob", *self.words]
         self.columns = [f"{name}_{i}" for i in range(1, self.max_codes + 1) for name in names]
         if args.explain:
             self.columns += [f"similar_{what}_{i}" for i in range(1, SHOWN + 1) for what in ("text", "codes")]
@@ -108,8 +111,8 @@ class Coding:
                 known = ", ".join(coder.languages)
                 problems.append(f"the model does not know the language {language!r}; it knows {known}")
         raise_if_any(problems)
-        self.known = self.read_known(args.known) if args.known else {}
-        self.min_conf = args.min_prob  # below it a row needs review
+        # below it a row needs review
+        self.min_conf = (0.0 if coder.is_published else MIN_CONF) if args.min_prob is None else args.min_prob
         if args.target_accuracy is not None:
             self.min_conf, reach = coder.confidence.limit(self.decoder, args.target_accuracy)
             self.notes.append(
@@ -123,11 +126,11 @@ class Coding:
         the input has none. Columns of codes are as in training, or as written here. Raises UserError.
         """
         args, formatter, header = self.args, self.coder.formatter, table_format(path).names
-        written = [f"{self.system}_{i}" for i in range(1, formatter.max_num_codes + 1)]
+        written = [name for name in header if re.fullmatch(rf"{re.escape(self.system)}_\d+", name)]
         names = [name for name in formatter.target_cols if name in header]
-        names = names or [name for name in written if name in header]
+        names = written if set(names) <= set(written) else names  # more, if there are, than in training
         if args.column not in header or not names:
-            needs = f"needs a column {args.column!r} (--input-col) and one of codes ({written[0]})"
+            needs = f"needs a column {args.column!r} (--input-col) and one of codes ({self.system}_1)"
             raise UserError(f"--known {path}: {needs}; it has {', '.join(map(repr, header))}")
         language = args.language_column or ("lang" if args.language else None)
         of_language = [language] if language in header else []
@@ -267,8 +270,8 @@ class Coding:
     # ---- the output
 
     def join(self) -> tuple[Counter, Counter]:
-        """Writes the output: (counts of rows, rows by languages that the model does not know). Rank 0 only.
-        Raises UserError if a piece is missing or damaged, or the input was changed.
+        """Writes the output: (counts of rows and sum of conf, rows by languages that are not known). Rank 0
+        only. Raises UserError if a piece is missing or damaged, or the input was changed.
         """
         args, rejected, answers = self.args, self.args.output + ".rejected.csv", {}
         changed = UserError(f"{args.input} was changed while it was coded; start over with --overwrite")
@@ -302,6 +305,7 @@ class Coding:
                 total["rows"] += len(rows)
                 total["no_code"] += sum(not row[0] for row in rows)
                 total["review"] += sum(row[-1] == "1" for row in rows)
+                total["conf"] += sum(float(row[-2]) for row in rows if row[0])
                 file.write(csv_text([[*row, *cells] for row, cells in zip(zip(*chunk.columns), rows)]))
             if self.fingerprint() != self.settings["input"]:
                 raise changed
@@ -335,8 +339,7 @@ class Coding:
             known = f"; {total['known']:,} with known codes" if args.known else ""
             yield (
                 f"{args.output}: {rows:,} rows in {seconds:.1f} s, {rows / max(seconds, 1e-9):,.0f} rows/s;"
-                f" {total['review']:,} with needs_review, {total['no_code']:,} of them without a code (empty"
-                f" texts: {total['empty']:,}){known}"
+                f" {total['no_code']:,} without a code (empty texts: {total['empty']:,}){known}"
             )
         if total["dittos"]:
             count = f"{total['dittos']:,} rows, with needs_review; --ditto codes them as that row"
@@ -345,6 +348,13 @@ class Coding:
             names = ", ".join(f"{name or 'none'} ({count:,})" for name, count in unknown.most_common(10))
             names += f"; it knows {', '.join(self.coder.languages)}"
             yield f"Languages that the model does not know, coded as unk: {unknown.total():,} rows: {names}"
+        if not args.non_verbose:
+            expected = "How many rows are right is not known: the confidence of the model is not fitted"
+            if self.coder.confidence.maps:
+                first = " in their first code" * (self.decoder in ("topk", "full"))
+                expected = f"About {total['conf']:,.0f} of {rows:,} rows are expected to be right{first}"
+            limit = f"conf below {self.min_conf:.3g}, or no usable code"
+            yield f"{expected}; {total['review']:,} are marked for review (needs_review: {limit})"
 
 
 # ---- the command

@@ -19,6 +19,7 @@ from histocc.model import decoding
 from histocc.model.confidence import OUTPUT, Confidence, Thresholds
 from histocc.model.int8 import to_int8
 from histocc.model.mixer import Seq2SeqMixerOccCANINE
+from histocc.model.ngrams import hash_ngrams
 from histocc.model.search import CodeSearch, CodeTrie
 from histocc.published import models
 from histocc.published.formats import Given
@@ -46,7 +47,8 @@ VECTORS = "training_vectors.bin"  # in the folder of the run
 class Coded(NamedTuple):
     """What a text gets: at most k codes, their probabilities, and conf: how probable these codes and no
     others are (greedy: in any order, more than six in this one), of topk and full the best; if the confidence
-    is fitted, how often such an answer is right; None for an empty text. similar: of `training_examples`.
+    is fitted, how often such an answer is right; None for an empty text, and for one of which a model with
+    n-grams knows none: these get no codes. similar: of `training_examples`.
     """
 
     codes: list[str]
@@ -94,6 +96,7 @@ class Coder:
         self.best_decoder, self.why_best = fitted.best_decoder(self.kind, model.ngrams is not None)
         # how much the linear decoder counts in topk and full, 0…1
         self.linear_share = (state.get("linear_share") or 0.0) if self.kind == "mixer" else 0.0
+        self.is_published = state.get("source") == "published"
         self.nearest: Nearest | None = None  # where `Coded.similar` comes from, see `training_examples`
         self._search: CodeSearch | None = None
 
@@ -149,12 +152,13 @@ class Coder:
             else:
                 answers = self._flat if decoder == "flat" else self._both
                 coded = answers(ids, mask, languages, k, thresholds)
-            if self.nearest is None:
-                return list(coded)
-            similar = self.nearest(self._vectors(ids, mask))
-            return [one._replace(similar=texts) for one, texts in zip(coded, similar)]
+            if self.nearest is not None:
+                similar = self.nearest(self._vectors(ids, mask))
+                coded = [one._replace(similar=texts) for one, texts in zip(coded, similar)]
+            return [one if known else nothing for one, known in zip(coded, self._are_known(ids, languages))]
 
-        return self.map_texts(texts, languages, batch, Coded([], [], None), cleaned)
+        nothing = Coded([], [], None)
+        return self.map_texts(texts, languages, batch, nothing, cleaned)
 
     def probabilities(
         self, texts: list[str], languages: list[str], decoder: str = "flat", logits: bool = False
@@ -223,6 +227,18 @@ class Coder:
             with self.precision.autocast():
                 results.update(zip(part, batch(ids, mask, languages)))
         return [results[row] for row in rows]
+
+    def _are_known(self, ids: Tensor, languages: list[str]) -> list[bool]:
+        """Tell whether an n-gram of each description is known; True for a model without n-grams."""
+        ngrams = self.model.ngrams
+        if ngrams is None:
+            return [True] * len(ids)
+        hashed, exist, _ = hash_ngrams(ids, ngrams.patterns[:1])  # the shortest are in all others
+        rows = torch.searchsorted(ngrams.hashes, hashed).clamp(max=len(ngrams.hashes) - 1)
+        is_known = (exist & (ngrams.hashes[rows] == hashed))[:, :, 0]
+        begins = torch.tensor([len(language) + 1 for language in languages], device=ids.device)
+        is_known &= torch.arange(ids.shape[1], device=ids.device) >= begins[:, None]  # not of the language
+        return is_known.any(1).tolist()
 
     def _vectors(self, ids: Tensor, mask: Tensor) -> Tensor:
         with decoding.evaluating(self.model):

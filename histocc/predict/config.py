@@ -73,11 +73,11 @@ class Decoding(Config):
     """coding"""
 
     decoder: str = flag("auto", "; ".join(map(": ".join, DECODERS.items())), choices=tuple(DECODERS))
-    k: Count = flag(5, "most codes of a row")
+    k: Count = flag(5, "most codes of a row; one of --known keeps all of its own")
     threshold: list[Threshold] | None = flag(
         None, "flat, both: codes above P count; en=0.3 da=0.4 0.5 (default: the model's)", metavar="[LANG=]P"
     )
-    min_prob: Fraction = flag(0.0, "least conf of a row that does not get needs_review", metavar="P")
+    min_prob: Fraction | None = flag(None, "needs_review below this conf (0.5; published: 0)", metavar="P")
     target_accuracy: Fraction | None = flag(None, "--min-prob by the share of right answers", metavar="P")
     raw_confidence: bool = flag(False, "probabilities of the decoders, not how often they are right")
     system: str | None = flag(None, "name of the columns of codes (default: the model's)", metavar="NAME")
