@@ -357,7 +357,10 @@ BOOK = "4-10.25=41025, 41025.0=41025, 4 1025=41025"
     ],
 )
 def test_what_may_be_written(system, key, of_text, decisions):
-    titles = zip("01110 3 41025 61110 83110 5".split(), "Chemist/Farmer & Hand/Code clerk/x/X/y".split("/"))
+    titles = zip(
+        ["01110", "3", "41025", "61110", "83110", "5"],
+        ["Chemist", "Farmer & Hand", "Code clerk", "x", "X", "y"],
+    )
     codes, text = Codes(key.split(), system, dict(titles)), CodedText("smith", "en", 1, 0.0, of_text.split())
     for cell, _, expected in (pair.partition("=") for pair in decisions.split(", ")):
         assert codes.decision(cell, text, 3) == tuple(filter(None, expected.split("+"))), cell

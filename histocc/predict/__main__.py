@@ -269,8 +269,8 @@ class Coding:
 
     # ---- the output
 
-    def join(self) -> tuple[Counter, Counter]:
-        """Writes the output: (counts of rows and sum of conf, rows by languages that are not known). Rank 0
+    def join(self) -> tuple[Counter, Counter, float]:
+        """Writes the output: (counts of rows, rows by languages that are not known, sum of conf). Rank 0
         only. Raises UserError if a piece is missing or damaged, or the input was changed.
         """
         args, rejected, answers = self.args, self.args.output + ".rejected.csv", {}
@@ -280,7 +280,8 @@ class Coding:
             if content is None:
                 raise UserError(f"{self.folder}: part {number} is damaged; the same command codes it again")
             answers |= zip(texts, content.decode().split("\n"), strict=True)
-        total, unknown, faults = Counter(), Counter(), []
+        total: Counter[str] = Counter()
+        unknown, faults, conf = Counter(), [], 0.0
         with files.atomic_write(os.path.realpath(args.output), args.overwrite) as file:
             file.write(csv_text([self.format.names + self.columns]))
             for chunk, languages in self.chunks():
@@ -305,7 +306,7 @@ class Coding:
                 total["rows"] += len(rows)
                 total["no_code"] += sum(not row[0] for row in rows)
                 total["review"] += sum(row[-1] == "1" for row in rows)
-                total["conf"] += sum(float(row[-2]) for row in rows if row[0])
+                conf += sum(float(row[-2]) for row in rows if row[0])
                 file.write(csv_text([[*row, *cells] for row, cells in zip(zip(*chunk.columns), rows)]))
             if self.fingerprint() != self.settings["input"]:
                 raise changed
@@ -316,7 +317,7 @@ class Coding:
             os.remove(rejected)  # of the output that was there before
         total["faults"] = len(faults)
         files.remove_files(self.folder, rf"{PIECES}|{INPUT}|{SETTINGS}")  # SETTINGS last: it tells the others
-        return total, unknown
+        return total, unknown, conf
 
     def start_lines(self, rows: int, resumed: bool) -> Iterator[str]:
         args, coder, processes = self.args, self.coder, self.world.size * self.forked.number
@@ -333,7 +334,7 @@ class Coding:
             yield f"Thresholds of the linear decoder: {coder.thresholds}"
         yield from (f"Note: {note}" for note in self.notes)
 
-    def end_lines(self, total: Counter, unknown: Counter, seconds: float) -> Iterator[str]:
+    def end_lines(self, total: Counter, unknown: Counter, conf: float, seconds: float) -> Iterator[str]:
         args, rows = self.args, total["rows"]
         if not args.non_verbose:
             known = f"; {total['known']:,} with known codes" if args.known else ""
@@ -352,7 +353,7 @@ class Coding:
             expected = "How many rows are right is not known: the confidence of the model is not fitted"
             if self.coder.confidence.maps:
                 first = " in their first code" * (self.decoder in ("topk", "full"))
-                expected = f"About {total['conf']:,.0f} of {rows:,} rows are expected to be right{first}"
+                expected = f"About {conf:,.0f} of {rows:,} rows are expected to be right{first}"
             limit = f"conf below {self.min_conf:.3g}, or no usable code"
             yield f"{expected}; {total['review']:,} are marked for review (needs_review: {limit})"
 
@@ -432,8 +433,8 @@ def run(args: PredictConfig, world: World) -> None:
         if not args.non_verbose:
             world.print(*coding.start_lines(rows, resumed), sep="\n")
         on_all_ranks(coding.code_pieces)
-        total, unknown = world.run_on_main(coding.join)
-        for line in coding.end_lines(total, unknown, time.monotonic() - started):
+        total, unknown, conf = world.run_on_main(coding.join)
+        for line in coding.end_lines(total, unknown, conf, time.monotonic() - started):
             world.print(line)
         if total["faults"]:
             what = f"{total['faults']:,} rows of {args.input} could not be read and are not in the output"

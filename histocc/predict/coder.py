@@ -233,7 +233,8 @@ class Coder:
         ngrams = self.model.ngrams
         if ngrams is None:
             return [True] * len(ids)
-        hashed, exist, _ = hash_ngrams(ids, ngrams.patterns[:1])  # the shortest are in all others
+        # the shortest are in all others
+        hashed, exist, _ = hash_ngrams(ids, ngrams.patterns[:1], ngrams.case)
         rows = torch.searchsorted(ngrams.hashes, hashed).clamp(max=len(ngrams.hashes) - 1)
         is_known = (exist & (ngrams.hashes[rows] == hashed))[:, :, 0]
         begins = torch.tensor([len(language) + 1 for language in languages], device=ids.device)
