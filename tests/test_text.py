@@ -126,6 +126,7 @@ def test_texts_have_the_same_hash_only_if_they_differ_in_case_and_blanks_alone(t
 def test_as_is_and_the_key_of_a_text():
     assert as_is(" ko\u030bva\u0301go\u0301 ") == cleaner("as-is")("kővágó ") == "kővágó"
     forms = ("Gård  Mand", "ga\u030ard mand ", "gård\u200b ma\xadnd", "\ufeffGÅRD\tMAND")
+    assert text_key("NA") == as_is(" null ") == cleaner("ascii-lower")("\tNaN") == "" != as_is("-")
     assert {text_key(text) for text in forms} == {"gård mand"} != {text_key("gard mand")}
     with pytest.raises(UserError, match="'rot13' is not known; this version has as-is and ascii-lower"):
         cleaner("rot13")
