@@ -344,6 +344,7 @@ class TestApply:
 
 
 HISCO = "1=83110, 3=61110, code 3=3, 2.0=3, 1&3=83110+61110, 1 & 1110=83110+01110, 1 & 1=83110, NONE="
+TITLED = "01110=Chemist, 3=Farmer & Hand, 41025=Code clerk, 61110=x, 83110=X, 5=y"
 TITLES = "  chemist=01110, FARMER  & hand=3, 1 & chemist=83110+01110, code Clerk=41025"
 BOOK = "4-10.25=41025, 41025.0=41025, 4 1025=41025"
 
@@ -357,10 +358,7 @@ BOOK = "4-10.25=41025, 41025.0=41025, 4 1025=41025"
     ],
 )
 def test_what_may_be_written(system, key, of_text, decisions):
-    titles = zip(
-        ["01110", "3", "41025", "61110", "83110", "5"],
-        ["Chemist", "Farmer & Hand", "Code clerk", "x", "X", "y"],
-    )
+    titles = (pair.split("=") for pair in TITLED.split(", "))
     codes, text = Codes(key.split(), system, dict(titles)), CodedText("smith", "en", 1, 0.0, of_text.split())
     for cell, _, expected in (pair.partition("=") for pair in decisions.split(", ")):
         assert codes.decision(cell, text, 3) == tuple(filter(None, expected.split("+"))), cell
