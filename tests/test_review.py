@@ -316,7 +316,7 @@ class TestApply:
             ("report filled.csv --to coded.csv", "no rows that were drawn have a decision"),
             ("make one.csv --key hisco --output x.csv", "it has 'job' (--column names it)"),
             ("serve coded.csv --decisions coded.csv", "coded.csv is an input"),
-            ("serve coded.csv --decisions other.csv", "other.csv, line 2: is about a text that"),
+            ("serve coded.csv --decisions other.csv", "coded.csv: name its own file, or other --decisions"),
             ("serve coded.csv --decisions x.csv --port 99999", "is not a port"),
             ("serve texts.csv --decisions x", "that no model has coded needs --key hisco, or --key KEY.csv"),
         ],

@@ -311,7 +311,7 @@ class Sheets:
             key, place = self.key_of_id.get(row[ID][-ID_DIGITS:]), f"{path}, line {line:,}"
             if key is None:
                 what = f"{place}: is about a text that is not, or decided, or with other codes in"
-                raise UserError(f"{what} {self.coded.path}: apply the sheet to the file that it was made of")
+                raise UserError(f"{what} {self.coded.path}: name its own file, or other --decisions")
             try:
                 self._add(place, key, row)
             except ValueError as error:
