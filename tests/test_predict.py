@@ -147,7 +147,7 @@ def test_the_output_is_the_input_and_the_codes(model, tmp_path):
     output = predict_here(*flags(model, source, tmp_path / "out.csv", *more))
     before, rows = read(source), read(tmp_path / "out.csv")
     names = [f"{name}_{i}" for i in range(1, 6) for name in ("hisco", "prob", "title", "desc")]
-    assert list(rows[0]) == [*HEADER, *names, "conf", "needs_review"]
+    assert list(rows[0]) == [*HEADER, *names, "conf", "conf_fitted", "needs_review"]
     assert [{name: row[name] for name in HEADER} for row in rows] == before
     coder = Coder.load(model)
     coded = [coder.code([row["occ1"]], [row["lang"]])[0] for row in before]  # whatever their order
@@ -225,7 +225,7 @@ def test_titles_and_classes_of_hisco_codes(model, tmp_path):
     predict_here(*common, "--classes", "hiscam", "hisclass")
     rows, names = read(tmp_path / "out.csv"), ["title", "hiscam", "hisclass"]
     columns = [f"{name}_{i}" for i in range(1, 8) for name in ("hisco", "prob", *names)]
-    assert list(rows[0]) == [*HEADER, *columns, "conf", "needs_review"]
+    assert list(rows[0]) == [*HEADER, *columns, "conf", "conf_fitted", "needs_review"]
     for row in rows:
         for i, name in [(i, name) for i in range(1, 8) for name in names]:
             assert row[f"{name}_{i}"] == classes[name].get(row[f"hisco_{i}"], "")
@@ -325,7 +325,7 @@ def test_similar_texts_of_the_training(tmp_path, size):
     assert re.search(r"vectors of \d+ training texts, which stay in .*training_vectors.bin", said)
     rows, in_training = read(tmp_path / "out.csv"), 0
     names = [f"similar_{name}_{i}" for i in (1, 2, 3) for name in ("text", "codes")]
-    assert list(rows[0])[-8:] == [*names, "conf", "needs_review"]
+    assert list(rows[0])[-9:] == [*names, "conf", "conf_fitted", "needs_review"]
     codes = {row["occ1"]: "&".join(filter(None, (row["hisco_1"], row["hisco_2"]))) for row in known}
     for row in rows[:-1]:
         texts = [row[f"similar_text_{i}"] for i in (1, 2, 3)]

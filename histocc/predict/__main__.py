@@ -31,6 +31,7 @@ from histocc.data.dataset import read_descriptions
 from histocc.data.rows import code_of_cell, csv_text, fill_dittos, key_reader, language_name
 from histocc.data.tables import Chunk, column_problems, read_chunks, table_format
 from histocc.formatter import hisco_classes, hisco_key
+from histocc.model.confidence import MAPS
 from histocc.predict.coder import SHOWN, Coded, Coder, file_hash, training_examples
 from histocc.predict.config import PredictConfig, get_args_parser
 from histocc.published import models
@@ -100,7 +101,7 @@ class Coding:
         self.columns = [f"{name}_{i}" for i in range(1, self.max_codes + 1) for name in names]
         if args.explain:
             self.columns += [f"similar_{what}_{i}" for i in range(1, SHOWN + 1) for what in ("text", "codes")]
-        self.columns += [*(["source"] if args.known else []), "conf", "needs_review"]
+        self.columns += [*(["source"] if args.known else []), "conf", "conf_fitted", "needs_review"]
         header = self.format.names
         problems = column_problems(args.input, header, [*filter(None, (args.column, args.language_column))])
         if twice := [name for name in self.columns if [*header, *self.columns].count(name) > 1]:
@@ -201,7 +202,9 @@ class Coding:
         is_sure = coded.codes and coded.conf is not None and coded.conf >= self.min_conf  # not if it is NaN
         is_outside = not self.key.issuperset(coded.codes)  # written digit by digit
         conf = "" if coded.conf is None else f"{coded.conf:.6g}"
-        return [*cells, conf, str(int(not is_known and (not is_sure or is_outside)))]
+        is_fitted = is_known or MAPS[self.decoder] in self.coder.confidence.maps
+        needs_review = not is_known and (not is_sure or is_outside)
+        return [*cells, conf, str(int(is_fitted)), str(int(needs_review))]
 
     # ---- pieces
 
@@ -306,7 +309,7 @@ class Coding:
                 total["rows"] += len(rows)
                 total["no_code"] += sum(not row[0] for row in rows)
                 total["review"] += sum(row[-1] == "1" for row in rows)
-                conf += sum(float(row[-2]) for row in rows if row[0])
+                conf += sum(float(row[-3]) for row in rows if row[0])
                 file.write(csv_text([[*row, *cells] for row, cells in zip(zip(*chunk.columns), rows)]))
             if self.fingerprint() != self.settings["input"]:
                 raise changed
@@ -351,7 +354,7 @@ class Coding:
             yield f"Languages that the model does not know, coded as unk: {unknown.total():,} rows: {names}"
         if not args.non_verbose:
             expected = "How many rows are right is not known: the confidence of the model is not fitted"
-            if self.coder.confidence.maps:
+            if MAPS[self.decoder] in self.coder.confidence.maps:
                 first = " in their first code" * (self.decoder in ("topk", "full"))
                 expected = f"About {conf:,.0f} of {rows:,} rows are expected to be right{first}"
             limit = f"conf below {self.min_conf:.3g}, or no usable code"
