@@ -461,7 +461,7 @@ def test_what_the_user_is_told(wrong, tmp_path):
 
 
 def test_parquet_is_read_like_a_table_of_text(tmp_path, pyarrow, monkeypatch):
-    columns = {"occ1": ["farmer", None, "null", "smith"], "hisco_1": [61110, 83110, -1, 1110]}
+    columns = {"occ1": ["farmer", None, "none", "smith"], "hisco_1": [61110, 83110, -1, 1110]}
     content = parquet_file(tmp_path / "f", columns | {"other": [1.5, None, 2, 3]}).read_bytes()
     code, output = outcome(tmp_path, content, name="data.parquet")
     assert code == 0 and "4 read, 3 for training" in output and "1 codes got a lost leading zero" in output
