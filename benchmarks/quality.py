@@ -259,13 +259,15 @@ def grouped(part: dict) -> dict[tuple, list[dict]]:
 def words(parts: list[dict]) -> str:
     """Everything on the page."""
     lines = []
+    shown = [part for part in CHANGED if any(part in entry["right"] for entry in parts[0]["runs"])]
     for (data, _, method, flags), entries in grouped(parts[0]).items():
         name = f"{NAMES[method]} {flags.removeprefix('--model-size ngrams').strip()}".strip()
         cells = [data, f"{entries[0]['train']:,}", name, f"{entries[0]['seconds']:.0f}"]
-        figures = [[each["right"].get(part) for each in entries] for part in CHANGED]
+        figures = [[each["right"].get(part) for each in entries] for part in shown]
         figures += [[each.get("decoders", {}).get(x, {}).get("0") for each in entries] for x in DECODERS]
         lines.append([*cells, *("" if None in each else spread(each) for each in figures)])
-    return f"{TEXT}\n\n{table(['', 'rows', '', 'seconds', *CHANGED.values(), *DECODERS], lines)}"
+    heads = ["", "rows", "", "seconds", *map(CHANGED.get, shown), *DECODERS]
+    return f"{TEXT}\n\n{table(heads, lines)}"
 
 
 def draw(part: dict, path: Path) -> None:
