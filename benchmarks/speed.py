@@ -79,7 +79,7 @@ class Bench:
         flags += f" --device {args.device} --save-path {folder} {as_the_reference} {args.flags}"
         with contextlib.redirect_stdout(None):
             asked = finetune.get_args_parser().parse_args(shlex.split(flags))
-            asked, read, self.data = build.prepare_data(asked, self.world, [asked.dataset], [])
+            asked, read, self.data = build.prepare_data(asked, self.world, asked.dataset, [])
             self.formatter = BlockyFormatter.from_dict(read.formatter)
             made = build.make_model(asked, self.formatter, self.world, self.data, None)
         self.asked, self.model, self.config = made

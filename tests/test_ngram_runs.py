@@ -219,7 +219,7 @@ def test_added_to_published_weights_they_change_no_bit_and_learn_faster(runs, pu
     assert config["ngrams"]["rows"] == 128 and "Fitting" not in said and (model.ngrams.idf >= 1).all()
     state = {"key": dict.fromkeys(data.codes), "languages": ["en"], "config": config}
     coders = [Coder(made.eval(), BlockyFormatter("hisco"), state) for made in (without, model)]
-    texts, languages = ["farmer no 1", "wine merchant and tailor no 3", "x"], ["en"] * 3
+    texts, languages = ["farmer no 1", "wine merchant and tailor no 3", "smith"], ["en"] * 3
     assert np.array_equal(*(coder.probabilities(texts, languages, logits=True) for coder in coders))
     assert coders[0].code(texts, languages, "greedy") == coders[1].code(texts, languages, "greedy")
 

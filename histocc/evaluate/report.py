@@ -355,7 +355,7 @@ def data_lines(data: dict) -> list[str]:
         lines.append(f"Language {name!r} is not one of the model's: {rows:,} rows were coded as unk")
     for name, what in (
         ("texts_trained_on", "that the model was trained on"),
-        ("texts_validated_on", "that the run was validated on, and its confidence fitted on"),
+        ("texts_validated_on", "that the run was validated on, and any confidence fitted on"),
     ):
         if data[name]:
             lines.append(f"{data[name]:,} of the distinct texts are among those {what}: that flatters it")

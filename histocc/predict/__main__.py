@@ -353,7 +353,9 @@ class Coding:
             names += f"; it knows {', '.join(self.coder.languages)}"
             yield f"Languages that the model does not know, coded as unk: {unknown.total():,} rows: {names}"
         if not args.non_verbose:
-            expected = "How many rows are right is not known: the confidence of the model is not fitted"
+            unfitted = "the confidence of the model is not fitted"
+            why = "--raw-confidence is given" if args.raw_confidence else unfitted
+            expected = f"How many rows are right is not known: {why}"
             if MAPS[self.decoder] in self.coder.confidence.maps:
                 first = " in their first code" * (self.decoder in ("topk", "full"))
                 expected = f"About {conf:,.0f} of {rows:,} rows are expected to be right{first}"

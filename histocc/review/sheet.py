@@ -263,7 +263,8 @@ class Codes:
             place, named = part.removesuffix(".0"), re.fullmatch(r"(?i)code\s+(.+)", part)
             if re.fullmatch(f"[1-{MAX_CODES}]", place):
                 if int(place) > len(text.codes):
-                    raise ValueError(f"there is no code {place} for this text; it has {len(text.codes)}")
+                    has = f"there is no code {place} for this text; it has {len(text.codes)}"
+                    raise ValueError(f"{has}: write none, skip or a code of the key")
                 part = text.codes[int(place) - 1]
             code = named[1] if named else unescape(part)
             if code not in self.codes:
