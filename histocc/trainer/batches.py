@@ -275,6 +275,8 @@ class BatchLoader:
                 return
             except Exception as error:
                 waited, reason = time.monotonic() - waiting_since, str(error).strip() or type(error).__name__
+                if isinstance(error, ConnectionError | EOFError):  # it died while it sent a batch
+                    reason = "a worker exited unexpectedly"
                 if "timed out after" in reason:
                     if waited < self.world.time_limit and not stop_asked():
                         continue
