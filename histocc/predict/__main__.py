@@ -79,6 +79,7 @@ class Coding:
         )
         self.decoder = coder.best_decoder if args.decoder == "auto" else args.decoder
         coder.need(self.decoder)
+        self.is_fitted = MAPS[self.decoder] in coder.confidence.maps
         if args.threshold and self.decoder not in ("flat", "both"):  # which auto has chosen
             what = f"--threshold is for --decoder flat and both, and auto is {self.decoder} here"
             raise UserError(f"{what} ({coder.why_best}): give --decoder flat or both, or leave it out")
@@ -202,9 +203,8 @@ class Coding:
         is_sure = coded.codes and coded.conf is not None and coded.conf >= self.min_conf  # not if it is NaN
         is_outside = not self.key.issuperset(coded.codes)  # written digit by digit
         conf = "" if coded.conf is None else f"{coded.conf:.6g}"
-        is_fitted = is_known or MAPS[self.decoder] in self.coder.confidence.maps
         needs_review = not is_known and (not is_sure or is_outside)
-        return [*cells, conf, str(int(is_fitted)), str(int(needs_review))]
+        return [*cells, conf, str(int(is_known or self.is_fitted)), str(int(needs_review))]
 
     # ---- pieces
 
@@ -356,7 +356,7 @@ class Coding:
             unfitted = "the confidence of the model is not fitted"
             why = "--raw-confidence is given" if args.raw_confidence else unfitted
             expected = f"How many rows are right is not known: {why}"
-            if MAPS[self.decoder] in self.coder.confidence.maps:
+            if self.is_fitted:
                 first = " in their first code" * (self.decoder in ("topk", "full"))
                 expected = f"About {conf:,.0f} of {rows:,} rows are expected to be right{first}"
             limit = f"conf below {self.min_conf:.3g}, or no usable code"
