@@ -68,7 +68,8 @@ def make_optimizer(
     groups: list[dict[str, Any]] = [{"params": rest}]
     if names:
         groups.append({"params": [model.get_parameter(name) for name in names], "lr": rate * factor})
-    optimizer = torch.optim.AdamW(groups, lr=rate, weight_decay=weight_decay, fused=True)
+    # eps: behind a fit gradients are small, and with 1e-8 their rounding grows a hundred times as much
+    optimizer = torch.optim.AdamW(groups, lr=rate, eps=1e-6, weight_decay=weight_decay, fused=True)
     for group in optimizer.param_groups:
         group["initial_lr"] = group["lr"]
     return optimizer
