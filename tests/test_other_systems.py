@@ -2,12 +2,16 @@
 that is installed.
 
 This file is also a script that runs another one on what stands in for Windows. What POSIX alone has is
-missing, folders cannot be opened, and a file that is mapped into memory cannot be replaced.
+missing, folders cannot be opened, processes are spawned, and a file that is open or mapped into memory can be
+neither removed nor renamed nor replaced.
 """
 
 import builtins
 import faulthandler
+import fcntl
+import functools
 import importlib.util
+import multiprocessing
 import os
 import runpy
 import shutil
@@ -15,6 +19,9 @@ import signal
 import subprocess
 import sys
 import sysconfig
+import tempfile
+import time
+import types
 import venv
 import zipfile
 from pathlib import Path
@@ -29,11 +36,29 @@ POSIX_NAMES = {
 }
 
 
+def in_use(path):
+    """Whether this process has a file, or what a link leads to, open or mapped."""
+    with open("/proc/self/maps", encoding="utf-8") as maps:
+        used = {line.rstrip().partition("/")[2] for line in maps}
+    used |= {os.path.realpath(link)[1:] for link in Path("/proc/self/fd").iterdir()}
+    return os.path.isfile(path) and os.path.realpath(path)[1:] in used
+
+
+def locking(descriptor, *_):
+    """The one of msvcrt."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise PermissionError(13, "Permission denied") from None
+
+
 def pretend():
-    plain_import, plain_open, plain_replace = builtins.__import__, os.open, os.replace
+    plain_import, plain_open = builtins.__import__, os.open
 
     def imported(name, namespace=None, *rest, **more):
         importer = (namespace or more.get("globals") or {}).get("__name__", "")
+        if name == "msvcrt" and importer.startswith("histocc"):
+            return types.SimpleNamespace(locking=locking, LK_NBLCK=2)
         if name in POSIX_MODULES and importer.startswith("histocc"):
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
         return plain_import(name, *([namespace] if namespace is not None else []), *rest, **more)
@@ -43,15 +68,24 @@ def pretend():
             raise PermissionError(13, "Permission denied", path)
         return plain_open(path, *rest, **more)
 
-    def replaced(source, target, **more):
-        with open("/proc/self/maps", encoding="utf-8") as maps:
-            if any(line.rstrip().endswith(os.path.realpath(target)) for line in maps):
-                raise PermissionError(13, "Permission denied", target)
-        return plain_replace(source, target, **more)
-
     import torch._dynamo  # torch's use of these names is its affair  # noqa: F401
+    import torch.utils.data._utils.signal_handling as of_torch
 
-    builtins.__import__, os.open, os.replace = imported, opened, replaced
+    of_torch._set_SIGCHLD_handler = lambda: None
+    builtins.__import__, os.open = imported, opened
+    for plain in (os.unlink, os.remove, os.rename, os.replace):
+
+        def refusing(*paths, plain=plain, **more):
+            for path in filter(in_use, paths):
+                raise PermissionError(13, "The file is being used by another process", path)
+            return plain(*paths, **more)
+
+        setattr(os, plain.__name__, refusing)
+    tempfile.TemporaryFile = tempfile.NamedTemporaryFile
+    shutil._use_fd_functions = False
+    multiprocessing.set_start_method("spawn", force=True)
+    for name in [name for name in sys.modules if name.startswith("histocc")]:
+        del sys.modules[name]  # of the process that this one was forked from
     for module, names in POSIX_NAMES.items():
         for name in names.split():
             if hasattr(module, name):
@@ -69,7 +103,7 @@ if __name__ == "__main__":
     sys.exit()
 
 import pytest
-from helpers import FINETUNE, TINY, run, write_rows
+from helpers import FINETUNE, PIPED, TINY, command, environment, run, write_rows
 
 from histocc.runtime.errors import UserError
 from histocc.runtime.world import init_world
@@ -77,33 +111,80 @@ from histocc.runtime.world import init_world
 pytestmark = pytest.mark.processes
 USE_FROM_PYTHON = """
 import sys
+import torch
 from histocc import OccCANINE
-print(OccCANINE(sys.argv[1], device="cpu", verbose=False).predict(["blacksmith"], lang="en"))
+from histocc.data import prepare
+from histocc.evaluate import evaluate
+from histocc.runtime.errors import UserError
+
+torch.backends.fp32_precision = "tf32"  # torch then refuses to name it in the older way
+model, data, folder = sys.argv[1:]
+coder = OccCANINE(model, device="cpu", verbose=False)
+print(coder.predict(["blacksmith"], lang="en"))
+columns = {"target_cols": ["hisco_1", "hisco_2"], "language_col": "lang"}
+coder.finetune(data, folder, max_steps=1, device="cpu", **columns)
+print(evaluate(model, data, device="cpu", **columns))
+
+def full(*_):
+    raise OSError(28, "No space left on device")
+
+prepare.compare_rows = full
+try:
+    evaluate(model, data, folder + "/report", device="cpu", **columns)
+except UserError as error:
+    print(error)
 """
+DATA_COLUMNS = ["--formatter", "hisco", "--target-cols", "hisco_1", "hisco_2", "--language-col", "lang"]
 
 
-def test_one_process_does_all_that_a_user_asks_for(tmp_path):
-    def on_other_system(*line):
-        return run(__file__, *line)
+on_other_system = functools.partial(run, __file__)
 
-    data, model, coded = (tmp_path / name for name in ("data.csv", "run", "coded.csv"))
-    write_rows(data, 40)
+
+@pytest.fixture(scope="module")
+def train(tmp_path_factory):
+    """Return the start of a command that trains, without its folder."""
+    data = write_rows(tmp_path_factory.mktemp("data") / "data.csv", 40)
+    return [FINETUNE, "--dataset", data, *DATA_COLUMNS, *TINY, "--batch-size", "8", "--save-path"]
+
+
+def test_one_process_does_all_that_a_user_asks_for(train, tmp_path):
+    data, model, coded = train[2], tmp_path / "run", tmp_path / "coded.csv"
     (tmp_path / "texts.csv").write_text("occ1,lang\nblacksmith,en\nfisker,da\n")
     (tmp_path / "use.py").write_text(USE_FROM_PYTHON)
-    columns = ["--formatter", "hisco", "--target-cols", "hisco_1", "hisco_2", "--language-col", "lang"]
-    train = [FINETUNE, "--dataset", data, *columns, *TINY, "--batch-size", "8", "--save-path", model]
-    on_other_system("histocc.prepare", data, *columns, "--save-path", tmp_path / "report")
-    on_other_system(*train, "--max-steps", "2")
-    assert "Resuming from step 2" in on_other_system(*train, "--max-steps", "3")
+    on_other_system("histocc.prepare", data, *DATA_COLUMNS, "--save-path", tmp_path / "report")
+    on_other_system(*train, model, "--max-steps", "2")
+    said = on_other_system(*train, model, "--max-steps", "3", "--num-workers", "1")
+    assert "Resuming from step 2" in said
+    on_other_system(*train, tmp_path / "student", "--max-steps", "1", "--teacher", model)
     texts = ["--input", tmp_path / "texts.csv", "--column", "occ1", "--language-column", "lang"]
     on_other_system("histocc.predict", "--model", model, *texts, "--output", coded)
     assert coded.read_text().count("\n") == 3
-    on_other_system("histocc.evaluate", "--model", model, "--data", data)
-    on_other_system("histocc.review", "make", coded, "--output", tmp_path / "sheet.csv")
+    on_other_system("histocc.evaluate", "--model", model, "--data", data, "--fit-thresholds")
+    sheet = tmp_path / "sheet.csv"
+    on_other_system("histocc.review", "make", coded, "--output", sheet)
+    on_other_system("histocc.review", "apply", sheet, "--to", coded, "--output", tmp_path / "final.csv")
     on_other_system("histocc.export", model, tmp_path / "exported.bin", "--to", "published")
     on_other_system("histocc.watch", model, "--once")
     on_other_system("histocc.doctor", "--device", "cpu")
-    assert "prob_1" in on_other_system(tmp_path / "use.py", model)
+    said = on_other_system(tmp_path / "use.py", model, data, tmp_path / "tuned")
+    assert "prob_1" in said and "no space left on the device" in said.splitlines()[-1]
+    assert not list(tmp_path.rglob("run.lock"))
+
+
+def test_a_folder_is_held_by_the_run_in_it_until_that_is_killed(train, tmp_path):
+    line, watch = [*train, tmp_path, "--num-epochs", "400"], ["histocc.watch", tmp_path, "--once"]
+    first = subprocess.Popen(command(__file__, *line), env=environment(), **PIPED)
+    try:
+        while not (tmp_path / "status.json").is_file():
+            assert first.poll() is None, first.communicate()
+            time.sleep(0.05)
+        assert "in use by another job" in on_other_system(*line, code=2)
+        assert "state       running" in on_other_system(*watch)
+    finally:
+        first.kill()
+        first.communicate()
+    assert "killed, or by an error" in on_other_system(*watch)
+    on_other_system(*line, "--max-steps", "1")
 
 
 def test_several_processes_on_windows_are_one_message(monkeypatch):

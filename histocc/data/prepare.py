@@ -13,6 +13,7 @@ import os
 import re
 import shutil
 import sys
+import traceback
 from collections import Counter
 from collections.abc import Callable
 from itertools import compress
@@ -308,6 +309,7 @@ class Reader:
             "files": self.files,
             "problems": findings.problems("error", "rejected", "noted"),
         }
+        del lines  # Windows removes no file that is mapped
         for name in self.parts:
             os.unlink(os.path.join(self.folder, f"{name}.lines"))
         return codes, report
@@ -396,7 +398,8 @@ def build_folder(root: str, name: str, build: Callable[[str], None]) -> str:
                 _remove_files(folder)
                 try:
                     build(folder)
-                except BaseException:
+                except BaseException as error:
+                    traceback.clear_frames(error.__traceback__)  # Windows removes no file that is mapped
                     _remove_files(folder)
                     raise
     except BaseException as error:

@@ -27,6 +27,7 @@ except ImportError:  # Windows
 
 LIST, LIST_HEAD = "histocc.json", {"written_by": "histocc", "format": 1}
 LOCK, OWNER = "run.lock", "histocc on host "  # what a lock begins with
+LOCKED_BYTE = 1 << 30  # on Windows, where nobody can read what is locked
 # names of tables that are not CSV
 OTHER_TABLES = r"(.*?)(?:\.csv)?\.(xls[xmb]?|ods|dta|sav|rds|parquet|feather|arrow|tsv|gz|bz2|xz|zst|zip)"
 TEMPORARY = r"\.tmp\d+"  # pattern of how a name ends until its file is complete
@@ -279,20 +280,29 @@ def is_held(folder: str) -> bool:
     """Whether a job has `folder`: its lock is there, and not that of a dead process of this machine."""
     try:
         with open(os.path.join(folder, LOCK), encoding="utf-8", errors="replace") as file:
-            if fcntl is not None:
-                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            return fcntl is None or not file.read(1000).startswith(f"{OWNER}{socket.gethostname()},")
+            _lock(file, shared=True)
+            return not file.read(1000).startswith(f"{OWNER}{socket.gethostname()},")
     except OSError as error:  # held, or not to be looked into
         return not isinstance(error, FileNotFoundError)
+
+
+def _lock(file: IO, shared: bool = False) -> None:
+    """Locks an open file until it is closed. Raises OSError if another process has."""
+    if fcntl is not None:
+        return fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+    import msvcrt
+
+    os.lseek(file.fileno(), LOCKED_BYTE, os.SEEK_SET)
+    msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)  # pyright: ignore
+    os.lseek(file.fileno(), 0, os.SEEK_SET)
 
 
 def take_lock(file: IO) -> bool:
     """Locks an open file until it is closed; False if another process has, as far as there are locks."""
     try:
-        if fcntl is not None:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        _lock(file)
     except OSError as error:
-        return not isinstance(error, BlockingIOError)
+        return not isinstance(error, PermissionError if fcntl is None else BlockingIOError)
     return True
 
 
@@ -320,5 +330,7 @@ def run_lock(folder: str) -> Generator[None]:
             yield
         finally:
             _held.discard(file.fileno())
+            if fcntl is None:
+                file.close()  # Windows removes no file that is open
             with contextlib.suppress(OSError):
                 os.remove(path)

@@ -264,7 +264,7 @@ class BatchLoader:
                 yield from share
             return
         shares = iter(self.loader)
-        with contextlib.suppress(ValueError):  # not the main thread
+        with contextlib.suppress(ValueError, AttributeError):  # not the main thread; Windows
             # torch's handler raises wherever the main thread is; the wait for a batch sees a dead worker
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         waiting_since = time.monotonic()
