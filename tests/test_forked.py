@@ -129,6 +129,10 @@ def test_how_many_processes(monkeypatch, tmp_path):
             choose_processes(2, world, 9)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 1)  # OMP_NUM_THREADS=1
     assert choose_processes(None, alone, 9) == 1 and choose_processes(3, alone, 9) == 3
+    monkeypatch.setattr(sys, "platform", "darwin")  # where nothing computes in a forked process
+    assert choose_processes(1, alone, 9) == 1
+    with pytest.raises(UserError, match="--processes 2: macOS lets no forked process compute; leave it out"):
+        choose_processes(2, alone, 9)
 
 
 def coded(tmp_path, model, *more) -> tuple[bytes, str]:

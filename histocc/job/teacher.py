@@ -42,7 +42,7 @@ from histocc.runtime import checkpoint
 from histocc.runtime.device import Precision, settings_of_torch
 from histocc.runtime.errors import UserError
 from histocc.runtime.files import atomic_write
-from histocc.runtime.forked import Forked, usable_cores
+from histocc.runtime.forked import Forked, usable_cores, why_not_forked
 from histocc.runtime.log import Stage
 from histocc.runtime.rng import chance, draw, streams
 from histocc.runtime.world import World
@@ -217,7 +217,8 @@ def _ask(file: str, formatter: BlockyFormatter, questions: Questions, path: str,
         answers = np.load(path, mmap_mode="r+")
     pieces = [questions.order[i : i + PIECE] for i in range(0, len(questions.order), PIECE)]
     on_cpu, threads = world.device.type == "cpu", world.local_size * torch.get_num_threads()
-    cores = max(1, min(usable_cores(), threads, len(pieces))) if on_cpu else 1
+    forks = on_cpu and not why_not_forked()
+    cores = max(1, min(usable_cores(), threads, len(pieces))) if forks else 1
     forked, shares = Forked(cores, world.give_up_if_asked), cores if on_cpu else world.local_size
 
     def work(part: int) -> None:
@@ -231,7 +232,7 @@ def _ask(file: str, formatter: BlockyFormatter, questions: Questions, path: str,
 
     with settings_of_torch():
         Precision("float32", world.device).use()
-        if on_cpu:
+        if forks:
             torch.set_num_threads(1)  # the same to the last bit, whatever the number of processes
         forked.each(work)
     return {"unknown": teacher.unknown, "lacking": teacher.lacking, "languages": teacher.coder.languages}

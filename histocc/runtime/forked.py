@@ -8,6 +8,7 @@ import multiprocessing
 import os
 import pickle
 import signal
+import sys
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
@@ -35,13 +36,20 @@ def usable_cores() -> int:
     return cores
 
 
+def why_not_forked() -> str:
+    """Why forked processes cannot compute on this system; "" if they can."""
+    if sys.platform == "darwin":
+        return "macOS lets no forked process compute"
+    return "" if hasattr(os, "fork") else "this system has no fork"
+
+
 def choose_processes(asked: int | None, world: World, pieces: int) -> int:
     """How many processes share work of so many pieces.
 
     asked: by --processes; None: one for each core that torch would use, if there are pieces enough. Raises
     UserError if there can be no others.
     """
-    alone = "" if hasattr(os, "fork") else "this system has no fork"
+    alone = why_not_forked()
     if world.size > 1:
         alone = "the launcher has started some already"
     elif world.device.type != "cpu":
