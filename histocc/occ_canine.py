@@ -347,7 +347,8 @@ class OccCANINE:
         world, gpus = World(device=device), [device] if device.type == "cuda" else []
         with listening() as stop:
             try:
-                with settings_of_torch(), torch.random.fork_rng(gpus):
+                current = torch.cuda.device(device if gpus else -1)
+                with settings_of_torch(), torch.random.fork_rng(gpus), current:
                     train_files, val_files = build.dataset_files(args.dataset)
                     args, settings, data = build.prepare_data(args, world, train_files, val_files)
                     train.train(args, settings, world, data)

@@ -71,8 +71,20 @@ def test_local_rank_picks_the_gpu(gpus):
     current = gpus(4)
     for name in ("auto", "cuda"):
         assert [choose_device(name, rank, 4).index for rank in range(4)] == [0, 1, 2, 3]
-    assert current == [0, 1, 2, 3] * 2 and device_of("cuda:2") == torch.device("cuda", 2)
-    assert choose_device("cpu", 7, 8) == torch.device("cpu") and len(current) == 9
+    assert device_of("cuda:2") == torch.device("cuda", 2)  # in the process of somebody else
+    assert choose_device("cpu", 7, 8) == torch.device("cpu") and current == [0, 1, 2, 3] * 2
+
+
+@settings_of_torch()
+def test_a_call_from_python_leaves_the_formats_of_products():
+    """Also after one is chosen by `fp32_precision`, when torch refuses to name it in the older way."""
+    products = torch.backends.cuda.matmul, torch.backends.mkldnn.matmul
+    for chosen in (products[0].fp32_precision, "tf32"):
+        products[0].fp32_precision = chosen
+        before = [each.fp32_precision for each in products]
+        with settings_of_torch():
+            torch.set_float32_matmul_precision("highest")
+        assert [each.fp32_precision for each in products] == before
 
 
 def test_one_gpu_for_each_process(gpus, monkeypatch):

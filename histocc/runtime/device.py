@@ -34,10 +34,10 @@ def by_kind(values: dict[str, int], device: torch.device) -> int:
     return values[device.type if device.type in values else "cuda"]
 
 
-def choose_device(name: str, local_rank: int = 0, local_size: int = 1) -> torch.device:
+def choose_device(name: str, local_rank: int = 0, local_size: int = 1, use: bool = True) -> torch.device:
     """The device of this process, by one of DEVICES and its place among those on this machine: the GPU of its
-    local rank, or the single one that it sees, as with `srun --gpus-per-task=1`. Raises UserError if there is
-    none.
+    local rank, or the single one that it sees, as with `srun --gpus-per-task=1`. With `use` it becomes the
+    current one. Raises UserError if there is none.
     """
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if name == "cpu" or name == "auto" and not gpus:
@@ -54,9 +54,10 @@ def choose_device(name: str, local_rank: int = 0, local_size: int = 1) -> torch.
             "this machine, check CUDA_VISIBLE_DEVICES, or pass --device cpu."
         )
     place = 0 if highest >= gpus else local_rank
-    torch.cuda.set_device(place)
-    # cuDNN's attention plans again for every shape, and shapes change from batch to batch
-    torch.backends.cuda.enable_cudnn_sdp(False)
+    if use:
+        torch.cuda.set_device(place)
+        # cuDNN's attention plans again for every shape, and shapes change from batch to batch
+        torch.backends.cuda.enable_cudnn_sdp(False)
     return torch.device("cuda", place)
 
 
@@ -67,8 +68,7 @@ def device_of(given: str | torch.device | None) -> torch.device:
     name, colon, number = ("auto" if given is None else str(given)).partition(":")
     if name not in DEVICES or colon and not (name == "cuda" and number.isdecimal() or str(given) == "cpu:0"):
         raise ValueError(f"device: found {given!r:.60}, expected None, 'auto', 'cpu', 'cuda' or 'cuda:N'")
-    with settings_of_torch():
-        return choose_device(name, int(number or 0))
+    return choose_device(name, int(number or 0), use=False)
 
 
 @contextlib.contextmanager
@@ -76,14 +76,20 @@ def settings_of_torch() -> Generator[None]:
     """Afterwards torch has the settings that it had: threads, the precision of matrix products, cuDNN's
     attention. A run sets them."""
     threads = torch.get_num_threads()
-    precision = torch.get_float32_matmul_precision()
+    products: list[Any] = [torch.backends.cuda.matmul, torch.backends.mkldnn.matmul]  # pyright: ignore
+    precisions, precision = [each.fp32_precision for each in products], ""
+    with contextlib.suppress(RuntimeError):  # torch refuses to say after torch.backends.fp32_precision = …
+        precision = torch.get_float32_matmul_precision()
     cudnn = torch.backends.cuda.cudnn_sdp_enabled()
     try:
         torch.backends.cuda.enable_cudnn_sdp(False)
         yield
     finally:
         torch.set_num_threads(threads)
-        torch.set_float32_matmul_precision(precision)
+        if precision:
+            torch.set_float32_matmul_precision(precision)
+        for each, before in zip(products, precisions):
+            each.fp32_precision = before
         torch.backends.cuda.enable_cudnn_sdp(cudnn)
 
 
