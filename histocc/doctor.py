@@ -53,7 +53,9 @@ def devices(device: str) -> Finding:
         free, total = torch.cuda.mem_get_info(i)
         gpus.append(f"{i}: {torch.cuda.get_device_name(i)}, {free / GB:.0f} of {total / GB:.0f} GB free")
         busy += [str(i)] * (free < 0.8 * total)
-    text = f"{'; '.join(gpus)}; NCCL {'.'.join(map(str, nccl.version()))}"
+    text = "; ".join(gpus)
+    if torch.distributed.is_nccl_available():
+        text += f"; NCCL {'.'.join(map(str, nccl.version()))}"
     remedy = f"GPU {', '.join(busy)} is used by another process: see nvidia-smi, or set CUDA_VISIBLE_DEVICES"
     return Finding("devices", WARNING if busy else OK, text, remedy if busy else "")
 

@@ -3,6 +3,7 @@
 from types import SimpleNamespace
 
 import pytest
+import torch
 from helpers import run, run_inside
 
 from histocc import doctor
@@ -36,6 +37,16 @@ def test_gpus_that_are_there_and_not_used(tmp_path, monkeypatch, device, gpus, l
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     finding = doctor.devices(device)
     assert finding.level == level and remedy in finding.remedy
+
+
+def test_gpus_of_a_torch_without_nccl(monkeypatch):
+    """As on Windows."""
+    seen = {"is_available": True, "device_count": 1, "mem_get_info": (9e9, 10e9), "get_device_name": "GPU"}
+    for name, value in seen.items():
+        monkeypatch.setattr(torch.cuda, name, lambda *_, value=value: value)
+    monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: False)
+    monkeypatch.delattr(torch._C, "_nccl_version", raising=False)
+    assert doctor.devices("auto") == ("devices", "ok", "0: GPU, 9 of 10 GB free", "")
 
 
 @pytest.mark.parametrize("free, level", [(0.5e9, "fault"), (5e9, "warning"), (50e9, "ok")])
