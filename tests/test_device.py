@@ -9,6 +9,7 @@ import copy
 import multiprocessing.queues
 from collections import Counter
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -35,6 +36,7 @@ from histocc.runtime.device import (
     settings_of_torch,
 )
 from histocc.runtime.errors import UserError
+from histocc.runtime.parallel import wrap
 from histocc.runtime.world import World
 from histocc.trainer.config import ScriptConfig
 from histocc.trainer.estimate import find_batch_size
@@ -60,7 +62,7 @@ def gpus(monkeypatch):
 def test_device_without_gpus(gpus):
     gpus(0)
     assert choose_device("auto", 3, 4) == choose_device("cpu", 3, 4) == torch.device("cpu")
-    with pytest.raises(UserError, match="--device cuda: torch .* finds no CUDA GPU; take --device cpu"):
+    with pytest.raises(UserError, match="--device cuda: .*; take --device cpu"):
         choose_device("cuda")
     for wrong in ("xpu", "cpu:1", "cuda:x", 3):
         with pytest.raises(ValueError, match="expected None, 'auto', 'cpu', 'cuda' or 'cuda:N'"):
@@ -87,11 +89,29 @@ def test_a_call_from_python_leaves_the_formats_of_products():
         assert [each.fp32_precision for each in products] == before
 
 
-def test_one_gpu_for_each_process(gpus, monkeypatch):
-    """As with srun --gpus-per-task=1: each process sees its own as the first. torchrun shows all the same."""
+@pytest.mark.parametrize(
+    "variable, value",
+    [
+        ("CUDA_VISIBLE_DEVICES", "2"),
+        ("CUDA_VISIBLE_DEVICES", "GPU-5ebe9f43-ac33-420d-b78b-6e0bdf2ac5e6"),
+        ("CUDA_VISIBLE_DEVICES", "MIG-c7384736-a75d-5afc-978f-d2f1294409fd"),
+        ("ROCR_VISIBLE_DEVICES", "3"),
+        ("HIP_VISIBLE_DEVICES", "3"),
+    ],
+)
+def test_one_gpu_for_each_process(gpus, monkeypatch, variable, value):
+    """As with srun --gpus-per-task=1: each process sees its own as the first, which is the one that DDP is
+    told. torchrun shows all the same."""
     current = gpus(1)
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.setenv(variable, value)
     assert {choose_device("auto", rank, 4).index for rank in range(4)} == {0} and current == [0] * 4
+    ddp = Mock()
+    monkeypatch.setattr("histocc.runtime.parallel.DistributedDataParallel", ddp)
+    monkeypatch.setattr(torch.nn.Module, "to", lambda module, device: module)
+    wrap(torch.nn.Linear(1, 1), World(3, 3, 4, 4, choose_device("auto", 3, 4), "nccl"))
+    wrap(torch.nn.Linear(1, 1), World(3, 3, 4, 4, backend="gloo"))
+    assert [call.kwargs["device_ids"] for call in ddp.call_args_list] == [[0], None]
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
     with pytest.raises(UserError, match="LOCAL_RANK=3 has no GPU: 1 visible here"):
         choose_device("auto", 0, 4)

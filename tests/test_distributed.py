@@ -17,7 +17,13 @@ from helpers import free_port
 
 from histocc.runtime.errors import TrainingError, UserError
 from histocc.runtime.signals import Stopped
-from histocc.runtime.world import World, errors_end_all_ranks, init_world, launcher_environment
+from histocc.runtime.world import (
+    World,
+    end_without_others,
+    errors_end_all_ranks,
+    init_world,
+    launcher_environment,
+)
 
 VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
@@ -67,6 +73,8 @@ def test_the_place_of_a_process(launched, values, flags, place):
 def test_a_rank_that_sees_several_gpus_needs_its_local_rank(launched, monkeypatch):
     launched(1, None, 2)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    assert launcher_environment(True) == (1, 0, 2, 1)  # four that the driver is too old for are none
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     with pytest.raises(UserError, match="RANK=1, LOCAL_RANK=not set"):
         launcher_environment(True)
 
@@ -113,18 +121,45 @@ def test_variables_that_do_not_fit_are_named_by_the_process_itself(launched, val
 # ---- joining
 
 
-def test_nobody_there_and_a_port_in_use_are_said_by_the_rank_itself(launched):
+def test_nobody_there_and_a_port_in_use_are_said_by_the_rank_itself(launched, capfd):
     with socket.create_server(("127.0.0.1", 0)) as busy:
         port = busy.getsockname()[1]
         launched(0, 0, 2, 2, "127.0.0.1", port)
         said = f"Rank 0 could not meet .*MASTER_PORT={port}.*(?s:.*)choose another MASTER_PORT"
         with pytest.raises(UserError, match=said) as taken:
             init_world(device="cpu", timeout_minutes=0.02)
-    launched(1, 1)
-    said = f"Rank 1 could not meet .*MASTER_PORT={port}(?s:.*)rank 0 must run on that one, and the firewall"
-    with pytest.raises(UserError, match=said) as refused:
-        init_world(device="cpu", timeout_minutes=0.02)
-    assert taken.value.said_by_all and refused.value.said_by_all
+    capfd.readouterr()
+    for place in ((1, 1, 2, 2, "127.0.0.1"), (1, 1, 2, 2, "nowhere.invalid"), (0, 0)):
+        launched(*place)
+        said = (
+            f"Rank {place[0]} could not meet .*{port}.*: .[Ee]rrno(?s:.*)rank 0 must run on that one, and the"
+        )
+        with pytest.raises(UserError, match=said) as refused:
+            init_world(device="cpu", timeout_minutes=0.02)
+        assert taken.value.said_by_all and refused.value.said_by_all
+        assert capfd.readouterr() == ("", "")  # nothing of torch's own, with C++ frames
+
+
+def test_one_process_needs_no_address_and_nccl_that_fails_is_not_said_to_be_a_firewall(
+    launched, monkeypatch, capsys
+):
+    launched(0, 0, 1)
+    world = init_world(distributed=True, device="cpu")
+    assert world.backend == "gloo" and world.run_on_main(lambda: 3) == 3
+    dist.destroy_process_group()
+    last = "Error while creating shared memory segment /dev/shm/nccl-1 (size 9637888), error: No space left"
+    text = "NCCL error in: /pytorch/NCCLUtils.cpp:94, unhandled system error, NCCL version 2.28.9\n"
+    error = dist.DistBackendError(f"{text}ncclSystemError: System call failed.\nLast error:\n{last}\n")
+    monkeypatch.setattr(dist, "init_process_group", Mock(side_effect=error))
+    with pytest.raises(UserError) as caught:
+        init_world(distributed=True, device="cpu")
+    monkeypatch.setattr(os, "_exit", Mock(side_effect=SystemExit))
+    monkeypatch.setattr("histocc.runtime.world.PATIENCE_SECONDS", 0)
+    with pytest.raises(SystemExit):  # connections are made by the first message
+        end_without_others(world, error)
+    for said in (str(caught.value), capsys.readouterr().err):
+        assert last in said and "--shm-size=8g" in said and "two ranks on one GPU" in said, said
+        assert "NCCL_SOCKET_IFNAME" in said and "firewall" not in said and "connection" not in said
 
 
 def test_an_old_torch_is_refused(monkeypatch):
@@ -153,9 +188,9 @@ def test_world_of_one_process(capsys):
 # ---- work that rank 0 does first, and who hangs
 
 
-def ranks_do(work, size=2, minutes=0.2):
+def ranks_do(work, size=2, minutes=0.2, before=lambda rank: None):
     """What `work(world)` gives on each rank, each a process here: its result, or kind and words of what it
-    raises.
+    raises. before: is called with the rank before it joins the others.
     """
     context, port = multiprocessing.get_context("fork"), str(free_port())
     outcomes = context.SimpleQueue()
@@ -164,9 +199,10 @@ def ranks_do(work, size=2, minutes=0.2):
         place = {"RANK": number, "LOCAL_RANK": number, "WORLD_SIZE": size, "MASTER_PORT": port}
         os.environ |= {name: str(value) for name, value in place.items()} | {"MASTER_ADDR": "127.0.0.1"}
         torch.set_num_threads(1)
-        world = init_world(device="cpu", timeout_minutes=minutes)
-        world.gather(None)  # all have joined: a rank that ends before would keep the others from it
+        before(number)
         try:
+            world = init_world(device="cpu", timeout_minutes=minutes)
+            world.gather(None)  # all have joined: a rank that ends before would keep the others from it
             outcome = work(world)
         except BaseException as error:
             outcome = (type(error), str(error))
@@ -204,6 +240,36 @@ def test_what_rank_0_does_alone_may_take_longer_than_the_time_limit():
         return "done"
 
     assert ranks_do(lambda world: world.run_on_main(slowly), minutes=0.03) == ["done"] * 2
+
+
+@pytest.mark.processes
+def test_without_local_world_size_ranks_with_one_host_name_share_a_machine():
+    """As srun starts them; it may deal them out to the machines in turns."""
+
+    def places(world):
+        nodes = world.run_on_main(lambda: world.nodes)
+        return nodes, world.local_rank, world.local_size, world.leader, world.node_leaders()
+
+    assert ranks_do(places, 4) == [(1, rank, 4, 0, [0]) for rank in range(4)]
+    found = ranks_do(places, 3, before=lambda rank: setattr(socket, "gethostname", lambda: "ab"[rank % 2]))
+    assert found == [(2, 0, 2, 0, [0, 1]), (2, 0, 1, 1, [0, 1]), (2, 1, 2, 0, [0, 1])]
+
+
+@pytest.mark.processes
+def test_ranks_that_cannot_work_together_say_why():
+    def other_torch(rank):
+        torch.__version__ = ("2.13.0", "2.12.1+cpu")[rank]
+
+    def other_network(rank):
+        os.environ["GLOO_SOCKET_IFNAME"] = "net9"
+
+    found = ranks_do(None, before=other_torch)
+    host = socket.gethostname()
+    said = f"torch 2.12.1+cpu on {host}, torch 2.13.0 on {host}: use one environment on all machines"
+    assert all(kind is UserError and said in text for kind, text in found), found
+    for rank, (kind, text) in enumerate(ranks_do(None, before=other_network)):
+        assert kind is UserError and f"Rank {rank} could not meet" in text and "net9" in text
+        assert "GLOO_SOCKET_IFNAME=eth0" in text and "firewall" in text
 
 
 # ---- how a mistake ends a process

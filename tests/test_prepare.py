@@ -478,7 +478,7 @@ def test_a_node_that_sees_the_folder_looks_at_its_checksums(made, tmp_path):
     first, chosen, _ = made
 
     def on(rank: int):
-        world = SimpleNamespace(rank=rank, local_rank=0, node_leaders=lambda: [rank])
+        world = SimpleNamespace(rank=rank, leader=rank, node_leaders=lambda: [rank])
         world.run_on = lambda leaders, work: [work()]
         return prep.on_every_node(chosen, str(tmp_path / "out"), str(first.folder), world, quiet)
 

@@ -538,4 +538,4 @@ def on_every_node(
         paths = ", ".join(path for _, path in settings.files)
         what = f"the nodes have other data files than that of rank 0: copy the same {paths} to every node"
         raise UserError(what)
-    return PreparedData.open(folders[leaders.index(world.rank - world.local_rank)])
+    return PreparedData.open(folders[leaders.index(world.leader)])

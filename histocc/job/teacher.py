@@ -165,7 +165,7 @@ def with_teacher(args: JobConfig, read: PrepareSettings, world: World, data: Pre
     record = teacher_record(formatter.max_num_codes)
     file, key = world.run_on_main(lambda: _file_and_key(args, questions, record))
     folder = os.path.join(os.path.dirname(os.path.abspath(data.folder)), key)
-    path, of_node = f"{folder}.answers.npy", world.gather(world.rank - world.local_rank)
+    path, of_node = f"{folder}.answers.npy", world.gather(world.leader)
 
     def lacking() -> list[int]:
         """First ranks of the nodes that do not see the folder."""

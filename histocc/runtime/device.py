@@ -24,6 +24,7 @@ HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
 MIN_SCALE = 1.0  # a gradient that is not finite at this scale of the loss is not the scaler's doing
 MIN_PRODUCT = 1 << 21  # multiplications: below, a call of oneDNN costs more than it gains
 CPU_INFO = "/proc/cpuinfo"
+VISIBLE = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")  # the last two: of ROCm
 
 
 # ---- which device
@@ -34,20 +35,36 @@ def by_kind(values: dict[str, int], device: torch.device) -> int:
     return values[device.type if device.type in values else "cuda"]
 
 
+def gpu_count() -> int:
+    """Return how many GPUs torch can use; `device_count` alone also counts those whose driver is too old."""
+    return torch.cuda.device_count() if torch.cuda.is_available() else 0
+
+
+def why_no_gpu() -> str:
+    """Return why torch can use no GPU, in its words, and the variables that choose GPUs."""
+    reason = "no GPU"
+    try:
+        torch.cuda.init()
+    except (AssertionError, RuntimeError) as error:  # the former if torch was built without CUDA
+        reason = str(error).partition("\n")[0]
+    visible = ", ".join(f"{name}={os.environ[name]}" for name in VISIBLE if name in os.environ)
+    return f"{reason} ({visible})" if visible else reason
+
+
 def choose_device(name: str, local_rank: int = 0, local_size: int = 1, use: bool = True) -> torch.device:
     """The device of this process, by one of DEVICES and its place among those on this machine: the GPU of its
     local rank, or the single one that it sees, as with `srun --gpus-per-task=1`. With `use` it becomes the
     current one. Raises UserError if there is none.
     """
-    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    gpus = gpu_count()
     if name == "cpu" or name == "auto" and not gpus:
         return torch.device("cpu")
     if not gpus:
-        raise UserError(f"--device cuda: torch {torch.__version__} finds no CUDA GPU; take --device cpu")
+        raise UserError(f"--device cuda: {why_no_gpu()}; take --device cpu")
     highest = max(local_rank, local_size - 1)
     # torchrun shows all its processes the same GPUs; srun may show each a single one of its own
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
-    has_its_own = local_size > 1 == gpus and visible.strip() and "TORCHELASTIC_RUN_ID" not in os.environ
+    is_chosen = any(os.environ.get(name, "").strip() for name in VISIBLE)
+    has_its_own = local_size > 1 == gpus and is_chosen and "TORCHELASTIC_RUN_ID" not in os.environ
     if highest >= gpus and not has_its_own:
         raise UserError(
             f"LOCAL_RANK={highest} has no GPU: {gpus} visible here. Start at most {gpus} processes on "

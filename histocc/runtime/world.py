@@ -32,7 +32,7 @@ from torch.distributed.rendezvous import rendezvous
 
 from histocc.runtime import log, signals
 from histocc.runtime.config import Parser
-from histocc.runtime.device import choose_device
+from histocc.runtime.device import choose_device, gpu_count
 from histocc.runtime.errors import TrainingError, UserError, as_user_error
 from histocc.runtime.signals import Stopped, stop_asked, stop_request
 
@@ -41,9 +41,18 @@ LONGEST_WORK = timedelta(days=1)  # of the ranks that others wait for in `World.
 JOINING_SECONDS = 5.0  # torch's own limits come first: they say more
 NOT_MET = (
     "Both must be set alike on all machines, rank 0 must run on that one, and the firewall let the port"
-    " through."
+    " through"
 )
-PORT_IN_USE = "Another program has this port, or a second process RANK=0: choose another MASTER_PORT."
+NCCL_FAILS = (
+    "NCCL failed. The usual causes: a container whose /dev/shm has 64 MB (docker run --shm-size=8g, or"
+    " --ipc=host), two ranks on one GPU (CUDA_VISIBLE_DEVICES), the wrong one of several networks"
+    " (NCCL_SOCKET_IFNAME=eth0; `ip address` lists them). NCCL_DEBUG=INFO says more"
+)
+GLOO_FAILS = (
+    "They met, but messages do not arrive. The usual causes: the wrong one of several networks"
+    " (GLOO_SOCKET_IFNAME=eth0; `ip address` lists them), a firewall that closes ports above 1024"
+)
+PORT_IN_USE = "Another program has this port, or a second process RANK=0: choose another MASTER_PORT"
 # how long a silent rank waits for rank 0 to say what is wrong: before they have joined, and afterwards
 JOINING_PATIENCE_SECONDS, PATIENCE_SECONDS = 20.0, 3.0
 MISSING_SECONDS = 8.0  # for ranks whose wait has reached the time limit to say so: torchrun kills after 30
@@ -81,7 +90,7 @@ def launcher_environment(
         return 0, 0, 1, 1
     if local_rank is not None and local_rank >= 0:  # launchers from before torchrun pass it as a flag alone
         values.setdefault("LOCAL_RANK", str(local_rank))
-    elif device == "cpu" or torch.cuda.device_count() < 2:  # some launchers set the other two alone
+    elif device == "cpu" or gpu_count() < 2:  # some launchers set the other two alone
         values.setdefault("LOCAL_RANK", "0")
     try:
         rank, local, size = (int(values[name]) for name in names)
@@ -139,6 +148,7 @@ class World:
         control: the group for tensors on the CPU; None: the default one.
         patient: the one in which a wait may last longer than the time limit; None: the default one.
         time_limit: seconds that one waits for another.
+        leader: the first rank on this machine.
     """
 
     rank: int = 0
@@ -150,6 +160,7 @@ class World:
     control: Any = field(default=None, repr=False, compare=False)
     patient: Any = field(default=None, repr=False, compare=False)
     time_limit: float = field(default=math.inf, repr=False, compare=False)
+    leader: int = field(default=0, compare=False)
 
     @property
     def is_main(self) -> bool:
@@ -158,7 +169,7 @@ class World:
 
     @property
     def nodes(self) -> int:
-        return max(1, self.size // max(1, self.local_size))
+        return -(-self.size // self.local_size)
 
     def print(self, *words: object, sep: str = " ") -> None:
         """Rank 0 only; flushed, so that the line is in the log when a job dies."""
@@ -214,7 +225,7 @@ class World:
 
     def node_leaders(self) -> list[int]:
         """The rank of the first process of each node, in order."""
-        return sorted(set(self.gather(self.rank - self.local_rank)))
+        return sorted(set(self.gather(self.leader)))
 
     def run_on_main(self, work: Callable[[], Any]) -> Any:
         """Runs `work` on rank 0 and returns its result on every rank; see `run_on`."""
@@ -290,26 +301,53 @@ def init_world(
     on_gpu, timeout = chosen.type == "cuda", timedelta(seconds=limit)
     backend = "nccl" if on_gpu else "gloo"
     place = f"MASTER_ADDR={os.environ.get('MASTER_ADDR')}, MASTER_PORT={os.environ.get('MASTER_PORT')}"
+    store, remedy = dist.HashStore(), NOT_MET  # pyright: ignore[reportPrivateImportUsage]
     with limit_of_joining(f"rank {rank}: the other processes, at {place}", limit + JOINING_SECONDS):
         try:
-            store, rank, size = next(rendezvous("env://", rank, size, timeout=timeout))
+            if size > 1:
+                wait_for_address(rank, limit)
+                store, rank, size = next(rendezvous("env://", rank, size, timeout=timeout))
             # a launcher's store outlives its restarts, and still holds where the dead listened
             store = PrefixStore(f"attempt_{os.environ.get('TORCHELASTIC_RESTART_COUNT') or 0}", store)
+            store.set(f"rank{rank}", f"torch {torch.__version__} on {socket.gethostname()}")
+            places = [place.decode() for place in store.multi_get([f"rank{i}" for i in range(size)])]
+            versions, hosts = zip(*(place.split(" on ") for place in places))
+            if len(set(versions)) > 1:
+                raise UserError(f"{', '.join(sorted(set(places)))}: use one environment on all machines")
+            remedy = GLOO_FAILS
             own_device = chosen if on_gpu else None
             dist.init_process_group(
                 backend, store=store, rank=rank, world_size=size, timeout=timeout, device_id=own_device
             )
             control = dist.new_group(backend="gloo", timeout=timeout) if on_gpu else None
             patient = dist.new_group(backend="gloo", timeout=LONGEST_WORK)
-        except (ValueError, RuntimeError) as error:
+        except (OSError, ValueError, RuntimeError) as error:
             # MASTER_ADDR missing, port in use, host not reached, a peer that never came
-            reason = str(error).partition("\n")[0] or type(error).__name__
-            remedy = PORT_IN_USE if "EADDRINUSE" in str(error) else NOT_MET
+            text = str(error) or type(error).__name__
+            reason = text.partition("\n")[0] + " ".join(text.partition("Last error:")[1:]).strip()
+            remedy = PORT_IN_USE if "EADDRINUSE" in text else NCCL_FAILS if "NCCL" in text else remedy
             raise UserError(
-                f"Rank {rank} could not meet the other processes at {place}: {reason}\n  {remedy}",
+                f"Rank {rank} could not meet the other processes at {place}: {reason}\n  {remedy}.",
                 said_by_all=True,
             ) from None
-    return World(rank, local, size, local_size, chosen, backend, control, patient, limit)
+    leader = rank - local
+    if not os.environ.get("LOCAL_WORLD_SIZE"):  # srun sets none: ranks with one host name share a machine
+        node = [i for i, host in enumerate(hosts) if host == hosts[rank]]
+        leader, local, local_size = node[0], node.index(rank), len(node)
+    return World(rank, local, size, local_size, chosen, backend, control, patient, limit, leader)
+
+
+def wait_for_address(rank: int, seconds: float) -> object:
+    """Return when MASTER_ADDR is known (rank 0) or takes connections; torch's wait prints 40 lines of C++."""
+    at: Any = (os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT"))
+    until = time.monotonic() + seconds
+    while all(at):  # else torch says which is missing
+        try:
+            return socket.create_connection(at, seconds).close() if rank else socket.getaddrinfo(*at)
+        except OSError:
+            if time.monotonic() > until:
+                raise
+        time.sleep(0.2)
 
 
 @contextlib.contextmanager
@@ -327,7 +365,7 @@ def limit_of_joining(others: str, seconds: float) -> Generator[None]:
                 print(what, "The same command starts again.", flush=True)
                 os._exit(stop.exit_code)
             if time.monotonic() > until:
-                what = f"error: {others}: no answer within {seconds:,.0f} s (--timeout-minutes). {NOT_MET}"
+                what = f"error: {others}: no answer within {seconds:,.0f} s (--timeout-minutes). {NOT_MET}."
                 print(what, file=sys.stderr, flush=True)
                 os._exit(2)
 
@@ -436,6 +474,8 @@ def end_without_others(world: World, error: Exception) -> NoReturn:
         ranks = f"rank{'s' * (',' in missing)} {missing} did not come within the"
         what = f"{ranks if missing else 'all processes wait for each other until the'} time limit"
         what += " (--timeout-minutes)"
+    elif "NCCL error" in str(error) and "ncclRemoteError" not in str(error):  # the latter: another has ended
+        what = NCCL_FAILS
 
     def leave_to_launcher(seconds: float) -> None:
         """It names the process that has ended, and ends all others then: it must find that one first."""

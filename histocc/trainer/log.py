@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from histocc.runtime.device import why_no_gpu
 from histocc.runtime.errors import UserError
 from histocc.runtime.files import OwnFiles, atomic_write, opened
 from histocc.runtime.log import duration
@@ -205,18 +206,6 @@ class RunLog:
             tracker.close()
 
 
-def why_no_gpu(asked: str) -> str:
-    """Return why this process computes on CPUs, in torch's words; asked: --device."""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    try:
-        if asked != "cpu":
-            torch.cuda.init()
-    except (AssertionError, RuntimeError) as error:  # the former if torch was built without CUDA
-        reason = str(error).partition("\n")[0]
-        return reason if visible is None else f"{reason} (CUDA_VISIBLE_DEVICES={visible})"
-    return "--device cpu"
-
-
 def banner(
     args: TrainConfig,
     world: World,
@@ -229,6 +218,7 @@ def banner(
 ) -> str:
     """What is about to run, with the labels of the guides; about, about_rate: as of `script.Training`."""
     kind, size = world.device.type, world.size
+    reason = "--device cpu" if args.device == "cpu" else why_no_gpu()
     gpus = torch.cuda.device_count() if kind == "cuda" else 0
     name = f" ({torch.cuda.get_device_name(world.device)})" if gpus else ""
     device = "GPU" if kind == "cuda" else f"{kind.upper()} process"
@@ -244,7 +234,7 @@ def banner(
     wandb = ["Note: --wandb-project-name has no effect without --log-wandb"]
     lines = [
         "=" * 72,
-        *([f"TRAINING ON CPUs, NO GPU IS USED: {why_no_gpu(args.device)}"] if kind == "cpu" else []),
+        *([f"TRAINING ON CPUs, NO GPU IS USED: {reason}"] if kind == "cpu" else []),
         f"Distributed environment: {'SINGLE' if size == 1 else 'MULTI_GPU' if gpus else 'MULTI_CPU'}",
         f"Number of processes: {size}",
         f"Number of GPUs: {size if gpus else 0}",
