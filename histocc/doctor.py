@@ -7,6 +7,7 @@ Each finding is ok, a warning or a fault, and says what to do. Exit code 1 if th
 would take of memory and disk says --dry-run of the scripts.
 """
 
+import contextlib
 import platform
 import shutil
 import socket
@@ -20,12 +21,14 @@ from torch.cuda import nccl
 
 from histocc import __version__
 from histocc.runtime.config import Parser, Positive, Processes, flag
-from histocc.runtime.errors import TrainingError
+from histocc.runtime.device import has_bfloat16, matmul_rate, why_no_gpu
+from histocc.runtime.errors import OTHER_TORCH, TrainingError
 from histocc.runtime.files import folder_above, save_path_problem
 from histocc.runtime.forked import usable_cores
 from histocc.runtime.world import World, start
 
 OK, WARNING, FAULT = "ok", "warning", "fault"
+FORMATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 GB = 1e9
 
 
@@ -37,19 +40,25 @@ class Finding(NamedTuple):
 
 
 def devices(device: str) -> Finding:
-    """What torch sees; GPUs that are there and not used are a warning."""
+    """What torch sees and can multiply on; GPUs that are there and not used are a warning."""
     if not torch.cuda.is_available():
-        try:
-            listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=20).stdout
-        except (OSError, subprocess.TimeoutExpired):
-            listed = ""
-        number = listed.count("GPU ")
+        listed = ""
+        for tool in (["nvidia-smi", "-L"], ["amd-smi", "list"]):
+            with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+                listed += subprocess.run(tool, capture_output=True, text=True, timeout=20).stdout
+        number = f"\n{listed}".count("\nGPU")
         if not number or device == "cpu":
             return Finding("devices", OK, "no GPU; training runs on CPU processes")
-        remedy = "install a torch with CUDA (not newer than nvidia-smi names), or unset CUDA_VISIBLE_DEVICES"
-        return Finding("devices", WARNING, f"{number} GPUs here, none usable by torch", remedy)
+        text = f"{number} GPUs here, none usable by torch {torch.__version__}: {why_no_gpu()}"
+        return Finding("devices", WARNING, text, f"{OTHER_TORCH}; CUDA_VISIBLE_DEVICES chooses GPUs")
     gpus, busy = [], []
     for i in range(torch.cuda.device_count()):
+        try:
+            for dtype in FORMATS[: None if has_bfloat16("cuda") else -1]:
+                matmul_rate(torch.device("cuda", i), dtype, 0.01)
+        except RuntimeError as error:
+            text = f"GPU {i} ({torch.cuda.get_device_name(i)}): {str(error).splitlines()[0]}"
+            return Finding("devices", FAULT, text, OTHER_TORCH)
         free, total = torch.cuda.mem_get_info(i)
         gpus.append(f"{i}: {torch.cuda.get_device_name(i)}, {free / GB:.0f} of {total / GB:.0f} GB free")
         busy += [str(i)] * (free < 0.8 * total)
@@ -109,7 +118,7 @@ def examine(args: DoctorConfig, world: World) -> None:
         "Python": platform.python_version(),
         "torch": torch.__version__,
         "numpy": numpy.__version__,
-        "CUDA": torch.version.cuda or "none",
+        "CUDA": torch.version.cuda or torch.version.hip or "none",
         "system": platform.platform(),
     }
     findings = []

@@ -164,11 +164,13 @@ choose_processes() {
   whole_numbers SLURM_CPUS_PER_TASK
   read -r torch cuda gpus rest <<<"$PROBED"
   # Before there is an environment (--print-only) torch cannot say, and without an NVIDIA driver there is no nvidia-smi.
-  [[ -n $PROBED ]] || gpus=$(nvidia-smi -L 2>/dev/null | grep -c '^GPU ' || true)
+  [[ -n $PROBED || -z ${CUDA_VISIBLE_DEVICES-all} ]] || gpus=$(nvidia-smi -L 2>/dev/null | grep -c '^GPU ' || true)
   cores=${SLURM_CPUS_PER_TASK:-$(env -u OMP_NUM_THREADS -u OMP_THREAD_LIMIT nproc 2>/dev/null ||
     getconf _NPROCESSORS_ONLN)}
-  [[ -z ${CUDA_VISIBLE_DEVICES+set} ]] || why=" (CUDA_VISIBLE_DEVICES=$CUDA_VISIBLE_DEVICES)"
-  [[ $cuda != none ]] || why=" (torch $torch was built without CUDA)"
+  why=${PROBED#*$'\n'} why=${why#"$PROBED"}
+  [[ -z ${CUDA_VISIBLE_DEVICES+set} ]] || why+=${why:+, }CUDA_VISIBLE_DEVICES=$CUDA_VISIBLE_DEVICES
+  [[ $cuda != none ]] || why="torch $torch was built without CUDA"
+  why=${why:+ ($why)}
   if flag device && [[ $VALUE == cpu ]]; then gpus=0 why=' (--device cpu)'; fi
   PROCESSES=${NUM:-$1}
   if [[ $PROCESSES == all ]]; then PROCESSES=$((gpus > 0 ? gpus : 2)); fi
@@ -183,6 +185,8 @@ choose_processes() {
   DEVICES="$PROCESSES of $gpus GPU(s)$why"
   ((gpus > 0)) || DEVICES="NO GPU$why: TRAINING ON CPUS, $PROCESSES process(es) on $cores core(s)"
   export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$((cores > PROCESSES ? cores / PROCESSES : 1))}
+  # batches differ in width: without it a GPU runs out of memory that is free, in pieces
+  ((gpus == 0)) || [[ -n ${PYTORCH_ALLOC_CONF-}${PYTORCH_CUDA_ALLOC_CONF-} ]] || export PYTORCH_ALLOC_CONF=expandable_segments:True
 }
 
 # choose_meeting_point: where the processes meet, by NNODES, NODE_RANK, MASTER_ADDR and MASTER_PORT. Sets NODES, NODE,

@@ -14,7 +14,7 @@ find_python() {
 }
 
 # probe PYTHON [MODULE…]: whether it can train and finds the modules. Sets PROBED: "torch version, CUDA version or
-# none, number of GPUs that it sees, options of its torchrun", or why not.
+# none, number of GPUs that it can use, options of its torchrun" and below it why it can use none, or why it cannot train.
 probe() {
   PROBED=$("$1" - "${@:2}" 2>/dev/null <<'EOF'
 import importlib.util, re, sys
@@ -31,8 +31,13 @@ except Exception as error:
 if tuple(map(int, re.findall(r"\d+", torch.__version__)[:2])) < (2, 10):
     sys.exit(print("torch", torch.__version__, "is older than 2.10") or 1)
 usage = get_args_parser().format_help()
-print(torch.__version__, torch.version.cuda or torch.version.hip or "none", torch.cuda.device_count(),
+built, usable = torch.version.cuda or torch.version.hip, torch.cuda.is_available()
+print(torch.__version__, built or "none", torch.cuda.device_count() if usable else 0,
       *(option for option in ("--signals-to-handle", "--shutdown-timeout") if option in usage))
+try:
+    built and not usable and torch.cuda.init()
+except RuntimeError as error:
+    print(str(error).splitlines()[0])
 EOF
   ) && [[ -n $PROBED ]]
 }

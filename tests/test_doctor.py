@@ -1,12 +1,14 @@
 """What the doctor finds on a good and on a broken set-up."""
 
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 import torch
 from helpers import run, run_inside
 
 from histocc import doctor
+from histocc.runtime.errors import as_user_error
 
 
 @pytest.mark.processes
@@ -27,7 +29,7 @@ def test_a_save_path_that_cannot_be(tmp_path):
 
 @pytest.mark.parametrize(
     "device, gpus, level, remedy",
-    [("auto", 2, "warning", "install a torch with CUDA"), ("cpu", 2, "ok", ""), ("auto", 0, "ok", "")],
+    [("auto", 2, "warning", "which torch fits which driver"), ("cpu", 2, "ok", ""), ("auto", 0, "ok", "")],
 )
 def test_gpus_that_are_there_and_not_used(tmp_path, monkeypatch, device, gpus, level, remedy):
     smi = tmp_path / "nvidia-smi"
@@ -37,6 +39,19 @@ def test_gpus_that_are_there_and_not_used(tmp_path, monkeypatch, device, gpus, l
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     finding = doctor.devices(device)
     assert finding.level == level and remedy in finding.remedy
+    assert ("Torch not compiled with CUDA enabled, CUDA_VISIBLE_DEVICES=" in finding.text) == (level != "ok")
+
+
+def test_a_gpu_that_torch_was_not_built_for(monkeypatch):
+    error = RuntimeError("CUDA error: no kernel image is available for execution on the device\nSearch for")
+    for name, value in {"is_available": True, "device_count": 1, "get_device_name": "Tesla V100"}.items():
+        monkeypatch.setattr(torch.cuda, name, Mock(return_value=value))
+    monkeypatch.setattr(doctor, "has_bfloat16", Mock(return_value=False))
+    monkeypatch.setattr(doctor, "matmul_rate", Mock(side_effect=[1.0, error]))
+    finding, ended = doctor.devices("auto"), as_user_error(error)
+    assert finding.level == "fault" and "GPU 0 (Tesla V100): CUDA error: no kernel image" in finding.text
+    assert ended.exit_code == 2 and "was not built for this GPU" in str(ended)
+    assert all("which torch fits which driver and card" in said for said in (finding.remedy, str(ended)))
 
 
 def test_gpus_of_a_torch_without_nccl(monkeypatch):

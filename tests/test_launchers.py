@@ -29,7 +29,8 @@ CAPTURED = {"capture_output": True, "text": True, "stdin": subprocess.DEVNULL}
 FAST_PYTHON = """#!/bin/bash
 if [[ $1 == - ]]; then
   cat >/dev/null
-  echo "2.13.0 ${FAKE_CUDA:-13.0} ${FAKE_GPUS:-0} --signals-to-handle --shutdown-timeout"; exit
+  echo "2.13.0 ${FAKE_CUDA:-13.0} ${FAKE_GPUS:-0} --signals-to-handle --shutdown-timeout${FAKE_WHY:+
+$FAKE_WHY}"; exit
 elif [[ $1 == -m && -n $STARTED ]]; then
   echo "$2" >>"$STARTED"; exit $([[ $2 != "$FAILING" ]] || echo 7)
 fi
@@ -278,6 +279,14 @@ def test_the_run_on_the_sample_is_not_mistaken_for_another(plan, data, tmp_path)
         (LAUNCH, ["all"], {"FAKE_GPUS": "4"}, "4", ""),
         (LAUNCH, [], {"FAKE_GPUS": "1"}, "1", ""),
         (MULTI, [], {"CUDA_VISIBLE_DEVICES": ""}, "2", "NO GPU (CUDA_VISIBLE_DEVICES=): TRAINING ON CPUS"),
+        (MULTI, [], {"FAKE_WHY": "old driver"}, "2", "NO GPU (old driver): TRAINING ON CPUS"),
+        (
+            MULTI,
+            [],
+            {"FAKE_WHY": "x", "CUDA_VISIBLE_DEVICES": "MIG-9"},
+            "2",
+            "(x, CUDA_VISIBLE_DEVICES=MIG-9)",
+        ),
         (MULTI, [], {"FAKE_CUDA": "none"}, "2", "NO GPU (torch 2.13.0 was built without CUDA)"),
         (MULTI, ["3", "--", "--device=cpu"], {"FAKE_GPUS": "1"}, "3", "NO GPU (--device cpu)"),
         (LAUNCH, ["2"], {"OMP_THREAD_LIMIT": "1"}, "2", "OMP_NUM_THREADS=3\n"),
@@ -288,6 +297,27 @@ def test_the_run_on_the_sample_is_not_mistaken_for_another(plan, data, tmp_path)
 def test_processes_and_threads(plan, data, script, words, variables, processes, said):
     done = plan(script, data, *words, **variables)
     assert option(printed(done), "nproc-per-node") == processes and said in done.stdout
+
+
+def test_gpus_that_torch_can_use_count_and_get_memory_in_segments_that_grow(tmp_path):
+    """torch counts GPUs before it starts CUDA; the driver of the two here is too old."""
+    for name, text in {
+        "torch/__init__.py": "from torch import cuda\n__version__ = '2.13.0'\nclass version: cuda = '13.0'\n",
+        "torch/cuda.py": "def is_available(): return False\ndef device_count(): return 2\n"
+        "def init(): raise RuntimeError('The driver is too old\\nMore')\n",
+        "torch/distributed/run.py": "import argparse\nget_args_parser = argparse.ArgumentParser\n",
+    }.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    program = 'source scripts/common.sh; probe "$0"; for PROBED in "$PROBED" "2.13.0 13.0 2"; do\n'
+    program += 'choose_processes all; echo "$DEVICES $PYTORCH_ALLOC_CONF"; done'
+    env = {name: value for name, value in os.environ.items() if not name.endswith(("DEVICES", "ALLOC_CONF"))}
+    for given, expected in (({}, "expandable_segments:True"), ({"PYTORCH_ALLOC_CONF": "mine:1"}, "mine:1")):
+        line = ["bash", "-c", program, sys.executable]
+        done = subprocess.run(line, cwd=REPO, env=env | {"PYTHONPATH": str(tmp_path)} | given, **CAPTURED)
+        old, new = done.stdout.splitlines()
+        assert old.startswith("NO GPU (The driver is too old): TRAINING ON CPUS"), done
+        assert new == f"2 of 2 GPU(s) {expected}" and "expand" not in old
 
 
 def test_too_many_processes(plan, data):

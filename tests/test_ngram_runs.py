@@ -326,6 +326,8 @@ def test_the_fit_is_all_of_it(table, tmp_path):
     said = run("train_mixer.py", *alone(table, tmp_path / "run"))
     assert "Epochs: 0 (0 steps)" in said and "Finished at step 0." in said
     assert "no steps, so these flags have no effect: --log-interval, --num-epochs. Type --model-size" in said
+    scaled = run("train_mixer.py", *alone(table, tmp_path / "scaled", "--lr-scaling", "linear"))
+    assert "--lr-scaling" not in scaled  # a launcher adds it
     (row,), saved = read_logs(tmp_path / "run"), (tmp_path / "run" / "last.bin").stat().st_mtime_ns
     with open(table[1], encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))

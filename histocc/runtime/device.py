@@ -35,20 +35,14 @@ def by_kind(values: dict[str, int], device: torch.device) -> int:
     return values[device.type if device.type in values else "cuda"]
 
 
-def gpu_count() -> int:
-    """Return how many GPUs torch can use; `device_count` alone also counts those whose driver is too old."""
-    return torch.cuda.device_count() if torch.cuda.is_available() else 0
-
-
 def why_no_gpu() -> str:
     """Return why torch can use no GPU, in its words, and the variables that choose GPUs."""
-    reason = "no GPU"
+    visible = "".join(f", {name}={os.environ[name]}" for name in VISIBLE if name in os.environ)
     try:
         torch.cuda.init()
     except (AssertionError, RuntimeError) as error:  # the former if torch was built without CUDA
-        reason = str(error).partition("\n")[0]
-    visible = ", ".join(f"{name}={os.environ[name]}" for name in VISIBLE if name in os.environ)
-    return f"{reason} ({visible})" if visible else reason
+        return str(error).partition("\n")[0] + visible
+    return "no GPU" + visible
 
 
 def choose_device(name: str, local_rank: int = 0, local_size: int = 1, use: bool = True) -> torch.device:
@@ -56,7 +50,7 @@ def choose_device(name: str, local_rank: int = 0, local_size: int = 1, use: bool
     local rank, or the single one that it sees, as with `srun --gpus-per-task=1`. With `use` it becomes the
     current one. Raises UserError if there is none.
     """
-    gpus = gpu_count()
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if name == "cpu" or name == "auto" and not gpus:
         return torch.device("cpu")
     if not gpus:

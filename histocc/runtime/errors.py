@@ -57,6 +57,7 @@ SHARED_MEMORY_IS_FULL = (
     "/dev/shm is full: processes that load data hand it over there; --num-workers 0, or a larger one"
     " (docker run --shm-size=8g)"
 )
+OTHER_TORCH = "README.md (GPUs) says which torch fits which driver and card"
 _OUT_OF_MEMORY = re.compile(
     r"can't allocate memory|ALLOC_FAILED|out of memory|std::bad_alloc|Cannot allocate memory"
     r"|could not (create|execute) a (primitive|memory)"
@@ -81,6 +82,8 @@ def as_user_error(error: BaseException) -> UserError | TrainingError | None:
     """The error as a message of this process that ends the program, if it is of the machine or files."""
     if isinstance(error, (UserError, TrainingError)):
         return error
+    if "no kernel image is available" in str(error):
+        return UserError(f"this torch was not built for this GPU; {OTHER_TORCH}", said_by_all=True)
     if errno_of(error) in MACHINE or is_out_of_memory(error):
         return TrainingError(in_words(error), said_by_all=True)
     if isinstance(error, OSError) and isinstance(error.filename, str | bytes):

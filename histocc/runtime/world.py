@@ -32,7 +32,7 @@ from torch.distributed.rendezvous import rendezvous
 
 from histocc.runtime import log, signals
 from histocc.runtime.config import Parser
-from histocc.runtime.device import choose_device, gpu_count
+from histocc.runtime.device import choose_device
 from histocc.runtime.errors import TrainingError, UserError, as_user_error
 from histocc.runtime.signals import Stopped, stop_asked, stop_request
 
@@ -43,14 +43,10 @@ NOT_MET = (
     "Both must be set alike on all machines, rank 0 must run on that one, and the firewall let the port"
     " through"
 )
-NCCL_FAILS = (
-    "NCCL failed. The usual causes: a container whose /dev/shm has 64 MB (docker run --shm-size=8g, or"
-    " --ipc=host), two ranks on one GPU (CUDA_VISIBLE_DEVICES), the wrong one of several networks"
-    " (NCCL_SOCKET_IFNAME=eth0; `ip address` lists them). NCCL_DEBUG=INFO says more"
-)
-GLOO_FAILS = (
-    "They met, but messages do not arrive. The usual causes: the wrong one of several networks"
-    " (GLOO_SOCKET_IFNAME=eth0; `ip address` lists them), a firewall that closes ports above 1024"
+CANNOT_SEND = (
+    "The processes met, but cannot send. The usual causes: the wrong one of several networks (`ip address`"
+    " lists them, NCCL_SOCKET_IFNAME=eth0 and GLOO_SOCKET_IFNAME=eth0 choose), closed ports above 1024; with"
+    " NCCL 64 MB of /dev/shm in a container (docker run --shm-size=8g or --ipc=host), two ranks on one GPU"
 )
 PORT_IN_USE = "Another program has this port, or a second process RANK=0: choose another MASTER_PORT"
 # how long a silent rank waits for rank 0 to say what is wrong: before they have joined, and afterwards
@@ -90,8 +86,8 @@ def launcher_environment(
         return 0, 0, 1, 1
     if local_rank is not None and local_rank >= 0:  # launchers from before torchrun pass it as a flag alone
         values.setdefault("LOCAL_RANK", str(local_rank))
-    elif device == "cpu" or gpu_count() < 2:  # some launchers set the other two alone
-        values.setdefault("LOCAL_RANK", "0")
+    elif device == "cpu" or not (torch.cuda.is_available() and torch.cuda.device_count() > 1):
+        values.setdefault("LOCAL_RANK", "0")  # some launchers set the other two alone
     try:
         rank, local, size = (int(values[name]) for name in names)
         local_size = int(os.environ.get("LOCAL_WORLD_SIZE") or local + 1)
@@ -148,7 +144,6 @@ class World:
         control: the group for tensors on the CPU; None: the default one.
         patient: the one in which a wait may last longer than the time limit; None: the default one.
         time_limit: seconds that one waits for another.
-        leader: the first rank on this machine.
     """
 
     rank: int = 0
@@ -160,16 +155,12 @@ class World:
     control: Any = field(default=None, repr=False, compare=False)
     patient: Any = field(default=None, repr=False, compare=False)
     time_limit: float = field(default=math.inf, repr=False, compare=False)
-    leader: int = field(default=0, compare=False)
+    leader: int = field(default=0, compare=False)  # the first rank on this machine
 
     @property
     def is_main(self) -> bool:
         """True on rank 0 of the whole job, the only one that writes files and speaks."""
         return self.rank == 0
-
-    @property
-    def nodes(self) -> int:
-        return -(-self.size // self.local_size)
 
     def print(self, *words: object, sep: str = " ") -> None:
         """Rank 0 only; flushed, so that the line is in the log when a job dies."""
@@ -314,7 +305,7 @@ def init_world(
             versions, hosts = zip(*(place.split(" on ") for place in places))
             if len(set(versions)) > 1:
                 raise UserError(f"{', '.join(sorted(set(places)))}: use one environment on all machines")
-            remedy = GLOO_FAILS
+            remedy = CANNOT_SEND
             own_device = chosen if on_gpu else None
             dist.init_process_group(
                 backend, store=store, rank=rank, world_size=size, timeout=timeout, device_id=own_device
@@ -325,7 +316,7 @@ def init_world(
             # MASTER_ADDR missing, port in use, host not reached, a peer that never came
             text = str(error) or type(error).__name__
             reason = text.partition("\n")[0] + " ".join(text.partition("Last error:")[1:]).strip()
-            remedy = PORT_IN_USE if "EADDRINUSE" in text else NCCL_FAILS if "NCCL" in text else remedy
+            remedy = PORT_IN_USE if "EADDRINUSE" in text else remedy
             raise UserError(
                 f"Rank {rank} could not meet the other processes at {place}: {reason}\n  {remedy}.",
                 said_by_all=True,
@@ -475,7 +466,7 @@ def end_without_others(world: World, error: Exception) -> NoReturn:
         what = f"{ranks if missing else 'all processes wait for each other until the'} time limit"
         what += " (--timeout-minutes)"
     elif "NCCL error" in str(error) and "ncclRemoteError" not in str(error):  # the latter: another has ended
-        what = NCCL_FAILS
+        what = CANNOT_SEND
 
     def leave_to_launcher(seconds: float) -> None:
         """It names the process that has ended, and ends all others then: it must find that one first."""

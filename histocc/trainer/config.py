@@ -108,7 +108,7 @@ class Steps(Config):
         resumable=True,
     )
     learning_rate: Positive | None = step_flag(None, "peak learning rate", resumable="kept")
-    lr_scaling: str = step_flag(
+    lr_scaling: str = flag(  # no step_flag: run_multi_gpu_train.sh adds it, whatever is trained
         "none",
         "multiply the learning rate by the number of processes, or its square root",
         choices=("none", "linear", "sqrt"),

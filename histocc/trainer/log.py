@@ -238,7 +238,7 @@ def banner(
         f"Distributed environment: {'SINGLE' if size == 1 else 'MULTI_GPU' if gpus else 'MULTI_CPU'}",
         f"Number of processes: {size}",
         f"Number of GPUs: {size if gpus else 0}",
-        f"Nodes: {world.nodes}",
+        f"Nodes: {-(-size // world.local_size)}",
         f"Backend: {world.backend or PARALLEL['none']}",
         f"Parallel: {PARALLEL[args.parallel if world.backend else 'none']}",
         f"Available GPUs: {gpus}{name}",
