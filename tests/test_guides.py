@@ -34,9 +34,9 @@ TRAINING = (
     " --language-col lang --save-path ./output"
 )
 # in test_launchers, and the installation by .ci/run
-ELSEWHERE = ("tests/run", "pip install", "./launch_training.sh\n")
+ELSEWHERE = ("tests/run", "pip install", "./launch_training.sh\n", "scripts/gpu_check.sh")
 SCRIPTS = [f"examples.{name}" for name in ("train_from_config", "train_llada", "train_prs_med")]
-OF_OTHERS = {"--array", "--max-restarts", "--print-only"}
+OF_OTHERS = {"--array", "--max-restarts", "--print-only", "--shutdown-timeout", "--ipc"}
 NOTEBOOK = REPO / "docs" / "tour.ipynb"
 
 

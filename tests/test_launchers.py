@@ -17,8 +17,9 @@ from helpers import REPO, read_logs, write_csv
 
 LAUNCH, MULTI = "launch_training.sh", "run_multi_gpu_train.sh"
 SLURM, TRAIN = "scripts/train_slurm_multi_node.sh", "scripts/train_multi_gpu.sh"
+GPU_CHECK = "scripts/gpu_check.sh"
 SOURCED = ["scripts/common.sh", "scripts/environment.sh"]
-SHELL_FILES = [LAUNCH, MULTI, SLURM, TRAIN, *SOURCED, "tests/run", ".ci/run"]
+SHELL_FILES = [LAUNCH, MULTI, SLURM, TRAIN, *SOURCED, GPU_CHECK, "tests/run", ".ci/run"]
 TOOLS = "bash cat cksum cp dirname env getconf grep mkdir readlink rm sed sleep tail touch uname"
 JOB = {"SLURM_JOB_ID": "17", "SLURM_JOB_NUM_NODES": "4", "SLURM_SUBMIT_DIR": str(REPO), "MASTER_ADDR": "gpu1"}
 SAMPLE = ["histocc.sample", "torch.distributed.run", "histocc.sample.show"]
@@ -523,6 +524,26 @@ def test_a_run_on_two_processes(data, tmp_path):
     assert rate and float(rate[1]) == pytest.approx(2 * float(rate[2]))
     assert [row["step"] for row in read_logs(tmp_path / "run")] == [0, 2]
     assert (tmp_path / "run" / "last.bin").is_file()
+
+
+@pytest.mark.processes
+@pytest.mark.full
+def test_the_check_of_a_machine_with_gpus(tmp_path):
+    """Tried on CPUs."""
+    env = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "OMP_NUM_THREADS": "1"}
+    env |= {"GPU": "cpu", "STEPS": "4", "ROWS": "200", "SIZE": "tiny", "BATCH": "32"}
+    line = [str(REPO / GPU_CHECK), "check"]
+    done = subprocess.run(line, cwd=tmp_path, env=env, timeout=1800, **CAPTURED)
+    assert done.returncode == 0 and "FAILED" not in done.stdout, done.stdout + done.stderr
+    assert {"fsdp is one process, to 1e-8", "codes of full are those of a CPU in 99 % of rows"} <= {
+        line[14:].strip() for line in done.stdout.splitlines()
+    }
+    assert re.search(r"^speed_two +[\d,]+ samples/s", done.stdout, re.M), done.stdout
+    done = subprocess.run(line, cwd=tmp_path, env=env, **CAPTURED)
+    assert done.returncode == 2 and "check is there already" in done.stderr
+    env |= {"GPU": "cuda", "CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run([*line[:1], "other"], cwd=tmp_path, env=env, **CAPTURED)
+    assert done.returncode == 2 and "torch can use no GPU here" in done.stderr
 
 
 # ---- environment ----

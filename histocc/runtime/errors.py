@@ -57,7 +57,7 @@ SHARED_MEMORY_IS_FULL = (
     "/dev/shm is full: processes that load data hand it over there; --num-workers 0, or a larger one"
     " (docker run --shm-size=8g)"
 )
-OTHER_TORCH = "README.md (GPUs) says which torch fits which driver and card"
+OTHER_TORCH = "README.md says which torch fits which driver and card"
 _OUT_OF_MEMORY = re.compile(
     r"can't allocate memory|ALLOC_FAILED|out of memory|std::bad_alloc|Cannot allocate memory"
     r"|could not (create|execute) a (primitive|memory)"
