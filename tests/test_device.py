@@ -23,6 +23,7 @@ from torch.utils.data import DataLoader
 
 import finetune
 from histocc.formatter import hisco_blocky5
+from histocc.job.build import auto_size
 from histocc.model.layers import Linear
 from histocc.model.mixer import Seq2SeqMixerOccCANINE, model_config
 from histocc.predict.coder import DECODERS
@@ -89,22 +90,12 @@ def test_a_call_from_python_leaves_the_formats_of_products():
         assert [each.fp32_precision for each in products] == before
 
 
-@pytest.mark.parametrize(
-    "variable, value",
-    [
-        ("CUDA_VISIBLE_DEVICES", "2"),
-        ("CUDA_VISIBLE_DEVICES", "GPU-5ebe9f43-ac33-420d-b78b-6e0bdf2ac5e6"),
-        ("CUDA_VISIBLE_DEVICES", "MIG-c7384736-a75d-5afc-978f-d2f1294409fd"),
-        ("ROCR_VISIBLE_DEVICES", "3"),
-        ("HIP_VISIBLE_DEVICES", "3"),
-    ],
-)
-def test_one_gpu_for_each_process(gpus, monkeypatch, variable, value):
-    """As with srun --gpus-per-task=1: each process sees its own as the first, which is the one that DDP is
-    told. torchrun shows all the same."""
-    current = gpus(1)
+@pytest.mark.parametrize("visible", ["CUDA 2", "CUDA GPU-5ebe9f43", "CUDA MIG-c7384736", "ROCR 3", "HIP 3"])
+def test_one_gpu_for_each_process(gpus, monkeypatch, visible):
+    """As with srun --gpus-per-task=1: each sees its own as the first, as DDP is told; torchrun shows all."""
+    current, (kind, value) = gpus(1), visible.split()
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    monkeypatch.setenv(variable, value)
+    monkeypatch.setenv(f"{kind}_VISIBLE_DEVICES", value)
     assert {choose_device("auto", rank, 4).index for rank in range(4)} == {0} and current == [0] * 4
     ddp = Mock()
     monkeypatch.setattr("histocc.runtime.parallel.DistributedDataParallel", ddp)
@@ -115,6 +106,14 @@ def test_one_gpu_for_each_process(gpus, monkeypatch, variable, value):
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
     with pytest.raises(UserError, match="LOCAL_RANK=3 has no GPU: 1 visible here"):
         choose_device("auto", 0, 4)
+
+
+def test_auto_says_on_every_device_what_it_takes_and_which_flag_takes_the_other(capsys):
+    args = SimpleNamespace(ngrams="auto", freeze_encoder=False)
+    sizes = [auto_size(args, World(device=torch.device(name))) for name in ("cuda", "cpu")]
+    assert sizes == ["base", "ngrams"]
+    said = capsys.readouterr().out.splitlines()
+    assert "auto: base" in said[0] and "--model-size ngrams" in said[0] and "auto: ngrams" in said[1]
 
 
 @pytest.mark.parametrize("local_rank, local_size", [(2, 3), (0, 3), (5, 1)])

@@ -244,7 +244,7 @@ def auto_size(args: JobConfig, world: World) -> str:
     """Return the size of a new model. On CPUs an encoder takes most of the time, for little more accuracy."""
     if args.ngrams == NONE or args.freeze_encoder:
         return "base"
-    chosen = "base, since there is a GPU; ngrams is one of n-grams alone"
+    chosen = "base, since there is a GPU; --model-size ngrams trains n-grams alone"
     if world.device.type != "cuda":
         chosen = f"{NGRAMS}, since there is no GPU; tiny has an encoder, too"
     world.print(f"--model-size auto: {chosen}")
