@@ -167,7 +167,7 @@ def test_the_state_of_the_run(tmp_path):
         ({}, 2, ["2         4         8\n  steps per epoch        32        16         8         4"]),
         ({"global_batch_size": 50}, 2, ["Steps per epoch: 20\n  on any number of processes\n"]),
         ({"device": "cpu"}, 1, ["NO GPU IS USED: --device cpu\n"]),
-        ({}, 1, ["NO GPU IS USED: no driver (CUDA_VISIBLE_DEVICES=7)\n"]),
+        ({}, 1, ["NO GPU IS USED: no driver, CUDA_VISIBLE_DEVICES=7\n"]),
         ({"wandb_project_name": "x"}, 1, ["Note: --wandb-project-name has no effect without --log-wandb\n"]),
     ],
 )
