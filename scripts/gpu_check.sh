@@ -73,7 +73,7 @@ for name, form in (("samples_per_sec", "{:,.0f} samples/s"), ("mfu", "{:.1%} of 
                    ("seconds_data", "{:.4f} s of a step waiting for data")):
     values = [float(row[name]) for row in rows[len(rows) // 4 :] if row[name]]
     parts += [form.format(statistics.median(values))] if values else []
-print(", ".join(parts))' "$OUT/$1/logs.csv" 2>&1 | tail -n 1)"$'\n'
+print(", ".join(parts))' "$OUT/$1/logs.csv" 2>&1 | tail -n 1)"$'\n' || true  # a run that failed has none
 }
 
 # Dropout differs between devices and numbers of processes, and the second part of the fit of n-grams is chaotic.
