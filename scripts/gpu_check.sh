@@ -61,19 +61,18 @@ print(len(found), "losses, greatest relative difference", max(found, default=flo
 sys.exit(not found or not max(found) <= float(sys.argv[3]))' "$OUT/$2/logs.csv" "$OUT/$3/logs.csv" "${@:4}"
 }
 
-# figures RUN: speed, or the accuracies of the last validation, to be printed at the end.
+# figures RUN: of a run speed_… its speed, of others the accuracies of the last validation, to be printed at the end.
 figures() {
   FIGURES+="$(printf '%-20s' "$1")$("$PYTHON" -c '
 import csv, statistics, sys
 rows = list(csv.DictReader(open(sys.argv[1])))
-valid = [row for row in rows if row["val_loss"]][-1:]
-parts = [f"{name} {float(valid[0][name]):.1%}" for name in ("seq_acc", "flat_acc") if valid and valid[0][name]]
-rows = [row for row in rows if row["samples_per_sec"]]
-for name, form in (("samples_per_sec", "{:,.0f} samples/s"), ("mfu", "{:.1%} of matrix products"),
-                   ("seconds_data", "{:.4f} s of a step waiting for data")):
-    values = [float(row[name]) for row in rows[len(rows) // 4 :] if row[name]]
-    parts += [form.format(statistics.median(values))] if values else []
-print(", ".join(parts))' "$OUT/$1/logs.csv" 2>&1 | tail -n 1)"$'\n' || true  # a run that failed has none
+forms = {"samples_per_sec": "{:,.0f} samples/s", "mfu": "{:.1%} of matrix products",
+         "seconds_data": "{:.4f} s of a step waiting for data"}
+rows = rows[len(rows) // 4 :]  # the first steps are slower
+if "/speed_" not in sys.argv[1]:
+    forms, rows = {"seq_acc": "seq_acc {:.1%}", "flat_acc": "flat_acc {:.1%}"}, rows[-1:]
+values = {name: [float(row[name]) for row in rows if row[name]] for name in forms}
+print(", ".join(forms[name].format(statistics.median(found)) for name, found in values.items() if found))' "$OUT/$1/logs.csv" 2>&1 | tail -n 1)"$'\n' || true  # a run that failed has none
 }
 
 # Dropout differs between devices and numbers of processes, and the second part of the fit of n-grams is chaotic.

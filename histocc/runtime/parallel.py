@@ -37,7 +37,7 @@ def wrap(model: nn.Module, world: World, mode: str = "ddp", gradient_compression
         constants: dict[str, Any] = {"forward_sync_buffers" if newer else "broadcast_buffers": False}
         wrapped = DistributedDataParallel(
             model,
-            device_ids=None if world.device.index is None else [world.device.index],
+            device_ids=[world.device.index] if world.device.type == "cuda" else None,
             gradient_as_bucket_view=True,
             **constants,
         )
