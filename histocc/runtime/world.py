@@ -44,7 +44,7 @@ NOT_MET = (
     " through"
 )
 CANNOT_SEND = (
-    "The processes met, but cannot send. The usual causes: the wrong one of several networks (`ip address`"
+    "The address is right, but messages do not pass. The usual causes: the wrong one of several networks (`ip address`"
     " lists them, NCCL_SOCKET_IFNAME=eth0 and GLOO_SOCKET_IFNAME=eth0 choose), closed ports above 1024; with"
     " NCCL 64 MB of /dev/shm in a container (docker run --shm-size=8g or --ipc=host), two ranks on one GPU"
 )
