@@ -44,9 +44,9 @@ NOT_MET = (
     " through"
 )
 CANNOT_SEND = (
-    "The address is right, but messages do not pass. The usual causes: the wrong one of several networks (`ip address`"
-    " lists them, NCCL_SOCKET_IFNAME=eth0 and GLOO_SOCKET_IFNAME=eth0 choose), closed ports above 1024; with"
-    " NCCL 64 MB of /dev/shm in a container (docker run --shm-size=8g or --ipc=host), two ranks on one GPU"
+    "The address is right, but messages do not pass. The usual causes: the wrong one of several networks"
+    " (NCCL_SOCKET_IFNAME=eth0 and GLOO_SOCKET_IFNAME=eth0 choose), closed ports above 1024; with NCCL 64 MB"
+    " of /dev/shm in a container (docker run --shm-size=8g or --ipc=host), two ranks on one GPU"
 )
 PORT_IN_USE = "Another program has this port, or a second process RANK=0: choose another MASTER_PORT"
 # how long a silent rank waits for rank 0 to say what is wrong: before they have joined, and afterwards
@@ -304,6 +304,7 @@ def init_world(
             places = [place.decode() for place in store.multi_get([f"rank{i}" for i in range(size)])]
             versions, hosts = zip(*(place.split(" on ") for place in places))
             if len(set(versions)) > 1:
+                time.sleep(0 if rank else 1)  # rank 0 may hold the store, which others still read
                 raise UserError(f"{', '.join(sorted(set(places)))}: use one environment on all machines")
             remedy = CANNOT_SEND
             own_device = chosen if on_gpu else None
@@ -321,11 +322,10 @@ def init_world(
                 f"Rank {rank} could not meet the other processes at {place}: {reason}\n  {remedy}.",
                 said_by_all=True,
             ) from None
-    leader = rank - local
+    node = range(rank - local, rank - local + local_size)
     if not os.environ.get("LOCAL_WORLD_SIZE"):  # srun sets none: ranks with one host name share a machine
         node = [i for i, host in enumerate(hosts) if host == hosts[rank]]
-        leader, local, local_size = node[0], node.index(rank), len(node)
-    return World(rank, local, size, local_size, chosen, backend, control, patient, limit, leader)
+    return World(rank, node.index(rank), size, len(node), chosen, backend, control, patient, limit, node[0])
 
 
 def wait_for_address(rank: int, seconds: float) -> object:
