@@ -117,7 +117,7 @@ class MultiheadAttention(nn.Module):
         rows, length, keys = len(x), x.shape[1], visible.shape[-1]
         if keys < length:
             queries = self.project(x, QUERY)
-            return self.attend_to_groups(queries, x[:, :keys], [(rows, keys)], [visible])
+            return self.attend_to_groups(queries, x[:, :keys].flatten(0, 1), [(rows, keys)], [visible])
         projected = self.project(x, ALL)
         if not is_packed(projected):
             q, k, v = self.by_head(projected)
@@ -136,8 +136,7 @@ class MultiheadAttention(nn.Module):
         if is_packed(keys_values) and is_packed(queries):
             sizes = zip(shapes, visible, strict=True)
             groups = [Group(shape[0], queries.shape[1], shape[1], mask) for shape, mask in sizes]
-            flat = queries.flatten(0, 1), keys_values.flatten(0, -2)
-            mixed = packed_attention(*flat, groups, self.heads, self.dropout_p())
+            mixed = packed_attention(queries.flatten(0, 1), keys_values, groups, self.heads, self.dropout_p())
             return self.out_proj(mixed.view_as(queries))
         (q,) = self.by_head(queries)
         mixed = []
