@@ -3,12 +3,35 @@ values lie on the CPU.
 
 As with a GPU, an operation on tensors of both places is an error, NumPy cannot see the values, and what the
 host asks for by value (`item`, `tolist`, `nonzero`, a copy to the CPU) waits for the device: `waits` counts
-it. Code takes the ways that it takes on every device but the CPU, with the CPU's results. torch has no other
-device whose guard is there in all builds, so this one goes by the name of "meta".
+it. Code takes the ways that it takes on every device but the CPU, with the CPU's results.
+
+It is "cuda:0", with CUDA's autocast, GradScaler and fused optimizers, if this module is imported before torch
+(`pytest -p second_device`) and there is g++: what torch asks CUDA for is then answered by cuda_keys.cpp. Else
+it goes by the name of "meta", the only other device whose guard is there in all builds.
 """
 
 import collections
 import contextlib
+import ctypes
+import importlib.util
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(importlib.util.find_spec("torch").origin).parent
+CAN_BE_CUDA = bool(shutil.which("g++")) and not (ROOT / "lib" / "libtorch_cuda.so").exists()
+IS_CUDA = CAN_BE_CUDA and "torch" not in sys.modules
+if IS_CUDA:  # torch looks for CUDA when it is imported
+    for name in ("libc10.so", "libtorch_cpu.so"):
+        ctypes.CDLL(str(ROOT / "lib" / name), ctypes.RTLD_GLOBAL)
+    with tempfile.TemporaryDirectory() as folder:
+        source, includes = Path(__file__).with_name("cuda_keys.cpp"), [f"-I{ROOT / 'include'}"]
+        includes += [f"-I{ROOT / 'include/torch/csrc/api/include'}"]
+        line = ["g++", "-std=c++20", "-shared", "-fPIC", *includes, str(source), "-o", f"{folder}/keys.so"]
+        subprocess.run([*line, f"-L{ROOT / 'lib'}", "-lc10", "-ltorch_cpu"], check=True)
+        ctypes.CDLL(f"{folder}/keys.so", ctypes.RTLD_GLOBAL)
 
 import torch
 import torch.optim.optimizer as optimizer
@@ -18,7 +41,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from histocc.runtime import world
 
-DEVICE = torch.device("meta")
+DEVICE = torch.device("cuda", 0) if IS_CUDA else torch.device("meta")
 aten = torch.ops.aten
 MOVES = {aten.copy_.default, aten._to_copy.default}
 # of rows, not values
@@ -113,13 +136,19 @@ class _Tensors(TorchFunctionMode):
 def second_device(monkeypatch):
     """`DEVICE` works like a device, and is the one that --device cuda stands for."""
     fused = optimizer._get_fused_kernels_supported_devices
-    autocast = torch.autocast
     monkeypatch.setattr(optimizer, "_get_fused_kernels_supported_devices", lambda: [*fused(), DEVICE.type])
-    monkeypatch.setattr(
-        torch,
-        "autocast",
-        lambda device, *a, **b: contextlib.nullcontext() if is_device(device) else autocast(device, *a, **b),
-    )
+    if IS_CUDA:
+        monkeypatch.setattr(torch.cuda.amp.common, "amp_definitely_not_available", lambda: False)
+        monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda *_, **__: True)
+        monkeypatch.setattr(torch.cuda, "_lazy_init", lambda: None)
+        torch.__future__.set_overwrite_module_params_on_conversion(True)  # `.data =` would lose `here`
+    else:
+        autocast, none = torch.autocast, contextlib.nullcontext()
+        monkeypatch.setattr(
+            torch,
+            "autocast",
+            lambda device, *a, **b: none if is_device(device) else autocast(device, *a, **b),
+        )
     choose = world.choose_device
     monkeypatch.setattr(
         world, "choose_device", lambda name, *place: DEVICE if name == "cuda" else choose(name, *place)

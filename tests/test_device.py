@@ -6,7 +6,11 @@ waits for the device.
 import argparse
 import atexit
 import copy
+import gc
 import multiprocessing.queues
+import os
+import subprocess
+import sys
 from collections import Counter
 from types import SimpleNamespace
 from unittest.mock import Mock
@@ -15,14 +19,15 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from helpers import TINY, TRAIN_MIXER, read_logs, run, run_inside, write_rows
-from second_device import DEVICE, second_device, waits
+from helpers import REPO, TINY, TRAIN_MIXER, environment, read_logs, run, run_inside, write_rows
+from second_device import CAN_BE_CUDA, DEVICE, IS_CUDA, second_device, waits
 from test_canine import NO_DROPOUT, batch, results
 from test_predict import small_coder
 from torch.utils.data import DataLoader
 
 import finetune
 from histocc.formatter import PAD_IDX, hisco_blocky5
+from histocc.job import confidence
 from histocc.job.build import auto_size
 from histocc.model.layers import Linear
 from histocc.model.mixer import Seq2SeqMixerOccCANINE, model_config
@@ -37,7 +42,7 @@ from histocc.runtime.device import (
     settings_of_torch,
 )
 from histocc.runtime.errors import UserError
-from histocc.runtime.parallel import wrap
+from histocc.runtime.parallel import gather_shares, wrap
 from histocc.runtime.world import World
 from histocc.trainer.config import ScriptConfig
 from histocc.trainer.estimate import find_batch_size
@@ -131,7 +136,8 @@ def test_sizes_leave_room_for_what_is_still_to_come(monkeypatch):
         "empty_cache": lambda: None,
         "reset_peak_memory_stats": lambda _: None,
         "max_memory_allocated": lambda _: held["bytes"],
-        "get_device_properties": lambda _: SimpleNamespace(total_memory=1000),
+        "memory_reserved": lambda _: 100,
+        "mem_get_info": lambda _: (free, 80_000),  # as if another program used most of the card
     }.items():
         monkeypatch.setattr(torch.cuda, name, value)
     monkeypatch.setattr(torch.accelerator, "synchronize", lambda _: None)
@@ -140,13 +146,18 @@ def test_sizes_leave_room_for_what_is_still_to_come(monkeypatch):
     def find(**more):
         return find_batch_size(lambda rows: held.update(bytes=10 * rows), 4096, world, **more)
 
+    free = 900
     assert find() == 64 and find(still_to_come=300) == 32 and find(still_to_come=800) == 1
+    free = 300
+    assert find() == 32
 
 
 # ---- another device than the CPU
 
 TEXTS = ["wine merchant", "huusmand og væver", "farmer", "", "keeper of a long description " * 5, "smith"]
 HERE = ("--device", "cuda")
+second = pytest.mark.second_device
+only_as_cuda = pytest.mark.skipif(CAN_BE_CUDA and not IS_CUDA, reason="see test_with_cuda_s_keys")
 TWO_EPOCHS = ["--num-epochs", 2, "--log-interval", 1, "--eval-interval", 2, "--float64"]
 MODEL = ["--model-size", "tiny", "--ngrams", "none", "--dropout", 0, "--encoder-dropout", 0]
 
@@ -166,6 +177,19 @@ def rows(tmp_path_factory):
 
 
 @pytest.mark.full
+@pytest.mark.processes
+@pytest.mark.skipif(not CAN_BE_CUDA or IS_CUDA, reason="there is no g++, or this is that pytest")
+def test_with_cuda_s_keys():
+    """The others of this part, in a process in which torch finds CUDA."""
+    line = [sys.executable, "-m", "pytest", "-p", "second_device", "-m", "second_device", "--all", __file__]
+    env = environment(PYTHONPATH=os.pathsep.join((str(REPO), str(REPO / "tests"))))
+    done = subprocess.run(line, cwd=REPO, env=env, capture_output=True, text=True)
+    assert done.returncode == 0 and "skipped" not in done.stdout, done.stdout + done.stderr
+
+
+@second
+@only_as_cuda
+@pytest.mark.full
 def test_a_run_and_one_that_goes_on_have_the_losses_of_the_cpu(rows, tmp_path, monkeypatch):
     train(rows, tmp_path / "cpu", *TWO_EPOCHS, "--device", "cpu")
     with second_device(monkeypatch):
@@ -183,16 +207,37 @@ def test_a_run_and_one_that_goes_on_have_the_losses_of_the_cpu(rows, tmp_path, m
     torch.testing.assert_close(other["model"], dict(one["model"]), rtol=0, atol=1e-6)
 
 
+@second
+@only_as_cuda
 @pytest.mark.full
-def test_steps_that_are_not_logged_do_not_wait_for_the_device(rows, tmp_path, monkeypatch):
+@pytest.mark.parametrize("precision", ["--no-fp16", *["--bf16", "--fp16"] * IS_CUDA])
+def test_steps_that_are_not_logged_do_not_wait_for_the_device(rows, tmp_path, monkeypatch, precision):
+    """And when confidence is fitted the optimizer's moments are gone."""
+    moments = []
+    monkeypatch.setattr(confidence, "fit_run", lambda *_: moments.append(list(map(len, states()))))
+
+    def states():
+        return [x.state for x in gc.get_objects() if issubclass(type(x), torch.optim.Optimizer)]
+
     def count(epochs):
+        flags = ["--num-epochs", epochs, "--share-val", 0, precision, *HERE]
         with second_device(monkeypatch):
-            train(rows, tmp_path / f"epochs{epochs}", "--num-epochs", epochs, "--share-val", 0, *HERE)
+            train(rows, tmp_path / f"epochs{epochs}", *flags)
         return Counter(waits)
 
-    assert count(1) == count(2)
+    assert count(1) == count(2) and len(moments) == 2 and not any(map(any, moments))
 
 
+@second
+def test_of_shares_rank_0_alone_takes_a_copy_to_the_cpu(monkeypatch):
+    with second_device(monkeypatch):
+        share = torch.ones(3, device=DEVICE)
+        share.full_tensor = lambda: share
+        assert gather_shares([share], keep=False) == [None] and not waits
+        assert gather_shares([share])[0].device.type == "cpu" and waits["_to_copy"] == 1
+
+
+@second
 def test_every_decoder_codes_as_on_the_cpu(monkeypatch):
     def found(device):
         coder = small_coder(device, state={"languages": ["en", "da"]}, batch_size=3)

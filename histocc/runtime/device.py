@@ -219,7 +219,8 @@ class Precision:
         """
         bad = ~finite
         if self.scaler.is_enabled():
-            bad = bad & (self.scaler.get_scale() <= MIN_SCALE)
+            # `get_scale` waits for the device
+            bad = bad & (self.scaler.scale(torch.ones_like(bad, dtype=torch.float32)) <= MIN_SCALE)
             self.scaler.step(optimizer)
             self.scaler.update()
         elif getattr(optimizer, "_step_supports_amp_scaling", False):

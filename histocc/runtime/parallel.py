@@ -117,8 +117,10 @@ def gather_shares(value: Any, keep: bool = True) -> Any:
     """
 
     def put_together(tensor: Tensor) -> Tensor | None:
-        full = full_tensor(tensor).cpu() if is_share(tensor) else tensor
-        return full if keep else None
+        full = full_tensor(tensor)
+        if not keep:
+            return None
+        return full.cpu() if is_share(tensor) else full
 
     return tree_map_only(Tensor, put_together, value)
 

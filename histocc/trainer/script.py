@@ -371,6 +371,7 @@ def ready(
         what = "lowest validation loss" if training.best_by is None else "highest accuracy"
         best = f" ({what}: {checkpoint.BEST})" * has_best
         world.print(f"{how}\nModel: {own.path(checkpoint.LAST)}{best}")
+        optimizer.state.clear()  # twice the size of the weights, which `finish` may need
         finish(args, training)
 
 
