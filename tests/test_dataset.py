@@ -21,6 +21,7 @@ from histocc.data.dataset import RowEncoding, TextRows
 from histocc.data.noise import Augmenter
 from histocc.formatter import BlockyFormatter, make_formatter
 from histocc.runtime.errors import UserError
+from histocc.runtime.world import World
 from histocc.text import as_is, padded_width
 from histocc.trainer.batches import BatchLoader, BatchPlan, MicroBatches
 
@@ -169,10 +170,14 @@ def test_epochs_differ_in_order_and_noise_which_leaves_the_codes_alone(batches):
         assert sorted(text.split("[SEP]")[1] for text in hidden) == sorted(row[0] for row in ROWS)
 
 
-@pytest.mark.parametrize("persistent", [False, True])
-def test_workers_change_nothing_and_loading_draws_no_random_numbers(batches, persistent):
+@pytest.mark.parametrize("persistent, device", [(False, "cpu"), (True, "cpu"), (False, "cuda")])
+def test_workers_change_nothing_and_loading_draws_no_random_numbers(batches, persistent, device):
+    """For a GPU they are not forked from the process that uses it."""
     plain, options = BatchLoader(batches(6, micro=2)), {"num_workers": 2, "prefetch_factor": 2}
-    workers = BatchLoader(batches(6, micro=2), persistent_workers=persistent, **options)
+    world = World(device=torch.device(device))
+    workers = BatchLoader(batches(6, micro=2), world, persistent_workers=persistent, **options)
+    started = workers.loader.multiprocessing_context
+    assert (started and started.get_start_method()) == (None if device == "cpu" else "forkserver")
     for epoch, first_batch in ((0, 0), (1, 0), (1, 2)):
         next(iter(workers.at(0, 1)))  # broken off: leaves nothing behind
         for batch, other in zip(plain.at(epoch, first_batch), workers.at(epoch, first_batch), strict=True):

@@ -32,12 +32,12 @@ from histocc.seq2seq_mixer_engine import evaluate, train, train_one_epoch
 
 # Flags that users have in their scripts, and what they get without them.
 SWITCHES = """save_each_epoch log_wandb tensorboard overwrite use_within_block_sep drop_bad_labels
-    allow_codes_shorter_than_block_size prepare_only include_descriptions pin_memory persistent_workers
+    allow_codes_shorter_than_block_size prepare_only include_descriptions persistent_workers
     distributed only_encoder freeze_encoder use_amp fp16 bf16 float64 compile eval_only dry_run"""
 # Without formatter, target columns and language the columns of the data decide, else gpf or hisco, and unk.
 NOT_GIVEN = """wandb_project_name formatter target_cols language language_col key fn_word_freq
     all_codes_file all_codes_col descriptions_file
-    descriptions_code_col descriptions_text_col descriptions_lang_col prefetch_factor
+    descriptions_code_col descriptions_text_col descriptions_lang_col prefetch_factor pin_memory
     local_rank world_size learning_rate warmup_steps initial_checkpoint best_by decoder_dim_feedforward
     global_batch_size max_steps schedule_steps config"""
 BOTH_DEFAULTS = {

@@ -246,6 +246,10 @@ class BatchLoader:
         if loading.get("num_workers"):
             allow_open_files()
             loading["timeout"] = min(POLL_SECONDS, self.world.time_limit)
+            if self.world.device.type == "cuda" and hasattr(os, "fork"):  # CUDA's threads survive no fork
+                context: Any = multiprocessing.get_context("forkserver")
+                context.set_forkserver_preload([__name__])
+                loading["multiprocessing_context"] = context
         loading |= {"generator": torch.Generator(), "worker_init_fn": begin_worker}
         self.loader = DataLoader(dataset, batch_size=None, sampler=self.at(0).batches, **loading)
 
@@ -315,4 +319,6 @@ def make_loader(args: TrainConfig, world: World, rows: Rows, plan: BatchPlan | N
     plan = plan or BatchPlan(len(rows), at_once * world.size, world.size, at_once)
     loading = ("num_workers", "prefetch_factor", "pin_memory", "persistent_workers")
     options = {name: getattr(args, name) for name in loading}
+    if args.pin_memory is None:
+        options["pin_memory"] = world.device.type == "cuda"
     return BatchLoader(MicroBatches(rows, plan, world.rank, shuffle_seed), world, **options)

@@ -83,7 +83,9 @@ class Loading(Config):
 
     num_workers: CountOrZero = flag(0, "loading processes per process", resumable=True)
     prefetch_factor: Count | None = flag(None, "batches each worker loads ahead (default 2)", resumable=True)
-    pin_memory: bool = flag(False, "page-locked memory, for faster copies to a GPU", resumable=True)
+    pin_memory: bool | None = flag(
+        None, "page-locked memory, for faster copies to a GPU (default: if there is one)", resumable=True
+    )
     persistent_workers: bool = flag(False, "keep the workers between epochs", resumable=True)
 
 

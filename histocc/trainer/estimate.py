@@ -19,7 +19,7 @@ from histocc.trainer.batches import BatchLoader, Rows, widest
 from histocc.trainer.config import TrainConfig
 
 STEPS = 3  # that a dry run measures, after one that it does not
-FIRST, FULL = 8, 0.85  # first batch size tried; share of a GPU's memory that may fill
+FIRST, FULL = 8, 0.85  # first batch size tried; share of a GPU's free memory that may fill
 
 
 def choose_batch_size(
@@ -53,11 +53,12 @@ def find_batch_size(run: Callable[[int], None], most: int, world: World, still_t
     for size in [size for size in (FIRST << i for i in range(12)) if size < most] + [most]:
         torch.cuda.empty_cache()  # what smaller sizes left behind does not count
         torch.cuda.reset_peak_memory_stats(world.device)
+        left_by_others = torch.cuda.mem_get_info(world.device)[0] + torch.cuda.memory_reserved(world.device)
         fits = False
         try:
             run(size)
             needed = torch.cuda.max_memory_allocated(world.device) + still_to_come
-            fits = needed < FULL * torch.cuda.get_device_properties(world.device).total_memory
+            fits = needed < FULL * left_by_others
         except Exception as error:
             if not is_out_of_memory(error):
                 raise
