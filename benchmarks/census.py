@@ -26,20 +26,9 @@ from pathlib import Path
 
 import numpy as np
 
+from . import common
 from .coding import code, coding
-from .common import (
-    REPO,
-    arguments,
-    command,
-    environment,
-    finish,
-    read_csv,
-    run,
-    table,
-    trained,
-    write_csv,
-    write_sample,
-)
+from .common import REPO, arguments, command, finish, read_csv, run, table, write_csv, write_sample
 
 CENSUS, SHARES = 18_000_000, (1.0, 0.38, 0.10)
 STEPS, BATCH = {"tiny": 200, "small": 200, "base": 60}, {"tiny": 64, "small": 64, "base": 16}
@@ -95,7 +84,7 @@ def killed_twice(args, folder: str, model: str) -> dict:
         process = subprocess.Popen(
             command(line),
             cwd=REPO,
-            env=environment(),
+            env=common.environment(),
             stdout=subprocess.PIPE,
             text=True,
             start_new_session=True,
@@ -156,7 +145,7 @@ def main() -> None:
     found: dict = {"rates": {}, "register": {}, "cores": len(os.sched_getaffinity(0))}
     for size in args.sizes:
         with tempfile.TemporaryDirectory() as folder:
-            model = trained(folder, size, STEPS[size], f"--batch-size {BATCH[size]}")
+            model = common.trained(folder, size, STEPS[size], f"--batch-size {BATCH[size]}")
             if not found["rates"]:
                 same = distinct_texts(100, folder) * 4_000
                 source = write_csv(Path(folder) / "same.csv", ("occ1", "lang"), same)

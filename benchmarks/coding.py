@@ -16,18 +16,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-from .common import (
-    REPO,
-    arguments,
-    command,
-    environment,
-    finish,
-    read_csv,
-    table,
-    trained,
-    write_csv,
-    write_sample,
-)
+from . import common
+from .common import REPO, arguments, command, environment, finish, read_csv, table, write_csv, write_sample
 
 
 def coding(model: str, source: str, output: str, flags: str) -> str:
@@ -75,7 +65,7 @@ def main() -> None:
             write_csv(source, ("occ1", "lang"), random.Random(1).choices(rows, k=args.rows))
         else:
             write_sample(source, args.rows)
-        model = args.model or trained(folder, "tiny", args.steps)
+        model = args.model or common.trained(folder, "tiny", args.steps)
         for decoder in args.decoders:
             flags = f"--decoder {decoder} --system coded"
             found[decoder] = code(model, source, flags, args.threads)

@@ -14,6 +14,8 @@ from pathlib import Path
 
 import torch
 
+from histocc.runtime.device import synchronize
+
 REPO = Path(__file__).resolve().parents[1]
 FOLDER = Path(os.environ.get("HISTOCC_REAL_DATA") or REPO.parent / "shared" / "data")
 REGISTERS = {"english": FOLDER / "occupations_en.csv", "swedish": FOLDER / "occupations_se.csv"}
@@ -28,16 +30,22 @@ def command(line: str) -> list[str]:
     return [sys.executable, *shlex.split(line)]
 
 
-def environment(threads: int | None = None) -> dict[str, str]:
-    """That of a command on CPUs; threads: None leaves their number to it."""
-    found = os.environ | {"PYTHONPATH": str(REPO), "CUDA_VISIBLE_DEVICES": ""}
+def device_of(line: str) -> torch.device:
+    """Of a command: the CPU, unless it names --device cuda."""
+    return torch.device("cuda" if "--device cuda" in line else "cpu")
+
+
+def environment(threads: int | None = None, line: str = "") -> dict[str, str]:
+    """That of a command, which sees GPUs if it names them; threads: None leaves their number to it."""
+    found = os.environ | {"PYTHONPATH": str(REPO)}
+    found |= {} if device_of(line).type == "cuda" else {"CUDA_VISIBLE_DEVICES": ""}
     return found if threads is None else found | {"OMP_NUM_THREADS": str(threads)}
 
 
 def run(line: str, threads: int | None = None) -> str:
     """What a command printed. One that fails ends this program with its output."""
     both = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    done = subprocess.run(command(line), cwd=REPO, env=environment(threads), **both)
+    done = subprocess.run(command(line), cwd=REPO, env=environment(threads, line), **both)
     if done.returncode:
         sys.exit(f"{line} ended with {done.returncode}:\n{done.stdout}")
     return done.stdout
@@ -98,12 +106,11 @@ def trained(folder: str, size: str, steps: int, more: str = "") -> str:
 
 def seconds(work: Callable[[], object], device: torch.device | None = None) -> float:
     """How long some work takes, on a GPU until it is done there."""
-    on_gpu = device is not None and device.type == "cuda"
-    wait = torch.cuda.synchronize if on_gpu else lambda: None
-    wait()
+    device = device or torch.device("cpu")
+    synchronize(device)
     started = time.perf_counter()
     work()
-    wait()
+    synchronize(device)
     return time.perf_counter() - started
 
 

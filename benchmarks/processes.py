@@ -4,6 +4,7 @@ processes with a core each.
     python -m benchmarks.processes                     # size small, 64 samples a step, on two cores
     python -m benchmarks.processes --processes 4 --size base
     python -m benchmarks.processes --ways ddp accumulation fsdp
+    python -m benchmarks.processes --processes 8 --size base --batch 4096 --flags="--device cuda --use-amp"
 
 Whole runs of train_mixer.py take turns; what counts is the median rate of their logs after the first row.
 """
@@ -11,18 +12,19 @@ Whole runs of train_mixer.py take turns; what counts is the median rate of their
 import statistics
 import tempfile
 
-from .common import COLUMNS, NEVER, arguments, finish, read_csv, run, script, table, write_sample
+from .common import COLUMNS, NEVER, arguments, device_of, finish, read_csv, run, script, table, write_sample
 
 EVERY = 5  # steps a row of the log
 WAYS = {"ddp": (1, "ddp"), "accumulation": (4, "ddp"), "fsdp": (1, "fsdp")}  # micro-batches, --parallel
 NAMES = ("1 process, 1 core", "1 process, {} cores", "{} processes, 1 core each")
+ON_GPUS = ("1 GPU, share of the batch", "1 GPU, whole batch", "{} GPUs")
 
 
 def rate(folder: str, processes: int, threads: int, flags: str) -> float:
     """Samples per second over all processes."""
     files = f"--train-data {folder}/train.csv --val-data {folder}/val.csv --save-dir {folder}/run --overwrite"
     never = f"--log-interval {EVERY} --eval-interval {NEVER} --save-interval {NEVER}"
-    more = f"{COLUMNS} --device cpu --ngrams none {flags}"
+    more = f"{COLUMNS} --ngrams none --device cpu {flags}"
     run(f"{script('train_mixer.py', processes)} {files} {never} {more}", threads)
     rates = [float(row["samples_per_sec"] or "nan") for row in read_csv(f"{folder}/run/logs.csv")]
     return statistics.median(rates[1 : len(rates) - 1] or rates)
@@ -53,6 +55,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--ways", nargs="+", default=["ddp"], choices=WAYS)
     parser.add_argument("--steps", type=int, default=25, help="of each run; a quarter with accumulation")
+    parser.add_argument("--flags", default="", help="more flags of train_mixer.py, in one argument")
     args = parser.parse_args()
     rates = {way: {"one core": [], "one": [], "many": []} for way in args.ways}
     with tempfile.TemporaryDirectory() as folder:
@@ -63,7 +66,7 @@ def main() -> None:
                 times, parallel = WAYS[way]
                 steps = max(3 * EVERY, args.steps // times)
                 flags = f"--model-size {args.size} --parallel {parallel} --accumulate-steps {times}"
-                flags += f" --max-steps {steps} --batch-size"
+                flags += f" --max-steps {steps} {args.flags} --batch-size"
                 share, many = args.batch // args.processes, args.processes
                 found["one core"].append(rate(folder, 1, 1, f"{flags} {share}"))
                 found["one"].append(rate(folder, 1, many, f"{flags} {args.batch}"))
@@ -71,7 +74,8 @@ def main() -> None:
     found = {name: getattr(args, name) for name in ("size", "batch", "processes")}
     found["samples_per_sec"] = rates
     lines = [[way, *(f"{each:.1f}" for each in medians(found, way).values())] for way in rates]
-    finish(found, table(("samples/s", *(name.format(args.processes) for name in NAMES)), lines))
+    names = NAMES if device_of(args.flags).type == "cpu" else ON_GPUS
+    finish(found, table(("samples/s", *(name.format(args.processes) for name in names)), lines))
 
 
 if __name__ == "__main__":

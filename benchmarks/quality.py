@@ -4,6 +4,7 @@ accuracy on held-out texts by the number of rows to train on.
     python -m benchmarks.quality --noise --results quality.json     # all registers, methods and sizes
     python -m benchmarks.quality --data english --rows all --methods ours --seeds 1
     python -m benchmarks.quality --methods ours --flags="" --flags="--ngram-passes 20"        # compares both
+    python -m benchmarks.quality --methods ours --size base --flags="--device cuda --use-amp"     # on a GPU
     python -m benchmarks.quality --methods --results a.json b.json --picture both.png     # measures nothing
 
 Seed N holds out tenth N of the texts by their hash (a row is on the side of its text), the same for all
@@ -44,7 +45,9 @@ from histocc.data.prepare import split_values
 from histocc.evaluate import baseline
 from histocc.job.confidence import MAX_CODES
 from histocc.predict.coder import Coder
+from histocc.runtime.world import World
 
+from . import common
 from .__main__ import machine
 from .common import COLUMNS, REGISTERS, arguments, data_flags, finish, run, spread, table, write_csv
 
@@ -146,9 +149,9 @@ def right(answers: Answers, rows: Sequence[Row]) -> float:
 # ---- the methods
 
 
-def of_model(path: str, parts: dict[str, list[Row]]) -> dict:
+def of_model(path: str, parts: dict[str, list[Row]], world: World | None = None) -> dict:
     """What the decoder that `auto` takes and each decoder of a checkpoint get right."""
-    coder, found = Coder.load(path), {}
+    coder, found = Coder.load(path, world), {}
     for name, decoder in DECODERS.items():
         for part, rows in parts.items():
             texts, languages = [row.text for row in rows], [row.language for row in rows]
@@ -160,10 +163,10 @@ def of_model(path: str, parts: dict[str, list[Row]]) -> dict:
 
 def ours(data: DataSet, parts: dict[str, list[Row]], flags: str, seed: int, threads: int) -> dict:
     with tempfile.TemporaryDirectory() as folder:
-        line = f"{data.flags} {flags} --seed {seed} --device cpu --save-path {folder}/run"
-        started = time.perf_counter()
+        line = f"{data.flags} --device cpu {flags} --seed {seed} --save-path {folder}/run"
+        started, world = time.perf_counter(), World(device=common.device_of(line))
         run(f"finetune.py {line}", threads)
-        return {"seconds": time.perf_counter() - started, **of_model(f"{folder}/run/last.bin", parts)}
+        return {"seconds": time.perf_counter() - started, **of_model(f"{folder}/run/last.bin", parts, world)}
 
 
 def texts_of(rows: Sequence[Row], data: DataSet) -> list[str]:

@@ -65,11 +65,7 @@ class Decoder(nn.Module):
             later = torch.zeros_like(later, dtype=padding.dtype).masked_fill(later, float("-inf"))
         x = self.positional_encoding(self.token_emb(tokens))
         x = self.decoder(
-            x,
-            memory,
-            tgt_mask=later,
-            tgt_key_padding_mask=padding,
-            memory_key_padding_mask=memory_padding,
+            x, memory, tgt_mask=later, tgt_key_padding_mask=padding, memory_key_padding_mask=memory_padding
         )
         return self.head(x)
 

@@ -5,10 +5,11 @@ one run, each warm; and what they cost by the length of the texts, or by the sam
     python -m benchmarks.speed --size base --batch 32 --rounds 3
     python -m benchmarks.speed --by length                        # texts of 8 to 120 characters
     python -m benchmarks.speed --by batch --values 16 64 256
-    python -m benchmarks.speed --device cuda --size base --batch 512 --no-reference
+    python -m benchmarks.speed --device cuda --size base --batch 512
 
 Same rows, weights and threads; the device's matrix product rates are measured in the same run. The reference
-(reference_model.py) gets its batches ready-made and padded to 128, ours makes its own as a run does.
+(reference_model.py) gets its batches ready-made and padded to 128, ours makes its own as a run does. On a GPU
+the reference has torch's fused AdamW, and computes in every format that ours does.
 """
 
 import argparse
@@ -39,7 +40,8 @@ from histocc.trainer.schedule import make_optimizer
 from .common import arguments, data_flags, finish, in_turns, read_csv, table, write_csv, write_sample
 from .reference_model import Reference
 
-SIDES = {"reference": "plain reference", "float32": "histocc, float32", "bf16": "histocc, bfloat16"}
+SIDES = {"reference": "plain reference", "reference bf16": "plain reference, bfloat16"}
+SIDES |= {"float32": "histocc, float32", "bf16": "histocc, bfloat16"}
 STYLES = {"reference": "k:", "float32": "C0-", "bf16": "C1--"}
 FORMATS = {"float32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 KINDS = {"train": "training", "flat": "coding, linear decoder", "greedy": "coding, digit by digit"}
@@ -147,19 +149,24 @@ class Bench:
 
     def training_rates(self, precisions: list[str]) -> dict[str, float]:
         """Samples per second, by side."""
-        optimizer = torch.optim.AdamW(self.reference.parameters(), lr=2e-5)
+        fused = self.device.type == "cuda"
+        optimizer = torch.optim.AdamW(self.reference.parameters(), lr=2e-5, fused=fused)
         ready = [self.padded_batch(number) for number in range(self.args.steps)]
 
-        def reference(steps: int) -> None:
+        def reference(steps: int, precision: str = "float32") -> None:
             self.reference.train()
             for batch in ready[:steps]:
-                self.reference_loss(batch).backward()
+                with Precision(precision, self.device).autocast():
+                    loss = self.reference_loss(batch)
+                loss.backward()
                 torch.nn.utils.clip_grad_norm_(self.reference.parameters(), 1.0)
                 optimizer.step()
                 optimizer.zero_grad()
 
         Precision("float32", self.device).use()  # the reference, too, has TF32 if there is any
-        sides: dict[str, Callable[[int], object]] = {} if self.args.no_reference else {"reference": reference}
+        sides: dict[str, Callable[[int], object]] = {"reference": reference}
+        if fused and "bf16" in precisions:
+            sides["reference bf16"] = partial(reference, precision="bf16")
         sides |= {name: partial(self.train, precision=name) for name in precisions}
         turns = in_turns(sides, self.args.rounds, self.args.steps, self.device)
         return {name: self.args.batch * self.args.steps / taken for name, taken in turns.items()}
@@ -190,9 +197,10 @@ class Bench:
         coders = {name: made(precision=Precision(name, self.device)) for name in precisions}
         tokens, answers, rates = self.formatter.max_seq_len - 2, {}, {}
 
-        def reference(kind: str, count: int) -> None:
+        def reference(kind: str, precision: str, count: int) -> None:
             decode = self.reference.flat if kind == "flat" else partial(self.reference.greedy, tokens=tokens)
-            answers[kind, "reference"] = torch.cat([decode(*each) for each in inputs[:count]])
+            with Precision(precision, self.device).autocast():
+                answers[kind, f"reference {precision}"] = torch.cat([decode(*x) for x in inputs[:count]])
 
         def ours(kind: str, name: str, count: int) -> None:
             some = slice(count * args.decode_batch)
@@ -202,20 +210,22 @@ class Bench:
             sides: dict[str, Callable[[int], object]] = {
                 name: partial(ours, kind, name) for name in precisions
             }
-            sides |= {} if args.no_reference else {"reference": partial(reference, kind)}
+            sides["reference"] = partial(reference, kind, "float32")
+            if self.device.type == "cuda" and "bf16" in precisions:
+                sides["reference bf16"] = partial(reference, kind, "bf16")
             turns = in_turns(sides, max(2, args.rounds // 2), len(parts), self.device)
             rates |= {f"{kind} {name}": len(texts) / taken for name, taken in turns.items()}
         written = answers["greedy", precisions[0]]
         rates["codes written"] = statistics.mean(len(each.codes) for each in written)
-        for name, coder in {} if args.no_reference else coders.items():
-            theirs = cut(answers["greedy", "reference"], self.formatter.block_size).tolist()
+        for name, coder in coders.items():
+            theirs = cut(answers["greedy", "reference float32"], self.formatter.block_size).tolist()
             codes = [self.formatter.clean_pred([2, *row, 3]).split("&") for row in theirs]
             pairs = zip(codes, answers["greedy", name])
             rates[f"same codes {name}"] = statistics.mean(
                 set(filter(None, a)) == set(b.codes) for a, b in pairs
             )
             probabilities = torch.from_numpy(coder.probabilities(texts, languages, "flat"))
-            furthest = (answers["flat", "reference"].cpu() - probabilities).abs().max()
+            furthest = (answers["flat", "reference float32"].cpu() - probabilities).abs().max()
             rates[f"greatest difference of a probability {name}"] = float(furthest)
         return rates
 
@@ -250,7 +260,7 @@ def measure(args: argparse.Namespace) -> dict:
         found["loss difference"] = bench.difference()
         found["train"], flops = bench.training_rates(args.precisions), bench.flops_of_a_sample()
         found["share of matmul"] = {
-            name: rate * flops / 1e9 / found["matmul"].get(name, found["matmul"]["float32"])
+            name: rate * flops / 1e9 / found["matmul"].get(name.split()[-1], found["matmul"]["float32"])
             for name, rate in found["train"].items()
         }
         bench.use_rate(1e-3)
@@ -314,7 +324,7 @@ def words(parts: list[dict]) -> str:
         f" {SIDES[name].removeprefix('histocc, ')}"
         for part in parts
         for name, share in part["share of matmul"].items()
-        if name != "reference"
+        if not name.startswith("reference")
     ]
     difference = max(part["loss difference"] for part in parts)
     same = min(part["decode"].get("same codes float32", 1.0) for part in parts)
@@ -378,14 +388,11 @@ def main() -> None:
     parser.add_argument("--decode-batch", type=int, default=64)
     parser.add_argument("--rows", type=int, default=256, help="distinct texts to code")
     parser.add_argument("--rounds", type=int, default=4)
-    parser.add_argument(
-        "--steps", type=int, help="timed steps of a turn (default: 4; with --by those of 128 samples)"
-    )
+    parser.add_argument("--steps", type=int, help="timed steps of a turn (default: 4; --by: 128 samples)")
     parser.add_argument("--learn", type=int, default=60, help="steps before coding: models stop after a code")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--precisions", nargs="+", default=["float32", "bf16"], choices=FORMATS)
-    parser.add_argument("--no-reference", action="store_true")
     parser.add_argument("--flags", default="", help="more flags of finetune.py, in one argument")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)

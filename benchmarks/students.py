@@ -24,18 +24,8 @@ import tempfile
 
 from histocc.predict.coder import Coder
 
-from .common import (
-    arguments,
-    data_flags,
-    finish,
-    in_turns,
-    read_csv,
-    spread,
-    table,
-    train,
-    write_csv,
-    write_sample,
-)
+from . import common
+from .common import arguments, data_flags, finish, in_turns, read_csv, spread, table, write_csv, write_sample
 from .quality import DECODERS, DataSet, of_model
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
@@ -74,7 +64,7 @@ class Run:
     def train(self, steps: int, seed: int, log_interval: int) -> float:
         """Seconds that the fit of the n-grams took."""
         flags = f"{self.flags} --seed {seed} --log-interval {log_interval}"
-        said = train(flags, steps, self.folder, self.threads)
+        said = common.train(flags, steps, self.folder, self.threads)
         fitted = re.search(r"^Fitted in ([0-9.]+) s$", said, re.MULTILINE)
         return float(fitted[1]) if fitted else 0.0
 

@@ -24,14 +24,11 @@ ROOT = Path(importlib.util.find_spec("torch").origin).parent
 CAN_BE_CUDA = bool(shutil.which("g++")) and not (ROOT / "lib" / "libtorch_cuda.so").exists()
 IS_CUDA = CAN_BE_CUDA and "torch" not in sys.modules
 if IS_CUDA:  # torch looks for CUDA when it is imported
-    for name in ("libc10.so", "libtorch_cpu.so"):
-        ctypes.CDLL(str(ROOT / "lib" / name), ctypes.RTLD_GLOBAL)
     with tempfile.TemporaryDirectory() as folder:
-        source, includes = Path(__file__).with_name("cuda_keys.cpp"), [f"-I{ROOT / 'include'}"]
-        includes += [f"-I{ROOT / 'include/torch/csrc/api/include'}"]
-        line = ["g++", "-std=c++20", "-shared", "-fPIC", *includes, str(source), "-o", f"{folder}/keys.so"]
-        subprocess.run([*line, f"-L{ROOT / 'lib'}", "-lc10", "-ltorch_cpu"], check=True)
-        ctypes.CDLL(f"{folder}/keys.so", ctypes.RTLD_GLOBAL)
+        line = f"g++ -std=c++20 -shared -fPIC -Iinclude -x c++ - -o {folder}/keys.so -Llib -lc10 -ltorch_cpu"
+        source = Path(__file__).with_name("cuda_keys.cpp").read_bytes()
+        subprocess.run([*line.split(), f"-Wl,-rpath,{ROOT}/lib"], cwd=ROOT, input=source, check=True)
+        ctypes.CDLL(f"{folder}/keys.so")
 
 import torch
 import torch.optim.optimizer as optimizer
@@ -144,11 +141,8 @@ def second_device(monkeypatch):
         torch.__future__.set_overwrite_module_params_on_conversion(True)  # `.data =` would lose `here`
     else:
         autocast, none = torch.autocast, contextlib.nullcontext()
-        monkeypatch.setattr(
-            torch,
-            "autocast",
-            lambda device, *a, **b: none if is_device(device) else autocast(device, *a, **b),
-        )
+        chosen = {True: lambda *a, **b: none, False: autocast}
+        monkeypatch.setattr(torch, "autocast", lambda x, *a, **b: chosen[is_device(x)](x, *a, **b))
     choose = world.choose_device
     monkeypatch.setattr(
         world, "choose_device", lambda name, *place: DEVICE if name == "cuda" else choose(name, *place)

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from helpers import examples, write_csv
+from helpers import examples, fork_server, write_csv
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -173,11 +173,12 @@ def test_epochs_differ_in_order_and_noise_which_leaves_the_codes_alone(batches):
 @pytest.mark.parametrize("persistent, device", [(False, "cpu"), (True, "cpu"), (False, "cuda")])
 def test_workers_change_nothing_and_loading_draws_no_random_numbers(batches, persistent, device):
     """For a GPU they are not forked from the process that uses it."""
+    fork_server()  # of other tests: it must be the one that is started
     plain, options = BatchLoader(batches(6, micro=2)), {"num_workers": 2, "prefetch_factor": 2}
     world = World(device=torch.device(device))
     workers = BatchLoader(batches(6, micro=2), world, persistent_workers=persistent, **options)
-    started = workers.loader.multiprocessing_context
-    assert (started and started.get_start_method()) == (None if device == "cpu" else "forkserver")
+    context = workers.loader.multiprocessing_context
+    assert (context and context.get_start_method()) == (None if device == "cpu" else "forkserver")
     for epoch, first_batch in ((0, 0), (1, 0), (1, 2)):
         next(iter(workers.at(0, 1)))  # broken off: leaves nothing behind
         for batch, other in zip(plain.at(epoch, first_batch), workers.at(epoch, first_batch), strict=True):

@@ -8,9 +8,6 @@ import atexit
 import copy
 import gc
 import multiprocessing.queues
-import os
-import subprocess
-import sys
 from collections import Counter
 from types import SimpleNamespace
 from unittest.mock import Mock
@@ -19,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from helpers import REPO, TINY, TRAIN_MIXER, environment, read_logs, run, run_inside, write_rows
+from helpers import TINY, TRAIN_MIXER, read_logs, run, run_inside, write_rows
 from second_device import CAN_BE_CUDA, DEVICE, IS_CUDA, second_device, waits
 from test_canine import NO_DROPOUT, batch, results
 from test_predict import small_coder
@@ -156,7 +153,6 @@ def test_sizes_leave_room_for_what_is_still_to_come(monkeypatch):
 
 TEXTS = ["wine merchant", "huusmand og væver", "farmer", "", "keeper of a long description " * 5, "smith"]
 HERE = ("--device", "cuda")
-second = pytest.mark.second_device
 only_as_cuda = pytest.mark.skipif(CAN_BE_CUDA and not IS_CUDA, reason="see test_with_cuda_s_keys")
 TWO_EPOCHS = ["--num-epochs", 2, "--log-interval", 1, "--eval-interval", 2, "--float64"]
 MODEL = ["--model-size", "tiny", "--ngrams", "none", "--dropout", 0, "--encoder-dropout", 0]
@@ -180,14 +176,12 @@ def rows(tmp_path_factory):
 @pytest.mark.processes
 @pytest.mark.skipif(not CAN_BE_CUDA or IS_CUDA, reason="there is no g++, or this is that pytest")
 def test_with_cuda_s_keys():
-    """The others of this part, in a process in which torch finds CUDA."""
-    line = [sys.executable, "-m", "pytest", "-p", "second_device", "-m", "second_device", "--all", __file__]
-    env = environment(PYTHONPATH=os.pathsep.join((str(REPO), str(REPO / "tests"))))
-    done = subprocess.run(line, cwd=REPO, env=env, capture_output=True, text=True)
-    assert done.returncode == 0 and "skipped" not in done.stdout, done.stdout + done.stderr
+    """The tests below, in a process in which torch finds CUDA."""
+    flags = ["-p", "second_device", "--all", "-rs", "-k", "the_cpu or the_device", __file__]
+    output = run("pytest", *flags, timeout=900, PYTHONPATH="tests:.")
+    assert "6 passed" in output and "skipped" not in output, output
 
 
-@second
 @only_as_cuda
 @pytest.mark.full
 def test_a_run_and_one_that_goes_on_have_the_losses_of_the_cpu(rows, tmp_path, monkeypatch):
@@ -207,28 +201,26 @@ def test_a_run_and_one_that_goes_on_have_the_losses_of_the_cpu(rows, tmp_path, m
     torch.testing.assert_close(other["model"], dict(one["model"]), rtol=0, atol=1e-6)
 
 
-@second
 @only_as_cuda
 @pytest.mark.full
 @pytest.mark.parametrize("precision", ["--no-fp16", *["--bf16", "--fp16"] * IS_CUDA])
 def test_steps_that_are_not_logged_do_not_wait_for_the_device(rows, tmp_path, monkeypatch, precision):
     """And when confidence is fitted the optimizer's moments are gone."""
     moments = []
-    monkeypatch.setattr(confidence, "fit_run", lambda *_: moments.append(list(map(len, states()))))
 
-    def states():
-        return [x.state for x in gc.get_objects() if issubclass(type(x), torch.optim.Optimizer)]
+    def fit_run(*_):
+        moments.extend(len(x.state) for x in gc.get_objects() if issubclass(type(x), torch.optim.Optimizer))
+
+    monkeypatch.setattr(confidence, "fit_run", fit_run)
 
     def count(epochs):
-        flags = ["--num-epochs", epochs, "--share-val", 0, precision, *HERE]
         with second_device(monkeypatch):
-            train(rows, tmp_path / f"epochs{epochs}", *flags)
+            train(rows, tmp_path / f"{epochs}", "--num-epochs", epochs, "--share-val", 0, precision, *HERE)
         return Counter(waits)
 
-    assert count(1) == count(2) and len(moments) == 2 and not any(map(any, moments))
+    assert count(1) == count(2) and moments and not any(moments)
 
 
-@second
 def test_of_shares_rank_0_alone_takes_a_copy_to_the_cpu(monkeypatch):
     with second_device(monkeypatch):
         share = torch.ones(3, device=DEVICE)
@@ -237,7 +229,6 @@ def test_of_shares_rank_0_alone_takes_a_copy_to_the_cpu(monkeypatch):
         assert gather_shares([share])[0].device.type == "cpu" and waits["_to_copy"] == 1
 
 
-@second
 def test_every_decoder_codes_as_on_the_cpu(monkeypatch):
     def found(device):
         coder = small_coder(device, state={"languages": ["en", "da"]}, batch_size=3)

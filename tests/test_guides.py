@@ -15,6 +15,7 @@ import sys
 import pytest
 from helpers import REPO, environment, read_logs, write_csv, write_rows
 
+from benchmarks import common
 from histocc.__main__ import COMMANDS
 
 DOCS = sorted(f"docs/{path.name}" for path in (REPO / "docs").glob("*.md"))
@@ -216,6 +217,12 @@ def test_the_page_of_the_benchmarks_is_what_its_results_give(tmp_path, place):
         f" ({times['bf16']:.1f} times in bfloat16), coding by the linear decoder"
         f" {times['flat float32']:.1f} times and digit by digit {times['greedy float32']:.0f} times"
     ) in " ".join(text_of("README.md").split())
+
+
+def test_a_benchmark_sees_gpus_if_its_flags_name_them(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    for line, seen in {"--bf16": "", "--bf16 --device cuda": "1"}.items():
+        assert common.environment(line=line)["CUDA_VISIBLE_DEVICES"] == seen
 
 
 @pytest.mark.full
