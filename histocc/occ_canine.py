@@ -194,9 +194,9 @@ class OccCANINE:
             lang: one language, or one per text, paired by position (None, NaN and empty are unk).
             what: pred: a row per text: occ1, lang, up to k_pred codes hisco_1, prob_1, desc_1, …, conf; a
                 number n stands for pred with k_pred = n. probs: array float32 [texts, codes], by the linear
-                decoder (flat) or the other one. logits: the same before the sigmoid, flat alone, as a table.
-                bin: 1 for each code that pred gives, columns hisco_CODE. embeddings: the encoder's pooled
-                output, one column per number.
+                decoder (flat) or the other one, NaN for a text without a code. logits: the same before
+                the sigmoid, flat alone, as a table. bin: 1 for each code that pred gives, columns hisco_CODE.
+                embeddings: the encoder's pooled output, one column per number.
             threshold: probability above which a code of flat, both or full counts, one number or by language;
                 None for the model's own.
             behavior: "good" (greedy) or "fast" (flat); None for what `auto` takes.

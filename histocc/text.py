@@ -86,6 +86,12 @@ def small_letters() -> np.ndarray:
     return table
 
 
+@cache
+def letters() -> np.ndarray:
+    """Return whether each code point is a letter, bool [N]; there are none above."""
+    return np.array([chr(code_point).isalpha() for code_point in range(0x32400)])
+
+
 # ---- flat texts → ids
 
 

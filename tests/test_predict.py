@@ -189,8 +189,8 @@ def test_rows_below_one_half_need_review_and_how_many_are_right_is_said(tmp_path
     assert last.startswith(expected) and f"; {sum(marked)} are marked for review (needs_review: conf" in last
 
 
-def test_a_text_of_which_no_ngram_is_known_and_a_missing_one_have_no_code(tmp_path):
-    ids = torch.from_numpy(encode(["smed"], ["en"])[0])
+def test_a_text_of_which_no_ngram_of_letters_is_known_and_a_missing_one_have_no_code(tmp_path):
+    ids = torch.from_numpy(encode(["smed ? - ... (1843)"], ["en"])[0])
     hashed, exist, _ = hash_ngrams(ids)
     hashes = hashed[exist].unique()  # of the language, too
     ngrams = {"rows": len(hashes), "width": 8, "patterns": list(PATTERNS), "answers": False}
@@ -200,17 +200,20 @@ def test_a_text_of_which_no_ngram_is_known_and_a_missing_one_have_no_code(tmp_pa
     state["model"]["ngrams.idf"] = torch.ones(len(hashes))
     checkpoint.replace(os.path.join(model, "last.bin"), state)
     missing, program = ["NA", " nan ", "<NA>", "null"], OccCANINE(model, device="cpu")
-    texts = ["smed", "SMED 1843", "-", "?", "...", "1843", "農夫", *missing]
+    texts = ["smed", "SMED 1843", "-", "?", "...", "1843", "農夫", "農夫? 1843", *missing]
     for decoder in ("greedy", "flat", "both", "topk", "full"):
         coded = program.coder.code(texts, ["en"] * len(texts), decoder, threshold=0.0)
         assert coded[0].conf is not None and coded[1].conf is not None
-        assert coded[2:] == [([], [], None, [])] * 9
+        assert coded[2:] == [([], [], None, [])] * 10
         assert decoder == "greedy" or coded[0].codes and coded[1].codes
     source = write_csv(tmp_path / "in.csv", ["occ1", "lang"], [(text, "en") for text in texts])
     said = predict_here(*flags(model, source, tmp_path / "out.csv", "--decoder", "topk", "--min-prob", 0))
-    assert "9 without a code (empty texts: 4)" in said
+    assert "10 without a code (empty texts: 4)" in said
     codes = [(row["hisco_1"], row["conf"], row["needs_review"]) for row in read(tmp_path / "out.csv")]
-    assert codes[2:] == [("", "", "1")] * 9 and codes[0][2] == codes[1][2] == "0"
+    assert codes[2:] == [("", "", "1")] * 10 and codes[0][2] == codes[1][2] == "0"
+    for kind in ("flat", "full"):
+        probs = np.isnan(program.predict(texts, "en", what="probs", prediction_type=kind))
+        assert probs.all(1).tolist() == probs.any(1).tolist() == [False] * 2 + [True] * 10
     empty = [None, math.nan, np.float32("nan"), type("NAType", (), {})(), np.array(["NA"])[0], "smed"]
     answers = [row["hisco_1"] for row in program.predict(empty, "en", prediction_type="topk", get_dict=True)]
     assert answers[:5] == [None] * 5 and answers[5] == codes[0][0]

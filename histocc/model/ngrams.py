@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from histocc.model.layers import Linear, product_of_groups
-from histocc.text import LANGUAGE_SEPARATOR, SEP_ID, small_letters
+from histocc.text import LANGUAGE_SEPARATOR, SEP_ID, letters, small_letters
 
 # What counts: # is a character, _ any character; blanks stand at the ends of a window alone.
 PATTERNS = ("##", "###", "####", "#_##", "##_#", "word")
@@ -216,12 +216,26 @@ class Ngrams(nn.Module):
 
     def weighted(self, input_ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """(rows of the table int64 [B, S, F], their weights, 0 for none [B, S, F], words int64 [B, S])."""
-        hashed, exist, word = hash_ngrams(input_ids, self.patterns, self.case)
-        rows = torch.searchsorted(self.hashes, hashed).clamp(max=len(self.hashes) - 1)
-        weight = self.idf[rows] * (exist & (self.hashes[rows] == hashed))
+        rows, known, word = self._rows(input_ids, self.patterns)
+        weight = self.idf[rows] * known
         if self.training and self.dropout:
             weight = weight * (torch.rand_like(weight) >= self.dropout)
         return rows, weight, word
+
+    def _rows(self, input_ids: Tensor, patterns: Sequence[str]) -> tuple[Tensor, Tensor, Tensor]:
+        """(rows of the table, whether they are those of the n-grams, both [B, S, F], words int64 [B, S])."""
+        hashed, exist, word = hash_ngrams(input_ids, patterns, self.case)
+        rows = torch.searchsorted(self.hashes, hashed).clamp(max=len(self.hashes) - 1)
+        return rows, exist & (self.hashes[rows] == hashed), word
+
+    def know(self, input_ids: Tensor) -> Tensor:
+        """Return whether each description holds a known n-gram with a letter, bool [B], for int64 [B, S]."""
+        known = self._rows(input_ids, self.patterns[:1])[1][:, :, 0]  # the shortest are in all others
+        is_letter = torch.from_numpy(letters()).to(input_ids.device)
+        is_letter = is_letter[input_ids.clamp(max=len(is_letter) - 1)]
+        is_text = _is_text(input_ids)
+        is_letter &= is_text & ((~is_text).cumsum(1) > len(LANGUAGE_SEPARATOR))  # not of the language
+        return (known & (is_letter | is_letter.roll(-1, 1))).any(1)
 
     def text_of(self, rows: Tensor, weight: Tensor) -> Tensor:
         """Vectors of texts [B, width], from the rows of their n-grams int64 [B, E] and their weights."""

@@ -19,7 +19,6 @@ from histocc.model import decoding
 from histocc.model.confidence import OUTPUT, Confidence, Thresholds
 from histocc.model.int8 import to_int8
 from histocc.model.mixer import Seq2SeqMixerOccCANINE
-from histocc.model.ngrams import hash_ngrams
 from histocc.model.search import CodeSearch, CodeTrie
 from histocc.published import models
 from histocc.published.formats import Given
@@ -48,7 +47,7 @@ class Coded(NamedTuple):
     """What a text gets: at most k codes, their probabilities, and conf: how probable these codes and no
     others are (greedy: in any order, more than six in this one), of topk and full the best; if the confidence
     is fitted, how often such an answer is right; None for an empty text, and for one of which a model with
-    n-grams knows none: these get no codes. similar: of `training_examples`.
+    n-grams knows none that holds a letter: these get no codes. similar: of `training_examples`.
     """
 
     codes: list[str]
@@ -155,7 +154,7 @@ class Coder:
             if self.nearest is not None:
                 similar = self.nearest(self._vectors(ids, mask))
                 coded = [one._replace(similar=texts) for one, texts in zip(coded, similar)]
-            return [one if known else nothing for one, known in zip(coded, self._are_known(ids, languages))]
+            return [one if known else nothing for one, known in zip(coded, self._are_known(ids))]
 
         nothing = Coded([], [], None)
         return self.map_texts(texts, languages, batch, nothing, cleaned)
@@ -163,16 +162,18 @@ class Coder:
     def probabilities(
         self, texts: list[str], languages: list[str], decoder: str = "flat", logits: bool = False
     ) -> np.ndarray:
-        """Probability of every code of `codes` as `Coded` has it, float32 [texts, codes]; NaN for an empty
-        text. decoder: flat or full; logits: what the linear decoder puts out instead, for flat alone.
+        """Probability of every code of `codes` as `Coded` has it, float32 [texts, codes]; NaN where that
+        has none. decoder: flat or full; logits: what the linear decoder puts out instead, for flat alone.
         """
         self.need(decoder)
 
         def batch(ids: Tensor, mask: Tensor) -> Tensor:
             if decoder == "full":
-                return self.confidence.ranked(self.search().full(ids, mask))
-            outputs = self.linear_logits(ids, mask)
-            return outputs if logits else self.confidence.mapped(OUTPUT, outputs.sigmoid())
+                outputs = self.confidence.ranked(self.search().full(ids, mask))
+            else:
+                outputs = self.linear_logits(ids, mask)
+                outputs = outputs if logits else self.confidence.mapped(OUTPUT, outputs.sigmoid())
+            return outputs.masked_fill(~self._are_known(ids)[:, None], np.nan)
 
         return self._array(texts, languages, len(self.codes), batch)
 
@@ -228,18 +229,10 @@ class Coder:
                 results.update(zip(part, batch(ids, mask, languages)))
         return [results[row] for row in rows]
 
-    def _are_known(self, ids: Tensor, languages: list[str]) -> list[bool]:
-        """Tell whether an n-gram of each description is known; True for a model without n-grams."""
+    def _are_known(self, ids: Tensor) -> Tensor:
+        """Return whether the model knows an n-gram of each description, bool [B]; True if it has none."""
         ngrams = self.model.ngrams
-        if ngrams is None:
-            return [True] * len(ids)
-        # the shortest are in all others
-        hashed, exist, _ = hash_ngrams(ids, ngrams.patterns[:1], ngrams.case)
-        rows = torch.searchsorted(ngrams.hashes, hashed).clamp(max=len(ngrams.hashes) - 1)
-        is_known = (exist & (ngrams.hashes[rows] == hashed))[:, :, 0]
-        begins = torch.tensor([len(language) + 1 for language in languages], device=ids.device)
-        is_known &= torch.arange(ids.shape[1], device=ids.device) >= begins[:, None]  # not of the language
-        return is_known.any(1).tolist()
+        return ids.new_ones(len(ids), dtype=torch.bool) if ngrams is None else ngrams.know(ids)
 
     def _vectors(self, ids: Tensor, mask: Tensor) -> Tensor:
         with decoding.evaluating(self.model):
