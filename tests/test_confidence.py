@@ -1,7 +1,9 @@
 """How sure a model is: what is fitted, where it is kept, and that it changes no code."""
 
 import glob
+import json
 import math
+import shutil
 
 import numpy as np
 import pytest
@@ -182,6 +184,24 @@ class TestModel:
         assert found["accuracy"] == pytest.approx(held["accuracy"])
         for name, weights in held["maps"].items():
             assert found["maps"][name] == pytest.approx(weights, rel=1e-2, abs=1e-2), name
+
+    def test_nothing_is_fitted_on_texts_that_were_trained_on(self, trained, tmp_path):
+        """Of all rows the validation ones count, as at the end of the training; the others are refused."""
+        shutil.copytree(trained / "run", tmp_path / "run")
+        data = PreparedData.open(*glob.glob(str(trained / "run" / "prepared" / "*")))
+        seen, rows = set(data.train.strings(np.arange(len(data.train)))), read(trained / "rows.csv")
+        part = [[*row.values()] for row in rows if row["occ1"] in seen]
+        write_csv(tmp_path / "seen.csv", [*rows[0]], part)
+        held = checkpoint.load(str(trained / "run" / "last.bin"))["confidence"]
+        file, how = tmp_path / "run" / "last.bin", words("--device cpu --resamples 5 --fit-thresholds")
+        given = ["--model", file, "--output", tmp_path / "report", "--fit-confidence", *how, "--data"]
+        code, said = run_inside(evaluate.main, *given, tmp_path / "seen.csv")
+        assert code == 2 and "--fit-confidence: the model was trained on all texts of" in said
+        code, said = run_inside(evaluate.main, *given, trained / "rows.csv")
+        assert code == 0 and f"confidence is fitted on {held['texts']} texts" in said, said
+        report = json.loads((tmp_path / "report" / "report.json").read_text())
+        assert report["decoders"]["linear"]["thresholds"]["all"]["rows"] == len(data.val)
+        assert len(data.val) + len(part) == report["data"]["rows"] and part
 
     @pytest.mark.parametrize("share", [0.0, 0.5])
     def test_topk_is_fitted_on_its_own_answers_and_batches_change_no_confidence(self, trained, share):

@@ -79,10 +79,12 @@ class EvaluateConfig(Reading, Published, Processes, Cores):
     data: list[str] = flag(MISSING, "descriptions and codes: CSV or Parquet", "--dataset", metavar="FILE")
     output: str = flag(None, "folder for the report (default: evaluation, beside the model)", metavar="DIR")
     fit_thresholds: bool = flag(
-        False, "store the linear decoder's best thresholds (F1) in the checkpoint; take rows not trained on"
+        False, "store the linear decoder's best thresholds (F1) in the checkpoint, by texts not trained on"
     )
     fit_confidence: bool = flag(
-        False, "store in the checkpoint how often its answers are right; the report is on it as it was before"
+        False,
+        "store in the checkpoint how often its answers to texts not trained on are right; the report is"
+        " on it as it was before",
     )
     raw_confidence: bool = flag(False, "report on the probabilities as the decoders give them, not as fitted")
     baseline: bool = flag(
@@ -228,6 +230,18 @@ def data_facts(
     }
 
 
+def new_rows(args: EvaluateConfig, rows: RowSet, trained: PreparedData | None) -> np.ndarray:
+    """Return which rows something can be fitted on, bool [N]: not those whose texts the run is known to be
+    trained on. Raises UserError if none is left to a flag that fits.
+    """
+    seen = np.isin(rows.text_hash, [] if trained is None else trained.train.text_hash)
+    if seen.all() and (args.fit_thresholds or args.fit_confidence):
+        fits = "--fit-confidence" if args.fit_confidence else "--fit-thresholds"
+        what = f"{fits}: the model was trained on all texts of {', '.join(args.data)}, so its answers"
+        raise UserError(f"{what} there say nothing about others; give rows with other texts")
+    return ~seen
+
+
 def validation(
     args: EvaluateConfig, world: World, loaded: models.Loaded, texts: TextRows, forked: Forked
 ) -> dict[str, float]:
@@ -315,6 +329,7 @@ def run(args: EvaluateConfig, world: World) -> None:
     rows = data.train if args.share_val is None else data.val
     facts = data_facts(args, state, data, rows, trained)
     world.print(*report_lines(data.report)[:1], *report_of.data_lines(facts), sep="\n")
+    is_new = world.run_on_main(lambda: new_rows(args, rows, trained))
     # a language that the model was not trained on is read as unk
     known = [name if name in state["languages"] else UNKNOWN_LANGUAGE for name in data.languages]
     max_len = state["config"]["max_len"]
@@ -344,9 +359,9 @@ def run(args: EvaluateConfig, world: World) -> None:
             decoders["linear"]["codes_above"] = str(coder.thresholds)
         if args.fit_thresholds:
             logits, numbers = (np.stack(values)[answered["of_row"]] for values in zip(*answered["outputs"]))
-            of_language = {name: np.asarray(rows.language) == i for i, name in enumerate(data.languages)}
+            of_language = {name: is_new & (rows.language == i) for i, name in enumerate(data.languages)}
             groups = {name: part for name, part in of_language.items() if part.sum() >= MIN_ROWS}
-            groups = {"all": np.ones(len(rows), dtype=bool), **groups}
+            groups = {"all": is_new, **groups}
             probs, codes = 1 / (1 + np.exp(-logits)), np.asarray(rows.codes)
             best = report_of.best_thresholds(numbers, probs, codes, coder.thresholds, groups)
             decoders["linear"]["thresholds"] = best
@@ -378,7 +393,8 @@ def run(args: EvaluateConfig, world: World) -> None:
     if args.fit_confidence:
         stored = world.run_on_main(lambda: stored)
         loaded = model, formatter, state | stored
-        stored |= fitting.fit(file, loaded, rows, data, world, args.batch_size, precision) or {}
+        usable, size = np.flatnonzero(is_new), args.batch_size
+        stored |= fitting.fit(file, loaded, rows, usable, data, world, size, precision) or {}
     if stored and world.is_main:
         with files.run_lock(os.path.dirname(file) or "."):  # no run may write there meanwhile
             content = checkpoint.load(file)
@@ -386,8 +402,8 @@ def run(args: EvaluateConfig, world: World) -> None:
             checkpoint.replace(file, content)
         if "thresholds" in stored:
             world.print(f"Thresholds stored in {file}: {Thresholds.of(stored)}")
-        if len(rows) < MIN_ROWS:
-            world.print(f"WARNING: they are fitted on {len(rows):,} rows; take {MIN_ROWS} or more")
+        if is_new.sum() < MIN_ROWS:
+            world.print(f"WARNING: they are fitted on {is_new.sum():,} rows; take {MIN_ROWS} or more")
 
 
 def evaluate(

@@ -77,17 +77,18 @@ def fit(
     name: str,
     loaded: models.Loaded,
     rows: RowSet,
+    usable: np.ndarray,
     data: PreparedData,
     world: World,
     batch_size: int,
     precision: Precision,
 ) -> dict | None:
-    """Fits the confidence of a model (`name`: what it is called in what is said), on its device, on rows of
-    `data`, whose codes are the model's: those of MAX_TEXTS texts, at most MAX_ROWS, spread over the file. All
-    ranks. Returns the entry of a checkpoint on rank 0, {} on the others; None on all if there are fewer than
-    MIN_TEXTS distinct texts. Raises Stopped on all if the run was asked to stop.
+    """Fits the confidence of a model (`name`: what it is called in what is said), on its device, on the rows
+    `usable` (int64 [N]) of `data`, whose codes are the model's: those of MAX_TEXTS texts, at most MAX_ROWS,
+    spread over the file. All ranks. Returns the entry of a checkpoint on rank 0, {} on the others; None on
+    all if there are fewer than MIN_TEXTS distinct texts. Raises Stopped on all if the run was asked to stop.
     """
-    text_hash = np.asarray(rows.text_hash)
+    text_hash = np.asarray(rows.text_hash[usable])
     distinct = np.unique(text_hash)
     if len(distinct) < MIN_TEXTS:
         world.print(
@@ -95,10 +96,10 @@ def fit(
             " (more rows, or a larger --share-val of finetune.py); probabilities are the decoders' own"
         )
         return None
-    index = np.flatnonzero(text_hash <= distinct[:MAX_TEXTS][-1])
+    index = usable[text_hash <= distinct[:MAX_TEXTS][-1]]
     if len(index) > MAX_ROWS:
         index = index[np.linspace(0, len(index) - 1, MAX_ROWS).astype(np.int64)]
-    _, text, times = np.unique(text_hash[index], return_inverse=True, return_counts=True)
+    _, text, times = np.unique(rows.text_hash[index], return_inverse=True, return_counts=True)
     share = slice(world.rank, None, world.size)
     own, weights = index[share], 1.0 / times[text.reshape(-1)][share]
     codes = [{data.codes[i] for i in row if i >= 0} for row in rows.codes[own].tolist()]
@@ -149,7 +150,7 @@ def fit_run(args: JobConfig, world: World, data: PreparedData) -> None:
         model, formatter, state = models.own_model(files[0], state)
         name, loaded = " and ".join(map(os.path.basename, files)), (model.to(world.device), formatter, state)
         try:
-            entry = fit(name, loaded, data.val, data, world, size, precision)
+            entry = fit(name, loaded, data.val, np.arange(len(data.val)), data, world, size, precision)
         except Stopped:
             return world.print("Confidence is not fitted yet: the same command fits it")
         if entry is None:
