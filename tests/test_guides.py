@@ -70,7 +70,8 @@ def place(tmp_path):
         (tmp_path / name).symlink_to(REPO / name)
     for name, rows in {"data": 60, "train": 60, "val": 12, "a": 40, "b": 30, "v": 12, "test": 30}.items():
         write_rows(tmp_path / f"{name}.csv", rows, 0 if rows == 60 else 1000)
-    write_csv(tmp_path / "new.csv", ("id", "occ1", "lang"), [(i, f"weaver no {i}", "en") for i in range(20)])
+    new = [(i, f"weaver no {i}" if i else "?", "en") for i in range(20)]  # the first gets no code
+    write_csv(tmp_path / "new.csv", ("id", "occ1", "lang"), new)
     (tmp_path / "bin").mkdir()
     for name, start in {"python": "", "torchrun": "-m torch.distributed.run"}.items():
         start = f'exec {shlex.quote(sys.executable)} {start} "${{@/#--nproc-per-node=4/--nproc-per-node=2}}"'
