@@ -198,7 +198,9 @@ class TestCall:
             assert [row["accuracy"], row["low"], row["high"]] == each["over_texts"]["accuracy"]
         languages = {row["language"]: row["texts"] for row in rows_of("language", "linear")}
         assert languages == {name: each["texts"] for name, each in found["by_language"].items()}
-        assert rows_of("confusions") == report["decoders"]["both"]["confusions"]
+        assert rows_of("confusions") == report["decoders"][report["model"]["decoder"]]["confusions"]
+        decoder = evaluate.DECODERS[report["model"]["decoder"]]
+        assert decoder == Coder.load(str(trained / "run")).best_decoder != "both"  # the last of the report
 
 
 class TestBaseline:

@@ -371,6 +371,7 @@ def run(args: EvaluateConfig, world: World) -> None:
             stored["thresholds"] = (state.get("thresholds") or {}) | fitted
         what = {"file": file, "step": state.get("step"), "system": state["system"]}
         what |= {"codes": len(state["key"]), "confidence_texts": coder.confidence.texts}
+        what["decoder"] = next(name for name in DECODERS if DECODERS[name] == coder.best_decoder)
         report = {"model": what, "data": facts, "validation": logged, "resamples": args.resamples}
         report |= {"seed": args.seed, "decoders": decoders, "made_by": checkpoint.made_by()}
         if args.baseline and trained is not None:

@@ -251,9 +251,10 @@ class Report(dict):
         Args:
             what: "confusions"; or "digits", "language" or "codes" (how many a row has): accuracy over
                 distinct texts with its 95 % interval, as fractions.
-            decoder: "seq2seq", "linear" or "both"; None: the last one that the report has.
+            decoder: "seq2seq", "linear" or "both"; None: the one that the model codes with.
         """
-        figures = self["decoders"][decoder or list(self["decoders"])[-1]]
+        of_model = self["model"].get("decoder", list(self["decoders"])[-1])  # reports of before lack it
+        figures = self["decoders"][decoder or of_model]
         if what == "confusions":
             rows = figures[what]
         else:
