@@ -299,7 +299,8 @@ def test_known_texts_have_their_codes(model, tmp_path, monkeypatch):
         assert row.pop("source") == ("known" if is_known else "model")
         if is_known:
             assert (row["hisco_1"], row["hisco_2"], row["hisco_3"]) == ("-1", "01110", "44444")  # beyond --k
-            assert (row["prob_1"], row["prob_3"], row["conf"], row["needs_review"]) == ("1", "1", "1", "0")
+            assert [row[name] for name in ("prob_1", "prob_3", "conf")] == ["1"] * 3
+            assert row["conf_fitted"] == row["needs_review"] == "0"
         else:
             assert (row.pop("hisco_3"), row.pop("prob_3"), row.pop("title_3")) == ("", "", "")
             assert row == model_row
@@ -560,6 +561,7 @@ def test_mistakes_are_said_and_the_input_stays(model, tmp_path):
     bad_key = write_csv(tmp_path / "key.csv", ["hisco", "description"], [("99999", "x")])
     existing = write_csv(tmp_path / "there.csv", ["a"], [["1"]])
     coded = write_csv(tmp_path / "coded.csv", ["occ1", "lang", "title_1"], [("smed", "da", "x")])
+    before_it = write_csv(tmp_path / "before.csv", ["occ1", "lang", "hisco_1", "conf"], [])
     (tmp_path / "damaged.bin").write_bytes(open(os.path.join(model, "last.bin"), "rb").read()[:-5000])
     rejected = write_csv(existing + ".rejected.csv", ["occ1", "lang"], [])
     common, over = flags(model, source, output), flags(model, source, existing, "--overwrite")
@@ -580,21 +582,22 @@ def test_mistakes_are_said_and_the_input_stays(model, tmp_path):
         ([*common, "--decoder", "flat", "--threshold", "1.3"], "is not a number between 0 and 1"),
         ([*common, "--descriptions", bad_key], "none of the 7 codes of the model"),
         ([*common, "--descriptions", source], "needs a column of codes"),
-        (flags(model, coded, output), "would have several columns 'title_1'; --system NAME"),
+        (flags(model, coded, output), "would have several columns 'title_1'; give --no-titles"),
+        (flags(model, before_it, output), "'hisco_1', 'conf'; give --system NAME and another name there"),
         ([*common, "--system", "prob"], "would have several columns 'prob_1'"),
         (flags(tmp_path / "damaged.bin", source, output), "damaged"),
         (flags(tmp_path / "nowhere" / "a" / "b", source, output), "no checkpoint there"),
         (flags(model, tmp_path / "none.csv", output), "no such file"),
         ([*common, "--formatter", "hisco"], "leave --formatter out"),
         ([*accuracy, "--raw-confidence"], "--target-accuracy and --raw-confidence are"),
-        ([*accuracy, "--min-prob", "0.1"], "--min-prob and --target-accuracy are mutually"),
+        ([*accuracy, "--min-prob", "0"], "--min-prob and --target-accuracy are mutually"),
         ([*common, "--explain"], "--explain shows rows of the training"),
         ([*common, "--int8", "--bf16"], "--bf16 and --int8 are mutually exclusive"),
         (flags(model, source, tmp_path / "in.csv" / "out.csv"), "is not a folder"),
     ]:
         assert message in refused(*arguments)
     assert open(source, "rb").read() == before
-    there = "coded.csv damaged.bin in.csv key.csv there.csv there.csv.rejected.csv"
+    there = "before.csv coded.csv damaged.bin in.csv key.csv there.csv there.csv.rejected.csv"
     assert sorted(os.listdir(tmp_path)) == there.split()
     predict_here(*over)
     assert len(read(existing)) == 5

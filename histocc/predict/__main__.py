@@ -106,8 +106,10 @@ class Coding:
         header = self.format.names
         problems = column_problems(args.input, header, [*filter(None, (args.column, args.language_column))])
         if twice := [name for name in self.columns if [*header, *self.columns].count(name) > 1]:
-            names = ", ".join(map(repr, dict.fromkeys(twice)))
-            problems.append(f"output would have several columns {names}; --system NAME or --no-titles helps")
+            names, helps = ", ".join(map(repr, dict.fromkeys(twice))), {"title": "--no-titles"}
+            helps |= {self.system: "--system NAME"}
+            give = dict.fromkeys(helps.get(name.rpartition("_")[0], "another name there") for name in twice)
+            problems.append(f"output would have several columns {names}; give {' and '.join(give)}")
         for language in filter(None, [args.language, *(language for language, _ in args.threshold or [])]):
             if coder.known(language) == UNKNOWN_LANGUAGE != language:
                 known = ", ".join(coder.languages)
@@ -204,7 +206,7 @@ class Coding:
         is_outside = not self.key.issuperset(coded.codes)  # written digit by digit
         conf = "" if coded.conf is None else f"{coded.conf:.6g}"
         needs_review = not is_known and (not is_sure or is_outside)
-        return [*cells, conf, str(int(is_known or self.is_fitted)), str(int(needs_review))]
+        return [*cells, conf, str(int(self.is_fitted)), str(int(needs_review))]
 
     # ---- pieces
 

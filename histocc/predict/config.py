@@ -109,7 +109,7 @@ class PredictConfig(Files, Decoding, Published, Machine):
             ("target_accuracy", "raw_confidence"),
             ("bf16", "fp16", "int8", "use_amp", "float64"),
         ):
-            given = [flag_of(name) for name in names if getattr(self, name)]
+            given = [flag_of(name) for name in names if getattr(self, name) is not getattr(type(self), name)]
             if len(given) > 1:
                 yield f"{' and '.join(given)} are mutually exclusive"
         if self.threshold and self.decoder not in ("auto", "flat", "both"):
