@@ -575,7 +575,7 @@ def test_mistakes_are_said_and_the_input_stays(model, tmp_path):
         ([*over, "--key", existing], "is the file of --key, and inputs are never"),
         (flags(model, source, existing), "there.csv exists; --overwrite replaces it"),
         *((flags(model, source, tmp_path / f"o{end}"), f"name it {tmp_path / 'o.csv'}") for end in OTHERS),
-        ([*common, "--language", "en"], "--language and --language-column"),
+        ([*common, "--language", "en"], "--language and --language-col are"),
         (of_german, "does not know the language 'de-DE'; it knows unk, en, da"),
         ([*common, "--decoder", "topk", "--threshold", "0.3"], "--threshold is for --decoder flat"),
         ([*common, "--decoder", "flat", "--threshold", "se=0.3"], "does not know the language 'se'"),

@@ -314,7 +314,7 @@ class TestApply:
             ("apply filled.csv --to coded.csv --output x.csv --training-data x.dta", "name it x.csv"),
             ("serve coded.csv --decisions x.parquet", "name it x.csv"),
             ("report filled.csv --to coded.csv", "no rows that were drawn have a decision"),
-            ("make one.csv --key hisco --output x.csv", "it has 'job' (--column names it)"),
+            ("make one.csv --key hisco --output x.csv", "it has 'job' (--input-col names it)"),
             ("serve coded.csv --decisions coded.csv", "coded.csv is an input"),
             ("serve coded.csv --decisions other.csv", "coded.csv: name its own file, or other --decisions"),
             ("serve coded.csv --decisions x.csv --port 99999", "is not a port"),

@@ -58,8 +58,8 @@ class Coding:
         self.args, self.path, self.world, self.folder = args, path, world, args.output + ".parts"
         self.format = table_format(path, args.delimiter, args.encoding, args.no_quotes)
         self.notes = [f"{args.input} {note}" for note in self.format.notes]
-        if args.language is args.language_column is None and "lang" in {*self.format.names} - {args.column}:
-            args = self.args = args.decide(language_column="lang")
+        if args.language is args.language_col is None and "lang" in {*self.format.names} - {args.input_col}:
+            args = self.args = args.decide(language_col="lang")
             self.notes.append("languages are read from column 'lang'; --language unk leaves it out")
         self.stage: Stage | None = None
         self.batches = 0  # of the piece at hand that are done
@@ -104,7 +104,7 @@ class Coding:
             self.columns += [f"similar_{what}_{i}" for i in range(1, SHOWN + 1) for what in ("text", "codes")]
         self.columns += [*(["source"] if args.known else []), "conf", "conf_fitted", "needs_review"]
         header = self.format.names
-        problems = column_problems(args.input, header, [*filter(None, (args.column, args.language_column))])
+        problems = column_problems(args.input, header, [*filter(None, (args.input_col, args.language_col))])
         if twice := [name for name in self.columns if [*header, *self.columns].count(name) > 1]:
             names, helps = ", ".join(map(repr, dict.fromkeys(twice))), {"title": "--no-titles"}
             helps |= {self.system: "--system NAME"}
@@ -133,14 +133,14 @@ class Coding:
         written = [name for name in header if re.fullmatch(rf"{re.escape(self.system)}_\d+", name)]
         names = [name for name in formatter.target_cols if name in header]
         names = written if set(names) <= set(written) else names  # more, if there are, than in training
-        if args.column not in header or not names:
-            needs = f"needs a column {args.column!r} (--input-col) and one of codes ({self.system}_1)"
+        if args.input_col not in header or not names:
+            needs = f"needs a column {args.input_col!r} (--input-col) and one of codes ({self.system}_1)"
             raise UserError(f"--known {path}: {needs}; it has {', '.join(map(repr, header))}")
-        language = args.language_column or ("lang" if args.language else None)
+        language = args.language_col or ("lang" if args.language else None)
         of_language = [language] if language in header else []
         key = {*self.key, *(hisco_key() if formatter.kind == "hisco" else [])}
         known, several, wrong = {}, {}, []
-        for chunk in read_chunks(path, [args.column, *of_language, *names]):
+        for chunk in read_chunks(path, [args.input_col, *of_language, *names]):
             wrong += [f"line {line}: {reason}" for line, _, reason in chunk.faults]
             for line, text, *cells in zip(chunk.lines.tolist(), *chunk.columns):
                 place = text_key(text), language_name(cells.pop(0)) if of_language else ""
@@ -165,12 +165,12 @@ class Coding:
         args, header, above = self.args, self.format.names, ""
         for chunk in read_chunks(self.path, None, args.delimiter, self.format.encoding, args.no_quotes):
             self.world.give_up_if_asked()
-            chunk.texts = list(chunk.columns[header.index(args.column)])
+            chunk.texts = list(chunk.columns[header.index(args.input_col)])
             fill_dittos(chunk.texts, above, args.ditto)
             above = chunk.texts[-1] if chunk.texts else above
             languages = [args.language or UNKNOWN_LANGUAGE] * len(chunk.texts)
-            if args.language_column:
-                languages = chunk.columns[header.index(args.language_column)]
+            if args.language_col:
+                languages = chunk.columns[header.index(args.language_col)]
             yield chunk, languages
 
     def look_up(self, text: str, language: str) -> tuple[list[str] | None, tuple[str, str]]:

@@ -49,10 +49,10 @@ class Files(Config):
     model: str = flag(MISSING, "a run, a checkpoint, or a published model", metavar="MODEL", resumable=True)
     input: str = flag(MISSING, "rows to code: CSV or Parquet", "--fn-in", metavar="FILE", resumable=True)
     output: str = flag(MISSING, "the rows with codes: CSV", "--fn-out", metavar="FILE.csv", resumable=True)
-    column: Column = flag("occ1", "column with the descriptions", "--input-col", "--col")
+    input_col: Column = flag("occ1", "column with the descriptions", "--column", "--col")
     language: str | None = flag(None, "language of all descriptions, instead of a column")
-    language_column: Column | None = flag(
-        None, "column of languages (default: lang, if any)", "--language-col"
+    language_col: Column | None = flag(
+        None, "column of languages (default: lang, if any)", "--language-column"
     )
     delimiter: Delimiter | None = flag(None, "column delimiter of the input (default: found)", metavar="CHAR")
     encoding: Encoding | None = flag(None, "of the input, such as cp1250 (default: found)", metavar="NAME")
@@ -104,7 +104,7 @@ class PredictConfig(Files, Decoding, Published, Machine):
     def problems(self) -> Iterator[str]:
         """What is wrong with these arguments, a line each."""
         for names in (
-            ("language", "language_column"),
+            ("language", "language_col"),
             ("min_prob", "target_accuracy"),
             ("target_accuracy", "raw_confidence"),
             ("bf16", "fp16", "int8", "use_amp", "float64"),

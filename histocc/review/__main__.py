@@ -75,8 +75,8 @@ class ReviewConfig(Config):
     training_data: str | None = flag(None, "apply: append texts and decided codes to it", metavar="FILE.csv")
     decisions: str = flag("", "serve: sheet of decisions (default: FILE.decisions.csv)", metavar="FILE.csv")
     port: Port = flag(8765, "serve: of the page")
-    column: str = flag("occ1", "column with the descriptions", "--input-col")
-    language_column: str | None = flag(None, "column with the languages (default: lang)", "--language-col")
+    input_col: str = flag("occ1", "column with the descriptions", "--column")
+    language_col: str | None = flag(None, "column with the languages (default: lang)", "--language-column")
     delimiter: Delimiter | None = flag(None, "delimiter of the coded file (default: found)", metavar="CHAR")
 
     def problems(self) -> list[str]:
@@ -118,7 +118,7 @@ def next_command(args: ReviewConfig, sheet: str) -> str:
     command = ["python", "-m", "histocc.review", action, sheet, "--to", args.files[0]]
     outputs = (f"{args.files[0]}.final{number or ''}.csv" for number in range(1000))
     command += [] if args.sample else ["--output", next(path for path in outputs if not os.path.exists(path))]
-    for name in ("key", "descriptions", "by", "training_data", "column", "language_column", "delimiter"):
+    for name in ("key", "descriptions", "by", "training_data", "input_col", "language_col", "delimiter"):
         if (value := getattr(args, name)) != getattr(ReviewConfig, name):
             command += [f"--{name.replace('_', '-')}", value]
     return shlex.join(command)
@@ -270,7 +270,7 @@ def run(argv: list[str] | None) -> None:
     key = [code for code in read_key(args.key) if code] if args.key else None
     system = ("hisco" if set(key) <= set(hisco_key()) else "code") if key else None
     path = args.to or args.files[0]
-    coded = CodedFile(path, args.column, args.language_column, args.delimiter, system)
+    coded = CodedFile(path, args.input_col, args.language_col, args.delimiter, system)
     ACTIONS[args.action](args, coded, key)
 
 

@@ -90,7 +90,7 @@ class CodedFile:
         if language_column is None and "lang" in header:
             language_column = "lang"
         wanted = [column] + ([language_column] if language_column else [])
-        flags = {column: "--column", language_column or "": "--language-column"}
+        flags = {column: "--input-col", language_column or "": "--language-col"}
         missing = [name for name in ("prob_1", "conf", "needs_review") if header.count(name) != 1]
         first = header.index("prob_1") - 1 if not missing else -1
         self.is_coded = first >= 0 and header[first].endswith("_1")
