@@ -126,17 +126,22 @@ def test_the_weights_that_a_run_starts_from_are_not_overwritten(tmp_path, data):
     "flags, said",
     [
         ("--batch-size 0", "'0' is not a whole number of at least 1"),
-        ("--learning-rate -1", "--learning-rate: '-1' is not a number above 0"),
         ("--weight-decay nan", "--weight-decay: 'nan' is not a number of at least 0"),
         ("--formatter x", "--formatter"),
         ("--seed", "--seed"),
         ("--bach_size 8", "unrecognized arguments: --bach-size 8; did you mean --batch-size?"),
+        ("--lr -1", "--learning-rate/--lr: '-1' is not a number above 0"),
         ("--zzz --seeed=3", "unrecognized arguments: --zzz --seeed=3; did you mean --seed?"),
     ],
 )
 def test_a_wrong_flag_or_value_names_the_help(tmp_path, flags, said):
     output = refused(tmp_path, "--dataset", "x.csv", *words(flags))
     assert said in output and "finetune.py --help lists the flags" in output
+
+
+def test_a_required_flag_that_is_misspelled_is_named(tmp_path):
+    assert "are required: --dataset/" in (said := refused(tmp_path, "--datset=x.csv"))
+    assert "; did you mean --dataset?" in said
 
 
 def test_a_python_without_torch_says_where_it_may_be():

@@ -337,6 +337,7 @@ def test_the_fit_is_all_of_it(table, tmp_path):
     assert sum(right) / len(rows) == pytest.approx(row["flat_acc"], abs=1e-9)
     code, said = run_inside(train_mixer.main, *alone(table, tmp_path / "run", "--batch-size", 16))
     assert code == 0 and "is finished (0 steps): nothing to do" in said  # no step had another total batch
+    assert "no steps, so these flags have no effect: --" in said
     assert (tmp_path / "run" / "last.bin").stat().st_mtime_ns == saved
     again = alone(table, tmp_path / "run", "--ngram-passes", 3)
     for more, end in ((["--max-steps", 1], "at step 1"), ([], "is finished (1 steps): nothing to do")):

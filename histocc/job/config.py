@@ -161,6 +161,7 @@ class JobConfig(Tables, Descriptions, Noise, Model, Teaching, Losses, TrainConfi
         None,
         "peak learning rate (default: from scratch 1e-3 for tiny and ngrams, 5e-4 for small, 1.5e-4 for base;"
         " else 2e-5)",
+        "--lr",
         resumable="kept",
     )
     best_by: str | None = step_flag(

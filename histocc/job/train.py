@@ -49,6 +49,8 @@ def train(args: JobConfig, settings: PrepareSettings, world: World, data: Prepar
         refuse = partial(refuse_other_arguments, args)
         resumed = script.find_resumable(args, world, models.load_resumable, refuse, data.fingerprint)
         args, model, config = build.make_model(args, formatter, world, data, resumed)
+        for line in without_effect(args):  # also where no step is left to take
+            world.print(line)
         train_rows, val_rows = build.make_rows(args, formatter, data, config)
         build.freeze_unseen_characters(model, train_rows, config, args.freeze_encoder)
 
@@ -119,7 +121,6 @@ def about(
         f"Codes: {len(data.codes):,} ({settings.formatter['kind']}, columns {columns}){kept}",
         *([f"Texts: {data.clean_text}"] if data.clean_text != AS_IS else []),
         *(["Target mask: published (PAD among the codes is looked at)"] if not model.target_mask else []),
-        *without_effect(args),
     ]
 
 

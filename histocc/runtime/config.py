@@ -182,6 +182,7 @@ class Parser(argparse.ArgumentParser):
         """The arguments as an object of `kind`. Raises UserError."""
         given = sys.argv[1:] if args is None else args
         args = [re.sub("^--[^=]+", lambda name: name[0].replace("_", "-"), arg) for arg in given]
+        self.given = [arg.partition("=")[0] for arg in args if arg.startswith("--")]
         of_config = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
         of_config.add_argument("--config", nargs="?")
         file = of_config.parse_known_args(args)[0].config
@@ -224,8 +225,9 @@ class Parser(argparse.ArgumentParser):
         return next((f"; {hint}" for hint in hints if hint), "")
 
     def error(self, message: str) -> NoReturn:
-        unknown = message.replace("-", "_") if message.startswith("unrecognized") else ""
-        message += "".join(self.hint(name, flag_of) for name in re.findall("__([^ =]+)", unknown))
+        if message.startswith(("unrecognized", "the following")):  # one that is required may be misspelled
+            unknown = [name[2:] for name in self.given if name not in self._option_string_actions]
+            message += "".join(self.hint(name.replace("-", "_"), flag_of) for name in unknown)
         raise UserError(f"{message}\n  {self.prog} --help lists the flags")
 
 

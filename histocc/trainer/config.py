@@ -109,7 +109,7 @@ class Steps(Config):
         " (default: --batch-size × --accumulate-steps of each process)",
         resumable=True,
     )
-    learning_rate: Positive | None = step_flag(None, "peak learning rate", resumable="kept")
+    learning_rate: Positive | None = step_flag(None, "peak learning rate", "--lr", resumable="kept")
     lr_scaling: str = flag(  # no step_flag: run_multi_gpu_train.sh adds it, whatever is trained
         "none",
         "multiply the learning rate by the number of processes, or its square root",
