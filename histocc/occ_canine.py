@@ -191,7 +191,7 @@ class OccCANINE:
 
         Args:
             occ1: texts, one or several; numbers count as their digits, None and NaN as empty.
-            lang: one language, or one per text, paired by position (None, NaN and empty are unk).
+            lang: one language, or one per text, in the same order (None, NaN and empty are unk).
             what: pred: a row per text: occ1, lang, up to k_pred codes hisco_1, prob_1, desc_1, …, conf; a
                 number n stands for pred with k_pred = n. probs: array float32 [texts, codes], by the linear
                 decoder (flat) or the other one, NaN for a text without a code. logits: the same before
@@ -231,6 +231,8 @@ class OccCANINE:
         languages: list = [lang] * len(cells) if one_language else cells_of("lang", lang, (str,))
         if len(languages) != len(cells):
             raise ValueError(f"lang: found {len(cells)} texts, but {len(languages)} languages")
+        if hasattr(occ1, "reindex") and hasattr(lang, "reindex") and not occ1.index.equals(lang.index):
+            raise ValueError("lang: has another index than occ1; pass lang[occ1.index], or list(lang)")
         texts = ["" if is_missing(cell) else str(cell) for cell in cells]
         languages = [UNKNOWN_LANGUAGE if is_missing(one) or not one else one for one in languages]
         if ditto:
@@ -317,7 +319,7 @@ class OccCANINE:
 
         Args:
             dataset: a CSV or Parquet file, or a DataFrame.
-            language: not used if language_col is given.
+            language: not used if language_col is given; without both, a column lang of a DataFrame counts.
             arguments: those of finetune.py, with underscores and its defaults: num_epochs=3. The formatter is
                 this model's unless named; its codes stay, in their order, and new ones are appended.
 
@@ -332,6 +334,8 @@ class OccCANINE:
             given["use_within_block_sep"] = own["within_block_sep"] is not None
             given["allow_codes_shorter_than_block_size"] = own["allow_short"]
         asked = {"save_path": save_path, "input_col": input_col, "target_cols": target_cols, **arguments}
+        if language is language_col is None and "lang" in getattr(dataset, "columns", ()):
+            language_col = "lang"
         asked |= {"language_col": language_col, "device": device.type}
         asked["language"] = language if language_col is None else None
         given |= {name: value for name, value in asked.items() if value is not None}

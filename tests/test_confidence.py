@@ -196,7 +196,7 @@ class TestModel:
         file, how = tmp_path / "run" / "last.bin", words("--device cpu --resamples 5 --fit-thresholds")
         given = ["--model", file, "--output", tmp_path / "report", "--fit-confidence", *how, "--data"]
         code, said = run_inside(evaluate.main, *given, tmp_path / "seen.csv")
-        assert code == 2 and "--fit-confidence: the model was trained on all texts of" in said
+        assert code == 2 and "the model was trained on all texts of" in said
         code, said = run_inside(evaluate.main, *given, trained / "rows.csv")
         assert code == 0 and f"confidence is fitted on {held['texts']} texts" in said, said
         report = json.loads((tmp_path / "report" / "report.json").read_text())

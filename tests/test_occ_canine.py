@@ -230,10 +230,12 @@ def test_ditto_is_the_text_before(coder):
 
 
 @pytest.mark.frames
-def test_columns_of_pandas_are_paired_by_position(coder):
+def test_columns_of_pandas_are_paired_if_their_index_is_one(coder):
     pandas = pytest.importorskip("pandas")
     texts = pandas.Series(TWO, index=[5, 6])
-    found = coder.predict(texts, pandas.Series(OF_TWO, index=[6, 5]))
+    with pytest.raises(ValueError, match="lang: has another index than occ1; pass"):
+        coder.predict(texts, pandas.Series(OF_TWO, index=[6, 5]))
+    found = coder.predict(texts, pandas.Series(OF_TWO, index=[5, 6]))
     for languages in (OF_TWO, pandas.Series(OF_TWO, index=[5, 6], dtype="category")):
         pandas.testing.assert_frame_equal(coder.predict(texts, languages), found)
     with pytest.raises(ValueError, match="lang: found DataFrame, expected"):
@@ -419,6 +421,16 @@ def test_what_is_none_is_not_given(coder, tmp_path, monkeypatch):
     args = given[0]
     assert (args.initial_checkpoint, args.num_epochs, args.device) == (coder.file, 2, "cpu")
     assert (args.language, args.language_col, args.target_cols) == (None, "lang", ["hisco_1"])
+
+
+@pytest.mark.frames
+def test_a_column_lang_of_a_frame_is_read(coder, tmp_path, monkeypatch):
+    given, pandas = [], pytest.importorskip("pandas")
+    table = pandas.DataFrame({"occ1": TWO, "lang": OF_TWO, "hisco_1": ["61110", "41025"]})
+    monkeypatch.setattr(OccCANINE, "_train", lambda self, args, device: given.append(args))
+    for language, column in ((None, "lang"), ("da", None)):
+        coder.finetune(table, tmp_path / "out", target_cols="hisco_1", language=language)
+        assert (given[-1].language, given[-1].language_col) == (language, column)
 
 
 @pytest.mark.parametrize("how", ["error", "signal", "damaged"])

@@ -82,9 +82,7 @@ class EvaluateConfig(Reading, Published, Processes, Cores):
         False, "store the linear decoder's best thresholds (F1) in the checkpoint, by texts not trained on"
     )
     fit_confidence: bool = flag(
-        False,
-        "store in the checkpoint how often its answers to texts not trained on are right; the report is"
-        " on it as it was before",
+        False, "store how often answers to texts not trained on are right; the report is on it as before"
     )
     raw_confidence: bool = flag(False, "report on the probabilities as the decoders give them, not as fitted")
     baseline: bool = flag(
@@ -236,9 +234,8 @@ def new_rows(args: EvaluateConfig, rows: RowSet, trained: PreparedData | None) -
     """
     seen = np.isin(rows.text_hash, [] if trained is None else trained.train.text_hash)
     if seen.all() and (args.fit_thresholds or args.fit_confidence):
-        fits = "--fit-confidence" if args.fit_confidence else "--fit-thresholds"
-        what = f"{fits}: the model was trained on all texts of {', '.join(args.data)}, so its answers"
-        raise UserError(f"{what} there say nothing about others; give rows with other texts")
+        what = f"the model was trained on all texts of {', '.join(args.data)}, and is right there more often"
+        raise UserError(f"{what} than elsewhere; --fit-confidence and --fit-thresholds need other texts")
     return ~seen
 
 
@@ -394,8 +391,7 @@ def run(args: EvaluateConfig, world: World) -> None:
     if args.fit_confidence:
         stored = world.run_on_main(lambda: stored)
         loaded = model, formatter, state | stored
-        usable, size = np.flatnonzero(is_new), args.batch_size
-        stored |= fitting.fit(file, loaded, rows, usable, data, world, size, precision) or {}
+        stored |= fitting.fit(file, loaded, rows, is_new, data, world, args.batch_size, precision) or {}
     if stored and world.is_main:
         with files.run_lock(os.path.dirname(file) or "."):  # no run may write there meanwhile
             content = checkpoint.load(file)

@@ -84,7 +84,7 @@ def fit(
     precision: Precision,
 ) -> dict | None:
     """Fits the confidence of a model (`name`: what it is called in what is said), on its device, on the rows
-    `usable` (int64 [N]) of `data`, whose codes are the model's: those of MAX_TEXTS texts, at most MAX_ROWS,
+    `usable` (bool [N]) of `data`, whose codes are the model's: those of MAX_TEXTS texts, at most MAX_ROWS,
     spread over the file. All ranks. Returns the entry of a checkpoint on rank 0, {} on the others; None on
     all if there are fewer than MIN_TEXTS distinct texts. Raises Stopped on all if the run was asked to stop.
     """
@@ -96,7 +96,7 @@ def fit(
             " (more rows, or a larger --share-val of finetune.py); probabilities are the decoders' own"
         )
         return None
-    index = usable[text_hash <= distinct[:MAX_TEXTS][-1]]
+    index = np.flatnonzero(usable)[text_hash <= distinct[:MAX_TEXTS][-1]]
     if len(index) > MAX_ROWS:
         index = index[np.linspace(0, len(index) - 1, MAX_ROWS).astype(np.int64)]
     _, text, times = np.unique(rows.text_hash[index], return_inverse=True, return_counts=True)
@@ -150,7 +150,7 @@ def fit_run(args: JobConfig, world: World, data: PreparedData) -> None:
         model, formatter, state = models.own_model(files[0], state)
         name, loaded = " and ".join(map(os.path.basename, files)), (model.to(world.device), formatter, state)
         try:
-            entry = fit(name, loaded, data.val, np.arange(len(data.val)), data, world, size, precision)
+            entry = fit(name, loaded, data.val, np.full(len(data.val), True), data, world, size, precision)
         except Stopped:
             return world.print("Confidence is not fitted yet: the same command fits it")
         if entry is None:

@@ -231,10 +231,9 @@ class Ngrams(nn.Module):
     def know(self, input_ids: Tensor) -> Tensor:
         """Return whether each description holds a known n-gram with a letter, bool [B], for int64 [B, S]."""
         known = self._rows(input_ids, self.patterns[:1])[1][:, :, 0]  # the shortest are in all others
-        is_letter = torch.from_numpy(letters()).to(input_ids.device)
-        is_letter = is_letter[input_ids.clamp(max=len(is_letter) - 1)]
-        is_text = _is_text(input_ids)
-        is_letter &= is_text & ((~is_text).cumsum(1) > len(LANGUAGE_SEPARATOR))  # not of the language
+        table, is_text = torch.from_numpy(letters()).to(input_ids.device), _is_text(input_ids)
+        is_letter = is_text & table[input_ids.clamp(max=len(table) - 1)]
+        is_letter &= (~is_text).cumsum(1) > len(LANGUAGE_SEPARATOR)  # not of the language
         return (known & (is_letter | is_letter.roll(-1, 1))).any(1)
 
     def text_of(self, rows: Tensor, weight: Tensor) -> Tensor:

@@ -302,7 +302,7 @@ class Coding:
                     if key not in answers:
                         raise changed
                     rows.append(json.loads(answers[key]))
-                    total["empty"] += not key[0].strip()
+                    total["unknown" if key[0].strip() else "empty"] += not rows[-1][-3]  # without conf
                     if i in dittos:
                         rows[-1][-1] = "1"
                         total["dittos"] += 1
@@ -345,7 +345,8 @@ class Coding:
             known = f"; {total['known']:,} with known codes" if args.known else ""
             yield (
                 f"{args.output}: {rows:,} rows in {seconds:.1f} s, {rows / max(seconds, 1e-9):,.0f} rows/s;"
-                f" {total['no_code']:,} without a code (empty texts: {total['empty']:,}){known}"
+                f" {total['no_code']:,} without a code (empty texts: {total['empty']:,}, unknown ones:"
+                f" {total['unknown']:,}){known}"
             )
         if total["dittos"]:
             count = f"{total['dittos']:,} rows, with needs_review; --ditto codes them as that row"
