@@ -165,9 +165,7 @@ def test_the_output_is_the_input_and_the_codes(model, tmp_path):
         assert row["needs_review"] == str(int(not one.codes or one.conf < 0.01 or outside))
     assert f"Coding 60 rows of {source} with {model}" in output
     assert (
-        "60 rows" in output
-        and "(empty texts: 6, unknown ones: 0)" in output
-        and "24 rows: xx (12), none (12)" in output
+        "60 rows" in output and "(empty: 6, unknown: 0)" in output and "24 rows: xx (12), none (12)" in output
     )
     assert sorted(os.listdir(tmp_path)) == ["in.csv", "key.csv", "out.csv"]
 
@@ -212,7 +210,7 @@ def test_a_text_of_which_no_ngram_of_letters_is_known_and_a_missing_one_have_no_
         assert decoder == "greedy" or coded[0].codes and coded[1].codes
     source = write_csv(tmp_path / "in.csv", ["occ1", "lang"], [(text, "en") for text in texts])
     said = predict_here(*flags(model, source, tmp_path / "out.csv", "--decoder", "topk", "--min-prob", 0))
-    assert "10 without a code (empty texts: 4, unknown ones: 6)" in said
+    assert "10 without a code (empty: 4, unknown: 6)" in said
     codes = [(row["hisco_1"], row["conf"], row["needs_review"]) for row in read(tmp_path / "out.csv")]
     assert codes[2:] == [("", "", "1")] * 10 and codes[0][2] == codes[1][2] == "0"
     for kind in ("flat", "full"):

@@ -250,10 +250,11 @@ def test_a_table_without_answers(folder):
 
 @pytest.mark.parametrize("delimiter", [",", "/"])
 def test_the_command_that_it_ends_with_works(folder, delimiter):
-    """Also if the decisions, in a sheet with commas, are of a file with other delimiters."""
+    """Also if the decisions, in a sheet with commas, are of a file with other delimiters and no quotes."""
     coded = folder / "my texts.csv"
-    write(coded, [["job", "lang"], ["smith", "en"], ["clerk", "en"]], delimiter)
-    more = ["--key", "HISCO", "--column", "job", "--by", "Ann B"] + ["--delimiter", "/"] * (delimiter == "/")
+    coded.write_text(f'job{delimiter}lang\n"smith{delimiter}en\nclerk{delimiter}en\n')
+    more = ["--key", "HISCO", "--column", "job", "--by", "Ann B", "--no-quotes"]
+    more += ["--delimiter", "/"] * (delimiter == "/")
     (folder / "my texts.csv.final.csv").touch()
     with Serving(folder, *more, coded=coded.name, decisions=None) as server:
         server.decide(["83110"])

@@ -253,8 +253,7 @@ class Report(dict):
                 distinct texts with its 95 % interval, as fractions.
             decoder: "seq2seq", "linear" or "both"; None: the one that the model codes with.
         """
-        of_model = self["model"].get("decoder", list(self["decoders"])[-1])  # reports of before lack it
-        figures = self["decoders"][decoder or of_model]
+        figures = self["decoders"][decoder or self["model"].get("decoder", list(self["decoders"])[-1])]
         if what == "confusions":
             rows = figures[what]
         else:

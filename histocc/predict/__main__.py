@@ -105,11 +105,11 @@ class Coding:
         self.columns += [*(["source"] if args.known else []), "conf", "conf_fitted", "needs_review"]
         header = self.format.names
         problems = column_problems(args.input, header, [*filter(None, (args.input_col, args.language_col))])
-        if twice := [name for name in self.columns if [*header, *self.columns].count(name) > 1]:
-            names, helps = ", ".join(map(repr, dict.fromkeys(twice))), {"title": "--no-titles"}
-            helps |= {self.system: "--system NAME"}
+        if twice := {name: None for name in self.columns if [*header, *self.columns].count(name) > 1}:
+            helps = {"title": "--no-titles", self.system: "--system NAME"}
             give = dict.fromkeys(helps.get(name.rpartition("_")[0], "another name there") for name in twice)
-            problems.append(f"output would have several columns {names}; give {' and '.join(give)}")
+            give, names = " and ".join(give), ", ".join(map(repr, twice))
+            problems.append(f"output would have several columns {names}; give {give}")
         for language in filter(None, [args.language, *(language for language, _ in args.threshold or [])]):
             if coder.known(language) == UNKNOWN_LANGUAGE != language:
                 known = ", ".join(coder.languages)
@@ -345,8 +345,8 @@ class Coding:
             known = f"; {total['known']:,} with known codes" if args.known else ""
             yield (
                 f"{args.output}: {rows:,} rows in {seconds:.1f} s, {rows / max(seconds, 1e-9):,.0f} rows/s;"
-                f" {total['no_code']:,} without a code (empty texts: {total['empty']:,}, unknown ones:"
-                f" {total['unknown']:,}){known}"
+                f" {total['no_code']:,} without a code (empty: {total['empty']:,},"
+                f" unknown: {total['unknown']:,}){known}"
             )
         if total["dittos"]:
             count = f"{total['dittos']:,} rows, with needs_review; --ditto codes them as that row"

@@ -78,6 +78,7 @@ class ReviewConfig(Config):
     input_col: str = flag("occ1", "column with the descriptions", "--column")
     language_col: str | None = flag(None, "column with the languages (default: lang)", "--language-column")
     delimiter: Delimiter | None = flag(None, "delimiter of the coded file (default: found)", metavar="CHAR")
+    no_quotes: bool = flag(False, "quotation marks of the coded file are letters like others")
 
     def problems(self) -> list[str]:
         """What is wrong with these arguments, a line each."""
@@ -118,9 +119,10 @@ def next_command(args: ReviewConfig, sheet: str) -> str:
     command = ["python", "-m", "histocc.review", action, sheet, "--to", args.files[0]]
     outputs = (f"{args.files[0]}.final{number or ''}.csv" for number in range(1000))
     command += [] if args.sample else ["--output", next(path for path in outputs if not os.path.exists(path))]
-    for name in ("key", "descriptions", "by", "training_data", "input_col", "language_col", "delimiter"):
+    columns = "input_col", "language_col", "delimiter", "no_quotes"
+    for name in ("key", "descriptions", "by", "training_data", *columns):
         if (value := getattr(args, name)) != getattr(ReviewConfig, name):
-            command += [f"--{name.replace('_', '-')}", value]
+            command += [f"--{name.replace('_', '-')}", value][: 1 if value is True else 2]
     return shlex.join(command)
 
 
@@ -270,7 +272,7 @@ def run(argv: list[str] | None) -> None:
     key = [code for code in read_key(args.key) if code] if args.key else None
     system = ("hisco" if set(key) <= set(hisco_key()) else "code") if key else None
     path = args.to or args.files[0]
-    coded = CodedFile(path, args.input_col, args.language_col, args.delimiter, system)
+    coded = CodedFile(path, args.input_col, args.language_col, args.delimiter, system, args.no_quotes)
     ACTIONS[args.action](args, coded, key)
 
 

@@ -59,7 +59,7 @@ class CodedFile:
     Args:
         column: with the texts.
         language_column: None is the column lang, if there is one.
-        delimiter: None finds it.
+        delimiter: None finds it; no_quotes: quotation marks are letters.
         system: the name of the columns of codes that a table without answers of a model gets, or has; None
             refuses such a table.
 
@@ -84,9 +84,10 @@ class CodedFile:
         language_column: str | None = None,
         delimiter: str | None = None,
         system: str | None = None,
+        no_quotes: bool = False,
     ):
-        self.path, self.delimiter = path, delimiter
-        header = table_format(path, delimiter).names
+        self.path, self.reading = path, (delimiter, None, no_quotes)
+        header = table_format(path, *self.reading).names
         if language_column is None and "lang" in header:
             language_column = "lang"
         wanted = [column] + ([language_column] if language_column else [])
@@ -158,7 +159,7 @@ class CodedFile:
 
     def read_rows(self) -> Iterator[list[str]]:
         """The cells of each row, by `header`. Raises UserError if a row cannot be read."""
-        for chunk in read_chunks(self.path, None, self.delimiter):
+        for chunk in read_chunks(self.path, None, *self.reading):
             if chunk.faults:
                 line, _, reason = chunk.faults[0]
                 raise UserError(f"{self.path}, line {line:,}: cannot be read ({reason})")
