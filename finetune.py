@@ -32,7 +32,7 @@ from histocc.runtime import signals
 if __name__ == "__main__":
     signals.start_listening()  # from here on a signal is heard, though importing torch takes seconds
 
-from histocc.job import build, config, train
+from histocc.job import config, inputs, train
 from histocc.runtime.world import start
 
 
@@ -42,9 +42,9 @@ def get_args_parser():
 
 def run(args, world):
     """Data, then the run. All ranks."""
-    train_files, val_files = build.dataset_files(args.dataset)
-    args, settings, data = build.prepare_data(args, world, train_files, val_files)
-    train.train(args, settings, world, data)
+    train_files, val_files = inputs.dataset_files(args.dataset)
+    args, read = inputs.prepare_data(args, world, train_files, val_files)
+    train.train(args, read, world)
 
 
 def main(argv=None):

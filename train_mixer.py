@@ -28,7 +28,7 @@ from histocc.runtime import signals
 if __name__ == "__main__":
     signals.start_listening()  # from here on a signal is heard, though importing torch takes seconds
 
-from histocc.job import build, config, train
+from histocc.job import config, inputs, train
 from histocc.runtime.world import start
 
 
@@ -38,10 +38,10 @@ def get_args_parser():
 
 def run(args, world):
     """Data, then the run. All ranks."""
-    args, settings, data = build.prepare_data(
+    args, read = inputs.prepare_data(
         args, world, args.train_data, args.val_data, "hisco", args.target_col_naming
     )
-    train.train(args, settings, world, data)
+    train.train(args, read, world)
 
 
 def main(argv=None):

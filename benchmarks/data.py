@@ -32,15 +32,15 @@ def prepared(path: str, folder: str, more: str = ""):
     """(arguments, formatter, data), as finetune.py gets them."""
     import finetune
     from histocc.formatter import BlockyFormatter
-    from histocc.job import build
+    from histocc.job import inputs
     from histocc.runtime.world import World
 
     flags = f"--dataset {shlex.quote(path)} --target-cols hisco_1 hisco_2 hisco_3 {COLUMNS} --share-val 0.1"
     flags += f" --save-path {shlex.quote(folder)} --batch-size 512 --device cpu {more}"
     with contextlib.redirect_stdout(None):
         args = finetune.get_args_parser().parse_args(shlex.split(flags))
-        args, read, data = build.prepare_data(args, World(), [path], [])
-    return args, BlockyFormatter.from_dict(read.formatter), data
+        args, read = inputs.prepare_data(args, World(), [path], [])
+    return args, BlockyFormatter.from_dict(read.settings.formatter), read.data
 
 
 def start(path: str, folder: str) -> tuple[float, float]:
@@ -56,14 +56,14 @@ def make_batches(path: str, folder: str, more: str, seconds: float) -> tuple[flo
     """(rows per second, seconds of the first batch, in the middle of the eighth epoch)."""
     import torch
 
-    from histocc.job import build
+    from histocc.job import inputs
     from histocc.runtime.world import World
     from histocc.trainer import batches
 
     torch.set_num_threads(1)
     args, formatter, data = prepared(path, folder, more)
     config = {"max_len": args.max_len, "memory_mask": True}
-    rows, _ = build.make_rows(args, formatter, data, config)
+    rows, _ = inputs.make_rows(args, formatter, data, config)
     made = batches.MicroBatches(rows, batches.batch_plan(args, rows, World()), 0, 1)
     started = time.perf_counter()
     made[7, len(made) // 2]

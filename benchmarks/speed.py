@@ -29,7 +29,8 @@ from torch import Tensor
 import finetune
 from histocc import seq2seq_mixer_engine as engine
 from histocc.formatter import BlockyFormatter
-from histocc.job import build
+from histocc.job import inputs
+from histocc.job.model import make_loss, make_model, place
 from histocc.predict.coder import Coder
 from histocc.runtime.device import Precision, matmul_rate
 from histocc.runtime.world import World
@@ -81,24 +82,23 @@ class Bench:
         flags += f" --device {args.device} --save-path {folder} {as_the_reference} {args.flags}"
         with contextlib.redirect_stdout(None):
             asked = finetune.get_args_parser().parse_args(shlex.split(flags))
-            asked, read, self.data = build.prepare_data(asked, self.world, asked.dataset, [])
-            self.formatter = BlockyFormatter.from_dict(read.formatter)
-            made = build.make_model(asked, self.formatter, self.world, self.data, None)
+            asked, read = inputs.prepare_data(asked, self.world, asked.dataset, [])
+            self.formatter, self.data = BlockyFormatter.from_dict(read.settings.formatter), read.data
+            made = make_model(asked, self.formatter, self.world, self.data)
         self.asked, self.model, self.config = made
-        self.loss = build.make_loss(self.asked, self.formatter)
+        self.loss = make_loss(self.asked, self.formatter)
         self.train_batches = self.batches(self.config)
         self.padded = self.batches({**self.config, "memory_mask": False}, groups=1)
         width, codes = self.config["decoder_dim_feedforward"], len(self.data.codes)
         self.reference = Reference(self.model.config, self.model.vocab_size, codes, width)
         self.share_weights()
-        rows = self.train_batches.rows
-        build.freeze_unseen_characters(self.model, rows, self.config, self.asked.freeze_encoder)
+        place(self.asked, self.model, self.train_batches.rows, self.config["max_len"], self.world)
         self.reference.to(self.device)
         self.use_rate(2e-5)
 
     def batches(self, config: dict, groups: int | None = None) -> batches.MicroBatches:
         """Of the training rows, for the model of `config`; groups: of similar length in a step."""
-        rows, _ = build.make_rows(self.asked, self.formatter, self.data, config)
+        rows, _ = inputs.make_rows(self.asked, self.formatter, self.data, config)
         plan = batches.batch_plan(self.asked, rows, self.world)
         return batches.MicroBatches(rows, replace(plan, groups=groups or plan.groups), 0, 1)
 

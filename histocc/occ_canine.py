@@ -29,7 +29,7 @@ import torch
 from histocc.data.dataset import read_descriptions
 from histocc.data.rows import fill_dittos, key_reader, language_name
 from histocc.formatter import CLASSES, hisco_classes, is_missing
-from histocc.job import build, train
+from histocc.job import inputs, train
 from histocc.job.config import FinetuneConfig, finetune_parser
 from histocc.predict.coder import Coded, Coder
 from histocc.published import formats, models
@@ -353,9 +353,9 @@ class OccCANINE:
             try:
                 current = torch.cuda.device(device if gpus else -1)
                 with settings_of_torch(), torch.random.fork_rng(gpus), current:
-                    train_files, val_files = build.dataset_files(args.dataset)
-                    args, settings, data = build.prepare_data(args, world, train_files, val_files)
-                    train.train(args, settings, world, data)
+                    train_files, val_files = inputs.dataset_files(args.dataset)
+                    args, read = inputs.prepare_data(args, world, train_files, val_files)
+                    train.train(args, read, world)
             except Stopped:
                 stop.acted = True
         trains = not (args.prepare_only or args.eval_only or args.dry_run)

@@ -251,6 +251,7 @@ def train(
     distributed: bool = False,
     is_main_process: bool = True,
     world: World | None = None,
+    run: loop.Run | None = None,
     state: loop.State | None = None,
     **options: Any,
 ) -> int:
@@ -259,6 +260,7 @@ def train(
     Args:
         data_loaders: "data_loader_train" or "train", and perhaps "data_loader_val" or "val".
         task: made of `loss_fn` and `formatter` already.
+        run: made of all the others already.
         state: of a run that is resumed, instead of `current_step`; brought up to date.
         options: as for `histocc.trainer.loop.Run`: save, stop_step, steps_per_epoch, seed, precision, …
     """
@@ -268,6 +270,6 @@ def train(
     options |= {"scheduler": scheduler, "flops": task.flops, "total_steps": total_steps}
     options |= {"epoch_name": checkpoint.EPOCH} if save_each_epoch else {}
     options |= {"log_interval": log_interval, "eval_interval": eval_interval, "save_interval": save_interval}
-    run = loop.Run(model, task, optimizer, world, log=log if is_main_process else None, **options)
+    run = run or loop.Run(model, task, optimizer, world, log=log if is_main_process else None, **options)
     loaders = {name.removeprefix("data_loader_"): loader for name, loader in data_loaders.items()}
     return loop.train(run, loaders, state or loop.State(current_step))

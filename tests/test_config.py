@@ -1,6 +1,7 @@
 """Flags: from the command line, from a file, from a call, and on resume."""
 
 import json
+import re
 
 import pytest
 from helpers import REPO, TINY, run_inside, write_rows
@@ -9,11 +10,12 @@ import finetune
 import train_mixer
 from histocc import prepare
 from histocc.evaluate import __main__ as evaluate
-from histocc.job.config import refuse_other_arguments
+from histocc.job.config import FinetuneConfig, refuse_other_arguments
 from histocc.predict import __main__ as predict
 from histocc.published import models
 from histocc.review import __main__ as review
 from histocc.runtime.checkpoint import made_by
+from histocc.runtime.config import declarations, flag_of
 from histocc.runtime.errors import UserError
 
 PARSE, PARSE_MIXER = (script.get_args_parser().parse_args for script in (finetune, train_mixer))
@@ -82,6 +84,17 @@ def test_a_flag_has_its_names_in_every_command():
         named = command.get_args_parser().named
         assert named["input_col"] is named["column"] and named["language_col"] is named["language_column"]
         assert named.get("dataset") is named.get("data") and ("data" in named) == (command in DATA)
+
+
+def test_help_shows_the_usual_flags_and_all_of_them_if_asked(capsys):
+    shown = {}
+    for name in ("", "all"):
+        with pytest.raises(SystemExit, match="0"):
+            finetune.get_args_parser().parse_args(["--help", *filter(None, [name])])
+        shown[name] = set(re.findall(r"^  (?:-h .*)?(--[a-z0-9-]+)", capsys.readouterr().out, re.M))
+    assert len(shown[""]) == 1 + 15 and {"--dataset", "--input-col", "--bf16", "--overwrite"} < shown[""]
+    every = {flag_of(name) for name in declarations(FinetuneConfig)}
+    assert every - shown["all"] <= {"--no-memory-mask"} and len(every) > 90
 
 
 def test_what_is_decided_is_another_object():

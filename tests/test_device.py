@@ -25,7 +25,7 @@ from torch.utils.data import DataLoader
 import finetune
 from histocc.formatter import PAD_IDX, hisco_blocky5
 from histocc.job import confidence
-from histocc.job.build import auto_size
+from histocc.job.model import auto_size
 from histocc.model.layers import Linear
 from histocc.model.mixer import Seq2SeqMixerOccCANINE, model_config
 from histocc.predict.coder import DECODERS

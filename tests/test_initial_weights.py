@@ -13,7 +13,8 @@ from helpers import FINETUNE, REPO, TINY, TRAIN_MIXER, run, run_inside, words, w
 import finetune
 from histocc import export
 from histocc.formatter import BlockyFormatter, hisco_key
-from histocc.job import build
+from histocc.job import inputs
+from histocc.job import model as of_run
 from histocc.job.config import CHOICES, FinetuneConfig, decide
 from histocc.model.loss import BEST_FIT, MEAN, ONE_TO_ONE, ROWS
 from histocc.model.mixer import Seq2SeqMixerOccCANINE, model_config
@@ -218,24 +219,24 @@ def test_the_folder_of_another_trainer_is_left_alone(published, tmp_path):
 
 @pytest.mark.processes
 def test_a_data_set_may_be_a_folder(tmp_path):
-    assert build.dataset_files(["x.csv", "y.csv"]) == (["x.csv", "y.csv"], [])
+    assert inputs.dataset_files(["x.csv", "y.csv"]) == (["x.csv", "y.csv"], [])
     train = write_rows(tmp_path / "train.csv", 24)
-    assert build.dataset_files([str(tmp_path)]) == ([train], [])
+    assert inputs.dataset_files([str(tmp_path)]) == ([train], [])
     val = write_rows(tmp_path / "val.csv", 8, 300)
-    assert build.dataset_files([str(tmp_path)]) == ([train], [val])
+    assert inputs.dataset_files([str(tmp_path)]) == ([train], [val])
     flags = words("--formatter hisco --model-size tiny --max-steps 1")
     assert "24 rows for training, 8 for validation" in tuned(tmp_path, tmp_path / "out", *flags)
     both = ["--dataset", train, val, "--save-path", tmp_path / "both", "--prepare-only", "--share-val", 0]
     assert "Rows: 32 read, 32 for training" in run(FINETUNE, *both)
     write_csv(tmp_path / "more.csv", ["a"], [])
     with pytest.raises(UserError, match=r"a folder with 3 tables .*train_mixer.py --train-data"):
-        build.dataset_files([str(tmp_path)])
+        inputs.dataset_files([str(tmp_path)])
     (hand := tmp_path / "hand").mkdir()
     for name in ("data_train.csv", "data_val.csv", "key.csv"):
         write_csv(hand / name, ["a"], [])
     command = f"--train-data {hand}/data_train.csv --val-data {hand}/data_val.csv --key {hand}/key.csv"
     with pytest.raises(UserError, match=re.escape(f"train_mixer.py {command}") + "$"):
-        build.dataset_files([str(hand)])
+        inputs.dataset_files([str(hand)])
 
 
 def parsed(*flags) -> FinetuneConfig:
@@ -243,7 +244,7 @@ def parsed(*flags) -> FinetuneConfig:
 
 
 def first_weights(*flags):
-    return build.initial_weights(parsed(*flags))
+    return inputs.initial_weights(parsed(*flags))
 
 
 def test_a_seq2seq_model_gives_the_key_of_its_system(published, tmp_path):
@@ -364,7 +365,7 @@ def test_of_own_and_published_files(published):
 
 
 def test_the_loss_is_the_one_that_was_decided():
-    made = build.make_loss(decide(parsed("--seq2seq-weight", 0.25)), BlockyFormatter("hisco"))
+    made = of_run.make_loss(decide(parsed("--seq2seq-weight", 0.25)), BlockyFormatter("hisco"))
     sequence, linear = made.loss_fn_seq2seq, made.loss_fn_linear
     assert (sequence.empty_blocks, sequence.matching, linear.kind) == ("first", ONE_TO_ONE, ROWS)
     assert made.seq2seq_weight == 0.25
@@ -384,10 +385,10 @@ def setup(tmp_path_factory):
     folder = tmp_path_factory.mktemp("linear")
     asked = flags(write_rows(folder / "data.csv", 120), folder / "run")
     args = finetune.get_args_parser().parse_args(asked)
-    args, read, data = build.prepare_data(args, World(), args.dataset, [])
-    formatter = BlockyFormatter.from_dict(read.formatter)
-    args, model, _ = build.make_model(args, formatter, World(), data, None)
-    return args, data, model
+    args, read = inputs.prepare_data(args, World(), args.dataset, [])
+    formatter = BlockyFormatter.from_dict(read.settings.formatter)
+    args, model, _ = of_run.make_model(args, formatter, World(), read.data)
+    return args, read.data, model
 
 
 def test_it_starts_at_the_frequencies_of_the_training_rows(setup):
@@ -400,7 +401,7 @@ def test_it_starts_at_the_frequencies_of_the_training_rows(setup):
 
 def test_its_rate_is_a_multiple_of_the_other(setup):
     args, _, model = setup
-    fast = build.fast_parameters(args, model, None)
+    fast = of_run.fast_parameters(args, model, None)
     assert fast == (["linear_decoder.weight", "linear_decoder.bias"], 5.0)
     optimizer = make_optimizer(model, 0.01, 1e-3, fast)
     assert sum(len(group["params"]) for group in optimizer.param_groups) == len(list(model.parameters()))

@@ -27,7 +27,9 @@ from test_initial_weights import published  # noqa: F401
 import train_mixer
 from histocc import export
 from histocc.formatter import BlockyFormatter
-from histocc.job import build, ngram_fit
+from histocc.job import ngram_fit
+from histocc.job.inputs import prepare_data, rows_to_fit
+from histocc.job.model import make_loss, make_model
 from histocc.model.mixer import Seq2SeqMixerOccCANINE, model_config
 from histocc.model.ngrams import PATTERNS
 from histocc.predict.coder import Coder
@@ -144,9 +146,13 @@ def prepared(flags, folder, *more):
     args = train_mixer.get_args_parser().parse_args(
         [str(flag) for flag in (*flags, *more, "--save-dir", folder)]
     )
-    args, settings, data = build.prepare_data(args, world, args.train_data, args.val_data)
-    formatter = BlockyFormatter.from_dict(settings.formatter)
-    _, model, config = build.make_model(args, formatter, world, data, None)
+    args, read = prepare_data(args, world, args.train_data, args.val_data)
+    formatter, data = BlockyFormatter.from_dict(read.settings.formatter), read.data
+    first = read.initial_weights(args) if args.initial_checkpoint else None
+    args, model, config = make_model(args, formatter, world, data, None, first)
+    if first is None:
+        rows_of, loss_fn = rows_to_fit(args, formatter, data), make_loss(args, formatter)
+        config["ngrams"]["answers"] = ngram_fit.fit(args, world, data, rows_of, loss_fn, model)
     return model, config, data, "\n".join(said)
 
 

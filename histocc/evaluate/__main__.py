@@ -44,8 +44,8 @@ from histocc.evaluate import report as report_of
 from histocc.evaluate.report import JSON, MARKDOWN, MIN_ROWS, REJECTED, Report
 from histocc.formatter import BlockyFormatter, hisco_key, make_formatter
 from histocc.job import confidence as fitting
-from histocc.job.build import load_on_all, make_loss
 from histocc.job.config import CHOICES, Losses
+from histocc.job.model import load_on_all, make_loss
 from histocc.model.confidence import Thresholds
 from histocc.predict.coder import Coder, training_data
 from histocc.predict.config import Cores, Published

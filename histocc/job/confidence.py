@@ -5,6 +5,7 @@ training, or on any by `python -m histocc.evaluate --fit-confidence`.
 import contextlib
 import os
 import zlib
+from functools import partial
 
 import numpy as np
 import torch
@@ -138,40 +139,39 @@ def fit(
 
 
 def fit_run(args: JobConfig, world: World, data: PreparedData) -> None:
-    """Fits the confidence of the checkpoints of a run that has ended, best.bin and last.bin, as far as they
-    do not have one, on its validation rows. All ranks.
+    """Fit the confidence of the checkpoints of a run that has ended, last.bin and best.bin, as far as they do
+    not have one, on its validation rows. The same step is the same weights, so it has the same confidence.
+    All ranks.
     """
-    names = [os.path.join(args.save_path, name) for name in (checkpoint.BEST, checkpoint.LAST)]
-    steps: dict[int, list[str]] = world.run_on_main(lambda: steps_without(names, data))
     precision, size = Precision.of(args, world.device), min(args.samples_at_once, MAX_BATCH)
-    for files in steps.values():
-        # another node may not see the file
-        state = world.run_on_main(lambda path=files[0]: {**checkpoint.load(path), "optimizer": {}})
-        model, formatter, state = models.own_model(files[0], state)
-        name, loaded = " and ".join(map(os.path.basename, files)), (model.to(world.device), formatter, state)
-        try:
-            entry = fit(name, loaded, data.val, np.full(len(data.val), True), data, world, size, precision)
-        except Stopped:
-            return world.print("Confidence is not fitted yet: the same command fits it")
-        if entry is None:
-            return
+    entries: dict[int, dict] = {}  # of a checkpoint, by its step
+    usable = np.full(len(data.val), True)
+    for name in (checkpoint.LAST, checkpoint.BEST):
+        file = os.path.join(args.save_path, name)
+        read = without_confidence(file, data) if world.is_main else {}  # another node may not see it
+        state = world.broadcast({**read, "optimizer": {}} if read else None, 0)
+        if state is None:
+            continue
+        if state["step"] not in entries:
+            model, formatter, state = models.own_model(file, state)
+            loaded = model.to(world.device), formatter, state
+            try:
+                entry = fit(name, loaded, data.val, usable, data, world, size, precision)
+            except Stopped:
+                return world.print("Confidence is not fitted yet: the same command fits it")
+            if entry is None:
+                return
+            entries[state["step"]] = entry
+        changed = {**read, **entries[state["step"]]}
+        world.run_on_main(partial(checkpoint.replace, file, changed))  # nobody else writes it meanwhile
 
-        def store(files: list[str] = files, entry: dict = entry) -> None:
-            for file in files:  # nobody else writes them meanwhile
-                checkpoint.replace(file, {**checkpoint.load(file), **entry})
 
-        world.run_on_main(store)
-
-
-def steps_without(files: list[str], data: PreparedData) -> dict[int, list[str]]:
-    """Those of the checkpoints that have no fitted confidence, by their step; the same step is the same
-    weights. Links, and what is no checkpoint on these data, are others' and stay as they are. Rank 0 only.
+def without_confidence(file: str, data: PreparedData) -> dict:
+    """Return the checkpoint of a run on these data if it has no fitted confidence, else {}. Links, and what
+    is no such checkpoint, are others' and stay as they are. Rank 0 only.
     """
-    found: dict[int, list[str]] = {}
-    for file in [file for file in files if not os.path.islink(file)]:
-        with contextlib.suppress(UserError):
-            state = checkpoint.load(file)
-            is_own = state.get("position", {}).get("fingerprint") == data.fingerprint
-            if is_own and state.get("confidence") is None:
-                found.setdefault(int(state["step"]), []).append(file)
-    return found
+    with contextlib.suppress(UserError):
+        state = {} if os.path.islink(file) else checkpoint.load(file)
+        is_own = state.get("position", {}).get("fingerprint") == data.fingerprint
+        return state if is_own and state.get("confidence") is None else {}
+    return {}

@@ -15,6 +15,10 @@ from histocc.runtime.config import Config, Count, CountOrZero, Fraction, Parser,
 from histocc.trainer import script
 from histocc.trainer.config import TrainConfig, step_flag
 
+USUAL_FLAGS = (  # beside those of the data
+    *("save_path", "target_cols", "input_col", "language", "language_col", "formatter", "initial_checkpoint"),
+    *("model_size", "num_epochs", "batch_size", "learning_rate", "bf16", "distributed", "overwrite"),
+)
 UpToHundred = Annotated[int, number(int, lambda value: 0 <= value <= 100, "a whole number from 0 to 100")]
 
 
@@ -197,6 +201,7 @@ class JobConfig(Tables, Descriptions, Noise, Model, Teaching, Losses, TrainConfi
 class FinetuneConfig(JobConfig, Split):
     """What finetune.py takes."""
 
+    usual = ("dataset", *USUAL_FLAGS)
     dataset: list[str] = flag(
         MISSING,
         "descriptions and codes, in one file or several; or a folder with one table, or with train and val",
@@ -213,6 +218,7 @@ class FinetuneConfig(JobConfig, Split):
 class MixerConfig(JobConfig):
     """What train_mixer.py takes."""
 
+    usual = ("train_data", "val_data", *USUAL_FLAGS)
     train_data: list[str] = flag(
         MISSING,
         "descriptions and codes to train on",

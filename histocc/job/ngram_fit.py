@@ -302,9 +302,10 @@ def fit(
     rows_of: Callable[[RowSet], TextRows],
     loss_fn: LossMixer,
     model: Seq2SeqMixerOccCANINE,
-) -> None:
+) -> bool:
     """Fit the n-grams of `model`, its seq2seq decoder and the bias of its linear decoder, all on the CPU, to
-    the distinct training rows, without the encoder, in place. All ranks.
+    the distinct training rows, without the encoder, in place; its encoder then adds nothing until it is
+    trained. All ranks.
 
     Rank 0 fits in one thread, and all get its weights: the steps amplify rounding until it can be seen in the
     accuracy, so a sum over processes, threads or a GPU's atomics would give another model each time.
@@ -312,10 +313,18 @@ def fit(
     Args:
         rows_of: makes rows as they are trained on, without noise.
 
+    Returns:
+        Whether the n-grams have `answers` of ridge regression now.
+
     Raises:
         Stopped: on all ranks, if rank 0 was asked to stop. An interrupted fit is continued by the next start.
     """
     assert model.ngrams is not None
+    if args.ngram_passes == 0 or args.dry_run:
+        world.print(
+            "N-grams are not fitted (--ngram-passes 0, or a dry run, which lacks it in times and memory)"
+        )
+        return False
     others = f" on rank 0 alone; {world.size - 1} more wait for it" * (world.size > 1)
     world.print(f"Fitting the n-grams and both decoders{others}")
 
@@ -328,6 +337,8 @@ def fit(
     fitted = world.run_on_main(work)
     model.ngrams.answers = fitted.get("ngrams.answers")
     model.load_state_dict(fitted, strict=False)
+    model.encoder.zero_output()  # which the decoders know nothing of yet
+    return model.ngrams.answers is not None
 
 
 def _fitted_weights(model: Seq2SeqMixerOccCANINE) -> dict[str, Tensor]:

@@ -1,7 +1,7 @@
 """A run, on one page: what finetune.py and train_mixer.py do with prepared data, from top to bottom.
 
 The loss of a step is computed by `MixerTask.losses` in histocc/seq2seq_mixer_engine.py, with the criterion of
-`build.make_loss`; `loss.backward()` and all else of a step is in histocc/trainer/loop.py.
+`make_loss`; `loss.backward()` and all else of a step is in histocc/trainer/loop.py.
 """
 
 import contextlib
@@ -14,8 +14,17 @@ from histocc.data.config import PrepareSettings
 from histocc.data.prepare import copy_lists
 from histocc.data.rows import key_reader
 from histocc.formatter import BlockyFormatter
-from histocc.job import build, confidence, ngram_fit
+from histocc.job import confidence, ngram_fit
 from histocc.job.config import JobConfig, decide, is_fitted, of_run, refuse_other_arguments
+from histocc.job.inputs import Inputs, make_rows, rows_to_fit
+from histocc.job.model import (
+    checkpoint_entries,
+    fast_parameters,
+    load_on_all,
+    make_loss,
+    make_model,
+    place,
+)
 from histocc.job.teacher import with_teacher
 from histocc.model.canine import CanineEncoder
 from histocc.model.confidence import Thresholds
@@ -31,12 +40,12 @@ from histocc.trainer.batches import make_loader
 from histocc.trainer.log import validation_line
 
 
-def train(args: JobConfig, settings: PrepareSettings, world: World, data: PreparedData) -> None:
-    """Does what the arguments ask for on prepared data, read as in `settings`: stops after preparing,
-    validates, makes a dry run, or trains (or resumes). All ranks. Raises UserError, TrainingError.
+def train(args: JobConfig, inputs: Inputs, world: World) -> None:
+    """Do what the arguments ask for with what was read: stop after preparing, validate, make a dry run, or
+    train (or resume). All ranks. Raises UserError, TrainingError.
     """
-    formatter = BlockyFormatter.from_dict(settings.formatter)
-    data = with_teacher(args, settings, world, data)
+    settings, formatter = inputs.settings, BlockyFormatter.from_dict(inputs.settings.formatter)
+    data = with_teacher(args, settings, world, inputs.data)
     if args.prepare_only:
         return
     if args.eval_only:
@@ -44,30 +53,30 @@ def train(args: JobConfig, settings: PrepareSettings, world: World, data: Prepar
 
     precision = script.number_format(args, world)
     with contextlib.nullcontext() if args.dry_run else script.held_folder(args, world):
-        # The checkpoint to resume from, if there is one; then the model: from scratch, from other
-        # weights, or as the interrupted run left it.
-        refuse = partial(refuse_other_arguments, args)
-        resumed = script.find_resumable(args, world, models.load_resumable, refuse, data.fingerprint)
-        args, model, config = build.make_model(args, formatter, world, data, resumed)
+        # The checkpoint to resume from, or the weights to start from, if there are any.
+        refuse, first = partial(refuse_other_arguments, args), None
+        resumed = script.find_resumable(args, world, inputs.resumable, refuse, data.fingerprint)
+        if args.initial_checkpoint and not resumed:
+            first = world.run_on_main(lambda: inputs.initial_weights(args))
+
+        # The model; new n-grams and both decoders are fitted before any step, which on CPUs is, by default,
+        # the whole training.
+        args, model, config = make_model(args, formatter, world, data, resumed, first)
         for line in without_effect(args):  # also where no step is left to take
             world.print(line)
-        train_rows, val_rows = build.make_rows(args, formatter, data, config)
-        build.freeze_unseen_characters(model, train_rows, config, args.freeze_encoder)
+        loss_fn = make_loss(args, formatter)
+        if config["ngrams"] and not (resumed or first):
+            rows_of = rows_to_fit(args, formatter, data)
+            config["ngrams"]["answers"] = ngram_fit.fit(args, world, data, rows_of, loss_fn, model)
+        train_rows, val_rows = make_rows(args, formatter, data, config)
+        place(args, model, train_rows, config["max_len"], world)
 
         # What is trained: the losses of both decoders (histocc/model/loss.py). The linear decoder and the
         # n-grams may have a learning rate of their own.
-        loss_fn = build.make_loss(args, formatter)
-        entries = build.checkpoint_entries(args, formatter, data, config)
+        entries = checkpoint_entries(args, formatter, data, config)
         task = engine.MixerTask(loss_fn, formatter, model=model, at_most=Thresholds.of(entries).at_most)
-        fast = build.fast_parameters(args, model, resumed)
+        fast = fast_parameters(args, model, resumed)
         beside = ("fn_word_freq", "descriptions_file")  # flags of files that decide the result, too
-
-        def finish(_: object) -> None:
-            """When no step is left: curves, and confidence, so that it says how often an answer is right."""
-            if world.is_main:
-                plot.draw_run(args.save_path)
-            confidence.fit_run(args, world, data)
-
         training = script.Training(
             model,
             task,
@@ -77,31 +86,42 @@ def train(args: JobConfig, settings: PrepareSettings, world: World, data: Prepar
             fingerprint=data.fingerprint,
             files={name: checksum(path) for name in beside if (path := getattr(args, name))},
             fast=fast,
+            flops=task.flops,
             about=about(args, settings, data, model),
             about_rate=about_rate(*fast),
             best_by=engine.accuracy if args.best_by == "accuracy" else None,
             is_fitted=bool(config["ngrams"]) and is_fitted(args),
-            finish=finish,
         )
         if not args.dry_run:  # key.csv, data_report.json and the other lists, beside the checkpoints
             world.run_on_main(lambda: copy_lists(data.folder, OwnFiles(args.save_path, args.overwrite)))
 
         # DDP or FSDP, loaders, optimizer, and where the interrupted run was; then the loop, that of
         # histocc/trainer/loop.py with the mixer's task.
-        with script.ready(args, world, precision, training, resumed) as steps:
-            if steps:
-                loaders, state, options = steps
+        opened = script.open_run(args, world, precision, training, resumed)
+        if opened:
+            with opened.resources:
+                run = opened.run
                 engine.train(
-                    data_loaders=loaders,
-                    loss_fn=loss_fn,
-                    device=world.device,
-                    scheduler=None,
-                    task=task,
-                    state=state,
-                    **options,
+                    run.model,
+                    opened.loaders,
+                    loss_fn,
+                    run.optimizer,
+                    world.device,
+                    None,
+                    run.total_steps or 0,
+                    run=run,
+                    state=opened.state,
                 )
-        if not args.dry_run:
-            world.run_on_main(lambda: OwnFiles(args.save_path).remove([ngram_fit.FILE]))
+                opened.close()
+        if args.dry_run:
+            return
+        world.run_on_main(lambda: OwnFiles(args.save_path).remove([ngram_fit.FILE]))
+
+        # When no step is left: curves, and confidence, so that it says how often an answer is right.
+        if not (opened and opened.state.stopped):
+            if world.is_main:
+                plot.draw_run(args.save_path)
+            confidence.fit_run(args, world, data)
 
 
 def about(
@@ -153,7 +173,7 @@ def validate(args: JobConfig, formatter: BlockyFormatter, world: World, data: Pr
             given = formats.Given(formatter.kind, key, formatter.target_cols, separated)
         return models.model_of(file, content, given)
 
-    model, own_formatter, state = build.load_on_all(world, load)
+    model, own_formatter, state = load_on_all(world, load)
     ignored = {"target_cols": None, "allow_short": None}  # which columns were read does not matter here
     if own_formatter.to_dict() | ignored != formatter.to_dict() | ignored:
         raise UserError(f"{file}: its formatter is {own_formatter.to_dict()}, here {formatter.to_dict()}")
@@ -163,13 +183,13 @@ def validate(args: JobConfig, formatter: BlockyFormatter, world: World, data: Pr
     if other := differing(type(args), args.values(), before, only_kept=True):
         world.print(f"Note: the model and its losses are those of {file}: {'; '.join(other)}")
     args = decide(args, state)
-    rows = build.make_rows(args, formatter, data, state["config"])[1]
+    rows = make_rows(args, formatter, data, state["config"])[1]
     if rows is None:
         raise UserError("--eval-only needs rows to validate on; raise --share-val")
     precision = script.number_format(args, world)
     model.to(world.device, precision.dtype)
     most = Thresholds.of(state).at_most
-    task = engine.MixerTask(build.make_loss(args, formatter), formatter, at_most=most)
+    task = engine.MixerTask(make_loss(args, formatter), formatter, at_most=most)
     loader = make_loader(args, world, rows)
     values = loop.evaluate(model, loader, task, world, precision, world.stop_agreed)
     world.print(validation_line({"step": state.get("step") or 0, **values}, engine.COLUMNS))

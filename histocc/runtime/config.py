@@ -23,7 +23,7 @@ import tomllib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields, replace
 from types import NoneType, UnionType
-from typing import Annotated, Any, NoReturn, Self, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, ClassVar, NoReturn, Self, Union, get_args, get_origin, get_type_hints
 
 from histocc.runtime.device import DEVICES
 from histocc.runtime.errors import UserError, raise_if_any
@@ -76,9 +76,14 @@ def flag(
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """What a user asked for, kept by `decide` in `asked`. instead: what to type for other programs' flags."""
+    """What a user asked for, kept by `decide` in `asked`. instead: what to type for other programs' flags;
+    usual: the flags that --help shows, while --help all shows all; empty: --help does.
+    """
 
-    instead = {"deterministic": "leave it out: equal seeds give equal results, on GPUs up to rounding"}
+    usual: ClassVar[tuple[str, ...]] = ()
+    instead: ClassVar[dict[str, str]] = {
+        "deterministic": "leave it out: equal seeds give equal results, on GPUs up to rounding"
+    }
     asked: "Any" = None
 
     def decide(self, **values: Any) -> Self:
@@ -134,6 +139,18 @@ def differing(
     return lines
 
 
+class _Help(argparse.Action):
+    """--help: the usual flags; --help all: all of them."""
+
+    def __call__(self, parser: argparse.ArgumentParser, _: Any, values: Any, option: Any = None) -> NoReturn:
+        usual = ("help", *parser.kind.usual)
+        for action in parser._actions if values != "all" and len(usual) > 1 else ():
+            if action.dest not in usual:
+                action.help = argparse.SUPPRESS
+        parser.print_help()
+        parser.exit()
+
+
 class Parser(argparse.ArgumentParser):
     """The command line of `kind`, of which `parse_args` returns an object. Long flags have hyphens or
     underscores; a mistake is a UserError, so that one rank speaks. tables: of --config, which are no flags.
@@ -144,11 +161,15 @@ class Parser(argparse.ArgumentParser):
         super().__init__(
             prog=prog,
             description=description,
+            add_help=False,
             allow_abbrev=False,
             formatter_class=argparse.ArgumentDefaultsHelpFormatter,
             argument_default=argparse.SUPPRESS,  # None, which --help leaves out: the class fills it in
         )
         self.kind, self.tables = kind, tables
+        more: dict[str, Any] = {"nargs": "?", "metavar": "all"} if kind.usual else {"nargs": 0}
+        words = "the flags that most people use; --help all: every flag" if kind.usual else "show these lines"
+        self.add_argument("-h", "--help", action=_Help, help=words, **more)
         self._negative_number_matcher = re.compile(r"-[\d.]")  # a value such as -1=99999, too, is no flag
         self.named: dict[str, argparse.Action] = {}  # by each spelling of the flag, but --no-
         groups: dict[str | None, Any] = {kind.__doc__: self}

@@ -9,6 +9,7 @@ import os
 import uuid
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -205,113 +206,123 @@ def restore(resumed: dict[str, Any], optimizer: torch.optim.Optimizer, precision
 # ---- the run
 
 
-@contextlib.contextmanager
-def ready(
-    args: TrainConfig, world: World, precision: Precision, training: Training, resumed: dict[str, Any] | None
-) -> Generator[tuple[dict[str, BatchLoader], loop.State, dict[str, Any]] | None]:
-    """Everything around the steps of a run, which are taken inside. resumed: the checkpoint that the run
-    continues from, its weights already in the model; emptied, so that they lie in memory once. All ranks.
-    Raises UserError, TrainingError.
+@dataclass(frozen=True)
+class OpenRun:
+    """A run between `open_run` and `close`: what the steps take, and the files that they write."""
 
-    Yields:
-        Loaders and state for `histocc.trainer.loop.train`, and the arguments of its Run but the task; None if
-        no step is left to take, and after a dry run.
+    args: TrainConfig
+    training: Training
+    run: loop.Run
+    loaders: dict[str, BatchLoader]
+    state: loop.State
+    log: RunLog
+    saver: checkpoint.Saver
+    resources: contextlib.ExitStack  # around the steps: closes the log if they fail, and what is measured
+
+    def close(self) -> None:
+        """Say how the steps ended, in the log and on rank 0. All ranks. Raises TrainingError if the last
+        checkpoint could not be saved.
+        """
+        args, state, total, world = self.args, self.state, self.run.total_steps or 0, self.run.world
+        ended = state.is_out_of(args.patience) and state.step < total
+        finished = "finished" if ended or state.step == total else "at --max-steps"
+        self.log.close("stopped" if state.stopped else finished, state.step)
+        if self.saver.failed:
+            raise TrainingError(
+                f"the last checkpoint, of step {state.step:,}, could not be saved: {self.saver.failed}. After"
+                " that, the same command (without --overwrite) continues from the checkpoint before, if any."
+            )
+        where, same = f"at step {state.step:,}", "The same command" + " without --overwrite" * args.overwrite
+        if state.stopped:
+            signals.stop_request().acted = True
+            reason = next(filter(None, world.gather(signals.stop_request().reason)), "a signal")
+            saved = f"saved in {self.saver.seconds:.1f} s. {same} continues."
+            return world.print(f"Stopped by {reason} {where} of {total:,}, {saved}")
+        how = f"Finished {where}."
+        if ended:
+            how = f"No better for {state.since_best} validations: finished {where} of {total:,}."
+            how += f" {same} with a larger --patience continues."
+        elif state.step < total:
+            how = f"Stopped {where} of {total:,} (--max-steps). {same} with a larger one continues."
+        own = self.saver.own
+        has_best = "val" in self.loaders and os.path.exists(own.path(checkpoint.BEST))
+        what = "lowest validation loss" if self.training.best_by is None else "highest accuracy"
+        best = f" ({what}: {checkpoint.BEST})" * has_best
+        world.print(f"{how}\nModel: {own.path(checkpoint.LAST)}{best}")
+        self.run.optimizer.state.clear()  # twice the size of the weights, which what follows may need
+
+
+def open_run(
+    args: TrainConfig, world: World, precision: Precision, training: Training, resumed: dict[str, Any] | None
+) -> OpenRun | None:
+    """Make everything around the steps of a run: batches, schedule, the wrapped model, optimizer, log. All
+    ranks. The caller takes the steps inside `resources`, and calls `close` there.
+
+    Args:
+        resumed: the checkpoint that the run continues from, its weights already in the model; emptied, so
+            that they lie in memory once.
+
+    Returns:
+        None if no step is left to take, and after a dry run.
+
+    Raises:
+        UserError, TrainingError: on all ranks alike.
     """
     raw_model, task, is_resumed = training.model, training.task, resumed is not None
     if args.patience and training.val is None:
         raise UserError("--patience needs rows to validate on")
-    with contextlib.ExitStack() as ends:
-        # The batch arithmetic.
+    with contextlib.ExitStack() as resources:
+        # The batch arithmetic, and where the interrupted run was.
         if args.batch_size == AUTO:
             args = choose_batch_size(args, world, raw_model, task, training.train, precision)
-        ends.enter_context(memory_advice(args, world))
+        resources.enter_context(memory_advice(args, world))
         plan = batch_plan(args, training.train, world)
-        state, rate, name = loop.State(), None, uuid.uuid4().hex  # the name that all its checkpoints have
-        if resumed:
-            with checkpoint.reading(resumed["path"]):
-                position, total = resumed["position"], plan.global_batch_size
-                rate, name = resumed["scheduler"]["base_lrs"][0], position["run"]  # of the first start
-                if resumed["step"] and position["total_batch"] != total:
-                    raise UserError(
-                        f"the run in {args.save_path} has a total batch of {position['total_batch']}, these"
-                        f" arguments make {total}; pass --global-batch-size {position['total_batch']}"
-                    )
-                for flag, crc in position["files"].items():
-                    if crc != training.files.get(flag):
-                        raise UserError(
-                            f"{getattr(args, flag)}: was changed since the run in {args.save_path} began"
-                            f" ({flag_of(flag)}). Give it the same file, or start over with --overwrite"
-                        )
-                state = loop.State.resumed(resumed["step"], position, world)
+        state, rate, name = place_of(args, world, training, plan.global_batch_size, resumed)
         schedule = Schedule.of(args, plan.steps_per_epoch, world.size, rate)
-        ended = state.is_out_of(args.patience) and state.step < schedule.total
-        if resumed and (ended or state.step >= schedule.stop) and not state.unfinished:
-            what = f"at step {state.step:,}, and --max-steps is {schedule.stop:,}: nothing to do."
-            if ended or state.step >= schedule.total:
-                no_better = f"No better for {state.since_best} validations: a larger --patience continues"
-                more = "More --num-epochs continue" if schedule.total else "--max-steps continues"
-                more = no_better if ended else more
-                what = f"finished ({state.step:,} steps): nothing to do. {more}, --overwrite starts over."
-            world.print(f"The run in {args.save_path} is {what}")
-            finish(args, training)
-            yield None
-            return
+        if resumed and (nothing := nothing_left(args, state, schedule)):
+            return world.print(nothing)
         loaders = {"train": make_loader(args, world, training.train, plan)}
         if training.val is not None:
             loaders["val"] = make_loader(args, world, training.val)
         about, about_rate = training.about, training.about_rate
         world.print(banner(args, world, about, about_rate, plan, schedule, precision.name, resumed))
 
-        # One process's model, or that of all.
+        # One process's model, or that of all; the optimizer, and what of it the resumed run had.
         model = parallel.wrap(raw_model, world, args.parallel, args.gradient_compression)
         if world.backend is not None or args.compile:
             loop.warm_up(model, task, loaders["train"], world, precision)
-
-        # The optimizer, and what of it the resumed run had.
         optimizer = make_optimizer(raw_model, args.weight_decay, schedule.rate, training.fast)
         if resumed:
             restore(resumed, optimizer, precision)
             resumed.clear()
-        options: dict[str, Any] = {
-            "model": model,
-            "optimizer": optimizer,
-            "world": world,
-            "precision": precision,
-            "seed": derived_seed(args.seed, DROPOUT),
-            "schedule": schedule.factor,
-            "total_steps": schedule.total,
-            "stop_step": schedule.stop,
-            "steps_per_epoch": plan.steps_per_epoch,
-            "log_interval": args.log_interval,
-            "eval_interval": args.eval_interval,
-            "save_interval": args.save_interval,
-            "best_by": training.best_by,
-            "patience": args.patience,
-            "validate_first": (training.is_fitted or not schedule.total) and not is_resumed,
-            "epoch_name": training.epoch_name if args.save_each_epoch else "",
-            "stop": world.stop_agreed,
-        }
+        run = loop.Run(
+            model,
+            task,
+            optimizer,
+            world,
+            precision,
+            seed=derived_seed(args.seed, DROPOUT),
+            schedule=schedule.factor,
+            flops=training.flops,
+            total_steps=schedule.total,
+            stop_step=schedule.stop,
+            steps_per_epoch=plan.steps_per_epoch,
+            log_interval=args.log_interval,
+            eval_interval=args.eval_interval,
+            save_interval=args.save_interval,
+            best_by=training.best_by,
+            patience=args.patience,
+            validate_first=(training.is_fitted or not schedule.total) and not is_resumed,
+            epoch_name=training.epoch_name if args.save_each_epoch else "",
+            stop=world.stop_agreed,
+        )
         if args.dry_run:
-            estimate(loop.Run(task=task, **options), loaders["train"], state.step)
-            yield None
-            return
+            return estimate(run, loaders["train"], state.step)
 
         # What it writes: args.json, rows of the log, checkpoints.
         own = OwnFiles(args.save_path, args.overwrite)
-        trackers: list[Tracker] = []
-        world.run_on_main(lambda: trackers.extend(open_trackers(args, name, state.step)))
-        if args.overwrite and not is_resumed:
-            old = [name for name in own.names if checkpoint.CHECKPOINT.fullmatch(name)]
-            world.run_on(world.node_leaders(), lambda: own.remove([*old, ARGS, LOG, STATUS]))
-        if world.is_main:
-            asked = {**(args.asked or args).values(), "made_by": checkpoint.made_by()}
-            with files.atomic_write(own.claim(ARGS)[0]) as file:
-                file.write(json.dumps(asked, indent=1, sort_keys=True).encode())
-        columns, start = log_columns(task.columns), state.step if is_resumed else -1
-        is_main, again = world.is_main, state.unfinished
-        counts = schedule.total, start, schedule.stop
-        log = RunLog(own, columns, *counts, is_main=is_main, again=again, trackers=trackers)
-        ends.callback(log.close, "ended by an error")  # unless it is closed before
+        log = open_log(args, world, own, task, schedule, state, name, is_resumed)
+        resources.callback(log.close, "ended by an error")  # unless it is closed before
         same_in_all = {
             "files": training.files,
             "total_batch": plan.global_batch_size,
@@ -320,65 +331,104 @@ def ready(
             "launchers": sorted(set(world.gather(launcher_id()))),
             "run": name,
         }
-
-        def content(step: int, position: dict[str, Any]) -> dict[str, Any]:
-            """Of a checkpoint, complete on rank 0 alone. All ranks."""
-            if not (world.is_main or parallel.is_sharded(raw_model)):
-                return {}
-            weights = {"model": raw_model.state_dict(), "optimizer": optimizer.state_dict()}
-            rates = [group["initial_lr"] for group in optimizer.param_groups]
-            return {
-                **parallel.gather_shares(weights, keep=world.is_main),
-                "scheduler": {"base_lrs": rates, "last_epoch": step},
-                "scaler": precision.scaler.state_dict(),
-                "step": step,
-                "format": checkpoint.FORMAT,
-                "made_by": checkpoint.made_by(),
-                "args": args.values(),
-                **training.entries,
-                "rng": {"seed": args.seed, "threads": torch.get_num_threads(), "processes": world.size},
-                "position": {**same_in_all, **position},
-            }
-
-        save = checkpoint.Saver(own, args.keep_checkpoints, world, content, log.say)
+        content = partial(checkpoint_content, args, training, run, same_in_all)
+        saver = checkpoint.Saver(own, args.keep_checkpoints, world, content, log.say)
         steps_to_profile = args.profile if world.is_main else None
-        step_profiled = ends.enter_context(profiled(steps_to_profile, own, world.device, log.say))
-        options |= {"save": save, "log": log.row, "step_done": lambda: (log.step(), step_profiled())}
+        step_profiled = resources.enter_context(profiled(steps_to_profile, own, world.device, log.say))
+        run = replace(run, save=saver, log=log.row, step_done=lambda: (log.step(), step_profiled()))
+        return OpenRun(args, training, run, loaders, state, log, saver, resources.pop_all())
 
-        # The steps, and how they ended.
-        yield loaders, state, options
-        ended = state.is_out_of(args.patience) and state.step < schedule.total
-        finished = "finished" if ended or state.step == schedule.total else "at --max-steps"
-        log.close("stopped" if state.stopped else finished, state.step)
-        if save.failed:
-            raise TrainingError(
-                f"the last checkpoint, of step {state.step:,}, could not be saved: {save.failed}. After that,"
-                " the same command (without --overwrite) continues from the checkpoint before, if any."
+
+def place_of(
+    args: TrainConfig, world: World, training: Training, total_batch: int, resumed: dict[str, Any] | None
+) -> tuple[loop.State, float | None, str]:
+    """Return (how far the run is, the peak rate of its first start, the name that all its checkpoints have).
+    All ranks. Raises UserError if batches or files are others than before.
+    """
+    if not resumed:
+        return loop.State(), None, uuid.uuid4().hex
+    with checkpoint.reading(resumed["path"]):
+        position = resumed["position"]
+        if resumed["step"] and position["total_batch"] != total_batch:
+            raise UserError(
+                f"the run in {args.save_path} has a total batch of {position['total_batch']}, these"
+                f" arguments make {total_batch}; pass --global-batch-size {position['total_batch']}"
             )
-        where, same = f"at step {state.step:,}", "The same command" + " without --overwrite" * args.overwrite
-        if state.stopped:
-            signals.stop_request().acted = True
-            reason = next(filter(None, world.gather(signals.stop_request().reason)), "a signal")
-            saved = f"saved in {save.seconds:.1f} s. {same} continues."
-            return world.print(f"Stopped by {reason} {where} of {schedule.total:,}, {saved}")
-        how = f"Finished {where}."
-        if ended:
-            how = f"No better for {state.since_best} validations: finished {where} of {schedule.total:,}."
-            how += f" {same} with a larger --patience continues."
-        elif state.step < schedule.total:
-            how = f"Stopped {where} of {schedule.total:,} (--max-steps). {same} with a larger one continues."
-        has_best = "val" in loaders and os.path.exists(own.path(checkpoint.BEST))
-        what = "lowest validation loss" if training.best_by is None else "highest accuracy"
-        best = f" ({what}: {checkpoint.BEST})" * has_best
-        world.print(f"{how}\nModel: {own.path(checkpoint.LAST)}{best}")
-        optimizer.state.clear()  # twice the size of the weights, which `finish` may need
-        finish(args, training)
+        for flag, crc in position["files"].items():
+            if crc != training.files.get(flag):
+                raise UserError(
+                    f"{getattr(args, flag)}: was changed since the run in {args.save_path} began"
+                    f" ({flag_of(flag)}). Give it the same file, or start over with --overwrite"
+                )
+        state = loop.State.resumed(resumed["step"], position, world)
+        return state, resumed["scheduler"]["base_lrs"][0], position["run"]
 
 
-def finish(args: TrainConfig, training: Training) -> None:
-    if training.finish is not None and not args.dry_run:
-        with parallel.evaluating(training.model), parallel.unsharded(training.model):
-            training.finish(training.model)
+def nothing_left(args: TrainConfig, state: loop.State, schedule: Schedule) -> str:
+    """Return why a resumed run has no step to take, in words; "" if it has."""
+    ended = state.is_out_of(args.patience) and state.step < schedule.total
+    if state.unfinished or not ended and state.step < schedule.stop:
+        return ""
+    what = f"at step {state.step:,}, and --max-steps is {schedule.stop:,}: nothing to do."
+    if ended or state.step >= schedule.total:
+        no_better = f"No better for {state.since_best} validations: a larger --patience continues"
+        more = "More --num-epochs continue" if schedule.total else "--max-steps continues"
+        more = no_better if ended else more
+        what = f"finished ({state.step:,} steps): nothing to do. {more}, --overwrite starts over."
+    return f"The run in {args.save_path} is {what}"
+
+
+def open_log(
+    args: TrainConfig,
+    world: World,
+    own: OwnFiles,
+    task: loop.Task,
+    schedule: Schedule,
+    state: loop.State,
+    name: str,
+    is_resumed: bool,
+) -> RunLog:
+    """Write args.json, remove what --overwrite replaces, and open the log and the trackers. All ranks."""
+    trackers: list[Tracker] = []
+    world.run_on_main(lambda: trackers.extend(open_trackers(args, name, state.step)))
+    if args.overwrite and not is_resumed:
+        old = [name for name in own.names if checkpoint.CHECKPOINT.fullmatch(name)]
+        world.run_on(world.node_leaders(), lambda: own.remove([*old, ARGS, LOG, STATUS]))
+    if world.is_main:
+        asked = {**(args.asked or args).values(), "made_by": checkpoint.made_by()}
+        with files.atomic_write(own.claim(ARGS)[0]) as file:
+            file.write(json.dumps(asked, indent=1, sort_keys=True).encode())
+    columns, start = log_columns(task.columns), state.step if is_resumed else -1
+    counts, is_main = (schedule.total, start, schedule.stop), world.is_main
+    return RunLog(own, columns, *counts, is_main=is_main, again=state.unfinished, trackers=trackers)
+
+
+def checkpoint_content(
+    args: TrainConfig,
+    training: Training,
+    run: loop.Run,
+    same_in_all: dict[str, Any],
+    step: int,
+    position: dict[str, Any],
+) -> dict[str, Any]:
+    """Return the content of a checkpoint, complete on rank 0 alone. All ranks."""
+    world, model, optimizer = run.world, training.model, run.optimizer
+    if not (world.is_main or parallel.is_sharded(model)):
+        return {}
+    weights = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+    rates = [group["initial_lr"] for group in optimizer.param_groups]
+    return {
+        **parallel.gather_shares(weights, keep=world.is_main),
+        "scheduler": {"base_lrs": rates, "last_epoch": step},
+        "scaler": run.precision.scaler.state_dict(),
+        "step": step,
+        "format": checkpoint.FORMAT,
+        "made_by": checkpoint.made_by(),
+        "args": args.values(),
+        **training.entries,
+        "rng": {"seed": args.seed, "threads": torch.get_num_threads(), "processes": world.size},
+        "position": {**same_in_all, **position},
+    }
 
 
 # ---- a script for any model
@@ -424,7 +474,7 @@ def train(parser: Parser, args: ScriptConfig, world: World, make: Callable[[], T
         values = loop.evaluate(model, loader, training.task, world, precision, world.stop_agreed)
         values["step"] = checkpoint.step_of(file) or 0
         world.print(validation_line(values, log_columns(training.task.columns)))
-        return finish(args, training)
+        return finish(training)
 
     def refuse(state: dict[str, Any]) -> None:
         """What another script or another model has written, too."""
@@ -446,10 +496,20 @@ def train(parser: Parser, args: ScriptConfig, world: World, make: Callable[[], T
         if args.compile:
             compile_layers(model)
         model.to(world.device)
-        with ready(args, world, precision, training, resumed) as steps:
-            if steps:
-                loaders, state, options = steps
-                loop.train(loop.Run(task=training.task, flops=training.flops, **options), loaders, state)
+        opened = open_run(args, world, precision, training, resumed)
+        if opened:
+            with opened.resources:
+                loop.train(opened.run, opened.loaders, opened.state)
+                opened.close()
+        if not (args.dry_run or opened and opened.state.stopped):
+            finish(training)
+
+
+def finish(training: Training) -> None:
+    """Call what the script does when no step is left, with the whole model. All ranks."""
+    if training.finish is not None:
+        with parallel.evaluating(training.model), parallel.unsharded(training.model):
+            training.finish(training.model)
 
 
 def read_checkpoint(path: str, flag: str) -> tuple[dict[str, Any], str]:

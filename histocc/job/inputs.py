@@ -1,0 +1,241 @@
+"""What a run reads: its files, the checkpoint that it starts or continues from, and its rows."""
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from histocc.data import prepare as preparing
+from histocc.data.arrays import PreparedData, RowSet
+from histocc.data.config import PrepareSettings, StartsFrom, columns_of, file_problems, settings_from
+from histocc.data.dataset import RowEncoding, TextRows, load_descriptions
+from histocc.data.noise import Augmenter
+from histocc.data.prepare import LISTS
+from histocc.data.report import report_lines
+from histocc.data.rows import read_key, read_words
+from histocc.formatter import BlockyFormatter
+from histocc.job import ngram_fit, teacher
+from histocc.job.config import JobConfig, refuse_other_arguments
+from histocc.published import formats, models
+from histocc.runtime import checkpoint
+from histocc.runtime.config import flag_of
+from histocc.runtime.errors import UserError, raise_if_any
+from histocc.runtime.files import OwnFiles, is_same, problems, save_path_problem
+from histocc.runtime.rng import derived_seed
+from histocc.runtime.world import World
+from histocc.text import ASCII_LOWER, cleaner
+from histocc.trainer.log import LOG
+from histocc.trainer.script import output_problems
+
+NOISE, DESCRIPTIONS, TEACHER = 2, 4, 7  # streams of random numbers, for `derived_seed`
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """The data of a run, and the content of checkpoints that rank 0 has read to prepare them, by path: each
+    is taken from there once.
+    """
+
+    settings: PrepareSettings
+    data: PreparedData
+    read: dict[str, dict] = field(default_factory=dict[str, dict])
+
+    def resumable(self, file: str) -> dict:
+        """Return the checkpoint of an interrupted run. Raises UserError."""
+        return self.read.pop(file, None) or models.load_resumable(file)
+
+    def initial_weights(self, args: JobConfig) -> dict:
+        """Return what `initial_weights` does. Raises UserError."""
+        return self.read.pop(args.initial_checkpoint or "", None) or initial_weights(args)
+
+
+# ---- data
+
+
+def dataset_files(paths: list[str]) -> tuple[list[str], list[str]]:
+    """(training files, validation files) of finetune.py's --dataset: files, or a folder with one table, or
+    with train and val. Raises UserError.
+    """
+    if len(paths) > 1 or not os.path.isdir(path := paths[0]):
+        return paths, []
+    names = sorted(set(os.listdir(path)) - {*LISTS, LOG})  # those of a run in the same folder
+    ends = (".csv", ".tsv", ".parquet")
+    tables = [name for name in names if name.lower().endswith(ends) and name[0] != "."]
+    files = [os.path.join(path, name) for name in tables]
+    parts = [os.path.splitext(name)[0].lower() for name in tables]
+    if len(files) == 1 or parts in (["train", "val"], ["train", "validation"]):
+        return files[:1], files[1:]
+    train, val = (
+        " ".join(file for file, name in zip(files, parts) if part in name) for part in ("train", "val")
+    )
+    key = os.path.join(path, LISTS[0])
+    raise UserError(
+        f"{path}: is a folder with {len(tables)} tables ({', '.join(tables[:5]) or 'none'}): finetune.py"
+        " takes files, or a folder with one table, or with train and val; for files of each kind:"
+        f" train_mixer.py --train-data {train or 'A B …'} --val-data {val or 'V'}"
+        f"{f' --key {key}' * os.path.isfile(key)}"
+    )
+
+
+def resumes(args: JobConfig) -> bool:
+    """Whether the save folder holds a run that is resumed, if it can be read."""
+    return checkpoint.exists_in(args.save_path) and not (args.overwrite or args.eval_only)
+
+
+def initial_weights(args: JobConfig) -> dict:
+    """`models.initial_weights` of --initial-checkpoint. Raises UserError."""
+    named = args.initial_checkpoint or ""
+    keys = (read_key(path) if path else None for path in (args.initial_key, args.key))
+    return models.initial_weights(models.find_weights(named, f"--initial-checkpoint {named}"), *keys)
+
+
+def starts_from(args: JobConfig, resumed: dict | None, read: dict[str, dict]) -> StartsFrom:
+    """Return what the data must know of the weights that a run starts from, or of its teacher. read: takes
+    the initial weights. Raises UserError.
+    """
+    kept = None  # of its codes: all
+    if not resumed and args.initial_checkpoint:
+        state = read[args.initial_checkpoint] = initial_weights(args)
+        if args.only_encoder:
+            return StartsFrom(state["config"]["text"])
+        if not (state["config"].get("encoder", True) or args.max_steps or args.eval_only):
+            raise UserError(
+                f"--initial-checkpoint {args.initial_checkpoint}: n-grams alone are trained by their fit,"
+                " which a run from a checkpoint leaves out. Omit it and fit anew to the rows of its training"
+                " and the new ones together: --dataset OLD.csv NEW.csv (train_mixer.py: --train-data). Or add"
+                " --max-steps N to take steps from its weights"
+            )
+    elif not resumed and args.teacher and not args.eval_only:
+        state = models.load_model(teacher.teacher_file(args))[2]
+    else:
+        state = resumed
+        if args.eval_only:
+            file = models.find_weights(args.save_path, f"--eval-only: {args.save_path}")
+            state = models.load_model(file)[2]
+        if state is None:
+            return StartsFrom()
+        kept = int(state.get("kept_codes") or 0)
+    codes, formatter = list(state["key"])[:kept], state["formatter"] or {}
+    return StartsFrom(state["config"]["text"], codes, formatter.get("kind"), formatter.get("chars"))
+
+
+def _problems_of_files(args: JobConfig, files: list[str]) -> list[str]:
+    """What of the files that the run will write is in the way, or an input."""
+    inputs: dict[str | None, str] = dict.fromkeys(files, "a file of the data")
+    inputs |= dict.fromkeys(args.unlabelled or [], "a file of --unlabelled")
+    inputs |= {
+        getattr(args, dest): f"the file of {flag_of(dest)}"
+        for dest in ("key", "initial_key", "all_codes_file", "descriptions_file", "fn_word_freq", "config")
+    }
+    if args.initial_checkpoint and not resumes(args):
+        first = formats.local_weights(args.initial_checkpoint)
+        inputs[first] = "the file of --initial-checkpoint"
+        if args.overwrite and first and is_same(os.path.dirname(os.path.realpath(first)), args.save_path):
+            return [f"--overwrite would remove {first} of --initial-checkpoint: choose another folder"]
+    own = OwnFiles(args.save_path, args.overwrite)
+    if args.prepare_only:
+        return problems(map(own.path, LISTS), inputs, args.overwrite, own)
+    return output_problems(args, inputs, own, [*LISTS, ngram_fit.FILE])
+
+
+def prepare_data(
+    args: JobConfig,
+    world: World,
+    train_files: list[str],
+    val_files: list[str],
+    default_formatter: str = "gpf",
+    naming: str = "hisco",
+) -> tuple[JobConfig, Inputs]:
+    """Return (arguments with the columns of the files, what the run reads). Rank 0 checks arguments and files
+    and prepares the data; a node that does not see its folder prepares its own, and all must agree. All
+    ranks. Raises UserError with all that is wrong.
+    """
+    read: dict[str, dict] = {}
+
+    def prepare() -> tuple[PrepareSettings, str]:
+        wrong = [*args.problems(), *filter(None, [save_path_problem(args.save_path)])]
+        wrong += _problems_of_files(args, train_files + val_files)
+        path, resumed, start = "", None, StartsFrom()
+        if resumes(args) and not args.prepare_only:
+            path, resumed, _ = checkpoint.newest_good(args.save_path, models.load_resumable)
+            read[path] = resumed
+        try:
+            start = starts_from(args, resumed, read)
+        except UserError as error:
+            wrong.append(str(error))
+        columns = columns_of(args, train_files[0], wrong, default_formatter, naming)
+        settings = settings_from(args, columns, train_files, val_files, wrong, start)
+        if args.unlabelled:
+            raise_if_any(file_problems(teacher.unlabelled_settings(args, settings)))
+        if columns.note:
+            world.print(columns.note)
+        if resumed:
+            with checkpoint.reading(path):
+                refuse_other_arguments(with_columns(args, settings), resumed)
+        lists = OwnFiles(args.save_path, args.overwrite) if args.prepare_only else None
+        folder = preparing.prepare(settings, args.save_path, world.print, lists, world.give_up_if_asked)
+        formatter = BlockyFormatter.from_dict(settings.formatter)
+        if texts := load_descriptions(args, PreparedData.open(folder), formatter, 0):
+            world.print(f"Descriptions: {texts.codes:,} of {texts.numbers.shape[0] - 1:,} codes have one")
+        return settings, folder
+
+    settings, folder = world.run_on_main(prepare)
+    data = preparing.on_every_node(settings, args.save_path, folder, world, world.give_up_if_asked)
+    world.print("\n".join(report_lines(data.report)))
+    return with_columns(args, settings), Inputs(settings, data, read)
+
+
+def with_columns(args: JobConfig, settings: PrepareSettings) -> JobConfig:
+    columns = {name: getattr(settings, name) for name in ("target_cols", "language", "language_col")}
+    return args.decide(formatter=settings.formatter["kind"], **columns)
+
+
+# ---- rows
+
+
+def make_rows(
+    args: JobConfig, formatter: BlockyFormatter, data: PreparedData, config: dict
+) -> tuple[TextRows, TextRows | None]:
+    """Rows for training, with noise and descriptions, and for validation, if any. Raises UserError."""
+    max_len, seed = config["max_len"], args.seed
+    width = None if config["memory_mask"] else max_len
+    encoding = RowEncoding(formatter, max_len, width, args.empty_blocks == "first")
+    words = read_words(args.fn_word_freq or os.path.join(data.folder, "words.csv"))
+    texts = [cleaner(data.clean_text)(word) for word in words]
+    kept = [i for i, word in enumerate(texts) if word.strip()]
+    augmenter = Augmenter(
+        derived_seed(seed, NOISE),
+        args.num_transformations,
+        args.augmentation_prob,
+        args.unk_lang_prob,
+        words=[texts[i] for i in kept],
+        word_weights=np.array(list(words.values()))[kept],
+        only_ascii=data.clean_text == ASCII_LOWER,
+    )
+    descriptions = load_descriptions(args, data, formatter, derived_seed(seed, DESCRIPTIONS))
+    train = training_rows(args, data.train, data, encoding, augmenter, descriptions)
+    if args.compile:
+        train.groups_in_model = ()
+    all_blocks = replace(encoding, first_empty_block=False)
+    return train, TextRows(data.val, data, all_blocks) if len(data.val) else None
+
+
+def rows_to_fit(
+    args: JobConfig, formatter: BlockyFormatter, data: PreparedData
+) -> Callable[[RowSet], TextRows]:
+    """Return a function that makes rows for the fit of n-grams, as they are trained on but without noise."""
+    encoding = RowEncoding(formatter, args.max_len, first_empty_block=args.empty_blocks == "first")
+    return partial(training_rows, args, data=data, encoding=encoding)
+
+
+def training_rows(
+    args: JobConfig, rows: RowSet, data: PreparedData, encoding: RowEncoding, *changes: Any
+) -> TextRows:
+    """Rows that are trained on, with what a teacher says of them if there is one."""
+    if data.train.teacher is None:
+        return TextRows(rows, data, encoding, *changes)
+    seed = derived_seed(args.seed, TEACHER)
+    return teacher.TaughtRows(rows, data, encoding, *changes, weight=args.distillation_weight, seed=seed)

@@ -1,0 +1,236 @@
+"""The model of a run, its loss, and what a checkpoint keeps to use it."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+from histocc.data.arrays import PreparedData
+from histocc.data.dataset import TextRows
+from histocc.formatter import PAD_IDX, BlockyFormatter
+from histocc.job import ngram_fit
+from histocc.job.config import JobConfig, Losses, decide, is_fitted
+from histocc.model.canine import CanineEncoder
+from histocc.model.confidence import USUAL
+from histocc.model.loss import ROWS, BlockOrderInvariantLoss, DistillationLoss, LinearLoss, LossMixer
+from histocc.model.mixer import NGRAMS, Seq2SeqMixerOccCANINE, model_config
+from histocc.model.ngrams import ALL_CASES, AUTO, NONE, PATTERNS
+from histocc.published import models
+from histocc.runtime import checkpoint
+from histocc.runtime.device import Precision, compile_layers
+from histocc.runtime.errors import UserError
+from histocc.runtime.rng import derived_seed
+from histocc.runtime.world import World
+from histocc.trainer.batches import WEIGHTS
+
+NGRAM_WIDTH = 128  # numbers for each n-gram
+MAX_AUTO_BITS = 18  # 2^18 n-grams, since a step of the optimizer goes over all
+EQUAL_SHARE = 0.5
+# Of the learning rate, in benchmarks/LOG.md: with a mean over the classes, a new linear decoder learns next
+# to nothing at the rate of the rest, and what was fitted already becomes worse at it.
+NEW_LINEAR_LR_FACTOR = {"mean": 30.0, "rows": 5.0}
+FITTED_LINEAR_LR_FACTOR = 0.1
+
+
+# ---- the model
+
+
+def make_model(
+    args: JobConfig,
+    formatter: BlockyFormatter,
+    world: World,
+    data: PreparedData,
+    resumed: dict | None = None,
+    first: dict | None = None,
+) -> tuple[JobConfig, Seq2SeqMixerOccCANINE, dict]:
+    """Return (arguments with what the weights decide, model on the CPU, its config): with random weights,
+    with `first`, those of --initial-checkpoint, or with those of the run that is resumed. All ranks. Raises
+    UserError.
+    """
+    counted = None
+    if args.model_size == AUTO:
+        args = args.decide(model_size=None if resumed or first else auto_size(args, world))
+    if resumed and args.ngram_passes not in (None, resumed["args"].get("ngram_passes")):
+        world.print("Note: --ngram-passes has no effect on a run with a checkpoint; --overwrite starts over")
+    args = decide(args, resumed, first)
+    if resumed:
+        config: dict = resumed["config"]
+    else:
+        config = new_config(args, first) | {"text": data.clean_text}
+        config["ngrams"], counted = new_ngrams(args, first, world, data)
+    args = args.decide(model_size=models.size_name(config))
+    torch.manual_seed(derived_seed(args.seed, WEIGHTS) % 2**32)
+    model = models.build_model(config, formatter, len(data.codes), args.dropout, args.ngram_dropout)
+    start_at_frequencies(model, data)
+    model.to(Precision.of(args, world.device).dtype)
+    if counted and model.ngrams:
+        model.ngrams.hashes.copy_(torch.from_numpy(counted[0]))
+        model.ngrams.idf.copy_(torch.from_numpy(counted[1]))
+    if resumed:
+        model.load_state_dict(resumed["model"])
+    if first:
+        models.load_initial_weights(model, first, data.codes, formatter, args.only_encoder, world.print)
+    return args, model, config
+
+
+def place(args: JobConfig, model: Seq2SeqMixerOccCANINE, rows: TextRows, max_len: int, world: World) -> None:
+    """Freeze what is not trained, compile if asked to, and bring the model to its device. Of the embeddings
+    of characters only those that occur in `rows` are trained.
+    """
+    model.encoder.requires_grad_(not args.freeze_encoder)
+    if args.compile:
+        compile_layers(model)
+        model.in_groups = False  # a compiled layer has few shapes
+    model.to(world.device)
+    if not args.freeze_encoder and isinstance(model.encoder, CanineEncoder):
+        model.encoder.char_embeddings.train_rows_of(torch.from_numpy(rows.characters()), max_len)
+
+
+def auto_size(args: JobConfig, world: World) -> str:
+    """Return the size of a new model. On CPUs an encoder takes most of the time, for little more accuracy."""
+    if args.ngrams == NONE or args.freeze_encoder:
+        return "base"
+    chosen = "base, since there is a GPU; --model-size ngrams trains n-grams alone"
+    if world.device.type != "cuda":
+        chosen = f"{NGRAMS}, since there is no GPU; tiny has an encoder, too"
+    world.print(f"--model-size auto: {chosen}")
+    return chosen.partition(",")[0]
+
+
+def new_config(args: JobConfig, first: dict | None) -> dict:
+    """`config` of a new run but its text rule: sizes from --model-size or from the initial weights. Raises
+    UserError.
+    """
+    dropouts = dict.fromkeys(("hidden_dropout_prob", "attention_probs_dropout_prob"), args.encoder_dropout)
+    size, named = args.model_size, args.initial_checkpoint
+    if first is None:
+        encoder = model_config(size or "base", **dropouts).to_dict()
+        if size == NGRAMS:
+            encoder["encoder"] = False
+    else:
+        encoder = {**first["config"], **dropouts}
+        if not encoder.get("encoder", True) and (args.only_encoder or args.freeze_encoder):
+            raise UserError(f"{named} has no encoder: omit --only-encoder and --freeze-encoder")
+        if size and not models.has_size(encoder, size):
+            sizes = f"width {encoder['hidden_size']}, {encoder['num_hidden_layers']} layers"
+            raise UserError(f"--model-size {size}: the checkpoint {named} has another size ({sizes})")
+    config = {**encoder, "max_len": args.max_len}
+    if first is None or args.only_encoder:  # its decoder is new
+        config |= {"memory_mask": True, "target_mask": True}
+        config["decoder_dim_feedforward"] = config["hidden_size"]
+    asked = {name: getattr(args, name) for name in ("decoder_dim_feedforward", "memory_mask")}
+    asked["target_mask"] = False if args.published_target_mask else None
+    return config | {name: value for name, value in asked.items() if value is not None}
+
+
+def load_on_all(world: World, load: Callable[[], models.Loaded]) -> models.Loaded:
+    """Return what `load` does on rank 0, but for an optimizer, on every rank: other nodes may not see the
+    file. All ranks. Raises UserError.
+    """
+
+    def work() -> tuple[BlockyFormatter, dict]:
+        _, formatter, state = load()
+        return formatter, {**state, "optimizer": {}}
+
+    formatter, state = world.run_on_main(work)
+    of_model = state["config"], formatter, len(state["key"]), state["model"], state.get("kind", "mixer")
+    return models.model_with(*of_model), formatter, state
+
+
+def start_at_frequencies(model: Seq2SeqMixerOccCANINE, data: PreparedData) -> None:
+    """A new linear decoder starts at how often each code occurs in the training rows: its bias is the
+    log-odds, its weights are 0. From ½ each, a short training is spent on learning that codes are rare.
+    """
+    rows, counts = len(data.train), np.zeros(len(data.codes), dtype=np.int64)
+    for start in range(0, rows, 1 << 18):
+        codes = data.train.codes[start : start + (1 << 18)]
+        counts += np.bincount(codes[codes >= 0], minlength=len(counts))
+    share = torch.from_numpy((counts + 0.5) / (rows + 1))
+    with torch.no_grad():
+        model.linear_decoder.weight.zero_()
+        model.linear_decoder.bias.copy_(torch.logit(share))
+
+
+def fast_parameters(
+    args: JobConfig, model: Seq2SeqMixerOccCANINE, resumed: dict | None
+) -> tuple[list[str], float]:
+    """(names of the parameters with a learning rate of their own, its factor on that of the rest): the linear
+    decoder and its n-grams, or n-grams alone that are added to trained weights. args are decided.
+    """
+    ngrams, added = model.ngrams, False
+    if resumed:
+        with checkpoint.reading(resumed["path"]):
+            groups, rates = resumed["optimizer"]["param_groups"], resumed["scheduler"]["base_lrs"]
+            factor = rates[-1] / rates[0]
+            added = ngrams is not None and len(groups[-1]["params"]) == len([*ngrams.parameters()])
+    elif ngrams and is_fitted(args):  # they are fitted
+        factor = FITTED_LINEAR_LR_FACTOR
+    else:
+        is_new = not model.linear_decoder.weight.any()
+        new_ngrams = ngrams is not None and not ngrams.linear.weight.any()
+        added = new_ngrams and not is_new
+        starts = new_ngrams if ngrams else is_new
+        factor = NEW_LINEAR_LR_FACTOR[args.linear_loss or "mean"] if starts else 1.0
+    parts = ["linear_decoder"] * (not added) + ["ngrams"] * bool(ngrams)
+    names = [f"{part}.{name}" for part in parts for name, _ in model.get_submodule(part).named_parameters()]
+    return names if factor != 1 else [], factor
+
+
+def new_ngrams(
+    args: JobConfig, first: dict | None, world: World, data: PreparedData
+) -> tuple[dict | None, tuple[np.ndarray, np.ndarray] | None]:
+    """(`ngrams` in the config of a new run, None for none; what `count_ngrams` gives, None if the initial
+    weights bring n-grams). All ranks. Raises UserError if these are others than asked for.
+    """
+    asked = args.ngrams
+    held = None if first is None or args.only_encoder else first["config"].get("ngrams")
+    if held is not None:
+        if asked == NONE or asked != AUTO and held["rows"] > 1 << int(asked):
+            had = f"the initial weights have {held['rows']:,} n-grams and need them"
+            raise UserError(f"--ngrams {asked}: {had}; omit --ngrams, or take --only-encoder")
+        return held, None
+    if asked == NONE or asked == AUTO and first is not None:
+        return None, None
+    most, check = 1 << (MAX_AUTO_BITS if asked == AUTO else int(asked)), world.give_up_if_asked
+    counted = world.run_on_main(lambda: ngram_fit.count_ngrams(data, args.max_len, most, check))
+    sizes = {"rows": len(counted[0]), "width": NGRAM_WIDTH}
+    return {**sizes, "patterns": list(PATTERNS), "case": ALL_CASES, "answers": False}, counted
+
+
+# ---- its loss, and what a checkpoint keeps
+
+
+def make_loss(args: Losses, formatter: BlockyFormatter) -> LossMixer:
+    """The loss of decided arguments: of the decoder that writes codes, and of the linear decoder."""
+    assert args.empty_blocks and args.block_loss and args.linear_loss, "still open"
+    blocks, size = formatter.max_num_codes, formatter.block_size
+    loss_fn = BlockOrderInvariantLoss(PAD_IDX, blocks, size, args.empty_blocks, args.block_loss)
+    return DistillationLoss(loss_fn, LinearLoss(args.linear_loss), args.seq2seq_weight)
+
+
+# ---- what a checkpoint keeps
+
+
+def checkpoint_entries(
+    args: JobConfig, formatter: BlockyFormatter, data: PreparedData, config: dict
+) -> dict[str, Any]:
+    """What a checkpoint holds, so that one can code with it and without the data. `linear_share` is the part
+    of the linear decoder in rankings, where n-grams make it as good as the other one; of `thresholds`, its
+    loss decides whether its best code always counts, and that not more do than a row of the data has.
+    """
+    found: dict[str, Any] = {"linear_share": EQUAL_SHARE} if config["ngrams"] else {}
+    if args.linear_loss == ROWS:
+        most = max([1, *map(int, data.report["codes_per_row"])])
+        usual = {"default": USUAL, "by_language": {}, "source": "usual"}
+        found["thresholds"] = {**usual, "at_least_one": True, "at_most": most}
+    return {
+        "config": config,
+        "formatter": formatter.to_dict(),
+        "key": {code: i for i, code in enumerate(data.codes)},
+        "system": models.system_name(formatter),
+        "languages": data.languages,
+        "kept_codes": data.kept_codes,
+        "hisco_numbers": data.hisco_numbers,
+        **found,
+    }
