@@ -143,6 +143,7 @@ class _Help(argparse.Action):
     """--help: the usual flags; --help all: all of them."""
 
     def __call__(self, parser: argparse.ArgumentParser, _: Any, values: Any, option: Any = None) -> NoReturn:
+        assert isinstance(parser, Parser)
         usual = ("help", *parser.kind.usual)
         for action in parser._actions if values != "all" and len(usual) > 1 else ():
             if action.dest not in usual:
