@@ -65,7 +65,7 @@ def test_missing_file_and_save_path_below_a_file(tmp_path):
     [
         ("--bf16 --float64", "--bf16, --fp16, --use-amp and --float64 are mutually exclusive"),
         ("--global-batch-size 8 --lr-scaling linear", "mutually exclusive"),
-        ("--device cuda", "--device cuda: torch "),
+        ("--device cuda", "take --device cpu"),
         ("--initial-checkpoint /nowhere", "/nowhere: no checkpoint there"),
         ("--eval-only", "no checkpoint there"),
         ("--distributed", "torchrun --nproc-per-node=2 finetune.py --distributed"),

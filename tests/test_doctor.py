@@ -59,6 +59,8 @@ def test_gpus_of_a_torch_without_nccl(monkeypatch):
     seen = {"is_available": True, "device_count": 1, "mem_get_info": (9e9, 10e9), "get_device_name": "GPU"}
     for name, value in seen.items():
         monkeypatch.setattr(torch.cuda, name, lambda *_, value=value: value)
+    monkeypatch.setattr(doctor, "has_bfloat16", Mock(return_value=False))
+    monkeypatch.setattr(doctor, "matmul_rate", Mock(return_value=1.0))
     monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: False)
     monkeypatch.delattr(torch._C, "_nccl_version", raising=False)
     assert doctor.devices("auto") == ("devices", "ok", "0: GPU, 9 of 10 GB free", "")
