@@ -210,8 +210,6 @@ def restore(resumed: dict[str, Any], optimizer: torch.optim.Optimizer, precision
 class OpenRun:
     """A run between `open_run` and `close`: what the steps take, and the files that they write."""
 
-    args: TrainConfig
-    training: Training
     run: loop.Run
     loaders: dict[str, BatchLoader]
     state: loop.State
@@ -223,8 +221,9 @@ class OpenRun:
         """Say how the steps ended, in the log and on rank 0. All ranks. Raises TrainingError if the last
         checkpoint could not be saved.
         """
-        args, state, total, world = self.args, self.state, self.run.total_steps or 0, self.run.world
-        ended = state.is_out_of(args.patience) and state.step < total
+        run, state, own = self.run, self.state, self.saver.own
+        total, world = run.total_steps or 0, run.world
+        ended = state.is_out_of(run.patience) and state.step < total
         finished = "finished" if ended or state.step == total else "at --max-steps"
         self.log.close("stopped" if state.stopped else finished, state.step)
         if self.saver.failed:
@@ -232,7 +231,7 @@ class OpenRun:
                 f"the last checkpoint, of step {state.step:,}, could not be saved: {self.saver.failed}. After"
                 " that, the same command (without --overwrite) continues from the checkpoint before, if any."
             )
-        where, same = f"at step {state.step:,}", "The same command" + " without --overwrite" * args.overwrite
+        where, same = f"at step {state.step:,}", "The same command" + " without --overwrite" * own.overwrite
         if state.stopped:
             signals.stop_request().acted = True
             reason = next(filter(None, world.gather(signals.stop_request().reason)), "a signal")
@@ -244,12 +243,11 @@ class OpenRun:
             how += f" {same} with a larger --patience continues."
         elif state.step < total:
             how = f"Stopped {where} of {total:,} (--max-steps). {same} with a larger one continues."
-        own = self.saver.own
         has_best = "val" in self.loaders and os.path.exists(own.path(checkpoint.BEST))
-        what = "lowest validation loss" if self.training.best_by is None else "highest accuracy"
+        what = "lowest validation loss" if run.best_by is None else "highest accuracy"
         best = f" ({what}: {checkpoint.BEST})" * has_best
         world.print(f"{how}\nModel: {own.path(checkpoint.LAST)}{best}")
-        self.run.optimizer.state.clear()  # twice the size of the weights, which what follows may need
+        run.optimizer.state.clear()  # twice the size of the weights, which what follows may need
 
 
 def open_run(
@@ -336,7 +334,7 @@ def open_run(
         steps_to_profile = args.profile if world.is_main else None
         step_profiled = resources.enter_context(profiled(steps_to_profile, own, world.device, log.say))
         run = replace(run, save=saver, log=log.row, step_done=lambda: (log.step(), step_profiled()))
-        return OpenRun(args, training, run, loaders, state, log, saver, resources.pop_all())
+        return OpenRun(run, loaders, state, log, saver, resources.pop_all())
 
 
 def place_of(
