@@ -20,7 +20,7 @@ The same command, given again, continues where the run in the save folder stoppe
     the learning rate of a step   trainer/schedule.py, `linear_factor`
     the loop                      trainer/loop.py, `train`
     SIGTERM                       heard in runtime/signals.py; trainer/loop.py saves last.bin before the next
-                                  step; exit code 0 (130 after Ctrl-C), by `start` in runtime/world.py
+                                  step; exit code 0 (130 after Ctrl-C), by `start` in runtime/frame.py
 """
 
 from histocc.runtime import signals
@@ -29,7 +29,7 @@ if __name__ == "__main__":
     signals.start_listening()  # from here on a signal is heard, though importing torch takes seconds
 
 from histocc.job import config, inputs, train
-from histocc.runtime.world import start
+from histocc.runtime.frame import start
 
 
 def get_args_parser():

@@ -27,7 +27,7 @@ from torch import nn
 
 from histocc.runtime.config import Parser, read_file
 from histocc.runtime.errors import UserError
-from histocc.runtime.world import start
+from histocc.runtime.frame import start
 from histocc.trainer import script
 from histocc.trainer.batches import Rows
 from histocc.trainer.config import ScriptConfig

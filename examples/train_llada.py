@@ -31,7 +31,7 @@ from examples.text import MaskedDraws, MaskedWindows, Windows, read_data
 from examples.transformer import SIZES, Transformer, sample
 from histocc.runtime.config import Count, Parser, flag
 from histocc.runtime.errors import UserError
-from histocc.runtime.world import start
+from histocc.runtime.frame import start
 from histocc.trainer import script
 from histocc.trainer.config import ScriptConfig
 from histocc.trainer.script import Training

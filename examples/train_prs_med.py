@@ -30,7 +30,7 @@ from examples.scenes import Scenes
 from examples.segmentation import Segmenter, overlap, structure_loss
 from histocc.runtime.config import Count, Parser, flag
 from histocc.runtime.files import OwnFiles, atomic_write
-from histocc.runtime.world import start
+from histocc.runtime.frame import start
 from histocc.trainer import script
 from histocc.trainer.config import ScriptConfig
 from histocc.trainer.script import Training

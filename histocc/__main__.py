@@ -11,8 +11,7 @@ import sys
 
 from histocc import __version__
 from histocc.runtime import signals
-from histocc.runtime.errors import UserError
-from histocc.runtime.world import run_command
+from histocc.runtime.errors import UserError, run_command
 
 COMMANDS = {
     "train": ("finetune", "train a model on one table, split into training and validation rows"),

@@ -25,7 +25,8 @@ from histocc.runtime.device import has_bfloat16, matmul_rate, why_no_gpu
 from histocc.runtime.errors import OTHER_TORCH, TrainingError
 from histocc.runtime.files import folder_above, save_path_problem
 from histocc.runtime.forked import usable_cores
-from histocc.runtime.world import World, start
+from histocc.runtime.frame import start
+from histocc.runtime.world import World
 
 OK, WARNING, FAULT = "ok", "warning", "fault"
 FORMATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)

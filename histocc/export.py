@@ -27,9 +27,8 @@ from histocc.published import models
 from histocc.published.formats import MAX_LEN, SETTINGS, Given, files_of
 from histocc.runtime.checkpoint import CHECKSUM, FORMAT, with_checksum
 from histocc.runtime.config import Parser, declarations, flag
-from histocc.runtime.errors import UserError, raise_if_any
+from histocc.runtime.errors import UserError, raise_if_any, run_command
 from histocc.runtime.files import atomic_write, problems
-from histocc.runtime.world import run_command
 from histocc.text import ASCII_LOWER
 
 # Entries of a checkpoint that coding needs, as far as a model has them.

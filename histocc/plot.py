@@ -13,9 +13,8 @@ from dataclasses import MISSING, dataclass
 from typing import Any
 
 from histocc.runtime.config import Config, Parser, flag
-from histocc.runtime.errors import UserError, in_words, raise_if_any
+from histocc.runtime.errors import UserError, in_words, raise_if_any, run_command
 from histocc.runtime.files import OwnFiles, atomic_write, problems
-from histocc.runtime.world import run_command
 from histocc.trainer.log import LOG, OWN_COLUMNS, read_numbers
 
 CURVES = "curves.png"

@@ -13,7 +13,7 @@ from histocc.data.prepare import LISTS, UnusableData, prepare
 from histocc.data.report import report_lines
 from histocc.runtime import files, log
 from histocc.runtime.config import Parser, flag
-from histocc.runtime.world import run_command
+from histocc.runtime.errors import run_command
 
 
 @dataclass(frozen=True, kw_only=True)

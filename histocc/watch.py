@@ -15,10 +15,9 @@ from dataclasses import MISSING, dataclass
 from typing import Any
 
 from histocc.runtime.config import Config, NotNegative, Parser, flag
-from histocc.runtime.errors import UserError
+from histocc.runtime.errors import UserError, run_command
 from histocc.runtime.files import is_held
 from histocc.runtime.log import duration, output_is_lost
-from histocc.runtime.world import run_command
 from histocc.trainer.log import LOG, RUNNING, STATUS, read_numbers
 
 BARS = "▁▂▃▄▅▆▇█"

@@ -17,14 +17,9 @@ import torch.distributed as dist
 from helpers import free_port
 
 from histocc.runtime.errors import TrainingError, UserError
+from histocc.runtime.frame import end_without_others, errors_end_all_ranks
 from histocc.runtime.signals import Stopped
-from histocc.runtime.world import (
-    World,
-    end_without_others,
-    errors_end_all_ranks,
-    init_world,
-    launcher_environment,
-)
+from histocc.runtime.world import World, init_world, launcher_environment
 
 VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
@@ -155,7 +150,7 @@ def test_one_process_needs_no_address_and_nccl_that_fails_is_not_said_to_be_a_fi
     with pytest.raises(UserError) as caught:
         init_world(distributed=True, device="cpu")
     monkeypatch.setattr(os, "_exit", Mock(side_effect=SystemExit))
-    monkeypatch.setattr("histocc.runtime.world.PATIENCE_SECONDS", 0)
+    monkeypatch.setattr("histocc.runtime.frame.PATIENCE_SECONDS", 0)
     with pytest.raises(SystemExit):  # connections are made by the first message
         end_without_others(world, error)
     for said in (str(caught.value), capsys.readouterr().err):

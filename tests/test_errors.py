@@ -20,10 +20,17 @@ from torch.utils.data import DataLoader
 
 from histocc.runtime import checkpoint, log
 from histocc.runtime.checkpoint import Saver
-from histocc.runtime.errors import TrainingError, UserError, allow_open_files, as_user_error, in_words
+from histocc.runtime.errors import (
+    TrainingError,
+    UserError,
+    allow_open_files,
+    as_user_error,
+    in_words,
+    run_command,
+)
 from histocc.runtime.files import OwnFiles, run_lock
 from histocc.runtime.log import Stage
-from histocc.runtime.world import World, run_command
+from histocc.runtime.world import World
 
 STATE = {"model": {"w": torch.zeros(500_000)}}
 

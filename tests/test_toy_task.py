@@ -186,7 +186,7 @@ CODE = f"""
 import json, sys
 sys.path[:0] = ["{REPO}", "{REPO}/tests"]
 from histocc.runtime.config import Parser, Processes
-from histocc.runtime.world import start
+from histocc.runtime.frame import start
 import test_toy_task as toy
 
 def work(args, world):

@@ -20,9 +20,9 @@ from histocc.runtime.world import World
 from histocc.trainer.batches import BatchLoader, BatchPlan, MicroBatches, Rows
 
 CODE = "from histocc.runtime import signals; signals.start_listening(); "
-CODE += "from histocc.runtime import config, world; "
+CODE += "from histocc.runtime import config, frame; "
 CODE += "p = config.Parser(config.Processes, 'x', 'x'); "
-CODE += "world.start(p, lambda args, world: print('joined', world.rank))"
+CODE += "frame.start(p, lambda args, world: print('joined', world.rank))"
 
 
 @pytest.fixture
@@ -135,7 +135,7 @@ from histocc.runtime import signals
 signals.start_listening()
 import torch
 from histocc.runtime.config import Parser
-from histocc.runtime.world import start
+from histocc.runtime.frame import start
 from histocc.trainer import script
 from histocc.trainer.config import ScriptConfig
 from histocc.trainer.batches import Rows

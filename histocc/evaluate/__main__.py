@@ -56,7 +56,8 @@ from histocc.runtime.config import Count, CountOrZero, Parser, Processes, flag, 
 from histocc.runtime.device import Precision, device_of, settings_of_torch
 from histocc.runtime.errors import UserError, raise_if_any
 from histocc.runtime.forked import Forked, choose_processes
-from histocc.runtime.world import World, start
+from histocc.runtime.frame import start
+from histocc.runtime.world import World
 from histocc.seq2seq_mixer_engine import COLUMNS, MixerTask
 from histocc.text import UNKNOWN_LANGUAGE
 from histocc.trainer import loop

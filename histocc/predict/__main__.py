@@ -41,8 +41,9 @@ from histocc.runtime.config import declarations
 from histocc.runtime.device import Precision
 from histocc.runtime.errors import TrainingError, UserError, memory_error_ends_with, raise_if_any
 from histocc.runtime.forked import Forked, choose_processes
+from histocc.runtime.frame import start
 from histocc.runtime.log import Stage, show_progress
-from histocc.runtime.world import World, start
+from histocc.runtime.world import World
 from histocc.text import AS_IS, UNKNOWN_LANGUAGE, text_key
 
 MIN_CONF = 0.5  # rows of a model that was trained here with a lower conf need review

@@ -41,10 +41,9 @@ from histocc.review.sheet import (
     sheet_text,
 )
 from histocc.runtime.config import Config, Count, CountOrZero, Parser, flag, number
-from histocc.runtime.errors import UserError, raise_if_any
+from histocc.runtime.errors import UserError, raise_if_any, run_command
 from histocc.runtime.files import atomic_write, opened
 from histocc.runtime.files import problems as output_problems
-from histocc.runtime.world import run_command
 
 DRAWS = 20_000  # of the distribution of the accuracy
 NEEDED = {"make": ("output",), "apply": ("to", "output"), "report": ("to",), "serve": ()}

@@ -4,7 +4,10 @@ import contextlib
 import errno
 import os
 import re
-from collections.abc import Generator
+import sys
+from collections.abc import Callable, Generator
+
+from histocc.runtime import log
 
 
 class RunError(Exception):
@@ -41,6 +44,23 @@ def raise_if_any(problems: list[str], of: str = "", most: int | None = None) -> 
     if of or len(problems) > 1:
         lines.insert(0, (of and f"{of}: ") + f"{len(problems):,} problem{'s' * (len(problems) > 1)}:")
     raise UserError("\n  ".join(lines))
+
+
+def run_command(work: Callable[[], int | None]) -> int:
+    """Run a command of one process and return its exit code: that of `work`, of a message, or 130 after
+    Ctrl-C. The frame of commands of several processes is `start` in `histocc.runtime.frame`.
+    """
+    with log.opened():
+        try:
+            return work() or 0
+        except Exception as error:
+            known = as_user_error(error) or (UserError(str(error)) if isinstance(error, OSError) else None)
+            if known is None:
+                raise
+            print(f"error: {known}", file=sys.stderr)
+            return known.exit_code
+        except KeyboardInterrupt:
+            return 130
 
 
 # ---- what the machine refuses

@@ -16,8 +16,7 @@ from functools import lru_cache
 
 from histocc.runtime import files
 from histocc.runtime.config import Config, Count, CountOrZero, Parser, flag
-from histocc.runtime.errors import UserError, raise_if_any
-from histocc.runtime.world import run_command
+from histocc.runtime.errors import UserError, raise_if_any, run_command
 from histocc.sample.generate import Row, rows
 
 HEADER = ("occ1", "lang", "hisco_1", "hisco_2", "hisco_3")

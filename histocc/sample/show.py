@@ -11,7 +11,7 @@ from itertools import islice
 import numpy as np
 
 from histocc.predict.coder import Coder
-from histocc.runtime.world import run_command
+from histocc.runtime.errors import run_command
 from histocc.sample.generate import demo_rows, read, rows
 
 TITLE_WIDTH = 34

@@ -13,7 +13,7 @@ from torch.profiler import ProfilerActivity, profile, schedule
 
 from histocc.runtime.errors import UserError
 from histocc.runtime.files import OwnFiles, atomic_write
-from histocc.runtime.world import libraries
+from histocc.runtime.frame import libraries
 from histocc.trainer.config import TrainConfig
 
 Library = tuple[Callable[[dict[str, float]], object], Callable[[], object]]  # write a row, close

@@ -1,0 +1,181 @@
+"""The frame of a command that several processes may run: it parses, joins the others, runs and ends, and an
+error ends every rank with one message. A command of one process runs in `run_command` of
+`histocc.runtime.errors`.
+"""
+
+import atexit
+import contextlib
+import gc
+import multiprocessing
+import os
+import re
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Generator
+from datetime import timedelta
+from textwrap import shorten
+from typing import Any, NoReturn
+
+import torch.distributed as dist
+
+from histocc.runtime import log, signals
+from histocc.runtime.config import Parser
+from histocc.runtime.errors import as_user_error
+from histocc.runtime.signals import Stopped, stop_asked
+from histocc.runtime.world import CANNOT_SEND, World, init_world, is_first_rank
+
+# how long a silent rank waits for rank 0 to say what is wrong: before they have joined, and afterwards
+JOINING_PATIENCE_SECONDS, PATIENCE_SECONDS = 20.0, 3.0
+MISSING_SECONDS = 8.0  # for ranks whose wait has reached the time limit to say so: torchrun kills after 30
+CLOSE_SECONDS, STOP_SECONDS = 60.0, 2.0  # for exit functions of libraries, the latter if the run was stopped
+LOST_CONTACT = re.compile(
+    r"gloo|nccl|connection (closed|reset|refused)|timed out|socket|broken pipe|peer", re.IGNORECASE
+)
+
+# Libraries that may have left threads, processes and exit functions behind.
+libraries: list[str] = []
+
+
+def start(
+    parser: Parser,
+    run: Callable[[Any, World], None],
+    argv: list[str] | None = None,
+    when_stopped: str = " before the first step. The same command starts again.",
+) -> None:
+    """Parses, joins the other processes, runs, leaves them. The model must live inside `run`: a DDP object
+    that is still alive when the interpreter ends can abort the process.
+
+    when_stopped: what is said, behind the signal's name, of a `run` that gave up with Stopped.
+    """
+    code, joined = 0, False
+    with log.opened():
+        try:
+            with errors_end_all_ranks():
+                if not is_first_rank() and {"-h", "--help", "--version"} & set(argv or sys.argv[1:]):
+                    sys.exit(0)  # rank 0 prints it
+                args = parser.parse_args(argv)
+                with signals.listening() as stop:
+                    names = ("distributed", "world_size", "local_rank", "device", "timeout_minutes")
+                    world = init_world(**{name: getattr(args, name) for name in names})
+                    log.show_progress(world.is_main and not args.quiet)
+                    try:
+                        run(args, world)
+                    except Stopped:
+                        stop.acted = True
+                        world.print(
+                            f"Stopped by {stop.reason or 'a signal to another process'}{when_stopped}"
+                        )
+                    except RuntimeError as error:
+                        lost = isinstance(error, dist.DistError) or LOST_CONTACT.search(str(error))
+                        if world.size > 1 and lost:
+                            end_without_others(world, error)
+                        raise
+                    gc.collect()  # no DDP object is alive any more
+                    if world.backend:
+                        dist.destroy_process_group()
+                    code, joined = stop.exit_code if stop.acted else 0, bool(world.backend)
+        except SystemExit as ended:
+            code = ended.code or 0
+        if joined or libraries and argv is None:  # with arguments of a caller, the process is the caller's
+            end_process(code, STOP_SECONDS if stop_asked() else CLOSE_SECONDS)
+    if code:
+        sys.exit(code)
+
+
+def end_without_others(world: World, error: Exception) -> NoReturn:
+    """After a collective has failed: names who is missing at the time limit, or that the connection is lost.
+    Rank 0 says it; if it is gone, another one, unless a launcher ends that first. Exit code 1.
+    """
+    reason = shorten((str(error).strip() or type(error).__name__).splitlines()[-1], 200, placeholder=" …")
+    what = "the connection to another process is lost; its own message, or the launcher's, says why"
+    late, files = re.search(r"time(d )?out", str(error), re.IGNORECASE), ""
+    if late:
+        files, missing = signals.stacks_written(), "0"  # of the others, if rank 0 does not answer
+        seconds = min(MISSING_SECONDS, 0.1 * world.time_limit)
+
+        def meet() -> None:
+            nonlocal missing
+            try:
+                dist.monitored_barrier(world.patient, timedelta(seconds=seconds), wait_all_ranks=True)
+                missing = ""
+            except RuntimeError as found:
+                named = re.search(r"[Rr]anks? ([\d, ]*\d) failed to pass", str(found))
+                missing = named[1] if named and world.is_main else "0"
+
+        meeting = threading.Thread(target=meet, daemon=True)
+        meeting.start()
+        meeting.join(2 * seconds)
+        ranks = f"rank{'s' * (',' in missing)} {missing} did not come within the"
+        what = f"{ranks if missing else 'all processes wait for each other until the'} time limit"
+        what += " (--timeout-minutes)"
+    elif "NCCL error" in str(error) and "ncclRemoteError" not in str(error):  # the latter: another has ended
+        what = CANNOT_SEND
+
+    def leave_to_launcher(seconds: float) -> None:
+        """It names the process that has ended, and ends all others then: it must find that one first."""
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
+            if stop_asked():
+                os._exit(1)
+            time.sleep(0.05)
+
+    if not world.is_main:
+        leave_to_launcher(PATIENCE_SECONDS + 0.5 * world.rank)
+    print(
+        f"error: {what}. Rank {world.rank} waited ({reason}). Checkpoints are whole: the same command"
+        " (without --overwrite) continues from the newest, or starts over if there is none."
+        + (files and f"\n  {files}"),
+        file=sys.stderr,
+        flush=True,
+    )
+    if not late:
+        leave_to_launcher(PATIENCE_SECONDS)
+    os._exit(1)
+
+
+def end_process(code: str | int, exit_seconds: float = 30.0) -> NoReturn:
+    """Ends a process that has done its work and left its process group. Does not return.
+
+    The interpreter's own ending can abort it (SIGABRT, "terminate called without an active exception"), when
+    a thread of the backend asks for the interpreter while that is being taken apart; and it waits for threads
+    and processes of libraries. exit_seconds: what functions registered with atexit may take.
+    """
+    calls = threading.Thread(target=atexit._run_exitfuncs, daemon=True)
+    calls.start()
+    calls.join(exit_seconds)
+    for process in multiprocessing.active_children():
+        process.kill()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code if isinstance(code, int) else 1)  # as sys.exit does with a text
+
+
+@contextlib.contextmanager
+def errors_end_all_ranks() -> Generator[None]:
+    """Turns UserError into exit code 2 and TrainingError into 1: one message, from rank 0, and no traceback.
+
+    The other ranks stay silent and give rank 0 time to speak: a launcher ends its workers as soon as one is
+    gone. If there still is a process group, the process ends without leaving it: NCCL would wait in it for
+    those that are stuck in a collective.
+    """
+    try:
+        yield
+    except (Exception, SystemExit) as error:
+        known, joined = as_user_error(error), dist.is_initialized()
+        if known is None and joined:
+            if not isinstance(error, SystemExit):
+                traceback.print_exc()
+            end_process(error.code or 0 if isinstance(error, SystemExit) else 1)
+        if known is None:
+            raise
+        if is_first_rank() or known.said_by_all:
+            print(f"error: {known}", file=sys.stderr, flush=True)
+        else:
+            signal.signal(signal.SIGTERM, lambda number, frame: os._exit(known.exit_code))
+            time.sleep(PATIENCE_SECONDS if joined else JOINING_PATIENCE_SECONDS)
+        if joined:
+            end_process(known.exit_code)
+        sys.exit(known.exit_code)
