@@ -11,10 +11,12 @@ import string
 from collections.abc import Sequence
 from functools import cache, partial
 from importlib.resources import files
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-import torch
+
+if TYPE_CHECKING:  # commands that compute nothing start without torch, which takes a second to load
+    from torch import Tensor
 
 UNK_IDX, PAD_IDX, BOS_IDX, EOS_IDX, SEP_IDX, FIRST_TOKEN_IDX = range(6)  # tokens of codes: from the last on
 MAX_BLOCK_SIZE = 1000
@@ -113,7 +115,7 @@ class BlockyFormatter:
         self.num_classes = [max(self.map_idx_char) + 1] * self.max_seq_len
         self._whole = frozenset(self.map_char_idx[code] for code in system.whole_codes)
         ids = range(max(self.map_idx_char) + 2)  # the last stands for every id out of range
-        self._tables = [torch.tensor([i in some for i in ids]) for some in (self.map_idx_char, self._whole)]
+        self._tables = [np.array([i in some for i in ids]) for some in (self.map_idx_char, self._whole)]
 
     def repair(self, code: str) -> tuple[str, bool]:
         """The code, rid of what spreadsheets do to numbers (not in gpf, where any character has a meaning);
@@ -198,14 +200,17 @@ class BlockyFormatter:
         blocks = (ids[start : start + size] for start in range(1, 1 + self.max_num_codes * size, size))
         return self.sep_value.join(code for code in map(self.decode_block, blocks) if code is not None)
 
-    def canonical_blocks(self, tokens: torch.Tensor) -> torch.Tensor:
+    def canonical_blocks(self, tokens: "Tensor") -> "Tensor":
         """One row of tokens per code, int64 [B, max_num_codes, block_size], equal if and only if
         ``decode_block`` gives the same (but for gpf without a separator, where 12, 3 is not 1, 2, 3); all PAD
         for a block without a code. tokens: integer [B, L], BOS first, with all blocks.
         """
+        import torch
+
         blocks = tokens[:, 1 : 1 + self.max_num_codes * self.block_size].long()
         blocks = blocks.reshape(-1, self.max_num_codes, self.block_size)
-        in_codes, whole = (table.to(tokens.device, non_blocking=True) for table in self._tables)
+        tables = map(torch.from_numpy, self._tables)
+        in_codes, whole = (table.to(tokens.device, non_blocking=True) for table in tables)
         last = in_codes.shape[0] - 1
         ids = torch.where((blocks < 0) | (blocks > last), last, blocks)  # [B, M, bs]
         is_token = in_codes[ids]
@@ -248,6 +253,12 @@ def is_missing(value: Any) -> bool:
     """Whether it is None or NaN, as pandas has them."""
     is_nan = isinstance(value, numbers.Real) and value != value
     return value is None or is_nan or type(value).__name__ in ("NAType", "NaTType")
+
+
+def name_of_code(code: Any) -> str:
+    """Return a code of a published key as text, "" if it stands for no code."""
+    text = str(code).strip()
+    return "" if text.lower() in ("nan", "none", "null") else text
 
 
 make_formatter = BlockyFormatter

@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from histocc.data.dataset import read_descriptions
+from histocc.data.descriptions import read_descriptions
 from histocc.data.rows import fill_dittos, key_reader, language_name
 from histocc.formatter import CLASSES, hisco_classes, is_missing
 from histocc.job import inputs, train

@@ -2,6 +2,7 @@
 
 import ast
 import graphlib
+import subprocess
 import sys
 from pathlib import Path
 
@@ -78,3 +79,14 @@ def test_torch_and_numpy_alone_at_module_level():
 def test_no_file_has_more_than_700_lines():
     lengths = {name: path.read_text(encoding="utf-8").count("\n") for name, path in PATHS.items()}
     assert {name: lines for name, lines in lengths.items() if lines > 700} == {}
+
+
+def test_commands_that_compute_nothing_start_without_torch():
+    commands = ["watch", "plot", "prepare", "sample.__main__", "review.__main__", "__main__"]
+    code = (
+        "import sys, importlib\nfor name in sys.argv[1:]: importlib.import_module(name)\nprint(*sys.modules)"
+    )
+    line = [sys.executable, "-c", code, *(f"histocc.{name}" for name in commands)]
+    loaded = subprocess.run(line, capture_output=True, text=True, check=True, cwd=ROOT).stdout.split()
+    assert "histocc.data.prepare" in loaded
+    assert {"torch", "histocc.model", "histocc.trainer.batches"}.isdisjoint(loaded)

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import finetune
-from histocc.data import dataset
+from histocc.data import descriptions as desc
 from histocc.data import prepare as prep
 from histocc.data.arrays import PreparedData
 from histocc.data.config import PrepareSettings
@@ -260,7 +260,7 @@ WORDS += [("77610", "", "en"), ("99999", "Else", "en")]
 
 def arguments(path, **more):
     usual = {"include_descriptions": True, "descriptions_file": str(path), "description_prob": 1.0}
-    return dataset.DescriptionFlags(**usual | more)
+    return desc.DescriptionFlags(**usual | more)
 
 
 @pytest.fixture(scope="module")
@@ -275,7 +275,7 @@ def file(tmp_path):
 
 def shown(data, args, epoch=0, seed=5):
     """Text of each row of the file, with what was put to it."""
-    descriptions = dataset.load_descriptions(args, data, HISCO, seed)
+    descriptions = desc.load_descriptions(args, data, HISCO, seed)
     rows = TextRows(data.train, data, RowEncoding(HISCO), descriptions=descriptions)
     batch = rows.batch(np.arange(len(data.train)), epoch)
     characters = set(rows.characters().tolist())
@@ -294,7 +294,7 @@ def test_each_code_and_language_gets_its_own_description(described, file):
     ]
     # without languages: the first of its code
     assert shown(described, arguments(file))[0] == "bonde [DESC: General farmer]"
-    assert dataset.load_descriptions(arguments(file), described, HISCO, 1).codes == 2
+    assert desc.load_descriptions(arguments(file), described, HISCO, 1).codes == 2
     for template, text in (("{desc}: {occ}", "Blacksmith: smed"), ("{desc}", "Blacksmith")):
         found = shown(described, arguments(file, description_template=template))
         assert found[2] == text and found[3] == "baker"
@@ -310,20 +310,20 @@ def test_some_texts_get_it_by_seed_epoch_and_row(described, file):
     assert len(set(first)) > 4 and first == which() != which(seed=6)
     assert 0.3 < np.mean([row[:3] for row in first]) < 0.7 and not any(any(row[3:]) for row in first)
     args = finetune.get_args_parser().parse_args(["--dataset", "x.csv"])
-    assert list(args.problems()) == [] and dataset.load_descriptions(args, described, HISCO, 1) is None
+    assert list(args.problems()) == [] and desc.load_descriptions(args, described, HISCO, 1) is None
 
 
 def test_usual_names_of_columns_and_those_that_are_not(tmp_path, described):
     path = write_csv(tmp_path / "key.csv", ("en_hisco_text", "hisco", "code"), [("Smiths", "83110", "1")])
-    assert dataset.find_columns(arguments(path)) == ["hisco", "en_hisco_text"]
+    assert desc.find_columns(arguments(path)) == ["hisco", "en_hisco_text"]
     path = write_csv(tmp_path / "other.csv", ("nr", "words"), [("83110", "Smiths")])
     with pytest.raises(UserError, match=r"needs a column of codes \(system_code, hisco, code\) and one of"):
-        dataset.find_columns(arguments(path))
+        desc.find_columns(arguments(path))
     names = {"descriptions_code_col": "nr", "descriptions_text_col": "words"}
     named = arguments(path, **names)
     assert shown(described, named)[2] == "smed [DESC: Smiths]"
     with pytest.raises(UserError, match="has no column 'l'"):
-        dataset.find_columns(arguments(path, **names, descriptions_lang_col="l"))
+        desc.find_columns(arguments(path, **names, descriptions_lang_col="l"))
     write_csv(path, ("nr", "words"), [("11111", "Else")])
     with pytest.raises(UserError, match="none of the 4 codes of the data stands in column 'nr'"):
-        dataset.load_descriptions(named, described, HISCO, 1)
+        desc.load_descriptions(named, described, HISCO, 1)

@@ -18,9 +18,10 @@ from histocc.runtime.world import World
 from histocc.seq2seq_mixer_engine import COLUMNS
 from histocc.trainer import config as trainer_config
 from histocc.trainer import trackers
+from histocc.trainer.banner import banner
 from histocc.trainer.batches import BatchPlan
 from histocc.trainer.config import ScriptConfig
-from histocc.trainer.log import RunLog, banner
+from histocc.trainer.log import RunLog
 from histocc.trainer.schedule import Schedule, linear_factor, set_learning_rate
 
 VALUES = {

@@ -13,11 +13,10 @@ from histocc.data.arrays import PREPARED_FORMAT
 from histocc.data.rows import hold_numbers, language_name, read_columns, read_key
 from histocc.data.tables import DELIMITERS, column_problems, composed, table_format
 from histocc.formatter import BlockyFormatter, CodeError, hisco_key, make_formatter
-from histocc.runtime.config import Config, Count, Fraction, flag, number
+from histocc.runtime.config import Config, Count, Fraction, flag, number, step_flag
 from histocc.runtime.errors import UserError, raise_if_any
 from histocc.runtime.files import opened
 from histocc.text import AS_IS, TEXT_RULES, UNKNOWN_LANGUAGE
-from histocc.trainer.config import step_flag
 
 Delimiter = Annotated[
     str,

@@ -17,6 +17,7 @@ import traceback
 from collections import Counter
 from collections.abc import Callable
 from itertools import compress
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -40,11 +41,9 @@ from histocc.data.rows import (
 )
 from histocc.data.tables import Chunk, read_chunks, table_format
 from histocc.formatter import BlockyFormatter, hisco_key
-from histocc.runtime.checkpoint import exists_in
 from histocc.runtime.errors import UserError, in_words
 from histocc.runtime.files import OwnFiles, atomic_write, kind_of, run_lock
 from histocc.runtime.log import Stage
-from histocc.runtime.world import World
 from histocc.text import (
     AS_IS,
     LANGUAGE_SEPARATOR,
@@ -55,6 +54,9 @@ from histocc.text import (
     strip,
     text_hashes,
 )
+
+if TYPE_CHECKING:
+    from histocc.runtime.world import World
 
 LISTS = ("key.csv", "rejected_rows.csv", "conflicts.csv", "data_report.json")  # for the user
 MAX_COUNTED_WORDS = 500_000  # rarer ones are forgotten on the way, so that memory does not grow with the rows
@@ -422,6 +424,8 @@ def copy_lists(folder: str, own: OwnFiles) -> None:
     """Copies the lists in a folder of prepared data to where users look for them. Raises UserError if one
     cannot be copied, or one of a run would change there.
     """
+    from histocc.runtime.checkpoint import exists_in  # which loads torch, as `histocc.prepare` need not
+
     keep = exists_in(own.folder) and not own.overwrite
     for name in LISTS:
         path, source = own.path(name), os.path.join(folder, name)
@@ -518,7 +522,7 @@ def _states(paths: list[str]) -> list[int | None]:
 
 
 def on_every_node(
-    settings: PrepareSettings, save_path: str, folder: str, world: World, check: Callable[[], None]
+    settings: PrepareSettings, save_path: str, folder: str, world: "World", check: Callable[[], None]
 ) -> PreparedData:
     """The data that rank 0 has prepared in `folder`, or what a node prepares itself that does not see it. All
     ranks.

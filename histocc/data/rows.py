@@ -9,8 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Container, Iterable, Sequence
 
 from histocc.data.tables import column_problems, read_chunks, table_format
-from histocc.formatter import EOS_IDX, NEVER_SHORT, BlockyFormatter, CodeError, hisco_key
-from histocc.published.formats import name_of_code
+from histocc.formatter import EOS_IDX, NEVER_SHORT, BlockyFormatter, CodeError, hisco_key, name_of_code
 from histocc.runtime.errors import UserError
 from histocc.text import MISSING_TEXTS, UNKNOWN_LANGUAGE
 

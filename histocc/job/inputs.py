@@ -11,7 +11,8 @@ import numpy as np
 from histocc.data import prepare as preparing
 from histocc.data.arrays import PreparedData, RowSet
 from histocc.data.config import PrepareSettings, StartsFrom, columns_of, file_problems, settings_from
-from histocc.data.dataset import RowEncoding, TextRows, load_descriptions
+from histocc.data.dataset import RowEncoding, TextRows
+from histocc.data.descriptions import load_descriptions
 from histocc.data.noise import Augmenter
 from histocc.data.prepare import LISTS
 from histocc.data.report import report_lines

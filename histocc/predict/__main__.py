@@ -27,7 +27,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from histocc.data.dataset import read_descriptions
+from histocc.data.descriptions import read_descriptions
 from histocc.data.rows import code_of_cell, csv_text, fill_dittos, key_reader, language_name
 from histocc.data.tables import Chunk, column_problems, read_chunks, table_format
 from histocc.formatter import hisco_classes, hisco_key

@@ -7,7 +7,7 @@ from dataclasses import MISSING, dataclass
 from typing import Annotated
 
 from histocc.data.config import Column, Delimiter, Encoding
-from histocc.data.dataset import CODE_COLUMNS, TEXT_COLUMNS
+from histocc.data.descriptions import CODE_COLUMNS, TEXT_COLUMNS
 from histocc.formatter import CLASSES
 from histocc.predict.coder import DECODERS
 from histocc.published import formats

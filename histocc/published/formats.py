@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from histocc.formatter import name_of_code
 from histocc.model.canine import CanineConfig
 from histocc.runtime import checkpoint
 from histocc.runtime.errors import UserError
@@ -183,12 +184,6 @@ def codes_of_key(file: str, key: dict) -> list[str]:
         f"{file}: its key must number its {len(key):,} different codes 0 … {len(key) - 1}, each once; it "
         "begins with " + ", ".join(f"{code!r:.60}: {number!r:.60}" for code, number in list(key.items())[:3])
     )
-
-
-def name_of_code(code: Any) -> str:
-    """A code of a published key as text; "" for none."""
-    text = str(code).strip()
-    return "" if text.lower() in ("nan", "none", "null") else text
 
 
 def with_our_names(file: str, content: dict) -> tuple[str, dict[str, torch.Tensor]]:

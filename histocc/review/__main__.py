@@ -24,7 +24,7 @@ from typing import Annotated
 import numpy as np
 
 from histocc.data.config import Delimiter
-from histocc.data.dataset import CODE_COLUMNS, TEXT_COLUMNS, read_descriptions
+from histocc.data.descriptions import CODE_COLUMNS, TEXT_COLUMNS, read_descriptions
 from histocc.data.rows import csv_text, read_columns, read_key, row_writer
 from histocc.data.tables import table_format
 from histocc.formatter import hisco_classes, hisco_key

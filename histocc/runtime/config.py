@@ -22,13 +22,14 @@ import sys
 import tomllib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields, replace
+from functools import partial
 from types import NoneType, UnionType
 from typing import Annotated, Any, ClassVar, NoReturn, Self, Union, get_args, get_origin, get_type_hints
 
-from histocc.runtime.device import DEVICES
 from histocc.runtime.errors import UserError, raise_if_any
 from histocc.runtime.files import opened
 
+DEVICES = ("auto", "cpu", "cuda")
 # of one start of a run: not taken from its args.json
 OF_ONE_START = (
     *("config", "distributed", "local_rank", "world_size", "overwrite"),
@@ -72,6 +73,9 @@ def flag(
     metadata = {"names": names, "resumable": resumable, "positional": positional}
     metadata["of_steps"] = more.pop("of_steps", False)
     return field(default=default, metadata={**metadata, "options": {"help": help, **more}})
+
+
+step_flag = partial(flag, of_steps=True)
 
 
 @dataclass(frozen=True, kw_only=True)

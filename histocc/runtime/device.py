@@ -16,9 +16,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from histocc.runtime.config import DEVICES
 from histocc.runtime.errors import UserError
 
-DEVICES = ("auto", "cpu", "cuda")
 LARGEST_MATRIX = {"cpu": 2048, "cuda": 8192}  # rows of one that `matmul_rate` multiplies
 HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
 MIN_SCALE = 1.0  # a gradient that is not finite at this scale of the loss is not the scaler's doing

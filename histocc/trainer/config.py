@@ -6,7 +6,6 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import MISSING, dataclass
-from functools import partial
 from typing import Annotated, Any
 
 from histocc.runtime.checkpoint import exists_in
@@ -22,11 +21,11 @@ from histocc.runtime.config import (
     flag,
     flag_of,
     number,
+    step_flag,
 )
 from histocc.runtime.parallel import COMPRESSIONS, MODES
 
 AUTO = "auto"
-step_flag = partial(flag, of_steps=True)
 EXTRAS = {"tensorboard": "tensorboard", "log_wandb": "wandb"}  # flag: the package that it needs
 BatchSize = Annotated[
     Any,

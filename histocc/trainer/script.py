@@ -23,10 +23,11 @@ from histocc.runtime.files import OwnFiles
 from histocc.runtime.rng import derived_seed
 from histocc.runtime.world import World, launcher_id
 from histocc.trainer import loop
+from histocc.trainer.banner import banner
 from histocc.trainer.batches import DROPOUT, WEIGHTS, BatchLoader, Rows, batch_plan, make_loader
 from histocc.trainer.config import AUTO, ScriptConfig, TrainConfig
 from histocc.trainer.estimate import choose_batch_size, estimate, memory_advice
-from histocc.trainer.log import LOG, STATUS, RunLog, banner, log_columns, validation_line
+from histocc.trainer.log import LOG, STATUS, RunLog, log_columns, validation_line
 from histocc.trainer.schedule import Schedule, make_optimizer
 from histocc.trainer.trackers import OF_PROFILE, Tracker, open_trackers, profiled
 

@@ -1,0 +1,127 @@
+"""Descriptions of codes, shown behind some of the training texts.
+
+A text that gets one becomes, by the published template, `wine merchant [DESC: Working Proprietors (Wholesale
+Trade)]`. It names the answer, so only training texts get one, and only some of them.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from histocc.data.arrays import PreparedData
+from histocc.data.config import Descriptions as DescriptionFlags
+from histocc.data.rows import language_name, read_columns
+from histocc.data.tables import column_problems, table_format
+from histocc.formatter import BlockyFormatter
+from histocc.runtime.errors import UserError
+from histocc.runtime.rng import chance, draw, streams
+from histocc.text import ASCII_LOWER, ascii_lower, cleaner, code_points, join_texts, texts_of_pieces
+
+CODE_COLUMNS = ("system_code", "hisco", "code")
+TEXT_COLUMNS = ("description", "en_hisco_text", "text", "desc")
+
+
+def find_columns(args: DescriptionFlags) -> list[str]:
+    """Columns of a table of descriptions: code, text and, if it is named, language. Raises UserError if it
+    lacks one.
+    """
+    path = args.descriptions_file or ""
+    header = table_format(path).names
+    columns = [
+        args.descriptions_code_col or next((name for name in CODE_COLUMNS if name in header), ""),
+        args.descriptions_text_col or next((name for name in TEXT_COLUMNS if name in header), ""),
+    ]
+    if "" in columns:
+        raise UserError(
+            f"{path}: needs a column of codes ({', '.join(CODE_COLUMNS)}) and one of descriptions"
+            f" ({', '.join(TEXT_COLUMNS)}); it has {', '.join(map(repr, header))}"
+        )
+    columns += [args.descriptions_lang_col] if args.descriptions_lang_col else []
+    if problems := column_problems(path, header, columns):
+        raise UserError("\n  ".join(problems))
+    return columns
+
+
+@dataclass(frozen=True)
+class Descriptions:
+    """What is put before and behind the text of each code and language, and how often."""
+
+    seed: int
+    probability: float
+    keeps_text: bool  # whether the template holds the text itself
+    numbers: np.ndarray  # int64 [codes + 1, languages], which description, −1 for none; last: no code
+    flat: np.ndarray  # uint32: before the text, and behind it, of each description
+    offsets: np.ndarray  # int64 [2 · descriptions + 1]
+
+    @property
+    def codes(self) -> int:
+        """How many codes have a description."""
+        return int((self.numbers >= 0).any(axis=1).sum())
+
+    def apply(
+        self,
+        flat: np.ndarray,
+        offsets: np.ndarray,
+        codes: np.ndarray,
+        languages: np.ndarray,
+        rows: np.ndarray,
+        epoch: int,
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """B texts (flat uint32 [N], offsets int64 [B + 1]), some of them with the description of their code
+        (codes, languages, rows: int64 [B]); a pure function of (seed, epoch, row).
+        """
+        shown = self.numbers[codes, languages]  # [B]
+        is_shown = (shown >= 0) & chance(draw(streams(self.seed, epoch, rows), 0), self.probability)
+        begins, sizes = np.zeros((2, len(rows), 3), dtype=np.int64)  # before the text, the text, behind it
+        begins[:, 1], sizes[:, 1] = offsets[:-1], np.diff(offsets) * (self.keeps_text | ~is_shown)
+        for piece in range(2):
+            at = 2 * shown[is_shown] + piece
+            begins[is_shown, 2 * piece] = len(flat) + self.offsets[at]
+            sizes[is_shown, 2 * piece] = self.offsets[at + 1] - self.offsets[at]
+        return texts_of_pieces(np.concatenate([flat, self.flat]), begins, sizes)
+
+
+def load_descriptions(
+    args: DescriptionFlags, data: PreparedData, formatter: BlockyFormatter, seed: int
+) -> Descriptions | None:
+    """What is asked for; None without --include-descriptions. Raises UserError."""
+    if not args.include_descriptions:
+        return None
+    columns, clean = find_columns(args), cleaner(data.clean_text)
+    place = {code: i for i, code in enumerate(data.codes)}
+    is_ascii, template = data.clean_text == ASCII_LOWER, args.description_template
+    before, occ, behind = (ascii_lower(template) if is_ascii else template).partition("{occ}")
+    texts: list[np.ndarray] = []
+    numbers = np.full((len(data.codes) + 1, len(data.languages)), -1, dtype=np.int64)
+    named: dict[tuple[int, int], int] = {}
+    for code, text, *language in read_columns(args.descriptions_file or "", columns):
+        at, number = place.get(formatter.repair(code)[0]), len(texts) // 2
+        if at is None or not text:
+            continue
+        if (name := language_name("".join(language))) in data.languages:
+            named[at, data.languages.index(name)] = number
+        numbers[at, numbers[at] < 0] = number  # the first of its code
+        texts += [code_points(part.replace("{desc}", clean(text))) for part in (before, behind)]
+    for place_of_code, number in named.items():
+        numbers[place_of_code] = number
+    if not texts:
+        raise UserError(
+            f"--descriptions-file {args.descriptions_file}: none of the {len(data.codes):,} codes of the"
+            f" data stands in column {columns[0]!r}"
+        )
+    return Descriptions(seed, args.description_prob, bool(occ), numbers, *join_texts(texts))
+
+
+def read_descriptions(path: str, codes: list[str], formatter: BlockyFormatter) -> dict[str, str]:
+    """Code → description, from a table of both. Raises UserError if it has no such columns or none of
+    `codes`.
+    """
+    columns = find_columns(DescriptionFlags(descriptions_file=path))
+    rows = reversed(read_columns(path, columns))
+    texts = {formatter.repair(code)[0]: text for code, text in rows}  # the first of each code
+    if not set(codes) & texts.keys():
+        raise UserError(
+            f"--descriptions {path}: none of the {len(codes):,} codes of the model stands in column"
+            f" {columns[0]!r}"
+        )
+    return texts

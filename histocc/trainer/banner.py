@@ -1,0 +1,82 @@
+"""The banner of a run: what is about to run, on which devices, in what batches and steps."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from histocc.runtime.device import why_no_gpu
+from histocc.runtime.world import World
+from histocc.trainer.batches import BatchPlan
+from histocc.trainer.config import TrainConfig
+from histocc.trainer.schedule import Schedule
+
+PARALLEL = {
+    "none": "none (one process)",
+    "ddp": "DDP (each process holds the whole model)",
+    "fsdp": "FSDP (each process holds a share of weights, gradients and optimizer state)",
+}
+
+
+def banner(
+    args: TrainConfig,
+    world: World,
+    about: Iterable[str],
+    about_rate: str,
+    plan: BatchPlan,
+    schedule: Schedule,
+    precision: str,
+    resumed: dict[str, Any] | None = None,
+) -> str:
+    """What is about to run, with the labels of the guides; about, about_rate: as of `script.Training`."""
+    kind, size = world.device.type, world.size
+    reason = "--device cpu" if args.device == "cpu" else why_no_gpu()
+    gpus = torch.cuda.device_count() if kind == "cuda" else 0
+    name = f" ({torch.cuda.get_device_name(world.device)})" if gpus else ""
+    device = "GPU" if kind == "cuda" else f"{kind.upper()} process"
+    devices = f"{size} {device}{('s' if gpus else 'es') * (size > 1)}"
+    accumulation, total, at_once = plan.accumulation(0), plan.global_batch_size, args.samples_at_once
+    is_exact, epochs = total == at_once * size * accumulation, args.num_epochs
+    shares = f"{at_once} × {devices} × {accumulation} accumulation step{'s' * (accumulation > 1)}"
+    stops = f"; stops at step {schedule.stop:,}, --max-steps" if schedule.stop < schedule.total else ""
+    scaling = f"{args.learning_rate:g} with {args.lr_scaling} scaling at the first start"
+    sizes = (1, 2, 4, 8)
+    numbers = {"processes": sizes, "steps per epoch": [-(-plan.rows // args.total_batch(n)) for n in sizes]}
+    table = [f"  {name:15}{''.join(f'{number:>10,}' for number in row)}" for name, row in numbers.items()]
+    wandb = ["Note: --wandb-project-name has no effect without --log-wandb"]
+    lines = [
+        "=" * 72,
+        *([f"TRAINING ON CPUs, NO GPU IS USED: {reason}"] if kind == "cpu" else []),
+        f"Distributed environment: {'SINGLE' if size == 1 else 'MULTI_GPU' if gpus else 'MULTI_CPU'}",
+        f"Number of processes: {size}",
+        f"Number of GPUs: {size if gpus else 0}",
+        f"Nodes: {-(-size // world.local_size)}",
+        f"Backend: {world.backend or PARALLEL['none']}",
+        f"Parallel: {PARALLEL[args.parallel if world.backend else 'none']}",
+        f"Available GPUs: {gpus}{name}",
+        f"Threads per process: {torch.get_num_threads()}",
+        *about,
+        f"Batch size per {device}: {'' if is_exact else 'at most '}{shares}"
+        f"{' = ' if is_exact else '; '}Total batch size: {total}",
+        f"Steps per epoch: {plan.steps_per_epoch:,}",
+        *(["  on any number of processes"] if args.global_batch_size else table),
+        f"Epochs: {epochs} ({schedule.total:,} steps{stops})",
+        f"Learning rate: {schedule.rate:g} ({'not scaled' if args.lr_scaling == 'none' else scaling};"
+        f" warm-up over {schedule.warmup:,} step{'s' * (schedule.warmup != 1)}){about_rate}",
+        f"Precision: {precision}",
+        f"Save directory: {args.save_path}",
+        *(wandb if args.wandb_project_name and not args.log_wandb else []),
+        "=" * 72,
+    ]
+    if args.dry_run:
+        return "\n".join(lines)
+    if resumed:
+        step, before = resumed["step"], resumed["args"]["num_epochs"]
+        epoch, batch = divmod(step, plan.steps_per_epoch)
+        more = f"; {epochs} epochs instead of {before}, with the longer schedule" if epochs > before else ""
+        lines.append(f"Resuming from step {step:,} (epoch {epoch + 1}, batch {batch:,}){more}")
+    what = "No training steps (--max-steps asks for some)"
+    if epochs:
+        verb = "Continuing the training of" if resumed else "Starting training for"
+        what = f"{verb} {epochs} epoch{'s' * (epochs > 1)}"
+    return "\n".join([*lines, what, f"Training on {devices}"])
