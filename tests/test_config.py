@@ -158,7 +158,7 @@ def test_what_the_run_decided_is_no_other_argument_on_resume(tmp_path):
     flags = ["--dataset", write_rows(tmp_path / "rows.csv", 40), "--batch-size", 8, "--num-epochs", 2, *TINY]
     flags += ["--save-path", tmp_path / "run", "--max-steps", 1]
     assert run_inside(finetune.main, *flags)[0] == 0
-    state = models.load_resumable(str(tmp_path / "run" / "last.bin"))
+    state = models.load_run(str(tmp_path / "run" / "last.bin"))
     found = {name: state["args"][name] for name in ("formatter", "target_cols", "language", "language_col")}
 
     def differing(*more):

@@ -208,7 +208,7 @@ def test_a_changed_checkpoint_is_resumed_as_it_was_or_passed_over(tmp_path):
         shutil.copytree(tmp_path / "good", folder)
         what = mutate(folder / "last.bin", random.Random(number))
         try:
-            path, state, wrong = checkpoint.newest_good(str(folder), models.load_resumable)
+            path, state, wrong = checkpoint.newest_good(str(folder), models.load_run)
         except checkpoint.ForeignCheckpoint:
             continue
         assert len(wrong) == (not path.endswith("last.bin")), what
@@ -309,7 +309,7 @@ def resumed_from(folder: Path) -> dict:
     """As a run does it."""
     asked = SimpleNamespace(save_path=str(folder), overwrite=False)
     threads = torch.get_num_threads()
-    state = script.find_resumable(asked, World(), models.load_resumable, lambda _: None, "abc")
+    state = script.find_resumable(asked, World(), models.load_run, lambda _: None, "abc")
     torch.set_num_threads(threads)
     assert state is not None
     with checkpoint.reading(state["path"]):

@@ -25,13 +25,11 @@ from histocc.runtime import checkpoint
 from histocc.runtime.config import flag_of
 from histocc.runtime.errors import UserError, raise_if_any
 from histocc.runtime.files import OwnFiles, is_same, problems, save_path_problem
-from histocc.runtime.rng import derived_seed
+from histocc.runtime.rng import DESCRIPTIONS, NOISE, TEACHER, derived_seed
 from histocc.runtime.world import World
 from histocc.text import ASCII_LOWER, cleaner
 from histocc.trainer.log import LOG
 from histocc.trainer.script import output_problems
-
-NOISE, DESCRIPTIONS, TEACHER = 2, 4, 7  # streams of random numbers, for `derived_seed`
 
 
 @dataclass(frozen=True)
@@ -46,7 +44,7 @@ class Inputs:
 
     def resumable(self, file: str) -> dict:
         """Return the checkpoint of an interrupted run. Raises UserError."""
-        return self.read.pop(file, None) or models.load_resumable(file)
+        return self.read.pop(file, None) or models.load_run(file)
 
     def initial_weights(self, args: JobConfig) -> dict:
         """Return what `initial_weights` does. Raises UserError."""
@@ -161,7 +159,7 @@ def prepare_data(
         wrong += _problems_of_files(args, train_files + val_files)
         path, resumed, start = "", None, StartsFrom()
         if resumes(args) and not args.prepare_only:
-            path, resumed, _ = checkpoint.newest_good(args.save_path, models.load_resumable)
+            path, resumed, _ = checkpoint.newest_good(args.save_path, models.load_run)
             read[path] = resumed
         try:
             start = starts_from(args, resumed, read)

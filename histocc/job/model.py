@@ -20,9 +20,8 @@ from histocc.published import models
 from histocc.runtime import checkpoint
 from histocc.runtime.device import Precision, compile_layers
 from histocc.runtime.errors import UserError
-from histocc.runtime.rng import derived_seed
+from histocc.runtime.rng import WEIGHTS, derived_seed
 from histocc.runtime.world import World
-from histocc.trainer.batches import WEIGHTS
 
 NGRAM_WIDTH = 128  # numbers for each n-gram
 MAX_AUTO_BITS = 18  # 2^18 n-grams, since a step of the optimizer goes over all

@@ -34,7 +34,7 @@ from histocc.runtime.device import Precision, settings_of_torch
 from histocc.runtime.errors import UserError
 from histocc.runtime.files import OwnFiles
 from histocc.runtime.log import Stage
-from histocc.runtime.rng import chance, derived_seed, draw, mix, streams
+from histocc.runtime.rng import NGRAMS, chance, derived_seed, draw, mix, streams
 from histocc.runtime.signals import Stopped, stop_asked
 from histocc.runtime.world import World
 from histocc.seq2seq_mixer_engine import entries_for, multi_hot, row_losses
@@ -45,7 +45,6 @@ from histocc.trainer.schedule import linear_factor
 
 FILE = "ngrams.bin"  # in the folder of a run: how far its fit is, until there is a checkpoint
 KIND = "fit of n-grams"  # in FILE
-NGRAMS = 6  # stream of random numbers beside those of any run, for `derived_seed`
 MAX_TEXTS = 1 << 17  # distinct ones that are counted and fitted
 CHUNK = 4096  # texts that are hashed at once
 MIN_STEPS, MIN_BATCH = 40, 16  # steps of a pass; few rows are taken in smaller batches, as far as this
@@ -69,7 +68,7 @@ def count_ngrams(
     """
     train, table, largest = data.train, language_table(data.languages), torch.iinfo(torch.int64).max
     distinct = np.sort(np.unique(text_keys(train.text_hash, train.language), return_index=True)[1])
-    distinct = spread(distinct, MAX_TEXTS)
+    distinct = thinned(distinct, MAX_TEXTS)
     found = [np.zeros(0, dtype=np.int64)]  # hashes, each once for a text
     for start in range(0, len(distinct), CHUNK):
         check()
@@ -85,8 +84,8 @@ def count_ngrams(
     return hashes[kept], (np.log((1 + len(distinct)) / (1 + frequency[kept])) + 1).astype(np.float32)
 
 
-def spread(rows: np.ndarray, most: int) -> np.ndarray:
-    """At most so many of the rows, evenly spread."""
+def thinned(rows: np.ndarray, most: int) -> np.ndarray:
+    """Return at most so many of the rows, evenly spread."""
     return rows if len(rows) <= most else rows[np.arange(most) * len(rows) // most]
 
 
@@ -103,7 +102,7 @@ class DistinctRows(RowSet):
         for column in np.sort(np.asarray(train.codes), axis=1).astype(np.uint64).T:
             pair = mix(pair ^ mix(column))
         _, first, count = np.unique(pair, return_index=True, return_counts=True)
-        order = spread(np.argsort(first), MAX_TEXTS)
+        order = thinned(np.argsort(first), MAX_TEXTS)
         self.train, self.index = train, first[order]
         weight = np.sqrt(count[order])
         self.weight = (weight / weight.mean()).astype(np.float32)

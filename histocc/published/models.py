@@ -155,7 +155,7 @@ def own_model(file: str, content: dict) -> Loaded:
     return model, formatter, state
 
 
-def load_resumable(file: str) -> dict:
+def load_run(file: str) -> dict:
     """A checkpoint from which a run can be resumed, its key in the order of the outputs. Raises UserError."""
     return own_model(file, checkpoint.load_resumable(file))[2]
 

@@ -25,13 +25,10 @@ from torch.utils.data import DataLoader, Dataset
 
 from histocc.runtime.device import by_kind
 from histocc.runtime.errors import TrainingError, allow_open_files
-from histocc.runtime.rng import derived_seed, mix
+from histocc.runtime.rng import ORDER, derived_seed, mix
 from histocc.runtime.signals import leave_to_parent, stop_asked
 from histocc.runtime.world import World
 from histocc.trainer.config import TrainConfig
-
-# Streams of random numbers, numbered for `derived_seed`; the other numbers are for what is trained.
-WEIGHTS, ORDER, DROPOUT = 0, 1, 3
 
 LENGTH_GROUPS = 4
 LENGTH_GROUP_ROWS = {"cpu": 24, "cuda": 64}  # smaller ones cost more than padding does

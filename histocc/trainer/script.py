@@ -20,11 +20,11 @@ from histocc.runtime.config import Parser, differing, flag_of
 from histocc.runtime.device import Precision, compile_layers
 from histocc.runtime.errors import TrainingError, UserError, raise_if_any
 from histocc.runtime.files import OwnFiles
-from histocc.runtime.rng import derived_seed
+from histocc.runtime.rng import DROPOUT, WEIGHTS, derived_seed
 from histocc.runtime.world import World, launcher_id
 from histocc.trainer import loop
 from histocc.trainer.banner import banner
-from histocc.trainer.batches import DROPOUT, WEIGHTS, BatchLoader, Rows, batch_plan, make_loader
+from histocc.trainer.batches import BatchLoader, Rows, batch_plan, make_loader
 from histocc.trainer.config import AUTO, ScriptConfig, TrainConfig
 from histocc.trainer.estimate import choose_batch_size, estimate, memory_advice
 from histocc.trainer.log import LOG, STATUS, RunLog, log_columns, validation_line
