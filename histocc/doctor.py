@@ -23,7 +23,7 @@ from histocc import __version__
 from histocc.runtime.config import Parser, Positive, Processes, flag
 from histocc.runtime.device import has_bfloat16, matmul_rate, why_no_gpu
 from histocc.runtime.errors import OTHER_TORCH, TrainingError
-from histocc.runtime.files import folder_above, save_path_problem
+from histocc.runtime.files import folder_above, save_path_problems
 from histocc.runtime.forked import usable_cores
 from histocc.runtime.frame import start
 from histocc.runtime.world import World
@@ -82,8 +82,8 @@ def cores(processes: int, available: int, threads: int) -> Finding:
 
 def disk(path: str) -> Finding:
     """Whether the folder of a run can be written, and the space there."""
-    if problem := save_path_problem(path):
-        return Finding("disk", FAULT, problem, "choose another --save-path, or make this one writable")
+    if problems := save_path_problems(path):
+        return Finding("disk", FAULT, problems[0], "choose another --save-path, or make this one writable")
     free = shutil.disk_usage(folder_above(path)).free
     text = f"{folder_above(path)}: {free / GB:.1f} GB free"
     if free > 8 * GB:

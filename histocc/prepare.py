@@ -30,7 +30,7 @@ class PrepareConfig(Tables, Split):
 
 def run(args: PrepareConfig) -> None:
     """Raises UserError, and then leaves no folder behind that was not there."""
-    problems = [*args.problems(), *filter(None, [files.save_path_problem(args.save_path)])]
+    problems = [*args.problems(), *files.save_path_problems(args.save_path)]
     own = files.OwnFiles(args.save_path, args.overwrite)
     inputs = dict.fromkeys(args.files, "a file of the data")
     inputs |= {args.key: "the file of --key", args.all_codes_file: "the file of --all-codes-file"}

@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 from helpers import free_port
 
+from histocc.runtime.config import Processes
 from histocc.runtime.errors import TrainingError, UserError
 from histocc.runtime.frame import end_without_others, errors_end_all_ranks
 from histocc.runtime.signals import Stopped
@@ -47,6 +48,10 @@ def launched(monkeypatch):
 # ---- the launcher's variables
 
 
+def given(*flags):
+    return Processes(**dict(zip(("distributed", "world_size", "local_rank", "device"), flags)))
+
+
 @pytest.mark.parametrize(
     "values, flags, place",
     [
@@ -63,16 +68,16 @@ def launched(monkeypatch):
 )
 def test_the_place_of_a_process(launched, values, flags, place):
     launched(*values)
-    assert launcher_environment(*flags) == place
+    assert launcher_environment(given(*flags)) == place
 
 
 def test_a_rank_that_sees_several_gpus_needs_its_local_rank(launched, monkeypatch):
     launched(1, None, 2)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
-    assert launcher_environment(True) == (1, 0, 2, 1)  # four that the driver is too old for are none
+    assert launcher_environment(given(True)) == (1, 0, 2, 1)  # four that the driver is too old for are none
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     with pytest.raises(UserError, match="RANK=1, LOCAL_RANK=not set"):
-        launcher_environment(True)
+        launcher_environment(given(True))
 
 
 @pytest.mark.parametrize(
@@ -87,7 +92,7 @@ def test_a_rank_that_sees_several_gpus_needs_its_local_rank(launched, monkeypatc
 def test_flags_that_contradict_the_launcher(launched, values, flags, said):
     launched(*values)
     with pytest.raises(UserError, match=said):
-        launcher_environment(*flags)
+        launcher_environment(given(*flags))
 
 
 @pytest.mark.parametrize(
@@ -110,7 +115,7 @@ def test_flags_that_contradict_the_launcher(launched, values, flags, said):
 def test_variables_that_do_not_fit_are_named_by_the_process_itself(launched, values, said):
     launched(*values)
     with pytest.raises(UserError, match=f"{said}.*sets them all to whole numbers") as error:
-        launcher_environment(True)
+        launcher_environment(given(True))
     assert error.value.said_by_all and len(str(error.value)) < 400
 
 
@@ -123,7 +128,7 @@ def test_nobody_there_and_a_port_in_use_are_said_by_the_rank_itself(launched, ca
         launched(0, 0, 2, 2, "127.0.0.1", port)
         said = f"Rank 0 could not meet .*MASTER_PORT={port}.*(?s:.*)choose another MASTER_PORT"
         with pytest.raises(UserError, match=said) as taken:
-            init_world(device="cpu", timeout_minutes=0.02)
+            init_world(Processes(device="cpu", timeout_minutes=0.02))
     capfd.readouterr()
     for place in ((1, 1, 2, 2, "127.0.0.1"), (1, 1, 2, 2, "nowhere.invalid"), (0, 0)):
         launched(*place)
@@ -131,7 +136,7 @@ def test_nobody_there_and_a_port_in_use_are_said_by_the_rank_itself(launched, ca
             f"Rank {place[0]} could not meet .*{port}.*: .[Ee]rrno(?s:.*)rank 0 must run on that one, and the"
         )
         with pytest.raises(UserError, match=said) as refused:
-            init_world(device="cpu", timeout_minutes=0.02)
+            init_world(Processes(device="cpu", timeout_minutes=0.02))
         assert taken.value.said_by_all and refused.value.said_by_all
         assert capfd.readouterr() == ("", "")  # nothing of torch's own, with C++ frames
 
@@ -140,7 +145,7 @@ def test_one_process_needs_no_address_and_nccl_that_fails_is_not_said_to_be_a_fi
     launched, monkeypatch, capsys
 ):
     launched(0, 0, 1)
-    world = init_world(distributed=True, device="cpu")
+    world = init_world(Processes(distributed=True, device="cpu"))
     assert world.backend == "gloo" and world.run_on_main(lambda: 3) == 3
     dist.destroy_process_group()
     last = "Error while creating shared memory segment /dev/shm/nccl-1 (size 9637888), error: No space left"
@@ -148,7 +153,7 @@ def test_one_process_needs_no_address_and_nccl_that_fails_is_not_said_to_be_a_fi
     error = dist.DistBackendError(f"{text}ncclSystemError: System call failed.\nLast error:\n{last}\n")
     monkeypatch.setattr(dist, "init_process_group", Mock(side_effect=error))
     with pytest.raises(UserError) as caught:
-        init_world(distributed=True, device="cpu")
+        init_world(Processes(distributed=True, device="cpu"))
     monkeypatch.setattr(os, "_exit", Mock(side_effect=SystemExit))
     monkeypatch.setattr("histocc.runtime.frame.PATIENCE_SECONDS", 0)
     with pytest.raises(SystemExit):  # connections are made by the first message
@@ -161,14 +166,14 @@ def test_one_process_needs_no_address_and_nccl_that_fails_is_not_said_to_be_a_fi
 def test_an_old_torch_is_refused(monkeypatch):
     monkeypatch.setattr(torch, "__version__", "2.9.1+cu128")
     with pytest.raises(UserError, match=r"torch 2.9.1\+cu128 is here, and 2.10 or newer is needed"):
-        init_world()
+        init_world(Processes())
 
 
 # ---- World
 
 
 def test_world_of_one_process(capsys):
-    world = init_world(device="cpu")
+    world = init_world(Processes(device="cpu"))
     assert world == World() and world.is_main and not dist.is_initialized()
     world.print("hello", 3)
     World(rank=1, local_rank=0, size=2).print("not me")  # the first of its node, but not of the job
@@ -196,7 +201,7 @@ def ranks_do(work, size=2, minutes=0.2, before=lambda rank: None):
         torch.set_num_threads(1)
         before(number)
         try:
-            world = init_world(device="cpu", timeout_minutes=minutes)
+            world = init_world(Processes(device="cpu", timeout_minutes=minutes))
             world.gather(None)  # all have joined: a rank that ends before would keep the others from it
             outcome = work(world)
         except BaseException as error:

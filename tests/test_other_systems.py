@@ -105,6 +105,7 @@ if __name__ == "__main__":
 import pytest
 from helpers import FINETUNE, PIPED, TINY, command, environment, run, write_rows
 
+from histocc.runtime.config import Processes
 from histocc.runtime.errors import UserError
 from histocc.runtime.world import init_world
 
@@ -192,7 +193,7 @@ def test_several_processes_on_windows_are_one_message(monkeypatch):
     for name, value in {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2"}.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(UserError, match="WSL"):
-        init_world(True)
+        init_world(Processes())
 
 
 # ---- the package as it is installed

@@ -25,7 +25,15 @@ from histocc.evaluate import __main__ as evaluate
 from histocc.predict import __main__ as predict
 from histocc.runtime.checkpoint import SECOND_NAME
 from histocc.runtime.errors import UserError
-from histocc.runtime.files import LIST, OwnFiles, atomic_write, is_held, problems, run_lock, save_path_problem
+from histocc.runtime.files import (
+    LIST,
+    OwnFiles,
+    atomic_write,
+    is_held,
+    problems,
+    run_lock,
+    save_path_problems,
+)
 from histocc.sample.__main__ import main as sample
 
 HISCO = ["--target-cols", "hisco_1", "--formatter", "hisco"]
@@ -296,13 +304,13 @@ def test_a_folder_that_cannot_be_written(run, tmp_path):
     assert "is no folder yet" in refused(run, evaluate.main, *given)
     (tmp_path / "file").write_text("mine")
     for folder in (tmp_path / "file", tmp_path / "file" / "below"):
-        assert f"{tmp_path}/file is not a folder" in save_path_problem(str(folder))
+        assert f"{tmp_path}/file is not a folder" in save_path_problems(str(folder))[0]
     (tmp_path / "link").symlink_to("/proc/self")
     for folder in ("/proc/run", f"{tmp_path}/link/../new"):
-        assert "cannot write there: " in save_path_problem(folder)
+        assert "cannot write there: " in save_path_problems(folder)[0]
     os.unlink(tmp_path / "link")
-    assert save_path_problem(f"{tmp_path}/../{tmp_path.name}/new") is None
-    assert save_path_problem(str(tmp_path / "new" / "run")) is None and os.listdir(tmp_path) == ["file"]
+    assert save_path_problems(f"{tmp_path}/../{tmp_path.name}/new") == []
+    assert save_path_problems(str(tmp_path / "new" / "run")) == [] and os.listdir(tmp_path) == ["file"]
 
 
 NAMES = [*LISTS, "args.json", "logs.csv", "status.json", "curves.png", "last.bin", "best.bin", "3.bin"]

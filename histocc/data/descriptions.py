@@ -13,7 +13,7 @@ from histocc.data.config import Descriptions as DescriptionFlags
 from histocc.data.rows import language_name, read_columns
 from histocc.data.tables import column_problems, table_format
 from histocc.formatter import BlockyFormatter
-from histocc.runtime.errors import UserError
+from histocc.runtime.errors import UserError, raise_if_any
 from histocc.runtime.rng import chance, draw, streams
 from histocc.text import ASCII_LOWER, ascii_lower, cleaner, code_points, join_texts, texts_of_pieces
 
@@ -37,8 +37,7 @@ def find_columns(args: DescriptionFlags) -> list[str]:
             f" ({', '.join(TEXT_COLUMNS)}); it has {', '.join(map(repr, header))}"
         )
     columns += [args.descriptions_lang_col] if args.descriptions_lang_col else []
-    if problems := column_problems(path, header, columns):
-        raise UserError("\n  ".join(problems))
+    raise_if_any(column_problems(path, header, columns))
     return columns
 
 

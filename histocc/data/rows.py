@@ -10,7 +10,7 @@ from collections.abc import Callable, Container, Iterable, Sequence
 
 from histocc.data.tables import column_problems, read_chunks, table_format
 from histocc.formatter import EOS_IDX, NEVER_SHORT, BlockyFormatter, CodeError, hisco_key, name_of_code
-from histocc.runtime.errors import UserError
+from histocc.runtime.errors import UserError, raise_if_any
 from histocc.text import MISSING_TEXTS, UNKNOWN_LANGUAGE
 
 EXAMPLES = 5  # rows shown of each kind
@@ -260,8 +260,7 @@ def hold_numbers(columns: list[str]) -> bool:
 
 def read_columns(path: str, columns: list[str]) -> list[list[str]]:
     """The cells of some columns, row by row, without blanks around them. Raises UserError."""
-    if problems := column_problems(path, table_format(path).names, columns):
-        raise UserError("\n".join(problems))
+    raise_if_any(column_problems(path, table_format(path).names, columns))
     rows = []
     for chunk in read_chunks(path, columns):
         if chunk.faults:

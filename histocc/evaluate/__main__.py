@@ -184,7 +184,7 @@ def prepare(
         raise UserError(f"--output {output} holds a run: choose a folder of its own for the report")
     inputs = dict.fromkeys(args.data, "a file of the data") | dict.fromkeys(files_of(file), "the model")
     paths = [os.path.join(output, name) for name in (JSON, MARKDOWN, REJECTED)]
-    raise_if_any([*filter(None, [files.save_path_problem(output)])])
+    raise_if_any(files.save_path_problems(output))
     raise_if_any(files.problems(paths, inputs | {args.key: "the file of --key"}, args.overwrite))
     settings = prepare_settings(args, loaded[2], loaded[1])
     if args.baseline and importlib.util.find_spec("sklearn") is None:

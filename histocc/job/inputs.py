@@ -24,7 +24,7 @@ from histocc.published import formats, models
 from histocc.runtime import checkpoint
 from histocc.runtime.config import flag_of
 from histocc.runtime.errors import UserError, raise_if_any
-from histocc.runtime.files import OwnFiles, is_same, problems, save_path_problem
+from histocc.runtime.files import OwnFiles, is_same, problems, save_path_problems
 from histocc.runtime.rng import DESCRIPTIONS, NOISE, TEACHER, derived_seed
 from histocc.runtime.world import World
 from histocc.text import ASCII_LOWER, cleaner
@@ -155,7 +155,7 @@ def prepare_data(
     read: dict[str, dict] = {}
 
     def prepare() -> tuple[PrepareSettings, str]:
-        wrong = [*args.problems(), *filter(None, [save_path_problem(args.save_path)])]
+        wrong = [*args.problems(), *save_path_problems(args.save_path)]
         wrong += _problems_of_files(args, train_files + val_files)
         path, resumed, start = "", None, StartsFrom()
         if resumes(args) and not args.prepare_only:

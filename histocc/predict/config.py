@@ -130,7 +130,7 @@ class PredictConfig(Files, Decoding, Published, Machine):
         }
         overwrite = self.overwrite or os.path.isdir(self.output + ".parts")  # of a killed command: compared
         yield from files.problems([self.output, self.output + ".rejected.csv"], inputs, overwrite)
-        yield from filter(None, [files.save_path_problem(os.path.dirname(os.path.abspath(self.output)))])
+        yield from files.save_path_problems(os.path.dirname(os.path.abspath(self.output)))
 
 
 def get_args_parser() -> Parser:

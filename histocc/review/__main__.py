@@ -90,8 +90,8 @@ class ReviewConfig(Config):
         inputs: dict[str | None, str] = dict.fromkeys(self.files, "an input")
         inputs |= {self.to or None: "the coded file", self.key: "the file of --key"}
         inputs |= {self.descriptions: "the file of --descriptions"}
-        problems += output_problems(filter(None, [self.decisions]), inputs, overwrite=True)
-        problems += output_problems(filter(None, [self.output]), inputs, overwrite=True)  # is compared
+        outputs = filter(None, [self.decisions, self.output])  # the content of the latter is compared
+        problems += output_problems(outputs, inputs, overwrite=True)
         inputs[self.output or None] = "the file of --output"
         return problems + output_problems(filter(None, [self.training_data]), inputs, overwrite=True)
 

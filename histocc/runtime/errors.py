@@ -47,9 +47,7 @@ def raise_if_any(problems: list[str], of: str = "", most: int | None = None) -> 
 
 
 def run_command(work: Callable[[], int | None]) -> int:
-    """Run a command of one process and return its exit code: that of `work`, of a message, or 130 after
-    Ctrl-C. The frame of commands of several processes is `start` in `histocc.runtime.frame`.
-    """
+    """Run a command of one process; return its exit code, 130 after Ctrl-C. Of several processes: `start`."""
     with log.opened():
         try:
             return work() or 0

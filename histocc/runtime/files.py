@@ -252,21 +252,22 @@ def problems(
     return lines
 
 
-def save_path_problem(path: str) -> str | None:
-    """Why nothing can be written below `path`, or None. Leaves nothing behind."""
+def save_path_problems(path: str) -> list[str]:
+    """Return why nothing can be written below `path`, in a line, or []. Leaves nothing behind."""
     if not path.strip() or "\0" in path:
-        return f"{path!r} is no name of a folder"
+        return [f"{path!r} is no name of a folder"]
     front = re.match(r"(.*/)?\.\.(?=/|$)", path)
     if front and not os.path.isdir(front[0]):  # what it leads to is not known before
-        return f"{path}: {front[0]} is no folder yet; name it without '..'"
+        return [f"{path}: {front[0]} is no folder yet; name it without '..'"]
     above = folder_above(path)
     below = os.path.join(above, os.path.relpath(path, above).split(os.sep)[0])
     if os.path.lexists(below) and not os.path.isdir(below):
-        return f"{path}: cannot be the save folder, since {below} is not a folder"
+        return [f"{path}: cannot be the save folder, since {below} is not a folder"]
     try:
         tempfile.TemporaryFile(dir=os.path.realpath(above)).close()
     except OSError as error:
-        return f"{path}: cannot write there: {error.strerror}"
+        return [f"{path}: cannot write there: {error.strerror}"]
+    return []
 
 
 # ---- one live job to a folder

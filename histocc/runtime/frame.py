@@ -58,8 +58,7 @@ def start(
                     sys.exit(0)  # rank 0 prints it
                 args = parser.parse_args(argv)
                 with signals.listening() as stop:
-                    names = ("distributed", "world_size", "local_rank", "device", "timeout_minutes")
-                    world = init_world(**{name: getattr(args, name) for name in names})
+                    world = init_world(args)
                     log.show_progress(world.is_main and not args.quiet)
                     try:
                         run(args, world)

@@ -26,6 +26,7 @@ from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
 from histocc.runtime import signals
+from histocc.runtime.config import Processes
 from histocc.runtime.device import choose_device
 from histocc.runtime.errors import TrainingError, UserError, as_user_error
 from histocc.runtime.signals import Stopped, stop_asked, stop_request
@@ -47,29 +48,25 @@ PORT_IN_USE = "Another program has this port, or a second process RANK=0: choose
 # ---- what a launcher says of this process
 
 
-def launcher_environment(
-    distributed: bool = False,
-    world_size: int | None = None,
-    local_rank: int | None = None,
-    device: str = "auto",
-) -> tuple[int, int, int, int]:
-    """(rank, local rank, world size, local world size) from the launcher's variables and the flags that must
-    agree with them; without several GPUs LOCAL_RANK may be missing. Raises UserError if they do not agree.
+def launcher_environment(args: Processes) -> tuple[int, int, int, int]:
+    """Return (rank, local rank, world size, local world size) from the launcher's variables and the flags
+    that must agree with them; without several GPUs LOCAL_RANK may be missing. Raises UserError if they do not
+    agree.
     """
     names = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
     values = {name: os.environ[name] for name in names if os.environ.get(name)}
     if values in ({}, {"WORLD_SIZE": "1"}):
-        if distributed or world_size not in (None, 1):
-            flag = "--distributed" if distributed else f"--world-size {world_size}"
+        if args.distributed or args.world_size not in (None, 1):
+            flag = "--distributed" if args.distributed else f"--world-size {args.world_size}"
             raise UserError(
                 f"{flag} needs a launcher, and {', '.join(names)} are not all set. Start it with\n"
-                f"  torchrun --nproc-per-node={world_size or 2} finetune.py --distributed …\n"
+                f"  torchrun --nproc-per-node={args.world_size or 2} finetune.py --distributed …\n"
                 f"or leave {flag} out to run in one process."
             )
         return 0, 0, 1, 1
-    if local_rank is not None and local_rank >= 0:  # launchers from before torchrun pass it as a flag alone
-        values.setdefault("LOCAL_RANK", str(local_rank))
-    elif device == "cpu" or not (torch.cuda.is_available() and torch.cuda.device_count() > 1):
+    if args.local_rank is not None and args.local_rank >= 0:  # older launchers pass it as a flag alone
+        values.setdefault("LOCAL_RANK", str(args.local_rank))
+    elif args.device == "cpu" or not (torch.cuda.is_available() and torch.cuda.device_count() > 1):
         values.setdefault("LOCAL_RANK", "0")  # some launchers set the other two alone
     try:
         rank, local, size = (int(values[name]) for name in names)
@@ -85,7 +82,10 @@ def launcher_environment(
             " Unset them to run in one process.",
             said_by_all=True,
         )
-    for flag, asked, actual in (("world-size", world_size, size), ("local-rank", local_rank, local)):
+    for flag, asked, actual in (
+        ("world-size", args.world_size, size),
+        ("local-rank", args.local_rank, local),
+    ):
         if asked not in (None, -1, actual):  # -1: scripts for the older launcher say so that there is none
             raise UserError(f"--{flag} {asked} contradicts the launcher, which says {actual}. Leave it out.")
     return rank, local, size, local_size
@@ -245,18 +245,9 @@ class World:
 # ---- joining the others
 
 
-def init_world(
-    distributed: bool = False,
-    world_size: int | None = None,
-    local_rank: int | None = None,
-    device: str = "auto",
-    timeout_minutes: float = 30.0,
-) -> World:
-    """Reads the launcher's variables and joins the other processes: nccl with CUDA, gloo without. One process
-    without `distributed` makes no process group. All ranks.
-
-    Raises:
-        UserError: if the others cannot be met.
+def init_world(args: Processes) -> World:
+    """Read the launcher's variables and join the other processes: nccl with CUDA, gloo without. One process
+    without --distributed makes no process group. All ranks. Raises UserError if the others cannot be met.
     """
     if tuple(map(int, re.findall(r"\d+", torch.__version__)[:2])) < MIN_TORCH:
         raise UserError(
@@ -264,13 +255,13 @@ def init_world(
             " (older ones can be made to run code by a file of weights): pip install 'torch>=2.10' in a new"
             " environment"
         )
-    rank, local, size, local_size = launcher_environment(distributed, world_size, local_rank, device)
+    rank, local, size, local_size = launcher_environment(args)
     if sys.platform == "win32" and size > 1:
         raise UserError("several processes do not run on Windows: start them in WSL, or train with one")
     if "TORCHELASTIC_RUN_ID" in os.environ:
         die_with(os.getppid())
-    chosen, limit = choose_device(device, local, local_size), 60 * timeout_minutes
-    if size == 1 and not distributed:
+    chosen, limit = choose_device(args.device, local, local_size), 60 * args.timeout_minutes
+    if size == 1 and not args.distributed:
         return World(device=chosen, time_limit=limit)
     on_gpu, timeout = chosen.type == "cuda", timedelta(seconds=limit)
     backend = "nccl" if on_gpu else "gloo"

@@ -57,7 +57,7 @@ def write(
     with contextlib.ExitStack() as stack:
         for path in sides:
             folder = os.path.dirname(os.path.realpath(path))
-            raise_if_any([*filter(None, [files.save_path_problem(folder)])])
+            raise_if_any(files.save_path_problems(folder))
             os.makedirs(folder, exist_ok=True)
             file = stack.enter_context(files.atomic_write(os.path.realpath(path), overwrite))
             text = io.TextIOWrapper(file, encoding="utf-8", newline="")

@@ -442,7 +442,7 @@ def train(parser: Parser, args: ScriptConfig, world: World, make: Callable[[], T
     """
 
     def check_arguments() -> None:
-        raise_if_any([*args.problems(), *filter(None, [files.save_path_problem(args.save_path)])])
+        raise_if_any([*args.problems(), *files.save_path_problems(args.save_path)])
         own = OwnFiles(args.save_path, args.overwrite)
         raise_if_any(output_problems(args, {args.config: "the file of --config"}, own))
 
