@@ -11,12 +11,9 @@ import string
 from collections.abc import Sequence
 from functools import cache, partial
 from importlib.resources import files
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
-
-if TYPE_CHECKING:  # commands that compute nothing start without torch, which takes a second to load
-    from torch import Tensor
 
 UNK_IDX, PAD_IDX, BOS_IDX, EOS_IDX, SEP_IDX, FIRST_TOKEN_IDX = range(6)  # tokens of codes: from the last on
 MAX_BLOCK_SIZE = 1000
@@ -114,8 +111,9 @@ class BlockyFormatter:
         self.map_idx_char = {i: token for token, i in self.map_char_idx.items()}
         self.num_classes = [max(self.map_idx_char) + 1] * self.max_seq_len
         self._whole = frozenset(self.map_char_idx[code] for code in system.whole_codes)
-        ids = range(max(self.map_idx_char) + 2)  # the last stands for every id out of range
-        self._tables = [np.array([i in some for i in ids]) for some in (self.map_idx_char, self._whole)]
+        # of each id, whether it is a token and whether it is a whole code; the last stands for all out of range
+        ids = range(max(self.map_idx_char) + 2)
+        self.id_kinds = [np.array([i in some for i in ids]) for some in (self.map_idx_char, self._whole)]
 
     def repair(self, code: str) -> tuple[str, bool]:
         """The code, rid of what spreadsheets do to numbers (not in gpf, where any character has a meaning);
@@ -199,31 +197,6 @@ class BlockyFormatter:
         size = self.block_size
         blocks = (ids[start : start + size] for start in range(1, 1 + self.max_num_codes * size, size))
         return self.sep_value.join(code for code in map(self.decode_block, blocks) if code is not None)
-
-    def canonical_blocks(self, tokens: "Tensor") -> "Tensor":
-        """One row of tokens per code, int64 [B, max_num_codes, block_size], equal if and only if
-        ``decode_block`` gives the same (but for gpf without a separator, where 12, 3 is not 1, 2, 3); all PAD
-        for a block without a code. tokens: integer [B, L], BOS first, with all blocks.
-        """
-        import torch
-
-        blocks = tokens[:, 1 : 1 + self.max_num_codes * self.block_size].long()
-        blocks = blocks.reshape(-1, self.max_num_codes, self.block_size)
-        tables = map(torch.from_numpy, self._tables)
-        in_codes, whole = (table.to(tokens.device, non_blocking=True) for table in tables)
-        last = in_codes.shape[0] - 1
-        ids = torch.where((blocks < 0) | (blocks > last), last, blocks)  # [B, M, bs]
-        is_token = in_codes[ids]
-        if self.kind == "gpf":
-            passed_over = (blocks >= PAD_IDX) & (blocks <= SEP_IDX)
-            valid = is_token.any(-1) & (is_token | passed_over).all(-1)
-            front = torch.argsort((~is_token).long(), dim=-1, stable=True)  # tokens first, in their order
-            canonical = torch.where(is_token, blocks, EOS_IDX).gather(-1, front)
-        else:
-            first_is_whole = whole[ids[..., :1]]  # [B, M, 1]
-            canonical = torch.where(first_is_whole, blocks[..., :1], blocks)
-            valid = (is_token | first_is_whole).all(-1) & (blocks != PAD_IDX).all(-1)
-        return torch.where(valid[..., None], canonical, PAD_IDX)
 
     def to_dict(self) -> dict:
         """Settings as plain types."""

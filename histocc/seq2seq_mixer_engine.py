@@ -147,7 +147,7 @@ class MixerTask:
             outputs = model.decode(memory, targets[:, :-1], padding), model.classify(pooled)
             most, size = formatter.max_num_codes, formatter.block_size
             decoded = greedy_from_memory(model, memory, padding, max_codes=most, block_size=size)
-            codes, true = formatter.canonical_blocks(decoded.tokens), formatter.canonical_blocks(targets)
+            codes, true = (metrics.canonical_blocks(formatter, x) for x in (decoded.tokens, targets))
             values["seq_acc"] = metrics.same_code_sets(codes, true, PAD_IDX)
         with torch.autocast(outputs[0].device.type, enabled=False):
             linear = multi_hot(batch["targets_linear"], outputs[1].shape[1], torch.float32)

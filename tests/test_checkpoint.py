@@ -182,7 +182,7 @@ def test_prune_keeps_the_newest_and_never_best_or_epochs(tmp_path):
 
 
 def newest(folder) -> tuple[str, int, list[str]]:
-    path, state, wrong = checkpoint.newest_good(str(folder))
+    path, state, wrong = checkpoint.newest_good(str(folder), checkpoint.load_resumable)
     return os.path.basename(path), state["step"], wrong
 
 

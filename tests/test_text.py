@@ -32,6 +32,7 @@ from histocc.formatter import (
     make_formatter,
     occ1950_blocky2,
 )
+from histocc.model.metrics import canonical_blocks
 from histocc.runtime.errors import UserError
 from histocc.text import (
     LANGUAGES,
@@ -245,7 +246,7 @@ def test_codes_come_back(formatter, codes):
         used = 1 + len(row) * formatter.block_size
         assert sequence[0] == BOS_IDX and sequence[-1] == EOS_IDX
         assert (sequence[used:-1] == PAD_IDX).all() and (sequence[1:used] != PAD_IDX).all()
-        blocks = formatter.canonical_blocks(torch.from_numpy(sequence[None]))
+        blocks = canonical_blocks(formatter, torch.from_numpy(sequence[None]))
         assert blocks.flatten().tolist() == sequence[1:-1].tolist()  # what is written is canonical already
 
     check()
@@ -329,7 +330,7 @@ def test_canonical_rows_are_equal_exactly_when_the_codes_are(formatter, tokens, 
     blocks = list(itertools.product(ids, repeat=formatter.block_size))  # every block of these ids
     sequences = torch.full((len(blocks), formatter.max_seq_len), PAD_IDX)
     sequences[:, 1 : 1 + formatter.block_size] = torch.tensor(blocks)
-    canonical = formatter.canonical_blocks(sequences)
+    canonical = canonical_blocks(formatter, sequences)
     assert canonical.dtype == torch.int64 and (canonical[:, 1:] == PAD_IDX).all()
     rows, codes = list(map(tuple, canonical[:, 0].tolist())), list(map(formatter.decode_block, blocks))
     pairs = set(zip(rows, codes))

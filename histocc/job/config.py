@@ -11,19 +11,9 @@ from histocc.data.config import Descriptions, Split, Tables
 from histocc.model.loss import BEST_FIT, BLOCK_LOSSES, LINEAR_LOSSES, MEAN, ONE_TO_ONE, ROWS
 from histocc.model.mixer import NGRAMS
 from histocc.model.ngrams import AUTO, MAX_BITS, MIN_BITS, NONE
-from histocc.runtime.config import (
-    Config,
-    Count,
-    CountOrZero,
-    Fraction,
-    Parser,
-    Positive,
-    flag,
-    number,
-    step_flag,
-)
+from histocc.runtime.config import Config, Count, CountOrZero, Fraction, Parser, Positive, flag, number
 from histocc.trainer import script
-from histocc.trainer.config import TrainConfig
+from histocc.trainer.config import TrainConfig, step_flag
 
 USUAL_FLAGS = (  # beside those of the data
     *("save_path", "target_cols", "input_col", "language", "language_col", "formatter", "initial_checkpoint"),

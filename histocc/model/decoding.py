@@ -8,6 +8,7 @@ from torch import Tensor
 
 from histocc.formatter import BOS_IDX, EOS_IDX, PAD_IDX, BlockyFormatter
 from histocc.model.layers import upcast_half
+from histocc.model.metrics import canonical_blocks
 from histocc.model.mixer import Seq2SeqMixerOccCANINE
 from histocc.runtime.parallel import evaluating
 
@@ -115,7 +116,7 @@ def greedy_sets(
         memory, _ = model.encode(input_ids, attention_mask)
         padding = model.memory_padding_mask(attention_mask)
         written = greedy_from_memory(model, memory, padding, **sizes)
-        blocks = formatter.canonical_blocks(written.tokens)
+        blocks = canonical_blocks(formatter, written.tokens)
         again = (blocks[:, :, None] == blocks[:, None]).all(-1).tril(-1).any(-1)  # [B, max_codes]
         distinct = blocks.masked_fill(again[..., None], PAD_IDX)
         probs = written.sequence_probs

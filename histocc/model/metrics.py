@@ -5,6 +5,32 @@ end, since the mean of batch means is not the mean. No call waits for the device
 import torch
 from torch import Tensor
 
+from histocc.formatter import EOS_IDX, PAD_IDX, SEP_IDX, BlockyFormatter
+
+
+def canonical_blocks(formatter: BlockyFormatter, tokens: Tensor) -> Tensor:
+    """Return one row of tokens per code, int64 [B, max_num_codes, block_size], equal if and only if
+    `decode_block` gives the same (but for gpf without a separator, where 12, 3 is not 1, 2, 3); all PAD for a
+    block without a code. tokens: integer [B, L], BOS first, with all blocks.
+    """
+    blocks = tokens[:, 1 : 1 + formatter.max_num_codes * formatter.block_size].long()
+    blocks = blocks.reshape(-1, formatter.max_num_codes, formatter.block_size)
+    kinds = map(torch.from_numpy, formatter.id_kinds)
+    in_codes, whole = (kind.to(tokens.device, non_blocking=True) for kind in kinds)
+    last = in_codes.shape[0] - 1
+    ids = torch.where((blocks < 0) | (blocks > last), last, blocks)  # [B, M, bs]
+    is_token = in_codes[ids]
+    if formatter.kind == "gpf":
+        passed_over = (blocks >= PAD_IDX) & (blocks <= SEP_IDX)
+        valid = is_token.any(-1) & (is_token | passed_over).all(-1)
+        front = torch.argsort((~is_token).long(), dim=-1, stable=True)  # tokens first, in their order
+        canonical = torch.where(is_token, blocks, EOS_IDX).gather(-1, front)
+    else:
+        first_is_whole = whole[ids[..., :1]]  # [B, M, 1]
+        canonical = torch.where(first_is_whole, blocks[..., :1], blocks)
+        valid = (is_token | first_is_whole).all(-1) & (blocks != PAD_IDX).all(-1)
+    return torch.where(valid[..., None], canonical, PAD_IDX)
+
 
 def same_code_sets(pred_blocks: Tensor, target_blocks: Tensor, pad_idx: int) -> Tensor:
     """bool [B]: the set of predicted codes is the set of target codes. Blocks integer [B, P, bs] and [B, T,

@@ -324,9 +324,7 @@ def newest_first(folder: str) -> Iterator[str]:
     yield from sorted(paths, key=lambda path: step_of(path) or -1, reverse=True)
 
 
-def newest_good(
-    folder: str, read: Callable[[str], dict[str, Any]] = load_resumable
-) -> tuple[str, dict[str, Any], list[str]]:
+def newest_good(folder: str, read: Callable[[str], dict[str, Any]]) -> tuple[str, dict[str, Any], list[str]]:
     """(file, checkpoint, what is wrong with the files that should have been it) of the run there. Raises
     UserError if none can be read, ForeignCheckpoint for one that is not of a run of this version.
     """

@@ -13,8 +13,6 @@ from histocc.runtime.files import OwnFiles, atomic_write, opened
 from histocc.runtime.log import duration
 
 if TYPE_CHECKING:  # commands that read a log start without torch, which takes a second to load
-    from torch import Tensor
-
     from histocc.trainer.trackers import Tracker
 
 LOG, STATUS, RUNNING = "logs.csv", "status.json", "running"
@@ -22,7 +20,7 @@ FIRST_ESTIMATE = 5  # steps after which the time is estimated for the first time
 
 # A new column of logs.csv that is summed over optimizer steps is one line here: what a step adds to it, a 0-d
 # tensor that is the same on all ranks, of the norm of its gradient, whether it was taken, whether it was bad.
-SUMMED_COLUMNS: "dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]]" = {
+SUMMED_COLUMNS: dict[str, Callable[[Any, Any, Any], Any]] = {
     "skipped_steps": lambda norm, taken, bad: bad,
 }
 COUNTS = ("step", "epoch", "samples")
