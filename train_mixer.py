@@ -12,15 +12,8 @@ On four GPUs, or four CPU processes; on two machines (the same on the second one
     torchrun --nnodes=2 --node_rank=0 --master_addr=HOST --master_port=29500 --nproc_per_node=4 \\
         train_mixer.py --distributed --train-data a.csv --val-data v.csv --save-dir ./output
 
-The same command, given again, continues where the run in the save folder stopped. What is where, in histocc/:
-
-    the flags                     job/config.py, trainer/config.py
-    the run, from top to bottom   job/train.py
-    the losses of a batch         seq2seq_mixer_engine.py, `MixerTask.losses`
-    the learning rate of a step   trainer/schedule.py, `linear_factor`
-    the loop                      trainer/loop.py, `train`
-    SIGTERM                       heard in runtime/signals.py; trainer/loop.py saves last.bin before the next
-                                  step; exit code 0 (130 after Ctrl-C), by `start` in runtime/frame.py
+The same command, given again, continues where the run in the save folder stopped. The run itself is
+histocc/job/train.py for both scripts; the table in finetune.py says what is where.
 """
 
 from histocc.runtime import signals

@@ -111,7 +111,7 @@ class BlockyFormatter:
         self.map_idx_char = {i: token for token, i in self.map_char_idx.items()}
         self.num_classes = [max(self.map_idx_char) + 1] * self.max_seq_len
         self._whole = frozenset(self.map_char_idx[code] for code in system.whole_codes)
-        # of each id, whether it is a token and whether it is a whole code; the last stands for all out of range
+        # for each id: is it a token, is it a whole code? The last stands for every id out of range
         ids = range(max(self.map_idx_char) + 2)
         self.id_kinds = [np.array([i in some for i in ids]) for some in (self.map_idx_char, self._whole)]
 

@@ -1,7 +1,7 @@
-"""The shared engine: `train_one_epoch`, `evaluate`, `train` for the mixer.
+"""The mixer's task, and `train_one_epoch`, `evaluate`, `train` with their published signatures. The loop that
+they run is `histocc/trainer/loop.py`; this file computes the losses, figures and operations of a batch.
 
-The loop itself is that of `histocc.trainer.loop`, which trains any model; here is what the mixer computes of
-a batch. It knows no files and no arguments: the caller hands it `save` and `log` functions.
+Nothing here knows files or arguments: the caller hands over `save` and `log` functions.
 
 A batch is a dict with input_ids [B, S], attention_mask [B, S], targets_seq2seq int [B, T] and targets_linear,
 float [B, C] or the indices of each row's codes, int [B, K] with −1 for none, and what the loop takes of it.

@@ -22,9 +22,7 @@ TEXT_COLUMNS = ("description", "en_hisco_text", "text", "desc")
 
 
 def find_columns(args: DescriptionFlags) -> list[str]:
-    """Columns of a table of descriptions: code, text and, if it is named, language. Raises UserError if it
-    lacks one.
-    """
+    """Return the columns of code, text and, if it is named, language. Raises UserError if one is missing."""
     path = args.descriptions_file or ""
     header = table_format(path).names
     columns = [
@@ -104,23 +102,17 @@ def load_descriptions(
     for place_of_code, number in named.items():
         numbers[place_of_code] = number
     if not texts:
-        raise UserError(
-            f"--descriptions-file {args.descriptions_file}: none of the {len(data.codes):,} codes of the"
-            f" data stands in column {columns[0]!r}"
-        )
+        lacks = f"none of the {len(data.codes):,} codes of the data stands in column {columns[0]!r}"
+        raise UserError(f"--descriptions-file {args.descriptions_file}: {lacks}")
     return Descriptions(seed, args.description_prob, bool(occ), numbers, *join_texts(texts))
 
 
 def read_descriptions(path: str, codes: list[str], formatter: BlockyFormatter) -> dict[str, str]:
-    """Code → description, from a table of both. Raises UserError if it has no such columns or none of
-    `codes`.
-    """
+    """Return the description of each code in a table of both. Raises UserError if it has none of `codes`."""
     columns = find_columns(DescriptionFlags(descriptions_file=path))
     rows = reversed(read_columns(path, columns))
     texts = {formatter.repair(code)[0]: text for code, text in rows}  # the first of each code
     if not set(codes) & texts.keys():
-        raise UserError(
-            f"--descriptions {path}: none of the {len(codes):,} codes of the model stands in column"
-            f" {columns[0]!r}"
-        )
+        lacks = f"none of the {len(codes):,} codes of the model stands in column {columns[0]!r}"
+        raise UserError(f"--descriptions {path}: {lacks}")
     return texts

@@ -1,6 +1,5 @@
-"""The frame of a command that several processes may run: it parses, joins the others, runs and ends, and an
-error ends every rank with one message. A command of one process runs in `run_command` of
-`histocc.runtime.errors`.
+"""The frame of a command that several processes may run: how it starts and ends, with one message for all.
+`run_command` in `histocc.runtime.errors` is that of a single process.
 """
 
 import atexit
@@ -34,9 +33,7 @@ CLOSE_SECONDS, STOP_SECONDS = 60.0, 2.0  # for exit functions of libraries, the 
 LOST_CONTACT = re.compile(
     r"gloo|nccl|connection (closed|reset|refused)|timed out|socket|broken pipe|peer", re.IGNORECASE
 )
-
-# Libraries that may have left threads, processes and exit functions behind.
-libraries: list[str] = []
+libraries: list[str] = []  # they may have left threads, processes and exit functions behind
 
 
 def start(
@@ -64,9 +61,8 @@ def start(
                         run(args, world)
                     except Stopped:
                         stop.acted = True
-                        world.print(
-                            f"Stopped by {stop.reason or 'a signal to another process'}{when_stopped}"
-                        )
+                        reason = stop.reason or "a signal to another process"
+                        world.print(f"Stopped by {reason}{when_stopped}")
                     except RuntimeError as error:
                         lost = isinstance(error, dist.DistError) or LOST_CONTACT.search(str(error))
                         if world.size > 1 and lost:

@@ -5,8 +5,7 @@ processes.
 import numpy as np
 
 # The streams of a run, each for one use: `derived_seed(args.seed, NOISE)`. A run is resumed with its numbers.
-WEIGHTS, ORDER, DROPOUT = 0, 1, 3  # of any training
-NOISE, DESCRIPTIONS, NGRAMS, TEACHER = 2, 4, 6, 7  # of a run on occupations
+WEIGHTS, ORDER, NOISE, DROPOUT, DESCRIPTIONS, NGRAMS, TEACHER = 0, 1, 2, 3, 4, 6, 7
 STEP = np.uint64(0x9E3779B97F4A7C15)  # 2^64 / golden ratio, odd
 
 

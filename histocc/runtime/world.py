@@ -1,8 +1,7 @@
 """The processes of a run: who this process is, what the processes say to each other outside DDP and FSDP, and
 how they join. `histocc.runtime.frame` starts and ends them.
 
-No other module reads RANK, LOCAL_RANK and WORLD_SIZE. All of it works in one process too, and costs nothing
-there.
+No other module reads RANK, LOCAL_RANK and WORLD_SIZE. All of it works in one process, too, at no cost.
 """
 
 import contextlib
@@ -49,9 +48,8 @@ PORT_IN_USE = "Another program has this port, or a second process RANK=0: choose
 
 
 def launcher_environment(args: Processes) -> tuple[int, int, int, int]:
-    """Return (rank, local rank, world size, local world size) from the launcher's variables and the flags
-    that must agree with them; without several GPUs LOCAL_RANK may be missing. Raises UserError if they do not
-    agree.
+    """Return (rank, local rank, world size, local world size) by the launcher's variables. Without several
+    GPUs LOCAL_RANK may be missing. Raises UserError if the flags do not agree with them.
     """
     names = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
     values = {name: os.environ[name] for name in names if os.environ.get(name)}
@@ -229,9 +227,8 @@ class World:
         dist.all_gather_object(outcomes, (ended, result is None), group=self.patient)
         for ended, _ in outcomes:
             if ended is not None:
-                kind, message = ended
                 signals.set_timer()
-                raise kind(message)
+                raise ended[0](ended[1])
         results = [None if outcomes[leader][1] else self.broadcast(result, leader) for leader in leaders]
         signals.set_timer()
         return results
