@@ -215,22 +215,28 @@ class CodeSearch:
         """Return the probability of every code, float64 [B, codes]: without a linear_share that of writing it
         in the first block, else normalised over the codes.
         """
-        scores = self.scores(*self.log_probs(input_ids, attention_mask)).double()
-        return scores.softmax(1) if self.linear_share else scores.exp()
+        written, linear = self.log_probs(input_ids, attention_mask)
+        if not self.linear_share:
+            return written.double().exp()
+        return torch.lerp(written, linear.to(written), self.linear_share).double().softmax(1)
 
     def log_probs(self, input_ids: Tensor, attention_mask: Tensor) -> tuple[Tensor, Tensor]:
         """Log-probability of every code, float [B, codes]: (of writing it first, by the linear decoder)."""
         with evaluating(self.model):
             memory, pooled = self._encode(input_ids, attention_mask)
-            written = self._by_code(self._by_leaf(memory))
+            widest = max(b - a for a, b in zip(self.tree.levels, self.tree.levels[1:-1]))
+            step = max(1, by_kind(PREFIXES_AT_ONCE, self.x.device) // widest)
+            starts = range(0, len(input_ids), step)
+            by_leaf = torch.cat([self._by_leaf(memory.rows(slice(i, i + step))) for i in starts])
+            written = torch.empty_like(by_leaf).index_copy_(1, self.tree.code_of_leaf, by_leaf)
             return written, upcast_half(self.model.classify(pooled)).log_softmax(1)
 
-    def topk(self, input_ids: Tensor, attention_mask: Tensor, k: int) -> tuple[Tensor, Tensor]:
-        """(numbers int64 [B, k], probabilities float64 [B, k]) of the k most probable codes (all, if there
-        are fewer), the most probable first, equal ones in the order of the tree's codes: those of `full`.
+    def topk(self, input_ids: Tensor, attention_mask: Tensor, k: int, by_all=False) -> tuple[Tensor, Tensor]:
+        """Return the k most probable codes (all, if there are fewer), the most probable first, equal ones in
+        the order of the tree: (numbers int64 [B, k], probabilities float64 [B, k]). by_all: through `full`.
         """
         k = min(k, len(self.tree.codes))
-        if self.linear_share:
+        if self.linear_share or by_all:
             probs, codes = self.full(input_ids, attention_mask).sort(dim=1, descending=True, stable=True)
             return codes[:, :k], probs[:, :k]
         with evaluating(self.model):
@@ -258,10 +264,6 @@ class CodeSearch:
             scores, best = scores.sort(dim=1, descending=True, stable=True)
             return codes.gather(1, best), scores, logits
 
-    def scores(self, written: Tensor, linear: Tensor) -> Tensor:
-        """Weighted mean of both decoders' log-probabilities, which are as of `log_probs`."""
-        return torch.lerp(written, linear.to(written), self.linear_share) if self.linear_share else written
-
     def _encode(self, input_ids: Tensor, attention_mask: Tensor) -> tuple[_Memory, Tensor]:
         """What both decoders look at."""
         memory, pooled = self.model.encode(input_ids, attention_mask)
@@ -270,15 +272,8 @@ class CodeSearch:
         visible = visible_memory(self.model.memory_padding_mask(attention_mask))
         return _Memory(list(keys), list(values), visible), pooled
 
-    def _by_code(self, by_leaf: Tensor) -> Tensor:
-        return torch.empty_like(by_leaf).index_copy_(1, self.tree.code_of_leaf, by_leaf)
-
     def _arange(self, count: int) -> Tensor:
         return torch.arange(count, device=self.x.device)
-
-    def _parents(self, first: int, last: int) -> Tensor:
-        """Place of each child's parent among the nodes first … last − 1 of a level, int64 [children]."""
-        return torch.repeat_interleave(self._arange(last - first), self.tree.children[first:last])
 
     def _open(
         self, nodes: Tensor, memory: _Memory, opened: list, start: int, path: Tensor, visible: Any = None
@@ -326,13 +321,7 @@ class CodeSearch:
         return torch.empty_like(log_probs).scatter_(1, order, log_probs)
 
     def _by_leaf(self, memory: _Memory) -> Tensor:
-        """Log-probability of writing each code, float [B, leaves]."""
-        widest = max(b - a for a, b in zip(self.tree.levels, self.tree.levels[1:-1]))
-        step = max(1, by_kind(PREFIXES_AT_ONCE, self.x.device) // widest)
-        starts = range(0, len(memory.keys[0]), step)
-        return torch.cat([self._by_leaf_at_once(memory.rows(slice(i, i + step))) for i in starts])
-
-    def _by_leaf_at_once(self, memory: _Memory) -> Tensor:
+        """Return the log-probability of writing each code, float [B, leaves]."""
         tree, levels, rows = self.tree, self.tree.levels, len(memory.keys[0])
         opened = [_PrefixCache(rows * tree.inner) for _ in self.layers]
         begin, end = torch.tensor([levels[: tree.depths], levels[1 : tree.depths + 1]], device=self.x.device)
@@ -345,8 +334,8 @@ class CodeSearch:
             path = begin[above] * rows + row * size[above] + tree.path[first:last, above] - begin[above]
             nodes = first + self._arange(last - first)
             after = self._open(nodes, memory, opened, first * rows, path.flatten(0, 1)).flatten(1)
-            parent, width = self._parents(first, last), self.model.vocab_size
-            log_probs = log_probs[:, parent] + after[:, parent * width + tree.token[last:end]]
+            parent = torch.repeat_interleave(self._arange(last - first), tree.children[first:last])
+            log_probs = log_probs[:, parent] + after[:, parent * self.model.vocab_size + tree.token[last:end]]
         return log_probs
 
     def _topk(self, memory: _Memory, k: int) -> tuple[Tensor, Tensor]:
