@@ -32,6 +32,7 @@ from histocc.formatter import CLASSES, hisco_classes, is_missing
 from histocc.job import inputs, train
 from histocc.job.config import FinetuneConfig, finetune_parser
 from histocc.predict.coder import Coded, Coder
+from histocc.predict.decoders import BY_THRESHOLD, DECODERS
 from histocc.published import formats, models
 from histocc.published.formats import Given
 from histocc.runtime import checkpoint
@@ -43,8 +44,7 @@ from histocc.text import UNKNOWN_LANGUAGE
 
 HUB_NAME = "OccCANINE_s2s_mix"
 BEHAVIORS = {"good": "greedy", "fast": "flat"}
-PREDICTION_TYPES = {name: name for name in ("greedy", "topk", "flat", "both", "full")}  # → decoder
-PREDICTION_TYPES["greedy-topk"] = "topk"
+PREDICTION_TYPES = {kind: name for name, each in DECODERS.items() for kind in (name, *each.published)}
 MODEL_TYPES = {"mixer": "mix", "seq2seq": "seq2seq", "flat": "flat"}  # kinds by their published names
 BIBTEX = """@misc{dahl2024occcanine,
   author = {Dahl, Christian M{\\o}ller and Johansen, Torben and Vedel, Christian},
@@ -245,7 +245,7 @@ class OccCANINE:
             names = ", ".join(f"{name!r} ({count:,})" for name, count in unknown.most_common(10))
             names += f"; it knows {', '.join(self.coder.languages)}"
             warnings.warn(f"languages that the model does not know: {names}", stacklevel=2)
-        if threshold is not None and (what not in ("pred", "bin") or decoder in ("greedy", "topk")):
+        if threshold is not None and (what not in ("pred", "bin") or decoder not in ("full", *BY_THRESHOLD)):
             warnings.warn(f"threshold: has no effect on {what} with {kind}", stacklevel=2)
         if what == "probs":
             return self.coder.probabilities(texts, languages, "flat" if kind == "flat" else "full")
@@ -268,7 +268,7 @@ class OccCANINE:
             sets = [set(one.codes) for one in coded]
             ones = {code: np.array([float(code in codes) for codes in sets]) for code in self.codes}
             return table({f"{self.system}_{code}": column for code, column in ones.items()})
-        k = min(k_pred, self.formatter.max_num_codes if decoder == "greedy" else len(self.codes))
+        k = min(k_pred, self.coder.most_codes(decoder))
         return table(self._columns(cells, languages, coded, k, kind == "greedy-topk"))
 
     __call__ = predict

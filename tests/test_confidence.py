@@ -32,7 +32,7 @@ class TestMap:
     def test_what_changes_nothing_and_what_is_not_fitted(self):
         probs = torch.tensor([[0.7, 0.2, 0.1], [1e-9, 0.999, 0.0]], dtype=torch.float64)
         for same in (Confidence(), with_map(1.0, 0.0, 0.0, 0.0)):
-            assert torch.allclose(same.mapped("full", probs), probs, atol=2e-7)
+            assert torch.allclose(same.mapped("topk", probs), probs, atol=2e-7)
             assert torch.allclose(same.ranked(probs), probs, atol=2e-7)
 
     @pytest.mark.parametrize("weights", [(0.3, 0.0, 0.0, -0.5), (2.0, 0.5, 0.0, 1.0), (0.1, 1.0, 0.0, 3.0)])
@@ -71,7 +71,7 @@ def test_a_share_is_kept_from_the_confidence_that_most_answers_have():
     right, weight = np.array([True, True, False, True, True, False]), np.ones(6)
     assert curve(conf, right, weight)[1] == [0.8, 0.5, pytest.approx(2 / 3)]
     fitted = Confidence(6, curves={"topk": curve(conf, right, weight)})
-    assert fitted.limit("full", 0.8) == (0.5, pytest.approx(5 / 6))
+    assert fitted.limit("topk", 0.8) == (0.5, pytest.approx(5 / 6))
     assert fitted.limit("topk", 1.0) == (0.9, pytest.approx(1 / 6))
     assert Confidence(6, curves={"topk": curve(conf, ~right, weight)}).limit("topk", 0.9) == (math.inf, 0.0)
 

@@ -28,7 +28,7 @@ from histocc.job import confidence
 from histocc.job.model import auto_size
 from histocc.model.layers import Linear
 from histocc.model.mixer import Seq2SeqMixerOccCANINE, model_config
-from histocc.predict.coder import DECODERS
+from histocc.predict.decoders import DECODERS
 from histocc.runtime import device
 from histocc.runtime.device import (
     Precision,

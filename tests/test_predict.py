@@ -36,6 +36,7 @@ from histocc.model.search import CodeSearch, CodeTrie
 from histocc.occ_canine import OccCANINE
 from histocc.predict import __main__ as predict
 from histocc.predict.coder import Coder
+from histocc.predict.decoders import DECODERS
 from histocc.published import models
 from histocc.runtime import checkpoint, log
 from histocc.runtime.device import Precision
@@ -379,7 +380,29 @@ def test_other_decoders(model, tmp_path, decoder):
     assert counts == {3} if decoder != "flat" else len(counts) > 1
 
 
-@pytest.mark.parametrize("decoder", ["greedy", "flat", "both", "topk", "full"])
+NEW_DECODER = """
+from histocc.predict import decoders
+decoders.DECODERS["second"] = decoders.Decoder("the second best code", {"tree"}, confidence_of="topk")
+from histocc.predict import __main__ as predict, coder
+def second(self, *texts, k, **settings):
+    for one in self._topk(*texts, k=k + 1, **settings):
+        yield coder.Coded(one.codes[1:], one.probs[1:], one.probs[1])
+coder.Coder._second = second
+predict.main()
+"""
+
+
+def test_a_new_decoder_is_an_entry_and_a_method(model, tmp_path):
+    source, script = table(tmp_path / "in.csv", 30), tmp_path / "new.py"
+    script.write_text(NEW_DECODER)
+    more = flags(model, source, tmp_path / "new.csv", "--decoder", "second", "--k", 1, "--device", "cpu")
+    run(script, *more, OMP_NUM_THREADS="1")
+    predict_here(*flags(model, source, tmp_path / "topk.csv", "--decoder", "topk", "--k", 2))
+    found, best = read(tmp_path / "new.csv"), read(tmp_path / "topk.csv")
+    assert [row["hisco_1"] for row in found] == [row["hisco_2"] for row in best] and best[1]["hisco_2"]
+
+
+@pytest.mark.parametrize("decoder", DECODERS)
 def test_a_text_gets_the_same_in_any_batch_and_once(decoder):
     texts = [f"{'x' * length} smed {length}" for length in (5, 90, 17, 40, 8, 60, 33, 5, 100, 21, 70)]
     batches = []

@@ -49,6 +49,7 @@ from histocc.job.model import load_on_all, make_loss
 from histocc.model.confidence import Thresholds
 from histocc.predict.coder import Coder, training_data
 from histocc.predict.config import Cores, Published
+from histocc.predict.decoders import DECODERS, MEASURED
 from histocc.published import models
 from histocc.published.formats import KINDS, SETTINGS, Given, files_of, load_content
 from histocc.runtime import checkpoint, files
@@ -66,7 +67,6 @@ from histocc.trainer.batches import BatchLoader, BatchPlan, MicroBatches
 Share = Annotated[float, number(float, lambda value: 0 < value <= 1, "a number above 0 and at most 1")]
 PIECE = 512  # distinct texts that one process codes at a time
 OUTPUTS = 50  # of the linear decoder for a text, the most probable ones; more codes are wrong in any case
-DECODERS = {"seq2seq": "greedy", "linear": "flat", "both": "both"}  # by their names in the report
 # figures that a model with one decoder lacks
 LACKING: dict[str, tuple[str, ...]] = {"seq2seq": ("val_loss", "val_loss_linear", "flat_acc")}
 LACKING["flat"] = ("val_loss", "val_loss_seq2seq", "seq_acc", "token_acc")
@@ -272,7 +272,7 @@ def answers(
     """What the decoders answer to each distinct text of the rows. All ranks; None on all but rank 0.
 
     Returns:
-        {"greedy", "flat", "both": Coded of each text, as far as the model has the decoder; "outputs": with
+        {"greedy", "flat", …: Coded of each text, as far as the model has the decoder; "outputs": with
         --fit-thresholds, (logits, numbers) of the linear decoder's most probable outputs; "of_row": int64
         [N], the text of each row}.
     """
@@ -281,7 +281,7 @@ def answers(
     numbers = {pair: i for i, pair in enumerate(dict.fromkeys(pairs))}
     distinct, width = list(numbers), min(OUTPUTS, len(coder.codes))
     pieces = [distinct[i : i + PIECE] for i in range(0, len(distinct), PIECE)]
-    decoders = {"flat": ["flat"], "seq2seq": ["greedy"]}.get(coder.kind, [*DECODERS.values()])
+    decoders = [name for name in coder.decoders if name in MEASURED]
     most = dict.fromkeys(decoders, coder.formatter.max_num_codes) | {"flat": OUTPUTS}
 
     def work(part: int) -> list[dict[str, list]]:
@@ -346,12 +346,11 @@ def run(args: EvaluateConfig, world: World) -> None:
     answered = answers(args, world, coder, rows, data.languages, forked)
     stored: dict[str, Any] = {}  # in the checkpoint
     if answered is not None:  # on rank 0
+        how = answered["of_row"], formatter, data, rows, args.resamples, args.seed
         decoders = {
-            name: report_of.decoder_report(
-                answered[decoder], answered["of_row"], formatter, data, rows, args.resamples, args.seed
-            )
-            for name, decoder in DECODERS.items()
-            if decoder in answered
+            DECODERS[name].in_report: report_of.decoder_report(answered[name], *how)
+            for name in MEASURED
+            if name in answered
         }
         if "linear" in decoders:
             decoders["linear"]["codes_above"] = str(coder.thresholds)
@@ -369,7 +368,7 @@ def run(args: EvaluateConfig, world: World) -> None:
             stored["thresholds"] = (state.get("thresholds") or {}) | fitted
         what = {"file": file, "step": state.get("step"), "system": state["system"]}
         what |= {"codes": len(state["key"]), "confidence_texts": coder.confidence.texts}
-        what["decoder"] = next(name for name in DECODERS if DECODERS[name] == coder.best_decoder)
+        what["decoder"] = DECODERS[coder.best_decoder].in_report
         report = {"model": what, "data": facts, "validation": logged, "resamples": args.resamples}
         report |= {"seed": args.seed, "decoders": decoders, "made_by": checkpoint.made_by()}
         if args.baseline and trained is not None:
@@ -383,9 +382,8 @@ def run(args: EvaluateConfig, world: World) -> None:
                 target.write(text.encode("utf-8", "backslashreplace"))
         for name, each in decoders.items():
             over_texts = each["by_digits"][-1]["over_texts"]["accuracy"][0]
-            world.print(
-                f"{report_of.NAMES[name]}: {each['accuracy']:.1%} of rows, {over_texts:.1%} of distinct texts"
-            )
+            right = f"{each['accuracy']:.1%} of rows, {over_texts:.1%} of distinct texts"
+            world.print(f"{report_of.TITLES[name]}: {right}")
         if args.baseline:
             world.print(report_of.baseline_line(report))
         world.print(f"Report: {os.path.join(output, MARKDOWN)}")

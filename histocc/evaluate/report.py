@@ -18,13 +18,10 @@ from histocc.data.rows import OUTSIDE_KEY
 from histocc.formatter import BlockyFormatter, cut
 from histocc.model.confidence import BINS, Thresholds, bin_of, calibration_error
 from histocc.predict.coder import Coded
+from histocc.predict.decoders import DECODERS
 
 JSON, MARKDOWN, REJECTED = "report.json", "report.md", "rejected_rows.csv"
-NAMES = {
-    "seq2seq": "Seq2seq decoder (greedy)",
-    "linear": "Linear decoder (probability above its threshold)",
-    "both": "Both decoders together",
-}
+TITLES = {decoder.in_report: decoder.title for decoder in DECODERS.values()}
 COLUMNS = ("counted", "right", "tp", "fp", "fn")
 MEASURES = ("accuracy", "precision", "recall", "f1")
 PERCENTILES = (2.5, 97.5)  # of the bootstrap: 95 % intervals
@@ -294,7 +291,7 @@ def decoder_lines(decoder: str, figures: dict) -> list[str]:
     """The section on a decoder."""
     all_rows = f"{percent(figures['accuracy_with_rows_outside_key'])} % if rows with codes outside the key"
     lines = [
-        f"## {NAMES[decoder]}\n",
+        f"## {TITLES[decoder]}\n",
         f"{figures['right_rows']:,} rows right, {percent(figures['accuracy'])} %; {all_rows} count as wrong."
         f" {figures['codes_outside_key']:,} of the codes that it wrote are not in the key.\n",
     ]

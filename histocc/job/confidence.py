@@ -15,6 +15,7 @@ from histocc.job.config import JobConfig
 from histocc.model import confidence
 from histocc.model.confidence import MIN_TEXTS, OUTPUT, Confidence
 from histocc.predict.coder import Coded, Coder
+from histocc.predict.decoders import DECODERS, MEASURED
 from histocc.published import models
 from histocc.runtime import checkpoint
 from histocc.runtime.device import Precision
@@ -27,7 +28,6 @@ MAX_BATCH = 256  # rows
 RANKED_TEXTS = 250  # so many are ranked, about: it takes most of the time
 MAX_CODES = 100  # of a row, beyond which none is looked at
 OUTPUTS = 5  # most probable outputs of a row, whose probabilities are fitted
-DECODERS = {"mixer": ("greedy", "flat", "both"), "seq2seq": ("greedy",), "flat": ("flat",)}  # and topk
 
 
 def answers(
@@ -39,8 +39,8 @@ def answers(
     rank_one_of: int = 1,
 ) -> dict[str, list[tuple[float, bool, bool, float]]]:
     """Return each decoder's answers: (probability, whether it is several codes, whether it is right, weight
-    of the row). An answer of topk is its best code, for one text of `rank_one_of`, one of OUTPUT each of the
-    most probable outputs.
+    of the row). An answer of a decoder that `auto` does not measure is its best code, for one text of
+    `rank_one_of`, one of OUTPUT each of the most probable outputs.
     """
 
     def asked(decoder: str, k: int, one_of: int = 1, **more) -> list[tuple[Coded, set[str], float]]:
@@ -50,20 +50,13 @@ def answers(
         coded = coder.code(*part, decoder, k, cleaned=True, **more)
         return [(one, codes[i], float(weights[i])) for one, i in zip(coded, some)]
 
-    answered = {name: asked(name, MAX_CODES) for name in DECODERS[coder.kind]}
-    found = {
-        name: [
-            (one.conf, len(one.codes) > 1, {*one.codes} == true, weight)
-            for one, true, weight in each
+    found = {}
+    for name in (name for name in coder.decoders if not DECODERS[name].confidence_of):
+        is_set = name in MEASURED
+        found[name] = [
+            (one.conf, len(one.codes) > 1, {*one.codes} == true if is_set else {*one.codes} <= true, weight)
+            for one, true, weight in asked(name, *((MAX_CODES,) if is_set else (1, rank_one_of)))
             if one.conf is not None  # as of an empty text
-        ]
-        for name, each in answered.items()
-    }
-    if coder.kind != "flat":
-        found["topk"] = [
-            (one.probs[0], False, one.codes[0] in true, weight)
-            for one, true, weight in asked("topk", 1, rank_one_of)
-            if one.codes
         ]
     if coder.kind != "seq2seq":
         found[OUTPUT] = [
@@ -126,7 +119,7 @@ def fit(
         fitted.curves[decoder] = confidence.curve(mapped, right, weight)
         before, after = (100 * confidence.calibration_error(each, right, weight) for each in (raw, mapped))
         changes.append(f"{decoder} {before:.1f} → {after:.1f}")
-        if decoder != "topk":
+        if decoder in MEASURED:
             fitted.accuracy[decoder] = float(weight @ right / weight.sum())
             sets[decoder] = weight * right
     fitted = fitted._replace(best=confidence.most_accurate(sets))

@@ -88,8 +88,6 @@ class Thresholds(NamedTuple):
 
 # ---- confidence
 
-# The map that a decoder of `python -m histocc.predict` has.
-MAPS = {"greedy": "greedy", "flat": "flat", "both": "both", "topk": "topk", "full": "topk"}
 OUTPUT = "output"  # the map of each output of the linear decoder
 
 
@@ -98,8 +96,8 @@ class Confidence(NamedTuple):
 
     Args:
         texts: how many it was fitted on.
-        maps: four weights by names of MAPS, and OUTPUT.
-        curves: `curve` of the answers to these texts, by names of MAPS.
+        maps: four weights by the names of decoders, and OUTPUT.
+        curves: `curve` of the answers to these texts, by the same names.
         accuracy: of greedy, flat and both, the share of the texts whose whole set of codes is right.
         best: the `most_accurate` of these; "" in models that do not say it.
     """
@@ -123,11 +121,11 @@ class Confidence(NamedTuple):
                 raise ValueError("confidence: found numbers that are not finite")
         return cls(int(held.get("texts", 0)), maps, curves, accuracy, str(held.get("best", "")))
 
-    def mapped(self, decoder: str, probs: Tensor, several: Tensor | float = 0.0) -> Tensor:
-        """How often answers are right to which a decoder (of MAPS, or OUTPUT) gives `probs`, of their shape;
+    def mapped(self, name: str, probs: Tensor, several: Tensor | float = 0.0) -> Tensor:
+        """How often answers are right to which the decoder of a map gives `probs`, of their shape;
         several: whether they are several codes. `probs` themselves if it was not fitted.
         """
-        weights = self.maps.get(MAPS.get(decoder, decoder))
+        weights = self.maps.get(name)
         if weights is None:
             return probs
         odds = log_odds(probs)
@@ -161,11 +159,11 @@ class Confidence(NamedTuple):
         chance = f"; {best}, the fastest, is behind by what chance may do" * (best != first)
         return best, f"whole sets of codes right on {self.texts:,} texts: {shares}{chance}"
 
-    def limit(self, decoder: str, accuracy: float) -> tuple[float, float]:
+    def limit(self, name: str, accuracy: float) -> tuple[float, float]:
         """(least confidence of the answers of which this share is right, share of the fitted texts that have
         it), (inf, 0) if no answers are that right. Raises UserError if that is not known.
         """
-        points = self.curves.get(MAPS[decoder])
+        points = self.curves.get(name)
         if not points:
             raise UserError(
                 "its confidence was not fitted: finetune.py needs 200 texts to validate on (--share-val), or"

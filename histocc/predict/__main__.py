@@ -31,9 +31,9 @@ from histocc.data.descriptions import read_descriptions
 from histocc.data.rows import code_of_cell, csv_text, fill_dittos, key_reader, language_name
 from histocc.data.tables import Chunk, column_problems, read_chunks, table_format
 from histocc.formatter import hisco_classes, hisco_key
-from histocc.model.confidence import MAPS
 from histocc.predict.coder import SHOWN, Coded, Coder, file_hash, training_examples
 from histocc.predict.config import PredictConfig, get_args_parser
+from histocc.predict.decoders import BY_THRESHOLD, DECODERS, MEASURED, listed
 from histocc.published import models
 from histocc.published.formats import Given
 from histocc.runtime import files
@@ -80,11 +80,13 @@ class Coding:
         )
         self.decoder = coder.best_decoder if args.decoder == "auto" else args.decoder
         coder.need(self.decoder)
-        self.is_fitted = MAPS[self.decoder] in coder.confidence.maps
-        if args.threshold and self.decoder not in ("flat", "both"):  # which auto has chosen
-            what = f"--threshold is for --decoder flat and both, and auto is {self.decoder} here"
-            raise UserError(f"{what} ({coder.why_best}): give --decoder flat or both, or leave it out")
-        if self.decoder in ("both", "topk", "full"):
+        confidence_of = DECODERS[self.decoder].confidence_of or self.decoder
+        self.is_fitted = confidence_of in coder.confidence.maps
+        if args.threshold and self.decoder not in BY_THRESHOLD:  # which auto has chosen
+            what = f"--threshold is for --decoder {listed(BY_THRESHOLD)}, and auto is {self.decoder} here"
+            give = f"give --decoder {listed(BY_THRESHOLD, 'or')}, or leave it out"
+            raise UserError(f"{what} ({coder.why_best}): {give}")
+        if "tree" in DECODERS[self.decoder].needs:
             coder.search()  # once, before processes are forked
         self.key, self.system, kind = set(coder.codes), args.system or coder.system, coder.formatter.kind
         thresholds = {language and coder.known(language): value for language, value in args.threshold or []}
@@ -96,9 +98,8 @@ class Coding:
         self.words = {name: hisco_classes()[name] for name in [*titles, *(args.classes or [])]}
         if args.descriptions:
             self.words["desc"] = read_descriptions(args.descriptions, coder.codes, coder.formatter)
-        most = coder.formatter.max_num_codes if self.decoder == "greedy" else len(coder.codes)
         self.known = self.read_known(args.known) if args.known else {}
-        self.max_codes = max([min(args.k, most), *map(len, self.known.values())])
+        self.max_codes = max([min(args.k, coder.most_codes(self.decoder)), *map(len, self.known.values())])
         names = [self.system, "prob", *self.words]
         self.columns = [f"{name}_{i}" for i in range(1, self.max_codes + 1) for name in names]
         if args.explain:
@@ -119,7 +120,7 @@ class Coding:
         # below it a row needs review
         self.min_conf = (0.0 if coder.is_published else MIN_CONF) if args.min_prob is None else args.min_prob
         if args.target_accuracy is not None:
-            self.min_conf, reach = coder.confidence.limit(self.decoder, args.target_accuracy)
+            self.min_conf, reach = coder.confidence.limit(confidence_of, args.target_accuracy)
             self.notes.append(
                 f"rows with conf below {self.min_conf:.3g} get needs_review: of the answers above it"
                 f" {args.target_accuracy:.4g} were right, on {reach:.1%} of the {coder.confidence.texts:,}"
@@ -336,7 +337,7 @@ class Coding:
         )
         if args.decoder == "auto":
             yield f"Decoder: {self.decoder} ({coder.why_best})"
-        if self.decoder in ("flat", "both"):
+        if self.decoder in BY_THRESHOLD:
             yield f"Thresholds of the linear decoder: {coder.thresholds}"
         yield from (f"Note: {note}" for note in self.notes)
 
@@ -361,7 +362,7 @@ class Coding:
             why = "--raw-confidence is given" if args.raw_confidence else unfitted
             expected = f"How many rows are right is not known: {why}"
             if self.is_fitted:
-                first = " in their first code" * (self.decoder in ("topk", "full"))
+                first = " in their first code" * (self.decoder not in MEASURED)
                 expected = f"About {conf:,.0f} of {rows:,} rows are expected to be right{first}"
             limit = f"conf below {self.min_conf:.3g}, or no usable code"
             yield f"{expected}; {total['review']:,} are marked for review (needs_review: {limit})"

@@ -20,6 +20,7 @@ from histocc.model.confidence import OUTPUT, Confidence, Thresholds
 from histocc.model.int8 import to_int8
 from histocc.model.mixer import Seq2SeqMixerOccCANINE
 from histocc.model.search import CodeSearch, CodeTrie
+from histocc.predict.decoders import DECODERS, PARTS, listed
 from histocc.published import models
 from histocc.published.formats import Given
 from histocc.runtime.device import Precision
@@ -28,15 +29,6 @@ from histocc.runtime.files import OwnFiles, read_sealed, write_sealed
 from histocc.runtime.world import World
 from histocc.text import UNKNOWN_LANGUAGE, cleaner, encode
 
-DECODERS = {
-    "auto": "that of greedy, flat and both which was right most often on the validation texts; flat, the"
-    " fastest, unless another is ahead by more than chance",
-    "greedy": "writes the codes digit by digit",
-    "flat": "the linear decoder's codes above --threshold: fast",
-    "both": "as many as flat, of the linear decoder's 20 best, which both decoders rank: fast enough",
-    "topk": "the most probable codes of the key, each alone",
-    "full": "as topk, by way of the probability of every code",
-}
 Nearest = Callable[[Tensor], list[list[tuple[str, str]]]]
 MAX_TEXTS = 200_000  # distinct texts of the training, spread over its rows, that --explain looks at
 SHOWN = 3  # of them, for each text
@@ -86,6 +78,7 @@ class Coder:
         self.languages = list(dict.fromkeys([*state["languages"], UNKNOWN_LANGUAGE]))
         self.system = state.get("system") or models.system_name(formatter)
         self.kind = state.get("kind", "mixer")
+        self.decoders = [name for name, decoder in DECODERS.items() if decoder.needs <= PARTS[self.kind]]
         self.data_fingerprint = str(state.get("position", {}).get("fingerprint"))
         self.text_rule, self.max_len = state["config"]["text"], state["config"]["max_len"]
         self.clean = cleaner(self.text_rule)
@@ -106,10 +99,13 @@ class Coder:
 
     def need(self, decoder: str) -> None:
         """Raises UserError if the model has no such decoder."""
-        if decoder != "flat" and self.kind == "flat":
-            raise UserError(f"decoder {decoder}: this model is a flat classifier; use flat")
-        if decoder in ("flat", "both") and self.kind == "seq2seq":
-            raise UserError(f"decoder {decoder}: this model has no linear decoder; use greedy, topk or full")
+        if decoder not in self.decoders:
+            lacks = "is a flat classifier" if self.kind == "flat" else "has no linear decoder"
+            raise UserError(f"decoder {decoder}: this model {lacks}; use {listed(self.decoders, 'or')}")
+
+    def most_codes(self, decoder: str) -> int:
+        """Return how many codes the decoder can give a text."""
+        return self.formatter.max_num_codes if "writing" in DECODERS[decoder].needs else len(self.codes)
 
     def known(self, language: str) -> str:
         """The language as the model knows it: itself, whatever its case and region, or unk."""
@@ -129,7 +125,7 @@ class Coder:
         """Codes of each text; the same text in the same language is coded once.
 
         Args:
-            decoder: of DECODERS.
+            decoder: auto, or of DECODERS.
             languages: one per text.
             k: most codes of a text.
             threshold: of the linear decoder, by language (None: all others) or one number; None: the model's.
@@ -142,15 +138,10 @@ class Coder:
         decoder = self.best_decoder if decoder == "auto" else decoder
         self.need(decoder)
         thresholds = self.thresholds.with_given(threshold)
+        settings = {"k": k, "thresholds": thresholds, "in_any_order": in_any_order}
 
         def batch(ids: Tensor, mask: Tensor, languages: list[str]) -> list[Coded]:
-            if decoder == "greedy":
-                coded = self._greedy(ids, mask, k, in_any_order)
-            elif decoder in ("topk", "full"):
-                coded = self._ranked(ids, mask, k, decoder)
-            else:
-                answers = self._flat if decoder == "flat" else self._both
-                coded = answers(ids, mask, languages, k, thresholds)
+            coded = getattr(self, f"_{decoder}")(ids, mask, languages=languages, **settings)
             if self.nearest is not None:
                 similar = self.nearest(self._vectors(ids, mask))
                 coded = [one._replace(similar=texts) for one, texts in zip(coded, similar)]
@@ -242,16 +233,14 @@ class Coder:
         with decoding.evaluating(self.model):
             return decoding.upcast_half(self.model.classify(self._vectors(ids, mask)))
 
-    def _ranked(self, ids: Tensor, mask: Tensor, k: int, decoder: str) -> Iterator[Coded]:
-        if decoder == "topk":
-            numbers, probs = self.search().topk(ids, mask, k)
-        else:  # equal ones in the order of topk
-            probs, numbers = self.search().full(ids, mask).sort(dim=1, descending=True, stable=True)
-            probs, numbers = probs[:, :k], numbers[:, :k]
+    def _topk(self, ids: Tensor, mask: Tensor, k: int, by_all: bool = False, **_) -> Iterator[Coded]:
+        numbers, probs = self.search().topk(ids, mask, k, by_all)
         probs = self.confidence.ranked(probs)
-        yield from self._first(numbers, probs, torch.full((len(probs),), k), probs[:, 0])
+        return self._first(numbers, probs, torch.full((len(probs),), k), probs[:, 0])
 
-    def _greedy(self, ids: Tensor, mask: Tensor, k: int, in_any_order: bool) -> Iterator[Coded]:
+    _full = functools.partialmethod(_topk, by_all=True)
+
+    def _greedy(self, ids: Tensor, mask: Tensor, k: int, in_any_order: bool, **_) -> Iterator[Coded]:
         blocks, probs, sets = decoding.greedy_sets(self.model, ids, mask, self.formatter, in_any_order)
         sets = self.confidence.mapped("greedy", sets, (blocks != PAD_IDX).any(-1).sum(1) > 1)
         probs = self.confidence.mapped("greedy", probs)
@@ -262,17 +251,17 @@ class Coder:
             yield Coded([code for code, _ in written], [prob for _, prob in written], conf)
 
     def _both(
-        self, ids: Tensor, mask: Tensor, languages: list[str], k: int, thresholds: Thresholds
+        self, ids: Tensor, mask: Tensor, languages: list[str], k: int, thresholds: Thresholds, **_
     ) -> Iterator[Coded]:
         codes, scores, logits = self.search().candidates(ids, mask)
         counts = self._counts(logits.topk(codes.shape[1]).values.sigmoid(), languages, thresholds)
         probs = scores.log_softmax(1).exp()
         conf = probs.gather(1, counts.clamp(1, probs.shape[1])[:, None] - 1)[:, 0]  # of the last one answered
         conf, probs = self.confidence.mapped("both", conf, counts > 1), self.confidence.ranked(probs)
-        yield from self._first(codes, probs, counts.clamp(max=k), conf)
+        return self._first(codes, probs, counts.clamp(max=k), conf)
 
     def _flat(
-        self, ids: Tensor, mask: Tensor, languages: list[str], k: int, thresholds: Thresholds
+        self, ids: Tensor, mask: Tensor, languages: list[str], k: int, thresholds: Thresholds, **_
     ) -> Iterator[Coded]:
         logits = self.linear_logits(ids, mask)
         logit, codes = logits.topk(min(k, logits.shape[1]))  # [B, k], the most probable first
@@ -282,11 +271,11 @@ class Coder:
         none = logsigmoid(-logits).sum(1)  # log-probability that no output is on
         conf = (none + torch.where(on, logit, 0.0).sum(1)).exp()  # log p − log (1 − p) is the logit
         conf, prob = self.confidence.mapped("flat", conf, counts > 1), self.confidence.mapped(OUTPUT, prob)
-        yield from self._first(codes, prob, counts, conf)
+        return self._first(codes, prob, counts, conf)
 
     def _counts(self, prob: Tensor, languages: list[str], thresholds: Thresholds) -> Tensor:
-        """How many codes of each text count, int64 [B], of probabilities [B, N]."""
-        least = torch.tensor(list(map(thresholds.least, languages)), device=prob.device, dtype=prob.dtype)
+        """Return how many codes of each text count, int64 [B], of probabilities [B, N]."""
+        least = prob.new_tensor([*map(thresholds.least, languages)])
         return thresholds.number((prob > least[:, None]).sum(1))
 
     def _first(self, codes: Tensor, probs: Tensor, counts: Tensor, conf: Tensor) -> Iterator[Coded]:

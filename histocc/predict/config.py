@@ -9,7 +9,7 @@ from typing import Annotated
 from histocc.data.config import Column, Delimiter, Encoding
 from histocc.data.descriptions import CODE_COLUMNS, TEXT_COLUMNS
 from histocc.formatter import CLASSES
-from histocc.predict.coder import DECODERS
+from histocc.predict.decoders import BY_THRESHOLD, DECODERS, MEASURED, listed
 from histocc.published import formats
 from histocc.runtime import files
 from histocc.runtime.config import Config, Count, Fraction, Parser, Processes, flag, flag_of, number
@@ -72,10 +72,18 @@ class Files(Config):
 class Decoding(Config):
     """coding"""
 
-    decoder: str = flag("auto", "; ".join(map(": ".join, DECODERS.items())), choices=tuple(DECODERS))
+    decoder: str = flag(
+        "auto",
+        f"auto: that of {listed(MEASURED)} which was right most often on the validation texts; flat, the"
+        " fastest, unless another is ahead by more than chance; "
+        + "; ".join(f"{name}: {decoder.words}" for name, decoder in DECODERS.items()),
+        choices=("auto", *DECODERS),
+    )
     k: Count = flag(5, "most codes of a row; one of --known keeps all of its own")
     threshold: list[Threshold] | None = flag(
-        None, "flat, both: codes above P count; en=0.3 da=0.4 0.5 (default: the model's)", metavar="[LANG=]P"
+        None,
+        f"{', '.join(BY_THRESHOLD)}: codes above P count; en=0.3 da=0.4 0.5 (default: the model's)",
+        metavar="[LANG=]P",
     )
     min_prob: Fraction | None = flag(None, "needs_review below this conf (0.5; published: 0)", metavar="P")
     target_accuracy: Fraction | None = flag(None, "--min-prob by the share of right answers", metavar="P")
@@ -112,8 +120,8 @@ class PredictConfig(Files, Decoding, Published, Machine):
             given = [flag_of(name) for name in names if getattr(self, name) is not getattr(type(self), name)]
             if len(given) > 1:
                 yield f"{' and '.join(given)} are mutually exclusive"
-        if self.threshold and self.decoder not in ("auto", "flat", "both"):
-            yield f"--threshold is for --decoder flat and both, not {self.decoder}"
+        if self.threshold and self.decoder not in ("auto", *BY_THRESHOLD):
+            yield f"--threshold is for --decoder {listed(BY_THRESHOLD)}, not {self.decoder}"
         weights = formats.files_of(self.model)
         of_run: list[str] = []
         if weights:

@@ -1,0 +1,41 @@
+"""The decoders, a table that all other modules read; `Coder` answers by the method of a decoder's name."""
+
+from typing import NamedTuple
+
+
+class Decoder(NamedTuple):
+    """A decoder; one with a title gives a set of codes, others alternatives, the most probable one first."""
+
+    words: str  # of --help
+    needs: set[str]  # of PARTS
+    in_report: str = ""  # its name there
+    title: str = ""  # there; `auto` measures the decoders that have one
+    confidence_of: str = ""  # another decoder, whose map of confidence it has
+    published: tuple[str, ...] = ()  # more names for `OccCANINE.predict`
+
+
+DECODERS = {
+    "greedy": Decoder("writes the codes digit by digit", {"writing"}, "seq2seq", "Seq2seq decoder (greedy)"),
+    "flat": Decoder(
+        "the linear decoder's codes above --threshold: fast",
+        {"linear"},
+        "linear",
+        "Linear decoder (probability above its threshold)",
+    ),
+    "both": Decoder(
+        "as many as flat, of the linear decoder's 20 best, which both decoders rank: fast enough",
+        {"linear", "tree"},
+        "both",
+        "Both decoders together",
+    ),
+    "topk": Decoder("the most probable codes of the key, each alone", {"tree"}, published=("greedy-topk",)),
+    "full": Decoder("as topk, by way of the probability of every code", {"tree"}, confidence_of="topk"),
+}
+# of a model by its kind: outputs that count above --threshold; codes written, in the key or not; ranked in it
+PARTS = {"mixer": {"linear", "writing", "tree"}, "seq2seq": {"writing", "tree"}, "flat": {"linear"}}
+BY_THRESHOLD = [name for name, decoder in DECODERS.items() if "linear" in decoder.needs]
+MEASURED = [name for name, decoder in DECODERS.items() if decoder.title]
+
+
+def listed(names: list[str], last: str = "and") -> str:
+    return f" {last} ".join([", ".join(names[:-1]), names[-1]][-len(names) :])
