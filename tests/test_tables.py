@@ -289,7 +289,7 @@ def test_what_no_code_page_explains_is_refused(tmp_path, without_charset_normali
     for content, words in (
         ("værksted, bødker, gårdmand".encode("cp850"), "cp850: 'værksted"),
         ("væver, gårdmand, bødker".encode("mac_roman"), "its code page cannot be told"),
-        ("væver\n".encode() * 9 + "væver".encode("cp1252"), "not UTF-8 in line 11, as 9 other lines are"),
+        ("væver\n".encode() * 9 + "væver".encode("cp1252"), "line 11 is not UTF-8, but 9 other lines are"),
     ):
         [message] = problems(tmp_path, b"occ1\n" + content, cols=("occ1",))
         assert words in message

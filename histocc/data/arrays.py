@@ -8,7 +8,7 @@ For each of `train` and `val` it holds flat arrays:
     {part}.codes     int32  [rows, K]     indices into meta["codes"], −1 where a row has fewer than K codes
     {part}.text_hash uint64 [rows]        equal for descriptions that differ only in case and blanks
 
-beside lists for people, and `meta.txt`, written last: what the arrays mean, and checksums of all files.
+It also holds lists for people and `meta.txt`, written last: what the arrays mean, checksums of all files.
 """
 
 import json
@@ -30,10 +30,10 @@ ARRAYS = {
     "codes": np.dtype("<i4"),
     "text_hash": np.dtype("<u8"),
 }
-TEACHER = "teacher"  # the file of a teacher's answers to the training rows, where there are some
-TEACHER_OUTPUTS = 16  # of its linear decoder that are kept for a text, the most probable ones
+TEACHER = "teacher"  # the file of a teacher's answers to the training rows, if there are any
+TEACHER_OUTPUTS = 16  # the most probable ones of its linear decoder, kept for each text
 META = "meta.txt"
-# All files that this program writes into a prepared folder; `lines` are gone before it is whole.
+# All files that this program writes into a prepared folder; `lines` is removed before it is complete.
 FILES = (
     *(f"{part}.{name}" for part in ("train", "val") for name in (*ARRAYS, "lines")),
     f"train.{TEACHER}",
@@ -42,16 +42,16 @@ FILES = (
 
 
 def teacher_record(room: int) -> np.dtype:
-    """What a teacher answers to a text, in numbers of the student's codes, −1 for none: its most probable
-    linear outputs and their logits; the codes that it writes, `room` at most, and the probability of that;
-    and whether the row that has the answer has true codes, too.
+    """Return the type of a teacher's answer to a text, in numbers of the student's codes, −1 for none. It
+    holds the most probable linear outputs and their logits; the codes that the teacher writes, `room` at
+    most, and their probability; and whether the row with this answer has true codes as well.
     """
     codes, logits = ("codes", "<i4", (TEACHER_OUTPUTS,)), ("logits", "<f2", (TEACHER_OUTPUTS,))
     return np.dtype([codes, logits, ("written", "<i4", (room,)), ("prob", "<f4"), ("labelled", "?")])
 
 
 def write_last(folder: str, content: dict) -> None:
-    """Writes the file that makes a folder complete: `content`, and the checksums of all other files."""
+    """Write the file that makes a folder complete: `content`, and the checksums of all other files."""
     there = set(os.listdir(folder))
     sums = {name: checksum(os.path.join(folder, name)) for name in FILES if name in there}
     text = json.dumps({**content, "checksums": sums})
@@ -59,7 +59,7 @@ def write_last(folder: str, content: dict) -> None:
 
 
 def read_meta(folder: str) -> dict:
-    """What `write_last` has written. Raises UserError if it is not as it was written."""
+    """Return what `write_last` wrote. Raises UserError if the file is damaged."""
     path = os.path.join(folder, META)
     content = read_sealed(path, of=os.path.basename(os.path.abspath(folder)))
     if content is None:
@@ -68,7 +68,7 @@ def read_meta(folder: str) -> dict:
 
 
 def fault(folder: str) -> str | None:
-    """Which file of a folder is not as it was written, by its checksum; None if all are."""
+    """Return the name of a file whose checksum does not match, or that is missing; None if all are whole."""
     name = META
     try:
         for name, expected in read_meta(folder)["checksums"].items():
@@ -81,12 +81,12 @@ def fault(folder: str) -> str | None:
 
 
 def map_array(path: str, dtype: np.dtype) -> np.ndarray:
-    """The array in `path`, mapped read-only; an empty file is an empty array."""
+    """Map the array in `path` read-only; an empty file gives an empty array."""
     return np.memmap(path, dtype=dtype, mode="r") if os.path.getsize(path) else np.zeros(0, dtype=dtype)
 
 
 def text_keys(text_hash: np.ndarray, language: np.ndarray) -> np.ndarray:
-    """uint64 [N], the same for rows whose texts (but for case and blanks) and languages (numbers) are."""
+    """Return uint64 [N], equal for rows of one language (number) and text, apart from case and blanks."""
     return mix(np.asarray(text_hash) ^ mix(np.asarray(language).astype(np.uint64)))
 
 
@@ -108,19 +108,19 @@ class RowSet:
         return len(self.language)
 
     def lengths(self, rows: np.ndarray) -> np.ndarray:
-        """Characters of the descriptions of `rows` (int64 [B]); int64 [B]."""
+        """Return how many characters the descriptions of `rows` (int64 [B]) have; int64 [B]."""
         return self.offsets[rows + 1] - self.offsets[rows]
 
     def teacher_of(self, rows: np.ndarray) -> np.ndarray | None:
-        """What the teacher answers to `rows` (int64 [B]): `teacher_record`s [B]; None where there is none."""
+        """Return the teacher's answers to `rows` (int64 [B]): `teacher_record`s [B], or None."""
         return None if self.teacher is None else np.asarray(self.teacher[rows])
 
     def texts(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Descriptions of `rows` (int64 [B]): (code points uint32 [N], offsets int64 [B + 1])."""
+        """Return the descriptions of `rows` (int64 [B]): (code points uint32 [N], offsets int64 [B + 1])."""
         return texts_of_pieces(self.chars, self.offsets[rows][:, None], self.lengths(rows)[:, None])
 
     def strings(self, rows: np.ndarray) -> list[str]:
-        """Descriptions of `rows` (int64 [B])."""
+        """Return the descriptions of `rows` (int64 [B])."""
         chars, offsets = self.texts(rows)
         joined, ends = chars.astype("<u4").tobytes().decode("utf-32-le", "surrogatepass"), offsets.tolist()
         return [joined[start:end] for start, end in zip(ends, ends[1:])]
@@ -145,8 +145,8 @@ class PreparedData:
 
     @classmethod
     def open(cls, folder: str) -> "PreparedData":
-        """Maps the arrays of a folder whose checksums have been looked at, by whoever prepared it. Raises
-        UserError if `meta.txt` is not as it was written.
+        """Map the arrays of a folder; whoever prepared it has compared the checksums. Raises UserError if
+        `meta.txt` is damaged.
         """
         meta = read_meta(folder)
         parts = {part: RowSet(folder, part, meta["max_codes"]) for part in ("train", "val")}

@@ -1,4 +1,4 @@
-"""The flags that say what files of rows hold, and the settings by which they are prepared."""
+"""The flags that describe files of rows, and the settings by which they are prepared."""
 
 import codecs
 import hashlib
@@ -23,13 +23,13 @@ Delimiter = Annotated[
     number(
         lambda text: {**DELIMITERS, "\\t": "\t"}.get(text, text),
         lambda text: len(text) == 1 and text not in '"\r\n',
-        "one character, nor comma, semicolon, tab or pipe",
+        "a single character or one of comma, semicolon, tab and pipe",
     ),
 ]
 
 
 def encoding_name(text: str) -> str:
-    """An encoding by the name that Python has for it. Raises ValueError."""
+    """Return the name that Python has for an encoding. Raises ValueError for an unknown one."""
     try:
         name = codecs.lookup(text).name
         "".encode(name)
@@ -177,8 +177,8 @@ class Descriptions(Config):
 
 
 def problems_of_columns(asked: Any) -> Iterator[str]:
-    """What is wrong with the columns that a user names (input_col, target_cols, language and language_col of
-    `asked`), a line each.
+    """Yield the problems of the columns that a user names (input_col, target_cols, language and language_col
+    of `asked`), a line each.
     """
     if asked.language not in (None, "", UNKNOWN_LANGUAGE) and asked.language_col:
         yield "--language and --language-col are mutually exclusive"
@@ -192,23 +192,23 @@ def problems_of_columns(asked: Any) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class PrepareSettings:
-    """What is read and how: flags of the same names, and what they mean for these files."""
+    """The files to read and how to read them: flags of the same names, with their values for these files."""
 
     train_files: list[str]
-    formatter: dict  # of `BlockyFormatter.to_dict`
+    formatter: dict  # from `BlockyFormatter.to_dict`
     target_cols: list[str]
     val_files: list[str] = field(default_factory=list)
-    share_val: float | None = None  # splits `train_files` by their texts; None: `val_files` instead
+    share_val: float | None = None  # of the texts in `train_files`; None: `val_files` instead
     input_col: str = "occ1"
     language: str = UNKNOWN_LANGUAGE
     language_col: str | None = None
     max_len: int = 128
     missing_code: str | None = None
     drop_bad_labels: bool = False
-    fixed_codes: list[str] | None = None  # of --key or --all-codes-file, in their order
+    fixed_codes: list[str] | None = None  # codes of --key or --all-codes-file, in their order
     delimiter: str | None = None
-    number_codes: list[str] | None = None  # whose numbers the cells hold; None: cells hold codes
-    first_codes: list[str] | None = None  # come first in the key, other codes of the data after them
+    number_codes: list[str] | None = None  # codes whose numbers the cells hold; None: cells hold codes
+    first_codes: list[str] | None = None  # codes that come first in the key, before other codes of the data
     clean_text: str = AS_IS
     encoding: str | None = None
     no_quotes: bool = False
@@ -219,7 +219,7 @@ class PrepareSettings:
 
     @classmethod
     def of(cls, args: Reading, **decided: Any) -> "PrepareSettings":
-        """The settings that are flags of the same names, and what is decided beside them."""
+        """Return the values of the flags that have the same names, replaced by those in `decided`."""
         names = {item.name for item in fields(cls)}
         given = {name: value for name, value in args.values().items() if name in names}
         pairs = (pair.split("=") for pair in args.recode.split(",")) if args.recode else ()
@@ -232,21 +232,21 @@ class PrepareSettings:
 
     @property
     def max_codes(self) -> int:
-        """Codes that a row has room for."""
+        """The number of codes that a row has room for."""
         return self.formatter["max_codes"] if self.code_separator else max(1, len(self.target_cols))
 
     @property
     def files(self) -> list[tuple[str, str]]:
-        """(part, path) of all files in the order in which they are read."""
+        """All files as (part, path), in the order in which they are read."""
         return [("train", path) for path in self.train_files] + [("val", path) for path in self.val_files]
 
 
 def fingerprint(settings: PrepareSettings) -> str:
-    """Hash of the content of all files and of the settings; paths do not count. Hexadecimal, 16 digits.
-    Raises UserError.
+    """Return a hash of the content of all files and of the settings; paths do not count. It has 16
+    hexadecimal digits. Raises UserError.
     """
     plain: dict[str, Any] = asdict(settings) | {"prepared_format": PREPARED_FORMAT}
-    plain |= {} if plain.pop("no_quotes") is False else {"no_quotes": True}  # as before there was this flag
+    plain |= {} if plain.pop("no_quotes") is False else {"no_quotes": True}  # the hash of older data
     for name in ("train_files", "val_files"):
         plain[name] = []
         for path in getattr(settings, name):
@@ -257,7 +257,7 @@ def fingerprint(settings: PrepareSettings) -> str:
 
 
 def file_problems(settings: PrepareSettings) -> list[str]:
-    """All that is wrong with the files and their columns, a line each."""
+    """Return the problems of the files and their columns, a line each."""
     problems, flags = [], {settings.input_col: "--input-col", settings.language_col or "": "--language-col"}
     for path in dict.fromkeys(path for _, path in settings.files):
         try:
@@ -269,7 +269,7 @@ def file_problems(settings: PrepareSettings) -> list[str]:
 
 
 def code_problems(formatter: BlockyFormatter | None, settings: PrepareSettings) -> list[str]:
-    """What is wrong with the codes that flags name, a line each."""
+    """Return the problems of the codes that flags name, a line each."""
     codes = [("--missing-code", settings.missing_code), ("--empty-text", settings.empty_text)]
     codes += [("--recode", code) for code in settings.recode.values()]
     problems = []
@@ -288,31 +288,31 @@ def code_problems(formatter: BlockyFormatter | None, settings: PrepareSettings) 
 
 @dataclass(frozen=True)
 class StartsFrom:
-    """What the weights that a run starts from say of its data."""
+    """The demands that a run's initial weights make on its data."""
 
     text: str = AS_IS  # rule by which texts are cleaned
-    codes: list[str] = field(default_factory=list)  # of the linear outputs; none if these are not used
+    codes: list[str] = field(default_factory=list)  # of the linear outputs; [] if these are not used
     formatter: str | None = None  # its kind, if it is known
     chars: list[str] | None = None  # its tokens; None: the usual ones
 
 
 @dataclass(frozen=True)
 class Columns:
-    """Which columns of the files hold codes and languages, and the formatter of the codes."""
+    """The columns that hold codes and languages, and the formatter of the codes."""
 
     formatter: str
-    target_cols: list[str]  # none if that is not known
+    target_cols: list[str]  # [] if they are not known
     language: str
     language_col: str | None
-    note: str = ""  # the flags that the names of the columns stand for, in a line for the user
+    note: str = ""  # a line for the user: the flags that the column names stand for
 
 
 def columns_of(
     args: Tables, path: str, problems: list[str], default_formatter: str = "gpf", naming: str = "hisco"
 ) -> Columns:
-    """Which columns of a file count. Without --target-cols their names say so, and a column `lang` is that of
-    the languages; without --formatter, --key and --target-col-naming (`naming`) hisco_1 … and OCC1950_1 …
-    bring their formatter, else it is `default_formatter`. Adds what is wrong to `problems`.
+    """Return the columns of a file that are read. Without --target-cols their names decide, and a column
+    `lang` holds the languages; without --formatter, --key and --target-col-naming (`naming`) hisco_1 … and
+    OCC1950_1 … bring their formatter, else it is `default_formatter`. Appends what is wrong to `problems`.
     """
     kind, target_cols = args.formatter or default_formatter, args.target_cols or []
     language, language_col, note = args.language or UNKNOWN_LANGUAGE, args.language_col, ""
@@ -330,7 +330,7 @@ def columns_of(
             families = _families(header, naming, True)  # numbers of the HISCO key
         if not families:
             of_key = (
-                "code1 … hold numbers of a key: --key FILE names it, --formatter hisco takes that of HISCO"
+                "code1 … hold numbers of a key: --key FILE names it, --formatter hisco takes the HISCO key"
             )
             problems.append(
                 f"{path}: has none of the columns {naming}_1, OCC1950_1; name yours with --target-cols"
@@ -354,8 +354,8 @@ def columns_of(
 def _families(
     header: list[str], naming: str, has_key: bool, formatter: str | None = None
 ) -> list[tuple[str, list[str]]]:
-    """The families of target columns that `header` has, as (formatter, columns), the first choice first;
-    those of `formatter` come before the others. has_key: code1 … code5 hold numbers of a key.
+    """Return the families of target columns in `header` as (formatter, columns), the first choice first;
+    families of `formatter` come before the others. has_key: code1 … code5 hold numbers of a key.
     """
     families = [
         (formatter or "hisco", [f"code{i}" for i in range(1, 6)] if has_key else []),
@@ -378,11 +378,11 @@ def settings_from(
     problems: list[str] | None = None,
     start: StartsFrom = StartsFrom(),
 ) -> PrepareSettings:
-    """The settings that arguments ask for. Raises one UserError, with its own `problems` and those given.
+    """Return the settings that arguments ask for. Raises one UserError for its own and given `problems`.
 
     Args:
-        columns: of the first file.
-        start: what the run's initial weights say.
+        columns: the columns of the first file.
+        start: the demands of the run's initial weights.
     """
     problems = list(problems or [])
     kind, target_cols = columns.formatter, columns.target_cols
@@ -424,7 +424,7 @@ def settings_from(
 
 
 def _repaired(codes: list[str], formatter: BlockyFormatter) -> list[str]:
-    """Codes as the formatter writes them. Raises CodeError."""
+    """Return codes as the formatter writes them. Raises CodeError."""
     codes = [formatter.repair(code)[0] for code in codes if code]
     for code in codes:
         formatter.encode_code(code)
@@ -432,8 +432,8 @@ def _repaired(codes: list[str], formatter: BlockyFormatter) -> list[str]:
 
 
 def _kept_codes(formatter: BlockyFormatter, start: StartsFrom) -> list[str] | None:
-    """The codes of the initial weights if the formatter of the run writes them as they are;
-    None: those of the data alone.
+    """Return the codes of the initial weights if the formatter of the run writes them unchanged; None if only
+    the codes of the data count.
     """
     if not start.codes or start.formatter not in (None, formatter.kind):
         return None
@@ -445,7 +445,7 @@ def _kept_codes(formatter: BlockyFormatter, start: StartsFrom) -> list[str] | No
 
 
 def _fixed_codes(args: Tables, formatter: BlockyFormatter, first_column: str) -> list[str] | None:
-    """Codes of --key or --all-codes-file; first_column: of the targets. Raises UserError."""
+    """Return the codes of --key or --all-codes-file; first_column: of the targets. Raises UserError."""
     path = args.key or args.all_codes_file
     if not path:
         return None
@@ -453,7 +453,7 @@ def _fixed_codes(args: Tables, formatter: BlockyFormatter, first_column: str) ->
         cells = read_key(path)
         if hold_numbers([first_column]) and "" in cells[: sum(map(bool, cells))]:
             number = cells.index("")
-            raise UserError(f"{path}: number {number} has no code, which columns of numbers need of each")
+            raise UserError(f"{path}: number {number} has no code; columns of numbers need one for each")
     else:
         cells = [cell for (cell,) in read_columns(path, [args.all_codes_col or first_column])]
     try:

@@ -15,12 +15,12 @@ from histocc.trainer.batches import Rows
 
 @dataclass(frozen=True)
 class RowEncoding:
-    """How rows become tensors."""
+    """The settings by which rows become tensors."""
 
     formatter: BlockyFormatter
     max_len: int = 128
     fixed_width: int | None = None  # positions, instead of padding to the longest of the micro-batch
-    first_empty_block: bool = False  # targets end with that of the row that has most codes
+    first_empty_block: bool = False  # targets keep an empty block behind the row with most codes
 
 
 class TextRows(Rows):
@@ -49,7 +49,7 @@ class TextRows(Rows):
         self.unknown_language = data.languages.index(UNKNOWN_LANGUAGE)
         no_code = np.full(formatter.block_size, PAD_IDX, dtype=np.int64)  # index −1
         self.code_tokens = np.stack([*map(formatter.encode_code, data.codes), no_code])
-        # by characters
+        # width by number of characters
         self.positions = np.array([encoding.fixed_width or padded_width(n, max_len) for n in range(max_len)])
 
     def __len__(self) -> int:
@@ -59,7 +59,7 @@ class TextRows(Rows):
         return self.rows.lengths(numbers)
 
     def batch(self, numbers: np.ndarray, epoch: int) -> dict[str, torch.Tensor]:
-        """The rows with this epoch's noise and descriptions."""
+        """Return the rows with this epoch's noise and descriptions."""
         flat, offsets = self.rows.texts(numbers)
         language = self.rows.language[numbers].astype(np.int64)
         codes = self.rows.codes[numbers].astype(np.int64)  # [B, K]
@@ -89,13 +89,13 @@ class TextRows(Rows):
         return piece | {"targets_seq2seq": self.shortened(piece["targets_seq2seq"])}
 
     def characters(self) -> np.ndarray:
-        """Every character id that an input can hold, but for words from other files; sorted int64."""
+        """Return every character id of an input, except in words from other files; sorted int64."""
         ids = [self.alphabet, self.prefixes[0].ravel(), [0, SEP_ID], noise_characters()]
         ids += [] if self.descriptions is None else [self.descriptions.flat]
         return np.unique(np.concatenate([np.asarray(part, dtype=np.int64) for part in ids]))
 
     def _targets(self, codes: np.ndarray) -> np.ndarray:
-        """BOS, the blocks of `codes` int64 [B, K] as tokens, EOS; int64 [B, blocks × block_size + 2]."""
+        """Return BOS, the blocks of `codes` int64 [B, K], EOS: int64 [B, blocks × block_size + 2]."""
         block = self.code_tokens.shape[1]
         targets = np.full((len(codes), self.nb_blocks * block + 2), PAD_IDX, dtype=np.int64)
         targets[:, 0], targets[:, -1] = BOS_IDX, EOS_IDX
@@ -103,7 +103,7 @@ class TextRows(Rows):
         return targets
 
     def shortened(self, targets: torch.Tensor) -> torch.Tensor:
-        """Targets without blocks that are empty in every row; with `first_empty_block` one of these stays."""
+        """Return targets without blocks that are empty in every row; `first_empty_block` keeps one."""
         if not self.encoding.first_empty_block:
             return targets
         size = self.code_tokens.shape[1]

@@ -1,8 +1,8 @@
 """Noise on descriptions, for training: slips of the pen and of the keyboard, on arrays of code points.
 
-The noise of a row is a function of (seed, epoch, row), from a counter-based generator, whatever the batch,
-the order and the processes. A whole batch is changed at once: a transformation makes each text of five pieces
-of a pool (the texts themselves, drawn letters, words); the new texts are one gather from that pool.
+The noise of a row is a function of (seed, epoch, row), from a counter-based generator, for any batch, order
+and number of processes. A whole batch is changed at once: a transformation makes each text of five pieces of
+a pool (the texts themselves, drawn letters, words); the new texts are one gather from that pool.
 """
 
 import unicodedata
@@ -49,8 +49,8 @@ def _capital(letter: str) -> str:
 
 
 def _keyboard_neighbours() -> dict[str, str]:
-    """Letter → the letters beside it: of a–z on the English keyboard, of others on every keyboard that has
-    them; of an accented letter without a key its bare letter and that letter with other accents.
+    """Return letter → the letters beside it: a–z on the English keyboard, others on every keyboard that has
+    them. An accented letter without a key has its bare letter and that letter with other accents.
     """
     near: dict[str, set[str]] = {}
     letters = set(_LATIN + _NATIONAL + _GREEK)
@@ -72,7 +72,7 @@ def _keyboard_neighbours() -> dict[str, str]:
 
 
 def _ragged(texts: list[str]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(all characters uint32, start of each text, length of each text; int64)"""
+    """Return (all characters uint32, start of each text, length of each text; int64)."""
     lengths = np.array([len(text) for text in texts], dtype=np.int64)
     return code_points("".join(texts)), np.cumsum(lengths) - lengths, lengths
 
@@ -84,8 +84,8 @@ _CLASS[0x370:0x400] |= [_IS_GREEK * c.isalpha() for c in _CHARS[0x370:0x400]]
 _CLASS = _CLASS.astype(np.uint8)
 _NEAR = _keyboard_neighbours()
 _NEAR_FLAT, _NEAR_START, _NEAR_COUNT = _ragged([_NEAR.get(char, "") for char in _CHARS])
-# Four alphabets, by style: Latin, Latin capitals, Greek, Greek capitals. a–z nine times for each national
-# letter once; the blanks at the end, 1 in about 27, are drawn by "edges" alone.
+# Four alphabets, by style: Latin, Latin capitals, Greek, Greek capitals. Each has a–z nine times, national
+# letters once. Only "edges" draws the blanks at the end, about 1 in 27.
 _ALPHABETS = [
     "".join(map(case, letters)) for letters in (_LATIN * 9 + _NATIONAL, _GREEK) for case in (str, _capital)
 ]
@@ -94,14 +94,14 @@ _ALPHABET_FLAT, _ALPHABET_START, _ALPHABET_SIZE = _ragged([a + " " * n for a, n 
 _LETTER_COUNT = _ALPHABET_SIZE - np.array(_BLANKS)
 
 
-# A letter of a–z for each letter that noise puts in; other characters of the table stay.
+# The letter of a–z for each letter that noise inserts; other characters of the table stay.
 _IN_ASCII = np.arange(_TABLE, dtype=np.uint32)
 for _letter in _NATIONAL:
     _IN_ASCII[ord(_letter)] = ord(ascii_lower(_letter)[0])
 
 
 def noise_characters() -> np.ndarray:
-    """Every character that noise can put into a text, apart from those of inserted words; uint32."""
+    """Return every character that noise can put into a text, except those of inserted words; uint32."""
     return np.unique(np.concatenate([_ALPHABET_FLAT, _NEAR_FLAT, np.full(1, 32, dtype=np.uint32)]))
 
 
@@ -110,8 +110,8 @@ def _class_of(characters: np.ndarray) -> np.ndarray:
 
 
 def _style(before: np.ndarray, after: np.ndarray) -> np.ndarray:
-    """Which alphabet suits a place between two characters, int64: capitals if the letters there are capitals,
-    Greek if one of them is.
+    """Return the number of the alphabet that suits a place between two characters, int64: capitals if the
+    letters there are capitals, Greek if one of them is.
     """
     both = _class_of(before) | _class_of(after)
     return ((both & (_UPPER | _LOWER)) == _UPPER) + 2 * ((both & _IS_GREEK) > 0).astype(np.int64)
@@ -129,7 +129,7 @@ class _Transformation:
         length: int64 [M].
         stream: uint64 [M].
         first: number of the first draw of this transformation.
-        words: to insert: their code points, starts and lengths, and their weights summed up.
+        words: the words to insert: code points, starts, lengths, cumulative weights.
     """
 
     def __init__(self, text: np.ndarray, length: np.ndarray, stream: np.ndarray, first: int, words: tuple):
@@ -149,28 +149,28 @@ class _Transformation:
         self.word_end = np.flatnonzero(self.ink & ~np.concatenate([inside, [False]])) + 1
 
     def result(self) -> tuple[np.ndarray, np.ndarray]:
-        """(the new texts uint32, their lengths int64 [M])"""
+        """Return (the new texts uint32, their lengths int64 [M])."""
         return texts_of_pieces(np.concatenate(self.pool), self.start, self.size)[0], self.size.sum(axis=1)
 
     def add(self, characters: np.ndarray) -> int:
-        """Puts characters into the pool; where they begin."""
+        """Put characters into the pool; return where they begin."""
         self.pool.append(characters)
         self.pool_size += len(characters)
         return self.pool_size - len(characters)
 
     def splice(self, k: np.ndarray, at: np.ndarray, cut: int | np.ndarray, *pieces) -> None:
-        """In texts k: puts up to three pieces (start, size) in the place of `cut` characters at `at`."""
+        """Replace `cut` characters at `at` in texts k by up to three pieces (start, size)."""
         self.size[k, 0] = at - self.base[k]
         for number, (start, size) in enumerate(pieces, 1):
             self.start[k, number], self.size[k, number] = start, size
         self.start[k, 4], self.size[k, 4] = at + cut, self.end[k] - at - cut
 
     def place(self, k: np.ndarray, shorter: int = 0) -> np.ndarray:
-        """An even choice among the characters of each text k, the last `shorter` excepted."""
+        """Draw evenly among the characters of each text k, except the last `shorter`."""
         return self.base[k] + below(self.bits[k, _WHERE], self.length[k] - shorter)
 
     def letters(self, k: np.ndarray, before: np.ndarray, after: np.ndarray) -> np.ndarray:
-        """Puts a letter for each text into the pool, in the style of those at two places; where it is."""
+        """Put a letter for each text into the pool, in the style of two places; return their positions."""
         before, after = np.maximum(before, self.base[k]), np.minimum(after, self.end[k] - 1)
         style = _style(self.text[before], self.text[after])
         choice = _ALPHABET_START[style] + below(self.bits[k, _WHAT], _LETTER_COUNT[style])
@@ -197,7 +197,7 @@ class _Transformation:
 
     def substitute(self, k: np.ndarray) -> None:
         at = self.place(k)
-        # no letter: ask its neighbours
+        # a character that is no letter takes the style of its neighbours
         other = ((_class_of(self.text[at]) & (_UPPER | _LOWER)) == 0).astype(np.int64)
         self.splice(k, at, 1, (self.letters(k, at - other, at + other), 1))
 
@@ -207,7 +207,7 @@ class _Transformation:
         self.splice(k, at, 2, (at + 1, 1), (at, 1))
 
     def words_of(self, k: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Of texts k: the number of their first word among all words, how many words they have; int64."""
+        """Return the number of the first word of texts k among all words, and how many they have; int64."""
         number = np.searchsorted(self.word_start, self.base[k])
         return number, np.searchsorted(self.word_start, self.end[k]) - number
 
@@ -264,7 +264,7 @@ class Augmenter:
     - insert_word: one of `words` before or behind another, in proportion to `word_weights`.
 
     Args:
-        words: to insert; without them `insert_word` is not among the kinds.
+        words: words to insert; without them `insert_word` is not among the kinds.
         word_weights: not negative, one for each word (default: 1).
         only_ascii: for texts in ASCII: a letter of another language becomes one of a–z.
     """
@@ -289,13 +289,13 @@ class Augmenter:
         self.only_ascii = only_ascii
 
     def hide_language(self, rows: np.ndarray, epoch: int) -> np.ndarray:
-        """True where the language of a row (int64 [B]) is to be replaced by `unk` in this epoch; bool [B]."""
+        """Return where the language of a row (int64 [B]) becomes `unk` in this epoch; bool [B]."""
         return chance(draw(streams(self.seed, epoch, rows), _LANGUAGE), self.unk_lang_prob)
 
     def apply(
         self, flat: np.ndarray, offsets: np.ndarray, rows: np.ndarray, epoch: int
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Noisy copies of B texts (flat, offsets; rows: their numbers, int64 [B]); none is emptied."""
+        """Return noisy copies of B texts (flat, offsets; rows: their numbers, int64 [B]), none empty."""
         offsets = np.asarray(offsets, dtype=np.int64)
         flat = np.asarray(flat[offsets[0] : offsets[-1]], dtype=np.uint32)
         starts, lengths = offsets[:-1] - offsets[0], np.diff(offsets)

@@ -1,8 +1,8 @@
-"""Tables → checked arrays (see `histocc.data.arrays`), once, which every process of a run then maps.
+"""The preparation of tables as checked arrays (see `histocc.data.arrays`), which every process of a run maps.
 
 Nothing is dropped or changed without a count: each rejected row is listed in `rejected_rows.csv` with its
-file, line, column, value and reason. The folder is keyed by the content of the files and the settings, and is
-complete or made again.
+file, line, column, value and reason. The folder is named by a hash of the files' content and of the settings;
+one that is incomplete or damaged is made again.
 """
 
 import contextlib
@@ -60,8 +60,8 @@ if TYPE_CHECKING:
 
 LISTS = ("key.csv", "rejected_rows.csv", "conflicts.csv", "data_report.json")  # for the user
 MAX_COUNTED_WORDS = 500_000  # rarer ones are forgotten on the way, so that memory does not grow with the rows
-ALL_WORDS_OF = 1 << 19  # words of so many training rows are all counted, then those of every fourth chunk
-_ODD = re.compile("[\0\ufffd\ue000-\ue004À-ÖØ-Þã]")  # some are in what the next two match
+ALL_WORDS_OF = 1 << 19  # all words of so many training rows are counted, then those of every fourth chunk
+_ODD = re.compile("[\0\ufffd\ue000-\ue004À-ÖØ-Þã]")  # a match of the next two holds one of these
 _FORBIDDEN = re.compile("[\0\ue000-\ue004]")
 # UTF-8 that was read as Windows-1252 (and made lower case), a capital inside a word, or lost altogether
 _BROKEN = re.compile("\ufffd|[Ãã][\x80-\xbf\u0152-\u2122]|[a-z][À-ÖØ-Þ]")
@@ -69,7 +69,7 @@ LINES = np.dtype("<i8")  # number of the file × 2**40 + line
 
 
 class UnusableData(UserError):
-    """Rows that cannot be trained on as they are; `report` says what the files hold all the same."""
+    """An error for rows that cannot be trained on as they are; `report` still describes the files."""
 
     def __init__(self, message: str, report: dict):
         super().__init__(message)
@@ -77,11 +77,11 @@ class UnusableData(UserError):
 
 
 def nothing(*_) -> None:
-    """Says nothing, checks nothing."""
+    """Do nothing: the default for callbacks that report or check."""
 
 
 def split_values(hashes: np.ndarray) -> np.ndarray:
-    """Numbers in [0, 1) for texts by their hashes (uint64); those below --share-val are validated on."""
+    """Return numbers in [0, 1) for texts by their hashes (uint64); those below --share-val are held out."""
     return hashes / 2.0**64
 
 
@@ -97,7 +97,7 @@ class Part:
         self.files["offsets"].write(np.zeros(1, ARRAYS["offsets"]).tobytes())
 
     def add(self, texts: list[str], arrays: dict[str, np.ndarray]) -> None:
-        """texts: n descriptions; arrays: language, codes [n, K], text_hash, lines."""
+        """Append n descriptions (texts) and their arrays: language, codes [n, K], text_hash, lines."""
         ends = self.end + np.cumsum(np.fromiter(map(len, texts), dtype=np.int64, count=len(texts)))
         for name, values in {**arrays, "chars": code_points("".join(texts)), "offsets": ends}.items():
             self.files[name].write(values.astype(ARRAYS.get(name, LINES)).tobytes())
@@ -120,13 +120,13 @@ class Reader:
         self.findings = Findings(folder)
         self.files: list[dict] = []
         self.parts = {part: Part(folder, part) for part in ("train", "val")}
-        self.words: Counter[str] = Counter()  # of the training texts
+        self.words: Counter[str] = Counter()  # in the training texts
         self.used: set[int] = set()  # numbers of the codes of rows that are not rejected
-        self.characters = np.zeros(sys.maxunicode + 1, dtype=bool)  # that occur in these
+        self.characters = np.zeros(sys.maxunicode + 1, dtype=bool)  # characters of these
         self.chunks = 0
 
     def read(self, path: str, part: str) -> None:
-        """Reads one file into `part`, or into both by the hash of the text if the settings ask for it."""
+        """Read one file into `part`, or into both by the hash of the text if the settings ask for it."""
         how = self.settings.delimiter, self.settings.encoding, self.settings.no_quotes
         table, self.above = table_format(path, *how), ""
         rows, size = 0, round(os.path.getsize(path) / 1e6, 1)
@@ -182,7 +182,7 @@ class Reader:
         codes = self._codes(path, chunk, keep, reject)  # [n, K]
         if self.empty is not None:
             alone = (codes[:, 0] == self.empty) & (codes[:, 1:] < 0).all(axis=1)
-            reason = f"the description is empty, and the code is another than {settings.empty_text}"
+            reason = f"the description is empty, and the code is not {settings.empty_text}"
             others = [i for i in blank if keep[i] and not alone[i]]
             reject(others, "empty text", reason, settings.input_col, cells)
             note("texts_empty", [i for i in blank if keep[i]])
@@ -228,12 +228,12 @@ class Reader:
             self.words = Counter(dict(self.words.most_common(MAX_COUNTED_WORDS // 2)))
 
     def _codes(self, path: str, chunk: Chunk, keep: np.ndarray, reject: Callable[..., None]) -> np.ndarray:
-        """Provisional numbers of the codes, int64 [n, K], −1 behind the last; rejects unusable rows."""
+        """Return provisional numbers of the codes, int64 [n, K], −1 behind the last; reject unusable rows."""
         names, room = self.settings.target_cols, self.settings.max_codes
         if not names:
             return np.full((len(keep), room), BLANK)
         cells = chunk.columns[1 : 1 + len(names)]
-        if self.settings.code_separator:  # columns of one code each become of those of several
+        if self.settings.code_separator:  # split into columns with one code each
             separator, rows = re.compile(f"[{re.escape(self.settings.code_separator)}]"), []
             for i, row in enumerate(zip(*cells)):
                 codes = [code for cell in row for code in separator.split(cell) if code.strip()]
@@ -268,7 +268,7 @@ class Reader:
         for kind, flag in FLAGS.items():
             note(kind, (numbers >= 0) & (numbers & flag > 0))
         numbers = np.where(numbers >= 0, numbers & (min(FLAGS.values()) - 1), BLANK)
-        repeated = np.zeros(numbers.shape, dtype=bool)  # further left in their row, too
+        repeated = np.zeros(numbers.shape, dtype=bool)  # also stand further left in their row
         for place in range(1, numbers.shape[1]):
             repeated[:, place] = (numbers[:, :place] == numbers[:, place : place + 1]).any(axis=1)
         repeated &= numbers >= 0
@@ -277,7 +277,7 @@ class Reader:
         return np.take_along_axis(numbers, np.argsort(numbers < 0, axis=1, kind="stable"), axis=1)
 
     def finish(self) -> tuple[list[str], dict]:
-        """Closes the files and gives codes their final numbers. Returns (codes, report)."""
+        """Close the files and give codes their final numbers. Returns (codes, report)."""
         self.close()
         settings, parts, lines = self.settings, [], []
         codes, met = settings.fixed_codes, list(self.book.codes)
@@ -339,7 +339,7 @@ class Reader:
         return lines
 
     def problem(self) -> str | None:
-        """What makes the data unusable."""
+        """Return why the data is unusable; None if it is not."""
         settings, (train, val) = self.settings, (part.rows for part in self.parts.values())
         files, formatter = ", ".join(settings.train_files), self.formatter
         if stops := self.findings.problems("error"):
@@ -347,13 +347,13 @@ class Reader:
             what = f"a code that does not fit formatter {formatter.kind} (block size {formatter.block_size})"
             ways = ["--drop-bad-labels leaves these rows out and lists them"]
             if formatter.kind == "gpf" and not formatter.allow_short:
-                short = "--allow-codes-shorter-than-block-size accepts them, --block-size N other lengths"
+                short = "--allow-codes-shorter-than-block-size accepts short codes, --block-size N long ones"
                 ways = ["--formatter hisco is for HISCO codes, and restores lost leading zeros", short, *ways]
             if found["rows"] > train + val:
-                most = "Most rows are of this kind: look whether --target-cols and --formatter are right"
+                most = "Most rows are of this kind: check --target-cols and --formatter"
                 ways = [most, *ways]
             if settings.number_codes is not None:
-                what = "what is not a number of the key"
+                what = "a value that is not a number of the key"
                 ways = ["--key names the file that the numbers belong to (default: the HISCO key)", *ways]
             first = [f"{row['file']}, line {row['line']}, {row['reason']}" for row in found["first"]]
             lines = [f"{found['rows']:,} rows hold {what}. The first:", *first, "What to do:", *ways]
@@ -375,10 +375,10 @@ class Reader:
 
 
 def build_folder(root: str, name: str, build: Callable[[str], None]) -> str:
-    """The folder `root`/`name`, filled by `build(path)` if it is not there as it was written; one process of
-    a job. What `build` writes last, `arrays.META`, makes it complete. Nothing new stays behind after an
-    exception, and nothing is removed or replaced but plain files with names of `arrays.FILES`. Raises
-    UserError if something else is in the way, or another job works in `root`.
+    """Return the folder `root`/`name`, filled by `build(path)` if it is missing or damaged; one process of a
+    job. The file that `build` writes last, `arrays.META`, makes it complete. After an exception nothing new
+    stays behind, and only plain files with names of `arrays.FILES` are removed or replaced. Raises UserError
+    if something else is in the way, or another job works in `root`.
     """
     folder = os.path.join(root, name)
     missing, path = [], os.path.abspath(folder)
@@ -406,7 +406,7 @@ def build_folder(root: str, name: str, build: Callable[[str], None]) -> str:
                     raise
     except BaseException as error:
         for path in missing:
-            with contextlib.suppress(OSError):  # not empty: somebody else's work is in it
+            with contextlib.suppress(OSError):  # it is not empty: another job works in it
                 os.rmdir(path)
         if isinstance(error, (OSError, MemoryError)):
             raise UserError(f"the data could not be prepared in {root}: {in_words(error)}") from None
@@ -421,8 +421,8 @@ def _remove_files(folder: str) -> None:
 
 
 def copy_lists(folder: str, own: OwnFiles) -> None:
-    """Copies the lists in a folder of prepared data to where users look for them. Raises UserError if one
-    cannot be copied, or one of a run would change there.
+    """Copy the lists in a folder of prepared data to where users look for them. Raises UserError if one
+    cannot be copied, or would replace another list of a run.
     """
     from histocc.runtime.checkpoint import exists_in  # which loads torch, as `histocc.prepare` need not
 
@@ -452,16 +452,16 @@ def prepare(
     reports: OwnFiles | None = None,
     check: Callable[[], None] = nothing,
 ) -> str:
-    """The folder of the data under `save_path`/prepared, made if it is not there as it was. One process.
+    """Return the folder of the data under `save_path`/prepared, made if missing or damaged. One process.
 
     Args:
-        settings: whose files have passed `file_problems`.
-        reports: files of the save folder, for the lists of what is unusual.
-        check: called often; an exception of it ends the work.
+        settings: the settings, whose files have passed `file_problems`.
+        reports: files of the save folder, for the lists of unusual rows.
+        check: called often; an exception that it raises ends the work.
 
     Raises:
-        UnusableData: rows that cannot be trained on.
-        UserError: anything else that the user must mend. Both leave nothing behind but `reports`.
+        UnusableData: rows cannot be trained on.
+        UserError: anything else that the user must fix. Both leave nothing behind but `reports`.
     """
     paths = [path for _, path in settings.files]
     before, key = _states(paths), fingerprint(settings)
@@ -471,7 +471,7 @@ def prepare(
     def build(new: str) -> None:
         reader = Reader(settings, new, check)
         collects_garbage = gc.isenabled()
-        gc.disable()  # rows make no cycles, but so many lists that looking for them takes a fifth of the time
+        gc.disable()  # rows make no cycles, and the search for some takes a fifth of the time
         try:
             for part, path in settings.files:
                 reader.read(path, part)
@@ -479,7 +479,7 @@ def prepare(
         finally:
             if collects_garbage:
                 gc.enable()
-            with contextlib.suppress(OSError):  # what could not be written has been said
+            with contextlib.suppress(OSError):  # a failed write has been reported
                 reader.close()
         write_key(os.path.join(new, "key.csv"), codes)
         write_words(os.path.join(new, "words.csv"), reader.words)
@@ -524,12 +524,12 @@ def _states(paths: list[str]) -> list[int | None]:
 def on_every_node(
     settings: PrepareSettings, save_path: str, folder: str, world: "World", check: Callable[[], None]
 ) -> PreparedData:
-    """The data that rank 0 has prepared in `folder`, or what a node prepares itself that does not see it. All
+    """Return the data that rank 0 has prepared in `folder`; a node that does not see it prepares its own. All
     ranks.
     """
 
     def prepared_here() -> str:
-        if world.rank == 0 or fault(folder) is None:  # rank 0 has just looked at the checksums
+        if world.rank == 0 or fault(folder) is None:  # rank 0 has just compared the checksums
             return folder
         try:
             return prepare(settings, save_path, nothing, None, check)
@@ -540,6 +540,6 @@ def on_every_node(
     folders = world.run_on(leaders, prepared_here)
     if len(set(map(os.path.basename, folders))) > 1:
         paths = ", ".join(path for _, path in settings.files)
-        what = f"the nodes have other data files than that of rank 0: copy the same {paths} to every node"
+        what = f"some nodes have other data files than rank 0: copy the same {paths} to every node"
         raise UserError(what)
     return PreparedData.open(folders[leaders.index(world.leader)])

@@ -1,4 +1,4 @@
-"""What a prepared data set holds: sizes, languages, codes, lengths, duplicates, contradictions, problems."""
+"""The report on prepared data: sizes, languages, codes, lengths, duplicates, contradictions, problems."""
 
 import os
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ _BLOCK = 1 << 18  # rows that are read at once
 
 
 def _blocks(rows: RowSet) -> Iterator[tuple[slice, RowSet]]:
-    """Blocks of the rows, and the rows mapped anew for each: pages that were read leave the memory."""
+    """Yield blocks of the rows, mapped anew for each, so that pages that were read leave the memory."""
     for start in range(0, len(rows), _BLOCK):
         yield slice(start, start + _BLOCK), RowSet(rows.folder, rows.part, rows.max_codes)
 
@@ -31,12 +31,12 @@ def compare_rows(
     languages: list[str],
     path: str,
 ) -> dict:
-    """Counts of duplicates (rows with text, language and codes of an earlier one) and conflicts (texts of a
-    language with several sets of codes) among the rows of all parts; `path` lists the conflicts. Works on a
-    share of the texts at a time, so that memory does not grow with the rows.
+    """Count duplicates (rows with text, language and codes of an earlier one) and conflicts (texts of a
+    language with several sets of codes) among the rows of all parts; list the conflicts in `path`. A share of
+    the texts is compared at a time, so that memory does not grow with the rows.
 
     Args:
-        lines: of each part, number of the file × 2**40 + line of each row.
+        lines: number of the file × 2**40 + line of each row, for each part.
         split: whether the parts were made of the same files by their texts.
     """
     counts = dict.fromkeys(("distinct_texts", "duplicates", "conflicts", "val_rows_seen_in_training"), 0)
@@ -84,7 +84,7 @@ def compare_rows(
 
 
 def describe_parts(parts: list[RowSet], codes: list[str], languages: list[str]) -> dict:
-    """Languages, codes per row, rare codes, lengths of descriptions in characters."""
+    """Return languages, codes per row, rare codes, and lengths of descriptions in characters."""
     of_language = np.zeros(len(languages), dtype=np.int64)
     in_part = np.zeros((len(parts), len(codes)), dtype=np.int64)  # rows of each code
     per_row = np.zeros(parts[0].max_codes + 1, dtype=np.int64)
@@ -120,7 +120,7 @@ def describe_parts(parts: list[RowSet], codes: list[str], languages: list[str]) 
 
 
 def report_lines(report: dict) -> list[str]:
-    """A report as lines for people; what did not happen is not said."""
+    """Return a report as lines for people; counts of 0 are left out."""
 
     def listed(counts: dict) -> str:
         return ", ".join(f"{name} {count:,}" for name, count in counts.items())
@@ -128,7 +128,7 @@ def report_lines(report: dict) -> list[str]:
     def found(action: str) -> list[dict]:
         return [problem for problem in report["problems"] if problem["action"] == action]
 
-    unusable = f", {report['unusable_rows']:,} that stop the run; what follows is without them"
+    unusable = f", {report['unusable_rows']:,} that stop the run and are not counted below"
     lines = [
         *report["read"],
         f"Rows: {report['rows']:,} read, {report['train_rows']:,} for training, {report['val_rows']:,} for"
@@ -149,7 +149,7 @@ def report_lines(report: dict) -> list[str]:
     notes = [f"{os.path.basename(file['path'])} {note}" for file in report["files"] for note in file["notes"]]
     others = [name for name in report["languages"] if name not in LANGUAGES]
     counted = (
-        (len(others), f"languages are not those of the published models ({KNOWN}): {', '.join(others)}"),
+        (len(others), f"languages are unknown to the published models ({KNOWN}): {', '.join(others)}"),
         (report["conflicts"], "texts are coded differently in different rows: see conflicts.csv"),
         (len(report["codes_only_in_validation"]), "codes occur in validation rows alone: cannot be learned"),
         (report["val_rows_seen_in_training"], "validation rows have a text that is also trained on"),
@@ -163,7 +163,7 @@ def report_lines(report: dict) -> list[str]:
 
 
 def _where(problem: dict) -> str:
-    """The first rows of a kind, by file and line, and their values where they tell something."""
+    """Return the first rows of a kind, by file and line, with their values if these help."""
     lines: dict[str, list[str]] = {}
     for first in problem["first"]:
         lines.setdefault(os.path.basename(first["file"]), []).append(f"{first['line']:,}")

@@ -1,4 +1,4 @@
-"""What a row may hold: codes and languages by their cells, keys, and what is reported of unusual rows."""
+"""The content of rows: codes and languages by their cells, keys, and the findings on unusual rows."""
 
 import csv
 import functools
@@ -19,7 +19,7 @@ MAX_REASON = 300  # characters
 MAX_LANGUAGES = 255
 MAX_WORDS = 50_000  # of the training texts, the most frequent ones, for word insertion
 
-# Kinds that leave a row as it is, or repair it: what is said of them.
+# Kinds of findings that leave a row as it is or repair it, and their descriptions.
 NOTES = {
     "zeros_restored": "codes got a lost leading zero (or a trailing .0) repaired",
     "codes_rewritten": "codes were rewritten (8-31.10 or 8 3110 as 83110, 77610,0 as 77610, −1 as -1)",
@@ -27,7 +27,7 @@ NOTES = {
     "codes_unknown": "codes are none of the 1,919 of HISCO; --key hisco rejects them, --recode replaces them",
     "missing_words": "cells such as NA or null in the columns of codes were read as no code",
     "language_missing": "rows without a language are coded as unk",
-    "languages_renamed": "rows name their language in another way than the models, and were read as theirs",
+    "languages_renamed": "rows name their language differently than the models do; the models' name was used",
     "texts_composed": "descriptions had letters of several characters composed, or invisible ones removed",
     "texts_empty": "rows without a description are kept with the code of --empty-text",
     "dittos": "descriptions only repeat the row above (do., ditto, 〃); --ditto takes the text of that row",
@@ -44,7 +44,7 @@ DOES_NOT_FIT, OUTSIDE_KEY = "code does not fit", "code outside the key"
 
 
 def row_writer(file) -> Callable[[Sequence], None]:
-    """Writes rows of CSV to a file. Python's writer leaves a lone carriage return bare, where readers cut."""
+    """Return a writer of CSV rows; Python's own leaves a lone carriage return bare, where readers cut."""
     usual = csv.writer(file, lineterminator="\n")
     quoted = csv.writer(file, lineterminator="\n", quoting=csv.QUOTE_ALL)
     return lambda row: (
@@ -53,7 +53,7 @@ def row_writer(file) -> Callable[[Sequence], None]:
 
 
 def csv_text(rows: Iterable[Sequence]) -> bytes:
-    """Rows of CSV, as `row_writer` writes them, in UTF-8."""
+    """Return rows of CSV, as `row_writer` writes them, in UTF-8."""
     out = io.StringIO()
     write = row_writer(out)
     for row in rows:
@@ -62,7 +62,7 @@ def csv_text(rows: Iterable[Sequence]) -> bytes:
 
 
 class Findings:
-    """What is unusual in rows, by kind. Rejected rows are listed in `folder`/rejected_rows.csv: file, line,
+    """The unusual rows of files, by kind. Rejected rows are listed in `folder`/rejected_rows.csv: file, line,
     column, value, reason.
     """
 
@@ -76,13 +76,13 @@ class Findings:
     def reject(
         self, kind: str, path: str, line: int, column: str, value: str, reason: str, stops: bool = False
     ) -> None:
-        """A row that is not used; stops: that makes the data unusable until the user decides."""
+        """Record a row that is not used; stops: the data is unusable until the user decides."""
         self.write_row([path, line, column, value, reason[:MAX_REASON]])
         action, shown = ("error", f"column {column!r}: {reason}") if stops else ("rejected", reason)
         self._count(kind, action, path, line, value, shown)
 
     def note(self, kind: str, path: str, lines: Iterable[int], values: Iterable[str]) -> None:
-        """Rows that are used, after a change or in spite of something: their lines and cells."""
+        """Record rows that are used after a change or as they are: their lines and cells."""
         for line, value in zip(lines, values):
             self._count(kind, "noted", path, line, value, NOTES[kind])
 
@@ -94,7 +94,7 @@ class Findings:
             known["first"].append({"file": path, "line": int(line), **shown})
 
     def problems(self, *actions: str) -> list[dict]:
-        """The kinds with one of the actions, the worst first."""
+        """Return the kinds with one of the actions, the worst first."""
         found = [kind for kind in self.kinds.values() if kind["action"] in actions]
         return sorted(found, key=lambda kind: (actions.index(kind["action"]), -kind["rows"]))
 
@@ -106,7 +106,7 @@ DITTOS |= {"ib.", "ibid.", '"', '""', "''", ",,", "„", "”", "″", "〃", '-
 
 
 def fill_dittos(texts: list[str], above: str, fill: bool) -> list[int]:
-    """Which texts only say "the same as above"; with `fill` they become it, the first of them `above`."""
+    """Return which texts only repeat the one above; with `fill` they become it, the first of them `above`."""
     dittos = [i for i, text in enumerate(texts) if len(text) < 8 and text.strip().casefold() in DITTOS]
     for i in dittos if fill else ():
         texts[i] = texts[i - 1] if i else above
@@ -118,33 +118,33 @@ def fill_dittos(texts: list[str], above: str, fill: bool) -> list[int]:
 # In a column of codes these count as no code, unless the key has them.
 MISSING_WORDS = MISSING_TEXTS | {"none", ".", "-"}
 BLANK, WORD, UNFIT = -1, -2, -3  # an empty cell, one of MISSING_WORDS, and one that holds no code of the key
-# Added to the number of a cell: what was done to it, or what it is.
+# Flags that are added to the number of a cell: repairs and properties.
 _DONE = ("zeros_restored", "codes_rewritten", "codes_recoded", "codes_unknown", "codes_short")
 FLAGS = {name: 1 << bit for bit, name in enumerate(_DONE, 40)}
 
 
 def code_of_cell(cell: str, formatter: BlockyFormatter, key: Container[str] = ()) -> str:
-    """The code that a cell holds, repaired as in training data; "" for a blank cell and a word such as NA or
-    null that is not in the key.
+    """Return the code that a cell holds, repaired as in training data; "" for a blank cell and a word such as
+    NA or null that is not in the key.
     """
     code = formatter.repair(cell)[0]
     return "" if code.casefold() in MISSING_WORDS and code not in key else code
 
 
 class Unfit(ValueError):
-    """A cell that holds no code. `args`: DOES_NOT_FIT or OUTSIDE_KEY, a message."""
+    """An error for a cell that holds no code. `args`: DOES_NOT_FIT or OUTSIDE_KEY, a message."""
 
 
 class CodeBook(dict):
-    """Cell → number: `book[cell]` checks a cell when it is met for the first time.
+    """The numbers of cells: `book[cell]` checks a cell when it is met for the first time.
 
-    A number ≥ 0 is the provisional number of a code, in the order in which codes were met, plus those of
-    FLAGS; BLANK and WORD are no code, UNFIT a cell of `faults`.
+    A number ≥ 0 is the provisional number of a code, in the order in which codes were met, plus FLAGS. BLANK
+    and WORD stand for no code, UNFIT for a cell in `faults`.
 
     Args:
         fixed_codes: the codes of a key; others are faults.
-        by_number: cells hold numbers of these codes.
-        recode: codes that become others.
+        by_number: codes whose numbers the cells hold.
+        recode: code → the code that replaces it.
     """
 
     def __init__(
@@ -168,7 +168,7 @@ class CodeBook(dict):
             return UNFIT
 
     def _check(self, cell: str) -> int:
-        """Raises Unfit."""
+        """Return the number of a new cell. Raises Unfit."""
         code, repaired = self.formatter.repair(cell)
         if not code:
             return BLANK
@@ -198,7 +198,7 @@ class CodeBook(dict):
         return number + sum(map(FLAGS.__getitem__, flags))
 
     def of_code(self, code: str, cell: str = "") -> int:
-        """Number of a code. cell: as it was written, for hints. Raises Unfit."""
+        """Return the number of a code. cell: its text in the file, for hints. Raises Unfit."""
         try:
             self.formatter.encode_code(code)
         except CodeError as error:
@@ -227,13 +227,13 @@ RENAMED = 1 << 40  # added to the number of a language that the cell names in an
 
 
 def language_name(cell: str) -> str:
-    """The language that a cell names, whatever its case and region: "DA", "da-DK" and "Danish" are "da"."""
+    """Return the language that a cell names in any case or region: "DA", "da-DK" and "Danish" are "da"."""
     name = re.sub(r"^([a-z]{2,3})[-_][a-z]{2}$", r"\1", cell.strip().casefold())
     return _LANGUAGES_BY_NAME.get(name, name)
 
 
 class Languages(dict):
-    """Cell of the language column → its number, plus RENAMED; 0 is `unk`."""
+    """The numbers of languages, by cell of their column, plus RENAMED; 0 is `unk`."""
 
     def __init__(self, column: str | None, max_length: int):
         super().__init__()
@@ -254,7 +254,7 @@ class Languages(dict):
 
 
 def hold_numbers(columns: list[str]) -> bool:
-    """True for the columns code1, code2 …: they hold numbers of a key, not codes."""
+    """Return True for the columns code1, code2 …: they hold numbers of a key, not codes."""
     return all(re.fullmatch(r"code\d+", name) for name in columns)
 
 
@@ -271,14 +271,14 @@ def read_columns(path: str, columns: list[str]) -> list[list[str]]:
 
 
 def key_reader(path: str | None) -> Callable[[], list[str]] | None:
-    """What reads the codes of a key file when they are needed; None without a file."""
+    """Return a function that reads the codes of a key file when they are needed; None without a file."""
     return None if path is None else functools.partial(read_key, path)
 
 
 def read_key(path: str) -> list[str]:
-    """Codes of a key file, in the order of their numbers: columns `code` (0, 1, 2 …) and `system_code` or
-    `hisco`; "" for a number whose code is empty, as the published trainer writes rows without one. The path
-    "hisco", in any case, is the HISCO key if there is no such file. Raises UserError.
+    """Return the codes of a key file in the order of their numbers: columns `code` (0, 1, 2 …) and
+    `system_code` or `hisco`. A number whose code is empty has "": the published trainer writes rows without a
+    code as such. The path "hisco", in any case, is the HISCO key if there is no such file. Raises UserError.
     """
     if path.lower() == "hisco" and not os.path.exists(path):
         return list(hisco_key())
@@ -302,7 +302,7 @@ def read_key(path: str) -> list[str]:
 
 
 def read_words(path: str) -> dict[str, int]:
-    """Words and how often they occur: columns word, freq. Raises UserError."""
+    """Return words and how often they occur, from the columns word, freq. Raises UserError."""
     words: Counter[str] = Counter()
     for word, count in read_columns(path, ["word", "freq"]) or [("", "")]:
         if not word or not count.isdecimal() or len(count) > 18:
@@ -312,13 +312,13 @@ def read_words(path: str) -> dict[str, int]:
 
 
 def write_words(path: str, words: dict[str, int]) -> None:
-    """`words.csv`: columns word, freq; the most frequent words first."""
+    """Write `words.csv`: columns word, freq; the most frequent words first."""
     ordered = sorted(words.items(), key=lambda item: (-item[1], item[0]))
     with open(path, "wb") as file:
         file.write(csv_text([("word", "freq"), *ordered[:MAX_WORDS]]))
 
 
 def write_key(path: str, codes: list[str]) -> None:
-    """`key.csv`: columns system_code, code (the number of the linear output)."""
+    """Write `key.csv`: columns system_code, code (the number of the linear output)."""
     with open(path, "wb") as file:
         file.write(csv_text([("system_code", "code"), *((code, i) for i, code in enumerate(codes))]))

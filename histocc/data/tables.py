@@ -1,7 +1,7 @@
-"""Tables, read in chunks of columns: CSV in whatever encoding and with whatever delimiter, and Parquet.
+"""A reader of tables, in chunks of columns: CSV in any encoding and with any delimiter, and Parquet.
 
-Values stay the text that stands in the file: "NA", "null" and "0123" are never turned into anything else.
-Memory holds one chunk, however long the file is.
+Values stay the text in the file: "NA", "null" and "0123" are never turned into anything else. Memory holds
+one chunk, however long the file is.
 """
 
 import codecs
@@ -25,12 +25,12 @@ from histocc.runtime.files import opened
 
 CHUNK = 1 << 12  # rows: few enough for the cells of a chunk to stay in the processor's cache
 DELIMITERS = {"comma": ",", "semicolon": ";", "tab": "\t", "pipe": "|"}
-_BEGIN = 1 << 16  # bytes that tell what a file is
+_BEGIN = 1 << 16  # bytes by which the kind of a file is detected
 composed = partial(unicodedata.normalize, "NFC")  # name of a column, however its accents are stored
 _LINE_BREAK = re.compile("\r\n|\r|\n")
 _QUOTES = "a cell that begins with a quotation mark must end with one, and those inside it must be doubled;"
-_QUOTES += " --no-quotes reads data in which they are mere letters"
-# Patterns of the first bytes of other files, and what these are.
+_QUOTES += " --no-quotes reads files in which they are ordinary characters"
+# Patterns of the first bytes of other kinds of files, and their names.
 _OTHERS = {
     rb"PK\x03\x04.{26}mimetype": "an OpenDocument sheet (.ods); save it as CSV (UTF-8)",
     rb"PK\x03\x04": "an Excel workbook or a zip archive; save the sheet as CSV (UTF-8), or unpack it",
@@ -56,24 +56,24 @@ class Chunk:
     columns: list[list[str]]  # the cells of each wanted column, n texts each
     faults: list[tuple[int, str, str]] = field(default_factory=list)  # unreadable rows: line, kind, reason
     share: float = 0.0  # of the file that is read, 0…1
-    texts: list[str] = field(default_factory=list)  # of the rows, for who codes them
+    texts: list[str] = field(default_factory=list)  # of the rows, as predict codes them
 
 
 class Format(NamedTuple):
-    """How a file is read."""
+    """The format of a file."""
 
-    names: list[str]  # of the columns
+    names: list[str]  # names of the columns
     delimiter: str  # "" for Parquet
     encoding: str  # "" for Parquet
     above: int = 0  # lines before the names
     notes: tuple[str, ...] = ()  # what a user should know
-    quoting: Any = csv.QUOTE_MINIMAL  # as of csv
+    quoting: Any = csv.QUOTE_MINIMAL  # or another of csv's constants
 
 
 def table_format(
     path: str, delimiter: str | None = None, encoding: str | None = None, no_quotes: bool = False
 ) -> Format:
-    """How a file is read; what is not given is detected. Raises UserError for what cannot be a table."""
+    """Return how a file is read; what is not given is detected. Raises UserError if it is no table."""
     quoting = csv.QUOTE_NONE if no_quotes else csv.QUOTE_MINIMAL
     with opened(path) as file:
         begin = file.read(_BEGIN)
@@ -105,7 +105,7 @@ def table_format(
         below.extend(row for row in rows if row)
     ids = [row[0] for row in below]
     if {len(row) for row in below} == {len(names) + 1} and (len(set(ids)) == len(ids) > 1 or ids == ["1"]):
-        names = ["row.names", *names]  # as R's write.table leaves them
+        names = ["row.names", *names]  # R's write.table leaves the first name out
         notes += ("has rows with one cell more than names: the first was taken for R's row names",)
     return Format(names, delimiter, encoding, above, notes, quoting)
 
@@ -113,7 +113,7 @@ def table_format(
 def column_problems(
     path: str, header: list[str], wanted: list[str], flags: dict[str, str] | None = None
 ) -> list[str]:
-    """What is wrong with the columns of a file, a line each. flags: that name a column, by its name."""
+    """Return the problems of a file's columns, a line each. flags: by column name, the flag that gives it."""
     problems = []
     for name in dict.fromkeys(wanted):
         if header.count(name) > 1:
@@ -130,18 +130,18 @@ def column_problems(
         with opened(path) as file:
             lines = file.read(_BEGIN).splitlines()[1:20]
         if below := [i for i, line in enumerate(lines, 2) if all(name.encode() in line for name in wanted)]:
-            hints.append(f". Its names seem to be in line {below[0]}: remove the lines above")
+            hints.append(f". The column names seem to be in line {below[0]}: remove the lines above")
         has = ", ".join(map(repr, header))
         problems.append(f"{path}: has no column {name!r}; it has {has}{''.join(hints)}")
     return problems
 
 
 def read_chunks(path: str, columns: list[str] | None, *how: Any) -> Iterator[Chunk]:
-    """All rows below the header.
+    """Yield all rows below the header.
 
     Args:
-        columns: whose cells are wanted, which the header must have; None: all, in order.
-        how: delimiter, encoding and no_quotes, as of `table_format`.
+        columns: the columns to read, which the header must have; None: all, in order.
+        how: delimiter, encoding and no_quotes, as for `table_format`.
 
     Raises:
         UserError: the file cannot be read to its end.
@@ -156,18 +156,18 @@ def read_chunks(path: str, columns: list[str] | None, *how: Any) -> Iterator[Chu
         size, more = max(1, os.path.getsize(path)), True
         while more:
             rows, faults = [], []
-            ends = [np.array([reader.line_num])]  # lines on which rows end, that before the first included
+            ends = [np.array([reader.line_num])]  # lines on which rows end, from the line before them on
             while more and len(rows) < CHUNK:
                 before, start, error = len(rows), reader.line_num, None
                 try:
-                    rows.extend(islice(reader, CHUNK - before))  # keeps what came before an error
+                    rows.extend(islice(reader, CHUNK - before))  # keeps the rows before an error
                     more = len(rows) == CHUNK
                 except csv.Error as caught:
                     error = caught
                 if width == 1:  # an empty line is a row with an empty cell
                     rows[before:] = [row or [""] for row in rows[before:]]
                 if error:
-                    rows.append([])  # passed over
+                    rows.append([])  # is passed over
                 ends.append(_ends(rows[before:], start, reader.line_num))
                 if error and reader.line_num > (line := int(ends[-1][-1])):
                     lost = f"is not closed before line {reader.line_num:,}, so that rows are lost"
@@ -181,7 +181,7 @@ def read_chunks(path: str, columns: list[str] | None, *how: Any) -> Iterator[Chu
 
 
 def csv_rows(path: str, table: Format) -> Iterator[tuple[int, list[str]]]:
-    """(its last line, cells) of each row below the header, however many cells it has. Raises UserError."""
+    """Yield (its last line, cells) of each row below the header, of any length. Raises UserError."""
     with _csv_reader(path, table) as (reader, _):
         try:
             for row in reader:
@@ -192,7 +192,7 @@ def csv_rows(path: str, table: Format) -> Iterator[tuple[int, list[str]]]:
 
 @contextlib.contextmanager
 def _csv_reader(path: str, table: Format) -> Iterator[tuple[Any, BinaryIO]]:
-    """(csv's reader behind the header, the file that it reads)"""
+    """Open a CSV file; give (csv's reader past the header, the file)."""
     with opened(path) as file:
         text = io.TextIOWrapper(file, encoding=table.encoding, newline="")
         reader = csv.reader(text, delimiter=table.delimiter, strict=True, quoting=table.quoting)
@@ -214,7 +214,7 @@ def _decodes(path: str, encoding: str, reader: Any = None) -> Iterator[None]:
 
 
 def _ends(rows: list[list[str]], start: int, last: int) -> np.ndarray:
-    """int64 [n], the line on which each row ends, of rows between the lines `start` and `last`."""
+    """Return the line on which each row ends, int64 [n], for rows between the lines `start` and `last`."""
     if last == start + len(rows):  # only quoted line breaks make a row longer than a line
         return np.arange(start, last) + 1
     lines = [1 + sum(len(_LINE_BREAK.findall(cell)) for cell in row) for row in rows]
@@ -222,7 +222,7 @@ def _ends(rows: list[list[str]], start: int, last: int) -> np.ndarray:
 
 
 def _chunk(rows: list[list[str]], ends: np.ndarray, faults: list, table: Format, places: Any) -> Chunk:
-    """ends: int64 [n + 1], the line before the rows, and that on which each ends."""
+    """Return the rows as a chunk. ends: int64 [n + 1], the line before them, then the last line of each."""
     width, delimiter = len(table.names), table.delimiter
     lines, ends = ends[:-1] + 1, ends[1:]
     keep = np.ones(len(rows), dtype=bool)
@@ -233,7 +233,7 @@ def _chunk(rows: list[list[str]], ends: np.ndarray, faults: list, table: Format,
             reason = f"{sizes[i]} cells in the row, {width} columns in the header"
             faults.append((int(lines[i]), "wrong number of cells", reason))
     for i in np.flatnonzero((ends > lines) & keep) if width > 1 else ():
-        for cell in rows[i]:  # as many delimiters, for its lines, as rows have: one before a blank is prose's
+        for cell in rows[i]:  # with the delimiters of whole rows; one before a blank belongs to prose
             breaks = len(_LINE_BREAK.findall(cell))
             if cell.count(delimiter) - cell.count(delimiter + " ") >= (width - 1) * breaks > 0:
                 keep[i] = False
@@ -247,8 +247,8 @@ def _chunk(rows: list[list[str]], ends: np.ndarray, faults: list, table: Format,
 
 # ---- encodings
 
-# Letters beside a–z of languages: of those whose files are in Windows-1252, and of those that have others in
-# the same places.
+# Letters beside a–z, by language, for each code page: Windows-1252, and pages that have other letters in the
+# same places.
 _LETTERS = {
     "cp1252": "äöüßéà àâæçéèêëîïôùûüÿœ áéíóúüñç àáâãçéêíóôõúü àèéìíîòóùú àçèéíïòóúü· æøåéèêôöäü åäöéèàüæø"
     " áðéíóúýþæö éèêëïîöüóáíúàâôûçĳ",
@@ -259,13 +259,13 @@ _CODE_PAGES = ["cp1250", "cp1251", "cp1252", "cp1253", "cp1254", "cp850", "mac_r
 _SIGNS = "‘’‚“”„´`'–—…°£€½¼¾«»§ºª·†‡©®\xa0\xad"  # stand beside words in any language
 _HIGH_WORD = re.compile(rb"[A-Za-z\x80-\xff]*[\x80-\xff][A-Za-z\x80-\xff]*")
 _HIGH_CELL = re.compile(rb'[^,;\t|"\r\n]*[\x80-\xff][^,;\t|"\r\n]*')
-_MAX_ODD_LINES = 20_000  # that are looked at
-_MIN_SHARE = 0.95  # of the words that a language must explain
+_MAX_ODD_LINES = 20_000  # lines that are examined
+_MIN_SHARE = 0.95  # share of the words that a language must explain
 
 
 @cache
 def _detected(path: str, *_state: int) -> tuple[str, tuple[str, ...]]:
-    """(encoding, what to tell of it) of a CSV file in this state."""
+    """Return (encoding, notes on it for the user) of a CSV file in this state."""
     decoder = codecs.getincrementaldecoder("utf-8")()
     with opened(path) as file:
         begin = file.read(4096)
@@ -284,7 +284,7 @@ def _detected(path: str, *_state: int) -> tuple[str, tuple[str, ...]]:
 
 
 def _code_page(path: str) -> tuple[str, tuple[str, ...]]:
-    """As `_detected`, for a file that is not UTF-8: Windows-1252 by its letters, or as guessed."""
+    """Return what `_detected` does, for a file that is not UTF-8: Windows-1252 by its letters, or a guess."""
     odd, utf8, first, number = [], 0, 0, 0  # lines
     with opened(path) as file:
         for number, line in enumerate(file, 1):
@@ -296,14 +296,14 @@ def _code_page(path: str) -> tuple[str, tuple[str, ...]]:
                     first = first or number
                     odd.append(line)
     if utf8 * 100 > len(odd):
-        remedy = "Parts of different encodings were put together: save each as UTF-8, or correct the lines"
-        raise UserError(f"{path}: is not UTF-8 in line {first:,}, as {utf8:,} other lines are. {remedy}")
+        remedy = "It mixes encodings: save each part as UTF-8, or correct the lines"
+        raise UserError(f"{path}: line {first:,} is not UTF-8, but {utf8:,} other lines are. {remedy}")
     words = {word for line in odd for word in _HIGH_WORD.findall(line)}
     samples = list(dict.fromkeys(cell.strip()[:40] for line in odd for cell in _HIGH_CELL.findall(line)))[:3]
     explained = {page: _explained(words, page) for page in _LETTERS}
     page: str | None = "cp1252"
     of_best, of_any = explained["cp1252"]
-    # A few broken words among ASCII ones tell no page; they are neither Cyrillic nor Greek.
+    # A few broken words among ASCII ones do not reveal the page; they are neither Cyrillic nor Greek.
     few = number >= 20 * len(odd) and of_any == max(share for _, share in explained.values())
     if not few and (of_any < _MIN_SHARE or max(explained.values())[0] > of_best):
         try:
@@ -319,13 +319,13 @@ def _code_page(path: str) -> tuple[str, tuple[str, ...]]:
     if page is None:
         begin = f"{path}: is not UTF-8 (line {first:,}), and its code page cannot be told. --encoding NAME"
         names = [f"{name}: {texts}" for name, texts in shown.items()]
-        raise UserError("\n    ".join([f"{begin} reads it; its texts as each would read them:", *names]))
+        raise UserError("\n    ".join([f"{begin} reads it; the same texts in each encoding:", *names]))
     name = "Windows-1252" if page == "cp1252" else page
-    return page, (f"was read as {name}, since it is not UTF-8: {shown[page]}; --encoding names another",)
+    return page, (f"was read as {name}, since it is not UTF-8: {shown[page]}; --encoding NAME reads another",)
 
 
 def _explained(words: set[bytes], page: str) -> tuple[float, float]:
-    """The shares of words that the best language of a code page explains, and that any of them does."""
+    """Return the shares of words that the best language of a code page explains, and that any does."""
     of_language: Counter[int] = Counter()
     explained = 0
     for word in words:
@@ -338,11 +338,11 @@ def _explained(words: set[bytes], page: str) -> tuple[float, float]:
 
 # ---- Parquet, through pyarrow
 #
-# A changed byte is not seen if the writer has stored no checksums of pages (most do not unless asked to).
+# A changed byte is not detected if the writer has stored no checksums of pages (most do so only if asked to).
 
 
 def _parquet(path: str) -> tuple[Any, tuple[type[Exception], ...]]:
-    """(file, what pyarrow raises for damaged files). Raises UserError."""
+    """Return (file, the exceptions that pyarrow raises for damaged files). Raises UserError."""
     try:
         import pyarrow
         from pyarrow import lib, parquet  # pyright: ignore[reportAttributeAccessIssue]  compiled
@@ -353,14 +353,14 @@ def _parquet(path: str) -> tuple[Any, tuple[type[Exception], ...]]:
         # Never mapped into memory: a file that is shortened meanwhile would end the process with a signal.
         # Nothing is read ahead: that would hold all row groups in memory.
         file = parquet.ParquetFile(pyarrow.OSFile(path), pre_buffer=False, page_checksum_verification=True)
-        _ = file.schema_arrow.names  # are decoded here, where an error is caught
+        _ = file.schema_arrow.names  # decodes the names here, where an error is caught
         return file, errors
     except errors as error:
         raise UserError(f"{path}: is a damaged Parquet file ({error!s:.300})") from None
 
 
 def _parquet_chunks(path: str, columns: list[str] | None) -> Iterator[Chunk]:
-    """As `read_chunks`; none and NaN become the empty text."""
+    """Yield chunks as `read_chunks` does; null and NaN become the empty text."""
     file, errors = _parquet(path)
     names, by_name = file.schema_arrow.names, {composed(name): name for name in file.schema_arrow.names}
     columns = columns and [by_name[name] for name in columns]
@@ -369,7 +369,7 @@ def _parquet_chunks(path: str, columns: list[str] | None) -> Iterator[Chunk]:
             remedy = "write a cell as one text: codes such as 61110;83110 are read with --code-separator ';'"
             raise UserError(f"{path}: column {column.name!r} holds several values in a cell; {remedy}")
     row, batches = 0, file.iter_batches(CHUNK, columns=columns)
-    # By place if all are read, since names may repeat.
+    # Columns are taken by place if all are read, since names may repeat.
     while names:
         try:
             if (batch := next(batches, None)) is None:
@@ -386,7 +386,7 @@ def _parquet_chunks(path: str, columns: list[str] | None) -> Iterator[Chunk]:
 
 
 def _texts(values: Any) -> list[str]:
-    """A column as texts; whole floats (in pandas, whole numbers with gaps) without a fraction."""
+    """Return a column as texts; whole floats (in pandas, whole numbers with gaps) have no fraction."""
     import pyarrow
 
     if pyarrow.types.is_dictionary(values.type):
