@@ -3,6 +3,7 @@
 import csv
 import io
 import random
+import re
 import shlex
 
 import pytest
@@ -122,13 +123,13 @@ class TestMake:
     def test_it_says_how_many_are_wrong_only_by_a_fitted_confidence(self, folder):
         """And ends with a command that works."""
         rows = [HEADER + CODES, *coded_rows()]
-        unknown = "; how many of these are wrong is not known: conf is not"
+        unknown = "; it is not known how many of these are wrong: conf is not"
         write(folder / "texts.csv", [row[:3] for row in rows])
         for mark in "01":
             marked = [[*row[:-1], mark if i else "conf_fitted", row[-1]] for i, row in enumerate(rows)]
             write(folder / f"{mark}.csv", marked)
         ends = {"0": f"{unknown} fitted", "coded": f"{unknown} known to be fitted", "texts": ""}
-        ends["1"] = "; by its confidence the model is wrong in 12 of these, and in 12 of all"
+        ends["1"] = "; the model expects 12 of these and 12 of all to be wrong"
         for name, end in ends.items():
             sheet = folder / f"{name} sheet.csv"
             said = run("make", folder / f"{name}.csv", "--output", sheet, "--key", "hisco").splitlines()
@@ -284,10 +285,10 @@ class TestApply:
 
     def test_what_is_no_decision_is_refused_with_its_line(self, folder):
         for decision, message in (
-            ("9", "line 2: '9' is no code or title of the key"),
+            ("9", "line 2: '9' is not a code or title of the key"),
             ("4", "line 2: there is no code 4 for this text; it has 3"),
             ("1 & 2 & 3 & 41025", "line 2: 4 codes, and the file has room for 3"),
-            ("1, 2", "line 2: '1, 2' is no code or title of the key; several codes have & between"),
+            ("1, 2", "line 2: '1, 2' is not a code or title of the key; put & between several"),
         ):
             output = apply(folder, filled(folder, {("smith", "en"): decision}), code=2)
             assert message in output and not (folder / "final.csv").exists()
@@ -308,9 +309,9 @@ class TestApply:
             ("make coded.csv --output coded.csv --overwrite", "coded.csv is an input"),
             ("make coded.csv --output filled.csv", "filled.csv: exists; --overwrite replaces it"),
             ("make coded.csv --output x.xlsx", "x.xlsx: tables are written as CSV: name it x.csv"),
-            ("make filled.csv --output x.csv", "is no coded file: it has no column 'conf'"),
+            ("make filled.csv --output x.csv", "is not a coded file: it has no column 'conf'"),
             ("apply filled.csv --to coded.csv --output x.csv --training-data coded.csv", "is the coded file"),
-            ("apply filled.csv --to coded.csv --output x.csv.gz --by model", "is no name of"),
+            ("apply filled.csv --to coded.csv --output x.csv.gz --by model", "is not the name of"),
             ("apply filled.csv --to coded.csv --output x.csv --training-data x.dta", "name it x.csv"),
             ("serve coded.csv --decisions x.parquet", "name it x.csv"),
             ("report filled.csv --to coded.csv", "no rows that were drawn have a decision"),
@@ -392,8 +393,8 @@ class TestReport:
         rows = make(folder, "sample.csv", "--sample", "--rows", 400)
         sample = filled(folder, {plain(row): truth.get(plain(row), "1") for row in rows}, "drawn.csv", rows)
         output = run("report", sample, "--to", folder / "coded.csv")
-        accuracy = float(output.partition("a text, ")[2].partition("%")[0])
-        assert abs(accuracy - 100 * 44 / 57) < 6 and "by 400 rows that were drawn" in output, output
+        accuracy = float(re.search(r"([0-9.]+)% .* of its rows", output)[1])
+        assert abs(accuracy - 100 * 44 / 57) < 6 and "by 400 drawn rows" in output, output
         sheet = filled(folder, {("smith", "en"): "2"})
         output = run("report", sample, sheet, "--to", folder / "coded.csv")
         corrected = float(output.partition("chosen: ")[2].partition("%")[0])

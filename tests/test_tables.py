@@ -380,7 +380,7 @@ def test_rows_without_a_description(tmp_path):
     assert kept.train[0] == ("", "da", ["-1"]) and len(kept.train) == 3
     assert "Note: 1 rows without a description are kept" in said
     other = prepare(tmp_path, "occ1,hisco_1\n ,61110\nsmith,83110\n", empty_text="-1")
-    assert other.texts == ["smith"] and "another than -1" in other.rejected[0][4]
+    assert other.texts == ["smith"] and "is not -1" in other.rejected[0][4]
 
 
 # ---- what the user is told of a file
@@ -426,7 +426,7 @@ CASES = {  # what is wrong → content, rows that are used (None: refused), what
     "prose of several lines": (HEAD + GOOD + b'"farmer, old\nof it, x",61110\n', 3, r"1 .* several lines"),
     "other language": (LANG + b"sv\n", 1, r"published models \(en da .*\): sv", "--language-col lang"),
     "a column of languages that is not named": (LANG + b"en\n", 1, r"not read; --language-col lang reads it"),
-    "wrong column": (LANG + b"en\n", None, r"look whether --target-cols and .* are", "--target-cols lang"),
+    "wrong column": (LANG + b"en\n", None, r"check --target-cols and --formatter", "--target-cols lang"),
     "columns parted by a comma": (
         LANG + b"en\n",
         None,

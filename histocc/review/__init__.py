@@ -1,1 +1,1 @@
-"""Doubtful rows of a coded file to a person and back: `python -m histocc.review`."""
+"""The review of doubtful rows of a coded file by a person: `python -m histocc.review`."""

@@ -1,4 +1,4 @@
-"""Doubtful rows of a coded file to a person and back:
+"""The review of doubtful rows of a coded file by a person:
 
     python -m histocc.review make coded.csv --output sheet.csv --rows 300
     python -m histocc.review apply sheet.csv --to coded.csv --output final.csv
@@ -45,14 +45,14 @@ from histocc.runtime.errors import UserError, raise_if_any, run_command
 from histocc.runtime.files import atomic_write, opened
 from histocc.runtime.files import problems as output_problems
 
-DRAWS = 20_000  # of the distribution of the accuracy
+DRAWS = 20_000  # from the distribution of the accuracy
 NEEDED = {"make": ("output",), "apply": ("to", "output"), "report": ("to",), "serve": ()}
 Port = Annotated[int, number(int, lambda port: 0 < port < 65_000, "a port, 1 … 64999")]
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReviewConfig(Config):
-    """What review takes."""
+    """The flags of review."""
 
     action: str = flag(MISSING, "what to do, see above", choices=tuple(NEEDED), positional=True)
     files: list[str] = flag(
@@ -63,7 +63,7 @@ class ReviewConfig(Config):
     overwrite: bool = flag(False, "replace an output that exists")
     rows: Count = flag(300, "make: lines of the sheet at most")
     sample: bool = flag(False, "make: rows drawn at random, for report, not those most likely to be wrong")
-    seed: CountOrZero = flag(1, "of the draw")
+    seed: CountOrZero = flag(1, "seed of the draw")
     key: str | None = flag(
         None, "codes that may be written: key.csv of a run, or hisco (default for hisco_1 …)", metavar="FILE"
     )
@@ -73,20 +73,20 @@ class ReviewConfig(Config):
     by: str = flag("person", f"apply: who has decided, for the column {DECIDED}")
     training_data: str | None = flag(None, "apply: append texts and decided codes to it", metavar="FILE.csv")
     decisions: str = flag("", "serve: sheet of decisions (default: FILE.decisions.csv)", metavar="FILE.csv")
-    port: Port = flag(8765, "serve: of the page")
+    port: Port = flag(8765, "serve: port of the page")
     input_col: str = flag("occ1", "column with the descriptions", "--column")
     language_col: str | None = flag(None, "column with the languages (default: lang)", "--language-column")
     delimiter: Delimiter | None = flag(None, "delimiter of the coded file (default: found)", metavar="CHAR")
     no_quotes: bool = flag(False, "quotation marks of the coded file are letters like others")
 
     def problems(self) -> list[str]:
-        """What is wrong with these arguments, a line each."""
+        """Return the problems of these arguments, a line each."""
         needed = NEEDED[self.action]
         problems = [f"review {self.action} needs --{name}" for name in needed if not getattr(self, name)]
         if "to" not in needed and (self.to or len(self.files) > 1):
             problems.append(f"review {self.action} takes one file, and no --to")
         if self.by.strip() in ("", MODEL):
-            problems.append(f"--by: {self.by!r} is no name of somebody who decides")
+            problems.append(f"--by: {self.by!r} is not the name of somebody who decides")
         inputs: dict[str | None, str] = dict.fromkeys(self.files, "an input")
         inputs |= {self.to or None: "the coded file", self.key: "the file of --key"}
         inputs |= {self.descriptions: "the file of --descriptions"}
@@ -97,7 +97,7 @@ class ReviewConfig(Config):
 
 
 def words_of_codes(path: str | None, coded: CodedFile, key: list[str] | None) -> dict[str, str]:
-    """Code → description, those of the coded file first. Raises UserError."""
+    """Return code → description; descriptions of the coded file come first. Raises UserError."""
     words = hisco_classes()["title"] if coded.system == "hisco" else {}
     if path is not None:
         codes = key or [code for text in coded.texts.values() for code in text.codes]
@@ -106,14 +106,14 @@ def words_of_codes(path: str | None, coded: CodedFile, key: list[str] | None) ->
 
 
 def codes_of_key(args: ReviewConfig, coded: CodedFile, key: list[str] | None) -> Codes:
-    """The codes that may be written, with their titles. Raises UserError."""
+    """Return the codes that may be written, with their titles. Raises UserError."""
     if key is None and coded.system != "hisco":
         raise UserError(f"--key names the codes of {coded.system} that may be written: key.csv of the run")
     return Codes(key or hisco_key(), coded.system, words_of_codes(args.descriptions, coded, key))
 
 
 def next_command(args: ReviewConfig, sheet: str) -> str:
-    """The command for the shell that takes a sheet of this file."""
+    """Return the shell command that takes a sheet of this file."""
     action = "report" if args.sample else "apply"
     command = ["python", "-m", "histocc.review", action, sheet, "--to", args.files[0]]
     outputs = (f"{args.files[0]}.final{number or ''}.csv" for number in range(1000))
@@ -134,13 +134,13 @@ def make(args: ReviewConfig, coded: CodedFile, key: list[str] | None) -> None:
         drawn = {texts[i].id: times for i, times in Counter(draw.tolist()).items()}
         chosen = [text for text in texts if text.id in drawn]
     if not chosen:
-        raise UserError(f"{coded.path}: has no text that is not decided yet")
+        raise UserError(f"{coded.path}: has no undecided text")
     with atomic_write(os.path.realpath(args.output), args.overwrite) as file:
         file.write(sheet_text(chosen, words_of_codes(args.descriptions, coded, key), drawn))
     rows, doubt = sum(text.rows for text in chosen), sum(text.doubt for text in chosen)
     total = sum(text.doubt for text in texts)
-    how = f"; by its confidence the model is wrong in {doubt:,.0f} of these, and in {total:,.0f} of all"
-    how = f"; how many of these are wrong is not known: {coded.unfitted}" if coded.unfitted else how
+    how = f"; the model expects {doubt:,.0f} of these and {total:,.0f} of all to be wrong"
+    how = f"; it is not known how many of these are wrong: {coded.unfitted}" if coded.unfitted else how
     how = f": {args.rows:,} rows drawn at random" if drawn else how * coded.is_coded
     print(f"{args.output}: {len(chosen):,} texts, which stand in {rows:,} of {coded.rows:,} rows{how}")
     ways = "1 to 5 for the code of that number, a code, several of them with & between, none, or skip"
@@ -189,8 +189,8 @@ def apply(args: ReviewConfig, coded: CodedFile, key: list[str] | None) -> None:
 
 
 def training_rows(path: str, coded: CodedFile, decided: dict[Key, list[str]]) -> tuple[str, bytes]:
-    """(What to tell, the table with a row more for each text with codes that it does not have yet; b"" if it
-    has all). The table need not exist. Raises UserError for one of other columns.
+    """Return (a line for the user, the table with a new row for each text with codes that it lacks; b"" if it
+    lacks none). The table need not exist. Raises UserError if it has other columns.
     """
     texts = [coded.header[coded.text]] + ([] if coded.language is None else [coded.header[coded.language]])
     header, content, known = [*texts, *(coded.header[place] for place in coded.codes)], b"", set()
@@ -210,12 +210,12 @@ def training_rows(path: str, coded: CodedFile, decided: dict[Key, list[str]]) ->
     content = content or csv_text([header])
     table = content + (b"" if content.endswith(b"\n") else b"\n") + csv_text(rows) if rows else b""
     there = sum(map(bool, decided.values())) - len(rows)
-    kept = f"; {there:,} texts are there already and keep their codes" if there else ""
+    kept = f"; {there:,} texts are already there and keep their codes" if there else ""
     return f"{path}: {len(rows):,} rows added{kept}", table
 
 
 def estimate(right: int, drawn: int) -> str:
-    """The accuracy of a file with its 95 % interval, that of Jeffreys' prior (Brown, Cai, DasGupta, 2001,
+    """Return the accuracy of a file with its 95 % interval, by Jeffreys' prior (Brown, Cai, DasGupta, 2001,
     Interval estimation for a binomial proportion).
     """
     draws = np.random.default_rng(1).beta(right + 0.5, drawn - right + 0.5, DRAWS)
@@ -234,7 +234,7 @@ def report(args: ReviewConfig, coded: CodedFile, key: list[str] | None) -> None:
         if decision is None or decision.codes is None:
             continue
         answer, true = set(coded.answer(text.codes, text.decided)), set(decision.codes)
-        # of a ranking, the best code is one of the right ones
+        # a ranking is right if its best code is one of the right ones
         is_right = answer == true or coded.alternatives and not text.decided and bool(answer & true)
         drawn += times
         right += times * is_right
@@ -244,8 +244,8 @@ def report(args: ReviewConfig, coded: CodedFile, key: list[str] | None) -> None:
         raise UserError(f"{what}; chosen texts say nothing about the others: make a sheet with --sample")
     undecided = sum(sheets.drawn.values()) - drawn
     left = f"; {undecided:,} drawn rows have no decision and are left out" if undecided else ""
-    found = f"{estimate(right, drawn)} are right, by {drawn:,} rows that were drawn{left}"
-    print(f"{coded.path}: of its rows with a text, {found}")
+    found = f"{estimate(right, drawn)} of its rows with a text are right, by {drawn:,} drawn rows{left}"
+    print(f"{coded.path}: {found}")
     if sheets.chosen:
         print(f"With the decisions on texts that were chosen: {estimate(corrected, drawn)}.")
 

@@ -1,7 +1,7 @@
 """A page on this machine on which a person decides on texts one by one.
 
-Each decision is a line of the decisions file, a sheet that `review apply` takes, and on disk before the page
-shows the next text. The coded file is only read.
+Each decision is a line of the decisions file, a sheet that `review apply` takes; it is on disk before the
+page shows the next text. The coded file is only read.
 """
 
 import contextlib
@@ -40,19 +40,19 @@ from histocc.runtime.errors import UserError, in_words
 from histocc.runtime.files import naming, sync_folder, take_lock
 from histocc.text import text_key
 
-HOST, PORTS = "127.0.0.1", 20  # so many ports are tried
+HOST, PORTS = "127.0.0.1", 20  # number of ports to try
 COLUMNS = ["text", "language", "rows", DECISION, ID]
-RESERVED_SECONDS = 600.0  # a text that one window shows is not offered to another one for so long
+RESERVED_SECONDS = 600.0  # for this time other windows are not offered a text that one shows
 MAX_BODY = 1 << 16  # bytes of a request
 NEAREST, MIN_SIMILARITY = 3, 0.3  # known texts that are shown
-MAX_COMMON = 5_000  # texts that share three letters: more tell nothing
+MAX_COMMON = 5_000  # texts: a triple of letters that more of them share is ignored
 OPEN = "Open {} in a browser on this machine. Ctrl-C ends."
 ELSEWHERE = "The terminal of review serve says:\n\n" + OPEN.format(f"http://{HOST}:PORT/TOKEN/") + "\n"
 CHANGED = "was changed by another program; start review serve again"
 
 
 class Conflict(Exception):
-    """The text was decided otherwise since the page has shown it."""
+    """An error: the text was decided otherwise since the page showed it."""
 
 
 class KnownTexts:
@@ -72,7 +72,7 @@ class KnownTexts:
         self.codes[text] = codes
 
     def nearest(self, text: str) -> list[str]:
-        """The most similar ones, by the cosine of their sets of triples."""
+        """Return the most similar texts, by the cosine of their sets of triples."""
         triples = triples_of(text)
         shared: Counter[str] = Counter()
         for triple in triples:
@@ -93,16 +93,16 @@ def triples_of(text: str) -> set[str]:
 
 
 class Decisions:
-    """The texts of a file, what is decided on them, and the file that the decisions are appended to. Calls
-    from several threads take turns.
+    """The texts of a file, the decisions on them, and the file to which decisions are appended. Calls from
+    several threads take turns.
 
     Args:
         coded: the file; texts that are decided there are not asked for.
-        codes: that may be decided on.
-        path: of the decisions file, which is begun if it does not exist.
+        codes: the codes that a decision may hold.
+        path: the decisions file, which is created if it does not exist.
 
     Raises:
-        UserError: the decisions file is of another coded file, or none of ours.
+        UserError: the decisions file belongs to another coded file, or is none.
     """
 
     def __init__(self, coded: CodedFile, codes: Codes, path: str):
@@ -110,7 +110,7 @@ class Decisions:
         self.lock = threading.Lock()
         self.texts = most_wrong_first(coded.texts.values())
         self.place = {text.id: i for i, text in enumerate(self.texts)}
-        self.cells: dict[int, str] = {}  # what is decided, as it stands in the file
+        self.cells: dict[int, str] = {}  # decisions, as they stand in the file
         self.rows = sum(text.rows for text in coded.texts.values())
         self.rows_open = sum(text.rows for text in self.texts)
         self.doubt = sum(text.doubt for text in self.texts)
@@ -124,27 +124,27 @@ class Decisions:
 
     @contextlib.contextmanager
     def _held(self) -> Generator[FileIO]:
-        """The file, begun if it does not exist, while no other server writes to it. Raises OSError."""
+        """Open the file, created if it does not exist, while no other server writes to it. Raises OSError."""
         with naming(self.path), open(self.path, "a+b", buffering=0) as file:
             if not take_lock(file):
                 raise OSError(errno.EBUSY, CHANGED)
             yield file
 
     def _open(self) -> int:
-        """Reads the decisions that are there; returns the size of the file."""
+        """Read the decisions that are there; return the size of the file."""
         header = "\ufeff".encode() + csv_text([COLUMNS])
         with self._held() as file:
             file.seek(0)
             content = file.readall()
-            if header.startswith(content):  # new, or the machine went down at once
+            if header.startswith(content):  # new, or cut short when the machine went down
                 file.write(header[len(content) :])
                 sync_folder(self.path)
             elif content.splitlines()[0] != header.rstrip():
-                what = f"{self.path}: is no file of decisions of review serve, in UTF-8 with"
+                what = f"{self.path}: is not a file of decisions of review serve, in UTF-8 with"
                 raise UserError(f"{what} {','.join(COLUMNS)}: choose another one for --decisions")
             elif re.search(rb"-[0-9a-f]{16}\Z", content):  # an editor leaves out the last line's end
                 file.write(b"\n")
-            else:  # behind it is the line that was being written when the machine went down
+            else:  # a line may be half-written since the machine went down
                 file.truncate(content.rfind(b"\n") + 1)
             size = file.seek(0, os.SEEK_END)
         for key, decision in Sheets([self.path], self.coded, self.codes).by_text.items():
@@ -154,7 +154,7 @@ class Decisions:
         return size
 
     def _set(self, place: int, cell: str, codes: tuple[str, ...] | None) -> None:
-        """Counts a decision; cell: UNDO for none."""
+        """Count a decision; cell: UNDO for none."""
         text, before = self.texts[place], self.cells.pop(place, UNDO)
         settled = (cell not in (UNDO, "skip")) - (before not in (UNDO, "skip"))
         self.rows_open -= settled * text.rows
@@ -169,11 +169,11 @@ class Decisions:
             self.cells[place] = cell
 
     def decide(self, text_id: str, answer: list[str] | str, seen: str) -> str:
-        """Appends a decision and syncs it to disk; returns it as it stands in the file.
+        """Append a decision and sync it to disk; return it as it stands in the file.
 
         Args:
             answer: codes; or none, skip, undo.
-            seen: what was decided when the page showed the text, "" for nothing.
+            seen: the decision when the page showed the text, "" for none.
 
         Raises:
             Conflict: somebody else has decided since; nothing is written.
@@ -187,13 +187,13 @@ class Decisions:
                 raise ValueError(f"the answer {answer!r} is neither a list of codes nor none, skip or {UNDO}")
             cell = cell_of(tuple(dict.fromkeys(answer))) if isinstance(answer, list) else answer
             codes = None if cell == UNDO else self.codes.decision(cell, text, len(self.coded.codes))
-            cell = cell if cell == UNDO else cell_of(codes)  # of a title, the code
+            cell = cell if cell == UNDO else cell_of(codes)  # a title becomes its code
             before = self.cells.get(place, "")
             if cell == (before or UNDO):  # the same request again, or the same decision in two windows
                 return cell
             if seen != before:
                 raise Conflict
-            # on one line: blanks do not count
+            # the row stays on one line: blanks do not count
             cells = [" ".join(value.split()) for value in (text.text, text.language)]
             cells += [str(text.rows), cell, f"{CHOSEN}-{text.id}"]
             self._append(csv_text([[escape_formula(each) for each in cells]]))
@@ -214,7 +214,7 @@ class Decisions:
             self.size = file.tell()
 
     def next(self, window: str) -> dict[str, Any]:
-        """The first text that is open and that no other window shows."""
+        """Return the first open text that no other window shows."""
         with self.lock:
             while self.first_open in self.cells:
                 self.first_open += 1
@@ -227,7 +227,7 @@ class Decisions:
             return {"text": None, "elsewhere": len(elsewhere - self.cells.keys())} | self._progress()
 
     def show(self, text_id: str, window: str) -> dict[str, Any]:
-        """One text, decided or not. Raises KeyError."""
+        """Return one text, decided or not. Raises KeyError."""
         with self.lock:
             return self._shown(self.place[text_id], window)
 
@@ -260,7 +260,7 @@ class Decisions:
 
 
 def cell_of(codes: tuple[str, ...] | None) -> str:
-    """A decision as it stands in a sheet."""
+    """Return a decision as it stands in a sheet."""
     if not codes:
         return "skip" if codes is None else "none"
     words = re.compile(f"[1-{MAX_CODES}]|none|skip|{UNDO}", re.IGNORECASE)
@@ -271,14 +271,14 @@ def cell_of(codes: tuple[str, ...] | None) -> str:
 
 
 class Handler(BaseHTTPRequestHandler):
-    """Answers a browser on this machine that has the address with the token."""
+    """The answers to a browser on this machine that has the address with the token."""
 
     protocol_version = "HTTP/1.1"
     timeout = 60.0
     server: "Server"
 
     def is_allowed(self) -> bool:
-        """The page of another site can send requests here, also under another name of this machine."""
+        """Refuse the pages of other sites, which can send requests here under any name of this machine."""
         host, origin = self.headers.get("Host", ""), self.headers.get("Origin")
         token = self.path.split("/")[1] if self.path.startswith("/") else ""
         return (
@@ -338,12 +338,12 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(content)
 
     def log_message(self, *_: Any) -> None:
-        """Says nothing."""
+        """Log nothing."""
 
 
 class Server(ThreadingHTTPServer):
     daemon_threads = True
-    allow_reuse_address = os.name != "nt"  # where it would share a port with another program
+    allow_reuse_address = os.name != "nt"  # there it would share a port with another program
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         if not isinstance(sys.exc_info()[1], OSError):  # the browser has closed the connection
@@ -355,7 +355,7 @@ class Server(ThreadingHTTPServer):
 
 
 def serve(decisions: Decisions, port: int) -> None:
-    """Until Ctrl-C, on the first of some ports that is free. Raises UserError if none is."""
+    """Serve the page until Ctrl-C, on the first of some ports that is free. Raises UserError if none is."""
     for number in range(port, port + PORTS):
         with contextlib.suppress(OSError):
             server = Server(number, decisions)

@@ -1,5 +1,5 @@
-"""A table text by text, and sheets of its texts for a person: CSV that spreadsheets open as it is, and what
-the person has decided.
+"""The texts of a table, and sheets of them for a person: CSV files that spreadsheets open directly, and the
+decisions that the person has written there.
 """
 
 import hashlib
@@ -15,13 +15,13 @@ from histocc.runtime.errors import UserError, raise_if_any
 from histocc.text import UNKNOWN_LANGUAGE, text_key
 
 DECIDED = "decided_by"  # column of the file with decisions
-MODEL = "model"  # in it: nobody has decided
-MAX_CODES = 5  # shown of a text
+MODEL = "model"  # its value if nobody has decided
+MAX_CODES = 5  # shown for a text
 MAX_LISTED = 20  # lines of a sheet that a message names
 DECISION, ID = "decision", "id"
-UNDO = "undo"  # a decision that takes the earlier one of its text back
+UNDO = "undo"  # a decision that withdraws the earlier one on its text
 ID_DIGITS = 16
-# What stands before these in an id: how the text came into the sheet; s3: three of its rows were drawn.
+# The prefix of an id says how the text came into the sheet; s3: three of its rows were drawn.
 CHOSEN, DRAWN = "t", "s"
 _RISKY = ("=", "+", "-", "@", "\t", "\r", "'")
 _NUMBER = re.compile(r"[-+]?\d+(\.\d+)?")
@@ -29,52 +29,53 @@ Key = tuple[str, str]  # a text and its language, as `key_of` gives them
 
 
 def key_of(text: str, language: str) -> Key:
-    """Equal for texts that differ only in case and blanks, in the same language."""
+    """Return a key that is the same for texts of one language that differ only in case and blanks."""
     return text_key(text), language_name(language) or UNKNOWN_LANGUAGE
 
 
 @dataclass
 class CodedText:
-    """A text with what the model says of it."""
+    """A text with the model's answer."""
 
     text: str  # as it stands in its first row
     language: str
     rows: int = 0
-    doubt: float = 0.0  # how many of its rows are expected to be wrong
+    doubt: float = 0.0  # the expected number of wrong rows
     codes: list[str] = field(default_factory=list)
     probs: list[str] = field(default_factory=list)
-    decided: str = ""  # who has decided
-    similar: list[tuple[str, str]] = field(default_factory=list)  # known texts, codes: of predict --explain
+    decided: str = ""  # by whom
+    similar: list[tuple[str, str]] = field(default_factory=list)  # (known text, codes), by predict --explain
 
     @property
     def id(self) -> str:
-        """The same for the same text, language and codes."""
+        """A hash of the text, its language and its codes."""
         content = "\0".join([text_key(self.text), language_name(self.language), *self.codes])
         return hashlib.blake2b(content.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
 
 
 class CodedFile:
-    """All texts of a file as `python -m histocc.predict` writes it, but blank ones, or of another table.
+    """All texts of a file that `python -m histocc.predict` has written, or of another table, except blank
+    ones.
 
     Args:
-        column: with the texts.
-        language_column: None is the column lang, if there is one.
-        delimiter: None finds it; no_quotes: quotation marks are letters.
-        system: the name of the columns of codes that a table without answers of a model gets, or has; None
+        column: the column with the texts.
+        language_column: None: the column lang, if there is one.
+        delimiter: None: it is detected; no_quotes: quotation marks are letters.
+        system: the name of the columns of codes that a table without a model's answers gets, or has; None
             refuses such a table.
 
     Attributes:
-        header: the columns of the file with decisions; text, language, conf, review and decided are places
-            among them (the second to fourth may be None), codes, probs and words lists of places, blanks of
-            what is about the code that was replaced, classes of titles and classes of HISCO, by name.
-        texts, rows: by `key_of`; how many rows the file has.
-        descriptions: code → words, as far as the file has some.
-        unfitted: why conf says nothing of accuracy, "" if all rows have 1 in conf_fitted; None without conf.
-        alternatives: whether the codes behind the first one are other possible answers (decoders topk and
+        header: the columns of the file with decisions. Places among them are text, language, conf, review and
+            decided (the second to fourth may be None), lists of places are codes, probs and words; blanks are
+            places that a decision clears, classes those of titles and classes of HISCO, by name.
+        texts, rows: the texts by `key_of`; the number of rows in the file.
+        descriptions: code → words, if the file has some.
+        unfitted: why conf does not predict accuracy, "" if all rows have 1 in conf_fitted; None without conf.
+        alternatives: whether the codes after the first one are other possible answers (decoders topk and
             full), and not further codes of the same answer.
 
     Raises:
-        UserError: it is none, or lacks a column, or a row cannot be read.
+        UserError: the file is not coded, lacks a column, or has a row that cannot be read.
     """
 
     def __init__(
@@ -96,7 +97,7 @@ class CodedFile:
         first = header.index("prob_1") - 1 if not missing else -1
         self.is_coded = first >= 0 and header[first].endswith("_1")
         if self.is_coded:
-            # what predict writes stands together; columns of the same names elsewhere are the user's own
+            # predict's columns stand together; columns of the same names elsewhere are the user's own
             places = {header[i]: i for i in range(first, header.index("needs_review") + 1)}
             system, nobody = header[first].removesuffix("_1"), MODEL
             new = [] if DECIDED in header[first:] else [DECIDED]
@@ -104,7 +105,7 @@ class CodedFile:
         elif system is None:
             lacks = (missing or ["of codes before prob_1"])[0]
             raise UserError(
-                f"{path}: is no coded file: it has no column {lacks!r} of python -m histocc.predict, but"
+                f"{path}: is not a coded file: it has no column {lacks!r} of python -m histocc.predict, but"
                 f" {', '.join(header)}. A table that no model has coded needs --key hisco, or --key KEY.csv"
             )
         else:
@@ -158,7 +159,7 @@ class CodedFile:
         self.unfitted = None if self.conf is None else "" if marks == {"1"} else unfitted
 
     def read_rows(self) -> Iterator[list[str]]:
-        """The cells of each row, by `header`. Raises UserError if a row cannot be read."""
+        """Yield the cells of each row, by `header`. Raises UserError if a row cannot be read."""
         for chunk in read_chunks(self.path, None, *self.reading):
             if chunk.faults:
                 line, _, reason = chunk.faults[0]
@@ -179,16 +180,16 @@ class CodedFile:
         return [code for cell in cells if (code := code_of_cell(cell, self.formatter))]
 
     def decider(self, row: list[str]) -> str:
-        """Who has decided on a row, "" for nobody."""
+        """Return who has decided on a row, "" for nobody."""
         return "" if row[self.decided] == MODEL else row[self.decided]
 
     def answer(self, codes: list[str], decider: str) -> list[str]:
-        """Those of the codes of a row that are its answer; decider: "" for the model."""
+        """Return the codes of a row that are its answer; decider: "" for the model."""
         return codes[:1] if self.alternatives and not decider else codes
 
 
 def confidence(cell: str) -> float:
-    """How sure the model was, 0 … 1; 0 if it does not say."""
+    """Return the model's confidence, 0 … 1; 0 if the cell holds none."""
     try:
         return min(max(float(cell), 0.0), 1.0) if math.isfinite(float(cell)) else 0.0
     except ValueError:
@@ -199,26 +200,26 @@ def confidence(cell: str) -> float:
 
 
 def most_wrong_first(texts: Iterable[CodedText]) -> list[CodedText]:
-    """The texts that nobody has decided, first those in whose rows most mistakes are expected."""
+    """Return the texts that nobody has decided; texts with the most expected mistakes come first."""
     undecided = [text for text in texts if not text.decided]
     return sorted(undecided, key=lambda text: (-text.doubt, -text.rows, text.text))
 
 
 def escape_formula(cell: str) -> str:
-    """A cell that no spreadsheet takes for a formula: behind an apostrophe, but numbers stay."""
+    """Return a cell that no spreadsheet takes for a formula: behind an apostrophe unless it is a number."""
     return "'" + cell if cell.startswith(_RISKY) and not _NUMBER.fullmatch(cell) else cell
 
 
 def unescape(cell: str) -> str:
-    """What `escape_formula` was given."""
+    """Return the cell that `escape_formula` was given."""
     return cell[1:] if cell.startswith("'") and cell[1:].startswith(_RISKY) else cell
 
 
 def sheet_text(
     texts: Iterable[CodedText], words: dict[str, str], drawn: dict[str, int] | None = None
 ) -> bytes:
-    """A sheet as CSV, with the byte order mark that Excel needs. words: code → description; drawn: of a
-    sample, how often each text was drawn, by its id.
+    """Return a sheet as CSV, with the byte order mark that Excel needs. words: code → description; drawn: how
+    often each text of a sample was drawn, by its id.
     """
     of_codes = [f"{name}_{i}" for i in range(1, MAX_CODES + 1) for name in ("code", "words", "prob")]
     rows = [["text", "language", "rows", *of_codes, DECISION, ID]]
@@ -234,12 +235,12 @@ def sheet_text(
 
 @dataclass(frozen=True)
 class Decision:
-    codes: tuple[str, ...] | None  # those that are right; None if the person has skipped the text
+    codes: tuple[str, ...] | None  # the right ones; None if the person has skipped the text
     place: str  # file and line
 
 
 def formatter_of(system: str) -> BlockyFormatter:
-    """What reads the codes of a system: hisco, occ1950 or another."""
+    """Return the formatter that reads the codes of a system: hisco, occ1950 or another."""
     kind = system.lower() if system.lower() in ("hisco", "occ1950") else "gpf"
     return make_formatter(kind, [f"{system}_1"])
 
@@ -254,8 +255,9 @@ class Codes:
             self.of_title.setdefault(text_key(words[code]), []).append(code)
 
     def decision(self, cell: str, text: CodedText, most: int) -> tuple[str, ...] | None:
-        """What a person has written: 1 … 5, a code in any of the forms that training data may have, a title,
-        several of these with & between; none; skip. most: codes of a row. Raises ValueError.
+        """Return the codes that a person has written: 1 … 5, a code in any of the forms that training data
+        may have, a title, or several of these with & between; () for none, None for skip. most: room for
+        codes in a row. Raises ValueError.
         """
         if cell.strip().lower() in ("skip", "none"):
             return None if cell.strip().lower() == "skip" else ()
@@ -273,7 +275,7 @@ class Codes:
             if code not in self.codes:
                 titled = self.of_title.get(text_key(unescape(part)))
                 if not titled:
-                    raise ValueError(f"{part!r} is no code or title of the key; several codes have & between")
+                    raise ValueError(f"{part!r} is not a code or title of the key; put & between several")
                 if len(titled) > 1:
                     raise ValueError(f"{part!r} is the title of {' and '.join(titled)}: write the code")
                 code = titled[0]
@@ -291,8 +293,8 @@ class Sheets:
         self.key_of_id = {text.id: key for key, text in coded.texts.items()}
         self.by_text: dict[Key, Decision] = {}  # the last one of each text
         self.drawn: dict[Key, int] = {}  # how often a text was drawn
-        self.chosen: set[Key] = set()  # what is decided because it was chosen
-        self.notes: list[str] = []  # what to tell
+        self.chosen: set[Key] = set()  # texts that are decided because they were chosen
+        self.notes: list[str] = []  # for the user
         self.undecided = 0  # lines without a decision
         for path in paths:
             self._read(path)
@@ -300,19 +302,19 @@ class Sheets:
     def _read(self, path: str) -> None:
         try:
             table = table_format(path)
-        except UserError:  # whatever its code page: what counts is ASCII in all of them
+        except UserError:  # in any code page: the cells that count are ASCII in all of them
             table = table_format(path, encoding="latin-1")
         header, width = table.names, len(table.names)
         if wrong := column_problems(path, header, [DECISION, ID]):
-            raise UserError("\n  ".join([*wrong, f"{path} is no sheet of python -m histocc.review make"]))
+            raise UserError("\n  ".join([*wrong, f"{path} is not a sheet of python -m histocc.review make"]))
         problems = []
-        for line, cells in csv_rows(path, table):  # spreadsheets leave empty cells at the end out
+        for line, cells in csv_rows(path, table):  # spreadsheets leave out empty cells at the end
             row = dict(zip(header, map(str.strip, cells + [""] * width)))
             if not row[DECISION] and not row[ID]:
                 continue
             key, place = self.key_of_id.get(row[ID][-ID_DIGITS:]), f"{path}, line {line:,}"
             if key is None:
-                what = f"{place}: is about a text that is not, or decided, or with other codes in"
+                what = f"{place}: its text is missing, decided or coded otherwise in"
                 raise UserError(f"{what} {self.coded.path}: name its own file, or other --decisions")
             try:
                 self._add(place, key, row)
@@ -321,11 +323,11 @@ class Sheets:
         raise_if_any(problems, path, MAX_LISTED)
 
     def _add(self, place: str, key: Key, row: dict[str, str]) -> None:
-        """A line of a sheet. Raises ValueError."""
+        """Add a line of a sheet. Raises ValueError."""
         text = self.coded.texts[key]
         shown = key_of(unescape(row.get("text", text.text)), text.language)
         if shown != key and shown in self.coded.texts and not _NUMBER.fullmatch(text.text.strip()):
-            what = f"the id is that of {text.text!r}, and the text is {row['text']!r}"
+            what = f"the id belongs to {text.text!r}, but the text is {row['text']!r}"
             raise ValueError(f"{what}: was the sheet sorted without all its columns?")
         times = re.match(rf"{DRAWN}(\d+)-", row[ID])
         if times:
