@@ -257,10 +257,10 @@ def test_a_seq2seq_model_gives_the_key_of_its_system(published, tmp_path):
 def test_a_key_of_another_size_is_refused_wherever_it_comes_from(published, tmp_path):
     (tmp_path / "hisco.bin").symlink_to(published)
     start, two = ["--initial-checkpoint", tmp_path / "hisco.bin"], ["61110", "64100"]
-    with pytest.raises(UserError, match="has 1,919 outputs, and its key 2 codes: .*--initial-key"):
+    with pytest.raises(UserError, match="has 1,919 outputs, but its key has 2 codes: .*--initial-key"):
         first_weights(*start, "--initial-key", key_file(tmp_path / "two.csv", two))
     (tmp_path / "key.json").write_text(json.dumps({code: i for i, code in enumerate(two)}))
-    with pytest.raises(UserError, match="hisco.bin: has 1,919 outputs, and its key 2 codes"):
+    with pytest.raises(UserError, match="hisco.bin: has 1,919 outputs, but its key has 2 codes"):
         first_weights(*start)
 
 

@@ -139,7 +139,7 @@ def test_a_folder_as_the_hub_has_it(tmp_path, made_up):
     check(program, coder, made_up[:40])
     for content, message in (
         ({"001": 0, "002": 0}, "must number its 2 different codes 0 … 1"),
-        ({str(i): i for i in range(58)}, "60 outputs, and its key 58 codes"),
+        ({str(i): i for i in range(58)}, "60 outputs, but its key has 58 codes"),
     ):
         (tmp_path / "key.json").write_text(json.dumps(content))
         with pytest.raises(UserError, match=message):
@@ -353,7 +353,7 @@ def test_an_output_without_a_code_is_never_answered(folder, tmp_path, capsys, ke
     torch.save({**content, "key": key}, tmp_path / "model.bin")
     coder, whole = Coder.load(str(tmp_path / "model.bin"), given=given), Coder.load(str(plain))
     said = capsys.readouterr().err
-    assert said == f"{tmp_path}/model.bin: 1 of 5 outputs have no code: never answered\n"
+    assert said == f"{tmp_path}/model.bin: 1 of 5 outputs have no code: never predicted\n"
     assert coder.codes == ["61110", "83110", "51020", "-1"]
     texts = (["smed", "farmer"], ["da", "en"])
     assert (coder.probabilities(*texts) == whole.probabilities(*texts)[:, [0, 2, 3, 4]]).all()

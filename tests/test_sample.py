@@ -78,7 +78,7 @@ def test_the_same_seed_gives_the_bytes_it_has_always_given(tmp_path):
         (("--rows", "5", "--output", "{}/x.csv.gz"), "tables are written as CSV: name it"),
         (("--rows", "5", "--output", "{}/file/x.csv"), "file is not a folder"),
         (("--rows", "5", "--split-dir", "{}", "--output", "{}/val.csv"), "also a file of --split-dir"),
-        (("--rows", "5", "--output", "{}/file"), "exists, with other content; --overwrite"),
+        (("--rows", "5", "--output", "{}/file"), "exists with other content; --overwrite"),
     ],
 )
 def test_bad_arguments_end_with_one_message(tmp_path, arguments, said, capsys):

@@ -1,1 +1,1 @@
-"""Formats of others, in and out: weights, keys, characters; and the names of the published package."""
+"""The formats of other programs, read and written: weights, keys, characters."""

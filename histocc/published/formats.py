@@ -1,5 +1,5 @@
-"""Weights that other programs have published, and those that `export` writes: files, folders, names on the
-hub, and what they hold: tensors and plain Python values, never code.
+"""Weights that other programs have published or that `export` writes: files, folders, names on the hub, and
+their content, which is tensors and plain Python values, never code.
 """
 
 import json
@@ -24,16 +24,16 @@ WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 BESIDE = ("config.json", "key.json", "chars.json")
 KINDS = {"mixer": "a mixer", "flat": "a flat classifier", "encoder": "an encoder alone"}
 KINDS |= {"seq2seq": "a seq2seq model without linear decoder"}
-SETTINGS = "histocc"  # entry of an exported file with what the weights do not say: see `export`
+SETTINGS = "histocc"  # entry of an exported file with the settings of the model: see `export`
 MAX_LEN = 128
-NUMBER = "'?(0|[1-9][0-9]{0,8})'?"  # of an output in a key: how Python shows it, as a number or a text
+NUMBER = "'?(0|[1-9][0-9]{0,8})'?"  # an output in a key, as Python shows a number or a text
 POSITIONS = "encoder.char_embeddings.char_position_embeddings.weight"
 ENCODER_PARTS = ("char_embeddings.", "initial_char_encoder.", "chars_to_molecules.", "encoder.")
 ENCODER_PARTS += ("projection.", "final_char_encoder.", "pooler.")
 
 
 class Given(NamedTuple):
-    """What the user says of weights that do not say it."""
+    """The facts on weights that the user states, since the weights do not."""
 
     formatter: str | None = None  # its kind
     key: Callable[[], list[str]] | None = None  # reads the codes of the outputs, "" for one without
@@ -43,12 +43,12 @@ class Given(NamedTuple):
 
 
 class Published(NamedTuple):
-    """What a file of published weights holds."""
+    """The content of a file of published weights."""
 
     file: str
     kind: str  # one of KINDS
     weights: dict[str, torch.Tensor]  # by our names
-    codes: list[str]  # of the linear outputs, "" for one without; [] if the file does not say them
+    codes: list[str]  # of the linear outputs, "" for one without; [] if the file has none
     chars: list[str] | None  # tokens of its formatter, None for the usual ones
     positions: int  # length of its token sequences; 0 if no config.json says it
     config: dict  # sizes by our names, and how the model reads
@@ -62,19 +62,19 @@ class Published(NamedTuple):
         return len(self.weights.get("linear_decoder.weight", ()))
 
     def with_codes(self, codes: list[str]) -> "Published":
-        """The same, with these codes for its linear outputs. An output without a code is left out, so that
-        it is never answered. Raises UserError unless there are as many codes as outputs, or one fewer.
+        """Return the same with these codes for its linear outputs. An output without a code is left out, so
+        that it is never predicted. Raises UserError unless there are as many codes as outputs, or one fewer.
         """
         outputs = self.outputs or len(codes)
         if outputs - len(codes) not in (0, 1) or not codes:
             raise UserError(
-                f"{self.file}: has {outputs:,} outputs, and its key {len(codes):,} codes: name the key that"
+                f"{self.file}: has {outputs:,} outputs, but its key has {len(codes):,} codes: name the one that"
                 " belongs to it with --key (to train from it: --initial-key), or put it beside as key.json"
             )
         kept, weights = [i for i, code in enumerate(codes) if code], self.weights
         if len(kept) < outputs:
             _say_once(
-                f"{self.file}: {outputs - len(kept)} of {outputs:,} outputs have no code: never answered"
+                f"{self.file}: {outputs - len(kept)} of {outputs:,} outputs have no code: never predicted"
             )
             linear = [name for name in weights if name.startswith("linear_decoder.")]
             weights = {**weights, **{name: weights[name][kept] for name in linear}}
@@ -91,24 +91,24 @@ def _say_once(line: str) -> None:
 
 
 def local_weights(path: str) -> str | None:
-    """The file of weights at `path`: itself, or that of a run's or a published folder; or None."""
+    """Return the file of weights at `path`, which may be a run's or a published folder; or None."""
     return checkpoint.find(path, (checkpoint.BEST, checkpoint.LAST, *WEIGHTS))
 
 
 def files_of(model: str) -> list[str]:
-    """The file of weights at a path, and those beside it that are read with it; [] for a name on the hub."""
+    """Return the file of weights at a path, and those read with it; [] for a name on the hub."""
     file = local_weights(model)
     return [file, *filter(os.path.exists, (_path(file, name) for name in BESIDE))] if file else []
 
 
 def hub_name(name: str) -> str:
-    """The full name of a model on the hub: OccCANINE_s2s_mix is Christianvedel/OccCANINE_s2s_mix."""
-    name = "OccCANINE" if name.lower() == "occ-canine-v1" else name  # as the published program says it
+    """Return the full name of a model on the hub: OccCANINE_s2s_mix is Christianvedel/OccCANINE_s2s_mix."""
+    name = "OccCANINE" if name.lower() == "occ-canine-v1" else name  # as the published program calls it
     return f"Christianvedel/{name}" if "/" not in name and name.lower().startswith("occcanine") else name
 
 
 def from_hub(name: str, force_download: bool = False) -> str:
-    """The folder of a published model, loaded from the hub. Raises UserError."""
+    """Return the folder of a published model, downloaded from the hub. Raises UserError."""
     try:
         from huggingface_hub import snapshot_download
 
@@ -116,15 +116,15 @@ def from_hub(name: str, force_download: bool = False) -> str:
         return snapshot_download(hub_name(name), allow_patterns=files, force_download=force_download)
     except Exception as error:  # no connection, no such name, no permission: the library's own words
         why = "pip install huggingface_hub" if isinstance(error, ImportError) else f"{error!s:.200}"
-        raise UserError(f"{name}: no such file, nor found on the hub as {hub_name(name)} ({why})") from None
+        raise UserError(f"{name}: no such file; not found on the hub as {hub_name(name)} ({why})") from None
 
 
 # ---- what they hold
 
 
 def load_content(file: str) -> dict:
-    """What a file of weights holds, its checksum compared if it has one; an exported safetensors file that
-    lost its metadata is completed from the JSON files beside it. Raises UserError.
+    """Return the content of a file of weights, its checksum compared if it has one. An exported safetensors
+    file that lost its metadata is completed from the JSON files beside it. Raises UserError.
     """
     if not file.endswith(".safetensors"):
         return checkpoint.load(file)
@@ -135,7 +135,7 @@ def load_content(file: str) -> dict:
     with checkpoint.reading(file), safe_open(file, "pt") as held:
         texts = held.metadata() or {}
         content = {name: json.loads(texts[name]) for name in ("key", "chars", SETTINGS) if name in texts}
-        # a copy lies aligned, which sums in the same order as any other model
+        # a copy is aligned, so that sums have the same order as in any other model
         content["model"] = {name: held.get_tensor(name).clone() for name in held.keys()}  # noqa: SIM118
         if SETTINGS not in content and SETTINGS in (beside := _beside(file, "config.json", {})):
             content |= {SETTINGS: beside[SETTINGS], "key": _beside(file, "key.json", {})}
@@ -146,8 +146,8 @@ def load_content(file: str) -> dict:
 
 
 def read(file: str, content: dict | None = None) -> Published:
-    """What a file of published weights holds; content: if it is loaded already. Raises UserError if it is
-    none of KINDS.
+    """Return a file of published weights; content: as `load_content` returns it, if it is loaded. Raises
+    UserError if the file is none of KINDS.
     """
     content = content or load_content(file)
     beside, key, of_key = _beside(file, "config.json", {}), content.get("key"), file
@@ -170,9 +170,9 @@ def read(file: str, content: dict | None = None) -> Published:
 
 
 def codes_of_key(file: str, key: dict) -> list[str]:
-    """The codes of a key (code → number of its output, or the reverse) in the order of the outputs, "" for
-    one without: the published trainer writes NaN, None or an empty name for rows without a code, and skips a
-    number if two are one. Raises UserError unless the numbers are 0, 1, 2 … with at most one gap.
+    """Return the codes of a key (code → number of its output, or the reverse) in the order of the outputs; ""
+    if one has none: the published trainer writes NaN, None or an empty name for rows without a code, and
+    skips a number if two are one. Raises UserError unless the numbers are 0, 1, 2 … with at most one gap.
     """
     for pairs in (list(key.items()), [(code, number) for number, code in key.items()]):
         if all(re.fullmatch(NUMBER, repr(number)) for _, number in pairs):
@@ -187,8 +187,8 @@ def codes_of_key(file: str, key: dict) -> list[str]:
 
 
 def with_our_names(file: str, content: dict) -> tuple[str, dict[str, torch.Tensor]]:
-    """(kind, weights by our names) of a file, without the prefix of a wrapped model, a published position
-    table 0, 1, 2, … and heads of other tasks. Raises UserError if they are of no CANINE model.
+    """Return (kind, weights by our names) of a file, without the prefix of a wrapped model, a published
+    position table 0, 1, 2, … and heads of other tasks. Raises UserError if it holds no CANINE model.
     """
     held = content["model"] if isinstance(content.get("model"), dict) else content
     tensors = {name: value.detach() for name, value in held.items() if isinstance(value, torch.Tensor)}
@@ -207,12 +207,12 @@ def with_our_names(file: str, content: dict) -> tuple[str, dict[str, torch.Tenso
 
 
 def flat_name(name: str) -> str:
-    """Our name of a tensor of a published flat classifier."""
+    """Return our name for a tensor of a published flat classifier."""
     return re.sub("^basemodel[.]", "encoder.", re.sub("^out[.]", "linear_decoder.", name))
 
 
 def sizes(weights: dict[str, torch.Tensor]) -> dict[str, int]:
-    """Those fields of the encoder's config that the shapes of `weights`, by our names, show."""
+    """Return the fields of the encoder's config that follow from the shapes of `weights`, by our names."""
     shown = {
         "num_hash_buckets": (POSITIONS, 0),
         "hidden_size": (POSITIONS, 1),
@@ -232,7 +232,7 @@ def _path(file: str, name: str) -> str:
 
 
 def _beside(file: str, name: str, default: Any) -> Any:
-    """A JSON file beside the weights, of the type of `default`; this if there is none. Raises UserError."""
+    """Return a JSON file beside the weights, of the type of `default`, or `default`. Raises UserError."""
     path = _path(file, name)
     if not os.path.lexists(path):
         return default

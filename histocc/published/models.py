@@ -1,4 +1,4 @@
-"""Models out of checkpoints, exported files and what others published, and what training takes of them."""
+"""Models from checkpoints, exported files and published weights, and what training takes of them."""
 
 import os
 import re
@@ -19,7 +19,7 @@ from histocc.runtime.errors import UserError
 from histocc.text import LANGUAGES, TEXT_RULES
 
 Loaded = tuple[Seq2SeqMixerOccCANINE, BlockyFormatter, dict]
-# What a kind of model lacks: its tensors begin with this.
+# The tensors that a kind of model lacks begin with these.
 LACKING = {"mixer": (), "seq2seq": ("linear_decoder.",), "flat": ("decoder.",)}
 OF_CODES = {  # their dimension of the codes
     "linear_decoder.weight": 0,
@@ -27,14 +27,14 @@ OF_CODES = {  # their dimension of the codes
     "ngrams.linear.weight": 0,
     "ngrams.answers": 1,
 }
-OF_BLOCKS = ("kind", "block_size", "within_block_sep")  # of a formatter: how blocks are written
+OF_BLOCKS = ("kind", "block_size", "within_block_sep")  # settings of a formatter: how blocks are written
 
 
 def build_model(
     config: dict, formatter: BlockyFormatter, codes: int, dropout: float = 0.0, ngram_dropout: float = 0.0
 ) -> Seq2SeqMixerOccCANINE:
-    """The model that a checkpoint's `config` describes, with random weights from torch's generator. Raises
-    ValueError for settings that do not go together.
+    """Return the model that a checkpoint's `config` describes, with random weights from torch's generator.
+    Raises ValueError for settings that contradict each other.
     """
     encoder = CanineConfig.from_dict(config)
     positions = min(encoder.max_position_embeddings, encoder.num_hash_buckets)
@@ -57,8 +57,8 @@ def build_model(
 
 
 class _WithoutWeights(TorchFunctionMode):
-    """On the meta device: no random numbers are drawn, and what is computed lies in memory. Either would make
-    torch import its compiler, which takes seconds.
+    """A mode for the meta device: no random numbers are drawn, and computed values lie in memory. Either
+    would make torch import its compiler, which takes seconds.
     """
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
@@ -71,9 +71,9 @@ class _WithoutWeights(TorchFunctionMode):
 def model_with(
     config: dict, formatter: BlockyFormatter, codes: int, weights: dict, kind: str = "mixer"
 ) -> Seq2SeqMixerOccCANINE:
-    """The model that `config` describes, in evaluation mode and float32, made of just these `weights`:
-    nothing is allocated that they do not hold. Of what a model of this kind lacks, the linear decoder knows
-    no code, and the other writes none. Raises ValueError, RuntimeError and others if they do not fit.
+    """Return the model that `config` describes, in evaluation mode and float32, made of just these `weights`:
+    nothing else is allocated. Parts that this kind of model lacks know no code (linear decoder) or write none
+    (the other). Raises ValueError, RuntimeError and others if the weights do not fit.
     """
     if config["hidden_size"] not in {size for tensor in weights.values() for size in tensor.shape}:
         raise ValueError(f"hidden_size: found {config['hidden_size']!r:.60}, which no tensor has")
@@ -96,7 +96,7 @@ def model_with(
 
 
 def find_weights(path: str, what: str, force_download: bool = False) -> str:
-    """The file of weights at a path, or of a name on the hub. what: begins the message. Raises UserError."""
+    """Return the file of weights at a path, or of a name on the hub. what: begins the UserError's message."""
     file = formats.local_weights(path)
     is_path = path.startswith((".", "/", "~")) or path.endswith((".bin", ".safetensors"))
     if not os.path.lexists(path) and path.count("/") <= 1 and not is_path:
@@ -107,8 +107,8 @@ def find_weights(path: str, what: str, force_download: bool = False) -> str:
 
 
 def load_model(path: str, device: torch.device | str = "cpu", given: Given = Given()) -> Loaded:
-    """(model in evaluation mode, formatter, checkpoint) of a checkpoint, a run's folder, an exported file, or
-    what others published; given: for the last alone. Raises UserError.
+    """Return (model in evaluation mode, formatter, checkpoint) from a checkpoint, a run's folder, an exported
+    file, or published weights; given: for the last alone. Raises UserError.
     """
     file = find_weights(path, path)
     model, formatter, state = model_of(file, formats.load_content(file), given)
@@ -116,22 +116,22 @@ def load_model(path: str, device: torch.device | str = "cpu", given: Given = Giv
 
 
 def brings_settings(content: dict) -> bool:
-    """Whether a file of weights is a checkpoint or an export of histocc, which holds formatter and sizes."""
+    """Return whether a file of weights is a checkpoint or an export of histocc, with formatter and sizes."""
     return "format" in content or "config" in content or formats.SETTINGS in content
 
 
 def model_of(file: str, content: dict, given: Given = Given()) -> Loaded:
-    """As `load_model`, of what `formats.load_content` gave, on the CPU."""
+    """Return `load_model`'s result for the output of `formats.load_content`, on the CPU."""
     if not brings_settings(content):
         with checkpoint.reading(file):
             return _published_model(formats.read(file, content), given)
     if given.formatter or given.key:
-        raise UserError(f"{file}: brings its formatter and its key; leave --formatter out, and --key")
+        raise UserError(f"{file}: has its own formatter and key; leave out --formatter and --key")
     return own_model(file, content)
 
 
 def own_model(file: str, content: dict) -> Loaded:
-    """As `model_of`, of a file of histocc, a run's or an exported one. Raises UserError."""
+    """Return `model_of`'s result for a file of histocc, a run's or an exported one. Raises UserError."""
     with checkpoint.reading(file):
         settings, weights = content.get(formats.SETTINGS, content), content["model"]
         checkpoint.check_format(file, settings.get("format"))
@@ -161,8 +161,8 @@ def load_run(file: str) -> dict:
 
 
 def _published_model(found: Published, given: Given) -> Loaded:
-    """It reads and decodes as it was trained: texts in lower-case ASCII, padded to 128 positions, at which a
-    seq2seq decoder looks too. Raises UserError.
+    """Return a published model. It reads and decodes as it was trained: texts in lower-case ASCII, padded to
+    128 positions; a seq2seq decoder looks at padding, too. Raises UserError.
     """
     if found.kind == "encoder":
         raise UserError(f"{found.file}: an encoder alone codes nothing; --initial-checkpoint trains from it")
@@ -190,18 +190,18 @@ def _published_model(found: Published, given: Given) -> Loaded:
 
 
 def _codes(found: Published) -> list[str]:
-    """Codes of the linear outputs that the file names, or those of the HISCO key if it fits."""
+    """Return the codes of the linear outputs that the file names, or those of the HISCO key if it fits."""
     is_hisco = not found.tokens or _kind_of_formatter(found) == "hisco"
     fits = is_hisco and found.outputs in (0, len(hisco_key()))
     return found.codes or (list(hisco_key()) if fits else [])
 
 
 def _kind_of_formatter(found: Published) -> str | None:
-    """hisco, occ1950 or gpf, by the tokens, or the codes of a flat classifier; None if they do not tell."""
+    """Return hisco, occ1950 or gpf, by the tokens or a flat classifier's codes; None if they do not tell."""
     if not found.tokens:
         repair = BlockyFormatter("hisco", None).repair
         return "hisco" if [repair(code)[0] for code in found.codes] == list(hisco_key()) else None
-    # its program takes files with tokens of their own for general-purpose ones, whatever these are
+    # the published program takes any file with its own tokens for a general-purpose one
     for kind in ("gpf",) if found.chars else ("hisco", "occ1950", "gpf"):
         if found.tokens == BlockyFormatter(kind, ["code"], chars=found.chars).num_classes[0] + 1:
             return kind
@@ -209,13 +209,13 @@ def _kind_of_formatter(found: Published) -> str | None:
 
 
 def _published_formatter(found: Published, given: Given) -> BlockyFormatter:
-    """Of a general-purpose one the key tells block size and separator, as in the published program, and
-    config.json or the target columns the number of codes. Raises UserError if it is not known or given.
+    """Return the formatter of a published model. For gpf the key gives block size and separator, as in the
+    published program, config.json or the target columns the number of codes. Raises UserError without these.
     """
     kind = _kind_of_formatter(found) or (None if found.tokens else given.formatter)
     if kind is None or given.formatter not in (None, kind):
         raise UserError(
-            f"{found.file}: its {found.tokens or 'no'} tokens are those of formatter {kind or 'unknown'}:"
+            f"{found.file}: its {found.tokens or 'no'} tokens belong to formatter {kind or 'unknown'}:"
             " --formatter names the system, chars.json beside the file its tokens"
         )
     if kind != "gpf":
@@ -235,7 +235,7 @@ def _published_formatter(found: Published, given: Given) -> BlockyFormatter:
 
 
 def code_lengths(codes: Iterable[str], separated: bool) -> set[int]:
-    """How many tokens the codes of a general-purpose key have; separated: commas are between these."""
+    """Return how many tokens the codes of a general-purpose key have; separated: by commas."""
     return {len(code.split(WITHIN_BLOCK_SEP) if separated else code) for code in codes}
 
 
@@ -243,18 +243,18 @@ def code_lengths(codes: Iterable[str], separated: bool) -> set[int]:
 
 
 def has_size(config: dict, name: str) -> bool:
-    """Whether the encoder of `config` has the sizes that --model-size `name` makes."""
+    """Return whether the encoder of `config` has the sizes that --model-size `name` makes."""
     sizes = {field: value for field, value in model_config(name).to_dict().items() if "dropout" not in field}
     return sizes.items() <= config.items() and config.get("encoder", True) == (name != NGRAMS)
 
 
 def size_name(config: dict) -> str | None:
-    """tiny, small or base; None for other sizes."""
+    """Return tiny, small or base; None for other sizes."""
     return next((name for name in MODEL_SIZES if has_size(config, name)), None)
 
 
 def system_name(formatter: BlockyFormatter) -> str:
-    """Name of the output columns: hisco, occ1950, or what the target columns have in common."""
+    """Return the name of the output columns: hisco, occ1950, or the common part of the target columns."""
     if formatter.kind != "gpf":
         return formatter.kind
     # hisco_1, code1, but OCC1950 stays
@@ -266,15 +266,15 @@ def system_name(formatter: BlockyFormatter) -> str:
 
 
 def initial_weights(file: str, initial_key: list[str] | None, key: list[str] | None) -> dict:
-    """What a run takes of --initial-checkpoint, a file of histocc or of others. Raises UserError.
+    """Return what a run takes of --initial-checkpoint, a file of histocc or of others. Raises UserError.
 
     Args:
         initial_key: codes of published weights, instead of their own; or None.
-        key: codes of the run, for published weights that hold none and are not of HISCO; or None.
+        key: codes of the run, for published weights of another system than HISCO that hold none; or None.
 
     Returns:
-        model, key, config, args and formatter as a checkpoint has them, formatter None if it is not known;
-        what: the file in words. A published decoder looks at padding, as it was trained; PAD is masked.
+        model, key, config, args and formatter as in a checkpoint, formatter None if it is not known; what: a
+        description of the file. A published decoder looks at padding, as it was trained; PAD is masked.
     """
     content = formats.load_content(file)
     if brings_settings(content):
@@ -308,8 +308,8 @@ def load_initial_weights(
     only_encoder: bool,
     say: Callable[[str], None],
 ) -> None:
-    """Copies what `initial_weights` gave into the model of a run if name and shape fit, of a linear decoder
-    with another key the rows of codes that both have; says what is new.
+    """Copy the result of `initial_weights` into the model of a run where name and shape fit. From a linear
+    decoder with another key copy the rows of codes that both have. Report which weights are new.
     """
     say(f"Initial weights: {first['what']}" + ", the encoder alone" * only_encoder)
     weights = {name: x for name, x in first["model"].items() if name.startswith("encoder." * only_encoder)}

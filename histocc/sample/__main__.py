@@ -1,4 +1,4 @@
-"""Writes sample data as CSV, and splits it by a hash of the text:
+"""Write sample data as CSV, and split it by a hash of the text:
 
 python -m histocc.sample --rows 12000 --seed 1 --output sample.csv
 python -m histocc.sample --rows 12000 --seed 1 --split-dir sample/        # train.csv and val.csv
@@ -25,7 +25,7 @@ VAL_SHARE = 0.1  # of the texts, in val.csv
 
 @dataclass(frozen=True, kw_only=True)
 class SampleConfig(Config):
-    """What sample takes."""
+    """The flags of sample."""
 
     rows: Count = flag(12000, "how many rows")
     seed: CountOrZero = flag(1, "another seed makes other rows")
@@ -36,7 +36,7 @@ class SampleConfig(Config):
 
 @lru_cache(maxsize=1 << 16)  # half of the rows repeat a text
 def in_validation(text: str) -> bool:
-    """Which side of the split a text is on; capital letters make no difference."""
+    """Return whether a text is for validation; capital letters make no difference."""
     digest = hashlib.blake2b(text.casefold().encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") < VAL_SHARE * 2**64
 
@@ -44,8 +44,8 @@ def in_validation(text: str) -> bool:
 def write(
     rows: Iterable[Row], output: str | None = None, split_dir: str | None = None, overwrite: bool = False
 ) -> dict[str, int]:
-    """Writes all rows to `output`, and to train.csv and val.csv in `split_dir`; returns how many went into
-    each file. One that is there with other content is replaced only with `overwrite`. Raises UserError.
+    """Write all rows to `output`, and to train.csv and val.csv in `split_dir`; return how many went into each
+    file. A file with other content is replaced only with `overwrite`. Raises UserError.
     """
     names = [os.path.join(split_dir, name) for name in ("train.csv", "val.csv")] if split_dir else []
     if output and any(files.is_same(output, path) for path in names):
@@ -75,17 +75,17 @@ def write(
 
 def run(args: SampleConfig) -> None:
     if not args.output and not args.split_dir:
-        raise UserError("say where to write: --output FILE, --split-dir DIR, or both")
+        raise UserError("no output is named: give --output FILE, --split-dir DIR, or both")
     try:
         counts = write(rows(args.rows, args.seed), args.output, args.split_dir, args.overwrite)
     except FileExistsError as error:
-        raise UserError(f"{error.filename} exists, with other content; --overwrite replaces it") from None
+        raise UserError(f"{error.filename} exists with other content; --overwrite replaces it") from None
     for path, number in counts.items():
         print(f"{path}: {number:,} rows")
 
 
 def get_args_parser() -> Parser:
-    what = f"Writes made-up register rows with HISCO codes, columns {', '.join(HEADER)}."
+    what = f"Write made-up register rows with HISCO codes, columns {', '.join(HEADER)}."
     what += " The same rows and seed give the same bytes everywhere."
     return Parser(SampleConfig, "python -m histocc.sample", what)
 

@@ -1,16 +1,16 @@
 """Rows like those of historical registers: spellings, slips, abbreviations, widows, ranks, places, several
 occupations.
 
-What they are made of are lists beside this file; columns named en to fr are languages, as rows name them.
+They are made of lists beside this file, in which columns named en to fr are languages, as in the rows.
 
 occupations.csv    codes and their titles, joined by `|`. often: how often a code is drawn; employers: their
                    kinds in phrases.csv; traits: women (titles of women), no widows, craft (has masters and
                    apprentices), trade (people have another occupation beside it), side (one of these)
-phrases.csv        what stands around a title: `{}` is the title, `{s}` its genitive, `@` a town or a person,
+phrases.csv        words around a title: `{}` is the title, `{s}` its genitive, `@` a town or a person,
                    `er > ermeister` another ending of the title. Nothing there changes the code
-spellings.csv      old spellings: a regular expression, and what is written instead
-abbreviations.csv  what clerks usually wrote for a title
-misread.csv        letters of old handwriting, and what they are taken for, everywhere or where they are first
+spellings.csv      old spellings: a regular expression and its replacement
+abbreviations.csv  usual abbreviations of a title
+misread.csv        letters of old handwriting and how they are misread, everywhere or where they are first
 demo.csv           twelve rows to show a trained model
 """
 
@@ -27,13 +27,13 @@ from struct import Struct
 LANGUAGES = ("en", "da", "se", "nl", "ge", "fr")
 Row = tuple[str, str, str, str, str]
 
-# In hundredths: of all rows; of titles beside other words; of rows of the kind
+# Shares in hundredths: of all rows; of titles beside other words; of rows of the kind
 CASES = (lambda text: text[0].upper() + text[1:],) * 20 + (str.title,) * 2 + (str.upper,) * 3
 SPELLED, ABBREVIATED = 15, 4
 SLIPS_OF_NOTHING, STATUS_IN_TOWN, TWO_IN_TOWN, SIDE_FIRST, EMPLOYED = 15, 20, 10, 40, 40
 SLOTS = 12  # places in the draw of one of an occupation's titles; half are any title's
 AT_ONCE = 1024  # rows for which random numbers are made at a time
-_NUMBERS = Struct("<8I")  # those of one row
+_NUMBERS = Struct("<8I")  # the random numbers of one row
 NOT_A_CRAFT = ("arbe", "werker", "mester", "mäst", "meister")  # in titles that take no rank of a craft
 # (kind of rows, from which titles of a language, share of rows in thousandths)
 KINDS = (
@@ -51,19 +51,19 @@ KINDS = (
 
 
 def read(name: str) -> list[dict[str, str]]:
-    """The rows of one of the lists."""
+    """Return the rows of one of the lists."""
     text = resources.files("histocc.sample").joinpath(name).read_text(encoding="utf-8")
     return list(csv.DictReader(text.splitlines()))
 
 
 def demo_rows() -> list[tuple[str, ...]]:
-    """Twelve rows in the six languages, none of which `rows` ever makes."""
+    """Return twelve rows in the six languages, none of which `rows` ever makes."""
     return [tuple(row.values()) for row in read("demo.csv")]
 
 
 def rows(n: int, seed: int) -> Iterator[Row]:
-    """n rows (occ1, lang, hisco_1, hisco_2, hisco_3). The same seed gives the same rows on every machine,
-    and fewer rows are the first of more.
+    """Yield n rows (occ1, lang, hisco_1, hisco_2, hisco_3). The same seed gives the same rows on every
+    machine; a smaller n gives the first of them.
     """
     bits, shown = Random(seed).getrandbits, {text.casefold() for text, *_ in demo_rows()}
     draw = [
@@ -95,8 +95,8 @@ def pick(texts: Sequence, number: int):
 def described(
     kind: str, language: "Language", title: "Title", c: int, d: int, e: int, f: int
 ) -> tuple[str, list["Title"]]:
-    """A text of a kind in lower case, and the titles in it. c to f: random numbers far above the length of
-    what they pick from.
+    """Return a text of a kind in lower case, and the titles in it. c to f: random numbers far above the
+    length of the lists that they pick from.
     """
     text = title.text
     if kind in ("spellings", "short", "slips"):
@@ -133,7 +133,7 @@ def described(
 
 
 def _in_phrase(language: "Language", phrase: str, text: str) -> str:
-    """The title in a phrase, by the grammar of the language."""
+    """Return the title in a phrase, by the grammar of the language."""
     ending, _, instead = phrase.partition(" > ")
     if instead:
         return text.removesuffix(ending) + instead
@@ -153,24 +153,24 @@ def _in_phrase(language: "Language", phrase: str, text: str) -> str:
 
 # How registers write a title
 
-MIN_LETTERS = 6  # of a title that is misread or cut short, and of what is left
-MIN_BEFORE_END, MAX_CONTRACTIONS = 4, 3  # letters before the end in "carpr"; of a title
-MAX_SLIPS = 24  # of one letter; of a long title's every second or third
+MIN_LETTERS = 6  # of a title that is misread or cut short, and of its remainder
+MIN_BEFORE_END, MAX_CONTRACTIONS = 4, 3  # letters before the end in "carpr"; per title
+MAX_SLIPS = 24  # of one letter; a long title keeps every second or third
 DOUBLED = frozenset("lmnprstkfe")  # letters that a writer in doubt doubles
-UNACCENTED = {ord("ø"): "o", ord("æ"): "ae", ord("œ"): "oe", ord("ß"): "s"}  # what NFD does not take apart
+UNACCENTED = {ord("ø"): "o", ord("æ"): "ae", ord("œ"): "oe", ord("ß"): "s"}  # NFD keeps these whole
 _VOWELS, _CONSONANTS = "aeiouyæøåäöüàâéèêëîïôœù", frozenset("bcçdfghjklmnpqrsßtvwxz")
 _HEAD = re.compile(rf"[^{_VOWELS} ]*[{_VOWELS}]+[^{_VOWELS} ]")
 
 
 def spellings(title: str, rules: list[tuple]) -> list[str]:
-    """The title with one rule (substitution, what stands instead) applied throughout, or with two."""
+    """Return the title with one rule (substitution, replacement) applied throughout, or with two."""
     one = [(at, new) for at, (sub, instead) in enumerate(rules, 1) if (new := sub(instead, title)) != title]
     two = [new for at, old in one for sub, instead in rules[at:] if (new := sub(instead, old)) != old]
     return [new for new in [new for _, new in one] + two[: len(one)] if new != title]
 
 
 def slips(title: str, misread: dict[str, list[str]], first: list[tuple[str, str]]) -> list[str]:
-    """The title with a letter left out, doubled, misread or swapped; never at the start of a word."""
+    """Return the title with a letter left out, doubled, misread or swapped, never at the start of a word."""
     if len(title) < MIN_LETTERS:
         return []
     texts = []
@@ -193,7 +193,7 @@ def slips(title: str, misread: dict[str, list[str]], first: list[tuple[str, str]
 
 
 def careless(title: str) -> list[str]:
-    """The title without its accents, with a space too few or too many, or with a full stop."""
+    """Return the title without its accents, with a space too few or too many, or with a full stop."""
     letters = unicodedata.normalize("NFD", title.translate(UNACCENTED))
     texts = ["".join(letter for letter in letters if not unicodedata.combining(letter))]
     if " " in title:
@@ -206,13 +206,13 @@ def careless(title: str) -> list[str]:
 
 
 def _shared(pairs: Iterable[tuple]) -> set:
-    """What stands for more than one code; pairs: (it, a code)."""
+    """Return the items that stand for more than one code; pairs: (item, a code)."""
     first: dict = {}
     return {text for text, code in pairs if first.setdefault(text, code) != code}
 
 
 def _left(title: str) -> Iterator:
-    """What can be left of a title: a beginning, a beginning and an end, the first letters of its words."""
+    """Yield the possible remainders of a title: a beginning, with or without the end, or the initials."""
     yield from (title[:length] for length in range(MIN_LETTERS, len(title) + 1))
     yield from ((title[:length], title[-1]) for length in range(2, len(title)))
     *words, last = title.split()
@@ -222,7 +222,7 @@ def _left(title: str) -> Iterator:
 
 
 def abbreviations(title: str, shared: set) -> list[str]:
-    """The title cut short; shared: what could be left of a title of another code, too."""
+    """Return the title cut short; shared: remainders that a title of another code can leave, too."""
     heads = (title[:length] for length in range(MIN_LETTERS, len(title) - 2))
     short = [f"{head}." for head in heads if head[-1] in _CONSONANTS and head not in shared]  # "blacksm."
     *words, last = title.split()
@@ -239,7 +239,7 @@ def abbreviations(title: str, shared: set) -> list[str]:
 
 
 def _contractions(title: str, shared: set) -> list[str]:
-    """One word without the vowels of its middle ("carpntr"), or its beginning and its end ("carpr")."""
+    """Return one word without the vowels of its middle ("carpntr"), or its beginning and end ("carpr")."""
     start, end = _HEAD.match(title), title[-1]
     if len(title) <= MIN_LETTERS or not start or end in _VOWELS:
         return []
@@ -254,8 +254,8 @@ def _contractions(title: str, shared: set) -> list[str]:
 
 
 def ways_of_writing(tag: str, code_of: dict[str, str]) -> dict[str, tuple[tuple[str, ...], ...]]:
-    """For each title of a language how it is spelled, misread, written carelessly, and cut short. What two
-    codes could share is left out. No occupation at all has its one spelling, and is not cut short.
+    """Return how each title of a language is spelled, misread, written carelessly, and cut short. Forms that
+    two codes could share are left out. A title of no occupation has one spelling, and is not cut short.
     """
     rules = [(re.compile(r["written"]).sub, r["instead"]) for r in read("spellings.csv") if r["lang"] == tag]
     usual = {r["title"]: r["usual"].split("|") for r in read("abbreviations.csv") if r["lang"] == tag}
@@ -282,7 +282,7 @@ def ways_of_writing(tag: str, code_of: dict[str, str]) -> dict[str, tuple[tuple[
 
 
 class Title:
-    """A title of an occupation, and the ways in which registers write it; where there are none, itself."""
+    """A title of an occupation, and the ways in which registers write it; itself if there are none."""
 
     def __init__(self, text: str, row: dict[str, str], language: "Language", ways: tuple):
         self.text, self.code = text, row["hisco"]
@@ -291,7 +291,7 @@ class Title:
         kinds += [] if self.traits & {"women", "no widows"} else [phrases["widow"]]
         is_craft = "craft" in self.traits and not any(part in text for part in NOT_A_CRAFT)
         ranks = (phrases["rank"], phrases["rank as ending"] or phrases["rank"]) if is_craft else ([], [])
-        # of a title as it is, and of one word with the ending that ranks take the place of
+        # for a title as it is, and for one word whose ending a rank replaces
         self.statuses = [[*kinds, rank] if rank else kinds for rank in ranks]
         self.spellings, self.slips, self.careless, self.short = (way or (text,) for way in ways)
         # beside other words it is mostly plain, now and then spelled otherwise or cut short
@@ -306,12 +306,12 @@ class Title:
 
 
 def _mixed(title: str, others: tuple[str, ...], share: float) -> tuple[str, ...]:
-    """The title as often as makes the others this share of the whole."""
+    """Return the title so many times that the others are this share of the whole."""
     return (title,) * max(1, round(len(others) * (100 - share) / share)) + others
 
 
 class Language:
-    """What rows are drawn from: occupations as often as they come, each its titles as often as these do."""
+    """The pool of rows: occupations in proportion to their frequency, each with its titles in theirs."""
 
     def __init__(self, tag: str):
         self.tag = tag

@@ -1,5 +1,5 @@
-"""Codes twelve descriptions that no model trained on the sample has seen, beside their right codes, and says
-how often a thousand other rows are right and how far confidence tells which:
+"""Code twelve descriptions that no model trained on the sample has seen, and show their right codes. Report
+how many of a thousand other rows are right, and how well confidence tells which:
 
 python -m histocc.sample.show --model ./output
 """
@@ -32,7 +32,7 @@ def main(argv: list[str] | None = None) -> int:
 def show(path: str) -> None:
     coder, demo, right = Coder.load(path), demo_rows(), 0
     titles = {row["hisco"]: row["en"].split("|")[0] for row in read("occupations.csv")}
-    table = [("description", "lang", "predicted (probability)", "conf", "right", "", "title of what it is")]
+    table = [("description", "lang", "predicted (probability)", "conf", "right", "", "title of prediction")]
     coded = coder.code([row[0] for row in demo], [row[1] for row in demo])
     for (text, lang, *true), answer in zip(demo, coded):
         codes = [code for code in true if code]
@@ -54,7 +54,7 @@ def show(path: str) -> None:
     coded = coder.code([row[0] for row in others], [row[1] for row in others])
     is_right = np.array([set(answer.codes) == {*row[2:]} - {""} for answer, row in zip(coded, others)])
     conf = np.array([answer.conf or 0.0 for answer in coded])
-    print(f"On {len(others):,} other new rows: {is_right.mean():.1%} right, {conf.mean():.1%} expected by it")
+    print(f"On {len(others):,} other new rows: {is_right.mean():.1%} right, {conf.mean():.1%} expected")
     for target in TARGETS if coder.confidence.curves else ():
         sure = conf >= coder.confidence.limit(coder.best_decoder, target)[0]
         if sure.any():
