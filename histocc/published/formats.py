@@ -68,8 +68,8 @@ class Published(NamedTuple):
         outputs = self.outputs or len(codes)
         if outputs - len(codes) not in (0, 1) or not codes:
             raise UserError(
-                f"{self.file}: has {outputs:,} outputs, but its key has {len(codes):,} codes: name the one that"
-                " belongs to it with --key (to train from it: --initial-key), or put it beside as key.json"
+                f"{self.file}: has {outputs:,} outputs, but its key has {len(codes):,} codes: name its key"
+                " with --key (to train from it: --initial-key), or put it beside the file as key.json"
             )
         kept, weights = [i for i, code in enumerate(codes) if code], self.weights
         if len(kept) < outputs:
