@@ -1,4 +1,4 @@
-"""The flags of any training script, and what of them does not go together."""
+"""The flags of any training script, and the checks of flags that exclude each other."""
 
 import importlib.util
 import os
@@ -32,14 +32,14 @@ BatchSize = Annotated[
     number(
         lambda text: AUTO if text == AUTO else int(text),
         lambda value: value == AUTO or 1 <= value < 10**12,
-        "a whole number of at least 1, nor auto",
+        "a whole number of at least 1, or auto",
     ),
 ]
 
 
 def wandb_login_error() -> str:
-    """Return why W&B cannot log in, "" if it says nothing; without a terminal it does not prompt, and silent
-    it asks no server.
+    """Return why W&B cannot log in, "" if it reports nothing. Without a terminal it does not prompt; when
+    silent it asks no server.
     """
     program = "import wandb\ntry: wandb.login(verify=False)\nexcept wandb.Error as error: print(error)"
     line, silent = [sys.executable, "-P", "-c", program], os.environ | {"WANDB_SILENT": "true"}
@@ -152,23 +152,23 @@ class Machine(Processes):
 
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig(RunFiles, Loading, Steps, Machine):
-    """What every training script takes."""
+    """The flags of every training script."""
 
     @property
     def samples_at_once(self) -> int:
-        """--batch-size; if it is auto and still open the script's default."""
+        """The value of --batch-size; the script's default if it is auto and not yet chosen."""
         return type(self).batch_size if self.batch_size == AUTO else self.batch_size
 
     def total_batch(self, processes: int) -> int:
-        """Samples of an optimizer step over all processes."""
+        """Return the number of samples of an optimizer step, over all processes."""
         return self.global_batch_size or self.samples_at_once * processes * self.accumulate_steps
 
     def problems(self) -> Iterator[str]:
-        """What is wrong with these arguments, a line each."""
+        """Yield the problems of these arguments, a line each."""
         for name, package in EXTRAS.items():
             if getattr(self, name) and importlib.util.find_spec(package) is None:
                 yield f"{flag_of(name)} needs the package {package}: pip install {package}"
-        is_new = self.overwrite or not exists_in(self.save_path)  # a run that is resumed goes without W&B
+        is_new = self.overwrite or not exists_in(self.save_path)  # a resumed run can do without W&B
         if self.log_wandb and is_new and (reason := wandb_login_error()):
             yield f"--log-wandb: {reason} Without an account, set WANDB_MODE=offline."
         formats = self.bf16, self.fp16, self.use_amp, self.float64

@@ -1,4 +1,4 @@
-"""What a run takes: `--batch-size auto`, `--dry-run`, and what to type if memory is short."""
+"""The resources that a run takes: `--batch-size auto`, `--dry-run`, and advice if memory is short."""
 
 import sys
 import time
@@ -18,15 +18,15 @@ from histocc.trainer import loop
 from histocc.trainer.batches import BatchLoader, Rows, widest
 from histocc.trainer.config import TrainConfig
 
-STEPS = 3  # that a dry run measures, after one that it does not
-FIRST, FULL = 8, 0.85  # first batch size tried; share of a GPU's free memory that may fill
+STEPS = 3  # measured by a dry run, after one that is not
+FIRST, FULL = 8, 0.85  # first batch size tried; share of a GPU's free memory that may be used
 
 
 def choose_batch_size(
     args: TrainConfig, world: World, model: nn.Module, task: loop.Task, rows: Rows, precision: Precision
 ) -> TrainConfig:
-    """--batch-size auto: as many samples at once as fit into every GPU, or the script's default; the total
-    batch stays that of the default. All ranks.
+    """Return the arguments with --batch-size auto replaced by as many samples as fit into every GPU, or by
+    the script's default; the total batch stays that of the default. All ranks.
     """
 
     def forward_backward(size: int) -> None:
@@ -46,8 +46,8 @@ def choose_batch_size(
 
 
 def find_batch_size(run: Callable[[int], None], most: int, world: World, still_to_come: int = 0) -> int:
-    """The largest number of samples, of 8, 16, 32 … and `most`, that fits into the memory of every GPU. All
-    ranks. run: takes so many through the model and back; still_to_come: bytes that a step needs besides.
+    """Return the largest number of samples, of 8, 16, 32 … and `most`, that fits into the memory of every
+    GPU. All ranks. run: takes so many forward and backward; still_to_come: bytes that a step needs besides.
     """
     best = 1
     for size in [size for size in (FIRST << i for i in range(12)) if size < most] + [most]:
@@ -69,7 +69,7 @@ def find_batch_size(run: Callable[[int], None], most: int, world: World, still_t
 
 
 def memory_advice(args: TrainConfig, world: World) -> AbstractContextManager[None]:
-    """Running out of memory inside ends with flags for the same total batch with less at once."""
+    """Return a context in which a lack of memory ends with flags for the same total batch, less at once."""
     rows, advice = args.samples_at_once, "Take"
     if rows > 1:
         parts = next(n for n in range(2, rows + 1) if rows % n == 0)
@@ -83,9 +83,9 @@ def memory_advice(args: TrainConfig, world: World) -> AbstractContextManager[Non
 
 
 def estimate(run: loop.Run, loader: BatchLoader, start: int) -> None:
-    """--dry-run: takes steps that lead nowhere and says what a run from step `start` takes. All ranks."""
+    """Take steps that lead nowhere and print what a run from step `start` takes (--dry-run). All ranks."""
     world, plan = run.world, loader.plan
-    if world.device.type == "cuda":  # what the search for the batch size has tried does not count
+    if world.device.type == "cuda":  # the search for the batch size does not count
         torch.cuda.reset_peak_memory_stats(world.device)
 
     # Steps over batches of the epoch; the weights that they change are thrown away. The first is slow.
@@ -98,7 +98,7 @@ def estimate(run: loop.Run, loader: BatchLoader, start: int) -> None:
         synchronize(world.device)
         seconds = (time.perf_counter() - started) / max(state.step, 1)
 
-    # What takes the most memory may come late in an epoch.
+    # The batch that takes the most memory may come late in an epoch.
     rows = -(-plan.global_batch_size // (world.size * plan.micro_batches(0)))
     batch = loop.to_device(widest(loader.dataset.rows, rows), world.device)
     loop.forward_backward(run.model, run.task, batch, run.precision)
@@ -115,7 +115,7 @@ def estimate(run: loop.Run, loader: BatchLoader, start: int) -> None:
 
 
 def peak_memory(device: torch.device) -> int:
-    """Bytes: on a GPU what torch has reserved there, else of the process; 0 if the system does not say."""
+    """Return bytes: torch's reserve on a GPU, else the process's peak; 0 if the system does not say."""
     if device.type == "cuda":
         return torch.cuda.max_memory_reserved(device)
     if sys.platform == "win32":

@@ -29,7 +29,7 @@ OWN_COLUMNS = (*COUNTS, *MEASURED, *SUMMED_COLUMNS)  # of the trainer itself
 
 
 def log_columns(task_columns: Iterable[str]) -> tuple[str, ...]:
-    """Columns of logs.csv, in order, for a task with these columns; see `histocc.trainer.loop`."""
+    """Return the columns of logs.csv, in order, for a task with these columns; see `histocc.trainer.loop`."""
     task_columns = tuple(task_columns)
     losses = [name for name in task_columns if name.startswith("loss")]
     return (
@@ -44,14 +44,14 @@ def log_columns(task_columns: Iterable[str]) -> tuple[str, ...]:
 
 
 def complete_lines(path: str) -> list[str]:
-    """Of a logs.csv, with their ends: the last one may be half-written. Raises UserError."""
+    """Return the lines of a logs.csv, with their ends, except a half-written one. Raises UserError."""
     with opened(path) as file:
         lines = file.read().decode(errors="replace").replace("\0", "").splitlines(keepends=True)
     return [line for line in lines if line.endswith("\n")]
 
 
 def read_numbers(path: str) -> list[dict[str, float | None]]:
-    """Rows of a logs.csv, None for an empty cell; damaged ones are left out. [] if there is no such file."""
+    """Return the rows of a logs.csv, None for an empty cell, except damaged ones; [] without such a file."""
     empty, rows = dict.fromkeys(log_columns(("loss",))), []
     with contextlib.suppress(UserError, csv.Error):
         for row in csv.DictReader(complete_lines(path)):
@@ -63,7 +63,7 @@ def read_numbers(path: str) -> list[dict[str, float | None]]:
 
 
 def validation_line(values: dict[str, Any], columns: tuple[str, ...]) -> str:
-    """One line on a validation; accuracies (…_acc) as percentages."""
+    """Return one line on a validation, with accuracies (…_acc) as percentages."""
     parts = [f"validation at step {values['step']:,}: loss {values['val_loss']:.4f}"]
     for name in columns[columns.index("val_loss") :]:
         if values.get(name) is not None and name not in OWN_COLUMNS and not name.startswith("val_loss"):
@@ -77,9 +77,9 @@ class RunLog:
     """The log of one run; every method may be called on every rank and acts on rank 0 alone.
 
     Args:
-        own: files of the run, of which it writes logs.csv and status.json; None writes no file.
-        start, stop_step: steps done, −1 for a new run; where this start ends. Rows after `start` are dropped;
-            with `again` that of this step, too, which is still to be written.
+        own: files of the run, of which it writes logs.csv and status.json; None: it writes no file.
+        start, stop_step: steps done, −1 for a new run; the step at which this start ends. Rows after `start`
+            are dropped; with `again` also the row of `start`, which is still to be written.
     """
 
     def __init__(
@@ -120,7 +120,7 @@ class RunLog:
             print(text, flush=True)
 
     def step(self) -> None:
-        """Counts steps; after a few says how long the rest will take: the first row may be minutes away."""
+        """Count steps; after a few, print how long the rest will take: the first row may be minutes away."""
         self.steps += 1
         if self.steps == FIRST_ESTIMATE:
             self.say(f"{self.steps} steps done, about {self._left(self.first_step + self.steps)}")
@@ -130,7 +130,7 @@ class RunLog:
         return f"{duration(seconds * (self.stop_step - step))} left"
 
     def row(self, values: dict[str, Any]) -> None:
-        """One row of logs.csv, of the trackers and on the console. `values` may hold any of the columns."""
+        """Write one row to logs.csv, the trackers and the console. `values` may hold any of the columns."""
         if not self.is_main:
             return
         step = values["step"]
@@ -160,7 +160,7 @@ class RunLog:
             self.say(validation_line(values, self.columns))
 
     def _append(self) -> None:
-        """Rows that cannot be written (no space left, the folder gone) wait for the next one."""
+        """Write waiting rows; if they cannot be written (no space, no folder), they wait for the next one."""
         if self.own is None:
             return
         path = self.own.path(LOG)
@@ -178,7 +178,7 @@ class RunLog:
             self.say(f"WARNING: {path} could not be written: {error.strerror}. Its rows are kept for later.")
 
     def _write_status(self, **values: Any) -> None:
-        """Brings status.json up to date, as far as it can be written."""
+        """Bring status.json up to date, if it can be written."""
         self.status |= {**values, "updated": time.time()}
         with contextlib.suppress(OSError):
             if self.own is not None:
@@ -186,7 +186,8 @@ class RunLog:
                     file.write(json.dumps(self.status).encode())
 
     def close(self, state: str = "ended", step: int | None = None) -> None:
-        """Later calls do nothing. state: what became of the run; step: steps done (None: of the last row)."""
+        """End the log; later calls do nothing. state: how the run ended; step: steps done (None: as logged).
+        """
         if self.status["state"] != RUNNING:
             return
         self._write_status(state=state, step=self.status["step"] if step is None else step)

@@ -1,22 +1,22 @@
 """The training loop, for any model: `train`, `train_one_epoch`, `evaluate`.
 
-What is trained is a task, any object with
+It trains a task, which is any object with
 
-    columns: names of what it computes, in the order of logs.csv. Names that begin with "loss" are losses:
+    columns: names of its values, in the order of logs.csv. Names that begin with "loss" are losses:
         they are trained and validated (train_loss, val_loss); the others are figures of validation.
-    losses(model, batch) -> {name: [B]}: "loss" is the one that is trained. The model is the one that was
-        wrapped (DDP, FSDP), under autocast.
+    losses(model, batch) -> {name: [B]}: "loss" is the one that is trained. The model is the wrapped one
+        (DDP, FSDP), under autocast.
     metrics(model, batch) -> {name: [B] or (sums [B], counts [B])}: one value for each column, in
         validation: the bare model, in evaluation mode, without gradients, under autocast. The losses are
         among them, so that one forward pass serves both. A pair stands for a ratio: the figure is the sum
         of all sums divided by that of all counts.
 
-Values are per sample, never means: that is what makes the mean exact on any number of processes.
+Values are per sample, never means, so that the mean is exact on any number of processes.
 
-A batch is a dict of what the model needs, with tensors of B samples, and three entries of the loop, each
+A batch is a dict with the tensors of B samples that the model needs, and three entries for the loop, each
 with a default for plain loaders:
 
-    weights [B]: of the samples (1); 0 for one that only fills a batch up.
+    weights [B]: weights of the samples (1); 0 for one that only fills up a batch.
     global_count: sum of the weights of the whole optimizer step, on all ranks (B × ranks); needed if a step
         has several micro-batches.
     last_micro_batch: whether the optimizer's step comes after this batch (True).
@@ -42,14 +42,14 @@ from histocc.runtime.world import World
 from histocc.trainer.log import SUMMED_COLUMNS, log_columns
 from histocc.trainer.schedule import set_learning_rate
 
-COUNT = " count"  # follows the name of a figure: what its sum is divided by
+COUNT = " count"  # follows the name of a figure: the divisor of its sum
 GPU_CHECK_INTERVAL = 10  # steps; looking at a value waits for the device
 Task = Any  # an object as the docstring above says: no class to inherit, nothing to register
 
 
 @dataclass(frozen=True)
 class Run:
-    """What is trained, with what, for how long, and what happens between two steps.
+    """The parts of a training, its length, and the work between two steps.
 
     Args:
         model: as `histocc.runtime.parallel.wrap` returns it.
@@ -64,15 +64,14 @@ class Run:
         flops: floating point operations of a micro-batch, as the loader gave it, forward and backward.
         total_steps, stop_step: optimizer steps of the whole run; where it ends before that.
         log_interval, eval_interval, save_interval: in optimizer steps; None: never.
-        best_by: of the figures of a validation, the higher the better; best.bin has the highest. None: the
-            lowest loss.
+        best_by: a measure of a validation's figures; best.bin has the highest. None: the lowest loss.
         patience: the run ends when so many validations in a row were no better than the best; None: never.
         validate_first: whether there is a validation and a checkpoint before the first step.
         epoch_name: name of the checkpoint of each epoch, with {} for its number; "": none.
         save: called on all ranks with the step, the names of the files due, and the position that a resumed
             run takes up; returns the error, the same on all ranks, "" or None if there is none.
         log, step_done: called on all ranks with a row of the log; after each step.
-        stop: a collective, asked before each step and each batch of a validation: whether to stop.
+        stop: a collective, called before each step and batch of a validation; returns whether to stop.
     """
 
     model: nn.Module
@@ -108,7 +107,7 @@ class Run:
 
 @dataclass
 class State:
-    """How far a run is; `position` is what checkpoints keep of it."""
+    """The progress of a run; checkpoints keep its `position`."""
 
     step: int = 0  # optimizer steps done
     samples: float = 0  # trained on, by all ranks
@@ -121,7 +120,7 @@ class State:
     finite_step: int | None = None  # of the last validation, whose loss is finite
     unfinished: bool = False  # the run was stopped inside the validation of this step
     stopped: bool = False
-    waited: float = 0.0  # seconds for batches, while the clock runs
+    waited: float = 0.0  # seconds spent waiting for batches, while the clock runs
     started: float | None = field(default_factory=time.perf_counter)  # None while nothing is trained
     matmul_rate: float = 0.0  # of all ranks, once it is measured
 
@@ -129,7 +128,7 @@ class State:
 
     @classmethod
     def resumed(cls, step: int, position: dict[str, Any], world: World) -> "State":
-        """Of a run that continues from a checkpoint. On another number of ranks rank 0 has all sums."""
+        """Return the state of a resumed run. On another number of ranks rank 0 has all sums."""
         position = {"since_best": 0} | position  # which older checkpoints lack
         sums: list[dict[str, float]] = position["sums"]
         if len(sums) != world.size:
@@ -138,7 +137,7 @@ class State:
         return cls(step, sums=dict(sums[world.rank]), **{name: position[name] for name in cls.KEPT})
 
     def position(self, world: World) -> dict[str, Any]:
-        """For `resumed`, in plain Python types. All ranks."""
+        """Return the position for `resumed`, in plain Python types. All ranks."""
         self.stop_clock(world)
         values = {name: getattr(self, name) for name in self.KEPT}
         return {
@@ -153,7 +152,7 @@ class State:
         return self.since_best >= (patience or math.inf)
 
     def stop_clock(self, world: World) -> None:
-        """What follows is no training time; the time before it counts as a mean over the ranks."""
+        """Stop counting training time; the time so far counts as a mean over the ranks."""
         if self.started is not None:
             synchronize(world.device)
             self.add("seconds", (time.perf_counter() - self.started) / world.size)
@@ -162,7 +161,7 @@ class State:
 
 
 def train(run: Run, loaders: dict[str, Any], state: State | None = None) -> int:
-    """Trains from `state.step` to `run.last_step`, or to the end of `run.patience`. All ranks.
+    """Train from `state.step` to `run.last_step`, or to the end of `run.patience`. All ranks.
 
     Args:
         loaders: "train" and, if there is something to validate on, "val": iterables of batches. One with a
@@ -203,7 +202,7 @@ def train(run: Run, loaders: dict[str, Any], state: State | None = None) -> int:
 def train_one_epoch(
     run: Run, batches: Iterable[dict[str, Any]], state: State, epoch: int, val_loader: Any = None
 ) -> None:
-    """Takes optimizer steps until the batches end, or as `train` does. All ranks.
+    """Take optimizer steps until the batches end, or as `train` does. All ranks.
 
     The loss of a step is the mean over all its samples, whichever rank holds them. A step whose gradient is
     not finite changes nothing and is counted.
@@ -259,10 +258,10 @@ def train_one_epoch(
         if run.scheduler is not None:
             run.scheduler.step()
 
-        # Its figures.
+        # The figures of the step.
         state.step += 1
         state.samples += global_count
-        for name, value in sums.items():  # those of a step that was skipped are no figures
+        for name, value in sums.items():  # those of a skipped step do not count
             state.add(name, torch.where(taken, value, 0.0))
         state.add("count", world.is_main * global_count * taken.double())
         state.add("samples", world.is_main * global_count)
@@ -271,7 +270,7 @@ def train_one_epoch(
         state.grad_norm = norm if state.grad_norm is None else torch.where(taken, norm, state.grad_norm)
         state.bad_steps = (state.bad_steps + 1) * bad.long()
 
-        # What is due after it: log, validation, checkpoint.
+        # Log, validation and checkpoint, if they are due.
         if run.step_done is not None:
             run.step_done()
         between_steps(run, state, epoch, val_loader)
@@ -280,8 +279,8 @@ def train_one_epoch(
 def forward_backward(
     model: nn.Module, task: Task, batch: dict[str, Any], precision: Precision, ranks: int = 1
 ) -> tuple[dict[str, Tensor], float]:
-    """Forward and backward pass of a micro-batch: adds the gradients of its share of the step's mean loss,
-    times the number of ranks, by which DDP and FSDP divide the gradients.
+    """Run a micro-batch forward and backward: add the gradients of its share of the step's mean loss, times
+    the number of ranks, by which DDP and FSDP divide the gradients.
 
     Returns:
         The weighted sums of its losses, and the number of samples of the whole optimizer step.
@@ -301,10 +300,10 @@ def forward_backward(
 
 
 def warm_up(model: nn.Module, task: Task, loader: Any, world: World, precision: Precision) -> None:
-    """Two throw-away passes before a run: DDP lays its buckets out again after its first step, so a resumed
-    run would sum the gradients of more than two ranks in another order than one that was never interrupted;
-    FSDP finds out in its first pass which module is the outermost; what torch.compile makes depends on the
-    shapes that it sees first. All ranks.
+    """Run two throw-away passes before a run. DDP lays its buckets out again after its first step, so a
+    resumed run would sum the gradients of more than two ranks in another order than one that was never
+    interrupted; FSDP finds out in its first pass which module is the outermost; torch.compile's output
+    depends on the shapes that it sees first. All ranks.
     """
     batch = to_device(loader.dataset[0, 0][0], world.device)
     for _ in range(2):
@@ -313,10 +312,10 @@ def warm_up(model: nn.Module, task: Task, loader: Any, world: World, precision: 
 
 
 def between_steps(run: Run, state: State, epoch: int, val_loader: Any = None) -> None:
-    """Logs, validates and saves what is due after `state.step`. All ranks.
+    """Log, validate and save, as is due after `state.step`. All ranks.
 
     Raises:
-        Stopped: inside the validation; whoever resumes validates again, and then writes the row.
+        Stopped: inside the validation; a resumed run validates again, and then writes the row.
         TrainingError: on all ranks alike, if loss or gradients are no longer finite.
     """
     step, at_end = state.step, state.step in (0, run.last_step)
@@ -365,22 +364,22 @@ def between_steps(run: Run, state: State, epoch: int, val_loader: Any = None) ->
 
 
 def diverged(step: int, what: str, good_step: int | None) -> TrainingError:
-    """good_step: the last one known to be good."""
+    """Return the error of a run that has diverged. good_step: the last one known to be good."""
     good = f"checkpoints up to step {good_step:,} (--initial-checkpoint)" if good_step else "no checkpoint"
     return TrainingError(
         f"step {step:,}: {what}: the run has diverged. Known to be good: {good}. Start again in another"
-        " folder, with a lower --learning-rate (a third) or more --warmup-pct; with --fp16, --bf16 instead"
+        " folder, with a lower --learning-rate (a third) or more --warmup-pct; with --fp16, try --bf16"
     )
 
 
 def save(run: Run, state: State, names: list[str]) -> str | None:
-    """A checkpoint under these names; the error if it failed. All ranks."""
+    """Save a checkpoint under these names; return the error if it failed. All ranks."""
     position = state.position(run.world)
     return None if run.save is None else run.save(state.step, names, position)
 
 
 def log_row(run: Run, state: State, epoch: int) -> dict[str, Any]:
-    """Values for the log since the last row, over all ranks; starts the next row. All ranks."""
+    """Return values for the log since the last row, over all ranks; start the next row. All ranks."""
     world = run.world
     state.stop_clock(world)
     total = world.sum_over_ranks(state.sums)
@@ -415,11 +414,11 @@ def evaluate(
     precision: Precision | None = None,
     stop: Callable[[], bool] | None = None,
 ) -> dict[str, float]:
-    """The task's figures over all samples of all ranks' `batches`: {"val_loss": …} for losses and {name: …}
-    for the others, nan if nothing was counted. All ranks.
+    """Return the task's figures over all samples of all ranks' `batches`: {"val_loss": …} for losses and
+    {name: …} for the others, nan if nothing was counted. All ranks.
 
     Raises:
-        Stopped: `stop` said so on the way.
+        Stopped: `stop` returned True.
         ValueError: no rank has a sample, or the task does not keep to its interface.
     """
     return figures_of(rank_totals(model, batches, task, world, precision, stop), world)
@@ -433,8 +432,8 @@ def rank_totals(
     precision: Precision | None = None,
     stop: Callable[[], bool] | None = None,
 ) -> dict[str, Tensor | float]:
-    """This rank's part of `evaluate`, for `figures_of`: weighted sums by figure; COUNT: of samples;
-    name + COUNT: the denominator of a ratio. All ranks.
+    """Return this rank's part of `evaluate`, for `figures_of`: weighted sums by figure; COUNT: the number of
+    samples; name + COUNT: the denominator of a ratio. All ranks.
     """
     raw_model, precision = unwrap(model), precision or Precision("float32")
     totals: dict[str, Tensor | float] = {}
@@ -459,7 +458,7 @@ def rank_totals(
 
 
 def figures_of(totals: dict[str, Tensor | float], world: World) -> dict[str, float]:
-    """What `evaluate` returns, from the totals of all ranks. All ranks. Raises ValueError."""
+    """Return `evaluate`'s figures from the totals of all ranks. All ranks. Raises ValueError."""
     names = next(filter(None, world.gather(list(totals))), [COUNT])
     total = world.sum_over_ranks({name: totals.get(name, 0.0) for name in names})  # a rank may have no batch
     samples = total.pop(COUNT)
@@ -474,7 +473,7 @@ def figures_of(totals: dict[str, Tensor | float], world: World) -> dict[str, flo
 
 
 def to_device(batch: dict[str, Any], device: torch.device) -> dict[str, Any]:
-    """The batch with its tensors on `device`; pinned memory is copied while the device works."""
+    """Return the batch with its tensors on `device`; pinned memory is copied while the device works."""
     return {
         name: value.to(device, non_blocking=True) if isinstance(value, Tensor) else value
         for name, value in batch.items()
@@ -482,7 +481,7 @@ def to_device(batch: dict[str, Any], device: torch.device) -> dict[str, Any]:
 
 
 def check_values(task: Task, values: Any, batch: dict[str, Any], method: str = "losses") -> int:
-    """The number of samples of a batch. Raises ValueError if the task has not computed a value for each."""
+    """Return the number of samples of a batch. Raises ValueError if the task lacks a value for one."""
     who = f"{type(task).__name__}.{method}"
     expected = {"loss", *(name for name in task.columns if method == "metrics" or name.startswith("loss"))}
     if not isinstance(values, dict) or set(values) != expected:

@@ -1,4 +1,4 @@
-"""Learning rate of a step: linear warm-up, then linear decay; and the optimizer whose rate it is."""
+"""The learning rate of a step: linear warm-up, then linear decay; and the optimizer whose rate it is."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,10 +11,10 @@ from histocc.trainer.config import TrainConfig
 
 
 def linear_factor(step: int, warmup_steps: int, total_steps: int) -> float:
-    """Factor on the peak learning rate for optimizer step `step` (0-based).
+    """Return the factor on the peak learning rate for optimizer step `step` (0-based).
 
-    Rises from 1/(warmup_steps + 1), reaches 1 at step `warmup_steps`, and falls to 1/(total_steps −
-    warmup_steps) at the last step; 0 from `total_steps` on.
+    It rises from 1/(warmup_steps + 1), reaches 1 at step `warmup_steps`, and falls to 1/(total_steps −
+    warmup_steps) at the last step; it is 0 from `total_steps` on.
     """
     if step >= total_steps:
         return 0.0
@@ -28,16 +28,16 @@ class Schedule:
     """Optimizer steps and learning rate of a run."""
 
     total: int  # steps of all epochs
-    length: int  # of the schedule
-    warmup: int  # steps of it
-    stop: int  # where this start ends
+    length: int  # steps of the schedule
+    warmup: int  # steps of warm-up in it
+    stop: int  # the step at which this start ends
     rate: float  # the peak
 
     @classmethod
     def of(
         cls, args: TrainConfig, steps_per_epoch: int, processes: int, rate: float | None = None
     ) -> "Schedule":
-        """rate: of the first start, which a resumed run keeps."""
+        """Return the schedule of a run. rate: the peak of the first start, which a resumed run keeps."""
         total = args.num_epochs * steps_per_epoch
         length = args.schedule_steps or total
         warmup = round(args.warmup_pct * length) if args.warmup_steps is None else args.warmup_steps
@@ -52,7 +52,7 @@ class Schedule:
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, factor: float) -> None:
-    """Sets the learning rate of each group to `factor` times its peak, "initial_lr"."""
+    """Set the learning rate of each group to `factor` times its peak, "initial_lr"."""
     for group in optimizer.param_groups:
         group["lr"] = factor * group["initial_lr"]
 
@@ -60,15 +60,15 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, factor: float) -> None:
 def make_optimizer(
     model: nn.Module, weight_decay: float, rate: float, fast: tuple[Sequence[str], float] = ((), 1.0)
 ) -> torch.optim.Optimizer:
-    """AdamW over what is trained, all tensors in one pass; "initial_lr" of a group is its peak rate. fast:
-    names of parameters that are a group of their own, and the factor on their rate.
+    """Return AdamW over the parameters that are trained, all tensors in one pass; "initial_lr" of a group is
+    its peak rate. fast: names of parameters that form a group, and the factor on their rate.
     """
     names, factor = fast
     rest = [p for name, p in model.named_parameters() if p.requires_grad and name not in names]
     groups: list[dict[str, Any]] = [{"params": rest}]
     if names:
         groups.append({"params": [model.get_parameter(name) for name in names], "lr": rate * factor})
-    # eps: behind a fit gradients are small, and with 1e-8 their rounding grows a hundred times as much
+    # eps: after a fit gradients are small, and 1e-8 makes their rounding grow a hundred times as much
     optimizer = torch.optim.AdamW(groups, lr=rate, eps=1e-6, weight_decay=weight_decay, fused=True)
     for group in optimizer.param_groups:
         group["initial_lr"] = group["lr"]

@@ -1,4 +1,4 @@
-"""A run of any model, from its folder to how it ends; and `train`, a script for any model, as examples/ and
+"""A run of any model, from its folder to its end; and `train`, a script for any model, as examples/ and
 docs/your-own-model.md show.
 """
 
@@ -36,22 +36,22 @@ ARGS = "args.json"
 
 @dataclass(frozen=True)
 class Training:
-    """What a run trains, and on what."""
+    """The model, task and rows of a run."""
 
     model: nn.Module  # bare, on its device, with the weights that it starts or continues from
     task: loop.Task
     train: Rows
-    val: Rows | None = None  # None: it is not validated
+    val: Rows | None = None  # None: no validation
     entries: dict[str, Any] = field(default_factory=dict[str, Any])  # of its checkpoints, to use the model
-    fingerprint: str = ""  # of the rows; a run is resumed on the same alone
-    files: dict[str, int] = field(default_factory=dict[str, int])  # checksums of others that count, by flag
-    fast: tuple[Sequence[str], float] = ((), 1.0)  # parameters with a rate of their own, its factor
+    fingerprint: str = ""  # of the rows; a run resumes on the same rows only
+    files: dict[str, int] = field(default_factory=dict[str, int])  # checksums of other files, by flag
+    fast: tuple[Sequence[str], float] = ((), 1.0)  # parameters with a separate rate, its factor
     flops: Callable[[dict[str, Any]], float] | None = None  # see `histocc.trainer.loop`
     about: Sequence[str] = ()  # lines for the banner
     about_rate: str = ""
     epoch_name: str = checkpoint.EPOCH  # of the checkpoint of an epoch, {} for its number
     best_by: Callable[[dict[str, Any]], float] | None = None  # see `histocc.trainer.loop`
-    is_fitted: bool = False  # a new model can do something: it is validated and saved before it is trained
+    is_fitted: bool = False  # a new model already works: it is validated and saved before it is trained
     # called on all ranks when no step is left to take, with the whole model, as it is evaluated
     finish: Callable[[nn.Module], object] | None = None
 
@@ -60,7 +60,7 @@ class Training:
 
 
 def number_format(args: TrainConfig, world: World) -> Precision:
-    """What the model computes in, set for this process. Raises UserError if the device lacks it."""
+    """Set and return the number format of the computations. Raises UserError if the device lacks it."""
     precision = Precision.of(args, world.device)
     precision.use()
     if precision.warning():
@@ -71,7 +71,7 @@ def number_format(args: TrainConfig, world: World) -> Precision:
 def output_problems(
     args: TrainConfig, inputs: dict[str | None, str], own: OwnFiles, lists: Sequence[str] = ()
 ) -> list[str]:
-    """Why a run may not write its files, a line each. inputs: what each file is; lists: files of its data."""
+    """Return why a run may not write its files. inputs: what each file is; lists: files of its data."""
     if args.eval_only or args.dry_run:
         return []
     if args.config and files.is_same(args.config, own.path(ARGS)) and own.holds(args.config):
@@ -83,8 +83,8 @@ def output_problems(
 
 @contextlib.contextmanager
 def held_folder(args: TrainConfig, world: World) -> Generator[None]:
-    """Locks the folder of the run and removes what a killed one left half written there; stacks of a run
-    that hangs go there. All ranks. Raises UserError.
+    """Lock the folder of the run and remove half-written files of a killed one; stacks of a run that hangs go
+    there. All ranks. Raises UserError.
     """
     with contextlib.ExitStack() as held:
 
@@ -108,10 +108,10 @@ def find_resumable(
     refuse: Callable[[dict[str, Any]], None],
     fingerprint: str,
 ) -> dict[str, Any] | None:
-    """The checkpoint to resume from, the same on every rank, with its file as the entry `path`; None to start
-    over. Nodes may not share a folder: the newest of any is handed to all. The number of threads, which
-    decides the last bits of sums, is set to that of the first start. All ranks. Raises UserError, as `refuse`
-    does for other arguments.
+    """Return the checkpoint to resume from, the same on every rank, with its file as the entry `path`; None
+    to start over. Nodes may not share a folder: the newest of any node is sent to all. The number of threads,
+    which decides the last bits of sums, is set to that of the first start. All ranks. Raises UserError, as
+    `refuse` does for other arguments.
     """
     state: dict[str, Any] | None = None
     launchers = set(world.gather(launcher_id())) - {""}
@@ -167,13 +167,13 @@ def find_resumable(
 def refuse_other_arguments(
     args: TrainConfig, state: dict[str, Any], more: list[str], before: dict[str, Any] | None = None
 ) -> None:
-    """Raises UserError if a run is to be resumed with other arguments than those that decide its result.
-    more: what else differs, a line each; before: arguments that the checkpoint keeps elsewhere.
+    """Raise UserError if a run is to be resumed with other values of the arguments that decide its result.
+    more: other differences, a line each; before: arguments that the checkpoint keeps elsewhere.
     """
     saved, now, epochs = state["args"] | (before or {}), args.values(), state["args"]["num_epochs"]
     as_before = replace(args, num_epochs=epochs, warmup_steps=None)
     warmup = Schedule.of(as_before, state["position"]["steps_per_epoch"], 1, 1.0).warmup
-    for values in (saved, now):  # what --warmup-pct came to is no difference
+    for values in (saved, now):  # the steps of --warmup-pct are no difference
         if values.get("warmup_steps") is None:
             values["warmup_steps"] = warmup
     different = differing(type(args), now, saved) + more
@@ -185,7 +185,7 @@ def refuse_other_arguments(
 
 
 def restore(resumed: dict[str, Any], optimizer: torch.optim.Optimizer, precision: Precision) -> None:
-    """The optimizer's state and rates, and the scaler, from a checkpoint. All ranks. Raises UserError."""
+    """Load optimizer state, rates and scaler from a checkpoint. All ranks. Raises UserError."""
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     with checkpoint.reading(resumed["path"]):
         state, peaks = resumed["optimizer"], resumed["scheduler"]["base_lrs"]  # of the first start
@@ -286,7 +286,7 @@ def open_run(
         about, about_rate = training.about, training.about_rate
         world.print(banner(args, world, about, about_rate, plan, schedule, precision.name, resumed))
 
-        # One process's model, or that of all; the optimizer, and what of it the resumed run had.
+        # The wrapped model; the optimizer, with its state of the resumed run.
         model = parallel.wrap(raw_model, world, args.parallel, args.gradient_compression)
         if world.backend is not None or args.compile:
             loop.warm_up(model, task, loaders["train"], world, precision)
@@ -318,7 +318,7 @@ def open_run(
         if args.dry_run:
             return estimate(run, loaders["train"], state.step)
 
-        # What it writes: args.json, rows of the log, checkpoints.
+        # The files that it writes: args.json, rows of the log, checkpoints.
         own = OwnFiles(args.save_path, args.overwrite)
         log = open_log(args, world, own, task, schedule, state, name, is_resumed)
         resources.callback(log.close, "ended by an error")  # unless it is closed before
@@ -342,7 +342,7 @@ def place_of(
     args: TrainConfig, world: World, training: Training, total_batch: int, resumed: dict[str, Any] | None
 ) -> tuple[loop.State, float | None, str]:
     """Return (how far the run is, the peak rate of its first start, the name that all its checkpoints have).
-    All ranks. Raises UserError if batches or files are others than before.
+    All ranks. Raises UserError if batches or files have changed.
     """
     if not resumed:
         return loop.State(), None, uuid.uuid4().hex
@@ -434,11 +434,11 @@ def checkpoint_content(
 
 
 def train(parser: Parser, args: ScriptConfig, world: World, make: Callable[[], Training]) -> None:
-    """Trains what `make` returns as the arguments ask: a run, or its continuation, a dry run, a validation.
-    All ranks. Raises UserError, TrainingError.
+    """Train the model that `make` returns as the arguments ask: a run, or its continuation, a dry run, a
+    validation. All ranks. Raises UserError, TrainingError.
 
     make: called on every rank once the arguments are checked and before anything is written, with torch's
-    generator seeded, so that the weights are the same everywhere; raises UserError for data that are none.
+    generator seeded, so that the weights are the same everywhere; it raises UserError for unusable data.
     """
 
     def check_arguments() -> None:
@@ -476,7 +476,7 @@ def train(parser: Parser, args: ScriptConfig, world: World, make: Callable[[], T
         return finish(training)
 
     def refuse(state: dict[str, Any]) -> None:
-        """What another script or another model has written, too."""
+        """Refuse checkpoints of another script or another model, too."""
         before, now = ({"script": x.get("script"), **x.get("config", {})} for x in (state, training.entries))
         more = [
             f"{name} was {before.get(name)!r}, now it is {now.get(name)!r}"
@@ -512,14 +512,14 @@ def finish(training: Training) -> None:
 
 
 def read_checkpoint(path: str, flag: str) -> tuple[dict[str, Any], str]:
-    """(content, file) of a checkpoint or a folder of a run; flag: a message begins with. Raises UserError."""
+    """Return (content, file) of a checkpoint or a run's folder; flag: begins a message. Raises UserError."""
     if file := checkpoint.find(path, (checkpoint.BEST, checkpoint.LAST)):
         return checkpoint.load(file), file
     raise UserError(f"{flag} {path}: no checkpoint there (neither a file nor a folder of a run)")
 
 
 def _load_weights(world: World, model: nn.Module, path: str, flag: str) -> str:
-    """Copies all weights of a run, or of a plain state dict, read on rank 0: other nodes may not see them.
+    """Copy all weights of a run, or of a plain state dict, read on rank 0: other nodes may not see them.
     Returns the file. All ranks. Raises UserError.
     """
 

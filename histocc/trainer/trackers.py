@@ -1,5 +1,5 @@
-"""The rows of a run's log for TensorBoard (`--tensorboard`) and Weights & Biases (`--log-wandb`), and where
-the time of its steps goes (`--profile`). Rank 0 only. A run that is resumed continues the same curves.
+"""The rows of a run's log for TensorBoard (`--tensorboard`) and Weights & Biases (`--log-wandb`), and a
+profile of its steps (`--profile`). Rank 0 only. A resumed run continues the same curves.
 """
 
 import contextlib
@@ -17,7 +17,7 @@ from histocc.runtime.frame import libraries
 from histocc.trainer.config import TrainConfig
 
 Library = tuple[Callable[[dict[str, float]], object], Callable[[], object]]  # write a row, close
-MAX_SECONDS = 60.0  # of one call of a library, which may wait for its server
+MAX_SECONDS = 60.0  # limit of a call of a library, which may wait for its server
 OF_PROFILE = ("profile.txt", "trace.json")
 
 
@@ -36,7 +36,7 @@ def open_tensorboard(args: TrainConfig, step: int) -> Library:
 
 
 def open_wandb(args: TrainConfig, name: str) -> Library:
-    """name: of the run, the same in all its checkpoints."""
+    """Open W&B. name: of the run, the same in all its checkpoints."""
     import wandb
 
     run = wandb.init(
@@ -57,7 +57,7 @@ def open_wandb(args: TrainConfig, name: str) -> Library:
 
 
 class Tracker:
-    """A library that gets rows of the log; if it raises, exits or hangs, that is a warning and its end."""
+    """A library that gets rows of the log until it raises, exits or hangs, which is a warning."""
 
     def __init__(self, flag: str, open_library: Callable[[], Library]):
         self.flag, self.error = flag, ""
@@ -91,7 +91,7 @@ class Tracker:
 
 
 def open_trackers(args: TrainConfig, name: str, step: int) -> list[Tracker]:
-    """Those asked for. Raises UserError if one cannot be opened at step 0; a resumed run goes without it."""
+    """Open trackers by the flags. Raises UserError if one fails at step 0; a resumed run goes without."""
     trackers: list[Tracker] = []
     if args.tensorboard:
         trackers.append(Tracker("--tensorboard", lambda: open_tensorboard(args, step)))
@@ -107,7 +107,7 @@ def open_trackers(args: TrainConfig, name: str, step: int) -> list[Tracker]:
 def profiled(
     steps: int | None, own: OwnFiles, device: torch.device, say: Callable[[str], None]
 ) -> Generator[Callable[[], object]]:
-    """Profiles `steps` steps, if any, from the fourth on; gives what is to be called after each step."""
+    """Profile `steps` steps, if any, from the fourth on; give the function to call after each step."""
     if not steps:
         yield lambda: None
         return
