@@ -1,1 +1,1 @@
-"""From tables of rows to batches."""
+"""The way from tables of rows to batches."""

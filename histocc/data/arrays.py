@@ -138,9 +138,9 @@ class PreparedData:
     alphabet: list[int]  # all characters of the descriptions, sorted code points
     max_codes: int
     fingerprint: str
-    report: dict  # what `report_lines` shows
+    report: dict  # for `report_lines`
     clean_text: str  # the rule by which texts were cleaned
-    kept_codes: int  # how many of the codes come from the initial weights of the run
+    kept_codes: int  # number of codes that come from the initial weights of the run
     hisco_numbers: bool  # whether the columns of codes held numbers of the HISCO key
 
     @classmethod

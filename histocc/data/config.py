@@ -136,7 +136,7 @@ class Tables(Reading):
     max_len: Count = flag(128, "most positions of an input; longer descriptions are cut")
 
     def problems(self) -> Iterator[str]:
-        """What is wrong with these arguments, a line each."""
+        """Return the problems of these arguments, a line each."""
         yield from problems_of_columns(self)
         if self.key and self.all_codes_file:
             yield "--key and --all-codes-file are mutually exclusive"
@@ -198,7 +198,7 @@ class PrepareSettings:
     formatter: dict  # from `BlockyFormatter.to_dict`
     target_cols: list[str]
     val_files: list[str] = field(default_factory=list)
-    share_val: float | None = None  # of the texts in `train_files`; None: `val_files` instead
+    share_val: float | None = None  # share of the texts of `train_files`; None: `val_files`
     input_col: str = "occ1"
     language: str = UNKNOWN_LANGUAGE
     language_col: str | None = None
@@ -291,7 +291,7 @@ class StartsFrom:
     """The demands that a run's initial weights make on its data."""
 
     text: str = AS_IS  # rule by which texts are cleaned
-    codes: list[str] = field(default_factory=list)  # of the linear outputs; [] if these are not used
+    codes: list[str] = field(default_factory=list)  # codes of the linear outputs; [] if not used
     formatter: str | None = None  # its kind, if it is known
     chars: list[str] | None = None  # its tokens; None: the usual ones
 

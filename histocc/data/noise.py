@@ -140,7 +140,7 @@ class _Transformation:
         self.start, self.size = np.zeros((2, len(length), 5), dtype=np.int64)
         self.start[:, 0], self.size[:, 0] = self.base, length
         self.pool, self.pool_size = [text, np.full(1, 32, dtype=np.uint32)], len(text) + 1
-        self.blank = len(text)  # where the pool has a space
+        self.blank = len(text)  # place of a space in the pool
         self.ink = (_class_of(text) & _BLANK) == 0
         begins = np.zeros(len(text), dtype=bool)
         begins[self.base] = True  # a text begins here
@@ -222,7 +222,7 @@ class _Transformation:
     def insert_word(self, k: np.ndarray) -> None:
         number, count = self.words_of(k)
         slot = below(self.bits[k, _WHERE], count + 1)
-        last = slot == count  # behind everything
+        last = slot == count  # the word goes to the end
         at = np.where(last, self.end[k], np.append(self.word_start, 0)[number + slot])
         flat, starts, sizes, cumulative = self.words
         point = (self.bits[k, _WHAT] >> np.uint64(11)) * 2.0**-53 * cumulative[-1]

@@ -17,7 +17,7 @@ EXAMPLES = 5  # rows shown of each kind
 SHOWN = 60  # characters of a value in an example
 MAX_REASON = 300  # characters
 MAX_LANGUAGES = 255
-MAX_WORDS = 50_000  # of the training texts, the most frequent ones, for word insertion
+MAX_WORDS = 50_000  # the most frequent ones of the training texts, for word insertion
 
 # Kinds of findings that leave a row as it is or repair it, and their descriptions.
 NOTES = {

@@ -55,8 +55,8 @@ class Chunk:
     lines: np.ndarray  # int64 [n], where each row begins in the file, from 1 (Parquet: the row's number)
     columns: list[list[str]]  # the cells of each wanted column, n texts each
     faults: list[tuple[int, str, str]] = field(default_factory=list)  # unreadable rows: line, kind, reason
-    share: float = 0.0  # of the file that is read, 0…1
-    texts: list[str] = field(default_factory=list)  # of the rows, as predict codes them
+    share: float = 0.0  # share of the file that is read, 0…1
+    texts: list[str] = field(default_factory=list)  # texts of the rows, set by predict
 
 
 class Format(NamedTuple):
@@ -66,7 +66,7 @@ class Format(NamedTuple):
     delimiter: str  # "" for Parquet
     encoding: str  # "" for Parquet
     above: int = 0  # lines before the names
-    notes: tuple[str, ...] = ()  # what a user should know
+    notes: tuple[str, ...] = ()  # for the user
     quoting: Any = csv.QUOTE_MINIMAL  # or another of csv's constants
 
 
@@ -89,7 +89,7 @@ def table_format(
         text = io.TextIOWrapper(file, encoding=encoding, newline="")
         first = [text.readline(), *islice(text, 20)]
     above = 0
-    if named := re.fullmatch('"?sep=(.)"?\\s*', first[0]):  # as Excel reads and writes it
+    if named := re.fullmatch('"?sep=(.)"?\\s*', first[0]):  # Excel reads and writes this line
         delimiter, above, first = delimiter or named[1], 1, [*first[1:], ""]
     if not first[0].strip():
         what = "the first line, with the column names, is blank" if first[0] else "is empty"

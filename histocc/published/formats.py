@@ -48,17 +48,17 @@ class Published(NamedTuple):
     file: str
     kind: str  # one of KINDS
     weights: dict[str, torch.Tensor]  # by our names
-    codes: list[str]  # of the linear outputs, "" for one without; [] if the file has none
+    codes: list[str]  # by linear output, "" for one without; [] if the file has none
     chars: list[str] | None  # tokens of its formatter, None for the usual ones
     positions: int  # length of its token sequences; 0 if no config.json says it
     config: dict  # sizes by our names, and how the model reads
 
     @property
-    def tokens(self) -> int:  # of the decoder that writes codes; 0 without one
+    def tokens(self) -> int:  # number of tokens of the decoder that writes codes; 0 without it
         return len(self.weights.get("decoder.token_emb.embedding.weight", ()))
 
     @property
-    def outputs(self) -> int:  # of the linear decoder; 0 without one
+    def outputs(self) -> int:  # number of outputs of the linear decoder; 0 without it
         return len(self.weights.get("linear_decoder.weight", ()))
 
     def with_codes(self, codes: list[str]) -> "Published":

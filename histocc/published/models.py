@@ -1,4 +1,4 @@
-"""Models from checkpoints, exported files and published weights, and what training takes of them."""
+"""Models from checkpoints, exported files and published weights, and the initial weights of a run."""
 
 import os
 import re
@@ -62,7 +62,7 @@ class _WithoutWeights(TorchFunctionMode):
     """
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
-        if getattr(func, "__name__", "") in ("normal_", "uniform_"):  # of Tensor, and of torch.nn.init
+        if getattr(func, "__name__", "") in ("normal_", "uniform_"):  # methods of Tensor, and torch.nn.init
             return args[0] if args else (kwargs or {})["tensor"]
         computes = func in (torch.arange, torch.tensor)
         return func(*args, **{**(kwargs or {}), **({"device": "cpu"} if computes else {})})

@@ -278,7 +278,7 @@ class Handler(BaseHTTPRequestHandler):
     server: "Server"
 
     def is_allowed(self) -> bool:
-        """Refuse the pages of other sites, which can send requests here under any name of this machine."""
+        """Return whether our page asks: other sites can send requests, under any name of this machine."""
         host, origin = self.headers.get("Host", ""), self.headers.get("Origin")
         token = self.path.split("/")[1] if self.path.startswith("/") else ""
         return (

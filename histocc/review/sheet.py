@@ -37,7 +37,7 @@ def key_of(text: str, language: str) -> Key:
 class CodedText:
     """A text with the model's answer."""
 
-    text: str  # as it stands in its first row
+    text: str  # as in its first row
     language: str
     rows: int = 0
     doubt: float = 0.0  # the expected number of wrong rows
@@ -292,7 +292,7 @@ class Sheets:
         self.coded, self.codes = coded, codes
         self.key_of_id = {text.id: key for key, text in coded.texts.items()}
         self.by_text: dict[Key, Decision] = {}  # the last one of each text
-        self.drawn: dict[Key, int] = {}  # how often a text was drawn
+        self.drawn: dict[Key, int] = {}  # number of times that a text was drawn
         self.chosen: set[Key] = set()  # texts that are decided because they were chosen
         self.notes: list[str] = []  # for the user
         self.undecided = 0  # lines without a decision

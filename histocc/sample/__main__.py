@@ -20,7 +20,7 @@ from histocc.runtime.errors import UserError, raise_if_any, run_command
 from histocc.sample.generate import Row, rows
 
 HEADER = ("occ1", "lang", "hisco_1", "hisco_2", "hisco_3")
-VAL_SHARE = 0.1  # of the texts, in val.csv
+VAL_SHARE = 0.1  # share of the texts in val.csv
 
 
 @dataclass(frozen=True, kw_only=True)

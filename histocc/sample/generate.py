@@ -151,11 +151,11 @@ def _in_phrase(language: "Language", phrase: str, text: str) -> str:
     return phrase.replace("{}", text)
 
 
-# How registers write a title
+# The spellings of a title in registers
 
-MIN_LETTERS = 6  # of a title that is misread or cut short, and of its remainder
+MIN_LETTERS = 6  # fewest letters of a title that is misread or cut short, and of its remainder
 MIN_BEFORE_END, MAX_CONTRACTIONS = 4, 3  # letters before the end in "carpr"; per title
-MAX_SLIPS = 24  # of one letter; a long title keeps every second or third
+MAX_SLIPS = 24  # slips of one letter per title; a long title keeps every second or third
 DOUBLED = frozenset("lmnprstkfe")  # letters that a writer in doubt doubles
 UNACCENTED = {ord("ø"): "o", ord("æ"): "ae", ord("œ"): "oe", ord("ß"): "s"}  # NFD keeps these whole
 _VOWELS, _CONSONANTS = "aeiouyæøåäöüàâéèêëîïôœù", frozenset("bcçdfghjklmnpqrsßtvwxz")
@@ -294,7 +294,7 @@ class Title:
         # for a title as it is, and for one word whose ending a rank replaces
         self.statuses = [[*kinds, rank] if rank else kinds for rank in ranks]
         self.spellings, self.slips, self.careless, self.short = (way or (text,) for way in ways)
-        # beside other words it is mostly plain, now and then spelled otherwise or cut short
+        # the title beside other words: mostly plain, now and then spelled otherwise or cut short
         self.written = _mixed(text, ways[0], SPELLED)
         self.written += _mixed(text, ways[3][:4], ABBREVIATED) if ways[3] else ()
         self.employers = [

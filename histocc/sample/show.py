@@ -15,8 +15,8 @@ from histocc.runtime.errors import run_command
 from histocc.sample.generate import demo_rows, read, rows
 
 TITLE_WIDTH = 34
-TARGETS = (0.9, 0.95, 0.98)  # of accuracy
-TRAINED_ROWS, TRAINED_SEED = 40_000, 1  # of launch_training.sh; other texts are new to its model
+TARGETS = (0.9, 0.95, 0.98)  # target accuracies
+TRAINED_ROWS, TRAINED_SEED = 40_000, 1  # as in launch_training.sh; other texts are new to its model
 OTHER_ROWS, OTHER_SEED = 1_000, 2
 
 

@@ -51,7 +51,7 @@ def find_batch_size(run: Callable[[int], None], most: int, world: World, still_t
     """
     best = 1
     for size in [size for size in (FIRST << i for i in range(12)) if size < most] + [most]:
-        torch.cuda.empty_cache()  # what smaller sizes left behind does not count
+        torch.cuda.empty_cache()  # memory left by smaller sizes does not count
         torch.cuda.reset_peak_memory_stats(world.device)
         left_by_others = torch.cuda.mem_get_info(world.device)[0] + torch.cuda.memory_reserved(world.device)
         fits = False

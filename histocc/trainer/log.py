@@ -55,7 +55,7 @@ def read_numbers(path: str) -> list[dict[str, float | None]]:
     empty, rows = dict.fromkeys(log_columns(("loss",))), []
     with contextlib.suppress(UserError, csv.Error):
         for row in csv.DictReader(complete_lines(path)):
-            with contextlib.suppress(ValueError, TypeError, KeyError, OverflowError):  # no row of numbers
+            with contextlib.suppress(ValueError, TypeError, KeyError, OverflowError):  # not numbers
                 values = {name: None if cell == "" else float(cell) for name, cell in row.items()}
                 counts = [int(float(row["step"])), *(int(values[name] or 0) for name in COUNTS)]  # or inf
                 rows += [empty | values] * (min(counts) >= 0)
@@ -186,8 +186,7 @@ class RunLog:
                     file.write(json.dumps(self.status).encode())
 
     def close(self, state: str = "ended", step: int | None = None) -> None:
-        """End the log; later calls do nothing. state: how the run ended; step: steps done (None: as logged).
-        """
+        """End the log; later calls do nothing. state: how the run ended; step: steps done (None: logged)."""
         if self.status["state"] != RUNNING:
             return
         self._write_status(state=state, step=self.status["step"] if step is None else step)

@@ -117,19 +117,19 @@ class State:
     best_val_loss: float | None = None  # or minus what the run's `best_by` gives
     since_best: int = 0  # validations in a row that were no better than that
     bad_steps: Tensor | int = 0  # in a row, without a finite gradient
-    finite_step: int | None = None  # of the last validation, whose loss is finite
+    finite_step: int | None = None  # step of the last validation with a finite loss
     unfinished: bool = False  # the run was stopped inside the validation of this step
     stopped: bool = False
     waited: float = 0.0  # seconds spent waiting for batches, while the clock runs
     started: float | None = field(default_factory=time.perf_counter)  # None while nothing is trained
-    matmul_rate: float = 0.0  # of all ranks, once it is measured
+    matmul_rate: float = 0.0  # sum over all ranks, once it is measured
 
     KEPT = ("samples", "grad_norm", "best_val_loss", "since_best", "bad_steps", "finite_step", "unfinished")
 
     @classmethod
     def resumed(cls, step: int, position: dict[str, Any], world: World) -> "State":
         """Return the state of a resumed run. On another number of ranks rank 0 has all sums."""
-        position = {"since_best": 0} | position  # which older checkpoints lack
+        position = {"since_best": 0} | position  # older checkpoints lack it
         sums: list[dict[str, float]] = position["sums"]
         if len(sums) != world.size:
             total = {name: sum(of_rank[name] for of_rank in sums) for name in sums[0]}
@@ -253,7 +253,7 @@ def train_one_epoch(
             nn.utils.clip_grads_with_norm_(parameters, run.clip_norm, total_norm)
         norm = full_tensor(total_norm)
         taken = torch.isfinite(norm)
-        bad = precision.optimizer_step(optimizer, taken)  # not finite, unless fp16 still looks for its scale
+        bad = precision.optimizer_step(optimizer, taken)  # unless fp16 still looks for its scale
         optimizer.zero_grad(set_to_none=True)
         if run.scheduler is not None:
             run.scheduler.step()
@@ -357,7 +357,7 @@ def between_steps(run: Run, state: State, epoch: int, val_loader: Any = None) ->
     names += [checkpoint.BEST] * is_best
     if names:
         error = save(run, state, names)
-        if error and is_best:  # what could not be written is no measure for later ones
+        if error and is_best:  # a checkpoint that was not written is no measure for later ones
             state.best_val_loss = best_before
     if state.started is None:
         state.started = time.perf_counter()

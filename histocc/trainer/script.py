@@ -42,14 +42,14 @@ class Training:
     task: loop.Task
     train: Rows
     val: Rows | None = None  # None: no validation
-    entries: dict[str, Any] = field(default_factory=dict[str, Any])  # of its checkpoints, to use the model
-    fingerprint: str = ""  # of the rows; a run resumes on the same rows only
+    entries: dict[str, Any] = field(default_factory=dict[str, Any])  # in its checkpoints, to use the model
+    fingerprint: str = ""  # hash of the rows; a run resumes on the same rows only
     files: dict[str, int] = field(default_factory=dict[str, int])  # checksums of other files, by flag
     fast: tuple[Sequence[str], float] = ((), 1.0)  # parameters with a separate rate, its factor
     flops: Callable[[dict[str, Any]], float] | None = None  # see `histocc.trainer.loop`
     about: Sequence[str] = ()  # lines for the banner
     about_rate: str = ""
-    epoch_name: str = checkpoint.EPOCH  # of the checkpoint of an epoch, {} for its number
+    epoch_name: str = checkpoint.EPOCH  # name of an epoch's checkpoint, {} for its number
     best_by: Callable[[dict[str, Any]], float] | None = None  # see `histocc.trainer.loop`
     is_fitted: bool = False  # a new model already works: it is validated and saved before it is trained
     # called on all ranks when no step is left to take, with the whole model, as it is evaluated
@@ -188,7 +188,7 @@ def restore(resumed: dict[str, Any], optimizer: torch.optim.Optimizer, precision
     """Load optimizer state, rates and scaler from a checkpoint. All ranks. Raises UserError."""
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     with checkpoint.reading(resumed["path"]):
-        state, peaks = resumed["optimizer"], resumed["scheduler"]["base_lrs"]  # of the first start
+        state, peaks = resumed["optimizer"], resumed["scheduler"]["base_lrs"]  # from the first start
         for number, moments in state["state"].items():
             shape, shapes = parameters[number].shape, {name: value.shape for name, value in moments.items()}
             if shapes != {"step": torch.Size(), "exp_avg": shape, "exp_avg_sq": shape}:
