@@ -1,10 +1,10 @@
-"""Checks a machine, or all machines of a job, before a long run; its report belongs into a question for help:
+"""Check a machine, or all machines of a job, before a long run; send its report when you ask for help:
 
     python -m histocc.doctor --save-path ./output
     torchrun --nproc_per_node=4 -m histocc.doctor --save-path ./output
 
-Each finding is ok, a warning or a fault, and says what to do. Exit code 1 if there is a fault. What a run
-would take of memory and disk says --dry-run of the scripts.
+Each finding is ok, a warning or a fault, and says what to do. The exit code is 1 if there is a fault. The
+scripts' --dry-run reports the time and memory of a run.
 """
 
 import contextlib
@@ -41,7 +41,7 @@ class Finding(NamedTuple):
 
 
 def devices(device: str) -> Finding:
-    """What torch sees and can multiply on; GPUs that are there and not used are a warning."""
+    """Return the devices that torch sees and can multiply on; unused GPUs are a warning."""
     if not torch.cuda.is_available():
         listed = ""
         for tool in (["nvidia-smi", "-L"], ["amd-smi", "list"]):
@@ -71,12 +71,12 @@ def devices(device: str) -> Finding:
 
 
 def cores(processes: int, available: int, threads: int) -> Finding:
-    """processes: of this machine; threads: of each."""
+    """Compare the processes of this machine, and the threads of each, with the available cores."""
     text, remedy = f"{available} cores for {processes} processes here, {threads} threads each", ""
     if processes > available:
         remedy = "start at most one process per core; GPUs need one or two cores each"
     elif processes * threads > available:
-        remedy = f"they get in each other's way: export OMP_NUM_THREADS={max(1, available // processes)}"
+        remedy = f"there are more threads than cores: export OMP_NUM_THREADS={max(1, available // processes)}"
     return Finding("cores", WARNING if remedy else OK, text, remedy)
 
 
@@ -88,12 +88,12 @@ def disk(path: str) -> Finding:
     text = f"{folder_above(path)}: {free / GB:.1f} GB free"
     if free > 8 * GB:
         return Finding("disk", OK, text)
-    remedy = "up to six checkpoints are kept, of 1.6 GB at size base: make room, or lower --keep-checkpoints"
+    remedy = "up to six checkpoints stay, 1.6 GB each at size base: free space, or lower --keep-checkpoints"
     return Finding("disk", FAULT if free < 1 * GB else WARNING, text, remedy)
 
 
 def same_versions(everyone: list[dict[str, str]]) -> Finding:
-    """everyone: what is installed, of each rank."""
+    """Compare the installed versions (everyone: by name, of each rank) with those of rank 0."""
     other = [
         f"rank {rank} has {name} {installed[name]}, rank 0 {everyone[0][name]}"
         for rank, installed in enumerate(everyone)
@@ -106,14 +106,14 @@ def same_versions(everyone: list[dict[str, str]]) -> Finding:
 
 @dataclass(frozen=True, kw_only=True)
 class DoctorConfig(Processes):
-    """What doctor takes."""
+    """The flags of doctor."""
 
     save_path: str = flag(".", "folder of the run", "--save-dir", metavar="FOLDER")
     timeout_minutes: Positive = 3.0
 
 
 def examine(args: DoctorConfig, world: World) -> None:
-    """Prints the report. All ranks. Raises TrainingError on all of them if there is a fault."""
+    """Print the report. All ranks. Raises TrainingError on all of them if there is a fault."""
     installed = {
         "histocc": __version__,
         "Python": platform.python_version(),

@@ -4,8 +4,8 @@ coding with them needs.
     python -m histocc.export ./output --to published model.bin
     python -m histocc.export ./output --to safetensors ./folder/model.safetensors
 
-Either is read back by every command of histocc, and codes as the run does. What the published program (Dahl,
-Johansen, Vedel, 2024, arXiv 2402.13604) would code otherwise is said; --for-published-program refuses it.
+Every command of histocc reads either file, and codes with it as with the run. A note says if the published
+program (Dahl, Johansen, Vedel, 2024, arXiv 2402.13604) would code otherwise; --for-published-program refuses.
 """
 
 import contextlib
@@ -34,12 +34,12 @@ from histocc.text import ASCII_LOWER
 # Entries of a checkpoint that coding needs, as far as a model has them.
 CODING = ["kind", "formatter", "system", "languages", "thresholds", "linear_share", "confidence"]
 CODING += ["source", "hisco_numbers"]
-# Arguments of the training that an evaluation takes for its own if it is not told otherwise.
+# Arguments of the training that an evaluation takes unless it is given others.
 OF_TRAINING = ("input_col", "language", "language_col", "key", *declarations(Losses))
 
 
 def differences(state: dict, formatter: BlockyFormatter) -> list[str]:
-    """Why the published program would code otherwise with this model, and the flags to train with."""
+    """Return why the published program would code otherwise with this model, and the flags to train with."""
     config, kind, codes = state["config"], state.get("kind", "mixer"), list(state["key"])
     writes, hisco = kind != "flat", formatter.kind == "hisco"
     gpf, separated = writes and formatter.kind == "gpf", formatter.within_block_sep is not None
@@ -58,7 +58,7 @@ def differences(state: dict, formatter: BlockyFormatter) -> list[str]:
         (config.get("ngrams"), "it has n-grams beside its encoder: --ngrams none"),
         (hisco and other_codes, "its codes are not those of the HISCO key in their order: --key hisco"),
         (not hisco and not gpf, f"it has no {kind} model for {formatter.kind}: --formatter gpf"),
-        (gpf and separated and formatter.chars, "it takes tokens of one's own or commas between them"),
+        (gpf and separated and formatter.chars, "it takes custom tokens or commas between tokens, not both"),
         (gpf and longest != formatter.block_size, f"no code fills its block: --block-size {longest}"),
         (gpf and filled_up, "short codes are filled up with zeros there: --use-within-block-sep keeps them"),
     ]
@@ -73,17 +73,17 @@ def export(
     given: Given = Given(),
     overwrite: bool = False,
 ) -> list[str]:
-    """Writes a model in a form that other tools read; returns what to tell. Raises UserError, OSError.
+    """Write a model in a form that other tools read; return lines for the user. Raises UserError, OSError.
 
     Args:
         source: a run, a checkpoint, an exported or published model.
         form: "published", a `.bin`, or "safetensors".
         target: path of the file.
-        for_published_program: writes only what that program codes equally, with its own thresholds.
-        given: what a published model does not say.
+        for_published_program: write only a model that the program uses equally, with its thresholds.
+        given: facts that a published model does not state.
     """
     if target.endswith(".safetensors") != (form == "safetensors"):
-        raise UserError(f"{target}: ends with .safetensors for --to safetensors, and for that alone")
+        raise UserError(f"{target}: must end with .safetensors for --to safetensors, and for nothing else")
     model, formatter, state = models.load_model(source, given=given)
     reasons = "".join(f"\n  {reason}" for reason in differences(state, formatter))
     said = f"the published program would code otherwise with it:{reasons}"
@@ -110,7 +110,7 @@ def export(
             "model_type": "canine",
             **state["config"],
             SETTINGS: settings,
-            "model_domain": "Multilingual_CANINE",  # this and what follows is for the published program
+            "model_domain": "Multilingual_CANINE",  # this and the rest are for the published program
             "num_classes": formatter.num_classes,
             "num_classes_flat": len(state["key"]),
             "n_classes": len(state["key"]),
@@ -124,14 +124,14 @@ def export(
     else:
         content = {"model": weights, **lists, "step": state.get("step") or 0, SETTINGS: settings}
         content = with_checksum(content)
-        if for_published_program and state.get("kind") == "flat":  # there a dict of its tensors alone
+        if for_published_program and state.get("kind") == "flat":  # its file is a dict of tensors
             bare = {name.replace("linear_decoder.", "out."): value for name, value in weights.items()}
             content = {re.sub("^encoder", "basemodel", name): value for name, value in bare.items()}
         torch.save(content, file := io.BytesIO())
         files = {target: file.getbuffer()}
     raise_if_any(problems(files, dict.fromkeys(files_of(source), "the model"), overwrite))
     os.makedirs(os.path.dirname(target) or ".", exist_ok=True)
-    with contextlib.ExitStack() as together:  # none is written if one fails
+    with contextlib.ExitStack() as together:  # no file is written if one fails
         for path, part in files.items():
             together.enter_context(atomic_write(path, overwrite)).write(part)
     return [f"Written: {' and '.join(files)}", *([f"Note: {said}"] if reasons else [])]
@@ -139,7 +139,7 @@ def export(
 
 @dataclass(frozen=True, kw_only=True)
 class ExportConfig(Published):
-    """What export takes."""
+    """The flags of export."""
 
     model: str = flag(MISSING, "run, checkpoint or published model", metavar="RUN_OR_FILE", positional=True)
     to: str = flag(MISSING, "a .bin, or safetensors and JSON files", choices=("published", "safetensors"))
@@ -154,7 +154,7 @@ def get_args_parser() -> Parser:
 
 
 def run(args: ExportConfig) -> None:
-    """Raises UserError."""
+    """Export as the arguments say. Raises UserError."""
     given = Given(args.formatter, key_reader(args.key), args.target_cols, args.use_within_block_sep)
     lines = export(args.model, args.to, args.file, args.for_published_program, given, args.overwrite)
     print("\n".join(lines))

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-UNK_IDX, PAD_IDX, BOS_IDX, EOS_IDX, SEP_IDX, FIRST_TOKEN_IDX = range(6)  # tokens of codes: from the last on
+UNK_IDX, PAD_IDX, BOS_IDX, EOS_IDX, SEP_IDX, FIRST_TOKEN_IDX = range(6)  # tokens of codes begin with the last
 MAX_BLOCK_SIZE = 1000
 SEP_VALUE = "&"  # between two codes in text form
 WITHIN_BLOCK_SEP = ","  # between two tokens of one code, where wanted
@@ -42,7 +42,7 @@ _SYSTEMS = {
 
 @cache
 def hisco_key() -> tuple[str, ...]:
-    """The 1,919 HISCO codes in the order of the linear outputs of the published models."""
+    """Return the 1,919 HISCO codes in the order of the linear outputs of the published models."""
     with files("histocc").joinpath("hisco_key.csv").open(encoding="utf-8") as file:
         return tuple(row["system_code"] for row in csv.DictReader(file))
 
@@ -52,7 +52,7 @@ CLASSES = ("hisclass", "hisclass_5", "socpo", "hiscam")
 
 @cache
 def hisco_classes() -> dict[str, dict[str, str]]:
-    """By "title" and the names in CLASSES what the sources, which NOTICE names, have for each code, or ""."""
+    """Return, by "title" and the names in CLASSES, the value of each code in the sources of NOTICE, or ""."""
     with files("histocc").joinpath("hisco_classes.csv").open(encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     columns = {name: name for name in ("title", *CLASSES)} | {"hiscam": "hiscam_u1"}
@@ -60,17 +60,17 @@ def hisco_classes() -> dict[str, dict[str, str]]:
 
 
 class CodeError(ValueError):
-    """A code that does not fit the formatter."""
+    """An error for a code that does not fit the formatter."""
 
 
 class BlockyFormatter:
-    """Codes <-> token sequence for one classification; attributes are as published. Raises ValueError for
-    arguments out of range.
+    """The map codes <-> token sequence for one classification; attributes are as published. Raises ValueError
+    for arguments out of range.
 
     Args:
         kind: "hisco" (five blocks of five), "occ1950" (two blocks of three) or "gpf" (a block per column).
         target_cols: columns of codes; None: the usual names, for hisco and occ1950 only.
-        block_size: tokens per code; this and what follows are for gpf alone.
+        block_size: tokens per code; this and the following are for gpf alone.
         use_within_block_sep: codes are tokens with commas between them ("10,2,-1"), else characters.
         allow_short: codes with fewer tokens than the block are accepted; the rest is EOS.
         chars: the tokens in the order of their ids, if not -999 … 999, letters and punctuation.
@@ -106,7 +106,7 @@ class BlockyFormatter:
         self.chars = None if chars is None else tuple(map(str, chars))
         tokens = system.tokens if self.chars is None else self.chars
         if not tokens or len(set(tokens)) < len(tokens) or any(not t or SEP_VALUE in t for t in tokens):
-            raise ValueError(f"tokens must differ, be not empty and hold no {SEP_VALUE!r}: {tokens!r:.200}")
+            raise ValueError(f"tokens must differ, not be empty and not hold {SEP_VALUE!r}: {tokens!r:.200}")
         self.map_char_idx = {token: i for i, token in enumerate(tokens, start=FIRST_TOKEN_IDX)}
         self.map_idx_char = {i: token for token, i in self.map_char_idx.items()}
         self.num_classes = [max(self.map_idx_char) + 1] * self.max_seq_len
@@ -116,8 +116,8 @@ class BlockyFormatter:
         self.id_kinds = [np.array([i in some for i in ids]) for some in (self.map_idx_char, self._whole)]
 
     def repair(self, code: str) -> tuple[str, bool]:
-        """The code, rid of what spreadsheets do to numbers (not in gpf, where any character has a meaning);
-        whether more than blanks around it changed.
+        """Return the code without the changes that spreadsheets make to numbers (not in gpf, where any
+        character has a meaning), and whether more than blanks around it changed.
         """
         stripped = fixed = code.strip()
         if self.kind == "hisco":
@@ -132,8 +132,8 @@ class BlockyFormatter:
         return fixed, fixed != stripped
 
     def encode_code(self, code: str) -> np.ndarray:
-        """Tokens of one code as it is (see ``repair``), int64 [block_size]. Raises CodeError for one that
-        does not fit; too short is in gpf only one without ``allow_short``, and never -1, -2, -3 and ?.
+        """Return the tokens of one code as it is (see ``repair``), int64 [block_size]. Raises CodeError for
+        one that does not fit. In gpf a code may be short with ``allow_short``; -1, -2, -3 and ? always may.
         """
         if not code.strip():
             raise CodeError(f"code {code!r} is empty")
@@ -154,7 +154,7 @@ class BlockyFormatter:
         return block
 
     def codes_of(self, row: Any) -> list[str]:
-        """Codes in ``target_cols`` of a row, repaired; or by their numbers in ``hisco_key`` in code1 …"""
+        """Return codes in ``target_cols`` of a row, repaired; code1 … give numbers in ``hisco_key``."""
         is_numbered = "code1" in row and self.target_cols == list(_HISCO_COLS)
         columns = [f"code{i + 1}" for i in range(self.max_num_codes)] if is_numbered else self.target_cols
         cells = [row[name].item() if hasattr(row[name], "item") else row[name] for name in columns]
@@ -163,8 +163,8 @@ class BlockyFormatter:
         return [hisco_key()[int(text)] if is_numbered else self.repair(text)[0] for text in texts]
 
     def transform_label(self, label: Any) -> np.ndarray | None:
-        """Codes joined with ``sep_value`` ("12345&-1"), or a row of a table (Series, DataFrame, dict) ->
-        float64 [max_seq_len]; None stays None. Raises ValueError for too many codes or one that does not fit.
+        """Return float64 [max_seq_len] for codes joined with ``sep_value`` ("12345&-1") or a row of a table
+        (Series, DataFrame, dict); None stays None. Raises ValueError for too many codes or one that is unfit.
         """
         if label is None:
             return None
@@ -177,9 +177,9 @@ class BlockyFormatter:
         return sequence
 
     def decode_block(self, ids: Sequence[int]) -> str | None:
-        """The code in one block of ``block_size`` token ids (ValueError for another number); None if it holds
-        none. gpf passes over PAD, BOS, EOS and SEP anywhere, as published; else a block with PAD holds no
-        code, and a first token of -1, -2 or -3 is the whole code.
+        """Return the code in one block of ``block_size`` token ids (ValueError for another number); None if
+        it holds none. gpf skips PAD, BOS, EOS and SEP anywhere, as published; in others a block with PAD
+        holds no code, and a first token of -1, -2 or -3 is the whole code.
         """
         ids = [int(i) for i in ids]
         if len(ids) != self.block_size:
@@ -193,13 +193,13 @@ class BlockyFormatter:
         return (self.within_block_sep or "").join(self.map_idx_char[i] for i in ids)
 
     def clean_pred(self, ids: Sequence[int]) -> str:
-        """Token ids, BOS first -> codes, joined with ``sep_value``. Raises ValueError without all blocks."""
+        """Return codes, joined with ``sep_value``, of token ids, BOS first. Raises ValueError without all."""
         size = self.block_size
         blocks = (ids[start : start + size] for start in range(1, 1 + self.max_num_codes * size, size))
         return self.sep_value.join(code for code in map(self.decode_block, blocks) if code is not None)
 
     def to_dict(self) -> dict:
-        """Settings as plain types."""
+        """Return the settings as plain types."""
         names = ("kind", "block_size", "sep_value", "within_block_sep", "allow_short")
         settings = {name: getattr(self, name) for name in names}
         settings |= {"max_codes": self.max_num_codes, "target_cols": list(self.target_cols)}
@@ -207,7 +207,7 @@ class BlockyFormatter:
 
     @classmethod
     def from_dict(cls, settings: dict) -> "BlockyFormatter":
-        """The formatter that ``to_dict`` described. Raises ValueError for settings that contradict others."""
+        """Return the formatter that ``to_dict`` described. Raises ValueError for contradictory settings."""
         names = ("kind", "target_cols", "block_size", "within_block_sep", "allow_short")
         formatter = cls(*(settings[name] for name in names), chars=settings.get("chars"))
         if formatter.to_dict() != settings:
@@ -216,14 +216,14 @@ class BlockyFormatter:
 
 
 def cut(code: str, digits: int, separator: str | None = None) -> str:
-    """The first `digits` tokens of a code: characters, or between separators. −1, −2, −3 and ? stay whole."""
+    """Return the first `digits` tokens of a code, which a separator may part. −1, −2, −3, ? stay whole."""
     if code in NEVER_SHORT:
         return code
     return code[:digits] if separator is None else separator.join(code.split(separator)[:digits])
 
 
 def is_missing(value: Any) -> bool:
-    """Whether it is None or NaN, as pandas has them."""
+    """Return whether a value is None or NaN, as pandas has them."""
     is_nan = isinstance(value, numbers.Real) and value != value
     return value is None or is_nan or type(value).__name__ in ("NAType", "NaTType")
 
@@ -235,7 +235,7 @@ def name_of_code(code: Any) -> str:
 
 
 make_formatter = BlockyFormatter
-# What follows are names of the published package.
+# The following are names of the published package.
 hisco_blocky5 = partial(BlockyFormatter, "hisco")
 occ1950_blocky2 = partial(BlockyFormatter, "occ1950")
 
@@ -247,7 +247,7 @@ def construct_general_purpose_formatter(
     allow_short: bool = True,
     chars: Sequence[str | int] | None = None,
 ) -> BlockyFormatter:
-    """Any system; codes may be shorter than a block, as published."""
+    """Return a formatter of any system; codes may be shorter than a block, as published."""
     return BlockyFormatter("gpf", target_cols, block_size, use_within_block_sep, allow_short, chars)
 
 
@@ -271,8 +271,8 @@ occ1950_blocky1 = partial(BlockyOCC1950Formatter, 1)
 def construct_finetune_formatter(
     block_size: int, target_cols: Sequence[str], chars: Sequence[str | int] | None = None
 ) -> BlockyFormatter:
-    """A general-purpose formatter of `chars`, digits and the hyphen by default. Short codes are filled with
-    EOS, not with PAD as published, which lost them when they were read back.
+    """Return a general-purpose formatter of `chars`, by default digits and the hyphen. Short codes are filled
+    with EOS, not with PAD as published, which lost them when they were read back.
     """
     tokens = [*string.digits, "-"] if chars is None else list(chars)
     columns = [target_cols] if isinstance(target_cols, str) else list(target_cols)

@@ -2,7 +2,7 @@
 
     python -m histocc.plot ./output ./other --output curves.png
 
-Losses, accuracies, learning rate and speed by step; `curves` gives the figure, for notebooks.
+Losses, accuracies, learning rate and speed by step; `curves` returns the figure, for notebooks.
 """
 
 import importlib.util
@@ -18,13 +18,13 @@ from histocc.runtime.files import OwnFiles, atomic_write, problems
 from histocc.trainer.log import LOG, OWN_COLUMNS, read_numbers
 
 CURVES = "curves.png"
-STYLES = ("-", "--", ":", "-.")  # of the columns of a panel; colours are runs
+STYLES = ("-", "--", ":", "-.")  # lines of a panel's columns; colours stand for runs
 Runs = dict[str, list[dict[str, float | None]]]  # name → rows of the log
 
 
 def panels(columns: Iterable[str]) -> list[tuple[str, list[str]]]:
-    """(title, columns) of each panel, for the columns of logs.csv: a task's accuracies (…_acc) in one, its
-    other figures of validation in one.
+    """Return (title, columns) of each panel, for the columns of logs.csv: one panel has a task's accuracies
+    (…_acc), one its other figures of validation.
     """
     of_task = [x for x in columns if x not in OWN_COLUMNS and not x.startswith(("train_", "val_"))]
     others = [name for name in of_task if not name.endswith("_acc")]
@@ -34,7 +34,7 @@ def panels(columns: Iterable[str]) -> list[tuple[str, list[str]]]:
 
 
 def curves(*runs: str | os.PathLike[str]) -> Any:
-    """The curves of one run or several as a figure of matplotlib. Raises UserError."""
+    """Return the curves of one run or several as a matplotlib figure. Raises UserError."""
     if importlib.util.find_spec("matplotlib") is None:
         raise UserError("plots need matplotlib: pip install matplotlib")
     rows: Runs = {}
@@ -78,7 +78,7 @@ def figure_of(runs: Runs) -> Any:
 
 
 def save_figure(figure: Any, own: OwnFiles, name: str) -> str:
-    """Writes a PNG into a folder, and returns its path. Raises OSError."""
+    """Write a PNG into a folder, and return its path. Raises OSError."""
     (path,) = own.claim(name)
     with atomic_write(path) as file:
         figure.savefig(file, format="png", dpi=100)
@@ -95,13 +95,13 @@ def draw_run(folder: str) -> None:
     if not os.path.isfile(drawn) or os.path.getmtime(drawn) < os.path.getmtime(log):
         try:
             save_figure(curves(folder), OwnFiles(folder), CURVES)
-        except Exception as error:  # of matplotlib, or of the disk
+        except Exception as error:  # an error of matplotlib or of the disk
             print(f"WARNING: {CURVES}: {in_words(error)}; python -m histocc.plot draws it", flush=True)
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlotConfig(Config):
-    """What plot takes."""
+    """The flags of plot."""
 
     runs: list[str] = flag(MISSING, "folders of runs", metavar="RUN", positional=True)
     output: str | None = flag(None, f"default, of one run: {CURVES} in its folder", metavar="FILE.png")

@@ -1,4 +1,4 @@
-"""Text → character ids, as CANINE reads them (Clark et al., 2021, arXiv 2103.06874, section 3.1).
+"""Text as the character ids that CANINE reads (Clark et al., 2021, arXiv 2103.06874, section 3.1).
 
 One input is `[CLS] LANG[SEP]DESCRIPTION [SEP]`: the inner `[SEP]` is the five literal characters, the outer
 two are CANINE's own code points. The texts of a batch are flat: code points uint32 [N], of which text i is
@@ -22,18 +22,18 @@ SEP_ID = 0xE001
 LANGUAGE_SEPARATOR = "[SEP]"
 UNKNOWN_LANGUAGE = "unk"
 
-# Languages of the published models, and what they mean when nothing is known.
+# Languages of the published models; the last one stands for an unknown language.
 LANGUAGES = ("en", "da", "se", "nl", "ca", "fr", "no", "is", "pt", "ge", "es", "it", "gr", "unk")
 
-# Few, for allocator and compiler. Beyond them whole chunks of CANINE's local attention: in a chunk of padding
-# alone the values depend on its length, and the convolutions carry them into the chunk before.
+# Few widths, for allocator and compiler. Wider inputs are whole chunks of CANINE's local attention: in one of
+# padding alone the values depend on its length, and convolutions carry them into the chunk before.
 _WIDTHS = (*range(16, 64, 4), *range(64, 129, 8))
 
 
 def padded_width(n: int, max_len: int = 128) -> int:
-    """Smallest fixed width that gives `n` characters, without [CLS] and [SEP], the same encoding as any wider
-    one; at most `max_len`, rounded up to four. CANINE's upsampling convolution looks two positions ahead;
-    from 128 positions on the model leaves out the last block, as published.
+    """Return the smallest fixed width that gives `n` characters, without [CLS] and [SEP], the same encoding
+    as any wider one; at most `max_len`, rounded up to four. CANINE's upsampling convolution looks two
+    positions ahead; from 128 positions on the model leaves out the last block, as published.
     """
     need, most = 4 * ((n + 3) // 4) + 4, -(-max_len // 4) * 4
     if need > 124:
@@ -42,7 +42,7 @@ def padded_width(n: int, max_len: int = 128) -> int:
 
 
 def code_points(text: str) -> np.ndarray:
-    """`text` as uint32 code points [n]."""
+    """Return `text` as uint32 code points [n]."""
     return np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype="<u4")
 
 
@@ -51,8 +51,8 @@ _SPACE = np.array([chr(i).isspace() for i in range(0x3001)] + [False])
 
 
 def text_hashes(texts: list[str]) -> np.ndarray:
-    """uint64 [n], equal for texts that differ only in case, blanks and how letters are composed, on every
-    machine. The texts begin and end without white space and hold no NUL.
+    """Return uint64 [n], equal on every machine for texts that differ only in case, blanks and how letters
+    are composed. The texts begin and end without white space and hold no NUL.
     """
     joined = "\0".join(texts).casefold() + "\0"
     points = code_points(unicodedata.normalize("NFC", joined))
@@ -70,7 +70,7 @@ def text_hashes(texts: list[str]) -> np.ndarray:
 
 @cache
 def small_letters() -> np.ndarray:
-    """Return what each code point counts as where case does not matter, int32 [N]; others have no case.
+    """Return the letter that stands for each code point in any case, int32 [N]; others have no case.
 
     A letter has the small letter of its case folding (Σ and ς are σ, ſ is s), or stays as it is where that is
     more than one letter. So İ, ŉ, ǰ and ligatures keep their own, ẞ is ß, and a ß that capitals write as SS
@@ -96,20 +96,20 @@ def letters() -> np.ndarray:
 
 
 def join_texts(arrays: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-    """Arrays of code points → (flat uint32 [N], offsets int64 [B + 1])."""
+    """Join arrays of code points as (flat uint32 [N], offsets int64 [B + 1])."""
     offsets = np.cumsum([0, *map(len, arrays)], dtype=np.int64)
     return np.concatenate([np.zeros(0, np.uint32), *arrays]).astype(np.uint32, copy=False), offsets
 
 
 def texts_of_pieces(pool: np.ndarray, starts: np.ndarray, sizes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """B texts of P pieces each of `pool` (starts, sizes: int64 [B, P]), as (flat, offsets)."""
+    """Return B texts of P pieces each of `pool` (starts, sizes: int64 [B, P]), as (flat, offsets)."""
     offsets = np.concatenate([[0], np.cumsum(sizes.sum(axis=1))])
     starts, sizes = starts.ravel(), sizes.ravel()
     return pool[np.arange(offsets[-1]) + np.repeat(starts - np.cumsum(sizes) + sizes, sizes)], offsets
 
 
 def language_table(languages: list[str]) -> tuple[np.ndarray, np.ndarray]:
-    """What stands before a description in each language: (ids int64 [L, W], 0 behind; lengths int64 [L])."""
+    """Return the prefix of a description by language: (ids int64 [L, W], 0 behind; lengths int64 [L])."""
     rows = [np.concatenate([[CLS_ID], code_points(lang + LANGUAGE_SEPARATOR)]) for lang in languages]
     lengths = np.array(list(map(len, rows)))
     return np.stack([np.pad(row, (0, lengths.max() - len(row))) for row in rows]).astype(np.int64), lengths
@@ -123,7 +123,7 @@ def encode_batch(
     max_len: int = 128,
     width: int | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Character ids of a batch; descriptions that do not fit in `max_len` positions are cut.
+    """Return character ids of a batch; descriptions that do not fit in `max_len` positions are cut.
 
     Args:
         language: int [B], rows of `table` (from `language_table`).
@@ -152,7 +152,7 @@ def encode_batch(
 def encode(
     texts: Sequence[str], languages: Sequence[str], max_len: int = 128, width: int | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Character ids of descriptions with their languages; shapes as in `encode_batch`."""
+    """Return character ids of descriptions with their languages; shapes as in `encode_batch`."""
     known = sorted(set(languages))
     flat, offsets = join_texts([code_points(text) for text in texts])
     language = np.array([known.index(lang) for lang in languages], dtype=np.int64)
@@ -163,14 +163,14 @@ def encode(
 #
 # `as-is`: letters are composed (NFC), invisible characters (category Cf) and blanks around the text go.
 # `ascii-lower`: lower case, then transliterated to ASCII (æ → ae, é → e) as the package Unidecode does it and
-# the published models have it. What is _COVERED needs no package: what Unicode does not decompose is in
-# `transliteration.csv`.
+# the published models have it. Characters in _COVERED need no package: those that Unicode does not decompose
+# are in `transliteration.csv`.
 
 AS_IS, ASCII_LOWER = "as-is", "ascii-lower"
 TEXT_RULES = (AS_IS, ASCII_LOWER)
 
-# What statistical programs, spreadsheets and databases write for a missing value, in lower case: both rules
-# read it as an empty text. (A backslash and n is what MySQL writes.) "none" and "-" may stand in a register.
+# Words that statistical programs, spreadsheets and databases (MySQL: a backslash and n) write for a missing
+# value, in lower case: both rules read them as an empty text. "none" and "-" may stand in a register.
 MISSING_TEXTS = frozenset(("na", "n/a", "nan", "null", "<na>", "#n/a", "#null!", "\\n"))
 
 # Characters of Unicode's category Cf: soft hyphens, zero-width joiners, marks of direction, byte order marks.
@@ -190,35 +190,35 @@ _COVERED = re.compile(
 
 
 def cleaner(rule: str) -> Callable[[str], str]:
-    """The function that applies a text rule to one text. Raises UserError for a rule that is not known."""
+    """Return the function that applies a text rule to one text. Raises UserError for an unknown rule."""
     if rule not in TEXT_RULES:
         raise UserError(f"text rule {rule!r} is not known; this version has {' and '.join(TEXT_RULES)}")
     return as_is if rule == AS_IS else _ascii_or_missing
 
 
 def is_composed(text: str) -> bool:
-    """Whether all letters are composed and no character is invisible."""
+    """Return whether all letters are composed and no character is invisible."""
     return text.isascii() or not _INVISIBLE.search(text) and unicodedata.is_normalized("NFC", text)
 
 
 def strip(text: str) -> str:
-    """`text` without blanks around it; "" for one of MISSING_TEXTS."""
+    """Return `text` without blanks around it; "" for one of MISSING_TEXTS."""
     text = text.strip()
     return "" if text.casefold() in MISSING_TEXTS else text
 
 
 def as_is(text: str) -> str:
-    """`text` composed, without invisible characters, and as `strip` gives it."""
+    """Return `text` composed, without invisible characters, and as `strip` gives it."""
     return strip(text if is_composed(text) else unicodedata.normalize("NFC", _INVISIBLE.sub("", text)))
 
 
 def text_key(text: str) -> str:
-    """Equal for texts that differ only in case, blanks, invisible characters and how letters are composed."""
+    """Return a key in which case, blanks, invisible characters and composed letters make no difference."""
     return unicodedata.normalize("NFC", " ".join(as_is(text).split()).casefold())
 
 
 def ascii_lower(text: str) -> str:
-    """`text` in lower case, transliterated to ASCII. Raises UserError if Unidecode is needed and missing."""
+    """Return `text` in lower case, transliterated to ASCII. Raises UserError if Unidecode is missing."""
     text = text.lower()
     return text if text.isascii() else text.translate(_table())
 
@@ -228,7 +228,7 @@ def _ascii_or_missing(text: str) -> str:
 
 
 class _Transliteration(dict):
-    """Code point → ASCII, each worked out when it is first met; for `str.translate`."""
+    """The table code point → ASCII for `str.translate`, filled as code points are met."""
 
     def __missing__(self, code_point: int) -> str:
         char = chr(code_point)

@@ -25,8 +25,8 @@ CLEAR = "\x1b[2J\x1b[H\x1b[J"
 
 
 def spark(values: list[float], width: int) -> str:
-    """A line of bars, the highest for the highest value, × for what is not finite; of more values than
-    `width`, the last ones of equal parts.
+    """Return a line of bars, the highest for the highest value, × for a value that is not finite. More values
+    than `width` are cut into equal parts, of which the last values are shown.
     """
     if len(values) > width:
         values = [values[(i + 1) * len(values) // width - 1] for i in range(width)]
@@ -37,8 +37,8 @@ def spark(values: list[float], width: int) -> str:
 
 
 def view(folder: str, width: int = 80) -> tuple[str, bool]:
-    """The view as text, `width` characters wide, and whether the run continues. Raises UserError if there is
-    no run, or its status is damaged.
+    """Return the view as text, `width` characters wide, and whether the run continues. Raises UserError if
+    there is no run, or its status is damaged.
     """
     path, is_live = os.path.join(folder, STATUS), is_held(folder)
     try:
@@ -51,12 +51,12 @@ def view(folder: str, width: int = 80) -> tuple[str, bool]:
             return f"{folder}\nstate       running, before the first step", True
         raise UserError(f"{folder}: no run has begun to train here (no {STATUS} there)") from None
     except (KeyError, TypeError, ValueError, ArithmeticError) as error:
-        raise UserError(f"{path}: is damaged; it holds what no run writes ({error})") from None
+        raise UserError(f"{path}: is damaged: no run writes such content ({error})") from None
     return "\n".join([folder, *lines]), running
 
 
 def status_lines(status: dict[str, Any], rows: list[dict[str, Any]], running: bool, size: int) -> list[str]:
-    """How far the run has come, the last figures, and whether it runs. size: of bars, in characters."""
+    """Return the progress of the run, the last figures, and whether it runs. size: of bars, in characters."""
     stop, step = status["stop_step"], max([status["step"], *(int(row["step"]) for row in rows[-1:])])
     done = min(1.0, step / stop) if stop else 1.0
     lines = [f"progress    {'█' * round(done * size):░<{size}} {done:4.0%}  step {step:,} of {stop:,}"]
@@ -71,20 +71,20 @@ def status_lines(status: dict[str, Any], rows: list[dict[str, Any]], running: bo
             figures = [forms[name].format(last[name]) for name in forms if last.get(name) is not None]
             lines.append(" " * 12 + " · ".join(figures))
     samples = [row for row in rows if row["samples"] and row["samples_per_sec"]][-2:]
-    if running and len(samples) > 1:  # by the last row, and the samples of a step since the one before
+    if running and len(samples) > 1:  # by the last row's rate and the samples per step since the row before
         of_step = (samples[1]["samples"] - samples[0]["samples"]) / (samples[1]["step"] - samples[0]["step"])
         seconds = max(0, stop - step) * of_step / samples[1]["samples_per_sec"]
         lines.append(f"time left   {duration(seconds)}")
     state, ago = status["state"], duration(max(0.0, time.time() - status["updated"]))
     if state == RUNNING and not running:
-        state = "ended without a word: killed, or by an error"
+        state = "ended unexpectedly: killed, or by an error"
     lines.append(f"state       {state}, last row {ago} ago")
     return lines + [f"last note   {status['warning']}"] * bool(status["warning"])
 
 
 @dataclass(frozen=True, kw_only=True)
 class WatchConfig(Config):
-    """What watch takes."""
+    """The flags of watch."""
 
     run: str = flag(MISSING, "folder of the run", metavar="RUN", positional=True)
     once: bool = flag(False, "print the view and end")
@@ -92,7 +92,7 @@ class WatchConfig(Config):
 
 
 def watch(args: WatchConfig) -> None:
-    """Until the run ends, or Ctrl-C, or nobody reads the output any more."""
+    """Print the view until the run ends, or Ctrl-C, or nobody reads the output any more."""
     clear, running = CLEAR if sys.stdout.isatty() and not args.once else "", True
     while running and not output_is_lost():
         text, running = view(args.run, max(60, min(120, shutil.get_terminal_size().columns)))
