@@ -1,4 +1,4 @@
-"""Images of one's own with questions about a place in them: PNG files, masks, and a table of questions."""
+"""The user's images with questions about a place in them: PNG files, masks, and a table of questions."""
 
 import csv
 from pathlib import Path
@@ -10,11 +10,11 @@ from examples.scenes import Questions
 from histocc.runtime.errors import UserError
 from histocc.runtime.files import checksum
 
-COLUMNS = ("image", "mask", "question", "answer")  # of questions.csv
+COLUMNS = ("image", "mask", "question", "answer")  # columns of questions.csv
 
 
 def read_questions(table: Path) -> list[dict[str, str]]:
-    """The rows of a questions.csv. Raises UserError for the first that lacks something."""
+    """Return the rows of a questions.csv. Raises UserError for the first that lacks a value."""
     if not table.is_file():
         raise UserError(f"{table}: no such file (its columns: {', '.join(COLUMNS)})")
     try:
@@ -32,8 +32,8 @@ def read_questions(table: Path) -> list[dict[str, str]]:
 
 
 class Images(Questions):
-    """Rows of `folder`/questions.csv: columns image, mask (PNG files in the folder), question, answer and,
-    where there is one, modality. A tenth of the images is for validation. Raises UserError.
+    """The rows of `folder`/questions.csv: columns image, mask (PNG files in the folder), question, answer
+    and, where there is one, modality. A tenth of the images is for validation. Raises UserError.
     """
 
     def __init__(self, folder: str, validation: bool, shuffled: bool = False):
@@ -45,22 +45,22 @@ class Images(Questions):
         held_out = {name for i, name in enumerate(sorted({row["image"] for row in rows})) if i % 10 == 9}
         self.rows = [row for row in rows if (row["image"] in held_out) == validation]
         if not self.rows:
-            raise UserError(f"{table}: ten images or more are needed: each tenth is for validation")
+            raise UserError(f"{table}: ten images or more are needed: every tenth is for validation")
         self.fingerprint = f"{checksum(str(table))} {validation}"
 
     def __len__(self) -> int:
         return len(self.rows)
 
     def check_files(self, rows: list[dict[str, str]]) -> tuple[int, int]:
-        """The size of all images and masks, (width, height). Raises UserError for the first that is missing,
-        no PNG, or of another size.
+        """Return the size of all images and masks, (width, height). Raises UserError for the first that is
+        missing, not a PNG, or of another size.
         """
         size = None
         for row in rows:
             for name in (row["image"], row["mask"]):
                 path = self.folder / name
                 if not path.is_file():
-                    raise UserError(f"{path}: no such file, which questions.csv names")
+                    raise UserError(f"{path}: no such file, but questions.csv names it")
                 found = self.opened(path).size
                 size = size or found
                 if found != size or found[0] % 4 or found[1] % 4:

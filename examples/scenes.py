@@ -1,4 +1,4 @@
-"""Images with a question about a place in them, drawn.
+"""Drawn images with a question about a place in them.
 
 A batch, as one of `examples.images`, holds image float32 [B, 3, H, W] (0 … 1), question int64 [B, Q]
 (bytes, 0 behind the end), mask float32 [B, H, W] (0 or 1: the pixels of what is asked for), answer int64 [B]
@@ -13,7 +13,7 @@ from histocc.trainer.batches import Rows
 
 LONGEST = 48  # bytes of a question
 MODALITY_EPOCHS, MODALITY_WEIGHT = 5, 0.5  # the first epochs, in which the kind of image is learned, too
-SIZE = 64  # of a drawn scene
+SIZE = 64  # pixels of a side of a drawn scene
 SHAPES = ["circle", "square", "triangle"]
 STYLES = ["plain", "grainy", "striped"]
 HEIGHTS, SIDES = (("upper", "top"), ("lower", "bottom")), ("left", "right")
@@ -21,18 +21,18 @@ ASKED = ("what lies in the {} {}?", "the shape at the {} {}", "{} {}: what is it
 
 
 class Questions(Rows):
-    """What both kinds have in common. shuffled: each image gets the question of another row."""
+    """The common part of drawn and real images. shuffled: each image gets the question of another row."""
 
     answers: list[str]
     modalities: list[str]
     shuffled = False
 
     def asked(self, number: int) -> str:
-        """The question of a row."""
+        """Return the question of a row."""
         raise NotImplementedError
 
     def texts(self, numbers: np.ndarray) -> torch.Tensor:
-        """Questions as int64 [B, LONGEST]."""
+        """Return questions as int64 [B, LONGEST]."""
         found = np.zeros((len(numbers), LONGEST), dtype=np.int64)
         for i, number in enumerate(numbers.tolist()):
             other = (number * 7919 + 1) % len(self) if self.shuffled else number
@@ -59,7 +59,7 @@ class Scenes(Questions):
         return self.number
 
     def drawn(self, numbers: np.ndarray, which: int | np.ndarray, most: int) -> np.ndarray:
-        """Even whole numbers below `most`: draw `which` of each row, [B] or [B, len(which)]."""
+        """Draw even whole numbers below `most`: number `which` of each row, [B] or [B, len(which)]."""
         found = streams(self.seed, 0, numbers)
         return below(draw(found[:, None] if np.ndim(which) else found, which), most)
 
@@ -91,7 +91,7 @@ class Scenes(Questions):
         }
 
     def inside(self, kind: np.ndarray, x: np.ndarray, y: np.ndarray, radius: np.ndarray) -> np.ndarray:
-        """Which pixels each shape covers, bool [B, 4, H, W]."""
+        """Return the pixels that each shape covers, bool [B, 4, H, W]."""
         places = np.arange(SIZE)
         dx = places[None, None, None, :] - x[..., None, None]
         dy = places[None, None, :, None] - y[..., None, None]
@@ -101,7 +101,7 @@ class Scenes(Questions):
         return np.where(kind == 0, circle, np.where(kind == 1, square, triangle))
 
     def background(self, numbers: np.ndarray, style: np.ndarray) -> np.ndarray:
-        """[B, 3, H, W]"""
+        """Return the images without shapes, [B, 3, H, W]."""
         grain = self.drawn(numbers, np.arange(100, 100 + SIZE**2), 60).reshape(-1, 1, SIZE, SIZE) / 255
         stripes = (np.arange(SIZE) // 4 % 2 * 50 / 255)[None, None, None, :]
         found = np.where(style[:, None, None, None] == 1, grain, 25 / 255)

@@ -1,4 +1,4 @@
-"""Image and question → mask and answer: a convolutional encoder, a character encoder, and cross-attention."""
+"""A model image and question → mask and answer: convolutions, a character encoder, and cross-attention."""
 
 import torch
 from torch import Tensor, nn
@@ -6,16 +6,16 @@ from torch.nn.functional import avg_pool2d, binary_cross_entropy_with_logits, in
 
 
 def block(before: int, after: int, stride: int = 1) -> nn.Sequential:
-    """A convolution; GroupNorm, since the norm of a batch would depend on how rows are shared out."""
+    """Return a convolution with GroupNorm: the norm of a batch would depend on how rows are shared out."""
     return nn.Sequential(nn.Conv2d(before, after, 3, stride, 1), nn.GroupNorm(8, after), nn.GELU())
 
 
 class Segmenter(nn.Module):
-    """image [B, 3, H, W], question int64 [B, Q], not empty → logits of mask [B, H, W], answer [B, A] and
-    modality [B, M].
+    """A model of image [B, 3, H, W], question int64 [B, Q], not empty → logits of mask [B, H, W], answer [B,
+    A] and modality [B, M].
 
-    What a place of the image reads in the question changes its features by a factor, too (FiLM,
-    arXiv 1709.07871): sums alone hardly learn what holds for a place and a question together.
+    The words that a place of the image attends to also scale its features (FiLM, arXiv 1709.07871): sums
+    alone hardly learn what holds for a place and a question together.
     """
 
     def __init__(self, width: int, answers: int, modalities: int):
@@ -45,20 +45,20 @@ class Segmenter(nn.Module):
         behind = question == 0
         of_place, of_words, of_all = self.norms
         read, _ = self.attention(of_place(seen), words, words, key_padding_mask=behind, need_weights=False)
-        whole = words.masked_fill(behind[..., None], -torch.inf).amax(1, keepdim=True)  # of the question
+        whole = words.masked_fill(behind[..., None], -torch.inf).amax(1, keepdim=True)  # the whole question
         read = of_words(read) + of_all(whole)
         joined = seen * (1 + self.factor(read)) + read
         found = self.decoder(joined.transpose(1, 2).unflatten(2, coarse.shape[2:]))
         up = self.up(torch.cat([interpolate(found, scale_factor=2.0), fine], 1))
         mask = interpolate(self.mask(up), scale_factor=2.0, mode="bilinear", align_corners=False)[:, 0]
-        where = avg_pool2d(mask[:, None], 4).flatten(1).sigmoid()  # of the answer: what the mask shows
+        where = avg_pool2d(mask[:, None], 4).flatten(1).sigmoid()  # places that the mask shows
         pooled = (found.flatten(2) * where[:, None]).sum(2) / (where.sum(1, keepdim=True) + 1)
         return mask, self.answer(pooled), self.modality(coarse.mean((2, 3)))
 
 
 def structure_loss(logits: Tensor, mask: Tensor) -> Tensor:
-    """Weighted cross entropy and weighted intersection over union, [B], of logits and masks [B, H, W]: pixels
-    near an edge count up to six times (PRS-Med, arXiv 2505.11872).
+    """Return weighted cross entropy and weighted intersection over union, [B], of logits and masks [B, H, W]:
+    pixels near an edge count up to six times (PRS-Med, arXiv 2505.11872).
     """
     rows = avg_pool2d(mask[:, None], (31, 1), 1, (15, 0))  # then columns: the mean of a square costs more
     weight = 1 + 5 * (avg_pool2d(rows, (1, 31), 1, (0, 15))[:, 0] - mask).abs()
@@ -70,7 +70,7 @@ def structure_loss(logits: Tensor, mask: Tensor) -> Tensor:
 
 
 def overlap(logits: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-    """Dice and intersection over union of each image, [B]; 1 where both masks are empty."""
+    """Return Dice and intersection over union of each image, [B]; 1 where both masks are empty."""
     shown, mask = logits > 0, mask > 0.5
     both, total = (shown & mask).sum((1, 2)).double(), (shown.sum((1, 2)) + mask.sum((1, 2))).double()
     empty = (total == 0).double()

@@ -14,13 +14,13 @@ from histocc.runtime.errors import UserError
 from histocc.runtime.rng import below, chance, draw, streams
 from histocc.trainer.batches import Rows
 
-LEAST_MASKED = 1e-3  # share of a window, in training
-DRAWS = 32  # of a window, in validation
+LEAST_MASKED = 1e-3  # least share of a window that is masked, in training
+DRAWS = 32  # draws of a window, in validation
 CONTROL = re.compile(rb"[\0-\x08\x0e-\x19\x1c-\x1f]")  # bytes that no text holds, whatever its encoding
 
 
 class Data(NamedTuple):
-    """Ids for training and validation, integers [N], how many different ones there may be, and the files."""
+    """The ids for training and validation, integers [N], the number of different ones, and the files."""
 
     train: np.ndarray
     val: np.ndarray
@@ -33,7 +33,7 @@ class Data(NamedTuple):
 
 
 def read_data(paths: list[str]) -> Data:
-    """A folder of tokens, or files and folders of text. Raises UserError."""
+    """Read a folder of tokens, or files and folders of text. Raises UserError."""
     folders = [path for path in paths if _holds_tokens(Path(path))]
     if folders and len(paths) > 1:
         raise UserError(f"{folders[0]}: holds arrays of tokens; give this folder alone")
@@ -41,8 +41,8 @@ def read_data(paths: list[str]) -> Data:
 
 
 def read_text(paths: list[str]) -> Data:
-    """Bytes uint8 of files and of folders of text: the last tenth of each file is for validation. Binary
-    files in a folder are left out. Raises UserError for one that is named, and where there is no text.
+    """Read bytes uint8 of files and of folders of text: the last tenth of each file is for validation. Binary
+    files in a folder are left out. Raises UserError for one that is named, and if there is no text.
     """
     texts, binary = [], []
     for path in map(Path, paths):
@@ -64,9 +64,9 @@ def read_text(paths: list[str]) -> Data:
 
 
 def read_tokens(folder: Path) -> Data:
-    """Ids of tokens in arrays (.npy) of a folder, whose metadata.json has their vocab_size: train*.npy and
-    val*.npy, or arrays whose names differ in digits alone, the last tenth of each for validation. Rows of a
-    matrix follow one another. Raises UserError.
+    """Read ids of tokens from arrays (.npy) of a folder, whose metadata.json has their vocab_size: train*.npy
+    and val*.npy, or arrays whose names differ in digits alone, the last tenth of each for validation. Rows of
+    a matrix follow one another. Raises UserError.
     """
     metadata = folder / "metadata.json"
     try:
@@ -111,7 +111,7 @@ def _array(file: Path, vocabulary: int) -> np.ndarray:
 
 
 def _split(arrays: list[np.ndarray], held_out: list[np.ndarray], vocabulary: int, files: str) -> Data:
-    """The last tenth of each array is for validation, if no other arrays are."""
+    """Hold out the last tenth of each array for validation, unless other arrays are."""
     if not held_out:
         cuts = [len(array) * 9 // 10 for array in arrays]
         held_out = [array[cut:] for array, cut in zip(arrays, cuts)]
@@ -122,7 +122,7 @@ def _split(arrays: list[np.ndarray], held_out: list[np.ndarray], vocabulary: int
 
 
 def _files_in(folder: Path) -> list[Path]:
-    """Regular files below, in order, but for hidden ones and those of Python's cache."""
+    """Return regular files below, in order, except hidden ones and those of Python's cache."""
     inside = (path.relative_to(folder).parts for path in folder.rglob("*") if path.is_file())
     return [
         folder.joinpath(*parts)
@@ -138,8 +138,8 @@ def _read(file: Path) -> bytes:
 
 
 class Windows(Rows):
-    """Windows of `length` ids, one behind the other: tokens int64 [B, L]. seed: each epoch shifts each
-    window by less than its length; None leaves them. Raises UserError where the text is shorter than one.
+    """Windows of `length` ids, one after the other: tokens int64 [B, L]. seed: each epoch shifts each window
+    by less than its length; None leaves them. Raises UserError if the text is shorter than one.
     """
 
     def __init__(self, text: np.ndarray, length: int, seed: int | None = None, most: int | None = None):
@@ -156,7 +156,7 @@ class Windows(Rows):
         return self.windows
 
     def windows_of(self, numbers: np.ndarray, epoch: int) -> torch.Tensor:
-        """Tokens int64 [B, L] of windows `numbers` in an epoch."""
+        """Return tokens int64 [B, L] of windows `numbers` in an epoch."""
         start = numbers * self.length
         if self.seed is not None:
             shift = below(draw(streams(self.seed, epoch, numbers), 0), self.length)
@@ -168,9 +168,9 @@ class Windows(Rows):
 
 
 class MaskedWindows(Windows):
-    """And which tokens are masked, bool [B, L], and the weight of each of them, float64 [B]: each token with
-    probability p = (1 − ε) t + ε, t ~ U(0, 1), weight 1 / (p L) (LLaDA, arXiv 2502.09992). Level and mask
-    are a function of (seed, epoch, row). seed: given.
+    """Windows with masked tokens, bool [B, L], and the weight of each of them, float64 [B]: each token is
+    masked with probability p = (1 − ε) t + ε, t ~ U(0, 1), and weighs 1 / (p L) (LLaDA, arXiv 2502.09992).
+    Level and mask are a function of (seed, epoch, row). The seed is required.
     """
 
     def batch(self, numbers: np.ndarray, epoch: int) -> dict[str, torch.Tensor]:
@@ -186,8 +186,8 @@ class MaskedWindows(Windows):
 
 
 class MaskedDraws(Windows):
-    """The same for validation, with less variance: each window DRAWS times, with exactly l of its L tokens
-    masked, l even over 1 … L, and weight 1 / l. The mean over these rows estimates the upper bound.
+    """Masked windows for validation, with less variance: each window DRAWS times, with exactly l of its L
+    tokens masked, l even over 1 … L, and weight 1 / l. The mean over these rows estimates the upper bound.
     """
 
     def __len__(self) -> int:

@@ -43,10 +43,10 @@ def get_args_parser():
 
 
 def found(path: str, where: str):
-    """What an import path names. Raises UserError."""
+    """Return the object that an import path names. Raises UserError."""
     module, colon, name = path.partition(":")
     if not (colon and module and name):
-        raise UserError(f"{where}: name = {path!r} is no import path: expected package.module:name")
+        raise UserError(f"{where}: name = {path!r} is not an import path: expected package.module:name")
     try:
         thing = importlib.import_module(module)
     except ImportError as error:
@@ -61,7 +61,7 @@ def found(path: str, where: str):
 
 
 def made(config: str, tables: dict, table: str, kind: type | None = None) -> Any:
-    """The object that a table names, with its arguments. Raises UserError where it is none of `kind`."""
+    """Return the object that a table names, with its arguments. Raises UserError if it is not of `kind`."""
     where, content = f"--config {config}: [{table}]", dict(tables.get(table, {}))
     path = content.pop("name", None)
     if not isinstance(path, str):
@@ -71,7 +71,7 @@ def made(config: str, tables: dict, table: str, kind: type | None = None) -> Any
         inspect.signature(make).bind(**content)
     except TypeError as error:
         raise UserError(f"{where}: {path}: {error}") from None
-    except ValueError:  # what has no signature shows when it is called
+    except ValueError:  # an object without a signature fails when it is called
         pass
     thing = make(**content)
     lacking = [name for name in ("columns", "losses", "metrics") if not hasattr(thing, name)]
@@ -82,7 +82,7 @@ def made(config: str, tables: dict, table: str, kind: type | None = None) -> Any
 
 
 def run(args, world):
-    """All ranks."""
+    """Train what the file names. All ranks."""
 
     def make():
         if not args.config:

@@ -42,7 +42,7 @@ OBJECTIVES = ("diffusion", "autoregressive")
 
 
 class Diffusion:
-    """Cross entropy of the masked tokens, weighted: an upper bound of that of the text, in nats per token."""
+    """The weighted cross entropy of the masked tokens: an upper bound of the text's, in nats per token."""
 
     def __init__(self, mask, unit):
         self.mask, self.columns = mask, ("loss", f"bits_per_{unit}")
@@ -58,7 +58,7 @@ class Diffusion:
 
 
 class Autoregressive(Diffusion):
-    """Cross entropy of each token given those before it in its window: exact."""
+    """The cross entropy of each token given those before it in its window: exact."""
 
     def losses(self, model, batch):
         tokens = batch["tokens"]
@@ -101,7 +101,7 @@ def get_args_parser():
 
 
 def size_of(args: Config) -> list[int]:
-    """Width, layers and heads: by name, or as the checkpoint has them. Raises UserError."""
+    """Return width, layers and heads: by name, or as the checkpoint has them. Raises UserError."""
     if args.model_name in SIZES:
         return list(SIZES[args.model_name])
     config = script.read_checkpoint(args.model_name, "--model-name")[0].get("config", {})
@@ -111,7 +111,7 @@ def size_of(args: Config) -> list[int]:
 
 
 def run(args, world):
-    """All ranks."""
+    """Train on text or tokens. All ranks."""
 
     def make():
         causal = args.objective == "autoregressive"

@@ -40,7 +40,7 @@ SHOWN, PICTURES = 8, "pictures.png"
 
 
 class Segmentation:
-    """Mask, answer and, in the first epochs, modality."""
+    """The task: mask, answer and, in the first epochs, modality."""
 
     columns = ("loss", "loss_mask", "loss_answer", "loss_modality", "dice", "iou", "answer_acc")
 
@@ -95,7 +95,7 @@ def get_args_parser():
 
 
 def draw(args, world, rows, model):
-    """The first validation images with truth and prediction, into the folder of the run. Rank 0 alone."""
+    """Draw the first validation images with truth and prediction, into the run's folder. Rank 0 alone."""
     if args.eval_only or not world.is_main or importlib.util.find_spec("matplotlib") is None:
         return
     from matplotlib.figure import Figure
@@ -119,7 +119,7 @@ def draw(args, world, rows, model):
 
 
 def run(args, world):
-    """All ranks."""
+    """Train on scenes or images. All ranks."""
 
     def make():
         shuffled = args.shuffle_questions

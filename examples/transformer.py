@@ -6,7 +6,7 @@ from torch.nn.functional import pad, scaled_dot_product_attention
 
 NEAR = 9  # tokens that the first layer sees at once
 BLOCK = 8  # tokens that are sampled together
-BYTES = 256  # different ones
+BYTES = 256  # different bytes
 SIZES = {"tiny": (64, 2, 4), "small": (384, 6, 6), "base": (768, 12, 12)}  # width, layers, heads
 
 
@@ -21,7 +21,7 @@ class Layer(nn.Module):
         self.feed_forward = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
 
     def forward(self, x: Tensor, bias: Tensor) -> Tensor:
-        """bias: of the attention, [heads, S, S]."""
+        """Return x after the layer. bias: of the attention, [heads, S, S]."""
         q, k, v = self.qkv(self.norm1(x)).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
         found = scaled_dot_product_attention(q, k, v, attn_mask=bias.to(q.dtype))
         x = x + self.out(found.transpose(1, 2).flatten(2))
@@ -29,11 +29,11 @@ class Layer(nn.Module):
 
 
 class Transformer(nn.Module):
-    """Tokens int64 [B, S] → logits [B, S, vocabulary] of a token at each place; the one after the last of the
-    vocabulary stands for a masked token, and before the first one of an autoregressive model. causal: a place
-    sees itself and those before it alone. A convolution over the nearest tokens comes first. Attention has a
-    bias that grows with the distance, another one in each head (ALiBi, arXiv 2108.12409); without causal
-    every second head looks ahead instead of back.
+    """A model of tokens int64 [B, S] → logits [B, S, vocabulary] of a token at each place. The id after the
+    vocabulary stands for a masked token, and precedes the first one in an autoregressive model. causal: a
+    place sees only itself and those before it. A convolution over the nearest tokens comes first. Attention
+    has a bias that grows with the distance, another one in each head (ALiBi, arXiv 2108.12409); without
+    causal every second head looks ahead instead of back.
     """
 
     def __init__(self, width: int, layers: int, heads: int, causal: bool = False, vocabulary: int = BYTES):
@@ -67,9 +67,9 @@ class Transformer(nn.Module):
 
 
 def sample(model: nn.Module, length: int, causal: bool, seed: int, mask: int = BYTES) -> str:
-    """A text of `length` bytes, or ids of other tokens. Autoregressive: token by token. Masked diffusion:
-    block by block; each step proposes all tokens of the block that are still masked, and keeps the one that
-    it is surest of (LLaDA's low-confidence remasking). mask: the size of the vocabulary.
+    """Return a text of `length` bytes, or ids of other tokens. Autoregressive: token by token. Masked
+    diffusion: block by block; each step proposes all tokens of the block that are still masked, and keeps the
+    most probable one (LLaDA's low-confidence remasking). mask: the size of the vocabulary.
     """
     device = next(model.parameters()).device
     generator = torch.Generator().manual_seed(seed)
