@@ -79,7 +79,7 @@ def export(
         source: a run, a checkpoint, an exported or published model.
         form: "published", a `.bin`, or "safetensors".
         target: path of the file.
-        for_published_program: write only a model that the program uses equally, with its thresholds.
+        for_published_program: refuse a model that it would use otherwise; write its thresholds.
         given: facts that a published model does not state.
     """
     if target.endswith(".safetensors") != (form == "safetensors"):

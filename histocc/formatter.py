@@ -64,8 +64,8 @@ class CodeError(ValueError):
 
 
 class BlockyFormatter:
-    """The map codes <-> token sequence for one classification; attributes are as published. Raises ValueError
-    for arguments out of range.
+    """The conversion of codes to token sequences and back, for one classification. Attributes are as
+    published. Raises ValueError for arguments out of range.
 
     Args:
         kind: "hisco" (five blocks of five), "occ1950" (two blocks of three) or "gpf" (a block per column).
@@ -154,7 +154,7 @@ class BlockyFormatter:
         return block
 
     def codes_of(self, row: Any) -> list[str]:
-        """Return codes in ``target_cols`` of a row, repaired; code1 … give numbers in ``hisco_key``."""
+        """Return codes in ``target_cols`` of a row, repaired; code1 … hold numbers of ``hisco_key``."""
         is_numbered = "code1" in row and self.target_cols == list(_HISCO_COLS)
         columns = [f"code{i + 1}" for i in range(self.max_num_codes)] if is_numbered else self.target_cols
         cells = [row[name].item() if hasattr(row[name], "item") else row[name] for name in columns]
@@ -164,7 +164,7 @@ class BlockyFormatter:
 
     def transform_label(self, label: Any) -> np.ndarray | None:
         """Return float64 [max_seq_len] for codes joined with ``sep_value`` ("12345&-1") or a row of a table
-        (Series, DataFrame, dict); None stays None. Raises ValueError for too many codes or one that is unfit.
+        (Series, DataFrame, dict); None stays None. Raises ValueError for too many codes or unfit ones.
         """
         if label is None:
             return None
@@ -193,7 +193,7 @@ class BlockyFormatter:
         return (self.within_block_sep or "").join(self.map_idx_char[i] for i in ids)
 
     def clean_pred(self, ids: Sequence[int]) -> str:
-        """Return codes, joined with ``sep_value``, of token ids, BOS first. Raises ValueError without all."""
+        """Return token ids, BOS first, as codes joined with ``sep_value``. ValueError without all blocks."""
         size = self.block_size
         blocks = (ids[start : start + size] for start in range(1, 1 + self.max_num_codes * size, size))
         return self.sep_value.join(code for code in map(self.decode_block, blocks) if code is not None)
@@ -216,7 +216,7 @@ class BlockyFormatter:
 
 
 def cut(code: str, digits: int, separator: str | None = None) -> str:
-    """Return the first `digits` tokens of a code, which a separator may part. −1, −2, −3, ? stay whole."""
+    """Return a code's first `digits` tokens (characters, or between separators); −1, −2, −3, ? stay whole."""
     if code in NEVER_SHORT:
         return code
     return code[:digits] if separator is None else separator.join(code.split(separator)[:digits])

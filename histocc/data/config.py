@@ -246,7 +246,7 @@ def fingerprint(settings: PrepareSettings) -> str:
     hexadecimal digits. Raises UserError.
     """
     plain: dict[str, Any] = asdict(settings) | {"prepared_format": PREPARED_FORMAT}
-    plain |= {} if plain.pop("no_quotes") is False else {"no_quotes": True}  # the hash of older data
+    plain |= {} if plain.pop("no_quotes") is False else {"no_quotes": True}  # keeps the hash of older data
     for name in ("train_files", "val_files"):
         plain[name] = []
         for path in getattr(settings, name):

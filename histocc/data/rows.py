@@ -44,7 +44,7 @@ DOES_NOT_FIT, OUTSIDE_KEY = "code does not fit", "code outside the key"
 
 
 def row_writer(file) -> Callable[[Sequence], None]:
-    """Return a writer of CSV rows; Python's own leaves a lone carriage return bare, where readers cut."""
+    """Return a writer of CSV rows; Python's leaves a lone carriage return unquoted, where readers cut."""
     usual = csv.writer(file, lineterminator="\n")
     quoted = csv.writer(file, lineterminator="\n", quoting=csv.QUOTE_ALL)
     return lambda row: (

@@ -233,7 +233,7 @@ def _chunk(rows: list[list[str]], ends: np.ndarray, faults: list, table: Format,
             reason = f"{sizes[i]} cells in the row, {width} columns in the header"
             faults.append((int(lines[i]), "wrong number of cells", reason))
     for i in np.flatnonzero((ends > lines) & keep) if width > 1 else ():
-        for cell in rows[i]:  # with the delimiters of whole rows; one before a blank belongs to prose
+        for cell in rows[i]:  # a cell with the delimiters of rows holds rows; one before a blank is prose
             breaks = len(_LINE_BREAK.findall(cell))
             if cell.count(delimiter) - cell.count(delimiter + " ") >= (width - 1) * breaks > 0:
                 keep[i] = False

@@ -57,8 +57,8 @@ def build_model(
 
 
 class _WithoutWeights(TorchFunctionMode):
-    """A mode for the meta device: no random numbers are drawn, and computed values lie in memory. Either
-    would make torch import its compiler, which takes seconds.
+    """A mode for the meta device: no random numbers are drawn, and computed values lie in memory. Otherwise
+    torch would import its compiler, which takes seconds.
     """
 
     def __torch_function__(self, func, types, args=(), kwargs=None):

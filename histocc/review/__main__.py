@@ -97,7 +97,7 @@ class ReviewConfig(Config):
 
 
 def words_of_codes(path: str | None, coded: CodedFile, key: list[str] | None) -> dict[str, str]:
-    """Return code → description; descriptions of the coded file come first. Raises UserError."""
+    """Return code → description, from the coded file first. Raises UserError."""
     words = hisco_classes()["title"] if coded.system == "hisco" else {}
     if path is not None:
         codes = key or [code for text in coded.texts.values() for code in text.codes]

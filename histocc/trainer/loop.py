@@ -253,7 +253,7 @@ def train_one_epoch(
             nn.utils.clip_grads_with_norm_(parameters, run.clip_norm, total_norm)
         norm = full_tensor(total_norm)
         taken = torch.isfinite(norm)
-        bad = precision.optimizer_step(optimizer, taken)  # unless fp16 still looks for its scale
+        bad = precision.optimizer_step(optimizer, taken)  # not finite, unless fp16 still looks for its scale
         optimizer.zero_grad(set_to_none=True)
         if run.scheduler is not None:
             run.scheduler.step()

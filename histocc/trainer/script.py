@@ -173,7 +173,7 @@ def refuse_other_arguments(
     saved, now, epochs = state["args"] | (before or {}), args.values(), state["args"]["num_epochs"]
     as_before = replace(args, num_epochs=epochs, warmup_steps=None)
     warmup = Schedule.of(as_before, state["position"]["steps_per_epoch"], 1, 1.0).warmup
-    for values in (saved, now):  # the steps of --warmup-pct are no difference
+    for values in (saved, now):  # the same warm-up as a share is no difference
         if values.get("warmup_steps") is None:
             values["warmup_steps"] = warmup
     different = differing(type(args), now, saved) + more

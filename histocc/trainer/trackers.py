@@ -57,7 +57,7 @@ def open_wandb(args: TrainConfig, name: str) -> Library:
 
 
 class Tracker:
-    """A library that gets rows of the log until it raises, exits or hangs, which is a warning."""
+    """A library that gets rows of the log until it raises, exits or hangs; then a warning is printed."""
 
     def __init__(self, flag: str, open_library: Callable[[], Library]):
         self.flag, self.error = flag, ""
