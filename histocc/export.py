@@ -144,7 +144,7 @@ class ExportConfig(Published):
     model: str = flag(MISSING, "run, checkpoint or published model", metavar="RUN_OR_FILE", positional=True)
     to: str = flag(MISSING, "a .bin, or safetensors and JSON files", choices=("published", "safetensors"))
     file: str = flag(MISSING, "file to write", metavar="FILE", positional=True)
-    for_published_program: bool = flag(False, "write only what that program codes equally, or refuse")
+    for_published_program: bool = flag(False, "refuse a model that the program would use otherwise")
     target_cols: list[str] | None = flag(None, "of a published general-purpose model", metavar="COL")
     overwrite: bool = flag(False, "replace files that are there")
 

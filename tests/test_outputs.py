@@ -256,7 +256,7 @@ def test_what_a_user_edited_stays_when_the_run_is_resumed(data, tmp_path):
     key = (tmp_path / "key.csv").read_text()
     (tmp_path / "key.csv").write_text("my notes")
     code, output = run_inside(finetune.main, *start)
-    assert code == 2 and f"{tmp_path}/key.csv: is not what would be written there" in output
+    assert code == 2 and f"{tmp_path}/key.csv: differs from what would be written there" in output
     assert (tmp_path / "key.csv").read_text() == "my notes"
     os.rename(tmp_path / "key.csv", tmp_path / "notes.csv")
     assert run_inside(finetune.main, *start)[0] == 0 and (tmp_path / "key.csv").read_text() == key

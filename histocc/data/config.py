@@ -162,7 +162,7 @@ class Descriptions(Config):
     )
     description_prob: Fraction = step_flag(0.5, "probability that a text gets it, 0…1")
     description_template: str = step_flag(
-        "{occ} [DESC: {desc}]", "what becomes of text and description", metavar="TEXT"
+        "{occ} [DESC: {desc}]", "template of text and description", metavar="TEXT"
     )
     descriptions_file: str | None = step_flag(None, "codes and their descriptions", metavar="FILE")
     descriptions_code_col: str | None = step_flag(

@@ -434,8 +434,8 @@ def copy_lists(folder: str, own: OwnFiles) -> None:
             is_same = there and filecmp.cmp(path, source, shallow=False)
             if keep and there and not is_same:
                 raise UserError(
-                    f"{path}: is not what would be written there: it was edited, or the run in this folder"
-                    " has other data. Move it away, choose another --save-path, or give --overwrite"
+                    f"{path}: differs from what would be written there: it was edited, or the run in this"
+                    " folder has other data. Move it away, choose another --save-path, or give --overwrite"
                 )
             own.claim(name)
             if not is_same:

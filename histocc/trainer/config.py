@@ -116,7 +116,7 @@ class Steps(Config):
     )
     warmup_pct: Fraction = step_flag(0.05, "share of the schedule spent warming up, 0…1")
     warmup_steps: CountOrZero | None = step_flag(None, "optimizer steps of warm-up, instead of --warmup-pct")
-    schedule_steps: Count | None = step_flag(None, "steps of the schedule (default: those of all epochs)")
+    schedule_steps: Count | None = step_flag(None, "steps of the schedule (default: the steps of all epochs)")
     max_steps: Count | None = flag(None, "stop after so many steps; the schedule stays", resumable=True)
     patience: Count | None = step_flag(
         None, "finish when so many validations in a row were no better than best.bin", resumable=True
@@ -124,7 +124,7 @@ class Steps(Config):
     weight_decay: NotNegative = step_flag(0.01, "AdamW's weight decay")
     seed: Whole = flag(42, "seed of weights, order, noise and dropout")
     eval_only: bool = flag(False, "validate --initial-checkpoint, or best.bin, and stop", resumable=True)
-    dry_run: bool = flag(False, "everything but training: says what time and memory it takes", resumable=True)
+    dry_run: bool = flag(False, "everything but training: reports its time and memory", resumable=True)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -192,7 +192,7 @@ def restore(resumed: dict[str, Any], optimizer: torch.optim.Optimizer, precision
         for number, moments in state["state"].items():
             shape, shapes = parameters[number].shape, {name: value.shape for name, value in moments.items()}
             if shapes != {"step": torch.Size(), "exp_avg": shape, "exp_avg_sq": shape}:
-                raise ValueError(f"optimizer: state {number} is that of another model")
+                raise ValueError(f"optimizer: state {number} belongs to another model")
         groups = [
             {**now, "lr": saved["lr"], "params": saved["params"]}
             for now, saved in zip(optimizer.state_dict()["param_groups"], state["param_groups"])
