@@ -313,7 +313,7 @@ def test_a_published_model_with_a_key_of_its_own(tmp_path):
     key = write_csv(tmp_path / "key.csv", ("system_code", "code"), numbers)
     data = write_csv(tmp_path / "data.csv", ("occ1", "hisco_1"), rows)
     common = ["--model", folder, "--data", data, *words("--target-cols hisco_1 --formatter hisco")]
-    assert "and its key " in refused(*common)
+    assert "but its key " in refused(*common)
     code, said = run_inside(evaluate.main, "--device", "cpu", *common, "--key", key, "--resamples", 20)
     assert code == 0, said
     assert json.loads((folder / "evaluation" / "report.json").read_text())["model"]["codes"] == 7

@@ -613,7 +613,7 @@ def test_mistakes_are_said_and_the_input_stays(model, tmp_path):
         (flags(tmp_path / "damaged.bin", source, output), "damaged"),
         (flags(tmp_path / "nowhere" / "a" / "b", source, output), "no checkpoint there"),
         (flags(model, tmp_path / "none.csv", output), "no such file"),
-        ([*common, "--formatter", "hisco"], "leave --formatter out"),
+        ([*common, "--formatter", "hisco"], "leave out --formatter"),
         ([*accuracy, "--raw-confidence"], "--target-accuracy and --raw-confidence are"),
         ([*accuracy, "--min-prob", "0"], "--min-prob and --target-accuracy are mutually"),
         ([*common, "--explain"], "--explain shows rows of the training"),
