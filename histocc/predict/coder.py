@@ -275,7 +275,7 @@ class Coder:
 
     def _counts(self, prob: Tensor, languages: list[str], thresholds: Thresholds) -> Tensor:
         """Return how many codes of each text count, int64 [B], of probabilities [B, N]."""
-        least = prob.new_tensor([*map(thresholds.least, languages)])
+        least = torch.tensor(list(map(thresholds.least, languages)), device=prob.device, dtype=prob.dtype)
         return thresholds.number((prob > least[:, None]).sum(1))
 
     def _first(self, codes: Tensor, probs: Tensor, counts: Tensor, conf: Tensor) -> Iterator[Coded]:
