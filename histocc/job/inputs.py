@@ -216,8 +216,6 @@ def make_rows(
     )
     descriptions = load_descriptions(args, data, formatter, derived_seed(seed, DESCRIPTIONS))
     train = training_rows(args, data.train, data, encoding, augmenter, descriptions)
-    if args.compile:
-        train.groups_in_model = ()
     all_blocks = replace(encoding, first_empty_block=False)
     return train, TextRows(data.val, data, all_blocks) if len(data.val) else None
 

@@ -80,7 +80,6 @@ def place(args: JobConfig, model: Seq2SeqMixerOccCANINE, rows: TextRows, max_len
     model.encoder.requires_grad_(not args.freeze_encoder)
     if args.compile:
         compile_layers(model)
-        model.in_groups = False  # a compiled layer has few shapes
     model.to(world.device)
     if not args.freeze_encoder and isinstance(model.encoder, CanineEncoder):
         model.encoder.char_embeddings.train_rows_of(torch.from_numpy(rows.characters()), max_len)

@@ -6,7 +6,6 @@
 Parameter names are those of the published `google/canine-s` weights, so these load strictly.
 """
 
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from functools import partial
 from typing import cast
@@ -15,19 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from histocc.model.layers import (
-    Dropout,
-    Group,
-    Linear,
-    attend,
-    for_attention,
-    is_packed,
-    pack,
-    packed_attention,
-    product,
-    product_of_groups,
-    unpack,
-)
+from histocc.model.layers import Dropout, Linear, attend, for_attention, product
 from histocc.runtime.parallel import full_tensor
 
 # One multiplier per hash function; their order is part of the published weights.
@@ -227,41 +214,23 @@ class SelfAttention(nn.Module):
         layers = (self.query, self.key, self.value)
         return torch.cat([layer.weight for layer in layers]), torch.cat([layer.bias for layer in layers])
 
-    def forward(self, x: Tensor, visible: Sequence[Tensor]) -> Tensor:
-        """x [N, H], packed groups; visible: of each bool [B, S] → [N, H]."""
-        projected = product(x, *self.query_key_value())
-        one_chunk = self.stride is None or max(mask.shape[1] for mask in visible) <= self.stride
-        if one_chunk and is_packed(projected):
-            groups = [Group(len(mask), mask.shape[1], mask.shape[1], *self.masks(mask)) for mask in visible]
-            return packed_attention(projected, None, groups, self.heads, self.dropout_p())
-        parts = unpack(for_attention(projected), [mask.shape for mask in visible])
-        return pack([self.attend_in_chunks(*pair) for pair in zip(parts, visible)], len(x))
-
-    def dropout_p(self) -> float:
-        return self.dropout_prob if self.training else 0.0
-
-    def masks(self, visible: Tensor) -> tuple[Tensor, Tensor | None]:
-        """(bool [B, 1, 1, S] for `attend`, factor of the queries float [B] or None) for bool [B, S]. A chunk
-        of padding alone takes the plain mean of its values, as published: convolutions carry it to others.
-        """
-        if self.stride is None:
-            return visible[:, None, None], None
-        blank = ~visible.any(dim=1)  # [B]
-        return (visible | blank[:, None])[:, None, None], (~blank).float()
-
-    def attend_in_chunks(self, projected: Tensor, visible: Tensor) -> Tensor:
-        """projected [B, S, 3 H]; visible bool [B, S] → [B, S, H]."""
-        size = self.stride or visible.shape[1]
+    def forward(self, x: Tensor, visible: Tensor) -> Tensor:
+        """x [B, S, H]; visible bool [B, S] → [B, S, H]."""
+        size, dropout_p = self.stride or x.shape[1], self.dropout_prob if self.training else 0.0
         # [B, heads, S, H / heads], in chunks
         q, k, v = (
             part.unflatten(-1, (self.heads, -1)).transpose(1, 2).split(size, dim=2)
-            for part in projected.chunk(3, dim=-1)
+            for part in for_attention(product(x, *self.query_key_value())).chunk(3, dim=-1)
         )
         mixed = []
         for i, part in enumerate(visible.split(size, dim=1)):
-            mask, scale = self.masks(part)
-            query = q[i] if scale is None else q[i] * scale.to(q[i].dtype)[:, None, None, None]
-            mixed.append(attend(query, k[i], v[i], mask, self.dropout_p()))
+            query = q[i]
+            if self.stride:
+                # A chunk of padding alone takes the plain mean of its values, as published: convolutions
+                # carry it to others.
+                blank = ~part.any(dim=1, keepdim=True)  # [B, 1]
+                part, query = part | blank, query * (~blank).to(query.dtype)[:, :, None, None]
+            mixed.append(attend(query, k[i], v[i], part[:, None, None], dropout_p))
         return (mixed[0] if len(mixed) == 1 else torch.cat(mixed, dim=2)).transpose(1, 2).flatten(2)
 
 
@@ -275,7 +244,7 @@ class Residual(nn.Module):
         self.dropout = Dropout(config.hidden_dropout_prob)
 
     def forward(self, x: Tensor, residual: Tensor) -> Tensor:
-        return self.LayerNorm(self.dropout.add(self.dense(x), residual))
+        return self.LayerNorm(self.dropout(self.dense(x)) + residual)
 
 
 class Attention(nn.Module):
@@ -284,7 +253,7 @@ class Attention(nn.Module):
         self.self = SelfAttention(config, stride)
         self.output = Residual(config, config.hidden_size)
 
-    def forward(self, x: Tensor, visible: Sequence[Tensor]) -> Tensor:
+    def forward(self, x: Tensor, visible: Tensor) -> Tensor:
         return self.output(self.self(x, visible), x)
 
 
@@ -299,7 +268,7 @@ class Intermediate(nn.Module):
 
 
 class Layer(nn.Module):
-    """Post-norm transformer layer: x [N, H] and visible as in `SelfAttention` → [N, H]."""
+    """Post-norm transformer layer: x [B, S, H], visible bool [B, S] → [B, S, H]."""
 
     def __init__(self, config: CanineConfig, stride: int | None):
         super().__init__()
@@ -307,7 +276,7 @@ class Layer(nn.Module):
         self.intermediate = Intermediate(config)
         self.output = Residual(config, config.intermediate_size)
 
-    def forward(self, x: Tensor, visible: Sequence[Tensor]) -> Tensor:
+    def forward(self, x: Tensor, visible: Tensor) -> Tensor:
         x = self.attention(x, visible)
         return self.output(self.intermediate(x), x)
 
@@ -317,12 +286,10 @@ class Stack(nn.Module):
         super().__init__()
         self.layer = nn.ModuleList(Layer(config, stride) for _ in range(layers))
 
-    def forward(self, groups: Sequence[Tensor], visible: Sequence[Tensor]) -> list[Tensor]:
-        """groups: [B, S, H] each; visible: bool [B, S] of each → [B, S, H] each."""
-        x = pack(groups)
+    def forward(self, x: Tensor, visible: Tensor) -> Tensor:
         for layer in self.layer:
             x = layer(x, visible)
-        return unpack(x, [group.shape for group in groups])
+        return x
 
 
 class CharsToMolecules(nn.Module):
@@ -341,18 +308,15 @@ class CharsToMolecules(nn.Module):
         """(weight [H, rate · H], bias [H]) of the convolution, as one product."""
         return self.conv.weight.transpose(1, 2).flatten(1), self.conv.bias
 
-    def forward(self, chars: Sequence[Tensor], padding_follows: Sequence[bool]) -> list[Tensor]:
-        """Characters [B, S, H] of each group → molecules [B, M, H]; see `CanineEncoder.forward`."""
-        blocks = []
-        for group in chars:
-            whole = group.shape[1] // self.rate * self.rate
-            blocks.append(group[:, :whole].unflatten(1, (-1, self.rate)).flatten(2))  # [B, M, rate · H]
-        molecules = []
-        products = product_of_groups(blocks, *self.block_weight())
-        for group, mixed, more in zip(chars, map(self.activation, products), padding_follows):
-            kept = mixed if more else mixed[:, :-1]  # the last gives its place to position 0, as published
-            molecules.append(self.LayerNorm(torch.cat([group[:, :1], kept], dim=1)))
-        return molecules
+    def forward(self, chars: Tensor, padding_follows: bool) -> Tensor:
+        """Characters [B, S, H] → molecules [B, M, H]; see `CanineEncoder.forward`."""
+        whole = chars.shape[1] // self.rate * self.rate
+        blocks = chars[:, :whole].unflatten(1, (-1, self.rate)).flatten(2)  # [B, M, rate · H]
+        mixed = self.activation(product(blocks, *self.block_weight()))
+        kept = (
+            mixed if padding_follows else mixed[:, :-1]
+        )  # position 0 takes the last one's place, as published
+        return self.LayerNorm(torch.cat([chars[:, :1], kept], dim=1))
 
 
 class Projection(nn.Module):
@@ -383,21 +347,13 @@ class Projection(nn.Module):
         half = self.conv.weight[:, self.conv.in_channels // 2 :]  # [H, H, taps]
         return half.permute(2, 0, 1).flatten(0, 1), None
 
-    def forward(self, chars: Sequence[Tensor], molecules: Sequence[Tensor]) -> list[Tensor]:
-        """chars [B, S, H], molecules [B, M, H] of each group → [B, S, H] of each."""
-        of_chars = product_of_groups(list(map(self.windows, chars)), *self.char_weight())
-        of_molecules = product_of_groups(molecules, *self.molecule_weight())  # [B, M, taps · H]
-        return [self.sum_of_taps(*pair) for pair in zip(of_chars, of_molecules)]
-
-    def windows(self, chars: Tensor) -> Tensor:
-        """What stands around each position: [B, S, H] → [B, S, taps · H]."""
+    def forward(self, chars: Tensor, molecules: Tensor) -> Tensor:
+        """chars [B, S, H], molecules [B, M, H] → [B, S, H]."""
         length = chars.shape[1]
         around = F.pad(chars, (0, 0, self.before, self.taps - 1 - self.before))  # [B, S + taps − 1, H]
-        return torch.cat([around[:, tap : tap + length] for tap in range(self.taps)], dim=2)
-
-    def sum_of_taps(self, x: Tensor, of_molecules: Tensor) -> Tensor:
-        """x [B, S, H] of the characters, of_molecules [B, M, taps · H] → [B, S, H]."""
-        length = x.shape[1]
+        windows = torch.cat([around[:, tap : tap + length] for tap in range(self.taps)], dim=2)
+        x = product(windows, *self.char_weight())
+        of_molecules = product(molecules, *self.molecule_weight())  # [B, M, taps · H]
         for tap, part in enumerate(of_molecules.unflatten(2, (self.taps, -1)).unbind(2)):
             # each block's molecule at its characters, the last up to the end; the first is that of no block
             spread = part[:, 1:].unsqueeze(2).expand(-1, -1, self.rate, -1).flatten(1, 2)[:, :length]
@@ -413,10 +369,9 @@ class Pooler(nn.Module):
         super().__init__()
         self.dense = Linear(config.hidden_size, config.hidden_size)
 
-    def forward(self, molecules: Sequence[Tensor]) -> Tensor:
-        """[B, M, H] of each group → [rows of all, H]."""
-        first = [group[:, :1] for group in molecules]
-        return torch.tanh(self.dense((first[0] if len(first) == 1 else torch.cat(first))[:, 0]))
+    def forward(self, molecules: Tensor) -> Tensor:
+        """[B, M, H] → [B, H]."""
+        return torch.tanh(self.dense(molecules[:, 0]))
 
 
 class CanineEncoder(nn.Module):
@@ -459,39 +414,29 @@ class CanineEncoder(nn.Module):
             padding_follows: the values are as if blocks of padding followed, as they do in the published
                 model's 128 positions; S is then a multiple of the block (4) and below the local stride.
         """
-        final, pooled = self.forward_groups([input_ids], [attention_mask], [padding_follows])
-        return final[0], pooled
-
-    def forward_groups(
-        self, input_ids: Sequence[Tensor], attention_mask: Sequence[Tensor], padding_follows: Sequence[bool]
-    ) -> tuple[list[Tensor], Tensor]:
-        """`forward` of groups of rows, [B, S] each: (last_hidden_state of each, pooled [rows of all, H])."""
-        visible = [mask.bool() for mask in attention_mask]
+        visible = attention_mask.bool()
         chars, molecules = self._molecules(input_ids, visible, padding_follows)
         mixed = self.projection(chars, molecules)
-        return self.final_char_encoder(mixed, list(map(unmask_empty_rows, visible))), self.pooler(molecules)
+        return self.final_char_encoder(mixed, unmask_empty_rows(visible)), self.pooler(molecules)
 
     def pooled(self, input_ids: Tensor, attention_mask: Tensor, padding_follows: bool = False) -> Tensor:
         """The vector of the whole text alone, [B, H]: what comes after the molecules is not computed."""
-        return self.pooler(self._molecules([input_ids], [attention_mask.bool()], [padding_follows])[1])
+        return self.pooler(self._molecules(input_ids, attention_mask.bool(), padding_follows)[1])
 
-    def _molecules(
-        self, input_ids: Sequence[Tensor], visible: Sequence[Tensor], padding_follows: Sequence[bool]
-    ) -> tuple[list[Tensor], list[Tensor]]:
-        """(characters [B, S, H], molecules [B, M, H]) of each group."""
-        rate, visible_blocks = self.config.downsampling_rate, []
-        for ids, mask, more in zip(input_ids, visible, padding_follows):
-            length = ids.shape[1]
-            if mask.shape != ids.shape:
-                raise ValueError(f"input_ids is {list(ids.shape)}, attention_mask {list(mask.shape)}")
-            if length < rate:
-                raise ValueError(f"{length} positions, but the encoder needs at least {rate}")
-            blocks = length // rate
-            seen = mask[:, : blocks * rate].unflatten(1, (blocks, rate)).any(dim=-1)  # [B, M]
-            visible_blocks.append(unmask_empty_rows(F.pad(seen, (0, 1)) if more else seen))
-        chars = self.initial_char_encoder(list(map(self.char_embeddings, input_ids)), visible)
+    def _molecules(self, input_ids: Tensor, visible: Tensor, padding_follows: bool) -> tuple[Tensor, Tensor]:
+        """(characters [B, S, H], molecules [B, M, H])."""
+        rate, length = self.config.downsampling_rate, input_ids.shape[1]
+        if visible.shape != input_ids.shape:
+            raise ValueError(f"input_ids is {list(input_ids.shape)}, attention_mask {list(visible.shape)}")
+        if length < rate:
+            raise ValueError(f"{length} positions, but the encoder needs at least {rate}")
+        blocks = length // rate
+        seen = visible[:, : blocks * rate].unflatten(1, (blocks, rate)).any(dim=-1)  # [B, M]
+        chars = self.initial_char_encoder(self.char_embeddings(input_ids), visible)
         molecules = self.chars_to_molecules(chars, padding_follows)
-        return chars, self.encoder(molecules, visible_blocks)
+        return chars, self.encoder(
+            molecules, unmask_empty_rows(F.pad(seen, (0, 1)) if padding_follows else seen)
+        )
 
 
 def unmask_empty_rows(visible: Tensor) -> Tensor:

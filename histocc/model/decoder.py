@@ -8,25 +8,14 @@ goes through `start` and `step`, which keep keys and values. Both give the same 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
-from histocc.model.layers import (
-    Dropout,
-    Group,
-    Linear,
-    attend,
-    for_attention,
-    is_packed,
-    pack,
-    packed_attention,
-    product,
-    unpack,
-)
+from histocc.model.layers import Dropout, Linear, attend, for_attention, product
 
 LAYERS, HEADS = 3, 8  # as published
 QUERY, KEY_VALUE, ALL = slice(0, 1), slice(1, 3), slice(0, 3)  # parts of `MultiheadAttention`'s projection
@@ -107,47 +96,8 @@ class MultiheadAttention(nn.Module):
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None) -> Tensor:
         """Arguments as of `layers.attend` → [B, T, H]."""
-        mixed = attend(q, k, v, visible, self.dropout_p())
+        mixed = attend(q, k, v, visible, self.dropout if self.training else 0.0)
         return self.out_proj(mixed.transpose(1, 2).flatten(2))
-
-    def attend_to_self(self, x: Tensor, visible: Tensor) -> Tensor:
-        """From each position of x [B, T, H] to those of its row → [B, T, H]. visible: as for `attend`, for
-        fewer keys than T only in training on a CPU.
-        """
-        rows, length, keys = len(x), x.shape[1], visible.shape[-1]
-        if keys < length:
-            queries = self.project(x, QUERY)
-            return self.attend_to_groups(queries, x[:, :keys].flatten(0, 1), [(rows, keys)], [visible])
-        projected = self.project(x, ALL)
-        if not is_packed(projected):
-            q, k, v = self.by_head(projected)
-            return self.attend(q, k, v, visible)
-        groups = [Group(rows, length, length, visible)]
-        mixed = packed_attention(projected.flatten(0, 1), None, groups, self.heads, self.dropout_p())
-        return self.out_proj(mixed.view_as(x))
-
-    def attend_to_groups(
-        self, queries: Tensor, memory: Tensor, shapes: Sequence[Sequence[int]], visible: Sequence[Any]
-    ) -> Tensor:
-        """From each projected query [B, T, H] to the positions of its row in memory [N, H], packed groups of
-        `shapes` (rows, positions, …), together the rows of the queries → [B, T, H].
-        """
-        keys_values = self.project(memory, KEY_VALUE)
-        if is_packed(keys_values) and is_packed(queries):
-            sizes = zip(shapes, visible, strict=True)
-            groups = [Group(shape[0], queries.shape[1], shape[1], mask) for shape, mask in sizes]
-            mixed = packed_attention(queries.flatten(0, 1), keys_values, groups, self.heads, self.dropout_p())
-            return self.out_proj(mixed.view_as(queries))
-        (q,) = self.by_head(queries)
-        mixed = []
-        parts = q.split([shape[0] for shape in shapes]), unpack(keys_values, shapes)
-        for query, part, mask in zip(*parts, visible, strict=True):
-            k, v = self.by_head(part)
-            mixed.append(attend(query, k, v, mask, self.dropout_p()).transpose(1, 2).flatten(2))
-        return self.out_proj(mixed[0] if len(mixed) == 1 else torch.cat(mixed))
-
-    def dropout_p(self) -> float:
-        return self.dropout if self.training else 0.0
 
 
 class DecoderLayer(nn.Module):
@@ -162,12 +112,12 @@ class DecoderLayer(nn.Module):
         self.norm3 = nn.LayerNorm(width)
         self.dropout = Dropout(dropout)
 
-    def forward(self, x: Tensor, memory: Tensor, shapes: Any, visible: Tensor, memory_visible: Any) -> Tensor:
-        """x [B, T, H]; arguments as of `attend_to_self` and `attend_to_groups` → [B, T, H]."""
-        x = self.norm1(self.dropout.add(self.self_attn.attend_to_self(x, visible), x))
-        queries = self.multihead_attn.project(x, QUERY)
-        mixed = self.multihead_attn.attend_to_groups(queries, memory, shapes, memory_visible)
-        return self.feed_forward(self.norm2(self.dropout.add(mixed, x)))
+    def forward(self, x: Tensor, memory: Tensor, visible: Tensor, memory_visible: Tensor | None) -> Tensor:
+        """x [B, T, H], memory [B, S, H]; what is visible of each as for `layers.attend` → [B, T, H]."""
+        q, k, v = self.self_attn.by_head(self.self_attn.project(x, ALL))
+        x = self.norm1(self.dropout(self.self_attn.attend(q, k, v, visible)) + x)
+        k, v = self.multihead_attn.by_head(self.multihead_attn.project(memory, KEY_VALUE))
+        return self.cross_attend_and_feed_forward(x, k, v, memory_visible)
 
     def cross_attend_and_feed_forward(
         self, x: Tensor, k: Tensor, v: Tensor, visible: Tensor | None, q: Tensor | None = None
@@ -176,11 +126,11 @@ class DecoderLayer(nn.Module):
         if q is None:
             (q,) = self.multihead_attn.by_head(self.multihead_attn.project(x, QUERY))
         mixed = self.multihead_attn.attend(q, k, v, visible)
-        return self.feed_forward(self.norm2(self.dropout.add(mixed, x)))
+        return self.feed_forward(self.norm2(self.dropout(mixed) + x))
 
     def feed_forward(self, x: Tensor) -> Tensor:
         hidden = self.dropout(F.relu(self.linear1(x)))
-        return self.norm3(self.dropout.add(self.linear2(hidden), x))
+        return self.norm3(self.dropout(self.linear2(hidden)) + x)
 
 
 class DecoderStack(nn.Module):
@@ -238,30 +188,17 @@ class TransformerDecoder(nn.Module):
                 nothing may look at; None: none.
             memory_scores: float [B, S], instead of a padding mask: added to the scores of each position.
         """
-        visible = (
-            visible_memory(memory_padding_mask) if memory_scores is None else memory_scores[:, None, None]
-        )
-        return self.forward_groups([memory], target, [visible], target_padding_mask)
-
-    def forward_groups(
-        self,
-        memory: Sequence[Tensor],
-        target: Tensor,
-        memory_visible: Sequence[Tensor | None],
-        target_padding_mask: Tensor | None = None,
-    ) -> Tensor:
-        """`forward` with the memory of groups of rows, [B, S, H] each, and its `visible_memory`."""
         self.check_length(target.shape[1])
+        if memory_scores is None:
+            memory_visible = visible_memory(memory_padding_mask)
+        else:
+            memory_visible = memory_scores[:, None, None]
         no_padding = torch.zeros_like(target, dtype=torch.bool)
         padding = no_padding if target_padding_mask is None else target_padding_mask.bool()
         visible = self._visible_targets(padding)  # [B, 1, T, T]
-        x, positions = self.positional_encoding(self.token_emb(target)), pack(memory)  # [B, T, H], [N, H]
-        if self.target_mask and is_packed(x):
-            seen = int(visible.flatten(0, -2).any(0).nonzero().max()) + 1
-            visible = visible[..., :seen]  # after them is PAD alone: those keys are not computed
-        shapes = [group.shape for group in memory]
+        x = self.positional_encoding(self.token_emb(target))  # [B, T, H]
         for layer in self.decoder.layers:
-            x = layer(x, positions, shapes, visible, memory_visible)
+            x = layer(x, memory, visible, memory_visible)
         return self.head(x)
 
     def _visible_targets(self, padding: Tensor) -> Tensor:

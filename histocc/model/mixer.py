@@ -7,8 +7,8 @@ from torch import Tensor, nn
 
 from histocc.formatter import PAD_IDX
 from histocc.model.canine import CanineConfig, CanineEncoder
-from histocc.model.decoder import TransformerDecoder, visible_memory
-from histocc.model.layers import Dropout, Linear, width_groups
+from histocc.model.decoder import TransformerDecoder
+from histocc.model.layers import Dropout, Linear
 from histocc.model.ngrams import ASCII_CASE, FIRST_PATTERNS, Ngrams, NoEncoder
 
 NGRAMS = "ngrams"
@@ -70,7 +70,6 @@ class Seq2SeqMixerOccCANINE(nn.Module):
         self.seq_len = len(num_classes)
         self.vocab_size = max(num_classes) + 1
         self.memory_mask = memory_mask
-        self.in_groups = True  # of similar width, in training on CPUs
         width, dropout = self.config.hidden_size, dropout_rate or 0.0
         self.encoder = CanineEncoder(self.config) if encoder else NoEncoder(width)
         self.decoder = TransformerDecoder(
@@ -102,16 +101,11 @@ class Seq2SeqMixerOccCANINE(nn.Module):
         With n-grams, what `Ngrams.text` says is appended to the pooled one: [B, H + width (+ classes)]. With
         `memory_mask` inputs may be as narrow as `text.padded_width` says.
         """
-        memory, pooled = self._encode_groups([input_ids], [attention_mask])
-        return memory[0], pooled
-
-    def _encode_groups(self, input_ids: list[Tensor], mask: list[Tensor]) -> tuple[list[Tensor], Tensor]:
-        """`encode` of groups of rows: (memory of each, pooled of all)."""
-        memory, pooled = self.encoder.forward_groups(input_ids, mask, list(map(self._is_narrow, input_ids)))
+        memory, pooled = self.encoder(input_ids, attention_mask, self._is_narrow(input_ids))
         if self.ngrams is None:
             return memory, pooled
-        text, of_words = self.ngrams.forward_groups(input_ids)
-        return [group + words for group, words in zip(memory, of_words)], torch.cat([pooled, text], dim=1)
+        text, of_words = self.ngrams(input_ids)
+        return memory + of_words, torch.cat([pooled, text], dim=1)
 
     def encode_text(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
         """`encode`'s pooled alone, which is all that `classify` takes: the same values, for less work."""
@@ -160,28 +154,6 @@ class Seq2SeqMixerOccCANINE(nn.Module):
             target_mask: accepted as by the published class and not used: the decoder is always causal.
             target_padding_mask: [B, T], True or not 0 at PAD; None to find it in the target.
         """
-        in_groups = torch.is_grad_enabled() and self.in_groups and self.memory_mask
-        if in_groups and input_ids.device.type == "cpu" and input_ids.shape == attention_mask.shape:
-            groups = width_groups(attention_mask)
-            if groups is not None:
-                padding = target == PAD_IDX if target_padding_mask is None else target_padding_mask.bool()
-                return self._forward_groups(input_ids, attention_mask.bool(), target, padding, *groups)
         memory, pooled = self.encode(input_ids, attention_mask)
         padding = self.memory_padding_mask(attention_mask)
         return self.decode(memory, target, padding, target_padding_mask), self.classify(pooled)
-
-    def _forward_groups(
-        self, input_ids: Tensor, mask: Tensor, target: Tensor, padding: Tensor, order: Tensor, groups: list
-    ) -> tuple[Tensor, Tensor]:
-        """`forward` with what `width_groups` gives: rows in `order`, in groups of (rows, positions)."""
-
-        def parts(x: Tensor) -> list[Tensor]:
-            split = x[order].split([rows for rows, _ in groups])
-            return [part[:, :width] for part, (_, width) in zip(split, groups)]
-
-        ids, masks = parts(input_ids), parts(mask)
-        memory, pooled = self._encode_groups(ids, masks)
-        visible = [visible_memory(~mask) for mask in masks]
-        out = self.decoder.forward_groups(memory, target[order], visible, padding[order])
-        back = order.argsort()
-        return out.index_select(0, back), self.classify(pooled.index_select(0, back))

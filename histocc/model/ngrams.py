@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from histocc.model.layers import Linear, product_of_groups
+from histocc.model.layers import Linear
 from histocc.text import LANGUAGE_SEPARATOR, SEP_ID, letters, small_letters
 
 # What counts: # is a character, _ any character; blanks stand at the ends of a window alone.
@@ -170,27 +170,17 @@ class Ngrams(nn.Module):
 
     def forward(self, input_ids: Tensor) -> tuple[Tensor, Tensor]:
         """(`text`, what is added to the memory [B, S, H]) for int64 [B, S]."""
-        text, memory = self.forward_groups([input_ids])
-        return text, memory[0]
-
-    def forward_groups(self, input_ids: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
-        """`forward` of groups of rows, int64 [B, S] each: (`text` of all, memory of each group)."""
-        texts, words = zip(*map(self.text_and_words, input_ids))
-        text = torch.cat(texts)
-        of_text = self.text_to_memory(text[:, : self.width])[:, None].split(list(map(len, texts)))
-        # each position has its word, that of [CLS] the whole text too
-        memory = product_of_groups(words, self.word_to_memory.weight)
-        return text, [torch.cat([x[:, :1] + whole, x[:, 1:]], dim=1) for x, whole in zip(memory, of_text)]
-
-    def text_and_words(self, input_ids: Tensor) -> tuple[Tensor, Tensor]:
-        """(`text`, vectors of the word at each position [B, S, width]) for int64 [B, S]."""
         rows, weight, word = self.weighted(input_ids)
         vectors, squares = self.by_position(rows, weight)
         same = (word[:, :, None] == word[:, None]).to(vectors.dtype)  # [B, S, S]
         # sums of squares can be more than float16 holds
         with torch.autocast(same.device.type, enabled=False):
             words = _normalised(same @ vectors, same @ squares)
-        return self._with_answers(vectors, squares, rows, weight), words
+        text = self._with_answers(vectors, squares, rows, weight)
+        # each position has its word, that of [CLS] the whole text too
+        memory = self.word_to_memory(words)
+        whole = self.text_to_memory(text[:, : self.width])[:, None]
+        return text, torch.cat([memory[:, :1] + whole, memory[:, 1:]], dim=1)
 
     def text(self, input_ids: Tensor) -> Tensor:
         """The vector of each text, with its answers behind it if there are some: [B, width (+ classes)]."""
@@ -313,15 +303,11 @@ class NoEncoder(nn.Module):
     def zero_output(self) -> None:
         """Nothing to change."""
 
-    def forward_groups(
-        self,
-        input_ids: Sequence[Tensor],
-        attention_mask: Sequence[Tensor],
-        padding_follows: Sequence[bool],
-    ) -> tuple[list[Tensor], Tensor]:
-        """As of the encoder: (zeros [B, S, H] of each group, zeros [rows of all, H])."""
-        memory = [self.zero.expand(*ids.shape, self.width) for ids in input_ids]
-        return memory, self.zero.expand(sum(map(len, input_ids)), self.width)
+    def forward(
+        self, input_ids: Tensor, attention_mask: Tensor, padding_follows: bool = False
+    ) -> tuple[Tensor, Tensor]:
+        """Return zeros in the shapes of the encoder's outputs, [B, S, H] and [B, H]."""
+        return self.zero.expand(*input_ids.shape, self.width), self.zero.expand(len(input_ids), self.width)
 
     def pooled(self, input_ids: Tensor, attention_mask: Tensor, padding_follows: bool = False) -> Tensor:
         return self.zero.expand(len(input_ids), self.width)

@@ -4,8 +4,8 @@ Which rows meet in a step is a pure function of (seed, epoch, batch number, tota
 takes its share: the same on any number of processes and after any restart, every row once in an epoch.
 
 Padding is saved within a step, not by choosing which rows meet in it: a share is cut into micro-batches of
-similar length, whose gradients add up to that of the whole, unless the model itself computes little for
-padding (`Rows.groups_in_model`). Batches of one length each would save as much, but cost accuracy (measured).
+similar length, whose gradients add up to that of the whole. Batches of one length each would save as much,
+but cost accuracy (measured).
 """
 
 import contextlib
@@ -148,7 +148,6 @@ class Rows:
 
     fingerprint = ""  # a text that other rows do not have; a run is resumed on the same rows alone
     has_lengths = False  # whether `lengths` and `widths` say something
-    groups_in_model: tuple[str, ...] = ()  # kinds of device on which the model computes little for padding
 
     def __len__(self) -> int:
         raise NotImplementedError
@@ -306,7 +305,7 @@ def begin_worker(_: int) -> None:
 def batch_plan(args: TrainConfig, rows: Rows, world: World) -> BatchPlan:
     """The batch arithmetic of the training rows."""
     size, group_rows = world.size, by_kind(LENGTH_GROUP_ROWS, world.device)
-    groups = LENGTH_GROUPS if rows.has_lengths and world.device.type not in rows.groups_in_model else 1
+    groups = LENGTH_GROUPS if rows.has_lengths else 1
     return BatchPlan(len(rows), args.total_batch(size), size, args.samples_at_once, groups, group_rows)
 
 
