@@ -354,7 +354,7 @@ def words_by(part: dict) -> str:
     best = max(samples, key=lambda value: samples[value])
     return (
         f"With {first} samples a step, training does {100 * samples[int(first)] / samples[best]:.0f} % of the"
-        f" samples per second that it does with {best}, the fastest. Samples are computed in groups of"
+        f" samples per second that it does with {best}, the fastest. Samples are computed in micro-batches of"
         " similar length, which need samples to choose from, and the optimizer's work is shared by all"
         " samples of a step."
     )
