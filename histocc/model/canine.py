@@ -313,9 +313,7 @@ class CharsToMolecules(nn.Module):
         whole = chars.shape[1] // self.rate * self.rate
         blocks = chars[:, :whole].unflatten(1, (-1, self.rate)).flatten(2)  # [B, M, rate · H]
         mixed = self.activation(product(blocks, *self.block_weight()))
-        kept = (
-            mixed if padding_follows else mixed[:, :-1]
-        )  # position 0 takes the last one's place, as published
+        kept = mixed if padding_follows else mixed[:, :-1]  # position 0 takes the last one's place
         return self.LayerNorm(torch.cat([chars[:, :1], kept], dim=1))
 
 
