@@ -1,10 +1,10 @@
-"""How good a model is on rows with known codes: `python -m histocc.evaluate`, and `evaluate` from Python."""
+"""Evaluation of a model on rows with known codes: `python -m histocc.evaluate`, `evaluate` from Python."""
 
 from typing import Any
 
 
 def __getattr__(name: str) -> Any:
-    """`evaluate` is loaded, and torch with it, when it is first used."""
+    """Load `evaluate`, and torch with it, when it is first used."""
     if name != "evaluate":
         raise AttributeError(f"module 'histocc.evaluate' has no attribute {name!r}")
     from histocc.evaluate.__main__ import evaluate

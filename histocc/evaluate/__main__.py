@@ -1,11 +1,11 @@
-"""How good a model is on data with known codes: accuracy, precision, recall, calibration, confusions, for
-each decoder.
+"""Evaluate a model on data with known codes: accuracy, precision, recall, calibration, confusions, for each
+decoder.
 
     python -m histocc.evaluate --model RUN_OR_FILE --dataset test.csv --target-cols hisco_1 hisco_2 \\
         --language-col lang
 
-Writes report.md, report.json and rejected_rows.csv into --output. The rows go through the engine's own
-evaluation, so losses and accuracies are those that training would log on the same rows.
+The command writes report.md, report.json and rejected_rows.csv into --output. The rows go through the
+engine's own evaluation, so losses and accuracies are those that training would log on the same rows.
 """
 
 from histocc.runtime import signals
@@ -66,7 +66,7 @@ from histocc.trainer.batches import BatchLoader, BatchPlan, MicroBatches
 
 Share = Annotated[float, number(float, lambda value: 0 < value <= 1, "a number above 0 and at most 1")]
 PIECE = 512  # distinct texts that one process codes at a time
-OUTPUTS = 50  # of the linear decoder for a text, the most probable ones; more codes are wrong in any case
+OUTPUTS = 50  # the linear decoder's most probable ones for a text; more codes are wrong in any case
 # figures that a model with one decoder lacks
 LACKING: dict[str, tuple[str, ...]] = {"seq2seq": ("val_loss", "val_loss_linear", "flat_acc")}
 LACKING["flat"] = ("val_loss", "val_loss_seq2seq", "seq_acc", "token_acc")
@@ -74,7 +74,7 @@ LACKING["flat"] = ("val_loss", "val_loss_seq2seq", "seq_acc", "token_acc")
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluateConfig(Reading, Published, Processes, Cores):
-    """What evaluate takes."""
+    """The flags of evaluate."""
 
     model: str = flag(MISSING, "folder of a run, a checkpoint, or a published model", metavar="RUN_OR_FILE")
     data: list[str] = flag(MISSING, "descriptions and codes: CSV or Parquet", "--dataset", metavar="FILE")
@@ -111,10 +111,10 @@ def get_args_parser() -> Parser:
 
 
 def load(args: EvaluateConfig, file: str) -> models.Loaded:
-    """The model in `file`. Raises UserError."""
+    """Return the model in `file`. Raises UserError."""
     content = load_content(file)
     own = models.brings_settings(content)
-    key = None if own else key_reader(args.key)  # with such a model it numbers the codes of the columns
+    key = None if own else key_reader(args.key)  # with an own model --key numbers the codes of columns
     given = Given(args.formatter, key, args.target_cols, args.use_within_block_sep)
     model, formatter, state = models.model_of(file, content, given)
     if own and args.key and not hold_numbers(args.target_cols or formatter.target_cols):
@@ -127,8 +127,8 @@ def load(args: EvaluateConfig, file: str) -> models.Loaded:
 
 
 def prepare_settings(args: EvaluateConfig, state: dict, formatter: BlockyFormatter) -> PrepareSettings:
-    """What is read, with the codes of the model in their order; columns and language that are not named are
-    those of the training. Raises UserError with all that is wrong.
+    """Return the settings to read the data with the codes of the model in their order. Columns and language
+    that are not named are those of the training. Raises UserError with all that is wrong.
     """
     trained, columns = state.get("args", {}), args.target_cols or formatter.target_cols
     language, language_col = args.language, args.language_col
@@ -177,8 +177,9 @@ def prepare_settings(args: EvaluateConfig, state: dict, formatter: BlockyFormatt
 def prepare(
     args: EvaluateConfig, output: str, file: str, loaded: models.Loaded, has_trained: bool, world: World
 ) -> tuple[PrepareSettings, str]:
-    """(what is read, the folder of its arrays below that of the report). has_trained: whether the rows of the
-    training are there. Rank 0 only. Raises UserError for whatever stands in the way of the report.
+    """Return (settings to read the data, folder of its arrays, below that of the report). has_trained:
+    whether the rows of the training are there. Rank 0 only. Raises UserError for anything that prevents the
+    report.
     """
     if checkpoint.exists_in(output):
         raise UserError(f"--output {output} holds a run: choose a folder of its own for the report")
@@ -206,8 +207,8 @@ def prepare(
 def data_facts(
     args: EvaluateConfig, state: dict, data: PreparedData, rows: RowSet, trained: PreparedData | None
 ) -> dict:
-    """What was evaluated, what was not, and how many of the texts the run was trained and validated on (None
-    if that is not known).
+    """Return the facts about the data: rows that are evaluated and rows that are not, and how many of the
+    texts the run was trained and validated on (None if that is not known).
     """
     number, texts = np.bincount(rows.language, minlength=len(data.languages)), np.unique(rows.text_hash)
     return {
@@ -230,8 +231,8 @@ def data_facts(
 
 
 def new_rows(args: EvaluateConfig, rows: RowSet, trained: PreparedData | None) -> np.ndarray:
-    """Return which rows something can be fitted on, bool [N]: not those whose texts the run is known to be
-    trained on. Raises UserError if none is left to a flag that fits.
+    """Return the rows that something can be fitted on, bool [N]: not those whose texts the run is known to be
+    trained on. Raises UserError if none is left and a flag asks for a fit.
     """
     seen = np.isin(rows.text_hash, [] if trained is None else trained.train.text_hash)
     if seen.all() and (args.fit_thresholds or args.fit_confidence):
@@ -243,7 +244,7 @@ def new_rows(args: EvaluateConfig, rows: RowSet, trained: PreparedData | None) -
 def validation(
     args: EvaluateConfig, world: World, loaded: models.Loaded, texts: TextRows, forked: Forked
 ) -> dict[str, float]:
-    """What validation in training would log on the same rows. All ranks. Raises Stopped."""
+    """Return the figures that validation in training would log on these rows. All ranks. Raises Stopped."""
     model, formatter, state = loaded
     parts = world.size * forked.number
     plan = BatchPlan(len(texts), args.batch_size * parts, parts, args.batch_size)
@@ -269,7 +270,7 @@ def validation(
 def answers(
     args: EvaluateConfig, world: World, coder: Coder, rows: RowSet, languages: list[str], forked: Forked
 ) -> dict[str, Any] | None:
-    """What the decoders answer to each distinct text of the rows. All ranks; None on all but rank 0.
+    """Return the decoders' answers to each distinct text of the rows. All ranks; None on all but rank 0.
 
     Returns:
         {"greedy", "flat", …: Coded of each text, as far as the model has the decoder; "outputs": with
@@ -304,8 +305,8 @@ def answers(
 
 
 def run(args: EvaluateConfig, world: World) -> None:
-    """All ranks."""
-    args = args.decide(share_val=None) if args.share_val == 1 else args  # all rows
+    """Evaluate the model and write the report. All ranks."""
+    args = args.decide(share_val=None) if args.share_val == 1 else args  # 1 means all rows
 
     def find() -> tuple[str, str]:
         file = models.find_weights(args.model, args.model)
@@ -344,8 +345,8 @@ def run(args: EvaluateConfig, world: World) -> None:
         coder.search()  # once, before processes are forked
     logged = validation(args, world, loaded, texts, forked)
     answered = answers(args, world, coder, rows, data.languages, forked)
-    stored: dict[str, Any] = {}  # in the checkpoint
-    if answered is not None:  # on rank 0
+    stored: dict[str, Any] = {}  # entries for the checkpoint
+    if answered is not None:  # only on rank 0
         how = answered["of_row"], formatter, data, rows, args.resamples, args.seed
         decoders = {
             DECODERS[name].in_report: report_of.decoder_report(answered[name], *how)
@@ -409,12 +410,12 @@ def evaluate(
     verbose: bool = False,
     **flags: Any,
 ) -> Report:
-    """As `python -m histocc.evaluate` does, in one process; returns its report.
+    """Evaluate as `python -m histocc.evaluate` does, in one process; return its report.
 
     Args:
         output: folder of the report; None: none is kept.
-        verbose: prints what the command does.
-        flags: those of the command, with underscores: target_cols=["hisco_1"], share_val=0.1, baseline=True.
+        verbose: print what the command prints.
+        flags: flags of the command, with underscores: target_cols=["hisco_1"], share_val=0.1, baseline=True.
 
     Raises:
         UserError, TrainingError: as the command ends with them.

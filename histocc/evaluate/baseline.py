@@ -1,4 +1,4 @@
-"""What a model has to beat: a linear support vector machine on n-grams (extra `baseline`: scikit-learn).
+"""The baseline of a model: a linear support vector machine on n-grams (extra `baseline`: scikit-learn).
 
 Features are TF-IDF of characters (n-grams of 2 to 5, with a space at both ends of the text) and of words (1
 and 2), with the logarithm of a count, side by side and together of length 1. Each code has its own linear
@@ -17,13 +17,13 @@ import numpy as np
 from histocc.data.arrays import PreparedData, RowSet
 from histocc.evaluate.report import COLUMNS, measured
 
-MAX_ROWS = 500_000  # of training; a sample is drawn of more
+MAX_ROWS = 500_000  # training rows; a sample is drawn if there are more
 
 
 def texts_and_codes(
     rows: RowSet, data: PreparedData, index: np.ndarray, with_language: bool
 ) -> tuple[list[str], list[frozenset[str]]]:
-    """Of some rows; the texts with their languages in front if asked for."""
+    """Return the texts and codes of some rows; the texts have their languages in front if asked for."""
     texts, numbers = rows.strings(index), np.asarray(rows.codes[index]).tolist()
     if with_language:
         names = [data.languages[number] for number in rows.language[index].tolist()]
@@ -37,7 +37,7 @@ def svm(
     texts: list[str],
     check: Callable[[], None] = lambda: None,
 ) -> list[frozenset[str]]:
-    """The codes of each text, by training rows (known). Training rows that are alike are one that weighs as
+    """Return the codes of each text, by training rows (known). Equal training rows become one that weighs as
     many, which has the same solution. One classifier is held at a time, so memory grows with the texts and
     not with the codes. check: called before each code; an exception of it ends the work.
     """
@@ -76,7 +76,7 @@ def svm(
 def compared(
     trained: PreparedData, data: PreparedData, rows: RowSet, resamples: int, seed: int, check: Callable
 ) -> dict:
-    """The figures of the machine fitted to the training rows of a run, on the rows of `data` that are
+    """Return the figures of the machine, fitted to the training rows of a run, on the rows of `data` that are
     evaluated: {"rows", "rows_of_training", "seconds", "over_rows", "over_texts": accuracy, [value, low,
     high]}.
     """

@@ -1,7 +1,7 @@
 """The figures of a report on rows with known codes, and the report in words.
 
 Sets of codes are pairs (row, code): a row has as many pairs as codes, in any order, or none. COLUMNS are
-counted of each row; all measures are ratios of their sums.
+counted for each row; all measures are ratios of their sums.
 """
 
 import json
@@ -24,9 +24,9 @@ JSON, MARKDOWN, REJECTED = "report.json", "report.md", "rejected_rows.csv"
 TITLES = {decoder.in_report: decoder.title for decoder in DECODERS.values()}
 COLUMNS = ("counted", "right", "tp", "fp", "fn")
 MEASURES = ("accuracy", "precision", "recall", "f1")
-PERCENTILES = (2.5, 97.5)  # of the bootstrap: 95 % intervals
+PERCENTILES = (2.5, 97.5)  # 95 % intervals of the bootstrap
 GRID = np.arange(1, 50) / 50  # thresholds that are compared: 0.02, 0.04 … 0.98
-MIN_ROWS = 100  # of a language, below which no threshold is fitted for it
+MIN_ROWS = 100  # a language with fewer rows gets no threshold of its own
 MAX_CONFUSIONS, MAX_EXAMPLES = 20, 3
 
 METHOD = """\
@@ -44,12 +44,12 @@ METHOD = """\
 
 
 def distinct_pairs(rows: np.ndarray, items: np.ndarray) -> np.ndarray:
-    """Pairs as one number each, sorted, each once: row · 2³² + item."""
+    """Return pairs as one number each, sorted, each once: row · 2³² + item."""
     return np.unique((rows.astype(np.int64) << 32) | items.astype(np.int64))
 
 
 def row_counts(n: int, pred: np.ndarray, true: np.ndarray) -> np.ndarray:
-    """COLUMNS of each of `n` rows, float64 [n, 5], by `distinct_pairs` of predicted and true codes."""
+    """Return COLUMNS of each of `n` rows, float64 [n, 5], by `distinct_pairs` of predicted and true codes."""
     hit = np.isin(pred, true, assume_unique=True)
     tp, all_pred, all_true = (np.bincount(pairs >> 32, minlength=n)[:n] for pairs in (pred[hit], pred, true))
     fp, fn = all_pred - tp, all_true - tp
@@ -57,7 +57,7 @@ def row_counts(n: int, pred: np.ndarray, true: np.ndarray) -> np.ndarray:
 
 
 def ratios(sums: np.ndarray) -> np.ndarray:
-    """MEASURES [..., 4] of summed COLUMNS [..., 5]; 0 if the denominator is 0."""
+    """Return MEASURES [..., 4] of summed COLUMNS [..., 5]; 0 if the denominator is 0."""
     counted, right, tp, fp, fn = np.moveaxis(sums, -1, 0)
     pairs = [(right, counted), (tp, tp + fp), (tp, tp + fn), (2 * tp, 2 * tp + fp + fn)]
     parts = [np.divide(part, of, out=np.zeros(np.shape(part)), where=of > 0) for part, of in pairs]
@@ -65,7 +65,7 @@ def ratios(sums: np.ndarray) -> np.ndarray:
 
 
 def measured(columns: np.ndarray, text: np.ndarray, resamples: int, seed: int) -> dict:
-    """Accuracy, precision, recall and F1 with 95 % intervals, over rows and over distinct texts.
+    """Return accuracy, precision, recall and F1 with 95 % intervals, over rows and over distinct texts.
 
     Rows with the same text are not independent, so the bootstrap draws texts, with all their rows. Texts with
     the same sums are interchangeable, so a draw is one multinomial over the distinct sums, whatever the
@@ -74,14 +74,14 @@ def measured(columns: np.ndarray, text: np.ndarray, resamples: int, seed: int) -
     Args:
         columns: COLUMNS of each row, float64 [N, 5]; rows of zeros take no part.
         text: number of each row's text, int64 [N], from 0 on; over texts each weighs 1, shared by its rows.
-        resamples, seed: of the bootstrap.
+        resamples, seed: number of draws and seed of the bootstrap.
 
     Returns:
         {"rows", "texts", "over_rows", "over_texts"}, the last two {measure: [value, low, high]}.
     """
     sums = np.stack([np.bincount(text, weights=column) for column in columns.T], axis=1).astype(np.int64)
     sums = sums[sums[:, 0] > 0]  # [T, 5]
-    number = np.zeros(len(sums), dtype=np.int64)  # of equal sums; column by column is faster than by rows
+    number = np.zeros(len(sums), dtype=np.int64)  # the same for equal sums; going by columns is faster
     for column in sums.T:
         number = np.unique(number * (column.max() + 1) + column, return_inverse=True)[1]
     _, first, times = np.unique(number, return_index=True, return_counts=True)
@@ -97,8 +97,8 @@ def measured(columns: np.ndarray, text: np.ndarray, resamples: int, seed: int) -
 
 
 def calibration(conf: np.ndarray, right: np.ndarray, weight: np.ndarray) -> dict:
-    """How often answers of so much confidence are right, in bins (`bin_of`), and the expected calibration
-    error over rows and, by the weight of each, over texts. All float or bool [N].
+    """Return how often answers of each confidence are right, in bins (`bin_of`), and the expected calibration
+    error over rows and, by the weight of each, over texts. All arguments are float or bool [N].
     """
     place = bin_of(conf)
     rows, sure, good = (np.bincount(place, values, BINS) for values in (np.ones(len(conf)), conf, right))
@@ -125,22 +125,22 @@ def best_thresholds(
     thresholds: Thresholds,
     groups: dict[str, np.ndarray],
 ) -> dict[str, dict]:
-    """For each group, the threshold of GRID with the highest F1 (over all codes), of several the one nearest
-    to 0.5.
+    """Return for each group the threshold of GRID with the highest F1 (over all codes); of several, the one
+    nearest to 0.5.
 
     Args:
         numbers, probs: [N, M], the most probable outputs of each row, their probabilities, the highest first.
-        codes: true ones of each row, int64 [N, K], −1 for none.
-        thresholds: of the model, which may bound how many codes a row has.
+        codes: true codes of each row, int64 [N, K], −1 for none.
+        thresholds: the model's, which may bound how many codes a row has.
         groups: name → its rows, bool [N].
     """
     is_true = (numbers[:, :, None] == codes[:, None]).any(2)
-    among_first = np.pad(is_true.cumsum(1), ((0, 0), (1, 0)))  # true ones of the first 0, 1 … M
+    among_first = np.pad(is_true.cumsum(1), ((0, 0), (1, 0)))  # true codes among the first 0, 1 … M
     answered = np.stack([(probs > threshold).sum(1) for threshold in GRID], axis=1)  # [N, T]
     answered = thresholds.number(torch.from_numpy(answered)).numpy()
     hits = np.take_along_axis(among_first, answered, axis=1)
     ordered = np.sort(codes, axis=1)
-    true = (np.diff(ordered, axis=1, prepend=-1) > 0).sum(1)[:, None]  # distinct ones
+    true = (np.diff(ordered, axis=1, prepend=-1) > 0).sum(1)[:, None]  # distinct codes
     order, best = np.argsort(np.abs(GRID - 0.5), kind="stable"), {}
     for name, part in groups.items():
         f1 = 2 * hits[part].sum(0) / np.maximum((answered[part] + true[part]).sum(0), 1)
@@ -150,8 +150,8 @@ def best_thresholds(
 
 
 def confusions(wrong: np.ndarray, names: list[str], true: tuple, pred: tuple, rows: RowSet) -> list[dict]:
-    """The most frequent pairs of a true set of codes and another that was answered instead, as text: those of
-    the most distinct texts first, then of the most rows, then by name.
+    """Return the most frequent pairs of a true set of codes and another that was answered instead, as text:
+    first the pairs of the most distinct texts, then those of the most rows, then by name.
 
     Args:
         wrong: numbers of the wrong rows, int64, ascending.
@@ -189,11 +189,11 @@ def decoder_report(
     resamples: int,
     seed: int,
 ) -> dict:
-    """The figures of one decoder. coded: its answers to distinct texts; of_row: the text of each row, int64
-    [N]; resamples, seed: of the bootstrap.
+    """Return the figures of one decoder. coded: its answers to distinct texts; of_row: the text of each row,
+    int64 [N]; resamples, seed: number of draws and seed of the bootstrap.
     """
     n, separator = len(rows), formatter.within_block_sep
-    numbers = {code: i for i, code in enumerate(data.codes)}  # behind the key what else was written
+    numbers = {code: i for i, code in enumerate(data.codes)}  # other codes follow those of the key
     sets = [[numbers.setdefault(code, len(numbers)) for code in one.codes] for one in coded]
     counts = np.array([len(codes) for codes in sets], dtype=np.int64)[of_row]
     answered = np.array([code for text in of_row.tolist() for code in sets[text]], dtype=np.int64)
@@ -232,18 +232,18 @@ def decoder_report(
     }
 
 
-# ---- in words
+# ---- the report in words
 
 
 class Report(dict):
-    """What report.json in a folder holds. A notebook shows it as report.md."""
+    """The content of report.json in a folder. A notebook shows it as report.md."""
 
     def __init__(self, folder: str | os.PathLike):
         with open(os.path.join(folder, JSON), encoding="utf-8") as file:
             super().__init__(json.load(file))
 
     def table(self, what: str, decoder: str | None = None) -> Any:
-        """Figures of a decoder: a DataFrame, or a list of dicts if pandas is not installed.
+        """Return figures of a decoder: a DataFrame, or a list of dicts if pandas is not installed.
 
         Args:
             what: "confusions"; or "digits", "language" or "codes" (how many a row has): accuracy over
@@ -274,12 +274,12 @@ def percent(value: float) -> str:
 
 
 def cell(values: list[float]) -> str:
-    """A value and its interval, as percentages."""
+    """Return a value and its interval, as percentages."""
     return f"{percent(values[0])} ({percent(values[1])}–{percent(values[2])})"
 
 
 def table(header: list[str], rows: list[list]) -> list[str]:
-    """The lines of a Markdown table; bars in cells would end them."""
+    """Return the lines of a Markdown table; bars in cells, which would end them, are escaped."""
 
     def line(cells: list) -> str:
         return "| " + " | ".join(str(each).replace("|", "\\|").replace("\n", " ") for each in cells) + " |"
@@ -288,7 +288,7 @@ def table(header: list[str], rows: list[list]) -> list[str]:
 
 
 def decoder_lines(decoder: str, figures: dict) -> list[str]:
-    """The section on a decoder."""
+    """Return the section on a decoder."""
     all_rows = f"{percent(figures['accuracy_with_rows_outside_key'])} % if rows with codes outside the key"
     lines = [
         f"## {TITLES[decoder]}\n",
@@ -339,7 +339,7 @@ def decoder_lines(decoder: str, figures: dict) -> list[str]:
 
 
 def data_lines(data: dict) -> list[str]:
-    """What was evaluated and what was not: also for the console."""
+    """Return lines on the rows that were evaluated and those that were not, also for the console."""
     rows, others, share = data["rows"], data["other_part_rows"], data["share_val"]
     lines = [f"Rows: {data['rows_read']:,} read, {rows:,} evaluated, {data['texts']:,} distinct texts"]
     if others:
@@ -360,7 +360,7 @@ def data_lines(data: dict) -> list[str]:
 
 
 def baseline_line(report: dict) -> str:
-    """What the decoders add to the linear support vector machine: also for the console."""
+    """Return a line on the decoders against the linear support vector machine, also for the console."""
     svm = report["baseline"]
     least, parts = round(100 * svm["over_texts"][0], 1), []
     for name, figures in report["decoders"].items():
@@ -375,7 +375,7 @@ def baseline_line(report: dict) -> str:
 
 
 def markdown(report: dict) -> str:
-    """report.md."""
+    """Return the text of report.md."""
     model, data, figures = report["model"], report["data"], report["validation"]
     what = f"{model['file']}, step {model['step'] or 0:,}, {model['codes']:,} codes of {model['system']}"
     made_by = ", ".join(map(" ".join, report.get("made_by", {}).items())) or "an earlier version"

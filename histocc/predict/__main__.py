@@ -1,15 +1,15 @@
-"""Codes a file of descriptions with a trained model:
+"""Code a file of descriptions with a trained model:
 
     python -m histocc.predict --model ./output --input new.csv --input-col occ1 --language-col lang \\
         --output coded.csv
     torchrun --nproc_per_node=4 -m histocc.predict --model ./output --input new.csv --input-col occ1 \\
         --language en --output coded.csv
 
-The columns of the input stay, in order; behind them come codes with their probabilities, how sure the model
-is of them together, and whether somebody should look. The input is read twice: first its distinct texts are
-collected and coded, PIECE at a time, each piece in a file of the folder `OUTPUT.parts`; then each row gets
-the answer to its text. What a piece holds depends on the input and the settings alone, never on processes and
-interruptions, and up to rounding not on batch size and device.
+The columns of the input stay, in order; behind them come codes with their probabilities, the model's
+confidence in all of them together, and whether somebody should look. The input is read twice: first its
+distinct texts are collected and coded, PIECE at a time, each piece in a file of the folder `OUTPUT.parts`;
+then each row gets the answer to its text. The content of a piece depends on the input and the settings alone,
+never on processes and interruptions, and up to rounding not on batch size and device.
 """
 
 from histocc.runtime import signals
@@ -46,14 +46,14 @@ from histocc.runtime.log import Stage, show_progress
 from histocc.runtime.world import World
 from histocc.text import AS_IS, UNKNOWN_LANGUAGE, text_key
 
-MIN_CONF = 0.5  # rows of a model that was trained here with a lower conf need review
+MIN_CONF = 0.5  # rows with a lower conf need review, if the model was trained here
 PIECE = 2048  # distinct texts that are coded and kept together
-SETTINGS, INPUT = "settings.json", "input"  # beside the pieces; the latter if it came out of a pipe
-PIECES = r"\d+\.part"  # their names
+SETTINGS, INPUT = "settings.json", "input"  # files beside the pieces; INPUT only if the input is a pipe
+PIECES = r"\d+\.part"  # names of the pieces
 
 
 class Coding:
-    """What is coded, by which model, and what is written. path: the file that is read, see `take_input`."""
+    """The coding of one input by one model. path: the file that is read, see `take_input`."""
 
     def __init__(self, args: PredictConfig, path: str, world: World):
         self.args, self.path, self.world, self.folder = args, path, world, args.output + ".parts"
@@ -63,7 +63,7 @@ class Coding:
             args = self.args = args.decide(language_col="lang")
             self.notes.append("languages are read from column 'lang'; --language unk leaves it out")
         self.stage: Stage | None = None
-        self.batches = 0  # of the piece at hand that are done
+        self.batches = 0  # batches of the current piece that are done
         self.pieces: list[list[tuple[str, str]]] = []  # see `read_texts`
         self.settings: dict[str, Any] = {}  # see `begin`
         self.forked = Forked(1, world.give_up_if_asked)
@@ -82,7 +82,7 @@ class Coding:
         coder.need(self.decoder)
         confidence_of = DECODERS[self.decoder].confidence_of or self.decoder
         self.is_fitted = confidence_of in coder.confidence.maps
-        if args.threshold and self.decoder not in BY_THRESHOLD:  # which auto has chosen
+        if args.threshold and self.decoder not in BY_THRESHOLD:  # auto has chosen it
             what = f"--threshold is for --decoder {listed(BY_THRESHOLD)}, and auto is {self.decoder} here"
             give = f"give --decoder {listed(BY_THRESHOLD, 'or')}, or leave it out"
             raise UserError(f"{what} ({coder.why_best}): {give}")
@@ -117,7 +117,7 @@ class Coding:
                 known = ", ".join(coder.languages)
                 problems.append(f"the model does not know the language {language!r}; it knows {known}")
         raise_if_any(problems)
-        # below it a row needs review
+        # a row with a lower conf needs review
         self.min_conf = (0.0 if coder.is_published else MIN_CONF) if args.min_prob is None else args.min_prob
         if args.target_accuracy is not None:
             self.min_conf, reach = coder.confidence.limit(confidence_of, args.target_accuracy)
@@ -128,13 +128,14 @@ class Coding:
             )
 
     def read_known(self, path: str) -> dict[tuple[str, str], list[str]]:
-        """Codes of --known by `text_key` and `language_name`; this is "", and stands for any, if the row or
-        the input has none. Columns of codes are as in training, or as written here. Raises UserError.
+        """Return the codes of --known by `text_key` and `language_name`. The language is "", which stands for
+        any, if the row or the input has none. Columns of codes are named as in training, or as in the output.
+        Raises UserError.
         """
         args, formatter, header = self.args, self.coder.formatter, table_format(path).names
         written = [name for name in header if re.fullmatch(rf"{re.escape(self.system)}_\d+", name)]
         names = [name for name in formatter.target_cols if name in header]
-        names = written if set(names) <= set(written) else names  # more, if there are, than in training
+        names = written if set(names) <= set(written) else names  # there may be more than in training
         if args.input_col not in header or not names:
             needs = f"needs a column {args.input_col!r} (--input-col) and one of codes ({self.system}_1)"
             raise UserError(f"--known {path}: {needs}; it has {', '.join(map(repr, header))}")
@@ -160,10 +161,10 @@ class Coding:
             self.notes.append(f"{path}: {what}: {', '.join(map(repr, list(several.values())[:3]))}")
         return known
 
-    # ---- what the model reads, and what it answers
+    # ---- texts, and the answers to them
 
     def chunks(self) -> Iterator[tuple[Chunk, list[str]]]:
-        """The input, and the language of each row."""
+        """Yield the input in chunks, with the language of each row."""
         args, header, above = self.args, self.format.names, ""
         for chunk in read_chunks(self.path, None, args.delimiter, self.format.encoding, args.no_quotes):
             self.world.give_up_if_asked()
@@ -176,7 +177,9 @@ class Coding:
             yield chunk, languages
 
     def look_up(self, text: str, language: str) -> tuple[list[str] | None, tuple[str, str]]:
-        """(the codes of --known, what the model reads of a row: nothing if there are some)."""
+        """Return (codes of --known or None, text and language as the model reads them: no text if there are
+        codes).
+        """
         if self.known:
             key, name = text_key(text), language_name(language) or UNKNOWN_LANGUAGE
             if codes := self.known.get((key, name)) or self.known.get((key, "")):
@@ -184,7 +187,7 @@ class Coding:
         return None, (self.coder.clean(text), self.coder.known(language))
 
     def read_texts(self) -> int:
-        """Collects what the model reads, each text once, in `pieces`; returns how many rows there are."""
+        """Collect what the model reads, each text once, in `pieces`; return the number of rows."""
         distinct, rows = {}, 0
         for chunk, languages in self.chunks():
             distinct |= dict.fromkeys(key for _, key in map(self.look_up, chunk.texts, languages))
@@ -194,7 +197,7 @@ class Coding:
         return rows
 
     def cells(self, coded: Coded, is_known: bool = False) -> list[str]:
-        """Of a row, for `columns`."""
+        """Return the cells of a row, for `columns`."""
         cells: list[str] = []
         for code, prob in zip(coded.codes[: self.max_codes], coded.probs):
             cells += [code, f"{prob:.6g}", *(words.get(code, "") for words in self.words.values())]
@@ -205,7 +208,7 @@ class Coding:
         if self.args.known:
             cells.append("known" if is_known else "model")
         is_sure = coded.codes and coded.conf is not None and coded.conf >= self.min_conf  # not if it is NaN
-        is_outside = not self.key.issuperset(coded.codes)  # written digit by digit
+        is_outside = not self.key.issuperset(coded.codes)  # a code that was written digit by digit
         conf = "" if coded.conf is None else f"{coded.conf:.6g}"
         needs_review = not is_known and (not is_sure or is_outside)
         return [*cells, conf, str(int(self.is_fitted)), str(int(needs_review))]
@@ -213,8 +216,9 @@ class Coding:
     # ---- pieces
 
     def begin(self) -> tuple[dict, bool]:
-        """Notes beside the pieces all that decides what they hold: (that, whether it was noted there before).
-        Rank 0 only. Raises UserError if that had other settings, unless --overwrite.
+        """Write all settings that decide the content of the pieces beside them; return (these settings,
+        whether they were there before). Rank 0 only. Raises UserError if other settings were there, unless
+        --overwrite.
         """
         args, path = self.args, os.path.join(self.folder, SETTINGS)
         flags = declarations(PredictConfig).items()
@@ -235,16 +239,18 @@ class Coding:
         return now, before == now
 
     def fingerprint(self) -> list:
-        """What tells the input from another file, or from itself after a change."""
+        """Return values that differ for another file, or for the same file after a change."""
         state = os.stat(self.path)
         return [state.st_size, state.st_mtime_ns if self.path == self.args.input else file_hash(self.path)]
 
     def piece(self, number: int) -> tuple[str, str]:
-        """(file of the cells of a piece's texts, a line of JSON each; what it depends on)."""
+        """Return (file with the cells of a piece's texts, a line of JSON each; the settings that it depends
+        on).
+        """
         return os.path.join(self.folder, f"{number:06d}.part"), json.dumps(self.settings, sort_keys=True)
 
     def code_pieces(self) -> None:
-        """Those of this rank, in all its processes."""
+        """Code this rank's pieces, in all its processes."""
         count = self.forked.number
         self.stage = Stage("coding", sum(map(len, self.pieces)), "texts", self.done())
 
@@ -264,7 +270,7 @@ class Coding:
         files.write_sealed(path, "\n".join(json.dumps(self.cells(one)) for one in coded).encode(), settings)
 
     def done(self) -> int:
-        """How many texts all processes have coded so far."""
+        """Return how many texts all processes have coded so far."""
         pieces = sum(name.endswith(".part") for name in os.listdir(self.folder))
         return pieces * PIECE + self.batches * self.args.batch_size
 
@@ -277,8 +283,8 @@ class Coding:
     # ---- the output
 
     def join(self) -> tuple[Counter, Counter, float]:
-        """Writes the output: (counts of rows, rows by languages that are not known, sum of conf). Rank 0
-        only. Raises UserError if a piece is missing or damaged, or the input was changed.
+        """Write the output; return (counts of rows, rows by languages that are not known, sum of conf). Rank
+        0 only. Raises UserError if a piece is missing or damaged, or the input was changed.
         """
         args, rejected, answers = self.args, self.args.output + ".rejected.csv", {}
         changed = UserError(f"{args.input} was changed while it was coded; start over with --overwrite")
@@ -304,7 +310,7 @@ class Coding:
                     if key not in answers:
                         raise changed
                     rows.append(json.loads(answers[key]))
-                    total["unknown" if key[0].strip() else "empty"] += not rows[-1][-3]  # without conf
+                    total["unknown" if key[0].strip() else "empty"] += not rows[-1][-3]  # conf is empty
                     if i in dittos:
                         rows[-1][-1] = "1"
                         total["dittos"] += 1
@@ -321,9 +327,9 @@ class Coding:
                 with files.atomic_write(os.path.realpath(rejected), args.overwrite) as listed:
                     listed.write(csv_text([["line", "kind", "reason"], *faults]))
         if args.overwrite and not faults and os.path.isfile(rejected):
-            os.remove(rejected)  # of the output that was there before
+            os.remove(rejected)  # it belongs to the previous output
         total["faults"] = len(faults)
-        files.remove_files(self.folder, rf"{PIECES}|{INPUT}|{SETTINGS}")  # SETTINGS last: it tells the others
+        files.remove_files(self.folder, rf"{PIECES}|{INPUT}|{SETTINGS}")  # SETTINGS last: it marks the others
         return total, unknown, conf
 
     def start_lines(self, rows: int, resumed: bool) -> Iterator[str]:
@@ -372,8 +378,8 @@ class Coding:
 
 
 def take_input(args: PredictConfig, world: World, held: contextlib.ExitStack) -> str:
-    """The file to read: the input, or a copy of what comes through a pipe, since it is read twice. Rank 0
-    only. held: by which the folder of the pieces is its alone.
+    """Return the file to read: the input, or a copy of what comes through a pipe, since it is read twice.
+    Rank 0 only. held: keeps the lock on the folder of the pieces.
     """
     raise_if_any(list(args.problems()))
     folder = args.output + ".parts"
@@ -382,7 +388,7 @@ def take_input(args: PredictConfig, world: World, held: contextlib.ExitStack) ->
     held.callback(remove_if_empty, folder)
     was_killed = os.path.exists(os.path.join(folder, files.LOCK))
     held.enter_context(files.run_lock(folder))
-    others = set(os.listdir(folder)) - {files.LOCK}  # their names are no proof
+    others = set(os.listdir(folder)) - {files.LOCK}  # names do not prove what they are
     if others and not was_killed and files.read_sealed(os.path.join(folder, SETTINGS)) is None:
         what = f"{folder}, for the parts of the output, holds {min(others)}, which is none of them"
         raise UserError(f"{what}: choose another --output")
@@ -398,12 +404,12 @@ def take_input(args: PredictConfig, world: World, held: contextlib.ExitStack) ->
 
 
 def save_pipe(path: str, target: str, check: Callable[[], None], limit_seconds: float) -> None:
-    """Copies what comes out of a pipe, until its last writer closes it, into the file `target`; what `check`,
-    called several times a second, raises ends that. Raises UserError if nothing comes for so long.
+    """Copy a pipe, until its last writer closes it, into the file `target`. `check` is called several times a
+    second; an exception of it ends the copy. Raises UserError if nothing comes for `limit_seconds`.
     """
-    handle, last = os.open(path, os.O_RDONLY | os.O_NONBLOCK), time.monotonic()  # waits for no writer
+    handle, last = os.open(path, os.O_RDONLY | os.O_NONBLOCK), time.monotonic()  # does not wait for a writer
     with open(handle, "rb", buffering=0) as pipe, files.atomic_write(target) as file:
-        # before the first writer has come a read would return b"", as at the end
+        # a read before the first writer has come would return b"", as at the end
         while (block := pipe.read(1 << 20) if select.select([pipe], [], [], 0.2)[0] else None) != b"":
             check()
             if block:
@@ -420,13 +426,13 @@ def remove_if_empty(folder: str) -> None:
 
 
 def run(args: PredictConfig, world: World) -> None:
-    """All ranks."""
+    """Code the input and write the output. All ranks."""
     started, advice = time.monotonic(), f" with --batch-size {args.batch_size}: take a smaller one"
     if args.non_verbose:
         show_progress(False)
 
     def on_all_ranks(work: Callable[[], Any]) -> Any:
-        """What `work` returns here; a user's mistake on one rank ends all."""
+        """Call `work` on all ranks and return its result here; a user's mistake on one rank ends all."""
         results: list[Any] = []
         world.run_on(list(range(world.size)), lambda: results.append(work()))
         return results[0]

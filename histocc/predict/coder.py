@@ -1,4 +1,4 @@
-"""Texts to codes, with a trained model: what `python -m histocc.predict` and `OccCANINE` have in common."""
+"""Coding of texts with a trained model, shared by `python -m histocc.predict` and `OccCANINE`."""
 
 import contextlib
 import functools
@@ -31,15 +31,16 @@ from histocc.text import UNKNOWN_LANGUAGE, cleaner, encode
 
 Nearest = Callable[[Tensor], list[list[tuple[str, str]]]]
 MAX_TEXTS = 200_000  # distinct texts of the training, spread over its rows, that --explain looks at
-SHOWN = 3  # of them, for each text
+SHOWN = 3  # similar texts that are shown for each text
 VECTORS = "training_vectors.bin"  # in the folder of the run
 
 
 class Coded(NamedTuple):
-    """What a text gets: at most k codes, their probabilities, and conf: how probable these codes and no
-    others are (greedy: in any order, more than six in this one), of topk and full the best; if the confidence
-    is fitted, how often such an answer is right; None for an empty text, and for one of which a model with
-    n-grams knows none that holds a letter: these get no codes. similar: of `training_examples`.
+    """The answer to a text: at most k codes and their probabilities. conf is the probability of these codes
+    and no others (greedy: in any order, or in this one if there are more than six; topk and full: of the best
+    code). If the confidence is fitted, it is how often such an answer is right. It is None for an empty text,
+    and for a text of which a model with n-grams knows no n-gram with a letter; these get no codes. similar:
+    see `training_examples`.
     """
 
     codes: list[str]
@@ -49,11 +50,11 @@ class Coded(NamedTuple):
 
 
 class Coder:
-    """A model with its formatter and key. Texts are cleaned by its rule; one of blanks alone gets no code.
+    """A model with its formatter and key. Texts are cleaned by its rule; a text of blanks gets no code.
 
     Args:
         model, formatter, state: as `models.load_model` gives them.
-        check: called between batches; what it raises ends the coding.
+        check: called between batches; an exception of it ends the coding.
         raw_confidence: probabilities are the decoders' own, not as the checkpoint has fitted them.
     """
 
@@ -82,23 +83,23 @@ class Coder:
         self.data_fingerprint = str(state.get("position", {}).get("fingerprint"))
         self.text_rule, self.max_len = state["config"]["text"], state["config"]["max_len"]
         self.clean = cleaner(self.text_rule)
-        self.thresholds = Thresholds.of(state)  # if none are given
+        self.thresholds = Thresholds.of(state)  # used if none are given
         fitted = Confidence.of(state)
         self.confidence = Confidence() if raw_confidence else fitted
         self.best_decoder, self.why_best = fitted.best_decoder(self.kind, model.ngrams is not None)
-        # how much the linear decoder counts in topk and full, 0…1
+        # share of the linear decoder in topk and full, 0…1
         self.linear_share = (state.get("linear_share") or 0.0) if self.kind == "mixer" else 0.0
         self.is_published = state.get("source") == "published"
-        self.nearest: Nearest | None = None  # where `Coded.similar` comes from, see `training_examples`
+        self.nearest: Nearest | None = None  # makes `Coded.similar`, see `training_examples`
         self._search: CodeSearch | None = None
 
     @classmethod
     def load(cls, path: str, world: World | None = None, *, given: Given = Given(), **options) -> "Coder":
-        """Of a run, checkpoint, exported or published model; given: for the last alone. Raises UserError."""
+        """Load a run, checkpoint, exported or published model; `given` is for the last. Raises UserError."""
         return cls(*models.load_model(path, (world or World()).device, given), **options)
 
     def need(self, decoder: str) -> None:
-        """Raises UserError if the model has no such decoder."""
+        """Raise UserError if the model has no such decoder."""
         if decoder not in self.decoders:
             lacks = "is a flat classifier" if self.kind == "flat" else "has no linear decoder"
             raise UserError(f"decoder {decoder}: this model {lacks}; use {listed(self.decoders, 'or')}")
@@ -108,7 +109,7 @@ class Coder:
         return self.formatter.max_num_codes if "writing" in DECODERS[decoder].needs else len(self.codes)
 
     def known(self, language: str) -> str:
-        """The language as the model knows it: itself, whatever its case and region, or unk."""
+        """Return the language as the model knows it: itself, whatever its case and region, or unk."""
         names = language.strip(), language_name(language)
         return next((name for name in names if name in self.languages), UNKNOWN_LANGUAGE)
 
@@ -122,14 +123,14 @@ class Coder:
         cleaned: bool = False,
         in_any_order: bool = True,
     ) -> list[Coded]:
-        """Codes of each text; the same text in the same language is coded once.
+        """Return the codes of each text; the same text in the same language is coded once.
 
         Args:
-            decoder: auto, or of DECODERS.
+            decoder: auto, or a name in DECODERS.
             languages: one per text.
             k: most codes of a text.
-            threshold: of the linear decoder, by language (None: all others) or one number; None: the model's.
-            cleaned: whether the texts are what `clean` gave.
+            threshold: the linear decoder's, by language (None: all others) or one number; None: the model's.
+            cleaned: whether `clean` was applied to the texts.
             in_any_order: False: conf of greedy is the probability of the tokens as they were written.
 
         Raises:
@@ -153,8 +154,9 @@ class Coder:
     def probabilities(
         self, texts: list[str], languages: list[str], decoder: str = "flat", logits: bool = False
     ) -> np.ndarray:
-        """Probability of every code of `codes` as `Coded` has it, float32 [texts, codes]; NaN where that
-        has none. decoder: flat or full; logits: what the linear decoder puts out instead, for flat alone.
+        """Return the probability of every code of `codes` as `Coded` has it, float32 [texts, codes]; NaN
+        where that has none. decoder: flat or full; logits: return the linear decoder's output instead, for
+        flat alone.
         """
         self.need(decoder)
 
@@ -169,8 +171,8 @@ class Coder:
         return self._array(texts, languages, len(self.codes), batch)
 
     def embeddings(self, texts: list[str], languages: list[str], ngrams: bool = False) -> np.ndarray:
-        """The encoder's pooled output, float32 [texts, width], with `ngrams` followed by their vector of
-        the text; an empty text has NaN.
+        """Return the encoder's pooled output, float32 [texts, width]; with `ngrams` the vector of the text's
+        n-grams follows. An empty text has NaN.
         """
         width = self.model.config.hidden_size
         if ngrams and self.model.ngrams is not None:
@@ -178,7 +180,7 @@ class Coder:
         return self._array(texts, languages, width, lambda ids, mask: self._vectors(ids, mask)[:, :width])
 
     def search(self) -> CodeSearch:
-        """Made when it is first asked for. Raises UserError if the key does not fit the formatter."""
+        """Return the search, made at first use. Raises UserError if the key does not fit the formatter."""
         if self._search is None:
             try:
                 with torch.autocast(self.device.type, enabled=False):
@@ -189,7 +191,7 @@ class Coder:
         return self._search
 
     def _array(self, texts: list[str], languages: list[str], width: int, batch: Callable) -> np.ndarray:
-        """What `batch(ids, mask)` gives for each text, float32 [texts, width]; NaN for an empty one."""
+        """Return `batch(ids, mask)` of each text, float32 [texts, width]; NaN for an empty one."""
 
         def rows(ids: Tensor, mask: Tensor, _) -> list[np.ndarray]:
             return list(batch(ids, mask).float().cpu().numpy())
@@ -200,15 +202,15 @@ class Coder:
     def map_texts(
         self, texts: list[str], languages: list[str], batch: Callable, nothing, cleaned: bool = False
     ) -> list:
-        """What `batch(ids, mask, languages)` gives for each text, in batches of texts of similar length;
-        `nothing` for an empty one.
+        """Return `batch(ids, mask, languages)` of each text, in batches of texts of similar length; `nothing`
+        for an empty one.
         """
         texts = texts if cleaned else list(map(self.clean, texts))
         rows = list(zip(texts, map(self.known, languages), strict=True))
         results = dict.fromkeys(rows, nothing)
         left = sorted((row for row in results if row[0].strip()), key=lambda row: len(row[0]) + len(row[1]))
         width = None if self.model.memory_mask else self.max_len
-        size = self.batch_size  # which another thread may set
+        size = self.batch_size  # another thread may set it
         for start in range(0, len(left), size):
             if self.check is not None:
                 self.check()
@@ -221,7 +223,7 @@ class Coder:
         return [results[row] for row in rows]
 
     def _are_known(self, ids: Tensor) -> Tensor:
-        """Return whether the model knows an n-gram of each description, bool [B]; True if it has none."""
+        """Return whether the model knows an n-gram of each text, bool [B]; True if it has no n-grams."""
         ngrams = self.model.ngrams
         return ids.new_ones(len(ids), dtype=torch.bool) if ngrams is None else ngrams.know(ids)
 
@@ -256,7 +258,7 @@ class Coder:
         codes, scores, logits = self.search().candidates(ids, mask)
         counts = self._counts(logits.topk(codes.shape[1]).values.sigmoid(), languages, thresholds)
         probs = scores.log_softmax(1).exp()
-        conf = probs.gather(1, counts.clamp(1, probs.shape[1])[:, None] - 1)[:, 0]  # of the last one answered
+        conf = probs.gather(1, counts.clamp(1, probs.shape[1])[:, None] - 1)[:, 0]  # of the last code
         conf, probs = self.confidence.mapped("both", conf, counts > 1), self.confidence.ranked(probs)
         return self._first(codes, probs, counts.clamp(max=k), conf)
 
@@ -274,18 +276,18 @@ class Coder:
         return self._first(codes, prob, counts, conf)
 
     def _counts(self, prob: Tensor, languages: list[str], thresholds: Thresholds) -> Tensor:
-        """Return how many codes of each text count, int64 [B], of probabilities [B, N]."""
+        """Return how many codes of each text count, int64 [B], from probabilities [B, N]."""
         least = torch.tensor(list(map(thresholds.least, languages)), device=prob.device, dtype=prob.dtype)
         return thresholds.number((prob > least[:, None]).sum(1))
 
     def _first(self, codes: Tensor, probs: Tensor, counts: Tensor, conf: Tensor) -> Iterator[Coded]:
-        """The first `counts` [B] of codes [B, N] with their probabilities."""
+        """Yield the first `counts` [B] of codes [B, N] with their probabilities."""
         for row, of_row, count, sure in zip(codes.tolist(), probs.tolist(), counts.tolist(), conf.tolist()):
             yield Coded([self.codes[i] for i in row[:count]], of_row[:count], sure)
 
 
 def training_data(weights: str, fingerprint: str) -> PreparedData | None:
-    """The prepared data of the run that has these weights; None if they are not there as written."""
+    """Return the prepared data of the run that has these weights; None if they are missing or damaged."""
     folder = os.path.join(os.path.dirname(weights), "prepared", fingerprint)
     if fault(folder) is None:
         with contextlib.suppress(OSError, ValueError, KeyError, UserError):
@@ -294,9 +296,10 @@ def training_data(weights: str, fingerprint: str) -> PreparedData | None:
 
 
 def training_examples(coder: Coder, weights: str, world: World) -> Nearest:
-    """Why a text got its codes: finds for vectors [B, H] the SHOWN training texts of the highest cosine
-    similarity, and the codes of their first rows, joined by &. Their vectors are computed at first use, by
-    rank 0, and kept in the folder of the run. All ranks. Raises UserError if the rows are not there.
+    """Return a function that explains codes: it finds for vectors [B, H] the SHOWN training texts of the
+    highest cosine similarity, and the codes of their first rows, joined by &. The vectors of the training
+    texts are computed at first use, by rank 0, and kept in the folder of the run. All ranks. Raises UserError
+    if the rows are not there.
     """
     data, folder = training_data(weights, coder.data_fingerprint), os.path.dirname(weights)
     if data is None:

@@ -1,4 +1,4 @@
-"""The flags of `python -m histocc.predict`, and what of them does not go together."""
+"""The flags of `python -m histocc.predict`, and the combinations of them that are refused."""
 
 import glob
 import os
@@ -107,10 +107,10 @@ class Machine(Processes, Cores):
 
 @dataclass(frozen=True, kw_only=True)
 class PredictConfig(Files, Decoding, Published, Machine):
-    """What predict takes. A flag that is not resumable decides the output."""
+    """The flags of predict. A flag that is not resumable decides the output."""
 
     def problems(self) -> Iterator[str]:
-        """What is wrong with these arguments, a line each."""
+        """Yield a line for each problem of these arguments."""
         for names in (
             ("language", "language_col"),
             ("min_prob", "target_accuracy"),
@@ -136,7 +136,7 @@ class PredictConfig(Files, Decoding, Published, Machine):
             **dict.fromkeys(of_run, "a file of the run"),
             **dict.fromkeys(weights, "the model"),
         }
-        overwrite = self.overwrite or os.path.isdir(self.output + ".parts")  # of a killed command: compared
+        overwrite = self.overwrite or os.path.isdir(self.output + ".parts")  # `begin` compares the settings
         yield from files.problems([self.output, self.output + ".rejected.csv"], inputs, overwrite)
         yield from files.save_path_problems(os.path.dirname(os.path.abspath(self.output)))
 

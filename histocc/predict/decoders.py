@@ -4,13 +4,13 @@ from typing import NamedTuple
 
 
 class Decoder(NamedTuple):
-    """A decoder; one with a title gives a set of codes, others alternatives, the most probable one first."""
+    """A decoder. One with a title gives a set of codes, others alternatives, the most probable one first."""
 
-    words: str  # of --help
-    needs: set[str]  # of PARTS
-    in_report: str = ""  # its name there
-    title: str = ""  # there; `auto` measures the decoders that have one
-    confidence_of: str = ""  # another decoder, whose map of confidence it has
+    words: str  # for --help
+    needs: set[str]  # parts of the model, see PARTS
+    in_report: str = ""  # its name in the report
+    title: str = ""  # its title there; `auto` measures the decoders that have one
+    confidence_of: str = ""  # the decoder whose map of confidence it shares
     published: tuple[str, ...] = ()  # more names for `OccCANINE.predict`
 
 
@@ -31,7 +31,8 @@ DECODERS = {
     "topk": Decoder("the most probable codes of the key, each alone", {"tree"}, published=("greedy-topk",)),
     "full": Decoder("as topk, by way of the probability of every code", {"tree"}, confidence_of="topk"),
 }
-# of a model by its kind: outputs that count above --threshold; codes written, in the key or not; ranked in it
+# Parts of a model by its kind. linear: outputs that count above --threshold; writing: codes are written, in
+# the key or not; tree: codes of the key are ranked.
 PARTS = {"mixer": {"linear", "writing", "tree"}, "seq2seq": {"writing", "tree"}, "flat": {"linear"}}
 BY_THRESHOLD = [name for name, decoder in DECODERS.items() if "linear" in decoder.needs]
 MEASURED = [name for name, decoder in DECODERS.items() if decoder.title]
