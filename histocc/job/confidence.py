@@ -1,5 +1,5 @@
-"""Confidence of a trained model, fitted on rows that it was not trained on: on the validation rows after each
-training, or on any by `python -m histocc.evaluate --fit-confidence`.
+"""The confidence of a trained model, fitted on rows that it was not trained on: on the validation rows after
+each training, or on any by `python -m histocc.evaluate --fit-confidence`.
 """
 
 import contextlib
@@ -23,10 +23,10 @@ from histocc.runtime.errors import UserError
 from histocc.runtime.signals import Stopped
 from histocc.runtime.world import World
 
-MAX_TEXTS, MAX_ROWS = 1_000, 1_500  # that it is fitted on
+MAX_TEXTS, MAX_ROWS = 1_000, 1_500  # confidence is fitted on no more
 MAX_BATCH = 256  # rows
-RANKED_TEXTS = 250  # so many are ranked, about: it takes most of the time
-MAX_CODES = 100  # of a row, beyond which none is looked at
+RANKED_TEXTS = 250  # about so many texts are ranked, which takes most of the time
+MAX_CODES = 100  # most codes of an answer that are looked at
 OUTPUTS = 5  # most probable outputs of a row, whose probabilities are fitted
 
 
@@ -39,12 +39,12 @@ def answers(
     rank_one_of: int = 1,
 ) -> dict[str, list[tuple[float, bool, bool, float]]]:
     """Return each decoder's answers: (probability, whether it is several codes, whether it is right, weight
-    of the row). An answer of a decoder that `auto` does not measure is its best code, for one text of
-    `rank_one_of`, one of OUTPUT each of the most probable outputs.
+    of the row). For a decoder that `auto` does not measure, an answer is its best code, for one text of
+    `rank_one_of`; for OUTPUT, it is each of the most probable outputs.
     """
 
     def asked(decoder: str, k: int, one_of: int = 1, **more) -> list[tuple[Coded, set[str], float]]:
-        """(answer, true codes, weight) of the texts, or of one text of so many."""
+        """Return (answer, true codes, weight) of the texts, or of one text in `one_of`."""
         some = [i for i, text in enumerate(texts) if zlib.crc32(text.encode()) % one_of == 0]
         part = [texts[i] for i in some], [languages[i] for i in some]
         coded = coder.code(*part, decoder, k, cleaned=True, **more)
@@ -56,7 +56,7 @@ def answers(
         found[name] = [
             (one.conf, len(one.codes) > 1, {*one.codes} == true if is_set else {*one.codes} <= true, weight)
             for one, true, weight in asked(name, *((MAX_CODES,) if is_set else (1, rank_one_of)))
-            if one.conf is not None  # as of an empty text
+            if one.conf is not None  # it is None for an empty text
         ]
     if coder.kind != "seq2seq":
         found[OUTPUT] = [
@@ -77,10 +77,10 @@ def fit(
     batch_size: int,
     precision: Precision,
 ) -> dict | None:
-    """Fits the confidence of a model (`name`: what it is called in what is said), on its device, on the rows
-    `usable` (bool [N]) of `data`, whose codes are the model's: those of MAX_TEXTS texts, at most MAX_ROWS,
-    spread over the file. All ranks. Returns the entry of a checkpoint on rank 0, {} on the others; None on
-    all if there are fewer than MIN_TEXTS distinct texts. Raises Stopped on all if the run was asked to stop.
+    """Fit the confidence of a model on its device, on the rows `usable` (bool [N]) of `data`, whose codes are
+    the model's: those of MAX_TEXTS texts, at most MAX_ROWS, spread over the file. name: the model's name in
+    messages. All ranks. Returns the entry of a checkpoint on rank 0, {} on the others; None on all if there
+    are fewer than MIN_TEXTS distinct texts. Raises Stopped on all if the run was asked to stop.
     """
     text_hash = np.asarray(rows.text_hash[usable])
     distinct = np.unique(text_hash)
@@ -132,12 +132,12 @@ def fit(
 
 
 def fit_run(args: JobConfig, world: World, data: PreparedData) -> None:
-    """Fit the confidence of the checkpoints of a run that has ended, last.bin and best.bin, as far as they do
-    not have one, on its validation rows. The same step is the same weights, so it has the same confidence.
-    All ranks.
+    """Fit the confidence of the checkpoints of a run that has ended, last.bin and best.bin, on its validation
+    rows, if they do not have one. The same step has the same weights, so it has the same confidence. All
+    ranks.
     """
     precision, size = Precision.of(args, world.device), min(args.samples_at_once, MAX_BATCH)
-    entries: dict[int, dict] = {}  # of a checkpoint, by its step
+    entries: dict[int, dict] = {}  # entries by the step of the checkpoint
     usable = np.full(len(data.val), True)
     for name in (checkpoint.LAST, checkpoint.BEST):
         file = os.path.join(args.save_path, name)
@@ -160,8 +160,8 @@ def fit_run(args: JobConfig, world: World, data: PreparedData) -> None:
 
 
 def without_confidence(file: str, data: PreparedData) -> dict:
-    """Return the checkpoint of a run on these data if it has no fitted confidence, else {}. Links, and what
-    is no such checkpoint, are others' and stay as they are. Rank 0 only.
+    """Return the checkpoint of a run on these data if it has no fitted confidence, else {}. Links, and files
+    that are no such checkpoint, belong to others and stay as they are. Rank 0 only.
     """
     with contextlib.suppress(UserError):
         state = {} if os.path.islink(file) else checkpoint.load(file)

@@ -1,5 +1,5 @@
-"""The flags of finetune.py and train_mixer.py beside those of any training script and of files of rows: what
-does not go together, and what they are if they are left open.
+"""The flags of finetune.py and train_mixer.py beside those of any training script and of files of rows, the
+combinations that are refused, and the values of flags that are left open.
 """
 
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ from histocc.runtime.config import Config, Count, CountOrZero, Fraction, Parser,
 from histocc.trainer import script
 from histocc.trainer.config import TrainConfig, step_flag
 
-USUAL_FLAGS = (  # beside those of the data
+USUAL_FLAGS = (  # beside the flags of the data
     *("save_path", "target_cols", "input_col", "language", "language_col", "formatter", "initial_checkpoint"),
     *("model_size", "num_epochs", "batch_size", "learning_rate", "bf16", "distributed", "overwrite"),
 )
@@ -178,7 +178,7 @@ class JobConfig(Tables, Descriptions, Noise, Model, Teaching, Losses, TrainConfi
     prepare_only: bool = flag(False, "prepare the data, report on them and stop", resumable=True)
 
     def problems(self) -> Iterator[str]:
-        """What is wrong with these arguments, a line each."""
+        """Yield a line for each problem of these arguments."""
         yield from TrainConfig.problems(self)
         yield from Tables.problems(self)
         if self.include_descriptions and not self.descriptions_file:
@@ -199,7 +199,7 @@ class JobConfig(Tables, Descriptions, Noise, Model, Teaching, Losses, TrainConfi
 
 @dataclass(frozen=True, kw_only=True)
 class FinetuneConfig(JobConfig, Split):
-    """What finetune.py takes."""
+    """The flags of finetune.py."""
 
     usual = ("dataset", *USUAL_FLAGS)
     dataset: list[str] = flag(
@@ -216,7 +216,7 @@ class FinetuneConfig(JobConfig, Split):
 
 @dataclass(frozen=True, kw_only=True)
 class MixerConfig(JobConfig):
-    """What train_mixer.py takes."""
+    """The flags of train_mixer.py."""
 
     usual = ("train_data", "val_data", *USUAL_FLAGS)
     train_data: list[str] = flag(
@@ -250,9 +250,9 @@ def _parser(kind: type[JobConfig], prog: str, description: str) -> Parser:
     return parser
 
 
-# ---- what a run does if its arguments leave it open; chosen once, and kept in the checkpoint
+# ---- values of arguments that are left open; they are chosen once, and kept in the checkpoint
 
-# the wider the encoder the lower; measured for tiny
+# the wider the encoder, the lower the rate; it was measured for tiny
 SCRATCH_RATES = {"tiny": 1e-3, "small": 5e-4, "base": 1.5e-4, "ngrams": 1e-3}
 # dest: (from scratch, from trained weights). Chosen on held-out texts; see benchmarks/LOG.md.
 CHOICES = {
@@ -262,14 +262,15 @@ CHOICES = {
     "block_loss": (ONE_TO_ONE, BEST_FIT),
     "best_by": ("accuracy", "loss"),
 }
-OF_START = ("model_size", "initial_checkpoint", "ngram_passes")  # a run keeps those of its first start
-PART_OF = {"linear_loss": "linear_decoder.", "block_loss": "decoder."}  # of the model, which it trains
+OF_START = ("model_size", "initial_checkpoint", "ngram_passes")  # a run keeps these from its first start
+PART_OF = {"linear_loss": "linear_decoder.", "block_loss": "decoder."}  # the part that a loss trains
 
 
 def decide(args: JobConfig, trained: dict | None = None, first: dict | None = None) -> JobConfig:
-    """Arguments without a None among CHOICES: those of `trained`, the checkpoint that is resumed or
-    validated; else of a part that is in `first`, the initial weights; else of a start from scratch. N-grams
-    alone that are fitted have no epochs, unless --max-steps asks for steps, whatever the start before did.
+    """Return arguments without a None among CHOICES: the values of `trained`, the checkpoint that is resumed
+    or validated; else those of a part of the model that is in `first`, the initial weights; else those of a
+    start from scratch. N-grams alone that are fitted have no epochs, unless --max-steps asks for steps,
+    whatever the start before did.
     """
     if saved := (trained or {}).get("args"):  # published weights have none
         args = args.decide(**{name: saved.get(name) for name in OF_START})
@@ -293,17 +294,17 @@ def decide(args: JobConfig, trained: dict | None = None, first: dict | None = No
 
 
 def is_fitted(args: JobConfig) -> bool:
-    """Whether a run from scratch fits its n-grams, if it has any."""
+    """Return whether a run from scratch fits its n-grams, if it has any."""
     return args.ngram_passes != 0 and not args.initial_checkpoint
 
 
 def of_run(state: dict) -> dict[str, Any]:
-    """What the checkpoint of a run keeps elsewhere than in its arguments, by flag."""
+    """Return by flag the values that the checkpoint of a run keeps elsewhere than in its arguments."""
     config = state["config"]
     masks = {"memory_mask": config["memory_mask"], "published_target_mask": not config["target_mask"]}
     return {**masks, "clean_text": config["text"]}
 
 
 def refuse_other_arguments(args: JobConfig, state: dict) -> None:
-    """Raises UserError if a run is to be resumed with other arguments than those that decide its result."""
+    """Raise UserError if arguments that decide the result differ from those of the run that is resumed."""
     script.refuse_other_arguments(args, state, [], of_run(state))

@@ -1,11 +1,11 @@
-"""New n-grams: which there are, and how they are fitted before a run.
+"""New n-grams: their choice, and their fit before a run.
 
 An encoder learns for minutes what a linear model on n-grams knows after seconds. So before the first step of
-a run from scratch, its n-grams and both decoders are trained without the encoder, on the texts as they are:
-noise makes them worse here. First the linear decoder, in seconds; then both, or the other one alone if rows
-are many. Each part goes through the ordinary training loop, in one thread of rank 0; what a text's n-grams
-are is computed once. Where rows are few, steps do not reach what ridge regression finds: its answers are
-added.
+a run from scratch, its n-grams and both decoders are trained without the encoder, on the texts as they are,
+since noise makes them worse here. The linear decoder comes first, in seconds; then both decoders, or the
+other one alone if rows are many. Each part goes through the ordinary training loop, in one thread of rank 0;
+the n-grams of a text are computed once. If rows are few, ridge regression finds more than steps do: its
+answers are added.
 """
 
 import math
@@ -43,33 +43,34 @@ from histocc.trainer import loop
 from histocc.trainer.batches import BatchLoader, BatchPlan, MicroBatches, Rows
 from histocc.trainer.schedule import linear_factor
 
-FILE = "ngrams.bin"  # in the folder of a run: how far its fit is, until there is a checkpoint
-KIND = "fit of n-grams"  # in FILE
-MAX_TEXTS = 1 << 17  # distinct ones that are counted and fitted
+FILE = "ngrams.bin"  # progress of the fit, in the folder of a run until there is a checkpoint
+KIND = "fit of n-grams"  # the entry "kind" in FILE
+MAX_TEXTS = 1 << 17  # distinct texts that are counted and fitted
 CHUNK = 4096  # texts that are hashed at once
-MIN_STEPS, MIN_BATCH = 40, 16  # steps of a pass; few rows are taken in smaller batches, as far as this
-MANY_ROWS = 20_000  # from so many on, a part has other learning rates
-FEW_ROWS = 12_000  # up to so many, models without an encoder have `answers` of n-grams,
-MAX_ANSWERS = 1 << 25  # with at most so many numbers: 134 MB
+MIN_STEPS, MIN_BATCH = 40, 16  # steps of a pass; batches of few rows are smaller, at least MIN_BATCH
+MANY_ROWS = 20_000  # from this number on, a part has other learning rates
+FEW_ROWS = 12_000  # up to this number, models without an encoder have `answers` of n-grams,
+MAX_ANSWERS = 1 << 25  # which are at most so many numbers: 134 MB
 RIDGE = 0.1
-SHARPNESS, MIDDLE = 20.0, 0.4  # of what regression says of a code, 0 to 1: its logit is 20 × (that − 0.4)
+SHARPNESS, MIDDLE = 20.0, 0.4  # a code that regression gives y, 0 to 1, has the logit 20 × (y − 0.4)
 DROPOUT = 0.3  # share of the n-grams that are left out
-TINY_WIDTH = 128  # of a decoder that writes; a wider one sees fewer rows
+TINY_WIDTH = 128  # width of a decoder that writes; a wider one sees fewer rows
 
 
-# ---- which n-grams there are
+# ---- the choice of n-grams
 
 
 def count_ngrams(
     data: PreparedData, max_len: int, most: int, check: Callable[[], None] = nothing
 ) -> tuple[np.ndarray, np.ndarray]:
-    """(hashes of the `most` n-grams that most distinct training texts have, increasing, int64 [R]; their
-    inverse document frequency, ln((1 + texts) / (1 + texts with it)) + 1, float32 [R]). check: may raise.
+    """Return (hashes of the `most` n-grams that most distinct training texts have, increasing, int64 [R];
+    their inverse document frequency, ln((1 + texts) / (1 + texts with it)) + 1, float32 [R]). check: may
+    raise.
     """
     train, table, largest = data.train, language_table(data.languages), torch.iinfo(torch.int64).max
     distinct = np.sort(np.unique(text_keys(train.text_hash, train.language), return_index=True)[1])
     distinct = thinned(distinct, MAX_TEXTS)
-    found = [np.zeros(0, dtype=np.int64)]  # hashes, each once for a text
+    found = [np.zeros(0, dtype=np.int64)]  # hashes, each once per text
     for start in range(0, len(distinct), CHUNK):
         check()
         rows = distinct[start : start + CHUNK]
@@ -85,16 +86,16 @@ def count_ngrams(
 
 
 def thinned(rows: np.ndarray, most: int) -> np.ndarray:
-    """Return at most so many of the rows, evenly spread."""
+    """Return at most `most` of the rows, evenly spread."""
     return rows if len(rows) <= most else rows[np.arange(most) * len(rows) // most]
 
 
-# ---- what they are fitted on
+# ---- rows of the fit
 
 
 class DistinctRows(RowSet):
-    """Training rows, of equal ones the first, at most `MAX_TEXTS`; `weight` float32 [N]: the root of how
-    often each occurs, 1 on average.
+    """Distinct training rows, of equal ones the first, at most `MAX_TEXTS`; `weight` float32 [N] is the root
+    of how often each occurs, 1 on average.
     """
 
     def __init__(self, train: RowSet):
@@ -117,9 +118,9 @@ class DistinctRows(RowSet):
 
 
 class FitRows(Rows):
-    """Rows with their n-grams, E at most in a text: what `TextRows` gives, and ngram_rows int64 [B, E],
-    ngram_weights [B, E] (0 for none, and for those that are left out), ngram_words int64 [B, E], positions
-    [B, W] of each word, row_weights [B].
+    """Rows with their n-grams, E at most in a text. Batches have the entries of `TextRows`, and ngram_rows
+    int64 [B, E], ngram_weights [B, E] (0 for none, and for those that are left out), ngram_words int64 [B,
+    E], positions [B, W] of each word, row_weights [B].
     """
 
     has_lengths = True
@@ -169,11 +170,11 @@ class FitRows(Rows):
         }
 
 
-# ---- what is fitted
+# ---- parts of the fit
 
 
 def linear_losses(model: Seq2SeqMixerOccCANINE, loss_fn: LossMixer, batch: dict) -> Tensor:
-    """Loss of the linear decoder from n-grams alone, [B]."""
+    """Return the loss of the linear decoder from n-grams alone, [B]."""
     assert model.ngrams is not None
     text = model.ngrams.text_of(batch["ngram_rows"], batch["ngram_weights"])
     logits = model.ngrams.linear(text) + model.linear_decoder.bias
@@ -182,7 +183,7 @@ def linear_losses(model: Seq2SeqMixerOccCANINE, loss_fn: LossMixer, batch: dict)
 
 
 def both_losses(model: Seq2SeqMixerOccCANINE, loss_fn: LossMixer, batch: dict) -> Tensor:
-    """Sum of both decoders' losses from n-grams alone, teacher-forced, [B]."""
+    """Return the sum of both decoders' losses from n-grams alone, teacher-forced, [B]."""
     assert model.ngrams is not None
     ngrams = (batch[name] for name in ("ngram_rows", "ngram_weights", "ngram_words", "positions"))
     text, memory, scores = model.ngrams.by_word(*ngrams)
@@ -195,14 +196,14 @@ def both_losses(model: Seq2SeqMixerOccCANINE, loss_fn: LossMixer, batch: dict) -
 
 @dataclass(frozen=True)
 class Part:
-    """How a part of the fit goes. Its rates are the peaks of the n-grams, of the linear decoder, and of the
-    other one (0: stays as it is).
+    """A part of the fit. Its rates are the peak learning rates of the n-grams, of the linear decoder, and of
+    the other decoder (0: it stays as it is).
     """
 
     name: str
-    losses: Callable[[Seq2SeqMixerOccCANINE, LossMixer, dict], Tensor]  # of (model, loss_fn, batch), [B]
-    passes: int  # over the rows, at most; --ngram-passes says otherwise of the last part
-    max_rows: int  # that these go over together, at most
+    losses: Callable[[Seq2SeqMixerOccCANINE, LossMixer, dict], Tensor]  # (model, loss_fn, batch) → [B]
+    passes: int  # most passes over the rows; --ngram-passes replaces those of the last part
+    max_rows: int  # most rows in all passes together
     batch_size: int
     rates: tuple[float, float, float]  # for fewer than MANY_ROWS rows
     rates_of_many: tuple[float, float, float]
@@ -215,7 +216,9 @@ PARTS = (
 
 
 class Fitted(nn.Module):
-    """What of a model a part of the fit trains, as a module of its own, and the task of the training loop."""
+    """The parameters that a part of the fit trains, as a module of its own, and the task of the training
+    loop.
+    """
 
     columns = ("loss",)
 
@@ -241,10 +244,10 @@ class Fitted(nn.Module):
 
 
 class FitOptimizer(torch.optim.Adam):
-    """Adam, but of the first group, a table, only the rows that have a gradient move, by RMSprop with one
-    mean square for each row and no momentum: Adam's moments of each number overfit when texts are few. The
-    bias of all rows is corrected by the steps of the table, so a rare row moves up to 1 / √(1 − beta2) times
-    as far.
+    """Adam, but for the first group, a table: only its rows that have a gradient move, by RMSprop with one
+    mean square for each row and no momentum, since Adam's moments of each number overfit when texts are few.
+    The bias of all rows is corrected by the steps of the table, so a rare row moves up to 1 / √(1 − beta2)
+    times as far.
     """
 
     @torch.no_grad()
@@ -270,12 +273,12 @@ class FitOptimizer(torch.optim.Adam):
         table.index_add_(0, rows, values / (squares.sqrt() + group["eps"]), alpha=-rate)
 
 
-# ---- with few rows: what steps do not reach
+# ---- ridge regression, if rows are few
 
 
 def ridge_answers(rows: FitRows, codes: np.ndarray, ngrams: int, classes: int) -> Tensor:
-    """Weights [ngrams, classes] of ridge regression, solved in its dual, in time N³: of each code, 0 or 1 by
-    the codes int [N, codes of a row] (−1 for none), on the n-grams of each text.
+    """Return the weights [ngrams, classes] of ridge regression, solved in its dual, in time N³: of each code,
+    0 or 1 by the codes int [N, codes of a row] (−1 for none), on the n-grams of each text.
     """
     row = np.repeat(np.arange(len(rows)), np.diff(rows.offsets))
     length = np.sqrt(np.bincount(row, rows.weights**2, minlength=len(rows))).clip(min=1e-6)
@@ -336,7 +339,7 @@ def fit(
     fitted = world.run_on_main(work)
     model.ngrams.answers = fitted.get("ngrams.answers")
     model.load_state_dict(fitted, strict=False)
-    model.encoder.zero_output()  # which the decoders know nothing of yet
+    model.encoder.zero_output()  # the decoders were fitted without it
     return model.ngrams.answers is not None
 
 
@@ -357,7 +360,7 @@ def _fit(
     assert ngrams is not None
     alone = World()
     seed, distinct = derived_seed(args.seed, NGRAMS), DistinctRows(data.train)
-    model.eval()  # all n-grams of the texts
+    model.eval()  # no n-gram of a text is left out
     rows = FitRows(rows_of(distinct), distinct.weight, ngrams, model.memory_mask, seed)
     interrupted = _interrupted(args, own, data.fingerprint, say)
     if interrupted is not None:
@@ -409,7 +412,7 @@ def _fit(
     ngrams.table.sparse = False
     sizes = len(ngrams.idf), len(data.codes)
     are_few = len(rows) <= FEW_ROWS and math.prod(sizes) <= MAX_ANSWERS
-    # not beside an encoder, which would have nothing left to learn, nor of a teacher's answers as if certain
+    # Answers would leave an encoder nothing to learn, and would take a teacher's codes as certain.
     if are_few and isinstance(model.encoder, NoEncoder) and data.train.teacher is None:
         answers = ridge_answers(rows, distinct.codes, *sizes)
         with torch.no_grad():  # the mean of both logits
@@ -423,7 +426,7 @@ def _fit(
 def _interrupted(
     args: JobConfig, own: OwnFiles, fingerprint: str, say: Callable[[str], None]
 ) -> dict[str, Any] | None:
-    """Return what an interrupted fit with these arguments to these data has kept, if anything."""
+    """Return the content of an interrupted fit with these arguments to these data, if there is one."""
     path = own.path(FILE)
     if FILE not in own.names or not os.path.isfile(path):
         return None

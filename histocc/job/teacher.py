@@ -3,8 +3,8 @@
 The answers are made once and kept beside the prepared data, `KEY.answers.npy`: a record for each row, whose
 `prob` is −1 until it is answered. With the rows they become a prepared folder with one more file,
 `train.teacher`. Batches depend on the texts alone, and a CPU computes with one thread: the answers are the
-same on any number of processes. What a teacher writes is what both of its decoders rank first together: Kim,
-Rush, 2016, "Sequence-Level Knowledge Distillation" (arXiv 1606.07947).
+same on any number of processes. A teacher writes the codes that both of its decoders rank first together:
+Kim, Rush, 2016, "Sequence-Level Knowledge Distillation" (arXiv 1606.07947).
 """
 
 import hashlib
@@ -47,22 +47,22 @@ from histocc.runtime.log import Stage
 from histocc.runtime.rng import chance, draw, streams
 from histocc.runtime.world import World
 
-FORMAT = 5  # of the answers
+FORMAT = 5  # version of the answers
 PIECE = 2048  # texts that are shared out together
-MAX_LOGIT = 6e4  # that float16 holds
-# What of the prepared labelled rows is the student's as it is.
+MAX_LOGIT = 6e4  # float16 holds it
+# Files of the prepared labelled rows that the student takes as they are.
 KEPT = ["key.csv", "words.csv", "rejected_rows.csv", "conflicts.csv", *(f"val.{name}" for name in ARRAYS)]
 
 
 class Teacher:
-    """A trained model whose answers are in a student's codes. Raises UserError for one that has none."""
+    """A trained model that answers in a student's codes. Raises UserError for a model that cannot."""
 
     def __init__(self, coder: Coder, codes: list[str], formatter: BlockyFormatter):
         number = {code: i for i, code in enumerate(codes)}
         self.coder, self.room = coder, formatter.max_num_codes
         self.number_of = {code: number.get(formatter.repair(code)[0], -1) for code in coder.codes}
-        self.unknown = sorted({*number.values()} - {*self.number_of.values()})  # codes that it lacks
-        self.lacking = sum(i < 0 for i in self.number_of.values())  # of its codes, how many the student lacks
+        self.unknown = sorted({*number.values()} - {*self.number_of.values()})  # student's codes it lacks
+        self.lacking = sum(i < 0 for i in self.number_of.values())  # its codes that the student lacks
         if coder.kind != "mixer" or self.lacking == len(coder.codes):
             raise UserError(
                 f"--teacher: a {formatter.kind} student needs one with both decoders and with some of its"
@@ -71,7 +71,7 @@ class Teacher:
             )
 
     def answers(self, texts: list[str], languages: list[str]) -> np.ndarray:
-        """`teacher_record`s [len(texts)]; without codes for a text that its cleaning empties."""
+        """Return `teacher_record`s [len(texts)], without codes for a text that its cleaning empties."""
         found = np.zeros(len(texts), dtype=teacher_record(self.room))
         found["codes"], found["logits"], found["written"] = -1, -MAX_LOGIT, -1
         numbers = np.array(list(self.number_of.values()))
@@ -84,13 +84,13 @@ class Teacher:
         for row, answer in zip(found, self.coder.code(texts, languages, "both", self.room + 1)):
             kept = [self.number_of[code] for code in answer.codes if self.number_of[code] >= 0][: self.room]
             row["written"][: len(kept)] = kept
-            # of what the student can say only a part of, nothing is sure
+            # an answer that the student can give only in part has probability 0
             row["prob"] = answer.conf if kept and len(kept) == len(answer.codes) else 0.0
         return found
 
 
 def teacher_file(args: JobConfig) -> str:
-    """The file of --teacher. Raises UserError."""
+    """Return the file of --teacher. Raises UserError."""
     file = models.find_weights(args.teacher or "", f"--teacher {args.teacher}")
     if os.path.dirname(os.path.realpath(file)) == os.path.realpath(args.save_path):
         raise UserError(f"--teacher {args.teacher}: is in the folder of the run itself, which changes")
@@ -98,14 +98,14 @@ def teacher_file(args: JobConfig) -> str:
 
 
 def unlabelled_settings(args: JobConfig, read: PrepareSettings) -> PrepareSettings:
-    """How the files of --unlabelled are read: as the labelled ones, without codes."""
+    """Return the settings to read the files of --unlabelled: as the labelled ones, without codes."""
     same = ("formatter", "input_col", "language", "language_col", "max_len", "delimiter")
     values = {name: getattr(read, name) for name in (*same, "clean_text", "encoding", "ditto")}
     return PrepareSettings(args.unlabelled or [], target_cols=[], **values)
 
 
 class Questions:
-    """What a teacher is asked: training rows, and the unlabelled texts that are new and not validated on."""
+    """The rows for a teacher: training rows, and unlabelled texts that are new and not validated on."""
 
     def __init__(self, data: PreparedData, unlabelled: PreparedData | None):
         self.data, self.unlabelled, train = data, unlabelled, data.train
@@ -113,9 +113,9 @@ class Questions:
         self.languages = list(dict.fromkeys([*data.languages, *more]))
         if len(self.languages) > MAX_LANGUAGES:
             raise UserError(f"--unlabelled: more than {MAX_LANGUAGES} languages, with the labelled rows")
-        # row sets; for each the numbers of its rows, and those in `languages` of its languages
+        # row sets; each with the numbers of its rows, and the numbers in `languages` of its languages
         self.sets = [(train, np.arange(len(train)), np.arange(len(self.languages)))]
-        self.left_out, keys = {}, text_keys(train.text_hash, train.language)  # left_out: rows, by why
+        self.left_out, keys = {}, text_keys(train.text_hash, train.language)  # left_out: rows by reason
         if unlabelled is not None:
             others, text_hash = unlabelled.train, np.asarray(unlabelled.train.text_hash)
             names = np.array([self.languages.index(name) for name in more], dtype=np.int64)
@@ -131,10 +131,10 @@ class Questions:
             added = np.sort(first[~validated & ~known])
             self.sets.append((others, added, names))
             keys = np.concatenate([keys, other_keys[added]])
-        self.order = np.argsort(keys, kind="stable")  # those with the same text follow each other
+        self.order = np.argsort(keys, kind="stable")  # rows with the same text follow each other
 
     def asked(self, index: np.ndarray) -> tuple[list[str], list[str]]:
-        """(texts, languages) of rows, numbered through all sets."""
+        """Return (texts, languages) of rows, numbered through all sets."""
         texts, languages, begin = np.empty(len(index), object), np.empty(len(index), object), 0
         for rows, numbers, names in self.sets:
             here = (index >= begin) & (index < begin + len(numbers))
@@ -149,8 +149,9 @@ class Questions:
 
 
 def with_teacher(args: JobConfig, read: PrepareSettings, world: World, data: PreparedData) -> PreparedData:
-    """The rows of a run that has a teacher, with its answers; `data` as it is if none is asked for. The first
-    node asks; one that does not see its folder builds its own of these answers. All ranks. Raises UserError.
+    """Return the rows of a run that has a teacher, with its answers, or `data` as it is if there is no
+    teacher. The first node asks; a node that does not see its folder builds its own of these answers. All
+    ranks. Raises UserError.
     """
     if not args.teacher or args.eval_only:
         return data
@@ -168,7 +169,7 @@ def with_teacher(args: JobConfig, read: PrepareSettings, world: World, data: Pre
     path, of_node = f"{folder}.answers.npy", world.gather(world.leader)
 
     def lacking() -> list[int]:
-        """First ranks of the nodes that do not see the folder."""
+        """Return the first ranks of the nodes that do not see the folder."""
         leaders = sorted(set(of_node))
         faults = world.run_on(leaders, lambda: fault(folder))
         return [leader for leader, problem in zip(leaders, faults) if problem]
@@ -198,7 +199,7 @@ def with_teacher(args: JobConfig, read: PrepareSettings, world: World, data: Pre
 
 
 def _file_and_key(args: JobConfig, questions: Questions, record: np.dtype) -> tuple[str, str]:
-    """(file of the teacher; what names its answers: the content of all rows, and of its files)."""
+    """Return (file of the teacher; name of its answers, by the content of all rows, and of its files)."""
     file = teacher_file(args)
     other = questions.unlabelled.fingerprint if questions.unlabelled else ""
     parts = [FORMAT, record.itemsize, questions.data.fingerprint, other]
@@ -209,8 +210,8 @@ def _file_and_key(args: JobConfig, questions: Questions, record: np.dtype) -> tu
 
 
 def _ask(file: str, formatter: BlockyFormatter, questions: Questions, path: str, world: World) -> dict:
-    """Answers what is not answered yet: the GPUs of a node, or on CPUs rank 0 with a process for each core.
-    Returns what a report says of the teacher.
+    """Answer the rows that are not answered yet, on the GPUs of a node, or on CPUs on rank 0 with a process
+    for each core. Return the facts on the teacher for a report.
     """
     teacher = Teacher(Coder.load(file, world), questions.data.codes, formatter)
     with checkpoint.reading(path):
@@ -233,13 +234,13 @@ def _ask(file: str, formatter: BlockyFormatter, questions: Questions, path: str,
     with settings_of_torch():
         Precision("float32", world.device).use()
         if forks:
-            torch.set_num_threads(1)  # the same to the last bit, whatever the number of processes
+            torch.set_num_threads(1)  # results are the same to the last bit, whatever the number of processes
         forked.each(work)
     return {"unknown": teacher.unknown, "lacking": teacher.lacking, "languages": teacher.coder.languages}
 
 
 def _notes(questions: Questions, answers: np.ndarray, facts: dict) -> list[str]:
-    """What is said of a teacher and its answers. facts: of `_ask`."""
+    """Return lines on a teacher and its answers. facts: of `_ask`."""
     labelled, out = len(questions.data.train), questions.left_out
     unknown = [name for name in questions.languages if name not in facts["languages"]]
     notes = [
@@ -264,11 +265,11 @@ def _notes(questions: Questions, answers: np.ndarray, facts: dict) -> list[str]:
 
 
 def _build(folder: str, questions: Questions, answers: np.ndarray, facts: dict) -> None:
-    """The prepared folder of the student's rows; unlabelled ones without an answer are left out."""
+    """Build the prepared folder of the student's rows; unlabelled ones without an answer are left out."""
     data, room = questions.data, answers.dtype["written"].shape[0]
 
     def widened(codes: np.ndarray) -> np.ndarray:
-        """codes int [N, K] with −1 behind, int32 [N, room]."""
+        """Return codes int [N, K] with −1 behind, as int32 [N, room]."""
         return np.pad(codes, ((0, 0), (0, room - codes.shape[1])), constant_values=-1).astype(ARRAYS["codes"])
 
     def fill(new: str) -> None:
@@ -312,25 +313,26 @@ def _build(folder: str, questions: Questions, answers: np.ndarray, facts: dict) 
 
 
 class TaughtRows(TextRows):
-    """`TextRows` of a student; batches also have what `DistillationLoss` takes.
+    """`TextRows` of a student; batches also have the entries that `DistillationLoss` takes.
 
-    The linear decoder's share of the teacher is `weight`, 0…1. The target of the other decoder is what the
-    teacher wrote in as many of the epochs, by a draw that is a pure function of (seed, epoch, row), and then
-    counts as much as the teacher was sure of it; else the true codes, which count 1. A row with a true code
-    that the teacher lacks has its true codes alone, one without labels the teacher alone.
+    The linear decoder's share of the teacher is `weight`, 0…1. The target of the other decoder is the
+    teacher's answer in this share of the epochs, by a draw that is a pure function of (seed, epoch, row), and
+    then counts as much as the teacher was sure of it; else the target is the true codes, which count 1. A row
+    with a true code that the teacher lacks has its true codes alone, a row without labels the teacher's
+    answer alone.
     """
 
     def __init__(self, rows: RowSet, data: PreparedData, *more: Any, weight: float, seed: int):
         super().__init__(rows, data, *more)
         self.weight, self.seed = weight, seed
-        self.known = np.ones(len(data.codes) + 1, dtype=bool)  # codes of the teacher; −1, none, is the last
+        self.known = np.ones(len(data.codes) + 1, dtype=bool)  # codes of the teacher; the last is −1, none
         self.known[data.report["teacher"]["unknown_codes"]] = False
 
     def batch(self, numbers: np.ndarray, epoch: int) -> dict[str, Tensor]:
         found, teacher = super().batch(numbers, epoch), self.rows.teacher_of(numbers)
         assert teacher is not None
         written, labelled = teacher["written"].astype(np.int64), teacher["labelled"]
-        # what it lacks it cannot teach: true codes, or part of what it writes
+        # the teacher cannot teach a true code that it lacks, or an answer that is given only in part
         all_known = self.known[self.rows.codes[numbers]].all(1)
         share = np.where(labelled, self.weight * all_known, 1)
         drawn = chance(draw(streams(self.seed, epoch, numbers), 0), self.weight)

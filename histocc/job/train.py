@@ -41,8 +41,8 @@ from histocc.trainer.log import validation_line
 
 
 def train(args: JobConfig, inputs: Inputs, world: World) -> None:
-    """Do what the arguments ask for with what was read: stop after preparing, validate, make a dry run, or
-    train (or resume). All ranks. Raises UserError, TrainingError.
+    """Do what the arguments ask for with the inputs: stop after preparing, validate, make a dry run, or train
+    (or resume). All ranks. Raises UserError, TrainingError.
     """
     settings, formatter = inputs.settings, BlockyFormatter.from_dict(inputs.settings.formatter)
     data = with_teacher(args, settings, world, inputs.data)
@@ -62,7 +62,7 @@ def train(args: JobConfig, inputs: Inputs, world: World) -> None:
         # The model; new n-grams and both decoders are fitted before any step, which on CPUs is, by default,
         # the whole training.
         args, model, config = make_model(args, formatter, world, data, resumed, first)
-        for line in without_effect(args):  # also where no step is left to take
+        for line in without_effect(args):  # also if no step is left to take
             world.print(line)
         loss_fn = make_loss(args, formatter)
         if config["ngrams"] and not (resumed or first):
@@ -71,7 +71,7 @@ def train(args: JobConfig, inputs: Inputs, world: World) -> None:
         train_rows, val_rows = make_rows(args, formatter, data, config)
         place(args, model, train_rows, config["max_len"], world)
 
-        # What is trained: the losses of both decoders (histocc/model/loss.py). The linear decoder and the
+        # The task: the losses of both decoders (histocc/model/loss.py). The linear decoder and the
         # n-grams may have a learning rate of their own.
         entries = checkpoint_entries(args, formatter, data, config)
         task = engine.MixerTask(loss_fn, formatter, model=model, at_most=Thresholds.of(entries).at_most)
@@ -95,8 +95,8 @@ def train(args: JobConfig, inputs: Inputs, world: World) -> None:
         if not args.dry_run:  # key.csv, data_report.json and the other lists, beside the checkpoints
             world.run_on_main(lambda: copy_lists(data.folder, OwnFiles(args.save_path, args.overwrite)))
 
-        # DDP or FSDP, loaders, optimizer, and where the interrupted run was; then the loop, that of
-        # histocc/trainer/loop.py with the mixer's task.
+        # DDP or FSDP, loaders, optimizer, and the position of the interrupted run; then the loop of
+        # histocc/trainer/loop.py, with the mixer's task.
         opened = script.open_run(args, world, precision, training, resumed)
         if opened:
             with opened.resources:
@@ -127,7 +127,7 @@ def train(args: JobConfig, inputs: Inputs, world: World) -> None:
 def about(
     args: JobConfig, settings: PrepareSettings, data: PreparedData, model: Seq2SeqMixerOccCANINE
 ) -> list[str]:
-    """What is said of data and model before the start, a line each."""
+    """Return lines on data and model for the start of a run."""
     encoder, columns = model.config, ", ".join(settings.target_cols or [])
     source = "the initial checkpoint" if args.initial_checkpoint or not args.teacher else "the teacher"
     kept = f", the first {data.kept_codes:,} those of {source}" if data.kept_codes else ""
@@ -155,14 +155,14 @@ def without_effect(args: JobConfig) -> list[str]:
 
 
 def about_rate(names: list[str], factor: float) -> str:
-    """What has another learning rate than the rest, to be said behind that of the rest."""
+    """Return words on the parts that have another learning rate, to be said behind the rate of the rest."""
     parts = dict.fromkeys(name.partition(".")[0] for name in names)
     words = " and ".join({"linear_decoder": "the linear decoder", "ngrams": "the n-grams"}[x] for x in parts)
     return f", of {words} {factor:g} times that" if words else ""
 
 
 def validate(args: JobConfig, formatter: BlockyFormatter, world: World, data: PreparedData) -> None:
-    """--eval-only: validates a checkpoint and prints the figures. All ranks. Raises UserError."""
+    """Validate a checkpoint and print the figures, for --eval-only. All ranks. Raises UserError."""
     named = args.initial_checkpoint or args.save_path
     file: str = world.run_on_main(lambda: models.find_weights(named, named))
 
