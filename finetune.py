@@ -41,7 +41,7 @@ def get_args_parser():
 
 
 def run(args, world):
-    """Data, then the run. All ranks."""
+    """Prepare the data, then do the run. All ranks."""
     train_files, val_files = inputs.dataset_files(args.dataset)
     args, read = inputs.prepare_data(args, world, train_files, val_files)
     train.train(args, read, world)

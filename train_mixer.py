@@ -30,7 +30,7 @@ def get_args_parser():
 
 
 def run(args, world):
-    """Data, then the run. All ranks."""
+    """Prepare the data, then do the run. All ranks."""
     args, read = inputs.prepare_data(
         args, world, args.train_data, args.val_data, "hisco", args.target_col_naming
     )

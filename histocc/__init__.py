@@ -35,7 +35,7 @@ __all__ = [*_WHERE, "__version__"]
 
 
 def __getattr__(name: str):
-    """Loads a public name, and torch with it, when it is first used."""
+    """Load a public name, and torch with it, when it is first used."""
     if name in _WHERE:
         return getattr(importlib.import_module(_WHERE[name]), name)
     raise AttributeError(f"module 'histocc' has no attribute {name!r}")

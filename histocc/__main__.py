@@ -3,7 +3,7 @@
     histocc train --dataset data.csv --target-cols hisco_1 hisco_2 --save-path ./output
     torchrun --nproc_per_node=4 -m histocc train --distributed --dataset data.csv …
 
-The same parsers and the same code as `python finetune.py`, `python -m histocc.predict` and so on.
+Parsers and code are those of `python finetune.py`, `python -m histocc.predict` and so on.
 """
 
 import importlib
@@ -36,7 +36,7 @@ def overview() -> str:
 
 
 def say(asked: str) -> None:
-    """What is no command. Raises UserError."""
+    """Print the version or the help. Raises UserError for anything else."""
     if asked == "--version":
         print(f"histocc {__version__}")
     elif asked in ("-h", "--help", "help"):
@@ -52,7 +52,7 @@ def main(argv: list[str] | None = None) -> int:
         return run_command(lambda: say(name))
     if name in LISTEN_EARLY:
         signals.start_listening()
-    sys.argv = [f"histocc {name}", *argv[1:]]  # what the parsers read
+    sys.argv = [f"histocc {name}", *argv[1:]]  # the parsers read it
     return importlib.import_module(COMMANDS[name][0]).main() or 0
 
 

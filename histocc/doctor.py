@@ -81,7 +81,7 @@ def cores(processes: int, available: int, threads: int) -> Finding:
 
 
 def disk(path: str) -> Finding:
-    """Whether the folder of a run can be written, and the space there."""
+    """Check that the folder of a run can be written, and report the space there."""
     if problems := save_path_problems(path):
         return Finding("disk", FAULT, problems[0], "choose another --save-path, or make this one writable")
     free = shutil.disk_usage(folder_above(path)).free

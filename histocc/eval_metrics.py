@@ -17,16 +17,16 @@ MEASURES = {
 
 
 class EvalEngine:
-    """Compares predicted with true codes, row by row: `accuracy` (a row is right if its set of codes is),
-    `precision`, `recall` and `f1`, each called with return_per_obs for a number per row instead of the mean.
-    Raises ValueError for tables without such columns, or of different lengths.
+    """The comparison of predicted with true codes, row by row: `accuracy` (a row is right if its set of codes
+    is), `precision`, `recall` and `f1`, each called with return_per_obs for a number per row instead of the
+    mean. Raises ValueError for tables without such columns, or of different lengths.
 
     Args:
         model: an OccCANINE, whose formatter says how codes are written: 41025 and 41025.0 are one.
         ground_truth, predicitons: (spelled so in the published package) DataFrames, dicts of columns or lists
             of dicts with the same rows.
         pred_col: beginning of the names of the columns that hold codes in both.
-        digits: compares the first digits alone.
+        digits: number of first digits that are compared.
     """
 
     def __init__(self, model, ground_truth, predicitons, pred_col: str, digits: int | None = None):
@@ -38,14 +38,14 @@ class EvalEngine:
             raise ValueError(f"{len(self.true)} rows of truth, but {len(self.pred)} of predictions")
 
     def _sets(self, what: str, table: Any) -> list[set[str]]:
-        """The codes of each row; what: the table, in messages."""
+        """Return the codes of each row; what: the table, in messages."""
         columns = [cells for name, cells in columns_of(table).items() if name.startswith(self.pred_col)]
         if len(set(map(len, columns))) != 1:
             raise ValueError(f"{what}: needs columns of the same length that begin with {self.pred_col!r}")
         return [set(filter(None, map(self._code, cells))) for cells in zip(*columns)]
 
     def _code(self, cell: Any) -> str:
-        """A cell as a code, cut to `digits`; "" for none."""
+        """Return a cell as a code, cut to `digits`; "" for none."""
         if is_missing(cell) or str(cell).strip() in ("", "nan", "None", "<NA>"):
             return ""
         text = str(int(cell)) if isinstance(cell, float) and cell == int(cell) else str(cell)

@@ -65,14 +65,14 @@ class OccCANINE:
             (OccCANINE_s2s_mix, Christianvedel/…); None for the published HISCO model there.
         device: "cpu", "cuda", "cuda:1", a torch.device, or None or "auto" for a GPU if there is one.
         batch_size, verbose: texts at once, which may be set later; whether to say what is loaded.
-        system: of published weights: hisco, or another one; in any case the name of the columns.
-        key, use_within_block_sep, target_cols: of published weights, if they do not say it.
+        system: that of published weights, hisco or another one; in any case the name of the columns.
+        key, use_within_block_sep, target_cols: facts on published weights that they do not state.
         descriptions: words of the codes, columns desc_1, desc_2, …: a file, or a table with columns
             system_code and desc; None: the titles of HISCO codes.
-        classes: also columns of the social classes of HISCO codes: of hisclass, hisclass_5, socpo, hiscam.
+        classes: social classes of HISCO codes that get columns, too: hisclass, hisclass_5, socpo, hiscam.
         hf: False: a file or folder, no name on the hub; force_download: load from there again.
         model_type: "mix", "seq2seq" or "flat", only compared with what is loaded.
-        raw_confidence, int8: as of `histocc.predict`.
+        raw_confidence, int8: as in `histocc.predict`.
 
     Raises:
         ValueError: an argument is of another kind.
@@ -122,7 +122,7 @@ class OccCANINE:
             print(f"Decoder: {self.coder.best_decoder} ({self.coder.why_best})")
 
     def _load(self, file: str, given: Given) -> None:
-        """Becomes the model in `file`, or stays what it is if that raises an error."""
+        """Become the model in `file`, or stay unchanged if that raises an error."""
         state = formats.load_content(file)
         brings = models.brings_settings(state)
         model, formatter, state = models.model_of(
@@ -139,7 +139,7 @@ class OccCANINE:
         self.codes, self.key = coder.codes, dict(enumerate(coder.codes))  # in the order of the linear outputs
 
     def _words(self, coder: Coder) -> dict[str, str]:
-        """Code → words, of the codes that have some."""
+        """Return code → words, for the codes that have some."""
         given = self._descriptions
         if given is None:
             return hisco_classes()["title"] if coder.formatter.kind == "hisco" else {}
@@ -187,7 +187,7 @@ class OccCANINE:
         concat_in: bool = False,
         ditto: bool = False,
     ):
-        """Codes of texts, or what they are made of.
+        """Return the codes of texts, or the values that they are made of.
 
         Args:
             occ1: texts, one or several; numbers count as their digits, None and NaN as empty.
@@ -205,7 +205,7 @@ class OccCANINE:
             order_invariant_conf: False: conf of greedy is the probability of the codes as they were written.
             get_dict: a list of dicts, also if pandas is installed; get_df=False is the same.
             ditto: texts such as do. or ditto are coded as the text before them.
-            deduplicate, concat_in: of the published package; the result does not depend on them.
+            deduplicate, concat_in: as in the published package; the result does not depend on them.
 
         Returns:
             A DataFrame with the index of occ1 if that is a Series, else 0 … n − 1; a list of dicts if pandas
@@ -276,9 +276,9 @@ class OccCANINE:
     def _columns(
         self, cells: list, languages: list[str], coded: list[Coded], k: int, long: bool
     ) -> dict[str, Any]:
-        """A row per text: occ1, lang, up to `k` of SYSTEM_i, prob_i and what is known of each code, conf; or,
-        `long`, `k` rows per text, the most probable code first: top-k-pos counts from 0, conf is the
-        probability of the code.
+        """Return a row per text: occ1, lang, up to `k` of SYSTEM_i, prob_i and what is known of each code,
+        conf; or, `long`, `k` rows per text, the most probable code first: top-k-pos counts from 0, conf is
+        the probability of the code.
         """
         words = {"desc": self.key_desc} if self.key_desc else {}
         words |= {name: hisco_classes()[name] for name in self._classes}
@@ -300,7 +300,7 @@ class OccCANINE:
         return {**columns, "conf": conf, **more}
 
     def citation(self, BibTex: bool = False) -> None:
-        """Prints what to cite where the models of the paper are used."""
+        """Print what to cite where the models of the paper are used."""
         print(BIBTEX if BibTex else PAPER)
 
     def finetune(
@@ -313,14 +313,14 @@ class OccCANINE:
         target_cols: Sequence[str] | None = None,
         **arguments,
     ) -> "OccCANINE":
-        """Trains on from this model as `finetune.py` does, in one process, and becomes the best model of that
-        run; returns itself. If it fails or is stopped (Ctrl-C or a signal, which saves first), it keeps the
+        """Train on from this model as `finetune.py` does, in one process, and become the best model of that
+        run; return itself. If it fails or is stopped (Ctrl-C or a signal, which saves first), it keeps the
         weights that it had, and the same call resumes.
 
         Args:
             dataset: a CSV or Parquet file, or a DataFrame.
             language: not used if language_col is given; without both, a column lang of a DataFrame counts.
-            arguments: those of finetune.py, with underscores and its defaults: num_epochs=3. The formatter is
+            arguments: flags of finetune.py, with underscores and its defaults: num_epochs=3. The formatter is
                 this model's unless named; its codes stay, in their order, and new ones are appended.
 
         Raises:
@@ -366,7 +366,7 @@ class OccCANINE:
         elif trains and checkpoint.find(args.save_path) is not None:
             self._load(models.find_weights(args.save_path, args.save_path), Given(system=self._system))
             self.name = args.save_path
-        if stop.signal is not None:  # the run is saved; now it is the caller's
+        if stop.signal is not None:  # the run is saved; now the signal is the caller's
             signal.raise_signal(stop.signal)
 
 
@@ -379,14 +379,14 @@ def check_choice(name: str, value: Any, choices: Sequence[str | None]) -> None:
 
 
 def count_of(name: str, value: Any) -> int:
-    """A whole number of at least 1, also one of numpy. Raises ValueError."""
+    """Return a whole number of at least 1, also from one of numpy. Raises ValueError."""
     if not hasattr(value, "__index__") or value < 1:
         raise ValueError(f"{name}: found {value!r:.60}, expected a whole number of at least 1")
     return operator.index(value)
 
 
 def cells_of(name: str, given: Any, kinds: tuple[type, ...]) -> list:
-    """Of an argument that is one cell of these kinds, or a list, array or column. Raises ValueError."""
+    """Return the cells of an argument: one of these kinds, a list, array or column. Raises ValueError."""
     if is_missing(given) or isinstance(given, kinds):
         return [given]
     is_table = isinstance(given, Mapping | set | bytes) or hasattr(given, "columns")
@@ -403,7 +403,7 @@ def cells_of(name: str, given: Any, kinds: tuple[type, ...]) -> list:
 
 
 def _dataset_file(dataset: Any, folder: str) -> str:
-    """A file as given, or of a DataFrame one in `folder`. Raises UserError."""
+    """Return a file as given, or write a DataFrame to one in `folder`. Raises UserError."""
     if isinstance(dataset, str | os.PathLike):
         return os.fspath(dataset)
     if not hasattr(dataset, "to_csv"):
@@ -416,16 +416,16 @@ def _dataset_file(dataset: Any, folder: str) -> str:
 
 
 def columns_of(table: Any) -> dict[str, list]:
-    """The columns of a DataFrame, a dict of columns or a list of dicts, whose first row names them."""
+    """Return the columns of a DataFrame, a dict of columns or a list of dicts, whose first row names them."""
     if isinstance(table, (list, tuple)):
         return {str(name): [row.get(name) for row in table] for name in (table[0] if table else {})}
     return {str(name): list(table[name]) for name in getattr(table, "columns", table)}
 
 
 def as_table(columns: dict[Any, Any], get_dict: bool = False, like: Any = None):
-    """Columns of equal length as a DataFrame, those of texts with dtype object; without pandas, or with
-    get_dict, as a list of dicts, with None in place of NaN. like: a Series whose index the DataFrame gets,
-    each label as often as there are rows for it.
+    """Return columns of equal length as a DataFrame, those of texts with dtype object; without pandas, or
+    with get_dict, as a list of dicts, with None in place of NaN. like: a Series whose index the DataFrame
+    gets, each label as often as there are rows for it.
     """
     arrays = {name: cells for name, cells in columns.items() if isinstance(cells, np.ndarray)}
     with contextlib.suppress(ImportError):

@@ -16,12 +16,12 @@ THRESHOLD_LOOKUP = PUBLISHED["by_language"]
 
 
 def load_keys():
-    """The HISCO key: columns code (number of the linear output) and hisco, without the published titles."""
+    """Return the HISCO key: columns code (number of the linear output) and hisco, without the titles."""
     return as_table({"code": list(range(len(hisco_key()))), "hisco": list(hisco_key())})
 
 
 def toydata():
-    """Made-up rows of registers in six languages; other rows than the published ones."""
+    """Return made-up rows of registers in six languages; other rows than the published ones."""
     columns = zip(("occ1", "lang", "hisco_1", "hisco_2", "hisco_3"), zip(*rows(10_000, seed=1)))
     return as_table({name: [cell or None for cell in column] for name, column in columns})
 

@@ -1,4 +1,4 @@
-"""Shows what a data set holds, without training:
+"""Show what a data set holds, without training:
 
     python -m histocc.prepare data.csv --formatter hisco --target-cols hisco_1 hisco_2 --language-col lang \\
         --save-path ./report
@@ -18,7 +18,7 @@ from histocc.runtime.errors import run_command
 
 @dataclass(frozen=True, kw_only=True)
 class PrepareConfig(Tables, Split):
-    """What prepare takes."""
+    """The flags of prepare."""
 
     files: list[str] = flag(MISSING, "CSV or Parquet files", metavar="FILE", positional=True)
     save_path: str = flag(
@@ -29,7 +29,7 @@ class PrepareConfig(Tables, Split):
 
 
 def run(args: PrepareConfig) -> None:
-    """Raises UserError, and then leaves no folder behind that was not there."""
+    """Prepare and print the report. Raises UserError, and then leaves no folder that was not there before."""
     problems = [*args.problems(), *files.save_path_problems(args.save_path)]
     own = files.OwnFiles(args.save_path, args.overwrite)
     inputs = dict.fromkeys(args.files, "a file of the data")

@@ -32,14 +32,14 @@ from histocc.trainer.log import RunLog, log_columns
 
 LOSSES = ("loss", "loss_linear", "loss_seq2seq")
 ACCURACIES = ("seq_acc", "token_acc", "flat_acc")
-COLUMNS = log_columns((*LOSSES, *ACCURACIES))  # of logs.csv
-INSTEAD = {  # of arguments of the published engine and others
+COLUMNS = log_columns((*LOSSES, *ACCURACIES))  # columns of logs.csv
+INSTEAD = {  # remedies for arguments of the published engine and others
     "save_dir": "pass save=…, a function that writes checkpoints; see histocc.trainer.loop.Run",
     "log_wandb": "pass log=…, a function that takes a row of the log",
     "data_loader_eval": "train() validates, with data_loader_val among its data_loaders",
     **dict.fromkeys(("scaler", "use_amp"), 'pass precision=histocc.runtime.device.Precision("fp16", device)'),
 }
-FLOP_UNITS = (  # what goes through the weights whose names begin so
+FLOP_UNITS = (  # units that go through the weights whose names begin so
     (r"encoder\.(encoder|chars_to_molecules)\.", "blocks"),
     (r"(encoder\.((initial|final)_char_encoder|projection)|ngrams\.word_to_memory)\.", "characters"),
     (r"(encoder\.pooler|linear_decoder|ngrams\.(linear|text_to_memory))\.", "rows"),
@@ -48,21 +48,21 @@ FLOP_UNITS = (  # what goes through the weights whose names begin so
 
 
 def multi_hot(codes: Tensor, num_classes: int, dtype: torch.dtype) -> Tensor:
-    """Targets of the linear decoder as [B, C] of 0 and 1: from indices of codes int [B, K], −1 for none."""
+    """Return targets of the linear decoder [B, C], 0 and 1, from indices of codes int [B, K], −1 for none."""
     if codes.is_floating_point():
         return codes
     return spread(codes, torch.ones_like(codes, dtype=dtype), num_classes)
 
 
 def forward(model: nn.Module, batch: dict) -> tuple[Tensor, Tensor]:
-    """Teacher-forced (logits [B, T−1, V], linear logits [B, C])."""
+    """Return teacher-forced (logits [B, T−1, V], linear logits [B, C])."""
     target = batch["targets_seq2seq"][:, :-1].long()
     text = {name: batch[name] for name in ("input_ids", "attention_mask")}
     return model(**text, target=target, target_mask=None, target_padding_mask=target == PAD_IDX)
 
 
 def row_losses(loss_fn: nn.Module, outputs: tuple[Tensor, Tensor], batch: dict) -> dict[str, Tensor]:
-    """Named losses of each row, [B] each; "loss" is the one that is trained."""
+    """Return named losses of each row, [B] each; "loss" is the one that is trained."""
     out_seq2seq, out_linear = outputs
     dtype = torch.promote_types(out_linear.dtype, torch.float32)
     arguments = {
@@ -77,15 +77,15 @@ def row_losses(loss_fn: nn.Module, outputs: tuple[Tensor, Tensor], batch: dict) 
 
 
 def entries_for(loss_fn: nn.Module, batch: dict) -> dict[str, Tensor]:
-    """What of a batch the criterion takes beside outputs and targets: its `batch_entries`, if present."""
+    """Return what the criterion takes beside outputs and targets: its `batch_entries`, if present."""
     return {name: batch[name] for name in getattr(loss_fn, "batch_entries", ()) if name in batch}
 
 
 def flops_per_unit(model: Any) -> dict[str, float]:
-    """Floating point operations of training for each unit of FLOP_UNITS; {} for a model of another kind.
+    """Return floating point operations of training by unit of FLOP_UNITS; {} for a model of another kind.
 
-    Six for each weight: two forward, four backward, the two alone if it is frozen (Kaplan et al., 2020, arXiv
-    2001.08361). What has no weights is not counted: attention between positions, norms, losses.
+    Each weight counts six: two forward, four backward; a frozen one counts the two alone (Kaplan et al.,
+    2020, arXiv 2001.08361). Parts without weights do not count: attention between positions, norms, losses.
     """
     flops: dict[str, float] = defaultdict(float)
     for name, weight in model.named_parameters() if isinstance(model, Seq2SeqMixerOccCANINE) else ():
@@ -101,19 +101,19 @@ def flops_per_unit(model: Any) -> dict[str, float]:
 
 
 def accuracy(figures: dict[str, float]) -> float:
-    """Of the better decoder, from the figures of a validation, 0…1."""
+    """Return the accuracy of the better decoder, from the figures of a validation, 0…1."""
     return max(figures["seq_acc"], figures["flat_acc"])
 
 
 class MixerTask:
-    """What the trainer trains and validates: the losses and accuracies of both decoders, of each row.
+    """The task of the trainer: the losses and accuracies of both decoders, of each row.
 
     Losses and token_acc are teacher-forced; flat_acc compares the linear decoder's codes, as `predict` gives
     them, and seq_acc, only with a `formatter`, those of greedy decoding; accuracies are fractions 0…1.
 
     Args:
         loss_fn: a criterion called like `LossMixer`; without `per_sample` its mean stands for each row.
-        model: the bare one that is trained, whose operations `flops` counts.
+        model: the bare model that is trained, whose operations `flops` counts.
         at_most: codes that an answer of the linear decoder holds; None: as many as are probable.
     """
 
@@ -156,8 +156,9 @@ class MixerTask:
             return values | row_losses(self.loss_fn, outputs, batch)
 
     def flops(self, batch: dict) -> float:
-        """Operations that forward and backward pass need for the real characters of a batch and the tokens of
-        its targets; nan without a model that can be counted, and for a batch that is not on the CPU.
+        """Return the operations that forward and backward pass need for the real characters of a batch and
+        the tokens of its targets; nan without a model that can be counted, and for a batch that is not on the
+        CPU.
         """
         mask, weights = batch["attention_mask"], batch.get("weights")
         if not self.flops_per_unit or mask.device.type != "cpu":
@@ -170,7 +171,7 @@ class MixerTask:
 
 
 def check_names(function: str, options: Iterable[str], known: Iterable[str] = ()) -> None:
-    """Raises TypeError, with what to pass instead, for an option that is not known."""
+    """Raise TypeError, with what to pass instead, for an option that is not known."""
     for name in sorted({*options} - {*known}):
         raise TypeError(f"{function}() has no {name}: {INSTEAD.get(name, 'leave it out')}")
 
@@ -191,8 +192,8 @@ def train_one_epoch(
     world: World | None = None,
     **options: Any,
 ) -> int:
-    """Trains on the batches of `data_loader` and returns the number of optimizer steps done so far. All
-    ranks; called alone it runs in one process, and `distributed` joins the process group that exists.
+    """Train on the batches of `data_loader` and return the number of optimizer steps done so far. All ranks;
+    called alone it runs in one process, and `distributed` joins the process group that exists.
 
     Args:
         loss_fn: a criterion called like `LossMixer`.
@@ -225,7 +226,7 @@ def evaluate(
     world: World | None = None,
     **others: Any,
 ) -> dict[str, float]:
-    """Losses and accuracies over all rows of all ranks' `data_loader`s, see `MixerTask`. All ranks."""
+    """Return losses and accuracies over all rows of all ranks' `data_loader`s, see `MixerTask`. All ranks."""
     check_names("evaluate", others)
     world = world or World(device=torch.device(device))
     return loop.evaluate(model, data_loader, MixerTask(loss_fn, formatter), world, precision, stop)
@@ -255,12 +256,12 @@ def train(
     state: loop.State | None = None,
     **options: Any,
 ) -> int:
-    """Trains from `current_step` to `stop_step` (default `total_steps`) and returns the last step. All ranks.
+    """Train from `current_step` to `stop_step` (default `total_steps`) and return the last step. All ranks.
 
     Args:
         data_loaders: "data_loader_train" or "train", and perhaps "data_loader_val" or "val".
-        task: made of `loss_fn` and `formatter` already.
-        run: made of all the others already.
+        task: a task that is made of `loss_fn` and `formatter` already.
+        run: a run that is made of all the others already.
         state: of a run that is resumed, instead of `current_step`; brought up to date.
         options: as for `histocc.trainer.loop.Run`: save, stop_step, steps_per_epoch, seed, precision, …
     """
