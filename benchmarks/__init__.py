@@ -1,1 +1,1 @@
-"""What was measured, one file a question: `python -m benchmarks.NAME`, from the root of the repository."""
+"""Measurements, one file for each question: `python -m benchmarks.NAME`, from the root of the repository."""

@@ -40,7 +40,7 @@ LONG = {
     "recovery 60": "recovery --every 60",
     "recovery 30": "recovery --every 30",
 }
-# Of --quick: too small to mean anything, with one thread, because it runs beside other tests.
+# Flags of --quick: too small to mean anything, with one thread, because it runs beside other tests.
 TINY = "--size tiny --rounds 1 --threads 1 --batch 8 --steps 1 --rows 8 --decode-batch 8 --learn 2"
 QUICK = {
     "small": f"speed {TINY}",
@@ -62,7 +62,7 @@ def machine() -> dict:
     features = {"avx2": "AVX2", "avx512f": "AVX-512", "avx512_vnni": "VNNI", "avx512_bf16": "bfloat16"}
     features["amx_tile"] = "AMX"
     found = {"cpu": known.get("model name", "")}
-    if "cpu family" in known:  # a model name may be that of several generations
+    if "cpu family" in known:  # several generations may have one model name
         found |= {"family": known["cpu family"], "model": known["model"]}
     flags = known.get("flags", "").split()
     return found | {
@@ -73,7 +73,7 @@ def machine() -> dict:
 
 
 def measure(line: str) -> dict:
-    """Runs a script, its output shown as it comes; what its last line, JSON, says."""
+    """Run a script, with its output shown as it comes; return its last line, which is JSON."""
     last, line = "", f"-m benchmarks.{line}"
     with subprocess.Popen(command(line), cwd=REPO, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout

@@ -38,7 +38,7 @@ ZIPF = 0.81
 
 
 def distinct_texts(number: int, folder: str) -> list[tuple[str, str]]:
-    """(text, language) of the sample; if it has no more that differ, with a number behind."""
+    """Return (text, language) of the sample; if it has no more that differ, with a number behind."""
     sample = read_csv(write_sample(f"{folder}/sample_{number}.csv", 4 * number))
     texts = list(dict.fromkeys((row["occ1"], row["lang"]) for row in sample))[:number]
     more = (texts[i % len(texts)] for i in range(number - len(texts)))
@@ -55,7 +55,7 @@ def write_register(path: str, number: int, share: float, folder: str) -> str:
 
 
 def rates(args, folder: str, size: str, model: str) -> dict[str, dict[str, float]]:
-    """Number format → "one core", "all cores" → distinct texts per second."""
+    """Return number format → "one core", "all cores" → distinct texts per second."""
     number = args.texts if size != "base" else max(1024, args.texts // 8)
     numbers = {"one core": number, "all cores": max(number, 4096 * (os.cpu_count() or 1))}
     sources = {
@@ -73,7 +73,7 @@ def rates(args, folder: str, size: str, model: str) -> dict[str, dict[str, float
 
 
 def killed_twice(args, folder: str, model: str) -> dict:
-    """A register coded at once, and by a command that is killed twice."""
+    """Measure a register coded at once, and by a command that is killed twice."""
     source = write_register(f"{folder}/register.csv", args.register, args.distinct, folder)
     one, other = f"{folder}/one.csv", f"{folder}/other.csv"
     started = time.perf_counter()
@@ -100,7 +100,7 @@ def killed_twice(args, folder: str, model: str) -> dict:
 
 
 def words(parts: list[dict]) -> str:
-    """Everything on the page."""
+    """Return the text for the page."""
     part = parts[0]
     by_size = {size: (formats, each) for each in parts for size, formats in each["rates"].items()}
     gains = [

@@ -21,13 +21,13 @@ from .common import REPO, arguments, command, environment, finish, read_csv, tab
 
 
 def coding(model: str, source: str, output: str, flags: str) -> str:
-    """The command that codes a file with columns occ1 and lang."""
+    """Return the command that codes a file with columns occ1 and lang."""
     files = f"--model {shlex.quote(model)} --input {shlex.quote(source)} --output {shlex.quote(output)}"
     return f"-m histocc.predict {files} --input-col occ1 --language-col lang {flags}"
 
 
 def code(model: str, source: str, flags: str, threads: int | None, output: str | None = None) -> dict:
-    """Rows per second, as the command says it, and peak memory. output: None, if nobody looks at it."""
+    """Return rows per second, as the command says it, and peak memory. output: None if nobody reads it."""
     with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryFile("w+") as said:
         line = coding(model, source, output or f"{folder}/out.csv", flags)
         process = subprocess.Popen(command(line), cwd=REPO, env=environment(threads), stdout=said)
@@ -40,7 +40,7 @@ def code(model: str, source: str, flags: str, threads: int | None, output: str |
 
 
 def words(parts: dict[int, dict]) -> str:
-    """parts: by rows."""
+    """Return the text for the page. parts: by rows."""
     rows, coded = max(parts), parts[max(parts)]["greedy"]
     return (
         f"A model of size tiny codes {rows:,} rows of the sample, digit by digit, at"

@@ -1,4 +1,4 @@
-"""What the benchmarks share: rows, commands that are run, sides that take turns, tables."""
+"""Tools of all benchmarks: rows, commands that are run, sides that take turns, tables."""
 
 import argparse
 import csv
@@ -21,29 +21,29 @@ FOLDER = Path(os.environ.get("HISTOCC_REAL_DATA") or REPO.parent / "shared" / "d
 REGISTERS = {"english": FOLDER / "occupations_en.csv", "swedish": FOLDER / "occupations_se.csv"}
 REAL = REGISTERS["english"]
 COLUMNS = "--formatter hisco --language-col lang"
-SAMPLE_ROWS, HELD_OUT = 12_000, 1_200  # of the sample, unless more are asked for
+SAMPLE_ROWS, HELD_OUT = 12_000, 1_200  # rows of the sample, unless more are asked for
 NEVER = 10**9  # steps between validations, and between checkpoints
 
 
 def command(line: str) -> list[str]:
-    """A command of the repository for `subprocess`: Python with the words of a line, as a shell has them."""
+    """Return a command of the repository for `subprocess`: Python with the words of a line, as in a shell."""
     return [sys.executable, *shlex.split(line)]
 
 
 def device_of(line: str) -> torch.device:
-    """Of a command: the CPU, unless it names --device cuda."""
+    """Return the device of a command: the CPU, unless it names --device cuda."""
     return torch.device("cuda" if "--device cuda" in line else "cpu")
 
 
 def environment(threads: int | None = None, line: str = "") -> dict[str, str]:
-    """That of a command, which sees GPUs if it names them; threads: None leaves their number to it."""
+    """Return a command's environment, with GPUs if it names them; threads: None leaves their number to it."""
     found = os.environ | {"PYTHONPATH": str(REPO)}
     found |= {} if device_of(line).type == "cuda" else {"CUDA_VISIBLE_DEVICES": ""}
     return found if threads is None else found | {"OMP_NUM_THREADS": str(threads)}
 
 
 def run(line: str, threads: int | None = None) -> str:
-    """What a command printed. One that fails ends this program with its output."""
+    """Run a command and return its output. A command that fails ends this program with its output."""
     both = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     done = subprocess.run(command(line), cwd=REPO, env=environment(threads, line), **both)
     if done.returncode:
@@ -52,13 +52,13 @@ def run(line: str, threads: int | None = None) -> str:
 
 
 def script(name: str, processes: int = 1) -> str:
-    """A training script on several processes, or on one."""
+    """Return the words that start a training script on several processes, or on one."""
     torchrun = f"-m torch.distributed.run --standalone --nproc_per_node={processes}"
     return f"{torchrun} {name} --distributed" if processes > 1 else name
 
 
 def write_sample(path: str | Path, rows: int, seed: int = 1) -> str:
-    """The path of a file with so many rows of the sample: occ1, lang, hisco_1 to hisco_3."""
+    """Write so many rows of the sample, occ1, lang, hisco_1 to hisco_3, unless the file exists; return it."""
     if not os.path.exists(path):
         run(f"-m histocc.sample --rows {rows} --seed {seed} --output {shlex.quote(str(path))}")
     return str(path)
@@ -76,8 +76,8 @@ def write_csv(path: str | Path, header: Sequence[str], rows: Iterable[Sequence])
 
 
 def data_flags(name: str, folder: str, rows: int = 0) -> str:
-    """Flags of a register, if it is there, or of at least so many rows of the sample to train on; a tenth of
-    the texts is held out.
+    """Return flags of a register, if it is there, or of at least so many rows of the sample to train on; a
+    tenth of the texts is held out.
     """
     if name in REGISTERS and REGISTERS[name].exists():
         return (
@@ -90,14 +90,14 @@ def data_flags(name: str, folder: str, rows: int = 0) -> str:
 
 
 def train(flags: str, steps: int, folder: str, threads: int | None = None) -> str:
-    """Trains so many steps, which are the schedule; returns what finetune.py printed."""
+    """Train so many steps, which are the schedule; return what finetune.py printed."""
     length = f"--max-steps {steps} --schedule-steps {steps} --num-epochs 1000"
     quiet = f"--eval-interval {NEVER} --save-interval {NEVER} --device cpu --overwrite"
     return run(f"finetune.py {flags} {length} {quiet} --save-path {shlex.quote(folder)}", threads)
 
 
 def trained(folder: str, size: str, steps: int, more: str = "") -> str:
-    """The folder of a model without n-grams that has learned from the sample to stop after a code."""
+    """Train a model without n-grams on the sample so that it stops after a code; return its folder."""
     path, output = write_sample(Path(folder) / "learned.csv", 20_000), str(Path(folder) / f"run_{size}")
     flags = f"--dataset {shlex.quote(path)} --target-cols hisco_1 hisco_2 hisco_3 {COLUMNS} --share-val 0.02"
     train(f"{flags} --model-size {size} --learning-rate 5e-4 --ngrams none {more}", steps, output)
@@ -105,7 +105,7 @@ def trained(folder: str, size: str, steps: int, more: str = "") -> str:
 
 
 def seconds(work: Callable[[], object], device: torch.device | None = None) -> float:
-    """How long some work takes, on a GPU until it is done there."""
+    """Return how long some work takes, on a GPU until it is done there."""
     device = device or torch.device("cpu")
     synchronize(device)
     started = time.perf_counter()
@@ -117,8 +117,8 @@ def seconds(work: Callable[[], object], device: torch.device | None = None) -> f
 def in_turns(
     sides: Mapping[str, Callable[[int], object]], rounds: int, size: int, device: torch.device | None = None
 ) -> dict[str, float]:
-    """Median seconds of each side's work of `size`. In a turn it first does work of size 1, untimed, so that
-    it is as warm as it is alone; the order alternates, and the first round does not count.
+    """Return median seconds of each side's work of `size`. In a turn it first does work of size 1, untimed,
+    so that it is as warm as it is alone; the order alternates, and the first round does not count.
     """
     times: dict[str, list[float]] = {name: [] for name in sides}
     for number in range(rounds + 1):
@@ -129,24 +129,24 @@ def in_turns(
 
 
 def spread(values: Sequence[float]) -> str:
-    """Fractions as %: their mean, and half the way from the lowest to the highest if there are several."""
+    """Return the mean of fractions as %, and half their range if there are several."""
     mean = f"{100 * statistics.mean(values):.1f}"
     return mean if len(values) == 1 else f"{mean} ± {50 * (max(values) - min(values)):.1f}"
 
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """In Markdown."""
+    """Return a Markdown table."""
     first, *lines = (f"| {' | '.join(map(str, line))} |" for line in [heads, *rows])
     return "\n".join([first, "|---" * len(heads) + "|", *lines])
 
 
 def arguments(doc: str | None) -> argparse.ArgumentParser:
-    """A parser for the script with this docstring."""
+    """Return a parser for the script with this docstring."""
     return argparse.ArgumentParser(
         description=doc, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
 
 
 def finish(found: dict, text: str) -> None:
-    """The end of a script: what it measured in words, and as a line of JSON for results.json."""
+    """End a script: print the findings in words, and as a line of JSON for results.json."""
     print(f"\n{text}\n{json.dumps(found)}")

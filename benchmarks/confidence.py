@@ -27,7 +27,7 @@ DRAWS = 200
 
 
 def parts(rows: list[Row], seed: int, language: str | None) -> dict[str, list[Row]]:
-    """Rows to train on, to fit on (val) and to test, by text; language: the one that is tested alone."""
+    """Return rows to train on, to fit on (val) and to test, by text; language: one that is tested alone."""
     found: dict[str, list[Row]] = {"data/train.csv": [], "data/val.csv": [], "test.csv": []}
     for row in rows:
         value = random.Random(f"{seed} {row.text}").random()
@@ -41,7 +41,7 @@ def parts(rows: list[Row], seed: int, language: str | None) -> dict[str, list[Ro
 
 
 def reports(args, data: DataSet, folder: str, seed: int, language: str | None) -> dict[str, dict]:
-    """{"raw", "fitted"}: the decoders of the report on the tested rows."""
+    """Return {"raw", "fitted"}: the decoders of the report on the tested rows."""
     rows = parts([*data.train, *data.val], seed, language)
     os.makedirs(f"{folder}/data")
     for name, each in rows.items():
@@ -59,7 +59,7 @@ def reports(args, data: DataSet, folder: str, seed: int, language: str | None) -
 
 
 def bins_of(reports: list[dict], decoder: str) -> np.ndarray:
-    """Rows, their summed confidence and their right answers in each bin of all reports together, [10, 3]."""
+    """Return rows, their summed confidence and their right answers in each bin of all reports, [10, 3]."""
     found = np.zeros((10, 3))
     for report in reports:
         for each in report[decoder]["calibration"]["bins"]:
@@ -73,7 +73,7 @@ def error(bins: np.ndarray) -> float:
 
 
 def exact_error(bins: np.ndarray) -> float:
-    """The error if answers are right as often as they are said to be, by the mean confidence of a bin."""
+    """Return the error if answers are right as often as the mean confidence of their bin says."""
     bins = bins[bins[:, 0] > 0]
     number, mean = np.maximum(bins[:, 0].round().astype(np.int64), 1), bins[:, 1] / bins[:, 0]
     draws = np.random.default_rng(1).binomial(number, np.clip(mean, 0, 1), (DRAWS, len(bins)))
@@ -81,7 +81,7 @@ def exact_error(bins: np.ndarray) -> float:
 
 
 def rows_of_table(name: str, seeds: list[dict[str, dict]]) -> list[list[str]]:
-    """For each decoder off by before and after."""
+    """Return for each decoder the error before and after."""
     found = []
     for decoder in seeds[0]["fitted"]:
         cells = []
@@ -98,7 +98,7 @@ def rows_of_table(name: str, seeds: list[dict[str, dict]]) -> list[list[str]]:
 
 
 def picture(path: str, results: dict[str, list[dict[str, dict]]]) -> None:
-    """Reliability before and after, of all seeds together: a row of panels for each data set."""
+    """Draw reliability before and after, of all seeds together: a row of panels for each data set."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8, 3.2 * len(results)), layout="constrained")

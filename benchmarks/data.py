@@ -29,7 +29,7 @@ WHAT = {  # figure: (what it is, unit)
 
 
 def prepared(path: str, folder: str, more: str = ""):
-    """(arguments, formatter, data), as finetune.py gets them."""
+    """Return (arguments, formatter, data), as finetune.py gets them."""
     import finetune
     from histocc.formatter import BlockyFormatter
     from histocc.job import inputs
@@ -44,8 +44,8 @@ def prepared(path: str, folder: str, more: str = ""):
 
 
 def start(path: str, folder: str) -> tuple[float, float]:
-    """(seconds of getting the data, peak memory in MB)."""
-    import histocc.job.train  # noqa: F401  what is in memory before there are data
+    """Return (seconds of getting the data, peak memory in MB)."""
+    import histocc.job.train  # noqa: F401  it is in memory before there are data
 
     started = time.perf_counter()
     prepared(path, folder)
@@ -53,7 +53,7 @@ def start(path: str, folder: str) -> tuple[float, float]:
 
 
 def make_batches(path: str, folder: str, more: str, seconds: float) -> tuple[float, float]:
-    """(rows per second, seconds of the first batch, in the middle of the eighth epoch)."""
+    """Return (rows per second, seconds of the first batch, in the middle of the eighth epoch)."""
     import torch
 
     from histocc.job import inputs
@@ -70,19 +70,19 @@ def make_batches(path: str, folder: str, more: str, seconds: float) -> tuple[flo
     first, count, number = time.perf_counter() - started, 0, 0
     started = time.perf_counter()
     while time.perf_counter() - started < seconds:
-        parts = made[0, number * 7919 % max(1, len(made) - 1)]  # from all over the file
+        parts = made[0, number * 7919 % max(1, len(made) - 1)]  # taken from all over the file
         count, number = count + sum(len(part["weights"]) for part in parts), number + 1
     return count / (time.perf_counter() - started), first
 
 
 def alone(work, *given):
-    """What a function returns in a process of its own."""
+    """Return the result of a function that runs in a process of its own."""
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
         return pool.submit(work, *given).result()
 
 
 def words(parts: dict[int, dict]) -> str:
-    """parts: by rows."""
+    """Return the text for the page. parts: by rows."""
     most = parts[max(parts)]
     return (
         f"{max(parts):,} rows of the sample are prepared in {most['prepare_sec']:.1f} s, once for each file"

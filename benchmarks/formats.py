@@ -23,8 +23,8 @@ STEPS, BATCH = {"tiny": 600, "small": 300, "base": 60}, {"tiny": 64, "small": 64
 
 
 def measured(model: str, decoder: str, counts: Counter, rounds: int, folder: str) -> dict:
-    """By format: texts per second, the share of rows with the codes of float32, and how far confidence is
-    apart.
+    """Return by format: texts per second, the share of rows with the codes of float32, and how far confidence
+    is apart.
     """
     formats = ["float32", *(["bf16"] if has_bfloat16("cpu") else []), *(["int8"] if has_int8() else [])]
     source = write_csv(f"{folder}/texts.csv", ("occ1", "lang"), counts)
@@ -47,7 +47,7 @@ def measured(model: str, decoder: str, counts: Counter, rounds: int, folder: str
 
 
 def words(parts: list[dict]) -> str:
-    """Everything on the page."""
+    """Return the text for the page."""
     formats = {name: each for part in parts for name, each in part["formats"].items()}
     names, rows = list(next(iter(formats.values()))), []
     for name, each in formats.items():

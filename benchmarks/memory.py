@@ -23,24 +23,24 @@ from examples.transformer import SIZES, Transformer
 
 from .common import NEVER, REPO, arguments, command, environment, finish, script, table
 
-NAME = "measured"  # of the size
+NAME = "measured"  # name of the size
 
 
 def held(pid: int) -> tuple[float, float]:
-    """(what a process holds now, the most that it has held), in GB."""
+    """Return (memory that a process holds now, the most that it has held), in GB."""
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     kilobytes = {line.split(":")[0]: int(line.split()[1]) for line in lines if line.startswith("Vm")}
     return kilobytes["VmRSS"] / 1e6, kilobytes["VmHWM"] / 1e6
 
 
 def ranks(pid: int) -> list[int]:
-    """The processes of the ranks below a launcher, or the process itself."""
+    """Return the processes of the ranks below a launcher, or the process itself."""
     children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     return [int(child) for child in children] or [pid]
 
 
 def measure(size: list[int], processes: int, steps: int) -> dict:
-    """The memory of each process, GB: `steps`, while steps are taken, and `most`; and the size of the
+    """Return the memory of each process, GB: `steps`, while steps are taken, and `most`; and the size of the
     checkpoint.
     """
     at_steps: dict[int, float] = {}
@@ -56,7 +56,7 @@ def measure(size: list[int], processes: int, steps: int) -> dict:
             time.sleep(0.1)
             taken = Path(f"{folder}/out").read_text().count("\nstep ")
             for pid in ranks(job.pid) if taken else []:
-                with contextlib.suppress(OSError, KeyError):  # it has ended
+                with contextlib.suppress(OSError, KeyError):  # the process has ended
                     now, peak = held(pid)
                     most[pid] = max(peak, most.get(pid, 0))
                     if taken < steps:

@@ -1,4 +1,4 @@
-"""docs/benchmarks.md and its pictures, from what `python -m benchmarks` measured."""
+"""The page docs/benchmarks.md and its pictures, from the results of `python -m benchmarks`."""
 
 import textwrap
 from pathlib import Path
@@ -61,7 +61,7 @@ second, coding in distinct texts per second, from text to codes.
 {rows}
 """
 
-# Sections of the longer parts, each there once the first of its parts was measured.
+# Sections of the longer parts; each appears once the first of its parts was measured.
 LONGER = {
     "Accuracy from scratch": (("quality",), quality.words),
     "Number formats on CPUs": (("formats", "formats base"), formats.words),
@@ -73,7 +73,7 @@ LONGER = {
 
 
 def write(found: dict, folder: Path) -> None:
-    """found: part → what its script printed and the machine."""
+    """Write the page. found: part → the output of its script and the machine."""
     folder.mkdir(parents=True, exist_ok=True)
     prepared, coded = by_rows(found, "data"), by_rows(found, "coding")
     draw(folder / "benchmarks_length.png", 3, lambda panels: speed.figure_by(found["length"], panels))
@@ -104,7 +104,7 @@ def by_rows(found: dict, script: str) -> dict[int, dict]:
 
 
 def wrapped(text: str) -> str:
-    """The paragraphs of a page in lines of at most WIDTH columns; tables and lists as they are."""
+    """Return a page with its paragraphs in lines of at most WIDTH columns; tables and lists as they are."""
     paragraphs = [
         each if each.startswith(("|", "- ")) else textwrap.fill(each, WIDTH, break_on_hyphens=False)
         for each in text.rstrip("\n").split("\n\n")
@@ -113,7 +113,7 @@ def wrapped(text: str) -> str:
 
 
 def machines(found: dict) -> str:
-    """A line on each machine that parts were measured on."""
+    """Return a line on each machine that parts were measured on."""
     parts: dict[str, list[str]] = {}
     for name, part in found.items():
         machine = part["machine"]
@@ -137,7 +137,7 @@ def machines(found: dict) -> str:
 
 
 def draw(path: Path, columns: int, fill, width: float = 3.9, rows: int = 1) -> None:
-    """A picture; fill: draws on its axes. width: of a column, in inches."""
+    """Draw a picture; fill: draws on its axes. width: of a column, in inches."""
     figure = Figure(figsize=(width * columns, 3.4 * rows), layout="constrained")
     panels = list(figure.subplots(rows, columns, squeeze=False).flat)
     fill(panels)
@@ -149,7 +149,7 @@ def draw(path: Path, columns: int, fill, width: float = 3.9, rows: int = 1) -> N
 
 
 def plain_ticks(axis) -> None:
-    """Those of a logarithmic axis as 2 and 50, not as powers of ten."""
+    """Write ticks of a logarithmic axis as 2 and 50, not as powers of ten."""
     axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
     axis.set_minor_formatter(NullFormatter())

@@ -24,7 +24,7 @@ from histocc.runtime.device import Precision
 from .common import REAL, arguments, finish, read_csv, table, write_sample
 from .published_program import PublishedProgram, cleaned
 
-# What rounding in float32 can turn, of logits (greedy), of probabilities (flat), of their ratio (full).
+# Differences that rounding in float32 can turn: logits (greedy), probabilities (flat), their ratio (full).
 TIE = 1e-4
 HISCO_TOKENS = [str(number) for number in range(-3, 10)]
 DECODERS = ("greedy", "flat", "full")
@@ -33,14 +33,14 @@ DECODERS = ("greedy", "flat", "full")
 def hisco_program(size: str, kind: str = "mix") -> PublishedProgram:
     sizes = model_config(size).to_dict()
     with torch.random.fork_rng([]):
-        torch.manual_seed(2)  # of the biases, which are as torch initialises them
+        torch.manual_seed(2)  # for the biases, which torch initialises
         return PublishedProgram(
             HISCO_TOKENS, list(hisco_key()), 5, 5, hisco=True, kind=kind, **sizes
         ).spread()
 
 
 def rows_to_code(real: str | None, made_up: int) -> list[tuple[str, str]]:
-    """(text, language), each pair once."""
+    """Return pairs (text, language), each once."""
     pairs: list[tuple[str, str]] = []
     if real:
         texts = list(dict.fromkeys(row["occ1"] for row in read_csv(real)))
@@ -58,9 +58,9 @@ def rows_to_code(real: str | None, made_up: int) -> list[tuple[str, str]]:
 def compared(
     program: PublishedProgram, coder: Coder, pairs: list[tuple[str, str]], batch: int, full: int
 ) -> dict:
-    """By decoder: rows, rows with equal codes, rows with others whose decision hung on less than TIE or on
-    the last bits of the encoding, and the largest difference of a probability; and seconds of both sides, and
-    how many different answers there were.
+    """Return by decoder: rows, rows with equal codes, rows with others whose decision hung on less than TIE
+    or on the last bits of the encoding, and the largest difference of a probability; and seconds of both
+    sides, and how many different answers there were.
 
     Args:
         batch: rows at once.
@@ -106,7 +106,7 @@ def compared(
 def compared_flat(
     program: PublishedProgram, coder: Coder, texts: list[str], languages: list[str], pooled: torch.Tensor
 ) -> tuple[list, list, torch.Tensor, float]:
-    """(codes of the reference, those of histocc, margins, largest difference of a probability)."""
+    """Return (codes of the reference, those of histocc, margins, largest difference of a probability)."""
     codes, margin = program.flat(pooled, languages)
     ours = torch.from_numpy(coder.probabilities(texts, languages, "flat"))
     theirs = program.linear_decoder(pooled).sigmoid().detach()
@@ -117,7 +117,7 @@ def compared_flat(
 def compared_full(
     program: PublishedProgram, coder: Coder, texts: list[str], languages: list[str], memory: torch.Tensor
 ) -> tuple[list, list, torch.Tensor, float]:
-    """The same of the five most probable codes of the key."""
+    """Return the same of the five most probable codes of the key."""
     theirs = program.full(memory, [coder.formatter.encode_code(code).tolist() for code in coder.codes])
     ours = torch.from_numpy(coder.probabilities(texts, languages, "full"))
     best = theirs.topk(6)
@@ -128,8 +128,8 @@ def compared_full(
 
 
 def same_on_its_memory(coder: Coder, memory: torch.Tensor, tokens: torch.Tensor) -> bool:
-    """Whether histocc's decoder writes these tokens from the reference's own encoding: then the last bits of
-    the encodings alone made the difference."""
+    """Return whether histocc's decoder writes these tokens from the reference's own encoding: then the last
+    bits of the encodings alone made the difference."""
     formatter = coder.formatter
     written = greedy_from_memory(
         coder.model, memory, None, max_codes=formatter.max_num_codes, block_size=formatter.block_size

@@ -14,14 +14,14 @@ import tempfile
 
 from .common import COLUMNS, NEVER, arguments, device_of, finish, read_csv, run, script, table, write_sample
 
-EVERY = 5  # steps a row of the log
+EVERY = 5  # steps for each row of the log
 WAYS = {"ddp": (1, "ddp"), "accumulation": (4, "ddp"), "fsdp": (1, "fsdp")}  # micro-batches, --parallel
 NAMES = ("1 process, 1 core", "1 process, {} cores", "{} processes, 1 core each")
 ON_GPUS = ("1 GPU, share of the batch", "1 GPU, whole batch", "{} GPUs")
 
 
 def rate(folder: str, processes: int, threads: int, flags: str) -> float:
-    """Samples per second over all processes."""
+    """Return samples per second over all processes."""
     files = f"--train-data {folder}/train.csv --val-data {folder}/val.csv --save-dir {folder}/run --overwrite"
     never = f"--log-interval {EVERY} --eval-interval {NEVER} --save-interval {NEVER}"
     more = f"{COLUMNS} --ngrams none --device cpu {flags}"
@@ -31,7 +31,7 @@ def rate(folder: str, processes: int, threads: int, flags: str) -> float:
 
 
 def medians(part: dict, way: str = "ddp") -> dict[str, float]:
-    """Samples/s of the three ways to use the cores, by name."""
+    """Return samples/s of the three ways to use the cores, by name."""
     rates = part["samples_per_sec"][way].values()
     return {name.format(part["processes"]): statistics.median(each) for name, each in zip(NAMES, rates)}
 

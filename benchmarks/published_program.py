@@ -1,9 +1,9 @@
-"""The published program as its description says, plainly: what it does to a text, to weights in the published
-layout, and to their output.
+"""The published program, plainly as its description says: how it treats a text, weights in the published
+layout, and their output.
 
-Cleaning, encoding and decoding of Dahl, Johansen and Vedel (2024, arXiv 2402.13604, and their package), from
-well-known parts alone: the package Unidecode, `transformers`' CanineModel, torch's TransformerDecoder.
-Nothing of histocc is in it, so that both can be compared.
+Cleaning, encoding and decoding are those of Dahl, Johansen and Vedel (2024, arXiv 2402.13604, and their
+package), from well-known parts alone: the package Unidecode, `transformers`' CanineModel, torch's
+TransformerDecoder. Nothing of histocc is in it, so that both can be compared.
 """
 
 import math
@@ -17,8 +17,8 @@ EOS, SEP = 3, 4
 CLS_ID, SEP_ID = 0xE000, 0xE001
 THRESHOLDS = {"unk": 0.31, "ca": 0.30, "da": 0.24, "ge": 0.21, "en": 0.26, "es": 0.30, "fr": 0.21}
 THRESHOLDS |= {"gr": 0.19, "is": 0.17, "it": 0.20, "nl": 0.22, "no": 0.34, "pt": 0.27, "se": 0.26}
-# Standard deviations of `spread`, times the square root of what a weight sums over, by parts of the names; 1
-# of all others.
+# Standard deviations in `spread`, times the square root of what a weight sums over, by parts of the names;
+# all others have 1.
 SPREAD = {
     "Embedder": 3.0,
     "linear_decoder": 5.0,
@@ -38,7 +38,7 @@ def cleaned(text) -> str:
 
 
 def encoded(texts: list[str], languages: list[str]) -> tuple[Tensor, Tensor]:
-    """(input_ids, attention_mask), int64 [B, 128]."""
+    """Return (input_ids, attention_mask), int64 [B, 128]."""
     ids = torch.zeros(len(texts), POSITIONS, dtype=torch.int64)
     for row, text, language in zip(ids, texts, languages):
         points = [CLS_ID, *map(ord, f"{language}[SEP]{cleaned(text)}"[: POSITIONS - 2]), SEP_ID]
@@ -47,17 +47,17 @@ def encoded(texts: list[str], languages: list[str]) -> tuple[Tensor, Tensor]:
 
 
 class PublishedProgram(nn.Module):
-    """A published model, and how its program codes with it.
+    """A published model, coding as its program does.
 
     Args:
-        tokens: of the formatter in the order of their ids, from 5 on.
+        tokens: tokens of the formatter in the order of their ids, from 5 on.
         key: codes of the linear outputs.
-        blocks: of a sequence.
+        blocks: blocks of a sequence.
         size: tokens of a block.
         hisco: whether the formatter is that of HISCO.
         separator: between the tokens of a code.
         kind: mix, seq2seq or flat.
-        sizes: of the encoder, by `transformers`' names.
+        sizes: sizes of the encoder, by `transformers`' names.
     """
 
     def __init__(
@@ -84,8 +84,8 @@ class PublishedProgram(nn.Module):
         self.eval()
 
     def spread(self, seed: int = 1) -> "PublishedProgram":
-        """Random weights whose output depends on the text: what initialisation gives is nearly the same for
-        all."""
+        """Set random weights whose output depends on the text: the output of initial weights is nearly the
+        same for all."""
         generator = torch.Generator().manual_seed(seed)
         with torch.no_grad():
             for name, value in self.named_parameters():
@@ -99,15 +99,15 @@ class PublishedProgram(nn.Module):
 
     @torch.no_grad()
     def encode(self, texts: list[str], languages: list[str]) -> tuple[Tensor, Tensor]:
-        """(memory [B, 128, H], pooled [B, H])."""
+        """Return (memory [B, 128, H], pooled [B, H])."""
         ids, mask = encoded(texts, languages)
         output = self.encoder(input_ids=ids, attention_mask=mask)
         return output.last_hidden_state, output.pooler_output
 
     @torch.no_grad()
     def greedy(self, memory: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """(tokens int64 [B, blocks · size], product of the probabilities of these and of the token behind
-        them [B], the smallest distance of a token to the second most probable one [B], in logits)."""
+        """Return (tokens int64 [B, blocks · size], product of the probabilities of these and of the token
+        behind them [B], the smallest distance of a token to the second most probable one [B], in logits)."""
         tokens, prob = torch.full((len(memory), 1), BOS), torch.ones(len(memory))
         margin = torch.full((len(memory),), float("inf"))
         for _ in range(self.blocks * self.size + 1):
@@ -119,8 +119,8 @@ class PublishedProgram(nn.Module):
         return tokens[:, 1:-1], prob, margin
 
     def codes_of(self, tokens: list[int]) -> list[str]:
-        """The codes in a row of tokens. Where the published program ends with a KeyError, the block is left
-        out."""
+        """Return the codes in a row of tokens. Where the published program ends with a KeyError, the block is
+        left out."""
         codes = []
         for start in range(0, self.blocks * self.size, self.size):
             block = tokens[start : start + self.size]
@@ -137,8 +137,8 @@ class PublishedProgram(nn.Module):
 
     @torch.no_grad()
     def flat(self, pooled: Tensor, languages: list[str], most: int = 5) -> tuple[list[list[str]], Tensor]:
-        """(up to `most` codes above the language's threshold, the most probable first; the smallest distance
-        of two of the first probabilities, or of one to the threshold [B])."""
+        """Return (up to `most` codes above the language's threshold, the most probable first; the smallest
+        distance of two of the first probabilities, or of one to the threshold [B])."""
         least = torch.tensor([THRESHOLDS.get(language, 0.31) for language in languages])
         best = self.linear_decoder(pooled).sigmoid().topk(most + 1)
         margin = torch.minimum(-best.values.diff(dim=1).amax(1), (best.values - least[:, None]).abs().amin(1))
@@ -148,7 +148,7 @@ class PublishedProgram(nn.Module):
 
     @torch.no_grad()
     def full(self, memory: Tensor, ids: list[list[int]]) -> Tensor:
-        """Probability of each code, whose tokens are `ids`, as the first one of each text, [B, codes]."""
+        """Return the probability of each code, of tokens `ids`, as the first one of each text, [B, codes]."""
         codes = torch.tensor(ids)  # [C, size]
         before = torch.cat([torch.full((len(codes), 1), BOS), codes[:, :-1]], dim=1)
 
@@ -159,7 +159,7 @@ class PublishedProgram(nn.Module):
         return torch.stack([of_a_text(row) for row in memory])
 
     def published(self) -> dict:
-        """The weights under the published names, as a published `.bin` of this kind holds them."""
+        """Return the weights under the published names, as a published `.bin` of this kind holds them."""
         weights = {name: value.clone() for name, value in self.state_dict().items()}
         if self.decoder is not None:
             return {"model": weights, "key": {code: i for i, code in enumerate(self.key)}, "step": 1}

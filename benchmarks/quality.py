@@ -72,7 +72,7 @@ class Row(NamedTuple):
 
 
 class DataSet(NamedTuple):
-    """Training rows and held-out rows. flags: those of finetune.py for these rows. columns: of codes."""
+    """Training rows and held-out rows. flags: finetune.py's for these rows. columns: columns of codes."""
 
     flags: str
     columns: list[str]
@@ -81,7 +81,7 @@ class DataSet(NamedTuple):
 
     @classmethod
     def of(cls, flags: str, folder: str, tenth: int = 0) -> "DataSet":
-        """The rows of finetune.py with these flags, a tenth held out. folder: for its files."""
+        """Return the rows of finetune.py with these flags, a tenth held out. folder: for its files."""
         flags += f" --share-val {0.1 * tenth + 0.1:.1f}"
         run(f"finetune.py {flags} --prepare-only --save-path {folder}/prepared")
         data = PreparedData.open(*glob.glob(f"{folder}/prepared/prepared/*"))
@@ -96,7 +96,7 @@ class DataSet(NamedTuple):
         return write_csv(path, header, lines)
 
     def fewer(self, number: int, folder: str) -> "DataSet":
-        """The same held-out rows, and `number` of the training rows."""
+        """Return the same held-out rows, and `number` of the training rows."""
         os.makedirs(f"{folder}/data")
         self.write(f"{folder}/data/train.csv", self.train[:number])
         self.write(f"{folder}/data/val.csv", self.val)
@@ -104,7 +104,7 @@ class DataSet(NamedTuple):
         return self._replace(flags=flags, train=self.train[:number])
 
     def parts(self, noise: bool = False) -> dict[str, list[Row]]:
-        """Held-out rows to be counted: as written, in capitals, by the number of letters that are changed."""
+        """Return held-out rows to count: as written, in capitals, by the number of changed letters."""
         parts = {"0": self.val, "capitals": [row._replace(text=row.text.upper()) for row in self.val]}
         for number in (1, 2) if noise else ():
             texts = changed(self.val, number)
@@ -113,7 +113,7 @@ class DataSet(NamedTuple):
 
 
 def rows_of(rows: RowSet, data: PreparedData) -> list[Row]:
-    """Prepared rows, in the order of a hash of their texts."""
+    """Return prepared rows, in the order of a hash of their texts."""
     index = np.argsort(np.asarray(rows.text_hash), kind="stable")
     codes = [tuple(data.codes[code] for code in row if code >= 0) for row in rows.codes[index].tolist()]
     languages = [data.languages[number] for number in rows.language[index].tolist()]
@@ -121,8 +121,8 @@ def rows_of(rows: RowSet, data: PreparedData) -> list[Row]:
 
 
 def changed(rows: Sequence[Row], number: int) -> list[str]:
-    """Each text with so many random letters, at most all, replaced by others that the texts hold. Equal texts
-    change alike.
+    """Return each text with so many random letters, at most all, replaced by others that the texts hold.
+    Equal texts change alike.
     """
     letters = sorted({letter for row in rows for letter in row.text if letter.isalpha()})
 
@@ -137,8 +137,8 @@ def changed(rows: Sequence[Row], number: int) -> list[str]:
 
 
 def right(answers: Answers, rows: Sequence[Row]) -> float:
-    """Share of the distinct texts whose whole set of codes is answered; of a text with several rows, the mean
-    over its rows.
+    """Return the share of the distinct texts whose whole set of codes is answered; a text with several rows
+    counts by the mean over its rows.
     """
     texts: dict[str, list[bool]] = {}
     for answer, row in zip(answers, rows, strict=True):
@@ -150,7 +150,7 @@ def right(answers: Answers, rows: Sequence[Row]) -> float:
 
 
 def of_model(path: str, parts: dict[str, list[Row]], world: World | None = None) -> dict:
-    """What the decoder that `auto` takes and each decoder of a checkpoint get right."""
+    """Return the shares of right texts by the decoder that `auto` takes and by each of a checkpoint."""
     coder, found = Coder.load(path, world), {}
     for name, decoder in DECODERS.items():
         for part, rows in parts.items():
@@ -170,7 +170,7 @@ def ours(data: DataSet, parts: dict[str, list[Row]], flags: str, seed: int, thre
 
 
 def texts_of(rows: Sequence[Row], data: DataSet) -> list[str]:
-    """With their languages in front, if the training rows have several."""
+    """Return the texts, with their languages in front if the training rows have several."""
     several = len({row.language for row in data.train}) > 1
     return [f"{row.language} {row.text}" if several else row.text for row in rows]
 
@@ -187,11 +187,11 @@ def fasttext(data: DataSet, parts: dict[str, list[Row]], _: str, seed: int, *__)
     import fasttext as package
 
     def lines_of(rows: Sequence[Row]) -> list[str]:
-        """In small letters, signs apart, as its guide has them."""
+        """Return texts in small letters, signs apart, as its guide has them."""
         texts = (re.sub(r"([^\w\s])", r" \1 ", text.lower()) for text in texts_of(rows, data))
         return [" ".join(text.split()) for text in texts]
 
-    package.FastText.eprint = lambda _: None  # a warning with each model
+    package.FastText.eprint = lambda _: None  # it prints a warning with each model
     several = any(len(row.codes) > 1 for row in data.train)
     with tempfile.TemporaryDirectory() as folder:
         started, path = time.perf_counter(), f"{folder}/train.txt"
@@ -228,7 +228,7 @@ def measured(name: str, args) -> Iterator[dict]:
                     yield entry | METHODS[method](data, parts, flags, seed, args.threads)
 
 
-# ---- what was measured
+# ---- results
 
 
 def key(entry: dict) -> tuple:
@@ -236,13 +236,13 @@ def key(entry: dict) -> tuple:
 
 
 def kept(files: Sequence[Path]) -> dict[tuple, dict]:
-    """What was measured before, in files of the form of results.json; by `key`, the later file's."""
+    """Return earlier results, in files of the form of results.json; by `key`, the later file's."""
     contents = [json.loads(file.read_text(encoding="utf-8")) for file in files if file.exists()]
     return {key(entry): entry for each in contents for entry in each.get("quality", {}).get("runs", [])}
 
 
 def keep(found: dict[tuple, dict], file: Path) -> None:
-    """Adds to the file, which is read anew: another command may have added to it."""
+    """Add to the file, which is read anew: another command may have added to it."""
     content = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
     about = {"machine": machine(), "command": "python -m benchmarks.quality --noise"}
     content["quality"] = {**about, "runs": [*(kept([file]) | found).values()]}
@@ -250,7 +250,7 @@ def keep(found: dict[tuple, dict], file: Path) -> None:
 
 
 def grouped(part: dict) -> dict[tuple, list[dict]]:
-    """(data, rows, method, flags) → its seeds, in the order of the table."""
+    """Return (data, rows, method, flags) → its seeds, in the order of the table."""
     found: dict[tuple, list[dict]] = {}
     orders = {"data": DATA.index, "rows": lambda x: math.inf if x == "all" else x, "method": [*METHODS].index}
     by_seed = sorted(part["runs"], key=lambda entry: entry["seed"])
@@ -260,7 +260,7 @@ def grouped(part: dict) -> dict[tuple, list[dict]]:
 
 
 def words(parts: list[dict]) -> str:
-    """Everything on the page."""
+    """Return the text for the page."""
     lines = []
     shown = [part for part in CHANGED if any(part in entry["right"] for entry in parts[0]["runs"])]
     for (data, _, method, flags), entries in grouped(parts[0]).items():
@@ -274,7 +274,7 @@ def words(parts: list[dict]) -> str:
 
 
 def draw(part: dict, path: Path) -> None:
-    """Accuracy by rows, a panel for each register, and below by seconds."""
+    """Draw accuracy by rows, a panel for each register, and below by seconds."""
     from . import page
 
     groups = grouped(part)

@@ -50,12 +50,12 @@ class Job:
         self.start, self.inode = 0, 0
 
     def look(self) -> None:
-        """Notes the steps that have come. A job that starts again writes its log anew."""
+        """Note the steps that have come. A job that starts again writes its log anew."""
         now = time.monotonic()
         try:
             inode = os.stat(self.log).st_ino
             rows = [int(row["step"]) for row in read_csv(self.log) if row["samples"]]
-        except (OSError, ValueError, TypeError):  # not there yet, or a row half written
+        except (OSError, ValueError, TypeError):  # it is not there yet, or a row is half written
             return
         if inode != self.inode:
             self.inode, self.start, self.last = inode, self.start + 1, max(rows, default=0)
@@ -64,7 +64,7 @@ class Job:
         self.last = max(rows, default=self.last)
 
     def ranks(self) -> dict[int, int]:
-        """rank → process, of those that run."""
+        """Return rank → process, for those that run."""
         found = {}
         for pid in Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split():
             try:
@@ -75,7 +75,7 @@ class Job:
         return found
 
     def wait(self, until: float, step: bool = False) -> None:
-        """Until then, or with `step` until one has come."""
+        """Wait until then, or with `step` until one has come."""
         while time.monotonic() < until and not (step and self.steps):
             if self.process.poll() is not None:
                 sys.exit(f"the job has ended:\n{Path(self.output).read_text()[-4000:]}")
@@ -83,7 +83,7 @@ class Job:
             time.sleep(LOOK)
 
     def end(self) -> None:
-        """As a user stops it: it saves."""
+        """End the job as a user stops it: it saves."""
         self.process.send_signal(signal.SIGTERM)
         try:
             self.process.wait(60)
@@ -92,8 +92,8 @@ class Job:
 
 
 def kill_ranks(job: Job, every: float, duration: float, chance: random.Random) -> list[tuple[float, int]]:
-    """Kills a rank every so many seconds after the first step, until so many have passed: (when, which start
-    of the job).
+    """Kill a rank every so many seconds after the first step, until so many have passed; return (when, which
+    start of the job).
     """
     job.wait(time.monotonic() + 600, step=True)
     began, failures = time.monotonic(), []
@@ -141,7 +141,7 @@ def measure(args) -> dict:
 
 
 def words(parts: list[dict]) -> str:
-    """What the failures of measured jobs cost."""
+    """Return a text on the costs of the failures of measured jobs."""
     first = parts[0]
     each = [
         f"With a failure every {part['every']:.0f} s ({part['failures']} in {part['minutes']:.0f} minutes)"

@@ -1,9 +1,9 @@
-"""The published model as its description says, built of well-known parts and with no trick: what ours is
-measured against.
+"""The published model as its description says, built of well-known parts and with no trick; ours is measured
+against it.
 
-`transformers`' CanineModel, torch's TransformerDecoder, texts padded to 128 positions, whole sequences
-decoded again for each token. Parameter names are those of `Seq2SeqMixerOccCANINE`, so that weights go both
-ways.
+The parts are `transformers`' CanineModel, torch's TransformerDecoder, texts padded to 128 positions, whole
+sequences decoded again for each token. Parameter names are those of `Seq2SeqMixerOccCANINE`, so that weights
+go both ways.
 """
 
 import math
@@ -52,7 +52,7 @@ class Decoder(nn.Module):
         padding: Tensor | None = None,
         memory_padding: Tensor | None = None,
     ) -> Tensor:
-        """Logits of the next token [B, T, V].
+        """Return logits of the next token [B, T, V].
 
         Args:
             memory: float [B, S, H].
@@ -71,7 +71,7 @@ class Decoder(nn.Module):
 
 
 class Reference(nn.Module):
-    """config: a `CanineConfig` of ours, whose fields have the published names."""
+    """The reference. config: a `CanineConfig` of ours, whose fields have the published names."""
 
     def __init__(self, config, vocabulary: int, codes: int, feedforward: int):
         super().__init__()
@@ -82,20 +82,20 @@ class Reference(nn.Module):
         self.linear_decoder = nn.Linear(config.hidden_size, codes)
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-        """input_ids, attention_mask [B, 128], target [B, T] → (logits [B, T, V], [B, codes])."""
+        """Return (logits [B, T, V], [B, codes]) for input_ids, attention_mask [B, 128], target [B, T]."""
         encoded = self.encoder(input_ids=input_ids, attention_mask=attention_mask)
         logits = self.decoder(encoded.last_hidden_state, target, target == PAD, attention_mask == 0)
         return logits, self.linear_decoder(encoded.pooler_output)
 
     @torch.no_grad()
     def flat(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-        """Probabilities of the codes, [B, codes]."""
+        """Return probabilities of the codes, [B, codes]."""
         encoded = self.encoder(input_ids=input_ids, attention_mask=attention_mask)
         return self.linear_decoder(encoded.pooler_output).sigmoid()
 
     @torch.no_grad()
     def greedy(self, input_ids: Tensor, attention_mask: Tensor, tokens: int) -> Tensor:
-        """[B, tokens], the most probable token at each position."""
+        """Return the most probable token at each position, [B, tokens]."""
         memory = self.encoder(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
         sequence = torch.full((len(input_ids), 1), BOS, device=input_ids.device)
         for _ in range(tokens):

@@ -22,8 +22,8 @@ ORDERS = 20
 
 
 def curves(file: CodedFile, true: dict[Key, list[set[str]]], decisions: list[int]) -> dict[str, list[float]]:
-    """Rows that are right after each number of decisions, by order. A decision is the most frequent set of
-    codes of its text.
+    """Return the rows that are right after each number of decisions, by order. A decision is the most
+    frequent set of codes of its text.
     """
     keys = [key for key in file.texts if key in true]
     before, after = np.zeros(len(keys)), np.zeros(len(keys))

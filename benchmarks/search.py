@@ -26,8 +26,8 @@ from .reference_model import Reference
 
 @torch.no_grad()
 def plain(reference: Reference, tree: CodeTrie, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """Probability of every code [codes] of one text, ids and mask [1, 128], as the published search finds
-    them.
+    """Return the probability of every code [codes] of one text, ids and mask [1, 128], as the published
+    search finds them.
     """
     memory = reference.encoder(input_ids=ids, attention_mask=mask.long()).last_hidden_state
     probs, open_prefixes = torch.zeros(len(tree.codes)), [(0, [BOS_IDX], torch.ones(()))]
@@ -73,7 +73,7 @@ def measure(args, path: str, folder: str) -> dict:
         ids, mask = tensors([texts[turn]], [languages[turn]], width=128)
         answers["plain"] = plain(reference, tree, ids, mask.bool())
 
-    full()  # warm
+    full()  # this pass warms up
     topk()
     for turn in range(args.plain):
         times["plain"].append(seconds(published))

@@ -34,14 +34,14 @@ BATCH = 64
 
 
 def misspelled(text: str, draw: random.Random) -> str:
-    """One letter replaced, left out, or swapped with the next."""
+    """Return the text with one letter replaced, left out, or swapped with the next."""
     at = draw.randrange(len(text))
     before, letter, after = text[:at], text[at], text[at + 1 :]
     return before + draw.choice([draw.choice(LETTERS) + after, after, after[:1] + letter + after[1:]])
 
 
 def unlabelled(texts: list[str], number: int, sample: list[str]) -> list[str]:
-    """`number` different texts like those of a register, from the texts of rows."""
+    """Return `number` different texts like those of a register, from the texts of rows."""
     draw, found = random.Random(1), {}
     while len(found) < number:
         one, other = draw.choice(texts), draw.choice(texts)
@@ -62,25 +62,25 @@ class Run:
         self.flags = f"{data.flags} --batch-size {BATCH} {flags}"
 
     def train(self, steps: int, seed: int, log_interval: int) -> float:
-        """Seconds that the fit of the n-grams took."""
+        """Train; return the seconds that the fit of the n-grams took."""
         flags = f"{self.flags} --seed {seed} --log-interval {log_interval}"
         said = common.train(flags, steps, self.folder, self.threads)
         fitted = re.search(r"^Fitted in ([0-9.]+) s$", said, re.MULTILINE)
         return float(fitted[1]) if fitted else 0.0
 
     def steps_in(self, minutes: float) -> int:
-        """How many steps fit into so many minutes, behind the fit of the n-grams."""
+        """Return how many steps fit into so many minutes, behind the fit of the n-grams."""
         fit = self.train(40, 0, 20)
         rates = [row["samples_per_sec"] for row in read_csv(f"{self.folder}/logs.csv")]
         return max(1, round((60 * minutes - fit) * float([*filter(None, rates)][-1]) / BATCH))
 
     def accuracy(self, steps: int, seed: int) -> dict:
-        """Trains `steps` and returns what the last checkpoint gets right."""
+        """Train `steps` and return what the last checkpoint gets right."""
         return self.result(self.train(steps, seed, steps))
 
     def result(self, seconds: float = 0.0) -> dict:
-        """For each decoder, the fraction of distinct held-out texts ("all"), for the training that is in the
-        folder. seconds: of the fit of its n-grams.
+        """Return for each decoder the fraction of distinct held-out texts ("all"), for the training that is
+        in the folder. seconds: of the fit of its n-grams.
         """
         before, log = 0, read_csv(f"{self.folder}/logs.csv")
         for row in log:
@@ -92,7 +92,7 @@ class Run:
 
 
 def entry(name: str, model: Run, results: list[dict]) -> dict:
-    """A line of the table. The texts per second of both decoders are those of the last training."""
+    """Return a line of the table. The texts per second of both decoders are those of the last training."""
     coder, rows = Coder.load(f"{model.folder}/last.bin"), model.data.val[:1024]
     texts, languages = [row.text for row in rows], [row.language for row in rows]
     sides = {
@@ -106,7 +106,7 @@ def entry(name: str, model: Run, results: list[dict]) -> dict:
 
 
 def words(parts: list[dict]) -> str:
-    """Everything on the page."""
+    """Return the text for the page."""
     part = parts[0]
     if part["labelled"]:
         above = (

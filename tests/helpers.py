@@ -1,4 +1,4 @@
-"""What the tests share: small files of rows, and starting the scripts as real processes."""
+"""Tools that the tests share: small files of rows, and the start of scripts as real processes."""
 
 import contextlib
 import csv
@@ -35,7 +35,7 @@ OF_LAUNCHERS = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_
 
 
 def write_csv(path, header, rows, delimiter=","):
-    """A UTF-8 CSV file; returns its path as text."""
+    """Write a UTF-8 CSV file; return its path as text."""
     with open(path, "w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file, delimiter=delimiter, lineterminator="\n")
         writer.writerow(header)
@@ -44,18 +44,18 @@ def write_csv(path, header, rows, delimiter=","):
 
 
 def read(path):
-    """Rows of a UTF-8 CSV file, a dict of texts each."""
+    """Return the rows of a UTF-8 CSV file, a dict of texts each."""
     with open(path, encoding="utf-8", newline="") as file:
         return list(csv.DictReader(file))
 
 
 def words(text):
-    """Flags and their values, separated by blanks."""
+    """Return flags and their values, separated by blanks."""
     return text.split()
 
 
 def write_rows(path, n, start=0):
-    """`n` rows occ1, hisco_1, hisco_2, lang with different texts; every third has two codes."""
+    """Write `n` rows occ1, hisco_1, hisco_2, lang with different texts; every third has two codes."""
     rows = []
     for i in range(start, start + n):
         (text, code), (other, second) = TITLES[i % 8], TITLES[(i * 5 + 3) % 8]
@@ -67,22 +67,22 @@ def write_rows(path, n, start=0):
 
 @functools.cache
 def without_matplotlib():
-    """A folder; Python reads what is in it at its start if it is on its path. Not every run draws curves."""
+    """Return a folder that hides matplotlib if it is on Python's path; not every run draws curves."""
     folder = tempfile.TemporaryDirectory(prefix="histocc")
     Path(folder.name, "sitecustomize.py").write_text("import sys\n\nsys.modules['matplotlib'] = None\n")
     return folder
 
 
 def environment(**more):
-    """This environment and `more`, without matplotlib and what a launcher sets, one thread a process."""
+    """Return this environment and `more`, without matplotlib and launchers' variables, one thread each."""
     env = {name: value for name, value in os.environ.items() if name not in OF_LAUNCHERS}
     path = os.pathsep.join((str(REPO), without_matplotlib().name))
     return env | {"OMP_NUM_THREADS": "1", "PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": ""} | more
 
 
 def command(script, *args, processes=None, launcher="run"):
-    """The command line that starts a script, or a module named as in `python -m`: plain python or torchrun;
-    launcher "launch" is that from before torchrun.
+    """Return the command line that starts a script, or a module named as in `python -m`: plain python or
+    torchrun; launcher "launch" is the one from before torchrun.
     """
     line = [*([] if str(script).endswith(".py") else ["-m"]), str(script), *map(str, args)]
     if processes:
@@ -92,7 +92,7 @@ def command(script, *args, processes=None, launcher="run"):
 
 
 def run(script, *args, processes=None, launcher=None, code=0, timeout=240, **env):
-    """Runs a script, or a module named as in `python -m`, to the end and checks the exit code; returns the
+    """Run a script, or a module named as in `python -m`, to the end and check the exit code; return the
     output.
 
     Its processes are forked, with the variables that a launcher sets. If a launcher is named, it starts them,
@@ -117,7 +117,7 @@ def free_port():
 
 @functools.cache
 def fork_server():
-    """Where processes are forked from that have imported torch and the package: most of a short run."""
+    """Return a context that forks processes with torch and the package imported: most of a short run."""
     context, here = multiprocessing.get_context("forkserver"), dict(os.environ)
     context.set_forkserver_preload(["torch", "torch._dynamo", "histocc.job.train"])
     os.environ.clear()
@@ -131,8 +131,8 @@ def fork_server():
 
 
 def start_forked(script, args, output, processes=None, **variables):
-    """The processes of a script or module, forked: one in `environment()`, or several with the variables of a
-    launcher. What they print is appended to the file `output`, which is there.
+    """Fork the processes of a script or module: one in `environment()`, or several with the variables of a
+    launcher. Their output is appended to the file `output`, which is there.
     """
     common, ranks = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}, []
     for rank in map(str, range(processes or 1)):
@@ -146,7 +146,7 @@ def start_forked(script, args, output, processes=None, **variables):
 
 
 def wait_until_handled(number, pid):
-    """Waits, at most 60 seconds, until the process has a handler for the signal."""
+    """Wait, at most 60 seconds, until the process has a handler for the signal."""
     caught, until = 0, time.monotonic() + 60
     while not caught >> (number - 1) & 1 and time.monotonic() < until:
         caught = int(Path(f"/proc/{pid}/status").read_text().partition("SigCgt:")[2].split()[0], 16)
@@ -154,8 +154,8 @@ def wait_until_handled(number, pid):
 
 
 def run_forked(script, args, timeout, processes=None):
-    """(exit code, output) of a script or module, see `start_forked`; the exit code is the first that is not
-    0, and such a process ends the others, as in a launcher. What it has registered with atexit is not called.
+    """Run a script or module, see `start_forked`; return (exit code, output). The exit code is the first that
+    is not 0, and such a process ends the others, as in a launcher. Its functions of atexit are not called.
     """
     with tempfile.NamedTemporaryFile("r", encoding="utf-8") as output:
         left = ranks = start_forked(script, args, output.name, processes)
@@ -194,8 +194,8 @@ def _as_script(script, args, output, variables):
 
 
 def run_inside(main, *args):
-    """Runs a script's `main` in this process, for what ends before any training: (exit code, output). Torch
-    has its settings (threads, precision) again afterwards."""
+    """Run a script's `main` in this process, for what ends before any training; return (exit code, output).
+    Torch has its settings (threads, precision) again afterwards."""
     from histocc.runtime.device import settings_of_torch
 
     output = io.StringIO()
@@ -208,13 +208,13 @@ def run_inside(main, *args):
 
 
 def read_logs(folder):
-    """Rows of logs.csv: a dict of floats each, None where a cell is empty."""
+    """Return the rows of logs.csv: a dict of floats each, None where a cell is empty."""
     rows = read(Path(folder) / "logs.csv")
     return [{name: float(value) if value else None for name, value in row.items()} for row in rows]
 
 
 def greatest_difference(folder, other, names):
-    """Greatest relative difference between two runs over the columns `names` of all rows of logs.csv."""
+    """Return the greatest relative difference of two runs in columns `names` of all rows of logs.csv."""
     rows, others = read_logs(folder), read_logs(other)
     assert [row["step"] for row in rows] == [row["step"] for row in others]
     pairs = [(row[name], row2[name]) for row, row2 in zip(rows, others) for name in names]
@@ -223,20 +223,20 @@ def greatest_difference(folder, other, names):
 
 
 def all_tests():
-    """Whether --all is given."""
+    """Return whether --all is given."""
     return bool(os.environ.get("HISTOCC_ALL_TESTS"))
 
 
 def examples(number):
-    """Settings of a property test: so many examples under --all, 20 by default."""
+    """Return settings of a property test: so many examples under --all, 20 by default."""
     from hypothesis import settings
 
     return settings(max_examples=number if all_tests() else min(number, 20), deadline=None)
 
 
 def mutations(share):
-    """How many changed files a property test tries: its share of HISTOCC_MUTATIONS, 250 under --all and 50
-    by default unless it is set.
+    """Return how many changed files a property test tries: its share of HISTOCC_MUTATIONS, 250 under --all
+    and 50 by default unless it is set.
     """
     number = int(os.environ.get("HISTOCC_MUTATIONS") or (250 if all_tests() else 50))
     return max(1, round(share * number))
