@@ -1,3 +1,3 @@
-"""What every command runs in: arguments, files, signals, processes, devices. It knows no model and no
-rows.
+"""The ground on which every command runs: arguments, files, signals, processes, devices. It knows neither
+models nor rows.
 """

@@ -1,11 +1,11 @@
-"""Checkpoints: written whole or not at all, read as data and never as code, checked once.
+"""Checkpoints, which are written whole or not at all, read as data and never as code, and checked once.
 
 A checkpoint is one `torch.save` dict of tensors and plain Python types. `model`, `optimizer`, `scheduler`,
 `step` and `key` are as in the published files; `format`, `config`, `formatter`, `system`, `languages`,
 `args`, `rng` and `position` make it enough to predict with, and to resume from, without any other file;
 `made_by` says which versions wrote it, and when.
-`checksum` is that of all other entries, so that damage and edits are noticed when the file is read; a file
-without one is read as it is. Whatever fails while a file is read is one message, see `reading`.
+`checksum` covers all other entries, so that damage and edits are noticed when the file is read; a file
+without one is read as it is. Any failure while a file is read becomes one message, see `reading`.
 """
 
 import contextlib
@@ -34,8 +34,8 @@ FORMAT = 1
 LAST, BEST = "last.bin", "best.bin"
 SECOND_NAME = "model_state_dict"
 CHECKSUM = "checksum"
-NAMES = "names"  # all that the file has, or is to have
-# names of the checkpoint of an epoch, 1-based: of a run on occupations, and of one on anything else
+NAMES = "names"  # the entry with all names that the file has, or is to have
+# names of an epoch's checkpoint (1-based): in a run on occupations, and in a run on anything else
 EPOCH, EPOCH_OF_ANY = "epoch_{}.bin", "checkpoint_epoch_{}.pt"
 CHECKPOINT = re.compile(r"(last|best|\d+|epoch_\d+)\.bin|checkpoint_epoch_\d+\.pt")
 _FOR_RESUMING = ("model", "step", "position", "scheduler", "rng", "optimizer", "args")
@@ -45,24 +45,24 @@ Content = Callable[[int, dict[str, Any]], dict[str, Any]]  # (step, position) â†
 
 
 class ForeignCheckpoint(UserError):
-    """Of a file that another program, or another version of this one, has written."""
+    """The error for a file that another program, or another version of this one, has written."""
 
 
-# ---- what is in a file
+# ---- the content of a file
 
 
 def is_finite(tensor: Tensor) -> bool:
-    """Whether no number is inf or nan; without a second tensor of that size."""
+    """Return whether no number is inf or nan, without a second tensor of that size."""
     if not tensor.is_floating_point() or not tensor.numel():
         return True
     return all(map(torch.isfinite, torch.aminmax(tensor)))
 
 
 def checksum_of(value: Any, before: int = 0) -> int:
-    """CRC-32 of nested dicts, lists, tensors and plain values, appended to `before`.
+    """Return the CRC-32 of nested dicts, lists, tensors and plain values, appended to `before`.
 
-    The order of a dict's entries does not count, nor does list or tuple. CRC-32 finds damage; it is no
-    signature, which data that are never run do not need.
+    The order of a dict's entries does not count, nor does the difference between list and tuple. CRC-32 finds
+    damage; it is no signature, which data that are never executed do not need.
     """
     if isinstance(value, Tensor):
         before = zlib.crc32(f"{value.dtype} {list(value.shape)}".encode(), before)
@@ -82,13 +82,13 @@ def checksum_of(value: Any, before: int = 0) -> int:
 
 
 def with_checksum(entries: dict[str, Any]) -> dict[str, Any]:
-    """`entries` and, as one more, their checksum."""
+    """Return `entries` with their checksum as one more entry."""
     entries = {name: value for name, value in entries.items() if name != CHECKSUM}
     return {**entries, CHECKSUM: checksum_of(entries)}
 
 
 def check_checksum(file: str, entries: dict[str, Any]) -> None:
-    """Raises UserError if `entries` hold a checksum that is not theirs."""
+    """Raise UserError if `entries` hold a checksum that does not match them."""
     if CHECKSUM in entries and entries[CHECKSUM] != with_checksum(entries)[CHECKSUM]:
         raise UserError(
             f"{file}: its content is not what its checksum says: it was damaged, or changed after it was"
@@ -100,16 +100,16 @@ def check_checksum(file: str, entries: dict[str, Any]) -> None:
 
 
 def made_by() -> dict[str, str]:
-    """Return what writes a file, and when: its entry `made_by`."""
+    """Return the entry `made_by` of a file: the versions that write it, and the date."""
     versions = {"histocc": __version__, "torch": str(torch.__version__), "python": platform.python_version()}
     return {**versions, "date": datetime.now(UTC).isoformat(timespec="seconds")}
 
 
 def _write(path: str, state: dict[str, Any]) -> None:
-    """Writes `state` with its checksum, and the weights by their second name as well, which takes no space:
-    the one that other trainers' scripts read. Raises OSError.
+    """Write `state` with its checksum. The weights also get their second name, under which other trainers'
+    scripts read them; it takes no space. Raises OSError.
 
-    The CRC-32 of each part of a zip archive is left out: nobody compares it, and torch takes four to six
+    The CRC-32 of each part of the zip archive is left out: nobody compares it, and torch takes four to six
     seconds per GB for it.
     """
     entries = {name: value for name, value in state.items() if name != SECOND_NAME}
@@ -131,8 +131,8 @@ def save(own: OwnFiles, names: list[str], state: dict[str, Any]) -> None:
 
 
 def complete(own: OwnFiles, state: dict[str, Any], keep: int) -> None:
-    """Finish the save of last.bin, which holds `state`, where a cut has kept it from its other names: the run
-    does not come back to that step. Rank 0 only. Raises OSError.
+    """Finish a save of last.bin that was cut short: give the file, which holds `state`, its other names too,
+    since the run does not come back to that step. Rank 0 only. Raises OSError.
     """
     for name in filter(CHECKPOINT.fullmatch, state.get(NAMES, ())):
         if name != LAST and step_of(own.path(name)) != state["step"]:
@@ -141,12 +141,12 @@ def complete(own: OwnFiles, state: dict[str, Any], keep: int) -> None:
 
 
 def replace(path: str, state: dict[str, Any]) -> None:
-    """Writes a changed checkpoint in the place of the one that it was. Raises OSError."""
+    """Write a changed checkpoint in the place of the original. Raises OSError."""
     _write(os.path.realpath(path), state)
 
 
 def prune(own: OwnFiles, keep: int) -> None:
-    """Removes all but the newest `keep` of the run's files `{step}.bin`; other checkpoints are never touched.
+    """Remove all but the newest `keep` of the run's files `{step}.bin`; other checkpoints are never touched.
     Rank 0 only.
     """
     steps = sorted(int(match[1]) for match in map(re.compile(r"(\d+)\.bin").fullmatch, own.names) if match)
@@ -157,23 +157,23 @@ class Saver:
     """The engine's `save(step, names, position)`: rank 0 writes a checkpoint that is enough to predict and to
     resume, and the others wait. All ranks.
 
-    A save that fails is a warning and does not end the run: the next one may succeed. So is one whose weights
-    or optimizer are not finite: the files from before stay.
+    A failed save prints a warning and does not end the run: the next one may succeed. The same holds if the
+    weights or the optimizer are not finite: the files from before stay.
 
     Args:
         own: files of the run, in whose folder the checkpoints lie.
-        keep: how many {step}.bin stay.
+        keep: number of {step}.bin files that stay.
         world: the processes.
-        state: makes it, a nested dict with tensors, on rank 0; called on all ranks.
+        state: makes the content on rank 0, a nested dict with tensors; called on all ranks.
         say: prints a line, on rank 0.
     """
 
     def __init__(self, own: OwnFiles, keep: int, world: World, state: Content, say: Callable[[str], None]):
         self.own, self.keep, self.world, self.state, self.say = own, keep, world, state, say
-        self.failed, self.seconds = "", 0.0  # error of the last save, the same on all ranks; what it took
+        self.failed, self.seconds = "", 0.0  # error of the last save, the same on all ranks; its duration
 
     def __call__(self, step: int, names: list[str], position: dict[str, Any]) -> str:
-        """Returns the error, or ""."""
+        """Save, and return the error, or ""."""
         started = time.monotonic()
         state = self.state(step, position)
         self.failed = self.world.run_on_main(lambda: self._write(step, names, state, started))
@@ -208,9 +208,9 @@ class Saver:
 
 @contextlib.contextmanager
 def reading(file: str) -> Generator[None]:
-    """Whatever fails while `file` is read or what it holds is used, as one UserError that names it.
+    """Turn any failure while `file` is read or its content is used into one UserError that names the file.
 
-    What the machine lacks is said as such: the file may be good.
+    A failure of the machine is reported as such: the file may be good.
     """
     try:
         yield
@@ -227,11 +227,11 @@ def reading(file: str) -> Generator[None]:
 
 
 def load(path: str) -> dict[str, Any]:
-    """The dict in `path`, tensors on the CPU, its checksum compared if it has one. Nothing in it is executed.
-    Raises UserError, which names the objects found if it holds others than tensors and plain types.
+    """Return the dict in `path`, tensors on the CPU; compare its checksum if it has one. Nothing in it is
+    executed. Raises UserError, which names the objects found if it holds others than tensors and plain types.
     """
     with reading(path), opened(path) as file, warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # about formats that are refused in any case
+        warnings.simplefilter("ignore")  # torch warns of formats that are refused in any case
         try:
             state = torch.load(file, map_location="cpu", weights_only=True)
         except Exception as error:
@@ -243,13 +243,13 @@ def load(path: str) -> dict[str, Any]:
         if "model" in state:
             state.pop(SECOND_NAME, None)
         if type(state.get("format")) is int:
-            check_format(path, state["format"])  # of another version the checksum may be another one
+            check_format(path, state["format"])  # another version may compute another checksum
         check_checksum(path, state)
     return state
 
 
 def _refusal(path: str, error: Exception) -> str:
-    """torch's own message would advise to switch the check off."""
+    """Return the message of a refusal; torch's own would advise the user to switch the check off."""
     names = re.findall(r"GLOBAL (\S+)", str(error))
     with contextlib.suppress(Exception):  # not even the list can be read: a damaged or foreign file
         names = torch.serialization.get_unsafe_globals_in_checkpoint(path) or names
@@ -266,7 +266,7 @@ def _refusal(path: str, error: Exception) -> str:
 
 
 def check_format(file: str, number: Any) -> None:
-    """Raises ForeignCheckpoint if a file of histocc is of another format than this version reads."""
+    """Raise ForeignCheckpoint if a file of histocc has another format than this version reads."""
     if type(number) is not int or number != FORMAT:
         raise ForeignCheckpoint(
             f"{file}: written by another version of histocc: format {number!r:.60}; this version reads"
@@ -275,7 +275,7 @@ def check_format(file: str, number: Any) -> None:
 
 
 def load_resumable(path: str) -> dict[str, Any]:
-    """As `load`, of a checkpoint from which a run can be resumed. Raises UserError."""
+    """Return a checkpoint from which a run can be resumed, as `load` does. Raises UserError."""
     state = load(path)
     if "format" not in state:
         raise ForeignCheckpoint(
@@ -289,22 +289,22 @@ def load_resumable(path: str) -> dict[str, Any]:
     return state
 
 
-# ---- which of a folder
+# ---- the files of a folder
 
 
 def find(path: str, names: tuple[str, ...] = (LAST, BEST)) -> str | None:
-    """`path` itself if it is a file, the first of `names` in the folder `path`, or None."""
+    """Return `path` itself if it is a file, the first of `names` in the folder `path`, or None."""
     paths = [path, *(os.path.join(path, name) for name in names)]
     return next(filter(os.path.isfile, paths), None)
 
 
 def exists_in(folder: str) -> bool:
-    """Whether `folder` holds a checkpoint of a run."""
+    """Return whether `folder` holds a checkpoint of a run."""
     return os.path.isdir(folder) and any(map(CHECKPOINT.fullmatch, os.listdir(folder)))
 
 
 def step_of(path: str) -> int | None:
-    """The step of a checkpoint, without reading its tensors; None if it cannot be read."""
+    """Return the step of a checkpoint without reading its tensors; None if it cannot be read."""
     if kind_of(path) != "a file":
         return None
     try:
@@ -315,8 +315,8 @@ def step_of(path: str) -> int | None:
 
 
 def newest_first(folder: str) -> Iterator[str]:
-    """The checkpoints in `folder` from which a run could be resumed: last.bin, then the others, the highest
-    step first. These are looked into only when they are asked for.
+    """Yield the checkpoints in `folder` from which a run could be resumed: last.bin, then the others, the
+    highest step first. The others are opened only when they are asked for.
     """
     yield os.path.join(folder, LAST)
     names = os.listdir(folder) if os.path.isdir(folder) else []
@@ -325,8 +325,9 @@ def newest_first(folder: str) -> Iterator[str]:
 
 
 def newest_good(folder: str, read: Callable[[str], dict[str, Any]]) -> tuple[str, dict[str, Any], list[str]]:
-    """(file, checkpoint, what is wrong with the files that should have been it) of the run there. Raises
-    UserError if none can be read, ForeignCheckpoint for one that is not of a run of this version.
+    """Return the newest readable checkpoint of the run in `folder`: (file, checkpoint, problems of the files
+    tried before it). Raises UserError if none can be read, ForeignCheckpoint for one that is not of a run of
+    this version.
     """
     wrong: list[str] = []
     for path in newest_first(folder):

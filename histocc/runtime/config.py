@@ -7,8 +7,8 @@
 
     args = Parser(Sampling, "sample.py", "Draws rows.").parse_args()         # a Sampling
 
-From it come the command line, `--config FILE` (TOML, or the args.json of a run), the arguments of calls from
-Python, and the check of a run that is resumed. A subclass gives another default alone: `rows: int = 50`.
+The declaration serves the command line, `--config FILE` (TOML, or the args.json of a run), calls from Python,
+and the check of a run that is resumed. A subclass may change a default alone: `rows: int = 50`.
 """
 
 import argparse
@@ -30,7 +30,7 @@ from histocc.runtime.errors import UserError, raise_if_any
 from histocc.runtime.files import opened
 
 DEVICES = ("auto", "cpu", "cuda")
-# of one start of a run: not taken from its args.json
+# flags of one start of a run, which are not taken from its args.json
 OF_ONE_START = (
     *("config", "distributed", "local_rank", "world_size", "overwrite"),
     *("eval_only", "prepare_only", "dry_run", "profile", "made_by"),
@@ -38,7 +38,7 @@ OF_ONE_START = (
 
 
 def number(convert: Callable[[str], Any], accepts: Callable[[Any], bool], expected: str) -> Callable:
-    """Reads a text as a number, for argparse; `expected` says in a message what it is not."""
+    """Return a function that reads a number from a text, for argparse; its error quotes `expected`."""
 
     def read(text: str) -> Any:
         with contextlib.suppress(ValueError, OverflowError):
@@ -60,15 +60,15 @@ Fraction = Annotated[float, number(float, lambda value: 0 <= value <= 1, "a numb
 def flag(
     default: Any, help: str, *names: str, resumable: bool | str = False, positional: bool = False, **more: Any
 ) -> Any:
-    """A field that is a flag. Its type says which values it takes: bool a switch, list several of them, an
-    `Annotated` reads and checks the text.
+    """Return a dataclass field that is a flag. Its type says which values it takes: bool makes a switch, list
+    takes several values, and an `Annotated` reads and checks the text.
 
     Args:
         default: MISSING for a flag that must be given.
         names: further spellings, such as "--epochs".
         resumable: whether another value may be given when a run is resumed; "kept": the default then stands
-            for what the run has.
-        more: choices and metavar, as of argparse; of_steps: whether it counts in optimizer steps alone.
+            for the run's own value.
+        more: choices and metavar, as in argparse; of_steps: whether the flag affects optimizer steps alone.
     """
     metadata = {"names": names, "resumable": resumable, "positional": positional}
     metadata["of_steps"] = more.pop("of_steps", False)
@@ -80,8 +80,9 @@ step_flag = partial(flag, of_steps=True)
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """What a user asked for, kept by `decide` in `asked`. instead: what to type for other programs' flags;
-    usual: the flags that --help shows, while --help all shows all; empty: --help does.
+    """The arguments of a command; `decide` keeps those that the user asked for in `asked`. instead: what to
+    type for other programs' flags; usual: flags that --help shows, while --help all shows all; empty: --help
+    does.
     """
 
     usual: ClassVar[tuple[str, ...]] = ()
@@ -91,11 +92,11 @@ class Config:
     asked: "Any" = None
 
     def decide(self, **values: Any) -> Self:
-        """Another object, with what the run has decided; what was asked for stays in `asked`."""
+        """Return a copy with the values that the run has decided; `asked` keeps what was asked for."""
         return replace(self, asked=self.asked or self, **values)
 
     def values(self) -> dict[str, Any]:
-        """By the name of the flag."""
+        """Return the values by the name of the flag."""
         return {item.name: getattr(self, item.name) for item in fields(self) if item.name != "asked"}
 
 
@@ -112,12 +113,12 @@ class Processes(Config):
 
 
 def flag_of(name: str) -> str:
-    """How a flag stands on a command line: "batch_size" is "--batch-size"."""
+    """Return a flag as it stands on a command line: "--batch-size" for "batch_size"."""
     return "--" + name.replace("_", "-")
 
 
 def declarations(kind: type[Config]) -> dict[str, tuple[Field, Any, type]]:
-    """Each flag's declaration, its type, and the class that it stands in: in the order of the bases."""
+    """Return each flag's declaration, its type and the class that it stands in, in the order of bases."""
     declared: dict[str, tuple[Field, Any, type]] = {}
     for owner in reversed(kind.__mro__):
         hints = get_type_hints(owner, include_extras=True)
@@ -130,8 +131,8 @@ def declarations(kind: type[Config]) -> dict[str, tuple[Field, Any, type]]:
 def differing(
     kind: type[Config], now: Mapping[str, Any], before: Mapping[str, Any], only_kept: bool = False
 ) -> list[str]:
-    """Flags that decide the result and are `now` not as `before`, in the run that is resumed, a line each.
-    only_kept: of those alone whose default stands for what the run has.
+    """Return the flags that decide the result and whose values `now` differ from those of the resumed run, a
+    line each. only_kept: only those whose default stands for the run's own value.
     """
     lines = []
     for name, (item, _, _) in declarations(kind).items():
@@ -144,7 +145,7 @@ def differing(
 
 
 class _Help(argparse.Action):
-    """--help: the usual flags; --help all: all of them."""
+    """The action of --help, which prints the usual flags, and of --help all, which prints all of them."""
 
     def __call__(self, parser: argparse.ArgumentParser, _: Any, values: Any, option: Any = None) -> NoReturn:
         assert isinstance(parser, Parser)
@@ -157,40 +158,41 @@ class _Help(argparse.Action):
 
 
 class Parser(argparse.ArgumentParser):
-    """The command line of `kind`, of which `parse_args` returns an object. Long flags have hyphens or
-    underscores; a mistake is a UserError, so that one rank speaks. tables: of --config, which are no flags.
+    """The command line of `kind`; `parse_args` returns an object of it. Long flags have hyphens or
+    underscores; a mistake is a UserError, so that one rank speaks. tables: tables of --config, which are no
+    flags.
     """
 
     def __init__(self, kind: type[Config], prog: str, description: str, tables: Collection[str] = ()):
-        prog = sys.argv[0] if sys.argv[0].startswith("histocc ") else prog  # as `histocc` sets it
+        prog = sys.argv[0] if sys.argv[0].startswith("histocc ") else prog  # `histocc` sets it so
         super().__init__(
             prog=prog,
             description=description,
             add_help=False,
             allow_abbrev=False,
             formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-            argument_default=argparse.SUPPRESS,  # None, which --help leaves out: the class fills it in
+            argument_default=argparse.SUPPRESS,  # --help leaves out None, which the class fills in
         )
         self.kind, self.tables = kind, tables
         more: dict[str, Any] = {"nargs": "?", "metavar": "all"} if kind.usual else {"nargs": 0}
         words = "the flags that most people use; --help all: every flag" if kind.usual else "show these lines"
         self.add_argument("-h", "--help", action=_Help, help=words, **more)
-        self._negative_number_matcher = re.compile(r"-[\d.]")  # a value such as -1=99999, too, is no flag
-        self.named: dict[str, argparse.Action] = {}  # by each spelling of the flag, but --no-
+        self._negative_number_matcher = re.compile(r"-[\d.]")  # a value such as -1=99999 is no flag either
+        self.named: dict[str, argparse.Action] = {}  # the action by each spelling of its flag, but --no-
         groups: dict[str | None, Any] = {kind.__doc__: self}
         for name, (item, hint, owner) in declarations(kind).items():
             if owner.__doc__ not in groups:
                 groups[owner.__doc__] = self.add_argument_group(owner.__doc__)
             group, declared = groups[owner.__doc__], item.metadata
             options, default = dict(declared["options"]), kind.__dataclass_fields__[name].default
-            if get_origin(hint) in (Union, UnionType):  # of a type and None
+            if get_origin(hint) in (Union, UnionType):  # a type or None
                 hint = next(each for each in get_args(hint) if each is not NoneType)
             if get_origin(hint) is list:
                 options["nargs"], (hint,) = "+", get_args(hint)
             if hint is bool:
                 options["action"] = "store_true" if default is False else argparse.BooleanOptionalAction
             else:
-                options["type"] = getattr(hint, "__metadata__", [hint])[0]  # of Annotated the reader
+                options["type"] = getattr(hint, "__metadata__", [hint])[0]  # the reader of an Annotated
             if default not in (None, MISSING):
                 options["default"] = default
             if declared["positional"]:
@@ -205,7 +207,7 @@ class Parser(argparse.ArgumentParser):
                 group.add_argument(off, dest=name, action="store_false", help=argparse.SUPPRESS)
 
     def parse_args(self, args: Sequence[str] | None = None, namespace: None = None) -> Any:  # pyright: ignore
-        """The arguments as an object of `kind`. Raises UserError."""
+        """Return the arguments as an object of `kind`. Raises UserError."""
         given = sys.argv[1:] if args is None else args
         args = [re.sub("^--[^=]+", lambda name: name[0].replace("_", "-"), arg) for arg in given]
         self.given = [arg.partition("=")[0] for arg in args if arg.startswith("--")]
@@ -226,8 +228,9 @@ class Parser(argparse.ArgumentParser):
         return self.kind(**vars(super().parse_args(args, argparse.Namespace(**of_file))))
 
     def checked(self, values: Mapping[str, Any], where: str) -> dict[str, Any]:
-        """Values as their flags read them, by the field's name; None is a flag that is not given. Raises one
-        UserError, which begins with `where`, for names that no flag has and values that no flag takes.
+        """Return values as their flags read them, by the field's name; None is a flag that is not given.
+        Raises one UserError, which begins with `where`, for names that no flag has and values that no flag
+        takes.
         """
         accepted, problems = {}, []
         for name, value in values.items():
@@ -245,21 +248,21 @@ class Parser(argparse.ArgumentParser):
         return accepted
 
     def hint(self, name: str, spelled: Callable[[str], str] = str) -> str:
-        """Return what to type instead of a name, with underscores, that no flag has, or ""."""
+        """Return what to type instead of a name (with underscores) that no flag has, or ""."""
         near = difflib.get_close_matches(name, {*self.named, "config"} - {name}, 1)
         hints = self.kind.instead.get(name), *(f"did you mean {spelled(other)}?" for other in near)
         return next((f"; {hint}" for hint in hints if hint), "")
 
     def error(self, message: str) -> NoReturn:
-        if message.startswith(("unrecognized", "the following")):  # one that is required may be misspelled
+        if message.startswith(("unrecognized", "the following")):  # a required flag may be misspelled
             unknown = [name[2:] for name in self.given if name not in self._option_string_actions]
             message += "".join(self.hint(name.replace("-", "_"), flag_of) for name in unknown)
         raise UserError(f"{message}\n  {self.prog} --help lists the flags")
 
 
 def _read(action: argparse.Action, value: Any) -> Any:
-    """A value as the flag reads it. Raises ValueError, argparse.ArgumentTypeError."""
-    if getattr(value, "ndim", None) == 0:  # of numpy or torch
+    """Return a value as the flag reads it. Raises ValueError, argparse.ArgumentTypeError."""
+    if getattr(value, "ndim", None) == 0:  # a scalar of numpy or torch
         value = value.item()
     is_switch, is_list, read = action.nargs == 0, action.nargs == "+", action.type
     found = []
@@ -274,7 +277,7 @@ def _read(action: argparse.Action, value: Any) -> Any:
 
 
 def read_file(path: str) -> dict[str, Any]:
-    """What a file of --config holds, by its name JSON or else TOML. Raises UserError, whatever it is."""
+    """Return the content of a --config file: JSON by its name, else TOML. Any failure is a UserError."""
     if path.lower().endswith((".yaml", ".yml")):
         convert = f"python -c 'import json, yaml; print(json.dumps(yaml.safe_load(open(0))))' <{path}"
         raise UserError(f"--config {path}: TOML and JSON are read. Convert it: {convert} >{path}.json")
@@ -286,6 +289,6 @@ def read_file(path: str) -> dict[str, Any]:
             raise ValueError("it is not the args.json of a run")
     except UserError as error:
         raise UserError(f"--config {error}") from None
-    except (ValueError, RecursionError) as error:  # of either format, and of text that is not UTF-8
+    except (ValueError, RecursionError) as error:  # either format's, or the text is not UTF-8
         raise UserError(f"--config {path}: cannot be read as {kind}: {str(error)[:300]}") from None
     return content

@@ -1,7 +1,7 @@
-"""The device of a process: which it is, how fast, and what it computes in.
+"""The device of a process: its choice, its speed and its number formats.
 
-Number formats are float32, float64, bfloat16 and float16, and int8 to code alone. In the two half formats
-weights, optimizer, loss and sums stay float32, and matrix products run in half precision (autocast).
+The number formats are float32, float64, bfloat16 and float16, and int8 for coding alone. In the two half
+formats weights, optimizer, loss and sums stay float32, and matrix products run in half precision (autocast).
 """
 
 import contextlib
@@ -19,19 +19,19 @@ from torch.autograd.function import once_differentiable
 from histocc.runtime.config import DEVICES
 from histocc.runtime.errors import UserError
 
-LARGEST_MATRIX = {"cpu": 2048, "cuda": 8192}  # rows of one that `matmul_rate` multiplies
+LARGEST_MATRIX = {"cpu": 2048, "cuda": 8192}  # rows of the largest matrix that `matmul_rate` multiplies
 HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
 MIN_SCALE = 1.0  # a gradient that is not finite at this scale of the loss is not the scaler's doing
-MIN_PRODUCT = 1 << 21  # multiplications: below, a call of oneDNN costs more than it gains
+MIN_PRODUCT = 1 << 21  # multiplications; for fewer, a call of oneDNN costs more than it gains
 CPU_INFO = "/proc/cpuinfo"
-VISIBLE = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")  # the last two: of ROCm
+VISIBLE = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")  # the last two are ROCm's
 
 
-# ---- which device
+# ---- the choice of a device
 
 
 def by_kind(values: dict[str, int], device: torch.device) -> int:
-    """The value for this kind of device: that of GPUs for one that is not named."""
+    """Return the value for this kind of device; a kind that is not named has the value of GPUs."""
     return values[device.type if device.type in values else "cuda"]
 
 
@@ -40,15 +40,15 @@ def why_no_gpu() -> str:
     visible = "".join(f", {name}={os.environ[name]}" for name in VISIBLE if name in os.environ)
     try:
         torch.cuda.init()
-    except (AssertionError, RuntimeError) as error:  # the former if torch was built without CUDA
+    except (AssertionError, RuntimeError) as error:  # AssertionError: torch was built without CUDA
         return str(error).partition("\n")[0] + visible
     return "no GPU" + visible
 
 
 def choose_device(name: str, local_rank: int = 0, local_size: int = 1, use: bool = True) -> torch.device:
-    """The device of this process, by one of DEVICES and its place among those on this machine: the GPU of its
-    local rank, or the single one that it sees, as with `srun --gpus-per-task=1`. With `use` it becomes the
-    current one. Raises UserError if there is none.
+    """Return the device of this process, by one of DEVICES and its place among the processes on this machine:
+    the GPU of its local rank, or the single one that it sees, as with `srun --gpus-per-task=1`. With `use` it
+    becomes the current one. Raises UserError if there is none.
     """
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if name == "cpu" or name == "auto" and not gpus:
@@ -73,8 +73,8 @@ def choose_device(name: str, local_rank: int = 0, local_size: int = 1, use: bool
 
 
 def device_of(given: str | torch.device | None) -> torch.device:
-    """The device that a call from Python names. Raises ValueError for what is no device, UserError for one
-    that is not there.
+    """Return the device that a call from Python names. Raises ValueError for a name that is no device,
+    UserError for a device that is not there.
     """
     name, colon, number = ("auto" if given is None else str(given)).partition(":")
     if name not in DEVICES or colon and not (name == "cuda" and number.isdecimal() or str(given) == "cpu:0"):
@@ -84,8 +84,9 @@ def device_of(given: str | torch.device | None) -> torch.device:
 
 @contextlib.contextmanager
 def settings_of_torch() -> Generator[None]:
-    """Afterwards torch has the settings that it had: threads, the precision of matrix products, cuDNN's
-    attention. A run sets them."""
+    """Restore torch's settings at the end: threads, the precision of matrix products, cuDNN's attention. A
+    run sets them.
+    """
     threads = torch.get_num_threads()
     products: list[Any] = [torch.backends.cuda.matmul, torch.backends.mkldnn.matmul]  # pyright: ignore
     precisions, precision = [each.fp32_precision for each in products], ""
@@ -104,17 +105,17 @@ def settings_of_torch() -> Generator[None]:
         torch.backends.cuda.enable_cudnn_sdp(cudnn)
 
 
-# ---- how fast it is
+# ---- its speed
 
 
 def synchronize(device: torch.device) -> None:
-    """Waits for what the device has been given to do."""
+    """Wait until the device has done what it was given to do."""
     if device.type != "cpu":
         torch.accelerator.synchronize(device)
 
 
 def matmul_rate(device: torch.device, dtype: torch.dtype, seconds: float = 0.25) -> float:
-    """The best rate at which products of square matrices of `dtype` were computed, in floating point
+    """Return the best rate at which products of square matrices of `dtype` were computed, in floating point
     operations (multiplications and additions) per second; 0 if there is no memory for any. Sizes double as
     long as the next one fits into `seconds`.
     """
@@ -122,12 +123,13 @@ def matmul_rate(device: torch.device, dtype: torch.dtype, seconds: float = 0.25)
     size, best, took = 128, 0.0, 0.0
     largest = by_kind(LARGEST_MATRIX, device)
     with contextlib.suppress(torch.OutOfMemoryError):
-        while not best or size <= largest and time.perf_counter() + 24 * took < until:  # two, and matrices
+        # the next size takes two products, and time for its matrices
+        while not best or size <= largest and time.perf_counter() + 24 * took < until:
             pair = torch.linspace(-1, 1, 2 * size * size, dtype=dtype, device=device).view(2, size, size)
-            for _ in range(2):  # the first of a size is slow
+            for _ in range(2):  # the first product of a size is slow
                 synchronize(device)
                 started = time.perf_counter()
-                linear(pair[0], pair[1])  # as models multiply
+                linear(pair[0], pair[1])  # models multiply so
                 synchronize(device)
                 took = max(time.perf_counter() - started, 1e-9)
                 best = max(best, 2 * size**3 / took)
@@ -136,26 +138,26 @@ def matmul_rate(device: torch.device, dtype: torch.dtype, seconds: float = 0.25)
 
 
 def compile_layers(model: nn.Module) -> None:
-    """Each member of a ModuleList in `model` is compiled by `torch.compile` when it works for the first time,
-    in place. All layers of a kind share the result, so that compiling takes a minute for any size of model.
+    """Compile each member of a ModuleList in `model` by `torch.compile` when it works for the first time, in
+    place. All layers of a kind share the result, so that compiling takes a minute for any size of model.
     """
     for layers in [module for module in model.modules() if isinstance(module, nn.ModuleList)]:
         for layer in layers:
             layer.compile(dynamic=True)  # pyright: ignore[reportUnknownMemberType]
 
 
-# ---- what it computes in
+# ---- its number formats
 
 
 def has_bfloat16(device_type: str) -> bool:
-    """Whether it computes in bfloat16 itself. A CPU without (AVX-512 BF16, AMX) was 100 times slower."""
+    """Return whether a device has bfloat16 itself; a CPU without (AVX-512 BF16, AMX) was 100 times slower."""
     if device_type == "cuda":
         return torch.cuda.is_bf16_supported(including_emulation=False)
     return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
 
 
 def has_int8() -> bool:
-    """Whether this CPU multiplies int8 and sums in int32 (AVX-512 VNNI). Others sum pairs in too few bits."""
+    """Return whether the CPU sums int8 products in int32 (AVX-512 VNNI). Others sum pairs in too few bits."""
     return torch.cpu._is_vnni_supported()
 
 
@@ -163,8 +165,8 @@ class Precision:
     """A number format on a device. scaler: scales the loss up in fp16, and does nothing in other formats.
 
     Args:
-        name: float32, float64, bf16 or fp16, or, to code, int8.
-        device: where it computes.
+        name: float32, float64, bf16, fp16, or, for coding alone, int8.
+        device: the device that computes.
 
     Raises:
         UserError: if the device does not have the format.
@@ -185,7 +187,7 @@ class Precision:
 
     @classmethod
     def of(cls, asked: Any, device: torch.device) -> "Precision":
-        """By --float64, --bf16, --fp16, or --use-amp, which takes the fastest that the device has."""
+        """Return the format by --float64, --bf16, --fp16, or --use-amp, the fastest that the device has."""
         if asked.use_amp:
             fastest = "bf16" if has_bfloat16(device.type) else "fp16" if device.type == "cuda" else "float32"
             return cls(fastest, device)
@@ -193,12 +195,12 @@ class Precision:
         return cls(given, device)
 
     def use(self) -> None:
-        """Settings of this process: on GPUs that have TF32, products of float32 matrices use it."""
+        """Set up this process: on GPUs that have TF32, products of float32 matrices use it."""
         if self.device_type == "cuda":
             torch.set_float32_matmul_precision("high" if self.name == "float32" else "highest")
 
     def warning(self) -> str | None:
-        """What speaks against this format on this device."""
+        """Return what speaks against this format on this device, or None."""
         slow = self.name == "fp16" or self.name == "bf16" and not has_bfloat16("cpu")
         if self.device_type == "cpu" and slow:
             return f"--{self.name} is many times slower than float32 on this CPU; leave it out"
@@ -206,15 +208,15 @@ class Precision:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the weights."""
+        """The data type of the weights."""
         return torch.float64 if self.name == "float64" else torch.float32
 
     def autocast(self) -> contextlib.AbstractContextManager:
         return torch.autocast(self.device_type, self.half) if self.half else contextlib.nullcontext()
 
     def optimizer_step(self, optimizer: torch.optim.Optimizer, finite: Tensor) -> Tensor:
-        """Takes the step if the gradients are `finite` (bool, 0-d), without waiting for the device if the
-        optimizer can skip by itself (torch's fused ones). Returns whether the step was bad (bool, 0-d): not
+        """Take the step if the gradients are `finite` (bool, 0-d), without waiting for the device if the
+        optimizer can skip by itself (torch's fused ones). Return whether the step was bad (bool, 0-d): not
         finite, and not because the scaler of fp16 is still looking for its scale.
         """
         bad = ~finite
@@ -235,7 +237,7 @@ class Precision:
 
 # ---- matrix products on CPUs
 # torch multiplies float32 matrices with MKL, which takes AVX-512 on Intel's CPUs alone; on others that have
-# it, oneDNN is twice as fast (benchmarks/LOG.md). What is computed is the same, up to rounding.
+# it, oneDNN is twice as fast (benchmarks/LOG.md). The results are the same, up to rounding.
 
 
 def has_onednn_product() -> bool:
@@ -243,13 +245,13 @@ def has_onednn_product() -> bool:
 
 
 def onednn_product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """`linear` in float32 or bfloat16, without a gradient."""
+    """Compute `linear` in float32 or bfloat16, without a gradient."""
     return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
 
 
 @cache
 def onednn_pays() -> bool:
-    """Whether oneDNN multiplies float32 faster than MKL on this CPU: it has AVX-512, and is not Intel's."""
+    """Return whether oneDNN multiplies float32 faster than MKL: this CPU has AVX-512, and is not Intel's."""
     try:
         with open(CPU_INFO, encoding="utf-8", errors="replace") as file:
             vendors = {line.partition(":")[2].strip() for line in file if line.startswith("vendor_id")}
@@ -260,7 +262,7 @@ def onednn_pays() -> bool:
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """`F.linear`: x [..., inputs], weight [outputs, inputs], bias [outputs] → [..., outputs]."""
+    """Compute `F.linear`: x [..., inputs], weight [outputs, inputs], bias [outputs] → [..., outputs]."""
     if (
         torch.compiler.is_compiling()
         or x.device.type != "cpu"
@@ -281,12 +283,12 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 class _Linear(torch.autograd.Function):
-    """In bfloat16 what autocast makes of a linear layer, as one step of autograd."""
+    """A linear layer as one step of autograd; in bfloat16 it computes what autocast would."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
         ctx.dtype = x.dtype
-        # oneDNN multiplies what has gaps between its rows without its fast kernels
+        # oneDNN's fast kernels take no matrix with gaps between its rows
         x, weight = x.to(dtype).contiguous(), weight.to(dtype).contiguous()
         ctx.save_for_backward(x, weight)
         return onednn_product(x, weight, None if bias is None else bias.to(dtype))
@@ -306,5 +308,5 @@ class _Linear(torch.autograd.Function):
         if ctx.needs_input_grad[1]:
             of_weight = (rows.t() @ inputs).float() if is_half else onednn_product(rows.t(), inputs.t())
         if ctx.needs_input_grad[2]:
-            of_bias = rows.sum(0).float()  # summed in float32 inside
+            of_bias = rows.sum(0).float()  # torch sums in float32 inside
         return of_x, of_weight, of_bias, None

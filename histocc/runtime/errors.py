@@ -1,4 +1,4 @@
-"""How a run ends with a message instead of a traceback, and what the machine refuses, in words."""
+"""Errors that end a run with a message instead of a traceback, and words for what the machine refuses."""
 
 import contextlib
 import errno
@@ -11,8 +11,8 @@ from histocc.runtime import log
 
 
 class RunError(Exception):
-    """Ends every rank with one message, from rank 0. said_by_all: it is of one process alone, which says it
-    itself, whichever rank that is.
+    """An error that ends every rank with one message, from rank 0. said_by_all: the error is of one process
+    alone, which prints it itself, whichever rank that is.
     """
 
     exit_code = 1
@@ -33,8 +33,8 @@ class TrainingError(RunError):
 
 
 def raise_if_any(problems: list[str], of: str = "", most: int | None = None) -> None:
-    """Raises one UserError that lists `problems` of `of`, at most so many, below how many they are; a single
-    one of nothing stands alone.
+    """Raise one UserError if there are `problems`: a line with `of` and their number, then the problems, at
+    most `most` of them. A single problem without `of` stands alone.
     """
     if not problems:
         return
@@ -47,7 +47,7 @@ def raise_if_any(problems: list[str], of: str = "", most: int | None = None) -> 
 
 
 def run_command(work: Callable[[], int | None]) -> int:
-    """Run a command of one process; return its exit code, 130 after Ctrl-C. Of several processes: `start`."""
+    """Run a one-process command; return its exit code, 130 after Ctrl-C. `start` runs several processes."""
     with log.opened():
         try:
             return work() or 0
@@ -61,9 +61,9 @@ def run_command(work: Callable[[], int | None]) -> int:
             return 130
 
 
-# ---- what the machine refuses
+# ---- refusals of the machine
 
-MACHINE = {  # TrainingError: errno → cause and remedy
+MACHINE = {  # errno → cause and remedy, the text of a TrainingError
     errno.ENOSPC: "no space left on the device; make room (df -h and df -i), or choose another folder",
     errno.EDQUOT: "the disk quota is used up; make room (quota -s), or choose another folder",
     errno.EFBIG: "the file is too large; raise ulimit -f, or choose another folder",
@@ -83,7 +83,7 @@ _OUT_OF_MEMORY = re.compile(
 
 
 def in_words(error: BaseException, path: str | None = None) -> str:
-    """What happened, where, and what to do. path: of the file in question, if the error does not name it."""
+    """Return what happened, where, and what to do. path: the file, if the error does not name it."""
     number, path = errno_of(error), path or getattr(error, "filename", None)
     at = f"{os.fsdecode(path)}: " if isinstance(path, str | bytes) else ""
     if number == errno.ENOSPC and re.search("shared memory|</torch_", str(error)):
@@ -97,7 +97,7 @@ def in_words(error: BaseException, path: str | None = None) -> str:
 
 
 def as_user_error(error: BaseException) -> UserError | TrainingError | None:
-    """The error as a message of this process that ends the program, if it is of the machine or files."""
+    """Return the error as this process's message that ends the program, if machine or files caused it."""
     if isinstance(error, (UserError, TrainingError)):
         return error
     if "no kernel image is available" in str(error):
@@ -110,12 +110,12 @@ def as_user_error(error: BaseException) -> UserError | TrainingError | None:
 
 
 def errno_of(error: BaseException) -> int | None:
-    """Of an OSError, as the text of another error tells it, or of the OSError that torch's writer hides."""
+    """Return the errno of an OSError, by another error's text, or of an OSError that torch's writer hides."""
     if isinstance(error, OSError) and error.errno is not None:
         return error.errno
     if not isinstance(error, (OSError, RuntimeError)):
         return None
-    if "received 0 items of ancdata" in str(error):  # a tensor from a process that loads data
+    if "received 0 items of ancdata" in str(error):  # a process that loads data sent a tensor
         return errno.EMFILE
     if "can't start new thread" in str(error):
         return errno.EAGAIN
@@ -127,7 +127,7 @@ def errno_of(error: BaseException) -> int | None:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Of a GPU, of the machine, or of what `ulimit -v` leaves of it."""
+    """Return whether memory ran out: on a GPU, on the machine, or what `ulimit -v` leaves of it."""
     if isinstance(error, OSError):
         return error.errno == errno.ENOMEM
     of_torch = type(error).__name__ == "OutOfMemoryError"
@@ -137,7 +137,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 @contextlib.contextmanager
 def memory_error_ends_with(advice: str) -> Generator[None]:
-    """Running out of memory inside ends with what to do, said by the process that it happened to."""
+    """End with `advice` if memory runs out inside; the process that it happened to prints it."""
     try:
         yield
     except Exception as error:
@@ -147,8 +147,8 @@ def memory_error_ends_with(advice: str) -> Generator[None]:
 
 
 def allow_open_files() -> None:
-    """Raises the limit of open files: each tensor on its way from a process that loads data is one, and torch
-    waits for ever for a batch that could not be handed over.
+    """Set the limit of open files as high as allowed: each tensor on its way from a process that loads data
+    is one, and torch waits forever for a batch that could not be handed over.
     """
     with contextlib.suppress(ImportError, OSError, ValueError):  # Windows; refused
         import resource

@@ -1,4 +1,4 @@
-"""Files: what a path is, what may be written, atomic writes, one live job to a folder. `histocc.json` lists
+"""Files: kinds of paths, what may be written, atomic writes, one live job to a folder. `histocc.json` lists
 what this program has written there; nothing else is replaced or removed without --overwrite, inputs never.
 """
 
@@ -26,30 +26,30 @@ except ImportError:  # Windows
     fcntl = None  # pyright: ignore[reportAssignmentType]
 
 LIST, LIST_HEAD = "histocc.json", {"written_by": "histocc", "format": 1}
-LOCK, OWNER = "run.lock", "histocc on host "  # what a lock begins with
-LOCKED_BYTE = 1 << 30  # on Windows, where nobody can read what is locked
+LOCK, OWNER = "run.lock", "histocc on host "  # a lock begins with OWNER
+LOCKED_BYTE = 1 << 30  # for Windows, where nobody can read locked bytes
 # names of tables that are not CSV
 OTHER_TABLES = r"(.*?)(?:\.csv)?\.(xls[xmb]?|ods|dta|sav|rds|parquet|feather|arrow|tsv|gz|bz2|xz|zst|zip)"
-TEMPORARY = r"\.tmp\d+"  # pattern of how a name ends until its file is complete
+TEMPORARY = r"\.tmp\d+"  # the end of a name until its file is complete
 KINDS = {"-": "a file", "d": "a folder", "l": "a symbolic link", "p": "a pipe", "s": "a socket"}
 
 
 def kind_of(path: str, follow_links: bool = True) -> str | None:
-    """One of KINDS, or "a device"; None if nothing is found at `path`."""
-    with contextlib.suppress(OSError, ValueError):  # ValueError: not a name
+    """Return one of KINDS, or "a device"; None if nothing is found at `path`."""
+    with contextlib.suppress(OSError, ValueError):  # ValueError: it is no name
         mode = os.stat(path, follow_symlinks=follow_links).st_mode
         return KINDS.get(stat.filemode(mode)[0], "a device")
 
 
 def is_same(path: str, other: str) -> bool:
-    """Whether two paths are one file, links followed; by name if one does not exist."""
+    """Return whether two paths are one file, links followed; names decide if one does not exist."""
     with contextlib.suppress(OSError):
         return os.path.samefile(path, other)
     return os.path.realpath(path) == os.path.realpath(other)
 
 
 def opened(path: str) -> BinaryIO:
-    """A regular file, open for reading bytes. Raises UserError for anything else; never waits for a pipe."""
+    """Open a regular file for reading bytes. Raises UserError for anything else; never waits for a pipe."""
     if (kind := kind_of(path)) not in (None, "a file"):
         why = ", which can be read only once; save it as a file first" if kind == "a pipe" else ", not a file"
         raise UserError(f"{path}: is {kind}{why}")
@@ -62,7 +62,7 @@ def opened(path: str) -> BinaryIO:
 
 
 def checksum(path: str) -> int:
-    """CRC-32 of a file's content. Raises OSError."""
+    """Return the CRC-32 of a file's content. Raises OSError."""
     crc = 0
     with open(path, "rb") as file:
         while block := file.read(1 << 24):
@@ -71,14 +71,14 @@ def checksum(path: str) -> int:
 
 
 def folder_above(path: str) -> str:
-    """The nearest folder that exists in which `path` is, or would be."""
-    whole = Path(path).absolute()  # keeps '..', which behind a link leads elsewhere
+    """Return the nearest folder that exists in which `path` is, or would be."""
+    whole = Path(path).absolute()  # this keeps '..', which leads elsewhere behind a link
     return os.fspath(next(filter(os.path.isdir, (whole, *whole.parents)), whole))
 
 
 @contextlib.contextmanager
 def naming(path: str) -> Generator[None]:
-    """Names `path` in an error of the machine inside that names no other file. Raises OSError."""
+    """Name `path` in an error of the machine inside that names no other file. Raises OSError."""
     try:
         yield
     except (OSError, RuntimeError) as error:  # torch's writer makes it a RuntimeError
@@ -89,7 +89,7 @@ def naming(path: str) -> Generator[None]:
 
 
 def sync_folder(path: str) -> None:
-    """Makes the name `path` survive a power cut."""
+    """Make the name `path` survive a power cut."""
     with contextlib.ExitStack() as held, contextlib.suppress(PermissionError):  # Windows opens no folders
         folder = os.open(os.path.dirname(path) or ".", os.O_RDONLY)
         held.callback(os.close, folder)
@@ -98,9 +98,9 @@ def sync_folder(path: str) -> None:
 
 @contextlib.contextmanager
 def _temporary_name(path: str, durable: bool = True) -> Generator[str]:
-    """A free name beside `path`, to be renamed inside; with `durable` that survives a power cut."""
+    """Yield a free name beside `path`, to be renamed inside; with `durable` that survives a power cut."""
     temporary = f"{path}.tmp{os.getpid()}"
-    Path(temporary).unlink(missing_ok=True)  # left by a killed process: never written to
+    Path(temporary).unlink(missing_ok=True)  # a killed process left it; it is never written to
     try:
         yield temporary
     finally:
@@ -111,12 +111,12 @@ def _temporary_name(path: str, durable: bool = True) -> Generator[str]:
 
 @contextlib.contextmanager
 def atomic_write(path: str, overwrite: bool = True, durable: bool = True) -> Generator[BinaryIO]:
-    """A binary file that gets the name `path` when it is complete; nothing of it is left after an exception.
-    A symbolic link is replaced, not followed. Raises OSError with a file name.
+    """Yield a binary file that gets the name `path` when it is complete; nothing of it is left after an
+    exception. A symbolic link is replaced, not followed. Raises OSError with a file name.
 
     Args:
-        overwrite: False replaces no file: FileExistsError, unless what is there by then is equal.
-        durable: whether it is to survive a power cut, which takes milliseconds.
+        overwrite: False replaces no file and raises FileExistsError, unless the file there is equal by then.
+        durable: whether it has to survive a power cut, which takes milliseconds.
     """
     with naming(path), _temporary_name(path, durable) as temporary:
         with open(temporary, "xb") as file:
@@ -125,18 +125,18 @@ def atomic_write(path: str, overwrite: bool = True, durable: bool = True) -> Gen
             if durable:
                 os.fsync(file.fileno())
         try:
-            (os.replace if overwrite else os.link)(temporary, path)  # a link takes a name that is free
+            (os.replace if overwrite else os.link)(temporary, path)  # a link takes only a free name
         except OSError:
             if overwrite:
                 raise
-            if not os.path.lexists(path):  # a file system without hard links
+            if not os.path.lexists(path):  # the file system has no hard links
                 os.rename(temporary, path)
             elif kind_of(path) != "a file" or not filecmp.cmp(temporary, path, shallow=False):
                 raise FileExistsError(errno.EEXIST, "exists; --overwrite replaces it", path) from None
 
 
 def atomic_copy(source: str, path: str) -> None:
-    """Gives a file another name: by a hard link if the file system has them, else as a copy."""
+    """Give a file another name: by a hard link if the file system has them, else as a copy."""
     try:
         with _temporary_name(path) as temporary:
             os.link(source, temporary)
@@ -147,13 +147,13 @@ def atomic_copy(source: str, path: str) -> None:
 
 
 def write_sealed(path: str, content: bytes, of: str = "") -> None:
-    """A file that begins with a checksum of its name, its content and `of`, what that depends on."""
+    """Write a file that begins with a checksum of its name, its content and `of`, on which that depends."""
     with atomic_write(path) as file:
         file.write(_seal(path, content, of) + b"\n" + content)
 
 
 def read_sealed(path: str, of: str = "") -> bytes | None:
-    """What `write_sealed` has written there by this name and for the same `of`, or None. Raises UserError."""
+    """Return what `write_sealed` wrote there by this name for the same `of`, or None. Raises UserError."""
     if kind_of(path) is None:
         return None
     with opened(path) as file:
@@ -166,15 +166,15 @@ def _seal(path: str, content: bytes, of: str) -> bytes:
 
 
 def remove_files(folder: str, pattern: str) -> None:
-    """Removes the regular files of a folder whose whole name matches `pattern`, names of ours, in order."""
+    """Remove a folder's regular files whose whole name, one of ours, matches `pattern`, in order."""
     for name in filter(re.compile(pattern).fullmatch, sorted(os.listdir(folder))):
         if kind_of(path := os.path.join(folder, name), follow_links=False) == "a file":
             os.remove(path)
 
 
 class OwnFiles:
-    """The files of a folder that this program has written, by the list in it. Raises UserError if that is of
-    another program or version. overwrite: whether files of others may be replaced, too.
+    """The files of a folder that this program has written, by the list in it. Raises UserError if another
+    program or version wrote the list. overwrite: whether files of others may be replaced, too.
     """
 
     def __init__(self, folder: str, overwrite: bool = False):
@@ -206,39 +206,39 @@ class OwnFiles:
         self.names = names
 
     def claim(self, *names: str) -> list[str]:
-        """Paths to write to, none of them a link. Raises FileExistsError for a file of others."""
+        """Return paths to write to, none of them a link. Raises FileExistsError for a file of others."""
         for name in names:
             path = self.path(name)
             if os.path.lexists(path) and not self.overwrite and name not in self.names:
                 raise FileExistsError(errno.EEXIST, "exists and stays as it is", path)
             if os.path.islink(path):
                 os.remove(path)
-        self._list(names)  # first: the next process knows them, however this one ends
+        self._list(names)  # this comes first: the next process knows them, however this one ends
         return list(map(self.path, names))
 
     def remove(self, names: Iterable[str]) -> None:
-        """Removes those of the files that are its own."""
+        """Remove those of the files that are its own."""
         if mine := self.names & set(names):
             for name in mine:
                 Path(self.path(name)).unlink(missing_ok=True)  # another process may have been first
             self._list((), mine)
 
     def remove_leftovers(self) -> None:
-        """Removes what processes that were killed while they wrote the files, or the list, have left."""
+        """Remove what killed processes have left of the files, or of the list, that they were writing."""
         remove_files(self.folder, f"({'|'.join(map(re.escape, [*self.names, LIST]))}){TEMPORARY}")
 
 
 def problems(
     paths: Iterable[str], inputs: dict[str | None, str], overwrite: bool = False, own: OwnFiles | None = None
 ) -> list[str]:
-    """Why a command may not write to `paths`, a line each; files of `own` it may replace.
+    """Return why a command may not write to `paths`, a line each; it may replace files of `own`.
 
     Args:
-        inputs: what each file is, such as {"my/key.csv": "the file of --key"}; None is no file.
+        inputs: the role of each file, such as {"my/key.csv": "the file of --key"}; None is no file.
     """
     lines = []
     for path in paths:
-        kind = kind_of(path) or (own and kind_of(path, follow_links=False))  # a link that leads nowhere
+        kind = kind_of(path) or (own and kind_of(path, follow_links=False))  # a link may lead nowhere
         if not path.strip() or "\0" in path:
             lines.append(f"{path!r} is no name of a file")
         elif read := [what for name, what in inputs.items() if name and is_same(path, name)]:
@@ -257,7 +257,7 @@ def save_path_problems(path: str) -> list[str]:
     if not path.strip() or "\0" in path:
         return [f"{path!r} is no name of a folder"]
     front = re.match(r"(.*/)?\.\.(?=/|$)", path)
-    if front and not os.path.isdir(front[0]):  # what it leads to is not known before
+    if front and not os.path.isdir(front[0]):  # nobody knows yet where it leads
         return [f"{path}: {front[0]} is no folder yet; name it without '..'"]
     above = folder_above(path)
     below = os.path.join(above, os.path.relpath(path, above).split(os.sep)[0])
@@ -278,17 +278,17 @@ if hasattr(os, "register_at_fork"):  # a process that loads data must not keep t
 
 
 def is_held(folder: str) -> bool:
-    """Whether a job has `folder`: its lock is there, and not that of a dead process of this machine."""
+    """Return whether a job holds `folder`: its lock is there, and no dead process of this machine left it."""
     try:
         with open(os.path.join(folder, LOCK), encoding="utf-8", errors="replace") as file:
             _lock(file, shared=True)
             return not file.read(1000).startswith(f"{OWNER}{socket.gethostname()},")
-    except OSError as error:  # held, or not to be looked into
+    except OSError as error:  # it is held, or cannot be opened
         return not isinstance(error, FileNotFoundError)
 
 
 def _lock(file: IO, shared: bool = False) -> None:
-    """Locks an open file until it is closed. Raises OSError if another process has."""
+    """Lock an open file until it is closed. Raises OSError if another process holds it."""
     if fcntl is not None:
         return fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
     import msvcrt
@@ -299,7 +299,7 @@ def _lock(file: IO, shared: bool = False) -> None:
 
 
 def take_lock(file: IO) -> bool:
-    """Locks an open file until it is closed; False if another process has, as far as there are locks."""
+    """Lock an open file until it is closed; False if another process holds it, as far as there are locks."""
     try:
         _lock(file)
     except OSError as error:
@@ -309,7 +309,7 @@ def take_lock(file: IO) -> bool:
 
 @contextlib.contextmanager
 def run_lock(folder: str) -> Generator[None]:
-    """Holds `folder` for this process, however that ends. Rank 0 only. Raises UserError, OSError."""
+    """Hold `folder` for this process, however that ends. Rank 0 only. Raises UserError, OSError."""
     path = os.path.join(folder, LOCK)
     os.makedirs(folder, exist_ok=True)
     foreign = UserError(f"{path}: is not the lock of a run; move it away, or choose another folder")

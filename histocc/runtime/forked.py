@@ -1,5 +1,5 @@
-"""Work that is shared out among processes forked from this one. They begin with its memory, so the weights of
-a model are there once, however many they are. CPUs alone: a GPU does not outlive a fork.
+"""Work that is shared among processes forked from this one. They begin with its memory, so the weights of a
+model are there once for any number of processes. It serves CPUs alone: a GPU does not outlive a fork.
 """
 
 import contextlib
@@ -22,13 +22,13 @@ from histocc.runtime.signals import Stopped, leave_to_parent
 from histocc.runtime.world import World, die_with
 
 LOOK_SECONDS, JOIN_SECONDS = 0.05, 10.0
-CPU_LIMIT = "/sys/fs/cgroup/cpu.max"  # of a container: microseconds of each so many, or "max"
+CPU_LIMIT = "/sys/fs/cgroup/cpu.max"  # a container's microseconds of each so many, or "max"
 
 T = TypeVar("T")
 
 
 def usable_cores() -> int:
-    """Those that this process may use, and a container's limit allows."""
+    """Return the number of cores that this process may use and a container's limit allows."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     with contextlib.suppress(OSError, ValueError), open(CPU_LIMIT, encoding="utf-8") as file:
         quota, period = map(int, file.read().split())
@@ -37,17 +37,17 @@ def usable_cores() -> int:
 
 
 def why_not_forked() -> str:
-    """Why forked processes cannot compute on this system; "" if they can."""
+    """Return why forked processes cannot compute on this system; "" if they can."""
     if sys.platform == "darwin":
         return "macOS lets no forked process compute"
     return "" if hasattr(os, "fork") else "this system has no fork"
 
 
 def choose_processes(asked: int | None, world: World, pieces: int) -> int:
-    """How many processes share work of so many pieces.
+    """Return the number of processes that share work of so many pieces.
 
-    asked: by --processes; None: one for each core that torch would use, if there are pieces enough. Raises
-    UserError if there can be no others.
+    asked: the value of --processes; None: one process for each core that torch would use, if there are enough
+    pieces. Raises UserError if more than one is asked for where there can be no others.
     """
     alone = why_not_forked()
     if world.size > 1:
@@ -66,8 +66,8 @@ def choose_processes(asked: int | None, world: World, pieces: int) -> int:
 
 
 class Forked:
-    """`number` processes, of which this is the first, share what follows, with a thread each: the threads of
-    OpenMP do not come through a fork, and a process that asks for more than one then waits for them forever.
+    """`number` processes, this one first, that share work with a thread each: the threads of OpenMP do not
+    come through a fork, and a process that asks for more than one then waits for them forever.
 
     stop: raises if the work is to be given up; limit_seconds: how long another process may not call `check`.
     """
@@ -78,8 +78,8 @@ class Forked:
         self._children: list[tuple[BaseProcess, Connection]] = []
 
     def each(self, work: Callable[[int], T]) -> list[T]:
-        """What work(0), here, and work(1), … in forked processes return, in this order; the latter must come
-        through a pipe. Raises what any of them raises, and ends the others then.
+        """Return the results of work(0), here, and work(1), … in forked processes, in this order; the latter
+        must come through a pipe. Raises what any of them raises, and ends the others then.
         """
         if self.number == 1:
             return [work(0)]
@@ -103,9 +103,9 @@ class Forked:
             torch.set_num_threads(threads)
 
     def _serve(self, pipe: Connection, work: Callable[[int], Any], number: int, parent: int) -> None:
-        """A forked process: sends (what `work` returns, what it raises)."""
+        """Run `work` in a forked process, and send (what it returns, what it raises)."""
         leave_to_parent()
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # sent to all: the parent says so, and ends this one
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # all get it: the parent says so, and ends this one
         die_with(parent)
         show_progress(False)
         self._own, self._children, value, error = number, [], None, None
@@ -118,7 +118,7 @@ class Forked:
         os._exit(1 if error else 0)  # exit functions and open files are the parent's
 
     def _result(self, number: int, process: BaseProcess, pipe: Connection) -> Any:
-        """Returns what a process sends. Raises what its work raised; TrainingError if it died or hangs."""
+        """Return what a process sends. Raises what its work raised; TrainingError if it died or hangs."""
         content, part, idle = bytearray(), b"first", 0.0
         while part:
             calls = self._calls[number]
@@ -143,7 +143,7 @@ class Forked:
         return value
 
     def check(self) -> None:
-        """For `work`, now and then: raises if it is to be given up, or another process has failed."""
+        """Raise if the work is to be given up or another process has failed; `work` calls it now and then."""
         self._calls[self._own] = (self._calls[self._own] + 1) % 256
         self.stop()
         for number, (process, pipe) in enumerate(self._children, 1):

@@ -1,5 +1,5 @@
-"""The frame of a command that several processes may run: how it starts and ends, with one message for all.
-`run_command` in `histocc.runtime.errors` is that of a single process.
+"""The frame of a command that several processes may run: its start and its end, with one message for all.
+`run_command` in `histocc.runtime.errors` is the frame of a single process.
 """
 
 import atexit
@@ -26,10 +26,10 @@ from histocc.runtime.errors import as_user_error
 from histocc.runtime.signals import Stopped, stop_asked
 from histocc.runtime.world import CANNOT_SEND, World, init_world, is_first_rank
 
-# how long a silent rank waits for rank 0 to say what is wrong: before they have joined, and afterwards
+# seconds that a silent rank gives rank 0 to say what is wrong, before they have joined and afterwards
 JOINING_PATIENCE_SECONDS, PATIENCE_SECONDS = 20.0, 3.0
-MISSING_SECONDS = 8.0  # for ranks whose wait has reached the time limit to say so: torchrun kills after 30
-CLOSE_SECONDS, STOP_SECONDS = 60.0, 2.0  # for exit functions of libraries, the latter if the run was stopped
+MISSING_SECONDS = 8.0  # limit for ranks to say that their wait timed out: torchrun kills after 30
+CLOSE_SECONDS, STOP_SECONDS = 60.0, 2.0  # limits of libraries' exit functions, the latter after a stop
 LOST_CONTACT = re.compile(
     r"gloo|nccl|connection (closed|reset|refused)|timed out|socket|broken pipe|peer", re.IGNORECASE
 )
@@ -42,10 +42,10 @@ def start(
     argv: list[str] | None = None,
     when_stopped: str = " before the first step. The same command starts again.",
 ) -> None:
-    """Parses, joins the other processes, runs, leaves them. The model must live inside `run`: a DDP object
-    that is still alive when the interpreter ends can abort the process.
+    """Parse the arguments, join the other processes, run, and leave them. The model must live inside `run`: a
+    DDP object that is still alive when the interpreter ends can abort the process.
 
-    when_stopped: what is said, behind the signal's name, of a `run` that gave up with Stopped.
+    when_stopped: the message on a `run` that gave up with Stopped, after the signal's name.
     """
     code, joined = 0, False
     with log.opened():
@@ -81,14 +81,15 @@ def start(
 
 
 def end_without_others(world: World, error: Exception) -> NoReturn:
-    """After a collective has failed: names who is missing at the time limit, or that the connection is lost.
-    Rank 0 says it; if it is gone, another one, unless a launcher ends that first. Exit code 1.
+    """End this process after a failed collective; name who is missing at the time limit, or say that the
+    connection is lost. Rank 0 prints it; if it is gone, another one does, unless a launcher ends that first.
+    Exit code 1.
     """
     reason = shorten((str(error).strip() or type(error).__name__).splitlines()[-1], 200, placeholder=" …")
     what = "the connection to another process is lost; its own message, or the launcher's, says why"
     late, files = re.search(r"time(d )?out", str(error), re.IGNORECASE), ""
     if late:
-        files, missing = signals.stacks_written(), "0"  # of the others, if rank 0 does not answer
+        files, missing = signals.stacks_written(), "0"  # the others say so if rank 0 does not answer
         seconds = min(MISSING_SECONDS, 0.1 * world.time_limit)
 
         def meet() -> None:
@@ -110,7 +111,7 @@ def end_without_others(world: World, error: Exception) -> NoReturn:
         what = CANNOT_SEND
 
     def leave_to_launcher(seconds: float) -> None:
-        """It names the process that has ended, and ends all others then: it must find that one first."""
+        """Let the launcher find the process that has ended first: it names that one and ends all others."""
         until = time.monotonic() + seconds
         while time.monotonic() < until:
             if stop_asked():
@@ -132,11 +133,11 @@ def end_without_others(world: World, error: Exception) -> NoReturn:
 
 
 def end_process(code: str | int, exit_seconds: float = 30.0) -> NoReturn:
-    """Ends a process that has done its work and left its process group. Does not return.
+    """End a process that has done its work and left its process group. Does not return.
 
     The interpreter's own ending can abort it (SIGABRT, "terminate called without an active exception"), when
     a thread of the backend asks for the interpreter while that is being taken apart; and it waits for threads
-    and processes of libraries. exit_seconds: what functions registered with atexit may take.
+    and processes of libraries. exit_seconds: limit of functions registered with atexit.
     """
     calls = threading.Thread(target=atexit._run_exitfuncs, daemon=True)
     calls.start()
@@ -145,16 +146,16 @@ def end_process(code: str | int, exit_seconds: float = 30.0) -> NoReturn:
         process.kill()
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(code if isinstance(code, int) else 1)  # as sys.exit does with a text
+    os._exit(code if isinstance(code, int) else 1)  # sys.exit does so with a text
 
 
 @contextlib.contextmanager
 def errors_end_all_ranks() -> Generator[None]:
-    """Turns UserError into exit code 2 and TrainingError into 1: one message, from rank 0, and no traceback.
+    """Turn UserError into exit code 2 and TrainingError into 1: one message, from rank 0, and no traceback.
 
     The other ranks stay silent and give rank 0 time to speak: a launcher ends its workers as soon as one is
     gone. If there still is a process group, the process ends without leaving it: NCCL would wait in it for
-    those that are stuck in a collective.
+    ranks that are stuck in a collective.
     """
     try:
         yield

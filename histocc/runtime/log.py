@@ -1,7 +1,7 @@
-"""Printing that never raises, and how far a stage of the work has come.
+"""Printing that never raises, and the progress of a stage of the work.
 
 A stream that cannot be written any more (a pipe whose reader has ended, a full disk, a terminal that is gone)
-is dropped, which is said once on the other stream.
+is dropped, and the other stream says so once.
 """
 
 import atexit
@@ -15,19 +15,19 @@ from typing import Any
 
 PROGRESS_SECONDS = 10.0
 
-_streams: list["_Stream"] = []  # of this process, inside `opened`
+_streams: list["_Stream"] = []  # the streams of this process, inside `opened`
 _progress_shown = False
-_with_bar: list["Stage"] = []  # the one whose bar is on the terminal
+_with_bar: list["Stage"] = []  # the stage whose bar is on the terminal
 
 
 class _Stream:
-    """In the place of sys.stdout or sys.stderr."""
+    """The stream in the place of sys.stdout or sys.stderr."""
 
     def __init__(self, name: str, stream: Any):
         self.name, self.stream, self.lost = name, stream or open(os.devnull, "w"), stream is None
 
     def write(self, text: str) -> int:
-        if self in _streams:  # not that of the bar, which comes back below the text
+        if self in _streams:  # the bar's own stream is not; the bar comes back below the text
             for stage in _with_bar:
                 stage.bar.clear()
         self._try(self.stream.write, text)
@@ -41,12 +41,12 @@ class _Stream:
             return
         try:
             work(*arguments)
-        except BlockingIOError:  # a terminal that is slow for the moment
+        except BlockingIOError:  # the terminal is slow for the moment
             pass
-        except (OSError, ValueError) as error:  # ValueError: closed
+        except (OSError, ValueError) as error:  # ValueError: it is closed
             self.lost = True
             with contextlib.suppress(OSError, ValueError), open(os.devnull, "wb") as nowhere:
-                if self.stream.fileno() in (1, 2):  # what is in its buffer has a place to go
+                if self.stream.fileno() in (1, 2):  # its buffer now has a place to go
                     os.dup2(nowhere.fileno(), self.stream.fileno())
             for other in _streams:
                 why = getattr(error, "strerror", None) or error
@@ -58,7 +58,7 @@ class _Stream:
 
 @contextlib.contextmanager
 def opened() -> Generator[None]:
-    """From here on printing never raises, and letters that the terminal does not have become ?."""
+    """Make printing inside never raise; letters that the terminal does not have become ?."""
     if _streams:
         yield
         return
@@ -78,12 +78,12 @@ def opened() -> Generator[None]:
 
 
 def output_is_lost() -> bool:
-    """Whether nobody reads standard output any more."""
+    """Return whether nobody reads standard output any more."""
     return bool(_streams) and _streams[0].lost
 
 
 def duration(seconds: float) -> str:
-    """Seconds as people write them: 42s, 3m10s, 2h05m, 3d04h."""
+    """Return seconds as people write them: 42s, 3m10s, 2h05m, 3d04h."""
     seconds = int(seconds)
     for unit, size, below, part in (("d", 86400, "h", 3600), ("h", 3600, "m", 60), ("m", 60, "s", 1)):
         if seconds >= size:
@@ -92,7 +92,7 @@ def duration(seconds: float) -> str:
 
 
 def show_progress(shown: bool) -> None:
-    """Whether stages are shown in this process from now on: commands ask for it on rank 0 unless --quiet is
+    """Set whether this process shows stages from now on: commands ask for it on rank 0 unless --quiet is
     given; calls from Python are quiet.
     """
     global _progress_shown
@@ -106,13 +106,13 @@ def _end_bar() -> None:
 
 
 class Stage:
-    """A part of the work: on stderr a bar, if that is a terminal and tqdm is installed, else a line every few
-    seconds. The bar ends with the stage, and when the next one begins.
+    """A part of the work. It shows a bar on stderr, if that is a terminal and tqdm is installed, else a line
+    every few seconds. The bar ends with the stage, and when the next one begins.
 
     Args:
         what: its name.
-        total: how many units there are; None: nobody knows.
-        unit: its plural, "rows".
+        total: number of units; None: nobody knows.
+        unit: name of the units in the plural, "rows".
         first: units that were done before.
     """
 
@@ -124,19 +124,19 @@ class Stage:
             from tqdm import tqdm
 
             _end_bar()
-            tqdm.monitor_interval = 0  # no thread: others are forked from this process
+            tqdm.monitor_interval = 0  # no thread may run: processes are forked from this one
             terminal = _Stream("error", getattr(sys.stderr, "stream", sys.stderr))
             options: dict[str, Any] = {"initial": first, "unit": f" {unit}", "miniters": 0, "leave": False}
             self.bar = tqdm(desc=what, total=total, file=terminal, **options)
             _with_bar.append(self)
 
     def is_due(self) -> bool:
-        """Whether `at` would show something now."""
+        """Return whether `at` would show something now."""
         is_time = self in _with_bar or time.monotonic() - self.shown_at >= PROGRESS_SECONDS
         return _progress_shown and is_time
 
     def at(self, done: float) -> None:
-        """So many units are done."""
+        """Record that so many units are done."""
         self.done = done if self.total is None else min(done, self.total)
         if self.is_due() and self in _with_bar:
             self.bar.n = self.done
@@ -151,7 +151,7 @@ class Stage:
         self.at(self.done + units)
 
     def line(self, seconds: float) -> str:
-        """How far it is after so many seconds."""
+        """Return the line that says how far the stage is after so many seconds."""
         rate = (self.done - self.first) / max(seconds, 1e-9)
         of = left = ""
         if self.total is not None:

@@ -1,4 +1,4 @@
-"""How a model is spread over the processes: a whole copy on each (DDP), or a share of every tensor on each
+"""The spread of a model over the processes: a whole copy on each (DDP), or a share of every tensor on each
 (FSDP2).
 
 In both, the gradients of a step are averaged over the processes. Weights that are not trained stay whole
@@ -19,14 +19,14 @@ from torch.utils._pytree import tree_map_only
 from histocc.runtime.world import World
 
 MODES = ("ddp", "fsdp")
-COMPRESSIONS = ("none", "bf16")  # of gradients between processes
+COMPRESSIONS = ("none", "bf16")  # formats of gradients between processes
 
 
 def wrap(model: nn.Module, world: World, mode: str = "ddp", gradient_compression: str = "none") -> nn.Module:
-    """`model` on the device of `world`, shared out as `mode` (one of MODES) says if there are others. Keep it
-    inside a function: a DDP object that is alive when the interpreter ends can abort the process.
+    """Return `model` on the device of `world`, shared out as `mode` (one of MODES) says if there are others.
+    Keep it inside a function: a DDP object that is alive when the interpreter ends can abort the process.
 
-    fsdp shares out the trained weights of each layer (each member of a ModuleList), in place, and gathers
+    FSDP shares out the trained weights of each layer (each member of a ModuleList), in place, and gathers
     them when the layer works: gradients and the optimizer's state are never whole anywhere. All ranks.
     """
     model = model.to(world.device)
@@ -46,7 +46,7 @@ def wrap(model: nn.Module, world: World, mode: str = "ddp", gradient_compression
 
             wrapped.register_comm_hook(None, bf16_compress_hook)
         return wrapped
-    # these take seconds, so only if they are used
+    # these imports take seconds, so they come only if they are used
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
@@ -64,7 +64,7 @@ def wrap(model: nn.Module, world: World, mode: str = "ddp", gradient_compression
 
 
 def unwrap(model: nn.Module) -> nn.Module:
-    """The model inside DDP, or `model` itself."""
+    """Return the model inside DDP, or `model` itself."""
     return model.module if isinstance(model, DistributedDataParallel) else model
 
 
@@ -73,8 +73,8 @@ def is_sharded(model: nn.Module) -> bool:
 
 
 def no_sync(model: nn.Module, sync: bool) -> contextlib.AbstractContextManager[None]:
-    """Keeps the gradients of this process to itself while micro-batches are still to come (`sync` False).
-    FSDP shares them out at once: kept back, they would lie whole on every process.
+    """Keep the gradients of this process to itself while micro-batches are still to come (`sync` False). FSDP
+    shares them out at once all the same: kept back, they would lie whole on every process.
     """
     if isinstance(model, DistributedDataParallel) and not sync:
         return model.no_sync()
@@ -83,8 +83,8 @@ def no_sync(model: nn.Module, sync: bool) -> contextlib.AbstractContextManager[N
 
 @contextlib.contextmanager
 def unsharded(model: nn.Module) -> Generator[None]:
-    """All weights of a sharded model on every process, which communicate nothing inside, so may do different
-    work. For models that have been through a forward and backward pass. All ranks.
+    """Hold all weights of a sharded model on every process. Processes communicate nothing inside, so they may
+    do different work. The model must have been through a forward and backward pass. All ranks.
     """
     units: list[Any] = [module for module in model.modules() if is_sharded(module)]
     for unit in units:
@@ -100,7 +100,7 @@ def unsharded(model: nn.Module) -> Generator[None]:
 
 @contextlib.contextmanager
 def evaluating(model: nn.Module) -> Generator[None]:
-    """Evaluation mode without gradients; afterwards every submodule is in the mode it had."""
+    """Set evaluation mode without gradients; afterwards every submodule is in the mode it had."""
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
@@ -112,8 +112,8 @@ def evaluating(model: nn.Module) -> Generator[None]:
 
 
 def gather_shares(value: Any, keep: bool = True) -> Any:
-    """Nested dicts and lists, their shared out tensors put together one by one, on the CPU; without `keep`
-    with None in the place of all tensors. All ranks.
+    """Return nested dicts and lists with their shared out tensors put together one by one, on the CPU;
+    without `keep` None takes the place of all tensors. All ranks.
     """
 
     def put_together(tensor: Tensor) -> Tensor | None:
@@ -126,7 +126,7 @@ def gather_shares(value: Any, keep: bool = True) -> Any:
 
 
 def load_optimizer_state(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
-    """`optimizer.load_state_dict` of a whole state, of which each process takes its share if its weights
+    """Load a whole state by `optimizer.load_state_dict`; each process takes its share of it if its weights
     are shared out. All ranks.
     """
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
@@ -147,11 +147,11 @@ def load_optimizer_state(optimizer: torch.optim.Optimizer, state: dict[str, Any]
 
 
 def is_share(x: Tensor) -> bool:
-    """Whether this process holds a share of a tensor alone: a DTensor, as FSDP makes them."""
+    """Return whether this process holds only a share of a tensor: a DTensor, as FSDP makes them."""
     return hasattr(x, "full_tensor")
 
 
 def full_tensor(x: Tensor) -> Tensor:
-    """`x` itself, or all of it if processes share it out. All ranks."""
+    """Return `x` itself, or all of it if processes share it out. All ranks."""
     shared: Any = x
     return shared.full_tensor() if is_share(x) else x

@@ -1,24 +1,25 @@
-"""Random numbers as a function of counters: no state to save, the same on every machine and for any number of
-processes.
+"""Random numbers as a function of counters. There is no state to save, and they are the same on every machine
+and for any number of processes.
 """
 
 import numpy as np
 
-# The streams of a run, each for one use: `derived_seed(args.seed, NOISE)`. A run is resumed with its numbers.
+# Each stream of a run has one use: `derived_seed(args.seed, NOISE)`. A resumed run depends on these numbers.
 WEIGHTS, ORDER, NOISE, DROPOUT, DESCRIPTIONS, NGRAMS, TEACHER = 0, 1, 2, 3, 4, 6, 7
 STEP = np.uint64(0x9E3779B97F4A7C15)  # 2^64 / golden ratio, odd
 
 
 def mix(x: np.ndarray) -> np.ndarray:
-    """Scrambles uint64 values one to one (finalizer of splitmix64; Steele, Lea, Flood 2014, "Fast splittable
-    pseudorandom number generators")."""
+    """Scramble uint64 values one to one (finalizer of splitmix64; Steele, Lea, Flood 2014, "Fast splittable
+    pseudorandom number generators").
+    """
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return x ^ (x >> np.uint64(31))
 
 
 def streams(seed: int, epoch: int, rows: np.ndarray) -> np.ndarray:
-    """Where the draws of each row begin, uint64 [B]. Within an epoch no two rows begin at the same place."""
+    """Return where each row's draws begin, uint64 [B]. In an epoch no two rows begin at the same place."""
     # numpy wraps arrays in silence, but warns of scalars
     key = np.array([int(seed) % 2**64], dtype=np.uint64)
     for part in (int(epoch) % 2**64, 0):
@@ -27,24 +28,25 @@ def streams(seed: int, epoch: int, rows: np.ndarray) -> np.ndarray:
 
 
 def draw(stream: np.ndarray, number: int | np.ndarray) -> np.ndarray:
-    """Draw `number` of each stream, uint64: 64 even, independent bits. A stream's draws are splitmix64 from
-    there. Shapes broadcast, so that `draw(stream[:, None], numbers)` is a matrix [B, K].
+    """Return draw `number` of each stream, uint64: 64 uniform, independent bits. A stream's draws are
+    splitmix64 from its start on. Shapes broadcast, so that `draw(stream[:, None], numbers)` is a matrix [B,
+    K].
     """
     return mix(stream + (np.atleast_1d(number).astype(np.uint64) + np.uint64(1)) * STEP)
 
 
 def chance(bits: np.ndarray, probability: float | np.ndarray) -> np.ndarray:
-    """True with `probability` (or an array of them that broadcasts), bool, from draws."""
+    """Return bool, True with `probability` (or an array of them that broadcasts), from draws."""
     return (bits >> np.uint64(11)) * 2.0**-53 < probability
 
 
 def below(bits: np.ndarray, n: int | np.ndarray) -> np.ndarray:
-    """Even whole numbers 0 … n−1, int64, from draws; 0 ≤ n < 2^32 (0 gives 0)."""
+    """Return uniform whole numbers 0 … n−1, int64, from draws; 0 ≤ n < 2^32 (0 gives 0)."""
     return (((bits >> np.uint64(32)) * np.asarray(n).astype(np.uint64)) >> np.uint64(32)).astype(np.int64)
 
 
 def derived_seed(*parts: int) -> int:
-    """One 63-bit seed out of several whole numbers, each of which matters, and so does their order."""
+    """Return one 63-bit seed from several whole numbers; each of them matters, and so does their order."""
     state = np.zeros(1, dtype=np.uint64)
     for part in parts:
         state = mix((state ^ np.uint64(part % 2**64)) + STEP)

@@ -1,12 +1,12 @@
-"""Signals that ask a run to stop: seen at once, acted on between two steps. And SIGUSR2, which writes stacks.
+"""Signals that ask a run to stop, seen at once, acted on between two steps; and SIGUSR2, which writes stacks.
 
 Python runs a signal's handler only when the main thread comes back to it, and a thread that waits in a
 collective does not. So the handler does nothing: the interpreter writes the signal's number into a pipe, and
-a thread reads it there. Before each step and each batch of a validation all ranks then ask each other whether
-one was asked (`World.stop_agreed`), and save together (`histocc.trainer.loop`).
+a thread reads it there. Before each step and each batch of a validation all ranks then agree on whether one
+of them was asked (`World.stop_agreed`), and save together (`histocc.trainer.loop`).
 
-Stacks of all threads are written by `faulthandler`, in C, whatever the main thread hangs in: at SIGUSR2, and
-before the time limit. Each rank has a file in the run's folder; before that they go to stderr.
+`faulthandler` writes the stacks of all threads, in C, whatever the main thread hangs in: at SIGUSR2, and
+before the time limit. Each rank has a file for them in the run's folder; before that they go to stderr.
 """
 
 import contextlib
@@ -26,16 +26,16 @@ SIGNALS = tuple(
 )
 SECOND_AFTER = 1.0  # seconds: a launcher may send the same signal twice, a person who repeats it means it
 STACKS = "stacks-rank{}.txt"
-SHARE = 0.9  # of the time limit, after which stacks are written
-EARLIER = 0.05  # of it: so much earlier they may be, since setting the timer starts a thread (0.2 ms)
+SHARE = 0.9  # share of the time limit after which stacks are written
+EARLIER = 0.05  # share of it by which they may come early: setting the timer starts a thread (0.2 ms)
 
 
 class Stopped(BaseException):
-    """Raised if work is given up because the run is to stop. What catches an Exception lets it pass."""
+    """The end of work that is given up because the run is to stop; `except Exception` lets it pass."""
 
 
 class StopRequest:
-    """Whether this process was asked to stop, and by what."""
+    """The request to stop this process, if there is one, and the signal that made it."""
 
     def __init__(self):
         self.signal: int | None = None
@@ -52,7 +52,7 @@ class StopRequest:
 
     @property
     def exit_code(self) -> int:
-        """0, or 130 after Ctrl-C, as shells expect."""
+        """The exit code: 0, or 130 after Ctrl-C, as shells expect."""
         return 130 if self.signal == signal.SIGINT else 0
 
     def receive(self, number: int) -> None:
@@ -63,11 +63,11 @@ class StopRequest:
             os._exit(128 + number)  # files are replaced by renames: none is half-written
 
 
-_current: list[StopRequest] = []  # of this process; empty if nobody listens
+_current: list[StopRequest] = []  # the request of this process; empty if nobody listens
 
 
 def stop_request() -> StopRequest:
-    """That of `listening`; outside of it one that nobody makes."""
+    """Return the request of `listening`; outside of it one that nobody makes."""
     return _current[0] if _current else StopRequest()
 
 
@@ -77,13 +77,13 @@ def stop_asked() -> bool:
 
 @contextlib.contextmanager
 def listening() -> Generator[StopRequest]:
-    """Takes the signals, if this is the main thread, and gives them back at the end. Inside of another
-    `listening`, that one's request.
+    """Take the signals, if this is the main thread, and give them back at the end. Inside of another
+    `listening`, yield that one's request.
     """
     if _current:
         yield _current[0]
         return
-    request, current = StopRequest(), _current  # whose name is gone when the interpreter itself ends this
+    request, current = StopRequest(), _current  # that name is gone when the interpreter itself ends this
     current.append(request)
     in_main_thread = threading.current_thread() is threading.main_thread()
     try:
@@ -97,7 +97,7 @@ def listening() -> Generator[StopRequest]:
 def _signals_to(request: StopRequest) -> Generator[None]:
     reader, writer = socket.socketpair()
     writer.setblocking(False)
-    # nohup has SIGHUP ignored: what it starts outlives its terminal
+    # nohup has SIGHUP ignored, so that what it starts outlives its terminal
     before = {
         number: signal.signal(number, lambda number, frame: None)
         for number in SIGNALS
@@ -122,25 +122,25 @@ def _signals_to(request: StopRequest) -> Generator[None]:
             signal.signal(number, handler)
         if hasattr(faulthandler, "unregister"):
             faulthandler.unregister(signal.SIGUSR2)
-        writer.close()  # ends the thread
+        writer.close()  # this ends the thread
 
 
 _for_good: list[Any] = []  # keeps `start_listening` from being undone
 
 
 def start_listening() -> None:
-    """Takes signals until the process ends: for scripts, before they import torch, which takes seconds."""
-    for number in (0, 1, 2):  # closed by a shell (`>&-`): the next file that is opened would take its place
+    """Take signals until the process ends. Scripts do so before they import torch, which takes seconds."""
+    for number in (0, 1, 2):  # a shell may have closed it (`>&-`): the next file opened would take its place
         try:
             os.fstat(number)
         except OSError:
-            os.open(os.devnull, os.O_RDWR)  # the lowest number that is free
+            os.open(os.devnull, os.O_RDWR)  # it takes the lowest free number
     _for_good.append(listening())
     _for_good[0].__enter__()
 
 
 def leave_to_parent() -> None:
-    """In a forked helper process: its parent decides when it ends."""
+    """Leave signals to the parent of this forked helper process, which decides when the helper ends."""
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     for name in ("SIGINT", "SIGUSR1", "SIGHUP", "SIGUSR2"):
@@ -152,14 +152,14 @@ def leave_to_parent() -> None:
 
 
 class _Timer:
-    """Of this process: `faulthandler` has one."""
+    """The timer of this process; `faulthandler` has only one."""
 
     limit: float | None = None  # seconds; None: no run has its folder
-    file, names, set_at = 2, "", -math.inf  # when, in time.monotonic()
+    file, names, set_at = 2, "", -math.inf  # set_at is in time.monotonic()
 
 
 def _write_stacks_to(file: int) -> None:
-    """At SIGUSR2."""
+    """Let SIGUSR2 write stacks to `file`, a descriptor."""
     _Timer.file = file
     if hasattr(faulthandler, "register"):  # not on Windows
         faulthandler.register(signal.SIGUSR2, file)
@@ -167,13 +167,13 @@ def _write_stacks_to(file: int) -> None:
 
 @contextlib.contextmanager
 def stacks_in(paths: Sequence[str], rank: int, limit: float) -> Generator[None]:
-    """Stacks go into the one of `paths` that is the rank's; an empty file is removed at the end.
+    """Write stacks into the one of `paths` that is the rank's; an empty file is removed at the end.
 
     limit: seconds that a process waits for another one (--timeout-minutes).
     """
     try:
         file = open(paths[rank], "ab")
-    except OSError:  # a node without the folder of the run
+    except OSError:  # this node lacks the folder of the run
         file = open(os.dup(2), "ab")
     _write_stacks_to(file.fileno())
     _Timer.limit, _Timer.names = limit, " to ".join([paths[0], *map(os.path.basename, paths[1:][-1:])])
@@ -190,7 +190,7 @@ def stacks_in(paths: Sequence[str], rank: int, limit: float) -> Generator[None]:
 
 
 def set_timer() -> None:
-    """Stacks are written unless this is called again soon enough: before each step, by all ranks."""
+    """Have stacks written unless this is called again soon enough: all ranks call it before each step."""
     now = time.monotonic()
     if _Timer.limit is not None and now - _Timer.set_at >= EARLIER * _Timer.limit:
         seconds = min(SHARE * _Timer.limit, threading.TIMEOUT_MAX)
@@ -200,11 +200,11 @@ def set_timer() -> None:
 
 
 def stop_timer() -> None:
-    """Before work that no time limit ends."""
+    """Stop the timer before work that no time limit ends."""
     faulthandler.cancel_dump_traceback_later()
     _Timer.set_at = -math.inf
 
 
 def stacks_written() -> str:
-    """Names the files that are written at the time limit; "" if there are none."""
+    """Return words that name the files written at the time limit; "" if there are none."""
     return _Timer.names and f"the stacks of all threads: {_Timer.names}"

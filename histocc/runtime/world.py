@@ -1,7 +1,7 @@
-"""The processes of a run: who this process is, what the processes say to each other outside DDP and FSDP, and
-how they join. `histocc.runtime.frame` starts and ends them.
+"""The processes of a run: the place of this process, the exchange of values outside DDP and FSDP, and the
+start in which processes join. `histocc.runtime.frame` starts and ends them.
 
-No other module reads RANK, LOCAL_RANK and WORLD_SIZE. All of it works in one process, too, at no cost.
+No other module reads RANK, LOCAL_RANK and WORLD_SIZE. Everything here works in one process, too, at no cost.
 """
 
 import contextlib
@@ -31,7 +31,7 @@ from histocc.runtime.errors import TrainingError, UserError, as_user_error
 from histocc.runtime.signals import Stopped, stop_asked, stop_request
 
 MIN_TORCH = (2, 10)
-LONGEST_WORK = timedelta(days=1)  # of the ranks that others wait for in `World.run_on`
+LONGEST_WORK = timedelta(days=1)  # limit of work that other ranks wait for in `World.run_on`
 JOINING_SECONDS = 5.0  # torch's own limits come first: they say more
 NOT_MET = (
     "Both must be set alike on all machines, rank 0 must run on that one, and the firewall let the port"
@@ -44,7 +44,7 @@ CANNOT_SEND = (
 )
 PORT_IN_USE = "Another program has this port, or a second process RANK=0: choose another MASTER_PORT"
 
-# ---- what a launcher says of this process
+# ---- the launcher's variables
 
 
 def launcher_environment(args: Processes) -> tuple[int, int, int, int]:
@@ -84,19 +84,19 @@ def launcher_environment(args: Processes) -> tuple[int, int, int, int]:
         ("world-size", args.world_size, size),
         ("local-rank", args.local_rank, local),
     ):
-        if asked not in (None, -1, actual):  # -1: scripts for the older launcher say so that there is none
+        if asked not in (None, -1, actual):  # -1: scripts for the older launcher mean none by it
             raise UserError(f"--{flag} {asked} contradicts the launcher, which says {actual}. Leave it out.")
     return rank, local, size, local_size
 
 
 def is_first_rank() -> bool:
-    """Whether this process is rank 0 by the launcher's variables, before there is a `World`."""
+    """Return whether this process is rank 0 by the launcher's variables, before there is a `World`."""
     return os.environ.get("RANK", "0") in ("", "0")
 
 
 def launcher_id() -> str:
-    """What tells torchrun's agent, which starts this process again after a failure, from every other process
-    there ever was: its host, number and start; "" without torchrun.
+    """Return an identity of torchrun's agent, which starts this process again after a failure: its host,
+    number and start, which no other process ever shares; "" without torchrun.
     """
     if "TORCHELASTIC_RUN_ID" not in os.environ or sys.platform != "linux":
         return ""
@@ -106,25 +106,25 @@ def launcher_id() -> str:
 
 
 def die_with(parent: int) -> None:
-    """Asks Linux to kill this process when its parent dies: torchrun's agent forwards no signal then."""
+    """Ask Linux to kill this process when its parent dies: torchrun's agent forwards no signal then."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
-    if os.getppid() != parent:  # it died before the call
+    if os.getppid() != parent:  # the parent died before the call
         os._exit(1)
 
 
-# ---- who this process is, and the collectives
+# ---- the place of this process, and the collectives
 
 
 @dataclass(frozen=True)
 class World:
-    """Who this process is among the processes of the run. Made once, by `init_world`, and handed down.
+    """The place of this process among those of the run. `init_world` makes it once, and it is handed down.
 
     Args:
-        backend: of the default process group, for tensors on `device`; None: there is none.
+        backend: backend of the default process group, for tensors on `device`; None: there is no group.
         control: the group for tensors on the CPU; None: the default one.
-        patient: the one in which a wait may last longer than the time limit; None: the default one.
-        time_limit: seconds that one waits for another.
+        patient: the group in which a wait may last longer than the time limit; None: the default one.
+        time_limit: seconds that one process waits for another.
     """
 
     rank: int = 0
@@ -140,18 +140,18 @@ class World:
 
     @property
     def is_main(self) -> bool:
-        """True on rank 0 of the whole job, the only one that writes files and speaks."""
+        """The role of rank 0 of the whole job, the only one that writes files and speaks."""
         return self.rank == 0
 
     def print(self, *words: object, sep: str = " ") -> None:
-        """Rank 0 only; flushed, so that the line is in the log when a job dies."""
+        """Print on rank 0 only, flushed, so that the line is in the log when a job dies."""
         if self.is_main:
             print(*words, sep=sep, flush=True)
 
     # ---- collectives: every rank calls them, in the same order ----
 
     def sum_over_ranks(self, totals: dict[str, Any]) -> dict[str, float]:
-        """Sums and counts over all ranks, in one float64 all-reduce. Values: numbers or 0-d tensors."""
+        """Return sums and counts over all ranks by one float64 all-reduce. Values: numbers or 0-d tensors."""
         names = sorted(totals)  # the same order on every rank
         values = [
             (value.detach() if isinstance(value, torch.Tensor) else torch.tensor(value, dtype=torch.float64))
@@ -165,7 +165,7 @@ class World:
         return dict(zip(names, packed.tolist()))
 
     def stop_agreed(self) -> bool:
-        """Whether any rank was asked to stop: the same answer on all. Costs one message of a few bytes."""
+        """Return whether any rank was asked to stop, the same on all. It costs a message of a few bytes."""
         signals.set_timer()
         asked = torch.tensor(float(stop_asked()))
         if self.backend:
@@ -173,7 +173,7 @@ class World:
         return bool(asked > 0)
 
     def gather(self, value: Any, main_alone: bool = False) -> list[Any]:
-        """The `value` of every rank (plain Python or arrays), in order of rank, on every rank; with
+        """Return the `value` of every rank (plain Python or arrays), in order of rank, on every rank; with
         `main_alone` on rank 0, and [] on the others.
         """
         if not self.backend:
@@ -191,22 +191,22 @@ class World:
             return value
         held = [value]
         dist.broadcast_object_list(held, source, group=self.patient)
-        # No rank leaves before all have received: one that ends now could keep another waiting for ever.
+        # No rank leaves before all have received: one that ends now could keep another waiting forever.
         dist.all_reduce(torch.zeros(1), group=self.patient)
         return held[0]
 
     def node_leaders(self) -> list[int]:
-        """The rank of the first process of each node, in order."""
+        """Return the rank of the first process of each node, in order."""
         return sorted(set(self.gather(self.leader)))
 
     def run_on_main(self, work: Callable[[], Any]) -> Any:
-        """Runs `work` on rank 0 and returns its result on every rank; see `run_on`."""
+        """Run `work` on rank 0 and return its result on every rank; see `run_on`."""
         return self.run_on([0], work)[0]
 
     def run_on(self, leaders: list[int], work: Callable[[], Any]) -> list[Any]:
-        """Runs `work` on the ranks `leaders` and returns their results, in that order, on every rank. The
-        time limit does not count: work may be long. What ends a leader with a message, or because it was
-        asked to stop, is raised on every rank.
+        """Run `work` on the ranks `leaders` and return their results, in that order, on every rank. The time
+        limit does not count: work may be long. If a leader ends with a message, or because it was asked to
+        stop, every rank raises the same.
         """
         signals.stop_timer()
         if not self.backend:
@@ -234,7 +234,7 @@ class World:
         return results
 
     def give_up_if_asked(self) -> None:
-        """Raises Stopped if this process was asked to stop: for who works in `run_on`."""
+        """Raise Stopped if this process was asked to stop: work inside `run_on` calls it."""
         if stop_asked():
             raise Stopped
 
@@ -269,7 +269,7 @@ def init_world(args: Processes) -> World:
             if size > 1:
                 wait_for_address(rank, limit)
                 store, rank, size = next(rendezvous("env://", rank, size, timeout=timeout))
-            # a launcher's store outlives its restarts, and still holds where the dead listened
+            # a launcher's store outlives its restarts, and still holds the addresses of the dead
             store = PrefixStore(f"attempt_{os.environ.get('TORCHELASTIC_RESTART_COUNT') or 0}", store)
             store.set(f"rank{rank}", f"torch {torch.__version__} on {socket.gethostname()}")
             places = [place.decode() for place in store.multi_get([f"rank{i}" for i in range(size)])]
@@ -285,7 +285,7 @@ def init_world(args: Processes) -> World:
             control = dist.new_group(backend="gloo", timeout=timeout) if on_gpu else None
             patient = dist.new_group(backend="gloo", timeout=LONGEST_WORK)
         except (OSError, ValueError, RuntimeError) as error:
-            # MASTER_ADDR missing, port in use, host not reached, a peer that never came
+            # MASTER_ADDR is missing, the port is in use, the host is not reached, or a peer never came
             text = str(error) or type(error).__name__
             reason = text.partition("\n")[0] + " ".join(text.partition("Last error:")[1:]).strip()
             remedy = PORT_IN_USE if "EADDRINUSE" in text else remedy
@@ -300,7 +300,7 @@ def init_world(args: Processes) -> World:
 
 
 def wait_for_address(rank: int, seconds: float) -> object:
-    """Return when MASTER_ADDR is known (rank 0) or takes connections; torch's wait prints 40 lines of C++."""
+    """Wait until MASTER_ADDR is known (rank 0) or takes connections; torch's wait prints 40 lines of C++."""
     at: Any = (os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT"))
     until = time.monotonic() + seconds
     while all(at):  # else torch says which is missing
@@ -314,7 +314,7 @@ def wait_for_address(rank: int, seconds: float) -> object:
 
 @contextlib.contextmanager
 def limit_of_joining(others: str, seconds: float) -> Generator[None]:
-    """Ends this process if what is inside takes longer (exit code 2), or if it is asked to stop meanwhile:
+    """End this process if what is inside takes longer (exit code 2), or if it is asked to stop meanwhile:
     torch waits there without looking at signals, and nothing has to be saved yet.
     """
     done = threading.Event()
@@ -339,7 +339,7 @@ def limit_of_joining(others: str, seconds: float) -> Generator[None]:
 
 
 def current_world(device: torch.device | str = "cpu") -> World:
-    """The world of a process group that the caller has initialised already, or one process."""
+    """Return the world of a process group that the caller has initialised already, or of one process."""
     device = torch.device(device)
     if not dist.is_initialized():
         return World(device=device)
