@@ -22,7 +22,7 @@ PRIMES = (31, 43, 59, 61, 73, 97, 103, 113, 137, 149, 157, 173, 181, 193, 211, 2
 
 ACTIVATIONS = {"gelu": F.gelu, "gelu_new": partial(F.gelu, approximate="tanh"), "relu": F.relu}
 
-# of what the shapes of the weights do not limit
+# largest values of the fields that the shapes of the weights do not limit
 MAX_SIZES: dict[str, int] = {
     **dict.fromkeys(("hidden_dropout_prob", "attention_probs_dropout_prob", "layer_norm_eps"), 1),
     "num_hidden_layers": 200,
@@ -33,7 +33,7 @@ MAX_SIZES: dict[str, int] = {
 @dataclass
 class CanineConfig:
     """Sizes of the encoder, with the published field names; the defaults are those of `google/canine-s`.
-    Raises ValueError for a value of another type, out of range, or that does not go with the others.
+    Raises ValueError for a value that has another type, is out of range, or does not go with the others.
     """
 
     hidden_size: int = 768
@@ -60,7 +60,7 @@ class CanineConfig:
                 raise ValueError(f"{field.name}: found {value!r:.60}, expected a {kind.__name__}")
             low = int(kind is int and field.name != "num_hidden_layers")
             high = MAX_SIZES.get(field.name, 1 << 24)
-            if kind is not str and not low <= value <= high:  # NaN is not
+            if kind is not str and not low <= value <= high:  # NaN is out of range, too
                 raise ValueError(f"{field.name}: found {value}, expected {low} … {high:,}")
         for name in ("num_attention_heads", "num_hash_functions"):
             if self.hidden_size % getattr(self, name):
@@ -69,14 +69,14 @@ class CanineConfig:
             raise ValueError(f"hidden_act: {self.hidden_act!r} is not one of {', '.join(ACTIVATIONS)}")
 
     def to_dict(self) -> dict:
-        """All fields as a dict of plain Python types."""
+        """Return all fields as a dict of plain Python types."""
         return asdict(self)
 
     @classmethod
     def from_dict(cls, values: dict) -> "CanineConfig":
-        """The encoder's fields in `values`, a published `config.json` or a checkpoint's config; other entries
-        are ignored, missing fields keep their defaults. Raises ValueError for a `model_type` other than
-        canine.
+        """Return a config with the encoder's fields in `values`, a published `config.json` or a checkpoint's
+        config; other entries are ignored, missing fields keep their defaults. Raises ValueError for a
+        `model_type` other than canine.
         """
         if values.get("model_type", "canine") != "canine":
             raise ValueError(f"model_type {values['model_type']!r} is not 'canine'")
@@ -114,7 +114,7 @@ class CharEmbeddings(nn.Module):
         return cast(list[nn.Embedding], list(map(self.get_submodule, names)))
 
     def hash(self, ids: Tensor) -> Tensor:
-        """Rows of the tables, int64 [..., tables], for character ids int64 [...]."""
+        """Return rows of the tables, int64 [..., tables], for character ids int64 [...]."""
         return (ids.unsqueeze(-1) + 1) * self.primes % self.buckets
 
     def forward(self, input_ids: Tensor) -> Tensor:
@@ -191,7 +191,7 @@ class CharEmbeddings(nn.Module):
 
 
 def _drop_position_ids(module: nn.Module, state_dict: dict, prefix: str, *_) -> None:
-    """Older published weights hold a constant 0, 1, 2, …, which nothing here needs."""
+    """Drop the constant 0, 1, 2, … that older published weights hold and nothing here needs."""
     state_dict.pop(prefix + "position_ids", None)
 
 
@@ -210,12 +210,12 @@ class SelfAttention(nn.Module):
         self.stride = stride
 
     def query_key_value(self) -> tuple[Tensor, Tensor]:
-        """(weight [3 H, H], bias [3 H]): one large product is faster than several small ones."""
+        """Return (weight [3 H, H], bias [3 H]): one large product is faster than several small ones."""
         layers = (self.query, self.key, self.value)
         return torch.cat([layer.weight for layer in layers]), torch.cat([layer.bias for layer in layers])
 
     def forward(self, x: Tensor, visible: Tensor) -> Tensor:
-        """x [B, S, H]; visible bool [B, S] → [B, S, H]."""
+        """Map x [B, S, H], with visible bool [B, S], to [B, S, H]."""
         size, dropout_p = self.stride or x.shape[1], self.dropout_prob if self.training else 0.0
         # [B, heads, S, H / heads], in chunks
         q, k, v = (
@@ -268,7 +268,7 @@ class Intermediate(nn.Module):
 
 
 class Layer(nn.Module):
-    """Post-norm transformer layer: x [B, S, H], visible bool [B, S] → [B, S, H]."""
+    """Post-norm transformer layer, which maps x [B, S, H], with visible bool [B, S], to [B, S, H]."""
 
     def __init__(self, config: CanineConfig, stride: int | None):
         super().__init__()
@@ -305,11 +305,11 @@ class CharsToMolecules(nn.Module):
         self.LayerNorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
 
     def block_weight(self) -> tuple[Tensor, Tensor | None]:
-        """(weight [H, rate · H], bias [H]) of the convolution, as one product."""
+        """Return (weight [H, rate · H], bias [H]) of the convolution, as one product."""
         return self.conv.weight.transpose(1, 2).flatten(1), self.conv.bias
 
     def forward(self, chars: Tensor, padding_follows: bool) -> Tensor:
-        """Characters [B, S, H] → molecules [B, M, H]; see `CanineEncoder.forward`."""
+        """Map characters [B, S, H] to molecules [B, M, H]; see `CanineEncoder.forward`."""
         whole = chars.shape[1] // self.rate * self.rate
         blocks = chars[:, :whole].unflatten(1, (-1, self.rate)).flatten(2)  # [B, M, rate · H]
         mixed = self.activation(product(blocks, *self.block_weight()))
@@ -320,8 +320,8 @@ class CharsToMolecules(nn.Module):
 class Projection(nn.Module):
     """Upsampling (section 3.3): a convolution over the characters, each beside the molecule of its block.
 
-    The published convolution runs over [chars, molecules]; here its halves are summed, as matrix products,
-    and that of the molecules is computed once for each of them and not for each of its characters.
+    The published convolution runs over [chars, molecules]. Here its halves are matrix products that are
+    summed, and the molecules' half is computed once for each of them, not for each character.
     """
 
     fused = {"char_weight": ("conv",), "molecule_weight": ("conv",)}
@@ -329,36 +329,36 @@ class Projection(nn.Module):
     def __init__(self, config: CanineConfig):
         super().__init__()
         self.rate, self.taps = config.downsampling_rate, config.upsampling_kernel_size
-        self.before = (self.taps - 1) // 2  # positions before each one that its window begins with
+        self.before = (self.taps - 1) // 2  # number of positions before each one in its window
         self.conv = nn.Conv1d(2 * config.hidden_size, config.hidden_size, config.upsampling_kernel_size)
         self.activation = ACTIVATIONS[config.hidden_act]
         self.LayerNorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
         self.dropout = Dropout(config.hidden_dropout_prob)
 
     def char_weight(self) -> tuple[Tensor, Tensor | None]:
-        """(weight [H, taps · H], bias [H]) of the convolution's first half."""
+        """Return (weight [H, taps · H], bias [H]) of the convolution's first half."""
         half = self.conv.weight[:, : self.conv.in_channels // 2]  # [H, H, taps]
         return half.transpose(1, 2).flatten(1), self.conv.bias
 
     def molecule_weight(self) -> tuple[Tensor, None]:
-        """(weight [taps · H, H], no bias) of its second half."""
+        """Return (weight [taps · H, H], no bias) of its second half."""
         half = self.conv.weight[:, self.conv.in_channels // 2 :]  # [H, H, taps]
         return half.permute(2, 0, 1).flatten(0, 1), None
 
     def forward(self, chars: Tensor, molecules: Tensor) -> Tensor:
-        """chars [B, S, H], molecules [B, M, H] → [B, S, H]."""
+        """Map chars [B, S, H] and molecules [B, M, H] to [B, S, H]."""
         length = chars.shape[1]
         around = F.pad(chars, (0, 0, self.before, self.taps - 1 - self.before))  # [B, S + taps − 1, H]
         windows = torch.cat([around[:, tap : tap + length] for tap in range(self.taps)], dim=2)
         x = product(windows, *self.char_weight())
         of_molecules = product(molecules, *self.molecule_weight())  # [B, M, taps · H]
         for tap, part in enumerate(of_molecules.unflatten(2, (self.taps, -1)).unbind(2)):
-            # each block's molecule at its characters, the last up to the end; the first is that of no block
+            # each molecule stands at its block's characters, the last up to the end; the first has no block
             spread = part[:, 1:].unsqueeze(2).expand(-1, -1, self.rate, -1).flatten(1, 2)[:, :length]
             if spread.shape[1] < length:
                 last = part[:, -1:].expand(-1, length - spread.shape[1], -1)
                 spread = torch.cat([spread, last], dim=1)
-            x = x + F.pad(spread, (0, 0, self.before - tap, tap - self.before))  # reads i + tap − before
+            x = x + F.pad(spread, (0, 0, self.before - tap, tap - self.before))  # i reads i + tap − before
         return self.dropout(self.LayerNorm(self.activation(x)))
 
 
@@ -368,7 +368,7 @@ class Pooler(nn.Module):
         self.dense = Linear(config.hidden_size, config.hidden_size)
 
     def forward(self, molecules: Tensor) -> Tensor:
-        """[B, M, H] → [B, H]."""
+        """Map molecules [B, M, H] to the pooled vector [B, H]."""
         return torch.tanh(self.dense(molecules[:, 0]))
 
 
@@ -394,14 +394,14 @@ class CanineEncoder(nn.Module):
             nn.init.zeros_(module.bias)
 
     def zero_output(self) -> None:
-        """From now on, until it is trained, all vectors of characters are 0."""
+        """Make all vectors of characters 0, until the encoder is trained."""
         last = cast(Layer, self.final_char_encoder.layer[-1])
         nn.init.zeros_(last.output.LayerNorm.weight)
 
     def forward(
         self, input_ids: Tensor, attention_mask: Tensor, padding_follows: bool = False
     ) -> tuple[Tensor, Tensor]:
-        """One vector per character, and one for the whole text: (last_hidden_state [B, S, H], pooled [B, H]).
+        """Return vectors of characters, and of the whole text: (last_hidden_state [B, S, H], pooled [B, H]).
 
         Real positions do not depend on S if the block that holds the second position after the last real one
         is there and followed by another one, and if S, when more than the local stride (128), is a multiple
@@ -418,11 +418,11 @@ class CanineEncoder(nn.Module):
         return self.final_char_encoder(mixed, unmask_empty_rows(visible)), self.pooler(molecules)
 
     def pooled(self, input_ids: Tensor, attention_mask: Tensor, padding_follows: bool = False) -> Tensor:
-        """The vector of the whole text alone, [B, H]: what comes after the molecules is not computed."""
+        """Return the vector of the whole text alone, [B, H]; nothing after the molecules is computed."""
         return self.pooler(self._molecules(input_ids, attention_mask.bool(), padding_follows)[1])
 
     def _molecules(self, input_ids: Tensor, visible: Tensor, padding_follows: bool) -> tuple[Tensor, Tensor]:
-        """(characters [B, S, H], molecules [B, M, H])."""
+        """Return (characters [B, S, H], molecules [B, M, H])."""
         rate, length = self.config.downsampling_rate, input_ids.shape[1]
         if visible.shape != input_ids.shape:
             raise ValueError(f"input_ids is {list(input_ids.shape)}, attention_mask {list(visible.shape)}")
@@ -438,5 +438,5 @@ class CanineEncoder(nn.Module):
 
 
 def unmask_empty_rows(visible: Tensor) -> Tensor:
-    """Attention over nothing is undefined: a row with nothing to look at looks at everything. bool [B, L]."""
+    """Let a row with nothing to look at see everything, bool [B, L]: attention over nothing is undefined."""
     return visible | ~visible.any(dim=1, keepdim=True)

@@ -1,11 +1,11 @@
-"""Which outputs of the linear decoder count as codes, and how sure a model is of its answers: thresholds, and
-the map from what a decoder gives as its probability to how often that is right. Both are fitted on texts that
-the model was not trained on, and kept in its checkpoint.
+"""Thresholds, by which outputs of the linear decoder count as codes, and confidence, the map from what a
+decoder gives as its probability to how often that is right. Both are fitted on texts that the model was not
+trained on, and kept in its checkpoint.
 
 Codes never depend on the confidence, only probabilities do. The map of a decoder is logistic (Platt, 1999):
 the log-odds of being right are a weighted sum of the log-odds of its own probability, the square root of
-these (with their sign), whether it gives several codes, and 1. The weights are the likeliest under a normal
-prior around what changes nothing, PRIOR. Every distinct text counts the same.
+these (with their sign), whether it gives several codes, and 1. The weights are the likeliest under PRIOR, a
+normal prior around the map that changes nothing. Every distinct text counts the same.
 """
 
 import math
@@ -17,27 +17,27 @@ from torch import Tensor
 
 from histocc.runtime.errors import UserError
 
-MAX_LOG_ODDS = 16.0  # the next to 0 and 1 that float32 tells apart
-MIN_TEXTS = 200  # to fit on
-BINS = 10  # of calibration
+MAX_LOG_ODDS = 16.0  # the nearest to 0 and 1 that float32 tells apart from them
+MIN_TEXTS = 200  # least number of texts that a fit needs
+BINS = 10  # number of bins of the calibration error
 PRIOR = {"mean": (1.0, 0.0, 0.0, 0.0), "deviation": (1.0, 1.0, 3.0, 3.0)}
 USUAL = 0.5
 
-# Of the published models, by their program (Dahl, Johansen, Vedel, 2024, arXiv 2402.13604).
+# Thresholds of the published models, by their program (Dahl, Johansen, Vedel, 2024, arXiv 2402.13604).
 _OF_LANGUAGES = {"unk": 0.31, "ca": 0.30, "da": 0.24, "ge": 0.21, "en": 0.26, "es": 0.30, "fr": 0.21}
 _OF_LANGUAGES |= {"gr": 0.19, "is": 0.17, "it": 0.20, "nl": 0.22, "no": 0.34, "pt": 0.27, "se": 0.26}
 PUBLISHED = {"default": 0.31, "source": "published", "by_language": _OF_LANGUAGES}
 
 
 class Thresholds(NamedTuple):
-    """Which outputs of the linear decoder count, as a checkpoint says it: {"default": p, "by_language":
-    {language: p}, "source": "published" or "fitted"}, and perhaps "at_least_one" and "at_most".
+    """Thresholds of the linear decoder, as a checkpoint says them: {"default": p, "by_language": {language:
+    p}, "source": "published" or "fitted"}, and perhaps "at_least_one" and "at_most".
 
     Args:
         by_language: language → probability, None for all others.
         source: also "given" or "usual".
         at_least_one: whether the most probable code of a row counts in any case.
-        at_most: how many of the most probable codes of a row can count; None: all.
+        at_most: largest number of codes of a row that can count, the most probable ones; None: all.
     """
 
     by_language: dict[str | None, float]
@@ -47,7 +47,7 @@ class Thresholds(NamedTuple):
 
     @classmethod
     def of(cls, state: dict) -> "Thresholds":
-        """Those that a checkpoint holds, else the usual one. Raises ValueError and others for none."""
+        """Return a checkpoint's thresholds, else the usual one. Raises ValueError and others for bad ones."""
         held = state.get("thresholds")
         if held is None:
             return cls({None: USUAL}, "usual")
@@ -58,8 +58,8 @@ class Thresholds(NamedTuple):
         return cls(numbers, str(held["source"]), bool(held.get("at_least_one")), most and int(most))
 
     def with_given(self, given: float | dict[str | None, float] | None) -> "Thresholds":
-        """The same with those that a user names: one number for all, or by language, where None stands for
-        all others. `at_least_one` and `at_most` stay what they are.
+        """Return the same with those that a user names: one number for all, or by language, where None stands
+        for all others. `at_least_one` and `at_most` stay the same.
         """
         if given is None:
             return self
@@ -71,8 +71,8 @@ class Thresholds(NamedTuple):
         return self.by_language.get(language, self.by_language[None])
 
     def number(self, above: Tensor) -> Tensor:
-        """How many codes of a row count, the most probable first, if `above` of them are above the threshold;
-        integers of any shape.
+        """Return how many codes of a row count, the most probable first, if `above` of them are above the
+        threshold; integers of any shape.
         """
         return above.clamp(int(self.at_least_one), self.at_most)
 
@@ -88,17 +88,17 @@ class Thresholds(NamedTuple):
 
 # ---- confidence
 
-OUTPUT = "output"  # the map of each output of the linear decoder
+OUTPUT = "output"  # name of the map of each output of the linear decoder
 
 
 class Confidence(NamedTuple):
-    """What a checkpoint holds of it, as a dict of plain types; empty if it was not fitted.
+    """The fitted confidence, as a checkpoint holds it in a dict of plain types; empty if it was not fitted.
 
     Args:
-        texts: how many it was fitted on.
+        texts: number of texts that it was fitted on.
         maps: four weights by the names of decoders, and OUTPUT.
         curves: `curve` of the answers to these texts, by the same names.
-        accuracy: of greedy, flat and both, the share of the texts whose whole set of codes is right.
+        accuracy: share of the texts whose whole set of codes is right, by greedy, flat and both.
         best: the `most_accurate` of these; "" in models that do not say it.
     """
 
@@ -110,20 +110,20 @@ class Confidence(NamedTuple):
 
     @classmethod
     def of(cls, state: dict) -> "Confidence":
-        """Raises ValueError and others for what is none."""
+        """Return the confidence that a checkpoint holds. Raises ValueError and others for an invalid one."""
         held = state.get("confidence") or {}
         maps, accuracy = held.get("maps", {}), held.get("accuracy", {})
         curves = held["curves"] if maps else {}
         points = [point for points in curves.values() for point in points]
-        # rows of another length are a ValueError
+        # rows of another length raise ValueError
         for rows in ([[0.0] * 4, *maps.values()], [[0.0] * 3, *points], [*accuracy.values()]):
             if not np.isfinite(np.array(rows, dtype=np.float64)).all():
                 raise ValueError("confidence: found numbers that are not finite")
         return cls(int(held.get("texts", 0)), maps, curves, accuracy, str(held.get("best", "")))
 
     def mapped(self, name: str, probs: Tensor, several: Tensor | float = 0.0) -> Tensor:
-        """How often answers are right to which the decoder of a map gives `probs`, of their shape;
-        several: whether they are several codes. `probs` themselves if it was not fitted.
+        """Return how often answers are right to which the decoder `name` gives `probs`, in the shape of
+        these; several: whether they are several codes. Without a fit it returns `probs` themselves.
         """
         weights = self.maps.get(name)
         if weights is None:
@@ -133,8 +133,8 @@ class Confidence(NamedTuple):
         return (weights[0] * odds + weights[1] * bent + weights[2] * several + weights[3]).sigmoid().to(probs)
 
     def ranked(self, probs: Tensor) -> Tensor:
-        """Probabilities [B, K] of codes: the best gets its own, the others keep their proportions, and all
-        together are at most 1.
+        """Return probabilities [B, K] of codes: the best gets its own, the others keep their proportions, and
+        all together are at most 1.
         """
         if "topk" not in self.maps:
             return probs
@@ -144,9 +144,9 @@ class Confidence(NamedTuple):
         return (probs * torch.minimum(fitted / best.clamp(min=1e-30), rest)).scatter(1, at, fitted)
 
     def best_decoder(self, kind: str, has_ngrams: bool = False) -> tuple[str, str]:
-        """(the decoder that `auto` is, why it). If these texts do not say it: greedy, as published, and flat
-        for a model with n-grams, whose linear decoder was ahead on all registers that were measured. kind: of
-        the model.
+        """Return (the decoder that `auto` is, the reason). If the fitted texts do not say it, it is greedy,
+        as published, and flat for a model with n-grams, whose linear decoder was ahead on all registers that
+        were measured. kind: of the model.
         """
         if kind == "flat":
             return "flat", "the model has no other"
@@ -160,8 +160,8 @@ class Confidence(NamedTuple):
         return best, f"whole sets of codes right on {self.texts:,} texts: {shares}{chance}"
 
     def limit(self, name: str, accuracy: float) -> tuple[float, float]:
-        """(least confidence of the answers of which this share is right, share of the fitted texts that have
-        it), (inf, 0) if no answers are that right. Raises UserError if that is not known.
+        """Return (least confidence from which on this share of the answers is right, share of the fitted
+        texts that have it), or (inf, 0) if none are so accurate. Raises UserError if that is not known.
         """
         points = self.curves.get(name)
         if not points:
@@ -175,8 +175,8 @@ class Confidence(NamedTuple):
 
 
 def most_accurate(right: dict[str, np.ndarray]) -> str:
-    """Of decoders by what they have right: of each row its weight or 0, float [N] each. It is flat, which is
-    the fastest, if the best one is ahead of it by at most a standard error of their difference.
+    """Return the most accurate decoder; right: the weight of each row if it is right, else 0, float [N] each.
+    It is flat, the fastest, if the best one is ahead of it by at most a standard error of their difference.
     """
     best = max(right, key=lambda name: right[name].sum())
     ahead = right[best] - right.get("flat", 0.0)
@@ -184,19 +184,19 @@ def most_accurate(right: dict[str, np.ndarray]) -> str:
 
 
 def log_odds(probs: Tensor) -> Tensor:
-    """log p − log (1 − p), at most MAX_LOG_ODDS from 0; in float64."""
+    """Return log p − log (1 − p), at most MAX_LOG_ODDS from 0; in float64."""
     return probs.double().logit().clamp(-MAX_LOG_ODDS, MAX_LOG_ODDS)
 
 
 def curve(conf: np.ndarray, right: np.ndarray, weight: np.ndarray, most: int = 200) -> list[list[float]]:
-    """[confidence, share of the texts with at least so much, share of these that is right], at most `most`
-    points, the least sure last. conf float [N], right bool [N], weight float [N] of each row.
+    """Return [confidence, share of the texts with at least as much, share of these that is right], at most
+    `most` points, the lowest last. conf float [N], right bool [N], weight float [N] of each row.
     """
     if not len(conf):
         return []
     order = np.argsort(-conf, kind="stable")
     conf, right, weight = conf[order], right[order], weight[order]
-    last = np.append(conf[1:] < conf[:-1], True)  # equal ones are taken together
+    last = np.append(conf[1:] < conf[:-1], True)  # equal confidences are taken together
     total, good = np.cumsum(weight)[last], np.cumsum(weight * right)[last]
     conf = conf[last]
     at = np.unique(np.linspace(0, len(conf) - 1, most).round().astype(np.int64))
@@ -204,8 +204,8 @@ def curve(conf: np.ndarray, right: np.ndarray, weight: np.ndarray, most: int = 2
 
 
 def fit(probs: np.ndarray, several: np.ndarray, right: np.ndarray, weight: np.ndarray) -> list[float]:
-    """The weights of a map, by Newton's method: of N answers a decoder's own probabilities, whether they are
-    several codes, whether they are right, and how much they count.
+    """Return the weights of a map, by Newton's method. The arguments describe N answers: a decoder's own
+    probabilities, whether they are several codes, whether they are right, and how much they count.
     """
     odds = log_odds(torch.from_numpy(np.asarray(probs, dtype=np.float64))).numpy()
     x = np.stack([odds, np.sign(odds) * np.sqrt(np.abs(odds)), several, np.ones(len(odds))], axis=1)
@@ -229,13 +229,13 @@ def fit(probs: np.ndarray, several: np.ndarray, right: np.ndarray, weight: np.nd
 
 
 def bin_of(confidence: np.ndarray) -> np.ndarray:
-    """The bin of each confidence, of BINS equally wide ones: from < confidence ≤ to; the first also 0."""
+    """Return each confidence's bin, of BINS equally wide ones: from < confidence ≤ to; the first also 0."""
     return np.clip(np.ceil(confidence * BINS).astype(np.int64) - 1, 0, BINS - 1)
 
 
 def calibration_error(confidence: np.ndarray, right: np.ndarray, weight: np.ndarray) -> float:
-    """Expected calibration error: Σ weight of a bin / Σ weight · |accuracy − mean confidence| (Guo et al.,
-    2017, arXiv 1706.04599, section 2). All float or bool [N].
+    """Return the expected calibration error: Σ weight of a bin / Σ weight · |accuracy − mean confidence| (Guo
+    et al., 2017, arXiv 1706.04599, section 2). All float or bool [N].
     """
     off = np.bincount(bin_of(confidence), weights=weight * (right - confidence), minlength=BINS)
     return float(np.abs(off).sum() / max(weight.sum(), 1e-300))

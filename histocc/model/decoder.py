@@ -1,8 +1,8 @@
 """Transformer decoder that writes a token sequence while looking at the encoder's memory.
 
-The layers of Vaswani et al., 2017 (arXiv 1706.03762, sections 3.1–3.5), post-norm with relu, and the
-parameter names of `torch.nn.TransformerDecoder`. Whole sequences go through `forward`; one token at a time
-goes through `start` and `step`, which keep keys and values. Both give the same logits.
+The layers are those of Vaswani et al., 2017 (arXiv 1706.03762, sections 3.1–3.5), post-norm with relu, with
+the parameter names of `torch.nn.TransformerDecoder`. Whole sequences go through `forward`; one token at a
+time goes through `start` and `step`, which keep keys and values. Both give the same logits.
 """
 
 import math
@@ -23,18 +23,18 @@ QUERY, KEY_VALUE, ALL = slice(0, 1), slice(1, 3), slice(0, 3)  # parts of `Multi
 
 @dataclass
 class DecoderCache:
-    """What `step` needs to continue: keys and values are [B, heads, positions, H / heads] per layer."""
+    """The state of `step`: keys and values are [B, heads, positions, H / heads] per layer."""
 
     memory_keys: list[Tensor]
     memory_values: list[Tensor]
     memory_visible: Tensor | None  # bool [B, 1, 1, S], None for all
-    keys: list[Tensor]  # of the tokens so far, filled up to `length`
+    keys: list[Tensor]  # keys of the tokens so far, filled up to `length`
     values: list[Tensor]
-    visible: Tensor  # which tokens are seen, bool [B, max_steps]
+    visible: Tensor  # bool [B, max_steps], True for tokens that are seen
     length: int = 0
 
     def select(self, index: Tensor) -> "DecoderCache":
-        """A new cache with the rows of `index`, int64 [N], repeats allowed."""
+        """Return a new cache with the rows of `index`, int64 [N], repeats allowed."""
 
         return DecoderCache(**tree_map_only(Tensor, lambda x: x.index_select(0, index), vars(self)))
 
@@ -49,7 +49,7 @@ class TokenEmbedding(nn.Module):
 
 
 class PositionalEncoding(nn.Module):
-    """Adds sine (even columns) and cosine (odd columns) of the position (section 3.5), then dropout."""
+    """Add sine (even columns) and cosine (odd columns) of the position (section 3.5), then apply dropout."""
 
     pos_embedding: Tensor
 
@@ -62,7 +62,7 @@ class PositionalEncoding(nn.Module):
         self.dropout = Dropout(dropout)
 
     def forward(self, x: Tensor, start: int = 0) -> Tensor:
-        """x [B, T, H], its first token at position `start` → [B, T, H]."""
+        """Map x [B, T, H], whose first token is at position `start`, to [B, T, H]."""
         return self.dropout(x + self.pos_embedding[start : start + x.shape[1], 0])
 
 
@@ -84,18 +84,18 @@ class MultiheadAttention(nn.Module):
         return self.in_proj_weight, self.in_proj_bias
 
     def project(self, x: Tensor, parts: slice) -> Tensor:
-        """The projections `parts` of query 0, key 1, value 2 side by side: x [..., H] → [..., parts · H]."""
+        """Project x [..., H] to the `parts` of query 0, key 1, value 2 side by side, [..., parts · H]."""
         rows = slice(parts.start * self.width, parts.stop * self.width)
         weight, bias = self.in_proj()
         return product(x, weight[rows], bias[rows])
 
     def by_head(self, projected: Tensor) -> tuple[Tensor, ...]:
-        """[B, T, parts · H] → [B, heads, T, H / heads] of each part."""
+        """Split [B, T, parts · H] into [B, heads, T, H / heads] of each part."""
         parts = for_attention(projected).unflatten(-1, (-1, self.heads, self.width // self.heads))
         return parts.permute(2, 0, 3, 1, 4).unbind(0)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None) -> Tensor:
-        """Arguments as of `layers.attend` → [B, T, H]."""
+        """Attend with the arguments of `layers.attend`, and return [B, T, H]."""
         mixed = attend(q, k, v, visible, self.dropout if self.training else 0.0)
         return self.out_proj(mixed.transpose(1, 2).flatten(2))
 
@@ -113,7 +113,7 @@ class DecoderLayer(nn.Module):
         self.dropout = Dropout(dropout)
 
     def forward(self, x: Tensor, memory: Tensor, visible: Tensor, memory_visible: Tensor | None) -> Tensor:
-        """x [B, T, H], memory [B, S, H]; what is visible of each as for `layers.attend` → [B, T, H]."""
+        """Map x [B, T, H], with memory [B, S, H], to [B, T, H]; both masks are as for `layers.attend`."""
         q, k, v = self.self_attn.by_head(self.self_attn.project(x, ALL))
         x = self.norm1(self.dropout(self.self_attn.attend(q, k, v, visible)) + x)
         k, v = self.multihead_attn.by_head(self.multihead_attn.project(memory, KEY_VALUE))
@@ -122,7 +122,7 @@ class DecoderLayer(nn.Module):
     def cross_attend_and_feed_forward(
         self, x: Tensor, k: Tensor, v: Tensor, visible: Tensor | None, q: Tensor | None = None
     ) -> Tensor:
-        """x [B, T, H]; keys, values of the memory, query if known already [B, heads, …] → [B, T, H]."""
+        """Map x [B, T, H] to [B, T, H]; k, v: of the memory; q: the query if known already, [B, heads, …]."""
         if q is None:
             (q,) = self.multihead_attn.by_head(self.multihead_attn.project(x, QUERY))
         mixed = self.multihead_attn.attend(q, k, v, visible)
@@ -146,7 +146,7 @@ class TransformerDecoder(nn.Module):
         vocab_size, width, dim_feedforward: V, H, and the width between the linear layers.
         dropout: probability 0…1, of the embedding and inside the layers, never of the logits.
         target_mask: True: nothing looks at tokens `pad_idx`. False, as published: `step` looks at them, and
-            in `forward` those of the given mask count 1 more in the scores: its training adds a float mask.
+            in `forward` scores of those in the given mask are 1 higher: its training adds a float mask.
     """
 
     def __init__(
@@ -178,15 +178,15 @@ class TransformerDecoder(nn.Module):
         target_padding_mask: Tensor | None = None,
         memory_scores: Tensor | None = None,
     ) -> Tensor:
-        """Logits [B, T, V] of the token after each position, from the tokens up to it (teacher forcing).
+        """Return logits [B, T, V] of the token after each position, given those up to it (teacher forcing).
 
-        Always causal. Position 0 of the target, and memory that is all padding, can be looked at.
+        It is always causal. Position 0 of the target, and memory that is all padding, can be looked at.
 
         Args:
             memory: [B, S, H]; target: int64 [B, T], beginning with BOS, at most `max_positions`.
             memory_padding_mask, target_padding_mask: [B, S] and [B, T], True (or not 0) at positions that
                 nothing may look at; None: none.
-            memory_scores: float [B, S], instead of a padding mask: added to the scores of each position.
+            memory_scores: float [B, S], added to the scores of each position, instead of a padding mask.
         """
         self.check_length(target.shape[1])
         if memory_scores is None:
@@ -202,7 +202,7 @@ class TransformerDecoder(nn.Module):
         return self.head(x)
 
     def _visible_targets(self, padding: Tensor) -> Tensor:
-        """Which targets each one sees, or what is added to scores, [B, 1, T, T], for padding bool [B, T]."""
+        """Return which targets each sees, or what is added to scores, [B, 1, T, T]; padding: bool [B, T]."""
         length = padding.shape[1]
         if self.target_mask:
             keys = torch.cat([torch.ones_like(padding[:, :1]), ~padding[:, 1:]], dim=1)
@@ -214,7 +214,9 @@ class TransformerDecoder(nn.Module):
     def start(
         self, memory: Tensor, memory_padding_mask: Tensor | None = None, max_steps: int | None = None
     ) -> DecoderCache:
-        """A cache for up to `max_steps` calls of `step` (default: all positions), with projected memory."""
+        """Return a cache for up to `max_steps` calls of `step` (default: all positions), which holds the
+        projected memory.
+        """
         max_steps = self.max_positions if max_steps is None else max_steps
         self.check_length(max_steps)
         layers = [layer.multihead_attn for layer in self.decoder.layers]
@@ -227,7 +229,7 @@ class TransformerDecoder(nn.Module):
 
     @torch.no_grad()
     def step(self, tokens: Tensor, cache: DecoderCache) -> Tensor:
-        """Logits [B, V] of the token after `tokens` (int64 [B]), which are appended to the cache: the last
+        """Append `tokens` (int64 [B]) to the cache; return logits [B, V] of the token after them: the last
         position of `forward` over all tokens so far with PAD masked, or, without `target_mask`, with no mask.
         """
         t = cache.length
@@ -253,7 +255,7 @@ class TransformerDecoder(nn.Module):
 
 
 def visible_memory(padding_mask: Tensor | None) -> Tensor | None:
-    """Padding mask [B, S] → bool [B, 1, 1, S], what of the memory is looked at: all in rows of padding."""
+    """Return which memory is seen, bool [B, 1, 1, S], by a padding mask [B, S]: all in rows of padding."""
     if padding_mask is None:
         return None
     padding = padding_mask.bool()

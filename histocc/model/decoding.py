@@ -1,4 +1,4 @@
-"""From an encoded text to token sequences, and how sure the model is of the codes in them."""
+"""The way from an encoded text to token sequences, and the probabilities of the codes in them."""
 
 from itertools import permutations
 from typing import NamedTuple
@@ -12,12 +12,12 @@ from histocc.model.metrics import canonical_blocks
 from histocc.model.mixer import Seq2SeqMixerOccCANINE
 from histocc.runtime.parallel import evaluating
 
-SEQUENCES_AT_ONCE = 256  # of the orders of codes that `set_probs` goes through
+SEQUENCES_AT_ONCE = 256  # orders of codes that `set_probs` goes through together
 MAX_IN_ANY_ORDER = 6  # codes: 720 orders
 
 
 class GreedyResult(NamedTuple):
-    """What was written: probabilities are products over the tokens."""
+    """The written tokens, and their probabilities, which are products over the tokens."""
 
     tokens: Tensor  # int64 [B, max_codes · block_size + 2], BOS first, EOS last, PAD in unused blocks
     block_probs: Tensor  # float [B, max_codes], 0 for a block that is not written
@@ -33,10 +33,10 @@ def greedy_from_memory(
     max_codes: int,
     block_size: int,
 ) -> GreedyResult:
-    """The most probable token at each position, given those before it; memory: [B, S, H] of `model.encode`.
+    """Write the most probable token at each position, given those before it; memory: [B, S, H] of `encode`.
 
-    A row is finished when a block starts with PAD; a model without `target_mask` writes all blocks, and what
-    should be EOS after them, as its published program does. A row depends on its own text alone.
+    A row is finished when a block starts with PAD; a model without `target_mask` writes all blocks, and a
+    token where EOS should be after them, as its published program does. A row depends on its own text alone.
     """
     batch, dtype = len(memory), upcast_half(memory).dtype
     tokens = torch.full((batch, max_codes * block_size + 2), PAD_IDX, device=memory.device)
@@ -46,7 +46,7 @@ def greedy_from_memory(
         return _write_all_blocks(model, memory, memory_padding_mask, tokens, block_size)
     block_log_probs = torch.full((batch, max_codes), float("-inf"), dtype=dtype, device=memory.device)
     end_log_probs = torch.zeros(batch, dtype=dtype, device=memory.device)
-    rows = torch.arange(batch, device=memory.device)  # those that are not finished
+    rows = torch.arange(batch, device=memory.device)  # rows that are not finished
     with evaluating(model):
         cache = model.decoder.start(memory, memory_padding_mask, max_steps=max_codes * block_size)
         for position in range(max_codes * block_size):
@@ -56,7 +56,7 @@ def greedy_from_memory(
             if within == 0:
                 ends = token == PAD_IDX
                 end_log_probs[rows] = log_prob.masked_fill(~ends, 0.0)
-                on = (~ends).nonzero()[:, 0]  # waits for the device, so only once per block
+                on = (~ends).nonzero()[:, 0]  # this waits for the device, so once per block
                 if not len(on):
                     break
                 if len(on) < len(rows):
@@ -71,7 +71,7 @@ def greedy_from_memory(
 def _write_all_blocks(
     model: Seq2SeqMixerOccCANINE, memory: Tensor, padding: Tensor | None, tokens: Tensor, block_size: int
 ) -> GreedyResult:
-    """Fills `tokens` [B, T] with the most probable ones at every position but the last, which counts in
+    """Fill `tokens` [B, T] with the most probable ones at every position but the last, which counts in
     sequence_probs alone.
     """
     log_probs = []
@@ -94,7 +94,7 @@ def _write_all_blocks(
 
 
 def _best(logits: Tensor) -> tuple[Tensor, Tensor]:
-    """(log-probability, token), [B] each, of the most probable token; logits [B, V]."""
+    """Return (log-probability, token), [B] each, of the most probable token; logits [B, V]."""
     logits = upcast_half(logits)
     best = logits.argmax(-1, keepdim=True)  # [B, 1]
     return logits.log_softmax(-1).gather(1, best)[:, 0], best[:, 0]
@@ -107,9 +107,9 @@ def greedy_sets(
     formatter: BlockyFormatter,
     in_any_order: bool = True,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """What `greedy_from_memory` writes for texts: (blocks int64 [B, max_codes, block_size], all PAD if there
-    is no code or, with `target_mask`, one that is listed already; block_probs float [B, max_codes]; float
-    [B], the probability of the set of codes, or, not in_any_order, of the tokens as they were written).
+    """Return what `greedy_from_memory` writes for texts: (blocks int64 [B, max_codes, block_size], all PAD if
+    there is no code or, with `target_mask`, one that is listed already; block_probs float [B, max_codes];
+    float [B], the probability of the set of codes, or, not in_any_order, of the tokens as they were written).
     """
     sizes = {"max_codes": formatter.max_num_codes, "block_size": formatter.block_size}
     with evaluating(model):
@@ -123,7 +123,7 @@ def greedy_sets(
         if in_any_order:
             first_alone = torch.full_like(distinct, PAD_IDX)
             first_alone[:, 0] = distinct[:, 0]
-            # at most one code, written as it is: there is one order, whose probability is known
+            # at most one code was written, as it is: it has one order, whose probability is known
             known = (first_alone.flatten(1) == written.tokens[:, 1:-1]).all(1)
             of_first = written.block_probs[:, 0]
             probs = torch.where(known, written.end_probs * torch.where(of_first > 0, of_first, 1.0), 0.0)
@@ -137,8 +137,8 @@ def greedy_sets(
 def set_probs(
     model: Seq2SeqMixerOccCANINE, memory: Tensor, memory_padding_mask: Tensor | None, blocks: Tensor
 ) -> Tensor:
-    """Probability, float [B], that the model writes the codes of `blocks` and then stops: the sum over all
-    orders of the codes, or, of more than MAX_IN_ANY_ORDER codes, that of the given order alone.
+    """Return the probability, float [B], that the model writes the codes of `blocks` and then stops: the sum
+    over all orders of the codes, or, for more than MAX_IN_ANY_ORDER codes, that of the given order alone.
 
     blocks: int64 [B, max_codes, block_size], distinct, all PAD where there is none.
     """
@@ -149,7 +149,9 @@ def set_probs(
     front = blocks.gather(1, torch.argsort((~exist).long(), dim=1, stable=True)[..., None].expand_as(blocks))
 
     def log_probs(rows: Tensor, orders: Tensor) -> Tensor:
-        """Of writing codes of rows int64 [R] in these orders [orders, codes], summed over the orders: [R]."""
+        """Return log-probabilities of writing codes of rows int64 [R] in these orders [orders, codes], summed
+        over the orders: [R].
+        """
         repeated = rows.repeat_interleave(len(orders))
         padding = None if memory_padding_mask is None else memory_padding_mask[repeated]
         codes = front[rows][:, orders].flatten(0, 1)  # [R · orders, codes, block_size]
@@ -170,11 +172,11 @@ def set_probs(
 def code_logits(
     model: Seq2SeqMixerOccCANINE, memory: Tensor, padding: Tensor | None, codes: Tensor, max_codes: int
 ) -> tuple[Tensor, Tensor]:
-    """(logits float [B, T, V], tokens int64 [B, T]) at each place of the writing of `codes` [B, codes,
-    block_size], in this order and no more.
+    """Return (logits float [B, T, V], tokens int64 [B, T]) at each place when `codes` [B, codes, block_size]
+    are written, in this order and no more.
     """
     flat, most = codes.flatten(1), max_codes * codes.shape[-1]
     begin, end = flat.new_full((len(flat), 1), BOS_IDX), flat.new_full((len(flat), 1), PAD_IDX)
-    follows = torch.cat([flat, end], dim=1)[:, :most]  # nothing ends a sequence with all its codes
+    follows = torch.cat([flat, end], dim=1)[:, :most]  # a sequence with all its codes has no end
     written = torch.cat([begin, flat], dim=1)[:, :most]
     return upcast_half(model.decode(memory, written, padding)), follows

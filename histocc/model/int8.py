@@ -1,10 +1,9 @@
 """Matrix products in int8, for coding on CPUs.
 
-Weights are rounded once, with a scale for each output (Wu et al., 2020, arXiv 2004.09602, section 3). What
-they are multiplied with is rounded as it comes, with a scale for each row, so that the result for a text
-depends on that text alone. Sums are exact (int32), and all else stays float32: embeddings, norms, attention,
-n-grams, and the layers whose outputs are the answer (the linear decoder and the head of the other one), which
-cost little.
+Weights are rounded once, with a scale for each output (Wu et al., 2020, arXiv 2004.09602, section 3). Their
+inputs are rounded at each product, with a scale for each row, so that the result for a text depends on that
+text alone. Sums are exact (int32), and all else stays float32: embeddings, norms, attention, n-grams, and the
+layers whose outputs are the answer (the linear decoder and the head of the other decoder), which cost little.
 """
 
 from functools import partial
@@ -13,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 MAX_INT8 = 127
-ROWS_AT_ONCE = 256  # what is rounded and scaled stays in a core's cache
+ROWS_AT_ONCE = 256  # rows that are rounded and scaled stay in a core's cache
 MIN_SCALE = 1e-12  # for rows of zeros
 IN_FLOAT32 = ("linear_decoder", "decoder.head", "ngrams")
 
@@ -32,7 +31,7 @@ class Int8Weight:
         return part
 
     def product(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
-        """x float32 [..., inputs] → float32 [..., outputs], as `torch.nn.functional.linear` with it."""
+        """Map x float32 [..., inputs] to float32 [..., outputs], as `torch.nn.functional.linear` does."""
         rows = x.reshape(-1, x.shape[-1])
         out = rows.new_empty(len(rows), len(self.scale))
         for part, into in zip(rows.split(ROWS_AT_ONCE), out.split(ROWS_AT_ONCE)):
@@ -59,8 +58,8 @@ class Int8Linear(nn.Module):
 
 
 def to_int8(model: nn.Module) -> None:
-    """From now on `model`, which is on the CPU in float32, multiplies in int8. In place: it can code, and
-    neither be trained nor saved.
+    """Make `model`, which is on the CPU in float32, multiply in int8 from now on, in place. It can then code,
+    but neither be trained nor saved.
 
     Linear layers are replaced. A module that makes one product of several weights has `fused`: the names of
     its methods that return (weight, bias), and of the attributes that these are made of.
@@ -71,7 +70,7 @@ def to_int8(model: nn.Module) -> None:
         fused: dict[str, tuple[str, ...]] = getattr(module, "fused", {})
         for method, (weight, bias) in {name: getattr(module, name)() for name in fused}.items():
             pair = Int8Weight(weight), None if bias is None else bias.detach()
-            setattr(module, method, partial(tuple, pair))  # returns the pair, and can be pickled
+            setattr(module, method, partial(tuple, pair))  # this returns the pair, and can be pickled
         for part in {part for parts in fused.values() for part in parts}:
             setattr(module, part, None)
         for name, child in module.named_children():

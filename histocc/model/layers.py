@@ -12,7 +12,7 @@ _STEPS = 1 << 16  # a probability of dropout is rounded to so many steps on CPUs
 
 
 def upcast_half(x: Tensor) -> Tensor:
-    """Half precision as float32, the rest as it is."""
+    """Return half precision as float32, other types as they are."""
     return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
 
 
@@ -20,7 +20,7 @@ def upcast_half(x: Tensor) -> Tensor:
 
 
 def dropout(x: Tensor, p: float) -> Tensor:
-    """`F.dropout` in training. On CPUs 16 bits decide: torch draws a number per value, in one thread."""
+    """Apply `F.dropout` in training. On CPUs 16 bits decide: torch draws a number per value in one thread."""
     if p == 0.0:
         return x
     if x.device.type != "cpu" or p == 1.0 or torch.compiler.is_compiling():
@@ -29,12 +29,12 @@ def dropout(x: Tensor, p: float) -> Tensor:
     bits = torch.empty((x.numel() + 3) // 4, dtype=torch.int64).random_(-(2**63), None)
     wide = torch.promote_types(x.dtype, torch.float32)  # half precision cannot hold every number of 16 bits
     factors = bits.view(torch.int16)[: x.numel()].view(x.shape).to(wide)
-    torch.ge(factors, below - _STEPS // 2, out=factors)  # floats: torch.where takes six times as long
+    torch.ge(factors, below - _STEPS // 2, out=factors)  # in floats: torch.where takes six times as long
     return (x * factors.mul_(_STEPS / (_STEPS - below))).to(x.dtype)
 
 
 class Dropout(nn.Module):
-    """`dropout` in training, nothing in evaluation. p: probability 0…1."""
+    """Layer that applies `dropout` in training and nothing in evaluation. p: probability 0…1."""
 
     def __init__(self, p: float):
         super().__init__()
@@ -47,12 +47,12 @@ class Dropout(nn.Module):
 
 
 def product(x: Tensor, weight: Any, bias: Tensor | None = None) -> Tensor:
-    """x [..., inputs] times a weight [outputs, inputs], a tensor or `Int8Weight`, plus bias [outputs]."""
+    """Multiply x [..., inputs] by a weight [outputs, inputs], tensor or `Int8Weight`; add bias [outputs]."""
     return linear(x, weight, bias) if isinstance(weight, Tensor) else weight.product(x, bias)
 
 
 class Linear(nn.Linear):
-    """`torch.nn.Linear` by `product`, which is faster on some CPUs."""
+    """A `torch.nn.Linear` that multiplies by `product`, which is faster on some CPUs."""
 
     def forward(self, input: Tensor) -> Tensor:
         return product(input, self.weight, self.bias)
@@ -62,16 +62,16 @@ class Linear(nn.Linear):
 
 
 def for_attention(x: Tensor) -> Tensor:
-    """What `attend` takes: float32 in training on CPUs, which multiply small matrices slowly in bfloat16."""
+    """Return x as `attend` takes it: float32 in training on CPUs, where small bfloat16 products are slow."""
     slow = x.device.type == "cpu" and x.dtype == torch.bfloat16 and x.requires_grad
     return x.float() if slow else x
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None, dropout_p: float) -> Tensor:
-    """Scaled dot-product attention of q, k, v [B, heads, positions, H / heads]; visible: bool, or float that
-    is added to the scores, broadcast to [B, heads, queries, keys], None for all.
+    """Compute scaled dot-product attention of q, k, v [B, heads, positions, H / heads]; visible: bool, or
+    float that is added to the scores, broadcast to [B, heads, queries, keys], None for all.
 
-    torch's fused kernel for CPUs knows no dropout, and is slow in training and with one query.
+    torch's fused kernel for CPUs has no dropout, and is slow in training and with one query.
     """
     if visible is not None and visible.is_floating_point():
         visible = visible.to(q.dtype)

@@ -1,10 +1,10 @@
-"""Losses: order-invariant cross entropy over blocks of tokens, that of the linear decoder, and their mix,
+"""Losses: order-invariant cross entropy over blocks of tokens, the loss of the linear decoder, and their mix,
 with or without a teacher.
 
 The order of a row's codes carries no meaning, so each target block is compared with several predicted blocks,
 and the best fit counts (Dahl, Johansen, Vedel, 2024, arXiv 2402.13604), or the cheapest assignment of one
-predicted block to each. Every loss is that of a row first: its gradient does not depend on other rows, and a
-batch may be cut into micro-batches at will.
+predicted block to each. Every loss is computed for each row first: its gradient does not depend on other
+rows, and a batch may be cut into micro-batches at will.
 """
 
 import copy
@@ -23,11 +23,11 @@ MEAN, ROWS = LINEAR_LOSSES = ("mean", "rows")
 MAX_ALL_ORDERS = 5  # codes of a row for which every order is tried (120 of them)
 
 
-# ---- of the seq2seq decoder
+# ---- losses of the seq2seq decoder
 
 
 class _BlockLoss(nn.Module):
-    """What both block losses share: shapes, and the mean over rows."""
+    """Base of both block losses: shapes, and the mean over rows."""
 
     def __init__(self, pad_idx: int, nb_blocks: int = 5, block_size: int = 5):
         super().__init__()
@@ -37,7 +37,7 @@ class _BlockLoss(nn.Module):
         return self.per_row(logits, targets).mean()
 
     def per_row(self, logits: Tensor, targets: Tensor) -> Tensor:
-        """Loss of each row, [B], in float32 for half-precision logits, else in their dtype.
+        """Return the loss of each row, [B], in float32 for half-precision logits, else in their dtype.
 
         Args:
             logits: [B, S − 1, V].
@@ -57,19 +57,19 @@ class _BlockLoss(nn.Module):
         return self._of_blocks(log_probs, targets[:, 1:-1].long().unflatten(1, (blocks, self.block_size)))
 
     def _of_blocks(self, log_probs: Tensor, targets: Tensor) -> Tensor:
-        """`per_row` of log-probabilities of predicted blocks [B, P, bs, V]; targets int64 [B, P, bs]."""
+        """Return `per_row` of predicted blocks' log-probabilities [B, P, bs, V]; targets int64 [B, P, bs]."""
         raise NotImplementedError
 
 
 def _token_losses(log_probs: Tensor, targets: Tensor) -> Tensor:
-    """Of every predicted block [B, P, bs, V] against every target block [B, T, bs]: [B, P, bs, T]."""
+    """Return losses of each predicted block [B, P, bs, V] for each target block [B, T, bs]: [B, P, bs, T]."""
     index = targets.transpose(1, 2)[:, None].expand(-1, log_probs.shape[1], -1, -1)
     return -log_probs.gather(-1, index)
 
 
 def _mean_of_codes(losses: Tensor, has_code: Tensor) -> Tensor:
-    """Mean over the blocks [B, T] that have a code, [B]; 0 for a row without one."""
-    # where: inf of other rows has no gradient
+    """Return the mean over the blocks [B, T] that have a code, [B]; 0 for a row without one."""
+    # torch.where: an inf of other rows has no gradient
     return torch.where(has_code, losses, 0).sum(1) / has_code.sum(1).clamp(min=1)
 
 
@@ -79,7 +79,7 @@ class BlockOrderInvariantLoss(_BlockLoss):
     Per row: the mean over its n target blocks of the smallest mean token cross entropy over its first n
     predicted blocks, plus the sum over the blocks beyond n of the mean cross entropy towards PAD, divided by
     `nb_blocks`. EOS that fill up a short code are trained like other tokens. With one code in every row this
-    is the published loss; with more, that one divides by the largest number of codes in the batch.
+    is the published loss; with more, the published one divides by the largest number of codes in the batch.
 
     Args:
         pad_idx: token id of PAD; nb_blocks: blocks of a full sequence; block_size: tokens in a block.
@@ -87,7 +87,7 @@ class BlockOrderInvariantLoss(_BlockLoss):
             decoding stops.
         matching: "best-fit", as published: two target blocks may choose the same predicted block.
             "one-to-one": each of the first n predicted blocks answers for one target block, by the assignment
-            of the smallest mean, alone trained; codes after a row's first five stay in their order.
+            of the smallest mean, which alone is trained; codes after a row's first five keep their order.
     """
 
     def __init__(
@@ -107,7 +107,7 @@ class BlockOrderInvariantLoss(_BlockLoss):
 
     def _of_blocks(self, log_probs: Tensor, targets: Tensor) -> Tensor:
         has_code = targets[..., 0] != self.pad_idx  # [B, P], true for the first n
-        costs = _token_losses(log_probs, targets).mean(2)  # [B, P, P], of a predicted for a target block
+        costs = _token_losses(log_probs, targets).mean(2)  # [B, P, P], cost of a predicted for a target block
         if self.matching == ONE_TO_ONE:
             target = cheapest_assignment(costs.detach(), has_code.sum(1))  # [B, P]
             chosen = costs.gather(2, target[..., None])[..., 0]
@@ -121,12 +121,12 @@ class BlockOrderInvariantLoss(_BlockLoss):
 
 
 class OrderInvariantSeq2SeqCrossEntropy(_BlockLoss):
-    """The older order-invariant loss, whose n codes may stand in any of the blocks.
+    """The older order-invariant loss, in which the n codes may stand in any of the blocks.
 
     Per row: the mean over its n target blocks of the smallest mean token cross entropy over all predicted
     blocks (PAD tokens count 0), plus `push_to_pad_scale_factor` times the cross entropy of all blocks towards
     PAD, of which `push_to_pad_label_smoothing` (0…1) is spread evenly over the vocabulary. A code that is
-    written one block late can be copied from the input of the teacher-forced decoder, which cheats it.
+    written one block late can be copied from the input of the teacher-forced decoder, which cheats the loss.
     """
 
     def __init__(
@@ -154,12 +154,12 @@ class OrderInvariantSeq2SeqCrossEntropy(_BlockLoss):
 
 @cache
 def _orders(blocks: int, device: torch.device) -> Tensor:
-    """Every order of `blocks` blocks, int64 [blocks!, blocks]; the first one leaves them as they are."""
+    """Return every order of `blocks` blocks, int64 [blocks!, blocks]; the first leaves them as they are."""
     return torch.tensor(list(permutations(range(blocks))), device=device)
 
 
 def cheapest_assignment(costs: Tensor, counts: Tensor) -> Tensor:
-    """Gives each of a row's first n predicted blocks one of its n target blocks, no two the same one, at the
+    """Give each of a row's first n predicted blocks one of its n target blocks, no two the same one, at the
     smallest sum of costs, by comparing all orders. Codes after the first `MAX_ALL_ORDERS`, which only
     formatters of more columns have, stay where they are.
 
@@ -182,7 +182,7 @@ def cheapest_assignment(costs: Tensor, counts: Tensor) -> Tensor:
     return torch.cat([cheapest, others], dim=1)
 
 
-# ---- of the linear decoder, and of both
+# ---- losses of the linear decoder, and of both
 
 
 class LinearLoss(nn.Module):
@@ -201,8 +201,9 @@ class LinearLoss(nn.Module):
         self.kind = kind
 
     def forward(self, logits: Tensor, target: Tensor, share: Tensor | None = None) -> Tensor:
-        """logits [B, C]; target [B, C]: probability of each code, 0…1; share [B, C]: of each code in the
-        softmax, sums to 1 (default: even among the codes of `target`).
+        """Return the loss of each row, [B]. logits [B, C]; target [B, C]: probability of each code, 0…1;
+        share [B, C]: share of each code in the softmax, sums to 1 (default: even among the codes of
+        `target`).
         """
         logits = upcast_half(logits)
         target = target.to(logits.dtype)
@@ -217,8 +218,8 @@ class LinearLoss(nn.Module):
 class LossMixer(nn.Module):
     """Weighted mean of the seq2seq decoder's loss and the linear layer's: w · seq2seq + (1 − w) · linear.
 
-    Either may be any module that averages over what it is given and obeys an attribute `reduction` = "none",
-    as torch's own losses do; the mean of one row's values is the loss of the row.
+    Either may be any module that averages over its input and obeys an attribute `reduction` = "none", as
+    torch's own losses do; the mean of one row's values is the loss of the row.
     """
 
     def __init__(self, loss_fn_seq2seq: nn.Module, loss_fn_linear: nn.Module, seq2seq_weight: float = 0.5):
@@ -241,12 +242,12 @@ class LossMixer(nn.Module):
         target_linear: Tensor,
         **entries: Tensor,
     ) -> dict[str, Tensor]:
-        """The parts of each row's loss: "loss", "loss_linear", "loss_seq2seq", [B] each.
+        """Return the parts of each row's loss: "loss", "loss_linear", "loss_seq2seq", [B] each.
 
         Args:
             out_seq2seq: logits [B, S − 1, V]; target_seq2seq: integer [B, S].
             out_linear: logits [B, C]; target_linear: float [B, C], 1 for the row's codes.
-            entries: [B, …] each, that a subclass adds; of `DistillationLoss` those of the teacher.
+            entries: tensors [B, …] that a subclass adds; `DistillationLoss` adds those of the teacher.
         """
         seq2seq = self.seq2seq(out_seq2seq, target_seq2seq, **entries)
         linear, w = self.linear(out_linear, target_linear, **entries), self.seq2seq_weight
@@ -260,7 +261,7 @@ class LossMixer(nn.Module):
 
 
 def _row_losses(loss_fn: nn.Module, output: Tensor, target: Tensor) -> Tensor:
-    """Loss of each row, [B], without touching `loss_fn`."""
+    """Return the loss of each row, [B], without touching `loss_fn`."""
     if isinstance(loss_fn, _BlockLoss):
         return loss_fn.per_row(output, target)
     if isinstance(loss_fn, LinearLoss):
@@ -271,20 +272,20 @@ def _row_losses(loss_fn: nn.Module, output: Tensor, target: Tensor) -> Tensor:
 
 
 class DistillationLoss(LossMixer):
-    """`LossMixer`, with soft targets for the rows that have a teacher; batches without are as there (Hinton,
+    """A `LossMixer` with soft targets for rows that have a teacher; batches without one are as there (Hinton,
     Vinyals, Dean, 2015, "Distilling the Knowledge in a Neural Network", arXiv 1503.02531).
 
     The linear loss of a row is (1 − t) · loss(true codes) + t · loss(teacher), t its `teacher_weights`; all
     but the teacher's most probable outputs count as 0. The seq2seq loss has the factor `seq2seq_weights`.
 
-    What `per_sample`, `seq2seq` and `linear` take beside outputs and targets:
+    Tensors that `per_sample`, `seq2seq` and `linear` take beside outputs and targets:
         teacher_codes: int64 [B, M], outputs of the linear decoder, −1 for none.
-        teacher_logits: float [B, M], what the teacher's linear decoder gives for them.
+        teacher_logits: float [B, M], logits of the teacher's linear decoder for them.
         teacher_weights: float [B], 0…1, share of the teacher in the linear loss.
         seq2seq_weights: float [B], factor on the seq2seq loss.
     """
 
-    # of a batch of rows with a teacher
+    # entries of a batch of rows with a teacher
     batch_entries = ("teacher_codes", "teacher_logits", "teacher_weights", "seq2seq_weights")
 
     def seq2seq(self, out_seq2seq: Tensor, target_seq2seq: Tensor, **of_teacher: Tensor) -> Tensor:
@@ -303,6 +304,6 @@ class DistillationLoss(LossMixer):
 
 
 def spread(codes: Tensor, values: Tensor, number: int) -> Tensor:
-    """Float [B, number] with `values` [B, M] at the outputs `codes` int64 [B, M] (−1: none), else 0."""
+    """Return float [B, number]: `values` [B, M] at the outputs `codes` int64 [B, M] (−1: none), else 0."""
     found = values.new_zeros(len(codes), number + 1)
     return found.scatter_(1, codes.masked_fill(codes < 0, number), values)[:, :number]

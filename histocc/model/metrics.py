@@ -1,5 +1,5 @@
-"""Right answers, counted per row, as tensors on the device of the input: weight, sum and divide at the very
-end, since the mean of batch means is not the mean. No call waits for the device.
+"""Right answers, counted per row, as tensors on the device of the input. Callers weight, sum and divide at
+the very end, since the mean of batch means is not the mean. No call waits for the device.
 """
 
 import torch
@@ -23,7 +23,7 @@ def canonical_blocks(formatter: BlockyFormatter, tokens: Tensor) -> Tensor:
     if formatter.kind == "gpf":
         passed_over = (blocks >= PAD_IDX) & (blocks <= SEP_IDX)
         valid = is_token.any(-1) & (is_token | passed_over).all(-1)
-        front = torch.argsort((~is_token).long(), dim=-1, stable=True)  # tokens first, in their order
+        front = torch.argsort((~is_token).long(), dim=-1, stable=True)  # tokens come first, in their order
         canonical = torch.where(is_token, blocks, EOS_IDX).gather(-1, front)
     else:
         first_is_whole = whole[ids[..., :1]]  # [B, M, 1]
@@ -33,8 +33,8 @@ def canonical_blocks(formatter: BlockyFormatter, tokens: Tensor) -> Tensor:
 
 
 def same_code_sets(pred_blocks: Tensor, target_blocks: Tensor, pad_idx: int) -> Tensor:
-    """bool [B]: the set of predicted codes is the set of target codes. Blocks integer [B, P, bs] and [B, T,
-    bs] in canonical form: equal if and only if they hold the same code, all PAD if they hold none.
+    """Return bool [B], whether predicted and target codes are the same set. Blocks are integer [B, P, bs] and
+    [B, T, bs] in canonical form: equal if and only if they hold the same code, all PAD if they hold none.
     """
     equal = (pred_blocks[:, :, None] == target_blocks[:, None]).all(-1)  # [B, P, T]
     wrong = (pred_blocks != pad_idx).any(-1) & ~equal.any(2)
@@ -43,7 +43,7 @@ def same_code_sets(pred_blocks: Tensor, target_blocks: Tensor, pad_idx: int) -> 
 
 
 def token_counts(logits: Tensor, targets: Tensor, pad_idx: int) -> tuple[Tensor, Tensor]:
-    """(target tokens whose most likely prediction, teacher-forced, is right; how many there are), int64 [B]
+    """Return (target tokens whose most likely prediction, teacher-forced, is right; their number), int64 [B]
     each.
 
     logits [B, S − 1, V]; targets integer [B, S], BOS first. PAD does not count, nor does the last position,
@@ -58,8 +58,8 @@ def token_counts(logits: Tensor, targets: Tensor, pad_idx: int) -> tuple[Tensor,
 def flat_sets_equal(
     linear_logits: Tensor, target: Tensor, at_least_one: bool = False, at_most: int | None = None
 ) -> Tensor:
-    """bool [B]: the classes with probability above 0.5, `at_most` the most probable ones, and with
-    `at_least_one` the most probable in any case, are those of the target, 0/1 or bool [B, C].
+    """Return bool [B], whether the classes with probability above 0.5, `at_most` the most probable ones, and
+    with `at_least_one` the most probable in any case, are those of the target, 0/1 or bool [B, C].
     """
     logits, classes = linear_logits.topk(min(at_most or linear_logits.shape[1], linear_logits.shape[1]))
     counted = logits > 0

@@ -17,12 +17,12 @@ MODEL_SIZES = {
     "tiny": dict(zip(_SIZES, (128, 2, 2, 512))),
     "small": dict(zip(_SIZES, (256, 4, 4, 1024))),
     "base": {},  # the sizes of google/canine-s
-    NGRAMS: dict(zip(_SIZES, (128, 0, 2, 512))),  # no encoder: n-grams alone
+    NGRAMS: dict(zip(_SIZES, (128, 0, 2, 512))),  # it has no encoder, n-grams alone
 }
 
 
 def model_config(size: str, **overrides) -> CanineConfig:
-    """Encoder config of a named size, with single fields changed. Raises ValueError for an unknown size."""
+    """Return a named size's encoder config with single fields changed. Raises ValueError for other names."""
     if size not in MODEL_SIZES:
         raise ValueError(f"model size {size!r} is not one of {', '.join(MODEL_SIZES)}")
     return CanineConfig(**(MODEL_SIZES[size] | overrides))
@@ -32,17 +32,17 @@ class Seq2SeqMixerOccCANINE(nn.Module):
     """Encoder with a seq2seq decoder on its characters and a linear decoder on its pooled output.
 
     Args:
-        num_classes: a formatter's: of each position of a target the largest token id + 1.
+        num_classes: largest token id + 1 of each position of a target, as a formatter gives them.
         num_classes_flat: number of codes of the linear decoder.
         dropout_rate: probability 0…1 in the decoder and on the input of the linear layer, never on logits.
         decoder_dim_feedforward: None for the encoder's width.
         config: encoder sizes, None for base.
         memory_mask: whether the decoder leaves out padding of the memory, which published models look at.
-        target_mask: the same of PAD among the tokens, see `TransformerDecoder`.
+        target_mask: the same for PAD among the tokens, see `TransformerDecoder`.
         ngrams: {"rows", "width", "patterns", "case", "answers"} of n-grams beside the encoder, see
             `histocc.model.ngrams`; None for none.
-        ngram_dropout: share of them that is left out in training.
-        encoder: False for none, see `NoEncoder`; needs n-grams.
+        ngram_dropout: share of n-grams that is left out in training.
+        encoder: False for a model without one, see `NoEncoder`; it needs n-grams.
         model_domain: accepted for compatibility with the published class.
     """
 
@@ -92,14 +92,14 @@ class Seq2SeqMixerOccCANINE(nn.Module):
 
     @property
     def target_mask(self) -> bool:
-        """Whether the decoder leaves out PAD among the tokens."""
+        """The setting of the decoder: whether it leaves out PAD among the tokens."""
         return self.decoder.target_mask
 
     def encode(self, input_ids: Tensor, attention_mask: Tensor) -> tuple[Tensor, Tensor]:
-        """input_ids int64 [B, S], attention_mask bool or 0/1 [B, S] → (memory [B, S, H], pooled [B, H]).
+        """Map input_ids int64 [B, S], attention_mask bool or 0/1 [B, S] to (memory [B, S, H], pooled [B, H]).
 
-        With n-grams, what `Ngrams.text` says is appended to the pooled one: [B, H + width (+ classes)]. With
-        `memory_mask` inputs may be as narrow as `text.padded_width` says.
+        With n-grams, the output of `Ngrams.text` is appended to the pooled one: [B, H + width (+ classes)].
+        With `memory_mask` inputs may be as narrow as `text.padded_width` says.
         """
         memory, pooled = self.encoder(input_ids, attention_mask, self._is_narrow(input_ids))
         if self.ngrams is None:
@@ -108,16 +108,16 @@ class Seq2SeqMixerOccCANINE(nn.Module):
         return memory + of_words, torch.cat([pooled, text], dim=1)
 
     def encode_text(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-        """`encode`'s pooled alone, which is all that `classify` takes: the same values, for less work."""
+        """Return `encode`'s pooled alone, which is all that `classify` takes: the same for less work."""
         pooled = self.encoder.pooled(input_ids, attention_mask, padding_follows=self._is_narrow(input_ids))
         return pooled if self.ngrams is None else torch.cat([pooled, self.ngrams.text(input_ids)], dim=1)
 
     def _is_narrow(self, input_ids: Tensor) -> bool:
-        """Whether the encoder is to assume that padding follows."""
+        """Return whether the encoder is to assume that padding follows."""
         return self.memory_mask and input_ids.shape[1] < self.config.local_transformer_stride
 
     def memory_padding_mask(self, attention_mask: Tensor) -> Tensor | None:
-        """What the decoder may not look at: bool [B, S], True at padding; None: it looks at everything."""
+        """Return bool [B, S], True at padding, which the decoder must not see; None: it sees everything."""
         return ~attention_mask.bool() if self.memory_mask else None
 
     def decode(
@@ -127,13 +127,13 @@ class Seq2SeqMixerOccCANINE(nn.Module):
         memory_padding_mask: Tensor | None = None,
         target_padding_mask: Tensor | None = None,
     ) -> Tensor:
-        """Logits [B, T, V] for target int64 [B, T]; without a target_padding_mask, PAD is masked."""
+        """Return logits [B, T, V] for target int64 [B, T]; without a target_padding_mask, PAD is masked."""
         if target_padding_mask is None:
             target_padding_mask = target == PAD_IDX
         return self.decoder(memory, target, memory_padding_mask, target_padding_mask)
 
     def classify(self, pooled: Tensor) -> Tensor:
-        """Logits [B, num_classes_flat] of the linear decoder for what `encode` gives as pooled."""
+        """Return logits [B, num_classes_flat] of the linear decoder for what `encode` gives as pooled."""
         width = self.config.hidden_size
         logits = self.linear_decoder(self.linear_dropout(pooled[:, :width]))
         return logits if self.ngrams is None else logits + self.ngrams.logits(pooled[:, width:])
@@ -146,7 +146,7 @@ class Seq2SeqMixerOccCANINE(nn.Module):
         target_mask: Tensor | None = None,
         target_padding_mask: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Both decoders, teacher-forced: logits (out_seq2seq [B, T, V], out_linear [B, num_classes_flat]).
+        """Return logits, teacher-forced: (out_seq2seq [B, T, V], out_linear [B, num_classes_flat]).
 
         Args:
             input_ids: int64 [B, S]; attention_mask: bool or 0/1 [B, S].

@@ -3,7 +3,7 @@
 The seq2seq decoder gives a code the probability of writing its tokens one after the other in the first block.
 A key is a tree of prefixes, and each prefix goes through the decoder once. `full` takes level after level and
 gives the probability of every code; `topk` takes the most probable open prefixes first. Probabilities only
-fall along a path, so that what lies below a prefix less probable than the k-th best code so far is left out.
+fall along a path, so all codes below a prefix less probable than the k-th best code so far are left out.
 
 With a `linear_share` a above 0 both decoders rank the codes together, by (1 − a) · log p of the seq2seq
 decoder + a · log p of the linear one, whose p is the softmax of its logits: a product of experts (Hinton,
@@ -27,11 +27,11 @@ from histocc.model.layers import product, upcast_half
 from histocc.model.mixer import Seq2SeqMixerOccCANINE
 from histocc.runtime.device import by_kind
 
-PREFIXES_AT_ONCE = {"cpu": 2048, "cuda": 1 << 17}  # of all rows, in `full`; more would leave a CPU's caches
+PREFIXES_AT_ONCE = {"cpu": 2048, "cuda": 1 << 17}  # in all rows, in `full`; more would leave a CPU's caches
 ROWS_AT_ONCE = {"cpu": 64, "cuda": 512}  # in `topk`
 OPENED_AT_ONCE = 4  # most prefixes of a row that go through the decoder together, in `topk`
-CANDIDATES = 20  # in `candidates`
-EQUAL_SHARE = 0.5  # of the linear decoder in `candidates`, if the model has none
+CANDIDATES = 20  # codes that `candidates` ranks
+EQUAL_SHARE = 0.5  # share of the linear decoder in `candidates`, if the model has none
 INF = float("inf")
 
 
@@ -39,11 +39,12 @@ class CodeTrie:
     """The distinct prefixes of the codes' blocks of tokens. Raises ValueError for no codes or two with the
     same tokens, CodeError if one does not fit the formatter.
 
-    Nodes are numbered level by level; the first `inner` of them are prefixes that continue, from 0, the
-    empty one, and node `inner` + i is the code `code_of_leaf`[i]. Every int64 tensor has an entry per node,
-    or per inner node: token: the last token of the prefix, BOS for the empty one; depth: its number of
-    tokens; first_child, children: the nodes below it follow each other; path [inner, depth + 1 at most]: the
-    nodes from the empty prefix down to itself, which also fills the rest; nodes [codes, depth + 1]: to codes.
+    Nodes are numbered level by level. The first `inner` are prefixes that continue, 0 the empty one; node
+    `inner` + i is the code `code_of_leaf`[i]. Every int64 tensor has an entry per node, or per inner node:
+    token: the last token of the prefix, BOS for the empty one; depth: its number of tokens; first_child,
+    children: first and number of the nodes below it, which follow each other; path [inner, depth + 1 at
+    most]: the nodes from the empty prefix down to itself, which also fills the rest; nodes [codes, depth +
+    1]: the path to each code.
     """
 
     def __init__(self, codes: Sequence[str], formatter: BlockyFormatter):
@@ -54,7 +55,7 @@ class CodeTrie:
         order = np.lexsort(blocks.T[::-1])
         blocks = blocks[order]
         changed = np.logical_or.accumulate(blocks[1:] != blocks[:-1], axis=1)  # a new prefix of each length
-        place = np.pad(np.cumsum(changed, axis=0), ((1, 0), (1, 0)))  # of each code's prefix in its level
+        place = np.pad(np.cumsum(changed, axis=0), ((1, 0), (1, 0)))  # number of each prefix in its level
         sizes = place[-1] + 1
         if sizes[-1] < len(blocks):
             one, other = (self.codes[i] for i in order[np.flatnonzero(~changed[:, -1])[0] :][:2])
@@ -79,13 +80,13 @@ class CodeTrie:
 
 
 class _PrefixCache:
-    """Keys and values of the prefixes that went through a layer's self-attention, [slots, H]; grows."""
+    """Keys and values of the prefixes that went through a layer's self-attention, [slots, H]; it grows."""
 
     def __init__(self, slots: int):
         self.slots, self.rows = slots, None
 
     def put(self, start: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """Writes key and value [N, H] at slot `start`; returns all keys and all values."""
+        """Write key and value [N, H] at slot `start`; return all keys and all values."""
         end = start + len(key)
         if self.rows is None:
             self.rows = key.new_empty(2, max(self.slots, end), key.shape[1])
@@ -98,7 +99,7 @@ class _PrefixCache:
 def attend_to_path(
     layer: MultiheadAttention, q: Tensor, keys: Tensor, values: Tensor, path: Tensor, visible: Tensor | None
 ) -> Tensor:
-    """Self-attention of N prefixes, each to itself and the prefixes that it begins with → [N, H].
+    """Compute self-attention of N prefixes, each to itself and the prefixes that it begins with → [N, H].
 
     q [N, H]; keys, values [slots, H]; path int64 [N, D], slots; visible bool [N, D] or None.
     """
@@ -118,7 +119,7 @@ def attend_to_path(
 
 @dataclass
 class _Memory:
-    """What the decoder looks at."""
+    """The memory that the decoder looks at."""
 
     keys: list[Tensor]  # [B, heads, S, H / heads] per layer
     values: list[Tensor]
@@ -135,18 +136,18 @@ class _Queue:
 
     log_prob: Tensor  # float [B, F], −inf for none
     node: Tensor  # int64 [B, F]
-    slot: Tensor  # int64 [B, F], of the prefix one token shorter
+    slot: Tensor  # int64 [B, F], slot of the prefix one token shorter
 
     def rows(self, index: Tensor) -> "_Queue":
         return _Queue(self.log_prob[index], self.node[index], self.slot[index])
 
     def shorten(self, k: int, inner: int) -> Tensor:
-        """Drop empty columns and what cannot be among the k best codes; return which entries are prefixes to
-        be opened, bool [B, F].
+        """Drop empty columns and entries that cannot be among the k best codes; return which entries are
+        prefixes to be opened, bool [B, F].
         """
         if self.log_prob.shape[1] >= k:
             of_codes = self.log_prob.masked_fill(self.node < inner, -INF)
-            least = of_codes.topk(k).values[:, -1:]  # of the k-th best code; −inf: fewer so far
+            least = of_codes.topk(k).values[:, -1:]  # the k-th best code's; −inf: there are fewer so far
             self.log_prob = self.log_prob.masked_fill(self.log_prob < least, -INF)
         longest = int((self.log_prob > -INF).sum(1).max())
         self.log_prob, at = self.log_prob.topk(longest)
@@ -165,7 +166,7 @@ class _Queue:
         return log_prob.masked_fill(none, -INF), node, slot
 
     def add(self, log_prob: Tensor, nodes: Tensor, slots: Tensor, after: Tensor, tree: CodeTrie) -> None:
-        """What follows the prefixes `nodes` of log_prob in `slots`, [B, P] each; after: of `_open`."""
+        """Add what follows the prefixes `nodes` of log_prob in `slots`, [B, P] each; after: of `_open`."""
         number = torch.arange(int(tree.children[nodes].max()), device=nodes.device)
         exist = number < tree.children[nodes][..., None]  # [B, P, C]
         child = torch.where(exist, tree.first_child[nodes][..., None] + number, 0)
@@ -175,7 +176,7 @@ class _Queue:
         self.slot = torch.cat([self.slot, slots[..., None].expand_as(child).flatten(1)], dim=1)
 
     def best_codes(self, k: int, tree: CodeTrie) -> tuple[Tensor, Tensor]:
-        """(numbers of codes, log_prob), [B, k] each, equal ones by number."""
+        """Return (numbers of codes, log_prob), [B, k] each, equal ones by number."""
         is_code = self.node >= tree.inner
         numbers = tree.code_of_leaf[(self.node - tree.inner).clamp(min=0)]
         code, at = torch.where(is_code, numbers, len(tree.codes)).sort(1)
@@ -185,11 +186,11 @@ class _Queue:
 
 
 class CodeSearch:
-    """A model and a tree of codes; what depends on no text is computed once, with the weights as they are.
+    """A model and a tree of codes; what depends on no text is computed once, with the current weights.
 
     Args:
-        linear_share: 0…1, how much the linear decoder counts in the ranking; above 0 its outputs are the
-            codes of the tree, in their order.
+        linear_share: 0…1, share of the linear decoder in the ranking; above 0 its outputs must be the codes
+            of the tree, in their order.
     """
 
     def __init__(self, model: Seq2SeqMixerOccCANINE, tree: CodeTrie, linear_share: float = 0.0):
@@ -212,8 +213,8 @@ class CodeSearch:
             self.q = q[0].transpose(0, 1)  # [inner, heads, H / heads]
 
     def full(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-        """Return the probability of every code, float64 [B, codes]: without a linear_share that of writing it
-        in the first block, else normalised over the codes.
+        """Return the probability of every code, float64 [B, codes]: without a linear_share the probability of
+        writing it in the first block, else normalised over the codes.
         """
         written, linear = self.log_probs(input_ids, attention_mask)
         if not self.linear_share:
@@ -221,7 +222,7 @@ class CodeSearch:
         return torch.lerp(written, linear.to(written), self.linear_share).double().softmax(1)
 
     def log_probs(self, input_ids: Tensor, attention_mask: Tensor) -> tuple[Tensor, Tensor]:
-        """Log-probability of every code, float [B, codes]: (of writing it first, by the linear decoder)."""
+        """Return log-probabilities of all codes, float [B, codes]: (written first, by the linear decoder)."""
         with evaluating(self.model):
             memory, pooled = self._encode(input_ids, attention_mask)
             widest = max(b - a for a, b in zip(self.tree.levels, self.tree.levels[1:-1]))
@@ -248,9 +249,9 @@ class CodeSearch:
         return codes, log_probs.double().exp()
 
     def candidates(self, input_ids: Tensor, attention_mask: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The codes that are most probable by the linear decoder, ranked by both: (numbers int64 [B, N],
-        weighted means of both log-probabilities float [B, N], the highest first, logits of the linear decoder
-        [B, codes]). N: CANDIDATES, or as many as there are.
+        """Return the codes that are most probable by the linear decoder, ranked by both: (numbers int64 [B,
+        N], weighted means of both log-probabilities float [B, N], the highest first, logits of the linear
+        decoder [B, codes]). N: CANDIDATES, or as many as there are.
         """
         with evaluating(self.model):
             memory, pooled = self._encode(input_ids, attention_mask)
@@ -265,7 +266,7 @@ class CodeSearch:
             return codes.gather(1, best), scores, logits
 
     def _encode(self, input_ids: Tensor, attention_mask: Tensor) -> tuple[_Memory, Tensor]:
-        """What both decoders look at."""
+        """Return what both decoders look at: (memory, pooled)."""
         memory, pooled = self.model.encode(input_ids, attention_mask)
         layers = [layer.multihead_attn for layer in self.layers]
         keys, values = zip(*(layer.by_head(layer.project(memory, KEY_VALUE)) for layer in layers))
@@ -278,11 +279,11 @@ class CodeSearch:
     def _open(
         self, nodes: Tensor, memory: _Memory, opened: list, start: int, path: Tensor, visible: Any = None
     ) -> Tensor:
-        """Log-probability of each token after each prefix, float [B, P, V].
+        """Return the log-probability of each token after each prefix, float [B, P, V].
 
         Args:
             nodes: inner nodes [P] of all rows, or [B, P].
-            opened: a `_PrefixCache` for each layer, whose slots from `start` on they take, row by row.
+            opened: a `_PrefixCache` for each layer; the nodes take its slots from `start` on, row by row.
             path: slots, int64 [B · P, D]; visible: bool [B · P, D] or None.
         """
         rows = len(memory.keys[0])
@@ -299,7 +300,7 @@ class CodeSearch:
         return upcast_half(self.model.decoder.head(x)).log_softmax(-1)
 
     def _written(self, memory: _Memory, codes: Tensor) -> Tensor:
-        """Log-probability of writing codes int64 [b, N] in the first block, float [b, N], level by level."""
+        """Return log-probabilities float [b, N] of codes int64 [b, N] in the first block, level by level."""
         order = self.tree.nodes[codes][..., -1].argsort(1)  # codes that begin alike follow each other
         nodes = self.tree.nodes[codes.gather(1, order)]  # [b, N, depth + 1]
         rows, count = order.shape
@@ -308,7 +309,7 @@ class CodeSearch:
         log_probs, used = self.x.new_zeros(rows, count, dtype=upcast_half(self.x).dtype), 0
         for level in range(self.tree.depths):
             at = nodes[..., level]
-            place = F.pad(at[:, 1:] != at[:, :-1], (1, 0)).cumsum(1)  # of its prefix
+            place = F.pad(at[:, 1:] != at[:, :-1], (1, 0)).cumsum(1)  # place of its prefix
             width = int(place[:, -1].max()) + 1
             slots = torch.cat([slots, (used + row * width + place)[..., None]], dim=2)
             prefixes = at.new_zeros(rows, width).scatter_(1, place, at)
