@@ -1,4 +1,4 @@
-"""The banner of a run: what is about to run, on which devices, in what batches and steps."""
+"""The banner of a run, which says what is about to run, on which devices, in what batches and steps."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -28,7 +28,7 @@ def banner(
     precision: str,
     resumed: dict[str, Any] | None = None,
 ) -> str:
-    """What is about to run, with the labels of the guides; about, about_rate: as of `script.Training`."""
+    """Return what is about to run, with the labels of the guides; about, about_rate: of `script.Training`."""
     kind, size = world.device.type, world.size
     reason = "--device cpu" if args.device == "cpu" else why_no_gpu()
     gpus = torch.cuda.device_count() if kind == "cuda" else 0
