@@ -41,7 +41,7 @@ def find_columns(args: DescriptionFlags) -> list[str]:
 
 @dataclass(frozen=True)
 class Descriptions:
-    """What is put before and behind the text of each code and language, and how often."""
+    """The strings to put before and behind the text of each code and language, and how often to do so."""
 
     seed: int
     probability: float
@@ -52,7 +52,7 @@ class Descriptions:
 
     @property
     def codes(self) -> int:
-        """How many codes have a description."""
+        """The number of codes that have a description."""
         return int((self.numbers >= 0).any(axis=1).sum())
 
     def apply(
@@ -81,7 +81,7 @@ class Descriptions:
 def load_descriptions(
     args: DescriptionFlags, data: PreparedData, formatter: BlockyFormatter, seed: int
 ) -> Descriptions | None:
-    """What is asked for; None without --include-descriptions. Raises UserError."""
+    """Return the descriptions asked for; None without --include-descriptions. Raises UserError."""
     if not args.include_descriptions:
         return None
     columns, clean = find_columns(args), cleaner(data.clean_text)

@@ -1,4 +1,4 @@
-"""What a run says for each row of its log: a console line, `logs.csv` and `status.json`."""
+"""The output of a run for each row of its log: a console line, `logs.csv` and `status.json`."""
 
 import contextlib
 import csv
