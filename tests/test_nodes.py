@@ -93,7 +93,7 @@ def test_other_data_on_a_node_and_no_data_are_named(folders):
     write_rows(folders[1] / "train.csv", 13)
     first, second = run_on_nodes(folders, *FLAGS, code=2)
     assert first.count("error:") == 1 and "error:" not in second
-    assert "have other data files than that of rank 0: copy the same train.csv, val.csv to every" in first
+    assert "some nodes have other data files than rank 0: copy the same train.csv, val.csv to every" in first
     os.unlink(folders[1] / "val.csv")
     first, _ = run_on_nodes(folders, *FLAGS, code=2)
     assert "error: on the node of rank 1: val.csv: no such file" in first
