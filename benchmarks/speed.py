@@ -50,8 +50,8 @@ VALUES = {"length": [8, 16, 32, 64, 120], "batch": [16, 32, 64, 128, 256]}
 
 
 def matmul_rates(precisions: list[str], device: torch.device) -> dict[str, float]:
-    """Return rates of matrix products by format, GFLOP/s; a format that the device only emulates is left out
-    of `precisions`, in place.
+    """Rates of matrix products by format, GFLOP/s; a format that the device only emulates is left out of
+    `precisions`, in place.
     """
     rates = {
         name: matmul_rate(device, FORMATS[name], 2.0) / 1e9
@@ -67,7 +67,7 @@ class Bench:
     """Both models with the same weights, and the batches of both.
 
     Args:
-        args: arguments of the command line.
+        args: of the command line.
         folder: for prepared data.
         source: flags of the rows; None: the real ones, or those of the sample.
     """
@@ -97,24 +97,24 @@ class Bench:
         self.use_rate(2e-5)
 
     def batches(self, config: dict, groups: int | None = None) -> batches.MicroBatches:
-        """Return batches of training rows for the model of `config`; groups: of similar length in a step."""
+        """Of the training rows, for the model of `config`; groups: of similar length in a step."""
         rows, _ = inputs.make_rows(self.asked, self.formatter, self.data, config)
         plan = batches.batch_plan(self.asked, rows, self.world)
         return batches.MicroBatches(rows, replace(plan, groups=groups or plan.groups), 0, 1)
 
     def share_weights(self) -> None:
-        """Copy our weights to the reference."""
+        """Our weights for the reference."""
         keys = self.reference.load_state_dict(self.model.state_dict(), strict=False)
         assert not keys.unexpected_keys, keys
         assert not [name for name in keys.missing_keys if "position_ids" not in name], keys
 
     def use_rate(self, rate: float) -> None:
-        """Make a new optimizer; its rate is reached after ten steps."""
+        """A new optimizer; its rate is reached after ten steps."""
         self.optimizer = make_optimizer(self.model, self.asked.weight_decay, rate)
         self.scheduler = torch.optim.lr_scheduler.LinearLR(self.optimizer, 0.1, total_iters=10)
 
     def train(self, steps: int, precision: str = "float32") -> None:
-        """Take `steps` of ours, all within an epoch."""
+        """Takes `steps` of ours, all within an epoch."""
         first = self.step % (len(self.train_batches) - steps)
         loader = (part for number in range(first, first + steps) for part in self.train_batches[0, number])
         self.step = engine.train_one_epoch(
@@ -139,7 +139,7 @@ class Bench:
 
     @torch.no_grad()
     def difference(self) -> float:
-        """Return the relative difference of the losses of both models on the first batch, without dropout."""
+        """Of the losses of both models on the first batch, without dropout; relative."""
         self.model.eval()
         self.reference.eval()
         theirs, task = float(self.reference_loss(self.padded_batch(0))), engine.MixerTask(self.loss)
@@ -148,7 +148,7 @@ class Bench:
         return abs(float(losses.mean()) - theirs) / theirs
 
     def training_rates(self, precisions: list[str]) -> dict[str, float]:
-        """Return samples per second, by side."""
+        """Samples per second, by side."""
         fused = self.device.type == "cuda"
         optimizer = torch.optim.AdamW(self.reference.parameters(), lr=2e-5, fused=fused)
         ready = [self.padded_batch(number) for number in range(self.args.steps)]
@@ -172,13 +172,13 @@ class Bench:
         return {name: self.args.batch * self.args.steps / taken for name, taken in turns.items()}
 
     def flops_of_a_sample(self) -> float:
-        """Return operations, forward and backward, for the real characters and the targets' tokens."""
+        """Of forward and backward pass, for the real characters and the tokens of the targets."""
         task = engine.MixerTask(self.loss, model=self.model)
         parts = [part for number in range(4) for part in self.train_batches[0, number]]
         return sum(map(task.flops, parts)) / sum(len(part["weights"]) for part in parts)
 
     def coding_rates(self, precisions: list[str]) -> dict[str, float]:
-        """Return texts per second by "kind side", and how codes of both agree; ours from text to codes."""
+        """Texts per second by "kind side", and how the codes of both sides agree; ours from text to codes."""
         args = self.args
         self.share_weights()
         self.reference.eval()
@@ -231,14 +231,14 @@ class Bench:
 
 
 def cut(tokens: Tensor, block_size: int) -> Tensor:
-    """Return tokens int64 [B, blocks × size], empty from the first empty block on, as ours writes them."""
+    """Without what comes after the first empty block, which ours does not write; int64 [B, blocks × size]."""
     body = tokens.clone().unflatten(1, (-1, block_size))
     body[(body[:, :, 0] == 1).long().cumsum(1) > 0] = 1
     return body.flatten(1)
 
 
 def rows_of_length(length: int, folder: str) -> str:
-    """Return flags of rows whose texts have exactly so many characters, joined and cut from the sample's."""
+    """Flags of rows whose texts have so many characters exactly, joined and cut from those of the sample."""
     sample, random = read_csv(write_sample(f"{folder}/sample.csv", 1_000)), Random(length)
 
     def text(first: str) -> str:
@@ -252,7 +252,7 @@ def rows_of_length(length: int, folder: str) -> str:
 
 
 def measure(args: argparse.Namespace) -> dict:
-    """Measure one size and batch; return figures of results.json."""
+    """Of one size and batch; figures of results.json."""
     found = {name: getattr(args, name) for name in ("size", "batch", "threads", "device")}
     found["matmul"] = matmul_rates(args.precisions, torch.device(args.device))
     with tempfile.TemporaryDirectory() as folder:
@@ -270,7 +270,7 @@ def measure(args: argparse.Namespace) -> dict:
 
 
 def measure_by(args: argparse.Namespace) -> dict:
-    """Return rates by length of the texts or samples of a step."""
+    """Rates by length of the texts or samples of a step."""
     matmul_rates(args.precisions, torch.device(args.device))
     found = {name: getattr(args, name) for name in ("by", "size", "threads", "device")} | {"rates": {}}
     steps = args.steps
@@ -293,7 +293,7 @@ def measure_by(args: argparse.Namespace) -> dict:
 
 
 def ratios(parts: list[dict]) -> str:
-    """Return the table: rows are a size and a work, columns are the sides."""
+    """The table: rows are a size and a work, columns are the sides."""
     names = [name for name in SIDES if any(name in part["train"] for part in parts)]
     rows = []
     for part in parts:
@@ -317,7 +317,7 @@ def cell(rate: float | None, base: float | None) -> str:
 
 
 def words(parts: list[dict]) -> str:
-    """Return the text below the table."""
+    """What stands below the table."""
     best = {name: max(part["matmul"][name] for part in parts) for name in parts[0]["matmul"]}
     shares = [
         f"{part['size']} {100 * share * part['matmul'][name] / best[name]:.0f} % in"
@@ -337,7 +337,7 @@ def words(parts: list[dict]) -> str:
 
 
 def words_by(part: dict) -> str:
-    """Return the text on the figure by length or by samples."""
+    """Of the figure by length or by samples."""
     rates = part["rates"]
     first, last = list(rates)[0], list(rates)[-1]
     if part["by"] == "length":
@@ -354,14 +354,14 @@ def words_by(part: dict) -> str:
     best = max(samples, key=lambda value: samples[value])
     return (
         f"With {first} samples a step, training does {100 * samples[int(first)] / samples[best]:.0f} % of the"
-        f" samples per second that it does with {best}, the fastest. Samples are computed in micro-batches of"
+        f" samples per second that it does with {best}, the fastest. Samples are computed in groups of"
         " similar length, which need samples to choose from, and the optimizer's work is shared by all"
         " samples of a step."
     )
 
 
 def figure_by(part: dict, panels) -> None:
-    """Draw milliseconds of a text or sample on one or three axes of matplotlib."""
+    """Draws milliseconds of a text or sample on one or three axes of matplotlib."""
     values = [int(value) for value in part["rates"]]
     for axes, (kind, title) in zip(panels, KINDS.items()):
         for side, style in STYLES.items():

@@ -5,7 +5,6 @@ and that what was written again for speed gives what the plain way gives: values
 import copy
 import random
 
-import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -13,18 +12,18 @@ import torch.nn.functional as F
 from benchmarks.reference_model import Reference
 from histocc.formatter import BOS_IDX, EOS_IDX, PAD_IDX, hisco_blocky5
 from histocc.model.canine import CanineConfig, CanineEncoder
-from histocc.model.layers import Dropout, dropout
+from histocc.model.layers import Dropout, Group, dropout, packed_attention, width_groups
 from histocc.model.mixer import Seq2SeqMixerOccCANINE, model_config
 from histocc.runtime import device
 from histocc.runtime.device import has_bfloat16
 from histocc.text import encode, padded_width
-from histocc.trainer.batches import cut_by_width
 
 TINY = {"hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 512}
 # width 768 with fewer layers and smaller tables, for speed
 BASE = {"num_hidden_layers": 2, "num_hash_buckets": 1024}
 NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 TOLERANCE = 3e-5
+HEADS, WIDTH = 2, 8
 
 
 def make_pair(sizes):
@@ -157,7 +156,7 @@ def test_impossible_inputs_are_errors(tiny):
         small(*batch([2], 80))
 
 
-# ---- training
+# ---- groups of rows
 
 
 def texts(rows, seed=0, longest=60):
@@ -176,7 +175,7 @@ def results(model, *inputs):
     """Outputs, and the gradient of each parameter."""
     model.zero_grad(set_to_none=True)
     outputs = model(*inputs)
-    sum(output.square().sum() / 1000 for output in outputs).backward()
+    sum(output.square().mean() for output in outputs).backward()
     gradients = (p.grad for p in model.parameters() if p.grad is not None)
     return [*(output.detach() for output in outputs), *gradients]
 
@@ -185,25 +184,18 @@ def results(model, *inputs):
     "encoder, ngrams", [(True, None), (True, {"rows": 64, "width": 16}), (False, {"rows": 64, "width": 16})]
 )
 @pytest.mark.parametrize("longest", [60, 119, 121])
-def test_micro_batches_of_similar_width_add_up_to_a_batch_of_full_width(ngrams, encoder, longest):
-    """In float64: the outputs of each row, and the gradients."""
+def test_a_batch_in_groups_is_that_of_full_width(ngrams, encoder, longest):
+    """In float64; rows come back in their order. PAD after all codes, whose keys are left out, included."""
     torch.manual_seed(0)
     config, classes = model_config("tiny", **NO_DROPOUT), hisco_blocky5().num_classes
     model = Seq2SeqMixerOccCANINE(classes, 30, config=config, encoder=encoder, ngrams=ngrams).double()
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.1)
     ids, mask, target = texts(rows=36, longest=longest)
-    widths = np.array([padded_width(n - 2, ids.shape[1]) for n in mask.sum(1).tolist()])
-    found = {}
-    for piece in cut_by_width(widths, 4, 36):
-        width = widths[piece].max()
-        part = results(model, ids[piece][:, :width], mask[piece][:, :width], target[piece, :-1])
-        for i, value in enumerate(part):
-            if i < 2:
-                found.setdefault(i, torch.zeros(36, *value.shape[1:], dtype=value.dtype))[piece] = value
-            else:
-                found[i] = found.get(i, 0) + value
-    for one, other in zip(found.values(), results(model, ids, mask, target[:, :-1]), strict=True):
+    assert width_groups(mask) is not None
+    fast = results(model, ids, mask, target[:, :-1])
+    model.in_groups = False
+    for one, other in zip(fast, results(model, ids, mask, target[:, :-1]), strict=True):
         assert (one - other).abs().max() <= 1e-12 * max(1.0, other.abs().max())
 
 
@@ -222,6 +214,36 @@ def test_training_is_that_of_the_published_layers():
     for one, other in zip(fast, plain, strict=True):
         assert (one - other).abs().max() <= 1e-3 * other.abs().max() + 1e-7
     assert len(fast) - 2 == len(list(ours.parameters()))  # each has a gradient
+
+
+# ---- attention
+
+
+def some_groups():
+    seen = torch.rand(3, 1, 1, 5) > 0.4
+    seen[..., 0] = True
+    return [
+        Group(3, 5, 5, seen, torch.tensor([1.0, 0.0, 1.0])),
+        Group(2, 4, 4, torch.ones(4, 4, dtype=torch.bool).tril()),
+        Group(1, 6, 6, torch.randn(1, 1, 1, 6)),
+        Group(2, 3, 3),
+    ]
+
+
+def test_attention_with_dropout_and_in_half_precision():
+    torch.manual_seed(3)
+    groups, x = some_groups(), torch.randn(33, 3 * WIDTH, dtype=torch.float64, requires_grad=True)
+
+    def with_the_same_draws(x):
+        torch.manual_seed(4)
+        return packed_attention(x, None, groups, HEADS, 0.3)
+
+    assert torch.autograd.gradcheck(with_the_same_draws, (x,))
+    whole = packed_attention(x, None, groups, HEADS, 0.0)
+    assert not torch.equal(with_the_same_draws(x), whole)
+    half = x.detach().bfloat16()  # is computed in float32 and given back as it came
+    exact = packed_attention(half.float(), None, groups, HEADS, 0.0)
+    assert torch.equal(packed_attention(half, None, groups, HEADS, 0.0), exact.bfloat16())
 
 
 # ---- dropout, linear layers, embeddings
@@ -248,9 +270,24 @@ def test_dropout_at_its_limits():
     assert torch.equal(dropout(x, 0.0), x) and not dropout(x, 1.0).any() and not dropout(x, 1 - 1e-6).any()
     half = dropout(torch.ones(10_000, dtype=torch.bfloat16), 0.1)
     assert half.dtype == torch.bfloat16 and len(set(half.tolist())) == 2
-    assert torch.equal(Dropout(0.5).eval()(x), x)
+    assert torch.equal(Dropout(0.5).eval()(x), x) and torch.equal(Dropout(0.5).eval().add(x, x), 2 * x)
     with pytest.raises(ValueError, match="between 0 and 1"):
         Dropout(1.5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_dropout_and_residual_in_one_step(dtype):
+    torch.manual_seed(7)
+    wide = torch.promote_types(dtype, torch.float32)
+    x = torch.randn(40, 30, dtype=dtype, requires_grad=True)
+    residual = torch.randn(40, 30, dtype=wide, requires_grad=True)
+    torch.manual_seed(8)
+    added = Dropout(0.25).add(x, residual)
+    torch.manual_seed(8)
+    expected = dropout(x.to(wide), 0.25) + residual
+    assert added.dtype == wide and torch.equal(added, expected)
+    pairs = (torch.autograd.grad((out * expected.detach()).sum(), (x, residual)) for out in (added, expected))
+    assert all(one.dtype == other.dtype and torch.equal(one, other) for one, other in zip(*pairs))
 
 
 @pytest.mark.skipif(not has_bfloat16("cpu"), reason="this CPU has no bfloat16")

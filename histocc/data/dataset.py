@@ -29,6 +29,7 @@ class TextRows(Rows):
     """
 
     has_lengths = True
+    groups_in_model = ("cpu",)  # see `histocc.model.layers.width_groups`
 
     def __init__(
         self,
@@ -40,6 +41,8 @@ class TextRows(Rows):
     ):
         formatter, max_len = encoding.formatter, encoding.max_len
         self.rows, self.encoding, self.augmenter, self.descriptions = rows, encoding, augmenter, descriptions
+        if encoding.fixed_width:
+            self.groups_in_model = ()
         self.fingerprint = data.fingerprint
         self.max_codes, self.nb_blocks = data.max_codes, formatter.max_num_codes
         self.prefixes, self.alphabet = language_table(data.languages), data.alphabet

@@ -1,4 +1,4 @@
-"""The inputs of a run: its files, the checkpoint that it starts or continues from, and its rows."""
+"""What a run reads: its files, the checkpoint that it starts or continues from, and its rows."""
 
 import os
 from collections.abc import Callable
@@ -34,8 +34,8 @@ from histocc.trainer.script import output_problems
 
 @dataclass(frozen=True)
 class Inputs:
-    """The data of a run, and the content of checkpoints that rank 0 has read to prepare them, by path. Each
-    content is taken from there once.
+    """The data of a run, and the content of checkpoints that rank 0 has read to prepare them, by path: each
+    is taken from there once.
     """
 
     settings: PrepareSettings
@@ -47,7 +47,7 @@ class Inputs:
         return self.read.pop(file, None) or models.load_run(file)
 
     def initial_weights(self, args: JobConfig) -> dict:
-        """Return the initial weights, as the function `initial_weights` does. Raises UserError."""
+        """Return what `initial_weights` does. Raises UserError."""
         return self.read.pop(args.initial_checkpoint or "", None) or initial_weights(args)
 
 
@@ -55,12 +55,12 @@ class Inputs:
 
 
 def dataset_files(paths: list[str]) -> tuple[list[str], list[str]]:
-    """Return (training files, validation files) of finetune.py's --dataset: files, or a folder with one
-    table, or with train and val. Raises UserError.
+    """(training files, validation files) of finetune.py's --dataset: files, or a folder with one table, or
+    with train and val. Raises UserError.
     """
     if len(paths) > 1 or not os.path.isdir(path := paths[0]):
         return paths, []
-    names = sorted(set(os.listdir(path)) - {*LISTS, LOG})  # without the files of a run in this folder
+    names = sorted(set(os.listdir(path)) - {*LISTS, LOG})  # those of a run in the same folder
     ends = (".csv", ".tsv", ".parquet")
     tables = [name for name in names if name.lower().endswith(ends) and name[0] != "."]
     files = [os.path.join(path, name) for name in tables]
@@ -80,22 +80,22 @@ def dataset_files(paths: list[str]) -> tuple[list[str], list[str]]:
 
 
 def resumes(args: JobConfig) -> bool:
-    """Return whether the save folder holds a run that is resumed, if it can be read."""
+    """Whether the save folder holds a run that is resumed, if it can be read."""
     return checkpoint.exists_in(args.save_path) and not (args.overwrite or args.eval_only)
 
 
 def initial_weights(args: JobConfig) -> dict:
-    """Return `models.initial_weights` of --initial-checkpoint. Raises UserError."""
+    """`models.initial_weights` of --initial-checkpoint. Raises UserError."""
     named = args.initial_checkpoint or ""
     keys = (read_key(path) if path else None for path in (args.initial_key, args.key))
     return models.initial_weights(models.find_weights(named, f"--initial-checkpoint {named}"), *keys)
 
 
 def starts_from(args: JobConfig, resumed: dict | None, read: dict[str, dict]) -> StartsFrom:
-    """Return the facts that the data depend on, about the weights that a run starts from, or its teacher.
-    read: takes the initial weights. Raises UserError.
+    """Return what the data must know of the weights that a run starts from, or of its teacher. read: takes
+    the initial weights. Raises UserError.
     """
-    kept = None  # number of its codes that are kept; None: all
+    kept = None  # of its codes: all
     if not resumed and args.initial_checkpoint:
         state = read[args.initial_checkpoint] = initial_weights(args)
         if args.only_encoder:
@@ -122,7 +122,7 @@ def starts_from(args: JobConfig, resumed: dict | None, read: dict[str, dict]) ->
 
 
 def _problems_of_files(args: JobConfig, files: list[str]) -> list[str]:
-    """Return a line for each file that the run would write and that is in the way, or is an input."""
+    """What of the files that the run will write is in the way, or an input."""
     inputs: dict[str | None, str] = dict.fromkeys(files, "a file of the data")
     inputs |= dict.fromkeys(args.unlabelled or [], "a file of --unlabelled")
     inputs |= {
@@ -148,7 +148,7 @@ def prepare_data(
     default_formatter: str = "gpf",
     naming: str = "hisco",
 ) -> tuple[JobConfig, Inputs]:
-    """Return (arguments with the columns of the files, inputs of the run). Rank 0 checks arguments and files
+    """Return (arguments with the columns of the files, what the run reads). Rank 0 checks arguments and files
     and prepares the data; a node that does not see its folder prepares its own, and all must agree. All
     ranks. Raises UserError with all that is wrong.
     """
@@ -198,7 +198,7 @@ def with_columns(args: JobConfig, settings: PrepareSettings) -> JobConfig:
 def make_rows(
     args: JobConfig, formatter: BlockyFormatter, data: PreparedData, config: dict
 ) -> tuple[TextRows, TextRows | None]:
-    """Return rows for training, with noise and descriptions, and for validation, if any. Raises UserError."""
+    """Rows for training, with noise and descriptions, and for validation, if any. Raises UserError."""
     max_len, seed = config["max_len"], args.seed
     width = None if config["memory_mask"] else max_len
     encoding = RowEncoding(formatter, max_len, width, args.empty_blocks == "first")
@@ -216,6 +216,8 @@ def make_rows(
     )
     descriptions = load_descriptions(args, data, formatter, derived_seed(seed, DESCRIPTIONS))
     train = training_rows(args, data.train, data, encoding, augmenter, descriptions)
+    if args.compile:
+        train.groups_in_model = ()
     all_blocks = replace(encoding, first_empty_block=False)
     return train, TextRows(data.val, data, all_blocks) if len(data.val) else None
 
@@ -231,7 +233,7 @@ def rows_to_fit(
 def training_rows(
     args: JobConfig, rows: RowSet, data: PreparedData, encoding: RowEncoding, *changes: Any
 ) -> TextRows:
-    """Return rows to train on, with the teacher's answers to them if there is a teacher."""
+    """Rows that are trained on, with what a teacher says of them if there is one."""
     if data.train.teacher is None:
         return TextRows(rows, data, encoding, *changes)
     seed = derived_seed(args.seed, TEACHER)

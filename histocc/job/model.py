@@ -1,4 +1,4 @@
-"""The model of a run, its loss, and the entries of a checkpoint that coding needs."""
+"""The model of a run, its loss, and what a checkpoint keeps to use it."""
 
 from collections.abc import Callable
 from typing import Any
@@ -26,8 +26,8 @@ from histocc.runtime.world import World
 NGRAM_WIDTH = 128  # numbers for each n-gram
 MAX_AUTO_BITS = 18  # 2^18 n-grams, since a step of the optimizer goes over all
 EQUAL_SHARE = 0.5
-# Factors on the learning rate, from benchmarks/LOG.md. With a mean over the classes, a new linear decoder
-# learns next to nothing at the rate of the rest, and one that was fitted already becomes worse at it.
+# Of the learning rate, in benchmarks/LOG.md: with a mean over the classes, a new linear decoder learns next
+# to nothing at the rate of the rest, and what was fitted already becomes worse at it.
 NEW_LINEAR_LR_FACTOR = {"mean": 30.0, "rows": 5.0}
 FITTED_LINEAR_LR_FACTOR = 0.1
 
@@ -43,8 +43,8 @@ def make_model(
     resumed: dict | None = None,
     first: dict | None = None,
 ) -> tuple[JobConfig, Seq2SeqMixerOccCANINE, dict]:
-    """Return (arguments with what the weights decide, model on the CPU, its config). The weights are random,
-    or those of `first` (--initial-checkpoint), or those of the run that is resumed. All ranks. Raises
+    """Return (arguments with what the weights decide, model on the CPU, its config): with random weights,
+    with `first`, those of --initial-checkpoint, or with those of the run that is resumed. All ranks. Raises
     UserError.
     """
     counted = None
@@ -80,6 +80,7 @@ def place(args: JobConfig, model: Seq2SeqMixerOccCANINE, rows: TextRows, max_len
     model.encoder.requires_grad_(not args.freeze_encoder)
     if args.compile:
         compile_layers(model)
+        model.in_groups = False  # a compiled layer has few shapes
     model.to(world.device)
     if not args.freeze_encoder and isinstance(model.encoder, CanineEncoder):
         model.encoder.char_embeddings.train_rows_of(torch.from_numpy(rows.characters()), max_len)
@@ -97,8 +98,8 @@ def auto_size(args: JobConfig, world: World) -> str:
 
 
 def new_config(args: JobConfig, first: dict | None) -> dict:
-    """Return the `config` of a new run but its text rule: sizes are from --model-size or from the initial
-    weights. Raises UserError.
+    """`config` of a new run but its text rule: sizes from --model-size or from the initial weights. Raises
+    UserError.
     """
     dropouts = dict.fromkeys(("hidden_dropout_prob", "attention_probs_dropout_prob"), args.encoder_dropout)
     size, named = args.model_size, args.initial_checkpoint
@@ -123,8 +124,8 @@ def new_config(args: JobConfig, first: dict | None) -> dict:
 
 
 def load_on_all(world: World, load: Callable[[], models.Loaded]) -> models.Loaded:
-    """Return on every rank the result of `load` on rank 0, but without an optimizer: other nodes may not see
-    the file. All ranks. Raises UserError.
+    """Return what `load` does on rank 0, but for an optimizer, on every rank: other nodes may not see the
+    file. All ranks. Raises UserError.
     """
 
     def work() -> tuple[BlockyFormatter, dict]:
@@ -137,7 +138,7 @@ def load_on_all(world: World, load: Callable[[], models.Loaded]) -> models.Loade
 
 
 def start_at_frequencies(model: Seq2SeqMixerOccCANINE, data: PreparedData) -> None:
-    """Start a new linear decoder at the frequency of each code in the training rows: its bias is the
+    """A new linear decoder starts at how often each code occurs in the training rows: its bias is the
     log-odds, its weights are 0. From ½ each, a short training is spent on learning that codes are rare.
     """
     rows, counts = len(data.train), np.zeros(len(data.codes), dtype=np.int64)
@@ -153,8 +154,8 @@ def start_at_frequencies(model: Seq2SeqMixerOccCANINE, data: PreparedData) -> No
 def fast_parameters(
     args: JobConfig, model: Seq2SeqMixerOccCANINE, resumed: dict | None
 ) -> tuple[list[str], float]:
-    """Return (names of the parameters with a learning rate of their own, its factor on that of the rest): the
-    linear decoder and its n-grams, or n-grams alone that are added to trained weights. args are decided.
+    """(names of the parameters with a learning rate of their own, its factor on that of the rest): the linear
+    decoder and its n-grams, or n-grams alone that are added to trained weights. args are decided.
     """
     ngrams, added = model.ngrams, False
     if resumed:
@@ -178,8 +179,8 @@ def fast_parameters(
 def new_ngrams(
     args: JobConfig, first: dict | None, world: World, data: PreparedData
 ) -> tuple[dict | None, tuple[np.ndarray, np.ndarray] | None]:
-    """Return (`ngrams` in the config of a new run, None for none; the result of `count_ngrams`, None if the
-    initial weights bring n-grams). All ranks. Raises UserError if these are others than asked for.
+    """(`ngrams` in the config of a new run, None for none; what `count_ngrams` gives, None if the initial
+    weights bring n-grams). All ranks. Raises UserError if these are others than asked for.
     """
     asked = args.ngrams
     held = None if first is None or args.only_encoder else first["config"].get("ngrams")
@@ -196,27 +197,26 @@ def new_ngrams(
     return {**sizes, "patterns": list(PATTERNS), "case": ALL_CASES, "answers": False}, counted
 
 
-# ---- its loss
+# ---- its loss, and what a checkpoint keeps
 
 
 def make_loss(args: Losses, formatter: BlockyFormatter) -> LossMixer:
-    """Return the loss of decided arguments: of the decoder that writes codes, and of the linear decoder."""
+    """The loss of decided arguments: of the decoder that writes codes, and of the linear decoder."""
     assert args.empty_blocks and args.block_loss and args.linear_loss, "still open"
     blocks, size = formatter.max_num_codes, formatter.block_size
     loss_fn = BlockOrderInvariantLoss(PAD_IDX, blocks, size, args.empty_blocks, args.block_loss)
     return DistillationLoss(loss_fn, LinearLoss(args.linear_loss), args.seq2seq_weight)
 
 
-# ---- entries of a checkpoint
+# ---- what a checkpoint keeps
 
 
 def checkpoint_entries(
     args: JobConfig, formatter: BlockyFormatter, data: PreparedData, config: dict
 ) -> dict[str, Any]:
-    """Return the entries of a checkpoint by which one can code with it and without the data. `linear_share`
-    is the share of the linear decoder in rankings, if n-grams make it as good as the other one. In
-    `thresholds`, the loss of the linear decoder decides whether its best code always counts, and that no more
-    codes count than a row of the data has.
+    """What a checkpoint holds, so that one can code with it and without the data. `linear_share` is the part
+    of the linear decoder in rankings, where n-grams make it as good as the other one; of `thresholds`, its
+    loss decides whether its best code always counts, and that not more do than a row of the data has.
     """
     found: dict[str, Any] = {"linear_share": EQUAL_SHARE} if config["ngrams"] else {}
     if args.linear_loss == ROWS:

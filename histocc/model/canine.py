@@ -6,6 +6,7 @@
 Parameter names are those of the published `google/canine-s` weights, so these load strictly.
 """
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from functools import partial
 from typing import cast
@@ -14,7 +15,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from histocc.model.layers import Dropout, Linear, attend, for_attention, product
+from histocc.model.layers import (
+    Dropout,
+    Group,
+    Linear,
+    attend,
+    for_attention,
+    is_packed,
+    pack,
+    packed_attention,
+    product,
+    product_of_groups,
+    unpack,
+)
 from histocc.runtime.parallel import full_tensor
 
 # One multiplier per hash function; their order is part of the published weights.
@@ -22,7 +35,7 @@ PRIMES = (31, 43, 59, 61, 73, 97, 103, 113, 137, 149, 157, 173, 181, 193, 211, 2
 
 ACTIVATIONS = {"gelu": F.gelu, "gelu_new": partial(F.gelu, approximate="tanh"), "relu": F.relu}
 
-# largest values of the fields that the shapes of the weights do not limit
+# of what the shapes of the weights do not limit
 MAX_SIZES: dict[str, int] = {
     **dict.fromkeys(("hidden_dropout_prob", "attention_probs_dropout_prob", "layer_norm_eps"), 1),
     "num_hidden_layers": 200,
@@ -33,7 +46,7 @@ MAX_SIZES: dict[str, int] = {
 @dataclass
 class CanineConfig:
     """Sizes of the encoder, with the published field names; the defaults are those of `google/canine-s`.
-    Raises ValueError for a value that has another type, is out of range, or does not go with the others.
+    Raises ValueError for a value of another type, out of range, or that does not go with the others.
     """
 
     hidden_size: int = 768
@@ -60,7 +73,7 @@ class CanineConfig:
                 raise ValueError(f"{field.name}: found {value!r:.60}, expected a {kind.__name__}")
             low = int(kind is int and field.name != "num_hidden_layers")
             high = MAX_SIZES.get(field.name, 1 << 24)
-            if kind is not str and not low <= value <= high:  # NaN is out of range, too
+            if kind is not str and not low <= value <= high:  # NaN is not
                 raise ValueError(f"{field.name}: found {value}, expected {low} … {high:,}")
         for name in ("num_attention_heads", "num_hash_functions"):
             if self.hidden_size % getattr(self, name):
@@ -69,14 +82,14 @@ class CanineConfig:
             raise ValueError(f"hidden_act: {self.hidden_act!r} is not one of {', '.join(ACTIVATIONS)}")
 
     def to_dict(self) -> dict:
-        """Return all fields as a dict of plain Python types."""
+        """All fields as a dict of plain Python types."""
         return asdict(self)
 
     @classmethod
     def from_dict(cls, values: dict) -> "CanineConfig":
-        """Return a config with the encoder's fields in `values`, a published `config.json` or a checkpoint's
-        config; other entries are ignored, missing fields keep their defaults. Raises ValueError for a
-        `model_type` other than canine.
+        """The encoder's fields in `values`, a published `config.json` or a checkpoint's config; other entries
+        are ignored, missing fields keep their defaults. Raises ValueError for a `model_type` other than
+        canine.
         """
         if values.get("model_type", "canine") != "canine":
             raise ValueError(f"model_type {values['model_type']!r} is not 'canine'")
@@ -114,7 +127,7 @@ class CharEmbeddings(nn.Module):
         return cast(list[nn.Embedding], list(map(self.get_submodule, names)))
 
     def hash(self, ids: Tensor) -> Tensor:
-        """Return rows of the tables, int64 [..., tables], for character ids int64 [...]."""
+        """Rows of the tables, int64 [..., tables], for character ids int64 [...]."""
         return (ids.unsqueeze(-1) + 1) * self.primes % self.buckets
 
     def forward(self, input_ids: Tensor) -> Tensor:
@@ -191,7 +204,7 @@ class CharEmbeddings(nn.Module):
 
 
 def _drop_position_ids(module: nn.Module, state_dict: dict, prefix: str, *_) -> None:
-    """Drop the constant 0, 1, 2, … that older published weights hold and nothing here needs."""
+    """Older published weights hold a constant 0, 1, 2, …, which nothing here needs."""
     state_dict.pop(prefix + "position_ids", None)
 
 
@@ -210,27 +223,45 @@ class SelfAttention(nn.Module):
         self.stride = stride
 
     def query_key_value(self) -> tuple[Tensor, Tensor]:
-        """Return (weight [3 H, H], bias [3 H]): one large product is faster than several small ones."""
+        """(weight [3 H, H], bias [3 H]): one large product is faster than several small ones."""
         layers = (self.query, self.key, self.value)
         return torch.cat([layer.weight for layer in layers]), torch.cat([layer.bias for layer in layers])
 
-    def forward(self, x: Tensor, visible: Tensor) -> Tensor:
-        """Map x [B, S, H], with visible bool [B, S], to [B, S, H]."""
-        size, dropout_p = self.stride or x.shape[1], self.dropout_prob if self.training else 0.0
+    def forward(self, x: Tensor, visible: Sequence[Tensor]) -> Tensor:
+        """x [N, H], packed groups; visible: of each bool [B, S] → [N, H]."""
+        projected = product(x, *self.query_key_value())
+        one_chunk = self.stride is None or max(mask.shape[1] for mask in visible) <= self.stride
+        if one_chunk and is_packed(projected):
+            groups = [Group(len(mask), mask.shape[1], mask.shape[1], *self.masks(mask)) for mask in visible]
+            return packed_attention(projected, None, groups, self.heads, self.dropout_p())
+        parts = unpack(for_attention(projected), [mask.shape for mask in visible])
+        return pack([self.attend_in_chunks(*pair) for pair in zip(parts, visible)], len(x))
+
+    def dropout_p(self) -> float:
+        return self.dropout_prob if self.training else 0.0
+
+    def masks(self, visible: Tensor) -> tuple[Tensor, Tensor | None]:
+        """(bool [B, 1, 1, S] for `attend`, factor of the queries float [B] or None) for bool [B, S]. A chunk
+        of padding alone takes the plain mean of its values, as published: convolutions carry it to others.
+        """
+        if self.stride is None:
+            return visible[:, None, None], None
+        blank = ~visible.any(dim=1)  # [B]
+        return (visible | blank[:, None])[:, None, None], (~blank).float()
+
+    def attend_in_chunks(self, projected: Tensor, visible: Tensor) -> Tensor:
+        """projected [B, S, 3 H]; visible bool [B, S] → [B, S, H]."""
+        size = self.stride or visible.shape[1]
         # [B, heads, S, H / heads], in chunks
         q, k, v = (
             part.unflatten(-1, (self.heads, -1)).transpose(1, 2).split(size, dim=2)
-            for part in for_attention(product(x, *self.query_key_value())).chunk(3, dim=-1)
+            for part in projected.chunk(3, dim=-1)
         )
         mixed = []
         for i, part in enumerate(visible.split(size, dim=1)):
-            query = q[i]
-            if self.stride:
-                # A chunk of padding alone takes the plain mean of its values, as published: convolutions
-                # carry it to others.
-                blank = ~part.any(dim=1, keepdim=True)  # [B, 1]
-                part, query = part | blank, query * (~blank).to(query.dtype)[:, :, None, None]
-            mixed.append(attend(query, k[i], v[i], part[:, None, None], dropout_p))
+            mask, scale = self.masks(part)
+            query = q[i] if scale is None else q[i] * scale.to(q[i].dtype)[:, None, None, None]
+            mixed.append(attend(query, k[i], v[i], mask, self.dropout_p()))
         return (mixed[0] if len(mixed) == 1 else torch.cat(mixed, dim=2)).transpose(1, 2).flatten(2)
 
 
@@ -244,7 +275,7 @@ class Residual(nn.Module):
         self.dropout = Dropout(config.hidden_dropout_prob)
 
     def forward(self, x: Tensor, residual: Tensor) -> Tensor:
-        return self.LayerNorm(self.dropout(self.dense(x)) + residual)
+        return self.LayerNorm(self.dropout.add(self.dense(x), residual))
 
 
 class Attention(nn.Module):
@@ -253,7 +284,7 @@ class Attention(nn.Module):
         self.self = SelfAttention(config, stride)
         self.output = Residual(config, config.hidden_size)
 
-    def forward(self, x: Tensor, visible: Tensor) -> Tensor:
+    def forward(self, x: Tensor, visible: Sequence[Tensor]) -> Tensor:
         return self.output(self.self(x, visible), x)
 
 
@@ -268,7 +299,7 @@ class Intermediate(nn.Module):
 
 
 class Layer(nn.Module):
-    """Post-norm transformer layer, which maps x [B, S, H], with visible bool [B, S], to [B, S, H]."""
+    """Post-norm transformer layer: x [N, H] and visible as in `SelfAttention` → [N, H]."""
 
     def __init__(self, config: CanineConfig, stride: int | None):
         super().__init__()
@@ -276,7 +307,7 @@ class Layer(nn.Module):
         self.intermediate = Intermediate(config)
         self.output = Residual(config, config.intermediate_size)
 
-    def forward(self, x: Tensor, visible: Tensor) -> Tensor:
+    def forward(self, x: Tensor, visible: Sequence[Tensor]) -> Tensor:
         x = self.attention(x, visible)
         return self.output(self.intermediate(x), x)
 
@@ -286,10 +317,12 @@ class Stack(nn.Module):
         super().__init__()
         self.layer = nn.ModuleList(Layer(config, stride) for _ in range(layers))
 
-    def forward(self, x: Tensor, visible: Tensor) -> Tensor:
+    def forward(self, groups: Sequence[Tensor], visible: Sequence[Tensor]) -> list[Tensor]:
+        """groups: [B, S, H] each; visible: bool [B, S] of each → [B, S, H] each."""
+        x = pack(groups)
         for layer in self.layer:
             x = layer(x, visible)
-        return x
+        return unpack(x, [group.shape for group in groups])
 
 
 class CharsToMolecules(nn.Module):
@@ -305,23 +338,28 @@ class CharsToMolecules(nn.Module):
         self.LayerNorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
 
     def block_weight(self) -> tuple[Tensor, Tensor | None]:
-        """Return (weight [H, rate · H], bias [H]) of the convolution, as one product."""
+        """(weight [H, rate · H], bias [H]) of the convolution, as one product."""
         return self.conv.weight.transpose(1, 2).flatten(1), self.conv.bias
 
-    def forward(self, chars: Tensor, padding_follows: bool) -> Tensor:
-        """Map characters [B, S, H] to molecules [B, M, H]; see `CanineEncoder.forward`."""
-        whole = chars.shape[1] // self.rate * self.rate
-        blocks = chars[:, :whole].unflatten(1, (-1, self.rate)).flatten(2)  # [B, M, rate · H]
-        mixed = self.activation(product(blocks, *self.block_weight()))
-        kept = mixed if padding_follows else mixed[:, :-1]  # position 0 takes the last one's place
-        return self.LayerNorm(torch.cat([chars[:, :1], kept], dim=1))
+    def forward(self, chars: Sequence[Tensor], padding_follows: Sequence[bool]) -> list[Tensor]:
+        """Characters [B, S, H] of each group → molecules [B, M, H]; see `CanineEncoder.forward`."""
+        blocks = []
+        for group in chars:
+            whole = group.shape[1] // self.rate * self.rate
+            blocks.append(group[:, :whole].unflatten(1, (-1, self.rate)).flatten(2))  # [B, M, rate · H]
+        molecules = []
+        products = product_of_groups(blocks, *self.block_weight())
+        for group, mixed, more in zip(chars, map(self.activation, products), padding_follows):
+            kept = mixed if more else mixed[:, :-1]  # the last gives its place to position 0, as published
+            molecules.append(self.LayerNorm(torch.cat([group[:, :1], kept], dim=1)))
+        return molecules
 
 
 class Projection(nn.Module):
     """Upsampling (section 3.3): a convolution over the characters, each beside the molecule of its block.
 
-    The published convolution runs over [chars, molecules]. Here its halves are matrix products that are
-    summed, and the molecules' half is computed once for each of them, not for each character.
+    The published convolution runs over [chars, molecules]; here its halves are summed, as matrix products,
+    and that of the molecules is computed once for each of them and not for each of its characters.
     """
 
     fused = {"char_weight": ("conv",), "molecule_weight": ("conv",)}
@@ -329,36 +367,44 @@ class Projection(nn.Module):
     def __init__(self, config: CanineConfig):
         super().__init__()
         self.rate, self.taps = config.downsampling_rate, config.upsampling_kernel_size
-        self.before = (self.taps - 1) // 2  # number of positions before each one in its window
+        self.before = (self.taps - 1) // 2  # positions before each one that its window begins with
         self.conv = nn.Conv1d(2 * config.hidden_size, config.hidden_size, config.upsampling_kernel_size)
         self.activation = ACTIVATIONS[config.hidden_act]
         self.LayerNorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
         self.dropout = Dropout(config.hidden_dropout_prob)
 
     def char_weight(self) -> tuple[Tensor, Tensor | None]:
-        """Return (weight [H, taps · H], bias [H]) of the convolution's first half."""
+        """(weight [H, taps · H], bias [H]) of the convolution's first half."""
         half = self.conv.weight[:, : self.conv.in_channels // 2]  # [H, H, taps]
         return half.transpose(1, 2).flatten(1), self.conv.bias
 
     def molecule_weight(self) -> tuple[Tensor, None]:
-        """Return (weight [taps · H, H], no bias) of its second half."""
+        """(weight [taps · H, H], no bias) of its second half."""
         half = self.conv.weight[:, self.conv.in_channels // 2 :]  # [H, H, taps]
         return half.permute(2, 0, 1).flatten(0, 1), None
 
-    def forward(self, chars: Tensor, molecules: Tensor) -> Tensor:
-        """Map chars [B, S, H] and molecules [B, M, H] to [B, S, H]."""
+    def forward(self, chars: Sequence[Tensor], molecules: Sequence[Tensor]) -> list[Tensor]:
+        """chars [B, S, H], molecules [B, M, H] of each group → [B, S, H] of each."""
+        of_chars = product_of_groups(list(map(self.windows, chars)), *self.char_weight())
+        of_molecules = product_of_groups(molecules, *self.molecule_weight())  # [B, M, taps · H]
+        return [self.sum_of_taps(*pair) for pair in zip(of_chars, of_molecules)]
+
+    def windows(self, chars: Tensor) -> Tensor:
+        """What stands around each position: [B, S, H] → [B, S, taps · H]."""
         length = chars.shape[1]
         around = F.pad(chars, (0, 0, self.before, self.taps - 1 - self.before))  # [B, S + taps − 1, H]
-        windows = torch.cat([around[:, tap : tap + length] for tap in range(self.taps)], dim=2)
-        x = product(windows, *self.char_weight())
-        of_molecules = product(molecules, *self.molecule_weight())  # [B, M, taps · H]
+        return torch.cat([around[:, tap : tap + length] for tap in range(self.taps)], dim=2)
+
+    def sum_of_taps(self, x: Tensor, of_molecules: Tensor) -> Tensor:
+        """x [B, S, H] of the characters, of_molecules [B, M, taps · H] → [B, S, H]."""
+        length = x.shape[1]
         for tap, part in enumerate(of_molecules.unflatten(2, (self.taps, -1)).unbind(2)):
-            # each molecule stands at its block's characters, the last up to the end; the first has no block
+            # each block's molecule at its characters, the last up to the end; the first is that of no block
             spread = part[:, 1:].unsqueeze(2).expand(-1, -1, self.rate, -1).flatten(1, 2)[:, :length]
             if spread.shape[1] < length:
                 last = part[:, -1:].expand(-1, length - spread.shape[1], -1)
                 spread = torch.cat([spread, last], dim=1)
-            x = x + F.pad(spread, (0, 0, self.before - tap, tap - self.before))  # i reads i + tap − before
+            x = x + F.pad(spread, (0, 0, self.before - tap, tap - self.before))  # reads i + tap − before
         return self.dropout(self.LayerNorm(self.activation(x)))
 
 
@@ -367,9 +413,10 @@ class Pooler(nn.Module):
         super().__init__()
         self.dense = Linear(config.hidden_size, config.hidden_size)
 
-    def forward(self, molecules: Tensor) -> Tensor:
-        """Map molecules [B, M, H] to the pooled vector [B, H]."""
-        return torch.tanh(self.dense(molecules[:, 0]))
+    def forward(self, molecules: Sequence[Tensor]) -> Tensor:
+        """[B, M, H] of each group → [rows of all, H]."""
+        first = [group[:, :1] for group in molecules]
+        return torch.tanh(self.dense((first[0] if len(first) == 1 else torch.cat(first))[:, 0]))
 
 
 class CanineEncoder(nn.Module):
@@ -394,14 +441,14 @@ class CanineEncoder(nn.Module):
             nn.init.zeros_(module.bias)
 
     def zero_output(self) -> None:
-        """Make all vectors of characters 0, until the encoder is trained."""
+        """From now on, until it is trained, all vectors of characters are 0."""
         last = cast(Layer, self.final_char_encoder.layer[-1])
         nn.init.zeros_(last.output.LayerNorm.weight)
 
     def forward(
         self, input_ids: Tensor, attention_mask: Tensor, padding_follows: bool = False
     ) -> tuple[Tensor, Tensor]:
-        """Return vectors of characters, and of the whole text: (last_hidden_state [B, S, H], pooled [B, H]).
+        """One vector per character, and one for the whole text: (last_hidden_state [B, S, H], pooled [B, H]).
 
         Real positions do not depend on S if the block that holds the second position after the last real one
         is there and followed by another one, and if S, when more than the local stride (128), is a multiple
@@ -412,31 +459,41 @@ class CanineEncoder(nn.Module):
             padding_follows: the values are as if blocks of padding followed, as they do in the published
                 model's 128 positions; S is then a multiple of the block (4) and below the local stride.
         """
-        visible = attention_mask.bool()
+        final, pooled = self.forward_groups([input_ids], [attention_mask], [padding_follows])
+        return final[0], pooled
+
+    def forward_groups(
+        self, input_ids: Sequence[Tensor], attention_mask: Sequence[Tensor], padding_follows: Sequence[bool]
+    ) -> tuple[list[Tensor], Tensor]:
+        """`forward` of groups of rows, [B, S] each: (last_hidden_state of each, pooled [rows of all, H])."""
+        visible = [mask.bool() for mask in attention_mask]
         chars, molecules = self._molecules(input_ids, visible, padding_follows)
         mixed = self.projection(chars, molecules)
-        return self.final_char_encoder(mixed, unmask_empty_rows(visible)), self.pooler(molecules)
+        return self.final_char_encoder(mixed, list(map(unmask_empty_rows, visible))), self.pooler(molecules)
 
     def pooled(self, input_ids: Tensor, attention_mask: Tensor, padding_follows: bool = False) -> Tensor:
-        """Return the vector of the whole text alone, [B, H]; nothing after the molecules is computed."""
-        return self.pooler(self._molecules(input_ids, attention_mask.bool(), padding_follows)[1])
+        """The vector of the whole text alone, [B, H]: what comes after the molecules is not computed."""
+        return self.pooler(self._molecules([input_ids], [attention_mask.bool()], [padding_follows])[1])
 
-    def _molecules(self, input_ids: Tensor, visible: Tensor, padding_follows: bool) -> tuple[Tensor, Tensor]:
-        """Return (characters [B, S, H], molecules [B, M, H])."""
-        rate, length = self.config.downsampling_rate, input_ids.shape[1]
-        if visible.shape != input_ids.shape:
-            raise ValueError(f"input_ids is {list(input_ids.shape)}, attention_mask {list(visible.shape)}")
-        if length < rate:
-            raise ValueError(f"{length} positions, but the encoder needs at least {rate}")
-        blocks = length // rate
-        seen = visible[:, : blocks * rate].unflatten(1, (blocks, rate)).any(dim=-1)  # [B, M]
-        chars = self.initial_char_encoder(self.char_embeddings(input_ids), visible)
+    def _molecules(
+        self, input_ids: Sequence[Tensor], visible: Sequence[Tensor], padding_follows: Sequence[bool]
+    ) -> tuple[list[Tensor], list[Tensor]]:
+        """(characters [B, S, H], molecules [B, M, H]) of each group."""
+        rate, visible_blocks = self.config.downsampling_rate, []
+        for ids, mask, more in zip(input_ids, visible, padding_follows):
+            length = ids.shape[1]
+            if mask.shape != ids.shape:
+                raise ValueError(f"input_ids is {list(ids.shape)}, attention_mask {list(mask.shape)}")
+            if length < rate:
+                raise ValueError(f"{length} positions, but the encoder needs at least {rate}")
+            blocks = length // rate
+            seen = mask[:, : blocks * rate].unflatten(1, (blocks, rate)).any(dim=-1)  # [B, M]
+            visible_blocks.append(unmask_empty_rows(F.pad(seen, (0, 1)) if more else seen))
+        chars = self.initial_char_encoder(list(map(self.char_embeddings, input_ids)), visible)
         molecules = self.chars_to_molecules(chars, padding_follows)
-        return chars, self.encoder(
-            molecules, unmask_empty_rows(F.pad(seen, (0, 1)) if padding_follows else seen)
-        )
+        return chars, self.encoder(molecules, visible_blocks)
 
 
 def unmask_empty_rows(visible: Tensor) -> Tensor:
-    """Let a row with nothing to look at see everything, bool [B, L]: attention over nothing is undefined."""
+    """Attention over nothing is undefined: a row with nothing to look at looks at everything. bool [B, L]."""
     return visible | ~visible.any(dim=1, keepdim=True)

@@ -1,21 +1,32 @@
 """Transformer decoder that writes a token sequence while looking at the encoder's memory.
 
-The layers are those of Vaswani et al., 2017 (arXiv 1706.03762, sections 3.1–3.5), post-norm with relu, with
-the parameter names of `torch.nn.TransformerDecoder`. Whole sequences go through `forward`; one token at a
-time goes through `start` and `step`, which keep keys and values. Both give the same logits.
+The layers of Vaswani et al., 2017 (arXiv 1706.03762, sections 3.1–3.5), post-norm with relu, and the
+parameter names of `torch.nn.TransformerDecoder`. Whole sequences go through `forward`; one token at a time
+goes through `start` and `step`, which keep keys and values. Both give the same logits.
 """
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
-from histocc.model.layers import Dropout, Linear, attend, for_attention, product
+from histocc.model.layers import (
+    Dropout,
+    Group,
+    Linear,
+    attend,
+    for_attention,
+    is_packed,
+    pack,
+    packed_attention,
+    product,
+    unpack,
+)
 
 LAYERS, HEADS = 3, 8  # as published
 QUERY, KEY_VALUE, ALL = slice(0, 1), slice(1, 3), slice(0, 3)  # parts of `MultiheadAttention`'s projection
@@ -23,18 +34,18 @@ QUERY, KEY_VALUE, ALL = slice(0, 1), slice(1, 3), slice(0, 3)  # parts of `Multi
 
 @dataclass
 class DecoderCache:
-    """The state of `step`: keys and values are [B, heads, positions, H / heads] per layer."""
+    """What `step` needs to continue: keys and values are [B, heads, positions, H / heads] per layer."""
 
     memory_keys: list[Tensor]
     memory_values: list[Tensor]
     memory_visible: Tensor | None  # bool [B, 1, 1, S], None for all
-    keys: list[Tensor]  # keys of the tokens so far, filled up to `length`
+    keys: list[Tensor]  # of the tokens so far, filled up to `length`
     values: list[Tensor]
-    visible: Tensor  # bool [B, max_steps], True for tokens that are seen
+    visible: Tensor  # which tokens are seen, bool [B, max_steps]
     length: int = 0
 
     def select(self, index: Tensor) -> "DecoderCache":
-        """Return a new cache with the rows of `index`, int64 [N], repeats allowed."""
+        """A new cache with the rows of `index`, int64 [N], repeats allowed."""
 
         return DecoderCache(**tree_map_only(Tensor, lambda x: x.index_select(0, index), vars(self)))
 
@@ -49,7 +60,7 @@ class TokenEmbedding(nn.Module):
 
 
 class PositionalEncoding(nn.Module):
-    """Add sine (even columns) and cosine (odd columns) of the position (section 3.5), then apply dropout."""
+    """Adds sine (even columns) and cosine (odd columns) of the position (section 3.5), then dropout."""
 
     pos_embedding: Tensor
 
@@ -62,7 +73,7 @@ class PositionalEncoding(nn.Module):
         self.dropout = Dropout(dropout)
 
     def forward(self, x: Tensor, start: int = 0) -> Tensor:
-        """Map x [B, T, H], whose first token is at position `start`, to [B, T, H]."""
+        """x [B, T, H], its first token at position `start` → [B, T, H]."""
         return self.dropout(x + self.pos_embedding[start : start + x.shape[1], 0])
 
 
@@ -84,20 +95,59 @@ class MultiheadAttention(nn.Module):
         return self.in_proj_weight, self.in_proj_bias
 
     def project(self, x: Tensor, parts: slice) -> Tensor:
-        """Project x [..., H] to the `parts` of query 0, key 1, value 2 side by side, [..., parts · H]."""
+        """The projections `parts` of query 0, key 1, value 2 side by side: x [..., H] → [..., parts · H]."""
         rows = slice(parts.start * self.width, parts.stop * self.width)
         weight, bias = self.in_proj()
         return product(x, weight[rows], bias[rows])
 
     def by_head(self, projected: Tensor) -> tuple[Tensor, ...]:
-        """Split [B, T, parts · H] into [B, heads, T, H / heads] of each part."""
+        """[B, T, parts · H] → [B, heads, T, H / heads] of each part."""
         parts = for_attention(projected).unflatten(-1, (-1, self.heads, self.width // self.heads))
         return parts.permute(2, 0, 3, 1, 4).unbind(0)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None) -> Tensor:
-        """Attend with the arguments of `layers.attend`, and return [B, T, H]."""
-        mixed = attend(q, k, v, visible, self.dropout if self.training else 0.0)
+        """Arguments as of `layers.attend` → [B, T, H]."""
+        mixed = attend(q, k, v, visible, self.dropout_p())
         return self.out_proj(mixed.transpose(1, 2).flatten(2))
+
+    def attend_to_self(self, x: Tensor, visible: Tensor) -> Tensor:
+        """From each position of x [B, T, H] to those of its row → [B, T, H]. visible: as for `attend`, for
+        fewer keys than T only in training on a CPU.
+        """
+        rows, length, keys = len(x), x.shape[1], visible.shape[-1]
+        if keys < length:
+            queries = self.project(x, QUERY)
+            return self.attend_to_groups(queries, x[:, :keys].flatten(0, 1), [(rows, keys)], [visible])
+        projected = self.project(x, ALL)
+        if not is_packed(projected):
+            q, k, v = self.by_head(projected)
+            return self.attend(q, k, v, visible)
+        groups = [Group(rows, length, length, visible)]
+        mixed = packed_attention(projected.flatten(0, 1), None, groups, self.heads, self.dropout_p())
+        return self.out_proj(mixed.view_as(x))
+
+    def attend_to_groups(
+        self, queries: Tensor, memory: Tensor, shapes: Sequence[Sequence[int]], visible: Sequence[Any]
+    ) -> Tensor:
+        """From each projected query [B, T, H] to the positions of its row in memory [N, H], packed groups of
+        `shapes` (rows, positions, …), together the rows of the queries → [B, T, H].
+        """
+        keys_values = self.project(memory, KEY_VALUE)
+        if is_packed(keys_values) and is_packed(queries):
+            sizes = zip(shapes, visible, strict=True)
+            groups = [Group(shape[0], queries.shape[1], shape[1], mask) for shape, mask in sizes]
+            mixed = packed_attention(queries.flatten(0, 1), keys_values, groups, self.heads, self.dropout_p())
+            return self.out_proj(mixed.view_as(queries))
+        (q,) = self.by_head(queries)
+        mixed = []
+        parts = q.split([shape[0] for shape in shapes]), unpack(keys_values, shapes)
+        for query, part, mask in zip(*parts, visible, strict=True):
+            k, v = self.by_head(part)
+            mixed.append(attend(query, k, v, mask, self.dropout_p()).transpose(1, 2).flatten(2))
+        return self.out_proj(mixed[0] if len(mixed) == 1 else torch.cat(mixed))
+
+    def dropout_p(self) -> float:
+        return self.dropout if self.training else 0.0
 
 
 class DecoderLayer(nn.Module):
@@ -112,25 +162,25 @@ class DecoderLayer(nn.Module):
         self.norm3 = nn.LayerNorm(width)
         self.dropout = Dropout(dropout)
 
-    def forward(self, x: Tensor, memory: Tensor, visible: Tensor, memory_visible: Tensor | None) -> Tensor:
-        """Map x [B, T, H], with memory [B, S, H], to [B, T, H]; both masks are as for `layers.attend`."""
-        q, k, v = self.self_attn.by_head(self.self_attn.project(x, ALL))
-        x = self.norm1(self.dropout(self.self_attn.attend(q, k, v, visible)) + x)
-        k, v = self.multihead_attn.by_head(self.multihead_attn.project(memory, KEY_VALUE))
-        return self.cross_attend_and_feed_forward(x, k, v, memory_visible)
+    def forward(self, x: Tensor, memory: Tensor, shapes: Any, visible: Tensor, memory_visible: Any) -> Tensor:
+        """x [B, T, H]; arguments as of `attend_to_self` and `attend_to_groups` → [B, T, H]."""
+        x = self.norm1(self.dropout.add(self.self_attn.attend_to_self(x, visible), x))
+        queries = self.multihead_attn.project(x, QUERY)
+        mixed = self.multihead_attn.attend_to_groups(queries, memory, shapes, memory_visible)
+        return self.feed_forward(self.norm2(self.dropout.add(mixed, x)))
 
     def cross_attend_and_feed_forward(
         self, x: Tensor, k: Tensor, v: Tensor, visible: Tensor | None, q: Tensor | None = None
     ) -> Tensor:
-        """Map x [B, T, H] to [B, T, H]; k, v: of the memory; q: the query if known already, [B, heads, …]."""
+        """x [B, T, H]; keys, values of the memory, query if known already [B, heads, …] → [B, T, H]."""
         if q is None:
             (q,) = self.multihead_attn.by_head(self.multihead_attn.project(x, QUERY))
         mixed = self.multihead_attn.attend(q, k, v, visible)
-        return self.feed_forward(self.norm2(self.dropout(mixed) + x))
+        return self.feed_forward(self.norm2(self.dropout.add(mixed, x)))
 
     def feed_forward(self, x: Tensor) -> Tensor:
         hidden = self.dropout(F.relu(self.linear1(x)))
-        return self.norm3(self.dropout(self.linear2(hidden)) + x)
+        return self.norm3(self.dropout.add(self.linear2(hidden), x))
 
 
 class DecoderStack(nn.Module):
@@ -146,7 +196,7 @@ class TransformerDecoder(nn.Module):
         vocab_size, width, dim_feedforward: V, H, and the width between the linear layers.
         dropout: probability 0…1, of the embedding and inside the layers, never of the logits.
         target_mask: True: nothing looks at tokens `pad_idx`. False, as published: `step` looks at them, and
-            in `forward` scores of those in the given mask are 1 higher: its training adds a float mask.
+            in `forward` those of the given mask count 1 more in the scores: its training adds a float mask.
     """
 
     def __init__(
@@ -178,31 +228,44 @@ class TransformerDecoder(nn.Module):
         target_padding_mask: Tensor | None = None,
         memory_scores: Tensor | None = None,
     ) -> Tensor:
-        """Return logits [B, T, V] of the token after each position, given those up to it (teacher forcing).
+        """Logits [B, T, V] of the token after each position, from the tokens up to it (teacher forcing).
 
-        It is always causal. Position 0 of the target, and memory that is all padding, can be looked at.
+        Always causal. Position 0 of the target, and memory that is all padding, can be looked at.
 
         Args:
             memory: [B, S, H]; target: int64 [B, T], beginning with BOS, at most `max_positions`.
             memory_padding_mask, target_padding_mask: [B, S] and [B, T], True (or not 0) at positions that
                 nothing may look at; None: none.
-            memory_scores: float [B, S], added to the scores of each position, instead of a padding mask.
+            memory_scores: float [B, S], instead of a padding mask: added to the scores of each position.
         """
+        visible = (
+            visible_memory(memory_padding_mask) if memory_scores is None else memory_scores[:, None, None]
+        )
+        return self.forward_groups([memory], target, [visible], target_padding_mask)
+
+    def forward_groups(
+        self,
+        memory: Sequence[Tensor],
+        target: Tensor,
+        memory_visible: Sequence[Tensor | None],
+        target_padding_mask: Tensor | None = None,
+    ) -> Tensor:
+        """`forward` with the memory of groups of rows, [B, S, H] each, and its `visible_memory`."""
         self.check_length(target.shape[1])
-        if memory_scores is None:
-            memory_visible = visible_memory(memory_padding_mask)
-        else:
-            memory_visible = memory_scores[:, None, None]
         no_padding = torch.zeros_like(target, dtype=torch.bool)
         padding = no_padding if target_padding_mask is None else target_padding_mask.bool()
         visible = self._visible_targets(padding)  # [B, 1, T, T]
-        x = self.positional_encoding(self.token_emb(target))  # [B, T, H]
+        x, positions = self.positional_encoding(self.token_emb(target)), pack(memory)  # [B, T, H], [N, H]
+        if self.target_mask and is_packed(x):
+            seen = int(visible.flatten(0, -2).any(0).nonzero().max()) + 1
+            visible = visible[..., :seen]  # after them is PAD alone: those keys are not computed
+        shapes = [group.shape for group in memory]
         for layer in self.decoder.layers:
-            x = layer(x, memory, visible, memory_visible)
+            x = layer(x, positions, shapes, visible, memory_visible)
         return self.head(x)
 
     def _visible_targets(self, padding: Tensor) -> Tensor:
-        """Return which targets each sees, or what is added to scores, [B, 1, T, T]; padding: bool [B, T]."""
+        """Which targets each one sees, or what is added to scores, [B, 1, T, T], for padding bool [B, T]."""
         length = padding.shape[1]
         if self.target_mask:
             keys = torch.cat([torch.ones_like(padding[:, :1]), ~padding[:, 1:]], dim=1)
@@ -214,9 +277,7 @@ class TransformerDecoder(nn.Module):
     def start(
         self, memory: Tensor, memory_padding_mask: Tensor | None = None, max_steps: int | None = None
     ) -> DecoderCache:
-        """Return a cache for up to `max_steps` calls of `step` (default: all positions), which holds the
-        projected memory.
-        """
+        """A cache for up to `max_steps` calls of `step` (default: all positions), with projected memory."""
         max_steps = self.max_positions if max_steps is None else max_steps
         self.check_length(max_steps)
         layers = [layer.multihead_attn for layer in self.decoder.layers]
@@ -229,7 +290,7 @@ class TransformerDecoder(nn.Module):
 
     @torch.no_grad()
     def step(self, tokens: Tensor, cache: DecoderCache) -> Tensor:
-        """Append `tokens` (int64 [B]) to the cache; return logits [B, V] of the token after them: the last
+        """Logits [B, V] of the token after `tokens` (int64 [B]), which are appended to the cache: the last
         position of `forward` over all tokens so far with PAD masked, or, without `target_mask`, with no mask.
         """
         t = cache.length
@@ -255,7 +316,7 @@ class TransformerDecoder(nn.Module):
 
 
 def visible_memory(padding_mask: Tensor | None) -> Tensor | None:
-    """Return which memory is seen, bool [B, 1, 1, S], by a padding mask [B, S]: all in rows of padding."""
+    """Padding mask [B, S] → bool [B, 1, 1, S], what of the memory is looked at: all in rows of padding."""
     if padding_mask is None:
         return None
     padding = padding_mask.bool()

@@ -7,8 +7,8 @@ from torch import Tensor, nn
 
 from histocc.formatter import PAD_IDX
 from histocc.model.canine import CanineConfig, CanineEncoder
-from histocc.model.decoder import TransformerDecoder
-from histocc.model.layers import Dropout, Linear
+from histocc.model.decoder import TransformerDecoder, visible_memory
+from histocc.model.layers import Dropout, Linear, width_groups
 from histocc.model.ngrams import ASCII_CASE, FIRST_PATTERNS, Ngrams, NoEncoder
 
 NGRAMS = "ngrams"
@@ -17,12 +17,12 @@ MODEL_SIZES = {
     "tiny": dict(zip(_SIZES, (128, 2, 2, 512))),
     "small": dict(zip(_SIZES, (256, 4, 4, 1024))),
     "base": {},  # the sizes of google/canine-s
-    NGRAMS: dict(zip(_SIZES, (128, 0, 2, 512))),  # it has no encoder, n-grams alone
+    NGRAMS: dict(zip(_SIZES, (128, 0, 2, 512))),  # no encoder: n-grams alone
 }
 
 
 def model_config(size: str, **overrides) -> CanineConfig:
-    """Return a named size's encoder config with single fields changed. Raises ValueError for other names."""
+    """Encoder config of a named size, with single fields changed. Raises ValueError for an unknown size."""
     if size not in MODEL_SIZES:
         raise ValueError(f"model size {size!r} is not one of {', '.join(MODEL_SIZES)}")
     return CanineConfig(**(MODEL_SIZES[size] | overrides))
@@ -32,17 +32,17 @@ class Seq2SeqMixerOccCANINE(nn.Module):
     """Encoder with a seq2seq decoder on its characters and a linear decoder on its pooled output.
 
     Args:
-        num_classes: largest token id + 1 of each position of a target, as a formatter gives them.
+        num_classes: a formatter's: of each position of a target the largest token id + 1.
         num_classes_flat: number of codes of the linear decoder.
         dropout_rate: probability 0…1 in the decoder and on the input of the linear layer, never on logits.
         decoder_dim_feedforward: None for the encoder's width.
         config: encoder sizes, None for base.
         memory_mask: whether the decoder leaves out padding of the memory, which published models look at.
-        target_mask: the same for PAD among the tokens, see `TransformerDecoder`.
+        target_mask: the same of PAD among the tokens, see `TransformerDecoder`.
         ngrams: {"rows", "width", "patterns", "case", "answers"} of n-grams beside the encoder, see
             `histocc.model.ngrams`; None for none.
-        ngram_dropout: share of n-grams that is left out in training.
-        encoder: False for a model without one, see `NoEncoder`; it needs n-grams.
+        ngram_dropout: share of them that is left out in training.
+        encoder: False for none, see `NoEncoder`; needs n-grams.
         model_domain: accepted for compatibility with the published class.
     """
 
@@ -70,6 +70,7 @@ class Seq2SeqMixerOccCANINE(nn.Module):
         self.seq_len = len(num_classes)
         self.vocab_size = max(num_classes) + 1
         self.memory_mask = memory_mask
+        self.in_groups = True  # of similar width, in training on CPUs
         width, dropout = self.config.hidden_size, dropout_rate or 0.0
         self.encoder = CanineEncoder(self.config) if encoder else NoEncoder(width)
         self.decoder = TransformerDecoder(
@@ -92,32 +93,37 @@ class Seq2SeqMixerOccCANINE(nn.Module):
 
     @property
     def target_mask(self) -> bool:
-        """The setting of the decoder: whether it leaves out PAD among the tokens."""
+        """Whether the decoder leaves out PAD among the tokens."""
         return self.decoder.target_mask
 
     def encode(self, input_ids: Tensor, attention_mask: Tensor) -> tuple[Tensor, Tensor]:
-        """Map input_ids int64 [B, S], attention_mask bool or 0/1 [B, S] to (memory [B, S, H], pooled [B, H]).
+        """input_ids int64 [B, S], attention_mask bool or 0/1 [B, S] → (memory [B, S, H], pooled [B, H]).
 
-        With n-grams, the output of `Ngrams.text` is appended to the pooled one: [B, H + width (+ classes)].
-        With `memory_mask` inputs may be as narrow as `text.padded_width` says.
+        With n-grams, what `Ngrams.text` says is appended to the pooled one: [B, H + width (+ classes)]. With
+        `memory_mask` inputs may be as narrow as `text.padded_width` says.
         """
-        memory, pooled = self.encoder(input_ids, attention_mask, self._is_narrow(input_ids))
+        memory, pooled = self._encode_groups([input_ids], [attention_mask])
+        return memory[0], pooled
+
+    def _encode_groups(self, input_ids: list[Tensor], mask: list[Tensor]) -> tuple[list[Tensor], Tensor]:
+        """`encode` of groups of rows: (memory of each, pooled of all)."""
+        memory, pooled = self.encoder.forward_groups(input_ids, mask, list(map(self._is_narrow, input_ids)))
         if self.ngrams is None:
             return memory, pooled
-        text, of_words = self.ngrams(input_ids)
-        return memory + of_words, torch.cat([pooled, text], dim=1)
+        text, of_words = self.ngrams.forward_groups(input_ids)
+        return [group + words for group, words in zip(memory, of_words)], torch.cat([pooled, text], dim=1)
 
     def encode_text(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-        """Return `encode`'s pooled alone, which is all that `classify` takes: the same for less work."""
+        """`encode`'s pooled alone, which is all that `classify` takes: the same values, for less work."""
         pooled = self.encoder.pooled(input_ids, attention_mask, padding_follows=self._is_narrow(input_ids))
         return pooled if self.ngrams is None else torch.cat([pooled, self.ngrams.text(input_ids)], dim=1)
 
     def _is_narrow(self, input_ids: Tensor) -> bool:
-        """Return whether the encoder is to assume that padding follows."""
+        """Whether the encoder is to assume that padding follows."""
         return self.memory_mask and input_ids.shape[1] < self.config.local_transformer_stride
 
     def memory_padding_mask(self, attention_mask: Tensor) -> Tensor | None:
-        """Return bool [B, S], True at padding, which the decoder must not see; None: it sees everything."""
+        """What the decoder may not look at: bool [B, S], True at padding; None: it looks at everything."""
         return ~attention_mask.bool() if self.memory_mask else None
 
     def decode(
@@ -127,13 +133,13 @@ class Seq2SeqMixerOccCANINE(nn.Module):
         memory_padding_mask: Tensor | None = None,
         target_padding_mask: Tensor | None = None,
     ) -> Tensor:
-        """Return logits [B, T, V] for target int64 [B, T]; without a target_padding_mask, PAD is masked."""
+        """Logits [B, T, V] for target int64 [B, T]; without a target_padding_mask, PAD is masked."""
         if target_padding_mask is None:
             target_padding_mask = target == PAD_IDX
         return self.decoder(memory, target, memory_padding_mask, target_padding_mask)
 
     def classify(self, pooled: Tensor) -> Tensor:
-        """Return logits [B, num_classes_flat] of the linear decoder for what `encode` gives as pooled."""
+        """Logits [B, num_classes_flat] of the linear decoder for what `encode` gives as pooled."""
         width = self.config.hidden_size
         logits = self.linear_decoder(self.linear_dropout(pooled[:, :width]))
         return logits if self.ngrams is None else logits + self.ngrams.logits(pooled[:, width:])
@@ -146,7 +152,7 @@ class Seq2SeqMixerOccCANINE(nn.Module):
         target_mask: Tensor | None = None,
         target_padding_mask: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Return logits, teacher-forced: (out_seq2seq [B, T, V], out_linear [B, num_classes_flat]).
+        """Both decoders, teacher-forced: logits (out_seq2seq [B, T, V], out_linear [B, num_classes_flat]).
 
         Args:
             input_ids: int64 [B, S]; attention_mask: bool or 0/1 [B, S].
@@ -154,6 +160,28 @@ class Seq2SeqMixerOccCANINE(nn.Module):
             target_mask: accepted as by the published class and not used: the decoder is always causal.
             target_padding_mask: [B, T], True or not 0 at PAD; None to find it in the target.
         """
+        in_groups = torch.is_grad_enabled() and self.in_groups and self.memory_mask
+        if in_groups and input_ids.device.type == "cpu" and input_ids.shape == attention_mask.shape:
+            groups = width_groups(attention_mask)
+            if groups is not None:
+                padding = target == PAD_IDX if target_padding_mask is None else target_padding_mask.bool()
+                return self._forward_groups(input_ids, attention_mask.bool(), target, padding, *groups)
         memory, pooled = self.encode(input_ids, attention_mask)
         padding = self.memory_padding_mask(attention_mask)
         return self.decode(memory, target, padding, target_padding_mask), self.classify(pooled)
+
+    def _forward_groups(
+        self, input_ids: Tensor, mask: Tensor, target: Tensor, padding: Tensor, order: Tensor, groups: list
+    ) -> tuple[Tensor, Tensor]:
+        """`forward` with what `width_groups` gives: rows in `order`, in groups of (rows, positions)."""
+
+        def parts(x: Tensor) -> list[Tensor]:
+            split = x[order].split([rows for rows, _ in groups])
+            return [part[:, :width] for part, (_, width) in zip(split, groups)]
+
+        ids, masks = parts(input_ids), parts(mask)
+        memory, pooled = self._encode_groups(ids, masks)
+        visible = [visible_memory(~mask) for mask in masks]
+        out = self.decoder.forward_groups(memory, target[order], visible, padding[order])
+        back = order.argsort()
+        return out.index_select(0, back), self.classify(pooled.index_select(0, back))

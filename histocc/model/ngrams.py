@@ -15,46 +15,46 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from histocc.model.layers import Linear
+from histocc.model.layers import Linear, product_of_groups
 from histocc.text import LANGUAGE_SEPARATOR, SEP_ID, letters, small_letters
 
-# The n-grams that count: # is a character, _ any character; blanks stand at the ends of a window alone.
+# What counts: # is a character, _ any character; blanks stand at the ends of a window alone.
 PATTERNS = ("##", "###", "####", "#_##", "##_#", "word")
-# Capitals that count as small letters are those of `histocc.text.small_letters`; in models that name no rule
-# they are those of ASCII.
+# Which capitals count as small letters: those of `histocc.text.small_letters`; in models that name no rule
+# those of ASCII.
 ALL_CASES, ASCII_CASE = "all", "ascii"
-FIRST_PATTERNS = ("##", "###", "####", "#####", "######", "word", "two words")  # for models that name none
+FIRST_PATTERNS = ("##", "###", "####", "#####", "######", "word", "two words")  # of models that name none
 MIN_BITS, MAX_BITS = 4, 24
-AUTO, NONE = "auto", "none"  # values of --ngrams, beside a number of bits
+AUTO, NONE = "auto", "none"  # of --ngrams, beside a number of bits
 _BLANK = 32
 _RADIX = 6364136223846793005  # odd, so it has an inverse modulo 2^64
 _INVERSE = pow(_RADIX, -1, 1 << 64)
-_MIX = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)  # constants of splitmix64
+_MIX = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)  # of splitmix64
 
 
 def _signed(value: int) -> int:
-    """Return the int64 with the bits of `value` modulo 2^64."""
+    """The int64 with the bits of `value` modulo 2^64."""
     value &= (1 << 64) - 1
     return value - (1 << 64) if value >> 63 else value
 
 
 def _powers(base: int, count: int, device: torch.device) -> Tensor:
-    """Return base^0 … base^(count − 1) modulo 2^64, int64 [count]."""
+    """base^0 … base^(count − 1) modulo 2^64, int64 [count]."""
     factors = torch.full((count,), _signed(base), dtype=torch.int64, device=device)
     factors[:1] = 1
     return factors.cumprod(0)
 
 
 def _mixed(values: Tensor) -> Tensor:
-    """Return hashes whose high bits depend on all bits of `values`, int64."""
+    """Hashes whose high bits depend on all bits of `values`, int64."""
     values = values * _signed(_MIX[0])
     values = values ^ ((values >> 31) & ((1 << 33) - 1))
     return values * _signed(_MIX[1])
 
 
 def _is_text(input_ids: Tensor) -> Tensor:
-    """Return where language and description stand in int64 [B, S]: bool [B, S]. Between them stands the first
-    `[SEP]` that is written out, without which there is neither; after them stands CANINE's own.
+    """Where language and description stand in int64 [B, S]: bool [B, S]. Between them stands the first
+    `[SEP]` that is written out, without which there is neither; after them CANINE's own.
     """
     width, length = len(LANGUAGE_SEPARATOR), input_ids.shape[1]
     count, position = max(0, length - width + 1), torch.arange(length, device=input_ids.device)
@@ -68,7 +68,7 @@ def _is_text(input_ids: Tensor) -> Tensor:
 
 
 def _fold(ids: Tensor, rule: str) -> Tensor:
-    """Return the code points that `ids` count as, by the rule ALL_CASES or ASCII_CASE."""
+    """Return the code points that `ids` count as, by a rule of CASES."""
     if rule == ALL_CASES:
         table = torch.from_numpy(small_letters()).to(ids.device)
         return torch.where(ids < len(table), table[ids.clamp(max=len(table) - 1)].to(ids.dtype), ids)
@@ -78,9 +78,9 @@ def _fold(ids: Tensor, rule: str) -> Tensor:
 def hash_ngrams(
     input_ids: Tensor, patterns: Sequence[str] = PATTERNS, case: str = ALL_CASES
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return (hashes int64 [B, S, F] of the n-grams of F patterns that begin at each position, which of them
-    exist bool [B, S, F], word of each position int64 [B, S]) for character ids int64 [B, S]. Capitals count
-    as small letters by the rule `case`; blanks, and the language's [SEP], belong to the word after them.
+    """(hashes int64 [B, S, F] of the n-grams of F patterns that begin at each position, which of them exist
+    bool [B, S, F], word of each position int64 [B, S]) for character ids int64 [B, S]. Capitals count as
+    small letters by the rule `case`; blanks, and the [SEP] after the language, belong to the word after them.
     """
     length = input_ids.shape[1]
     ids = _fold(torch.where(_is_text(input_ids), input_ids, _BLANK), case)
@@ -93,7 +93,7 @@ def hash_ngrams(
     # position of the first blank at or after each position: the end of its word
     end = torch.where(blank, torch.arange(length, device=ids.device), length).flip(1).cummin(1).values.flip(1)
     next_word = (end + 1).clamp(max=length - 1)
-    has_next = begins & (end + 1 < length) & ~blank.gather(1, next_word)  # a word follows at once
+    has_next = begins & (end + 1 < length) & ~blank.gather(1, next_word)  # a word that follows at once
     words = {"word": (1, end, begins), "two words": (2, end.gather(1, next_word), has_next)}
     hashes, exists = [], []
     for pattern in patterns:
@@ -108,7 +108,7 @@ def hash_ngrams(
         for place in (i for i, character in enumerate(pattern) if character == "_"):
             left_open = (ids[:, place : place + count] + 1) * _powers(_RADIX, size, ids.device)[place]
             hashed = hashed - left_open + 1000 * place
-        within = blanks[:, size - 1 : length] == blanks[:, 1 : count + 1]  # blanks stand at the ends alone
+        within = blanks[:, size - 1 : length] == blanks[:, 1 : count + 1]  # no blank but at the ends
         has_letters = blanks[:, size:] - blanks[:, :count] < size
         hashes.append(F.pad(_mixed(hashed), (0, length - count)))
         exists.append(F.pad(within & has_letters, (0, length - count)))
@@ -117,19 +117,19 @@ def hash_ngrams(
 
 
 class Ngrams(nn.Module):
-    """The part that n-grams add to a model: a vector of the text for the linear decoder, and vectors of its
-    words for the memory.
+    """What n-grams add to a model: a vector of the text for the linear decoder, and vectors of its words
+    for the memory.
 
     `hashes` int64 [rows], increasing, says whose row each is, and `idf` float [rows] weighs them; other
-    n-grams count for nothing. `answers` is None or float [rows, classes], which n-grams add to the logits of
+    n-grams count for nothing. `answers` float [rows, classes] is None, or what n-grams add to the logits of
     codes beside the linear decoder: that is not trained by steps, see `histocc.job.ngram_fit.ridge_answers`.
 
     Args:
-        rows, width: sizes of the table, with a row for each n-gram that the training texts hold.
+        rows, width: of the table, a row for each n-gram that the training texts hold.
         hidden_size: H of the memory; classes: outputs of the linear decoder.
         dropout: share of the n-grams that are left out in training, 0…1.
-        patterns, case: arguments of `hash_ngrams`.
-        answers: whether there are answers, zeros at first.
+        patterns, case: of `hash_ngrams`.
+        answers: whether there are some, zeros at first.
     """
 
     hashes: Tensor
@@ -164,37 +164,47 @@ class Ngrams(nn.Module):
             nn.init.normal_(layer.weight, std=0.1)
 
     def zero_output(self) -> None:
-        """Make the n-grams change nothing in the model's output, until they are trained."""
+        """From now on, until they are trained, the n-grams change nothing in the model's output."""
         for layer in (self.linear, self.word_to_memory, self.text_to_memory):
             nn.init.zeros_(layer.weight)
 
     def forward(self, input_ids: Tensor) -> tuple[Tensor, Tensor]:
-        """Return (`text`, what is added to the memory [B, S, H]) for int64 [B, S]."""
+        """(`text`, what is added to the memory [B, S, H]) for int64 [B, S]."""
+        text, memory = self.forward_groups([input_ids])
+        return text, memory[0]
+
+    def forward_groups(self, input_ids: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
+        """`forward` of groups of rows, int64 [B, S] each: (`text` of all, memory of each group)."""
+        texts, words = zip(*map(self.text_and_words, input_ids))
+        text = torch.cat(texts)
+        of_text = self.text_to_memory(text[:, : self.width])[:, None].split(list(map(len, texts)))
+        # each position has its word, that of [CLS] the whole text too
+        memory = product_of_groups(words, self.word_to_memory.weight)
+        return text, [torch.cat([x[:, :1] + whole, x[:, 1:]], dim=1) for x, whole in zip(memory, of_text)]
+
+    def text_and_words(self, input_ids: Tensor) -> tuple[Tensor, Tensor]:
+        """(`text`, vectors of the word at each position [B, S, width]) for int64 [B, S]."""
         rows, weight, word = self.weighted(input_ids)
         vectors, squares = self.by_position(rows, weight)
         same = (word[:, :, None] == word[:, None]).to(vectors.dtype)  # [B, S, S]
         # sums of squares can be more than float16 holds
         with torch.autocast(same.device.type, enabled=False):
             words = _normalised(same @ vectors, same @ squares)
-        text = self._with_answers(vectors, squares, rows, weight)
-        # each position has its word, and [CLS] the whole text, too
-        memory = self.word_to_memory(words)
-        whole = self.text_to_memory(text[:, : self.width])[:, None]
-        return text, torch.cat([memory[:, :1] + whole, memory[:, 1:]], dim=1)
+        return self._with_answers(vectors, squares, rows, weight), words
 
     def text(self, input_ids: Tensor) -> Tensor:
-        """Return the vector of each text, then its answers if there are some: [B, width (+ classes)]."""
+        """The vector of each text, with its answers behind it if there are some: [B, width (+ classes)]."""
         rows, weight, _ = self.weighted(input_ids)
         return self._with_answers(*self.by_position(rows, weight), rows, weight)
 
     def logits(self, text: Tensor) -> Tensor:
-        """Return what is added to logits of the linear decoder, [B, classes], for the output of `text`."""
+        """What is added to the logits of the linear decoder, [B, classes], for what `text` gives."""
         logits = self.linear(text[:, : self.width])
         return logits if self.answers is None else logits + text[:, self.width :]
 
     def by_position(self, rows: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-        """Return (weighted sum of the rows of each position's n-grams [B, S, width], sum of the squares of
-        their weights [B, S, 1]).
+        """(weighted sum of the rows of each position's n-grams [B, S, width], sum of the squares of their
+        weights [B, S, 1]).
         """
         vectors = F.embedding_bag(
             rows.flatten(0, 1),
@@ -205,7 +215,7 @@ class Ngrams(nn.Module):
         return vectors.unflatten(0, rows.shape[:2]), weight.square().sum(2, keepdim=True)
 
     def weighted(self, input_ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return (table rows int64 [B, S, F], their weights, 0 for none [B, S, F], words int64 [B, S])."""
+        """(rows of the table int64 [B, S, F], their weights, 0 for none [B, S, F], words int64 [B, S])."""
         rows, known, word = self._rows(input_ids, self.patterns)
         weight = self.idf[rows] * known
         if self.training and self.dropout:
@@ -213,26 +223,26 @@ class Ngrams(nn.Module):
         return rows, weight, word
 
     def _rows(self, input_ids: Tensor, patterns: Sequence[str]) -> tuple[Tensor, Tensor, Tensor]:
-        """Return (table rows, whether they are those of the n-grams, both [B, S, F], words int64 [B, S])."""
+        """(rows of the table, whether they are those of the n-grams, both [B, S, F], words int64 [B, S])."""
         hashed, exist, word = hash_ngrams(input_ids, patterns, self.case)
         rows = torch.searchsorted(self.hashes, hashed).clamp(max=len(self.hashes) - 1)
         return rows, exist & (self.hashes[rows] == hashed), word
 
     def know(self, input_ids: Tensor) -> Tensor:
         """Return whether each description holds a known n-gram with a letter, bool [B], for int64 [B, S]."""
-        known = self._rows(input_ids, self.patterns[:1])[1][:, :, 0]  # all others hold the shortest
+        known = self._rows(input_ids, self.patterns[:1])[1][:, :, 0]  # the shortest are in all others
         table, is_text = torch.from_numpy(letters()).to(input_ids.device), _is_text(input_ids)
         is_letter = is_text & table[input_ids.clamp(max=len(table) - 1)]
-        is_letter &= (~is_text).cumsum(1) > len(LANGUAGE_SEPARATOR)  # the language's letters do not count
+        is_letter &= (~is_text).cumsum(1) > len(LANGUAGE_SEPARATOR)  # not of the language
         return (known & (is_letter | is_letter.roll(-1, 1))).any(1)
 
     def text_of(self, rows: Tensor, weight: Tensor) -> Tensor:
-        """Return vectors of texts [B, width] from the rows of their n-grams int64 [B, E] and the weights."""
+        """Vectors of texts [B, width], from the rows of their n-grams int64 [B, E] and their weights."""
         bag = torch.arange(len(rows), device=rows.device)[:, None].expand_as(rows)
         return _normalised(*self._bags(rows, weight, bag, len(rows)))
 
     def _with_answers(self, vectors: Tensor, squares: Tensor, rows: Tensor, weight: Tensor) -> Tensor:
-        """Return `text` for what `by_position` and `weighted` give."""
+        """`text` for what `by_position` and `weighted` give."""
         text = vectors.sum(1)
         if self.answers is not None:
             rows, weight = rows.flatten(1), weight.flatten(1)
@@ -245,14 +255,14 @@ class Ngrams(nn.Module):
     def by_word(
         self, rows: Tensor, weight: Tensor, word: Tensor, positions: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return what `forward` gives if there is no other memory, with each word once, after [CLS], since
-        all its positions are the same then.
+        """What `forward` gives if there is no other memory, each word once, since all its positions are the
+        same then, after [CLS].
 
         Args:
-            rows: int64 [B, E], rows of the n-grams of each text, in the order of its words.
+            rows: int64 [B, E], of the n-grams of each text, in the order of its words.
             weight: [B, E], 0 for none.
-            word: int64 [B, E], the word of each n-gram.
-            positions: [B, W], number of positions of each word.
+            word: int64 [B, E], whose they are.
+            positions: [B, W], of each word.
 
         Returns:
             Vector of each text [B, width], memory [B, 1 + W, H], and what is added to the scores of attention
@@ -268,12 +278,12 @@ class Ngrams(nn.Module):
         return text, memory, F.pad(positions.log(), (1, 0))
 
     def _bags(self, rows: Tensor, weight: Tensor, bag: Tensor, count: int) -> tuple[Tensor, Tensor]:
-        """Return weighted sums of rows of the table by `bag` [B, E], which never falls, [count, width], and
-        sums of the squares of their weights [count, 1].
+        """Weighted sums of rows of the table by `bag` [B, E], which never falls, [count, width], and sums of
+        the squares of their weights [count, 1].
         """
         at = weight.nonzero(as_tuple=True)
         bag, used = bag[at], weight[at]
-        # only the rows that occur are taken from the table, so that a sparse gradient has each once
+        # of the table only the rows that occur, so that a sparse gradient has each once
         distinct, row = rows[at].unique(return_inverse=True)
         offsets = _begins(bag, count)
         vectors = F.embedding_bag(row, self.table(distinct), offsets, mode="sum", per_sample_weights=used)
@@ -281,33 +291,37 @@ class Ngrams(nn.Module):
 
 
 def _normalised(vectors: Tensor, squares: Tensor) -> Tensor:
-    """Return weighted sums [..., width] for weights of length 1; squares: sums of their squares [..., 1]."""
+    """Weighted sums [..., width] for weights of the length 1; squares: sums of their squares [..., 1]."""
     return vectors / squares.sqrt().clamp(min=1e-6)
 
 
 def _begins(bag: Tensor, count: int) -> Tensor:
-    """Return where each of `count` bags begins in int64 [E], which never falls: int64 [count]."""
+    """Where each of `count` bags begins in int64 [E], which never falls: int64 [count]."""
     return F.pad(torch.bincount(bag, minlength=count).cumsum(0)[:-1], (1, 0))
 
 
 class NoEncoder(nn.Module):
-    """The stand-in for the encoder in a model of n-grams alone: zeros [B, S, width], without weights."""
+    """In the encoder's place in a model of n-grams alone: vectors of zeros [B, S, width], without weights."""
 
     zero: Tensor
 
     def __init__(self, width: int):
         super().__init__()
         self.width = width
-        self.register_buffer("zero", torch.tensor([0.0]), persistent=False)  # it has the dtype and the device
+        self.register_buffer("zero", torch.tensor([0.0]), persistent=False)  # has the dtype and the device
 
     def zero_output(self) -> None:
-        """Change nothing: the output is zero."""
+        """Nothing to change."""
 
-    def forward(
-        self, input_ids: Tensor, attention_mask: Tensor, padding_follows: bool = False
-    ) -> tuple[Tensor, Tensor]:
-        """Return zeros in the shapes of the encoder's outputs, [B, S, H] and [B, H]."""
-        return self.zero.expand(*input_ids.shape, self.width), self.zero.expand(len(input_ids), self.width)
+    def forward_groups(
+        self,
+        input_ids: Sequence[Tensor],
+        attention_mask: Sequence[Tensor],
+        padding_follows: Sequence[bool],
+    ) -> tuple[list[Tensor], Tensor]:
+        """As of the encoder: (zeros [B, S, H] of each group, zeros [rows of all, H])."""
+        memory = [self.zero.expand(*ids.shape, self.width) for ids in input_ids]
+        return memory, self.zero.expand(sum(map(len, input_ids)), self.width)
 
     def pooled(self, input_ids: Tensor, attention_mask: Tensor, padding_follows: bool = False) -> Tensor:
         return self.zero.expand(len(input_ids), self.width)

@@ -1,13 +1,11 @@
-"""The way from rows to micro-batches: the rows of an optimizer step, each rank's share of them, and their
-loading.
+"""Rows → micro-batches: which rows an optimizer step takes, each rank's share of them, and their loading.
 
-The rows of a step are a pure function of (seed, epoch, batch number, total batch), and each rank takes its
-share of them. They are the same on any number of processes and after any restart, and every row comes once in
-an epoch.
+Which rows meet in a step is a pure function of (seed, epoch, batch number, total batch), of which a rank then
+takes its share: the same on any number of processes and after any restart, every row once in an epoch.
 
 Padding is saved within a step, not by choosing which rows meet in it: a share is cut into micro-batches of
-similar length, whose gradients add up to that of the whole. Batches of one length each would save as much,
-but cost accuracy (measured).
+similar length, whose gradients add up to that of the whole, unless the model itself computes little for
+padding (`Rows.groups_in_model`). Batches of one length each would save as much, but cost accuracy (measured).
 """
 
 import contextlib
@@ -33,18 +31,18 @@ from histocc.runtime.world import World
 from histocc.trainer.config import TrainConfig
 
 LENGTH_GROUPS = 4
-LENGTH_GROUP_ROWS = {"cpu": 24, "cuda": 64}  # smaller groups cost more than padding does
-POLL_SECONDS = 2.0  # a wait for a worker's batch looks so often whether the run is to stop
+LENGTH_GROUP_ROWS = {"cpu": 24, "cuda": 64}  # smaller ones cost more than padding does
+POLL_SECONDS = 2.0  # how often a wait for a worker's batch looks whether the run is to stop
 
 
-# ---- the rows of a step
+# ---- which rows
 
 
 def permuted(positions: np.ndarray, n: int, seed: int) -> np.ndarray:
-    """Return where a seeded permutation of 0 … n−1 sends `positions` (int64 [k], each < n); int64 [k].
+    """Where a seeded permutation of 0 … n−1 sends `positions` (int64 [k], each < n); int64 [k].
 
-    It is a Feistel network over the next power of four, walked until the value falls below n (Black and
-    Rogaway, 2002, "Ciphers with arbitrary finite domains"), and needs no array of n.
+    A Feistel network over the next power of four, walked until the value falls below n (Black and Rogaway,
+    2002, "Ciphers with arbitrary finite domains"): no array of n.
     """
     half_bits = max(1, (max(n - 1, 1).bit_length() + 1) // 2)
     mask, shift = np.uint64((1 << half_bits) - 1), np.uint64(half_bits)
@@ -72,7 +70,7 @@ class BatchPlan:
     processes: int = 1
     micro_batch_size: int = 0  # most samples that a process takes through the model at once; 0: its share
     groups: int = 1  # most micro-batches of similar length into which a share is cut for less padding
-    group_rows: int = 8  # from so many samples on a share is cut in two, or in share // group_rows
+    group_rows: int = 8  # samples of a share from which it is cut in two; in more as often as they go into it
 
     def __post_init__(self):
         if self.micro_batch_size <= 0:
@@ -84,31 +82,31 @@ class BatchPlan:
         return -(-self.rows // self.global_batch_size)
 
     def batch_rows(self, batch: int) -> int:
-        """Return the number of samples in global batch `batch` (0-based)."""
+        """Samples in global batch `batch` (0-based)."""
         return min(self.global_batch_size, self.rows - batch * self.global_batch_size)
 
     def largest_share(self, batch: int) -> int:
         return -(-self.batch_rows(batch) // self.processes)
 
     def accumulation(self, batch: int) -> int:
-        """Return the number of micro-batches that the largest share of a batch needs."""
+        """Micro-batches that the largest share of a batch needs."""
         return max(1, -(-self.largest_share(batch) // self.micro_batch_size))
 
     def micro_batches(self, batch: int) -> int:
-        """Return the number of micro-batches of a global batch, by the largest share, alike on all ranks."""
+        """Micro-batches of global batch `batch`: the same number on every rank, by the largest share."""
         share = self.largest_share(batch)
         groups = 1 if share < self.group_rows else max(2, share // self.group_rows)
         return self.accumulation(batch) + min(self.groups, groups) - 1
 
 
 def cut_by_width(widths: np.ndarray, parts: int, micro: int) -> list[np.ndarray]:
-    """Cut a share into `parts` micro-batches of at most `micro` samples with as little padding as may be.
+    """Cuts a share into `parts` micro-batches of at most `micro` samples with as little padding as may be.
 
     Args:
         widths: positions that each of n samples needs, int64 [n], few different values.
 
     Returns:
-        Indices int64 [k] of each micro-batch, narrow ones first; empty if there are too few samples.
+        Of each micro-batch indices int64 [k], narrow ones first; empty if there are too few samples.
     """
     order = np.argsort(widths, kind="stable")
     distinct, counts = np.unique(widths, return_counts=True)
@@ -120,15 +118,15 @@ def cut_by_width(widths: np.ndarray, parts: int, micro: int) -> list[np.ndarray]
         for begin, end in zip(bounds, bounds[1:])
         for piece in np.array_split(order[begin:end], -(-(end - begin) // micro))
     ]
-    while len(pieces) < parts:  # a cut more than padding asks for goes where it costs least
+    while len(pieces) < parts:  # a cut more than padding asks for: where it costs least
         largest = max(range(len(pieces)), key=lambda i: len(pieces[i]))
         pieces[largest : largest + 1] = np.array_split(pieces[largest], 2)
     return pieces
 
 
 def best_cuts(widths: list[int], edges: list[int], groups: int) -> list[int]:
-    """Return which edges between widths (ascending; edges[i] samples are narrower than widths[i]) bound at
-    most `groups` groups, each as wide as its widest sample, with the fewest positions.
+    """Which edges between widths (ascending; edges[i] samples are narrower than widths[i]) bound at most
+    `groups` groups, each as wide as its widest sample, with the fewest positions.
     """
     best = {0: (0, [0])}  # widths covered → (positions, cuts)
     for _ in range(groups):
@@ -142,43 +140,41 @@ def best_cuts(widths: list[int], edges: list[int], groups: int) -> list[int]:
     return best[len(widths)][1]
 
 
-# ---- the tensors of rows
+# ---- their tensors
 
 
 class Rows:
-    """The base class of rows to train or validate on; subclasses define `__len__` and `batch`."""
+    """What is trained or validated on, the base of such classes; `__len__` and `batch` are theirs."""
 
     fingerprint = ""  # a text that other rows do not have; a run is resumed on the same rows alone
     has_lengths = False  # whether `lengths` and `widths` say something
+    groups_in_model: tuple[str, ...] = ()  # kinds of device on which the model computes little for padding
 
     def __len__(self) -> int:
         raise NotImplementedError
 
     def batch(self, numbers: np.ndarray, epoch: int) -> dict[str, Tensor]:
-        """Return tensors [B, …] by name, of rows `numbers` int64 [B] in `epoch` (0-based). It is a pure
-        function of these: what is drawn for a row comes of a seed, the epoch and its number
-        (`histocc.runtime.rng`).
+        """Tensors [B, …] by name, of rows `numbers` int64 [B] in `epoch` (0-based). A pure function of these:
+        what is drawn for a row comes of a seed, the epoch and its number (`histocc.runtime.rng`).
         """
         raise NotImplementedError
 
     def lengths(self, numbers: np.ndarray) -> np.ndarray:
-        """Return the lengths [B] of rows `numbers` int64 [B]; the rows of a step are sorted by them before
-        they are shared out.
-        """
+        """Of rows `numbers` int64 [B], [B]: those of a step are sorted by it before they are shared out."""
         return np.zeros(len(numbers), dtype=np.int64)
 
     def widths(self, batch: dict[str, Tensor]) -> np.ndarray:
-        """Return the positions each row of a batch needs, int64 [B]: similar ones go into one micro-batch."""
+        """Positions that each row of a batch needs, int64 [B]: similar ones go into one micro-batch."""
         return np.zeros(len(next(iter(batch.values()))), dtype=np.int64)
 
     def piece(self, batch: dict[str, Tensor], kept: np.ndarray) -> dict[str, Tensor]:
-        """Return the rows `kept` int64 [b] of a batch, no wider than these need."""
+        """The rows `kept` int64 [b] of a batch, no wider than these need."""
         return {name: value[torch.from_numpy(kept)] for name, value in batch.items()}
 
 
 class MicroBatches(Dataset[list[dict[str, Any]]]):
     """One rank's share of each global batch, asked for by (epoch, batch): a pure function of these and the
-    arguments. shuffle_seed: seed of the order of an epoch; None, for validation, orders rows by length.
+    arguments. shuffle_seed: of the order of an epoch; None, for validation: by length.
     """
 
     def __init__(self, rows: Rows, plan: BatchPlan, rank: int = 0, shuffle_seed: int | None = None):
@@ -189,7 +185,7 @@ class MicroBatches(Dataset[list[dict[str, Any]]]):
         return self.plan.steps_per_epoch
 
     def global_batch(self, epoch: int, batch: int) -> np.ndarray:
-        """Return the row numbers of global batch `batch` (0-based), sorted by length; int64 [batch_rows]."""
+        """Row numbers of global batch `batch` (0-based), sorted by length; int64 [batch_rows]."""
         first = batch * self.plan.global_batch_size
         positions = np.arange(first, first + self.plan.batch_rows(batch))
         if self.seed is None:
@@ -200,14 +196,14 @@ class MicroBatches(Dataset[list[dict[str, Any]]]):
         return rows[np.argsort(self.rows.lengths(rows), kind="stable")] if self.rows.has_lengths else rows
 
     def __getitem__(self, index: tuple[int, int]) -> list[dict[str, Any]]:
-        """Return micro-batches of similar width: what `Rows.batch` gives, and weights float32 [B], rows int64
-        [B], global_count (rows of the whole optimizer step, over all ranks) and last_micro_batch.
+        """Micro-batches of similar width: what `Rows.batch` gives, and weights float32 [B], rows int64 [B],
+        global_count (rows of the whole optimizer step, over all ranks) and last_micro_batch.
 
         A micro-batch without rows gets one of weight 0, so that the rank takes part in every collective.
         """
         epoch, batch = index
         rows, plan = self.global_batch(epoch, batch), self.plan
-        share = rows[self.rank :: plan.processes]  # every n-th row, maybe none
+        share = rows[self.rank :: plan.processes]  # every n-th, maybe none
         weight, share = (1.0, share) if len(share) else (0.0, rows[:1])
         tensors, parts = self.rows.batch(share, epoch), plan.micro_batches(batch)
         micro_batches = []
@@ -226,19 +222,19 @@ class MicroBatches(Dataset[list[dict[str, Any]]]):
 
 
 def widest(rows: Rows, number: int) -> dict[str, Any]:
-    """Return a micro-batch of the `number` longest rows, to see whether they fit into memory."""
+    """A micro-batch of the `number` longest rows, to see whether they fit into memory."""
     numbers = np.argsort(-rows.lengths(np.arange(len(rows))), kind="stable")[:number]
     return rows.batch(numbers, 0) | {"weights": torch.ones(len(numbers)), "rows": torch.from_numpy(numbers)}
 
 
-# ---- the loading of rows
+# ---- their loading
 
 
 class BatchLoader:
-    """Iterable of one rank's micro-batches from a position: `for batch in loader.at(epoch, first_batch)`.
+    """Iterates one rank's micro-batches from a position on: `for batch in loader.at(epoch, first_batch)`.
 
     Loading processes are waited for no longer than the time limit of `world`, nor after a request to stop;
-    one that fails, dies or does not answer raises TrainingError. loading: arguments of torch's DataLoader.
+    one that fails, dies or does not answer is a TrainingError. loading: of torch's DataLoader.
     """
 
     def __init__(self, dataset: MicroBatches, world: World | None = None, **loading: Any):
@@ -255,12 +251,12 @@ class BatchLoader:
         self.loader = DataLoader(dataset, batch_size=None, sampler=self.at(0).batches, **loading)
 
     def at(self, epoch: int, first_batch: int = 0) -> "BatchLoader":
-        """Set where the next iteration starts. Workers, persistent or not, are told with each index."""
+        """Sets where the next iteration starts. Workers, persistent or not, are told with each index."""
         self.batches[:] = [(epoch, batch) for batch in range(first_batch, self.plan.steps_per_epoch)]
         return self
 
     def __len__(self) -> int:
-        """Return the number of optimizer steps from the position on."""
+        """Optimizer steps from the position on."""
         return len(self.batches)
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
@@ -269,7 +265,7 @@ class BatchLoader:
                 yield from share
             return
         shares = iter(self.loader)
-        with contextlib.suppress(ValueError, AttributeError):  # this is not the main thread, or Windows
+        with contextlib.suppress(ValueError, AttributeError):  # not the main thread; Windows
             # torch's handler raises wherever the main thread is; the wait for a batch sees a dead worker
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         waiting_since = time.monotonic()
@@ -280,7 +276,7 @@ class BatchLoader:
                 return
             except Exception as error:
                 waited, reason = time.monotonic() - waiting_since, str(error).strip() or type(error).__name__
-                if isinstance(error, ConnectionError | EOFError):  # the worker died while it sent a batch
+                if isinstance(error, ConnectionError | EOFError):  # it died while it sent a batch
                     reason = "a worker exited unexpectedly"
                 if "timed out after" in reason:
                     if waited < self.world.time_limit and not stop_asked():
@@ -296,7 +292,7 @@ class BatchLoader:
 
 
 def begin_worker(_: int) -> None:
-    """End the worker if a batch cannot be put into shared memory; Python would print that and lose it."""
+    """A batch that cannot be put into shared memory ends the worker; Python would print that and lose it."""
 
     def not_handed_over(error: Exception, _: object) -> None:
         traceback.print_exception(error)
@@ -308,14 +304,14 @@ def begin_worker(_: int) -> None:
 
 
 def batch_plan(args: TrainConfig, rows: Rows, world: World) -> BatchPlan:
-    """Return the batch arithmetic of the training rows."""
+    """The batch arithmetic of the training rows."""
     size, group_rows = world.size, by_kind(LENGTH_GROUP_ROWS, world.device)
-    groups = LENGTH_GROUPS if rows.has_lengths else 1
+    groups = LENGTH_GROUPS if rows.has_lengths and world.device.type not in rows.groups_in_model else 1
     return BatchPlan(len(rows), args.total_batch(size), size, args.samples_at_once, groups, group_rows)
 
 
 def make_loader(args: TrainConfig, world: World, rows: Rows, plan: BatchPlan | None = None) -> BatchLoader:
-    """Return a loader of this rank's share of rows, to train on by `plan`, or, without it, to validate on."""
+    """The loader of this rank's share of rows to train on as `plan` says, or without it to validate on."""
     shuffle_seed, at_once = None if plan is None else derived_seed(args.seed, ORDER), args.samples_at_once
     plan = plan or BatchPlan(len(rows), at_once * world.size, world.size, at_once)
     loading = ("num_workers", "prefetch_factor", "pin_memory", "persistent_workers")
