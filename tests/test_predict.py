@@ -226,6 +226,8 @@ def test_titles_and_classes_of_hisco_codes(model, tmp_path):
     classes = hisco_classes()
     assert {name: len(of) for name, of in classes.items()} == dict.fromkeys(["title", *CLASSES], 1919)
     assert [of["01110"] for of in classes.values()] == ["Chemist, General", "2", "1", "5", "85.58"]
+    assert classes["title"]["99920"] == "Day-Labourer"
+    assert not any(map(re.compile("[a-z][A-Z]").search, classes["title"].values()))
     source = table(tmp_path / "in.csv", 30)
     common = flags(model, source, tmp_path / "out.csv", "--decoder", "topk", "--k", 7, "--overwrite")
     predict_here(*common, "--classes", "hiscam", "hisclass")
