@@ -9,13 +9,14 @@ Each part is one of the scripts of this folder in a process of its own; what it 
 results.json, with its command. Needs matplotlib.
 """
 
+import importlib.util
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
 
-from .common import REPO, arguments, command
+from . import page
+from .common import REPO, arguments, command, machine
 
 RESULTS, DOCS = REPO / "benchmarks" / "results.json", REPO / "docs"
 PREPARED_ROWS, CODED_ROWS = (10_000, 100_000, 1_000_000), (1_000, 10_000, 100_000)
@@ -52,26 +53,6 @@ QUICK = {
 }
 
 
-def machine() -> dict:
-    import torch
-
-    known: dict[str, str] = {}
-    if os.path.exists("/proc/cpuinfo"):
-        lines = (line.partition(":") for line in open("/proc/cpuinfo", encoding="utf-8"))
-        known = {name.strip(): value.strip() for name, _, value in lines}
-    features = {"avx2": "AVX2", "avx512f": "AVX-512", "avx512_vnni": "VNNI", "avx512_bf16": "bfloat16"}
-    features["amx_tile"] = "AMX"
-    found = {"cpu": known.get("model name", "")}
-    if "cpu family" in known:  # several generations may have one model name
-        found |= {"family": known["cpu family"], "model": known["model"]}
-    flags = known.get("flags", "").split()
-    return found | {
-        "features": [name for flag, name in features.items() if flag in flags],
-        "cores": len(os.sched_getaffinity(0)),
-        "torch": torch.__version__.partition("+")[0],
-    }
-
-
 def measure(line: str) -> dict:
     """Run a script, with its output shown as it comes; return its last line, which is JSON."""
     last, line = "", f"-m benchmarks.{line}"
@@ -100,9 +81,7 @@ def main() -> None:
     wanted = list(QUICK) if args.quick else list(PARTS) if args.all else args.parts
     if unknown := [name for name in wanted if name not in parts]:
         parser.error(f"no such part: {', '.join(unknown)}; there are: {', '.join(parts)}")
-    try:
-        from . import page
-    except ImportError:
+    if importlib.util.find_spec("matplotlib") is None:
         parser.error("the pictures need matplotlib: pip install matplotlib")
     measured = args.results.exists() and not args.quick
     found = json.loads(args.results.read_text(encoding="utf-8")) if measured else {}

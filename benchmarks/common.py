@@ -1,4 +1,4 @@
-"""Tools of all benchmarks: rows, commands that are run, sides that take turns, tables."""
+"""Tools of all benchmarks: rows, commands that are run, sides that take turns, tables, pictures."""
 
 import argparse
 import csv
@@ -138,6 +138,49 @@ def table(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     """Return a Markdown table."""
     first, *lines = (f"| {' | '.join(map(str, line))} |" for line in [heads, *rows])
     return "\n".join([first, "|---" * len(heads) + "|", *lines])
+
+
+def machine() -> dict:
+    """Return the processor of this machine, its cores, and the version of torch."""
+    known: dict[str, str] = {}
+    if os.path.exists("/proc/cpuinfo"):
+        lines = (line.partition(":") for line in open("/proc/cpuinfo", encoding="utf-8"))
+        known = {name.strip(): value.strip() for name, _, value in lines}
+    features = {"avx2": "AVX2", "avx512f": "AVX-512", "avx512_vnni": "VNNI", "avx512_bf16": "bfloat16"}
+    features["amx_tile"] = "AMX"
+    found = {"cpu": known.get("model name", "")}
+    if "cpu family" in known:  # several generations may have one model name
+        found |= {"family": known["cpu family"], "model": known["model"]}
+    flags = known.get("flags", "").split()
+    return found | {
+        "features": [name for flag, name in features.items() if flag in flags],
+        "cores": len(os.sched_getaffinity(0)),
+        "torch": torch.__version__.partition("+")[0],
+    }
+
+
+def draw(path: Path, columns: int, fill, width: float = 3.9, rows: int = 1) -> None:
+    """Draw a picture; fill: draws on its axes. width: of a column, in inches."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width * columns, 3.4 * rows), layout="constrained")
+    panels = list(figure.subplots(rows, columns, squeeze=False).flat)
+    fill(panels)
+    for axes in panels:
+        if axes.get_yscale() == "log":
+            plain_ticks(axes.yaxis)
+    FigureCanvasAgg(figure)
+    figure.savefig(path, dpi=70)
+
+
+def plain_ticks(axis) -> None:
+    """Write ticks of a logarithmic axis as 2 and 50, not as powers of ten."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
+    axis.set_minor_formatter(NullFormatter())
 
 
 def arguments(doc: str | None) -> argparse.ArgumentParser:

@@ -3,11 +3,8 @@
 import textwrap
 from pathlib import Path
 
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
-
 from . import census, coding, data, formats, processes, quality, recovery, speed, students
+from .common import draw
 
 WIDTH = 150  # columns of the page
 
@@ -134,25 +131,6 @@ def machines(found: dict) -> str:
         line = f"- {words}: {', '.join(names)}.{reached}"
         lines.append(textwrap.fill(line, WIDTH, subsequent_indent="  "))
     return "\n".join(lines)
-
-
-def draw(path: Path, columns: int, fill, width: float = 3.9, rows: int = 1) -> None:
-    """Draw a picture; fill: draws on its axes. width: of a column, in inches."""
-    figure = Figure(figsize=(width * columns, 3.4 * rows), layout="constrained")
-    panels = list(figure.subplots(rows, columns, squeeze=False).flat)
-    fill(panels)
-    for axes in panels:
-        if axes.get_yscale() == "log":
-            plain_ticks(axes.yaxis)
-    FigureCanvasAgg(figure)
-    figure.savefig(path, dpi=70)
-
-
-def plain_ticks(axis) -> None:
-    """Write ticks of a logarithmic axis as 2 and 50, not as powers of ten."""
-    axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
-    axis.set_minor_formatter(NullFormatter())
 
 
 def bars(part: dict, axes) -> None:

@@ -48,7 +48,6 @@ from histocc.predict.coder import Coder
 from histocc.runtime.world import World
 
 from . import common
-from .__main__ import machine
 from .common import COLUMNS, REGISTERS, arguments, data_flags, finish, run, spread, table, write_csv
 
 DECODERS = {"seq2seq": "greedy", "linear": "flat", "both": "both"}
@@ -244,7 +243,7 @@ def kept(files: Sequence[Path]) -> dict[tuple, dict]:
 def keep(found: dict[tuple, dict], file: Path) -> None:
     """Add to the file, which is read anew: another command may have added to it."""
     content = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
-    about = {"machine": machine(), "command": "python -m benchmarks.quality --noise"}
+    about = {"machine": common.machine(), "command": "python -m benchmarks.quality --noise"}
     content["quality"] = {**about, "runs": [*(kept([file]) | found).values()]}
     file.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
@@ -275,8 +274,6 @@ def words(parts: list[dict]) -> str:
 
 def draw(part: dict, path: Path) -> None:
     """Draw accuracy by rows, a panel for each register, and below by seconds."""
-    from . import page
-
     groups = grouped(part)
     registers = [*dict.fromkeys(data for data, *_ in groups)]
 
@@ -294,13 +291,13 @@ def draw(part: dict, path: Path) -> None:
                 style = f"C{[*METHODS].index(method)}.{':' if part == '1' else '-'}"
                 axes.plot(*zip(*points), style, label=label)
             axes.set(xscale="log", xlabel="rows" if by_rows else "seconds", title=name if by_rows else "")
-            page.plain_ticks(axes.xaxis)
+            common.plain_ticks(axes.xaxis)
             axes.set(ylabel="" if place % len(registers) else "% of texts right")
             axes.grid(alpha=0.3)
         handles = panels[0].get_legend_handles_labels()
         panels[0].figure.legend(*handles, loc="outside lower center", ncols=6, fontsize=8)
 
-    page.draw(path, len(registers), fill, rows=2)
+    common.draw(path, len(registers), fill, rows=2)
 
 
 def main() -> None:
