@@ -5,6 +5,7 @@ of processes, and nothing vanishes in silence.
 import importlib.util
 import json
 import os
+import signal
 import sys
 
 import numpy as np
@@ -288,6 +289,33 @@ class TestRefused:
         first = os.stat(tmp_path / "out" / "report.json").st_mtime_ns
         evaluated(trained, tmp_path / "out", "--overwrite")
         assert os.stat(tmp_path / "out" / "report.json").st_mtime_ns > first
+
+    def test_not_one_that_a_killed_process_left(self, trained, tmp_path):
+        given = files(trained, tmp_path / "out")
+
+        def dies(move):
+            def moved(source, path):
+                if path.endswith("report.json"):
+                    os.kill(os.getpid(), signal.SIGKILL)
+                move(source, path)
+
+            return moved
+
+        child = os.fork()
+        if child == 0:
+            torch.set_num_threads(1)  # those of the parent process are not here
+            os.replace, os.link = dies(os.replace), dies(os.link)
+            evaluate.main(list(map(str, given)))
+            os._exit(0)
+        assert os.waitpid(child, 0)[1] == signal.SIGKILL
+        left = {path.name for path in (tmp_path / "out").iterdir()}
+        assert {"report.md", "rejected_rows.csv", f"report.json.tmp{child}"} <= left
+        evaluated(trained, tmp_path / "out")
+        assert not [path for path in (tmp_path / "out").iterdir() if ".tmp" in path.name]
+        assert "exists; --overwrite replaces it" in refused(*given)
+        (tmp_path / "mine").mkdir()
+        (tmp_path / "mine" / "report.md").write_text("my notes")
+        assert "report.md exists; --overwrite" in refused(*files(trained, tmp_path / "mine"))
 
     def test_columns_that_are_not_there(self, trained, tmp_path):
         common = ["--model", trained / "run", "--data", trained / "val.csv", "--output", tmp_path / "out"]

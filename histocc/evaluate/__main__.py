@@ -174,7 +174,7 @@ def prepare_settings(args: EvaluateConfig, state: dict, formatter: BlockyFormatt
     return settings
 
 
-def prepare(
+def prepare_rows(
     args: EvaluateConfig, output: str, file: str, loaded: models.Loaded, has_trained: bool, world: World
 ) -> tuple[PrepareSettings, str]:
     """Return (settings to read the data, folder of its arrays, below that of the report). has_trained:
@@ -184,9 +184,12 @@ def prepare(
     if checkpoint.exists_in(output):
         raise UserError(f"--output {output} holds a run: choose a folder of its own for the report")
     inputs = dict.fromkeys(args.data, "a file of the data") | dict.fromkeys(files_of(file), "the model")
-    paths = [os.path.join(output, name) for name in (JSON, MARKDOWN, REJECTED)]
     raise_if_any(files.save_path_problems(output))
-    raise_if_any(files.problems(paths, inputs | {args.key: "the file of --key"}, args.overwrite))
+    own = files.OwnFiles(output, args.overwrite)
+    paths = [own.path(name) for name in (JSON, MARKDOWN, REJECTED)]
+    unfinished = None if os.path.lexists(own.path(JSON)) else own  # its own files may be replaced
+    inputs |= {args.key: "the file of --key"}
+    raise_if_any(files.problems(paths, inputs, args.overwrite, unfinished))
     settings = prepare_settings(args, loaded[2], loaded[1])
     if args.baseline and importlib.util.find_spec("sklearn") is None:
         raise UserError("--baseline needs scikit-learn: pip install 'histocc[baseline]'")
@@ -242,15 +245,25 @@ def new_rows(args: EvaluateConfig, rows: RowSet, trained: PreparedData | None) -
 
 
 def validation(
-    args: EvaluateConfig, world: World, loaded: models.Loaded, texts: TextRows, forked: Forked
+    args: EvaluateConfig,
+    world: World,
+    loaded: models.Loaded,
+    data: PreparedData,
+    rows: RowSet,
+    forked: Forked,
 ) -> dict[str, float]:
     """Return the figures that validation in training would log on these rows. All ranks. Raises Stopped."""
     model, formatter, state = loaded
+    # a language that the model was not trained on is read as unk
+    known = [name if name in state["languages"] else UNKNOWN_LANGUAGE for name in data.languages]
+    max_len = state["config"]["max_len"]
+    encoding = RowEncoding(formatter, max_len, None if state["config"]["memory_mask"] else max_len)
+    texts = TextRows(rows, replace(data, languages=known), encoding)
     parts = world.size * forked.number
     plan = BatchPlan(len(texts), args.batch_size * parts, parts, args.batch_size)
     with checkpoint.reading(args.model):
-        known = {name: usual for name, (_, usual) in CHOICES.items()} | state.get("args", {})
-        losses: dict[str, Any] = {name: known[name] for name in Losses().values() if name in known}
+        given = {name: usual for name, (_, usual) in CHOICES.items()} | state.get("args", {})
+        losses: dict[str, Any] = {name: given[name] for name in Losses().values() if name in given}
         loss = make_loss(Losses(**losses), formatter)
     task = MixerTask(loss, formatter, at_most=Thresholds.of(state).at_most)
     stop = world.stop_agreed if forked.number == 1 else lambda: bool(forked.check())
@@ -267,10 +280,10 @@ def validation(
     return {name: figures[name] for name in COLUMNS if name in figures and name not in lacking}
 
 
-def answers(
+def code_texts(
     args: EvaluateConfig, world: World, coder: Coder, rows: RowSet, languages: list[str], forked: Forked
 ) -> dict[str, Any] | None:
-    """Return the decoders' answers to each distinct text of the rows. All ranks; None on all but rank 0.
+    """Code each distinct text of the rows by each decoder. All ranks; returns None on all but rank 0.
 
     Returns:
         {"greedy", "flat", …: Coded of each text, as far as the model has the decoder; "outputs": with
@@ -286,34 +299,28 @@ def answers(
     most = dict.fromkeys(decoders, coder.formatter.max_num_codes) | {"flat": OUTPUTS}
 
     def work(part: int) -> list[dict[str, list]]:
-        answered = []
+        coded = []
         for piece in pieces[world.rank * forked.number + part :: world.size * forked.number]:
             texts, names = map(list, zip(*piece))
-            answered.append({each: coder.code(texts, names, each, most[each]) for each in decoders})
+            coded.append({each: coder.code(texts, names, each, most[each]) for each in decoders})
             if args.fit_thresholds:
                 logits = torch.from_numpy(coder.probabilities(texts, names, logits=True))  # [texts, codes]
-                answered[-1]["outputs"] = list(zip(*(each.numpy() for each in logits.topk(width))))
-        return answered
+                coded[-1]["outputs"] = list(zip(*(each.numpy() for each in logits.topk(width))))
+        return coded
 
     shares = world.gather(forked.each(work), main_alone=True)
     parts = [part for share in shares for part in share]
     if not parts:
         return None
-    answered = [parts[i % len(parts)][i // len(parts)] for i in range(len(pieces))]
-    collected = {name: [one for piece in answered for one in piece[name]] for name in answered[0]}
+    coded = [parts[i % len(parts)][i // len(parts)] for i in range(len(pieces))]
+    collected = {name: [one for piece in coded for one in piece[name]] for name in coded[0]}
     return collected | {"of_row": np.array([numbers[pair] for pair in pairs], dtype=np.int64)}
 
 
 def run(args: EvaluateConfig, world: World) -> None:
     """Evaluate the model and write the report. All ranks."""
     args = args.decide(share_val=None) if args.share_val == 1 else args  # 1 means all rows
-
-    def find() -> tuple[str, str]:
-        file = models.find_weights(args.model, args.model)
-        beside = os.path.dirname(file) if os.path.exists(args.model) else ""
-        return file, args.output or os.path.join(beside, "evaluation")
-
-    file, output = world.run_on_main(find)
+    file, output = world.run_on_main(lambda: model_and_output(args))
     model, formatter, state = loaded = load_on_all(world, lambda: load(args, file))
     model.to(world.device)
     kind = state.get("kind", "mixer")
@@ -322,85 +329,111 @@ def run(args: EvaluateConfig, world: World) -> None:
     fingerprint = str(state.get("position", {}).get("fingerprint"))
     trained = training_data(file, fingerprint) if world.is_main else None
     has_trained = trained is not None
-    settings, folder = world.run_on_main(lambda: prepare(args, output, file, loaded, has_trained, world))
-    check, raw = world.give_up_if_asked, args.raw_confidence
-    data = preparing.on_every_node(settings, output, folder, world, check)
+    settings, folder = world.run_on_main(lambda: prepare_rows(args, output, file, loaded, has_trained, world))
+    data = preparing.on_every_node(settings, output, folder, world, world.give_up_if_asked)
     rows = data.train if args.share_val is None else data.val
     facts = data_facts(args, state, data, rows, trained)
     world.print(*report_lines(data.report)[:1], *report_of.data_lines(facts), sep="\n")
     is_new = world.run_on_main(lambda: new_rows(args, rows, trained))
-    # a language that the model was not trained on is read as unk
-    known = [name if name in state["languages"] else UNKNOWN_LANGUAGE for name in data.languages]
-    max_len = state["config"]["max_len"]
-    encoding = RowEncoding(formatter, max_len, None if state["config"]["memory_mask"] else max_len)
-    texts = TextRows(rows, replace(data, languages=known), encoding)
     precision = Precision("float32", world.device)  # as in training
     precision.use()
-    processes = choose_processes(args.processes, world, -(-len(texts) // args.batch_size))
-    forked = Forked(processes, check, world.time_limit)
-    check = forked.check
-    coder = Coder(*loaded, batch_size=args.batch_size, precision=precision, check=check, raw_confidence=raw)
+    processes = choose_processes(args.processes, world, -(-len(rows) // args.batch_size))
+    forked = Forked(processes, world.give_up_if_asked, world.time_limit)
+    how = {"batch_size": args.batch_size, "precision": precision, "raw_confidence": args.raw_confidence}
+    coder = Coder(*loaded, check=forked.check, **how)
     world.print(f"Coding takes decoder {coder.best_decoder} ({coder.why_best})")
     if kind != "flat":
         coder.search()  # once, before processes are forked
-    logged = validation(args, world, loaded, texts, forked)
-    answered = answers(args, world, coder, rows, data.languages, forked)
+    logged = validation(args, world, loaded, data, rows, forked)
+    coded = code_texts(args, world, coder, rows, data.languages, forked)
     stored: dict[str, Any] = {}  # entries for the checkpoint
-    if answered is not None:  # only on rank 0
-        how = answered["of_row"], formatter, data, rows, args.resamples, args.seed
-        decoders = {
-            DECODERS[name].in_report: report_of.decoder_report(answered[name], *how)
-            for name in MEASURED
-            if name in answered
-        }
-        if "linear" in decoders:
-            decoders["linear"]["codes_above"] = str(coder.thresholds)
-        if args.fit_thresholds:
-            logits, numbers = (np.stack(values)[answered["of_row"]] for values in zip(*answered["outputs"]))
-            of_language = {name: is_new & (rows.language == i) for i, name in enumerate(data.languages)}
-            groups = {name: part for name, part in of_language.items() if part.sum() >= MIN_ROWS}
-            groups = {"all": is_new, **groups}
-            probs, codes = 1 / (1 + np.exp(-logits)), np.asarray(rows.codes)
-            best = report_of.best_thresholds(numbers, probs, codes, coder.thresholds, groups)
-            decoders["linear"]["thresholds"] = best
-            found = {name: each["threshold_f1"] for name, each in best.items()}
-            of_languages = {name: found[name] for name in found if name in state["languages"]}
-            fitted = {"default": found["all"], "source": "fitted", "by_language": of_languages}
-            stored["thresholds"] = (state.get("thresholds") or {}) | fitted
+    if coded is not None:  # only on rank 0
         what = {"file": file, "step": state.get("step"), "system": state["system"]}
         what |= {"codes": len(state["key"]), "confidence_texts": coder.confidence.texts}
         what["decoder"] = DECODERS[coder.best_decoder].in_report
         report = {"model": what, "data": facts, "validation": logged, "resamples": args.resamples}
-        report |= {"seed": args.seed, "decoders": decoders, "made_by": checkpoint.made_by()}
+        report |= {"seed": args.seed, "decoders": decoder_figures(args, coder, coded, data, rows, is_new)}
+        report["made_by"] = checkpoint.made_by()
         if args.baseline and trained is not None:
             world.print("Baseline: a linear support vector machine is fitted to the training rows")
-            report["baseline"] = baseline.compared(trained, data, rows, args.resamples, args.seed, check)
-        with open(os.path.join(data.folder, REJECTED), encoding="utf-8", newline="") as source:
-            texts_of = {REJECTED: source.read(), MARKDOWN: report_of.markdown(report)}
-        texts_of[JSON] = json.dumps(report, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
-        for name, text in texts_of.items():
-            with files.atomic_write(os.path.join(output, name), args.overwrite) as target:
-                target.write(text.encode("utf-8", "backslashreplace"))
-        for name, each in decoders.items():
-            over_texts = each["by_digits"][-1]["over_texts"]["accuracy"][0]
-            right = f"{each['accuracy']:.1%} of rows, {over_texts:.1%} of distinct texts"
-            world.print(f"{report_of.TITLES[name]}: {right}")
-        if args.baseline:
-            world.print(report_of.baseline_line(report))
-        world.print(f"Report: {os.path.join(output, MARKDOWN)}")
+            how = args.resamples, args.seed, forked.check
+            report["baseline"] = baseline.compared(trained, data, rows, *how)
+        write_report(report, data.folder, files.OwnFiles(output, args.overwrite))
+        world.print(*report_of.summary_lines(report), f"Report: {os.path.join(output, MARKDOWN)}", sep="\n")
+        if args.fit_thresholds:
+            stored["thresholds"] = new_thresholds(report["decoders"]["linear"]["thresholds"], state)
     if args.fit_confidence:
         stored = world.run_on_main(lambda: stored)
         loaded = model, formatter, state | stored
         stored |= fitting.fit(file, loaded, rows, is_new, data, world, args.batch_size, precision) or {}
     if stored and world.is_main:
-        with files.run_lock(os.path.dirname(file) or "."):  # no run may write there meanwhile
-            content = checkpoint.load(file)
-            content.get(SETTINGS, content).update(stored)
-            checkpoint.replace(file, content)
+        store(file, stored)
         if "thresholds" in stored:
             world.print(f"Thresholds stored in {file}: {Thresholds.of(stored)}")
         if is_new.sum() < MIN_ROWS:
             world.print(f"WARNING: they are fitted on {is_new.sum():,} rows; take {MIN_ROWS} or more")
+
+
+def model_and_output(args: EvaluateConfig) -> tuple[str, str]:
+    """Return (file of the weights, folder of the report). Raises UserError."""
+    file = models.find_weights(args.model, args.model)
+    beside = os.path.dirname(file) if os.path.exists(args.model) else ""
+    return file, args.output or os.path.join(beside, "evaluation")
+
+
+def decoder_figures(
+    args: EvaluateConfig,
+    coder: Coder,
+    coded: dict[str, Any],
+    data: PreparedData,
+    rows: RowSet,
+    is_new: np.ndarray,
+) -> dict[str, dict]:
+    """Return the figures of each decoder by its name in the report. coded: as `code_texts` returns it;
+    is_new: the rows that thresholds are fitted to, bool [N].
+    """
+    how = coded["of_row"], coder.formatter, data, rows, args.resamples, args.seed
+    names = [name for name in MEASURED if name in coded]
+    figures = {DECODERS[name].in_report: report_of.decoder_report(coded[name], *how) for name in names}
+    if "linear" in figures:
+        figures["linear"]["codes_above"] = str(coder.thresholds)
+    if args.fit_thresholds:
+        logits, numbers = (np.stack(values)[coded["of_row"]] for values in zip(*coded["outputs"]))
+        of_language = {name: is_new & (rows.language == i) for i, name in enumerate(data.languages)}
+        groups = {name: part for name, part in of_language.items() if part.sum() >= MIN_ROWS}
+        probs, codes = 1 / (1 + np.exp(-logits)), np.asarray(rows.codes)
+        best = report_of.best_thresholds(numbers, probs, codes, coder.thresholds, {"all": is_new, **groups})
+        figures["linear"]["thresholds"] = best
+    return figures
+
+
+def write_report(report: dict, folder: str, own: files.OwnFiles) -> None:
+    """Write the files of a report; folder: of the prepared rows. Raises OSError."""
+    with open(os.path.join(folder, REJECTED), encoding="utf-8", newline="") as source:
+        texts = {REJECTED: source.read(), MARKDOWN: report_of.markdown(report)}
+    texts[JSON] = json.dumps(report, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+    # report.json is the last one: without it the others are those of a process that was killed
+    paths = own.claim(*texts)
+    own.remove_leftovers()
+    for path, text in zip(paths, texts.values()):
+        with files.atomic_write(path) as target:
+            target.write(text.encode("utf-8", "backslashreplace"))
+
+
+def new_thresholds(best: dict[str, dict], state: dict) -> dict[str, Any]:
+    """Return the entry of the checkpoint with the thresholds that were found best."""
+    found = {name: each["threshold_f1"] for name, each in best.items()}
+    of_languages = {name: found[name] for name in found if name in state["languages"]}
+    fitted = {"default": found["all"], "source": "fitted", "by_language": of_languages}
+    return (state.get("thresholds") or {}) | fitted
+
+
+def store(file: str, entries: dict[str, Any]) -> None:
+    """Store entries in a checkpoint. Rank 0 only. Raises UserError, OSError."""
+    with files.run_lock(os.path.dirname(file) or "."):  # no run may write there meanwhile
+        content = checkpoint.load(file)
+        content.get(SETTINGS, content).update(entries)
+        checkpoint.replace(file, content)
 
 
 def evaluate(

@@ -374,6 +374,15 @@ def baseline_line(report: dict) -> str:
     )
 
 
+def summary_lines(report: dict) -> list[str]:
+    """Return a line on each decoder, and on the baseline if there is one, for the console."""
+    lines = []
+    for name, figures in report["decoders"].items():
+        over_texts = figures["by_digits"][-1]["over_texts"]["accuracy"][0]
+        lines.append(f"{TITLES[name]}: {figures['accuracy']:.1%} of rows, {over_texts:.1%} of distinct texts")
+    return lines + ([baseline_line(report)] if "baseline" in report else [])
+
+
 def markdown(report: dict) -> str:
     """Return the text of report.md."""
     model, data, figures = report["model"], report["data"], report["validation"]
