@@ -269,7 +269,7 @@ def validation(
     stop = world.stop_agreed if forked.number == 1 else lambda: bool(forked.check())
 
     def work(part: int) -> dict[str, float]:
-        loader = BatchLoader(MicroBatches(texts, plan, world.rank * forked.number + part))
+        loader = BatchLoader(MicroBatches(texts, plan, world.share(part, forked.number).start))
         sums = loop.rank_totals(model, loader, task, world, stop=stop)
         return {name: float(value) for name, value in sums.items()}
 
@@ -300,7 +300,7 @@ def code_texts(
 
     def work(part: int) -> list[dict[str, list]]:
         coded = []
-        for piece in pieces[world.rank * forked.number + part :: world.size * forked.number]:
+        for piece in pieces[world.share(part, forked.number)]:
             texts, names = map(list, zip(*piece))
             coded.append({each: coder.code(texts, names, each, most[each]) for each in decoders})
             if args.fit_thresholds:

@@ -94,7 +94,7 @@ def fit(
     if len(index) > MAX_ROWS:
         index = index[np.linspace(0, len(index) - 1, MAX_ROWS).astype(np.int64)]
     _, text, times = np.unique(rows.text_hash[index], return_inverse=True, return_counts=True)
-    share = slice(world.rank, None, world.size)
+    share = world.share()
     own, weights = index[share], 1.0 / times[text.reshape(-1)][share]
     codes = [{data.codes[i] for i in row if i >= 0} for row in rows.codes[own].tolist()]
     languages = [data.languages[i] for i in np.asarray(rows.language)[own].tolist()]

@@ -251,13 +251,12 @@ class Coding:
 
     def code_pieces(self) -> None:
         """Code this rank's pieces, in all its processes."""
-        count = self.forked.number
         self.stage = Stage("coding", sum(map(len, self.pieces)), "texts", self.done())
 
         def work(process: int) -> None:
-            for number, texts in enumerate(self.pieces):
-                is_mine = number % (self.world.size * count) == self.world.rank * count + process
-                if is_mine and files.read_sealed(*self.piece(number)) is None:
+            share = self.world.share(process, self.forked.number)
+            for number, texts in list(enumerate(self.pieces))[share]:
+                if files.read_sealed(*self.piece(number)) is None:
                     self.code_piece(number, texts)
 
         self.forked.each(work)

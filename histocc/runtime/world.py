@@ -143,6 +143,12 @@ class World:
         """The role of rank 0 of the whole job, the only one that writes files and speaks."""
         return self.rank == 0
 
+    def share(self, process: int = 0, count: int = 1) -> slice:
+        """Return the slice of a list of work that this rank takes; of its `count` forked processes, `process`
+        takes it.
+        """
+        return slice(self.rank * count + process, None, self.size * count)
+
     def print(self, *words: object, sep: str = " ") -> None:
         """Print on rank 0 only, flushed, so that the line is in the log when a job dies."""
         if self.is_main:
@@ -271,12 +277,16 @@ def init_world(args: Processes) -> World:
                 store, rank, size = next(rendezvous("env://", rank, size, timeout=timeout))
             # a launcher's store outlives its restarts, and still holds the addresses of the dead
             store = PrefixStore(f"attempt_{os.environ.get('TORCHELASTIC_RESTART_COUNT') or 0}", store)
-            store.set(f"rank{rank}", f"torch {torch.__version__} on {socket.gethostname()}")
-            places = [place.decode() for place in store.multi_get([f"rank{i}" for i in range(size)])]
-            versions, hosts = zip(*(place.split(" on ") for place in places))
+            store.set(f"torch{rank}", str(torch.__version__))
+            store.set(f"host{rank}", socket.gethostname())
+            versions, hosts = (
+                [value.decode() for value in store.multi_get([f"{name}{i}" for i in range(size)])]
+                for name in ("torch", "host")
+            )
             if len(set(versions)) > 1:
                 time.sleep(0 if rank else 1)  # rank 0 may hold the store, which others still read
-                raise UserError(f"{', '.join(sorted(set(places)))}: use one environment on all machines")
+                found = sorted({f"torch {version} on {host}" for version, host in zip(versions, hosts)})
+                raise UserError(f"{', '.join(found)}: use one environment on all machines")
             remedy = CANNOT_SEND
             own_device = chosen if on_gpu else None
             dist.init_process_group(
