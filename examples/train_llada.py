@@ -140,7 +140,7 @@ def run(args, world):
         )
 
     if args.model_name not in SIZES:
-        args = args.decide(initial_checkpoint=args.model_name)
+        args = args.with_decided(initial_checkpoint=args.model_name)
     script.train(get_args_parser(), args, world, make)
 
 

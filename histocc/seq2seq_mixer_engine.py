@@ -268,7 +268,8 @@ def train(
     check_names("train", options, loop.Run.__dataclass_fields__)
     world = world or (current_world(device) if distributed else World(device=torch.device(device)))
     task = task or MixerTask(loss_fn, formatter, model=unwrap(model))
-    options |= {"scheduler": scheduler, "flops": task.flops, "total_steps": total_steps}
+    options |= {"scheduler": scheduler, "flops": task.flops}
+    options["stop_step"] = min(total_steps, options.get("stop_step", total_steps))
     options |= {"epoch_name": checkpoint.EPOCH} if save_each_epoch else {}
     options |= {"log_interval": log_interval, "eval_interval": eval_interval, "save_interval": save_interval}
     run = run or loop.Run(model, task, optimizer, world, log=log if is_main_process else None, **options)

@@ -326,4 +326,4 @@ def test_weights_that_are_not_finite_are_not_written(tmp_path):
         weights[1] = wrong
         assert "no longer finite" in saver(7, ["7.bin", "best.bin", "last.bin"], {})
         assert "WARNING: the checkpoint of step 7 could not be saved" in said[-1]
-    assert names_in(saver.own.folder) == ["2.bin", "4.bin", "best.bin", "last.bin"]
+    assert names_in(saver.files.folder) == ["2.bin", "4.bin", "best.bin", "last.bin"]

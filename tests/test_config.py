@@ -99,7 +99,7 @@ def test_help_shows_the_usual_flags_and_all_of_them_if_asked(capsys):
 
 def test_what_is_decided_is_another_object():
     asked = PARSE(["--dataset", "a.csv"])
-    decided = asked.decide(learning_rate=1e-3).decide(model_size="tiny")
+    decided = asked.with_decided(learning_rate=1e-3).with_decided(model_size="tiny")
     assert (decided.learning_rate, decided.model_size, decided.asked) == (1e-3, "tiny", asked)
     assert asked.learning_rate is None and asked.values() == PARSE(["--dataset", "a.csv"]).values()
     with pytest.raises(AttributeError):
@@ -165,7 +165,7 @@ def test_what_the_run_decided_is_no_other_argument_on_resume(tmp_path):
         try:
             args = PARSE([*map(str, flags), *map(str, more)])
             columns = {name: getattr(args, name) or value for name, value in found.items()}
-            refuse_other_arguments(args.decide(**columns), state)
+            refuse_other_arguments(args.with_decided(**columns), state)
         except UserError as error:
             return str(error)
         return ""

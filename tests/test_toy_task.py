@@ -92,10 +92,9 @@ def train(world=ALONE, saved=None, *, rows=None, dropout=0.2, scale=1.0, bad=(),
         world,
         seed=3,
         scheduler=scheduler,
-        total_steps=STEPS,
         save=save,
         log=rows.append,
-        **{**defaults, **options},
+        **{"stop_step": STEPS, **defaults, **options},
     )
     state = loop.State.resumed(saved["step"], saved["position"], world) if saved else None
     loop.train(run, {"train": Loader(world, bad=bad), "val": Loader(world, scale)}, state)
@@ -239,7 +238,7 @@ def test_a_task_that_returns_something_else_is_told_so(changes, said):
     model = nn.Linear(10, 1).double()
     changes = {name: of_errors(each) if callable(each) else each for name, each in changes.items()}
     task = type("Wrong", (Toy,), changes)()
-    run = loop.Run(model, task, torch.optim.SGD(model.parameters()), World(), total_steps=1)
+    run = loop.Run(model, task, torch.optim.SGD(model.parameters()), World(), stop_step=1)
     with pytest.raises(ValueError) as error:
         loop.train(run, {"train": Loader(), "val": Loader()})
     assert said in str(error.value)
@@ -266,7 +265,7 @@ def plain_run(batches, val=None, steps=2):
         Plain(),
         torch.optim.SGD(model.parameters(), lr=0.1),
         World(),
-        total_steps=steps,
+        stop_step=steps,
         log_interval=1,
         epoch_name=checkpoint.EPOCH,
         save=lambda step, due, position: names.extend(due),

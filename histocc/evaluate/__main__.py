@@ -135,7 +135,7 @@ def prepare_settings(args: EvaluateConfig, state: dict, formatter: BlockyFormatt
     if language is None and language_col is None:
         language, language_col = trained.get("language"), trained.get("language_col")
         language = None if language_col else language
-    args = args.decide(
+    args = args.with_decided(
         input_col=args.input_col or trained.get("input_col", "occ1"),
         target_cols=columns,
         language=language_name(language or UNKNOWN_LANGUAGE),
@@ -319,7 +319,7 @@ def code_texts(
 
 def run(args: EvaluateConfig, world: World) -> None:
     """Evaluate the model and write the report. All ranks."""
-    args = args.decide(share_val=None) if args.share_val == 1 else args  # 1 means all rows
+    args = args.with_decided(share_val=None) if args.share_val == 1 else args  # 1 means all rows
     file, output = world.run_on_main(lambda: model_and_output(args))
     model, formatter, state = loaded = load_on_all(world, lambda: load(args, file))
     model.to(world.device)

@@ -273,12 +273,12 @@ def decide(args: JobConfig, trained: dict | None = None, first: dict | None = No
     whatever the start before did.
     """
     if saved := (trained or {}).get("args"):  # published weights have none
-        args = args.decide(**{name: saved.get(name) for name in OF_START})
+        args = args.with_decided(**{name: saved.get(name) for name in OF_START})
     fitted = args.model_size == NGRAMS and is_fitted(args)
     decided: dict[str, Any] = {"num_epochs": 0 if fitted and not args.max_steps else args.num_epochs}
     if trained is not None:
         decided |= {name: (saved or {}).get(name, usual) for name, (_, usual) in CHOICES.items()}
-        return args.decide(**decided)
+        return args.with_decided(**decided)
     weights = () if first is None or args.only_encoder else first["model"]
     for name, (scratch, usual) in CHOICES.items():
         part = PART_OF.get(name)
@@ -290,7 +290,7 @@ def decide(args: JobConfig, trained: dict | None = None, first: dict | None = No
         else:  # these belong to a run, not to weights
             saved = {} if name in ("learning_rate", "best_by") else first.get("args", {})
             decided[name] = saved.get(name, usual)
-    return args.decide(**decided)
+    return args.with_decided(**decided)
 
 
 def is_fitted(args: JobConfig) -> bool:

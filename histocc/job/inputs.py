@@ -189,7 +189,7 @@ def prepare_data(
 
 def with_columns(args: JobConfig, settings: PrepareSettings) -> JobConfig:
     columns = {name: getattr(settings, name) for name in ("target_cols", "language", "language_col")}
-    return args.decide(formatter=settings.formatter["kind"], **columns)
+    return args.with_decided(formatter=settings.formatter["kind"], **columns)
 
 
 # ---- rows

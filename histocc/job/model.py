@@ -49,7 +49,7 @@ def make_model(
     """
     counted = None
     if args.model_size == AUTO:
-        args = args.decide(model_size=None if resumed or first else auto_size(args, world))
+        args = args.with_decided(model_size=None if resumed or first else auto_size(args, world))
     if resumed and args.ngram_passes not in (None, resumed["args"].get("ngram_passes")):
         world.print("Note: --ngram-passes has no effect on a run with a checkpoint; --overwrite starts over")
     args = decide(args, resumed, first)
@@ -58,7 +58,7 @@ def make_model(
     else:
         config = new_config(args, first) | {"text": data.clean_text}
         config["ngrams"], counted = new_ngrams(args, first, world, data)
-    args = args.decide(model_size=models.size_name(config))
+    args = args.with_decided(model_size=models.size_name(config))
     torch.manual_seed(derived_seed(args.seed, WEIGHTS) % 2**32)
     model = models.build_model(config, formatter, len(data.codes), args.dropout, args.ngram_dropout)
     start_at_frequencies(model, data)

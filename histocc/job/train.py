@@ -4,7 +4,6 @@ The loss of a step is computed by `MixerTask.losses` in histocc/seq2seq_mixer_en
 `make_loss`; `loss.backward()` and all else of a step is in histocc/trainer/loop.py.
 """
 
-import contextlib
 from functools import partial
 
 from histocc import plot
@@ -52,7 +51,7 @@ def train(args: JobConfig, inputs: Inputs, world: World) -> None:
         return validate(args, formatter, world, data)
 
     precision = script.number_format(args, world)
-    with contextlib.nullcontext() if args.dry_run else script.held_folder(args, world):
+    with script.held_folder(args, world):
         # The checkpoint to resume from, or the weights to start from, if there are any.
         refuse, first = partial(refuse_other_arguments, args), None
         resumed = script.find_resumable(args, world, inputs.resumable, refuse, data.fingerprint)
@@ -100,18 +99,9 @@ def train(args: JobConfig, inputs: Inputs, world: World) -> None:
         opened = script.open_run(args, world, precision, training, resumed)
         if opened:
             with opened.resources:
-                run = opened.run
-                engine.train(
-                    run.model,
-                    opened.loaders,
-                    loss_fn,
-                    run.optimizer,
-                    world.device,
-                    None,
-                    run.total_steps or 0,
-                    run=run,
-                    state=opened.state,
-                )
+                run, state, steps = opened.run, opened.state, opened.schedule.stop
+                made = run.model, opened.loaders, loss_fn, run.optimizer, world.device
+                engine.train(*made, None, steps, run=run, state=state)
                 opened.close()
         if args.dry_run:
             return

@@ -60,7 +60,7 @@ class Coding:
         self.format = table_format(path, args.delimiter, args.encoding, args.no_quotes)
         self.notes = [f"{args.input} {note}" for note in self.format.notes]
         if args.language is args.language_col is None and "lang" in {*self.format.names} - {args.input_col}:
-            args = self.args = args.decide(language_col="lang")
+            args = self.args = args.with_decided(language_col="lang")
             self.notes.append("languages are read from column 'lang'; --language unk leaves it out")
         self.stage: Stage | None = None
         self.batches = 0  # batches of the current piece that are done

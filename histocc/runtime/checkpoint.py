@@ -120,24 +120,24 @@ def _write(path: str, state: dict[str, Any]) -> None:
         torch.save(state, file)
 
 
-def save(own: OwnFiles, names: list[str], state: dict[str, Any]) -> None:
-    """Write `state` once and give it every name of `names` in the folder of `own`, last.bin first. Rank 0
+def save(files: OwnFiles, names: list[str], state: dict[str, Any]) -> None:
+    """Write `state` once and give it every name of `names` in the folder of `files`, last.bin first. Rank 0
     only. Raises OSError.
     """
-    first, *others = own.claim(*sorted(names, key=lambda name: name != LAST))
+    first, *others = files.claim(*sorted(names, key=lambda name: name != LAST))
     _write(first, state)
     for path in others:
         atomic_copy(first, path)
 
 
-def complete(own: OwnFiles, state: dict[str, Any], keep: int) -> None:
+def complete(files: OwnFiles, state: dict[str, Any], keep: int) -> None:
     """Finish a save of last.bin that was cut short: give the file, which holds `state`, its other names too,
     since the run does not come back to that step. Rank 0 only. Raises OSError.
     """
     for name in filter(CHECKPOINT.fullmatch, state.get(NAMES, ())):
-        if name != LAST and step_of(own.path(name)) != state["step"]:
-            atomic_copy(own.path(LAST), *own.claim(name))
-    prune(own, keep)
+        if name != LAST and step_of(files.path(name)) != state["step"]:
+            atomic_copy(files.path(LAST), *files.claim(name))
+    prune(files, keep)
 
 
 def replace(path: str, state: dict[str, Any]) -> None:
@@ -145,12 +145,12 @@ def replace(path: str, state: dict[str, Any]) -> None:
     _write(os.path.realpath(path), state)
 
 
-def prune(own: OwnFiles, keep: int) -> None:
+def prune(files: OwnFiles, keep: int) -> None:
     """Remove all but the newest `keep` of the run's files `{step}.bin`; other checkpoints are never touched.
     Rank 0 only.
     """
-    steps = sorted(int(match[1]) for match in map(re.compile(r"(\d+)\.bin").fullmatch, own.names) if match)
-    own.remove([f"{step}.bin" for step in steps[: max(0, len(steps) - keep)]])
+    steps = sorted(int(match[1]) for match in map(re.compile(r"(\d+)\.bin").fullmatch, files.names) if match)
+    files.remove([f"{step}.bin" for step in steps[: max(0, len(steps) - keep)]])
 
 
 class Saver:
@@ -161,15 +161,15 @@ class Saver:
     weights or the optimizer are not finite: the files from before stay.
 
     Args:
-        own: files of the run, in whose folder the checkpoints lie.
+        files: the files of the run, in whose folder the checkpoints lie.
         keep: number of {step}.bin files that stay.
         world: the processes.
         state: makes the content on rank 0, a nested dict with tensors; called on all ranks.
         say: prints a line, on rank 0.
     """
 
-    def __init__(self, own: OwnFiles, keep: int, world: World, state: Content, say: Callable[[str], None]):
-        self.own, self.keep, self.world, self.state, self.say = own, keep, world, state, say
+    def __init__(self, files: OwnFiles, keep: int, world: World, state: Content, say: Callable[[str], None]):
+        self.files, self.keep, self.world, self.state, self.say = files, keep, world, state, say
         self.failed, self.seconds = "", 0.0  # error of the last save, the same on all ranks; its duration
 
     def __call__(self, step: int, names: list[str], position: dict[str, Any]) -> str:
@@ -187,12 +187,12 @@ class Saver:
             failed = "its weights are no longer finite; lower --learning-rate, or raise --warmup-pct"
         else:
             try:
-                os.makedirs(self.own.folder, exist_ok=True)
-                save(self.own, names, {**state, NAMES: names})
-                size = os.path.getsize(self.own.path(names[-1]))
-                prune(self.own, self.keep)
+                os.makedirs(self.files.folder, exist_ok=True)
+                save(self.files, names, {**state, NAMES: names})
+                size = os.path.getsize(self.files.path(names[-1]))
+                prune(self.files, self.keep)
             except Exception as error:  # OSError, and torch's writer turns a full disk into a RuntimeError
-                failed = in_words(error, self.own.path(LAST if LAST in names else names[0]))
+                failed = in_words(error, self.files.path(LAST if LAST in names else names[0]))
         self.say(
             f"WARNING: the checkpoint of step {step:,} could not be saved: {failed}. Training continues, and"
             " the next save is tried all the same."

@@ -80,9 +80,9 @@ step_flag = partial(flag, of_steps=True)
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """The arguments of a command; `decide` keeps those that the user asked for in `asked`. instead: what to
-    type for other programs' flags; usual: flags that --help shows, while --help all shows all; empty: --help
-    does.
+    """The arguments of a command; `with_decided` keeps those that the user asked for in `asked`. instead:
+    remedies for other programs' flags; usual: the flags that --help shows, while --help all shows all; if
+    there are none, --help does.
     """
 
     usual: ClassVar[tuple[str, ...]] = ()
@@ -91,7 +91,7 @@ class Config:
     }
     asked: "Any" = None
 
-    def decide(self, **values: Any) -> Self:
+    def with_decided(self, **values: Any) -> Self:
         """Return a copy with the values that the run has decided; `asked` keeps what was asked for."""
         return replace(self, asked=self.asked or self, **values)
 

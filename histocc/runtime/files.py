@@ -231,7 +231,7 @@ class OwnFiles:
 def problems(
     paths: Iterable[str], inputs: dict[str | None, str], overwrite: bool = False, own: OwnFiles | None = None
 ) -> list[str]:
-    """Return why a command may not write to `paths`, a line each; it may replace files of `own`.
+    """Return why a command may not write to `paths`, a line each; it may replace its `own` files.
 
     Args:
         inputs: the role of each file, such as {"my/key.csv": "the file of --key"}; None is no file.

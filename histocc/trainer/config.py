@@ -128,7 +128,7 @@ class Steps(Config):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Machine(Processes):
+class Computation(Processes):
     """machine and processes"""
 
     parallel: str = flag(
@@ -151,7 +151,7 @@ class Machine(Processes):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainConfig(RunFiles, Loading, Steps, Machine):
+class TrainConfig(RunFiles, Loading, Steps, Computation):
     """The flags of every training script."""
 
     @property

@@ -42,7 +42,7 @@ def choose_batch_size(
     else:
         size = min(size, args.samples_at_once)
     world.print(f"Batch size: {size} samples at once per process, chosen automatically; total batch {total}")
-    return args.decide(batch_size=size, global_batch_size=total, accumulate_steps=1)
+    return args.with_decided(batch_size=size, global_batch_size=total, accumulate_steps=1)
 
 
 def find_batch_size(run: Callable[[int], None], most: int, world: World, still_to_come: int = 0) -> int:
@@ -89,7 +89,7 @@ def estimate(run: loop.Run, loader: BatchLoader, start: int) -> None:
         torch.cuda.reset_peak_memory_stats(world.device)
 
     # Steps over batches of the epoch; the weights that they change are thrown away. The first is slow.
-    nothing = dict.fromkeys(("total_steps", "stop_step", "log_interval", "save_interval"))
+    nothing = dict.fromkeys(("stop_step", "log_interval", "save_interval"))
     silent, seconds = replace(run, seed=0, epoch_name="", **nothing), 0.0
     for first_batch, steps in ((0, 1), (min(1, plan.steps_per_epoch - 1), STEPS)):
         batches = islice(loader.at(0, first_batch), steps * plan.micro_batches(0))
@@ -105,7 +105,7 @@ def estimate(run: loop.Run, loader: BatchLoader, start: int) -> None:
     run.model.zero_grad(set_to_none=True)
 
     seconds, peak = map(max, zip(*world.gather((seconds, peak_memory(world.device)))))
-    left, end = (run.last_step or 0) - start, f"continues from step {start:,}" if start else "starts the run"
+    left, end = (run.stop_step or 0) - start, f"continues from step {start:,}" if start else "starts the run"
     world.print(
         "Dry run: nothing was trained or saved.\n"
         f"  Steps:  {left:,} of {seconds:.3g} s: {duration(left * seconds)}, and the validations\n"

@@ -24,8 +24,10 @@ SUMMED_COLUMNS: dict[str, Callable[[Any, Any, Any], Any]] = {
     "skipped_steps": lambda norm, taken, bad: bad,
 }
 COUNTS = ("step", "epoch", "samples")
-MEASURED = ("grad_norm", "lr", "samples_per_sec", "seconds_data", "model_flops_per_sec", "mfu")  # six digits
-OWN_COLUMNS = (*COUNTS, *MEASURED, *SUMMED_COLUMNS)  # of the trainer itself
+MEASURED = ("grad_norm", "lr", "samples_per_sec", "seconds_data")  # they follow the losses of training
+FLOPS = ("model_flops_per_sec", "mfu")  # they come last
+SIX_DIGITS = {*MEASURED, *FLOPS}  # other numbers have twelve
+OWN_COLUMNS = (*COUNTS, *MEASURED, *SUMMED_COLUMNS, *FLOPS)  # of the trainer itself
 
 
 def log_columns(task_columns: Iterable[str]) -> tuple[str, ...]:
@@ -35,11 +37,11 @@ def log_columns(task_columns: Iterable[str]) -> tuple[str, ...]:
     return (
         *COUNTS,
         *(f"train_{name}" for name in losses),
-        *MEASURED[:4],
+        *MEASURED,
         *(f"val_{name}" for name in losses),
         *(name for name in task_columns if name not in losses),
         *SUMMED_COLUMNS,
-        *MEASURED[4:],
+        *FLOPS,
     )
 
 
@@ -77,14 +79,14 @@ class RunLog:
     """The log of one run; every method may be called on every rank and acts on rank 0 alone.
 
     Args:
-        own: files of the run, of which it writes logs.csv and status.json; None: it writes no file.
+        files: the files of the run, of which it writes logs.csv and status.json; None: it writes no file.
         start, stop_step: steps done, −1 for a new run; the step at which this start ends. Rows after `start`
             are dropped; with `again` also the row of `start`, which is still to be written.
     """
 
     def __init__(
         self,
-        own: OwnFiles | None,
+        files: OwnFiles | None,
         columns: tuple[str, ...],
         total_steps: int = 0,
         start: int = 0,
@@ -94,14 +96,14 @@ class RunLog:
         again: bool = False,
         trackers: "Iterable[Tracker]" = (),
     ):
-        self.own, self.columns, self.is_main = own if is_main else None, columns, is_main
+        self.files, self.columns, self.is_main = files if is_main else None, columns, is_main
         self.total_steps, self.first_step = total_steps, max(start, 0)
         self.stop_step = total_steps if stop_step is None else stop_step
         self.started, self.steps, self.trackers = time.monotonic(), 0, list(trackers)
         self.unwritten: list[str] = []  # rows
         self.status = {"state": RUNNING, "step": self.first_step, "stop_step": self.stop_step, "warning": ""}
-        if self.own is not None:
-            path, _ = self.own.claim(LOG, STATUS)
+        if self.files is not None:
+            path, _ = self.files.claim(LOG, STATUS)
             last, kept = start - again, [columns]
             lines = complete_lines(path) if last >= 0 and os.path.isfile(path) else []
             names, *old = [line.rstrip("\r\n").split(",") for line in lines] or [[]]
@@ -136,7 +138,7 @@ class RunLog:
         step = values["step"]
         given = {name: values[name] for name in self.columns if values.get(name) is not None}
         cells = {
-            name: f"{value:.{6 if name in MEASURED else 12}g}" if isinstance(value, float) else str(value)
+            name: f"{value:.{6 if name in SIX_DIGITS else 12}g}" if isinstance(value, float) else str(value)
             for name, value in given.items()
         }
         self.unwritten.append(",".join(cells.get(name, "") for name in self.columns) + "\n")
@@ -161,9 +163,9 @@ class RunLog:
 
     def _append(self) -> None:
         """Write waiting rows; if they cannot be written (no space, no folder), they wait for the next one."""
-        if self.own is None:
+        if self.files is None:
             return
-        path = self.own.path(LOG)
+        path = self.files.path(LOG)
         try:
             before = os.path.getsize(path) if os.path.isfile(path) else 0
             lines = self.unwritten if before else [",".join(self.columns) + "\n", *self.unwritten]
@@ -181,8 +183,8 @@ class RunLog:
         """Bring status.json up to date, if it can be written."""
         self.status |= {**values, "updated": time.time()}
         with contextlib.suppress(OSError):
-            if self.own is not None:
-                with atomic_write(self.own.path(STATUS), durable=False) as file:
+            if self.files is not None:
+                with atomic_write(self.files.path(STATUS), durable=False) as file:
                     file.write(json.dumps(self.status).encode())
 
     def close(self, state: str = "ended", step: int | None = None) -> None:

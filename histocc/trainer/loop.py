@@ -24,7 +24,7 @@ with a default for plain loaders:
 
 import math
 import time
-from collections.abc import Callable, Iterable, Sized
+from collections.abc import Callable, Iterable, Iterator, Sized
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -54,15 +54,15 @@ class Run:
     Args:
         model: as `histocc.runtime.parallel.wrap` returns it.
         task: see the module's docstring.
-        optimizer: its groups have an "initial_lr" if there is a `schedule`.
+        optimizer: its groups have an "initial_lr" if there is a `rate_factor`.
         seed: makes dropout a function of (seed, step, rank), so that only the step has to be known to resume;
             None leaves torch's generators alone.
-        schedule: the factor on the peak learning rate of an optimizer step, numbered from 0.
-        scheduler: any torch scheduler, for callers of the engine; its `step` is called after each step.
+        rate_factor: returns the factor on the peak learning rate of an optimizer step, numbered from 0.
+        scheduler: a torch scheduler instead, for callers of the engine; its `step` is called after each step.
         clip_norm: largest norm of the gradient of a step; sparse gradients do not count; None: any.
         max_bad_steps: steps in a row without a finite gradient after which the run ends.
         flops: floating point operations of a micro-batch, as the loader gave it, forward and backward.
-        total_steps, stop_step: optimizer steps of the whole run; where it ends before that.
+        stop_step: the optimizer step at which the run ends; None: at the end of the batches.
         log_interval, eval_interval, save_interval: in optimizer steps; None: never.
         best_by: a measure of a validation's figures; best.bin has the highest. None: the lowest loss.
         patience: the run ends when so many validations in a row were no better than the best; None: never.
@@ -80,12 +80,11 @@ class Run:
     world: World
     precision: Precision = field(default_factory=lambda: Precision("float32"))
     seed: int | None = None
-    schedule: Callable[[int], float] | None = None
+    rate_factor: Callable[[int], float] | None = None
     scheduler: Any = None
     clip_norm: float | None = 1.0
     max_bad_steps: int = 20
     flops: Callable[[dict[str, Any]], float] | None = None
-    total_steps: int | None = None
     stop_step: int | None = None
     steps_per_epoch: int | None = None
     log_interval: int | None = 100
@@ -99,10 +98,6 @@ class Run:
     log: Callable[[dict[str, Any]], None] | None = None
     step_done: Callable[[], object] | None = None
     stop: Callable[[], bool] | None = None
-
-    @property
-    def last_step(self) -> int | None:
-        return min((step for step in (self.total_steps, self.stop_step) if step is not None), default=None)
 
 
 @dataclass
@@ -148,6 +143,28 @@ class State:
     def add(self, name: str, value: Tensor | float) -> None:
         self.sums[name] = self.sums.get(name, 0.0) + value
 
+    def add_step(
+        self, sums: dict[str, Tensor | float], count: float, norm: Tensor, bad: Tensor, is_main: bool
+    ) -> None:
+        """Count an optimizer step.
+
+        Args:
+            sums: this rank's sums over the samples of the step; those of a skipped step do not count.
+            count: samples of the step, over all ranks.
+            norm, bad: norm of its gradient; whether it was skipped and counts as bad; 0-d, on the device.
+        """
+        self.step += 1
+        self.samples += count
+        taken = torch.isfinite(norm)
+        for name, value in sums.items():
+            self.add(name, torch.where(taken, value, 0.0))
+        of_all_ranks = {"count": count * taken.double(), "samples": count}
+        of_all_ranks |= {name: of_step(norm, taken, bad).double() for name, of_step in SUMMED_COLUMNS.items()}
+        for name, value in of_all_ranks.items():  # rank 0 alone counts what is the same on all
+            self.add(name, value if is_main else 0.0)
+        self.grad_norm = norm if self.grad_norm is None else torch.where(taken, norm, self.grad_norm)
+        self.bad_steps = (self.bad_steps + 1) * bad.long()
+
     def is_out_of(self, patience: int | None) -> bool:
         return self.since_best >= (patience or math.inf)
 
@@ -161,7 +178,7 @@ class State:
 
 
 def train(run: Run, loaders: dict[str, Any], state: State | None = None) -> int:
-    """Train from `state.step` to `run.last_step`, or to the end of `run.patience`. All ranks.
+    """Train from `state.step` to `run.stop_step`, or to the end of `run.patience`. All ranks.
 
     Args:
         loaders: "train" and, if there is something to validate on, "val": iterables of batches. One with a
@@ -176,7 +193,7 @@ def train(run: Run, loaders: dict[str, Any], state: State | None = None) -> int:
         TrainingError: on all ranks alike, if loss or gradients are no longer finite.
         ValueError: for a task or batches that do not keep to their interface, by name.
     """
-    state, last = state or State(), run.last_step or 0
+    state, last = state or State(), run.stop_step or 0
     columns = log_columns(run.task.columns)
     if len(set(columns)) < len(columns):
         raise ValueError(f"the task's columns {run.task.columns!r}: a name is listed twice or the loop's own")
@@ -212,68 +229,70 @@ def train_one_epoch(
         TrainingError: on all ranks alike, if loss or gradients are no longer finite.
         ValueError: for batches that end inside a step.
     """
-    world, optimizer, precision = run.world, run.optimizer, run.precision
+    optimizer, precision = run.optimizer, run.precision
     run.model.train()
     batches = iter(batches)
-    last = math.inf if run.last_step is None else run.last_step
+    last = math.inf if run.stop_step is None else run.stop_step
     while state.step < last and not state.is_out_of(run.patience):
         if run.stop is not None and run.stop():
             raise Stopped
         if run.seed is not None:
-            torch.manual_seed(derived_seed(run.seed, state.step, world.rank))
-
-        # The micro-batches of a step: the last one averages the gradients over the ranks.
-        sums: dict[str, Tensor | float] = {}
-        global_count, is_last = 0.0, False
-        while not is_last:
-            started = time.perf_counter()
-            batch = next(batches, None)
-            state.waited += time.perf_counter() - started
-            if batch is None:
-                if sums:
-                    raise ValueError("the batches end inside a step: the last one has last_micro_batch=False")
-                return
-            moved = to_device(batch, world.device)
-            is_last = batch.get("last_micro_batch", True)
-            with no_sync(run.model, sync=is_last):
-                added, global_count = forward_backward(run.model, run.task, moved, precision, world.size)
-            for name, value in added.items():  # float64, on the device: no wait, no rounding that grows
-                sums[name] = sums.get(name, 0.0) + value.detach().double()
-            if run.flops is not None:
-                state.add("flops", run.flops(batch))
+            torch.manual_seed(derived_seed(run.seed, state.step, run.world.rank))
+        sums, global_count = accumulate_gradients(run, batches, state)
+        if not sums:
+            return
 
         # Clipping, and the step, unless the norm is not finite. It is the same on all ranks, so all skip
         # together; nothing waits for the device if the optimizer can skip by itself (torch's fused ones).
-        if run.schedule is not None:
-            set_learning_rate(optimizer, run.schedule(state.step))
+        if run.rate_factor is not None:
+            set_learning_rate(optimizer, run.rate_factor(state.step))
         precision.scaler.unscale_(optimizer)
         parameters = [p for p in run.model.parameters() if p.grad is not None and not p.grad.is_sparse]
         total_norm = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
         if run.clip_norm is not None:
             nn.utils.clip_grads_with_norm_(parameters, run.clip_norm, total_norm)
         norm = full_tensor(total_norm)
-        taken = torch.isfinite(norm)
-        bad = precision.optimizer_step(optimizer, taken)  # not finite, unless fp16 still looks for its scale
+        bad = precision.optimizer_step(optimizer, torch.isfinite(norm))
         optimizer.zero_grad(set_to_none=True)
         if run.scheduler is not None:
             run.scheduler.step()
 
-        # The figures of the step.
-        state.step += 1
-        state.samples += global_count
-        for name, value in sums.items():  # those of a skipped step do not count
-            state.add(name, torch.where(taken, value, 0.0))
-        state.add("count", world.is_main * global_count * taken.double())
-        state.add("samples", world.is_main * global_count)
-        for name, of_step in SUMMED_COLUMNS.items():
-            state.add(name, world.is_main * of_step(norm, taken, bad).double())
-        state.grad_norm = norm if state.grad_norm is None else torch.where(taken, norm, state.grad_norm)
-        state.bad_steps = (state.bad_steps + 1) * bad.long()
-
-        # Log, validation and checkpoint, if they are due.
+        # The figures of the step; then log, validation and checkpoint, if they are due.
+        state.add_step(sums, global_count, norm, bad, run.world.is_main)
         if run.step_done is not None:
             run.step_done()
         between_steps(run, state, epoch, val_loader)
+
+
+def accumulate_gradients(
+    run: Run, batches: Iterator[dict[str, Any]], state: State
+) -> tuple[dict[str, Tensor | float], float]:
+    """Run the micro-batches of an optimizer step forward and backward; the last one averages the gradients
+    over the ranks. All ranks.
+
+    Returns:
+        This rank's sums over the samples, and the number of samples over all ranks; ({}, 0) at the end of the
+        batches.
+    """
+    sums: dict[str, Tensor | float] = {}
+    global_count, is_last = 0.0, False
+    while not is_last:
+        started = time.perf_counter()
+        batch = next(batches, None)
+        state.waited += time.perf_counter() - started
+        if batch is None:
+            if sums:
+                raise ValueError("the batches end inside a step: the last one has last_micro_batch=False")
+            break
+        moved = to_device(batch, run.world.device)
+        is_last = batch.get("last_micro_batch", True)
+        with no_sync(run.model, sync=is_last):
+            added, global_count = forward_backward(run.model, run.task, moved, run.precision, run.world.size)
+        for name, value in added.items():  # float64, on the device: no wait, no rounding that grows
+            sums[name] = sums.get(name, 0.0) + value.detach().double()
+        if run.flops is not None:
+            state.add("flops", run.flops(batch))
+    return sums, global_count
 
 
 def forward_backward(
@@ -318,7 +337,7 @@ def between_steps(run: Run, state: State, epoch: int, val_loader: Any = None) ->
         Stopped: inside the validation; a resumed run validates again, and then writes the row.
         TrainingError: on all ranks alike, if loss or gradients are no longer finite.
     """
-    step, at_end = state.step, state.step in (0, run.last_step)
+    step, at_end = state.step, state.step in (0, run.stop_step)
 
     def due(interval: int | None) -> bool:
         return bool(interval and step and step % interval == 0)

@@ -15,11 +15,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from histocc.runtime import checkpoint, files, parallel, signals
+from histocc.runtime import checkpoint, parallel, signals
 from histocc.runtime.config import Parser, differing, flag_of
 from histocc.runtime.device import Precision, compile_layers
 from histocc.runtime.errors import TrainingError, UserError, raise_if_any
-from histocc.runtime.files import OwnFiles
+from histocc.runtime.files import OwnFiles, atomic_write, is_same, problems, run_lock, save_path_problems
 from histocc.runtime.rng import DROPOUT, WEIGHTS, derived_seed
 from histocc.runtime.world import World, launcher_id
 from histocc.trainer import loop
@@ -69,30 +69,33 @@ def number_format(args: TrainConfig, world: World) -> Precision:
 
 
 def output_problems(
-    args: TrainConfig, inputs: dict[str | None, str], own: OwnFiles, lists: Sequence[str] = ()
+    args: TrainConfig, inputs: dict[str | None, str], files: OwnFiles, lists: Sequence[str] = ()
 ) -> list[str]:
     """Return why a run may not write its files. inputs: what each file is; lists: files of its data."""
     if args.eval_only or args.dry_run:
         return []
-    if args.config and files.is_same(args.config, own.path(ARGS)) and own.holds(args.config):
+    if args.config and is_same(args.config, files.path(ARGS)) and files.holds(args.config):
         inputs = {path: what for path, what in inputs.items() if path != args.config}  # read already
     names = [ARGS, LOG, STATUS, *lists, checkpoint.LAST, checkpoint.BEST]
     names += OF_PROFILE if args.profile else ()
-    return files.problems(map(own.path, names), inputs, args.overwrite, own)
+    return problems(map(files.path, names), inputs, args.overwrite, files)
 
 
 @contextlib.contextmanager
 def held_folder(args: TrainConfig, world: World) -> Generator[None]:
     """Lock the folder of the run and remove half-written files of a killed one; stacks of a run that hangs go
-    there. All ranks. Raises UserError.
+    there. A dry run writes nothing. All ranks. Raises UserError.
     """
+    if args.dry_run:
+        yield
+        return
     with contextlib.ExitStack() as held:
 
         def lock() -> list[str]:
-            held.enter_context(files.run_lock(args.save_path))
-            own = OwnFiles(args.save_path, args.overwrite)
-            own.remove_leftovers()
-            return own.claim(*map(signals.STACKS.format, range(world.size)))
+            held.enter_context(run_lock(args.save_path))
+            files = OwnFiles(args.save_path, args.overwrite)
+            files.remove_leftovers()
+            return files.claim(*map(signals.STACKS.format, range(world.size)))
 
         with signals.stacks_in(world.run_on_main(lock), world.rank, world.time_limit):
             yield
@@ -109,15 +112,35 @@ def find_resumable(
     fingerprint: str,
 ) -> dict[str, Any] | None:
     """Return the checkpoint to resume from, the same on every rank, with its file as the entry `path`; None
-    to start over. Nodes may not share a folder: the newest of any node is sent to all. The number of threads,
-    which decides the last bits of sums, is set to that of the first start. All ranks. Raises UserError, as
-    `refuse` does for other arguments.
+    to start over. All ranks. Raises UserError, as `refuse` does for other arguments.
     """
-    state: dict[str, Any] | None = None
+    state, is_on_main = newest_of_nodes(args, world, read)
+    if state is None:
+        return None
+    with checkpoint.reading(state["path"]):
+        refuse(state)
+        if state["position"]["fingerprint"] != fingerprint:
+            raise UserError(
+                f"{args.save_path} holds a run on other data (or data prepared with other settings)."
+                " Give it the same files, choose another folder, or start over with --overwrite."
+            )
+        set_threads(state["rng"]["threads"], state["rng"]["processes"], world)
+        files = OwnFiles(args.save_path, args.overwrite)
+        if is_on_main and state["path"] == files.path(checkpoint.LAST) and not args.dry_run:
+            world.run_on_main(lambda: checkpoint.complete(files, state, args.keep_checkpoints))
+    return state
+
+
+def newest_of_nodes(
+    args: TrainConfig, world: World, read: Callable[[str], dict[str, Any]]
+) -> tuple[dict[str, Any] | None, bool]:
+    """Return (the newest checkpoint, the same on every rank; whether the node of rank 0 has it). Nodes may
+    have a folder each: the newest of all is sent to every rank. All ranks. Raises UserError.
+    """
+    read_here: dict[str, dict[str, Any]] = {}  # by the file
     launchers = set(world.gather(launcher_id())) - {""}
 
     def newest() -> tuple[int, str, Any, list[str]] | None:
-        nonlocal state
         if not checkpoint.exists_in(args.save_path):
             return None
         try:
@@ -129,39 +152,35 @@ def find_resumable(
         with checkpoint.reading(path):
             if args.overwrite and not launchers & set(state["position"]["launchers"]):
                 return None  # a restart by the launcher starts nothing over
+            read_here[path] = state
             return int(state["step"]), path, state.get(checkpoint.CHECKSUM), damaged
 
     leaders = world.node_leaders()
     of_nodes = world.run_on(leaders, newest)
     source, best = max(zip(leaders, of_nodes), key=lambda pair: pair[1][0] if pair[1] else -1)
     if best is None:
-        return None
+        return None, False
     _, path, _, damaged = best
     if damaged:
         end = f"Continuing from {path} instead."
         world.print("\n  ".join(["WARNING: a newer checkpoint cannot be used:", *damaged, end]))
-    if any(of_node != best for of_node in of_nodes):
-        state = world.broadcast(state, source)
-    elif world.rank not in leaders:
-        state = read(path)
-    assert state is not None
-    with checkpoint.reading(path):
-        refuse(state)
-        if state["position"]["fingerprint"] != fingerprint:
-            raise UserError(
-                f"{args.save_path} holds a run on other data (or data prepared with other settings)."
-                " Give it the same files, choose another folder, or start over with --overwrite."
-            )
-        threads, processes, now = state["rng"]["threads"], state["rng"]["processes"], torch.get_num_threads()
-        if threads != now and processes == world.size:
-            torch.set_num_threads(threads)
-            world.print(f"Threads per process: set to {threads}, as in the interrupted run")
-        elif threads != now:
-            world.print(f"Note: {now} threads per process, not {threads} as before; last digits may differ")
-        own, resumed = OwnFiles(args.save_path), {**state, "path": path}
-        if of_nodes[0] == best and path == own.path(checkpoint.LAST) and not args.dry_run:
-            world.run_on_main(lambda: checkpoint.complete(own, resumed, args.keep_checkpoints))
-    return resumed
+    if all(of_node == best for of_node in of_nodes):
+        state = read_here.get(path) or read(path)
+    else:
+        state = world.broadcast(read_here.get(path), source)
+    return {**state, "path": path}, of_nodes[0] == best
+
+
+def set_threads(threads: int, processes: int, world: World) -> None:
+    """Set the number of threads, which decides the last bits of sums, to that of the first start, and say so.
+    processes: the number of processes that had so many.
+    """
+    now = torch.get_num_threads()
+    if threads != now and processes == world.size:
+        torch.set_num_threads(threads)
+        world.print(f"Threads per process: set to {threads}, as in the interrupted run")
+    elif threads != now:
+        world.print(f"Note: {now} threads per process, not {threads} as before; last digits may differ")
 
 
 def refuse_other_arguments(
@@ -214,6 +233,7 @@ class OpenRun:
     run: loop.Run
     loaders: dict[str, BatchLoader]
     state: loop.State
+    schedule: Schedule
     log: RunLog
     saver: checkpoint.Saver
     resources: contextlib.ExitStack  # around the steps: closes the log if they fail, and what is measured
@@ -222,32 +242,31 @@ class OpenRun:
         """Say how the steps ended, in the log and on rank 0. All ranks. Raises TrainingError if the last
         checkpoint could not be saved.
         """
-        run, state, own = self.run, self.state, self.saver.own
-        total, world = run.total_steps or 0, run.world
-        ended = state.is_out_of(run.patience) and state.step < total
-        finished = "finished" if ended or state.step == total else "at --max-steps"
+        run, state, total, files = self.run, self.state, self.schedule.total, self.saver.files
+        is_early, world = ended_early(run.patience, state, self.schedule), run.world
+        finished = "finished" if is_early or state.step == total else "at --max-steps"
         self.log.close("stopped" if state.stopped else finished, state.step)
         if self.saver.failed:
             raise TrainingError(
                 f"the last checkpoint, of step {state.step:,}, could not be saved: {self.saver.failed}. After"
                 " that, the same command (without --overwrite) continues from the checkpoint before, if any."
             )
-        where, same = f"at step {state.step:,}", "The same command" + " without --overwrite" * own.overwrite
+        where, same = f"at step {state.step:,}", "The same command" + " without --overwrite" * files.overwrite
         if state.stopped:
             signals.stop_request().acted = True
             reason = next(filter(None, world.gather(signals.stop_request().reason)), "a signal")
             saved = f"saved in {self.saver.seconds:.1f} s. {same} continues."
             return world.print(f"Stopped by {reason} {where} of {total:,}, {saved}")
         how = f"Finished {where}."
-        if ended:
+        if is_early:
             how = f"No better for {state.since_best} validations: finished {where} of {total:,}."
             how += f" {same} with a larger --patience continues."
         elif state.step < total:
             how = f"Stopped {where} of {total:,} (--max-steps). {same} with a larger one continues."
-        has_best = "val" in self.loaders and os.path.exists(own.path(checkpoint.BEST))
+        has_best = "val" in self.loaders and os.path.exists(files.path(checkpoint.BEST))
         what = "lowest validation loss" if run.best_by is None else "highest accuracy"
         best = f" ({what}: {checkpoint.BEST})" * has_best
-        world.print(f"{how}\nModel: {own.path(checkpoint.LAST)}{best}")
+        world.print(f"{how}\nModel: {files.path(checkpoint.LAST)}{best}")
         run.optimizer.state.clear()  # twice the size of the weights, which what follows may need
 
 
@@ -267,13 +286,13 @@ def open_run(
     Raises:
         UserError, TrainingError: on all ranks alike.
     """
-    raw_model, task, is_resumed = training.model, training.task, resumed is not None
+    is_resumed = resumed is not None
     if args.patience and training.val is None:
         raise UserError("--patience needs rows to validate on")
     with contextlib.ExitStack() as resources:
         # The batch arithmetic, and where the interrupted run was.
         if args.batch_size == AUTO:
-            args = choose_batch_size(args, world, raw_model, task, training.train, precision)
+            args = choose_batch_size(args, world, training.model, training.task, training.train, precision)
         resources.enter_context(memory_advice(args, world))
         plan = batch_plan(args, training.train, world)
         state, rate, name = place_of(args, world, training, plan.global_batch_size, resumed)
@@ -283,44 +302,17 @@ def open_run(
         loaders = {"train": make_loader(args, world, training.train, plan)}
         if training.val is not None:
             loaders["val"] = make_loader(args, world, training.val)
-        about, about_rate = training.about, training.about_rate
-        world.print(banner(args, world, about, about_rate, plan, schedule, precision.name, resumed))
+        about = training.about, training.about_rate
+        world.print(banner(args, world, *about, plan, schedule, precision.name, resumed))
 
-        # The wrapped model; the optimizer, with its state of the resumed run.
-        model = parallel.wrap(raw_model, world, args.parallel, args.gradient_compression)
-        if world.backend is not None or args.compile:
-            loop.warm_up(model, task, loaders["train"], world, precision)
-        optimizer = make_optimizer(raw_model, args.weight_decay, schedule.rate, training.fast)
-        if resumed:
-            restore(resumed, optimizer, precision)
-            resumed.clear()
-        run = loop.Run(
-            model,
-            task,
-            optimizer,
-            world,
-            precision,
-            seed=derived_seed(args.seed, DROPOUT),
-            schedule=schedule.factor,
-            flops=training.flops,
-            total_steps=schedule.total,
-            stop_step=schedule.stop,
-            steps_per_epoch=plan.steps_per_epoch,
-            log_interval=args.log_interval,
-            eval_interval=args.eval_interval,
-            save_interval=args.save_interval,
-            best_by=training.best_by,
-            patience=args.patience,
-            validate_first=(training.is_fitted or not schedule.total) and not is_resumed,
-            epoch_name=training.epoch_name if args.save_each_epoch else "",
-            stop=world.stop_agreed,
-        )
+        # The wrapped model and its optimizer, and a dry run of them.
+        run = make_run(args, world, precision, training, schedule, loaders["train"], resumed)
         if args.dry_run:
             return estimate(run, loaders["train"], state.step)
 
         # The files that it writes: args.json, rows of the log, checkpoints.
-        own = OwnFiles(args.save_path, args.overwrite)
-        log = open_log(args, world, own, task, schedule, state, name, is_resumed)
+        files = OwnFiles(args.save_path, args.overwrite)
+        log = open_log(args, world, files, training.task, schedule, state, name, is_resumed)
         resources.callback(log.close, "ended by an error")  # unless it is closed before
         same_in_all = {
             "files": training.files,
@@ -331,11 +323,53 @@ def open_run(
             "run": name,
         }
         content = partial(checkpoint_content, args, training, run, same_in_all)
-        saver = checkpoint.Saver(own, args.keep_checkpoints, world, content, log.say)
+        saver = checkpoint.Saver(files, args.keep_checkpoints, world, content, log.say)
         steps_to_profile = args.profile if world.is_main else None
-        step_profiled = resources.enter_context(profiled(steps_to_profile, own, world.device, log.say))
+        step_profiled = resources.enter_context(profiled(steps_to_profile, files, world.device, log.say))
         run = replace(run, save=saver, log=log.row, step_done=lambda: (log.step(), step_profiled()))
-        return OpenRun(run, loaders, state, log, saver, resources.pop_all())
+        return OpenRun(run, loaders, state, schedule, log, saver, resources.pop_all())
+
+
+def make_run(
+    args: TrainConfig,
+    world: World,
+    precision: Precision,
+    training: Training,
+    schedule: Schedule,
+    loader: BatchLoader,
+    resumed: dict[str, Any] | None,
+) -> loop.Run:
+    """Return the run as the loop takes it, but for the functions that write files: the wrapped model, and its
+    optimizer with the state of the checkpoint `resumed`, which is emptied. All ranks. Raises UserError.
+    """
+    model = parallel.wrap(training.model, world, args.parallel, args.gradient_compression)
+    if world.backend is not None or args.compile:
+        loop.warm_up(model, training.task, loader, world, precision)
+    optimizer = make_optimizer(training.model, args.weight_decay, schedule.rate, training.fast)
+    is_new = resumed is None
+    if resumed:
+        restore(resumed, optimizer, precision)
+        resumed.clear()
+    return loop.Run(
+        model,
+        training.task,
+        optimizer,
+        world,
+        precision,
+        seed=derived_seed(args.seed, DROPOUT),
+        rate_factor=schedule.factor,
+        flops=training.flops,
+        stop_step=schedule.stop,
+        steps_per_epoch=loader.plan.steps_per_epoch,
+        log_interval=args.log_interval,
+        eval_interval=args.eval_interval,
+        save_interval=args.save_interval,
+        best_by=training.best_by,
+        patience=args.patience,
+        validate_first=(training.is_fitted or not schedule.total) and is_new,
+        epoch_name=training.epoch_name if args.save_each_epoch else "",
+        stop=world.stop_agreed,
+    )
 
 
 def place_of(
@@ -363,24 +397,31 @@ def place_of(
         return state, resumed["scheduler"]["base_lrs"][0], position["run"]
 
 
+def ended_early(patience: int | None, state: loop.State, schedule: Schedule) -> bool:
+    """Return whether --patience ended a run before its last step."""
+    return state.is_out_of(patience) and state.step < schedule.total
+
+
 def nothing_left(args: TrainConfig, state: loop.State, schedule: Schedule) -> str:
     """Return why a resumed run has no step to take, in words; "" if it has."""
-    ended = state.is_out_of(args.patience) and state.step < schedule.total
-    if state.unfinished or not ended and state.step < schedule.stop:
+    is_early = ended_early(args.patience, state, schedule)
+    if state.unfinished or not is_early and state.step < schedule.stop:
         return ""
-    what = f"at step {state.step:,}, and --max-steps is {schedule.stop:,}: nothing to do."
-    if ended or state.step >= schedule.total:
-        no_better = f"No better for {state.since_best} validations: a larger --patience continues"
+    if is_early:
+        more = f"No better for {state.since_best} validations: a larger --patience continues"
+    elif state.step < schedule.total:
+        at = f"at step {state.step:,}, and --max-steps is {schedule.stop:,}"
+        return f"The run in {args.save_path} is {at}: nothing to do."
+    else:
         more = "More --num-epochs continue" if schedule.total else "--max-steps continues"
-        more = no_better if ended else more
-        what = f"finished ({state.step:,} steps): nothing to do. {more}, --overwrite starts over."
-    return f"The run in {args.save_path} is {what}"
+    end = f"finished ({state.step:,} steps): nothing to do. {more}, --overwrite starts over."
+    return f"The run in {args.save_path} is {end}"
 
 
 def open_log(
     args: TrainConfig,
     world: World,
-    own: OwnFiles,
+    files: OwnFiles,
     task: loop.Task,
     schedule: Schedule,
     state: loop.State,
@@ -391,15 +432,15 @@ def open_log(
     trackers: list[Tracker] = []
     world.run_on_main(lambda: trackers.extend(open_trackers(args, name, state.step)))
     if args.overwrite and not is_resumed:
-        old = [name for name in own.names if checkpoint.CHECKPOINT.fullmatch(name)]
-        world.run_on(world.node_leaders(), lambda: own.remove([*old, ARGS, LOG, STATUS]))
+        old = [name for name in files.names if checkpoint.CHECKPOINT.fullmatch(name)]
+        world.run_on(world.node_leaders(), lambda: files.remove([*old, ARGS, LOG, STATUS]))
     if world.is_main:
         asked = {**(args.asked or args).values(), "made_by": checkpoint.made_by()}
-        with files.atomic_write(own.claim(ARGS)[0]) as file:
+        with atomic_write(files.claim(ARGS)[0]) as file:
             file.write(json.dumps(asked, indent=1, sort_keys=True).encode())
     columns, start = log_columns(task.columns), state.step if is_resumed else -1
     counts, is_main = (schedule.total, start, schedule.stop), world.is_main
-    return RunLog(own, columns, *counts, is_main=is_main, again=state.unfinished, trackers=trackers)
+    return RunLog(files, columns, *counts, is_main=is_main, again=state.unfinished, trackers=trackers)
 
 
 def checkpoint_content(
@@ -442,38 +483,23 @@ def train(parser: Parser, args: ScriptConfig, world: World, make: Callable[[], T
     """
 
     def check_arguments() -> None:
-        raise_if_any([*args.problems(), *files.save_path_problems(args.save_path)])
-        own = OwnFiles(args.save_path, args.overwrite)
-        raise_if_any(output_problems(args, {args.config: "the file of --config"}, own))
+        raise_if_any([*args.problems(), *save_path_problems(args.save_path)])
+        files = OwnFiles(args.save_path, args.overwrite)
+        raise_if_any(output_problems(args, {args.config: "the file of --config"}, files))
 
     world.run_on_main(check_arguments)
     torch.manual_seed(derived_seed(args.seed, WEIGHTS) % 2**32)
     training = make()
-    rows = [rows for rows in (training.train, training.val) if rows is not None]
-    if not all(map(len, rows)):
-        raise UserError("there is no row to train or to validate on")
-    fingerprint = training.fingerprint or " ".join(part.fingerprint or str(len(part)) for part in rows)
-    of_ranks = world.gather(fingerprint)
-    if others := ", ".join(str(rank) for rank, other in enumerate(of_ranks) if other != of_ranks[0]):
-        raise UserError(f"ranks {others} have other data than rank 0: copy the same to every node")
     training = replace(
         training,
         entries={"config": {}, **training.entries, "script": os.path.basename(parser.prog)},
-        fingerprint=hashlib.sha256(fingerprint.encode()).hexdigest()[:32],
+        fingerprint=common_fingerprint(training, world),
         epoch_name=checkpoint.EPOCH_OF_ANY,
     )
     model, precision = training.model, number_format(args, world)
     model.to(precision.dtype)
     if args.eval_only:
-        if training.val is None:
-            raise UserError("--eval-only needs rows to validate on")
-        file = _load_weights(world, model, args.initial_checkpoint or args.save_path, "--eval-only:")
-        model.to(world.device)
-        loader = make_loader(args, world, training.val)
-        values = loop.evaluate(model, loader, training.task, world, precision, world.stop_agreed)
-        values["step"] = checkpoint.step_of(file) or 0
-        world.print(validation_line(values, log_columns(training.task.columns)))
-        return finish(training)
+        return validate(args, world, precision, training)
 
     def refuse(state: dict[str, Any]) -> None:
         """Refuse checkpoints of another script or another model, too."""
@@ -485,7 +511,7 @@ def train(parser: Parser, args: ScriptConfig, world: World, make: Callable[[], T
         ]
         refuse_other_arguments(args, state, more)
 
-    with contextlib.nullcontext() if args.dry_run else held_folder(args, world):
+    with held_folder(args, world):
         resumed = find_resumable(args, world, checkpoint.load_resumable, refuse, training.fingerprint)
         if resumed:
             with checkpoint.reading(resumed["path"]):
@@ -502,6 +528,31 @@ def train(parser: Parser, args: ScriptConfig, world: World, make: Callable[[], T
                 opened.close()
         if not (args.dry_run or opened and opened.state.stopped):
             finish(training)
+
+
+def common_fingerprint(training: Training, world: World) -> str:
+    """Return a hash of the rows, which must be the same on all ranks. All ranks. Raises UserError."""
+    rows = [rows for rows in (training.train, training.val) if rows is not None]
+    if not all(map(len, rows)):
+        raise UserError("there is no row to train or to validate on")
+    fingerprint = training.fingerprint or " ".join(part.fingerprint or str(len(part)) for part in rows)
+    of_ranks = world.gather(fingerprint)
+    if others := ", ".join(str(rank) for rank, other in enumerate(of_ranks) if other != of_ranks[0]):
+        raise UserError(f"ranks {others} have other data than rank 0: copy the same to every node")
+    return hashlib.sha256(fingerprint.encode()).hexdigest()[:32]
+
+
+def validate(args: ScriptConfig, world: World, precision: Precision, training: Training) -> None:
+    """Validate a checkpoint and print the figures, for --eval-only. All ranks. Raises UserError."""
+    if training.val is None:
+        raise UserError("--eval-only needs rows to validate on")
+    file = _load_weights(world, training.model, args.initial_checkpoint or args.save_path, "--eval-only:")
+    training.model.to(world.device)
+    loader = make_loader(args, world, training.val)
+    values = loop.evaluate(training.model, loader, training.task, world, precision, world.stop_agreed)
+    values["step"] = checkpoint.step_of(file) or 0
+    world.print(validation_line(values, log_columns(training.task.columns)))
+    finish(training)
 
 
 def finish(training: Training) -> None:

@@ -105,7 +105,7 @@ def open_trackers(args: TrainConfig, name: str, step: int) -> list[Tracker]:
 
 @contextlib.contextmanager
 def profiled(
-    steps: int | None, own: OwnFiles, device: torch.device, say: Callable[[str], None]
+    steps: int | None, files: OwnFiles, device: torch.device, say: Callable[[str], None]
 ) -> Generator[Callable[[], object]]:
     """Profile `steps` steps, if any, from the fourth on; give the function to call after each step."""
     if not steps:
@@ -113,7 +113,7 @@ def profiled(
         return
 
     def write(profiler: profile) -> None:
-        table, trace = own.claim(*OF_PROFILE)
+        table, trace = files.claim(*OF_PROFILE)
         order = f"self_{'device' if device.type == 'cuda' else 'cpu'}_time_total"
         with atomic_write(table) as file:
             file.write(profiler.key_averages().table(sort_by=order, row_limit=40).encode())
