@@ -152,7 +152,7 @@ def prepared(flags, folder, *more):
     args, model, config = make_model(args, formatter, world, data, None, first)
     if first is None:
         rows_of, loss_fn = rows_to_fit(args, formatter, data), make_loss(args, formatter)
-        config["ngrams"]["answers"] = ngram_fit.fit(args, world, data, rows_of, loss_fn, model)
+        config["ngrams"]["answers"] = ngram_fit.fit_ngrams(args, world, data, rows_of, loss_fn, model)
     return model, config, data, "\n".join(said)
 
 
@@ -372,6 +372,8 @@ def test_many_rows_keep_their_linear_decoder_while_the_other_learns(table, tmp_p
     same = {name for name in one if torch.equal(one[name], two[name])}
     assert {"ngrams.table.weight", "ngrams.linear.weight", "linear_decoder.bias"} <= same
     assert "ngrams.word_to_memory.weight" not in same
+    model, *_ = prepared(alone(table, tmp_path), tmp_path / "more", "--ngram-passes", "1")
+    assert all(weight.requires_grad for weight in model.parameters())  # for steps after the fit
 
 
 def test_few_rows_have_the_mean_with_ridge_regression(table, tmp_path, monkeypatch):
@@ -381,7 +383,7 @@ def test_few_rows_have_the_mean_with_ridge_regression(table, tmp_path, monkeypat
     flags, logits = [*alone((twice, table[1]), tmp_path), "--float64"], []
     for few, most in ((0, 1 << 25), (96, 1000), (96, 1 << 25)):
         monkeypatch.setattr(ngram_fit, "FEW_ROWS", few)
-        monkeypatch.setattr(ngram_fit, "MAX_ANSWERS", most)
+        monkeypatch.setattr(ngram_fit, "MAX_RIDGE", most)
         model, config, data, said = prepared(flags, tmp_path / f"{few}-{most}")
         distinct = ngram_fit.DistinctRows(data.train)
         rows, counts = distinct.index, torch.from_numpy(distinct.weight)[:, None].double()

@@ -5,7 +5,7 @@ a run from scratch, its n-grams and both decoders are trained without the encode
 since noise makes them worse here. The linear decoder comes first, in seconds; then both decoders, or the
 other one alone if rows are many. Each part goes through the ordinary training loop, in one thread of rank 0;
 the n-grams of a text are computed once. If rows are few, ridge regression finds more than steps do: its
-answers are added.
+logits are added.
 """
 
 import math
@@ -37,7 +37,7 @@ from histocc.runtime.log import Stage
 from histocc.runtime.rng import NGRAMS, chance, derived_seed, draw, mix, streams
 from histocc.runtime.signals import Stopped, stop_asked
 from histocc.runtime.world import World
-from histocc.seq2seq_mixer_engine import entries_for, multi_hot, row_losses
+from histocc.seq2seq_mixer_engine import entries_for, multi_hot
 from histocc.text import encode_batch, language_table
 from histocc.trainer import loop
 from histocc.trainer.batches import BatchLoader, BatchPlan, MicroBatches, Rows
@@ -49,8 +49,8 @@ MAX_TEXTS = 1 << 17  # distinct texts that are counted and fitted
 CHUNK = 4096  # texts that are hashed at once
 MIN_STEPS, MIN_BATCH = 40, 16  # steps of a pass; batches of few rows are smaller, at least MIN_BATCH
 MANY_ROWS = 20_000  # from this number on, a part has other learning rates
-FEW_ROWS = 12_000  # up to this number, models without an encoder have `answers` of n-grams,
-MAX_ANSWERS = 1 << 25  # which are at most so many numbers: 134 MB
+FEW_ROWS = 12_000  # up to this number, ridge regression is added to models without an encoder,
+MAX_RIDGE = 1 << 25  # whose weights are at most so many numbers: 134 MB
 RIDGE = 0.1
 SHARPNESS, MIDDLE = 20.0, 0.4  # a code that regression gives y, 0 to 1, has the logit 20 × (y − 0.4)
 DROPOUT = 0.3  # share of the n-grams that are left out
@@ -176,28 +176,37 @@ class FitRows(Rows):
 def linear_losses(model: Seq2SeqMixerOccCANINE, loss_fn: LossMixer, batch: dict) -> Tensor:
     """Return the loss of the linear decoder from n-grams alone, [B]."""
     assert model.ngrams is not None
-    text = model.ngrams.text_of(batch["ngram_rows"], batch["ngram_weights"])
+    return _linear_losses(
+        model, loss_fn, batch, model.ngrams.text_of(batch["ngram_rows"], batch["ngram_weights"])
+    )
+
+
+def _linear_losses(model: Seq2SeqMixerOccCANINE, loss_fn: LossMixer, batch: dict, text: Tensor) -> Tensor:
+    assert model.ngrams is not None
     logits = model.ngrams.linear(text) + model.linear_decoder.bias
     target = multi_hot(batch["targets_linear"], logits.shape[1], logits.dtype)
     return loss_fn.linear(logits, target, **entries_for(loss_fn, batch))
 
 
 def both_losses(model: Seq2SeqMixerOccCANINE, loss_fn: LossMixer, batch: dict) -> Tensor:
-    """Return the sum of both decoders' losses from n-grams alone, teacher-forced, [B]."""
+    """Return the sum of both decoders' losses from n-grams alone, teacher-forced, [B]; without that of a
+    frozen linear decoder.
+    """
     assert model.ngrams is not None
     ngrams = (batch[name] for name in ("ngram_rows", "ngram_weights", "ngram_words", "positions"))
     text, memory, scores = model.ngrams.by_word(*ngrams)
     target = batch["targets_seq2seq"][:, :-1].long()
     logits = model.decoder(memory, target, None, target == PAD_IDX, memory_scores=scores)
-    outputs = logits, model.ngrams.linear(text) + model.linear_decoder.bias
-    losses = row_losses(loss_fn, outputs, batch)
-    return losses["loss_seq2seq"] + losses["loss_linear"]
+    losses = loss_fn.seq2seq(logits, batch["targets_seq2seq"].long(), **entries_for(loss_fn, batch))
+    if not model.ngrams.linear.weight.requires_grad:
+        return losses
+    return losses + _linear_losses(model, loss_fn, batch, text)
 
 
 @dataclass(frozen=True)
-class Part:
+class FitPart:
     """A part of the fit. Its rates are the peak learning rates of the n-grams, of the linear decoder, and of
-    the other decoder (0: it stays as it is).
+    the other decoder (0: it is frozen).
     """
 
     name: str
@@ -210,8 +219,8 @@ class Part:
 
 
 PARTS = (
-    Part("linear decoder", linear_losses, 10, 400_000, 256, (0.02, 0.02, 0.0), (0.006, 0.014, 0.0)),
-    Part("both decoders", both_losses, 10, 10_000, 32, (0.003, 0.001, 0.002), (0.0, 0.0, 0.002)),
+    FitPart("linear decoder", linear_losses, 10, 400_000, 256, (0.02, 0.02, 0.0), (0.006, 0.014, 0.0)),
+    FitPart("both decoders", both_losses, 10, 10_000, 32, (0.003, 0.001, 0.002), (0.0, 0.0, 0.002)),
 )
 
 
@@ -222,13 +231,17 @@ class Fitted(nn.Module):
 
     columns = ("loss",)
 
-    def __init__(self, part: Part, rows: int, model: Seq2SeqMixerOccCANINE, loss_fn: LossMixer):
+    def __init__(self, part: FitPart, rows: int, model: Seq2SeqMixerOccCANINE, loss_fn: LossMixer):
         super().__init__()
         assert model.ngrams is not None
         ngrams, self.rates = model.ngrams, part.rates if rows < MANY_ROWS else part.rates_of_many
         self.table, self.linear, self.bias = ngrams.table, ngrams.linear, model.linear_decoder.bias
         others = (ngrams.word_to_memory, ngrams.text_to_memory, model.decoder) if self.rates[2] else ()
         self.others, self.compute = nn.ModuleList(others), partial(part.losses, model, loss_fn)
+        self.weights = [self.table.weight], [self.linear.weight, self.bias], [*self.others.parameters()]
+        for weights, rate in zip(self.weights, self.rates):
+            for weight in weights:
+                weight.requires_grad_(rate > 0)
 
     def forward(self, batch: dict[str, Any]) -> Tensor:
         return self.compute(batch) * batch["row_weights"]
@@ -237,8 +250,7 @@ class Fitted(nn.Module):
         return {"loss": model(batch)}
 
     def optimizer(self) -> "FitOptimizer":
-        weights = [self.table.weight], [self.linear.weight, self.bias], [*self.others.parameters()]
-        groups = [{"params": x, "lr": lr, "initial_lr": lr} for x, lr in zip(weights, self.rates)]
+        groups = [{"params": x, "lr": lr, "initial_lr": lr} for x, lr in zip(self.weights, self.rates)]
         # eps: with 1e-8 Adam's rounding differs a hundred times as much between numbers of processes
         return FitOptimizer(groups, eps=1e-6, fused=True)
 
@@ -276,7 +288,7 @@ class FitOptimizer(torch.optim.Adam):
 # ---- ridge regression, if rows are few
 
 
-def ridge_answers(rows: FitRows, codes: np.ndarray, ngrams: int, classes: int) -> Tensor:
+def ridge_weights(rows: FitRows, codes: np.ndarray, ngrams: int, classes: int) -> Tensor:
     """Return the weights [ngrams, classes] of ridge regression, solved in its dual, in time N³: of each code,
     0 or 1 by the codes int [N, codes of a row] (−1 for none), on the n-grams of each text.
     """
@@ -294,10 +306,20 @@ def ridge_answers(rows: FitRows, codes: np.ndarray, ngrams: int, classes: int) -
     return torch.sparse.mm(texts.t(), torch.cholesky_solve(target, kernel))
 
 
+def add_ridge(model: Seq2SeqMixerOccCANINE, rows: FitRows, codes: np.ndarray) -> None:
+    """Make the logits of the linear decoder the mean of its own and those of ridge regression, in place."""
+    assert (ngrams := model.ngrams) is not None
+    weights = ridge_weights(rows, codes, len(ngrams.idf), model.linear_decoder.out_features)
+    with torch.no_grad():
+        ngrams.answers = weights.to(ngrams.idf) * (SHARPNESS / 2)
+        ngrams.linear.weight.div_(2)
+        model.linear_decoder.bias.sub_(SHARPNESS * MIDDLE).div_(2)
+
+
 # ---- the fit
 
 
-def fit(
+def fit_ngrams(
     args: JobConfig,
     world: World,
     data: PreparedData,
@@ -355,12 +377,12 @@ def _fit(
     model: Seq2SeqMixerOccCANINE,
     say: Callable[[str], None],
 ) -> None:
-    """Fit as `fit` does, in this process. Rank 0 only."""
+    """Fit as `fit_ngrams` does, in this process. Rank 0 only."""
     began, ngrams, own = time.perf_counter(), model.ngrams, OwnFiles(args.save_path, args.overwrite)
     assert ngrams is not None
-    alone = World()
-    seed, distinct = derived_seed(args.seed, NGRAMS), DistinctRows(data.train)
+    distinct = DistinctRows(data.train)
     model.eval()  # no n-gram of a text is left out
+    seed = derived_seed(args.seed, NGRAMS)
     rows = FitRows(rows_of(distinct), distinct.weight, ngrams, model.memory_mask, seed)
     interrupted = _interrupted(args, own, data.fingerprint, say)
     if interrupted is not None:
@@ -370,57 +392,69 @@ def _fit(
     ngrams.table.sparse = True
     first = interrupted["part"] if interrupted else 0
     for number, part in enumerate(PARTS[first:], first):
-        batch_size = min(part.batch_size, max(MIN_BATCH, len(rows) // MIN_STEPS))
-        fitted, plan = Fitted(part, len(rows), model, loss_fn), BatchPlan(len(rows), batch_size)
-        optimizer, state = fitted.optimizer(), loop.State()
-        if interrupted is not None:
-            optimizer.load_state_dict(interrupted["optimizer"])
-            state = loop.State.resumed(interrupted["step"], interrupted["position"], alone)
-            interrupted = None
-        steps = min(part.passes * plan.steps_per_epoch, part.max_rows // batch_size)
-        if fitted.others:
-            steps = max(1, steps * TINY_WIDTH // max(TINY_WIDTH, model.config.hidden_size))
-            steps = args.ngram_passes * plan.steps_per_epoch if args.ngram_passes else steps
-        stage = Stage(f"fitting n-grams, {part.name}", steps, "steps", state.step)
-
-        def content(step: int, position: dict[str, Any], part: int = number, optimizer: Any = optimizer):
-            found = {"model": _fitted_weights(model), "optimizer": optimizer.state_dict(), "part": part}
-            kept = {"args": args.values(), "fingerprint": data.fingerprint, "step": step}
-            return {"format": checkpoint.FORMAT, "kind": KIND, **kept, **found, "position": position}
-
-        saver = checkpoint.Saver(own, args.keep_checkpoints, alone, content, say)
-        run = loop.Run(
-            fitted,
-            fitted,
-            optimizer,
-            alone,
-            Precision("float64" if args.float64 else "float32"),
-            seed=seed,
-            rate_factor=partial(linear_factor, warmup_steps=steps // 20, total_steps=steps),
-            stop_step=steps,
-            steps_per_epoch=plan.steps_per_epoch,
-            clip_norm=None,
-            log_interval=None,
-            save_interval=args.save_interval,
-            save=lambda step, _, position, save=saver: save(step, [FILE], position),
-            step_done=stage.add,
-            stop=stop_asked,
-        )
-        loop.train(run, {"train": BatchLoader(MicroBatches(rows, plan, shuffle_seed=seed))}, state)
-        if state.stopped:
-            raise Stopped
+        fitted = Fitted(part, len(rows), model, loss_fn)
+        entries = {"format": checkpoint.FORMAT, "kind": KIND, "args": args.values(), "part": number}
+        entries["fingerprint"] = data.fingerprint
+        _fit_part(args, part, fitted, model, rows, own, entries, interrupted, say)
+        interrupted = None
     ngrams.table.sparse = False
-    sizes = len(ngrams.idf), len(data.codes)
-    are_few = len(rows) <= FEW_ROWS and math.prod(sizes) <= MAX_ANSWERS
-    # Answers would leave an encoder nothing to learn, and would take a teacher's codes as certain.
+    model.requires_grad_()
+    are_few = len(rows) <= FEW_ROWS and len(ngrams.idf) * len(data.codes) <= MAX_RIDGE
+    # Ridge regression would leave an encoder nothing to learn, and would take a teacher's codes as certain.
     if are_few and isinstance(model.encoder, NoEncoder) and data.train.teacher is None:
-        answers = ridge_answers(rows, distinct.codes, *sizes)
-        with torch.no_grad():  # the mean of both logits
-            ngrams.answers = answers.to(ngrams.idf) * (SHARPNESS / 2)
-            ngrams.linear.weight.div_(2)
-            model.linear_decoder.bias.sub_(SHARPNESS * MIDDLE).div_(2)
+        add_ridge(model, rows, distinct.codes)
     also = ", with answers of ridge regression" * (ngrams.answers is not None)
     say(f"Fitted in {time.perf_counter() - began:.1f} s{also}")
+
+
+def _fit_part(
+    args: JobConfig,
+    part: FitPart,
+    fitted: Fitted,
+    model: Seq2SeqMixerOccCANINE,
+    rows: FitRows,
+    own: OwnFiles,
+    entries: dict[str, Any],
+    interrupted: dict[str, Any] | None,
+    say: Callable[[str], None],
+) -> None:
+    """Fit a part by steps, or continue it. entries: more of what FILE holds. Raises Stopped."""
+    batch_size, alone = min(part.batch_size, max(MIN_BATCH, len(rows) // MIN_STEPS)), World()
+    plan, optimizer, state = BatchPlan(len(rows), batch_size), fitted.optimizer(), loop.State()
+    if interrupted is not None:
+        optimizer.load_state_dict(interrupted["optimizer"])
+        state = loop.State.resumed(interrupted["step"], interrupted["position"], alone)
+    steps = min(part.passes * plan.steps_per_epoch, part.max_rows // batch_size)
+    if fitted.others:
+        steps = max(1, steps * TINY_WIDTH // max(TINY_WIDTH, model.config.hidden_size))
+        steps = args.ngram_passes * plan.steps_per_epoch if args.ngram_passes else steps
+    stage = Stage(f"fitting n-grams, {part.name}", steps, "steps", state.step)
+
+    def content(step: int, position: dict[str, Any]) -> dict[str, Any]:
+        weights = {"model": _fitted_weights(model), "optimizer": optimizer.state_dict()}
+        return {**entries, **weights, "step": step, "position": position}
+
+    saver, seed = checkpoint.Saver(own, args.keep_checkpoints, alone, content, say), rows.seed
+    run = loop.Run(
+        fitted,
+        fitted,
+        optimizer,
+        alone,
+        Precision("float64" if args.float64 else "float32"),
+        seed=seed,
+        rate_factor=partial(linear_factor, warmup_steps=steps // 20, total_steps=steps),
+        stop_step=steps,
+        steps_per_epoch=plan.steps_per_epoch,
+        clip_norm=None,
+        log_interval=None,
+        save_interval=args.save_interval,
+        save=lambda step, _, position: saver(step, [FILE], position),
+        step_done=stage.add,
+        stop=stop_asked,
+    )
+    loop.train(run, {"train": BatchLoader(MicroBatches(rows, plan, shuffle_seed=seed))}, state)
+    if state.stopped:
+        raise Stopped
 
 
 def _interrupted(

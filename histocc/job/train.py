@@ -66,7 +66,7 @@ def train(args: JobConfig, inputs: Inputs, world: World) -> None:
         loss_fn = make_loss(args, formatter)
         if config["ngrams"] and not (resumed or first):
             rows_of = rows_to_fit(args, formatter, data)
-            config["ngrams"]["answers"] = ngram_fit.fit(args, world, data, rows_of, loss_fn, model)
+            config["ngrams"]["answers"] = ngram_fit.fit_ngrams(args, world, data, rows_of, loss_fn, model)
         train_rows, val_rows = make_rows(args, formatter, data, config)
         place(args, model, train_rows, config["max_len"], world)
 

@@ -122,7 +122,7 @@ class Ngrams(nn.Module):
 
     `hashes` int64 [rows], increasing, says whose row each is, and `idf` float [rows] weighs them; other
     n-grams count for nothing. `answers` float [rows, classes] is None, or what n-grams add to the logits of
-    codes beside the linear decoder: that is not trained by steps, see `histocc.job.ngram_fit.ridge_answers`.
+    codes beside the linear decoder: that is not trained by steps, see `histocc.job.ngram_fit.ridge_weights`.
 
     Args:
         rows, width: of the table, a row for each n-gram that the training texts hold.
