@@ -109,6 +109,14 @@ def run(script, *args, processes=None, launcher=None, code=0, timeout=240, **env
     return output
 
 
+def wait_until(condition, said=lambda: "", seconds=60, process=None):
+    """Wait until the condition holds; fail with what was `said` when the time is over or the process ends."""
+    until = time.monotonic() + seconds
+    while not condition():
+        assert (process is None or process.poll() is None) and time.monotonic() < until, said()
+        time.sleep(0.02)
+
+
 def free_port():
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -146,11 +154,9 @@ def start_forked(script, args, output, processes=None, **variables):
 
 
 def wait_until_handled(number, pid):
-    """Wait, at most 60 seconds, until the process has a handler for the signal."""
-    caught, until = 0, time.monotonic() + 60
-    while not caught >> (number - 1) & 1 and time.monotonic() < until:
-        caught = int(Path(f"/proc/{pid}/status").read_text().partition("SigCgt:")[2].split()[0], 16)
-        time.sleep(0.02)
+    """Wait until the process has a handler for the signal."""
+    status = Path(f"/proc/{pid}/status")
+    wait_until(lambda: int(status.read_text().partition("SigCgt:")[2].split()[0], 16) >> (number - 1) & 1)
 
 
 def run_forked(script, args, timeout, processes=None):
@@ -201,10 +207,20 @@ def run_inside(main, *args):
     output = io.StringIO()
     with settings_of_torch(), contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
         try:
-            main([str(arg) for arg in args])
+            code = main([str(arg) for arg in args])
         except SystemExit as end:
-            return end.code or 0, output.getvalue()
-    return 0, output.getvalue()
+            code = end.code
+    return code or 0, output.getvalue()
+
+
+def run_here(main, *args, code=0):
+    """Run a script's `main` in this process, see `run_inside`, and check its exit code, and that it ends with
+    one message if it is 2, and without a traceback; return the output.
+    """
+    ended, output = run_inside(main, *args)
+    assert ended == code, f"exit code {ended} instead of {code}\n{output}"
+    assert "Traceback" not in output and (code != 2 or output.count("error: ") == 1), output
+    return output
 
 
 def read_logs(folder):
