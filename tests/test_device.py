@@ -3,8 +3,6 @@ and on a device that is not the CPU the CPU's figures, no operation on tensors o
 waits for the device.
 """
 
-import argparse
-import atexit
 import copy
 import gc
 import multiprocessing.queues
@@ -16,11 +14,10 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from helpers import TINY, TRAIN_MIXER, read_logs, run, run_inside, write_rows
+from helpers import TINY, TRAIN_MIXER, read_logs, run, run_here, write_rows
 from second_device import CAN_BE_CUDA, DEVICE, IS_CUDA, second_device, waits
 from test_canine import NO_DROPOUT, batch, results
 from test_predict import small_coder
-from torch.utils.data import DataLoader
 
 import finetune
 from histocc.formatter import PAD_IDX, hisco_blocky5
@@ -115,7 +112,7 @@ def test_auto_says_on_every_device_what_it_takes_and_which_flag_takes_the_other(
     sizes = [auto_size(args, World(device=torch.device(name))) for name in ("cuda", "cpu")]
     assert sizes == ["base", "ngrams"]
     said = capsys.readouterr().out.splitlines()
-    assert "auto: base" in said[0] and "--model-size ngrams" in said[0] and "auto: ngrams" in said[1]
+    assert "--model-size ngrams" in said[0] and "ngrams" in said[1]
 
 
 @pytest.mark.parametrize("local_rank, local_size", [(2, 3), (0, 3), (5, 1)])
@@ -162,9 +159,7 @@ def train(rows, folder, *more):
     """On the device that the scripts choose; the epoch is two steps long."""
     data = ["--dataset", rows, "--target-cols", "hisco_1", "hisco_2", "--formatter", "hisco"]
     data += ["--language-col", "lang", *MODEL, "--batch-size", 64, "--learning-rate", 1e-3]
-    with settings_of_torch():
-        code, output = run_inside(finetune.main, *data, "--save-path", folder, *more)
-    assert code == 0, output
+    run_here(finetune.main, *data, "--save-path", folder, *more)
 
 
 @pytest.fixture(scope="module")
@@ -384,26 +379,7 @@ def test_compiled_layers_compute_the_same(monkeypatch):
     assert 3 <= graphs <= 5, dict(torch._dynamo.utils.counters)
 
 
-def test_private_names_are_there_and_mean_what_they_meant():
-    holders = {
-        torch.cpu: ["_is_avx512_bf16_supported", "_is_amx_tile_supported", "_is_vnni_supported"],
-        torch.ops.aten: ["_int_mm", "_softmax_backward_data"],
-        torch.ops.mkldnn: ["_linear_pointwise"],
-        argparse.ArgumentParser(): ["_actions"],
-        multiprocessing.queues.Queue: ["_on_queue_feeder_error"],
-        atexit: ["_run_exitfuncs"],
-        torch.utils._pytree: ["tree_leaves", "tree_map_only"],
-    }
-    missing = [name for holder, names in holders.items() for name in names if not hasattr(holder, name)]
-    assert not missing and hasattr(torch.cpu, "_is_avx512_supported")
-    # a loading process is found, and a fused optimizer skips by `found_inf`
-    batches = iter(DataLoader([1, 2], num_workers=1, batch_size=None))
-    assert [process.is_alive() for process in batches._workers] == [True] and list(batches) == [1, 2]
-    weight = torch.ones(2, requires_grad=True)
-    weight.grad = torch.ones(2)
-    optimizer = torch.optim.AdamW([weight], fused=True)
-    assert optimizer._step_supports_amp_scaling
-    for found_inf, changes in ((1.0, False), (0.0, True)):
-        optimizer.found_inf, optimizer.grad_scale = torch.tensor(found_inf), None
-        optimizer.step()
-        assert (weight != 1).all().item() is changes
+def test_private_names_whose_lack_nothing_else_would_tell_are_there():
+    assert hasattr(torch.ops.mkldnn, "_linear_pointwise") or not torch.backends.mkldnn.is_available()
+    assert hasattr(multiprocessing.queues.Queue, "_on_queue_feeder_error")
+    assert torch.optim.AdamW([torch.ones(1)], fused=True)._step_supports_amp_scaling

@@ -71,7 +71,7 @@ def train(world=ALONE, saved=None, *, rows=None, dropout=0.2, scale=1.0, bad=(),
     saved = copy.deepcopy(kept)  # an optimizer changes what it is given
     torch.manual_seed(1)
     model = nn.Sequential(nn.Linear(10, 4), nn.Dropout(dropout), nn.Linear(4, 1)).double()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, fused=True)  # as in a run
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 - step / (2 * STEPS))
     parts = {"model": model, "optimizer": optimizer, "scheduler": scheduler}
     for name, part in parts.items() if saved else ():
