@@ -126,15 +126,13 @@ def test_a_save_beyond_the_limit_of_files(tmp_path):
         return save(4, ["4.bin", "last.bin"], {}), lines
 
     failed, lines = in_child(save_one, resource.RLIMIT_FSIZE, 1_000_000)
-    assert failed == f"{tmp_path}/last.bin: the file is too large; raise ulimit -f, or choose another folder"
-    assert lines == [
-        f"WARNING: the checkpoint of step 4 could not be saved: {failed}. Training continues, and "
-        "the next save is tried all the same."
-    ]
+    assert failed.startswith(f"{tmp_path}/last.bin: the file is too large") and "ulimit -f" in failed
+    [line] = lines
+    assert line.startswith("WARNING: ") and "of step 4" in line and failed in line
     path, lock = str(tmp_path / "best.bin"), run_lock(str(tmp_path))
     for work, name in (lambda: checkpoint.replace(path, STATE), "best.bin"), (lock.__enter__, "run.lock"):
         kind, said = in_child(work, resource.RLIMIT_FSIZE, 0)
-        assert kind is TrainingError and said.startswith(f"{tmp_path}/{name}: the file is too large; raise")
+        assert kind is TrainingError and said.startswith(f"{tmp_path}/{name}: the file is too large")
 
 
 def test_commands_of_one_process_say_what_is_wrong_once(capsys):
@@ -174,8 +172,7 @@ def test_a_stream_that_fails_is_dropped_and_that_is_said_once(monkeypatch, error
         print("a fault", file=sys.stderr)
         assert log.output_is_lost()
     assert sys.stdout is out and sys.stderr is err and "line 3" not in out.getvalue()
-    assert err.getvalue().count("standard output cannot be written any more (") == 1
-    assert "a fault" in err.getvalue()
+    assert err.getvalue().count("standard output") == 1 and "a fault" in err.getvalue()
 
 
 def test_if_both_are_gone_work_goes_on_and_errors_come_through(monkeypatch):
@@ -214,42 +211,44 @@ def test_a_run_outlives_its_terminal(tmp_path):
 
 
 def test_a_line_of_progress_every_few_seconds_unless_quiet(capsys, monkeypatch):
-    monkeypatch.setattr(log, "_progress_shown", True)
-    monkeypatch.setattr(log, "PROGRESS_SECONDS", 0.0)
     stage = Stage("reading", 40, "rows", first=10)
-    stage.at(20)
-    stage.add(5)
-    monkeypatch.setattr(log, "PROGRESS_SECONDS", 3600.0)
-    stage.at(30)
-    monkeypatch.setattr(log, "PROGRESS_SECONDS", 0.0)
-    stage.at(90)
+    log.show_progress(True)
+    for seconds, done in ((0, 20), (0, 25), (3600, 30), (0, 90)):
+        monkeypatch.setattr(log, "PROGRESS_SECONDS", seconds)
+        stage.at(done)
     log.show_progress(False)
     stage.at(40)
     lines = [line.partition(" rows, ")[0] for line in capsys.readouterr().err.splitlines()]
     assert lines == [f"reading: {done} of 40" for done in (20, 25, 40)]
 
 
-def test_a_terminal_shows_bars_that_leave_nothing_behind(monkeypatch):
+BARS = """
+import time
+from histocc.runtime import log
+from histocc.runtime.log import Stage
+log.show_progress(True)
+with log.opened():
+    reading = Stage("reading", 40, "rows", first=10)
+    print("a note")
+    time.sleep(0.2)  # tqdm draws ten times a second
+    reading.at(30)
+    reading.at(40)
+    print("ended")
+    Stage("coding", None, "texts").add()
+    Stage("validation", 2, "batches")
+    print("another")
+    log.show_progress(False)
+    Stage("quiet", 2, "rows").add()
+"""
+
+
+def test_a_terminal_shows_bars_that_leave_nothing_behind():
     pytest.importorskip("tqdm", reason="needs tqdm (extra `progress`)")
     ours, theirs = pty.openpty()
     termios.tcsetwinsize(theirs, (24, 80))
-    monkeypatch.setattr(log, "_progress_shown", True)
-    with open(theirs, "w") as terminal:
-        monkeypatch.setattr(sys, "stdout", terminal)
-        monkeypatch.setattr(sys, "stderr", terminal)
-        with log.opened():
-            reading = Stage("reading", 40, "rows", first=10)
-            print("a note")
-            time.sleep(0.2)  # tqdm draws ten times a second
-            reading.at(30)
-            reading.at(40)
-            assert log._with_bar == []
-            Stage("coding", None, "texts").add()
-            Stage("validation", 2, "batches")
-            print("another")
-            log._end_bar()  # as at exit
-            log.show_progress(False)
-            Stage("quiet", 2, "rows").add()
+    line = [sys.executable, "-c", BARS]
+    subprocess.run(line, env=environment(), stdout=theirs, stderr=theirs, check=True, timeout=60)
+    os.close(theirs)
     parts = []
     with contextlib.suppress(OSError):  # the other end is closed
         while part := os.read(ours, 1 << 16):
@@ -258,9 +257,10 @@ def test_a_terminal_shows_bars_that_leave_nothing_behind(monkeypatch):
     said = b"".join(parts).decode()
     assert "\rreading:  25%|" in said and "30/40 [" in said and "quiet" not in said
     assert "\rcoding: 0 texts" in said and "\rvalidation:   0%|" in said
+    assert "reading" not in said.partition("ended")[2]
     lines = []
     for line in said.split("\n"):  # as it stands there in the end
         lines.append("")
         for part in line.split("\r"):
             lines[-1] = part + lines[-1][len(part) :]
-    assert list(map(str.rstrip, lines)) == ["a note", "another", ""]
+    assert list(map(str.rstrip, lines)) == ["a note", "ended", "another", ""]
