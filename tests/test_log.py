@@ -9,14 +9,12 @@ from unittest.mock import Mock
 
 import pytest
 import torch
-from helpers import TINY, read, read_logs, run_inside, write_csv, write_rows
+from helpers import TINY, read, read_logs, run_here, write_csv, write_rows
 
 import train_mixer
-from histocc.runtime.errors import TrainingError
 from histocc.runtime.files import OwnFiles
 from histocc.runtime.world import World
 from histocc.seq2seq_mixer_engine import COLUMNS
-from histocc.trainer import config as trainer_config
 from histocc.trainer import trackers
 from histocc.trainer.banner import banner
 from histocc.trainer.batches import BatchPlan
@@ -135,13 +133,13 @@ def test_lines(tmp_path, capsys):
     log.row({**VALUES, "skipped_steps": 2})
     log.row({**VALUES, "mfu": None})
     log.row({"step": 1300, "epoch": 2, **VALIDATION, "seconds_val": 20.0})
-    line = "step 1,200/5,000 · epoch 2 · loss 0.3333 · lr 6.67e-06 · 1,235 samples/s · "
-    assert capsys.readouterr().out.splitlines() == [
-        "step 1,200: 2 steps since the last row had no finite gradient and were skipped",
-        f"{line}41 GFLOP/s (23% of matmul) · waiting for data 3% · 31m40s left",
-        f"{line}waiting for data 3% · 31m40s left",
-        "validation at step 1,300: loss 0.1429 · seq_acc 50.0% · token_acc 66.7% · flat_acc 33.3% · took 20s",
-    ]
+    skipped, first, second, validation = capsys.readouterr().out.splitlines()
+    assert skipped.startswith("step 1,200: 2 steps ") and "skipped" in skipped
+    for figure in ("1,200/5,000", "epoch 2", "0.3333", "6.67e-06", "1,235 samples", "data 3%", "31m40s left"):
+        assert figure in first and figure in second
+    assert "41 GFLOP/s (23%" in first and "FLOP" not in second
+    for figure in ["step 1,300", "loss 0.1429", "seq_acc 50.0%", "token_acc 66.7%", "flat_acc 33.3%", "20s"]:
+        assert figure in validation
 
 
 def test_the_state_of_the_run(tmp_path):
@@ -160,7 +158,7 @@ def test_the_state_of_the_run(tmp_path):
 @pytest.mark.parametrize(
     "args, processes, expected",
     [
-        ({}, 1, ["SINGLE", "Batch size per CPU process: 32 × 1 CPU process × 1 accumulation step = "]),
+        ({}, 1, ["SINGLE", "32 × 1 CPU process × 1 accumulation step = "]),
         ({"accumulate_steps": 3}, 4, ["MULTI_CPU", "32 × 4 CPU processes × 3", "batch size: 384"]),
         ({"global_batch_size": 50}, 4, ["at most 32 × 4 CPU", "Total batch size: 50"]),
         ({"lr_scaling": "linear", "learning_rate": 0.5}, 4, ["rate: 2 (0.5 with linear scaling"]),
@@ -169,7 +167,7 @@ def test_the_state_of_the_run(tmp_path):
         ({"global_batch_size": 50}, 2, ["Steps per epoch: 20\n  on any number of processes\n"]),
         ({"device": "cpu"}, 1, ["NO GPU IS USED: --device cpu\n"]),
         ({}, 1, ["NO GPU IS USED: no driver, CUDA_VISIBLE_DEVICES=7\n"]),
-        ({"wandb_project_name": "x"}, 1, ["Note: --wandb-project-name has no effect without --log-wandb\n"]),
+        ({"wandb_project_name": "x"}, 1, ["--wandb-project-name has no effect without --log-wandb\n"]),
     ],
 )
 def test_what_is_said_before_the_start(args, processes, expected, monkeypatch):
@@ -198,8 +196,8 @@ def flags(tmp_path):
 def test_tensorboard_holds_what_the_log_holds(flags, tmp_path):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    assert run_inside(train_mixer.main, *flags, "--tensorboard", "--max-steps", 4)[0] == 0
-    assert run_inside(train_mixer.main, *flags, "--tensorboard")[0] == 0
+    for more in (["--max-steps", 4], []):
+        run_here(train_mixer.main, *flags, "--tensorboard", *more)
     events = EventAccumulator(str(tmp_path / "run" / "tensorboard"))
     events.Reload()
     for name in ("train_loss", "val_loss", "seq_acc", "lr"):
@@ -214,8 +212,8 @@ def test_wandb_writes_offline_and_a_resumed_run_has_the_same_id(flags, tmp_path,
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_SILENT", "true")
     flags += ["--log-wandb", "--wandb-project-name", "codes"]
-    assert run_inside(train_mixer.main, *flags, "--max-steps", 4)[0] == 0
-    assert run_inside(train_mixer.main, *flags)[0] == 0
+    for more in (["--max-steps", 4], []):
+        run_here(train_mixer.main, *flags, *more)
     written = sorted((tmp_path / "run" / "wandb").glob("offline-run-*/*.wandb"))
     assert len(written) == 2 and len({file.name for file in written}) == 1
     assert all(b"train_loss" in file.read_bytes() and b"codes" in file.read_bytes() for file in written)
@@ -224,12 +222,9 @@ def test_wandb_writes_offline_and_a_resumed_run_has_the_same_id(flags, tmp_path,
 @pytest.mark.parametrize("flag, package", [("--tensorboard", "tensorboard"), ("--log-wandb", "wandb")])
 def test_what_is_not_installed_is_said(flags, tmp_path, monkeypatch, flag, package):
     spec = importlib.util.find_spec
-    monkeypatch.setattr(
-        trainer_config.importlib.util, "find_spec", lambda name: None if name == package else spec(name)
-    )
-    code, output = run_inside(train_mixer.main, *flags, flag)
-    assert code == 2 and f"{flag} needs the package {package}: pip install {package}" in output
-    assert not (tmp_path / "run").exists()
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == package else spec(name))
+    said = run_here(train_mixer.main, *flags, flag, code=2)
+    assert flag in said and f"pip install {package}" in said and not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize("login, said", [("raise Error('no key.')", 1), ("raise TypeError", 0), ("0", 0)])
@@ -239,7 +234,7 @@ def test_a_login_that_wandb_lacks_is_said_before_anything_is_written(tmp_path, m
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     args = ScriptConfig(log_wandb=True, save_path=str(tmp_path))
-    assert [*args.problems()] == ["--log-wandb: no key. Without an account, set WANDB_MODE=offline."] * said
+    assert [problem.partition(". ")[0] for problem in args.problems()] == ["--log-wandb: no key"] * said
     (tmp_path / "last.bin").touch()
     assert not [*args.problems()]
 
@@ -247,15 +242,14 @@ def test_a_login_that_wandb_lacks_is_said_before_anything_is_written(tmp_path, m
 def test_a_library_that_cannot_be_opened_is_said_before_anything_is_cleared(
     flags, tmp_path, monkeypatch, capsys
 ):
-    assert run_inside(train_mixer.main, *flags, "--max-steps", 2)[0] == 0
+    run_here(train_mixer.main, *flags, "--max-steps", 2)
     monkeypatch.setattr(trackers, "open_tensorboard", Mock(side_effect=RuntimeError("no space")))
-    code, output = run_inside(train_mixer.main, *flags, "--overwrite", "--tensorboard")
-    assert code == 2 and "--tensorboard cannot be opened: no space" in output
-    assert (tmp_path / "run" / "last.bin").exists()
+    output = run_here(train_mixer.main, *flags, "--overwrite", "--tensorboard", code=2)
+    assert "--tensorboard" in output and "no space" in output and (tmp_path / "run" / "last.bin").exists()
     (opened,) = trackers.open_trackers(ScriptConfig(tensorboard=True), "name", 5)  # of a run that is resumed
     opened.row({"step": 6})
     opened.close()
-    assert capsys.readouterr().out == "WARNING: --tensorboard: no space; logs.csv has every row\n"
+    assert capsys.readouterr().out.startswith("WARNING: --tensorboard: no space")
 
 
 @pytest.mark.parametrize(
@@ -276,13 +270,6 @@ def test_a_library_that_raises_exits_or_hangs_costs_a_line(does, words, capsys, 
     tracker.close()
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 1 and lines[0].startswith("WARNING: --log-wandb: ") and words in lines[0]
-
-
-def test_a_run_that_ends_by_an_error_says_so(flags, tmp_path, monkeypatch):
-    monkeypatch.setattr("histocc.trainer.loop.forward_backward", Mock(side_effect=TrainingError("broken")))
-    code, output = run_inside(train_mixer.main, *flags)
-    status = json.loads((tmp_path / "run" / "status.json").read_text())
-    assert code == 1 and "broken" in output and status["state"] == "ended by an error"
 
 
 # ---- the learning rate: linear warm-up and decay, as a function of the step alone
