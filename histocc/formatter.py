@@ -2,13 +2,15 @@
 
 A sequence is BOS, ``max_num_codes`` blocks of ``block_size`` tokens, EOS; each block holds a code, or is PAD.
 HISCO, OCC1950 and general systems ("gpf") are one class (Dahl, Johansen, Vedel, 2024, arXiv 2402.13604).
+Codes that are no tokens of gpf, such as names with blanks, are written as numbers ("classes").
 """
 
+import contextlib
 import csv
 import numbers
 import re
 import string
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from functools import cache, partial
 from importlib.resources import files
 from typing import Any, NamedTuple
@@ -17,6 +19,8 @@ import numpy as np
 
 UNK_IDX, PAD_IDX, BOS_IDX, EOS_IDX, SEP_IDX, FIRST_TOKEN_IDX = range(6)  # tokens of codes begin with the last
 MAX_BLOCK_SIZE = 1000
+MAX_CODES = 100  # of a row
+MAX_WRITTEN = 16  # characters of a code that the decoder writes one by one, if nobody has named a formatter
 SEP_VALUE = "&"  # between two codes in text form
 WITHIN_BLOCK_SEP = ","  # between two tokens of one code, where wanted
 NEVER_SHORT = frozenset({"-1", "-2", "-3", "?"})  # no title, not working, no work title; and a missing code
@@ -36,6 +40,7 @@ _HISCO_COLS = ("hisco_1", "hisco_2", "hisco_3", "hisco_4", "hisco_5")
 _SYSTEMS = {
     "hisco": _System([str(n) for n in range(-3, 10)], ("-1", "-2", "-3"), 5, 5, 4, _HISCO_COLS),
     "occ1950": _System(list(string.digits), (), 3, 2, 1, ("OCC1950_1", "OCC1950_2")),
+    "classes": _System(list(string.digits)),
     "gpf": _System([*(str(n) for n in range(-999, 1000)), *string.ascii_letters, *_PUNCTUATION]),
 }
 
@@ -68,12 +73,15 @@ class BlockyFormatter:
     published. Raises ValueError for arguments out of range.
 
     Args:
-        kind: "hisco" (five blocks of five), "occ1950" (two blocks of three) or "gpf" (a block per column).
+        kind: "hisco" (five blocks of five), "occ1950" (two blocks of three), "gpf" (a block per column) or
+            "classes" (the same; a block is the number of a code in `codes`, in decimal digits).
         target_cols: columns of codes; None: the usual names, for hisco and occ1950 only.
         block_size: tokens per code; this and the following are for gpf alone.
         use_within_block_sep: codes are tokens with commas between them ("10,2,-1"), else characters.
         allow_short: codes with fewer tokens than the block are accepted; the rest is EOS.
         chars: the tokens in the order of their ids, if not -999 … 999, letters and punctuation.
+        max_codes: number of blocks of gpf and classes; None: one per column.
+        codes: of classes, in the order of their numbers; None: any code fits, and none can be written yet.
     """
 
     def __init__(
@@ -84,6 +92,8 @@ class BlockyFormatter:
         use_within_block_sep: bool = False,
         allow_short: bool = False,
         chars: Sequence[str | int] | None = None,
+        max_codes: int | None = None,
+        codes: Sequence[str] | None = None,
     ):
         if kind not in _SYSTEMS:
             raise ValueError(f"unknown formatter {kind!r}: choose one of {', '.join(_SYSTEMS)}")
@@ -97,7 +107,11 @@ class BlockyFormatter:
             raise ValueError(f"block size must be at least 1 and at most {MAX_BLOCK_SIZE}, not {block_size}")
         if chars is not None and not general:
             raise ValueError("only the general-purpose formatter takes its own tokens")
-        self.max_num_codes = most or count
+        self.codes = None if codes is None else tuple(map(str, codes))
+        if kind == "classes":
+            block_size = len(str(max(1, len(self.codes or ())) - 1))
+        self._numbers = {code: i for i, code in enumerate(self.codes or ())}
+        self.max_num_codes = most or min(max(1, max_codes or count), MAX_CODES)
         self.block_size = system.block_size or int(block_size)
         self.max_seq_len = self.max_num_codes * self.block_size + 2  # BOS in front, EOS behind
         self.sep_value = SEP_VALUE
@@ -139,6 +153,14 @@ class BlockyFormatter:
             raise CodeError(f"code {code!r} is empty")
         if self.map_char_idx.get(code) in self._whole:
             return np.full(self.block_size, self.map_char_idx[code], dtype=np.int64)
+        if self.kind == "classes":
+            if self.codes is None:
+                return np.full(self.block_size, EOS_IDX, dtype=np.int64)
+            if code not in self._numbers:
+                raise CodeError(
+                    f"code {code!r} is not among the {len(self.codes):,} classes of the formatter"
+                )
+            code = str(self._numbers[code]).zfill(self.block_size)
         tokens = list(code) if self.within_block_sep is None else code.split(self.within_block_sep)
         for token in tokens:
             if token not in self.map_char_idx:
@@ -168,7 +190,8 @@ class BlockyFormatter:
         """
         if label is None:
             return None
-        codes = label.split(self.sep_value) if isinstance(label, str) else self.codes_of(label)
+        is_text = isinstance(label, str)
+        codes = split_codes(label, self._numbers) if is_text else self.codes_of(label)
         if len(codes) > self.max_num_codes:
             raise ValueError(f"{label!r} holds {len(codes)} codes, there is room for {self.max_num_codes}")
         sequence = np.full(self.max_seq_len, PAD_IDX, dtype=np.float64)
@@ -190,7 +213,10 @@ class BlockyFormatter:
             return self.map_idx_char[ids[0]]
         if not ids or any(i not in self.map_idx_char for i in ids):
             return None
-        return (self.within_block_sep or "").join(self.map_idx_char[i] for i in ids)
+        code = (self.within_block_sep or "").join(self.map_idx_char[i] for i in ids)
+        if self.codes is None:
+            return code
+        return self.codes[int(code)] if int(code) < len(self.codes) else None
 
     def clean_pred(self, ids: Sequence[int]) -> str:
         """Return token ids, BOS first, as codes joined with ``sep_value``. ValueError without all blocks."""
@@ -203,14 +229,18 @@ class BlockyFormatter:
         names = ("kind", "block_size", "sep_value", "within_block_sep", "allow_short")
         settings = {name: getattr(self, name) for name in names}
         settings |= {"max_codes": self.max_num_codes, "target_cols": list(self.target_cols)}
-        return settings | ({} if self.chars is None else {"chars": list(self.chars)})
+        lists = {"chars": self.chars, "codes": self.codes}
+        return settings | {name: list(value) for name, value in lists.items() if value is not None}
 
     @classmethod
     def from_dict(cls, settings: dict) -> "BlockyFormatter":
-        """Return the formatter that ``to_dict`` described. Raises ValueError for contradictory settings."""
+        """Return the formatter that ``to_dict`` described; max_codes may be None. Raises ValueError for
+        contradictory settings.
+        """
         names = ("kind", "target_cols", "block_size", "within_block_sep", "allow_short")
-        formatter = cls(*(settings[name] for name in names), chars=settings.get("chars"))
-        if formatter.to_dict() != settings:
+        more = {name: settings.get(name) for name in ("chars", "max_codes", "codes")}
+        formatter = cls(*(settings[name] for name in names), **more)
+        if formatter.to_dict() != settings | {"max_codes": more["max_codes"] or formatter.max_num_codes}:
             raise ValueError(f"formatter settings do not fit together: {settings}")
         return formatter
 
@@ -220,6 +250,59 @@ def cut(code: str, digits: int, separator: str | None = None) -> str:
     if code in NEVER_SHORT:
         return code
     return code[:digits] if separator is None else separator.join(code.split(separator)[:digits])
+
+
+def split_codes(text: str, known: Container[str]) -> list[str]:
+    """Return the codes that `SEP_VALUE` joins in a text; those in `known` may hold that sign themselves."""
+    parts, codes = text.split(SEP_VALUE), []
+    while parts:
+        starts = (SEP_VALUE.join(parts[:end]).strip() for end in range(len(parts), 0, -1))
+        code = next((start for start in starts if start in known), parts[0].strip())
+        codes.append(code)
+        parts = parts[1 + code.count(SEP_VALUE) :]
+    return codes
+
+
+def in_key(code: str, key: Container[str]) -> str:
+    """Return the code of the key that a spreadsheet made this number of: 110 is 0110, and 110.0 too. A code
+    that the key has, or has with no number of leading zeros, stays.
+    """
+    number = re.fullmatch(r"([0-9]+)(\.0)?", code)
+    if code in key or not number:
+        return code
+    filled = (number[1].zfill(length) for length in range(len(number[1]), MAX_WRITTEN + 1))
+    return next((code for code in filled if code in key), code)
+
+
+def formatter_of_codes(
+    codes: Sequence[str], target_cols: Sequence[str], max_codes: int, before: dict | None = None
+) -> BlockyFormatter:
+    """Return a formatter that writes all these codes: gpf if they are short and made of its tokens, else
+    classes. before: the formatter of the initial weights, as `to_dict` describes it, or None; if it is gpf
+    and writes all codes, its tokens and blocks stay.
+    """
+    longest = max(map(len, codes), default=1)
+    ways = [{"block_size": longest, "allow_short": True}] if longest <= MAX_WRITTEN else []
+    if before and before["kind"] in ("gpf", "classes"):
+        max_codes = max(max_codes, before["max_codes"])
+    if before and before["kind"] == "gpf":
+        kept = {name: before[name] for name in ("block_size", "allow_short")}
+        separated = before["within_block_sep"] is not None
+        ways.insert(0, kept | {"use_within_block_sep": separated, "chars": before.get("chars")})
+    for way in ways:
+        formatter = BlockyFormatter("gpf", target_cols, max_codes=max_codes, **way)
+        with contextlib.suppress(CodeError):
+            for code in codes:
+                formatter.encode_code(code)
+            return formatter
+    return BlockyFormatter("classes", target_cols, max_codes=max_codes, codes=codes)
+
+
+def classes_in_words(codes: Sequence[str]) -> str:
+    """Return the number of codes and their lengths, for people: "669 classes of 2 to 9 characters"."""
+    shortest, longest = (end(map(len, codes), default=0) for end in (min, max))
+    size = f"{longest}" if shortest == longest else f"{shortest} to {longest}"
+    return f"{len(codes):,} class{'es' * (len(codes) != 1)} of {size} character{'s' * (longest != 1)}"
 
 
 def is_missing(value: Any) -> bool:

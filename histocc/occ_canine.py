@@ -328,11 +328,9 @@ class OccCANINE:
         """
         device = device_of(self.device if arguments.get("device") is None else arguments.pop("device"))
         own = self.formatter.to_dict()
-        given = {"initial_checkpoint": self.file, "initial_key": self._key_file, "formatter": own["kind"]}
-        if own["kind"] == "gpf":
-            given |= {name: own[name] for name in ("block_size", "target_cols")}
-            given["use_within_block_sep"] = own["within_block_sep"] is not None
-            given["allow_codes_shorter_than_block_size"] = own["allow_short"]
+        given = {"initial_checkpoint": self.file, "initial_key": self._key_file}
+        is_general = own["kind"] in ("gpf", "classes")  # which --formatter auto keeps, if it writes all codes
+        given |= {"target_cols": own["target_cols"]} if is_general else {"formatter": own["kind"]}
         asked = {"save_path": save_path, "input_col": input_col, "target_cols": target_cols, **arguments}
         if language is language_col is None and "lang" in getattr(dataset, "columns", ()):
             language_col = "lang"

@@ -516,6 +516,7 @@ def test_a_cell_holds_the_code_that_it_would_in_training_data():
 
 
 BY_NAME, GPF = "--formatter hisco --target-cols hisco_1 hisco_2", "--formatter gpf --target-cols"
+AUTO = "--formatter auto --target-cols"
 BY_NUMBER = "--formatter hisco --target-cols code1 code2"
 OCC1950, LANG_COL = "--formatter occ1950 --target-cols OCC1950_1", " --language-col lang"
 
@@ -528,10 +529,17 @@ OCC1950, LANG_COL = "--formatter occ1950 --target-cols OCC1950_1", " --language-
         ("occ1,l,hisco_1,hisco_2", "--language-col l", ("hisco", 2, "unk", "l"), BY_NAME),
         ("lang,hisco_1,hisco_2", "--input-col lang", ("hisco", 2, "unk", None), BY_NAME),
         ("occ1,OCC1950_1", "", ("occ1950", 1, "unk", None), OCC1950),
-        ("occ1,lang,hisco_1,x", "--target-cols x", ("gpf", 1, "unk", None), ""),
+        ("occ1,lang,hisco_1,x", "--target-cols x", ("auto", 1, "unk", None), ""),
         ("lang,hisco_1,hisco_2", "--formatter hisco", ("hisco", 2, "unk", "lang"), f"{BY_NAME}{LANG_COL}"),
+        (
+            "occ1,hisco_1",
+            "--formatter auto",
+            ("hisco", 1, "unk", None),
+            "--formatter hisco --target-cols hisco_1",
+        ),
+        ("occ1,x", "--target-cols x --block-size 3", ("gpf", 1, "unk", None), ""),
         ("occ1,hisco_1", "--formatter gpf", ("gpf", 1, "unk", None), f"{GPF} hisco_1"),
-        ("occ1,lang,code1,hisco_1", "--key hisco", ("gpf", 1, "unk", "lang"), f"{GPF} code1{LANG_COL}"),
+        ("occ1,lang,code1,hisco_1", "--key hisco", ("auto", 1, "unk", "lang"), f"{AUTO} code1{LANG_COL}"),
         ("occ1,hisco_1,OCC1950_1", "--formatter occ1950", ("occ1950", 1, "unk", None), OCC1950),
         ("occ1,code1,code2,hisco_1", "--key hisco --formatter hisco", ("hisco", 2, "unk", None), BY_NUMBER),
         ("occ1,code1,code2,code1x", "--formatter hisco", ("hisco", 2, "unk", None), BY_NUMBER),

@@ -345,7 +345,7 @@ def test_canonical_rows_are_equal_exactly_when_the_codes_are(formatter, tokens, 
         (("hisco", []), "1 to 5 target columns, not 0"),
         (("hisco", ["a"] * 6), "1 to 5 target columns, not 6"),
         (("gpf", []), "at least one target column"),
-        (("isco", ["x"]), "'isco'.*hisco, occ1950, gpf"),
+        (("isco", ["x"]), "'isco'.*hisco, occ1950, classes, gpf"),
         (("gpf", ["x"], 0), "at least 1 and at most 1000, not 0"),
         (("hisco", ["x"], 5, False, False, ["1"]), "only the general-purpose formatter"),
         (("gpf", ["x"], 5, False, False, ["1", "1"]), "must differ"),
@@ -364,4 +364,4 @@ def test_settings_survive_json_and_pickle(formatter):
     for other in (again, pickle.loads(pickle.dumps(formatter))):
         assert other.to_dict() == settings and other.num_classes == formatter.num_classes
     with pytest.raises(ValueError, match="do not fit together"):
-        BlockyFormatter.from_dict(settings | {"max_codes": 17})
+        BlockyFormatter.from_dict(settings | {"max_codes": -1})

@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, fields
 from typing import Annotated, Any
 
-from histocc.data.arrays import PREPARED_FORMAT
+from histocc.data.arrays import PREPARED_FORMAT, PreparedData
 from histocc.data.rows import hold_numbers, language_name, read_columns, read_key
 from histocc.data.tables import DELIMITERS, column_problems, composed, table_format
-from histocc.formatter import BlockyFormatter, CodeError, hisco_key, make_formatter
+from histocc.formatter import BlockyFormatter, CodeError, formatter_of_codes, hisco_key, make_formatter
 from histocc.runtime.config import Config, Count, Fraction, flag, number, step_flag
 from histocc.runtime.errors import UserError, raise_if_any
 from histocc.runtime.files import opened
@@ -47,10 +47,10 @@ Encoding = Annotated[
     ),
 ]
 Column = Annotated[str, composed]  # name of a column
-_RECODING = re.compile(r"[^=,]+=[^=,]+(,[^=,]+=[^=,]+)*")
-Recoding = Annotated[
-    str, number(str, lambda text: bool(_RECODING.fullmatch(text)), "of the form OLD=NEW,OLD=NEW")
-]
+AUTO, SPELLINGS = "auto", "spellings"
+_RECODING = re.compile(rf"([^=,]+=[^=,]+|{SPELLINGS})(,([^=,]+=[^=,]+|{SPELLINGS}))*")
+_FORM = f"of the form OLD=NEW,OLD=NEW, or {SPELLINGS}"
+Recoding = Annotated[str, number(str, lambda text: bool(_RECODING.fullmatch(text)), _FORM)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,7 +68,10 @@ class Reading(Config):
         None, "a cell may hold several codes, separated by one of these characters", metavar="CHARS"
     )
     recode: Recoding | None = flag(
-        None, "codes that are read as others, such as 99999=-1,98999=-1", metavar="OLD=NEW"
+        None,
+        "codes that are read as others, such as 99999=-1,98999=-1; spellings: codes that differ in case or"
+        " punctuation alone (I51.9, i51.9, I519) as the most frequent of them",
+        metavar="OLD=NEW",
     )
     empty_text: str | None = flag(
         None, "keep rows without a description if this is their only code", metavar="CODE"
@@ -102,9 +105,10 @@ class Tables(Reading):
     )
     formatter: str | None = flag(
         None,
-        "system of the codes; gpf: any, with as many codes as target columns (default: see --target-cols,"
-        " else gpf; of train_mixer.py hisco)",
-        choices=("gpf", "hisco", "occ1950"),
+        "system of the codes; auto: hisco and occ1950 by the names of the columns, else any texts are codes;"
+        " gpf: codes of --block-size tokens (default: auto; gpf if its flags are given; of train_mixer.py"
+        " hisco)",
+        choices=(AUTO, "gpf", "hisco", "occ1950"),
     )
     block_size: Count = flag(5, "gpf: tokens of a code")
     use_within_block_sep: bool = flag(False, "gpf: the tokens of a code are separated by ','")
@@ -154,7 +158,7 @@ class Split(Config):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Descriptions(Config):
+class DescriptionFlags(Config):
     """descriptions of codes, shown with some of the training texts"""
 
     include_descriptions: bool = step_flag(
@@ -216,23 +220,24 @@ class PrepareSettings:
     recode: dict[str, str] = field(default_factory=dict)
     empty_text: str | None = None
     ditto: bool = False
+    join_spellings: bool = False  # codes that differ in case or punctuation alone
 
     @classmethod
     def of(cls, args: Reading, **decided: Any) -> "PrepareSettings":
         """Return the values of the flags that have the same names, replaced by those in `decided`."""
         names = {item.name for item in fields(cls)}
         given = {name: value for name, value in args.values().items() if name in names}
-        pairs = (pair.split("=") for pair in args.recode.split(",")) if args.recode else ()
-        recode = {old.strip(): new.strip() for old, new in pairs}
-        return cls(**{**given, "recode": recode, **decided})
+        pairs = args.recode.split(",") if args.recode else []
+        recode = {old.strip(): new.strip() for old, new in (pair.split("=") for pair in pairs if "=" in pair)}
+        return cls(**{**given, "recode": recode, "join_spellings": SPELLINGS in pairs, **decided})
 
     @property
     def columns(self) -> list[str]:
         return [self.input_col, *self.target_cols, *([self.language_col] if self.language_col else [])]
 
     @property
-    def max_codes(self) -> int:
-        """The number of codes that a row has room for."""
+    def max_codes(self) -> int | None:
+        """The number of codes that a row has room for; None: as many as any row has."""
         return self.formatter["max_codes"] if self.code_separator else max(1, len(self.target_cols))
 
     @property
@@ -246,7 +251,8 @@ def fingerprint(settings: PrepareSettings) -> str:
     hexadecimal digits. Raises UserError.
     """
     plain: dict[str, Any] = asdict(settings) | {"prepared_format": PREPARED_FORMAT}
-    plain |= {} if plain.pop("no_quotes") is False else {"no_quotes": True}  # keeps the hash of older data
+    for name in ("no_quotes", "join_spellings"):
+        plain |= {name: True} if plain.pop(name) else {}  # keeps the hash of older data
     for name in ("train_files", "val_files"):
         plain[name] = []
         for path in getattr(settings, name):
@@ -292,8 +298,7 @@ class StartsFrom:
 
     text: str = AS_IS  # rule by which texts are cleaned
     codes: list[str] = field(default_factory=list)  # codes of the linear outputs; [] if not used
-    formatter: str | None = None  # its kind, if it is known
-    chars: list[str] | None = None  # its tokens; None: the usual ones
+    formatter: dict | None = None  # as `to_dict` describes it, if it is known
 
 
 @dataclass(frozen=True)
@@ -308,13 +313,16 @@ class Columns:
 
 
 def columns_of(
-    args: Tables, path: str, problems: list[str], default_formatter: str = "gpf", naming: str = "hisco"
+    args: Tables, path: str, problems: list[str], default_formatter: str = AUTO, naming: str = "hisco"
 ) -> Columns:
     """Return the columns of a file that are read. Without --target-cols their names decide, and a column
-    `lang` holds the languages; without --formatter, --key and --target-col-naming (`naming`) hisco_1 … and
-    OCC1950_1 … bring their formatter, else it is `default_formatter`. Appends what is wrong to `problems`.
+    `lang` holds the languages; without --formatter (or with auto), --key and --target-col-naming (`naming`)
+    hisco_1 … and OCC1950_1 … bring their formatter, else it is `default_formatter`, gpf if there are flags of
+    gpf instead of auto. Appends what is wrong to `problems`.
     """
-    kind, target_cols = args.formatter or default_formatter, args.target_cols or []
+    asked, target_cols = args.formatter, args.target_cols or []
+    gpf_flags = args.block_size != 5, args.use_within_block_sep, args.allow_codes_shorter_than_block_size
+    kind = asked or ("gpf" if any(gpf_flags) and default_formatter == AUTO else default_formatter)
     language, language_col, note = args.language or UNKNOWN_LANGUAGE, args.language_col, ""
     try:
         header = (
@@ -324,7 +332,7 @@ def columns_of(
         problems.append(str(error))
         header = []
     if header:
-        by_name = not (args.formatter or args.key) and naming == "hisco"
+        by_name = asked in (None, AUTO) and not args.key and naming == "hisco"
         families = _families(header, naming, bool(args.key), None if by_name else kind)
         if not families and kind == "hisco":
             families = _families(header, naming, True)  # numbers of the HISCO key
@@ -389,13 +397,14 @@ def settings_from(
     fixed = formatter = numbers = first = None
     try:
         if target_cols:
+            of_start = start.formatter or {}
             formatter = make_formatter(
-                kind,
+                "classes" if kind == AUTO else kind,
                 target_cols,
                 args.block_size,
                 args.use_within_block_sep,
                 args.allow_codes_shorter_than_block_size,
-                start.chars if start.formatter == kind == "gpf" else None,
+                of_start.get("chars") if of_start.get("kind") == kind == "gpf" else None,
             )
             fixed = _fixed_codes(args, formatter, target_cols[0])
             first = _kept_codes(formatter, start) if fixed is None else None
@@ -403,11 +412,14 @@ def settings_from(
                 numbers = fixed if args.key else list(hisco_key())
     except (UserError, ValueError) as error:
         problems.append(str(error))
+    plain = formatter.to_dict() if formatter else {}
+    if args.code_separator and kind in (AUTO, "gpf"):
+        plain["max_codes"] = None  # as many as any row has
     settings = PrepareSettings.of(
         args,
         train_files=train_files,
         val_files=val_files,
-        formatter=formatter.to_dict() if formatter else {},
+        formatter=plain,
         target_cols=target_cols,
         share_val=None if val_files else getattr(args, "share_val", None),
         language=columns.language,
@@ -423,6 +435,14 @@ def settings_from(
     return settings
 
 
+def written_by(settings: PrepareSettings, data: PreparedData, start: StartsFrom) -> dict:
+    """Return the settings of the formatter that writes the codes of prepared data."""
+    target_cols, room = settings.target_cols, data.max_codes
+    if settings.formatter["kind"] == "classes":
+        return formatter_of_codes(data.codes, target_cols, room, start.formatter).to_dict()
+    return settings.formatter | {"max_codes": settings.formatter["max_codes"] or room}
+
+
 def _repaired(codes: list[str], formatter: BlockyFormatter) -> list[str]:
     """Return codes as the formatter writes them. Raises CodeError."""
     codes = [formatter.repair(code)[0] for code in codes if code]
@@ -435,7 +455,8 @@ def _kept_codes(formatter: BlockyFormatter, start: StartsFrom) -> list[str] | No
     """Return the codes of the initial weights if the formatter of the run writes them unchanged; None if only
     the codes of the data count.
     """
-    if not start.codes or start.formatter not in (None, formatter.kind):
+    kinds = ("gpf", "classes") if formatter.kind == "classes" else (formatter.kind,)
+    if not start.codes or start.formatter and start.formatter["kind"] not in kinds:
         return None
     try:
         codes = _repaired(start.codes, formatter)

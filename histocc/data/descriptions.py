@@ -9,10 +9,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from histocc.data.arrays import PreparedData
-from histocc.data.config import Descriptions as DescriptionFlags
+from histocc.data.config import DescriptionFlags
 from histocc.data.rows import language_name, read_columns
 from histocc.data.tables import column_problems, table_format
-from histocc.formatter import BlockyFormatter
+from histocc.formatter import BlockyFormatter, in_key
 from histocc.runtime.errors import UserError, raise_if_any
 from histocc.runtime.rng import chance, draw, streams
 from histocc.text import ASCII_LOWER, ascii_lower, cleaner, code_points, join_texts, texts_of_pieces
@@ -92,7 +92,7 @@ def load_descriptions(
     numbers = np.full((len(data.codes) + 1, len(data.languages)), -1, dtype=np.int64)
     named: dict[tuple[int, int], int] = {}
     for code, text, *language in read_columns(args.descriptions_file or "", columns):
-        at, number = place.get(formatter.repair(code)[0]), len(texts) // 2
+        at, number = place.get(in_key(formatter.repair(code)[0], place)), len(texts) // 2
         if at is None or not text:
             continue
         if (name := language_name("".join(language))) in data.languages:
@@ -111,8 +111,9 @@ def read_descriptions(path: str, codes: list[str], formatter: BlockyFormatter) -
     """Return the description of each code in a table of both. Raises UserError if it has none of `codes`."""
     columns = find_columns(DescriptionFlags(descriptions_file=path))
     rows = reversed(read_columns(path, columns))
-    texts = {formatter.repair(code)[0]: text for code, text in rows}  # the first of each code
-    if not set(codes) & texts.keys():
+    key = set(codes)
+    texts = {in_key(formatter.repair(code)[0], key): text for code, text in rows}  # the first of each code
+    if not key & texts.keys():
         lacks = f"none of the {len(codes):,} codes of the model stands in column {columns[0]!r}"
         raise UserError(f"--descriptions {path}: {lacks}")
     return texts

@@ -5,11 +5,20 @@ import functools
 import io
 import os
 import re
-from collections import Counter
-from collections.abc import Callable, Container, Iterable, Sequence
+import unicodedata
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Container, Iterable, Sequence
 
 from histocc.data.tables import column_problems, read_chunks, table_format
-from histocc.formatter import EOS_IDX, NEVER_SHORT, BlockyFormatter, CodeError, hisco_key, name_of_code
+from histocc.formatter import (
+    EOS_IDX,
+    NEVER_SHORT,
+    BlockyFormatter,
+    CodeError,
+    hisco_key,
+    in_key,
+    name_of_code,
+)
 from histocc.runtime.errors import UserError, raise_if_any
 from histocc.text import MISSING_TEXTS, UNKNOWN_LANGUAGE
 
@@ -118,16 +127,15 @@ def fill_dittos(texts: list[str], above: str, fill: bool) -> list[int]:
 # In a column of codes these count as no code, unless the key has them.
 MISSING_WORDS = MISSING_TEXTS | {"none", ".", "-"}
 BLANK, WORD, UNFIT = -1, -2, -3  # an empty cell, one of MISSING_WORDS, and one that holds no code of the key
-# Flags that are added to the number of a cell: repairs and properties.
-_DONE = ("zeros_restored", "codes_rewritten", "codes_recoded", "codes_unknown", "codes_short")
-FLAGS = {name: 1 << bit for bit, name in enumerate(_DONE, 40)}
+# A cell of several codes, with the character between them.
+_SEVERAL = re.compile(r"\s*[A-Za-z]{0,3}-?\d[\w.-]*(?:\s*([;&,/|+])\s*[A-Za-z]{0,3}-?\d[\w.-]*)+\s*")
 
 
 def code_of_cell(cell: str, formatter: BlockyFormatter, key: Container[str] = ()) -> str:
-    """Return the code that a cell holds, repaired as in training data; "" for a blank cell and a word such as
-    NA or null that is not in the key.
+    """Return the code that a cell holds, repaired as in training data, with the leading zeros of its form in
+    the key; "" for a blank cell and a word such as NA or null that is not in the key.
     """
-    code = formatter.repair(cell)[0]
+    code = in_key(formatter.repair(cell)[0], key)
     return "" if code.casefold() in MISSING_WORDS and code not in key else code
 
 
@@ -138,13 +146,14 @@ class Unfit(ValueError):
 class CodeBook(dict):
     """The numbers of cells: `book[cell]` checks a cell when it is met for the first time.
 
-    A number ≥ 0 is the provisional number of a code, in the order in which codes were met, plus FLAGS. BLANK
-    and WORD stand for no code, UNFIT for a cell in `faults`.
+    A number ≥ 0 is the provisional number of a code, in the order in which codes were met. BLANK and WORD
+    stand for no code, UNFIT for a cell in `faults`. `noted` has the cells of the kinds in NOTES.
 
     Args:
         fixed_codes: the codes of a key; others are faults.
         by_number: codes whose numbers the cells hold.
         recode: code → the code that replaces it.
+        zeros: code → the same with the leading zeros that it has lost.
     """
 
     def __init__(
@@ -153,12 +162,15 @@ class CodeBook(dict):
         fixed_codes: list[str] | None = None,
         by_number: list[str] | None = None,
         recode: dict[str, str] | None = None,
+        zeros: dict[str, str] | None = None,
     ):
         super().__init__()
-        self.formatter, self.by_number, self.recode = formatter, by_number, recode or {}
+        self.formatter, self.by_number = formatter, by_number
+        self.recode, self.zeros = recode or {}, zeros or {}
         self.fixed = None if fixed_codes is None else frozenset(fixed_codes)
         self.codes: dict[str, int] = {}  # code → provisional number
         self.faults: dict[str, tuple[str, str]] = {}  # cell → (DOES_NOT_FIT or OUTSIDE_KEY, message)
+        self.noted: dict[str, set[str]] = defaultdict(set)
 
     def __missing__(self, cell: str) -> int:
         try:
@@ -182,20 +194,25 @@ class CodeBook(dict):
             code, repaired = self.by_number[int(number)], False
         elif code.casefold() in MISSING_WORDS and code not in (self.fixed or ()):
             return WORD
-        flags = []
+        kinds = []
         if repaired:
             of_zeros = re.fullmatch(r"-?[0-9]+(\.0+)?", cell.strip())
-            flags.append("zeros_restored" if of_zeros else "codes_rewritten")
+            kinds.append("zeros_restored" if of_zeros else "codes_rewritten")
         if code in self.recode:
             code = self.recode[code]
-            flags.append("codes_recoded")
+            kinds.append("codes_recoded")
+        if (filled := self.zeros.get(code) or in_key(code, self.fixed or (code,))) != code:
+            code = filled
+            kinds.append("zeros_restored")
         number = self.of_code(code, cell)
         if self.formatter.kind == "hisco" and self.fixed is None and code not in hisco_key():
-            flags.append("codes_unknown")
+            kinds.append("codes_unknown")
         may_be_short = self.formatter.allow_short and code not in NEVER_SHORT
         if may_be_short and EOS_IDX in self.formatter.encode_code(code):
-            flags.append("codes_short")
-        return number + sum(map(FLAGS.__getitem__, flags))
+            kinds.append("codes_short")
+        for kind in kinds:
+            self.noted[kind].add(cell)
+        return number
 
     def of_code(self, code: str, cell: str = "") -> int:
         """Return the number of a code. cell: its text in the file, for hints. Raises Unfit."""
@@ -203,7 +220,7 @@ class CodeBook(dict):
             self.formatter.encode_code(code)
         except CodeError as error:
             hint = ""
-            if several := re.fullmatch(r"\s*-?\d[\d.-]*(?:\s*([;&,/|+])\s*-?\d[\d.-]*)+\s*", cell):
+            if several := _SEVERAL.fullmatch(cell):
                 hint = f" (several codes in one cell? --code-separator '{several[1]}' separates them)"
             elif re.search(r"\d[.,]\d|\de[+-]?\d", cell, re.IGNORECASE):
                 hint = " (changed by a spreadsheet? Its number format for codes is Text, or without decimals)"
@@ -211,6 +228,74 @@ class CodeBook(dict):
         if self.fixed is not None and code not in self.fixed:
             raise Unfit(OUTSIDE_KEY, f"code {code!r} is not among the {len(self.fixed)} codes of the key")
         return self.codes.setdefault(code, len(self.codes))
+
+
+# ---- the codes of a table, all together
+
+
+def lost_zeros(codes: Collection[str], known: Container[str]) -> tuple[dict[str, str], str]:
+    """Return (code → its form in `known` with leading zeros, or without the trailing .0, for numbers that a
+    spreadsheet has changed; a note on other numbers that are shorter than most, or ""). Shorter codes that
+    most others begin with are levels of the system, and stay.
+    """
+    zeros = {}
+    if not any(re.fullmatch(r"[0-9]+\.[0-9]*[1-9][0-9]*", code) for code in codes):
+        zeros = {code: in_key(code, known) for code in codes if re.fullmatch(r"[0-9]+\.0", code)}
+    numbers = [code for code in codes if re.fullmatch("[0-9]+", code)]
+    [(length, times)] = Counter(map(len, numbers)).most_common(1) or [(0, 0)]
+    short = [code for code in numbers if len(code) < length]
+    levels = {
+        size
+        for size in set(map(len, short))
+        if 2 * sum(code[:size] in codes for code in numbers if len(code) == length) > times
+    }
+    short = [code for code in short if len(code) not in levels]
+    if 2 * times > len(numbers):
+        zeros |= {code: code.zfill(length) for code in short if code.zfill(length) in known}
+    rest = sorted(set(short) - set(zeros))
+    if not rest or 5 * len(rest) > times:
+        return zeros, ""
+    what = f"{len(rest):,} codes are shorter than the other {times:,}, which have {length} digits"
+    remedy = "if they have lost leading zeros, --recode or --key restores them"
+    return zeros, f"{what}: {', '.join(rest[:EXAMPLES])}{' …' * (len(rest) > EXAMPLES)}; {remedy}"
+
+
+def spellings(counts: dict[str, int], known: Collection[str]) -> dict[str, str]:
+    """Return, for codes that are other spellings of a code in `known` or a more frequent one, that code. They
+    differ in case and blanks, or one of the two has no punctuation between letters and digits: 11.1 and 1.11
+    are different codes. Of two codes in `known` neither is a spelling of the other.
+    """
+    of_bare: dict[str, dict[str, list[str]]] = {}  # without punctuation → without case and blanks → codes
+    for code in {*counts, *known}:
+        same = "".join(unicodedata.normalize("NFC", code).casefold().split())
+        bare = re.sub(r"(?<=\w)[^\w]+(?=\w)", "", same)
+        of_bare.setdefault(bare, {}).setdefault(same, []).append(code)
+    joined: dict[str, str] = {}
+    for bare, forms in of_bare.items():
+        groups = [sum(forms.values(), [])] if len(forms) == 2 and bare in forms else forms.values()
+        for group in groups:
+            first = min(group, key=lambda code: (code not in known, -counts.get(code, 0), code))
+            joined |= {code: first for code in group if code != first and code not in known}
+    return dict(sorted(joined.items()))
+
+
+def several_in_one(codes: Collection[str]) -> str:
+    """Return a note on codes that seem to be several in one cell, "" if there are none: all their parts are
+    codes, or they look like several, as most codes do, or with one part that is a code.
+    """
+    found: dict[str, str] = {}  # code → the character between its parts
+    for code in codes:
+        seems = _SEVERAL.fullmatch(code)
+        for sign in filter(code.__contains__, ";&,/|+"):
+            are_codes = [part.strip() in codes for part in code.split(sign)]
+            if all(are_codes) or seems and any(are_codes):
+                found[code] = sign
+    seeming = {code: seems[1] for code in codes if (seems := _SEVERAL.fullmatch(code))}
+    found = seeming if 2 * len(seeming) > len(codes) else found
+    if not found:
+        return ""
+    what = f"{len(found):,} codes look like several in one cell, such as {next(iter(found))!r}"
+    return f"{what}; --code-separator '{''.join(dict.fromkeys(found.values()))}' separates them"
 
 
 # Languages under other names than those of the published models: in English, or by ISO 639-2. The two letters
@@ -223,7 +308,6 @@ _LANGUAGES = (
 _LANGUAGES_BY_NAME = {
     other: name for name, *others in map(str.split, _LANGUAGES.split(";")) for other in others
 }
-RENAMED = 1 << 40  # added to the number of a language that the cell names in another way
 
 
 def language_name(cell: str) -> str:
@@ -233,11 +317,12 @@ def language_name(cell: str) -> str:
 
 
 class Languages(dict):
-    """The numbers of languages, by cell of their column, plus RENAMED; 0 is `unk`."""
+    """The numbers of languages, by cell of their column; 0 is `unk`. renamed: cells with another name."""
 
     def __init__(self, column: str | None, max_length: int):
         super().__init__()
         self.column, self.max_length, self.names = column, max_length, [UNKNOWN_LANGUAGE]
+        self.renamed: set[str] = set()
 
     def __missing__(self, cell: str) -> int:
         name = language_name(cell) or UNKNOWN_LANGUAGE
@@ -246,8 +331,9 @@ class Languages(dict):
         if len(name) > self.max_length or len(self.names) > MAX_LANGUAGES:
             what = f"{name[:30]!r} as one of {len(self.names):,} different values"
             raise UserError(f"column {self.column!r} holds {what}; is it the language?")
-        renamed = bool(cell.strip()) and cell.strip() != name
-        return self.setdefault(cell, self.names.index(name) + RENAMED * renamed)
+        if cell.strip() not in ("", name):
+            self.renamed.add(cell)
+        return self.setdefault(cell, self.names.index(name))
 
 
 # ---- the small tables beside the rows: keys of codes, frequencies of words

@@ -28,6 +28,7 @@ import torch
 from histocc.data import prepare as preparing
 from histocc.data.arrays import PreparedData, RowSet
 from histocc.data.config import (
+    AUTO,
     Column,
     Delimiter,
     PrepareSettings,
@@ -42,7 +43,7 @@ from histocc.data.rows import OUTSIDE_KEY, hold_numbers, key_reader, language_na
 from histocc.evaluate import baseline
 from histocc.evaluate import report as report_of
 from histocc.evaluate.report import JSON, MARKDOWN, MIN_ROWS, REJECTED, Report
-from histocc.formatter import BlockyFormatter, hisco_key, make_formatter
+from histocc.formatter import BlockyFormatter, hisco_key
 from histocc.job import confidence as fitting
 from histocc.job.config import CHOICES, Losses
 from histocc.job.model import load_on_all, make_loss
@@ -127,8 +128,8 @@ def load(args: EvaluateConfig, file: str) -> models.Loaded:
 
 
 def prepare_settings(args: EvaluateConfig, state: dict, formatter: BlockyFormatter) -> PrepareSettings:
-    """Return the settings to read the data with the codes of the model in their order. Columns and language
-    that are not named are those of the training. Raises UserError with all that is wrong.
+    """Return the settings to read the data with the codes of the model in their order. Columns, language and
+    separator of codes that are not named are those of the training. Raises UserError with all that is wrong.
     """
     trained, columns = state.get("args", {}), args.target_cols or formatter.target_cols
     language, language_col = args.language, args.language_col
@@ -140,6 +141,7 @@ def prepare_settings(args: EvaluateConfig, state: dict, formatter: BlockyFormatt
         target_cols=columns,
         language=language_name(language or UNKNOWN_LANGUAGE),
         language_col=language_col,
+        code_separator=args.code_separator or trained.get("code_separator"),
     )
     problems, most = list(problems_of_columns(args)), formatter.max_num_codes
     if len(columns) > most:
@@ -157,8 +159,9 @@ def prepare_settings(args: EvaluateConfig, state: dict, formatter: BlockyFormatt
             raise UserError(f"--target-cols {' '.join(columns)} hold numbers of a key: --key names its file")
         else:
             numbers = list(state["key"] if key_of_training else hisco_key())
-    names = ("block_size", "within_block_sep", "allow_short", "chars")
-    of_columns = make_formatter(formatter.kind, columns, *(getattr(formatter, name) for name in names))
+    of_columns = BlockyFormatter.from_dict({**formatter.to_dict(), "target_cols": columns})
+    if AUTO in (trained.get("formatter"), formatter.kind.replace("classes", AUTO)):
+        of_columns = BlockyFormatter("classes", columns, max_codes=most)  # any other text is outside the key
     settings = PrepareSettings.of(
         args,
         train_files=args.data,

@@ -211,7 +211,8 @@ def decoder_report(
         }
 
     by_digits = []
-    for digits in range(1, formatter.block_size + 1):
+    is_whole = formatter.kind == "classes"  # names have no first digits
+    for digits in [max(map(len, names))] if is_whole else range(1, formatter.block_size + 1):
         number = np.unique([cut(code, digits, separator) for code in names], return_inverse=True)[1]
         pairs = (distinct_pairs(row, number[code]) for row, code in (pred, true))
         by_digits.append({"digits": digits, **measured(row_counts(n, *pairs), text, resamples, seed)})

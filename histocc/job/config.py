@@ -7,7 +7,7 @@ from dataclasses import MISSING, dataclass
 from typing import Annotated, Any
 
 from histocc import __version__
-from histocc.data.config import Descriptions, Split, Tables
+from histocc.data.config import DescriptionFlags, Split, Tables
 from histocc.model.loss import BEST_FIT, BLOCK_LOSSES, LINEAR_LOSSES, MEAN, ONE_TO_ONE, ROWS
 from histocc.model.mixer import NGRAMS
 from histocc.model.ngrams import AUTO, MAX_BITS, MIN_BITS, NONE
@@ -158,7 +158,7 @@ class Losses(Config):
 
 
 @dataclass(frozen=True, kw_only=True)
-class JobConfig(Tables, Descriptions, Noise, Model, Teaching, Losses, TrainConfig):
+class JobConfig(Tables, DescriptionFlags, Noise, Model, Teaching, Losses, TrainConfig):
     """training"""
 
     learning_rate: Positive | None = step_flag(

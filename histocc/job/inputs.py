@@ -10,7 +10,15 @@ import numpy as np
 
 from histocc.data import prepare as preparing
 from histocc.data.arrays import PreparedData, RowSet
-from histocc.data.config import PrepareSettings, StartsFrom, columns_of, file_problems, settings_from
+from histocc.data.config import (
+    AUTO,
+    PrepareSettings,
+    StartsFrom,
+    columns_of,
+    file_problems,
+    settings_from,
+    written_by,
+)
 from histocc.data.dataset import RowEncoding, TextRows
 from histocc.data.descriptions import load_descriptions
 from histocc.data.noise import Augmenter
@@ -117,8 +125,7 @@ def starts_from(args: JobConfig, resumed: dict | None, read: dict[str, dict]) ->
         if state is None:
             return StartsFrom()
         kept = int(state.get("kept_codes") or 0)
-    codes, formatter = list(state["key"])[:kept], state["formatter"] or {}
-    return StartsFrom(state["config"]["text"], codes, formatter.get("kind"), formatter.get("chars"))
+    return StartsFrom(state["config"]["text"], list(state["key"])[:kept], state["formatter"])
 
 
 def _problems_of_files(args: JobConfig, files: list[str]) -> list[str]:
@@ -145,7 +152,7 @@ def prepare_data(
     world: World,
     train_files: list[str],
     val_files: list[str],
-    default_formatter: str = "gpf",
+    default_formatter: str = AUTO,
     naming: str = "hisco",
 ) -> tuple[JobConfig, Inputs]:
     """Return (arguments with the columns of the files, what the run reads). Rank 0 checks arguments and files
@@ -154,7 +161,7 @@ def prepare_data(
     """
     read: dict[str, dict] = {}
 
-    def prepare() -> tuple[PrepareSettings, str]:
+    def prepare() -> tuple[PrepareSettings, str, dict]:
         wrong = [*args.problems(), *save_path_problems(args.save_path)]
         wrong += _problems_of_files(args, train_files + val_files)
         path, resumed, start = "", None, StartsFrom()
@@ -165,7 +172,8 @@ def prepare_data(
             start = starts_from(args, resumed, read)
         except UserError as error:
             wrong.append(str(error))
-        columns = columns_of(args, train_files[0], wrong, default_formatter, naming)
+        default = (resumed or {}).get("args", {}).get("formatter", default_formatter)
+        columns = columns_of(args, train_files[0], wrong, default, naming)
         settings = settings_from(args, columns, train_files, val_files, wrong, start)
         if args.unlabelled:
             raise_if_any(file_problems(teacher.unlabelled_settings(args, settings)))
@@ -176,20 +184,21 @@ def prepare_data(
                 refuse_other_arguments(with_columns(args, settings), resumed)
         lists = OwnFiles(args.save_path, args.overwrite) if args.prepare_only else None
         folder = preparing.prepare(settings, args.save_path, world.print, lists, world.give_up_if_asked)
-        formatter = BlockyFormatter.from_dict(settings.formatter)
-        if texts := load_descriptions(args, PreparedData.open(folder), formatter, 0):
+        data = PreparedData.open(folder)
+        written = written_by(settings, data, start)
+        if texts := load_descriptions(args, data, BlockyFormatter.from_dict(written), 0):
             world.print(f"Descriptions: {texts.codes:,} of {texts.numbers.shape[0] - 1:,} codes have one")
-        return settings, folder
+        return settings, folder, written
 
-    settings, folder = world.run_on_main(prepare)
+    settings, folder, written = world.run_on_main(prepare)
     data = preparing.on_every_node(settings, args.save_path, folder, world, world.give_up_if_asked)
     world.print("\n".join(report_lines(data.report)))
-    return with_columns(args, settings), Inputs(settings, data, read)
+    return with_columns(args, settings), Inputs(replace(settings, formatter=written), data, read)
 
 
 def with_columns(args: JobConfig, settings: PrepareSettings) -> JobConfig:
     columns = {name: getattr(settings, name) for name in ("target_cols", "language", "language_col")}
-    return args.with_decided(formatter=settings.formatter["kind"], **columns)
+    return args.with_decided(formatter=settings.formatter["kind"].replace("classes", AUTO), **columns)
 
 
 # ---- rows

@@ -12,7 +12,7 @@ from histocc.data.arrays import PreparedData
 from histocc.data.config import PrepareSettings
 from histocc.data.prepare import copy_lists
 from histocc.data.rows import key_reader
-from histocc.formatter import BlockyFormatter
+from histocc.formatter import BlockyFormatter, classes_in_words
 from histocc.job import confidence, ngram_fit
 from histocc.job.config import JobConfig, decide, is_fitted, of_run, refuse_other_arguments
 from histocc.job.inputs import Inputs, make_rows, rows_to_fit
@@ -128,7 +128,7 @@ def about(
         f" {encoder.hidden_size}, {encoder.num_hidden_layers} layers)",
         f"Model parameters: {sum(p.numel() for p in model.parameters()):,}",
         f"Vocabulary size: {model.vocab_size}",
-        f"Codes: {len(data.codes):,} ({settings.formatter['kind']}, columns {columns}){kept}",
+        f"Codes: {classes_in_words(data.codes)} ({settings.formatter['kind']}, columns {columns}){kept}",
         *([f"Texts: {data.clean_text}"] if data.clean_text != AS_IS else []),
         *(["Target mask: published (PAD among the codes is looked at)"] if not model.target_mask else []),
     ]

@@ -147,7 +147,8 @@ class Coding:
             wrong += [f"line {line}: {reason}" for line, _, reason in chunk.faults]
             for line, text, *cells in zip(chunk.lines.tolist(), *chunk.columns):
                 place = text_key(text), language_name(cells.pop(0)) if of_language else ""
-                codes = list(dict.fromkeys(filter(None, (code_of_cell(cell, formatter) for cell in cells))))
+                found = (code_of_cell(cell, formatter, key) for cell in cells)
+                codes = list(dict.fromkeys(filter(None, found)))
                 unknown = [code for code in codes if code not in key]
                 wrong += [f"line {line}: {code!r} is no code of {self.system}" for code in unknown]
                 if place[0] and codes:

@@ -255,7 +255,7 @@ def size_name(config: dict) -> str | None:
 
 def system_name(formatter: BlockyFormatter) -> str:
     """Return the name of the output columns: hisco, occ1950, or the common part of the target columns."""
-    if formatter.kind != "gpf":
+    if formatter.kind in ("hisco", "occ1950"):
         return formatter.kind
     # hisco_1, code1, but OCC1950 stays
     bare = [re.sub(r"_\d+$|(?<=[A-Za-z])\d$", "", name) for name in formatter.target_cols]
@@ -339,4 +339,5 @@ def load_initial_weights(
         kind, size, separator = before = [first["formatter"][name] for name in OF_BLOCKS]
         if before != [formatter.to_dict()[name] for name in OF_BLOCKS]:
             flags = f"--formatter {kind} --block-size {size}" + " --use-within-block-sep" * bool(separator)
-            say(f"  its decoder writes codes in other blocks than this run: {flags} keeps it")
+            keeps = f": {flags} keeps it" if kind != "classes" else ""
+            say(f"  its decoder writes codes in other blocks than this run{keeps}")

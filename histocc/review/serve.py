@@ -24,6 +24,7 @@ from io import FileIO
 from typing import Any
 
 from histocc.data.rows import csv_text
+from histocc.formatter import split_codes
 from histocc.review.sheet import (
     CHOSEN,
     DECISION,
@@ -236,7 +237,8 @@ class Decisions:
         self.reserved[window] = place, time.monotonic()
         decided = self.known.nearest(text_key(text.text))
         near = [(other, list(self.known.codes[other])) for other in decided]
-        near = near or [(other, list(filter(None, codes.split("&")))) for other, codes in text.similar]
+        known = self.codes.codes
+        near = near or [(other, [*filter(None, split_codes(codes, known))]) for other, codes in text.similar]
         choices: list[dict[str, Any]] = [
             {"code": code, "title": self.codes.words.get(code, ""), "prob": prob}
             for code, prob in zip(text.codes[:MAX_CODES], [*text.probs, *[""] * MAX_CODES])

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from histocc.data.rows import code_of_cell, csv_text, language_name
 from histocc.data.tables import column_problems, csv_rows, read_chunks, table_format
-from histocc.formatter import CLASSES, BlockyFormatter, make_formatter
+from histocc.formatter import CLASSES, BlockyFormatter, make_formatter, split_codes
 from histocc.runtime.errors import UserError, raise_if_any
 from histocc.text import UNKNOWN_LANGUAGE, text_key
 
@@ -262,7 +262,7 @@ class Codes:
         if cell.strip().lower() in ("skip", "none"):
             return None if cell.strip().lower() == "skip" else ()
         codes: dict[str, None] = {}
-        for part in map(str.strip, [cell] if text_key(cell) in self.of_title else cell.split("&")):
+        for part in [cell.strip()] if text_key(cell) in self.of_title else split_codes(cell, self.codes):
             place, named = part.removesuffix(".0"), re.fullmatch(r"(?i)code\s+(.+)", part)
             if re.fullmatch(f"[1-{MAX_CODES}]", place):
                 if int(place) > len(text.codes):
