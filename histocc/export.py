@@ -101,29 +101,11 @@ def export(
     }
     lists = {"key": state["key"], **({"chars": list(formatter.chars)} if formatter.chars else {})}
     if form == "safetensors":
-        try:
-            from safetensors.torch import save
-        except ImportError:
-            raise UserError("--to safetensors needs a package: pip install safetensors") from None
-        settings |= {CHECKSUM: with_checksum({"model": weights, "key": state["key"], **settings})[CHECKSUM]}
-        config = {
-            "model_type": "canine",
-            **state["config"],
-            SETTINGS: settings,
-            "model_domain": "Multilingual_CANINE",  # this and the rest are for the published program
-            "num_classes": formatter.num_classes,
-            "num_classes_flat": len(state["key"]),
-            "n_classes": len(state["key"]),
-            "dropout_rate": 0,
-        }
-        metadata = {name: json.dumps(value) for name, value in {**lists, SETTINGS: settings}.items()}
-        files: dict[str, bytes | memoryview] = {target: save(weights, {"format": "pt", **metadata})}
-        for name, value in {"config": config, **lists}.items():
-            path = os.path.join(os.path.dirname(target), f"{name}.json")
-            files[path] = json.dumps(value, indent=1).encode()
+        files = safetensors_files(target, weights, lists, settings, formatter)
     else:
-        content = {"model": weights, **lists, "step": state.get("step") or 0, SETTINGS: settings}
-        content = with_checksum(content)
+        content = with_checksum(
+            {"model": weights, **lists, "step": state.get("step") or 0, SETTINGS: settings}
+        )
         if for_published_program and state.get("kind") == "flat":  # its file is a dict of tensors
             bare = {name.replace("linear_decoder.", "out."): value for name, value in weights.items()}
             content = {re.sub("^encoder", "basemodel", name): value for name, value in bare.items()}
@@ -135,6 +117,38 @@ def export(
         for path, part in files.items():
             together.enter_context(atomic_write(path, overwrite)).write(part)
     return [f"Written: {' and '.join(files)}", *([f"Note: {said}"] if reasons else [])]
+
+
+def safetensors_files(
+    target: str, weights: dict[str, torch.Tensor], lists: dict, settings: dict, formatter: BlockyFormatter
+) -> dict[str, bytes | memoryview]:
+    """Return the content of a .safetensors file and of the JSON files beside it, by path. Raises UserError.
+
+    Args:
+        lists: key and chars, which the published program reads from files of their own.
+        settings: what coding needs besides.
+    """
+    try:
+        from safetensors.torch import save
+    except ImportError:
+        raise UserError("--to safetensors needs a package: pip install safetensors") from None
+    settings |= {CHECKSUM: with_checksum({"model": weights, "key": lists["key"], **settings})[CHECKSUM]}
+    config = {
+        "model_type": "canine",
+        **settings["config"],
+        SETTINGS: settings,
+        "model_domain": "Multilingual_CANINE",  # this and the rest are for the published program
+        "num_classes": formatter.num_classes,
+        "num_classes_flat": len(lists["key"]),
+        "n_classes": len(lists["key"]),
+        "dropout_rate": 0,
+    }
+    metadata = {name: json.dumps(value) for name, value in {**lists, SETTINGS: settings}.items()}
+    files: dict[str, bytes | memoryview] = {target: save(weights, {"format": "pt", **metadata})}
+    for name, value in {"config": config, **lists}.items():
+        path = os.path.join(os.path.dirname(target), f"{name}.json")
+        files[path] = json.dumps(value, indent=1).encode()
+    return files
 
 
 @dataclass(frozen=True, kw_only=True)

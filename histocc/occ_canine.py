@@ -193,85 +193,85 @@ class OccCANINE:
             occ1: texts, one or several; numbers count as their digits, None and NaN as empty.
             lang: one language, or one per text, in the same order (None, NaN and empty are unk).
             what: pred: a row per text: occ1, lang, up to k_pred codes hisco_1, prob_1, desc_1, …, conf; a
-                number n stands for pred with k_pred = n. probs: array float32 [texts, codes], by the linear
-                decoder (flat) or the other one, NaN for a text without a code. logits: the same before
-                the sigmoid, flat alone, as a table. bin: 1 for each code that pred gives, columns hisco_CODE.
-                embeddings: the encoder's pooled output, one column per number.
-            threshold: probability above which a code of flat, both or full counts, one number or by language;
-                None for the model's own.
+                number n is pred with k_pred = n. probs: array float32 [texts, codes], by the linear decoder
+                (flat) or the other one, NaN for a text without a code. logits (flat): a table of the same
+                before the sigmoid. bin: 1 for each code that pred gives, columns hisco_CODE. embeddings: the
+                encoder's pooled output, one column per number.
+            threshold: codes of flat, both, full count above it: a number, or by language (None: the model's).
             behavior: "good" (greedy) or "fast" (flat); None for what `auto` takes.
             prediction_type: a decoder, whatever the behavior: greedy, flat, both, topk, full; or greedy-topk:
                 topk with k_pred rows per text and a column top-k-pos.
             order_invariant_conf: False: conf of greedy is the probability of the codes as they were written.
             get_dict: a list of dicts, also if pandas is installed; get_df=False is the same.
             ditto: texts such as do. or ditto are coded as the text before them.
-            deduplicate, concat_in: as in the published package; the result does not depend on them.
+            deduplicate, concat_in: the result does not depend on them.
 
         Returns:
-            A DataFrame with the index of occ1 if that is a Series, else 0 … n − 1; a list of dicts if pandas
-            is not installed. The columns depend on the arguments alone. Codes that are not there are None,
-            probabilities NaN (None in dicts).
+            A DataFrame (index: that of a Series occ1, else 0 … n − 1), or a list of dicts without pandas. The
+            columns depend on the arguments alone. Missing codes are None, probabilities NaN (dicts: None).
 
         Raises:
             ValueError: an argument is not as above.
             UserError: the model has no such decoder.
         """
+        what, k, kind = self._choices(what, k_pred, behavior, prediction_type)
+        by_language = thresholds_of(threshold)
+        cells, texts, languages = texts_and_languages(occ1, lang, ditto)
+        self._warn(languages, by_language, what, kind)
+        table = partial(as_table, get_dict=get_dict or not get_df, like=occ1)
+        if what == "probs":
+            return self.coder.probabilities(texts, languages, "flat" if kind == "flat" else "full")
+        if what in ("logits", "embeddings"):
+            logits = partial(self.coder.probabilities, logits=True)
+            values = {"logits": logits, "embeddings": self.coder.embeddings}[what](texts, languages)
+            return table({"occ1": cells, **dict(enumerate(values.T))})
+        coded = self._code(texts, languages, kind, k, by_language, order_invariant_conf)
+        if what == "bin":
+            ones = {code: np.array([float(code in one.codes) for one in coded]) for code in self.codes}
+            return table({f"{self.system}_{code}": column for code, column in ones.items()})
+        return table(self._columns(cells, languages, coded, k, kind == "greedy-topk"))
+
+    __call__ = predict
+
+    def _choices(
+        self, what: str | int, k_pred: int, behavior: str | None, prediction_type: str | None
+    ) -> tuple[str, int, str]:
+        """Return `what`, the most codes of a text, and one of PREDICTION_TYPES. Raises ValueError."""
         if isinstance(what, Number):
             what, k_pred = "pred", count_of("what", what)
         k_pred = count_of("k_pred", k_pred)
         check_choice("what", what, ("pred", "probs", "logits", "bin", "embeddings"))
         check_choice("behavior", behavior, (None, *BEHAVIORS))
         check_choice("prediction_type", prediction_type, (None, *PREDICTION_TYPES))
-        given = threshold if isinstance(threshold, dict) else {} if threshold is None else {None: threshold}
-        if not all(isinstance(value, Real) and 0 <= value <= 1 for value in given.values()):
-            raise ValueError(f"threshold: found {threshold!r:.60}, expected a probability from 0 to 1")
-        threshold = {name and language_name(name): value for name, value in given.items()} or None
-        cells = cells_of("occ1", occ1, (str, Number))
-        one_language = is_missing(lang) or isinstance(lang, str)
-        languages: list = [lang] * len(cells) if one_language else cells_of("lang", lang, (str,))
-        if len(languages) != len(cells):
-            raise ValueError(f"lang: found {len(cells)} texts, but {len(languages)} languages")
-        if hasattr(occ1, "reindex") and hasattr(lang, "reindex") and not occ1.index.equals(lang.index):
-            raise ValueError("lang: has another index than occ1; pass lang[occ1.index], or list(lang)")
-        texts = ["" if is_missing(cell) else str(cell) for cell in cells]
-        languages = [UNKNOWN_LANGUAGE if is_missing(one) or not one else one for one in languages]
-        if ditto:
-            fill_dittos(texts, "", fill=True)
-        table = partial(as_table, get_dict=get_dict or not get_df, like=occ1)
         kind = prediction_type or (BEHAVIORS[behavior] if behavior else self.coder.best_decoder)
-        decoder = PREDICTION_TYPES[kind]
+        if what == "logits" and kind != "flat":
+            raise ValueError("what='logits' is for the linear decoder: behavior='fast'")
+        return what, min(k_pred, self.coder.most_codes(PREDICTION_TYPES[kind])), kind
+
+    def _warn(self, languages: list[str], thresholds: dict | None, what: str, kind: str) -> None:
+        """Warn of languages that the model does not know, and of thresholds without effect."""
         known, unk = self.coder.known, UNKNOWN_LANGUAGE
         if unknown := Counter(name for name in languages if known(name) == unk != language_name(name)):
             names = ", ".join(f"{name!r} ({count:,})" for name, count in unknown.most_common(10))
             names += f"; it knows {', '.join(self.coder.languages)}"
-            warnings.warn(f"languages that the model does not know: {names}", stacklevel=2)
-        if threshold is not None and (what not in ("pred", "bin") or decoder not in ("full", *BY_THRESHOLD)):
-            warnings.warn(f"threshold: has no effect on {what} with {kind}", stacklevel=2)
-        if what == "probs":
-            return self.coder.probabilities(texts, languages, "flat" if kind == "flat" else "full")
-        if what == "logits" and kind != "flat":
-            raise ValueError("what='logits' is for the linear decoder: behavior='fast'")
-        if what in ("logits", "embeddings"):
-            logits = partial(self.coder.probabilities, logits=True)
-            array = (logits if what == "logits" else self.coder.embeddings)(texts, languages)
-            return table({"occ1": cells, **dict(enumerate(array.T))})
-        coded = self.coder.code(
-            texts, languages, decoder, k_pred, threshold, in_any_order=order_invariant_conf
-        )
-        thresholds = self.coder.thresholds.with_given(threshold)
+            warnings.warn(f"languages that the model does not know: {names}", stacklevel=3)
+        counts = what in ("pred", "bin") and PREDICTION_TYPES[kind] in ("full", *BY_THRESHOLD)
+        if thresholds is not None and not counts:
+            warnings.warn(f"threshold: has no effect on {what} with {kind}", stacklevel=3)
+
+    def _code(
+        self, texts: list, languages: list[str], kind: str, k: int, given: dict | None, in_any_order: bool
+    ) -> list[Coded]:
+        """Return codes of texts, of `full` those above thresholds that are published or given by language."""
+        decoder = PREDICTION_TYPES[kind]
+        coded = self.coder.code(texts, languages, decoder, k, given, in_any_order=in_any_order)
+        thresholds = self.coder.thresholds.with_given(given)
         if decoder == "full" and thresholds.source in ("given", "published"):  # as in the published package
             for i, (one, language) in enumerate(zip(coded, languages)):
                 least = thresholds.least(self.coder.known(language))
                 n = int(thresholds.number(torch.tensor(sum(prob > least for prob in one.probs))))
                 coded[i] = one._replace(codes=one.codes[:n], probs=one.probs[:n])
-        if what == "bin":
-            sets = [set(one.codes) for one in coded]
-            ones = {code: np.array([float(code in codes) for codes in sets]) for code in self.codes}
-            return table({f"{self.system}_{code}": column for code, column in ones.items()})
-        k = min(k_pred, self.coder.most_codes(decoder))
-        return table(self._columns(cells, languages, coded, k, kind == "greedy-topk"))
-
-    __call__ = predict
+        return coded
 
     def _columns(
         self, cells: list, languages: list[str], coded: list[Coded], k: int, long: bool
@@ -398,6 +398,29 @@ def cells_of(name: str, given: Any, kinds: tuple[type, ...]) -> list:
         if not isinstance(cell, kinds) and not is_missing(cell):
             raise ValueError(f"{name}: row {i} (counted from 0): {cell!r:.60} is not a text")
     return cells
+
+
+def texts_and_languages(occ1: Any, lang: Any, ditto: bool) -> tuple[list, list[str], list[str]]:
+    """Return the texts as given, the same as strings, and the language of each. Raises ValueError."""
+    cells = cells_of("occ1", occ1, (str, Number))
+    one_language = is_missing(lang) or isinstance(lang, str)
+    languages: list = [lang] * len(cells) if one_language else cells_of("lang", lang, (str,))
+    if len(languages) != len(cells):
+        raise ValueError(f"lang: found {len(cells)} texts, but {len(languages)} languages")
+    if hasattr(occ1, "reindex") and hasattr(lang, "reindex") and not occ1.index.equals(lang.index):
+        raise ValueError("lang: has another index than occ1; pass lang[occ1.index], or list(lang)")
+    texts = ["" if is_missing(cell) else str(cell) for cell in cells]
+    if ditto:
+        fill_dittos(texts, "", fill=True)
+    return cells, texts, [UNKNOWN_LANGUAGE if is_missing(one) or not one else one for one in languages]
+
+
+def thresholds_of(given: Any) -> dict[str | None, float] | None:
+    """Return a threshold by language, None for all others. Raises ValueError."""
+    values = given if isinstance(given, dict) else {} if given is None else {None: given}
+    if not all(isinstance(value, Real) and 0 <= value <= 1 for value in values.values()):
+        raise ValueError(f"threshold: found {given!r:.60}, expected a probability from 0 to 1")
+    return {name and language_name(name): value for name, value in values.items()} or None
 
 
 def _dataset_file(dataset: Any, folder: str) -> str:
