@@ -162,7 +162,7 @@ class TestModel:
             assert code == 0, said
             text = (folder / "report.md").read_text(encoding="utf-8")
             assert ("those that the run was validated on, and any confidence" in text) == said_so
-            assert "as it was fitted on" in text and "| rows so sure or surer, % |" in text
+            assert "as it was fitted on" in text and "| rows at least this confident, % |" in text
 
     @pytest.mark.full
     @pytest.mark.processes

@@ -248,6 +248,16 @@ def test_a_table_without_answers(folder):
     assert list(read(folder / "final.csv")[0])[2:] == [*(f"hisco_{i}" for i in range(1, 6)), "decided_by"]
 
 
+def test_a_text_is_known_by_language(folder):
+    write(folder / "two.csv", [["occ1", "lang"], ["Smith", "en"], ["smith", "da"]])
+    with Serving(folder, "--key", "hisco", coded="two.csv") as server:
+        other = server.decide(["83110"])["text"]
+        assert other["near"] == [{"text": "smith", "codes": ["83110"]}]
+        server.decide(["61110"], other)
+        server.decide("undo", server.ask(id=other["id"], stay=True)["text"])
+        assert server.ask(id=other["id"], stay=True)["text"]["near"] == other["near"]
+
+
 @pytest.mark.parametrize("delimiter", [",", "/"])
 def test_the_command_that_it_ends_with_works(folder, delimiter):
     """Also if the decisions, in a sheet with commas, are of a file with other delimiters and no quotes."""

@@ -330,7 +330,7 @@ def decoder_lines(decoder: str, figures: dict) -> list[str]:
         right = sum(one["rows"] * one["accuracy"] for one in bins[i:])
         rows.append([f"{each['from']:.1f}–{each['to']:.1f}", f"{each['rows']:,}"])
         rows[-1] += map(percent, (each["confidence"], each["accuracy"], above / number, right / above))
-    header = ["mean confidence, %", "accuracy, %", "rows so sure or surer, %", "accuracy of these, %"]
+    header = ["mean confidence, %", "accuracy, %", "rows at least this confident, %", "accuracy of these, %"]
     lines += table(["confidence", "rows", *header], rows)
     header, rows = ["true", "predicted", "rows", "texts", "examples"], []
     for each in figures["confusions"]:

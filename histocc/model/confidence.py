@@ -156,7 +156,7 @@ class Confidence(NamedTuple):
         first = max(self.accuracy, key=lambda name: (self.accuracy[name], name == "flat"))
         best = self.best if self.best in self.accuracy else first
         shares = ", ".join(f"{name} {share:.1%}" for name, share in self.accuracy.items())
-        chance = f"; {best}, the fastest, is behind by what chance may do" * (best != first)
+        chance = f"; {best} is the fastest, and the difference is within chance" * (best != first)
         return best, f"whole sets of codes right on {self.texts:,} texts: {shares}{chance}"
 
     def limit(self, name: str, accuracy: float) -> tuple[float, float]:

@@ -125,7 +125,7 @@ def next_command(args: ReviewConfig, sheet: str) -> str:
     return shlex.join(command)
 
 
-def make(args: ReviewConfig, coded: CodedFile, key: list[str] | None) -> None:
+def make_sheet(args: ReviewConfig, coded: CodedFile, key: list[str] | None) -> None:
     texts, drawn = list(coded.texts.values()), None
     chosen = most_wrong_first(texts)[: args.rows]
     if args.sample and texts:
@@ -147,7 +147,7 @@ def make(args: ReviewConfig, coded: CodedFile, key: list[str] | None) -> None:
     print(f"Fill in the column decision: {ways}. Then:\n  {next_command(args, args.output)}")
 
 
-def apply(args: ReviewConfig, coded: CodedFile, key: list[str] | None) -> None:
+def apply_sheets(args: ReviewConfig, coded: CodedFile, key: list[str] | None) -> None:
     sheets = Sheets(args.files, coded, codes_of_key(args, coded, key))
     decided = {key: list(made.codes) for key, made in sheets.by_text.items() if made.codes is not None}
     beside = [(coded.codes, None), (coded.words, sheets.codes.words)]
@@ -224,7 +224,7 @@ def estimate(right: int, drawn: int) -> str:
     return f"{accuracy:.1%} (95 % interval {min(low, accuracy):.1%} to {max(high, accuracy):.1%})"
 
 
-def report(args: ReviewConfig, coded: CodedFile, key: list[str] | None) -> None:
+def report_accuracy(args: ReviewConfig, coded: CodedFile, key: list[str] | None) -> None:
     sheets = Sheets(args.files, coded, codes_of_key(args, coded, key))
     for note in sheets.notes:
         print(f"Note: {note}")
@@ -250,13 +250,13 @@ def report(args: ReviewConfig, coded: CodedFile, key: list[str] | None) -> None:
         print(f"With the decisions on texts that were chosen: {estimate(corrected, drawn)}.")
 
 
-def decide(args: ReviewConfig, coded: CodedFile, key: list[str] | None) -> None:
+def serve_page(args: ReviewConfig, coded: CodedFile, key: list[str] | None) -> None:
     path = args.decisions or f"{args.files[0]}.decisions.csv"
     serve.serve(serve.Decisions(coded, codes_of_key(args, coded, key), path), args.port)
     print(f"Then:\n  {next_command(args, path)}")
 
 
-ACTIONS = {"make": make, "apply": apply, "report": report, "serve": decide}
+ACTIONS = {"make": make_sheet, "apply": apply_sheets, "report": report_accuracy, "serve": serve_page}
 
 
 def get_args_parser() -> Parser:

@@ -33,13 +33,13 @@ from histocc.review.sheet import (
     UNDO,
     CodedFile,
     Codes,
+    Key,
     Sheets,
     escape_formula,
     most_wrong_first,
 )
 from histocc.runtime.errors import UserError, in_words
 from histocc.runtime.files import naming, sync_folder, take_lock
-from histocc.text import text_key
 
 HOST, PORTS = "127.0.0.1", 20  # number of ports to try
 COLUMNS = ["text", "language", "rows", DECISION, ID]
@@ -60,29 +60,29 @@ class KnownTexts:
     """Texts whose codes are known, by the triples of letters that they share with another text."""
 
     def __init__(self):
-        self.codes: dict[str, tuple[str, ...]] = {}
-        self.sizes: dict[str, int] = {}
-        self.with_triple: dict[str, list[str]] = {}
+        self.codes: dict[Key, tuple[str, ...]] = {}
+        self.sizes: dict[Key, int] = {}
+        self.with_triple: dict[str, list[Key]] = {}
 
-    def add(self, text: str, codes: tuple[str, ...]) -> None:
-        if text not in self.sizes:
-            triples = triples_of(text)
-            self.sizes[text] = len(triples)
+    def add(self, key: Key, codes: tuple[str, ...]) -> None:
+        if key not in self.sizes:
+            triples = triples_of(key[0])
+            self.sizes[key] = len(triples)
             for triple in triples:
-                self.with_triple.setdefault(triple, []).append(text)
-        self.codes[text] = codes
+                self.with_triple.setdefault(triple, []).append(key)
+        self.codes[key] = codes
 
-    def nearest(self, text: str) -> list[str]:
+    def nearest(self, key: Key) -> list[Key]:
         """Return the most similar texts, by the cosine of their sets of triples."""
-        triples = triples_of(text)
-        shared: Counter[str] = Counter()
+        triples = triples_of(key[0])
+        shared: Counter[Key] = Counter()
         for triple in triples:
             if len(same := self.with_triple.get(triple, ())) <= MAX_COMMON:
                 shared.update(same)
         near = {
             other: common / math.sqrt(len(triples) * self.sizes[other])
             for other, common in shared.items()
-            if other != text and other in self.codes
+            if other != key and other in self.codes
         }
         best = sorted(near, key=lambda other: (-near[other], other))[:NEAREST]
         return [other for other in best if near[other] >= MIN_SIMILARITY]
@@ -120,7 +120,7 @@ class Decisions:
         self.known = KnownTexts()
         for text in coded.texts.values():
             if text.decided and (answer := coded.answer(text.codes, text.decided)):
-                self.known.add(text_key(text.text), tuple(answer))
+                self.known.add(text.key, tuple(answer))
         self.size = self._open()
 
     @contextlib.contextmanager
@@ -161,9 +161,9 @@ class Decisions:
         self.rows_open -= settled * text.rows
         self.doubt -= settled * text.doubt
         self.skipped += (cell == "skip") - (before == "skip")
-        self.known.codes.pop(text_key(text.text), None)
+        self.known.codes.pop(text.key, None)
         if codes:
-            self.known.add(text_key(text.text), codes)
+            self.known.add(text.key, codes)
         if cell == UNDO:
             self.first_open = min(self.first_open, place)
         else:
@@ -235,8 +235,7 @@ class Decisions:
     def _shown(self, place: int, window: str) -> dict[str, Any]:
         text = self.texts[place]
         self.reserved[window] = place, time.monotonic()
-        decided = self.known.nearest(text_key(text.text))
-        near = [(other, list(self.known.codes[other])) for other in decided]
+        near = [(other[0], list(self.known.codes[other])) for other in self.known.nearest(text.key)]
         known = self.codes.codes
         near = near or [(other, [*filter(None, split_codes(codes, known))]) for other, codes in text.similar]
         choices: list[dict[str, Any]] = [
@@ -273,7 +272,7 @@ def cell_of(codes: tuple[str, ...] | None) -> str:
 
 
 class Handler(BaseHTTPRequestHandler):
-    """The answers to a browser on this machine that has the address with the token."""
+    """The replies to a browser on this machine that has the address with the token."""
 
     protocol_version = "HTTP/1.1"
     timeout = 60.0
@@ -296,7 +295,7 @@ class Handler(BaseHTTPRequestHandler):
         if name == "key.json":
             codes = self.server.decisions.codes
             key = [[code, codes.words.get(code, "")] for code in sorted(codes.codes)]
-            return self.answer(HTTPStatus.OK, key)
+            return self.reply(HTTPStatus.OK, key)
         nonce = secrets.token_urlsafe(16)
         page = files("histocc.review").joinpath("page.html").read_text(encoding="utf-8")
         policy = f"default-src 'none'; script-src 'nonce-{nonce}'; style-src 'nonce-{nonce}'; img-src data:"
@@ -315,15 +314,15 @@ class Handler(BaseHTTPRequestHandler):
             window, text_id = str(asked["window"]), asked.get("id")
             saved = decisions.decide(text_id, asked["answer"], asked["seen"]) if "answer" in asked else ""
             shown = decisions.show(text_id, window) if asked.get("stay") else decisions.next(window)
-            self.answer(HTTPStatus.OK, shown | {"saved": saved})
+            self.reply(HTTPStatus.OK, shown | {"saved": saved})
         except Conflict:
-            self.answer(HTTPStatus.CONFLICT, decisions.show(text_id, window))
+            self.reply(HTTPStatus.CONFLICT, decisions.show(text_id, window))
         except OSError as error:
-            self.answer(HTTPStatus.INSUFFICIENT_STORAGE, {"error": in_words(error)})
+            self.reply(HTTPStatus.INSUFFICIENT_STORAGE, {"error": in_words(error)})
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            self.answer(HTTPStatus.BAD_REQUEST, {"error": str(error)})
+            self.reply(HTTPStatus.BAD_REQUEST, {"error": str(error)})
 
-    def answer(self, status: HTTPStatus, content: Any) -> None:
+    def reply(self, status: HTTPStatus, content: Any) -> None:
         self.send(status, json.dumps(content).encode(), "application/json")
 
     def refuse(self, status: HTTPStatus = HTTPStatus.FORBIDDEN, content: str = ELSEWHERE) -> None:

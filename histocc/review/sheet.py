@@ -47,9 +47,13 @@ class CodedText:
     similar: list[tuple[str, str]] = field(default_factory=list)  # (known text, codes), by predict --explain
 
     @property
+    def key(self) -> Key:
+        return key_of(self.text, self.language)
+
+    @property
     def id(self) -> str:
-        """A hash of the text, its language and its codes."""
-        content = "\0".join([text_key(self.text), language_name(self.language), *self.codes])
+        """A hash of the text, its language (in `key` an empty one is unk, here it stays) and its codes."""
+        content = "\0".join([self.key[0], language_name(self.language), *self.codes])
         return hashlib.blake2b(content.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
 
 
@@ -91,17 +95,14 @@ class CodedFile:
         header = table_format(path, *self.reading).names
         if language_column is None and "lang" in header:
             language_column = "lang"
-        wanted = [column] + ([language_column] if language_column else [])
-        flags = {column: "--input-col", language_column or "": "--language-col"}
         missing = [name for name in ("prob_1", "conf", "needs_review") if header.count(name) != 1]
         first = header.index("prob_1") - 1 if not missing else -1
         self.is_coded = first >= 0 and header[first].endswith("_1")
         if self.is_coded:
+            self.system = header[first].removesuffix("_1")
             # predict's columns stand together; columns of the same names elsewhere are the user's own
             places = {header[i]: i for i in range(first, header.index("needs_review") + 1)}
-            system, nobody = header[first].removesuffix("_1"), MODEL
             new = [] if DECIDED in header[first:] else [DECIDED]
-            numbers = [i for i in range(1, len(places)) if {f"{system}_{i}", f"prob_{i}"} <= places.keys()]
         elif system is None:
             lacks = (missing or ["of codes before prob_1"])[0]
             raise UserError(
@@ -109,16 +110,28 @@ class CodedFile:
                 f" {', '.join(header)}. A table that no model has coded needs --key hisco, or --key KEY.csv"
             )
         else:
-            first, numbers, nobody = 0, range(1, MAX_CODES + 1), ""
-            names = [*(f"{system}_{i}" for i in numbers), DECIDED]
+            self.system, first = system, 0
+            names = [*(f"{system}_{i}" for i in range(1, MAX_CODES + 1)), DECIDED]
             new = [name for name in names if name not in header]
             places = {name: [*header, *new].index(name) for name in names}
+        flags = {column: "--input-col", language_column or "": "--language-col"}
+        wanted = [column] + ([language_column] if language_column else [])
         raise_if_any(column_problems(path, header, wanted, flags))
-        self.system, self.header = system, header + new
-        self.added = [nobody if name == DECIDED else "" for name in new]
+        self.header, self.formatter = header + new, formatter_of(self.system)
+        self.added = [MODEL if name == DECIDED and self.is_coded else "" for name in new]
+        self.text, self.decided = header.index(column), self.header.index(DECIDED, first)
+        self.language = header.index(language_column) if language_column else None
+        self._find_columns(places)
+        self._read_texts(places.get("conf_fitted"))
+
+    def _find_columns(self, places: dict[str, int]) -> None:
+        """Set the places of the columns of codes and of what is known of them. places: by name."""
+        # beside a column of codes that a model has written stands its probability
+        of_codes = [self.system, "prob"] if self.is_coded else [self.system]
+        numbers = [i for i in range(1, len(places)) if {f"{name}_{i}" for name in of_codes} <= places.keys()]
         self.codes, self.probs, self.words, *classes = (
             [places[f"{name}_{i}"] for i in numbers if f"{name}_{i}" in places]
-            for name in (system, "prob", "desc", "title", *CLASSES)
+            for name in (self.system, "prob", "desc", "title", *CLASSES)
         )
         self.classes = dict(zip(("title", *CLASSES), classes))
         self.similar = [
@@ -126,18 +139,18 @@ class CodedFile:
             for i in range(1, MAX_CODES + 1)
             if {f"similar_text_{i}", f"similar_codes_{i}"} <= places.keys()
         ]
-        self.formatter = formatter_of(system)
-        self.text, self.decided = header.index(column), self.header.index(DECIDED, first)
-        self.language = header.index(language_column) if language_column else None
         self.conf, self.review = places.get("conf"), places.get("needs_review")
         self.blanks = self.probs + ([] if self.conf is None else [self.conf])
+
+    def _read_texts(self, fitted: int | None) -> None:
+        """Read the texts of all rows. fitted: place of conf_fitted, or None. Raises UserError."""
         self.texts: dict[Key, CodedText] = {}
         self.descriptions: dict[str, str] = {}
-        fitted, marks = places.get("conf_fitted"), set()
+        marks: set[str | None] = set()
         self.rows = several = same = 0
         for row in self.read_rows():
             self.rows += 1
-            marks.add(fitted and row[fitted])
+            marks.add(None if fitted is None else row[fitted])
             codes, probs = self.codes_of(row), [row[i] for i in self.probs if row[i]]
             decider, key = self.decider(row), self.key(row)
             if len(codes) > 1 and not decider:
