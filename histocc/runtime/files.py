@@ -272,10 +272,6 @@ def save_path_problems(path: str) -> list[str]:
 
 # ---- one live job to a folder
 
-_held: set[int] = set()  # descriptors of locks
-if hasattr(os, "register_at_fork"):  # a process that loads data must not keep the lock of one that has died
-    os.register_at_fork(after_in_child=lambda: [os.close(_held.pop()) for _ in list(_held)])
-
 
 def is_held(folder: str) -> bool:
     """Return whether a job holds `folder`: its lock is there, and no dead process of this machine left it."""
@@ -322,7 +318,8 @@ def run_lock(folder: str) -> Generator[None]:
             raise UserError(f"{folder} is in use by another job: {owner}; wait, or choose another folder")
         if owner[: len(OWNER)] != OWNER[: len(owner)]:  # a job that is killed at once writes nothing
             raise foreign
-        _held.add(file.fileno())
+        if hasattr(os, "register_at_fork"):  # a forked process must not keep the lock of one that has died
+            os.register_at_fork(after_in_child=file.close)
         try:
             since = f"process {os.getpid()}, since {time.strftime('%Y-%m-%d %H:%M:%S')}"
             with naming(path):
@@ -330,7 +327,6 @@ def run_lock(folder: str) -> Generator[None]:
                 os.write(file.fileno(), f"{OWNER}{socket.gethostname()}, {since}".encode())
             yield
         finally:
-            _held.discard(file.fileno())
             if fcntl is None:
                 file.close()  # Windows removes no file that is open
             with contextlib.suppress(OSError):

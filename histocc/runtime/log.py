@@ -15,21 +15,20 @@ from typing import Any
 
 PROGRESS_SECONDS = 10.0
 
-_streams: list["_Stream"] = []  # the streams of this process, inside `opened`
 _progress_shown = False
 _with_bar: list["Stage"] = []  # the stage whose bar is on the terminal
 
 
 class _Stream:
-    """The stream in the place of sys.stdout or sys.stderr."""
+    """The stream in the place of sys.stdout or sys.stderr; of_bar: the one on which a bar is drawn."""
 
-    def __init__(self, name: str, stream: Any):
+    def __init__(self, name: str, stream: Any, of_bar: bool = False):
         self.name, self.stream, self.lost = name, stream or open(os.devnull, "w"), stream is None
+        self.of_bar = of_bar
 
     def write(self, text: str) -> int:
-        if self in _streams:  # the bar's own stream is not; the bar comes back below the text
-            for stage in _with_bar:
-                stage.bar.clear()
+        for stage in () if self.of_bar else _with_bar:  # the bar comes back below the text
+            stage.bar.clear()
         self._try(self.stream.write, text)
         return len(text)
 
@@ -48,9 +47,10 @@ class _Stream:
             with contextlib.suppress(OSError, ValueError), open(os.devnull, "wb") as nowhere:
                 if self.stream.fileno() in (1, 2):  # its buffer now has a place to go
                     os.dup2(nowhere.fileno(), self.stream.fileno())
-            for other in _streams:
-                why = getattr(error, "strerror", None) or error
-                other.write(f"Note: standard {self.name} cannot be written any more ({why})\n")
+            why = getattr(error, "strerror", None) or error
+            for other in (sys.stdout, sys.stderr):
+                if isinstance(other, _Stream):  # itself, which is lost by now, too: that says nothing
+                    other.write(f"Note: standard {self.name} cannot be written any more ({why})\n")
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.stream, name)
@@ -59,27 +59,25 @@ class _Stream:
 @contextlib.contextmanager
 def opened() -> Generator[None]:
     """Make printing inside never raise; letters that the terminal does not have become ?."""
-    if _streams:
+    if isinstance(sys.stdout, _Stream):
         yield
         return
     before = sys.stdout, sys.stderr
     for stream in before:
         with contextlib.suppress(AttributeError, ValueError, OSError):
             stream.reconfigure(errors="replace")  # pyright: ignore[reportAttributeAccessIssue]
-    _streams[:] = [_Stream("output", sys.stdout), _Stream("error", sys.stderr)]
-    sys.stdout, sys.stderr = _streams
+    sys.stdout, sys.stderr = streams = _Stream("output", sys.stdout), _Stream("error", sys.stderr)
     try:
         yield
     finally:
-        for stream in _streams:
+        for stream in streams:
             stream.flush()
         sys.stdout, sys.stderr = before
-        _streams.clear()
 
 
 def output_is_lost() -> bool:
     """Return whether nobody reads standard output any more."""
-    return bool(_streams) and _streams[0].lost
+    return isinstance(sys.stdout, _Stream) and sys.stdout.lost
 
 
 def duration(seconds: float) -> str:
@@ -125,7 +123,7 @@ class Stage:
 
             _end_bar()
             tqdm.monitor_interval = 0  # no thread may run: processes are forked from this one
-            terminal = _Stream("error", getattr(sys.stderr, "stream", sys.stderr))
+            terminal = _Stream("error", getattr(sys.stderr, "stream", sys.stderr), of_bar=True)
             options: dict[str, Any] = {"initial": first, "unit": f" {unit}", "miniters": 0, "leave": False}
             self.bar = tqdm(desc=what, total=total, file=terminal, **options)
             _with_bar.append(self)

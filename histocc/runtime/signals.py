@@ -17,8 +17,8 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Generator, Sequence
-from typing import Any
+from collections.abc import Callable, Generator, Sequence
+from types import SimpleNamespace
 
 # Windows has only the first two.
 SIGNALS = tuple(
@@ -83,49 +83,14 @@ def listening() -> Generator[StopRequest]:
     if _current:
         yield _current[0]
         return
-    request, current = StopRequest(), _current  # that name is gone when the interpreter itself ends this
-    current.append(request)
-    in_main_thread = threading.current_thread() is threading.main_thread()
+    request = StopRequest()
+    give_back = _take_signals(request)
+    _current.append(request)
     try:
-        with _signals_to(request) if in_main_thread else contextlib.nullcontext():
-            yield request
+        yield request
     finally:
-        current.clear()
-
-
-@contextlib.contextmanager
-def _signals_to(request: StopRequest) -> Generator[None]:
-    reader, writer = socket.socketpair()
-    writer.setblocking(False)
-    # nohup has SIGHUP ignored, so that what it starts outlives its terminal
-    before = {
-        number: signal.signal(number, lambda number, frame: None)
-        for number in SIGNALS
-        if number.name != "SIGHUP" or signal.getsignal(number) != signal.SIG_IGN
-    }
-    wakeup, owner = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False), os.getpid()
-
-    def read() -> None:
-        with reader:
-            while numbers := reader.recv(64):
-                for number in numbers:
-                    if number in SIGNALS and os.getpid() == owner:
-                        request.receive(number)
-
-    threading.Thread(target=read, name="stop signals", daemon=True).start()
-    _write_stacks_to(2)
-    try:
-        yield
-    finally:
-        signal.set_wakeup_fd(wakeup)
-        for number, handler in before.items():
-            signal.signal(number, handler)
-        if hasattr(faulthandler, "unregister"):
-            faulthandler.unregister(signal.SIGUSR2)
-        writer.close()  # this ends the thread
-
-
-_for_good: list[Any] = []  # keeps `start_listening` from being undone
+        give_back()
+        _current.clear()
 
 
 def start_listening() -> None:
@@ -135,8 +100,43 @@ def start_listening() -> None:
             os.fstat(number)
         except OSError:
             os.open(os.devnull, os.O_RDWR)  # it takes the lowest free number
-    _for_good.append(listening())
-    _for_good[0].__enter__()
+    _current.append(StopRequest())
+    _take_signals(_current[0])
+
+
+def _take_signals(request: StopRequest) -> Callable[[], None]:
+    """Have signals make `request`, if this is the main thread. Return the function that gives them back."""
+    if threading.current_thread() is not threading.main_thread():
+        return lambda: None
+    reader, writer = socket.socketpair()
+    writer.setblocking(False)
+    pipe = writer.detach()
+    # nohup has SIGHUP ignored, so that what it starts outlives its terminal
+    before = {
+        number: signal.signal(number, lambda number, frame: None)
+        for number in SIGNALS
+        if number.name != "SIGHUP" or signal.getsignal(number) != signal.SIG_IGN
+    }
+    wakeup, owner = signal.set_wakeup_fd(pipe, warn_on_full_buffer=False), os.getpid()
+
+    def read() -> None:
+        with reader:
+            while numbers := reader.recv(64):
+                for number in numbers:
+                    if number in SIGNALS and os.getpid() == owner:
+                        request.receive(number)
+
+    def give_back() -> None:
+        signal.set_wakeup_fd(wakeup)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        if hasattr(faulthandler, "unregister"):
+            faulthandler.unregister(signal.SIGUSR2)
+        socket.close(pipe)  # this ends the thread
+
+    threading.Thread(target=read, name="stop signals", daemon=True).start()
+    _write_stacks_to(2)
+    return give_back
 
 
 def leave_to_parent() -> None:
@@ -151,16 +151,14 @@ def leave_to_parent() -> None:
 # ---- stacks of a process that hangs
 
 
-class _Timer:
-    """The timer of this process; `faulthandler` has only one."""
-
-    limit: float | None = None  # seconds; None: no run has its folder
-    file, names, set_at = 2, "", -math.inf  # set_at is in time.monotonic()
+# The timer of this process; `faulthandler` has only one. limit is in seconds, None while no run has its
+# folder; set_at is in time.monotonic().
+_timer = SimpleNamespace(limit=None, file=2, names="", set_at=-math.inf)
 
 
 def _write_stacks_to(file: int) -> None:
     """Let SIGUSR2 write stacks to `file`, a descriptor."""
-    _Timer.file = file
+    _timer.file = file
     if hasattr(faulthandler, "register"):  # not on Windows
         faulthandler.register(signal.SIGUSR2, file)
 
@@ -176,12 +174,12 @@ def stacks_in(paths: Sequence[str], rank: int, limit: float) -> Generator[None]:
     except OSError:  # this node lacks the folder of the run
         file = open(os.dup(2), "ab")
     _write_stacks_to(file.fileno())
-    _Timer.limit, _Timer.names = limit, " to ".join([paths[0], *map(os.path.basename, paths[1:][-1:])])
+    _timer.limit, _timer.names = limit, " to ".join([paths[0], *map(os.path.basename, paths[1:][-1:])])
     try:
         yield
     finally:
         stop_timer()
-        _Timer.limit = None
+        _timer.limit = None
         _write_stacks_to(2)
         file.close()
         with contextlib.suppress(OSError):
@@ -192,19 +190,19 @@ def stacks_in(paths: Sequence[str], rank: int, limit: float) -> Generator[None]:
 def set_timer() -> None:
     """Have stacks written unless this is called again soon enough: all ranks call it before each step."""
     now = time.monotonic()
-    if _Timer.limit is not None and now - _Timer.set_at >= EARLIER * _Timer.limit:
-        seconds = min(SHARE * _Timer.limit, threading.TIMEOUT_MAX)
+    if _timer.limit is not None and now - _timer.set_at >= EARLIER * _timer.limit:
+        seconds = min(SHARE * _timer.limit, threading.TIMEOUT_MAX)
         with contextlib.suppress(RuntimeError):  # no thread can be started
-            faulthandler.dump_traceback_later(seconds, file=_Timer.file)
-            _Timer.set_at = now
+            faulthandler.dump_traceback_later(seconds, file=_timer.file)
+            _timer.set_at = now
 
 
 def stop_timer() -> None:
     """Stop the timer before work that no time limit ends."""
     faulthandler.cancel_dump_traceback_later()
-    _Timer.set_at = -math.inf
+    _timer.set_at = -math.inf
 
 
 def stacks_written() -> str:
     """Return words that name the files written at the time limit; "" if there are none."""
-    return _Timer.names and f"the stacks of all threads: {_Timer.names}"
+    return _timer.names and f"the stacks of all threads: {_timer.names}"

@@ -68,15 +68,21 @@ def banner(
         *(wandb if args.wandb_project_name and not args.log_wandb else []),
         "=" * 72,
     ]
-    if args.dry_run:
-        return "\n".join(lines)
-    if resumed:
-        step, before = resumed["step"], resumed["args"]["num_epochs"]
-        epoch, batch = divmod(step, plan.steps_per_epoch)
-        more = f"; {epochs} epochs instead of {before}, with the longer schedule" if epochs > before else ""
-        lines.append(f"Resuming from step {step:,} (epoch {epoch + 1}, batch {batch:,}){more}")
-    what = "No training steps (--max-steps asks for some)"
-    if epochs:
+    if not args.dry_run:
+        lines += [*beginning(epochs, plan, resumed), f"Training on {devices}"]
+    return "\n".join(lines)
+
+
+def beginning(epochs: int, plan: BatchPlan, resumed: dict[str, Any] | None) -> list[str]:
+    """Return lines on where the run begins, and how many epochs it has."""
+    if not epochs:
+        what = "No training steps (--max-steps asks for some)"
+    else:
         verb = "Continuing the training of" if resumed else "Starting training for"
         what = f"{verb} {epochs} epoch{'s' * (epochs > 1)}"
-    return "\n".join([*lines, what, f"Training on {devices}"])
+    if not resumed:
+        return [what]
+    step, before = resumed["step"], resumed["args"]["num_epochs"]
+    epoch, batch = divmod(step, plan.steps_per_epoch)
+    more = f"; {epochs} epochs instead of {before}, with the longer schedule" if epochs > before else ""
+    return [f"Resuming from step {step:,} (epoch {epoch + 1}, batch {batch:,}){more}", what]
