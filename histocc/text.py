@@ -41,6 +41,22 @@ def padded_width(n: int, max_len: int = 128) -> int:
     return min(next((width for width in _WIDTHS if width >= need), need), most)
 
 
+def best_cuts(widths: list[int], edges: list[int], groups: int) -> list[int]:
+    """Return the edges between widths (ascending; edges[i] samples are narrower than widths[i]) that bound at
+    most `groups` groups, each as wide as its widest sample, with the fewest positions.
+    """
+    best = {0: (0, [0])}  # widths covered → (positions, cuts)
+    for _ in range(groups):
+        more = dict(best)
+        for begin, (positions, cuts) in best.items():
+            for end in range(begin + 1, len(widths) + 1):
+                cost = positions + (edges[end] - edges[begin]) * widths[end - 1]
+                if end not in more or cost < more[end][0]:
+                    more[end] = (cost, [*cuts, end])
+        best = more
+    return best[len(widths)][1]
+
+
 def code_points(text: str) -> np.ndarray:
     """Return `text` as uint32 code points [n]."""
     return np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype="<u4")

@@ -18,9 +18,9 @@ EXAMPLES = [ast.parse(path.read_text(encoding="utf-8")) for path in (ROOT / "exa
 # Rooms, the lowest first; a room imports those of lower levels, and itself.
 LEVELS = [
     {"runtime"},
-    {"text", "formatter", "trainer"},
-    {"model", "plot"},
-    {"published"},
+    {"text", "formatter"},
+    {"trainer", "model"},
+    {"published", "plot"},
     {"data", "seq2seq_mixer_engine"},
     {"predict"},
     {"job"},

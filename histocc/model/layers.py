@@ -15,8 +15,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from histocc.runtime.device import linear
-from histocc.text import padded_width
-from histocc.trainer.batches import best_cuts
+from histocc.text import best_cuts, padded_width
 
 MAX_GROUPS = 4
 MIN_GROUP_ROWS = 12  # of a batch, for each group that it is cut into

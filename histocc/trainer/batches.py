@@ -28,6 +28,7 @@ from histocc.runtime.errors import TrainingError, allow_open_files
 from histocc.runtime.rng import ORDER, derived_seed, mix
 from histocc.runtime.signals import leave_to_parent, stop_asked
 from histocc.runtime.world import World
+from histocc.text import best_cuts
 from histocc.trainer.config import TrainConfig
 
 LENGTH_GROUPS = 4
@@ -122,22 +123,6 @@ def cut_by_width(widths: np.ndarray, parts: int, micro: int) -> list[np.ndarray]
         largest = max(range(len(pieces)), key=lambda i: len(pieces[i]))
         pieces[largest : largest + 1] = np.array_split(pieces[largest], 2)
     return pieces
-
-
-def best_cuts(widths: list[int], edges: list[int], groups: int) -> list[int]:
-    """Which edges between widths (ascending; edges[i] samples are narrower than widths[i]) bound at most
-    `groups` groups, each as wide as its widest sample, with the fewest positions.
-    """
-    best = {0: (0, [0])}  # widths covered → (positions, cuts)
-    for _ in range(groups):
-        more = dict(best)
-        for begin, (positions, cuts) in best.items():
-            for end in range(begin + 1, len(widths) + 1):
-                cost = positions + (edges[end] - edges[begin]) * widths[end - 1]
-                if end not in more or cost < more[end][0]:
-                    more[end] = (cost, [*cuts, end])
-        best = more
-    return best[len(widths)][1]
 
 
 # ---- their tensors
