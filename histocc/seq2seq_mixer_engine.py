@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from histocc.formatter import PAD_IDX, BlockyFormatter
 from histocc.model import metrics
 from histocc.model.decoding import greedy_from_memory
-from histocc.model.loss import MEAN, ROWS, spread
+from histocc.model.loss import MEAN, ROWS, at_outputs
 from histocc.model.mixer import Seq2SeqMixerOccCANINE
 from histocc.runtime import checkpoint
 from histocc.runtime.device import Precision
@@ -51,7 +51,7 @@ def multi_hot(codes: Tensor, num_classes: int, dtype: torch.dtype) -> Tensor:
     """Return targets of the linear decoder [B, C], 0 and 1, from indices of codes int [B, K], −1 for none."""
     if codes.is_floating_point():
         return codes
-    return spread(codes, torch.ones_like(codes, dtype=dtype), num_classes)
+    return at_outputs(codes, torch.ones_like(codes, dtype=dtype), num_classes)
 
 
 def forward(model: nn.Module, batch: dict) -> tuple[Tensor, Tensor]:
@@ -142,9 +142,9 @@ class MixerTask:
             outputs = forward(model, batch)
         else:
             model = cast(Seq2SeqMixerOccCANINE, model)
-            memory, pooled = model.encode(batch["input_ids"], batch["attention_mask"])
+            memory, text = model.encode(batch["input_ids"], batch["attention_mask"])
             padding = model.memory_padding_mask(batch["attention_mask"])
-            outputs = model.decode(memory, targets[:, :-1], padding), model.classify(pooled)
+            outputs = model.decode(memory, targets[:, :-1], padding), model.classify(text)
             most, size = formatter.max_num_codes, formatter.block_size
             decoded = greedy_from_memory(model, memory, padding, max_codes=most, block_size=size)
             codes, true = (metrics.canonical_blocks(formatter, x) for x in (decoded.tokens, targets))

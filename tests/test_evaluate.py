@@ -58,7 +58,7 @@ def trained(tmp_path_factory):
     model, _, state = load_model(str(folder / "first"))
     ids, mask = map(torch.from_numpy, encode([row[0] for row in rows], [row[3] for row in rows]))
     with torch.no_grad():
-        pooled = torch.cat([model.encode(ids, mask)[1], torch.ones(64, 1)], dim=1)
+        pooled = torch.cat([model.encode(ids, mask)[1].encoded, torch.ones(64, 1)], dim=1)
     true = torch.tensor([[state["key"][row[1]]] for row in rows])
     wanted = torch.full((64, 8), -4.0).scatter_(1, true, 4.0)
     weights = torch.linalg.lstsq(pooled.double(), wanted.double(), driver="gelsd").solution.float().T

@@ -18,6 +18,7 @@ from histocc.job import model as of_run
 from histocc.job.config import CHOICES, FinetuneConfig, decide
 from histocc.model.loss import BEST_FIT, MEAN, ONE_TO_ONE, ROWS
 from histocc.model.mixer import Seq2SeqMixerOccCANINE, model_config
+from histocc.model.ngrams import TextVectors
 from histocc.published import models
 from histocc.runtime.errors import UserError
 from histocc.runtime.world import World
@@ -395,7 +396,7 @@ def test_it_starts_at_the_frequencies_of_the_training_rows(setup):
     _, data, model = setup
     rows = [set(codes[codes >= 0].tolist()) for codes in data.train.codes]
     shares = [(sum(code in row for row in rows) + 0.5) / (len(rows) + 1) for code in range(len(data.codes))]
-    found = model.classify(torch.randn(3, model.config.hidden_size)).sigmoid()
+    found = model.classify(TextVectors(torch.randn(3, model.config.hidden_size))).sigmoid()
     assert np.allclose(found.detach().numpy(), shares, rtol=1e-5) and max(shares) > 1.1 * min(shares)
 
 

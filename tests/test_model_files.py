@@ -352,9 +352,9 @@ def test_a_model_without_one_of_its_decoders(forms, tmp_path, kind, lacks, decod
     assert coder.code(TEXTS, LANGUAGES, decoder) == forms["run"][1][decoder == "flat"]
     model = coder.model
     with torch.no_grad():
-        memory, pooled = model.encode(torch.full((1, 32), 97), torch.ones(1, 32))
+        memory, text = model.encode(torch.full((1, 32), 97), torch.ones(1, 32))
         written = model.decode(memory, torch.full((1, 4), 2)).argmax(-1)
-        assert (written == PAD_IDX).all() if kind == "flat" else not model.classify(pooled).any()
+        assert (written == PAD_IDX).all() if kind == "flat" else not model.classify(text).any()
 
 
 @pytest.mark.parametrize(

@@ -168,7 +168,7 @@ def test_the_first_step_continues_what_was_fitted(runs, tmp_path):
     ids, mask = map(torch.from_numpy, encode(["farmer", "smith of the parish"], ["en", "da"]))
     with torch.no_grad():
         assert not model.eval().encoder(ids, mask)[0].any() and other.eval().encoder(ids, mask)[0].any()
-        assert torch.equal(model.encode(ids, mask)[0], model.ngrams(ids)[1])
+        assert torch.equal(model.encode(ids, mask)[0], model.ngrams([ids])[2][0])
 
 
 def test_from_an_own_model_with_the_same_key_and_with_another(runs, tmp_path):
@@ -284,10 +284,10 @@ def test_without_an_encoder_the_model_has_its_ngrams_alone():
     model = Seq2SeqMixerOccCANINE(classes, 30, ngrams=size, **options).eval().double()
     assert not [name for name in model.state_dict() if name.startswith("encoder.")]
     ids, mask = map(torch.from_numpy, encode(TEXTS, LANGUAGES))
-    text, memory = model.ngrams(ids)
-    found = model.encode(ids, mask)
-    assert torch.equal(found[0], memory) and torch.equal(found[1][:, 128:], text)
-    assert found[1].dtype == torch.float64 and not found[1][:, :128].any()
+    vectors, _, (memory,) = model.ngrams([ids])
+    found, text = model.encode(ids, mask)
+    assert torch.equal(found, memory) and torch.equal(text.ngrams, vectors)
+    assert text.encoded.dtype == torch.float64 and not text.encoded.any()
     with pytest.raises(ValueError, match="needs n-grams"):
         Seq2SeqMixerOccCANINE(classes, 30, **options)
 

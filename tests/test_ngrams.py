@@ -15,7 +15,7 @@ from histocc.data.prepare import prepare
 from histocc.formatter import make_formatter
 from histocc.job import ngram_fit
 from histocc.model.mixer import Seq2SeqMixerOccCANINE, model_config
-from histocc.model.ngrams import PATTERNS, Ngrams, hash_ngrams
+from histocc.model.ngrams import Ngrams, hash_ngrams
 from histocc.text import encode
 
 MASK = (1 << 64) - 1
@@ -91,11 +91,6 @@ class TestHashes:
         for one, other in (("straße", "STRASSE"), ("İşçi", "işçi"), ("ﬁsher", "FISHER"), ("@", "`")):
             assert found_in([one]) != found_in([other])
 
-    def test_models_that_name_no_rule_know_the_capitals_of_ascii_alone(self):
-        ngrams = Ngrams(1 << 4, 8, 8, 3)
-        hashed = [hash_ngrams(torch.from_numpy(encode([x], ["en"])[0]), case=ngrams.case)[0] for x in "ÅåAa"]
-        assert not torch.equal(hashed[0], hashed[1]) and torch.equal(hashed[2], hashed[3])
-
     def test_a_text_that_is_cut_has_the_ngrams_of_what_is_left(self):
         text = "wine merchant and farmer of the parish"
         for max_len in (16, 17, 20, 24, 29, 32):
@@ -125,7 +120,7 @@ def made(texts, classes=5, **more) -> Ngrams:
     """N-grams with a row for each that `texts` hold, weights different for each."""
     known = sorted({hash_of(*one) for text in texts for one in ngrams_of(text)})
     torch.manual_seed(3)
-    ngrams = Ngrams(len(known), 8, 12, classes, patterns=PATTERNS, case="all", **more)
+    ngrams = Ngrams(len(known), 8, 12, classes, **more)
     ngrams.hashes.copy_(torch.tensor(known))
     ngrams.idf.copy_(1 + torch.rand(len(known)))
     return ngrams.double()
@@ -149,16 +144,16 @@ class TestVectors:
     def test_of_texts_and_words_are_those_of_plain_python(self):
         """In any padding; [CLS] has the whole text beside the first word, of which it is a part."""
         ngrams = made(TEXTS[:10]).eval()
-        text, memory = ngrams(encoded(TEXTS))
+        text, _, (memory,) = ngrams([encoded(TEXTS)])
         table = ngrams.table.weight
         expected = torch.stack([plain_vector(ngrams, ngrams_of(one), table) for one in TEXTS])
         assert torch.allclose(text, expected, rtol=0, atol=1e-12) and expected[:10].norm(dim=1).min() > 0.1
-        assert torch.equal(ngrams.text(encoded(TEXTS)), text)
-        wide_text, wide = ngrams(encoded(TEXTS, width=128))
+        assert torch.equal(ngrams.vectors(encoded(TEXTS))[0], text)
+        wide_text, _, (wide,) = ngrams([encoded(TEXTS, width=128)])
         assert torch.allclose(wide_text, text, atol=1e-12)
         assert torch.allclose(wide[:, : memory.shape[1]], memory, atol=1e-12)
         assert torch.allclose(memory[:, 0] - memory[:, 1], ngrams.text_to_memory(text))
-        _, farm = ngrams(encoded(["farm servant"]))
+        _, _, (farm,) = ngrams([encoded(["farm servant"])])
         # a blank belongs to the word after it: windows that end with one are of the word before it
         for place, word in ((8, [*ngrams_of("farm"), ("pair", "farm servant")]), (14, ngrams_of("servant"))):
             of_word = ngrams.word_to_memory(plain_vector(ngrams, word, table))
@@ -166,15 +161,15 @@ class TestVectors:
         assert torch.equal(farm[0, 12], farm[0, 18]) and not torch.allclose(farm[0, 11], farm[0, 12])
 
     @torch.no_grad()
-    def test_answers_are_added_to_the_logits_alone(self):
-        without, ngrams, ids = made(TEXTS[:10]).eval(), made(TEXTS[:10], answers=True).eval(), encoded(TEXTS)
+    def test_ridge_regression_changes_nothing_else(self):
+        without, ngrams, ids = made(TEXTS[:10]).eval(), made(TEXTS[:10], ridge=True).eval(), encoded(TEXTS)
         assert ngrams.answers is not None and not ngrams.answers.any()
-        nn.init.normal_(ngrams.linear.weight), nn.init.normal_(ngrams.answers)
-        (before, memory), (text, memory_again) = without(ids), ngrams(ids)
-        assert torch.equal(memory, memory_again) and torch.equal(text, ngrams.text(ids))
-        answers = [plain_vector(ngrams, ngrams_of(one), ngrams.answers) for one in TEXTS]
-        expected = ngrams.linear(before) + torch.stack(answers)
-        assert torch.allclose(ngrams.logits(text), expected, rtol=0, atol=1e-12)
+        nn.init.normal_(ngrams.answers)
+        (before, none, memory), (text, ridge, again) = without([ids]), ngrams([ids])
+        assert none is None and torch.equal(memory[0], again[0]) and torch.equal(text, before)
+        assert torch.equal(ridge, ngrams.vectors(ids)[1])
+        expected = [plain_vector(ngrams, ngrams_of(one), ngrams.answers) for one in TEXTS]
+        assert torch.allclose(ridge, torch.stack(expected), rtol=0, atol=1e-12)
 
     @torch.no_grad()
     def test_each_word_once_is_the_same_for_attention(self):
@@ -183,7 +178,7 @@ class TestVectors:
         texts, languages = [*TEXTS, "", "farmer"], ["en"] * (len(TEXTS) + 1) + ["a language of many letters"]
         ids, mask = map(torch.from_numpy, encode(texts, languages, max_len=24))
         queries = torch.randn(len(texts), 5, 12, dtype=torch.float64)
-        text, memory = ngrams(ids)
+        text, _, (memory,) = ngrams([ids])
         rows, weight, word = ngrams.weighted(ids)
         positions = weight.new_zeros(len(ids), int(word.max()) + 1).scatter_add(
             1, word[:, 1:], mask[:, 1:].double()
@@ -208,10 +203,10 @@ class TestVectors:
     )
     def test_a_text_without_known_ngrams_is_finite_and_trains(self, text, language, max_len, is_known):
         ngrams, ids = made(["farmer"], dropout=0.1).train(), encoded([text], [language], max_len=max_len)
-        outputs = ngrams(ids)
-        assert torch.equal(ngrams(ids)[0], outputs[0]) != is_known  # what is left out differs
-        (sum(part.square().sum() for part in outputs) + ngrams.linear(outputs[0]).sum()).backward()
-        assert all(part.isfinite().all() for part in outputs) and bool(outputs[0].any()) == is_known
+        text, _, (memory,) = ngrams([ids])
+        assert torch.equal(ngrams([ids])[0], text) != is_known  # what is left out differs
+        (text.square().sum() + memory.square().sum() + ngrams.linear(text).sum()).backward()
+        assert text.isfinite().all() and memory.isfinite().all() and bool(text.any()) == is_known
         assert all(p.grad is None or p.grad.isfinite().all() for p in ngrams.parameters())
 
     def test_zero_output_changes_no_bit_and_learns(self):

@@ -88,8 +88,8 @@ def test_the_order_of_codes_in_the_confidence(coder):
 def test_numbers_behind_the_codes(coder):
     ids, mask = map(torch.from_numpy, encode(["smed"], ["da"]))
     with torch.no_grad():
-        pooled = coder.model.encode(ids, mask)[1]
-        logits = coder.model.classify(pooled)[0]
+        text = coder.model.encode(ids, mask)[1]
+        logits = coder.model.classify(text)[0]
     probs = coder.predict(TEXTS, LANGUAGES, what="probs", behavior="fast")
     assert probs.shape == (4, 7) and np.isnan(probs[1]).all()
     assert probs[0] == pytest.approx(logits.sigmoid().numpy(), rel=1e-3)
@@ -99,7 +99,7 @@ def test_numbers_behind_the_codes(coder):
     assert every[order] == pytest.approx([ranked[f"prob_{i}"] for i in range(1, 8)], rel=1e-4)
     found = coder.predict(TEXTS, LANGUAGES, what="embeddings")[0]
     assert list(found) == ["occ1", *range(64)]
-    assert [found[i] for i in range(64)] == pytest.approx(pooled[0].tolist(), rel=1e-2, abs=1e-4)
+    assert [found[i] for i in range(64)] == pytest.approx(text.encoded[0].tolist(), rel=1e-2, abs=1e-4)
     found = coder.predict(TEXTS, LANGUAGES, what="logits", behavior="fast")[0]
     assert [found[i] for i in range(7)] == pytest.approx(logits.tolist(), rel=1e-3, abs=1e-4)
     with pytest.raises(ValueError, match="linear decoder"):

@@ -25,7 +25,7 @@ from histocc.model.loss import (
     DistillationLoss,
     LinearLoss,
     LossMixer,
-    spread,
+    at_outputs,
 )
 from histocc.predict.coder import Coder
 from histocc.runtime import checkpoint
@@ -116,7 +116,7 @@ def test_the_soft_loss_is_the_cross_entropy_towards_the_teacher():
 
 def test_codes_that_the_student_lacks_are_left_out():
     codes, values = torch.tensor([[2, -1, 0], [-1, -1, 1]]), torch.tensor([[0.5, 9.0, 0.25], [9.0, 9.0, 1.0]])
-    assert spread(codes, values, 4).tolist() == [[0.25, 0, 0.5, 0], [0, 1, 0, 0]]
+    assert at_outputs(codes, values, 4).tolist() == [[0.25, 0, 0.5, 0], [0, 1, 0, 0]]
 
 
 # ---- the rows ----

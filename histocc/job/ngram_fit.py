@@ -338,7 +338,7 @@ def fit_ngrams(
         rows_of: makes rows as they are trained on, without noise.
 
     Returns:
-        Whether the n-grams have `answers` of ridge regression now.
+        Whether the n-grams have weights of ridge regression now.
 
     Raises:
         Stopped: on all ranks, if rank 0 was asked to stop. An interrupted fit is continued by the next start.

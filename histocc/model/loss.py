@@ -26,12 +26,50 @@ MAX_ALL_ORDERS = 5  # codes of a row for which every order is tried (120 of them
 # ---- losses of the seq2seq decoder
 
 
-class _BlockLoss(nn.Module):
-    """Base of both block losses: shapes, and the mean over rows."""
+def _token_losses(log_probs: Tensor, targets: Tensor) -> Tensor:
+    """Return losses of each predicted block [B, P, bs, V] for each target block [B, T, bs]: [B, P, bs, T]."""
+    index = targets.transpose(1, 2)[:, None].expand(-1, log_probs.shape[1], -1, -1)
+    return -log_probs.gather(-1, index)
 
-    def __init__(self, pad_idx: int, nb_blocks: int = 5, block_size: int = 5):
+
+def _mean_of_codes(losses: Tensor, has_code: Tensor) -> Tensor:
+    """Return the mean over the blocks [B, T] that have a code, [B]; 0 for a row without one."""
+    # torch.where: an inf of other rows has no gradient
+    return torch.where(has_code, losses, 0).sum(1) / has_code.sum(1).clamp(min=1)
+
+
+class BlockOrderInvariantLoss(nn.Module):
+    """Order-invariant loss that writes a row's n codes into its first n blocks, and PAD into the others.
+
+    Per row: the mean over its n target blocks of the smallest mean token cross entropy over its first n
+    predicted blocks, plus the sum over the blocks beyond n of the mean cross entropy towards PAD, divided by
+    `nb_blocks`. EOS that fill up a short code are trained like other tokens. With one code in every row this
+    is the published loss; with more, the published one divides by the largest number of codes in the batch.
+
+    Args:
+        pad_idx: token id of PAD; nb_blocks: blocks of a full sequence; block_size: tokens in a block.
+        empty_blocks: which blocks beyond n are trained: "all", as published, or the "first" alone, at which
+            decoding stops.
+        matching: "best-fit", as published: two target blocks may choose the same predicted block.
+            "one-to-one": each of the first n predicted blocks answers for one target block, by the assignment
+            of the smallest mean, which alone is trained; codes after a row's first five keep their order.
+    """
+
+    def __init__(
+        self,
+        pad_idx: int,
+        nb_blocks: int = 5,
+        block_size: int = 5,
+        empty_blocks: str = "all",
+        matching: str = BEST_FIT,
+    ):
         super().__init__()
+        if empty_blocks not in ("all", "first"):
+            raise ValueError(f"empty_blocks is 'all' or 'first', not {empty_blocks!r}")
+        if matching not in BLOCK_LOSSES:
+            raise ValueError(f"matching is {BEST_FIT!r} or {ONE_TO_ONE!r}, not {matching!r}")
         self.pad_idx, self.nb_blocks, self.block_size = pad_idx, nb_blocks, block_size
+        self.empty_blocks, self.matching = empty_blocks, matching
 
     def forward(self, logits: Tensor, targets: Tensor) -> Tensor:
         return self.per_row(logits, targets).mean()
@@ -58,54 +96,6 @@ class _BlockLoss(nn.Module):
 
     def _of_blocks(self, log_probs: Tensor, targets: Tensor) -> Tensor:
         """Return `per_row` of predicted blocks' log-probabilities [B, P, bs, V]; targets int64 [B, P, bs]."""
-        raise NotImplementedError
-
-
-def _token_losses(log_probs: Tensor, targets: Tensor) -> Tensor:
-    """Return losses of each predicted block [B, P, bs, V] for each target block [B, T, bs]: [B, P, bs, T]."""
-    index = targets.transpose(1, 2)[:, None].expand(-1, log_probs.shape[1], -1, -1)
-    return -log_probs.gather(-1, index)
-
-
-def _mean_of_codes(losses: Tensor, has_code: Tensor) -> Tensor:
-    """Return the mean over the blocks [B, T] that have a code, [B]; 0 for a row without one."""
-    # torch.where: an inf of other rows has no gradient
-    return torch.where(has_code, losses, 0).sum(1) / has_code.sum(1).clamp(min=1)
-
-
-class BlockOrderInvariantLoss(_BlockLoss):
-    """Order-invariant loss that writes a row's n codes into its first n blocks, and PAD into the others.
-
-    Per row: the mean over its n target blocks of the smallest mean token cross entropy over its first n
-    predicted blocks, plus the sum over the blocks beyond n of the mean cross entropy towards PAD, divided by
-    `nb_blocks`. EOS that fill up a short code are trained like other tokens. With one code in every row this
-    is the published loss; with more, the published one divides by the largest number of codes in the batch.
-
-    Args:
-        pad_idx: token id of PAD; nb_blocks: blocks of a full sequence; block_size: tokens in a block.
-        empty_blocks: which blocks beyond n are trained: "all", as published, or the "first" alone, at which
-            decoding stops.
-        matching: "best-fit", as published: two target blocks may choose the same predicted block.
-            "one-to-one": each of the first n predicted blocks answers for one target block, by the assignment
-            of the smallest mean, which alone is trained; codes after a row's first five keep their order.
-    """
-
-    def __init__(
-        self,
-        pad_idx: int,
-        nb_blocks: int = 5,
-        block_size: int = 5,
-        empty_blocks: str = "all",
-        matching: str = BEST_FIT,
-    ):
-        super().__init__(pad_idx, nb_blocks, block_size)
-        if empty_blocks not in ("all", "first"):
-            raise ValueError(f"empty_blocks is 'all' or 'first', not {empty_blocks!r}")
-        if matching not in BLOCK_LOSSES:
-            raise ValueError(f"matching is {BEST_FIT!r} or {ONE_TO_ONE!r}, not {matching!r}")
-        self.empty_blocks, self.matching = empty_blocks, matching
-
-    def _of_blocks(self, log_probs: Tensor, targets: Tensor) -> Tensor:
         has_code = targets[..., 0] != self.pad_idx  # [B, P], true for the first n
         costs = _token_losses(log_probs, targets).mean(2)  # [B, P, P], cost of a predicted for a target block
         if self.matching == ONE_TO_ONE:
@@ -120,13 +110,13 @@ class BlockOrderInvariantLoss(_BlockLoss):
         return _mean_of_codes(chosen, has_code) + torch.where(empty, towards_pad, 0).sum(1) / self.nb_blocks
 
 
-class OrderInvariantSeq2SeqCrossEntropy(_BlockLoss):
-    """The older order-invariant loss, in which the n codes may stand in any of the blocks.
+class OrderInvariantSeq2SeqCrossEntropy(BlockOrderInvariantLoss):
+    """The older published loss, in which the n codes may stand in any of the blocks: a code that is written
+    late can be copied from the decoder's input, which cheats it.
 
     Per row: the mean over its n target blocks of the smallest mean token cross entropy over all predicted
     blocks (PAD tokens count 0), plus `push_to_pad_scale_factor` times the cross entropy of all blocks towards
-    PAD, of which `push_to_pad_label_smoothing` (0…1) is spread evenly over the vocabulary. A code that is
-    written one block late can be copied from the input of the teacher-forced decoder, which cheats the loss.
+    PAD, of which `push_to_pad_label_smoothing` (0…1) is spread evenly over the vocabulary.
     """
 
     def __init__(
@@ -262,7 +252,7 @@ class LossMixer(nn.Module):
 
 def _row_losses(loss_fn: nn.Module, output: Tensor, target: Tensor) -> Tensor:
     """Return the loss of each row, [B], without touching `loss_fn`."""
-    if isinstance(loss_fn, _BlockLoss):
+    if isinstance(loss_fn, BlockOrderInvariantLoss):
         return loss_fn.per_row(output, target)
     if isinstance(loss_fn, LinearLoss):
         return loss_fn(output, target)
@@ -299,11 +289,13 @@ class DistillationLoss(LossMixer):
         codes, logits, weights = (of_teacher[name] for name in self.batch_entries[:3])
         number = torch.promote_types(out_linear.dtype, torch.float32)
         logits, weights, outputs = logits.to(number), weights.to(number), out_linear.shape[1]
-        probs, shares = (spread(codes, values, outputs) for values in (logits.sigmoid(), logits.softmax(1)))
+        probs, shares = (
+            at_outputs(codes, values, outputs) for values in (logits.sigmoid(), logits.softmax(1))
+        )
         return (1 - weights) * hard + weights * self.loss_fn_linear(out_linear.to(number), probs, shares)
 
 
-def spread(codes: Tensor, values: Tensor, number: int) -> Tensor:
+def at_outputs(codes: Tensor, values: Tensor, number: int) -> Tensor:
     """Return float [B, number]: `values` [B, M] at the outputs `codes` int64 [B, M] (−1: none), else 0."""
     found = values.new_zeros(len(codes), number + 1)
     return found.scatter_(1, codes.masked_fill(codes < 0, number), values)[:, :number]

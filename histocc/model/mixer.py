@@ -9,7 +9,7 @@ from histocc.formatter import PAD_IDX
 from histocc.model.canine import CanineConfig, CanineEncoder
 from histocc.model.decoder import TransformerDecoder, visible_memory
 from histocc.model.layers import Dropout, Linear, width_groups
-from histocc.model.ngrams import ASCII_CASE, FIRST_PATTERNS, Ngrams, NoEncoder
+from histocc.model.ngrams import PATTERNS, Ngrams, NoEncoder, TextVectors
 
 NGRAMS = "ngrams"
 _SIZES = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
@@ -39,8 +39,8 @@ class Seq2SeqMixerOccCANINE(nn.Module):
         config: encoder sizes, None for base.
         memory_mask: whether the decoder leaves out padding of the memory, which published models look at.
         target_mask: the same of PAD among the tokens, see `TransformerDecoder`.
-        ngrams: {"rows", "width", "patterns", "case", "answers"} of n-grams beside the encoder, see
-            `histocc.model.ngrams`; None for none.
+        ngrams: {"rows", "width", "patterns", "answers"} of n-grams beside the encoder, see `Ngrams`
+            (answers: its `ridge`); None for none.
         ngram_dropout: share of them that is left out in training.
         encoder: False for none, see `NoEncoder`; needs n-grams.
         model_domain: accepted for compatibility with the published class.
@@ -87,36 +87,33 @@ class Seq2SeqMixerOccCANINE(nn.Module):
         self.ngrams = None
         if ngrams:
             sizes = ngrams["rows"], ngrams["width"], width, num_classes_flat, ngram_dropout
-            older = {"patterns": FIRST_PATTERNS, "answers": False, "case": ASCII_CASE}
-            rules = {name: ngrams.get(name, usual) for name, usual in older.items()}
-            self.ngrams = Ngrams(*sizes, **rules)
+            rules = ngrams.get("patterns", PATTERNS), ngrams.get("answers", False)
+            self.ngrams = Ngrams(*sizes, *rules)
 
     @property
     def target_mask(self) -> bool:
         """Whether the decoder leaves out PAD among the tokens."""
         return self.decoder.target_mask
 
-    def encode(self, input_ids: Tensor, attention_mask: Tensor) -> tuple[Tensor, Tensor]:
-        """input_ids int64 [B, S], attention_mask bool or 0/1 [B, S] → (memory [B, S, H], pooled [B, H]).
-
-        With n-grams, what `Ngrams.text` says is appended to the pooled one: [B, H + width (+ classes)]. With
-        `memory_mask` inputs may be as narrow as `text.padded_width` says.
+    def encode(self, input_ids: Tensor, attention_mask: Tensor) -> tuple[Tensor, TextVectors]:
+        """Map input_ids int64 [B, S] and attention_mask bool or 0/1 [B, S] to (memory [B, S, H], vectors of
+        the texts). With `memory_mask` inputs may be as narrow as `text.padded_width` says.
         """
-        memory, pooled = self._encode_groups([input_ids], [attention_mask])
-        return memory[0], pooled
+        memory, text = self._encode_groups([input_ids], [attention_mask])
+        return memory[0], text
 
-    def _encode_groups(self, input_ids: list[Tensor], mask: list[Tensor]) -> tuple[list[Tensor], Tensor]:
-        """`encode` of groups of rows: (memory of each, pooled of all)."""
+    def _encode_groups(self, input_ids: list[Tensor], mask: list[Tensor]) -> tuple[list[Tensor], TextVectors]:
+        """Encode groups of rows: (memory of each, vectors of all)."""
         memory, pooled = self.encoder.forward_groups(input_ids, mask, list(map(self._is_narrow, input_ids)))
         if self.ngrams is None:
-            return memory, pooled
-        text, of_words = self.ngrams.forward_groups(input_ids)
-        return [group + words for group, words in zip(memory, of_words)], torch.cat([pooled, text], dim=1)
+            return memory, TextVectors(pooled)
+        *vectors, of_words = self.ngrams(input_ids)
+        return [group + words for group, words in zip(memory, of_words)], TextVectors(pooled, *vectors)
 
-    def encode_text(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-        """`encode`'s pooled alone, which is all that `classify` takes: the same values, for less work."""
+    def encode_text(self, input_ids: Tensor, attention_mask: Tensor) -> TextVectors:
+        """Return the vectors of `encode` alone, which are all that `classify` takes, for less work."""
         pooled = self.encoder.pooled(input_ids, attention_mask, padding_follows=self._is_narrow(input_ids))
-        return pooled if self.ngrams is None else torch.cat([pooled, self.ngrams.text(input_ids)], dim=1)
+        return TextVectors(pooled, *(() if self.ngrams is None else self.ngrams.vectors(input_ids)[:2]))
 
     def _is_narrow(self, input_ids: Tensor) -> bool:
         """Whether the encoder is to assume that padding follows."""
@@ -138,11 +135,13 @@ class Seq2SeqMixerOccCANINE(nn.Module):
             target_padding_mask = target == PAD_IDX
         return self.decoder(memory, target, memory_padding_mask, target_padding_mask)
 
-    def classify(self, pooled: Tensor) -> Tensor:
-        """Logits [B, num_classes_flat] of the linear decoder for what `encode` gives as pooled."""
-        width = self.config.hidden_size
-        logits = self.linear_decoder(self.linear_dropout(pooled[:, :width]))
-        return logits if self.ngrams is None else logits + self.ngrams.logits(pooled[:, width:])
+    def classify(self, text: TextVectors) -> Tensor:
+        """Return logits [B, num_classes_flat] of the linear decoder for vectors of `encode`."""
+        logits = self.linear_decoder(self.linear_dropout(text.encoded))
+        if self.ngrams is None:
+            return logits
+        of_ngrams = self.ngrams.linear(text.ngrams)
+        return logits + (of_ngrams if text.ridge is None else of_ngrams + text.ridge)
 
     def forward(
         self,
@@ -166,9 +165,9 @@ class Seq2SeqMixerOccCANINE(nn.Module):
             if groups is not None:
                 padding = target == PAD_IDX if target_padding_mask is None else target_padding_mask.bool()
                 return self._forward_groups(input_ids, attention_mask.bool(), target, padding, *groups)
-        memory, pooled = self.encode(input_ids, attention_mask)
+        memory, text = self.encode(input_ids, attention_mask)
         padding = self.memory_padding_mask(attention_mask)
-        return self.decode(memory, target, padding, target_padding_mask), self.classify(pooled)
+        return self.decode(memory, target, padding, target_padding_mask), self.classify(text)
 
     def _forward_groups(
         self, input_ids: Tensor, mask: Tensor, target: Tensor, padding: Tensor, order: Tensor, groups: list
@@ -180,8 +179,9 @@ class Seq2SeqMixerOccCANINE(nn.Module):
             return [part[:, :width] for part, (_, width) in zip(split, groups)]
 
         ids, masks = parts(input_ids), parts(mask)
-        memory, pooled = self._encode_groups(ids, masks)
+        memory, text = self._encode_groups(ids, masks)
         visible = [visible_memory(~mask) for mask in masks]
         out = self.decoder.forward_groups(memory, target[order], visible, padding[order])
         back = order.argsort()
-        return out.index_select(0, back), self.classify(pooled.index_select(0, back))
+        in_order = (None if x is None else x.index_select(0, back) for x in text)
+        return out.index_select(0, back), self.classify(TextVectors(*in_order))

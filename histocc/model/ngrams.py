@@ -10,51 +10,53 @@ the first word. A row counts by its inverse document frequency, and the weights 
 
 import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from histocc.model.layers import Linear, product_of_groups
+from histocc.runtime.rng import MULTIPLIERS
 from histocc.text import LANGUAGE_SEPARATOR, SEP_ID, letters, small_letters
 
+WORD = "word"
 # What counts: # is a character, _ any character; blanks stand at the ends of a window alone.
-PATTERNS = ("##", "###", "####", "#_##", "##_#", "word")
-# Which capitals count as small letters: those of `histocc.text.small_letters`; in models that name no rule
-# those of ASCII.
-ALL_CASES, ASCII_CASE = "all", "ascii"
-FIRST_PATTERNS = ("##", "###", "####", "#####", "######", "word", "two words")  # of models that name none
+PATTERNS = ("##", "###", "####", "#_##", "##_#", WORD)
+ALL_CASES = "all"  # the capitals that count as small letters: those of `histocc.text.small_letters`
 MIN_BITS, MAX_BITS = 4, 24
 AUTO, NONE = "auto", "none"  # of --ngrams, beside a number of bits
 _BLANK = 32
 _RADIX = 6364136223846793005  # odd, so it has an inverse modulo 2^64
-_INVERSE = pow(_RADIX, -1, 1 << 64)
-_MIX = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)  # of splitmix64
+_INVERSE, *_MIX = np.array([pow(_RADIX, -1, 1 << 64), *MULTIPLIERS], dtype=np.uint64).view(np.int64).tolist()
 
 
-def _signed(value: int) -> int:
-    """The int64 with the bits of `value` modulo 2^64."""
-    value &= (1 << 64) - 1
-    return value - (1 << 64) if value >> 63 else value
+class TextVectors(NamedTuple):
+    """The vectors of a text, from which `classify` computes the logits of codes."""
+
+    encoded: Tensor  # [B, H], of the encoder
+    ngrams: Tensor | None = None  # [B, width]
+    ridge: Tensor | None = None  # [B, classes], logits of ridge regression
 
 
 def _powers(base: int, count: int, device: torch.device) -> Tensor:
-    """base^0 … base^(count − 1) modulo 2^64, int64 [count]."""
-    factors = torch.full((count,), _signed(base), dtype=torch.int64, device=device)
+    """Return base^0 … base^(count − 1) modulo 2^64, int64 [count]."""
+    factors = torch.full((count,), base, dtype=torch.int64, device=device)
     factors[:1] = 1
     return factors.cumprod(0)
 
 
 def _mixed(values: Tensor) -> Tensor:
-    """Hashes whose high bits depend on all bits of `values`, int64."""
-    values = values * _signed(_MIX[0])
+    """Return hashes whose high bits depend on all bits of `values`, int64."""
+    values = values * _MIX[0]
     values = values ^ ((values >> 31) & ((1 << 33) - 1))
-    return values * _signed(_MIX[1])
+    return values * _MIX[1]
 
 
 def _is_text(input_ids: Tensor) -> Tensor:
-    """Where language and description stand in int64 [B, S]: bool [B, S]. Between them stands the first
-    `[SEP]` that is written out, without which there is neither; after them CANINE's own.
+    """Mark language and description in int64 [B, S]: bool [B, S]. Between them stands the first `[SEP]` that
+    is written out, without which there is neither; after them CANINE's own.
     """
     width, length = len(LANGUAGE_SEPARATOR), input_ids.shape[1]
     count, position = max(0, length - width + 1), torch.arange(length, device=input_ids.device)
@@ -67,40 +69,32 @@ def _is_text(input_ids: Tensor) -> Tensor:
     return (position > 0) & (position < end) & ~((position >= start) & (position < start + width))
 
 
-def _fold(ids: Tensor, rule: str) -> Tensor:
-    """Return the code points that `ids` count as, by a rule of CASES."""
-    if rule == ALL_CASES:
-        table = torch.from_numpy(small_letters()).to(ids.device)
-        return torch.where(ids < len(table), table[ids.clamp(max=len(table) - 1)].to(ids.dtype), ids)
-    return torch.where((ids >= ord("A")) & (ids <= ord("Z")), ids + 32, ids)
+def _fold(ids: Tensor) -> Tensor:
+    """Return the code points that `ids` count as."""
+    table = torch.from_numpy(small_letters()).to(ids.device)
+    return torch.where(ids < len(table), table[ids.clamp(max=len(table) - 1)].to(ids.dtype), ids)
 
 
-def hash_ngrams(
-    input_ids: Tensor, patterns: Sequence[str] = PATTERNS, case: str = ALL_CASES
-) -> tuple[Tensor, Tensor, Tensor]:
-    """(hashes int64 [B, S, F] of the n-grams of F patterns that begin at each position, which of them exist
-    bool [B, S, F], word of each position int64 [B, S]) for character ids int64 [B, S]. Capitals count as
-    small letters by the rule `case`; blanks, and the [SEP] after the language, belong to the word after them.
+def hash_ngrams(input_ids: Tensor, patterns: Sequence[str] = PATTERNS) -> tuple[Tensor, Tensor, Tensor]:
+    """Return (hashes int64 [B, S, F] of the n-grams of F patterns that begin at each position, which of them
+    exist bool [B, S, F], word of each position int64 [B, S]) for character ids int64 [B, S]. Capitals count
+    as small letters; blanks, and the [SEP] after the language, belong to the word after them.
     """
     length = input_ids.shape[1]
-    ids = _fold(torch.where(_is_text(input_ids), input_ids, _BLANK), case)
+    ids = _fold(torch.where(_is_text(input_ids), input_ids, _BLANK))
     blank = ids == _BLANK
     # [B, S + 1], modulo 2^64
     sums = F.pad(((ids + 1) * _powers(_RADIX, length, ids.device)).cumsum(1), (1, 0))
     blanks = F.pad(blank.long().cumsum(1), (1, 0))
     inverse = _powers(_INVERSE, length, ids.device)
-    begins = ~blank & F.pad(blank, (1, 0), value=True)[:, :length]
-    # position of the first blank at or after each position: the end of its word
-    end = torch.where(blank, torch.arange(length, device=ids.device), length).flip(1).cummin(1).values.flip(1)
-    next_word = (end + 1).clamp(max=length - 1)
-    has_next = begins & (end + 1 < length) & ~blank.gather(1, next_word)  # a word that follows at once
-    words = {"word": (1, end, begins), "two words": (2, end.gather(1, next_word), has_next)}
     hashes, exists = [], []
     for pattern in patterns:
-        if pattern in words:
-            number, last, exist = words[pattern]
-            hashes.append(_mixed((sums.gather(1, last) - sums[:, :length]) * inverse + 100 * number))
-            exists.append(exist)
+        if pattern == WORD:
+            # position of the first blank at or after each position: the end of its word
+            end = torch.where(blank, torch.arange(length, device=ids.device), length)
+            end = end.flip(1).cummin(1).values.flip(1)
+            hashes.append(_mixed((sums.gather(1, end) - sums[:, :length]) * inverse + 100))
+            exists.append(~blank & F.pad(blank, (1, 0), value=True)[:, :length])
             continue
         size = len(pattern)
         count = max(0, length - size + 1)
@@ -117,19 +111,20 @@ def hash_ngrams(
 
 
 class Ngrams(nn.Module):
-    """What n-grams add to a model: a vector of the text for the linear decoder, and vectors of its words
-    for the memory.
+    """N-grams beside an encoder: a vector of the text for the linear decoder, and vectors of its words for
+    the memory.
 
     `hashes` int64 [rows], increasing, says whose row each is, and `idf` float [rows] weighs them; other
     n-grams count for nothing. `answers` float [rows, classes] is None, or what n-grams add to the logits of
-    codes beside the linear decoder: that is not trained by steps, see `histocc.job.ngram_fit.ridge_weights`.
+    codes beside the linear decoder: the weights of `histocc.job.ngram_fit.ridge_weights`, which no step
+    trains.
 
     Args:
         rows, width: of the table, a row for each n-gram that the training texts hold.
         hidden_size: H of the memory; classes: outputs of the linear decoder.
         dropout: share of the n-grams that are left out in training, 0…1.
-        patterns, case: of `hash_ngrams`.
-        answers: whether there are some, zeros at first.
+        patterns: of `hash_ngrams`.
+        ridge: whether there are weights of ridge regression, zeros at first.
     """
 
     hashes: Tensor
@@ -143,79 +138,69 @@ class Ngrams(nn.Module):
         hidden_size: int,
         classes: int,
         dropout: float = 0.0,
-        patterns: Sequence[str] = FIRST_PATTERNS,
-        answers: bool = False,
-        case: str = ASCII_CASE,
+        patterns: Sequence[str] = PATTERNS,
+        ridge: bool = False,
     ):
         super().__init__()
         if not 1 <= rows <= 1 << MAX_BITS:
             raise ValueError(f"rows of n-grams: found {rows}, expected 1 … {1 << MAX_BITS:,}")
-        self.width, self.dropout, self.patterns, self.case = width, dropout, patterns, case
+        self.width, self.dropout, self.patterns = width, dropout, patterns
         self.table = nn.Embedding(rows, width)
         self.linear = Linear(width, classes, bias=False)
         self.word_to_memory = Linear(width, hidden_size, bias=False)
         self.text_to_memory = Linear(width, hidden_size, bias=False)
         self.register_buffer("hashes", torch.arange(rows))
         self.register_buffer("idf", torch.zeros(rows))
-        self.register_buffer("answers", torch.zeros(rows, classes) if answers else None)
+        self.register_buffer("answers", torch.zeros(rows, classes) if ridge else None)
         nn.init.normal_(self.table.weight, std=1 / math.sqrt(width))
         nn.init.zeros_(self.linear.weight)
         for layer in (self.word_to_memory, self.text_to_memory):
             nn.init.normal_(layer.weight, std=0.1)
 
     def zero_output(self) -> None:
-        """From now on, until they are trained, the n-grams change nothing in the model's output."""
+        """Let the n-grams change nothing in the model's output, until they are trained."""
         for layer in (self.linear, self.word_to_memory, self.text_to_memory):
             nn.init.zeros_(layer.weight)
 
-    def forward(self, input_ids: Tensor) -> tuple[Tensor, Tensor]:
-        """(`text`, what is added to the memory [B, S, H]) for int64 [B, S]."""
-        text, memory = self.forward_groups([input_ids])
-        return text, memory[0]
-
-    def forward_groups(self, input_ids: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
-        """`forward` of groups of rows, int64 [B, S] each: (`text` of all, memory of each group)."""
-        texts, words = zip(*map(self.text_and_words, input_ids))
+    def forward(self, input_ids: Sequence[Tensor]) -> tuple[Tensor, Tensor | None, list[Tensor]]:
+        """Return (`ngrams` and `ridge` of `TextVectors`, and what is added to the memory of each group [B, S,
+        H]) for groups of rows, int64 [B, S] each.
+        """
+        texts, ridge, words = zip(*(self.vectors(ids, with_words=True) for ids in input_ids))
         text = torch.cat(texts)
-        of_text = self.text_to_memory(text[:, : self.width])[:, None].split(list(map(len, texts)))
+        of_text = self.text_to_memory(text)[:, None].split(list(map(len, texts)))
         # each position has its word, that of [CLS] the whole text too
         memory = product_of_groups(words, self.word_to_memory.weight)
-        return text, [torch.cat([x[:, :1] + whole, x[:, 1:]], dim=1) for x, whole in zip(memory, of_text)]
+        memory = [torch.cat([x[:, :1] + whole, x[:, 1:]], dim=1) for x, whole in zip(memory, of_text)]
+        return text, None if self.answers is None else torch.cat(ridge), memory
 
-    def text_and_words(self, input_ids: Tensor) -> tuple[Tensor, Tensor]:
-        """(`text`, vectors of the word at each position [B, S, width]) for int64 [B, S]."""
-        rows, weight, word = self.weighted(input_ids)
-        vectors, squares = self.by_position(rows, weight)
-        same = (word[:, :, None] == word[:, None]).to(vectors.dtype)  # [B, S, S]
-        # sums of squares can be more than float16 holds
-        with torch.autocast(same.device.type, enabled=False):
-            words = _normalised(same @ vectors, same @ squares)
-        return self._with_answers(vectors, squares, rows, weight), words
-
-    def text(self, input_ids: Tensor) -> Tensor:
-        """The vector of each text, with its answers behind it if there are some: [B, width (+ classes)]."""
-        rows, weight, _ = self.weighted(input_ids)
-        return self._with_answers(*self.by_position(rows, weight), rows, weight)
-
-    def logits(self, text: Tensor) -> Tensor:
-        """What is added to the logits of the linear decoder, [B, classes], for what `text` gives."""
-        logits = self.linear(text[:, : self.width])
-        return logits if self.answers is None else logits + text[:, self.width :]
-
-    def by_position(self, rows: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-        """(weighted sum of the rows of each position's n-grams [B, S, width], sum of the squares of their
-        weights [B, S, 1]).
+    def vectors(
+        self, input_ids: Tensor, with_words: bool = False
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """Return (`ngrams` and `ridge` of `TextVectors`, and, with_words, the vector of the word at each
+        position [B, S, width]) for int64 [B, S].
         """
-        vectors = F.embedding_bag(
-            rows.flatten(0, 1),
-            self.table.weight,
-            mode="sum",
-            per_sample_weights=weight.flatten(0, 1),
-        )
-        return vectors.unflatten(0, rows.shape[:2]), weight.square().sum(2, keepdim=True)
+        rows, weight, word = self.weighted(input_ids)
+        flat = rows.flatten(0, 1), self.table.weight
+        of_positions = F.embedding_bag(*flat, mode="sum", per_sample_weights=weight.flatten(0, 1))
+        of_positions = of_positions.unflatten(0, rows.shape[:2])  # [B, S, width]
+        squares = weight.square().sum(2, keepdim=True)  # [B, S, 1]
+        words = ridge = None
+        if with_words:
+            same = (word[:, :, None] == word[:, None]).to(of_positions.dtype)  # [B, S, S]
+            # sums of squares can be more than float16 holds
+            with torch.autocast(same.device.type, enabled=False):
+                words = _normalised(same @ of_positions, same @ squares)
+        if self.answers is not None:
+            rows, weight = rows.flatten(1), weight.flatten(1)
+            at = weight.nonzero(as_tuple=True)
+            begins, used = _begins(at[0], len(rows)), weight[at]
+            ridge = F.embedding_bag(rows[at], self.answers, begins, mode="sum", per_sample_weights=used)
+            ridge = _normalised(ridge, squares.sum(1))
+        return _normalised(of_positions.sum(1), squares.sum(1)), ridge, words
 
     def weighted(self, input_ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """(rows of the table int64 [B, S, F], their weights, 0 for none [B, S, F], words int64 [B, S])."""
+        """Return (rows of the table int64 [B, S, F], their weights, 0 for none, words int64 [B, S])."""
         rows, known, word = self._rows(input_ids, self.patterns)
         weight = self.idf[rows] * known
         if self.training and self.dropout:
@@ -223,8 +208,10 @@ class Ngrams(nn.Module):
         return rows, weight, word
 
     def _rows(self, input_ids: Tensor, patterns: Sequence[str]) -> tuple[Tensor, Tensor, Tensor]:
-        """(rows of the table, whether they are those of the n-grams, both [B, S, F], words int64 [B, S])."""
-        hashed, exist, word = hash_ngrams(input_ids, patterns, self.case)
+        """Return (rows of the table, whether they are those of the n-grams, both [B, S, F], words int64 [B,
+        S]).
+        """
+        hashed, exist, word = hash_ngrams(input_ids, patterns)
         rows = torch.searchsorted(self.hashes, hashed).clamp(max=len(self.hashes) - 1)
         return rows, exist & (self.hashes[rows] == hashed), word
 
@@ -237,26 +224,15 @@ class Ngrams(nn.Module):
         return (known & (is_letter | is_letter.roll(-1, 1))).any(1)
 
     def text_of(self, rows: Tensor, weight: Tensor) -> Tensor:
-        """Vectors of texts [B, width], from the rows of their n-grams int64 [B, E] and their weights."""
+        """Return vectors of texts [B, width] from the rows of their n-grams, int64 [B, E], and weights."""
         bag = torch.arange(len(rows), device=rows.device)[:, None].expand_as(rows)
         return _normalised(*self._bags(rows, weight, bag, len(rows)))
-
-    def _with_answers(self, vectors: Tensor, squares: Tensor, rows: Tensor, weight: Tensor) -> Tensor:
-        """`text` for what `by_position` and `weighted` give."""
-        text = vectors.sum(1)
-        if self.answers is not None:
-            rows, weight = rows.flatten(1), weight.flatten(1)
-            at = weight.nonzero(as_tuple=True)
-            begins, used = _begins(at[0], len(rows)), weight[at]
-            answers = F.embedding_bag(rows[at], self.answers, begins, mode="sum", per_sample_weights=used)
-            text = torch.cat([text, answers], dim=1)
-        return _normalised(text, squares.sum(1))
 
     def by_word(
         self, rows: Tensor, weight: Tensor, word: Tensor, positions: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """What `forward` gives if there is no other memory, each word once, since all its positions are the
-        same then, after [CLS].
+        """Return what `forward` does if there is no other memory, each word once after [CLS], since all its
+        positions are the same then.
 
         Args:
             rows: int64 [B, E], of the n-grams of each text, in the order of its words.
@@ -278,8 +254,8 @@ class Ngrams(nn.Module):
         return text, memory, F.pad(positions.log(), (1, 0))
 
     def _bags(self, rows: Tensor, weight: Tensor, bag: Tensor, count: int) -> tuple[Tensor, Tensor]:
-        """Weighted sums of rows of the table by `bag` [B, E], which never falls, [count, width], and sums of
-        the squares of their weights [count, 1].
+        """Return weighted sums of rows of the table by `bag` [B, E], which never falls, [count, width], and
+        sums of the squares of their weights [count, 1].
         """
         at = weight.nonzero(as_tuple=True)
         bag, used = bag[at], weight[at]
@@ -291,17 +267,17 @@ class Ngrams(nn.Module):
 
 
 def _normalised(vectors: Tensor, squares: Tensor) -> Tensor:
-    """Weighted sums [..., width] for weights of the length 1; squares: sums of their squares [..., 1]."""
+    """Divide weighted sums [..., width] by the length of the weights; squares: that of each, squared."""
     return vectors / squares.sqrt().clamp(min=1e-6)
 
 
 def _begins(bag: Tensor, count: int) -> Tensor:
-    """Where each of `count` bags begins in int64 [E], which never falls: int64 [count]."""
+    """Return the start of each of `count` bags in int64 [E], which never falls: int64 [count]."""
     return F.pad(torch.bincount(bag, minlength=count).cumsum(0)[:-1], (1, 0))
 
 
 class NoEncoder(nn.Module):
-    """In the encoder's place in a model of n-grams alone: vectors of zeros [B, S, width], without weights."""
+    """The encoder of a model of n-grams alone: vectors of zeros [B, S, width], without weights."""
 
     zero: Tensor
 
@@ -319,7 +295,7 @@ class NoEncoder(nn.Module):
         attention_mask: Sequence[Tensor],
         padding_follows: Sequence[bool],
     ) -> tuple[list[Tensor], Tensor]:
-        """As of the encoder: (zeros [B, S, H] of each group, zeros [rows of all, H])."""
+        """Return (zeros [B, S, H] of each group, zeros [rows of all, H]), as the encoder does."""
         memory = [self.zero.expand(*ids.shape, self.width) for ids in input_ids]
         return memory, self.zero.expand(sum(map(len, input_ids)), self.width)
 

@@ -25,6 +25,7 @@ from histocc.model.decoder import ALL, KEY_VALUE, QUERY, MultiheadAttention, vis
 from histocc.model.decoding import evaluating
 from histocc.model.layers import product, upcast_half
 from histocc.model.mixer import Seq2SeqMixerOccCANINE
+from histocc.model.ngrams import TextVectors
 from histocc.runtime.device import by_kind
 
 PREFIXES_AT_ONCE = {"cpu": 2048, "cuda": 1 << 17}  # in all rows, in `full`; more would leave a CPU's caches
@@ -224,13 +225,13 @@ class CodeSearch:
     def log_probs(self, input_ids: Tensor, attention_mask: Tensor) -> tuple[Tensor, Tensor]:
         """Return log-probabilities of all codes, float [B, codes]: (written first, by the linear decoder)."""
         with evaluating(self.model):
-            memory, pooled = self._encode(input_ids, attention_mask)
+            memory, text = self._encode(input_ids, attention_mask)
             widest = max(b - a for a, b in zip(self.tree.levels, self.tree.levels[1:-1]))
             step = max(1, by_kind(PREFIXES_AT_ONCE, self.x.device) // widest)
             starts = range(0, len(input_ids), step)
             by_leaf = torch.cat([self._by_leaf(memory.rows(slice(i, i + step))) for i in starts])
             written = torch.empty_like(by_leaf).index_copy_(1, self.tree.code_of_leaf, by_leaf)
-            return written, upcast_half(self.model.classify(pooled)).log_softmax(1)
+            return written, upcast_half(self.model.classify(text)).log_softmax(1)
 
     def topk(self, input_ids: Tensor, attention_mask: Tensor, k: int, by_all=False) -> tuple[Tensor, Tensor]:
         """Return the k most probable codes (all, if there are fewer), the most probable first, equal ones in
@@ -254,8 +255,8 @@ class CodeSearch:
         decoder [B, codes]). N: CANDIDATES, or as many as there are.
         """
         with evaluating(self.model):
-            memory, pooled = self._encode(input_ids, attention_mask)
-            logits = upcast_half(self.model.classify(pooled))
+            memory, text = self._encode(input_ids, attention_mask)
+            logits = upcast_half(self.model.classify(text))
             codes = logits.topk(min(CANDIDATES, logits.shape[1])).indices
             step = max(1, by_kind(PREFIXES_AT_ONCE, logits.device) // codes.shape[1])
             parts = [slice(i, i + step) for i in range(0, len(codes), step)]
@@ -265,13 +266,13 @@ class CodeSearch:
             scores, best = scores.sort(dim=1, descending=True, stable=True)
             return codes.gather(1, best), scores, logits
 
-    def _encode(self, input_ids: Tensor, attention_mask: Tensor) -> tuple[_Memory, Tensor]:
-        """Return what both decoders look at: (memory, pooled)."""
-        memory, pooled = self.model.encode(input_ids, attention_mask)
+    def _encode(self, input_ids: Tensor, attention_mask: Tensor) -> tuple[_Memory, TextVectors]:
+        """Return the input of both decoders: (memory, vectors of the texts)."""
+        memory, text = self.model.encode(input_ids, attention_mask)
         layers = [layer.multihead_attn for layer in self.layers]
         keys, values = zip(*(layer.by_head(layer.project(memory, KEY_VALUE)) for layer in layers))
         visible = visible_memory(self.model.memory_padding_mask(attention_mask))
-        return _Memory(list(keys), list(values), visible), pooled
+        return _Memory(list(keys), list(values), visible), text
 
     def _arange(self, count: int) -> Tensor:
         return torch.arange(count, device=self.x.device)

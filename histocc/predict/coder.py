@@ -19,6 +19,7 @@ from histocc.model import decoding
 from histocc.model.confidence import OUTPUT, Confidence, Thresholds
 from histocc.model.int8 import to_int8
 from histocc.model.mixer import Seq2SeqMixerOccCANINE
+from histocc.model.ngrams import TextVectors
 from histocc.model.search import CodeSearch, CodeTrie
 from histocc.predict.decoders import DECODERS, PARTS, listed
 from histocc.published import models
@@ -174,10 +175,13 @@ class Coder:
         """Return the encoder's pooled output, float32 [texts, width]; with `ngrams` the vector of the text's
         n-grams follows. An empty text has NaN.
         """
-        width = self.model.config.hidden_size
-        if ngrams and self.model.ngrams is not None:
-            width += self.model.ngrams.width
-        return self._array(texts, languages, width, lambda ids, mask: self._vectors(ids, mask)[:, :width])
+        both = ngrams and self.model.ngrams is not None
+        width = self.model.config.hidden_size + (self.model.ngrams.width if both else 0)
+
+        def vectors(ids: Tensor, mask: Tensor) -> Tensor:
+            return torch.cat([*self._vectors(ids, mask)[: 1 + both]], dim=1)
+
+        return self._array(texts, languages, width, vectors)
 
     def search(self) -> CodeSearch:
         """Return the search, made at first use. Raises UserError if the key does not fit the formatter."""
@@ -227,7 +231,7 @@ class Coder:
         ngrams = self.model.ngrams
         return ids.new_ones(len(ids), dtype=torch.bool) if ngrams is None else ngrams.know(ids)
 
-    def _vectors(self, ids: Tensor, mask: Tensor) -> Tensor:
+    def _vectors(self, ids: Tensor, mask: Tensor) -> TextVectors:
         with decoding.evaluating(self.model):
             return self.model.encode_text(ids, mask)
 

@@ -7,14 +7,15 @@ import numpy as np
 # Each stream of a run has one use: `derived_seed(args.seed, NOISE)`. A resumed run depends on these numbers.
 WEIGHTS, ORDER, NOISE, DROPOUT, DESCRIPTIONS, NGRAMS, TEACHER = 0, 1, 2, 3, 4, 6, 7
 STEP = np.uint64(0x9E3779B97F4A7C15)  # 2^64 / golden ratio, odd
+MULTIPLIERS = np.array([0xBF58476D1CE4E5B9, 0x94D049BB133111EB], dtype=np.uint64)
 
 
 def mix(x: np.ndarray) -> np.ndarray:
     """Scramble uint64 values one to one (finalizer of splitmix64; Steele, Lea, Flood 2014, "Fast splittable
     pseudorandom number generators").
     """
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    x = (x ^ (x >> np.uint64(30))) * MULTIPLIERS[0]
+    x = (x ^ (x >> np.uint64(27))) * MULTIPLIERS[1]
     return x ^ (x >> np.uint64(31))
 
 
