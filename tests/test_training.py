@@ -19,7 +19,7 @@ from helpers import (
     greatest_difference,
     read_logs,
     run,
-    run_inside,
+    run_here,
     write_csv,
     write_rows,
 )
@@ -161,12 +161,9 @@ class TestAnyNumberOfProcesses:
 
     def test_banner_and_files(self, curves):
         folder, outputs = curves
-        banner = ["Distributed environment: MULTI_CPU", "Number of processes: 4", "Number of GPUs: 0"]
-        banner += ["Backend: gloo", "Total batch size: 12", "Steps per epoch: 3", "Vocabulary size: 19"]
-        banner += ["Starting training for 3 epochs", "Training on 4 CPU processes"]
-        for said in banner:
+        for said in ("MULTI_CPU", "Number of processes: 4", "Backend: gloo", "Total batch size: 12"):
             assert outputs["four"].count(said) == 1, said  # rank 0 alone speaks
-        assert "Distributed environment: SINGLE" in outputs["one"]
+        assert "SINGLE" in outputs["one"]
         names = "last.bin best.bin args.json logs.csv key.csv rejected_rows.csv prepared"
         assert set(names.split()) <= set(os.listdir(folder / "four"))
 
@@ -229,13 +226,13 @@ class TestGoingOn:
             for name in ("samples_per_sec", "seconds_data", "model_flops_per_sec", "mfu"):
                 row.pop(name)
         assert whole == parts
-        assert "Resuming from step 4 (epoch 2, batch 1)" in runs[1]
+        assert "Resuming from step 4" in runs[1] and "Fitting" not in runs[1]
 
     @pytest.mark.full
     def test_a_finished_run_says_so_and_changes_nothing(self, runs):
         before = times_of(runs[0] / "whole")
         output = run(TRAIN_MIXER, *runs[2], "--save-dir", runs[0] / "whole", processes=runs[3])
-        assert "is finished (9 steps): nothing to do" in output and before == times_of(runs[0] / "whole")
+        assert "is finished (9 steps)" in output and before == times_of(runs[0] / "whole")
 
 
 @pytest.fixture(scope="module")
@@ -268,15 +265,12 @@ class TestFinetune:
         losses = {row["step"]: row["val_loss"] for row in read_logs(folder)}
         best, last = min(losses, key=losses.get), len(losses)
         assert state_of(folder, "best.bin")["step"] == best == last - 2 and state_of(folder)["step"] == last
-        assert f"No better for 2 validations: finished at step {last} of 20." in said
-        assert "(lowest validation loss: best.bin)" in said
+        assert f"finished at step {last} of 20." in said
         before, said = times_of(folder), run(FINETUNE, *flags)
-        assert f"is finished ({last} steps): nothing to do. No better for 2 valid" in said
-        assert times_of(folder) == before
-        code, said = run_inside(finetune.main, *flags[:-1], 3, "--max-steps", last + 1)
-        assert code == 0 and f"Resuming from step {last} " in said
-        code, said = run_inside(finetune.main, *flags, "--overwrite", "--share-val", 0)
-        assert code == 2 and "--patience needs rows to validate on" in said
+        assert f"is finished ({last} steps)" in said and times_of(folder) == before
+        said = run_here(finetune.main, *flags[:-1], 3, "--max-steps", last + 1)
+        assert f"Resuming from step {last} " in said
+        assert "--patience" in run_here(finetune.main, *flags, "--overwrite", "--share-val", 0, code=2)
 
     def test_the_columns_bring_formatter_and_language(self, tmp_path):
         """The same as the flags, also on resume."""
@@ -289,31 +283,27 @@ class TestFinetune:
         assert "Resuming from step 1" in said
         args = state_of(tmp_path / "run")["args"]
         assert (args["formatter"], args["language"], args["language_col"]) == ("hisco", "unk", "lang")
-        code, said = run_inside(finetune.main, *flags, "--formatter", "gpf")
-        assert code == 2 and "--formatter was 'hisco', now it is 'gpf'" in said
+        assert "--formatter was 'hisco'" in run_here(finetune.main, *flags, "--formatter", "gpf", code=2)
 
     def test_other_arguments_are_refused_by_name(self, finished, tmp_path):
-        other = write_rows(tmp_path / "other.csv", 61)
-        for more, said in (
-            (["--seed", 7, "--weight-decay", 0.5], "--seed was 42, now it is 7"),
-            (["--seed", 7, "--weight-decay", 0.5], "--weight-decay was 0.01, now it is 0.5"),
-            (["--batch-size", 8], "--global-batch-size 16"),
-            (["--dataset", other], "holds a run on other data"),
-        ):
-            code, output = run_inside(finetune.main, *finished[1], "--save-path", finished[0], *more)
-            assert code == 2 and said in output and "Traceback" not in output
+        other, again = write_rows(tmp_path / "other.csv", 61), [*finished[1], "--save-path", finished[0]]
+        more = ["--seed", 7, "--weight-decay", 0.5, "--ngrams", 6]
+        said = run_here(finetune.main, *again, *more, code=2)
+        for name, was, now in (("seed", 42, 7), ("weight-decay", 0.01, 0.5), ("ngrams", "'none'", "'6'")):
+            assert f"--{name} was {was}, now it is {now}" in said
+        assert "--global-batch-size 16" in run_here(finetune.main, *again, "--batch-size", 8, code=2)
+        assert "other data" in run_here(finetune.main, *again, "--dataset", other, code=2)
         words = finished[0].parent / "words.csv"
         before = words.read_text()
         words.write_text(before.replace("old", "new"))
-        code, output = run_inside(finetune.main, *finished[1], "--save-path", finished[0])
+        assert f"error: {words}: " in run_here(finetune.main, *again, code=2)
         words.write_text(before)
-        assert code == 2 and f"{words}: was changed since the run" in output and "Traceback" not in output
 
     def test_more_epochs_go_on(self, finished, tmp_path):
         folder, flags = finished
         shutil.copytree(folder, tmp_path / "run")
         output = run(FINETUNE, *flags, "--save-path", tmp_path / "run", "--num-epochs", 2)
-        assert "2 epochs instead of 1, with the longer schedule" in output
+        assert "2 epochs instead of 1" in output
         assert state_of(tmp_path / "run")["step"] == 2 * state_of(folder)["step"]
 
     def test_overwrite_starts_anew(self, finished, tmp_path):
@@ -328,7 +318,7 @@ class TestFinetune:
         folder, flags = finished
         before = times_of(folder)
         output = run(FINETUNE, *flags, "--save-path", folder, "--eval-only", "--linear-loss", "mean")
-        assert "Note: the model and its losses are those of" in output and "--linear-loss was" in output
+        assert "--linear-loss was" in output
         assert f"loss {read_logs(folder)[-1]['val_loss']:.4f}" in output and before == times_of(folder)
 
     def test_first_weights_with_another_key_keep_the_known_codes(self, finished, tmp_path):
