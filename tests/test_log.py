@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import os
+import re
 import threading
 import time
 from unittest.mock import Mock
@@ -158,16 +159,16 @@ def test_the_state_of_the_run(tmp_path):
 @pytest.mark.parametrize(
     "args, processes, expected",
     [
-        ({}, 1, ["SINGLE", "32 × 1 CPU process × 1 accumulation step = "]),
+        ({}, 1, ["SINGLE", "32 × 1 CPU process × 1"]),
         ({"accumulate_steps": 3}, 4, ["MULTI_CPU", "32 × 4 CPU processes × 3", "batch size: 384"]),
-        ({"global_batch_size": 50}, 4, ["at most 32 × 4 CPU", "Total batch size: 50"]),
-        ({"lr_scaling": "linear", "learning_rate": 0.5}, 4, ["rate: 2 (0.5 with linear scaling"]),
-        ({"num_epochs": 2, "max_steps": 5}, 1, ["Epochs: 2 (64 steps; stops at step 5, --max-steps)"]),
-        ({}, 2, ["2         4         8\n  steps per epoch        32        16         8         4"]),
-        ({"global_batch_size": 50}, 2, ["Steps per epoch: 20\n  on any number of processes\n"]),
+        ({"global_batch_size": 50}, 4, ["32 × 4 CPU", "batch size: 50"]),
+        ({"lr_scaling": "linear", "learning_rate": 0.5}, 4, [r"rate: 2 \(0.5 with linear scaling"]),
+        ({"num_epochs": 2, "max_steps": 5}, 1, [r"Epochs: 2 \(64 steps; .* step 5"]),
+        ({}, 2, ["1 +2 +4 +8\n.* 32 +16 +8 +4\n"]),  # processes, and their steps per epoch
+        ({"global_batch_size": 50}, 2, ["Steps per epoch: 20\n"]),
         ({"device": "cpu"}, 1, ["NO GPU IS USED: --device cpu\n"]),
         ({}, 1, ["NO GPU IS USED: no driver, CUDA_VISIBLE_DEVICES=7\n"]),
-        ({"wandb_project_name": "x"}, 1, ["--wandb-project-name has no effect without --log-wandb\n"]),
+        ({"wandb_project_name": "x"}, 1, ["--wandb-project-name has no effect without --log-wandb"]),
     ],
 )
 def test_what_is_said_before_the_start(args, processes, expected, monkeypatch):
@@ -177,8 +178,8 @@ def test_what_is_said_before_the_start(args, processes, expected, monkeypatch):
     plan = BatchPlan(1000, asked.total_batch(processes), processes, asked.samples_at_once)
     schedule = Schedule.of(asked, plan.steps_per_epoch, processes)
     text = banner(asked, world, ["Model: a line"], "", plan, schedule, "float32")
-    for words in [*expected, "TRAINING ON CPUs, NO GPU IS USED: ", "\nModel: a line\n", "Precision: float32"]:
-        assert words in text
+    for words in [*expected, "NO GPU IS USED: ", "\nModel: a line\n", "Precision: float32"]:
+        assert re.search(words, text), text
 
 
 # ---- TensorBoard and W&B get every row, and a resumed run continues the same curves
