@@ -2,6 +2,7 @@
 
 import contextlib
 import copy
+import json
 import os
 import pickle
 import signal
@@ -413,24 +414,21 @@ def test_arguments_of_finetune(coder, tmp_path):
     assert sorted(os.listdir(tmp_path)) == ["data.csv"]
 
 
-def test_what_is_none_is_not_given(coder, tmp_path, monkeypatch):
-    given, data = [], write_rows(tmp_path / "data.csv", 20)
-    monkeypatch.setattr(OccCANINE, "_train", lambda self, args, device: given.append(args))
-    more = {"target_cols": "hisco_1", "num_epochs": 2, "initial_checkpoint": None, "device": None}
-    coder.finetune(data, tmp_path / "out", language="da", language_col="lang", **more)
-    args = given[0]
-    assert (args.initial_checkpoint, args.num_epochs, args.device) == (coder.file, 2, "cpu")
-    assert (args.language, args.language_col, args.target_cols) == (None, "lang", ["hisco_1"])
-
-
 @pytest.mark.frames
-def test_a_column_lang_of_a_frame_is_read(coder, tmp_path, monkeypatch):
-    given, pandas = [], pytest.importorskip("pandas")
+def test_a_column_lang_of_a_frame_is_read_and_what_is_none_is_not_given(coder, tmp_path):
+    pandas = pytest.importorskip("pandas")
     table = pandas.DataFrame({"occ1": TWO, "lang": OF_TWO, "hisco_1": ["61110", "41025"]})
-    monkeypatch.setattr(OccCANINE, "_train", lambda self, args, device: given.append(args))
-    for language, column in ((None, "lang"), ("da", None)):
-        coder.finetune(table, tmp_path / "out", target_cols="hisco_1", language=language)
-        assert (given[-1].language, given[-1].language_col) == (language, column)
+    more = {"target_cols": "hisco_1", "share_val": 0, "initial_checkpoint": None, "device": None}
+    of_column = dict.fromkeys(OF_TWO, 1)
+    for given, expected in (
+        ({}, of_column),
+        ({"language": "da"}, {"da": 2}),
+        ({"language": "da", "language_col": "lang"}, of_column),
+    ):
+        folder = tmp_path / f"{len(given)}"
+        coder.finetune(table, folder, **given, **more, prepare_only=True)
+        assert json.loads((folder / "data_report.json").read_text())["languages"] == expected
+        assert (folder / "key.csv").read_text().splitlines()[1].startswith(CODES[0])  # those of the model
 
 
 @pytest.mark.parametrize("how", ["error", "signal", "damaged"])
