@@ -10,7 +10,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 
 import numpy as np
 import pytest
@@ -24,7 +23,8 @@ from helpers import (
     environment,
     read,
     run,
-    run_inside,
+    run_here,
+    wait_until,
     write_csv,
     write_rows,
 )
@@ -39,7 +39,7 @@ from histocc.predict.coder import Coder
 from histocc.predict.decoders import DECODERS
 from histocc.published import models
 from histocc.runtime import checkpoint, log
-from histocc.runtime.device import Precision
+from histocc.runtime.device import Precision, settings_of_torch
 from histocc.runtime.files import OwnFiles
 from histocc.text import encode
 
@@ -113,12 +113,9 @@ def table(path, n: int, distinct: int = 10**6) -> str:
 
 def predict_here(*args) -> str:
     """With one thread, as the processes that `start` starts: sums over several threads round otherwise."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    code, output = run_inside(predict.main, *args, "--device", "cpu")
-    torch.set_num_threads(threads)
-    assert code == 0, output
-    return output
+    with settings_of_torch():
+        torch.set_num_threads(1)
+        return run_here(predict.main, *args, "--device", "cpu")
 
 
 def flags(model, source, output, *more) -> list:
@@ -127,9 +124,7 @@ def flags(model, source, output, *more) -> list:
 
 
 def refused(*arguments) -> str:
-    code, said = run_inside(predict.main, *arguments, "--device", "cpu")
-    assert code == 2 and "Traceback" not in said, said
-    return said
+    return run_here(predict.main, *arguments, "--device", "cpu", code=2)
 
 
 def small_coder(device="cpu", **options) -> Coder:
@@ -164,10 +159,8 @@ def test_the_output_is_the_input_and_the_codes(model, tmp_path):
         assert (float(conf) if conf else "") == expected
         outside = not set(one.codes) <= set(coder.codes)
         assert row["needs_review"] == str(int(not one.codes or one.conf < 0.01 or outside))
-    assert f"Coding 60 rows of {source} with {model}" in output
-    assert (
-        "60 rows" in output and "(empty: 6, unknown: 0)" in output and "24 rows: xx (12), none (12)" in output
-    )
+    for said in (f"60 rows of {source}", "(empty: 6, unknown: 0)", "24 rows: xx (12), none (12)"):
+        assert said in output
     assert sorted(os.listdir(tmp_path)) == ["in.csv", "key.csv", "out.csv"]
 
 
@@ -186,10 +179,8 @@ def test_rows_below_one_half_need_review_and_how_many_are_right_is_said(tmp_path
     marked = [not row["hisco_1"] or float(row["conf"]) < 0.5 for row in found["usual"]]
     assert [row["needs_review"] == "1" for row in found["usual"]] == marked and 6 < sum(marked) < 60
     right = sum(float(row["conf"]) for row in found["usual"] if row["hisco_1"])
-    expected = f"About {right:.0f} of 60 rows are expected to be right in their first code"
-    expected = expected if fitted else "How many rows are right is not known: the confidence"
     last = said.strip().splitlines()[-1]
-    assert last.startswith(expected) and f"; {sum(marked)} are marked for review (needs_review: conf" in last
+    assert (f"About {right:.0f} of 60 rows" in last) == fitted and f"; {sum(marked)} are marked" in last
 
 
 def test_a_text_of_which_no_ngram_of_letters_is_known_and_a_missing_one_have_no_code(tmp_path):
@@ -251,10 +242,10 @@ def test_titles_and_classes_of_hisco_codes(model, tmp_path):
 @pytest.mark.parametrize(
     "accuracy, ngrams, decoder, why",
     [
-        ({"greedy": 0.5, "flat": 0.625}, False, "flat", "right on 300 texts: greedy 50.0%, flat 62.5%"),
+        ({"greedy": 0.5, "flat": 0.625}, False, "flat", "300 texts: greedy 50.0%, flat 62.5%"),
         ({"greedy": 0.7, "flat": 0.625}, True, "greedy", "greedy 70.0%, flat 62.5%"),
-        (None, False, "greedy", "the model does not say how often each of its decoders is right"),
-        (None, True, "flat", "the model does not say how often each of its decoders is right"),
+        (None, False, "greedy", "does not say.*"),
+        (None, True, "flat", "does not say.*"),
     ],
 )
 def test_the_decoder_that_was_right_more_often_is_the_default(tmp_path, accuracy, ngrams, decoder, why):
@@ -269,9 +260,7 @@ def test_the_decoder_that_was_right_more_often_is_the_default(tmp_path, accuracy
     assert "Decoder:" not in said
     limited = flags(model, source, tmp_path / "limited.csv", "--threshold", "0.3")
     said = predict_here(*limited) if decoder == "flat" else refused(*limited)
-    assert (
-        "Thresholds of the linear decoder: 0.3" if decoder == "flat" else "and auto is greedy here ("
-    ) in said
+    assert ("linear decoder: 0.3" if decoder == "flat" else "auto is greedy here (") in said
     assert (tmp_path / "auto.csv").read_bytes() == (tmp_path / "named.csv").read_bytes()
     texts = [row["occ1"] for row in read(source)]
     rows = OccCANINE(model, device="cpu").predict(texts, get_dict=True)
@@ -295,8 +284,7 @@ def test_known_texts_have_their_codes(model, tmp_path, monkeypatch):
     known, common = write_csv(tmp_path / "known.csv", header, given), ["--decoder", "flat", "--k", 2]
     predict_here(*flags(model, source, tmp_path / "alone.csv", *common))
     said = predict_here(*flags(model, source, tmp_path / "out.csv", *common, "--known", known))
-    assert f"{known}: 3 known texts" in said
-    assert f"different codes in several rows, of which the last counts: '  {text.upper()} '" in said
+    assert f"{known}: 3 known texts" in said and f"the last counts: '  {text.upper()} '" in said
     counts = [0, 0]
     for row, model_row in zip(read(tmp_path / "out.csv"), read(tmp_path / "alone.csv"), strict=True):
         is_known = (row["occ1"], row["lang"]) == (text, language)
@@ -313,7 +301,7 @@ def test_known_texts_have_their_codes(model, tmp_path, monkeypatch):
     bad = flags(model, source, tmp_path / "x.csv", "--known")
     lacking = write_csv(tmp_path / "lacking.csv", ["occ1", "code"], [("smed", "22222")])
     said = refused(*bad, lacking)
-    assert "needs a column 'occ1' (--input-col) and one of codes (hisco_1); it has 'occ1', 'code'" in said
+    assert "one of codes (hisco_1); it has 'occ1', 'code'" in said
     wrong = [("a", "da", "22222", "99998"), ("b", "da", "01110", ""), ("c", "da", "x", "")]
     said = refused(*bad, write_csv(tmp_path / "wrong.csv", header[:4], wrong))
     assert "line 2: '99998' is no code of hisco" in said and "line 4: 'x' is no code of hisco" in said
@@ -331,7 +319,7 @@ def test_similar_texts_of_the_training(tmp_path, size):
     texts = [*((row["occ1"], row["lang"]) for row in known), (" ", "en")]
     source = write_csv(tmp_path / "in.csv", ["occ1", "lang"], texts)
     said = predict_here(*flags(folder, source, tmp_path / "out.csv", "--explain"))
-    assert re.search(r"vectors of \d+ training texts, which stay in .*training_vectors.bin", said)
+    assert re.search(r"\d+ training texts.*training_vectors.bin", said)
     rows, in_training = read(tmp_path / "out.csv"), 0
     names = [f"similar_{name}_{i}" for i in (1, 2, 3) for name in ("text", "codes")]
     assert list(rows[0])[-9:] == [*names, "conf", "conf_fitted", "needs_review"]
@@ -351,7 +339,7 @@ def test_similar_texts_of_the_training(tmp_path, size):
         assert "inputs are never written to" in said, said
     (folder / "prepared").rename(tmp_path / "moved")
     said = refused(*flags(folder, source, tmp_path / "x.csv", "--explain"))
-    assert "--explain shows rows of the training, and they are not in" in said
+    assert "--explain" in said
 
 
 @pytest.mark.parametrize("decoder", ["flat", "topk", "full"])
@@ -433,16 +421,14 @@ def test_processes_and_interruptions_change_nothing(model, tmp_path):
     again, parts = flags(model, source, tmp_path / "again.csv"), tmp_path / "again.csv.parts"
     line = command("histocc.predict", *again, "--device", "cpu")
     interrupted = subprocess.Popen(line, env=environment(), **PIPED)
-    until = time.monotonic() + 60
-    while not (parts / "000000.part").exists() and time.monotonic() < until:
-        time.sleep(0.01)
+    wait_until((parts / "000000.part").exists)
     interrupted.send_signal(signal.SIGTERM)
     said = interrupted.communicate(timeout=60)[0]
-    assert interrupted.returncode == 0 and "Stopped by SIGTERM; the same command continues" in said, said
+    assert interrupted.returncode == 0 and "Stopped by SIGTERM" in said, said
     there = sorted(path.name for path in parts.glob("*.part"))
     assert there and len(there) < 3 and not (tmp_path / "again.csv").exists()
-    assert "unfinished output with other settings (decoder differ)" in refused(*again, "--decoder", "flat")
-    assert "resuming what is there" in run("histocc.predict", *again, "--device", "cpu", processes=2)
+    assert "other settings (decoder" in refused(*again, "--decoder", "flat")
+    assert "resuming" in run("histocc.predict", *again, "--device", "cpu", processes=2)
     assert (tmp_path / "again.csv").read_bytes() == whole and not parts.exists()
     two = flags(model, source, tmp_path / "two.csv", "--device", "cpu")
     assert "2 processes" in run("histocc.predict", *two, processes=2)
@@ -483,8 +469,8 @@ def test_after_a_kill_at_any_file_operation_the_same_command_finishes(model, tmp
 @pytest.mark.parametrize(
     "error, message",
     [
-        (OSError(28, "No space left on device"), "make room (df -h and df -i), or choose another folder"),
-        (torch.OutOfMemoryError("CUDA out of memory"), "out of memory with --batch-size 256: take a smaller"),
+        (OSError(28, "No space left on device"), "no space left"),
+        (torch.OutOfMemoryError("CUDA out of memory"), "out of memory with --batch-size 256"),
     ],
 )
 def test_parts_that_are_there_are_kept_and_damaged_ones_coded_again(
@@ -502,8 +488,8 @@ def test_parts_that_are_there_are_kept_and_damaged_ones_coded_again(
     asked, parts = flags(model, source, tmp_path / "out.csv"), tmp_path / "out.csv.parts"
     with monkeypatch.context() as patch:
         patch.setattr(predict.Coding, "code_piece", fail)
-        code, said = run_inside(predict.main, *asked, "--device", "cpu")
-    assert code == 1 and message in said and "Traceback" not in said and not (tmp_path / "out.csv").exists()
+        assert message in run_here(predict.main, *asked, "--device", "cpu", code=1)
+    assert not (tmp_path / "out.csv").exists()
     names = [f"00000{i}.part" for i in range(3)]
     assert sorted(os.listdir(parts)) == [*names, "settings.json"]
     os.replace(parts / names[0], parts / "x")  # swapped
@@ -512,7 +498,7 @@ def test_parts_that_are_there_are_kept_and_damaged_ones_coded_again(
     content = (parts / names[2]).read_bytes()
     (parts / names[2]).write_bytes(content[:-2] + b"x" + content[-1:])
     (parts / "thesis.csv").write_text("mine")
-    assert "resuming what is there" in predict_here(*asked)
+    assert "resuming" in predict_here(*asked)
     assert (tmp_path / "out.csv").read_bytes() == (tmp_path / "whole.csv").read_bytes()
     assert os.listdir(parts) == ["thesis.csv"]
 
@@ -524,7 +510,7 @@ def test_a_folder_of_somebody_else_is_left_alone(model, tmp_path):
         parts.mkdir()
         (parts / name).write_text("mine")
         said = refused(*flags(model, source, tmp_path / "out.csv", "--overwrite"))
-        assert f"holds {name}, which is none of them" in said and (parts / name).read_text() == "mine"
+        assert f"holds {name}" in said and (parts / name).read_text() == "mine"
         parts.rename(tmp_path / f"not {name}")
 
 
@@ -537,7 +523,7 @@ def test_an_input_that_changes_meanwhile_is_said(model, tmp_path, monkeypatch):
 
     monkeypatch.setattr(predict.Coding, "code_piece", rewrite)
     said = refused(*flags(model, source, tmp_path / "out.csv"))
-    assert "in.csv was changed while it was coded; start over with --overwrite" in said
+    assert "in.csv was changed" in said and "--overwrite" in said
     assert not (tmp_path / "out.csv").exists()
 
 
@@ -555,8 +541,8 @@ def test_progress_is_shown(model, tmp_path, monkeypatch):
 def test_rows_that_cannot_be_read_are_listed(model, tmp_path):
     source = tmp_path / "in.csv"
     source.write_text('occ1;lang\nsmed;da\nfisker;da;more\n"kok";en\n', encoding="cp1252")
-    code, said = run_inside(predict.main, *flags(model, source, tmp_path / "out.csv", "--device", "cpu"))
-    assert code == 1 and "1 rows of" in said and "out.csv.rejected.csv lists them" in said
+    said = run_here(predict.main, *flags(model, source, tmp_path / "out.csv", "--device", "cpu"), code=1)
+    assert "1 rows of" in said and "out.csv.rejected.csv" in said
     assert [row["occ1"] for row in read(tmp_path / "out.csv")] == ["smed", "kok"]
     [rejected] = read(tmp_path / "out.csv.rejected.csv")
     assert rejected["line"] == "3" and "3 cells in the row" in rejected["reason"]
@@ -642,7 +628,7 @@ def test_tables_as_users_have_them(model, tmp_path, monkeypatch):
         found[name] = read(tmp_path / name)
     assert [row["occ1"] for row in found["filled"]] == [text for text, _ in rows]
     assert [row["needs_review"] for row in found["plain"]][1:3] == ["1", "1"]
-    assert "repeat the row above (do., ditto): 2 rows, with needs_review" in said["plain"]
+    assert "repeat the row above (do., ditto): 2 rows" in said["plain"]
     answers = [(row["hisco_1"], row["conf"], row["needs_review"]) for row in found["filled"]]
     assert answers[0] == answers[1] == answers[2] != answers[3]
     assert "repeat the row above" not in said["filled"] and "coded as unk" not in said["plain"]
