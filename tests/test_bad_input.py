@@ -13,7 +13,7 @@ from helpers import (
     TINY,
     TRAIN_MIXER,
     run,
-    run_inside,
+    run_here,
     start_forked,
     wait_until_handled,
     words,
@@ -33,8 +33,7 @@ def refused(tmp_path, *flags):
     """The message of a run that must be refused; its save folder must not be there afterwards."""
     columns = [] if "--target-cols" in flags else ["--target-cols", "hisco_1"]
     save = [] if "--save-path" in flags else ["--save-path", tmp_path / "run"]
-    code, output = run_inside(finetune.main, *TINY, *flags, *columns, *save)
-    assert code == 2 and output.count("error:") == 1
+    output = run_here(finetune.main, *TINY, *flags, *columns, *save, code=2)
     assert not (tmp_path / "run").exists()
     return output
 
@@ -116,10 +115,9 @@ def test_the_weights_that_a_run_starts_from_are_not_overwritten(tmp_path, data):
     old = tmp_path / "old"
     old.mkdir()
     (old / "best.bin").write_bytes(b"weights")
-    output = refused(
-        tmp_path, "--dataset", data, "--save-path", old, "--overwrite", "--initial-checkpoint", old
-    )
-    assert "--overwrite would remove" in output and (old / "best.bin").exists()
+    start = ["--dataset", data, "--save-path", old, "--initial-checkpoint", old]
+    assert "--overwrite would remove" in refused(tmp_path, *start, "--overwrite")
+    assert (old / "best.bin").exists()
 
 
 @pytest.mark.parametrize(

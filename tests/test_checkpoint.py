@@ -13,7 +13,7 @@ from datetime import timedelta
 
 import pytest
 import torch
-from helpers import REPO, run_inside
+from helpers import REPO, run_here
 
 from histocc.predict import __main__ as predict
 from histocc.runtime import checkpoint
@@ -203,15 +203,15 @@ def test_the_newest_good_one_after_a_torn_last(tmp_path):
     name, step, wrong = newest(tmp_path)
     assert (name, step) == ("best.bin", 1) and "20.bin: cannot be resumed from: it lacks optim" in wrong[-1]
     (tmp_path / "best.bin").unlink()
-    with pytest.raises(UserError, match="no checkpoint of the run can be read; --overwrite starts over"):
+    with pytest.raises(UserError, match="--overwrite"):
         newest(tmp_path)
 
 
 @pytest.mark.parametrize(
     "change, said",
     [
-        ({"format": 2}, "written by another version of histocc: format 2; this version reads 1"),
-        ({"format": None}, "start from it with --initial-checkpoint"),
+        ({"format": 2}, "format 2; this version reads 1"),
+        ({"format": None}, "--initial-checkpoint"),
     ],
 )
 def test_what_another_program_or_version_has_written_is_never_passed_over(tmp_path, change, said):
@@ -305,8 +305,7 @@ def test_no_checkpoint_at_all(tmp_path):
             torch.save(content, file)
         refusal(file)
     line = ["--model", tmp_path, "--input", __file__, "--output", tmp_path / "out.csv"]
-    code, output = run_inside(predict.main, *line)
-    assert code == 2 and str(file) in output and output.count("error: ") == 1 and "Traceback" not in output
+    assert str(file) in run_here(predict.main, *line, code=2)
 
 
 # ---- saving in a run
@@ -321,9 +320,9 @@ def test_weights_that_are_not_finite_are_not_written(tmp_path):
     saver = checkpoint.Saver(OwnFiles(str(tmp_path / "run")), 3, World(), content, said.append)
     for step, names in ((2, ["2.bin", "best.bin"]), (4, ["4.bin", "last.bin"]), (6, ["last.bin"])):
         assert saver(step, names, {}) == "" and saver.seconds > 0
-    assert len(said) == 3 and said[0].startswith("Saved 2.bin, best.bin of step 2: 0 MB in ")
+    assert len(said) == 3 and "2.bin, best.bin of step 2: 0 MB" in said[0]
     for wrong in (math.nan, math.inf):
         weights[1] = wrong
         assert "no longer finite" in saver(7, ["7.bin", "best.bin", "last.bin"], {})
-        assert "WARNING: the checkpoint of step 7 could not be saved" in said[-1]
+        assert "WARNING: the checkpoint of step 7" in said[-1]
     assert names_in(saver.files.folder) == ["2.bin", "4.bin", "best.bin", "last.bin"]

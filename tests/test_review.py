@@ -7,7 +7,7 @@ import re
 import shlex
 
 import pytest
-from helpers import run_inside
+from helpers import run_here
 
 from histocc.review import __main__ as review
 from histocc.review.__main__ import estimate
@@ -54,9 +54,7 @@ def folder(tmp_path):
 
 
 def run(*arguments, code=0):
-    ended, said = run_inside(lambda argv: exit(review.main(argv)), *arguments)
-    assert ended == code, said
-    return said
+    return run_here(review.main, *arguments, code=code)
 
 
 def read(path, encoding="utf-8-sig", delimiter=","):
