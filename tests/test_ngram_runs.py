@@ -2,10 +2,8 @@
 the bit, handed on, exported.
 """
 
-import csv
 import json
 import shutil
-import time
 
 import numpy as np
 import pytest
@@ -15,10 +13,12 @@ from helpers import (
     FINETUNE,
     TRAIN_MIXER,
     greatest_difference,
+    read,
     read_logs,
     run,
-    run_inside,
+    run_here,
     start_forked,
+    wait_until,
     write_csv,
     write_rows,
 )
@@ -60,7 +60,7 @@ def load(path) -> dict:
 
 
 def test_the_default_model_is_the_same_on_any_number_of_processes_and_threads(table, tmp_path):
-    """To the bit, by the default command; rank 0 alone fits, and says it once."""
+    """To the bit, by the default command; rank 0 alone fits, once."""
     flags = ["--dataset", table[0], "--save-path"]
     ways = {"plain": {"OMP_NUM_THREADS": "2"}, "two": {"processes": 2}, "four": {"processes": 4}}
     said = {name: run(FINETUNE, *flags, tmp_path / name, **way) for name, way in ways.items()}
@@ -70,45 +70,31 @@ def test_the_default_model_is_the_same_on_any_number_of_processes_and_threads(ta
         assert states[name]["rng"]["processes"] == processes
         assert same(states[name]["model"], states["plain"]["model"]), name
         assert said[name].count("Fitting the n-grams") == said[name].count("Fitted in ") == 1
-    assert "on rank 0 alone; 3 more wait for it" in said["four"]
 
 
-# ---- resumed
+# ---- resumed (the steps behind a fit: test_training)
 
 
 @pytest.fixture(scope="module")
 def runs(files, tmp_path_factory):
-    """(folder, output, flags) of a run with dropout, whole, and in two parts. Three processes: the order in
-    which gradients are summed decides the last bit, and two can be summed in one order alone.
+    """(folder, flags) of a whole run with dropout. Three processes: the order in which gradients are summed
+    decides the last bit, and two can be summed in one order alone.
     """
     folder = tmp_path_factory.mktemp("resume")
     common = [*files, *WITH_NGRAMS, "--dropout", 0.1, "--encoder-dropout", 0.1, "--num-epochs", 3]
     common += ["--batch-size", 4, "--log-interval", 2, "--save-interval", 1000]
     run(TRAIN_MIXER, *common, "--save-dir", folder / "whole", processes=3)
-    run(TRAIN_MIXER, *common, "--save-dir", folder / "parts", "--max-steps", 4, processes=3)
-    output = run(TRAIN_MIXER, *common, "--save-dir", folder / "parts", processes=3)
-    return folder, output, common
-
-
-def test_a_resumed_run_is_bitwise_equal_and_not_fitted_again(runs):
-    whole, parts = (load(runs[0] / name / "last.bin") for name in ("whole", "parts"))
-    assert whole["step"] == parts["step"] == 9 and same(whole["model"], parts["model"])
-    assert whole["thresholds"]["at_most"] == 2  # no more codes than a row has
-    moments = parts["optimizer"]["state"]
-    assert all(same(values, moments[i]) for i, values in whole["optimizer"]["state"].items())
-    assert "Resuming from step 4" in runs[1] and "Fitting" not in runs[1]
+    return folder, common
 
 
 def test_a_fit_that_is_killed_continues_to_the_bit(runs, tmp_path):
     """In the middle of its second part; whoever is killed has said the step of the last save before. What was
     put in the place of its file is noticed.
     """
-    log, flags = tmp_path / "log", [*runs[2], "--save-interval", 1, "--save-dir", tmp_path / "run"]
+    log, flags = tmp_path / "log", [*runs[1], "--save-interval", 1, "--save-dir", tmp_path / "run"]
     log.touch()
     processes = start_forked(TRAIN_MIXER, [*flags, "--distributed"], log, 3)
-    until = time.monotonic() + 100
-    while log.read_text().count("Saved ngrams.bin of step 1:") < 2 and time.monotonic() < until:
-        time.sleep(0.01)
+    wait_until(lambda: log.read_text().count("Saved ngrams.bin of step 1:") > 1, log.read_text, 100)
     for process in processes:
         process.kill()
         process.join()
@@ -118,22 +104,12 @@ def test_a_fit_that_is_killed_continues_to_the_bit(runs, tmp_path):
     for other in (load(whole), {name: kept[name] for name in kept if name != "checksum"}, kept | {"part": 7}):
         changed = shutil.copytree(folder, tmp_path / f"other{len(other)}")
         torch.save(other, changed / "ngrams.bin")
-        *_, said = prepared(runs[2], changed)
-        assert "Note: the fit starts over: " in said and "Fitted in" in said, said
+        *_, said = prepared(runs[1], changed)
+        assert "the fit starts over" in said and "Fitted in" in said, said
     output = run(TRAIN_MIXER, *flags, processes=3)
-    assert "The fit continues: both decoders, step " in output
+    assert "The fit continues" in output
     assert same(load(folder / "last.bin")["model"], load(whole)["model"])
     assert not (folder / "ngrams.bin").exists() and read_logs(folder)[0]["step"] == 0
-
-
-@pytest.mark.parametrize("asked", ["none", "6"])
-def test_other_ngrams_are_refused_by_name(runs, asked):
-    before = (runs[0] / "whole" / "last.bin").read_bytes()
-    code, said = run_inside(
-        train_mixer.main, *runs[2], "--save-dir", runs[0] / "whole", "--ngrams", asked, "--num-epochs", 4
-    )
-    assert code == 2 and f"--ngrams was 'auto', now it is '{asked}'" in said and "Traceback" not in said
-    assert (runs[0] / "whole" / "last.bin").read_bytes() == before
 
 
 # ---- what a new run starts from
@@ -158,10 +134,10 @@ def prepared(flags, folder, *more):
 
 def test_the_first_step_continues_what_was_fitted(runs, tmp_path):
     """The encoder, which the decoders were fitted without, adds nothing to them until it is trained."""
-    model, config, _, said = prepared(runs[2], tmp_path / "fitted", "--ngrams", 6)
+    model, config, _, said = prepared(runs[1], tmp_path / "fitted", "--ngrams", 6)
     assert config["ngrams"]["rows"] == 64 and "Fitting the n-grams" in said
     other, config, _, said = prepared(
-        runs[2], tmp_path / "unfitted", "--ngram-passes", 0, "--ngram-dropout", 0
+        runs[1], tmp_path / "unfitted", "--ngram-passes", 0, "--ngram-dropout", 0
     )
     assert model.ngrams.dropout == 0.3 and other.ngrams.dropout == 0
     assert config["ngrams"]["rows"] > 64 and "Fitting" not in said and not other.ngrams.linear.weight.any()
@@ -175,14 +151,14 @@ def test_from_an_own_model_with_the_same_key_and_with_another(runs, tmp_path):
     """Rows of both linear parts go with their codes; those of new codes change nothing but the bias."""
     last = runs[0] / "whole" / "last.bin"
     own, start = checkpoint.load(last), ["--initial-checkpoint", last]
-    model, config, _, said = prepared(runs[2], tmp_path / "same", *start)
+    model, config, _, said = prepared(runs[1], tmp_path / "same", *start)
     assert config["ngrams"] == own["config"]["ngrams"] and "Fitting" not in said and "random" not in said
     titles = (("pilot", "04220"), ("tailor", "79100"), ("weaver", "75400"))
     rows = [(f"{name} {i}", code, "", "en") for i in range(6) for name, code in titles]
     source = write_csv(tmp_path / "other.csv", ("occ1", "hisco_1", "hisco_2", "lang"), rows)
     key = write_csv(tmp_path / "key.csv", KEY, [("04220", 0), ("75400", 1), ("79100", 2)])
     data = ["--train-data", source, "--val-data", source, "--key", key]
-    other, _, prepared_data, said = prepared(runs[2], tmp_path / "run", *data, *start)
+    other, _, prepared_data, said = prepared(runs[1], tmp_path / "run", *data, *start)
     assert prepared_data.codes == ["04220", "75400", "79100"] and "2 of 3 codes keep their weights" in said
     before, state = model.state_dict(), other.state_dict()
     kept = [own["key"]["75400"], own["key"]["79100"]]
@@ -194,12 +170,13 @@ def test_from_an_own_model_with_the_same_key_and_with_another(runs, tmp_path):
 
 
 def test_ngrams_are_trained_with_the_rest_and_what_was_decided_is_kept(runs, tmp_path):
-    model, _, _, _ = prepared(runs[2], tmp_path)
+    model, _, _, _ = prepared(runs[1], tmp_path)
     first, state = model.state_dict(), load(runs[0] / "whole" / "last.bin")
     changed = {name for name, value in state["model"].items() if not torch.equal(first[name], value)}
     trained = ("table", "linear", "word_to_memory", "text_to_memory")
     assert {name for name in changed if "ngrams" in name} == {f"ngrams.{name}.weight" for name in trained}
     assert first["ngrams.linear.weight"].any() and (first["ngrams.hashes"].diff() > 0).all()
+    assert state["thresholds"]["at_most"] == 2  # no more codes than a row has
     decided = {"learning_rate": 1e-3, "empty_blocks": "first", "linear_loss": "rows"}
     asked = json.loads((runs[0] / "whole" / "args.json").read_text())
     assert state["args"].items() >= decided.items() and {asked[name] for name in decided} == {None}
@@ -211,14 +188,13 @@ def test_ngrams_are_trained_with_the_rest_and_what_was_decided_is_kept(runs, tmp
 @pytest.mark.parametrize("asked", ["none", "4"])
 def test_fewer_than_the_initial_weights_have_are_refused(runs, tmp_path, asked):
     flags = ["--save-dir", tmp_path, "--initial-checkpoint", runs[0] / "whole", "--ngrams", asked]
-    code, said = run_inside(train_mixer.main, *runs[2], *flags)
-    assert code == 2 and f"--ngrams {asked}: the initial weights have" in said and "--only-encoder" in said
-    assert "Traceback" not in said and not list(tmp_path.glob("*.bin"))
+    said = run_here(train_mixer.main, *runs[1], *flags, code=2)
+    assert f"--ngrams {asked}: " in said and "--only-encoder" in said and not list(tmp_path.glob("*.bin"))
 
 
 @pytest.mark.full
 def test_added_to_published_weights_they_change_no_bit_and_learn_faster(runs, published, tmp_path):
-    flags = [*runs[2], "--initial-checkpoint", published, *NO_DROPOUT]
+    flags = [*runs[1], "--initial-checkpoint", published, *NO_DROPOUT]
     without, config, data, _ = prepared(flags, tmp_path / "without")
     assert config["ngrams"] is None and same(load(published)["model"], without.state_dict())
     model, config, _, said = prepared(flags, tmp_path / "with", "--ngrams", 7)
@@ -232,8 +208,7 @@ def test_added_to_published_weights_they_change_no_bit_and_learn_faster(runs, pu
     flags += ["--ngrams", 7, "--save-dir", tmp_path / "with"]
 
     def rate_of(*more) -> str:
-        code, output = run_inside(train_mixer.main, *flags, *more)
-        assert code == 0, output
+        output = run_here(train_mixer.main, *flags, *more)
         return next(line for line in output.splitlines() if "Learning rate: " in line)
 
     first = rate_of("--max-steps", 2)
@@ -248,8 +223,8 @@ def test_texts_without_ngrams_train_without(tmp_path):
     rows = [(".", "61110", "", "en"), ("-", "41025", "", "en")] * 4
     source = write_csv(tmp_path / "short.csv", ("occ1", "hisco_1", "hisco_2", "lang"), rows)
     flags = ["--train-data", source, "--val-data", source, *WITH_NGRAMS, "--batch-size", 4]
-    code, output = run_inside(train_mixer.main, *flags, "--num-epochs", 1, "--save-dir", tmp_path / "run")
-    assert code == 0 and "Finished" in output and read_logs(tmp_path / "run")[-1]["val_loss"] < 100
+    run_here(train_mixer.main, *flags, "--num-epochs", 1, "--save-dir", tmp_path / "run")
+    assert read_logs(tmp_path / "run")[-1]["val_loss"] < 100
 
 
 # ---- its files
@@ -265,12 +240,12 @@ def test_an_export_codes_and_starts_as_the_run_does(runs, tmp_path, form, name):
         pytest.importorskip("safetensors")
     target = tmp_path / "out" / name
     notes = "\n".join(export.export(str(runs[0] / "whole"), form, str(target)))
-    assert "it has n-grams beside its encoder: --ngrams none" in notes
+    assert "--ngrams none" in notes
     one, two = Coder.load(str(runs[0] / "whole")), Coder.load(str(target))
     assert two.model.ngrams is not None and same(one.model.state_dict(), two.model.state_dict())
     for decoder in ("greedy", "flat", "topk", "full"):
         assert one.code(TEXTS, LANGUAGES, decoder) == two.code(TEXTS, LANGUAGES, decoder)
-    model, config, _, _ = prepared(runs[2], tmp_path / "run", "--initial-checkpoint", target)
+    model, config, _, _ = prepared(runs[1], tmp_path / "run", "--initial-checkpoint", target)
     assert same(one.model.state_dict(), model.state_dict()) and config["ngrams"]
 
 
@@ -310,8 +285,7 @@ def test_runs_of_ngrams_alone(table, tmp_path):
     exact = ["--float64", "--dropout", 0, "--ngram-dropout", 0, "--max-steps", 30]
     one, four = tmp_path / "one", tmp_path / "four"
     said = run("train_mixer.py", *alone(table, one, *exact, "--batch-size", 32))
-    assert "Model: ngrams (no encoder, width 128, 0 layers)" in said and "Learning rate: 0.001" in said
-    assert "no effect" not in said
+    assert "Learning rate: 0.001" in said and "no effect" not in said
     for more in (["--max-steps", 3], []):
         run("train_mixer.py", *alone(table, tmp_path / "again", *exact, "--batch-size", 32, *more))
     whole, again = (checkpoint.load(str(path / "last.bin"))["model"] for path in (one, tmp_path / "again"))
@@ -330,44 +304,38 @@ def test_runs_of_ngrams_alone(table, tmp_path):
 def test_the_fit_is_all_of_it(table, tmp_path):
     """Without --max-steps; flat_acc is the share of rows that `flat` answers as they are."""
     said = run("train_mixer.py", *alone(table, tmp_path / "run"))
-    assert "Epochs: 0 (0 steps)" in said and "Finished at step 0." in said
-    assert "no steps, so these flags have no effect: --log-interval, --num-epochs. Type --model-size" in said
+    assert "Finished at step 0." in said and "have no effect: --log-interval, --num-epochs." in said
     scaled = run("train_mixer.py", *alone(table, tmp_path / "scaled", "--lr-scaling", "linear"))
     assert "--lr-scaling" not in scaled  # a launcher adds it
     (row,), saved = read_logs(tmp_path / "run"), (tmp_path / "run" / "last.bin").stat().st_mtime_ns
-    with open(table[1], encoding="utf-8", newline="") as file:
-        rows = list(csv.DictReader(file))
+    rows = read(table[1])
     texts, languages = ([row[name] for row in rows] for name in ("occ1", "lang"))
     coded = Coder.load(str(tmp_path / "run")).code(texts, languages, "flat", 5)
     right = [{*one.codes} == {row["hisco_1"], row["hisco_2"]} - {""} for one, row in zip(coded, rows)]
     assert sum(right) / len(rows) == pytest.approx(row["flat_acc"], abs=1e-9)
-    code, said = run_inside(train_mixer.main, *alone(table, tmp_path / "run", "--batch-size", 16))
-    assert code == 0 and "is finished (0 steps): nothing to do" in said  # no step had another total batch
-    assert "no steps, so these flags have no effect: --" in said
+    said = run_here(train_mixer.main, *alone(table, tmp_path / "run", "--batch-size", 16))
+    assert "is finished (0 steps)" in said and "have no effect: --" in said  # no step had another total batch
     assert (tmp_path / "run" / "last.bin").stat().st_mtime_ns == saved
     again = alone(table, tmp_path / "run", "--ngram-passes", 3)
-    for more, end in ((["--max-steps", 1], "at step 1"), ([], "is finished (1 steps): nothing to do")):
-        code, said = run_inside(train_mixer.main, *again, *more)
-        assert code == 0 and end in said and "Note: --ngram-passes has no effect" in said
+    for more, end in ((["--max-steps", 1], "at step 1"), ([], "is finished (1 steps)")):
+        said = run_here(train_mixer.main, *again, *more)
+        assert end in said and "--ngram-passes has no effect" in said
 
 
 def test_ngrams_alone_are_not_trained_on_from_a_checkpoint(table, tmp_path):
     """Their fit is left out there; steps are taken where they are asked for."""
-    assert run_inside(train_mixer.main, *alone(table, tmp_path / "old"))[0] == 0
+    run_here(train_mixer.main, *alone(table, tmp_path / "old"))
     flags = alone(table, tmp_path / "new", "--initial-checkpoint", tmp_path / "old")
-    code, said = run_inside(train_mixer.main, *flags)
-    assert code == 2 and "--initial-checkpoint" in said and "--dataset OLD.csv NEW.csv" in said
-    assert not (tmp_path / "new").exists()
+    said = run_here(train_mixer.main, *flags, code=2)
+    assert "--initial-checkpoint" in said and "--dataset" in said and not (tmp_path / "new").exists()
     for more, end in ((["--max-steps", 1], "Stopped at step 1"), (["--eval-only"], "validation at step 0")):
-        code, said = run_inside(train_mixer.main, *flags, *more)
-        assert code == 0 and end in said
+        assert end in run_here(train_mixer.main, *flags, *more)
 
 
 def test_many_rows_keep_their_linear_decoder_while_the_other_learns(table, tmp_path, monkeypatch):
     monkeypatch.setattr(ngram_fit, "MANY_ROWS", 96)
     for passes in ("1", "3"):
-        more = ["--ngram-passes", passes]
-        assert run_inside(train_mixer.main, *alone(table, tmp_path / passes, *more))[0] == 0
+        run_here(train_mixer.main, *alone(table, tmp_path / passes, "--ngram-passes", passes))
     one, two = (checkpoint.load(str(tmp_path / passes / "last.bin"))["model"] for passes in ("1", "3"))
     same = {name for name in one if torch.equal(one[name], two[name])}
     assert {"ngrams.table.weight", "ngrams.linear.weight", "linear_decoder.bias"} <= same
@@ -411,10 +379,10 @@ def test_few_rows_have_the_mean_with_ridge_regression(table, tmp_path, monkeypat
 def test_it_starts_other_runs_and_is_exported(table, tmp_path):
     """With its answers, which go with their codes."""
     run("train_mixer.py", *alone(table, tmp_path / "run", "--max-steps", 2))
-    for size, expected in (("ngrams", 0), ("tiny", 2)):
+    for size, code in (("ngrams", 0), ("tiny", 2)):
         more = ["--initial-checkpoint", tmp_path / "run", "--max-steps", 1, "--model-size", size]
-        code, said = run_inside(train_mixer.main, *alone(table, tmp_path / f"next-{size}", *more))
-        assert code == expected and (code == 0 or "has another size" in said), said
+        said = run_here(train_mixer.main, *alone(table, tmp_path / size, *more), code=code)
+        assert ("has another size" in said) == (code == 2)
     own = checkpoint.load(str(tmp_path / "run" / "last.bin"))
     rows = [(code, i) for i, code in enumerate(sorted(["04220", *own["key"]]))]
     more = ["--initial-checkpoint", tmp_path / "run", "--key", write_csv(tmp_path / "key.csv", KEY, rows)]
