@@ -12,7 +12,6 @@ and so are the shapes of their results; docs/published.md says what differs.
 
 import contextlib
 import math
-import operator
 import os
 import signal
 import tempfile
@@ -377,25 +376,25 @@ def check_choice(name: str, value: Any, choices: Sequence[str | None]) -> None:
 
 
 def count_of(name: str, value: Any) -> int:
-    """Return a whole number of at least 1, also from one of numpy. Raises ValueError."""
-    if not hasattr(value, "__index__") or value < 1:
+    """Return a whole number of at least 1, also from numpy, or from R, where 3 is 3.0. Raises ValueError."""
+    if not isinstance(value, Real) or not (value >= 1 and value % 1 == 0):
         raise ValueError(f"{name}: found {value!r:.60}, expected a whole number of at least 1")
-    return operator.index(value)
+    return int(value)
 
 
 def cells_of(name: str, given: Any, kinds: tuple[type, ...]) -> list:
     """Return the cells of an argument: one of these kinds, a list, array or column. Raises ValueError."""
     if is_missing(given) or isinstance(given, kinds):
-        return [given]
+        given = [given]
     is_table = isinstance(given, Mapping | set | bytes) or hasattr(given, "columns")
     if is_table or not isinstance(given, Iterable):
         raise ValueError(
             f"{name}: found {type(given).__name__}, expected a text, or a list, array or column of texts; of"
-            " a table give a column, predict(table['occ1'], lang=table['lang'])"
+            " a table give a column, predict(table['occ1'], lang=table['lang']); in R, predict(table$occ1, …)"
         )
     cells = list(given)
     for i, cell in enumerate(cells):
-        if not isinstance(cell, kinds) and not is_missing(cell):
+        if isinstance(cell, bool) or not isinstance(cell, kinds) and not is_missing(cell):
             raise ValueError(f"{name}: row {i} (counted from 0): {cell!r:.60} is not a text")
     return cells
 
@@ -429,7 +428,8 @@ def _dataset_file(dataset: Any, folder: str) -> str:
         return os.fspath(dataset)
     if not hasattr(dataset, "to_csv"):
         raise UserError(f"dataset: found {dataset!r:.60}, expected a file or a DataFrame")
-    # whole numbers among missing values are floats in pandas, and codes have no .0
+    # whole numbers among missing values are floats in pandas, and codes have no .0; R's missing one is -2^31
+    dataset = dataset.mask(dataset == -(2**31))
     kinds, file = dataset.dtypes.items(), os.path.join(folder, "DataFrame.csv")
     whole = [name for name, kind in kinds if kind.kind == "f" and (dataset[name].dropna() % 1 == 0).all()]
     dataset.astype(dict.fromkeys(whole, "Int64")).to_csv(file, index=False)

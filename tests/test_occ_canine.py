@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from helpers import FINETUNE, run, write_csv, write_rows
+from helpers import FINETUNE, read, run, write_csv, write_rows
 from test_predict import CODES, make_model, model  # noqa: F401  a checkpoint of random weights
 
 import histocc
@@ -192,7 +192,7 @@ def test_arguments_of_predict(coder):
             with pytest.raises(ValueError, match=f"^{name}: found .*, expected "):
                 coder.predict(TWO, **{name: value})
     assert coder.predict(TWO, k_pred=10**9, deduplicate=np.bool_(True))[0]["hisco_1"]
-    assert len(coder.predict(TWO, what=np.int64(1))[0]) == 6
+    assert len(coder.predict(TWO, what=np.int64(1))[0]) == len(coder.predict(TWO, k_pred=1.0)[0]) == 6
     assert coder.predict(TWO, behavior="fast", threshold=np.float32(0.5))[0]["occ1"] == "smed"
 
 
@@ -207,7 +207,7 @@ def test_texts_and_languages_in_any_form(coder):
     for texts in ({"a", "b"}, b"smed", {"occ1": TWO}, object()):
         with pytest.raises(ValueError, match="^occ1: found .*, expected a text, or a list"):
             coder.predict(texts)
-    for texts in ([TWO], [b"smed"], [object()]):
+    for texts in ([TWO], [b"smed"], [object()], True, [True, True]):  # R's NA is True if it is no text
         with pytest.raises(ValueError, match=r"^occ1: row 0 \(counted from 0\): .* is not a text"):
             coder.predict(texts)
     expected = coder.predict(TWO, [None, "en"])
@@ -429,6 +429,19 @@ def test_a_column_lang_of_a_frame_is_read_and_what_is_none_is_not_given(coder, t
         coder.finetune(table, folder, **given, **more, prepare_only=True)
         assert json.loads((folder / "data_report.json").read_text())["languages"] == expected
         assert (folder / "key.csv").read_text().splitlines()[1].startswith(CODES[0])  # those of the model
+
+
+@pytest.mark.frames
+def test_missing_whole_numbers_of_r(coder, tmp_path, monkeypatch):
+    """-2^31 is a missing whole number in a table of R, and whole floats are whole numbers."""
+    given, pandas = [], pytest.importorskip("pandas")
+    table = pandas.DataFrame({"occ1": TWO, "hisco_1": ["02210", None], "hisco_2": [-(2**31), 7]})
+    monkeypatch.setattr(
+        OccCANINE, "_train", lambda self, args, _: given.extend([args, read(args.dataset[0])])
+    )
+    coder.finetune(table, tmp_path / "out", target_cols="hisco_1", num_epochs=2.0)
+    assert given[0].num_epochs == 2
+    assert [(row["hisco_1"], row["hisco_2"]) for row in given[1]] == [("02210", ""), ("", "7")]
 
 
 @pytest.mark.parametrize("how", ["error", "signal", "damaged"])

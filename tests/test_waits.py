@@ -54,6 +54,14 @@ def test_a_signal_ends_joining(joining):
     assert process.returncode == 0 and output.startswith("Stopped by SIGTERM"), output
 
 
+def test_handlers_that_cannot_be_given_back_stay(monkeypatch):
+    """Those of a program that embeds Python, such as R, are None to it."""
+    before, asked = signal.getsignal(signal.SIGTERM), signal.getsignal
+    monkeypatch.setattr(signal, "getsignal", lambda number: None)
+    with signals.listening():
+        assert asked(signal.SIGTERM) is before
+
+
 # ---- batches
 
 

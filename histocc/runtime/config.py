@@ -270,6 +270,8 @@ def _read(action: argparse.Action, value: Any) -> Any:
         if isinstance(item, bool) != is_switch or not isinstance(item, str | int | float | os.PathLike):
             expected = "true or false" if is_switch else "a text or a number"
             raise ValueError(f"expected {expected}, not {item!r:.60}")
+        if isinstance(item, float) and item.is_integer():  # R has 3.0 for 3
+            item = int(item)
         found.append(read(str(item)) if callable(read) else item)
         if action.choices is not None and found[-1] not in action.choices:
             raise ValueError(f"expected one of {', '.join(map(str, action.choices))}, not {item!r:.60}")

@@ -111,11 +111,12 @@ def _take_signals(request: StopRequest) -> Callable[[], None]:
     reader, writer = socket.socketpair()
     writer.setblocking(False)
     pipe = writer.detach()
-    # nohup has SIGHUP ignored, so that what it starts outlives its terminal
+    # nohup has SIGHUP ignored, so that what it starts outlives its terminal; the handlers of a program that
+    # embeds Python, such as R, are None here, and could not be given back
     before = {
         number: signal.signal(number, lambda number, frame: None)
         for number in SIGNALS
-        if number.name != "SIGHUP" or signal.getsignal(number) != signal.SIG_IGN
+        if (kept := signal.getsignal(number)) and (number.name != "SIGHUP" or kept != signal.SIG_IGN)
     }
     wakeup, owner = signal.set_wakeup_fd(pipe, warn_on_full_buffer=False), os.getpid()
 
