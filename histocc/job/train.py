@@ -99,9 +99,9 @@ def train(args: JobConfig, inputs: Inputs, world: World) -> None:
         opened = script.open_run(args, world, precision, training, resumed)
         if opened:
             with opened.resources:
-                run, state, steps = opened.run, opened.state, opened.schedule.stop
-                made = run.model, opened.loaders, loss_fn, run.optimizer, world.device
-                engine.train(*made, None, steps, run=run, state=state)
+                run, loaders, steps = opened.run, opened.loaders, opened.schedule.stop
+                arguments = run.model, loaders, loss_fn, run.optimizer, world.device, None, steps
+                engine.train(*arguments, run=run, state=opened.state)
                 opened.close()
         if args.dry_run:
             return

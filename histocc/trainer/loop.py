@@ -146,18 +146,14 @@ class State:
     def add_step(
         self, sums: dict[str, Tensor | float], count: float, norm: Tensor, bad: Tensor, is_main: bool
     ) -> None:
-        """Count an optimizer step.
-
-        Args:
-            sums: this rank's sums over the samples of the step; those of a skipped step do not count.
-            count: samples of the step, over all ranks.
-            norm, bad: norm of its gradient; whether it was skipped and counts as bad; 0-d, on the device.
+        """Count an optimizer step over `count` samples. sums: over those of this rank; norm, bad: the norm of
+        the gradient, and whether the step was a bad one, 0-d on the device.
         """
         self.step += 1
         self.samples += count
         taken = torch.isfinite(norm)
         for name, value in sums.items():
-            self.add(name, torch.where(taken, value, 0.0))
+            self.add(name, torch.where(taken, value, 0.0))  # a skipped step does not count
         of_all_ranks = {"count": count * taken.double(), "samples": count}
         of_all_ranks |= {name: of_step(norm, taken, bad).double() for name, of_step in SUMMED_COLUMNS.items()}
         for name, value in of_all_ranks.items():  # rank 0 alone counts what is the same on all
@@ -267,12 +263,8 @@ def train_one_epoch(
 def accumulate_gradients(
     run: Run, batches: Iterator[dict[str, Any]], state: State
 ) -> tuple[dict[str, Tensor | float], float]:
-    """Run the micro-batches of an optimizer step forward and backward; the last one averages the gradients
-    over the ranks. All ranks.
-
-    Returns:
-        This rank's sums over the samples, and the number of samples over all ranks; ({}, 0) at the end of the
-        batches.
+    """Run the micro-batches of a step forward and backward; the last one averages the gradients over the
+    ranks. Return this rank's sums and the samples of all ranks, ({}, 0) at the end of the batches.
     """
     sums: dict[str, Tensor | float] = {}
     global_count, is_last = 0.0, False

@@ -124,7 +124,7 @@ def find_resumable(
                 f"{args.save_path} holds a run on other data (or data prepared with other settings)."
                 " Give it the same files, choose another folder, or start over with --overwrite."
             )
-        set_threads(state["rng"]["threads"], state["rng"]["processes"], world)
+        set_threads(state["rng"], world)
         files = OwnFiles(args.save_path, args.overwrite)
         if is_on_main and state["path"] == files.path(checkpoint.LAST) and not args.dry_run:
             world.run_on_main(lambda: checkpoint.complete(files, state, args.keep_checkpoints))
@@ -171,12 +171,10 @@ def newest_of_nodes(
     return {**state, "path": path}, of_nodes[0] == best
 
 
-def set_threads(threads: int, processes: int, world: World) -> None:
-    """Set the number of threads, which decides the last bits of sums, to that of the first start, and say so.
-    processes: the number of processes that had so many.
-    """
-    now = torch.get_num_threads()
-    if threads != now and processes == world.size:
+def set_threads(first: dict[str, int], world: World) -> None:
+    """Set the number of threads, which decides the last bits of sums, to that of the first start."""
+    threads, now = first["threads"], torch.get_num_threads()
+    if threads != now and first["processes"] == world.size:
         torch.set_num_threads(threads)
         world.print(f"Threads per process: set to {threads}, as in the interrupted run")
     elif threads != now:
