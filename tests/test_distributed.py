@@ -218,6 +218,12 @@ def ranks_do(work, size=2, minutes=0.2, before=lambda rank: None):
     return [found[number] for number in range(size)]
 
 
+def test_ranks_and_their_processes_share_out_work_once():
+    work = list(range(11))
+    shares = [work[World(rank, size=3).share(process, 2)] for rank in range(3) for process in range(2)]
+    assert sorted(sum(shares, [])) == work and sorted(map(len, shares)) == [1, 2, 2, 2, 2, 2]
+
+
 def fails(error):
     return lambda world: world.run_on_main(Mock(side_effect=error))
 

@@ -33,6 +33,7 @@ CLOSE_SECONDS, STOP_SECONDS = 60.0, 2.0  # limits of libraries' exit functions, 
 LOST_CONTACT = re.compile(
     r"gloo|nccl|connection (closed|reset|refused)|timed out|socket|broken pipe|peer", re.IGNORECASE
 )
+libraries: list[str] = []  # they may have left threads, processes and exit functions behind
 
 
 def start(
@@ -73,7 +74,7 @@ def start(
                     code, joined = stop.exit_code if stop.acted else 0, bool(world.backend)
         except SystemExit as ended:
             code = ended.code or 0
-        if joined or argv is None:  # with arguments of a caller, the process is the caller's
+        if joined or libraries and argv is None:  # with arguments of a caller, the process is the caller's
             end_process(code, STOP_SECONDS if stop_asked() else CLOSE_SECONDS)
     if code:
         sys.exit(code)

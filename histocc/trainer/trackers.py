@@ -13,6 +13,7 @@ from torch.profiler import ProfilerActivity, profile, schedule
 
 from histocc.runtime.errors import UserError
 from histocc.runtime.files import OwnFiles, atomic_write
+from histocc.runtime.frame import libraries
 from histocc.trainer.config import TrainConfig
 
 Library = tuple[Callable[[dict[str, float]], object], Callable[[], object]]  # write a row, close
@@ -61,6 +62,7 @@ class Tracker:
     def __init__(self, flag: str, open_library: Callable[[], Library]):
         self.flag, self.error = flag, ""
         self.write, self.finish = self._try(open_library) or (lambda row: None, lambda: None)
+        libraries.append(flag)
 
     def _try(self, work: Callable[..., Any], *given: Any) -> Any:
         returned: list[Any] = []
