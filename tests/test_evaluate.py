@@ -11,7 +11,7 @@ import sys
 import numpy as np
 import pytest
 import torch
-from helpers import TINY, TITLES, TRAIN_MIXER, read, read_logs, run, run_inside, words, write_csv
+from helpers import TINY, TITLES, TRAIN_MIXER, read, read_logs, run, run_here, words, write_csv
 from test_predict import CODES, make_model
 
 from histocc import __version__
@@ -78,15 +78,12 @@ def files(trained, output, *flags, data=None) -> list:
 
 def evaluated(trained, output, *flags, data=None):
     """The report of one process, and what was said."""
-    code, said = run_inside(evaluate.main, *files(trained, output, *flags, data=data))
-    assert code == 0, said
+    said = run_here(evaluate.main, *files(trained, output, *flags, data=data))
     return json.loads((output / "report.json").read_text(encoding="utf-8")), said
 
 
 def refused(*flags):
-    code, said = run_inside(evaluate.main, "--device", "cpu", *flags)
-    assert code == 2 and "Traceback" not in said, said
-    return said
+    return run_here(evaluate.main, "--device", "cpu", *flags, code=2)
 
 
 @pytest.fixture(scope="module")
@@ -221,7 +218,7 @@ class TestBaseline:
         common = ["--data", trained / "val.csv", "--output", tmp_path / "out", "--baseline"]
         if importlib.util.find_spec("sklearn"):
             said = refused("--model", tmp_path / "alone.bin", *common)
-            assert "rows of the training are not beside the model" in said and "--prepare-only" in said
+            assert "beside the model" in said and "--prepare-only" in said
         monkeypatch.setitem(sys.modules, "sklearn", None)
         assert "histocc[baseline]" in refused("--model", trained / "run", *common)
         assert not (tmp_path / "out").exists()
@@ -241,7 +238,7 @@ class TestRows:
             "first code missing": 1,
             "code does not fit": 1,
         }
-        assert "2 rows with such a code are not in the figures" in said and other["data"]["rows"] == 47
+        assert "2 rows with such a code" in said and other["data"]["rows"] == 47
         for name, found in other["decoders"].items():
             assert found["right_rows"] == report["decoders"][name]["right_rows"]
             assert found["accuracy_with_rows_outside_key"] == pytest.approx(found["right_rows"] / 49)
@@ -268,8 +265,8 @@ class TestRows:
         whole, _ = evaluated(trained, tmp_path / "all", "--share-val", 1, data=trained / "train.csv")
         assert whole["data"]["rows"] == 64
         common = ["--model", trained / "run", "--data", trained / "train.csv", "--output", tmp_path / "none"]
-        assert "--share-val: '0' is not a number above 0 and at most 1" in refused(*common, "--share-val", 0)
-        assert "--share-val takes 0 of 64, and 1 all" in refused(*common, "--share-val", 1e-9)
+        assert "--share-val: '0'" in refused(*common, "--share-val", 0)
+        assert "--share-val takes 0 of 64" in refused(*common, "--share-val", 1e-9)
 
     def test_other_columns(self, trained, report, tmp_path):
         data = write_csv(tmp_path / "other.csv", ("title", "a", "b", "tongue"), VALIDATION)
@@ -329,7 +326,7 @@ class TestRefused:
     def test_a_model_of_other_codes(self, trained, tmp_path):
         data = write_csv(tmp_path / "other.csv", HEADER, [("pilot", "04220", "", "en")] * 3)
         said = refused("--model", trained / "run", "--data", data, "--output", tmp_path / "out")
-        assert "no row can be evaluated (3 × code outside the key)" in said and "knows other codes" in said
+        assert "3 × code outside the key" in said
 
 
 def test_a_published_model_with_a_key_of_its_own(tmp_path):
@@ -342,6 +339,5 @@ def test_a_published_model_with_a_key_of_its_own(tmp_path):
     data = write_csv(tmp_path / "data.csv", ("occ1", "hisco_1"), rows)
     common = ["--model", folder, "--data", data, *words("--target-cols hisco_1 --formatter hisco")]
     assert "but its key " in refused(*common)
-    code, said = run_inside(evaluate.main, "--device", "cpu", *common, "--key", key, "--resamples", 20)
-    assert code == 0, said
+    run_here(evaluate.main, "--device", "cpu", *common, "--key", key, "--resamples", 20)
     assert json.loads((folder / "evaluation" / "report.json").read_text())["model"]["codes"] == 7
