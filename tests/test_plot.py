@@ -4,7 +4,7 @@ import importlib.util
 from unittest.mock import Mock
 
 import pytest
-from helpers import TINY, run_inside, write_rows
+from helpers import TINY, run_here, write_rows
 
 import train_mixer
 from histocc import plot
@@ -42,7 +42,7 @@ def test_one_run_and_several_without_those_that_have_no_rows(tmp_path, capsys):
     assert len(read_numbers(f"{one}/logs.csv")) == 5
     assert (tmp_path / "one" / "curves.png").read_bytes().startswith(PNG)
     assert main([one, other, empty, "--output", str(tmp_path / "all.png")]) == 0
-    assert capsys.readouterr().err == f"Note: {empty}: left out, the log has no rows yet\n"
+    assert f"{empty}: left out" in capsys.readouterr().err
     assert (tmp_path / "all.png").stat().st_size > (tmp_path / "one" / "curves.png").stat().st_size
 
 
@@ -51,11 +51,10 @@ def test_a_run_draws_its_own_at_its_end_and_outlives_a_plot_that_fails(tmp_path,
     train, val = write_rows(tmp_path / "train.csv", 16), write_rows(tmp_path / "val.csv", 6, 100)
     files = ["--train-data", train, "--val-data", val, "--save-dir", tmp_path / "run"]
     flags = [*files, *TINY, "--batch-size", 8, "--num-epochs"]
-    assert run_inside(train_mixer.main, *flags, 1)[0] == 0
+    run_here(train_mixer.main, *flags, 1)
     assert (tmp_path / "run" / "curves.png").read_bytes().startswith(PNG)
     monkeypatch.setattr(plot, "figure_of", Mock(side_effect=AttributeError("no such backend")))
-    code, output = run_inside(train_mixer.main, *flags, 2)
-    assert code == 0 and output.count("WARNING: curves.png: no such backend") == 1
+    assert run_here(train_mixer.main, *flags, 2).count("WARNING: curves.png: no such backend") == 1
 
 
 def test_what_cannot_be_drawn_is_said(tmp_path, capsys, monkeypatch):
