@@ -15,7 +15,7 @@ from histocc.data.prepare import prepare
 from histocc.formatter import make_formatter
 from histocc.job import ngram_fit
 from histocc.model.mixer import Seq2SeqMixerOccCANINE, model_config
-from histocc.model.ngrams import Ngrams, hash_ngrams
+from histocc.model.ngrams import ASCII_CASE, Ngrams, hash_ngrams
 from histocc.text import encode
 
 MASK = (1 << 64) - 1
@@ -90,6 +90,10 @@ class TestHashes:
         assert found_in(["ſmith", "ΕΡΓΑΤΗΣ", "ᾠδή"]) == found_in(["smith", "εργάτης", "ΩΔΗ"])
         for one, other in (("straße", "STRASSE"), ("İşçi", "işçi"), ("ﬁsher", "FISHER"), ("@", "`")):
             assert found_in([one]) != found_in([other])
+
+    def test_models_that_name_no_rule_know_the_capitals_of_ascii_alone(self):
+        hashed = [hash_ngrams(encoded([x]), case=ASCII_CASE)[0] for x in "ÅåAa"]
+        assert not torch.equal(hashed[0], hashed[1]) and torch.equal(hashed[2], hashed[3])
 
     def test_a_text_that_is_cut_has_the_ngrams_of_what_is_left(self):
         text = "wine merchant and farmer of the parish"

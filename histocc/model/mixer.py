@@ -4,12 +4,13 @@
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
 
 from histocc.formatter import PAD_IDX
 from histocc.model.canine import CanineConfig, CanineEncoder
 from histocc.model.decoder import TransformerDecoder, visible_memory
 from histocc.model.layers import Dropout, Linear, width_groups
-from histocc.model.ngrams import PATTERNS, Ngrams, NoEncoder, TextVectors
+from histocc.model.ngrams import ASCII_CASE, FIRST_PATTERNS, Ngrams, NoEncoder, TextVectors
 
 NGRAMS = "ngrams"
 _SIZES = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
@@ -22,7 +23,7 @@ MODEL_SIZES = {
 
 
 def model_config(size: str, **overrides) -> CanineConfig:
-    """Encoder config of a named size, with single fields changed. Raises ValueError for an unknown size."""
+    """Return the encoder config of a named size, with some fields changed. Raises ValueError for another."""
     if size not in MODEL_SIZES:
         raise ValueError(f"model size {size!r} is not one of {', '.join(MODEL_SIZES)}")
     return CanineConfig(**(MODEL_SIZES[size] | overrides))
@@ -39,7 +40,7 @@ class Seq2SeqMixerOccCANINE(nn.Module):
         config: encoder sizes, None for base.
         memory_mask: whether the decoder leaves out padding of the memory, which published models look at.
         target_mask: the same of PAD among the tokens, see `TransformerDecoder`.
-        ngrams: {"rows", "width", "patterns", "answers"} of n-grams beside the encoder, see `Ngrams`
+        ngrams: {"rows", "width", "patterns", "case", "answers"} of n-grams beside the encoder, see `Ngrams`
             (answers: its `ridge`); None for none.
         ngram_dropout: share of them that is left out in training.
         encoder: False for none, see `NoEncoder`; needs n-grams.
@@ -87,12 +88,13 @@ class Seq2SeqMixerOccCANINE(nn.Module):
         self.ngrams = None
         if ngrams:
             sizes = ngrams["rows"], ngrams["width"], width, num_classes_flat, ngram_dropout
-            rules = ngrams.get("patterns", PATTERNS), ngrams.get("answers", False)
-            self.ngrams = Ngrams(*sizes, *rules)
+            older = {"patterns": FIRST_PATTERNS, "answers": False, "case": ASCII_CASE}
+            patterns, ridge, case = (ngrams.get(name, usual) for name, usual in older.items())
+            self.ngrams = Ngrams(*sizes, patterns, ridge, case)
 
     @property
     def target_mask(self) -> bool:
-        """Whether the decoder leaves out PAD among the tokens."""
+        """True if the decoder leaves out PAD among the tokens."""
         return self.decoder.target_mask
 
     def encode(self, input_ids: Tensor, attention_mask: Tensor) -> tuple[Tensor, TextVectors]:
@@ -116,11 +118,11 @@ class Seq2SeqMixerOccCANINE(nn.Module):
         return TextVectors(pooled, *(() if self.ngrams is None else self.ngrams.vectors(input_ids)[:2]))
 
     def _is_narrow(self, input_ids: Tensor) -> bool:
-        """Whether the encoder is to assume that padding follows."""
+        """Return whether the encoder is to assume that padding follows."""
         return self.memory_mask and input_ids.shape[1] < self.config.local_transformer_stride
 
     def memory_padding_mask(self, attention_mask: Tensor) -> Tensor | None:
-        """What the decoder may not look at: bool [B, S], True at padding; None: it looks at everything."""
+        """Return the padding that the decoder may not look at, bool [B, S]; None: it looks at everything."""
         return ~attention_mask.bool() if self.memory_mask else None
 
     def decode(
@@ -130,7 +132,7 @@ class Seq2SeqMixerOccCANINE(nn.Module):
         memory_padding_mask: Tensor | None = None,
         target_padding_mask: Tensor | None = None,
     ) -> Tensor:
-        """Logits [B, T, V] for target int64 [B, T]; without a target_padding_mask, PAD is masked."""
+        """Return logits [B, T, V] for target int64 [B, T]; without a target_padding_mask, PAD is masked."""
         if target_padding_mask is None:
             target_padding_mask = target == PAD_IDX
         return self.decoder(memory, target, memory_padding_mask, target_padding_mask)
@@ -151,7 +153,7 @@ class Seq2SeqMixerOccCANINE(nn.Module):
         target_mask: Tensor | None = None,
         target_padding_mask: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Both decoders, teacher-forced: logits (out_seq2seq [B, T, V], out_linear [B, num_classes_flat]).
+        """Return logits of both decoders, teacher-forced: ([B, T, V], [B, num_classes_flat]).
 
         Args:
             input_ids: int64 [B, S]; attention_mask: bool or 0/1 [B, S].
@@ -172,7 +174,7 @@ class Seq2SeqMixerOccCANINE(nn.Module):
     def _forward_groups(
         self, input_ids: Tensor, mask: Tensor, target: Tensor, padding: Tensor, order: Tensor, groups: list
     ) -> tuple[Tensor, Tensor]:
-        """`forward` with what `width_groups` gives: rows in `order`, in groups of (rows, positions)."""
+        """Compute `forward` by `width_groups`: rows in `order`, in groups of (rows, positions)."""
 
         def parts(x: Tensor) -> list[Tensor]:
             split = x[order].split([rows for rows, _ in groups])
@@ -183,5 +185,5 @@ class Seq2SeqMixerOccCANINE(nn.Module):
         visible = [visible_memory(~mask) for mask in masks]
         out = self.decoder.forward_groups(memory, target[order], visible, padding[order])
         back = order.argsort()
-        in_order = (None if x is None else x.index_select(0, back) for x in text)
-        return out.index_select(0, back), self.classify(TextVectors(*in_order))
+        out, text = tree_map_only(Tensor, lambda x: x.index_select(0, back), (out, text))
+        return out, self.classify(text)

@@ -21,10 +21,12 @@ from histocc.model.layers import Linear, product_of_groups
 from histocc.runtime.rng import MULTIPLIERS
 from histocc.text import LANGUAGE_SEPARATOR, SEP_ID, letters, small_letters
 
-WORD = "word"
 # What counts: # is a character, _ any character; blanks stand at the ends of a window alone.
-PATTERNS = ("##", "###", "####", "#_##", "##_#", WORD)
-ALL_CASES = "all"  # the capitals that count as small letters: those of `histocc.text.small_letters`
+PATTERNS = ("##", "###", "####", "#_##", "##_#", "word")
+# Which capitals count as small letters: those of `histocc.text.small_letters`; in models that name no rule
+# those of ASCII.
+ALL_CASES, ASCII_CASE = "all", "ascii"
+FIRST_PATTERNS = ("##", "###", "####", "#####", "######", "word", "two words")  # of models that name none
 MIN_BITS, MAX_BITS = 4, 24
 AUTO, NONE = "auto", "none"  # of --ngrams, beside a number of bits
 _BLANK = 32
@@ -38,6 +40,10 @@ class TextVectors(NamedTuple):
     encoded: Tensor  # [B, H], of the encoder
     ngrams: Tensor | None = None  # [B, width]
     ridge: Tensor | None = None  # [B, classes], logits of ridge regression
+
+    def joined(self) -> Tensor:
+        """Return the vectors of the encoder and of n-grams side by side, [B, H (+ width)]."""
+        return self.encoded if self.ngrams is None else torch.cat([self.encoded, self.ngrams], dim=1)
 
 
 def _powers(base: int, count: int, device: torch.device) -> Tensor:
@@ -69,32 +75,41 @@ def _is_text(input_ids: Tensor) -> Tensor:
     return (position > 0) & (position < end) & ~((position >= start) & (position < start + width))
 
 
-def _fold(ids: Tensor) -> Tensor:
-    """Return the code points that `ids` count as."""
-    table = torch.from_numpy(small_letters()).to(ids.device)
-    return torch.where(ids < len(table), table[ids.clamp(max=len(table) - 1)].to(ids.dtype), ids)
+def _fold(ids: Tensor, rule: str) -> Tensor:
+    """Return the code points that `ids` count as, by a rule of CASES."""
+    if rule == ALL_CASES:
+        table = torch.from_numpy(small_letters()).to(ids.device)
+        return torch.where(ids < len(table), table[ids.clamp(max=len(table) - 1)].to(ids.dtype), ids)
+    return torch.where((ids >= ord("A")) & (ids <= ord("Z")), ids + 32, ids)
 
 
-def hash_ngrams(input_ids: Tensor, patterns: Sequence[str] = PATTERNS) -> tuple[Tensor, Tensor, Tensor]:
+def hash_ngrams(
+    input_ids: Tensor, patterns: Sequence[str] = PATTERNS, case: str = ALL_CASES
+) -> tuple[Tensor, Tensor, Tensor]:
     """Return (hashes int64 [B, S, F] of the n-grams of F patterns that begin at each position, which of them
     exist bool [B, S, F], word of each position int64 [B, S]) for character ids int64 [B, S]. Capitals count
-    as small letters; blanks, and the [SEP] after the language, belong to the word after them.
+    as small letters by the rule `case`; blanks, and the [SEP] after the language, belong to the word after
+    them.
     """
     length = input_ids.shape[1]
-    ids = _fold(torch.where(_is_text(input_ids), input_ids, _BLANK))
+    ids = _fold(torch.where(_is_text(input_ids), input_ids, _BLANK), case)
     blank = ids == _BLANK
     # [B, S + 1], modulo 2^64
     sums = F.pad(((ids + 1) * _powers(_RADIX, length, ids.device)).cumsum(1), (1, 0))
     blanks = F.pad(blank.long().cumsum(1), (1, 0))
     inverse = _powers(_INVERSE, length, ids.device)
+    begins = ~blank & F.pad(blank, (1, 0), value=True)[:, :length]
+    # position of the first blank at or after each position: the end of its word
+    end = torch.where(blank, torch.arange(length, device=ids.device), length).flip(1).cummin(1).values.flip(1)
+    next_word = (end + 1).clamp(max=length - 1)
+    has_next = begins & (end + 1 < length) & ~blank.gather(1, next_word)  # a word that follows at once
+    words = {"word": (1, end, begins), "two words": (2, end.gather(1, next_word), has_next)}
     hashes, exists = [], []
     for pattern in patterns:
-        if pattern == WORD:
-            # position of the first blank at or after each position: the end of its word
-            end = torch.where(blank, torch.arange(length, device=ids.device), length)
-            end = end.flip(1).cummin(1).values.flip(1)
-            hashes.append(_mixed((sums.gather(1, end) - sums[:, :length]) * inverse + 100))
-            exists.append(~blank & F.pad(blank, (1, 0), value=True)[:, :length])
+        if pattern in words:
+            number, last, exist = words[pattern]
+            hashes.append(_mixed((sums.gather(1, last) - sums[:, :length]) * inverse + 100 * number))
+            exists.append(exist)
             continue
         size = len(pattern)
         count = max(0, length - size + 1)
@@ -123,7 +138,7 @@ class Ngrams(nn.Module):
         rows, width: of the table, a row for each n-gram that the training texts hold.
         hidden_size: H of the memory; classes: outputs of the linear decoder.
         dropout: share of the n-grams that are left out in training, 0…1.
-        patterns: of `hash_ngrams`.
+        patterns, case: of `hash_ngrams`.
         ridge: whether there are weights of ridge regression, zeros at first.
     """
 
@@ -140,11 +155,12 @@ class Ngrams(nn.Module):
         dropout: float = 0.0,
         patterns: Sequence[str] = PATTERNS,
         ridge: bool = False,
+        case: str = ALL_CASES,
     ):
         super().__init__()
         if not 1 <= rows <= 1 << MAX_BITS:
             raise ValueError(f"rows of n-grams: found {rows}, expected 1 … {1 << MAX_BITS:,}")
-        self.width, self.dropout, self.patterns = width, dropout, patterns
+        self.width, self.dropout, self.patterns, self.case = width, dropout, patterns, case
         self.table = nn.Embedding(rows, width)
         self.linear = Linear(width, classes, bias=False)
         self.word_to_memory = Linear(width, hidden_size, bias=False)
@@ -211,7 +227,7 @@ class Ngrams(nn.Module):
         """Return (rows of the table, whether they are those of the n-grams, both [B, S, F], words int64 [B,
         S]).
         """
-        hashed, exist, word = hash_ngrams(input_ids, patterns)
+        hashed, exist, word = hash_ngrams(input_ids, patterns, self.case)
         rows = torch.searchsorted(self.hashes, hashed).clamp(max=len(self.hashes) - 1)
         return rows, exist & (self.hashes[rows] == hashed), word
 

@@ -145,7 +145,7 @@ class Coder:
         def batch(ids: Tensor, mask: Tensor, languages: list[str]) -> list[Coded]:
             coded = getattr(self, f"_{decoder}")(ids, mask, languages=languages, **settings)
             if self.nearest is not None:
-                similar = self.nearest(self._vectors(ids, mask))
+                similar = self.nearest(self._vectors(ids, mask).joined())
                 coded = [one._replace(similar=texts) for one, texts in zip(coded, similar)]
             return [one if known else nothing for one, known in zip(coded, self._are_known(ids))]
 
@@ -175,11 +175,13 @@ class Coder:
         """Return the encoder's pooled output, float32 [texts, width]; with `ngrams` the vector of the text's
         n-grams follows. An empty text has NaN.
         """
-        both = ngrams and self.model.ngrams is not None
-        width = self.model.config.hidden_size + (self.model.ngrams.width if both else 0)
+        width = self.model.config.hidden_size
+        if ngrams and self.model.ngrams is not None:
+            width += self.model.ngrams.width
 
         def vectors(ids: Tensor, mask: Tensor) -> Tensor:
-            return torch.cat([*self._vectors(ids, mask)[: 1 + both]], dim=1)
+            found = self._vectors(ids, mask)
+            return found.joined() if ngrams else found.encoded
 
         return self._array(texts, languages, width, vectors)
 
@@ -331,7 +333,7 @@ def training_examples(coder: Coder, weights: str, world: World) -> Nearest:
 
     def nearest(vectors: Tensor) -> list[list[tuple[str, str]]]:
         with torch.autocast(vectors.device.type, enabled=False):
-            similarity = normalize(vectors[:, : known.shape[1]].float()) @ known.T  # [B, N]
+            similarity = normalize(vectors.float()) @ known.T  # [B, N]
         best = similarity.topk(min(SHOWN, len(texts))).indices
         return [[(texts[i], codes[i]) for i in row] for row in best.tolist()]
 
