@@ -17,13 +17,10 @@ from torch import Tensor, nn
 
 from histocc.model.layers import (
     Dropout,
-    Group,
     Linear,
     attend,
     for_attention,
-    is_packed,
     pack,
-    packed_attention,
     product,
     product_of_groups,
     unpack,
@@ -82,13 +79,13 @@ class CanineConfig:
             raise ValueError(f"hidden_act: {self.hidden_act!r} is not one of {', '.join(ACTIVATIONS)}")
 
     def to_dict(self) -> dict:
-        """All fields as a dict of plain Python types."""
+        """Return all fields as a dict of plain Python types."""
         return asdict(self)
 
     @classmethod
     def from_dict(cls, values: dict) -> "CanineConfig":
-        """The encoder's fields in `values`, a published `config.json` or a checkpoint's config; other entries
-        are ignored, missing fields keep their defaults. Raises ValueError for a `model_type` other than
+        """Read the encoder's fields from a published `config.json` or a checkpoint's config; other entries
+        are ignored, missing fields keep their defaults. Raises ValueError for a `model_type` that is not
         canine.
         """
         if values.get("model_type", "canine") != "canine":
@@ -127,7 +124,7 @@ class CharEmbeddings(nn.Module):
         return cast(list[nn.Embedding], list(map(self.get_submodule, names)))
 
     def hash(self, ids: Tensor) -> Tensor:
-        """Rows of the tables, int64 [..., tables], for character ids int64 [...]."""
+        """Return rows of the tables, int64 [..., tables], for character ids int64 [...]."""
         return (ids.unsqueeze(-1) + 1) * self.primes % self.buckets
 
     def forward(self, input_ids: Tensor) -> Tensor:
@@ -157,8 +154,8 @@ class CharEmbeddings(nn.Module):
         return torch.where(untrained.repeat_interleave(self.width, dim=-1), self.rows_of_tables(hashed), x)
 
     def train_rows_of(self, ids: Tensor, positions: int) -> None:
-        """From now on only the rows of characters `ids` (int64 [N]) and the first `positions` positions are
-        trained; the others still count. State dicts stay as they were: whole tables.
+        """Train only the rows of characters `ids` (int64 [N]) and the first `positions` positions from now
+        on; the others still count. State dicts stay as they were: whole tables.
         """
         tables, device = self.tables(), self.primes.device
         self.buckets_in_training = [bucket.unique() for bucket in self.hash(ids.to(device)).unbind(-1)]
@@ -223,34 +220,21 @@ class SelfAttention(nn.Module):
         self.stride = stride
 
     def query_key_value(self) -> tuple[Tensor, Tensor]:
-        """(weight [3 H, H], bias [3 H]): one large product is faster than several small ones."""
+        """Return (weight [3 H, H], bias [3 H]): one large product is faster than several small ones."""
         layers = (self.query, self.key, self.value)
         return torch.cat([layer.weight for layer in layers]), torch.cat([layer.bias for layer in layers])
 
     def forward(self, x: Tensor, visible: Sequence[Tensor]) -> Tensor:
-        """x [N, H], packed groups; visible: of each bool [B, S] → [N, H]."""
-        projected = product(x, *self.query_key_value())
-        one_chunk = self.stride is None or max(mask.shape[1] for mask in visible) <= self.stride
-        if one_chunk and is_packed(projected):
-            groups = [Group(len(mask), mask.shape[1], mask.shape[1], *self.masks(mask)) for mask in visible]
-            return packed_attention(projected, None, groups, self.heads, self.dropout_p())
-        parts = unpack(for_attention(projected), [mask.shape for mask in visible])
+        """Map x [N, H], packed groups, to [N, H]; visible: of each bool [B, S]."""
+        projected = for_attention(product(x, *self.query_key_value()))
+        parts = unpack(projected, [mask.shape for mask in visible])
         return pack([self.attend_in_chunks(*pair) for pair in zip(parts, visible)], len(x))
 
-    def dropout_p(self) -> float:
-        return self.dropout_prob if self.training else 0.0
-
-    def masks(self, visible: Tensor) -> tuple[Tensor, Tensor | None]:
-        """(bool [B, 1, 1, S] for `attend`, factor of the queries float [B] or None) for bool [B, S]. A chunk
-        of padding alone takes the plain mean of its values, as published: convolutions carry it to others.
-        """
-        if self.stride is None:
-            return visible[:, None, None], None
-        blank = ~visible.any(dim=1)  # [B]
-        return (visible | blank[:, None])[:, None, None], (~blank).float()
-
     def attend_in_chunks(self, projected: Tensor, visible: Tensor) -> Tensor:
-        """projected [B, S, 3 H]; visible bool [B, S] → [B, S, H]."""
+        """Map projected [B, S, 3 H] to [B, S, H]; visible bool [B, S]. A chunk of padding alone takes the
+        plain mean of its values, as published: convolutions carry it to others.
+        """
+        dropout_p = self.dropout_prob if self.training else 0.0
         size = self.stride or visible.shape[1]
         # [B, heads, S, H / heads], in chunks
         q, k, v = (
@@ -259,9 +243,11 @@ class SelfAttention(nn.Module):
         )
         mixed = []
         for i, part in enumerate(visible.split(size, dim=1)):
-            mask, scale = self.masks(part)
-            query = q[i] if scale is None else q[i] * scale.to(q[i].dtype)[:, None, None, None]
-            mixed.append(attend(query, k[i], v[i], mask, self.dropout_p()))
+            mask, query = part[:, None, None], q[i]
+            if self.stride is not None:
+                blank = ~mask.any(dim=3, keepdim=True)  # [B, 1, 1, 1]
+                mask, query = mask | blank, query * (~blank).to(query.dtype)
+            mixed.append(attend(query, k[i], v[i], mask, dropout_p))
         return (mixed[0] if len(mixed) == 1 else torch.cat(mixed, dim=2)).transpose(1, 2).flatten(2)
 
 
@@ -275,7 +261,7 @@ class Residual(nn.Module):
         self.dropout = Dropout(config.hidden_dropout_prob)
 
     def forward(self, x: Tensor, residual: Tensor) -> Tensor:
-        return self.LayerNorm(self.dropout.add(self.dense(x), residual))
+        return self.LayerNorm(self.dropout(self.dense(x)) + residual)
 
 
 class Attention(nn.Module):
@@ -318,7 +304,7 @@ class Stack(nn.Module):
         self.layer = nn.ModuleList(Layer(config, stride) for _ in range(layers))
 
     def forward(self, groups: Sequence[Tensor], visible: Sequence[Tensor]) -> list[Tensor]:
-        """groups: [B, S, H] each; visible: bool [B, S] of each → [B, S, H] each."""
+        """Map groups of [B, S, H] each to the same; visible: bool [B, S] of each."""
         x = pack(groups)
         for layer in self.layer:
             x = layer(x, visible)
@@ -338,11 +324,11 @@ class CharsToMolecules(nn.Module):
         self.LayerNorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
 
     def block_weight(self) -> tuple[Tensor, Tensor | None]:
-        """(weight [H, rate · H], bias [H]) of the convolution, as one product."""
+        """Return (weight [H, rate · H], bias [H]) of the convolution, as one product."""
         return self.conv.weight.transpose(1, 2).flatten(1), self.conv.bias
 
     def forward(self, chars: Sequence[Tensor], padding_follows: Sequence[bool]) -> list[Tensor]:
-        """Characters [B, S, H] of each group → molecules [B, M, H]; see `CanineEncoder.forward`."""
+        """Map characters [B, S, H] of each group to molecules [B, M, H]; see `CanineEncoder.forward`."""
         blocks = []
         for group in chars:
             whole = group.shape[1] // self.rate * self.rate
@@ -374,29 +360,29 @@ class Projection(nn.Module):
         self.dropout = Dropout(config.hidden_dropout_prob)
 
     def char_weight(self) -> tuple[Tensor, Tensor | None]:
-        """(weight [H, taps · H], bias [H]) of the convolution's first half."""
+        """Return (weight [H, taps · H], bias [H]) of the convolution's first half."""
         half = self.conv.weight[:, : self.conv.in_channels // 2]  # [H, H, taps]
         return half.transpose(1, 2).flatten(1), self.conv.bias
 
     def molecule_weight(self) -> tuple[Tensor, None]:
-        """(weight [taps · H, H], no bias) of its second half."""
+        """Return (weight [taps · H, H], no bias) of its second half."""
         half = self.conv.weight[:, self.conv.in_channels // 2 :]  # [H, H, taps]
         return half.permute(2, 0, 1).flatten(0, 1), None
 
     def forward(self, chars: Sequence[Tensor], molecules: Sequence[Tensor]) -> list[Tensor]:
-        """chars [B, S, H], molecules [B, M, H] of each group → [B, S, H] of each."""
+        """Map chars [B, S, H], molecules [B, M, H] of each group to [B, S, H] of each."""
         of_chars = product_of_groups(list(map(self.windows, chars)), *self.char_weight())
         of_molecules = product_of_groups(molecules, *self.molecule_weight())  # [B, M, taps · H]
         return [self.sum_of_taps(*pair) for pair in zip(of_chars, of_molecules)]
 
     def windows(self, chars: Tensor) -> Tensor:
-        """What stands around each position: [B, S, H] → [B, S, taps · H]."""
+        """Put the neighbours of each position beside it: [B, S, H] → [B, S, taps · H]."""
         length = chars.shape[1]
         around = F.pad(chars, (0, 0, self.before, self.taps - 1 - self.before))  # [B, S + taps − 1, H]
         return torch.cat([around[:, tap : tap + length] for tap in range(self.taps)], dim=2)
 
     def sum_of_taps(self, x: Tensor, of_molecules: Tensor) -> Tensor:
-        """x [B, S, H] of the characters, of_molecules [B, M, taps · H] → [B, S, H]."""
+        """Add of_molecules [B, M, taps · H] to x [B, S, H] of the characters → [B, S, H]."""
         length = x.shape[1]
         for tap, part in enumerate(of_molecules.unflatten(2, (self.taps, -1)).unbind(2)):
             # each block's molecule at its characters, the last up to the end; the first is that of no block
@@ -414,7 +400,7 @@ class Pooler(nn.Module):
         self.dense = Linear(config.hidden_size, config.hidden_size)
 
     def forward(self, molecules: Sequence[Tensor]) -> Tensor:
-        """[B, M, H] of each group → [rows of all, H]."""
+        """Map [B, M, H] of each group to [rows of all, H]."""
         first = [group[:, :1] for group in molecules]
         return torch.tanh(self.dense((first[0] if len(first) == 1 else torch.cat(first))[:, 0]))
 
@@ -441,14 +427,14 @@ class CanineEncoder(nn.Module):
             nn.init.zeros_(module.bias)
 
     def zero_output(self) -> None:
-        """From now on, until it is trained, all vectors of characters are 0."""
+        """Make all vectors of characters 0, until it is trained."""
         last = cast(Layer, self.final_char_encoder.layer[-1])
         nn.init.zeros_(last.output.LayerNorm.weight)
 
     def forward(
         self, input_ids: Tensor, attention_mask: Tensor, padding_follows: bool = False
     ) -> tuple[Tensor, Tensor]:
-        """One vector per character, and one for the whole text: (last_hidden_state [B, S, H], pooled [B, H]).
+        """Encode characters and the whole text: (last_hidden_state [B, S, H], pooled [B, H]).
 
         Real positions do not depend on S if the block that holds the second position after the last real one
         is there and followed by another one, and if S, when more than the local stride (128), is a multiple
@@ -465,20 +451,20 @@ class CanineEncoder(nn.Module):
     def forward_groups(
         self, input_ids: Sequence[Tensor], attention_mask: Sequence[Tensor], padding_follows: Sequence[bool]
     ) -> tuple[list[Tensor], Tensor]:
-        """`forward` of groups of rows, [B, S] each: (last_hidden_state of each, pooled [rows of all, H])."""
+        """Encode groups of rows, [B, S] each: (last_hidden_state of each, pooled [rows of all, H])."""
         visible = [mask.bool() for mask in attention_mask]
         chars, molecules = self._molecules(input_ids, visible, padding_follows)
         mixed = self.projection(chars, molecules)
         return self.final_char_encoder(mixed, list(map(unmask_empty_rows, visible))), self.pooler(molecules)
 
     def pooled(self, input_ids: Tensor, attention_mask: Tensor, padding_follows: bool = False) -> Tensor:
-        """The vector of the whole text alone, [B, H]: what comes after the molecules is not computed."""
+        """Return the vector of the text alone, [B, H]: nothing after the molecules is computed."""
         return self.pooler(self._molecules([input_ids], [attention_mask.bool()], [padding_follows])[1])
 
     def _molecules(
         self, input_ids: Sequence[Tensor], visible: Sequence[Tensor], padding_follows: Sequence[bool]
     ) -> tuple[list[Tensor], list[Tensor]]:
-        """(characters [B, S, H], molecules [B, M, H]) of each group."""
+        """Return (characters [B, S, H], molecules [B, M, H]) of each group."""
         rate, visible_blocks = self.config.downsampling_rate, []
         for ids, mask, more in zip(input_ids, visible, padding_follows):
             length = ids.shape[1]

@@ -17,13 +17,10 @@ from torch.utils._pytree import tree_map_only
 
 from histocc.model.layers import (
     Dropout,
-    Group,
     Linear,
     attend,
     for_attention,
-    is_packed,
     pack,
-    packed_attention,
     product,
     unpack,
 )
@@ -34,7 +31,7 @@ QUERY, KEY_VALUE, ALL = slice(0, 1), slice(1, 3), slice(0, 3)  # parts of `Multi
 
 @dataclass
 class DecoderCache:
-    """What `step` needs to continue: keys and values are [B, heads, positions, H / heads] per layer."""
+    """State from which `step` continues: keys and values are [B, heads, positions, H / heads] per layer."""
 
     memory_keys: list[Tensor]
     memory_values: list[Tensor]
@@ -45,7 +42,7 @@ class DecoderCache:
     length: int = 0
 
     def select(self, index: Tensor) -> "DecoderCache":
-        """A new cache with the rows of `index`, int64 [N], repeats allowed."""
+        """Return a new cache with the rows of `index`, int64 [N], repeats allowed."""
 
         return DecoderCache(**tree_map_only(Tensor, lambda x: x.index_select(0, index), vars(self)))
 
@@ -73,7 +70,7 @@ class PositionalEncoding(nn.Module):
         self.dropout = Dropout(dropout)
 
     def forward(self, x: Tensor, start: int = 0) -> Tensor:
-        """x [B, T, H], its first token at position `start` → [B, T, H]."""
+        """Map x [B, T, H], its first token at position `start`, to [B, T, H]."""
         return self.dropout(x + self.pos_embedding[start : start + x.shape[1], 0])
 
 
@@ -95,52 +92,35 @@ class MultiheadAttention(nn.Module):
         return self.in_proj_weight, self.in_proj_bias
 
     def project(self, x: Tensor, parts: slice) -> Tensor:
-        """The projections `parts` of query 0, key 1, value 2 side by side: x [..., H] → [..., parts · H]."""
+        """Project x [..., H] to the `parts` of query 0, key 1, value 2 side by side, [..., parts · H]."""
         rows = slice(parts.start * self.width, parts.stop * self.width)
         weight, bias = self.in_proj()
         return product(x, weight[rows], bias[rows])
 
     def by_head(self, projected: Tensor) -> tuple[Tensor, ...]:
-        """[B, T, parts · H] → [B, heads, T, H / heads] of each part."""
+        """Split [B, T, parts · H] into [B, heads, T, H / heads] of each part."""
         parts = for_attention(projected).unflatten(-1, (-1, self.heads, self.width // self.heads))
         return parts.permute(2, 0, 3, 1, 4).unbind(0)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None) -> Tensor:
-        """Arguments as of `layers.attend` → [B, T, H]."""
+        """Compute `layers.attend` and the output projection → [B, T, H]."""
         mixed = attend(q, k, v, visible, self.dropout_p())
         return self.out_proj(mixed.transpose(1, 2).flatten(2))
 
     def attend_to_self(self, x: Tensor, visible: Tensor) -> Tensor:
-        """From each position of x [B, T, H] to those of its row → [B, T, H]. visible: as for `attend`, for
-        fewer keys than T only in training on a CPU.
-        """
-        rows, length, keys = len(x), x.shape[1], visible.shape[-1]
-        if keys < length:
-            queries = self.project(x, QUERY)
-            return self.attend_to_groups(queries, x[:, :keys].flatten(0, 1), [(rows, keys)], [visible])
-        projected = self.project(x, ALL)
-        if not is_packed(projected):
-            q, k, v = self.by_head(projected)
-            return self.attend(q, k, v, visible)
-        groups = [Group(rows, length, length, visible)]
-        mixed = packed_attention(projected.flatten(0, 1), None, groups, self.heads, self.dropout_p())
-        return self.out_proj(mixed.view_as(x))
+        """Attend from each position of x [B, T, H] to those of its row → [B, T, H]; visible: of `attend`."""
+        q, k, v = self.by_head(self.project(x, ALL))
+        return self.attend(q, k, v, visible)
 
     def attend_to_groups(
-        self, queries: Tensor, memory: Tensor, shapes: Sequence[Sequence[int]], visible: Sequence[Any]
+        self, x: Tensor, memory: Tensor, shapes: Sequence[Sequence[int]], visible: Sequence[Any]
     ) -> Tensor:
-        """From each projected query [B, T, H] to the positions of its row in memory [N, H], packed groups of
-        `shapes` (rows, positions, …), together the rows of the queries → [B, T, H].
+        """Attend from each position of x [B, T, H] to those of its row in memory [N, H], packed groups of
+        `shapes` (rows, positions, …), together the rows of x → [B, T, H].
         """
-        keys_values = self.project(memory, KEY_VALUE)
-        if is_packed(keys_values) and is_packed(queries):
-            sizes = zip(shapes, visible, strict=True)
-            groups = [Group(shape[0], queries.shape[1], shape[1], mask) for shape, mask in sizes]
-            mixed = packed_attention(queries.flatten(0, 1), keys_values, groups, self.heads, self.dropout_p())
-            return self.out_proj(mixed.view_as(queries))
-        (q,) = self.by_head(queries)
+        (q,) = self.by_head(self.project(x, QUERY))
         mixed = []
-        parts = q.split([shape[0] for shape in shapes]), unpack(keys_values, shapes)
+        parts = q.split([shape[0] for shape in shapes]), unpack(self.project(memory, KEY_VALUE), shapes)
         for query, part, mask in zip(*parts, visible, strict=True):
             k, v = self.by_head(part)
             mixed.append(attend(query, k, v, mask, self.dropout_p()).transpose(1, 2).flatten(2))
@@ -163,24 +143,23 @@ class DecoderLayer(nn.Module):
         self.dropout = Dropout(dropout)
 
     def forward(self, x: Tensor, memory: Tensor, shapes: Any, visible: Tensor, memory_visible: Any) -> Tensor:
-        """x [B, T, H]; arguments as of `attend_to_self` and `attend_to_groups` → [B, T, H]."""
-        x = self.norm1(self.dropout.add(self.self_attn.attend_to_self(x, visible), x))
-        queries = self.multihead_attn.project(x, QUERY)
-        mixed = self.multihead_attn.attend_to_groups(queries, memory, shapes, memory_visible)
-        return self.feed_forward(self.norm2(self.dropout.add(mixed, x)))
+        """Map x [B, T, H] to [B, T, H]; other arguments: of `attend_to_self` and `attend_to_groups`."""
+        x = self.norm1(x + self.dropout(self.self_attn.attend_to_self(x, visible)))
+        mixed = self.multihead_attn.attend_to_groups(x, memory, shapes, memory_visible)
+        return self.feed_forward(self.norm2(x + self.dropout(mixed)))
 
     def cross_attend_and_feed_forward(
         self, x: Tensor, k: Tensor, v: Tensor, visible: Tensor | None, q: Tensor | None = None
     ) -> Tensor:
-        """x [B, T, H]; keys, values of the memory, query if known already [B, heads, …] → [B, T, H]."""
+        """Map x [B, T, H] to [B, T, H]; keys, values of the memory, query if known already: [B, heads, …]."""
         if q is None:
             (q,) = self.multihead_attn.by_head(self.multihead_attn.project(x, QUERY))
         mixed = self.multihead_attn.attend(q, k, v, visible)
-        return self.feed_forward(self.norm2(self.dropout.add(mixed, x)))
+        return self.feed_forward(self.norm2(x + self.dropout(mixed)))
 
     def feed_forward(self, x: Tensor) -> Tensor:
         hidden = self.dropout(F.relu(self.linear1(x)))
-        return self.norm3(self.dropout.add(self.linear2(hidden), x))
+        return self.norm3(x + self.dropout(self.linear2(hidden)))
 
 
 class DecoderStack(nn.Module):
@@ -228,7 +207,7 @@ class TransformerDecoder(nn.Module):
         target_padding_mask: Tensor | None = None,
         memory_scores: Tensor | None = None,
     ) -> Tensor:
-        """Logits [B, T, V] of the token after each position, from the tokens up to it (teacher forcing).
+        """Return logits [B, T, V] of the token after each position, from those up to it (teacher forcing).
 
         Always causal. Position 0 of the target, and memory that is all padding, can be looked at.
 
@@ -250,22 +229,19 @@ class TransformerDecoder(nn.Module):
         memory_visible: Sequence[Tensor | None],
         target_padding_mask: Tensor | None = None,
     ) -> Tensor:
-        """`forward` with the memory of groups of rows, [B, S, H] each, and its `visible_memory`."""
+        """Compute `forward` with the memory of groups of rows, [B, S, H] each, and its `visible_memory`."""
         self.check_length(target.shape[1])
         no_padding = torch.zeros_like(target, dtype=torch.bool)
         padding = no_padding if target_padding_mask is None else target_padding_mask.bool()
         visible = self._visible_targets(padding)  # [B, 1, T, T]
         x, positions = self.positional_encoding(self.token_emb(target)), pack(memory)  # [B, T, H], [N, H]
-        if self.target_mask and is_packed(x):
-            seen = int(visible.flatten(0, -2).any(0).nonzero().max()) + 1
-            visible = visible[..., :seen]  # after them is PAD alone: those keys are not computed
         shapes = [group.shape for group in memory]
         for layer in self.decoder.layers:
             x = layer(x, positions, shapes, visible, memory_visible)
         return self.head(x)
 
     def _visible_targets(self, padding: Tensor) -> Tensor:
-        """Which targets each one sees, or what is added to scores, [B, 1, T, T], for padding bool [B, T]."""
+        """Return the targets that each one sees, or their scores, [B, 1, T, T], for padding bool [B, T]."""
         length = padding.shape[1]
         if self.target_mask:
             keys = torch.cat([torch.ones_like(padding[:, :1]), ~padding[:, 1:]], dim=1)
@@ -277,7 +253,7 @@ class TransformerDecoder(nn.Module):
     def start(
         self, memory: Tensor, memory_padding_mask: Tensor | None = None, max_steps: int | None = None
     ) -> DecoderCache:
-        """A cache for up to `max_steps` calls of `step` (default: all positions), with projected memory."""
+        """Return a cache for `max_steps` calls of `step` (default: all positions), with projected memory."""
         max_steps = self.max_positions if max_steps is None else max_steps
         self.check_length(max_steps)
         layers = [layer.multihead_attn for layer in self.decoder.layers]
@@ -290,8 +266,8 @@ class TransformerDecoder(nn.Module):
 
     @torch.no_grad()
     def step(self, tokens: Tensor, cache: DecoderCache) -> Tensor:
-        """Logits [B, V] of the token after `tokens` (int64 [B]), which are appended to the cache: the last
-        position of `forward` over all tokens so far with PAD masked, or, without `target_mask`, with no mask.
+        """Return logits [B, V] of the token after `tokens` (int64 [B]), which are appended to the cache: the
+        last position of `forward` over all tokens so far with PAD masked, unless `target_mask` is False.
         """
         t = cache.length
         if t >= cache.visible.shape[1]:
