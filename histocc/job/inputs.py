@@ -1,4 +1,4 @@
-"""What a run reads: its files, the checkpoint that it starts or continues from, and its rows."""
+"""Inputs of a run: its files, the checkpoint that it starts or continues from, and its rows."""
 
 import os
 from collections.abc import Callable
@@ -63,8 +63,8 @@ class Inputs:
 
 
 def dataset_files(paths: list[str]) -> tuple[list[str], list[str]]:
-    """(training files, validation files) of finetune.py's --dataset: files, or a folder with one table, or
-    with train and val. Raises UserError.
+    """Return (training files, validation files) of finetune.py's --dataset: files, or a folder with one
+    table, or with train and val. Raises UserError.
     """
     if len(paths) > 1 or not os.path.isdir(path := paths[0]):
         return paths, []
@@ -88,12 +88,12 @@ def dataset_files(paths: list[str]) -> tuple[list[str], list[str]]:
 
 
 def resumes(args: JobConfig) -> bool:
-    """Whether the save folder holds a run that is resumed, if it can be read."""
+    """Return whether the save folder holds a run that is resumed, if it can be read."""
     return checkpoint.exists_in(args.save_path) and not (args.overwrite or args.eval_only)
 
 
 def initial_weights(args: JobConfig) -> dict:
-    """`models.initial_weights` of --initial-checkpoint. Raises UserError."""
+    """Read `models.initial_weights` of --initial-checkpoint. Raises UserError."""
     named = args.initial_checkpoint or ""
     keys = (read_key(path) if path else None for path in (args.initial_key, args.key))
     return models.initial_weights(models.find_weights(named, f"--initial-checkpoint {named}"), *keys)
@@ -129,7 +129,7 @@ def starts_from(args: JobConfig, resumed: dict | None, read: dict[str, dict]) ->
 
 
 def _problems_of_files(args: JobConfig, files: list[str]) -> list[str]:
-    """What of the files that the run will write is in the way, or an input."""
+    """Name files that the run will write and that are in the way, or an input."""
     inputs: dict[str | None, str] = dict.fromkeys(files, "a file of the data")
     inputs |= dict.fromkeys(args.unlabelled or [], "a file of --unlabelled")
     inputs |= {

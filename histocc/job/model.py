@@ -98,7 +98,7 @@ def auto_size(args: JobConfig, world: World) -> str:
 
 
 def new_config(args: JobConfig, first: dict | None) -> dict:
-    """`config` of a new run but its text rule: sizes from --model-size or from the initial weights. Raises
+    """Return `config` of a new run but its text rule: sizes from --model-size or the initial weights. Raises
     UserError.
     """
     dropouts = dict.fromkeys(("hidden_dropout_prob", "attention_probs_dropout_prob"), args.encoder_dropout)
@@ -154,8 +154,8 @@ def start_at_frequencies(model: Seq2SeqMixerOccCANINE, data: PreparedData) -> No
 def fast_parameters(
     args: JobConfig, model: Seq2SeqMixerOccCANINE, resumed: dict | None
 ) -> tuple[list[str], float]:
-    """(names of the parameters with a learning rate of their own, its factor on that of the rest): the linear
-    decoder and its n-grams, or n-grams alone that are added to trained weights. args are decided.
+    """Return (names of the parameters with a learning rate of their own, its factor on that of the rest): the
+    linear decoder and its n-grams, or n-grams alone that are added to trained weights. args are decided.
     """
     ngrams, added = model.ngrams, False
     if resumed:
@@ -179,8 +179,8 @@ def fast_parameters(
 def new_ngrams(
     args: JobConfig, first: dict | None, world: World, data: PreparedData
 ) -> tuple[dict | None, tuple[np.ndarray, np.ndarray] | None]:
-    """(`ngrams` in the config of a new run, None for none; what `count_ngrams` gives, None if the initial
-    weights bring n-grams). All ranks. Raises UserError if these are others than asked for.
+    """Return (`ngrams` in the config of a new run, None for none; the result of `count_ngrams`, None if the
+    initial weights bring n-grams). All ranks. Raises UserError if these are others than asked for.
     """
     asked = args.ngrams
     held = None if first is None or args.only_encoder else first["config"].get("ngrams")
@@ -214,7 +214,7 @@ def make_loss(args: Losses, formatter: BlockyFormatter) -> LossMixer:
 def checkpoint_entries(
     args: JobConfig, formatter: BlockyFormatter, data: PreparedData, config: dict
 ) -> dict[str, Any]:
-    """What a checkpoint holds, so that one can code with it and without the data. `linear_share` is the part
+    """Return the entries of a checkpoint that coding needs in place of the data. `linear_share` is the part
     of the linear decoder in rankings, where n-grams make it as good as the other one; of `thresholds`, its
     loss decides whether its best code always counts, and that not more do than a row of the data has.
     """

@@ -227,9 +227,8 @@ class CodeSearch:
         with evaluating(self.model):
             memory, text = self._encode(input_ids, attention_mask)
             widest = max(b - a for a, b in zip(self.tree.levels, self.tree.levels[1:-1]))
-            step = max(1, by_kind(PREFIXES_AT_ONCE, self.x.device) // widest)
-            starts = range(0, len(input_ids), step)
-            by_leaf = torch.cat([self._by_leaf(memory.rows(slice(i, i + step))) for i in starts])
+            parts = self._parts(len(input_ids), PREFIXES_AT_ONCE, widest)
+            by_leaf = torch.cat([self._by_leaf(memory.rows(part)) for part in parts])
             written = torch.empty_like(by_leaf).index_copy_(1, self.tree.code_of_leaf, by_leaf)
             return written, upcast_half(self.model.classify(text)).log_softmax(1)
 
@@ -243,8 +242,7 @@ class CodeSearch:
             return codes[:, :k], probs[:, :k]
         with evaluating(self.model):
             memory, _ = self._encode(input_ids, attention_mask)
-            step = by_kind(ROWS_AT_ONCE, input_ids.device)
-            parts = [slice(i, i + step) for i in range(0, len(input_ids), step)]
+            parts = self._parts(len(input_ids), ROWS_AT_ONCE)
             results = [self._topk(memory.rows(part), k) for part in parts]
         codes, log_probs = map(torch.cat, zip(*results))
         return codes, log_probs.double().exp()
@@ -258,8 +256,7 @@ class CodeSearch:
             memory, text = self._encode(input_ids, attention_mask)
             logits = upcast_half(self.model.classify(text))
             codes = logits.topk(min(CANDIDATES, logits.shape[1])).indices
-            step = max(1, by_kind(PREFIXES_AT_ONCE, logits.device) // codes.shape[1])
-            parts = [slice(i, i + step) for i in range(0, len(codes), step)]
+            parts = self._parts(len(codes), PREFIXES_AT_ONCE, codes.shape[1])
             written = torch.cat([self._written(memory.rows(part), codes[part]) for part in parts])
             linear = logits.log_softmax(1).gather(1, codes).to(written)
             scores = torch.lerp(written, linear, self.linear_share or EQUAL_SHARE)
@@ -273,6 +270,11 @@ class CodeSearch:
         keys, values = zip(*(layer.by_head(layer.project(memory, KEY_VALUE)) for layer in layers))
         visible = visible_memory(self.model.memory_padding_mask(attention_mask))
         return _Memory(list(keys), list(values), visible), text
+
+    def _parts(self, rows: int, at_once: dict[str, int], width: int = 1) -> list[slice]:
+        """Cut rows into parts that have at most `at_once` prefixes, `width` in a row."""
+        step = max(1, by_kind(at_once, self.x.device) // width)
+        return [slice(start, start + step) for start in range(0, rows, step)]
 
     def _arange(self, count: int) -> Tensor:
         return torch.arange(count, device=self.x.device)

@@ -40,7 +40,7 @@ POLL_SECONDS = 2.0  # how often a wait for a worker's batch looks whether the ru
 
 
 def permuted(positions: np.ndarray, n: int, seed: int) -> np.ndarray:
-    """Where a seeded permutation of 0 … n−1 sends `positions` (int64 [k], each < n); int64 [k].
+    """Return the images of `positions` (int64 [k], each < n) in a seeded permutation of 0 … n−1, int64 [k].
 
     A Feistel network over the next power of four, walked until the value falls below n (Black and Rogaway,
     2002, "Ciphers with arbitrary finite domains"): no array of n.
@@ -101,13 +101,13 @@ class BatchPlan:
 
 
 def cut_by_width(widths: np.ndarray, parts: int, micro: int) -> list[np.ndarray]:
-    """Cuts a share into `parts` micro-batches of at most `micro` samples with as little padding as may be.
+    """Cut a share into `parts` micro-batches of at most `micro` samples with as little padding as may be.
 
     Args:
         widths: positions that each of n samples needs, int64 [n], few different values.
 
     Returns:
-        Of each micro-batch indices int64 [k], narrow ones first; empty if there are too few samples.
+        Indices int64 [k] of each micro-batch, narrow ones first; empty if there are too few samples.
     """
     order = np.argsort(widths, kind="stable")
     distinct, counts = np.unique(widths, return_counts=True)
@@ -129,7 +129,7 @@ def cut_by_width(widths: np.ndarray, parts: int, micro: int) -> list[np.ndarray]
 
 
 class Rows:
-    """What is trained or validated on, the base of such classes; `__len__` and `batch` are theirs."""
+    """Base of the rows that a run trains or validates on; subclasses define `__len__` and `batch`."""
 
     fingerprint = ""  # a text that other rows do not have; a run is resumed on the same rows alone
     has_lengths = False  # whether `lengths` and `widths` say something
@@ -145,7 +145,7 @@ class Rows:
         raise NotImplementedError
 
     def lengths(self, numbers: np.ndarray) -> np.ndarray:
-        """Of rows `numbers` int64 [B], [B]: those of a step are sorted by it before they are shared out."""
+        """Return lengths [B] of rows `numbers` int64 [B]: a step is sorted by it and then shared out."""
         return np.zeros(len(numbers), dtype=np.int64)
 
     def widths(self, batch: dict[str, Tensor]) -> np.ndarray:
