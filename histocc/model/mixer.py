@@ -161,28 +161,23 @@ class Seq2SeqMixerOccCANINE(nn.Module):
             target_mask: accepted as by the published class and not used: the decoder is always causal.
             target_padding_mask: [B, T], True or not 0 at PAD; None to find it in the target.
         """
-        in_groups = torch.is_grad_enabled() and self.in_groups and self.memory_mask
-        if in_groups and input_ids.device.type == "cpu" and input_ids.shape == attention_mask.shape:
-            groups = width_groups(attention_mask)
-            if groups is not None:
-                padding = target == PAD_IDX if target_padding_mask is None else target_padding_mask.bool()
-                return self._forward_groups(input_ids, attention_mask.bool(), target, padding, *groups)
-        memory, text = self.encode(input_ids, attention_mask)
-        padding = self.memory_padding_mask(attention_mask)
-        return self.decode(memory, target, padding, target_padding_mask), self.classify(text)
-
-    def _forward_groups(
-        self, input_ids: Tensor, mask: Tensor, target: Tensor, padding: Tensor, order: Tensor, groups: list
-    ) -> tuple[Tensor, Tensor]:
-        """Compute `forward` by `width_groups`: rows in `order`, in groups of (rows, positions)."""
+        may_group = torch.is_grad_enabled() and self.in_groups and self.memory_mask
+        may_group = may_group and input_ids.device.type == "cpu" and input_ids.shape == attention_mask.shape
+        grouped = width_groups(attention_mask) if may_group else None
+        if grouped is None:
+            memory, text = self.encode(input_ids, attention_mask)
+            padding = self.memory_padding_mask(attention_mask)
+            return self.decode(memory, target, padding, target_padding_mask), self.classify(text)
+        order, groups = grouped
 
         def parts(x: Tensor) -> list[Tensor]:
             split = x[order].split([rows for rows, _ in groups])
             return [part[:, :width] for part, (_, width) in zip(split, groups)]
 
-        ids, masks = parts(input_ids), parts(mask)
-        memory, text = self._encode_groups(ids, masks)
+        masks = parts(attention_mask.bool())
+        memory, text = self._encode_groups(parts(input_ids), masks)
         visible = [visible_memory(~mask) for mask in masks]
+        padding = target == PAD_IDX if target_padding_mask is None else target_padding_mask.bool()
         out = self.decoder.forward_groups(memory, target[order], visible, padding[order])
         back = order.argsort()
         out, text = tree_map_only(Tensor, lambda x: x.index_select(0, back), (out, text))
