@@ -64,7 +64,7 @@ def main() -> None:
             texts = ((row["occ1"], row["lang"]) for row in read_csv(args.data))
             source = write_csv(f"{folder}/new.csv", ("occ1", "lang"), texts)
             run(coding(model, source, f"{folder}/coded.csv", f"--decoder {args.decoder} --device cpu"))
-            result = curves(CodedFile(f"{folder}/coded.csv", "occ1", "lang"), true, args.decisions)
+            result = curves(CodedFile(f"{folder}/coded.csv", ["occ1"], "lang"), true, args.decisions)
         for name, right in result.items():
             gains = [(b - right[0]) / n for b, n in zip(right[1:], args.decisions[1:])]
             shares = [f"{100 * each / rows:.1f}" for each in right]

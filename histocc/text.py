@@ -20,6 +20,7 @@ from histocc.runtime.rng import STEP, mix
 CLS_ID = 0xE000
 SEP_ID = 0xE001
 LANGUAGE_SEPARATOR = "[SEP]"
+COLUMN_SEPARATOR = "\u241f"  # ␟, between the texts of several columns
 UNKNOWN_LANGUAGE = "unk"
 
 # Languages of the published models; the last one stands for an unknown language.
@@ -226,6 +227,17 @@ def strip(text: str) -> str:
 def as_is(text: str) -> str:
     """Return `text` composed, without invisible characters, and as `strip` gives it."""
     return strip(text if is_composed(text) else unicodedata.normalize("NFC", _INVISIBLE.sub("", text)))
+
+
+def join_columns(texts: list[str], further: Sequence[list[str]]) -> list[str]:
+    """Return descriptions with the texts of further columns behind them, each after COLUMN_SEPARATOR; ""
+    where there is no description.
+    """
+    if not further:
+        return texts
+    between = f" {COLUMN_SEPARATOR} "
+    rows = (list(map(strip, row)) for row in zip(texts, *further))
+    return [between.join(row).rstrip(between) if row[0] else "" for row in rows]
 
 
 def text_key(text: str) -> str:

@@ -47,6 +47,13 @@ Encoding = Annotated[
     ),
 ]
 Column = Annotated[str, composed]  # name of a column
+
+
+def text_columns(named: str | list[str] | None) -> list[str]:
+    """Return the columns of --input-col, in the forms that it has in arguments and checkpoints."""
+    return [named] if isinstance(named, str) else list(named or ["occ1"])
+
+
 AUTO, SPELLINGS = "auto", "spellings"
 _RECODING = re.compile(rf"([^=,]+=[^=,]+|{SPELLINGS})(,([^=,]+=[^=,]+|{SPELLINGS}))*")
 _FORM = f"of the form OLD=NEW,OLD=NEW, or {SPELLINGS}"
@@ -57,6 +64,7 @@ Recoding = Annotated[str, number(str, lambda text: bool(_RECODING.fullmatch(text
 class Reading(Config):
     """data"""
 
+    weight_col: Column | None = flag(None, "column that says how often each row counts", metavar="COL")
     encoding: Encoding | None = flag(
         None,
         "encoding of CSV files, such as cp1250 (default: UTF-8, UTF-16 or Windows-1252, as detected)",
@@ -83,7 +91,13 @@ class Reading(Config):
 class Tables(Reading):
     """data"""
 
-    input_col: Column = flag("occ1", "column with the descriptions", "--column", resumable=True)
+    input_col: list[Column] | None = flag(
+        None,
+        "column with the descriptions (default: occ1), and further ones that help, such as industry",
+        "--column",
+        metavar="COL",
+        resumable=True,
+    )
     target_cols: list[Column] | None = flag(
         None,
         "columns with the codes (default: the first of code1 … code5, with --key, hisco_1 … hisco_5 and"
@@ -186,7 +200,7 @@ def problems_of_columns(asked: Any) -> Iterator[str]:
     """
     if asked.language not in (None, "", UNKNOWN_LANGUAGE) and asked.language_col:
         yield "--language and --language-col are mutually exclusive"
-    names = Counter([asked.input_col, *(asked.target_cols or []), asked.language_col])
+    names = Counter([*text_columns(asked.input_col), *(asked.target_cols or []), asked.language_col])
     if twice := [name for name, times in names.items() if times > 1]:
         yield f"column {twice[0]!r} is named twice by --input-col, --target-cols and --language-col"
 
@@ -203,7 +217,7 @@ class PrepareSettings:
     target_cols: list[str]
     val_files: list[str] = field(default_factory=list)
     share_val: float | None = None  # share of the texts of `train_files`; None: `val_files`
-    input_col: str = "occ1"
+    input_col: list[str] = field(default_factory=lambda: text_columns(None))
     language: str = UNKNOWN_LANGUAGE
     language_col: str | None = None
     max_len: int = 128
@@ -221,19 +235,22 @@ class PrepareSettings:
     empty_text: str | None = None
     ditto: bool = False
     join_spellings: bool = False  # codes that differ in case or punctuation alone
+    weight_col: str | None = None
 
     @classmethod
     def of(cls, args: Reading, **decided: Any) -> "PrepareSettings":
         """Return the values of the flags that have the same names, replaced by those in `decided`."""
         names = {item.name for item in fields(cls)}
         given = {name: value for name, value in args.values().items() if name in names}
+        given["input_col"] = text_columns(given.get("input_col"))
         pairs = args.recode.split(",") if args.recode else []
         recode = {old.strip(): new.strip() for old, new in (pair.split("=") for pair in pairs if "=" in pair)}
         return cls(**{**given, "recode": recode, "join_spellings": SPELLINGS in pairs, **decided})
 
     @property
     def columns(self) -> list[str]:
-        return [self.input_col, *self.target_cols, *([self.language_col] if self.language_col else [])]
+        others = self.weight_col, self.language_col
+        return [*self.input_col, *self.target_cols, *filter(None, others)]
 
     @property
     def max_codes(self) -> int | None:
@@ -251,8 +268,10 @@ def fingerprint(settings: PrepareSettings) -> str:
     hexadecimal digits. Raises UserError.
     """
     plain: dict[str, Any] = asdict(settings) | {"prepared_format": PREPARED_FORMAT}
-    for name in ("no_quotes", "join_spellings"):
-        plain |= {name: True} if plain.pop(name) else {}  # keeps the hash of older data
+    for name in ("no_quotes", "join_spellings", "weight_col"):
+        plain |= {name: value} if (value := plain.pop(name)) else {}  # keeps the hash of older data
+    if len(settings.input_col) == 1:
+        plain["input_col"] = settings.input_col[0]
     for name in ("train_files", "val_files"):
         plain[name] = []
         for path in getattr(settings, name):
@@ -264,7 +283,11 @@ def fingerprint(settings: PrepareSettings) -> str:
 
 def file_problems(settings: PrepareSettings) -> list[str]:
     """Return the problems of the files and their columns, a line each."""
-    problems, flags = [], {settings.input_col: "--input-col", settings.language_col or "": "--language-col"}
+    flags = dict.fromkeys(settings.input_col, "--input-col")
+    flags |= {settings.language_col or "": "--language-col", settings.weight_col or "": "--weight-col"}
+    problems = []
+    if len(settings.input_col) > 1 and settings.clean_text != AS_IS:
+        problems.append(f"--input-col: texts that are cleaned ({settings.clean_text}) are of one column")
     for path in dict.fromkeys(path for _, path in settings.files):
         try:
             header = table_format(path, settings.delimiter, settings.encoding, settings.no_quotes).names
@@ -352,7 +375,8 @@ def columns_of(
         else:
             target_cols, kind = families[0][1], families[0][0] if by_name else kind
             note = f"Columns: --formatter {kind} --target-cols {' '.join(target_cols)}"
-            if "lang" in header and not (args.language or language_col) and args.input_col != "lang":
+            is_text = "lang" in text_columns(args.input_col)
+            if "lang" in header and not (args.language or language_col or is_text):
                 language_col = "lang"
                 note += " --language-col lang"
             note += f", by their names in {path}"

@@ -16,7 +16,7 @@ import sys
 import traceback
 from collections import Counter
 from collections.abc import Callable
-from itertools import chain, compress, islice
+from itertools import chain, compress, islice, repeat
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -28,6 +28,7 @@ from histocc.data.rows import (
     BLANK,
     DOES_NOT_FIT,
     EXAMPLES,
+    MAX_WEIGHT,
     MISSING_WORDS,
     NOTES,
     UNFIT,
@@ -39,6 +40,7 @@ from histocc.data.rows import (
     lost_zeros,
     several_in_one,
     spellings,
+    weight_of,
     write_key,
     write_words,
 )
@@ -54,6 +56,7 @@ from histocc.text import (
     cleaner,
     code_points,
     is_composed,
+    join_columns,
     strip,
     text_hashes,
 )
@@ -202,6 +205,7 @@ class Reader:
     def _read_chunk(self, path: str, part: str, chunk: Chunk) -> None:
         settings, findings = self.settings, self.findings
         cells, lines, columns = chunk.columns[0], chunk.lines, chunk.columns
+        input_col, width = settings.input_col[0], len(settings.input_col)
         keep = np.ones(len(cells), dtype=bool)
         rejects: list[tuple] = [(line, "", "", kind, reason) for line, kind, reason in chunk.faults]
 
@@ -213,24 +217,35 @@ class Reader:
                 keep[i] = False
                 rejects.append((lines[i], column, values[i], kind, reason))
 
-        texts = self._texts(cells, note, reject)
+        descriptions = self._texts(cells, note, reject)
+        for name, column in zip(settings.input_col, columns):
+            if _FORBIDDEN.search("".join(column)):
+                reason = "the text holds NUL, or a character from U+E000 to U+E004, which marks its ends"
+                rows = [i for i, cell in enumerate(column) if _FORBIDDEN.search(cell)]
+                reject(rows, "forbidden character", reason, name, list(map(str.strip, column)))
+        texts = join_columns(descriptions, [list(map(self.clean, column)) for column in columns[1:width]])
         blank = [i for i, text in enumerate(texts) if keep[i] and (not text or text.isspace())]
         if self.empty is None:
             reason = "the description is empty, or a word such as NA"
-            reject(blank, "empty text", reason, settings.input_col, cells)
+            reject(blank, "empty text", reason, input_col, cells)
         codes = self._codes(path, chunk, keep, reject)  # [n, K]
         if self.empty is not None:
             alone = (codes[:, 0] == self.empty) & (codes[:, 1:] < 0).all(axis=1)
             reason = f"the description is empty, and the code is not {settings.empty_text}"
             others = [i for i in blank if keep[i] and not alone[i]]
-            reject(others, "empty text", reason, settings.input_col, cells)
+            reject(others, "empty text", reason, input_col, cells)
             note("texts_empty", [i for i in blank if keep[i]])
+        weights = columns[width + len(settings.target_cols)] if settings.weight_col else []
+        reason = f"the weight is no whole number from 1 to {MAX_WEIGHT:,}"
+        unfit = [i for i, cell in enumerate(weights) if not 1 <= weight_of(cell) <= MAX_WEIGHT]
+        reject(unfit, "no weight", reason, settings.weight_col or "", weights)
         for line, column, value, kind, reason in sorted(rejects, key=lambda reject: reject[0]):
             stops = kind == DOES_NOT_FIT and not settings.drop_bad_labels
             findings.reject(kind, path, line, column, value, reason, stops)
         if not keep.all():
             texts, codes, lines = list(compress(texts, keep)), codes[keep], lines[keep]
             columns = [list(compress(column, keep)) for column in columns]
+            descriptions, weights = list(compress(descriptions, keep)), list(compress(weights, keep))
         if not texts:
             return
         language = self._languages(path, lines, columns[-1], texts)
@@ -238,8 +253,15 @@ class Reader:
         cut = np.flatnonzero(np.fromiter(map(len, texts), np.int64, len(texts)) > room[language])
         findings.note("texts_cut", path, lines[cut], (texts[i] for i in cut))
         hashes = text_hashes(list(map(str.strip, texts)))
-        lines = lines + (len(self.files) << 40)
-        self._write(part, texts, {"language": language, "codes": codes, "text_hash": hashes, "lines": lines})
+        # texts that differ in further columns alone are of the same part
+        split = hashes if width == 1 else text_hashes(list(map(str.strip, descriptions)))
+        arrays = {"language": language, "codes": codes, "text_hash": hashes, "split": split_values(split)}
+        arrays["lines"] = lines + (len(self.files) << 40)
+        if weights:  # a row that counts three times is there three times
+            times = np.array(list(map(weight_of, weights)))
+            texts = list(chain.from_iterable(map(repeat, texts, times.tolist())))
+            arrays = {name: values.repeat(times, axis=0) for name, values in arrays.items()}
+        self._write(part, texts, arrays)
 
     def _texts(self, cells: list[str], note: Callable, reject: Callable) -> list[str]:
         """Return the descriptions of a chunk; note and reject unusual ones."""
@@ -251,10 +273,6 @@ class Reader:
         note("dittos_filled" if settings.ditto else "dittos", fill_dittos(texts, self.above, settings.ditto))
         self.above = texts[-1] if texts else self.above
         is_odd = _ODD.search(joined)
-        if is_odd and _FORBIDDEN.search(joined):
-            reason = "the description holds NUL, or a character from U+E000 to U+E004, which marks its ends"
-            rows = [i for i, cell in enumerate(cells) if _FORBIDDEN.search(cell)]
-            reject(rows, "forbidden character", reason, settings.input_col, list(map(str.strip, cells)))
         if is_odd and _BROKEN.search(joined):
             note("letters_broken", [i for i, cell in enumerate(cells) if _BROKEN.search(cell)])
         if "\n" in joined or "\r" in joined:
@@ -277,9 +295,9 @@ class Reader:
         self.characters[code_points("".join(texts))] = True
         self.used.update(arrays["codes"].ravel().tolist())
         self.chunks += 1
-        is_val = np.full(len(texts), part == "val")
+        is_val, split = np.full(len(texts), part == "val"), arrays.pop("split")
         if part == "train" and self.settings.share_val is not None:
-            is_val = split_values(arrays["text_hash"]) < self.settings.share_val
+            is_val = split < self.settings.share_val
         for side, chosen in (("train", ~is_val), ("val", is_val)):
             chosen_texts = texts if chosen.all() else list(compress(texts, chosen))
             self.parts[side].add(chosen_texts, {name: values[chosen] for name, values in arrays.items()})
@@ -293,7 +311,7 @@ class Reader:
         names, room = self.settings.target_cols, self.room
         if not names:
             return np.full((len(keep), room), BLANK)
-        cells = chunk.columns[1 : 1 + len(names)]
+        cells = chunk.columns[len(self.settings.input_col) :][: len(names)]
         if self.settings.code_separator:  # split into columns with one code each
             rows = split_cells(cells, self.settings.code_separator)
             for i, codes in enumerate(rows):
@@ -391,13 +409,21 @@ class Reader:
             what = f"codes from {columns} ({classes_in_words(codes) if kind == 'classes' else how})"
         language = f"column {column}" if column else f"{settings.language} for all"
         texts = "" if settings.clean_text == AS_IS else f"; texts: {settings.clean_text}"
-        lines = [f"Read: descriptions from column {settings.input_col}, {what}, language: {language}{texts}"]
+        columns = " and ".join(settings.input_col)
+        texts += f"; weights: column {settings.weight_col}" if settings.weight_col else ""
+        lines = [f"Read: descriptions from column {columns}, {what}, language: {language}{texts}"]
         lines += [f"Note: {note}" for note in self.notes]
         names = [name for file in self.files for name in file["columns"]]
         ignored = [name for name in names if name.casefold() in ("lang", "language")]
         if ignored and not column and settings.language == UNKNOWN_LANGUAGE:
             name = ignored[0]
             lines.append(f"Note: there is a column {name!r} that is not read; --language-col {name} reads it")
+        counts = [name for name in names if name.strip().casefold() in ("n", "freq", "frequency", "count")]
+        if counts and not settings.weight_col and counts[0] not in settings.columns:
+            name = counts[0]
+            lines.append(
+                f"Note: each line counts once; --weight-col {name} counts it as column {name!r} says"
+            )
         return lines
 
     def problem(self) -> str | None:

@@ -122,6 +122,15 @@ def fill_dittos(texts: list[str], above: str, fill: bool) -> list[int]:
     return dittos
 
 
+MAX_WEIGHT = 1_000_000
+
+
+def weight_of(cell: str) -> int:
+    """Return how often a row counts, by its cell in the column of weights; 0 if that is no whole number."""
+    whole = re.fullmatch(r"\s*(\d{1,9})([.,]0*)?\s*", cell)
+    return int(whole[1]) if whole else 0
+
+
 # ---- cells → numbers, each distinct cell checked once, however many rows hold it
 
 # In a column of codes these count as no code, unless the key has them.

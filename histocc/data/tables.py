@@ -56,7 +56,8 @@ class Chunk:
     columns: list[list[str]]  # the cells of each wanted column, n texts each
     faults: list[tuple[int, str, str]] = field(default_factory=list)  # unreadable rows: line, kind, reason
     share: float = 0.0  # share of the file that is read, 0…1
-    texts: list[str] = field(default_factory=list)  # texts of the rows, set by predict
+    texts: list[str] = field(default_factory=list)  # texts of the rows, and which only repeat the one above
+    dittos: list[int] = field(default_factory=list)  # (do., ditto); both set by predict
 
 
 class Format(NamedTuple):

@@ -36,6 +36,7 @@ from histocc.data.config import (
     code_problems,
     file_problems,
     problems_of_columns,
+    text_columns,
 )
 from histocc.data.dataset import RowEncoding, TextRows
 from histocc.data.report import report_lines
@@ -91,7 +92,9 @@ class EvaluateConfig(Reading, Published, Processes, Cores):
         False, "say what the model adds to a linear support vector machine on n-grams (extra `baseline`)"
     )
     overwrite: bool = flag(False, "replace the report that is there")
-    input_col: Column | None = flag(None, "column of descriptions (default: as in training)", "--column")
+    input_col: list[Column] | None = flag(
+        None, "columns of descriptions (default: as in training)", "--column", metavar="COL"
+    )
     target_cols: list[Column] | None = flag(None, "columns of codes (default: as in training)", metavar="COL")
     language: str | None = flag(None, "language of all descriptions (default: as in training)")
     language_col: Column | None = flag(
@@ -137,7 +140,7 @@ def prepare_settings(args: EvaluateConfig, state: dict, formatter: BlockyFormatt
         language, language_col = trained.get("language"), trained.get("language_col")
         language = None if language_col else language
     args = args.with_decided(
-        input_col=args.input_col or trained.get("input_col", "occ1"),
+        input_col=args.input_col or text_columns(trained.get("input_col")),
         target_cols=columns,
         language=language_name(language or UNKNOWN_LANGUAGE),
         language_col=language_col,

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from histocc.model.layers import Linear, product_of_groups
 from histocc.runtime.rng import MULTIPLIERS
-from histocc.text import LANGUAGE_SEPARATOR, SEP_ID, letters, small_letters
+from histocc.text import COLUMN_SEPARATOR, LANGUAGE_SEPARATOR, SEP_ID, letters, small_letters
 
 # What counts: # is a character, _ any character; blanks stand at the ends of a window alone.
 PATTERNS = ("##", "###", "####", "#_##", "##_#", "word")
@@ -30,6 +30,7 @@ FIRST_PATTERNS = ("##", "###", "####", "#####", "######", "word", "two words")  
 MIN_BITS, MAX_BITS = 4, 24
 AUTO, NONE = "auto", "none"  # of --ngrams, beside a number of bits
 _BLANK = 32
+_COLUMN = 1_000_003
 _RADIX = 6364136223846793005  # odd, so it has an inverse modulo 2^64
 _INVERSE, *_MIX = np.array([pow(_RADIX, -1, 1 << 64), *MULTIPLIERS], dtype=np.uint64).view(np.int64).tolist()
 
@@ -88,11 +89,14 @@ def hash_ngrams(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return (hashes int64 [B, S, F] of the n-grams of F patterns that begin at each position, which of them
     exist bool [B, S, F], word of each position int64 [B, S]) for character ids int64 [B, S]. Capitals count
-    as small letters by the rule `case`; blanks, and the [SEP] after the language, belong to the word after
-    them.
+    as small letters by the rule `case`; blanks, and the separators after language and columns, belong to the word
+    after them.
     """
     length = input_ids.shape[1]
     ids = _fold(torch.where(_is_text(input_ids), input_ids, _BLANK), case)
+    ends_column = ids == ord(COLUMN_SEPARATOR)
+    ids = torch.where(ends_column, _BLANK, ids)
+    column = ends_column.long().cumsum(1) * _COLUMN  # n-grams of each column are others
     blank = ids == _BLANK
     # [B, S + 1], modulo 2^64
     sums = F.pad(((ids + 1) * _powers(_RADIX, length, ids.device)).cumsum(1), (1, 0))
@@ -108,7 +112,7 @@ def hash_ngrams(
     for pattern in patterns:
         if pattern in words:
             number, last, exist = words[pattern]
-            hashes.append(_mixed((sums.gather(1, last) - sums[:, :length]) * inverse + 100 * number))
+            hashes.append(_mixed((sums.gather(1, last) - sums[:, :length]) * inverse + 100 * number + column))
             exists.append(exist)
             continue
         size = len(pattern)
@@ -119,7 +123,7 @@ def hash_ngrams(
             hashed = hashed - left_open + 1000 * place
         within = blanks[:, size - 1 : length] == blanks[:, 1 : count + 1]  # no blank but at the ends
         has_letters = blanks[:, size:] - blanks[:, :count] < size
-        hashes.append(F.pad(_mixed(hashed), (0, length - count)))
+        hashes.append(F.pad(_mixed(hashed + column[:, :count]), (0, length - count)))
         exists.append(F.pad(within & has_letters, (0, length - count)))
     word = (blank & F.pad(~blank, (1, 0))[:, :length]).long().cumsum(1)
     return torch.stack(hashes, 2), torch.stack(exists, 2), word

@@ -27,6 +27,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from histocc.data.config import text_columns
 from histocc.data.descriptions import read_descriptions
 from histocc.data.rows import code_of_cell, csv_text, fill_dittos, key_reader, language_name
 from histocc.data.tables import Chunk, column_problems, read_chunks, table_format
@@ -44,7 +45,7 @@ from histocc.runtime.forked import Forked, choose_processes
 from histocc.runtime.frame import start
 from histocc.runtime.log import Stage, show_progress
 from histocc.runtime.world import World
-from histocc.text import AS_IS, UNKNOWN_LANGUAGE, text_key
+from histocc.text import AS_IS, UNKNOWN_LANGUAGE, join_columns, text_key
 
 MIN_CONF = 0.5  # rows with a lower conf need review, if the model was trained here
 PIECE = 2048  # distinct texts that are coded and kept together
@@ -59,7 +60,8 @@ class Coding:
         self.args, self.path, self.world, self.folder = args, path, world, args.output + ".parts"
         self.format = table_format(path, args.delimiter, args.encoding, args.no_quotes)
         self.notes = [f"{args.input} {note}" for note in self.format.notes]
-        if args.language is args.language_col is None and "lang" in {*self.format.names} - {args.input_col}:
+        self.input_cols = text_columns(args.input_col)
+        if args.language is args.language_col is None and "lang" in {*self.format.names} - {*self.input_cols}:
             args = self.args = args.with_decided(language_col="lang")
             self.notes.append("languages are read from column 'lang'; --language unk leaves it out")
         self.stage: Stage | None = None
@@ -106,7 +108,10 @@ class Coding:
             self.columns += [f"similar_{what}_{i}" for i in range(1, SHOWN + 1) for what in ("text", "codes")]
         self.columns += [*(["source"] if args.known else []), "conf", "conf_fitted", "needs_review"]
         header = self.format.names
-        problems = column_problems(args.input, header, [*filter(None, (args.input_col, args.language_col))])
+        wanted = [*self.input_cols, *filter(None, [args.language_col])]
+        problems = column_problems(args.input, header, wanted)
+        if len(self.input_cols) > 1 and coder.text_rule != AS_IS:
+            problems.append(f"--input-col: this model cleans texts ({coder.text_rule}) and reads one column")
         if twice := {name: None for name in self.columns if [*header, *self.columns].count(name) > 1}:
             helps = {"title": "--no-titles", self.system: "--system NAME"}
             give = dict.fromkeys(helps.get(name.rpartition("_")[0], "another name there") for name in twice)
@@ -136,16 +141,19 @@ class Coding:
         written = [name for name in header if re.fullmatch(rf"{re.escape(self.system)}_\d+", name)]
         names = [name for name in formatter.target_cols if name in header]
         names = written if set(names) <= set(written) else names  # there may be more than in training
-        if args.input_col not in header or not names:
-            needs = f"needs a column {args.input_col!r} (--input-col) and one of codes ({self.system}_1)"
+        if not {*self.input_cols} <= {*header} or not names:
+            columns = " and ".join(map(repr, self.input_cols))
+            needs = f"needs a column {columns} (--input-col) and one of codes ({self.system}_1)"
             raise UserError(f"--known {path}: {needs}; it has {', '.join(map(repr, header))}")
         language = args.language_col or ("lang" if args.language else None)
         of_language = [language] if language in header else []
         key = {*self.key, *(hisco_key() if formatter.kind == "hisco" else [])}
         known, several, wrong = {}, {}, []
-        for chunk in read_chunks(path, [args.input_col, *of_language, *names]):
+        width = len(self.input_cols)
+        for chunk in read_chunks(path, [*self.input_cols, *of_language, *names]):
             wrong += [f"line {line}: {reason}" for line, _, reason in chunk.faults]
-            for line, text, *cells in zip(chunk.lines.tolist(), *chunk.columns):
+            texts = join_columns(chunk.columns[0], chunk.columns[1:width])
+            for line, text, *cells in zip(chunk.lines.tolist(), texts, *chunk.columns[width:]):
                 place = text_key(text), language_name(cells.pop(0)) if of_language else ""
                 found = (code_of_cell(cell, formatter, key) for cell in cells)
                 codes = list(dict.fromkeys(filter(None, found)))
@@ -167,11 +175,13 @@ class Coding:
     def chunks(self) -> Iterator[tuple[Chunk, list[str]]]:
         """Yield the input in chunks, with the language of each row."""
         args, header, above = self.args, self.format.names, ""
+        first, *others = map(header.index, self.input_cols)
         for chunk in read_chunks(self.path, None, args.delimiter, self.format.encoding, args.no_quotes):
             self.world.give_up_if_asked()
-            chunk.texts = list(chunk.columns[header.index(args.input_col)])
-            fill_dittos(chunk.texts, above, args.ditto)
+            chunk.texts = list(chunk.columns[first])
+            chunk.dittos = fill_dittos(chunk.texts, above, args.ditto)
             above = chunk.texts[-1] if chunk.texts else above
+            chunk.texts = join_columns(chunk.texts, [chunk.columns[place] for place in others])
             languages = [args.language or UNKNOWN_LANGUAGE] * len(chunk.texts)
             if args.language_col:
                 languages = chunk.columns[header.index(args.language_col)]
@@ -299,7 +309,7 @@ class Coding:
             file.write(csv_text([self.format.names + self.columns]))
             for chunk, languages in self.chunks():
                 faults += chunk.faults
-                dittos = set() if args.ditto else set(fill_dittos(chunk.texts, "", fill=False))
+                dittos = set() if args.ditto else set(chunk.dittos)
                 rows = []
                 for i, (text, language) in enumerate(zip(chunk.texts, languages)):
                     codes, key = self.look_up(text, language)

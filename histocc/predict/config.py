@@ -49,7 +49,12 @@ class Files(Config):
     model: str = flag(MISSING, "a run, a checkpoint, or a published model", metavar="MODEL", resumable=True)
     input: str = flag(MISSING, "rows to code: CSV or Parquet", "--fn-in", metavar="FILE", resumable=True)
     output: str = flag(MISSING, "the rows with codes: CSV", "--fn-out", metavar="FILE.csv", resumable=True)
-    input_col: Column = flag("occ1", "column with the descriptions", "--column", "--col")
+    input_col: list[Column] | None = flag(
+        None,
+        "column with the descriptions (default: occ1), and further ones if the model was trained on some",
+        *("--column", "--col"),
+        metavar="COL",
+    )
     language: str | None = flag(None, "language of all descriptions, instead of a column")
     language_col: Column | None = flag(
         None, "column of languages (default: lang, if any)", "--language-column"

@@ -23,7 +23,7 @@ from typing import Annotated
 
 import numpy as np
 
-from histocc.data.config import Delimiter
+from histocc.data.config import Delimiter, text_columns
 from histocc.data.descriptions import CODE_COLUMNS, TEXT_COLUMNS, read_descriptions
 from histocc.data.rows import csv_text, read_columns, read_key, row_writer
 from histocc.data.tables import table_format
@@ -44,6 +44,7 @@ from histocc.runtime.config import Config, Count, CountOrZero, Parser, flag, num
 from histocc.runtime.errors import UserError, raise_if_any, run_command
 from histocc.runtime.files import atomic_write, opened
 from histocc.runtime.files import problems as output_problems
+from histocc.text import COLUMN_SEPARATOR, join_columns
 
 DRAWS = 20_000  # from the distribution of the accuracy
 NEEDED = {"make": ("output",), "apply": ("to", "output"), "report": ("to",), "serve": ()}
@@ -74,7 +75,10 @@ class ReviewConfig(Config):
     training_data: str | None = flag(None, "apply: append texts and decided codes to it", metavar="FILE.csv")
     decisions: str = flag("", "serve: sheet of decisions (default: FILE.decisions.csv)", metavar="FILE.csv")
     port: Port = flag(8765, "serve: port of the page")
-    input_col: str = flag("occ1", "column with the descriptions", "--column")
+    input_col: list[str] | None = flag(
+        None, "columns with the descriptions (default: occ1), as for predict", "--column", metavar="COL"
+    )
+    weight_col: str | None = flag(None, "column that says how often each row counts", metavar="COL")
     language_col: str | None = flag(None, "column with the languages (default: lang)", "--language-column")
     delimiter: Delimiter | None = flag(None, "delimiter of the coded file (default: found)", metavar="CHAR")
     no_quotes: bool = flag(False, "quotation marks of the coded file are letters like others")
@@ -118,10 +122,11 @@ def next_command(args: ReviewConfig, sheet: str) -> str:
     command = ["python", "-m", "histocc.review", action, sheet, "--to", args.files[0]]
     outputs = (f"{args.files[0]}.final{number or ''}.csv" for number in range(1000))
     command += [] if args.sample else ["--output", next(path for path in outputs if not os.path.exists(path))]
-    columns = "input_col", "language_col", "delimiter", "no_quotes"
+    columns = "input_col", "weight_col", "language_col", "delimiter", "no_quotes"
     for name in ("key", "descriptions", "by", "training_data", *columns):
         if (value := getattr(args, name)) != getattr(ReviewConfig, name):
-            command += [f"--{name.replace('_', '-')}", value][: 1 if value is True else 2]
+            values = value if isinstance(value, list) else [value] * (value is not True)
+            command += [f"--{name.replace('_', '-')}", *values]
     return shlex.join(command)
 
 
@@ -161,8 +166,8 @@ def apply_sheets(args: ReviewConfig, coded: CodedFile, key: list[str] | None) ->
         for row in coded.read_rows():
             codes = decided.get(coded.key(row))
             if codes is not None:
-                rows += 1
-                changed += codes != coded.answer(coded.codes_of(row), coded.decider(row))
+                rows += coded.times(row)
+                changed += coded.times(row) * (codes != coded.answer(coded.codes_of(row), coded.decider(row)))
                 for places, of_code in beside:
                     values = codes if of_code is None else [of_code.get(code, "") for code in codes]
                     for i, place in enumerate(places):
@@ -192,20 +197,26 @@ def training_rows(path: str, coded: CodedFile, decided: dict[Key, list[str]]) ->
     """Return (a line for the user, the table with a new row for each text with codes that it lacks; b"" if it
     lacks none). The table need not exist. Raises UserError if it has other columns.
     """
-    texts = [coded.header[coded.text]] + ([] if coded.language is None else [coded.header[coded.language]])
+    width, language = len(coded.input_cols), [] if coded.language is None else [coded.language]
+    texts = [coded.header[place] for place in [*coded.input_cols, *language]]
     header, content, known = [*texts, *(coded.header[place] for place in coded.codes)], b"", set()
     if os.path.exists(path):
         if table_format(path)[:3] != (header, ",", "utf-8-sig"):
             what = f"nothing can be added to it: it is not in UTF-8 with the columns {','.join(header)}"
             raise UserError(f"--training-data {path}: {what}")
-        known = {key_of(text, "".join(language)) for text, *language in read_columns(path, texts)}
+        there = (
+            (join_columns([row[0]], [[cell] for cell in row[1:width]])[0], row[width:])
+            for row in read_columns(path, texts)
+        )
+        known = {key_of(text, "".join(language)) for text, language in there}
         with opened(path) as file:
             content = file.read()
     rows = []
     for key, codes in decided.items():
         if codes and key not in known:
             text = coded.texts[key]
-            cells = [text.text, text.language][: len(texts)] + codes
+            cells = [cell.strip() for cell in text.text.split(COLUMN_SEPARATOR)]
+            cells += [""] * (width - len(cells)) + [text.language] * len(language) + codes
             rows.append(cells + [""] * (len(header) - len(cells)))
     content = content or csv_text([header])
     table = content + (b"" if content.endswith(b"\n") else b"\n") + csv_text(rows) if rows else b""
@@ -271,7 +282,8 @@ def run(argv: list[str] | None) -> None:
     key = [code for code in read_key(args.key) if code] if args.key else None
     system = ("hisco" if set(key) <= set(hisco_key()) else "code") if key else None
     path = args.to or args.files[0]
-    coded = CodedFile(path, args.input_col, args.language_col, args.delimiter, system, args.no_quotes)
+    columns, reading = text_columns(args.input_col), (args.delimiter, system, args.no_quotes)
+    coded = CodedFile(path, columns, args.language_col, *reading, args.weight_col)
     ACTIONS[args.action](args, coded, key)
 
 

@@ -5,14 +5,14 @@ decisions that the person has written there.
 import hashlib
 import math
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from histocc.data.rows import code_of_cell, csv_text, language_name
+from histocc.data.rows import code_of_cell, csv_text, language_name, weight_of
 from histocc.data.tables import column_problems, csv_rows, read_chunks, table_format
 from histocc.formatter import CLASSES, BlockyFormatter, make_formatter, split_codes
 from histocc.runtime.errors import UserError, raise_if_any
-from histocc.text import UNKNOWN_LANGUAGE, text_key
+from histocc.text import UNKNOWN_LANGUAGE, join_columns, text_key
 
 DECIDED = "decided_by"  # column of the file with decisions
 MODEL = "model"  # its value if nobody has decided
@@ -62,16 +62,17 @@ class CodedFile:
     ones.
 
     Args:
-        column: the column with the texts.
+        input_cols: the column with the texts, and further ones that belong to them.
         language_column: None: the column lang, if there is one.
         delimiter: None: it is detected; no_quotes: quotation marks are letters.
         system: the name of the columns of codes that a table without a model's answers gets, or has; None
             refuses such a table.
+        weight_column: the column that says how often each row counts.
 
     Attributes:
-        header: the columns of the file with decisions. Places among them are text, language, conf, review and
-            decided (the second to fourth may be None), lists of places are codes, probs and words; blanks are
-            places that a decision clears, classes those of titles and classes of HISCO, by name.
+        header: the columns of the file with decisions. Places among them are language, weight, conf, review
+            and decided (all but the last may be None), lists of places input_cols, codes, probs and words;
+            blanks are places that a decision clears, classes those of titles and classes of HISCO, by name.
         texts, rows: the texts by `key_of`; the number of rows in the file.
         descriptions: code → words, if the file has some.
         unfitted: why conf does not predict accuracy, "" if all rows have 1 in conf_fitted; None without conf.
@@ -85,11 +86,12 @@ class CodedFile:
     def __init__(
         self,
         path: str,
-        column: str = "occ1",
+        input_cols: Sequence[str] = ("occ1",),
         language_column: str | None = None,
         delimiter: str | None = None,
         system: str | None = None,
         no_quotes: bool = False,
+        weight_column: str | None = None,
     ):
         self.path, self.reading = path, (delimiter, None, no_quotes)
         header = table_format(path, *self.reading).names
@@ -114,12 +116,14 @@ class CodedFile:
             names = [*(f"{system}_{i}" for i in range(1, MAX_CODES + 1)), DECIDED]
             new = [name for name in names if name not in header]
             places = {name: [*header, *new].index(name) for name in names}
-        flags = {column: "--input-col", language_column or "": "--language-col"}
-        wanted = [column] + ([language_column] if language_column else [])
+        flags = dict.fromkeys(input_cols, "--input-col") | {language_column or "": "--language-col"}
+        flags |= {weight_column or "": "--weight-col"}
+        wanted = [*input_cols, *filter(None, (language_column, weight_column))]
         raise_if_any(column_problems(path, header, wanted, flags))
         self.header, self.formatter = header + new, formatter_of(self.system)
         self.added = [MODEL if name == DECIDED and self.is_coded else "" for name in new]
-        self.text, self.decided = header.index(column), self.header.index(DECIDED, first)
+        self.input_cols, self.decided = list(map(header.index, input_cols)), self.header.index(DECIDED, first)
+        self.weight = header.index(weight_column) if weight_column else None
         self.language = header.index(language_column) if language_column else None
         self._find_columns(places)
         self._read_texts(places.get("conf_fitted"))
@@ -149,7 +153,8 @@ class CodedFile:
         marks: set[str | None] = set()
         self.rows = several = same = 0
         for row in self.read_rows():
-            self.rows += 1
+            times = self.times(row)
+            self.rows += times
             marks.add(None if fitted is None else row[fitted])
             codes, probs = self.codes_of(row), [row[i] for i in self.probs if row[i]]
             decider, key = self.decider(row), self.key(row)
@@ -160,11 +165,12 @@ class CodedFile:
             text = self.texts.get(key)
             if text is None:
                 similar = [(row[i], row[j]) for i, j in self.similar if row[i]]
-                cells = row[self.text], self.language_of(row)
+                cells = self.text(row), self.language_of(row)
                 text = self.texts[key] = CodedText(*cells, codes=codes, probs=probs, similar=similar)
                 self.descriptions |= {code: row[i] for code, i in zip(codes, self.words) if row[i]}
-            text.rows += 1
-            text.doubt += 1 - (confidence(row[self.conf]) if codes and self.conf is not None else 0.0)
+            text.rows += times
+            is_right = confidence(row[self.conf]) if codes and self.conf is not None else 0.0
+            text.doubt += times * (1 - is_right)
             if decider:
                 text.decided, text.doubt = decider, 0.0
         self.alternatives = 0 < several == same
@@ -180,11 +186,19 @@ class CodedFile:
             for row in zip(*chunk.columns):
                 yield [*row, *self.added]
 
+    def text(self, row: list[str]) -> str:
+        first, *further = ([row[i]] for i in self.input_cols)
+        return join_columns(first, further)[0]
+
+    def times(self, row: list[str]) -> int:
+        """Return how often a row counts."""
+        return 1 if self.weight is None else weight_of(row[self.weight])
+
     def language_of(self, row: list[str]) -> str:
         return "" if self.language is None else row[self.language]
 
     def key(self, row: list[str]) -> Key:
-        return key_of(row[self.text], self.language_of(row))
+        return key_of(self.text(row), self.language_of(row))
 
     def codes_of(self, row: list[str]) -> list[str]:
         cells = [row[i] for i in self.codes if row[i]]

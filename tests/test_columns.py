@@ -1,0 +1,112 @@
+"""Texts in several columns, and rows that count as often as a column says."""
+
+import numpy as np
+import pytest
+from helpers import read, run, run_here, write_csv
+from preparing import quiet, settings_for
+
+from histocc.data import prepare as prep
+from histocc.review import __main__ as review
+from histocc.text import COLUMN_SEPARATOR, join_columns
+
+SHOPS = {"baker": "01.1", "butcher": "01.2"}  # "pie" is a ware of either
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    """A folder with a table whose codes depend on both columns, a model of it, and the table coded."""
+    folder = tmp_path_factory.mktemp("shops")
+    rows = [
+        (f"{ware} {i}", shop, SHOPS[shop]) for i in range(12) for ware in ("pie", "roll") for shop in SHOPS
+    ]
+    write_csv(folder / "data.csv", ("text", "shop", "coicop"), rows)
+    columns = ["--input-col", "text", "shop"]
+    run(
+        "finetune.py",
+        "--dataset",
+        folder / "data.csv",
+        *columns,
+        "--target-cols",
+        "coicop",
+        "--save-path",
+        folder / "run",
+        "--device",
+        "cpu",
+        "--seed",
+        3,
+    )
+    new = [("pie", "butcher"), ("pie", " Baker "), ("pie", "NA"), ("", "baker"), ("roll", "butcher")]
+    write_csv(folder / "new.csv", ("shop", "text"), [(shop, text) for text, shop in new])
+    run(
+        "histocc.predict",
+        "--model",
+        folder / "run",
+        "--input",
+        folder / "new.csv",
+        *columns,
+        "--output",
+        folder / "coded.csv",
+    )
+    return folder
+
+
+def test_a_second_column_decides(model):
+    coded = read(model / "coded.csv")
+    assert [row["coicop_1"] for row in coded[:2]] == ["01.2", "01.1"] and coded[4]["coicop_1"] == "01.2"
+    assert coded[3]["coicop_1"] == "" and coded[2]["coicop_1"] != ""  # there is no text; there is no shop
+    report = run("histocc.evaluate", "--model", model / "run", "--data", model / "data.csv")
+    assert "column text and shop" in report  # as in training
+
+
+def test_a_text_is_in_one_part_whatever_its_further_columns(model, tmp_path):
+    settings = settings_for(model / "data.csv", kind="classes", cols=("coicop",), share_val=0.5)
+    settings = prep.PrepareSettings(**{**vars(settings), "input_col": ["text", "shop"]})
+    data = prep.PreparedData.open(prep.prepare(settings, str(tmp_path), quiet))
+    sides = []
+    for part in (data.train, data.val):
+        chars, offsets = part.texts(np.arange(len(part)))
+        texts = ("".join(map(chr, chars[a:b])) for a, b in zip(offsets, offsets[1:]))
+        sides.append({text.partition(f" {COLUMN_SEPARATOR} ")[0] for text in texts})
+    assert all(sides) and not sides[0] & sides[1]
+
+
+def test_decisions_are_on_all_columns_of_a_text(model, tmp_path):
+    columns = ["--input-col", "text", "shop", "--key", model / "run" / "key.csv"]
+    sheet = tmp_path / "sheet.csv"
+    run_here(review.main, "make", model / "coded.csv", "--output", sheet, *columns)
+    rows = read(sheet)
+    assert f"pie {COLUMN_SEPARATOR} butcher" in (row["\ufefftext"] for row in rows)
+    for row in rows:
+        row["decision"] = "01.1" if row["\ufefftext"].startswith("pie") else "skip"
+    write_csv(sheet, rows[0], [row.values() for row in rows])
+    more = ["--to", model / "coded.csv", "--output", tmp_path / "final.csv", *columns]
+    for _ in range(2):  # the second time all texts are there
+        run_here(review.main, "apply", sheet, *more, "--training-data", tmp_path / "new.csv", "--overwrite")
+    assert [row["coicop_1"] for row in read(tmp_path / "final.csv")][:3] == ["01.1"] * 3
+    added = sorted((row["text"], row["shop"], row["coicop_1"]) for row in read(tmp_path / "new.csv"))
+    assert added == [("pie", "", "01.1"), ("pie", "Baker", "01.1"), ("pie", "butcher", "01.1")]
+
+
+def test_rows_count_as_often_as_their_column_says(tmp_path):
+    rows = [
+        ("smith", "83110", 2),
+        ("farmer", "61110", "3.0"),
+        ("clerk", "39310", 0),
+        ("tailor", "79100", "x"),
+    ]
+    header = ("occ1", "hisco_1", "n")
+    weighted = settings_for(write_csv(tmp_path / "a.csv", header, rows), weight_col="n")
+    repeated = [("smith", "83110", 1)] * 2 + [("farmer", "61110", 1)] * 3
+    plain = settings_for(write_csv(tmp_path / "b.csv", header, repeated))
+    first, second = (
+        prep.PreparedData.open(prep.prepare(each, str(tmp_path), quiet)) for each in (weighted, plain)
+    )
+    for name in ("chars", "offsets", "codes", "language", "text_hash"):
+        assert getattr(first.train, name).tolist() == getattr(second.train, name).tolist()
+    assert first.report["rejected"] == {"no weight": 2}
+    assert any("--weight-col n" in line for line in second.report["read"])  # a column that is not read
+
+
+def test_joined_columns():
+    texts = join_columns([" a ", "b", "", "NA"], [["x", "", "x", "x"], ["", "y", "", ""]])
+    assert texts == ["a ␟ x", "b ␟  ␟ y", "", ""] and join_columns(["a "], []) == ["a "]
