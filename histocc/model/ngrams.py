@@ -89,8 +89,8 @@ def hash_ngrams(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return (hashes int64 [B, S, F] of the n-grams of F patterns that begin at each position, which of them
     exist bool [B, S, F], word of each position int64 [B, S]) for character ids int64 [B, S]. Capitals count
-    as small letters by the rule `case`; blanks, and the separators after language and columns, belong to the word
-    after them.
+    as small letters by the rule `case`; blanks, and the separators after language and columns, belong to the
+    word after them.
     """
     length = input_ids.shape[1]
     ids = _fold(torch.where(_is_text(input_ids), input_ids, _BLANK), case)

@@ -283,7 +283,7 @@ def run(argv: list[str] | None) -> None:
     system = ("hisco" if set(key) <= set(hisco_key()) else "code") if key else None
     path = args.to or args.files[0]
     columns, reading = text_columns(args.input_col), (args.delimiter, system, args.no_quotes)
-    coded = CodedFile(path, columns, args.language_col, *reading, args.weight_col)
+    coded = CodedFile(path, columns, args.language_col, *reading, set(key or ()), args.weight_col)
     ACTIONS[args.action](args, coded, key)
 
 

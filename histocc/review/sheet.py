@@ -5,7 +5,7 @@ decisions that the person has written there.
 import hashlib
 import math
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from histocc.data.rows import code_of_cell, csv_text, language_name, weight_of
@@ -67,6 +67,7 @@ class CodedFile:
         delimiter: None: it is detected; no_quotes: quotation marks are letters.
         system: the name of the columns of codes that a table without a model's answers gets, or has; None
             refuses such a table.
+        key: the codes that it may hold.
         weight_column: the column that says how often each row counts.
 
     Attributes:
@@ -91,9 +92,10 @@ class CodedFile:
         delimiter: str | None = None,
         system: str | None = None,
         no_quotes: bool = False,
+        key: Container[str] = (),
         weight_column: str | None = None,
     ):
-        self.path, self.reading = path, (delimiter, None, no_quotes)
+        self.path, self.reading, self.key_codes = path, (delimiter, None, no_quotes), key
         header = table_format(path, *self.reading).names
         if language_column is None and "lang" in header:
             language_column = "lang"
@@ -204,7 +206,7 @@ class CodedFile:
         cells = [row[i] for i in self.codes if row[i]]
         if self.is_coded:
             return cells
-        return [code for cell in cells if (code := code_of_cell(cell, self.formatter))]
+        return [code for cell in cells if (code := code_of_cell(cell, self.formatter, self.key_codes))]
 
     def decider(self, row: list[str]) -> str:
         """Return who has decided on a row, "" for nobody."""
@@ -296,7 +298,7 @@ class Codes:
                     has = f"there is no code {place} for this text; it has {len(text.codes)}"
                     raise ValueError(f"{has}: write none, skip or a code of the key")
                 part = text.codes[int(place) - 1]
-            code = named[1] if named else unescape(part)
+            code = named[1] if named and part not in self.codes else unescape(part)
             if code not in self.codes:
                 code = code_of_cell(code, self.formatter, self.codes)
             if code not in self.codes:
