@@ -18,7 +18,6 @@ from dataclasses import MISSING, dataclass
 
 import torch
 
-from histocc.data.rows import key_reader
 from histocc.formatter import BlockyFormatter, hisco_key
 from histocc.job.config import Losses
 from histocc.model.confidence import PUBLISHED
@@ -169,7 +168,7 @@ def get_args_parser() -> Parser:
 
 def run(args: ExportConfig) -> None:
     """Export as the arguments say. Raises UserError."""
-    given = Given(args.formatter, key_reader(args.key), args.target_cols, args.use_within_block_sep)
+    given = args.given(args.target_cols)
     lines = export(args.model, args.to, args.file, args.for_published_program, given, args.overwrite)
     print("\n".join(lines))
 

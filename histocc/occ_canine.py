@@ -124,7 +124,7 @@ class OccCANINE:
         """Become the model in `file`, or stay unchanged if that raises an error."""
         state = formats.load_content(file)
         brings = models.brings_settings(state)
-        model, formatter, state = models.model_of(
+        model, formatter, state = models.model_of_content(
             file, state, given._replace(formatter=None) if brings else given
         )
         if given.system and not brings and (formatter.kind == "hisco") != (given.system.lower() == "hisco"):

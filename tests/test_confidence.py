@@ -13,7 +13,7 @@ from helpers import FINETUNE, TINY, read, run, run_inside, words, write_csv
 from histocc import OccCANINE
 from histocc.data.arrays import PreparedData
 from histocc.evaluate import __main__ as evaluate
-from histocc.job.confidence import answers, without_confidence
+from histocc.job.confidence import judged_answers, without_confidence
 from histocc.model import confidence
 from histocc.model.confidence import Confidence, curve, log_odds
 from histocc.predict import __main__ as predict
@@ -213,7 +213,7 @@ class TestModel:
                 coder.model.linear_decoder.bias[coder.codes.index("61110")] += 40
         coded, found = coder.code(texts, languages, "topk", 1), []
         for one_of in (1, 4):
-            answered = answers(coder, texts, languages, [{"61110"}] * 40, np.ones(40), one_of)["topk"]
+            answered = judged_answers(coder, texts, languages, [{"61110"}] * 40, np.ones(40), one_of)["topk"]
             found.append([answer[0] for answer in answered])
         assert found[0] == [one.probs[0] for one in coded] and {*found[1]} <= {*found[0]}
         assert 0 < len(found[1]) < 20 and (not share or 1e-7 < 1 - max(found[0]) < 1e-6)

@@ -42,7 +42,7 @@ TEXTS, LANGUAGES = ["smed", "wine merchant", "x" * 40], ["da", "en", "se"]
 
 def make_model(config: dict = CONFIG):
     torch.manual_seed(5)
-    model = models.build_model(config, FORMATTER, len(CODES)).eval()
+    model = models.new_model(config, FORMATTER, len(CODES)).eval()
     with torch.no_grad():
         model.decoder.head.weight.mul_(3)
         model.decoder.head.bias[PAD_IDX] -= 2

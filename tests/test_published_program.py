@@ -292,7 +292,7 @@ def folder(tmp_path_factory):
     ],
 )
 def test_every_form_is_read(folder, name, kind, lacking):
-    found = formats.read(models.find_weights(str(folder / name), name))
+    found = formats.read_published(models.find_weights(str(folder / name), name))
     assert found.kind == kind and found.codes == ([] if kind == "encoder" else list(KEY))
     sizes = {"hidden_size": 128, "num_attention_heads": 2, "num_hidden_layers": 2}
     assert sizes.items() <= found.config.items()
@@ -361,7 +361,8 @@ def test_an_output_without_a_code_is_never_answered(folder, tmp_path, capsys, ke
     for decoder in ("flat", "topk", "both"):
         assert all({*answer.codes} <= {*coder.codes} for answer in coder.code(*texts, decoder))
     assert coder.code(*texts, "greedy") == whole.code(*texts, "greedy")
-    first = models.initial_weights(str(tmp_path / "model.bin"), given.key and given.key(), None)
+    content = formats.load_content(file := str(tmp_path / "model.bin"))
+    first = models.initial_weights(file, content, given.key and given.key(), None)
     assert list(first["key"]) == coder.codes and len(first["model"]["linear_decoder.bias"]) == 4
 
 
@@ -378,7 +379,7 @@ def test_what_is_no_model_is_refused(tmp_path):
         ("code.bin", "refused, since it holds objects that could run code"),
     ):
         with pytest.raises(UserError, match=message):
-            formats.read(str(tmp_path / name))
+            formats.read_published(str(tmp_path / name))
 
 
 def test_names_on_the_hub(monkeypatch):

@@ -40,7 +40,7 @@ from histocc.data.config import (
 )
 from histocc.data.dataset import RowEncoding, TextRows
 from histocc.data.report import report_lines
-from histocc.data.rows import OUTSIDE_KEY, hold_numbers, key_reader, language_name, read_key
+from histocc.data.rows import OUTSIDE_KEY, hold_numbers, language_name, read_key
 from histocc.evaluate import baseline
 from histocc.evaluate import report as report_of
 from histocc.evaluate.report import JSON, MARKDOWN, MIN_ROWS, REJECTED, Report
@@ -53,7 +53,7 @@ from histocc.predict.coder import Coder, training_data
 from histocc.predict.config import Cores, Published
 from histocc.predict.decoders import DECODERS, MEASURED
 from histocc.published import models
-from histocc.published.formats import KINDS, SETTINGS, Given, files_of, load_content
+from histocc.published.formats import KINDS, SETTINGS, files_of, load_content
 from histocc.runtime import checkpoint, files
 from histocc.runtime.config import Count, CountOrZero, Parser, Processes, flag, number
 from histocc.runtime.device import Precision, device_of, settings_of_torch
@@ -118,9 +118,10 @@ def load(args: EvaluateConfig, file: str) -> models.Loaded:
     """Return the model in `file`. Raises UserError."""
     content = load_content(file)
     own = models.brings_settings(content)
-    key = None if own else key_reader(args.key)  # with an own model --key numbers the codes of columns
-    given = Given(args.formatter, key, args.target_cols, args.use_within_block_sep)
-    model, formatter, state = models.model_of(file, content, given)
+    given = args.given(args.target_cols)
+    if own:  # then --key numbers the codes of columns
+        given = given._replace(key=None)
+    model, formatter, state = models.model_of_content(file, content, given)
     if own and args.key and not hold_numbers(args.target_cols or formatter.target_cols):
         raise UserError(f"{file}: brings its key; leave --key out")
     if (args.fit_thresholds or args.fit_confidence) and (not own or file.endswith(".safetensors")):
@@ -371,7 +372,9 @@ def run(args: EvaluateConfig, world: World) -> None:
     if args.fit_confidence:
         stored = world.run_on_main(lambda: stored)
         loaded = model, formatter, state | stored
-        stored |= fitting.fit(file, loaded, rows, is_new, data, world, args.batch_size, precision) or {}
+        stored |= (
+            fitting.fit_confidence(file, loaded, rows, is_new, data, world, args.batch_size, precision) or {}
+        )
     if stored and world.is_main:
         store(file, stored)
         if "thresholds" in stored:

@@ -30,7 +30,7 @@ MAX_CODES = 100  # most codes of an answer that are looked at
 OUTPUTS = 5  # most probable outputs of a row, whose probabilities are fitted
 
 
-def answers(
+def judged_answers(
     coder: Coder,
     texts: list[str],
     languages: list[str],
@@ -67,7 +67,7 @@ def answers(
     return found
 
 
-def fit(
+def fit_confidence(
     name: str,
     loaded: models.Loaded,
     rows: RowSet,
@@ -82,15 +82,14 @@ def fit(
     messages. All ranks. Returns the entry of a checkpoint on rank 0, {} on the others; None on all if there
     are fewer than MIN_TEXTS distinct texts. Raises Stopped on all if the run was asked to stop.
     """
-    text_hash = np.asarray(rows.text_hash[usable])
-    distinct = np.unique(text_hash)
+    distinct = np.unique(rows.text_hash[usable])
     if len(distinct) < MIN_TEXTS:
         world.print(
             f"Confidence is not fitted: {len(distinct):,} distinct texts to fit it on, it takes {MIN_TEXTS}"
             " (more rows, or a larger --share-val of finetune.py); probabilities are the decoders' own"
         )
         return None
-    index = np.flatnonzero(usable)[text_hash <= distinct[:MAX_TEXTS][-1]]
+    index = np.flatnonzero(usable & (rows.text_hash <= distinct[:MAX_TEXTS][-1]))
     if len(index) > MAX_ROWS:
         index = index[np.linspace(0, len(index) - 1, MAX_ROWS).astype(np.int64)]
     _, text, times = np.unique(rows.text_hash[index], return_inverse=True, return_counts=True)
@@ -102,54 +101,63 @@ def fit(
     with contextlib.suppress(Stopped):
         coder = Coder(*loaded, batch_size=batch_size, precision=precision, check=check, raw_confidence=True)
         one_of = max(1, len(times) // RANKED_TEXTS)
-        found = answers(coder, rows.strings(own), languages, codes, weights, one_of)
+        found = judged_answers(coder, rows.strings(own), languages, codes, weights, one_of)
     if world.stop_agreed():
         raise Stopped
     shares = world.gather(found, main_alone=True)
     if not shares:
         return {}
-    fitted, changes, sets = Confidence(len(times), {}, {}, {}), [], {}
-    for decoder in shares[0]:
-        columns = zip(*(answer for each in shares for answer in each[decoder]))
-        raw, several, right, weight = (np.array(column) for column in columns)
+    judged = {decoder: [one for each in shares for one in each[decoder]] for decoder in shares[0]}
+    fitted, errors = confidence_of(judged, len(times))
+    best, why = fitted.best_decoder(loaded[2].get("kind", "mixer"))
+    world.print(
+        f"{name}: confidence is fitted on {fitted.texts:,} texts; expected calibration error there, in"
+        f" points: {errors}. --decoder auto is {best} ({why})"
+    )
+    return {"confidence": fitted._asdict()}
+
+
+def confidence_of(judged: dict[str, list], texts: int) -> tuple[Confidence, str]:
+    """Return (the confidence fitted to the result of `judged_answers` for so many texts; the calibration
+    error of each decoder before and after, in words).
+    """
+    fitted, errors, sets = Confidence(texts, {}, {}, {}), [], {}
+    for decoder, of_decoder in judged.items():
+        raw, several, right, weight = (np.array(column) for column in zip(*of_decoder))
         fitted.maps[decoder] = confidence.fit(raw, several, right, weight)
         if decoder == OUTPUT:
             continue
         mapped = fitted.mapped(decoder, torch.from_numpy(raw), torch.from_numpy(several)).numpy()
         fitted.curves[decoder] = confidence.curve(mapped, right, weight)
         before, after = (100 * confidence.calibration_error(each, right, weight) for each in (raw, mapped))
-        changes.append(f"{decoder} {before:.1f} → {after:.1f}")
+        errors.append(f"{decoder} {before:.1f} → {after:.1f}")
         if decoder in MEASURED:
             fitted.accuracy[decoder] = float(weight @ right / weight.sum())
             sets[decoder] = weight * right
-    fitted = fitted._replace(best=confidence.most_accurate(sets))
-    best, why = fitted.best_decoder(loaded[2].get("kind", "mixer"))
-    world.print(
-        f"{name}: confidence is fitted on {fitted.texts:,} texts; expected calibration error there, in"
-        f" points: {', '.join(changes)}. --decoder auto is {best} ({why})"
-    )
-    return {"confidence": fitted._asdict()}
+    return fitted._replace(best=confidence.most_accurate(sets)), ", ".join(errors)
 
 
-def fit_run(args: JobConfig, world: World, data: PreparedData) -> None:
+def fit_run(args: JobConfig, world: World, data: PreparedData, resumed: dict | None) -> None:
     """Fit the confidence of the checkpoints of a run that has ended, last.bin and best.bin, on its validation
     rows, if they do not have one. The same step has the same weights, so it has the same confidence. All
-    ranks.
+    ranks. resumed: the checkpoint that the run was resumed from, if it took no step since.
     """
     precision, size = Precision.of(args, world.device), min(args.samples_at_once, MAX_BATCH)
     entries: dict[int, dict] = {}  # entries by the step of the checkpoint
     usable = np.full(len(data.val), True)
     for name in (checkpoint.LAST, checkpoint.BEST):
         file = os.path.join(args.save_path, name)
+        if resumed and resumed["path"] == file and resumed.get("confidence"):
+            continue
         read = without_confidence(file, data) if world.is_main else {}  # another node may not see it
         state = world.broadcast({**read, "optimizer": {}} if read else None, 0)
         if state is None:
             continue
         if state["step"] not in entries:
-            model, formatter, state = models.own_model(file, state)
+            model, formatter, state = models.model_of_checkpoint(file, state)
             loaded = model.to(world.device), formatter, state
             try:
-                entry = fit(name, loaded, data.val, usable, data, world, size, precision)
+                entry = fit_confidence(name, loaded, data.val, usable, data, world, size, precision)
             except Stopped:
                 return world.print("Confidence is not fitted yet: the same command fits it")
             if entry is None:

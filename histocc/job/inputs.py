@@ -54,9 +54,13 @@ class Inputs:
         """Return the checkpoint of an interrupted run. Raises UserError."""
         return self.read.pop(file, None) or models.load_run(file)
 
+    def content(self, file: str) -> dict:
+        """Return the content of a file of weights. Raises UserError."""
+        return self.read.pop(file, None) or formats.load_content(file)
+
     def initial_weights(self, args: JobConfig) -> dict:
         """Return what `initial_weights` does. Raises UserError."""
-        return self.read.pop(args.initial_checkpoint or "", None) or initial_weights(args)
+        return initial_weights(args, self.content)
 
 
 # ---- data
@@ -92,20 +96,26 @@ def resumes(args: JobConfig) -> bool:
     return checkpoint.exists_in(args.save_path) and not (args.overwrite or args.eval_only)
 
 
-def initial_weights(args: JobConfig) -> dict:
+def initial_weights(args: JobConfig, load: Callable[[str], dict] = formats.load_content) -> dict:
     """Read `models.initial_weights` of --initial-checkpoint. Raises UserError."""
     named = args.initial_checkpoint or ""
     keys = (read_key(path) if path else None for path in (args.initial_key, args.key))
-    return models.initial_weights(models.find_weights(named, f"--initial-checkpoint {named}"), *keys)
+    file = models.find_weights(named, f"--initial-checkpoint {named}")
+    return models.initial_weights(file, load(file), *keys)
 
 
 def starts_from(args: JobConfig, resumed: dict | None, read: dict[str, dict]) -> StartsFrom:
     """Return what the data must know of the weights that a run starts from, or of its teacher. read: takes
     the initial weights. Raises UserError.
     """
+
+    def load(file: str) -> dict:
+        read[file] = formats.load_content(file)
+        return read[file]
+
     kept = None  # of its codes: all
     if not resumed and args.initial_checkpoint:
-        state = read[args.initial_checkpoint] = initial_weights(args)
+        state = initial_weights(args, load)
         if args.only_encoder:
             return StartsFrom(state["config"]["text"])
         if not (state["config"].get("encoder", True) or args.max_steps or args.eval_only):
@@ -116,12 +126,13 @@ def starts_from(args: JobConfig, resumed: dict | None, read: dict[str, dict]) ->
                 " --max-steps N to take steps from its weights"
             )
     elif not resumed and args.teacher and not args.eval_only:
-        state = models.load_model(teacher.teacher_file(args))[2]
+        file = teacher.teacher_file(args)
+        state = models.model_of_content(file, load(file))[2]
     else:
         state = resumed
         if args.eval_only:
             file = models.find_weights(args.save_path, f"--eval-only: {args.save_path}")
-            state = models.load_model(file)[2]
+            state = models.model_of_content(file, load(file))[2]
         if state is None:
             return StartsFrom()
         kept = int(state.get("kept_codes") or 0)

@@ -60,7 +60,7 @@ def make_model(
         config["ngrams"], counted = new_ngrams(args, first, world, data)
     args = args.with_decided(model_size=models.size_name(config))
     torch.manual_seed(derived_seed(args.seed, WEIGHTS) % 2**32)
-    model = models.build_model(config, formatter, len(data.codes), args.dropout, args.ngram_dropout)
+    model = models.new_model(config, formatter, len(data.codes), args.dropout, args.ngram_dropout)
     start_at_frequencies(model, data)
     model.to(Precision.of(args, world.device).dtype)
     if counted and model.ngrams:
@@ -134,7 +134,7 @@ def load_on_all(world: World, load: Callable[[], models.Loaded]) -> models.Loade
 
     formatter, state = world.run_on_main(work)
     of_model = state["config"], formatter, len(state["key"]), state["model"], state.get("kind", "mixer")
-    return models.model_with(*of_model), formatter, state
+    return models.model_with_weights(*of_model), formatter, state
 
 
 def start_at_frequencies(model: Seq2SeqMixerOccCANINE, data: PreparedData) -> None:

@@ -11,6 +11,7 @@ import hashlib
 import json
 import os
 import shutil
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -148,10 +149,16 @@ class Questions:
 # ---- a run with a teacher
 
 
-def with_teacher(args: JobConfig, read: PrepareSettings, world: World, data: PreparedData) -> PreparedData:
+def with_teacher(
+    args: JobConfig,
+    read: PrepareSettings,
+    world: World,
+    data: PreparedData,
+    load: Callable[[str], dict] = formats.load_content,
+) -> PreparedData:
     """Return the rows of a run that has a teacher, with its answers, or `data` as it is if there is no
     teacher. The first node asks; a node that does not see its folder builds its own of these answers. All
-    ranks. Raises UserError.
+    ranks. load: returns the content of a file of weights. Raises UserError.
     """
     if not args.teacher or args.eval_only:
         return data
@@ -186,7 +193,7 @@ def with_teacher(args: JobConfig, read: PrepareSettings, world: World, data: Pre
         world.run_on_main(begin)
         first_node = [rank for rank, leader in enumerate(of_node) if leader == 0]
         asking = first_node if world.device.type != "cpu" else [0]
-        facts = world.run_on(asking, lambda: _ask(file, formatter, questions, path, world))[0]
+        facts = world.run_on(asking, lambda: _ask(file, load(file), formatter, questions, path, world))[0]
         world.run_on_main(lambda: _build(folder, questions, np.load(path), facts))
         if others := lacking():
             answers = world.broadcast(np.load(path) if world.is_main else None, 0)
@@ -209,11 +216,15 @@ def _file_and_key(args: JobConfig, questions: Questions, record: np.dtype) -> tu
     return file, hashlib.blake2b(json.dumps(parts).encode(), digest_size=8).hexdigest()
 
 
-def _ask(file: str, formatter: BlockyFormatter, questions: Questions, path: str, world: World) -> dict:
+def _ask(
+    file: str, content: dict, formatter: BlockyFormatter, questions: Questions, path: str, world: World
+) -> dict:
     """Answer the rows that are not answered yet, on the GPUs of a node, or on CPUs on rank 0 with a process
     for each core. Return the facts on the teacher for a report.
     """
-    teacher = Teacher(Coder.load(file, world), questions.data.codes, formatter)
+    model, own_formatter, state = models.model_of_content(file, content)
+    coder = Coder(model.to(world.device), own_formatter, state)
+    teacher = Teacher(coder, questions.data.codes, formatter)
     with checkpoint.reading(path):
         answers = np.load(path, mmap_mode="r+")
     pieces = [questions.order[i : i + PIECE] for i in range(0, len(questions.order), PIECE)]

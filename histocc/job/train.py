@@ -27,6 +27,7 @@ from histocc.job.model import (
 from histocc.job.teacher import with_teacher
 from histocc.model.canine import CanineEncoder
 from histocc.model.confidence import Thresholds
+from histocc.model.loss import LossMixer
 from histocc.model.mixer import Seq2SeqMixerOccCANINE
 from histocc.published import formats, models
 from histocc.runtime.config import declarations, differing, flag_of
@@ -43,12 +44,14 @@ def train(args: JobConfig, inputs: Inputs, world: World) -> None:
     """Do what the arguments ask for with the inputs: stop after preparing, validate, make a dry run, or train
     (or resume). All ranks. Raises UserError, TrainingError.
     """
-    settings, formatter = inputs.settings, BlockyFormatter.from_dict(inputs.settings.formatter)
-    data = with_teacher(args, settings, world, inputs.data)
+    formatter = BlockyFormatter.from_dict(inputs.settings.formatter)
+
+    # The data; the rows of a student have its teacher's answers.
+    data = with_teacher(args, inputs.settings, world, inputs.data, inputs.content)
     if args.prepare_only:
         return
     if args.eval_only:
-        return validate(args, formatter, world, data)
+        return validate(args, formatter, world, data, inputs)
 
     precision = script.number_format(args, world)
     with script.held_folder(args, world):
@@ -58,44 +61,23 @@ def train(args: JobConfig, inputs: Inputs, world: World) -> None:
         if args.initial_checkpoint and not resumed:
             first = world.run_on_main(lambda: inputs.initial_weights(args))
 
-        # The model; new n-grams and both decoders are fitted before any step, which on CPUs is, by default,
-        # the whole training.
+        # The model and its loss.
         args, model, config = make_model(args, formatter, world, data, resumed, first)
         for line in without_effect(args):  # also if no step is left to take
             world.print(line)
         loss_fn = make_loss(args, formatter)
+
+        # The fit of new n-grams and both decoders, which on CPUs is, by default, the whole training.
         if config["ngrams"] and not (resumed or first):
             rows_of = rows_to_fit(args, formatter, data)
             config["ngrams"]["answers"] = ngram_fit.fit_ngrams(args, world, data, rows_of, loss_fn, model)
-        train_rows, val_rows = make_rows(args, formatter, data, config)
-        place(args, model, train_rows, config["max_len"], world)
 
-        # The task: the losses of both decoders (histocc/model/loss.py). The linear decoder and the
-        # n-grams may have a learning rate of their own.
-        entries = checkpoint_entries(args, formatter, data, config)
-        task = engine.MixerTask(loss_fn, formatter, model=model, at_most=Thresholds.of(entries).at_most)
-        fast = fast_parameters(args, model, resumed)
-        beside = ("fn_word_freq", "descriptions_file")  # flags of files that decide the result, too
-        training = script.Training(
-            model,
-            task,
-            train_rows,
-            val_rows,
-            entries=entries,
-            fingerprint=data.fingerprint,
-            files={name: checksum(path) for name in beside if (path := getattr(args, name))},
-            fast=fast,
-            flops=task.flops,
-            about=about(args, settings, data, model),
-            about_rate=about_rate(*fast),
-            best_by=engine.accuracy if args.best_by == "accuracy" else None,
-            is_fitted=bool(config["ngrams"]) and is_fitted(args),
+        # The training: DDP or FSDP, loaders, optimizer, the position of the interrupted run, and the steps.
+        training = make_training(
+            args, inputs.settings, formatter, world, data, model, config, loss_fn, resumed
         )
         if not args.dry_run:  # key.csv, data_report.json and the other lists, beside the checkpoints
             world.run_on_main(lambda: copy_lists(data.folder, OwnFiles(args.save_path, args.overwrite)))
-
-        # DDP or FSDP, loaders, optimizer, and the position of the interrupted run; then the loop of
-        # histocc/trainer/loop.py, with the mixer's task.
         opened = script.open_run(args, world, precision, training, resumed)
         if opened:
             with opened.resources:
@@ -111,7 +93,45 @@ def train(args: JobConfig, inputs: Inputs, world: World) -> None:
         if not (opened and opened.state.stopped):
             if world.is_main:
                 plot.draw_run(args.save_path)
-            confidence.fit_run(args, world, data)
+            confidence.fit_run(args, world, data, resumed)
+
+
+def make_training(
+    args: JobConfig,
+    settings: PrepareSettings,
+    formatter: BlockyFormatter,
+    world: World,
+    data: PreparedData,
+    model: Seq2SeqMixerOccCANINE,
+    config: dict,
+    loss_fn: LossMixer,
+    resumed: dict | None,
+) -> script.Training:
+    """Return what the trainer takes: the model on its device, its rows, and its task, the losses of both
+    decoders (histocc/model/loss.py). The linear decoder and the n-grams may have a learning rate of their
+    own. All ranks. Raises UserError.
+    """
+    train_rows, val_rows = make_rows(args, formatter, data, config)
+    place(args, model, train_rows, config["max_len"], world)
+    entries = checkpoint_entries(args, formatter, data, config)
+    task = engine.MixerTask(loss_fn, formatter, model=model, at_most=Thresholds.of(entries).at_most)
+    fast = fast_parameters(args, model, resumed)
+    beside = ("fn_word_freq", "descriptions_file")  # flags of files that decide the result, too
+    return script.Training(
+        model,
+        task,
+        train_rows,
+        val_rows,
+        entries=entries,
+        fingerprint=data.fingerprint,
+        files={name: checksum(path) for name in beside if (path := getattr(args, name))},
+        fast=fast,
+        flops=task.flops,
+        about=about(args, settings, data, model),
+        about_rate=about_rate(*fast),
+        best_by=engine.accuracy if args.best_by == "accuracy" else None,
+        is_fitted=bool(config["ngrams"]) and is_fitted(args),
+    )
 
 
 def about(
@@ -151,17 +171,19 @@ def about_rate(names: list[str], factor: float) -> str:
     return f", of {words} {factor:g} times that" if words else ""
 
 
-def validate(args: JobConfig, formatter: BlockyFormatter, world: World, data: PreparedData) -> None:
+def validate(
+    args: JobConfig, formatter: BlockyFormatter, world: World, data: PreparedData, inputs: Inputs
+) -> None:
     """Validate a checkpoint and print the figures, for --eval-only. All ranks. Raises UserError."""
     named = args.initial_checkpoint or args.save_path
     file: str = world.run_on_main(lambda: models.find_weights(named, named))
 
     def load() -> models.Loaded:
-        content, given = formats.load_content(file), formats.Given()
+        content, given = inputs.content(file), formats.Given()
         if not models.brings_settings(content):
             key, separated = key_reader(args.initial_key or args.key), formatter.within_block_sep is not None
             given = formats.Given(formatter.kind, key, formatter.target_cols, separated)
-        return models.model_of(file, content, given)
+        return models.model_of_content(file, content, given)
 
     model, own_formatter, state = load_on_all(world, load)
     ignored = {"target_cols": None, "allow_short": None}  # which columns were read does not matter here

@@ -29,14 +29,13 @@ from typing import Any
 
 from histocc.data.config import text_columns
 from histocc.data.descriptions import read_descriptions
-from histocc.data.rows import code_of_cell, csv_text, fill_dittos, key_reader, language_name
+from histocc.data.rows import code_of_cell, csv_text, fill_dittos, language_name
 from histocc.data.tables import Chunk, column_problems, read_chunks, table_format
 from histocc.formatter import hisco_classes, hisco_key
 from histocc.predict.coder import SHOWN, Coded, Coder, file_hash, training_examples
 from histocc.predict.config import PredictConfig, get_args_parser
 from histocc.predict.decoders import BY_THRESHOLD, DECODERS, MEASURED, listed
 from histocc.published import models
-from histocc.published.formats import Given
 from histocc.runtime import files
 from histocc.runtime.config import declarations
 from histocc.runtime.device import Precision
@@ -71,25 +70,17 @@ class Coding:
         self.forked = Forked(1, world.give_up_if_asked)
         precision = Precision("int8", world.device) if args.int8 else Precision.of(args, world.device)
         precision.use()
-        self.weights, key = models.find_weights(args.model, args.model), key_reader(args.key)
-        given = Given(args.formatter, key, args.target_cols, args.use_within_block_sep, args.system)
+        self.weights = models.find_weights(args.model, args.model)
         self.coder = coder = Coder(
-            *models.load_model(self.weights, world.device, given),
+            *models.load_model(self.weights, world.device, args.given(args.target_cols, args.system)),
             batch_size=args.batch_size,
             precision=precision,
             check=self.between_batches,
             raw_confidence=args.raw_confidence,
         )
-        self.decoder = coder.best_decoder if args.decoder == "auto" else args.decoder
-        coder.need(self.decoder)
+        self.decoder = self.chosen_decoder()
         confidence_of = DECODERS[self.decoder].confidence_of or self.decoder
         self.is_fitted = confidence_of in coder.confidence.maps
-        if args.threshold and self.decoder not in BY_THRESHOLD:  # auto has chosen it
-            what = f"--threshold is for --decoder {listed(BY_THRESHOLD)}, and auto is {self.decoder} here"
-            give = f"give --decoder {listed(BY_THRESHOLD, 'or')}, or leave it out"
-            raise UserError(f"{what} ({coder.why_best}): {give}")
-        if "tree" in DECODERS[self.decoder].needs:
-            coder.search()  # once, before processes are forked
         self.key, self.system, kind = set(coder.codes), args.system or coder.system, coder.formatter.kind
         thresholds = {language and coder.known(language): value for language, value in args.threshold or []}
         coder.thresholds = coder.thresholds.with_given(thresholds or None)
@@ -102,26 +93,7 @@ class Coding:
             self.words["desc"] = read_descriptions(args.descriptions, coder.codes, coder.formatter)
         self.known = self.read_known(args.known) if args.known else {}
         self.max_codes = max([min(args.k, coder.most_codes(self.decoder)), *map(len, self.known.values())])
-        names = [self.system, "prob", *self.words]
-        self.columns = [f"{name}_{i}" for i in range(1, self.max_codes + 1) for name in names]
-        if args.explain:
-            self.columns += [f"similar_{what}_{i}" for i in range(1, SHOWN + 1) for what in ("text", "codes")]
-        self.columns += [*(["source"] if args.known else []), "conf", "conf_fitted", "needs_review"]
-        header = self.format.names
-        wanted = [*self.input_cols, *filter(None, [args.language_col])]
-        problems = column_problems(args.input, header, wanted)
-        if len(self.input_cols) > 1 and coder.text_rule != AS_IS:
-            problems.append(f"--input-col: this model cleans texts ({coder.text_rule}) and reads one column")
-        if twice := {name: None for name in self.columns if [*header, *self.columns].count(name) > 1}:
-            helps = {"title": "--no-titles", self.system: "--system NAME"}
-            give = dict.fromkeys(helps.get(name.rpartition("_")[0], "another name there") for name in twice)
-            give, names = " and ".join(give), ", ".join(map(repr, twice))
-            problems.append(f"output would have several columns {names}; give {give}")
-        for language in filter(None, [args.language, *(language for language, _ in args.threshold or [])]):
-            if coder.known(language) == UNKNOWN_LANGUAGE != language:
-                known = ", ".join(coder.languages)
-                problems.append(f"the model does not know the language {language!r}; it knows {known}")
-        raise_if_any(problems)
+        self.columns = self.added_columns()
         # a row with a lower conf needs review
         self.min_conf = (0.0 if coder.is_published else MIN_CONF) if args.min_prob is None else args.min_prob
         if args.target_accuracy is not None:
@@ -131,6 +103,45 @@ class Coding:
                 f" {args.target_accuracy:.4g} were right, on {reach:.1%} of the {coder.confidence.texts:,}"
                 " texts that the confidence was fitted on"
             )
+
+    def chosen_decoder(self) -> str:
+        """Return the decoder, ready to code. Raises UserError if the model lacks it, or has no thresholds."""
+        coder, args = self.coder, self.args
+        decoder = coder.best_decoder if args.decoder == "auto" else args.decoder
+        coder.need(decoder)
+        if args.threshold and decoder not in BY_THRESHOLD:  # auto has chosen it
+            what = f"--threshold is for --decoder {listed(BY_THRESHOLD)}, and auto is {decoder} here"
+            give = f"give --decoder {listed(BY_THRESHOLD, 'or')}, or leave it out"
+            raise UserError(f"{what} ({coder.why_best}): {give}")
+        if "tree" in DECODERS[decoder].needs:
+            coder.search()  # once, before processes are forked
+        return decoder
+
+    def added_columns(self) -> list[str]:
+        """Return the columns behind those of the input. Raises UserError if they do not fit together, or a
+        language is not known.
+        """
+        args, coder, header = self.args, self.coder, self.format.names
+        names = [self.system, "prob", *self.words]
+        columns = [f"{name}_{i}" for i in range(1, self.max_codes + 1) for name in names]
+        if args.explain:
+            columns += [f"similar_{what}_{i}" for i in range(1, SHOWN + 1) for what in ("text", "codes")]
+        columns += [*(["source"] if args.known else []), "conf", "conf_fitted", "needs_review"]
+        wanted = [*self.input_cols, *filter(None, [args.language_col])]
+        problems = column_problems(args.input, header, wanted)
+        if len(self.input_cols) > 1 and coder.text_rule != AS_IS:
+            problems.append(f"--input-col: this model cleans texts ({coder.text_rule}) and reads one column")
+        if twice := {name: None for name in columns if [*header, *columns].count(name) > 1}:
+            helps = {"title": "--no-titles", self.system: "--system NAME"}
+            give = dict.fromkeys(helps.get(name.rpartition("_")[0], "another name there") for name in twice)
+            give, names = " and ".join(give), ", ".join(map(repr, twice))
+            problems.append(f"output would have several columns {names}; give {give}")
+        for language in filter(None, [args.language, *(language for language, _ in args.threshold or [])]):
+            if coder.known(language) == UNKNOWN_LANGUAGE != language:
+                known = ", ".join(coder.languages)
+                problems.append(f"the model does not know the language {language!r}; it knows {known}")
+        raise_if_any(problems)
+        return columns
 
     def read_known(self, path: str) -> dict[tuple[str, str], list[str]]:
         """Return the codes of --known by `text_key` and `language_name`. The language is "", which stands for

@@ -8,6 +8,7 @@ from typing import Annotated
 
 from histocc.data.config import Column, Delimiter, Encoding
 from histocc.data.descriptions import CODE_COLUMNS, TEXT_COLUMNS
+from histocc.data.rows import key_reader
 from histocc.formatter import CLASSES
 from histocc.predict.decoders import BY_THRESHOLD, DECODERS, MEASURED, listed
 from histocc.published import formats
@@ -33,6 +34,12 @@ class Published(Config):
     formatter: str | None = flag(None, "system of its codes", choices=("hisco", "occ1950", "gpf"))
     key: str | None = flag(None, "its codes: a key file, or the word hisco", metavar="FILE")
     use_within_block_sep: bool = flag(False, "general-purpose: ',' separates the tokens of a code")
+
+    def given(self, target_cols: list[str] | None, system: str | None = None) -> formats.Given:
+        """Return these facts and two more for the functions of `histocc.published` that load a model."""
+        return formats.Given(
+            self.formatter, key_reader(self.key), target_cols, self.use_within_block_sep, system
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,7 +106,7 @@ class Decoding(Config):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Machine(Processes, Cores):
+class Computing(Processes, Cores):
     """machine and processes"""
 
     batch_size: Count = flag(256, "texts at once", resumable=True)
@@ -111,7 +118,7 @@ class Machine(Processes, Cores):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PredictConfig(Files, Decoding, Published, Machine):
+class PredictConfig(Files, Decoding, Published, Computing):
     """The flags of predict. A flag that is not resumable decides the output."""
 
     def problems(self) -> Iterator[str]:

@@ -42,7 +42,7 @@ class Given(NamedTuple):
     system: str | None = None  # its name
 
 
-class Published(NamedTuple):
+class PublishedWeights(NamedTuple):
     """The content of a file of published weights."""
 
     file: str
@@ -61,7 +61,7 @@ class Published(NamedTuple):
     def outputs(self) -> int:  # number of outputs of the linear decoder; 0 without it
         return len(self.weights.get("linear_decoder.weight", ()))
 
-    def with_codes(self, codes: list[str]) -> "Published":
+    def with_codes(self, codes: list[str]) -> "PublishedWeights":
         """Return the same with these codes for its linear outputs. An output without a code is left out, so
         that it is never predicted. Raises UserError unless there are as many codes as outputs, or one fewer.
         """
@@ -145,7 +145,7 @@ def load_content(file: str) -> dict:
         return content
 
 
-def read(file: str, content: dict | None = None) -> Published:
+def read_published(file: str, content: dict | None = None) -> PublishedWeights:
     """Return a file of published weights; content: as `load_content` returns it, if it is loaded. Raises
     UserError if the file is none of KINDS.
     """
@@ -166,7 +166,7 @@ def read(file: str, content: dict | None = None) -> Published:
     masks = dict.fromkeys(("memory_mask", "target_mask"), kind not in ("mixer", "seq2seq"))
     config = {**encoder, **masks, "decoder_dim_feedforward": len(feed_forward), "max_len": MAX_LEN}
     config["text"] = AS_IS if kind == "encoder" else ASCII_LOWER
-    return Published(file, kind, weights, codes, list(map(str, chars)) or None, positions, config)
+    return PublishedWeights(file, kind, weights, codes, list(map(str, chars)) or None, positions, config)
 
 
 def codes_of_key(file: str, key: dict) -> list[str]:

@@ -13,7 +13,7 @@ from histocc.model.canine import CanineConfig
 from histocc.model.confidence import PUBLISHED, Confidence, Thresholds
 from histocc.model.mixer import MODEL_SIZES, NGRAMS, Seq2SeqMixerOccCANINE, model_config
 from histocc.published import formats
-from histocc.published.formats import Given, Published
+from histocc.published.formats import Given, PublishedWeights
 from histocc.runtime import checkpoint
 from histocc.runtime.errors import UserError
 from histocc.text import LANGUAGES, TEXT_RULES
@@ -30,7 +30,7 @@ OF_CODES = {  # their dimension of the codes
 OF_BLOCKS = ("kind", "block_size", "within_block_sep")  # settings of a formatter: how blocks are written
 
 
-def build_model(
+def new_model(
     config: dict, formatter: BlockyFormatter, codes: int, dropout: float = 0.0, ngram_dropout: float = 0.0
 ) -> Seq2SeqMixerOccCANINE:
     """Return the model that a checkpoint's `config` describes, with random weights from torch's generator.
@@ -68,7 +68,7 @@ class _WithoutWeights(TorchFunctionMode):
         return func(*args, **{**(kwargs or {}), **({"device": "cpu"} if computes else {})})
 
 
-def model_with(
+def model_with_weights(
     config: dict, formatter: BlockyFormatter, codes: int, weights: dict, kind: str = "mixer"
 ) -> Seq2SeqMixerOccCANINE:
     """Return the model that `config` describes, in evaluation mode and float32, made of just these `weights`:
@@ -78,7 +78,7 @@ def model_with(
     if config["hidden_size"] not in {size for tensor in weights.values() for size in tensor.shape}:
         raise ValueError(f"hidden_size: found {config['hidden_size']!r:.60}, which no tensor has")
     with torch.device("meta"), _WithoutWeights():
-        model = build_model(config, formatter, codes)
+        model = new_model(config, formatter, codes)
     expected, lacks = model.state_dict(), LACKING[kind]
     lacking = {
         name: torch.zeros(()).expand(x.shape) for name, x in expected.items() if name.startswith(lacks)
@@ -111,7 +111,7 @@ def load_model(path: str, device: torch.device | str = "cpu", given: Given = Giv
     file, or published weights; given: for the last alone. Raises UserError.
     """
     file = find_weights(path, path)
-    model, formatter, state = model_of(file, formats.load_content(file), given)
+    model, formatter, state = model_of_content(file, formats.load_content(file), given)
     return model.to(device), formatter, state
 
 
@@ -120,24 +120,26 @@ def brings_settings(content: dict) -> bool:
     return "format" in content or "config" in content or formats.SETTINGS in content
 
 
-def model_of(file: str, content: dict, given: Given = Given()) -> Loaded:
+def model_of_content(file: str, content: dict, given: Given = Given()) -> Loaded:
     """Return `load_model`'s result for the output of `formats.load_content`, on the CPU."""
     if not brings_settings(content):
         with checkpoint.reading(file):
-            return _published_model(formats.read(file, content), given)
+            return _published_model(formats.read_published(file, content), given)
     if given.formatter or given.key:
         raise UserError(f"{file}: has its own formatter and key; leave out --formatter and --key")
-    return own_model(file, content)
+    return model_of_checkpoint(file, content)
 
 
-def own_model(file: str, content: dict) -> Loaded:
-    """Return `model_of`'s result for a file of histocc, a run's or an exported one. Raises UserError."""
+def model_of_checkpoint(file: str, content: dict) -> Loaded:
+    """Return `model_of_content`'s result for a run's or an exported file. Raises UserError."""
     with checkpoint.reading(file):
         settings, weights = content.get(formats.SETTINGS, content), content["model"]
         checkpoint.check_format(file, settings.get("format"))
         codes = formats.codes_of_key(file, content["key"])
         formatter = BlockyFormatter.from_dict(settings["formatter"])
-        model = model_with(settings["config"], formatter, len(codes), weights, settings.get("kind", "mixer"))
+        model = model_with_weights(
+            settings["config"], formatter, len(codes), weights, settings.get("kind", "mixer")
+        )
         state = {
             **settings,
             "model": weights,
@@ -157,10 +159,10 @@ def own_model(file: str, content: dict) -> Loaded:
 
 def load_run(file: str) -> dict:
     """A checkpoint from which a run can be resumed, its key in the order of the outputs. Raises UserError."""
-    return own_model(file, checkpoint.load_resumable(file))[2]
+    return model_of_checkpoint(file, checkpoint.load_resumable(file))[2]
 
 
-def _published_model(found: Published, given: Given) -> Loaded:
+def _published_model(found: PublishedWeights, given: Given) -> Loaded:
     """Return a published model. It reads and decodes as it was trained: texts in lower-case ASCII, padded to
     128 positions; a seq2seq decoder looks at padding, too. Raises UserError.
     """
@@ -169,7 +171,7 @@ def _published_model(found: Published, given: Given) -> Loaded:
     found = found.with_codes(given.key() if given.key else _codes(found))
     formatter = _published_formatter(found, given)
     key = {formatter.repair(code)[0]: i for i, code in enumerate(found.codes)}
-    model = model_with(found.config, formatter, len(found.codes), found.weights, found.kind)
+    model = model_with_weights(found.config, formatter, len(found.codes), found.weights, found.kind)
     if len(key) < len(found.codes):
         raise ValueError("key: a code is listed twice, with and without its leading zero")
     state = {
@@ -189,14 +191,14 @@ def _published_model(found: Published, given: Given) -> Loaded:
 # ---- codes and formatters of published weights
 
 
-def _codes(found: Published) -> list[str]:
+def _codes(found: PublishedWeights) -> list[str]:
     """Return the codes of the linear outputs that the file names, or those of the HISCO key if it fits."""
     is_hisco = not found.tokens or _kind_of_formatter(found) == "hisco"
     fits = is_hisco and found.outputs in (0, len(hisco_key()))
     return found.codes or (list(hisco_key()) if fits else [])
 
 
-def _kind_of_formatter(found: Published) -> str | None:
+def _kind_of_formatter(found: PublishedWeights) -> str | None:
     """Return hisco, occ1950 or gpf, by the tokens or a flat classifier's codes; None if they do not tell."""
     if not found.tokens:
         repair = BlockyFormatter("hisco", None).repair
@@ -208,7 +210,7 @@ def _kind_of_formatter(found: Published) -> str | None:
     return None
 
 
-def _published_formatter(found: Published, given: Given) -> BlockyFormatter:
+def _published_formatter(found: PublishedWeights, given: Given) -> BlockyFormatter:
     """Return the formatter of a published model. For gpf the key gives block size and separator, as in the
     published program, config.json or the target columns the number of codes. Raises UserError without these.
     """
@@ -265,10 +267,11 @@ def system_name(formatter: BlockyFormatter) -> str:
 # ---- weights that a run starts from
 
 
-def initial_weights(file: str, initial_key: list[str] | None, key: list[str] | None) -> dict:
+def initial_weights(file: str, content: dict, initial_key: list[str] | None, key: list[str] | None) -> dict:
     """Return what a run takes of --initial-checkpoint, a file of histocc or of others. Raises UserError.
 
     Args:
+        content: as `formats.load_content` returns it.
         initial_key: codes of published weights, instead of their own; or None.
         key: codes of the run, for published weights of another system than HISCO that hold none; or None.
 
@@ -276,12 +279,15 @@ def initial_weights(file: str, initial_key: list[str] | None, key: list[str] | N
         model, key, config, args and formatter as in a checkpoint, formatter None if it is not known; what: a
         description of the file. A published decoder looks at padding, as it was trained; PAD is masked.
     """
-    content = formats.load_content(file)
     if brings_settings(content):
-        state = {"args": {}, **own_model(file, content)[2], "what": f"{file}, a checkpoint of histocc"}
+        state = {
+            "args": {},
+            **model_of_checkpoint(file, content)[2],
+            "what": f"{file}, a checkpoint of histocc",
+        }
     else:
         with checkpoint.reading(file):
-            found, formatter = formats.read(file, content), None
+            found, formatter = formats.read_published(file, content), None
             if found.kind != "encoder" and (codes := initial_key or _codes(found) or key):
                 found = found.with_codes(codes)
             if found.kind != "encoder" and _kind_of_formatter(found):
