@@ -293,7 +293,7 @@ def decide(args: JobConfig, trained: dict | None = None, first: dict | None = No
     return args.with_decided(**decided)
 
 
-def is_fitted(args: JobConfig) -> bool:
+def is_fitted(args: Model) -> bool:
     """Return whether a run from scratch fits its n-grams, if it has any."""
     return args.ngram_passes != 0 and not args.initial_checkpoint
 

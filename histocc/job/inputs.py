@@ -27,7 +27,7 @@ from histocc.data.report import report_lines
 from histocc.data.rows import read_key, read_words
 from histocc.formatter import BlockyFormatter
 from histocc.job import ngram_fit, teacher
-from histocc.job.config import JobConfig, refuse_other_arguments
+from histocc.job.config import JobConfig, Noise, refuse_other_arguments
 from histocc.published import formats, models
 from histocc.runtime import checkpoint
 from histocc.runtime.config import flag_of
@@ -187,7 +187,7 @@ def prepare_data(
         columns = columns_of(args, train_files[0], wrong, default, naming)
         settings = settings_from(args, columns, train_files, val_files, wrong, start)
         if args.unlabelled:
-            raise_if_any(file_problems(teacher.unlabelled_settings(args, settings)))
+            raise_if_any(file_problems(teacher.unlabelled_settings(args.unlabelled, settings)))
         if columns.note:
             world.print(columns.note)
         if resumed:
@@ -222,11 +222,22 @@ def make_rows(
     max_len, seed = config["max_len"], args.seed
     width = None if config["memory_mask"] else max_len
     encoding = RowEncoding(formatter, max_len, width, args.empty_blocks == "first")
+    augmenter = make_augmenter(args, data, derived_seed(seed, NOISE))
+    descriptions = load_descriptions(args, data, formatter, derived_seed(seed, DESCRIPTIONS))
+    train = training_rows(args, data.train, data, encoding, augmenter, descriptions)
+    if args.compile:
+        train.groups_in_model = ()
+    all_blocks = replace(encoding, first_empty_block=False)
+    return train, TextRows(data.val, data, all_blocks) if len(data.val) else None
+
+
+def make_augmenter(args: Noise, data: PreparedData, seed: int) -> Augmenter:
+    """Return the noise on the training texts. Raises UserError for the file of words."""
     words = read_words(args.fn_word_freq or os.path.join(data.folder, "words.csv"))
     texts = [cleaner(data.clean_text)(word) for word in words]
     kept = [i for i, word in enumerate(texts) if word.strip()]
-    augmenter = Augmenter(
-        derived_seed(seed, NOISE),
+    return Augmenter(
+        seed,
         args.num_transformations,
         args.augmentation_prob,
         args.unk_lang_prob,
@@ -234,12 +245,6 @@ def make_rows(
         word_weights=np.array(list(words.values()))[kept],
         only_ascii=data.clean_text == ASCII_LOWER,
     )
-    descriptions = load_descriptions(args, data, formatter, derived_seed(seed, DESCRIPTIONS))
-    train = training_rows(args, data.train, data, encoding, augmenter, descriptions)
-    if args.compile:
-        train.groups_in_model = ()
-    all_blocks = replace(encoding, first_empty_block=False)
-    return train, TextRows(data.val, data, all_blocks) if len(data.val) else None
 
 
 def rows_to_fit(

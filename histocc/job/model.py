@@ -10,7 +10,7 @@ from histocc.data.arrays import PreparedData
 from histocc.data.dataset import TextRows
 from histocc.formatter import PAD_IDX, BlockyFormatter
 from histocc.job import ngram_fit
-from histocc.job.config import JobConfig, Losses, decide, is_fitted
+from histocc.job.config import JobConfig, Losses, Model, decide, is_fitted
 from histocc.model.canine import CanineEncoder
 from histocc.model.confidence import USUAL
 from histocc.model.loss import ROWS, BlockOrderInvariantLoss, DistillationLoss, LinearLoss, LossMixer
@@ -56,8 +56,8 @@ def make_model(
     if resumed:
         config: dict = resumed["config"]
     else:
-        config = new_config(args, first) | {"text": data.clean_text}
-        config["ngrams"], counted = new_ngrams(args, first, world, data)
+        config = new_config(args, args.max_len, first) | {"text": data.clean_text}
+        config["ngrams"], counted = new_ngrams(args, args.max_len, first, world, data)
     args = args.with_decided(model_size=models.size_name(config))
     torch.manual_seed(derived_seed(args.seed, WEIGHTS) % 2**32)
     model = models.new_model(config, formatter, len(data.codes), args.dropout, args.ngram_dropout)
@@ -86,7 +86,7 @@ def place(args: JobConfig, model: Seq2SeqMixerOccCANINE, rows: TextRows, max_len
         model.encoder.char_embeddings.train_rows_of(torch.from_numpy(rows.characters()), max_len)
 
 
-def auto_size(args: JobConfig, world: World) -> str:
+def auto_size(args: Model, world: World) -> str:
     """Return the size of a new model. On CPUs an encoder takes most of the time, for little more accuracy."""
     if args.ngrams == NONE or args.freeze_encoder:
         return "base"
@@ -97,8 +97,8 @@ def auto_size(args: JobConfig, world: World) -> str:
     return chosen.partition(",")[0]
 
 
-def new_config(args: JobConfig, first: dict | None) -> dict:
-    """Return `config` of a new run but its text rule: sizes from --model-size or the initial weights. Raises
+def new_config(args: Model, max_len: int, first: dict | None) -> dict:
+    """Return `config` of a new run but its text rule: sizes from --model-size or from the initial weights. Raises
     UserError.
     """
     dropouts = dict.fromkeys(("hidden_dropout_prob", "attention_probs_dropout_prob"), args.encoder_dropout)
@@ -114,7 +114,7 @@ def new_config(args: JobConfig, first: dict | None) -> dict:
         if size and not models.has_size(encoder, size):
             sizes = f"width {encoder['hidden_size']}, {encoder['num_hidden_layers']} layers"
             raise UserError(f"--model-size {size}: the checkpoint {named} has another size ({sizes})")
-    config = {**encoder, "max_len": args.max_len}
+    config = {**encoder, "max_len": max_len}
     if first is None or args.only_encoder:  # its decoder is new
         config |= {"memory_mask": True, "target_mask": True}
         config["decoder_dim_feedforward"] = config["hidden_size"]
@@ -177,7 +177,7 @@ def fast_parameters(
 
 
 def new_ngrams(
-    args: JobConfig, first: dict | None, world: World, data: PreparedData
+    args: Model, max_len: int, first: dict | None, world: World, data: PreparedData
 ) -> tuple[dict | None, tuple[np.ndarray, np.ndarray] | None]:
     """Return (`ngrams` in the config of a new run, None for none; the result of `count_ngrams`, None if the
     initial weights bring n-grams). All ranks. Raises UserError if these are others than asked for.
@@ -192,7 +192,7 @@ def new_ngrams(
     if asked == NONE or asked == AUTO and first is not None:
         return None, None
     most, check = 1 << (MAX_AUTO_BITS if asked == AUTO else int(asked)), world.give_up_if_asked
-    counted = world.run_on_main(lambda: ngram_fit.count_ngrams(data, args.max_len, most, check))
+    counted = world.run_on_main(lambda: ngram_fit.count_ngrams(data, max_len, most, check))
     sizes = {"rows": len(counted[0]), "width": NGRAM_WIDTH}
     return {**sizes, "patterns": list(PATTERNS), "case": ALL_CASES, "answers": False}, counted
 

@@ -132,7 +132,7 @@ class FitRows(Rows):
             batch = rows.batch(np.arange(start, min(start + CHUNK, len(rows))), 0)
             weighted = ngrams.weighted(batch["input_ids"].to(ngrams.idf.device))
             found, weights, word = (x.cpu() for x in weighted)
-            at = weights.nonzero(as_tuple=True)  # in the order of the positions, so of the words
+            at = weights.nonzero(as_tuple=True)  # they follow the positions, and so the words
             pieces.append([x.numpy() for x in (found[at].int(), weights[at].float(), word[at[:2]].short())])
             counts.append(torch.bincount(at[0], minlength=len(word)).numpy())
             seen = batch["attention_mask"] if memory_mask else torch.ones_like(batch["attention_mask"])
@@ -306,16 +306,6 @@ def ridge_weights(rows: FitRows, codes: np.ndarray, ngrams: int, classes: int) -
     return torch.sparse.mm(texts.t(), torch.cholesky_solve(target, kernel))
 
 
-def add_ridge(model: Seq2SeqMixerOccCANINE, rows: FitRows, codes: np.ndarray) -> None:
-    """Make the logits of the linear decoder the mean of its own and those of ridge regression, in place."""
-    assert (ngrams := model.ngrams) is not None
-    weights = ridge_weights(rows, codes, len(ngrams.idf), model.linear_decoder.out_features)
-    with torch.no_grad():
-        ngrams.answers = weights.to(ngrams.idf) * (SHARPNESS / 2)
-        ngrams.linear.weight.div_(2)
-        model.linear_decoder.bias.sub_(SHARPNESS * MIDDLE).div_(2)
-
-
 # ---- the fit
 
 
@@ -402,7 +392,11 @@ def _fit(
     are_few = len(rows) <= FEW_ROWS and len(ngrams.idf) * len(data.codes) <= MAX_RIDGE
     # Ridge regression would leave an encoder nothing to learn, and would take a teacher's codes as certain.
     if are_few and isinstance(model.encoder, NoEncoder) and data.train.teacher is None:
-        add_ridge(model, rows, distinct.codes)
+        weights = ridge_weights(rows, distinct.codes, len(ngrams.idf), len(data.codes))
+        with torch.no_grad():  # the mean of both logits
+            ngrams.answers = weights.to(ngrams.idf) * (SHARPNESS / 2)
+            ngrams.linear.weight.div_(2)
+            model.linear_decoder.bias.sub_(SHARPNESS * MIDDLE).div_(2)
     also = ", with answers of ridge regression" * (ngrams.answers is not None)
     say(f"Fitted in {time.perf_counter() - began:.1f} s{also}")
 

@@ -98,11 +98,11 @@ def teacher_file(args: JobConfig) -> str:
     return file
 
 
-def unlabelled_settings(args: JobConfig, read: PrepareSettings) -> PrepareSettings:
+def unlabelled_settings(files: list[str], read: PrepareSettings) -> PrepareSettings:
     """Return the settings to read the files of --unlabelled: as the labelled ones, without codes."""
     same = ("formatter", "input_col", "language", "language_col", "max_len", "delimiter")
     values = {name: getattr(read, name) for name in (*same, "clean_text", "encoding", "ditto")}
-    return PrepareSettings(args.unlabelled or [], target_cols=[], **values)
+    return PrepareSettings(files, target_cols=[], **values)
 
 
 class Questions:
@@ -164,7 +164,7 @@ def with_teacher(
         return data
     unlabelled, check = None, world.give_up_if_asked
     if args.unlabelled:
-        wanted = unlabelled_settings(args, read)
+        wanted = unlabelled_settings(args.unlabelled, read)
         made = world.run_on_main(lambda: preparing.prepare(wanted, args.save_path, world.print, None, check))
         unlabelled = preparing.on_every_node(wanted, args.save_path, made, world, check)
         world.print("\n".join(f"  {line}" for line in report_lines(unlabelled.report)))
@@ -184,7 +184,7 @@ def with_teacher(
     def begin() -> None:
         if not os.path.exists(path):
             answers = np.zeros(rows, record)
-            answers["prob"] = -1  # not asked yet
+            answers["prob"] = -1  # the teacher was not asked yet
             with atomic_write(path) as file:
                 np.save(file, answers)
 

@@ -60,10 +60,11 @@ def train(args: JobConfig, inputs: Inputs, world: World) -> None:
         resumed = script.find_resumable(args, world, inputs.resumable, refuse, data.fingerprint)
         if args.initial_checkpoint and not resumed:
             first = world.run_on_main(lambda: inputs.initial_weights(args))
+        inputs.read.clear()  # a teacher whose answers are there was read for its codes alone
 
         # The model and its loss.
         args, model, config = make_model(args, formatter, world, data, resumed, first)
-        for line in without_effect(args):  # also if no step is left to take
+        for line in without_effect(args):  # they are said if no step is left to take, too
             world.print(line)
         loss_fn = make_loss(args, formatter)
 
@@ -186,7 +187,7 @@ def validate(
         return models.model_of_content(file, content, given)
 
     model, own_formatter, state = load_on_all(world, load)
-    ignored = {"target_cols": None, "allow_short": None}  # which columns were read does not matter here
+    ignored = {"target_cols": None, "allow_short": None}  # the columns that were read do not matter here
     if own_formatter.to_dict() | ignored != formatter.to_dict() | ignored:
         raise UserError(f"{file}: its formatter is {own_formatter.to_dict()}, here {formatter.to_dict()}")
     if list(state["key"]) != data.codes:

@@ -229,7 +229,7 @@ class Coding:
             cells += similar + [""] * (2 * SHOWN - len(similar))
         if self.args.known:
             cells.append("known" if is_known else "model")
-        is_sure = coded.codes and coded.conf is not None and coded.conf >= self.min_conf  # not if it is NaN
+        is_sure = coded.codes and coded.conf is not None and coded.conf >= self.min_conf  # a NaN is not
         is_outside = not self.key.issuperset(coded.codes)  # a code that was written digit by digit
         conf = "" if coded.conf is None else f"{coded.conf:.6g}"
         needs_review = not is_known and (not is_sure or is_outside)
@@ -348,7 +348,7 @@ class Coding:
                 with files.atomic_write(os.path.realpath(rejected), args.overwrite) as listed:
                     listed.write(csv_text([["line", "kind", "reason"], *faults]))
         if args.overwrite and not faults and os.path.isfile(rejected):
-            os.remove(rejected)  # it belongs to the previous output
+            os.remove(rejected)  # the list belongs to the previous output
         total["faults"] = len(faults)
         files.remove_files(self.folder, rf"{PIECES}|{INPUT}|{SETTINGS}")  # SETTINGS last: it marks the others
         return total, unknown, conf

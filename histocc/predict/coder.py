@@ -264,7 +264,7 @@ class Coder:
         codes, scores, logits = self.search().candidates(ids, mask)
         counts = self._counts(logits.topk(codes.shape[1]).values.sigmoid(), languages, thresholds)
         probs = scores.log_softmax(1).exp()
-        conf = probs.gather(1, counts.clamp(1, probs.shape[1])[:, None] - 1)[:, 0]  # of the last code
+        conf = probs.gather(1, counts.clamp(1, probs.shape[1])[:, None] - 1)[:, 0]  # the last code's
         conf, probs = self.confidence.mapped("both", conf, counts > 1), self.confidence.ranked(probs)
         return self._first(codes, probs, counts.clamp(max=k), conf)
 
