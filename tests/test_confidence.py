@@ -10,6 +10,7 @@ import pytest
 import torch
 from helpers import FINETUNE, TINY, read, run, run_inside, words, write_csv
 
+import finetune
 from histocc import OccCANINE
 from histocc.data.arrays import PreparedData
 from histocc.evaluate import __main__ as evaluate
@@ -121,15 +122,20 @@ def coded(folder, name, *more):
 
 
 class TestModel:
-    def test_checkpoints_hold_it_and_a_finished_run_stays_as_it_is(self, trained):
+    def test_checkpoints_hold_it_and_a_finished_run_stays_as_it_is(self, trained, monkeypatch):
         files = [trained / "run" / name for name in ("best.bin", "last.bin")]
         held = [checkpoint.load(str(file))["confidence"] for file in files]
         assert held[0]["texts"] == held[1]["texts"] >= 200
         assert set(held[0]["curves"]) == {"greedy", "flat", "both", "topk"}
         assert set(held[0]["accuracy"]) == {"greedy", "flat", "both"} > {held[0]["best"]}
         before = [file.read_bytes() for file in files]
-        said = run(FINETUNE, *flags(trained), "--max-steps", 2)
-        assert "nothing" in said.lower() and before == [file.read_bytes() for file in files]
+        load, read_files = checkpoint.load, []
+        monkeypatch.setattr(checkpoint, "load", lambda path: read_files.append(path) or load(path))
+        code, said = run_inside(finetune.main, *flags(trained), "--max-steps", 2)
+        assert code == 0 and "nothing" in said.lower() and before == [file.read_bytes() for file in files]
+        assert sorted(read_files) == list(map(str, files))  # each once
+        code, said = run_inside(finetune.main, *flags(trained), "--max-steps", 2, "--eval-only")
+        assert code == 0 and "validation" in said and read_files[2:] == [str(files[0])]
 
     def test_what_is_not_the_runs_own_is_neither_read_nor_written(self, trained, tmp_path):
         """A link, a file that is no checkpoint, and one on other data; beside them the run's own."""
