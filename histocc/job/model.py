@@ -98,7 +98,7 @@ def auto_size(args: Model, world: World) -> str:
 
 
 def new_config(args: Model, max_len: int, first: dict | None) -> dict:
-    """Return `config` of a new run but its text rule: sizes from --model-size or from the initial weights. Raises
+    """Return `config` of a new run but its text rule: sizes from --model-size or the initial weights. Raises
     UserError.
     """
     dropouts = dict.fromkeys(("hidden_dropout_prob", "attention_probs_dropout_prob"), args.encoder_dropout)
