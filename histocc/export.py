@@ -27,7 +27,7 @@ from histocc.published.formats import MAX_LEN, SETTINGS, Given, files_of
 from histocc.runtime.checkpoint import CHECKSUM, FORMAT, with_checksum
 from histocc.runtime.config import Parser, declarations, flag
 from histocc.runtime.errors import UserError, raise_if_any, run_command
-from histocc.runtime.files import atomic_write, problems
+from histocc.runtime.files import atomic_write, problems, remove_leftovers
 from histocc.text import ASCII_LOWER
 
 # Entries of a checkpoint that coding needs, as far as a model has them.
@@ -114,6 +114,7 @@ def export(
     os.makedirs(os.path.dirname(target) or ".", exist_ok=True)
     with contextlib.ExitStack() as together:  # no file is written if one fails
         for path, part in files.items():
+            remove_leftovers(path)
             together.enter_context(atomic_write(path, overwrite)).write(part)
     return [f"Written: {' and '.join(files)}", *([f"Note: {said}"] if reasons else [])]
 

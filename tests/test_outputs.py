@@ -22,6 +22,7 @@ from histocc import export, plot, prepare
 from histocc.data.prepare import LISTS
 from histocc.evaluate import __main__ as evaluate
 from histocc.predict import __main__ as predict
+from histocc.review.__main__ import main as review
 from histocc.runtime.checkpoint import SECOND_NAME
 from histocc.runtime.errors import UserError
 from histocc.runtime.files import (
@@ -280,7 +281,13 @@ def test_exports_and_samples_replace_nothing(run, tmp_path):
     refused(tmp_path, export.main, run, "--to", "safetensors", tmp_path / "m.safetensors")
     refused(tmp_path, export.main, run, "--to", "published", "/dev/null")
     path = str(tmp_path / "real.csv")
+    left = [tmp_path / f"{name}.tmp123" for name in ("real.csv", "m.bin", "sheet.csv", "other.csv")]
+    for each in left:  # as by processes that were killed
+        each.write_text("half")
     assert sample(["--rows", "5", "--output", path]) == 0 == sample(["--rows", "5", "--output", path])
+    assert run_inside(export.main, run, "--to", "published", tmp_path / "m.bin")[0] in (0, None)
+    assert review(["make", path, "--key", "hisco", "--output", str(tmp_path / "sheet.csv")]) == 0
+    assert [each.exists() for each in left] == [False, False, False, True]
     before = contents(tmp_path)
     with contextlib.suppress(SystemExit):
         assert sample(["--rows", "6", "--output", path]) == 2

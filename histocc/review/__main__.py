@@ -42,7 +42,7 @@ from histocc.review.sheet import (
 )
 from histocc.runtime.config import Config, Count, CountOrZero, Parser, flag, number
 from histocc.runtime.errors import UserError, raise_if_any, run_command
-from histocc.runtime.files import atomic_write, opened
+from histocc.runtime.files import atomic_write, opened, remove_leftovers
 from histocc.runtime.files import problems as output_problems
 from histocc.text import COLUMN_SEPARATOR, join_columns
 
@@ -279,6 +279,9 @@ def get_args_parser() -> Parser:
 def run(argv: list[str] | None) -> None:
     args = get_args_parser().parse_args(argv)
     raise_if_any(args.problems())
+    for path in filter(None, [args.output, args.training_data]):
+        if os.path.isdir(os.path.dirname(path) or "."):
+            remove_leftovers(path)
     key = [code for code in read_key(args.key) if code] if args.key else None
     system = ("hisco" if set(key) <= set(hisco_key()) else "code") if key else None
     path = args.to or args.files[0]

@@ -172,6 +172,12 @@ def remove_files(folder: str, pattern: str) -> None:
             os.remove(path)
 
 
+def remove_leftovers(path: str) -> None:
+    """Remove what killed processes have left of a file that they were writing."""
+    folder, name = os.path.split(os.path.realpath(path))
+    remove_files(folder, re.escape(name) + TEMPORARY)
+
+
 class OwnFiles:
     """The files of a folder that this program has written, by the list in it. Raises UserError if another
     program or version wrote the list. overwrite: whether files of others may be replaced, too.

@@ -59,6 +59,7 @@ def write(
             folder = os.path.dirname(os.path.realpath(path))
             raise_if_any(files.save_path_problems(folder))
             os.makedirs(folder, exist_ok=True)
+            files.remove_leftovers(path)
             file = stack.enter_context(files.atomic_write(os.path.realpath(path), overwrite))
             text = io.TextIOWrapper(file, encoding="utf-8", newline="")
             stack.callback(text.detach)  # written, and `file` left open

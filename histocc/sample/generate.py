@@ -22,7 +22,6 @@ from functools import lru_cache
 from importlib import resources
 from itertools import chain
 from random import Random
-from struct import Struct
 
 LANGUAGES = ("en", "da", "se", "nl", "ge", "fr")
 Row = tuple[str, str, str, str, str]
@@ -32,8 +31,6 @@ CASES = (lambda text: text[0].upper() + text[1:],) * 20 + (str.title,) * 2 + (st
 SPELLED, ABBREVIATED = 15, 4
 SLIPS_OF_NOTHING, STATUS_IN_TOWN, TWO_IN_TOWN, SIDE_FIRST, EMPLOYED = 15, 20, 10, 40, 40
 SLOTS = 12  # places in the draw of one of an occupation's titles; half are any title's
-AT_ONCE = 1024  # rows for which random numbers are made at a time
-_NUMBERS = Struct("<8I")  # the random numbers of one row
 NOT_A_CRAFT = ("arbe", "werker", "mester", "mäst", "meister")  # in titles that take no rank of a craft
 # (kind of rows, from which titles of a language, share of rows in thousandths)
 KINDS = (
@@ -72,20 +69,16 @@ def rows(n: int, seed: int) -> Iterator[Row]:
         for kind, titles, times in KINDS
         for _ in range(times)
     ]
-    length = _NUMBERS.size * AT_ONCE
-    while True:
-        numbers = bits(8 * length).to_bytes(length, "little")
-        for which, case, a, b, *others in _NUMBERS.iter_unpack(numbers):
-            if n <= 0:
-                return
-            kind, language, occupations = draw[which % len(draw)]
-            text, titles = described(kind, language, pick(pick(occupations, a), b), *others)
-            if case % 100 < len(CASES):
-                text = CASES[case % 100](text)
-            if text.casefold() not in shown:
-                n -= 1
-                one, two, three = [*(title.code for title in titles), "", ""][:3]
-                yield text, language.tag, one, two, three
+    while n > 0:
+        which, case, a, b, *others = (bits(32) for _ in range(8))
+        kind, language, occupations = pick(draw, which)
+        text, titles = described(kind, language, pick(pick(occupations, a), b), *others)
+        if case % 100 < len(CASES):
+            text = CASES[case % 100](text)
+        if text.casefold() not in shown:
+            n -= 1
+            one, two, three = [*(title.code for title in titles), "", ""][:3]
+            yield text, language.tag, one, two, three
 
 
 def pick(texts: Sequence, number: int):
@@ -273,8 +266,8 @@ def ways_of_writing(tag: str, code_of: dict[str, str]) -> dict[str, tuple[tuple[
         spelled, short = spellings(title, rules), [*usual.get(title, ()), *abbreviations(title, shared)]
         spelled, short = (spelled, short) if title in working else ([], [])
         ways_of[title] = (spelled, slips(title, misread, first), careless(title), short)
-    texts = {title: map(str.casefold, (title, *chain(*ways))) for title, ways in ways_of.items()}
-    shared = _shared((text, code_of[title]) for title in ways_of for text in texts[title])
+    written = ((title, text) for title, ways in ways_of.items() for text in (title, *chain(*ways)))
+    shared = _shared((text.casefold(), code_of[title]) for title, text in written)
     return {
         title: tuple(tuple(dict.fromkeys(t for t in way if t.casefold() not in shared)) for way in ways)
         for title, ways in ways_of.items()
