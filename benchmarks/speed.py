@@ -97,7 +97,7 @@ class Bench:
         self.use_rate(2e-5)
 
     def batches(self, config: dict, groups: int | None = None) -> batches.MicroBatches:
-        """Of the training rows, for the model of `config`; groups: of similar length in a step."""
+        """Return batches of training rows; groups: number of groups of similar length in a step."""
         rows, _ = inputs.make_rows(self.asked, self.formatter, self.data, config)
         plan = batches.batch_plan(self.asked, rows, self.world)
         return batches.MicroBatches(rows, replace(plan, groups=groups or plan.groups), 0, 1)
@@ -139,7 +139,7 @@ class Bench:
 
     @torch.no_grad()
     def difference(self) -> float:
-        """Of the losses of both models on the first batch, without dropout; relative."""
+        """Return the relative difference of both losses on the first batch, without dropout."""
         self.model.eval()
         self.reference.eval()
         theirs, task = float(self.reference_loss(self.padded_batch(0))), engine.MixerTask(self.loss)
@@ -172,7 +172,7 @@ class Bench:
         return {name: self.args.batch * self.args.steps / taken for name, taken in turns.items()}
 
     def flops_of_a_sample(self) -> float:
-        """Of forward and backward pass, for the real characters and the tokens of the targets."""
+        """Return the operations of both passes for the real characters and the tokens of targets."""
         task = engine.MixerTask(self.loss, model=self.model)
         parts = [part for number in range(4) for part in self.train_batches[0, number]]
         return sum(map(task.flops, parts)) / sum(len(part["weights"]) for part in parts)
@@ -252,7 +252,7 @@ def rows_of_length(length: int, folder: str) -> str:
 
 
 def measure(args: argparse.Namespace) -> dict:
-    """Of one size and batch; figures of results.json."""
+    """Return the figures of one size and batch, for results.json."""
     found = {name: getattr(args, name) for name in ("size", "batch", "threads", "device")}
     found["matmul"] = matmul_rates(args.precisions, torch.device(args.device))
     with tempfile.TemporaryDirectory() as folder:
@@ -317,7 +317,7 @@ def cell(rate: float | None, base: float | None) -> str:
 
 
 def words(parts: list[dict]) -> str:
-    """What stands below the table."""
+    """Return the text below the table."""
     best = {name: max(part["matmul"][name] for part in parts) for name in parts[0]["matmul"]}
     shares = [
         f"{part['size']} {100 * share * part['matmul'][name] / best[name]:.0f} % in"
@@ -337,7 +337,7 @@ def words(parts: list[dict]) -> str:
 
 
 def words_by(part: dict) -> str:
-    """Of the figure by length or by samples."""
+    """Return the text below the picture by length or by samples."""
     rates = part["rates"]
     first, last = list(rates)[0], list(rates)[-1]
     if part["by"] == "length":

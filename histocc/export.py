@@ -5,7 +5,8 @@ coding with them needs.
     python -m histocc.export ./output --to safetensors ./folder/model.safetensors
 
 Every command of histocc reads either file, and codes with it as with the run. A note says if the published
-program (Dahl, Johansen, Vedel, 2024, arXiv 2402.13604) would code otherwise; --for-published-program refuses.
+program (Dahl, Johansen, Vedel, 2024, arXiv 2402.13604) would code differently, which
+--for-published-program refuses.
 """
 
 import contextlib
@@ -38,7 +39,7 @@ OF_TRAINING = ("input_col", "language", "language_col", "key", *declarations(Los
 
 
 def differences(state: dict, formatter: BlockyFormatter) -> list[str]:
-    """Return why the published program would code otherwise with this model, and the flags to train with."""
+    """Return why the published program would code differently, and the flags to train with."""
     config, kind, codes = state["config"], state.get("kind", "mixer"), list(state["key"])
     writes, hisco = kind != "flat", formatter.kind == "hisco"
     gpf, separated = writes and formatter.kind == "gpf", formatter.within_block_sep is not None
@@ -78,14 +79,14 @@ def export(
         source: a run, a checkpoint, an exported or published model.
         form: "published", a `.bin`, or "safetensors".
         target: path of the file.
-        for_published_program: refuse a model that it would use otherwise; write its thresholds.
+        for_published_program: refuse a model that it would use differently; write its thresholds.
         given: facts that a published model does not state.
     """
     if target.endswith(".safetensors") != (form == "safetensors"):
         raise UserError(f"{target}: must end with .safetensors for --to safetensors, and for nothing else")
     model, formatter, state = models.load_model(source, given=given)
     reasons = "".join(f"\n  {reason}" for reason in differences(state, formatter))
-    said = f"the published program would code otherwise with it:{reasons}"
+    said = f"the published program would code differently with it:{reasons}"
     if for_published_program and reasons:
         raise UserError(f"{source}: {said}")
     named = model.state_dict()
@@ -126,7 +127,7 @@ def safetensors_files(
 
     Args:
         lists: key and chars, which the published program reads from files of their own.
-        settings: what coding needs besides.
+        settings: all else that coding needs.
     """
     try:
         from safetensors.torch import save
@@ -158,7 +159,9 @@ class ExportConfig(Published):
     model: str = flag(MISSING, "run, checkpoint or published model", metavar="RUN_OR_FILE", positional=True)
     to: str = flag(MISSING, "a .bin, or safetensors and JSON files", choices=("published", "safetensors"))
     file: str = flag(MISSING, "file to write", metavar="FILE", positional=True)
-    for_published_program: bool = flag(False, "refuse a model that the program would use otherwise")
+    for_published_program: bool = flag(
+        False, "refuse a model that the published program would use differently"
+    )
     target_cols: list[str] | None = flag(None, "of a published general-purpose model", metavar="COL")
     overwrite: bool = flag(False, "replace files that are there")
 

@@ -26,7 +26,7 @@ CLEAR = "\x1b[2J\x1b[H\x1b[J"
 
 def spark(values: list[float], width: int) -> str:
     """Return a line of bars, the highest for the highest value, × for a value that is not finite. More values
-    than `width` are cut into equal parts, of which the last values are shown.
+    than `width` are cut into equal parts; the last value of each part is shown.
     """
     if len(values) > width:
         values = [values[(i + 1) * len(values) // width - 1] for i in range(width)]

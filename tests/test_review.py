@@ -239,7 +239,7 @@ class TestApply:
         one = filled(folder, {("smith", "en"): "1"}, "one.csv")
         two = filled(folder, {("smith", "en"): "2"}, "two.csv")
         output = apply(folder, one, two)
-        assert f"Note: {two}, line 2: decides otherwise than {one}, line 2; the later one counts" in output
+        assert f"Note: {two}, line 2: differs from {one}, line 2; the later one counts" in output
         assert final_codes(folder)["smith", "en"] == ["61110"]
 
     def test_rows_that_end_early(self, folder):

@@ -189,7 +189,7 @@ def prepare_rows(
     report.
     """
     if checkpoint.exists_in(output):
-        raise UserError(f"--output {output} holds a run: choose a folder of its own for the report")
+        raise UserError(f"--output {output} holds a run: choose a separate folder for the report")
     inputs = dict.fromkeys(args.data, "a file of the data") | dict.fromkeys(files_of(file), "the model")
     raise_if_any(files.save_path_problems(output))
     own = files.OwnFiles(output, args.overwrite)
@@ -208,7 +208,9 @@ def prepare_rows(
     except preparing.UnusableData as error:
         rejected, left, aside = (error.report[name] for name in ("rejected", "train_rows", "val_rows"))
     kinds = [f"{rows:,} × {kind}" for kind, rows in rejected.items()]
-    kinds += [f"--share-val takes {aside:,} of {aside + left:,}, and 1 all"] * bool(aside + left)
+    kinds += [f"--share-val takes {aside:,} of {aside + left:,}, and --share-val 1 takes all"] * bool(
+        aside + left
+    )
     hint = "\n  The model knows other codes than these: is it the model for these columns?"
     hint *= OUTSIDE_KEY in rejected
     raise UserError(f"{', '.join(args.data)}: no row can be evaluated ({'; '.join(kinds)}){hint}")
@@ -246,7 +248,7 @@ def new_rows(args: EvaluateConfig, rows: RowSet, trained: PreparedData | None) -
     """
     seen = np.isin(rows.text_hash, [] if trained is None else trained.train.text_hash)
     if seen.all() and (args.fit_thresholds or args.fit_confidence):
-        what = f"the model was trained on all texts of {', '.join(args.data)}, and is right there more often"
+        what = f"the model was trained on all texts of {', '.join(args.data)}, and is more often right there"
         raise UserError(f"{what} than elsewhere; --fit-confidence and --fit-thresholds need other texts")
     return ~seen
 
@@ -455,7 +457,7 @@ def evaluate(
     """Evaluate as `python -m histocc.evaluate` does, in one process; return its report.
 
     Args:
-        output: folder of the report; None: none is kept.
+        output: folder of the report; None: it is not kept.
         verbose: print what the command prints.
         flags: flags of the command, with underscores: target_cols=["hisco_1"], share_val=0.1, baseline=True.
 

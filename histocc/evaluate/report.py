@@ -38,8 +38,8 @@ METHOD = """\
 - Over distinct texts, each text (case and blanks aside) weighs the same however many rows have it. In
   brackets: 95 % intervals of {resamples:,} bootstrap draws of texts with all their rows (seed {seed}).
 - Confidence: the probability that exactly these codes are right{fitted}. Expected calibration error: the mean
-  distance between confidence and accuracy of their bin. Few texts alone make it some points even if
-  confidence is what it says.
+  distance between confidence and accuracy of their bin. With few texts it is some points even
+  if confidence is exactly right.
 """
 
 
@@ -356,7 +356,9 @@ def data_lines(data: dict) -> list[str]:
         ("texts_validated_on", "that the run was validated on, and any confidence fitted on"),
     ):
         if data[name]:
-            lines.append(f"{data[name]:,} of the distinct texts are among those {what}: that flatters it")
+            lines.append(
+                f"{data[name]:,} of the distinct texts are among those {what}: that flatters the figures"
+            )
     return lines
 
 

@@ -53,7 +53,7 @@ CHANGED = "was changed by another program; start review serve again"
 
 
 class Conflict(Exception):
-    """An error: the text was decided otherwise since the page showed it."""
+    """An error: somebody has decided on the text since the page showed it."""
 
 
 class KnownTexts:
@@ -103,7 +103,7 @@ class Decisions:
         path: the decisions file, which is created if it does not exist.
 
     Raises:
-        UserError: the decisions file belongs to another coded file, or is none.
+        UserError: the decisions file belongs to another coded file, or is not such a file.
     """
 
     def __init__(self, coded: CodedFile, codes: Codes, path: str):
@@ -356,7 +356,7 @@ class Server(ThreadingHTTPServer):
 
 
 def serve(decisions: Decisions, port: int) -> None:
-    """Serve the page until Ctrl-C, on the first of some ports that is free. Raises UserError if none is."""
+    """Serve the page until Ctrl-C, on the first free port from `port` on. Raises UserError."""
     for number in range(port, port + PORTS):
         with contextlib.suppress(OSError):
             server = Server(number, decisions)

@@ -285,7 +285,7 @@ class Codes:
 
     def decision(self, cell: str, text: CodedText, most: int) -> tuple[str, ...] | None:
         """Return the codes that a person has written: 1 … 5, a code in any of the forms that training data
-        may have, a title, or several of these with & between; () for none, None for skip. most: room for
+        may have, a title, or several of these with & between; () for no code, None for skip. most: room for
         codes in a row. Raises ValueError.
         """
         if cell.strip().lower() in ("skip", "none"):
@@ -343,7 +343,7 @@ class Sheets:
                 continue
             key, place = self.key_of_id.get(row[ID][-ID_DIGITS:]), f"{path}, line {line:,}"
             if key is None:
-                what = f"{place}: its text is missing, decided or coded otherwise in"
+                what = f"{place}: its text is missing, decided or coded differently in"
                 raise UserError(f"{what} {self.coded.path}: name its own file, or other --decisions")
             try:
                 self._add(place, key, row)
@@ -371,7 +371,7 @@ class Sheets:
         codes = self.codes.decision(row[DECISION], text, len(self.coded.codes))
         before = self.by_text.get(key)
         if before is not None and before.codes != codes:
-            self.notes.append(f"{place}: decides otherwise than {before.place}; the later one counts")
+            self.notes.append(f"{place}: differs from {before.place}; the later one counts")
         self.by_text[key] = Decision(codes, place)
         if not times and codes is not None:
             self.chosen.add(key)

@@ -54,7 +54,7 @@ def read(name: str) -> list[dict[str, str]]:
 
 
 def demo_rows() -> list[tuple[str, ...]]:
-    """Return twelve rows in the six languages, none of which `rows` ever makes."""
+    """Return twelve rows in the six languages, which `rows` never makes."""
     return [tuple(row.values()) for row in read("demo.csv")]
 
 
@@ -275,7 +275,7 @@ def ways_of_writing(tag: str, code_of: dict[str, str]) -> dict[str, tuple[tuple[
 
 
 class Title:
-    """A title of an occupation, and the ways in which registers write it; itself if there are none."""
+    """A title of an occupation, and the ways in which registers write it, or the title itself."""
 
     def __init__(self, text: str, row: dict[str, str], language: "Language", ways: tuple):
         self.text, self.code = text, row["hisco"]
@@ -287,7 +287,7 @@ class Title:
         # for a title as it is, and for one word whose ending a rank replaces
         self.statuses = [[*kinds, rank] if rank else kinds for rank in ranks]
         self.spellings, self.slips, self.careless, self.short = (way or (text,) for way in ways)
-        # the title beside other words: mostly plain, now and then spelled otherwise or cut short
+        # the title beside other words: mostly plain, now and then spelled differently or cut short
         self.written = _mixed(text, ways[0], SPELLED)
         self.written += _mixed(text, ways[3][:4], ABBREVIATED) if ways[3] else ()
         self.employers = [
