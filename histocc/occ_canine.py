@@ -233,7 +233,7 @@ class OccCANINE:
     __call__ = predict
 
     def _choices(
-        self, what: str | int, k_pred: int, behavior: str | None, prediction_type: str | None
+        self, what: Any, k_pred: int, behavior: str | None, prediction_type: str | None
     ) -> tuple[str, int, str]:
         """Return `what`, the most codes of a text, and one of PREDICTION_TYPES. Raises ValueError."""
         if isinstance(what, Number):
@@ -414,7 +414,7 @@ def texts_and_languages(occ1: Any, lang: Any, ditto: bool) -> tuple[list, list[s
     return cells, texts, [UNKNOWN_LANGUAGE if is_missing(one) or not one else one for one in languages]
 
 
-def thresholds_of(given: Any) -> dict[str | None, float] | None:
+def thresholds_of(given: float | dict[str | None, float] | None) -> dict[str | None, float] | None:
     """Return a threshold by language, None for all others. Raises ValueError."""
     values = given if isinstance(given, dict) else {} if given is None else {None: given}
     if not all(isinstance(value, Real) and 0 <= value <= 1 for value in values.values()):

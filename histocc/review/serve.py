@@ -169,11 +169,11 @@ class Decisions:
         else:
             self.cells[place] = cell
 
-    def decide(self, text_id: str, answer: list[str] | str, seen: str) -> str:
+    def decide(self, text_id: str, decision: list[str] | str, seen: str) -> str:
         """Append a decision and sync it to disk; return it as it stands in the file.
 
         Args:
-            answer: codes; or none, skip, undo.
+            decision: codes; or none, skip, undo.
             seen: the decision when the page showed the text, "" for none.
 
         Raises:
@@ -184,9 +184,9 @@ class Decisions:
         with self.lock:
             place = self.place[text_id]
             text = self.texts[place]
-            if not isinstance(answer, list) and answer not in ("none", "skip", UNDO):
-                raise ValueError(f"the answer {answer!r} is neither a list of codes nor none, skip or {UNDO}")
-            cell = cell_of(tuple(dict.fromkeys(answer))) if isinstance(answer, list) else answer
+            if not isinstance(decision, list) and decision not in ("none", "skip", UNDO):
+                raise ValueError(f"{decision!r} is neither a list of codes nor none, skip or {UNDO}")
+            cell = cell_of(tuple(dict.fromkeys(decision))) if isinstance(decision, list) else decision
             codes = None if cell == UNDO else self.codes.decision(cell, text, len(self.coded.codes))
             cell = cell if cell == UNDO else cell_of(codes)  # a title becomes its code
             before = self.cells.get(place, "")
