@@ -1,16 +1,12 @@
-"""Batches: what is in them, that neither processes nor restarts change it; descriptions of codes."""
+"""Batches: what is in them, and that processes that load them change nothing; descriptions of codes."""
 
 import pickle
-import tempfile
-from collections import Counter
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from helpers import examples, fork_server, write_csv
-from hypothesis import given
-from hypothesis import strategies as st
+from helpers import fork_server, write_csv
 
 import finetune
 from histocc.data import descriptions as desc
@@ -22,7 +18,7 @@ from histocc.data.noise import Augmenter
 from histocc.formatter import BlockyFormatter, make_formatter
 from histocc.runtime.errors import UserError
 from histocc.runtime.world import World
-from histocc.text import as_is, padded_width
+from histocc.text import padded_width
 from histocc.trainer.batches import BatchLoader, BatchPlan, MicroBatches
 
 HISCO = make_formatter("hisco", ["code_1", "code_2"])
@@ -117,21 +113,6 @@ def test_keys_shapes_and_types(batches):
     assert sizes == [(8, 8), (8, 8), (7, 7)]
 
 
-def test_rank_without_rows_gets_one_of_weight_0(batches):
-    """23 rows on four ranks in batches of 11: the last batch is one row."""
-    ranks = [batches(11, 4, rank=rank) for rank in range(4)]
-    assert [[batch["weights"].tolist() for batch in epoch_of(dataset)] for dataset in ranks] == [
-        [[1, 1, 1], [1, 1, 1], [1]],
-        [[1, 1, 1], [1, 1, 1], [0]],
-        [[1, 1, 1], [1, 1, 1], [0]],
-        [[1, 1], [1, 1], [0]],
-    ]
-    for share in ranks:
-        [empty] = share[0, 2]
-        assert empty["global_count"] == 1 and empty["last_micro_batch"] is True
-        assert empty["attention_mask"].any() and empty["targets_seq2seq"].shape == (1, 27)
-
-
 def test_widths(batches):
     narrow, wide = (epoch_of(batches(4, fixed_width=width)) for width in (None, 128))
     assert [sorted(rows_in(batch)) for batch in narrow] == [sorted(rows_in(batch)) for batch in wide]
@@ -155,12 +136,21 @@ def test_widths(batches):
 # ---- order and noise
 
 
+def test_rows_are_texts_and_codes_as_the_file_has_them(batches, data):
+    label_of, found = dict(map(written, ROWS)), rows_in(batches(23, noise=None)[0, 0][0])
+    assert sorted(text_of(ids) for ids, _, _ in found) == sorted(label_of)
+    for ids, tokens, numbers in found:
+        label = label_of[text_of(ids)]
+        assert "&".join(data.codes[number] for number in numbers if number >= 0) == label
+        assert list(tokens) == HISCO.transform_label(label).tolist()
+
+
 def test_epochs_differ_in_order_and_noise_which_leaves_the_codes_alone(batches):
     def texts(epoch: int, **options) -> list[str]:
         return [text_of(ids) for ids, _, _ in rows_in(batches(23, **options)[epoch, 0][0])]
 
     first, second = (texts(epoch, noise=None) for epoch in range(2))
-    assert sorted(first) == sorted(second) == sorted(written(row)[0] for row in ROWS) and first != second
+    assert sorted(first) == sorted(second) and first != second
     assert len(set(texts(0)) - set(texts(1))) > 10
     noisy, quiet = (rows_in(batches(23, noise=noise)[0, 0][0]) for noise in (NOISE, None))
     assert sorted(row[1:] for row in noisy) == sorted(row[1:] for row in quiet)
@@ -196,58 +186,6 @@ def test_workers_are_sent_paths_and_not_arrays(data):
     texts = [ROWS[i][0] for i in rows]
     assert ["".join(map(chr, flat[a:b])) for a, b in zip(offsets, offsets[1:])] == texts == copy.strings(rows)
     assert copy.texts(rows[:0])[1].tolist() == [0] and copy.strings(rows[:0]) == []
-
-
-# ---- from a file to the ranks' shares and back
-# Whatever a cell may hold; no NUL, which is rejected, and nothing that reads like rows of the table.
-TEXT = st.text(
-    st.characters(exclude_categories=("Cs",), exclude_characters="\0,\r"), min_size=1, max_size=12
-).filter(as_is)
-PAIRS = st.sampled_from(
-    [("61110", ""), ("1110", "83110"), ("-1", ""), ("83110", "83110"), ("99999", " 61110 ")]
-)
-ANY_ROWS = st.lists(st.tuples(TEXT, PAIRS, st.sampled_from(["en", "da", ""])), min_size=1, max_size=40)
-
-
-def inputs_and_codes(batch: dict, codes: list[str]):
-    for ids, tokens, numbers in rows_in(batch):
-        row = tuple(codes[n] for n in numbers if n >= 0)
-        assert list(tokens) == HISCO.transform_label("&".join(row)).tolist()
-        yield text_of(ids), row
-
-
-@examples(40)
-@given(
-    rows=ANY_ROWS,
-    total=st.integers(1, 17),
-    processes=st.integers(1, 4),
-    micro=st.integers(0, 5),
-    groups=st.integers(1, 4),
-    epoch=st.integers(0, 2),
-    data=st.data(),
-)
-def test_every_row_comes_back_exactly_once(rows, total, processes, micro, groups, epoch, data):
-    with tempfile.TemporaryDirectory() as folder:
-        found = prepared(folder, [(text, *codes, lang) for text, codes, lang in rows])
-        plan = BatchPlan(len(found.train), total, processes, micro, groups, 1)
-        first = data.draw(st.integers(0, plan.steps_per_epoch))
-        joined, before, steps = Counter(), Counter(), set()
-        for rank in range(processes):
-            shares = MicroBatches(TextRows(found.train, found, RowEncoding(HISCO)), plan, rank, 7)
-            for start, counter in ((first, joined), (0, before)):
-                batches = epoch_of(shares, epoch, start)
-                steps.add((start, len(batches), sum(batch["last_micro_batch"] for batch in batches)))
-                for batch in batches:
-                    counter.update(inputs_and_codes(batch, found.codes))
-        assert len(steps) == len({start for start, *_ in steps}), "ranks must meet in every pass"
-        expected = Counter()
-        for text, codes, lang in rows:
-            repaired = [
-                code.strip() if code == "-1" else code.strip().zfill(5) for code in codes if code.strip()
-            ]
-            expected[f"{lang or 'unk'}[SEP]{as_is(text)}", tuple(dict.fromkeys(repaired))] += 1
-        assert before == expected
-        assert joined.total() == len(rows) - min(first * total, len(rows)) and not joined - before
 
 
 # ---- descriptions of codes
