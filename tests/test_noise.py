@@ -52,17 +52,13 @@ def near(share: float, probability: float, n: int) -> bool:
 # ---- the generator
 
 
-def test_draws_are_splitmix64_even_and_independent():
+def test_draws_are_splitmix64_in_streams_without_a_common_number():
     published = [0xE220A8397B1DCDAF, 0x6E789E6AA1B965F4, 0x06C45D188009454F]  # splitmix64 seeded with 0
     assert rng.draw(np.zeros((1, 1), np.uint64), np.arange(3)).tolist() == [published]
     rows, numbers = np.arange(128), np.arange(64)
-    streams = [[rng.streams(seed, epoch, rows)[:, None] for epoch in range(8)] for seed in range(8)]
-    bits = np.array([[rng.draw(stream, numbers) for stream in of_seed] for of_seed in streams])
-    n, uniform = bits.size, (bits >> np.uint64(11)) * 2.0**-53  # [seed, epoch, row, draw]
-    assert 0 <= uniform.min() and uniform.max() < 1 and abs(uniform.mean() - 0.5) < 5 * np.sqrt(1 / 12 / n)
-    for bit in range(64):
-        assert near(((bits >> np.uint64(bit)) & np.uint64(1)).mean(), 0.5, n), bit
-    assert len(np.unique(bits)) == n
+    streams = [rng.streams(seed, epoch, rows)[:, None] for epoch in range(8) for seed in range(8)]
+    bits = np.array([rng.draw(stream, numbers) for stream in streams])
+    assert len(np.unique(bits)) == bits.size
     counts = np.bincount(rng.below(rng.draw(rng.streams(5, 0, np.arange(30_000)), 2), 7), minlength=7)
     assert len(counts) == 7 and all(near(c / 30_000, 1 / 7, 30_000) for c in counts)
     extreme = np.array([0, 2**64 - 1], dtype=np.uint64)
