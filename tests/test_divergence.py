@@ -82,24 +82,22 @@ def files(folder):
         (
             {3: 5.0, 6: NAN},
             {"eval_interval": 3, "save_interval": 2},
-            "step 6: the loss of the validation is nan: the run has diverged. Known to be good: checkpoints"
-            " up to step 3 (--initial-checkpoint). Start again",
+            "step 6: .*validation is nan.* up to step 3 .*--initial-checkpoint",
             {"2.bin": 2, "4.bin": 4, "best.bin": 3, "last.bin": 4},
         ),
-        ({2: math.inf}, {"eval_interval": 2}, "Known to be good: no checkpoint. Start again", {}),
+        ({2: math.inf}, {"eval_interval": 2}, "good: no checkpoint", {}),
         (  # without validation gradients tell: a finite one in step 4 speaks for weights before it
             None,
             {"bad": range(5, 11), "save_interval": 2, "max_bad_steps": 6},
-            "step 10: the gradient was not finite in 6 steps in a row, which changed nothing: the run has"
-            " diverged. Known to be good: checkpoints up to step 3 ",
+            "step 10: the gradient .* 6 steps.* up to step 3 ",
             {"2.bin": 2, "4.bin": 4, "6.bin": 6, "8.bin": 8, "last.bin": 8},
         ),
     ],
 )
 def test_what_ends_a_run_and_what_stays(tmp_path, losses, options, words, kept):
-    with pytest.raises(TrainingError) as error:
+    with pytest.raises(TrainingError, match=words):
         Training(tmp_path, losses, **options).to_the_end()
-    assert words in str(error.value) and files(tmp_path) == kept
+    assert files(tmp_path) == kept
 
 
 def test_a_best_checkpoint_that_could_not_be_written_is_no_measure(tmp_path):
@@ -116,7 +114,7 @@ def test_a_best_checkpoint_that_could_not_be_written_is_no_measure(tmp_path):
 
     training.saver.state = in_the_way
     training.to_the_end()
-    assert any("WARNING: the checkpoint of step 2 could not be saved: " in line for line in training.lines)
+    assert any(line.startswith("WARNING: the checkpoint of step 2") for line in training.lines)
     assert files(tmp_path)["best.bin"] == 3 and training.state.best_val_loss == 2.0
 
 
@@ -127,7 +125,6 @@ def test_a_learning_rate_that_is_far_too_high(tmp_path):
     flags = ["--dataset", data, *TINY, "--formatter", "hisco", "--save-path", tmp_path / "run"]
     flags += ["--batch-size", 4, "--log-interval", 2, "--eval-interval", 2, "--save-interval", 1]
     output = run(FINETUNE, *flags, "--warmup-pct", 0, "--learning-rate", 1e9, processes=2, code=1)
-    words = "error: step 2: the loss of the validation is nan: the run has diverged. Known to be good: no"
-    assert output.count(words) == 1  # and in torchrun's report, which begins otherwise
+    assert output.count("error: step 2: the loss of the validation is nan") == 1
     assert not (tmp_path / "run" / "best.bin").exists()
     assert [row["step"] for row in read_logs(tmp_path / "run")] == [2]

@@ -17,7 +17,7 @@ import urllib.error
 import urllib.request
 
 import pytest
-from helpers import free_port, start_forked
+from helpers import free_port, start_forked, wait_until
 from test_errors import in_child
 from test_review import read, run, write
 
@@ -62,11 +62,8 @@ class Serving:
         if "--port" not in more:
             arguments += ["--port", free_port()]
         [self.process] = start_forked("histocc.review", arguments, self.output)
-        until = time.monotonic() + 60
-        while not (found := re.search(r"http://\S+/", self.output.read_text())):
-            assert self.process.is_alive() and time.monotonic() < until, self.output.read_text()
-            time.sleep(0.02)
-        self.address = found[0]
+        wait_until(lambda: re.search(r"http://\S+/", self.output.read_text()), self.output.read_text)
+        self.address = re.search(r"http://\S+/", self.output.read_text())[0]
 
     def send(self, address=None, content=None, **headers):
         """(status, content)"""
@@ -233,7 +230,7 @@ def test_a_table_without_answers(folder):
         assert first["text"]["text"] == "farmer" and first["text"]["choices"] == []  # most rows
         assert first["accuracy"] is None
         said = server.decide(["buyers"], first["text"], status=400)["error"]
-        assert said == "'buyers' is the title of 42000 and 42200: write the code"
+        assert "42000 and 42200" in said
         assert server.decide(["general  FARMER", "61115"], first["text"])["saved"] == "61110 & 61115"
         text = server.decide(["83110"])["text"]
         while text["text"] != SCRIPT:
@@ -374,10 +371,8 @@ class Browser:
         self.wait("document.readyState === 'complete' && location.href !== 'about:blank'")
 
     def wait(self, expression):
-        until = time.monotonic() + 20
-        while not self.value(expression):
-            assert time.monotonic() < until, (expression, self.value("document.body.innerText"))
-            time.sleep(0.02)
+        shown = "document.body.innerText"
+        wait_until(lambda: self.value(expression), lambda: (expression, self.value(shown)), 20)
 
     def press(self, key, shift=False, repeats=0):
         """A character of a US keyboard, or one of KEYS, once the page takes decisions on its text."""
@@ -421,8 +416,7 @@ def test_a_key_decides_only_on_the_text_that_was_seen(folder, browser):
     with Serving(folder) as server:
         browser.open(server.address)
         browser.wait("text && text.text === 'smith'")
-        said = browser.value("document.getElementById('progress').textContent")
-        assert said.endswith("0.0 % of rows settled · no expected accuracy: conf is not fitted")
+        assert "not fitted" in browser.value("document.getElementById('progress').textContent")
         browser.press("1", repeats=35)
         browser.value(EAGER)
         browser.press("2")
@@ -439,8 +433,7 @@ def test_the_page_by_its_keys(folder, browser):
         browser.wait(shows("smith"))
         codes = "[...document.querySelectorAll('.code b')].map(b => b.textContent).join()"
         assert browser.value(codes) == "83110,75400,-1"
-        said = browser.value("document.getElementById('progress').textContent")
-        assert said.endswith("settled · expected accuracy of the file now 72.4 %")
+        assert "72.4 %" in browser.value("document.getElementById('progress').textContent")
         browser.press("1", shift=True)
         browser.press("2")
         browser.wait(shows("clerk"))
@@ -453,7 +446,7 @@ def test_the_page_by_its_keys(folder, browser):
         browser.value("document.getElementById('search').value = 'buyers'; search()")
         browser.press("Enter")
         message = browser.value("document.getElementById('message').textContent")
-        assert message == "Not saved: this is the title of 42000 and 42200: write the code."
+        assert message.startswith("Not saved: ") and "42000 and 42200" in message
         browser.value("document.getElementById('search').value = ' AGRONOMIST'; search()")
         browser.press("Enter")  # 05300, Agronomists and Related Scientists, is before it in the key
         browser.wait(shows(SCRIPT))
