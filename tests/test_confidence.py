@@ -8,7 +8,7 @@ import shutil
 import numpy as np
 import pytest
 import torch
-from helpers import FINETUNE, TINY, read, run, run_inside, words, write_csv
+from helpers import FINETUNE, TINY, read, run, run_here, words, write_csv
 
 import finetune
 from histocc import OccCANINE
@@ -112,12 +112,11 @@ def flags(folder, share=0.6):
 
 
 def coded(folder, name, *more):
-    code, said = run_inside(
+    said = run_here(
         predict.main,
         *("--model", folder / "run", "--input", folder / "new.csv", "--column", "occ1", "--language-column"),
         *("lang", "--system", "found", "--output", folder / name, "--device", "cpu", "--overwrite", *more),
     )
-    assert code == 0, said
     return read(folder / name), said
 
 
@@ -160,12 +159,8 @@ class TestModel:
         unknown = (tmp_path / "new.csv", ["--target-cols", "hisco_1"])
         for (data, share), said_so in ((known, True), (unknown, False)):
             folder = tmp_path / str(said_so)
-            code, said = run_inside(
-                evaluate.main,
-                *("--model", trained / "run", "--data", data, *share, "--output", folder),
-                *("--device", "cpu", "--resamples", 5),
-            )
-            assert code == 0, said
+            how = ["--output", folder, "--device", "cpu", "--resamples", 5]
+            run_here(evaluate.main, "--model", trained / "run", "--data", data, *share, *how)
             text = (folder / "report.md").read_text(encoding="utf-8")
             assert ("those that the run was validated on, and any confidence" in text) == said_so
             assert "as it was fitted on" in text and "| rows at least this confident, % |" in text
@@ -201,10 +196,9 @@ class TestModel:
         held = checkpoint.load(str(trained / "run" / "last.bin"))["confidence"]
         file, how = tmp_path / "run" / "last.bin", words("--device cpu --resamples 5 --fit-thresholds")
         given = ["--model", file, "--output", tmp_path / "report", "--fit-confidence", *how, "--data"]
-        code, said = run_inside(evaluate.main, *given, tmp_path / "seen.csv")
-        assert code == 2 and "the model was trained on all texts of" in said
-        code, said = run_inside(evaluate.main, *given, trained / "rows.csv")
-        assert code == 0 and f"confidence is fitted on {held['texts']} texts" in said, said
+        assert "trained on all texts of" in run_here(evaluate.main, *given, tmp_path / "seen.csv", code=2)
+        said = run_here(evaluate.main, *given, trained / "rows.csv")
+        assert f"confidence is fitted on {held['texts']} texts" in said, said
         report = json.loads((tmp_path / "report" / "report.json").read_text())
         assert report["decoders"]["linear"]["thresholds"]["all"]["rows"] == len(data.val)
         assert len(data.val) + len(part) == report["data"]["rows"] and part
@@ -270,12 +264,11 @@ class TestModel:
 
     def test_fewer_than_200_texts_are_said_and_nothing_is_fitted(self, trained, tmp_path):
         write(sample_rows(100, 3), str(tmp_path / "rows.csv"))
-        code, said = run_inside(
-            evaluate.main,
-            *("--model", trained / "run" / "last.bin", "--data", tmp_path / "rows.csv", "--output"),
-            *(tmp_path / "report", "--device", "cpu", "--fit-confidence", "--resamples", 5),
+        how = ["--output", tmp_path / "report", "--device", "cpu", "--fit-confidence", "--resamples", 5]
+        said = run_here(
+            evaluate.main, "--model", trained / "run" / "last.bin", "--data", tmp_path / "rows.csv", *how
         )
-        assert code == 0 and "Confidence is not fitted:" in said and "it takes 200 (more rows" in said
+        assert "Confidence is not fitted:" in said and "200" in said
         said = run(FINETUNE, *flags(tmp_path, 0.1), "--max-steps", 1)
         assert "Confidence is not fitted:" in said and "--share-val of finetune.py" in said
         state = checkpoint.load(str(tmp_path / "run" / "last.bin"))
