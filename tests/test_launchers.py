@@ -154,16 +154,16 @@ def test_arguments_in_every_order(plan, data):
 
 def test_wrong_arguments_say_what_was_expected(plan, data):
     for words, said in (
-        (["nowhere.csv"], "nowhere.csv: no such file or folder, and no number of processes"),
+        (["nowhere.csv"], "nowhere.csv: no such file"),
         (["half"], "half is a folder without val.csv or val.parquet"),
-        (["twice"], "twice holds both train.csv and train.parquet: leave one"),
+        (["twice"], "twice holds both train.csv and train.parquet"),
         (["/dev/null"], "/dev/null is no regular file"),
-        ([data, "--num-epochs", "3"], "unknown option --num-epochs. Flags for the training script stand"),
+        ([data, "--num-epochs", "3"], "unknown option --num-epochs"),
         (["2", "all"], "NUM is given twice: 2 and all"),
         ([data, data], f"DATA is given twice: {data} and {data}"),
         (["000", data], "NUM is the number of processes: at least 1"),
-        ([data, "--", "--data_dir=x.csv"], f"DATA is {data}, and the flags behind -- name data, too"),
-        ([data, "--", "--data", "x.csv"], f"DATA is {data}, and the flags behind -- name data, too"),
+        ([data, "--", "--data_dir=x.csv"], f"DATA is {data}, and the flags"),
+        ([data, "--", "--data", "x.csv"], f"DATA is {data}, and the flags"),
     ):
         assert plan(LAUNCH, *words, code=2).stderr.startswith(f"error: {said}"), words
 
@@ -251,8 +251,7 @@ def test_without_data_the_sample_is_trained_and_shown(plan, tmp_path):
     assert not (tmp_path / "output").exists()
     assert len(commands(plan(LAUNCH, "--", "--prepare_only"))) == 2  # there is no model to show
     assert plan(MULTI, code=2).stderr.startswith("error: DATA is missing")
-    said = plan(LAUNCH, "--", "--train_data=mine.csv", code=2).stderr
-    assert said.startswith("error: DATA is missing") and "takes the data from DATA alone" in said
+    assert "error: DATA is missing" in plan(LAUNCH, "--", "--train_data=mine.csv", code=2).stderr
 
 
 def test_the_run_on_the_sample_is_not_mistaken_for_another(plan, data, tmp_path):
@@ -281,13 +280,7 @@ def test_the_run_on_the_sample_is_not_mistaken_for_another(plan, data, tmp_path)
         (LAUNCH, [], {"FAKE_GPUS": "1"}, "1", ""),
         (MULTI, [], {"CUDA_VISIBLE_DEVICES": ""}, "2", "NO GPU (CUDA_VISIBLE_DEVICES=): TRAINING ON CPUS"),
         (MULTI, [], {"FAKE_WHY": "old driver"}, "2", "NO GPU (old driver): TRAINING ON CPUS"),
-        (
-            MULTI,
-            [],
-            {"FAKE_WHY": "x", "CUDA_VISIBLE_DEVICES": "MIG-9"},
-            "2",
-            "(x, CUDA_VISIBLE_DEVICES=MIG-9)",
-        ),
+        (MULTI, [], {"FAKE_WHY": "x", "CUDA_VISIBLE_DEVICES": "MIG-9"}, "2", "_DEVICES=MIG-9)"),
         (MULTI, [], {"FAKE_CUDA": "none"}, "2", "NO GPU (torch 2.13.0 was built without CUDA)"),
         (MULTI, ["3", "--", "--device=cpu"], {"FAKE_GPUS": "1"}, "3", "NO GPU (--device cpu)"),
         (LAUNCH, ["2"], {"OMP_THREAD_LIMIT": "1"}, "2", "OMP_NUM_THREADS=3\n"),
@@ -324,11 +317,10 @@ def test_gpus_that_torch_can_use_count_and_get_memory_in_segments_that_grow(tmp_
 def test_too_many_processes(plan, data):
     for number in ("5", "99999999999999999999"):
         message = plan(LAUNCH, data, number, code=2, FAKE_GPUS="4", CUDA_VISIBLE_DEVICES="0,1,2,3").stderr
-        assert f"{number} processes need a GPU each, but 4 can be used here (CUDA_VISIBLE" in message
-        assert "--device cpu" in message
+        assert f"{number} processes need a GPU each, but 4 " in message and "--device cpu" in message
     assert "25 processes are too many for the 6 core(s)" in plan(LAUNCH, "25", data, code=2).stderr
     message = plan(LAUNCH, data, code=2, SLURM_CPUS_PER_TASK="08").stderr
-    assert message == "error: SLURM_CPUS_PER_TASK=08: set it to a whole number, or unset it\n"
+    assert message.startswith("error: SLURM_CPUS_PER_TASK=08: ") and message.count("\n") == 1
 
 
 def test_one_machine_meets_at_itself_at_a_free_port(plan, data):
@@ -412,7 +404,7 @@ def test_overwrite_counts_for_the_first_start_of_a_job(plan, data, tmp_path, job
     assert printed(again) == [word for word in printed(first) if word != "--overwrite"]
     (tmp_path / "m.toml").write_text("overwrite = true\n")
     message = plan(SLURM, data, "--", "--config", str(tmp_path / "m.toml"), code=2, **job).stderr
-    assert message.startswith("error: overwrite in a config would start over after every requeue")
+    assert message.startswith("error: overwrite in a config")
 
 
 def test_a_slurm_job_saves_before_its_time_limit_and_goes_back_into_the_queue(plan, bin_dir, data, tmp_path):
@@ -517,10 +509,8 @@ def test_a_run_on_two_processes(data, tmp_path):
     done = subprocess.run(line, cwd=tmp_path, env=env, timeout=300, **CAPTURED)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "Distributed environment: MULTI_CPU" in done.stdout and "Number of processes: 2" in done.stdout
-    assert "Columns: --formatter hisco --target-cols hisco_1 --language-col lang, by" in done.stdout
-    rate = re.search(
-        r"^Learning rate: (\S+) \((\S+) with linear scaling at the first start;", done.stdout, re.M
-    )
+    assert "--formatter hisco --target-cols hisco_1 --language-col lang" in done.stdout
+    rate = re.search(r"^Learning rate: (\S+) \((\S+) with linear scaling", done.stdout, re.M)
     assert rate and float(rate[1]) == pytest.approx(2 * float(rate[2]))
     assert [row["step"] for row in read_logs(tmp_path / "run")] == [0, 2]
     assert (tmp_path / "run" / "last.bin").is_file()

