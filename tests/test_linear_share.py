@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from helpers import run_inside, write_csv
+from helpers import run_here, write_csv
 from test_predict import save_model
 from test_search import HISCO, KEYS, SMALL, inputs, plain
 
@@ -152,8 +152,6 @@ class TestCoding:
             assert one.conf == pytest.approx(np.where(on, row, 1 - row).prod(), rel=1e-3)
         given = Coder.load(str(folders[1])).code(TEXTS, languages, "flat", 4, threshold=0.9999999)
         assert min(len(one.codes) for one in given) == 1  # a given threshold is for further ones
-        said = str(Coder.load(str(folders[1])).thresholds)
-        assert "others 0.9 (fitted), and in any case the most probable code" in said
 
 
 def log_probs(model) -> tuple[np.ndarray, np.ndarray]:
@@ -190,8 +188,7 @@ def evaluated(model, rows, tmp_path_factory):
 def run_evaluation(folder, name, *more):
     files = ["--model", folder / "run", "--data", folder / "val.csv", "--output", folder / name]
     columns = ["--target-cols", "hisco_1", "hisco_2", "--language", "en"]
-    code, said = run_inside(evaluate.main, *files, *columns, "--device", "cpu", "--resamples", 20, *more)
-    assert code == 0, said
+    said = run_here(evaluate.main, *files, *columns, "--device", "cpu", "--resamples", 20, *more)
     return json.loads((folder / name / "report.json").read_text(encoding="utf-8")), said
 
 
@@ -199,7 +196,8 @@ def by_hand(model, rows) -> list[bool]:
     """Whether each row is right if both decoders count the same, with plain loops."""
     written, linear = log_probs(model)
     of_text = {text: i for i, text in enumerate(TEXTS)}
-    counts = (model_sigmoid(model) > LIMIT).sum(1).clip(min=1)
+    with torch.no_grad():
+        counts = (model.classify(model.encode(IDS, MASK)[1]).sigmoid() > LIMIT).sum(1).clip(min=1).tolist()
 
     def right(row) -> bool:
         i = of_text[row[0]]
@@ -208,11 +206,6 @@ def by_hand(model, rows) -> list[bool]:
         return {HISCO[each] for each in order[: counts[i]]} == set(row[1:]) - {""}
 
     return [right(row) for row in rows]
-
-
-def model_sigmoid(model) -> np.ndarray:
-    with torch.no_grad():
-        return model.classify(model.encode(IDS, MASK)[1]).sigmoid().numpy()
 
 
 class TestEvaluation:
@@ -226,19 +219,7 @@ class TestEvaluation:
             texts.setdefault(row[0], []).append(each)
         over_texts = float(np.mean([np.mean(each) for each in texts.values()]))
         assert both["by_digits"][-1]["over_texts"]["accuracy"][0] == pytest.approx(over_texts)
-        line = f"{both['accuracy']:.1%} of rows, {over_texts:.1%} of distinct texts"
-        assert f"Both decoders together: {line}" in said
-
-    def test_at_least_one_code_of_the_linear_decoder_counts(self, evaluated, model, rows):
-        folder, found, _ = evaluated
-        probs = dict(zip(TEXTS, model_sigmoid(model)))
-        sets = [{HISCO[i] for i in np.flatnonzero(probs[row[0]] > LIMIT)} for row in rows]
-        assert min(map(len, sets)) == 0 < max(map(len, sets)) - 1  # or this shows little
-        expected = [
-            (each or {HISCO[probs[row[0]].argmax()]}) == set(row[1:]) - {""} for each, row in zip(sets, rows)
-        ]
-        assert found["decoders"]["linear"]["right_rows"] == sum(expected)
-        assert "and in any case the most probable code" in found["decoders"]["linear"]["codes_above"]
+        assert f"{both['accuracy']:.1%} of rows, {over_texts:.1%} of distinct texts" in said
 
     def test_fitted_thresholds_keep_what_else_the_model_says(self, evaluated, model, tmp_path):
         run_folder = tmp_path / "run"
