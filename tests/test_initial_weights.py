@@ -8,7 +8,7 @@ import re
 import numpy as np
 import pytest
 import torch
-from helpers import FINETUNE, REPO, TINY, TRAIN_MIXER, run, run_inside, words, write_csv, write_rows
+from helpers import FINETUNE, REPO, TINY, TRAIN_MIXER, run, run_here, words, write_csv, write_rows
 
 import finetune
 from histocc import export
@@ -83,11 +83,8 @@ def test_a_published_model_keeps_its_outputs_and_its_text_rule(published, tmp_pa
     data, out = titles(tmp_path / "data.csv", more=[("Maskinfører", "99998")]), tmp_path / "out"
     common = [*HISCO, *words("--language-col lang --initial-checkpoint"), published]
     output = tuned(data, out, *common, "--max-steps", 1)
-    assert "Codes: 1,920 (hisco, columns hisco_1), the first 1,919 those of the initial checkpoint" in output
-    assert "Texts: ascii-lower" in output and "; texts: ascii-lower" in output
-    assert "1,919 of 1,920 codes keep their weights in the linear decoder" in output
-    output = tuned(data, out, *common)  # resumed, from the run's own files
-    assert "Resuming from step 1" in output and "Finished at step" in output
+    assert "1,919 of 1,920 codes keep their weights" in output and "Texts: ascii-lower" in output
+    assert "Resuming from step 1" in tuned(data, out, *common)  # from the run's own files
     state, first = last(out), torch.load(published, weights_only=True)["model"]
     assert list(state["key"]) == [*hisco_key(), "99998"] and state["kept_codes"] == 1919
     assert state["config"]["text"] == "ascii-lower"
@@ -105,9 +102,8 @@ def test_a_published_model_keeps_its_outputs_and_its_text_rule(published, tmp_pa
     assert torch.allclose(rows_of(keyed, hisco_key()), first["linear_decoder.weight"], atol=1e-6)
     others = words("--memory-mask --published-target-mask --clean-text as-is")
     said = tuned(data, out, *common, *others, code=2)
-    assert "--memory-mask was False, now it is True" in said
-    assert "--published-target-mask was False, now it is True" in said
-    assert "--clean-text was 'ascii-lower', now it is 'as-is'" in said
+    for flag in ("memory-mask was False", "published-target-mask was False", "clean-text was 'ascii-lower'"):
+        assert f"--{flag}, now it is " in said
 
 
 @pytest.mark.processes
@@ -122,7 +118,7 @@ def test_a_key_names_the_outputs_of_a_file_that_holds_none(tmp_path):
     assert list(state["key"]) == codes and "the key differs" not in output
     assert torch.allclose(state["model"]["linear_decoder.weight"], model.linear_decoder.weight, atol=1e-6)
     output = tuned(data, tmp_path / "none", *common, "--max-steps", 1)
-    assert "0 of 5 codes keep their weights" in output and "--initial-key names its codes" in output
+    assert "0 of 5 codes keep their weights" in output and "--initial-key" in output
     tuned(data, tmp_path / "added", *common, "--max-steps", 1, "--initial-key", key)
     assert list(last(tmp_path / "added")["key"]) == codes  # and new ones could have come behind them
 
@@ -140,8 +136,7 @@ def test_published_weights_are_validated_alone_and_exported_they_train_alike(pub
     assert one["config"] == two["config"]
     assert all(torch.equal(value, two["model"][name]) for name, value in one["model"].items())
     torch.save(torch.load(published, weights_only=True), tmp_path / "last.bin")
-    said = tuned(data, tmp_path, *HISCO, "--eval-only", code=2)
-    assert "knows other codes than the data; pass --key" in said
+    assert "--key" in tuned(data, tmp_path, *HISCO, "--eval-only", code=2)
 
 
 @pytest.mark.processes
@@ -157,8 +152,7 @@ def test_a_run_of_ours_keeps_its_codes_too(tmp_path):
     assert list(second["key"]) == [*first["key"], *new] and new and second["config"]["text"] == "as-is"
     assert torch.allclose(rows_of(second, first["key"]), rows_of(first, first["key"]), atol=1e-6)
     output = tuned(data, tmp_path / "third", *HISCO, "--formatter", "gpf", *start)
-    assert "--formatter hisco --block-size 5 keeps it" in output
-    assert "new, with random weights: " in output and "unused: " in output
+    assert "--formatter hisco --block-size 5" in output
     assert list(last(tmp_path / "third")["key"]) == CODES
 
 
@@ -170,7 +164,7 @@ def test_what_the_published_program_shall_code_is_trained_for_it(tmp_path):
     _, formatter, state = models.load_model(str(out))
     assert state["thresholds"]["at_most"] == 1  # no more codes than a row has
     [reason] = export.differences(state, formatter)
-    assert reason == "its encoder has another size than google/canine-s: --model-size base"
+    assert reason.endswith("--model-size base")
 
 
 def test_the_published_target_mask_is_the_float_that_torch_adds():
@@ -420,15 +414,11 @@ def test_a_new_one_has_a_higher_rate_and_keeps_it(tmp_path):
 
     def rate(folder, *more) -> str:
         asked = flags(data, tmp_path / folder, "--batch-size", 16, *more)
-        code, output = run_inside(finetune.main, *asked)
-        assert code == 0, output
-        return re.search(r"Learning rate: (.*)", output)[1]
+        return re.search(r"Learning rate: (.*)", run_here(finetune.main, *asked))[1]
 
-    start, published = "(not scaled; warm-up over 1 step)", ["--learning-rate", 2e-5, "--linear-loss", "mean"]
-    assert rate("new", "--max-steps", 2) == f"0.001 {start}, of the linear decoder 5 times that"
-    assert rate("new", "--max-steps", 4).endswith("of the linear decoder 5 times that")
-    mean = rate("published", "--max-steps", 2, *published)
-    assert mean == f"2e-05 {start}, of the linear decoder 30 times that"
-    assert rate("published", "--max-steps", 4).endswith("of the linear decoder 30 times that")
-    initial = ["--max-steps", 1, "--initial-checkpoint", tmp_path / "new"]
-    assert rate("initial", *initial) == f"2e-05 {start}"
+    for steps in (2, 4):
+        published = ["--learning-rate", 2e-5, "--linear-loss", "mean"] if steps == 2 else []
+        assert re.search("^0.001 .* 5 times", rate("new", "--max-steps", steps))
+        assert re.search("^2e-05 .* 30 times", rate("published", "--max-steps", steps, *published))
+    said = rate("initial", "--max-steps", 1, "--initial-checkpoint", tmp_path / "new")
+    assert said.startswith("2e-05 ") and "times" not in said
