@@ -9,6 +9,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 
@@ -38,6 +39,26 @@ TRAINING = (
 ELSEWHERE = ("tests/run", "pip install", "./launch_training.sh\n", "scripts/gpu_check.sh")
 SCRIPTS = [f"examples.{name}" for name in ("train_from_config", "train_llada", "train_prs_med")]
 OF_OTHERS = {"--array", "--max-restarts", "--print-only", "--shutdown-timeout", "--ipc"}
+BROWSER = """
+import json, sys, urllib.request
+
+def ask(**content):
+    body = json.dumps({"window": "R", **content}).encode()
+    return json.load(urllib.request.urlopen(urllib.request.Request(sys.argv[1] + "api", body)))
+
+text = ask()["text"]
+ask(id=text["id"], seen=text["seen"], answer=["02210"])
+"""
+R_BEFORE = """
+Sys.setlocale("LC_ALL", "C.UTF-8")
+options(browser = function(url) system2("python", c("browser.py", url)))
+"""
+R_AFTER = """
+stopifnot(nrow(new) == 20, is.na(new$hisco_1[1]), grepl("^-?[0-9]+$", new$hisco_1[-1]))
+stopifnot(result$id == new$id, table(result$decided_by)["model"] == 19, "02210" %in% result$hisco_1)
+failed <- tryCatch(histocc("-m", "histocc.predict", "--modl", "./output"), error = conditionMessage)
+stopifnot(grepl("did you mean --model", failed))
+"""
 NOTEBOOK = REPO / "docs" / "tour.ipynb"
 
 
@@ -166,6 +187,22 @@ def test_every_command_runs(place, page):
         logs = ([row["train_loss"] for row in read_logs(place / name)] for name in ("one", "two"))
         one, two = ([loss for loss in losses if loss is not None] for losses in logs)  # none at step 0
         assert len(one) > 1 and one == pytest.approx(two, rel=1e-9)
+
+
+@pytest.mark.processes
+@pytest.mark.full
+def test_the_page_of_r_runs(place):
+    """As one script, without what needs packages that are not there. One text is decided in the browser."""
+    if not shutil.which("Rscript"):
+        pytest.skip("needs Rscript")
+    script = "".join(block for _, _, block in blocks("docs/r.md", "r")).replace("200L", "4")
+    asked = ["Rscript", "-e", 'cat(paste(packageVersion("reticulate")))']
+    version = subprocess.run(asked, capture_output=True, text=True).stdout
+    if list(map(int, re.findall(r"\d+", version))) < [1, 45]:
+        script = script.split("# reticulate 1.45" if version else "library(reticulate)")[0]
+    (place / "browser.py").write_text(BROWSER)
+    (place / "page.R").write_text(R_BEFORE + script + R_AFTER)
+    check(place, "docs/r.md", "Rscript page.R")
 
 
 # ---- the notebook

@@ -368,7 +368,7 @@ def serve(decisions: Decisions, port: int) -> None:
     texts, address = f"{len(decisions.texts):,} texts", f"http://{HOST}:{number}/{server.token}/"
     decided = f"{len(decisions.cells):,} of them have a decision in {decisions.path}"
     with server:
-        print(f"{decisions.coded.path}: {texts}, {decided}")
+        print(f"{decisions.coded.path}: {texts}, {decided}; served by process {os.getpid()}")
         print(OPEN.format(address), flush=True)
         try:
             server.serve_forever()
