@@ -377,9 +377,10 @@ def check_choice(name: str, value: Any, choices: Sequence[str | None]) -> None:
 
 def count_of(name: str, value: Any) -> int:
     """Return a whole number of at least 1, also from numpy, or from R, where 3 is 3.0. Raises ValueError."""
-    if not isinstance(value, Real) or not (value >= 1 and value % 1 == 0):
+    number = float(value) if isinstance(value, Real) else 0.0
+    if not (number >= 1 and number % 1 == 0):
         raise ValueError(f"{name}: found {value!r:.60}, expected a whole number of at least 1")
-    return int(value)
+    return int(number)
 
 
 def cells_of(name: str, given: Any, kinds: tuple[type, ...]) -> list:
