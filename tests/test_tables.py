@@ -3,6 +3,8 @@ and what the user is told.
 """
 
 import csv
+import datetime
+import gzip
 import io
 import os
 import re
@@ -10,11 +12,12 @@ import subprocess
 import sys
 import tempfile
 import unicodedata
+import zipfile
 from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
-from helpers import examples, run_inside, write_csv
+from helpers import FINETUNE, TITLES, examples, run, run_inside, write_csv
 from hypothesis import example, given
 from hypothesis import strategies as st
 from preparing import HEADER, Result, codes_of, prepare, problems, quiet, settings_for, written
@@ -281,7 +284,7 @@ def test_windows_1252_is_recognized_by_the_letters_of_its_languages(tmp_path, te
 def test_a_broken_word_among_ascii_tells_no_code_page(tmp_path):
     for word in ("кузнец".encode("cp1251"), b"sm\xc3\xadth\xff"):
         path = written(tmp_path / "f.csv", b"occ1\n" + b"farmer\n" * 40 + word + b"\nbaker\n")
-        names, _, encoding, _, [note], _ = table_format(path)
+        names, _, encoding, _, [note], *_ = table_format(path)
         assert (names, encoding) == (["occ1"], "cp1252") and "was read as Windows-1252" in note
 
 
@@ -399,14 +402,30 @@ CASES = {  # what is wrong → content, rows that are used (None: refused), what
     "blank lines, no line end at the last": (HEAD + b"\n\nfarmer,61110\n\nsmith,83110", 2, r"2 read"),
     "UTF-16": ((HEAD + GOOD).decode().encode("utf-16"), 2, r"data\.csv was read as UTF-16"),
     "a whole file of zeros": (b"\0" * 100, None, r"is not a text file"),
-    "Excel workbook": (b"PK\x03\x04rest", None, r"is not a CSV file but an Excel workbook"),
-    "OpenDocument sheet": (b"PK\x03\x04" + bytes(26) + b"mimetype", None, r"OpenDocument .*; save it as CSV"),
+    "damaged workbook": (b"PK\x03\x04rest", None, r"cannot be read as a workbook .* protected by a password"),
+    "workbook with a password": (b"\xd0\xcf\x11\xe0" + bytes(999), None, r"protected by a password .*; save"),
+    "R data file": (gzip.compress(b"RDX3\nX\n\0\0\0\3"), None, r"an R data file; .*, or write\.csv\(x, "),
+    "gzip": (gzip.compress(HEAD + GOOD), 2, r"2 read"),
+    "gzip of two parts, Windows-1252": (gzip.compress(HEAD) + gzip.compress(b"v\xe6ver,75400\n"), 1, r"1252"),
+    "gzip that is cut": (
+        gzip.compress(HEAD + GOOD)[:-9],
+        None,
+        r"damaged gzip file \(.*; copy or make it again",
+    ),
+    "blanks around names": (
+        b" occ1,hisco_1 \n" + GOOD,
+        2,
+        r"blanks around names of columns, which do not co",
+    ),
     "Feather file": (b"ARROW1\0\0", None, r"a Feather file; save it as Parquet"),
     "JSON": (b'[\n {"occ1": "farmer"}]', None, r"is not a CSV file but JSON; save it as CSV"),
     "compressed with xz": (b"\xfd7zXZ\0", None, r"compressed with xz; unpack it"),
     "compressed with bzip2": (b"BZh91AY&SY", None, r"compressed with bzip2; unpack it"),
-    "compressed with gzip": (b"\x1f\x8b\x08\x00rest", None, r"compressed with gzip .*gunzip"),
-    "Stata file": (b"<stata_dta><header>", None, r"a Stata file; save it as CSV with: export delimited"),
+    "damaged Stata file": (
+        b"<stata_dta><header>",
+        None,
+        r"cannot be read as a Stata file \(.*save it as CSV",
+    ),
     "damaged Parquet file": (b"PAR1 cut off", None, r"is a damaged Parquet file"),
     "NUL inside": (HEAD + GOOD + b"sm\0ith,83110\n", 2, r"1 × forbidden character \(data\.csv line 4\)"),
     "quotation mark": (HEAD + GOOD + b'8,"x\n61110,the "old" man\n', None, r"before line 5.*--no-quotes"),
@@ -460,15 +479,166 @@ def test_what_the_user_is_told(wrong, tmp_path):
         assert not list(tmp_path.glob("out/prepared/*"))
 
 
-def test_parquet_is_read_like_a_table_of_text(tmp_path, pyarrow, monkeypatch):
+def test_parquet_is_read_like_a_table_of_text(tmp_path, pyarrow):
     columns = {"occ1": ["farmer", None, "none", "smith"], "hisco_1": [61110, 83110, -1, 1110]}
     content = parquet_file(tmp_path / "f", columns | {"other": [1.5, None, 2, 3]}).read_bytes()
     code, output = outcome(tmp_path, content, name="data.parquet")
     assert code == 0 and "4 read, 3 for training" in output and "1 codes got a lost leading zero" in output
     assert "1 × empty text (data.parquet line 2)" in output
-    monkeypatch.setitem(sys.modules, "pyarrow", None)
-    code, output = outcome(tmp_path, b"PAR1....", name="data.parquet")
-    assert code == 2 and "data.parquet: reading Parquet needs pyarrow: pip install pyarrow" in output
+
+
+# ---- workbooks, and files of Stata and SPSS
+
+OPEN_DOCUMENT = (
+    '<office:body><office:spreadsheet><table:table table:name="Data">{}</table:table></office:spreadsheet>'
+    "</office:body>"
+)
+COLUMNS = ["occ1 ", "hisco_1", "lang"]
+ROWS = [(f"{TITLES[i % 8][0]} no {i}", int(TITLES[i % 8][1]), "en") for i in range(40)]
+
+
+def workbook(path: Path, sheets: dict[str, list], **options) -> Path:
+    """Numbers become numbers, a text that begins with = becomes a formula without its value."""
+    xlsxwriter = pytest.importorskip("xlsxwriter")
+    pytest.importorskip("python_calamine")
+    with xlsxwriter.Workbook(str(path), {"default_date_format": "yyyy-mm-dd", **options}) as book:
+        for name, rows in sheets.items():
+            sheet = book.add_worksheet(name)
+            for place, row in enumerate(rows):
+                for column, cell in enumerate(row):
+                    formula = str(cell).startswith("=")
+                    sheet.write(place, column, cell, *[None, ""] * formula)
+    return path
+
+
+def table_of(folder: Path, kind: str) -> Path:
+    """A table of ROWS."""
+    path = folder / f"in{kind}"
+    if kind in (".dta", ".sav", ".zsav"):
+        pyreadstat, pandas = pytest.importorskip("pyreadstat"), pytest.importorskip("pandas")
+        table = pandas.DataFrame(ROWS, columns=[name.strip() for name in COLUMNS])
+        titles = {i + 1: text for i, text in enumerate(table.occ1)}
+        table = table.assign(occ1=[float(i) for i in titles], hisco_1=table.hisco_1.astype(float))
+        labels = {"occ1": titles, "hisco_1": {code: "a title" for _, code, _ in ROWS}}
+        write = pyreadstat.write_dta if kind == ".dta" else pyreadstat.write_sav
+        write(
+            table, str(path), variable_value_labels=labels, **({"compress": True} if kind == ".zsav" else {})
+        )
+    elif kind == ".csv.gz":
+        text = Path(write_csv(path, COLUMNS, ROWS)).read_text()
+        path.write_bytes(gzip.compress(text.encode("utf-16")))
+    elif kind == ".parquet":
+        parquet_file(path, dict(zip(COLUMNS, zip(*ROWS))))
+    elif kind == ".ods":
+        pytest.importorskip("python_calamine")
+        text = '<table:table-cell office:value-type="string"><text:p>{}</text:p></table:table-cell>'
+        number = '<table:table-cell office:value-type="float" office:value="{}"/>'
+        rows = [[(number if isinstance(cell, int) else text).format(cell) for cell in row] for row in ROWS]
+        rows.insert(0, [text.format(name) for name in COLUMNS])
+        content = "".join(f"<table:table-row>{''.join(row)}</table:table-row>" for row in rows)
+        with zipfile.ZipFile(path, "w") as parts:
+            parts.writestr("mimetype", "application/vnd.oasis.opendocument.spreadsheet")
+            parts.writestr("content.xml", OPEN_DOCUMENT.format(content))
+            parts.writestr("META-INF/manifest.xml", '<manifest:manifest xmlns:manifest="m"/>')
+    elif kind == ".xls":  # one of Excel 97, with a title above the names
+        pytest.importorskip("python_calamine")
+        path.write_bytes((FILES / "excel97.xls").read_bytes())
+    else:
+        workbook(path, {"Info": [["made for tests"]], "Data": [["Parish"], [], COLUMNS, *ROWS]})
+    return path
+
+
+@pytest.mark.parametrize("kind", [".xlsx", ".ods", ".xls", ".dta", ".sav", ".zsav", ".csv.gz", ".parquet"])
+def test_each_kind_of_table_is_read(kind, tmp_path):
+    path, columns = table_of(tmp_path, kind), [name.strip() for name in COLUMNS]
+    rows, faults = rows_of(path, columns, None, None, False, None, columns[:1])
+    assert (list(rows.values()), faults) == ([(text, str(code), lang) for text, code, lang in ROWS], [])
+
+
+SHEETS = {  # numbers as spreadsheets have them, a blank row, a date for a code, a formula without its value
+    "Info": [["made for tests"]],
+    "Data": [
+        *([None, "A title"], [None, "occ1", "hisco_1", "note"], [None, "smith", 83110.0, 1e5]),
+        *([None, "baker", 7610, True], [], [None, "weaver", "", 0.5]),
+        [None, "tailor", datetime.date(2024, 8, 31), "="],
+    ],
+    "Other": [["occ1", "hisco_1"], ["farmer", 61110]],
+}
+
+
+def test_what_the_user_is_told_of_a_workbook(tmp_path, monkeypatch):
+    content = workbook(tmp_path / "f.xlsx", SHEETS).read_bytes()
+
+    def told(*flags: str, content=content) -> str:
+        code, said = outcome(tmp_path, content, " ".join(flags), "data.xlsx")
+        assert code == 0 or code == 2 and said.count("error: ") == 1 and "Traceback" not in said, said
+        return said
+
+    said = told("--drop-bad-labels")
+    assert "4 read, 2 for training" in said and "1 codes got a lost leading zero" in said
+    assert "data.xlsx is a workbook of the sheets 'Info', 'Data', 'Other': 'Data' was read" in said
+    assert "column names in row 2 of the sheet" in said and "formulas without their values" in said
+    rejected = list(csv.reader((tmp_path / "out" / "rejected_rows.csv").read_text().splitlines()))
+    assert [row[1:4] for row in rejected[1:]] == [["6", "hisco_1", ""], ["7", "hisco_1", "2024-08-31"]]
+    rows, _ = rows_of(tmp_path / "data.xlsx", None, None, None, False, "Data", ["occ1"])
+    assert rows[3] == ("smith", "83110", "100000") and rows[4] == ("baker", "7610", "TRUE")
+    assert re.search(r"'2024-08-31'.*changed by a spreadsheet\?", told())
+    assert "1 for training" in told("--sheet Other")
+    assert "has no sheet 'X'; it has 'Info', 'Data', 'Other'" in told("--sheet X")
+    assert "no sheet has a row with the column names 'x' among its first 20" in told("--input-col x")
+    monkeypatch.setattr("histocc.data.binary.MAX_ROWS", 2)
+    notes = table_format(str(tmp_path / "data.xlsx"), sheet="Other").notes
+    assert "has a full sheet of 2 rows: is the table cut there?" in notes
+    with zipfile.ZipFile(tmp_path / "f.zip", "w") as parts:
+        parts.writestr("data.csv", HEAD + GOOD)
+    assert "is not a table but a zip archive; unpack it" in told(content=(tmp_path / "f.zip").read_bytes())
+
+
+@pytest.mark.parametrize(
+    "kind, package, extra",
+    [
+        (".xlsx", "python_calamine", "excel"),
+        (".sav", "pyreadstat", "stata"),
+        (".parquet", "pyarrow", "parquet"),
+    ],
+)
+def test_packages_of_extras_are_named(kind, package, extra, tmp_path, monkeypatch):
+    content = table_of(tmp_path, kind).read_bytes()
+    monkeypatch.setitem(sys.modules, package, None)
+    code, said = outcome(tmp_path, content, name=f"x{kind}")
+    assert code == 2 and f"pip install 'histocc[{extra}]'" in said and len(said.splitlines()) == 1, said
+
+
+@pytest.fixture(scope="module")
+def coded(tmp_path_factory):
+    """(rows of a coded CSV file, content of the other outputs by their ending)"""
+    folder = tmp_path_factory.mktemp("coded")
+    return train_and_code(Path(write_csv(folder / "in.csv", COLUMNS, ROWS)), ".csv"), {}
+
+
+def train_and_code(source: Path, ending: str, processes: int = 1) -> dict:
+    model, output = source.parent / "run", source.parent / f"coded{ending}"
+    how = ["--dataset", source, "--save-path", model, "--model-size", "ngrams", "--device", "cpu"]
+    assert "40 read" in run(FINETUNE, *how)
+    given = ["--model", model, "--input", source, "--output", output, "--processes", processes]
+    run("histocc.predict", *given, "--system", "found", "--device", "cpu")
+    assert table_format(str(output)).names[:4] == [*map(str.strip, COLUMNS), "found_1"]
+    return rows_of(output)[0]
+
+
+@pytest.mark.parametrize(
+    "kind, ending, processes",
+    [
+        *((".xlsx", ".xlsx", 1), (".ods", ".parquet", 1), (".xls", ".csv.gz", 1), (".dta", ".parquet", 2)),
+        *((".sav", ".xlsx", 2), (".zsav", ".csv", 2), (".csv.gz", ".csv.gz", 2), (".parquet", ".csv", 1)),
+    ],
+)
+def test_each_kind_of_table_is_trained_on_and_coded(kind, ending, processes, coded, tmp_path):
+    rows = train_and_code(table_of(tmp_path, kind), ending, processes)
+    assert list(rows.values()) == list(coded[0].values())
+    assert [row[:3] for row in rows.values()] == [(text, str(code), lang) for text, code, lang in ROWS]
+    content = (tmp_path / f"coded{ending}").read_bytes()
+    assert coded[1].setdefault(ending, content) == content  # on any number of processes
 
 
 # ---- files of codes and of words, and what the columns mean

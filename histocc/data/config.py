@@ -61,7 +61,16 @@ Recoding = Annotated[str, number(str, lambda text: bool(_RECODING.fullmatch(text
 
 
 @dataclass(frozen=True, kw_only=True)
-class Reading(Config):
+class Workbooks(Config):
+    """data"""
+
+    sheet: str | None = flag(
+        None, "sheet of workbooks (default: the first one with the column --input-col)", metavar="NAME"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reading(Workbooks):
     """data"""
 
     weight_col: Column | None = flag(None, "column that says how often each row counts", metavar="COL")
@@ -230,6 +239,7 @@ class PrepareSettings:
     clean_text: str = AS_IS
     encoding: str | None = None
     no_quotes: bool = False
+    sheet: str | None = None
     code_separator: str | None = None
     recode: dict[str, str] = field(default_factory=dict)
     empty_text: str | None = None
@@ -253,6 +263,12 @@ class PrepareSettings:
         return [*self.input_col, *self.target_cols, *filter(None, others)]
 
     @property
+    def how(self) -> tuple:
+        """How the files are read, for `table_format` and `read_chunks`."""
+        texts = (*self.input_col, *filter(None, [self.language_col]))
+        return self.delimiter, self.encoding, self.no_quotes, self.sheet, texts
+
+    @property
     def max_codes(self) -> int | None:
         """The number of codes that a row has room for; None: as many as any row has."""
         return self.formatter["max_codes"] if self.code_separator else max(1, len(self.target_cols))
@@ -268,7 +284,7 @@ def fingerprint(settings: PrepareSettings) -> str:
     hexadecimal digits. Raises UserError.
     """
     plain: dict[str, Any] = asdict(settings) | {"prepared_format": PREPARED_FORMAT}
-    for name in ("no_quotes", "join_spellings", "weight_col"):
+    for name in ("no_quotes", "join_spellings", "weight_col", "sheet"):
         plain |= {name: value} if (value := plain.pop(name)) else {}  # keeps the hash of older data
     if len(settings.input_col) == 1:
         plain["input_col"] = settings.input_col[0]
@@ -290,7 +306,7 @@ def file_problems(settings: PrepareSettings) -> list[str]:
         problems.append(f"--input-col: texts that are cleaned ({settings.clean_text}) are of one column")
     for path in dict.fromkeys(path for _, path in settings.files):
         try:
-            header = table_format(path, settings.delimiter, settings.encoding, settings.no_quotes).names
+            header = table_format(path, *settings.how).names
             problems += column_problems(path, header, settings.columns, flags)
         except UserError as error:
             problems.append(str(error))
@@ -348,9 +364,9 @@ def columns_of(
     kind = asked or ("gpf" if any(gpf_flags) and default_formatter == AUTO else default_formatter)
     language, language_col, note = args.language or UNKNOWN_LANGUAGE, args.language_col, ""
     try:
-        header = (
-            [] if target_cols else table_format(path, args.delimiter, args.encoding, args.no_quotes).names
-        )
+        texts = (*text_columns(args.input_col), *filter(None, [language_col]))
+        how = args.delimiter, args.encoding, args.no_quotes, args.sheet, texts
+        header = [] if target_cols else table_format(path, *how).names
     except UserError as error:
         problems.append(str(error))
         header = []

@@ -167,8 +167,7 @@ class Reader:
         settings, cells = self.settings, Counter()
         words = MISSING_WORDS.difference(settings.fixed_codes or ())
         for _, path in settings.files:
-            how = settings.delimiter, settings.encoding, settings.no_quotes
-            for chunk in read_chunks(path, settings.target_cols, *how):
+            for chunk in read_chunks(path, settings.target_cols, *settings.how):
                 self.check()
                 rows = split_cells(chunk.columns, settings.code_separator)
                 cells.update(chain.from_iterable(rows))
@@ -184,11 +183,10 @@ class Reader:
 
     def read(self, path: str, part: str) -> None:
         """Read one file into `part`, or into both by the hash of the text if the settings ask for it."""
-        how = self.settings.delimiter, self.settings.encoding, self.settings.no_quotes
-        table, self.above = table_format(path, *how), ""
+        table, self.above = table_format(path, *self.settings.how), ""
         rows, size = 0, round(os.path.getsize(path) / 1e6, 1)
         stage = Stage(f"reading {path}", size, "MB")
-        for chunk in read_chunks(path, self.settings.columns, *how):
+        for chunk in read_chunks(path, self.settings.columns, *self.settings.how):
             self.check()
             rows += len(chunk.lines) + len(chunk.faults)
             try:
@@ -198,8 +196,8 @@ class Reader:
                 raise UserError(f"{where}: {error}") from None
             self.book.faults.clear()
             stage.at(round(size * chunk.share, 1))
-        encoding, columns = table.encoding.removesuffix("-sig").upper() or "Parquet", table.names
-        more = {"delimiter": table.delimiter, "columns": columns, "notes": list(table.notes)}
+        encoding = table.binary.kind if table.binary else table.encoding.removesuffix("-sig").upper()
+        more = {"delimiter": table.delimiter, "columns": table.names, "notes": list(table.notes)}
         self.files.append({"path": path, "part": part, "rows": rows, "encoding": encoding, **more})
 
     def _read_chunk(self, path: str, part: str, chunk: Chunk) -> None:

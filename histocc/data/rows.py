@@ -231,7 +231,7 @@ class CodeBook(dict):
             hint = ""
             if several := _SEVERAL.fullmatch(cell):
                 hint = f" (several codes in one cell? --code-separator '{several[1]}' separates them)"
-            elif re.search(r"\d[.,]\d|\de[+-]?\d", cell, re.IGNORECASE):
+            elif re.search(r"\d[.,]\d|\de[+-]?\d|^\d{4}-\d\d-\d\d", cell, re.IGNORECASE):
                 hint = " (changed by a spreadsheet? Its number format for codes is Text, or without decimals)"
             raise Unfit(DOES_NOT_FIT, str(error) + hint) from None
         if self.fixed is not None and code not in self.fixed:

@@ -1,45 +1,44 @@
-"""A reader of tables, in chunks of columns: CSV in any encoding and with any delimiter, and Parquet.
+"""A reader of tables, in chunks of columns: CSV in any encoding and with any delimiter, also in gzip, and the
+tables of `histocc.data.binary`.
 
 Values stay the text in the file: "NA", "null" and "0123" are never turned into anything else. Memory holds
-one chunk, however long the file is.
+one chunk, however long the file is; only a workbook is held whole.
 """
 
 import codecs
 import contextlib
 import csv
+import gzip
 import io
+import itertools
 import os
 import re
-import unicodedata
+import zlib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cache, partial
+from functools import cache
 from itertools import compress, islice
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple, cast
 
 import numpy as np
 
+from histocc.data.binary import CHUNK, Binary, composed, open_table
 from histocc.runtime.errors import UserError
 from histocc.runtime.files import opened
 
-CHUNK = 1 << 12  # rows: few enough for the cells of a chunk to stay in the processor's cache
 DELIMITERS = {"comma": ",", "semicolon": ";", "tab": "\t", "pipe": "|"}
 _BEGIN = 1 << 16  # bytes by which the kind of a file is detected
-composed = partial(unicodedata.normalize, "NFC")  # name of a column, however its accents are stored
 _LINE_BREAK = re.compile("\r\n|\r|\n")
 _QUOTES = "a cell that begins with a quotation mark must end with one, and those inside it must be doubled;"
 _QUOTES += " --no-quotes reads files in which they are ordinary characters"
 # Patterns of the first bytes of other kinds of files, and their names.
 _OTHERS = {
-    rb"PK\x03\x04.{26}mimetype": "an OpenDocument sheet (.ods); save it as CSV (UTF-8)",
-    rb"PK\x03\x04": "an Excel workbook or a zip archive; save the sheet as CSV (UTF-8), or unpack it",
-    rb"\xd0\xcf\x11\xe0": "an old Excel workbook; save the sheet as CSV (UTF-8)",
-    rb"\x1f\x8b": "compressed with gzip (or an R data file); unpack it with gunzip, or save it as CSV from R",
+    rb"(RD[ABX][23]\n)?X\n\0\0\0": "an R data file; save its table x from R: arrow::write_parquet(x,"
+    ' "x.parquet"), or write.csv(x, "x.csv", row.names = FALSE, na = "")',
+    rb".{0,200}ASCII SPSS PORT FILE": "a portable SPSS file; save it as .sav",
     rb"\xfd7zXZ": "compressed with xz; unpack it with: xz --decompress --keep",
     rb"BZh[1-9]1AY": "compressed with bzip2; unpack it with: bunzip2 --keep",
-    rb"<stata_dta>": "a Stata file; save it as CSV with: export delimited",
-    rb"\$FL": "an SPSS file; save it as CSV from SPSS",
     rb"ARROW1|FEA1": "a Feather file; save it as Parquet: pandas.read_feather(IN).to_parquet(OUT)",
     rb"\s*(\[\s*\{|\{\s*\")": "JSON; save it as CSV: pandas.read_json(IN).to_csv(OUT, index=False)",
 }
@@ -52,7 +51,9 @@ csv.field_size_limit(1 << 24)
 class Chunk:
     """Some rows of a file, below the header."""
 
-    lines: np.ndarray  # int64 [n], where each row begins in the file, from 1 (Parquet: the row's number)
+    lines: (
+        np.ndarray
+    )  # int64 [n], where each row begins in the file, from 1; the row's number if it is no text
     columns: list[list[str]]  # the cells of each wanted column, n texts each
     faults: list[tuple[int, str, str]] = field(default_factory=list)  # unreadable rows: line, kind, reason
     share: float = 0.0  # share of the file that is read, 0…1
@@ -64,29 +65,38 @@ class Format(NamedTuple):
     """The format of a file."""
 
     names: list[str]  # names of the columns
-    delimiter: str  # "" for Parquet
-    encoding: str  # "" for Parquet
+    delimiter: str  # "" if it is no text
+    encoding: str  # "" if it is no text
     above: int = 0  # lines before the names
     notes: tuple[str, ...] = ()  # for the user
     quoting: Any = csv.QUOTE_MINIMAL  # or another of csv's constants
+    binary: Binary | None = None  # a table that is no text
 
 
 def table_format(
-    path: str, delimiter: str | None = None, encoding: str | None = None, no_quotes: bool = False
+    path: str,
+    delimiter: str | None = None,
+    encoding: str | None = None,
+    no_quotes: bool = False,
+    sheet: str | None = None,
+    texts: Sequence[str] = (),
 ) -> Format:
-    """Return how a file is read; what is not given is detected. Raises UserError if it is no table."""
+    """Return how a file is read; what is not given is detected. sheet, texts: see `open_table`. Raises
+    UserError if it is no table.
+    """
     quoting = csv.QUOTE_NONE if no_quotes else csv.QUOTE_MINIMAL
-    with opened(path) as file:
-        begin = file.read(_BEGIN)
+    with _unpacked(path) as (file, raw):
+        begin, is_packed = file.read(_BEGIN), file is not raw
     if kind := next((kind for magic, kind in _OTHERS.items() if re.match(magic, begin, re.DOTALL)), None):
         raise UserError(f"{path}: is not a CSV file but {kind}")
-    if begin.startswith(b"PAR1"):
-        return Format(list(map(composed, _parquet(path)[0].schema_arrow.names)), "", "")
+    if binary := None if is_packed else open_table(path, begin, encoding, sheet, texts):
+        names, notes = _names(binary.names, binary.notes)
+        return Format(names, "", "", 0, notes, binary=binary)
     notes: tuple[str, ...] = ()
     if encoding is None:
         state = os.stat(path)
         encoding, notes = _detected(path, state.st_ino, state.st_size, state.st_mtime_ns)
-    with opened(path) as file, _decodes(path, encoding):
+    with _unpacked(path) as (file, _), _decodes(path, encoding):
         text = io.TextIOWrapper(file, encoding=encoding, newline="")
         first = [text.readline(), *islice(text, 20)]
     above = 0
@@ -99,7 +109,7 @@ def table_format(
     delimiter = delimiter or max(DELIMITERS.values(), key=unquoted.count)  # the first if none occurs
     rows, below = csv.reader(first, delimiter=delimiter, strict=True, quoting=quoting), []
     try:
-        names = list(map(composed, next(rows)))
+        names, notes = _names(next(rows), notes)
     except csv.Error as error:
         raise UserError(f"{path}: the column names are not readable as CSV ({error})") from None
     with contextlib.suppress(csv.Error):
@@ -109,6 +119,13 @@ def table_format(
         names = ["row.names", *names]  # R's write.table leaves the first name out
         notes += ("has rows with one cell more than names: the first was taken for R's row names",)
     return Format(names, delimiter, encoding, above, notes, quoting)
+
+
+def _names(written: list[str], notes: tuple[str, ...]) -> tuple[list[str], tuple[str, ...]]:
+    """Return (names of columns, notes on them and those given)."""
+    if any(name != name.strip() for name in written):
+        notes += ("has blanks around names of columns, which do not count",)
+    return list(map(composed, written)), notes
 
 
 def column_problems(
@@ -121,14 +138,14 @@ def column_problems(
             problems.append(f"{path}: column {name!r} is listed {header.count(name)} times")
         if name in header:
             continue
-        near = [other for other in header if other.strip().casefold() == name.strip().casefold()]
+        near = [other for other in header if other.casefold() == name.casefold()]
         hints = [
             f". Is {near[0]!r} meant?" if near else "",
             f" ({flags[name]} names it)" if flags and name in flags else "",
             " (separate several columns by spaces)" if "," in name else "",
             " (one column only: --delimiter names the column delimiter)" if len(header) == 1 else "",
         ]
-        with opened(path) as file:
+        with _unpacked(path) as (file, _):
             lines = file.read(_BEGIN).splitlines()[1:20]
         if below := [i for i, line in enumerate(lines, 2) if all(name.encode() in line for name in wanted)]:
             hints.append(f". The column names seem to be in line {below[0]}: remove the lines above")
@@ -142,17 +159,17 @@ def read_chunks(path: str, columns: list[str] | None, *how: Any) -> Iterator[Chu
 
     Args:
         columns: the columns to read, which the header must have; None: all, in order.
-        how: delimiter, encoding and no_quotes, as for `table_format`.
+        how: as for `table_format`.
 
     Raises:
         UserError: the file cannot be read to its end.
     """
     table = table_format(path, *how)
-    if not table.encoding:
-        yield from _parquet_chunks(path, columns)
-        return
     width = len(table.names)
     places = range(width) if columns is None else [table.names.index(name) for name in columns]
+    if table.binary:
+        yield from itertools.starmap(Chunk, table.binary.read(places))
+        return
     with _csv_reader(path, table) as (reader, file):
         size, more = max(1, os.path.getsize(path)), True
         while more:
@@ -181,8 +198,12 @@ def read_chunks(path: str, columns: list[str] | None, *how: Any) -> Iterator[Chu
                 yield chunk
 
 
-def csv_rows(path: str, table: Format) -> Iterator[tuple[int, list[str]]]:
+def table_rows(path: str, table: Format) -> Iterator[tuple[int, list[str]]]:
     """Yield (its last line, cells) of each row below the header, of any length. Raises UserError."""
+    if table.binary:
+        for lines, columns in table.binary.read(range(len(table.names))):
+            yield from zip(lines.tolist(), map(list, zip(*columns)))
+        return
     with _csv_reader(path, table) as (reader, _):
         try:
             for row in reader:
@@ -193,14 +214,26 @@ def csv_rows(path: str, table: Format) -> Iterator[tuple[int, list[str]]]:
 
 @contextlib.contextmanager
 def _csv_reader(path: str, table: Format) -> Iterator[tuple[Any, BinaryIO]]:
-    """Open a CSV file; give (csv's reader past the header, the file)."""
-    with opened(path) as file:
+    """Open a CSV file; give (csv's reader past the header, the file as it is stored)."""
+    with _unpacked(path) as (file, raw):
         text = io.TextIOWrapper(file, encoding=table.encoding, newline="")
         reader = csv.reader(text, delimiter=table.delimiter, strict=True, quoting=table.quoting)
         with _decodes(path, table.encoding, reader):
             for _ in range(table.above + 1):
                 next(reader)
-            yield reader, file
+            yield reader, raw
+
+
+@contextlib.contextmanager
+def _unpacked(path: str) -> Iterator[tuple[BinaryIO, BinaryIO]]:
+    """Open a file; give (what gzip packed in it, or it; the file as it is stored). Raises UserError."""
+    with opened(path) as raw:
+        is_packed = raw.read(2) == b"\x1f\x8b"
+        raw.seek(0)
+        try:
+            yield cast(BinaryIO, gzip.GzipFile(fileobj=raw)) if is_packed else raw, raw
+        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+            raise UserError(f"{path}: is a damaged gzip file ({error}); copy or make it again") from None
 
 
 @contextlib.contextmanager
@@ -268,7 +301,7 @@ _MIN_SHARE = 0.95  # share of the words that a language must explain
 def _detected(path: str, *_state: int) -> tuple[str, tuple[str, ...]]:
     """Return (encoding, notes on it for the user) of a CSV file in this state."""
     decoder = codecs.getincrementaldecoder("utf-8")()
-    with opened(path) as file:
+    with _unpacked(path) as (file, _):
         begin = file.read(4096)
         if begin[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
             return "utf-16", ("was read as UTF-16",)
@@ -287,7 +320,7 @@ def _detected(path: str, *_state: int) -> tuple[str, tuple[str, ...]]:
 def _code_page(path: str) -> tuple[str, tuple[str, ...]]:
     """Return what `_detected` does, for a file that is not UTF-8: Windows-1252 by its letters, or a guess."""
     odd, utf8, first, number = [], 0, 0, 0  # lines
-    with opened(path) as file:
+    with _unpacked(path) as (file, _):
         for number, line in enumerate(file, 1):
             if not line.isascii() and len(odd) < _MAX_ODD_LINES:
                 try:
@@ -335,67 +368,3 @@ def _explained(words: set[bytes], page: str) -> tuple[float, float]:
         of_language.update(fits)
         explained += bool(fits)
     return max(of_language.values(), default=0) / len(words), explained / len(words)
-
-
-# ---- Parquet, through pyarrow
-#
-# A changed byte is not detected if the writer has stored no checksums of pages (most do so only if asked to).
-
-
-def _parquet(path: str) -> tuple[Any, tuple[type[Exception], ...]]:
-    """Return (file, the exceptions that pyarrow raises for damaged files). Raises UserError."""
-    try:
-        import pyarrow
-        from pyarrow import lib, parquet  # pyright: ignore[reportAttributeAccessIssue]  compiled
-    except ImportError:
-        raise UserError(f"{path}: reading Parquet needs pyarrow: pip install pyarrow") from None
-    errors = lib.ArrowException, OSError, ValueError, MemoryError, OverflowError
-    try:
-        # Never mapped into memory: a file that is shortened meanwhile would end the process with a signal.
-        # Nothing is read ahead: that would hold all row groups in memory.
-        file = parquet.ParquetFile(pyarrow.OSFile(path), pre_buffer=False, page_checksum_verification=True)
-        _ = file.schema_arrow.names  # decodes the names here, where an error is caught
-        return file, errors
-    except errors as error:
-        raise UserError(f"{path}: is a damaged Parquet file ({error!s:.300})") from None
-
-
-def _parquet_chunks(path: str, columns: list[str] | None) -> Iterator[Chunk]:
-    """Yield chunks as `read_chunks` does; null and NaN become the empty text."""
-    file, errors = _parquet(path)
-    names, by_name = file.schema_arrow.names, {composed(name): name for name in file.schema_arrow.names}
-    columns = columns and [by_name[name] for name in columns]
-    for column in file.schema_arrow:
-        if column.type.num_fields and (columns is None or column.name in columns):  # lists, records
-            remedy = "write a cell as one text: codes such as 61110;83110 are read with --code-separator ';'"
-            raise UserError(f"{path}: column {column.name!r} holds several values in a cell; {remedy}")
-    row, batches = 0, file.iter_batches(CHUNK, columns=columns)
-    # Columns are taken by place if all are read, since names may repeat.
-    while names:
-        try:
-            if (batch := next(batches, None)) is None:
-                break
-            order = range(len(names)) if columns is None else map(batch.schema.get_field_index, columns)
-            cells = [_texts(batch.column(place)) for place in order]
-        except errors as error:
-            message = " ".join(str(error).split())[:300]
-            raise UserError(f"{path}, row {row + 1:,} or below: cannot be read as text ({message})") from None
-        yield Chunk(np.arange(row, row + len(batch), dtype=np.int64) + 1, cells)
-        row += len(batch)
-    if names and row != (rows := file.metadata.num_rows):
-        raise UserError(f"{path}: is a damaged Parquet file ({row:,} rows of {rows:,} are there)")
-
-
-def _texts(values: Any) -> list[str]:
-    """Return a column as texts; whole floats (in pandas, whole numbers with gaps) have no fraction."""
-    import pyarrow
-
-    if pyarrow.types.is_dictionary(values.type):
-        values = values.dictionary_decode()
-    if pyarrow.types.is_floating(values.type):  # beyond 2**53 a float does not tell whole numbers apart
-        numbers = (None if number is None or number != number else number for number in values.to_pylist())
-        return [
-            "" if number is None else str(int(number) if number % 1 == 0 and abs(number) < 2**53 else number)
-            for number in numbers
-        ]
-    return [text or "" for text in values.cast(pyarrow.string()).to_pylist()]

@@ -27,6 +27,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from histocc.data.binary import MAX_ROWS, ending_of, table_writer
 from histocc.data.config import text_columns
 from histocc.data.descriptions import read_descriptions
 from histocc.data.rows import code_of_cell, csv_text, fill_dittos, language_name
@@ -57,12 +58,16 @@ class Coding:
 
     def __init__(self, args: PredictConfig, path: str, world: World):
         self.args, self.path, self.world, self.folder = args, path, world, args.output + ".parts"
-        self.format = table_format(path, args.delimiter, args.encoding, args.no_quotes)
-        self.notes = [f"{args.input} {note}" for note in self.format.notes]
         self.input_cols = text_columns(args.input_col)
+        texts = [*self.input_cols, *filter(None, [args.language_col])]
+        how = args.delimiter, args.encoding, args.no_quotes, args.sheet, texts
+        self.format = table_format(path, *how)
+        self.notes = [f"{args.input} {note}" for note in self.format.notes]
         if args.language is args.language_col is None and "lang" in {*self.format.names} - {*self.input_cols}:
             args = self.args = args.with_decided(language_col="lang")
+            texts.append("lang")
             self.notes.append("languages are read from column 'lang'; --language unk leaves it out")
+        self.how = args.delimiter, self.format.encoding or args.encoding, *how[2:]
         self.stage: Stage | None = None
         self.batches = 0  # batches of the current piece that are done
         self.pieces: list[list[tuple[str, str]]] = []  # see `read_texts`
@@ -148,7 +153,8 @@ class Coding:
         any, if the row or the input has none. Columns of codes are named as in training, or as in the output.
         Raises UserError.
         """
-        args, formatter, header = self.args, self.coder.formatter, table_format(path).names
+        args, formatter = self.args, self.coder.formatter
+        header = table_format(path, texts=self.input_cols).names
         written = [name for name in header if re.fullmatch(rf"{re.escape(self.system)}_\d+", name)]
         names = [name for name in formatter.target_cols if name in header]
         names = written if set(names) <= set(written) else names  # there may be more than in training
@@ -160,8 +166,8 @@ class Coding:
         of_language = [language] if language in header else []
         key = {*self.key, *(hisco_key() if formatter.kind == "hisco" else [])}
         known, several, wrong = {}, {}, []
-        width = len(self.input_cols)
-        for chunk in read_chunks(path, [*self.input_cols, *of_language, *names]):
+        width, texts = len(self.input_cols), [*self.input_cols, *of_language]
+        for chunk in read_chunks(path, [*texts, *names], None, None, False, None, texts):
             wrong += [f"line {line}: {reason}" for line, _, reason in chunk.faults]
             texts = join_columns(chunk.columns[0], chunk.columns[1:width])
             for line, text, *cells in zip(chunk.lines.tolist(), texts, *chunk.columns[width:]):
@@ -187,7 +193,7 @@ class Coding:
         """Yield the input in chunks, with the language of each row."""
         args, header, above = self.args, self.format.names, ""
         first, *others = map(header.index, self.input_cols)
-        for chunk in read_chunks(self.path, None, args.delimiter, self.format.encoding, args.no_quotes):
+        for chunk in read_chunks(self.path, None, *self.how):
             self.world.give_up_if_asked()
             chunk.texts = list(chunk.columns[first])
             chunk.dittos = fill_dittos(chunk.texts, above, args.ditto)
@@ -214,6 +220,11 @@ class Coding:
         for chunk, languages in self.chunks():
             distinct |= dict.fromkeys(key for _, key in map(self.look_up, chunk.texts, languages))
             rows += len(chunk.texts)
+        if ending_of(self.args.output) == ".xlsx" and rows >= MAX_ROWS:
+            what = (
+                f"--output {self.args.output}: a sheet has {MAX_ROWS:,} rows, and there are {rows:,} to write"
+            )
+            raise UserError(f"{what}, and the names of their columns: name it .csv.gz or .parquet")
         texts = list(distinct)
         self.pieces = [texts[start : start + PIECE] for start in range(0, len(texts), PIECE)]
         return rows
@@ -316,8 +327,14 @@ class Coding:
             answers |= zip(texts, content.decode().split("\n"), strict=True)
         total: Counter[str] = Counter()
         unknown, faults, conf = Counter(), [], 0.0
-        with files.atomic_write(os.path.realpath(args.output), args.overwrite) as file:
-            file.write(csv_text([self.format.names + self.columns]))
+        header = self.format.names + self.columns
+        numbers = {
+            name for name in self.columns if re.fullmatch(r"prob_\d+|conf|conf_fitted|needs_review", name)
+        }
+        with (
+            files.atomic_write(os.path.realpath(args.output), args.overwrite) as file,
+            table_writer(file, args.output, header, numbers, csv_text) as write,
+        ):
             for chunk, languages in self.chunks():
                 faults += chunk.faults
                 dittos = set() if args.ditto else set(chunk.dittos)
@@ -341,7 +358,7 @@ class Coding:
                 total["no_code"] += sum(not row[0] for row in rows)
                 total["review"] += sum(row[-1] == "1" for row in rows)
                 conf += sum(float(row[-3]) for row in rows if row[0])
-                file.write(csv_text([[*row, *cells] for row, cells in zip(zip(*chunk.columns), rows)]))
+                write([[*row, *cells] for row, cells in zip(zip(*chunk.columns), rows)])
             if self.fingerprint() != self.settings["input"]:
                 raise changed
             if faults:

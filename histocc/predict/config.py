@@ -1,12 +1,14 @@
 """The flags of `python -m histocc.predict`, and the combinations of them that are refused."""
 
 import glob
+import importlib.util
 import os
 from collections.abc import Iterator
 from dataclasses import MISSING, dataclass
 from typing import Annotated
 
-from histocc.data.config import Column, Delimiter, Encoding
+from histocc.data.binary import ENDINGS, ending_of
+from histocc.data.config import Column, Delimiter, Encoding, Workbooks
 from histocc.data.descriptions import CODE_COLUMNS, TEXT_COLUMNS
 from histocc.data.rows import key_reader
 from histocc.formatter import CLASSES
@@ -50,12 +52,18 @@ class Cores(Config):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Files(Config):
+class Files(Workbooks):
     """files"""
 
     model: str = flag(MISSING, "a run, a checkpoint, or a published model", metavar="MODEL", resumable=True)
-    input: str = flag(MISSING, "rows to code: CSV or Parquet", "--fn-in", metavar="FILE", resumable=True)
-    output: str = flag(MISSING, "the rows with codes: CSV", "--fn-out", metavar="FILE.csv", resumable=True)
+    input: str = flag(MISSING, "table of rows to code", "--fn-in", metavar="FILE", resumable=True)
+    output: str = flag(
+        MISSING,
+        f"the rows with codes: a table that ends in {listed(list(ENDINGS), 'or')}",
+        "--fn-out",
+        metavar="FILE.csv",
+        resumable=True,
+    )
     input_col: list[Column] | None = flag(
         None,
         "column with the descriptions (default: occ1), and further ones if the model was trained on some",
@@ -149,7 +157,11 @@ class PredictConfig(Files, Decoding, Published, Computing):
             **dict.fromkeys(weights, "the model"),
         }
         overwrite = self.overwrite or os.path.isdir(self.output + ".parts")  # `begin` compares the settings
-        yield from files.problems([self.output, self.output + ".rejected.csv"], inputs, overwrite)
+        paths, endings = [self.output, self.output + ".rejected.csv"], tuple(ENDINGS)
+        yield from files.problems(paths, inputs, overwrite, endings=endings)
+        package, extra = ENDINGS[ending_of(self.output)] or ("csv", "")
+        if importlib.util.find_spec(package) is None:
+            yield f"--output {self.output} needs {package}: pip install 'histocc[{extra}]'"
         yield from files.save_path_problems(os.path.dirname(os.path.abspath(self.output)))
 
 

@@ -23,7 +23,7 @@ from typing import Annotated
 
 import numpy as np
 
-from histocc.data.config import Delimiter, text_columns
+from histocc.data.config import Column, Delimiter, Workbooks, text_columns
 from histocc.data.descriptions import CODE_COLUMNS, TEXT_COLUMNS, read_descriptions
 from histocc.data.rows import csv_text, read_columns, read_key, row_writer
 from histocc.data.tables import table_format
@@ -40,7 +40,7 @@ from histocc.review.sheet import (
     most_wrong_first,
     sheet_text,
 )
-from histocc.runtime.config import Config, Count, CountOrZero, Parser, flag, number
+from histocc.runtime.config import Count, CountOrZero, Parser, flag, number
 from histocc.runtime.errors import UserError, raise_if_any, run_command
 from histocc.runtime.files import atomic_write, opened, remove_leftovers
 from histocc.runtime.files import problems as output_problems
@@ -52,7 +52,7 @@ Port = Annotated[int, number(int, lambda port: 0 < port < 65_000, "a port, 1 …
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReviewConfig(Config):
+class ReviewConfig(Workbooks):
     """The flags of review."""
 
     action: str = flag(MISSING, "what to do, see above", choices=tuple(NEEDED), positional=True)
@@ -75,11 +75,11 @@ class ReviewConfig(Config):
     training_data: str | None = flag(None, "apply: append texts and decided codes to it", metavar="FILE.csv")
     decisions: str = flag("", "serve: sheet of decisions (default: FILE.decisions.csv)", metavar="FILE.csv")
     port: Port = flag(8765, "serve: port of the page")
-    input_col: list[str] | None = flag(
+    input_col: list[Column] | None = flag(
         None, "columns with the descriptions (default: occ1), as for predict", "--column", metavar="COL"
     )
-    weight_col: str | None = flag(None, "column that says how often each row counts", metavar="COL")
-    language_col: str | None = flag(None, "column with the languages (default: lang)", "--language-column")
+    weight_col: Column | None = flag(None, "column that says how often each row counts", metavar="COL")
+    language_col: Column | None = flag(None, "column with the languages (default: lang)", "--language-column")
     delimiter: Delimiter | None = flag(None, "delimiter of the coded file (default: found)", metavar="CHAR")
     no_quotes: bool = flag(False, "quotation marks of the coded file are letters like others")
 
@@ -122,7 +122,7 @@ def next_command(args: ReviewConfig, sheet: str) -> str:
     command = ["python", "-m", "histocc.review", action, sheet, "--to", args.files[0]]
     outputs = (f"{args.files[0]}.final{number or ''}.csv" for number in range(1000))
     command += [] if args.sample else ["--output", next(path for path in outputs if not os.path.exists(path))]
-    columns = "input_col", "weight_col", "language_col", "delimiter", "no_quotes"
+    columns = "input_col", "weight_col", "language_col", "delimiter", "no_quotes", "sheet"
     for name in ("key", "descriptions", "by", "training_data", *columns):
         if (value := getattr(args, name)) != getattr(ReviewConfig, name):
             values = value if isinstance(value, list) else [value] * (value is not True)
@@ -286,7 +286,8 @@ def run(argv: list[str] | None) -> None:
     system = ("hisco" if set(key) <= set(hisco_key()) else "code") if key else None
     path = args.to or args.files[0]
     columns, reading = text_columns(args.input_col), (args.delimiter, system, args.no_quotes)
-    coded = CodedFile(path, columns, args.language_col, *reading, set(key or ()), args.weight_col)
+    more = set(key or ()), args.weight_col, args.sheet
+    coded = CodedFile(path, columns, args.language_col, *reading, *more)
     ACTIONS[args.action](args, coded, key)
 
 

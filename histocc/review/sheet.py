@@ -9,7 +9,7 @@ from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from histocc.data.rows import code_of_cell, csv_text, language_name, weight_of
-from histocc.data.tables import column_problems, csv_rows, read_chunks, table_format
+from histocc.data.tables import column_problems, read_chunks, table_format, table_rows
 from histocc.formatter import CLASSES, BlockyFormatter, make_formatter, split_codes
 from histocc.runtime.errors import UserError, raise_if_any
 from histocc.text import UNKNOWN_LANGUAGE, join_columns, text_key
@@ -64,7 +64,7 @@ class CodedFile:
     Args:
         input_cols: the column with the texts, and further ones that belong to them.
         language_column: None: the column lang, if there is one.
-        delimiter: None: it is detected; no_quotes: quotation marks are letters.
+        delimiter: None: it is detected; no_quotes: quotation marks are letters; sheet: that of a workbook.
         system: the name of the columns of codes that a table without a model's answers gets, or has; None
             refuses such a table.
         key: the codes that it may hold.
@@ -94,11 +94,15 @@ class CodedFile:
         no_quotes: bool = False,
         key: Container[str] = (),
         weight_column: str | None = None,
+        sheet: str | None = None,
     ):
-        self.path, self.reading, self.key_codes = path, (delimiter, None, no_quotes), key
+        wanted = [*input_cols, *filter(None, [language_column])]
+        self.path, self.reading = path, (delimiter, None, no_quotes, sheet, wanted)
+        self.key_codes = key
         header = table_format(path, *self.reading).names
         if language_column is None and "lang" in header:
             language_column = "lang"
+            wanted.append(language_column)
         missing = [name for name in ("prob_1", "conf", "needs_review") if header.count(name) != 1]
         first = header.index("prob_1") - 1 if not missing else -1
         self.is_coded = first >= 0 and header[first].endswith("_1")
@@ -120,8 +124,8 @@ class CodedFile:
             places = {name: [*header, *new].index(name) for name in names}
         flags = dict.fromkeys(input_cols, "--input-col") | {language_column or "": "--language-col"}
         flags |= {weight_column or "": "--weight-col"}
-        wanted = [*input_cols, *filter(None, (language_column, weight_column))]
-        raise_if_any(column_problems(path, header, wanted, flags))
+        columns = [*wanted, *filter(None, [weight_column])]
+        raise_if_any(column_problems(path, header, columns, flags))
         self.header, self.formatter = header + new, formatter_of(self.system)
         self.added = [MODEL if name == DECIDED and self.is_coded else "" for name in new]
         self.input_cols, self.decided = list(map(header.index, input_cols)), self.header.index(DECIDED, first)
@@ -337,7 +341,7 @@ class Sheets:
         if wrong := column_problems(path, header, [DECISION, ID]):
             raise UserError("\n  ".join([*wrong, f"{path} is not a sheet of python -m histocc.review make"]))
         problems = []
-        for line, cells in csv_rows(path, table):  # spreadsheets leave out empty cells at the end
+        for line, cells in table_rows(path, table):  # spreadsheets leave out empty cells at the end
             row = dict(zip(header, map(str.strip, cells + [""] * width)))
             if not row[DECISION] and not row[ID]:
                 continue

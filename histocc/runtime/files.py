@@ -235,12 +235,17 @@ class OwnFiles:
 
 
 def problems(
-    paths: Iterable[str], inputs: dict[str | None, str], overwrite: bool = False, own: OwnFiles | None = None
+    paths: Iterable[str],
+    inputs: dict[str | None, str],
+    overwrite: bool = False,
+    own: OwnFiles | None = None,
+    endings: tuple[str, ...] = (),
 ) -> list[str]:
     """Return why a command may not write to `paths`, a line each; it may replace its `own` files.
 
     Args:
         inputs: the role of each file, such as {"my/key.csv": "the file of --key"}; None is no file.
+        endings: the endings that tables may have, if any; (): those of CSV.
     """
     lines = []
     for path in paths:
@@ -249,7 +254,9 @@ def problems(
             lines.append(f"{path!r} is no name of a file")
         elif read := [what for name, what in inputs.items() if name and is_same(path, name)]:
             lines.append(f"{path} is {read[0]}, and inputs are never written to; choose another name")
-        elif named := re.fullmatch(OTHER_TABLES, path, re.IGNORECASE | re.DOTALL):
+        elif endings and "." in os.path.basename(path) and not path.lower().endswith(endings):
+            lines.append(f"{path}: a name of this output ends in {', '.join(endings)}")
+        elif not endings and (named := re.fullmatch(OTHER_TABLES, path, re.IGNORECASE | re.DOTALL)):
             lines.append(f"{path}: tables are written as CSV: name it {named[1]}.csv")
         elif kind not in (None, "a file", "a symbolic link"):
             lines.append(f"{path} is {kind}, which is not written to; choose another name")

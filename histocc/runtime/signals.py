@@ -116,7 +116,8 @@ def _take_signals(request: StopRequest) -> Callable[[], None]:
     before = {
         number: signal.signal(number, lambda number, frame: None)
         for number in SIGNALS
-        if (kept := signal.getsignal(number)) and (number.name != "SIGHUP" or kept != signal.SIG_IGN)
+        if (kept := signal.getsignal(number)) is not None
+        and (number.name != "SIGHUP" or kept != signal.SIG_IGN)
     }
     wakeup, owner = signal.set_wakeup_fd(pipe, warn_on_full_buffer=False), os.getpid()
 

@@ -1,0 +1,369 @@
+"""Tables that are no text, read through the packages of extras: Parquet (pyarrow), workbooks of Excel and
+OpenDocument (python-calamine), files of Stata and SPSS (pyreadstat); and the tables that predict writes.
+
+Cells become texts: whole numbers have no fraction, an empty cell is "", a date is 2026-01-31. Parquet, Stata
+and SPSS files are read piece by piece; a workbook is held in memory while it is read.
+"""
+
+import contextlib
+import datetime
+import gzip
+import itertools
+import os
+import re
+import tempfile
+import unicodedata
+import zipfile
+from collections.abc import Callable, Container, Iterator, Sequence
+from functools import lru_cache
+from itertools import islice
+from typing import Any, BinaryIO, NamedTuple
+
+import numpy as np
+
+from histocc.runtime.errors import UserError
+from histocc.runtime.files import opened
+
+CHUNK = 1 << 12  # rows: few enough for the cells of a chunk to stay in the processor's cache
+_STATA_CHUNK = 1 << 16  # rows of Stata and SPSS files, whose beginning is read again for each chunk
+_TOP = 20  # rows among which the names of the columns are looked for
+MAX_ROWS, MAX_CELL = 1 << 20, 32_767  # rows of a sheet of .xlsx, characters of a cell
+# a cell with a formula but without the value that it had in a spreadsheet program
+_UNSTORED = re.compile(
+    rb'<c (?![^>]*t="str")[^>]*>(?:<f[^>]*/>|<f[^>]*>[^<]*</f>)(?:<v ?/>|<v></v>)?</c>', re.DOTALL
+)
+
+
+Rows = tuple[np.ndarray, list[list[str]]]  # numbers of rows, int64 [n], from 1; n cells of each column
+# Endings of the tables that predict writes → the package that it takes, and the extra with that package
+ENDINGS = {
+    ".csv": None,
+    ".csv.gz": None,
+    ".xlsx": ("xlsxwriter", "excel"),
+    ".parquet": ("pyarrow", "parquet"),
+}
+
+
+def composed(name: str) -> str:
+    """Return the name of a column without blanks around it, however its accents are stored."""
+    return unicodedata.normalize("NFC", name).strip()
+
+
+def ending_of(path: str) -> str:
+    """Return the one of ENDINGS that a name has; without any it is that of CSV."""
+    return next((ending for ending in ENDINGS if path.lower().endswith(ending)), ".csv")
+
+
+class Binary(NamedTuple):
+    """A table that is no text."""
+
+    kind: str  # for the user
+    names: list[str]  # of the columns, as in the file
+    read: Callable[[Sequence[int]], Iterator[Rows]]  # given the places of columns
+    notes: tuple[str, ...] = ()  # for the user
+
+
+def open_table(
+    path: str, begin: bytes, encoding: str | None, sheet: str | None, texts: Sequence[str]
+) -> Binary | None:
+    """Return a table that is no text, or None. Raises UserError if it cannot be read.
+
+    Args:
+        begin: the first bytes of the file.
+        encoding: that of the texts in a Stata or SPSS file, if it does not say it.
+        sheet: name of the sheet of a workbook; None: the first that has the columns `texts`.
+        texts: the columns that hold texts. A workbook's names of columns are in the first row that has these,
+            and in files of Stata and SPSS they take the labels of values; other columns take the values.
+    """
+    if begin.startswith(b"PAR1"):
+        return _parquet(path)
+    if re.match(rb"PK\x03\x04|\xd0\xcf\x11\xe0", begin):
+        return _workbook(path, sheet, texts)
+    if re.match(rb"<stata_dta>|[\x69-\x73][\x01\x02]\x01\0", begin):
+        return _statistics(path, "Stata", "read_dta", encoding, texts)
+    if begin.startswith((b"$FL2", b"$FL3")):
+        return _statistics(path, "SPSS", "read_sav", encoding, texts)
+    return None
+
+
+def _number_text(number: float | None) -> str:
+    """Return a float as text; a whole one (in pandas, whole numbers with gaps) has no fraction."""
+    if number is None or number != number:
+        return ""
+    # beyond 2**53 a float does not tell whole numbers apart
+    return str(int(number) if number % 1 == 0 and abs(number) < 2**53 else number)
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, str):
+        return value
+    if value is None or isinstance(value, float):
+        return _number_text(value)
+    return str(value).upper() if isinstance(value, bool) else str(value)  # dates by ISO
+
+
+# ---- Parquet
+#
+# A changed byte is not detected if the writer has stored no checksums of pages (most do so only if asked to).
+
+
+def _parquet(path: str) -> Binary:
+    try:
+        import pyarrow
+        from pyarrow import lib, parquet  # pyright: ignore[reportAttributeAccessIssue]  compiled
+    except ImportError:
+        raise UserError(f"{path}: reading Parquet needs pyarrow: pip install 'histocc[parquet]'") from None
+    errors = lib.ArrowException, OSError, ValueError, MemoryError, OverflowError
+    try:
+        # Never mapped into memory: a file that is shortened meanwhile would end the process with a signal.
+        # Nothing is read ahead: that would hold all row groups in memory.
+        file = parquet.ParquetFile(pyarrow.OSFile(path), pre_buffer=False, page_checksum_verification=True)
+        schema, names = file.schema_arrow, file.schema_arrow.names  # decodes names, where an error is caught
+    except errors as error:
+        raise UserError(f"{path}: is a damaged Parquet file ({error!s:.300})") from None
+
+    def read(places: Sequence[int]) -> Iterator[Rows]:
+        for column in map(schema.field, places):
+            if column.type.num_fields:  # lists, records
+                remedy = "write a cell as one text: codes such as 61110;83110 are read with"
+                what = f"column {column.name!r} holds several values in a cell; {remedy} --code-separator ';'"
+                raise UserError(f"{path}: {what}")
+        # Columns are taken by place if all are read, since names may repeat.
+        columns = None if len(places) == len(names) else [names[place] for place in places]
+        row, batches = 0, file.iter_batches(CHUNK, columns=columns)
+        while names:
+            try:
+                if (batch := next(batches, None)) is None:
+                    break
+                order = places if columns is None else map(batch.schema.get_field_index, columns)
+                cells = [_parquet_texts(batch.column(place)) for place in order]
+            except errors as error:
+                message = " ".join(str(error).split())[:300]
+                what = f"{path}, row {row + 1:,} or below: cannot be read as text ({message})"
+                raise UserError(what) from None
+            yield np.arange(row, row + len(batch), dtype=np.int64) + 1, cells
+            row += len(batch)
+        if names and row != (rows := file.metadata.num_rows):
+            raise UserError(f"{path}: is a damaged Parquet file ({row:,} rows of {rows:,} are there)")
+
+    return Binary("Parquet", names, read)
+
+
+def _parquet_texts(values: Any) -> list[str]:
+    import pyarrow
+
+    if pyarrow.types.is_dictionary(values.type):
+        values = values.dictionary_decode()
+    if pyarrow.types.is_floating(values.type):
+        return list(map(_number_text, values.to_pylist()))
+    return [text or "" for text in values.cast(pyarrow.string()).to_pylist()]
+
+
+# ---- workbooks
+
+
+class _Sheet(NamedTuple):
+    name: str
+    rows: int
+    top: list[list[str]]  # cells of its first rows
+
+
+def _workbook(path: str, sheet: str | None, texts: Sequence[str]) -> Binary:
+    state = os.stat(path)
+    kind, sheets, notes = _sheets(path, state.st_ino, state.st_size, state.st_mtime_ns)
+    listed = ", ".join(repr(each.name) for each in sheets)
+    if sheet is not None and not any(each.name == sheet for each in sheets):
+        raise UserError(f"{path}: has no sheet {sheet!r}; it has {listed}")
+    among = [each for each in sheets if sheet in (None, each.name)]
+    rows = [(each, i) for each in among for i, row in enumerate(each.top) if any(row)]
+    is_found = [row for row in rows if texts and {*texts} <= {composed(cell) for cell in row[0].top[row[1]]}]
+    if texts and not is_found and len({each.name for each, _ in rows}) > 1:
+        what = (
+            f"no sheet has a row with the column names {', '.join(map(repr, texts))} among its first {_TOP}"
+        )
+        raise UserError(f"{path}: {what}; the sheets are {listed}. --sheet and --input-col name others")
+    found, place = next(iter(is_found or rows), (among[0], -1))
+    names = found.top[place] if place >= 0 else []
+    if len(sheets) > 1:
+        notes += (f"is a workbook of the sheets {listed}: {found.name!r} was read",)
+    if place > 0:
+        notes += (f"has the column names in row {place + 1} of the sheet: the rows above are left out",)
+    if found.rows in (1 << 16, MAX_ROWS):
+        notes += (f"has a full sheet of {found.rows:,} rows: is the table cut there?",)
+
+    def read(places: Sequence[int]) -> Iterator[Rows]:
+        blank = [""] * len(names)
+        with _one_message(path), _calamine(path) as book:
+            cells = enumerate(book.get_sheet_by_name(found.name).iter_rows(), 1)
+            rows = ((number, row) for number, row in cells if number > place + 1 and row != blank)
+            while piece := list(islice(rows, CHUNK)):
+                columns = [[_text(row[place]) for _, row in piece] for place in places]
+                yield np.array([number for number, _ in piece], dtype=np.int64), columns
+
+    return Binary(kind, names, read, notes)
+
+
+@lru_cache(maxsize=4)
+def _sheets(path: str, *_state: int) -> tuple[str, list[_Sheet], tuple[str, ...]]:
+    """Return (kind, sheets, notes for the user) of a workbook in this state."""
+    kind, sheets, notes = "Excel 97", [], ()
+    with _one_message(path):
+        if zipfile.is_zipfile(path):
+            with zipfile.ZipFile(path) as parts:
+                names = parts.namelist()
+            if not {"content.xml", "xl/workbook.xml", "xl/workbook.bin"}.intersection(names):
+                raise UserError(f"{path}: is not a table but a zip archive; unpack it")
+            kind = "OpenDocument" if "content.xml" in names else "Excel"
+        with _calamine(path) as book:
+            for name in book.sheet_names:
+                sheet = book.get_sheet_by_name(name)
+                top = [list(map(_text, row)) for row in islice(sheet.iter_rows(), _TOP)]
+                sheets.append(_Sheet(name, 0 if sheet.end is None else sheet.end[0] + 1, top))
+        if kind == "Excel" and _has_unstored_formulas(path):
+            what = "holds formulas without their values, which were read as empty cells"
+            notes = (f"{what}: a spreadsheet program stores them when it saves the workbook",)
+    return kind, sheets, notes
+
+
+def _calamine(path: str) -> Any:
+    try:
+        from python_calamine import CalamineWorkbook
+    except ImportError:
+        what = f"{path}: reading workbooks needs python-calamine: pip install 'histocc[excel]'"
+        raise UserError(what) from None
+    with opened(path) as file:
+        return CalamineWorkbook.from_filelike(file)
+
+
+@contextlib.contextmanager
+def _one_message(path: str) -> Iterator[None]:
+    """Make a UserError of any other error of the programs that read a workbook."""
+    try:
+        yield
+    except UserError:
+        raise
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":  # Rust's
+            raise
+        remedy = "it is damaged, protected by a password or no workbook; save it again as .xlsx or CSV"
+        raise UserError(f"{path}: cannot be read as a workbook ({error!s:.200}): {remedy}") from None
+
+
+def _has_unstored_formulas(path: str) -> bool:
+    with zipfile.ZipFile(path) as parts:
+        for name in parts.namelist():
+            if not re.fullmatch(r"xl/worksheets/[^/]*\.xml", name):
+                continue
+            with parts.open(name) as part:
+                block = b""
+                while more := part.read(1 << 20):
+                    block = block[-(1 << 14) :] + more  # a formula has 8,192 characters at most
+                    if b"<f" in block and _UNSTORED.search(block):
+                        return True
+    return False
+
+
+# ---- Stata and SPSS
+
+
+def _statistics(path: str, kind: str, reader: str, encoding: str | None, texts: Sequence[str]) -> Binary:
+    try:
+        import pyreadstat
+    except ImportError:
+        what = f"{path}: reading Stata and SPSS files needs pyreadstat: pip install 'histocc[stata]'"
+        raise UserError(what) from None
+    encoding = encoding and encoding.removesuffix("-sig").upper()
+
+    def table(**rows: Any) -> tuple[dict[str, list], Any]:
+        try:
+            return getattr(pyreadstat, reader)(path, output_format="dict", encoding=encoding, **rows)
+        except Exception as error:  # also of damaged files, of several kinds
+            remedy = "it is damaged, or its encoding must be named by --encoding; else save it as CSV"
+            raise UserError(f"{path}: cannot be read as a {kind} file ({error!s:.200}): {remedy}") from None
+
+    _, about = table(metadataonly=True)
+    names, labels = [name or "" for name in about.column_names], about.variable_value_labels
+
+    def read(places: Sequence[int]) -> Iterator[Rows]:
+        chosen, row = [names[place] for place in places], 0
+        of_texts = [labels.get(name, {}) if composed(name) in texts else {} for name in chosen]
+        while True:
+            cells, _ = table(usecols=chosen, row_offset=row, row_limit=_STATA_CHUNK)
+            columns = [
+                [_text(of_text.get(value, value)) for value in cells[name]]
+                for name, of_text in zip(chosen, of_texts)
+            ]
+            if not columns or not columns[0]:
+                return
+            yield np.arange(row, row + len(columns[0]), dtype=np.int64) + 1, columns
+            row += len(columns[0])
+
+    return Binary(kind, names, read)
+
+
+# ---- the tables that predict writes
+
+
+@contextlib.contextmanager
+def table_writer(
+    file: BinaryIO, name: str, header: list[str], numbers: Container[str], as_csv: Callable[[list], bytes]
+) -> Iterator[Callable[[list], Any]]:
+    """Give a function that writes rows, below the names of the columns, as the ending of `name` asks. Equal
+    rows make equal bytes. Raises UserError if the format has no room for a cell.
+
+    Args:
+        numbers: columns whose cells are numbers in .xlsx and .parquet; those of all others are texts.
+        as_csv: makes CSV of rows.
+    """
+    ending = ending_of(name)
+    if ending == ".csv":
+        file.write(as_csv([header]))
+        yield lambda rows: file.write(as_csv(rows))
+    elif ending == ".csv.gz":
+        with gzip.GzipFile("", "wb", 6, file, mtime=0) as packed:
+            packed.write(as_csv([header]))
+            yield lambda rows: packed.write(as_csv(rows))
+    elif ending == ".parquet":
+        import pyarrow
+        from pyarrow import parquet
+
+        kinds = [pyarrow.float64() if name in numbers else pyarrow.string() for name in header]
+        schema = pyarrow.schema(list(zip(header, kinds)))
+
+        def write_parquet(rows: list) -> None:
+            columns = [
+                [float(cell) if cell else None for cell in column] if name in numbers else column
+                for name, column in zip(header, zip(*rows))
+            ]
+            arrays = [pyarrow.array(column, kind) for column, kind in zip(columns, kinds)]
+            if rows:
+                writer.write_table(pyarrow.Table.from_arrays(arrays, schema=schema))
+
+        with parquet.ParquetWriter(file, schema) as writer:
+            yield write_parquet
+    else:
+        import xlsxwriter
+        from xlsxwriter.exceptions import FileCreateError
+
+        with tempfile.TemporaryDirectory() as folder:  # the rows, until the file is complete
+            how = {"constant_memory": True, "nan_inf_to_errors": True, "tmpdir": folder}
+            book = xlsxwriter.Workbook(file, how)
+            book.set_properties({"created": datetime.datetime(2000, 1, 1)})
+            sheet, places = book.add_worksheet(), itertools.count(1)
+            for column, text in enumerate(header):
+                sheet.write_string(0, column, text)
+
+            def write_xlsx(rows: list) -> None:
+                for row, place in zip(rows, places):
+                    for column, cell in enumerate(row):
+                        if cell and header[column] in numbers:
+                            sheet.write_number(place, column, float(cell))
+                        elif cell and sheet.write_string(place, column, cell):
+                            what = f"{cell[:40]!r} … has {len(cell):,} characters, and a cell of .xlsx holds"
+                            raise UserError(f"{name}: {what} {MAX_CELL:,}: name the output .csv or .parquet")
+
+            yield write_xlsx
+            try:
+                book.close()
+            except FileCreateError as error:
+                raise error.args[0] from None  # the error of the machine
