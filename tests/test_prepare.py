@@ -29,7 +29,7 @@ from histocc.data import report as data_report
 from histocc.data.arrays import META, PreparedData, fault
 from histocc.data.config import PrepareSettings, file_problems, fingerprint
 from histocc.data.prepare import split_values
-from histocc.formatter import make_formatter
+from histocc.formatter import classes_in_words, make_formatter
 from histocc.runtime.errors import UserError
 from histocc.text import text_hashes
 
@@ -139,6 +139,43 @@ def test_hisco_gets_its_leading_zero_back_and_other_systems_nothing(tmp_path):
     assert (result.report["zeros_restored"], result.report["codes_short"]) == (0, 1)
     result = prepare(tmp_path, "occ1,hisco_1\na,-1\nb,-2\nc,-3\nd,61110\ne,?\n", kind="gpf")
     assert result.codes == ["-1", "-2", "-3", "61110", "?"]  # are never short
+
+
+ISCO = ["1", "2", "01", "11", "12", "21", "22", "011", "111", "112", "121", "211", "221"]
+
+
+@pytest.mark.parametrize(
+    "cells, more, codes, counts, words",
+    [
+        ("0110 110 110.0 2111 5223 7", {}, "0110 2111 5223 7", {"zeros_restored": 2}, ""),
+        (
+            "110 " + " ".join(map(str, range(2000, 2010))),
+            {},
+            None,
+            {},
+            "1 codes are shorter than the other 10",
+        ),
+        (" ".join(ISCO), {}, None, {}, ""),  # levels
+        ("01.1 1.1 01.1.1 R54.005 1 1.0", {}, None, {}, ""),
+        ("110 2111 9", {"fixed_codes": ["0110", "2111", "9"]}, "0110 2111 9", {"zeros_restored": 1}, ""),
+        ("I5.9 I5.9 i5.9 I59 1.11 11.1 111", {}, None, {}, "I59 for I5.9, i5.9 for I5.9; --recode spellings"),
+        ("I5.9 I5.9 i5.9 I59 1.11 11.1 111", {"join_spellings": True}, "1.11 11.1 111 I5.9", {}, ""),
+        ("B05.9|J1.8 B05.9|J1.9 B05.9", {}, None, {}, "such as 'B05.9|J1.8'; --code-separator '|' separates"),
+        ("B05.9|J1.8 B05.9|J1.8|B05.9", {"code_separator": "|"}, "B05.9 J1.8", {"codes_repeated": 1}, ""),
+    ],
+)
+def test_what_all_codes_together_tell(tmp_path, cells, more, codes, counts, words):
+    rows = [(f"text {i}", cell) for i, cell in enumerate(cells.split())]
+    chosen = settings_for(write_csv(tmp_path / "a.csv", HEADER[:2], rows), kind="classes", **more)
+    if chosen.code_separator:
+        chosen.formatter["max_codes"] = None
+    result = Result(prep.prepare(chosen, str(tmp_path / "out"), quiet))
+    assert sorted(result.codes) == sorted(codes.split() if codes else set(cells.split()))
+    assert result.report | counts == result.report and result.report["rejected_rows"] == 0
+    notes = [line for line in result.report["read"] if line.startswith("Note")]
+    assert [words in note for note in notes] == [True] * bool(words)
+    assert f"({classes_in_words(result.codes)})" in result.report["read"][0]
+    assert result.data.max_codes == (3 if chosen.code_separator else 1)
 
 
 def test_bad_labels_stop_with_their_rows_and_the_flags_that_help(tmp_path):

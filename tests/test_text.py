@@ -27,6 +27,7 @@ from histocc.formatter import (
     BlockyFormatter,
     CodeError,
     construct_general_purpose_formatter,
+    formatter_of_codes,
     hisco_blocky5,
     hisco_key,
     make_formatter,
@@ -182,6 +183,8 @@ OCC1950 = occ1950_blocky2()
 GPF = construct_general_purpose_formatter(4, ["a", "b", "c"], allow_short=False)
 GPF_SHORT = construct_general_purpose_formatter(4, ["a", "b", "c"])
 GPF_SEP = construct_general_purpose_formatter(4, ["a", "b", "c"], use_within_block_sep=True)
+NAMES = ["Fruit juice", "R&D", "rice, pasta", "Καφές", *map(str, range(7))]
+CLASSES = make_formatter("classes", ["a", "b", "c"], codes=NAMES)
 CHARACTERS = [c for c in string.ascii_letters + string.digits + string.punctuation if c not in "&,"]
 TOKENS = [str(n) for n in range(-999, 1000)] + CHARACTERS
 EVERY_KIND = [
@@ -189,6 +192,7 @@ EVERY_KIND = [
     (OCC1950, st.text("0123456789", min_size=3, max_size=3)),
     (GPF, st.text(CHARACTERS, min_size=4, max_size=4)),
     (GPF_SHORT, st.text(CHARACTERS, min_size=1, max_size=4)),
+    (CLASSES, st.sampled_from(NAMES)),
     (GPF_SEP, st.lists(st.sampled_from(TOKENS), min_size=1, max_size=4).map(",".join)),
 ]
 
@@ -217,6 +221,11 @@ def test_sequences_tokens_and_sizes_as_published():
     first = [ids[token] for token in ("-999", "0", "999", "a", "Z", "!")]
     assert first == [5, 1004, 2003, 2004, 2055, 2056] and len(ids) == 1999 + 52 + 30
     assert HISCO.target_cols == ["hisco_1", "hisco_2", "hisco_3", "hisco_4", "hisco_5"]
+    ids = [CLASSES.map_char_idx[digit] for digit in "0109"]
+    assert CLASSES.transform_label("R&D&5").tolist() == [2, *ids, 1, 1, 3]  # a code is its number
+    with pytest.raises(CodeError, match="not among the 11 classes"):
+        CLASSES.encode_code("fruit juice")
+    assert CLASSES.decode_block(ids[3:] * 2) is None  # 99
     fixed = make_formatter("occ1950", ["x"], block_size=5, use_within_block_sep=True, allow_short=True)
     assert (fixed.block_size, fixed.within_block_sep, fixed.allow_short) == (3, None, False)
 
@@ -357,7 +366,9 @@ def test_settings_that_are_refused(arguments, words):
         make_formatter(*arguments)
 
 
-@pytest.mark.parametrize("formatter", [HISCO, OCC1950, hisco_blocky5(["x"]), GPF, GPF_SHORT, GPF_SEP])
+@pytest.mark.parametrize(
+    "formatter", [HISCO, OCC1950, hisco_blocky5(["x"]), GPF, GPF_SHORT, GPF_SEP, CLASSES]
+)
 def test_settings_survive_json_and_pickle(formatter):
     settings = formatter.to_dict()
     again = BlockyFormatter.from_dict(json.loads(json.dumps(settings)))
@@ -365,3 +376,23 @@ def test_settings_survive_json_and_pickle(formatter):
         assert other.to_dict() == settings and other.num_classes == formatter.num_classes
     with pytest.raises(ValueError, match="do not fit together"):
         BlockyFormatter.from_dict(settings | {"max_codes": -1})
+
+
+@pytest.mark.parametrize(
+    "codes, before, expected",
+    [
+        (["01.1", "01.1.1.3.1"], None, ("gpf", 10)),
+        (["R54.005", "x" * 17], None, ("classes", 1)),
+        (["Fruit juice"], None, ("classes", 1)),
+        (["a & b", *NAMES], CLASSES, ("classes", 2)),
+        (["12"], GPF_SHORT, ("gpf", 4)),  # the tokens and blocks of the initial weights stay
+        (["12,-1"], GPF_SEP, ("gpf", 4)),
+        (["12345"], GPF_SHORT, ("gpf", 5)),
+        (["12345"], HISCO, ("gpf", 5)),
+    ],
+)
+def test_the_formatter_follows_from_the_codes(codes, before, expected):
+    formatter = formatter_of_codes(codes, ["x"], 2, before and before.to_dict())
+    assert (formatter.kind, formatter.block_size) == expected
+    assert formatter.max_num_codes == (3 if before and before is not HISCO else 2)
+    assert [formatter.decode_block(formatter.encode_code(code)) for code in codes] == codes

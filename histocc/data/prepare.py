@@ -172,7 +172,7 @@ class Reader:
                 rows = split_cells(chunk.columns, settings.code_separator)
                 cells.update(chain.from_iterable(rows))
                 if settings.max_codes is None:
-                    self.room = max([self.room, *(len(set(row)) for row in rows)])
+                    self.room = max([self.room, *map(len, rows)])
         self.room = min(self.room, MAX_CODES)
         counts: Counter[str] = Counter()
         for cell, count in cells.items():

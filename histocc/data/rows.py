@@ -247,9 +247,6 @@ def lost_zeros(codes: Collection[str], known: Container[str]) -> tuple[dict[str,
     spreadsheet has changed; a note on other numbers that are shorter than most, or ""). Shorter codes that
     most others begin with are levels of the system, and stay.
     """
-    zeros = {}
-    if not any(re.fullmatch(r"[0-9]+\.[0-9]*[1-9][0-9]*", code) for code in codes):
-        zeros = {code: in_key(code, known) for code in codes if re.fullmatch(r"[0-9]+\.0", code)}
     numbers = [code for code in codes if re.fullmatch("[0-9]+", code)]
     [(length, times)] = Counter(map(len, numbers)).most_common(1) or [(0, 0)]
     short = [code for code in numbers if len(code) < length]
@@ -259,8 +256,12 @@ def lost_zeros(codes: Collection[str], known: Container[str]) -> tuple[dict[str,
         if 2 * sum(code[:size] in codes for code in numbers if len(code) == length) > times
     }
     short = [code for code in short if len(code) not in levels]
+    zeros: dict[str, str] = {}
     if 2 * times > len(numbers):
-        zeros |= {code: code.zfill(length) for code in short if code.zfill(length) in known}
+        zeros = {code: code.zfill(length) for code in short if code.zfill(length) in known}
+    if not any(re.fullmatch(r"[0-9]+\.[0-9]*[1-9][0-9]*", code) for code in codes):
+        whole = {code: in_key(code[:-2], known) for code in codes if re.fullmatch(r"[0-9]+\.0", code)}
+        zeros |= {code: zeros.get(number, number) for code, number in whole.items() if number in known}
     rest = sorted(set(short) - set(zeros))
     if not rest or 5 * len(rest) > times:
         return zeros, ""
