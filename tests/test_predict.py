@@ -309,6 +309,7 @@ def test_known_texts_have_their_codes(model, tmp_path, monkeypatch):
 
 
 @pytest.mark.processes
+@pytest.mark.full
 def test_names_are_codes_in_every_command(tmp_path):
     names = ["Fruit juice", "R&D", "bread & rolls", "rice, pasta", "Καφές", "0110"]
     words, header = ["juice", "lab", "loaf", "noodle", "coffee", "soldier"], ["occ1", "CODE_1", "CODE_2"]

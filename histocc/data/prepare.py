@@ -158,7 +158,7 @@ class Reader:
                     f"{what}: {shown}{' …' * (len(joined) > EXAMPLES)}; --recode spellings joins them"
                 )
             if any_code:
-                zeros, note = lost_zeros(counts, counts.keys() | known)
+                zeros, note = lost_zeros(counts, known)
                 self.notes += filter(None, [note, several_in_one(counts)])
         return CodeBook(self.formatter, fixed, settings.number_codes, recode, zeros)
 

@@ -242,30 +242,28 @@ class CodeBook(dict):
 # ---- the codes of a table, all together
 
 
-def lost_zeros(codes: Collection[str], known: Container[str]) -> tuple[dict[str, str], str]:
-    """Return (code → its form in `known` with leading zeros, or without the trailing .0, for numbers that a
-    spreadsheet has changed; a note on other numbers that are shorter than most, or ""). Shorter codes that
-    most others begin with are levels of the system, and stay.
+def lost_zeros(codes: Collection[str], key: Collection[str]) -> tuple[dict[str, str], str]:
+    """Return (code → its form with leading zeros, or without the trailing .0, for numbers that a spreadsheet
+    has changed; a note on other numbers that are shorter than most, or ""). The other form is one of `codes`
+    or of the key, whose codes stay. Shorter codes that most others begin with are levels of the system.
     """
-    numbers = [code for code in codes if re.fullmatch("[0-9]+", code)]
-    [(length, times)] = Counter(map(len, numbers)).most_common(1) or [(0, 0)]
-    short = [code for code in numbers if len(code) < length]
-    levels = {
-        size
-        for size in set(map(len, short))
-        if 2 * sum(code[:size] in codes for code in numbers if len(code) == length) > times
-    }
-    short = [code for code in short if len(code) not in levels]
+    known = {*codes, *key}
+    numbers = [code for code in known if re.fullmatch("[0-9]+", code)]
+    lengths = Counter(map(len, numbers)) or {0: 0}
+    length = max(lengths, key=lambda length: (lengths[length], length))
+    most = [code for code in numbers if len(code) == length]
+    levels = {n for n in range(1, length) if 2 * sum(code[:n] in known for code in most) > len(most)}
+    short = {code for code in numbers if len(code) < length and len(code) not in levels}.difference(key)
     zeros: dict[str, str] = {}
-    if 2 * times > len(numbers):
+    if 2 * len(most) >= len(numbers):
         zeros = {code: code.zfill(length) for code in short if code.zfill(length) in known}
-    if not any(re.fullmatch(r"[0-9]+\.[0-9]*[1-9][0-9]*", code) for code in codes):
+    if not any(re.fullmatch(r"[0-9]+\.[0-9]*[1-9][0-9]*", code) for code in known):
         whole = {code: in_key(code[:-2], known) for code in codes if re.fullmatch(r"[0-9]+\.0", code)}
         zeros |= {code: zeros.get(number, number) for code, number in whole.items() if number in known}
-    rest = sorted(set(short) - set(zeros))
-    if not rest or 5 * len(rest) > times:
+    rest = sorted(short.difference(zeros))
+    if not rest or 5 * len(rest) > len(most):
         return zeros, ""
-    what = f"{len(rest):,} codes are shorter than the other {times:,}, which have {length} digits"
+    what = f"{len(rest):,} codes are shorter than the other {len(most):,}, which have {length} digits"
     remedy = "if they have lost leading zeros, --recode or --key restores them"
     return zeros, f"{what}: {', '.join(rest[:EXAMPLES])}{' …' * (len(rest) > EXAMPLES)}; {remedy}"
 
