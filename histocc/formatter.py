@@ -19,7 +19,6 @@ import numpy as np
 
 UNK_IDX, PAD_IDX, BOS_IDX, EOS_IDX, SEP_IDX, FIRST_TOKEN_IDX = range(6)  # tokens of codes begin with the last
 MAX_BLOCK_SIZE = 1000
-MAX_CODES = 100  # of a row
 MAX_WRITTEN = 16  # characters of a code that the decoder writes one by one, if nobody has named a formatter
 SEP_VALUE = "&"  # between two codes in text form
 WITHIN_BLOCK_SEP = ","  # between two tokens of one code, where wanted
@@ -111,7 +110,7 @@ class BlockyFormatter:
         if kind == "classes":
             block_size = len(str(max(1, len(self.codes or ())) - 1))
         self._numbers = {code: i for i, code in enumerate(self.codes or ())}
-        self.max_num_codes = most or min(max(1, max_codes or count), MAX_CODES)
+        self.max_num_codes = most or max(1, max_codes or count)
         self.block_size = system.block_size or int(block_size)
         self.max_seq_len = self.max_num_codes * self.block_size + 2  # BOS in front, EOS behind
         self.sep_value = SEP_VALUE
@@ -157,9 +156,7 @@ class BlockyFormatter:
             if self.codes is None:
                 return np.full(self.block_size, EOS_IDX, dtype=np.int64)
             if code not in self._numbers:
-                raise CodeError(
-                    f"code {code!r} is not among the {len(self.codes):,} classes of the formatter"
-                )
+                raise CodeError(f"code {code!r} is not among the {len(self.codes):,} classes")
             code = str(self._numbers[code]).zfill(self.block_size)
         tokens = list(code) if self.within_block_sep is None else code.split(self.within_block_sep)
         for token in tokens:
@@ -190,8 +187,8 @@ class BlockyFormatter:
         """
         if label is None:
             return None
-        is_text = isinstance(label, str)
-        codes = split_codes(label, self._numbers) if is_text else self.codes_of(label)
+        is_row = not isinstance(label, str)
+        codes = self.codes_of(label) if is_row else split_codes(label, self._numbers)
         if len(codes) > self.max_num_codes:
             raise ValueError(f"{label!r} holds {len(codes)} codes, there is room for {self.max_num_codes}")
         sequence = np.full(self.max_seq_len, PAD_IDX, dtype=np.float64)
@@ -300,9 +297,9 @@ def formatter_of_codes(
 
 def classes_in_words(codes: Sequence[str]) -> str:
     """Return the number of codes and their lengths, for people: "669 classes of 2 to 9 characters"."""
-    shortest, longest = (end(map(len, codes), default=0) for end in (min, max))
-    size = f"{longest}" if shortest == longest else f"{shortest} to {longest}"
-    return f"{len(codes):,} class{'es' * (len(codes) != 1)} of {size} character{'s' * (longest != 1)}"
+    lengths = sorted({len(code) for code in codes}) or [0]
+    size = " to ".join(map(str, dict.fromkeys((lengths[0], lengths[-1]))))
+    return f"{len(codes):,} class{'es' * (len(codes) != 1)} of {size} characters"
 
 
 def is_missing(value: Any) -> bool:

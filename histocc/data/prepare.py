@@ -45,7 +45,7 @@ from histocc.data.rows import (
     write_words,
 )
 from histocc.data.tables import Chunk, read_chunks, table_format
-from histocc.formatter import MAX_CODES, BlockyFormatter, classes_in_words, hisco_key
+from histocc.formatter import BlockyFormatter, classes_in_words, hisco_key
 from histocc.runtime.errors import UserError, in_words
 from histocc.runtime.files import OwnFiles, atomic_write, kind_of, run_lock
 from histocc.runtime.log import Stage
@@ -71,6 +71,7 @@ _ODD = re.compile("[\0\ufffd\ue000-\ue004À-ÖØ-Þã]")  # a match of the next 
 _FORBIDDEN = re.compile("[\0\ue000-\ue004]")
 # UTF-8 that was read as Windows-1252 (and made lower case), a capital inside a word, or lost altogether
 _BROKEN = re.compile("\ufffd|[Ãã][\x80-\xbf\u0152-\u2122]|[a-z][À-ÖØ-Þ]")
+MAX_CODES = 100  # of a row in which a separator stands between them
 LINES = np.dtype("<i8")  # number of the file × 2**40 + line
 
 
@@ -153,10 +154,8 @@ class Reader:
                 recode = joined | {old: joined.get(new, new) for old, new in recode.items()}
             elif joined:
                 shown = ", ".join(f"{code} for {first}" for code, first in islice(joined.items(), EXAMPLES))
-                what = f"{len(joined):,} codes seem to be other spellings of a code"
-                self.notes.append(
-                    f"{what}: {shown}{' …' * (len(joined) > EXAMPLES)}; --recode spellings joins them"
-                )
+                more = f"{' …' * (len(joined) > EXAMPLES)}; --recode spellings joins them"
+                self.notes.append(f"{len(joined):,} codes seem to be other spellings: {shown}{more}")
             if any_code:
                 zeros, note = lost_zeros(counts, known)
                 self.notes += filter(None, [note, several_in_one(counts)])

@@ -243,9 +243,9 @@ class CodeBook(dict):
 
 
 def lost_zeros(codes: Collection[str], key: Collection[str]) -> tuple[dict[str, str], str]:
-    """Return (code → its form with leading zeros, or without the trailing .0, for numbers that a spreadsheet
-    has changed; a note on other numbers that are shorter than most, or ""). The other form is one of `codes`
-    or of the key, whose codes stay. Shorter codes that most others begin with are levels of the system.
+    """Return (code → its form with leading zeros, which is one of `codes` or of the key, for numbers that are
+    shorter than most; a note on other such numbers, or ""). Codes of the key stay, and so do levels of the
+    system, with which most codes begin.
     """
     known = {*codes, *key}
     numbers = [code for code in known if re.fullmatch("[0-9]+", code)]
@@ -254,12 +254,7 @@ def lost_zeros(codes: Collection[str], key: Collection[str]) -> tuple[dict[str, 
     most = [code for code in numbers if len(code) == length]
     levels = {n for n in range(1, length) if 2 * sum(code[:n] in known for code in most) > len(most)}
     short = {code for code in numbers if len(code) < length and len(code) not in levels}.difference(key)
-    zeros: dict[str, str] = {}
-    if 2 * len(most) >= len(numbers):
-        zeros = {code: code.zfill(length) for code in short if code.zfill(length) in known}
-    if not any(re.fullmatch(r"[0-9]+\.[0-9]*[1-9][0-9]*", code) for code in known):
-        whole = {code: in_key(code[:-2], known) for code in codes if re.fullmatch(r"[0-9]+\.0", code)}
-        zeros |= {code: zeros.get(number, number) for code, number in whole.items() if number in known}
+    zeros = {code: code.zfill(length) for code in short if code.zfill(length) in known}
     rest = sorted(short.difference(zeros))
     if not rest or 5 * len(rest) > len(most):
         return zeros, ""
@@ -289,17 +284,13 @@ def spellings(counts: dict[str, int], known: Collection[str]) -> dict[str, str]:
 
 def several_in_one(codes: Collection[str]) -> str:
     """Return a note on codes that seem to be several in one cell, "" if there are none: all their parts are
-    codes, or they look like several, as most codes do, or with one part that is a code.
+    codes, or half of the codes look like several.
     """
-    found: dict[str, str] = {}  # code → the character between its parts
-    for code in codes:
-        seems = _SEVERAL.fullmatch(code)
-        for sign in filter(code.__contains__, ";&,/|+"):
-            are_codes = [part.strip() in codes for part in code.split(sign)]
-            if all(are_codes) or seems and any(are_codes):
-                found[code] = sign
-    seeming = {code: seems[1] for code in codes if (seems := _SEVERAL.fullmatch(code))}
-    found = seeming if 2 * len(seeming) > len(codes) else found
+    found = {code: several[1] for code in codes if (several := _SEVERAL.fullmatch(code))}
+    found = found if 2 * len(found) >= len(codes) else {}
+    for sign in ";&,/|+":
+        several = (code for code in codes if sign in code)
+        found |= {code: sign for code in several if all(x.strip() in codes for x in code.split(sign))}
     if not found:
         return ""
     what = f"{len(found):,} codes look like several in one cell, such as {next(iter(found))!r}"
