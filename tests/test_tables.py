@@ -701,12 +701,7 @@ OCC1950, LANG_COL = "--formatter occ1950 --target-cols OCC1950_1", " --language-
         ("occ1,OCC1950_1", "", ("occ1950", 1, "unk", None), OCC1950),
         ("occ1,lang,hisco_1,x", "--target-cols x", ("auto", 1, "unk", None), ""),
         ("lang,hisco_1,hisco_2", "--formatter hisco", ("hisco", 2, "unk", "lang"), f"{BY_NAME}{LANG_COL}"),
-        (
-            "occ1,hisco_1",
-            "--formatter auto",
-            ("hisco", 1, "unk", None),
-            "--formatter hisco --target-cols hisco_1",
-        ),
+        ("occ1,hisco_1,hisco_2", "--formatter auto", ("hisco", 2, "unk", None), BY_NAME),
         ("occ1,x", "--target-cols x --block-size 3", ("gpf", 1, "unk", None), ""),
         ("occ1,hisco_1", "--formatter gpf", ("gpf", 1, "unk", None), f"{GPF} hisco_1"),
         ("occ1,lang,code1,hisco_1", "--key hisco", ("auto", 1, "unk", "lang"), f"{AUTO} code1{LANG_COL}"),
