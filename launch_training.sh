@@ -9,8 +9,8 @@
 #
 #   NUM           number of processes, or all (default: 2; 1 where there is one GPU). At most
 #                 the number of GPUs; on CPUs at most four for each core, or 8
-#   DATA          a CSV or Parquet file, which finetune.py splits into training and
-#                 validation, or a folder with train.csv and val.csv (or .parquet),
+#   DATA          a table (CSV, .xlsx, .dta …), which finetune.py splits into training and
+#                 validation, or a folder with train.csv and val.csv (or .xlsx …),
 #                 for train_mixer.py. Without DATA: a small model on the sample that comes
 #                 with histocc, and then twelve descriptions coded with it
 #   --print-only  print what would run and stop; nothing is installed or written

@@ -8,8 +8,8 @@
 # learning rate is multiplied by the number of processes (--lr-scaling linear), unless
 # FLAGS hold --lr-scaling or --global-batch-size.
 #
-#   DATA          a CSV or Parquet file, which finetune.py splits into training and
-#                 validation, or a folder with train.csv and val.csv (or .parquet),
+#   DATA          a table (CSV, .xlsx, .dta …), which finetune.py splits into training and
+#                 validation, or a folder with train.csv and val.csv (or .xlsx …),
 #                 for train_mixer.py
 #   NUM           number of processes, or all (default: all GPUs; without GPUs two)
 #   --print-only  print what would run and stop; nothing is installed or written

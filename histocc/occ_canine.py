@@ -317,7 +317,7 @@ class OccCANINE:
         weights that it had, and the same call resumes.
 
         Args:
-            dataset: a CSV or Parquet file, or a DataFrame.
+            dataset: a table in a file, or a DataFrame.
             language: not used if language_col is given; without both, a column lang of a DataFrame counts.
             arguments: flags of finetune.py, with underscores and its defaults: num_epochs=3. The formatter is
                 this model's unless named; its codes stay, in their order, and new ones are appended.

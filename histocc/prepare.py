@@ -20,7 +20,9 @@ from histocc.runtime.errors import run_command
 class PrepareConfig(Tables, Split):
     """The flags of prepare."""
 
-    files: list[str] = flag(MISSING, "CSV or Parquet files", metavar="FILE", positional=True)
+    files: list[str] = flag(
+        MISSING, "tables: CSV, .xlsx, .ods, .dta, .sav, Parquet", metavar="FILE", positional=True
+    )
     save_path: str = flag(
         MISSING, f"folder for {', '.join(LISTS)} and the prepared data", "--save-dir", metavar="DIR"
     )

@@ -4,7 +4,7 @@
 
 REPO=$(CDPATH='' cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd)
 PRINT_ONLY=''
-EXPECTED_DATA='DATA is a CSV or Parquet file, or a folder with train.csv and val.csv (or .parquet)'
+EXPECTED_DATA='DATA is a table (CSV, .xlsx, .dta …), or a folder with train.csv and val.csv (or .xlsx …)'
 DATA_FLAGS=(dataset data train-data data-dir data-root val-data)
 
 # A closed descriptor would be given to the next file that a process opens, and what is printed would go there.
@@ -123,11 +123,11 @@ choose_training() {
 # find_table FOLDER NAME: sets TABLE to the table NAME of a folder.
 find_table() {
   local found=() ending
-  for ending in csv parquet; do
+  for ending in csv csv.gz tsv parquet xlsx xls ods dta sav; do
     [[ ! -f $1/$2.$ending ]] || found+=("$1/$2.$ending")
   done
-  ((${#found[@]} > 0)) || fail "$1 is a folder without $2.csv or $2.parquet." "$EXPECTED_DATA"
-  ((${#found[@]} == 1)) || fail "$1 holds both $2.csv and $2.parquet: leave one."
+  ((${#found[@]} > 0)) || fail "$1 is a folder without $2.csv." "$EXPECTED_DATA"
+  ((${#found[@]} == 1)) || fail "$1 holds several tables: ${found[*]}. Leave one."
   TABLE=${found[0]}
 }
 

@@ -29,8 +29,8 @@
 # --error of sbatch name. What went wrong before logs/ was there is in train_JOBID.out.
 #
 #   NUM           number of processes of a node (default: its GPUs; without GPUs two)
-#   DATA          a CSV or Parquet file, which finetune.py splits into training and
-#                 validation, or a folder with train.csv and val.csv (or .parquet),
+#   DATA          a table (CSV, .xlsx, .dta …), which finetune.py splits into training and
+#                 validation, or a folder with train.csv and val.csv (or .xlsx …),
 #                 for train_mixer.py; with SCRIPT=examples/train_llada.py what that takes.
 #                 Without DATA: a small model on the sample that comes with histocc
 #   --print-only  print what would run and stop; nothing is installed or written

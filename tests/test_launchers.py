@@ -155,8 +155,8 @@ def test_arguments_in_every_order(plan, data):
 def test_wrong_arguments_say_what_was_expected(plan, data):
     for words, said in (
         (["nowhere.csv"], "nowhere.csv: no such file"),
-        (["half"], "half is a folder without val.csv or val.parquet"),
-        (["twice"], "twice holds both train.csv and train.parquet"),
+        (["half"], "half is a folder without val.csv"),
+        (["twice"], "twice holds several tables: twice/train.csv twice/train.parquet"),
         (["/dev/null"], "/dev/null is no regular file"),
         ([data, "--num-epochs", "3"], "unknown option --num-epochs"),
         (["2", "all"], "NUM is given twice: 2 and all"),

@@ -213,6 +213,27 @@ def test_a_text_of_which_no_ngram_of_letters_is_known_and_a_missing_one_have_no_
     assert answers[:5] == [None] * 5 and answers[5] == codes[0][0]
 
 
+def test_a_workbook_has_codes_as_text_and_room_for_every_cell(model, tmp_path, monkeypatch):
+    python_calamine = pytest.importorskip("python_calamine")
+    pytest.importorskip("xlsxwriter")
+    source, output = table(tmp_path / "in.csv", 30), tmp_path / "out.xlsx"
+    predict_here(*flags(model, source, output))
+    header, *rows = python_calamine.load_workbook(output).get_sheet_by_index(0).iter_rows()
+    kinds = {name: {type(row[place]) for row in rows} - {str} for place, name in enumerate(header)}
+    numbers = {"prob_1", "conf", "conf_fitted", "needs_review"}
+    assert {name for name in kinds if kinds[name] and not re.fullmatch(r"prob_\d", name)} == numbers - {
+        "prob_1"
+    }
+    assert kinds["prob_1"] == {float} and " 007 " in {row[header.index("note")] for row in rows}
+    long = write_csv(tmp_path / "long.csv", HEADER, [("1", "smed", "da", "x" * 40_000)])
+    assert "characters, and a cell of .xlsx holds 32,767" in refused(*flags(model, long, tmp_path / "l.xlsx"))
+    monkeypatch.setattr(predict, "MAX_ROWS", 30)
+    again = flags(model, source, output, "--overwrite")
+    assert "a sheet has 30 rows, and there are 30 to write" in refused(*again)
+    monkeypatch.setitem(sys.modules, "xlsxwriter", None)
+    assert "out.xlsx needs xlsxwriter: pip install 'histocc[excel]'" in refused(*again)
+
+
 def test_titles_and_classes_of_hisco_codes(model, tmp_path):
     classes = hisco_classes()
     assert {name: len(of) for name, of in classes.items()} == dict.fromkeys(["title", *CLASSES], 1919)

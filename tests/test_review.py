@@ -9,6 +9,7 @@ import shlex
 import pytest
 from helpers import run_here
 
+from histocc.data.binary import table_writer
 from histocc.review import __main__ as review
 from histocc.review.__main__ import estimate
 from histocc.review.sheet import CodedFile, CodedText, Codes, escape_formula, key_of, unescape
@@ -164,6 +165,16 @@ class TestMake:
         assert rows != make(folder, "other.csv", "--sample", "--rows", 400, "--seed", 2)
 
 
+def as_workbook(path, numbers):
+    header, *rows = csv.reader(io.StringIO(path.read_text(encoding="utf-8-sig")))
+    with (
+        open(path.with_suffix(".xlsx"), "wb") as file,
+        table_writer(file, ".xlsx", header, numbers, bytes) as write_rows,
+    ):
+        write_rows(rows)
+    return path.with_suffix(".xlsx")
+
+
 class TestApply:
     DECISIONS = {
         ("smith", "en"): "2",
@@ -172,6 +183,32 @@ class TestApply:
         ("=1+1", "en"): "skip",
         ("-", "en"): "2 & 41025",
     }
+
+    def test_workbooks_are_applied_like_csv(self, folder):
+        for package in ("python_calamine", "xlsxwriter"):
+            pytest.importorskip(package)
+        sheet = filled(folder, {("smith", "en"): "2", ("clerk", "en"): "41025"})
+        apply(folder, sheet)
+        expected = read(folder / "final.csv")
+        sheet, coded = (
+            as_workbook(sheet, {"decision"}),
+            as_workbook(folder / "coded.csv", {"prob_1", "hisco_1"}),
+        )
+        run(
+            "apply",
+            sheet,
+            "--to",
+            coded,
+            "--output",
+            folder / "final.csv",
+            "--overwrite",
+            "--sheet",
+            "Sheet1",
+        )
+        found = read(folder / "final.csv")
+        for row in [*expected, *found]:
+            row["hisco_1"], row["prob_1"] = (code and float(code) for code in (row["hisco_1"], row["prob_1"]))
+        assert found == expected
 
     def test_decisions_are_in_all_rows_of_their_texts(self, folder):
         before = (folder / "coded.csv").read_bytes()

@@ -148,7 +148,7 @@ class Tables(Reading):
         resumable=True,
     )
     all_codes_file: str | None = flag(
-        None, "fixes the set of codes: a CSV that lists them", metavar="FILE", resumable=True
+        None, "fixes the set of codes: a table that lists them", metavar="FILE", resumable=True
     )
     all_codes_col: str | None = flag(
         None, "column of --all-codes-file (default: the first target column)", resumable=True

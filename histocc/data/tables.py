@@ -28,6 +28,7 @@ from histocc.runtime.errors import UserError
 from histocc.runtime.files import opened
 
 DELIMITERS = {"comma": ",", "semicolon": ";", "tab": "\t", "pipe": "|"}
+TABLE_NAME = re.compile(r"(.*)\.((csv|tsv)(\.gz)?|parquet|xls[xmb]?|ods|dta|z?sav)", re.IGNORECASE)
 _BEGIN = 1 << 16  # bytes by which the kind of a file is detected
 _LINE_BREAK = re.compile("\r\n|\r|\n")
 _QUOTES = "a cell that begins with a quotation mark must end with one, and those inside it must be doubled;"

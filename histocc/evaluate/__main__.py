@@ -79,7 +79,7 @@ class EvaluateConfig(Reading, Published, Processes, Cores):
     """The flags of evaluate."""
 
     model: str = flag(MISSING, "folder of a run, a checkpoint, or a published model", metavar="RUN_OR_FILE")
-    data: list[str] = flag(MISSING, "descriptions and codes: CSV or Parquet", "--dataset", metavar="FILE")
+    data: list[str] = flag(MISSING, "tables of descriptions and codes", "--dataset", metavar="FILE")
     output: str = flag(None, "folder for the report (default: evaluation, beside the model)", metavar="DIR")
     fit_thresholds: bool = flag(
         False, "store the linear decoder's best thresholds (F1) in the checkpoint, by texts not trained on"

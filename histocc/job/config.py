@@ -114,7 +114,7 @@ class Teaching(Config):
     )
     unlabelled: list[str] | None = flag(
         None,
-        "texts that are learned from --teacher alone: CSV or Parquet, columns as in the training data",
+        "texts that are learned from --teacher alone: tables with the columns of the training data",
         metavar="FILE",
         resumable=True,
     )

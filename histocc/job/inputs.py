@@ -25,6 +25,7 @@ from histocc.data.noise import Augmenter
 from histocc.data.prepare import LISTS
 from histocc.data.report import report_lines
 from histocc.data.rows import read_key, read_words
+from histocc.data.tables import TABLE_NAME
 from histocc.formatter import BlockyFormatter
 from histocc.job import ngram_fit, teacher
 from histocc.job.config import JobConfig, Noise, refuse_other_arguments
@@ -73,10 +74,11 @@ def dataset_files(paths: list[str]) -> tuple[list[str], list[str]]:
     if len(paths) > 1 or not os.path.isdir(path := paths[0]):
         return paths, []
     names = sorted(set(os.listdir(path)) - {*LISTS, LOG})  # those of a run in the same folder
-    ends = (".csv", ".tsv", ".parquet")
-    tables = [name for name in names if name.lower().endswith(ends) and name[0] != "."]
+    tables = [
+        name for name in names if TABLE_NAME.fullmatch(name) and name[0] not in ".~"
+    ]  # ~: is open in Excel
     files = [os.path.join(path, name) for name in tables]
-    parts = [os.path.splitext(name)[0].lower() for name in tables]
+    parts = [TABLE_NAME.sub(r"\1", name).lower() for name in tables]
     if len(files) == 1 or parts in (["train", "val"], ["train", "validation"]):
         return files[:1], files[1:]
     train, val = (
