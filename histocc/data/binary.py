@@ -8,6 +8,7 @@ and SPSS files are read piece by piece; a workbook is held in memory while it is
 import contextlib
 import datetime
 import gzip
+import importlib
 import itertools
 import os
 import re
@@ -86,6 +87,13 @@ def open_table(
     return None
 
 
+def _package(path: str, name: str, extra: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ImportError:
+        raise UserError(f"{path}: reading it needs {name}: pip install 'histocc[{extra}]'") from None
+
+
 def _number_text(number: float | None) -> str:
     """Return a float as text; a whole one (in pandas, whole numbers with gaps) has no fraction."""
     if number is None or number != number:
@@ -108,12 +116,8 @@ def _text(value: Any) -> str:
 
 
 def _parquet(path: str) -> Binary:
-    try:
-        import pyarrow
-        from pyarrow import lib, parquet  # pyright: ignore[reportAttributeAccessIssue]  compiled
-    except ImportError:
-        raise UserError(f"{path}: reading Parquet needs pyarrow: pip install 'histocc[parquet]'") from None
-    errors = lib.ArrowException, OSError, ValueError, MemoryError, OverflowError
+    pyarrow, parquet = (_package(path, name, "parquet") for name in ("pyarrow", "pyarrow.parquet"))
+    errors = pyarrow.lib.ArrowException, OSError, ValueError, MemoryError, OverflowError
     try:
         # Never mapped into memory: a file that is shortened meanwhile would end the process with a signal.
         # Nothing is read ahead: that would hold all row groups in memory.
@@ -226,13 +230,8 @@ def _sheets(path: str, *_state: int) -> tuple[str, list[_Sheet], tuple[str, ...]
 
 
 def _calamine(path: str) -> Any:
-    try:
-        from python_calamine import CalamineWorkbook
-    except ImportError:
-        what = f"{path}: reading workbooks needs python-calamine: pip install 'histocc[excel]'"
-        raise UserError(what) from None
     with opened(path) as file:
-        return CalamineWorkbook.from_filelike(file)
+        return _package(path, "python_calamine", "excel").CalamineWorkbook.from_filelike(file)
 
 
 @contextlib.contextmanager
@@ -267,16 +266,12 @@ def _has_unstored_formulas(path: str) -> bool:
 
 
 def _statistics(path: str, kind: str, reader: str, encoding: str | None, texts: Sequence[str]) -> Binary:
-    try:
-        import pyreadstat
-    except ImportError:
-        what = f"{path}: reading Stata and SPSS files needs pyreadstat: pip install 'histocc[stata]'"
-        raise UserError(what) from None
+    read_file = getattr(_package(path, "pyreadstat", "stata"), reader)
     encoding = encoding and encoding.removesuffix("-sig").upper()
 
     def table(**rows: Any) -> tuple[dict[str, list], Any]:
         try:
-            return getattr(pyreadstat, reader)(path, output_format="dict", encoding=encoding, **rows)
+            return read_file(path, output_format="dict", encoding=encoding, **rows)
         except Exception as error:  # also of damaged files, of several kinds
             remedy = "it is damaged, or its encoding must be named by --encoding; else save it as CSV"
             raise UserError(f"{path}: cannot be read as a {kind} file ({error!s:.200}): {remedy}") from None
