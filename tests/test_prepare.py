@@ -449,7 +449,7 @@ def test_every_setting_counts(tmp_path):
     other |= dict.fromkeys(("fixed_codes", "number_codes", "first_codes"), ["61110"])
     other |= dict.fromkeys(("drop_bad_labels", "ditto", "no_quotes", "join_spellings"), True)
     other["input_col"] = ["x"]
-    texts = "weight_col language language_col missing_code empty_text delimiter clean_text encoding"
+    texts = "weight_col language language_col missing_code empty_text delimiter clean_text encoding sheet"
     other |= dict.fromkeys([*texts.split(), "code_separator"], "x")
     assert set(other) == {field.name for field in dataclasses.fields(PrepareSettings)}
     changed = [{name: value} for name, value in other.items()]
