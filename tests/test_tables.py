@@ -629,8 +629,14 @@ def train_and_code(source: Path, ending: str, processes: int = 1) -> dict:
 @pytest.mark.parametrize(
     "kind, ending, processes",
     [
-        *((".xlsx", ".xlsx", 1), (".ods", ".parquet", 1), (".xls", ".csv.gz", 1), (".dta", ".parquet", 2)),
-        *((".sav", ".xlsx", 2), (".zsav", ".csv", 2), (".csv.gz", ".csv.gz", 2), (".parquet", ".csv", 1)),
+        *((".xlsx", ".xlsx", 1), (".dta", ".parquet", 2), (".csv.gz", ".csv.gz", 2)),
+        *(
+            pytest.param(*others, marks=pytest.mark.full)
+            for others in (
+                *((".ods", ".parquet", 1), (".xls", ".csv.gz", 1), (".sav", ".xlsx", 2)),
+                *((".zsav", ".csv", 2), (".parquet", ".csv", 1)),
+            )
+        ),
     ],
 )
 def test_each_kind_of_table_is_trained_on_and_coded(kind, ending, processes, coded, tmp_path):
