@@ -399,7 +399,7 @@ def test_a_dry_run_trains_nothing(coder, tmp_path, capsys):
 
 def test_arguments_of_finetune(coder, tmp_path):
     data = write_rows(tmp_path / "data.csv", 20)
-    wrong = {"save_path": b"x", "input_col": ["occ1"], "target_cols": {"a"}, "num_epochs": ""}
+    wrong = {"save_path": b"x", "input_col": {"occ1": 1}, "target_cols": {"a"}, "num_epochs": ""}
     for name, value in {**wrong, "freeze_encoder": "no", "initial_checkpoint": False}.items():
         with pytest.raises(UserError, match=f"'{name}': "):
             coder.finetune(data, **{"save_path": tmp_path / "out", name: value})

@@ -100,9 +100,9 @@ class Reading(Workbooks):
 class Tables(Reading):
     """data"""
 
-    input_col: list[Column] | None = flag(
-        None,
-        "column with the descriptions (default: occ1), and further ones that help, such as industry",
+    input_col: list[Column] | str = flag(
+        "occ1",
+        "column with the descriptions, and further ones that help to decide, such as industry",
         "--column",
         metavar="COL",
         resumable=True,
