@@ -9,7 +9,7 @@ from functools import partial
 from histocc import plot
 from histocc import seq2seq_mixer_engine as engine
 from histocc.data.arrays import PreparedData
-from histocc.data.config import PrepareSettings
+from histocc.data.config import AUTO, PrepareSettings
 from histocc.data.prepare import copy_lists
 from histocc.data.rows import key_reader
 from histocc.formatter import BlockyFormatter, classes_in_words
@@ -141,6 +141,7 @@ def about(
     """Return lines on data and model for the start of a run."""
     encoder, columns = model.config, ", ".join(settings.target_cols or [])
     source = "the initial checkpoint" if args.initial_checkpoint or not args.teacher else "the teacher"
+    codes = classes_in_words(data.codes) if args.formatter == AUTO else f"{len(data.codes):,}"
     kept = f", the first {data.kept_codes:,} those of {source}" if data.kept_codes else ""
     return [
         f"Dataset: {', '.join(settings.train_files)} ({len(data.train):,} rows for training,"
@@ -149,7 +150,7 @@ def about(
         f" {encoder.hidden_size}, {encoder.num_hidden_layers} layers)",
         f"Model parameters: {sum(p.numel() for p in model.parameters()):,}",
         f"Vocabulary size: {model.vocab_size}",
-        f"Codes: {classes_in_words(data.codes)} ({settings.formatter['kind']}, columns {columns}){kept}",
+        f"Codes: {codes} ({settings.formatter['kind']}, columns {columns}){kept}",
         *([f"Texts: {data.clean_text}"] if data.clean_text != AS_IS else []),
         *(["Target mask: published (PAD among the codes is looked at)"] if not model.target_mask else []),
     ]
