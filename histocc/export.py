@@ -35,7 +35,8 @@ from histocc.text import ASCII_LOWER
 CODING = ["kind", "formatter", "system", "languages", "thresholds", "linear_share", "confidence"]
 CODING += ["source", "hisco_numbers"]
 # Arguments of the training that an evaluation takes unless it is given others.
-OF_TRAINING = ("input_col", "language", "language_col", "key", *declarations(Losses))
+OF_TRAINING = ("input_col", "language", "language_col", "key", "formatter", "code_separator")
+OF_TRAINING += (*declarations(Losses),)
 
 
 def differences(state: dict, formatter: BlockyFormatter) -> list[str]:

@@ -147,7 +147,7 @@ ISCO = ["1", "2", "01", "11", "12", "21", "22", "011", "111", "112", "121", "211
 @pytest.mark.parametrize(
     "cells, more, codes, counts, words",
     [
-        ("0110 110 110 2111 5223 7", {}, "0110 2111 5223 7", {"zeros_restored": 2}, ""),
+        ("0110 110 110.0 2111 5223 7", {}, "0110 2111 5223 7", {"zeros_restored": 2}, ""),
         ("110 2000 2001 2002 2003 2004", {}, None, {}, "1 codes are shorter than the other 5"),
         ("110 21", {"first_codes": ["0110", "2111", "21"]}, "0110 2111 21", {"zeros_restored": 1}, ""),
         (" ".join(ISCO), {}, None, {}, ""),  # levels

@@ -243,9 +243,9 @@ class CodeBook(dict):
 
 
 def lost_zeros(codes: Collection[str], key: Collection[str]) -> tuple[dict[str, str], str]:
-    """Return (code → its form with leading zeros, which is one of `codes` or of the key, for numbers that are
-    shorter than most; a note on other such numbers, or ""). Codes of the key stay, and so do levels of the
-    system, with which most codes begin.
+    """Return (code → its form with leading zeros, or without a trailing .0, which is one of `codes` or of the
+    key, for numbers that are shorter than most; a note on other such numbers, or ""). Codes of the key stay,
+    and so do levels of the system, with which most codes begin.
     """
     known = {*codes, *key}
     numbers = [code for code in known if re.fullmatch("[0-9]+", code)]
@@ -255,6 +255,9 @@ def lost_zeros(codes: Collection[str], key: Collection[str]) -> tuple[dict[str, 
     levels = {n for n in range(1, length) if 2 * sum(code[:n] in known for code in most) > len(most)}
     short = {code for code in numbers if len(code) < length and len(code) not in levels}.difference(key)
     zeros = {code: code.zfill(length) for code in short if code.zfill(length) in known}
+    if not any(re.fullmatch(r"[0-9]+\.[0-9]*[1-9][0-9]*", code) for code in known):
+        whole = {code: in_key(code[:-2], known) for code in codes if re.fullmatch(r"[0-9]+\.0", code)}
+        zeros |= {code: zeros.get(number, number) for code, number in whole.items() if number in known}
     rest = sorted(short.difference(zeros))
     if not rest or 5 * len(rest) > len(most):
         return zeros, ""
