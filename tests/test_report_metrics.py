@@ -7,6 +7,7 @@ from histocc.evaluate import baseline
 from histocc.evaluate import report as figures
 from histocc.formatter import cut
 from histocc.model.confidence import Thresholds
+from histocc.text import join_columns
 
 CODES = ["61110", "61220", "61115", "75400", "-1", "-2", "07540"]
 
@@ -162,8 +163,8 @@ TWO = [
 
 
 def test_svm_is_that_of_repeated_rows():
-    """Weights against the rows themselves, one-vs-rest by scikit-learn; letters beyond ASCII; one code alone;
-    several codes if rows have several.
+    """Weights against the rows themselves, one-vs-rest by scikit-learn; letters beyond ASCII; columns, each
+    of length 1; one code alone; several codes if rows have several.
     """
     pytest.importorskip("sklearn")
     from scipy.sparse import hstack
@@ -176,17 +177,26 @@ def test_svm_is_that_of_repeated_rows():
 
     rows = [*ONE, *ONE[::2], *ONE[::3], (ONE[1][0], {SMITH}), ("skrædder 𝕏å", {TAILOR})]
     asked = [f"{word}s of {town}e" for word in ("smith", "maid", "tail", "farm") for town in TOWNS]
-    known = [row[0] for row in rows]
-    tables = [
-        TfidfVectorizer(analyzer=kind, ngram_range=size, sublinear_tf=True, norm=None, **more).fit(known)
-        for kind, size, more in (
-            ("char", (2, 5), {"preprocessor": lambda text: f" {text.lower()} "}),
-            ("word", (1, 2), {"token_pattern": r"\S+"}),
-        )
-    ]
-    features = [normalize(hstack([t.transform(each) for t in tables])) for each in (known, asked)]
-    expected = LinearSVC(C=1.0, random_state=0).fit(features[0], [*(code for _, (code,) in rows)])
-    assert svm(rows, asked) == [{code} for code in expected.predict(features[1])]
+
+    def features(known, asked):
+        same = {"sublinear_tf": True, "norm": None}
+        padded = {"preprocessor": lambda text: f" {text.lower()} "}
+        chars = TfidfVectorizer(analyzer="char", ngram_range=(2, 5), **padded, **same)
+        words = TfidfVectorizer(token_pattern=r"\S+", ngram_range=(1, 2), **same)
+        tables = [chars.fit(known), words.fit(known)]
+        return [normalize(hstack([table.transform(each) for table in tables])) for each in (known, asked)]
+
+    def expected(*columns):
+        known, new = (hstack(each) for each in zip(*columns))
+        machine = LinearSVC(C=1.0, random_state=0).fit(known, [*(code for _, (code,) in rows)])
+        return [{code} for code in machine.predict(new)]
+
+    first = features([text for text, _ in rows], asked)
+    assert svm(rows, asked) == expected(first)
+    further = ["mill", "farm", *(("mill", "tailor", "farm")[i * i % 3] for i in range(len(rows) - 2))]
+    also = ["farm", "mill", "tailor", "mill", ""] * 4
+    joined = zip(join_columns([text for text, _ in rows], [further]), (codes for _, codes in rows))
+    assert svm([*joined], join_columns(asked, [also])) == expected(first, features(further, also))
     assert svm([("-", {FARMER})], ["?"]) == [{FARMER}]
     several = svm([*ONE, *TWO], ["farmer of leedz", "smith and tailoress of selby"])
     assert several == [{FARMER}, {SMITH, TAILOR}]

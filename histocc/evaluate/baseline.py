@@ -1,10 +1,10 @@
 """The baseline of a model: a linear support vector machine on n-grams (extra `baseline`: scikit-learn).
 
 Features are TF-IDF of characters (n-grams of 2 to 5, with a space at both ends of the text) and of words (1
-and 2), with the logarithm of a count, side by side and together of length 1. Each code has its own linear
-classifier (LinearSVC, C=1: code against all others). A text gets the code with the highest decision value
-and, if some training row has several codes, every other one with a value above 0. If the training rows have
-several languages, the language is in front of the text.
+and 2), with the logarithm of a count, side by side and together of length 1, for each column of texts. Each
+code has its own linear classifier (LinearSVC, C=1: code against all others). A text gets the code with the
+highest decision value and, if some training row has several codes, every other one with a value above 0. If
+the training rows have several languages, the language is in front of the text.
 """
 
 import time
@@ -16,6 +16,7 @@ import numpy as np
 
 from histocc.data.arrays import PreparedData, RowSet
 from histocc.evaluate.report import COLUMNS, measured
+from histocc.text import COLUMN_SEPARATOR
 
 MAX_ROWS = 500_000  # training rows; a sample is drawn if there are more
 
@@ -29,6 +30,11 @@ def texts_and_codes(
         names = [data.languages[number] for number in rows.language[index].tolist()]
         texts = [f"{name} {text}" for name, text in zip(names, texts)]
     return texts, [frozenset(data.codes[number] for number in row if number >= 0) for row in numbers]
+
+
+def _cells(text: str) -> list[str]:
+    """Return the texts of the columns of a text, in small letters."""
+    return [cell.strip() for cell in text.lower().split(COLUMN_SEPARATOR)]
 
 
 def svm(
@@ -46,11 +52,15 @@ def svm(
     from sklearn.preprocessing import Normalizer
     from sklearn.svm import LinearSVC
 
-    same: dict[str, Any] = {"sublinear_tf": True, "norm": None}
-    padded = {"preprocessor": lambda text: f" {text.lower()} "}
-    chars = TfidfVectorizer(analyzer="char", ngram_range=(2, 5), **padded, **same)
-    words = TfidfVectorizer(token_pattern=r"\S+", ngram_range=(1, 2), **same)
-    table = make_pipeline(make_union(chars, words), Normalizer()).fit(known_texts)
+    def features(column: int):
+        same: dict[str, Any] = {"sublinear_tf": True, "norm": None}
+        same["preprocessor"] = lambda text: f" {''.join(_cells(text)[column : column + 1])} "
+        chars = TfidfVectorizer(analyzer="char", ngram_range=(2, 5), **same)
+        words = TfidfVectorizer(token_pattern=r"\S+", ngram_range=(1, 2), **same)
+        return make_pipeline(make_union(chars, words), Normalizer())
+
+    filled = {column for text in known_texts for column, cell in enumerate(_cells(text)) if cell}
+    table = make_union(*map(features, sorted(filled))).fit(known_texts)
     counts = Counter(zip(known_texts, known_codes)).most_common()
     known_texts, known_codes = map(list, zip(*(row for row, _ in counts)))
     times, distinct = np.array([count for _, count in counts]), list(dict.fromkeys(texts))
