@@ -32,6 +32,7 @@ PARTS = {
 # Parts that --all leaves out: most take a quarter of an hour or more.
 LONG = {
     "quality": "quality --noise",
+    "tables": "quality --data ammo diary diary_shop kldb esco",
     "formats": "formats",
     "formats base": "formats --sizes base --texts 2000",
     "census": "census --register 200000",

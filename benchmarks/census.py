@@ -58,10 +58,9 @@ def rates(args, folder: str, size: str, model: str) -> dict[str, dict[str, float
     """Return number format → "one core", "all cores" → distinct texts per second."""
     number = args.texts if size != "base" else max(1024, args.texts // 8)
     numbers = {"one core": number, "all cores": max(number, 4096 * (os.cpu_count() or 1))}
-    sources = {
-        way: write_csv(f"{folder}/{way}.csv", ("occ1", "lang"), distinct_texts(number, folder))
-        for way, number in numbers.items()
-    }
+    sources = {}
+    for way, number in numbers.items():
+        sources[way] = write_csv(f"{folder}/{way}.csv", ("occ1", "lang"), distinct_texts(number, folder))
     measured: dict[tuple[str, str], list[float]] = {(name, way): [] for name in args.formats for way in WAYS}
     for _ in range(args.rounds):
         for (name, way), each in measured.items():
@@ -80,15 +79,9 @@ def killed_twice(args, folder: str, model: str) -> dict:
     run(coding(model, source, one, "--decoder greedy --quiet"))
     seconds, resumed = time.perf_counter() - started, 0
     for share in (1 / 3, 1 / 3, None):
-        line = coding(model, source, other, "--decoder greedy --quiet")
-        process = subprocess.Popen(
-            command(line),
-            cwd=REPO,
-            env=common.environment(),
-            stdout=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
+        line = command(coding(model, source, other, "--decoder greedy --quiet"))
+        piped = {"stdout": subprocess.PIPE, "text": True, "start_new_session": True}
+        process = subprocess.Popen(line, cwd=REPO, env=common.environment(), **piped)
         if share is not None:
             time.sleep(share * seconds)
             assert process.poll() is None, "it has ended before it was killed"
@@ -103,9 +96,8 @@ def words(parts: list[dict]) -> str:
     """Return the text for the page."""
     part = parts[0]
     by_size = {size: (formats, each) for each in parts for size, formats in each["rates"].items()}
-    gains = [
-        each["all cores"] / each["one core"] for formats, _ in by_size.values() for each in formats.values()
-    ]
+    measured = [each for formats, _ in by_size.values() for each in formats.values()]
+    gains = [each["all cores"] / each["one core"] for each in measured]
     rows = []
     for size, (formats, each) in by_size.items():
         for form, ways in formats.items():

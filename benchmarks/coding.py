@@ -69,11 +69,8 @@ def main() -> None:
         for decoder in args.decoders:
             flags = f"--decoder {decoder} --system coded"
             found[decoder] = code(model, source, flags, args.threads)
-    rows = [
-        [name, f"{each['rows_per_sec']:,.0f}", f"{each['peak_mb']:,.0f}"]
-        for name, each in found.items()
-        if isinstance(each, dict)
-    ]
+    measured = {name: (found[name]["rows_per_sec"], found[name]["peak_mb"]) for name in args.decoders}
+    rows = [[name, *map("{:,.0f}".format, each)] for name, each in measured.items()]
     finish(found, table(("decoder", "rows/s", "peak memory, MB"), rows))
 
 

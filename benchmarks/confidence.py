@@ -87,9 +87,8 @@ def rows_of_table(name: str, seeds: list[dict[str, dict]]) -> list[list[str]]:
         cells = []
         for way in ("raw", "fitted"):
             each = [report[way] for report in seeds]
-            errors = [
-                report[decoder]["calibration"]["expected_calibration_error_over_texts"] for report in each
-            ]
+            figures = [report[decoder]["calibration"] for report in each]
+            errors = [figure["expected_calibration_error_over_texts"] for figure in figures]
             bins = bins_of(each, decoder)
             together = f"{100 * error(bins):.1f} (exact {100 * exact_error(bins):.1f})"
             cells.append(f"{spread(errors)}, together {together}")

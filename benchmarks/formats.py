@@ -52,15 +52,11 @@ def words(parts: list[dict]) -> str:
     names, rows = list(next(iter(formats.values()))), []
     for name, each in formats.items():
         size, decoder = name.split(", ")
-        rates = [
-            f"{each[form]['texts_per_sec']:,.0f}"
-            + (f" ({each[form]['texts_per_sec'] / each['float32']['texts_per_sec']:.2f} times)" * bool(i))
-            for i, form in enumerate(names)
-        ]
+        first, *others = (each[form]["texts_per_sec"] for form in names)
+        rates = [f"{first:,.0f}", *(f"{rate:,.0f} ({rate / first:.2f} times)" for rate in others)]
         same = ", ".join(f"{100 * each[form]['same_rows']:.2f} %" for form in names[1:])
-        apart = ", ".join(
-            f"{each[form]['conf_mean']:.4f}, {each[form]['conf_most']:.2f}" for form in names[1:]
-        )
+        shown = (f"{each[form]['conf_mean']:.4f}, {each[form]['conf_most']:.2f}" for form in names[1:])
+        apart = ", ".join(shown)
         codes = ["–", "–"] if size == "base" else [same, apart]
         rows.append([f"{size}: {DECODERS[decoder]}", *rates, *codes])
     heads = ("", *(NAMES[name] for name in names), "same codes", "conf apart: mean, most")

@@ -64,19 +64,15 @@ def measure(size: list[int], processes: int, steps: int) -> dict:
         if job.returncode:
             sys.exit(Path(f"{folder}/out").read_text())
         checkpoint = os.path.getsize(f"{folder}/run/last.bin") / 1e9
-    pids = sorted(at_steps)
-    return {
-        "steps": [at_steps[pid] for pid in pids],
-        "most": [most[pid] for pid in pids],
-        "checkpoint": checkpoint,
-    }
+    parts, pids = {"steps": at_steps, "most": most}, sorted(at_steps)
+    found = {name: [each[pid] for pid in pids] for name, each in parts.items()}
+    return found | {"checkpoint": checkpoint}
 
 
 def main() -> None:
     parser = arguments(__doc__)
-    parser.add_argument(
-        "--size", type=int, nargs=3, default=[1024, 24, 16], metavar=("WIDTH", "LAYERS", "HEADS")
-    )
+    size = {"type": int, "nargs": 3, "metavar": ("WIDTH", "LAYERS", "HEADS")}
+    parser.add_argument("--size", default=[1024, 24, 16], **size)
     parser.add_argument("--processes", type=int, nargs="+", default=[1, 2, 4])
     parser.add_argument("--steps", type=int, default=4)
     parser.add_argument("--run", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)  # one measured process

@@ -61,6 +61,7 @@ second, coding in distinct texts per second, from text to codes.
 # Sections of the longer parts; each appears once the first of its parts was measured.
 LONGER = {
     "Accuracy from scratch": (("quality",), quality.words),
+    "Tables of other classifications": (("tables",), quality.words),
     "Number formats on CPUs": (("formats", "formats base"), formats.words),
     "A census": (("census", "census base"), census.words),
     "Students of a larger model": (("students",), students.words),

@@ -157,11 +157,8 @@ def main() -> None:
     assert coder.formatter.to_dict() == hisco_blocky5().to_dict()
     found = compared(program, coder, pairs, args.batch, args.full)
     other = sum(cleaned(text) != text for text, _ in pairs)
-    rows = [
-        [name, f"{found['equal'][name]:,} of {found['rows'][name]:,}", found["ties"][name]]
-        + [f"{found['difference'][name]:.1e}"]
-        for name in DECODERS
-    ]
+    equal = {name: f"{found['equal'][name]:,} of {found['rows'][name]:,}" for name in DECODERS}
+    rows = [[name, equal[name], found["ties"][name], f"{found['difference'][name]:.1e}"] for name in DECODERS]
     words = (
         f"{args.size}, {len(pairs):,} different rows, {other:,} of them not in lower-case ASCII;"
         f" {found['distinct']:,} different answers of the greedy decoder;"

@@ -6,6 +6,7 @@ accuracy on held-out texts by the number of rows to train on.
     python -m benchmarks.quality --methods ours --flags="" --flags="--ngram-passes 20"        # compares both
     python -m benchmarks.quality --methods ours --size base --flags="--device cuda --use-amp"     # on a GPU
     python -m benchmarks.quality --methods --results a.json b.json --picture both.png     # measures nothing
+    python -m benchmarks.quality --data ammo diary diary_shop kldb esco      # tables of other classifications
 
 Seed N holds out tenth N of the texts by their hash (a row is on the side of its text), the same for all
 sizes, which are beginnings of each other; by tenth 0 (and 4, 5 and 6 of the English ones) settings of the fit
@@ -22,6 +23,9 @@ The held-out texts count as written and in capitals; --noise also counts them wi
 letters replaced. --results: what was measured before stays in the first file unless the same is measured
 again; table and picture are of all files. benchmarks/results.json may be one: `python -m benchmarks` then
 writes docs/benchmarks.md with it.
+
+TABLES of other classifications: seed N draws the tenth of the distinct texts that is held out. ours is the
+command without further flags. Held-out rows count, too; seconds are those of one core.
 """
 
 import glob
@@ -46,6 +50,7 @@ from histocc.evaluate import baseline
 from histocc.job.confidence import MAX_CODES
 from histocc.predict.coder import Coder
 from histocc.runtime.world import World
+from histocc.text import join_columns
 
 from . import common
 from .common import COLUMNS, REGISTERS, arguments, data_flags, finish, run, spread, table, write_csv
@@ -55,12 +60,27 @@ PACKAGES = {"svm": "sklearn", "fasttext": "fasttext"}
 NAMES = {"ours": "histocc", "svm": "SVM", "fasttext": "fastText"}
 LABEL = "__label__"
 DATA, SAMPLE_ROWS = (*REGISTERS, "sample"), 22_000
+TABLES = {  # file, column of codes, flags, columns of each text of the SVM
+    "ammo": ("ammo_finnish_hisco.csv", "hisco_1", "--input-col text", ["text"]),
+    "diary": ("coicop_diary_fr.csv", "coicop", "--input-col text", ["text"]),
+    "diary_shop": ("coicop_diary_fr.csv", "coicop", "--input-col text shop", ["text", "shop"]),
+    "kldb": ("kldb2010_titles_de.csv", "kldb", "--input-col text", ["text"]),
+    "esco": ("esco_isco08_sv_el_bg_fr.csv", "isco08", "--input-col text --language-col lang", ["lang text"]),
+}
+FILES = REGISTERS | {name: common.FOLDER / "other" / table[0] for name, table in TABLES.items()}
+ALL = (*DATA, *TABLES)
 CHANGED = {"0": "right", "capitals": "in capitals", "1": "one letter changed", "2": "two letters"}
+CHANGED |= {"rows": "of rows"}  # of TABLES
 FASTTEXT = {"minn": 2, "maxn": 5, "wordNgrams": 2, "dim": 100, "lr": 1.0, "epoch": 50, "bucket": 200_000}
 TEXT = """![Accuracy by rows and by seconds](benchmarks_quality.png)
 
 % of distinct held-out texts whose whole set of codes is right, mean and half the range over seeds, each with
 another tenth; rows and seconds of the first. histocc: n-grams alone, by `auto`; then its decoders."""
+TEXT_OF_TABLES = """% of distinct held-out texts, and of their rows, whose code is right, mean and half the
+range over seeds, each with another tenth of the texts; rows and seconds of one core of the first. histocc:
+the command without further flags, which sets a tenth of these rows aside for validation; the SVM learns from
+all. ammo: Finnish occupations, HISCO. diary: French expenses, COICOP; diary_shop: with the column of the
+shop. kldb: German titles, KldB 2010. esco: Bulgarian, French, Greek and Swedish titles, ISCO-08."""
 Answers = list[Collection[str]]
 
 
@@ -227,6 +247,50 @@ def measured(name: str, args) -> Iterator[dict]:
                     yield entry | METHODS[method](data, parts, flags, seed, args.threads)
 
 
+# ---- tables of other classifications
+
+
+def default_command(train: list[dict], val: list[dict], code: str, flags: str) -> Answers:
+    """Return the codes of rows by a model of finetune.py without further flags."""
+    with tempfile.TemporaryDirectory() as folder:
+        for name, rows in {"train": train, "val": val}.items():
+            write_csv(f"{folder}/{name}.csv", [*rows[0]], (list(row.values()) for row in rows))
+        model, files = f"{folder}/run", f"--input {folder}/val.csv --output {folder}/coded.csv"
+        run(f"finetune.py --dataset {folder}/train.csv {flags} --target-cols {code} --save-path {model}", 1)
+        run(f"-m histocc.predict --model {model} {files} {flags} --system coded", 1)
+        return [{row["coded_1"]} for row in common.read_csv(f"{folder}/coded.csv")]
+
+
+def of_table(name: str, args) -> Iterator[dict]:
+    """Yield what the default command and the SVM reach on a table, as `measured` does."""
+    _, code, flags, columns = TABLES[name]
+    table = common.read_csv(FILES[name])
+    texts = sorted({row["text"] for row in table})
+
+    def joined(rows: list[dict]) -> list[str]:
+        first, *further = [
+            [" ".join(row[name] for name in names.split()) for row in rows] for names in columns
+        ]
+        return join_columns(first, further)
+
+    for seed in args.seeds:
+        chosen = {*random.Random(seed).sample(texts, len(texts) // 10)}
+        train = [row for row in table if row["text"] not in chosen]
+        val = [row for row in table if row["text"] in chosen]
+        for method in sorted({*args.methods} - {"fasttext"}):
+            started = sum(os.times()[:4])
+            if method == "ours":
+                answers = default_command(train, val, code, flags)
+            else:
+                codes = [frozenset([row[code]]) for row in train]
+                answers = [*baseline.svm(joined(train), codes, joined(val))]
+            entry = {"data": name, "rows": "all", "method": method, "flags": "", "seed": seed}
+            entry |= {"train": len(train), "seconds": sum(os.times()[:4]) - started}
+            rows = mean(each == {row[code]} for each, row in zip(answers, val, strict=True))
+            asked = [Row(row["text"], "", (row[code],)) for row in val]
+            yield entry | {"right": {"0": right(answers, asked), "rows": rows}}
+
+
 # ---- results
 
 
@@ -251,7 +315,7 @@ def keep(found: dict[tuple, dict], file: Path) -> None:
 def grouped(part: dict) -> dict[tuple, list[dict]]:
     """Return (data, rows, method, flags) → its seeds, in the order of the table."""
     found: dict[tuple, list[dict]] = {}
-    orders = {"data": DATA.index, "rows": lambda x: math.inf if x == "all" else x, "method": [*METHODS].index}
+    orders = {"data": ALL.index, "rows": lambda x: math.inf if x == "all" else x, "method": [*METHODS].index}
     by_seed = sorted(part["runs"], key=lambda entry: entry["seed"])
     for entry in sorted(by_seed, key=lambda entry: [order(entry[name]) for name, order in orders.items()]):
         found.setdefault(key(entry)[:-1], []).append(entry)
@@ -260,16 +324,18 @@ def grouped(part: dict) -> dict[tuple, list[dict]]:
 
 def words(parts: list[dict]) -> str:
     """Return the text for the page."""
-    lines = []
+    has_tables = any(entry["data"] in TABLES for entry in parts[0]["runs"])
+    lines, text = [], TEXT_OF_TABLES if has_tables else TEXT
+    decoders = [name for name in DECODERS if any("decoders" in entry for entry in parts[0]["runs"])]
     shown = [part for part in CHANGED if any(part in entry["right"] for entry in parts[0]["runs"])]
     for (data, _, method, flags), entries in grouped(parts[0]).items():
         name = f"{NAMES[method]} {flags.removeprefix('--model-size ngrams').strip()}".strip()
         cells = [data, f"{entries[0]['train']:,}", name, f"{entries[0]['seconds']:.0f}"]
         figures = [[each["right"].get(part) for each in entries] for part in shown]
-        figures += [[each.get("decoders", {}).get(x, {}).get("0") for each in entries] for x in DECODERS]
+        figures += [[each.get("decoders", {}).get(x, {}).get("0") for each in entries] for x in decoders]
         lines.append([*cells, *("" if None in each else spread(each) for each in figures)])
-    heads = ["", "rows", "", "seconds", *map(CHANGED.get, shown), *DECODERS]
-    return f"{TEXT}\n\n{table(heads, lines)}"
+    heads = ["", "rows", "", "seconds", *map(CHANGED.get, shown), *decoders]
+    return f"{text}\n\n{table(heads, lines)}"
 
 
 def draw(part: dict, path: Path) -> None:
@@ -303,7 +369,7 @@ def draw(part: dict, path: Path) -> None:
 def main() -> None:
     there = [name for name in METHODS if importlib.util.find_spec(PACKAGES.get(name, "histocc"))]
     parser = arguments(__doc__)
-    parser.add_argument("--data", nargs="+", default=DATA, choices=DATA)
+    parser.add_argument("--data", nargs="+", default=DATA, choices=ALL)
     rows = {"type": lambda text: math.inf if text == "all" else int(text), "metavar": "N|all"}
     parser.add_argument("--rows", nargs="+", default=[2_000, 10_000, 30_000, math.inf], **rows)
     parser.add_argument("--methods", nargs="*", default=there, choices=METHODS)
@@ -319,13 +385,13 @@ def main() -> None:
     if found:
         keep(found, args.results[0])
     for name in args.data if args.methods else ():
-        if name in REGISTERS and not REGISTERS[name].exists():
-            print(f"{name} left out: {REGISTERS[name].name} is not there")
+        if name in FILES and not FILES[name].exists():
+            print(f"{name} left out: {FILES[name].name} is not there")
             continue
-        for entry in measured(name, args):
+        for entry in (of_table if name in TABLES else measured)(name, args):
             print(entry, flush=True)
             found[key(entry)] = entry
-            if args.results:
+            if args.results and name in DATA:
                 keep({key(entry): entry}, args.results[0])
     part = {"runs": [*found.values()]}
     if args.picture:

@@ -32,20 +32,15 @@ class Job:
 
     def __init__(self, args, folder: str):
         self.log, self.output = f"{folder}/run/logs.csv", f"{folder}/output"
-        launch = script("finetune.py", args.processes).replace(
-            "--standalone", "--standalone --max-restarts 999"
-        )
+        launch = script("finetune.py", args.processes)
+        launch = launch.replace("--standalone", "--standalone --max-restarts 999")
         flags = f"{data_flags('english', folder)} --device cpu --model-size {args.size} --ngrams none"
         flags += f" --batch-size {args.batch} --num-epochs 1000 --log-interval 1 --eval-interval {NEVER}"
         flags += f" --save-interval {args.save_interval} --save-path {folder}/run"
         with open(self.output, "w") as file:
-            self.process = subprocess.Popen(
-                command(f"{launch} {flags}"),
-                cwd=REPO,
-                env=environment(1),
-                stdout=file,
-                stderr=subprocess.STDOUT,
-            )
+            both = {"stdout": file, "stderr": subprocess.STDOUT}
+            line = command(f"{launch} {flags}")
+            self.process = subprocess.Popen(line, cwd=REPO, env=environment(1), **both)
         self.steps: list[tuple[int, float, int]] = []
         self.start, self.inode = 0, 0
 

@@ -101,10 +101,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         model = args.model or trained(folder, args.size, args.steps, "--empty-blocks first --key hisco")
         found = measure(args, model, folder)
-    rows = [
-        [name, f"{1000 * each:,.1f}", f"{found['seconds']['plain'] / each:,.0f}"]
-        for name, each in found["seconds"].items()
-    ]
+    taken = found["seconds"]
+    rows = [[name, f"{1000 * x:,.1f}", f"{taken['plain'] / x:,.0f}"] for name, x in taken.items()]
     words = (
         f"{found['codes']:,} codes; best code's probability {found['mean_best']:.2f} on average;"
         f" {args.threads} threads; greatest difference of a probability {found['difference']:.1e}"

@@ -53,10 +53,8 @@ def matmul_rates(precisions: list[str], device: torch.device) -> dict[str, float
     """Rates of matrix products by format, GFLOP/s; a format that the device only emulates is left out of
     `precisions`, in place.
     """
-    rates = {
-        name: matmul_rate(device, FORMATS[name], 2.0) / 1e9
-        for name in {"float32": 0, **dict.fromkeys(precisions)}
-    }
+    names = dict.fromkeys(["float32", *precisions])
+    rates = {name: matmul_rate(device, FORMATS[name], 2.0) / 1e9 for name in names}
     for name in [name for name in precisions if rates[name] < rates["float32"] / 2]:
         precisions.remove(name)
         print(f"{name}: left out, this device only emulates it")
@@ -76,10 +74,9 @@ class Bench:
         self.args, self.step, self.device = args, 0, torch.device(args.device)
         self.world = World(device=self.device)
         as_the_reference = "--ngrams none --empty-blocks all --linear-loss mean"
-        flags = (
-            f"{source or data_flags('english', folder)} --model-size {args.size} --batch-size {args.batch}"
-        )
-        flags += f" --device {args.device} --save-path {folder} {as_the_reference} {args.flags}"
+        flags = f"{source or data_flags('english', folder)} --model-size {args.size}"
+        flags += f" --batch-size {args.batch} --device {args.device} --save-path {folder}"
+        flags += f" {as_the_reference} {args.flags}"
         with contextlib.redirect_stdout(None):
             asked = finetune.get_args_parser().parse_args(shlex.split(flags))
             asked, read = inputs.prepare_data(asked, self.world, asked.dataset, [])
@@ -117,17 +114,9 @@ class Bench:
         """Takes `steps` of ours, all within an epoch."""
         first = self.step % (len(self.train_batches) - steps)
         loader = (part for number in range(first, first + steps) for part in self.train_batches[0, number])
-        self.step = engine.train_one_epoch(
-            self.model,
-            loader,
-            self.loss,
-            self.optimizer,
-            self.device,
-            self.scheduler,
-            self.step,
-            log_interval=None,
-            precision=Precision(precision, self.device),
-        )
+        given = self.model, loader, self.loss, self.optimizer, self.device, self.scheduler, self.step
+        named = {"log_interval": None, "precision": Precision(precision, self.device)}
+        self.step = engine.train_one_epoch(*given, **named)
 
     def padded_batch(self, number: int) -> dict:
         return loop.to_device(self.padded[0, number][0], self.device)
@@ -207,9 +196,7 @@ class Bench:
             answers[kind, name] = coders[name].code(texts[some], languages[some], kind)
 
         for kind in ("flat", "greedy"):
-            sides: dict[str, Callable[[int], object]] = {
-                name: partial(ours, kind, name) for name in precisions
-            }
+            sides: dict[str, Callable] = {name: partial(ours, kind, name) for name in precisions}
             sides["reference"] = partial(reference, kind, "float32")
             if self.device.type == "cuda" and "bf16" in precisions:
                 sides["reference bf16"] = partial(reference, kind, "bf16")
@@ -221,9 +208,8 @@ class Bench:
             theirs = cut(answers["greedy", "reference float32"], self.formatter.block_size).tolist()
             codes = [self.formatter.clean_pred([2, *row, 3]).split("&") for row in theirs]
             pairs = zip(codes, answers["greedy", name])
-            rates[f"same codes {name}"] = statistics.mean(
-                set(filter(None, a)) == set(b.codes) for a, b in pairs
-            )
+            same = (set(filter(None, theirs)) == set(ours.codes) for theirs, ours in pairs)
+            rates[f"same codes {name}"] = statistics.mean(same)
             probabilities = torch.from_numpy(coder.probabilities(texts, languages, "flat"))
             furthest = (answers["flat", "reference float32"].cpu() - probabilities).abs().max()
             rates[f"greatest difference of a probability {name}"] = float(furthest)
@@ -283,11 +269,8 @@ def measure_by(args: argparse.Namespace) -> dict:
             if args.by == "length":
                 bench.use_rate(1e-3)
                 bench.train(min(args.learn, len(bench.train_batches) - 1))
-                rates |= {
-                    name: rate
-                    for name, rate in bench.coding_rates(args.precisions).items()
-                    if name.startswith(("flat", "greedy"))
-                }
+                coding = bench.coding_rates(args.precisions)
+                rates |= {name: coding[name] for name in coding if name.startswith(("flat", "greedy"))}
         found["rates"][str(value)] = rates
     return found
 
@@ -399,9 +382,7 @@ def main() -> None:
     if args.by:
         found = measure_by(args)
         heads = [args.by, *next(iter(found["rates"].values()))]
-        rows = [
-            [value, *(f"{rate:.1f}" for rate in rates.values())] for value, rates in found["rates"].items()
-        ]
+        rows = [[value, *map("{:.1f}".format, rates.values())] for value, rates in found["rates"].items()]
         return finish(found, f"{table(heads, rows)}\n\n{words_by(found)}")
     args.steps = args.steps or 4
     found = measure(args)

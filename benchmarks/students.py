@@ -21,6 +21,7 @@ import random
 import re
 import shutil
 import tempfile
+from functools import partial
 
 from histocc.predict.coder import Coder
 
@@ -95,11 +96,11 @@ def entry(name: str, model: Run, results: list[dict]) -> dict:
     """Return a line of the table. The texts per second of both decoders are those of the last training."""
     coder, rows = Coder.load(f"{model.folder}/last.bin"), model.data.val[:1024]
     texts, languages = [row.text for row in rows], [row.language for row in rows]
-    sides = {
-        decoder: lambda some, decoder=decoder: coder.code(texts[: 64 * some], languages[: 64 * some], decoder)
-        for decoder in CODING
-    }
-    taken = in_turns(sides, 3, -(-len(texts) // 64))
+
+    def code(decoder: str, some: int) -> None:
+        coder.code(texts[: 64 * some], languages[: 64 * some], decoder)
+
+    taken = in_turns({name: partial(code, name) for name in CODING}, 3, -(-len(texts) // 64))
     rates = {decoder: len(texts) / seconds for decoder, seconds in taken.items()}
     print(name, results, rates, flush=True)
     return {"name": name, "results": results, "texts_per_sec": rates}
@@ -127,17 +128,13 @@ def words(parts: list[dict]) -> str:
     rows = []
     for each in part["found"]:
         results = each["results"]
-        cells = [
-            spread([result[name]["all"] for result in results]) if name in results[0] else "–"
-            for name in DECODERS
-        ]
+        shares = ([result[name]["all"] for result in results if name in result] for name in DECODERS)
+        cells = [spread(each) if each else "–" for each in shares]
         seconds = sum(result["seconds"] for result in results) / len(results)
         rates = [f"{each['texts_per_sec'][name]:,.0f}" for name in CODING]
         rows.append([each["name"], f"{seconds:.0f}", *cells, *rates])
-    heads = ["", "seconds", "writing decoder", "linear decoder", "both"]
-    return f"{above}{part.get('note', '')}\n\n" + table(
-        [*heads, "texts/s, linear", "texts/s, digit by digit"], rows
-    )
+    heads = ["", "seconds", "writing decoder", "linear decoder", "both", "texts/s, linear"]
+    return f"{above}{part.get('note', '')}\n\n{table([*heads, 'texts/s, digit by digit'], rows)}"
 
 
 def main() -> None:
@@ -154,11 +151,8 @@ def main() -> None:
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         data = DataSet.of(data_flags("english", folder), f"{folder}/whole")
-        sample = [
-            row["occ1"]
-            for row in read_csv(write_sample(f"{folder}/more.csv", 4 * args.texts, seed=5))
-            if row["lang"] == "en"
-        ]
+        more = read_csv(write_sample(f"{folder}/more.csv", 4 * args.texts, seed=5))
+        sample = [row["occ1"] for row in more if row["lang"] == "en"]
         known = [row.text for row in data.train]
         texts = unlabelled(known, args.texts, sample) + (known if args.labelled else [])
         write_csv(f"{folder}/texts.csv", ("occ1", "lang"), ((text, "en") for text in texts))
