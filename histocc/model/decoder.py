@@ -15,15 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
-from histocc.model.layers import (
-    Dropout,
-    Linear,
-    attend,
-    for_attention,
-    pack,
-    product,
-    unpack,
-)
+from histocc.model.layers import Dropout, Linear, attend, for_attention, pack, product, unpack
 
 LAYERS, HEADS = 3, 8  # as published
 QUERY, KEY_VALUE, ALL = slice(0, 1), slice(1, 3), slice(0, 3)  # parts of `MultiheadAttention`'s projection
@@ -43,7 +35,6 @@ class DecoderCache:
 
     def select(self, index: Tensor) -> "DecoderCache":
         """Return a new cache with the rows of `index`, int64 [N], repeats allowed."""
-
         return DecoderCache(**tree_map_only(Tensor, lambda x: x.index_select(0, index), vars(self)))
 
 
@@ -107,11 +98,6 @@ class MultiheadAttention(nn.Module):
         mixed = attend(q, k, v, visible, self.dropout_p())
         return self.out_proj(mixed.transpose(1, 2).flatten(2))
 
-    def attend_to_self(self, x: Tensor, visible: Tensor) -> Tensor:
-        """Attend from each position of x [B, T, H] to those of its row → [B, T, H]; visible: of `attend`."""
-        q, k, v = self.by_head(self.project(x, ALL))
-        return self.attend(q, k, v, visible)
-
     def attend_to_groups(
         self, x: Tensor, memory: Tensor, shapes: Sequence[Sequence[int]], visible: Sequence[Any]
     ) -> Tensor:
@@ -143,8 +129,9 @@ class DecoderLayer(nn.Module):
         self.dropout = Dropout(dropout)
 
     def forward(self, x: Tensor, memory: Tensor, shapes: Any, visible: Tensor, memory_visible: Any) -> Tensor:
-        """Map x [B, T, H] to [B, T, H]; other arguments: of `attend_to_self` and `attend_to_groups`."""
-        x = self.norm1(x + self.dropout(self.self_attn.attend_to_self(x, visible)))
+        """Map x [B, T, H] to [B, T, H]; visible: of `attend`; other arguments: of `attend_to_groups`."""
+        q, k, v = self.self_attn.by_head(self.self_attn.project(x, ALL))
+        x = self.norm1(x + self.dropout(self.self_attn.attend(q, k, v, visible)))
         mixed = self.multihead_attn.attend_to_groups(x, memory, shapes, memory_visible)
         return self.feed_forward(self.norm2(x + self.dropout(mixed)))
 
@@ -230,24 +217,21 @@ class TransformerDecoder(nn.Module):
         target_padding_mask: Tensor | None = None,
     ) -> Tensor:
         """Compute `forward` with the memory of groups of rows, [B, S, H] each, and its `visible_memory`."""
-        self.check_length(target.shape[1])
+        length = target.shape[1]
+        self.check_length(length)
         no_padding = torch.zeros_like(target, dtype=torch.bool)
         padding = no_padding if target_padding_mask is None else target_padding_mask.bool()
-        visible = self._visible_targets(padding)  # [B, 1, T, T]
+        if self.target_mask:
+            keys = torch.cat([torch.ones_like(padding[:, :1]), ~padding[:, 1:]], dim=1)
+            visible = keys[:, None, None].expand(-1, 1, length, -1).tril()  # bool [B, 1, T, T]
+        else:  # scores
+            later = torch.ones(length, length, dtype=torch.bool, device=padding.device).triu(1)
+            visible = padding.to(self.head.weight.dtype)[:, None, None].masked_fill(later, float("-inf"))
         x, positions = self.positional_encoding(self.token_emb(target)), pack(memory)  # [B, T, H], [N, H]
         shapes = [group.shape for group in memory]
         for layer in self.decoder.layers:
             x = layer(x, positions, shapes, visible, memory_visible)
         return self.head(x)
-
-    def _visible_targets(self, padding: Tensor) -> Tensor:
-        """Return the targets that each one sees, or their scores, [B, 1, T, T], for padding bool [B, T]."""
-        length = padding.shape[1]
-        if self.target_mask:
-            keys = torch.cat([torch.ones_like(padding[:, :1]), ~padding[:, 1:]], dim=1)
-            return keys[:, None, None, :].expand(-1, 1, length, -1).tril()
-        later = torch.ones(length, length, dtype=torch.bool, device=padding.device).triu(1)
-        return padding.to(self.head.weight.dtype)[:, None, None, :].masked_fill(later, float("-inf"))
 
     @torch.no_grad()
     def start(

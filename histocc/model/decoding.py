@@ -142,7 +142,7 @@ def set_probs(
 
     blocks: int64 [B, max_codes, block_size], distinct, all PAD where there is none.
     """
-    batch, max_codes, _ = blocks.shape
+    batch, longest = len(blocks), blocks[0].numel()
     exist = (blocks != PAD_IDX).any(-1)  # [B, max_codes]
     counts = exist.sum(1)
     probs = torch.zeros(batch, dtype=upcast_half(memory).dtype, device=memory.device)
@@ -154,8 +154,11 @@ def set_probs(
         """
         repeated = rows.repeat_interleave(len(orders))
         padding = None if memory_padding_mask is None else memory_padding_mask[repeated]
-        codes = front[rows][:, orders].flatten(0, 1)  # [R · orders, codes, block_size]
-        logits, follows = code_logits(model, memory[repeated], padding, codes, max_codes)
+        codes = front[rows][:, orders].flatten(0, 1).flatten(1)  # [R · orders, codes · block_size]
+        begin, end = (codes.new_full((len(codes), 1), token) for token in (BOS_IDX, PAD_IDX))
+        follows = torch.cat([codes, end], dim=1)[:, :longest]  # a sequence with all its codes has no end
+        written = torch.cat([begin, codes], dim=1)[:, :longest]
+        logits = upcast_half(model.decode(memory[repeated], written, padding))  # [R · orders, T, V]
         of_tokens = logits.log_softmax(-1).gather(2, follows[..., None])[..., 0]
         return of_tokens.sum(1).view(len(rows), len(orders)).logsumexp(1)
 
@@ -167,16 +170,3 @@ def set_probs(
                 parts = [log_probs(rows, some) for some in orders.split(SEQUENCES_AT_ONCE)]
                 probs[rows] = torch.stack(parts).logsumexp(0).exp()
     return probs
-
-
-def code_logits(
-    model: Seq2SeqMixerOccCANINE, memory: Tensor, padding: Tensor | None, codes: Tensor, max_codes: int
-) -> tuple[Tensor, Tensor]:
-    """Return (logits float [B, T, V], tokens int64 [B, T]) at each place when `codes` [B, codes, block_size]
-    are written, in this order and no more.
-    """
-    flat, most = codes.flatten(1), max_codes * codes.shape[-1]
-    begin, end = flat.new_full((len(flat), 1), BOS_IDX), flat.new_full((len(flat), 1), PAD_IDX)
-    follows = torch.cat([flat, end], dim=1)[:, :most]  # a sequence with all its codes has no end
-    written = torch.cat([begin, flat], dim=1)[:, :most]
-    return upcast_half(model.decode(memory, written, padding)), follows

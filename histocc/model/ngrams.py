@@ -228,9 +228,7 @@ class Ngrams(nn.Module):
         return rows, weight, word
 
     def _rows(self, input_ids: Tensor, patterns: Sequence[str]) -> tuple[Tensor, Tensor, Tensor]:
-        """Return (rows of the table, whether they are those of the n-grams, both [B, S, F], words int64 [B,
-        S]).
-        """
+        """Return (rows of the table, whether the n-grams are known, [B, S, F] each, words int64 [B, S])."""
         hashed, exist, word = hash_ngrams(input_ids, patterns, self.case)
         rows = torch.searchsorted(self.hashes, hashed).clamp(max=len(self.hashes) - 1)
         return rows, exist & (self.hashes[rows] == hashed), word
@@ -310,10 +308,7 @@ class NoEncoder(nn.Module):
         """Nothing to change."""
 
     def forward_groups(
-        self,
-        input_ids: Sequence[Tensor],
-        attention_mask: Sequence[Tensor],
-        padding_follows: Sequence[bool],
+        self, input_ids: Sequence[Tensor], attention_mask: Sequence[Tensor], padding_follows: Sequence[bool]
     ) -> tuple[list[Tensor], Tensor]:
         """Return (zeros [B, S, H] of each group, zeros [rows of all, H]), as the encoder does."""
         memory = [self.zero.expand(*ids.shape, self.width) for ids in input_ids]

@@ -126,7 +126,7 @@ class _Memory:
     values: list[Tensor]
     visible: Tensor | None  # bool [B, 1, 1, S]
 
-    def rows(self, index: Tensor | slice) -> "_Memory":
+    def rows(self, index: Tensor) -> "_Memory":
         keys, values = ([x[index] for x in tensors] for tensors in (self.keys, self.values))
         return _Memory(keys, values, None if self.visible is None else self.visible[index])
 
@@ -227,9 +227,8 @@ class CodeSearch:
         with evaluating(self.model):
             memory, text = self._encode(input_ids, attention_mask)
             widest = max(b - a for a, b in zip(self.tree.levels, self.tree.levels[1:-1]))
-            parts = self._parts(len(input_ids), PREFIXES_AT_ONCE, widest)
-            by_leaf = torch.cat([self._by_leaf(memory.rows(part)) for part in parts])
-            written = torch.empty_like(by_leaf).index_copy_(1, self.tree.code_of_leaf, by_leaf)
+            codes = self._arange(len(self.tree.codes)).expand(len(input_ids), -1)
+            written = self._written(memory, codes, widest)
             return written, upcast_half(self.model.classify(text)).log_softmax(1)
 
     def topk(self, input_ids: Tensor, attention_mask: Tensor, k: int, by_all=False) -> tuple[Tensor, Tensor]:
@@ -242,7 +241,7 @@ class CodeSearch:
             return codes[:, :k], probs[:, :k]
         with evaluating(self.model):
             memory, _ = self._encode(input_ids, attention_mask)
-            parts = self._parts(len(input_ids), ROWS_AT_ONCE)
+            parts = self._arange(len(input_ids)).split(by_kind(ROWS_AT_ONCE, self.x.device))
             results = [self._topk(memory.rows(part), k) for part in parts]
         codes, log_probs = map(torch.cat, zip(*results))
         return codes, log_probs.double().exp()
@@ -256,8 +255,7 @@ class CodeSearch:
             memory, text = self._encode(input_ids, attention_mask)
             logits = upcast_half(self.model.classify(text))
             codes = logits.topk(min(CANDIDATES, logits.shape[1])).indices
-            parts = self._parts(len(codes), PREFIXES_AT_ONCE, codes.shape[1])
-            written = torch.cat([self._written(memory.rows(part), codes[part]) for part in parts])
+            written = self._written(memory, codes, codes.shape[1])
             linear = logits.log_softmax(1).gather(1, codes).to(written)
             scores = torch.lerp(written, linear, self.linear_share or EQUAL_SHARE)
             scores, best = scores.sort(dim=1, descending=True, stable=True)
@@ -271,11 +269,6 @@ class CodeSearch:
         visible = visible_memory(self.model.memory_padding_mask(attention_mask))
         return _Memory(list(keys), list(values), visible), text
 
-    def _parts(self, rows: int, at_once: dict[str, int], width: int = 1) -> list[slice]:
-        """Cut rows into parts that have at most `at_once` prefixes, `width` in a row."""
-        step = max(1, by_kind(at_once, self.x.device) // width)
-        return [slice(start, start + step) for start in range(0, rows, step)]
-
     def _arange(self, count: int) -> Tensor:
         return torch.arange(count, device=self.x.device)
 
@@ -285,14 +278,13 @@ class CodeSearch:
         """Return the log-probability of each token after each prefix, float [B, P, V].
 
         Args:
-            nodes: inner nodes [P] of all rows, or [B, P].
+            nodes: inner nodes, int64 [B, P].
             opened: a `_PrefixCache` for each layer; the nodes take its slots from `start` on, row by row.
             path: slots, int64 [B · P, D]; visible: bool [B · P, D] or None.
         """
-        rows = len(memory.keys[0])
-        q = self.q[nodes].transpose(-3, -2)  # [(B,) heads, P, H / heads]
+        q = self.q[nodes].transpose(1, 2)  # [B, heads, P, H / heads]
         x = self.layers[0].cross_attend_and_feed_forward(
-            self.x[nodes], memory.keys[0], memory.values[0], memory.visible, q.expand(rows, -1, -1, -1)
+            self.x[nodes], memory.keys[0], memory.values[0], memory.visible, q
         )
         for i, layer in enumerate(self.layers[1:], start=1):
             flat, attention = x.flatten(0, 1), layer.self_attn  # [B · P, H]
@@ -302,8 +294,14 @@ class CodeSearch:
             x = layer.cross_attend_and_feed_forward(x, memory.keys[i], memory.values[i], memory.visible)
         return upcast_half(self.model.decoder.head(x)).log_softmax(-1)
 
-    def _written(self, memory: _Memory, codes: Tensor) -> Tensor:
-        """Return log-probabilities float [b, N] of codes int64 [b, N] in the first block, level by level."""
+    def _written(self, memory: _Memory, codes: Tensor, most: int) -> Tensor:
+        """Return log-probabilities float [B, N] of codes int64 [B, N] in the first block, level by level, for
+        as many rows at once as may have `most` prefixes each.
+        """
+        at_once = max(1, by_kind(PREFIXES_AT_ONCE, self.x.device) // most)
+        if len(codes) > at_once:
+            parts = self._arange(len(codes)).split(at_once)
+            return torch.cat([self._written(memory.rows(part), codes[part], most) for part in parts])
         order = self.tree.nodes[codes][..., -1].argsort(1)  # codes that begin alike follow each other
         nodes = self.tree.nodes[codes.gather(1, order)]  # [b, N, depth + 1]
         rows, count = order.shape
@@ -323,24 +321,6 @@ class CodeSearch:
             log_probs = log_probs + after.flatten(1).gather(1, place * after.shape[2] + token)
             used += rows * width
         return torch.empty_like(log_probs).scatter_(1, order, log_probs)
-
-    def _by_leaf(self, memory: _Memory) -> Tensor:
-        """Return the log-probability of writing each code, float [B, leaves]."""
-        tree, levels, rows = self.tree, self.tree.levels, len(memory.keys[0])
-        opened = [_PrefixCache(rows * tree.inner) for _ in self.layers]
-        begin, end = torch.tensor([levels[: tree.depths], levels[1 : tree.depths + 1]], device=self.x.device)
-        row, size = self._arange(rows)[:, None, None], end - begin
-        log_probs = torch.zeros(rows, 1, device=self.x.device)
-        for level in range(tree.depths):
-            first, last, end = levels[level : level + 3]
-            above = slice(0, level + 1)
-            # [B, P, level + 1]
-            path = begin[above] * rows + row * size[above] + tree.path[first:last, above] - begin[above]
-            nodes = first + self._arange(last - first)
-            after = self._open(nodes, memory, opened, first * rows, path.flatten(0, 1)).flatten(1)
-            parent = torch.repeat_interleave(self._arange(last - first), tree.children[first:last])
-            log_probs = log_probs[:, parent] + after[:, parent * self.model.vocab_size + tree.token[last:end]]
-        return log_probs
 
     def _topk(self, memory: _Memory, k: int) -> tuple[Tensor, Tensor]:
         tree, rows = self.tree, len(memory.keys[0])
