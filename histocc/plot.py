@@ -19,7 +19,6 @@ from histocc.trainer.log import LOG, OWN_COLUMNS, read_numbers
 
 CURVES = "curves.png"
 STYLES = ("-", "--", ":", "-.")  # lines of a panel's columns; colours stand for runs
-Runs = dict[str, list[dict[str, float | None]]]  # name → rows of the log
 
 
 def panels(columns: Iterable[str]) -> list[tuple[str, list[str]]]:
@@ -37,36 +36,32 @@ def curves(*runs: str | os.PathLike[str]) -> Any:
     """Return the curves of one run or several as a matplotlib figure. Raises UserError."""
     if importlib.util.find_spec("matplotlib") is None:
         raise UserError("plots need matplotlib: pip install matplotlib")
-    rows: Runs = {}
+    logs: dict[str, list[dict[str, float | None]]] = {}  # rows by the name of the run
     for folder in [os.fspath(run) for run in runs]:
         if not os.path.isfile(os.path.join(folder, LOG)):
             raise UserError(f"{folder}: no run there (no {LOG})")
         if numbers := read_numbers(os.path.join(folder, LOG)):
-            rows[folder.rstrip("/")] = numbers
+            logs[folder.rstrip("/")] = numbers
         else:
             print(f"Note: {folder}: left out, the log has no rows yet", file=sys.stderr)
-    if not rows:
+    if not logs:
         raise UserError("no run has rows in its log yet")
-    return figure_of(rows)
-
-
-def figure_of(runs: Runs) -> Any:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    shown = panels(dict.fromkeys(column for rows in runs.values() for column in rows[0]))
+    shown = panels(dict.fromkeys(column for rows in logs.values() for column in rows[0]))
     figure = Figure(figsize=(12, 8), layout="constrained")
     FigureCanvasAgg(figure)
     all_axes = list(figure.subplots(2, (len(shown) + 1) // 2).flat)
     for axes in all_axes[len(shown) :]:
         axes.remove()
     for axes, (title, columns) in zip(all_axes, shown):
-        for i, (run, rows) in enumerate(runs.items()):
+        for i, (run, rows) in enumerate(logs.items()):
             for style, column in zip(STYLES, columns):
                 scale = 100 if "%" in title else 1
                 values = [(row["step"], row.get(column)) for row in rows]
                 points = [(step, value * scale) for step, value in values if value is not None]
-                label = ", ".join([run] * (len(runs) > 1) + [column] * (len(columns) > 1)) or run
+                label = ", ".join([run] * (len(logs) > 1) + [column] * (len(columns) > 1)) or run
                 if points:
                     marker = "." if len(points) < 30 else None
                     axes.plot(*zip(*points), style, color=f"C{i % 10}", label=label, marker=marker)

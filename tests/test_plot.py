@@ -53,7 +53,7 @@ def test_a_run_draws_its_own_at_its_end_and_outlives_a_plot_that_fails(tmp_path,
     flags = [*files, *TINY, "--batch-size", 8, "--num-epochs"]
     run_here(train_mixer.main, *flags, 1)
     assert (tmp_path / "run" / "curves.png").read_bytes().startswith(PNG)
-    monkeypatch.setattr(plot, "figure_of", Mock(side_effect=AttributeError("no such backend")))
+    monkeypatch.setattr(plot, "curves", Mock(side_effect=AttributeError("no such backend")))
     assert run_here(train_mixer.main, *flags, 2).count("WARNING: curves.png: no such backend") == 1
 
 

@@ -45,24 +45,12 @@ class Int8Weight:
         return out.view(*x.shape[:-1], -1)
 
 
-class Int8Linear(nn.Module):
-    """A linear layer with an `Int8Weight`."""
-
-    def __init__(self, layer: nn.Linear):
-        super().__init__()
-        self.in_features, self.out_features = layer.in_features, layer.out_features
-        self.weight, self.bias = Int8Weight(layer.weight), layer.bias
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.weight.product(x, self.bias)
-
-
 def to_int8(model: nn.Module) -> None:
     """Make `model`, which is on the CPU in float32, multiply in int8 from now on, in place. It can then code,
     but neither be trained nor saved.
 
-    Linear layers are replaced. A module that makes one product of several weights has `fused`: the names of
-    its methods that return (weight, bias), and of the attributes that these are made of.
+    Linear layers get an `Int8Weight`. A module that makes one product of several weights has `fused`: the
+    names of its methods that return (weight, bias), and of the attributes that these are made of.
     """
     named = dict(model.named_modules())
     float32 = {part for name in IN_FLOAT32 if name in named for part in named[name].modules()}
@@ -73,6 +61,8 @@ def to_int8(model: nn.Module) -> None:
             setattr(module, method, partial(tuple, pair))  # this returns the pair, and can be pickled
         for part in {part for parts in fused.values() for part in parts}:
             setattr(module, part, None)
-        for name, child in module.named_children():
+        for child in module.children():
             if isinstance(child, nn.Linear) and child not in float32:
-                setattr(module, name, Int8Linear(child))
+                weight = Int8Weight(child.weight)
+                del child.weight  # a parameter
+                setattr(child, "weight", weight)  # noqa: B010
