@@ -38,59 +38,36 @@ def greedy_from_memory(
     A row is finished when a block starts with PAD; a model without `target_mask` writes all blocks, and a
     token where EOS should be after them, as its published program does. A row depends on its own text alone.
     """
-    batch, dtype = len(memory), upcast_half(memory).dtype
-    tokens = torch.full((batch, max_codes * block_size + 2), PAD_IDX, device=memory.device)
+    batch, written = len(memory), max_codes * block_size
+    steps = written if model.target_mask else written + 1
+    tokens = torch.full((batch, written + 2), PAD_IDX, device=memory.device)
     tokens[:, 0] = BOS_IDX
     tokens[:, -1] = EOS_IDX
-    if not model.target_mask:
-        return _write_all_blocks(model, memory, memory_padding_mask, tokens, block_size)
-    block_log_probs = torch.full((batch, max_codes), float("-inf"), dtype=dtype, device=memory.device)
-    end_log_probs = torch.zeros(batch, dtype=dtype, device=memory.device)
+    log_probs = torch.zeros(batch, steps, dtype=upcast_half(memory).dtype, device=memory.device)
     rows = torch.arange(batch, device=memory.device)  # rows that are not finished
     with evaluating(model):
-        cache = model.decoder.start(memory, memory_padding_mask, max_steps=max_codes * block_size)
-        for position in range(max_codes * block_size):
-            logits = model.decoder.step(tokens[rows, position], cache)  # [rows, V]
-            log_prob, token = _best(logits)
-            block, within = divmod(position, block_size)
-            if within == 0:
-                ends = token == PAD_IDX
-                end_log_probs[rows] = log_prob.masked_fill(~ends, 0.0)
-                on = (~ends).nonzero()[:, 0]  # this waits for the device, so once per block
+        cache = model.decoder.start(memory, memory_padding_mask, max_steps=steps)
+        for position in range(steps):
+            log_prob, token = _best(model.decoder.step(tokens[rows, position], cache))
+            log_probs[rows, position] = log_prob
+            if model.target_mask and position % block_size == 0:
+                on = (token != PAD_IDX).nonzero()[:, 0]  # this waits for the device, so once per block
                 if not len(on):
                     break
                 if len(on) < len(rows):
-                    rows, log_prob, token, cache = rows[on], log_prob[on], token[on], cache.select(on)
-                block_log_probs[rows, block] = 0.0
-            tokens[rows, position + 1] = token
-            block_log_probs[rows, block] += log_prob
-    all_log_probs = block_log_probs.masked_fill(block_log_probs.isinf(), 0.0).sum(1) + end_log_probs
-    return GreedyResult(tokens, block_log_probs.exp(), end_log_probs.exp(), all_log_probs.exp())
-
-
-def _write_all_blocks(
-    model: Seq2SeqMixerOccCANINE, memory: Tensor, padding: Tensor | None, tokens: Tensor, block_size: int
-) -> GreedyResult:
-    """Fill `tokens` [B, T] with the most probable ones at every position but the last, which counts in
-    sequence_probs alone.
-    """
-    log_probs = []
-    with evaluating(model):
-        cache = model.decoder.start(memory, padding, max_steps=tokens.shape[1] - 1)
-        for position in range(tokens.shape[1] - 1):
-            logits = model.decoder.step(tokens[:, position], cache)  # [B, V]
-            log_prob, token = _best(logits)
-            log_probs.append(log_prob)
-            if position < tokens.shape[1] - 2:
-                tokens[:, position + 1] = token
-    written = torch.stack(log_probs, dim=1)  # [B, T − 1]
-    blocks = tokens[:, 1:-1].unflatten(1, (-1, block_size))  # [B, M, block_size]
-    of_blocks = written[:, :-1].unflatten(1, (-1, block_size))
-    begins_empty = blocks[..., 0] == PAD_IDX  # [B, M]
-    first_empty = begins_empty & (begins_empty.cumsum(1) == 1)
-    block_log_probs = of_blocks.sum(-1).masked_fill((blocks == PAD_IDX).all(-1), float("-inf"))
-    ends = of_blocks[..., 0].masked_fill(~first_empty, 0.0).sum(1)
-    return GreedyResult(tokens, block_log_probs.exp(), ends.exp(), written.sum(1).exp())
+                    rows, token, cache = rows[on], token[on], cache.select(on)
+            if position < written:
+                tokens[rows, position + 1] = token
+    blocks = tokens[:, 1:-1].unflatten(1, (-1, block_size))  # [B, max_codes, block_size]
+    of_blocks = log_probs[:, :written].unflatten(1, (-1, block_size))
+    begins_empty = blocks[..., 0] == PAD_IDX  # [B, max_codes]
+    is_end = begins_empty & (begins_empty.cumsum(1) == 1)
+    ends = of_blocks[..., 0].masked_fill(~is_end, 0.0).sum(1)
+    is_written = (blocks != PAD_IDX).any(-1)
+    # the orders of summation decide the last digits of probabilities
+    sums = of_blocks.cumsum(-1)[..., -1] if model.target_mask else of_blocks.sum(-1)
+    whole = sums.masked_fill(~is_written, 0.0).sum(1) + ends if model.target_mask else log_probs.sum(1)
+    return GreedyResult(tokens, sums.masked_fill(~is_written, -torch.inf).exp(), ends.exp(), whole.exp())
 
 
 def _best(logits: Tensor) -> tuple[Tensor, Tensor]:
