@@ -196,7 +196,7 @@ def both_losses(model: Seq2SeqMixerOccCANINE, loss_fn: LossMixer, batch: dict) -
     ngrams = (batch[name] for name in ("ngram_rows", "ngram_weights", "ngram_words", "positions"))
     text, memory, scores = model.ngrams.by_word(*ngrams)
     target = batch["targets_seq2seq"][:, :-1].long()
-    logits = model.decoder(memory, target, None, target == PAD_IDX, memory_scores=scores)
+    logits = model.decoder.forward_groups([memory], target, [scores[:, None, None]], target == PAD_IDX)
     losses = loss_fn.seq2seq(logits, batch["targets_seq2seq"].long(), **entries_for(loss_fn, batch))
     if not model.ngrams.linear.weight.requires_grad:
         return losses

@@ -192,7 +192,6 @@ class TransformerDecoder(nn.Module):
         target: Tensor,
         memory_padding_mask: Tensor | None = None,
         target_padding_mask: Tensor | None = None,
-        memory_scores: Tensor | None = None,
     ) -> Tensor:
         """Return logits [B, T, V] of the token after each position, from those up to it (teacher forcing).
 
@@ -202,11 +201,8 @@ class TransformerDecoder(nn.Module):
             memory: [B, S, H]; target: int64 [B, T], beginning with BOS, at most `max_positions`.
             memory_padding_mask, target_padding_mask: [B, S] and [B, T], True (or not 0) at positions that
                 nothing may look at; None: none.
-            memory_scores: float [B, S], instead of a padding mask: added to the scores of each position.
         """
-        visible = (
-            visible_memory(memory_padding_mask) if memory_scores is None else memory_scores[:, None, None]
-        )
+        visible = visible_memory(memory_padding_mask)
         return self.forward_groups([memory], target, [visible], target_padding_mask)
 
     def forward_groups(
@@ -216,7 +212,7 @@ class TransformerDecoder(nn.Module):
         memory_visible: Sequence[Tensor | None],
         target_padding_mask: Tensor | None = None,
     ) -> Tensor:
-        """Compute `forward` with the memory of groups of rows, [B, S, H] each, and its `visible_memory`."""
+        """Compute `forward` for groups of rows: memory [B, S, H] and memory_visible, of `attend`, of each."""
         length = target.shape[1]
         self.check_length(length)
         no_padding = torch.zeros_like(target, dtype=torch.bool)
