@@ -24,7 +24,7 @@ with a default for plain loaders:
 
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Sized
+from collections.abc import Callable, Iterable, Sized
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -225,7 +225,7 @@ def train_one_epoch(
         TrainingError: on all ranks alike, if loss or gradients are no longer finite.
         ValueError: for batches that end inside a step.
     """
-    optimizer, precision = run.optimizer, run.precision
+    optimizer, precision, world = run.optimizer, run.precision, run.world
     run.model.train()
     batches = iter(batches)
     last = math.inf if run.stop_step is None else run.stop_step
@@ -233,10 +233,28 @@ def train_one_epoch(
         if run.stop is not None and run.stop():
             raise Stopped
         if run.seed is not None:
-            torch.manual_seed(derived_seed(run.seed, state.step, run.world.rank))
-        sums, global_count = accumulate_gradients(run, batches, state)
-        if not sums:
-            return
+            torch.manual_seed(derived_seed(run.seed, state.step, world.rank))
+
+        # The micro-batches of the step, forward and backward; the last one averages the gradients over the
+        # ranks. Sums are those of this rank, float64 and on the device: no wait, no rounding that grows.
+        sums: dict[str, Tensor | float] = {}
+        global_count, is_last = 0.0, False
+        while not is_last:
+            started = time.perf_counter()
+            batch = next(batches, None)
+            state.waited += time.perf_counter() - started
+            if batch is None:
+                if sums:
+                    raise ValueError("the batches end inside a step: the last one has last_micro_batch=False")
+                return
+            moved = to_device(batch, world.device)
+            is_last = batch.get("last_micro_batch", True)
+            with no_sync(run.model, sync=is_last):
+                added, global_count = forward_backward(run.model, run.task, moved, precision, world.size)
+            for name, value in added.items():
+                sums[name] = sums.get(name, 0.0) + value.detach().double()
+            if run.flops is not None:
+                state.add("flops", run.flops(batch))
 
         # Clipping, and the step, unless the norm is not finite. It is the same on all ranks, so all skip
         # together; nothing waits for the device if the optimizer can skip by itself (torch's fused ones).
@@ -254,37 +272,10 @@ def train_one_epoch(
             run.scheduler.step()
 
         # The figures of the step; then log, validation and checkpoint, if they are due.
-        state.add_step(sums, global_count, norm, bad, run.world.is_main)
+        state.add_step(sums, global_count, norm, bad, world.is_main)
         if run.step_done is not None:
             run.step_done()
         between_steps(run, state, epoch, val_loader)
-
-
-def accumulate_gradients(
-    run: Run, batches: Iterator[dict[str, Any]], state: State
-) -> tuple[dict[str, Tensor | float], float]:
-    """Run the micro-batches of a step forward and backward; the last one averages the gradients over the
-    ranks. Return this rank's sums and the samples of all ranks, ({}, 0) at the end of the batches.
-    """
-    sums: dict[str, Tensor | float] = {}
-    global_count, is_last = 0.0, False
-    while not is_last:
-        started = time.perf_counter()
-        batch = next(batches, None)
-        state.waited += time.perf_counter() - started
-        if batch is None:
-            if sums:
-                raise ValueError("the batches end inside a step: the last one has last_micro_batch=False")
-            break
-        moved = to_device(batch, run.world.device)
-        is_last = batch.get("last_micro_batch", True)
-        with no_sync(run.model, sync=is_last):
-            added, global_count = forward_backward(run.model, run.task, moved, run.precision, run.world.size)
-        for name, value in added.items():  # float64, on the device: no wait, no rounding that grows
-            sums[name] = sums.get(name, 0.0) + value.detach().double()
-        if run.flops is not None:
-            state.add("flops", run.flops(batch))
-    return sums, global_count
 
 
 def forward_backward(
@@ -322,7 +313,7 @@ def warm_up(model: nn.Module, task: Task, loader: Any, world: World, precision: 
     model.zero_grad(set_to_none=True)
 
 
-def between_steps(run: Run, state: State, epoch: int, val_loader: Any = None) -> None:
+def between_steps(run: Run, state: State, epoch: int, val_loader: Any) -> None:
     """Log, validate and save, as is due after `state.step`. All ranks.
 
     Raises:
