@@ -4,6 +4,7 @@ combinations that are refused, and the values of flags that are left open.
 
 from collections.abc import Iterator
 from dataclasses import MISSING, dataclass
+from functools import partial
 from typing import Annotated, Any
 
 from histocc import __version__
@@ -236,18 +237,14 @@ class MixerConfig(JobConfig):
     seq2seq_weight: float = 0.5
 
 
-def finetune_parser(description: str = "") -> Parser:
-    return _parser(FinetuneConfig, "finetune.py", description)
-
-
-def train_mixer_parser(description: str = "") -> Parser:
-    return _parser(MixerConfig, "train_mixer.py", description)
-
-
-def _parser(kind: type[JobConfig], prog: str, description: str) -> Parser:
+def _parser(kind: type[JobConfig], prog: str, description: str = "") -> Parser:
     parser = Parser(kind, prog, description)
     parser.add_argument("--version", action="version", version=f"histocc {__version__}")
     return parser
+
+
+finetune_parser = partial(_parser, FinetuneConfig, "finetune.py")
+train_mixer_parser = partial(_parser, MixerConfig, "train_mixer.py")
 
 
 # ---- values of arguments that are left open; they are chosen once, and kept in the checkpoint

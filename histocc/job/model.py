@@ -208,9 +208,6 @@ def make_loss(args: Losses, formatter: BlockyFormatter) -> LossMixer:
     return DistillationLoss(loss_fn, LinearLoss(args.linear_loss), args.seq2seq_weight)
 
 
-# ---- what a checkpoint keeps
-
-
 def checkpoint_entries(
     args: JobConfig, formatter: BlockyFormatter, data: PreparedData, config: dict
 ) -> dict[str, Any]:

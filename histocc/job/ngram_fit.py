@@ -173,16 +173,13 @@ class FitRows(Rows):
 # ---- parts of the fit
 
 
-def linear_losses(model: Seq2SeqMixerOccCANINE, loss_fn: LossMixer, batch: dict) -> Tensor:
-    """Return the loss of the linear decoder from n-grams alone, [B]."""
+def linear_losses(
+    model: Seq2SeqMixerOccCANINE, loss_fn: LossMixer, batch: dict, text: Tensor | None = None
+) -> Tensor:
+    """Return the loss of the linear decoder from n-grams alone, [B]. text: their sums, if there already."""
     assert model.ngrams is not None
-    return _linear_losses(
-        model, loss_fn, batch, model.ngrams.text_of(batch["ngram_rows"], batch["ngram_weights"])
-    )
-
-
-def _linear_losses(model: Seq2SeqMixerOccCANINE, loss_fn: LossMixer, batch: dict, text: Tensor) -> Tensor:
-    assert model.ngrams is not None
+    if text is None:
+        text = model.ngrams.text_of(batch["ngram_rows"], batch["ngram_weights"])
     logits = model.ngrams.linear(text) + model.linear_decoder.bias
     target = multi_hot(batch["targets_linear"], logits.shape[1], logits.dtype)
     return loss_fn.linear(logits, target, **entries_for(loss_fn, batch))
@@ -200,7 +197,7 @@ def both_losses(model: Seq2SeqMixerOccCANINE, loss_fn: LossMixer, batch: dict) -
     losses = loss_fn.seq2seq(logits, batch["targets_seq2seq"].long(), **entries_for(loss_fn, batch))
     if not model.ngrams.linear.weight.requires_grad:
         return losses
-    return losses + _linear_losses(model, loss_fn, batch, text)
+    return losses + linear_losses(model, loss_fn, batch, text)
 
 
 @dataclass(frozen=True)
@@ -267,22 +264,18 @@ class FitOptimizer(torch.optim.Adam):
         group = self.param_groups[0]
         (table,) = group["params"]
         if table.grad is not None and not getattr(self, "found_inf", False):  # see `Precision.optimizer_step`
-            self._move_rows(table, group)
+            gradient = table.grad.coalesce()
+            rows, values = gradient.indices()[0], gradient.values()
+            state, beta = self.state[table], group["betas"][1]
+            if not state:
+                state |= {"step": torch.tensor(0.0), "squares": table.new_zeros(len(table), 1)}
+            state["step"] += 1
+            squares = state["squares"][rows].lerp_(values.square().mean(1, keepdim=True), 1 - beta)
+            state["squares"][rows] = squares
+            rate = group["lr"] * math.sqrt(1 - beta ** int(state["step"]))
+            table.index_add_(0, rows, values / (squares.sqrt() + group["eps"]), alpha=-rate)
         table.grad = None
         super().step()
-
-    def _move_rows(self, table: Tensor, group: dict[str, Any]) -> None:
-        assert table.grad is not None
-        gradient = table.grad.coalesce()
-        rows, values = gradient.indices()[0], gradient.values()
-        state, beta = self.state[table], group["betas"][1]
-        if not state:
-            state |= {"step": torch.tensor(0.0), "squares": table.new_zeros(len(table), 1)}
-        state["step"] += 1
-        squares = state["squares"][rows].lerp_(values.square().mean(1, keepdim=True), 1 - beta)
-        state["squares"][rows] = squares
-        rate = group["lr"] * math.sqrt(1 - beta ** int(state["step"]))
-        table.index_add_(0, rows, values / (squares.sqrt() + group["eps"]), alpha=-rate)
 
 
 # ---- ridge regression, if rows are few

@@ -154,7 +154,7 @@ def with_teacher(
     read: PrepareSettings,
     world: World,
     data: PreparedData,
-    load: Callable[[str], dict] = formats.load_content,
+    load: Callable[[str], dict],
 ) -> PreparedData:
     """Return the rows of a run that has a teacher, with its answers, or `data` as it is if there is no
     teacher. The first node asks; a node that does not see its folder builds its own of these answers. All
