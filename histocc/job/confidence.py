@@ -118,9 +118,7 @@ def fit_confidence(
 
 
 def confidence_of(judged: dict[str, list], texts: int) -> tuple[Confidence, str]:
-    """Return (the confidence fitted to the result of `judged_answers` for so many texts; the calibration
-    error of each decoder before and after, in words).
-    """
+    """Return (confidence fitted to `judged_answers` of so many texts; its calibration errors, in words)."""
     fitted, errors, sets = Confidence(texts, {}, {}, {}), [], {}
     for decoder, of_decoder in judged.items():
         raw, several, right, weight = (np.array(column) for column in zip(*of_decoder))

@@ -304,4 +304,4 @@ def of_run(state: dict) -> dict[str, Any]:
 
 def refuse_other_arguments(args: JobConfig, state: dict) -> None:
     """Raise UserError if arguments that decide the result differ from those of the run that is resumed."""
-    script.refuse_other_arguments(args, state, [], of_run(state))
+    script.refuse_other_arguments(args, {**state, "args": state["args"] | of_run(state)}, [])

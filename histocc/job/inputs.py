@@ -28,7 +28,7 @@ from histocc.data.rows import read_key, read_words
 from histocc.data.tables import TABLE_NAME
 from histocc.formatter import BlockyFormatter
 from histocc.job import ngram_fit, teacher
-from histocc.job.config import JobConfig, Noise, refuse_other_arguments
+from histocc.job.config import JobConfig, refuse_other_arguments
 from histocc.published import formats, models
 from histocc.runtime import checkpoint
 from histocc.runtime.config import flag_of
@@ -43,9 +43,7 @@ from histocc.trainer.script import output_problems
 
 @dataclass(frozen=True)
 class Inputs:
-    """The data of a run, and the content of checkpoints that rank 0 has read to prepare them, by path: each
-    is taken from there once.
-    """
+    """The data of a run, and the checkpoints that rank 0 has read for them, by path: each is taken once."""
 
     settings: PrepareSettings
     data: PreparedData
@@ -224,29 +222,24 @@ def make_rows(
     max_len, seed = config["max_len"], args.seed
     width = None if config["memory_mask"] else max_len
     encoding = RowEncoding(formatter, max_len, width, args.empty_blocks == "first")
-    augmenter = make_augmenter(args, data, derived_seed(seed, NOISE))
+    words = read_words(args.fn_word_freq or os.path.join(data.folder, "words.csv"))
+    cleaned = [cleaner(data.clean_text)(word) for word in words]
+    kept = [i for i, word in enumerate(cleaned) if word.strip()]
+    augmenter = Augmenter(
+        derived_seed(seed, NOISE),
+        args.num_transformations,
+        args.augmentation_prob,
+        args.unk_lang_prob,
+        words=[cleaned[i] for i in kept],
+        word_weights=np.array(list(words.values()))[kept],
+        only_ascii=data.clean_text == ASCII_LOWER,
+    )
     descriptions = load_descriptions(args, data, formatter, derived_seed(seed, DESCRIPTIONS))
     train = training_rows(args, data.train, data, encoding, augmenter, descriptions)
     if args.compile:
         train.groups_in_model = ()
     all_blocks = replace(encoding, first_empty_block=False)
     return train, TextRows(data.val, data, all_blocks) if len(data.val) else None
-
-
-def make_augmenter(args: Noise, data: PreparedData, seed: int) -> Augmenter:
-    """Return the noise on the training texts. Raises UserError for the file of words."""
-    words = read_words(args.fn_word_freq or os.path.join(data.folder, "words.csv"))
-    texts = [cleaner(data.clean_text)(word) for word in words]
-    kept = [i for i, word in enumerate(texts) if word.strip()]
-    return Augmenter(
-        seed,
-        args.num_transformations,
-        args.augmentation_prob,
-        args.unk_lang_prob,
-        words=[texts[i] for i in kept],
-        word_weights=np.array(list(words.values()))[kept],
-        only_ascii=data.clean_text == ASCII_LOWER,
-    )
 
 
 def rows_to_fit(

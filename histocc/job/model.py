@@ -98,9 +98,7 @@ def auto_size(args: Model, world: World) -> str:
 
 
 def new_config(args: Model, max_len: int, first: dict | None) -> dict:
-    """Return `config` of a new run but its text rule: sizes from --model-size or the initial weights. Raises
-    UserError.
-    """
+    """Return `config` of a new run, but for its n-grams and text rule. Raises UserError."""
     dropouts = dict.fromkeys(("hidden_dropout_prob", "attention_probs_dropout_prob"), args.encoder_dropout)
     size, named = args.model_size, args.initial_checkpoint
     if first is None:
@@ -124,9 +122,7 @@ def new_config(args: Model, max_len: int, first: dict | None) -> dict:
 
 
 def load_on_all(world: World, load: Callable[[], models.Loaded]) -> models.Loaded:
-    """Return what `load` does on rank 0, but for an optimizer, on every rank: other nodes may not see the
-    file. All ranks. Raises UserError.
-    """
+    """Return what `load` does on rank 0, without an optimizer, on every rank. All ranks. Raises UserError."""
 
     def work() -> tuple[BlockyFormatter, dict]:
         _, formatter, state = load()

@@ -186,9 +186,7 @@ def linear_losses(
 
 
 def both_losses(model: Seq2SeqMixerOccCANINE, loss_fn: LossMixer, batch: dict) -> Tensor:
-    """Return the sum of both decoders' losses from n-grams alone, teacher-forced, [B]; without that of a
-    frozen linear decoder.
-    """
+    """Return the sum of both decoders' losses from n-grams alone, [B]; without a frozen linear decoder's."""
     assert model.ngrams is not None
     ngrams = (batch[name] for name in ("ngram_rows", "ngram_weights", "ngram_words", "positions"))
     text, memory, scores = model.ngrams.by_word(*ngrams)
@@ -222,9 +220,7 @@ PARTS = (
 
 
 class Fitted(nn.Module):
-    """The parameters that a part of the fit trains, as a module of its own, and the task of the training
-    loop.
-    """
+    """The parameters that a part of the fit trains, as a module, and the task of the training loop."""
 
     columns = ("loss",)
 

@@ -106,24 +106,18 @@ def made_by() -> dict[str, str]:
 
 
 def _write(path: str, state: dict[str, Any]) -> None:
-    """Write `state` with its checksum. The weights also get their second name, under which other trainers'
-    scripts read them; it takes no space. Raises OSError.
-
-    The CRC-32 of each part of the zip archive is left out: nobody compares it, and torch takes four to six
-    seconds per GB for it.
-    """
+    """Write `state` with its checksum. Raises OSError."""
     entries = {name: value for name, value in state.items() if name != SECOND_NAME}
     state = with_checksum(tree_map_only(Tensor, lambda tensor: tensor.detach().cpu(), entries))
-    state[SECOND_NAME] = state["model"]
+    state[SECOND_NAME] = state["model"]  # for other trainers' scripts; it takes no space
+    # nobody compares the CRC-32 of the archive's parts, for which torch takes four to six seconds per GB
     without_crc32 = torch_config.patch({"save.compute_crc32": False})  # pyright: ignore
     with atomic_write(path) as file, without_crc32:
         torch.save(state, file)
 
 
 def save(files: OwnFiles, names: list[str], state: dict[str, Any]) -> None:
-    """Write `state` once and give it every name of `names` in the folder of `files`, last.bin first. Rank 0
-    only. Raises OSError.
-    """
+    """Write `state` once, give it all `names`, last.bin first. Rank 0 only. Raises OSError."""
     first, *others = files.claim(*sorted(names, key=lambda name: name != LAST))
     _write(first, state)
     for path in others:
@@ -146,9 +140,7 @@ def replace(path: str, state: dict[str, Any]) -> None:
 
 
 def prune(files: OwnFiles, keep: int) -> None:
-    """Remove all but the newest `keep` of the run's files `{step}.bin`; other checkpoints are never touched.
-    Rank 0 only.
-    """
+    """Remove all but the newest `keep` of the run's own files `{step}.bin`. Rank 0 only."""
     steps = sorted(int(match[1]) for match in map(re.compile(r"(\d+)\.bin").fullmatch, files.names) if match)
     files.remove([f"{step}.bin" for step in steps[: max(0, len(steps) - keep)]])
 
@@ -315,9 +307,7 @@ def step_of(path: str) -> int | None:
 
 
 def newest_first(folder: str) -> Iterator[str]:
-    """Yield the checkpoints in `folder` from which a run could be resumed: last.bin, then the others, the
-    highest step first. The others are opened only when they are asked for.
-    """
+    """Yield the checkpoints of a folder: last.bin, then the others, the newest first, opened when needed."""
     yield os.path.join(folder, LAST)
     names = os.listdir(folder) if os.path.isdir(folder) else []
     paths = [os.path.join(folder, name) for name in names if CHECKPOINT.fullmatch(name) and name != LAST]

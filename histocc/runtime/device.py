@@ -84,9 +84,7 @@ def device_of(given: str | torch.device | None) -> torch.device:
 
 @contextlib.contextmanager
 def settings_of_torch() -> Generator[None]:
-    """Restore torch's settings at the end: threads, the precision of matrix products, cuDNN's attention. A
-    run sets them.
-    """
+    """Restore torch's settings at the end: threads, precision of matrix products, cuDNN's attention."""
     threads = torch.get_num_threads()
     products: list[Any] = [torch.backends.cuda.matmul, torch.backends.mkldnn.matmul]  # pyright: ignore
     precisions, precision = [each.fp32_precision for each in products], ""

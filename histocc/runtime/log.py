@@ -90,9 +90,7 @@ def duration(seconds: float) -> str:
 
 
 def show_progress(shown: bool) -> None:
-    """Set whether this process shows stages from now on: commands ask for it on rank 0 unless --quiet is
-    given; calls from Python are quiet.
-    """
+    """Set whether this process shows stages: commands do on rank 0, unless --quiet is given."""
     global _progress_shown
     _progress_shown = shown
 

@@ -126,9 +126,7 @@ def gather_shares(value: Any, keep: bool = True) -> Any:
 
 
 def load_optimizer_state(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
-    """Load a whole state by `optimizer.load_state_dict`; each process takes its share of it if its weights
-    are shared out. All ranks.
-    """
+    """Load a whole state; each process takes its share if the weights are shared out. All ranks."""
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
 
     def share(parameter: Any, value: Any) -> Any:

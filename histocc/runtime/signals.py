@@ -77,9 +77,7 @@ def stop_asked() -> bool:
 
 @contextlib.contextmanager
 def listening() -> Generator[StopRequest]:
-    """Take the signals, if this is the main thread, and give them back at the end. Inside of another
-    `listening`, yield that one's request.
-    """
+    """Take the signals in the main thread until the end; inside another `listening` yield its request."""
     if _current:
         yield _current[0]
         return
@@ -167,10 +165,7 @@ def _write_stacks_to(file: int) -> None:
 
 @contextlib.contextmanager
 def stacks_in(paths: Sequence[str], rank: int, limit: float) -> Generator[None]:
-    """Write stacks into the one of `paths` that is the rank's; an empty file is removed at the end.
-
-    limit: seconds that a process waits for another one (--timeout-minutes).
-    """
+    """Write stacks into the rank's one of `paths`, removed if empty. limit: seconds of a wait for others."""
     try:
         file = open(paths[rank], "ab")
     except OSError:  # this node lacks the folder of the run

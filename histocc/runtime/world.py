@@ -144,9 +144,7 @@ class World:
         return self.rank == 0
 
     def share(self, process: int = 0, count: int = 1) -> slice:
-        """Return the slice of a list of work that this rank takes; of its `count` forked processes, `process`
-        takes it.
-        """
+        """Return this rank's slice of a list of work, or that of one `process` of its `count` forked ones."""
         return slice(self.rank * count + process, None, self.size * count)
 
     def print(self, *words: object, sep: str = " ") -> None:
@@ -179,9 +177,7 @@ class World:
         return bool(asked > 0)
 
     def gather(self, value: Any, main_alone: bool = False) -> list[Any]:
-        """Return the `value` of every rank (plain Python or arrays), in order of rank, on every rank; with
-        `main_alone` on rank 0, and [] on the others.
-        """
+        """Return every rank's `value`, in order of rank, on all ranks; `main_alone`: [] on all but rank 0."""
         if not self.backend:
             return [value]
         values: list[Any] = [None] * self.size

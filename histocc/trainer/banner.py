@@ -68,21 +68,14 @@ def banner(
         *(wandb if args.wandb_project_name and not args.log_wandb else []),
         "=" * 72,
     ]
-    if not args.dry_run:
-        lines += [*beginning(epochs, plan, resumed), f"Training on {devices}"]
-    return "\n".join(lines)
-
-
-def beginning(epochs: int, plan: BatchPlan, resumed: dict[str, Any] | None) -> list[str]:
-    """Return lines on where the run begins, and how many epochs it has."""
-    if not epochs:
-        what = "No training steps (--max-steps asks for some)"
-    else:
-        verb = "Continuing the training of" if resumed else "Starting training for"
-        what = f"{verb} {epochs} epoch{'s' * (epochs > 1)}"
-    if not resumed:
-        return [what]
-    step, before = resumed["step"], resumed["args"]["num_epochs"]
-    epoch, batch = divmod(step, plan.steps_per_epoch)
-    more = f"; {epochs} epochs instead of {before}, with the longer schedule" if epochs > before else ""
-    return [f"Resuming from step {step:,} (epoch {epoch + 1}, batch {batch:,}){more}", what]
+    if args.dry_run:
+        return "\n".join(lines)
+    verb = "Starting training for"
+    if resumed:
+        verb, step, before = "Continuing the training of", resumed["step"], resumed["args"]["num_epochs"]
+        epoch, batch = divmod(step, plan.steps_per_epoch)
+        more = f"; {epochs} epochs instead of {before}, with the longer schedule" if epochs > before else ""
+        lines.append(f"Resuming from step {step:,} (epoch {epoch + 1}, batch {batch:,}){more}")
+    what = f"{verb} {epochs} epoch{'s' * (epochs > 1)}"
+    lines.append(what if epochs else "No training steps (--max-steps asks for some)")
+    return "\n".join([*lines, f"Training on {devices}"])

@@ -181,13 +181,9 @@ def set_threads(first: dict[str, int], world: World) -> None:
         world.print(f"Note: {now} threads per process, not {threads} as before; last digits may differ")
 
 
-def refuse_other_arguments(
-    args: TrainConfig, state: dict[str, Any], more: list[str], before: dict[str, Any] | None = None
-) -> None:
-    """Raise UserError if a run is to be resumed with other values of the arguments that decide its result.
-    more: other differences, a line each; before: arguments that the checkpoint keeps elsewhere.
-    """
-    saved, now, epochs = state["args"] | (before or {}), args.values(), state["args"]["num_epochs"]
+def refuse_other_arguments(args: TrainConfig, state: dict[str, Any], more: list[str]) -> None:
+    """Raise UserError if arguments that decide the result differ from `state`'s. more: other differences."""
+    saved, now, epochs = {**state["args"]}, args.values(), state["args"]["num_epochs"]
     as_before = replace(args, num_epochs=epochs, warmup_steps=None)
     warmup = Schedule.of(as_before, state["position"]["steps_per_epoch"], 1, 1.0).warmup
     for values in (saved, now):  # the same warm-up as a share is no difference
@@ -373,9 +369,7 @@ def make_run(
 def place_of(
     args: TrainConfig, world: World, training: Training, total_batch: int, resumed: dict[str, Any] | None
 ) -> tuple[loop.State, float | None, str]:
-    """Return (how far the run is, the peak rate of its first start, the name that all its checkpoints have).
-    All ranks. Raises UserError if batches or files have changed.
-    """
+    """Return (state, peak rate, name) of the run. All ranks. Raises UserError for other batches or files."""
     if not resumed:
         return loop.State(), None, uuid.uuid4().hex
     with checkpoint.reading(resumed["path"]):
@@ -568,9 +562,7 @@ def read_checkpoint(path: str, flag: str) -> tuple[dict[str, Any], str]:
 
 
 def _load_weights(world: World, model: nn.Module, path: str, flag: str) -> str:
-    """Copy all weights of a run, or of a plain state dict, read on rank 0: other nodes may not see them.
-    Returns the file. All ranks. Raises UserError.
-    """
+    """Copy the weights of a run or state dict, read on rank 0; return the file. All ranks. Raises UserError."""
 
     def read() -> tuple[dict[str, Any], str]:
         state, file = read_checkpoint(path, flag)
