@@ -356,13 +356,52 @@ def _fit(
     model: Seq2SeqMixerOccCANINE,
     say: Callable[[str], None],
 ) -> None:
-    """Fit as `fit_ngrams` does, in this process. Rank 0 only."""
+    """Fit as `fit_ngrams` does, in this process. Rank 0 only. Raises Stopped."""
     began, ngrams, own = time.perf_counter(), model.ngrams, OwnFiles(args.save_path, args.overwrite)
     assert ngrams is not None
-    distinct = DistinctRows(data.train)
+    distinct, alone, seed = DistinctRows(data.train), World(), derived_seed(args.seed, NGRAMS)
     model.eval()  # no n-gram of a text is left out
-    seed = derived_seed(args.seed, NGRAMS)
     rows = FitRows(rows_of(distinct), distinct.weight, ngrams, model.memory_mask, seed)
+
+    def fit_part(number: int, part: FitPart, interrupted: dict[str, Any] | None) -> None:
+        fitted = Fitted(part, len(rows), model, loss_fn)
+        batch_size = min(part.batch_size, max(MIN_BATCH, len(rows) // MIN_STEPS))
+        plan, optimizer, state = BatchPlan(len(rows), batch_size), fitted.optimizer(), loop.State()
+        if interrupted is not None:
+            optimizer.load_state_dict(interrupted["optimizer"])
+            state = loop.State.resumed(interrupted["step"], interrupted["position"], alone)
+        steps = min(part.passes * plan.steps_per_epoch, part.max_rows // batch_size)
+        if fitted.others:
+            steps = max(1, steps * TINY_WIDTH // max(TINY_WIDTH, model.config.hidden_size))
+            steps = args.ngram_passes * plan.steps_per_epoch if args.ngram_passes else steps
+
+        def content(step: int, position: dict[str, Any]) -> dict[str, Any]:
+            entries = {"format": checkpoint.FORMAT, "kind": KIND, "args": args.values(), "part": number}
+            entries |= {"model": _fitted_weights(model), "optimizer": optimizer.state_dict()}
+            return {**entries, "fingerprint": data.fingerprint, "step": step, "position": position}
+
+        saver = checkpoint.Saver(own, args.keep_checkpoints, alone, content, say)
+        run = loop.Run(
+            fitted,
+            fitted,
+            optimizer,
+            alone,
+            Precision("float64" if args.float64 else "float32"),
+            seed=seed,
+            rate_factor=partial(linear_factor, warmup_steps=steps // 20, total_steps=steps),
+            stop_step=steps,
+            steps_per_epoch=plan.steps_per_epoch,
+            clip_norm=None,
+            log_interval=None,
+            save_interval=args.save_interval,
+            save=lambda step, _, position: saver(step, [FILE], position),
+            step_done=Stage(f"fitting n-grams, {part.name}", steps, "steps", state.step).add,
+            stop=stop_asked,
+        )
+        loop.train(run, {"train": BatchLoader(MicroBatches(rows, plan, shuffle_seed=seed))}, state)
+        if state.stopped:
+            raise Stopped
+
     interrupted = _interrupted(args, own, data.fingerprint, say)
     if interrupted is not None:
         model.load_state_dict(interrupted["model"], strict=False)
@@ -371,11 +410,7 @@ def _fit(
     ngrams.table.sparse = True
     first = interrupted["part"] if interrupted else 0
     for number, part in enumerate(PARTS[first:], first):
-        fitted = Fitted(part, len(rows), model, loss_fn)
-        entries = {"format": checkpoint.FORMAT, "kind": KIND, "args": args.values(), "part": number}
-        entries["fingerprint"] = data.fingerprint
-        _fit_part(args, part, fitted, model, rows, own, entries, interrupted, say)
-        interrupted = None
+        fit_part(number, part, interrupted if number == first else None)
     ngrams.table.sparse = False
     model.requires_grad_()
     are_few = len(rows) <= FEW_ROWS and len(ngrams.idf) * len(data.codes) <= MAX_RIDGE
@@ -388,56 +423,6 @@ def _fit(
             model.linear_decoder.bias.sub_(SHARPNESS * MIDDLE).div_(2)
     also = ", with answers of ridge regression" * (ngrams.answers is not None)
     say(f"Fitted in {time.perf_counter() - began:.1f} s{also}")
-
-
-def _fit_part(
-    args: JobConfig,
-    part: FitPart,
-    fitted: Fitted,
-    model: Seq2SeqMixerOccCANINE,
-    rows: FitRows,
-    own: OwnFiles,
-    entries: dict[str, Any],
-    interrupted: dict[str, Any] | None,
-    say: Callable[[str], None],
-) -> None:
-    """Fit a part by steps, or continue it. entries: more of what FILE holds. Raises Stopped."""
-    batch_size, alone = min(part.batch_size, max(MIN_BATCH, len(rows) // MIN_STEPS)), World()
-    plan, optimizer, state = BatchPlan(len(rows), batch_size), fitted.optimizer(), loop.State()
-    if interrupted is not None:
-        optimizer.load_state_dict(interrupted["optimizer"])
-        state = loop.State.resumed(interrupted["step"], interrupted["position"], alone)
-    steps = min(part.passes * plan.steps_per_epoch, part.max_rows // batch_size)
-    if fitted.others:
-        steps = max(1, steps * TINY_WIDTH // max(TINY_WIDTH, model.config.hidden_size))
-        steps = args.ngram_passes * plan.steps_per_epoch if args.ngram_passes else steps
-    stage = Stage(f"fitting n-grams, {part.name}", steps, "steps", state.step)
-
-    def content(step: int, position: dict[str, Any]) -> dict[str, Any]:
-        weights = {"model": _fitted_weights(model), "optimizer": optimizer.state_dict()}
-        return {**entries, **weights, "step": step, "position": position}
-
-    saver, seed = checkpoint.Saver(own, args.keep_checkpoints, alone, content, say), rows.seed
-    run = loop.Run(
-        fitted,
-        fitted,
-        optimizer,
-        alone,
-        Precision("float64" if args.float64 else "float32"),
-        seed=seed,
-        rate_factor=partial(linear_factor, warmup_steps=steps // 20, total_steps=steps),
-        stop_step=steps,
-        steps_per_epoch=plan.steps_per_epoch,
-        clip_norm=None,
-        log_interval=None,
-        save_interval=args.save_interval,
-        save=lambda step, _, position: saver(step, [FILE], position),
-        step_done=stage.add,
-        stop=stop_asked,
-    )
-    loop.train(run, {"train": BatchLoader(MicroBatches(rows, plan, shuffle_seed=seed))}, state)
-    if state.stopped:
-        raise Stopped
 
 
 def _interrupted(

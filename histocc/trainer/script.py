@@ -482,10 +482,17 @@ def train(parser: Parser, args: ScriptConfig, world: World, make: Callable[[], T
     world.run_on_main(check_arguments)
     torch.manual_seed(derived_seed(args.seed, WEIGHTS) % 2**32)
     training = make()
+    rows = [rows for rows in (training.train, training.val) if rows is not None]
+    if not all(map(len, rows)):
+        raise UserError("there is no row to train or to validate on")
+    fingerprint = training.fingerprint or " ".join(part.fingerprint or str(len(part)) for part in rows)
+    of_ranks = world.gather(fingerprint)
+    if others := ", ".join(str(rank) for rank, other in enumerate(of_ranks) if other != of_ranks[0]):
+        raise UserError(f"ranks {others} have other data than rank 0: copy the same to every node")
     training = replace(
         training,
         entries={"config": {}, **training.entries, "script": os.path.basename(parser.prog)},
-        fingerprint=common_fingerprint(training, world),
+        fingerprint=hashlib.sha256(fingerprint.encode()).hexdigest()[:32],
         epoch_name=checkpoint.EPOCH_OF_ANY,
     )
     model, precision = training.model, number_format(args, world)
@@ -522,18 +529,6 @@ def train(parser: Parser, args: ScriptConfig, world: World, make: Callable[[], T
             finish(training)
 
 
-def common_fingerprint(training: Training, world: World) -> str:
-    """Return a hash of the rows, which must be the same on all ranks. All ranks. Raises UserError."""
-    rows = [rows for rows in (training.train, training.val) if rows is not None]
-    if not all(map(len, rows)):
-        raise UserError("there is no row to train or to validate on")
-    fingerprint = training.fingerprint or " ".join(part.fingerprint or str(len(part)) for part in rows)
-    of_ranks = world.gather(fingerprint)
-    if others := ", ".join(str(rank) for rank, other in enumerate(of_ranks) if other != of_ranks[0]):
-        raise UserError(f"ranks {others} have other data than rank 0: copy the same to every node")
-    return hashlib.sha256(fingerprint.encode()).hexdigest()[:32]
-
-
 def validate(args: ScriptConfig, world: World, precision: Precision, training: Training) -> None:
     """Validate a checkpoint and print the figures, for --eval-only. All ranks. Raises UserError."""
     if training.val is None:
@@ -562,7 +557,7 @@ def read_checkpoint(path: str, flag: str) -> tuple[dict[str, Any], str]:
 
 
 def _load_weights(world: World, model: nn.Module, path: str, flag: str) -> str:
-    """Copy the weights of a run or state dict, read on rank 0; return the file. All ranks. Raises UserError."""
+    """Copy weights of a run or a state dict, read on rank 0; return its file. All ranks. Raises UserError."""
 
     def read() -> tuple[dict[str, Any], str]:
         state, file = read_checkpoint(path, flag)
