@@ -74,15 +74,14 @@ def make_model(
 
 
 def place(args: JobConfig, model: Seq2SeqMixerOccCANINE, rows: TextRows, max_len: int, world: World) -> None:
-    """Freeze what is not trained, compile if asked to, and bring the model to its device. Of the embeddings
-    of characters only those that occur in `rows` are trained.
-    """
+    """Freeze what is not trained, compile if asked to, and move the model to its device."""
     model.encoder.requires_grad_(not args.freeze_encoder)
     if args.compile:
         compile_layers(model)
         model.in_groups = False  # a compiled layer has few shapes
     model.to(world.device)
     if not args.freeze_encoder and isinstance(model.encoder, CanineEncoder):
+        # of the embeddings of characters, those that occur
         model.encoder.char_embeddings.train_rows_of(torch.from_numpy(rows.characters()), max_len)
 
 

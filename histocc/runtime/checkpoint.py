@@ -200,9 +200,8 @@ class Saver:
 
 @contextlib.contextmanager
 def reading(file: str) -> Generator[None]:
-    """Turn any failure while `file` is read or its content is used into one UserError that names the file.
-
-    A failure of the machine is reported as such: the file may be good.
+    """Turn any failure to read `file` or to use its content into one UserError that names the file, but not a
+    failure of the machine: the file may be good.
     """
     try:
         yield

@@ -131,9 +131,7 @@ def declarations(kind: type[Config]) -> dict[str, tuple[Field, Any, type]]:
 def differing(
     kind: type[Config], now: Mapping[str, Any], before: Mapping[str, Any], only_kept: bool = False
 ) -> list[str]:
-    """Return the flags that decide the result and whose values `now` differ from those of the resumed run, a
-    line each. only_kept: only those whose default stands for the run's own value.
-    """
+    """Return a line on each flag that decides the result and differs now; only_kept: on "kept" ones alone."""
     lines = []
     for name, (item, _, _) in declarations(kind).items():
         policy, default = item.metadata["resumable"], kind.__dataclass_fields__[name].default
