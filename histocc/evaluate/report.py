@@ -283,7 +283,8 @@ def table(header: list[str], rows: list[list]) -> list[str]:
     """Return the lines of a Markdown table; bars in cells, which would end them, are escaped."""
 
     def line(cells: list) -> str:
-        return "| " + " | ".join(str(each).replace("|", "\\|").replace("\n", " ") for each in cells) + " |"
+        texts = (f"{each:,}" if isinstance(each, int) else str(each) for each in cells)
+        return "| " + " | ".join(text.replace("|", "\\|").replace("\n", " ") for text in texts) + " |"
 
     return [line(header), "|" + "---|" * len(header), *map(line, rows), ""]
 
@@ -300,24 +301,21 @@ def decoder_lines(decoder: str, figures: dict) -> list[str]:
         lines += [f"Thresholds: {figures['codes_above']}.", ""]
     header = ["rows", "texts", *(f"{name}, %" for name in MEASURES)]
     header += ["accuracy over texts, %", "F1 over texts, %"]
+    shown = [("over_rows", name) for name in MEASURES] + [("over_texts", name) for name in ("accuracy", "f1")]
     for name, groups in (
         ("digits", [(each["digits"], each) for each in figures["by_digits"]]),
         ("language", figures["by_language"].items()),
         ("number of codes", figures["by_codes"].items()),
     ):
         rows = [
-            [label, f"{each['rows']:,}", f"{each['texts']:,}"]
-            + [cell(each["over_rows"][measure]) for measure in MEASURES]
-            + [cell(each["over_texts"][measure]) for measure in ("accuracy", "f1")]
+            [label, each["rows"], each["texts"], *(cell(each[over][measure]) for over, measure in shown)]
             for label, each in groups
         ]
         lines += table([name, *header], rows)
     if "thresholds" in figures:
         lines += ["Thresholds that were fitted to these very rows: test them on others.", ""]
-        rows = [
-            [language, f"{each['rows']:,}", each["threshold_f1"], percent(each["f1"])]
-            for language, each in figures["thresholds"].items()
-        ]
+        best = figures["thresholds"].items()
+        rows = [[name, each["rows"], each["threshold_f1"], percent(each["f1"])] for name, each in best]
         lines += table(["language", "rows", "threshold", "F1, %"], rows)
     bins = figures["calibration"]["bins"]
     names = (f"expected_calibration_error{over}" for over in ("", "_over_texts"))
@@ -328,14 +326,14 @@ def decoder_lines(decoder: str, figures: dict) -> list[str]:
     for i, each in enumerate(bins):
         above = sum(one["rows"] for one in bins[i:])
         right = sum(one["rows"] * one["accuracy"] for one in bins[i:])
-        rows.append([f"{each['from']:.1f}–{each['to']:.1f}", f"{each['rows']:,}"])
-        rows[-1] += map(percent, (each["confidence"], each["accuracy"], above / number, right / above))
+        shares = each["confidence"], each["accuracy"], above / number, right / above
+        rows.append([f"{each['from']:.1f}–{each['to']:.1f}", each["rows"], *map(percent, shares)])
     header = ["mean confidence, %", "accuracy, %", "rows at least this confident, %", "accuracy of these, %"]
     lines += table(["confidence", "rows", *header], rows)
     header, rows = ["true", "predicted", "rows", "texts", "examples"], []
     for each in figures["confusions"]:
-        rows.append([each["true"], each["predicted"] or "(no code)", f"{each['rows']:,}"])
-        rows[-1] += [f"{each['texts']:,}", "; ".join(each["examples"])]
+        predicted, examples = each["predicted"] or "(no code)", "; ".join(each["examples"])
+        rows.append([each["true"], predicted, each["rows"], each["texts"], examples])
     return [*lines, "Most frequent confusions:", "", *table(header, rows)]
 
 
