@@ -370,7 +370,11 @@ def run(args: EvaluateConfig, world: World) -> None:
         write_report(report, data.folder, files.OwnFiles(output, args.overwrite))
         world.print(*report_of.summary_lines(report), f"Report: {os.path.join(output, MARKDOWN)}", sep="\n")
         if args.fit_thresholds:
-            stored["thresholds"] = new_thresholds(report["decoders"]["linear"]["thresholds"], state)
+            best = report["decoders"]["linear"]["thresholds"].items()
+            found = {name: each["threshold_f1"] for name, each in best}
+            of_languages = {name: found[name] for name in found if name in state["languages"]}
+            fitted = {"default": found["all"], "source": "fitted", "by_language": of_languages}
+            stored["thresholds"] = (state.get("thresholds") or {}) | fitted
     if args.fit_confidence:
         stored = world.run_on_main(lambda: stored)
         loaded = model, formatter, state | stored
@@ -429,14 +433,6 @@ def write_report(report: dict, folder: str, own: files.OwnFiles) -> None:
     for path, text in zip(paths, texts.values()):
         with files.atomic_write(path) as target:
             target.write(text.encode("utf-8", "backslashreplace"))
-
-
-def new_thresholds(best: dict[str, dict], state: dict) -> dict[str, Any]:
-    """Return the entry of the checkpoint with the thresholds that were found best."""
-    found = {name: each["threshold_f1"] for name, each in best.items()}
-    of_languages = {name: found[name] for name in found if name in state["languages"]}
-    fitted = {"default": found["all"], "source": "fitted", "by_language": of_languages}
-    return (state.get("thresholds") or {}) | fitted
 
 
 def store(file: str, entries: dict[str, Any]) -> None:

@@ -135,7 +135,12 @@ class CharEmbeddings(nn.Module):
         if self.trained_rows is None or self.trained_positions is None:
             x = self.rows_of_tables(hashed)
         else:
-            x = self.rows_in_training(hashed, self.trained_rows)
+            row = self.trained_row_of[hashed + self.first_bucket]  # [B, S, tables]
+            x = F.embedding(row.clamp(min=0), self.trained_rows).flatten(2)  # [B, S, H]
+            untrained = row < 0
+            if untrained.device.type != "cpu" or untrained.any():  # on a GPU asking would wait for it
+                at = untrained.repeat_interleave(self.width, dim=-1)
+                x = torch.where(at, self.rows_of_tables(hashed), x)
             trained, others = self.trained_positions, positions[len(self.trained_positions) : length]
             positions = torch.cat([trained, others]) if len(others) else trained
         x = x + (positions[:length] + self.token_type_embeddings.weight[0])
@@ -144,14 +149,6 @@ class CharEmbeddings(nn.Module):
     def rows_of_tables(self, hashed: Tensor) -> Tensor:
         # [B, S, H]
         return torch.cat([table(ids) for table, ids in zip(self.tables(), hashed.unbind(-1))], dim=-1)
-
-    def rows_in_training(self, hashed: Tensor, trained_rows: Tensor) -> Tensor:
-        row = self.trained_row_of[hashed + self.first_bucket]  # [B, S, tables]
-        x = F.embedding(row.clamp(min=0), trained_rows).flatten(2)  # [B, S, H]
-        untrained = row < 0
-        if untrained.device.type == "cpu" and not untrained.any():  # on a GPU asking would wait for it
-            return x
-        return torch.where(untrained.repeat_interleave(self.width, dim=-1), self.rows_of_tables(hashed), x)
 
     def train_rows_of(self, ids: Tensor, positions: int) -> None:
         """Train only the rows of characters `ids` (int64 [N]) and the first `positions` positions from now
