@@ -131,11 +131,6 @@ class CodedFile:
         self.input_cols, self.decided = list(map(header.index, input_cols)), self.header.index(DECIDED, first)
         self.weight = header.index(weight_column) if weight_column else None
         self.language = header.index(language_column) if language_column else None
-        self._find_columns(places)
-        self._read_texts(places.get("conf_fitted"))
-
-    def _find_columns(self, places: dict[str, int]) -> None:
-        """Set the places of the columns of codes and of what is known of them. places: by name."""
         # beside a column of codes that a model has written stands its probability
         of_codes = [self.system, "prob"] if self.is_coded else [self.system]
         numbers = [i for i in range(1, len(places)) if {f"{name}_{i}" for name in of_codes} <= places.keys()]
@@ -151,6 +146,7 @@ class CodedFile:
         ]
         self.conf, self.review = places.get("conf"), places.get("needs_review")
         self.blanks = self.probs + ([] if self.conf is None else [self.conf])
+        self._read_texts(places.get("conf_fitted"))
 
     def _read_texts(self, fitted: int | None) -> None:
         """Read the texts of all rows. fitted: place of conf_fitted, or None. Raises UserError."""
