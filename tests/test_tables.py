@@ -418,6 +418,8 @@ CASES = {  # what is wrong → content, rows that are used (None: refused), what
         r"blanks around names of columns, which do not co",
     ),
     "Feather file": (b"ARROW1\0\0", None, r"a Feather file; save it as Parquet"),
+    "HTML that is called .xls": (b"<html><table><tr><td>occ1", None, r"not a CSV file but HTML or XML"),
+    "workbook in gzip": (gzip.compress(b"PK\x03\x04"), None, r"another table \(workbook\); unpack it by"),
     "JSON": (b'[\n {"occ1": "farmer"}]', None, r"is not a CSV file but JSON; save it as CSV"),
     "compressed with xz": (b"\xfd7zXZ\0", None, r"compressed with xz; unpack it"),
     "compressed with bzip2": (b"BZh91AY&SY", None, r"compressed with bzip2; unpack it"),

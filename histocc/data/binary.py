@@ -29,6 +29,13 @@ CHUNK = 1 << 12  # rows: few enough for the cells of a chunk to stay in the proc
 _STATA_CHUNK = 1 << 16  # rows of Stata and SPSS files, whose beginning is read again for each chunk
 _TOP = 20  # rows among which the names of the columns are looked for
 MAX_ROWS, MAX_CELL = 1 << 20, 32_767  # rows of a sheet of .xlsx, characters of a cell
+# Kinds of tables, and patterns of their first bytes
+_KINDS = {
+    "Parquet": rb"PAR1",
+    "workbook": rb"PK\x03\x04|\xd0\xcf\x11\xe0",
+    "Stata": rb"<stata_dta>|[\x69-\x73][\x01\x02]\x01\0",
+    "SPSS": rb"\$FL[23]",
+}
 # a cell with a formula but without the value that it had in a spreadsheet program
 _UNSTORED = re.compile(
     rb'<c (?![^>]*t="str")[^>]*>(?:<f[^>]*/>|<f[^>]*>[^<]*</f>)(?:<v ?/>|<v></v>)?</c>', re.DOTALL
@@ -65,26 +72,31 @@ class Binary(NamedTuple):
 
 
 def open_table(
-    path: str, begin: bytes, encoding: str | None, sheet: str | None, texts: Sequence[str]
+    path: str,
+    begin: bytes,
+    is_packed: bool,
+    encoding: str | None,
+    sheet: str | None,
+    texts: Sequence[str],
 ) -> Binary | None:
     """Return a table that is no text, or None. Raises UserError if it cannot be read.
 
     Args:
-        begin: the first bytes of the file.
+        begin: the first bytes of the file, or of what gzip packed in it (is_packed).
         encoding: that of the texts in a Stata or SPSS file, if it does not say it.
         sheet: name of the sheet of a workbook; None: the first that has the columns `texts`.
         texts: the columns that hold texts. A workbook's names of columns are in the first row that has these,
             and in files of Stata and SPSS they take the labels of values; other columns take the values.
     """
-    if begin.startswith(b"PAR1"):
+    kind = next((kind for kind, magic in _KINDS.items() if re.match(magic, begin)), None)
+    if kind and is_packed:
+        raise UserError(f"{path}: is not CSV in gzip but another table ({kind}); unpack it by gunzip --keep")
+    if kind == "Parquet":
         return _parquet(path)
-    if re.match(rb"PK\x03\x04|\xd0\xcf\x11\xe0", begin):
+    if kind == "workbook":
         return _workbook(path, sheet, texts)
-    if re.match(rb"<stata_dta>|[\x69-\x73][\x01\x02]\x01\0", begin):
-        return _statistics(path, "Stata", "read_dta", encoding, texts)
-    if begin.startswith((b"$FL2", b"$FL3")):
-        return _statistics(path, "SPSS", "read_sav", encoding, texts)
-    return None
+    reader = "read_dta" if kind == "Stata" else "read_sav"
+    return _statistics(path, kind, reader, encoding, texts) if kind else None
 
 
 def _package(path: str, name: str, extra: str) -> Any:

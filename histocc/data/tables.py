@@ -41,6 +41,8 @@ _OTHERS = {
     rb"\xfd7zXZ": "compressed with xz; unpack it with: xz --decompress --keep",
     rb"BZh[1-9]1AY": "compressed with bzip2; unpack it with: bunzip2 --keep",
     rb"ARROW1|FEA1": "a Feather file; save it as Parquet: pandas.read_feather(IN).to_parquet(OUT)",
+    rb"(?i:(\xef\xbb\xbf)?\s*<(!doctype|html|head|body|meta|style|table|\?xml)\b)": "HTML or XML; open it"
+    " in a spreadsheet program and save it as .xlsx",
     rb"\s*(\[\s*\{|\{\s*\")": "JSON; save it as CSV: pandas.read_json(IN).to_csv(OUT, index=False)",
 }
 
@@ -90,7 +92,7 @@ def table_format(
         begin, is_packed = file.read(_BEGIN), file is not raw
     if kind := next((kind for magic, kind in _OTHERS.items() if re.match(magic, begin, re.DOTALL)), None):
         raise UserError(f"{path}: is not a CSV file but {kind}")
-    if binary := None if is_packed else open_table(path, begin, encoding, sheet, texts):
+    if binary := open_table(path, begin, is_packed, encoding, sheet, texts):
         names, notes = _names(binary.names, binary.notes)
         return Format(names, "", "", 0, notes, binary=binary)
     notes: tuple[str, ...] = ()
