@@ -6,6 +6,7 @@ from helpers import read, run, run_here, write_csv
 from preparing import quiet, settings_for
 
 from histocc.data import prepare as prep
+from histocc.predict import __main__ as predict
 from histocc.review import __main__ as review
 from histocc.text import COLUMN_SEPARATOR, join_columns
 
@@ -54,6 +55,15 @@ def test_a_second_column_decides(model):
     coded = read(model / "coded.csv")
     assert [row["coicop_1"] for row in coded[:2]] == ["01.2", "01.1"] and coded[4]["coicop_1"] == "01.2"
     assert coded[3]["coicop_1"] == "" and coded[2]["coicop_1"] != ""  # there is no text; there is no shop
+    given = ["--model", model / "run", "--input", model / "new.csv", "--overwrite", "--device", "cpu"]
+    said = run_here(predict.main, *given, "--output", model / "found.csv")
+    assert "Note: descriptions are read from text and shop, as in the training" in said
+    assert read(model / "found.csv") == coded
+    said = run_here(predict.main, *given, "--output", model / "x.csv", "--input-col", "text")
+    assert "Note: the model was trained on descriptions in text and shop, not in text" in said
+    occ1 = write_csv(model / "occ1.csv", ("occ1", "text"), [("pie", "x")])
+    said = run_here(predict.main, *given, "--output", model / "x.csv", "--input", occ1)
+    assert "trained on descriptions in text and shop, not in occ1" in said
     report = run("histocc.evaluate", "--model", model / "run", "--data", model / "data.csv")
     assert "column text and shop" in report  # as in training
 

@@ -29,8 +29,16 @@ from helpers import (
     write_rows,
 )
 
+from histocc.data.tables import read_chunks, table_format
 from histocc.evaluate.__main__ import evaluate
-from histocc.formatter import CLASSES, PAD_IDX, hisco_blocky5, hisco_classes, occ1950_blocky2
+from histocc.formatter import (
+    CLASSES,
+    PAD_IDX,
+    BlockyFormatter,
+    hisco_blocky5,
+    hisco_classes,
+    occ1950_blocky2,
+)
 from histocc.model.mixer import Seq2SeqMixerOccCANINE, model_config
 from histocc.model.ngrams import PATTERNS, hash_ngrams
 from histocc.model.search import CodeSearch, CodeTrie
@@ -39,6 +47,7 @@ from histocc.predict import __main__ as predict
 from histocc.predict.coder import Coder
 from histocc.predict.decoders import DECODERS
 from histocc.published import models
+from histocc.review.sheet import CodedFile, most_wrong_first
 from histocc.runtime import checkpoint, log
 from histocc.runtime.device import Precision, settings_of_torch
 from histocc.runtime.files import OwnFiles
@@ -260,6 +269,73 @@ def test_titles_and_classes_of_hisco_codes(model, tmp_path):
     assert "title_1" not in read(tmp_path / "o.csv")[0]
 
 
+def test_as_many_columns_of_codes_as_the_training_had(tmp_path):
+    source, formatter = table(tmp_path / "in.csv", 30), BlockyFormatter("hisco", ["hisco_1"])
+    usual = {"default": 0.3, "by_language": {}, "source": "usual"}
+    one = save_model(tmp_path / "one", formatter, CODES, thresholds={**usual, "at_most": 1})
+    any_number = save_model(tmp_path / "any", formatter, CODES, thresholds=usual)
+    for model, more, codes in [
+        (one, ["--decoder", "flat"], 1),
+        (one, ["--decoder", "topk"], 5),
+        (one, ["--decoder", "full", "--k", 2], 2),
+        (any_number, ["--decoder", "flat", "--k", 3], 3),  # as many as the longest answer
+        (any_number, ["--decoder", "flat", "--threshold", 1], 1),
+    ]:
+        predict_here(*flags(model, source, tmp_path / "out.csv", *more, "--overwrite"))
+        names = [f"{name}_{i}" for i in range(1, codes + 1) for name in ("hisco", "prob", "title")]
+        assert list(read(tmp_path / "out.csv")[0]) == [*HEADER, *names, "conf", "conf_fitted", "needs_review"]
+
+
+def test_columns_of_an_earlier_coding_are_replaced(model, tmp_path):
+    source, whole, coded = table(tmp_path / "in.csv", 40), tmp_path / "whole.csv", tmp_path / "coded.csv"
+    flat = ["--decoder", "flat", "--overwrite-columns"]
+    predict_here(*flags(model, source, whole, *flat))
+    predict_here(*flags(model, source, coded, "--decoder", "topk", "--k", 7, "--classes", "hisclass"))
+    rows, order = read(coded), [*list(read(coded)[0])[2:], "id", "occ1"]
+    assert "hisclass_7" in order
+    moved = write_csv(tmp_path / "moved.csv", order, [[row[name] for name in order] for row in rows])
+    for path in (coded, moved):  # wherever they are, and however many
+        predict_here(*flags(model, path, tmp_path / "out.csv", *flat, "--overwrite"))
+        assert read(tmp_path / "out.csv") == read(whole)
+    own = [*read(whole)[0], "source"]
+    write_csv(coded, own, [[*row.values(), "the archive"] for row in read(whole)])
+    known = write_csv(tmp_path / "known.csv", ["occ1", "hisco_1"], [("smed", "22222")])
+    assert "columns 'source'" in refused(*flags(model, coded, tmp_path / "x.csv", *flat, "--known", known))
+
+
+@pytest.mark.parametrize("ending", [".csv.gz", ".xlsx", ".parquet"])
+def test_rows_without_a_code_are_coded_and_the_others_stay(model, tmp_path, ending):
+    source, more = table(tmp_path / "in.csv", 40), ["--decoder", "topk", "--k", 3]
+    predict_here(*flags(model, source, tmp_path / "whole.csv", *more))
+    whole = read(tmp_path / "whole.csv")
+    before = [dict(row, decided_by="model") for row in whole]
+    for i, row in enumerate(before):
+        changed = {"hisco_1": ("44444", "", "NA", "")[i % 4], "decided_by": "Ann" if i % 4 == 3 else "model"}
+        row |= changed | {"hisco_2": "", "prob_1": "0.5", "conf": "", "title_1": "by hand"}
+    write_csv(tmp_path / "coded.csv", before[0], [row.values() for row in before])
+    for flag, kept in (("--only-missing", (0, 3)), ("--overwrite-columns", (3,))):
+        output = tmp_path / f"{flag}{ending}"
+        said = predict_here(*flags(model, tmp_path / "coded.csv", output, *more[:2], "--k", 2, flag))
+        assert f"; {10 * len(kept)} keep their codes" in said
+        columns = (cell for chunk in read_chunks(str(output), None) for cell in chunk.columns)
+        rows = [dict(zip(before[0], cells)) for cells in zip(*columns, strict=True)]
+        assert table_format(str(output)).names == list(before[0])
+        for i, row in enumerate(rows):
+            coded = whole[i] | {"hisco_3": "", "prob_3": "", "title_3": "", "decided_by": "model"}
+            assert row == (before[i] if i % 4 in kept else coded)
+
+
+def test_a_table_that_was_coded_in_part_can_be_reviewed(model, tmp_path):
+    cells = [("smed", "22222", "mine"), ("fisker", "-", "mine"), ("kok", " 1234.0 ", "")]
+    path, output = write_csv(tmp_path / "in.csv", ["occ1", "hisco_1", "note"], cells), tmp_path / "out.csv"
+    predict_here("--model", model, "--input", path, "--output", output, "--only-missing", "--k", 1)
+    rows = read(output)
+    assert list(rows[0])[:4] == ["occ1", "hisco_1", "prob_1", "title_1"] and list(rows[0])[-1] == "note"
+    assert [row["hisco_1"] for row in rows][::2] == ["22222", " 1234.0 "]
+    assert rows[1]["prob_1"] and [row["conf"] for row in rows][::2] == ["1", "1"]
+    assert [text.text for text in most_wrong_first(CodedFile(str(output)).texts.values())][0] == "fisker"
+
+
 @pytest.mark.parametrize(
     "accuracy, ngrams, decoder, why",
     [
@@ -468,12 +544,15 @@ def test_a_text_gets_the_same_in_any_batch_and_once(decoder):
 @pytest.mark.processes
 @pytest.mark.full
 def test_processes_and_interruptions_change_nothing(model, tmp_path):
-    source = table(tmp_path / "in.csv", 5_000)
-    predict_here(*flags(model, source, tmp_path / "one.csv"))
+    rows = [
+        [*row.values(), "22222" * (i % 9 == 0)] for i, row in enumerate(read(table(tmp_path / "t", 5_000)))
+    ]
+    source, missing = write_csv(tmp_path / "in.csv", [*HEADER, "hisco_1"], rows), "--only-missing"
+    predict_here(*flags(model, source, tmp_path / "one.csv", missing))
     whole = (tmp_path / "one.csv").read_bytes()
     assert whole.count(b"\n") > 5_000
 
-    again, parts = flags(model, source, tmp_path / "again.csv"), tmp_path / "again.csv.parts"
+    again, parts = flags(model, source, tmp_path / "again.csv", missing), tmp_path / "again.csv.parts"
     line = command("histocc.predict", *again, "--device", "cpu")
     interrupted = subprocess.Popen(line, env=environment(), **PIPED)
     wait_until((parts / "000000.part").exists)
@@ -485,7 +564,7 @@ def test_processes_and_interruptions_change_nothing(model, tmp_path):
     assert "other settings (decoder" in refused(*again, "--decoder", "flat")
     assert "resuming" in run("histocc.predict", *again, "--device", "cpu", processes=2)
     assert (tmp_path / "again.csv").read_bytes() == whole and not parts.exists()
-    two = flags(model, source, tmp_path / "two.csv", "--device", "cpu")
+    two = flags(model, source, tmp_path / "two.csv", "--device", "cpu", missing)
     assert "2 processes" in run("histocc.predict", *two, processes=2)
     assert (tmp_path / "two.csv").read_bytes() == whole
 
@@ -656,8 +735,11 @@ def test_mistakes_are_said_and_the_input_stays(model, tmp_path):
         ([*common, "--decoder", "flat", "--threshold", "1.3"], "is not a number between 0 and 1"),
         ([*common, "--descriptions", bad_key], "none of the 7 codes of the model"),
         ([*common, "--descriptions", source], "needs a column of codes"),
-        (flags(model, coded, output), "would have several columns 'title_1'; give --no-titles"),
-        (flags(model, before_it, output), "'hisco_1', 'conf'; give --system NAME and another name there"),
+        (flags(model, coded, output), "would have several columns 'title_1': --overwrite-columns replaces"),
+        (flags(model, coded, output, "--only-missing"), "has no column 'hisco_1'"),
+        (flags(model, before_it, output), "'hisco_1', 'conf': --overwrite-columns replaces them, --only-m"),
+        (flags(model, before_it, output), "--system NAME"),
+        ([*common, "--only-missing", "--overwrite-columns"], "are mutually exclusive"),
         ([*common, "--system", "prob"], "would have several columns 'prob_1'"),
         (flags(tmp_path / "damaged.bin", source, output), "damaged"),
         (flags(tmp_path / "nowhere" / "a" / "b", source, output), "no checkpoint there"),

@@ -26,6 +26,8 @@ EXAMPLES = 5  # rows shown of each kind
 SHOWN = 60  # characters of a value in an example
 MAX_REASON = 300  # characters
 MAX_LANGUAGES = 255
+DECIDED = "decided_by"  # column of a reviewed file that says who has decided on a row
+MODEL = "model"  # its value if nobody has decided
 MAX_WORDS = 50_000  # the most frequent ones of the training texts, for word insertion
 
 # Kinds of findings that leave a row as it is or repair it, and their descriptions.

@@ -18,6 +18,7 @@ if __name__ == "__main__":
     signals.start_listening()  # from here on a signal is heard, though importing torch takes seconds
 
 import contextlib
+import itertools
 import json
 import os
 import re
@@ -30,9 +31,9 @@ from typing import Any
 from histocc.data.binary import MAX_ROWS, ending_of, table_writer
 from histocc.data.config import text_columns
 from histocc.data.descriptions import read_descriptions
-from histocc.data.rows import code_of_cell, csv_text, fill_dittos, language_name
+from histocc.data.rows import DECIDED, MODEL, code_of_cell, csv_text, fill_dittos, language_name
 from histocc.data.tables import Chunk, column_problems, read_chunks, table_format
-from histocc.formatter import hisco_classes, hisco_key
+from histocc.formatter import CLASSES, hisco_classes, hisco_key
 from histocc.predict.coder import SHOWN, Coded, Coder, file_hash, training_examples
 from histocc.predict.config import PredictConfig, get_args_parser
 from histocc.predict.decoders import BY_THRESHOLD, DECODERS, MEASURED, listed
@@ -51,6 +52,8 @@ MIN_CONF = 0.5  # rows with a lower conf need review, if the model was trained h
 PIECE = 2048  # distinct texts that are coded and kept together
 SETTINGS, INPUT = "settings.json", "input"  # files beside the pieces; INPUT only if the input is a pipe
 PIECES = r"\d+\.part"  # names of the pieces
+BESIDE = rf"({'|'.join(('title', 'desc', *CLASSES))}|similar_(text|codes))_\d+|source"  # columns beside codes
+ANSWER = "conf", "conf_fitted", "needs_review"  # columns behind those of the codes
 
 
 class Coding:
@@ -58,16 +61,6 @@ class Coding:
 
     def __init__(self, args: PredictConfig, path: str, world: World):
         self.args, self.path, self.world, self.folder = args, path, world, args.output + ".parts"
-        self.input_cols = text_columns(args.input_col)
-        texts = [*self.input_cols, *filter(None, [args.language_col])]
-        how = args.delimiter, args.encoding, args.no_quotes, args.sheet, texts
-        self.format = table_format(path, *how)
-        self.notes = [f"{args.input} {note}" for note in self.format.notes]
-        if args.language is args.language_col is None and "lang" in {*self.format.names} - {*self.input_cols}:
-            args = self.args = args.with_decided(language_col="lang")
-            texts.append("lang")
-            self.notes.append("languages are read from column 'lang'; --language unk leaves it out")
-        self.how = args.delimiter, self.format.encoding or args.encoding, *how[2:]
         self.stage: Stage | None = None
         self.batches = 0  # batches of the current piece that are done
         self.pieces: list[list[tuple[str, str]]] = []  # see `read_texts`
@@ -83,6 +76,7 @@ class Coding:
             check=self.between_batches,
             raw_confidence=args.raw_confidence,
         )
+        args = self.args = self.with_columns(args)
         self.decoder = self.chosen_decoder()
         confidence_of = DECODERS[self.decoder].confidence_of or self.decoder
         self.is_fitted = confidence_of in coder.confidence.maps
@@ -97,8 +91,7 @@ class Coding:
         if args.descriptions:
             self.words["desc"] = read_descriptions(args.descriptions, coder.codes, coder.formatter)
         self.known = self.read_known(args.known) if args.known else {}
-        self.max_codes = max([min(args.k, coder.most_codes(self.decoder)), *map(len, self.known.values())])
-        self.columns = self.added_columns()
+        self.find_columns()
         # a row with a lower conf needs review
         self.min_conf = (0.0 if coder.is_published else MIN_CONF) if args.min_prob is None else args.min_prob
         if args.target_accuracy is not None:
@@ -108,6 +101,30 @@ class Coding:
                 f" {args.target_accuracy:.4g} were right, on {reach:.1%} of the {coder.confidence.texts:,}"
                 " texts that the confidence was fitted on"
             )
+
+    def with_columns(self, args: PredictConfig) -> PredictConfig:
+        """Return the arguments with the columns that are read, which decide `format`. Raises UserError."""
+
+        def how(texts: list[str]) -> tuple:
+            columns = [*texts, *filter(None, [args.language_col])]
+            return args.delimiter, args.encoding, args.no_quotes, args.sheet, columns
+
+        trained, notes = self.coder.input_cols, []
+        if args.input_col is None and trained not in ([], text_columns(None)):
+            with contextlib.suppress(UserError):  # no sheet of a workbook has them
+                if {*trained} <= {*table_format(self.path, *how(trained)).names}:
+                    args = args.with_decided(input_col=trained)
+                    notes = [f"descriptions are read from {listed(trained)}, as in the training"]
+        texts = self.input_cols = text_columns(args.input_col)
+        if trained and len(trained) != len(texts):
+            notes = [f"the model was trained on descriptions in {listed(trained)}, not in {listed(texts)}"]
+        self.format = table_format(self.path, *how(texts))
+        if args.language is args.language_col is None and "lang" in {*self.format.names} - {*texts}:
+            args = args.with_decided(language_col="lang")
+            notes.append("languages are read from column 'lang'; --language unk leaves it out")
+        self.how = args.delimiter, self.format.encoding or args.encoding, *how(texts)[2:]
+        self.notes = [*(f"{args.input} {note}" for note in self.format.notes), *notes]
+        return args
 
     def chosen_decoder(self) -> str:
         """Return the decoder, ready to code. Raises UserError if the model lacks it, or has no thresholds."""
@@ -122,31 +139,54 @@ class Coding:
             coder.search()  # once, before processes are forked
         return decoder
 
-    def added_columns(self) -> list[str]:
-        """Return the columns behind those of the input. Raises UserError if they do not fit together, or a
-        language is not known.
+    def find_columns(self) -> None:
+        """Find the columns of an earlier coding, which the output replaces. Raises UserError if columns do
+        not fit together, or a language is not known.
         """
-        args, coder, header = self.args, self.coder, self.format.names
-        names = [self.system, "prob", *self.words]
-        columns = [f"{name}_{i}" for i in range(1, self.max_codes + 1) for name in names]
-        if args.explain:
-            columns += [f"similar_{what}_{i}" for i in range(1, SHOWN + 1) for what in ("text", "codes")]
-        columns += [*(["source"] if args.known else []), "conf", "conf_fitted", "needs_review"]
+        args, coder, header, first = self.args, self.coder, self.format.names, f"{self.system}_1"
+        most, replaces = coder.most_codes(self.decoder), args.overwrite_columns or args.only_missing
+        self.least = min(args.k, coder.room if DECODERS[self.decoder].title else most)
+        self.keeps_rows = args.only_missing or args.overwrite_columns and DECIDED in header
+        self.old: dict[str, int] = {}  # the earlier columns, with their places
+        self.old_codes = next(i for i in itertools.count() if f"{self.system}_{i + 1}" not in header)
+        known = max(map(len, self.known.values()), default=0)
+        asked = self.added_columns(max(min(args.k, most), known, self.old_codes if replaces else 0))
         wanted = [*self.input_cols, *filter(None, [args.language_col])]
+        if replaces:
+            last = header.index(ANSWER[-1]) if ANSWER[-1] in header else 0
+            written = range(header.index(first), last) if first in header else ()
+            self.old = {
+                name: place
+                for place, name in enumerate(header)
+                if name in asked
+                and name not in ("source", *wanted)
+                or place in written
+                and re.fullmatch(BESIDE, name)
+            }
+            wanted += [*self.old, *([first] if args.only_missing else [])]
         problems = column_problems(args.input, header, wanted)
         if len(self.input_cols) > 1 and coder.text_rule != AS_IS:
             problems.append(f"--input-col: this model cleans texts ({coder.text_rule}) and reads one column")
-        if twice := {name: None for name in columns if [*header, *columns].count(name) > 1}:
-            helps = {"title": "--no-titles", self.system: "--system NAME"}
-            give = dict.fromkeys(helps.get(name.rpartition("_")[0], "another name there") for name in twice)
-            give, names = " and ".join(give), ", ".join(map(repr, twice))
-            problems.append(f"output would have several columns {names}; give {give}")
+        others = [name for name in header if name not in self.old]
+        if twice := {name: None for name in asked if [*others, *asked].count(name) > 1}:
+            ways = f"--overwrite-columns replaces them, --only-missing fills them where {first} is blank,"
+            ways = f"{ways} --system NAME and --no-titles avoid some; or give them other names there"
+            problems.append(f"output would have several columns {', '.join(map(repr, twice))}: {ways}")
         for language in filter(None, [args.language, *(language for language, _ in args.threshold or [])]):
             if coder.known(language) == UNKNOWN_LANGUAGE != language:
                 known = ", ".join(coder.languages)
                 problems.append(f"the model does not know the language {language!r}; it knows {known}")
         raise_if_any(problems)
-        return columns
+
+    def added_columns(self, codes: int) -> list[str]:
+        """Return the columns of the output for answers of so many codes; the earlier ones stay if rows do."""
+        names, codes = [self.system, "prob", *self.words], max(codes, self.old_codes * self.keeps_rows)
+        columns = [f"{name}_{i}" for i in range(1, codes + 1) for name in names]
+        if self.args.explain:
+            columns += [f"similar_{what}_{i}" for i in range(1, SHOWN + 1) for what in ("text", "codes")]
+        columns += ["source"] if self.args.known else []
+        further = self.old if self.keeps_rows else ()
+        return [*columns, *(name for name in further if name not in (*columns, *ANSWER)), *ANSWER]
 
     def read_known(self, path: str) -> dict[tuple[str, str], list[str]]:
         """Return the codes of --known by `text_key` and `language_name`. The language is "", which stands for
@@ -189,8 +229,8 @@ class Coding:
 
     # ---- texts, and the answers to them
 
-    def chunks(self) -> Iterator[tuple[Chunk, list[str]]]:
-        """Yield the input in chunks, with the language of each row."""
+    def chunks(self) -> Iterator[tuple[Chunk, list[str], list[bool]]]:
+        """Yield the input in chunks, with the language of each row, and whether it keeps its codes."""
         args, header, above = self.args, self.format.names, ""
         first, *others = map(header.index, self.input_cols)
         for chunk in read_chunks(self.path, None, *self.how):
@@ -202,24 +242,32 @@ class Coding:
             languages = [args.language or UNKNOWN_LANGUAGE] * len(chunk.texts)
             if args.language_col:
                 languages = chunk.columns[header.index(args.language_col)]
-            yield chunk, languages
+            stays = [False] * len(chunk.texts)
+            if args.only_missing:
+                cells = chunk.columns[header.index(f"{self.system}_1")]
+                stays = [bool(code_of_cell(cell, self.coder.formatter, self.key)) for cell in cells]
+            if self.keeps_rows and DECIDED in header:
+                deciders = chunk.columns[header.index(DECIDED)]
+                stays = [name not in ("", MODEL) or has_code for name, has_code in zip(deciders, stays)]
+            yield chunk, languages, stays
 
-    def look_up(self, text: str, language: str) -> tuple[list[str] | None, tuple[str, str]]:
-        """Return (codes of --known or None, text and language as the model reads them: no text if there are
-        codes).
+    def look_up(self, text: str, language: str) -> tuple[Coded | None, tuple[str, str]]:
+        """Return (answer of --known or None, text and language as the model reads them: no text if there is
+        one).
         """
         if self.known:
             key, name = text_key(text), language_name(language) or UNKNOWN_LANGUAGE
             if codes := self.known.get((key, name)) or self.known.get((key, "")):
-                return codes, ("", UNKNOWN_LANGUAGE)
+                return Coded(codes, [1.0] * len(codes), 1.0), ("", UNKNOWN_LANGUAGE)
         return None, (self.coder.clean(text), self.coder.known(language))
 
     def read_texts(self) -> int:
-        """Collect what the model reads, each text once, in `pieces`; return the number of rows."""
-        distinct, rows = {}, 0
-        for chunk, languages in self.chunks():
-            distinct |= dict.fromkeys(key for _, key in map(self.look_up, chunk.texts, languages))
-            rows += len(chunk.texts)
+        """Collect what the model reads, each text once, in `pieces`; return the number of rows to code."""
+        distinct, rows, coded = {}, 0, 0
+        for chunk, languages, stays in self.chunks():
+            read = [row for row, keeps_code in zip(zip(chunk.texts, languages), stays) if not keeps_code]
+            distinct |= dict.fromkeys(self.look_up(*row)[1] for row in read)
+            rows, coded = rows + len(stays), coded + len(read)
         if ending_of(self.args.output) == ".xlsx" and rows >= MAX_ROWS:
             what = (
                 f"--output {self.args.output}: a sheet has {MAX_ROWS:,} rows, and there are {rows:,} to write"
@@ -227,24 +275,22 @@ class Coding:
             raise UserError(f"{what}, and the names of their columns: name it .csv.gz or .parquet")
         texts = list(distinct)
         self.pieces = [texts[start : start + PIECE] for start in range(0, len(texts), PIECE)]
-        return rows
+        return coded
 
-    def cells(self, coded: Coded, is_known: bool = False) -> list[str]:
-        """Return the cells of a row, for `columns`."""
-        cells: list[str] = []
-        for code, prob in zip(coded.codes[: self.max_codes], coded.probs):
-            cells += [code, f"{prob:.6g}", *(words.get(code, "") for words in self.words.values())]
-        cells += [""] * (self.max_codes * (2 + len(self.words)) - len(cells))
-        if self.args.explain:
-            similar = [cell for pair in coded.similar for cell in pair]
-            cells += similar + [""] * (2 * SHOWN - len(similar))
-        if self.args.known:
-            cells.append("known" if is_known else "model")
+    def cells(self, coded: Coded, is_known: bool, is_ditto: bool) -> dict[str, str]:
+        """Return the cells of an answer by column."""
+        cells = {}
+        for i, (code, prob) in enumerate(zip(coded.codes, coded.probs), 1):
+            cells |= {f"{self.system}_{i}": code, f"prob_{i}": f"{prob:.6g}"}
+            cells |= {f"{name}_{i}": words.get(code, "") for name, words in self.words.items()}
+        for i, (text, codes) in enumerate(coded.similar, 1):
+            cells |= {f"similar_text_{i}": text, f"similar_codes_{i}": codes}
         is_sure = coded.codes and coded.conf is not None and coded.conf >= self.min_conf  # a NaN is not
         is_outside = not self.key.issuperset(coded.codes)  # a code that was written digit by digit
+        needs_review = not is_known and (not is_sure or is_outside or is_ditto)
         conf = "" if coded.conf is None else f"{coded.conf:.6g}"
-        needs_review = not is_known and (not is_sure or is_outside)
-        return [*cells, conf, str(int(self.is_fitted)), str(int(needs_review))]
+        answer = conf, str(int(self.is_fitted)), str(int(needs_review))
+        return cells | {"source": "known" if is_known else MODEL} | dict(zip(ANSWER, answer))
 
     # ---- pieces
 
@@ -277,9 +323,7 @@ class Coding:
         return [state.st_size, state.st_mtime_ns if self.path == self.args.input else file_hash(self.path)]
 
     def piece(self, number: int) -> tuple[str, str]:
-        """Return (file with the cells of a piece's texts, a line of JSON each; the settings that it depends
-        on).
-        """
+        """Return (file with the answers to a piece's texts, a line of JSON each; settings that decide it)."""
         return os.path.join(self.folder, f"{number:06d}.part"), json.dumps(self.settings, sort_keys=True)
 
     def code_pieces(self) -> None:
@@ -299,7 +343,7 @@ class Coding:
         cleaned, languages = map(list, zip(*texts))
         coded = self.coder.code(cleaned, languages, self.decoder, self.args.k, cleaned=True)
         path, settings = self.piece(number)
-        files.write_sealed(path, "\n".join(json.dumps(self.cells(one)) for one in coded).encode(), settings)
+        files.write_sealed(path, "\n".join(map(json.dumps, coded)).encode(), settings)
 
     def done(self) -> int:
         """Return how many texts all processes have coded so far."""
@@ -314,51 +358,68 @@ class Coding:
 
     # ---- the output
 
-    def join(self) -> tuple[Counter, Counter, float]:
-        """Write the output; return (counts of rows, rows by languages that are not known, sum of conf). Rank
-        0 only. Raises UserError if a piece is missing or damaged, or the input was changed.
+    def read_pieces(self) -> tuple[dict[tuple[str, str], str], int]:
+        """Return (a line of JSON for each text, number of codes for which the output has columns). Raises
+        UserError if a piece is missing or damaged.
         """
-        args, rejected, answers = self.args, self.args.output + ".rejected.csv", {}
-        changed = UserError(f"{args.input} was changed while it was coded; start over with --overwrite")
+        answers, most = {}, max([self.least, *map(len, self.known.values())])
         for number, texts in enumerate(self.pieces):
             content = files.read_sealed(*self.piece(number))
             if content is None:
                 raise UserError(f"{self.folder}: part {number} is damaged; the same command codes it again")
             answers |= zip(texts, content.decode().split("\n"), strict=True)
+            most = max([most, *(len(json.loads(answers[text])[0]) for text in texts)])
+        return answers, most
+
+    def join(self) -> tuple[Counter, Counter, float]:
+        """Write the output; return (counts of rows, rows by languages that are not known, sum of conf). Rank
+        0 only. Raises UserError if a piece is missing or damaged, or the input was changed.
+        """
+        args, rejected, before = self.args, self.args.output + ".rejected.csv", self.format.names
+        changed = UserError(f"{args.input} was changed while it was coded; start over with --overwrite")
+        answers, most = self.read_pieces()
         total: Counter[str] = Counter()
         unknown, faults, conf = Counter(), [], 0.0
-        header = self.format.names + self.columns
-        numbers = {
-            name for name in self.columns if re.fullmatch(r"prob_\d+|conf|conf_fitted|needs_review", name)
-        }
+        columns, place = self.added_columns(most), min(self.old.values(), default=len(before))
+        behind = [i for i in range(place, len(before)) if before[i] not in self.old]
+        header = [*before[:place], *columns, *(before[i] for i in behind)]
+        numbers = {name for name in columns if re.fullmatch(r"prob_\d+", name) or name in ANSWER}
         with (
             files.atomic_write(os.path.realpath(args.output), args.overwrite) as file,
             table_writer(file, args.output, header, numbers, csv_text) as write,
         ):
-            for chunk, languages in self.chunks():
+            for chunk, languages, stays in self.chunks():
                 faults += chunk.faults
                 dittos = set() if args.ditto else set(chunk.dittos)
                 rows = []
-                for i, (text, language) in enumerate(zip(chunk.texts, languages)):
-                    codes, key = self.look_up(text, language)
-                    if codes:
-                        total["known"] += 1
-                        rows.append(self.cells(Coded(codes, [1.0] * len(codes), 1.0), is_known=True))
-                        continue
-                    if key not in answers:
-                        raise changed
-                    rows.append(json.loads(answers[key]))
-                    total["unknown" if key[0].strip() else "empty"] += not rows[-1][-3]  # conf is empty
-                    if i in dittos:
-                        rows[-1][-1] = "1"
-                        total["dittos"] += 1
-                    if key[1] == UNKNOWN_LANGUAGE != language_name(language):
-                        unknown[language.strip()] += 1
+                for i, row in enumerate(zip(*chunk.columns)):
+                    if stays[i]:
+                        cells = dict(zip(ANSWER, "100")) | {name: row[j] for name, j in self.old.items()}
+                    else:
+                        known, key = self.look_up(chunk.texts[i], languages[i])
+                        if known is None and key not in answers:
+                            raise changed
+                        is_ditto = known is None and i in dittos
+                        coded = known or Coded(*json.loads(answers[key]))
+                        cells = self.cells(coded, known is not None, is_ditto)
+                        if coded.conf is None:
+                            total["unknown" if key[0].strip() else "empty"] += 1
+                        if known is None and key[1] == UNKNOWN_LANGUAGE != language_name(languages[i]):
+                            unknown[languages[i].strip()] += 1
+                        total["coded"] += 1
+                        total["known"] += known is not None
+                        total["dittos"] += is_ditto
+                        total["no_code"] += not coded.codes
+                        total["review"] += cells["needs_review"] == "1"
+                        conf += float(cells["conf"]) if coded.codes else 0.0
+                    added = (cells.get(name, "") for name in columns)
+                    rows.append([*row[:place], *added, *(row[i] for i in behind)])
                 total["rows"] += len(rows)
-                total["no_code"] += sum(not row[0] for row in rows)
-                total["review"] += sum(row[-1] == "1" for row in rows)
-                conf += sum(float(row[-3]) for row in rows if row[0])
-                write([[*row, *cells] for row, cells in zip(zip(*chunk.columns), rows)])
+                try:
+                    write(rows)
+                except ValueError as error:
+                    what = f"{args.input}: a column of numbers holds other cells, which stay ({error})"
+                    raise UserError(f"{what}: name the output .csv") from None
             if self.fingerprint() != self.settings["input"]:
                 raise changed
             if faults:
@@ -389,6 +450,7 @@ class Coding:
         args, rows = self.args, total["rows"]
         if not args.non_verbose:
             known = f"; {total['known']:,} with known codes" if args.known else ""
+            known += f"; {rows - total['coded']:,} keep their codes" if self.keeps_rows else ""
             yield (
                 f"{args.output}: {rows:,} rows in {seconds:.1f} s, {rows / max(seconds, 1e-9):,.0f} rows/s;"
                 f" {total['no_code']:,} without a code (empty: {total['empty']:,},"
@@ -407,7 +469,7 @@ class Coding:
             expected = f"How many rows are right is not known: {why}"
             if self.is_fitted:
                 first = " in their first code" * (self.decoder not in MEASURED)
-                expected = f"About {conf:,.0f} of {rows:,} rows are expected to be right{first}"
+                expected = f"About {conf:,.0f} of {total['coded']:,} rows are expected to be right{first}"
             limit = f"conf below {self.min_conf:.3g}, or no usable code"
             yield f"{expected}; {total['review']:,} are marked for review (needs_review: {limit})"
 

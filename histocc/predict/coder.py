@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid, normalize
 
 from histocc.data.arrays import PreparedData, fault, text_keys
+from histocc.data.config import text_columns
 from histocc.data.rows import language_name
 from histocc.formatter import PAD_IDX, BlockyFormatter
 from histocc.model import decoding
@@ -82,6 +83,8 @@ class Coder:
         self.kind = state.get("kind", "mixer")
         self.decoders = [name for name, decoder in DECODERS.items() if decoder.needs <= PARTS[self.kind]]
         self.data_fingerprint = str(state.get("position", {}).get("fingerprint"))
+        trained = state.get("args") or {}
+        self.input_cols = text_columns(trained.get("input_col")) if trained else []  # []: not known
         self.text_rule, self.max_len = state["config"]["text"], state["config"]["max_len"]
         self.clean = cleaner(self.text_rule)
         self.thresholds = Thresholds.of(state)  # used if none are given
@@ -104,6 +107,13 @@ class Coder:
         if decoder not in self.decoders:
             lacks = "is a flat classifier" if self.kind == "flat" else "has no linear decoder"
             raise UserError(f"decoder {decoder}: this model {lacks}; use {listed(self.decoders, 'or')}")
+
+    @property
+    def room(self) -> int:
+        """The number of codes that a row of the training data had room for."""
+        if self.formatter.kind in ("hisco", "occ1950"):  # these write five or two in any case
+            return max(len(self.formatter.target_cols), self.thresholds.at_most or 1)
+        return self.formatter.max_num_codes
 
     def most_codes(self, decoder: str) -> int:
         """Return how many codes the decoder can give a text."""

@@ -84,6 +84,8 @@ class Files(Workbooks):
     known: str | None = flag(None, "texts whose codes are right and win over the model's", metavar="FILE")
     classes: list[str] | None = flag(None, "also social classes of HISCO codes", choices=CLASSES)
     no_titles: bool = flag(False, "HISCO codes without their titles")
+    overwrite_columns: bool = flag(False, "replace the columns of an earlier coding of the input")
+    only_missing: bool = flag(False, "code rows without a first code; the others keep theirs")
     overwrite: bool = flag(False, "replace an output that exists", resumable=True)
     non_verbose: bool = flag(False, "no words but warnings and errors", resumable=True)
 
@@ -133,6 +135,7 @@ class PredictConfig(Files, Decoding, Published, Computing):
         """Yield a line for each problem of these arguments."""
         for names in (
             ("language", "language_col"),
+            ("overwrite_columns", "only_missing"),
             ("min_prob", "target_accuracy"),
             ("target_accuracy", "raw_confidence"),
             ("bf16", "fp16", "int8", "use_amp", "float64"),

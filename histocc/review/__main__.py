@@ -25,13 +25,11 @@ import numpy as np
 
 from histocc.data.config import Column, Delimiter, Workbooks, text_columns
 from histocc.data.descriptions import CODE_COLUMNS, TEXT_COLUMNS, read_descriptions
-from histocc.data.rows import csv_text, read_columns, read_key, row_writer
+from histocc.data.rows import DECIDED, MODEL, csv_text, read_columns, read_key, row_writer
 from histocc.data.tables import table_format
 from histocc.formatter import hisco_classes, hisco_key
 from histocc.review import serve
 from histocc.review.sheet import (
-    DECIDED,
-    MODEL,
     CodedFile,
     Codes,
     Key,

@@ -8,14 +8,12 @@ import re
 from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from histocc.data.rows import code_of_cell, csv_text, language_name, weight_of
+from histocc.data.rows import DECIDED, MODEL, code_of_cell, csv_text, language_name, weight_of
 from histocc.data.tables import column_problems, read_chunks, table_format, table_rows
 from histocc.formatter import CLASSES, BlockyFormatter, make_formatter, split_codes
 from histocc.runtime.errors import UserError, raise_if_any
 from histocc.text import UNKNOWN_LANGUAGE, join_columns, text_key
 
-DECIDED = "decided_by"  # column of the file with decisions
-MODEL = "model"  # its value if nobody has decided
 MAX_CODES = 5  # shown for a text
 MAX_LISTED = 20  # lines of a sheet that a message names
 DECISION, ID = "decision", "id"
