@@ -264,7 +264,7 @@ class PrepareSettings:
 
     @property
     def how(self) -> tuple:
-        """How the files are read, for `table_format` and `read_chunks`."""
+        """Return the way in which the files are read, for `table_format` and `read_chunks`."""
         texts = (*self.input_col, *filter(None, [self.language_col]))
         return self.delimiter, self.encoding, self.no_quotes, self.sheet, texts
 
