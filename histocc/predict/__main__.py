@@ -18,6 +18,7 @@ if __name__ == "__main__":
     signals.start_listening()  # from here on a signal is heard, though importing torch takes seconds
 
 import contextlib
+import functools
 import itertools
 import json
 import os
@@ -104,25 +105,21 @@ class Coding:
 
     def with_columns(self, args: PredictConfig) -> PredictConfig:
         """Return the arguments with the columns that are read, which decide `format`. Raises UserError."""
-
-        def how(texts: list[str]) -> tuple:
-            columns = [*texts, *filter(None, [args.language_col])]
-            return args.delimiter, args.encoding, args.no_quotes, args.sheet, columns
-
-        trained, notes = self.coder.input_cols, []
+        how = args.delimiter, args.encoding, args.no_quotes, args.sheet
+        trained, notes, language = self.coder.input_cols, [], [*filter(None, [args.language_col])]
         if args.input_col is None and trained not in ([], text_columns(None)):
             with contextlib.suppress(UserError):  # no sheet of a workbook has them
-                if {*trained} <= {*table_format(self.path, *how(trained)).names}:
+                if {*trained} <= {*table_format(self.path, *how, [*trained, *language]).names}:
                     args = args.with_decided(input_col=trained)
                     notes = [f"descriptions are read from {listed(trained)}, as in the training"]
         texts = self.input_cols = text_columns(args.input_col)
         if trained and len(trained) != len(texts):
             notes = [f"the model was trained on descriptions in {listed(trained)}, not in {listed(texts)}"]
-        self.format = table_format(self.path, *how(texts))
+        self.format = table_format(self.path, *how, [*texts, *language])
         if args.language is args.language_col is None and "lang" in {*self.format.names} - {*texts}:
-            args = args.with_decided(language_col="lang")
+            args, language = args.with_decided(language_col="lang"), ["lang"]
             notes.append("languages are read from column 'lang'; --language unk leaves it out")
-        self.how = args.delimiter, self.format.encoding or args.encoding, *how(texts)[2:]
+        self.how = args.delimiter, self.format.encoding or args.encoding, *how[2:], [*texts, *language]
         self.notes = [*(f"{args.input} {note}" for note in self.format.notes), *notes]
         return args
 
@@ -277,9 +274,10 @@ class Coding:
         self.pieces = [texts[start : start + PIECE] for start in range(0, len(texts), PIECE)]
         return coded
 
-    def cells(self, coded: Coded, is_known: bool, is_ditto: bool) -> dict[str, str]:
-        """Return the cells of an answer by column."""
-        cells = {}
+    @functools.lru_cache(1 << 14)  # noqa: B019  one Coding a process; few texts stand in most rows
+    def cells(self, line: str, is_known: bool, is_ditto: bool) -> tuple[Coded, list[str]]:
+        """Return (the answer in a line of JSON, its cells for `columns`)."""
+        coded, cells = Coded(*json.loads(line)), {}
         for i, (code, prob) in enumerate(zip(coded.codes, coded.probs), 1):
             cells |= {f"{self.system}_{i}": code, f"prob_{i}": f"{prob:.6g}"}
             cells |= {f"{name}_{i}": words.get(code, "") for name, words in self.words.items()}
@@ -290,7 +288,8 @@ class Coding:
         needs_review = not is_known and (not is_sure or is_outside or is_ditto)
         conf = "" if coded.conf is None else f"{coded.conf:.6g}"
         answer = conf, str(int(self.is_fitted)), str(int(needs_review))
-        return cells | {"source": "known" if is_known else MODEL} | dict(zip(ANSWER, answer))
+        cells |= {"source": "known" if is_known else MODEL} | dict(zip(ANSWER, answer))
+        return coded, [cells.get(name, "") for name in self.columns]
 
     # ---- pieces
 
@@ -380,10 +379,10 @@ class Coding:
         answers, most = self.read_pieces()
         total: Counter[str] = Counter()
         unknown, faults, conf = Counter(), [], 0.0
-        columns, place = self.added_columns(most), min(self.old.values(), default=len(before))
+        self.columns, place = self.added_columns(most), min(self.old.values(), default=len(before))
         behind = [i for i in range(place, len(before)) if before[i] not in self.old]
-        header = [*before[:place], *columns, *(before[i] for i in behind)]
-        numbers = {name for name in columns if re.fullmatch(r"prob_\d+", name) or name in ANSWER}
+        header = [*before[:place], *self.columns, *(before[i] for i in behind)]
+        numbers = {name for name in self.columns if re.fullmatch(r"prob_\d+", name) or name in ANSWER}
         with (
             files.atomic_write(os.path.realpath(args.output), args.overwrite) as file,
             table_writer(file, args.output, header, numbers, csv_text) as write,
@@ -394,32 +393,31 @@ class Coding:
                 rows = []
                 for i, row in enumerate(zip(*chunk.columns)):
                     if stays[i]:
-                        cells = dict(zip(ANSWER, "100")) | {name: row[j] for name, j in self.old.items()}
+                        there = dict(zip(ANSWER, "100")) | {name: row[j] for name, j in self.old.items()}
+                        cells = [there.get(name, "") for name in self.columns]
                     else:
                         known, key = self.look_up(chunk.texts[i], languages[i])
-                        if known is None and key not in answers:
+                        line = json.dumps(known) if known else answers.get(key)
+                        if line is None:
                             raise changed
-                        is_ditto = known is None and i in dittos
-                        coded = known or Coded(*json.loads(answers[key]))
-                        cells = self.cells(coded, known is not None, is_ditto)
+                        is_ditto = not known and i in dittos
+                        coded, cells = self.cells(line, bool(known), is_ditto)
                         if coded.conf is None:
                             total["unknown" if key[0].strip() else "empty"] += 1
-                        if known is None and key[1] == UNKNOWN_LANGUAGE != language_name(languages[i]):
+                        if not known and key[1] == UNKNOWN_LANGUAGE != language_name(languages[i]):
                             unknown[languages[i].strip()] += 1
                         total["coded"] += 1
-                        total["known"] += known is not None
+                        total["known"] += bool(known)
                         total["dittos"] += is_ditto
                         total["no_code"] += not coded.codes
-                        total["review"] += cells["needs_review"] == "1"
-                        conf += float(cells["conf"]) if coded.codes else 0.0
-                    added = (cells.get(name, "") for name in columns)
-                    rows.append([*row[:place], *added, *(row[i] for i in behind)])
+                        total["review"] += cells[-1] == "1"
+                        conf += float(cells[-3]) if coded.codes else 0.0
+                    rows.append([*row[:place], *cells, *(row[i] for i in behind)])
                 total["rows"] += len(rows)
                 try:
                     write(rows)
                 except ValueError as error:
-                    what = f"{args.input}: a column of numbers holds other cells, which stay ({error})"
-                    raise UserError(f"{what}: name the output .csv") from None
+                    raise UserError(f"{args.input}: {error}; a .csv output keeps such cells") from None
             if self.fingerprint() != self.settings["input"]:
                 raise changed
             if faults:
