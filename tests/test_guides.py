@@ -93,6 +93,8 @@ def place(tmp_path):
         write_rows(tmp_path / f"{name}.csv", rows, 0 if rows == 60 else 1000)
     new = [(i, f"weaver no {i}" if i else "?", "en") for i in range(20)]  # the first gets no code
     write_csv(tmp_path / "new.csv", ("id", "occ1", "lang"), new)
+    wares = [(f"ware no {i}", ("baker", "butcher")[i % 2], f"01.{i % 2}", i) for i in range(1, 40)]
+    write_csv(tmp_path / "purchases.csv", ("text", "shop", "coicop", "n"), wares)
     (tmp_path / "bin").mkdir()
     for name, start in {"python": "", "torchrun": "-m torch.distributed.run"}.items():
         start = f'exec {shlex.quote(sys.executable)} {start} "${{@/#--nproc-per-node=4/--nproc-per-node=2}}"'

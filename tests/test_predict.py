@@ -31,14 +31,7 @@ from helpers import (
 
 from histocc.data.tables import read_chunks, table_format
 from histocc.evaluate.__main__ import evaluate
-from histocc.formatter import (
-    CLASSES,
-    PAD_IDX,
-    BlockyFormatter,
-    hisco_blocky5,
-    hisco_classes,
-    occ1950_blocky2,
-)
+from histocc.formatter import CLASSES, PAD_IDX, hisco_blocky5, hisco_classes, occ1950_blocky2
 from histocc.model.mixer import Seq2SeqMixerOccCANINE, model_config
 from histocc.model.ngrams import PATTERNS, hash_ngrams
 from histocc.model.search import CodeSearch, CodeTrie
@@ -270,7 +263,7 @@ def test_titles_and_classes_of_hisco_codes(model, tmp_path):
 
 
 def test_as_many_columns_of_codes_as_the_training_had(tmp_path):
-    source, formatter = table(tmp_path / "in.csv", 30), BlockyFormatter("hisco", ["hisco_1"])
+    source, formatter = table(tmp_path / "in.csv", 30), hisco_blocky5(["hisco_1"])
     usual = {"default": 0.3, "by_language": {}, "source": "usual"}
     one = save_model(tmp_path / "one", formatter, CODES, thresholds={**usual, "at_most": 1})
     any_number = save_model(tmp_path / "any", formatter, CODES, thresholds=usual)
@@ -332,6 +325,9 @@ def test_a_table_that_was_coded_in_part_can_be_reviewed(model, tmp_path):
     rows = read(output)
     assert list(rows[0])[:4] == ["occ1", "hisco_1", "prob_1", "title_1"] and list(rows[0])[-1] == "note"
     assert [row["hisco_1"] for row in rows][::2] == ["22222", " 1234.0 "]
+    words = write_csv(tmp_path / "words.csv", ["occ1", "hisco_1", "conf"], [("smed", "22222", "0,83")])
+    said = refused("--model", model, "--input", words, "--output", tmp_path / "x.xlsx", "--only-missing")
+    assert "'0,83'; a .csv output keeps such cells" in said
     assert rows[1]["prob_1"] and [row["conf"] for row in rows][::2] == ["1", "1"]
     assert [text.text for text in most_wrong_first(CodedFile(str(output)).texts.values())][0] == "fisker"
 
