@@ -108,18 +108,7 @@ def fit_confidence(
     if not shares:
         return {}
     judged = {decoder: [one for each in shares for one in each[decoder]] for decoder in shares[0]}
-    fitted, errors = confidence_of(judged, len(times))
-    best, why = fitted.best_decoder(loaded[2].get("kind", "mixer"))
-    world.print(
-        f"{name}: confidence is fitted on {fitted.texts:,} texts; expected calibration error there, in"
-        f" points: {errors}. --decoder auto is {best} ({why})"
-    )
-    return {"confidence": fitted._asdict()}
-
-
-def confidence_of(judged: dict[str, list], texts: int) -> tuple[Confidence, str]:
-    """Return (confidence fitted to `judged_answers` of so many texts; its calibration errors, in words)."""
-    fitted, errors, sets = Confidence(texts, {}, {}, {}), [], {}
+    fitted, errors, sets = Confidence(len(times), {}, {}, {}), [], {}
     for decoder, of_decoder in judged.items():
         raw, several, right, weight = (np.array(column) for column in zip(*of_decoder))
         fitted.maps[decoder] = confidence.fit(raw, several, right, weight)
@@ -132,7 +121,13 @@ def confidence_of(judged: dict[str, list], texts: int) -> tuple[Confidence, str]
         if decoder in MEASURED:
             fitted.accuracy[decoder] = float(weight @ right / weight.sum())
             sets[decoder] = weight * right
-    return fitted._replace(best=confidence.most_accurate(sets)), ", ".join(errors)
+    fitted = fitted._replace(best=confidence.most_accurate(sets))
+    best, why = fitted.best_decoder(loaded[2].get("kind", "mixer"))
+    world.print(
+        f"{name}: confidence is fitted on {fitted.texts:,} texts; expected calibration error there, in"
+        f" points: {', '.join(errors)}. --decoder auto is {best} ({why})"
+    )
+    return {"confidence": fitted._asdict()}
 
 
 def fit_run(args: JobConfig, world: World, data: PreparedData, resumed: dict | None) -> None:

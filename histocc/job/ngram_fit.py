@@ -94,9 +94,7 @@ def thinned(rows: np.ndarray, most: int) -> np.ndarray:
 
 
 class DistinctRows(RowSet):
-    """Distinct training rows, of equal ones the first, at most `MAX_TEXTS`; `weight` float32 [N] is the root
-    of how often each occurs, 1 on average.
-    """
+    """Distinct training rows, at most MAX_TEXTS; weight float32 [N]: root of each one's number, mean 1."""
 
     def __init__(self, train: RowSet):
         pair = text_keys(train.text_hash, train.language)
@@ -330,14 +328,7 @@ def fit_ngrams(
         return False
     others = f" on rank 0 alone; {world.size - 1} more wait for it" * (world.size > 1)
     world.print(f"Fitting the n-grams and both decoders{others}")
-
-    def work() -> dict[str, Tensor]:
-        with settings_of_torch():
-            torch.set_num_threads(1)
-            _fit(args, data, rows_of, loss_fn, model, world.print)
-        return _fitted_weights(model)
-
-    fitted = world.run_on_main(work)
+    fitted = world.run_on_main(lambda: _fit(args, data, rows_of, loss_fn, model, world.print))
     model.ngrams.answers = fitted.get("ngrams.answers")
     model.load_state_dict(fitted, strict=False)
     model.encoder.zero_output()  # the decoders were fitted without it
@@ -348,6 +339,7 @@ def _fitted_weights(model: Seq2SeqMixerOccCANINE) -> dict[str, Tensor]:
     return {name: x for name, x in model.state_dict().items() if not name.startswith("encoder.")}
 
 
+@settings_of_torch()
 def _fit(
     args: JobConfig,
     data: PreparedData,
@@ -355,8 +347,9 @@ def _fit(
     loss_fn: LossMixer,
     model: Seq2SeqMixerOccCANINE,
     say: Callable[[str], None],
-) -> None:
-    """Fit as `fit_ngrams` does, in this process. Rank 0 only. Raises Stopped."""
+) -> dict[str, Tensor]:
+    """Fit as `fit_ngrams` does, in one thread of rank 0, and return the weights. Raises Stopped."""
+    torch.set_num_threads(1)
     began, ngrams, own = time.perf_counter(), model.ngrams, OwnFiles(args.save_path, args.overwrite)
     assert ngrams is not None
     distinct, alone, seed = DistinctRows(data.train), World(), derived_seed(args.seed, NGRAMS)
@@ -423,6 +416,7 @@ def _fit(
             model.linear_decoder.bias.sub_(SHARPNESS * MIDDLE).div_(2)
     also = ", with answers of ridge regression" * (ngrams.answers is not None)
     say(f"Fitted in {time.perf_counter() - began:.1f} s{also}")
+    return _fitted_weights(model)
 
 
 def _interrupted(

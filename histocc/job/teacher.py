@@ -150,11 +150,7 @@ class Questions:
 
 
 def with_teacher(
-    args: JobConfig,
-    read: PrepareSettings,
-    world: World,
-    data: PreparedData,
-    load: Callable[[str], dict],
+    args: JobConfig, read: PrepareSettings, world: World, data: PreparedData, load: Callable[[str], dict]
 ) -> PreparedData:
     """Return the rows of a run that has a teacher, with its answers, or `data` as it is if there is no
     teacher. The first node asks; a node that does not see its folder builds its own of these answers. All
@@ -219,9 +215,7 @@ def _file_and_key(args: JobConfig, questions: Questions, record: np.dtype) -> tu
 def _ask(
     file: str, content: dict, formatter: BlockyFormatter, questions: Questions, path: str, world: World
 ) -> dict:
-    """Answer the rows that are not answered yet, on the GPUs of a node, or on CPUs on rank 0 with a process
-    for each core. Return the facts on the teacher for a report.
-    """
+    """Answer the rows left, on a node's GPUs or in processes forked by rank 0; return facts for a report."""
     model, own_formatter, state = models.model_of_content(file, content)
     coder = Coder(model.to(world.device), own_formatter, state)
     teacher = Teacher(coder, questions.data.codes, formatter)

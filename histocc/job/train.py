@@ -16,14 +16,7 @@ from histocc.formatter import BlockyFormatter, classes_in_words
 from histocc.job import confidence, ngram_fit
 from histocc.job.config import JobConfig, decide, is_fitted, of_run, refuse_other_arguments
 from histocc.job.inputs import Inputs, make_rows, rows_to_fit
-from histocc.job.model import (
-    checkpoint_entries,
-    fast_parameters,
-    load_on_all,
-    make_loss,
-    make_model,
-    place,
-)
+from histocc.job.model import checkpoint_entries, fast_parameters, load_on_all, make_loss, make_model, place
 from histocc.job.teacher import with_teacher
 from histocc.model.canine import CanineEncoder
 from histocc.model.confidence import Thresholds
@@ -41,9 +34,7 @@ from histocc.trainer.log import validation_line
 
 
 def train(args: JobConfig, inputs: Inputs, world: World) -> None:
-    """Do what the arguments ask for with the inputs: stop after preparing, validate, make a dry run, or train
-    (or resume). All ranks. Raises UserError, TrainingError.
-    """
+    """Validate, make a dry run, train or resume, as asked. All ranks. Raises UserError, TrainingError."""
     formatter = BlockyFormatter.from_dict(inputs.settings.formatter)
 
     # The data; the rows of a student have its teacher's answers.

@@ -39,8 +39,6 @@ NAMES = "names"  # the entry with all names that the file has, or is to have
 EPOCH, EPOCH_OF_ANY = "epoch_{}.bin", "checkpoint_epoch_{}.pt"
 CHECKPOINT = re.compile(r"(last|best|\d+|epoch_\d+)\.bin|checkpoint_epoch_\d+\.pt")
 _FOR_RESUMING = ("model", "step", "position", "scheduler", "rng", "optimizer", "args")
-
-
 Content = Callable[[int, dict[str, Any]], dict[str, Any]]  # (step, position) → what to save
 
 
@@ -125,9 +123,7 @@ def save(files: OwnFiles, names: list[str], state: dict[str, Any]) -> None:
 
 
 def complete(files: OwnFiles, state: dict[str, Any], keep: int) -> None:
-    """Finish a save of last.bin that was cut short: give the file, which holds `state`, its other names too,
-    since the run does not come back to that step. Rank 0 only. Raises OSError.
-    """
+    """Give last.bin, which holds `state`, the names that a killed save left. Rank 0 only. Raises OSError."""
     for name in filter(CHECKPOINT.fullmatch, state.get(NAMES, ())):
         if name != LAST and step_of(files.path(name)) != state["step"]:
             atomic_copy(files.path(LAST), *files.claim(name))

@@ -112,9 +112,7 @@ def evaluating(model: nn.Module) -> Generator[None]:
 
 
 def gather_shares(value: Any, keep: bool = True) -> Any:
-    """Return nested dicts and lists with their shared out tensors put together one by one, on the CPU;
-    without `keep` None takes the place of all tensors. All ranks.
-    """
+    """Return nested values with their tensors whole, on the CPU; None for each without `keep`. All ranks."""
 
     def put_together(tensor: Tensor) -> Tensor | None:
         full = full_tensor(tensor)

@@ -48,9 +48,7 @@ PORT_IN_USE = "Another program has this port, or a second process RANK=0: choose
 
 
 def launcher_environment(args: Processes) -> tuple[int, int, int, int]:
-    """Return (rank, local rank, world size, local world size) by the launcher's variables. Without several
-    GPUs LOCAL_RANK may be missing. Raises UserError if the flags do not agree with them.
-    """
+    """Return (rank, local rank, world size, local world size) by the launcher. Raises UserError."""
     names = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
     values = {name: os.environ[name] for name in names if os.environ.get(name)}
     if values in ({}, {"WORLD_SIZE": "1"}):

@@ -104,7 +104,14 @@ def estimate(run: loop.Run, loader: BatchLoader, start: int) -> None:
     loop.forward_backward(run.model, run.task, batch, run.precision)
     run.model.zero_grad(set_to_none=True)
 
-    seconds, peak = map(max, zip(*world.gather((seconds, peak_memory(world.device)))))
+    peak = 0  # bytes: torch's reserve on a GPU, else the process's peak, if the system says it
+    if world.device.type == "cuda":
+        peak = torch.cuda.max_memory_reserved(world.device)
+    elif sys.platform != "win32":
+        import resource
+
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    seconds, peak = map(max, zip(*world.gather((seconds, peak))))
     left, end = (run.stop_step or 0) - start, f"continues from step {start:,}" if start else "starts the run"
     world.print(
         "Dry run: nothing was trained or saved.\n"
@@ -112,14 +119,3 @@ def estimate(run: loop.Run, loader: BatchLoader, start: int) -> None:
         f"  Memory: {peak / 1e9:.1f} GB at most per process\n"
         f"Everything checks out: without --dry-run it {end}."
     )
-
-
-def peak_memory(device: torch.device) -> int:
-    """Return bytes: torch's reserve on a GPU, else the process's peak; 0 if the system does not say."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_reserved(device)
-    if sys.platform == "win32":
-        return 0
-    import resource
-
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)

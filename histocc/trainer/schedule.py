@@ -47,9 +47,6 @@ class Schedule:
             rate = float(args.learning_rate * processes**power)
         return cls(total, length, warmup, min(total, args.max_steps or total), rate)
 
-    def factor(self, step: int) -> float:
-        return linear_factor(step, self.warmup, self.length)
-
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, factor: float) -> None:
     """Set the learning rate of each group to `factor` times its peak, "initial_lr"."""

@@ -28,7 +28,7 @@ from histocc.trainer.batches import BatchLoader, Rows, batch_plan, make_loader
 from histocc.trainer.config import AUTO, ScriptConfig, TrainConfig
 from histocc.trainer.estimate import choose_batch_size, estimate, memory_advice
 from histocc.trainer.log import LOG, STATUS, RunLog, log_columns, validation_line
-from histocc.trainer.schedule import Schedule, make_optimizer
+from histocc.trainer.schedule import Schedule, linear_factor, make_optimizer
 from histocc.trainer.trackers import OF_PROFILE, Tracker, open_trackers, profiled
 
 ARGS = "args.json"
@@ -83,9 +83,7 @@ def output_problems(
 
 @contextlib.contextmanager
 def held_folder(args: TrainConfig, world: World) -> Generator[None]:
-    """Lock the folder of the run and remove half-written files of a killed one; stacks of a run that hangs go
-    there. A dry run writes nothing. All ranks. Raises UserError.
-    """
+    """Lock the folder of a run, remove leftovers, and hold files for stacks. All ranks. Raises UserError."""
     if args.dry_run:
         yield
         return
@@ -333,9 +331,7 @@ def make_run(
     loader: BatchLoader,
     resumed: dict[str, Any] | None,
 ) -> loop.Run:
-    """Return the run as the loop takes it, but for the functions that write files: the wrapped model, and its
-    optimizer with the state of the checkpoint `resumed`, which is emptied. All ranks. Raises UserError.
-    """
+    """Return the run of the loop, but for its files; empty `resumed`. All ranks. Raises UserError."""
     model = parallel.wrap(training.model, world, args.parallel, args.gradient_compression)
     if world.backend is not None or args.compile:
         loop.warm_up(model, training.task, loader, world, precision)
@@ -351,7 +347,7 @@ def make_run(
         world,
         precision,
         seed=derived_seed(args.seed, DROPOUT),
-        rate_factor=schedule.factor,
+        rate_factor=partial(linear_factor, warmup_steps=schedule.warmup, total_steps=schedule.length),
         flops=training.flops,
         stop_step=schedule.stop,
         steps_per_epoch=loader.plan.steps_per_epoch,
