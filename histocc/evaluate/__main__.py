@@ -182,12 +182,13 @@ def prepare_settings(args: EvaluateConfig, state: dict, formatter: BlockyFormatt
 
 
 def prepare_rows(
-    args: EvaluateConfig, output: str, file: str, loaded: models.Loaded, has_trained: bool, world: World
-) -> tuple[PrepareSettings, str]:
-    """Return (settings to read the data, folder of its arrays, below that of the report). has_trained:
-    whether the rows of the training are there. Rank 0 only. Raises UserError for anything that prevents the
-    report.
+    args: EvaluateConfig, file: str, loaded: models.Loaded, has_trained: bool, world: World
+) -> tuple[PrepareSettings, str, str]:
+    """Return (settings to read the data, folder of the report, folder of the arrays below it). has_trained:
+    whether the rows of the training are there. Rank 0 only. Raises UserError if no report can be made.
     """
+    beside = os.path.dirname(file) if os.path.exists(args.model) else ""
+    output = args.output or os.path.join(beside, "evaluation")
     if checkpoint.exists_in(output):
         raise UserError(f"--output {output} holds a run: choose a separate folder for the report")
     inputs = dict.fromkeys(args.data, "a file of the data") | dict.fromkeys(files_of(file), "the model")
@@ -204,7 +205,8 @@ def prepare_rows(
         what = "--baseline: the rows of the training are not beside the model"
         raise UserError(f"{what}; --prepare-only with the command of the training prepares them again")
     try:
-        return settings, preparing.prepare(settings, output, preparing.nothing, check=world.give_up_if_asked)
+        folder = preparing.prepare(settings, output, preparing.nothing, check=world.give_up_if_asked)
+        return settings, output, folder
     except preparing.UnusableData as error:
         rejected, left, aside = (error.report[name] for name in ("rejected", "train_rows", "val_rows"))
     kinds = [f"{rows:,} × {kind}" for kind, rows in rejected.items()]
@@ -329,7 +331,7 @@ def code_texts(
 def run(args: EvaluateConfig, world: World) -> None:
     """Evaluate the model and write the report. All ranks."""
     args = args.with_decided(share_val=None) if args.share_val == 1 else args  # 1 means all rows
-    file, output = world.run_on_main(lambda: model_and_output(args))
+    file = world.run_on_main(lambda: models.find_weights(args.model, args.model))
     model, formatter, state = loaded = load_on_all(world, lambda: load(args, file))
     model.to(world.device)
     kind = state.get("kind", "mixer")
@@ -338,7 +340,8 @@ def run(args: EvaluateConfig, world: World) -> None:
     fingerprint = str(state.get("position", {}).get("fingerprint"))
     trained = training_data(file, fingerprint) if world.is_main else None
     has_trained = trained is not None
-    settings, folder = world.run_on_main(lambda: prepare_rows(args, output, file, loaded, has_trained, world))
+    prepared = world.run_on_main(lambda: prepare_rows(args, file, loaded, has_trained, world))
+    settings, output, folder = prepared
     data = preparing.on_every_node(settings, output, folder, world, world.give_up_if_asked)
     rows = data.train if args.share_val is None else data.val
     facts = data_facts(args, state, data, rows, trained)
@@ -387,13 +390,6 @@ def run(args: EvaluateConfig, world: World) -> None:
             world.print(f"Thresholds stored in {file}: {Thresholds.of(stored)}")
         if is_new.sum() < MIN_ROWS:
             world.print(f"WARNING: they are fitted on {is_new.sum():,} rows; take {MIN_ROWS} or more")
-
-
-def model_and_output(args: EvaluateConfig) -> tuple[str, str]:
-    """Return (file of the weights, folder of the report). Raises UserError."""
-    file = models.find_weights(args.model, args.model)
-    beside = os.path.dirname(file) if os.path.exists(args.model) else ""
-    return file, args.output or os.path.join(beside, "evaluation")
 
 
 def decoder_figures(
