@@ -119,7 +119,7 @@ def set_probs(
 
     blocks: int64 [B, max_codes, block_size], distinct, all PAD where there is none.
     """
-    batch, longest = len(blocks), blocks[0].numel()
+    batch, longest = len(blocks), blocks.shape[1:].numel()
     exist = (blocks != PAD_IDX).any(-1)  # [B, max_codes]
     counts = exist.sum(1)
     probs = torch.zeros(batch, dtype=upcast_half(memory).dtype, device=memory.device)
