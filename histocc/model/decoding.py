@@ -1,5 +1,6 @@
 """The way from an encoded text to token sequences, and the probabilities of the codes in them."""
 
+from functools import reduce
 from itertools import permutations
 from typing import NamedTuple
 
@@ -65,7 +66,7 @@ def greedy_from_memory(
     ends = of_blocks[..., 0].masked_fill(~is_end, 0.0).sum(1)
     is_written = (blocks != PAD_IDX).any(-1)
     # the orders of summation decide the last digits of probabilities
-    sums = of_blocks.cumsum(-1)[..., -1] if model.target_mask else of_blocks.sum(-1)
+    sums = reduce(torch.add, of_blocks.unbind(-1)) if model.target_mask else of_blocks.sum(-1)
     whole = sums.masked_fill(~is_written, 0.0).sum(1) + ends if model.target_mask else log_probs.sum(1)
     return GreedyResult(tokens, sums.masked_fill(~is_written, -torch.inf).exp(), ends.exp(), whole.exp())
 
