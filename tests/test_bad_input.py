@@ -69,6 +69,7 @@ def test_missing_file_and_save_path_below_a_file(tmp_path):
         ("--eval-only", "no checkpoint there"),
         ("--distributed", "torchrun --nproc-per-node=2 finetune.py --distributed"),
         ("--dry-run --target-cols nothing", "no column 'nothing'"),
+        ("--weight-col hisco_1 --target-cols hisco_1", "column 'hisco_1' is named twice"),
         ("--dry-run --eval-only", "--dry-run and --eval-only are mutually exclusive"),
         ("--include-descriptions", "--include-descriptions needs --descriptions-file"),
         ("--descriptions-file x.csv", "--descriptions-file needs --include-descriptions"),

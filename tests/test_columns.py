@@ -103,6 +103,7 @@ def test_rows_count_as_often_as_their_column_says(tmp_path):
         ("farmer", "61110", "3.0"),
         ("clerk", "39310", 0),
         ("tailor", "79100", "x"),
+        ("baker", "77610", "1,000"),
     ]
     header = ("occ1", "hisco_1", "n")
     weighted = settings_for(write_csv(tmp_path / "a.csv", header, rows), weight_col="n")
@@ -113,7 +114,7 @@ def test_rows_count_as_often_as_their_column_says(tmp_path):
     )
     for name in ("chars", "offsets", "codes", "language", "text_hash"):
         assert getattr(first.train, name).tolist() == getattr(second.train, name).tolist()
-    assert first.report["rejected"] == {"no weight": 2}
+    assert first.report["rejected"] == {"no weight": 3}
     assert any("--weight-col n" in line for line in second.report["read"])  # a column that is not read
 
 

@@ -46,10 +46,11 @@ def test_texts_stay_as_they_are_in_every_chunk(tmp_path, monkeypatch):
     texts = ["None", "0123", "1e5", "TRUE", "a, b; c", 'said "hello"', "two\nlines"]
     texts += ["cr\r\nlf", "huusmand  og\tvæver", "𝔊🙂", "ÆØÅ", "-", "'"]
     rows = [(f"  {text} ", f"6111{i % 10}") for i, text in enumerate(texts)]
-    rows += [(text, "61110") for text in ("NA", "null", " nan", "#N/A", "<NA>", "\\N")]  # of programs
+    words = "NA", "null", " nan", "#N/A", "<NA>", "\\N", "#REF!"  # of programs
+    rows += [(text, "61110") for text in words]
     result = prepare(tmp_path, Path(write_csv(tmp_path / "rows.csv", HEADER[:2], rows)).read_bytes())
     assert result.train == [(text, "unk", [f"6111{i % 10}"]) for i, text in enumerate(texts)]
-    assert result.report["rejected"] == {"empty text": 6}
+    assert result.report["rejected"] == {"empty text": 7}
 
 
 def test_several_files(tmp_path):
@@ -154,7 +155,15 @@ ISCO = ["1", "2", "01", "11", "12", "21", "22", "011", "111", "112", "121", "211
         ("01.1 1.1 01.1.1 R54.005 1 1.0", {}, None, {}, ""),
         ("110.0 2111 9", {"fixed_codes": ["0110", "2111", "9"]}, "0110 2111 9", {"zeros_restored": 1}, ""),
         ("I5.9 I5.9 i5.9 I59 1.11 11.1 111", {}, None, {}, "I59 for I5.9, i5.9 for I5.9; --recode spellings"),
+        ("é1 \u200be\u03011 \ufeffE\u03011 é1", {"join_spellings": True}, "é1", {}, ""),
         ("I5.9 I5.9 i5.9 I59 1.11 11.1 111", {"join_spellings": True}, "1.11 11.1 111 I5.9", {}, ""),
+        (
+            "01.1 2024-10-01 1E5 Jan-10",
+            {},
+            None,
+            {},
+            "2 codes look like dates or powers of ten, such as '2024-10",
+        ),
         ("B05.9|J1.8 B05.9|J1.9 B05.9", {}, None, {}, "such as 'B05.9|J1.8'; --code-separator '|' separates"),
     ],
 )

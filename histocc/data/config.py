@@ -204,14 +204,16 @@ class DescriptionFlags(Config):
 
 
 def problems_of_columns(asked: Any) -> Iterator[str]:
-    """Yield the problems of the columns that a user names (input_col, target_cols, language and language_col
-    of `asked`), a line each.
+    """Yield the problems of the columns that a user names (input_col, target_cols, language,
+    language_col and weight_col of `asked`), a line each.
     """
     if asked.language not in (None, "", UNKNOWN_LANGUAGE) and asked.language_col:
         yield "--language and --language-col are mutually exclusive"
-    names = Counter([*text_columns(asked.input_col), *(asked.target_cols or []), asked.language_col])
+    others = asked.language_col, getattr(asked, "weight_col", None)
+    names = Counter([*text_columns(asked.input_col), *(asked.target_cols or []), *filter(None, others)])
     if twice := [name for name, times in names.items() if times > 1]:
-        yield f"column {twice[0]!r} is named twice by --input-col, --target-cols and --language-col"
+        flags = "--input-col, --target-cols, --language-col and --weight-col"
+        yield f"column {twice[0]!r} is named twice by {flags}"
 
 
 # ---- settings

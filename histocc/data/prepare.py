@@ -36,6 +36,7 @@ from histocc.data.rows import (
     CodeBook,
     Findings,
     Languages,
+    changed_by_spreadsheet,
     fill_dittos,
     lost_zeros,
     several_in_one,
@@ -158,7 +159,7 @@ class Reader:
                 self.notes.append(f"{len(joined):,} codes seem to be other spellings: {shown}{more}")
             if any_code:
                 zeros, note = lost_zeros(counts, known)
-                self.notes += filter(None, [note, several_in_one(counts)])
+                self.notes += filter(None, [note, several_in_one(counts), changed_by_spreadsheet(counts)])
         return CodeBook(self.formatter, fixed, settings.number_codes, recode, zeros)
 
     def _count_codes(self) -> Counter[str]:

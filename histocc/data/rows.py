@@ -5,7 +5,6 @@ import functools
 import io
 import os
 import re
-import unicodedata
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Container, Iterable, Sequence
 
@@ -20,7 +19,7 @@ from histocc.formatter import (
     name_of_code,
 )
 from histocc.runtime.errors import UserError, raise_if_any
-from histocc.text import MISSING_TEXTS, UNKNOWN_LANGUAGE
+from histocc.text import MISSING_TEXTS, UNKNOWN_LANGUAGE, text_key
 
 EXAMPLES = 5  # rows shown of each kind
 SHOWN = 60  # characters of a value in an example
@@ -129,7 +128,7 @@ MAX_WEIGHT = 1_000_000
 
 def weight_of(cell: str) -> int:
     """Return how often a row counts, by its cell in the column of weights; 0 if that is no whole number."""
-    whole = re.fullmatch(r"\s*(\d{1,9})([.,]0*)?\s*", cell)
+    whole = re.fullmatch(r"\s*(\d{1,9})([.,](?!000\s*$)0*)?\s*", cell)  # 1,000 may be 1 or a thousand
     return int(whole[1]) if whole else 0
 
 
@@ -270,12 +269,12 @@ def lost_zeros(codes: Collection[str], key: Collection[str]) -> tuple[dict[str, 
 
 def spellings(counts: dict[str, int], known: Collection[str]) -> dict[str, str]:
     """Return, for codes that are other spellings of a code in `known` or a more frequent one, that code. They
-    differ in case and blanks, or one of the two has no punctuation between letters and digits: 11.1 and 1.11
-    are different codes. Of two codes in `known` neither is a spelling of the other.
+    differ in case, blanks and invisible characters, or one of the two has no punctuation between letters and
+    digits: 11.1 and 1.11 are different codes. Of two codes in `known` neither is a spelling of the other.
     """
     of_bare: dict[str, dict[str, list[str]]] = {}  # without punctuation → without case and blanks → codes
     for code in {*counts, *known}:
-        same = "".join(unicodedata.normalize("NFC", code).casefold().split())
+        same = text_key(code).replace(" ", "")
         bare = re.sub(r"(?<=\w)[^\w]+(?=\w)", "", same)
         of_bare.setdefault(bare, {}).setdefault(same, []).append(code)
     joined: dict[str, str] = {}
@@ -285,6 +284,15 @@ def spellings(counts: dict[str, int], known: Collection[str]) -> dict[str, str]:
             first = min(group, key=lambda code: (code not in known, -counts.get(code, 0), code))
             joined |= {code: first for code in group if code != first and code not in known}
     return dict(sorted(joined.items()))
+
+
+def changed_by_spreadsheet(codes: Collection[str]) -> str:
+    """Return a note on codes that a spreadsheet has made dates or powers of ten of; "" if there are none."""
+    changed = r"\d{4}-\d\d-\d\d( .*)?|\d{1,2}-[A-Z][a-z]{2}|[A-Z][a-z]{2}-\d\d|\d([.,]\d+)?[Ee]\+\d+"
+    if not (found := [code for code in codes if re.fullmatch(changed, code)]):
+        return ""
+    what = f"{len(found):,} codes look like dates or powers of ten, such as {found[0]!r}"
+    return f"{what}; did a spreadsheet change them? Its number format for codes is Text"
 
 
 def several_in_one(codes: Collection[str]) -> str:
