@@ -415,7 +415,7 @@ CASES = {  # what is wrong → content, rows that are used (None: refused), what
     "blanks around names": (
         b" occ1,hisco_1 \n" + GOOD,
         2,
-        r"blanks around names of columns, which do not co",
+        r"blanks around names of columns, or line breaks",
     ),
     "Feather file": (b"ARROW1\0\0", None, r"a Feather file; save it as Parquet"),
     "HTML that is called .xls": (b"<html><table><tr><td>occ1", None, r"not a CSV file but HTML or XML"),
@@ -506,6 +506,8 @@ def workbook(path: Path, sheets: dict[str, list], **options) -> Path:
     with xlsxwriter.Workbook(str(path), {"default_date_format": "yyyy-mm-dd", **options}) as book:
         for name, rows in sheets.items():
             sheet = book.add_worksheet(name)
+            if name == "Hidden":
+                sheet.hide()
             for place, row in enumerate(rows):
                 for column, cell in enumerate(row):
                     formula = str(cell).startswith("=")
@@ -559,12 +561,13 @@ def test_each_kind_of_table_is_read(kind, tmp_path):
 
 SHEETS = {  # numbers as spreadsheets have them, a blank row, a date for a code, a formula without its value
     "Info": [["made for tests"]],
+    "Hidden": [["occ1", "hisco_1"], ["old", 1]],
     "Data": [
         *([None, "A title"], [None, "occ1", "hisco_1", "note"], [None, "smith", 83110.0, 1e5]),
         *([None, "baker", 7610, True], [], [None, "weaver", "", 0.5]),
         [None, "tailor", datetime.date(2024, 8, 31), "="],
     ],
-    "Other": [["occ1", "hisco_1"], ["farmer", 61110]],
+    "Other": [["occ1", "hisco_1", "clerk's\n note"], ["farmer", 61110]],
 }
 
 
@@ -578,7 +581,7 @@ def test_what_the_user_is_told_of_a_workbook(tmp_path, monkeypatch):
 
     said = told("--drop-bad-labels")
     assert "4 read, 2 for training" in said and "1 codes got a lost leading zero" in said
-    assert "data.xlsx is a workbook of the sheets 'Info', 'Data', 'Other': 'Data' was read" in said
+    assert "data.xlsx is a workbook of the sheets 'Info', 'Data', 'Other', 'Hidden': 'Data' was read" in said
     assert "column names in row 2 of the sheet" in said and "formulas without their values" in said
     rejected = list(csv.reader((tmp_path / "out" / "rejected_rows.csv").read_text().splitlines()))
     assert [row[1:4] for row in rejected[1:]] == [["6", "hisco_1", ""], ["7", "hisco_1", "2024-08-31"]]
@@ -586,11 +589,13 @@ def test_what_the_user_is_told_of_a_workbook(tmp_path, monkeypatch):
     assert rows[3] == ("smith", "83110", "100000") and rows[4] == ("baker", "7610", "TRUE")
     assert re.search(r"'2024-08-31'.*changed by a spreadsheet\?", told())
     assert "1 for training" in told("--sheet Other")
-    assert "has no sheet 'X'; it has 'Info', 'Data', 'Other'" in told("--sheet X")
+    assert "has no sheet 'X'; it has 'Info', 'Data', 'Other', 'Hidden'" in told("--sheet X")
     assert "no sheet has a row with the column names 'x' among its first 20" in told("--input-col x")
+    assert "no column 'x'; it has 'occ1', 'hisco_1', 'note'. Col" in told("--sheet Data --target-cols x")
     monkeypatch.setattr("histocc.data.binary.MAX_ROWS", 2)
-    notes = table_format(str(tmp_path / "data.xlsx"), sheet="Other").notes
-    assert "has a full sheet of 2 rows: is the table cut there?" in notes
+    other = table_format(str(tmp_path / "data.xlsx"), sheet="Other")
+    assert other.names[2] == "clerk's note" and "line breaks in them" in other.notes[-1]
+    assert "has a full sheet of 2 rows: is the table cut there?" in other.notes
     with zipfile.ZipFile(tmp_path / "f.zip", "w") as parts:
         parts.writestr("data.csv", HEAD + GOOD)
     assert "is not a table but a zip archive; unpack it" in told(content=(tmp_path / "f.zip").read_bytes())

@@ -53,8 +53,8 @@ ENDINGS = {
 
 
 def composed(name: str) -> str:
-    """Return the name of a column without blanks around it, however its accents are stored."""
-    return unicodedata.normalize("NFC", name).strip()
+    """Return the name of a column with one blank between words, however its accents are stored."""
+    return " ".join(unicodedata.normalize("NFC", name).split())
 
 
 def ending_of(path: str) -> str:
@@ -231,7 +231,8 @@ def _sheets(path: str, *_state: int) -> tuple[str, list[_Sheet], tuple[str, ...]
                 raise UserError(f"{path}: is not a table but a zip archive; unpack it")
             kind = "OpenDocument" if "content.xml" in names else "Excel"
         with _calamine(path) as book:
-            for name in book.sheet_names:
+            by_hidden = sorted(book.sheets_metadata, key=lambda about: int(about.visible))  # hidden ones last
+            for name in (about.name for about in by_hidden):
                 sheet = book.get_sheet_by_name(name)
                 top = [list(map(_text, row)) for row in islice(sheet.iter_rows(), _TOP)]
                 sheets.append(_Sheet(name, 0 if sheet.end is None else sheet.end[0] + 1, top))

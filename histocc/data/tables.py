@@ -126,8 +126,8 @@ def table_format(
 
 def _names(written: list[str], notes: tuple[str, ...]) -> tuple[list[str], tuple[str, ...]]:
     """Return (names of columns, notes on them and those given)."""
-    if any(name != name.strip() for name in written):
-        notes += ("has blanks around names of columns, which do not count",)
+    if any(name != " ".join(name.split()) for name in written):
+        notes += ("has blanks around names of columns, or line breaks in them, which do not count",)
     return list(map(composed, written)), notes
 
 
@@ -149,10 +149,13 @@ def column_problems(
             " (one column only: --delimiter names the column delimiter)" if len(header) == 1 else "",
         ]
         with _unpacked(path) as (file, _):
-            lines = file.read(_BEGIN).splitlines()[1:20]
+            begin = file.read(_BEGIN)
+        if begin.startswith((b"PK", b"\xd0\xcf")):  # a workbook
+            hints.append(". Column names are looked for in the first 20 rows; --sheet names another sheet")
+        lines = begin.splitlines()[1:20]
         if below := [i for i, line in enumerate(lines, 2) if all(name.encode() in line for name in wanted)]:
             hints.append(f". The column names seem to be in line {below[0]}: remove the lines above")
-        has = ", ".join(map(repr, header))
+        has = ", ".join(map(repr, header)) or "none"
         problems.append(f"{path}: has no column {name!r}; it has {has}{''.join(hints)}")
     return problems
 
