@@ -298,6 +298,8 @@ def test_columns_of_an_earlier_coding_are_replaced(model, tmp_path):
 
 @pytest.mark.parametrize("ending", [".csv.gz", ".xlsx", ".parquet"])
 def test_rows_without_a_code_are_coded_and_the_others_stay(model, tmp_path, ending):
+    for package in {".xlsx": ["xlsxwriter", "python_calamine"], ".parquet": ["pyarrow"]}.get(ending, []):
+        pytest.importorskip(package)
     source, more = table(tmp_path / "in.csv", 40), ["--decoder", "topk", "--k", 3]
     predict_here(*flags(model, source, tmp_path / "whole.csv", *more))
     whole = read(tmp_path / "whole.csv")
@@ -325,11 +327,12 @@ def test_a_table_that_was_coded_in_part_can_be_reviewed(model, tmp_path):
     rows = read(output)
     assert list(rows[0])[:4] == ["occ1", "hisco_1", "prob_1", "title_1"] and list(rows[0])[-1] == "note"
     assert [row["hisco_1"] for row in rows][::2] == ["22222", " 1234.0 "]
+    assert rows[1]["prob_1"] and [row["conf"] for row in rows][::2] == ["1", "1"]
+    assert [text.text for text in most_wrong_first(CodedFile(str(output)).texts.values())][0] == "fisker"
+    pytest.importorskip("xlsxwriter")
     words = write_csv(tmp_path / "words.csv", ["occ1", "hisco_1", "conf"], [("smed", "22222", "0,83")])
     said = refused("--model", model, "--input", words, "--output", tmp_path / "x.xlsx", "--only-missing")
     assert "'0,83'; a .csv output keeps such cells" in said
-    assert rows[1]["prob_1"] and [row["conf"] for row in rows][::2] == ["1", "1"]
-    assert [text.text for text in most_wrong_first(CodedFile(str(output)).texts.values())][0] == "fisker"
 
 
 @pytest.mark.parametrize(
