@@ -201,7 +201,7 @@ def _workbook(path: str, sheet: str | None, texts: Sequence[str]) -> Binary:
     found, place = next(iter(is_found or rows), (among[0], -1))
     names = found.top[place] if place >= 0 else []
     if len(sheets) > 1:
-        notes += (f"is a workbook of the sheets {listed}: {found.name!r} was read",)
+        notes += (f"is a workbook of the sheets {listed}: {found.name!r} was read; --sheet names another",)
     if place > 0:
         notes += (f"has the column names in row {place + 1} of the sheet: the rows above are left out",)
     if found.rows in (1 << 16, MAX_ROWS):
@@ -287,7 +287,9 @@ def _statistics(path: str, kind: str, reader: str, encoding: str | None, texts: 
             return read_file(path, output_format="dict", encoding=encoding, **rows)
         except Exception as error:  # also of damaged files, of several kinds
             remedy = "it is damaged, or its encoding must be named by --encoding; else save it as CSV"
-            raise UserError(f"{path}: cannot be read as a {kind} file ({error!s:.200}): {remedy}") from None
+            raise UserError(
+                f"{path}: cannot be read as a file of {kind} ({error!s:.200}): {remedy}"
+            ) from None
 
     _, about = table(metadataonly=True)
     names, labels = [name or "" for name in about.column_names], about.variable_value_labels

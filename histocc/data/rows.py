@@ -263,8 +263,10 @@ def lost_zeros(codes: Collection[str], key: Collection[str]) -> tuple[dict[str, 
     if not rest or 5 * len(rest) > len(most):
         return zeros, ""
     what = f"{len(rest):,} codes are shorter than the other {len(most):,}, which have {length} digits"
-    remedy = "if they have lost leading zeros, --recode or --key restores them"
-    return zeros, f"{what}: {', '.join(rest[:EXAMPLES])}{' …' * (len(rest) > EXAMPLES)}; {remedy}"
+    more = " …" * (len(rest) > EXAMPLES)
+    recode = ",".join(f"{code}={code.zfill(length)}" for code in rest[:EXAMPLES])
+    remedy = f"if they have lost leading zeros, --recode {recode}{more} or --key restores them"
+    return zeros, f"{what}: {', '.join(rest[:EXAMPLES])}{more}; {remedy}"
 
 
 def spellings(counts: dict[str, int], known: Collection[str]) -> dict[str, str]:
@@ -310,12 +312,13 @@ def several_in_one(codes: Collection[str]) -> str:
     return f"{what}; --code-separator '{''.join(dict.fromkeys(found.values()))}' separates them"
 
 
-# Languages under other names than those of the published models: in English, or by ISO 639-2. The two letters
-# of ISO 639-1 (de, sv, el) stay: a model may have learned them.
+# Languages under other names than those of the published models: of ISO 639, in English, in their own words.
 _LANGUAGES = (
-    "en english eng; da danish dan; se swedish swe; nl dutch nld dut; ca catalan cat; fr french fra fre;"
-    "no norwegian nor nob nno; is icelandic isl ice; pt portuguese por; ge german deu ger; es spanish spa;"
-    f"it italian ita; gr greek ell gre; {UNKNOWN_LANGUAGE} unknown und"
+    "en english eng; da danish dan dansk; se sv swedish swe svenska; nl dutch nld dut; ca catalan cat;"
+    "fr french fra fre français; no nb nn norwegian nor nob nno norsk; is icelandic isl ice;"
+    "pt portuguese por;"
+    "ge de german deu ger deutsch; es spanish spa español; it italian ita italiano; gr el greek ell gre;"
+    f"{UNKNOWN_LANGUAGE} unknown und"
 )
 _LANGUAGES_BY_NAME = {
     other: name for name, *others in map(str.split, _LANGUAGES.split(";")) for other in others
@@ -323,7 +326,7 @@ _LANGUAGES_BY_NAME = {
 
 
 def language_name(cell: str) -> str:
-    """Return the language that a cell names in any case or region: "DA", "da-DK" and "Danish" are "da"."""
+    """Return the language that a cell names in any case or region: "SV", "sv-SE" and "Swedish" are "se"."""
     name = re.sub(r"^([a-z]{2,3})[-_][a-z]{2}$", r"\1", cell.strip().casefold())
     return _LANGUAGES_BY_NAME.get(name, name)
 

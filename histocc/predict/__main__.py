@@ -161,7 +161,7 @@ class Coding:
                 and re.fullmatch(BESIDE, name)
             }
             wanted += [*self.old, *([first] if args.only_missing else [])]
-        problems = column_problems(args.input, header, wanted)
+        problems = column_problems(args.input, header, wanted, dict.fromkeys(self.input_cols, "--input-col"))
         if len(self.input_cols) > 1 and coder.text_rule != AS_IS:
             problems.append(f"--input-col: this model cleans texts ({coder.text_rule}) and reads one column")
         others = [name for name in header if name not in self.old]

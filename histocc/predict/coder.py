@@ -119,9 +119,11 @@ class Coder:
         return self.formatter.max_num_codes if "writing" in DECODERS[decoder].needs else len(self.codes)
 
     def known(self, language: str) -> str:
-        """Return the language as the model knows it: itself, whatever its case and region, or unk."""
-        names = language.strip(), language_name(language)
-        return next((name for name in names if name in self.languages), UNKNOWN_LANGUAGE)
+        """Return the language as the model knows it, whatever its case, region and spelling, or unk."""
+        if language.strip() in self.languages:
+            return language.strip()
+        named = {language_name(name): name for name in self.languages}
+        return named.get(language_name(language), UNKNOWN_LANGUAGE)
 
     def code(
         self,

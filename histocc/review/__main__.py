@@ -110,11 +110,12 @@ def words_of_codes(path: str | None, coded: CodedFile, key: list[str] | None) ->
 def codes_of_key(args: ReviewConfig, coded: CodedFile, key: list[str] | None) -> Codes:
     """Return the codes that may be written, with their titles. Raises UserError."""
     if key is None and coded.system != "hisco":
-        raise UserError(f"--key names the codes of {coded.system} that may be written: key.csv of the run")
+        what = f"add --key RUN/key.csv: it lists the codes of {coded.system} that may be written"
+        raise UserError(f"{what}; a run has it in its folder")
     return Codes(key or hisco_key(), coded.system, words_of_codes(args.descriptions, coded, key))
 
 
-def next_command(args: ReviewConfig, sheet: str) -> str:
+def next_command(args: ReviewConfig, coded: CodedFile, sheet: str) -> str:
     """Return the shell command that takes a sheet of this file."""
     action = "report" if args.sample else "apply"
     command = ["python", "-m", "histocc.review", action, sheet, "--to", args.files[0]]
@@ -125,6 +126,8 @@ def next_command(args: ReviewConfig, sheet: str) -> str:
         if (value := getattr(args, name)) != getattr(ReviewConfig, name):
             values = value if isinstance(value, list) else [value] * (value is not True)
             command += [f"--{name.replace('_', '-')}", *values]
+    if coded.system != "hisco" and not args.key:
+        command += ["--key", "RUN/key.csv"]
     return shlex.join(command)
 
 
@@ -147,7 +150,7 @@ def make_sheet(args: ReviewConfig, coded: CodedFile, key: list[str] | None) -> N
     how = f": {args.rows:,} rows drawn at random" if drawn else how * coded.is_coded
     print(f"{args.output}: {len(chosen):,} texts, which stand in {rows:,} of {coded.rows:,} rows{how}")
     ways = "1 to 5 for the code of that number, a code, several of them with & between, none, or skip"
-    print(f"Fill in the column decision: {ways}. Then:\n  {next_command(args, args.output)}")
+    print(f"Fill in the column decision: {ways}. Then:\n  {next_command(args, coded, args.output)}")
 
 
 def apply_sheets(args: ReviewConfig, coded: CodedFile, key: list[str] | None) -> None:
@@ -262,7 +265,7 @@ def report_accuracy(args: ReviewConfig, coded: CodedFile, key: list[str] | None)
 def serve_page(args: ReviewConfig, coded: CodedFile, key: list[str] | None) -> None:
     path = args.decisions or f"{args.files[0]}.decisions.csv"
     serve.serve(serve.Decisions(coded, codes_of_key(args, coded, key), path), args.port)
-    print(f"Then:\n  {next_command(args, path)}")
+    print(f"Then:\n  {next_command(args, coded, path)}")
 
 
 ACTIONS = {"make": make_sheet, "apply": apply_sheets, "report": report_accuracy, "serve": serve_page}

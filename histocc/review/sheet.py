@@ -342,7 +342,10 @@ class Sheets:
             key, place = self.key_of_id.get(row[ID][-ID_DIGITS:]), f"{path}, line {line:,}"
             if key is None:
                 what = f"{place}: its text is missing, decided or coded differently in"
-                raise UserError(f"{what} {self.coded.path}: name its own file, or other --decisions")
+                raise UserError(
+                    f"{what} {self.coded.path}: name its own file, or other --decisions, and"
+                    " the same --input-col and --language-col as for the sheet"
+                )
             try:
                 self._add(place, key, row)
             except ValueError as error:
