@@ -79,8 +79,8 @@ another tenth; rows and seconds of the first. histocc: n-grams alone, by `auto`;
 TEXT_OF_TABLES = """% of distinct held-out texts, and of their rows, whose code is right, mean and half the
 range over seeds, each with another tenth of the texts; rows and seconds of one core of the first. histocc:
 the command without further flags, which sets a tenth of these rows aside for validation; the SVM learns from
-all. ammo: Finnish occupations, HISCO. diary: French expenses, COICOP; diary_shop: with the column of the
-shop. kldb: German titles, KldB 2010. esco: Bulgarian, French, Greek and Swedish titles, ISCO-08."""
+all. ammo: Finnish and English occupations, HISCO. diary: French expenses, COICOP; diary_shop: with the
+column of the shop. kldb: German titles, KldB 2010. esco: Bulgarian, French, Greek, Swedish, ISCO-08."""
 Answers = list[Collection[str]]
 
 
@@ -335,7 +335,7 @@ def words(parts: list[dict]) -> str:
         figures += [[each.get("decoders", {}).get(x, {}).get("0") for each in entries] for x in decoders]
         lines.append([*cells, *("" if None in each else spread(each) for each in figures)])
     heads = ["", "rows", "", "seconds", *map(CHANGED.get, shown), *decoders]
-    return f"{text}\n\n{table(heads, lines)}"
+    return f"{text}{parts[0].get('note', '')}\n\n{table(heads, lines)}"
 
 
 def draw(part: dict, path: Path) -> None:
