@@ -81,13 +81,13 @@ def alone(work, *given):
         return pool.submit(work, *given).result()
 
 
-def words(parts: dict[int, dict]) -> str:
-    """Return the text for the page. parts: by rows."""
-    most = parts[max(parts)]
+def words(parts: list[dict]) -> str:
+    """Return the text for the page."""
+    part = parts[0]
     return (
-        f"{max(parts):,} rows of the sample are prepared in {most['prepare_sec']:.1f} s, once for each file"
-        f" and formatter ({most['prepare_rows_per_sec']:,.0f} rows/s, {most['prepare_peak_mb']:,.0f} MB); a"
-        f" later start on the same file takes {most['cached_start_sec']:.2f} s.{most.get('note', '')}"
+        f"{part['rows']:,} rows of the sample are prepared in {part['prepare_sec']:.1f} s, once for each file"
+        f" and formatter ({part['prepare_rows_per_sec']:,.0f} rows/s, {part['prepare_peak_mb']:,.0f} MB); a"
+        f" later start on the same file takes {part['cached_start_sec']:.2f} s."
     )
 
 

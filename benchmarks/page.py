@@ -16,9 +16,9 @@ measure it on your own machine.
 
 One command measures most of it and writes this page with its pictures: `python -m benchmarks --all` (about
 half an hour on two cores; `python -m benchmarks length` measures one part again, and `python -m benchmarks
---help` names the longer parts, which stand at the end). What was measured, with the command of each part, is
-kept in [results.json](../benchmarks/results.json). Accuracy, and what was tried and lost, is in
-[LOG.md](../benchmarks/LOG.md), with the command of each question.
+--help` names the longer parts, which stand at the end). The results and the command of each part are kept in
+[results.json](../benchmarks/results.json). [LOG.md](../benchmarks/LOG.md) has the decisions, the ideas that
+lost, and the cost of failures and of preparing rows.
 
 {machines}
 
@@ -60,6 +60,7 @@ second, coding in distinct texts per second, from text to codes.
 
 # Sections of the longer parts; each appears once the first of its parts was measured.
 LONGER = {
+    "Preparing rows": (("data",), data.words),
     "Accuracy from scratch": (("quality",), quality.words),
     "Tables of other classifications": (("tables",), quality.words),
     "Number formats on CPUs": (("formats", "formats base"), formats.words),
@@ -73,11 +74,11 @@ LONGER = {
 def write(found: dict, folder: Path) -> None:
     """Write the page. found: part → the output of its script and the machine."""
     folder.mkdir(parents=True, exist_ok=True)
-    prepared, coded = by_rows(found, "data"), by_rows(found, "coding")
+    coded = {part["rows"]: part for name, part in found.items() if name.startswith("coding ")}
     draw(folder / "benchmarks_length.png", 3, lambda panels: speed.figure_by(found["length"], panels))
     draw(folder / "benchmarks_batch.png", 1, lambda panels: speed.figure_by(found["batch"], panels))
     draw(folder / "benchmarks_processes.png", 1, lambda panels: bars(found["processes"], panels[0]), 6.3)
-    draw(folder / "benchmarks_rows.png", 1, lambda panels: seconds_by_rows(prepared, coded, panels[0]), 6.3)
+    draw(folder / "benchmarks_rows.png", 1, lambda panels: seconds_by_rows(coded, panels[0]), 6.3)
     if "quality" in found:
         quality.draw(found["quality"], folder / "benchmarks_quality.png")
     beside_reference = [found[name] for name in ("small", "base") if name in found]
@@ -88,17 +89,13 @@ def write(found: dict, folder: Path) -> None:
         length=speed.words_by(found["length"]),
         batch=speed.words_by(found["batch"]),
         processes=processes.words(found["processes"]),
-        rows=f"{data.words(prepared)} {coding.words(coded)}",
+        rows=coding.words(coded),
     )
     for title, (names, words) in LONGER.items():
         if parts := [found[name] for name in names if name in found]:
             commands = " and ".join(f"`{part['command'].strip()}`" for part in parts)
             text += f"\n## {title}\n\n{words(parts)}\n\nMeasured by {commands}.\n"
     (folder / "benchmarks.md").write_text(wrapped(text), encoding="utf-8")
-
-
-def by_rows(found: dict, script: str) -> dict[int, dict]:
-    return {part["rows"]: part for name, part in found.items() if name.startswith(script + " ")}
 
 
 def wrapped(text: str) -> str:
@@ -141,11 +138,7 @@ def bars(part: dict, axes) -> None:
     axes.set(title=f"training, size {part['size']}, {part['batch']} samples a step", xlabel="samples/s")
 
 
-def seconds_by_rows(prepared: dict[int, dict], coded: dict[int, dict], axes) -> None:
-    rows = list(prepared)
-    seconds = {name: [part[name] for part in prepared.values()] for name in prepared[rows[0]]}
-    axes.plot(rows, seconds["prepare_sec"], "C0-", marker=".", label="preparing")
-    axes.plot(rows, seconds["cached_start_sec"], "C0:", marker=".", label="second start")
+def seconds_by_rows(coded: dict[int, dict], axes) -> None:
     taken = [number / part["greedy"]["rows_per_sec"] for number, part in coded.items()]
     axes.plot(list(coded), taken, "C1-", marker=".", label="coding, digit by digit")
     axes.set(xscale="log", yscale="log", xlabel="rows of the file", ylabel="seconds")
