@@ -372,7 +372,7 @@ class TestApply:
         rows = [[*HEADER, *[name.replace("hisco", "occ1950") for name in CODES]], *coded_rows()]
         write(folder / "coded.csv", rows)
         sheet = filled(folder, {("smith", "en"): "7"})
-        assert "--key names the codes of occ1950 that may be written" in apply(folder, sheet, code=2)
+        assert "add --key RUN/key.csv" in apply(folder, sheet, code=2)
         write(folder / "key.csv", [["system_code", "code"], ["007", "0"], ["83110", "1"]])
         apply(folder, sheet, more=["--key", folder / "key.csv"])
         codes = {row["occ1950_1"] for row in read(folder / "final.csv") if row["occ1"] == "smith"}
@@ -407,6 +407,13 @@ def test_what_may_be_written(system, key, of_text, decisions):
 
 def test_a_language_is_one_however_it_is_spelled():
     assert key_of("Smith ", "DA") == key_of("smith", "Danish") and key_of("a", "") == key_of("a", "unk")
+    for name, others in {
+        "se": "sv sv-SE Swedish Svenska",
+        "ge": "de DE German",
+        "no": "nb nn",
+        "gr": "el",
+    }.items():
+        assert {key_of("a", other) for other in others.split()} == {key_of("a", name)}
 
 
 class TestReport:

@@ -426,7 +426,7 @@ CASES = {  # what is wrong → content, rows that are used (None: refused), what
     "damaged Stata file": (
         b"<stata_dta><header>",
         None,
-        r"cannot be read as a Stata file \(.*save it as CSV",
+        r"cannot be read as a file of Stata \(.*save it as CSV",
     ),
     "damaged Parquet file": (b"PAR1 cut off", None, r"is a damaged Parquet file"),
     "NUL inside": (HEAD + GOOD + b"sm\0ith,83110\n", 2, r"1 × forbidden character \(data\.csv line 4\)"),
@@ -445,7 +445,7 @@ CASES = {  # what is wrong → content, rows that are used (None: refused), what
         r"1 × rows inside a cell",
     ),
     "prose of several lines": (HEAD + GOOD + b'"farmer, old\nof it, x",61110\n', 3, r"1 .* several lines"),
-    "other language": (LANG + b"sv\n", 1, r"published models \(en da .*\): sv", "--language-col lang"),
+    "other language": (LANG + b"fi\n", 1, r"published models \(en da .*\): fi", "--language-col lang"),
     "a column of languages that is not named": (LANG + b"en\n", 1, r"not read; --language-col lang reads it"),
     "wrong column": (LANG + b"en\n", None, r"check --target-cols and --formatter", "--target-cols lang"),
     "columns parted by a comma": (
