@@ -41,6 +41,12 @@ def no_pandas(request, monkeypatch):
         monkeypatch.setitem(sys.modules, "pandas", None)
 
 
+def test_a_model_knows_its_languages_by_any_spelling(coder, monkeypatch):
+    monkeypatch.setattr(coder.coder, "languages", ["sv", "da", "unk"])
+    names = ["sv", "SE", "Swedish", "sv-FI", "Danish", "xx", ""]
+    assert list(map(coder.coder.known, names)) == ["sv", "sv", "sv", "sv", "da", "unk", "unk"]
+
+
 def codes_of(row: dict, count: int = 5) -> list:
     return [row[f"hisco_{i}"] for i in range(1, count + 1)]
 
