@@ -273,7 +273,9 @@ def _read(action: argparse.Action, value: Any) -> Any:
         found.append(read(str(item)) if callable(read) else item)
         if action.choices is not None and found[-1] not in action.choices:
             raise ValueError(f"expected one of {', '.join(map(str, action.choices))}, not {item!r:.60}")
-    return (found or None) if is_list else found[0]
+    if is_list and not (isinstance(value, str) and value == action.default):  # as args.json has the default
+        return found or None
+    return found[0]
 
 
 def read_file(path: str) -> dict[str, Any]:
