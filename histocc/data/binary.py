@@ -198,12 +198,12 @@ def _workbook(path: str, sheet: str | None, texts: Sequence[str]) -> Binary:
             f"no sheet has a row with the column names {', '.join(map(repr, texts))} among its first {_TOP}"
         )
         raise UserError(f"{path}: {what}; the sheets are {listed}. --sheet and --input-col name others")
-    found, place = next(iter(is_found or rows), (among[0], -1))
-    names = found.top[place] if place >= 0 else []
+    found, at = next(iter(is_found or rows), (among[0], -1))  # the row with the names of the columns
+    names = found.top[at] if at >= 0 else []
     if len(sheets) > 1:
         notes += (f"is a workbook of the sheets {listed}: {found.name!r} was read; --sheet names another",)
-    if place > 0:
-        notes += (f"has the column names in row {place + 1} of the sheet: the rows above are left out",)
+    if at > 0:
+        notes += (f"has the column names in row {at + 1} of the sheet: the rows above are left out",)
     if found.rows in (1 << 16, MAX_ROWS):
         notes += (f"has a full sheet of {found.rows:,} rows: is the table cut there?",)
 
@@ -211,7 +211,7 @@ def _workbook(path: str, sheet: str | None, texts: Sequence[str]) -> Binary:
         blank = [""] * len(names)
         with _one_message(path), _calamine(path) as book:
             cells = enumerate(book.get_sheet_by_name(found.name).iter_rows(), 1)
-            rows = ((number, row) for number, row in cells if number > place + 1 and row != blank)
+            rows = ((number, row) for number, row in cells if number > at + 1 and row != blank)
             while piece := list(islice(rows, CHUNK)):
                 columns = [[_text(row[place]) for _, row in piece] for place in places]
                 yield np.array([number for number, _ in piece], dtype=np.int64), columns
