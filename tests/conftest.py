@@ -1,5 +1,9 @@
+import gc
 import os
 import signal
+
+# a process group that is collected in a forked child would wait for threads that only the parent has
+os.register_at_fork(after_in_child=gc.freeze)
 
 # a shell does that to what it starts in the background, and children inherit it
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
