@@ -230,7 +230,7 @@ def as_is(text: str) -> str:
     return strip(text if is_composed(text) else unicodedata.normalize("NFC", _INVISIBLE.sub("", text)))
 
 
-def join_columns(texts: list[str], further: Sequence[list[str]]) -> list[str]:
+def join_columns(texts: list[str], further: Sequence[Sequence[str]]) -> list[str]:
     """Return descriptions with the texts of further columns behind them, each after COLUMN_SEPARATOR; ""
     where there is no description.
     """

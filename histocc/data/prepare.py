@@ -215,7 +215,7 @@ class Reader:
                 keep[i] = False
                 rejects.append((lines[i], column, values[i], kind, reason))
 
-        descriptions = self._texts(cells, note, reject)
+        descriptions = self._texts(cells, note)
         for name, column in zip(settings.input_col, columns):
             if _FORBIDDEN.search("".join(column)):
                 reason = "the text holds NUL, or a character from U+E000 to U+E004, which marks its ends"
@@ -261,8 +261,8 @@ class Reader:
             arrays = {name: values.repeat(times, axis=0) for name, values in arrays.items()}
         self._write(part, texts, arrays)
 
-    def _texts(self, cells: list[str], note: Callable, reject: Callable) -> list[str]:
-        """Return the descriptions of a chunk; note and reject unusual ones."""
+    def _texts(self, cells: list[str], note: Callable) -> list[str]:
+        """Return the descriptions of a chunk; note unusual ones."""
         settings, joined = self.settings, "".join(cells)
         is_plain = settings.clean_text == AS_IS and is_composed(joined)  # all at once: faster
         texts = list(map(strip if is_plain else self.clean, cells))

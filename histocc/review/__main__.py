@@ -205,11 +205,9 @@ def training_rows(path: str, coded: CodedFile, decided: dict[Key, list[str]]) ->
         if table_format(path)[:3] != (header, ",", "utf-8-sig"):
             what = f"nothing can be added to it: it is not in UTF-8 with the columns {','.join(header)}"
             raise UserError(f"--training-data {path}: {what}")
-        there = (
-            (join_columns([row[0]], [[cell] for cell in row[1:width]])[0], row[width:])
-            for row in read_columns(path, texts)
-        )
-        known = {key_of(text, "".join(language)) for text, language in there}
+        cells = read_columns(path, texts)
+        joined = join_columns([row[0] for row in cells], list(zip(*(row[1:width] for row in cells))))
+        known = {key_of(text, "".join(row[width:])) for text, row in zip(joined, cells)}
         with opened(path) as file:
             content = file.read()
     rows = []
