@@ -45,7 +45,7 @@ from typing import NamedTuple
 import numpy as np
 
 from histocc.data.arrays import PreparedData, RowSet
-from histocc.data.prepare import split_values
+from histocc.data.split import split_values
 from histocc.evaluate import baseline
 from histocc.job.confidence import MAX_CODES
 from histocc.predict.coder import Coder

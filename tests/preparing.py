@@ -37,7 +37,8 @@ class Result:
         self.rejected = self.table("rejected_rows.csv")[1:]
         report, kept = self.report, len(self.train) + len(self.val)
         assert (report["train_rows"], report["val_rows"]) == (len(self.train), len(self.val))
-        assert report["rows"] == kept + len(self.rejected) and sum(report["languages"].values()) == kept
+        assert report["rows"] == kept + report["test_rows"] + len(self.rejected)
+        assert sum(report["languages"].values()) == kept
         assert report["rejected_rows"] == len(self.rejected) == sum(report["rejected"].values())
 
     def rows(self, part):

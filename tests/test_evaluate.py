@@ -11,14 +11,14 @@ import sys
 import numpy as np
 import pytest
 import torch
-from helpers import TINY, TITLES, TRAIN_MIXER, read, read_logs, run, run_here, words, write_csv
+from helpers import FINETUNE, TINY, TITLES, TRAIN_MIXER, read, read_logs, run, run_here, words, write_csv
 from test_predict import CODES, make_model
 
 from histocc import __version__
 from histocc.evaluate import __main__ as evaluate
 from histocc.evaluate.report import Report
 from histocc.model.confidence import calibration_error
-from histocc.predict.coder import Coder
+from histocc.predict.coder import Coder, training_data
 from histocc.predict.decoders import DECODERS
 from histocc.published.models import load_model
 from histocc.runtime.errors import UserError
@@ -69,6 +69,32 @@ def trained(tmp_path_factory):
     flags += ["--initial-checkpoint", folder / "fitted.bin", "--max-steps", 1, "--learning-rate", 1e-9]
     run(TRAIN_MIXER, *flags, "--save-dir", folder / "run")
     return folder
+
+
+ROWS_OF_SOURCES = (
+    ("occ1", "hisco_1", "lang", "source"),
+    [
+        (
+            f"{title} of {('leeds', 'york', 'hull', 'bath')[i % 4]} {i // 16}",
+            code,
+            "en",
+            ("Lund", "Åbo")[i % 3 > 0],
+        )
+        for i, (title, code) in enumerate(TITLES * 50)
+    ],
+)
+
+
+@pytest.fixture(scope="module")
+def tested(tmp_path_factory):
+    """(folder with data.csv and run/, the report on the test part of that, what was said): n-grams alone, and
+    the texts of a source and a share of the others are the test.
+    """
+    folder = tmp_path_factory.mktemp("tested")
+    data = write_csv(folder / "data.csv", *ROWS_OF_SOURCES)
+    flags = ["--dataset", data, "--device", "cpu", "--share-test", 0.3, "--share-val", 0.3]
+    run(FINETUNE, *flags, "--save-path", folder / "run")
+    return folder, *evaluated(folder, folder / "run" / "evaluation", data=data)
 
 
 def files(trained, output, *flags, data=None) -> list:
@@ -267,6 +293,24 @@ class TestRows:
         common = ["--model", trained / "run", "--data", trained / "train.csv", "--output", tmp_path / "none"]
         assert "--share-val: '0'" in refused(*common, "--share-val", 0)
         assert "--share-val takes 0 of 64" in refused(*common, "--share-val", 1e-9)
+
+    def test_the_test_part_of_a_training(self, tested, tmp_path):
+        """Of its own file, or of a file beside it in the folder of the data, the test part alone."""
+        folder, report, said = tested
+        fingerprint = Coder.load(str(folder / "run")).data_fingerprint
+        facts, prepared = report["data"], training_data(str(folder / "run" / "best.bin"), fingerprint)
+        assert (
+            facts["test_part"]
+            and facts["rows"] + facts["other_part_rows"] == 400
+            and 40 < facts["rows"] < 160
+        )
+        assert facts["texts"] == len(prepared.test_hashes) and facts["texts_trained_on"] == 0
+        assert facts["texts_validated_on"] == 0 and "These are the test part of the training" in said
+        assert f"Not evaluated: {facts['other_part_rows']} rows whose texts are not in the test part" in said
+        whole, _ = evaluated(folder, tmp_path / "all", "--share-val", 1, data=folder / "data.csv")
+        assert whole["data"]["rows"] == 400 and not whole["data"]["test_part"]
+        other = write_csv(tmp_path / "other.csv", *ROWS_OF_SOURCES)
+        assert evaluated(folder, tmp_path / "other", data=other)[0]["data"]["rows"] == 400
 
     def test_other_columns(self, trained, report, tmp_path):
         data = write_csv(tmp_path / "other.csv", ("title", "a", "b", "tongue"), VALIDATION)

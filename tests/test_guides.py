@@ -93,6 +93,11 @@ def place(tmp_path):
         write_rows(tmp_path / f"{name}.csv", rows, 0 if rows == 60 else 1000)
     new = [(i, f"weaver no {i}" if i else "?", "en") for i in range(20)]  # the first gets no code
     write_csv(tmp_path / "new.csv", ("id", "occ1", "lang"), new)
+    sources = [
+        (f"smith no {i}", "83110", ("Lund", "Ystad")[i % 4 > 0], ("train", "test")[i % 4 > 2])
+        for i in range(160)
+    ]
+    write_csv(tmp_path / "sources.csv", ("occ1", "hisco_1", "source", "part"), sources)
     wares = [(f"ware no {i}", ("baker", "butcher")[i % 2], f"01.{i % 2}", i) for i in range(1, 40)]
     write_csv(tmp_path / "purchases.csv", ("text", "shop", "coicop", "n"), wares)
     (tmp_path / "bin").mkdir()

@@ -28,7 +28,7 @@ from histocc.data import prepare as prep
 from histocc.data import report as data_report
 from histocc.data.arrays import META, PreparedData, fault
 from histocc.data.config import PrepareSettings, file_problems, fingerprint
-from histocc.data.prepare import split_values
+from histocc.data.split import split_values
 from histocc.formatter import classes_in_words, make_formatter
 from histocc.runtime.errors import UserError
 from histocc.text import text_hashes
@@ -294,6 +294,47 @@ def test_split_depends_on_the_text_alone(tmp_path):
     assert "raise it" in refusal(tmp_path, "occ1,hisco_1\noccupation 3,61110\n", share_val=1e-9)
 
 
+def sides_of(tmp_path, content, **options):
+    """The texts of training, validation and test, each in the case of its first row."""
+    fitted, tested = (prepare(tmp_path, content, only_test=test, **options) for test in (False, True))
+    assert fitted.report["test_rows"] == len(tested.val) and not hasattr(fitted.data, "test")
+    texts = [{text.lower() for text, _, _ in rows} for rows in (fitted.train, fitted.val, tested.val)]
+    assert sorted(fitted.data.test_hashes) == sorted(text_hashes(list(texts[2])))
+    assert not texts[0] & texts[1] and not (texts[0] | texts[1]) & texts[2]
+    return texts
+
+
+def test_a_third_part_is_kept_for_a_test(tmp_path):
+    """By the hash, by a column, by a value of a column; a text is on one side with all its rows."""
+    texts = [f"occupation {i}" for i in range(300)]
+    rows = [(way(text), f"6111{i % 7}") for i, text in enumerate(texts) for way in (str, str.upper)]
+    content = "occ1,hisco_1\n" + "".join(f"{text},{code}\n" for text, code in rows)
+    before = prepare(tmp_path, content, share_val=0.1)
+    train, val, test = sides_of(tmp_path, content, share_val=0.1, share_test=0.2)
+    assert {text.lower() for text, _, _ in before.val} == val and 40 < len(test) < 80 and len(train) > 180
+    assert "--share-test are more than 1" in problems(tmp_path, content, share_val=0.5, share_test=0.6)[0]
+    assert "--share-test 1e-09 leaves no row" in refusal(tmp_path, content, share_val=0.1, share_test=1e-9)
+
+    words = [("train", "Val", " TEST ")[i % 3] for i in range(9)]
+    rows = [(f"smith {i}", word, ("Lund", "Åbo")[i % 2]) for i, word in enumerate(words)]
+    rows += [("SMITH 0", "test", "Åbo"), ("Smith 3", "val", "Åbo")]
+    content = "occ1,hisco_1,part,source\n" + "".join(f"{a},83110,{b},{c}\n" for a, b, c in rows)
+    expected = {"smith 6"}, {"smith 1", "smith 3", "smith 4", "smith 7"}
+    found = sides_of(tmp_path, content, split_col="part", share_val=0.5, share_test=0.5)
+    assert (*found[:2],) == expected and found[2] == {f"smith {i}" for i in (0, 2, 5, 8)}
+    found = sides_of(tmp_path, content, leave_out=["source=lund"])
+    assert found == [
+        {"smith 1", "smith 3", "smith 5", "smith 7"},
+        set(),
+        {f"smith {i}" for i in range(0, 9, 2)},
+    ]
+    said = refusal(tmp_path, content, leave_out=["source=Lynd"])
+    assert "'Lynd' is not in column 'source'; most frequent: 'Åbo', 'Lund'" in said
+    said = refusal(tmp_path, content, split_col="source")
+    assert "'source' holds 'Lund', 'Åbo'; write train, val or test" in said
+    assert "no column 'x'" in problems(tmp_path, content, split_col="x")[0]
+
+
 # ---- the report
 
 COLUMNS = ("occ1", "hisco_1", "hisco_2", "lang")
@@ -402,7 +443,7 @@ CONTENT = "occ1,hisco_1,lang\n" + "".join(
     for i in range(30)
     for text, code, lang in (("farmer", "61110", "en"), ("smith", "83110", "da"))
 )
-OPTIONS = {"share_val": 0.3, "language_col": "lang"}
+OPTIONS = {"share_val": 0.3, "share_test": 0.2, "language_col": "lang"}
 MADE = sorted(name for name in arrays.FILES if not name.endswith((".lines", ".teacher")))
 
 
@@ -455,6 +496,7 @@ def test_every_setting_counts(tmp_path):
     plain = settings_for(a, val_files=[b])
     other = {"train_files": [a, a], "val_files": [], "formatter": make_formatter("gpf", ["x"]).to_dict()}
     other |= {"target_cols": ["hisco_2"], "share_val": 0.1, "max_len": 64, "recode": {"1": "2"}}
+    other |= {"share_test": 0.1, "split_col": "x", "leave_out": ["x=y"], "only_test": True}
     other |= dict.fromkeys(("fixed_codes", "number_codes", "first_codes"), ["61110"])
     other |= dict.fromkeys(("drop_bad_labels", "ditto", "no_quotes", "join_spellings"), True)
     other["input_col"] = ["x"]
@@ -504,7 +546,7 @@ def test_damaged_data_are_made_again_or_refused(tmp_path_factory, kind, name, nu
         shutil.rmtree(result.folder)
         return
     assert {file.name: file.read_bytes() for file in result.folder.iterdir()} == before
-    assert len(found.train) + len(found.val) == 60 and len(said) in (1, 2)
+    assert len(found.train) + len(found.val) + len(found.test_hashes) == 60 and len(said) in (1, 2)
 
 
 def test_damage_is_said_by_name(made):

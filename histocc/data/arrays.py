@@ -8,6 +8,7 @@ For each of `train` and `val` it holds flat arrays:
     {part}.codes     int32  [rows, K]     indices into meta["codes"], −1 where a row has fewer than K codes
     {part}.text_hash uint64 [rows]        equal for descriptions that differ only in case and blanks
 
+Of the test part, if there is one, only test.text_hash is kept, each text once.
 It also holds lists for people and `meta.txt`, written last: what the arrays mean, checksums of all files.
 """
 
@@ -32,11 +33,12 @@ ARRAYS = {
 }
 TEACHER = "teacher"  # the file of a teacher's answers to the training rows, if there are any
 TEACHER_OUTPUTS = 16  # the most probable ones of its linear decoder, kept for each text
+TEST = "test.text_hash"
 META = "meta.txt"
 # All files that this program writes into a prepared folder; `lines` is removed before it is complete.
 FILES = (
     *(f"{part}.{name}" for part in ("train", "val") for name in (*ARRAYS, "lines")),
-    f"train.{TEACHER}",
+    *(f"train.{TEACHER}", TEST),
     *("key.csv", "words.csv", "rejected_rows.csv", "conflicts.csv", "data_report.json", META),
 )
 
@@ -142,6 +144,12 @@ class PreparedData:
     clean_text: str  # the rule by which texts were cleaned
     kept_codes: int  # number of codes that come from the initial weights of the run
     hisco_numbers: bool  # whether the columns of codes held numbers of the HISCO key
+
+    @property
+    def test_hashes(self) -> np.ndarray:
+        """The hashes of the texts of the test part, uint64 [T]."""
+        path = os.path.join(self.folder, TEST)
+        return map_array(path, ARRAYS["text_hash"]) if os.path.exists(path) else np.zeros(0, np.uint64)
 
     @classmethod
     def open(cls, folder: str) -> "PreparedData":

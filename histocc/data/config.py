@@ -47,6 +47,7 @@ Encoding = Annotated[
     ),
 ]
 Column = Annotated[str, composed]  # name of a column
+LeftOut = Annotated[str, number(composed, lambda text: text.find("=") > 0, "of the form COLUMN=VALUE")]
 
 
 def text_columns(named: str | list[str] | None) -> list[str]:
@@ -178,6 +179,17 @@ class Split(Config):
     """data"""
 
     share_val: Fraction = flag(0.1, "share of texts set aside for validation, 0…1")
+    share_test: Fraction = flag(
+        0.0, "share of texts set aside for a test, 0…1, that only evaluate reads: nothing is chosen by them"
+    )
+    split_col: Column | None = flag(
+        None,
+        "column that says where a row belongs: train, val or test (the shares are for those that it lacks)",
+        metavar="COL",
+    )
+    leave_out: list[LeftOut] | None = flag(
+        None, "rows whose texts are for the test, too, such as source=Lund", metavar="COL=VALUE"
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -228,6 +240,10 @@ class PrepareSettings:
     target_cols: list[str]
     val_files: list[str] = field(default_factory=list)
     share_val: float | None = None  # share of the texts of `train_files`; None: `val_files`
+    share_test: float = 0.0
+    split_col: str | None = None
+    leave_out: list[str] | None = None
+    only_test: bool = False  # for evaluate: the part `val` is the test, and `train` all other rows
     input_col: list[str] = field(default_factory=lambda: text_columns(None))
     language: str = UNKNOWN_LANGUAGE
     language_col: str | None = None
@@ -265,6 +281,12 @@ class PrepareSettings:
         return [*self.input_col, *self.target_cols, *filter(None, others)]
 
     @property
+    def split_columns(self) -> list[str]:
+        """The columns that decide the part of a row: of --split-col, if it is given, and --leave-out."""
+        columns = (each.partition("=")[0] for each in self.leave_out or [])
+        return [*filter(None, [self.split_col]), *columns]
+
+    @property
     def how(self) -> tuple:
         """Return the way in which the files are read, for `table_format` and `read_chunks`."""
         texts = (*self.input_col, *filter(None, [self.language_col]))
@@ -286,7 +308,8 @@ def fingerprint(settings: PrepareSettings) -> str:
     hexadecimal digits. Raises UserError.
     """
     plain: dict[str, Any] = asdict(settings) | {"prepared_format": PREPARED_FORMAT}
-    for name in ("no_quotes", "join_spellings", "weight_col", "sheet"):
+    of_test = ("share_test", "split_col", "leave_out", "only_test")
+    for name in ("no_quotes", "join_spellings", "weight_col", "sheet", *of_test):
         plain |= {name: value} if (value := plain.pop(name)) else {}  # keeps the hash of older data
     if len(settings.input_col) == 1:
         plain["input_col"] = settings.input_col[0]
@@ -303,13 +326,16 @@ def file_problems(settings: PrepareSettings) -> list[str]:
     """Return the problems of the files and their columns, a line each."""
     flags = dict.fromkeys(settings.input_col, "--input-col")
     flags |= {settings.language_col or "": "--language-col", settings.weight_col or "": "--weight-col"}
+    flags |= dict.fromkeys(settings.split_columns, "--leave-out") | {settings.split_col or "": "--split-col"}
     problems = []
+    if (settings.share_val or 0) + settings.share_test > 1:
+        problems.append("--share-val and --share-test are more than 1 together")
     if len(settings.input_col) > 1 and settings.clean_text != AS_IS:
         problems.append(f"--input-col: texts that are cleaned ({settings.clean_text}) are of one column")
     for path in dict.fromkeys(path for _, path in settings.files):
         try:
             header = table_format(path, *settings.how).names
-            problems += column_problems(path, header, settings.columns, flags)
+            problems += column_problems(path, header, settings.columns + settings.split_columns, flags)
         except UserError as error:
             problems.append(str(error))
     return problems

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from histocc.data.arrays import ARRAYS, FILES, META, PreparedData, RowSet, fault, map_array, write_last
+from histocc.data.arrays import ARRAYS, FILES, META, TEST, PreparedData, RowSet, fault, map_array, write_last
 from histocc.data.config import PrepareSettings, fingerprint
 from histocc.data.report import compare_rows, describe_parts
 from histocc.data.rows import (
@@ -45,6 +45,7 @@ from histocc.data.rows import (
     write_key,
     write_words,
 )
+from histocc.data.split import named_parts, parts_of
 from histocc.data.tables import Chunk, read_chunks, table_format
 from histocc.formatter import BlockyFormatter, classes_in_words, hisco_key
 from histocc.runtime.errors import UserError, in_words
@@ -86,11 +87,6 @@ class UnusableData(UserError):
 
 def nothing(*_) -> None:
     """Do nothing: the default for callbacks that report or check."""
-
-
-def split_values(hashes: np.ndarray) -> np.ndarray:
-    """Return numbers in [0, 1) for texts by their hashes (uint64); those below --share-val are held out."""
-    return hashes / 2.0**64
 
 
 # ---- rows → arrays
@@ -135,6 +131,9 @@ class Reader:
         self.missing = None if settings.missing_code is None else self.book.of_code(settings.missing_code)
         self.empty = None if settings.empty_text is None else self.book.of_code(settings.empty_text)
         self.above = ""  # the text of the row before
+        self.named = named_parts(settings, lambda cells: self._texts(cells, nothing), check)
+        self.test = [np.zeros(0, np.uint64)]  # hashes of the texts of the test part, by chunk
+        self.test_rows = 0
         self.findings = Findings(folder)
         self.files: list[dict] = []
         self.parts = {part: PartFiles(folder, part) for part in ("train", "val")}
@@ -253,7 +252,7 @@ class Reader:
         hashes = text_hashes(list(map(str.strip, texts)))
         # texts that differ in further columns alone are of the same part
         split = hashes if width == 1 else text_hashes(list(map(str.strip, descriptions)))
-        arrays = {"language": language, "codes": codes, "text_hash": hashes, "split": split_values(split)}
+        arrays = {"language": language, "codes": codes, "text_hash": hashes, "split": split}
         arrays["lines"] = lines + (len(self.files) << 40)
         if weights:  # a row that counts three times is there three times
             times = np.array(list(map(weight_of, weights)))
@@ -289,15 +288,17 @@ class Reader:
         return language
 
     def _write(self, part: str, texts: list[str], arrays: dict[str, np.ndarray]) -> None:
-        """Append kept rows to `part`, or to both by their texts, and count their words and characters."""
-        self.characters[code_points("".join(texts))] = True
+        """Append kept rows to `part`, or to both by their texts, and count their words and characters. Rows
+        of the test are counted, their texts' hashes are kept, and their codes are in the key.
+        """
         self.used.update(arrays["codes"].ravel().tolist())
         self.chunks += 1
-        is_val, split = np.full(len(texts), part == "val"), arrays.pop("split")
-        if part == "train" and self.settings.share_val is not None:
-            is_val = split < self.settings.share_val
-        for side, chosen in (("train", ~is_val), ("val", is_val)):
+        is_val, is_test = parts_of(self.settings, self.named, part, arrays.pop("split"))
+        self.test.append(np.unique(arrays["text_hash"][is_test]))
+        self.test_rows += int(is_test.sum())
+        for side, chosen in (("train", ~(is_val | is_test)), ("val", is_val)):
             chosen_texts = texts if chosen.all() else list(compress(texts, chosen))
+            self.characters[code_points("".join(chosen_texts))] = True
             self.parts[side].add(chosen_texts, {name: values[chosen] for name, values in arrays.items()})
             if side == "train" and (self.parts[side].rows <= ALL_WORDS_OF or self.chunks % 4 == 0):
                 self.words.update(" ".join(chosen_texts).split())
@@ -369,15 +370,18 @@ class Reader:
                     file.write(final[np.frombuffer(block, final.dtype)].tobytes())
             parts.append(RowSet(self.folder, name, self.room))
             lines.append(map_array(os.path.join(self.folder, f"{name}.lines"), LINES))
+        if self.test_rows:
+            np.unique(np.concatenate(self.test)).tofile(os.path.join(self.folder, TEST))
         findings, names, paths = self.findings, self.languages.names, [file["path"] for file in self.files]
         rejected = {kind["kind"]: kind["rows"] for kind in findings.problems("rejected")}
         unusable = sum(kind["rows"] for kind in findings.problems("error"))
         conflicts, split = os.path.join(self.folder, "conflicts.csv"), not settings.val_files
         report = {
             "read": self._what_was_read(codes),
-            "rows": sum(map(len, parts)) + sum(rejected.values()) + unusable,
+            "rows": sum(map(len, parts)) + self.test_rows + sum(rejected.values()) + unusable,
             "train_rows": len(parts[0]),
             "val_rows": len(parts[1]),
+            "test_rows": self.test_rows,
             "rejected_rows": sum(rejected.values()),
             "rejected": rejected,
             "unusable_rows": unusable,
@@ -445,16 +449,20 @@ class Reader:
             first = [f"{row['file']}, line {row['line']}, {row['reason']}" for row in found["first"]]
             lines = [f"{found['rows']:,} rows hold {what}. The first:", *first, "What to do:", *ways]
             return "\n    ".join(lines)
+        if settings.only_test:
+            return None if val else f"{files}: no valid row is in the test part of the training"
         if not train:
             rejected = self.findings.problems("rejected")
             kinds = "; ".join(f"{kind['rows']:,} × {kind['kind']}" for kind in rejected)
-            if val:
-                kinds = f"all {val:,} valid rows went to validation; lower --share-val (0: none)"
+            if aside := val + self.test_rows:
+                kinds = f"all {aside:,} valid rows are for validation or test; lower --share-val (0: none)"
             return f"{files}: no valid row to train on ({kinds or 'there are only column names'})"
         if not val and settings.val_files:
             return f"{', '.join(settings.val_files)}: no valid row to validate on"
         if not val and settings.share_val:
             return f"--share-val {settings.share_val:g} leaves no row for validation: raise it, or pass 0"
+        if not self.test_rows and settings.share_test:
+            return f"--share-test {settings.share_test:g} leaves no row for the test: raise it, or pass 0"
         return None
 
 

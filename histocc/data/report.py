@@ -129,10 +129,12 @@ def report_lines(report: dict) -> list[str]:
         return [problem for problem in report["problems"] if problem["action"] == action]
 
     unusable = f", {report['unusable_rows']:,} that stop the run and are not counted below"
+    test_rows = report.get("test_rows", 0)  # data of earlier versions do not say it
+    others = f", {test_rows:,} for the test" * bool(test_rows) + unusable * bool(report["unusable_rows"])
     lines = [
         *report["read"],
         f"Rows: {report['rows']:,} read, {report['train_rows']:,} for training, {report['val_rows']:,} for"
-        " validation" + unusable * bool(report["unusable_rows"]),
+        f" validation{others}",
         f"Texts: {report['distinct_texts']:,} distinct; {report['duplicates']:,} rows repeat an earlier one"
         " (text, language and codes)",
         f"Length in characters: {listed(report['length'])}",

@@ -103,7 +103,9 @@ class EvaluateConfig(Reading, Published, Processes, Cores):
     delimiter: Delimiter | None = flag(None, "column delimiter (default: found)", metavar="CHAR")
     missing_code: str | None = flag(None, "code of rows without one (default: left out)", metavar="CODE")
     share_val: Share | None = flag(
-        None, "evaluate only the texts that finetune.py sets aside with this --share-val (default: all rows)"
+        None,
+        "evaluate only the texts that finetune.py sets aside for validation with this --share-val; 1: all"
+        " (default: the test part of a file that the run was trained on, if it has one, else all)",
     )
     batch_size: Count = flag(256, "rows at once per process")
     resamples: Count = flag(1000, "draws of the bootstrap")
@@ -129,6 +131,18 @@ def load(args: EvaluateConfig, file: str) -> models.Loaded:
     if args.fit_thresholds and state.get("kind") == "seq2seq":
         raise UserError(f"--fit-thresholds: {args.model} has no linear decoder")
     return model, formatter, state
+
+
+def test_part(args: EvaluateConfig, trained: dict) -> dict[str, Any]:
+    """Return the settings that choose the rows of a training's test part; {} if it has none, if no file is of
+    the training, or if --share-val says which rows are evaluated. trained: the arguments of the training.
+    """
+    how = {name: trained[name] for name in ("share_test", "split_col", "leave_out") if trained.get(name)}
+    known = [(path, file) for path in args.data for file in trained.get("dataset") or ()]
+    is_known = any(
+        files.is_same(path, file) or files.is_same(os.path.dirname(path), file) for path, file in known
+    )
+    return how | {"only_test": True} if how and is_known and (args.asked or args).share_val is None else {}
 
 
 def prepare_settings(args: EvaluateConfig, state: dict, formatter: BlockyFormatter) -> PrepareSettings:
@@ -176,6 +190,7 @@ def prepare_settings(args: EvaluateConfig, state: dict, formatter: BlockyFormatt
         fixed_codes=sorted(state["key"], key=state["key"].get),
         clean_text=state["config"]["text"],
         number_codes=numbers,
+        **test_part(args, trained),
     )
     raise_if_any([*problems, *file_problems(settings), *code_problems(of_columns, settings)])
     return settings
@@ -210,28 +225,28 @@ def prepare_rows(
     except preparing.UnusableData as error:
         rejected, left, aside = (error.report[name] for name in ("rejected", "train_rows", "val_rows"))
     kinds = [f"{rows:,} × {kind}" for kind, rows in rejected.items()]
-    kinds += [f"--share-val takes {aside:,} of {aside + left:,}, and --share-val 1 takes all"] * bool(
-        aside + left
-    )
+    part = "the test part of the training" if settings.only_test else "--share-val"
+    kinds += [f"{part} takes {aside:,} of {aside + left:,}, and --share-val 1 takes all"] * bool(aside + left)
     hint = "\n  The model knows other codes than these: is it the model for these columns?"
     hint *= OUTSIDE_KEY in rejected
     raise UserError(f"{', '.join(args.data)}: no row can be evaluated ({'; '.join(kinds)}){hint}")
 
 
 def data_facts(
-    args: EvaluateConfig, state: dict, data: PreparedData, rows: RowSet, trained: PreparedData | None
+    settings: PrepareSettings, state: dict, data: PreparedData, rows: RowSet, trained: PreparedData | None
 ) -> dict:
     """Return the facts about the data: rows that are evaluated and rows that are not, and how many of the
     texts the run was trained and validated on (None if that is not known).
     """
     number, texts = np.bincount(rows.language, minlength=len(data.languages)), np.unique(rows.text_hash)
     return {
-        "files": args.data,
+        "files": settings.train_files,
         "rows_read": data.report["rows"],
         "rows": len(rows),
         "texts": len(texts),
-        "share_val": args.share_val,
-        "other_part_rows": data.report["train_rows"] if args.share_val is not None else 0,
+        "share_val": settings.share_val,
+        "test_part": settings.only_test,
+        "other_part_rows": data.report["train_rows"] if rows is data.val else 0,
         "rejected": data.report["rejected"],
         "rows_outside_key": data.report["rejected"].get(OUTSIDE_KEY, 0),
         "unknown_languages": {
@@ -343,8 +358,8 @@ def run(args: EvaluateConfig, world: World) -> None:
     prepared = world.run_on_main(lambda: prepare_rows(args, file, loaded, has_trained, world))
     settings, output, folder = prepared
     data = preparing.on_every_node(settings, output, folder, world, world.give_up_if_asked)
-    rows = data.train if args.share_val is None else data.val
-    facts = data_facts(args, state, data, rows, trained)
+    rows = data.train if settings.share_val is None and not settings.only_test else data.val
+    facts = data_facts(settings, state, data, rows, trained)
     world.print(*report_lines(data.report)[:1], *report_of.data_lines(facts), sep="\n")
     is_new = world.run_on_main(lambda: new_rows(args, rows, trained))
     precision = Precision("float32", world.device)  # as in training

@@ -341,8 +341,11 @@ def data_lines(data: dict) -> list[str]:
     """Return lines on the rows that were evaluated and those that were not, also for the console."""
     rows, others, share = data["rows"], data["other_part_rows"], data["share_val"]
     lines = [f"Rows: {data['rows_read']:,} read, {rows:,} evaluated, {data['texts']:,} distinct texts"]
+    if data["test_part"]:
+        lines.append("These are the test part of the training: nothing was trained or chosen on their texts")
     if others:
-        lines.append(f"Not evaluated: {others:,} rows whose texts --share-val {share:g} leaves to training")
+        whose = "are not in the test part" if share is None else f"--share-val {share:g} leaves to training"
+        lines.append(f"Not evaluated: {others:,} rows whose texts {whose}")
     lines += [f"Rejected: {rows:,} × {kind}, listed in {REJECTED}" for kind, rows in data["rejected"].items()]
     if data["rows_outside_key"]:
         what = f"{data['rows_outside_key']:,} rows with such a code are not in the figures"

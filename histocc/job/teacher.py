@@ -122,12 +122,13 @@ class Questions:
             names = np.array([self.languages.index(name) for name in more], dtype=np.int64)
             other_keys = text_keys(text_hash, names[np.asarray(others.language)])
             _, first = np.unique(other_keys, return_index=True)
-            validated = np.isin(text_hash[first], np.asarray(data.val.text_hash))
+            aside = np.concatenate([data.val.text_hash, data.test_hashes])
+            validated = np.isin(text_hash[first], aside)
             known = np.isin(other_keys[first], keys) & ~validated
             self.left_out = {
                 "repeated": len(others) - len(first),
                 "texts of labelled rows": int(known.sum()),
-                "texts that are validated on": int(validated.sum()),
+                "texts that are validated or tested on": int(validated.sum()),
             }
             added = np.sort(first[~validated & ~known])
             self.sets.append((others, added, names))

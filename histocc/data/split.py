@@ -1,0 +1,77 @@
+"""The split of texts into those that are trained on, validated on, and kept for a test that chooses nothing.
+
+A text is on one side with all its rows: the test's, if any of them is put there; else the validation's.
+"""
+
+from collections import Counter
+from collections.abc import Callable
+
+import numpy as np
+
+from histocc.data.config import PrepareSettings
+from histocc.data.rows import EXAMPLES
+from histocc.data.tables import read_chunks
+from histocc.runtime.errors import raise_if_any
+from histocc.text import text_hashes
+
+PARTS = ("train", "val", "test")  # the words of --split-col
+
+
+def split_values(hashes: np.ndarray) -> np.ndarray:
+    """Return numbers in [0, 1] for texts by their hashes (uint64): the lowest are validated on (--share-val),
+    the highest are the test (--share-test).
+    """
+    return hashes / 2.0**64
+
+
+def named_parts(settings: PrepareSettings, texts_of: Callable, check: Callable) -> dict[str, np.ndarray]:
+    """Return the hashes of the texts that --split-col and --leave-out put into a part, uint64 [T] by its
+    name. Raises UserError for other words in the column, and for a value that does not occur.
+
+    Args:
+        texts_of: returns the descriptions of the cells of a chunk, as they are hashed.
+        check: called for each chunk; an exception of it ends the work.
+    """
+    wanted = [(part, settings.split_col, part) for part in PARTS if settings.split_col]
+    wanted += [("test", *each.split("=", 1)) for each in settings.leave_out or []]
+    counts = {column: Counter[str]() for column in settings.split_columns}
+    found: dict[str, list[np.ndarray]] = {}
+    for _, path in settings.files if counts else ():
+        for chunk in read_chunks(path, [settings.input_col[0], *counts], *settings.how):
+            check()
+            hashes = text_hashes(list(map(str.strip, texts_of(chunk.columns[0]))))
+            for column, cells in zip(counts, chunk.columns[1:]):
+                counts[column].update(map(str.strip, cells))
+                folded = np.array([cell.strip().casefold() for cell in cells])
+                for part, of, value in wanted:
+                    if of == column:
+                        found.setdefault(part, []).append(hashes[folded == value.strip().casefold()])
+    problems = []
+    if wrong := [word for word in counts.get(settings.split_col or "", ()) if word.casefold() not in PARTS]:
+        shown = ", ".join(map(repr, wrong[:EXAMPLES])) + " …" * (len(wrong) > EXAMPLES)
+        what = f"column {settings.split_col!r} holds {shown}; write train, val or test in every row"
+        problems.append(f"--split-col: {what}")
+    for each in settings.leave_out or () if not settings.only_test else ():  # it may read one file of several
+        column, value = each.split("=", 1)
+        if value.strip().casefold() not in map(str.casefold, counts[column]):
+            often = ", ".join(repr(cell) for cell, _ in counts[column].most_common(EXAMPLES))
+            problems.append(f"--leave-out: {value!r} is not in column {column!r}; most frequent: {often}")
+    raise_if_any(problems)
+    return {part: np.unique(np.concatenate(some)) for part, some in found.items() if any(map(len, some))}
+
+
+def parts_of(
+    settings: PrepareSettings, named: dict[str, np.ndarray], part: str, hashes: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return whether texts are validated on, and whether they are the test, bool [n] each. named: as
+    `named_parts` returns it; part: the part that their file is for.
+    """
+    values, is_test = split_values(hashes), np.isin(hashes, named.get("test", ()))
+    if not (settings.split_col and "test" in named):  # the shares are for parts that the column does not name
+        is_test |= 1 - values < settings.share_test
+    if settings.only_test:
+        return is_test, np.zeros_like(is_test)
+    is_val = np.isin(hashes, named.get("val", ())) | (part == "val")
+    if part == "train" and "val" not in named and settings.share_val is not None:
+        is_val = values < settings.share_val
+    return is_val & ~is_test, is_test
