@@ -496,7 +496,7 @@ def test_every_setting_counts(tmp_path):
     plain = settings_for(a, val_files=[b])
     other = {"train_files": [a, a], "val_files": [], "formatter": make_formatter("gpf", ["x"]).to_dict()}
     other |= {"target_cols": ["hisco_2"], "share_val": 0.1, "max_len": 64, "recode": {"1": "2"}}
-    other |= {"share_test": 0.1, "split_col": "x", "leave_out": ["x=y"], "only_test": True}
+    other |= {"share_test": 0.1, "split_col": "x", "leave_out": ["x=y"], "only_test": True, "by": ["x"]}
     other |= dict.fromkeys(("fixed_codes", "number_codes", "first_codes"), ["61110"])
     other |= dict.fromkeys(("drop_bad_labels", "ditto", "no_quotes", "join_spellings"), True)
     other["input_col"] = ["x"]

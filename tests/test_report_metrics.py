@@ -5,7 +5,7 @@ import pytest
 
 from histocc.evaluate import baseline
 from histocc.evaluate import report as figures
-from histocc.formatter import cut
+from histocc.formatter import cut, hisco_classes
 from histocc.model.confidence import Thresholds
 from histocc.text import join_columns
 
@@ -83,6 +83,62 @@ class TestBootstrap:
         assert (left["rows"], left["texts"], left["over_rows"]["accuracy"]) == (4, 2, [1, 1, 1])
 
 
+def test_each_code_and_macro_f1_against_plain_loops():
+    """Macro-F1 as scikit-learn has it: over the codes that are true or predicted."""
+    rng = np.random.default_rng(4)
+    pred, true = random_sets(rng, 90), random_sets(rng, 90)
+    pairs, names = [as_pairs(sets) for sets in (pred, true)], sorted(CODES)
+    kinds = [np.intersect1d(*pairs), np.setdiff1d(*pairs), np.setdiff1d(*pairs[::-1])]
+    table, expected = {row["code"]: row for row in figures.code_table(kinds, names, {"-1": "none"})}, []
+    for code in names:
+        tp, fp, fn = (
+            sum((code in p, code in t) == case for p, t in zip(pred, true))
+            for case in ((True, True), (True, False), (False, True))
+        )
+        row, f1 = table[code], 2 * tp / (2 * tp + fp + fn)
+        assert (row["rows"], row["precision"]) == (tp + fn, pytest.approx(tp / (tp + fp)))
+        assert row["f1"] == pytest.approx(f1) and row["title"] == ("none" if code == "-1" else "")
+        mistakes = [other for p, t in zip(pred, true) if code in t - p for other in p - t or {"(no code)"}]
+        often = max(map(mistakes.count, mistakes))
+        assert mistakes.count(row["most_frequent_mistake"]) == often
+        expected.append(f1)
+    text = np.arange(90) // 2
+    value, low, high = figures.macro_f1(kinds, len(names), np.ones(90), text, 300, 1)
+    assert value == pytest.approx(np.mean(expected)) and low < value < high
+    halves = figures.macro_f1(kinds, len(names), np.full(90, 0.5), text, 300, 1)
+    assert halves == pytest.approx([value, low, high])
+
+
+@pytest.mark.parametrize(
+    "codes, asked, separator, numbers",
+    [
+        (["61110", "83110", "-1"], [], None, [1, 2, 3, 4, 5]),
+        (["0110", "5312"], ["1", "2"], None, [1, 2, 4]),
+        (["01.1.1.3.1", "08.3.9.2", "9"], [], ".", [1, 2, 3, 4, 5]),
+        (["I51.9", "A00"], ["."], ".", [1, 2]),
+        (["I51-9", "A00-1"], [], None, [5]),
+        (["baker", "old smith"], [], None, [9]),
+        (["111", "12"], [], None, [3]),
+        (["10,2,-1", "3"], [], ",", [1, 2, 3]),
+        (["-1"], [], None, [1]),
+    ],
+)
+def test_levels_are_those_of_the_codes(codes, asked, separator, numbers):
+    given = "," if "10,2,-1" in codes else None
+    assert figures.levels_of(codes, given, asked) == (separator, numbers)
+
+
+def test_classes_of_codes():
+    """Smith (HISCLASS 7), farmer, and no code; a code without classes takes no part."""
+    classes, true, pred = hisco_classes(), ["83110", "61110", "83110", "-1"], ["83110", "83110", "", "83110"]
+    found = figures.class_errors(true, pred, np.arange(4), 50, 1)
+    is_right = classes["hisclass"]["61110"] == classes["hisclass"]["83110"]
+    assert found["hisclass_right"][0] == pytest.approx((1 + is_right) / 3)
+    gap = (float(classes["hiscam"]["83110"]) - float(classes["hiscam"]["61110"])) / 2
+    assert found["hiscam_error"][0] == pytest.approx(gap)
+    assert found["hiscam_absolute_error"][0] == pytest.approx(abs(gap))
+
+
 def test_calibration():
     rng = np.random.default_rng(3)
     confidence = np.concatenate([rng.random(300), [0.0, 1.0, 0.1, 0.5]])
@@ -145,10 +201,12 @@ def test_confusions_count_texts_before_rows():
     names, rows = ["a", "b"], Rows([[0]] * 6, [7, 7, 7, 1, 2, 3])
     true = np.arange(6), np.array([0, 0, 0, 1, 1, 0])
     pred = np.array([0, 1, 2, 5]), np.array([1, 1, 1, 0])
-    assert figures.confusions(np.arange(5), names, true, pred, rows) == [
-        {"true": "b", "predicted": "", "rows": 2, "texts": 2, "examples": ["text 3", "text 4"]},
-        {"true": "a", "predicted": "b", "rows": 3, "texts": 1, "examples": ["text 0"]},
-    ]
+    b, a = figures.confusions(np.arange(5), names, true, pred, rows, {"a": "Smith"})
+    assert b == {"true": "b", "predicted": "", "titles": ["", ""], "rows": 2, "texts": 2} | {
+        "examples": ["text 3", "text 4"]
+    }
+    same = {"true": "a", "predicted": "b", "titles": ["Smith", ""], "rows": 3, "texts": 1}
+    assert a == same | {"examples": ["text 0"]}
 
 
 FARMER, SMITH, TAILOR = "61110", "83110", "79100"

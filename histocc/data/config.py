@@ -244,6 +244,9 @@ class PrepareSettings:
     split_col: str | None = None
     leave_out: list[str] | None = None
     only_test: bool = False  # for evaluate: the part `val` is the test, and `train` all other rows
+    by: list[str] | None = (
+        None  # for evaluate: columns whose values it reads by the lines of rows, which are kept
+    )
     input_col: list[str] = field(default_factory=lambda: text_columns(None))
     language: str = UNKNOWN_LANGUAGE
     language_col: str | None = None
@@ -308,8 +311,8 @@ def fingerprint(settings: PrepareSettings) -> str:
     hexadecimal digits. Raises UserError.
     """
     plain: dict[str, Any] = asdict(settings) | {"prepared_format": PREPARED_FORMAT}
-    of_test = ("share_test", "split_col", "leave_out", "only_test")
-    for name in ("no_quotes", "join_spellings", "weight_col", "sheet", *of_test):
+    others = ("share_test", "split_col", "leave_out", "only_test", "by")
+    for name in ("no_quotes", "join_spellings", "weight_col", "sheet", *others):
         plain |= {name: value} if (value := plain.pop(name)) else {}  # keeps the hash of older data
     if len(settings.input_col) == 1:
         plain["input_col"] = settings.input_col[0]
@@ -327,6 +330,7 @@ def file_problems(settings: PrepareSettings) -> list[str]:
     flags = dict.fromkeys(settings.input_col, "--input-col")
     flags |= {settings.language_col or "": "--language-col", settings.weight_col or "": "--weight-col"}
     flags |= dict.fromkeys(settings.split_columns, "--leave-out") | {settings.split_col or "": "--split-col"}
+    columns = [*settings.columns, *settings.split_columns, *(settings.by or [])]
     problems = []
     if (settings.share_val or 0) + settings.share_test > 1:
         problems.append("--share-val and --share-test are more than 1 together")
@@ -335,7 +339,7 @@ def file_problems(settings: PrepareSettings) -> list[str]:
     for path in dict.fromkeys(path for _, path in settings.files):
         try:
             header = table_format(path, *settings.how).names
-            problems += column_problems(path, header, settings.columns + settings.split_columns, flags)
+            problems += column_problems(path, header, columns, flags)
         except UserError as error:
             problems.append(str(error))
     return problems

@@ -392,7 +392,7 @@ class Reader:
             "problems": findings.problems("error", "rejected", "noted"),
         }
         del lines  # Windows removes no file that is mapped
-        for name in self.parts:
+        for name in self.parts if not settings.by else ():
             os.unlink(os.path.join(self.folder, f"{name}.lines"))
         return codes, report
 

@@ -26,7 +26,7 @@ import numpy as np
 import torch
 
 from histocc.data import prepare as preparing
-from histocc.data.arrays import PreparedData, RowSet
+from histocc.data.arrays import PreparedData, RowSet, map_array
 from histocc.data.config import (
     AUTO,
     Column,
@@ -39,17 +39,19 @@ from histocc.data.config import (
     text_columns,
 )
 from histocc.data.dataset import RowEncoding, TextRows
+from histocc.data.descriptions import read_descriptions
 from histocc.data.report import report_lines
-from histocc.data.rows import OUTSIDE_KEY, hold_numbers, language_name, read_key
+from histocc.data.rows import OUTSIDE_KEY, csv_text, hold_numbers, language_name, read_key
+from histocc.data.tables import read_chunks
 from histocc.evaluate import baseline
 from histocc.evaluate import report as report_of
-from histocc.evaluate.report import JSON, MARKDOWN, MIN_ROWS, REJECTED, Report
-from histocc.formatter import BlockyFormatter, hisco_key
+from histocc.evaluate.report import BY_CODE, JSON, MARKDOWN, MIN_ROWS, REJECTED, Report
+from histocc.formatter import BlockyFormatter, cut, hisco_classes, hisco_key
 from histocc.job import confidence as fitting
 from histocc.job.config import CHOICES, Losses
 from histocc.job.model import load_on_all, make_loss
 from histocc.model.confidence import Thresholds
-from histocc.predict.coder import Coder, training_data
+from histocc.predict.coder import Coded, Coder, training_data
 from histocc.predict.config import Cores, Published
 from histocc.predict.decoders import DECODERS, MEASURED
 from histocc.published import models
@@ -67,6 +69,11 @@ from histocc.trainer import loop
 from histocc.trainer.batches import BatchLoader, BatchPlan, MicroBatches
 
 Share = Annotated[float, number(float, lambda value: 0 < value <= 1, "a number above 0 and at most 1")]
+Level = Annotated[
+    str,
+    number(str, lambda text: text.isdecimal() or len(text) == 1, "a number, or the character between parts"),
+]
+MAX_GROUPS = 50  # values of a column, the most frequent ones
 PIECE = 512  # distinct texts that one process codes at a time
 OUTPUTS = 50  # the linear decoder's most probable ones for a text; more codes are wrong in any case
 # figures that a model with one decoder lacks
@@ -106,6 +113,18 @@ class EvaluateConfig(Reading, Published, Processes, Cores):
         None,
         "evaluate only the texts that finetune.py sets aside for validation with this --share-val; 1: all"
         " (default: the test part of a file that the run was trained on, if it has one, else all)",
+    )
+    by: list[Column] | None = flag(
+        None, "also accuracy for each value of these columns, such as source or decade", metavar="COL"
+    )
+    levels: list[Level] | None = flag(
+        None,
+        "digits at which codes are cut, such as 1 2 3, or the character between their parts, such as ."
+        " (default: as the codes are: each digit, or the parts between dots)",
+        metavar="N",
+    )
+    descriptions: str | None = flag(
+        None, "titles of codes that are not HISCO's: a table as for predict", metavar="FILE"
     )
     batch_size: Count = flag(256, "rows at once per process")
     resamples: Count = flag(1000, "draws of the bootstrap")
@@ -209,7 +228,7 @@ def prepare_rows(
     inputs = dict.fromkeys(args.data, "a file of the data") | dict.fromkeys(files_of(file), "the model")
     raise_if_any(files.save_path_problems(output))
     own = files.OwnFiles(output, args.overwrite)
-    paths = [own.path(name) for name in (JSON, MARKDOWN, REJECTED)]
+    paths = [own.path(name) for name in (JSON, MARKDOWN, REJECTED, BY_CODE)]
     unfinished = None if os.path.lexists(own.path(JSON)) else own  # its own files may be replaced
     inputs |= {args.key: "the file of --key"}
     raise_if_any(files.problems(paths, inputs, args.overwrite, unfinished))
@@ -307,14 +326,13 @@ def validation(
 
 
 def code_texts(
-    args: EvaluateConfig, world: World, coder: Coder, rows: RowSet, languages: list[str], forked: Forked
+    world: World, coder: Coder, rows: RowSet, languages: list[str], forked: Forked
 ) -> dict[str, Any] | None:
     """Code each distinct text of the rows by each decoder. All ranks; returns None on all but rank 0.
 
     Returns:
-        {"greedy", "flat", …: Coded of each text, as far as the model has the decoder; "outputs": with
-        --fit-thresholds, (logits, numbers) of the linear decoder's most probable outputs; "of_row": int64
-        [N], the text of each row}.
+        {"greedy", "flat", …: Coded of each text, as far as the model has the decoder; "outputs": (logits,
+        numbers) of the linear decoder's most probable outputs; "of_row": int64 [N], the text of each row}.
     """
     names = [languages[number] for number in rows.language.tolist()]
     pairs = list(zip(rows.strings(np.arange(len(rows))), names))
@@ -329,7 +347,7 @@ def code_texts(
         for piece in pieces[world.share(part, forked.number)]:
             texts, names = map(list, zip(*piece))
             coded.append({each: coder.code(texts, names, each, most[each]) for each in decoders})
-            if args.fit_thresholds:
+            if "flat" in decoders:
                 logits = torch.from_numpy(coder.probabilities(texts, names, logits=True))  # [texts, codes]
                 coded[-1]["outputs"] = list(zip(*(each.numpy() for each in logits.topk(width))))
         return coded
@@ -372,19 +390,29 @@ def run(args: EvaluateConfig, world: World) -> None:
     if kind != "flat":
         coder.search()  # once, before processes are forked
     logged = validation(args, world, loaded, data, rows, forked)
-    coded = code_texts(args, world, coder, rows, data.languages, forked)
+    coded = code_texts(world, coder, rows, data.languages, forked)
     stored: dict[str, Any] = {}  # entries for the checkpoint
     if coded is not None:  # only on rank 0
         what = {"file": file, "step": state.get("step"), "system": state["system"]}
         what |= {"codes": len(state["key"]), "confidence_texts": coder.confidence.texts}
         what["decoder"] = DECODERS[coder.best_decoder].in_report
         report = {"model": what, "data": facts, "validation": logged, "resamples": args.resamples}
-        report |= {"seed": args.seed, "decoders": decoder_figures(args, coder, coded, data, rows, is_new)}
+        levels = report_of.levels_of(data.codes, formatter.within_block_sep, args.levels or [])
+        groups = groups_of(settings, levels, data, rows, trained)
+        titles = hisco_classes()["title"] if formatter.kind == "hisco" else {}
+        if args.descriptions:
+            titles = read_descriptions(args.descriptions, data.codes, formatter)
+        how = formatter, data, rows, groups, levels, titles, args.resamples, args.seed
+        report |= {"seed": args.seed, "levels": f"parts between {levels[0]}" if levels[0] else "digits"}
+        report |= {"decoders": decoder_figures(args, coder, coded, how, is_new)}
         report["made_by"] = checkpoint.made_by()
         if args.baseline and trained is not None:
             world.print("Baseline: a linear support vector machine is fitted to the training rows")
-            how = args.resamples, args.seed, forked.check
-            report["baseline"] = baseline.compared(trained, data, rows, *how)
+            svm, answers = baseline.compared(trained, data, rows, args.seed, forked.check)
+            sets = [Coded(sorted(codes), [], None) for codes in answers]
+            svm["by_digits"] = report_of.decoder_report(sets, np.arange(len(rows)), *how)["by_digits"]
+            last = svm["by_digits"][-1]
+            report["baseline"] = svm | {over: last[over]["accuracy"] for over in ("over_rows", "over_texts")}
         write_report(report, data.folder, files.OwnFiles(output, args.overwrite))
         world.print(*report_of.summary_lines(report), f"Report: {os.path.join(output, MARKDOWN)}", sep="\n")
         if args.fit_thresholds:
@@ -407,29 +435,80 @@ def run(args: EvaluateConfig, world: World) -> None:
             world.print(f"WARNING: they are fitted on {is_new.sum():,} rows; take {MIN_ROWS} or more")
 
 
-def decoder_figures(
-    args: EvaluateConfig,
-    coder: Coder,
-    coded: dict[str, Any],
+def groups_of(
+    settings: PrepareSettings,
+    levels: tuple[str | None, list[int]],
     data: PreparedData,
     rows: RowSet,
-    is_new: np.ndarray,
-) -> dict[str, dict]:
-    """Return the figures of each decoder by its name in the report. coded: as `code_texts` returns it;
-    is_new: the rows that thresholds are fitted to, bool [N].
+    trained: PreparedData | None,
+) -> report_of.Groups:
+    """Return the groups of rows that get an accuracy each: by language, number of codes, major group, how the
+    training knows them, and by the values of the columns that are named.
     """
-    how = coded["of_row"], coder.formatter, data, rows, args.resamples, args.seed
-    names = [name for name in MEASURED if name in coded]
-    figures = {DECODERS[name].in_report: report_of.decoder_report(coded[name], *how) for name in names}
+
+    def of_values(values: list[str]) -> tuple[np.ndarray, list[str]]:
+        labels = [value for value, _ in Counter(values).most_common(MAX_GROUPS)] + ["all others"]
+        numbers = {value: i for i, value in enumerate(labels)}
+        return np.array([numbers.get(value, len(labels) - 1) for value in values]), labels
+
+    codes = np.asarray(rows.codes)
+    groups: report_of.Groups = {"language": (np.asarray(rows.language), data.languages)}
+    groups["codes"] = (codes >= 0).sum(1), range(codes.shape[1] + 1)
+    if len(levels[1]) > 1:
+        major = [cut(code, levels[1][0], levels[0]) for code in data.codes]
+        groups["major_group"] = of_values([major[code] for code in codes[:, 0].tolist()])
+    if trained is not None:
+        known = np.asarray(trained.train.codes)
+        counts = dict(zip(trained.codes, np.bincount(known[known >= 0], minlength=len(trained.codes))))
+        rarest = np.array([*(counts.get(code, 0) for code in data.codes), 1 << 60])[codes].min(1)
+        words = ("0", "1 to 9", "10 to 99", "100 to 999", "1,000 or more")
+        groups["frequency"] = np.digitize(rarest, (1, 10, 100, 1000)), words
+        seen = np.isin(rows.text_hash, trained.train.text_hash)
+        words = ("text seen", "text new, codes seen", "text new, a code new")
+        groups["training"] = np.where(seen, 0, 1 + (rarest == 0)), words
+    for name in settings.by or ():
+        cells: dict[int, str] = {}
+        for i, path in enumerate(settings.train_files):
+            for chunk in read_chunks(path, [name], *settings.how):
+                lines = (chunk.lines + (i << 40)).tolist()
+                cells.update((line, cell.strip() or "(blank)") for line, cell in zip(lines, chunk.columns[0]))
+        lines = map_array(os.path.join(rows.folder, f"{rows.part}.lines"), preparing.LINES).tolist()
+        groups.setdefault(name, of_values([cells[line] for line in lines]))
+    return groups
+
+
+def decoder_figures(
+    args: EvaluateConfig, coder: Coder, coded: dict[str, Any], how: tuple, is_new: np.ndarray
+) -> dict[str, dict]:
+    """Return the figures of each decoder by its name in the report, that of `predict` first.
+
+    Args:
+        coded: as `code_texts` returns it.
+        how: further arguments of `decoder_report`.
+        is_new: the rows that thresholds are fitted to, bool [N].
+    """
+    names = sorted((name for name in MEASURED if name in coded), key=lambda x: x != coder.best_decoder)
+    of_row, (_, data, rows, *_) = coded["of_row"], how
+    figures = {DECODERS[x].in_report: report_of.decoder_report(coded[x], of_row, *how) for x in names}
     if "linear" in figures:
         figures["linear"]["codes_above"] = str(coder.thresholds)
-    if args.fit_thresholds:
-        logits, numbers = (np.stack(values)[coded["of_row"]] for values in zip(*coded["outputs"]))
-        of_language = {name: is_new & (rows.language == i) for i, name in enumerate(data.languages)}
-        groups = {name: part for name, part in of_language.items() if part.sum() >= MIN_ROWS}
-        probs, codes = 1 / (1 + np.exp(-logits)), np.asarray(rows.codes)
-        best = report_of.best_thresholds(numbers, probs, codes, coder.thresholds, {"all": is_new, **groups})
-        figures["linear"]["thresholds"] = best
+        logits, numbers = (np.stack(values)[of_row] for values in zip(*coded["outputs"]))
+        among = (rows.codes[:, :, None] == numbers[:, None, :5]).any(2) | (rows.codes < 0)
+        right, weights = among.all(1) & ~np.isnan(logits[:, 0]), {"over_rows": np.ones(len(rows))}
+        _, text, times = np.unique(rows.text_hash, return_inverse=True, return_counts=True)
+        weights["over_texts"] = 1 / times[text]
+        figures["linear"]["first_five"] = {
+            over: report_of.mean_of(right, weight, text, args.resamples, args.seed)
+            for over, weight in weights.items()
+        }
+        if args.fit_thresholds:
+            of_language = {name: is_new & (rows.language == i) for i, name in enumerate(data.languages)}
+            groups = {name: part for name, part in of_language.items() if part.sum() >= MIN_ROWS}
+            probs, codes = 1 / (1 + np.exp(-logits)), np.asarray(rows.codes)
+            best = report_of.best_thresholds(
+                numbers, probs, codes, coder.thresholds, {"all": is_new, **groups}
+            )
+            figures["linear"]["thresholds"] = best
     return figures
 
 
@@ -437,6 +516,8 @@ def write_report(report: dict, folder: str, own: files.OwnFiles) -> None:
     """Write the files of a report; folder: of the prepared rows. Raises OSError."""
     with open(os.path.join(folder, REJECTED), encoding="utf-8", newline="") as source:
         texts = {REJECTED: source.read(), MARKDOWN: report_of.markdown(report)}
+    table = next(iter(report["decoders"].values()))["by_code"]
+    texts[BY_CODE] = csv_text([list(table[0]), *(each.values() for each in table)]).decode()
     texts[JSON] = json.dumps(report, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
     # report.json is the last one: without it the others are those of a process that was killed
     paths = own.claim(*texts)

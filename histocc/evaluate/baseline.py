@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 
 from histocc.data.arrays import PreparedData, RowSet
-from histocc.evaluate.report import COLUMNS, measured
 from histocc.text import COLUMN_SEPARATOR
 
 MAX_ROWS = 500_000  # training rows; a sample is drawn if there are more
@@ -84,21 +83,16 @@ def svm(
 
 
 def compared(
-    trained: PreparedData, data: PreparedData, rows: RowSet, resamples: int, seed: int, check: Callable
-) -> dict:
-    """Return the figures of the machine, fitted to the training rows of a run, on the rows of `data` that are
-    evaluated: {"rows", "rows_of_training", "seconds", "over_rows", "over_texts": accuracy, [value, low,
-    high]}.
+    trained: PreparedData, data: PreparedData, rows: RowSet, seed: int, check: Callable
+) -> tuple[dict, list[frozenset[str]]]:
+    """Return ("rows", "rows_of_training" and "seconds" of the machine, fitted to the training rows of a run;
+    its answers to the rows of `data` that are evaluated). seed: of the sample of training rows.
     """
     started, index = time.perf_counter(), np.arange(len(trained.train))
     if len(index) > MAX_ROWS:
         index = np.sort(np.random.default_rng(seed).choice(len(index), MAX_ROWS, replace=False))
     with_language = len(np.unique(trained.train.language)) > 1
-    known_texts, known_codes = texts_and_codes(trained.train, trained, index, with_language)
-    texts, true = texts_and_codes(rows, data, np.arange(len(rows)), with_language)
-    answered, columns = svm(known_texts, known_codes, texts, check), np.zeros((len(true), len(COLUMNS)))
-    columns[:, 0], columns[:, 1] = 1, [one == other for one, other in zip(answered, true)]
-    figures = measured(columns, np.unique(rows.text_hash, return_inverse=True)[1], resamples, seed)
-    seconds = time.perf_counter() - started
-    found = {"rows": len(index), "rows_of_training": len(trained.train), "seconds": seconds}
-    return found | {over: figures[over]["accuracy"] for over in ("over_rows", "over_texts")}
+    known = texts_and_codes(trained.train, trained, index, with_language)
+    answers = svm(*known, texts_and_codes(rows, data, np.arange(len(rows)), with_language)[0], check)
+    facts = {"rows": len(index), "rows_of_training": len(trained.train)}
+    return facts | {"seconds": time.perf_counter() - started}, answers

@@ -6,8 +6,9 @@ counted for each row; all measures are ratios of their sums.
 
 import json
 import os
+import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,26 +16,36 @@ import torch
 
 from histocc.data.arrays import PreparedData, RowSet
 from histocc.data.rows import OUTSIDE_KEY
-from histocc.formatter import BlockyFormatter, cut
-from histocc.model.confidence import BINS, Thresholds, bin_of, calibration_error
+from histocc.formatter import NEVER_SHORT, BlockyFormatter, cut, hisco_classes
+from histocc.model.confidence import BINS, Thresholds, bin_of, calibration_error, curve
 from histocc.predict.coder import Coded
 from histocc.predict.decoders import DECODERS
 
-JSON, MARKDOWN, REJECTED = "report.json", "report.md", "rejected_rows.csv"
+JSON, MARKDOWN, REJECTED, BY_CODE = "report.json", "report.md", "rejected_rows.csv", "by_code.csv"
 TITLES = {decoder.in_report: decoder.title for decoder in DECODERS.values()}
+SHOWN = [(over, what) for what in ("accuracy", "macro_f1") for over in ("over_texts", "over_rows")]
 COLUMNS = ("counted", "right", "tp", "fp", "fn")
 MEASURES = ("accuracy", "precision", "recall", "f1")
+GROUPS = {
+    "by_codes": "number of codes",
+    "by_major_group": "major group",
+    "by_training": "text and codes in training",
+}
+GROUPS |= {"by_frequency": "rows of the code in training"}
 PERCENTILES = (2.5, 97.5)  # 95 % intervals of the bootstrap
 GRID = np.arange(1, 50) / 50  # thresholds that are compared: 0.02, 0.04 … 0.98
 MIN_ROWS = 100  # a language with fewer rows gets no threshold of its own
 MAX_CONFUSIONS, MAX_EXAMPLES = 20, 3
+NO_CODE = "(no code)"
+Groups = dict[str, tuple[np.ndarray, Sequence]]  # by name: the number of each row's group, and their labels
 
 METHOD = """\
 ## How it is counted
 
 - A row is right (accuracy) if the set of predicted codes is the set of its codes, in any order. Precision,
-  recall and F1 count codes, summed over rows. At fewer digits codes are cut to their first digits, and those
-  of a row that become equal count once; -1, -2, -3 and ? are never cut.
+  recall and F1 count codes, summed over rows. Macro-F1 is the mean of the F1 of each code that is true or
+  predicted. At a level codes are cut to their first digits or parts, and those of a row that become equal
+  count once; -1, -2, -3 and ? are never cut.
 - Over distinct texts, each text (case and blanks aside) weighs the same however many rows have it. In
   brackets: 95 % intervals of {resamples:,} bootstrap draws of texts with all their rows (seed {seed}).
 - Confidence: the probability that exactly these codes are right{fitted}. Expected calibration error: the mean
@@ -96,6 +107,100 @@ def measured(columns: np.ndarray, text: np.ndarray, resamples: int, seed: int) -
     return figures
 
 
+def interval(of: Callable[[np.ndarray], float], texts: int, resamples: int, seed: int) -> list[float]:
+    """Return [value, low, high] of any figure by the same bootstrap, text by text, which is slower than
+    `measured`. of: returns the figure by how often each text is drawn, int64 [texts].
+    """
+    rng = np.random.default_rng(seed)
+    draws = [of(np.bincount(rng.integers(texts, size=texts), minlength=texts)) for _ in range(resamples)]
+    return [of(np.ones(texts, dtype=np.int64)), *np.percentile(draws, PERCENTILES).tolist()]
+
+
+def mean_of(values: np.ndarray, weight: np.ndarray, text: np.ndarray, *how: int) -> list[float]:
+    """Return the weighted mean of the values of rows (float or bool [N]), with its interval."""
+    sums = weight * values
+    return interval(lambda times: float(times[text] @ sums / (times[text] @ weight)), text.max() + 1, *how)
+
+
+def macro_f1(
+    kinds: list[np.ndarray], codes: int, weight: np.ndarray, text: np.ndarray, *how: int
+) -> list[float]:
+    """Return macro-F1 with its interval.
+
+    Args:
+        kinds: pairs of rows and codes that are right, only predicted, and only true.
+        codes: number of codes.
+        weight, text: float [N], int64 [N], of each row.
+    """
+    pairs = np.concatenate(kinds)
+    place = (pairs & 0xFFFFFFFF) + codes * np.repeat(range(3), list(map(len, kinds)))
+    of_text, weights = text[pairs >> 32], weight[pairs >> 32]
+
+    def mean(times: np.ndarray) -> float:
+        sums = np.bincount(place, weights * times[of_text], 3 * codes).reshape(3, codes)
+        tp, fp, fn = sums[:, sums.any(0)]
+        return float((2 * tp / (2 * tp + fp + fn)).sum() / max(1, len(tp)))
+
+    return interval(mean, text.max() + 1, *how)
+
+
+def code_table(kinds: list[np.ndarray], names: list[str], titles: dict[str, str]) -> list[dict]:
+    """Return the figures of each true code, the most frequent first. kinds: as for `macro_f1`."""
+    tp, fp, fn = (np.bincount(pairs & 0xFFFFFFFF, minlength=len(names)) for pairs in kinds)
+    instead: dict[int, list[str]] = {}  # codes that were only predicted, by row
+    for pair in kinds[1].tolist():
+        instead.setdefault(pair >> 32, []).append(names[pair & 0xFFFFFFFF])
+    mistakes: dict[int, Counter[str]] = {}
+    for pair in kinds[2].tolist():
+        mistakes.setdefault(pair & 0xFFFFFFFF, Counter()).update(instead.get(pair >> 32, [NO_CODE]))
+    found, rows = [], tp + fn
+    for code in np.argsort(-rows, kind="stable")[: np.count_nonzero(rows)].tolist():
+        values = ratios(np.array([1, 0, tp[code], fp[code], fn[code]])).tolist()
+        first = {"code": names[code], "title": titles.get(names[code], ""), "rows": int(rows[code])}
+        often = mistakes.get(code, Counter([""])).most_common(1)[0][0]
+        found.append(first | dict(zip(MEASURES[1:], values[1:])) | {"most_frequent_mistake": often})
+    return found
+
+
+def class_errors(true: list[str], pred: list[str], text: np.ndarray, *how: int) -> dict[str, list[float]]:
+    """Return how often the HISCLASS of the first code is right, and how far its HISCAM is off, over the rows
+    whose codes have one. true, pred: the first code of each row, "" for none.
+    """
+
+    def classes(name: str) -> list[np.ndarray]:
+        of_code = hisco_classes()[name]
+        return [np.array([of_code.get(code, "") for code in codes]) for codes in (true, pred)]
+
+    def mean(values: np.ndarray, known: np.ndarray) -> list[float]:
+        of_text = np.unique(text[known], return_inverse=True)[1]
+        return mean_of(values, np.ones(len(values)), of_text, *how)
+
+    (true_class, pred_class), (true_cam, pred_cam) = classes("hisclass"), classes("hiscam")
+    found, both = {}, (true_cam != "") & (pred_cam != "")
+    if (known := true_class != "").any():
+        found["hisclass_right"] = mean((true_class == pred_class)[known], known)
+    if both.any():
+        gap = pred_cam[both].astype(float) - true_cam[both].astype(float)
+        found |= {"hiscam_error": mean(gap, both), "hiscam_absolute_error": mean(np.abs(gap), both)}
+    return found
+
+
+def levels_of(codes: Sequence[str], separator: str | None, asked: list[str]) -> tuple[str | None, list[int]]:
+    """Return the separator between the parts of a code (None: characters), and the numbers of parts at which
+    accuracy is counted, the whole code last. Without `asked`, --levels, dotted codes of a key have levels at
+    the dots, and numbers of one length at each digit.
+    """
+    codes, numbers = [code for code in codes if code not in NEVER_SHORT], [x for x in asked if x.isdecimal()]
+    separator = next((each for each in asked if not each.isdecimal()), separator)
+    dotted = sum(bool(re.fullmatch(r"\w+(\.\w+)+", code)) for code in codes)
+    if not asked and separator is None and 2 * dotted > len(codes):
+        separator = "."
+    sizes = {len(code if separator is None else code.split(separator)) for code in codes} or {1}
+    has_levels = separator is not None or len(sizes) == 1 and all(map(str.isdecimal, codes))
+    parts = map(int, numbers) if numbers else range(1, max(sizes)) if has_levels else ()
+    return separator, [*(number for number in parts if number < max(sizes)), max(sizes)]
+
+
 def calibration(conf: np.ndarray, right: np.ndarray, weight: np.ndarray) -> dict:
     """Return how often answers of each confidence are right, in bins (`bin_of`), and the expected calibration
     error over rows and, by the weight of each, over texts. All arguments are float or bool [N].
@@ -149,13 +254,16 @@ def best_thresholds(
     return best
 
 
-def confusions(wrong: np.ndarray, names: list[str], true: tuple, pred: tuple, rows: RowSet) -> list[dict]:
+def confusions(
+    wrong: np.ndarray, names: list[str], true: tuple, pred: tuple, rows: RowSet, titles: dict[str, str]
+) -> list[dict]:
     """Return the most frequent pairs of a true set of codes and another that was answered instead, as text:
     first the pairs of the most distinct texts, then those of the most rows, then by name.
 
     Args:
         wrong: numbers of the wrong rows, int64, ascending.
         true, pred: (rows, numbers of `names`).
+        titles: of codes.
     """
     sets = {row: (set(), set()) for row in wrong.tolist()}
     for which, pairs in enumerate((true, pred)):
@@ -172,6 +280,7 @@ def confusions(wrong: np.ndarray, names: list[str], true: tuple, pred: tuple, ro
         {
             "true": pair[0],
             "predicted": pair[1],
+            "titles": ["; ".join(titles.get(code, "") for code in codes.split("&")) for codes in pair],
             "rows": number[pair],
             "texts": len(seen[pair]),
             "examples": rows.strings(np.array(list(seen[pair].values())[:MAX_EXAMPLES])),
@@ -186,13 +295,21 @@ def decoder_report(
     formatter: BlockyFormatter,
     data: PreparedData,
     rows: RowSet,
+    groups: Groups,
+    levels: tuple[str | None, list[int]],
+    titles: dict[str, str],
     resamples: int,
     seed: int,
 ) -> dict:
-    """Return the figures of one decoder. coded: its answers to distinct texts; of_row: the text of each row,
-    int64 [N]; resamples, seed: number of draws and seed of the bootstrap.
+    """Return the figures of one decoder.
+
+    Args:
+        coded: its answers to distinct texts; of_row: the text of each row, int64 [N].
+        groups: accuracy is also given for each of these; levels: as `levels_of` returns them.
+        titles: of codes.
+        resamples, seed: number of draws and seed of the bootstrap.
     """
-    n, separator = len(rows), formatter.within_block_sep
+    n, how = len(rows), (resamples, seed)
     numbers = {code: i for i, code in enumerate(data.codes)}  # other codes follow those of the key
     sets = [[numbers.setdefault(code, len(numbers)) for code in one.codes] for one in coded]
     counts = np.array([len(codes) for codes in sets], dtype=np.int64)[of_row]
@@ -202,34 +319,41 @@ def decoder_report(
     true = np.nonzero(rows.codes >= 0)
     true = true[0], np.asarray(rows.codes)[true].astype(np.int64)
     _, text, weight = np.unique(rows.text_hash, return_inverse=True, return_counts=True)
-    language = np.asarray(rows.language)
-
-    def by(group_of_row: np.ndarray, labels: Sequence) -> dict[str, dict]:
-        return {
-            str(labels[group]): measured(columns * (group_of_row == group)[:, None], text, resamples, seed)
-            for group in np.unique(group_of_row)
-        }
-
     by_digits = []
-    is_whole = formatter.kind == "classes"  # names have no first digits
-    for digits in [max(map(len, names))] if is_whole else range(1, formatter.block_size + 1):
-        number = np.unique([cut(code, digits, separator) for code in names], return_inverse=True)[1]
+    for digits in levels[1]:
+        number = np.unique([cut(code, digits, levels[0]) for code in names], return_inverse=True)[1]
         pairs = (distinct_pairs(row, number[code]) for row, code in (pred, true))
-        by_digits.append({"digits": digits, **measured(row_counts(n, *pairs), text, resamples, seed)})
+        by_digits.append({"digits": digits, **measured(row_counts(n, *pairs), text, *how)})
     pairs = [distinct_pairs(*each) for each in (pred, true)]
     columns = row_counts(n, *pairs)
-    right = columns[:, 1] > 0
+    right, hit = columns[:, 1] > 0, np.isin(*pairs, assume_unique=True)
+    kinds = [pairs[0][hit], pairs[0][~hit], pairs[1][~np.isin(*pairs[::-1], assume_unique=True)]]
+    for over, each in (("over_rows", np.ones(n)), ("over_texts", 1 / weight[text])):
+        by_digits[-1][over]["macro_f1"] = macro_f1(kinds, len(names), each, text, *how)
     outside = data.report["rejected"].get(OUTSIDE_KEY, 0)
+    more = {}
+    if formatter.kind == "hisco":
+        first = [one.codes[0] if one.codes else "" for one in coded]
+        of_true = [data.codes[number] for number in rows.codes[:, 0].tolist()]
+        more["classes"] = class_errors(of_true, [first[i] for i in of_row.tolist()], text, *how)
     return {
         "right_rows": int(right.sum()),
         "accuracy": float(right.mean()),
         "accuracy_with_rows_outside_key": float(right.sum() / (n + outside)),
         "codes_outside_key": int((answered >= len(data.codes)).sum()),
+        **{
+            f"by_{name}": {
+                str(labels[group]): measured(columns * (of_group == group)[:, None], text, *how)
+                for group in np.unique(of_group)
+            }
+            for name, (of_group, labels) in groups.items()
+        },
         "by_digits": by_digits,
-        "by_language": by(language, data.languages),
-        "by_codes": by(np.bincount(pairs[1] >> 32, minlength=n), range(n + 1)),
+        "by_code": code_table(kinds, names, titles),
+        **more,
         "calibration": calibration(conf, right, 1 / weight[text]),
-        "confusions": confusions(np.flatnonzero(~right), names, true, pred, rows),
+        "coverage": curve(conf, right, 1 / weight[text]),
+        "confusions": confusions(np.flatnonzero(~right), names, true, pred, rows, titles),
     }
 
 
@@ -247,12 +371,13 @@ class Report(dict):
         """Return figures of a decoder: a DataFrame, or a list of dicts if pandas is not installed.
 
         Args:
-            what: "confusions"; or "digits", "language" or "codes" (how many a row has): accuracy over
-                distinct texts with its 95 % interval, as fractions.
+            what: "confusions" or "by_code"; or "digits" (levels), "language", "codes" (how many a row has),
+                "major_group", "frequency", "training" or a column of --by: accuracy over distinct texts with
+                its 95 % interval, as fractions.
             decoder: "seq2seq", "linear" or "both"; None: the one that the model codes with.
         """
         figures = self["decoders"][decoder or self["model"].get("decoder", list(self["decoders"])[-1])]
-        if what == "confusions":
+        if what in ("confusions", "by_code"):
             rows = figures[what]
         else:
             groups = figures[f"by_{what}"]
@@ -289,27 +414,31 @@ def table(header: list[str], rows: list[list]) -> list[str]:
     return [line(header), "|" + "---|" * len(header), *map(line, rows), ""]
 
 
-def decoder_lines(decoder: str, figures: dict) -> list[str]:
-    """Return the section on a decoder."""
+def decoder_lines(decoder: str, figures: dict, unit: str) -> list[str]:
+    """Return the section on a decoder. unit: of a level of the classification."""
     all_rows = f"{percent(figures['accuracy_with_rows_outside_key'])} % if rows with codes outside the key"
     lines = [
         f"## {TITLES[decoder]}\n",
         f"{figures['right_rows']:,} rows right, {percent(figures['accuracy'])} %; {all_rows} count as wrong."
         f" {figures['codes_outside_key']:,} of the codes that it wrote are not in the key.\n",
     ]
+    if "hiscam_error" in (classes := figures.get("classes", {})):
+        high, off = (f"{classes[f'hiscam_{x}'][0]:.2f}" for x in ("error", "absolute_error"))
+        text = f"HISCLASS is right for {cell(classes['hisclass_right'])} % of the rows whose code has one;"
+        lines += [f"{text} HISCAM is off by {off} points in the mean, and {high} too high.", ""]
     if "codes_above" in figures:
         lines += [f"Thresholds: {figures['codes_above']}.", ""]
     header = ["rows", "texts", *(f"{name}, %" for name in MEASURES)]
     header += ["accuracy over texts, %", "F1 over texts, %"]
     shown = [("over_rows", name) for name in MEASURES] + [("over_texts", name) for name in ("accuracy", "f1")]
-    for name, groups in (
-        ("digits", [(each["digits"], each) for each in figures["by_digits"]]),
-        ("language", figures["by_language"].items()),
-        ("number of codes", figures["by_codes"].items()),
-    ):
+    groups: dict[str, Any] = {unit: [(each["digits"], each) for each in figures["by_digits"]]}
+    for key, of_key in figures.items():
+        if key.startswith("by_") and isinstance(of_key, dict):
+            groups[GROUPS.get(key) or key.removeprefix("by_")] = of_key.items()
+    for name, parts in groups.items():
         rows = [
             [label, each["rows"], each["texts"], *(cell(each[over][measure]) for over, measure in shown)]
-            for label, each in groups
+            for label, each in parts
         ]
         lines += table([name, *header], rows)
     if "thresholds" in figures:
@@ -332,8 +461,9 @@ def decoder_lines(decoder: str, figures: dict) -> list[str]:
     lines += table(["confidence", "rows", *header], rows)
     header, rows = ["true", "predicted", "rows", "texts", "examples"], []
     for each in figures["confusions"]:
-        predicted, examples = each["predicted"] or "(no code)", "; ".join(each["examples"])
-        rows.append([each["true"], predicted, each["rows"], each["texts"], examples])
+        pair = (each["true"], each["predicted"] or NO_CODE)
+        codes = [f"{code} {title}".strip() for code, title in zip(pair, each["titles"])]
+        rows.append([*codes, each["rows"], each["texts"], "; ".join(each["examples"])])
     return [*lines, "Most frequent confusions:", "", *table(header, rows)]
 
 
@@ -363,28 +493,23 @@ def data_lines(data: dict) -> list[str]:
     return lines
 
 
-def baseline_line(report: dict) -> str:
-    """Return a line on the decoders against the linear support vector machine, also for the console."""
-    svm = report["baseline"]
-    least, parts = round(100 * svm["over_texts"][0], 1), []
-    for name, figures in report["decoders"].items():
-        value = round(100 * figures["by_digits"][-1]["over_texts"]["accuracy"][0], 1)
-        more = f"{abs(value - least):.1f} points {'more' if value >= least else 'fewer'}"
-        by = "both decoders together" if name == "both" else f"the {name} decoder"
-        parts.append(f"{value:.1f}% by {by}, {more}")
-    return (
-        f"Baseline (linear SVM on n-grams of {svm['rows']:,} of {svm['rows_of_training']:,} training rows,"
-        f" {svm['seconds']:,.0f} s): {least:.1f}% of texts; the model: {'; '.join(parts)}"
-    )
+def coders_of(report: dict) -> dict[str, dict]:
+    """Return the figures of the decoders, and of the baseline if there is one, by their titles."""
+    coders = {TITLES[name]: figures for name, figures in report["decoders"].items()}
+    if svm := report.get("baseline"):
+        of = f"{svm['rows']:,} of {svm['rows_of_training']:,} training rows, {svm['seconds']:,.0f} s"
+        coders[f"Baseline: linear support vector machine on n-grams ({of})"] = svm
+    return coders
 
 
 def summary_lines(report: dict) -> list[str]:
-    """Return a line on each decoder, and on the baseline if there is one, for the console."""
+    """Return a line on each decoder, and on the baseline, for the console."""
     lines = []
-    for name, figures in report["decoders"].items():
-        over_texts = figures["by_digits"][-1]["over_texts"]["accuracy"][0]
-        lines.append(f"{TITLES[name]}: {figures['accuracy']:.1%} of rows, {over_texts:.1%} of distinct texts")
-    return lines + ([baseline_line(report)] if "baseline" in report else [])
+    for title, figures in coders_of(report).items():
+        rows, texts = (figures["by_digits"][-1][over] for over in ("over_rows", "over_texts"))
+        values = f"{rows['accuracy'][0]:.1%} of rows, {texts['accuracy'][0]:.1%} of distinct texts"
+        lines.append(f"{title}: {values}, macro-F1 {texts['macro_f1'][0]:.1%}")
+    return lines
 
 
 def markdown(report: dict) -> str:
@@ -394,12 +519,19 @@ def markdown(report: dict) -> str:
     made_by = ", ".join(map(" ".join, report.get("made_by", {}).items())) or "an earlier version"
     lines = ["# Evaluation", "", f"Model: {what}. Data: {', '.join(data['files'])}. Made by {made_by}.", ""]
     lines += [f"- {line}" for line in data_lines(data)]
-    lines += ["", "As validation during training counts:", ""]
+    rows = [
+        [title, *(cell(figures["by_digits"][-1][over][what]) for over, what in SHOWN)]
+        for title, figures in coders_of(report).items()
+    ]
+    header = [f"{what.replace('_f1', '-F1')} {over.replace('_', ' ')}, %" for over, what in SHOWN]
+    lines += ["", "The first decoder is the one that `predict` takes.", "", *table(["", *header], rows)]
+    if five := report["decoders"].get("linear", {}).get("first_five"):
+        what = f"for {cell(five['over_texts'])} % of texts, {cell(five['over_rows'])} % of rows"
+        lines += [f"The true codes are among the linear decoder's five most probable {what}.", ""]
+    lines += ["As validation during training counts:", ""]
     lines += table(list(figures), [[f"{value:.6g}" for value in figures.values()]])
     for name, of_decoder in report["decoders"].items():
-        lines += decoder_lines(name, of_decoder)
-    if "baseline" in report:
-        lines += ["## Baseline", "", f"{baseline_line(report)}. Both were counted on the same rows.", ""]
+        lines += decoder_lines(name, of_decoder, report["levels"])
     texts = model["confidence_texts"]
     fitted = f", as it was fitted on {texts:,} texts" if texts else ""
     method = METHOD.format(resamples=report["resamples"], seed=report["seed"], fitted=fitted)
