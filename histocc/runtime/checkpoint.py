@@ -27,7 +27,7 @@ from torch.utils.serialization import config as torch_config
 
 from histocc import __version__
 from histocc.runtime.errors import TrainingError, UserError, as_user_error, in_words
-from histocc.runtime.files import OwnFiles, atomic_copy, atomic_write, kind_of, opened
+from histocc.runtime.files import OwnFiles, atomic_copy, atomic_write, is_same, kind_of, opened
 from histocc.runtime.world import World
 
 FORMAT = 1
@@ -131,8 +131,16 @@ def complete(files: OwnFiles, state: dict[str, Any], keep: int) -> None:
 
 
 def replace(path: str, state: dict[str, Any]) -> None:
-    """Write a changed checkpoint in the place of the original. Raises OSError."""
-    _write(os.path.realpath(path), state)
+    """Write a changed checkpoint in the place of the original, which keeps its other names in the folder of
+    the run: last.bin and best.bin of one step stay one file. Rank 0 only. Raises OSError, UserError.
+    """
+    path = os.path.realpath(path)
+    files = OwnFiles(os.path.dirname(path))
+    own = [files.path(name) for name in filter(CHECKPOINT.fullmatch, files.names)]
+    same = [other for other in own if other != path and not os.path.islink(other) and is_same(other, path)]
+    _write(path, state)
+    for other in same:
+        atomic_copy(path, other)
 
 
 def prune(files: OwnFiles, keep: int) -> None:
