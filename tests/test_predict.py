@@ -40,7 +40,7 @@ from histocc.predict import __main__ as predict
 from histocc.predict.coder import Coder
 from histocc.predict.decoders import DECODERS
 from histocc.published import models
-from histocc.review.sheet import CodedFile, most_wrong_first
+from histocc.review.sheet import CodedFile, key_of, most_wrong_first
 from histocc.runtime import checkpoint, log
 from histocc.runtime.device import Precision, settings_of_torch
 from histocc.runtime.files import OwnFiles
@@ -277,6 +277,45 @@ def test_as_many_columns_of_codes_as_the_training_had(tmp_path):
         predict_here(*flags(model, source, tmp_path / "out.csv", *more, "--overwrite"))
         names = [f"{name}_{i}" for i in range(1, codes + 1) for name in ("hisco", "prob", "title")]
         assert list(read(tmp_path / "out.csv")[0]) == [*HEADER, *names, "conf", "conf_fitted", "needs_review"]
+
+
+@pytest.mark.parametrize("decoder", ["flat", "both", "greedy"])
+def test_choices_are_the_most_probable_codes_and_the_page_shows_them(model, tmp_path, decoder):
+    source, output = table(tmp_path / "in.csv", 40), tmp_path / "out.csv"
+    for name, more in (("plain.csv", []), ("out.csv", ["--choices", 3])):
+        predict_here(*flags(model, source, tmp_path / name, "--decoder", decoder, "--k", 1, *more))
+    rows, coder = read(output), Coder.load(model)
+    plain = [{name: row[name] for name in row if not name.startswith("choice")} for row in rows]
+    assert plain == read(tmp_path / "plain.csv")
+    coded = [row for row in rows if row["conf"]]
+    probs = coder.probabilities([row["occ1"] for row in coded], [row["lang"] for row in coded])
+    for row, of_codes in zip(coded, probs):
+        shown = {row[f"choice_{i}"]: float(row[f"choice_prob_{i}"]) for i in (1, 2, 3)}
+        if decoder == "both":
+            assert row["choice_1"] == row["hisco_1"] and list(shown.values()) == sorted(shown.values())[::-1]
+        else:
+            best = {coder.codes[i]: of_codes[i] for i in (-of_codes).argsort(kind="stable")[:3]}
+            assert list(shown) == list(best) and list(shown.values()) == pytest.approx(
+                [*best.values()], rel=1e-4
+            )
+    texts = CodedFile(str(output)).texts
+    for row in coded:
+        text = texts[key_of(row["occ1"], row["lang"])]
+        own = [row["hisco_1"]] * (row["hisco_1"] not in ("", *(row[f"choice_{i}"] for i in (1, 2, 3))))
+        assert text.codes == [*(row[f"choice_{i}"] for i in (1, 2, 3)), *own]
+        assert (
+            text.answer == [row["hisco_1"]] * bool(row["hisco_1"]) and text.probs[0] == row["choice_prob_1"]
+        )
+    again = flags(
+        model, output, tmp_path / "again.csv", "--decoder", decoder, "--k", 1, "--overwrite-columns"
+    )
+    predict_here(*again)
+    assert read(tmp_path / "again.csv") == read(tmp_path / "plain.csv")
+    if decoder == "greedy":  # a model without a linear decoder
+        written = {**checkpoint.load(os.path.join(model, "last.bin")), "kind": "seq2seq"}
+        checkpoint.save(OwnFiles(str(tmp_path)), ["best.bin"], written)
+        said = refused(*flags(tmp_path / "best.bin", source, tmp_path / "no.csv", "--choices", 3))
+        assert "--choices: this model has no linear decoder; --decoder topk --k 3 gives" in said
 
 
 def test_columns_of_an_earlier_coding_are_replaced(model, tmp_path):

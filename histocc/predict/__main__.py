@@ -53,7 +53,9 @@ MIN_CONF = 0.5  # rows with a lower conf need review, if the model was trained h
 PIECE = 2048  # distinct texts that are coded and kept together
 SETTINGS, INPUT = "settings.json", "input"  # files beside the pieces; INPUT only if the input is a pipe
 PIECES = r"\d+\.part"  # names of the pieces
-BESIDE = rf"({'|'.join(('title', 'desc', *CLASSES))}|similar_(text|codes))_\d+|source"  # columns beside codes
+# columns beside codes
+BESIDE = "|".join(["title", "desc", *CLASSES, "choice(_prob|_title|_desc)?", "similar_(text|codes)"])
+BESIDE = rf"({BESIDE})_\d+|source"
 ANSWER = "conf", "conf_fitted", "needs_review"  # columns behind those of the codes
 
 
@@ -76,6 +78,7 @@ class Coding:
             precision=precision,
             check=self.between_batches,
             raw_confidence=args.raw_confidence,
+            choices=args.choices or 0,
         )
         args = self.args = self.with_columns(args)
         self.decoder = self.chosen_decoder()
@@ -91,6 +94,11 @@ class Coding:
         self.words = {name: hisco_classes()[name] for name in [*titles, *(args.classes or [])]}
         if args.descriptions:
             self.words["desc"] = read_descriptions(args.descriptions, coder.codes, coder.formatter)
+        beside = {name: self.words[name] for name in ("title", "desc") if name in self.words}
+        self.choice_words = functools.cache(lambda code: [words.get(code, "") for words in beside.values()])
+        names = "", "_prob", *(f"_{name}" for name in beside)
+        numbers = range(1, coder.choices + 1)
+        self.choice_columns = [f"choice{name}_{i}" for i in numbers for name in names]
         self.known = self.read_known(args.known) if args.known else {}
         self.find_columns()
         # a row with a lower conf needs review
@@ -132,6 +140,9 @@ class Coding:
             what = f"--threshold is for --decoder {listed(BY_THRESHOLD)}, and auto is {decoder} here"
             give = f"give --decoder {listed(BY_THRESHOLD, 'or')}, or leave it out"
             raise UserError(f"{what} ({coder.why_best}): {give}")
+        if args.choices and "flat" not in coder.decoders:
+            what = "--choices: this model has no linear decoder"
+            raise UserError(f"{what}; --decoder topk --k {args.choices} gives the most probable codes")
         if "tree" in DECODERS[decoder].needs:
             coder.search()  # once, before processes are forked
         return decoder
@@ -179,6 +190,7 @@ class Coding:
         """Return the columns of the output for answers of so many codes; the earlier ones stay if rows do."""
         names, codes = [self.system, "prob", *self.words], max(codes, self.old_codes * self.keeps_rows)
         columns = [f"{name}_{i}" for i in range(1, codes + 1) for name in names]
+        columns += self.choice_columns
         if self.args.explain:
             columns += [f"similar_{what}_{i}" for i in range(1, SHOWN + 1) for what in ("text", "codes")]
         columns += ["source"] if self.args.known else []
@@ -281,6 +293,9 @@ class Coding:
         for i, (code, prob) in enumerate(zip(coded.codes, coded.probs), 1):
             cells |= {f"{self.system}_{i}": code, f"prob_{i}": f"{prob:.6g}"}
             cells |= {f"{name}_{i}": words.get(code, "") for name, words in self.words.items()}
+        pairs = zip(coded.choices[::2], coded.choices[1::2])
+        choices = (cell for code, prob in pairs for cell in (code, prob, *self.choice_words(code)))
+        cells |= zip(self.choice_columns, choices)
         for i, (text, codes) in enumerate(coded.similar, 1):
             cells |= {f"similar_text_{i}": text, f"similar_codes_{i}": codes}
         is_sure = coded.codes and coded.conf is not None and coded.conf >= self.min_conf  # a NaN is not
@@ -361,13 +376,14 @@ class Coding:
         """Return (a line of JSON for each text, number of codes for which the output has columns). Raises
         UserError if a piece is missing or damaged.
         """
+        first_of = json.JSONDecoder().raw_decode  # reads the codes of a line and no more
         answers, most = {}, max([self.least, *map(len, self.known.values())])
         for number, texts in enumerate(self.pieces):
             content = files.read_sealed(*self.piece(number))
             if content is None:
                 raise UserError(f"{self.folder}: part {number} is damaged; the same command codes it again")
             answers |= zip(texts, content.decode().split("\n"), strict=True)
-            most = max([most, *(len(json.loads(answers[text])[0]) for text in texts)])
+            most = max([most, *(len(first_of(answers[text], 1)[0]) for text in texts)])
         return answers, most
 
     def join(self) -> tuple[Counter, Counter, float]:
@@ -382,7 +398,8 @@ class Coding:
         self.columns, place = self.added_columns(most), min(self.old.values(), default=len(before))
         behind = [i for i in range(place, len(before)) if before[i] not in self.old]
         header = [*before[:place], *self.columns, *(before[i] for i in behind)]
-        numbers = {name for name in self.columns if re.fullmatch(r"prob_\d+", name) or name in ANSWER}
+        of_probs = re.compile(r"(choice_)?prob_\d+").fullmatch
+        numbers = {name for name in self.columns if of_probs(name) or name in ANSWER}
         with (
             files.atomic_write(os.path.realpath(args.output), args.overwrite) as file,
             table_writer(file, args.output, header, numbers, csv_text) as write,

@@ -22,7 +22,7 @@ from histocc.model.int8 import to_int8
 from histocc.model.mixer import Seq2SeqMixerOccCANINE
 from histocc.model.ngrams import TextVectors
 from histocc.model.search import CodeSearch, CodeTrie
-from histocc.predict.decoders import DECODERS, PARTS, listed
+from histocc.predict.decoders import BY_THRESHOLD, DECODERS, PARTS, listed
 from histocc.published import models
 from histocc.published.formats import Given
 from histocc.runtime.device import Precision
@@ -42,13 +42,14 @@ class Coded(NamedTuple):
     and no others (greedy: in any order, or in this one if there are more than six; topk and full: of the best
     code). If the confidence is fitted, it is how often such an answer is right. It is None for an empty text,
     and for a text of which a model with n-grams knows no n-gram with a letter; these get no codes. similar:
-    see `training_examples`.
+    see `training_examples`. choices: the most probable codes, each followed by its probability, as text.
     """
 
     codes: list[str]
     probs: list[float]
     conf: float | None
     similar: list[tuple[str, str]] = []  # noqa: RUF012
+    choices: list[str] = []  # noqa: RUF012
 
 
 class Coder:
@@ -58,6 +59,7 @@ class Coder:
         model, formatter, state: as `models.load_model` gives them.
         check: called between batches; an exception of it ends the coding.
         raw_confidence: probabilities are the decoders' own, not as the checkpoint has fitted them.
+        choices: number of `Coded.choices`: of `both` those of both decoders, else of the linear decoder.
     """
 
     def __init__(
@@ -70,8 +72,10 @@ class Coder:
         precision: Precision | None = None,
         check: Callable[[], None] | None = None,
         raw_confidence: bool = False,
+        choices: int = 0,
     ):
         self.model, self.formatter, self.batch_size, self.check = model, formatter, batch_size, check
+        self.choices = choices
         self.precision = precision or Precision("float32")
         self.model.to(self.precision.dtype)
         if self.precision.name == "int8":
@@ -155,6 +159,9 @@ class Coder:
 
         def batch(ids: Tensor, mask: Tensor, languages: list[str]) -> list[Coded]:
             coded = getattr(self, f"_{decoder}")(ids, mask, languages=languages, **settings)
+            if self.choices and decoder not in BY_THRESHOLD:
+                linear = self._flat(ids, mask, languages, k, thresholds)
+                coded = [one._replace(choices=other.choices) for one, other in zip(coded, linear)]
             if self.nearest is not None:
                 similar = self.nearest(self._vectors(ids, mask).joined())
                 coded = [one._replace(similar=texts) for one, texts in zip(coded, similar)]
@@ -283,9 +290,9 @@ class Coder:
         self, ids: Tensor, mask: Tensor, languages: list[str], k: int, thresholds: Thresholds, **_
     ) -> Iterator[Coded]:
         logits = self.linear_logits(ids, mask)
-        logit, codes = logits.topk(min(k, logits.shape[1]))  # [B, k], the most probable first
+        logit, codes = logits.topk(min(max(k, self.choices), logits.shape[1]))  # the most probable first
         prob = logit.sigmoid()
-        counts = self._counts(prob, languages, thresholds)
+        counts = self._counts(prob[:, :k], languages, thresholds)
         on = torch.arange(prob.shape[1], device=prob.device) < counts[:, None]
         none = logsigmoid(-logits).sum(1)  # log-probability that no output is on
         conf = (none + torch.where(on, logit, 0.0).sum(1)).exp()  # log p − log (1 − p) is the logit
@@ -298,9 +305,11 @@ class Coder:
         return thresholds.number((prob > least[:, None]).sum(1))
 
     def _first(self, codes: Tensor, probs: Tensor, counts: Tensor, conf: Tensor) -> Iterator[Coded]:
-        """Yield the first `counts` [B] of codes [B, N] with their probabilities."""
+        """Yield the first `counts` [B] of codes [B, N] with their probabilities, and the `choices`."""
         for row, of_row, count, sure in zip(codes.tolist(), probs.tolist(), counts.tolist(), conf.tolist()):
-            yield Coded([self.codes[i] for i in row[:count]], of_row[:count], sure)
+            pairs = zip(row[: self.choices], of_row)
+            best = [cell for i, prob in pairs for cell in (self.codes[i], f"{prob:.6g}")]
+            yield Coded([self.codes[i] for i in row[:count]], of_row[:count], sure, choices=best)
 
 
 def training_data(weights: str, fingerprint: str) -> PreparedData | None:

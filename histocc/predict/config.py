@@ -102,6 +102,9 @@ class Decoding(Config):
         choices=("auto", *DECODERS),
     )
     k: Count = flag(5, "most codes of a row; one of --known keeps all of its own")
+    choices: Count | None = flag(
+        None, "also the N most probable codes for a person to choose from, by flat, or by both", metavar="N"
+    )
     threshold: list[Threshold] | None = flag(
         None,
         f"{', '.join(BY_THRESHOLD)}: codes above P count; en=0.3 da=0.4 0.5 (default: the model's)",

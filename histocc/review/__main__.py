@@ -243,7 +243,7 @@ def report_accuracy(args: ReviewConfig, coded: CodedFile, key: list[str] | None)
         decision, text = sheets.by_text.get(drawn_text), coded.texts[drawn_text]
         if decision is None or decision.codes is None:
             continue
-        answer, true = set(coded.answer(text.codes, text.decided)), set(decision.codes)
+        answer, true = set(coded.answer(text.answer, text.decided)), set(decision.codes)
         # a ranking is right if its best code is one of the right ones
         is_right = answer == true or coded.alternatives and not text.decided and bool(answer & true)
         drawn += times

@@ -119,7 +119,7 @@ class Decisions:
         self.reserved: dict[str, tuple[int, float]] = {}  # window → the text that it shows, since when
         self.known = KnownTexts()
         for text in coded.texts.values():
-            if text.decided and (answer := coded.answer(text.codes, text.decided)):
+            if text.decided and (answer := coded.answer(text.answer, text.decided)):
                 self.known.add(text.key, tuple(answer))
         self.size = self._open()
 

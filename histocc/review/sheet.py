@@ -39,8 +39,9 @@ class CodedText:
     language: str
     rows: int = 0
     doubt: float = 0.0  # the expected number of wrong rows
-    codes: list[str] = field(default_factory=list)
+    codes: list[str] = field(default_factory=list)  # to choose from
     probs: list[str] = field(default_factory=list)
+    answer: list[str] = field(default_factory=list)  # the codes of its rows
     decided: str = ""  # by whom
     similar: list[tuple[str, str]] = field(default_factory=list)  # (known text, codes), by predict --explain
 
@@ -142,6 +143,11 @@ class CodedFile:
             for i in range(1, MAX_CODES + 1)
             if {f"similar_text_{i}", f"similar_codes_{i}"} <= places.keys()
         ]
+        self.choices = [  # of predict --choices; the last one is missing in most files
+            (places[f"choice_{i}"], places[f"choice_prob_{i}"], places.get(f"choice_desc_{i}"))
+            for i in range(1, MAX_CODES + 1)
+            if {f"choice_{i}", f"choice_prob_{i}"} <= places.keys()
+        ]
         self.conf, self.review = places.get("conf"), places.get("needs_review")
         self.blanks = self.probs + ([] if self.conf is None else [self.conf])
         self._read_texts(places.get("conf_fitted"))
@@ -165,9 +171,16 @@ class CodedFile:
             text = self.texts.get(key)
             if text is None:
                 similar = [(row[i], row[j]) for i, j in self.similar if row[i]]
-                cells = self.text(row), self.language_of(row)
-                text = self.texts[key] = CodedText(*cells, codes=codes, probs=probs, similar=similar)
-                self.descriptions |= {code: row[i] for code, i in zip(codes, self.words) if row[i]}
+                cells, answer = (self.text(row), self.language_of(row)), codes
+                words = {code: row[i] for code, i in zip(codes, self.words) if row[i]}
+                if not decider and (choices := {row[i]: row[j] for i, j, _ in self.choices if row[i]}):
+                    words |= {row[i]: row[j] for i, _, j in self.choices if j is not None and row[j]}
+                    choices |= {code: "" for code in codes if code not in choices}
+                    codes, probs = list(choices), list(choices.values())
+                text = self.texts[key] = CodedText(
+                    *cells, codes=codes, probs=probs, answer=answer, similar=similar
+                )
+                self.descriptions |= words
             text.rows += times
             is_right = confidence(row[self.conf]) if codes and self.conf is not None else 0.0
             text.doubt += times * (1 - is_right)
