@@ -37,7 +37,7 @@ from histocc.model.ngrams import PATTERNS, hash_ngrams
 from histocc.model.search import CodeSearch, CodeTrie
 from histocc.occ_canine import OccCANINE
 from histocc.predict import __main__ as predict
-from histocc.predict.coder import Coder
+from histocc.predict.coder import Coded, Coder
 from histocc.predict.decoders import DECODERS
 from histocc.published import models
 from histocc.review.sheet import CodedFile, key_of, most_wrong_first
@@ -200,7 +200,7 @@ def test_a_text_of_which_no_ngram_of_letters_is_known_and_a_missing_one_have_no_
     for decoder in ("greedy", "flat", "both", "topk", "full"):
         coded = program.coder.code(texts, ["en"] * len(texts), decoder, threshold=0.0)
         assert coded[0].conf is not None and coded[1].conf is not None
-        assert coded[2:] == [([], [], None, [])] * 10
+        assert coded[2:] == [Coded([], [], None)] * 10
         assert decoder == "greedy" or coded[0].codes and coded[1].codes
     source = write_csv(tmp_path / "in.csv", ["occ1", "lang"], [(text, "en") for text in texts])
     said = predict_here(*flags(model, source, tmp_path / "out.csv", "--decoder", "topk", "--min-prob", 0))
