@@ -58,6 +58,8 @@ def view(folder: str, width: int = 80) -> tuple[str, bool]:
 def status_lines(status: dict[str, Any], rows: list[dict[str, Any]], running: bool, size: int) -> list[str]:
     """Return the progress of the run, the last figures, and whether it runs. size: of bars, in characters."""
     stop, step = status["stop_step"], max([status["step"], *(int(row["step"]) for row in rows[-1:])])
+    if stop <= 0 and rows:  # a fit counts up to step 0
+        step, stop = step - int(rows[0]["step"]), stop - int(rows[0]["step"])
     done = min(1.0, step / stop) if stop else 1.0
     lines = [f"progress    {'█' * round(done * size):░<{size}} {done:4.0%}  step {step:,} of {stop:,}"]
     accuracies = {name: name + " {:.1%}" for row in rows[-1:] for name in row if name.endswith("_acc")}
@@ -71,7 +73,8 @@ def status_lines(status: dict[str, Any], rows: list[dict[str, Any]], running: bo
             figures = [forms[name].format(last[name]) for name in forms if last.get(name) is not None]
             lines.append(" " * 12 + " · ".join(figures))
     samples = [row for row in rows if row["samples"] and row["samples_per_sec"]][-2:]
-    if running and len(samples) > 1:  # by the last row's rate and the samples per step since the row before
+    # by the last row's rate and the samples per step since the row before; each part of a fit counts anew
+    if running and len(samples) > 1 and samples[0]["samples"] < samples[1]["samples"]:
         of_step = (samples[1]["samples"] - samples[0]["samples"]) / (samples[1]["step"] - samples[0]["step"])
         seconds = max(0, stop - step) * of_step / samples[1]["samples_per_sec"]
         lines.append(f"time left   {duration(seconds)}")

@@ -3,6 +3,8 @@ the bit, handed on, exported.
 """
 
 import json
+import os
+import re
 import shutil
 
 import numpy as np
@@ -25,7 +27,7 @@ from helpers import (
 from test_initial_weights import published  # noqa: F401
 
 import train_mixer
-from histocc import export
+from histocc import export, watch
 from histocc.formatter import BlockyFormatter
 from histocc.job import ngram_fit
 from histocc.job.inputs import prepare_data, rows_to_fit
@@ -303,23 +305,34 @@ def test_runs_of_ngrams_alone(table, tmp_path):
 
 def test_the_fit_is_all_of_it(table, tmp_path):
     """Without --max-steps; flat_acc is the share of rows that `flat` answers as they are."""
-    said = run("train_mixer.py", *alone(table, tmp_path / "run"))
-    assert "Finished at step 0." in said and "have no effect: --log-interval, --num-epochs." in said
+    flags = alone(table, tmp_path / "run", "--log-interval", 20)
+    dry = run_here(train_mixer.main, *flags, "--dry-run")
+    steps = int(re.search(r"The fit takes about \d+s, (\d+) steps", dry)[1])
+    said = run("train_mixer.py", *flags)
+    assert "Finished: the fit was all" in said and "have no effect: --num-epochs." in said
+    assert f"step {steps}/{steps} · both decoders, pass" in said and "left" in said
+    assert not re.search("Epochs|Learning rate|Batch size|Steps per epoch|step 0 of", dry + said)
+    fit, shown = read_logs(tmp_path / "run")[:-1], watch.view(str(tmp_path / "run"))[0]
+    assert [row["step"] for row in fit if row["train_loss"] is None] == [-steps] == [fit[0]["step"]]
+    assert {*range(20 - steps, -20, 20)} - {row["step"] for row in fit} == set() and fit[-1]["step"] == 0
+    assert f"step {steps} of {steps}" in shown and f"{fit[-1]['train_loss']:.4f}" in shown
+    assert os.path.samefile(tmp_path / "run" / "best.bin", tmp_path / "run" / "last.bin")
     scaled = run("train_mixer.py", *alone(table, tmp_path / "scaled", "--lr-scaling", "linear"))
     assert "--lr-scaling" not in scaled  # a launcher adds it
-    (row,), saved = read_logs(tmp_path / "run"), (tmp_path / "run" / "last.bin").stat().st_mtime_ns
+    row, saved = read_logs(tmp_path / "run")[-1], (tmp_path / "run" / "last.bin").stat().st_mtime_ns
     rows = read(table[1])
     texts, languages = ([row[name] for row in rows] for name in ("occ1", "lang"))
     coded = Coder.load(str(tmp_path / "run")).code(texts, languages, "flat", 5)
     right = [{*one.codes} == {row["hisco_1"], row["hisco_2"]} - {""} for one, row in zip(coded, rows)]
     assert sum(right) / len(rows) == pytest.approx(row["flat_acc"], abs=1e-9)
     said = run_here(train_mixer.main, *alone(table, tmp_path / "run", "--batch-size", 16))
-    assert "is finished (0 steps)" in said and "have no effect: --" in said  # no step had another total batch
+    assert "is finished: nothing" in said and "have no effect: --" in said  # no step had another total batch
     assert (tmp_path / "run" / "last.bin").stat().st_mtime_ns == saved
     again = alone(table, tmp_path / "run", "--ngram-passes", 3)
     for more, end in ((["--max-steps", 1], "at step 1"), ([], "is finished (1 steps)")):
         said = run_here(train_mixer.main, *again, *more)
         assert end in said and "--ngram-passes has no effect" in said
+    assert read_logs(tmp_path / "run")[: len(fit) + 1] == [*fit, row]
 
 
 def test_ngrams_alone_are_not_trained_on_from_a_checkpoint(table, tmp_path):

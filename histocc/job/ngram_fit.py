@@ -12,6 +12,7 @@ import math
 import os
 import time
 from collections.abc import Callable
+from copy import copy
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -33,7 +34,7 @@ from histocc.runtime.config import differing
 from histocc.runtime.device import Precision, settings_of_torch
 from histocc.runtime.errors import UserError
 from histocc.runtime.files import OwnFiles
-from histocc.runtime.log import Stage
+from histocc.runtime.log import Stage, duration
 from histocc.runtime.rng import NGRAMS, chance, derived_seed, draw, mix, streams
 from histocc.runtime.signals import Stopped, stop_asked
 from histocc.runtime.world import World
@@ -41,6 +42,8 @@ from histocc.seq2seq_mixer_engine import entries_for, multi_hot
 from histocc.text import encode_batch, language_table
 from histocc.trainer import loop
 from histocc.trainer.batches import BatchLoader, BatchPlan, MicroBatches, Rows
+from histocc.trainer.estimate import seconds_of_step
+from histocc.trainer.log import RunLog, log_columns
 from histocc.trainer.schedule import linear_factor
 
 FILE = "ngrams.bin"  # progress of the fit, in the folder of a run until there is a checkpoint
@@ -52,6 +55,7 @@ MANY_ROWS = 20_000  # from this number on, a part has other learning rates
 FEW_ROWS = 12_000  # up to this number, ridge regression is added to models without an encoder,
 MAX_RIDGE = 1 << 25  # whose weights are at most so many numbers: 134 MB
 RIDGE = 0.1
+TIMED_ROWS = 1_000  # rows of which regression is timed, to know how long it takes for all
 SHARPNESS, MIDDLE = 20.0, 0.4  # a code that regression gives y, 0 to 1, has the logit 20 × (y − 0.4)
 DROPOUT = 0.3  # share of the n-grams that are left out
 TINY_WIDTH = 128  # width of a decoder that writes; a wider one sees fewer rows
@@ -143,7 +147,14 @@ class FitRows(Rows):
         self.positions = np.concatenate(padded)
 
     def __len__(self) -> int:
-        return len(self.rows)
+        return len(self.weight)
+
+    def first(self, number: int) -> "FitRows":
+        """Return the first rows, for `ridge_weights` alone."""
+        first, end = copy(self), self.offsets[number]
+        first.found, first.weights = self.found[:end], self.weights[:end]
+        first.offsets, first.weight = self.offsets[: number + 1], self.weight[:number]
+        return first
 
     def lengths(self, numbers: np.ndarray) -> np.ndarray:
         return self.rows.lengths(numbers)
@@ -293,6 +304,21 @@ def ridge_weights(rows: FitRows, codes: np.ndarray, ngrams: int, classes: int) -
     return torch.sparse.mm(texts.t(), torch.cholesky_solve(target, kernel))
 
 
+def ridge_seconds(rows: FitRows, codes: np.ndarray, ngrams: int, classes: int) -> float:
+    """Return about how long `ridge_weights` takes, from its time for TIMED_ROWS and that of their N³ work."""
+    small = min(len(rows), TIMED_ROWS)
+    of_small = rows.first(small), codes[:small], ngrams, classes
+    matrix = 0.5 + torch.eye(2 * TIMED_ROWS, dtype=rows.dtype)
+    seconds = []
+    for work in (partial(ridge_weights, *of_small), partial(torch.linalg.cholesky, matrix)):
+        started = time.perf_counter()
+        work()
+        seconds.append(time.perf_counter() - started)
+    cube, times = seconds[1] / 8, len(rows) / small  # of TIMED_ROWS
+    cube *= (small / TIMED_ROWS) ** 3
+    return max(0.0, seconds[0] - cube) * times**2 + cube * times**3
+
+
 # ---- the fit
 
 
@@ -321,18 +347,27 @@ def fit_ngrams(
         Stopped: on all ranks, if rank 0 was asked to stop. An interrupted fit is continued by the next start.
     """
     assert model.ngrams is not None
-    if args.ngram_passes == 0 or args.dry_run:
-        world.print(
-            "N-grams are not fitted (--ngram-passes 0, or a dry run, which lacks it in times and memory)"
-        )
+    if args.ngram_passes == 0:
+        world.print("N-grams are not fitted (--ngram-passes 0)")
         return False
     others = f" on rank 0 alone; {world.size - 1} more wait for it" * (world.size > 1)
-    world.print(f"Fitting the n-grams and both decoders{others}")
+    world.print(f"{'Timing the fit of' if args.dry_run else 'Fitting'} the n-grams and both decoders{others}")
     fitted = world.run_on_main(lambda: _fit(args, data, rows_of, loss_fn, model, world.print))
     model.ngrams.answers = fitted.get("ngrams.answers")
     model.load_state_dict(fitted, strict=False)
     model.encoder.zero_output()  # the decoders were fitted without it
     return model.ngrams.answers is not None
+
+
+def steps_of(args: JobConfig, part: FitPart, rows: int, width: int) -> tuple[BatchPlan, int]:
+    """Return the batches of a part and the number of its steps. width: of the decoder that writes."""
+    batch_size = min(part.batch_size, max(MIN_BATCH, rows // MIN_STEPS))
+    plan = BatchPlan(rows, batch_size)
+    steps = min(part.passes * plan.steps_per_epoch, part.max_rows // batch_size)
+    if part.rates[2]:
+        steps = max(1, steps * TINY_WIDTH // max(TINY_WIDTH, width))
+        steps = args.ngram_passes * plan.steps_per_epoch if args.ngram_passes else steps
+    return plan, steps
 
 
 def _fitted_weights(model: Seq2SeqMixerOccCANINE) -> dict[str, Tensor]:
@@ -355,18 +390,33 @@ def _fit(
     distinct, alone, seed = DistinctRows(data.train), World(), derived_seed(args.seed, NGRAMS)
     model.eval()  # no n-gram of a text is left out
     rows = FitRows(rows_of(distinct), distinct.weight, ngrams, model.memory_mask, seed)
+    plans = [steps_of(args, part, len(rows), model.config.hidden_size) for part in PARTS]
+    first_step = -sum(steps for _, steps in plans)  # the steps of a fit end at step 0
+    is_all = isinstance(model.encoder, NoEncoder) and not args.num_epochs  # of the training
+    seconds = time.perf_counter() - began  # what the whole fit takes, in a dry run
 
-    def fit_part(number: int, part: FitPart, interrupted: dict[str, Any] | None) -> None:
+    def open_log(number: int, part: FitPart, step: int) -> RunLog | None:
+        """Return the log of a part, of which so many steps are done, if the fit is the whole training."""
+        if not is_all or args.dry_run:
+            return None
+        begin = first_step + sum(steps for _, steps in plans[:number])
+        is_new, end = not (number or step), begin + plans[number][1]
+        columns, start = log_columns(Fitted.columns), begin + step - is_new
+        log = RunLog(own, columns, end, start, first=first_step, part=part.name)
+        if is_new:
+            log.row({"step": begin, "epoch": 0, "samples": 0})
+        return log
+
+    def fit_part(number: int, part: FitPart, interrupted: dict[str, Any] | None) -> float:
+        """Fit a part and return 0; in a dry run, return how many seconds its steps take."""
         fitted = Fitted(part, len(rows), model, loss_fn)
-        batch_size = min(part.batch_size, max(MIN_BATCH, len(rows) // MIN_STEPS))
-        plan, optimizer, state = BatchPlan(len(rows), batch_size), fitted.optimizer(), loop.State()
+        (plan, steps), optimizer, state = plans[number], fitted.optimizer(), loop.State()
         if interrupted is not None:
             optimizer.load_state_dict(interrupted["optimizer"])
             state = loop.State.resumed(interrupted["step"], interrupted["position"], alone)
-        steps = min(part.passes * plan.steps_per_epoch, part.max_rows // batch_size)
-        if fitted.others:
-            steps = max(1, steps * TINY_WIDTH // max(TINY_WIDTH, model.config.hidden_size))
-            steps = args.ngram_passes * plan.steps_per_epoch if args.ngram_passes else steps
+        log = open_log(number, part, state.step)
+        stage = Stage(f"fitting n-grams, {part.name}", steps, "steps", state.step)
+        before = first_step + sum(steps for _, steps in plans[:number])
 
         def content(step: int, position: dict[str, Any]) -> dict[str, Any]:
             entries = {"format": checkpoint.FORMAT, "kind": KIND, "args": args.values(), "part": number}
@@ -385,15 +435,22 @@ def _fit(
             stop_step=steps,
             steps_per_epoch=plan.steps_per_epoch,
             clip_norm=None,
-            log_interval=None,
+            log_interval=args.log_interval,
             save_interval=args.save_interval,
             save=lambda step, _, position: saver(step, [FILE], position),
-            step_done=Stage(f"fitting n-grams, {part.name}", steps, "steps", state.step).add,
+            log=log and (lambda row: log.row({**row, "step": before + row["step"]})),
+            step_done=lambda: (stage.add(), log and log.step()),
             stop=stop_asked,
         )
-        loop.train(run, {"train": BatchLoader(MicroBatches(rows, plan, shuffle_seed=seed))}, state)
+        loaders = {"train": BatchLoader(MicroBatches(rows, plan, shuffle_seed=seed))}
+        if args.dry_run:
+            return steps * seconds_of_step(run, loaders["train"])
+        loop.train(run, loaders, state)
         if state.stopped:
+            if log:
+                log.close("stopped")
             raise Stopped
+        return 0.0
 
     interrupted = _interrupted(args, own, data.fingerprint, say)
     if interrupted is not None:
@@ -403,17 +460,26 @@ def _fit(
     ngrams.table.sparse = True
     first = interrupted["part"] if interrupted else 0
     for number, part in enumerate(PARTS[first:], first):
-        fit_part(number, part, interrupted if number == first else None)
+        seconds += fit_part(number, part, interrupted if number == first else None)
     ngrams.table.sparse = False
     model.requires_grad_()
     are_few = len(rows) <= FEW_ROWS and len(ngrams.idf) * len(data.codes) <= MAX_RIDGE
     # Ridge regression would leave an encoder nothing to learn, and would take a teacher's codes as certain.
+    weights: Tensor | None = None
     if are_few and isinstance(model.encoder, NoEncoder) and data.train.teacher is None:
-        weights = ridge_weights(rows, distinct.codes, len(ngrams.idf), len(data.codes))
+        regression = rows, distinct.codes, len(ngrams.idf), len(data.codes)
+        of_ridge = ridge_seconds(*regression)
+        seconds += of_ridge
+        say(f"Ridge regression on {len(rows):,} texts: about {duration(of_ridge)}")
+        weights = None if args.dry_run else ridge_weights(*regression)
+    if weights is not None:
         with torch.no_grad():  # the mean of both logits
             ngrams.answers = weights.to(ngrams.idf) * (SHARPNESS / 2)
             ngrams.linear.weight.div_(2)
             model.linear_decoder.bias.sub_(SHARPNESS * MIDDLE).div_(2)
+    if args.dry_run:
+        say(f"The fit takes about {duration(seconds)}, {-first_step:,} steps and what comes before and after")
+        return _fitted_weights(model)
     also = ", with answers of ridge regression" * (ngrams.answers is not None)
     say(f"Fitted in {time.perf_counter() - began:.1f} s{also}")
     return _fitted_weights(model)

@@ -43,6 +43,15 @@ def banner(
     sizes = (1, 2, 4, 8)
     numbers = {"processes": sizes, "steps per epoch": [-(-plan.rows // args.total_batch(n)) for n in sizes]}
     table = [f"  {name:15}{''.join(f'{number:>10,}' for number in row)}" for name, row in numbers.items()]
+    of_steps = [
+        f"Batch size per {device}: {'' if is_exact else 'at most '}{shares}"
+        f"{' = ' if is_exact else '; '}Total batch size: {total}",
+        f"Steps per epoch: {plan.steps_per_epoch:,}",
+        *(["  on any number of processes"] if args.global_batch_size else table),
+        f"Epochs: {epochs} ({schedule.total:,} steps{stops})",
+        f"Learning rate: {schedule.rate:g} ({'not scaled' if args.lr_scaling == 'none' else scaling};"
+        f" warm-up over {schedule.warmup:,} step{'s' * (schedule.warmup != 1)}){about_rate}",
+    ]
     wandb = ["Note: --wandb-project-name has no effect without --log-wandb"]
     lines = [
         "=" * 72,
@@ -56,13 +65,7 @@ def banner(
         f"Available GPUs: {gpus}{name}",
         f"Threads per process: {torch.get_num_threads()}",
         *about,
-        f"Batch size per {device}: {'' if is_exact else 'at most '}{shares}"
-        f"{' = ' if is_exact else '; '}Total batch size: {total}",
-        f"Steps per epoch: {plan.steps_per_epoch:,}",
-        *(["  on any number of processes"] if args.global_batch_size else table),
-        f"Epochs: {epochs} ({schedule.total:,} steps{stops})",
-        f"Learning rate: {schedule.rate:g} ({'not scaled' if args.lr_scaling == 'none' else scaling};"
-        f" warm-up over {schedule.warmup:,} step{'s' * (schedule.warmup != 1)}){about_rate}",
+        *(of_steps if schedule.total else []),
         f"Precision: {precision}",
         f"Save directory: {args.save_path}",
         *(wandb if args.wandb_project_name and not args.log_wandb else []),
@@ -77,5 +80,5 @@ def banner(
         more = f"; {epochs} epochs instead of {before}, with the longer schedule" if epochs > before else ""
         lines.append(f"Resuming from step {step:,} (epoch {epoch + 1}, batch {batch:,}){more}")
     what = f"{verb} {epochs} epoch{'s' * (epochs > 1)}"
-    lines.append(what if epochs else "No training steps (--max-steps asks for some)")
+    lines.append(what if epochs else "Validating what was fitted; --max-steps N takes steps behind the fit")
     return "\n".join([*lines, f"Training on {devices}"])

@@ -62,7 +62,7 @@ class RunFiles(Config):
     save_each_epoch: bool = step_flag(False, "also keep a checkpoint of every epoch", resumable=True)
     keep_checkpoints: Count = step_flag(3, "how many {step}.bin stay; older ones are removed", resumable=True)
     overwrite: bool = flag(False, "start over if the folder holds a run", resumable=True)
-    log_interval: Count = step_flag(100, "optimizer steps between rows of the log", resumable=True)
+    log_interval: Count = flag(100, "optimizer steps between rows of the log", resumable=True)
     eval_interval: Count = step_flag(1000, "optimizer steps between validations", resumable=True)
     log_wandb: bool = flag(False, "also log to Weights & Biases (extra wandb)", resumable=True)
     wandb_project_name: str | None = flag(None, "project for --log-wandb; default: histocc", resumable=True)

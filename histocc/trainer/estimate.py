@@ -82,21 +82,26 @@ def memory_advice(args: TrainConfig, world: World) -> AbstractContextManager[Non
     return memory_error_ends_with(f" (rank {world.rank}) with --batch-size {rows}. {advice} {smaller}")
 
 
+def seconds_of_step(run: loop.Run, loader: BatchLoader) -> float:
+    """Return the time of a step, by steps over batches of the epoch that change the weights. All ranks."""
+    nothing = dict.fromkeys(("stop_step", "log_interval", "save_interval"))
+    silent, seconds, plan = replace(run, seed=0, epoch_name="", **nothing), 0.0, loader.plan
+    for first_batch, steps in ((0, 1), (min(1, plan.steps_per_epoch - 1), STEPS)):  # the first is slow
+        batches = islice(loader.at(0, first_batch), steps * plan.micro_batches(0))
+        state, started = loop.State(), time.perf_counter()
+        loop.train_one_epoch(silent, batches, state, 0)
+        synchronize(run.world.device)
+        seconds = (time.perf_counter() - started) / max(state.step, 1)
+    return seconds
+
+
 def estimate(run: loop.Run, loader: BatchLoader, start: int) -> None:
     """Take steps that lead nowhere and print what a run from step `start` takes (--dry-run). All ranks."""
     world, plan = run.world, loader.plan
     if world.device.type == "cuda":  # the search for the batch size does not count
         torch.cuda.reset_peak_memory_stats(world.device)
 
-    # Steps over batches of the epoch; the weights that they change are thrown away. The first is slow.
-    nothing = dict.fromkeys(("stop_step", "log_interval", "save_interval"))
-    silent, seconds = replace(run, seed=0, epoch_name="", **nothing), 0.0
-    for first_batch, steps in ((0, 1), (min(1, plan.steps_per_epoch - 1), STEPS)):
-        batches = islice(loader.at(0, first_batch), steps * plan.micro_batches(0))
-        state, started = loop.State(), time.perf_counter()
-        loop.train_one_epoch(silent, batches, state, 0)
-        synchronize(world.device)
-        seconds = (time.perf_counter() - started) / max(state.step, 1)
+    seconds = seconds_of_step(run, loader)
 
     # The batch that takes the most memory may come late in an epoch.
     rows = -(-plan.global_batch_size // (world.size * plan.micro_batches(0)))
@@ -113,9 +118,10 @@ def estimate(run: loop.Run, loader: BatchLoader, start: int) -> None:
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
     seconds, peak = map(max, zip(*world.gather((seconds, peak))))
     left, end = (run.stop_step or 0) - start, f"continues from step {start:,}" if start else "starts the run"
+    steps = f"{left:,} of {seconds:.3g} s: {duration(left * seconds)}, and the validations"
     world.print(
         "Dry run: nothing was trained or saved.\n"
-        f"  Steps:  {left:,} of {seconds:.3g} s: {duration(left * seconds)}, and the validations\n"
+        f"  Steps:  {steps if left else 'none behind the fit, see above'}\n"
         f"  Memory: {peak / 1e9:.1f} GB at most per process\n"
         f"Everything checks out: without --dry-run it {end}."
     )

@@ -59,8 +59,8 @@ def read_numbers(path: str) -> list[dict[str, float | None]]:
         for row in csv.DictReader(complete_lines(path)):
             with contextlib.suppress(ValueError, TypeError, KeyError, OverflowError):  # not numbers
                 values = {name: None if cell == "" else float(cell) for name, cell in row.items()}
-                counts = [int(float(row["step"])), *(int(values[name] or 0) for name in COUNTS)]  # or inf
-                rows += [empty | values] * (min(counts) >= 0)
+                counts = [int(float(row["step"])), *(int(values[name] or 0) for name in COUNTS[1:])]  # or inf
+                rows += [empty | values] * (min(counts[1:]) >= 0)
     return rows
 
 
@@ -80,8 +80,10 @@ class RunLog:
 
     Args:
         files: the files of the run, of which it writes logs.csv and status.json; None: it writes no file.
-        start, stop_step: steps done, −1 for a new run; the step at which this start ends. Rows after `start`
-            are dropped; with `again` also the row of `start`, which is still to be written.
+        start, stop_step: steps done, below those of all rows for a new run; the step at which this start
+            ends. Rows after `start` are dropped; with `again` also that of `start`, still to be written.
+        first: the step that is shown as 0: a fit before step 0 counts up to it, by negative steps.
+        part: a fit's name for its lines.
     """
 
     def __init__(
@@ -95,9 +97,11 @@ class RunLog:
         is_main: bool = True,
         again: bool = False,
         trackers: "Iterable[Tracker]" = (),
+        first: int = 0,
+        part: str = "",
     ):
         self.files, self.columns, self.is_main = files if is_main else None, columns, is_main
-        self.total_steps, self.first_step = total_steps, max(start, 0)
+        self.total_steps, self.first_step, self.first, self.part = total_steps, max(start, first), first, part
         self.stop_step = total_steps if stop_step is None else stop_step
         self.started, self.steps, self.trackers = time.monotonic(), 0, list(trackers)
         self.unwritten: list[str] = []  # rows
@@ -105,7 +109,7 @@ class RunLog:
         if self.files is not None:
             path, _ = self.files.claim(LOG, STATUS)
             last, kept = start - again, [columns]
-            lines = complete_lines(path) if last >= 0 and os.path.isfile(path) else []
+            lines = complete_lines(path) if os.path.isfile(path) else []
             names, *old = [line.rstrip("\r\n").split(",") for line in lines] or [[]]
             for cells in old:  # another version of the program may have had other columns
                 with contextlib.suppress(ValueError, KeyError):  # damaged
@@ -125,7 +129,8 @@ class RunLog:
         """Count steps; after a few, print how long the rest will take: the first row may be minutes away."""
         self.steps += 1
         if self.steps == FIRST_ESTIMATE:
-            self.say(f"{self.steps} steps done, about {self._left(self.first_step + self.steps)}")
+            part = f"{self.part}: " * bool(self.part)
+            self.say(f"{part}{self.steps} steps done, about {self._left(self.first_step + self.steps)}")
 
     def _left(self, step: int) -> str:
         seconds = (time.monotonic() - self.started) / max(step - self.first_step, 1)
@@ -150,7 +155,9 @@ class RunLog:
             skipped = f"{values['skipped_steps']:.0f} steps since the last row"
             self.say(f"step {step:,}: {skipped} had no finite gradient and were skipped")
         if values.get("train_loss") is not None:
-            parts = [f"step {step:,}/{self.total_steps:,}", f"epoch {values['epoch'] + 1}"]
+            of_part = f"{self.part}, pass" if self.part else "epoch"
+            parts = [f"step {step - self.first:,}/{self.total_steps - self.first:,}"]
+            parts += [f"{of_part} {values['epoch'] + 1}"]
             parts += [f"loss {values['train_loss']:.4f}", f"lr {values['lr']:.2e}"]
             parts += [f"{values['samples_per_sec']:,.0f} samples/s"]
             if values.get("mfu"):

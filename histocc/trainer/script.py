@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import json
 import os
+import sys
 import uuid
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field, replace
@@ -249,7 +250,7 @@ class OpenRun:
             reason = next(filter(None, world.gather(signals.stop_request().reason)), "a signal")
             saved = f"saved in {self.saver.seconds:.1f} s. {same} continues."
             return world.print(f"Stopped by {reason} {where} of {total:,}, {saved}")
-        how = f"Finished {where}."
+        how = f"Finished {where}." if total else "Finished: the fit was all of the training."
         if is_early:
             how = f"No better for {state.since_best} validations: finished {where} of {total:,}."
             how += f" {same} with a larger --patience continues."
@@ -402,7 +403,8 @@ def nothing_left(args: TrainConfig, state: loop.State, schedule: Schedule) -> st
         return f"The run in {args.save_path} is {at}: nothing to do."
     else:
         more = "More --num-epochs continue" if schedule.total else "--max-steps continues"
-    end = f"finished ({state.step:,} steps): nothing to do. {more}, --overwrite starts over."
+    steps = f" ({state.step:,} steps)" * bool(state.step)
+    end = f"finished{steps}: nothing to do. {more}, --overwrite starts over."
     return f"The run in {args.save_path} is {end}"
 
 
@@ -421,14 +423,18 @@ def open_log(
     world.run_on_main(lambda: trackers.extend(open_trackers(args, name, state.step)))
     if args.overwrite and not is_resumed:
         old = [name for name in files.names if checkpoint.CHECKPOINT.fullmatch(name)]
-        world.run_on(world.node_leaders(), lambda: files.remove([*old, ARGS, LOG, STATUS]))
+        old += [ARGS, LOG, STATUS] if schedule.total else [ARGS]  # else the fit has begun the log
+        world.run_on(world.node_leaders(), lambda: files.remove(old))
     if world.is_main:
         asked = {**(args.asked or args).values(), "made_by": checkpoint.made_by()}
         with atomic_write(files.claim(ARGS)[0]) as file:
             file.write(json.dumps(asked, indent=1, sort_keys=True).encode())
-    columns, start = log_columns(task.columns), state.step if is_resumed else -1
+    # the rows of the fit stay if it was all of the training; a new run of steps drops all
+    start = state.step if is_resumed or not schedule.total else -sys.maxsize
     counts, is_main = (schedule.total, start, schedule.stop), world.is_main
-    return RunLog(files, columns, *counts, is_main=is_main, again=state.unfinished, trackers=trackers)
+    return RunLog(
+        files, log_columns(task.columns), *counts, is_main=is_main, again=state.unfinished, trackers=trackers
+    )
 
 
 def checkpoint_content(
