@@ -306,16 +306,14 @@ def ridge_weights(rows: FitRows, codes: np.ndarray, ngrams: int, classes: int) -
 
 def ridge_seconds(rows: FitRows, codes: np.ndarray, ngrams: int, classes: int) -> float:
     """Return about how long `ridge_weights` takes, from its time for TIMED_ROWS and that of their N³ work."""
-    small = min(len(rows), TIMED_ROWS)
-    of_small = rows.first(small), codes[:small], ngrams, classes
-    matrix = 0.5 + torch.eye(2 * TIMED_ROWS, dtype=rows.dtype)
+    small, matrix = min(len(rows), TIMED_ROWS), 0.5 + torch.eye(2 * TIMED_ROWS, dtype=rows.dtype)
+    of_small = partial(ridge_weights, rows.first(small), codes[:small], ngrams, classes)
     seconds = []
-    for work in (partial(ridge_weights, *of_small), partial(torch.linalg.cholesky, matrix)):
+    for work in (of_small, partial(torch.linalg.cholesky, matrix)):
         started = time.perf_counter()
         work()
         seconds.append(time.perf_counter() - started)
-    cube, times = seconds[1] / 8, len(rows) / small  # of TIMED_ROWS
-    cube *= (small / TIMED_ROWS) ** 3
+    cube, times = seconds[1] * (small / TIMED_ROWS / 2) ** 3, len(rows) / small
     return max(0.0, seconds[0] - cube) * times**2 + cube * times**3
 
 
@@ -392,31 +390,22 @@ def _fit(
     rows = FitRows(rows_of(distinct), distinct.weight, ngrams, model.memory_mask, seed)
     plans = [steps_of(args, part, len(rows), model.config.hidden_size) for part in PARTS]
     first_step = -sum(steps for _, steps in plans)  # the steps of a fit end at step 0
-    is_all = isinstance(model.encoder, NoEncoder) and not args.num_epochs  # of the training
-    seconds = time.perf_counter() - began  # what the whole fit takes, in a dry run
-
-    def open_log(number: int, part: FitPart, step: int) -> RunLog | None:
-        """Return the log of a part, of which so many steps are done, if the fit is the whole training."""
-        if not is_all or args.dry_run:
-            return None
-        begin = first_step + sum(steps for _, steps in plans[:number])
-        is_new, end = not (number or step), begin + plans[number][1]
-        columns, start = log_columns(Fitted.columns), begin + step - is_new
-        log = RunLog(own, columns, end, start, first=first_step, part=part.name)
-        if is_new:
-            log.row({"step": begin, "epoch": 0, "samples": 0})
-        return log
+    seconds = time.perf_counter() - began  # of the whole fit, as a dry run estimates them
 
     def fit_part(number: int, part: FitPart, interrupted: dict[str, Any] | None) -> float:
-        """Fit a part and return 0; in a dry run, return how many seconds its steps take."""
         fitted = Fitted(part, len(rows), model, loss_fn)
         (plan, steps), optimizer, state = plans[number], fitted.optimizer(), loop.State()
         if interrupted is not None:
             optimizer.load_state_dict(interrupted["optimizer"])
             state = loop.State.resumed(interrupted["step"], interrupted["position"], alone)
-        log = open_log(number, part, state.step)
         stage = Stage(f"fitting n-grams, {part.name}", steps, "steps", state.step)
-        before = first_step + sum(steps for _, steps in plans[:number])
+        begin, log = first_step + sum(steps for _, steps in plans[:number]), None
+        if not (args.num_epochs or args.dry_run):  # the fit is the whole training
+            columns, done = log_columns(Fitted.columns), begin + state.step
+            start = done - (done == first_step)  # a new fit keeps no row
+            log = RunLog(own, columns, begin + steps, start, first=first_step, part=part.name)
+            if start < done:
+                log.row({"step": done, "epoch": 0, "samples": 0})
 
         def content(step: int, position: dict[str, Any]) -> dict[str, Any]:
             entries = {"format": checkpoint.FORMAT, "kind": KIND, "args": args.values(), "part": number}
@@ -438,7 +427,7 @@ def _fit(
             log_interval=args.log_interval,
             save_interval=args.save_interval,
             save=lambda step, _, position: saver(step, [FILE], position),
-            log=log and (lambda row: log.row({**row, "step": before + row["step"]})),
+            log=log and (lambda row: log.row({**row, "step": begin + row["step"]})),
             step_done=lambda: (stage.add(), log and log.step()),
             stop=stop_asked,
         )
@@ -465,18 +454,16 @@ def _fit(
     model.requires_grad_()
     are_few = len(rows) <= FEW_ROWS and len(ngrams.idf) * len(data.codes) <= MAX_RIDGE
     # Ridge regression would leave an encoder nothing to learn, and would take a teacher's codes as certain.
-    weights: Tensor | None = None
     if are_few and isinstance(model.encoder, NoEncoder) and data.train.teacher is None:
         regression = rows, distinct.codes, len(ngrams.idf), len(data.codes)
-        of_ridge = ridge_seconds(*regression)
-        seconds += of_ridge
+        seconds += (of_ridge := ridge_seconds(*regression))
         say(f"Ridge regression on {len(rows):,} texts: about {duration(of_ridge)}")
-        weights = None if args.dry_run else ridge_weights(*regression)
-    if weights is not None:
-        with torch.no_grad():  # the mean of both logits
-            ngrams.answers = weights.to(ngrams.idf) * (SHARPNESS / 2)
-            ngrams.linear.weight.div_(2)
-            model.linear_decoder.bias.sub_(SHARPNESS * MIDDLE).div_(2)
+        if not args.dry_run:
+            weights = ridge_weights(*regression)
+            with torch.no_grad():  # the mean of both logits
+                ngrams.answers = weights.to(ngrams.idf) * (SHARPNESS / 2)
+                ngrams.linear.weight.div_(2)
+                model.linear_decoder.bias.sub_(SHARPNESS * MIDDLE).div_(2)
     if args.dry_run:
         say(f"The fit takes about {duration(seconds)}, {-first_step:,} steps and what comes before and after")
         return _fitted_weights(model)

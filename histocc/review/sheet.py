@@ -171,16 +171,14 @@ class CodedFile:
             text = self.texts.get(key)
             if text is None:
                 similar = [(row[i], row[j]) for i, j in self.similar if row[i]]
-                cells, answer = (self.text(row), self.language_of(row)), codes
-                words = {code: row[i] for code, i in zip(codes, self.words) if row[i]}
+                cells, shown = (self.text(row), self.language_of(row)), codes
+                self.descriptions |= {code: row[i] for code, i in zip(codes, self.words) if row[i]}
                 if not decider and (choices := {row[i]: row[j] for i, j, _ in self.choices if row[i]}):
-                    words |= {row[i]: row[j] for i, _, j in self.choices if j is not None and row[j]}
+                    self.descriptions |= {row[i]: row[j] for i, _, j in self.choices if j and row[j]}
                     choices |= {code: "" for code in codes if code not in choices}
-                    codes, probs = list(choices), list(choices.values())
-                text = self.texts[key] = CodedText(
-                    *cells, codes=codes, probs=probs, answer=answer, similar=similar
-                )
-                self.descriptions |= words
+                    shown, probs = list(choices), list(choices.values())
+                text = CodedText(*cells, codes=shown, probs=probs, answer=codes, similar=similar)
+                self.texts[key] = text
             text.rows += times
             is_right = confidence(row[self.conf]) if codes and self.conf is not None else 0.0
             text.doubt += times * (1 - is_right)

@@ -131,8 +131,8 @@ def complete(files: OwnFiles, state: dict[str, Any], keep: int) -> None:
 
 
 def replace(path: str, state: dict[str, Any]) -> None:
-    """Write a changed checkpoint in the place of the original, which keeps its other names in the folder of
-    the run: last.bin and best.bin of one step stay one file. Rank 0 only. Raises OSError, UserError.
+    """Write a changed checkpoint in the place of the original and of its hard links in the folder of the run,
+    such as best.bin of the same step. Rank 0 only. Raises OSError, UserError.
     """
     path = os.path.realpath(path)
     files = OwnFiles(os.path.dirname(path))

@@ -82,8 +82,7 @@ class RunLog:
         files: the files of the run, of which it writes logs.csv and status.json; None: it writes no file.
         start, stop_step: steps done, below those of all rows for a new run; the step at which this start
             ends. Rows after `start` are dropped; with `again` also that of `start`, still to be written.
-        first: the step that is shown as 0: a fit before step 0 counts up to it, by negative steps.
-        part: a fit's name for its lines.
+        first: the step that is shown as 0, of a fit, whose steps count up to 0; part: its name in lines.
     """
 
     def __init__(
@@ -129,8 +128,7 @@ class RunLog:
         """Count steps; after a few, print how long the rest will take: the first row may be minutes away."""
         self.steps += 1
         if self.steps == FIRST_ESTIMATE:
-            part = f"{self.part}: " * bool(self.part)
-            self.say(f"{part}{self.steps} steps done, about {self._left(self.first_step + self.steps)}")
+            self.say(f"{self.steps} steps done, about {self._left(self.first_step + self.steps)}")
 
     def _left(self, step: int) -> str:
         seconds = (time.monotonic() - self.started) / max(step - self.first_step, 1)
@@ -155,9 +153,8 @@ class RunLog:
             skipped = f"{values['skipped_steps']:.0f} steps since the last row"
             self.say(f"step {step:,}: {skipped} had no finite gradient and were skipped")
         if values.get("train_loss") is not None:
-            of_part = f"{self.part}, pass" if self.part else "epoch"
             parts = [f"step {step - self.first:,}/{self.total_steps - self.first:,}"]
-            parts += [f"{of_part} {values['epoch'] + 1}"]
+            parts += [f"{f'{self.part}, pass' if self.part else 'epoch'} {values['epoch'] + 1}"]
             parts += [f"loss {values['train_loss']:.4f}", f"lr {values['lr']:.2e}"]
             parts += [f"{values['samples_per_sec']:,.0f} samples/s"]
             if values.get("mfu"):

@@ -429,12 +429,10 @@ def open_log(
         asked = {**(args.asked or args).values(), "made_by": checkpoint.made_by()}
         with atomic_write(files.claim(ARGS)[0]) as file:
             file.write(json.dumps(asked, indent=1, sort_keys=True).encode())
-    # the rows of the fit stay if it was all of the training; a new run of steps drops all
-    start = state.step if is_resumed or not schedule.total else -sys.maxsize
-    counts, is_main = (schedule.total, start, schedule.stop), world.is_main
-    return RunLog(
-        files, log_columns(task.columns), *counts, is_main=is_main, again=state.unfinished, trackers=trackers
-    )
+    # a new run drops all rows, except those of a fit that is all of it
+    columns, keeps_rows = log_columns(task.columns), is_resumed or not schedule.total
+    counts = schedule.total, state.step if keeps_rows else -sys.maxsize, schedule.stop
+    return RunLog(files, columns, *counts, is_main=world.is_main, again=state.unfinished, trackers=trackers)
 
 
 def checkpoint_content(
