@@ -262,6 +262,32 @@ class TestModel:
         assert "rows with conf below inf get needs_review" in said
         assert {row["needs_review"] for row in rows} == {"1"}
 
+    def test_few_rows_are_answered_in_folds_by_models_without_them(self, tmp_path):
+        """Those of n-grams alone, whose linear decoder knows the rows that it was fitted to."""
+        rows = tmp_path / "rows.csv"
+        write(sample_rows(260, 3), str(rows))
+        how = words("--model-size ngrams --ngram-passes 1 --formatter hisco --language-col lang --device cpu")
+        how += ["--target-cols", "hisco_1", "hisco_2", "hisco_3", "--dataset", rows]
+        said = run_here(finetune.main, *how, "--save-path", tmp_path / "run")
+        file, data = (
+            tmp_path / "run" / "last.bin",
+            PreparedData.open(*glob.glob(str(tmp_path / "run" / "prepared" / "*"))),
+        )
+        state = checkpoint.load(str(file))
+        held = state.pop("confidence")
+        texts = sum(len(np.unique(part.text_hash)) for part in (data.train, data.val))
+        assert f"on {texts} texts" in said and "answered by models of 2 of 3 folds" in said
+        assert held["texts"] == texts and {*held["maps"]} == {"flat", "output"} and held["best"] == "flat"
+        coded = Coder.load(str(file)).code(
+            data.train.strings(np.arange(len(data.train))), ["en"] * len(data.train)
+        )
+        codes = [{data.codes[i] for i in row if i >= 0} for row in data.train.codes.tolist()]
+        known = np.mean([{*one.codes} == true for one, true in zip(coded, codes)])
+        assert held["accuracy"]["flat"] < 0.6 < 0.8 < known
+        checkpoint.replace(str(file), state)
+        run_here(finetune.main, *how, "--save-path", tmp_path / "run")
+        assert checkpoint.load(str(file))["confidence"] == held
+
     def test_fewer_than_200_texts_are_said_and_nothing_is_fitted(self, trained, tmp_path):
         write(sample_rows(100, 3), str(tmp_path / "rows.csv"))
         how = ["--output", tmp_path / "report", "--device", "cpu", "--fit-confidence", "--resamples", 5]

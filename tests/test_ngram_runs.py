@@ -359,6 +359,7 @@ def test_many_rows_keep_their_linear_decoder_while_the_other_learns(table, tmp_p
 
 def test_few_rows_have_the_mean_with_ridge_regression(table, tmp_path, monkeypatch):
     """Of the codes on the n-grams, whose weights have a closed form; a row counts as in the fit."""
+    monkeypatch.setattr(ngram_fit, "PENALTIES", (0.5,))
     lines, twice = open(table[0], encoding="utf-8").readlines(), tmp_path / "twice.csv"
     twice.write_text("".join(lines + lines[1:30]), encoding="utf-8")
     flags, logits = [*alone((twice, table[1]), tmp_path), "--float64"], []
@@ -382,11 +383,26 @@ def test_few_rows_have_the_mean_with_ridge_regression(table, tmp_path, monkeypat
     codes = torch.tensor(
         [[i in row for i in range(len(data.codes))] for row in data.train.codes[rows].tolist()]
     )
-    left = of_text.T @ (counts * of_text) + ngram_fit.RIDGE * torch.eye(of_text.shape[1])
+    left = of_text.T @ (counts * of_text) + 0.5 * torch.eye(of_text.shape[1])
     regression = of_text @ torch.linalg.solve(left, of_text.T @ (counts * codes))
     assert torch.equal(logits[0], logits[1])
     expected = logits[0] / 2 + ngram_fit.SHARPNESS / 2 * (regression - ngram_fit.MIDDLE)
     assert torch.allclose(logits[2], expected, rtol=0, atol=1e-6) and regression.max() > 0.8
+
+
+@pytest.mark.parametrize("penalty", [0.03, 3.0])
+def test_a_penalty_is_judged_by_rows_that_are_left_out_each_alone(penalty):
+    draw = torch.Generator().manual_seed(1)
+    x, weight = (torch.rand(size, dtype=torch.float64, generator=draw) for size in ((40, 6), (40,)))
+    y = torch.eye(4, dtype=torch.float64)[(x[:, :4] + 0.3 * x.roll(1, 0)[:, :4]).argmax(1)]
+    right = 0.0
+    for i in range(40):
+        other = torch.arange(40) != i
+        left = x[other].T @ (weight[other, None] * x[other]) + penalty * torch.eye(6)
+        answer = x[i] @ torch.linalg.solve(left, x[other].T @ (weight[other, None] * y[other]))
+        right += float(weight[i] * y[i, answer.argmax()])
+    assert ngram_fit.right_if_left_out(x @ x.T, y, weight, penalty) == pytest.approx(right)
+    assert 0.4 * weight.sum() < right < weight.sum()
 
 
 def test_it_starts_other_runs_and_is_exported(table, tmp_path):

@@ -128,6 +128,23 @@ class RowSet:
         return [joined[start:end] for start, end in zip(ends, ends[1:])]
 
 
+class SomeRows(RowSet):
+    """Some rows of another set; index: their numbers in it, int64 [N]."""
+
+    def __init__(self, rows: RowSet, index: np.ndarray):
+        self.rows, self.index = rows, index
+        self.language, self.codes, self.text_hash = (
+            each[index] for each in (rows.language, rows.codes, rows.text_hash)
+        )
+        self.teacher = None if rows.teacher is None else rows.teacher[index]
+
+    def lengths(self, rows: np.ndarray) -> np.ndarray:
+        return self.rows.lengths(self.index[rows])
+
+    def texts(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        return self.rows.texts(self.index[rows])
+
+
 @dataclass(frozen=True)
 class PreparedData:
     """A prepared folder."""

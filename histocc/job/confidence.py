@@ -1,25 +1,33 @@
 """The confidence of a trained model, fitted on rows that it was not trained on: on the validation rows after
-each training, or on any by `python -m histocc.evaluate --fit-confidence`.
+each training, or on any by `python -m histocc.evaluate --fit-confidence`. If they are few, the linear decoder
+of n-grams alone has training rows, too, which models answer that were fitted to the others.
 """
 
 import contextlib
 import os
 import zlib
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
 import torch
 
-from histocc.data.arrays import PreparedData, RowSet
-from histocc.job.config import JobConfig
+from histocc.data.arrays import PreparedData, RowSet, SomeRows
+from histocc.formatter import BlockyFormatter
+from histocc.job.config import JobConfig, is_fitted
+from histocc.job.inputs import rows_to_fit
+from histocc.job.model import make_loss, make_model
+from histocc.job.ngram_fit import FEW_ROWS, DistinctRows, fit_of_fold
 from histocc.model import confidence
 from histocc.model.confidence import MIN_TEXTS, OUTPUT, Confidence
+from histocc.model.mixer import NGRAMS
 from histocc.predict.coder import Coded, Coder
 from histocc.predict.decoders import DECODERS, MEASURED
 from histocc.published import models
 from histocc.runtime import checkpoint
 from histocc.runtime.device import Precision
 from histocc.runtime.errors import UserError
+from histocc.runtime.rng import mix
 from histocc.runtime.signals import Stopped
 from histocc.runtime.world import World
 
@@ -28,6 +36,8 @@ MAX_BATCH = 256  # rows
 RANKED_TEXTS = 250  # about so many texts are ranked, which takes most of the time
 MAX_CODES = 100  # most codes of an answer that are looked at
 OUTPUTS = 5  # most probable outputs of a row, whose probabilities are fitted
+FOLDS = 3  # of the training rows, if validation texts are too few
+Judged = dict[str, list[tuple[float, bool, bool, float]]]  # see `judged_answers`
 
 
 def judged_answers(
@@ -37,10 +47,11 @@ def judged_answers(
     codes: list[set[str]],
     weights: np.ndarray,
     rank_one_of: int = 1,
-) -> dict[str, list[tuple[float, bool, bool, float]]]:
-    """Return each decoder's answers: (probability, whether it is several codes, whether it is right, weight
-    of the row). For a decoder that `auto` does not measure, an answer is its best code, for one text of
-    `rank_one_of`; for OUTPUT, it is each of the most probable outputs.
+    only_linear: bool = False,
+) -> Judged:
+    """Return each decoder's answers, or those of `flat` alone: (probability, whether it is several codes,
+    whether it is right, weight of the row). For a decoder that `auto` does not measure, an answer is its best
+    code, for one text of `rank_one_of`; for OUTPUT, it is each of the most probable outputs.
     """
 
     def asked(decoder: str, k: int, one_of: int = 1, **more) -> list[tuple[Coded, set[str], float]]:
@@ -50,8 +61,9 @@ def judged_answers(
         coded = coder.code(*part, decoder, k, cleaned=True, **more)
         return [(one, codes[i], float(weights[i])) for one, i in zip(coded, some)]
 
-    found = {}
-    for name in (name for name in coder.decoders if not DECODERS[name].confidence_of):
+    found: Judged = {}
+    names = ["flat"] if only_linear else coder.decoders
+    for name in (name for name in names if not DECODERS[name].confidence_of):
         is_set = name in MEASURED
         found[name] = [
             (one.conf, len(one.codes) > 1, {*one.codes} == true if is_set else {*one.codes} <= true, weight)
@@ -67,6 +79,53 @@ def judged_answers(
     return found
 
 
+def rows_to_judge(rows: RowSet, usable: np.ndarray) -> np.ndarray:
+    """Return the rows of MAX_TEXTS of the usable texts (bool [N]), at most MAX_ROWS, spread over the file."""
+    distinct = np.unique(rows.text_hash[usable])
+    index = np.flatnonzero(usable & np.isin(rows.text_hash, distinct[:MAX_TEXTS]))
+    if len(index) > MAX_ROWS:
+        index = index[np.linspace(0, len(index) - 1, MAX_ROWS).astype(np.int64)]
+    return index
+
+
+def judged_rows(
+    coder: Coder, rows: RowSet, index: np.ndarray, data: PreparedData, part: slice, only_linear: bool
+) -> Judged:
+    """Return `judged_answers` to a part of the rows `index`, in which each text counts the same."""
+    _, text, times = np.unique(rows.text_hash[index], return_inverse=True, return_counts=True)
+    own, weights = index[part], 1.0 / times[text.reshape(-1)][part]
+    codes = [{data.codes[i] for i in row if i >= 0} for row in rows.codes[own].tolist()]
+    languages = [data.languages[i] for i in np.asarray(rows.language)[own].tolist()]
+    one_of = max(1, len(times) // RANKED_TEXTS)
+    return judged_answers(coder, rows.strings(own), languages, codes, weights, one_of, only_linear)
+
+
+def needs_folds(args: JobConfig, data: PreparedData) -> bool:
+    """Return whether n-grams alone were fitted to few rows, of which too few texts are validated on."""
+    train, val = (len(np.unique(rows.text_hash)) for rows in (data.train, data.val))
+    if args.model_size != NGRAMS or not is_fitted(args) or data.train.teacher is not None:
+        return False
+    return val < MIN_TEXTS <= train and len(DistinctRows(data.train)) <= FEW_ROWS
+
+
+def answers_in_folds(args: JobConfig, formatter: BlockyFormatter, state: dict, data: PreparedData) -> Judged:
+    """Return judged answers of linear decoders to training texts; each text is answered by a model of n-grams
+    alone that is fitted to the other folds. Rank 0 only. Raises Stopped.
+    """
+    train, found = data.train, {}
+    index, fold = rows_to_judge(train, np.full(len(train), True)), mix(train.text_hash) % FOLDS
+    for number in range(FOLDS):
+        others = replace(data, train=SomeRows(train, np.flatnonzero(fold != number)))
+        _, model, config = make_model(args, formatter, World(), others)
+        rows_of, loss_fn = rows_to_fit(args, formatter, others), make_loss(args, formatter)
+        fit_of_fold(args, others, rows_of, loss_fn, model)
+        coder = Coder(model.eval(), formatter, {**state, "config": config}, raw_confidence=True)
+        held_out = index[fold[index] == number]
+        for name, answers in judged_rows(coder, train, held_out, data, slice(None), True).items():
+            found.setdefault(name, []).extend(answers)
+    return found
+
+
 def fit_confidence(
     name: str,
     loaded: models.Loaded,
@@ -76,39 +135,34 @@ def fit_confidence(
     world: World,
     batch_size: int,
     precision: Precision,
+    of_folds: Judged | None = None,
 ) -> dict | None:
     """Fit the confidence of a model on its device, on the rows `usable` (bool [N]) of `data`, whose codes are
-    the model's: those of MAX_TEXTS texts, at most MAX_ROWS, spread over the file. name: the model's name in
-    messages. All ranks. Returns the entry of a checkpoint on rank 0, {} on the others; None on all if there
-    are fewer than MIN_TEXTS distinct texts. Raises Stopped on all if the run was asked to stop.
+    the model's (`rows_to_judge`). of_folds: `answers_in_folds`, if they are needed; then the confidence of
+    the linear decoder alone is fitted. name: the model's name in messages. All ranks. Returns the entry of a
+    checkpoint on rank 0, {} on the others; None on all if there are fewer than MIN_TEXTS distinct texts.
+    Raises Stopped on all if the run was asked to stop.
     """
-    distinct = np.unique(rows.text_hash[usable])
-    if len(distinct) < MIN_TEXTS:
+    index = rows_to_judge(rows, usable)
+    texts = len(np.unique(rows.text_hash[index])) + round(sum(x[3] for x in (of_folds or {}).get("flat", [])))
+    if texts < MIN_TEXTS:
         world.print(
-            f"Confidence is not fitted: {len(distinct):,} distinct texts to fit it on, it takes {MIN_TEXTS}"
+            f"Confidence is not fitted: {texts:,} distinct texts to fit it on, it takes {MIN_TEXTS}"
             " (more rows, or a larger --share-val of finetune.py); probabilities are the decoders' own"
         )
         return None
-    index = np.flatnonzero(usable & (rows.text_hash <= distinct[:MAX_TEXTS][-1]))
-    if len(index) > MAX_ROWS:
-        index = index[np.linspace(0, len(index) - 1, MAX_ROWS).astype(np.int64)]
-    _, text, times = np.unique(rows.text_hash[index], return_inverse=True, return_counts=True)
-    share = world.share()
-    own, weights = index[share], 1.0 / times[text.reshape(-1)][share]
-    codes = [{data.codes[i] for i in row if i >= 0} for row in rows.codes[own].tolist()]
-    languages = [data.languages[i] for i in np.asarray(rows.language)[own].tolist()]
     found, check = None, world.give_up_if_asked
     with contextlib.suppress(Stopped):
         coder = Coder(*loaded, batch_size=batch_size, precision=precision, check=check, raw_confidence=True)
-        one_of = max(1, len(times) // RANKED_TEXTS)
-        found = judged_answers(coder, rows.strings(own), languages, codes, weights, one_of)
+        found = judged_rows(coder, rows, index, data, world.share(), of_folds is not None)
     if world.stop_agreed():
         raise Stopped
     shares = world.gather(found, main_alone=True)
     if not shares:
         return {}
+    shares += [of_folds] if of_folds else []
     judged = {decoder: [one for each in shares for one in each[decoder]] for decoder in shares[0]}
-    fitted, errors, sets = Confidence(len(times), {}, {}, {}), [], {}
+    fitted, errors, sets = Confidence(texts, {}, {}, {}), [], {}
     for decoder, of_decoder in judged.items():
         raw, several, right, weight = (np.array(column) for column in zip(*of_decoder))
         fitted.maps[decoder] = confidence.fit(raw, several, right, weight)
@@ -122,10 +176,11 @@ def fit_confidence(
             fitted.accuracy[decoder] = float(weight @ right / weight.sum())
             sets[decoder] = weight * right
     fitted = fitted._replace(best=confidence.most_accurate(sets))
+    how = f". Most are training texts, answered by models of {FOLDS - 1} of {FOLDS} folds without them"
     best, why = fitted.best_decoder(loaded[2].get("kind", "mixer"))
     world.print(
         f"{name}: confidence is fitted on {fitted.texts:,} texts; expected calibration error there, in"
-        f" points: {', '.join(errors)}. --decoder auto is {best} ({why})"
+        f" points: {', '.join(errors)}. --decoder auto is {best} ({why}){how * bool(of_folds)}"
     )
     return {"confidence": fitted._asdict()}
 
@@ -150,7 +205,10 @@ def fit_run(args: JobConfig, world: World, data: PreparedData, resumed: dict | N
             model, formatter, state = models.model_of_checkpoint(file, state)
             loaded = model.to(world.device), formatter, state
             try:
-                entry = fit_confidence(name, loaded, data.val, usable, data, world, size, precision)
+                of_folds = None
+                if state["step"] == 0 and needs_folds(args, data):
+                    of_folds = world.run_on_main(partial(answers_in_folds, args, formatter, state, data))
+                entry = fit_confidence(name, loaded, data.val, usable, data, world, size, precision, of_folds)
             except Stopped:
                 return world.print("Confidence is not fitted yet: the same command fits it")
             if entry is None:

@@ -13,7 +13,7 @@ import os
 import time
 from collections.abc import Callable
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from histocc.data.arrays import PreparedData, RowSet, text_keys
+from histocc.data.arrays import PreparedData, RowSet, SomeRows, text_keys
 from histocc.data.dataset import TextRows
 from histocc.data.prepare import nothing
 from histocc.formatter import PAD_IDX
@@ -54,7 +54,8 @@ MIN_STEPS, MIN_BATCH = 40, 16  # steps of a pass; batches of few rows are smalle
 MANY_ROWS = 20_000  # from this number on, a part has other learning rates
 FEW_ROWS = 12_000  # up to this number, ridge regression is added to models without an encoder,
 MAX_RIDGE = 1 << 25  # whose weights are at most so many numbers: 134 MB
-RIDGE = 0.1
+PENALTIES = (0.1, 0.3, 1.0)  # of regression; one is chosen
+MAX_CHOOSING = 3_000  # on so many rows, evenly spread
 TIMED_ROWS = 1_000  # rows of which regression is timed, to know how long it takes for all
 SHARPNESS, MIDDLE = 20.0, 0.4  # a code that regression gives y, 0 to 1, has the logit 20 × (y − 0.4)
 DROPOUT = 0.3  # share of the n-grams that are left out
@@ -97,7 +98,7 @@ def thinned(rows: np.ndarray, most: int) -> np.ndarray:
 # ---- rows of the fit
 
 
-class DistinctRows(RowSet):
+class DistinctRows(SomeRows):
     """Distinct training rows, at most MAX_TEXTS; weight float32 [N]: root of each one's number, mean 1."""
 
     def __init__(self, train: RowSet):
@@ -106,17 +107,9 @@ class DistinctRows(RowSet):
             pair = mix(pair ^ mix(column))
         _, first, count = np.unique(pair, return_index=True, return_counts=True)
         order = thinned(np.argsort(first), MAX_TEXTS)
-        self.train, self.index = train, first[order]
+        super().__init__(train, first[order])
         weight = np.sqrt(count[order])
         self.weight = (weight / weight.mean()).astype(np.float32)
-        self.language, self.codes = train.language[self.index], train.codes[self.index]
-        self.teacher = None if train.teacher is None else train.teacher[self.index]
-
-    def lengths(self, rows: np.ndarray) -> np.ndarray:
-        return self.train.lengths(self.index[rows])
-
-    def texts(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        return self.train.texts(self.index[rows])
 
 
 class FitRows(Rows):
@@ -226,6 +219,8 @@ PARTS = (
     FitPart("linear decoder", linear_losses, 10, 400_000, 256, (0.02, 0.02, 0.0), (0.006, 0.014, 0.0)),
     FitPart("both decoders", both_losses, 10, 10_000, 32, (0.003, 0.001, 0.002), (0.0, 0.0, 0.002)),
 )
+# for confidence: as PARTS, without the decoder that writes, which takes most of the time
+PARTS_OF_FOLD = (PARTS[0], replace(PARTS[1], losses=linear_losses, rates=(0.003, 0.001, 0.0)))
 
 
 class Fitted(nn.Module):
@@ -288,7 +283,8 @@ class FitOptimizer(torch.optim.Adam):
 
 def ridge_weights(rows: FitRows, codes: np.ndarray, ngrams: int, classes: int) -> Tensor:
     """Return the weights [ngrams, classes] of ridge regression, solved in its dual, in time N³: of each code,
-    0 or 1 by the codes int [N, codes of a row] (−1 for none), on the n-grams of each text.
+    0 or 1 by the codes int [N, codes of a row] (−1 for none), on the n-grams of each text. Its penalty is the
+    one of PENALTIES by which most rows that are left out, each alone, get a code of theirs.
     """
     row = np.repeat(np.arange(len(rows)), np.diff(rows.offsets))
     length = np.sqrt(np.bincount(row, rows.weights**2, minlength=len(rows))).clip(min=1e-6)
@@ -299,7 +295,11 @@ def ridge_weights(rows: FitRows, codes: np.ndarray, ngrams: int, classes: int) -
     kernel = torch.empty(len(rows), len(rows), dtype=texts.dtype)
     for part in torch.arange(len(rows)).split(512):
         kernel[:, part] = torch.sparse.mm(texts, texts.index_select(0, part).t().to_dense())
-    kernel.diagonal().add_(RIDGE / torch.from_numpy(rows.weight))
+    weight = torch.from_numpy(rows.weight).to(texts.dtype)
+    some = torch.from_numpy(thinned(np.arange(len(rows)), MAX_CHOOSING))
+    of_some = kernel[some[:, None], some], target[some], weight[some]
+    penalty = max(PENALTIES, key=lambda penalty: right_if_left_out(*of_some, penalty))
+    kernel.diagonal().add_(penalty / weight)
     kernel = torch.linalg.cholesky(kernel)
     return torch.sparse.mm(texts.t(), torch.cholesky_solve(target, kernel))
 
@@ -314,7 +314,18 @@ def ridge_seconds(rows: FitRows, codes: np.ndarray, ngrams: int, classes: int) -
         work()
         seconds.append(time.perf_counter() - started)
     cube, times = seconds[1] * (small / TIMED_ROWS / 2) ** 3, len(rows) / small
-    return max(0.0, seconds[0] - cube) * times**2 + cube * times**3
+    choosing = 4 * len(PENALTIES) * cube  # an inverse is three times as much work, and is multiplied
+    squares = max(0.0, seconds[0] - cube - choosing) * times**2
+    return squares + cube * times**3 + choosing * min(times, MAX_CHOOSING / small) ** 3
+
+
+def right_if_left_out(kernel: Tensor, target: Tensor, weight: Tensor, penalty: float) -> float:
+    """Return the weight of the rows whose most probable code by ridge regression on all other rows is right,
+    in closed form, as scikit-learn's RidgeCV. kernel [N, N], target [N, classes] of 0 or 1, weight [N].
+    """
+    inverse = torch.cholesky_inverse(torch.linalg.cholesky(kernel + torch.diag(penalty / weight)))
+    answers = target - inverse @ target / inverse.diagonal()[:, None]
+    return float(weight @ target.gather(1, answers.argmax(1, keepdim=True))[:, 0])
 
 
 # ---- the fit
@@ -372,6 +383,19 @@ def _fitted_weights(model: Seq2SeqMixerOccCANINE) -> dict[str, Tensor]:
     return {name: x for name, x in model.state_dict().items() if not name.startswith("encoder.")}
 
 
+def fit_of_fold(
+    args: JobConfig,
+    data: PreparedData,
+    rows_of: Callable[[RowSet], TextRows],
+    loss_fn: LossMixer,
+    model: Seq2SeqMixerOccCANINE,
+) -> None:
+    """Fit the n-grams and the linear decoder of `model` alone, with ridge regression, in place, to some of a
+    run's training rows. Nothing is saved. Rank 0 only. Raises Stopped.
+    """
+    _fit(args, data, rows_of, loss_fn, model, nothing, PARTS_OF_FOLD)
+
+
 @settings_of_torch()
 def _fit(
     args: JobConfig,
@@ -380,15 +404,19 @@ def _fit(
     loss_fn: LossMixer,
     model: Seq2SeqMixerOccCANINE,
     say: Callable[[str], None],
+    parts: tuple[FitPart, ...] = PARTS,
 ) -> dict[str, Tensor]:
-    """Fit as `fit_ngrams` does, in one thread of rank 0, and return the weights. Raises Stopped."""
+    """Fit as `fit_ngrams` does, in one thread of rank 0, and return the weights. Raises Stopped. parts: a
+    fit of fewer than all is not saved on the way.
+    """
     torch.set_num_threads(1)
+    is_all = parts is PARTS
     began, ngrams, own = time.perf_counter(), model.ngrams, OwnFiles(args.save_path, args.overwrite)
     assert ngrams is not None
     distinct, alone, seed = DistinctRows(data.train), World(), derived_seed(args.seed, NGRAMS)
     model.eval()  # no n-gram of a text is left out
     rows = FitRows(rows_of(distinct), distinct.weight, ngrams, model.memory_mask, seed)
-    plans = [steps_of(args, part, len(rows), model.config.hidden_size) for part in PARTS]
+    plans = [steps_of(args, part, len(rows), model.config.hidden_size) for part in parts]
     first_step = -sum(steps for _, steps in plans)  # the steps of a fit end at step 0
     seconds = time.perf_counter() - began  # of the whole fit, as a dry run estimates them
 
@@ -400,7 +428,7 @@ def _fit(
             state = loop.State.resumed(interrupted["step"], interrupted["position"], alone)
         stage = Stage(f"fitting n-grams, {part.name}", steps, "steps", state.step)
         begin, log = first_step + sum(steps for _, steps in plans[:number]), None
-        if not (args.num_epochs or args.dry_run):  # the fit is the whole training
+        if is_all and not (args.num_epochs or args.dry_run):  # the fit is the whole training
             columns, done = log_columns(Fitted.columns), begin + state.step
             start = done - (done == first_step)  # a new fit keeps no row
             log = RunLog(own, columns, begin + steps, start, first=first_step, part=part.name)
@@ -413,6 +441,10 @@ def _fit(
             return {**entries, "fingerprint": data.fingerprint, "step": step, "position": position}
 
         saver = checkpoint.Saver(own, args.keep_checkpoints, alone, content, say)
+
+        def save(step: int, _: list[str], position: dict[str, Any]) -> str | None:
+            return saver(step, [FILE], position)
+
         run = loop.Run(
             fitted,
             fitted,
@@ -426,7 +458,7 @@ def _fit(
             clip_norm=None,
             log_interval=args.log_interval,
             save_interval=args.save_interval,
-            save=lambda step, _, position: saver(step, [FILE], position),
+            save=save if is_all else None,
             log=log and (lambda row: log.row({**row, "step": begin + row["step"]})),
             step_done=lambda: (stage.add(), log and log.step()),
             stop=stop_asked,
@@ -441,14 +473,14 @@ def _fit(
             raise Stopped
         return 0.0
 
-    interrupted = _interrupted(args, own, data.fingerprint, say)
+    interrupted = _interrupted(args, own, data.fingerprint, say) if is_all else None
     if interrupted is not None:
         model.load_state_dict(interrupted["model"], strict=False)
         say(f"The fit continues: {PARTS[interrupted['part']].name}, step {interrupted['step']:,}")
     model.train()
     ngrams.table.sparse = True
     first = interrupted["part"] if interrupted else 0
-    for number, part in enumerate(PARTS[first:], first):
+    for number, part in enumerate(parts[first:], first):
         seconds += fit_part(number, part, interrupted if number == first else None)
     ngrams.table.sparse = False
     model.requires_grad_()
@@ -456,8 +488,9 @@ def _fit(
     # Ridge regression would leave an encoder nothing to learn, and would take a teacher's codes as certain.
     if are_few and isinstance(model.encoder, NoEncoder) and data.train.teacher is None:
         regression = rows, distinct.codes, len(ngrams.idf), len(data.codes)
-        seconds += (of_ridge := ridge_seconds(*regression))
-        say(f"Ridge regression on {len(rows):,} texts: about {duration(of_ridge)}")
+        if is_all:
+            seconds += (of_ridge := ridge_seconds(*regression))
+            say(f"Ridge regression on {len(rows):,} texts: about {duration(of_ridge)}")
         if not args.dry_run:
             weights = ridge_weights(*regression)
             with torch.no_grad():  # the mean of both logits
