@@ -22,7 +22,7 @@ COMMANDS = {
     "prepare": ("histocc.prepare", "say what a table holds and what is wrong with it"),
     "doctor": ("histocc.doctor", "check this machine, or all machines of a job, before a long run"),
     "watch": ("histocc.watch", "show the progress of a run"),
-    "plot": ("histocc.plot", "draw the curves of one run or several"),
+    "plot": ("histocc.plot", "draw the curves of one run or several, or an evaluation"),
     "export": ("histocc.export", "write a model for other tools"),
     "sample": ("histocc.sample.__main__", "make rows like those of a register"),
 }

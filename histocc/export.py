@@ -20,6 +20,7 @@ from dataclasses import MISSING, dataclass
 import torch
 
 from histocc.formatter import BlockyFormatter, hisco_key
+from histocc.job.card import CARD, card_of
 from histocc.job.config import Losses
 from histocc.model.confidence import PUBLISHED
 from histocc.predict.config import Published
@@ -28,7 +29,7 @@ from histocc.published.formats import MAX_LEN, SETTINGS, Given, files_of
 from histocc.runtime.checkpoint import CHECKSUM, FORMAT, with_checksum
 from histocc.runtime.config import Parser, declarations, flag
 from histocc.runtime.errors import UserError, raise_if_any, run_command
-from histocc.runtime.files import atomic_write, problems, remove_leftovers
+from histocc.runtime.files import OwnFiles, atomic_write, is_same, problems, remove_leftovers
 from histocc.text import ASCII_LOWER
 
 # Entries of a checkpoint that coding needs, as far as a model has them.
@@ -112,13 +113,23 @@ def export(
             content = {re.sub("^encoder", "basemodel", name): value for name, value in bare.items()}
         torch.save(content, file := io.BytesIO())
         files = {target: file.getbuffer()}
+    notes, file = [f"Note: {said}"] if reasons else [], models.find_weights(source, source)
+    of_run, card = (os.path.join(os.path.dirname(path), CARD) for path in (file, target))
+    if overwrite or not os.path.lexists(card):
+        text = card_of(file, state).encode("utf-8", "backslashreplace")
+        if OwnFiles(os.path.dirname(file)).holds(of_run):  # it may have the figures of a test
+            with open(of_run, "rb") as content:
+                text = content.read()
+        files[card] = memoryview(text)
+    elif not is_same(card, of_run):
+        notes.append(f"Note: {card} was there and stays; --overwrite writes that of this model")
     raise_if_any(problems(files, dict.fromkeys(files_of(source), "the model"), overwrite))
     os.makedirs(os.path.dirname(target) or ".", exist_ok=True)
     with contextlib.ExitStack() as together:  # no file is written if one fails
         for path, part in files.items():
             remove_leftovers(path)
             together.enter_context(atomic_write(path, overwrite)).write(part)
-    return [f"Written: {' and '.join(files)}", *([f"Note: {said}"] if reasons else [])]
+    return [f"Written: {' and '.join(files)}", *notes]
 
 
 def safetensors_files(

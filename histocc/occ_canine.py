@@ -29,6 +29,7 @@ from histocc.data.descriptions import read_descriptions
 from histocc.data.rows import fill_dittos, key_reader, language_name
 from histocc.formatter import CLASSES, hisco_classes, is_missing
 from histocc.job import inputs, train
+from histocc.job.card import PAPER
 from histocc.job.config import FinetuneConfig, finetune_parser
 from histocc.predict.coder import Coded, Coder
 from histocc.predict.decoders import BY_THRESHOLD, DECODERS
@@ -50,10 +51,6 @@ BIBTEX = """@misc{dahl2024occcanine,
   title = {Breaking the {HISCO} Barrier: Automatic Occupational Standardization with {OccCANINE}},
   year = {2024}, eprint = {2402.13604}, archivePrefix = {arXiv}, primaryClass = {cs.CL}
 }"""
-PAPER = (
-    "Dahl, C. M., Johansen, T., & Vedel, C. (2024). Breaking the HISCO Barrier: Automatic Occupational"
-    " Standardization with OccCANINE. arXiv:2402.13604. https://arxiv.org/abs/2402.13604"
-)
 
 
 class OccCANINE:

@@ -1,23 +1,28 @@
-"""Curves of one run or several in one plot (extra `plots`):
+"""Curves of one run or several in one plot, or the plots of an evaluation (extra `plots`):
 
     python -m histocc.plot ./output ./other --output curves.png
+    python -m histocc.plot ./output/evaluation
 
-Losses, accuracies, learning rate and speed by step; `curves` returns the figure, for notebooks.
+Losses, accuracies, learning rate and speed by step; or accuracy by the share that is coded automatically, by
+language and level, and reliability. `curves` and `evaluation` return the figure, for notebooks.
 """
 
 import importlib.util
+import json
 import os
 import sys
 from collections.abc import Iterable
 from dataclasses import MISSING, dataclass
 from typing import Any
 
+import numpy as np
+
 from histocc.runtime.config import Config, Parser, flag
 from histocc.runtime.errors import UserError, in_words, raise_if_any, run_command
 from histocc.runtime.files import OwnFiles, atomic_write, problems
 from histocc.trainer.log import LOG, OWN_COLUMNS, read_numbers
 
-CURVES = "curves.png"
+CURVES, EVALUATION, REPORT = "curves.png", "evaluation.png", "report.json"
 STYLES = ("-", "--", ":", "-.")  # lines of a panel's columns; colours stand for runs
 
 
@@ -32,10 +37,49 @@ def panels(columns: Iterable[str]) -> list[tuple[str, list[str]]]:
     return [(title, names) for title, names in [*shown, ("samples/s", ["samples_per_sec"])] if names]
 
 
-def curves(*runs: str | os.PathLike[str]) -> Any:
-    """Return the curves of one run or several as a matplotlib figure. Raises UserError."""
+def new_figure() -> Any:
+    """Return an empty matplotlib figure. Raises UserError."""
     if importlib.util.find_spec("matplotlib") is None:
         raise UserError("plots need matplotlib: pip install matplotlib")
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(12, 8), layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def evaluation(folder: str | os.PathLike[str]) -> Any:
+    """Return the plots of an evaluation, of the first decoder, as a matplotlib figure. Raises UserError."""
+    figure = new_figure()
+    with open(os.path.join(folder, REPORT), encoding="utf-8") as file:
+        report = json.load(file)
+    of_decoder = next(iter(report["decoders"].values()))
+    (share, reliability), (by_language, by_level) = figure.subplots(2, 2)
+    _, shares, accuracies = zip(*of_decoder["coverage"])
+    share.plot(100 * np.array(shares), 100 * np.array(accuracies))
+    share.set(xlabel="coded automatically, the most confident first, %", ylabel="accuracy of these, %")
+    bins = of_decoder["calibration"]["bins"]
+    points = ([100 * each[name] for each in bins] for name in ("confidence", "accuracy"))
+    reliability.plot([0, 100], [0, 100], ":", *points, "o-")
+    reliability.set(xlabel="confidence, %", ylabel="accuracy, %")
+    levels = [(str(each["digits"]), each) for each in of_decoder["by_digits"]]
+    for axes, groups, label in (
+        (by_language, list(of_decoder["by_language"].items()), "language"),
+        (by_level, levels, report["levels"]),
+    ):
+        values = 100 * np.array([each["over_texts"]["accuracy"] for _, each in groups])  # [G, 3]
+        distance = np.abs(values[:, 1:] - values[:, :1]).T
+        axes.errorbar([name for name, _ in groups], values[:, 0], distance, fmt="o", capsize=3)
+        axes.set(xlabel=label, ylabel="accuracy, %")
+    for axes in figure.axes:
+        axes.grid(alpha=0.3)
+    return figure
+
+
+def curves(*runs: str | os.PathLike[str]) -> Any:
+    """Return the curves of one run or several as a matplotlib figure. Raises UserError."""
+    figure = new_figure()
     logs: dict[str, list[dict[str, float | None]]] = {}  # rows by the name of the run
     for folder in [os.fspath(run) for run in runs]:
         if not os.path.isfile(os.path.join(folder, LOG)):
@@ -46,12 +90,7 @@ def curves(*runs: str | os.PathLike[str]) -> Any:
             print(f"Note: {folder}: left out, the log has no rows yet", file=sys.stderr)
     if not logs:
         raise UserError("no run has rows in its log yet")
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     shown = panels(dict.fromkeys(column for rows in logs.values() for column in rows[0]))
-    figure = Figure(figsize=(12, 8), layout="constrained")
-    FigureCanvasAgg(figure)
     all_axes = list(figure.subplots(2, (len(shown) + 1) // 2).flat)
     for axes in all_axes[len(shown) :]:
         axes.remove()
@@ -98,23 +137,29 @@ def draw_run(folder: str) -> None:
 class PlotConfig(Config):
     """The flags of plot."""
 
-    runs: list[str] = flag(MISSING, "folders of runs", metavar="RUN", positional=True)
-    output: str | None = flag(None, f"default, of one run: {CURVES} in its folder", metavar="FILE.png")
+    runs: list[str] = flag(
+        MISSING, "folders of runs, or of one evaluation", metavar="FOLDER", positional=True
+    )
+    output: str | None = flag(
+        None, f"default, of one folder: {CURVES} or {EVALUATION} in it", metavar="FILE.png"
+    )
     overwrite: bool = flag(False, "replace a file that exists")
 
 
 def run(args: PlotConfig) -> None:
     if args.output is None and len(args.runs) > 1:
         raise UserError("several runs in one plot: --output names its file")
-    path = args.output or os.path.join(args.runs[0], CURVES)
-    logs = [os.path.join(folder, LOG) for folder in args.runs]
+    is_evaluation = len(args.runs) == 1 and os.path.isfile(os.path.join(args.runs[0], REPORT))
+    path = args.output or os.path.join(args.runs[0], EVALUATION if is_evaluation else CURVES)
+    logs = [os.path.join(folder, REPORT if is_evaluation else LOG) for folder in args.runs]
     own = OwnFiles(os.path.dirname(path) or ".", args.overwrite)
-    raise_if_any(problems([path], dict.fromkeys(logs, "the log of a run"), args.overwrite, own))
-    print(save_figure(curves(*args.runs), own, os.path.basename(path)))
+    raise_if_any(problems([path], dict.fromkeys(logs, "the input"), args.overwrite, own))
+    figure = evaluation(args.runs[0]) if is_evaluation else curves(*args.runs)
+    print(save_figure(figure, own, os.path.basename(path)))
 
 
 def get_args_parser() -> Parser:
-    return Parser(PlotConfig, "python -m histocc.plot", "Curves of one run or several in one plot.")
+    return Parser(PlotConfig, "python -m histocc.plot", "Curves of runs, or plots of an evaluation.")
 
 
 def main(argv: list[str] | None = None) -> int:

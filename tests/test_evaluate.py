@@ -6,6 +6,7 @@ import importlib.util
 import json
 import os
 import re
+import shutil
 import signal
 import sys
 
@@ -15,9 +16,10 @@ import torch
 from helpers import FINETUNE, TINY, TITLES, TRAIN_MIXER, read, read_logs, run, run_here, words, write_csv
 from test_predict import CODES, make_model
 
-from histocc import __version__
+from histocc import __version__, plot
 from histocc.evaluate import __main__ as evaluate
 from histocc.evaluate.report import Report
+from histocc.export import export
 from histocc.formatter import hisco_classes
 from histocc.model.confidence import calibration_error
 from histocc.predict.coder import Coder, training_data
@@ -75,14 +77,15 @@ def trained(tmp_path_factory):
 
 ROWS_OF_SOURCES = (
     ("occ1", "hisco_1", "lang", "source"),
-    [
+    [  # a text in five has a code that nobody can know
         (
-            f"{title} of {('leeds', 'york', 'hull', 'bath')[i % 4]} {i // 16}",
+            f"{TITLES[i % 8][0]} of {('leeds', 'york')[i % 2]} {i // 16}",
             code,
             "en",
             ("Lund", "Åbo")[i % 64 > 15],
         )
-        for i, (title, code) in enumerate(TITLES * 50)
+        for i in range(400)
+        for code in [TITLES[(i + (i // 16 % 5 == 0)) % 8][1]]
     ],
 )
 
@@ -96,6 +99,7 @@ def tested(tmp_path_factory):
     data = write_csv(folder / "data.csv", *ROWS_OF_SOURCES)
     flags = ["--dataset", data, "--device", "cpu", "--share-test", 0.3, "--leave-out", "source=Lund"]
     run(FINETUNE, *flags, "--save-path", folder / "run")
+    shutil.copy(folder / "run" / "MODEL.md", folder / "before.md")
     return folder, *evaluated(folder, folder / "run" / "evaluation", data=data)
 
 
@@ -247,6 +251,39 @@ class TestOfATest:
         assert figures["first_five"]["over_texts"][0] >= figures["by_digits"][-1]["over_texts"]["accuracy"][0]
         assert "hisclass_right" in figures["classes"] and "HISCAM is off by" in text
         assert figures["coverage"][-1][1] == 1
+
+    def test_the_card_of_the_run_says_what_it_is_and_how_good(self, tested, tmp_path):
+        """It has the figures of validation until those of the test are there, and an export has it, too."""
+        folder, report, said = tested
+        card, before = ((folder / name).read_text("utf-8") for name in ("run/MODEL.md", "before.md"))
+        texts = report["decoders"]["linear"]["by_digits"][-1]["over_texts"]["accuracy"]
+        sentence = f"{100 * texts[0]:.1f} ({100 * texts[1]:.1f}–{100 * texts[2]:.1f}) % of texts"
+        assert card.count(sentence) == 2 and "Figures: written into" in said  # also in the methods paragraph
+        assert "On validation texts" in before and "On validation texts" not in card
+        asked = (
+            f"`python finetune.py --dataset {folder / 'data.csv'} --save-path {folder / 'run'} --device cpu"
+        )
+        assert f"{asked} --share-test 0.3 --leave-out source=Lund`" in card
+        facts = (
+            Coder.load(str(folder / "run")).data_fingerprint,
+            f"histocc {__version__}",
+            "seed 42",
+            "8 codes of hisco",
+        )
+        assert all(fact in text for fact in facts for text in (card, before))
+        assert "for validation, " in card and "None" not in card and "not fitted" in card
+        with pytest.MonkeyPatch.context() as patched:
+            patched.chdir(tmp_path)
+            export(str(folder / "run"), "published", "a.bin")
+            assert (tmp_path / "MODEL.md").read_text("utf-8") == card
+            (tmp_path / "MODEL.md").write_text("mine")
+            assert "MODEL.md was there and stays" in export(str(folder / "run"), "published", "b.bin")[-1]
+            export("a.bin", "safetensors", "c/d.safetensors")
+        again = (tmp_path / "c" / "MODEL.md").read_text("utf-8")
+        assert "8 codes of hisco" in again and "## Training" not in again and "None" not in again
+        if importlib.util.find_spec("matplotlib"):
+            assert plot.main([str(folder / "run" / "evaluation")]) == 0
+            assert (folder / "run" / "evaluation" / "evaluation.png").read_bytes().startswith(b"\x89PNG")
 
     def test_groups_of_rows(self, tested, tmp_path):
         folder, before, _ = tested

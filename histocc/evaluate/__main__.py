@@ -48,6 +48,7 @@ from histocc.evaluate import report as report_of
 from histocc.evaluate.report import BY_CODE, JSON, MARKDOWN, MIN_ROWS, REJECTED, Report
 from histocc.formatter import BlockyFormatter, cut, hisco_classes, hisco_key
 from histocc.job import confidence as fitting
+from histocc.job.card import CARD, write_card
 from histocc.job.config import CHOICES, Losses
 from histocc.job.model import load_on_all, make_loss
 from histocc.model.confidence import Thresholds
@@ -73,6 +74,7 @@ Level = Annotated[
     str,
     number(str, lambda text: text.isdecimal() or len(text) == 1, "a number, or the character between parts"),
 ]
+OF_TEST = ("share_test", "split_col", "leave_out")  # flags of a training that may have a test part
 MAX_GROUPS = 50  # values of a column, the most frequent ones
 PIECE = 512  # distinct texts that one process codes at a time
 OUTPUTS = 50  # the linear decoder's most probable ones for a text; more codes are wrong in any case
@@ -156,7 +158,7 @@ def test_part(args: EvaluateConfig, trained: dict) -> dict[str, Any]:
     """Return the settings that choose the rows of a training's test part; {} if it has none, if no file is of
     the training, or if --share-val says which rows are evaluated. trained: the arguments of the training.
     """
-    how = {name: trained[name] for name in ("share_test", "split_col", "leave_out") if trained.get(name)}
+    how = {name: trained[name] for name in OF_TEST if trained.get(name)}
     known = [(path, file) for path in args.data for file in trained.get("dataset") or ()]
     is_known = any(
         files.is_same(path, file) or files.is_same(os.path.dirname(path), file) for path, file in known
@@ -414,6 +416,12 @@ def run(args: EvaluateConfig, world: World) -> None:
             last = svm["by_digits"][-1]
             report["baseline"] = svm | {over: last[over]["accuracy"] for over in ("over_rows", "over_texts")}
         write_report(report, data.folder, files.OwnFiles(output, args.overwrite))
+        of_run = os.path.join(os.path.dirname(file), CARD)
+        has_chosen = trained is None or facts["texts_trained_on"] or facts["texts_validated_on"]
+        is_better = not (has_chosen or any(state["args"].get(name) for name in OF_TEST))
+        if files.OwnFiles(os.path.dirname(file)).holds(of_run) and (facts["test_part"] or is_better):
+            write_card(file, report_of.card_figures(report))
+            world.print(f"Figures: written into {of_run}")
         world.print(*report_of.summary_lines(report), f"Report: {os.path.join(output, MARKDOWN)}", sep="\n")
         if args.fit_thresholds:
             best = report["decoders"]["linear"]["thresholds"].items()

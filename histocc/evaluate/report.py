@@ -512,6 +512,28 @@ def summary_lines(report: dict) -> list[str]:
     return lines
 
 
+def card_figures(report: dict) -> list[str]:
+    """Return sentences on the decoder that `predict` takes, for the model card and for papers."""
+    data, first = report["data"], next(iter(report["decoders"].values()))
+    last = first["by_digits"][-1]
+    where = "the test part of the data, by which nothing was chosen" if data["test_part"] else "other data"
+    texts, rows = (cell(last[over]["accuracy"]) for over in ("over_texts", "over_rows"))
+    lines = [
+        f"Of {data['texts']:,} distinct texts ({data['rows']:,} rows) of {where}, {texts} % of texts and"
+        f" {rows} % of rows got exactly their codes; macro-F1 is {cell(last['over_texts']['macro_f1'])} %."
+    ]
+    levels = [f"{each['digits']}: {cell(each['over_texts']['accuracy'])}" for each in first["by_digits"][:-1]]
+    lines += [f"By level ({report['levels']}), of texts: {', '.join(levels)} %."] if levels else []
+    if five := report["decoders"].get("linear", {}).get("first_five"):
+        lines.append(
+            f"The true codes are among the five most probable for {cell(five['over_texts'])} % of texts."
+        )
+    error = percent(first["calibration"]["expected_calibration_error_over_texts"])
+    draws = f"{report['resamples']:,} bootstrap draws of texts with all their rows"
+    lines.append(f"The expected calibration error is {error} points. In brackets: 95 % intervals of {draws}.")
+    return lines
+
+
 def markdown(report: dict) -> str:
     """Return the text of report.md."""
     model, data, figures = report["model"], report["data"], report["validation"]

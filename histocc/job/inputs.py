@@ -28,6 +28,7 @@ from histocc.data.rows import read_key, read_words
 from histocc.data.tables import TABLE_NAME
 from histocc.formatter import BlockyFormatter
 from histocc.job import ngram_fit, teacher
+from histocc.job.card import CARD
 from histocc.job.config import JobConfig, refuse_other_arguments
 from histocc.published import formats, models
 from histocc.runtime import checkpoint
@@ -155,7 +156,7 @@ def _problems_of_files(args: JobConfig, files: list[str]) -> list[str]:
     own = OwnFiles(args.save_path, args.overwrite)
     if args.prepare_only:
         return problems(map(own.path, LISTS), inputs, args.overwrite, own)
-    return output_problems(args, inputs, own, [*LISTS, ngram_fit.FILE])
+    return output_problems(args, inputs, own, [*LISTS, ngram_fit.FILE, CARD])
 
 
 def prepare_data(

@@ -4,6 +4,7 @@ The loss of a step is computed by `MixerTask.losses` in histocc/seq2seq_mixer_en
 `make_loss`; `loss.backward()` and all else of a step is in histocc/trainer/loop.py.
 """
 
+import os
 from functools import partial
 
 from histocc import plot
@@ -13,7 +14,7 @@ from histocc.data.config import AUTO, PrepareSettings
 from histocc.data.prepare import copy_lists
 from histocc.data.rows import key_reader
 from histocc.formatter import BlockyFormatter, classes_in_words
-from histocc.job import confidence, ngram_fit
+from histocc.job import card, confidence, ngram_fit
 from histocc.job.config import JobConfig, decide, is_fitted, of_run, refuse_other_arguments
 from histocc.job.inputs import Inputs, make_rows, rows_to_fit
 from histocc.job.model import checkpoint_entries, fast_parameters, load_on_all, make_loss, make_model, place
@@ -81,11 +82,15 @@ def train(args: JobConfig, inputs: Inputs, world: World) -> None:
             return
         world.run_on_main(lambda: OwnFiles(args.save_path).remove([ngram_fit.FILE]))
 
-        # When no step is left: curves, and confidence, so that it says how often an answer is right.
+        # When no step is left: curves, confidence, so that it says how often an answer is right, and a card.
         if not (opened and opened.state.stopped):
             if world.is_main:
                 plot.draw_run(args.save_path)
             confidence.fit_run(args, world, data, resumed)
+            if opened or not os.path.exists(os.path.join(args.save_path, card.CARD)):
+                world.run_on_main(
+                    lambda: card.write_card(models.find_weights(args.save_path, args.save_path))
+                )
 
 
 def make_training(
