@@ -307,16 +307,15 @@ def ridge_weights(rows: FitRows, codes: np.ndarray, ngrams: int, classes: int) -
 def ridge_seconds(rows: FitRows, codes: np.ndarray, ngrams: int, classes: int) -> float:
     """Return about how long `ridge_weights` takes, from its time for TIMED_ROWS and that of their N³ work."""
     small, matrix = min(len(rows), TIMED_ROWS), 0.5 + torch.eye(2 * TIMED_ROWS, dtype=rows.dtype)
-    of_small = partial(ridge_weights, rows.first(small), codes[:small], ngrams, classes)
-    seconds = []
+    of_small, seconds = partial(ridge_weights, rows.first(small), codes[:small], ngrams, classes), []
     for work in (of_small, partial(torch.linalg.cholesky, matrix)):
         started = time.perf_counter()
         work()
         seconds.append(time.perf_counter() - started)
     cube, times = seconds[1] * (small / TIMED_ROWS / 2) ** 3, len(rows) / small
     choosing = 4 * len(PENALTIES) * cube  # an inverse is three times as much work, and is multiplied
-    squares = max(0.0, seconds[0] - cube - choosing) * times**2
-    return squares + cube * times**3 + choosing * min(times, MAX_CHOOSING / small) ** 3
+    rest = max(0.0, seconds[0] - cube - choosing) * times
+    return rest + cube * times**3 + choosing * min(times, MAX_CHOOSING / small) ** 3
 
 
 def right_if_left_out(kernel: Tensor, target: Tensor, weight: Tensor, penalty: float) -> float:
