@@ -36,7 +36,7 @@ MAX_BATCH = 256  # rows
 RANKED_TEXTS = 250  # about so many texts are ranked, which takes most of the time
 MAX_CODES = 100  # most codes of an answer that are looked at
 OUTPUTS = 5  # most probable outputs of a row, whose probabilities are fitted
-FOLDS = 3  # of the training rows, if validation texts are too few
+FOLDS, ENOUGH = 3, 500  # of training texts, if too few are validated on; as many answers are enough
 Judged = dict[str, list[tuple[float, bool, bool, float]]]  # see `judged_answers`
 
 
@@ -110,19 +110,21 @@ def needs_folds(args: JobConfig, data: PreparedData) -> bool:
 
 def answers_in_folds(args: JobConfig, formatter: BlockyFormatter, state: dict, data: PreparedData) -> Judged:
     """Return judged answers of linear decoders to training texts; each text is answered by a model of n-grams
-    alone that is fitted to the other folds. Rank 0 only. Raises Stopped.
+    alone that is fitted to the other folds. Folds follow until there are ENOUGH. Rank 0 only. Raises Stopped.
     """
     train, found = data.train, {}
-    index, fold = rows_to_judge(train, np.full(len(train), True)), mix(train.text_hash) % FOLDS
+    fold = mix(train.text_hash) % FOLDS
     for number in range(FOLDS):
         others = replace(data, train=SomeRows(train, np.flatnonzero(fold != number)))
         _, model, config = make_model(args, formatter, World(), others)
         rows_of, loss_fn = rows_to_fit(args, formatter, others), make_loss(args, formatter)
         fit_of_fold(args, others, rows_of, loss_fn, model)
         coder = Coder(model.eval(), formatter, {**state, "config": config}, raw_confidence=True)
-        held_out = index[fold[index] == number]
+        held_out = rows_to_judge(train, fold == number)
         for name, answers in judged_rows(coder, train, held_out, data, slice(None), True).items():
             found.setdefault(name, []).extend(answers)
+        if len(found["flat"]) >= ENOUGH:
+            break
     return found
 
 
