@@ -12,7 +12,7 @@ from histocc.formatter import NEVER_SHORT, PAD_IDX, WITHIN_BLOCK_SEP, BlockyForm
 from histocc.model.canine import CanineConfig
 from histocc.model.confidence import PUBLISHED, Confidence, Thresholds
 from histocc.model.mixer import MODEL_SIZES, NGRAMS, Seq2SeqMixerOccCANINE, model_config
-from histocc.published import formats
+from histocc.published import built_in, formats
 from histocc.published.formats import Given, PublishedWeights
 from histocc.runtime import checkpoint
 from histocc.runtime.errors import UserError
@@ -96,7 +96,10 @@ def model_with_weights(
 
 
 def find_weights(path: str, what: str, force_download: bool = False) -> str:
-    """Return the file of weights at a path, or of a name on the hub. what: begins the UserError's message."""
+    """Return the file of weights at a path, of the built-in model, or of a name on the hub. what: begins the
+    UserError's message.
+    """
+    path = built_in.folder() if path == built_in.NAME and not os.path.lexists(path) else path
     file = formats.local_weights(path)
     is_path = path.startswith((".", "/", "~")) or path.endswith((".bin", ".safetensors"))
     if not os.path.lexists(path) and path.count("/") <= 1 and not is_path:

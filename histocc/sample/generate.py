@@ -23,7 +23,8 @@ from importlib import resources
 from itertools import chain
 from random import Random
 
-LANGUAGES = ("en", "da", "se", "nl", "ge", "fr")
+from histocc.lexicon import LANGUAGES
+
 Row = tuple[str, str, str, str, str]
 
 # Shares in hundredths: of all rows; of titles beside other words; of rows of the kind

@@ -1,0 +1,72 @@
+"""The making of the built-in model, an ordinary run in the folder that is named:
+
+    python -m histocc.sample.built_in FOLDER
+
+Its rows are the titles of `histocc.lexicon` and rows of the sample. A fiftieth of the titles is left out:
+they are its validation texts, on which its confidence is fitted. Several processes wait for the first.
+"""
+
+import os
+import sys
+import time
+from itertools import chain
+
+from histocc import lexicon
+from histocc.data.rows import csv_text
+from histocc.job import config, inputs, train
+from histocc.runtime import checkpoint, signals
+from histocc.runtime.files import OwnFiles, atomic_write, take_lock
+from histocc.runtime.frame import start
+from histocc.runtime.world import World
+from histocc.sample.__main__ import HEADER
+from histocc.sample.generate import read, rows
+
+SAMPLE_ROWS = 24_000
+LEFT_OUT = 50  # one title of so many is validated on
+
+
+def tables() -> dict[str, list[tuple[str, ...]]]:
+    """Return the rows of train.csv and val.csv. Titles that the sample has, too, are never left out."""
+    parts: dict[str, list[tuple[str, ...]]] = {"train.csv": [], "val.csv": []}
+    sample = read("occupations.csv")
+    for language in lexicon.LANGUAGES:
+        usual = set(chain.from_iterable(row[language].split("|") for row in sample))
+        for i, (title, code) in enumerate(lexicon.titles(language).items()):
+            is_left_out = i % LEFT_OUT == 0 and title not in usual
+            parts["val.csv" if is_left_out else "train.csv"].append((title, language, code, "", ""))
+    left_out = {row[:2] for row in parts["val.csv"]}
+    made = (row for row in rows(SAMPLE_ROWS, 1) if row[:2] not in left_out)
+    parts["train.csv"] += made
+    return parts
+
+
+def make(args: config.FinetuneConfig, world: World) -> None:
+    """Train, and give the folder its name. Raises what a training raises."""
+    part = args.save_path
+    folder = part.removesuffix(".part")
+    os.makedirs(part, exist_ok=True)
+    with open(folder + ".lock", "w") as lock:
+        while not take_lock(lock):
+            world.give_up_if_asked()
+            time.sleep(0.2)
+        if os.path.isdir(folder):
+            return
+        os.makedirs(args.dataset[0], exist_ok=True)
+        for name, content in tables().items():
+            with atomic_write(os.path.join(args.dataset[0], name)) as file:
+                file.write(csv_text([HEADER, *content]))
+        args, read = inputs.prepare_data(args, world, *inputs.dataset_files(args.dataset))
+        train.train(args, read, world)
+        if not signals.stop_asked():
+            OwnFiles(part).remove([checkpoint.LAST])
+            os.rename(part, folder)
+
+
+def main(folder: str) -> None:
+    part = folder + ".part"
+    given = ["--dataset", os.path.join(part, "data"), "--save-path", part, "--formatter", "hisco"]
+    start(config.finetune_parser(), make, [*given, "--model-size", "ngrams", "--device", "cpu", "--quiet"])
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
