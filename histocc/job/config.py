@@ -20,6 +20,7 @@ USUAL_FLAGS = (  # beside the flags of the data
     *("save_path", "target_cols", "input_col", "language", "language_col", "formatter", "initial_checkpoint"),
     *("model_size", "num_epochs", "batch_size", "learning_rate", "bf16", "distributed", "overwrite"),
 )
+FEW_ROWS = 12_000  # up to this number of rows, ridge regression is added to models without an encoder
 UpToHundred = Annotated[int, number(int, lambda value: 0 <= value <= 100, "a whole number from 0 to 100")]
 
 
@@ -92,6 +93,13 @@ class Model(Config):
         " passes, fewer for wider models); 0, or with --initial-checkpoint: no fit of either",
         metavar="N",
         resumable=True,
+    )
+    lexicon: str = flag(
+        AUTO,
+        "titles of HISCO codes that come with histocc, in the languages of the data, as further rows of small"
+        " weight for the fit of new n-grams; auto: those of the codes of the data, if it has fewer than"
+        f" {FEW_ROWS:,} distinct texts; codes: the key has all codes of the lists, too",
+        choices=(AUTO, NONE, "codes"),
     )
     only_encoder: bool = flag(False, "take the encoder alone from --initial-checkpoint", resumable=True)
     freeze_encoder: bool = flag(False, "train the decoders only")
@@ -194,6 +202,11 @@ class JobConfig(Tables, DescriptionFlags, Noise, Model, Teaching, Losses, TrainC
             yield "--model-size ngrams has no encoder: omit --freeze-encoder"
         if self.only_encoder and not self.initial_checkpoint:
             yield "--only-encoder needs --initial-checkpoint"
+        if self.lexicon == "codes" and self.formatter not in (None, AUTO, "hisco"):
+            yield f"--lexicon codes: the lists have HISCO codes, not those of --formatter {self.formatter}"
+        if self.lexicon == "codes" and (self.initial_checkpoint or self.teacher or self.key):
+            others = "--initial-checkpoint, --teacher and --key"
+            yield f"--lexicon codes is for a key that the data make: omit {others}"
         if self.unlabelled and not self.teacher:
             yield "--unlabelled needs --teacher, which answers to its texts"
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from histocc import lexicon
 from histocc.data import prepare as preparing
 from histocc.data.arrays import PreparedData, RowSet
 from histocc.data.config import (
@@ -187,6 +188,10 @@ def prepare_data(
         default = (resumed or {}).get("args", {}).get("formatter", default_formatter)
         columns = columns_of(args, train_files[0], wrong, default, naming)
         settings = settings_from(args, columns, train_files, val_files, wrong, start)
+        if args.lexicon == "codes":
+            if settings.formatter["kind"] != "hisco":
+                raise UserError("--lexicon codes: the lists have HISCO codes, and these data have others")
+            settings = replace(settings, first_codes=lexicon.codes())
         if args.unlabelled:
             raise_if_any(file_problems(teacher.unlabelled_settings(args.unlabelled, settings)))
         if columns.note:

@@ -25,7 +25,8 @@ from histocc.data.arrays import PreparedData, RowSet, SomeRows, text_keys
 from histocc.data.dataset import TextRows
 from histocc.data.prepare import nothing
 from histocc.formatter import PAD_IDX
-from histocc.job.config import JobConfig
+from histocc.job.config import FEW_ROWS, JobConfig
+from histocc.job.titles import WithTitles
 from histocc.model.loss import LossMixer
 from histocc.model.mixer import Seq2SeqMixerOccCANINE
 from histocc.model.ngrams import Ngrams, NoEncoder, hash_ngrams
@@ -52,8 +53,7 @@ MAX_TEXTS = 1 << 17  # distinct texts that are counted and fitted
 CHUNK = 4096  # texts that are hashed at once
 MIN_STEPS, MIN_BATCH = 40, 16  # steps of a pass; batches of few rows are smaller, at least MIN_BATCH
 MANY_ROWS = 20_000  # from this number on, a part has other learning rates
-FEW_ROWS = 12_000  # up to this number, ridge regression is added to models without an encoder,
-MAX_RIDGE = 1 << 25  # whose weights are at most so many numbers: 134 MB
+MAX_RIDGE = 1 << 25  # most weights of ridge regression, for FEW_ROWS at most: 134 MB
 PENALTIES = (0.1, 0.3, 1.0)  # of regression; one is chosen
 MAX_CHOOSING = 3_000  # on so many rows, evenly spread
 TIMED_ROWS = 1_000  # rows of which regression is timed, to know how long it takes for all
@@ -109,7 +109,10 @@ class DistinctRows(SomeRows):
         order = thinned(np.argsort(first), MAX_TEXTS)
         super().__init__(train, first[order])
         weight = np.sqrt(count[order])
-        self.weight = (weight / weight.mean()).astype(np.float32)
+        weight = weight / weight.mean()
+        if isinstance(train, WithTitles):
+            weight[self.index >= train.own] *= train.title_weight
+        self.weight = weight.astype(np.float32)
 
 
 class FitRows(Rows):

@@ -19,6 +19,7 @@ from histocc.job.config import JobConfig, decide, is_fitted, of_run, refuse_othe
 from histocc.job.inputs import Inputs, make_rows, rows_to_fit
 from histocc.job.model import checkpoint_entries, fast_parameters, load_on_all, make_loss, make_model, place
 from histocc.job.teacher import with_teacher
+from histocc.job.titles import with_titles
 from histocc.model.canine import CanineEncoder
 from histocc.model.confidence import Thresholds
 from histocc.model.loss import LossMixer
@@ -54,16 +55,17 @@ def train(args: JobConfig, inputs: Inputs, world: World) -> None:
             first = world.run_on_main(lambda: inputs.initial_weights(args))
         inputs.read.clear()  # a teacher whose answers are there was read for its codes alone
 
-        # The model and its loss.
-        args, model, config = make_model(args, formatter, world, data, resumed, first)
+        # The model and its loss; the n-grams are those of its rows and, beside few, of the lists' titles.
+        fitted = data if resumed or first else with_titles(args, formatter, data, world)
+        args, model, config = make_model(args, formatter, world, fitted, resumed, first)
         for line in without_effect(args):  # they are said if no step is left to take, too
             world.print(line)
         loss_fn = make_loss(args, formatter)
 
         # The fit of new n-grams and both decoders, which on CPUs is, by default, the whole training.
         if config["ngrams"] and not (resumed or first):
-            rows_of = rows_to_fit(args, formatter, data)
-            config["ngrams"]["answers"] = ngram_fit.fit_ngrams(args, world, data, rows_of, loss_fn, model)
+            rows_of = rows_to_fit(args, formatter, fitted)
+            config["ngrams"]["answers"] = ngram_fit.fit_ngrams(args, world, fitted, rows_of, loss_fn, model)
 
         # The training: DDP or FSDP, loaders, optimizer, the position of the interrupted run, and the steps.
         training = make_training(
@@ -136,7 +138,8 @@ def about(
 ) -> list[str]:
     """Return lines on data and model for the start of a run."""
     encoder, columns = model.config, ", ".join(settings.target_cols or [])
-    source = "the initial checkpoint" if args.initial_checkpoint or not args.teacher else "the teacher"
+    source = "the teacher" if args.teacher and not args.initial_checkpoint else "the initial checkpoint"
+    source = "the lists of histocc" if args.lexicon == "codes" else source
     codes = classes_in_words(data.codes) if args.formatter == AUTO else f"{len(data.codes):,}"
     kept = f", the first {data.kept_codes:,} those of {source}" if data.kept_codes else ""
     return [

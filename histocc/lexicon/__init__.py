@@ -26,6 +26,11 @@ def titles(language: str) -> dict[str, str]:
     return found
 
 
+def codes() -> list[str]:
+    """Return the codes of all lists, sorted."""
+    return sorted({code for language in LANGUAGES for code in titles(language).values()})
+
+
 def checksum(crc: int = 0) -> int:
     """Return a CRC-32 of the lists, which continues `crc`."""
     for language in LANGUAGES:

@@ -1,0 +1,65 @@
+"""The titles of `histocc.lexicon` beside few training rows, for the fit of n-grams alone."""
+
+from dataclasses import replace
+
+import numpy as np
+
+from histocc import lexicon
+from histocc.data.arrays import PreparedData, RowSet, text_keys
+from histocc.formatter import BlockyFormatter
+from histocc.job.config import FEW_ROWS, JobConfig, is_fitted
+from histocc.model.ngrams import NONE
+from histocc.runtime.world import World
+from histocc.text import cleaner, code_points, text_hashes
+
+FULL_WEIGHT = 300  # up to so many distinct rows a title counts as much as a row, and less the more there are
+
+
+class WithTitles(RowSet):
+    """Rows, and behind the first `own` of them titles, which count `title_weight` times as much."""
+
+    def __init__(self, rows: RowSet, texts: list[str], language: list[int], codes: list[int], weight: float):
+        self.own, self.title_weight, self.teacher = len(rows), weight, None
+        ends = rows.offsets[-1] + np.cumsum(np.fromiter(map(len, texts), np.int64, len(texts)))
+        alone = np.full((len(texts), rows.codes.shape[1]), -1, dtype=rows.codes.dtype)
+        alone[:, 0] = codes
+        self.chars = np.concatenate([rows.chars, code_points("".join(texts))])
+        self.offsets = np.concatenate([rows.offsets, ends])
+        self.language = np.concatenate([rows.language, np.array(language, dtype=rows.language.dtype)])
+        self.codes = np.concatenate([rows.codes, alone])
+        self.text_hash = np.concatenate([rows.text_hash, text_hashes(texts)])
+
+
+def with_titles(
+    args: JobConfig, formatter: BlockyFormatter, data: PreparedData, world: World
+) -> PreparedData:
+    """Return the data with titles of the lists behind the training rows, if these are few HISCO codes in
+    languages that the lists have and a run from scratch fits n-grams to them; else the data as they are. The
+    titles have codes of the key, and texts that no row has. There are at most FEW_ROWS of both.
+    """
+    own = np.unique(text_keys(data.train.text_hash, data.train.language))
+    wanted = formatter.kind == "hisco" and is_fitted(args) and NONE not in (args.lexicon, args.ngrams)
+    if not wanted or args.teacher or len(own) >= FEW_ROWS:
+        return data
+    clean, place = cleaner(data.clean_text), {code: i for i, code in enumerate(data.codes)}
+    found = [
+        (clean(title), number, place[code])
+        for number, language in enumerate(data.languages)
+        if language in lexicon.LANGUAGES
+        for title, code in lexicon.titles(language).items()
+        if code in place
+    ]
+    texts, numbers, _ = zip(*found) if found else ((), (), ())
+    keys = text_keys(text_hashes([*texts]), np.array(numbers, dtype=np.int64))
+    new = np.flatnonzero(~np.isin(keys, own))
+    most = FEW_ROWS - len(own)
+    kept = new if len(new) <= most else new[np.arange(most) * len(new) // most]
+    if not len(kept):
+        return data
+    weight = min(1.0, FULL_WEIGHT / len(own))
+    names = ", ".join(name for name in data.languages if name in lexicon.LANGUAGES)
+    world.print(
+        f"Lexicon: {len(kept):,} titles of the lists of histocc ({names}) join {len(own):,} distinct texts"
+        f" in the fit of n-grams; each counts {weight:.2g} times as much (--lexicon none leaves them out)"
+    )
+    return replace(data, train=WithTitles(data.train, *map(list, zip(*(found[i] for i in kept))), weight))
