@@ -11,7 +11,7 @@ from helpers import run_here
 
 from histocc.data.binary import table_writer
 from histocc.review import __main__ as review
-from histocc.review.__main__ import estimate
+from histocc.review.agreement import share
 from histocc.review.sheet import CodedFile, CodedText, Codes, escape_formula, key_of, unescape
 
 HEADER = ["id", "occ1", "lang"]
@@ -422,7 +422,7 @@ class TestReport:
         covered = 0
         for _ in range(200):
             accuracy = draw.uniform(0.5, 0.99)
-            said = estimate(sum(draw.random() < accuracy for _ in range(100)), 100)
+            said = share(sum(draw.random() < accuracy for _ in range(100)), 100)
             interval = said.partition("interval")[2].split("to")
             low, high = (float(part.strip(" %)")) / 100 for part in interval)
             covered += low <= accuracy <= high

@@ -57,7 +57,7 @@ class Serving:
     def __init__(self, folder, *more, coded="coded.csv", decisions="decided.csv"):
         self.output = folder / f"output of {decisions}.txt"
         self.output.write_text("")
-        arguments = ["serve", folder / coded, *more]
+        arguments = ["serve", folder / coded, "--no-browser", *more]
         arguments += ["--decisions", folder / decisions] if decisions else []
         if "--port" not in more:
             arguments += ["--port", free_port()]
@@ -445,6 +445,7 @@ def test_the_page_by_its_keys(folder, browser):
         assert selected == "83110Blacksmith, General"
         browser.value("document.getElementById('search').value = 'buyers'; search()")
         browser.press("Enter")
+        browser.wait("document.getElementById('message').textContent")
         message = browser.value("document.getElementById('message').textContent")
         assert message.startswith("Not saved: ") and "42000 and 42200" in message
         browser.value("document.getElementById('search').value = ' AGRONOMIST'; search()")

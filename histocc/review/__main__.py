@@ -6,11 +6,13 @@
     python -m histocc.review report sample.csv --to coded.csv
     python -m histocc.review serve coded.csv
     python -m histocc.review serve texts.csv --key hisco
+    python -m histocc.review agreement ann.csv bo.csv --output differences.csv
 
 A sheet has a line for each text, with its most probable codes and an empty column `decision`, for a
 spreadsheet. `apply` writes a new file with the decisions in all rows of their texts; the coded file is never
 changed. `report` says how accurate a file is, from rows that were drawn at random. `serve` shows the texts in
-a browser, and appends each decision to a sheet.
+a browser, and appends each decision to a sheet. `agreement` says how often two people agree who have decided
+on the same texts.
 """
 
 import io
@@ -29,11 +31,13 @@ from histocc.data.rows import DECIDED, MODEL, csv_text, read_columns, read_key, 
 from histocc.data.tables import table_format
 from histocc.formatter import hisco_classes, hisco_key
 from histocc.review import serve
+from histocc.review.agreement import compare, share
 from histocc.review.sheet import (
     CodedFile,
     Codes,
     Key,
     Sheets,
+    formatter_of,
     key_of,
     most_wrong_first,
     sheet_text,
@@ -44,8 +48,7 @@ from histocc.runtime.files import atomic_write, opened, remove_leftovers
 from histocc.runtime.files import problems as output_problems
 from histocc.text import COLUMN_SEPARATOR, join_columns
 
-DRAWS = 20_000  # from the distribution of the accuracy
-NEEDED = {"make": ("output",), "apply": ("to", "output"), "report": ("to",), "serve": ()}
+NEEDED = {"make": ("output",), "apply": ("to", "output"), "report": ("to",), "serve": (), "agreement": ()}
 Port = Annotated[int, number(int, lambda port: 0 < port < 65_000, "a port, 1 … 64999")]
 
 
@@ -55,10 +58,15 @@ class ReviewConfig(Workbooks):
 
     action: str = flag(MISSING, "what to do, see above", choices=tuple(NEEDED), positional=True)
     files: list[str] = flag(
-        MISSING, "make and serve: the coded file; apply and report: sheets", metavar="FILE", positional=True
+        MISSING,
+        "make and serve: the coded file; apply and report: sheets; agreement: sheets of two people",
+        metavar="FILE",
+        positional=True,
     )
     to: str = flag("", "apply and report: the coded file that the sheets were made of", metavar="CODED.csv")
-    output: str = flag("", "make: the sheet; apply: the final file", metavar="FILE.csv")
+    output: str = flag(
+        "", "make: the sheet; apply: the final file; agreement: a sheet of what differs", metavar="FILE.csv"
+    )
     overwrite: bool = flag(False, "replace an output that exists")
     rows: Count = flag(300, "make: lines of the sheet at most")
     sample: bool = flag(False, "make: rows drawn at random, for report, not those most likely to be wrong")
@@ -69,10 +77,15 @@ class ReviewConfig(Workbooks):
     descriptions: str | None = flag(
         None, f"codes ({', '.join(CODE_COLUMNS)}) and titles ({', '.join(TEXT_COLUMNS)})", metavar="FILE"
     )
-    by: str = flag("person", f"apply: who has decided, for the column {DECIDED}")
+    by: str = flag("person", f"serve: who decides; apply: who has, if sheets do not say it ({DECIDED})")
+    known: str | None = flag(
+        None, "serve and apply: texts whose codes are known, which are decided by that", metavar="FILE"
+    )
+    show: list[Column] | None = flag(None, "serve: further columns to show for each text", metavar="COL")
     training_data: str | None = flag(None, "apply: append texts and decided codes to it", metavar="FILE.csv")
     decisions: str = flag("", "serve: sheet of decisions (default: FILE.decisions.csv)", metavar="FILE.csv")
     port: Port = flag(8765, "serve: port of the page")
+    no_browser: bool = flag(False, "serve: do not open a browser")
     input_col: list[Column] | None = flag(
         None, "columns with the descriptions (default: occ1), as for predict", "--column", metavar="COL"
     )
@@ -85,13 +98,14 @@ class ReviewConfig(Workbooks):
         """Return the problems of these arguments, a line each."""
         needed = NEEDED[self.action]
         problems = [f"review {self.action} needs --{name}" for name in needed if not getattr(self, name)]
-        if "to" not in needed and (self.to or len(self.files) > 1):
-            problems.append(f"review {self.action} takes one file, and no --to")
+        count = 2 if self.action == "agreement" else 1
+        if "to" not in needed and (self.to or len(self.files) != count):
+            problems.append(f"review {self.action} takes {['one file', 'two files'][count - 1]}, and no --to")
         if self.by.strip() in ("", MODEL):
             problems.append(f"--by: {self.by!r} is not the name of somebody who decides")
         inputs: dict[str | None, str] = dict.fromkeys(self.files, "an input")
         inputs |= {self.to or None: "the coded file", self.key: "the file of --key"}
-        inputs |= {self.descriptions: "the file of --descriptions"}
+        inputs |= {self.descriptions: "the file of --descriptions", self.known: "the file of --known"}
         outputs = filter(None, [self.decisions, self.output])  # the content of the latter is compared
         problems += output_problems(outputs, inputs, overwrite=True)
         inputs[self.output or None] = "the file of --output"
@@ -122,7 +136,7 @@ def next_command(args: ReviewConfig, coded: CodedFile, sheet: str) -> str:
     outputs = (f"{args.files[0]}.final{number or ''}.csv" for number in range(1000))
     command += [] if args.sample else ["--output", next(path for path in outputs if not os.path.exists(path))]
     columns = "input_col", "weight_col", "language_col", "delimiter", "no_quotes", "sheet"
-    for name in ("key", "descriptions", "by", "training_data", *columns):
+    for name in ("key", "descriptions", "by", "known", "training_data", *columns):
         if (value := getattr(args, name)) != getattr(ReviewConfig, name):
             values = value if isinstance(value, list) else [value] * (value is not True)
             command += [f"--{name.replace('_', '-')}", *values]
@@ -156,16 +170,20 @@ def make_sheet(args: ReviewConfig, coded: CodedFile, key: list[str] | None) -> N
 def apply_sheets(args: ReviewConfig, coded: CodedFile, key: list[str] | None) -> None:
     sheets = Sheets(args.files, coded, codes_of_key(args, coded, key))
     decided = {key: list(made.codes) for key, made in sheets.by_text.items() if made.codes is not None}
+    known = {key: text.codes for key, text in coded.known.items()}
+    deciders = {key: text.decided for key, text in coded.known.items()}
+    deciders |= {key: sheets.by_text[key].by or args.by for key in decided}
     beside = [(coded.codes, None), (coded.words, sheets.codes.words)]
     beside += [(places, hisco_classes()[name]) for name, places in coded.classes.items()]
     added, table = training_rows(args.training_data, coded, decided) if args.training_data else ("", b"")
     rows = changed = 0
     with atomic_write(os.path.realpath(args.output), args.overwrite) as file:
-        text = io.TextIOWrapper(file, encoding="utf-8", newline="")
-        write = row_writer(text)
+        wrapped = io.TextIOWrapper(file, encoding="utf-8", newline="")
+        write = row_writer(wrapped)
         write(coded.header)
         for row in coded.read_rows():
-            codes = decided.get(coded.key(row))
+            text = coded.key(row)
+            codes = decided.get(text, known.get(text))
             if codes is not None:
                 rows += coded.times(row)
                 changed += coded.times(row) * (codes != coded.answer(coded.codes_of(row), coded.decider(row)))
@@ -177,9 +195,9 @@ def apply_sheets(args: ReviewConfig, coded: CodedFile, key: list[str] | None) ->
                     row[place] = ""
                 if coded.review is not None:
                     row[coded.review] = "0"
-                row[coded.decided] = args.by
+                row[coded.decided] = deciders[text]
             write(row)
-        text.detach()
+        wrapped.detach()
     if args.training_data and table:
         with atomic_write(os.path.realpath(args.training_data)) as file:
             file.write(table)
@@ -187,7 +205,7 @@ def apply_sheets(args: ReviewConfig, coded: CodedFile, key: list[str] | None) ->
     for note in sheets.notes:
         print(f"Note: {note}")
     print(
-        f"{args.output}: {len(decided):,} texts decided, in {rows:,} of {coded.rows:,} rows, {changed:,} of"
+        f"{args.output}: {len(deciders):,} texts decided, in {rows:,} of {coded.rows:,} rows, {changed:,} of"
         f" which get other codes; {skipped:,} skipped, {sheets.undecided:,} without a decision"
     )
     if added:
@@ -224,16 +242,6 @@ def training_rows(path: str, coded: CodedFile, decided: dict[Key, list[str]]) ->
     return f"{path}: {len(rows):,} rows added{kept}", table
 
 
-def estimate(right: int, drawn: int) -> str:
-    """Return the accuracy of a file with its 95 % interval, by Jeffreys' prior (Brown, Cai, DasGupta, 2001,
-    Interval estimation for a binomial proportion).
-    """
-    draws = np.random.default_rng(1).beta(right + 0.5, drawn - right + 0.5, DRAWS)
-    low, high = np.percentile(draws, (2.5, 97.5))
-    accuracy = right / drawn
-    return f"{accuracy:.1%} (95 % interval {min(low, accuracy):.1%} to {max(high, accuracy):.1%})"
-
-
 def report_accuracy(args: ReviewConfig, coded: CodedFile, key: list[str] | None) -> None:
     sheets = Sheets(args.files, coded, codes_of_key(args, coded, key))
     for note in sheets.notes:
@@ -254,16 +262,30 @@ def report_accuracy(args: ReviewConfig, coded: CodedFile, key: list[str] | None)
         raise UserError(f"{what}; chosen texts say nothing about the others: make a sheet with --sample")
     undecided = sum(sheets.drawn.values()) - drawn
     left = f"; {undecided:,} drawn rows have no decision and are left out" if undecided else ""
-    found = f"{estimate(right, drawn)} of its rows with a text are right, by {drawn:,} drawn rows{left}"
+    found = f"{share(right, drawn)} of its rows with a text are right, by {drawn:,} drawn rows{left}"
     print(f"{coded.path}: {found}")
     if sheets.chosen:
-        print(f"With the decisions on texts that were chosen: {estimate(corrected, drawn)}.")
+        print(f"With the decisions on texts that were chosen: {share(corrected, drawn)}.")
 
 
 def serve_page(args: ReviewConfig, coded: CodedFile, key: list[str] | None) -> None:
     path = args.decisions or f"{args.files[0]}.decisions.csv"
-    serve.serve(serve.Decisions(coded, codes_of_key(args, coded, key), path), args.port)
+    decisions = serve.Decisions(coded, codes_of_key(args, coded, key), path)
+    serve.serve(decisions, args.port, args.by, not args.no_browser)
     print(f"Then:\n  {next_command(args, coded, path)}")
+
+
+def report_agreement(args: ReviewConfig, system: str, key: list[str] | None) -> None:
+    key = key or list(hisco_key())
+    words = hisco_classes()["title"] if system == "hisco" else {}
+    if args.descriptions:
+        words = read_descriptions(args.descriptions, key, formatter_of(system))
+    lines, sheet = compare(args.files, Codes(key, system, words))
+    print("\n".join(lines))
+    if args.output and sheet:
+        with atomic_write(os.path.realpath(args.output), args.overwrite) as file:
+            file.write(sheet)
+        print(f"{args.output}: the texts on which they differ; a third person fills in the column decision")
 
 
 ACTIONS = {"make": make_sheet, "apply": apply_sheets, "report": report_accuracy, "serve": serve_page}
@@ -271,7 +293,8 @@ ACTIONS = {"make": make_sheet, "apply": apply_sheets, "report": report_accuracy,
 
 def get_args_parser() -> Parser:
     what = "make: a sheet of the doubtful texts of a coded file; apply: the decisions of sheets to the file;"
-    what += " report: how accurate the file is, by a sheet of --sample; serve: a page in the browser."
+    what += " report: how accurate the file is, by a sheet of --sample; serve: a page in the browser;"
+    what += " agreement: how often two people agree."
     return Parser(ReviewConfig, "python -m histocc.review", what)
 
 
@@ -283,10 +306,14 @@ def run(argv: list[str] | None) -> None:
             remove_leftovers(path)
     key = [code for code in read_key(args.key) if code] if args.key else None
     system = ("hisco" if set(key) <= set(hisco_key()) else "code") if key else None
+    if args.action == "agreement":
+        return report_agreement(args, system or "hisco", key)
     path = args.to or args.files[0]
     columns, reading = text_columns(args.input_col), (args.delimiter, system, args.no_quotes)
-    more = set(key or ()), args.weight_col, args.sheet
+    more = set(key or ()), args.weight_col, args.sheet, args.show or ()
     coded = CodedFile(path, columns, args.language_col, *reading, *more)
+    if args.known:
+        coded.know(CodedFile(args.known, columns, args.language_col, None, coded.system, False, more[0]))
     ACTIONS[args.action](args, coded, key)
 
 

@@ -15,22 +15,28 @@ import secrets
 import sys
 import threading
 import time
+import webbrowser
 from collections import Counter
-from collections.abc import Generator
+from collections.abc import Collection, Generator
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.resources import files
 from io import FileIO
-from typing import Any
+from itertools import chain
+from typing import Any, NamedTuple
 
 from histocc.data.rows import csv_text
 from histocc.formatter import split_codes
+from histocc.review.search import Search, word_lists
 from histocc.review.sheet import (
+    BY,
     CHOSEN,
     DECISION,
     ID,
     MAX_CODES,
+    NOTE,
     UNDO,
+    UNSURE,
     CodedFile,
     Codes,
     Key,
@@ -40,16 +46,28 @@ from histocc.review.sheet import (
 )
 from histocc.runtime.errors import UserError, in_words
 from histocc.runtime.files import naming, sync_folder, take_lock
+from histocc.text import text_key
 
 HOST, PORTS = "127.0.0.1", 20  # number of ports to try
-COLUMNS = ["text", "language", "rows", DECISION, ID]
+COLUMNS = ["text", "language", "rows", DECISION, UNSURE, NOTE, BY, ID]
+FORMER_COLUMNS = ["text", "language", "rows", DECISION, ID]  # of files that an earlier version has begun
 RESERVED_SECONDS = 600.0  # for this time other windows are not offered a text that one shows
 MAX_BODY = 1 << 16  # bytes of a request
-NEAREST, MIN_SIMILARITY = 3, 0.3  # known texts that are shown
+NEAREST, MIN_SIMILARITY = 3, 0.25  # known texts that are shown
 MAX_COMMON = 5_000  # texts: a triple of letters that more of them share is ignored
 OPEN = "Open {} in a browser on this machine. Ctrl-C ends."
 ELSEWHERE = "The terminal of review serve says:\n\n" + OPEN.format(f"http://{HOST}:PORT/TOKEN/") + "\n"
 CHANGED = "was changed by another program; start review serve again"
+
+
+class Mark(NamedTuple):
+    """Remarks of a person on a decision."""
+
+    unsure: bool = False
+    note: str = ""
+
+
+NO_MARK = Mark()
 
 
 class Conflict(Exception):
@@ -57,30 +75,36 @@ class Conflict(Exception):
 
 
 class KnownTexts:
-    """Texts whose codes are known, by the triples of letters that they share with another text."""
+    """Texts whose codes are known, by the triples of letters that they share with another text. A triple that
+    stands in a tenth of all texts, as those of "(deceased)" do, hardly counts.
+    """
 
-    def __init__(self):
+    def __init__(self, texts: Collection[Key]):
         self.codes: dict[Key, tuple[str, ...]] = {}
-        self.sizes: dict[Key, int] = {}
+        self.sizes: dict[Key, float] = {}
         self.with_triple: dict[str, list[Key]] = {}
+        counts = Counter(chain.from_iterable(triples_of(text) for text, _ in texts))
+        self.weights = {triple: 1.0 if 10 * count < len(texts) else 0.05 for triple, count in counts.items()}
 
     def add(self, key: Key, codes: tuple[str, ...]) -> None:
         if key not in self.sizes:
             triples = triples_of(key[0])
-            self.sizes[key] = len(triples)
+            self.sizes[key] = sum(map(self.weights.__getitem__, triples))
             for triple in triples:
                 self.with_triple.setdefault(triple, []).append(key)
         self.codes[key] = codes
 
     def nearest(self, key: Key) -> list[Key]:
-        """Return the most similar texts, by the cosine of their sets of triples."""
+        """Return the most similar texts, by the cosine of their triples."""
         triples = triples_of(key[0])
-        shared: Counter[Key] = Counter()
+        shared: dict[Key, float] = {}
         for triple in triples:
             if len(same := self.with_triple.get(triple, ())) <= MAX_COMMON:
-                shared.update(same)
+                for other in same:
+                    shared[other] = shared.get(other, 0.0) + self.weights[triple]
+        size = sum(map(self.weights.__getitem__, triples))
         near = {
-            other: common / math.sqrt(len(triples) * self.sizes[other])
+            other: common / math.sqrt(size * self.sizes[other])
             for other, common in shared.items()
             if other != key and other in self.codes
         }
@@ -117,10 +141,14 @@ class Decisions:
         self.doubt = sum(text.doubt for text in self.texts)
         self.skipped = self.first_open = 0
         self.reserved: dict[str, tuple[int, float]] = {}  # window → the text that it shows, since when
-        self.known = KnownTexts()
-        for text in coded.texts.values():
+        self.marks: dict[int, Mark] = {}  # of decisions, the latest one last
+        self.languages = {text.language.casefold() for text in self.texts}
+        self.search = Search(codes, word_lists() if coded.system == "hisco" else {})
+        self.known = KnownTexts(coded.texts)
+        for key, text in coded.texts.items():
             if text.decided and (answer := coded.answer(text.answer, text.decided)):
-                self.known.add(text.key, tuple(answer))
+                self.known.add(key, tuple(answer))
+                self.search.decide(key, tuple(answer))
         self.size = self._open()
 
     @contextlib.contextmanager
@@ -133,14 +161,14 @@ class Decisions:
 
     def _open(self) -> int:
         """Read the decisions that are there; return the size of the file."""
-        header = "\ufeff".encode() + csv_text([COLUMNS])
+        header, former = ("\ufeff".encode() + csv_text([names]) for names in (COLUMNS, FORMER_COLUMNS))
         with self._held() as file:
             file.seek(0)
             content = file.readall()
             if header.startswith(content):  # new, or cut short when the machine went down
                 file.write(header[len(content) :])
                 sync_folder(self.path)
-            elif content.splitlines()[0] != header.rstrip():
+            elif content.splitlines()[0] not in (header.rstrip(), former.rstrip()):
                 what = f"{self.path}: is not a file of decisions of review serve, in UTF-8 with"
                 raise UserError(f"{what} {','.join(COLUMNS)}: choose another one for --decisions")
             elif re.search(rb"-[0-9a-f]{16}\Z", content):  # an editor leaves out the last line's end
@@ -148,13 +176,14 @@ class Decisions:
             else:  # a line may be half-written since the machine went down
                 file.truncate(content.rfind(b"\n") + 1)
             size = file.seek(0, os.SEEK_END)
-        for key, decision in Sheets([self.path], self.coded, self.codes).by_text.items():
-            text = self.coded.texts[key]
+        self.columns = FORMER_COLUMNS if content.startswith(former.rstrip()) else COLUMNS
+        for key, made in Sheets([self.path], self.coded, self.codes).by_text.items():
+            text, mark = self.coded.texts[key], Mark(made.unsure, made.note)
             if text.id in self.place:
-                self._set(self.place[text.id], cell_of(decision.codes), decision.codes)
+                self._set(self.place[text.id], cell_of(made.codes), made.codes, mark)
         return size
 
-    def _set(self, place: int, cell: str, codes: tuple[str, ...] | None) -> None:
+    def _set(self, place: int, cell: str, codes: tuple[str, ...] | None, mark: Mark) -> None:
         """Count a decision; cell: UNDO for none."""
         text, before = self.texts[place], self.cells.pop(place, UNDO)
         settled = (cell not in (UNDO, "skip")) - (before not in (UNDO, "skip"))
@@ -164,17 +193,30 @@ class Decisions:
         self.known.codes.pop(text.key, None)
         if codes:
             self.known.add(text.key, codes)
+        self.search.decide(text.key, codes or ())
+        self.marks.pop(place, None)
+        if cell != UNDO:
+            self.marks[place] = mark
         if cell == UNDO:
             self.first_open = min(self.first_open, place)
         else:
             self.cells[place] = cell
 
-    def decide(self, text_id: str, decision: list[str] | str, seen: str) -> str:
+    def decide(
+        self,
+        text_id: str,
+        decision: list[str] | str,
+        seen: str,
+        mark: Mark = NO_MARK,
+        by: str = "",
+    ) -> str:
         """Append a decision and sync it to disk; return it as it stands in the file.
 
         Args:
             decision: codes; or none, skip, undo.
             seen: the decision when the page showed the text, "" for none.
+            mark: whether it is unsure, and a note.
+            by: who decides.
 
         Raises:
             Conflict: somebody else has decided since; nothing is written.
@@ -190,15 +232,20 @@ class Decisions:
             codes = None if cell == UNDO else self.codes.decision(cell, text, len(self.coded.codes))
             cell = cell if cell == UNDO else cell_of(codes)  # a title becomes its code
             before = self.cells.get(place, "")
-            if cell == (before or UNDO):  # the same request again, or the same decision in two windows
+            is_same = cell == (before or UNDO) and mark == self.marks.get(place, mark)
+            if is_same:  # the same request again, or the same decision in two windows
                 return cell
             if seen != before:
                 raise Conflict
+            if any(mark) and NOTE not in self.columns:
+                what = "was begun by an earlier version and has no place for notes"
+                raise ValueError(f"{self.path} {what}: name a new one with --decisions")
+            cells = {"text": text.text, "language": text.language, "rows": str(text.rows), DECISION: cell}
+            cells |= {UNSURE: "?" * mark.unsure, NOTE: mark.note, BY: by, ID: f"{CHOSEN}-{text.id}"}
             # the row stays on one line: blanks do not count
-            cells = [" ".join(value.split()) for value in (text.text, text.language)]
-            cells += [str(text.rows), cell, f"{CHOSEN}-{text.id}"]
-            self._append(csv_text([[escape_formula(each) for each in cells]]))
-            self._set(place, cell, codes)
+            line = [escape_formula(" ".join(cells[name].split())) for name in self.columns]
+            self._append(csv_text([line]))
+            self._set(place, cell, codes, mark)
             return cell
 
     def _append(self, line: bytes) -> None:
@@ -214,18 +261,34 @@ class Decisions:
                 raise
             self.size = file.tell()
 
-    def next(self, window: str) -> dict[str, Any]:
-        """Return the first open text that no other window shows."""
+    def next(self, window: str, only: str = "") -> dict[str, Any]:
+        """Return the first open text that no other window shows; at the end those whose decisions are unsure.
+        only: words that stand in the text, or languages.
+        """
+        words = only.casefold().split()
         with self.lock:
             while self.first_open in self.cells:
                 self.first_open += 1
             others = [shown for other, shown in self.reserved.items() if other != window]
             elsewhere = {place for place, since in others if time.monotonic() - since < RESERVED_SECONDS}
             for place in range(self.first_open, len(self.texts)):
-                if place not in self.cells and place not in elsewhere:
+                if place not in self.cells and place not in elsewhere and self._is_asked(place, words):
+                    return self._shown(place, window)
+            for place, mark in self.marks.items():
+                if mark.unsure and place not in elsewhere and self._is_asked(place, words):
                     return self._shown(place, window)
             self.reserved.pop(window, None)
             return {"text": None, "elsewhere": len(elsewhere - self.cells.keys())} | self._progress()
+
+    def _is_asked(self, place: int, words: list[str]) -> bool:
+        text, language = self.texts[place].text.casefold(), self.texts[place].language.casefold()
+        return all(word == language if word in self.languages else word in text for word in words)
+
+    def find(self, query: str) -> list[tuple[str, str, str]]:
+        """Return (code, title, another title or text by which it was found, or "") for the search."""
+        with self.lock:
+            found = [(code, self.codes.words.get(code, ""), fits) for code, fits in self.search.find(query)]
+        return [(code, title, fits * (fits != text_key(title))) for code, title, fits in found]
 
     def show(self, text_id: str, window: str) -> dict[str, Any]:
         """Return one text, decided or not. Raises KeyError."""
@@ -247,12 +310,15 @@ class Decisions:
         shown = {"id": text.id, "text": text.text, "language": text.language, "rows": text.rows}
         shown |= {"choices": choices[:MAX_CODES], "seen": self.cells.get(place, "")}
         shown["near"] = [{"text": other, "codes": codes} for other, codes in near]
+        shown["about"] = [(self.coded.header[i], cell) for i, cell in zip(self.coded.show, text.shown)]
+        shown |= self.marks.get(place, NO_MARK)._asdict()
         return {"text": shown} | self._progress()
 
     def _progress(self) -> dict[str, Any]:
         return {
             "decided": len(self.cells) - self.skipped,
             "skipped": self.skipped,
+            "unsure": sum(mark.unsure for mark in self.marks.values()),
             "texts": len(self.texts),
             "settled": 1 - self.rows_open / max(self.rows, 1),
             "accuracy": 1 - self.doubt / max(self.rows, 1) if self.coded.unfitted == "" else None,
@@ -289,7 +355,7 @@ class Handler(BaseHTTPRequestHandler):
         )
 
     def do_GET(self) -> None:
-        name = self.path.removeprefix(f"/{self.server.token}/")
+        name = self.path.removeprefix(f"/{self.server.token}/").partition("?")[0]
         if not self.is_allowed() or name not in ("", "key.json"):
             return self.refuse()
         if name == "key.json":
@@ -312,8 +378,14 @@ class Handler(BaseHTTPRequestHandler):
         try:
             asked = json.loads(self.rfile.read(int(size)))
             window, text_id = str(asked["window"]), asked.get("id")
-            saved = decisions.decide(text_id, asked["answer"], asked["seen"]) if "answer" in asked else ""
-            shown = decisions.show(text_id, window) if asked.get("stay") else decisions.next(window)
+            if "find" in asked:
+                return self.reply(HTTPStatus.OK, decisions.find(str(asked["find"])))
+            saved, only = "", str(asked.get("only", ""))
+            if "answer" in asked:
+                mark = Mark(bool(asked.get("unsure")), " ".join(str(asked.get("note", "")).split()))
+                by = str(asked.get("by") or self.server.by)
+                saved = decisions.decide(text_id, asked["answer"], asked["seen"], mark, by)
+            shown = decisions.show(text_id, window) if asked.get("stay") else decisions.next(window, only)
             self.reply(HTTPStatus.OK, shown | {"saved": saved})
         except Conflict:
             self.reply(HTTPStatus.CONFLICT, decisions.show(text_id, window))
@@ -350,16 +422,18 @@ class Server(ThreadingHTTPServer):
         if not isinstance(sys.exc_info()[1], OSError):  # the browser has closed the connection
             super().handle_error(request, client_address)
 
-    def __init__(self, port: int, decisions: Decisions):
-        self.decisions, self.token = decisions, secrets.token_urlsafe(16)
+    def __init__(self, port: int, decisions: Decisions, by: str):
+        self.decisions, self.by, self.token = decisions, by, secrets.token_urlsafe(16)
         super().__init__((HOST, port), Handler)
 
 
-def serve(decisions: Decisions, port: int) -> None:
-    """Serve the page until Ctrl-C, on the first free port from `port` on. Raises UserError."""
+def serve(decisions: Decisions, port: int, by: str, with_browser: bool) -> None:
+    """Serve the page until Ctrl-C, on the first free port from `port` on, and open it in a browser. by: who
+    decides if the page does not say it. Raises UserError.
+    """
     for number in range(port, port + PORTS):
         with contextlib.suppress(OSError):
-            server = Server(number, decisions)
+            server = Server(number, decisions, by)
             break
     else:
         raise UserError(f"port {port}, and those after it, cannot be used; choose another --port")
@@ -370,6 +444,10 @@ def serve(decisions: Decisions, port: int) -> None:
     with server:
         print(f"{decisions.coded.path}: {texts}, {decided}; served by process {os.getpid()}")
         print(OPEN.format(address), flush=True)
+        # without a screen it would be a browser in this terminal
+        has_screen = sys.platform in ("win32", "darwin") or {"DISPLAY", "WAYLAND_DISPLAY"} & {*os.environ}
+        if with_browser and has_screen:
+            threading.Thread(target=webbrowser.open, args=[address], daemon=True).start()
         try:
             server.serve_forever()
         except KeyboardInterrupt:

@@ -10,16 +10,19 @@ from dataclasses import dataclass, field
 
 from histocc.data.rows import DECIDED, MODEL, code_of_cell, csv_text, language_name, weight_of
 from histocc.data.tables import column_problems, read_chunks, table_format, table_rows
-from histocc.formatter import CLASSES, BlockyFormatter, make_formatter, split_codes
+from histocc.formatter import CLASSES, SEP_VALUE, BlockyFormatter, make_formatter, split_codes
 from histocc.runtime.errors import UserError, raise_if_any
 from histocc.text import UNKNOWN_LANGUAGE, join_columns, text_key
 
 MAX_CODES = 5  # shown for a text
 MAX_LISTED = 20  # lines of a sheet that a message names
 DECISION, ID = "decision", "id"
+UNSURE, NOTE, BY = "unsure", "note", "by"  # further columns of a decision
+KNOWN = "known"  # who has decided on a text of another file that does not say it
 UNDO = "undo"  # a decision that withdraws the earlier one on its text
 ID_DIGITS = 16
-# The prefix of an id says how the text came into the sheet; s3: three of its rows were drawn.
+# The prefix of an id says how the text came into the sheet; s3: three of its rows were drawn. Then may come a
+# hash of the codes that the sheet offers for the text.
 CHOSEN, DRAWN = "t", "s"
 _RISKY = ("=", "+", "-", "@", "\t", "\r", "'")
 _NUMBER = re.compile(r"[-+]?\d+(\.\d+)?")
@@ -44,6 +47,7 @@ class CodedText:
     answer: list[str] = field(default_factory=list)  # the codes of its rows
     decided: str = ""  # by whom
     similar: list[tuple[str, str]] = field(default_factory=list)  # (known text, codes), by predict --explain
+    shown: list[str] = field(default_factory=list)  # further cells of its first row, for a person
 
     @property
     def key(self) -> Key:
@@ -51,9 +55,23 @@ class CodedText:
 
     @property
     def id(self) -> str:
-        """A hash of the text, its language (in `key` an empty one is unk, here it stays) and its codes."""
-        content = "\0".join([self.key[0], language_name(self.language), *self.codes])
-        return hashlib.blake2b(content.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
+        """A hash of the text and its language (in `key` an empty one is unk, here it stays)."""
+        return _hash(self.key[0], language_name(self.language))
+
+    @property
+    def former_id(self) -> str:
+        """The id in sheets of earlier versions, which depended on the codes, too."""
+        return _hash(self.key[0], language_name(self.language), *self.codes)
+
+    @property
+    def offer(self) -> str:
+        """A hash of its codes, which a sheet offers as 1 … 5."""
+        return _hash(*self.codes)[:4]
+
+
+def _hash(*cells: str) -> str:
+    content = "\0".join(cells)
+    return hashlib.blake2b(content.encode("utf-8", "surrogatepass"), digest_size=ID_DIGITS // 2).hexdigest()
 
 
 class CodedFile:
@@ -68,12 +86,14 @@ class CodedFile:
             refuses such a table.
         key: the codes that it may hold.
         weight_column: the column that says how often each row counts.
+        show: columns that a person sees beside a text.
 
     Attributes:
         header: the columns of the file with decisions. Places among them are language, weight, conf, review
             and decided (all but the last may be None), lists of places input_cols, codes, probs and words;
             blanks are places that a decision clears, classes those of titles and classes of HISCO, by name.
         texts, rows: the texts by `key_of`; the number of rows in the file.
+        known: the texts that another file decides (`know`).
         descriptions: code → words, if the file has some.
         unfitted: why conf does not predict accuracy, "" if all rows have 1 in conf_fitted; None without conf.
         alternatives: whether the codes after the first one are other possible answers (decoders topk and
@@ -94,6 +114,7 @@ class CodedFile:
         key: Container[str] = (),
         weight_column: str | None = None,
         sheet: str | None = None,
+        show: Sequence[str] = (),
     ):
         wanted = [*input_cols, *filter(None, [language_column])]
         self.path, self.reading = path, (delimiter, None, no_quotes, sheet, wanted)
@@ -122,14 +143,16 @@ class CodedFile:
             new = [name for name in names if name not in header]
             places = {name: [*header, *new].index(name) for name in names}
         flags = dict.fromkeys(input_cols, "--input-col") | {language_column or "": "--language-col"}
-        flags |= {weight_column or "": "--weight-col"}
-        columns = [*wanted, *filter(None, [weight_column])]
+        flags |= {weight_column or "": "--weight-col"} | dict.fromkeys(show, "--show")
+        columns = list(dict.fromkeys([*wanted, *filter(None, [weight_column]), *show]))
         raise_if_any(column_problems(path, header, columns, flags))
         self.header, self.formatter = header + new, formatter_of(self.system)
         self.added = [MODEL if name == DECIDED and self.is_coded else "" for name in new]
         self.input_cols, self.decided = list(map(header.index, input_cols)), self.header.index(DECIDED, first)
         self.weight = header.index(weight_column) if weight_column else None
         self.language = header.index(language_column) if language_column else None
+        self.show = list(map(header.index, show))
+        self.known: dict[Key, CodedText] = {}
         # beside a column of codes that a model has written stands its probability
         of_codes = [self.system, "prob"] if self.is_coded else [self.system]
         numbers = [i for i in range(1, len(places)) if {f"{name}_{i}" for name in of_codes} <= places.keys()]
@@ -171,19 +194,20 @@ class CodedFile:
             text = self.texts.get(key)
             if text is None:
                 similar = [(row[i], row[j]) for i, j in self.similar if row[i]]
-                cells, shown = (self.text(row), self.language_of(row)), codes
+                cells, offered = (self.text(row), self.language_of(row)), codes
                 self.descriptions |= {code: row[i] for code, i in zip(codes, self.words) if row[i]}
                 if not decider and (choices := {row[i]: row[j] for i, j, _ in self.choices if row[i]}):
                     self.descriptions |= {row[i]: row[j] for i, _, j in self.choices if j and row[j]}
                     choices |= {code: "" for code in codes if code not in choices}
-                    shown, probs = list(choices), list(choices.values())
-                text = CodedText(*cells, codes=shown, probs=probs, answer=codes, similar=similar)
+                    offered, probs = list(choices), list(choices.values())
+                text = CodedText(*cells, codes=offered, probs=probs, answer=codes, similar=similar)
+                text.shown = [row[i] for i in self.show]
                 self.texts[key] = text
             text.rows += times
             is_right = confidence(row[self.conf]) if codes and self.conf is not None else 0.0
             text.doubt += times * (1 - is_right)
             if decider:
-                text.decided, text.doubt = decider, 0.0
+                text.decided, text.codes, text.doubt = decider, codes, 0.0
         self.alternatives = 0 < several == same
         unfitted = f"conf is not {'known to be ' if fitted is None else ''}fitted"
         self.unfitted = None if self.conf is None else "" if marks == {"1"} else unfitted
@@ -196,6 +220,28 @@ class CodedFile:
                 raise UserError(f"{self.path}, line {line:,}: cannot be read ({reason})")
             for row in zip(*chunk.columns):
                 yield [*row, *self.added]
+
+    def know(self, other: "CodedFile") -> None:
+        """Take the texts that another file decides as decided: by the person that it names, or in a table
+        that no model has coded by codes alone. Further ones are added as texts without rows. A text without a
+        language counts for all languages.
+        """
+        same: dict[str, list[CodedText]] = {}
+        for text in self.texts.values():
+            same.setdefault(text.key[0], []).append(text)
+        for (words, language), text in other.texts.items():
+            if not text.decided and (other.is_coded or not text.codes):
+                continue
+            own = [
+                each
+                for each in same.get(words, ())
+                if language == each.key[1] or UNKNOWN_LANGUAGE in (language, each.key[1])
+            ]
+            for each in own or [CodedText(text.text, text.language)]:
+                if not each.decided:
+                    each.codes, each.probs, each.similar, each.doubt = text.codes, [], [], 0.0
+                    each.decided = text.decided or KNOWN
+                    self.known[each.key] = self.texts[each.key] = each
 
     def text(self, row: list[str]) -> str:
         first, *further = ([row[i]] for i in self.input_cols)
@@ -266,7 +312,7 @@ def sheet_text(
         for i in range(MAX_CODES):
             code, prob = (values[i] if i < len(values) else "" for values in (text.codes, text.probs))
             line += [code, words.get(code, ""), prob]
-        line += ["", (f"{DRAWN}{drawn[text.id]}-" if drawn else f"{CHOSEN}-") + text.id]
+        line += ["", f"{f'{DRAWN}{drawn[text.id]}' if drawn else CHOSEN}-{text.offer}-{text.id}"]
         rows.append([escape_formula(cell) for cell in line])
     return "\ufeff".encode() + csv_text(rows)
 
@@ -275,6 +321,9 @@ def sheet_text(
 class Decision:
     codes: tuple[str, ...] | None  # the right ones; None if the person has skipped the text
     place: str  # file and line
+    unsure: bool = False
+    note: str = ""
+    by: str = ""  # who has decided, if the sheet says it
 
 
 def formatter_of(system: str) -> BlockyFormatter:
@@ -323,12 +372,27 @@ class Codes:
         return tuple(codes)
 
 
+def sheet_rows(path: str, columns: list[str]) -> Iterator[tuple[int, dict[str, str]]]:
+    """Yield (line, cells by column) of each row of a sheet with these columns. Raises UserError."""
+    try:
+        table = table_format(path)
+    except UserError:  # in any code page: the cells that count are ASCII in all of them
+        table = table_format(path, encoding="latin-1")
+    if wrong := column_problems(path, table.names, columns):
+        raise UserError("\n  ".join([*wrong, f"{path} is not a sheet of python -m histocc.review make"]))
+    for line, cells in table_rows(path, table):  # spreadsheets leave out empty cells at the end
+        row = dict(zip(table.names, map(str.strip, cells + [""] * len(table.names))))
+        if row[DECISION] or row[ID]:
+            yield line, row
+
+
 class Sheets:
     """The decisions of one sheet or several. Raises UserError with the lines that cannot be used."""
 
     def __init__(self, paths: list[str], coded: CodedFile, codes: Codes):
         self.coded, self.codes = coded, codes
-        self.key_of_id = {text.id: key for key, text in coded.texts.items()}
+        self.key_of_id = {text.former_id: key for key, text in coded.texts.items()}
+        self.key_of_id |= {text.id: key for key, text in coded.texts.items()}
         self.by_text: dict[Key, Decision] = {}  # the last one of each text
         self.drawn: dict[Key, int] = {}  # number of times that a text was drawn
         self.chosen: set[Key] = set()  # texts that are decided because they were chosen
@@ -338,21 +402,11 @@ class Sheets:
             self._read(path)
 
     def _read(self, path: str) -> None:
-        try:
-            table = table_format(path)
-        except UserError:  # in any code page: the cells that count are ASCII in all of them
-            table = table_format(path, encoding="latin-1")
-        header, width = table.names, len(table.names)
-        if wrong := column_problems(path, header, [DECISION, ID]):
-            raise UserError("\n  ".join([*wrong, f"{path} is not a sheet of python -m histocc.review make"]))
         problems = []
-        for line, cells in table_rows(path, table):  # spreadsheets leave out empty cells at the end
-            row = dict(zip(header, map(str.strip, cells + [""] * width)))
-            if not row[DECISION] and not row[ID]:
-                continue
+        for line, row in sheet_rows(path, [DECISION, ID]):
             key, place = self.key_of_id.get(row[ID][-ID_DIGITS:]), f"{path}, line {line:,}"
             if key is None:
-                what = f"{place}: its text is missing, decided or coded differently in"
+                what = f"{place}: its text is missing, or coded differently since an earlier version, in"
                 raise UserError(
                     f"{what} {self.coded.path}: name its own file, or other --decisions, and"
                     " the same --input-col and --language-col as for the sheet"
@@ -380,10 +434,16 @@ class Sheets:
             self.by_text.pop(key, None)
             self.chosen.discard(key)
             return
+        numbers = re.search(rf"(^|{SEP_VALUE})\s*[1-{MAX_CODES}](\.0)?\s*($|{SEP_VALUE})", row[DECISION])
+        if numbers and row[ID].split("-")[1:-1] not in ([], [text.offer]):
+            raise ValueError(
+                f"the codes that {row[DECISION]} chose from are others in this file: write codes"
+            )
         codes = self.codes.decision(row[DECISION], text, len(self.coded.codes))
         before = self.by_text.get(key)
         if before is not None and before.codes != codes:
             self.notes.append(f"{place}: differs from {before.place}; the later one counts")
-        self.by_text[key] = Decision(codes, place)
+        note, by = (unescape(row.get(name, "")) for name in (NOTE, BY))
+        self.by_text[key] = Decision(codes, place, bool(row.get(UNSURE)), note, by)
         if not times and codes is not None:
             self.chosen.add(key)

@@ -1,0 +1,121 @@
+"""The codes of a key by words: of their titles, of word lists in six languages, of texts that are decided."""
+
+import csv
+import re
+from collections import Counter
+from functools import cache
+from importlib.resources import files
+from itertools import chain
+
+from histocc.formatter import hisco_classes
+from histocc.review.sheet import Codes, Key
+from histocc.text import text_key
+
+FOUND = 20  # codes for a query
+SAMPLE = ("en", "da", "se", "nl", "ge", "fr")  # columns of titles in sample/occupations.csv
+WHOLE, BEGINNING, PART, MISSPELLED = range(4)  # how a word of a title fits a word of the query
+
+
+@cache
+def word_lists() -> dict[str, tuple[str, ...]]:
+    """Return the HISCO codes of each title in the word lists that come with histocc."""
+    folder = files("histocc").joinpath("lexicon")
+    lists = [path for path in folder.iterdir() if path.name.endswith(".csv")] if folder.is_dir() else []
+    found: dict[str, dict[str, None]] = {}
+    for path in [files("histocc").joinpath("sample/occupations.csv"), *lists]:
+        with path.open(encoding="utf-8") as file:
+            for row in csv.DictReader(file):
+                for titles in (row[name] for name in ("titles", *SAMPLE) if name in row):
+                    for title in filter(None, titles.split("|")):
+                        found.setdefault(text_key(title), {})[row["hisco"]] = None
+    return {title: tuple(codes) for title, codes in found.items()}
+
+
+class Search:
+    """The search of the page.
+
+    Args:
+        codes: the codes that may be found, with their titles.
+        lists: title → codes, further titles of codes.
+    """
+
+    def __init__(self, codes: Codes, lists: dict[str, tuple[str, ...]]):
+        self.titles = codes.words
+        self.digits = {code: _digits(code) for code in sorted(codes.codes)}
+        classes = hisco_classes()["hisclass"]  # headings of HISCO have none
+        self.headings = {code for code in self.digits if code.endswith("00") and not classes.get(code, "x")}
+        self.codes_of: dict[Key, tuple[str, ...]] = {}  # titles have no language
+        self.with_word: dict[str, list[Key]] = {}
+        self.used: Counter[str] = Counter()  # how many texts each code was given to
+        for title, of_title in chain(codes.of_title.items(), lists.items()):
+            known = tuple(code for code in of_title if code in codes.codes)
+            self._add((title, ""), (*self.codes_of.get((title, ""), ()), *known))
+
+    def _add(self, key: Key, codes: tuple[str, ...]) -> None:
+        if key not in self.codes_of:
+            for word in set(re.findall(r"\w+", key[0])):
+                self.with_word.setdefault(word, []).append(key)
+        self.codes_of[key] = codes
+
+    def decide(self, key: Key, codes: tuple[str, ...]) -> None:
+        """Find a text that is decided under these codes; () for none of them any more."""
+        self.used.subtract(self.codes_of.get(key, ()))
+        self.used.update(codes)
+        self._add(key, codes)
+
+    def find(self, query: str) -> list[tuple[str, str]]:
+        """Return the codes that fit best, each with the title or text that fits. All words of the query must
+        stand in it, perhaps as a part of a word, in the plural, or with one wrong letter; or the query is a
+        part of the code, such as 6-11.10.
+        """
+        query, digits = text_key(query), _digits(query)
+        fits = [self._fitting(word) for word in re.findall(r"\w+", query)]
+        best: dict[str, tuple] = {}  # code → rank, title
+        counts: Counter[tuple[str, int]] = Counter()
+        for key in set.intersection(*map(set, fits)) if fits else ():
+            fit = max(each[key] for each in fits)
+            for code in self.codes_of[key]:
+                counts[code, fit] += 1
+                place = key[0] != query, fit, len(key[0]), key[0]
+                best[code] = min(best.get(code, place), place)
+        ranks = {}
+        for code, (differs, fit, _, title) in best.items():
+            known = differs, fit == MISSPELLED, not self.used[code], code in self.headings
+            ranks[code] = (*known, fit, -counts[code, fit], code), title
+        for code, own in self.digits.items() if digits else ():
+            if digits in own:
+                ranks[code] = (own != digits, not own.startswith(digits), code), self.titles.get(code, "")
+        return [(code, ranks[code][1]) for code in sorted(ranks, key=lambda code: ranks[code])[:FOUND]]
+
+    def _fitting(self, word: str) -> dict[Key, int]:
+        """Return the titles with a word that fits, and how it does."""
+        fitting = {}
+        if len(word) > 1:
+            others = [other for other in self.with_word if word in other]
+            fitting = {other: BEGINNING if other.startswith(word) else PART for other in others}
+        fitting |= {one: WHOLE for one in _singulars(word)}
+        if fitting.keys().isdisjoint(self.with_word) and len(word) > 3:
+            half = len(word) // 2
+            near = (o for o in self.with_word if o.startswith(word[:half]) or o.endswith(word[half:]))
+            fitting = {other: MISSPELLED for other in near if _one_letter_off(word, other)}
+        found: dict[Key, int] = {}
+        for other, fit in fitting.items():
+            for key in self.with_word.get(other, ()):
+                found[key] = min(fit, found.get(key, fit))
+        return found
+
+
+def _digits(code: str) -> str:
+    return re.sub(r"[-.\s]", "", code.casefold())
+
+
+def _singulars(word: str) -> list[str]:
+    """Return a word, and what it would be the plural of."""
+    ends = ("ies", "y"), ("es", ""), ("er", ""), ("en", ""), ("s", ""), ("r", ""), ("n", ""), ("e", "")
+    stems = (word.removesuffix(end) + single for end, single in ends if word.endswith(end))
+    return [word, *(stem for stem in stems if len(stem) > 3)]
+
+
+def _one_letter_off(one: str, other: str) -> bool:
+    at = next((i for i, (a, b) in enumerate(zip(one, other)) if a != b), min(len(one), len(other)))
+    return one[at + 1 :] in (other[at:], other[at + 1 :]) or one[at:] == other[at + 1 :]
