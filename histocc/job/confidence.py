@@ -36,7 +36,7 @@ MAX_BATCH = 256  # rows
 RANKED_TEXTS = 250  # about so many texts are ranked, which takes most of the time
 MAX_CODES = 100  # most codes of an answer that are looked at
 OUTPUTS = 5  # most probable outputs of a row, whose probabilities are fitted
-FOLDS, ENOUGH = 3, 500  # of training texts, if too few are validated on; as many answers are enough
+FOLDS, ENOUGH = 3, 500  # of training texts, if too few are validated on; with as many answers two are enough
 Judged = dict[str, list[tuple[float, bool, bool, float]]]  # see `judged_answers`
 
 
@@ -110,7 +110,7 @@ def needs_folds(args: JobConfig, data: PreparedData) -> bool:
 
 def answers_in_folds(args: JobConfig, formatter: BlockyFormatter, state: dict, data: PreparedData) -> Judged:
     """Return judged answers of linear decoders to training texts; each text is answered by a model of n-grams
-    alone that is fitted to the other folds. Folds follow until there are ENOUGH. Rank 0 only. Raises Stopped.
+    alone that is fitted to the other folds. Two folds do if they are ENOUGH. Rank 0 only. Raises Stopped.
     """
     train, found = data.train, {}
     fold = mix(train.text_hash) % FOLDS
@@ -123,7 +123,7 @@ def answers_in_folds(args: JobConfig, formatter: BlockyFormatter, state: dict, d
         held_out = rows_to_judge(train, fold == number)
         for name, answers in judged_rows(coder, train, held_out, data, slice(None), True).items():
             found.setdefault(name, []).extend(answers)
-        if len(found["flat"]) >= ENOUGH:
+        if number > 0 and len(found["flat"]) >= ENOUGH:
             break
     return found
 
