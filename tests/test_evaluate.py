@@ -259,7 +259,10 @@ class TestOfATest:
         texts = report["decoders"]["linear"]["by_digits"][-1]["over_texts"]["accuracy"]
         sentence = f"{100 * texts[0]:.1f} ({100 * texts[1]:.1f}–{100 * texts[2]:.1f}) % of texts"
         assert card.count(sentence) == 2 and "Figures: written into" in said  # also in the methods paragraph
-        assert "On validation texts" in before and "On validation texts" not in card
+        assert (
+            re.search(r"\d % by flat, [\d.]+ % by greedy: .* validation rows", before)
+            and " by flat" not in card
+        )
         asked = (
             f"`python finetune.py --dataset {folder / 'data.csv'} --save-path {folder / 'run'} --device cpu"
         )

@@ -137,7 +137,7 @@ def test_what_a_page_names_is_there(page):
     """Files between backquotes, links and their sections, and long flags."""
     files = set(re.findall(r"`((?:[\w.]+/)*[\w]+\.(?:py|sh|toml|md))`", text_of(page)))
     missing = [name for name in files if not any((at / name).exists() for at in (REPO, REPO / "histocc"))]
-    assert set(missing) <= {"report.md", "mine.py"}
+    assert set(missing) <= {"report.md", "MODEL.md", "mine.py"}
     for link, section in re.findall(r"\]\(([^)#]*)#?([^)]*)\)", text_of(page)):
         if "://" not in link:
             target = (REPO / page).parent / link if link else REPO / page

@@ -15,6 +15,7 @@ from histocc.runtime import checkpoint
 from histocc.runtime.config import OF_ONE_START, declarations, flag_of
 from histocc.runtime.files import OwnFiles, atomic_write
 from histocc.text import UNKNOWN_LANGUAGE
+from histocc.trainer.log import LOG, read_numbers
 from histocc.trainer.script import ARGS
 
 CARD = "MODEL.md"
@@ -47,62 +48,60 @@ def card_of(file: str, state: dict[str, Any], figures: list[str] | None = None) 
         state: its checkpoint.
         figures: sentences on its accuracy on rows that chose nothing; None: it is that of validation.
     """
+    folder, config, made_by = os.path.dirname(file), state["config"], state.get("made_by", {})
     data = training_data(file, str(state.get("position", {}).get("fingerprint")))
-    report, confidence, config = data.report if data else {}, Confidence.of(state), state["config"]
-    best, why = confidence.best_decoder(state.get("kind", "mixer"), bool(config.get("ngrams")))
     names = ", ".join(name for name in state["languages"] if name != UNKNOWN_LANGUAGE)
-    spoken, codes = f" ({names})" if names else "", f"{len(state['key']):,} codes of {state['system']}"
-    size = f"a CANINE encoder of width {config['hidden_size']} with {config['num_hidden_layers']} layers"
-    parts = [size] * config.get("encoder", True) + ["n-grams of characters and words"] * bool(
-        config.get("ngrams")
-    )
+    spoken, codes = f" ({names})" * bool(names), f"{len(state['key']):,} codes of {state['system']}"
+    parts = [f"a CANINE encoder of width {config['hidden_size']}"] * config.get("encoder", True)
+    parts += ["n-grams of characters and words"] * bool(config.get("ngrams"))
     weights = sum(weight.numel() for weight in state["model"].values())
     built = f"a model of {' and '.join(parts)} ({weights:,} parameters)"
-    made_by = state.get("made_by", {})
-    program = f"histocc {made_by.get('histocc', '')}".strip()
-    training = [line for line in report_lines(report) if line[:4] not in ("Note", "    ")] if data else []
+    program, training, rows, rare = f"histocc {made_by.get('histocc', '')}".strip(), [], "", ""
     if data:
-        files = ", ".join(each["path"] for each in report["files"])
-        training.append(
-            f"Files: {files}; checksum of their content and how they were read: {data.fingerprint}"
-        )
-    if os.path.exists(path := os.path.join(os.path.dirname(file), ARGS)):
+        training += [line for line in report_lines(data.report) if line[:4] not in ("Note", "    ")]
+        files = ", ".join(each["path"] for each in data.report["files"])
+        training.append(f"Files: {files}; checksum of content and settings: {data.fingerprint}")
+        rows = f" on {data.report['train_rows']:,} rows{spoken}"
+        rare = f" ({len(data.report['rare_codes']):,} codes have fewer than 10 rows)"
+    if os.path.exists(path := os.path.join(folder, ARGS)):
         with open(path, encoding="utf-8") as asked:
             training.append(f"Command: `{command(json.load(asked))}`")
     if made_by:
-        seed, versions = state.get("rng", {}).get("seed"), ", ".join(map(" ".join, made_by.items()))
+        seed, versions = state["rng"]["seed"], ", ".join(map(" ".join, made_by.items()))
         training.append(f"Made by {versions}; seed {seed}, step {state['step']:,}")
-    figures = figures or [
-        f"On validation texts, by which parts of the model were chosen, so this flatters: {why}."
-    ]
+    if not figures:
+        row = next((x for x in read_numbers(os.path.join(folder, LOG)) if x["step"] == state.get("step")), {})
+        shares = {name: row.get(column) for name, column in (("flat", "flat_acc"), ("greedy", "seq_acc"))}
+        of = ", ".join(
+            f"{100 * share:.1f} % by {name}" for name, share in shares.items() if share is not None
+        )
+        what = "whole sets of codes right, of the validation rows, by which parts of the model were chosen"
+        figures = [f"{of or 'Not known'}: {what}, so that this flatters."]
+    confidence = Confidence.of(state)
+    best, why = confidence.best_decoder(state.get("kind", "mixer"), bool(config.get("ngrams")))
     fitted = (
-        f"It was fitted on {confidence.texts:,} texts: about eight in ten answers with a `conf` of 0.8 are"
+        f"fitted on {confidence.texts:,} texts" if confidence.texts else "not fitted to how often it is right"
     )
-    fitted += " right, if the texts are similar."
-    not_fitted = "It was not fitted: `conf` does not say how often answers are right."
-    against = [
-        f"texts in other languages than those of its training{spoken}",
-        "other kinds of sources, unless `evaluate` has compared it with a sample that people have coded",
-        "statements or decisions about a single person: some codes are wrong, also with high confidence",
-    ]
-    if rare := len(report.get("rare_codes", ())):
-        against.append(f"counts of the {rare:,} codes that fewer than 10 rows have, without a check")
-    cite = [f"{program}, with this card", PAPER, "the authors of the data and of the codes"]
-    paragraph = [f"Descriptions were coded with {program} (Dahl, Johansen and Vedel, 2024), {built},"]
-    paragraph += [f"trained on {report['train_rows']:,} rows{spoken}"] if data else []
-    paragraph += [f"to give {codes}.", *figures]
     sections: dict[str, list[str]] = {
-        "Model": [f"texts{spoken} to {codes}", built, f"decoder of `predict`: {best} ({why})"],
+        "Model": [f"Texts{spoken} to {codes}", built, f"Decoder of `predict`: {best} ({why})"],
         "Training": training,
-        "Figures": figures,
-        "Confidence": [fitted if confidence.texts else not_fitted],
-        "What it must not be used for": against,
-        "How to cite": cite,
+        "Figures": [*figures, f"Confidence: {fitted}"],
+        "What it must not be used for": [
+            f"Texts in other languages than those of its training{spoken}",
+            "Other kinds of sources, unless `evaluate` has compared it with a sample that people have coded",
+            "Statements or decisions about a single person: some codes are wrong, also with high confidence",
+            f"Counts of rare codes, without a check{rare}",
+        ],
+        "How to cite": [f"{program}, with this card", PAPER, "The authors of the data and of the codes"],
     }
     lines = ["# Model card"]
     for title, content in sections.items():
         lines += ["", f"## {title}", "", *(f"- {line}" for line in content)] if content else []
-    return "\n".join([*lines, "", "## Methods, for a paper", "", " ".join(paragraph)]) + "\n"
+    paragraph = (
+        f"Descriptions were coded with {program} (Dahl, Johansen and Vedel, 2024), {built}, trained{rows} to"
+    )
+    lines += ["", "## Methods, for a paper", "", " ".join([paragraph, f"give {codes}.", *figures])]
+    return "\n".join(lines) + "\n"
 
 
 def write_card(file: str, figures: list[str] | None = None) -> None:
