@@ -79,7 +79,6 @@ def evaluation(folder: str | os.PathLike[str]) -> Any:
 
 def curves(*runs: str | os.PathLike[str]) -> Any:
     """Return the curves of one run or several as a matplotlib figure. Raises UserError."""
-    figure = new_figure()
     logs: dict[str, list[dict[str, float | None]]] = {}  # rows by the name of the run
     for folder in [os.fspath(run) for run in runs]:
         if not os.path.isfile(os.path.join(folder, LOG)):
@@ -90,7 +89,7 @@ def curves(*runs: str | os.PathLike[str]) -> Any:
             print(f"Note: {folder}: left out, the log has no rows yet", file=sys.stderr)
     if not logs:
         raise UserError("no run has rows in its log yet")
-    shown = panels(dict.fromkeys(column for rows in logs.values() for column in rows[0]))
+    figure, shown = new_figure(), panels(dict.fromkeys(name for rows in logs.values() for name in rows[0]))
     all_axes = list(figure.subplots(2, (len(shown) + 1) // 2).flat)
     for axes in all_axes[len(shown) :]:
         axes.remove()

@@ -259,10 +259,8 @@ class TestOfATest:
         texts = report["decoders"]["linear"]["by_digits"][-1]["over_texts"]["accuracy"]
         sentence = f"{100 * texts[0]:.1f} ({100 * texts[1]:.1f}–{100 * texts[2]:.1f}) % of texts"
         assert card.count(sentence) == 2 and "Figures: written into" in said  # also in the methods paragraph
-        assert (
-            re.search(r"\d % by flat, [\d.]+ % by greedy: .* validation rows", before)
-            and " by flat" not in card
-        )
+        pattern = r"\d % \(flat\), [\d.]+ % \(greedy\) of the validation rows"
+        assert re.search(pattern, before) and not re.search(pattern, card)
         asked = (
             f"`python finetune.py --dataset {folder / 'data.csv'} --save-path {folder / 'run'} --device cpu"
         )
@@ -283,7 +281,12 @@ class TestOfATest:
             assert "MODEL.md was there and stays" in export(str(folder / "run"), "published", "b.bin")[-1]
             export("a.bin", "safetensors", "c/d.safetensors")
         again = (tmp_path / "c" / "MODEL.md").read_text("utf-8")
-        assert "8 codes of hisco" in again and "## Training" not in again and "None" not in again
+        assert (
+            "It has not been evaluated" in again
+            and "8 codes of hisco" in again
+            and "## Training" not in again
+            and "None" not in again
+        )
         if importlib.util.find_spec("matplotlib"):
             assert plot.main([str(folder / "run" / "evaluation")]) == 0
             assert (folder / "run" / "evaluation" / "evaluation.png").read_bytes().startswith(b"\x89PNG")

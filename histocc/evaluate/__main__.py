@@ -412,7 +412,8 @@ def run(args: EvaluateConfig, world: World) -> None:
             world.print("Baseline: a linear support vector machine is fitted to the training rows")
             svm, answers = baseline.compared(trained, data, rows, args.seed, forked.check)
             sets = [Coded(sorted(codes), [], None) for codes in answers]
-            svm["by_digits"] = report_of.decoder_report(sets, np.arange(len(rows)), *how)["by_digits"]
+            of_all = *how[:3], {}, *how[4:]  # without the groups
+            svm["by_digits"] = report_of.decoder_report(sets, np.arange(len(rows)), *of_all)["by_digits"]
             last = svm["by_digits"][-1]
             report["baseline"] = svm | {over: last[over]["accuracy"] for over in ("over_rows", "over_texts")}
         write_report(report, data.folder, files.OwnFiles(output, args.overwrite))

@@ -198,7 +198,7 @@ def levels_of(codes: Sequence[str], separator: str | None, asked: list[str]) -> 
     sizes = {len(code if separator is None else code.split(separator)) for code in codes} or {1}
     has_levels = separator is not None or len(sizes) == 1 and all(map(str.isdecimal, codes))
     parts = map(int, numbers) if numbers else range(1, max(sizes)) if has_levels else ()
-    return separator, [*(number for number in parts if number < max(sizes)), max(sizes)]
+    return separator, [*(number for number in parts if 0 < number < max(sizes)), max(sizes)]
 
 
 def calibration(conf: np.ndarray, right: np.ndarray, weight: np.ndarray) -> dict:
@@ -331,11 +331,10 @@ def decoder_report(
     for over, each in (("over_rows", np.ones(n)), ("over_texts", 1 / weight[text])):
         by_digits[-1][over]["macro_f1"] = macro_f1(kinds, len(names), each, text, *how)
     outside = data.report["rejected"].get(OUTSIDE_KEY, 0)
-    more = {}
+    of_classes = {}
     if formatter.kind == "hisco":
-        first = [one.codes[0] if one.codes else "" for one in coded]
-        of_true = [data.codes[number] for number in rows.codes[:, 0].tolist()]
-        more["classes"] = class_errors(of_true, [first[i] for i in of_row.tolist()], text, *how)
+        first = [(*coded[i].codes, "")[0] for i in of_row.tolist()]
+        of_classes = class_errors([data.codes[i] for i in rows.codes[:, 0].tolist()], first, text, *how)
     return {
         "right_rows": int(right.sum()),
         "accuracy": float(right.mean()),
@@ -350,7 +349,7 @@ def decoder_report(
         },
         "by_digits": by_digits,
         "by_code": code_table(kinds, names, titles),
-        **more,
+        "classes": of_classes,
         "calibration": calibration(conf, right, 1 / weight[text]),
         "coverage": curve(conf, right, 1 / weight[text]),
         "confusions": confusions(np.flatnonzero(~right), names, true, pred, rows, titles),

@@ -71,19 +71,18 @@ def card_of(file: str, state: dict[str, Any], figures: list[str] | None = None) 
         training.append(f"Made by {versions}; seed {seed}, step {state['step']:,}")
     if not figures:
         row = next((x for x in read_numbers(os.path.join(folder, LOG)) if x["step"] == state.get("step")), {})
-        shares = {name: row.get(column) for name, column in (("flat", "flat_acc"), ("greedy", "seq_acc"))}
-        of = ", ".join(
-            f"{100 * share:.1f} % by {name}" for name, share in shares.items() if share is not None
-        )
-        what = "whole sets of codes right, of the validation rows, by which parts of the model were chosen"
-        figures = [f"{of or 'Not known'}: {what}, so that this flatters."]
+        named = (("flat", row.get("flat_acc")), ("greedy", row.get("seq_acc")))
+        of = ", ".join(f"{100 * share:.1f} % ({name})" for name, share in named if share is not None)
+        chosen = "Parts of the model were chosen by them, so this flatters."
+        known = f"{of} of the validation rows got exactly their codes. {chosen}"
+        figures = [known if of else "It has not been evaluated."]
     confidence = Confidence.of(state)
     best, why = confidence.best_decoder(state.get("kind", "mixer"), bool(config.get("ngrams")))
     fitted = (
         f"fitted on {confidence.texts:,} texts" if confidence.texts else "not fitted to how often it is right"
     )
     sections: dict[str, list[str]] = {
-        "Model": [f"Texts{spoken} to {codes}", built, f"Decoder of `predict`: {best} ({why})"],
+        "Model": [f"Texts{spoken} to {codes}", f"A{built[1:]}", f"Decoder of `predict`: {best} ({why})"],
         "Training": training,
         "Figures": [*figures, f"Confidence: {fitted}"],
         "What it must not be used for": [
