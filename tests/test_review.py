@@ -11,7 +11,7 @@ from helpers import run_here
 
 from histocc.data.binary import table_writer
 from histocc.review import __main__ as review
-from histocc.review.agreement import share
+from histocc.review.agreement import kappa, share
 from histocc.review.sheet import CodedFile, CodedText, Codes, escape_formula, key_of, unescape
 
 HEADER = ["id", "occ1", "lang"]
@@ -352,6 +352,7 @@ class TestApply:
             ("report filled.csv --to coded.csv", "no rows that were drawn have a decision"),
             ("make one.csv --key hisco --output x.csv", "it has 'job' (--input-col names it)"),
             ("serve coded.csv --decisions coded.csv", "coded.csv is an input"),
+            ("serve coded.csv --decisions filled.csv", "review apply takes one of an earlier version"),
             ("serve coded.csv --decisions other.csv", "coded.csv: name its own file, or other --decisions"),
             ("serve coded.csv --decisions x.csv --port 99999", "is not a port"),
             ("serve texts.csv --decisions x", "that no model has coded needs --key hisco, or --key KEY.csv"),
@@ -361,7 +362,8 @@ class TestApply:
         filled(folder, self.DECISIONS)
         write(folder / "texts.csv", [HEADER, ["1", "smith", "en"]])
         write(folder / "one.csv", [["job"], ["smith"]])
-        rows = [["text", "language", "rows", "decision", "id"], ["baker", "en", "3", "none", f"t-{0:016}"]]
+        columns = ["text", "language", "rows", "decision", "unsure", "note", "by", "id"]
+        rows = [columns, ["baker", "en", "3", "none", "", "", "", f"t-{0:016}"]]
         write(folder / "other.csv", rows, encoding="utf-8-sig")
         monkeypatch.chdir(folder)
         before = {path.name: path.read_bytes() for path in folder.iterdir()}
@@ -414,6 +416,39 @@ def test_a_language_is_one_however_it_is_spelled():
         "gr": "el",
     }.items():
         assert {key_of("a", other) for other in others.split()} == {key_of("a", name)}
+
+
+def test_agreement_of_two_people(folder):
+    """On sheets of the same draw, whose differences a third person decides. The table of counts, its kappa
+    and standard error: Cohen's kappa of 35 and 15 yes, 20 and 30 no of 100.
+    """
+    rows = make(folder, "sample.csv", "--sample", "--rows", 400)
+    keys = [plain(row) for row in rows]
+    mine = dict.fromkeys(keys, "1") | {("smith", "en"): "blacksmith, general", keys[-1]: "skip"}
+    other = mine | {("farmer", "en"): "6-11.15", ("clerk", "en"): "none", ("clerk", "da"): "61110 & 83110"}
+    ann = filled(folder, mine, "ann.csv", rows)
+    bo = filled(folder, other, "bo.csv", make(folder, "again.csv", "--sample", "--rows", 400))
+    said = run("agreement", ann, bo, "--output", folder / "differ.csv").splitlines()
+    n = len(keys) - 1
+    assert said[0].startswith(f"{n} texts are decided in both")
+    shares = [float(re.search(r": ([0-9.]+)%", line)[1]) for line in said[1:5]]
+    assert shares == [round(100 * (n - differ) / n, 1) for differ in (3, 2, 2, 2)]
+    differ = read(folder / "differ.csv")
+    assert {(row["text"].lower(), row["first"], row["second"]) for row in differ} == {
+        ("farmer", "61110", "61115"),
+        ("clerk", "39310", "none"),
+        ("clerk", "61110", "61110 & 83110"),
+    }
+    third = filled(folder, {("farmer", "en"): "61115"}, "third.csv", differ)
+    apply(folder, third)
+    assert final_codes(folder)["farmer", "en"] == ["61115"]
+    assert "there is no code 1" in apply(
+        folder, filled(folder, {plain(differ[0]): "1"}, "x.csv", differ), code=2
+    )
+    assert "takes two files" in run("agreement", ann, code=2)
+    one, two = "y" * 50 + "n" * 50, "y" * 35 + "n" * 15 + "y" * 20 + "n" * 30
+    assert kappa(one, two) == (pytest.approx(0.3), pytest.approx(0.0949, abs=0.002))
+    assert kappa("aa", "aa") == (1.0, 0.0)
 
 
 class TestReport:

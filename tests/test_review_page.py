@@ -15,6 +15,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
+from importlib.resources import files
 
 import pytest
 from helpers import free_port, start_forked, wait_until
@@ -22,7 +23,7 @@ from test_errors import in_child
 from test_review import read, run, write
 
 from histocc.formatter import hisco_key
-from histocc.review.serve import CHANGED, Decisions
+from histocc.review.serve import CHANGED, Decisions, KnownTexts, Mark
 from histocc.review.sheet import CodedFile, Codes
 from histocc.runtime.errors import TrainingError
 
@@ -54,14 +55,14 @@ def folder(tmp_path):
 class Serving:
     """A server process, and a window that asks it."""
 
-    def __init__(self, folder, *more, coded="coded.csv", decisions="decided.csv"):
+    def __init__(self, folder, *more, coded="coded.csv", decisions="decided.csv", **variables):
         self.output = folder / f"output of {decisions}.txt"
         self.output.write_text("")
-        arguments = ["serve", folder / coded, "--no-browser", *more]
+        arguments = ["serve", folder / coded, *([] if variables else ["--no-browser"]), *more]
         arguments += ["--decisions", folder / decisions] if decisions else []
         if "--port" not in more:
             arguments += ["--port", free_port()]
-        [self.process] = start_forked("histocc.review", arguments, self.output)
+        [self.process] = start_forked("histocc.review", arguments, self.output, **variables)
         wait_until(lambda: re.search(r"http://\S+/", self.output.read_text()), self.output.read_text)
         self.address = re.search(r"http://\S+/", self.output.read_text())[0]
 
@@ -255,6 +256,88 @@ def test_a_text_is_known_by_language(folder):
         assert server.ask(id=other["id"], stay=True)["text"]["near"] == other["near"]
 
 
+def test_the_search_finds_codes_by_words(folder):
+    """Of titles, of lists in six languages, and of texts that are decided."""
+    with Serving(folder) as server:
+
+        def found(words):
+            return [code for code, *_ in server.ask(find=words)]
+
+        for words in ("general black", "blacksmiths", "blaksmith", "smed", "8-31.10", "83110"):
+            assert found(words)[0] == "83110", words
+        assert server.ask(find="smed")[0][1:] == ["Blacksmith, General", "smed"]
+        assert "61110" in found("1110") and found("xyzzy") == found(" ") == []
+        assert found("farmer")[0] == found("farmers")[0] == "61110"
+        assert "61100" in found("general farmer")[-2:]  # the heading General Farmers
+        smith = server.ask()["text"]
+        assert found("maker")[0] != "79475"
+        server.decide(["79475"], smith)
+        assert found("maker")[0] == "79475" and "79475" in found("smith")
+        server.decide("undo", server.ask(id=smith["id"], stay=True)["text"])
+        assert found("maker")[0] != "79475" and "79475" not in found("smith")
+
+
+def test_similar_texts_share_rare_letters():
+    texts = [(f"{name} (deceased)", "en") for name in ("tailor", "nailer", "miner", "farmer", "taylor")]
+    known = KnownTexts([*texts, *((f"clerk {i}", "en") for i in range(20))])
+    for text in texts[1:]:
+        known.add(text, ("61110",))
+    assert known.nearest(texts[0])[0] == texts[4] and len(known.nearest(texts[0])) < 3
+
+
+def test_remarks_on_decisions_and_the_texts_that_are_asked_for(folder):
+    """The file of decisions is that of another coding of the same texts, too."""
+    with Serving(folder, "--by", "Ann", "--show", "lang") as server:
+        first = server.ask()["text"]
+        assert first["about"] == [["lang", "en"]]
+        server.decide(["83110"], first, unsure=True, note=" see  p. 4 ")
+        server.decide(["39310"], by="Bo")
+        assert server.ask(only="FARM en")["text"]["text"] == "farmer"
+        assert server.ask(only="da")["text"]["language"] == "da"
+        assert server.ask(only="unicorn")["text"] is None
+        while (shown := server.ask())["text"]["text"] != "smith":
+            server.decide("skip", shown["text"])
+        again = shown["text"]  # at the end
+        assert shown["unsure"] == 1 and (again["seen"], again["note"]) == ("83110", "see p. 4")
+    coded = (folder / "coded.csv").read_text().replace("83110", "83990")
+    (folder / "coded.csv").write_text(coded)
+    with Serving(folder) as server:
+        server.decide(["83110"], server.ask()["text"])
+        assert server.ask()["text"] is None
+    rows = [row for row in read(folder / "decided.csv") if row["decision"] != "skip"]
+    remarks = [("?", "see p. 4", "Ann"), ("", "", "Bo"), ("", "", "person")]
+    assert [(row["unsure"], row["note"], row["by"]) for row in rows] == remarks
+    final(folder, "--by", "Cy")
+    by = {row["occ1"]: row["decided_by"] for row in read(folder / "final.csv")}
+    assert (by["smith"], by["clerk"], by["farmer"]) == ("person", "Bo", "model")
+
+
+def test_texts_that_are_known_are_not_asked_for(folder):
+    rows = [["SMITH", "en", "83990", "Ann"], ["clerk", "", "39310", ""], ["farmers", "da", "83110", ""]]
+    known = write(folder / "known.csv", [["occ1", "lang", "hisco_1", "decided_by"], *rows])
+    more = ["--key", "hisco", "--known", known]
+    with Serving(folder, *more, coded="texts.csv") as server:
+        asked, near = [], []
+        while text := server.ask()["text"]:
+            asked.append(text["text"])
+            near += text["near"]
+            server.decide(["61110"], text)
+    assert asked == ["farmer", SCRIPT, "=1+1\nsmid"] and {"text": "farmers", "codes": ["83110"]} in near
+    codes = final(folder, *more, coded="texts.csv", columns=5)
+    assert (codes["smith"], codes["clerk"], codes["farmer"]) == (["83990"], ["39310"], ["61110"])
+    by = {row["occ1"]: row["decided_by"] for row in read(folder / "final.csv")}
+    assert (by["smith"], by["clerk"], by["farmer"]) == ("Ann", "known", "person")
+
+
+def test_the_page_is_opened_in_a_browser(folder):
+    opened = folder / "opened.txt"
+    (folder / "browser").write_text(f'#!/bin/sh\necho "$1" > "{opened}"\n')
+    (folder / "browser").chmod(0o755)
+    with Serving(folder, BROWSER=f"{folder}/browser %s", DISPLAY=":0") as server:
+        wait_until(lambda: opened.exists() and opened.read_text().strip())
+        assert opened.read_text().strip() == server.address
+
+
 @pytest.mark.parametrize("delimiter", [",", "/"])
 def test_the_command_that_it_ends_with_works(folder, delimiter):
     """Also if the decisions, in a sheet with commas, are of a file with other delimiters and no quotes."""
@@ -311,10 +394,10 @@ def test_a_decision_that_finds_no_room_is_not_in_the_file(folder):
     decided = Decisions(coded, key, str(folder / "decided.csv"))
 
     with pytest.raises(ValueError, match="neither a list of codes nor none, skip or undo"):
-        decided.decide(decided.texts[0].id, "3", "")
+        decided.decide(decided.texts[0].id, "3", "", Mark(), "")
 
     def refused():
-        decided.decide(decided.texts[0].id, "none", "")
+        decided.decide(decided.texts[0].id, "none", "", Mark(), "")
 
     kind, said = in_child(refused, resource.RLIMIT_FSIZE, decided.size + 9)
     assert kind is TrainingError and said.startswith(f"{decided.path}: the file is too large")
@@ -443,6 +526,10 @@ def test_the_page_by_its_keys(folder, browser):
         browser.wait("document.querySelectorAll('[role=option]').length > 0")
         selected = browser.value("document.querySelector('[aria-selected=true]').textContent")
         assert selected == "83110Blacksmith, General"
+        assert browser.value("document.getElementById('text').lang") == "en"
+        browser.value("document.getElementById('search').value = 'xyzzy'; search()")
+        said = "document.querySelector('[aria-live=polite]').textContent"
+        browser.wait(f"{said} === 'No code is found.'")
         browser.value("document.getElementById('search').value = 'buyers'; search()")
         browser.press("Enter")
         browser.wait("document.getElementById('message').textContent")
@@ -452,7 +539,21 @@ def test_the_page_by_its_keys(folder, browser):
         browser.press("Enter")  # 05300, Agronomists and Related Scientists, is before it in the key
         browser.wait(shows(SCRIPT))
         assert browser.value("document.title") == SCRIPT and browser.value("document.scripts.length") == 1
+        browser.press("c")
+        browser.press("x")
+        browser.press("Enter")
+        browser.press("?")
+        assert browser.value("document.getElementById('unsure').getAttribute('aria-pressed')") == "true"
         browser.press("n")
+        browser.wait("text.rows === 4")
+        assert browser.value("unsure + document.getElementById('note').value") == "false"
+        browser.press("f")
+        for letter in "farm":
+            browser.press(letter)
+        browser.press("Enter")
+        browser.wait(shows("farmer"))
+        browser.value("document.getElementById('only').value = ''")
+        browser.press("Escape")
         browser.wait("text.rows === 4")
         browser.press("s")
         browser.wait(shows("farmer"))
@@ -472,3 +573,21 @@ def test_the_page_by_its_keys(folder, browser):
         browser.wait("document.getElementById('message').textContent.includes('Not saved')")
     expected = ["83110 & 75400", "05320", "none", "skip", "undo", "75400"]
     assert [decision for _, decision in decisions(folder)] == expected
+    row = read(folder / "decided.csv")[2]
+    assert (row["unsure"], row["note"]) == ("?", "x")
+
+
+def test_borders_can_be_seen():
+    """By 3 : 1 beside the card and the page, in both colours (WCAG 2.2, 1.4.11)."""
+    page = files("histocc.review").joinpath("page.html").read_text()
+
+    def luminance(colour):
+        digits = colour if len(colour) == 6 else "".join(digit * 2 for digit in colour)
+        parts = [part / 255 for part in bytes.fromhex(digits)]
+        linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+        return 0.05 + 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+    names = "line", "card", "back"
+    colours = [[luminance(colour) for colour in re.findall(rf"--{name}: #(\w+);", page)] for name in names]
+    for line, *beside in zip(*colours, strict=True):
+        assert all(max(line, other) / min(line, other) >= 3 for other in beside)

@@ -78,9 +78,7 @@ class ReviewConfig(Workbooks):
         None, f"codes ({', '.join(CODE_COLUMNS)}) and titles ({', '.join(TEXT_COLUMNS)})", metavar="FILE"
     )
     by: str = flag("person", f"serve: who decides; apply: who has, if sheets do not say it ({DECIDED})")
-    known: str | None = flag(
-        None, "serve and apply: texts whose codes are known, which are decided by that", metavar="FILE"
-    )
+    known: str | None = flag(None, "texts with their codes, which count as decided", metavar="FILE")
     show: list[Column] | None = flag(None, "serve: further columns to show for each text", metavar="COL")
     training_data: str | None = flag(None, "apply: append texts and decided codes to it", metavar="FILE.csv")
     decisions: str = flag("", "serve: sheet of decisions (default: FILE.decisions.csv)", metavar="FILE.csv")
@@ -170,8 +168,8 @@ def make_sheet(args: ReviewConfig, coded: CodedFile, key: list[str] | None) -> N
 def apply_sheets(args: ReviewConfig, coded: CodedFile, key: list[str] | None) -> None:
     sheets = Sheets(args.files, coded, codes_of_key(args, coded, key))
     decided = {key: list(made.codes) for key, made in sheets.by_text.items() if made.codes is not None}
-    known = {key: text.codes for key, text in coded.known.items()}
-    deciders = {key: text.decided for key, text in coded.known.items()}
+    known = {key: text.codes for key, text in coded.known.items() if text.rows}
+    deciders = {key: coded.known[key].decided for key in known}
     deciders |= {key: sheets.by_text[key].by or args.by for key in decided}
     beside = [(coded.codes, None), (coded.words, sheets.codes.words)]
     beside += [(places, hisco_classes()[name]) for name, places in coded.classes.items()]
@@ -282,7 +280,7 @@ def report_agreement(args: ReviewConfig, system: str, key: list[str] | None) -> 
         words = read_descriptions(args.descriptions, key, formatter_of(system))
     lines, sheet = compare(args.files, Codes(key, system, words))
     print("\n".join(lines))
-    if args.output and sheet:
+    if args.output:
         with atomic_write(os.path.realpath(args.output), args.overwrite) as file:
             file.write(sheet)
         print(f"{args.output}: the texts on which they differ; a third person fills in the column decision")

@@ -70,30 +70,33 @@ class Search:
         """
         query, digits = text_key(query), _digits(query)
         fits = [self._fitting(word) for word in re.findall(r"\w+", query)]
-        best: dict[str, tuple] = {}  # code → rank, title
-        counts: Counter[tuple[str, int]] = Counter()
-        for key in set.intersection(*map(set, fits)) if fits else ():
-            fit = max(each[key] for each in fits)
-            for code in self.codes_of[key]:
-                counts[code, fit] += 1
-                place = key[0] != query, fit, len(key[0]), key[0]
+        best: dict[str, tuple[bool, int, int, str]] = {}  # title of each code that fits best
+        titles: Counter[tuple[str, int]] = Counter()
+        for title, language in set.intersection(*map(set, fits)) if fits else ():
+            place = title != query, max(each[title, language] for each in fits), len(title), title
+            for code in self.codes_of[title, language]:
                 best[code] = min(best.get(code, place), place)
-        ranks = {}
+                titles[code, place[1]] += 1
+        ranks: dict[str, tuple] = {}  # its rank, which ends with its title
         for code, (differs, fit, _, title) in best.items():
-            known = differs, fit == MISSPELLED, not self.used[code], code in self.headings
-            ranks[code] = (*known, fit, -counts[code, fit], code), title
+            known = code in self.headings, differs, fit == MISSPELLED, not self.used[code]
+            ranks[code] = (*known, fit, -titles[code, fit], code, title)
         for code, own in self.digits.items() if digits else ():
             if digits in own:
-                ranks[code] = (own != digits, not own.startswith(digits), code), self.titles.get(code, "")
-        return [(code, ranks[code][1]) for code in sorted(ranks, key=lambda code: ranks[code])[:FOUND]]
+                place = False, own != digits, False, False, not own.startswith(digits), 0
+                ranks[code] = (*place, code, self.titles.get(code, ""))
+        return [(code, ranks[code][-1]) for code in sorted(ranks, key=ranks.__getitem__)[:FOUND]]
 
     def _fitting(self, word: str) -> dict[Key, int]:
         """Return the titles with a word that fits, and how it does."""
         fitting = {}
         if len(word) > 1:
-            others = [other for other in self.with_word if word in other]
-            fitting = {other: BEGINNING if other.startswith(word) else PART for other in others}
-        fitting |= {one: WHOLE for one in _singulars(word)}
+            within = [other for other in self.with_word if word in other]
+            fitting = {other: BEGINNING for other in within if other.startswith(word)}
+            if len(word) > 2:
+                fitting = dict.fromkeys(within, PART) | fitting
+        fitting |= {other: BEGINNING for other in _without(word, "r", "er", "n", "en", "e")}
+        fitting |= dict.fromkeys([word, re.sub("ies$", "y", word), *_without(word, "s", "es")], WHOLE)
         if fitting.keys().isdisjoint(self.with_word) and len(word) > 3:
             half = len(word) // 2
             near = (o for o in self.with_word if o.startswith(word[:half]) or o.endswith(word[half:]))
@@ -109,11 +112,10 @@ def _digits(code: str) -> str:
     return re.sub(r"[-.\s]", "", code.casefold())
 
 
-def _singulars(word: str) -> list[str]:
-    """Return a word, and what it would be the plural of."""
-    ends = ("ies", "y"), ("es", ""), ("er", ""), ("en", ""), ("s", ""), ("r", ""), ("n", ""), ("e", "")
-    stems = (word.removesuffix(end) + single for end, single in ends if word.endswith(end))
-    return [word, *(stem for stem in stems if len(stem) > 3)]
+def _without(word: str, *endings: str) -> list[str]:
+    """Return what is left of a word without endings of the plural."""
+    stems = (word.removesuffix(ending) for ending in endings)
+    return [stem for stem in stems if stem != word and len(stem) > 3]
 
 
 def _one_letter_off(one: str, other: str) -> bool:

@@ -29,14 +29,11 @@ from histocc.data.rows import csv_text
 from histocc.formatter import split_codes
 from histocc.review.search import Search, word_lists
 from histocc.review.sheet import (
-    BY,
     CHOSEN,
     DECISION,
     ID,
     MAX_CODES,
-    NOTE,
     UNDO,
-    UNSURE,
     CodedFile,
     Codes,
     Key,
@@ -49,8 +46,7 @@ from histocc.runtime.files import naming, sync_folder, take_lock
 from histocc.text import text_key
 
 HOST, PORTS = "127.0.0.1", 20  # number of ports to try
-COLUMNS = ["text", "language", "rows", DECISION, UNSURE, NOTE, BY, ID]
-FORMER_COLUMNS = ["text", "language", "rows", DECISION, ID]  # of files that an earlier version has begun
+COLUMNS = ["text", "language", "rows", DECISION, "unsure", "note", "by", ID]
 RESERVED_SECONDS = 600.0  # for this time other windows are not offered a text that one shows
 MAX_BODY = 1 << 16  # bytes of a request
 NEAREST, MIN_SIMILARITY = 3, 0.25  # known texts that are shown
@@ -65,9 +61,6 @@ class Mark(NamedTuple):
 
     unsure: bool = False
     note: str = ""
-
-
-NO_MARK = Mark()
 
 
 class Conflict(Exception):
@@ -161,22 +154,22 @@ class Decisions:
 
     def _open(self) -> int:
         """Read the decisions that are there; return the size of the file."""
-        header, former = ("\ufeff".encode() + csv_text([names]) for names in (COLUMNS, FORMER_COLUMNS))
+        header = "\ufeff".encode() + csv_text([COLUMNS])
         with self._held() as file:
             file.seek(0)
             content = file.readall()
             if header.startswith(content):  # new, or cut short when the machine went down
                 file.write(header[len(content) :])
                 sync_folder(self.path)
-            elif content.splitlines()[0] not in (header.rstrip(), former.rstrip()):
+            elif content.splitlines()[0] != header.rstrip():
                 what = f"{self.path}: is not a file of decisions of review serve, in UTF-8 with"
-                raise UserError(f"{what} {','.join(COLUMNS)}: choose another one for --decisions")
+                what += f" {','.join(COLUMNS)}: choose another one for --decisions"
+                raise UserError(f"{what} (review apply takes one of an earlier version)")
             elif re.search(rb"-[0-9a-f]{16}\Z", content):  # an editor leaves out the last line's end
                 file.write(b"\n")
             else:  # a line may be half-written since the machine went down
                 file.truncate(content.rfind(b"\n") + 1)
             size = file.seek(0, os.SEEK_END)
-        self.columns = FORMER_COLUMNS if content.startswith(former.rstrip()) else COLUMNS
         for key, made in Sheets([self.path], self.coded, self.codes).by_text.items():
             text, mark = self.coded.texts[key], Mark(made.unsure, made.note)
             if text.id in self.place:
@@ -195,21 +188,13 @@ class Decisions:
             self.known.add(text.key, codes)
         self.search.decide(text.key, codes or ())
         self.marks.pop(place, None)
-        if cell != UNDO:
-            self.marks[place] = mark
+        self.marks |= {place: mark} if cell != UNDO else {}
         if cell == UNDO:
             self.first_open = min(self.first_open, place)
         else:
             self.cells[place] = cell
 
-    def decide(
-        self,
-        text_id: str,
-        decision: list[str] | str,
-        seen: str,
-        mark: Mark = NO_MARK,
-        by: str = "",
-    ) -> str:
+    def decide(self, text_id: str, decision: list[str] | str, seen: str, mark: "Mark", by: str) -> str:
         """Append a decision and sync it to disk; return it as it stands in the file.
 
         Args:
@@ -232,19 +217,14 @@ class Decisions:
             codes = None if cell == UNDO else self.codes.decision(cell, text, len(self.coded.codes))
             cell = cell if cell == UNDO else cell_of(codes)  # a title becomes its code
             before = self.cells.get(place, "")
-            is_same = cell == (before or UNDO) and mark == self.marks.get(place, mark)
-            if is_same:  # the same request again, or the same decision in two windows
-                return cell
+            if cell == (before or UNDO) and mark == self.marks.get(place, mark):
+                return cell  # the same request again, or the same decision in two windows
             if seen != before:
                 raise Conflict
-            if any(mark) and NOTE not in self.columns:
-                what = "was begun by an earlier version and has no place for notes"
-                raise ValueError(f"{self.path} {what}: name a new one with --decisions")
-            cells = {"text": text.text, "language": text.language, "rows": str(text.rows), DECISION: cell}
-            cells |= {UNSURE: "?" * mark.unsure, NOTE: mark.note, BY: by, ID: f"{CHOSEN}-{text.id}"}
             # the row stays on one line: blanks do not count
-            line = [escape_formula(" ".join(cells[name].split())) for name in self.columns]
-            self._append(csv_text([line]))
+            cells = [" ".join(value.split()) for value in (text.text, text.language)]
+            cells += [str(text.rows), cell, "?" * mark.unsure, mark.note, by, f"{CHOSEN}-{text.id}"]
+            self._append(csv_text([[escape_formula(each) for each in cells]]))
             self._set(place, cell, codes, mark)
             return cell
 
@@ -311,7 +291,7 @@ class Decisions:
         shown |= {"choices": choices[:MAX_CODES], "seen": self.cells.get(place, "")}
         shown["near"] = [{"text": other, "codes": codes} for other, codes in near]
         shown["about"] = [(self.coded.header[i], cell) for i, cell in zip(self.coded.show, text.shown)]
-        shown |= self.marks.get(place, NO_MARK)._asdict()
+        shown |= self.marks.get(place, Mark())._asdict()
         return {"text": shown} | self._progress()
 
     def _progress(self) -> dict[str, Any]:

@@ -6,23 +6,21 @@ import hashlib
 import math
 import re
 from collections.abc import Container, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from histocc.data.rows import DECIDED, MODEL, code_of_cell, csv_text, language_name, weight_of
 from histocc.data.tables import column_problems, read_chunks, table_format, table_rows
-from histocc.formatter import CLASSES, SEP_VALUE, BlockyFormatter, make_formatter, split_codes
+from histocc.formatter import CLASSES, BlockyFormatter, make_formatter, split_codes
 from histocc.runtime.errors import UserError, raise_if_any
 from histocc.text import UNKNOWN_LANGUAGE, join_columns, text_key
 
 MAX_CODES = 5  # shown for a text
 MAX_LISTED = 20  # lines of a sheet that a message names
 DECISION, ID = "decision", "id"
-UNSURE, NOTE, BY = "unsure", "note", "by"  # further columns of a decision
 KNOWN = "known"  # who has decided on a text of another file that does not say it
 UNDO = "undo"  # a decision that withdraws the earlier one on its text
 ID_DIGITS = 16
-# The prefix of an id says how the text came into the sheet; s3: three of its rows were drawn. Then may come a
-# hash of the codes that the sheet offers for the text.
+# The prefix of an id says how the text came into the sheet; s3: three of its rows were drawn.
 CHOSEN, DRAWN = "t", "s"
 _RISKY = ("=", "+", "-", "@", "\t", "\r", "'")
 _NUMBER = re.compile(r"[-+]?\d+(\.\d+)?")
@@ -56,22 +54,16 @@ class CodedText:
     @property
     def id(self) -> str:
         """A hash of the text and its language (in `key` an empty one is unk, here it stays)."""
-        return _hash(self.key[0], language_name(self.language))
+        return self._hash()
 
     @property
-    def former_id(self) -> str:
-        """The id in sheets of earlier versions, which depended on the codes, too."""
-        return _hash(self.key[0], language_name(self.language), *self.codes)
+    def sheet_id(self) -> str:
+        """The same, and of the codes, which a sheet offers as 1 … 5."""
+        return self._hash(*self.codes)
 
-    @property
-    def offer(self) -> str:
-        """A hash of its codes, which a sheet offers as 1 … 5."""
-        return _hash(*self.codes)[:4]
-
-
-def _hash(*cells: str) -> str:
-    content = "\0".join(cells)
-    return hashlib.blake2b(content.encode("utf-8", "surrogatepass"), digest_size=ID_DIGITS // 2).hexdigest()
+    def _hash(self, *codes: str) -> str:
+        content = "\0".join([self.key[0], language_name(self.language), *codes])
+        return hashlib.blake2b(content.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
 
 
 class CodedFile:
@@ -226,22 +218,19 @@ class CodedFile:
         that no model has coded by codes alone. Further ones are added as texts without rows. A text without a
         language counts for all languages.
         """
-        same: dict[str, list[CodedText]] = {}
-        for text in self.texts.values():
-            same.setdefault(text.key[0], []).append(text)
+        languages: dict[str, list[str]] = {}  # of each text of this file
+        for words, language in self.texts:
+            languages.setdefault(words, []).append(language)
         for (words, language), text in other.texts.items():
             if not text.decided and (other.is_coded or not text.codes):
                 continue
-            own = [
-                each
-                for each in same.get(words, ())
-                if language == each.key[1] or UNKNOWN_LANGUAGE in (language, each.key[1])
-            ]
-            for each in own or [CodedText(text.text, text.language)]:
-                if not each.decided:
-                    each.codes, each.probs, each.similar, each.doubt = text.codes, [], [], 0.0
-                    each.decided = text.decided or KNOWN
-                    self.known[each.key] = self.texts[each.key] = each
+            for own in languages.get(words, [language]):
+                if own == language or UNKNOWN_LANGUAGE in (own, language):
+                    each = self.texts.setdefault((words, own), CodedText(text.text, text.language))
+                    if not each.decided:
+                        each.decided, each.codes = text.decided or KNOWN, text.codes
+                        each.probs, each.doubt = [], 0.0
+                        self.known[words, own] = each
 
     def text(self, row: list[str]) -> str:
         first, *further = ([row[i]] for i in self.input_cols)
@@ -312,7 +301,7 @@ def sheet_text(
         for i in range(MAX_CODES):
             code, prob = (values[i] if i < len(values) else "" for values in (text.codes, text.probs))
             line += [code, words.get(code, ""), prob]
-        line += ["", f"{f'{DRAWN}{drawn[text.id]}' if drawn else CHOSEN}-{text.offer}-{text.id}"]
+        line += ["", (f"{DRAWN}{drawn[text.id]}-" if drawn else f"{CHOSEN}-") + text.sheet_id]
         rows.append([escape_formula(cell) for cell in line])
     return "\ufeff".encode() + csv_text(rows)
 
@@ -386,12 +375,32 @@ def sheet_rows(path: str, columns: list[str]) -> Iterator[tuple[int, dict[str, s
             yield line, row
 
 
+def answers_of(path: str, codes: Codes) -> dict[Key, tuple[CodedText, tuple[str, ...]]]:
+    """Return the last decision on each text in a sheet or a file of decisions. Raises UserError."""
+    found: dict[Key, tuple[CodedText, tuple[str, ...]]] = {}
+    problems = []
+    for line, row in sheet_rows(path, ["text", "language", "rows", DECISION, ID]):
+        offered = [code for i in range(1, MAX_CODES + 1) if (code := row.get(f"code_{i}"))]
+        text = CodedText(unescape(row["text"]), unescape(row["language"]), codes=offered)
+        try:
+            answer = None if row[DECISION] in ("", UNDO) else codes.decision(row[DECISION], text, MAX_CODES)
+        except ValueError as error:
+            problems.append(f"line {line:,}: {error}")
+            continue
+        if row[DECISION]:
+            found.pop(text.key, None)
+        if answer is not None:
+            found[text.key] = text, answer
+    raise_if_any(problems, path, MAX_LISTED)
+    return found
+
+
 class Sheets:
     """The decisions of one sheet or several. Raises UserError with the lines that cannot be used."""
 
     def __init__(self, paths: list[str], coded: CodedFile, codes: Codes):
         self.coded, self.codes = coded, codes
-        self.key_of_id = {text.former_id: key for key, text in coded.texts.items()}
+        self.key_of_id = {text.sheet_id: key for key, text in coded.texts.items()}
         self.key_of_id |= {text.id: key for key, text in coded.texts.items()}
         self.by_text: dict[Key, Decision] = {}  # the last one of each text
         self.drawn: dict[Key, int] = {}  # number of times that a text was drawn
@@ -406,7 +415,7 @@ class Sheets:
         for line, row in sheet_rows(path, [DECISION, ID]):
             key, place = self.key_of_id.get(row[ID][-ID_DIGITS:]), f"{path}, line {line:,}"
             if key is None:
-                what = f"{place}: its text is missing, or coded differently since an earlier version, in"
+                what = f"{place}: its text is missing, or was offered other codes, in"
                 raise UserError(
                     f"{what} {self.coded.path}: name its own file, or other --decisions, and"
                     " the same --input-col and --language-col as for the sheet"
@@ -434,16 +443,12 @@ class Sheets:
             self.by_text.pop(key, None)
             self.chosen.discard(key)
             return
-        numbers = re.search(rf"(^|{SEP_VALUE})\s*[1-{MAX_CODES}](\.0)?\s*($|{SEP_VALUE})", row[DECISION])
-        if numbers and row[ID].split("-")[1:-1] not in ([], [text.offer]):
-            raise ValueError(
-                f"the codes that {row[DECISION]} chose from are others in this file: write codes"
-            )
-        codes = self.codes.decision(row[DECISION], text, len(self.coded.codes))
+        offered = text if row[ID].endswith(text.sheet_id) else replace(text, codes=[])
+        codes = self.codes.decision(row[DECISION], offered, len(self.coded.codes))
         before = self.by_text.get(key)
         if before is not None and before.codes != codes:
             self.notes.append(f"{place}: differs from {before.place}; the later one counts")
-        note, by = (unescape(row.get(name, "")) for name in (NOTE, BY))
-        self.by_text[key] = Decision(codes, place, bool(row.get(UNSURE)), note, by)
+        note, by = (unescape(row.get(name, "")) for name in ("note", "by"))
+        self.by_text[key] = Decision(codes, place, bool(row.get("unsure")), note, by)
         if not times and codes is not None:
             self.chosen.add(key)
