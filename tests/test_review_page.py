@@ -228,8 +228,9 @@ def test_other_users_sites_and_requests_are_refused(folder):
 def test_a_table_without_answers(folder):
     with Serving(folder, "--key", "hisco", coded="texts.csv") as server:
         first = server.ask()
-        assert first["text"]["text"] == "farmer" and first["text"]["choices"] == []  # most rows
-        assert first["accuracy"] is None
+        assert first["text"]["text"] == "farmer" and first["accuracy"] is None  # most rows
+        titles = {choice["title"] for choice in first["text"]["choices"]}  # share a word with the text
+        assert len(titles) == 5 and "General Farmer" in titles and all("armer" in title for title in titles)
         said = server.decide(["buyers"], first["text"], status=400)["error"]
         assert "42000 and 42200" in said
         assert server.decide(["general  FARMER", "61115"], first["text"])["saved"] == "61110 & 61115"
@@ -238,7 +239,7 @@ def test_a_table_without_answers(folder):
             text = server.decide("skip", text)["text"]
         assert text["near"] == [{"text": "smith", "codes": ["83110"]}]
         offered = {"code": "83110", "title": "Blacksmith, General", "prob": "", "near": True}
-        assert text["choices"] == [offered]
+        assert text["choices"][0] == offered
         key = dict(json.loads(server.send(server.address + "key.json")[1]))
         assert len(key) == 1919 and key["83110"] == "Blacksmith, General"
     codes = final(folder, "--key", "hisco", coded="texts.csv", columns=5)
@@ -350,9 +351,11 @@ def test_the_command_that_it_ends_with_works(folder, delimiter):
         server.decide(["83110"])
         os.kill(server.process.pid, signal.SIGINT)
         server.process.join(60)
-    command = server.output.read_text().splitlines()[-1]
+    command, _, train = server.output.read_text().splitlines()[-3:]
     assert command.startswith("  python -m histocc.review apply '")
     run(*shlex.split(command)[3:])
+    assert shlex.split(train)[:4] == ["python", "finetune.py", "--dataset", f"{coded}.training.csv"]
+    assert [row["hisco_1"] for row in read(folder / "my texts.csv.training.csv")] == ["83110"]
     codes = [(row["hisco_1"], row["decided_by"]) for row in read(folder / "my texts.csv.final1.csv")]
     assert sorted(codes) == [("", ""), ("83110", "Ann B")]
 
@@ -364,11 +367,63 @@ def test_a_table_with_codes_of_ones_own(folder):
     with Serving(folder, "--key", "hisco", coded="texts.csv") as server:
         offered = {}
         while text := server.ask()["text"]:
-            offered[text["text"]] = [choice["code"] for choice in text["choices"]]
+            offered[text["text"]] = [choice["code"] for choice in text["choices"]][:1]
             server.decide(["41025"] if text["text"] == "clerk" else "skip", text)
-    assert offered == {"smith": ["83110"], "chemist": ["01110"], "clerk": []}
+    assert offered == {"smith": ["83110"], "chemist": ["01110"], "clerk": ["39960"]}  # by its title
     codes = final(folder, "--key", "hisco", coded="texts.csv", columns=5)
     assert codes == {"smith": ["8-31.10", "na"], "chemist": ["1110"], "clerk": ["41025"]}
+
+
+TRADES = {"baker": "77610", "smith": "83110", "weaver": "75432", "farmer": "61110"}
+PLACES = ["ashby", "barrow", "corby", "derby", "ely", "filey", "goole", "hull"]
+
+
+def test_decisions_teach(folder):
+    """Choices, order, the share that is right and --fill follow from them; undo takes that back."""
+    rows = [[f"{trade} {place}", "en"] for trade in TRADES for place in PLACES]
+    write(folder / "texts.csv", [["occ1", "lang"], *rows, ["1850", "en"], *[["weaver cork", "en"]] * 2])
+
+    def shown(server, text):
+        return server.ask("other", id=text["id"], stay=True)
+
+    def first_choice(server, code, guessed):
+        def is_shown():
+            state = shown(server, cork)
+            return state["text"]["choices"][0]["code"] == code and bool(state["interval"]) == guessed
+
+        wait_until(is_shown, lambda: shown(server, cork))
+
+    coded = CodedFile(str(folder / "texts.csv"), system="hisco")
+    texts = {text.text: {"id": text.id, "seen": ""} for text in coded.texts.values()}
+    cork = texts["weaver cork"]
+    with Serving(folder, "--key", "hisco", coded="texts.csv") as server:
+        assert server.ask("new")["text"]["text"] == "weaver cork"  # most rows
+        weavers = [texts[f"weaver {place}"] for place in PLACES]
+        for place in PLACES:
+            server.decide([TRADES["baker"]], texts[f"baker {place}"])
+        server.decide([TRADES["farmer"]], texts["farmer ely"])
+        assert shown(server, cork)["accuracy"] is None
+        for text in weavers:
+            server.decide(["75432", "83110"] if text == weavers[0] else ["75432"], text)
+        first_choice(server, "75432", True)
+        state = shown(server, cork)
+        assert state["text"]["choices"][0]["prob"] > 0.5
+        low, high = state["interval"]
+        assert low <= state["accuracy"] <= high and low >= 17 / 35
+        wait_until(lambda: server.ask("new")["text"]["text"] != "weaver cork", lambda: server.ask("new"))
+        final(folder, "--key", "hisco", "--fill", coded="texts.csv", columns=5)
+        before = (folder / "final.csv").read_bytes()
+        rows = {row["occ1"]: row for row in read(folder / "final.csv")}
+        guess, decided = rows["weaver cork"], rows["weaver ashby"]
+        assert (guess["hisco_1"], guess["decided_by"], guess["needs_review"]) == ("75432", "guess", "0")
+        assert float(guess["conf"]) == pytest.approx(state["text"]["choices"][0]["prob"], abs=0.1)
+        assert (decided["hisco_2"], decided["decided_by"], decided["conf"]) == ("83110", "person", "")
+        assert (rows["1850"]["hisco_1"], rows["1850"]["decided_by"]) == ("", "")  # nothing is like it
+        final(folder, "--key", "hisco", "--fill", "--overwrite", coded="texts.csv", columns=5)
+        assert (folder / "final.csv").read_bytes() == before
+        for text in weavers:
+            server.decide("undo", shown(server, text)["text"])
+        first_choice(server, "75400", False)  # of the most similar title
 
 
 def test_a_port_in_use_and_a_file_that_another_program_changes(folder):

@@ -27,6 +27,8 @@ MAX_REASON = 300  # characters
 MAX_LANGUAGES = 255
 DECIDED = "decided_by"  # column of a reviewed file that says who has decided on a row
 MODEL = "model"  # its value if nobody has decided
+GUESS = "guess"  # or if review has learned the codes from decisions on other rows
+UNDECIDED = ("", MODEL, GUESS)
 MAX_WORDS = 50_000  # the most frequent ones of the training texts, for word insertion
 
 # Kinds of findings that leave a row as it is or repair it, and their descriptions.

@@ -32,7 +32,7 @@ from typing import Any
 from histocc.data.binary import MAX_ROWS, ending_of, table_writer
 from histocc.data.config import text_columns
 from histocc.data.descriptions import read_descriptions
-from histocc.data.rows import DECIDED, MODEL, code_of_cell, csv_text, fill_dittos, language_name
+from histocc.data.rows import DECIDED, MODEL, UNDECIDED, code_of_cell, csv_text, fill_dittos, language_name
 from histocc.data.tables import Chunk, column_problems, read_chunks, table_format
 from histocc.formatter import CLASSES, hisco_classes, hisco_key
 from histocc.predict.coder import SHOWN, Coded, Coder, file_hash, training_examples
@@ -257,7 +257,7 @@ class Coding:
                 stays = [bool(code_of_cell(cell, self.coder.formatter, self.key)) for cell in cells]
             if self.keeps_rows and DECIDED in header:
                 deciders = chunk.columns[header.index(DECIDED)]
-                stays = [name not in ("", MODEL) or has_code for name, has_code in zip(deciders, stays)]
+                stays = [name not in UNDECIDED or has_code for name, has_code in zip(deciders, stays)]
             yield chunk, languages, stays
 
     def look_up(self, text: str, language: str) -> tuple[Coded | None, tuple[str, str]]:

@@ -7,12 +7,13 @@
     python -m histocc.review serve coded.csv
     python -m histocc.review serve texts.csv --key hisco
     python -m histocc.review agreement ann.csv bo.csv --output differences.csv
+    python -m histocc.review apply decisions.csv --to texts.csv --key hisco --output final.csv --fill
 
 A sheet has a line for each text, with its most probable codes and an empty column `decision`, for a
 spreadsheet. `apply` writes a new file with the decisions in all rows of their texts; the coded file is never
 changed. `report` says how accurate a file is, from rows that were drawn at random. `serve` shows the texts in
-a browser, and appends each decision to a sheet. `agreement` says how often two people agree who have decided
-on the same texts.
+a browser, and appends each decision to a sheet. With --fill, rows that nobody has decided get codes that are
+learned from the decisions. `agreement` says how often two people agree who have decided on the same texts.
 """
 
 import io
@@ -20,17 +21,17 @@ import os
 import shlex
 import sys
 from collections import Counter
-from dataclasses import MISSING, dataclass
+from dataclasses import MISSING, dataclass, replace
 from typing import Annotated
 
 import numpy as np
 
-from histocc.data.config import Column, Delimiter, Workbooks, text_columns
+from histocc.data.config import AUTO, Column, Delimiter, Workbooks, text_columns
 from histocc.data.descriptions import CODE_COLUMNS, TEXT_COLUMNS, read_descriptions
-from histocc.data.rows import DECIDED, MODEL, csv_text, read_columns, read_key, row_writer
+from histocc.data.rows import DECIDED, GUESS, UNDECIDED, csv_text, read_columns, read_key, row_writer
 from histocc.data.tables import table_format
 from histocc.formatter import hisco_classes, hisco_key
-from histocc.review import serve
+from histocc.review import learn, serve
 from histocc.review.agreement import compare, share
 from histocc.review.sheet import (
     CodedFile,
@@ -48,6 +49,7 @@ from histocc.runtime.files import atomic_write, opened, remove_leftovers
 from histocc.runtime.files import problems as output_problems
 from histocc.text import COLUMN_SEPARATOR, join_columns
 
+LEAST_SURE = 0.5  # guesses that are less likely right need a review
 NEEDED = {"make": ("output",), "apply": ("to", "output"), "report": ("to",), "serve": (), "agreement": ()}
 Port = Annotated[int, number(int, lambda port: 0 < port < 65_000, "a port, 1 … 64999")]
 
@@ -81,6 +83,10 @@ class ReviewConfig(Workbooks):
     known: str | None = flag(None, "texts with their codes, which count as decided", metavar="FILE")
     show: list[Column] | None = flag(None, "serve: further columns to show for each text", metavar="COL")
     training_data: str | None = flag(None, "apply: append texts and decided codes to it", metavar="FILE.csv")
+    fill: bool = flag(False, "apply: give undecided rows codes that are learned from the decisions")
+    order: str = flag(
+        "learn", "serve: first what teaches most; as in sheets; or as in the file", choices=serve.ORDERS
+    )
     decisions: str = flag("", "serve: sheet of decisions (default: FILE.decisions.csv)", metavar="FILE.csv")
     port: Port = flag(8765, "serve: port of the page")
     no_browser: bool = flag(False, "serve: do not open a browser")
@@ -99,7 +105,7 @@ class ReviewConfig(Workbooks):
         count = 2 if self.action == "agreement" else 1
         if "to" not in needed and (self.to or len(self.files) != count):
             problems.append(f"review {self.action} takes {['one file', 'two files'][count - 1]}, and no --to")
-        if self.by.strip() in ("", MODEL):
+        if self.by.strip() in UNDECIDED:
             problems.append(f"--by: {self.by!r} is not the name of somebody who decides")
         inputs: dict[str | None, str] = dict.fromkeys(self.files, "an input")
         inputs |= {self.to or None: "the coded file", self.key: "the file of --key"}
@@ -134,7 +140,7 @@ def next_command(args: ReviewConfig, coded: CodedFile, sheet: str) -> str:
     outputs = (f"{args.files[0]}.final{number or ''}.csv" for number in range(1000))
     command += [] if args.sample else ["--output", next(path for path in outputs if not os.path.exists(path))]
     columns = "input_col", "weight_col", "language_col", "delimiter", "no_quotes", "sheet"
-    for name in ("key", "descriptions", "by", "known", "training_data", *columns):
+    for name in ("key", "descriptions", "by", "known", "training_data", "fill", *columns):
         if (value := getattr(args, name)) != getattr(ReviewConfig, name):
             values = value if isinstance(value, list) else [value] * (value is not True)
             command += [f"--{name.replace('_', '-')}", *values]
@@ -168,32 +174,39 @@ def make_sheet(args: ReviewConfig, coded: CodedFile, key: list[str] | None) -> N
 def apply_sheets(args: ReviewConfig, coded: CodedFile, key: list[str] | None) -> None:
     sheets = Sheets(args.files, coded, codes_of_key(args, coded, key))
     decided = {key: list(made.codes) for key, made in sheets.by_text.items() if made.codes is not None}
-    known = {key: text.codes for key, text in coded.known.items() if text.rows}
+    known = {key: text.answer for key, text in coded.known.items() if text.rows}
     deciders = {key: coded.known[key].decided for key in known}
     deciders |= {key: sheets.by_text[key].by or args.by for key in decided}
+    guessed = learned_codes(coded, sheets) if args.fill else {}
     beside = [(coded.codes, None), (coded.words, sheets.codes.words)]
     beside += [(places, hisco_classes()[name]) for name, places in coded.classes.items()]
     added, table = training_rows(args.training_data, coded, decided) if args.training_data else ("", b"")
-    rows = changed = 0
+    rows = changed = filled = 0
     with atomic_write(os.path.realpath(args.output), args.overwrite) as file:
         wrapped = io.TextIOWrapper(file, encoding="utf-8", newline="")
         write = row_writer(wrapped)
         write(coded.header)
         for row in coded.read_rows():
-            text = coded.key(row)
-            codes = decided.get(text, known.get(text))
+            text_key, before, times = coded.key(row), coded.codes_of(row), coded.times(row)
+            codes, conf, decider = decided.get(text_key, known.get(text_key)), "", deciders.get(text_key, "")
             if codes is not None:
-                rows += coded.times(row)
-                changed += coded.times(row) * (codes != coded.answer(coded.codes_of(row), coded.decider(row)))
+                rows += times
+                changed += times * (codes != coded.answer(before, coded.decider(row)))
+            elif text_key in guessed and not coded.decider(row) and (coded.is_coded or not before):
+                codes, conf, decider = *guessed[text_key], GUESS
+                filled += times
+            if codes is not None:
                 for places, of_code in beside:
                     values = codes if of_code is None else [of_code.get(code, "") for code in codes]
                     for i, place in enumerate(places):
                         row[place] = values[i] if i < len(values) else ""
-                for place in coded.blanks:
+                for place in coded.probs:
                     row[place] = ""
+                if coded.conf is not None:
+                    row[coded.conf] = conf
                 if coded.review is not None:
-                    row[coded.review] = "0"
-                row[coded.decided] = deciders[text]
+                    row[coded.review] = str(int(decider == GUESS and float(conf) < LEAST_SURE))
+                row[coded.decided] = decider
             write(row)
         wrapped.detach()
     if args.training_data and table:
@@ -206,8 +219,23 @@ def apply_sheets(args: ReviewConfig, coded: CodedFile, key: list[str] | None) ->
         f"{args.output}: {len(deciders):,} texts decided, in {rows:,} of {coded.rows:,} rows, {changed:,} of"
         f" which get other codes; {skipped:,} skipped, {sheets.undecided:,} without a decision"
     )
+    if args.fill:
+        print(f"{filled:,} rows get codes that are learned from the decisions: {DECIDED} is {GUESS} there.")
     if added:
         print(added)
+
+
+def learned_codes(coded: CodedFile, sheets: Sheets) -> dict[Key, tuple[list[str], str]]:
+    """Return the codes of each text that is neither decided nor without a guess, and conf."""
+    texts = list(coded.texts.values())
+    learner = learn.Learner(texts, sheets.codes.codes)
+    place = {key: i for i, key in enumerate(coded.texts)}
+    guesses = learner.learn({place[key]: made.codes for key, made in sheets.by_text.items()})
+    return {
+        text.key: (learner.answer(guesses, i)[: len(coded.codes)], f"{guesses.sure[i]:.4f}")
+        for i, text in enumerate(texts)
+        if guesses.taught and guesses.sure[i] > 0
+    }
 
 
 def training_rows(path: str, coded: CodedFile, decided: dict[Key, list[str]]) -> tuple[str, bytes]:
@@ -268,9 +296,16 @@ def report_accuracy(args: ReviewConfig, coded: CodedFile, key: list[str] | None)
 
 def serve_page(args: ReviewConfig, coded: CodedFile, key: list[str] | None) -> None:
     path = args.decisions or f"{args.files[0]}.decisions.csv"
-    decisions = serve.Decisions(coded, codes_of_key(args, coded, key), path)
+    decisions = serve.Decisions(coded, codes_of_key(args, coded, key), path, args.order)
     serve.serve(decisions, args.port, args.by, not args.no_browser)
-    print(f"Then:\n  {next_command(args, coded, path)}")
+    training = args.training_data or f"{args.files[0]}.training.csv"
+    command = next_command(replace(args, fill=True, training_data=training), coded, path)
+    print(f"Then, with codes for all rows, of which undecided ones have learned codes:\n  {command}")
+    train = ["python", "finetune.py", "--dataset", training, "--formatter", coded.kind.replace("gpf", AUTO)]
+    train += ["--input-col", *(coded.header[place] for place in coded.input_cols)]
+    train += ["--target-cols", *(coded.header[place] for place in coded.codes)]
+    train += [] if coded.language is None else ["--language-col", coded.header[coded.language]]
+    print(f"A model is trained on the decisions by\n  {shlex.join(train)}")
 
 
 def report_agreement(args: ReviewConfig, system: str, key: list[str] | None) -> None:
@@ -308,7 +343,7 @@ def run(argv: list[str] | None) -> None:
         return report_agreement(args, system or "hisco", key)
     path = args.to or args.files[0]
     columns, reading = text_columns(args.input_col), (args.delimiter, system, args.no_quotes)
-    more = set(key or ()), args.weight_col, args.sheet, args.show or ()
+    more = set(key or ()), args.weight_col, args.sheet, args.show or (), args.fill
     coded = CodedFile(path, columns, args.language_col, *reading, *more)
     if args.known:
         coded.know(CodedFile(args.known, columns, args.language_col, None, coded.system, False, more[0]))

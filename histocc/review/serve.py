@@ -17,7 +17,7 @@ import threading
 import time
 import webbrowser
 from collections import Counter
-from collections.abc import Collection, Generator
+from collections.abc import Collection, Generator, Iterator
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.resources import files
@@ -27,6 +27,7 @@ from typing import Any, NamedTuple
 
 from histocc.data.rows import csv_text
 from histocc.formatter import split_codes
+from histocc.review.learn import Guesses, Learner, Titles
 from histocc.review.search import Search, word_lists
 from histocc.review.sheet import (
     CHOSEN,
@@ -49,6 +50,9 @@ HOST, PORTS = "127.0.0.1", 20  # number of ports to try
 COLUMNS = ["text", "language", "rows", DECISION, "unsure", "note", "by", ID]
 RESERVED_SECONDS = 600.0  # for this time other windows are not offered a text that one shows
 MAX_BODY = 1 << 16  # bytes of a request
+ORDERS = ("learn", "rows", "file")
+LEAST = 10  # decisions, before guesses are shown
+DRAWN = 10  # one of so many texts is drawn at random
 NEAREST, MIN_SIMILARITY = 3, 0.25  # known texts that are shown
 MAX_COMMON = 5_000  # texts: a triple of letters that more of them share is ignored
 OPEN = "Open {} in a browser on this machine. Ctrl-C ends."
@@ -118,15 +122,19 @@ class Decisions:
         coded: the file; texts that are decided there are not asked for.
         codes: the codes that a decision may hold.
         path: the decisions file, which is created if it does not exist.
+        order: of the texts: `learn` those first that teach most, `rows` those with the most expected
+            mistakes, `file` as in the file.
 
     Raises:
         UserError: the decisions file belongs to another coded file, or is not such a file.
     """
 
-    def __init__(self, coded: CodedFile, codes: Codes, path: str):
-        self.coded, self.codes, self.path = coded, codes, path
+    def __init__(self, coded: CodedFile, codes: Codes, path: str, order: str = "learn"):
+        self.coded, self.codes, self.path, self.order = coded, codes, path, order
         self.lock = threading.Lock()
         self.texts = most_wrong_first(coded.texts.values())
+        if order == "file":
+            self.texts = [text for text in coded.texts.values() if not text.decided]
         self.place = {text.id: i for i, text in enumerate(self.texts)}
         self.cells: dict[int, str] = {}  # decisions, as they stand in the file
         self.rows = sum(text.rows for text in coded.texts.values())
@@ -142,6 +150,11 @@ class Decisions:
             if text.decided and (answer := coded.answer(text.answer, text.decided)):
                 self.known.add(key, tuple(answer))
                 self.search.decide(key, tuple(answer))
+        self.titles = Titles(codes.words)
+        self.taught: dict[int, tuple[str, ...] | None] = {}  # decisions, the first ones first; None: skip
+        self.has_changed = threading.Event()
+        self.learner: Learner | None = None
+        self.guesses: Guesses | None = None
         self.size = self._open()
 
     @contextlib.contextmanager
@@ -191,8 +204,32 @@ class Decisions:
         self.marks |= {place: mark} if cell != UNDO else {}
         if cell == UNDO:
             self.first_open = min(self.first_open, place)
+            self.taught.pop(place, None)
         else:
-            self.cells[place] = cell
+            self.cells[place], self.taught[place] = cell, codes
+        self.has_changed.set()
+
+    def learn(self) -> None:
+        """Guess anew whenever decisions have come, in a thread, half of the time at most."""
+        decided = [text for text in self.coded.texts.values() if text.decided]
+        learner = Learner([*self.texts, *decided], self.codes.codes)
+        while self.has_changed.wait():
+            self.has_changed.clear()
+            with self.lock:
+                taught = dict(self.taught)
+            started = time.monotonic()
+            guesses = learner.learn(taught)
+            with self.lock:
+                self.learner, self.guesses = learner, guesses if guesses.taught >= LEAST else None
+            time.sleep(time.monotonic() - started)
+
+    def _asked(self) -> Iterator[int]:
+        """Yield the texts in the order in which they are offered."""
+        if self.order == "learn" and self.learner and self.guesses:
+            if len(self.taught) % DRAWN == DRAWN - 1:
+                yield from (place for place in self.learner.draws if place < len(self.texts))
+            yield from self.guesses.order
+        yield from range(self.first_open, len(self.texts))
 
     def decide(self, text_id: str, decision: list[str] | str, seen: str, mark: "Mark", by: str) -> str:
         """Append a decision and sync it to disk; return it as it stands in the file.
@@ -251,7 +288,7 @@ class Decisions:
                 self.first_open += 1
             others = [shown for other, shown in self.reserved.items() if other != window]
             elsewhere = {place for place, since in others if time.monotonic() - since < RESERVED_SECONDS}
-            for place in range(self.first_open, len(self.texts)):
+            for place in self._asked():
                 if place not in self.cells and place not in elsewhere and self._is_asked(place, words):
                     return self._shown(place, window)
             for place, mark in self.marks.items():
@@ -281,12 +318,17 @@ class Decisions:
         near = [(other[0], list(self.known.codes[other])) for other in self.known.nearest(text.key)]
         known = self.codes.codes
         near = near or [(other, [*filter(None, split_codes(codes, known))]) for other, codes in text.similar]
-        choices: list[dict[str, Any]] = [
-            {"code": code, "title": self.codes.words.get(code, ""), "prob": prob}
-            for code, prob in zip(text.codes[:MAX_CODES], [*text.probs, *[""] * MAX_CODES])
-        ]
-        for code in dict.fromkeys(code for _, codes in near for code in codes if code not in text.codes):
-            choices.append({"code": code, "title": self.codes.words.get(code, ""), "prob": "", "near": True})
+        offered: dict[str, dict[str, Any]] = {}  # by code
+        guessed = self.learner.codes_of(self.guesses, place) if self.learner and self.guesses else []
+        model = [*zip(text.codes, [*text.probs, *[""] * MAX_CODES])]
+        for code, prob in chain(model if not text.probs else [], guessed, model):
+            offered.setdefault(code, {"prob": prob})
+        for code in (code for _, codes in near for code in codes):
+            offered.setdefault(code, {"prob": "", "near": True})
+        for code in self.titles.like(text.key[0], MAX_CODES):
+            offered.setdefault(code, {"prob": ""})
+        words = self.codes.words
+        choices = [{"code": code, "title": words.get(code, "")} | more for code, more in offered.items()]
         shown = {"id": text.id, "text": text.text, "language": text.language, "rows": text.rows}
         shown |= {"choices": choices[:MAX_CODES], "seen": self.cells.get(place, "")}
         shown["near"] = [{"text": other, "codes": codes} for other, codes in near]
@@ -295,13 +337,15 @@ class Decisions:
         return {"text": shown} | self._progress()
 
     def _progress(self) -> dict[str, Any]:
+        accuracy = 1 - self.doubt / max(self.rows, 1) if self.coded.unfitted == "" else None
         return {
             "decided": len(self.cells) - self.skipped,
             "skipped": self.skipped,
             "unsure": sum(mark.unsure for mark in self.marks.values()),
             "texts": len(self.texts),
             "settled": 1 - self.rows_open / max(self.rows, 1),
-            "accuracy": 1 - self.doubt / max(self.rows, 1) if self.coded.unfitted == "" else None,
+            "accuracy": self.guesses.right[1] if self.guesses else accuracy,
+            "interval": self.guesses.right[::2] if self.guesses else None,
             "unfitted": self.coded.unfitted,
         }
 
@@ -428,6 +472,7 @@ def serve(decisions: Decisions, port: int, by: str, with_browser: bool) -> None:
         has_screen = sys.platform in ("win32", "darwin") or {"DISPLAY", "WAYLAND_DISPLAY"} & {*os.environ}
         if with_browser and has_screen:
             threading.Thread(target=webbrowser.open, args=[address], daemon=True).start()
+        threading.Thread(target=decisions.learn, daemon=True).start()
         try:
             server.serve_forever()
         except KeyboardInterrupt:

@@ -8,13 +8,14 @@ import re
 from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from histocc.data.rows import DECIDED, MODEL, code_of_cell, csv_text, language_name, weight_of
+from histocc.data.rows import DECIDED, MODEL, UNDECIDED, code_of_cell, csv_text, language_name, weight_of
 from histocc.data.tables import column_problems, read_chunks, table_format, table_rows
 from histocc.formatter import CLASSES, BlockyFormatter, make_formatter, split_codes
 from histocc.runtime.errors import UserError, raise_if_any
 from histocc.text import UNKNOWN_LANGUAGE, join_columns, text_key
 
 MAX_CODES = 5  # shown for a text
+CONFIDENCE = ("conf", "needs_review")
 MAX_LISTED = 20  # lines of a sheet that a message names
 DECISION, ID = "decision", "id"
 KNOWN = "known"  # who has decided on a text of another file that does not say it
@@ -79,11 +80,12 @@ class CodedFile:
         key: the codes that it may hold.
         weight_column: the column that says how often each row counts.
         show: columns that a person sees beside a text.
+        guessed: whether a table without a model's answers gets the columns conf and needs_review, too.
 
     Attributes:
         header: the columns of the file with decisions. Places among them are language, weight, conf, review
             and decided (all but the last may be None), lists of places input_cols, codes, probs and words;
-            blanks are places that a decision clears, classes those of titles and classes of HISCO, by name.
+            classes are places of titles and classes of HISCO, by name.
         texts, rows: the texts by `key_of`; the number of rows in the file.
         known: the texts that another file decides (`know`).
         descriptions: code → words, if the file has some.
@@ -107,6 +109,7 @@ class CodedFile:
         weight_column: str | None = None,
         sheet: str | None = None,
         show: Sequence[str] = (),
+        guessed: bool = False,
     ):
         wanted = [*input_cols, *filter(None, [language_column])]
         self.path, self.reading = path, (delimiter, None, no_quotes, sheet, wanted)
@@ -131,7 +134,7 @@ class CodedFile:
             )
         else:
             self.system, first = system, 0
-            names = [*(f"{system}_{i}" for i in range(1, MAX_CODES + 1)), DECIDED]
+            names = [*(f"{system}_{i}" for i in range(1, MAX_CODES + 1)), *CONFIDENCE * guessed, DECIDED]
             new = [name for name in names if name not in header]
             places = {name: [*header, *new].index(name) for name in names}
         flags = dict.fromkeys(input_cols, "--input-col") | {language_column or "": "--language-col"}
@@ -139,6 +142,7 @@ class CodedFile:
         columns = list(dict.fromkeys([*wanted, *filter(None, [weight_column]), *show]))
         raise_if_any(column_problems(path, header, columns, flags))
         self.header, self.formatter = header + new, formatter_of(self.system)
+        self.kind = kind_of(self.system)
         self.added = [MODEL if name == DECIDED and self.is_coded else "" for name in new]
         self.input_cols, self.decided = list(map(header.index, input_cols)), self.header.index(DECIDED, first)
         self.weight = header.index(weight_column) if weight_column else None
@@ -164,7 +168,6 @@ class CodedFile:
             if {f"choice_{i}", f"choice_prob_{i}"} <= places.keys()
         ]
         self.conf, self.review = places.get("conf"), places.get("needs_review")
-        self.blanks = self.probs + ([] if self.conf is None else [self.conf])
         self._read_texts(places.get("conf_fitted"))
 
     def _read_texts(self, fitted: int | None) -> None:
@@ -222,14 +225,14 @@ class CodedFile:
         for words, language in self.texts:
             languages.setdefault(words, []).append(language)
         for (words, language), text in other.texts.items():
-            if not text.decided and (other.is_coded or not text.codes):
+            if not text.decided and (other.is_coded or not text.answer):
                 continue
             for own in languages.get(words, [language]):
                 if own == language or UNKNOWN_LANGUAGE in (own, language):
                     each = self.texts.setdefault((words, own), CodedText(text.text, text.language))
                     if not each.decided:
-                        each.decided, each.codes = text.decided or KNOWN, text.codes
-                        each.probs, each.doubt = [], 0.0
+                        each.decided, each.answer = text.decided or KNOWN, text.answer
+                        each.codes, each.probs, each.doubt = text.answer, [], 0.0
                         self.known[words, own] = each
 
     def text(self, row: list[str]) -> str:
@@ -254,7 +257,7 @@ class CodedFile:
 
     def decider(self, row: list[str]) -> str:
         """Return who has decided on a row, "" for nobody."""
-        return "" if row[self.decided] == MODEL else row[self.decided]
+        return "" if row[self.decided] in UNDECIDED else row[self.decided]
 
     def answer(self, codes: list[str], decider: str) -> list[str]:
         """Return the codes of a row that are its answer; decider: "" for the model."""
@@ -315,10 +318,13 @@ class Decision:
     by: str = ""  # who has decided, if the sheet says it
 
 
+def kind_of(system: str) -> str:
+    return system.lower() if system.lower() in ("hisco", "occ1950") else "gpf"
+
+
 def formatter_of(system: str) -> BlockyFormatter:
     """Return the formatter that reads the codes of a system: hisco, occ1950 or another."""
-    kind = system.lower() if system.lower() in ("hisco", "occ1950") else "gpf"
-    return make_formatter(kind, [f"{system}_1"])
+    return make_formatter(kind_of(system), [f"{system}_1"])
 
 
 class Codes:

@@ -1,0 +1,373 @@
+"""Guesses for the texts of a table, learned from the decisions of a person.
+
+Ridge regression of the codes Y on the n-grams of the decided texts, solved in its dual: with their kernel K,
+K + PENALTY = L Lᵀ and Z = L⁻¹ Y, the scores of a text are its similarities times L⁻ᵀ Z. Row i of
+Y − diag(L) Z has the scores that text i would have had from those decided before it. A logistic map from
+these scores to how often they were right gives the probabilities.
+"""
+
+import math
+import re
+from array import array
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
+from itertools import chain, islice
+from typing import NamedTuple
+from zlib import crc32
+
+import numpy as np
+
+from histocc.review.sheet import CodedText
+from histocc.text import text_key
+
+SIZES = (2, 3, 4)  # characters of an n-gram, within a word and the blanks around it
+BUCKETS = 1 << 18  # n-grams that share one count as the same
+PENALTY = 0.5
+MAX_TAUGHT = 5_000  # texts that guesses are learned from, in time N³
+CHOICES = 5  # guesses for a text
+BLOCK = 256  # columns of a matrix that are computed at once
+CANDIDATES, POOL, BATCH = 400, 20_000, 50  # texts that are scored, beside so many, for the next so many
+SHARES = np.array([0.0, 0.25, 0.5, 0.75, 1.0])  # of a model's probabilities in the scores
+# Logistic map before a decision: weights of the score, of its lead over the best other one, of 1; how much
+# they count.
+PRIOR, PRIOR_WEIGHT = np.array([3.0, 3.0, -2.0]), np.array([0.1, 0.1, 0.1])
+WAITING = 5  # texts first in the order of draws: several windows, or skips, may change theirs
+POWER = 3  # of the cosine of two texts, by which one teaches the other
+BIAS, FULL = 0.06, 200  # the probabilities may be off by so much on average, more before so many decisions
+FIRST, OTHERS = slice(0, 1), slice(1, CHOICES)  # of the best codes
+Codes = tuple[str, ...]
+Shares = tuple[float, float, float]
+
+
+class Rows(NamedTuple):
+    """A sparse matrix: row i holds values[starts[i]:starts[i + 1]] in these columns."""
+
+    starts: np.ndarray
+    columns: np.ndarray
+    values: np.ndarray
+
+    def take(self, rows: np.ndarray) -> "Rows":
+        sizes = np.diff(self.starts)[rows]
+        starts = np.concatenate([[0], np.cumsum(sizes)])
+        at = np.arange(starts[-1]) + np.repeat(self.starts[rows] - starts[:-1], sizes)
+        return Rows(starts, self.columns[at], self.values[at])
+
+    def transposed(self, count: int) -> "Rows":
+        """Return the matrix [count, rows]."""
+        order = np.argsort(self.columns, kind="stable")
+        starts = np.concatenate([[0], np.cumsum(np.bincount(self.columns, minlength=count))])
+        rows = np.repeat(np.arange(len(self.starts) - 1), np.diff(self.starts))
+        return Rows(starts, rows[order], self.values[order])
+
+    def dot(self, dense: np.ndarray) -> np.ndarray:
+        """Return the product with [columns, C], float32 [rows, C]."""
+        product = np.empty((len(self.starts) - 1, dense.shape[1]), np.float32)
+        for i, (start, end) in enumerate(zip(self.starts, self.starts[1:])):
+            product[i] = self.values[start:end] @ dense[self.columns[start:end]]
+        return product
+
+
+def ngrams_of(texts: Iterable[str]) -> Rows:
+    """Return the n-grams and words of texts by inverse document frequency; each row has the length
+    1. N-grams of one text alone are left out.
+    """
+    of_word = lru_cache(1 << 14)(_buckets)
+    found, sizes = array("i"), []
+    for text in texts:
+        buckets = set[int]().union(*map(of_word, text.split()))
+        sizes.append(len(buckets))
+        found.extend(sorted(buckets))
+    count, columns = len(sizes), np.frombuffer(found, np.int32)
+    frequency = np.bincount(columns, minlength=BUCKETS)
+    values = np.log((1 + count) / np.maximum(frequency, 1)).astype(np.float32)[columns]
+    row = np.repeat(np.arange(count), sizes)
+    values /= np.sqrt(np.bincount(row, values * values, count)).astype(np.float32)[row]
+    shared = frequency[columns] > 1
+    starts = np.concatenate([[0], np.cumsum(np.bincount(row[shared], minlength=count))])
+    return Rows(starts, columns[shared], values[shared])
+
+
+def _buckets(word: str) -> set[int]:
+    padded = f" {word} "
+    parts = [padded[i : i + size] for size in SIZES for i in range(len(padded) - size + 1)]
+    return {crc32(part.encode("utf-8", "surrogatepass")) % BUCKETS for part in [padded, *parts]}
+
+
+def similarities(some: Rows, others: Rows) -> np.ndarray:
+    """Return the cosines of all pairs, float32 [some, others]."""
+    local, count, lookup = _own_columns(others)
+    dense = np.zeros((count + 1, len(others.starts) - 1), np.float32)
+    dense[local.columns, np.repeat(np.arange(dense.shape[1]), np.diff(local.starts))] = local.values
+    return Rows(some.starts, lookup[some.columns], some.values).dot(dense)
+
+
+def _own_columns(rows: Rows) -> tuple[Rows, int, np.ndarray]:
+    """Return (the rows by number of those columns that occur in them, this number, the number of every
+    column; those that do not occur come last).
+    """
+    used, local = np.unique(rows.columns, return_inverse=True)
+    lookup = np.full(BUCKETS, len(used), np.int32)
+    lookup[used] = np.arange(len(used))
+    return Rows(rows.starts, local, rows.values), len(used), lookup
+
+
+def solve_lower(lower: np.ndarray, right: np.ndarray) -> np.ndarray:
+    """Return lower⁻¹ right, for a matrix with nothing above its diagonal."""
+    solution = right.copy()
+    for start in range(0, len(right), BLOCK):
+        part = slice(start, start + BLOCK)
+        rest = right[part] - lower[part, :start] @ solution[:start]
+        solution[part] = np.linalg.solve(lower[part, part], rest)
+    return solution
+
+
+def features(scores: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the best columns of each row of scores [n, C], int64 [n, CHOICES]; and of each its score, its
+    lead over the best other one, and 1, [n, CHOICES, 3].
+    """
+    best = np.argpartition(-scores, CHOICES, axis=1)[:, : CHOICES + 1]
+    found = np.take_along_axis(scores, best, axis=1)
+    order = np.argsort(-found, axis=1, kind="stable")
+    best, found = np.take_along_axis(best, order, axis=1), np.take_along_axis(found, order, axis=1)
+    lead = found[:, :CHOICES] - found[:, :1]
+    lead[:, 0] = found[:, 0] - found[:, 1]
+    return best[:, :CHOICES], np.stack([found[:, :CHOICES], lead, np.ones_like(lead)], axis=2)
+
+
+def fit_logistic(x: np.ndarray, right: np.ndarray) -> np.ndarray:
+    """Return weights of features [n, 3] by which the outcomes, bool [n], are likely, near PRIOR if few."""
+    weights = PRIOR.copy()
+    for _ in range(20):
+        p = logistic(x @ weights)
+        slope = x.T @ (right - p) - PRIOR_WEIGHT * (weights - PRIOR)
+        weights += np.linalg.solve((x * (p * (1 - p))[:, None]).T @ x + np.diag(PRIOR_WEIGHT), slope)
+    return weights
+
+
+def logistic(x: np.ndarray) -> np.ndarray:
+    return 1 / (1 + np.exp(-np.clip(x, -30, 30)))
+
+
+def width_of(x: np.ndarray) -> np.ndarray:
+    """Return how many of the best codes are the answer together, by their features [n, CHOICES, 3]."""
+    return np.maximum((x[:, :, 0] > 0.5).sum(axis=1), 1)
+
+
+def probabilities(x: np.ndarray, maps: Sequence[np.ndarray]) -> np.ndarray:
+    """Return the probability of each code, [n, CHOICES], by the map of the first one and of the others."""
+    logits = np.concatenate([x[:, each] @ weights for each, weights in zip((FIRST, OTHERS), maps)], axis=1)
+    return logistic(logits) * (x[:, :, 0] > 0)
+
+
+def confidence(probs: np.ndarray, width: np.ndarray) -> np.ndarray:
+    """Return the probability that an answer is right: that of the least likely of its codes."""
+    return np.take_along_axis(probs, width[:, None] - 1, axis=1)[:, 0]
+
+
+def bias_of(errors: np.ndarray, taught: int) -> tuple[float, float]:
+    """Return how far the share of right answers is above its expectation, and the standard deviation.
+
+    Args:
+        errors: of the drawn texts: 1 if the answer was right, else 0, less its probability.
+        taught: number of decided texts.
+    """
+    bias = BIAS * math.sqrt(max(FULL / max(taught, 1), 1))
+    if not len(errors):
+        return 0.0, bias
+    variance = (float((errors**2).mean()) + 0.1 / len(errors)) / len(errors)
+    weight = bias**2 / (bias**2 + variance)
+    return weight * float(errors.mean()), math.sqrt(weight * variance)
+
+
+class Titles:
+    """The titles of a key by their words. words: code → title."""
+
+    def __init__(self, words: dict[str, str]):
+        self.titles = {code: set(re.findall(r"\w+", text_key(title))) for code, title in words.items()}
+        counts = Counter(chain(*self.titles.values()))
+        self.rarity = {word: math.log((1 + len(words)) / count) ** 2 for word, count in counts.items()}
+
+    def like(self, text: str, most: int) -> list[str]:
+        """Return the codes of titles with words of a text, the most similar title first."""
+        words, near = set(re.findall(r"\w+", text)), {}
+        for code, title in self.titles.items():
+            if same := title & words:
+                near[code] = self._weight(same) / math.sqrt(self._weight(title))
+        return sorted(near, key=lambda code: (-near[code], code))[:most]
+
+    def _weight(self, words: set[str]) -> float:
+        return sum(self.rarity[word] for word in words)
+
+
+class Guesses(NamedTuple):
+    """Guesses for all texts, from the decisions of one moment."""
+
+    codes: np.ndarray  # int32 [T, CHOICES], places among the names of `Learner`, the best first
+    probs: np.ndarray  # float32 [T, CHOICES], that each is right; 0 where there is no guess
+    width: np.ndarray  # int64 [T], how many of them are the answer together
+    sure: np.ndarray  # [T], the probability that the answer is right; 0 where there is none
+    taught: int  # number of decided texts
+    right: Shares  # share of all rows that are decided or guessed right, in its interval
+    order: list[int]  # texts to ask for next
+
+
+class Learner:
+    """The texts of a file, and what can be learned for them.
+
+    Args:
+        texts: all texts of the file.
+        codes: the codes of the key.
+    """
+
+    def __init__(self, texts: Sequence[CodedText], codes: Iterable[str]):
+        self.texts = texts
+        self.ngrams = ngrams_of(text.key[0] for text in texts)
+        self.rows = np.array([text.rows for text in texts], np.float64)
+        self.names = ["", *sorted({*codes, *(code for text in texts for code in text.codes)})]  # "": none
+        self.place = {name: i for i, name in enumerate(self.names)}
+        self.has_model = any(text.probs for text in texts)
+        uniform = np.array([(int(text.id, 16) + 0.5) / 2**64 for text in texts])
+        # rows drawn one after the other, texts as often as they have rows (Efraimidis and Spirakis 2006)
+        self.draws = np.argsort(-np.log(uniform) / np.maximum(self.rows, 1e-9), kind="stable").tolist()
+
+    def drawn(self, decided: Iterable[int]) -> set[int]:
+        """Return those of the decided texts, in the order of their decisions, that stood in the order of
+        draws before all open ones, or near them.
+        """
+        found, done = set[int](), {i for i, text in enumerate(self.texts) if text.decided}
+        order = (text for text in self.draws if text not in done)
+        waiting = list(islice(order, WAITING))
+        for text in decided:
+            done.add(text)
+            if text in waiting:
+                found.add(text)
+                waiting = [other for other in waiting if other != text] + list(islice(order, 1))
+        return found
+
+    def learn(self, decisions: Mapping[int, Codes | None]) -> Guesses:
+        """Return guesses from the decisions on texts, in their order. A decision None teaches nothing."""
+        known = {i: tuple(text.codes) for i, text in enumerate(self.texts) if text.decided}
+        mine = {text: codes for text, codes in decisions.items() if codes is not None}
+        older = sorted(known, key=lambda i: (-self.rows[i], i))[: max(MAX_TAUGHT - len(mine), 0)]
+        taught = [*older, *mine][-MAX_TAUGHT:]
+        answers = [[self.place[code] for code in (known | mine)[i] or ("",)] for i in taught]
+        columns = {name: i for i, name in enumerate(sorted({*chain(*answers), *self._model_codes(taught)}))}
+        names = [*columns, *[0] * (CHOICES + 1 - len(columns))]
+        truth = np.zeros((len(taught), len(names)), np.float32)
+        for row, codes in zip(truth, answers):
+            row[[columns[code] for code in codes]] = 1
+        model = self._model_scores(taught, columns, len(names))
+
+        rows = self.ngrams.take(np.array(taught, np.int64))
+        kernel = np.empty((len(taught), len(taught)), np.float32)
+        for start in range(0, len(taught), BLOCK):
+            block = np.arange(start, min(start + BLOCK, len(taught)))
+            kernel[:, block] = similarities(rows, rows.take(block))
+        kernel[np.diag_indices(len(taught))] += PENALTY
+        lower = np.linalg.cholesky(kernel)
+        del kernel
+        white = [solve_lower(lower, each) for each in (truth, model)]
+        # each text's scores from those before it, for each share of the model's probabilities
+        diagonal = np.diagonal(lower)[:, None]
+        before, corrected = truth - diagonal * white[0], diagonal * white[1]
+        earlier = [features(before + share * corrected) for share in SHARES]
+        right = [float(np.take_along_axis(truth, best[:, :1], 1).sum()) for best, _ in earlier]
+        most = max(range(len(SHARES)), key=lambda i: (right[i], SHARES[i]))
+        share, (best, x) = SHARES[most], earlier[most]
+        hits = np.take_along_axis(truth, best, axis=1) > 0
+        maps = [fit_logistic(x[:, each].reshape(-1, 3), hits[:, each].ravel()) for each in (FIRST, OTHERS)]
+
+        weights = solve_lower(lower.T[::-1, ::-1], (white[0] - share * white[1])[::-1])[::-1]
+        del lower, diagonal
+        codes, probs, width = self._guess(rows, weights, names, share, maps)
+        is_right = hits.cumsum(1)[np.arange(len(taught)), width_of(x) - 1] == truth.sum(1)
+        is_right &= truth.sum(1) == width_of(x)
+        drawn = self.drawn(decisions)
+        of_drawn = np.array([text in drawn for text in taught], bool)
+        errors = (is_right - confidence(probabilities(x, maps), width_of(x)))[of_drawn]
+        sure, is_open = confidence(probs, width), self._open(decisions)
+        right = self._share_right(sure, is_open, *bias_of(errors, len(taught)))
+        is_open[list(decisions)] = False  # skipped ones, too
+        return Guesses(codes, probs, width, sure, len(taught), right, self._order(1 - sure, is_open))
+
+    def answer(self, guesses: Guesses, text: int) -> list[str]:
+        """Return the codes that are the answer together, [] for none."""
+        codes = guesses.codes[text, : guesses.width[text]]
+        return [self.names[code] for code in codes if code]
+
+    def codes_of(self, guesses: Guesses, text: int) -> list[tuple[str, float]]:
+        """Return the codes that are guessed, the best first, with their probabilities."""
+        pairs = zip(guesses.codes[text], guesses.probs[text].tolist())
+        return [(self.names[code], round(prob, 4)) for code, prob in pairs if code and prob]
+
+    def _share_right(self, sure: np.ndarray, is_open: np.ndarray, error: float, deviation: float) -> Shares:
+        """Return the share of all rows that are right, decided or guessed, within its 95 % interval: (low,
+        share, high). error: of the probabilities `sure` on average, with its standard deviation.
+        """
+        rows = self.rows * is_open
+        total, left = max(float(self.rows.sum()), 1e-9), float(rows.sum())
+        guessed = (float(rows @ sure) + left * (error + times * deviation) for times in (-1.96, 0, 1.96))
+        low, share, high = (1 - left / total + min(max(each, 0), left) / total for each in guessed)
+        return low, share, high
+
+    def _open(self, decisions: Mapping[int, Codes | None]) -> np.ndarray:
+        is_open = np.array([not text.decided for text in self.texts])
+        is_open[[text for text, codes in decisions.items() if codes is not None]] = False
+        return is_open
+
+    def _model_codes(self, texts: Iterable[int]) -> set[int]:
+        return {self.place[code] for i in texts for code, _ in zip(self.texts[i].codes, self.texts[i].probs)}
+
+    def _model_scores(self, texts: Sequence[int], columns: dict[int, int], width: int) -> np.ndarray:
+        """Return the model's probabilities, float32 [texts, width]."""
+        scores = np.zeros((len(texts), width), np.float32)
+        for row, text in zip(scores, (self.texts[i] for i in texts)):
+            for code, prob in zip(text.codes, text.probs):
+                row[columns[self.place[code]]] = float(prob or 0)  # an answer beside five choices has none
+        return scores
+
+    def _guess(self, rows: Rows, weights: np.ndarray, names: list[int], share: float, maps):
+        """Return `codes`, `probs` and `width` of Guesses. weights: of the decided rows, [rows, names]."""
+        local, count, lookup = _own_columns(rows)
+        table = local.transposed(count + 1).dot(weights)  # the last row stands for all other n-grams
+        columns, total = lookup[self.ngrams.columns], len(self.texts)
+        codes, probs = np.zeros((total, CHOICES), np.int32), np.zeros((total, CHOICES), np.float32)
+        width = np.ones(total, np.int64)
+        for start in range(0, total, BLOCK):
+            part = range(start, min(start + BLOCK, total))
+            scores = Rows(self.ngrams.starts[start : part.stop + 1], columns, self.ngrams.values).dot(table)
+            every = names
+            if self.has_model:
+                every = [*names, *sorted(self._model_codes(part) - set(names))]
+                scores = np.pad(scores, ((0, 0), (0, len(every) - len(names))))
+                scores += share * self._model_scores(
+                    part, {name: i for i, name in enumerate(every)}, len(every)
+                )
+            best, x = features(scores)
+            codes[part] = np.array(every)[best]
+            probs[part], width[part] = probabilities(x, maps), width_of(x)
+        return codes, probs, width
+
+    def _order(self, doubt: np.ndarray, is_open: np.ndarray) -> list[int]:
+        """Return the texts that teach most, each after the texts before it have been decided."""
+        texts = np.flatnonzero(is_open)
+        if not len(texts):
+            return []
+        draw = np.random.default_rng(len(texts))
+        wrong = self.rows[texts] * doubt[texts] + 1e-9
+        order = np.argsort(-wrong, kind="stable")[: CANDIDATES // 2]
+        some = draw.choice(len(texts), min(CANDIDATES // 2, len(texts)), False, wrong / wrong.sum())
+        candidates = texts[np.union1d(order, some)]
+        pool = np.union1d(candidates, draw.choice(texts, min(POOL, len(texts)), False))
+        near = similarities(self.ngrams.take(pool), self.ngrams.take(candidates)) ** POWER
+        place, scale = np.searchsorted(pool, candidates), len(texts) / len(pool)
+        near[place, np.arange(len(candidates))] = 0  # its own rows count in full
+        rows, doubt, order = self.rows[pool].astype(np.float32), doubt[pool].astype(np.float32), []
+        for _ in range(min(BATCH, len(candidates))):
+            score = doubt[place] * (rows[place] + scale * (rows * doubt) @ near)
+            chosen = int(score.argmax())
+            order.append(int(candidates[chosen]))
+            doubt = doubt * (1 - np.minimum(near[:, chosen], 1))
+            doubt[place[chosen]] = -1e-9
+        return order
