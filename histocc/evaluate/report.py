@@ -44,8 +44,8 @@ METHOD = """\
 
 - A row is right (accuracy) if the set of predicted codes is the set of its codes, in any order. Precision,
   recall and F1 count codes, summed over rows. Macro-F1 is the mean of the F1 of each code that is true or
-  predicted. At a level codes are cut to their first digits or parts, and those of a row that become equal
-  count once; -1, -2, -3 and ? are never cut.
+  predicted; a draw of the bootstrap that lacks a code keeps its F1. At a level codes are cut to their first
+  digits or parts, and those of a row that become equal count once; -1, -2, -3 and ? are never cut.
 - Over distinct texts, each text (case and blanks aside) weighs the same however many rows have it. In
   brackets: 95 % intervals of {resamples:,} bootstrap draws of texts with all their rows (seed {seed}).
 - Confidence: the probability that exactly these codes are right{fitted}. Expected calibration error: the mean
@@ -125,7 +125,8 @@ def mean_of(values: np.ndarray, weight: np.ndarray, text: np.ndarray, *how: int)
 def macro_f1(
     kinds: list[np.ndarray], codes: int, weight: np.ndarray, text: np.ndarray, *how: int
 ) -> list[float]:
-    """Return macro-F1 with its interval.
+    """Return macro-F1 with its interval. A code that a draw lacks keeps its F1, since rare codes are often
+    wrong, and draws without them would be too good.
 
     Args:
         kinds: pairs of rows and codes that are right, only predicted, and only true.
@@ -136,12 +137,13 @@ def macro_f1(
     place = (pairs & 0xFFFFFFFF) + codes * np.repeat(range(3), list(map(len, kinds)))
     of_text, weights = text[pairs >> 32], weight[pairs >> 32]
 
-    def mean(times: np.ndarray) -> float:
-        sums = np.bincount(place, weights * times[of_text], 3 * codes).reshape(3, codes)
-        tp, fp, fn = sums[:, sums.any(0)]
-        return float((2 * tp / (2 * tp + fp + fn)).sum() / max(1, len(tp)))
+    def f1(times: np.ndarray, lacking: np.ndarray) -> np.ndarray:
+        tp, fp, fn = np.bincount(place, weights * times[of_text], 3 * codes).reshape(3, codes)
+        total = 2 * tp + fp + fn
+        return np.divide(2 * tp, total, out=lacking.copy(), where=total > 0)
 
-    return interval(mean, text.max() + 1, *how)
+    whole = f1(np.ones(text.max() + 1), np.full(codes, np.nan))  # NaN: neither true nor predicted
+    return interval(lambda times: float(np.nanmean(f1(times, whole))), text.max() + 1, *how)
 
 
 def code_table(kinds: list[np.ndarray], names: list[str], titles: dict[str, str]) -> list[dict]:
