@@ -426,7 +426,7 @@ def decoder_lines(decoder: str, figures: dict, unit: str) -> list[str]:
     if "hiscam_error" in (classes := figures.get("classes", {})):
         high, off = (f"{classes[f'hiscam_{x}'][0]:.2f}" for x in ("error", "absolute_error"))
         text = f"HISCLASS is right for {cell(classes['hisclass_right'])} % of the rows whose code has one;"
-        lines += [f"{text} HISCAM is off by {off} points in the mean, and {high} too high.", ""]
+        lines += [f"{text} HISCAM is off by {off} points in the mean (mean error {high}).", ""]
     if "codes_above" in figures:
         lines += [f"Thresholds: {figures['codes_above']}.", ""]
     header = ["rows", "texts", *(f"{name}, %" for name in MEASURES)]
