@@ -1,33 +1,26 @@
 """The codes of a key by words: of their titles, of word lists in six languages, of texts that are decided."""
 
-import csv
 import re
 from collections import Counter
 from functools import cache
-from importlib.resources import files
 from itertools import chain
 
+from histocc import lexicon
 from histocc.formatter import hisco_classes
 from histocc.review.sheet import Codes, Key
 from histocc.text import text_key
 
 FOUND = 20  # codes for a query
-SAMPLE = ("en", "da", "se", "nl", "ge", "fr")  # columns of titles in sample/occupations.csv
 WHOLE, BEGINNING, PART, MISSPELLED = range(4)  # how a word of a title fits a word of the query
 
 
 @cache
 def word_lists() -> dict[str, tuple[str, ...]]:
-    """Return the HISCO codes of each title in the word lists that come with histocc."""
-    folder = files("histocc").joinpath("lexicon")
-    lists = [path for path in folder.iterdir() if path.name.endswith(".csv")] if folder.is_dir() else []
+    """Return the HISCO codes of each title in the lists that come with histocc."""
     found: dict[str, dict[str, None]] = {}
-    for path in [files("histocc").joinpath("sample/occupations.csv"), *lists]:
-        with path.open(encoding="utf-8") as file:
-            for row in csv.DictReader(file):
-                for titles in (row[name] for name in ("titles", *SAMPLE) if name in row):
-                    for title in filter(None, titles.split("|")):
-                        found.setdefault(text_key(title), {})[row["hisco"]] = None
+    for language in lexicon.LANGUAGES:
+        for title, code in lexicon.titles(language).items():
+            found.setdefault(text_key(title), {})[code] = None
     return {title: tuple(codes) for title, codes in found.items()}
 
 
