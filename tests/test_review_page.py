@@ -328,6 +328,7 @@ def test_texts_that_are_known_are_not_asked_for(folder):
     assert (codes["smith"], codes["clerk"], codes["farmer"]) == (["83990"], ["39310"], ["61110"])
     by = {row["occ1"]: row["decided_by"] for row in read(folder / "final.csv")}
     assert (by["smith"], by["clerk"], by["farmer"]) == ("Ann", "known", "person")
+    assert "known.csv: 3 known texts" in server.output.read_text()
 
 
 def test_the_page_is_opened_in_a_browser(folder):

@@ -347,6 +347,7 @@ def run(argv: list[str] | None) -> None:
     coded = CodedFile(path, columns, args.language_col, *reading, *more)
     if args.known:
         coded.know(CodedFile(args.known, columns, args.language_col, None, coded.system, False, more[0]))
+        print(f"{args.known}: {len(coded.known):,} known texts")
     ACTIONS[args.action](args, coded, key)
 
 
