@@ -385,7 +385,7 @@ def answers_of(path: str, codes: Codes) -> dict[Key, tuple[CodedText, tuple[str,
     """Return the last decision on each text in a sheet or a file of decisions. Raises UserError."""
     found: dict[Key, tuple[CodedText, tuple[str, ...]]] = {}
     problems = []
-    for line, row in sheet_rows(path, ["text", "language", "rows", DECISION, ID]):
+    for line, row in sheet_rows(path, ["text", "language", DECISION, ID]):
         offered = [code for i in range(1, MAX_CODES + 1) if (code := row.get(f"code_{i}"))]
         text = CodedText(unescape(row["text"]), unescape(row["language"]), codes=offered)
         try:
