@@ -35,7 +35,8 @@ PRIOR, PRIOR_WEIGHT = np.array([3.0, 3.0, -2.0]), np.array([0.1, 0.1, 0.1])
 WAITING = 5  # texts first in the order of draws: several windows, or skips, may change theirs
 POWER = 3  # of the cosine of two texts, by which one teaches the other
 BIAS, FULL = 0.06, 200  # the probabilities may be off by so much on average, more before so many decisions
-FIRST, OTHERS = slice(0, 1), slice(1, CHOICES)  # of the best codes
+STANDS_FOR = 9  # drawn texts count as much as all others, which were chosen
+RANKS = slice(0, 1), slice(1, CHOICES)  # of the best codes
 Codes = tuple[str, ...]
 Shares = tuple[float, float, float]
 
@@ -135,13 +136,15 @@ def features(scores: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return best[:, :CHOICES], np.stack([found[:, :CHOICES], lead, np.ones_like(lead)], axis=2)
 
 
-def fit_logistic(x: np.ndarray, right: np.ndarray) -> np.ndarray:
-    """Return weights of features [n, 3] by which the outcomes, bool [n], are likely, near PRIOR if few."""
+def fit_logistic(x: np.ndarray, right: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """Return weights of features [n, 3] by which outcomes, bool [n], are likely, each as often as it counts;
+    near PRIOR if there are few.
+    """
     weights = PRIOR.copy()
     for _ in range(20):
         p = logistic(x @ weights)
-        slope = x.T @ (right - p) - PRIOR_WEIGHT * (weights - PRIOR)
-        weights += np.linalg.solve((x * (p * (1 - p))[:, None]).T @ x + np.diag(PRIOR_WEIGHT), slope)
+        slope = x.T @ (counts * (right - p)) - PRIOR_WEIGHT * (weights - PRIOR)
+        weights += np.linalg.solve((x * (counts * p * (1 - p))[:, None]).T @ x + np.diag(PRIOR_WEIGHT), slope)
     return weights
 
 
@@ -156,7 +159,7 @@ def width_of(x: np.ndarray) -> np.ndarray:
 
 def probabilities(x: np.ndarray, maps: Sequence[np.ndarray]) -> np.ndarray:
     """Return the probability of each code, [n, CHOICES], by the map of the first one and of the others."""
-    logits = np.concatenate([x[:, each] @ weights for each, weights in zip((FIRST, OTHERS), maps)], axis=1)
+    logits = np.concatenate([x[:, each] @ weights for each, weights in zip(RANKS, maps)], axis=1)
     return logistic(logits) * (x[:, :, 0] > 0)
 
 
@@ -175,7 +178,7 @@ def bias_of(errors: np.ndarray, taught: int) -> tuple[float, float]:
     bias = BIAS * math.sqrt(max(FULL / max(taught, 1), 1))
     if not len(errors):
         return 0.0, bias
-    variance = (float((errors**2).mean()) + 0.1 / len(errors)) / len(errors)
+    variance = (float((errors**2).sum()) + 1) / (len(errors) + 4) / len(errors)
     weight = bias**2 / (bias**2 + variance)
     return weight * float(errors.mean()), math.sqrt(weight * variance)
 
@@ -276,15 +279,19 @@ class Learner:
         most = max(range(len(SHARES)), key=lambda i: (right[i], SHARES[i]))
         share, (best, x) = SHARES[most], earlier[most]
         hits = np.take_along_axis(truth, best, axis=1) > 0
-        maps = [fit_logistic(x[:, each].reshape(-1, 3), hits[:, each].ravel()) for each in (FIRST, OTHERS)]
+        drawn = self.drawn(decisions)
+        of_drawn = np.array([text in drawn for text in taught], bool)
+        counts = np.where(of_drawn, STANDS_FOR, 1)[:, None].repeat(CHOICES, axis=1)
+        flat = [
+            [each[:, ranks].reshape(-1, *each.shape[2:]) for each in (x, hits, counts)] for ranks in RANKS
+        ]
+        maps = [fit_logistic(*each) for each in flat]
 
         weights = solve_lower(lower.T[::-1, ::-1], (white[0] - share * white[1])[::-1])[::-1]
         del lower, diagonal
         codes, probs, width = self._guess(rows, weights, names, share, maps)
         is_right = hits.cumsum(1)[np.arange(len(taught)), width_of(x) - 1] == truth.sum(1)
         is_right &= truth.sum(1) == width_of(x)
-        drawn = self.drawn(decisions)
-        of_drawn = np.array([text in drawn for text in taught], bool)
         errors = (is_right - confidence(probabilities(x, maps), width_of(x)))[of_drawn]
         sure, is_open = confidence(probs, width), self._open(decisions)
         right = self._share_right(sure, is_open, *bias_of(errors, len(taught)))
