@@ -35,7 +35,7 @@ PRIOR, PRIOR_WEIGHT = np.array([3.0, 3.0, -2.0]), np.array([0.1, 0.1, 0.1])
 WAITING = 5  # texts first in the order of draws: several windows, or skips, may change theirs
 POWER = 3  # of the cosine of two texts, by which one teaches the other
 BIAS, FULL = 0.06, 200  # the probabilities may be off by so much on average, more before so many decisions
-STANDS_FOR = 9  # drawn texts count as much as all others, which were chosen
+DRIFT = 0.04  # standard deviation at least: most texts were drawn when less was known
 RANKS = slice(0, 1), slice(1, CHOICES)  # of the best codes
 Codes = tuple[str, ...]
 Shares = tuple[float, float, float]
@@ -136,15 +136,13 @@ def features(scores: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return best[:, :CHOICES], np.stack([found[:, :CHOICES], lead, np.ones_like(lead)], axis=2)
 
 
-def fit_logistic(x: np.ndarray, right: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """Return weights of features [n, 3] by which outcomes, bool [n], are likely, each as often as it counts;
-    near PRIOR if there are few.
-    """
+def fit_logistic(x: np.ndarray, right: np.ndarray) -> np.ndarray:
+    """Return weights of features [n, 3] by which the outcomes, bool [n], are likely, near PRIOR if few."""
     weights = PRIOR.copy()
     for _ in range(20):
         p = logistic(x @ weights)
-        slope = x.T @ (counts * (right - p)) - PRIOR_WEIGHT * (weights - PRIOR)
-        weights += np.linalg.solve((x * (counts * p * (1 - p))[:, None]).T @ x + np.diag(PRIOR_WEIGHT), slope)
+        slope = x.T @ (right - p) - PRIOR_WEIGHT * (weights - PRIOR)
+        weights += np.linalg.solve((x * (p * (1 - p))[:, None]).T @ x + np.diag(PRIOR_WEIGHT), slope)
     return weights
 
 
@@ -180,7 +178,7 @@ def bias_of(errors: np.ndarray, taught: int) -> tuple[float, float]:
         return 0.0, bias
     variance = (float((errors**2).sum()) + 1) / (len(errors) + 4) / len(errors)
     weight = bias**2 / (bias**2 + variance)
-    return weight * float(errors.mean()), math.sqrt(weight * variance)
+    return weight * float(errors.mean()), max(math.sqrt(weight * variance), DRIFT)
 
 
 class Titles:
@@ -281,11 +279,7 @@ class Learner:
         hits = np.take_along_axis(truth, best, axis=1) > 0
         drawn = self.drawn(decisions)
         of_drawn = np.array([text in drawn for text in taught], bool)
-        counts = np.where(of_drawn, STANDS_FOR, 1)[:, None].repeat(CHOICES, axis=1)
-        flat = [
-            [each[:, ranks].reshape(-1, *each.shape[2:]) for each in (x, hits, counts)] for ranks in RANKS
-        ]
-        maps = [fit_logistic(*each) for each in flat]
+        maps = [fit_logistic(x[:, each].reshape(-1, 3), hits[:, each].ravel()) for each in RANKS]
 
         weights = solve_lower(lower.T[::-1, ::-1], (white[0] - share * white[1])[::-1])[::-1]
         del lower, diagonal
