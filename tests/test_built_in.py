@@ -1,0 +1,101 @@
+"""The lists of titles, the model that is made of them at first use, and --lexicon, which adds them to few."""
+
+import csv
+import json
+import multiprocessing
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+from helpers import read, run_here, write_csv
+
+import finetune
+from histocc import OccCANINE, lexicon
+from histocc.formatter import hisco_key
+from histocc.predict import __main__ as predict
+from histocc.published import built_in
+from histocc.sample import built_in as making
+from histocc.sample.generate import read as read_list
+
+pytestmark = pytest.mark.processes
+FEW = {"farmer": "61110", "blacksmith": "83110", "baker": "77610", "tailor": "79100", "weaver": "75400"}
+
+
+@pytest.mark.parametrize("language", lexicon.LANGUAGES)
+def test_a_title_has_one_code_of_hisco_in_its_language_and_is_written_plainly(language):
+    path = Path(lexicon.__file__).with_name(f"{language}.csv")
+    code_of = {
+        title: row["hisco"] for row in read_list("occupations.csv") for title in row[language].split("|")
+    }
+    with open(path, encoding="utf-8") as file:
+        rows = [(title, row["hisco"]) for row in csv.DictReader(file) for title in row["titles"].split("|")]
+    assert [(title, code) for title, code in rows if code_of.setdefault(title, code) != code] == []
+    assert {code for _, code in rows} <= {*hisco_key()} - {"-1", "-2", "-3"}
+    odd = re.compile(r'[0-9;"|,]|^\s|\s$|\s\s|^$')
+    assert [title for title, _ in rows if odd.search(title) or title != title.lower()] == []
+    assert lexicon.titles(language).items() >= code_of.items()
+
+
+def make(folder):
+    making.main(folder)
+
+
+@pytest.fixture
+def small(monkeypatch, tmp_path):
+    """A built-in model of few titles, made by processes that are forked from this one, and their number."""
+    monkeypatch.setenv(built_in.CACHE, str(tmp_path / "cache"))
+    many = {f"{title} {letter}": code for letter in "abcdefghijklmno" for title, code in FEW.items()} | FEW
+    monkeypatch.setattr(lexicon, "titles", lambda language: many if language == "en" else {})
+    monkeypatch.setattr(making, "SAMPLE_ROWS", 400)
+    made = []
+
+    def run(line, **_):
+        processes = [multiprocessing.get_context("fork").Process(target=make, args=line[-1:]) for _ in "ab"]
+        for process in processes:
+            process.start()
+        for process in processes:
+            process.join()
+            made.append(process.exitcode)
+        return subprocess.CompletedProcess(line, max(made), "", "")
+
+    monkeypatch.setattr(built_in.subprocess, "run", run)
+    return made
+
+
+def test_is_made_once_by_two_processes_at_once_and_codes(small, tmp_path):
+    write_csv(tmp_path / "my.csv", ["occ1", "lang"], [["Blacksmith", "en"], ["baker", "en"]])
+    for name, times in (("one", 1), ("two", 0)):
+        given = ("--model", "built-in", "--input", tmp_path / "my.csv", "--output", tmp_path / f"{name}.csv")
+        said = run_here(predict.main, *given, "--processes", 1)
+        assert said.count("The built-in model is made once") == times
+        assert [row["hisco_1"] for row in read(tmp_path / f"{name}.csv")] == ["83110", "77610"]
+    assert small == [0, 0]
+    [folder] = [path for path in (tmp_path / "cache").iterdir() if path.is_dir()]
+    assert {path.name for path in folder.glob("*.bin")} == {"best.bin"}
+    assert OccCANINE("built-in").predict(["tailor"], lang="en")["hisco_1"].tolist() == ["79100"]
+
+
+def test_without_a_folder_for_it_one_message_says_what_to_do(monkeypatch, tmp_path):
+    (tmp_path / "cache").write_text("a file")
+    monkeypatch.setenv(built_in.CACHE, str(tmp_path / "cache"))
+    write_csv(tmp_path / "my.csv", ["occ1", "lang"], [["baker", "en"]])
+    given = ("--model", "built-in", "--input", tmp_path / "my.csv", "--output", tmp_path / "out.csv")
+    said = run_here(predict.main, *given, code=2)
+    assert "cannot be the save folder" in said and "HISTOCC_CACHE names another folder" in said
+
+
+def test_titles_join_the_fit_and_are_no_rows(monkeypatch, tmp_path):
+    monkeypatch.setattr(lexicon, "titles", lambda language: {"tinker": "83110", "cook": "53100", **FEW})
+    rows = [[f"{title} {i}", "en", code] for i in range(30) for title, code in FEW.items()]
+    write_csv(tmp_path / "data.csv", ["occ1", "lang", "hisco_1"], rows)
+    given = ("--dataset", tmp_path / "data.csv", "--model-size", "ngrams", "--save-path")
+    for mode, titles in (("auto", 6), ("codes", 7)):
+        said = run_here(finetune.main, *given, tmp_path / mode, "--lexicon", mode)
+        assert f"Lexicon: {titles} titles" in said
+        report = json.loads((tmp_path / mode / "data_report.json").read_text())
+        assert report["train_rows"] + report["val_rows"] == 150
+    assert "53100" not in OccCANINE(str(tmp_path / "auto")).codes
+    assert OccCANINE(str(tmp_path / "codes")).predict(["cook"], lang="en")["hisco_1"].tolist() == ["53100"]
+    said = run_here(finetune.main, *given, tmp_path / "x", "--lexicon", "codes", "--formatter", "gpf", code=2)
+    assert "--lexicon codes: the lists have HISCO codes" in said
