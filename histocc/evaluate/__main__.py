@@ -87,7 +87,7 @@ LACKING["flat"] = ("val_loss", "val_loss_seq2seq", "seq_acc", "token_acc")
 class EvaluateConfig(Reading, Published, Processes, Cores):
     """The flags of evaluate."""
 
-    model: str = flag(MISSING, "folder of a run, a checkpoint, or a published model", metavar="RUN_OR_FILE")
+    model: str = flag(MISSING, "a run, a checkpoint, a published model, or built-in", metavar="RUN_OR_FILE")
     data: list[str] = flag(MISSING, "tables of descriptions and codes", "--dataset", metavar="FILE")
     output: str = flag(None, "folder for the report (default: evaluation, beside the model)", metavar="DIR")
     fit_thresholds: bool = flag(

@@ -95,7 +95,7 @@ class Model(Config):
         resumable=True,
     )
     lexicon: str = flag(
-        AUTO,
+        NONE,
         "titles of HISCO codes that come with histocc, in the languages of the data, as further rows of small"
         " weight for the fit of new n-grams; auto: those of the codes of the data, if it has fewer than"
         f" {FEW_ROWS:,} distinct texts; codes: the key has all codes of the lists, too",

@@ -14,6 +14,7 @@ from histocc.data.rows import key_reader
 from histocc.formatter import CLASSES
 from histocc.predict.decoders import BY_THRESHOLD, DECODERS, MEASURED, listed
 from histocc.published import formats
+from histocc.published.built_in import NAME
 from histocc.runtime import files
 from histocc.runtime.config import Config, Count, Fraction, Parser, Processes, flag, flag_of, number
 
@@ -55,7 +56,12 @@ class Cores(Config):
 class Files(Workbooks):
     """files"""
 
-    model: str = flag(MISSING, "a run, a checkpoint, or a published model", metavar="MODEL", resumable=True)
+    model: str = flag(
+        NAME,
+        "a run, a checkpoint, or a published model; built-in: HISCO, from titles in six languages",
+        metavar="MODEL",
+        resumable=True,
+    )
     input: str = flag(MISSING, "table of rows to code", "--fn-in", metavar="FILE", resumable=True)
     output: str = flag(
         MISSING,
