@@ -1,0 +1,113 @@
+"""What histocc's lists of titles give: accuracy without a label, by size of the lists, and beside few labels.
+
+    python -m benchmarks.lexicon --register en=english.csv se=swedish.csv       # columns occ1, lang, hisco_1
+    python -m benchmarks.lexicon --register se=swedish.csv --labels 300 2000 --seeds 1 2 3 --shares
+
+Without a label: % of rows right, and the mean confidence, of a model that is made as the built-in one is,
+of a share of the titles. With labels: % of 1,500 held-out distinct texts right, by a run from scratch without
+the lists and with them; mean and half the range over --seeds.
+"""
+
+import random
+import tempfile
+from pathlib import Path
+
+from histocc.data.rows import csv_text
+from histocc.formatter import BlockyFormatter
+from histocc.predict.coder import Coder
+from histocc.sample.__main__ import HEADER
+from histocc.sample.built_in import tables
+
+from .common import arguments, finish, read_csv, run, spread, table
+
+HELD_OUT = 1_500
+
+
+def rows_of(path: str) -> list[tuple[str, str, str]]:
+    """Return (text, language, code) of the rows of a register."""
+    repair = BlockyFormatter("hisco", ["hisco_1"]).repair
+    return [(row["occ1"], row["lang"], repair(row["hisco_1"])[0]) for row in read_csv(path)]
+
+
+def judged(model: str, rows: list[tuple[str, str, str]]) -> tuple[float, float]:
+    """Return (share of the rows that are right, mean confidence)."""
+    texts = list(dict.fromkeys((text, language) for text, language, _ in rows))
+    coded = Coder.load(model).code(
+        [text for text, _ in texts], [language for _, language in texts], "flat", 5
+    )
+    answers = dict(zip(texts, coded))
+    right = [{*answers[text, language].codes} == {code} for text, language, code in rows]
+    conf = [answers[text, language].conf or 0.0 for text, language, _ in rows]
+    return sum(right) / len(rows), sum(conf) / len(rows)
+
+
+def trained(folder: Path, more: str) -> str:
+    """Train on train.csv and val.csv in a folder; return the model."""
+    files = f"--train-data {folder / 'train.csv'} --val-data {folder / 'val.csv'}"
+    run(
+        f"train_mixer.py {files} --formatter hisco --model-size ngrams {more} --save-path {folder / 'run'}", 1
+    )
+    return str(folder / "run")
+
+
+def write(folder: Path, parts: dict[str, list], header: tuple[str, ...] = HEADER) -> Path:
+    for name, rows in parts.items():
+        (folder / name).write_bytes(csv_text([header, *rows]))
+    return folder
+
+
+def without_labels(shares: list[float], registers: dict[str, list]) -> list[list[str]]:
+    lines = []
+    for share in shares:
+        with tempfile.TemporaryDirectory() as name:
+            parts = tables()
+            parts["train.csv"] = [
+                row for row in parts["train.csv"] if random.Random(str(row)).random() < share
+            ]
+            model = trained(write(Path(name), parts), "")
+            for language, rows in registers.items():
+                right, conf = judged(model, rows)
+                lines.append([f"{share:.0%}", language, f"{100 * right:.1f}", f"{100 * conf:.1f}"])
+    return lines
+
+
+def with_labels(labels: list[int], seeds: list[int], registers: dict[str, list]) -> list[list[str]]:
+    lines = []
+    for language, rows in registers.items():
+        distinct = list({text.casefold(): (text, of, code) for text, of, code in rows}.values())
+        for number in labels:
+            right: dict[str, list[float]] = {"none": [], "auto": []}
+            for seed in seeds:
+                drawn = random.Random(seed).sample(distinct, HELD_OUT + number)
+                parts = {"train.csv": drawn[HELD_OUT:], "val.csv": drawn[:HELD_OUT]}
+                for mode, found in right.items():
+                    with tempfile.TemporaryDirectory() as name:
+                        folder = write(Path(name), parts, ("occ1", "lang", "hisco_1"))
+                        found.append(judged(trained(folder, f"--lexicon {mode}"), drawn[:HELD_OUT])[0])
+            lines.append([language, f"{number:,}", *map(spread, right.values())])
+    return lines
+
+
+def words(found: dict) -> str:
+    """Return the findings in words."""
+    heads = ("titles", "register", "rows right", "mean confidence")
+    text = table(heads, found["without"]) if found["without"] else ""
+    heads = ("register", "labels", "alone", "with the lists")
+    return f"{text}\n\n{table(heads, found['with'])}" if found["with"] else text
+
+
+def main() -> None:
+    parser = arguments(__doc__)
+    parser.add_argument("--register", nargs="+", required=True, metavar="NAME=FILE")
+    parser.add_argument("--shares", nargs="*", type=float, default=[0.25, 0.5, 1.0])
+    parser.add_argument("--labels", nargs="*", type=int, default=[])
+    parser.add_argument("--seeds", nargs="+", type=int, default=[1])
+    args = parser.parse_args()
+    registers = {name: rows_of(path) for name, path in (item.split("=", 1) for item in args.register)}
+    found = {"without": without_labels(args.shares, registers)}
+    found["with"] = with_labels(args.labels, args.seeds, registers)
+    finish(found, words(found))
+
+
+if __name__ == "__main__":
+    main()
