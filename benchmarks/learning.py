@@ -150,10 +150,10 @@ def latencies(count: int, decided: int) -> dict[str, float]:
 def picture(path: Path, found: dict[str, dict], decisions: list[int]) -> None:
     def fill(panels) -> None:
         for axes, (name, orders) in zip(panels, found.items()):
-            for order, label in ORDERS.items():
+            for i, (order, label) in enumerate(ORDERS.items()):
                 if order in orders:
                     shares = [100 * mean(orders[order][number], "right") for number in decisions]
-                    axes.plot(decisions, shares, marker="o", label=label)
+                    axes.plot(decisions, shares, marker="o", label=label, color=f"C{i}")
             axes.set(title=name, xlabel="decisions", ylabel="% of rows right")
             axes.grid(alpha=0.3)
             axes.legend()
