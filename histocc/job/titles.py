@@ -62,4 +62,5 @@ def with_titles(
         f"Lexicon: {len(kept):,} titles of the lists of histocc ({names}) join {len(own):,} distinct texts"
         f" in the fit of n-grams; each counts {weight:.2g} times as much (--lexicon none leaves them out)"
     )
-    return replace(data, train=WithTitles(data.train, *map(list, zip(*(found[i] for i in kept))), weight))
+    texts, language, codes = map(list, zip(*(found[i] for i in kept)))
+    return replace(data, train=WithTitles(data.train, texts, language, codes, weight))

@@ -55,8 +55,7 @@ def make(args: config.FinetuneConfig, world: World) -> None:
         for name, content in tables().items():
             with atomic_write(os.path.join(args.dataset[0], name)) as file:
                 file.write(csv_text([HEADER, *content]))
-        args, read = inputs.prepare_data(args, world, *inputs.dataset_files(args.dataset))
-        train.train(args, read, world)
+        train.train(*inputs.prepare_data(args, world, *inputs.dataset_files(args.dataset)), world)
         if not signals.stop_asked():
             OwnFiles(part).remove([checkpoint.LAST])
             os.rename(part, folder)
