@@ -411,18 +411,11 @@ def run(args: EvaluateConfig, world: World) -> None:
         if args.baseline and trained is not None:
             world.print("Baseline: a linear support vector machine is fitted to the training rows")
             svm, answers = baseline.compared(trained, data, rows, args.seed, forked.check)
-            sets = [Coded(sorted(codes), [], None) for codes in answers]
-            of_all = *how[:3], {}, *how[4:]  # without the groups
-            svm["by_digits"] = report_of.decoder_report(sets, np.arange(len(rows)), *of_all)["by_digits"]
-            last = svm["by_digits"][-1]
-            report["baseline"] = svm | {over: last[over]["accuracy"] for over in ("over_rows", "over_texts")}
+            report["baseline"] = svm | baseline_figures(answers, how)
         write_report(report, data.folder, files.OwnFiles(output, args.overwrite))
-        of_run = os.path.join(os.path.dirname(file), CARD)
-        has_chosen = trained is None or facts["texts_trained_on"] or facts["texts_validated_on"]
-        is_better = not (has_chosen or any(state["args"].get(name) for name in OF_TEST))
-        if files.OwnFiles(os.path.dirname(file)).holds(of_run) and (facts["test_part"] or is_better):
+        if is_for_card(file, state, facts):
             write_card(file, report_of.card_figures(report))
-            world.print(f"Figures: written into {of_run}")
+            world.print(f"Figures: written into {os.path.join(os.path.dirname(file), CARD)}")
         world.print(*report_of.summary_lines(report), f"Report: {os.path.join(output, MARKDOWN)}", sep="\n")
         if args.fit_thresholds:
             best = report["decoders"]["linear"]["thresholds"].items()
@@ -442,6 +435,26 @@ def run(args: EvaluateConfig, world: World) -> None:
             world.print(f"Thresholds stored in {file}: {Thresholds.of(stored)}")
         if is_new.sum() < MIN_ROWS:
             world.print(f"WARNING: they are fitted on {is_new.sum():,} rows; take {MIN_ROWS} or more")
+
+
+def baseline_figures(answers: list[frozenset[str]], how: tuple[Any, ...]) -> dict:
+    """Return the figures of other answers to the rows. how: arguments of `decoder_report` behind `of_row`."""
+    sets = [Coded(sorted(codes), [], None) for codes in answers]
+    formatter, data, rows, _, *others = how
+    figures = report_of.decoder_report(sets, np.arange(len(sets)), formatter, data, rows, {}, *others)
+    levels = figures["by_digits"]
+    accuracy = {over: levels[-1][over]["accuracy"] for over in ("over_rows", "over_texts")}
+    return {"by_digits": levels} | accuracy
+
+
+def is_for_card(file: str, state: dict, facts: dict) -> bool:
+    """Return whether the figures belong on the model card of the run: those of its test part or, if it has
+    none, of texts that chose nothing.
+    """
+    folder = os.path.dirname(file)
+    seen = facts["texts_trained_on"], facts["texts_validated_on"]
+    is_new = seen == (0, 0) and not any(state["args"].get(name) for name in OF_TEST)
+    return files.OwnFiles(folder).holds(os.path.join(folder, CARD)) and (facts["test_part"] or is_new)
 
 
 def groups_of(

@@ -70,7 +70,8 @@ def card_of(file: str, state: dict[str, Any], figures: list[str] | None = None) 
         seed, versions = state["rng"]["seed"], ", ".join(map(" ".join, made_by.items()))
         training.append(f"Made by {versions}; seed {seed}, step {state['step']:,}")
     if not figures:
-        row = next((x for x in read_numbers(os.path.join(folder, LOG)) if x["step"] == state.get("step")), {})
+        logged = read_numbers(os.path.join(folder, LOG))  # a fit's last row and its validation have one step
+        row = next((x for x in reversed(logged) if x["step"] == state.get("step")), {})
         named = (("flat", row.get("flat_acc")), ("greedy", row.get("seq_acc")))
         of = ", ".join(f"{100 * share:.1f} % ({name})" for name, share in named if share is not None)
         chosen = "Parts of the model were chosen by them, so this flatters."
