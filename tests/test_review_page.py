@@ -15,10 +15,12 @@ import threading
 import time
 import urllib.error
 import urllib.request
+from collections import Counter
 from importlib.resources import files
 
 import pytest
-from helpers import free_port, start_forked, wait_until
+from helpers import REPO, free_port, start_forked, wait_until
+from helpers import run as run_script
 from test_errors import in_child
 from test_review import read, run, write
 
@@ -90,6 +92,13 @@ class Serving:
     def kill(self):
         self.process.kill()
         self.process.join()
+
+    def end(self):
+        """By Ctrl-C; the words of the two commands that it ends with: apply and training."""
+        os.kill(self.process.pid, signal.SIGINT)
+        self.process.join(60)
+        apply, _, train = self.output.read_text().splitlines()[-3:]
+        return shlex.split(apply), shlex.split(train)
 
     def __enter__(self):
         return self
@@ -350,12 +359,10 @@ def test_the_command_that_it_ends_with_works(folder, delimiter):
     (folder / "my texts.csv.final.csv").touch()
     with Serving(folder, *more, coded=coded.name, decisions=None) as server:
         server.decide(["83110"])
-        os.kill(server.process.pid, signal.SIGINT)
-        server.process.join(60)
-    command, _, train = server.output.read_text().splitlines()[-3:]
-    assert command.startswith("  python -m histocc.review apply '")
-    run(*shlex.split(command)[3:])
-    assert shlex.split(train)[:4] == ["python", "finetune.py", "--dataset", f"{coded}.training.csv"]
+        command, train = server.end()
+    assert command[:4] == ["python", "-m", "histocc.review", "apply"]
+    run(*command[3:])
+    assert train[:4] == ["python", "finetune.py", "--dataset", f"{coded}.training.csv"]
     assert [row["hisco_1"] for row in read(folder / "my texts.csv.training.csv")] == ["83110"]
     codes = [(row["hisco_1"], row["decided_by"]) for row in read(folder / "my texts.csv.final1.csv")]
     assert sorted(codes) == [("", ""), ("83110", "Ann B")]
@@ -631,6 +638,45 @@ def test_the_page_by_its_keys(folder, browser):
     assert [decision for _, decision in decisions(folder)] == expected
     row = read(folder / "decided.csv")[2]
     assert (row["unsure"], row["note"]) == ("?", "x")
+
+
+@pytest.mark.full
+def test_from_a_table_without_codes_to_the_final_file(tmp_path, browser):
+    """By the commands with which docs/coding.md begins, decisions by keys, and the command of the last."""
+    rows = [[f"{place} {trade}", "en"] for place in PLACES for trade in TRADES]
+    write(tmp_path / "register.csv", [["occ1", "lang"], *rows])
+    block = (REPO / "docs" / "coding.md").read_text().split("```")[1]
+    commands = [
+        [f"{tmp_path}/{word}" if re.search(r"\.csv$|^\./", word) else word for word in shlex.split(line)]
+        for line in block.strip().splitlines()
+    ]
+    first, apply, train, predict, second = commands
+
+    def decide_by_keys(command, count):
+        """Return the words of the command that applies the decisions."""
+        with Serving(tmp_path, *command[5:], coded=command[4], decisions=None) as server:
+            browser.open(server.address)
+            for decided in range(count):
+                browser.wait("text")
+                text, choices = browser.value("[text.text, text.choices.map(choice => choice.code)]")
+                code = TRADES[text.split()[1]]
+                for key in str(choices.index(code) + 1) if code in choices else ["/", *code, "Enter"]:
+                    browser.press(key)
+                browser.wait(f"text.text !== '{text}' && visited.length === {decided + 1}")
+            return server.end()[0]
+
+    def deciders(name):
+        found = {row["occ1"]: row for row in read(tmp_path / name)}
+        assert all(row["hisco_1"] == TRADES[text.split()[1]] for text, row in found.items())
+        return Counter(row["decided_by"] for row in found.values())
+
+    decide_by_keys(first, 16)
+    run(*apply[3:])
+    assert deciders("final.csv") == {"Ann": 16, "guess": 16}
+    run_script(train[1], *train[2:], "--device", "cpu")
+    run_script(predict[2], *predict[3:], "--device", "cpu")
+    run(*decide_by_keys(second, 2)[3:])
+    assert deciders("coded.csv.final.csv") == {"Ann": 18, "guess": 14}
 
 
 def test_borders_can_be_seen():
