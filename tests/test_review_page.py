@@ -126,7 +126,7 @@ def test_decisions_are_on_disk_when_the_next_text_comes_and_outlast_a_kill(folde
         text = first["text"]
         assert (text["text"], text["language"], text["rows"], text["seen"]) == ("smith", "en", 10, "")
         assert text["choices"][0] == {"code": "83110", "title": "Blacksmith, General", "prob": "0.5"}
-        assert [choice["code"] for choice in text["choices"]] == ["83110", "75400", "-1"]
+        assert [choice["code"] for choice in text["choices"]][:3] == ["83110", "75400", "-1"]
         # of 55 rows the model expects 10·.5 + 6·.75 + 5·.6 + 4·.6 + 30·.01 wrong
         assert first["settled"] == 0 and first["accuracy"] == pytest.approx(1 - 15.2 / 55)
         second = server.decide(["83110", "41025"], text)
@@ -238,8 +238,8 @@ def test_a_table_without_answers(folder):
     with Serving(folder, "--key", "hisco", coded="texts.csv") as server:
         first = server.ask()
         assert first["text"]["text"] == "farmer" and first["accuracy"] is None  # most rows
-        titles = {choice["title"] for choice in first["text"]["choices"]}  # share a word with the text
-        assert len(titles) == 5 and "General Farmer" in titles and all("armer" in title for title in titles)
+        titles = [choice["title"] for choice in first["text"]["choices"]]  # share a word with the text
+        assert len(titles) == 5 and titles[:2] == ["General Farmer", "Farmers"]
         said = server.decide(["buyers"], first["text"], status=400)["error"]
         assert "42000 and 42200" in said
         assert server.decide(["general  FARMER", "61115"], first["text"])["saved"] == "61110 & 61115"
@@ -377,7 +377,7 @@ def test_a_table_with_codes_of_ones_own(folder):
         while text := server.ask()["text"]:
             offered[text["text"]] = [choice["code"] for choice in text["choices"]][:1]
             server.decide(["41025"] if text["text"] == "clerk" else "skip", text)
-    assert offered == {"smith": ["83110"], "chemist": ["01110"], "clerk": ["39960"]}  # by its title
+    assert offered == {"smith": ["83110"], "chemist": ["01110"], "clerk": ["30000"]}  # by its title
     codes = final(folder, "--key", "hisco", coded="texts.csv", columns=5)
     assert codes == {"smith": ["8-31.10", "na"], "chemist": ["1110"], "clerk": ["41025"]}
 
@@ -389,40 +389,40 @@ PLACES = ["ashby", "barrow", "corby", "derby", "ely", "filey", "goole", "hull"]
 def test_decisions_teach(folder):
     """Choices, order, the share that is right and --fill follow from them; undo takes that back."""
     rows = [[f"{trade} {place}", "en"] for trade in TRADES for place in PLACES]
-    write(folder / "texts.csv", [["occ1", "lang"], *rows, ["1850", "en"], *[["weaver cork", "en"]] * 2])
+    write(folder / "texts.csv", [["occ1", "lang"], *rows, ["1850", "en"], *[["weaver kent", "en"]] * 2])
 
     def shown(server, text):
         return server.ask("other", id=text["id"], stay=True)
 
     def first_choice(server, code, guessed):
         def is_shown():
-            state = shown(server, cork)
+            state = shown(server, kent)
             return state["text"]["choices"][0]["code"] == code and bool(state["interval"]) == guessed
 
-        wait_until(is_shown, lambda: shown(server, cork))
+        wait_until(is_shown, lambda: shown(server, kent))
 
     coded = CodedFile(str(folder / "texts.csv"), system="hisco")
     texts = {text.text: {"id": text.id, "seen": ""} for text in coded.texts.values()}
-    cork = texts["weaver cork"]
+    kent = texts["weaver kent"]
     with Serving(folder, "--key", "hisco", coded="texts.csv") as server:
-        assert server.ask("new")["text"]["text"] == "weaver cork"  # most rows
+        assert server.ask("new")["text"]["text"] == "weaver kent"  # most rows
         weavers = [texts[f"weaver {place}"] for place in PLACES]
         for place in PLACES:
             server.decide([TRADES["baker"]], texts[f"baker {place}"])
         server.decide([TRADES["farmer"]], texts["farmer ely"])
-        assert shown(server, cork)["accuracy"] is None
+        assert shown(server, kent)["accuracy"] is None
         for text in weavers:
             server.decide(["75432", "83110"] if text == weavers[0] else ["75432"], text)
         first_choice(server, "75432", True)
-        state = shown(server, cork)
+        state = shown(server, kent)
         assert state["text"]["choices"][0]["prob"] > 0.5
         low, high = state["interval"]
         assert low <= state["accuracy"] <= high and low >= 17 / 35
-        wait_until(lambda: server.ask("new")["text"]["text"] != "weaver cork", lambda: server.ask("new"))
+        wait_until(lambda: server.ask("new")["text"]["text"] != "weaver kent", lambda: server.ask("new"))
         final(folder, "--key", "hisco", "--fill", coded="texts.csv", columns=5)
         before = (folder / "final.csv").read_bytes()
         rows = {row["occ1"]: row for row in read(folder / "final.csv")}
-        guess, decided = rows["weaver cork"], rows["weaver ashby"]
+        guess, decided = rows["weaver kent"], rows["weaver ashby"]
         assert (guess["hisco_1"], guess["decided_by"], guess["needs_review"]) == ("75432", "guess", "0")
         assert float(guess["conf"]) == pytest.approx(state["text"]["choices"][0]["prob"], abs=0.1)
         assert (decided["hisco_2"], decided["decided_by"], decided["conf"]) == ("83110", "person", "")
@@ -578,7 +578,7 @@ def test_the_page_by_its_keys(folder, browser):
         shows = "document.getElementById('text').textContent === {!r}".format
         browser.wait(shows("smith"))
         codes = "[...document.querySelectorAll('.code b')].map(b => b.textContent).join()"
-        assert browser.value(codes) == "83110,75400,-1"
+        assert browser.value(codes).startswith("83110,75400,-1,")
         assert "72.4 %" in browser.value("document.getElementById('progress').textContent")
         browser.press("1", shift=True)
         browser.press("2")
@@ -586,9 +586,8 @@ def test_the_page_by_its_keys(folder, browser):
         browser.press("/")
         for letter in "general black":
             browser.press(letter)
-        browser.wait("document.querySelectorAll('[role=option]').length > 0")
-        selected = browser.value("document.querySelector('[aria-selected=true]').textContent")
-        assert selected == "83110Blacksmith, General"
+        selected = "document.querySelector('[aria-selected=true]')?.textContent"
+        browser.wait(f"{selected} === '83110Blacksmith, General'")  # earlier results are of fewer letters
         assert browser.value("document.getElementById('text').lang") == "en"
         browser.value("document.getElementById('search').value = 'xyzzy'; search()")
         said = "document.querySelector('[aria-live=polite]').textContent"

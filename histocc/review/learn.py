@@ -7,9 +7,7 @@ these scores to how often they were right gives the probabilities.
 """
 
 import math
-import re
 from array import array
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from itertools import chain, islice
@@ -19,7 +17,6 @@ from zlib import crc32
 import numpy as np
 
 from histocc.review.sheet import CodedText
-from histocc.text import text_key
 
 SIZES = (2, 3, 4)  # characters of an n-gram, within a word and the blanks around it
 BUCKETS = 1 << 18  # n-grams that share one count as the same
@@ -179,26 +176,6 @@ def bias_of(errors: np.ndarray, taught: int) -> tuple[float, float]:
     variance = (float((errors**2).sum()) + 1) / (len(errors) + 4) / len(errors)
     weight = bias**2 / (bias**2 + variance)
     return weight * float(errors.mean()), max(math.sqrt(weight * variance), DRIFT)
-
-
-class Titles:
-    """The titles of a key by their words. words: code → title."""
-
-    def __init__(self, words: dict[str, str]):
-        self.titles = {code: set(re.findall(r"\w+", text_key(title))) for code, title in words.items()}
-        counts = Counter(chain(*self.titles.values()))
-        self.rarity = {word: math.log((1 + len(words)) / count) ** 2 for word, count in counts.items()}
-
-    def like(self, text: str, most: int) -> list[str]:
-        """Return the codes of titles with words of a text, the most similar title first."""
-        words, near = set(re.findall(r"\w+", text)), {}
-        for code, title in self.titles.items():
-            if same := title & words:
-                near[code] = self._weight(same) / math.sqrt(self._weight(title))
-        return sorted(near, key=lambda code: (-near[code], code))[:most]
-
-    def _weight(self, words: set[str]) -> float:
-        return sum(self.rarity[word] for word in words)
 
 
 class Guesses(NamedTuple):

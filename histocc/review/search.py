@@ -1,5 +1,6 @@
 """The codes of a key by words: of their titles, of word lists in six languages, of texts that are decided."""
 
+import math
 import re
 from collections import Counter
 from functools import cache
@@ -46,7 +47,7 @@ class Search:
 
     def _add(self, key: Key, codes: tuple[str, ...]) -> None:
         if key not in self.codes_of:
-            for word in set(re.findall(r"\w+", key[0])):
+            for word in words_of(key[0]):
                 self.with_word.setdefault(word, []).append(key)
         self.codes_of[key] = codes
 
@@ -56,13 +57,32 @@ class Search:
         self.used.update(codes)
         self._add(key, codes)
 
+    def like(self, text: str, most: int) -> list[str]:
+        """Return the codes of titles and decided texts that share words with a text, of the most similar one
+        first. Rare words count most.
+        """
+        words = {word: self._weight(word) for word in words_of(text) if word in self.with_word}
+        shared: Counter[Key] = Counter()
+        for word, weight in words.items():
+            shared.update(dict.fromkeys(self.with_word[word], weight))
+        near: dict[str, float] = {}
+        for key, weight in shared.items():
+            of_title = weight / math.sqrt(sum(map(self._weight, words_of(key[0]))))
+            for code in self.codes_of[key]:
+                near[code] = max(near.get(code, 0.0), of_title)
+        order = {code: (-near[code], code in self.headings, -self.used[code], code) for code in near}
+        return sorted(order, key=order.__getitem__)[:most]
+
+    def _weight(self, word: str) -> float:
+        return math.log((1 + len(self.codes_of)) / len(self.with_word[word])) ** 2
+
     def find(self, query: str) -> list[tuple[str, str]]:
         """Return the codes that fit best, each with the title or text that fits. All words of the query must
         stand in it, perhaps as a part of a word, in the plural, or with one wrong letter; or the query is a
         part of the code, such as 6-11.10.
         """
         query, digits = text_key(query), _digits(query)
-        fits = [self._fitting(word) for word in re.findall(r"\w+", query)]
+        fits = [self._fitting(word) for word in words_of(query)]
         best: dict[str, tuple[bool, int, int, str]] = {}  # title of each code that fits best
         titles: Counter[tuple[str, int]] = Counter()
         for title, language in set.intersection(*map(set, fits)) if fits else ():
@@ -99,6 +119,10 @@ class Search:
             for key in self.with_word.get(other, ()):
                 found[key] = min(fit, found.get(key, fit))
         return found
+
+
+def words_of(text: str) -> set[str]:
+    return set(re.findall(r"\w+", text))
 
 
 def _digits(code: str) -> str:

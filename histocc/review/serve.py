@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 
 from histocc.data.rows import csv_text
 from histocc.formatter import split_codes
-from histocc.review.learn import Guesses, Learner, Titles
+from histocc.review.learn import Guesses, Learner
 from histocc.review.search import Search, word_lists
 from histocc.review.sheet import (
     CHOSEN,
@@ -150,7 +150,6 @@ class Decisions:
             if text.decided and (answer := coded.answer(text.answer, text.decided)):
                 self.known.add(key, tuple(answer))
                 self.search.decide(key, tuple(answer))
-        self.titles = Titles(codes.words)
         self.taught: dict[int, tuple[str, ...] | None] = {}  # decisions, the first ones first; None: skip
         self.has_changed = threading.Event()
         self.learner: Learner | None = None
@@ -325,7 +324,7 @@ class Decisions:
             offered.setdefault(code, {"prob": prob})
         for code in (code for _, codes in near for code in codes):
             offered.setdefault(code, {"prob": "", "near": True})
-        for code in self.titles.like(text.key[0], MAX_CODES):
+        for code in self.search.like(text.key[0], MAX_CODES):
             offered.setdefault(code, {"prob": ""})
         words = self.codes.words
         choices = [{"code": code, "title": words.get(code, "")} | more for code, more in offered.items()]
