@@ -14,7 +14,7 @@ import finetune
 from histocc import OccCANINE
 from histocc.data.arrays import PreparedData
 from histocc.evaluate import __main__ as evaluate
-from histocc.job.confidence import judged_answers, without_confidence
+from histocc.job.confidence import checkpoint_without, judged_answers
 from histocc.model import confidence
 from histocc.model.confidence import Confidence, curve, log_odds
 from histocc.predict import __main__ as predict
@@ -149,7 +149,7 @@ class TestModel:
         (tmp_path / "text.bin").write_text("mine")
         state["position"] = {**state["position"], "fingerprint": "another"}
         checkpoint.replace(names[3], state)
-        assert [name for name in names if without_confidence(name, data)] == names[:1]
+        assert [name for name in names if checkpoint_without("confidence", name, data)] == names[:1]
 
     def test_a_report_says_whether_it_is_about_the_texts_that_were_fitted_on(self, trained, tmp_path):
         codes = [row[2] for row in sample_rows(30, 1)]

@@ -26,8 +26,10 @@ from helpers import (
 )
 from test_initial_weights import published  # noqa: F401
 
+import finetune
 import train_mixer
 from histocc import export, watch
+from histocc.evaluate import __main__ as evaluate
 from histocc.formatter import BlockyFormatter
 from histocc.job import ngram_fit
 from histocc.job.inputs import prepare_data, rows_to_fit
@@ -72,6 +74,40 @@ def test_the_default_model_is_the_same_on_any_number_of_processes_and_threads(ta
         assert states[name]["rng"]["processes"] == processes
         assert same(states[name]["model"], states["plain"]["model"]), name
         assert said[name].count("Fitting the n-grams") == said[name].count("Fitted in ") == 1
+        assert said[name].count("refitted to all 96 rows") == 1 and states[name]["refit"]
+
+
+def test_a_run_is_refitted_to_its_validation_rows_in_the_end(table, tmp_path):
+    """Also if it was killed before, or while it gave the new weights their second name; figures say so."""
+    flags = ["--dataset", table[0], "--device", "cpu", "--lexicon", "none", "--save-path", tmp_path / "run"]
+    last, best = (tmp_path / "run" / name for name in ("last.bin", "best.bin"))
+    assert ": refitted" not in run_here(finetune.main, *flags, "--refit", "none")
+    before, log = load(last), (tmp_path / "run" / "logs.csv").read_bytes()
+    shutil.copy(last, tmp_path / "before.bin")
+    how = ["--model", tmp_path / "run", "--data", table[0], "--share-val", 0.1, "--device", "cpu"]
+    how += ["--resamples", 5, "--overwrite"]
+    said = run_here(evaluate.main, *how)
+    assert "that the run was validated on" in said and "trained on: that flatters" not in said
+    assert "last.bin: refitted to all 96 rows" in run_here(finetune.main, *flags)
+    after = load(last)
+    assert os.path.samefile(last, best) and log == (tmp_path / "run" / "logs.csv").read_bytes()
+    changed = {
+        name for name in before["model"] if not torch.equal(before["model"][name], after["model"][name])
+    }
+    parts = ("ngrams.table.weight", "ngrams.linear.weight", "ngrams.answers", "linear_decoder.bias")
+    assert changed == {*parts} and "refit" not in before
+    os.replace(tmp_path / "before.bin", best)
+    said = run_here(finetune.main, *flags)
+    assert (
+        "best.bin: refitted" in said
+        and "last.bin: refitted" not in said
+        and same(load(best)["model"], after["model"])
+    )
+    assert ": refitted" not in run_here(finetune.main, *flags)
+    said = run_here(evaluate.main, *how)
+    assert "trained on: that flatters" in said and "--share-test" in said
+    assert "figures on them flatter" in run_here(finetune.main, *flags, "--eval-only")
+    assert "--overwrite" in run_here(finetune.main, *flags, "--max-steps", 3, code=2)
 
 
 # ---- resumed (the steps behind a fit: test_training)

@@ -145,6 +145,16 @@ class SomeRows(RowSet):
         return self.rows.texts(self.index[rows])
 
 
+class JoinedRows(RowSet):
+    """The rows of two sets without a teacher, one after the other, in memory."""
+
+    def __init__(self, first: RowSet, second: RowSet):
+        for name in ("chars", "language", "codes", "text_hash"):
+            setattr(self, name, np.concatenate([getattr(first, name), getattr(second, name)]))
+        self.offsets = np.concatenate([first.offsets, first.offsets[-1] + second.offsets[1:]])
+        self.teacher = None
+
+
 @dataclass(frozen=True)
 class PreparedData:
     """A prepared folder."""

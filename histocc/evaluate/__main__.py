@@ -26,7 +26,7 @@ import numpy as np
 import torch
 
 from histocc.data import prepare as preparing
-from histocc.data.arrays import PreparedData, RowSet, map_array
+from histocc.data.arrays import JoinedRows, PreparedData, RowSet, SomeRows, map_array
 from histocc.data.config import (
     AUTO,
     Column,
@@ -275,6 +275,7 @@ def data_facts(
             for name, count in zip(data.languages, number)
             if count and name not in state["languages"] and name != UNKNOWN_LANGUAGE
         },
+        "refit": bool(state.get("refit")),
         "texts_trained_on": trained and int(np.isin(texts, trained.train.text_hash).sum()),
         "texts_validated_on": trained and int(np.isin(texts, trained.val.text_hash).sum()),
     }
@@ -374,6 +375,9 @@ def run(args: EvaluateConfig, world: World) -> None:
         world.print(f"{args.model}: {KINDS[kind]}: the report is on the decoder that it has")
     fingerprint = str(state.get("position", {}).get("fingerprint"))
     trained = training_data(file, fingerprint) if world.is_main else None
+    if trained and state.get("refit"):
+        train, none = JoinedRows(trained.train, trained.val), SomeRows(trained.val, np.arange(0))
+        trained = replace(trained, train=train, val=none)
     has_trained = trained is not None
     prepared = world.run_on_main(lambda: prepare_rows(args, file, loaded, has_trained, world))
     settings, output, folder = prepared

@@ -491,6 +491,11 @@ def data_lines(data: dict) -> list[str]:
             lines.append(
                 f"{data[name]:,} of the distinct texts are among those {what}: that flatters the figures"
             )
+    if data["refit"] and data["texts_trained_on"]:
+        lines.append(
+            "The model was refitted to its validation texts in the end: a test part of the training"
+            " (--share-test) has texts that are new to it"
+        )
     return lines
 
 

@@ -61,7 +61,8 @@ def card_of(file: str, state: dict[str, Any], figures: list[str] | None = None) 
         training += [line for line in report_lines(data.report) if line[:4] not in ("Note", "    ")]
         files = ", ".join(each["path"] for each in data.report["files"])
         training.append(f"Files: {files}; checksum of content and settings: {data.fingerprint}")
-        rows = f" on {data.report['train_rows']:,} rows{spoken}"
+        number = data.report["train_rows"] + (data.report["val_rows"] if state.get("refit") else 0)
+        rows = f" on {number:,} rows{spoken}"
         rare = f" ({len(data.report['rare_codes']):,} codes have fewer than 10 rows)"
     if os.path.exists(path := os.path.join(folder, ARGS)):
         with open(path, encoding="utf-8") as asked:
@@ -75,6 +76,8 @@ def card_of(file: str, state: dict[str, Any], figures: list[str] | None = None) 
         named = (("flat", row.get("flat_acc")), ("greedy", row.get("seq_acc")))
         of = ", ".join(f"{100 * share:.1f} % ({name})" for name, share in named if share is not None)
         chosen = "Parts of the model were chosen by them, so this flatters."
+        if state.get("refit"):
+            chosen += " Then it was fitted to them, too."
         known = f"{of} of the validation rows got exactly their codes. {chosen}"
         figures = [known if of else "It has not been evaluated."]
     confidence = Confidence.of(state)

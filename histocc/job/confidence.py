@@ -199,7 +199,8 @@ def fit_run(args: JobConfig, world: World, data: PreparedData, resumed: dict | N
         file = os.path.join(args.save_path, name)
         if resumed and resumed["path"] == file and resumed.get("confidence"):
             continue
-        read = without_confidence(file, data) if world.is_main else {}  # another node may not see it
+        # another node may not see the file
+        read = checkpoint_without("confidence", file, data) if world.is_main else {}
         state = world.broadcast({**read, "optimizer": {}} if read else None, 0)
         if state is None:
             continue
@@ -220,12 +221,12 @@ def fit_run(args: JobConfig, world: World, data: PreparedData, resumed: dict | N
         world.run_on_main(partial(checkpoint.replace, file, changed))  # nobody else writes it meanwhile
 
 
-def without_confidence(file: str, data: PreparedData) -> dict:
-    """Return the checkpoint of a run on these data if it has no fitted confidence, else {}. Links, and files
-    that are no such checkpoint, belong to others and stay as they are. Rank 0 only.
+def checkpoint_without(entry: str, file: str, data: PreparedData) -> dict:
+    """Return the checkpoint of a run on these data if it has no such entry, else {}. Links, and files that
+    are no such checkpoint, belong to others and stay as they are. Rank 0 only.
     """
     with contextlib.suppress(UserError):
         state = {} if os.path.islink(file) else checkpoint.load(file)
         is_own = state.get("position", {}).get("fingerprint") == data.fingerprint
-        return state if is_own and state.get("confidence") is None else {}
+        return state if is_own and state.get(entry) is None else {}
     return {}

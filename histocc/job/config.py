@@ -13,6 +13,7 @@ from histocc.model.loss import BEST_FIT, BLOCK_LOSSES, LINEAR_LOSSES, MEAN, ONE_
 from histocc.model.mixer import NGRAMS
 from histocc.model.ngrams import AUTO, MAX_BITS, MIN_BITS, NONE
 from histocc.runtime.config import Config, Count, CountOrZero, Fraction, Parser, Positive, flag, number
+from histocc.runtime.errors import UserError
 from histocc.trainer import script
 from histocc.trainer.config import TrainConfig, step_flag
 
@@ -100,6 +101,13 @@ class Model(Config):
         " weight for the fit of new n-grams; auto: those of the codes of the data, if it has fewer than"
         f" {FEW_ROWS:,} distinct texts; codes: the key has all codes of the lists, too",
         choices=(AUTO, NONE, "codes"),
+    )
+    refit: str = flag(
+        AUTO,
+        "last fit of n-grams alone on the validation texts, too, when all is chosen; auto: if they were set"
+        " aside by --share-val, and the run takes no steps and has fewer than 20,000 distinct rows",
+        choices=(AUTO, NONE),
+        resumable=True,
     )
     only_encoder: bool = flag(False, "take the encoder alone from --initial-checkpoint", resumable=True)
     freeze_encoder: bool = flag(False, "train the decoders only")
@@ -316,5 +324,12 @@ def of_run(state: dict) -> dict[str, Any]:
 
 
 def refuse_other_arguments(args: JobConfig, state: dict) -> None:
-    """Raise UserError if arguments that decide the result differ from those of the run that is resumed."""
+    """Raise UserError if arguments that decide the result differ from those of the run that is resumed, or if
+    it is to take steps after it was refitted.
+    """
+    if state.get("refit") and args.max_steps:
+        raise UserError(
+            f"{args.save_path}: the run is refitted to its validation texts, so they cannot measure further"
+            " steps; start over with --overwrite, or choose another folder"
+        )
     script.refuse_other_arguments(args, {**state, "args": state["args"] | of_run(state)}, [])

@@ -225,6 +225,9 @@ PARTS = (
 # for confidence: as PARTS, without the decoder that writes, which takes most of the time
 PARTS_OF_FOLD = (PARTS[0], replace(PARTS[1], losses=linear_losses, rates=(0.003, 0.001, 0.0)))
 
+# for the validation rows in the end
+PARTS_OF_REFIT = (replace(PARTS[0], passes=2, rates=(0.006, 0.006, 0.0), rates_of_many=(0.006, 0.006, 0.0)),)
+
 
 class Fitted(nn.Module):
     """The parameters that a part of the fit trains, as a module, and the task of the training loop."""
@@ -398,6 +401,19 @@ def fit_of_fold(
     _fit(args, data, rows_of, loss_fn, model, nothing, PARTS_OF_FOLD)
 
 
+def refit(
+    args: JobConfig,
+    data: PreparedData,
+    rows_of: Callable[[RowSet], TextRows],
+    loss_fn: LossMixer,
+    model: Seq2SeqMixerOccCANINE,
+) -> dict[str, Tensor]:
+    """Continue the fit of n-grams alone, on the CPU, on the training rows of `data`, and return the weights.
+    Ridge regression, if it has answers, is solved again. Nothing is saved. Rank 0 only. Raises Stopped.
+    """
+    return _fit(args, data, rows_of, loss_fn, model, nothing, PARTS_OF_REFIT)
+
+
 @settings_of_torch()
 def _fit(
     args: JobConfig,
@@ -475,6 +491,10 @@ def _fit(
             raise Stopped
         return 0.0
 
+    if ngrams.answers is not None:  # the steps continue from their own half of the mean of both logits
+        with torch.no_grad():
+            ngrams.linear.weight.mul_(2)
+            model.linear_decoder.bias.mul_(2).add_(SHARPNESS * MIDDLE)
     interrupted = _interrupted(args, own, data.fingerprint, say) if is_all else None
     if interrupted is not None:
         model.load_state_dict(interrupted["model"], strict=False)
@@ -494,11 +514,11 @@ def _fit(
             seconds += (of_ridge := ridge_seconds(*regression))
             say(f"Ridge regression on {len(rows):,} texts: about {duration(of_ridge)}")
         if not args.dry_run:
-            weights = ridge_weights(*regression)
-            with torch.no_grad():  # the mean of both logits
-                ngrams.answers = weights.to(ngrams.idf) * (SHARPNESS / 2)
-                ngrams.linear.weight.div_(2)
-                model.linear_decoder.bias.sub_(SHARPNESS * MIDDLE).div_(2)
+            ngrams.answers = ridge_weights(*regression).to(ngrams.idf) * (SHARPNESS / 2)
+    if ngrams.answers is not None:  # those of a fit stay if a refit has too many rows to solve them again
+        with torch.no_grad():  # the mean of both logits
+            ngrams.linear.weight.div_(2)
+            model.linear_decoder.bias.sub_(SHARPNESS * MIDDLE).div_(2)
     if args.dry_run:
         say(f"The fit takes about {duration(seconds)}, {-first_step:,} steps and what comes before and after")
         return _fitted_weights(model)

@@ -14,7 +14,7 @@ from histocc.data.config import AUTO, PrepareSettings
 from histocc.data.prepare import copy_lists
 from histocc.data.rows import key_reader
 from histocc.formatter import BlockyFormatter, classes_in_words
-from histocc.job import card, confidence, ngram_fit
+from histocc.job import card, confidence, ngram_fit, refit
 from histocc.job.config import JobConfig, decide, is_fitted, of_run, refuse_other_arguments
 from histocc.job.inputs import Inputs, make_rows, rows_to_fit
 from histocc.job.model import checkpoint_entries, fast_parameters, load_on_all, make_loss, make_model, place
@@ -84,11 +84,13 @@ def train(args: JobConfig, inputs: Inputs, world: World) -> None:
             return
         world.run_on_main(lambda: OwnFiles(args.save_path).remove([ngram_fit.FILE]))
 
-        # When no step is left: curves, confidence, so that it says how often an answer is right, and a card.
+        # When no step is left: curves, confidence, so that it says how often an answer is right, the fit of
+        # n-grams alone on the validation rows, too, and a card.
         if not (opened and opened.state.stopped):
             if world.is_main:
                 plot.draw_run(args.save_path)
             confidence.fit_run(args, world, data, resumed)
+            refit.refit_run(args, inputs.settings, formatter, world, data, loss_fn)
             if opened or not os.path.exists(os.path.join(args.save_path, card.CARD)):
                 world.run_on_main(
                     lambda: card.write_card(models.find_weights(args.save_path, args.save_path))
@@ -195,6 +197,8 @@ def validate(
     before = state["args"] | of_run(state) if "args" in state else {}
     if other := differing(type(args), args.values(), before, only_kept=True):
         world.print(f"Note: the model and its losses are those of {file}: {'; '.join(other)}")
+    if state.get("refit"):
+        world.print(f"Note: {file} is refitted to its validation texts, too: figures on them flatter")
     args = decide(args, state)
     rows = make_rows(args, formatter, data, state["config"])[1]
     if rows is None:

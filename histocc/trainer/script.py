@@ -397,14 +397,14 @@ def nothing_left(args: TrainConfig, state: loop.State, schedule: Schedule) -> st
     if state.unfinished or not is_early and state.step < schedule.stop:
         return ""
     if is_early:
-        more = f"No better for {state.since_best} validations: a larger --patience continues"
+        more = f"No better for {state.since_best} validations: a larger --patience continues, "
     elif state.step < schedule.total:
         at = f"at step {state.step:,}, and --max-steps is {schedule.stop:,}"
         return f"The run in {args.save_path} is {at}: nothing to do."
     else:
-        more = "More --num-epochs continue" if schedule.total else "--max-steps continues"
+        more = "More --num-epochs continue, " * bool(schedule.total)
     steps = f" ({state.step:,} steps)" * bool(state.step)
-    end = f"finished{steps}: nothing to do. {more}, --overwrite starts over."
+    end = f"finished{steps}: nothing to do. {more}--overwrite starts over."
     return f"The run in {args.save_path} is {end}"
 
 
