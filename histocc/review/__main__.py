@@ -116,13 +116,11 @@ class ReviewConfig(Workbooks):
         return problems + output_problems(filter(None, [self.training_data]), inputs, overwrite=True)
 
 
-def words_of_codes(path: str | None, coded: CodedFile, key: list[str] | None) -> dict[str, str]:
-    """Return code → description, from the coded file first. Raises UserError."""
-    words = hisco_classes()["title"] if coded.system == "hisco" else {}
-    if path is not None:
-        codes = key or [code for text in coded.texts.values() for code in text.codes]
-        words = read_descriptions(path, codes, coded.formatter)
-    return words | coded.descriptions
+def words_of_codes(args: ReviewConfig, system: str, codes: list[str]) -> dict[str, str]:
+    """Return code → title, from --descriptions or else of HISCO. Raises UserError."""
+    if args.descriptions is not None:
+        return read_descriptions(args.descriptions, codes, formatter_of(system))
+    return hisco_classes()["title"] if system == "hisco" else {}
 
 
 def codes_of_key(args: ReviewConfig, coded: CodedFile, key: list[str] | None) -> Codes:
@@ -130,7 +128,8 @@ def codes_of_key(args: ReviewConfig, coded: CodedFile, key: list[str] | None) ->
     if key is None and coded.system != "hisco":
         what = f"add --key RUN/key.csv: it lists the codes of {coded.system} that may be written"
         raise UserError(f"{what}; a run has it in its folder")
-    return Codes(key or hisco_key(), coded.system, words_of_codes(args.descriptions, coded, key))
+    codes = key or list(hisco_key())
+    return Codes(codes, coded.system, words_of_codes(args, coded.system, codes) | coded.descriptions)
 
 
 def next_command(args: ReviewConfig, coded: CodedFile, sheet: str) -> str:
@@ -159,8 +158,10 @@ def make_sheet(args: ReviewConfig, coded: CodedFile, key: list[str] | None) -> N
         chosen = [text for text in texts if text.id in drawn]
     if not chosen:
         raise UserError(f"{coded.path}: has no undecided text")
+    codes = key or [code for text in texts for code in text.codes]
+    words = words_of_codes(args, coded.system, codes) | coded.descriptions
     with atomic_write(os.path.realpath(args.output), args.overwrite) as file:
-        file.write(sheet_text(chosen, words_of_codes(args.descriptions, coded, key), drawn))
+        file.write(sheet_text(chosen, words, drawn))
     rows, doubt = sum(text.rows for text in chosen), sum(text.doubt for text in chosen)
     total = sum(text.doubt for text in texts)
     how = f"; the model expects {doubt:,.0f} of these and {total:,.0f} of all to be wrong"
@@ -310,10 +311,7 @@ def serve_page(args: ReviewConfig, coded: CodedFile, key: list[str] | None) -> N
 
 def report_agreement(args: ReviewConfig, system: str, key: list[str] | None) -> None:
     key = key or list(hisco_key())
-    words = hisco_classes()["title"] if system == "hisco" else {}
-    if args.descriptions:
-        words = read_descriptions(args.descriptions, key, formatter_of(system))
-    lines, sheet = compare(args.files, Codes(key, system, words))
+    lines, sheet = compare(args.files, Codes(key, system, words_of_codes(args, system, key)))
     print("\n".join(lines))
     if args.output:
         with atomic_write(os.path.realpath(args.output), args.overwrite) as file:

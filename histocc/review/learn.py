@@ -34,7 +34,6 @@ POWER = 3  # of the cosine of two texts, by which one teaches the other
 BIAS, FULL = 0.06, 200  # the probabilities may be off by so much on average, more before so many decisions
 DRIFT = 0.04  # standard deviation at least: most texts were drawn when less was known
 RANKS = slice(0, 1), slice(1, CHOICES)  # of the best codes
-Codes = tuple[str, ...]
 Shares = tuple[float, float, float]
 
 
@@ -223,7 +222,7 @@ class Learner:
                 waiting = [other for other in waiting if other != text] + list(islice(order, 1))
         return found
 
-    def learn(self, decisions: Mapping[int, Codes | None]) -> Guesses:
+    def learn(self, decisions: Mapping[int, tuple[str, ...] | None]) -> Guesses:
         """Return guesses from the decisions on texts, in their order. A decision None teaches nothing."""
         known = {i: tuple(text.codes) for i, text in enumerate(self.texts) if text.decided}
         mine = {text: codes for text, codes in decisions.items() if codes is not None}
@@ -289,7 +288,7 @@ class Learner:
         low, share, high = (1 - left / total + min(max(each, 0), left) / total for each in guessed)
         return low, share, high
 
-    def _open(self, decisions: Mapping[int, Codes | None]) -> np.ndarray:
+    def _open(self, decisions: Mapping[int, tuple[str, ...] | None]) -> np.ndarray:
         is_open = np.array([not text.decided for text in self.texts])
         is_open[[text for text, codes in decisions.items() if codes is not None]] = False
         return is_open
