@@ -26,7 +26,7 @@ def word_lists() -> dict[str, tuple[str, ...]]:
 
 
 class Search:
-    """The search of the page.
+    """The search of the page, and the codes that it offers for the words of a text.
 
     Args:
         codes: the codes that may be found, with their titles.
