@@ -23,7 +23,7 @@ from pathlib import Path
 import numpy as np
 
 from histocc.review.learn import Guesses, Learner
-from histocc.review.serve import Decisions, KnownTexts
+from histocc.review.serve import Decisions, KnownTexts, Mark
 from histocc.review.sheet import CodedFile, CodedText, Codes
 
 from .common import REGISTERS, arguments, draw, finish, read_csv, spread, table, write_csv
@@ -90,7 +90,7 @@ class Simulation:
         low, said, high = guesses.right
         # the share that the person would not change, of which the page speaks
         person = self.rows @ [code == true for code, true in zip(answer, self.truth)] / self.rows.sum()
-        known = KnownTexts()
+        known = KnownTexts([text.key for text in self.learner.texts])
         for text, codes in self.decided.items():
             known.add(self.learner.texts[text].key, codes)
         hits = np.zeros(2)
@@ -131,7 +131,7 @@ def latencies(count: int, decided: int) -> dict[str, float]:
         while page.guesses is None or len(taken) < 200:
             shown = page.next("one")["text"]
             begin = time.perf_counter()
-            page.decide(shown["id"], [codes[0]], "")
+            page.decide(shown["id"], [codes[0]], "", Mark(), "")
             page.next("one")
             taken.append(time.perf_counter() - begin)
             time.sleep(0.1)
