@@ -324,9 +324,7 @@ def of_run(state: dict) -> dict[str, Any]:
 
 
 def refuse_other_arguments(args: JobConfig, state: dict) -> None:
-    """Raise UserError if arguments that decide the result differ from those of the run that is resumed, or if
-    it is to take steps after it was refitted.
-    """
+    """Raise UserError for other arguments than decided the resumed run's result, or steps after its refit."""
     if state.get("refit") and args.max_steps:
         raise UserError(
             f"{args.save_path}: the run is refitted to its validation texts, so they cannot measure further"

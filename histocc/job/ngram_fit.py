@@ -224,8 +224,7 @@ PARTS = (
 )
 # for confidence: as PARTS, without the decoder that writes, which takes most of the time
 PARTS_OF_FOLD = (PARTS[0], replace(PARTS[1], losses=linear_losses, rates=(0.003, 0.001, 0.0)))
-
-# for the validation rows in the end
+# for all rows, in the end
 PARTS_OF_REFIT = (replace(PARTS[0], passes=2, rates=(0.006, 0.006, 0.0), rates_of_many=(0.006, 0.006, 0.0)),)
 
 
@@ -388,30 +387,18 @@ def _fitted_weights(model: Seq2SeqMixerOccCANINE) -> dict[str, Tensor]:
     return {name: x for name, x in model.state_dict().items() if not name.startswith("encoder.")}
 
 
-def fit_of_fold(
+def fit_parts(
     args: JobConfig,
     data: PreparedData,
     rows_of: Callable[[RowSet], TextRows],
     loss_fn: LossMixer,
     model: Seq2SeqMixerOccCANINE,
+    parts: tuple[FitPart, ...],
 ) -> None:
-    """Fit the n-grams and the linear decoder of `model` alone, with ridge regression, in place, to some of a
-    run's training rows. Nothing is saved. Rank 0 only. Raises Stopped.
+    """Fit the n-grams and the linear decoder of `model` alone, with ridge regression, in place, to fewer or
+    more rows than those of a run's training. Nothing is saved. Rank 0 only. Raises Stopped.
     """
-    _fit(args, data, rows_of, loss_fn, model, nothing, PARTS_OF_FOLD)
-
-
-def refit(
-    args: JobConfig,
-    data: PreparedData,
-    rows_of: Callable[[RowSet], TextRows],
-    loss_fn: LossMixer,
-    model: Seq2SeqMixerOccCANINE,
-) -> dict[str, Tensor]:
-    """Continue the fit of n-grams alone, on the CPU, on the training rows of `data`, and return the weights.
-    Ridge regression, if it has answers, is solved again. Nothing is saved. Rank 0 only. Raises Stopped.
-    """
-    return _fit(args, data, rows_of, loss_fn, model, nothing, PARTS_OF_REFIT)
+    _fit(args, data, rows_of, loss_fn, model, nothing, parts)
 
 
 @settings_of_torch()

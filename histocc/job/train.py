@@ -5,16 +5,17 @@ The loss of a step is computed by `MixerTask.losses` in histocc/seq2seq_mixer_en
 """
 
 import os
+from dataclasses import replace
 from functools import partial
 
 from histocc import plot
 from histocc import seq2seq_mixer_engine as engine
-from histocc.data.arrays import PreparedData
+from histocc.data.arrays import JoinedRows, PreparedData
 from histocc.data.config import AUTO, PrepareSettings
 from histocc.data.prepare import copy_lists
 from histocc.data.rows import key_reader
 from histocc.formatter import BlockyFormatter, classes_in_words
-from histocc.job import card, confidence, ngram_fit, refit
+from histocc.job import card, confidence, ngram_fit
 from histocc.job.config import JobConfig, decide, is_fitted, of_run, refuse_other_arguments
 from histocc.job.inputs import Inputs, make_rows, rows_to_fit
 from histocc.job.model import checkpoint_entries, fast_parameters, load_on_all, make_loss, make_model, place
@@ -23,11 +24,13 @@ from histocc.job.titles import with_titles
 from histocc.model.canine import CanineEncoder
 from histocc.model.confidence import Thresholds
 from histocc.model.loss import LossMixer
-from histocc.model.mixer import Seq2SeqMixerOccCANINE
+from histocc.model.mixer import NGRAMS, Seq2SeqMixerOccCANINE
 from histocc.published import formats, models
+from histocc.runtime import checkpoint
 from histocc.runtime.config import declarations, differing, flag_of
 from histocc.runtime.errors import UserError
 from histocc.runtime.files import OwnFiles, checksum
+from histocc.runtime.signals import Stopped
 from histocc.runtime.world import World
 from histocc.text import AS_IS
 from histocc.trainer import loop, script
@@ -90,7 +93,7 @@ def train(args: JobConfig, inputs: Inputs, world: World) -> None:
             if world.is_main:
                 plot.draw_run(args.save_path)
             confidence.fit_run(args, world, data, resumed)
-            refit.refit_run(args, inputs.settings, formatter, world, data, loss_fn)
+            refit(args, inputs, formatter, world, loss_fn)
             if opened or not os.path.exists(os.path.join(args.save_path, card.CARD)):
                 world.run_on_main(
                     lambda: card.write_card(models.find_weights(args.save_path, args.save_path))
@@ -172,6 +175,46 @@ def about_rate(names: list[str], factor: float) -> str:
     parts = dict.fromkeys(name.partition(".")[0] for name in names)
     words = " and ".join({"linear_decoder": "the linear decoder", "ngrams": "the n-grams"}[x] for x in parts)
     return f", of {words} {factor:g} times that" if words else ""
+
+
+def refit(
+    args: JobConfig, inputs: Inputs, formatter: BlockyFormatter, world: World, loss_fn: LossMixer
+) -> None:
+    """Fit the n-grams alone of a run that took no step to its validation rows, too, if --refit asks for it
+    and they were drawn; figures are often made of rows that the user has named. The same checkpoint gives
+    the same weights, so this may be interrupted. All ranks.
+    """
+    settings, data = inputs.settings, inputs.data
+    is_alone = args.model_size == NGRAMS and is_fitted(args) and not (args.num_epochs or args.teacher)
+    has_drawn = settings.share_val and not settings.split_col and len(data.val)
+    if args.refit != AUTO or not is_alone or not has_drawn:
+        return
+
+    def work() -> None:
+        if len(ngram_fit.DistinctRows(data.train)) >= ngram_fit.MANY_ROWS:  # little would be gained
+            return
+        for name in (checkpoint.LAST, checkpoint.BEST):  # mostly one file
+            file = os.path.join(args.save_path, name)
+            state = confidence.checkpoint_without("refit", file, data)
+            if state.get("step") != 0:
+                continue
+            rows, model = JoinedRows(data.train, data.val), models.model_of_checkpoint(file, state)[0]
+            whole = with_titles(args, formatter, replace(data, train=rows), world)
+            fit = args, whole, rows_to_fit(args, formatter, whole), loss_fn, model
+            ngram_fit.fit_parts(*fit, ngram_fit.PARTS_OF_REFIT)
+            # its confidence stays that of the model before, so it is a little too low
+            checkpoint.replace(file, {**state, "model": model.state_dict(), "refit": True})
+            world.print(
+                f"{name}: refitted to all {len(rows):,} rows, validation texts included; its figures are"
+                " those of the fit without them. --refit none leaves them out"
+            )
+
+    try:
+        if world.stop_agreed():  # confidence may not be fitted yet, for which these rows must be new
+            raise Stopped
+        world.run_on_main(work)
+    except Stopped:
+        world.print("Not refitted to the validation texts yet: the same command does it")
 
 
 def validate(
