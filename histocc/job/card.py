@@ -70,16 +70,7 @@ def card_of(file: str, state: dict[str, Any], figures: list[str] | None = None) 
     if made_by:
         seed, versions = state["rng"]["seed"], ", ".join(map(" ".join, made_by.items()))
         training.append(f"Made by {versions}; seed {seed}, step {state['step']:,}")
-    if not figures:
-        logged = read_numbers(os.path.join(folder, LOG))  # a fit's last row and its validation have one step
-        row = next((x for x in reversed(logged) if x["step"] == state.get("step")), {})
-        named = (("flat", row.get("flat_acc")), ("greedy", row.get("seq_acc")))
-        of = ", ".join(f"{100 * share:.1f} % ({name})" for name, share in named if share is not None)
-        chosen = "Parts of the model were chosen by them, so this flatters."
-        if state.get("refit"):
-            chosen += " Then it was fitted to them, too."
-        known = f"{of} of the validation rows got exactly their codes. {chosen}"
-        figures = [known if of else "It has not been evaluated."]
+    figures = figures or [validation_figures(folder, state)]
     confidence = Confidence.of(state)
     best, why = confidence.best_decoder(state.get("kind", "mixer"), bool(config.get("ngrams")))
     fitted = (
@@ -105,6 +96,19 @@ def card_of(file: str, state: dict[str, Any], figures: list[str] | None = None) 
     )
     lines += ["", "## Methods, for a paper", "", " ".join([paragraph, f"give {codes}.", *figures])]
     return "\n".join(lines) + "\n"
+
+
+def validation_figures(folder: str, state: dict[str, Any]) -> str:
+    """Return a sentence on the accuracy of a checkpoint on its validation rows, by the log of its run."""
+    logged = read_numbers(os.path.join(folder, LOG))  # a fit's last row and its validation have one step
+    row = next((x for x in reversed(logged) if x["step"] == state.get("step")), {})
+    named = (("flat", row.get("flat_acc")), ("greedy", row.get("seq_acc")))
+    shares = ", ".join(f"{100 * share:.1f} % ({name})" for name, share in named if share is not None)
+    if not shares:
+        return "It has not been evaluated."
+    chosen = "Parts of the model were chosen by them, so this flatters."
+    chosen += " Then it was fitted to them, too." * bool(state.get("refit"))
+    return f"{shares} of the validation rows got exactly their codes. {chosen}"
 
 
 def write_card(file: str, figures: list[str] | None = None) -> None:

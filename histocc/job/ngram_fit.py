@@ -401,6 +401,118 @@ def fit_parts(
     _fit(args, data, rows_of, loss_fn, model, nothing, parts)
 
 
+class Fitting:
+    """The parts of a fit, to the distinct training rows of the data. If these are all PARTS, progress is kept
+    in the folder of the run. Rank 0 only; the arguments are those of `fit_ngrams`.
+    """
+
+    def __init__(
+        self,
+        args: JobConfig,
+        data: PreparedData,
+        rows_of: Callable[[RowSet], TextRows],
+        loss_fn: LossMixer,
+        model: Seq2SeqMixerOccCANINE,
+        parts: tuple[FitPart, ...],
+        say: Callable[[str], None],
+    ):
+        assert model.ngrams is not None
+        self.args, self.data, self.loss_fn, self.model, self.say = args, data, loss_fn, model, say
+        self.parts, self.is_whole, self.ngrams = parts, parts is PARTS, model.ngrams
+        self.own, self.alone = OwnFiles(args.save_path, args.overwrite), World()
+        self.distinct, self.seed = DistinctRows(data.train), derived_seed(args.seed, NGRAMS)
+        model.eval()  # no n-gram of a text is left out
+        of_model = self.distinct.weight, model.ngrams, model.memory_mask, self.seed
+        self.rows = FitRows(rows_of(self.distinct), *of_model)
+        self.plans = [steps_of(args, part, len(self.rows), model.config.hidden_size) for part in parts]
+        self.first_step = -sum(steps for _, steps in self.plans)  # the steps of a fit end at step 0
+
+    def take_part(self, number: int, interrupted: dict[str, Any] | None) -> float:
+        """Take the steps of a part, or those that an interrupted fit has left. A dry run takes a few and
+        returns about how many seconds all would take. Raises Stopped.
+        """
+        args, part = self.args, self.parts[number]
+        fitted = Fitted(part, len(self.rows), self.model, self.loss_fn)
+        (plan, steps), optimizer, state = self.plans[number], fitted.optimizer(), loop.State()
+        if interrupted is not None:
+            optimizer.load_state_dict(interrupted["optimizer"])
+            state = loop.State.resumed(interrupted["step"], interrupted["position"], self.alone)
+        stage = Stage(f"fitting n-grams, {part.name}", steps, "steps", state.step)
+        begin = self.first_step + sum(steps for _, steps in self.plans[:number])
+        log = self._log(number, begin, begin + state.step)
+
+        def content(step: int, position: dict[str, Any]) -> dict[str, Any]:
+            entries = {"format": checkpoint.FORMAT, "kind": KIND, "args": args.values(), "part": number}
+            entries |= {"model": _fitted_weights(self.model), "optimizer": optimizer.state_dict()}
+            return {**entries, "fingerprint": self.data.fingerprint, "step": step, "position": position}
+
+        saver = checkpoint.Saver(self.own, args.keep_checkpoints, self.alone, content, self.say)
+
+        def save(step: int, _: list[str], position: dict[str, Any]) -> str | None:
+            return saver(step, [FILE], position)
+
+        run = loop.Run(
+            fitted,
+            fitted,
+            optimizer,
+            self.alone,
+            Precision("float64" if args.float64 else "float32"),
+            seed=self.seed,
+            rate_factor=partial(linear_factor, warmup_steps=steps // 20, total_steps=steps),
+            stop_step=steps,
+            steps_per_epoch=plan.steps_per_epoch,
+            clip_norm=None,
+            log_interval=args.log_interval,
+            save_interval=args.save_interval,
+            save=save if self.is_whole else None,
+            log=log and (lambda row: log.row({**row, "step": begin + row["step"]})),
+            step_done=lambda: (stage.add(), log and log.step()),
+            stop=stop_asked,
+        )
+        loaders = {"train": BatchLoader(MicroBatches(self.rows, plan, shuffle_seed=self.seed))}
+        if args.dry_run:
+            return steps * seconds_of_step(run, loaders["train"])
+        loop.train(run, loaders, state)
+        if state.stopped:
+            if log:
+                log.close("stopped")
+            raise Stopped
+        return 0.0
+
+    def _log(self, number: int, begin: int, done: int) -> RunLog | None:
+        """Return the log of a part, which has taken its steps from `begin` to `done`, if the fit is the whole
+        training.
+        """
+        if not self.is_whole or self.args.num_epochs or self.args.dry_run:
+            return None
+        start = done - (done == self.first_step)  # a new fit keeps no row
+        end, name = begin + self.plans[number][1], self.parts[number].name
+        log = RunLog(self.own, log_columns(Fitted.columns), end, start, first=self.first_step, part=name)
+        if start < done:
+            log.row({"step": done, "epoch": 0, "samples": 0})
+        return log
+
+    def add_regression(self) -> float:
+        """Solve ridge regression if rows are few, and take the mean of its logits and those of the steps. A
+        dry run changes nothing. Returns about how many seconds it takes.
+        """
+        data, ngrams, seconds = self.data, self.ngrams, 0.0
+        are_few = len(self.rows) <= FEW_ROWS and len(ngrams.idf) * len(data.codes) <= MAX_RIDGE
+        # It would leave an encoder nothing to learn, and would take a teacher's codes as certain.
+        if are_few and isinstance(self.model.encoder, NoEncoder) and data.train.teacher is None:
+            regression = self.rows, self.distinct.codes, len(ngrams.idf), len(data.codes)
+            if self.is_whole:
+                seconds = ridge_seconds(*regression)
+                self.say(f"Ridge regression on {len(self.rows):,} texts: about {duration(seconds)}")
+            if not self.args.dry_run:
+                ngrams.answers = ridge_weights(*regression).to(ngrams.idf) * (SHARPNESS / 2)
+        if ngrams.answers is not None:  # those of a fit stay if a refit has too many rows to solve them again
+            with torch.no_grad():
+                ngrams.linear.weight.div_(2)
+                self.model.linear_decoder.bias.sub_(SHARPNESS * MIDDLE).div_(2)
+        return seconds
+
+
 @settings_of_torch()
 def _fit(
     args: JobConfig,
@@ -411,103 +523,31 @@ def _fit(
     say: Callable[[str], None],
     parts: tuple[FitPart, ...] = PARTS,
 ) -> dict[str, Tensor]:
-    """Fit as `fit_ngrams` does, in one thread of rank 0, and return the weights. Raises Stopped. parts: a
-    fit of fewer than all is not saved on the way.
-    """
+    """Fit as `fit_ngrams` does, in one thread of rank 0, and return the weights. Raises Stopped."""
     torch.set_num_threads(1)
-    is_all = parts is PARTS
-    began, ngrams, own = time.perf_counter(), model.ngrams, OwnFiles(args.save_path, args.overwrite)
-    assert ngrams is not None
-    distinct, alone, seed = DistinctRows(data.train), World(), derived_seed(args.seed, NGRAMS)
-    model.eval()  # no n-gram of a text is left out
-    rows = FitRows(rows_of(distinct), distinct.weight, ngrams, model.memory_mask, seed)
-    plans = [steps_of(args, part, len(rows), model.config.hidden_size) for part in parts]
-    first_step = -sum(steps for _, steps in plans)  # the steps of a fit end at step 0
+    began = time.perf_counter()
+    fitting = Fitting(args, data, rows_of, loss_fn, model, parts, say)
+    ngrams = fitting.ngrams
     seconds = time.perf_counter() - began  # of the whole fit, as a dry run estimates them
-
-    def fit_part(number: int, part: FitPart, interrupted: dict[str, Any] | None) -> float:
-        fitted = Fitted(part, len(rows), model, loss_fn)
-        (plan, steps), optimizer, state = plans[number], fitted.optimizer(), loop.State()
-        if interrupted is not None:
-            optimizer.load_state_dict(interrupted["optimizer"])
-            state = loop.State.resumed(interrupted["step"], interrupted["position"], alone)
-        stage = Stage(f"fitting n-grams, {part.name}", steps, "steps", state.step)
-        begin, log = first_step + sum(steps for _, steps in plans[:number]), None
-        if is_all and not (args.num_epochs or args.dry_run):  # the fit is the whole training
-            columns, done = log_columns(Fitted.columns), begin + state.step
-            start = done - (done == first_step)  # a new fit keeps no row
-            log = RunLog(own, columns, begin + steps, start, first=first_step, part=part.name)
-            if start < done:
-                log.row({"step": done, "epoch": 0, "samples": 0})
-
-        def content(step: int, position: dict[str, Any]) -> dict[str, Any]:
-            entries = {"format": checkpoint.FORMAT, "kind": KIND, "args": args.values(), "part": number}
-            entries |= {"model": _fitted_weights(model), "optimizer": optimizer.state_dict()}
-            return {**entries, "fingerprint": data.fingerprint, "step": step, "position": position}
-
-        saver = checkpoint.Saver(own, args.keep_checkpoints, alone, content, say)
-
-        def save(step: int, _: list[str], position: dict[str, Any]) -> str | None:
-            return saver(step, [FILE], position)
-
-        run = loop.Run(
-            fitted,
-            fitted,
-            optimizer,
-            alone,
-            Precision("float64" if args.float64 else "float32"),
-            seed=seed,
-            rate_factor=partial(linear_factor, warmup_steps=steps // 20, total_steps=steps),
-            stop_step=steps,
-            steps_per_epoch=plan.steps_per_epoch,
-            clip_norm=None,
-            log_interval=args.log_interval,
-            save_interval=args.save_interval,
-            save=save if is_all else None,
-            log=log and (lambda row: log.row({**row, "step": begin + row["step"]})),
-            step_done=lambda: (stage.add(), log and log.step()),
-            stop=stop_asked,
-        )
-        loaders = {"train": BatchLoader(MicroBatches(rows, plan, shuffle_seed=seed))}
-        if args.dry_run:
-            return steps * seconds_of_step(run, loaders["train"])
-        loop.train(run, loaders, state)
-        if state.stopped:
-            if log:
-                log.close("stopped")
-            raise Stopped
-        return 0.0
-
     if ngrams.answers is not None:  # the steps continue from their own half of the mean of both logits
         with torch.no_grad():
             ngrams.linear.weight.mul_(2)
             model.linear_decoder.bias.mul_(2).add_(SHARPNESS * MIDDLE)
-    interrupted = _interrupted(args, own, data.fingerprint, say) if is_all else None
+    interrupted = _interrupted(args, fitting.own, data.fingerprint, say) if fitting.is_whole else None
     if interrupted is not None:
         model.load_state_dict(interrupted["model"], strict=False)
         say(f"The fit continues: {PARTS[interrupted['part']].name}, step {interrupted['step']:,}")
     model.train()
     ngrams.table.sparse = True
     first = interrupted["part"] if interrupted else 0
-    for number, part in enumerate(parts[first:], first):
-        seconds += fit_part(number, part, interrupted if number == first else None)
+    for number in range(first, len(parts)):
+        seconds += fitting.take_part(number, interrupted if number == first else None)
     ngrams.table.sparse = False
     model.requires_grad_()
-    are_few = len(rows) <= FEW_ROWS and len(ngrams.idf) * len(data.codes) <= MAX_RIDGE
-    # Ridge regression would leave an encoder nothing to learn, and would take a teacher's codes as certain.
-    if are_few and isinstance(model.encoder, NoEncoder) and data.train.teacher is None:
-        regression = rows, distinct.codes, len(ngrams.idf), len(data.codes)
-        if is_all:
-            seconds += (of_ridge := ridge_seconds(*regression))
-            say(f"Ridge regression on {len(rows):,} texts: about {duration(of_ridge)}")
-        if not args.dry_run:
-            ngrams.answers = ridge_weights(*regression).to(ngrams.idf) * (SHARPNESS / 2)
-    if ngrams.answers is not None:  # those of a fit stay if a refit has too many rows to solve them again
-        with torch.no_grad():  # the mean of both logits
-            ngrams.linear.weight.div_(2)
-            model.linear_decoder.bias.sub_(SHARPNESS * MIDDLE).div_(2)
+    seconds += fitting.add_regression()
     if args.dry_run:
-        say(f"The fit takes about {duration(seconds)}, {-first_step:,} steps and what comes before and after")
+        steps = -fitting.first_step
+        say(f"The fit takes about {duration(seconds)}, {steps:,} steps and what comes before and after")
         return _fitted_weights(model)
     also = ", with answers of ridge regression" * (ngrams.answers is not None)
     say(f"Fitted in {time.perf_counter() - began:.1f} s{also}")
