@@ -244,9 +244,7 @@ class PrepareSettings:
     split_col: str | None = None
     leave_out: list[str] | None = None
     only_test: bool = False  # for evaluate: the part `val` is the test, and `train` all other rows
-    by: list[str] | None = (
-        None  # for evaluate: columns whose values it reads by the lines of rows, which are kept
-    )
+    by: list[str] | None = None  # for evaluate: columns that it groups rows by; their lines are kept
     input_col: list[str] = field(default_factory=lambda: text_columns(None))
     language: str = UNKNOWN_LANGUAGE
     language_col: str | None = None
