@@ -365,7 +365,7 @@ def fit_ngrams(
         return False
     others = f" on rank 0 alone; {world.size - 1} more wait for it" * (world.size > 1)
     world.print(f"{'Timing the fit of' if args.dry_run else 'Fitting'} the n-grams and both decoders{others}")
-    fitted = world.run_on_main(lambda: _fit(args, data, rows_of, loss_fn, model, world.print))
+    fitted = world.run_on_main(lambda: fit_parts(args, data, rows_of, loss_fn, model, PARTS, world.print))
     model.ngrams.answers = fitted.get("ngrams.answers")
     model.load_state_dict(fitted, strict=False)
     model.encoder.zero_output()  # the decoders were fitted without it
@@ -385,20 +385,6 @@ def steps_of(args: JobConfig, part: FitPart, rows: int, width: int) -> tuple[Bat
 
 def _fitted_weights(model: Seq2SeqMixerOccCANINE) -> dict[str, Tensor]:
     return {name: x for name, x in model.state_dict().items() if not name.startswith("encoder.")}
-
-
-def fit_parts(
-    args: JobConfig,
-    data: PreparedData,
-    rows_of: Callable[[RowSet], TextRows],
-    loss_fn: LossMixer,
-    model: Seq2SeqMixerOccCANINE,
-    parts: tuple[FitPart, ...],
-) -> None:
-    """Fit the n-grams and the linear decoder of `model` alone, with ridge regression, in place, to fewer or
-    more rows than those of a run's training. Nothing is saved. Rank 0 only. Raises Stopped.
-    """
-    _fit(args, data, rows_of, loss_fn, model, nothing, parts)
 
 
 class Fitting:
@@ -514,16 +500,18 @@ class Fitting:
 
 
 @settings_of_torch()
-def _fit(
+def fit_parts(
     args: JobConfig,
     data: PreparedData,
     rows_of: Callable[[RowSet], TextRows],
     loss_fn: LossMixer,
     model: Seq2SeqMixerOccCANINE,
-    say: Callable[[str], None],
-    parts: tuple[FitPart, ...] = PARTS,
+    parts: tuple[FitPart, ...],
+    say: Callable[[str], None] = nothing,
 ) -> dict[str, Tensor]:
-    """Fit as `fit_ngrams` does, in one thread of rank 0, and return the weights. Raises Stopped."""
+    """Fit as `fit_ngrams` does, in place, in one thread of rank 0, perhaps with other parts and to fewer or
+    more rows than those of a run's training; return the weights. Raises Stopped.
+    """
     torch.set_num_threads(1)
     began = time.perf_counter()
     fitting = Fitting(args, data, rows_of, loss_fn, model, parts, say)
