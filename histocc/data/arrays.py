@@ -128,6 +128,11 @@ class RowSet:
         return [joined[start:end] for start, end in zip(ends, ends[1:])]
 
 
+def thinned(rows: np.ndarray, most: int) -> np.ndarray:
+    """Return at most `most` of the rows, evenly spread."""
+    return rows if len(rows) <= most else rows[np.arange(most) * len(rows) // most]
+
+
 class SomeRows(RowSet):
     """Some rows of another set; index: their numbers in it, int64 [N]."""
 

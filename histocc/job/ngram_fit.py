@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from histocc.data.arrays import PreparedData, RowSet, SomeRows, text_keys
+from histocc.data.arrays import PreparedData, RowSet, SomeRows, text_keys, thinned
 from histocc.data.dataset import TextRows
 from histocc.data.prepare import nothing
 from histocc.formatter import PAD_IDX
@@ -88,11 +88,6 @@ def count_ngrams(
     hashes, frequency = np.unique(np.concatenate(found), return_counts=True)
     kept = np.sort(np.argsort(-frequency, kind="stable")[:most])
     return hashes[kept], (np.log((1 + len(distinct)) / (1 + frequency[kept])) + 1).astype(np.float32)
-
-
-def thinned(rows: np.ndarray, most: int) -> np.ndarray:
-    """Return at most `most` of the rows, evenly spread."""
-    return rows if len(rows) <= most else rows[np.arange(most) * len(rows) // most]
 
 
 # ---- rows of the fit

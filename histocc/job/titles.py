@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 
 from histocc import lexicon
-from histocc.data.arrays import PreparedData, RowSet, text_keys
+from histocc.data.arrays import PreparedData, RowSet, text_keys, thinned
 from histocc.formatter import BlockyFormatter
 from histocc.job.config import FEW_ROWS, JobConfig, is_fitted
 from histocc.model.ngrams import NONE
@@ -51,9 +51,7 @@ def with_titles(
     ]
     texts, numbers, _ = zip(*found) if found else ((), (), ())
     keys = text_keys(text_hashes([*texts]), np.array(numbers, dtype=np.int64))
-    new = np.flatnonzero(~np.isin(keys, own))
-    most = FEW_ROWS - len(own)
-    kept = new if len(new) <= most else new[np.arange(most) * len(new) // most]
+    kept = thinned(np.flatnonzero(~np.isin(keys, own)), FEW_ROWS - len(own))
     if not len(kept):
         return data
     weight = min(1.0, FULL_WEIGHT / len(own))
