@@ -16,7 +16,7 @@ from histocc.formatter import make_formatter
 from histocc.job import ngram_fit
 from histocc.model.mixer import Seq2SeqMixerOccCANINE, model_config
 from histocc.model.ngrams import ASCII_CASE, Ngrams, hash_ngrams
-from histocc.text import encode
+from histocc.text import encode, join_columns
 
 MASK = (1 << 64) - 1
 TEXTS = [
@@ -174,6 +174,17 @@ class TestVectors:
         assert torch.equal(ridge, ngrams.vectors(ids)[1])
         expected = [plain_vector(ngrams, ngrams_of(one), ngrams.answers) for one in TEXTS]
         assert torch.allclose(ridge, torch.stack(expected), rtol=0, atol=1e-12)
+
+    @torch.no_grad()
+    def test_a_further_column_counts_as_much_as_the_first(self):
+        (text,) = join_columns(["wine and spirit merchant"], [["inn"]])
+        ids = encoded([text])
+        hashed, exist, _ = hash_ngrams(ids)
+        ngrams = made(["inn"]).eval()
+        ngrams.hashes = hashed[exist].unique()
+        ngrams.idf = 1 + torch.rand(len(ngrams.hashes)).double()
+        squares, middle = ngrams.weighted(ids)[1].square().sum(2), ids[0].tolist().index(ord("␟"))
+        assert squares[0, :middle].sum().item() == pytest.approx(squares[0, middle:].sum().item())
 
     @torch.no_grad()
     def test_each_word_once_is_the_same_for_attention(self):

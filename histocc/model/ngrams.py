@@ -5,7 +5,8 @@ Here each word, and each window of 2 to 4 characters within one, that the traini
 a table, found by a polynomial hash (compare CANINE's own optional n-grams, Clark et al., 2021, arXiv
 2103.06874, and those of the Byte Latent Transformer, Pagnoni et al., 2024, arXiv 2412.09871). A window of 4
 counts again with an inner character left open, so that a changed letter costs less. The language counts as
-the first word. A row counts by its inverse document frequency, and the weights of a text have the length 1.
+the first word. A row counts by its inverse document frequency, and the weights of a text have the length 1,
+to which each column of texts adds as much.
 """
 
 import math
@@ -223,6 +224,11 @@ class Ngrams(nn.Module):
         """Return (rows of the table int64 [B, S, F], their weights, 0 for none, words int64 [B, S])."""
         rows, known, word = self._rows(input_ids, self.patterns)
         weight = self.idf[rows] * known
+        # further columns, however short, count as much as the first one, whose weights are not changed
+        column = (input_ids == ord(COLUMN_SEPARATOR)).long().cumsum(1)  # [B, S]
+        squares = torch.zeros_like(column, dtype=weight.dtype).scatter_add(1, column, weight.square().sum(2))
+        first = torch.where(squares[:, :1] > 0, squares[:, :1], 1)
+        weight = weight * (first / squares.gather(1, column).clamp(min=1e-12)).sqrt()[:, :, None]
         if self.training and self.dropout:
             weight = weight * (torch.rand_like(weight) >= self.dropout)
         return rows, weight, word
