@@ -32,7 +32,7 @@ PARTS = {
 LONG = {
     "data": "data --rows 1000000 --seconds 5",
     "quality": "quality --noise",
-    "tables": "quality --data ammo diary diary_shop kldb esco",
+    "tables": "quality --data ammo diary diary_rows diary_shop kldb esco",
     "formats": "formats",
     "formats base": "formats --sizes base --texts 2000",
     "census": "census --register 200000",
