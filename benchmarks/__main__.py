@@ -1,7 +1,7 @@
 """Measures everything that docs/benchmarks.md shows, and writes that page and its pictures:
 
     python -m benchmarks --all                  # about half an hour on two cores
-    python -m benchmarks census students        # longer parts, which --all leaves out
+    python -m benchmarks census quality         # longer parts, which --all leaves out
     python -m benchmarks length batch           # these parts again; the others stay as they are
     python -m benchmarks                        # the page anew from what was measured
 
@@ -37,8 +37,6 @@ LONG = {
     "formats base": "formats --sizes base --texts 2000",
     "census": "census --register 200000",
     "census base": "census --sizes base --register 0 --rounds 1 --texts 8192",
-    "students": "students",
-    "students with fewer labels": "students --labelled 1000 --sizes tiny",
     "recovery 60": "recovery --every 60",
     "recovery 30": "recovery --every 30",
 }

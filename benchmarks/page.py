@@ -3,7 +3,7 @@
 import textwrap
 from pathlib import Path
 
-from . import census, coding, data, formats, processes, quality, recovery, speed, students
+from . import census, coding, data, formats, processes, quality, recovery, speed
 from .common import draw
 
 WIDTH = 150  # columns of the page
@@ -65,8 +65,6 @@ LONGER = {
     "Tables of other classifications": (("tables",), quality.words),
     "Number formats on CPUs": (("formats", "formats base"), formats.words),
     "A census": (("census", "census base"), census.words),
-    "Students of a larger model": (("students",), students.words),
-    "Students with fewer labels": (("students with fewer labels",), students.words),
     "Failures": (("recovery 60", "recovery 30"), recovery.words),
 }
 

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from histocc.formatter import PAD_IDX, BlockyFormatter
 from histocc.model import metrics
 from histocc.model.decoding import greedy_from_memory
-from histocc.model.loss import MEAN, ROWS, at_outputs
+from histocc.model.loss import MEAN, ROWS
 from histocc.model.mixer import Seq2SeqMixerOccCANINE
 from histocc.runtime import checkpoint
 from histocc.runtime.device import Precision
@@ -51,7 +51,8 @@ def multi_hot(codes: Tensor, num_classes: int, dtype: torch.dtype) -> Tensor:
     """Return targets of the linear decoder [B, C], 0 and 1, from indices of codes int [B, K], −1 for none."""
     if codes.is_floating_point():
         return codes
-    return at_outputs(codes, torch.ones_like(codes, dtype=dtype), num_classes)
+    found = torch.zeros(len(codes), num_classes + 1, dtype=dtype, device=codes.device)
+    return found.scatter_(1, codes.masked_fill(codes < 0, num_classes), 1)[:, :num_classes]
 
 
 def forward(model: nn.Module, batch: dict) -> tuple[Tensor, Tensor]:
@@ -72,13 +73,8 @@ def row_losses(loss_fn: nn.Module, outputs: tuple[Tensor, Tensor], batch: dict) 
         "target_linear": multi_hot(batch["targets_linear"], out_linear.shape[1], dtype),
     }
     if hasattr(loss_fn, "per_sample"):
-        return cast(Any, loss_fn).per_sample(**arguments, **entries_for(loss_fn, batch))
+        return cast(Any, loss_fn).per_sample(**arguments)
     return {"loss": loss_fn(**arguments).expand(len(out_linear))}
-
-
-def entries_for(loss_fn: nn.Module, batch: dict) -> dict[str, Tensor]:
-    """Return what the criterion takes beside outputs and targets: its `batch_entries`, if present."""
-    return {name: batch[name] for name in getattr(loss_fn, "batch_entries", ()) if name in batch}
 
 
 def flops_per_unit(model: Any) -> dict[str, float]:

@@ -97,14 +97,3 @@ def test_other_data_on_a_node_and_no_data_are_named(folders):
     os.unlink(folders[1] / "val.csv")
     first, _ = run_on_nodes(folders, *FLAGS, code=2)
     assert "rank 1: val.csv: no such file" in first
-
-
-@pytest.mark.full
-def test_a_node_that_does_not_see_a_teachers_answers_gets_them(folders, tmp_path):
-    files = [tmp_path / "a" / name for name in ("train.csv", "val.csv")]
-    teacher = ["--train-data", files[0], "--val-data", files[1], "--save-dir", tmp_path / "teacher"]
-    run(TRAIN_MIXER, *teacher, *TINY, "--batch-size", 4, "--num-epochs", 1)
-    first, second = run_on_nodes(folders, *FLAGS, "--teacher", tmp_path / "teacher", code=0)
-    assert "Teacher" in first and "Teacher" not in second
-    paths = [next(folder.glob("run/prepared/*/train.teacher")) for folder in folders]
-    assert paths[0].read_bytes() == paths[1].read_bytes()

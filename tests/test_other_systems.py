@@ -155,7 +155,6 @@ def test_one_process_does_all_that_a_user_asks_for(train, tmp_path):
     on_other_system(*train, model, "--max-steps", "2")
     said = on_other_system(*train, model, "--max-steps", "3", "--num-workers", "1")
     assert "Resuming from step 2" in said
-    on_other_system(*train, tmp_path / "student", "--max-steps", "1", "--teacher", model)
     texts = ["--input", tmp_path / "texts.csv", "--column", "occ1", "--language-column", "lang"]
     on_other_system("histocc.predict", "--model", model, *texts, "--output", coded)
     assert coded.read_text().count("\n") == 3

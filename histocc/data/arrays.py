@@ -8,7 +8,6 @@ For each of `train` and `val` it holds flat arrays:
     {part}.codes     int32  [rows, K]     indices into meta["codes"], −1 where a row has fewer than K codes
     {part}.text_hash uint64 [rows]        equal for descriptions that differ only in case and blanks
 
-Of the test part, if there is one, only test.text_hash is kept, each text once.
 It also holds lists for people and `meta.txt`, written last: what the arrays mean, checksums of all files.
 """
 
@@ -31,25 +30,12 @@ ARRAYS = {
     "codes": np.dtype("<i4"),
     "text_hash": np.dtype("<u8"),
 }
-TEACHER = "teacher"  # the file of a teacher's answers to the training rows, if there are any
-TEACHER_OUTPUTS = 16  # the most probable ones of its linear decoder, kept for each text
-TEST = "test.text_hash"
 META = "meta.txt"
 # All files that this program writes into a prepared folder; `lines` is removed before it is complete.
 FILES = (
     *(f"{part}.{name}" for part in ("train", "val") for name in (*ARRAYS, "lines")),
-    *(f"train.{TEACHER}", TEST),
     *("key.csv", "words.csv", "rejected_rows.csv", "conflicts.csv", "data_report.json", META),
 )
-
-
-def teacher_record(room: int) -> np.dtype:
-    """Return the type of a teacher's answer to a text, in numbers of the student's codes, −1 for none. It
-    holds the most probable linear outputs and their logits; the codes that the teacher writes, `room` at
-    most, and their probability; and whether the row with this answer has true codes as well.
-    """
-    codes, logits = ("codes", "<i4", (TEACHER_OUTPUTS,)), ("logits", "<f2", (TEACHER_OUTPUTS,))
-    return np.dtype([codes, logits, ("written", "<i4", (room,)), ("prob", "<f4"), ("labelled", "?")])
 
 
 def write_last(folder: str, content: dict) -> None:
@@ -100,8 +86,6 @@ class RowSet:
         arrays = {name: map_array(os.path.join(folder, f"{part}.{name}"), ARRAYS[name]) for name in ARRAYS}
         self.chars, self.offsets, self.language = arrays["chars"], arrays["offsets"], arrays["language"]
         self.codes, self.text_hash = arrays["codes"].reshape(-1, max_codes), arrays["text_hash"]
-        taught = os.path.join(folder, f"{part}.{TEACHER}")
-        self.teacher = map_array(taught, teacher_record(max_codes)) if os.path.exists(taught) else None
 
     def __reduce__(self) -> tuple:
         return RowSet, (self.folder, self.part, self.max_codes)  # a worker maps the files itself
@@ -112,10 +96,6 @@ class RowSet:
     def lengths(self, rows: np.ndarray) -> np.ndarray:
         """Return how many characters the descriptions of `rows` (int64 [B]) have; int64 [B]."""
         return self.offsets[rows + 1] - self.offsets[rows]
-
-    def teacher_of(self, rows: np.ndarray) -> np.ndarray | None:
-        """Return the teacher's answers to `rows` (int64 [B]): `teacher_record`s [B], or None."""
-        return None if self.teacher is None else np.asarray(self.teacher[rows])
 
     def texts(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return the descriptions of `rows` (int64 [B]): (code points uint32 [N], offsets int64 [B + 1])."""
@@ -141,7 +121,6 @@ class SomeRows(RowSet):
         self.language, self.codes, self.text_hash = (
             each[index] for each in (rows.language, rows.codes, rows.text_hash)
         )
-        self.teacher = None if rows.teacher is None else rows.teacher[index]
 
     def lengths(self, rows: np.ndarray) -> np.ndarray:
         return self.rows.lengths(self.index[rows])
@@ -151,13 +130,12 @@ class SomeRows(RowSet):
 
 
 class JoinedRows(RowSet):
-    """The rows of two sets without a teacher, one after the other, in memory."""
+    """The rows of two sets, one after the other, in memory."""
 
     def __init__(self, first: RowSet, second: RowSet):
         for name in ("chars", "language", "codes", "text_hash"):
             setattr(self, name, np.concatenate([getattr(first, name), getattr(second, name)]))
         self.offsets = np.concatenate([first.offsets, first.offsets[-1] + second.offsets[1:]])
-        self.teacher = None
 
 
 @dataclass(frozen=True)
@@ -176,12 +154,6 @@ class PreparedData:
     clean_text: str  # the rule by which texts were cleaned
     kept_codes: int  # number of codes that come from the initial weights of the run
     hisco_numbers: bool  # whether the columns of codes held numbers of the HISCO key
-
-    @property
-    def test_hashes(self) -> np.ndarray:
-        """The hashes of the texts of the test part, uint64 [T]."""
-        path = os.path.join(self.folder, TEST)
-        return map_array(path, ARRAYS["text_hash"]) if os.path.exists(path) else np.zeros(0, np.uint64)
 
     @classmethod
     def open(cls, folder: str) -> "PreparedData":

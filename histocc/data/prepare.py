@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from histocc.data.arrays import ARRAYS, FILES, META, TEST, PreparedData, RowSet, fault, map_array, write_last
+from histocc.data.arrays import ARRAYS, FILES, META, PreparedData, RowSet, fault, map_array, write_last
 from histocc.data.config import PrepareSettings, fingerprint
 from histocc.data.report import compare_rows, describe_parts
 from histocc.data.rows import (
@@ -132,7 +132,6 @@ class Reader:
         self.empty = None if settings.empty_text is None else self.book.of_code(settings.empty_text)
         self.above = ""  # the text of the row before
         self.named = named_parts(settings, lambda cells: self._texts(cells, nothing), check)
-        self.test = [np.zeros(0, np.uint64)]  # hashes of the texts of the test part, by chunk
         self.test_rows = 0
         self.findings = Findings(folder)
         self.files: list[dict] = []
@@ -289,12 +288,11 @@ class Reader:
 
     def _write(self, part: str, texts: list[str], arrays: dict[str, np.ndarray]) -> None:
         """Append kept rows to `part`, or to both by their texts, and count their words and characters. Rows
-        of the test are counted, their texts' hashes are kept, and their codes are in the key.
+        of the test are counted, and their codes are in the key.
         """
         self.used.update(arrays["codes"].ravel().tolist())
         self.chunks += 1
         is_val, is_test = parts_of(self.settings, self.named, part, arrays.pop("split"))
-        self.test.append(np.unique(arrays["text_hash"][is_test]))
         self.test_rows += int(is_test.sum())
         for side, chosen in (("train", ~(is_val | is_test)), ("val", is_val)):
             chosen_texts = texts if chosen.all() else list(compress(texts, chosen))
@@ -370,8 +368,6 @@ class Reader:
                     file.write(final[np.frombuffer(block, final.dtype)].tobytes())
             parts.append(RowSet(self.folder, name, self.room))
             lines.append(map_array(os.path.join(self.folder, f"{name}.lines"), LINES))
-        if self.test_rows:
-            np.unique(np.concatenate(self.test)).tofile(os.path.join(self.folder, TEST))
         findings, names, paths = self.findings, self.languages.names, [file["path"] for file in self.files]
         rejected = {kind["kind"]: kind["rows"] for kind in findings.problems("rejected")}
         unusable = sum(kind["rows"] for kind in findings.problems("error"))

@@ -103,7 +103,7 @@ def judged_rows(
 def needs_folds(args: JobConfig, data: PreparedData) -> bool:
     """Return whether n-grams alone were fitted to few rows, of which too few texts are validated on."""
     train, val = (len(np.unique(rows.text_hash)) for rows in (data.train, data.val))
-    if args.model_size != NGRAMS or not is_fitted(args) or data.train.teacher is not None:
+    if args.model_size != NGRAMS or not is_fitted(args):
         return False
     return val < MIN_TEXTS <= train and len(DistinctRows(data.train)) <= FEW_ROWS
 

@@ -120,27 +120,6 @@ class Model(Config):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Teaching(Config):
-    """learning from a larger model"""
-
-    teacher: str | None = flag(
-        None,
-        "a trained model (run, checkpoint, published or exported model) whose answers are learned beside the"
-        " true codes; they are made once. Its codes come first in the key, unless another one is fixed",
-        metavar="MODEL",
-    )
-    unlabelled: list[str] | None = flag(
-        None,
-        "texts that are learned from --teacher alone: tables with the columns of the training data",
-        metavar="FILE",
-        resumable=True,
-    )
-    distillation_weight: Fraction = flag(
-        0.5, "share of the teacher in what a row with true codes is trained towards, 0…1", metavar="W"
-    )
-
-
-@dataclass(frozen=True, kw_only=True)
 class Losses(Config):
     """losses"""
 
@@ -175,9 +154,12 @@ class Losses(Config):
 
 
 @dataclass(frozen=True, kw_only=True)
-class JobConfig(Tables, DescriptionFlags, Noise, Model, Teaching, Losses, TrainConfig):
+class JobConfig(Tables, DescriptionFlags, Noise, Model, Losses, TrainConfig):
     """training"""
 
+    instead = TrainConfig.instead | {
+        "teacher": "code the texts with that model (python -m histocc.predict) and train on the coded file"
+    }
     learning_rate: Positive | None = step_flag(
         None,
         "peak learning rate (default: from scratch 1e-3 for tiny and ngrams, 5e-4 for small, 1.5e-4 for base;"
@@ -212,11 +194,8 @@ class JobConfig(Tables, DescriptionFlags, Noise, Model, Teaching, Losses, TrainC
             yield "--only-encoder needs --initial-checkpoint"
         if self.lexicon == "codes" and self.formatter not in (None, AUTO, "hisco"):
             yield f"--lexicon codes: the lists have HISCO codes, not those of --formatter {self.formatter}"
-        if self.lexicon == "codes" and (self.initial_checkpoint or self.teacher or self.key):
-            others = "--initial-checkpoint, --teacher and --key"
-            yield f"--lexicon codes is for a key that the data make: omit {others}"
-        if self.unlabelled and not self.teacher:
-            yield "--unlabelled needs --teacher, which answers to its texts"
+        if self.lexicon == "codes" and (self.initial_checkpoint or self.key):
+            yield "--lexicon codes is for a key that the data make: omit --initial-checkpoint and --key"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,7 +4,6 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
 
 import numpy as np
 
@@ -16,7 +15,6 @@ from histocc.data.config import (
     PrepareSettings,
     StartsFrom,
     columns_of,
-    file_problems,
     settings_from,
     written_by,
 )
@@ -28,15 +26,15 @@ from histocc.data.report import report_lines
 from histocc.data.rows import read_key, read_words
 from histocc.data.tables import TABLE_NAME
 from histocc.formatter import BlockyFormatter
-from histocc.job import ngram_fit, teacher
+from histocc.job import ngram_fit
 from histocc.job.card import CARD
 from histocc.job.config import JobConfig, refuse_other_arguments
 from histocc.published import formats, models
 from histocc.runtime import checkpoint
 from histocc.runtime.config import flag_of
-from histocc.runtime.errors import UserError, raise_if_any
+from histocc.runtime.errors import UserError
 from histocc.runtime.files import OwnFiles, is_same, problems, save_path_problems
-from histocc.runtime.rng import DESCRIPTIONS, NOISE, TEACHER, derived_seed
+from histocc.runtime.rng import DESCRIPTIONS, NOISE, derived_seed
 from histocc.runtime.world import World
 from histocc.text import ASCII_LOWER, cleaner
 from histocc.trainer.log import LOG
@@ -107,8 +105,8 @@ def initial_weights(args: JobConfig, load: Callable[[str], dict] = formats.load_
 
 
 def starts_from(args: JobConfig, resumed: dict | None, read: dict[str, dict]) -> StartsFrom:
-    """Return what the data must know of the weights that a run starts from, or of its teacher. read: takes
-    the initial weights. Raises UserError.
+    """Return what the data must know of the weights that a run starts from. read: takes the initial weights.
+    Raises UserError.
     """
 
     def load(file: str) -> dict:
@@ -127,9 +125,6 @@ def starts_from(args: JobConfig, resumed: dict | None, read: dict[str, dict]) ->
                 " and the new ones together: --dataset OLD.csv NEW.csv (train_mixer.py: --train-data). Or add"
                 " --max-steps N to take steps from its weights"
             )
-    elif not resumed and args.teacher and not args.eval_only:
-        file = teacher.teacher_file(args)
-        state = models.model_of_content(file, load(file))[2]
     else:
         state = resumed
         if args.eval_only:
@@ -144,7 +139,6 @@ def starts_from(args: JobConfig, resumed: dict | None, read: dict[str, dict]) ->
 def _problems_of_files(args: JobConfig, files: list[str]) -> list[str]:
     """Name files that the run will write and that are in the way, or an input."""
     inputs: dict[str | None, str] = dict.fromkeys(files, "a file of the data")
-    inputs |= dict.fromkeys(args.unlabelled or [], "a file of --unlabelled")
     inputs |= {
         getattr(args, dest): f"the file of {flag_of(dest)}"
         for dest in ("key", "initial_key", "all_codes_file", "descriptions_file", "fn_word_freq", "config")
@@ -192,8 +186,6 @@ def prepare_data(
             if settings.formatter["kind"] != "hisco":
                 raise UserError("--lexicon codes: the lists have HISCO codes, and these data have others")
             settings = replace(settings, first_codes=lexicon.codes())
-        if args.unlabelled:
-            raise_if_any(file_problems(teacher.unlabelled_settings(args.unlabelled, settings)))
         if columns.note:
             world.print(columns.note)
         if resumed:
@@ -241,7 +233,7 @@ def make_rows(
         only_ascii=data.clean_text == ASCII_LOWER,
     )
     descriptions = load_descriptions(args, data, formatter, derived_seed(seed, DESCRIPTIONS))
-    train = training_rows(args, data.train, data, encoding, augmenter, descriptions)
+    train = TextRows(data.train, data, encoding, augmenter, descriptions)
     if args.compile:
         train.groups_in_model = ()
     all_blocks = replace(encoding, first_empty_block=False)
@@ -253,14 +245,4 @@ def rows_to_fit(
 ) -> Callable[[RowSet], TextRows]:
     """Return a function that makes rows for the fit of n-grams, as they are trained on but without noise."""
     encoding = RowEncoding(formatter, args.max_len, first_empty_block=args.empty_blocks == "first")
-    return partial(training_rows, args, data=data, encoding=encoding)
-
-
-def training_rows(
-    args: JobConfig, rows: RowSet, data: PreparedData, encoding: RowEncoding, *changes: Any
-) -> TextRows:
-    """Rows that are trained on, with what a teacher says of them if there is one."""
-    if data.train.teacher is None:
-        return TextRows(rows, data, encoding, *changes)
-    seed = derived_seed(args.seed, TEACHER)
-    return teacher.TaughtRows(rows, data, encoding, *changes, weight=args.distillation_weight, seed=seed)
+    return partial(TextRows, data=data, encoding=encoding)

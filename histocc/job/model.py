@@ -13,7 +13,7 @@ from histocc.job import ngram_fit
 from histocc.job.config import JobConfig, Losses, Model, decide, is_fitted
 from histocc.model.canine import CanineEncoder
 from histocc.model.confidence import USUAL
-from histocc.model.loss import ROWS, BlockOrderInvariantLoss, DistillationLoss, LinearLoss, LossMixer
+from histocc.model.loss import ROWS, BlockOrderInvariantLoss, LinearLoss, LossMixer
 from histocc.model.mixer import NGRAMS, Seq2SeqMixerOccCANINE, model_config
 from histocc.model.ngrams import ALL_CASES, AUTO, NONE, PATTERNS
 from histocc.published import models
@@ -200,7 +200,7 @@ def make_loss(args: Losses, formatter: BlockyFormatter) -> LossMixer:
     assert args.empty_blocks and args.block_loss and args.linear_loss, "still open"
     blocks, size = formatter.max_num_codes, formatter.block_size
     loss_fn = BlockOrderInvariantLoss(PAD_IDX, blocks, size, args.empty_blocks, args.block_loss)
-    return DistillationLoss(loss_fn, LinearLoss(args.linear_loss), args.seq2seq_weight)
+    return LossMixer(loss_fn, LinearLoss(args.linear_loss), args.seq2seq_weight)
 
 
 def checkpoint_entries(

@@ -39,7 +39,7 @@ from histocc.runtime.log import Stage, duration
 from histocc.runtime.rng import NGRAMS, chance, derived_seed, draw, mix, streams
 from histocc.runtime.signals import Stopped, stop_asked
 from histocc.runtime.world import World
-from histocc.seq2seq_mixer_engine import entries_for, multi_hot
+from histocc.seq2seq_mixer_engine import multi_hot
 from histocc.text import encode_batch, language_table
 from histocc.trainer import loop
 from histocc.trainer.batches import BatchLoader, BatchPlan, MicroBatches, Rows
@@ -182,7 +182,7 @@ def linear_losses(
         text = model.ngrams.text_of(batch["ngram_rows"], batch["ngram_weights"])
     logits = model.ngrams.linear(text) + model.linear_decoder.bias
     target = multi_hot(batch["targets_linear"], logits.shape[1], logits.dtype)
-    return loss_fn.linear(logits, target, **entries_for(loss_fn, batch))
+    return loss_fn.linear(logits, target)
 
 
 def both_losses(model: Seq2SeqMixerOccCANINE, loss_fn: LossMixer, batch: dict) -> Tensor:
@@ -192,7 +192,7 @@ def both_losses(model: Seq2SeqMixerOccCANINE, loss_fn: LossMixer, batch: dict) -
     text, memory, scores = model.ngrams.by_word(*ngrams)
     target = batch["targets_seq2seq"][:, :-1].long()
     logits = model.decoder.forward_groups([memory], target, [scores[:, None, None]], target == PAD_IDX)
-    losses = loss_fn.seq2seq(logits, batch["targets_seq2seq"].long(), **entries_for(loss_fn, batch))
+    losses = loss_fn.seq2seq(logits, batch["targets_seq2seq"].long())
     if not model.ngrams.linear.weight.requires_grad:
         return losses
     return losses + linear_losses(model, loss_fn, batch, text)
@@ -479,8 +479,7 @@ class Fitting:
         """
         data, ngrams, seconds = self.data, self.ngrams, 0.0
         are_few = len(self.rows) <= FEW_ROWS and len(ngrams.idf) * len(data.codes) <= MAX_RIDGE
-        # It would leave an encoder nothing to learn, and would take a teacher's codes as certain.
-        if are_few and isinstance(self.model.encoder, NoEncoder) and data.train.teacher is None:
+        if are_few and isinstance(self.model.encoder, NoEncoder):  # an encoder would have nothing to learn
             regression = self.rows, self.distinct.codes, len(ngrams.idf), len(data.codes)
             if self.is_whole:
                 seconds = ridge_seconds(*regression)

@@ -19,7 +19,7 @@ class WithTitles(RowSet):
     """Rows, and behind the first `own` of them titles, which count `title_weight` times as much."""
 
     def __init__(self, rows: RowSet, texts: list[str], language: list[int], codes: list[int], weight: float):
-        self.own, self.title_weight, self.teacher = len(rows), weight, None
+        self.own, self.title_weight = len(rows), weight
         ends = rows.offsets[-1] + np.cumsum(np.fromiter(map(len, texts), np.int64, len(texts)))
         alone = np.full((len(texts), rows.codes.shape[1]), -1, dtype=rows.codes.dtype)
         alone[:, 0] = codes
@@ -39,7 +39,7 @@ def with_titles(
     """
     own = np.unique(text_keys(data.train.text_hash, data.train.language))
     wanted = formatter.kind == "hisco" and is_fitted(args) and NONE not in (args.lexicon, args.ngrams)
-    if not wanted or args.teacher or len(own) >= FEW_ROWS:
+    if not wanted or len(own) >= FEW_ROWS:
         return data
     clean, place = cleaner(data.clean_text), {code: i for i, code in enumerate(data.codes)}
     found = [

@@ -19,7 +19,6 @@ from histocc.job import card, confidence, ngram_fit
 from histocc.job.config import JobConfig, decide, is_fitted, of_run, refuse_other_arguments
 from histocc.job.inputs import Inputs, make_rows, rows_to_fit
 from histocc.job.model import checkpoint_entries, fast_parameters, load_on_all, make_loss, make_model, place
-from histocc.job.teacher import with_teacher
 from histocc.job.titles import with_titles
 from histocc.model.canine import CanineEncoder
 from histocc.model.confidence import Thresholds
@@ -42,8 +41,7 @@ def train(args: JobConfig, inputs: Inputs, world: World) -> None:
     """Validate, make a dry run, train or resume, as asked. All ranks. Raises UserError, TrainingError."""
     formatter = BlockyFormatter.from_dict(inputs.settings.formatter)
 
-    # The data; the rows of a student have its teacher's answers.
-    data = with_teacher(args, inputs.settings, world, inputs.data, inputs.content)
+    data = inputs.data
     if args.prepare_only:
         return
     if args.eval_only:
@@ -56,7 +54,6 @@ def train(args: JobConfig, inputs: Inputs, world: World) -> None:
         resumed = script.find_resumable(args, world, inputs.resumable, refuse, data.fingerprint)
         if args.initial_checkpoint and not resumed:
             first = world.run_on_main(lambda: inputs.initial_weights(args))
-        inputs.read.clear()  # a teacher whose answers are there was read for its codes alone
 
         # The model and its loss; the n-grams are those of its rows and, beside few, of the lists' titles.
         fitted = data if resumed or first else with_titles(args, formatter, data, world)
@@ -143,8 +140,7 @@ def about(
 ) -> list[str]:
     """Return lines on data and model for the start of a run."""
     encoder, columns = model.config, ", ".join(settings.target_cols or [])
-    source = "the teacher" if args.teacher and not args.initial_checkpoint else "the initial checkpoint"
-    source = "the lists of histocc" if args.lexicon == "codes" else source
+    source = "the lists of histocc" if args.lexicon == "codes" else "the initial checkpoint"
     codes = classes_in_words(data.codes) if args.formatter == AUTO else f"{len(data.codes):,}"
     kept = f", the first {data.kept_codes:,} those of {source}" if data.kept_codes else ""
     return [
@@ -185,7 +181,7 @@ def refit(
     the same weights, so this may be interrupted. All ranks.
     """
     settings, data = inputs.settings, inputs.data
-    is_alone = args.model_size == NGRAMS and is_fitted(args) and not (args.num_epochs or args.teacher)
+    is_alone = args.model_size == NGRAMS and is_fitted(args) and not args.num_epochs
     has_drawn = settings.share_val and not settings.split_col and len(data.val)
     if args.refit != AUTO or not is_alone or not has_drawn:
         return

@@ -1,5 +1,4 @@
-"""Losses: order-invariant cross entropy over blocks of tokens, the loss of the linear decoder, and their mix,
-with or without a teacher.
+"""Losses: order-invariant cross entropy over blocks of tokens, the loss of the linear decoder, and their mix.
 
 The order of a row's codes carries no meaning, so each target block is compared with several predicted blocks,
 and the best fit counts (Dahl, Johansen, Vedel, 2024, arXiv 2402.13604), or the cheapest assignment of one
@@ -190,18 +189,14 @@ class LinearLoss(nn.Module):
             raise ValueError(f"linear loss {kind!r} is not one of {', '.join(LINEAR_LOSSES)}")
         self.kind = kind
 
-    def forward(self, logits: Tensor, target: Tensor, share: Tensor | None = None) -> Tensor:
-        """Return the loss of each row, [B]. logits [B, C]; target [B, C]: probability of each code, 0…1;
-        share [B, C]: share of each code in the softmax, sums to 1 (default: even among the codes of
-        `target`).
-        """
+    def forward(self, logits: Tensor, target: Tensor) -> Tensor:
+        """Return the loss of each row, [B]. logits [B, C]; target [B, C]: 1 for the row's codes, else 0."""
         logits = upcast_half(logits)
         target = target.to(logits.dtype)
         losses = F.binary_cross_entropy_with_logits(logits, target, reduction="none")  # [B, C]
         if self.kind == MEAN:
             return losses.mean(1)
-        if share is None:
-            share = target / target.sum(1, keepdim=True).clamp(min=1)
+        share = target / target.sum(1, keepdim=True).clamp(min=1)  # of each code in the softmax
         return losses.sum(1) - (share * logits.log_softmax(1)).sum(1)
 
 
@@ -225,28 +220,22 @@ class LossMixer(nn.Module):
         return self.per_sample(out_seq2seq, out_linear, target_seq2seq, target_linear)["loss"].mean()
 
     def per_sample(
-        self,
-        out_seq2seq: Tensor,
-        out_linear: Tensor,
-        target_seq2seq: Tensor,
-        target_linear: Tensor,
-        **entries: Tensor,
+        self, out_seq2seq: Tensor, out_linear: Tensor, target_seq2seq: Tensor, target_linear: Tensor
     ) -> dict[str, Tensor]:
         """Return the parts of each row's loss: "loss", "loss_linear", "loss_seq2seq", [B] each.
 
         Args:
             out_seq2seq: logits [B, S − 1, V]; target_seq2seq: integer [B, S].
             out_linear: logits [B, C]; target_linear: float [B, C], 1 for the row's codes.
-            entries: tensors [B, …] that a subclass adds; `DistillationLoss` adds those of the teacher.
         """
-        seq2seq = self.seq2seq(out_seq2seq, target_seq2seq, **entries)
-        linear, w = self.linear(out_linear, target_linear, **entries), self.seq2seq_weight
+        seq2seq, linear = self.seq2seq(out_seq2seq, target_seq2seq), self.linear(out_linear, target_linear)
+        w = self.seq2seq_weight
         return {"loss": w * seq2seq + (1 - w) * linear, "loss_linear": linear, "loss_seq2seq": seq2seq}
 
-    def seq2seq(self, out_seq2seq: Tensor, target_seq2seq: Tensor, **_: Tensor) -> Tensor:
+    def seq2seq(self, out_seq2seq: Tensor, target_seq2seq: Tensor) -> Tensor:
         return _row_losses(self.loss_fn_seq2seq, out_seq2seq, target_seq2seq)
 
-    def linear(self, out_linear: Tensor, target_linear: Tensor, **_: Tensor) -> Tensor:
+    def linear(self, out_linear: Tensor, target_linear: Tensor) -> Tensor:
         return _row_losses(self.loss_fn_linear, out_linear, target_linear)
 
 
@@ -259,43 +248,3 @@ def _row_losses(loss_fn: nn.Module, output: Tensor, target: Tensor) -> Tensor:
     per_element: Any = copy.copy(loss_fn)  # shares weights and buffers, not its settings
     per_element.reduction = "none"
     return per_element(upcast_half(output), target).reshape(len(output), -1).mean(1)
-
-
-class DistillationLoss(LossMixer):
-    """A `LossMixer` with soft targets for rows that have a teacher; batches without one are as there (Hinton,
-    Vinyals, Dean, 2015, "Distilling the Knowledge in a Neural Network", arXiv 1503.02531).
-
-    The linear loss of a row is (1 − t) · loss(true codes) + t · loss(teacher), t its `teacher_weights`; all
-    but the teacher's most probable outputs count as 0. The seq2seq loss has the factor `seq2seq_weights`.
-
-    Tensors that `per_sample`, `seq2seq` and `linear` take beside outputs and targets:
-        teacher_codes: int64 [B, M], outputs of the linear decoder, −1 for none.
-        teacher_logits: float [B, M], logits of the teacher's linear decoder for them.
-        teacher_weights: float [B], 0…1, share of the teacher in the linear loss.
-        seq2seq_weights: float [B], factor on the seq2seq loss.
-    """
-
-    # entries of a batch of rows with a teacher
-    batch_entries = ("teacher_codes", "teacher_logits", "teacher_weights", "seq2seq_weights")
-
-    def seq2seq(self, out_seq2seq: Tensor, target_seq2seq: Tensor, **of_teacher: Tensor) -> Tensor:
-        losses, weights = super().seq2seq(out_seq2seq, target_seq2seq), of_teacher.get("seq2seq_weights")
-        return losses if weights is None else losses * weights.to(losses.dtype)
-
-    def linear(self, out_linear: Tensor, target_linear: Tensor, **of_teacher: Tensor) -> Tensor:
-        hard = super().linear(out_linear, target_linear)
-        if not of_teacher:
-            return hard
-        codes, logits, weights = (of_teacher[name] for name in self.batch_entries[:3])
-        number = torch.promote_types(out_linear.dtype, torch.float32)
-        logits, weights, outputs = logits.to(number), weights.to(number), out_linear.shape[1]
-        probs, shares = (
-            at_outputs(codes, values, outputs) for values in (logits.sigmoid(), logits.softmax(1))
-        )
-        return (1 - weights) * hard + weights * self.loss_fn_linear(out_linear.to(number), probs, shares)
-
-
-def at_outputs(codes: Tensor, values: Tensor, number: int) -> Tensor:
-    """Return float [B, number]: `values` [B, M] at the outputs `codes` int64 [B, M] (−1: none), else 0."""
-    found = values.new_zeros(len(codes), number + 1)
-    return found.scatter_(1, codes.masked_fill(codes < 0, number), values)[:, :number]

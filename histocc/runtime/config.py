@@ -34,6 +34,7 @@ DEVICES = ("auto", "cpu", "cuda")
 OF_ONE_START = (
     *("config", "distributed", "local_rank", "world_size", "overwrite"),
     *("eval_only", "prepare_only", "dry_run", "profile", "made_by"),
+    "distillation_weight",  # a flag that was removed, which every older args.json has
 )
 
 
@@ -218,6 +219,7 @@ class Parser(argparse.ArgumentParser):
                 self.error("--config is given twice: give one file; the flags beside it win")
             content = read_file(file)
             left_out = [name for name in self.tables if isinstance(content.get(name), dict)]
+            left_out += [name for name, value in content.items() if value is None]  # it is not given
             left_out += OF_ONE_START if file.endswith(".json") else ()
             content = {name: value for name, value in content.items() if name not in left_out}
             of_file = self.checked(content, f"--config {file}")

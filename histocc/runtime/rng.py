@@ -5,7 +5,7 @@ and for any number of processes.
 import numpy as np
 
 # Each stream of a run has one use: `derived_seed(args.seed, NOISE)`. A resumed run depends on these numbers.
-WEIGHTS, ORDER, NOISE, DROPOUT, DESCRIPTIONS, NGRAMS, TEACHER = 0, 1, 2, 3, 4, 6, 7
+WEIGHTS, ORDER, NOISE, DROPOUT, DESCRIPTIONS, NGRAMS = 0, 1, 2, 3, 4, 6
 STEP = np.uint64(0x9E3779B97F4A7C15)  # 2^64 / golden ratio, odd
 MULTIPLIERS = np.array([0xBF58476D1CE4E5B9, 0x94D049BB133111EB], dtype=np.uint64)
 
