@@ -32,7 +32,7 @@ from histocc import export, watch
 from histocc.evaluate import __main__ as evaluate
 from histocc.formatter import BlockyFormatter
 from histocc.job import ngram_fit
-from histocc.job.inputs import prepare_data, rows_to_fit
+from histocc.job.inputs import prepare_data
 from histocc.job.model import make_loss, make_model
 from histocc.model.mixer import Seq2SeqMixerOccCANINE, model_config
 from histocc.model.ngrams import PATTERNS
@@ -165,8 +165,8 @@ def prepared(flags, folder, *more):
     first = read.initial_weights(args) if args.initial_checkpoint else None
     args, model, config = make_model(args, formatter, world, data, None, first)
     if first is None:
-        rows_of, loss_fn = rows_to_fit(args, formatter, data), make_loss(args, formatter)
-        config["ngrams"]["answers"] = ngram_fit.fit_ngrams(args, world, data, rows_of, loss_fn, model)
+        fit = ngram_fit.Fit(args, data, formatter, make_loss(args, formatter), model, say=world.print)
+        config["ngrams"]["answers"] = ngram_fit.fit_ngrams(fit, world)
     return model, config, data, "\n".join(said)
 
 

@@ -14,6 +14,7 @@ It also holds lists for people and `meta.txt`, written last: what the arrays mea
 import json
 import os
 from dataclasses import dataclass
+from types import SimpleNamespace
 
 import numpy as np
 
@@ -130,9 +131,12 @@ class SomeRows(RowSet):
 
 
 class JoinedRows(RowSet):
-    """The rows of two sets, one after the other, in memory."""
+    """The `own` rows of a set and those of another, or its arrays, behind them, in memory. Each of the latter
+    counts `weight` times as much in a fit.
+    """
 
-    def __init__(self, first: RowSet, second: RowSet):
+    def __init__(self, first: RowSet, second: RowSet | SimpleNamespace, weight: float = 1.0):
+        self.own, self.weight = len(first), weight
         for name in ("chars", "language", "codes", "text_hash"):
             setattr(self, name, np.concatenate([getattr(first, name), getattr(second, name)]))
         self.offsets = np.concatenate([first.offsets, first.offsets[-1] + second.offsets[1:]])

@@ -15,9 +15,8 @@ import torch
 from histocc.data.arrays import PreparedData, RowSet, SomeRows
 from histocc.formatter import BlockyFormatter
 from histocc.job.config import JobConfig, is_fitted
-from histocc.job.inputs import rows_to_fit
 from histocc.job.model import make_loss, make_model
-from histocc.job.ngram_fit import FEW_ROWS, PARTS_OF_FOLD, DistinctRows, fit_parts
+from histocc.job.ngram_fit import FEW_ROWS, PARTS_OF_FOLD, DistinctRows, Fit
 from histocc.model import confidence
 from histocc.model.confidence import MIN_TEXTS, OUTPUT, Confidence
 from histocc.model.mixer import NGRAMS
@@ -117,8 +116,7 @@ def answers_in_folds(args: JobConfig, formatter: BlockyFormatter, state: dict, d
     for number in range(FOLDS):
         others = replace(data, train=SomeRows(train, np.flatnonzero(fold != number)))
         _, model, config = make_model(args, formatter, World(), others)
-        rows_of, loss_fn = rows_to_fit(args, formatter, others), make_loss(args, formatter)
-        fit_parts(args, others, rows_of, loss_fn, model, PARTS_OF_FOLD)
+        Fit(args, others, formatter, make_loss(args, formatter), model, PARTS_OF_FOLD).run()
         coder = Coder(model.eval(), formatter, {**state, "config": config}, raw_confidence=True)
         held_out = rows_to_judge(train, fold == number)
         for name, answers in judged_rows(coder, train, held_out, data, slice(None), True).items():

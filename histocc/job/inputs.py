@@ -3,13 +3,12 @@
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from functools import partial
 
 import numpy as np
 
 from histocc import lexicon
 from histocc.data import prepare as preparing
-from histocc.data.arrays import PreparedData, RowSet
+from histocc.data.arrays import PreparedData
 from histocc.data.config import (
     AUTO,
     PrepareSettings,
@@ -238,11 +237,3 @@ def make_rows(
         train.groups_in_model = ()
     all_blocks = replace(encoding, first_empty_block=False)
     return train, TextRows(data.val, data, all_blocks) if len(data.val) else None
-
-
-def rows_to_fit(
-    args: JobConfig, formatter: BlockyFormatter, data: PreparedData
-) -> Callable[[RowSet], TextRows]:
-    """Return a function that makes rows for the fit of n-grams, as they are trained on but without noise."""
-    encoding = RowEncoding(formatter, args.max_len, first_empty_block=args.empty_blocks == "first")
-    return partial(TextRows, data=data, encoding=encoding)

@@ -21,12 +21,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from histocc.data.arrays import PreparedData, RowSet, SomeRows, text_keys, thinned
-from histocc.data.dataset import TextRows
+from histocc.data.arrays import JoinedRows, PreparedData, RowSet, SomeRows, text_keys, thinned
+from histocc.data.dataset import RowEncoding, TextRows
 from histocc.data.prepare import nothing
-from histocc.formatter import PAD_IDX
+from histocc.formatter import PAD_IDX, BlockyFormatter
 from histocc.job.config import FEW_ROWS, JobConfig
-from histocc.job.titles import WithTitles
 from histocc.model.loss import LossMixer
 from histocc.model.mixer import Seq2SeqMixerOccCANINE
 from histocc.model.ngrams import Ngrams, NoEncoder, hash_ngrams
@@ -105,8 +104,8 @@ class DistinctRows(SomeRows):
         super().__init__(train, first[order])
         weight = np.sqrt(count[order])
         weight = weight / weight.mean()
-        if isinstance(train, WithTitles):
-            weight[self.index >= train.own] *= train.title_weight
+        if isinstance(train, JoinedRows):
+            weight[self.index >= train.own] *= train.weight
         self.weight = weight.astype(np.float32)
 
 
@@ -330,23 +329,13 @@ def right_if_left_out(kernel: Tensor, target: Tensor, weight: Tensor, penalty: f
 # ---- the fit
 
 
-def fit_ngrams(
-    args: JobConfig,
-    world: World,
-    data: PreparedData,
-    rows_of: Callable[[RowSet], TextRows],
-    loss_fn: LossMixer,
-    model: Seq2SeqMixerOccCANINE,
-) -> bool:
-    """Fit the n-grams of `model`, its seq2seq decoder and the bias of its linear decoder, all on the CPU, to
+def fit_ngrams(fit: "Fit", world: World) -> bool:
+    """Fit the n-grams of a model, its seq2seq decoder and the bias of its linear decoder, all on the CPU, to
     the distinct training rows, without the encoder, in place; its encoder then adds nothing until it is
     trained. All ranks.
 
     Rank 0 fits in one thread, and all get its weights: the steps amplify rounding until it can be seen in the
     accuracy, so a sum over processes, threads or a GPU's atomics would give another model each time.
-
-    Args:
-        rows_of: makes rows as they are trained on, without noise.
 
     Returns:
         Whether the n-grams have weights of ridge regression now.
@@ -354,13 +343,14 @@ def fit_ngrams(
     Raises:
         Stopped: on all ranks, if rank 0 was asked to stop. An interrupted fit is continued by the next start.
     """
+    args, model = fit.args, fit.model
     assert model.ngrams is not None
     if args.ngram_passes == 0:
         world.print("N-grams are not fitted (--ngram-passes 0)")
         return False
     others = f" on rank 0 alone; {world.size - 1} more wait for it" * (world.size > 1)
     world.print(f"{'Timing the fit of' if args.dry_run else 'Fitting'} the n-grams and both decoders{others}")
-    fitted = world.run_on_main(lambda: fit_parts(args, data, rows_of, loss_fn, model, PARTS, world.print))
+    fitted = world.run_on_main(fit.run)
     model.ngrams.answers = fitted.get("ngrams.answers")
     model.load_state_dict(fitted, strict=False)
     model.encoder.zero_output()  # the decoders were fitted without it
@@ -382,31 +372,67 @@ def _fitted_weights(model: Seq2SeqMixerOccCANINE) -> dict[str, Tensor]:
     return {name: x for name, x in model.state_dict().items() if not name.startswith("encoder.")}
 
 
-class Fitting:
-    """The parts of a fit, to the distinct training rows of the data. If these are all PARTS, progress is kept
-    in the folder of the run. Rank 0 only; the arguments are those of `fit_ngrams`.
+@dataclass
+class Fit:
+    """A fit of n-grams and decoders, in place, to the distinct training rows of `data`, on rank 0. If its
+    parts are all PARTS, progress is kept in the folder of the run.
     """
 
-    def __init__(
-        self,
-        args: JobConfig,
-        data: PreparedData,
-        rows_of: Callable[[RowSet], TextRows],
-        loss_fn: LossMixer,
-        model: Seq2SeqMixerOccCANINE,
-        parts: tuple[FitPart, ...],
-        say: Callable[[str], None],
-    ):
+    args: JobConfig
+    data: PreparedData
+    formatter: BlockyFormatter
+    loss_fn: LossMixer
+    model: Seq2SeqMixerOccCANINE
+    parts: tuple[FitPart, ...] = PARTS
+    say: Callable[[str], None] = nothing
+
+    def _prepare(self) -> Ngrams:
+        """Make the rows and the plan of the steps, and return the n-grams."""
+        args, model = self.args, self.model
         assert model.ngrams is not None
-        self.args, self.data, self.loss_fn, self.model, self.say = args, data, loss_fn, model, say
-        self.parts, self.is_whole, self.ngrams = parts, parts is PARTS, model.ngrams
+        self.is_whole, self.ngrams = self.parts is PARTS, model.ngrams
         self.own, self.alone = OwnFiles(args.save_path, args.overwrite), World()
-        self.distinct, self.seed = DistinctRows(data.train), derived_seed(args.seed, NGRAMS)
+        self.distinct, self.seed = DistinctRows(self.data.train), derived_seed(args.seed, NGRAMS)
         model.eval()  # no n-gram of a text is left out
-        of_model = self.distinct.weight, model.ngrams, model.memory_mask, self.seed
-        self.rows = FitRows(rows_of(self.distinct), *of_model)
-        self.plans = [steps_of(args, part, len(self.rows), model.config.hidden_size) for part in parts]
+        # as they are trained on, but without noise
+        encoding = RowEncoding(self.formatter, args.max_len, first_empty_block=args.empty_blocks == "first")
+        rows = TextRows(self.distinct, self.data, encoding)
+        self.rows = FitRows(rows, self.distinct.weight, model.ngrams, model.memory_mask, self.seed)
+        width = model.config.hidden_size
+        self.plans = [steps_of(args, part, len(self.rows), width) for part in self.parts]
         self.first_step = -sum(steps for _, steps in self.plans)  # the steps of a fit end at step 0
+        return model.ngrams
+
+    @settings_of_torch()
+    def run(self) -> dict[str, Tensor]:
+        """Fit in one thread and return the weights. Raises Stopped."""
+        torch.set_num_threads(1)
+        began = time.perf_counter()
+        args, model, say, ngrams = self.args, self.model, self.say, self._prepare()
+        seconds = time.perf_counter() - began  # of the whole fit, as a dry run estimates them
+        if ngrams.answers is not None:  # the steps continue from their own half of the mean of both logits
+            with torch.no_grad():
+                ngrams.linear.weight.mul_(2)
+                model.linear_decoder.bias.mul_(2).add_(SHARPNESS * MIDDLE)
+        interrupted = self._interrupted() if self.is_whole else None
+        if interrupted is not None:
+            model.load_state_dict(interrupted["model"], strict=False)
+            say(f"The fit continues: {PARTS[interrupted['part']].name}, step {interrupted['step']:,}")
+        model.train()
+        ngrams.table.sparse = True
+        first = interrupted["part"] if interrupted else 0
+        for number in range(first, len(self.parts)):
+            seconds += self.take_part(number, interrupted if number == first else None)
+        ngrams.table.sparse = False
+        model.requires_grad_()
+        seconds += self.add_regression()
+        if args.dry_run:
+            steps = -self.first_step
+            say(f"The fit takes about {duration(seconds)}, {steps:,} steps and what comes before and after")
+            return _fitted_weights(model)
+        also = ", with answers of ridge regression" * (ngrams.answers is not None)
+        say(f"Fitted in {time.perf_counter() - began:.1f} s{also}")
+        return _fitted_weights(model)
 
     def take_part(self, number: int, interrupted: dict[str, Any] | None) -> float:
         """Take the steps of a part, or those that an interrupted fit has left. A dry run takes a few and
@@ -492,64 +518,19 @@ class Fitting:
                 self.model.linear_decoder.bias.sub_(SHARPNESS * MIDDLE).div_(2)
         return seconds
 
-
-@settings_of_torch()
-def fit_parts(
-    args: JobConfig,
-    data: PreparedData,
-    rows_of: Callable[[RowSet], TextRows],
-    loss_fn: LossMixer,
-    model: Seq2SeqMixerOccCANINE,
-    parts: tuple[FitPart, ...],
-    say: Callable[[str], None] = nothing,
-) -> dict[str, Tensor]:
-    """Fit as `fit_ngrams` does, in place, in one thread of rank 0, perhaps with other parts and to fewer or
-    more rows than those of a run's training; return the weights. Raises Stopped.
-    """
-    torch.set_num_threads(1)
-    began = time.perf_counter()
-    fitting = Fitting(args, data, rows_of, loss_fn, model, parts, say)
-    ngrams = fitting.ngrams
-    seconds = time.perf_counter() - began  # of the whole fit, as a dry run estimates them
-    if ngrams.answers is not None:  # the steps continue from their own half of the mean of both logits
-        with torch.no_grad():
-            ngrams.linear.weight.mul_(2)
-            model.linear_decoder.bias.mul_(2).add_(SHARPNESS * MIDDLE)
-    interrupted = _interrupted(args, fitting.own, data.fingerprint, say) if fitting.is_whole else None
-    if interrupted is not None:
-        model.load_state_dict(interrupted["model"], strict=False)
-        say(f"The fit continues: {PARTS[interrupted['part']].name}, step {interrupted['step']:,}")
-    model.train()
-    ngrams.table.sparse = True
-    first = interrupted["part"] if interrupted else 0
-    for number in range(first, len(parts)):
-        seconds += fitting.take_part(number, interrupted if number == first else None)
-    ngrams.table.sparse = False
-    model.requires_grad_()
-    seconds += fitting.add_regression()
-    if args.dry_run:
-        steps = -fitting.first_step
-        say(f"The fit takes about {duration(seconds)}, {steps:,} steps and what comes before and after")
-        return _fitted_weights(model)
-    also = ", with answers of ridge regression" * (ngrams.answers is not None)
-    say(f"Fitted in {time.perf_counter() - began:.1f} s{also}")
-    return _fitted_weights(model)
-
-
-def _interrupted(
-    args: JobConfig, own: OwnFiles, fingerprint: str, say: Callable[[str], None]
-) -> dict[str, Any] | None:
-    """Return the content of an interrupted fit with these arguments to these data, if there is one."""
-    path = own.path(FILE)
-    if FILE not in own.names or not os.path.isfile(path):
-        return None
-    try:
-        with checkpoint.reading(path):
-            kept = checkpoint.load(path)
-            if kept.get("kind") != KIND or checkpoint.CHECKSUM not in kept:
-                raise UserError(f"{path}: is not the file of an interrupted fit")
-            checkpoint.check_format(path, kept["format"])
-            is_same = kept["fingerprint"] == fingerprint and kept["args"]["ngram_passes"] == args.ngram_passes
-            return kept if is_same and not differing(type(args), args.values(), kept["args"]) else None
-    except UserError as error:
-        return say(f"Note: the fit starts over: {error}")
+    def _interrupted(self) -> dict[str, Any] | None:
+        """Return the content of an interrupted fit with these arguments to these data, if there is one."""
+        args, path = self.args, self.own.path(FILE)
+        if FILE not in self.own.names or not os.path.isfile(path):
+            return None
+        try:
+            with checkpoint.reading(path):
+                kept = checkpoint.load(path)
+                if kept.get("kind") != KIND or checkpoint.CHECKSUM not in kept:
+                    raise UserError(f"{path}: is not the file of an interrupted fit")
+                checkpoint.check_format(path, kept["format"])
+                is_same = kept["fingerprint"] == self.data.fingerprint
+                is_same = is_same and kept["args"]["ngram_passes"] == args.ngram_passes
+                return kept if is_same and not differing(type(args), args.values(), kept["args"]) else None
+        except UserError as error:
+            return self.say(f"Note: the fit starts over: {error}")

@@ -1,11 +1,12 @@
 """The titles of `histocc.lexicon` beside few training rows, for the fit of n-grams alone."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 
 from histocc import lexicon
-from histocc.data.arrays import PreparedData, RowSet, text_keys, thinned
+from histocc.data.arrays import ARRAYS, JoinedRows, PreparedData, text_keys, thinned
 from histocc.formatter import BlockyFormatter
 from histocc.job.config import FEW_ROWS, JobConfig, is_fitted
 from histocc.model.ngrams import NONE
@@ -13,21 +14,6 @@ from histocc.runtime.world import World
 from histocc.text import cleaner, code_points, text_hashes
 
 FULL_WEIGHT = 300  # up to so many distinct rows a title counts as much as a row, and less the more there are
-
-
-class WithTitles(RowSet):
-    """Rows, and behind the first `own` of them titles, which count `title_weight` times as much."""
-
-    def __init__(self, rows: RowSet, texts: list[str], language: list[int], codes: list[int], weight: float):
-        self.own, self.title_weight = len(rows), weight
-        ends = rows.offsets[-1] + np.cumsum(np.fromiter(map(len, texts), np.int64, len(texts)))
-        alone = np.full((len(texts), rows.codes.shape[1]), -1, dtype=rows.codes.dtype)
-        alone[:, 0] = codes
-        self.chars = np.concatenate([rows.chars, code_points("".join(texts))])
-        self.offsets = np.concatenate([rows.offsets, ends])
-        self.language = np.concatenate([rows.language, np.array(language, dtype=rows.language.dtype)])
-        self.codes = np.concatenate([rows.codes, alone])
-        self.text_hash = np.concatenate([rows.text_hash, text_hashes(texts)])
 
 
 def with_titles(
@@ -60,5 +46,14 @@ def with_titles(
         f"Lexicon: {len(kept):,} titles of the lists of histocc ({names}) join {len(own):,} distinct texts"
         f" in the fit of n-grams; each counts {weight:.2g} times as much (--lexicon none leaves them out)"
     )
-    texts, language, codes = map(list, zip(*(found[i] for i in kept)))
-    return replace(data, train=WithTitles(data.train, texts, language, codes, weight))
+    texts, language, own_codes = map(list, zip(*(found[i] for i in kept)))
+    codes = np.full((len(texts), data.train.codes.shape[1]), -1, dtype=ARRAYS["codes"])
+    codes[:, 0] = own_codes
+    titles = SimpleNamespace(
+        chars=code_points("".join(texts)),
+        offsets=np.cumsum([0, *map(len, texts)]),
+        language=np.array(language, dtype=ARRAYS["language"]),
+        codes=codes,
+        text_hash=text_hashes(texts),
+    )
+    return replace(data, train=JoinedRows(data.train, titles, weight))

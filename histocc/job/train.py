@@ -17,7 +17,7 @@ from histocc.data.rows import key_reader
 from histocc.formatter import BlockyFormatter, classes_in_words
 from histocc.job import card, confidence, ngram_fit
 from histocc.job.config import JobConfig, decide, is_fitted, of_run, refuse_other_arguments
-from histocc.job.inputs import Inputs, make_rows, rows_to_fit
+from histocc.job.inputs import Inputs, make_rows
 from histocc.job.model import checkpoint_entries, fast_parameters, load_on_all, make_loss, make_model, place
 from histocc.job.titles import with_titles
 from histocc.model.canine import CanineEncoder
@@ -64,8 +64,8 @@ def train(args: JobConfig, inputs: Inputs, world: World) -> None:
 
         # The fit of new n-grams and both decoders, which on CPUs is, by default, the whole training.
         if config["ngrams"] and not (resumed or first):
-            rows_of = rows_to_fit(args, formatter, fitted)
-            config["ngrams"]["answers"] = ngram_fit.fit_ngrams(args, world, fitted, rows_of, loss_fn, model)
+            fit = ngram_fit.Fit(args, fitted, formatter, loss_fn, model, say=world.print)
+            config["ngrams"]["answers"] = ngram_fit.fit_ngrams(fit, world)
 
         # The training: DDP or FSDP, loaders, optimizer, the position of the interrupted run, and the steps.
         training = make_training(
@@ -196,8 +196,7 @@ def refit(
                 continue
             rows, model = JoinedRows(data.train, data.val), models.model_of_checkpoint(file, state)[0]
             whole = with_titles(args, formatter, replace(data, train=rows), world)
-            fit = args, whole, rows_to_fit(args, formatter, whole), loss_fn, model
-            ngram_fit.fit_parts(*fit, ngram_fit.PARTS_OF_REFIT)
+            ngram_fit.Fit(args, whole, formatter, loss_fn, model, ngram_fit.PARTS_OF_REFIT).run()
             # its confidence stays that of the model before, so it is a little too low
             checkpoint.replace(file, {**state, "model": model.state_dict(), "refit": True})
             world.print(
