@@ -19,7 +19,7 @@ from histocc.job.config import CHOICES, FinetuneConfig, decide
 from histocc.model.loss import BEST_FIT, MEAN, ONE_TO_ONE, ROWS
 from histocc.model.mixer import Seq2SeqMixerOccCANINE, model_config
 from histocc.model.ngrams import TextVectors
-from histocc.published import models
+from histocc.published import formats, models
 from histocc.runtime.errors import UserError
 from histocc.runtime.world import World
 from histocc.trainer.schedule import make_optimizer
@@ -239,7 +239,7 @@ def parsed(*flags) -> FinetuneConfig:
 
 
 def first_weights(*flags):
-    return inputs.initial_weights(parsed(*flags))
+    return inputs.initial_weights(parsed(*flags), formats.load_content)
 
 
 def test_a_seq2seq_model_gives_the_key_of_its_system(published, tmp_path):

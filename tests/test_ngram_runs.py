@@ -32,7 +32,7 @@ from histocc import export, watch
 from histocc.evaluate import __main__ as evaluate
 from histocc.formatter import BlockyFormatter
 from histocc.job import ngram_fit
-from histocc.job.inputs import prepare_data
+from histocc.job.inputs import initial_weights, prepare_data
 from histocc.job.model import make_loss, make_model
 from histocc.model.mixer import Seq2SeqMixerOccCANINE, model_config
 from histocc.model.ngrams import PATTERNS
@@ -162,7 +162,7 @@ def prepared(flags, folder, *more):
     )
     args, read = prepare_data(args, world, args.train_data, args.val_data)
     formatter, data = BlockyFormatter.from_dict(read.settings.formatter), read.data
-    first = read.initial_weights(args) if args.initial_checkpoint else None
+    first = initial_weights(args, read.content) if args.initial_checkpoint else None
     args, model, config = make_model(args, formatter, world, data, None, first)
     if first is None:
         fit = ngram_fit.Fit(args, data, formatter, make_loss(args, formatter), model, say=world.print)

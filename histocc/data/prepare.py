@@ -465,13 +465,13 @@ class Reader:
 # ---- the folder
 
 
-def build_folder(root: str, name: str, build: Callable[[str], None]) -> str:
-    """Return the folder `root`/`name`, filled by `build(path)` if it is missing or damaged; one process of a
-    job. The file that `build` writes last, `arrays.META`, makes it complete. After an exception nothing new
-    stays behind, and only plain files with names of `arrays.FILES` are removed or replaced. Raises UserError
-    if something else is in the way, or another job works in `root`.
+def build_folder(folder: str, build: Callable[[str], None]) -> None:
+    """Fill a folder by `build(folder)` if it is missing or damaged; one process of a job. The file that
+    `build` writes last, `arrays.META`, makes it complete. After an exception nothing new stays behind, and
+    only plain files with names of `arrays.FILES` are removed or replaced. Raises UserError if something else
+    is in the way, or another job works in the folder above.
     """
-    folder = os.path.join(root, name)
+    root = os.path.dirname(folder)
     missing, path = [], os.path.abspath(folder)
     while not os.path.isdir(path):
         missing.append(path)
@@ -502,7 +502,6 @@ def build_folder(root: str, name: str, build: Callable[[str], None]) -> str:
         if isinstance(error, (OSError, MemoryError)):
             raise UserError(f"the data could not be prepared in {root}: {in_words(error)}") from None
         raise
-    return folder
 
 
 def _remove_files(folder: str) -> None:
@@ -556,8 +555,7 @@ def prepare(
     """
     paths = [path for _, path in settings.files]
     before, key = _states(paths), fingerprint(settings)
-    root = os.path.join(save_path, "prepared")
-    folder = os.path.join(root, key)
+    folder = os.path.join(save_path, "prepared", key)
 
     def build(new: str) -> None:
         content = _read_all(settings, new, reports, check)
@@ -571,7 +569,7 @@ def prepare(
         if os.path.lexists(folder):
             say(f"Prepared data: {folder}: {damaged} is not as it was written; preparing it again")
         say(f"Preparing data: {', '.join(paths)}")
-        build_folder(root, key, build)
+        build_folder(folder, build)
     if reports:
         copy_lists(folder, reports)
     return folder

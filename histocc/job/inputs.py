@@ -56,10 +56,6 @@ class Inputs:
         """Return the content of a file of weights. Raises UserError."""
         return self.read.pop(file, None) or formats.load_content(file)
 
-    def initial_weights(self, args: JobConfig) -> dict:
-        """Return what `initial_weights` does. Raises UserError."""
-        return initial_weights(args, self.content)
-
 
 # ---- data
 
@@ -95,8 +91,8 @@ def resumes(args: JobConfig) -> bool:
     return checkpoint.exists_in(args.save_path) and not (args.overwrite or args.eval_only)
 
 
-def initial_weights(args: JobConfig, load: Callable[[str], dict] = formats.load_content) -> dict:
-    """Read `models.initial_weights` of --initial-checkpoint. Raises UserError."""
+def initial_weights(args: JobConfig, load: Callable[[str], dict]) -> dict:
+    """Return `models.initial_weights` of --initial-checkpoint. Raises UserError."""
     named = args.initial_checkpoint or ""
     keys = (read_key(path) if path else None for path in (args.initial_key, args.key))
     file = models.find_weights(named, f"--initial-checkpoint {named}")

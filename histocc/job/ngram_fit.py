@@ -357,17 +357,6 @@ def fit_ngrams(fit: "Fit", world: World) -> bool:
     return model.ngrams.answers is not None
 
 
-def steps_of(args: JobConfig, part: FitPart, rows: int, width: int) -> tuple[BatchPlan, int]:
-    """Return the batches of a part and the number of its steps. width: of the decoder that writes."""
-    batch_size = min(part.batch_size, max(MIN_BATCH, rows // MIN_STEPS))
-    plan = BatchPlan(rows, batch_size)
-    steps = min(part.passes * plan.steps_per_epoch, part.max_rows // batch_size)
-    if part.rates[2]:
-        steps = max(1, steps * TINY_WIDTH // max(TINY_WIDTH, width))
-        steps = args.ngram_passes * plan.steps_per_epoch if args.ngram_passes else steps
-    return plan, steps
-
-
 def _fitted_weights(model: Seq2SeqMixerOccCANINE) -> dict[str, Tensor]:
     return {name: x for name, x in model.state_dict().items() if not name.startswith("encoder.")}
 
@@ -398,8 +387,7 @@ class Fit:
         encoding = RowEncoding(self.formatter, args.max_len, first_empty_block=args.empty_blocks == "first")
         rows = TextRows(self.distinct, self.data, encoding)
         self.rows = FitRows(rows, self.distinct.weight, model.ngrams, model.memory_mask, self.seed)
-        width = model.config.hidden_size
-        self.plans = [steps_of(args, part, len(self.rows), width) for part in self.parts]
+        self.plans = list(map(self._steps_of, self.parts))
         self.first_step = -sum(steps for _, steps in self.plans)  # the steps of a fit end at step 0
         return model.ngrams
 
@@ -433,6 +421,17 @@ class Fit:
         also = ", with answers of ridge regression" * (ngrams.answers is not None)
         say(f"Fitted in {time.perf_counter() - began:.1f} s{also}")
         return _fitted_weights(model)
+
+    def _steps_of(self, part: FitPart) -> tuple[BatchPlan, int]:
+        """Return the batches of a part and the number of its steps."""
+        rows, passes = len(self.rows), self.args.ngram_passes
+        batch_size = min(part.batch_size, max(MIN_BATCH, rows // MIN_STEPS))
+        plan = BatchPlan(rows, batch_size)
+        steps = min(part.passes * plan.steps_per_epoch, part.max_rows // batch_size)
+        if part.rates[2]:
+            steps = max(1, steps * TINY_WIDTH // max(TINY_WIDTH, self.model.config.hidden_size))
+            steps = passes * plan.steps_per_epoch if passes else steps
+        return plan, steps
 
     def take_part(self, number: int, interrupted: dict[str, Any] | None) -> float:
         """Take the steps of a part, or those that an interrupted fit has left. A dry run takes a few and

@@ -10,14 +10,14 @@ from functools import partial
 
 from histocc import plot
 from histocc import seq2seq_mixer_engine as engine
-from histocc.data.arrays import JoinedRows, PreparedData
-from histocc.data.config import AUTO, PrepareSettings
+from histocc.data.arrays import JoinedRows
+from histocc.data.config import AUTO
 from histocc.data.prepare import copy_lists
 from histocc.data.rows import key_reader
 from histocc.formatter import BlockyFormatter, classes_in_words
 from histocc.job import card, confidence, ngram_fit
 from histocc.job.config import JobConfig, decide, is_fitted, of_run, refuse_other_arguments
-from histocc.job.inputs import Inputs, make_rows
+from histocc.job.inputs import Inputs, initial_weights, make_rows
 from histocc.job.model import checkpoint_entries, fast_parameters, load_on_all, make_loss, make_model, place
 from histocc.job.titles import with_titles
 from histocc.model.canine import CanineEncoder
@@ -45,7 +45,7 @@ def train(args: JobConfig, inputs: Inputs, world: World) -> None:
     if args.prepare_only:
         return
     if args.eval_only:
-        return validate(args, formatter, world, data, inputs)
+        return validate(args, formatter, world, inputs)
 
     precision = script.number_format(args, world)
     with script.held_folder(args, world):
@@ -53,7 +53,7 @@ def train(args: JobConfig, inputs: Inputs, world: World) -> None:
         refuse, first = partial(refuse_other_arguments, args), None
         resumed = script.find_resumable(args, world, inputs.resumable, refuse, data.fingerprint)
         if args.initial_checkpoint and not resumed:
-            first = world.run_on_main(lambda: inputs.initial_weights(args))
+            first = world.run_on_main(lambda: initial_weights(args, inputs.content))
 
         # The model and its loss; the n-grams are those of its rows and, beside few, of the lists' titles.
         fitted = data if resumed or first else with_titles(args, formatter, data, world)
@@ -68,9 +68,7 @@ def train(args: JobConfig, inputs: Inputs, world: World) -> None:
             config["ngrams"]["answers"] = ngram_fit.fit_ngrams(fit, world)
 
         # The training: DDP or FSDP, loaders, optimizer, the position of the interrupted run, and the steps.
-        training = make_training(
-            args, inputs.settings, formatter, world, data, model, config, loss_fn, resumed
-        )
+        training = make_training(args, inputs, formatter, world, model, config, loss_fn, resumed)
         if not args.dry_run:  # key.csv, data_report.json and the other lists, beside the checkpoints
             world.run_on_main(lambda: copy_lists(data.folder, OwnFiles(args.save_path, args.overwrite)))
         opened = script.open_run(args, world, precision, training, resumed)
@@ -99,10 +97,9 @@ def train(args: JobConfig, inputs: Inputs, world: World) -> None:
 
 def make_training(
     args: JobConfig,
-    settings: PrepareSettings,
+    inputs: Inputs,
     formatter: BlockyFormatter,
     world: World,
-    data: PreparedData,
     model: Seq2SeqMixerOccCANINE,
     config: dict,
     loss_fn: LossMixer,
@@ -112,9 +109,10 @@ def make_training(
     decoders (histocc/model/loss.py). The linear decoder and the n-grams may have a learning rate of their
     own. All ranks. Raises UserError.
     """
+    data = inputs.data
     train_rows, val_rows = make_rows(args, formatter, data, config)
     place(args, model, train_rows, config["max_len"], world)
-    entries = checkpoint_entries(args, formatter, data, config)
+    entries = checkpoint_entries(args.linear_loss, formatter, data, config)
     task = engine.MixerTask(loss_fn, formatter, model=model, at_most=Thresholds.of(entries).at_most)
     fast = fast_parameters(args, model, resumed)
     beside = ("fn_word_freq", "descriptions_file")  # flags of files that decide the result, too
@@ -128,17 +126,16 @@ def make_training(
         files={name: checksum(path) for name in beside if (path := getattr(args, name))},
         fast=fast,
         flops=task.flops,
-        about=about(args, settings, data, model),
+        about=about(args, inputs, model),
         about_rate=about_rate(*fast),
         best_by=engine.accuracy if args.best_by == "accuracy" else None,
         is_fitted=bool(config["ngrams"]) and is_fitted(args),
     )
 
 
-def about(
-    args: JobConfig, settings: PrepareSettings, data: PreparedData, model: Seq2SeqMixerOccCANINE
-) -> list[str]:
+def about(args: JobConfig, inputs: Inputs, model: Seq2SeqMixerOccCANINE) -> list[str]:
     """Return lines on data and model for the start of a run."""
+    settings, data = inputs.settings, inputs.data
     encoder, columns = model.config, ", ".join(settings.target_cols or [])
     source = "the lists of histocc" if args.lexicon == "codes" else "the initial checkpoint"
     codes = classes_in_words(data.codes) if args.formatter == AUTO else f"{len(data.codes):,}"
@@ -212,10 +209,9 @@ def refit(
         world.print("Not refitted to the validation texts yet: the same command does it")
 
 
-def validate(
-    args: JobConfig, formatter: BlockyFormatter, world: World, data: PreparedData, inputs: Inputs
-) -> None:
+def validate(args: JobConfig, formatter: BlockyFormatter, world: World, inputs: Inputs) -> None:
     """Validate a checkpoint and print the figures, for --eval-only. All ranks. Raises UserError."""
+    data = inputs.data
     named = args.initial_checkpoint or args.save_path
     file: str = world.run_on_main(lambda: models.find_weights(named, named))
 
