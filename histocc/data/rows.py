@@ -66,10 +66,13 @@ def row_writer(file) -> Callable[[Sequence], None]:
 
 def csv_text(rows: Iterable[Sequence]) -> bytes:
     """Return rows of CSV, as `row_writer` writes them, in UTF-8."""
-    out = io.StringIO()
-    write = row_writer(out)
-    for row in rows:
-        write(row)
+    rows, out = list(rows), io.StringIO()
+    csv.writer(out, lineterminator="\n").writerows(rows)
+    if "\r" in out.getvalue():  # this is rare, and a look at each cell takes as long as writing it
+        out = io.StringIO()
+        write = row_writer(out)
+        for row in rows:
+            write(row)
     return out.getvalue().encode()
 
 

@@ -287,14 +287,14 @@ class Coding:
         return coded
 
     @functools.lru_cache(1 << 14)  # noqa: B019  one Coding a process; few texts stand in most rows
-    def cells(self, line: str, is_known: bool, is_ditto: bool) -> tuple[Coded, list[str]]:
-        """Return (the answer in a line of JSON, its cells for `columns`)."""
-        coded, cells = Coded(*json.loads(line)), {}
+    def cells(self, line: str, is_known: bool, is_ditto: bool) -> list[str]:
+        """Return the cells for `columns` of the answer in a line of JSON."""
+        coded, cells = Coded(*json.loads(line)), dict.fromkeys(self.columns, "")
         for i, (code, prob) in enumerate(zip(coded.codes, coded.probs), 1):
             cells |= {f"{self.system}_{i}": code, f"prob_{i}": f"{prob:.6g}"}
             cells |= {f"{name}_{i}": words.get(code, "") for name, words in self.words.items()}
-        pairs = zip(coded.choices[::2], coded.choices[1::2])
-        choices = (cell for code, prob in pairs for cell in (code, prob, *self.choice_words(code)))
+        best, probs = coded.choices
+        choices = [x for pair in zip(best, probs.split()) for x in (*pair, *self.choice_words(pair[0]))]
         cells |= zip(self.choice_columns, choices)
         for i, (text, codes) in enumerate(coded.similar, 1):
             cells |= {f"similar_text_{i}": text, f"similar_codes_{i}": codes}
@@ -303,8 +303,9 @@ class Coding:
         needs_review = not is_known and (not is_sure or is_outside or is_ditto)
         conf = "" if coded.conf is None else f"{coded.conf:.6g}"
         answer = conf, str(int(self.is_fitted)), str(int(needs_review))
-        cells |= {"source": "known" if is_known else MODEL} | dict(zip(ANSWER, answer))
-        return coded, [cells.get(name, "") for name in self.columns]
+        cells |= {"source": "known" if is_known else MODEL} if self.args.known else {}
+        cells |= zip(ANSWER, answer)
+        return [*cells.values()]
 
     # ---- pieces
 
@@ -418,17 +419,17 @@ class Coding:
                         if line is None:
                             raise changed
                         is_ditto = not known and i in dittos
-                        coded, cells = self.cells(line, bool(known), is_ditto)
-                        if coded.conf is None:
+                        cells = self.cells(line, bool(known), is_ditto)
+                        if not cells[-3]:  # no conf
                             total["unknown" if key[0].strip() else "empty"] += 1
                         if not known and key[1] == UNKNOWN_LANGUAGE != language_name(languages[i]):
                             unknown[languages[i].strip()] += 1
                         total["coded"] += 1
                         total["known"] += bool(known)
                         total["dittos"] += is_ditto
-                        total["no_code"] += not coded.codes
+                        total["no_code"] += not cells[0]
                         total["review"] += cells[-1] == "1"
-                        conf += float(cells[-3]) if coded.codes else 0.0
+                        conf += float(cells[-3] or 0) if cells[0] else 0.0
                     rows.append([*row[:place], *cells, *(row[i] for i in behind)])
                 total["rows"] += len(rows)
                 try:

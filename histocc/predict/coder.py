@@ -42,14 +42,14 @@ class Coded(NamedTuple):
     and no others (greedy: in any order, or in this one if there are more than six; topk and full: of the best
     code). If the confidence is fitted, it is how often such an answer is right. It is None for an empty text,
     and for a text of which a model with n-grams knows no n-gram with a letter; these get no codes. similar:
-    see `training_examples`. choices: the most probable codes, each followed by its probability, as text.
+    see `training_examples`. choices: the most probable codes, and a text of their probabilities.
     """
 
     codes: list[str]
     probs: list[float]
     conf: float | None
     similar: list[tuple[str, str]] = []  # noqa: RUF012
-    choices: list[str] = []  # noqa: RUF012
+    choices: tuple[list[str], str] = [], ""
 
 
 class Coder:
@@ -307,8 +307,8 @@ class Coder:
     def _first(self, codes: Tensor, probs: Tensor, counts: Tensor, conf: Tensor) -> Iterator[Coded]:
         """Yield the first `counts` [B] of codes [B, N] with their probabilities, and the `choices`."""
         for row, of_row, count, sure in zip(codes.tolist(), probs.tolist(), counts.tolist(), conf.tolist()):
-            pairs = zip(row[: self.choices], of_row)
-            best = [cell for i, prob in pairs for cell in (self.codes[i], f"{prob:.6g}")]
+            probs_of = of_row[: self.choices]
+            best = [self.codes[i] for i in row[: self.choices]], "%.6g " * len(probs_of) % (*probs_of,)
             yield Coded([self.codes[i] for i in row[:count]], of_row[:count], sure, choices=best)
 
 
