@@ -1,16 +1,16 @@
 """Guesses for the texts of a table, learned from the decisions of a person.
 
 Ridge regression of the codes Y on the n-grams of the decided texts, solved in its dual: with their kernel K,
-K + PENALTY = L Lᵀ and Z = L⁻¹ Y, the scores of a text are its similarities times L⁻ᵀ Z. Row i of
-Y − diag(L) Z has the scores that text i would have had from those decided before it. A logistic map from
-these scores to how often they were right gives the probabilities.
+K + PENALTY = L Lᵀ, Z = L⁻¹ Y and W = L⁻ᵀ Z, the scores of a text are its similarities times W. Row i of
+Y − Z ⋅ diag(L) has the scores of text i by those decided before it, and row i of Y − W / diag(L⁻ᵀ L⁻¹) those
+by all others. A logistic map from both to how often they were right gives the probabilities: the first were
+made when less was known than today, and the second have more similar texts than an open text has.
 """
 
-import math
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
-from itertools import chain, islice
+from itertools import chain, takewhile
 from typing import NamedTuple
 from zlib import crc32
 
@@ -29,10 +29,8 @@ SHARES = np.array([0.0, 0.25, 0.5, 0.75, 1.0])  # of a model's probabilities in 
 # Logistic map before a decision: weights of the score, of its lead over the best other one, of 1; how much
 # they count.
 PRIOR, PRIOR_WEIGHT = np.array([3.0, 3.0, -2.0]), np.array([0.1, 0.1, 0.1])
-WAITING = 5  # texts first in the order of draws: several windows, or skips, may change theirs
-POWER = 3  # of the cosine of two texts, by which one teaches the other
-BIAS, FULL = 0.06, 200  # the probabilities may be off by so much on average, more before so many decisions
-DRIFT = 0.04  # standard deviation at least: most texts were drawn when less was known
+POWER, PART = 3, 0.5  # of the cosine of two texts; what one teaches the other, of what its own rows count
+BIAS, FULL = 0.03, 200  # deviation of the probabilities' mean, which is larger before so many decisions
 RANKS = slice(0, 1), slice(1, CHOICES)  # of the best codes
 Shares = tuple[float, float, float]
 
@@ -49,13 +47,6 @@ class Rows(NamedTuple):
         starts = np.concatenate([[0], np.cumsum(sizes)])
         at = np.arange(starts[-1]) + np.repeat(self.starts[rows] - starts[:-1], sizes)
         return Rows(starts, self.columns[at], self.values[at])
-
-    def transposed(self, count: int) -> "Rows":
-        """Return the matrix [count, rows]."""
-        order = np.argsort(self.columns, kind="stable")
-        starts = np.concatenate([[0], np.cumsum(np.bincount(self.columns, minlength=count))])
-        rows = np.repeat(np.arange(len(self.starts) - 1), np.diff(self.starts))
-        return Rows(starts, rows[order], self.values[order])
 
     def dot(self, dense: np.ndarray) -> np.ndarray:
         """Return the product with [columns, C], float32 [rows, C]."""
@@ -109,16 +100,6 @@ def _own_columns(rows: Rows) -> tuple[Rows, int, np.ndarray]:
     return Rows(rows.starts, local, rows.values), len(used), lookup
 
 
-def solve_lower(lower: np.ndarray, right: np.ndarray) -> np.ndarray:
-    """Return lower⁻¹ right, for a matrix with nothing above its diagonal."""
-    solution = right.copy()
-    for start in range(0, len(right), BLOCK):
-        part = slice(start, start + BLOCK)
-        rest = right[part] - lower[part, :start] @ solution[:start]
-        solution[part] = np.linalg.solve(lower[part, part], rest)
-    return solution
-
-
 def features(scores: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return the best columns of each row of scores [n, C], int64 [n, CHOICES]; and of each its score, its
     lead over the best other one, and 1, [n, CHOICES, 3].
@@ -162,21 +143,6 @@ def confidence(probs: np.ndarray, width: np.ndarray) -> np.ndarray:
     return np.take_along_axis(probs, width[:, None] - 1, axis=1)[:, 0]
 
 
-def bias_of(errors: np.ndarray, taught: int) -> tuple[float, float]:
-    """Return how far the share of right answers is above its expectation, and the standard deviation.
-
-    Args:
-        errors: of the drawn texts: 1 if the answer was right, else 0, less its probability.
-        taught: number of decided texts.
-    """
-    bias = BIAS * math.sqrt(max(FULL / max(taught, 1), 1))
-    if not len(errors):
-        return 0.0, bias
-    variance = (float((errors**2).sum()) + 1) / (len(errors) + 4) / len(errors)
-    weight = bias**2 / (bias**2 + variance)
-    return weight * float(errors.mean()), max(math.sqrt(weight * variance), DRIFT)
-
-
 class Guesses(NamedTuple):
     """Guesses for all texts, from the decisions of one moment."""
 
@@ -203,24 +169,14 @@ class Learner:
         self.rows = np.array([text.rows for text in texts], np.float64)
         self.names = ["", *sorted({*codes, *(code for text in texts for code in text.codes)})]  # "": none
         self.place = {name: i for i, name in enumerate(self.names)}
-        self.has_model = any(text.probs for text in texts)
+        self.model = [
+            {self.place[code]: float(prob or 0) for code, prob in zip(text.codes, text.probs)}
+            for text in texts  # an answer beside five choices has no probability
+        ]
         uniform = np.array([(int(text.id, 16) + 0.5) / 2**64 for text in texts])
         # rows drawn one after the other, texts as often as they have rows (Efraimidis and Spirakis 2006)
-        self.draws = np.argsort(-np.log(uniform) / np.maximum(self.rows, 1e-9), kind="stable").tolist()
-
-    def drawn(self, decided: Iterable[int]) -> set[int]:
-        """Return those of the decided texts, in the order of their decisions, that stood in the order of
-        draws before all open ones, or near them.
-        """
-        found, done = set[int](), {i for i, text in enumerate(self.texts) if text.decided}
-        order = (text for text in self.draws if text not in done)
-        waiting = list(islice(order, WAITING))
-        for text in decided:
-            done.add(text)
-            if text in waiting:
-                found.add(text)
-                waiting = [other for other in waiting if other != text] + list(islice(order, 1))
-        return found
+        draws = np.argsort(-np.log(uniform) / np.maximum(self.rows, 1e-9), kind="stable").tolist()
+        self.draws = [text for text in draws if not texts[text].decided]
 
     def learn(self, decisions: Mapping[int, tuple[str, ...] | None]) -> Guesses:
         """Return guesses from the decisions on texts, in their order. A decision None teaches nothing."""
@@ -229,8 +185,8 @@ class Learner:
         older = sorted(known, key=lambda i: (-self.rows[i], i))[: max(MAX_TAUGHT - len(mine), 0)]
         taught = [*older, *mine][-MAX_TAUGHT:]
         answers = [[self.place[code] for code in (known | mine)[i] or ("",)] for i in taught]
-        columns = {name: i for i, name in enumerate(sorted({*chain(*answers), *self._model_codes(taught)}))}
-        names = [*columns, *[0] * (CHOICES + 1 - len(columns))]
+        columns = {name: i for i, name in enumerate(sorted({*chain(*answers, *self.model)}))}
+        names = np.array([*columns, *[0] * (CHOICES + 1 - len(columns))])
         truth = np.zeros((len(taught), len(names)), np.float32)
         for row, codes in zip(truth, answers):
             row[[columns[code] for code in codes]] = 1
@@ -242,29 +198,31 @@ class Learner:
             block = np.arange(start, min(start + BLOCK, len(taught)))
             kernel[:, block] = similarities(rows, rows.take(block))
         kernel[np.diag_indices(len(taught))] += PENALTY
-        lower = np.linalg.cholesky(kernel)
+        inverse = np.linalg.inv(np.linalg.cholesky(kernel))
         del kernel
-        white = [solve_lower(lower, each) for each in (truth, model)]
-        # each text's scores from those before it, for each share of the model's probabilities
-        diagonal = np.diagonal(lower)[:, None]
-        before, corrected = truth - diagonal * white[0], diagonal * white[1]
-        earlier = [features(before + share * corrected) for share in SHARES]
-        right = [float(np.take_along_axis(truth, best[:, :1], 1).sum()) for best, _ in earlier]
-        most = max(range(len(SHARES)), key=lambda i: (right[i], SHARES[i]))
-        share, (best, x) = SHARES[most], earlier[most]
-        hits = np.take_along_axis(truth, best, axis=1) > 0
-        drawn = self.drawn(decisions)
-        of_drawn = np.array([text in drawn for text in taught], bool)
+        by_earlier, by_others = np.diagonal(inverse)[:, None], (inverse**2).sum(0)[:, None]
+        twice, fits = np.concatenate([truth, truth]), []
+        for share in SHARES if model.any() else SHARES[:1]:
+            white = inverse @ (truth - share * model)
+            weights = inverse.T @ white
+            best, x = features(twice - np.concatenate([white / by_earlier, weights / by_others]))
+            hits = np.take_along_axis(twice, best, axis=1) > 0
+            fits.append((hits[:, 0].sum(), share, weights, x, hits))
+        _, share, weights, x, hits = max(fits, key=lambda fit: fit[:2])
+        del inverse, fits
         maps = [fit_logistic(x[:, each].reshape(-1, 3), hits[:, each].ravel()) for each in RANKS]
+        codes, probs, width = self._guess(rows, weights, columns, names, share, maps)
 
-        weights = solve_lower(lower.T[::-1, ::-1], (white[0] - share * white[1])[::-1])[::-1]
-        del lower, diagonal
-        codes, probs, width = self._guess(rows, weights, names, share, maps)
-        is_right = hits.cumsum(1)[np.arange(len(taught)), width_of(x) - 1] == truth.sum(1)
-        is_right &= truth.sum(1) == width_of(x)
-        errors = (is_right - confidence(probabilities(x, maps), width_of(x)))[of_drawn]
-        sure, is_open = confidence(probs, width), self._open(decisions)
-        right = self._share_right(sure, is_open, *bias_of(errors, len(taught)))
+        # of the draws before the first open one: whether the others' answer is right, less its probability
+        drawn = {*takewhile(decisions.__contains__, self.draws)}
+        is_drawn = np.array([False] * len(taught) + [text in drawn for text in taught], bool)
+        x, hits, twice = x[is_drawn], hits[is_drawn], twice[is_drawn]
+        is_right = hits.cumsum(1)[np.arange(len(x)), width_of(x) - 1] == twice.sum(1)
+        is_right &= twice.sum(1) == width_of(x)
+        errors = is_right - confidence(probabilities(x, maps), width_of(x))
+        sure, is_open = confidence(probs, width), np.array([not text.decided for text in self.texts])
+        is_open[list(mine)] = False
+        right = self._share_right(sure, is_open, errors, len(taught))
         is_open[list(decisions)] = False  # skipped ones, too
         return Guesses(codes, probs, width, sure, len(taught), right, self._order(1 - sure, is_open))
 
@@ -278,52 +236,40 @@ class Learner:
         pairs = zip(guesses.codes[text], guesses.probs[text].tolist())
         return [(self.names[code], round(prob, 4)) for code, prob in pairs if code and prob]
 
-    def _share_right(self, sure: np.ndarray, is_open: np.ndarray, error: float, deviation: float) -> Shares:
+    def _share_right(self, sure: np.ndarray, is_open: np.ndarray, errors: np.ndarray, taught: int) -> Shares:
         """Return the share of all rows that are right, decided or guessed, within its 95 % interval: (low,
-        share, high). error: of the probabilities `sure` on average, with its standard deviation.
+        share, high). errors: 1 or 0, as the answer to a drawn text is right, less its probability.
         """
+        deviation = BIAS * max(FULL / max(taught, 1), 1) ** 0.5
+        variance = (float((errors**2).sum()) + 1) / (len(errors) + 4) / max(len(errors), 1)
+        error = float(errors.sum()) / max(len(errors), 1) * deviation**2 / (deviation**2 + variance)
         rows = self.rows * is_open
         total, left = max(float(self.rows.sum()), 1e-9), float(rows.sum())
         guessed = (float(rows @ sure) + left * (error + times * deviation) for times in (-1.96, 0, 1.96))
         low, share, high = (1 - left / total + min(max(each, 0), left) / total for each in guessed)
         return low, share, high
 
-    def _open(self, decisions: Mapping[int, tuple[str, ...] | None]) -> np.ndarray:
-        is_open = np.array([not text.decided for text in self.texts])
-        is_open[[text for text, codes in decisions.items() if codes is not None]] = False
-        return is_open
-
-    def _model_codes(self, texts: Iterable[int]) -> set[int]:
-        return {self.place[code] for i in texts for code, _ in zip(self.texts[i].codes, self.texts[i].probs)}
-
     def _model_scores(self, texts: Sequence[int], columns: dict[int, int], width: int) -> np.ndarray:
         """Return the model's probabilities, float32 [texts, width]."""
         scores = np.zeros((len(texts), width), np.float32)
-        for row, text in zip(scores, (self.texts[i] for i in texts)):
-            for code, prob in zip(text.codes, text.probs):
-                row[columns[self.place[code]]] = float(prob or 0)  # an answer beside five choices has none
+        for row, text in zip(scores, texts):
+            row[[columns[code] for code in self.model[text]]] = list(self.model[text].values())
         return scores
 
-    def _guess(self, rows: Rows, weights: np.ndarray, names: list[int], share: float, maps):
+    def _guess(self, rows: Rows, weights: np.ndarray, columns: dict[int, int], names, share: float, maps):
         """Return `codes`, `probs` and `width` of Guesses. weights: of the decided rows, [rows, names]."""
         local, count, lookup = _own_columns(rows)
-        table = local.transposed(count + 1).dot(weights)  # the last row stands for all other n-grams
-        columns, total = lookup[self.ngrams.columns], len(self.texts)
+        table = np.zeros((count + 1, len(names)), np.float32)  # the last row stands for all other n-grams
+        for start, end, weight in zip(local.starts, local.starts[1:], weights):
+            table[local.columns[start:end]] += local.values[start:end, None] * weight
+        places, total = lookup[self.ngrams.columns], len(self.texts)
         codes, probs = np.zeros((total, CHOICES), np.int32), np.zeros((total, CHOICES), np.float32)
         width = np.ones(total, np.int64)
         for start in range(0, total, BLOCK):
             part = range(start, min(start + BLOCK, total))
-            scores = Rows(self.ngrams.starts[start : part.stop + 1], columns, self.ngrams.values).dot(table)
-            every = names
-            if self.has_model:
-                every = [*names, *sorted(self._model_codes(part) - set(names))]
-                scores = np.pad(scores, ((0, 0), (0, len(every) - len(names))))
-                scores += share * self._model_scores(
-                    part, {name: i for i, name in enumerate(every)}, len(every)
-                )
-            best, x = features(scores)
-            codes[part] = np.array(every)[best]
-            probs[part], width[part] = probabilities(x, maps), width_of(x)
+            scores = Rows(self.ngrams.starts[start : part.stop + 1], places, self.ngrams.values).dot(table)
+            best, x = features(scores + share * self._model_scores(part, columns, len(names)))
+            codes[part], probs[part], width[part] = names[best], probabilities(x, maps), width_of(x)
         return codes, probs, width
 
     def _order(self, doubt: np.ndarray, is_open: np.ndarray) -> list[int]:
@@ -342,7 +288,7 @@ class Learner:
         near[place, np.arange(len(candidates))] = 0  # its own rows count in full
         rows, doubt, order = self.rows[pool].astype(np.float32), doubt[pool].astype(np.float32), []
         for _ in range(min(BATCH, len(candidates))):
-            score = doubt[place] * (rows[place] + scale * (rows * doubt) @ near)
+            score = doubt[place] * (rows[place] + PART * scale * (rows * doubt) @ near)
             chosen = int(score.argmax())
             order.append(int(candidates[chosen]))
             doubt = doubt * (1 - np.minimum(near[:, chosen], 1))
