@@ -204,14 +204,16 @@ def make_loss(args: Losses, formatter: BlockyFormatter) -> LossMixer:
 
 
 def checkpoint_entries(
-    linear_loss: str | None, formatter: BlockyFormatter, data: PreparedData, config: dict
+    args: JobConfig, formatter: BlockyFormatter, data: PreparedData, config: dict
 ) -> dict[str, Any]:
     """Return the entries of a checkpoint that coding needs in place of the data. `linear_share` is the part
     of the linear decoder in rankings, where n-grams make it as good as the other one; of `thresholds`, its
     loss decides whether its best code always counts, and that not more do than a row of the data has.
     """
     found: dict[str, Any] = {"linear_share": EQUAL_SHARE} if config["ngrams"] else {}
-    if linear_loss == ROWS:
+    if not args.seq2seq_weight:  # the decoder that writes learns nothing
+        found["kind"] = "flat"
+    if args.linear_loss == ROWS:
         most = max([1, *map(int, data.report["codes_per_row"])])
         usual = {"default": USUAL, "by_language": {}, "source": "usual"}
         found["thresholds"] = {**usual, "at_least_one": True, "at_most": most}

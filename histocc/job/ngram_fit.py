@@ -431,6 +431,7 @@ class Fit:
         if part.rates[2]:
             steps = max(1, steps * TINY_WIDTH // max(TINY_WIDTH, self.model.config.hidden_size))
             steps = passes * plan.steps_per_epoch if passes else steps
+            steps *= self.args.seq2seq_weight > 0
         return plan, steps
 
     def take_part(self, number: int, interrupted: dict[str, Any] | None) -> float:

@@ -112,7 +112,7 @@ def make_training(
     data = inputs.data
     train_rows, val_rows = make_rows(args, formatter, data, config)
     place(args, model, train_rows, config["max_len"], world)
-    entries = checkpoint_entries(args.linear_loss, formatter, data, config)
+    entries = checkpoint_entries(args, formatter, data, config)
     task = engine.MixerTask(loss_fn, formatter, model=model, at_most=Thresholds.of(entries).at_most)
     fast = fast_parameters(args, model, resumed)
     beside = ("fn_word_freq", "descriptions_file")  # flags of files that decide the result, too
