@@ -110,8 +110,6 @@ def test_stepwise_equals_full(decoder, dtype, tolerance, masked):
         if t >= 4:
             assert (decoder.step(target[order, t], chosen) - full[order, t]).abs().max() < tolerance
         assert (decoder.step(target[:, t], cache) - full[:, t]).abs().max() < tolerance
-    with pytest.raises(ValueError, match="full"):
-        decoder.step(target[:, 0], cache)
     with pytest.raises(ValueError, match="128 positions"):
         decoder(memory, torch.full((6, 129), 5))
 
@@ -132,8 +130,6 @@ def test_model_shapes_and_sizes():
     assert seq2seq.shape == (6, 4, VOCAB) and linear.shape == (6, 7)
     assert list(MODEL_SIZES) == ["tiny", "small", "base", "ngrams"]
     assert model_config("base").hidden_size == 768 and model_config("small").intermediate_size == 1024
-    with pytest.raises(ValueError, match="huge"):
-        model_config("huge")
     with pytest.raises(ValueError, match="Multilingual"):
         make_model(model_domain="Multilingual")
 

@@ -279,8 +279,6 @@ class Augmenter:
         word_weights: np.ndarray | Sequence[float] | None = None,
         only_ascii: bool = False,
     ):
-        if not (0 <= augmentation_prob <= 1 and 0 <= unk_lang_prob <= 1):
-            raise ValueError(f"probabilities of noise must be 0…1: {augmentation_prob}, {unk_lang_prob}")
         weights = np.ones(len(words)) if word_weights is None else np.asarray(word_weights, dtype=np.float64)
         self.words = (*_ragged(list(compress(words, weights > 0))), np.cumsum(weights[weights > 0]))
         self.kinds = KINDS if len(self.words[-1]) else tuple(kind for kind in KINDS if kind != "insert_word")

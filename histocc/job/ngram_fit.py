@@ -26,7 +26,7 @@ from histocc.data.dataset import RowEncoding, TextRows
 from histocc.data.prepare import nothing
 from histocc.formatter import PAD_IDX, BlockyFormatter
 from histocc.job.config import FEW_ROWS, JobConfig
-from histocc.model.loss import LossMixer
+from histocc.model.loss import LossMixer, loss_of_rows
 from histocc.model.mixer import Seq2SeqMixerOccCANINE
 from histocc.model.ngrams import Ngrams, NoEncoder, hash_ngrams
 from histocc.runtime import checkpoint
@@ -181,7 +181,7 @@ def linear_losses(
         text = model.ngrams.text_of(batch["ngram_rows"], batch["ngram_weights"])
     logits = model.ngrams.linear(text) + model.linear_decoder.bias
     target = multi_hot(batch["targets_linear"], logits.shape[1], logits.dtype)
-    return loss_fn.linear(logits, target)
+    return loss_of_rows(loss_fn.loss_fn_linear, logits, target)
 
 
 def both_losses(model: Seq2SeqMixerOccCANINE, loss_fn: LossMixer, batch: dict) -> Tensor:
@@ -191,7 +191,7 @@ def both_losses(model: Seq2SeqMixerOccCANINE, loss_fn: LossMixer, batch: dict) -
     text, memory, scores = model.ngrams.by_word(*ngrams)
     target = batch["targets_seq2seq"][:, :-1].long()
     logits = model.decoder.forward_groups([memory], target, [scores[:, None, None]], target == PAD_IDX)
-    losses = loss_fn.seq2seq(logits, batch["targets_seq2seq"].long())
+    losses = loss_of_rows(loss_fn.loss_fn_seq2seq, logits, batch["targets_seq2seq"].long())
     if not model.ngrams.linear.weight.requires_grad:
         return losses
     return losses + linear_losses(model, loss_fn, batch, text)

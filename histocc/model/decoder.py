@@ -250,8 +250,6 @@ class TransformerDecoder(nn.Module):
         last position of `forward` over all tokens so far with PAD masked, unless `target_mask` is False.
         """
         t = cache.length
-        if t >= cache.visible.shape[1]:
-            raise ValueError(f"the cache is full after {t} steps")
         cache.visible[:, t] = tokens != self.pad_idx if t and self.target_mask else True
         visible = cache.visible[:, None, None, : t + 1]  # [B, 1, 1, t + 1]
         x = self.positional_encoding(self.token_emb(tokens[:, None]), start=t)  # [B, 1, H]

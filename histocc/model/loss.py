@@ -228,18 +228,12 @@ class LossMixer(nn.Module):
             out_seq2seq: logits [B, S − 1, V]; target_seq2seq: integer [B, S].
             out_linear: logits [B, C]; target_linear: float [B, C], 1 for the row's codes.
         """
-        seq2seq, linear = self.seq2seq(out_seq2seq, target_seq2seq), self.linear(out_linear, target_linear)
-        w = self.seq2seq_weight
+        seq2seq = loss_of_rows(self.loss_fn_seq2seq, out_seq2seq, target_seq2seq)
+        linear, w = loss_of_rows(self.loss_fn_linear, out_linear, target_linear), self.seq2seq_weight
         return {"loss": w * seq2seq + (1 - w) * linear, "loss_linear": linear, "loss_seq2seq": seq2seq}
 
-    def seq2seq(self, out_seq2seq: Tensor, target_seq2seq: Tensor) -> Tensor:
-        return _row_losses(self.loss_fn_seq2seq, out_seq2seq, target_seq2seq)
 
-    def linear(self, out_linear: Tensor, target_linear: Tensor) -> Tensor:
-        return _row_losses(self.loss_fn_linear, out_linear, target_linear)
-
-
-def _row_losses(loss_fn: nn.Module, output: Tensor, target: Tensor) -> Tensor:
+def loss_of_rows(loss_fn: nn.Module, output: Tensor, target: Tensor) -> Tensor:
     """Return the loss of each row, [B], without touching `loss_fn`."""
     if isinstance(loss_fn, BlockOrderInvariantLoss):
         return loss_fn.per_row(output, target)

@@ -37,8 +37,8 @@ INF = float("inf")
 
 
 class CodeTrie:
-    """The distinct prefixes of the codes' blocks of tokens. Raises ValueError for no codes or two with the
-    same tokens, CodeError if one does not fit the formatter.
+    """The distinct prefixes of the codes' blocks of tokens. Raises ValueError for two codes with the same
+    tokens, CodeError if one does not fit the formatter.
 
     Nodes are numbered level by level. The first `inner` are prefixes that continue, 0 the empty one; node
     `inner` + i is the code `code_of_leaf`[i]. Every int64 tensor has an entry per node, or per inner node:
@@ -49,8 +49,6 @@ class CodeTrie:
     """
 
     def __init__(self, codes: Sequence[str], formatter: BlockyFormatter):
-        if not codes:
-            raise ValueError("a tree of no codes")
         self.codes = list(codes)
         blocks = np.stack([formatter.encode_code(code) for code in self.codes])  # [codes, depth]
         order = np.lexsort(blocks.T[::-1])
