@@ -329,38 +329,6 @@ def right_if_left_out(kernel: Tensor, target: Tensor, weight: Tensor, penalty: f
 # ---- the fit
 
 
-def fit_ngrams(fit: "Fit", world: World) -> bool:
-    """Fit the n-grams of a model, its seq2seq decoder and the bias of its linear decoder, all on the CPU, to
-    the distinct training rows, without the encoder, in place; its encoder then adds nothing until it is
-    trained. All ranks.
-
-    Rank 0 fits in one thread, and all get its weights: the steps amplify rounding until it can be seen in the
-    accuracy, so a sum over processes, threads or a GPU's atomics would give another model each time.
-
-    Returns:
-        Whether the n-grams have weights of ridge regression now.
-
-    Raises:
-        Stopped: on all ranks, if rank 0 was asked to stop. An interrupted fit is continued by the next start.
-    """
-    args, model = fit.args, fit.model
-    assert model.ngrams is not None
-    if args.ngram_passes == 0:
-        world.print("N-grams are not fitted (--ngram-passes 0)")
-        return False
-    others = f" on rank 0 alone; {world.size - 1} more wait for it" * (world.size > 1)
-    world.print(f"{'Timing the fit of' if args.dry_run else 'Fitting'} the n-grams and both decoders{others}")
-    fitted = world.run_on_main(fit.run)
-    model.ngrams.answers = fitted.get("ngrams.answers")
-    model.load_state_dict(fitted, strict=False)
-    model.encoder.zero_output()  # the decoders were fitted without it
-    return model.ngrams.answers is not None
-
-
-def _fitted_weights(model: Seq2SeqMixerOccCANINE) -> dict[str, Tensor]:
-    return {name: x for name, x in model.state_dict().items() if not name.startswith("encoder.")}
-
-
 @dataclass
 class Fit:
     """A fit of n-grams and decoders, in place, to the distinct training rows of `data`, on rank 0. If its
@@ -414,13 +382,17 @@ class Fit:
         ngrams.table.sparse = False
         model.requires_grad_()
         seconds += self.add_regression()
+        steps, also = -self.first_step, ", with answers of ridge regression" * (ngrams.answers is not None)
         if args.dry_run:
-            steps = -self.first_step
             say(f"The fit takes about {duration(seconds)}, {steps:,} steps and what comes before and after")
-            return _fitted_weights(model)
-        also = ", with answers of ridge regression" * (ngrams.answers is not None)
-        say(f"Fitted in {time.perf_counter() - began:.1f} s{also}")
-        return _fitted_weights(model)
+        else:
+            say(f"Fitted in {time.perf_counter() - began:.1f} s{also}")
+        return self.weights()
+
+    def weights(self) -> dict[str, Tensor]:
+        """Return the weights of the model, but for its encoder."""
+        state = self.model.state_dict()
+        return {name: x for name, x in state.items() if not name.startswith("encoder.")}
 
     def _steps_of(self, part: FitPart) -> tuple[BatchPlan, int]:
         """Return the batches of a part and the number of its steps."""
@@ -450,7 +422,7 @@ class Fit:
 
         def content(step: int, position: dict[str, Any]) -> dict[str, Any]:
             entries = {"format": checkpoint.FORMAT, "kind": KIND, "args": args.values(), "part": number}
-            entries |= {"model": _fitted_weights(self.model), "optimizer": optimizer.state_dict()}
+            entries |= {"model": self.weights(), "optimizer": optimizer.state_dict()}
             return {**entries, "fingerprint": self.data.fingerprint, "step": step, "position": position}
 
         saver = checkpoint.Saver(self.own, args.keep_checkpoints, self.alone, content, self.say)
@@ -534,3 +506,31 @@ class Fit:
                 return kept if is_same and not differing(type(args), args.values(), kept["args"]) else None
         except UserError as error:
             return self.say(f"Note: the fit starts over: {error}")
+
+
+def fit_ngrams(fit: Fit, world: World) -> bool:
+    """Fit the n-grams of a model, its seq2seq decoder and the bias of its linear decoder, all on the CPU, to
+    the distinct training rows, without the encoder, in place; its encoder then adds nothing until it is
+    trained. All ranks.
+
+    Rank 0 fits in one thread, and all get its weights: the steps amplify rounding until it can be seen in the
+    accuracy, so a sum over processes, threads or a GPU's atomics would give another model each time.
+
+    Returns:
+        Whether the n-grams have weights of ridge regression now.
+
+    Raises:
+        Stopped: on all ranks, if rank 0 was asked to stop. An interrupted fit is continued by the next start.
+    """
+    args, model = fit.args, fit.model
+    assert model.ngrams is not None
+    if args.ngram_passes == 0:
+        world.print("N-grams are not fitted (--ngram-passes 0)")
+        return False
+    others = f" on rank 0 alone; {world.size - 1} more wait for it" * (world.size > 1)
+    world.print(f"{'Timing the fit of' if args.dry_run else 'Fitting'} the n-grams and both decoders{others}")
+    fitted = world.run_on_main(fit.run)
+    model.ngrams.answers = fitted.get("ngrams.answers")
+    model.load_state_dict(fitted, strict=False)
+    model.encoder.zero_output()  # the decoders were fitted without it
+    return model.ngrams.answers is not None

@@ -290,8 +290,8 @@ def open_run(
         plan = batch_plan(args, training.train, world)
         state, rate, name = place_of(args, world, training, plan.global_batch_size, resumed)
         schedule = Schedule.of(args, plan.steps_per_epoch, world.size, rate)
-        if resumed and (nothing := nothing_left(args, state, schedule)):
-            return world.print(nothing)
+        if resumed and (nothing := nothing_left(args.patience, state, schedule)):
+            return world.print(f"The run in {args.save_path} is {nothing}")
         loaders = {"train": make_loader(args, world, training.train, plan)}
         if training.val is not None:
             loaders["val"] = make_loader(args, world, training.val)
@@ -391,21 +391,19 @@ def ended_early(patience: int | None, state: loop.State, schedule: Schedule) -> 
     return state.is_out_of(patience) and state.step < schedule.total
 
 
-def nothing_left(args: TrainConfig, state: loop.State, schedule: Schedule) -> str:
+def nothing_left(patience: int | None, state: loop.State, schedule: Schedule) -> str:
     """Return why a resumed run has no step to take, in words; "" if it has."""
-    is_early = ended_early(args.patience, state, schedule)
+    is_early = ended_early(patience, state, schedule)
     if state.unfinished or not is_early and state.step < schedule.stop:
         return ""
     if is_early:
         more = f"No better for {state.since_best} validations: a larger --patience continues, "
     elif state.step < schedule.total:
-        at = f"at step {state.step:,}, and --max-steps is {schedule.stop:,}"
-        return f"The run in {args.save_path} is {at}: nothing to do."
+        return f"at step {state.step:,}, and --max-steps is {schedule.stop:,}: nothing to do."
     else:
         more = "More --num-epochs continue, " * bool(schedule.total)
     steps = f" ({state.step:,} steps)" * bool(state.step)
-    end = f"finished{steps}: nothing to do. {more}--overwrite starts over."
-    return f"The run in {args.save_path} is {end}"
+    return f"finished{steps}: nothing to do. {more}--overwrite starts over."
 
 
 def open_log(

@@ -21,11 +21,11 @@ MAX_SECONDS = 60.0  # limit of a call of a library, which may wait for its serve
 OF_PROFILE = ("profile.txt", "trace.json")
 
 
-def open_tensorboard(args: TrainConfig, step: int) -> Library:
+def open_tensorboard(save_path: str, step: int) -> Library:
     from torch.utils.tensorboard import SummaryWriter
 
     # rows after the step that is resumed from are hidden
-    writer = SummaryWriter(os.path.join(args.save_path, "tensorboard"), purge_step=step + 1)
+    writer = SummaryWriter(os.path.join(save_path, "tensorboard"), purge_step=step + 1)
 
     def write(row: dict[str, float]) -> None:
         for name in row.keys() - {"step"}:
@@ -94,7 +94,7 @@ def open_trackers(args: TrainConfig, name: str, step: int) -> list[Tracker]:
     """Open trackers by the flags. Raises UserError if one fails at step 0; a resumed run goes without."""
     trackers: list[Tracker] = []
     if args.tensorboard:
-        trackers.append(Tracker("--tensorboard", lambda: open_tensorboard(args, step)))
+        trackers.append(Tracker("--tensorboard", lambda: open_tensorboard(args.save_path, step)))
     if args.log_wandb:
         trackers.append(Tracker("--log-wandb", lambda: open_wandb(args, name)))
     for tracker in trackers:
