@@ -296,7 +296,7 @@ class PrepareSettings:
     @property
     def max_codes(self) -> int | None:
         """The number of codes that a row has room for; None: as many as any row has."""
-        return self.formatter["max_codes"] if self.code_separator else max(1, len(self.target_cols))
+        return self.formatter["max_codes"] if self.code_separator else len(self.target_cols)
 
     @property
     def files(self) -> list[tuple[str, str]]:

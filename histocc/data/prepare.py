@@ -146,7 +146,7 @@ class Reader:
         settings, recode, zeros = self.settings, self.settings.recode, {}
         fixed, joins = settings.fixed_codes, settings.join_spellings
         any_code = self.formatter.kind == "classes" and fixed is None
-        if settings.target_cols and (any_code or joins or settings.max_codes is None):
+        if any_code or joins or settings.max_codes is None:
             counts, known = self._count_codes(), {*(fixed or ()), *(settings.first_codes or ())}
             joined = spellings(counts, known) if any_code or joins else {}
             if joins:
@@ -306,8 +306,6 @@ class Reader:
     def _codes(self, path: str, chunk: Chunk, keep: np.ndarray, reject: Callable[..., None]) -> np.ndarray:
         """Return provisional numbers of the codes, int64 [n, K], −1 behind the last; reject unusable rows."""
         names, room = self.settings.target_cols, self.room
-        if not names:
-            return np.full((len(keep), room), BLANK)
         cells = chunk.columns[len(self.settings.input_col) :][: len(names)]
         if self.settings.code_separator:  # split into columns with one code each
             rows = split_cells(cells, self.settings.code_separator)
@@ -400,11 +398,9 @@ class Reader:
 
     def _what_was_read(self, codes: list[str]) -> list[str]:
         settings, formatter, column = self.settings, self.formatter, self.settings.language_col
-        what = "no codes"
-        if settings.target_cols:
-            columns, kind = ", ".join(settings.target_cols), formatter.kind
-            how = f"{kind}, block size {formatter.block_size}"
-            what = f"codes from {columns} ({classes_in_words(codes) if kind == 'classes' else how})"
+        columns, kind = ", ".join(settings.target_cols), formatter.kind
+        how = f"{kind}, block size {formatter.block_size}"
+        what = f"codes from {columns} ({classes_in_words(codes) if kind == 'classes' else how})"
         language = f"column {column}" if column else f"{settings.language} for all"
         texts = "" if settings.clean_text == AS_IS else f"; texts: {settings.clean_text}"
         columns = " and ".join(settings.input_col)
