@@ -105,10 +105,13 @@ def test_each_code_and_macro_f1_against_plain_loops():
     text = np.arange(90) // 2
     value, low, high = figures.macro_f1(kinds, len(names), np.ones(90), text, 300, 1)
     assert value == pytest.approx(np.mean(expected)) and low < value < high
-    rows = np.arange(40) << 32 | np.arange(40)  # codes of one row each, and a quarter is right
-    rare = [rows[:10], rows[10:] ^ 1, rows[10:]]
-    value, low, high = figures.macro_f1(rare, 40, np.ones(40), np.arange(40), 300, 1)
-    assert low <= value <= high
+    rows, wrong = np.arange(300), rng.random(300) < 0.3  # codes of three rows each
+    true, pred = (
+        rows << 32 | codes for codes in (rows // 3, np.where(wrong, (rows // 3 + 7) % 100, rows // 3))
+    )
+    rare = [true[~wrong], pred[wrong], true[wrong]]
+    value, low, high = figures.macro_f1(rare, 100, np.ones(300), rows, 300, 1)
+    assert abs((low + high) / 2 - value) < (high - low) / 10
     value, low, high = figures.macro_f1(kinds, len(CODES), np.ones(90), text, 300, 1)
     halves = figures.macro_f1(kinds, len(CODES), np.full(90, 0.5), text, 300, 1)
     assert halves == pytest.approx([value, low, high])

@@ -44,8 +44,9 @@ METHOD = """\
 
 - A row is right (accuracy) if the set of predicted codes is the set of its codes, in any order. Precision,
   recall and F1 count codes, summed over rows. Macro-F1 is the mean of the F1 of each code that is true or
-  predicted; a draw of the bootstrap that lacks a code keeps its F1. At a level codes are cut to their first
-  digits or parts, and those of a row that become equal count once; -1, -2, -3 and ? are never cut.
+  predicted; a draw of the bootstrap that lacks a code keeps its F1, and its interval is corrected for bias.
+  At a level codes are cut to their first digits or parts, and those of a row that become equal count once;
+  -1, -2, -3 and ? are never cut.
 - Over distinct texts, each text (case and blanks aside) weighs the same however many rows have it. In
   brackets: 95 % intervals of {resamples:,} bootstrap draws of texts with all their rows (seed {seed}).
 - Confidence: the probability that exactly these codes are right{fitted}. Expected calibration error: the mean
@@ -109,11 +110,12 @@ def measured(columns: np.ndarray, text: np.ndarray, resamples: int, seed: int) -
 
 def interval(of: Callable[[np.ndarray], float], texts: int, resamples: int, seed: int) -> list[float]:
     """Return [value, low, high] of any figure by the same bootstrap, text by text, which is slower than
-    `measured`. of: returns the figure by how often each text is drawn, int64 [texts].
+    `measured`. The interval is corrected for bias: draws are moved by as much as their mean is off the value.
+    of: returns the figure by how often each text is drawn, int64 [texts].
     """
-    rng = np.random.default_rng(seed)
+    rng, value = np.random.default_rng(seed), of(np.ones(texts, dtype=np.int64))
     draws = [of(np.bincount(rng.integers(texts, size=texts), minlength=texts)) for _ in range(resamples)]
-    return [of(np.ones(texts, dtype=np.int64)), *np.percentile(draws, PERCENTILES).tolist()]
+    return [value, *(np.percentile(draws, PERCENTILES) + value - np.mean(draws)).tolist()]
 
 
 def mean_of(values: np.ndarray, weight: np.ndarray, text: np.ndarray, *how: int) -> list[float]:
@@ -126,7 +128,7 @@ def macro_f1(
     kinds: list[np.ndarray], codes: int, weight: np.ndarray, text: np.ndarray, *how: int
 ) -> list[float]:
     """Return macro-F1 with its interval. A code that a draw lacks keeps its F1, since rare codes are often
-    wrong, and draws without them would be too good.
+    wrong, and draws without them would be too good. Draws are lower on average, as they repeat texts.
 
     Args:
         kinds: pairs of rows and codes that are right, only predicted, and only true.
@@ -143,7 +145,8 @@ def macro_f1(
         return np.divide(2 * tp, total, out=lacking.copy(), where=total > 0)
 
     whole = f1(np.ones(text.max() + 1), np.full(codes, np.nan))  # NaN: neither true nor predicted
-    return interval(lambda times: float(np.nanmean(f1(times, whole))), text.max() + 1, *how)
+    found = interval(lambda times: float(np.nanmean(f1(times, whole))), text.max() + 1, *how)
+    return [min(max(figure, 0.0), 1.0) for figure in found]
 
 
 def code_table(kinds: list[np.ndarray], names: list[str], titles: dict[str, str]) -> list[dict]:
