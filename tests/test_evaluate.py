@@ -384,7 +384,7 @@ class TestRows:
         assert "--share-val takes 0 of 64" in refused(*common, "--share-val", 1e-9)
 
     def test_the_test_part_of_a_training(self, tested, tmp_path):
-        """Of its own file, or of a file beside it in the folder of the data, the test part alone."""
+        """Of its own file, of a copy, or of a file in the folder of the data, the test part alone."""
         folder, report, said = tested
         facts = report["data"]
         assert facts["test_part"] and 100 < facts["rows"] == 400 - facts["other_part_rows"] < 240
@@ -393,7 +393,9 @@ class TestRows:
         assert f"Not evaluated: {facts['other_part_rows']} rows whose texts are not in the test part" in said
         whole, _ = evaluated(folder, tmp_path / "all", "--share-val", 1, data=folder / "data.csv")
         assert whole["data"]["rows"] == 400 and not whole["data"]["test_part"]
-        other = write_csv(tmp_path / "other.csv", *ROWS_OF_SOURCES)
+        copy = write_csv(tmp_path / "copy.csv", *ROWS_OF_SOURCES)
+        assert evaluated(folder, tmp_path / "copy", data=copy)[0]["data"]["rows"] == facts["rows"]
+        other = write_csv(tmp_path / "other.csv", ROWS_OF_SOURCES[0], ROWS_OF_SOURCES[1][::-1])
         assert evaluated(folder, tmp_path / "other", data=other)[0]["data"]["rows"] == 400
 
     def test_other_columns(self, trained, report, tmp_path):

@@ -49,7 +49,7 @@ from histocc.data.split import named_parts, parts_of
 from histocc.data.tables import Chunk, read_chunks, table_format
 from histocc.formatter import BlockyFormatter, classes_in_words, hisco_key
 from histocc.runtime.errors import UserError, in_words
-from histocc.runtime.files import OwnFiles, atomic_write, kind_of, run_lock
+from histocc.runtime.files import OwnFiles, atomic_write, checksum, kind_of, run_lock
 from histocc.runtime.log import Stage
 from histocc.text import (
     AS_IS,
@@ -196,6 +196,7 @@ class Reader:
             stage.at(round(size * chunk.share, 1))
         encoding = table.binary.kind if table.binary else table.encoding.removesuffix("-sig").upper()
         more = {"delimiter": table.delimiter, "columns": table.names, "notes": list(table.notes)}
+        more["checksum"] = checksum(path)  # `evaluate` knows a copy by it
         self.files.append({"path": path, "part": part, "rows": rows, "encoding": encoding, **more})
 
     def _read_chunk(self, path: str, part: str, chunk: Chunk) -> None:

@@ -154,21 +154,29 @@ def load(args: EvaluateConfig, file: str) -> models.Loaded:
     return model, formatter, state
 
 
-def test_part(args: EvaluateConfig, trained: dict) -> dict[str, Any]:
+def test_part(args: EvaluateConfig, trained: dict, data: PreparedData | None) -> dict[str, Any]:
     """Return the settings that choose the rows of a training's test part; {} if it has none, if no file is of
-    the training, or if --share-val says which rows are evaluated. trained: the arguments of the training.
+    the training, by its path or its content, or if --share-val says which rows are evaluated. trained: the
+    arguments of the training; data: its rows, if they are there.
     """
     how = {name: trained[name] for name in OF_TEST if trained.get(name)}
+    if not how or (args.asked or args).share_val is not None:
+        return {}
     known = [(path, file) for path in args.data for file in trained.get("dataset") or ()]
     is_known = any(
         files.is_same(path, file) or files.is_same(os.path.dirname(path), file) for path, file in known
     )
-    return how | {"only_test": True} if how and is_known and (args.asked or args).share_val is None else {}
+    contents = {file.get("checksum") for file in data.report["files"]} if data else set()
+    is_known |= any(os.path.isfile(path) and files.checksum(path) in contents for path in args.data)
+    return how | {"only_test": True} if is_known else {}
 
 
-def prepare_settings(args: EvaluateConfig, state: dict, formatter: BlockyFormatter) -> PrepareSettings:
+def prepare_settings(
+    args: EvaluateConfig, state: dict, formatter: BlockyFormatter, data: PreparedData | None
+) -> PrepareSettings:
     """Return the settings to read the data with the codes of the model in their order. Columns, language and
-    separator of codes that are not named are those of the training. Raises UserError with all that is wrong.
+    separator of codes that are not named are those of the training, whose rows are `data` if they are there.
+    Raises UserError with all that is wrong.
     """
     trained, columns = state.get("args", {}), args.target_cols or formatter.target_cols
     language, language_col = args.language, args.language_col
@@ -211,17 +219,17 @@ def prepare_settings(args: EvaluateConfig, state: dict, formatter: BlockyFormatt
         fixed_codes=sorted(state["key"], key=state["key"].get),
         clean_text=state["config"]["text"],
         number_codes=numbers,
-        **test_part(args, trained),
+        **test_part(args, trained, data),
     )
     raise_if_any([*problems, *file_problems(settings), *code_problems(of_columns, settings)])
     return settings
 
 
 def prepare_rows(
-    args: EvaluateConfig, file: str, loaded: models.Loaded, has_trained: bool, world: World
+    args: EvaluateConfig, file: str, loaded: models.Loaded, trained: PreparedData | None, world: World
 ) -> tuple[PrepareSettings, str, str]:
-    """Return (settings to read the data, folder of the report, folder of the arrays below it). has_trained:
-    whether the rows of the training are there. Rank 0 only. Raises UserError if no report can be made.
+    """Return (settings to read the data, folder of the report, folder of the arrays below it). trained: the
+    rows of the training, if they are there. Rank 0 only. Raises UserError if no report can be made.
     """
     beside = os.path.dirname(file) if os.path.exists(args.model) else ""
     output = args.output or os.path.join(beside, "evaluation")
@@ -234,10 +242,10 @@ def prepare_rows(
     unfinished = None if os.path.lexists(own.path(JSON)) else own  # its own files may be replaced
     inputs |= {args.key: "the file of --key"}
     raise_if_any(files.problems(paths, inputs, args.overwrite, unfinished))
-    settings = prepare_settings(args, loaded[2], loaded[1])
+    settings = prepare_settings(args, loaded[2], loaded[1], trained)
     if args.baseline and importlib.util.find_spec("sklearn") is None:
         raise UserError("--baseline needs scikit-learn: pip install 'histocc[baseline]'")
-    if args.baseline and not has_trained:
+    if args.baseline and trained is None:
         what = "--baseline: the rows of the training are not beside the model"
         raise UserError(f"{what}; --prepare-only with the command of the training prepares them again")
     try:
@@ -378,8 +386,7 @@ def run(args: EvaluateConfig, world: World) -> None:
     if trained and state.get("refit"):
         train, none = JoinedRows(trained.train, trained.val), SomeRows(trained.val, np.arange(0))
         trained = replace(trained, train=train, val=none)
-    has_trained = trained is not None
-    prepared = world.run_on_main(lambda: prepare_rows(args, file, loaded, has_trained, world))
+    prepared = world.run_on_main(lambda: prepare_rows(args, file, loaded, trained, world))
     settings, output, folder = prepared
     data = preparing.on_every_node(settings, output, folder, world, world.give_up_if_asked)
     rows = data.train if settings.share_val is None and not settings.only_test else data.val
