@@ -123,19 +123,18 @@ def latencies(count: int, decided: int) -> dict[str, float]:
         coded = CodedFile(path, system="hisco", key=set(codes))
         page = Decisions(coded, Codes(codes, "hisco", {}), f"{folder}/decided.csv")
         for place in range(decided):
-            page.taught[place] = (codes[place % 500],)
-            page.cells[place] = codes[place % 500]
+            page.made[place] = (codes[place % 500],), Mark()
         page.has_changed.set()
         threading.Thread(target=page.learn, daemon=True).start()
         taken, started = [], time.perf_counter()
-        while page.guesses is None or len(taken) < 200:
+        while page.learned is None or len(taken) < 200:
             shown = page.next("one")["text"]
             begin = time.perf_counter()
             page.decide(shown["id"], [codes[0]], "", Mark(), "")
             page.next("one")
             taken.append(time.perf_counter() - begin)
             time.sleep(0.1)
-            if page.guesses and "guessed" not in locals():
+            if page.learned and "guessed" not in locals():
                 guessed = time.perf_counter() - started
     taken.sort()
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - first

@@ -190,7 +190,7 @@ class Learner:
         truth = np.zeros((len(taught), len(names)), np.float32)
         for row, codes in zip(truth, answers):
             row[[columns[code] for code in codes]] = 1
-        model = self._model_scores(taught, columns, len(names))
+        model = self._model_scores(taught, columns, len(names) if any(self.model) else 1)
 
         rows = self.ngrams.take(np.array(taught, np.int64))
         kernel = np.empty((len(taught), len(taught)), np.float32)
@@ -202,16 +202,18 @@ class Learner:
         del kernel
         by_earlier, by_others = np.diagonal(inverse)[:, None], (inverse**2).sum(0)[:, None]
         twice, fits = np.concatenate([truth, truth]), []
-        for share in SHARES if model.any() else SHARES[:1]:
-            white = inverse @ (truth - share * model)
-            weights = inverse.T @ white
-            best, x = features(twice - np.concatenate([white / by_earlier, weights / by_others]))
+        white = [inverse @ each for each in (truth, model)]
+        weights = [inverse.T @ each for each in white]
+        for share in SHARES if any(self.model) else SHARES[:1]:
+            earlier, others = ((of_truth - share * of_model) for of_truth, of_model in (white, weights))
+            best, x = features(twice - np.concatenate([earlier / by_earlier, others / by_others]))
             hits = np.take_along_axis(twice, best, axis=1) > 0
-            fits.append((hits[:, 0].sum(), share, weights, x, hits))
-        _, share, weights, x, hits = max(fits, key=lambda fit: fit[:2])
-        del inverse, fits
+            fits.append((hits[:, 0].sum(), share, others, x, hits))
+        _, share, learned, x, hits = max(fits, key=lambda fit: fit[:2])
+        del inverse, white, weights, fits
         maps = [fit_logistic(x[:, each].reshape(-1, 3), hits[:, each].ravel()) for each in RANKS]
-        codes, probs, width = self._guess(rows, weights, columns, names, share, maps)
+        codes, x_of_all = self._guess(rows, learned, columns, names, share)
+        probs, width = probabilities(x_of_all, maps).astype(np.float32), width_of(x_of_all)
 
         # of the draws before the first open one: whether the others' answer is right, less its probability
         drawn = {*takewhile(decisions.__contains__, self.draws)}
@@ -256,21 +258,20 @@ class Learner:
             row[[columns[code] for code in self.model[text]]] = list(self.model[text].values())
         return scores
 
-    def _guess(self, rows: Rows, weights: np.ndarray, columns: dict[int, int], names, share: float, maps):
-        """Return `codes`, `probs` and `width` of Guesses. weights: of the decided rows, [rows, names]."""
+    def _guess(self, rows: Rows, weights: np.ndarray, columns: dict[int, int], names, share: float):
+        """Return `codes` of Guesses and their `features`. weights: of the decided rows, [rows, names]."""
         local, count, lookup = _own_columns(rows)
         table = np.zeros((count + 1, len(names)), np.float32)  # the last row stands for all other n-grams
         for start, end, weight in zip(local.starts, local.starts[1:], weights):
             table[local.columns[start:end]] += local.values[start:end, None] * weight
         places, total = lookup[self.ngrams.columns], len(self.texts)
-        codes, probs = np.zeros((total, CHOICES), np.int32), np.zeros((total, CHOICES), np.float32)
-        width = np.ones(total, np.int64)
+        codes, x = np.empty((total, CHOICES), np.int32), np.empty((total, CHOICES, 3), np.float32)
         for start in range(0, total, BLOCK):
             part = range(start, min(start + BLOCK, total))
             scores = Rows(self.ngrams.starts[start : part.stop + 1], places, self.ngrams.values).dot(table)
-            best, x = features(scores + share * self._model_scores(part, columns, len(names)))
-            codes[part], probs[part], width[part] = names[best], probabilities(x, maps), width_of(x)
-        return codes, probs, width
+            best, x[part] = features(scores + share * self._model_scores(part, columns, len(names)))
+            codes[part] = names[best]
+        return codes, x
 
     def _order(self, doubt: np.ndarray, is_open: np.ndarray) -> list[int]:
         """Return the texts that teach most, each after the texts before it have been decided."""

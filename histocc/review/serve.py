@@ -136,13 +136,11 @@ class Decisions:
         if order == "file":
             self.texts = [text for text in coded.texts.values() if not text.decided]
         self.place = {text.id: i for i, text in enumerate(self.texts)}
-        self.cells: dict[int, str] = {}  # decisions, as they stand in the file
+        self.made: dict[int, tuple[tuple[str, ...] | None, Mark]] = {}  # codes (None: skip), the latest last
         self.rows = sum(text.rows for text in coded.texts.values())
         self.rows_open = sum(text.rows for text in self.texts)
         self.doubt = sum(text.doubt for text in self.texts)
-        self.skipped = self.first_open = 0
         self.reserved: dict[str, tuple[int, float]] = {}  # window → the text that it shows, since when
-        self.marks: dict[int, Mark] = {}  # of decisions, the latest one last
         self.languages = {text.language.casefold() for text in self.texts}
         self.search = Search(codes, word_lists() if coded.system == "hisco" else {})
         self.known = KnownTexts(coded.texts)
@@ -150,10 +148,8 @@ class Decisions:
             if text.decided and (answer := coded.answer(text.answer, text.decided)):
                 self.known.add(key, tuple(answer))
                 self.search.decide(key, tuple(answer))
-        self.taught: dict[int, tuple[str, ...] | None] = {}  # decisions, the first ones first; None: skip
         self.has_changed = threading.Event()
-        self.learner: Learner | None = None
-        self.guesses: Guesses | None = None
+        self.learned: tuple[Learner, Guesses] | None = None
         self.size = self._open()
 
     @contextlib.contextmanager
@@ -185,28 +181,24 @@ class Decisions:
         for key, made in Sheets([self.path], self.coded, self.codes).by_text.items():
             text, mark = self.coded.texts[key], Mark(made.unsure, made.note)
             if text.id in self.place:
-                self._set(self.place[text.id], cell_of(made.codes), made.codes, mark)
+                self._set(self.place[text.id], made.codes, mark)
         return size
 
-    def _set(self, place: int, cell: str, codes: tuple[str, ...] | None, mark: Mark) -> None:
-        """Count a decision; cell: UNDO for none."""
-        text, before = self.texts[place], self.cells.pop(place, UNDO)
-        settled = (cell not in (UNDO, "skip")) - (before not in (UNDO, "skip"))
-        self.rows_open -= settled * text.rows
-        self.doubt -= settled * text.doubt
-        self.skipped += (cell == "skip") - (before == "skip")
-        self.known.codes.pop(text.key, None)
+    def _set(self, place: int, codes: tuple[str, ...] | None, mark: Mark | None) -> None:
+        """Count a decision, or with mark None that there is none any more."""
+        key = self.texts[place].key
+        self.made.pop(place, None)
+        self.known.codes.pop(key, None)
+        if mark:
+            self.made[place] = codes, mark
         if codes:
-            self.known.add(text.key, codes)
-        self.search.decide(text.key, codes or ())
-        self.marks.pop(place, None)
-        self.marks |= {place: mark} if cell != UNDO else {}
-        if cell == UNDO:
-            self.first_open = min(self.first_open, place)
-            self.taught.pop(place, None)
-        else:
-            self.cells[place], self.taught[place] = cell, codes
+            self.known.add(key, codes)
+        self.search.decide(key, codes or ())
         self.has_changed.set()
+
+    def _seen(self, place: int) -> str:
+        """Return the decision on a text as it stands in the file, "" for none."""
+        return cell_of(self.made[place][0]) if place in self.made else ""
 
     def learn(self) -> None:
         """Guess anew whenever decisions have come, in a thread, half of the time at most."""
@@ -215,22 +207,23 @@ class Decisions:
         while self.has_changed.wait():
             self.has_changed.clear()
             with self.lock:
-                taught = dict(self.taught)
+                decisions = {place: codes for place, (codes, _) in self.made.items()}
             started = time.monotonic()
-            guesses = learner.learn(taught)
+            guesses = learner.learn(decisions)
             with self.lock:
-                self.learner, self.guesses = learner, guesses if guesses.taught >= LEAST else None
+                self.learned = (learner, guesses) if guesses.taught >= LEAST else None
             time.sleep(time.monotonic() - started)
 
     def _asked(self) -> Iterator[int]:
         """Yield the texts in the order in which they are offered."""
-        if self.order == "learn" and self.learner and self.guesses:
-            if len(self.taught) % DRAWN == DRAWN - 1:
-                yield from (place for place in self.learner.draws if place < len(self.texts))
-            yield from self.guesses.order
-        yield from range(self.first_open, len(self.texts))
+        if self.order == "learn" and self.learned:
+            learner, guesses = self.learned
+            if len(self.made) % DRAWN == DRAWN - 1:
+                yield from learner.draws
+            yield from guesses.order
+        yield from range(len(self.texts))
 
-    def decide(self, text_id: str, decision: list[str] | str, seen: str, mark: "Mark", by: str) -> str:
+    def decide(self, text_id: str, decision: list[str] | str, seen: str, mark: Mark, by: str) -> str:
         """Append a decision and sync it to disk; return it as it stands in the file.
 
         Args:
@@ -252,16 +245,15 @@ class Decisions:
             cell = cell_of(tuple(dict.fromkeys(decision))) if isinstance(decision, list) else decision
             codes = None if cell == UNDO else self.codes.decision(cell, text, len(self.coded.codes))
             cell = cell if cell == UNDO else cell_of(codes)  # a title becomes its code
-            before = self.cells.get(place, "")
-            if cell == (before or UNDO) and mark == self.marks.get(place, mark):
+            if cell == (self._seen(place) or UNDO) and mark == self.made.get(place, (None, mark))[1]:
                 return cell  # the same request again, or the same decision in two windows
-            if seen != before:
+            if seen != self._seen(place):
                 raise Conflict
             # the row stays on one line: blanks do not count
             cells = [" ".join(value.split()) for value in (text.text, text.language)]
             cells += [str(text.rows), cell, "?" * mark.unsure, mark.note, by, f"{CHOSEN}-{text.id}"]
             self._append(csv_text([[escape_formula(each) for each in cells]]))
-            self._set(place, cell, codes, mark)
+            self._set(place, codes, None if cell == UNDO else mark)
             return cell
 
     def _append(self, line: bytes) -> None:
@@ -283,18 +275,14 @@ class Decisions:
         """
         words = only.casefold().split()
         with self.lock:
-            while self.first_open in self.cells:
-                self.first_open += 1
             others = [shown for other, shown in self.reserved.items() if other != window]
             elsewhere = {place for place, since in others if time.monotonic() - since < RESERVED_SECONDS}
-            for place in self._asked():
-                if place not in self.cells and place not in elsewhere and self._is_asked(place, words):
-                    return self._shown(place, window)
-            for place, mark in self.marks.items():
-                if mark.unsure and place not in elsewhere and self._is_asked(place, words):
+            unsure = (place for place, (_, mark) in self.made.items() if mark.unsure)
+            for place in chain((place for place in self._asked() if place not in self.made), unsure):
+                if place not in elsewhere and self._is_asked(place, words):
                     return self._shown(place, window)
             self.reserved.pop(window, None)
-            return {"text": None, "elsewhere": len(elsewhere - self.cells.keys())} | self._progress()
+            return {"text": None, "elsewhere": len(elsewhere - self.made.keys())} | self._progress()
 
     def _is_asked(self, place: int, words: list[str]) -> bool:
         text, language = self.texts[place].text.casefold(), self.texts[place].language.casefold()
@@ -318,7 +306,7 @@ class Decisions:
         known = self.codes.codes
         near = near or [(other, [*filter(None, split_codes(codes, known))]) for other, codes in text.similar]
         offered: dict[str, dict[str, Any]] = {}  # by code
-        guessed = self.learner.codes_of(self.guesses, place) if self.learner and self.guesses else []
+        guessed = self.learned[0].codes_of(self.learned[1], place) if self.learned else []
         model = [*zip(text.codes, [*text.probs, *[""] * MAX_CODES])]
         for code, prob in chain(model if not text.probs else [], guessed, model):
             offered.setdefault(code, {"prob": prob})
@@ -329,22 +317,25 @@ class Decisions:
         words = self.codes.words
         choices = [{"code": code, "title": words.get(code, "")} | more for code, more in offered.items()]
         shown = {"id": text.id, "text": text.text, "language": text.language, "rows": text.rows}
-        shown |= {"choices": choices[:MAX_CODES], "seen": self.cells.get(place, "")}
+        shown |= {"choices": choices[:MAX_CODES], "seen": self._seen(place)}
         shown["near"] = [{"text": other, "codes": codes} for other, codes in near]
         shown["about"] = [(self.coded.header[i], cell) for i, cell in zip(self.coded.show, text.shown)]
-        shown |= self.marks.get(place, Mark())._asdict()
+        shown |= self.made.get(place, (None, Mark()))[1]._asdict()
         return {"text": shown} | self._progress()
 
     def _progress(self) -> dict[str, Any]:
-        accuracy = 1 - self.doubt / max(self.rows, 1) if self.coded.unfitted == "" else None
+        settled = [self.texts[place] for place, (codes, _) in self.made.items() if codes is not None]
+        rows, right = max(self.rows, 1), self.learned[1].right if self.learned else None
+        wrong = (self.doubt - sum(text.doubt for text in settled)) / rows
+        accuracy = 1 - wrong if self.coded.unfitted == "" else None
         return {
-            "decided": len(self.cells) - self.skipped,
-            "skipped": self.skipped,
-            "unsure": sum(mark.unsure for mark in self.marks.values()),
+            "decided": len(settled),
+            "skipped": len(self.made) - len(settled),
+            "unsure": sum(mark.unsure for _, mark in self.made.values()),
             "texts": len(self.texts),
-            "settled": 1 - self.rows_open / max(self.rows, 1),
-            "accuracy": self.guesses.right[1] if self.guesses else accuracy,
-            "interval": self.guesses.right[::2] if self.guesses else None,
+            "settled": 1 - (self.rows_open - sum(text.rows for text in settled)) / rows,
+            "accuracy": right[1] if right else accuracy,
+            "interval": right[::2] if right else None,
             "unfitted": self.coded.unfitted,
         }
 
@@ -463,7 +454,7 @@ def serve(decisions: Decisions, port: int, by: str, with_browser: bool) -> None:
     if number != port:
         print(f"Port {port} is in use; {number} is taken instead.")
     texts, address = f"{len(decisions.texts):,} texts", f"http://{HOST}:{number}/{server.token}/"
-    decided = f"{len(decisions.cells):,} of them have a decision in {decisions.path}"
+    decided = f"{len(decisions.made):,} of them have a decision in {decisions.path}"
     with server:
         print(f"{decisions.coded.path}: {texts}, {decided}; served by process {os.getpid()}")
         print(OPEN.format(address), flush=True)
@@ -475,4 +466,4 @@ def serve(decisions: Decisions, port: int, by: str, with_browser: bool) -> None:
         try:
             server.serve_forever()
         except KeyboardInterrupt:
-            print(f"{len(decisions.cells):,} texts have a decision.")
+            print(f"{len(decisions.made):,} texts have a decision.")
