@@ -15,6 +15,7 @@ from histocc import OccCANINE, lexicon
 from histocc.formatter import hisco_key
 from histocc.predict import __main__ as predict
 from histocc.published import built_in
+from histocc.review import __main__ as review
 from histocc.sample import built_in as making
 from histocc.sample.generate import read as read_list
 
@@ -74,6 +75,12 @@ def test_is_made_once_by_two_processes_at_once_and_codes(small, tmp_path):
     [folder] = [path for path in (tmp_path / "cache").iterdir() if path.is_dir()]
     assert {path.name for path in folder.glob("*.bin")} == {"best.bin"}
     assert OccCANINE("built-in").predict(["tailor"], lang="en")["hisco_1"].tolist() == ["79100"]
+    table, sheet, final = (tmp_path / f"{name}.csv" for name in ("my", "sheet", "final"))
+    run_here(review.main, "make", table, "--key", "hisco", "--output", sheet)
+    sheet.write_text(re.sub(r"(.*baker.*),,t-", r"\1,77610,t-", sheet.read_text()))
+    said = run_here(review.main, "apply", sheet, "--to", table, "--key", "hisco", "--output", final, "--fill")
+    assert "first guesses are those of the built-in model" in said
+    assert [row["hisco_1"] for row in read(final)] == ["83110", "77610"]
 
 
 def test_without_a_folder_for_it_one_message_says_what_to_do(monkeypatch, tmp_path):

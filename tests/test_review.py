@@ -2,6 +2,7 @@
 
 import csv
 import io
+import itertools
 import random
 import re
 import shlex
@@ -10,6 +11,7 @@ import pytest
 from helpers import run_here
 
 from histocc.data.binary import table_writer
+from histocc.data.rows import read_columns
 from histocc.review import __main__ as review
 from histocc.review.agreement import kappa, share
 from histocc.review.sheet import CodedFile, CodedText, Codes, escape_formula, key_of, unescape
@@ -185,30 +187,31 @@ class TestApply:
     }
 
     def test_workbooks_are_applied_like_csv(self, folder):
-        for package in ("python_calamine", "xlsxwriter"):
+        for package in ("python_calamine", "xlsxwriter", "pyarrow"):
             pytest.importorskip(package)
         sheet = filled(folder, {("smith", "en"): "2", ("clerk", "en"): "41025"})
         apply(folder, sheet)
         expected = read(folder / "final.csv")
-        sheet, coded = (
-            as_workbook(sheet, {"decision"}),
-            as_workbook(folder / "coded.csv", {"prob_1", "hisco_1"}),
-        )
+        sheet = as_workbook(sheet, {"decision"})
+        coded = as_workbook(folder / "coded.csv", {"prob_1", "hisco_1"})
+        to = ["--to", coded, "--sheet", "Sheet1", "--output"]
+        run("apply", sheet, *to, folder / "final.csv", "--overwrite")
+        run("apply", sheet, *to, folder / "final.xlsx")
         run(
-            "apply",
-            sheet,
-            "--to",
-            coded,
-            "--output",
-            folder / "final.csv",
-            "--overwrite",
-            "--sheet",
-            "Sheet1",
+            "apply", folder / "filled.csv", "--to", folder / "coded.csv", "--output", folder / "final.parquet"
         )
-        found = read(folder / "final.csv")
-        for row in [*expected, *found]:
+        tables = [
+            read_columns(str(folder / f"final.{kind}"), list(expected[0])) for kind in ("xlsx", "parquet")
+        ]
+        found = [
+            read(folder / "final.csv"),
+            *([dict(zip(expected[0], row)) for row in rows] for rows in tables),
+        ]
+        for row in itertools.chain(expected, *found):
             row["hisco_1"], row["prob_1"] = (code and float(code) for code in (row["hisco_1"], row["prob_1"]))
-        assert found == expected
+            row |= {name: float(row[name] or 0) for name in ("prob_2", "prob_3", "conf", "needs_review")}
+            row["occ1"] = row["occ1"].strip()
+        assert found == [expected] * 3
 
     def test_decisions_are_in_all_rows_of_their_texts(self, folder):
         before = (folder / "coded.csv").read_bytes()
@@ -344,6 +347,7 @@ class TestApply:
             ("make coded.csv --output coded.csv --overwrite", "coded.csv is an input"),
             ("make coded.csv --output filled.csv", "filled.csv: exists; --overwrite replaces it"),
             ("make coded.csv --output x.xlsx", "x.xlsx: tables are written as CSV: name it x.csv"),
+            ("apply filled.csv --to coded.csv --output x.dta", "name of this output ends in .csv, .csv.gz"),
             ("make filled.csv --output x.csv", "is not a coded file: it has no column 'conf'"),
             ("apply filled.csv --to coded.csv --output x.csv --training-data coded.csv", "is the coded file"),
             ("apply filled.csv --to coded.csv --output x.csv.gz --by model", "is not the name of"),

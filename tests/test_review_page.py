@@ -62,6 +62,7 @@ class Serving:
         self.output.write_text("")
         arguments = ["serve", folder / coded, *([] if variables else ["--no-browser"]), *more]
         arguments += ["--decisions", folder / decisions] if decisions else []
+        arguments += ["--guesses", "none"]
         if "--port" not in more:
             arguments += ["--port", free_port()]
         [self.process] = start_forked("histocc.review", arguments, self.output, **variables)
@@ -112,7 +113,8 @@ def decisions(folder):
 
 
 def final(folder, *more, coded="coded.csv", columns=3):
-    run("apply", folder / "decided.csv", "--to", folder / coded, "--output", folder / "final.csv", *more)
+    to = ["--to", folder / coded, "--output", folder / "final.csv", "--guesses", "none"]
+    run("apply", folder / "decided.csv", *to, *more)
     rows = read(folder / "final.csv")
     return {
         row["occ1"]: [row[f"hisco_{i}"] for i in range(1, columns + 1) if row[f"hisco_{i}"]] for row in rows

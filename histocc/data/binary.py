@@ -8,7 +8,7 @@ and SPSS files are read piece by piece; a workbook is held in memory while it is
 import contextlib
 import datetime
 import gzip
-import importlib
+import importlib.util
 import itertools
 import os
 import re
@@ -60,6 +60,14 @@ def composed(name: str) -> str:
 def ending_of(path: str) -> str:
     """Return the one of ENDINGS that a name has; without any it is that of CSV."""
     return next((ending for ending in ENDINGS if path.lower().endswith(ending)), ".csv")
+
+
+def missing_package(path: str) -> list[str]:
+    """Return what lacks to write a table of this name, in a line, or []."""
+    package, extra = ENDINGS[ending_of(path)] or ("csv", "")
+    if importlib.util.find_spec(package) is None:
+        return [f"--output {path} needs {package}: pip install 'histocc[{extra}]'"]
+    return []
 
 
 class Binary(NamedTuple):

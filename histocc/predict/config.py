@@ -1,13 +1,12 @@
 """The flags of `python -m histocc.predict`, and the combinations of them that are refused."""
 
 import glob
-import importlib.util
 import os
 from collections.abc import Iterator
 from dataclasses import MISSING, dataclass
 from typing import Annotated
 
-from histocc.data.binary import ENDINGS, ending_of
+from histocc.data.binary import ENDINGS, missing_package
 from histocc.data.config import Column, Delimiter, Encoding, Workbooks
 from histocc.data.descriptions import CODE_COLUMNS, TEXT_COLUMNS
 from histocc.data.rows import key_reader
@@ -171,9 +170,7 @@ class PredictConfig(Files, Decoding, Published, Computing):
         overwrite = self.overwrite or os.path.isdir(self.output + ".parts")  # `begin` compares the settings
         paths, endings = [self.output, self.output + ".rejected.csv"], tuple(ENDINGS)
         yield from files.problems(paths, inputs, overwrite, endings=endings)
-        package, extra = ENDINGS[ending_of(self.output)] or ("csv", "")
-        if importlib.util.find_spec(package) is None:
-            yield f"--output {self.output} needs {package}: pip install 'histocc[{extra}]'"
+        yield from missing_package(self.output)
         yield from files.save_path_problems(os.path.dirname(os.path.abspath(self.output)))
 
 

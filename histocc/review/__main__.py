@@ -16,24 +16,27 @@ a browser, and appends each decision to a sheet. With --fill, rows that nobody h
 learned from the decisions. `agreement` says how often two people agree who have decided on the same texts.
 """
 
-import io
 import os
 import shlex
 import sys
 from collections import Counter
 from dataclasses import MISSING, dataclass, replace
+from itertools import islice
 from typing import Annotated
 
 import numpy as np
 
+from histocc.data.binary import CHUNK, ENDINGS, missing_package, table_writer
 from histocc.data.config import AUTO, Column, Delimiter, Workbooks, text_columns
 from histocc.data.descriptions import CODE_COLUMNS, TEXT_COLUMNS, read_descriptions
-from histocc.data.rows import DECIDED, GUESS, UNDECIDED, csv_text, read_columns, read_key, row_writer
+from histocc.data.rows import DECIDED, GUESS, UNDECIDED, csv_text, read_columns, read_key
 from histocc.data.tables import table_format
 from histocc.formatter import hisco_classes, hisco_key
+from histocc.lexicon import LANGUAGES
 from histocc.review import learn, serve
 from histocc.review.agreement import compare, share
 from histocc.review.sheet import (
+    MAX_CODES,
     CodedFile,
     Codes,
     Key,
@@ -84,6 +87,11 @@ class ReviewConfig(Workbooks):
     show: list[Column] | None = flag(None, "serve: further columns to show for each text", metavar="COL")
     training_data: str | None = flag(None, "apply: append texts and decided codes to it", metavar="FILE.csv")
     fill: bool = flag(False, "apply: give undecided rows codes that are learned from the decisions")
+    guesses: str = flag(
+        "built-in",
+        "serve, apply --fill: first guesses for a HISCO table without codes, in languages of that model",
+        choices=("built-in", "none"),
+    )
     order: str = flag(
         "learn", "serve: first what teaches most; as in sheets; or as in the file", choices=serve.ORDERS
     )
@@ -110,8 +118,10 @@ class ReviewConfig(Workbooks):
         inputs: dict[str | None, str] = dict.fromkeys(self.files, "an input")
         inputs |= {self.to or None: "the coded file", self.key: "the file of --key"}
         inputs |= {self.descriptions: "the file of --descriptions", self.known: "the file of --known"}
-        outputs = filter(None, [self.decisions, self.output])  # the content of the latter is compared
-        problems += output_problems(outputs, inputs, overwrite=True)
+        endings = tuple(ENDINGS) if self.action == "apply" else ()
+        problems += output_problems(filter(None, [self.decisions]), inputs, overwrite=True)  # it grows
+        problems += output_problems(filter(None, [self.output]), inputs, overwrite=True, endings=endings)
+        problems += missing_package(self.output)
         inputs[self.output or None] = "the file of --output"
         return problems + output_problems(filter(None, [self.training_data]), inputs, overwrite=True)
 
@@ -139,13 +149,28 @@ def next_command(args: ReviewConfig, coded: CodedFile, sheet: str) -> str:
     outputs = (f"{args.files[0]}.final{number or ''}.csv" for number in range(1000))
     command += [] if args.sample else ["--output", next(path for path in outputs if not os.path.exists(path))]
     columns = "input_col", "weight_col", "language_col", "delimiter", "no_quotes", "sheet"
-    for name in ("key", "descriptions", "by", "known", "training_data", "fill", *columns):
+    for name in ("key", "descriptions", "by", "known", "training_data", "fill", "guesses", *columns):
         if (value := getattr(args, name)) != getattr(ReviewConfig, name):
             values = value if isinstance(value, list) else [value] * (value is not True)
             command += [f"--{name.replace('_', '-')}", *values]
     if coded.system != "hisco" and not args.key:
         command += ["--key", "RUN/key.csv"]
     return shlex.join(command)
+
+
+def take_guesses(coded: CodedFile, model: str) -> None:
+    """Give the texts of a HISCO table without codes the choices of a model that knows their languages."""
+    texts = [text for text in coded.texts.values() if not text.decided]
+    languages = {language for _, language in coded.texts} & {*LANGUAGES}
+    if model == "none" or coded.system != "hisco" or any(text.codes for text in texts) or not languages:
+        return
+    from histocc.predict.coder import Coder  # loads torch, which takes seconds
+
+    print(f"{coded.path}: first guesses are those of the {model} model; --guesses none leaves them out")
+    coder = Coder.load(model, choices=MAX_CODES)
+    answers = coder.code([text.text for text in texts], [text.language for text in texts], "flat")
+    for text, answer in zip(texts, answers):
+        text.codes, text.probs = answer.choices[::2], answer.choices[1::2]
 
 
 def make_sheet(args: ReviewConfig, coded: CodedFile, key: list[str] | None) -> None:
@@ -175,65 +200,76 @@ def make_sheet(args: ReviewConfig, coded: CodedFile, key: list[str] | None) -> N
 def apply_sheets(args: ReviewConfig, coded: CodedFile, key: list[str] | None) -> None:
     sheets = Sheets(args.files, coded, codes_of_key(args, coded, key))
     decided = {key: list(made.codes) for key, made in sheets.by_text.items() if made.codes is not None}
-    known = {key: text.answer for key, text in coded.known.items() if text.rows}
-    deciders = {key: coded.known[key].decided for key in known}
-    deciders |= {key: sheets.by_text[key].by or args.by for key in decided}
-    guessed = learned_codes(coded, sheets) if args.fill else {}
+    answers = {key: (text.answer, "", text.decided) for key, text in coded.known.items() if text.rows}
+    answers |= {key: (codes, "", sheets.by_text[key].by or args.by) for key, codes in decided.items()}
+    guessed = learned_codes(args, coded, sheets) if args.fill else {}
     beside = [(coded.codes, None), (coded.words, sheets.codes.words)]
     beside += [(places, hisco_classes()[name]) for name, places in coded.classes.items()]
     added, table = training_rows(args.training_data, coded, decided) if args.training_data else ("", b"")
-    rows = changed = filled = 0
-    with atomic_write(os.path.realpath(args.output), args.overwrite) as file:
-        wrapped = io.TextIOWrapper(file, encoding="utf-8", newline="")
-        write = row_writer(wrapped)
-        write(coded.header)
-        for row in coded.read_rows():
-            text_key, before, times = coded.key(row), coded.codes_of(row), coded.times(row)
-            codes, conf, decider = decided.get(text_key, known.get(text_key)), "", deciders.get(text_key, "")
-            if codes is not None:
-                rows += times
-                changed += times * (codes != coded.answer(before, coded.decider(row)))
-            elif text_key in guessed and not coded.decider(row) and (coded.is_coded or not before):
-                codes, conf, decider = *guessed[text_key], GUESS
-                filled += times
-            if codes is not None:
-                for places, of_code in beside:
-                    values = codes if of_code is None else [of_code.get(code, "") for code in codes]
-                    for i, place in enumerate(places):
-                        row[place] = values[i] if i < len(values) else ""
-                for place in coded.probs:
-                    row[place] = ""
-                if coded.conf is not None:
-                    row[coded.conf] = conf
-                if coded.review is not None:
-                    row[coded.review] = str(int(decider == GUESS and float(conf) < LEAST_SURE))
-                row[coded.decided] = decider
-            write(row)
-        wrapped.detach()
-    if args.training_data and table:
+    counts: Counter[str] = Counter()
+
+    def final_row(row: list[str]) -> list[str]:
+        text, before, decider = coded.key(row), coded.codes_of(row), coded.decider(row)
+        times = coded.times(row)
+        if text in answers:
+            counts["rows"] += times
+            counts["changed"] += times * (answers[text][0] != coded.answer(before, decider))
+        elif text in guessed and not decider and (coded.is_coded or not before):
+            counts["filled"] += times
+        else:
+            return row
+        codes, conf, row[coded.decided] = answers.get(text) or guessed[text]
+        for places, of_code in beside:
+            values = codes if of_code is None else [of_code.get(code, "") for code in codes]
+            for place, value in zip(places, [*values, *[""] * len(places)]):
+                row[place] = value
+        for place in coded.probs:
+            row[place] = ""
+        if coded.conf is not None:
+            row[coded.conf] = conf
+        if coded.review is not None:
+            row[coded.review] = str(int(conf != "" and float(conf) < LEAST_SURE))
+        return row
+
+    with (
+        atomic_write(os.path.realpath(args.output), args.overwrite) as file,
+        table_writer(file, args.output, coded.header, coded.numbers, csv_text) as write,
+    ):
+        rows = map(final_row, coded.read_rows())
+        while piece := list(islice(rows, CHUNK)):
+            try:
+                write(piece)
+            except ValueError as error:
+                raise UserError(f"{coded.path}: {error}; a .csv output keeps such cells") from None
+    if table:
         with atomic_write(os.path.realpath(args.training_data)) as file:
             file.write(table)
-    skipped = len(sheets.by_text) - len(decided)
     for note in sheets.notes:
         print(f"Note: {note}")
+    skipped = len(sheets.by_text) - len(decided)
     print(
-        f"{args.output}: {len(deciders):,} texts decided, in {rows:,} of {coded.rows:,} rows, {changed:,} of"
-        f" which get other codes; {skipped:,} skipped, {sheets.undecided:,} without a decision"
+        f"{args.output}: {len(answers):,} texts decided, in {counts['rows']:,} of {coded.rows:,} rows,"
+        f" {counts['changed']:,} of which get other codes; {skipped:,} skipped,"
+        f" {sheets.undecided:,} without a decision"
     )
     if args.fill:
-        print(f"{filled:,} rows get codes that are learned from the decisions: {DECIDED} is {GUESS} there.")
+        said = f"{counts['filled']:,} rows get codes that are learned from the decisions"
+        print(f"{said}: {DECIDED} is {GUESS} there.")
     if added:
         print(added)
 
 
-def learned_codes(coded: CodedFile, sheets: Sheets) -> dict[Key, tuple[list[str], str]]:
-    """Return the codes of each text that is neither decided nor without a guess, and conf."""
+def learned_codes(
+    args: ReviewConfig, coded: CodedFile, sheets: Sheets
+) -> dict[Key, tuple[list[str], str, str]]:
+    """Return (codes, conf, GUESS) of each text that is neither decided nor without a guess."""
+    take_guesses(coded, args.guesses)
     texts = list(coded.texts.values())
     learner = learn.Learner(texts, sheets.codes.codes)
     place = {key: i for i, key in enumerate(coded.texts)}
     guesses = learner.learn({place[key]: made.codes for key, made in sheets.by_text.items()})
     return {
-        text.key: (learner.answer(guesses, i)[: len(coded.codes)], f"{guesses.sure[i]:.4f}")
+        text.key: (learner.answer(guesses, i)[: len(coded.codes)], f"{guesses.sure[i]:.4f}", GUESS)
         for i, text in enumerate(texts)
         if guesses.taught and guesses.sure[i] > 0
     }
@@ -297,6 +333,7 @@ def report_accuracy(args: ReviewConfig, coded: CodedFile, key: list[str] | None)
 
 def serve_page(args: ReviewConfig, coded: CodedFile, key: list[str] | None) -> None:
     path = args.decisions or f"{args.files[0]}.decisions.csv"
+    take_guesses(coded, args.guesses)
     decisions = serve.Decisions(coded, codes_of_key(args, coded, key), path, args.order)
     serve.serve(decisions, args.port, args.by, not args.no_browser)
     training = args.training_data or f"{args.files[0]}.training.csv"

@@ -149,25 +149,24 @@ class CodedFile:
         self.language = header.index(language_column) if language_column else None
         self.show = list(map(header.index, show))
         self.known: dict[Key, CodedText] = {}
+
+        def numbered(*names: str) -> list[tuple[int, ...]]:
+            """Return the places of name_1, name_2 … for numbers that all names have."""
+            columns = ([f"{name}_{i}" for name in names] for i in range(1, len(places)))
+            return [tuple(places[name] for name in each) for each in columns if {*each} <= places.keys()]
+
         # beside a column of codes that a model has written stands its probability
-        of_codes = [self.system, "prob"] if self.is_coded else [self.system]
-        numbers = [i for i in range(1, len(places)) if {f"{name}_{i}" for name in of_codes} <= places.keys()]
-        self.codes, self.probs, self.words, *classes = (
-            [places[f"{name}_{i}"] for i in numbers if f"{name}_{i}" in places]
-            for name in (self.system, "prob", "desc", "title", *CLASSES)
-        )
-        self.classes = dict(zip(("title", *CLASSES), classes))
-        self.similar = [
-            (places[f"similar_text_{i}"], places[f"similar_codes_{i}"])
-            for i in range(1, MAX_CODES + 1)
-            if {f"similar_text_{i}", f"similar_codes_{i}"} <= places.keys()
-        ]
-        self.choices = [  # of predict --choices; the last one is missing in most files
-            (places[f"choice_{i}"], places[f"choice_prob_{i}"], places.get(f"choice_desc_{i}"))
-            for i in range(1, MAX_CODES + 1)
-            if {f"choice_{i}", f"choice_prob_{i}"} <= places.keys()
-        ]
+        of_codes = numbered(self.system, "prob") if self.is_coded else numbered(self.system)
+        self.codes = [each[0] for each in of_codes]
+        self.probs = [each[1] for each in of_codes if self.is_coded]
+        self.words = [place for (place,) in numbered("desc")]
+        self.classes = {name: [place for (place,) in numbered(name)] for name in ("title", *CLASSES)}
+        self.similar = numbered("similar_text", "similar_codes")
+        self.choices = numbered("choice", "choice_prob")  # of predict --choices
+        self.choice_words = numbered("choice", "choice_desc")
         self.conf, self.review = places.get("conf"), places.get("needs_review")
+        is_number = re.compile(r"(choice_)?prob_\d+|conf(_fitted)?|needs_review").fullmatch
+        self.numbers = set(filter(is_number, places))  # columns, in tables that have numbers
         self._read_texts(places.get("conf_fitted"))
 
     def _read_texts(self, fitted: int | None) -> None:
@@ -191,8 +190,8 @@ class CodedFile:
                 similar = [(row[i], row[j]) for i, j in self.similar if row[i]]
                 cells, offered = (self.text(row), self.language_of(row)), codes
                 self.descriptions |= {code: row[i] for code, i in zip(codes, self.words) if row[i]}
-                if not decider and (choices := {row[i]: row[j] for i, j, _ in self.choices if row[i]}):
-                    self.descriptions |= {row[i]: row[j] for i, _, j in self.choices if j and row[j]}
+                if not decider and (choices := {row[i]: row[j] for i, j in self.choices if row[i]}):
+                    self.descriptions |= {row[i]: row[j] for i, j in self.choice_words if row[j]}
                     choices |= {code: "" for code in codes if code not in choices}
                     offered, probs = list(choices), list(choices.values())
                 text = CodedText(*cells, codes=offered, probs=probs, answer=codes, similar=similar)
