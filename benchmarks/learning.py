@@ -23,8 +23,8 @@ from pathlib import Path
 import numpy as np
 
 from histocc.review.learn import Guesses, Learner
-from histocc.review.serve import Decisions, KnownTexts, Mark
-from histocc.review.sheet import CodedFile, CodedText, Codes
+from histocc.review.serve import DRAWN, Decisions, KnownTexts
+from histocc.review.sheet import CodedFile, CodedText, Codes, Decision
 
 from .common import REGISTERS, arguments, draw, finish, read_csv, spread, table, write_csv
 
@@ -62,7 +62,7 @@ class Simulation:
         self.decided: dict[int, tuple[str, ...]] = {}
 
     def decide(self) -> None:
-        is_draw = self.order == "learn" and len(self.decided) % 10 == 9
+        is_draw = self.order == "learn" and len(self.decided) % DRAWN == DRAWN - 1
         queue = self.learner.draws if is_draw else self.queue
         text = next(int(text) for text in queue if text not in self.decided)
         self.decided[text] = (self.truth[text],)
@@ -123,14 +123,14 @@ def latencies(count: int, decided: int) -> dict[str, float]:
         coded = CodedFile(path, system="hisco", key=set(codes))
         page = Decisions(coded, Codes(codes, "hisco", {}), f"{folder}/decided.csv")
         for place in range(decided):
-            page.made[place] = (codes[place % 500],), Mark()
+            page.made[place] = Decision((codes[place % 500],), "")
         page.has_changed.set()
         threading.Thread(target=page.learn, daemon=True).start()
         taken, started = [], time.perf_counter()
         while page.learned is None or len(taken) < 200:
             shown = page.next("one")["text"]
             begin = time.perf_counter()
-            page.decide(shown["id"], [codes[0]], "", Mark(), "")
+            page.decide(shown["id"], [codes[0]], "")
             page.next("one")
             taken.append(time.perf_counter() - begin)
             time.sleep(0.1)

@@ -25,7 +25,7 @@ from test_errors import in_child
 from test_review import read, run, write
 
 from histocc.formatter import hisco_key
-from histocc.review.serve import CHANGED, Decisions, KnownTexts, Mark
+from histocc.review.serve import CHANGED, Decisions, KnownTexts
 from histocc.review.sheet import CodedFile, Codes
 from histocc.runtime.errors import TrainingError
 
@@ -463,10 +463,10 @@ def test_a_decision_that_finds_no_room_is_not_in_the_file(folder):
     decided = Decisions(coded, key, str(folder / "decided.csv"))
 
     with pytest.raises(ValueError, match="neither a list of codes nor none, skip or undo"):
-        decided.decide(decided.texts[0].id, "3", "", Mark(), "")
+        decided.decide(decided.texts[0].id, "3", "")
 
     def refused():
-        decided.decide(decided.texts[0].id, "none", "", Mark(), "")
+        decided.decide(decided.texts[0].id, "none", "")
 
     kind, said = in_child(refused, resource.RLIMIT_FSIZE, decided.size + 9)
     assert kind is TrainingError and said.startswith(f"{decided.path}: the file is too large")

@@ -29,7 +29,7 @@ import numpy as np
 from histocc.data.binary import CHUNK, ENDINGS, missing_package, table_writer
 from histocc.data.config import AUTO, Column, Delimiter, Workbooks, text_columns
 from histocc.data.descriptions import CODE_COLUMNS, TEXT_COLUMNS, read_descriptions
-from histocc.data.rows import DECIDED, GUESS, UNDECIDED, csv_text, read_columns, read_key
+from histocc.data.rows import DECIDED, GUESS, UNDECIDED, csv_text, read_key
 from histocc.data.tables import table_format
 from histocc.formatter import hisco_classes, hisco_key
 from histocc.lexicon import LANGUAGES
@@ -42,7 +42,6 @@ from histocc.review.sheet import (
     Key,
     Sheets,
     formatter_of,
-    key_of,
     most_wrong_first,
     sheet_text,
 )
@@ -50,7 +49,7 @@ from histocc.runtime.config import Count, CountOrZero, Parser, flag, number
 from histocc.runtime.errors import UserError, raise_if_any, run_command
 from histocc.runtime.files import atomic_write, opened, remove_leftovers
 from histocc.runtime.files import problems as output_problems
-from histocc.text import COLUMN_SEPARATOR, join_columns
+from histocc.text import COLUMN_SEPARATOR
 
 LEAST_SURE = 0.5  # guesses that are less likely right need a review
 NEEDED = {"make": ("output",), "apply": ("to", "output"), "report": ("to",), "serve": (), "agreement": ()}
@@ -166,7 +165,10 @@ def take_guesses(coded: CodedFile, model: str) -> None:
         return
     from histocc.predict.coder import Coder  # loads torch, which takes seconds
 
-    print(f"{coded.path}: first guesses are those of the {model} model; --guesses none leaves them out")
+    print(
+        f"{coded.path}: first guesses are those of the {model} model; --guesses none leaves them out",
+        flush=True,
+    )
     coder = Coder.load(model, choices=MAX_CODES)
     answers = coder.code([text.text for text in texts], [text.language for text in texts], "flat")
     for text, answer in zip(texts, answers):
@@ -241,7 +243,7 @@ def apply_sheets(args: ReviewConfig, coded: CodedFile, key: list[str] | None) ->
                 write(piece)
             except ValueError as error:
                 raise UserError(f"{coded.path}: {error}; a .csv output keeps such cells") from None
-    if table:
+    if args.training_data and table:
         with atomic_write(os.path.realpath(args.training_data)) as file:
             file.write(table)
     for note in sheets.notes:
@@ -286,9 +288,7 @@ def training_rows(path: str, coded: CodedFile, decided: dict[Key, list[str]]) ->
         if table_format(path)[:3] != (header, ",", "utf-8-sig"):
             what = f"nothing can be added to it: it is not in UTF-8 with the columns {','.join(header)}"
             raise UserError(f"--training-data {path}: {what}")
-        cells = read_columns(path, texts)
-        joined = join_columns([row[0] for row in cells], list(zip(*(row[1:width] for row in cells))))
-        known = {key_of(text, "".join(row[width:])) for text, row in zip(joined, cells)}
+        known = CodedFile(path, texts[:width], *texts[width:], system=coded.system).texts
         with opened(path) as file:
             content = file.read()
     rows = []

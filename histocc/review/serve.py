@@ -23,7 +23,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.resources import files
 from io import FileIO
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import Any
 
 from histocc.data.rows import csv_text
 from histocc.formatter import split_codes
@@ -37,6 +37,7 @@ from histocc.review.sheet import (
     UNDO,
     CodedFile,
     Codes,
+    Decision,
     Key,
     Sheets,
     escape_formula,
@@ -52,19 +53,12 @@ RESERVED_SECONDS = 600.0  # for this time other windows are not offered a text t
 MAX_BODY = 1 << 16  # bytes of a request
 ORDERS = ("learn", "rows", "file")
 LEAST = 10  # decisions, before guesses are shown
-DRAWN = 10  # one of so many texts is drawn at random
+DRAWN = 20  # one of so many texts is drawn at random
 NEAREST, MIN_SIMILARITY = 3, 0.25  # known texts that are shown
 MAX_COMMON = 5_000  # texts: a triple of letters that more of them share is ignored
 OPEN = "Open {} in a browser on this machine. Ctrl-C ends."
 ELSEWHERE = "The terminal of review serve says:\n\n" + OPEN.format(f"http://{HOST}:PORT/TOKEN/") + "\n"
 CHANGED = "was changed by another program; start review serve again"
-
-
-class Mark(NamedTuple):
-    """Remarks of a person on a decision."""
-
-    unsure: bool = False
-    note: str = ""
 
 
 class Conflict(Exception):
@@ -136,7 +130,7 @@ class Decisions:
         if order == "file":
             self.texts = [text for text in coded.texts.values() if not text.decided]
         self.place = {text.id: i for i, text in enumerate(self.texts)}
-        self.made: dict[int, tuple[tuple[str, ...] | None, Mark]] = {}  # codes (None: skip), the latest last
+        self.made: dict[int, Decision] = {}  # the latest one last
         self.rows = sum(text.rows for text in coded.texts.values())
         self.rows_open = sum(text.rows for text in self.texts)
         self.doubt = sum(text.doubt for text in self.texts)
@@ -179,26 +173,25 @@ class Decisions:
                 file.truncate(content.rfind(b"\n") + 1)
             size = file.seek(0, os.SEEK_END)
         for key, made in Sheets([self.path], self.coded, self.codes).by_text.items():
-            text, mark = self.coded.texts[key], Mark(made.unsure, made.note)
-            if text.id in self.place:
-                self._set(self.place[text.id], made.codes, mark)
+            if (text_id := self.coded.texts[key].id) in self.place:
+                self._set(self.place[text_id], made)
         return size
 
-    def _set(self, place: int, codes: tuple[str, ...] | None, mark: Mark | None) -> None:
-        """Count a decision, or with mark None that there is none any more."""
-        key = self.texts[place].key
+    def _set(self, place: int, made: Decision | None) -> None:
+        """Count a decision, or with None that there is none any more."""
+        key, codes = self.texts[place].key, (made and made.codes) or ()
         self.made.pop(place, None)
         self.known.codes.pop(key, None)
-        if mark:
-            self.made[place] = codes, mark
+        if made:
+            self.made[place] = made
         if codes:
             self.known.add(key, codes)
-        self.search.decide(key, codes or ())
+        self.search.decide(key, codes)
         self.has_changed.set()
 
     def _seen(self, place: int) -> str:
         """Return the decision on a text as it stands in the file, "" for none."""
-        return cell_of(self.made[place][0]) if place in self.made else ""
+        return cell_of(self.made[place].codes) if place in self.made else ""
 
     def learn(self) -> None:
         """Guess anew whenever decisions have come, in a thread, half of the time at most."""
@@ -207,7 +200,7 @@ class Decisions:
         while self.has_changed.wait():
             self.has_changed.clear()
             with self.lock:
-                decisions = {place: codes for place, (codes, _) in self.made.items()}
+                decisions = {place: made.codes for place, made in self.made.items()}
             started = time.monotonic()
             guesses = learner.learn(decisions)
             with self.lock:
@@ -223,14 +216,13 @@ class Decisions:
             yield from guesses.order
         yield from range(len(self.texts))
 
-    def decide(self, text_id: str, decision: list[str] | str, seen: str, mark: Mark, by: str) -> str:
+    def decide(self, text_id: str, decision: list[str] | str, seen: str, *remarks: Any) -> str:
         """Append a decision and sync it to disk; return it as it stands in the file.
 
         Args:
             decision: codes; or none, skip, undo.
             seen: the decision when the page showed the text, "" for none.
-            mark: whether it is unsure, and a note.
-            by: who decides.
+            remarks: unsure, note and by of `Decision`.
 
         Raises:
             Conflict: somebody else has decided since; nothing is written.
@@ -239,21 +231,23 @@ class Decisions:
         """
         with self.lock:
             place = self.place[text_id]
-            text = self.texts[place]
+            text, before = self.texts[place], self.made.get(place)
             if not isinstance(decision, list) and decision not in ("none", "skip", UNDO):
                 raise ValueError(f"{decision!r} is neither a list of codes nor none, skip or {UNDO}")
             cell = cell_of(tuple(dict.fromkeys(decision))) if isinstance(decision, list) else decision
             codes = None if cell == UNDO else self.codes.decision(cell, text, len(self.coded.codes))
             cell = cell if cell == UNDO else cell_of(codes)  # a title becomes its code
-            if cell == (self._seen(place) or UNDO) and mark == self.made.get(place, (None, mark))[1]:
+            made = Decision(codes, "", *remarks)
+            is_noted = before and (before.unsure, before.note) != (made.unsure, made.note)
+            if cell == (self._seen(place) or UNDO) and not is_noted:
                 return cell  # the same request again, or the same decision in two windows
             if seen != self._seen(place):
                 raise Conflict
             # the row stays on one line: blanks do not count
             cells = [" ".join(value.split()) for value in (text.text, text.language)]
-            cells += [str(text.rows), cell, "?" * mark.unsure, mark.note, by, f"{CHOSEN}-{text.id}"]
+            cells += [str(text.rows), cell, "?" * made.unsure, made.note, made.by, f"{CHOSEN}-{text.id}"]
             self._append(csv_text([[escape_formula(each) for each in cells]]))
-            self._set(place, codes, None if cell == UNDO else mark)
+            self._set(place, None if cell == UNDO else made)
             return cell
 
     def _append(self, line: bytes) -> None:
@@ -277,7 +271,7 @@ class Decisions:
         with self.lock:
             others = [shown for other, shown in self.reserved.items() if other != window]
             elsewhere = {place for place, since in others if time.monotonic() - since < RESERVED_SECONDS}
-            unsure = (place for place, (_, mark) in self.made.items() if mark.unsure)
+            unsure = (place for place, made in self.made.items() if made.unsure)
             for place in chain((place for place in self._asked() if place not in self.made), unsure):
                 if place not in elsewhere and self._is_asked(place, words):
                     return self._shown(place, window)
@@ -320,22 +314,23 @@ class Decisions:
         shown |= {"choices": choices[:MAX_CODES], "seen": self._seen(place)}
         shown["near"] = [{"text": other, "codes": codes} for other, codes in near]
         shown["about"] = [(self.coded.header[i], cell) for i, cell in zip(self.coded.show, text.shown)]
-        shown |= self.made.get(place, (None, Mark()))[1]._asdict()
+        made = self.made.get(place, Decision(None, ""))
+        shown |= {"unsure": made.unsure, "note": made.note}
         return {"text": shown} | self._progress()
 
     def _progress(self) -> dict[str, Any]:
-        settled = [self.texts[place] for place, (codes, _) in self.made.items() if codes is not None]
-        rows, right = max(self.rows, 1), self.learned[1].right if self.learned else None
-        wrong = (self.doubt - sum(text.doubt for text in settled)) / rows
-        accuracy = 1 - wrong if self.coded.unfitted == "" else None
+        settled = [self.texts[place] for place, made in self.made.items() if made.codes is not None]
+        rows, right = max(self.rows, 1), self.learned[1].right if self.learned else (None, None, None)
+        if not self.learned and self.coded.unfitted == "":
+            right = None, 1 - (self.doubt - sum(text.doubt for text in settled)) / rows, None
         return {
             "decided": len(settled),
             "skipped": len(self.made) - len(settled),
-            "unsure": sum(mark.unsure for _, mark in self.made.values()),
+            "unsure": sum(made.unsure for made in self.made.values()),
             "texts": len(self.texts),
             "settled": 1 - (self.rows_open - sum(text.rows for text in settled)) / rows,
-            "accuracy": right[1] if right else accuracy,
-            "interval": right[::2] if right else None,
+            "accuracy": right[1],
+            "interval": right[::2] if self.learned else None,
             "unfitted": self.coded.unfitted,
         }
 
@@ -396,9 +391,9 @@ class Handler(BaseHTTPRequestHandler):
                 return self.reply(HTTPStatus.OK, decisions.find(str(asked["find"])))
             saved, only = "", str(asked.get("only", ""))
             if "answer" in asked:
-                mark = Mark(bool(asked.get("unsure")), " ".join(str(asked.get("note", "")).split()))
-                by = str(asked.get("by") or self.server.by)
-                saved = decisions.decide(text_id, asked["answer"], asked["seen"], mark, by)
+                note = " ".join(str(asked.get("note", "")).split())
+                remarks = bool(asked.get("unsure")), note, str(asked.get("by") or self.server.by)
+                saved = decisions.decide(text_id, asked["answer"], asked["seen"], *remarks)
             shown = decisions.show(text_id, window) if asked.get("stay") else decisions.next(window, only)
             self.reply(HTTPStatus.OK, shown | {"saved": saved})
         except Conflict:

@@ -83,15 +83,12 @@ class CodedFile:
         guessed: whether a table without a model's answers gets the columns conf and needs_review, too.
 
     Attributes:
-        header: the columns of the file with decisions. Places among them are language, weight, conf, review
-            and decided (all but the last may be None), lists of places input_cols, codes, probs and words;
-            classes are places of titles and classes of HISCO, by name.
+        header: the columns of the file with decisions, of which the further ones hold places.
         texts, rows: the texts by `key_of`; the number of rows in the file.
         known: the texts that another file decides (`know`).
         descriptions: code → words, if the file has some.
         unfitted: why conf does not predict accuracy, "" if all rows have 1 in conf_fitted; None without conf.
-        alternatives: whether the codes after the first one are other possible answers (decoders topk and
-            full), and not further codes of the same answer.
+        alternatives: whether codes after the first one are other possible answers (topk and full).
 
     Raises:
         UserError: the file is not coded, lacks a column, or has a row that cannot be read.
@@ -188,7 +185,7 @@ class CodedFile:
             text = self.texts.get(key)
             if text is None:
                 similar = [(row[i], row[j]) for i, j in self.similar if row[i]]
-                cells, offered = (self.text(row), self.language_of(row)), codes
+                cells, offered = self.words_of(row), codes
                 self.descriptions |= {code: row[i] for code, i in zip(codes, self.words) if row[i]}
                 if not decider and (choices := {row[i]: row[j] for i, j in self.choices if row[i]}):
                     self.descriptions |= {row[i]: row[j] for i, j in self.choice_words if row[j]}
@@ -234,19 +231,17 @@ class CodedFile:
                         each.codes, each.probs, each.doubt = text.answer, [], 0.0
                         self.known[words, own] = each
 
-    def text(self, row: list[str]) -> str:
+    def words_of(self, row: list[str]) -> tuple[str, str]:
+        """Return the text of a row and its language."""
         first, *further = ([row[i]] for i in self.input_cols)
-        return join_columns(first, further)[0]
+        return join_columns(first, further)[0], "" if self.language is None else row[self.language]
+
+    def key(self, row: list[str]) -> Key:
+        return key_of(*self.words_of(row))
 
     def times(self, row: list[str]) -> int:
         """Return how often a row counts."""
         return 1 if self.weight is None else weight_of(row[self.weight])
-
-    def language_of(self, row: list[str]) -> str:
-        return "" if self.language is None else row[self.language]
-
-    def key(self, row: list[str]) -> Key:
-        return key_of(self.text(row), self.language_of(row))
 
     def codes_of(self, row: list[str]) -> list[str]:
         cells = [row[i] for i in self.codes if row[i]]
