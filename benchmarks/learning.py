@@ -3,12 +3,14 @@ orders, and how far what the page says of it is true:
 
     python -m benchmarks.learning --picture docs/learning.png
     python -m benchmarks.learning --registers english --seeds 1 --decisions 200 500
+    python -m benchmarks.learning --guesses --decisions 0 200 1000
 
 The most frequent code of each text stands for the person. A row is right if its text is decided, or guessed,
 as the row is coded. The same learner guesses in all orders: most rows first, at random (texts), and what
 teaches most, where it learns anew every 50 decisions. Seeds draw the order, the rows that the page draws and
 6,000 of the Swedish titles, each of which stands in one row. Choices: rows not yet decided whose true code
-is among the five offered, beside the codes of the three most similar decided texts.
+is among the five offered, beside the codes of the three most similar decided texts. --guesses: in the last
+order alone, from the first guesses of the built-in model.
 """
 
 import itertools
@@ -22,6 +24,7 @@ from pathlib import Path
 
 import numpy as np
 
+from histocc.review.__main__ import give_choices
 from histocc.review.learn import Guesses, Learner
 from histocc.review.serve import DRAWN, Decisions, KnownTexts
 from histocc.review.sheet import CodedFile, CodedText, Codes, Decision
@@ -49,8 +52,10 @@ def register(name: str, seed: int) -> list[tuple[CodedText, Counter[str]]]:
 class Simulation:
     """Decisions on the texts of a register, by its codes."""
 
-    def __init__(self, name: str, order: str, seed: int):
+    def __init__(self, name: str, order: str, seed: int, guesses: bool = False):
         texts = register(name, seed)
+        if guesses:
+            give_choices([text for text, _ in texts], "built-in")
         self.codes = [codes for _, codes in texts]
         self.truth = [codes.most_common(1)[0][0] for _, codes in texts]
         self.learner = Learner([text for text, _ in texts], self.truth)
@@ -169,6 +174,7 @@ def main() -> None:
     parser.add_argument("--registers", nargs="+", default=list(REGISTERS), choices=REGISTERS)
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--decisions", type=int, nargs="+", default=[200, 500, 1000, 2000])
+    parser.add_argument("--guesses", action="store_true", help="from those of the built-in model")
     parser.add_argument("--picture", help="draw the shares of rows that are right to this file")
     parser.add_argument("--latency", action="store_true", help="of decisions, on 100,000 texts after 5,000")
     args = parser.parse_args()
@@ -178,8 +184,8 @@ def main() -> None:
     found, lines = {}, []
     for name in args.registers:
         found[name] = {}
-        for order in ORDERS if name == "english" else ("random", "learn"):
-            runs = [Simulation(name, order, seed).run(args.decisions) for seed in args.seeds]
+        for order in ["learn"] if args.guesses else list(ORDERS)[name != "english" :]:
+            runs = [Simulation(name, order, seed, args.guesses).run(args.decisions) for seed in args.seeds]
             found[name][order] = {number: [run[number] for run in runs] for number in args.decisions}
             for number, each in found[name][order].items():
                 said = ", ".join(

@@ -38,6 +38,7 @@ from histocc.review.agreement import compare, share
 from histocc.review.sheet import (
     MAX_CODES,
     CodedFile,
+    CodedText,
     Codes,
     Key,
     Sheets,
@@ -161,14 +162,16 @@ def take_guesses(coded: CodedFile, model: str) -> None:
     """Give the texts of a HISCO table without codes the choices of a model that knows their languages."""
     texts = [text for text in coded.texts.values() if not text.decided]
     languages = {language for _, language in coded.texts} & {*LANGUAGES}
-    if model == "none" or coded.system != "hisco" or any(text.codes for text in texts) or not languages:
-        return
+    if model != "none" and coded.system == "hisco" and languages and not any(text.codes for text in texts):
+        said = f"first guesses are those of the {model} model; --guesses none leaves them out"
+        print(f"{coded.path}: {said}", flush=True)
+        give_choices(texts, model)
+
+
+def give_choices(texts: list[CodedText], model: str) -> None:
+    """Give texts the most probable codes by a model, to choose from and to learn from."""
     from histocc.predict.coder import Coder  # loads torch, which takes seconds
 
-    print(
-        f"{coded.path}: first guesses are those of the {model} model; --guesses none leaves them out",
-        flush=True,
-    )
     coder = Coder.load(model, choices=MAX_CODES)
     answers = coder.code([text.text for text in texts], [text.language for text in texts], "flat")
     for text, answer in zip(texts, answers):

@@ -198,9 +198,11 @@ class Learner:
             block = np.arange(start, min(start + BLOCK, len(taught)))
             kernel[:, block] = similarities(rows, rows.take(block))
         kernel[np.diag_indices(len(taught))] += PENALTY
-        inverse = np.linalg.inv(np.linalg.cholesky(kernel))
+        kernel = np.linalg.cholesky(kernel)
+        inverse = np.linalg.inv(kernel)
         del kernel
-        by_earlier, by_others = np.diagonal(inverse)[:, None], (inverse**2).sum(0)[:, None]
+        by_earlier = np.diagonal(inverse)[:, None]
+        by_others = np.einsum("ij,ij->j", inverse, inverse)[:, None]
         twice, fits = np.concatenate([truth, truth]), []
         white = [inverse @ each for each in (truth, model)]
         weights = [inverse.T @ each for each in white]
