@@ -277,7 +277,7 @@ class TestModel:
         state = checkpoint.load(str(file))
         held = state.pop("confidence")
         texts = sum(len(np.unique(part.text_hash)) for part in (data.train, data.val))
-        assert f"on {texts} texts" in said and "answered by models of 2 of 3 folds" in said
+        assert f"on {texts} texts" in said and "by models of 3 of 4 folds" in said
         assert held["texts"] == texts and {*held["maps"]} == {"flat", "output"} and held["best"] == "flat"
         coded = Coder.load(str(file)).code(
             data.train.strings(np.arange(len(data.train))), ["en"] * len(data.train)

@@ -344,6 +344,7 @@ def test_the_fit_is_all_of_it(table, tmp_path):
     flags = alone(table, tmp_path / "run", "--log-interval", 20)
     dry = run_here(train_mixer.main, *flags, "--dry-run")
     steps = int(re.search(r"The fit takes about \d+s, (\d+) steps", dry)[1])
+    assert re.search(r"Its confidence and the refit to all rows take about \d+s more", dry)
     said = run("train_mixer.py", *flags)
     assert "Finished: the fit was all" in said and "have no effect: --num-epochs." in said
     assert f"step {steps}/{steps} · both decoders, pass" in said and "left" in said
@@ -408,7 +409,7 @@ def test_few_rows_have_the_mean_with_ridge_regression(table, tmp_path, monkeypat
         texts, languages = data.train.strings(rows), [data.languages[i] for i in data.train.language[rows]]
         ids, mask = map(torch.from_numpy, encode(texts, languages))
         is_answered = few > 0 and most > 1000
-        assert config["ngrams"]["answers"] == is_answered == ("answers of ridge regression" in said)
+        assert bool(config["ngrams"]["answers"]) == is_answered == ("answers of ridge regression" in said)
         with torch.no_grad():
             logits.append(model.eval().classify(model.encode_text(ids, mask)))
     found, weight, _ = model.ngrams.weighted(ids)

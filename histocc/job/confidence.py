@@ -1,6 +1,6 @@
 """The confidence of a trained model, fitted on rows that it was not trained on: on the validation rows after
-each training, or on any by `python -m histocc.evaluate --fit-confidence`. If they are few, the linear decoder
-of n-grams alone has training rows, too, which models answer that were fitted to the others.
+each training, or on any by `python -m histocc.evaluate --fit-confidence`. If they are few, that of the linear
+decoder of n-grams alone is fitted on rows of both kinds, which models answer that were fitted to the others.
 """
 
 import contextlib
@@ -12,14 +12,14 @@ from functools import partial
 import numpy as np
 import torch
 
-from histocc.data.arrays import PreparedData, RowSet, SomeRows
+from histocc.data.arrays import JoinedRows, PreparedData, RowSet, SomeRows
 from histocc.formatter import BlockyFormatter
-from histocc.job.config import JobConfig, is_fitted
+from histocc.job.config import JobConfig
 from histocc.job.model import make_loss, make_model
-from histocc.job.ngram_fit import FEW_ROWS, PARTS_OF_FOLD, DistinctRows, Fit
+from histocc.job.ngram_fit import ENOUGH, FOLDS, PARTS, Fit, needs_folds
+from histocc.job.titles import with_titles
 from histocc.model import confidence
 from histocc.model.confidence import MIN_TEXTS, OUTPUT, Confidence
-from histocc.model.mixer import NGRAMS
 from histocc.predict.coder import Coded, Coder
 from histocc.predict.decoders import DECODERS, MEASURED
 from histocc.published import models
@@ -35,7 +35,6 @@ MAX_BATCH = 256  # rows
 RANKED_TEXTS = 250  # about so many texts are ranked, which takes most of the time
 MAX_CODES = 100  # most codes of an answer that are looked at
 OUTPUTS = 5  # most probable outputs of a row, whose probabilities are fitted
-FOLDS, ENOUGH = 3, 500  # of training texts, if too few are validated on; with as many answers two are enough
 Judged = dict[str, list[tuple[float, bool, bool, float]]]  # see `judged_answers`
 
 
@@ -88,7 +87,7 @@ def rows_to_judge(rows: RowSet, usable: np.ndarray) -> np.ndarray:
 
 
 def judged_rows(
-    coder: Coder, rows: RowSet, index: np.ndarray, data: PreparedData, part: slice, only_linear: bool
+    coder: Coder, rows: RowSet, index: np.ndarray, data: PreparedData, part: slice, only_linear: bool = False
 ) -> Judged:
     """Return `judged_answers` to a part of the rows `index`, in which each text counts the same."""
     _, text, times = np.unique(rows.text_hash[index], return_inverse=True, return_counts=True)
@@ -99,29 +98,26 @@ def judged_rows(
     return judged_answers(coder, rows.strings(own), languages, codes, weights, one_of, only_linear)
 
 
-def needs_folds(args: JobConfig, data: PreparedData) -> bool:
-    """Return whether n-grams alone were fitted to few rows, of which too few texts are validated on."""
-    train, val = (len(np.unique(rows.text_hash)) for rows in (data.train, data.val))
-    if args.model_size != NGRAMS or not is_fitted(args):
-        return False
-    return val < MIN_TEXTS <= train and len(DistinctRows(data.train)) <= FEW_ROWS
-
-
 def answers_in_folds(args: JobConfig, formatter: BlockyFormatter, state: dict, data: PreparedData) -> Judged:
-    """Return judged answers of linear decoders to training texts; each text is answered by a model of n-grams
-    alone that is fitted to the other folds. Two folds do if they are ENOUGH. Rank 0 only. Raises Stopped.
+    """Return judged answers of linear decoders to texts of the training and the validation, which a refit
+    trains on; each is answered by a model of n-grams alone that is fitted to the other folds, as the run's
+    was but for the decoder that writes. Fewer folds do if they give ENOUGH. Rank 0 only. Raises Stopped.
     """
-    train, found = data.train, {}
-    fold = mix(train.text_hash) % FOLDS
+    rows, found = JoinedRows(data.train, data.val), {}
+    fold = mix(rows.text_hash) % FOLDS
     for number in range(FOLDS):
-        others = replace(data, train=SomeRows(train, np.flatnonzero(fold != number)))
+        train = SomeRows(rows, np.flatnonzero(fold != number))
+        others = with_titles(args, formatter, replace(data, train=train))
         _, model, config = make_model(args, formatter, World(), others)
-        Fit(args, others, formatter, make_loss(args, formatter), model, PARTS_OF_FOLD).run()
+        assert model.ngrams is not None
+        # the penalty decides how sure a model is, and a choice by other rows may be another
+        model.ngrams.ridge = float(state["config"]["ngrams"]["answers"])
+        Fit(args, others, formatter, make_loss(args, formatter), model, PARTS[:1]).run()
         coder = Coder(model.eval(), formatter, {**state, "config": config}, raw_confidence=True)
-        held_out = rows_to_judge(train, fold == number)
-        for name, answers in judged_rows(coder, train, held_out, data, slice(None), True).items():
+        held_out = rows_to_judge(rows, fold == number)
+        for name, answers in judged_rows(coder, rows, held_out, data, slice(None), only_linear=True).items():
             found.setdefault(name, []).extend(answers)
-        if number > 0 and len(found["flat"]) >= ENOUGH:
+        if sum(weight for *_, weight in found["flat"]) >= ENOUGH:  # of texts
             break
     return found
 
@@ -138,13 +134,15 @@ def fit_confidence(
     of_folds: Judged | None = None,
 ) -> dict | None:
     """Fit the confidence of a model on its device, on the rows `usable` (bool [N]) of `data`, whose codes are
-    the model's (`rows_to_judge`). of_folds: `answers_in_folds`, if they are needed; then the confidence of
-    the linear decoder alone is fitted. name: the model's name in messages. All ranks. Returns the entry of a
-    checkpoint on rank 0, {} on the others; None on all if there are fewer than MIN_TEXTS distinct texts.
-    Raises Stopped on all if the run was asked to stop.
+    the model's (`rows_to_judge`). of_folds: `answers_in_folds`, if they are needed; that of the linear
+    decoder is fitted on these, and that of the others if there are MIN_TEXTS usable texts. name: the model's
+    name in messages. All ranks. Returns the entry of a checkpoint on rank 0, {} on the others; None on all if
+    there are fewer than MIN_TEXTS distinct texts. Raises Stopped on all if the run was asked to stop.
     """
     index = rows_to_judge(rows, usable)
-    texts = len(np.unique(rows.text_hash[index])) + round(sum(x[3] for x in (of_folds or {}).get("flat", [])))
+    of_folds = of_folds or {}
+    compared, of_flat = len(np.unique(rows.text_hash[index])), of_folds.get("flat", [])
+    texts = round(sum(weight for *_, weight in of_flat)) or compared
     if texts < MIN_TEXTS:
         world.print(
             f"Confidence is not fitted: {texts:,} distinct texts to fit it on, it takes {MIN_TEXTS}"
@@ -154,29 +152,33 @@ def fit_confidence(
     found, check = None, world.give_up_if_asked
     with contextlib.suppress(Stopped):
         coder = Coder(*loaded, batch_size=batch_size, precision=precision, check=check, raw_confidence=True)
-        found = judged_rows(coder, rows, index, data, world.share(), of_folds is not None)
+        is_enough = compared >= MIN_TEXTS
+        found = judged_rows(coder, rows, index, data, world.share()) if is_enough else {}
     if world.stop_agreed():
         raise Stopped
     shares = world.gather(found, main_alone=True)
     if not shares:
         return {}
-    shares += [of_folds] if of_folds else []
     judged = {decoder: [one for each in shares for one in each[decoder]] for decoder in shares[0]}
     fitted, errors, sets = Confidence(texts, {}, {}, {}), [], {}
-    for decoder, of_decoder in judged.items():
+    for decoder, of_decoder in (judged or of_folds).items():
+        _, _, right, weight = (np.array(column) for column in zip(*of_decoder))
+        if decoder in MEASURED:
+            fitted.accuracy[decoder] = float(weight @ right / weight.sum())
+            sets[decoder] = weight * right
+    for decoder, of_decoder in {**judged, **of_folds}.items():
         raw, several, right, weight = (np.array(column) for column in zip(*of_decoder))
-        fitted.maps[decoder] = confidence.fit(raw, several, right, weight)
+        is_folds = decoder == "flat" and of_folds
+        prior = confidence.PRIOR_OF_FOLDS if is_folds else confidence.PRIOR
+        fitted.maps[decoder] = confidence.fit(raw, several, right, weight, prior)
         if decoder == OUTPUT:
             continue
         mapped = fitted.mapped(decoder, torch.from_numpy(raw), torch.from_numpy(several)).numpy()
         fitted.curves[decoder] = confidence.curve(mapped, right, weight)
         before, after = (100 * confidence.calibration_error(each, right, weight) for each in (raw, mapped))
         errors.append(f"{decoder} {before:.1f} → {after:.1f}")
-        if decoder in MEASURED:
-            fitted.accuracy[decoder] = float(weight @ right / weight.sum())
-            sets[decoder] = weight * right
-    fitted = fitted._replace(best=confidence.most_accurate(sets))
-    how = f". Most are training texts, answered by models of {FOLDS - 1} of {FOLDS} folds without them"
+    fitted = fitted._replace(best=confidence.most_accurate(sets), compared=compared if judged else texts)
+    how = f". These are answered, by flat, by models of {FOLDS - 1} of {FOLDS} folds without them"
     best, why = fitted.best_decoder(loaded[2].get("kind", "mixer"))
     world.print(
         f"{name}: confidence is fitted on {fitted.texts:,} texts; expected calibration error there, in"

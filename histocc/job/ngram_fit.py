@@ -22,11 +22,14 @@ import torch
 from torch import Tensor, nn
 
 from histocc.data.arrays import JoinedRows, PreparedData, RowSet, SomeRows, text_keys, thinned
+from histocc.data.config import AUTO
 from histocc.data.dataset import RowEncoding, TextRows
 from histocc.data.prepare import nothing
 from histocc.formatter import PAD_IDX, BlockyFormatter
-from histocc.job.config import FEW_ROWS, JobConfig
+from histocc.job.config import FEW_ROWS, JobConfig, is_fitted
+from histocc.model.confidence import MIN_TEXTS
 from histocc.model.loss import LossMixer, loss_of_rows
+from histocc.model.mixer import NGRAMS as NGRAMS_ALONE
 from histocc.model.mixer import Seq2SeqMixerOccCANINE
 from histocc.model.ngrams import Ngrams, NoEncoder, hash_ngrams
 from histocc.runtime import checkpoint
@@ -58,6 +61,8 @@ MAX_CHOOSING = 3_000  # on so many rows, evenly spread
 TIMED_ROWS = 1_000  # rows of which regression is timed, to know how long it takes for all
 SHARPNESS, MIDDLE = 20.0, 0.4  # a code that regression gives y, 0 to 1, has the logit 20 × (y − 0.4)
 DROPOUT = 0.3  # share of the n-grams that are left out
+# of all texts, for confidence, if fewer than ENOUGH are validated on; so many answers are enough
+FOLDS, ENOUGH = 4, 1_000
 TINY_WIDTH = 128  # width of a decoder that writes; a wider one sees fewer rows
 
 
@@ -216,8 +221,6 @@ PARTS = (
     FitPart("linear decoder", linear_losses, 10, 400_000, 256, (0.02, 0.02, 0.0), (0.006, 0.014, 0.0)),
     FitPart("both decoders", both_losses, 10, 10_000, 32, (0.003, 0.001, 0.002), (0.0, 0.0, 0.002)),
 )
-# for confidence: as PARTS, without the decoder that writes, which takes most of the time
-PARTS_OF_FOLD = (PARTS[0], replace(PARTS[1], losses=linear_losses, rates=(0.003, 0.001, 0.0)))
 # for all rows, in the end
 PARTS_OF_REFIT = (replace(PARTS[0], passes=2, rates=(0.006, 0.006, 0.0), rates_of_many=(0.006, 0.006, 0.0)),)
 
@@ -280,10 +283,13 @@ class FitOptimizer(torch.optim.Adam):
 # ---- ridge regression, if rows are few
 
 
-def ridge_weights(rows: FitRows, codes: np.ndarray, ngrams: int, classes: int) -> Tensor:
-    """Return the weights [ngrams, classes] of ridge regression, solved in its dual, in time N³: of each code,
-    0 or 1 by the codes int [N, codes of a row] (−1 for none), on the n-grams of each text. Its penalty is the
-    one of PENALTIES by which most rows that are left out, each alone, get a code of theirs.
+def ridge_weights(
+    rows: FitRows, codes: np.ndarray, ngrams: int, classes: int, penalty: float = 0.0
+) -> tuple[Tensor, float]:
+    """Return (the weights [ngrams, classes] of ridge regression, its penalty), solved in its dual, in time
+    N³: of each code, 0 or 1 by the codes int [N, codes of a row] (−1 for none), on the n-grams of each text.
+    A penalty of 0 stands for the one of PENALTIES by which most rows that are left out, each alone, get a
+    code of theirs.
     """
     row = np.repeat(np.arange(len(rows)), np.diff(rows.offsets))
     length = np.sqrt(np.bincount(row, rows.weights**2, minlength=len(rows))).clip(min=1e-6)
@@ -295,16 +301,19 @@ def ridge_weights(rows: FitRows, codes: np.ndarray, ngrams: int, classes: int) -
     for part in torch.arange(len(rows)).split(512):
         kernel[:, part] = torch.sparse.mm(texts, texts.index_select(0, part).t().to_dense())
     weight = torch.from_numpy(rows.weight).to(texts.dtype)
-    some = torch.from_numpy(thinned(np.arange(len(rows)), MAX_CHOOSING))
-    of_some = kernel[some[:, None], some], target[some], weight[some]
-    penalty = max(PENALTIES, key=lambda penalty: right_if_left_out(*of_some, penalty))
+    if not penalty:
+        some = torch.from_numpy(thinned(np.arange(len(rows)), MAX_CHOOSING))
+        of_some = kernel[some[:, None], some], target[some], weight[some]
+        penalty = max(PENALTIES, key=lambda penalty: right_if_left_out(*of_some, penalty))
     kernel.diagonal().add_(penalty / weight)
     kernel = torch.linalg.cholesky(kernel)
-    return torch.sparse.mm(texts.t(), torch.cholesky_solve(target, kernel))
+    return torch.sparse.mm(texts.t(), torch.cholesky_solve(target, kernel)), penalty
 
 
-def ridge_seconds(rows: FitRows, codes: np.ndarray, ngrams: int, classes: int) -> float:
-    """Return about how long `ridge_weights` takes, from its time for TIMED_ROWS and that of their N³ work."""
+def ridge_seconds(rows: FitRows, codes: np.ndarray, ngrams: int, classes: int) -> tuple[float, float]:
+    """Return (about how long `ridge_weights` takes, from its time for TIMED_ROWS and that of their N³ work;
+    how much of that the choice of the penalty takes).
+    """
     small, matrix = min(len(rows), TIMED_ROWS), 0.5 + torch.eye(2 * TIMED_ROWS, dtype=rows.dtype)
     of_small, seconds = partial(ridge_weights, rows.first(small), codes[:small], ngrams, classes), []
     for work in (of_small, partial(torch.linalg.cholesky, matrix)):
@@ -314,7 +323,8 @@ def ridge_seconds(rows: FitRows, codes: np.ndarray, ngrams: int, classes: int) -
     cube, times = seconds[1] * (small / TIMED_ROWS / 2) ** 3, len(rows) / small
     choosing = 4 * len(PENALTIES) * cube  # an inverse is three times as much work, and is multiplied
     rest = max(0.0, seconds[0] - cube - choosing) * times
-    return rest + cube * times**3 + choosing * min(times, MAX_CHOOSING / small) ** 3
+    choosing *= min(times, MAX_CHOOSING / small) ** 3
+    return rest + cube * times**3 + choosing, choosing
 
 
 def right_if_left_out(kernel: Tensor, target: Tensor, weight: Tensor, penalty: float) -> float:
@@ -365,7 +375,7 @@ class Fit:
         torch.set_num_threads(1)
         began = time.perf_counter()
         args, model, say, ngrams = self.args, self.model, self.say, self._prepare()
-        seconds = time.perf_counter() - began  # of the whole fit, as a dry run estimates them
+        before = time.perf_counter() - began
         if ngrams.answers is not None:  # the steps continue from their own half of the mean of both logits
             with torch.no_grad():
                 ngrams.linear.weight.mul_(2)
@@ -377,17 +387,39 @@ class Fit:
         model.train()
         ngrams.table.sparse = True
         first = interrupted["part"] if interrupted else 0
-        for number in range(first, len(self.parts)):
-            seconds += self.take_part(number, interrupted if number == first else None)
+        numbers = range(first, len(self.parts))
+        seconds = [self.take_part(i, interrupted if i == first else None) for i in numbers]
         ngrams.table.sparse = False
         model.requires_grad_()
-        seconds += self.add_regression()
-        steps, also = -self.first_step, ", with answers of ridge regression" * (ngrams.answers is not None)
+        ridge, choosing = self.add_regression()
+        also = ", with answers of ridge regression" * (ngrams.answers is not None)
         if args.dry_run:
-            say(f"The fit takes about {duration(seconds)}, {steps:,} steps and what comes before and after")
+            self._say_estimate(before, seconds, ridge, choosing)
         else:
             say(f"Fitted in {time.perf_counter() - began:.1f} s{also}")
         return self.weights()
+
+    def _say_estimate(self, before: float, of_parts: list[float], ridge: float, choosing: float) -> None:
+        """Say about how long the fit takes, from the seconds of its stages, and what follows it."""
+        args, seconds = self.args, before + sum(of_parts) + ridge
+        what = f"{-self.first_step:,} steps and what comes before and after"
+        self.say(f"The fit takes about {duration(seconds)}, {what}")
+        if args.model_size == NGRAMS_ALONE and not args.num_epochs:
+            after = self._seconds_after(before + of_parts[0], ridge - choosing)
+            self.say(f"Its confidence and the refit to all rows take about {duration(after)} more")
+
+    def _seconds_after(self, linear: float, ridge: float) -> float:
+        """Return about how long the folds of confidence and the refit take. linear, ridge: the seconds of the
+        first part, with what comes before, and of regression with a penalty that is known.
+        """
+        args, data, share, seconds = self.args, self.data, 1 - 1 / FOLDS, 0.0
+        if needs_folds(args, data):
+            texts = sum(len(np.unique(rows.text_hash)) for rows in (data.train, data.val))
+            folds = min(FOLDS, -(-ENOUGH * FOLDS // texts))
+            seconds = folds * (share * linear + share**3 * ridge)
+        if args.refit == AUTO and len(data.val) and len(self.rows) < MANY_ROWS:
+            seconds += linear * PARTS_OF_REFIT[0].passes / PARTS[0].passes + ridge
+        return seconds
 
     def weights(self) -> dict[str, Tensor]:
         """Return the weights of the model, but for its encoder."""
@@ -471,19 +503,20 @@ class Fit:
             log.row({"step": done, "epoch": 0, "samples": 0})
         return log
 
-    def add_regression(self) -> float:
+    def add_regression(self) -> tuple[float, float]:
         """Solve ridge regression if rows are few, and take the mean of its logits and those of the steps. A
-        dry run changes nothing. Returns about how many seconds it takes.
+        dry run changes nothing. Returns `ridge_seconds`.
         """
-        data, ngrams, seconds = self.data, self.ngrams, 0.0
+        data, ngrams, seconds = self.data, self.ngrams, (0.0, 0.0)
         are_few = len(self.rows) <= FEW_ROWS and len(ngrams.idf) * len(data.codes) <= MAX_RIDGE
         if are_few and isinstance(self.model.encoder, NoEncoder):  # an encoder would have nothing to learn
             regression = self.rows, self.distinct.codes, len(ngrams.idf), len(data.codes)
             if self.is_whole:
                 seconds = ridge_seconds(*regression)
-                self.say(f"Ridge regression on {len(self.rows):,} texts: about {duration(seconds)}")
+                self.say(f"Ridge regression on {len(self.rows):,} texts: about {duration(seconds[0])}")
             if not self.args.dry_run:
-                ngrams.answers = ridge_weights(*regression).to(ngrams.idf) * (SHARPNESS / 2)
+                weights, ngrams.ridge = ridge_weights(*regression, ngrams.ridge)
+                ngrams.answers = weights.to(ngrams.idf) * (SHARPNESS / 2)
         if ngrams.answers is not None:  # those of a fit stay if a refit has too many rows to solve them again
             with torch.no_grad():
                 ngrams.linear.weight.div_(2)
@@ -508,7 +541,15 @@ class Fit:
             return self.say(f"Note: the fit starts over: {error}")
 
 
-def fit_ngrams(fit: Fit, world: World) -> bool:
+def needs_folds(args: JobConfig, data: PreparedData) -> bool:
+    """Return whether n-grams alone were fitted to few rows, and few texts are validated on."""
+    train, val = (len(np.unique(rows.text_hash)) for rows in (data.train, data.val))
+    if args.model_size != NGRAMS_ALONE or not is_fitted(args):
+        return False
+    return val < ENOUGH and train + val >= MIN_TEXTS and len(DistinctRows(data.train)) <= FEW_ROWS
+
+
+def fit_ngrams(fit: Fit, world: World) -> float:
     """Fit the n-grams of a model, its seq2seq decoder and the bias of its linear decoder, all on the CPU, to
     the distinct training rows, without the encoder, in place; its encoder then adds nothing until it is
     trained. All ranks.
@@ -517,20 +558,21 @@ def fit_ngrams(fit: Fit, world: World) -> bool:
     accuracy, so a sum over processes, threads or a GPU's atomics would give another model each time.
 
     Returns:
-        Whether the n-grams have weights of ridge regression now.
+        The penalty of ridge regression, whose weights the n-grams have now; 0 if they have none.
 
     Raises:
         Stopped: on all ranks, if rank 0 was asked to stop. An interrupted fit is continued by the next start.
     """
     args, model = fit.args, fit.model
-    assert model.ngrams is not None
+    ngrams = model.ngrams
+    assert ngrams is not None
     if args.ngram_passes == 0:
         world.print("N-grams are not fitted (--ngram-passes 0)")
-        return False
+        return 0.0
     others = f" on rank 0 alone; {world.size - 1} more wait for it" * (world.size > 1)
     world.print(f"{'Timing the fit of' if args.dry_run else 'Fitting'} the n-grams and both decoders{others}")
-    fitted = world.run_on_main(fit.run)
-    model.ngrams.answers = fitted.get("ngrams.answers")
+    fitted, ngrams.ridge = world.run_on_main(lambda: (fit.run(), ngrams.ridge))
+    ngrams.answers = fitted.get("ngrams.answers")
     model.load_state_dict(fitted, strict=False)
     model.encoder.zero_output()  # the decoders were fitted without it
-    return model.ngrams.answers is not None
+    return ngrams.ridge

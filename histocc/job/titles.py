@@ -1,5 +1,6 @@
 """The titles of `histocc.lexicon` beside few training rows, for the fit of n-grams alone."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -7,17 +8,17 @@ import numpy as np
 
 from histocc import lexicon
 from histocc.data.arrays import ARRAYS, JoinedRows, PreparedData, text_keys, thinned
+from histocc.data.prepare import nothing
 from histocc.formatter import BlockyFormatter
 from histocc.job.config import FEW_ROWS, JobConfig, is_fitted
 from histocc.model.ngrams import NONE
-from histocc.runtime.world import World
 from histocc.text import cleaner, code_points, text_hashes
 
 FULL_WEIGHT = 300  # up to so many distinct rows a title counts as much as a row, and less the more there are
 
 
 def with_titles(
-    args: JobConfig, formatter: BlockyFormatter, data: PreparedData, world: World
+    args: JobConfig, formatter: BlockyFormatter, data: PreparedData, say: Callable[[str], None] = nothing
 ) -> PreparedData:
     """Return the data with titles of the lists behind the training rows, if these are few HISCO codes in
     languages that the lists have and a run from scratch fits n-grams to them; else the data as they are. The
@@ -42,7 +43,7 @@ def with_titles(
         return data
     weight = min(1.0, FULL_WEIGHT / len(own))
     names = ", ".join(name for name in data.languages if name in lexicon.LANGUAGES)
-    world.print(
+    say(
         f"Lexicon: {len(kept):,} titles of the lists of histocc ({names}) join {len(own):,} distinct texts"
         f" in the fit of n-grams; each counts {weight:.2g} times as much (--lexicon none leaves them out)"
     )

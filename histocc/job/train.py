@@ -56,7 +56,7 @@ def train(args: JobConfig, inputs: Inputs, world: World) -> None:
             first = world.run_on_main(lambda: initial_weights(args, inputs.content))
 
         # The model and its loss; the n-grams are those of its rows and, beside few, of the lists' titles.
-        fitted = data if resumed or first else with_titles(args, formatter, data, world)
+        fitted = data if resumed or first else with_titles(args, formatter, data, world.print)
         args, model, config = make_model(args, formatter, world, fitted, resumed, first)
         for line in without_effect(args):  # they are said if no step is left to take, too
             world.print(line)
@@ -192,7 +192,7 @@ def refit(
             if state.get("step") != 0:
                 continue
             rows, model = JoinedRows(data.train, data.val), models.model_of_checkpoint(file, state)[0]
-            whole = with_titles(args, formatter, replace(data, train=rows), world)
+            whole = with_titles(args, formatter, replace(data, train=rows))
             ngram_fit.Fit(args, whole, formatter, loss_fn, model, ngram_fit.PARTS_OF_REFIT).run()
             # its confidence stays that of the model before, so it is a little too low
             checkpoint.replace(file, {**state, "model": model.state_dict(), "refit": True})

@@ -21,6 +21,8 @@ MAX_LOG_ODDS = 16.0  # the nearest to 0 and 1 that float32 tells apart from them
 MIN_TEXTS = 200  # least number of texts that a fit needs
 BINS = 10  # number of bins of the calibration error
 PRIOR = {"mean": (1.0, 0.0, 0.0, 0.0), "deviation": (1.0, 1.0, 3.0, 3.0)}
+# of n-grams alone whose answers are of folds, which are less sure than the model itself: its slope is known
+PRIOR_OF_FOLDS = {"mean": (0.42, 0.0, 0.0, 0.0), "deviation": (0.01, 0.01, 3.0, 3.0)}
 USUAL = 0.5
 
 # Thresholds of the published models, by their program (Dahl, Johansen, Vedel, 2024, arXiv 2402.13604).
@@ -100,6 +102,7 @@ class Confidence(NamedTuple):
         curves: `curve` of the answers to these texts, by the same names.
         accuracy: share of the texts whose whole set of codes is right, by greedy, flat and both.
         best: the `most_accurate` of these; "" in models that do not say it.
+        compared: number of texts that these shares are of.
     """
 
     texts: int = 0
@@ -107,6 +110,7 @@ class Confidence(NamedTuple):
     curves: dict[str, list[list[float]]] = {}  # noqa: RUF012
     accuracy: dict[str, float] = {}  # noqa: RUF012
     best: str = ""
+    compared: int = 0
 
     @classmethod
     def of(cls, state: dict) -> "Confidence":
@@ -119,7 +123,8 @@ class Confidence(NamedTuple):
         for rows in ([[0.0] * 4, *maps.values()], [[0.0] * 3, *points], [*accuracy.values()]):
             if not np.isfinite(np.array(rows, dtype=np.float64)).all():
                 raise ValueError("confidence: found numbers that are not finite")
-        return cls(int(held.get("texts", 0)), maps, curves, accuracy, str(held.get("best", "")))
+        texts, best = int(held.get("texts", 0)), str(held.get("best", ""))
+        return cls(texts, maps, curves, accuracy, best, int(held.get("compared", texts)))
 
     def mapped(self, name: str, probs: Tensor, several: Tensor | float = 0.0) -> Tensor:
         """Return how often answers are right to which the decoder `name` gives `probs`, in the shape of
@@ -157,7 +162,7 @@ class Confidence(NamedTuple):
         best = self.best if self.best in self.accuracy else first
         shares = ", ".join(f"{name} {share:.1%}" for name, share in self.accuracy.items())
         chance = f"; {best} is the fastest, and the difference is within chance" * (best != first)
-        return best, f"whole sets of codes right on {self.texts:,} texts: {shares}{chance}"
+        return best, f"whole sets of codes right on {self.compared:,} texts: {shares}{chance}"
 
     def limit(self, name: str, accuracy: float) -> tuple[float, float]:
         """Return (least confidence from which on this share of the answers is right, share of the fitted
@@ -203,13 +208,19 @@ def curve(conf: np.ndarray, right: np.ndarray, weight: np.ndarray, most: int = 2
     return [[float(conf[i]), float(min(total[i] / total[-1], 1.0)), float(good[i] / total[i])] for i in at]
 
 
-def fit(probs: np.ndarray, several: np.ndarray, right: np.ndarray, weight: np.ndarray) -> list[float]:
+def fit(
+    probs: np.ndarray,
+    several: np.ndarray,
+    right: np.ndarray,
+    weight: np.ndarray,
+    prior: dict[str, tuple[float, ...]] = PRIOR,
+) -> list[float]:
     """Return the weights of a map, by Newton's method. The arguments describe N answers: a decoder's own
     probabilities, whether they are several codes, whether they are right, and how much they count.
     """
     odds = log_odds(torch.from_numpy(np.asarray(probs, dtype=np.float64))).numpy()
     x = np.stack([odds, np.sign(odds) * np.sqrt(np.abs(odds)), several, np.ones(len(odds))], axis=1)
-    mean, precision = np.array(PRIOR["mean"]), np.array(PRIOR["deviation"]) ** -2.0
+    mean, precision = np.array(prior["mean"]), np.array(prior["deviation"]) ** -2.0
     at = mean.copy()
 
     def loss(at: np.ndarray) -> float:

@@ -144,7 +144,7 @@ class Ngrams(nn.Module):
         hidden_size: H of the memory; classes: outputs of the linear decoder.
         dropout: share of the n-grams that are left out in training, 0…1.
         patterns, case: of `hash_ngrams`.
-        ridge: whether there are weights of ridge regression, zeros at first.
+        ridge: penalty of ridge regression, whose weights are zeros at first; 0: there is none.
     """
 
     hashes: Tensor
@@ -159,13 +159,14 @@ class Ngrams(nn.Module):
         classes: int,
         dropout: float = 0.0,
         patterns: Sequence[str] = PATTERNS,
-        ridge: bool = False,
+        ridge: float = 0.0,
         case: str = ALL_CASES,
     ):
         super().__init__()
         if not 1 <= rows <= 1 << MAX_BITS:
             raise ValueError(f"rows of n-grams: found {rows}, expected 1 … {1 << MAX_BITS:,}")
         self.width, self.dropout, self.patterns, self.case = width, dropout, patterns, case
+        self.ridge = float(ridge)
         self.table = nn.Embedding(rows, width)
         self.linear = Linear(width, classes, bias=False)
         self.word_to_memory = Linear(width, hidden_size, bias=False)
