@@ -4,10 +4,9 @@
     python -m histocc.review apply sheet.csv --to coded.csv --output final.csv
     python -m histocc.review make coded.csv --output sample.csv --rows 200 --sample
     python -m histocc.review report sample.csv --to coded.csv
-    python -m histocc.review serve coded.csv
     python -m histocc.review serve texts.csv --key hisco
-    python -m histocc.review agreement ann.csv bo.csv --output differences.csv
     python -m histocc.review apply decisions.csv --to texts.csv --key hisco --output final.csv --fill
+    python -m histocc.review agreement ann.csv bo.csv --output differences.csv
 
 A sheet has a line for each text, with its most probable codes and an empty column `decision`, for a
 spreadsheet. `apply` writes a new file with the decisions in all rows of their texts; the coded file is never
@@ -342,7 +341,14 @@ def serve_page(args: ReviewConfig, coded: CodedFile, key: list[str] | None) -> N
     training = args.training_data or f"{args.files[0]}.training.csv"
     command = next_command(replace(args, fill=True, training_data=training), coded, path)
     print(f"Then, with codes for all rows, of which undecided ones have learned codes:\n  {command}")
-    train = ["python", "finetune.py", "--dataset", training, "--formatter", coded.kind.replace("gpf", AUTO)]
+    train = [
+        "python",
+        "finetune.py",
+        "--dataset",
+        training,
+        "--formatter",
+        coded.formatter.kind.replace("gpf", AUTO),
+    ]
     train += ["--input-col", *(coded.header[place] for place in coded.input_cols)]
     train += ["--target-cols", *(coded.header[place] for place in coded.codes)]
     train += [] if coded.language is None else ["--language-col", coded.header[coded.language]]

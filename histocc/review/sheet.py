@@ -5,7 +5,7 @@ decisions that the person has written there.
 import hashlib
 import math
 import re
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from histocc.data.rows import DECIDED, MODEL, UNDECIDED, code_of_cell, csv_text, language_name, weight_of
@@ -139,7 +139,6 @@ class CodedFile:
         columns = list(dict.fromkeys([*wanted, *filter(None, [weight_column]), *show]))
         raise_if_any(column_problems(path, header, columns, flags))
         self.header, self.formatter = header + new, formatter_of(self.system)
-        self.kind = kind_of(self.system)
         self.added = [MODEL if name == DECIDED and self.is_coded else "" for name in new]
         self.input_cols, self.decided = list(map(header.index, input_cols)), self.header.index(DECIDED, first)
         self.weight = header.index(weight_column) if weight_column else None
@@ -312,13 +311,10 @@ class Decision:
     by: str = ""  # who has decided, if the sheet says it
 
 
-def kind_of(system: str) -> str:
-    return system.lower() if system.lower() in ("hisco", "occ1950") else "gpf"
-
-
 def formatter_of(system: str) -> BlockyFormatter:
     """Return the formatter that reads the codes of a system: hisco, occ1950 or another."""
-    return make_formatter(kind_of(system), [f"{system}_1"])
+    kind = system.lower() if system.lower() in ("hisco", "occ1950") else "gpf"
+    return make_formatter(kind, [f"{system}_1"])
 
 
 class Codes:
@@ -361,37 +357,41 @@ class Codes:
         return tuple(codes)
 
 
-def sheet_rows(path: str, columns: list[str]) -> Iterator[tuple[int, dict[str, str]]]:
-    """Yield (line, cells by column) of each row of a sheet with these columns. Raises UserError."""
+def read_sheet(path: str, columns: list[str], take: Callable[[str, dict[str, str]], None]) -> None:
+    """Hand each row of a sheet with these columns to `take`, with its place. Raises UserError, which lists
+    all rows that `take` refuses by a ValueError.
+    """
     try:
         table = table_format(path)
     except UserError:  # in any code page: the cells that count are ASCII in all of them
         table = table_format(path, encoding="latin-1")
     if wrong := column_problems(path, table.names, columns):
         raise UserError("\n  ".join([*wrong, f"{path} is not a sheet of python -m histocc.review make"]))
+    problems = []
     for line, cells in table_rows(path, table):  # spreadsheets leave out empty cells at the end
         row = dict(zip(table.names, map(str.strip, cells + [""] * len(table.names))))
         if row[DECISION] or row[ID]:
-            yield line, row
+            try:
+                take(f"{path}, line {line:,}", row)
+            except ValueError as error:
+                problems.append(f"line {line:,}: {error}")
+    raise_if_any(problems, path, MAX_LISTED)
 
 
 def answers_of(path: str, codes: Codes) -> dict[Key, tuple[CodedText, tuple[str, ...]]]:
     """Return the last decision on each text in a sheet or a file of decisions. Raises UserError."""
     found: dict[Key, tuple[CodedText, tuple[str, ...]]] = {}
-    problems = []
-    for line, row in sheet_rows(path, ["text", "language", DECISION, ID]):
+
+    def take(_: str, row: dict[str, str]) -> None:
         offered = [code for i in range(1, MAX_CODES + 1) if (code := row.get(f"code_{i}"))]
         text = CodedText(unescape(row["text"]), unescape(row["language"]), codes=offered)
-        try:
-            answer = None if row[DECISION] in ("", UNDO) else codes.decision(row[DECISION], text, MAX_CODES)
-        except ValueError as error:
-            problems.append(f"line {line:,}: {error}")
-            continue
+        answer = None if row[DECISION] in ("", UNDO) else codes.decision(row[DECISION], text, MAX_CODES)
         if row[DECISION]:
             found.pop(text.key, None)
         if answer is not None:
             found[text.key] = text, answer
-    raise_if_any(problems, path, MAX_LISTED)
+
+    read_sheet(path, ["text", "language", DECISION, ID], take)
     return found
 
 
@@ -408,26 +408,15 @@ class Sheets:
         self.notes: list[str] = []  # for the user
         self.undecided = 0  # lines without a decision
         for path in paths:
-            self._read(path)
+            read_sheet(path, [DECISION, ID], self._add)
 
-    def _read(self, path: str) -> None:
-        problems = []
-        for line, row in sheet_rows(path, [DECISION, ID]):
-            key, place = self.key_of_id.get(row[ID][-ID_DIGITS:]), f"{path}, line {line:,}"
-            if key is None:
-                what = f"{place}: its text is missing, or was offered other codes, in"
-                raise UserError(
-                    f"{what} {self.coded.path}: name its own file, or other --decisions, and"
-                    " the same --input-col and --language-col as for the sheet"
-                )
-            try:
-                self._add(place, key, row)
-            except ValueError as error:
-                problems.append(f"line {line:,}: {error}")
-        raise_if_any(problems, path, MAX_LISTED)
-
-    def _add(self, place: str, key: Key, row: dict[str, str]) -> None:
-        """Add a line of a sheet. Raises ValueError."""
+    def _add(self, place: str, row: dict[str, str]) -> None:
+        """Add a row of a sheet. Raises ValueError, or UserError if it is the sheet of another file."""
+        key = self.key_of_id.get(row[ID][-ID_DIGITS:])
+        if key is None:
+            what = f"{place}: its text is missing, or was offered other codes, in {self.coded.path}: name its"
+            what += " own file, or other --decisions, and the same --input-col and --language-col as for the"
+            raise UserError(f"{what} sheet")
         text = self.coded.texts[key]
         shown = key_of(unescape(row.get("text", text.text)), text.language)
         if shown != key and shown in self.coded.texts and not _NUMBER.fullmatch(text.text.strip()):
