@@ -676,7 +676,7 @@ def test_from_a_table_without_codes_to_the_final_file(tmp_path, browser):
         return Counter(row["decided_by"] for row in found.values())
 
     decide_by_keys(first, 16)
-    run(*apply[3:])
+    run(*apply[3:], "--guesses", "none")
     assert deciders("final.csv") == {"Ann": 16, "guess": 16}
     run_script(train[1], *train[2:], "--device", "cpu")
     run_script(predict[2], *predict[3:], "--device", "cpu")
