@@ -241,10 +241,14 @@ class TestModel:
         a, b = (each.predict(texts, "en", get_dict=True) for each in (found, raw))
         assert [row["hisco_1"] for row in a] == [row["hisco_1"] for row in b]
         assert [row["conf"] for row in a] != [row["conf"] for row in b]
-        rows, _ = coded(trained, "coded.csv")
+        rows, usual = coded(trained, "coded.csv")
         plain, _ = coded(trained, "raw.csv", "--raw-confidence")
         assert [row["found_1"] for row in rows] == [row["found_1"] for row in plain]
         assert [row["conf"] for row in rows] != [row["conf"] for row in plain]
+        write_csv(trained / "other.csv", ["occ1", "lang"], [["hyvinvointiyhtymä", "fi"], ["", "en"]])
+        _, said = coded(trained, "other_coded.csv", "--input", trained / "other.csv")
+        unlike = "these texts are unlike those that the confidence was fitted on: the model knows"
+        assert unlike in said and unlike not in usual
 
     def test_target_accuracy_marks_what_is_less_sure(self, trained):
         least, share = Coder.load(str(trained / "run")).confidence.limit("topk", 0.3)

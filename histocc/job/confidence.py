@@ -149,11 +149,14 @@ def fit_confidence(
             " (more rows, or a larger --share-val of finetune.py); probabilities are the decoders' own"
         )
         return None
-    found, check = None, world.give_up_if_asked
+    found, known, check = None, 0.0, world.give_up_if_asked
     with contextlib.suppress(Stopped):
         coder = Coder(*loaded, batch_size=batch_size, precision=precision, check=check, raw_confidence=True)
         is_enough = compared >= MIN_TEXTS
         found = judged_rows(coder, rows, index, data, world.share()) if is_enough else {}
+        if world.is_main:
+            names = [data.languages[i] for i in np.asarray(rows.language)[index].tolist()]
+            known = coder.known_ngrams(rows.strings(index), names, cleaned=True)
     if world.stop_agreed():
         raise Stopped
     shares = world.gather(found, main_alone=True)
@@ -177,7 +180,8 @@ def fit_confidence(
         fitted.curves[decoder] = confidence.curve(mapped, right, weight)
         before, after = (100 * confidence.calibration_error(each, right, weight) for each in (raw, mapped))
         errors.append(f"{decoder} {before:.1f} → {after:.1f}")
-    fitted = fitted._replace(best=confidence.most_accurate(sets), compared=compared if judged else texts)
+    of_sets = {"best": confidence.most_accurate(sets), "compared": compared if judged else texts}
+    fitted = fitted._replace(**of_sets, known=known)
     how = f". These are answered, by flat, by models of {FOLDS - 1} of {FOLDS} folds without them"
     best, why = fitted.best_decoder(loaded[2].get("kind", "mixer"))
     world.print(

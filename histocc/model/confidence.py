@@ -103,6 +103,7 @@ class Confidence(NamedTuple):
         accuracy: share of the texts whose whole set of codes is right, by greedy, flat and both.
         best: the `most_accurate` of these; "" in models that do not say it.
         compared: number of texts that these shares are of.
+        known: mean share of the n-grams of validation texts that the model knows; 0 if it is not said.
     """
 
     texts: int = 0
@@ -111,6 +112,7 @@ class Confidence(NamedTuple):
     accuracy: dict[str, float] = {}  # noqa: RUF012
     best: str = ""
     compared: int = 0
+    known: float = 0.0
 
     @classmethod
     def of(cls, state: dict) -> "Confidence":
@@ -124,7 +126,8 @@ class Confidence(NamedTuple):
             if not np.isfinite(np.array(rows, dtype=np.float64)).all():
                 raise ValueError("confidence: found numbers that are not finite")
         texts, best = int(held.get("texts", 0)), str(held.get("best", ""))
-        return cls(texts, maps, curves, accuracy, best, int(held.get("compared", texts)))
+        compared, known = int(held.get("compared", texts)), float(held.get("known", 0.0))
+        return cls(texts, maps, curves, accuracy, best, compared, known)
 
     def mapped(self, name: str, probs: Tensor, several: Tensor | float = 0.0) -> Tensor:
         """Return how often answers are right to which the decoder `name` gives `probs`, in the shape of

@@ -248,6 +248,15 @@ class Ngrams(nn.Module):
         is_letter &= (~is_text).cumsum(1) > len(LANGUAGE_SEPARATOR)  # not of the language
         return (known & (is_letter | is_letter.roll(-1, 1))).any(1)
 
+    def known_share(self, input_ids: Tensor) -> Tensor:
+        """Return the share of each text's n-grams that are known, weighed by their inverse document frequency
+        (the highest of the table for others), float [B], for int64 [B, S].
+        """
+        rows, known, _ = self._rows(input_ids, self.patterns)
+        others = hash_ngrams(input_ids, self.patterns, self.case)[1] & ~known
+        seen = (self.idf[rows] * known).sum((1, 2))
+        return seen / (seen + self.idf.max() * others.sum((1, 2)))
+
     def text_of(self, rows: Tensor, weight: Tensor) -> Tensor:
         """Return vectors of texts [B, width] from the rows of their n-grams, int64 [B, E], and weights."""
         bag = torch.arange(len(rows), device=rows.device)[:, None].expand_as(rows)

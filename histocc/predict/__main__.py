@@ -50,6 +50,8 @@ from histocc.runtime.world import World
 from histocc.text import AS_IS, UNKNOWN_LANGUAGE, join_columns, text_key
 
 MIN_CONF = 0.5  # rows with a lower conf need review, if the model was trained here
+COMPARED = 1_000  # about so many texts are compared with those that the confidence is fitted on
+MANY = 1.5  # times as many n-grams that are not known make texts unusual
 PIECE = 2048  # distinct texts that are coded and kept together
 SETTINGS, INPUT = "settings.json", "input"  # files beside the pieces; INPUT only if the input is a pipe
 PIECES = r"\d+\.part"  # names of the pieces
@@ -460,7 +462,20 @@ class Coding:
             yield f"Decoder: {self.decoder} ({coder.why_best})"
         if self.decoder in BY_THRESHOLD:
             yield f"Thresholds of the linear decoder: {coder.thresholds}"
-        yield from (f"Note: {note}" for note in self.notes)
+        yield from (f"Note: {note}" for note in [*self.notes, *self.unusual()])
+
+    def unusual(self) -> Iterator[str]:
+        """Yield a note if the model knows fewer n-grams here than in the texts of its fitted confidence."""
+        texts, usual = [text for piece in self.pieces for text in piece], self.coder.confidence.known
+        some = texts[:: max(1, len(texts) // COMPARED)]
+        known = self.coder.known_ngrams(*map(list, zip(*some)), cleaned=True) if some and usual else 1.0
+        if 1 - known > MANY * (1 - usual):
+            yield (
+                f"these texts are unlike those that the confidence was fitted on: the model knows {known:.1%}"
+                f" of their n-grams, and {usual:.1%} there. Its answers may be worse, and conf wrong: let a"
+                " person code 300 drawn rows (histocc.review make --rows 300 --sample), and give these to"
+                " histocc.evaluate --fit-confidence"
+            )
 
     def end_lines(self, total: Counter, unknown: Counter, conf: float, seconds: float) -> Iterator[str]:
         args, rows = self.args, total["rows"]

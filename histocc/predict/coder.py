@@ -251,6 +251,20 @@ class Coder:
         ngrams = self.model.ngrams
         return ids.new_ones(len(ids), dtype=torch.bool) if ngrams is None else ngrams.know(ids)
 
+    def known_ngrams(self, texts: list[str], languages: list[str], cleaned: bool = False) -> float:
+        """Return the mean share of the texts' n-grams that the model knows, see `Ngrams.known_share`; 0 if it
+        has no n-grams, or if there are no texts.
+        """
+        ngrams = self.model.ngrams
+        if ngrams is None:
+            return 0.0
+
+        def batch(ids: Tensor, *_) -> list[float]:
+            return ngrams.known_share(ids).tolist()
+
+        shares = self.map_texts(texts, languages, batch, None, cleaned)
+        return float(np.mean([share for share in shares if share is not None] or [0.0]))
+
     def _vectors(self, ids: Tensor, mask: Tensor) -> TextVectors:
         with decoding.evaluating(self.model):
             return self.model.encode_text(ids, mask)
