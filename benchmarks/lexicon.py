@@ -1,7 +1,8 @@
 """What histocc's lists of titles give: accuracy without a label, by size of the lists, and beside few labels.
 
-    python -m benchmarks.lexicon --register en=english.csv se=swedish.csv       # columns occ1, lang, hisco_1
-    python -m benchmarks.lexicon --register se=swedish.csv --labels 300 2000 --seeds 1 2 3 --shares
+    python -m benchmarks.lexicon
+    python -m benchmarks.lexicon --labels 300 2000 --seeds 1 2 3 --shares
+    python -m benchmarks.lexicon --register danish=my.csv       # columns occ1, lang, hisco_1
 
 Without a label: % of rows right, and the mean confidence, of a model that is made as the built-in one is,
 of a share of the titles. With labels: % of 1,500 held-out distinct texts right, by a run from scratch without
@@ -16,9 +17,9 @@ from histocc.data.rows import csv_text
 from histocc.formatter import BlockyFormatter
 from histocc.predict.coder import Coder
 from histocc.sample.__main__ import HEADER
-from histocc.sample.built_in import tables
+from histocc.sample.built_in import THRESHOLD, tables
 
-from .common import arguments, finish, read_csv, run, spread, table
+from .common import REGISTERS, arguments, finish, read_csv, run, spread, table
 
 HELD_OUT = 1_500
 
@@ -29,12 +30,12 @@ def rows_of(path: str) -> list[tuple[str, str, str]]:
     return [(row["occ1"], row["lang"], repair(row["hisco_1"])[0]) for row in read_csv(path)]
 
 
-def judged(model: str, rows: list[tuple[str, str, str]]) -> tuple[float, float]:
+def judged(
+    model: str, rows: list[tuple[str, str, str]], threshold: float | None = None
+) -> tuple[float, float]:
     """Return (share of the rows that are right, mean confidence)."""
     texts = list(dict.fromkeys((text, language) for text, language, _ in rows))
-    coded = Coder.load(model).code(
-        [text for text, _ in texts], [language for _, language in texts], "flat", 5
-    )
+    coded = Coder.load(model).code(*map(list, zip(*texts)), "flat", 5, threshold)
     answers = dict(zip(texts, coded))
     right = [{*answers[text, language].codes} == {code} for text, language, code in rows]
     conf = [answers[text, language].conf or 0.0 for text, language, _ in rows]
@@ -64,9 +65,9 @@ def without_labels(shares: list[float], registers: dict[str, list]) -> list[list
             parts["train.csv"] = [
                 row for row in parts["train.csv"] if random.Random(str(row)).random() < share
             ]
-            model = trained(write(Path(name), parts), "")
+            model = trained(write(Path(name), parts), "--seq2seq-weight 0")
             for language, rows in registers.items():
-                right, conf = judged(model, rows)
+                right, conf = judged(model, rows, THRESHOLD)
                 lines.append([f"{share:.0%}", language, f"{100 * right:.1f}", f"{100 * conf:.1f}"])
     return lines
 
@@ -88,17 +89,19 @@ def with_labels(labels: list[int], seeds: list[int], registers: dict[str, list])
     return lines
 
 
-def words(found: dict) -> str:
+def words(parts: list[dict]) -> str:
     """Return the findings in words."""
-    heads = ("titles", "register", "rows right", "mean confidence")
-    text = table(heads, found["without"]) if found["without"] else ""
-    heads = ("register", "labels", "alone", "with the lists")
-    return f"{text}\n\n{table(heads, found['with'])}" if found["with"] else text
+    found = parts[0]
+    heads = ("titles", "register", "rows right, %", "mean confidence, %")
+    without = table(heads, found["without"]) if found["without"] else ""
+    heads = ("register", "labels", "alone, % right", "with the lists, % right")
+    return f"{without}\n\n{table(heads, found['with']) if found['with'] else ''}".strip()
 
 
 def main() -> None:
     parser = arguments(__doc__)
-    parser.add_argument("--register", nargs="+", required=True, metavar="NAME=FILE")
+    usual = [f"{name}={path}" for name, path in REGISTERS.items()]
+    parser.add_argument("--register", nargs="+", default=usual, metavar="NAME=FILE")
     parser.add_argument("--shares", nargs="*", type=float, default=[0.25, 0.5, 1.0])
     parser.add_argument("--labels", nargs="*", type=int, default=[])
     parser.add_argument("--seeds", nargs="+", type=int, default=[1])
@@ -106,7 +109,7 @@ def main() -> None:
     registers = {name: rows_of(path) for name, path in (item.split("=", 1) for item in args.register)}
     found = {"without": without_labels(args.shares, registers)}
     found["with"] = with_labels(args.labels, args.seeds, registers)
-    finish(found, words(found))
+    finish(found, words([found]))
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 import textwrap
 from pathlib import Path
 
-from . import census, coding, data, formats, processes, quality, recovery, speed
+from . import census, coding, data, formats, lexicon, processes, quality, recovery, speed
 from .common import draw
 
 WIDTH = 150  # columns of the page
@@ -65,6 +65,7 @@ LONGER = {
     "Tables of other classifications": (("tables",), quality.words),
     "Number formats on CPUs": (("formats", "formats base"), formats.words),
     "A census": (("census", "census base"), census.words),
+    "Lists of titles": (("lexicon",), lexicon.words),
     "Failures": (("recovery 60", "recovery 30"), recovery.words),
 }
 

@@ -46,9 +46,10 @@ def make(folder):
 def small(monkeypatch, tmp_path):
     """A built-in model of few titles, made by processes that are forked from this one, and their number."""
     monkeypatch.setenv(built_in.CACHE, str(tmp_path / "cache"))
-    many = {f"{title} {letter}": code for letter in "abcdefghijklmno" for title, code in FEW.items()} | FEW
-    monkeypatch.setattr(lexicon, "titles", lambda language: many if language == "en" else {})
+    others = {f"q{letter}{letter}zzler": "83110" for letter in "abcdefghijklmno"}
+    monkeypatch.setattr(lexicon, "titles", lambda language: others | FEW if language == "en" else {})
     monkeypatch.setattr(making, "SAMPLE_ROWS", 400)
+    monkeypatch.setattr(making, "LEFT_OUT", 5)
     made = []
 
     def run(line, **_):
@@ -74,13 +75,34 @@ def test_is_made_once_by_two_processes_at_once_and_codes(small, tmp_path):
     assert small == [0, 0]
     [folder] = [path for path in (tmp_path / "cache").iterdir() if path.is_dir()]
     assert {path.name for path in folder.glob("*.bin")} == {"best.bin"}
-    assert OccCANINE("built-in").predict(["tailor"], lang="en")["hisco_1"].tolist() == ["79100"]
+    model = OccCANINE("built-in")
+    assert model.predict(["tailor"], lang="en")["hisco_1"].tolist() == ["79100"]
+    assert model.model_type == "flat"
     table, sheet, final = (tmp_path / f"{name}.csv" for name in ("my", "sheet", "final"))
     run_here(review.main, "make", table, "--key", "hisco", "--output", sheet)
     sheet.write_text(re.sub(r"(.*baker.*),,t-", r"\1,77610,t-", sheet.read_text()))
     said = run_here(review.main, "apply", sheet, "--to", table, "--key", "hisco", "--output", final, "--fill")
     assert "first guesses are those of the built-in model" in said
     assert [row["hisco_1"] for row in read(final)] == ["83110", "77610"]
+
+
+def test_titles_of_a_code_that_are_alike_are_left_out_together(monkeypatch):
+    def pairs(title, language, code, *_):
+        return {(language, code, end) for end in making.ends(title)}
+
+    monkeypatch.setattr(making, "SAMPLE_ROWS", 0)
+    parts, sample = making.tables(), read_list("occupations.csv")
+    usual = {
+        pair
+        for row in sample
+        for name in lexicon.LANGUAGES
+        for title in row[name].split("|")
+        for pair in pairs(title, name, row["hisco"])
+    }
+    kept = [pairs(*row) for row in parts["train.csv"]]
+    kept = {pair for each in kept if each.isdisjoint(usual) for pair in each}
+    left_out = [pairs(*row) for row in parts["val.csv"]]
+    assert 1_500 < len(left_out) < 3_000 and not any(each & usual or each <= kept for each in left_out)
 
 
 def test_without_a_folder_for_it_one_message_says_what_to_do(monkeypatch, tmp_path):
@@ -104,5 +126,7 @@ def test_titles_join_the_fit_and_are_no_rows(monkeypatch, tmp_path):
         assert report["train_rows"] + report["val_rows"] == 150
     assert "53100" not in OccCANINE(str(tmp_path / "auto")).codes
     assert OccCANINE(str(tmp_path / "codes")).predict(["cook"], lang="en")["hisco_1"].tolist() == ["53100"]
+    said = run_here(finetune.main, *given, tmp_path / "fi", "--lexicon", "auto", "--language", "fi")
+    assert "--lexicon auto adds no titles" in said
     said = run_here(finetune.main, *given, tmp_path / "x", "--lexicon", "codes", "--formatter", "gpf", code=2)
     assert "--lexicon codes: the lists have HISCO codes" in said

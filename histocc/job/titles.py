@@ -14,7 +14,7 @@ from histocc.job.config import FEW_ROWS, JobConfig, is_fitted
 from histocc.model.ngrams import NONE
 from histocc.text import cleaner, code_points, text_hashes
 
-FULL_WEIGHT = 300  # up to so many distinct rows a title counts as much as a row, and less the more there are
+FULL_WEIGHT = 300  # up to so many distinct rows N a title counts as much as a row, then (300 / N)^1.5 times
 
 
 def with_titles(
@@ -26,13 +26,12 @@ def with_titles(
     """
     own = np.unique(text_keys(data.train.text_hash, data.train.language))
     wanted = formatter.kind == "hisco" and is_fitted(args) and NONE not in (args.lexicon, args.ngrams)
-    if not wanted or len(own) >= FEW_ROWS:
-        return data
+    wanted = wanted and len(own) < FEW_ROWS
     clean, place = cleaner(data.clean_text), {code: i for i, code in enumerate(data.codes)}
     found = [
         (clean(title), number, place[code])
         for number, language in enumerate(data.languages)
-        if language in lexicon.LANGUAGES
+        if wanted and language in lexicon.LANGUAGES
         for title, code in lexicon.titles(language).items()
         if code in place
     ]
@@ -40,8 +39,13 @@ def with_titles(
     keys = text_keys(text_hashes([*texts]), np.array(numbers, dtype=np.int64))
     kept = thinned(np.flatnonzero(~np.isin(keys, own)), FEW_ROWS - len(own))
     if not len(kept):
+        if args.lexicon != NONE:
+            say(
+                f"Note: --lexicon {args.lexicon} adds no titles: they are HISCO codes in"
+                f" {', '.join(lexicon.LANGUAGES)}, for a fit to fewer than {FEW_ROWS:,} distinct texts"
+            )
         return data
-    weight = min(1.0, FULL_WEIGHT / len(own))
+    weight = min(1.0, FULL_WEIGHT / len(own)) ** 1.5
     names = ", ".join(name for name in data.languages if name in lexicon.LANGUAGES)
     say(
         f"Lexicon: {len(kept):,} titles of the lists of histocc ({names}) join {len(own):,} distinct texts"

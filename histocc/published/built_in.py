@@ -35,7 +35,7 @@ def folder() -> str:
     why = "".join(save_path_problems(path))
     if not why:
         if is_first_rank():
-            print(f"The built-in model is made once, in a minute or two: {path}", file=sys.stderr, flush=True)
+            print(f"The built-in model is made once, in about a minute: {path}", file=sys.stderr, flush=True)
         # a process that a launcher has started must not join its job a second time
         alone = {name: value for name, value in os.environ.items() if not LAUNCHED.fullmatch(name)}
         of_package = os.path.dirname(os.path.dirname(lexicon.__path__[0]))
