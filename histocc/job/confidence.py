@@ -152,8 +152,7 @@ def fit_confidence(
     found, known, check = None, 0.0, world.give_up_if_asked
     with contextlib.suppress(Stopped):
         coder = Coder(*loaded, batch_size=batch_size, precision=precision, check=check, raw_confidence=True)
-        is_enough = compared >= MIN_TEXTS
-        found = judged_rows(coder, rows, index, data, world.share()) if is_enough else {}
+        found = judged_rows(coder, rows, index, data, world.share()) if compared >= MIN_TEXTS else {}
         if world.is_main:
             names = [data.languages[i] for i in np.asarray(rows.language)[index].tolist()]
             known = coder.known_ngrams(rows.strings(index), names, cleaned=True)
@@ -171,8 +170,7 @@ def fit_confidence(
             sets[decoder] = weight * right
     for decoder, of_decoder in {**judged, **of_folds}.items():
         raw, several, right, weight = (np.array(column) for column in zip(*of_decoder))
-        is_folds = decoder == "flat" and of_folds
-        prior = confidence.PRIOR_OF_FOLDS if is_folds else confidence.PRIOR
+        prior = confidence.PRIOR_OF_FOLDS if of_folds and decoder == "flat" else confidence.PRIOR
         fitted.maps[decoder] = confidence.fit(raw, several, right, weight, prior)
         if decoder == OUTPUT:
             continue
