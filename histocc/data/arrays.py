@@ -137,9 +137,11 @@ class JoinedRows(RowSet):
 
     def __init__(self, first: RowSet, second: RowSet | SimpleNamespace, weight: float = 1.0):
         self.own, self.weight = len(first), weight
-        for name in ("chars", "language", "codes", "text_hash"):
+        for name in ("language", "codes", "text_hash"):
             setattr(self, name, np.concatenate([getattr(first, name), getattr(second, name)]))
-        self.offsets = np.concatenate([first.offsets, first.offsets[-1] + second.offsets[1:]])
+        chars, offsets = first.texts(np.arange(self.own))
+        self.chars = np.concatenate([chars, second.chars])
+        self.offsets = np.concatenate([offsets, offsets[-1] + second.offsets[1:]])
 
 
 @dataclass(frozen=True)
