@@ -116,14 +116,14 @@ def test_without_a_folder_for_it_one_message_says_what_to_do(monkeypatch, tmp_pa
 
 def test_titles_join_the_fit_and_are_no_rows(monkeypatch, tmp_path):
     monkeypatch.setattr(lexicon, "titles", lambda language: {"tinker": "83110", "cook": "53100", **FEW})
-    rows = [[f"{title} {i}", "en", code] for i in range(30) for title, code in FEW.items()]
+    rows = [[f"{title} {i}", "en", code] for i in range(40) for title, code in FEW.items()]
     write_csv(tmp_path / "data.csv", ["occ1", "lang", "hisco_1"], rows)
     given = ("--dataset", tmp_path / "data.csv", "--model-size", "ngrams", "--save-path")
     for mode, titles in (("auto", 6), ("codes", 7)):
         said = run_here(finetune.main, *given, tmp_path / mode, "--lexicon", mode)
-        assert f"Lexicon: {titles} titles" in said
+        assert f"Lexicon: {titles} titles" in said and "models of 3 of 4 folds" in said
         report = json.loads((tmp_path / mode / "data_report.json").read_text())
-        assert report["train_rows"] + report["val_rows"] == 150
+        assert report["train_rows"] + report["val_rows"] == 200
     assert "53100" not in OccCANINE(str(tmp_path / "auto")).codes
     assert OccCANINE(str(tmp_path / "codes")).predict(["cook"], lang="en")["hisco_1"].tolist() == ["53100"]
     said = run_here(finetune.main, *given, tmp_path / "fi", "--lexicon", "auto", "--language", "fi")
