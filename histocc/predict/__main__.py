@@ -473,7 +473,7 @@ class Coding:
             yield (
                 f"these texts are unlike those that the confidence was fitted on: the model knows {known:.1%}"
                 f" of their n-grams, and {usual:.1%} there. Its answers may be worse, and conf wrong: let a"
-                " person code 300 drawn rows (histocc.review make --rows 300 --sample), and give these to"
+                " person code 500 drawn rows (histocc.review make --rows 500 --sample), and give these to"
                 " histocc.evaluate --fit-confidence"
             )
 
