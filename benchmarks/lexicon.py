@@ -35,7 +35,8 @@ def judged(
 ) -> tuple[float, float]:
     """Return (share of the rows that are right, mean confidence)."""
     texts = list(dict.fromkeys((text, language) for text, language, _ in rows))
-    coded = Coder.load(model).code(*map(list, zip(*texts)), "flat", 5, threshold)
+    descriptions, languages = map(list, zip(*texts))
+    coded = Coder.load(model).code(descriptions, languages, "flat", 5, threshold)
     answers = dict(zip(texts, coded))
     right = [{*answers[text, language].codes} == {code} for text, language, code in rows]
     conf = [answers[text, language].conf or 0.0 for text, language, _ in rows]
