@@ -100,6 +100,15 @@ def _own_columns(rows: Rows) -> tuple[Rows, int, np.ndarray]:
     return Rows(rows.starts, local, rows.values), len(used), lookup
 
 
+def invert_lower(matrix: np.ndarray) -> None:
+    """Invert a matrix with nothing above its diagonal in its own memory, a block of rows after the other."""
+    for start in range(0, len(matrix), BLOCK):
+        rows = slice(start, start + BLOCK)
+        own = np.linalg.inv(matrix[rows, rows])
+        matrix[rows, :start] = -own @ (matrix[rows, :start] @ matrix[:start, :start])
+        matrix[rows, rows] = own
+
+
 def features(scores: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return the best columns of each row of scores [n, C], int64 [n, CHOICES]; and of each its score, its
     lead over the best other one, and 1, [n, CHOICES, 3].
@@ -198,9 +207,9 @@ class Learner:
             block = np.arange(start, min(start + BLOCK, len(taught)))
             kernel[:, block] = similarities(rows, rows.take(block))
         kernel[np.diag_indices(len(taught))] += PENALTY
-        kernel = np.linalg.cholesky(kernel)
-        inverse = np.linalg.inv(kernel)
+        inverse = np.linalg.cholesky(kernel)
         del kernel
+        invert_lower(inverse)
         by_earlier = np.diagonal(inverse)[:, None]
         by_others = np.einsum("ij,ij->j", inverse, inverse)[:, None]
         twice, fits = np.concatenate([truth, truth]), []
