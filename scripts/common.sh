@@ -113,10 +113,14 @@ choose_training() {
   [[ -n $SAMPLE ]] || return 0
   CHOSEN+=(--train-data "$SAVE/sample/train.csv" --val-data "$SAVE/sample/val.csv" --formatter hisco)
   CHOSEN+=(--target-cols hisco_1 hisco_2 hisco_3 --language-col lang --model-size ngrams)
-  # N-grams alone take no steps. Of others any number of processes makes the same total batch, so the same result.
+  # N-grams alone become the built-in model. Others take steps: any number of processes makes the same total batch.
+  SAMPLE_ROWS=(--built-in)
   flag model-size || VALUE=${MODEL_SIZE:-ngrams}
   if [[ $VALUE != ngrams ]] || flag max-steps; then
+    SAMPLE_ROWS=(--rows 40000 --seed 1)
     CHOSEN+=(--num-epochs 1 --batch-size 32 --global-batch-size 64)
+  else
+    CHOSEN+=(--seq2seq-weight 0)
   fi
 }
 
@@ -272,7 +276,7 @@ run_and_wait() {
 
 # write_sample, show_sample: before and after the training on the sample, where there is no DATA.
 write_sample() {
-  [[ -z $SAMPLE ]] || run_and_wait "$PYTHON" -m histocc.sample --rows 40000 --seed 1 --split-dir "$SAVE/sample"
+  [[ -z $SAMPLE ]] || run_and_wait "$PYTHON" -m histocc.sample "${SAMPLE_ROWS[@]}" --split-dir "$SAVE/sample"
 }
 
 show_sample() {

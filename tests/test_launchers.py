@@ -247,6 +247,8 @@ def test_without_data_the_sample_is_trained_and_shown(plan, tmp_path):
     assert write[1:3] == ["-m", "histocc.sample"] and write[-2:] == ["--split-dir", "./output/sample"]
     assert after(train, "--train-data") == "./output/sample/train.csv"
     assert after(train, "--model-size") == "ngrams" and after(train, "--save-dir") == "./output"
+    assert "--built-in" in write and after(train, "--seq2seq-weight") == "0"
+    assert "--built-in" not in commands(plan(LAUNCH, "--", "--model-size", "tiny"))[0]
     assert show[1:] == ["-m", "histocc.sample.show", "--model", "./output"]
     assert not (tmp_path / "output").exists()
     assert len(commands(plan(LAUNCH, "--", "--prepare_only"))) == 2  # there is no model to show

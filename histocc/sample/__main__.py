@@ -2,6 +2,7 @@
 
 python -m histocc.sample --rows 12000 --seed 1 --output sample.csv
 python -m histocc.sample --rows 12000 --seed 1 --split-dir sample/        # train.csv and val.csv
+python -m histocc.sample --built-in --split-dir lists/     # what the built-in model is made of
 """
 
 import contextlib
@@ -17,7 +18,7 @@ from functools import lru_cache
 from histocc.runtime import files
 from histocc.runtime.config import Config, Count, CountOrZero, Parser, flag
 from histocc.runtime.errors import UserError, raise_if_any, run_command
-from histocc.sample.generate import Row, rows
+from histocc.sample.generate import rows
 
 HEADER = ("occ1", "lang", "hisco_1", "hisco_2", "hisco_3")
 VAL_SHARE = 0.1  # share of the texts in val.csv
@@ -31,6 +32,7 @@ class SampleConfig(Config):
     seed: CountOrZero = flag(1, "another seed makes other rows")
     output: str | None = flag(None, "CSV file for all rows", metavar="FILE")
     split_dir: str | None = flag(None, "folder for train.csv and val.csv (a tenth)", metavar="DIR")
+    built_in: bool = flag(False, "the rows of the built-in model: 24,000, and the lists of titles")
     overwrite: bool = flag(False, "replace files with other content")
 
 
@@ -42,10 +44,15 @@ def in_validation(text: str) -> bool:
 
 
 def write(
-    rows: Iterable[Row], output: str | None = None, split_dir: str | None = None, overwrite: bool = False
+    rows: Iterable[tuple[str, ...]],
+    output: str | None = None,
+    split_dir: str | None = None,
+    overwrite: bool = False,
+    left_out: set[tuple[str, ...]] | None = None,
 ) -> dict[str, int]:
     """Write all rows to `output`, and to train.csv and val.csv in `split_dir`; return how many went into each
-    file. A file with other content is replaced only with `overwrite`. Raises UserError.
+    file. left_out: texts with their languages that are for validation, if not a tenth by their hash. A file
+    with other content is replaced only with `overwrite`. Raises UserError.
     """
     names = [os.path.join(split_dir, name) for name in ("train.csv", "val.csv")] if split_dir else []
     if output and any(files.is_same(output, path) for path in names):
@@ -66,7 +73,7 @@ def write(
             writers[path] = csv.writer(text, lineterminator="\n")
             writers[path].writerow(HEADER)
         for row in rows:
-            is_val = in_validation(row[0]) if names else None
+            is_val = in_validation(row[0]) if left_out is None else row[:2] in left_out
             for path, side in sides.items():
                 if side in (None, is_val):
                     writers[path].writerow(row)
@@ -77,8 +84,15 @@ def write(
 def run(args: SampleConfig) -> None:
     if not args.output and not args.split_dir:
         raise UserError("no output is named: give --output FILE, --split-dir DIR, or both")
+    made: Iterable[tuple[str, ...]] = rows(args.rows, args.seed)
+    left_out = None
+    if args.built_in:
+        from histocc.sample.built_in import tables  # loads torch, which takes seconds
+
+        train, val = tables().values()
+        made, left_out = [*train, *val], {row[:2] for row in val}
     try:
-        counts = write(rows(args.rows, args.seed), args.output, args.split_dir, args.overwrite)
+        counts = write(made, args.output, args.split_dir, args.overwrite, left_out)
     except FileExistsError as error:
         raise UserError(f"{error.filename} exists with other content; --overwrite replaces it") from None
     for path, number in counts.items():
