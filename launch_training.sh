@@ -11,8 +11,8 @@
 #                 the number of GPUs; on CPUs at most four for each core, or 8
 #   DATA          a table (CSV, .xlsx, .dta …), which finetune.py splits into training and
 #                 validation, or a folder with train.csv and val.csv (or .xlsx …),
-#                 for train_mixer.py. Without DATA: a small model on the sample that comes
-#                 with histocc, and then twelve descriptions coded with it
+#                 for train_mixer.py. Without DATA: the built-in model, on the lists of titles
+#                 and a sample, and then twelve descriptions coded with it
 #   --print-only  print what would run and stop; nothing is installed or written
 #   -- FLAGS      flags of the training script; python finetune.py --help lists them.
 #                 Without --save-path the run is kept in ./output

@@ -32,7 +32,7 @@
 #   DATA          a table (CSV, .xlsx, .dta …), which finetune.py splits into training and
 #                 validation, or a folder with train.csv and val.csv (or .xlsx …),
 #                 for train_mixer.py; with SCRIPT=examples/train_llada.py what that takes.
-#                 Without DATA: a small model on the sample that comes with histocc
+#                 Without DATA: the built-in model, on the lists of titles and a sample
 #   --print-only  print what would run and stop; nothing is installed or written
 #   -- FLAGS      flags of the training script, as for launch_training.sh
 #
