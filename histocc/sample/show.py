@@ -56,7 +56,7 @@ def show(path: str) -> None:
     conf = np.array([answer.conf or 0.0 for answer in coded])
     print(f"On {len(others):,} other new rows: {is_right.mean():.1%} right, {conf.mean():.1%} expected")
     if coder.kind == "flat":  # the built-in model
-        print("conf is too low for a sample: it is fitted on titles that are new to the model, as in a register")
+        print("conf is too low for a sample: it is fitted on titles that the model has not seen")
     for target in TARGETS if coder.confidence.curves else ():
         sure = conf >= coder.confidence.limit(coder.best_decoder, target)[0]
         if sure.any():
