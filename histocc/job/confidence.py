@@ -122,6 +122,24 @@ def answers_in_folds(args: JobConfig, formatter: BlockyFormatter, state: dict, d
     return found
 
 
+def fit_maps(fitted: Confidence, judged: Judged, of_folds: Judged) -> list[str]:
+    """Fill the maps and curves by judged answers, of the linear decoder by those of the folds if there are
+    any. Returns each decoder's calibration error before and after, in words.
+    """
+    errors = []
+    for decoder, of_decoder in {**judged, **of_folds}.items():
+        raw, several, right, weight = (np.array(column) for column in zip(*of_decoder))
+        prior = confidence.PRIOR_OF_FOLDS if of_folds and decoder == "flat" else confidence.PRIOR
+        fitted.maps[decoder] = confidence.fit(raw, several, right, weight, prior)
+        if decoder == OUTPUT:
+            continue
+        mapped = fitted.mapped(decoder, torch.from_numpy(raw), torch.from_numpy(several)).numpy()
+        fitted.curves[decoder] = confidence.curve(mapped, right, weight)
+        before, after = (100 * confidence.calibration_error(each, right, weight) for each in (raw, mapped))
+        errors.append(f"{decoder} {before:.1f} → {after:.1f}")
+    return errors
+
+
 def fit_confidence(
     name: str,
     loaded: models.Loaded,
@@ -162,22 +180,13 @@ def fit_confidence(
     if not shares:
         return {}
     judged = {decoder: [one for each in shares for one in each[decoder]] for decoder in shares[0]}
-    fitted, errors, sets = Confidence(texts, {}, {}, {}), [], {}
+    fitted, sets = Confidence(texts, {}, {}, {}), {}
     for decoder, of_decoder in (judged or of_folds).items():
         _, _, right, weight = (np.array(column) for column in zip(*of_decoder))
         if decoder in MEASURED:
             fitted.accuracy[decoder] = float(weight @ right / weight.sum())
             sets[decoder] = weight * right
-    for decoder, of_decoder in {**judged, **of_folds}.items():
-        raw, several, right, weight = (np.array(column) for column in zip(*of_decoder))
-        prior = confidence.PRIOR_OF_FOLDS if of_folds and decoder == "flat" else confidence.PRIOR
-        fitted.maps[decoder] = confidence.fit(raw, several, right, weight, prior)
-        if decoder == OUTPUT:
-            continue
-        mapped = fitted.mapped(decoder, torch.from_numpy(raw), torch.from_numpy(several)).numpy()
-        fitted.curves[decoder] = confidence.curve(mapped, right, weight)
-        before, after = (100 * confidence.calibration_error(each, right, weight) for each in (raw, mapped))
-        errors.append(f"{decoder} {before:.1f} → {after:.1f}")
+    errors = fit_maps(fitted, judged, of_folds)
     of_sets = {"best": confidence.most_accurate(sets), "compared": compared if judged else texts}
     fitted = fitted._replace(**of_sets, known=known)
     how = f". These are answered, by flat, by models of {FOLDS - 1} of {FOLDS} folds without them"
