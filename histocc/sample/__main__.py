@@ -18,9 +18,8 @@ from functools import lru_cache
 from histocc.runtime import files
 from histocc.runtime.config import Config, Count, CountOrZero, Parser, flag
 from histocc.runtime.errors import UserError, raise_if_any, run_command
-from histocc.sample.generate import rows
+from histocc.sample.generate import HEADER, rows
 
-HEADER = ("occ1", "lang", "hisco_1", "hisco_2", "hisco_3")
 VAL_SHARE = 0.1  # share of the texts in val.csv
 
 

@@ -19,8 +19,7 @@ from histocc.runtime import checkpoint, signals
 from histocc.runtime.files import OwnFiles, atomic_write, take_lock
 from histocc.runtime.frame import start
 from histocc.runtime.world import World
-from histocc.sample.__main__ import HEADER
-from histocc.sample.generate import read, rows
+from histocc.sample.generate import HEADER, read, rows
 
 SAMPLE_ROWS = 24_000
 LEFT_OUT = 100  # one of so many beginnings and ends of words takes all titles of a code out

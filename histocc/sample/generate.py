@@ -25,7 +25,8 @@ from random import Random
 
 from histocc.lexicon import LANGUAGES
 
-Row = tuple[str, str, str, str, str]
+HEADER = ("occ1", "lang", "hisco_1", "hisco_2", "hisco_3")
+Row = tuple[str, str, str, str, str]  # by HEADER
 
 # Shares in hundredths: of all rows; of titles beside other words; of rows of the kind
 CASES = (lambda text: text[0].upper() + text[1:],) * 20 + (str.title,) * 2 + (str.upper,) * 3
