@@ -16,8 +16,8 @@ from pathlib import Path
 from histocc.data.rows import csv_text
 from histocc.formatter import BlockyFormatter
 from histocc.predict.coder import Coder
-from histocc.sample.generate import HEADER
 from histocc.sample.built_in import THRESHOLD, tables
+from histocc.sample.generate import HEADER
 
 from .common import REGISTERS, arguments, finish, read_csv, run, spread, table
 
