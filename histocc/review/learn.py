@@ -30,7 +30,7 @@ SHARES = np.array([0.0, 0.25, 0.5, 0.75, 1.0])  # of a model's probabilities in 
 # they count.
 PRIOR, PRIOR_WEIGHT = np.array([3.0, 3.0, -2.0]), np.array([0.1, 0.1, 0.1])
 POWER, PART = 3, 0.5  # of the cosine of two texts; what one teaches the other, of what its own rows count
-BIAS, FULL = 0.03, 200  # deviation of the probabilities' mean, which is larger before so many decisions
+BIAS, FULL = 0.035, 200  # deviation of the probabilities' mean, which is larger before so many decisions
 RANKS = slice(0, 1), slice(1, CHOICES)  # of the best codes
 Shares = tuple[float, float, float]
 
