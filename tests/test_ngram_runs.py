@@ -344,7 +344,7 @@ def test_the_fit_is_all_of_it(table, tmp_path):
     flags = alone(table, tmp_path / "run", "--log-interval", 20)
     dry = run_here(train_mixer.main, *flags, "--dry-run")
     steps = int(re.search(r"The fit takes about \d+s, (\d+) steps", dry)[1])
-    assert re.search(r"Its confidence and the refit to all rows take about \d+s more", dry)
+    assert re.search(r"The folds of its confidence and the refit take about \d+s", dry)
     said = run("train_mixer.py", *flags)
     assert "Finished: the fit was all" in said and "have no effect: --num-epochs." in said
     assert f"step {steps}/{steps} · both decoders, pass" in said and "left" in said

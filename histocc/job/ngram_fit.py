@@ -406,7 +406,8 @@ class Fit:
         self.say(f"The fit takes about {duration(seconds)}, {what}")
         if args.model_size == NGRAMS_ALONE and not args.num_epochs:
             after = self._seconds_after(before + of_parts[0], ridge - choosing)
-            self.say(f"Its confidence and the refit to all rows take about {duration(after)} more")
+            what = f"about {duration(after)}, and answers to the validation texts some more"
+            self.say(f"The folds of its confidence and the refit take {what}")
 
     def _seconds_after(self, linear: float, ridge: float) -> float:
         """Return about how long the folds of confidence and the refit take. linear, ridge: the seconds of the
