@@ -223,7 +223,7 @@ class Ngrams(nn.Module):
 
     def weighted(self, input_ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return (rows of the table int64 [B, S, F], their weights, 0 for none, words int64 [B, S])."""
-        rows, known, word = self._rows(input_ids, self.patterns)
+        rows, known, _, word = self._rows(input_ids, self.patterns)
         weight = self.idf[rows] * known
         # further columns, however short, count as much as the first one, whose weights are not changed
         column = (input_ids == ord(COLUMN_SEPARATOR)).long().cumsum(1)  # [B, S]
@@ -234,11 +234,11 @@ class Ngrams(nn.Module):
             weight = weight * (torch.rand_like(weight) >= self.dropout)
         return rows, weight, word
 
-    def _rows(self, input_ids: Tensor, patterns: Sequence[str]) -> tuple[Tensor, Tensor, Tensor]:
-        """Return (rows of the table, whether the n-grams are known, [B, S, F] each, words int64 [B, S])."""
+    def _rows(self, input_ids: Tensor, patterns: Sequence[str]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Return (rows of the table, which n-grams are known, which exist, [B, S, F] each, words [B, S])."""
         hashed, exist, word = hash_ngrams(input_ids, patterns, self.case)
         rows = torch.searchsorted(self.hashes, hashed).clamp(max=len(self.hashes) - 1)
-        return rows, exist & (self.hashes[rows] == hashed), word
+        return rows, exist & (self.hashes[rows] == hashed), exist, word
 
     def know(self, input_ids: Tensor) -> Tensor:
         """Return whether each description holds a known n-gram with a letter, bool [B], for int64 [B, S]."""
@@ -252,10 +252,9 @@ class Ngrams(nn.Module):
         """Return the share of each text's n-grams that are known, weighed by their inverse document frequency
         (the highest of the table for others), float [B], for int64 [B, S].
         """
-        rows, known, _ = self._rows(input_ids, self.patterns)
-        others = hash_ngrams(input_ids, self.patterns, self.case)[1] & ~known
-        seen = (self.idf[rows] * known).sum((1, 2))
-        return seen / (seen + self.idf.max() * others.sum((1, 2)))
+        rows, known, exist, _ = self._rows(input_ids, self.patterns)
+        seen, others = (self.idf[rows] * known).sum((1, 2)), (exist & ~known).sum((1, 2))
+        return seen / (seen + self.idf.max() * others)
 
     def text_of(self, rows: Tensor, weight: Tensor) -> Tensor:
         """Return vectors of texts [B, width] from the rows of their n-grams, int64 [B, E], and weights."""
