@@ -3,7 +3,7 @@ import os
 import signal
 
 # a process group that is collected in a forked child would wait for threads that only the parent has
-os.register_at_fork(after_in_child=gc.freeze)
+os.register_at_fork(before=gc.freeze, after_in_parent=gc.unfreeze)
 
 # a shell does that to what it starts in the background, and children inherit it
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:

@@ -14,10 +14,10 @@ from unittest.mock import Mock
 import pytest
 import torch
 import torch.distributed as dist
-from helpers import free_port, wait_until_handled
+from helpers import free_port, start_forked, wait_until_handled
 
 from histocc.runtime.config import Processes
-from histocc.runtime.errors import TrainingError, UserError
+from histocc.runtime.errors import UserError
 from histocc.runtime.frame import end_without_others, errors_end_all_ranks
 from histocc.runtime.signals import Stopped
 from histocc.runtime.world import World, init_world, launcher_environment
@@ -277,28 +277,34 @@ def test_ranks_that_cannot_work_together_say_why():
 # ---- how a mistake ends a process
 
 
+ENDS = """
+from histocc.runtime.errors import TrainingError, UserError
+from histocc.runtime.frame import errors_end_all_ranks
+
+with errors_end_all_ranks():
+    raise """
+
+
 @pytest.mark.parametrize(
-    "error, code",
+    "error, message, code",
     [
-        (UserError("no column 'x'"), 2),
-        (TrainingError("not finite"), 1),
-        (TrainingError("out of memory (rank 1)", said_by_all=True), 1),
+        ("UserError('no column')", "no column", 2),
+        ("TrainingError('not finite')", "not finite", 1),
+        ("TrainingError('out of memory (rank 1)', said_by_all=True)", "out of memory (rank 1)", 1),
     ],
 )
 @pytest.mark.parametrize("rank", [None, "", "0", "1"])
-def test_rank_0_says_what_is_wrong_and_the_others_wait_in_silence(launched, capfd, error, code, rank):
-    launched(rank)
-    if (process := os.fork()) == 0:
-        try:
-            with errors_end_all_ranks():
-                raise error
-        except SystemExit as end:
-            os._exit(end.code)
-    if silent := rank == "1" and not error.said_by_all:
-        wait_until_handled(signal.SIGTERM, process)
-        os.kill(process, signal.SIGTERM)  # as a launcher does as soon as rank 0 is gone
-    assert os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) == code
-    assert capfd.readouterr() == ("", "" if silent else f"error: {error}\n")
+def test_rank_0_says_what_is_wrong_and_the_others_wait_in_silence(tmp_path, error, message, code, rank):
+    (tmp_path / "ends.py").write_text(ENDS + error)
+    (tmp_path / "log").touch()
+    variables = {} if rank is None else {"RANK": rank}
+    [process] = start_forked(tmp_path / "ends.py", [], tmp_path / "log", **variables)
+    if silent := rank == "1" and "said_by_all" not in error:
+        wait_until_handled(signal.SIGTERM, process.pid)
+        process.terminate()  # as a launcher does as soon as rank 0 is gone
+    process.join()
+    assert process.exitcode == code
+    assert (tmp_path / "log").read_text() == ("" if silent else f"error: {message}\n")
 
 
 def test_other_errors_keep_their_traceback():
