@@ -98,14 +98,15 @@ def flops_per_unit(model: Any) -> dict[str, float]:
 
 def accuracy(figures: dict[str, float]) -> float:
     """Return the accuracy of the better decoder, from the figures of a validation, 0…1."""
-    return max(figures["seq_acc"], figures["flat_acc"])
+    return max(figures.get("seq_acc", 0.0), figures["flat_acc"])
 
 
 class MixerTask:
     """The task of the trainer: the losses and accuracies of both decoders, of each row.
 
     Losses and token_acc are teacher-forced; flat_acc compares the linear decoder's codes, as `predict` gives
-    them, and seq_acc, only with a `formatter`, those of greedy decoding; accuracies are fractions 0…1.
+    them, and seq_acc, only with a `formatter`, those of greedy decoding; accuracies are fractions 0…1. Those
+    of the decoder that writes are left out where its loss has no weight.
 
     Args:
         loss_fn: a criterion called like `LossMixer`; without `per_sample` its mean stands for each row.
@@ -120,11 +121,14 @@ class MixerTask:
         model: Any = None,
         at_most: int | None = None,
     ):
-        self.loss_fn, self.formatter, self.at_most = loss_fn, formatter, at_most
+        self.loss_fn, self.at_most = loss_fn, at_most
+        writes = getattr(loss_fn, "seq2seq_weight", 1.0) > 0
+        self.formatter = formatter if writes else None
         self.flops_per_unit = flops_per_unit(model)
         self.at_least_one = getattr(getattr(loss_fn, "loss_fn_linear", None), "kind", MEAN) == ROWS
         losses = LOSSES if hasattr(loss_fn, "per_sample") else LOSSES[:1]
-        self.columns = (*losses, *(name for name in ACCURACIES if formatter is not None or name != "seq_acc"))
+        lacking = () if self.formatter else ("seq_acc",) if writes else ("seq_acc", "token_acc")
+        self.columns = (*losses, *(name for name in ACCURACIES if name not in lacking))
 
     def losses(self, model: nn.Module, batch: dict) -> dict[str, Tensor]:
         outputs = forward(model, batch)
@@ -147,7 +151,8 @@ class MixerTask:
             values["seq_acc"] = metrics.same_code_sets(codes, true, PAD_IDX)
         with torch.autocast(outputs[0].device.type, enabled=False):
             linear = multi_hot(batch["targets_linear"], outputs[1].shape[1], torch.float32)
-            values["token_acc"] = metrics.token_counts(outputs[0], targets, PAD_IDX)  # (right, tokens)
+            if "token_acc" in self.columns:
+                values["token_acc"] = metrics.token_counts(outputs[0], targets, PAD_IDX)  # (right, tokens)
             values["flat_acc"] = metrics.flat_sets_equal(outputs[1], linear, self.at_least_one, self.at_most)
             return values | row_losses(self.loss_fn, outputs, batch)
 

@@ -8,7 +8,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from helpers import read, run_here, write_csv
+from helpers import read, read_logs, run_here, write_csv
 
 import finetune
 from histocc import OccCANINE, lexicon
@@ -75,6 +75,7 @@ def test_is_made_once_by_two_processes_at_once_and_codes(small, tmp_path):
     assert small == [0, 0]
     [folder] = [path for path in (tmp_path / "cache").iterdir() if path.is_dir()]
     assert {path.name for path in folder.glob("*.bin")} == {"best.bin"}
+    assert "flat_acc" in (log := read_logs(folder)[-1]) and not {"seq_acc", "token_acc"} & set(log)
     model = OccCANINE("built-in")
     assert model.predict(["tailor"], lang="en")["hisco_1"].tolist() == ["79100"]
     assert model.model_type == "flat"
