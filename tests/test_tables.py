@@ -755,6 +755,6 @@ def test_words_of_the_training_texts(tmp_path, monkeypatch):
     result = prepare(tmp_path, content, val_files=[val])
     words = {"hand": 2, "Farm": 1, "farm": 1, "hand,": 1, "old": 1}
     assert list(read_words(str(result.folder / "words.csv")).items()) == list(words.items())
-    monkeypatch.setattr("histocc.data.rows.MAX_WORDS", 2)
+    monkeypatch.setattr("histocc.data.prepare.MAX_WORDS", 2)
     result = prepare(tmp_path, "occ1,hisco_1\na b c b c c,61110\n")
     assert result.table("words.csv") == [["word", "freq"], ["c", "3"], ["b", "2"]]

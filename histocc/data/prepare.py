@@ -29,6 +29,7 @@ from histocc.data.rows import (
     DOES_NOT_FIT,
     EXAMPLES,
     MAX_WEIGHT,
+    MAX_WORDS,
     MISSING_WORDS,
     NOTES,
     UNFIT,
@@ -37,13 +38,12 @@ from histocc.data.rows import (
     Findings,
     Languages,
     changed_by_spreadsheet,
+    csv_text,
     fill_dittos,
     lost_zeros,
     several_in_one,
     spellings,
     weight_of,
-    write_key,
-    write_words,
 )
 from histocc.data.split import named_parts, parts_of
 from histocc.data.tables import Chunk, read_chunks, table_format
@@ -404,22 +404,17 @@ class Reader:
         what = f"codes from {columns} ({classes_in_words(codes) if kind == 'classes' else how})"
         language = f"column {column}" if column else f"{settings.language} for all"
         texts = "" if settings.clean_text == AS_IS else f"; texts: {settings.clean_text}"
-        columns = " and ".join(settings.input_col)
         texts += f"; weights: column {settings.weight_col}" if settings.weight_col else ""
-        lines = [f"Read: descriptions from column {columns}, {what}, language: {language}{texts}"]
-        lines += [f"Note: {note}" for note in self.notes]
-        names = [name for file in self.files for name in file["columns"]]
-        ignored = [name for name in names if name.casefold() in ("lang", "language")]
-        if ignored and not column and settings.language == UNKNOWN_LANGUAGE:
-            name = ignored[0]
-            lines.append(f"Note: there is a column {name!r} that is not read; --language-col {name} reads it")
-        counts = [name for name in names if name.strip().casefold() in ("n", "freq", "frequency", "count")]
-        if counts and not settings.weight_col and counts[0] not in settings.columns:
-            name = counts[0]
-            lines.append(
-                f"Note: each line counts once; --weight-col {name} counts it as column {name!r} says"
-            )
-        return lines
+        read, notes = " and ".join(settings.input_col), [*self.notes]
+        unread = [name for file in self.files for name in file["columns"] if name not in settings.columns]
+        languages = [name for name in unread if name.casefold() in ("lang", "language")]
+        if languages and not column and settings.language == UNKNOWN_LANGUAGE:
+            notes.append(f"column {languages[0]!r} is not read; --language-col {languages[0]} reads it")
+        counts = [name for name in unread if name.casefold() in ("n", "freq", "frequency", "count")]
+        if counts and not settings.weight_col:
+            notes.append(f"each line counts once; --weight-col {counts[0]} counts it as that column says")
+        how = f"Read: descriptions from column {read}, {what}, language: {language}{texts}"
+        return [how, *(f"Note: {note}" for note in notes)]
 
     def problem(self) -> str | None:
         """Return why the data is unusable; None if it is not."""
@@ -428,17 +423,14 @@ class Reader:
         if stops := self.findings.problems("error"):
             [found] = stops
             what = f"a code that does not fit formatter {formatter.kind} (block size {formatter.block_size})"
-            ways = ["--drop-bad-labels leaves these rows out and lists them"]
-            if formatter.kind == "gpf" and not formatter.allow_short:
-                short = "--allow-codes-shorter-than-block-size accepts short codes, --block-size N long ones"
-                hisco = "--formatter hisco is for HISCO codes, and restores lost leading zeros"
-                ways = ["--formatter auto takes any codes", hisco, short, *ways]
-            if found["rows"] > train + val:
-                most = "Most rows are of this kind: check --target-cols and --formatter"
-                ways = [most, *ways]
+            ways = ["--target-cols names other columns, --formatter auto takes any codes"]
             if settings.number_codes is not None:
                 what = "a value that is not a number of the key"
-                ways = ["--key names the file that the numbers belong to (default: the HISCO key)", *ways]
+                ways = ["--key names the file that the numbers belong to (default: the HISCO key)"]
+            elif formatter.kind == "gpf" and not formatter.allow_short:
+                ways.append("--formatter hisco is for HISCO codes, and restores lost leading zeros")
+                ways.append("--allow-codes-shorter-than-block-size or --block-size accepts other lengths")
+            ways.append("--drop-bad-labels leaves these rows out and lists them")
             first = [f"{row['file']}, line {row['line']}, {row['reason']}" for row in found["first"]]
             lines = [f"{found['rows']:,} rows hold {what}. The first:", *first, "What to do:", *ways]
             return "\n    ".join(lines)
@@ -550,14 +542,13 @@ def prepare(
         UnusableData: rows cannot be trained on.
         UserError: anything else that the user must fix. Both leave nothing behind but `reports`.
     """
-    paths = [path for _, path in settings.files]
-    before, key = _states(paths), fingerprint(settings)
+    key, paths = fingerprint(settings), ", ".join(path for _, path in settings.files)
     folder = os.path.join(save_path, "prepared", key)
 
     def build(new: str) -> None:
         content = _read_all(settings, new, reports, check)
-        if _states(paths) != before:
-            raise UserError(f"{', '.join(paths)}: changed while it was read; start again")
+        if fingerprint(settings) != key:
+            raise UserError(f"{paths}: changed while it was read; start again")
         write_last(new, {"fingerprint": key, **content})
 
     if (damaged := fault(folder)) is None:
@@ -565,7 +556,7 @@ def prepare(
     else:
         if os.path.lexists(folder):
             say(f"Prepared data: {folder}: {damaged} is not as it was written; preparing it again")
-        say(f"Preparing data: {', '.join(paths)}")
+        say(f"Preparing data: {paths}")
         build_folder(folder, build)
     if reports:
         copy_lists(folder, reports)
@@ -590,11 +581,13 @@ def _read_all(
             gc.enable()
         with contextlib.suppress(OSError):  # a failed write has been reported
             reader.close()
-    write_key(os.path.join(folder, "key.csv"), codes)
-    write_words(os.path.join(folder, "words.csv"), reader.words)
-    path = os.path.join(folder, "data_report.json")
-    with open(path, "w", encoding="utf-8", errors="backslashreplace") as file:
-        json.dump(report, file, indent=1, ensure_ascii=False)
+    key = [("system_code", "code"), *((code, i) for i, code in enumerate(codes))]
+    words = sorted(reader.words.items(), key=lambda item: (-item[1], item[0]))[:MAX_WORDS]
+    report_text = json.dumps(report, indent=1, ensure_ascii=False).encode("utf-8", "backslashreplace")
+    tables = {"key.csv": csv_text(key), "words.csv": csv_text([("word", "freq"), *words])}
+    for name, content in {**tables, "data_report.json": report_text}.items():
+        with open(os.path.join(folder, name), "wb") as file:
+            file.write(content)
     if unusable := reader.problem():
         if reports:
             copy_lists(folder, reports)
@@ -609,10 +602,6 @@ def _read_all(
         "hisco_numbers": settings.number_codes == list(hisco_key()),
         "report": report,
     }
-
-
-def _states(paths: list[str]) -> list[int | None]:
-    return [os.stat(path).st_mtime_ns if os.path.exists(path) else None for path in paths]
 
 
 def on_every_node(

@@ -415,16 +415,3 @@ def read_words(path: str) -> dict[str, int]:
             raise UserError(f"{path}: needs rows of a word and a whole number; one is {[word, count]!r}")
         words[word] += int(count)
     return dict(words)
-
-
-def write_words(path: str, words: dict[str, int]) -> None:
-    """Write `words.csv`: columns word, freq; the most frequent words first."""
-    ordered = sorted(words.items(), key=lambda item: (-item[1], item[0]))
-    with open(path, "wb") as file:
-        file.write(csv_text([("word", "freq"), *ordered[:MAX_WORDS]]))
-
-
-def write_key(path: str, codes: list[str]) -> None:
-    """Write `key.csv`: columns system_code, code (the number of the linear output)."""
-    with open(path, "wb") as file:
-        file.write(csv_text([("system_code", "code"), *((code, i) for i, code in enumerate(codes))]))
