@@ -132,7 +132,7 @@ def test_how_many_processes(monkeypatch, tmp_path):
     assert choose_processes(None, alone, 9) == 1 and choose_processes(3, alone, 9) == 3
     monkeypatch.setattr(sys, "platform", "darwin")  # where nothing computes in a forked process
     assert choose_processes(1, alone, 9) == 1
-    with pytest.raises(UserError, match="--processes 2: macOS"):
+    with pytest.raises(UserError, match="--processes 2: this system"):
         choose_processes(2, alone, 9)
 
 

@@ -8,7 +8,6 @@ Parameter names are those of the published `google/canine-s` weights, so these l
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
-from functools import partial
 from typing import cast
 
 import torch
@@ -29,8 +28,6 @@ from histocc.runtime.parallel import full_tensor
 
 # One multiplier per hash function; their order is part of the published weights.
 PRIMES = (31, 43, 59, 61, 73, 97, 103, 113, 137, 149, 157, 173, 181, 193, 211, 223)
-
-ACTIVATIONS = {"gelu": F.gelu, "gelu_new": partial(F.gelu, approximate="tanh"), "relu": F.relu}
 
 # of what the shapes of the weights do not limit
 MAX_SIZES: dict[str, int] = {
@@ -75,8 +72,8 @@ class CanineConfig:
         for name in ("num_attention_heads", "num_hash_functions"):
             if self.hidden_size % getattr(self, name):
                 raise ValueError(f"{name}: hidden_size {self.hidden_size} is not a multiple of it")
-        if self.hidden_act not in ACTIVATIONS:
-            raise ValueError(f"hidden_act: {self.hidden_act!r} is not one of {', '.join(ACTIVATIONS)}")
+        if self.hidden_act != "gelu":
+            raise ValueError(f"hidden_act: {self.hidden_act!r} is not 'gelu'")
 
     def to_dict(self) -> dict:
         """Return all fields as a dict of plain Python types."""
@@ -275,10 +272,9 @@ class Intermediate(nn.Module):
     def __init__(self, config: CanineConfig):
         super().__init__()
         self.dense = Linear(config.hidden_size, config.intermediate_size)
-        self.activation = ACTIVATIONS[config.hidden_act]
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.activation(self.dense(x))
+        return F.gelu(self.dense(x))
 
 
 class Layer(nn.Module):
@@ -317,7 +313,6 @@ class CharsToMolecules(nn.Module):
         super().__init__()
         self.rate = config.downsampling_rate
         self.conv = nn.Conv1d(config.hidden_size, config.hidden_size, self.rate, stride=self.rate)
-        self.activation = ACTIVATIONS[config.hidden_act]
         self.LayerNorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
 
     def block_weight(self) -> tuple[Tensor, Tensor | None]:
@@ -332,7 +327,7 @@ class CharsToMolecules(nn.Module):
             blocks.append(group[:, :whole].unflatten(1, (-1, self.rate)).flatten(2))  # [B, M, rate · H]
         molecules = []
         products = product_of_groups(blocks, *self.block_weight())
-        for group, mixed, more in zip(chars, map(self.activation, products), padding_follows):
+        for group, mixed, more in zip(chars, map(F.gelu, products), padding_follows):
             kept = mixed if more else mixed[:, :-1]  # the last gives its place to position 0, as published
             molecules.append(self.LayerNorm(torch.cat([group[:, :1], kept], dim=1)))
         return molecules
@@ -352,7 +347,6 @@ class Projection(nn.Module):
         self.rate, self.taps = config.downsampling_rate, config.upsampling_kernel_size
         self.before = (self.taps - 1) // 2  # positions before each one that its window begins with
         self.conv = nn.Conv1d(2 * config.hidden_size, config.hidden_size, config.upsampling_kernel_size)
-        self.activation = ACTIVATIONS[config.hidden_act]
         self.LayerNorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
         self.dropout = Dropout(config.hidden_dropout_prob)
 
@@ -388,7 +382,7 @@ class Projection(nn.Module):
                 last = part[:, -1:].expand(-1, length - spread.shape[1], -1)
                 spread = torch.cat([spread, last], dim=1)
             x = x + F.pad(spread, (0, 0, self.before - tap, tap - self.before))  # reads i + tap − before
-        return self.dropout(self.LayerNorm(self.activation(x)))
+        return self.dropout(self.LayerNorm(F.gelu(x)))
 
 
 class Pooler(nn.Module):

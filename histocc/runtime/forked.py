@@ -36,24 +36,19 @@ def usable_cores() -> int:
     return cores
 
 
-def why_not_forked() -> str:
-    """Return why forked processes cannot compute on this system; "" if they can."""
-    if sys.platform == "darwin":
-        return "macOS lets no forked process compute"
-    return "" if hasattr(os, "fork") else "this system has no fork"
-
-
 def choose_processes(asked: int | None, world: World, pieces: int) -> int:
     """Return the number of processes that share work of so many pieces.
 
     asked: the value of --processes; None: one process for each core that torch would use, if there are enough
     pieces. Raises UserError if more than one is asked for where there can be no others.
     """
-    alone = why_not_forked()
+    alone = ""
     if world.size > 1:
         alone = "the launcher has started some already"
     elif world.device.type != "cpu":
         alone = f"it is for CPUs, and this process computes on {world.device.type}"
+    elif sys.platform == "darwin" or not hasattr(os, "fork"):
+        alone = "this system lets no forked process compute"
     if alone:
         if (asked or 1) > 1:
             raise UserError(f"--processes {asked}: {alone}; leave it out")
