@@ -26,7 +26,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.serialization import config as torch_config
 
 from histocc import __version__
-from histocc.runtime.errors import TrainingError, UserError, as_user_error, in_words
+from histocc.runtime.errors import UserError, as_user_error, in_words
 from histocc.runtime.files import OwnFiles, atomic_copy, atomic_write, is_same, kind_of, opened
 from histocc.runtime.world import World
 
@@ -204,16 +204,12 @@ class Saver:
 
 @contextlib.contextmanager
 def reading(file: str) -> Generator[None]:
-    """Turn any failure to read `file` or to use its content into one UserError that names the file, but not a
-    failure of the machine: the file may be good.
-    """
+    """Turn any failure to read `file` or to use its content into one UserError that names the file."""
     try:
         yield
-    except (UserError, TrainingError):
-        raise
     except Exception as error:
-        if of_machine := as_user_error(error):
-            raise of_machine from None
+        if known := as_user_error(error):  # it says enough, or the machine failed
+            raise known from None
         what = f"{type(error).__name__}: {' '.join(str(error).split())}"
         raise UserError(
             f"{file}: cannot be read as a checkpoint ({what[:300]}). It may be damaged, or edited: take"
