@@ -34,18 +34,12 @@ PUBLISHED = {"default": 0.31, "source": "published", "by_language": _OF_LANGUAGE
 class Thresholds(NamedTuple):
     """Thresholds of the linear decoder, as a checkpoint says them: {"default": p, "by_language": {language:
     p}, "source": "published" or "fitted"}, and perhaps "at_least_one" and "at_most".
-
-    Args:
-        by_language: language → probability, None for all others.
-        source: also "given" or "usual".
-        at_least_one: whether the most probable code of a row counts in any case.
-        at_most: largest number of codes of a row that can count, the most probable ones; None: all.
     """
 
-    by_language: dict[str | None, float]
-    source: str
-    at_least_one: bool = False
-    at_most: int | None = None
+    by_language: dict[str | None, float]  # language → probability, None for all others
+    source: str  # also "given" or "usual"
+    at_least_one: bool = False  # whether the most probable code of a row counts in any case
+    at_most: int | None = None  # largest number of codes of a row that can count; None: all
 
     @classmethod
     def of(cls, state: dict) -> "Thresholds":
@@ -94,25 +88,15 @@ OUTPUT = "output"  # name of the map of each output of the linear decoder
 
 
 class Confidence(NamedTuple):
-    """The fitted confidence, as a checkpoint holds it in a dict of plain types; empty if it was not fitted.
+    """The fitted confidence, in a checkpoint a dict of plain types; empty if it was not fitted."""
 
-    Args:
-        texts: number of texts that it was fitted on.
-        maps: four weights by the names of decoders, and OUTPUT.
-        curves: `curve` of the answers to these texts, by the same names.
-        accuracy: share of the texts whose whole set of codes is right, by greedy, flat and both.
-        best: the `most_accurate` of these; "" in models that do not say it.
-        compared: number of texts that these shares are of.
-        known: mean share of the n-grams of validation texts that the model knows; 0 if it is not said.
-    """
-
-    texts: int = 0
-    maps: dict[str, list[float]] = {}  # noqa: RUF012
-    curves: dict[str, list[list[float]]] = {}  # noqa: RUF012
-    accuracy: dict[str, float] = {}  # noqa: RUF012
-    best: str = ""
-    compared: int = 0
-    known: float = 0.0
+    texts: int = 0  # number of texts that it was fitted on
+    maps: dict[str, list[float]] = {}  # four weights by the names of decoders, and OUTPUT
+    curves: dict[str, list[list[float]]] = {}  # `curve` of the answers to these texts, by the same names
+    accuracy: dict[str, float] = {}  # share of the texts with the right set of codes, by decoder
+    best: str = ""  # the `most_accurate` of these; "" in models that do not say it
+    compared: int = 0  # number of texts that these shares are of
+    known: float = 0.0  # mean share of the n-grams of validation texts that the model knows; 0: not said
 
     @classmethod
     def of(cls, state: dict) -> "Confidence":

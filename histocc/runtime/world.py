@@ -116,24 +116,17 @@ def die_with(parent: int) -> None:
 
 @dataclass(frozen=True)
 class World:
-    """The place of this process among those of the run. `init_world` makes it once, and it is handed down.
-
-    Args:
-        backend: backend of the default process group, for tensors on `device`; None: there is no group.
-        control: the group for tensors on the CPU; None: the default one.
-        patient: the group in which a wait may last longer than the time limit; None: the default one.
-        time_limit: seconds that one process waits for another.
-    """
+    """The place of this process among those of the run. `init_world` makes it once, and it is handed down."""
 
     rank: int = 0
     local_rank: int = 0
     size: int = 1
     local_size: int = 1
     device: torch.device = torch.device("cpu")
-    backend: str | None = None
-    control: Any = field(default=None, repr=False, compare=False)
-    patient: Any = field(default=None, repr=False, compare=False)
-    time_limit: float = field(default=math.inf, repr=False, compare=False)
+    backend: str | None = None  # of the default process group, for tensors on `device`; None: there is none
+    control: Any = field(default=None, compare=False)  # the group for tensors on the CPU; None: the default
+    patient: Any = field(default=None, compare=False)  # the group in which waits may be long; None: the same
+    time_limit: float = field(default=math.inf, compare=False)  # seconds that one process waits for another
     leader: int = field(default=0, compare=False)  # the first rank on this machine
 
     @property

@@ -49,55 +49,35 @@ Task = Any  # an object as the docstring above says: no class to inherit, nothin
 
 @dataclass(frozen=True)
 class Run:
-    """The parts of a training, its length, and the work between two steps.
+    """The parts of a training, its length, and the work between two steps."""
 
-    Args:
-        model: as `histocc.runtime.parallel.wrap` returns it.
-        task: see the module's docstring.
-        optimizer: its groups have an "initial_lr" if there is a `rate_factor`.
-        seed: makes dropout a function of (seed, step, rank), so that only the step has to be known to resume;
-            None leaves torch's generators alone.
-        rate_factor: returns the factor on the peak learning rate of an optimizer step, numbered from 0.
-        scheduler: a torch scheduler instead, for callers of the engine; its `step` is called after each step.
-        clip_norm: largest norm of the gradient of a step; sparse gradients do not count; None: any.
-        max_bad_steps: steps in a row without a finite gradient after which the run ends.
-        flops: floating point operations of a micro-batch, as the loader gave it, forward and backward.
-        stop_step: the optimizer step at which the run ends; None: at the end of the batches.
-        log_interval, eval_interval, save_interval: in optimizer steps; None: never.
-        best_by: a measure of a validation's figures; best.bin has the highest. None: the lowest loss.
-        patience: the run ends when so many validations in a row were no better than the best; None: never.
-        validate_first: whether there is a validation and a checkpoint before the first step.
-        epoch_name: name of the checkpoint of each epoch, with {} for its number; "": none.
-        save: called on all ranks with the step, the names of the files due, and the position that a resumed
-            run takes up; returns the error, the same on all ranks, "" or None if there is none.
-        log, step_done: called on all ranks with a row of the log; after each step.
-        stop: a collective, called before each step and batch of a validation; returns whether to stop.
-    """
-
-    model: nn.Module
+    model: nn.Module  # as `histocc.runtime.parallel.wrap` returns it
     task: Task
-    optimizer: torch.optim.Optimizer
+    optimizer: torch.optim.Optimizer  # its groups have an "initial_lr" if there is a `rate_factor`
     world: World
     precision: Precision = field(default_factory=lambda: Precision("float32"))
-    seed: int | None = None
-    rate_factor: Callable[[int], float] | None = None
-    scheduler: Any = None
-    clip_norm: float | None = 1.0
-    max_bad_steps: int = 20
-    flops: Callable[[dict[str, Any]], float] | None = None
-    stop_step: int | None = None
+    seed: int | None = None  # makes dropout a function of (seed, step, rank); None: torch's generators decide
+    rate_factor: Callable[[int], float] | None = None  # step, from 0 on → factor on the peak learning rate
+    scheduler: Any = None  # a torch scheduler instead, for callers of the engine; stepped after each step
+    clip_norm: float | None = 1.0  # largest norm of a step's gradient; sparse ones do not count; None: any
+    max_bad_steps: int = 20  # steps in a row without a finite gradient after which the run ends
+    flops: Callable[[dict[str, Any]], float] | None = None  # operations of a batch, forward and backward
+    stop_step: int | None = None  # the optimizer step at which the run ends; None: the end of the batches
     steps_per_epoch: int | None = None
-    log_interval: int | None = 100
+    log_interval: int | None = 100  # in optimizer steps, as the next two; None: never
     eval_interval: int | None = None
     save_interval: int | None = None
+    # a measure of a validation's figures, of which best.bin has the highest; None: the lowest loss
     best_by: Callable[[dict[str, Any]], float] | None = None
-    patience: int | None = None
-    validate_first: bool = False
-    epoch_name: str = ""
+    patience: int | None = None  # validations in a row that are no better than the best, and end the run
+    validate_first: bool = False  # whether there is a validation and a checkpoint before the first step
+    epoch_name: str = ""  # name of the checkpoint of each epoch, with {} for its number; "": none
+    # called on all ranks with the step, the names of the files due, and the position that a resumed run takes
+    # up; returns the error, the same on all ranks, "" or None if there is none
     save: Callable[[int, list[str], dict[str, Any]], str | None] | None = None
-    log: Callable[[dict[str, Any]], None] | None = None
-    step_done: Callable[[], object] | None = None
-    stop: Callable[[], bool] | None = None
+    log: Callable[[dict[str, Any]], None] | None = None  # called on all ranks with a row of the log
+    step_done: Callable[[], object] | None = None  # called on all ranks after each step
+    stop: Callable[[], bool] | None = None  # a collective before each step and batch: whether to stop
 
 
 @dataclass
@@ -174,16 +154,13 @@ class State:
 
 
 def train(run: Run, loaders: dict[str, Any], state: State | None = None) -> int:
-    """Train from `state.step` to `run.stop_step`, or to the end of `run.patience`. All ranks.
+    """Train from `state.step` to `run.stop_step`, or to the end of `run.patience`, and validate; return the
+    last step. A run that was asked to stop saves last.bin, and `state.stopped` says so. All ranks.
 
     Args:
         loaders: "train" and, if there is something to validate on, "val": iterables of batches. One with a
             method `at(epoch, first_batch)` starts in the middle of an epoch.
         state: of a run that is resumed; brought up to date.
-
-    Returns:
-        The last optimizer step. There is a validation after it. A run that was asked to stop saves last.bin
-        between two steps, and `state.stopped` says so.
 
     Raises:
         TrainingError: on all ranks alike, if loss or gradients are no longer finite.
@@ -215,15 +192,11 @@ def train(run: Run, loaders: dict[str, Any], state: State | None = None) -> int:
 def train_one_epoch(
     run: Run, batches: Iterable[dict[str, Any]], state: State, epoch: int, val_loader: Any = None
 ) -> None:
-    """Take optimizer steps until the batches end, or as `train` does. All ranks.
+    """Take optimizer steps until the batches end, or as `train` does. All ranks. Raises Stopped,
+    TrainingError, ValueError, on all ranks alike.
 
     The loss of a step is the mean over all its samples, whichever rank holds them. A step whose gradient is
     not finite changes nothing and is counted.
-
-    Raises:
-        Stopped: on all ranks alike, if the run was asked to stop.
-        TrainingError: on all ranks alike, if loss or gradients are no longer finite.
-        ValueError: for batches that end inside a step.
     """
     optimizer, precision, world = run.optimizer, run.precision, run.world
     run.model.train()
@@ -417,11 +390,8 @@ def evaluate(
     stop: Callable[[], bool] | None = None,
 ) -> dict[str, float]:
     """Return the task's figures over all samples of all ranks' `batches`: {"val_loss": …} for losses and
-    {name: …} for the others, nan if nothing was counted. All ranks.
-
-    Raises:
-        Stopped: `stop` returned True.
-        ValueError: no rank has a sample, or the task does not keep to its interface.
+    {name: …} for the others, nan if nothing was counted. All ranks. Raises Stopped if `stop` returned True,
+    ValueError if no rank has a sample.
     """
     return figures_of(rank_totals(model, batches, task, world, precision, stop), world)
 
