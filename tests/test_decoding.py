@@ -20,7 +20,7 @@ SIZES = {"max_codes": CODES, "block_size": BLOCK}
 @pytest.fixture
 def decoder():
     torch.manual_seed(0)
-    model = TransformerDecoder(VOCAB, WIDTH, 96, pad_idx=PAD_IDX).eval()
+    model = TransformerDecoder(VOCAB, WIDTH, 96).eval()
     for parameter in model.parameters():  # biases start at zero, where an error in them would not show
         if parameter.dim() == 1:
             parameter.data.add_(0.1 * torch.randn_like(parameter))

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
+from histocc.formatter import PAD_IDX
 from histocc.model.layers import Dropout, Linear, attend, for_attention, pack, product, unpack
 
 LAYERS, HEADS = 3, 8  # as published
@@ -161,7 +162,7 @@ class TransformerDecoder(nn.Module):
     Args:
         vocab_size, width, dim_feedforward: V, H, and the width between the linear layers.
         dropout: probability 0…1, of the embedding and inside the layers, never of the logits.
-        target_mask: True: nothing looks at tokens `pad_idx`. False, as published: `step` looks at them, and
+        target_mask: True: nothing looks at PAD. False, as published: `step` looks at them, and
             in `forward` those of the given mask count 1 more in the scores: its training adds a float mask.
     """
 
@@ -173,13 +174,12 @@ class TransformerDecoder(nn.Module):
         *,
         dropout: float = 0.0,
         max_positions: int = 128,
-        pad_idx: int = 1,
         target_mask: bool = True,
     ):
         super().__init__()
         if width % HEADS:
             raise ValueError(f"the decoder's width {width} is not a multiple of its {HEADS} heads")
-        self.pad_idx, self.target_mask, self.max_positions = pad_idx, target_mask, max_positions
+        self.target_mask, self.max_positions = target_mask, max_positions
         self.token_emb = TokenEmbedding(vocab_size, width)
         self.positional_encoding = PositionalEncoding(width, dropout, max_positions)
         layers = [DecoderLayer(width, HEADS, dim_feedforward, dropout) for _ in range(LAYERS)]
@@ -250,7 +250,7 @@ class TransformerDecoder(nn.Module):
         last position of `forward` over all tokens so far with PAD masked, unless `target_mask` is False.
         """
         t = cache.length
-        cache.visible[:, t] = tokens != self.pad_idx if t and self.target_mask else True
+        cache.visible[:, t] = tokens != PAD_IDX if t and self.target_mask else True
         visible = cache.visible[:, None, None, : t + 1]  # [B, 1, 1, t + 1]
         x = self.positional_encoding(self.token_emb(tokens[:, None]), start=t)  # [B, 1, H]
         for i, layer in enumerate(self.decoder.layers):

@@ -49,8 +49,9 @@ def greedy_from_memory(
     with evaluating(model):
         cache = model.decoder.start(memory, memory_padding_mask, max_steps=steps)
         for position in range(steps):
-            log_prob, token = _best(model.decoder.step(tokens[rows, position], cache))
-            log_probs[rows, position] = log_prob
+            logits = upcast_half(model.decoder.step(tokens[rows, position], cache))  # [b, V]
+            token = logits.argmax(-1)
+            log_probs[rows, position] = logits.log_softmax(-1).gather(1, token[:, None])[:, 0]
             if model.target_mask and position % block_size == 0:
                 on = (token != PAD_IDX).nonzero()[:, 0]  # this waits for the device, so once per block
                 if not len(on):
@@ -69,13 +70,6 @@ def greedy_from_memory(
     sums = reduce(torch.add, of_blocks.unbind(-1)) if model.target_mask else of_blocks.sum(-1)
     whole = sums.masked_fill(~is_written, 0.0).sum(1) + ends if model.target_mask else log_probs.sum(1)
     return GreedyResult(tokens, sums.masked_fill(~is_written, -torch.inf).exp(), ends.exp(), whole.exp())
-
-
-def _best(logits: Tensor) -> tuple[Tensor, Tensor]:
-    """Return (log-probability, token), [B] each, of the most probable token; logits [B, V]."""
-    logits = upcast_half(logits)
-    best = logits.argmax(-1, keepdim=True)  # [B, 1]
-    return logits.log_softmax(-1).gather(1, best)[:, 0], best[:, 0]
 
 
 def greedy_sets(

@@ -66,7 +66,6 @@ class Seq2SeqMixerOccCANINE(nn.Module):
         if not encoder and not ngrams:
             raise ValueError("a model without an encoder needs n-grams")
         self.config = config or CanineConfig()
-        self.seq_len = len(num_classes)
         self.vocab_size = max(num_classes) + 1
         self.memory_mask = memory_mask
         self.in_groups = True  # of similar width, in training on CPUs
@@ -77,8 +76,7 @@ class Seq2SeqMixerOccCANINE(nn.Module):
             width,
             decoder_dim_feedforward or width,
             dropout=dropout,
-            max_positions=max(128, self.seq_len),
-            pad_idx=PAD_IDX,
+            max_positions=max(128, len(num_classes)),
             target_mask=target_mask,
         )
         self.linear_dropout = Dropout(dropout)
