@@ -25,7 +25,7 @@ from histocc.job.config import Losses
 from histocc.model.confidence import PUBLISHED
 from histocc.predict.config import Published
 from histocc.published import models
-from histocc.published.formats import MAX_LEN, SETTINGS, Given, files_of
+from histocc.published.formats import MAX_LEN, SETTINGS, files_of
 from histocc.runtime.checkpoint import CHECKSUM, FORMAT, with_checksum
 from histocc.runtime.config import Parser, declarations, flag
 from histocc.runtime.errors import UserError, raise_if_any, run_command
@@ -67,33 +67,33 @@ def differences(state: dict, formatter: BlockyFormatter) -> list[str]:
     return [reason for holds, reason in reasons if holds]
 
 
-def export(
-    source: str,
-    form: str,
-    target: str,
-    for_published_program: bool = False,
-    given: Given = Given(),
-    overwrite: bool = False,
-) -> list[str]:
-    """Write a model in a form that other tools read; return lines for the user. Raises UserError, OSError.
+@dataclass(frozen=True, kw_only=True)
+class ExportConfig(Published):
+    """The flags of export."""
 
-    Args:
-        source: a run, a checkpoint, an exported or published model.
-        form: "published", a `.bin`, or "safetensors".
-        target: path of the file.
-        for_published_program: refuse a model that it would use differently; write its thresholds.
-        given: facts that a published model does not state.
-    """
+    model: str = flag(MISSING, "run, checkpoint or published model", metavar="RUN_OR_FILE", positional=True)
+    to: str = flag(MISSING, "a .bin, or safetensors and JSON files", choices=("published", "safetensors"))
+    file: str = flag(MISSING, "file to write", metavar="FILE", positional=True)
+    for_published_program: bool = flag(
+        False, "refuse a model that the published program would use differently"
+    )
+    target_cols: list[str] | None = flag(None, "of a published general-purpose model", metavar="COL")
+    overwrite: bool = flag(False, "replace files that are there")
+
+
+def export(args: ExportConfig) -> list[str]:
+    """Write a model in a form that other tools read; return lines for the user. Raises UserError, OSError."""
+    source, form, target = args.model, args.to, args.file
     if target.endswith(".safetensors") != (form == "safetensors"):
         raise UserError(f"{target}: must end with .safetensors for --to safetensors, and for nothing else")
-    model, formatter, state = models.load_model(source, given=given)
+    model, formatter, state = models.load_model(source, given=args.given(args.target_cols))
     reasons = "".join(f"\n  {reason}" for reason in differences(state, formatter))
     said = f"the published program would code differently with it:{reasons}"
-    if for_published_program and reasons:
+    if args.for_published_program and reasons:
         raise UserError(f"{source}: {said}")
-    named = model.state_dict()
-    weights = {name: named[name].contiguous() for name in named if name in state["model"]}
-    state = {**state, "thresholds": PUBLISHED} if for_published_program else state
+    named = model.state_dict().items()
+    weights = {name: value.contiguous() for name, value in named if name in state["model"]}
+    state = {**state, "thresholds": PUBLISHED} if args.for_published_program else state
     trained = {name: value for name, value in state.get("args", {}).items() if name in OF_TRAINING}
     settings = {
         "format": FORMAT,
@@ -108,14 +108,14 @@ def export(
         content = with_checksum(
             {"model": weights, **lists, "step": state.get("step") or 0, SETTINGS: settings}
         )
-        if for_published_program and state.get("kind") == "flat":  # its file is a dict of tensors
+        if args.for_published_program and state.get("kind") == "flat":  # its file is a dict of tensors
             bare = {name.replace("linear_decoder.", "out."): value for name, value in weights.items()}
             content = {re.sub("^encoder", "basemodel", name): value for name, value in bare.items()}
         torch.save(content, file := io.BytesIO())
         files = {target: file.getbuffer()}
     notes, file = [f"Note: {said}"] if reasons else [], models.find_weights(source, source)
     of_run, card = (os.path.join(os.path.dirname(path), CARD) for path in (file, target))
-    if overwrite or not os.path.lexists(card):
+    if args.overwrite or not os.path.lexists(card):
         text = card_of(file, state).encode("utf-8", "backslashreplace")
         if OwnFiles(os.path.dirname(file)).holds(of_run):  # it may have the figures of a test
             with open(of_run, "rb") as content:
@@ -123,12 +123,12 @@ def export(
         files[card] = memoryview(text)
     elif not is_same(card, of_run):
         notes.append(f"Note: {card} was there and stays; --overwrite writes that of this model")
-    raise_if_any(problems(files, dict.fromkeys(files_of(source), "the model"), overwrite))
+    raise_if_any(problems(files, dict.fromkeys(files_of(source), "the model"), args.overwrite))
     os.makedirs(os.path.dirname(target) or ".", exist_ok=True)
     with contextlib.ExitStack() as together:  # no file is written if one fails
         for path, part in files.items():
             remove_leftovers(path)
-            together.enter_context(atomic_write(path, overwrite)).write(part)
+            together.enter_context(atomic_write(path, args.overwrite)).write(part)
     return [f"Written: {' and '.join(files)}", *notes]
 
 
@@ -164,33 +164,12 @@ def safetensors_files(
     return files
 
 
-@dataclass(frozen=True, kw_only=True)
-class ExportConfig(Published):
-    """The flags of export."""
-
-    model: str = flag(MISSING, "run, checkpoint or published model", metavar="RUN_OR_FILE", positional=True)
-    to: str = flag(MISSING, "a .bin, or safetensors and JSON files", choices=("published", "safetensors"))
-    file: str = flag(MISSING, "file to write", metavar="FILE", positional=True)
-    for_published_program: bool = flag(
-        False, "refuse a model that the published program would use differently"
-    )
-    target_cols: list[str] | None = flag(None, "of a published general-purpose model", metavar="COL")
-    overwrite: bool = flag(False, "replace files that are there")
-
-
 def get_args_parser() -> Parser:
     return Parser(ExportConfig, "python -m histocc.export", "A model for other tools and machines.")
 
 
-def run(args: ExportConfig) -> None:
-    """Export as the arguments say. Raises UserError."""
-    given = args.given(args.target_cols)
-    lines = export(args.model, args.to, args.file, args.for_published_program, given, args.overwrite)
-    print("\n".join(lines))
-
-
 def main(argv: list[str] | None = None) -> int:
-    return run_command(lambda: run(get_args_parser().parse_args(argv)))
+    return run_command(lambda: print(*export(get_args_parser().parse_args(argv)), sep="\n"))
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from test_predict import CODES, make_model
 from histocc import __version__, plot
 from histocc.evaluate import __main__ as evaluate
 from histocc.evaluate.report import Report
-from histocc.export import export
+from histocc.export import main as export
 from histocc.formatter import hisco_classes
 from histocc.model.confidence import calibration_error
 from histocc.predict.coder import Coder
@@ -275,11 +275,12 @@ class TestOfATest:
         assert "for validation, " in card and "None" not in card and "not fitted" in card
         with pytest.MonkeyPatch.context() as patched:
             patched.chdir(tmp_path)
-            export(str(folder / "run"), "published", "a.bin")
+            run_here(export, folder / "run", "--to", "published", "a.bin")
             assert (tmp_path / "MODEL.md").read_text("utf-8") == card
             (tmp_path / "MODEL.md").write_text("mine")
-            assert "MODEL.md was there and stays" in export(str(folder / "run"), "published", "b.bin")[-1]
-            export("a.bin", "safetensors", "c/d.safetensors")
+            said = run_here(export, folder / "run", "--to", "published", "b.bin")
+            assert "MODEL.md was there and stays" in said
+            run_here(export, "a.bin", "--to", "safetensors", "c/d.safetensors")
         again = (tmp_path / "c" / "MODEL.md").read_text("utf-8")
         assert (
             "It has not been evaluated" in again

@@ -129,7 +129,7 @@ def test_published_weights_are_validated_alone_and_exported_they_train_alike(pub
     data = titles(tmp_path / "data.csv")
     output = tuned(data, tmp_path / "no", *HISCO, "--initial-checkpoint", published, "--eval-only")
     assert "validation at step 0: loss" in output
-    export.export(published, "published", str(tmp_path / "again.bin"))
+    export.main([str(published), "--to", "published", str(tmp_path / "again.bin")])
     for name, file in (("one", published), ("two", tmp_path / "again.bin")):
         tuned(data, tmp_path / name, *HISCO, "--initial-checkpoint", file, "--max-steps", 2)
     one, two = (last(tmp_path / name) for name in ("one", "two"))

@@ -117,7 +117,7 @@ def forms(tmp_path_factory):
     checkpoint.save(OwnFiles(str(root / "run")), ["last.bin"], state)
     found["run"] = root / "run" / "last.bin"
     for form, name in (("published", "model.bin"), ("safetensors", "model.safetensors")):
-        export.export(str(found["run"]), form, str(root / f"exported {form}" / name))
+        export.main([str(found["run"]), "--to", form, str(root / f"exported {form}" / name)])
         found[f"exported {form}"] = root / f"exported {form}" / name
     wide = {**CONFIG, "num_hash_buckets": 160, "max_position_embeddings": 160, "max_len": 128}
     weights = {name: tensor.contiguous() for name, tensor in make_model(wide).state_dict().items()}

@@ -277,7 +277,7 @@ def test_an_export_codes_and_starts_as_the_run_does(runs, tmp_path, form, name):
     if form == "safetensors":
         pytest.importorskip("safetensors")
     target = tmp_path / "out" / name
-    notes = "\n".join(export.export(str(runs[0] / "whole"), form, str(target)))
+    notes = run_here(export.main, runs[0] / "whole", "--to", form, target)
     assert "--ngrams none" in notes
     one, two = Coder.load(str(runs[0] / "whole")), Coder.load(str(target))
     assert two.model.ngrams is not None and same(one.model.state_dict(), two.model.state_dict())
@@ -456,6 +456,6 @@ def test_it_starts_other_runs_and_is_exported(table, tmp_path):
     for code, column in zip(data.codes, model.ngrams.answers.T):
         before = own["model"]["ngrams.answers"][:, own["key"][code]] if code in own["key"] else 0 * column
         assert torch.equal(column, before) and bool(column.any()) == (code in own["key"])
-    export.export(str(tmp_path / "run"), "safetensors", str(tmp_path / "out.safetensors"))
+    run_here(export.main, tmp_path / "run", "--to", "safetensors", tmp_path / "out.safetensors")
     coded = [Coder.load(str(tmp_path / name)).code(TEXTS, LANGUAGES) for name in ("run", "out.safetensors")]
     assert coded[0] == coded[1]
