@@ -206,10 +206,9 @@ def test_best_thresholds_against_plain_loops(at_least_one, at_most):
 
 
 def test_confusions_count_texts_before_rows():
-    names, rows = ["a", "b"], Rows([[0]] * 6, [7, 7, 7, 1, 2, 3])
-    true = np.arange(6), np.array([0, 0, 0, 1, 1, 0])
-    pred = np.array([0, 1, 2, 5]), np.array([1, 1, 1, 0])
-    b, a = figures.confusions(np.arange(5), names, true, pred, rows, {"a": "Smith"})
+    rows = Rows([[0, -1], [0, -1], [0, -1], [1, -1], [1, -1], [0, -1]], [7, 7, 7, 1, 2, 3])
+    answers = [["b"], ["b"], ["b"], [], [], ["a"]]
+    b, a = figures.confusions(np.arange(5), answers, ["a", "b"], rows, {"a": "Smith"})
     assert b == {"true": "b", "predicted": "", "titles": ["", ""], "rows": 2, "texts": 2} | {
         "examples": ["text 3", "text 4"]
     }

@@ -260,24 +260,20 @@ def best_thresholds(
 
 
 def confusions(
-    wrong: np.ndarray, names: list[str], true: tuple, pred: tuple, rows: RowSet, titles: dict[str, str]
+    wrong: np.ndarray, answers: list[list[str]], codes: list[str], rows: RowSet, titles: dict[str, str]
 ) -> list[dict]:
     """Return the most frequent pairs of a true set of codes and another that was answered instead, as text:
     first the pairs of the most distinct texts, then those of the most rows, then by name.
 
     Args:
         wrong: numbers of the wrong rows, int64, ascending.
-        true, pred: (rows, numbers of `names`).
-        titles: of codes.
+        answers: the codes that each row got.
+        codes: the codes of the key.
     """
-    sets = {row: (set(), set()) for row in wrong.tolist()}
-    for which, pairs in enumerate((true, pred)):
-        for row, code in zip(*(values.tolist() for values in pairs)):
-            if row in sets:
-                sets[row][which].add(names[code])
     number, seen = Counter(), {}
-    for row, codes in sets.items():
-        pair = tuple("&".join(sorted(some)) for some in codes)
+    for row in wrong.tolist():
+        true = {codes[code] for code in rows.codes[row].tolist() if code >= 0}
+        pair = tuple("&".join(sorted(some)) for some in (true, set(answers[row])))
         number[pair] += 1
         seen.setdefault(pair, {}).setdefault(int(rows.text_hash[row]), row)
     order = sorted(number, key=lambda pair: (-len(seen[pair]), -number[pair], pair))[:MAX_CONFUSIONS]
@@ -285,7 +281,7 @@ def confusions(
         {
             "true": pair[0],
             "predicted": pair[1],
-            "titles": ["; ".join(titles.get(code, "") for code in codes.split("&")) for codes in pair],
+            "titles": ["; ".join(titles.get(code, "") for code in some.split("&")) for some in pair],
             "rows": number[pair],
             "texts": len(seen[pair]),
             "examples": rows.strings(np.array(list(seen[pair].values())[:MAX_EXAMPLES])),
@@ -316,11 +312,11 @@ def decoder_report(
     """
     n, how = len(rows), (resamples, seed)
     numbers = {code: i for i, code in enumerate(data.codes)}  # other codes follow those of the key
-    sets = [[numbers.setdefault(code, len(numbers)) for code in one.codes] for one in coded]
-    counts = np.array([len(codes) for codes in sets], dtype=np.int64)[of_row]
-    answered = np.array([code for text in of_row.tolist() for code in sets[text]], dtype=np.int64)
+    answers = [coded[text].codes for text in of_row.tolist()]
+    answered = [numbers.setdefault(code, len(numbers)) for codes in answers for code in codes]
     conf = np.array([one.conf or 0.0 for one in coded], dtype=np.float64)[of_row]
-    pred, names = (np.repeat(np.arange(n), counts), answered), list(numbers)
+    pred = np.repeat(np.arange(n), list(map(len, answers))), np.array(answered, dtype=np.int64)
+    names = list(numbers)
     true = np.nonzero(rows.codes >= 0)
     true = true[0], np.asarray(rows.codes)[true].astype(np.int64)
     _, text, weight = np.unique(rows.text_hash, return_inverse=True, return_counts=True)
@@ -338,13 +334,13 @@ def decoder_report(
     outside = data.report["rejected"].get(OUTSIDE_KEY, 0)
     of_classes = {}
     if formatter.kind == "hisco":
-        first = [(*coded[i].codes, "")[0] for i in of_row.tolist()]
+        first = [(*codes, "")[0] for codes in answers]
         of_classes = class_errors([data.codes[i] for i in rows.codes[:, 0].tolist()], first, text, *how)
     return {
         "right_rows": int(right.sum()),
         "accuracy": float(right.mean()),
         "accuracy_with_rows_outside_key": float(right.sum() / (n + outside)),
-        "codes_outside_key": int((answered >= len(data.codes)).sum()),
+        "codes_outside_key": int((pred[1] >= len(data.codes)).sum()),
         **{
             f"by_{name}": {
                 str(labels[group]): measured(columns * (of_group == group)[:, None], text, *how)
@@ -357,7 +353,7 @@ def decoder_report(
         "classes": of_classes,
         "calibration": calibration(conf, right, 1 / weight[text]),
         "coverage": curve(conf, right, 1 / weight[text]),
-        "confusions": confusions(np.flatnonzero(~right), names, true, pred, rows, titles),
+        "confusions": confusions(np.flatnonzero(~right), answers, data.codes, rows, titles),
     }
 
 

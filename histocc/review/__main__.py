@@ -341,14 +341,8 @@ def serve_page(args: ReviewConfig, coded: CodedFile, key: list[str] | None) -> N
     training = args.training_data or f"{args.files[0]}.training.csv"
     command = next_command(replace(args, fill=True, training_data=training), coded, path)
     print(f"Then, with codes for all rows, of which undecided ones have learned codes:\n  {command}")
-    train = [
-        "python",
-        "finetune.py",
-        "--dataset",
-        training,
-        "--formatter",
-        coded.formatter.kind.replace("gpf", AUTO),
-    ]
+    train = ["python", "finetune.py", "--dataset", training]
+    train += ["--formatter", coded.formatter.kind.replace("gpf", AUTO)]
     train += ["--input-col", *(coded.header[place] for place in coded.input_cols)]
     train += ["--target-cols", *(coded.header[place] for place in coded.codes)]
     train += [] if coded.language is None else ["--language-col", coded.header[coded.language]]
