@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from histocc.data.descriptions import read_descriptions
+from histocc.data.descriptions import descriptions_of, read_descriptions
 from histocc.data.rows import fill_dittos, key_reader, language_name
 from histocc.formatter import CLASSES, hisco_classes, is_missing
 from histocc.job import inputs, train
@@ -137,22 +137,16 @@ class OccCANINE:
     def _words(self, coder: Coder) -> dict[str, str]:
         """Return code → words, for the codes that have some."""
         given = self._descriptions
-        if given is None:
-            return hisco_classes()["title"] if coder.formatter.kind == "hisco" else {}
-        if isinstance(given, str | os.PathLike):
-            return read_descriptions(os.fspath(given), coder.codes, coder.formatter)
+        if given is None or isinstance(given, str | os.PathLike):
+            path = None if given is None else os.fspath(given)
+            return read_descriptions(path, coder.codes, coder.formatter)
         columns = columns_of(given)
         if lacking := [name for name in ("system_code", "desc") if name not in columns]:
             found = ", ".join(map(repr, columns))
             raise ValueError(f"descriptions: has no column {lacking[0]!r}; it has {found}")
-        words = {
-            coder.formatter.repair(str(code))[0]: str(text)
-            for code, text in reversed(list(zip(columns["system_code"], columns["desc"], strict=True)))
-            if not is_missing(code) and not is_missing(text)
-        }
-        if not set(coder.codes) & words.keys():
-            raise UserError(f"descriptions: none of the {len(coder.codes):,} codes of the model is in them")
-        return words
+        pairs = zip(columns["system_code"], columns["desc"], strict=True)
+        rows = [list(map(str, pair)) for pair in pairs if not any(map(is_missing, pair))]
+        return descriptions_of("descriptions", rows, coder.codes, coder.formatter)
 
     def __repr__(self) -> str:
         options = f"name={self.name!r}, device='{self.device}', batch_size={self.batch_size}"

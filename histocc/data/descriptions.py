@@ -12,7 +12,7 @@ from histocc.data.arrays import PreparedData
 from histocc.data.config import DescriptionFlags
 from histocc.data.rows import language_name, read_columns
 from histocc.data.tables import column_problems, table_format
-from histocc.formatter import BlockyFormatter, in_key
+from histocc.formatter import BlockyFormatter, hisco_classes, in_key
 from histocc.runtime.errors import UserError, raise_if_any
 from histocc.runtime.rng import chance, draw, streams
 from histocc.text import ASCII_LOWER, ascii_lower, cleaner, code_points, join_texts, texts_of_pieces
@@ -107,13 +107,21 @@ def load_descriptions(
     return Descriptions(seed, args.description_prob, bool(occ), numbers, *join_texts(texts))
 
 
-def read_descriptions(path: str, codes: list[str], formatter: BlockyFormatter) -> dict[str, str]:
-    """Return the description of each code in a table of both. Raises UserError if it has none of `codes`."""
+def read_descriptions(path: str | None, codes: list[str], formatter: BlockyFormatter) -> dict[str, str]:
+    """Return the description of each code in a table of both; without a table, of HISCO codes the titles."""
+    if path is None:
+        return hisco_classes()["title"] if formatter.kind == "hisco" else {}
     columns = find_columns(DescriptionFlags(descriptions_file=path))
-    rows = reversed(read_columns(path, columns))
+    where = f"--descriptions {path}, column {columns[0]!r}"
+    return descriptions_of(where, read_columns(path, columns), codes, formatter)
+
+
+def descriptions_of(
+    where: str, rows: list[list[str]], codes: list[str], formatter: BlockyFormatter
+) -> dict[str, str]:
+    """Return the description of each code in rows of both. Raises UserError if they have none of `codes`."""
     key = set(codes)
-    texts = {in_key(formatter.repair(code)[0], key): text for code, text in rows}  # the first of each code
+    texts = {in_key(formatter.repair(code)[0], key): text for code, text in reversed(rows)}  # the first one
     if not key & texts.keys():
-        lacks = f"none of the {len(codes):,} codes of the model stands in column {columns[0]!r}"
-        raise UserError(f"--descriptions {path}: {lacks}")
+        raise UserError(f"{where}: holds none of the {len(codes):,} codes of the model")
     return texts

@@ -46,7 +46,7 @@ from histocc.data.tables import read_chunks
 from histocc.evaluate import baseline
 from histocc.evaluate import report as report_of
 from histocc.evaluate.report import BY_CODE, JSON, MARKDOWN, MIN_ROWS, REJECTED, Report
-from histocc.formatter import BlockyFormatter, cut, hisco_classes, hisco_key
+from histocc.formatter import BlockyFormatter, cut, hisco_key
 from histocc.job import confidence as fitting
 from histocc.job.card import CARD, write_card
 from histocc.job.config import CHOICES, Losses
@@ -412,9 +412,7 @@ def run(args: EvaluateConfig, world: World) -> None:
         report = {"model": what, "data": facts, "validation": logged, "resamples": args.resamples}
         levels = report_of.levels_of(data.codes, formatter.within_block_sep, args.levels or [])
         groups = groups_of(settings, levels, data, rows, trained)
-        titles = hisco_classes()["title"] if formatter.kind == "hisco" else {}
-        if args.descriptions:
-            titles = read_descriptions(args.descriptions, data.codes, formatter)
+        titles = read_descriptions(args.descriptions, data.codes, formatter)
         how = formatter, data, rows, groups, levels, titles, args.resamples, args.seed
         report |= {"seed": args.seed, "levels": f"parts between {levels[0]}" if levels[0] else "digits"}
         report |= {"decoders": decoder_figures(args, coder, coded, how, is_new)}

@@ -125,20 +125,14 @@ class ReviewConfig(Workbooks):
         return problems + output_problems(filter(None, [self.training_data]), inputs, overwrite=True)
 
 
-def words_of_codes(args: ReviewConfig, system: str, codes: list[str]) -> dict[str, str]:
-    """Return code → title, from --descriptions or else of HISCO. Raises UserError."""
-    if args.descriptions is not None:
-        return read_descriptions(args.descriptions, codes, formatter_of(system))
-    return hisco_classes()["title"] if system == "hisco" else {}
-
-
 def codes_of_key(args: ReviewConfig, coded: CodedFile, key: list[str] | None) -> Codes:
     """Return the codes that may be written, with their titles. Raises UserError."""
     if key is None and coded.system != "hisco":
         what = f"add --key RUN/key.csv: it lists the codes of {coded.system} that may be written"
         raise UserError(f"{what}; a run has it in its folder")
     codes = key or list(hisco_key())
-    return Codes(codes, coded.system, words_of_codes(args, coded.system, codes) | coded.descriptions)
+    words = read_descriptions(args.descriptions, codes, coded.formatter) | coded.descriptions
+    return Codes(codes, coded.system, words)
 
 
 def next_command(args: ReviewConfig, coded: CodedFile, sheet: str) -> str:
@@ -188,7 +182,7 @@ def make_sheet(args: ReviewConfig, coded: CodedFile, key: list[str] | None) -> N
     if not chosen:
         raise UserError(f"{coded.path}: has no undecided text")
     codes = key or [code for text in texts for code in text.codes]
-    words = words_of_codes(args, coded.system, codes) | coded.descriptions
+    words = read_descriptions(args.descriptions, codes, coded.formatter) | coded.descriptions
     with atomic_write(os.path.realpath(args.output), args.overwrite) as file:
         file.write(sheet_text(chosen, words, drawn))
     rows, doubt = sum(text.rows for text in chosen), sum(text.doubt for text in chosen)
@@ -351,7 +345,8 @@ def serve_page(args: ReviewConfig, coded: CodedFile, key: list[str] | None) -> N
 
 def report_agreement(args: ReviewConfig, system: str, key: list[str] | None) -> None:
     key = key or list(hisco_key())
-    lines, sheet = compare(args.files, Codes(key, system, words_of_codes(args, system, key)))
+    words = read_descriptions(args.descriptions, key, formatter_of(system))
+    lines, sheet = compare(args.files, Codes(key, system, words))
     print("\n".join(lines))
     if args.output:
         with atomic_write(os.path.realpath(args.output), args.overwrite) as file:

@@ -47,7 +47,7 @@ from histocc.runtime.errors import UserError, in_words
 from histocc.runtime.files import naming, sync_folder, take_lock
 from histocc.text import text_key
 
-HOST, PORTS = "127.0.0.1", 20  # number of ports to try
+HOST = "127.0.0.1"
 COLUMNS = ["text", "language", "rows", DECISION, "unsure", "note", "by", ID]
 RESERVED_SECONDS = 600.0  # for this time other windows are not offered a text that one shows
 MAX_BODY = 1 << 16  # bytes of a request
@@ -437,18 +437,16 @@ class Server(ThreadingHTTPServer):
 
 
 def serve(decisions: Decisions, port: int, by: str, with_browser: bool) -> None:
-    """Serve the page until Ctrl-C, on the first free port from `port` on, and open it in a browser. by: who
-    decides if the page does not say it. Raises UserError.
+    """Serve the page until Ctrl-C, on another free port if this one is in use, and open it in a browser. by:
+    who decides if the page does not say it. Raises OSError.
     """
-    for number in range(port, port + PORTS):
-        with contextlib.suppress(OSError):
-            server = Server(number, decisions, by)
-            break
-    else:
-        raise UserError(f"port {port}, and those after it, cannot be used; choose another --port")
-    if number != port:
-        print(f"Port {port} is in use; {number} is taken instead.")
-    texts, address = f"{len(decisions.texts):,} texts", f"http://{HOST}:{number}/{server.token}/"
+    try:
+        server = Server(port, decisions, by)
+    except OSError:
+        server = Server(0, decisions, by)  # any free port
+        print(f"Port {port} is in use; {server.server_port} is taken instead.")
+    texts = f"{len(decisions.texts):,} texts"
+    address = f"http://{HOST}:{server.server_port}/{server.token}/"
     decided = f"{len(decisions.made):,} of them have a decision in {decisions.path}"
     with server:
         print(f"{decisions.coded.path}: {texts}, {decided}; served by process {os.getpid()}")
