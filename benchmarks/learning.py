@@ -26,7 +26,7 @@ import numpy as np
 
 from histocc.review.__main__ import give_choices
 from histocc.review.learn import Guesses, Learner
-from histocc.review.serve import DRAWN, Decisions, KnownTexts
+from histocc.review.serve import DRAWN, Decisions
 from histocc.review.sheet import CodedFile, CodedText, Codes, Decision
 
 from .common import REGISTERS, arguments, draw, finish, read_csv, spread, table, write_csv
@@ -95,16 +95,11 @@ class Simulation:
         low, said, high = guesses.right
         # the share that the person would not change, of which the page speaks
         person = self.rows @ [code == true for code, true in zip(answer, self.truth)] / self.rows.sum()
-        known = KnownTexts([text.key for text in self.learner.texts])
-        for text, codes in self.decided.items():
-            known.add(self.learner.texts[text].key, codes)
         hits = np.zeros(2)
         asked = np.flatnonzero(is_open)
         asked = np.random.default_rng(1).choice(asked, 500, p=self.rows[asked] / self.rows[asked].sum())
         for text in asked:
-            near = [
-                code for other in known.nearest(self.learner.texts[text].key) for code in known.codes[other]
-            ]
+            near = [self.decided[other][0] for other in self.learner.nearest(text, [*self.decided])]
             offered = [self.learner.names[place] for place in guesses.codes[text]]
             hits += self.truth[text] in offered, self.truth[text] in near[:5]
         choices, similar = hits / len(asked)
@@ -132,14 +127,14 @@ def latencies(count: int, decided: int) -> dict[str, float]:
         page.has_changed.set()
         threading.Thread(target=page.learn, daemon=True).start()
         taken, started = [], time.perf_counter()
-        while page.learned is None or len(taken) < 200:
+        while page.guesses is None or len(taken) < 200:
             shown = page.next("one")["text"]
             begin = time.perf_counter()
             page.decide(shown["id"], [codes[0]], "")
             page.next("one")
             taken.append(time.perf_counter() - begin)
             time.sleep(0.1)
-            if page.learned and "guessed" not in locals():
+            if page.guesses and "guessed" not in locals():
                 guessed = time.perf_counter() - started
     taken.sort()
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - first

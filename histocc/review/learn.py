@@ -23,6 +23,7 @@ BUCKETS = 1 << 18  # n-grams that share one count as the same
 PENALTY = 0.5
 MAX_TAUGHT = 5_000  # texts that guesses are learned from, in time N³
 CHOICES = 5  # guesses for a text
+NEAREST, MIN_SIMILARITY = 3, 0.15  # similar texts that are known
 BLOCK = 256  # columns of a matrix that are computed at once
 CANDIDATES, POOL, BATCH = 400, 20_000, 50  # texts that are scored, beside so many, for the next so many
 SHARES = np.array([0.0, 0.25, 0.5, 0.75, 1.0])  # of a model's probabilities in the scores
@@ -248,6 +249,13 @@ class Learner:
         """Return the codes that are guessed, the best first, with their probabilities."""
         pairs = zip(guesses.codes[text], guesses.probs[text].tolist())
         return [(self.names[code], round(prob, 4)) for code, prob in pairs if code and prob]
+
+    def nearest(self, text: int, known: Sequence[int]) -> list[int]:
+        """Return the most similar of known texts, by the cosine of their n-grams."""
+        own = self.ngrams.take(np.array([text]))
+        similar = similarities(self.ngrams.take(np.array(known, np.int64)), own)[:, 0]
+        best = np.argsort(-similar, kind="stable")[: NEAREST + 1]
+        return [known[i] for i in best if known[i] != text and similar[i] >= MIN_SIMILARITY][:NEAREST]
 
     def _share_right(self, sure: np.ndarray, is_open: np.ndarray, errors: np.ndarray, taught: int) -> Shares:
         """Return the share of all rows that are right, decided or guessed, within its 95 % interval: (low,

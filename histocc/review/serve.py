@@ -8,7 +8,6 @@ import contextlib
 import errno
 import hmac
 import json
-import math
 import os
 import re
 import secrets
@@ -16,8 +15,7 @@ import sys
 import threading
 import time
 import webbrowser
-from collections import Counter
-from collections.abc import Collection, Generator, Iterator
+from collections.abc import Generator, Iterator
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.resources import files
@@ -38,7 +36,6 @@ from histocc.review.sheet import (
     CodedFile,
     Codes,
     Decision,
-    Key,
     Sheets,
     escape_formula,
     most_wrong_first,
@@ -54,8 +51,6 @@ MAX_BODY = 1 << 16  # bytes of a request
 ORDERS = ("learn", "rows", "file")
 LEAST = 10  # decisions, before guesses are shown
 DRAWN = 10  # one of so many texts is drawn at random
-NEAREST, MIN_SIMILARITY = 3, 0.25  # known texts that are shown
-MAX_COMMON = 5_000  # texts: a triple of letters that more of them share is ignored
 OPEN = "Open {} in a browser on this machine. Ctrl-C ends."
 ELSEWHERE = "The terminal of review serve says:\n\n" + OPEN.format(f"http://{HOST}:PORT/TOKEN/") + "\n"
 CHANGED = "was changed by another program; start review serve again"
@@ -63,49 +58,6 @@ CHANGED = "was changed by another program; start review serve again"
 
 class Conflict(Exception):
     """An error: somebody has decided on the text since the page showed it."""
-
-
-class KnownTexts:
-    """Texts whose codes are known, by the triples of letters that they share with another text. A triple that
-    stands in a tenth of all texts, as those of "(deceased)" do, hardly counts.
-    """
-
-    def __init__(self, texts: Collection[Key]):
-        self.codes: dict[Key, tuple[str, ...]] = {}
-        self.sizes: dict[Key, float] = {}
-        self.with_triple: dict[str, list[Key]] = {}
-        counts = Counter(chain.from_iterable(triples_of(text) for text, _ in texts))
-        self.weights = {triple: 1.0 if 10 * count < len(texts) else 0.05 for triple, count in counts.items()}
-
-    def add(self, key: Key, codes: tuple[str, ...]) -> None:
-        if key not in self.sizes:
-            triples = triples_of(key[0])
-            self.sizes[key] = sum(map(self.weights.__getitem__, triples))
-            for triple in triples:
-                self.with_triple.setdefault(triple, []).append(key)
-        self.codes[key] = codes
-
-    def nearest(self, key: Key) -> list[Key]:
-        """Return the most similar texts, by the cosine of their triples."""
-        triples = triples_of(key[0])
-        shared: dict[Key, float] = {}
-        for triple in triples:
-            if len(same := self.with_triple.get(triple, ())) <= MAX_COMMON:
-                for other in same:
-                    shared[other] = shared.get(other, 0.0) + self.weights[triple]
-        size = sum(map(self.weights.__getitem__, triples))
-        near = {
-            other: common / math.sqrt(size * self.sizes[other])
-            for other, common in shared.items()
-            if other != key and other in self.codes
-        }
-        best = sorted(near, key=lambda other: (-near[other], other))[:NEAREST]
-        return [other for other in best if near[other] >= MIN_SIMILARITY]
-
-
-def triples_of(text: str) -> set[str]:
-    padded = f"  {text} "
-    return {padded[i : i + 3] for i in range(len(padded) - 2)}
 
 
 class Decisions:
@@ -137,13 +89,13 @@ class Decisions:
         self.reserved: dict[str, tuple[int, float]] = {}  # window → the text that it shows, since when
         self.languages = {text.language.casefold() for text in self.texts}
         self.search = Search(codes, word_lists() if coded.system == "hisco" else {})
-        self.known = KnownTexts(coded.texts)
-        for key, text in coded.texts.items():
-            if text.decided and (answer := coded.answer(text.answer, text.decided)):
-                self.known.add(key, tuple(answer))
-                self.search.decide(key, tuple(answer))
+        decided = [text for text in coded.texts.values() if text.decided]
+        self.learner = Learner([*self.texts, *decided], codes.codes)
+        self.known: dict[int, tuple[str, ...]] = {}  # the codes of decided texts, by their place in it
+        for place, text in enumerate(decided, len(self.texts)):
+            self._know(place, tuple(text.answer))
         self.has_changed = threading.Event()
-        self.learned: tuple[Learner, Guesses] | None = None
+        self.guesses: Guesses | None = None
         self.size = self._open()
 
     @contextlib.contextmanager
@@ -179,15 +131,17 @@ class Decisions:
 
     def _set(self, place: int, made: Decision | None) -> None:
         """Count a decision, or with None that there is none any more."""
-        key, codes = self.texts[place].key, (made and made.codes) or ()
         self.made.pop(place, None)
-        self.known.codes.pop(key, None)
         if made:
             self.made[place] = made
-        if codes:
-            self.known.add(key, codes)
-        self.search.decide(key, codes)
+        self._know(place, (made and made.codes) or ())
         self.has_changed.set()
+
+    def _know(self, place: int, codes: tuple[str, ...]) -> None:
+        self.known.pop(place, None)
+        if codes:
+            self.known[place] = codes
+        self.search.decide(self.learner.texts[place].key, codes)
 
     def _seen(self, place: int) -> str:
         """Return the decision on a text as it stands in the file, "" for none."""
@@ -195,25 +149,22 @@ class Decisions:
 
     def learn(self) -> None:
         """Guess anew whenever decisions have come, in a thread, half of the time at most."""
-        decided = [text for text in self.coded.texts.values() if text.decided]
-        learner = Learner([*self.texts, *decided], self.codes.codes)
         while self.has_changed.wait():
             self.has_changed.clear()
             with self.lock:
                 decisions = {place: made.codes for place, made in self.made.items()}
             started = time.monotonic()
-            guesses = learner.learn(decisions)
+            guesses = self.learner.learn(decisions)
             with self.lock:
-                self.learned = (learner, guesses) if guesses.taught >= LEAST else None
+                self.guesses = guesses if guesses.taught >= LEAST else None
             time.sleep(time.monotonic() - started)
 
     def _asked(self) -> Iterator[int]:
         """Yield the texts in the order in which they are offered."""
-        if self.order == "learn" and self.learned:
-            learner, guesses = self.learned
+        if self.order == "learn" and self.guesses:
             if len(self.made) % DRAWN == DRAWN - 1:
-                yield from learner.draws
-            yield from guesses.order
+                yield from self.learner.draws
+            yield from self.guesses.order
         yield from range(len(self.texts))
 
     def decide(self, text_id: str, decision: list[str] | str, seen: str, *remarks: Any) -> str:
@@ -296,11 +247,12 @@ class Decisions:
     def _shown(self, place: int, window: str) -> dict[str, Any]:
         text = self.texts[place]
         self.reserved[window] = place, time.monotonic()
-        near = [(other[0], list(self.known.codes[other])) for other in self.known.nearest(text.key)]
+        nearest = self.learner.nearest(place, [*self.known])
+        near = [(self.learner.texts[other].key[0], self.known[other]) for other in nearest]
         known = self.codes.codes
         near = near or [(other, [*filter(None, split_codes(codes, known))]) for other, codes in text.similar]
         offered: dict[str, dict[str, Any]] = {}  # by code
-        guessed = self.learned[0].codes_of(self.learned[1], place) if self.learned else []
+        guessed = self.learner.codes_of(self.guesses, place) if self.guesses else []
         model = [*zip(text.codes, [*text.probs, *[""] * MAX_CODES])]
         for code, prob in chain(model if not text.probs else [], guessed, model):
             offered.setdefault(code, {"prob": prob})
@@ -320,8 +272,8 @@ class Decisions:
 
     def _progress(self) -> dict[str, Any]:
         settled = [self.texts[place] for place, made in self.made.items() if made.codes is not None]
-        rows, right = max(self.rows, 1), self.learned[1].right if self.learned else (None, None, None)
-        if not self.learned and self.coded.unfitted == "":
+        rows, right = max(self.rows, 1), self.guesses.right if self.guesses else (None, None, None)
+        if not self.guesses and self.coded.unfitted == "":
             right = None, 1 - (self.doubt - sum(text.doubt for text in settled)) / rows, None
         return {
             "decided": len(settled),
@@ -330,7 +282,7 @@ class Decisions:
             "texts": len(self.texts),
             "settled": 1 - (self.rows_open - sum(text.rows for text in settled)) / rows,
             "accuracy": right[1],
-            "interval": right[::2] if self.learned else None,
+            "interval": right[::2] if self.guesses else None,
             "unfitted": self.coded.unfitted,
         }
 
