@@ -252,8 +252,11 @@ class Learner:
 
     def nearest(self, text: int, known: Sequence[int]) -> list[int]:
         """Return the most similar of known texts, by the cosine of their n-grams."""
-        own = self.ngrams.take(np.array([text]))
-        similar = similarities(self.ngrams.take(np.array(known, np.int64)), own)[:, 0]
+        own, others = (self.ngrams.take(np.array(rows, np.int64)) for rows in ([text], known))
+        weights = np.zeros(BUCKETS, np.float32)
+        weights[own.columns] = own.values
+        row = np.repeat(np.arange(len(known)), np.diff(others.starts))
+        similar = np.bincount(row, others.values * weights[others.columns], len(known))
         best = np.argsort(-similar, kind="stable")[: NEAREST + 1]
         return [known[i] for i in best if known[i] != text and similar[i] >= MIN_SIMILARITY][:NEAREST]
 
