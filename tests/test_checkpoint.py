@@ -157,7 +157,7 @@ def test_names_of_one_state_and_of_the_next(tmp_path, monkeypatch, links):
     save(tmp_path, "100.bin", "best.bin", "last.bin", step=1)
     numbers = {(tmp_path / name).stat().st_ino for name in ("100.bin", "best.bin", "last.bin")}
     assert len(numbers) == (1 if links else 3)
-    checkpoint.replace(str(tmp_path / "best.bin"), {**load(tmp_path / "best.bin"), "confidence": 1})
+    checkpoint.rewrite(str(tmp_path / "best.bin"), {**load(tmp_path / "best.bin"), "confidence": 1})
     changed = [tmp_path / name for name in names_in(tmp_path) if "confidence" in load(tmp_path / name)]
     assert len(changed) == (3 if links else 1) and len({path.stat().st_ino for path in changed}) == 1
     save(tmp_path, "200.bin", "last.bin", step=2)

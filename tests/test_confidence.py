@@ -144,11 +144,11 @@ class TestModel:
         names = [
             str(tmp_path / name) for name in ("own.bin", "link.bin", "text.bin", "other.bin", "gone.bin")
         ]
-        checkpoint.replace(names[0], state)
+        checkpoint.rewrite(names[0], state)
         (tmp_path / "link.bin").symlink_to(names[0])
         (tmp_path / "text.bin").write_text("mine")
         state["position"] = {**state["position"], "fingerprint": "another"}
-        checkpoint.replace(names[3], state)
+        checkpoint.rewrite(names[3], state)
         assert [name for name in names if checkpoint_without("confidence", name, data)] == names[:1]
 
     def test_a_report_says_whether_it_is_about_the_texts_that_were_fitted_on(self, trained, tmp_path):
@@ -172,7 +172,7 @@ class TestModel:
         (tmp_path / "rows.csv").write_bytes((trained / "rows.csv").read_bytes())
         state = checkpoint.load(str(trained / "run" / "last.bin"))
         held = state.pop("confidence")
-        checkpoint.replace(str(tmp_path / "run" / "last.bin"), state)
+        checkpoint.rewrite(str(tmp_path / "run" / "last.bin"), state)
         said = run(
             "histocc.evaluate",
             *("--model", tmp_path / "run" / "last.bin", "--data", tmp_path / "rows.csv", "--share-val", 0.6),
@@ -260,7 +260,7 @@ class TestModel:
         assert marked == [float(row["conf"]) < least for row in rows] and 0 < sum(marked) < len(marked)
         state = checkpoint.load(str(trained / "run" / "last.bin"))
         state["confidence"]["curves"]["flat"] = [[0.7, 0.5, 0.8], [0.4, 1.0, 0.6]]
-        checkpoint.replace(str(trained / "other.bin"), state)
+        checkpoint.rewrite(str(trained / "other.bin"), state)
         more = ("--model", trained / "other.bin", "--decoder", "flat", "--target-accuracy", "0.9")
         rows, said = coded(trained, "target.csv", *more)
         assert "rows with conf below inf get needs_review" in said
@@ -289,7 +289,7 @@ class TestModel:
         codes = [{data.codes[i] for i in row if i >= 0} for row in data.train.codes.tolist()]
         known = np.mean([{*one.codes} == true for one, true in zip(coded, codes)])
         assert held["accuracy"]["flat"] < 0.6 < 0.8 < known
-        checkpoint.replace(str(file), state)
+        checkpoint.rewrite(str(file), state)
         run_here(finetune.main, *how, "--save-path", tmp_path / "run")
         assert checkpoint.load(str(file))["confidence"] == held
 

@@ -130,7 +130,7 @@ def test_a_save_beyond_the_limit_of_files(tmp_path):
     [line] = lines
     assert line.startswith("WARNING: ") and "of step 4" in line and failed in line
     path, lock = str(tmp_path / "best.bin"), run_lock(str(tmp_path))
-    for work, name in (lambda: checkpoint.replace(path, STATE), "best.bin"), (lock.__enter__, "run.lock"):
+    for work, name in (lambda: checkpoint.rewrite(path, STATE), "best.bin"), (lock.__enter__, "run.lock"):
         kind, said = in_child(work, resource.RLIMIT_FSIZE, 0)
         assert kind is TrainingError and said.startswith(f"{tmp_path}/{name}: the file is too large")
 

@@ -194,7 +194,7 @@ def test_a_text_of_which_no_ngram_of_letters_is_known_and_a_missing_one_have_no_
     state = checkpoint.load(os.path.join(model, "last.bin"))
     state["model"]["ngrams.hashes"] = hashes
     state["model"]["ngrams.idf"] = torch.ones(len(hashes))
-    checkpoint.replace(os.path.join(model, "last.bin"), state)
+    checkpoint.rewrite(os.path.join(model, "last.bin"), state)
     missing, program = ["NA", " nan ", "<NA>", "null"], OccCANINE(model, device="cpu")
     texts = ["smed", "SMED 1843", "-", "?", "...", "1843", "農夫", "農夫? 1843", *missing]
     for decoder in ("greedy", "flat", "both", "topk", "full"):

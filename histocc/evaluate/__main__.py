@@ -563,7 +563,7 @@ def store(file: str, entries: dict[str, Any]) -> None:
     with files.run_lock(os.path.dirname(file) or "."):  # no run may write there meanwhile
         content = checkpoint.load(file)
         content.get(SETTINGS, content).update(entries)
-        checkpoint.replace(file, content)
+        checkpoint.rewrite(file, content)
 
 
 def evaluate(

@@ -229,7 +229,7 @@ def fit_run(args: JobConfig, world: World, data: PreparedData, resumed: dict | N
                 return
             entries[state["step"]] = entry
         changed = {**read, **entries[state["step"]]}
-        world.run_on_main(partial(checkpoint.replace, file, changed))  # nobody else writes it meanwhile
+        world.run_on_main(partial(checkpoint.rewrite, file, changed))  # nobody else writes it meanwhile
 
 
 def checkpoint_without(entry: str, file: str, data: PreparedData) -> dict:

@@ -195,7 +195,7 @@ def refit(
             whole = with_titles(args, formatter, replace(data, train=rows))
             ngram_fit.Fit(args, whole, formatter, loss_fn, model, ngram_fit.PARTS_OF_REFIT).run()
             # its confidence stays that of the model before, so it is a little too low
-            checkpoint.replace(file, {**state, "model": model.state_dict(), "refit": True})
+            checkpoint.rewrite(file, {**state, "model": model.state_dict(), "refit": True})
             world.print(
                 f"{name}: refitted to all {len(rows):,} rows, validation texts included; its figures are"
                 " those of the fit without them. --refit none leaves them out"

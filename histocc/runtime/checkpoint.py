@@ -130,7 +130,7 @@ def complete(files: OwnFiles, state: dict[str, Any], keep: int) -> None:
     prune(files, keep)
 
 
-def replace(path: str, state: dict[str, Any]) -> None:
+def rewrite(path: str, state: dict[str, Any]) -> None:
     """Write a changed checkpoint in the place of the original and of its hard links in the folder of the run,
     such as best.bin of the same step. Rank 0 only. Raises OSError, UserError.
     """

@@ -72,7 +72,7 @@ def make(args: config.FinetuneConfig, world: World) -> None:
             best = os.path.join(part, checkpoint.BEST)
             state = checkpoint.load(best)
             state["thresholds"] |= {"default": THRESHOLD, "source": "fitted"}
-            checkpoint.replace(best, state)
+            checkpoint.rewrite(best, state)
             os.rename(part, folder)
 
 
