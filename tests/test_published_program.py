@@ -42,6 +42,7 @@ def general_program(
 ) -> PublishedProgram:
     size = max(len(code.split(",") if separator else code) for code in key)
     tokens, form = tokens or list(GENERAL.map_char_idx), {"separator": separator, "kind": kind}
+    torch.manual_seed(2)  # for the biases, which torch initialises
     return PublishedProgram(tokens, key, 2, size, hisco=False, **form, **TINY).spread(5)
 
 
