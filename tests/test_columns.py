@@ -10,16 +10,17 @@ from histocc.predict import __main__ as predict
 from histocc.review import __main__ as review
 from histocc.text import COLUMN_SEPARATOR, join_columns
 
-SHOPS = {"baker": "01.1", "butcher": "01.2"}  # "pie" is a ware of either
+SHOPS = {"baker": ("01.1", "01.2"), "butcher": ("01.2", "01.1")}  # of a pie and of a roll
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
-    """A folder with a table whose codes depend on both columns, a model of it, and the table coded."""
+    """A folder with a table of which neither column alone says anything about the code, a model of it by the
+    default command, and new rows coded.
+    """
     folder = tmp_path_factory.mktemp("shops")
-    rows = [
-        (f"{ware} {i}", shop, SHOPS[shop]) for i in range(12) for ware in ("pie", "roll") for shop in SHOPS
-    ]
+    wares = [(shop, *ware) for shop, codes in SHOPS.items() for ware in zip(("pie", "roll"), codes)]
+    rows = [(f"{ware} {i}", shop, code) for i in range(12) for shop, ware, code in wares]
     write_csv(folder / "data.csv", ("text", "shop", "coicop"), rows)
     columns = ["--input-col", "text", "shop"]
     run(
@@ -51,9 +52,9 @@ def model(tmp_path_factory):
     return folder
 
 
-def test_a_second_column_decides(model):
+def test_both_columns_together_decide(model):
     coded = read(model / "coded.csv")
-    assert [row["coicop_1"] for row in coded[:2]] == ["01.2", "01.1"] and coded[4]["coicop_1"] == "01.2"
+    assert [row["coicop_1"] for row in coded[:2]] == ["01.2", "01.1"] and coded[4]["coicop_1"] == "01.1"
     assert coded[3]["coicop_1"] == "" and coded[2]["coicop_1"] != ""  # there is no text; there is no shop
     given = ["--model", model / "run", "--input", model / "new.csv", "--overwrite", "--device", "cpu"]
     said = run_here(predict.main, *given, "--output", model / "found.csv")

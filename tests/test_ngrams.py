@@ -15,7 +15,7 @@ from histocc.data.prepare import prepare
 from histocc.formatter import make_formatter
 from histocc.job import ngram_fit
 from histocc.model.mixer import Seq2SeqMixerOccCANINE, model_config
-from histocc.model.ngrams import ASCII_CASE, Ngrams, hash_ngrams
+from histocc.model.ngrams import ASCII_CASE, PATTERNS, WITH_CELL, Ngrams, hash_ngrams
 from histocc.text import encode, join_columns
 
 MASK = (1 << 64) - 1
@@ -118,6 +118,22 @@ class TestHashes:
         # two blanks stand after «cd»: both of «e»
         assert word[0, :8].tolist() == [0] * 3 + [1] * 5
         assert word[0, 8:17].tolist() == [1, 1, 2, 2, 2, 3, 3, 3, 4]
+
+    def test_words_with_whole_cells(self):
+        """The whole text once, and each of its words with a further cell, whatever case and blanks are."""
+
+        def found(*cells):
+            ids = encoded(join_columns([cells[0]], [[cell] for cell in cells[1:]]))
+            hashed, exist, _ = hash_ngrams(ids, [*PATTERNS, *(f"{WITH_CELL}{i}" for i in range(3))])
+            return [{*hashed[0, :, i][exist[0, :, i]].tolist()} for i in (-3, -2, -1)]
+
+        text, first, second = found("wine merchant", "The Inn", "Ribe")
+        assert [len(text), len(first), len(second)] == [1, 2, 2] and not text & first and not first & second
+        assert found("Wine  merchant", "the inn", "ribe") == [text, first, second]
+        assert found("wine merchant", "", "Ribe") == [text, set(), second]
+        other, fewer, _ = found("wine", "the inn")
+        assert other != text and len(fewer) == 1 and fewer < first
+        assert not found("wine merchant", "inn")[1] & first and found("wine merchant")[1:] == [set(), set()]
 
 
 def made(texts, classes=5, **more) -> Ngrams:

@@ -7,6 +7,7 @@ import numpy as np
 import torch
 
 from histocc.data.arrays import PreparedData
+from histocc.data.config import text_columns
 from histocc.data.dataset import TextRows
 from histocc.formatter import PAD_IDX, BlockyFormatter
 from histocc.job import ngram_fit
@@ -15,7 +16,7 @@ from histocc.model.canine import CanineEncoder
 from histocc.model.confidence import USUAL
 from histocc.model.loss import ROWS, BlockOrderInvariantLoss, LinearLoss, LossMixer
 from histocc.model.mixer import NGRAMS, Seq2SeqMixerOccCANINE, model_config
-from histocc.model.ngrams import ALL_CASES, AUTO, NONE, PATTERNS
+from histocc.model.ngrams import ALL_CASES, AUTO, NONE, PATTERNS, WITH_CELL
 from histocc.published import models
 from histocc.runtime import checkpoint
 from histocc.runtime.device import Precision, compile_layers
@@ -172,7 +173,7 @@ def fast_parameters(
 
 
 def new_ngrams(
-    args: Model, max_len: int, first: dict | None, world: World, data: PreparedData
+    args: JobConfig, max_len: int, first: dict | None, world: World, data: PreparedData
 ) -> tuple[dict | None, tuple[np.ndarray, np.ndarray] | None]:
     """Return (`ngrams` in the config of a new run, None for none; the result of `count_ngrams`, None if the
     initial weights bring n-grams). All ranks. Raises UserError if these are others than asked for.
@@ -187,9 +188,11 @@ def new_ngrams(
     if asked == NONE or asked == AUTO and first is not None:
         return None, None
     most, check = 1 << (MAX_AUTO_BITS if asked == AUTO else int(asked)), world.give_up_if_asked
-    counted = world.run_on_main(lambda: ngram_fit.count_ngrams(data, max_len, most, check))
+    columns = len(text_columns(args.input_col))
+    patterns = [*PATTERNS, *(f"{WITH_CELL}{i}" for i in range(columns) if columns > 1)]
+    counted = world.run_on_main(lambda: ngram_fit.count_ngrams(data, max_len, most, check, patterns))
     sizes = {"rows": len(counted[0]), "width": NGRAM_WIDTH}
-    return {**sizes, "patterns": list(PATTERNS), "case": ALL_CASES, "answers": False}, counted
+    return {**sizes, "patterns": patterns, "case": ALL_CASES, "answers": False}, counted
 
 
 # ---- its loss, and what a checkpoint keeps

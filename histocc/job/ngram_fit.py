@@ -11,7 +11,7 @@ logits are added.
 import math
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import partial
@@ -31,7 +31,7 @@ from histocc.model.confidence import MIN_TEXTS
 from histocc.model.loss import LossMixer, loss_of_rows
 from histocc.model.mixer import NGRAMS as NGRAMS_ALONE
 from histocc.model.mixer import Seq2SeqMixerOccCANINE
-from histocc.model.ngrams import Ngrams, NoEncoder, hash_ngrams
+from histocc.model.ngrams import PATTERNS, Ngrams, NoEncoder, hash_ngrams
 from histocc.runtime import checkpoint
 from histocc.runtime.config import differing
 from histocc.runtime.device import Precision, settings_of_torch
@@ -70,11 +70,15 @@ TINY_WIDTH = 128  # width of a decoder that writes; a wider one sees fewer rows
 
 
 def count_ngrams(
-    data: PreparedData, max_len: int, most: int, check: Callable[[], None] = nothing
+    data: PreparedData,
+    max_len: int,
+    most: int,
+    check: Callable[[], None] = nothing,
+    patterns: Sequence[str] = PATTERNS,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return (hashes of the `most` n-grams that most distinct training texts have, increasing, int64 [R];
     their inverse document frequency, ln((1 + texts) / (1 + texts with it)) + 1, float32 [R]). check: may
-    raise.
+    raise; patterns: of `hash_ngrams`.
     """
     train, table, largest = data.train, language_table(data.languages), torch.iinfo(torch.int64).max
     distinct = np.sort(np.unique(text_keys(train.text_hash, train.language), return_index=True)[1])
@@ -84,7 +88,7 @@ def count_ngrams(
         check()
         rows = distinct[start : start + CHUNK]
         ids, _ = encode_batch(*train.texts(rows), train.language[rows].astype(np.int64), table, max_len)
-        hashed, exist, _ = hash_ngrams(torch.from_numpy(ids))
+        hashed, exist, _ = hash_ngrams(torch.from_numpy(ids), patterns)
         hashed = hashed.masked_fill(~exist, largest).flatten(1).sort(1).values
         is_new = (hashed != largest) & (hashed != hashed.roll(1, 1))
         is_new[:, 0] = hashed[:, 0] != largest

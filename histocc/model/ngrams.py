@@ -6,7 +6,8 @@ a table, found by a polynomial hash (compare CANINE's own optional n-grams, Clar
 2103.06874, and those of the Byte Latent Transformer, Pagnoni et al., 2024, arXiv 2412.09871). A window of 4
 counts again with an inner character left open, so that a changed letter costs less. The language counts as
 the first word. A row counts by its inverse document frequency, and the weights of a text have the length 1,
-to which each column of texts adds as much.
+to which each column of texts adds as much. Where there are several columns, the whole first one counts, too,
+and each of its words together with each further cell, for codes that only both together decide.
 """
 
 import math
@@ -24,6 +25,10 @@ from histocc.text import COLUMN_SEPARATOR, LANGUAGE_SEPARATOR, SEP_ID, letters, 
 
 # What counts: # is a character, _ any character; blanks stand at the ends of a window alone.
 PATTERNS = ("##", "###", "####", "#_##", "##_#", "word")
+# With further columns each word of the first one together with the whole cell of column 1, 2 …; of column 0
+# its first word alone, so that a text counts once as a whole.
+WITH_CELL = "word with cell "
+WHOLE_TEXT = f"{WITH_CELL}0"
 # Which capitals count as small letters: those of `histocc.text.small_letters`; in models that name no rule
 # those of ASCII.
 ALL_CASES, ASCII_CASE = "all", "ascii"
@@ -97,7 +102,8 @@ def hash_ngrams(
     ids = _fold(torch.where(_is_text(input_ids), input_ids, _BLANK), case)
     ends_column = ids == ord(COLUMN_SEPARATOR)
     ids = torch.where(ends_column, _BLANK, ids)
-    column = ends_column.long().cumsum(1) * _COLUMN  # n-grams of each column are others
+    place = ends_column.long().cumsum(1)
+    column = place * _COLUMN  # n-grams of each column are others
     blank = ids == _BLANK
     # [B, S + 1], modulo 2^64
     sums = F.pad(((ids + 1) * _powers(_RADIX, length, ids.device)).cumsum(1), (1, 0))
@@ -109,8 +115,16 @@ def hash_ngrams(
     next_word = (end + 1).clamp(max=length - 1)
     has_next = begins & (end + 1 < length) & ~blank.gather(1, next_word)  # a word that follows at once
     words = {"word": (1, end, begins), "two words": (2, end.gather(1, next_word), has_next)}
+    word = (blank & F.pad(~blank, (1, 0))[:, :length]).long().cumsum(1)
     hashes, exists = [], []
     for pattern in patterns:
+        if pattern.startswith(WITH_CELL):
+            number, of_words = int(pattern.removeprefix(WITH_CELL)), hashes[patterns.index("word")]
+            cell = (of_words * (begins & (place == number))).sum(1, keepdim=True)  # in any order of its words
+            hashes.append(_mixed(of_words * _RADIX + cell))
+            of_text = (place == 0) & (word > 0 if number else word == 1)  # word 0 is the language
+            exists.append(begins & of_text & (cell != 0))
+            continue
         if pattern in words:
             number, last, exist = words[pattern]
             hashes.append(_mixed((sums.gather(1, last) - sums[:, :length]) * inverse + 100 * number + column))
@@ -119,14 +133,13 @@ def hash_ngrams(
         size = len(pattern)
         count = max(0, length - size + 1)
         hashed = (sums[:, size:] - sums[:, :count]) * inverse[:count] + size
-        for place in (i for i, character in enumerate(pattern) if character == "_"):
-            left_open = (ids[:, place : place + count] + 1) * _powers(_RADIX, size, ids.device)[place]
-            hashed = hashed - left_open + 1000 * place
+        for i in (i for i, character in enumerate(pattern) if character == "_"):
+            left_open = (ids[:, i : i + count] + 1) * _powers(_RADIX, size, ids.device)[i]
+            hashed = hashed - left_open + 1000 * i
         within = blanks[:, size - 1 : length] == blanks[:, 1 : count + 1]  # no blank but at the ends
         has_letters = blanks[:, size:] - blanks[:, :count] < size
         hashes.append(F.pad(_mixed(hashed + column[:, :count]), (0, length - count)))
         exists.append(F.pad(within & has_letters, (0, length - count)))
-    word = (blank & F.pad(~blank, (1, 0))[:, :length]).long().cumsum(1)
     return torch.stack(hashes, 2), torch.stack(exists, 2), word
 
 
@@ -225,6 +238,8 @@ class Ngrams(nn.Module):
         """Return (rows of the table int64 [B, S, F], their weights, 0 for none, words int64 [B, S])."""
         rows, known, _, word = self._rows(input_ids, self.patterns)
         weight = self.idf[rows] * known
+        if WHOLE_TEXT in self.patterns:  # else further cells outvote what a known text says
+            weight[:, :, self.patterns.index(WHOLE_TEXT)] *= 2
         # further columns, however short, count as much as the first one, whose weights are not changed
         column = (input_ids == ord(COLUMN_SEPARATOR)).long().cumsum(1)  # [B, S]
         squares = torch.zeros_like(column, dtype=weight.dtype).scatter_add(1, column, weight.square().sum(2))
