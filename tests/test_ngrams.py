@@ -192,15 +192,17 @@ class TestVectors:
         assert torch.allclose(ridge, torch.stack(expected), rtol=0, atol=1e-12)
 
     @torch.no_grad()
-    def test_a_further_column_counts_as_much_as_the_first(self):
+    @pytest.mark.parametrize("more, share", [([], 1), ([f"{WITH_CELL}0", f"{WITH_CELL}1"], 0.5)])
+    def test_how_much_a_further_column_counts_beside_the_first(self, more, share):
+        """As much in models without n-grams of whole cells."""
         (text,) = join_columns(["wine and spirit merchant"], [["inn"]])
         ids = encoded([text])
-        hashed, exist, _ = hash_ngrams(ids)
-        ngrams = made(["inn"]).eval()
+        hashed, exist, _ = hash_ngrams(ids, [*PATTERNS, *more])
+        ngrams = made(["inn"], patterns=[*PATTERNS, *more]).eval()
         ngrams.hashes = hashed[exist].unique()
         ngrams.idf = 1 + torch.rand(len(ngrams.hashes)).double()
         squares, middle = ngrams.weighted(ids)[1].square().sum(2), ids[0].tolist().index(ord("␟"))
-        assert squares[0, :middle].sum().item() == pytest.approx(squares[0, middle:].sum().item())
+        assert squares[0, middle:].sum().item() == pytest.approx(share * squares[0, :middle].sum().item())
 
     @torch.no_grad()
     def test_each_word_once_is_the_same_for_attention(self):

@@ -6,8 +6,9 @@ a table, found by a polynomial hash (compare CANINE's own optional n-grams, Clar
 2103.06874, and those of the Byte Latent Transformer, Pagnoni et al., 2024, arXiv 2412.09871). A window of 4
 counts again with an inner character left open, so that a changed letter costs less. The language counts as
 the first word. A row counts by its inverse document frequency, and the weights of a text have the length 1,
-to which each column of texts adds as much. Where there are several columns, the whole first one counts, too,
-and each of its words together with each further cell, for codes that only both together decide.
+of whose square each further column adds half as much as the first one. Where there are several columns, the
+whole first one counts, too, and each of its words together with each further cell, for codes that only both
+together decide.
 """
 
 import math
@@ -237,14 +238,16 @@ class Ngrams(nn.Module):
     def weighted(self, input_ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return (rows of the table int64 [B, S, F], their weights, 0 for none, words int64 [B, S])."""
         rows, known, _, word = self._rows(input_ids, self.patterns)
-        weight = self.idf[rows] * known
+        weight, share = self.idf[rows] * known, 1.0
         if WHOLE_TEXT in self.patterns:  # else further cells outvote what a known text says
             weight[:, :, self.patterns.index(WHOLE_TEXT)] *= 2
-        # further columns, however short, count as much as the first one, whose weights are not changed
+            share = 0.5
+        # further columns, however short, have this share of the first one's squares, which do not change
         column = (input_ids == ord(COLUMN_SEPARATOR)).long().cumsum(1)  # [B, S]
         squares = torch.zeros_like(column, dtype=weight.dtype).scatter_add(1, column, weight.square().sum(2))
         first = torch.where(squares[:, :1] > 0, squares[:, :1], 1)
-        weight = weight * (first / squares.gather(1, column).clamp(min=1e-12)).sqrt()[:, :, None]
+        wanted = torch.where(column > 0, share * first, first)
+        weight = weight * (wanted / squares.gather(1, column).clamp(min=1e-12)).sqrt()[:, :, None]
         if self.training and self.dropout:
             weight = weight * (torch.rand_like(weight) >= self.dropout)
         return rows, weight, word
