@@ -51,7 +51,7 @@ from histocc.trainer.schedule import linear_factor
 
 FILE = "ngrams.bin"  # progress of the fit, in the folder of a run until there is a checkpoint
 KIND = "fit of n-grams"  # the entry "kind" in FILE
-MAX_TEXTS = 1 << 17  # distinct texts that are counted and fitted
+MAX_TEXTS = 3 << 16  # distinct texts that are counted and fitted
 CHUNK = 4096  # texts that are hashed at once
 MIN_STEPS, MIN_BATCH = 40, 16  # steps of a pass; batches of few rows are smaller, at least MIN_BATCH
 MANY_ROWS = 20_000  # from this number on, a part has other learning rates

@@ -103,7 +103,7 @@ def described(
     elif kind == "status":  # a widow, a former holder, or a rank of a craft; now and then of a town
         text = pick((text, *title.spellings), d) if c % 100 < SPELLED else text
         kinds = title.statuses[text.endswith(language.rank_ending) and " " not in text]
-        text = _in_phrase(language, pick(pick(kinds, e), f), text)
+        text = in_phrase(language, pick(pick(kinds, e), f), text)
         text += pick(language.in_town, f >> 8) if (c >> 8) % 100 < STATUS_IN_TOWN else ""
     elif kind == "place":  # an employer or a town
         where = title.employers if title.employers and c % 100 < EMPLOYED else language.in_town
@@ -127,7 +127,7 @@ def described(
     return text, [title]
 
 
-def _in_phrase(language: "Language", phrase: str, text: str) -> str:
+def in_phrase(language: "Language", phrase: str, text: str) -> str:
     """Return the title in a phrase, by the grammar of the language."""
     ending, _, instead = phrase.partition(" > ")
     if instead:
