@@ -5,7 +5,7 @@
     python -m benchmarks.lexicon --register danish=my.csv       # columns occ1, lang, hisco_1
 
 Without a label: % of rows right, and the mean confidence, of a model that is made as the built-in one is,
-of a share of the titles. With labels: % of 1,500 held-out distinct texts right, by a run from scratch without
+of a share of its rows. With labels: % of 1,500 held-out distinct texts right, by a run from scratch without
 the lists and with them; mean and half the range over --seeds.
 """
 
