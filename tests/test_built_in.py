@@ -127,6 +127,8 @@ def test_titles_join_the_fit_and_are_no_rows(monkeypatch, tmp_path):
         assert report["train_rows"] + report["val_rows"] == 200
     assert "53100" not in OccCANINE(str(tmp_path / "auto")).codes
     assert OccCANINE(str(tmp_path / "codes")).predict(["cook"], lang="en")["hisco_1"].tolist() == ["53100"]
+    said = run_here(finetune.main, *given, tmp_path / "none", "--max-steps", 1, "--dry-run")
+    assert "--lexicon auto adds histocc's own titles of these codes" in said
     said = run_here(finetune.main, *given, tmp_path / "fi", "--lexicon", "auto", "--language", "fi")
     assert "--lexicon auto adds no titles" in said
     said = run_here(finetune.main, *given, tmp_path / "x", "--lexicon", "codes", "--formatter", "gpf", code=2)

@@ -423,7 +423,7 @@ class Reader:
         if stops := self.findings.problems("error"):
             [found] = stops
             what = f"a code that does not fit formatter {formatter.kind} (block size {formatter.block_size})"
-            ways = ["--target-cols names other columns, --formatter auto takes any codes"]
+            ways = ["check --target-cols and --formatter, of which auto takes any codes"]
             if settings.number_codes is not None:
                 what = "a value that is not a number of the key"
                 ways = ["--key names the file that the numbers belong to (default: the HISCO key)"]

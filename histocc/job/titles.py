@@ -25,8 +25,14 @@ def with_titles(
     titles have codes of the key, and texts that no row has. There are at most FEW_ROWS of both.
     """
     own = np.unique(text_keys(data.train.text_hash, data.train.language))
-    wanted = formatter.kind == "hisco" and is_fitted(args) and NONE not in (args.lexicon, args.ngrams)
-    wanted = wanted and len(own) < FEW_ROWS
+    wanted = formatter.kind == "hisco" and is_fitted(args) and args.ngrams != NONE and len(own) < FEW_ROWS
+    if args.lexicon == NONE:
+        if wanted and not {*lexicon.LANGUAGES}.isdisjoint(data.languages):
+            say(
+                "Note: --lexicon auto adds histocc's own titles of these codes to the fit. With 300 labels 59"
+                " % of other English texts were right instead of 47, and 44 % of Swedish ones instead of 22"
+            )
+        return data
     clean, place = cleaner(data.clean_text), {code: i for i, code in enumerate(data.codes)}
     found = [
         (clean(title), number, place[code])
@@ -39,11 +45,10 @@ def with_titles(
     keys = text_keys(text_hashes([*texts]), np.array(numbers, dtype=np.int64))
     kept = thinned(np.flatnonzero(~np.isin(keys, own)), FEW_ROWS - len(own))
     if not len(kept):
-        if args.lexicon != NONE:
-            say(
-                f"Note: --lexicon {args.lexicon} adds no titles: they are HISCO codes in"
-                f" {', '.join(lexicon.LANGUAGES)}, for a fit to fewer than {FEW_ROWS:,} distinct texts"
-            )
+        say(
+            f"Note: --lexicon {args.lexicon} adds no titles: they are HISCO codes in"
+            f" {', '.join(lexicon.LANGUAGES)}, for a fit to fewer than {FEW_ROWS:,} distinct texts"
+        )
         return data
     weight = min(1.0, FULL_WEIGHT / len(own)) ** 1.5
     names = ", ".join(name for name in data.languages if name in lexicon.LANGUAGES)
