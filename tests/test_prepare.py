@@ -311,7 +311,7 @@ def test_a_third_part_is_kept_for_a_test(tmp_path):
     before = prepare(tmp_path, content, share_val=0.1)
     train, val, test = sides_of(tmp_path, content, share_val=0.1, share_test=0.2)
     assert {text.lower() for text, _, _ in before.val} == val and 40 < len(test) < 80 and len(train) > 180
-    assert "for validation or test; lower" in refusal(tmp_path, content, share_val=0.5, share_test=0.6)
+    assert "--share-test are more than 1" in problems(tmp_path, content, share_val=0.5, share_test=0.6)[0]
     assert "--share-test 1e-09 leaves no row" in refusal(tmp_path, content, share_val=0.1, share_test=1e-9)
 
     words = [("train", "Val", " TEST ")[i % 3] for i in range(9)]
