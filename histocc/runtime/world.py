@@ -148,8 +148,13 @@ class World:
     def sum_over_ranks(self, totals: dict[str, Any]) -> dict[str, float]:
         """Return sums and counts over all ranks by one float64 all-reduce. Values: numbers or 0-d tensors."""
         names = sorted(totals)  # the same order on every rank
-        values = [torch.as_tensor(totals[name], dtype=torch.float64, device=self.device) for name in names]
-        packed = torch.stack(values).detach()  # [len(names)]
+        values = [
+            (value.detach() if isinstance(value, torch.Tensor) else torch.tensor(value, dtype=torch.float64))
+            .to(self.device, torch.float64)
+            .reshape(())
+            for value in map(totals.get, names)
+        ]
+        packed = torch.stack(values)  # [len(names)]
         if self.backend:
             dist.all_reduce(packed)
         return dict(zip(names, packed.tolist()))
