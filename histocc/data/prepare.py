@@ -410,7 +410,7 @@ class Reader:
         languages = [name for name in unread if name.casefold() in ("lang", "language")]
         if languages and not column and settings.language == UNKNOWN_LANGUAGE:
             notes.append(f"column {languages[0]!r} is not read; --language-col {languages[0]} reads it")
-        counts = [name for name in unread if name.casefold() in ("n", "freq", "frequency", "count")]
+        counts = [name for name in unread if name.strip().casefold() in ("n", "freq", "frequency", "count")]
         if counts and not settings.weight_col:
             notes.append(f"each line counts once; --weight-col {counts[0]} counts it as that column says")
         how = f"Read: descriptions from column {read}, {what}, language: {language}{texts}"
@@ -542,13 +542,14 @@ def prepare(
         UnusableData: rows cannot be trained on.
         UserError: anything else that the user must fix. Both leave nothing behind but `reports`.
     """
-    key, paths = fingerprint(settings), ", ".join(path for _, path in settings.files)
+    paths = [path for _, path in settings.files]
+    before, key = _states(paths), fingerprint(settings)
     folder = os.path.join(save_path, "prepared", key)
 
     def build(new: str) -> None:
         content = _read_all(settings, new, reports, check)
-        if fingerprint(settings) != key:
-            raise UserError(f"{paths}: changed while it was read; start again")
+        if _states(paths) != before:
+            raise UserError(f"{', '.join(paths)}: changed while it was read; start again")
         write_last(new, {"fingerprint": key, **content})
 
     if (damaged := fault(folder)) is None:
@@ -556,7 +557,7 @@ def prepare(
     else:
         if os.path.lexists(folder):
             say(f"Prepared data: {folder}: {damaged} is not as it was written; preparing it again")
-        say(f"Preparing data: {paths}")
+        say(f"Preparing data: {', '.join(paths)}")
         build_folder(folder, build)
     if reports:
         copy_lists(folder, reports)
@@ -602,6 +603,10 @@ def _read_all(
         "hisco_numbers": settings.number_codes == list(hisco_key()),
         "report": report,
     }
+
+
+def _states(paths: list[str]) -> list[int | None]:
+    return [os.stat(path).st_mtime_ns if os.path.exists(path) else None for path in paths]
 
 
 def on_every_node(

@@ -48,9 +48,10 @@ def tables() -> dict[str, list[tuple[str, ...]]]:
             is_left_out = is_drawn and pairs.isdisjoint(usual)
             parts["val.csv" if is_left_out else "train.csv"].append((title, language, code, "", ""))
             number = zlib.crc32(title.encode())
-            former = in_phrase(speech, pick(speech.phrases["former"], number // FORMER), title)
-            if number % FORMER == 0 and not is_left_out and former not in titles:
-                parts["train.csv"].append((former, language, code, "", ""))
+            if number % FORMER == 0 and not is_left_out:
+                former = in_phrase(speech, pick(speech.phrases["former"], number // FORMER), title)
+                if former not in titles:
+                    parts["train.csv"].append((former, language, code, "", ""))
     left_out = {row[:2] for row in parts["val.csv"]}
     made = (row for row in rows(SAMPLE_ROWS, 1) if row[:2] not in left_out)
     parts["train.csv"] += made
