@@ -1,7 +1,7 @@
 """What histocc's lists of titles give: accuracy without a label, by size of the lists, and beside few labels.
 
     python -m benchmarks.lexicon
-    python -m benchmarks.lexicon --labels 300 2000 --seeds 1 2 3 --shares
+    python -m benchmarks.lexicon --labels 100 300 2000 --seeds 1 2 3 --shares
     python -m benchmarks.lexicon --register danish=my.csv       # columns occ1, lang, hisco_1
 
 Without a label: % of rows right, and the mean confidence, of a model that is made as the built-in one is,

@@ -30,6 +30,7 @@ import finetune
 from histocc import seq2seq_mixer_engine as engine
 from histocc.formatter import BlockyFormatter
 from histocc.job import inputs
+from histocc.job.config import decide
 from histocc.job.model import make_loss, make_model, place
 from histocc.predict.coder import Coder
 from histocc.runtime.device import Precision, matmul_rate
@@ -81,7 +82,7 @@ class Bench:
             asked = finetune.get_args_parser().parse_args(shlex.split(flags))
             asked, read = inputs.prepare_data(asked, self.world, asked.dataset, [])
             self.formatter, self.data = BlockyFormatter.from_dict(read.settings.formatter), read.data
-            made = make_model(asked, self.formatter, self.world, self.data)
+            made = make_model(decide(asked), self.formatter, self.world, self.data)
         self.asked, self.model, self.config = made
         self.loss = make_loss(self.asked, self.formatter)
         self.train_batches = self.batches(self.config)

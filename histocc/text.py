@@ -32,8 +32,8 @@ _WIDTHS = (*range(16, 64, 4), *range(64, 129, 8))
 
 
 def padded_width(n: int, max_len: int = 128) -> int:
-    """Return the smallest fixed width that gives `n` characters, without [CLS] and [SEP], the same encoding
-    as any wider one; at most `max_len`, rounded up to four. CANINE's upsampling convolution looks two
+    """Return the smallest fixed width at which `n` characters, besides [CLS] and [SEP], are encoded as at any
+    greater one. It is `max_len`, rounded up to four, at most. CANINE's upsampling convolution looks two
     positions ahead; from 128 positions on the model leaves out the last block, as published.
     """
     need, most = 4 * ((n + 3) // 4) + 4, -(-max_len // 4) * 4

@@ -271,6 +271,7 @@ class TestModel:
         rows = tmp_path / "rows.csv"
         write(sample_rows(260, 3), str(rows))
         how = words("--model-size ngrams --ngram-passes 1 --formatter hisco --language-col lang --device cpu")
+        how += ["--lexicon", "none"]  # it has the titles of these rows
         how += ["--refit", "none"]  # or the model would know the validation rows when it is fitted again
         how += ["--target-cols", "hisco_1", "hisco_2", "hisco_3", "--dataset", rows]
         said = run_here(finetune.main, *how, "--save-path", tmp_path / "run")

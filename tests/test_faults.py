@@ -300,7 +300,7 @@ def test_a_stop_before_the_first_step_leaves_nothing(folder, moment):
         assert "libtorch" not in Path(f"/proc/{process.pid}/maps").read_text()
     process.send_signal(signal.SIGUSR1)
     code, output = job.end(process)
-    assert code == 0 and "Stopped by SIGUSR1 before the first step" in output, output
+    assert code == 0 and "Stopped by SIGUSR1. Give the same command again" in output, output
     assert not job.folder.exists()
 
 

@@ -382,7 +382,7 @@ def setup(tmp_path_factory):
     args = finetune.get_args_parser().parse_args(asked)
     args, read = inputs.prepare_data(args, World(), args.dataset, [])
     formatter = BlockyFormatter.from_dict(read.settings.formatter)
-    args, model, _ = of_run.make_model(args, formatter, World(), read.data)
+    args, model, _ = of_run.make_model(decide(args), formatter, World(), read.data)
     return args, read.data, model
 
 

@@ -33,7 +33,7 @@ from histocc.evaluate import __main__ as evaluate
 from histocc.formatter import BlockyFormatter
 from histocc.job import ngram_fit
 from histocc.job.inputs import initial_weights, prepare_data
-from histocc.job.model import make_loss, make_model
+from histocc.job.model import decide_all, make_loss, make_model
 from histocc.model.mixer import Seq2SeqMixerOccCANINE, model_config
 from histocc.model.ngrams import PATTERNS
 from histocc.predict.coder import Coder
@@ -163,6 +163,7 @@ def prepared(flags, folder, *more):
     args, read = prepare_data(args, world, args.train_data, args.val_data)
     formatter, data = BlockyFormatter.from_dict(read.settings.formatter), read.data
     first = initial_weights(args, read.content) if args.initial_checkpoint else None
+    args = decide_all(args, world, None, first)
     args, model, config = make_model(args, formatter, world, data, None, first)
     if first is None:
         fit = ngram_fit.Fit(args, data, formatter, make_loss(args, formatter), model, say=world.print)
@@ -314,7 +315,8 @@ def table(tmp_path_factory):
 def alone(table, folder, *more):
     data = ["--train-data", table[0], "--val-data", table[1], "--save-dir", folder, "--language-col", "lang"]
     size = ["--model-size", "ngrams", "--num-epochs", 10, "--log-interval", 1]
-    return [*data, "--target-cols", "hisco_1", "hisco_2", *size, "--device", "cpu", *more]
+    columns = ["--target-cols", "hisco_1", "hisco_2", "--lexicon", "none"]
+    return [*data, *columns, *size, "--device", "cpu", *more]
 
 
 @pytest.mark.full

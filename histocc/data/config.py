@@ -79,9 +79,8 @@ class Reading(Workbooks):
         None,
         "encoding of CSV files, such as cp1250 (default: UTF-8, UTF-16 or Windows-1252, as detected)",
         metavar="NAME",
-        resumable=True,
     )
-    no_quotes: bool = flag(False, "quotation marks of CSV files are letters like others", resumable=True)
+    no_quotes: bool = flag(False, "quotation marks of CSV files are letters like others")
     code_separator: str | None = flag(
         None, "a cell may hold several codes, separated by one of these characters", metavar="CHARS"
     )
@@ -106,7 +105,6 @@ class Tables(Reading):
         "column with the descriptions, and further ones that help to decide, such as industry",
         "--column",
         metavar="COL",
-        resumable=True,
     )
     target_cols: list[Column] | None = flag(
         None,
@@ -119,13 +117,11 @@ class Tables(Reading):
         None,
         "column of languages (default: lang, without --target-cols)",
         "--language-column",
-        resumable=True,
     )
     delimiter: Delimiter | None = flag(
         None,
         "column delimiter of CSV files: a character, or comma, semicolon, tab, pipe (default: as detected)",
         metavar="CHAR",
-        resumable=True,
     )
     formatter: str | None = flag(
         None,

@@ -1,6 +1,7 @@
 """The split of texts into those that are trained on, validated on, and kept for a test that chooses nothing.
 
-A text is on one side with all its rows: the test's, if any of them is put there; else the validation's.
+A text is in one part with all its rows: in the test if any of them is put there, else in the validation
+if any is, else in the training.
 """
 
 from collections import Counter
@@ -63,7 +64,7 @@ def named_parts(settings: PrepareSettings, texts_of: Callable, check: Callable) 
 def parts_of(
     settings: PrepareSettings, named: dict[str, np.ndarray], part: str, hashes: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return whether texts are validated on, and whether they are the test, bool [n] each. named: as
+    """Return whether texts are for the validation, and whether for the test, bool [n] each. named: as
     `named_parts` returns it; part: the part that their file is for.
     """
     values, is_test = split_values(hashes), np.isin(hashes, named.get("test", ()))

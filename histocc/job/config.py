@@ -96,10 +96,11 @@ class Model(Config):
         resumable=True,
     )
     lexicon: str = flag(
-        NONE,
+        AUTO,
         "titles of HISCO codes that come with histocc, in the languages of the data, as further rows of small"
-        " weight for the fit of new n-grams; auto: those of the codes of the data, if it has fewer than"
-        f" {FEW_ROWS:,} distinct texts; codes: the key has all codes of the lists, too",
+        f" weight for the fit of new n-grams, if the data have fewer than {FEW_ROWS:,} distinct texts; auto:"
+        " those of the codes of the data, if n-grams alone are trained; codes: the key has all codes of the"
+        " lists, too; none: no titles",
         choices=(AUTO, NONE, "codes"),
     )
     refit: str = flag(
@@ -271,8 +272,7 @@ def decide(args: JobConfig, trained: dict | None = None, first: dict | None = No
     """
     if saved := (trained or {}).get("args"):  # published weights have none
         args = args.with_decided(**{name: saved.get(name) for name in OF_START})
-    fitted = args.model_size == NGRAMS and is_fitted(args)
-    decided: dict[str, Any] = {"num_epochs": 0 if fitted and not args.max_steps else args.num_epochs}
+    decided: dict[str, Any] = {"num_epochs": 0 if is_fit_alone(args) else args.num_epochs}
     if trained is not None:
         decided |= {name: (saved or {}).get(name, usual) for name, (_, usual) in CHOICES.items()}
         return args.with_decided(**decided)
@@ -293,6 +293,11 @@ def decide(args: JobConfig, trained: dict | None = None, first: dict | None = No
 def is_fitted(args: Model) -> bool:
     """Return whether a run from scratch fits its n-grams, if it has any."""
     return args.ngram_passes != 0 and not args.initial_checkpoint
+
+
+def is_fit_alone(args: JobConfig) -> bool:
+    """Return whether the fit of n-grams alone is all of the training. The model's size must be decided."""
+    return args.model_size == NGRAMS and is_fitted(args) and not args.max_steps
 
 
 def of_run(state: dict) -> dict[str, Any]:

@@ -36,6 +36,15 @@ FITTED_LINEAR_LR_FACTOR = 0.1
 # ---- the model
 
 
+def decide_all(args: JobConfig, world: World, resumed: dict | None, first: dict | None) -> JobConfig:
+    """Return the arguments with what the machine decides of them, and what the weights do."""
+    if args.model_size == AUTO:
+        args = args.with_decided(model_size=None if resumed or first else auto_size(args, world))
+    if resumed and args.ngram_passes not in (None, resumed["args"].get("ngram_passes")):
+        world.print("Note: --ngram-passes has no effect on a run with a checkpoint; --overwrite starts over")
+    return decide(args, resumed, first)
+
+
 def make_model(
     args: JobConfig,
     formatter: BlockyFormatter,
@@ -44,16 +53,11 @@ def make_model(
     resumed: dict | None = None,
     first: dict | None = None,
 ) -> tuple[JobConfig, Seq2SeqMixerOccCANINE, dict]:
-    """Return (arguments with what the weights decide, model on the CPU, its config): with random weights,
-    with `first`, those of --initial-checkpoint, or with those of the run that is resumed. All ranks. Raises
-    UserError.
+    """Return (arguments with the model's size, model on the CPU, its config): with random weights, with
+    `first`, those of --initial-checkpoint, or with those of the run that is resumed. args: `decide_all`. All
+    ranks. Raises UserError.
     """
     counted = None
-    if args.model_size == AUTO:
-        args = args.with_decided(model_size=None if resumed or first else auto_size(args, world))
-    if resumed and args.ngram_passes not in (None, resumed["args"].get("ngram_passes")):
-        world.print("Note: --ngram-passes has no effect on a run with a checkpoint; --overwrite starts over")
-    args = decide(args, resumed, first)
     if resumed:
         config: dict = resumed["config"]
     else:

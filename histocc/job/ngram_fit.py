@@ -302,8 +302,10 @@ def ridge_weights(
     texts = torch.sparse_coo_tensor(index, weights, (len(rows), ngrams), check_invariants=False).coalesce()
     target = multi_hot(torch.from_numpy(codes), classes, texts.dtype)
     kernel = torch.empty(len(rows), len(rows), dtype=texts.dtype)
-    for part in torch.arange(len(rows)).split(512):
-        kernel[:, part] = torch.sparse.mm(texts, texts.index_select(0, part).t().to_dense())
+    for part in torch.arange(len(rows)).split(512):  # the kernel is symmetric
+        rest = texts.index_select(0, torch.arange(int(part[0]), len(rows)))
+        kernel[part[0] :, part] = torch.sparse.mm(rest, texts.index_select(0, part).t().to_dense())
+        kernel[part, part[0] :] = kernel[part[0] :, part].t()
     weight = torch.from_numpy(rows.weight).to(texts.dtype)
     if not penalty:
         some = torch.from_numpy(thinned(np.arange(len(rows)), MAX_CHOOSING))

@@ -10,8 +10,8 @@ from histocc import lexicon
 from histocc.data.arrays import ARRAYS, JoinedRows, PreparedData, text_keys, thinned
 from histocc.data.prepare import nothing
 from histocc.formatter import BlockyFormatter
-from histocc.job.config import FEW_ROWS, JobConfig, is_fitted
-from histocc.model.ngrams import NONE
+from histocc.job.config import FEW_ROWS, JobConfig, is_fit_alone, is_fitted
+from histocc.model.ngrams import AUTO, NONE
 from histocc.text import cleaner, code_points, text_hashes
 
 FULL_WEIGHT = 300  # up to so many distinct rows N a title counts as much as a row, then (300 / N)^1.5 times
@@ -20,24 +20,19 @@ FULL_WEIGHT = 300  # up to so many distinct rows N a title counts as much as a r
 def with_titles(
     args: JobConfig, formatter: BlockyFormatter, data: PreparedData, say: Callable[[str], None] = nothing
 ) -> PreparedData:
-    """Return the data with titles of the lists behind the training rows, if these are few HISCO codes in
-    languages that the lists have and a run from scratch fits n-grams to them; else the data as they are. The
-    titles have codes of the key, and texts that no row has. There are at most FEW_ROWS of both.
+    """Return the data with titles of the lists behind the training rows, if --lexicon asks for them, and
+    these rows are few, have HISCO codes and a language of the lists; else the data as they are. The titles
+    have codes of the key, and texts that no row has. There are at most FEW_ROWS of both.
     """
     own = np.unique(text_keys(data.train.text_hash, data.train.language))
-    wanted = formatter.kind == "hisco" and is_fitted(args) and args.ngrams != NONE and len(own) < FEW_ROWS
-    if args.lexicon == NONE:
-        if wanted and not {*lexicon.LANGUAGES}.isdisjoint(data.languages):
-            say(
-                "Note: --lexicon auto adds histocc's own titles of these codes to the fit. With 300 labels 59"
-                " % of other English texts were right instead of 47, and 44 % of Swedish ones instead of 22"
-            )
+    is_wanted = is_fit_alone(args) if args.lexicon == AUTO else args.lexicon != NONE and is_fitted(args)
+    if not is_wanted or formatter.kind != "hisco" or len(own) >= FEW_ROWS:
         return data
     clean, place = cleaner(data.clean_text), {code: i for i, code in enumerate(data.codes)}
     found = [
         (clean(title), number, place[code])
         for number, language in enumerate(data.languages)
-        if wanted and language in lexicon.LANGUAGES
+        if language in lexicon.LANGUAGES
         for title, code in lexicon.titles(language).items()
         if code in place
     ]
@@ -45,10 +40,6 @@ def with_titles(
     keys = text_keys(text_hashes([*texts]), np.array(numbers, dtype=np.int64))
     kept = thinned(np.flatnonzero(~np.isin(keys, own)), FEW_ROWS - len(own))
     if not len(kept):
-        say(
-            f"Note: --lexicon {args.lexicon} adds no titles: they are HISCO codes in"
-            f" {', '.join(lexicon.LANGUAGES)}, for a fit to fewer than {FEW_ROWS:,} distinct texts"
-        )
         return data
     weight = min(1.0, FULL_WEIGHT / len(own)) ** 1.5
     names = ", ".join(name for name in data.languages if name in lexicon.LANGUAGES)

@@ -16,14 +16,22 @@ from histocc.data.prepare import copy_lists
 from histocc.data.rows import key_reader
 from histocc.formatter import BlockyFormatter, classes_in_words
 from histocc.job import card, confidence, ngram_fit
-from histocc.job.config import JobConfig, decide, is_fitted, of_run, refuse_other_arguments
+from histocc.job.config import JobConfig, decide, is_fit_alone, is_fitted, of_run, refuse_other_arguments
 from histocc.job.inputs import Inputs, initial_weights, make_rows
-from histocc.job.model import checkpoint_entries, fast_parameters, load_on_all, make_loss, make_model, place
+from histocc.job.model import (
+    checkpoint_entries,
+    decide_all,
+    fast_parameters,
+    load_on_all,
+    make_loss,
+    make_model,
+    place,
+)
 from histocc.job.titles import with_titles
 from histocc.model.canine import CanineEncoder
 from histocc.model.confidence import Thresholds
 from histocc.model.loss import LossMixer
-from histocc.model.mixer import NGRAMS, Seq2SeqMixerOccCANINE
+from histocc.model.mixer import Seq2SeqMixerOccCANINE
 from histocc.published import formats, models
 from histocc.runtime import checkpoint
 from histocc.runtime.config import declarations, differing, flag_of
@@ -56,6 +64,7 @@ def train(args: JobConfig, inputs: Inputs, world: World) -> None:
             first = world.run_on_main(lambda: initial_weights(args, inputs.content))
 
         # The model and its loss; the n-grams are those of its rows and, beside few, of the lists' titles.
+        args = decide_all(args, world, resumed, first)
         fitted = data if resumed or first else with_titles(args, formatter, data, world.print)
         args, model, config = make_model(args, formatter, world, fitted, resumed, first)
         for line in without_effect(args):  # they are said if no step is left to take, too
@@ -178,9 +187,8 @@ def refit(
     the same weights, so this may be interrupted. All ranks.
     """
     settings, data = inputs.settings, inputs.data
-    is_alone = args.model_size == NGRAMS and is_fitted(args) and not args.num_epochs
     has_drawn = settings.share_val and not settings.split_col and len(data.val)
-    if args.refit != AUTO or not is_alone or not has_drawn:
+    if args.refit != AUTO or not is_fit_alone(args) or not has_drawn:
         return
 
     def work() -> None:

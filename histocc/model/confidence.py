@@ -137,8 +137,8 @@ class Confidence(NamedTuple):
 
     def best_decoder(self, kind: str, has_ngrams: bool = False) -> tuple[str, str]:
         """Return (the decoder that `auto` is, the reason). If the fitted texts do not say it, it is greedy,
-        as published, and flat for a model with n-grams, whose linear decoder was ahead on all registers that
-        were measured. kind: of the model.
+        as published, but flat for a model with n-grams, whose linear decoder was ahead on all data that were
+        measured. kind: of the model.
         """
         if kind == "flat":
             return "flat", "the model has no other"

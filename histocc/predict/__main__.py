@@ -589,7 +589,7 @@ def run(args: PredictConfig, world: World) -> None:
 
 
 def main(argv: list[str] | None = None) -> None:
-    start(get_args_parser(), run, argv, "; the same command continues.")
+    start(get_args_parser(), run, argv)
 
 
 if __name__ == "__main__":

@@ -59,7 +59,7 @@ class Coder:
         model, formatter, state: as `models.load_model` gives them.
         check: called between batches; an exception of it ends the coding.
         raw_confidence: probabilities are the decoders' own, not as the checkpoint has fitted them.
-        choices: number of `Coded.choices`: of `both` those of both decoders, else of the linear decoder.
+        choices: number of `Coded.choices`, which are the linear decoder's, unless the decoder is `both`.
     """
 
     def __init__(

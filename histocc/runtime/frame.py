@@ -40,12 +40,9 @@ def start(
     parser: Parser,
     run: Callable[[Any, World], None],
     argv: list[str] | None = None,
-    when_stopped: str = " before the first step. The same command starts again.",
 ) -> None:
     """Parse the arguments, join the other processes, run, and leave them. The model must live inside `run`: a
     DDP object that is still alive when the interpreter ends can abort the process.
-
-    when_stopped: the message on a `run` that gave up with Stopped, after the signal's name.
     """
     code, joined = 0, False
     with log.opened():
@@ -62,7 +59,7 @@ def start(
                     except Stopped:
                         stop.acted = True
                         reason = stop.reason or "a signal to another process"
-                        world.print(f"Stopped by {reason}{when_stopped}")
+                        world.print(f"Stopped by {reason}. Give the same command again to continue")
                     except RuntimeError as error:
                         lost = isinstance(error, dist.DistError) or LOST_CONTACT.search(str(error))
                         if world.size > 1 and lost:
