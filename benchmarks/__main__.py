@@ -37,7 +37,7 @@ LONG = {
     "formats base": "formats --sizes base --texts 2000",
     "census": "census --register 200000",
     "census base": "census --sizes base --register 0 --rounds 1 --texts 8192",
-    "lexicon": "lexicon --labels 100 300 2000 --seeds 1 2 3",
+    "lexicon": "lexicon --labels 300 2000 --seeds 1 2 3",
     "recovery 60": "recovery --every 60",
     "recovery 30": "recovery --every 30",
 }

@@ -122,12 +122,20 @@ def test_titles_join_the_fit_and_are_no_rows(monkeypatch, tmp_path):
     given = ("--dataset", tmp_path / "data.csv", "--model-size", "ngrams", "--save-path")
     for mode, titles, more in (("auto", 6, ()), ("codes", 7, ("--lexicon", "codes"))):
         said = run_here(finetune.main, *given, tmp_path / mode, *more)
-        assert f"Lexicon: {titles} titles" in said and "models of 3 of 4 folds" in said
+        assert f"Lexicon: {titles} of " in said and "models of 3 of 4 folds" in said
         report = json.loads((tmp_path / mode / "data_report.json").read_text())
         assert report["train_rows"] + report["val_rows"] == 200
     assert "53100" not in OccCANINE(str(tmp_path / "auto")).codes
+    assert "and 6 titles of HISCO codes that come with histocc" in (tmp_path / "auto/MODEL.md").read_text()
+    parts = [[*row, "train"] for row in rows] + [["cook of the house", "en", "53100", "val"]]
+    write_csv(tmp_path / "parts.csv", ["occ1", "lang", "hisco_1", "part"], parts)
+    of_parts = ("--dataset", tmp_path / "parts.csv", "--split-col", "part", "--save-path", tmp_path / "parts")
+    said = run_here(finetune.main, *of_parts, "--model-size", "ngrams", "--dry-run")
+    assert "Lexicon: 6 of 6 titles" in said  # what no training row has stays unknown
     assert OccCANINE(str(tmp_path / "codes")).predict(["cook"], lang="en")["hisco_1"].tolist() == ["53100"]
     for more in (("--lexicon", "none"), ("--language", "fi")):
         assert "Lexicon:" not in run_here(finetune.main, *given, tmp_path / "x", "--dry-run", *more)
+    said = run_here(finetune.main, *given, tmp_path / "x", "--dry-run", "--language", "unk")
+    assert "with --language (en, da, se, nl, ge, fr) histocc's own titles" in said
     said = run_here(finetune.main, *given, tmp_path / "x", "--lexicon", "codes", "--formatter", "gpf", code=2)
     assert "--lexicon codes: the lists have HISCO codes" in said

@@ -105,6 +105,7 @@ class Tables(Reading):
         "column with the descriptions, and further ones that help to decide, such as industry",
         "--column",
         metavar="COL",
+        resumable=True,
     )
     target_cols: list[Column] | None = flag(
         None,
@@ -117,6 +118,7 @@ class Tables(Reading):
         None,
         "column of languages (default: lang, without --target-cols)",
         "--language-column",
+        resumable=True,
     )
     delimiter: Delimiter | None = flag(
         None,

@@ -479,7 +479,7 @@ def data_lines(data: dict) -> list[str]:
     lines += [f"Rejected: {rows:,} × {kind}, listed in {REJECTED}" for kind, rows in data["rejected"].items()]
     if data["rows_outside_key"]:
         what = f"{data['rows_outside_key']:,} rows with such a code are not in the figures"
-        lines.append(f"Codes that the model does not know: {what}; one figure counts them as wrong")
+        lines.append(f"Codes that the model does not know: {what}, unless these say that they count as wrong")
     for name, rows in data["unknown_languages"].items():
         lines.append(f"Language {name!r} is not one of the model's: {rows:,} rows were coded as unk")
     for name, what in (
@@ -513,7 +513,10 @@ def summary_lines(report: dict) -> list[str]:
     for title, figures in coders_of(report).items():
         rows, texts = (figures["by_digits"][-1][over] for over in ("over_rows", "over_texts"))
         values = f"{rows['accuracy'][0]:.1%} of rows, {texts['accuracy'][0]:.1%} of distinct texts"
-        lines.append(f"{title}: {values}, macro-F1 {texts['macro_f1'][0]:.1%}")
+        values += f", macro-F1 {texts['macro_f1'][0]:.1%}"
+        if report["data"]["rows_outside_key"] and (share := figures.get("accuracy_with_rows_outside_key")):
+            values += f"; {share:.1%} of rows if codes that the model does not know count as wrong"
+        lines.append(f"{title}: {values}")
     return lines
 
 
@@ -527,6 +530,11 @@ def card_figures(report: dict) -> list[str]:
         f"Of {data['texts']:,} distinct texts ({data['rows']:,} rows) of {where}, {texts} % of texts and"
         f" {rows} % of rows got exactly their codes; macro-F1 is {cell(last['over_texts']['macro_f1'])} %."
     ]
+    if outside := data["rows_outside_key"]:
+        share = percent(first["accuracy_with_rows_outside_key"])
+        lines.append(
+            f"{outside:,} more rows have codes that the model does not know: with them {share} % are right."
+        )
     levels = [f"{each['digits']}: {cell(each['over_texts']['accuracy'])}" for each in first["by_digits"][:-1]]
     lines += [f"By level ({report['levels']}), of texts: {', '.join(levels)} %."] if levels else []
     if five := report["decoders"].get("linear", {}).get("first_five"):

@@ -63,6 +63,9 @@ def card_of(file: str, state: dict[str, Any], figures: list[str] | None = None) 
         training.append(f"Files: {files}; checksum of content and settings: {data.fingerprint}")
         number = data.report["train_rows"] + (data.report["val_rows"] if state.get("refit") else 0)
         rows = f" on {number:,} rows{spoken}"
+        if titles := config.get("titles"):
+            rows += f" and {titles:,} titles of HISCO codes that come with histocc"
+            training.append(f"Titles of histocc's lists beside the rows: {titles:,} (--lexicon)")
         rare = f" ({len(data.report['rare_codes']):,} codes have fewer than 10 rows)"
     if os.path.exists(path := os.path.join(folder, ARGS)):
         with open(path, encoding="utf-8") as asked:

@@ -171,7 +171,7 @@ def fit_confidence(
     with contextlib.suppress(Stopped):
         coder = Coder(*loaded, batch_size=batch_size, precision=precision, check=check, raw_confidence=True)
         found = judged_rows(coder, rows, index, data, world.share()) if compared >= MIN_TEXTS else {}
-        if world.is_main:
+        if world.is_main and compared >= MIN_TEXTS:  # few texts may be unlike others by chance
             names = [data.languages[i] for i in np.asarray(rows.language)[index].tolist()]
             known = coder.known_ngrams(rows.strings(index), names, cleaned=True)
     if world.stop_agreed():

@@ -102,6 +102,7 @@ class Model(Config):
         " those of the codes of the data, if n-grams alone are trained; codes: the key has all codes of the"
         " lists, too; none: no titles",
         choices=(AUTO, NONE, "codes"),
+        resumable="kept",
     )
     refit: str = flag(
         AUTO,
@@ -260,7 +261,8 @@ CHOICES = {
     "block_loss": (ONE_TO_ONE, BEST_FIT),
     "best_by": ("accuracy", "loss"),
 }
-OF_START = ("model_size", "initial_checkpoint", "ngram_passes")  # a run keeps these from its first start
+# a run keeps these from its first start
+OF_START = ("model_size", "initial_checkpoint", "ngram_passes", "lexicon")
 PART_OF = {"linear_loss": "linear_decoder.", "block_loss": "decoder."}  # the part that a loss trains
 
 

@@ -174,10 +174,11 @@ def prepare_data(
             start = starts_from(args, resumed, read)
         except UserError as error:
             wrong.append(str(error))
-        default = (resumed or {}).get("args", {}).get("formatter", default_formatter)
+        before = (resumed or {}).get("args", {})
+        default = before.get("formatter", default_formatter)
         columns = columns_of(args, train_files[0], wrong, default, naming)
         settings = settings_from(args, columns, train_files, val_files, wrong, start)
-        if args.lexicon == "codes":
+        if before.get("lexicon", args.lexicon) == "codes":
             if settings.formatter["kind"] != "hisco":
                 raise UserError("--lexicon codes: the lists have HISCO codes, and these data have others")
             settings = replace(settings, first_codes=lexicon.codes())

@@ -102,7 +102,9 @@ def count_ngrams(
 
 
 class DistinctRows(SomeRows):
-    """Distinct training rows, at most MAX_TEXTS; weight float32 [N]: root of each one's number, mean 1."""
+    """Distinct training rows, at most MAX_TEXTS; weight float32 [N]: root of each one's number, mean 1. The
+    first `own` ones are no titles of the lists.
+    """
 
     def __init__(self, train: RowSet):
         pair = text_keys(train.text_hash, train.language)
@@ -113,8 +115,10 @@ class DistinctRows(SomeRows):
         super().__init__(train, first[order])
         weight = np.sqrt(count[order])
         weight = weight / weight.mean()
+        self.own = len(self.index)
         if isinstance(train, JoinedRows):
-            weight[self.index >= train.own] *= train.weight
+            self.own = int(np.searchsorted(self.index, train.own))
+            weight[self.own :] *= train.weight
         self.weight = weight.astype(np.float32)
 
 
@@ -419,7 +423,8 @@ class Fit:
         """Return about how long the folds of confidence and the refit take. linear, ridge: the seconds of the
         first part, with what comes before, and of regression with a penalty that is known.
         """
-        args, data, share, seconds = self.args, self.data, 1 - 1 / FOLDS, 0.0
+        args, data, seconds = self.args, self.data, 0.0
+        share = 1 - self.distinct.own / len(self.rows) / FOLDS  # titles are in every fold
         if needs_folds(args, data):
             texts = sum(len(np.unique(rows.text_hash)) for rows in (data.train, data.val))
             folds = min(FOLDS, -(-ENOUGH * FOLDS // texts))
@@ -434,8 +439,11 @@ class Fit:
         return {name: x for name, x in state.items() if not name.startswith("encoder.")}
 
     def _steps_of(self, part: FitPart) -> tuple[BatchPlan, int]:
-        """Return the batches of a part and the number of its steps."""
-        rows, passes = len(self.rows), self.args.ngram_passes
+        """Return the batches of a part and the number of its steps. The decoder that writes takes few rows,
+        and learns nothing from titles.
+        """
+        rows = self.distinct.own if part.rates[2] else len(self.rows)
+        passes = self.args.ngram_passes
         batch_size = min(part.batch_size, max(MIN_BATCH, rows // MIN_STEPS))
         plan = BatchPlan(rows, batch_size)
         steps = min(part.passes * plan.steps_per_epoch, part.max_rows // batch_size)

@@ -12,7 +12,7 @@ from histocc.data.prepare import nothing
 from histocc.formatter import BlockyFormatter
 from histocc.job.config import FEW_ROWS, JobConfig, is_fit_alone, is_fitted
 from histocc.model.ngrams import AUTO, NONE
-from histocc.text import cleaner, code_points, text_hashes
+from histocc.text import UNKNOWN_LANGUAGE, cleaner, code_points, text_hashes
 
 FULL_WEIGHT = 300  # up to so many distinct rows N a title counts as much as a row, then (300 / N)^1.5 times
 
@@ -22,13 +22,20 @@ def with_titles(
 ) -> PreparedData:
     """Return the data with titles of the lists behind the training rows, if --lexicon asks for them, and
     these rows are few, have HISCO codes and a language of the lists; else the data as they are. The titles
-    have codes of the key, and texts that no row has. There are at most FEW_ROWS of both.
+    have codes of these rows, or of a key that was not made of rows, and texts that no row has. There are at
+    most FEW_ROWS of both.
     """
     own = np.unique(text_keys(data.train.text_hash, data.train.language))
     is_wanted = is_fit_alone(args) if args.lexicon == AUTO else args.lexicon != NONE and is_fitted(args)
     if not is_wanted or formatter.kind != "hisco" or len(own) >= FEW_ROWS:
         return data
-    clean, place = cleaner(data.clean_text), {code: i for i, code in enumerate(data.codes)}
+    if data.languages == [UNKNOWN_LANGUAGE]:
+        names = ", ".join(lexicon.LANGUAGES)
+        say(f"Note: with --language ({names}) histocc's own titles of these codes would join the fit")
+    # Codes of rows that are kept out are not known here, or what is measured on these rows would flatter.
+    is_given = args.key or args.all_codes_file or args.lexicon == "codes"
+    numbers = range(len(data.codes)) if is_given else np.unique(data.train.codes).tolist()
+    clean, place = cleaner(data.clean_text), {data.codes[i]: i for i in numbers if i >= 0}
     found = [
         (clean(title), number, place[code])
         for number, language in enumerate(data.languages)
@@ -44,8 +51,9 @@ def with_titles(
     weight = min(1.0, FULL_WEIGHT / len(own)) ** 1.5
     names = ", ".join(name for name in data.languages if name in lexicon.LANGUAGES)
     say(
-        f"Lexicon: {len(kept):,} titles of the lists of histocc ({names}) join {len(own):,} distinct texts"
-        f" in the fit of n-grams; each counts {weight:.2g} times as much (--lexicon none leaves them out)"
+        f"Lexicon: {len(kept):,} of {len(found):,} titles that histocc has for these codes ({names}) join"
+        f" {len(own):,} distinct texts in the fit of n-grams; each counts {weight:.2g} times as much"
+        " (--lexicon none leaves them out)"
     )
     texts, language, own_codes = map(list, zip(*(found[i] for i in kept)))
     codes = np.full((len(texts), data.train.codes.shape[1]), -1, dtype=ARRAYS["codes"])

@@ -75,6 +75,7 @@ def train(args: JobConfig, inputs: Inputs, world: World) -> None:
         if config["ngrams"] and not (resumed or first):
             fit = ngram_fit.Fit(args, fitted, formatter, loss_fn, model, say=world.print)
             config["ngrams"]["answers"] = ngram_fit.fit_ngrams(fit, world)
+            config["titles"] = len(fitted.train) - len(data.train)
 
         # The training: DDP or FSDP, loaders, optimizer, the position of the interrupted run, and the steps.
         training = make_training(args, inputs, formatter, world, model, config, loss_fn, resumed)
@@ -201,6 +202,7 @@ def refit(
                 continue
             rows, model = JoinedRows(data.train, data.val), models.model_of_checkpoint(file, state)[0]
             whole = with_titles(args, formatter, replace(data, train=rows))
+            state["config"]["titles"] = len(whole.train) - len(rows)
             ngram_fit.Fit(args, whole, formatter, loss_fn, model, ngram_fit.PARTS_OF_REFIT).run()
             # its confidence stays that of the model before, so it is a little too low
             checkpoint.rewrite(file, {**state, "model": model.state_dict(), "refit": True})

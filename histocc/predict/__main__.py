@@ -513,6 +513,9 @@ def take_input(args: PredictConfig, world: World, held: contextlib.ExitStack) ->
     Rank 0 only. held: keeps the lock on the folder of the pieces.
     """
     raise_if_any(list(args.problems()))
+    is_pipe = files.kind_of(args.input) == "a pipe"
+    if not is_pipe:
+        files.opened(args.input).close()  # before the model, which may have to be made
     folder = args.output + ".parts"
     path = os.path.join(folder, INPUT)
     os.makedirs(folder, exist_ok=True)
@@ -527,7 +530,7 @@ def take_input(args: PredictConfig, world: World, held: contextlib.ExitStack) ->
         files.remove_files(folder, rf"({PIECES}|{SETTINGS}|{INPUT}){files.TEMPORARY}|{INPUT}")
         beside, name = os.path.split(os.path.realpath(args.output))
         files.remove_files(beside, rf"{re.escape(name)}(\.rejected\.csv)?{files.TEMPORARY}")
-    if files.kind_of(args.input) != "a pipe":
+    if not is_pipe:
         return args.input
     held.callback(files.remove_files, folder, INPUT)
     save_pipe(args.input, path, world.give_up_if_asked, 60 * args.timeout_minutes)

@@ -252,7 +252,7 @@ def apply_sheets(args: ReviewConfig, coded: CodedFile, key: list[str] | None) ->
     )
     if args.fill:
         said = f"{counts['filled']:,} rows get codes that are learned from the decisions"
-        print(f"{said}: {DECIDED} is {GUESS} there.")
+        print(f"{said}: {DECIDED} is {GUESS} there." if decided else f"{said}, of which there are none yet.")
     if added:
         print(added)
 
