@@ -102,8 +102,8 @@ def count_ngrams(
 
 
 class DistinctRows(SomeRows):
-    """Distinct training rows, at most MAX_TEXTS; weight float32 [N]: root of each one's number, mean 1. The
-    first `own` ones are no titles of the lists.
+    """Distinct training rows, at most MAX_TEXTS; weight float32 [N]: root of each one's number, mean 1. own:
+    how many of them stand before those that are joined behind, such as titles of the lists.
     """
 
     def __init__(self, train: RowSet):
