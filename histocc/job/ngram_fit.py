@@ -26,7 +26,7 @@ from histocc.data.config import AUTO
 from histocc.data.dataset import RowEncoding, TextRows
 from histocc.data.prepare import nothing
 from histocc.formatter import PAD_IDX, BlockyFormatter
-from histocc.job.config import FEW_ROWS, JobConfig, is_fitted
+from histocc.job.config import FEW_ROWS, JobConfig, is_fit_alone, is_fitted
 from histocc.model.confidence import MIN_TEXTS
 from histocc.model.loss import LossMixer, loss_of_rows
 from histocc.model.mixer import NGRAMS as NGRAMS_ALONE
@@ -414,7 +414,7 @@ class Fit:
         args, seconds = self.args, before + sum(of_parts) + ridge
         what = f"{-self.first_step:,} steps and what comes before and after"
         self.say(f"The fit takes about {duration(seconds)}, {what}")
-        if args.model_size == NGRAMS_ALONE and not args.num_epochs:
+        if is_fit_alone(args):
             after = self._seconds_after(before + of_parts[0], ridge - choosing)
             what = f"about {duration(after)}, and answers to the validation texts some more"
             self.say(f"The folds of its confidence and the refit take {what}")
