@@ -139,3 +139,15 @@ def test_titles_join_the_fit_and_are_no_rows(monkeypatch, tmp_path):
     assert "with --language (en, da, se, nl, ge, fr) histocc's own titles" in said
     said = run_here(finetune.main, *given, tmp_path / "x", "--lexicon", "codes", "--formatter", "gpf", code=2)
     assert "--lexicon codes: the lists have HISCO codes" in said
+
+
+def test_rows_decide_where_they_differ_from_titles(monkeypatch, tmp_path):
+    titles = {f"{letter}il hand": "83110" for letter in "bcdfghjkmp"}
+    monkeypatch.setattr(lexicon, "titles", lambda language: titles | FEW if language == "en" else {})
+    rows = [[f"{title} {i}", "en", code] for i in range(20) for title, code in FEW.items()]
+    rows += [[f"{name} hand", "en", "61110"] for name in ("ray", "ty", "vern")]
+    write_csv(tmp_path / "data.csv", ["occ1", "lang", "hisco_1"], rows)
+    given = ("--dataset", tmp_path / "data.csv", "--save-path", tmp_path / "run")
+    assert "codes adds all codes" in run_here(finetune.main, *given, "--model-size", "ngrams")
+    found = OccCANINE(str(tmp_path / "run")).predict(["wes hand", "smith"], lang="en")["hisco_1"]
+    assert found.tolist() == ["61110", "83110"]

@@ -131,15 +131,16 @@ class SomeRows(RowSet):
 
 
 class JoinedRows(RowSet):
-    """The `own` rows of a set and those of another, or its arrays, behind them, in memory. Each of the latter
-    counts `weight` times as much in a fit.
+    """The rows of a set and those of another, or its arrays, behind them, in memory. weight: how much each of
+    the latter counts in a fit, if they are titles; only the first `own` rows are none.
     """
 
-    def __init__(self, first: RowSet, second: RowSet | SimpleNamespace, weight: float = 1.0):
-        self.own, self.weight = len(first), weight
+    def __init__(self, first: RowSet, second: RowSet | SimpleNamespace, weight: float | None = None):
+        self.weight = weight
         for name in ("language", "codes", "text_hash"):
             setattr(self, name, np.concatenate([getattr(first, name), getattr(second, name)]))
-        chars, offsets = first.texts(np.arange(self.own))
+        self.own = len(self) if weight is None else len(first)
+        chars, offsets = first.texts(np.arange(len(first)))
         self.chars = np.concatenate([chars, second.chars])
         self.offsets = np.concatenate([offsets, offsets[-1] + second.offsets[1:]])
 

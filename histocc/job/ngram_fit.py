@@ -57,6 +57,7 @@ MIN_STEPS, MIN_BATCH = 40, 16  # steps of a pass; batches of few rows are smalle
 MANY_ROWS = 20_000  # from this number on, a part has other learning rates
 MAX_RIDGE = 1 << 25  # most weights of ridge regression, for FEW_ROWS at most: 134 MB
 PENALTIES = (0.1, 0.3, 1.0)  # of regression; one is chosen
+LIKENESS = 0.5  # of a row and a title that have the same n-grams, in regression
 MAX_CHOOSING = 3_000  # on so many rows, evenly spread
 TIMED_ROWS = 1_000  # rows of which regression is timed, to know how long it takes for all
 SHARPNESS, MIDDLE = 20.0, 0.4  # a code that regression gives y, 0 to 1, has the logit 20 × (y − 0.4)
@@ -103,7 +104,7 @@ def count_ngrams(
 
 class DistinctRows(SomeRows):
     """Distinct training rows, at most MAX_TEXTS; weight float32 [N]: root of each one's number, mean 1. own:
-    how many of them stand before those that are joined behind, such as titles of the lists.
+    how many of them are no titles, which stand behind.
     """
 
     def __init__(self, train: RowSet):
@@ -116,7 +117,7 @@ class DistinctRows(SomeRows):
         weight = np.sqrt(count[order])
         weight = weight / weight.mean()
         self.own = len(self.index)
-        if isinstance(train, JoinedRows):
+        if isinstance(train, JoinedRows) and train.weight:
             self.own = int(np.searchsorted(self.index, train.own))
             weight[self.own :] *= train.weight
         self.weight = weight.astype(np.float32)
@@ -292,12 +293,16 @@ class FitOptimizer(torch.optim.Adam):
 
 
 def ridge_weights(
-    rows: FitRows, codes: np.ndarray, ngrams: int, classes: int, penalty: float = 0.0
+    rows: FitRows, codes: np.ndarray, ngrams: int, classes: int, own: int, penalty: float = 0.0
 ) -> tuple[Tensor, float]:
     """Return (the weights [ngrams, classes] of ridge regression, its penalty), solved in its dual, in time
     N³: of each code, 0 or 1 by the codes int [N, codes of a row] (−1 for none), on the n-grams of each text.
     A penalty of 0 stands for the one of PENALTIES by which most rows that are left out, each alone, get a
     code of theirs.
+
+    Titles stand behind the `own` rows. An n-gram has a weight for both and one for each (Daumé III, 2007,
+    "Frustratingly easy domain adaptation"), so rows decide where they differ from titles; those for titles
+    are not returned.
     """
     row = np.repeat(np.arange(len(rows)), np.diff(rows.offsets))
     length = np.sqrt(np.bincount(row, rows.weights**2, minlength=len(rows))).clip(min=1e-6)
@@ -310,6 +315,8 @@ def ridge_weights(
         rest = texts.index_select(0, torch.arange(int(part[0]), len(rows)))
         kernel[part[0] :, part] = torch.sparse.mm(rest, texts.index_select(0, part).t().to_dense())
         kernel[part, part[0] :] = kernel[part[0] :, part].t()
+    kernel[own:, :own] *= LIKENESS
+    kernel[:own, own:] *= LIKENESS
     weight = torch.from_numpy(rows.weight).to(texts.dtype)
     if not penalty:
         some = torch.from_numpy(thinned(np.arange(len(rows)), MAX_CHOOSING))
@@ -317,15 +324,19 @@ def ridge_weights(
         penalty = max(PENALTIES, key=lambda penalty: right_if_left_out(*of_some, penalty))
     kernel.diagonal().add_(penalty / weight)
     kernel = torch.linalg.cholesky(kernel)
-    return torch.sparse.mm(texts.t(), torch.cholesky_solve(target, kernel)), penalty
+    solved = torch.cholesky_solve(target, kernel)
+    solved[own:] *= LIKENESS
+    return torch.sparse.mm(texts.t(), solved), penalty
 
 
-def ridge_seconds(rows: FitRows, codes: np.ndarray, ngrams: int, classes: int) -> tuple[float, float]:
+def ridge_seconds(
+    rows: FitRows, codes: np.ndarray, ngrams: int, classes: int, own: int
+) -> tuple[float, float]:
     """Return (about how long `ridge_weights` takes, from its time for TIMED_ROWS and that of their N³ work;
     how much of that the choice of the penalty takes).
     """
     small, matrix = min(len(rows), TIMED_ROWS), 0.5 + torch.eye(2 * TIMED_ROWS, dtype=rows.dtype)
-    of_small, seconds = partial(ridge_weights, rows.first(small), codes[:small], ngrams, classes), []
+    of_small, seconds = partial(ridge_weights, rows.first(small), codes[:small], ngrams, classes, own), []
     for work in (of_small, partial(torch.linalg.cholesky, matrix)):
         started = time.perf_counter()
         work()
@@ -525,7 +536,8 @@ class Fit:
         data, ngrams, seconds = self.data, self.ngrams, (0.0, 0.0)
         are_few = len(self.rows) <= FEW_ROWS and len(ngrams.idf) * len(data.codes) <= MAX_RIDGE
         if are_few and isinstance(self.model.encoder, NoEncoder):  # an encoder would have nothing to learn
-            regression = self.rows, self.distinct.codes, len(ngrams.idf), len(data.codes)
+            sizes = len(ngrams.idf), len(data.codes), self.distinct.own
+            regression = self.rows, self.distinct.codes, *sizes
             if self.is_whole:
                 seconds = ridge_seconds(*regression)
                 self.say(f"Ridge regression on {len(self.rows):,} texts: about {duration(seconds[0])}")

@@ -14,7 +14,7 @@ from histocc.job.config import FEW_ROWS, JobConfig, is_fit_alone, is_fitted
 from histocc.model.ngrams import AUTO, NONE
 from histocc.text import UNKNOWN_LANGUAGE, cleaner, code_points, text_hashes
 
-FULL_WEIGHT = 300  # up to so many distinct rows N a title counts as much as a row, then (300 / N)^1.5 times
+WEIGHT = 0.1  # a title counts as much as a tenth of a distinct row
 
 
 def with_titles(
@@ -22,8 +22,8 @@ def with_titles(
 ) -> PreparedData:
     """Return the data with titles of the lists behind the training rows, if --lexicon asks for them, and
     these rows are few, have HISCO codes and a language of the lists; else the data as they are. The titles
-    have codes of these rows, or of a key that was not made of rows, and texts that no row has. There are at
-    most FEW_ROWS of both.
+    have codes of these rows, or of a key that was not made of rows, and texts that no row has. Those of these
+    rows' codes are thinned to FEW_ROWS of both, for regression.
     """
     own = np.unique(text_keys(data.train.text_hash, data.train.language))
     is_wanted = is_fit_alone(args) if args.lexicon == AUTO else args.lexicon != NONE and is_fitted(args)
@@ -45,15 +45,16 @@ def with_titles(
     ]
     texts, numbers, _ = zip(*found) if found else ((), (), ())
     keys = text_keys(text_hashes([*texts]), np.array(numbers, dtype=np.int64))
-    kept = thinned(np.flatnonzero(~np.isin(keys, own)), FEW_ROWS - len(own))
+    kept = np.flatnonzero(~np.isin(keys, own))
+    kept = kept if is_given else thinned(kept, FEW_ROWS - len(own))
     if not len(kept):
         return data
-    weight = min(1.0, FULL_WEIGHT / len(own)) ** 1.5
     names = ", ".join(name for name in data.languages if name in lexicon.LANGUAGES)
     say(
         f"Lexicon: {len(kept):,} of {len(found):,} titles that histocc has for these codes ({names}) join"
-        f" {len(own):,} distinct texts in the fit of n-grams; each counts {weight:.2g} times as much"
-        " (--lexicon none leaves them out)"
+        f" {len(own):,} distinct texts in the fit of n-grams; each counts {WEIGHT:g} times as much"
+        " (--lexicon none leaves them out"
+        f"{'' if is_given else '; codes adds all codes that histocc has titles for'})"
     )
     texts, language, own_codes = map(list, zip(*(found[i] for i in kept)))
     codes = np.full((len(texts), data.train.codes.shape[1]), -1, dtype=ARRAYS["codes"])
@@ -65,4 +66,4 @@ def with_titles(
         codes=codes,
         text_hash=text_hashes(texts),
     )
-    return replace(data, train=JoinedRows(data.train, titles, weight))
+    return replace(data, train=JoinedRows(data.train, titles, WEIGHT))
