@@ -35,7 +35,7 @@ from histocc.data.descriptions import read_descriptions
 from histocc.data.rows import DECIDED, MODEL, UNDECIDED, code_of_cell, csv_text, fill_dittos, language_name
 from histocc.data.tables import Chunk, column_problems, read_chunks, table_format
 from histocc.formatter import CLASSES, hisco_classes, hisco_key
-from histocc.predict.coder import SHOWN, Coded, Coder, file_hash, training_examples
+from histocc.predict.coder import SHOWN, Coded, Coder, training_examples
 from histocc.predict.config import PredictConfig, get_args_parser
 from histocc.predict.decoders import BY_THRESHOLD, DECODERS, MEASURED, listed
 from histocc.published import models
@@ -320,8 +320,8 @@ class Coding:
         flags = declarations(PredictConfig).items()
         now = {name: getattr(args, name) for name, (flag, *_) in flags if not flag.metadata["resumable"]}
         for name in ("descriptions", "key", "known"):
-            now[name] = file_hash(now[name]) if now[name] and os.path.isfile(now[name]) else now[name]
-        now |= {"input": self.fingerprint(), "model": file_hash(self.weights), "system": self.system}
+            now[name] = files.checksum(now[name]) if now[name] and os.path.isfile(now[name]) else now[name]
+        now |= {"input": self.fingerprint(), "model": files.checksum(self.weights), "system": self.system}
         now |= {"decoder": self.decoder, "thresholds": str(self.coder.thresholds)}
         now = json.loads(json.dumps(now))
         before = json.loads(files.read_sealed(path) or "null")
@@ -336,8 +336,8 @@ class Coding:
 
     def fingerprint(self) -> list:
         """Return values that differ for another file, or for the same file after a change."""
-        state = os.stat(self.path)
-        return [state.st_size, state.st_mtime_ns if self.path == self.args.input else file_hash(self.path)]
+        state, is_copy = os.stat(self.path), self.path != self.args.input  # a copy of what a pipe brought
+        return [state.st_size, files.checksum(self.path) if is_copy else state.st_mtime_ns]
 
     def piece(self, number: int) -> tuple[str, str]:
         """Return (file with the answers to a piece's texts, a line of JSON each; settings that decide it)."""

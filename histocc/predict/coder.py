@@ -2,7 +2,6 @@
 
 import contextlib
 import functools
-import hashlib
 import os
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
@@ -20,14 +19,13 @@ from histocc.model import decoding
 from histocc.model.confidence import OUTPUT, Confidence, Thresholds
 from histocc.model.int8 import to_int8
 from histocc.model.mixer import Seq2SeqMixerOccCANINE
-from histocc.model.ngrams import TextVectors
 from histocc.model.search import CodeSearch, CodeTrie
 from histocc.predict.decoders import BY_THRESHOLD, DECODERS, PARTS, listed
 from histocc.published import models
 from histocc.published.formats import Given
 from histocc.runtime.device import Precision
 from histocc.runtime.errors import UserError
-from histocc.runtime.files import OwnFiles, read_sealed, write_sealed
+from histocc.runtime.files import OwnFiles, checksum, read_sealed, write_sealed
 from histocc.runtime.world import World
 from histocc.text import UNKNOWN_LANGUAGE, cleaner, encode
 
@@ -101,9 +99,9 @@ class Coder:
         self._search: CodeSearch | None = None
 
     @classmethod
-    def load(cls, path: str, world: World | None = None, *, given: Given = Given(), **options) -> "Coder":
+    def load(cls, path: str, given: Given = Given(), **options) -> "Coder":
         """Load a run, checkpoint, exported or published model; `given` is for the last. Raises UserError."""
-        return cls(*models.load_model(path, (world or World()).device, given), **options)
+        return cls(*models.load_model(path, given=given), **options)
 
     def need(self, decoder: str) -> None:
         """Raise UserError if the model has no such decoder."""
@@ -163,7 +161,7 @@ class Coder:
                 linear = self._flat(ids, mask, languages, k, thresholds)
                 coded = [one._replace(choices=other.choices) for one, other in zip(coded, linear)]
             if self.nearest is not None:
-                similar = self.nearest(self._vectors(ids, mask).joined())
+                similar = self.nearest(self.model.encode_text(ids, mask).joined())
                 coded = [one._replace(similar=texts) for one, texts in zip(coded, similar)]
             return [one if known else nothing for one, known in zip(coded, self._are_known(ids))]
 
@@ -183,7 +181,7 @@ class Coder:
             if decoder == "full":
                 outputs = self.confidence.ranked(self.search().full(ids, mask))
             else:
-                outputs = self.linear_logits(ids, mask)
+                outputs = self._linear_logits(ids, mask)
                 outputs = outputs if logits else self.confidence.mapped(OUTPUT, outputs.sigmoid())
             return outputs.masked_fill(~self._are_known(ids)[:, None], np.nan)
 
@@ -198,7 +196,7 @@ class Coder:
             width += self.model.ngrams.width
 
         def vectors(ids: Tensor, mask: Tensor) -> Tensor:
-            found = self._vectors(ids, mask)
+            found = self.model.encode_text(ids, mask)
             return found.joined() if ngrams else found.encoded
 
         return self._array(texts, languages, width, vectors)
@@ -242,7 +240,7 @@ class Coder:
             texts, languages = map(list, zip(*part))
             arrays = encode(texts, languages, self.max_len, width)
             ids, mask = (torch.from_numpy(array).to(self.device) for array in arrays)
-            with self.precision.autocast():
+            with self.precision.autocast(), decoding.evaluating(self.model):
                 results.update(zip(part, batch(ids, mask, languages)))
         return [results[row] for row in rows]
 
@@ -265,13 +263,8 @@ class Coder:
         shares = self.map_texts(texts, languages, batch, None, cleaned)
         return float(np.mean([share for share in shares if share is not None] or [0.0]))
 
-    def _vectors(self, ids: Tensor, mask: Tensor) -> TextVectors:
-        with decoding.evaluating(self.model):
-            return self.model.encode_text(ids, mask)
-
-    def linear_logits(self, ids: Tensor, mask: Tensor) -> Tensor:
-        with decoding.evaluating(self.model):
-            return decoding.upcast_half(self.model.classify(self._vectors(ids, mask)))
+    def _linear_logits(self, ids: Tensor, mask: Tensor) -> Tensor:
+        return decoding.upcast_half(self.model.classify(self.model.encode_text(ids, mask)))
 
     def _topk(self, ids: Tensor, mask: Tensor, k: int, by_all: bool = False, **_) -> Iterator[Coded]:
         numbers, probs = self.search().topk(ids, mask, k, by_all)
@@ -303,7 +296,7 @@ class Coder:
     def _flat(
         self, ids: Tensor, mask: Tensor, languages: list[str], k: int, thresholds: Thresholds, **_
     ) -> Iterator[Coded]:
-        logits = self.linear_logits(ids, mask)
+        logits = self._linear_logits(ids, mask)
         logit, codes = logits.topk(min(max(k, self.choices), logits.shape[1]))  # the most probable first
         prob = logit.sigmoid()
         counts = self._counts(prob[:, :k], languages, thresholds)
@@ -351,7 +344,7 @@ def training_examples(coder: Coder, weights: str, world: World) -> Nearest:
     rows = rows[[bool(text.strip()) for text in train.strings(rows)]]
     texts = train.strings(rows)
     codes = ["&".join(data.codes[i] for i in row if i >= 0) for row in train.codes[rows].tolist()]
-    path, of = os.path.join(folder, VECTORS), file_hash(weights)
+    path, of = os.path.join(folder, VECTORS), str(checksum(weights))
 
     def compute() -> None:
         if read_sealed(path, of) is None:
@@ -372,8 +365,3 @@ def training_examples(coder: Coder, weights: str, world: World) -> Nearest:
         return [[(texts[i], codes[i]) for i in row] for row in best.tolist()]
 
     return nearest
-
-
-def file_hash(path: str) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
