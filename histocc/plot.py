@@ -41,12 +41,9 @@ def new_figure() -> Any:
     """Return an empty matplotlib figure. Raises UserError."""
     if importlib.util.find_spec("matplotlib") is None:
         raise UserError("plots need matplotlib: pip install matplotlib")
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(12, 8), layout="constrained")
-    FigureCanvasAgg(figure)
-    return figure
+    return Figure(figsize=(12, 8), layout="constrained")
 
 
 def evaluation(folder: str | os.PathLike[str]) -> Any:
