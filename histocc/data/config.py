@@ -62,16 +62,22 @@ Recoding = Annotated[str, number(str, lambda text: bool(_RECODING.fullmatch(text
 
 
 @dataclass(frozen=True, kw_only=True)
-class Workbooks(Config):
+class Format(Config):
     """data"""
 
     sheet: str | None = flag(
         None, "sheet of workbooks (default: the first one with the column --input-col)", metavar="NAME"
     )
+    delimiter: Delimiter | None = flag(
+        None,
+        "column delimiter of the data: a character, or comma, semicolon, tab, pipe (default: as detected)",
+        metavar="CHAR",
+    )
+    no_quotes: bool = flag(False, "quotation marks of the data are letters like others")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Reading(Workbooks):
+class Reading(Format):
     """data"""
 
     weight_col: Column | None = flag(None, "column that says how often each row counts", metavar="COL")
@@ -80,7 +86,6 @@ class Reading(Workbooks):
         "encoding of CSV files, such as cp1250 (default: UTF-8, UTF-16 or Windows-1252, as detected)",
         metavar="NAME",
     )
-    no_quotes: bool = flag(False, "quotation marks of CSV files are letters like others")
     code_separator: str | None = flag(
         None, "a cell may hold several codes, separated by one of these characters", metavar="CHARS"
     )
@@ -119,11 +124,6 @@ class Tables(Reading):
         "column of languages (default: lang, without --target-cols)",
         "--language-column",
         resumable=True,
-    )
-    delimiter: Delimiter | None = flag(
-        None,
-        "column delimiter of CSV files: a character, or comma, semicolon, tab, pipe (default: as detected)",
-        metavar="CHAR",
     )
     formatter: str | None = flag(
         None,

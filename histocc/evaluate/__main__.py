@@ -30,7 +30,6 @@ from histocc.data.arrays import JoinedRows, PreparedData, RowSet, SomeRows, map_
 from histocc.data.config import (
     AUTO,
     Column,
-    Delimiter,
     PrepareSettings,
     Reading,
     code_problems,
@@ -109,7 +108,6 @@ class EvaluateConfig(Reading, Published, Processes, Cores):
     language_col: Column | None = flag(
         None, "column of languages (default: as in training)", "--language-column", metavar="COL"
     )
-    delimiter: Delimiter | None = flag(None, "column delimiter (default: found)", metavar="CHAR")
     missing_code: str | None = flag(None, "code of rows without one (default: left out)", metavar="CODE")
     share_val: Share | None = flag(
         None,

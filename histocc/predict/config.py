@@ -7,7 +7,7 @@ from dataclasses import MISSING, dataclass
 from typing import Annotated
 
 from histocc.data.binary import ENDINGS, missing_package
-from histocc.data.config import Column, Delimiter, Encoding, Workbooks
+from histocc.data.config import Column, Encoding, Format
 from histocc.data.descriptions import CODE_COLUMNS, TEXT_COLUMNS
 from histocc.data.rows import key_reader
 from histocc.formatter import CLASSES
@@ -52,7 +52,7 @@ class Cores(Config):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Files(Workbooks):
+class Files(Format):
     """files"""
 
     model: str = flag(
@@ -79,9 +79,7 @@ class Files(Workbooks):
     language_col: Column | None = flag(
         None, "column of languages (default: lang, if any)", "--language-column"
     )
-    delimiter: Delimiter | None = flag(None, "column delimiter of the input (default: found)", metavar="CHAR")
     encoding: Encoding | None = flag(None, "of the input, such as cp1250 (default: found)", metavar="NAME")
-    no_quotes: bool = flag(False, "quotation marks of the input are letters like others")
     ditto: bool = flag(False, "code do., ditto, 〃 as the row above; without it they get needs_review")
     descriptions: str | None = flag(
         None, f"codes ({', '.join(CODE_COLUMNS)}) and titles ({', '.join(TEXT_COLUMNS)})", metavar="FILE"

@@ -26,7 +26,7 @@ from typing import Annotated
 import numpy as np
 
 from histocc.data.binary import CHUNK, ENDINGS, missing_package, table_writer
-from histocc.data.config import AUTO, Column, Delimiter, Workbooks, text_columns
+from histocc.data.config import AUTO, Column, Format, text_columns
 from histocc.data.descriptions import CODE_COLUMNS, TEXT_COLUMNS, read_descriptions
 from histocc.data.rows import DECIDED, GUESS, UNDECIDED, csv_text, read_key
 from histocc.data.tables import table_format
@@ -57,7 +57,7 @@ Port = Annotated[int, number(int, lambda port: 0 < port < 65_000, "a port, 1 …
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReviewConfig(Workbooks):
+class ReviewConfig(Format):
     """The flags of review."""
 
     action: str = flag(MISSING, "what to do, see above", choices=tuple(NEEDED), positional=True)
@@ -102,8 +102,6 @@ class ReviewConfig(Workbooks):
     )
     weight_col: Column | None = flag(None, "column that says how often each row counts", metavar="COL")
     language_col: Column | None = flag(None, "column with the languages (default: lang)", "--language-column")
-    delimiter: Delimiter | None = flag(None, "delimiter of the coded file (default: found)", metavar="CHAR")
-    no_quotes: bool = flag(False, "quotation marks of the coded file are letters like others")
 
     def problems(self) -> list[str]:
         """Return the problems of these arguments, a line each."""
