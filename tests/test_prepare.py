@@ -327,6 +327,10 @@ def test_a_third_part_is_kept_for_a_test(tmp_path):
         set(),
         {f"smith {i}" for i in range(0, 9, 2)},
     ]
+    for name, rows in (("a.csv", "farmer,61110,test\nsmith,83110,train\n"), ("b.csv", "do.,83110,test\n")):
+        (tmp_path / name).write_text(f"occ1,hisco_1,part\n{rows}")
+    files = settings_for([tmp_path / "a.csv", tmp_path / "b.csv"], ditto=True, split_col="part")
+    assert Result(prep.prepare(files, str(tmp_path / "two"), quiet)).report["test_rows"] == 1
     said = refusal(tmp_path, content, leave_out=["source=Lynd"])
     assert "'Lynd' is not in column 'source'; most frequent: 'Åbo', 'Lund'" in said
     said = refusal(tmp_path, content, split_col="source")

@@ -131,7 +131,12 @@ class Reader:
         self.missing = None if settings.missing_code is None else self.book.of_code(settings.missing_code)
         self.empty = None if settings.empty_text is None else self.book.of_code(settings.empty_text)
         self.above = ""  # the text of the row before
-        self.named = named_parts(settings, lambda cells: self._texts(cells, nothing), check)
+
+        def texts_of(cells: list[str], is_first: bool) -> list[str]:
+            self.above = "" if is_first else self.above
+            return self._texts(cells, nothing)
+
+        self.named = named_parts(settings, texts_of, check)
         self.test_rows = 0
         self.findings = Findings(folder)
         self.files: list[dict] = []

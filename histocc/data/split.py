@@ -30,7 +30,8 @@ def named_parts(settings: PrepareSettings, texts_of: Callable, check: Callable) 
     name. Raises UserError for other words in the column, and for a value that does not occur.
 
     Args:
-        texts_of: returns the descriptions of the cells of a chunk, as they are hashed.
+        texts_of: returns the descriptions of the cells of a chunk, as they are hashed, given also whether
+            the chunk is the first of its file.
         check: called for each chunk; an exception of it ends the work.
     """
     wanted = [(part, settings.split_col, part) for part in PARTS if settings.split_col]
@@ -38,9 +39,9 @@ def named_parts(settings: PrepareSettings, texts_of: Callable, check: Callable) 
     counts = {column: Counter[str]() for column in settings.split_columns}
     found: dict[str, list[np.ndarray]] = {}
     for _, path in settings.files if counts else ():
-        for chunk in read_chunks(path, [settings.input_col[0], *counts], *settings.how):
+        for number, chunk in enumerate(read_chunks(path, [settings.input_col[0], *counts], *settings.how)):
             check()
-            hashes = text_hashes(list(map(str.strip, texts_of(chunk.columns[0]))))
+            hashes = text_hashes(list(map(str.strip, texts_of(chunk.columns[0], number == 0))))
             for column, cells in zip(counts, chunk.columns[1:]):
                 counts[column].update(map(str.strip, cells))
                 folded = np.array([cell.strip().casefold() for cell in cells])
