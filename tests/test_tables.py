@@ -701,6 +701,7 @@ def test_a_cell_holds_the_code_that_it_would_in_training_data():
 BY_NAME, GPF = "--formatter hisco --target-cols hisco_1 hisco_2", "--formatter gpf --target-cols"
 AUTO = "--formatter auto --target-cols"
 BY_NUMBER = "--formatter hisco --target-cols code1 code2"
+ANY_CODES = "Note: hisco_1 may hold any codes; --formatter hisco takes them as HISCO"
 OCC1950, LANG_COL = "--formatter occ1950 --target-cols OCC1950_1", " --language-col lang"
 
 
@@ -715,6 +716,7 @@ OCC1950, LANG_COL = "--formatter occ1950 --target-cols OCC1950_1", " --language-
         ("occ1,lang,hisco_1,x", "--target-cols x", ("auto", 1, "unk", None), ""),
         ("lang,hisco_1,hisco_2", "--formatter hisco", ("hisco", 2, "unk", "lang"), f"{BY_NAME}{LANG_COL}"),
         ("occ1,hisco_1,hisco_2", "--formatter auto", ("hisco", 2, "unk", None), BY_NAME),
+        ("occ1,hisco_1", "--target-cols hisco_1", ("auto", 1, "unk", None), ANY_CODES),
         ("occ1,x", "--target-cols x --block-size 3", ("gpf", 1, "unk", None), ""),
         ("occ1,hisco_1", "--formatter gpf", ("gpf", 1, "unk", None), f"{GPF} hisco_1"),
         ("occ1,lang,code1,hisco_1", "--key hisco", ("auto", 1, "unk", "lang"), f"{AUTO} code1{LANG_COL}"),
@@ -730,7 +732,8 @@ def test_what_the_columns_of_a_file_mean(tmp_path, header, flags, expected, note
     columns = columns_of(args, path, problems)
     meant = (columns.formatter, len(columns.target_cols), columns.language, columns.language_col)
     assert meant == expected and problems == [] and vars(args) == asked
-    assert columns.note == (f"Columns: {note}, by their names in {path}" if note else "")
+    is_whole = note in ("", ANY_CODES)
+    assert columns.note == (note if is_whole else f"Columns: {note}, by their names in {path}")
 
 
 def test_columns_that_tell_no_system_or_two(tmp_path):

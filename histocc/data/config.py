@@ -398,6 +398,8 @@ def columns_of(
     except UserError as error:
         problems.append(str(error))
         header = []
+    if asked is None and kind == AUTO and target_cols and target_cols[0].casefold().startswith("hisco"):
+        note = f"Note: {' '.join(target_cols)} may hold any codes; --formatter hisco takes them as HISCO"
     if header:
         by_name = asked in (None, AUTO) and not args.key and naming == "hisco"
         families = _families(header, naming, bool(args.key), None if by_name else kind)
