@@ -126,7 +126,9 @@ def test_titles_join_the_fit_and_are_no_rows(monkeypatch, tmp_path):
         report = json.loads((tmp_path / mode / "data_report.json").read_text())
         assert report["train_rows"] + report["val_rows"] == 200
     assert "53100" not in OccCANINE(str(tmp_path / "auto")).codes
-    assert "and 6 titles of HISCO codes that come with histocc" in (tmp_path / "auto/MODEL.md").read_text()
+    card = (tmp_path / "auto/MODEL.md").read_text()
+    assert "and 6 titles of HISCO codes that come with histocc" in card
+    assert "by a fit that left it out" in card
     parts = [[*row, "train"] for row in rows] + [["cook of the house", "en", "53100", "val"]]
     write_csv(tmp_path / "parts.csv", ["occ1", "lang", "hisco_1", "part"], parts)
     of_parts = ("--dataset", tmp_path / "parts.csv", "--split-col", "part", "--save-path", tmp_path / "parts")
@@ -148,6 +150,6 @@ def test_rows_decide_where_they_differ_from_titles(monkeypatch, tmp_path):
     rows += [[f"{name} hand", "en", "61110"] for name in ("ray", "ty", "vern")]
     write_csv(tmp_path / "data.csv", ["occ1", "lang", "hisco_1"], rows)
     given = ("--dataset", tmp_path / "data.csv", "--save-path", tmp_path / "run")
-    assert "codes adds all codes" in run_here(finetune.main, *given, "--model-size", "ngrams")
+    assert "Lexicon: 15 of 15 titles" in run_here(finetune.main, *given, "--model-size", "ngrams")
     found = OccCANINE(str(tmp_path / "run")).predict(["wes hand", "smith"], lang="en")["hisco_1"]
     assert found.tolist() == ["61110", "83110"]

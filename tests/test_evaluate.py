@@ -18,7 +18,7 @@ from test_predict import CODES, make_model
 
 from histocc import __version__, plot
 from histocc.evaluate import __main__ as evaluate
-from histocc.evaluate.report import Report
+from histocc.evaluate.report import Report, card_figures
 from histocc.export import main as export
 from histocc.formatter import hisco_classes
 from histocc.model.confidence import calibration_error
@@ -259,7 +259,7 @@ class TestOfATest:
         texts = report["decoders"]["linear"]["by_digits"][-1]["over_texts"]["accuracy"]
         sentence = f"{100 * texts[0]:.1f} ({100 * texts[1]:.1f}–{100 * texts[2]:.1f}) % of texts"
         assert card.count(sentence) == 2 and "Figures: written into" in said  # also in the methods paragraph
-        pattern = r"\d % \(flat\), [\d.]+ % \(greedy\) of the validation rows"
+        pattern = r"\d % \(flat\), [\d.]+ % \(greedy\) of the \d+ validation rows"
         assert re.search(pattern, before) and not re.search(pattern, card)
         asked = (
             f"`python finetune.py --dataset {folder / 'data.csv'} --save-path {folder / 'run'} --device cpu"
@@ -355,6 +355,8 @@ class TestRows:
             "code does not fit": 1,
         }
         assert "2 rows with such a code" in said and other["data"]["rows"] == 47
+        assert "% of all rows; of those with codes that the model knows: " in said
+        assert card_figures(other)[0].startswith("Of 49 rows of other data ")
         for name, found in other["decoders"].items():
             assert found["right_rows"] == report["decoders"][name]["right_rows"]
             assert found["accuracy_with_rows_outside_key"] == pytest.approx(found["right_rows"] / 49)

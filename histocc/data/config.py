@@ -384,10 +384,11 @@ def columns_of(
 ) -> Columns:
     """Return the columns of a file that are read. Without --target-cols their names decide, and a column
     `lang` holds the languages; without --formatter (or with auto), --key and --target-col-naming (`naming`)
-    hisco_1 … and OCC1950_1 … bring their formatter, else it is `default_formatter`, gpf if there are flags of
-    gpf instead of auto. Appends what is wrong to `problems`.
+    hisco_1 … and OCC1950_1 … bring their formatter, as --key hisco does, else it is `default_formatter`, gpf
+    if there are flags of gpf instead of auto. Appends what is wrong to `problems`.
     """
-    asked, target_cols = args.formatter, args.target_cols or []
+    is_hisco = (args.key or "").lower() == "hisco"
+    asked, target_cols = args.formatter or ("hisco" if is_hisco else None), args.target_cols or []
     gpf_flags = args.block_size != 5, args.use_within_block_sep, args.allow_codes_shorter_than_block_size
     kind = asked or ("gpf" if any(gpf_flags) and default_formatter == AUTO else default_formatter)
     language, language_col, note = args.language or UNKNOWN_LANGUAGE, args.language_col, ""

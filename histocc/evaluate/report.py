@@ -514,8 +514,9 @@ def summary_lines(report: dict) -> list[str]:
         rows, texts = (figures["by_digits"][-1][over] for over in ("over_rows", "over_texts"))
         values = f"{rows['accuracy'][0]:.1%} of rows, {texts['accuracy'][0]:.1%} of distinct texts"
         values += f", macro-F1 {texts['macro_f1'][0]:.1%}"
-        if report["data"]["rows_outside_key"] and (share := figures.get("accuracy_with_rows_outside_key")):
-            values += f"; {share:.1%} of rows if codes that the model does not know count as wrong"
+        if report["data"]["rows_outside_key"] and "accuracy_with_rows_outside_key" in figures:
+            share = figures["accuracy_with_rows_outside_key"]
+            values = f"{share:.1%} of all rows; of those with codes that the model knows: {values}"
         lines.append(f"{title}: {values}")
     return lines
 
@@ -526,15 +527,18 @@ def card_figures(report: dict) -> list[str]:
     last = first["by_digits"][-1]
     where = "the test part of the data, by which nothing was chosen" if data["test_part"] else "other data"
     texts, rows = (cell(last[over]["accuracy"]) for over in ("over_texts", "over_rows"))
-    lines = [
-        f"Of {data['texts']:,} distinct texts ({data['rows']:,} rows) of {where}, {texts} % of texts and"
-        f" {rows} % of rows got exactly their codes; macro-F1 is {cell(last['over_texts']['macro_f1'])} %."
-    ]
+    lines, some = [], f"{data['texts']:,} distinct texts ({data['rows']:,} rows) of {where}"
     if outside := data["rows_outside_key"]:
         share = percent(first["accuracy_with_rows_outside_key"])
         lines.append(
-            f"{outside:,} more rows have codes that the model does not know: with them {share} % are right."
+            f"Of {data['rows'] + outside:,} rows of {where} {share} % got exactly their codes; {outside:,}"
+            " have codes that the model does not know and count as wrong. The other figures leave these out."
         )
+        some = f"the other {data['texts']:,} distinct texts ({data['rows']:,} rows)"
+    lines.append(
+        f"Of {some}, {texts} % of texts and {rows} % of rows got exactly their codes; macro-F1 is"
+        f" {cell(last['over_texts']['macro_f1'])} %."
+    )
     levels = [f"{each['digits']}: {cell(each['over_texts']['accuracy'])}" for each in first["by_digits"][:-1]]
     lines += [f"By level ({report['levels']}), of texts: {', '.join(levels)} %."] if levels else []
     if five := report["decoders"].get("linear", {}).get("first_five"):

@@ -73,8 +73,12 @@ def card_of(file: str, state: dict[str, Any], figures: list[str] | None = None) 
     if made_by:
         seed, versions = state["rng"]["seed"], ", ".join(map(" ".join, made_by.items()))
         training.append(f"Made by {versions}; seed {seed}, step {state['step']:,}")
-    figures = figures or [validation_figures(folder, state)]
-    confidence = Confidence.of(state)
+    confidence, few = Confidence.of(state), data.report["val_rows"] if data else 0
+    if not figures and few < confidence.compared and confidence.accuracy:  # folds were answered, too
+        shares = ", ".join(f"{100 * share:.1f} % ({name})" for name, share in confidence.accuracy.items())
+        number = f"{confidence.compared:,}"
+        figures = [f"{shares} of {number} texts got exactly their codes, each by a fit that left it out."]
+    figures = figures or [validation_figures(folder, state, few)]
     best, why = confidence.best_decoder(state.get("kind", "mixer"), bool(config.get("ngrams")))
     fitted = (
         f"fitted on {confidence.texts:,} texts" if confidence.texts else "not fitted to how often it is right"
@@ -101,8 +105,10 @@ def card_of(file: str, state: dict[str, Any], figures: list[str] | None = None) 
     return "\n".join(lines) + "\n"
 
 
-def validation_figures(folder: str, state: dict[str, Any]) -> str:
-    """Return a sentence on the accuracy of a checkpoint on its validation rows, by the log of its run."""
+def validation_figures(folder: str, state: dict[str, Any], rows: int) -> str:
+    """Return a sentence on the accuracy of a checkpoint on its validation rows, by the log of its run. rows:
+    their number, 0 if it is not known.
+    """
     logged = read_numbers(os.path.join(folder, LOG))  # a fit's last row and its validation have one step
     row = next((x for x in reversed(logged) if x["step"] == state.get("step")), {})
     named = (("flat", row.get("flat_acc")), ("greedy", row.get("seq_acc")))
@@ -111,7 +117,7 @@ def validation_figures(folder: str, state: dict[str, Any]) -> str:
         return "It has not been evaluated."
     chosen = "Parts of the model were chosen by them, so this flatters."
     chosen += " Then it was fitted to them, too." * bool(state.get("refit"))
-    return f"{shares} of the validation rows got exactly their codes. {chosen}"
+    return f"{shares} of the {f'{rows:,} ' * (rows > 0)}validation rows got exactly their codes. {chosen}"
 
 
 def write_card(file: str, figures: list[str] | None = None) -> None:

@@ -221,6 +221,7 @@ def fit_run(args: JobConfig, world: World, data: PreparedData, resumed: dict | N
             try:
                 of_folds = None
                 if state["step"] == 0 and needs_folds(args, data):
+                    world.print("Fitting the confidence by folds; if stopped, the same command continues")
                     of_folds = world.run_on_main(partial(answers_in_folds, args, formatter, state, data))
                 entry = fit_confidence(name, loaded, data.val, usable, data, world, size, precision, of_folds)
             except Stopped:

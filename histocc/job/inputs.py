@@ -80,7 +80,8 @@ def dataset_files(paths: list[str]) -> tuple[list[str], list[str]]:
     key = os.path.join(path, LISTS[0])
     raise UserError(
         f"{path}: is a folder with {len(tables)} tables ({', '.join(tables[:5]) or 'none'}): finetune.py"
-        " takes files, or a folder with one table, or with train and val; for files of each kind:"
+        f" takes files (--dataset {' '.join(files) or 'A B …'}), or a folder with one table, or with train"
+        " and val; for files of each kind:"
         f" train_mixer.py --train-data {train or 'A B …'} --val-data {val or 'V'}"
         f"{f' --key {key}' * os.path.isfile(key)}"
     )

@@ -437,10 +437,9 @@ class Fit:
         args, data, seconds = self.args, self.data, 0.0
         share = 1 - self.distinct.own / len(self.rows) / FOLDS  # titles are in every fold
         if needs_folds(args, data):
-            texts = sum(len(np.unique(rows.text_hash)) for rows in (data.train, data.val))
-            folds = min(FOLDS, -(-ENOUGH * FOLDS // texts))
+            folds = min(FOLDS, -(-ENOUGH * FOLDS // sum(map(distinct_texts, (data.train, data.val)))))
             seconds = folds * (share * linear + share**3 * ridge)
-        if args.refit == AUTO and len(data.val) and len(self.rows) < MANY_ROWS:
+        if args.refit == AUTO and len(data.val) and self.distinct.own < MANY_ROWS:
             seconds += linear * PARTS_OF_REFIT[0].passes / PARTS[0].passes + ridge
         return seconds
 
@@ -568,12 +567,17 @@ class Fit:
             return self.say(f"Note: the fit starts over: {error}")
 
 
+def distinct_texts(rows: RowSet) -> int:
+    """Return how many distinct texts rows have, without the titles behind them."""
+    return len(np.unique(rows.text_hash[: rows.own if isinstance(rows, JoinedRows) else None]))
+
+
 def needs_folds(args: JobConfig, data: PreparedData) -> bool:
     """Return whether n-grams alone were fitted to few rows, and few texts are validated on."""
-    train, val = (len(np.unique(rows.text_hash)) for rows in (data.train, data.val))
+    train, val = map(distinct_texts, (data.train, data.val))
     if args.model_size != NGRAMS_ALONE or not is_fitted(args):
         return False
-    return val < ENOUGH and train + val >= MIN_TEXTS and len(DistinctRows(data.train)) <= FEW_ROWS
+    return val < ENOUGH and train + val >= MIN_TEXTS and DistinctRows(data.train).own <= FEW_ROWS
 
 
 def fit_ngrams(fit: Fit, world: World) -> float:

@@ -53,9 +53,11 @@ def with_titles(
     say(
         f"Lexicon: {len(kept):,} of {len(found):,} titles that histocc has for these codes ({names}) join"
         f" {len(own):,} distinct texts in the fit of n-grams; each counts {WEIGHT:g} times as much"
-        " (--lexicon none leaves them out"
-        f"{'' if is_given else '; codes adds all codes that histocc has titles for'})"
+        " (--lexicon none leaves them out)"
     )
+    times = np.unique(data.train.codes[data.train.codes >= 0], return_counts=True)[1]
+    if not is_given and (once := (times == 1).sum() / len(data.train)) > 0.3:  # by Good and Turing
+        say(f"Note: about {once:.0%} of new rows have codes that no row here has; --lexicon codes adds these")
     texts, language, own_codes = map(list, zip(*(found[i] for i in kept)))
     codes = np.full((len(texts), data.train.codes.shape[1]), -1, dtype=ARRAYS["codes"])
     codes[:, 0] = own_codes
