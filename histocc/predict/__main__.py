@@ -474,7 +474,7 @@ class Coding:
                 f"these texts are unlike those that the confidence was fitted on: the model knows {known:.1%}"
                 f" of their n-grams, and {usual:.1%} there. Its answers may be worse, and conf wrong: let a"
                 " person code 500 drawn rows (histocc.review make --rows 500 --sample), and give these to"
-                " histocc.evaluate --fit-confidence"
+                " histocc.evaluate --fit-confidence (--target-cols names their column of codes)"
             )
 
     def end_lines(self, total: Counter, unknown: Counter, conf: float, seconds: float) -> Iterator[str]:
