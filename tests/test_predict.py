@@ -368,6 +368,11 @@ def test_a_table_that_was_coded_in_part_can_be_reviewed(model, tmp_path):
     assert [row["hisco_1"] for row in rows][::2] == ["22222", " 1234.0 "]
     assert rows[1]["prob_1"] and [row["conf"] for row in rows][::2] == ["1", "1"]
     assert [text.text for text in most_wrong_first(CodedFile(str(output)).texts.values())][0] == "fisker"
+    held = {"texts": 300, "maps": {"topk": [0.5, 0.0, 0.0, 0.3]}, "curves": {}}
+    fitted = save_model(tmp_path / "run", hisco_blocky5(), CODES, confidence=held)
+    topk = ("--decoder", "topk", "--only-missing", "--overwrite")
+    predict_here("--model", fitted, "--input", path, "--output", output, *topk)
+    assert {row["conf_fitted"] for row in read(output)} == {"1"}  # also of codes that are kept
     pytest.importorskip("xlsxwriter")
     words = write_csv(tmp_path / "words.csv", ["occ1", "hisco_1", "conf"], [("smed", "22222", "0,83")])
     said = refused("--model", model, "--input", words, "--output", tmp_path / "x.xlsx", "--only-missing")

@@ -73,12 +73,12 @@ def card_of(file: str, state: dict[str, Any], figures: list[str] | None = None) 
     if made_by:
         seed, versions = state["rng"]["seed"], ", ".join(map(" ".join, made_by.items()))
         training.append(f"Made by {versions}; seed {seed}, step {state['step']:,}")
-    confidence, few = Confidence.of(state), data.report["val_rows"] if data else 0
-    if not figures and few < confidence.compared and confidence.accuracy:  # folds were answered, too
+    confidence, val_rows = Confidence.of(state), data.report["val_rows"] if data else 0
+    if data and not figures and confidence.accuracy and val_rows < confidence.compared:  # folds were answered
         shares = ", ".join(f"{100 * share:.1f} % ({name})" for name, share in confidence.accuracy.items())
         number = f"{confidence.compared:,}"
         figures = [f"{shares} of {number} texts got exactly their codes, each by a fit that left it out."]
-    figures = figures or [validation_figures(folder, state, few)]
+    figures = figures or [validation_figures(folder, state, val_rows)]
     best, why = confidence.best_decoder(state.get("kind", "mixer"), bool(config.get("ngrams")))
     fitted = (
         f"fitted on {confidence.texts:,} texts" if confidence.texts else "not fitted to how often it is right"

@@ -413,7 +413,8 @@ class Coding:
                 rows = []
                 for i, row in enumerate(zip(*chunk.columns)):
                     if stays[i]:
-                        there = dict(zip(ANSWER, "100")) | {name: row[j] for name, j in self.old.items()}
+                        there = dict(zip(ANSWER, ("1", str(int(self.is_fitted)), "0")))
+                        there |= {name: row[j] for name, j in self.old.items()}
                         cells = [there.get(name, "") for name in self.columns]
                     else:
                         known, key = self.look_up(chunk.texts[i], languages[i])
