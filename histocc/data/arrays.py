@@ -132,7 +132,7 @@ class SomeRows(RowSet):
 
 class JoinedRows(RowSet):
     """The rows of a set and those of another, or its arrays, behind them, in memory. weight: how much each of
-    the latter counts in a fit, if they are titles; only the first `own` rows are none.
+    the latter counts in a fit, if they are titles. own: number of rows before these titles.
     """
 
     def __init__(self, first: RowSet, second: RowSet | SimpleNamespace, weight: float | None = None):

@@ -57,7 +57,7 @@ MIN_STEPS, MIN_BATCH = 40, 16  # steps of a pass; batches of few rows are smalle
 MANY_ROWS = 20_000  # from this number on, a part has other learning rates
 MAX_RIDGE = 1 << 25  # most weights of ridge regression, for FEW_ROWS at most: 134 MB
 PENALTIES = (0.1, 0.3, 1.0)  # of regression; one is chosen
-LIKENESS = 0.5  # of a row and a title that have the same n-grams, in regression
+SIMILARITY = 0.5  # of a row and a title with the same n-grams, in regression; it is 1 for two rows
 MAX_CHOOSING = 3_000  # on so many rows, evenly spread
 TIMED_ROWS = 1_000  # rows of which regression is timed, to know how long it takes for all
 SHARPNESS, MIDDLE = 20.0, 0.4  # a code that regression gives y, 0 to 1, has the logit 20 × (y − 0.4)
@@ -104,7 +104,7 @@ def count_ngrams(
 
 class DistinctRows(SomeRows):
     """Distinct training rows, at most MAX_TEXTS; weight float32 [N]: root of each one's number, mean 1. own:
-    how many of them are no titles, which stand behind.
+    their number without titles, which come last.
     """
 
     def __init__(self, train: RowSet):
@@ -315,8 +315,8 @@ def ridge_weights(
         rest = texts.index_select(0, torch.arange(int(part[0]), len(rows)))
         kernel[part[0] :, part] = torch.sparse.mm(rest, texts.index_select(0, part).t().to_dense())
         kernel[part, part[0] :] = kernel[part[0] :, part].t()
-    kernel[own:, :own] *= LIKENESS
-    kernel[:own, own:] *= LIKENESS
+    kernel[own:, :own] *= SIMILARITY
+    kernel[:own, own:] *= SIMILARITY
     weight = torch.from_numpy(rows.weight).to(texts.dtype)
     if not penalty:
         some = torch.from_numpy(thinned(np.arange(len(rows)), MAX_CHOOSING))
@@ -325,7 +325,7 @@ def ridge_weights(
     kernel.diagonal().add_(penalty / weight)
     kernel = torch.linalg.cholesky(kernel)
     solved = torch.cholesky_solve(target, kernel)
-    solved[own:] *= LIKENESS
+    solved[own:] *= SIMILARITY
     return torch.sparse.mm(texts.t(), solved), penalty
 
 
