@@ -73,12 +73,8 @@ def card_of(file: str, state: dict[str, Any], figures: list[str] | None = None) 
     if made_by:
         seed, versions = state["rng"]["seed"], ", ".join(map(" ".join, made_by.items()))
         training.append(f"Made by {versions}; seed {seed}, step {state['step']:,}")
-    confidence, val_rows = Confidence.of(state), data.report["val_rows"] if data else 0
-    if data and not figures and confidence.accuracy and val_rows < confidence.compared:  # folds were answered
-        shares = ", ".join(f"{100 * share:.1f} % ({name})" for name, share in confidence.accuracy.items())
-        number = f"{confidence.compared:,}"
-        figures = [f"{shares} of {number} texts got exactly their codes, each by a fit that left it out."]
-    figures = figures or [validation_figures(folder, state, val_rows)]
+    figures = figures or [validation_figures(folder, state, data.report["val_rows"] if data else None)]
+    confidence = Confidence.of(state)
     best, why = confidence.best_decoder(state.get("kind", "mixer"), bool(config.get("ngrams")))
     fitted = (
         f"fitted on {confidence.texts:,} texts" if confidence.texts else "not fitted to how often it is right"
@@ -105,19 +101,25 @@ def card_of(file: str, state: dict[str, Any], figures: list[str] | None = None) 
     return "\n".join(lines) + "\n"
 
 
-def validation_figures(folder: str, state: dict[str, Any], rows: int) -> str:
-    """Return a sentence on the accuracy of a checkpoint on its validation rows, by the log of its run. rows:
-    their number, 0 if it is not known.
+def validation_figures(folder: str, state: dict[str, Any], rows: int | None) -> str:
+    """Return a sentence on the accuracy of a checkpoint on its validation rows, by the log of its run, or on
+    more texts that the folds of its confidence answered. rows: number of the validation rows, if known.
     """
     logged = read_numbers(os.path.join(folder, LOG))  # a fit's last row and its validation have one step
     row = next((x for x in reversed(logged) if x["step"] == state.get("step")), {})
-    named = (("flat", row.get("flat_acc")), ("greedy", row.get("seq_acc")))
-    shares = ", ".join(f"{100 * share:.1f} % ({name})" for name, share in named if share is not None)
+    of_log, confidence = {"flat": row.get("flat_acc"), "greedy": row.get("seq_acc")}, Confidence.of(state)
+    by_folds = rows is not None and confidence.accuracy and rows < confidence.compared
+    named = confidence.accuracy if by_folds else of_log
+    shares = ", ".join(f"{100 * share:.1f} % ({name})" for name, share in named.items() if share is not None)
     if not shares:
         return "It has not been evaluated."
+    if by_folds:
+        texts = f"{confidence.compared:,} texts"
+        return f"{shares} of {texts} got exactly their codes, each by a fit that left it out."
     chosen = "Parts of the model were chosen by them, so this flatters."
     chosen += " Then it was fitted to them, too." * bool(state.get("refit"))
-    return f"{shares} of the {f'{rows:,} ' * (rows > 0)}validation rows got exactly their codes. {chosen}"
+    number = f"{rows:,} " if rows else ""
+    return f"{shares} of the {number}validation rows got exactly their codes. {chosen}"
 
 
 def write_card(file: str, figures: list[str] | None = None) -> None:

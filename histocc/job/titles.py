@@ -34,8 +34,9 @@ def with_titles(
         say(f"Note: with --language ({names}) histocc's own titles of these codes would join the fit")
     # Codes of rows that are kept out are not known here, or what is measured on these rows would flatter.
     is_given = args.key or args.all_codes_file or args.lexicon == "codes"
-    numbers = range(len(data.codes)) if is_given else np.unique(data.train.codes).tolist()
-    clean, place = cleaner(data.clean_text), {data.codes[i]: i for i in numbers if i >= 0}
+    of_rows, times = np.unique(data.train.codes[data.train.codes >= 0], return_counts=True)
+    numbers = range(len(data.codes)) if is_given else of_rows.tolist()
+    clean, place = cleaner(data.clean_text), {data.codes[i]: i for i in numbers}
     found = [
         (clean(title), number, place[code])
         for number, language in enumerate(data.languages)
@@ -55,7 +56,6 @@ def with_titles(
         f" {len(own):,} distinct texts in the fit of n-grams; each counts {WEIGHT:g} times as much"
         " (--lexicon none leaves them out)"
     )
-    times = np.unique(data.train.codes[data.train.codes >= 0], return_counts=True)[1]
     if not is_given and (once := (times == 1).sum() / len(data.train)) > 0.3:  # by Good and Turing
         say(f"Note: about {once:.0%} of new rows have codes that no row here has; --lexicon codes adds these")
     texts, language, own_codes = map(list, zip(*(found[i] for i in kept)))
