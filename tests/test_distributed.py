@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 from helpers import free_port, start_forked, wait_until_handled
 
+from histocc.runtime import world as world_module
 from histocc.runtime.config import Processes
 from histocc.runtime.errors import UserError
 from histocc.runtime.frame import end_without_others, errors_end_all_ranks
@@ -259,10 +260,20 @@ def test_without_local_world_size_ranks_with_one_host_name_share_a_machine():
 
 @pytest.mark.processes
 def test_ranks_that_cannot_work_together_say_why():
+    class LateStore(world_module.PrefixStore):
+        def multi_get(self, keys):
+            time.sleep(0.5)  # rank 0 has read long before, and holds the store
+            return super().multi_get(keys)
+
+    def late(rank):
+        world_module.PrefixStore = LateStore if rank else world_module.PrefixStore
+
     def other_torch(rank):
+        late(rank)
         torch.__version__ = ("2.13.0", "2.12.1+cpu")[rank]
 
     def other_network(rank):
+        late(rank)
         os.environ["GLOO_SOCKET_IFNAME"] = "net9"
 
     found = ranks_do(None, before=other_torch)

@@ -270,8 +270,10 @@ def init_world(args: Processes) -> World:
                 [value.decode() for value in store.multi_get([f"{name}{i}" for i in range(size)])]
                 for name in ("torch", "host")
             )
+            store.set(f"read{rank}", "")
+            if rank == 0:  # it may hold the store: if it ended now, others would lose what they still read
+                store.wait([f"read{i}" for i in range(size)])
             if len(set(versions)) > 1:
-                time.sleep(0 if rank else 1)  # rank 0 may hold the store, which others still read
                 found = sorted({f"torch {version} on {host}" for version, host in zip(versions, hosts)})
                 raise UserError(f"{', '.join(found)}: use one environment on all machines")
             remedy = CANNOT_SEND
