@@ -44,19 +44,20 @@ def view(folder: str, width: int = 80) -> tuple[str, bool]:
     try:
         with open(path, encoding="utf-8") as file:
             status = json.load(file)
-        running = status["state"] == RUNNING and is_live
-        lines = status_lines(status, read_numbers(os.path.join(folder, LOG)), running, width - 46)
+        lines = status_lines(status, read_numbers(os.path.join(folder, LOG)), is_live, width - 46)
     except OSError:
         if is_live or is_held(os.path.join(folder, "prepared")):
             return f"{folder}\nstate       running, before the first step", True
         raise UserError(f"{folder}: no run has begun to train here (no {STATUS} there)") from None
     except (KeyError, TypeError, ValueError, ArithmeticError) as error:
         raise UserError(f"{path}: is damaged: no run writes such content ({error})") from None
-    return "\n".join([folder, *lines]), running
+    return "\n".join([folder, *lines]), is_live
 
 
-def status_lines(status: dict[str, Any], rows: list[dict[str, Any]], running: bool, size: int) -> list[str]:
-    """Return the progress of the run, the last figures, and whether it runs. size: of bars, in characters."""
+def status_lines(status: dict[str, Any], rows: list[dict[str, Any]], is_live: bool, size: int) -> list[str]:
+    """Return the progress of the run, the last figures, and its state. is_live: a process holds the folder.
+    size: of bars, in characters.
+    """
     stop, step = status["stop_step"], max([status["step"], *(int(row["step"]) for row in rows[-1:])])
     if stop <= 0 and rows:  # a fit counts up to step 0
         step, stop = step - int(rows[0]["step"]), stop - int(rows[0]["step"])
@@ -74,13 +75,16 @@ def status_lines(status: dict[str, Any], rows: list[dict[str, Any]], running: bo
             lines.append(" " * 12 + " · ".join(figures))
     samples = [row for row in rows if row["samples"] and row["samples_per_sec"]][-2:]
     # by the last row's rate and the samples per step since the row before; each part of a fit counts anew
-    if running and len(samples) > 1 and samples[0]["samples"] < samples[1]["samples"]:
+    steps_left = status["state"] == RUNNING and is_live
+    if steps_left and len(samples) > 1 and samples[0]["samples"] < samples[1]["samples"]:
         of_step = (samples[1]["samples"] - samples[0]["samples"]) / (samples[1]["step"] - samples[0]["step"])
         seconds = max(0, stop - step) * of_step / samples[1]["samples_per_sec"]
         lines.append(f"time left   {duration(seconds)}")
     state, ago = status["state"], duration(max(0.0, time.time() - status["updated"]))
-    if state == RUNNING and not running:
+    if state == RUNNING and not is_live:
         state = "ended unexpectedly: killed, or by an error"
+    elif state != RUNNING and is_live:
+        state += "; its process is still at work"
     lines.append(f"state       {state}, last row {ago} ago")
     return lines + [f"last note   {status['warning']}"] * bool(status["warning"])
 

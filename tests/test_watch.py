@@ -2,6 +2,7 @@
 
 import json
 import threading
+import time
 
 import pytest
 
@@ -71,10 +72,15 @@ def test_it_looks_until_the_run_ends(run, capsys):
     with run_lock(str(folder)):
         assert watch.main([str(folder), "--once"]) == 0
         assert capsys.readouterr().out.count("progress") == 1
-        threading.Timer(0.9, lambda: log.close("finished")).start()
-        assert watch.main([str(folder), "--every", "0.3"]) == 0
+        log.close("finished")
+        held, still = view(folder)
+        assert still and "state       finished; its process is still at work" in held and "left" not in held
+        watched = threading.Thread(target=watch.main, args=([str(folder), "--every", "0.3"],))
+        watched.start()
+        time.sleep(0.9)
+    watched.join()
     shown = capsys.readouterr()
-    assert shown.err == "" and "state       finished, last row" in shown.out
+    assert shown.err == "" and shown.out.rstrip().rpartition("\n")[2].startswith("state       finished, last row")
     assert shown.out.count("step 300 of") >= 2
 
 
