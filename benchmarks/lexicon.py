@@ -2,7 +2,7 @@
 
     python -m benchmarks.lexicon
     python -m benchmarks.lexicon --labels 300 2000 --seeds 1 2 3 --shares
-    python -m benchmarks.lexicon --register danish=my.csv       # columns occ1, lang, hisco_1
+    python -m benchmarks.lexicon --register danish=my.csv       # columns occ1 or text, lang, hisco_1
 
 Without a label: % of rows right, and the mean confidence, of a model that is made as the built-in one is,
 of a share of its rows. With labels: % of 1,500 held-out distinct texts right, by the default command without
@@ -15,19 +15,24 @@ from pathlib import Path
 
 from histocc.data.rows import csv_text
 from histocc.formatter import BlockyFormatter
+from histocc.lexicon import LANGUAGES
 from histocc.predict.coder import Coder
 from histocc.sample.built_in import THRESHOLD, tables
 from histocc.sample.generate import HEADER
 
-from .common import REGISTERS, arguments, finish, read_csv, run, spread, table
+from .common import FOLDER, REGISTERS, arguments, finish, read_csv, run, spread, table
 
 HELD_OUT = 1_500
 
 
 def rows_of(path: str) -> list[tuple[str, str, str]]:
-    """Return (text, language, code) of the rows of a register."""
+    """Return (text, language, code) of the rows of a register that are in a language of the lists."""
     repair = BlockyFormatter("hisco", ["hisco_1"]).repair
-    return [(row["occ1"], row["lang"], repair(row["hisco_1"])[0]) for row in read_csv(path)]
+    return [
+        (row.get("occ1") or row["text"], row["lang"], repair(row["hisco_1"])[0])
+        for row in read_csv(path)
+        if row["lang"] in LANGUAGES
+    ]
 
 
 def judged(
@@ -75,7 +80,7 @@ def with_labels(labels: list[int], seeds: list[int], registers: dict[str, list])
     lines = []
     for language, rows in registers.items():
         distinct = list({text.casefold(): (text, of, code) for text, of, code in rows}.values())
-        for number in labels:
+        for number in (n for n in labels if HELD_OUT + n <= len(distinct)):
             right: dict[str, list[float]] = {"none": [], "auto": [], "codes": []}
             for seed in seeds:
                 drawn = random.Random(seed).sample(distinct, HELD_OUT + number)
@@ -99,7 +104,8 @@ def words(parts: list[dict]) -> str:
 
 def main() -> None:
     parser = arguments(__doc__)
-    usual = [f"{name}={path}" for name, path in REGISTERS.items()]
+    all_registers = REGISTERS | {"ammo, English titles": FOLDER / "other" / "ammo_finnish_hisco.csv"}
+    usual = [f"{name}={path}" for name, path in all_registers.items()]
     parser.add_argument("--register", nargs="+", default=usual, metavar="NAME=FILE")
     parser.add_argument("--shares", nargs="*", type=float, default=[0.25, 0.5, 1.0])
     parser.add_argument("--labels", nargs="*", type=int, default=[])

@@ -206,6 +206,7 @@ class Coding:
         """
         args, formatter = self.args, self.coder.formatter
         header = table_format(path, texts=self.input_cols).names
+        decided = [DECIDED] if DECIDED in header else []  # other rows of such a file have the model's answers
         written = [name for name in header if re.fullmatch(rf"{re.escape(self.system)}_\d+", name)]
         names = [name for name in formatter.target_cols if name in header]
         names = written if set(names) <= set(written) else names  # there may be more than in training
@@ -218,11 +219,13 @@ class Coding:
         key = {*self.key, *(hisco_key() if formatter.kind == "hisco" else [])}
         known, several, wrong = {}, {}, []
         width, texts = len(self.input_cols), [*self.input_cols, *of_language]
-        for chunk in read_chunks(path, [*texts, *names], None, None, False, None, texts):
+        for chunk in read_chunks(path, [*texts, *decided, *names], None, None, False, None, texts):
             wrong += [f"line {line}: {reason}" for line, _, reason in chunk.faults]
             texts = join_columns(chunk.columns[0], chunk.columns[1:width])
             for line, text, *cells in zip(chunk.lines.tolist(), texts, *chunk.columns[width:]):
                 place = text_key(text), language_name(cells.pop(0)) if of_language else ""
+                if decided and cells.pop(0) in UNDECIDED:
+                    continue
                 found = (code_of_cell(cell, formatter, key) for cell in cells)
                 codes = list(dict.fromkeys(filter(None, found)))
                 unknown = [code for code in codes if code not in key]
@@ -307,6 +310,18 @@ class Coding:
         answer = conf, str(int(self.is_fitted)), str(int(needs_review))
         cells |= {"source": "known" if is_known else MODEL} if self.args.known else {}
         cells |= zip(ANSWER, answer)
+        return [*cells.values()]
+
+    def kept_cells(self, row: tuple[str, ...]) -> list[str]:
+        """Return the cells for `columns` of a row that keeps its codes: its own, and the words and classes of
+        these codes where it has none.
+        """
+        cells = dict.fromkeys(self.columns, "") | dict(zip(ANSWER, ("1", str(int(self.is_fitted)), "0")))
+        cells |= {name: row[place] for name, place in self.old.items()}
+        for i in range(1, self.old_codes + 1):
+            code = code_of_cell(cells[f"{self.system}_{i}"], self.coder.formatter, self.key)
+            for name, words in self.words.items():
+                cells[f"{name}_{i}"] = cells[f"{name}_{i}"] or words.get(code, "")
         return [*cells.values()]
 
     # ---- pieces
@@ -413,9 +428,7 @@ class Coding:
                 rows = []
                 for i, row in enumerate(zip(*chunk.columns)):
                     if stays[i]:
-                        there = dict(zip(ANSWER, ("1", str(int(self.is_fitted)), "0")))
-                        there |= {name: row[j] for name, j in self.old.items()}
-                        cells = [there.get(name, "") for name in self.columns]
+                        cells = self.kept_cells(row)
                     else:
                         known, key = self.look_up(chunk.texts[i], languages[i])
                         line = json.dumps(known) if known else answers.get(key)

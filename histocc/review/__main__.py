@@ -31,7 +31,6 @@ from histocc.data.descriptions import CODE_COLUMNS, TEXT_COLUMNS, read_descripti
 from histocc.data.rows import DECIDED, GUESS, UNDECIDED, csv_text, read_key
 from histocc.data.tables import table_format
 from histocc.formatter import hisco_classes, hisco_key
-from histocc.lexicon import LANGUAGES
 from histocc.review import learn, serve
 from histocc.review.agreement import compare, share
 from histocc.review.sheet import (
@@ -88,7 +87,7 @@ class ReviewConfig(Format):
     fill: bool = flag(False, "apply: give undecided rows codes that are learned from the decisions")
     guesses: str = flag(
         "built-in",
-        "serve, apply --fill: first guesses for a HISCO table without codes, in languages of that model",
+        "serve, apply --fill: first guesses for a HISCO table without codes",
         choices=("built-in", "none"),
     )
     order: str = flag(
@@ -150,10 +149,11 @@ def next_command(args: ReviewConfig, coded: CodedFile, sheet: str) -> str:
 
 
 def take_guesses(coded: CodedFile, model: str) -> None:
-    """Give the texts of a HISCO table without codes the choices of a model that knows their languages."""
+    """Give the texts of a HISCO table without codes the choices of a model, whatever their language: those for a
+    language that it does not have help a little at first, and do no harm later.
+    """
     texts = [text for text in coded.texts.values() if not text.decided]
-    languages = {language for _, language in coded.texts} & {*LANGUAGES}
-    if model != "none" and coded.system == "hisco" and languages and not any(text.codes for text in texts):
+    if model != "none" and coded.system == "hisco" and not any(text.codes for text in texts):
         said = f"first guesses are those of the {model} model; --guesses none leaves them out"
         print(f"{coded.path}: {said}", flush=True)
         give_choices(texts, model)

@@ -4,7 +4,8 @@
 
 Its rows are the titles of `histocc.lexicon`, some of them as those of former holders, and rows of the sample.
 About a hundredth of the titles is left out, each with the other titles of its code that begin or end a word
-alike: they are its validation texts, on which its confidence is fitted. Several processes wait for the first.
+alike: they are its validation texts, on which its confidence is fitted, with rows of another sample that have
+several codes. Several processes wait for the first.
 """
 
 import os
@@ -22,6 +23,7 @@ from histocc.runtime.world import World
 from histocc.sample.generate import HEADER, in_phrase, languages, pick, read, rows
 
 SAMPLE_ROWS = 24_000
+OTHER_ROWS = 2_400  # of another sample: its rows with several codes are a tenth of all validation texts
 LEFT_OUT = 100  # one of so many beginnings and ends of words takes all titles of a code out
 FORMER = 10  # one title of so many stands beside "retired", "deceased" and the like, too
 # A second code counts from this probability on: of 0.6 to 0.9, most rows of another sample are right by it.
@@ -52,6 +54,7 @@ def tables() -> dict[str, list[tuple[str, ...]]]:
                 former = in_phrase(speech, pick(speech.phrases["former"], number // FORMER), title)
                 if former not in titles:
                     parts["train.csv"].append((former, language, code, "", ""))
+    parts["val.csv"] += [row for row in rows(OTHER_ROWS, 2) if row[3]]
     left_out = {row[:2] for row in parts["val.csv"]}
     made = (row for row in rows(SAMPLE_ROWS, 1) if row[:2] not in left_out)
     parts["train.csv"] += made
