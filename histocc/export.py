@@ -35,7 +35,7 @@ from histocc.text import ASCII_LOWER
 # Entries of a checkpoint that coding needs, as far as a model has them.
 CODING = ["kind", "formatter", "system", "languages", "thresholds", "linear_share", "confidence"]
 CODING += ["source", "hisco_numbers"]
-# Arguments of the training that an evaluation takes unless it is given others.
+# Arguments of the training that an evaluation or a fine-tuning takes unless it is given others.
 OF_TRAINING = ("input_col", "language", "language_col", "key", "formatter", "code_separator")
 OF_TRAINING += (*declarations(Losses),)
 

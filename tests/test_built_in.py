@@ -102,7 +102,8 @@ def test_titles_of_a_code_that_are_alike_are_left_out_together(monkeypatch):
     }
     kept = [pairs(*row) for row in parts["train.csv"]]
     kept = {pair for each in kept if each.isdisjoint(usual) for pair in each}
-    left_out = [pairs(*row) for row in parts["val.csv"]]
+    left_out = [pairs(*row) for row in parts["val.csv"] if not row[3]]
+    assert 200 < sum(bool(row[3]) for row in parts["val.csv"]) < 300  # or several codes would never be right
     assert 1_500 < len(left_out) < 3_000 and not any(each & usual or each <= kept for each in left_out)
 
 

@@ -373,7 +373,8 @@ def test_a_table_that_was_coded_in_part_can_be_reviewed(model, tmp_path):
     flags_of_classes = "--only-missing", "--classes", "hisclass", "--overwrite"
     predict_here("--model", model, "--input", path, "--output", output, *flags_of_classes)
     chemist = read(output)[-1]
-    assert [chemist[f"{name}_1"] for name in ("hisco", "title", "hisclass")] == ["1110", "Chemist, General", "2"]
+    beside = [chemist[f"{name}_1"] for name in ("hisco", "title", "hisclass")]
+    assert beside == ["1110", "Chemist, General", "2"]
     held = {"texts": 300, "maps": {"topk": [0.5, 0.0, 0.0, 0.3]}, "curves": {}}
     fitted = save_model(tmp_path / "run", hisco_blocky5(), CODES, confidence=held)
     topk = ("--decoder", "topk", "--only-missing", "--overwrite")
@@ -444,7 +445,8 @@ def test_known_texts_have_their_codes(model, tmp_path, monkeypatch):
             assert (row.pop("hisco_3"), row.pop("prob_3"), row.pop("title_3")) == ("", "", "")
             assert row == model_row
     assert counts[0] and counts[1] > 1 and f"{counts[1]} with known codes" in said
-    deciders = zip(given, ["Ann", "Bo", "guess", "model", "", ""])  # a file of review: nobody has decided others
+    # in a file of review, other rows have the model's answers
+    deciders = zip(given, ["Ann", "Bo", "guess", "model", "", ""])
     write_csv(known, [*header, "decided_by"], [(*row, name) for row, name in deciders])
     said = predict_here(*flags(model, source, tmp_path / "decided.csv", *common, "--known", known))
     assert f"{known}: 1 known texts" in said and f"{counts[1]} with known codes" in said

@@ -109,18 +109,12 @@ def test_published_ones(published, tmp_path):
     assert all(row["hisco_5"] in hisco_key() for row in rows) and "(as given)" in said
 
 
-@pytest.mark.parametrize(
-    "kind, there, figures",
-    [
-        ("flat", "linear", ["val_loss_linear", "flat_acc"]),
-        ("seq2seq", "seq2seq", ["val_loss_seq2seq", "seq_acc", "token_acc"]),
-    ],
-)
-def test_models_with_one_decoder_are_evaluated_on_it(published, tmp_path, kind, there, figures):
+@pytest.mark.parametrize("kind, there", [("flat", "linear"), ("seq2seq", "seq2seq")])
+def test_models_with_one_decoder_are_evaluated_on_it(published, tmp_path, kind, there):
     rows, model = [(f"smed {i}", hisco_key()[i * 7]) for i in range(9)], published / f"{kind}.bin"
     data = write_csv(tmp_path / "data.csv", ("occ1", "hisco_1"), rows)
     report, _ = evaluated(model, data, tmp_path / "out", "--target-cols", "hisco_1")
-    assert list(report["decoders"]) == [there] and list(report["validation"]) == figures
+    assert list(report["decoders"]) == [there]
     more = ["--target-cols", "hisco_1", "--fit-thresholds"]
     assert "is not a .bin of histocc" in evaluated(model, data, tmp_path / "no", *more, code=2)[1]
 

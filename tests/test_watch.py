@@ -80,7 +80,8 @@ def test_it_looks_until_the_run_ends(run, capsys):
         time.sleep(0.9)
     watched.join()
     shown = capsys.readouterr()
-    assert shown.err == "" and shown.out.rstrip().rpartition("\n")[2].startswith("state       finished, last row")
+    last = shown.out.rstrip().rpartition("\n")[2]
+    assert shown.err == "" and last.startswith("state       finished, last row")
     assert shown.out.count("step 300 of") >= 2
 
 

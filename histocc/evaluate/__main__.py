@@ -4,8 +4,8 @@ decoder.
     python -m histocc.evaluate --model RUN_OR_FILE --dataset test.csv --target-cols hisco_1 hisco_2 \\
         --language-col lang
 
-The command writes report.md, report.json and rejected_rows.csv into --output. The rows go through the
-engine's own evaluation, so losses and accuracies are those that training would log on the same rows.
+The command writes report.md, report.json and rejected_rows.csv into --output. The accuracies of the decoders
+are the `seq_acc` and `flat_acc` that a validation in training would log on the same rows.
 """
 
 from histocc.runtime import signals
@@ -37,7 +37,6 @@ from histocc.data.config import (
     problems_of_columns,
     text_columns,
 )
-from histocc.data.dataset import RowEncoding, TextRows
 from histocc.data.descriptions import read_descriptions
 from histocc.data.report import report_lines
 from histocc.data.rows import OUTSIDE_KEY, csv_text, hold_numbers, language_name, read_key
@@ -48,8 +47,7 @@ from histocc.evaluate.report import BY_CODE, JSON, MARKDOWN, MIN_ROWS, REJECTED,
 from histocc.formatter import BlockyFormatter, cut, hisco_key
 from histocc.job import confidence as fitting
 from histocc.job.card import CARD, write_card
-from histocc.job.config import CHOICES, Losses
-from histocc.job.model import load_on_all, make_loss
+from histocc.job.model import load_on_all
 from histocc.model.confidence import Thresholds
 from histocc.predict.coder import Coded, Coder, training_data
 from histocc.predict.config import Cores, Published
@@ -63,10 +61,7 @@ from histocc.runtime.errors import UserError, raise_if_any
 from histocc.runtime.forked import Forked, choose_processes
 from histocc.runtime.frame import start
 from histocc.runtime.world import World
-from histocc.seq2seq_mixer_engine import COLUMNS, MixerTask
 from histocc.text import UNKNOWN_LANGUAGE
-from histocc.trainer import loop
-from histocc.trainer.batches import BatchLoader, BatchPlan, MicroBatches
 
 Share = Annotated[float, number(float, lambda value: 0 < value <= 1, "a number above 0 and at most 1")]
 Level = Annotated[
@@ -77,9 +72,6 @@ OF_TEST = ("share_test", "split_col", "leave_out")  # flags of a training that m
 MAX_GROUPS = 50  # values of a column, the most frequent ones
 PIECE = 512  # distinct texts that one process codes at a time
 OUTPUTS = 50  # the linear decoder's most probable ones for a text; more codes are wrong in any case
-# figures that a model with one decoder lacks
-LACKING: dict[str, tuple[str, ...]] = {"seq2seq": ("val_loss", "val_loss_linear", "flat_acc")}
-LACKING["flat"] = ("val_loss", "val_loss_seq2seq", "seq_acc", "token_acc")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -298,42 +290,6 @@ def new_rows(args: EvaluateConfig, rows: RowSet, trained: PreparedData | None) -
     return ~seen
 
 
-def validation(
-    args: EvaluateConfig,
-    world: World,
-    loaded: models.Loaded,
-    data: PreparedData,
-    rows: RowSet,
-    forked: Forked,
-) -> dict[str, float]:
-    """Return the figures that validation in training would log on these rows. All ranks. Raises Stopped."""
-    model, formatter, state = loaded
-    # a language that the model was not trained on is read as unk
-    known = [name if name in state["languages"] else UNKNOWN_LANGUAGE for name in data.languages]
-    max_len = state["config"]["max_len"]
-    encoding = RowEncoding(formatter, max_len, None if state["config"]["memory_mask"] else max_len)
-    texts = TextRows(rows, replace(data, languages=known), encoding)
-    parts = world.size * forked.number
-    plan = BatchPlan(len(texts), args.batch_size * parts, parts, args.batch_size)
-    with checkpoint.reading(args.model):
-        given = {name: usual for name, (_, usual) in CHOICES.items()} | state.get("args", {})
-        losses: dict[str, Any] = {name: given[name] for name in Losses().values() if name in given}
-        loss = make_loss(Losses(**losses), formatter)
-    task = MixerTask(loss, formatter, at_most=Thresholds.of(state).at_most)
-    stop = world.stop_agreed if forked.number == 1 else lambda: bool(forked.check())
-
-    def work(part: int) -> dict[str, float]:
-        loader = BatchLoader(MicroBatches(texts, plan, world.share(part, forked.number).start))
-        sums = loop.rank_totals(model, loader, task, world, stop=stop)
-        return {name: float(value) for name, value in sums.items()}
-
-    totals: Counter[str] = Counter()
-    for sums in forked.each(work):
-        totals.update(sums)
-    figures, lacking = loop.figures_of(dict(totals), world), LACKING.get(state.get("kind", ""), ())
-    return {name: figures[name] for name in COLUMNS if name in figures and name not in lacking}
-
-
 def code_texts(
     world: World, coder: Coder, rows: RowSet, languages: list[str], forked: Forked
 ) -> dict[str, Any] | None:
@@ -400,14 +356,13 @@ def run(args: EvaluateConfig, world: World) -> None:
     world.print(f"Coding takes decoder {coder.best_decoder} ({coder.why_best})")
     if kind != "flat":
         coder.search()  # once, before processes are forked
-    logged = validation(args, world, loaded, data, rows, forked)
     coded = code_texts(world, coder, rows, data.languages, forked)
     stored: dict[str, Any] = {}  # entries for the checkpoint
     if coded is not None:  # only on rank 0
         what = {"file": file, "step": state.get("step"), "system": state["system"]}
         what |= {"codes": len(state["key"]), "confidence_texts": coder.confidence.texts}
         what["decoder"] = DECODERS[coder.best_decoder].in_report
-        report = {"model": what, "data": facts, "validation": logged, "resamples": args.resamples}
+        report = {"model": what, "data": facts, "resamples": args.resamples}
         levels = report_of.levels_of(data.codes, formatter.within_block_sep, args.levels or [])
         groups = groups_of(settings, levels, data, rows, trained)
         titles = read_descriptions(args.descriptions, data.codes, formatter)

@@ -553,7 +553,7 @@ def card_figures(report: dict) -> list[str]:
 
 def markdown(report: dict) -> str:
     """Return the text of report.md."""
-    model, data, figures = report["model"], report["data"], report["validation"]
+    model, data = report["model"], report["data"]
     what = f"{model['file']}, step {model['step'] or 0:,}, {model['codes']:,} codes of {model['system']}"
     made_by = ", ".join(map(" ".join, report.get("made_by", {}).items())) or "an earlier version"
     lines = ["# Evaluation", "", f"Model: {what}. Data: {', '.join(data['files'])}. Made by {made_by}.", ""]
@@ -567,8 +567,6 @@ def markdown(report: dict) -> str:
     if five := report["decoders"].get("linear", {}).get("first_five"):
         what = f"for {cell(five['over_texts'])} % of texts, {cell(five['over_rows'])} % of rows"
         lines += [f"The true codes are among the linear decoder's five most probable {what}.", ""]
-    lines += ["As validation during training counts:", ""]
-    lines += table(list(figures), [[f"{value:.6g}" for value in figures.values()]])
     for name, of_decoder in report["decoders"].items():
         lines += decoder_lines(name, of_decoder, report["levels"])
     texts = model["confidence_texts"]

@@ -149,8 +149,8 @@ def next_command(args: ReviewConfig, coded: CodedFile, sheet: str) -> str:
 
 
 def take_guesses(coded: CodedFile, model: str) -> None:
-    """Give the texts of a HISCO table without codes the choices of a model, whatever their language: those for a
-    language that it does not have help a little at first, and do no harm later.
+    """Give the texts of a HISCO table without codes the choices of a model. Their language does not matter:
+    guesses for one that the model does not have help a little at first, and do no harm later.
     """
     texts = [text for text in coded.texts.values() if not text.decided]
     if model != "none" and coded.system == "hisco" and not any(text.codes for text in texts):

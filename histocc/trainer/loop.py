@@ -393,22 +393,8 @@ def evaluate(
     {name: …} for the others, nan if nothing was counted. All ranks. Raises Stopped if `stop` returned True,
     ValueError if no rank has a sample.
     """
-    return figures_of(rank_totals(model, batches, task, world, precision, stop), world)
-
-
-def rank_totals(
-    model: nn.Module,
-    batches: Iterable[dict[str, Any]],
-    task: Task,
-    world: World,
-    precision: Precision | None = None,
-    stop: Callable[[], bool] | None = None,
-) -> dict[str, Tensor | float]:
-    """Return this rank's part of `evaluate`, for `figures_of`: weighted sums by figure; COUNT: the number of
-    samples; name + COUNT: the denominator of a ratio. All ranks.
-    """
     raw_model, precision = unwrap(model), precision or Precision("float32")
-    totals: dict[str, Tensor | float] = {}
+    totals: dict[str, Tensor | float] = {}  # name + COUNT: the denominator of a ratio
     stage = Stage("validation", len(batches) if isinstance(batches, Sized) else None, "batches")
     with evaluating(raw_model), unsharded(raw_model):
         for batch in batches:
@@ -426,11 +412,6 @@ def rank_totals(
             for name, value in values.items():
                 totals[name] = totals.get(name, 0.0) + (value.double() * weights.double()).sum()
             stage.add()
-    return totals
-
-
-def figures_of(totals: dict[str, Tensor | float], world: World) -> dict[str, float]:
-    """Return `evaluate`'s figures from the totals of all ranks. All ranks. Raises ValueError."""
     names = next(filter(None, world.gather(list(totals))), [COUNT])
     total = world.sum_over_ranks({name: totals.get(name, 0.0) for name in names})  # a rank may have no batch
     samples = total.pop(COUNT)
