@@ -17,6 +17,7 @@ from helpers import FINETUNE, TINY, TITLES, TRAIN_MIXER, read, read_logs, run, r
 from test_predict import CODES, make_model
 
 from histocc import __version__, plot
+from histocc.data.split import split_values
 from histocc.evaluate import __main__ as evaluate
 from histocc.evaluate.report import Report, card_figures
 from histocc.export import main as export
@@ -26,7 +27,7 @@ from histocc.predict.coder import Coder
 from histocc.predict.decoders import DECODERS
 from histocc.published.models import load_model
 from histocc.runtime.errors import UserError
-from histocc.text import encode
+from histocc.text import encode, text_hashes
 
 HEADER = ("occ1", "hisco_1", "hisco_2", "lang")
 VALIDATION = [
@@ -375,6 +376,16 @@ class TestRows:
         facts = found["data"]
         assert facts["rows"] + facts["other_part_rows"] == 64 and 10 < facts["rows"] < 54
         assert facts["texts_trained_on"] == facts["texts"]
+        others = [f"unknown {i}" for i in range(30)]
+        rows = [row.values() for row in read(trained / "train.csv")]
+        rows += [(text, "99990", "", "en") for text in others]
+        more = write_csv(tmp_path / "more.csv", HEADER, rows)
+        found, said = evaluated(trained, tmp_path / "more", "--share-val", 0.5, data=more)
+        part = int((split_values(text_hashes(others)) < 0.5).sum())  # of these texts, too
+        assert found["data"]["rows_outside_key"] == part and f"{part} rows with such a code" in said
+        all_rows = facts["rows"] + part
+        for each in found["decoders"].values():
+            assert each["accuracy_with_rows_outside_key"] == pytest.approx(each["right_rows"] / all_rows)
         whole, _ = evaluated(trained, tmp_path / "all", "--share-val", 1, data=trained / "train.csv")
         assert whole["data"]["rows"] == 64
         common = ["--model", trained / "run", "--data", trained / "train.csv", "--output", tmp_path / "none"]

@@ -32,6 +32,7 @@ from histocc.data.rows import (
     MAX_WORDS,
     MISSING_WORDS,
     NOTES,
+    OUTSIDE_KEY,
     UNFIT,
     WORD,
     CodeBook,
@@ -137,7 +138,7 @@ class Reader:
             return self._texts(cells, nothing)
 
         self.named = named_parts(settings, texts_of, check)
-        self.test_rows = 0
+        self.test_rows = self.val_outside_key = 0
         self.findings = Findings(folder)
         self.files: list[dict] = []
         self.parts = {part: PartFiles(folder, part) for part in ("train", "val")}
@@ -218,8 +219,9 @@ class Reader:
             for i in rows:
                 keep[i] = False
                 rejects.append((lines[i], column, values[i], kind, reason))
+                outside.extend([descriptions[i].strip()] * (kind == OUTSIDE_KEY))
 
-        descriptions = self._texts(cells, note)
+        descriptions, outside = self._texts(cells, note), []
         for name, column in zip(settings.input_col, columns):
             if _FORBIDDEN.search("".join(column)):
                 reason = "the text holds NUL, or a character from U+E000 to U+E004, which marks its ends"
@@ -244,6 +246,8 @@ class Reader:
         for line, column, value, kind, reason in sorted(rejects, key=lambda reject: reject[0]):
             stops = kind == DOES_NOT_FIT and not settings.drop_bad_labels
             findings.reject(kind, path, line, column, value, reason, stops)
+        if outside:
+            self.val_outside_key += int(parts_of(settings, self.named, part, text_hashes(outside))[0].sum())
         if not keep.all():
             texts, codes, lines = list(compress(texts, keep)), codes[keep], lines[keep]
             columns = [list(compress(column, keep)) for column in columns]
@@ -382,6 +386,7 @@ class Reader:
             "train_rows": len(parts[0]),
             "val_rows": len(parts[1]),
             "test_rows": self.test_rows,
+            "val_rows_outside_key": self.val_outside_key,
             "rejected_rows": sum(rejected.values()),
             "rejected": rejected,
             "unusable_rows": unusable,

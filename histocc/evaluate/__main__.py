@@ -267,7 +267,7 @@ def data_facts(
         "test_part": settings.only_test,
         "other_part_rows": data.report["train_rows"] if rows is data.val else 0,
         "rejected": data.report["rejected"],
-        "rows_outside_key": data.report["rejected"].get(OUTSIDE_KEY, 0),
+        "rows_outside_key": report_of.rows_outside_key(data, rows),
         "unknown_languages": {
             name: int(count)
             for name, count in zip(data.languages, number)

@@ -290,6 +290,13 @@ def confusions(
     ]
 
 
+def rows_outside_key(data: PreparedData, rows: RowSet) -> int:
+    """Return how many further rows of this part of the data have codes that the model does not know."""
+    if rows is data.val:
+        return data.report.get("val_rows_outside_key", 0)
+    return data.report["rejected"].get(OUTSIDE_KEY, 0)
+
+
 def decoder_report(
     coded: list[Coded],
     of_row: np.ndarray,
@@ -331,7 +338,7 @@ def decoder_report(
     kinds = [pairs[0][hit], pairs[0][~hit], pairs[1][~np.isin(*pairs[::-1], assume_unique=True)]]
     for over, each in (("over_rows", np.ones(n)), ("over_texts", 1 / weight[text])):
         by_digits[-1][over]["macro_f1"] = macro_f1(kinds, len(names), each, text, *how)
-    outside = data.report["rejected"].get(OUTSIDE_KEY, 0)
+    outside = rows_outside_key(data, rows)
     of_classes = {}
     if formatter.kind == "hisco":
         first = [(*codes, "")[0] for codes in answers]
