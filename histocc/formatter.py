@@ -261,10 +261,10 @@ def split_codes(text: str, known: Container[str]) -> list[str]:
 
 
 def in_key(code: str, key: Container[str]) -> str:
-    """Return the code of the key that a spreadsheet made this number of: 110 is 0110, and 110.0 too. A code
-    that the key has, or has with no number of leading zeros, stays.
+    """Return the code of the key that a spreadsheet made this number of: 110 is 0110, and so are 110.0 and
+    110,0. A code that the key has, or has with no number of leading zeros, stays.
     """
-    number = re.fullmatch(r"([0-9]+)(\.0)?", code)
+    number = re.fullmatch(r"([0-9]+)([.,]0)?", code)
     if code in key or not number:
         return code
     filled = (number[1].zfill(length) for length in range(len(number[1]), MAX_WRITTEN + 1))

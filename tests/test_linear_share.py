@@ -132,7 +132,8 @@ class TestCoding:
             alone = without.code(TEXTS, ENGLISH, decoder, 3)
             assert sum(one.codes != other.codes for one, other in zip(found, alone)) > 10
         assert np.allclose(coder.probabilities(TEXTS, ENGLISH, "full"), expected, atol=1e-5)
-        assert coder.embeddings(TEXTS, ENGLISH).shape == (len(TEXTS), SMALL["hidden_size"])
+        width = SMALL["hidden_size"] + NGRAMS["width"]
+        assert coder.embeddings(TEXTS, ENGLISH).shape == (len(TEXTS), width)
         for decoder in ("greedy", "flat"):  # neither ranks the codes of the key
             assert coder.code(TEXTS, ENGLISH, decoder) == without.code(TEXTS, ENGLISH, decoder)
 

@@ -336,9 +336,10 @@ def test_runs_of_ngrams_alone(table, tmp_path):
     state = checkpoint.load(str(one / "last.bin"))
     assert state["config"]["encoder"] is False and models.size_name(state["config"]) == "ngrams"
     coder = Coder.load(str(one))
+    texts = ["farmer no 8", "tailor no 7"], ["en", "da"]
     for decoder in ("flat", "topk"):
-        coded = coder.code(["farmer no 8", "tailor no 7"], ["en", "da"], decoder)
-        assert [each.codes[0] for each in coded] == ["61110", "79100"]
+        assert [each.codes[0] for each in coder.code(*texts, decoder)] == ["61110", "79100"]
+    assert (coder.embeddings(*texts) != 0).any(axis=1).all()  # n-grams have vectors, too
 
 
 def test_the_fit_is_all_of_it(table, tmp_path):

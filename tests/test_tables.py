@@ -485,7 +485,7 @@ def test_parquet_is_read_like_a_table_of_text(tmp_path, pyarrow):
     columns = {"occ1": ["farmer", None, "none", "smith"], "hisco_1": [61110, 83110, -1, 1110]}
     content = parquet_file(tmp_path / "f", columns | {"other": [1.5, None, 2, 3]}).read_bytes()
     code, output = outcome(tmp_path, content, name="data.parquet")
-    assert code == 0 and "4 read, 3 for training" in output and "1 codes got a lost leading zero" in output
+    assert code == 0 and "4 read, 3 for training" in output and "1 codes were repaired: a lost" in output
     assert "1 × empty text (data.parquet line 2)" in output
 
 
@@ -580,7 +580,7 @@ def test_what_the_user_is_told_of_a_workbook(tmp_path, monkeypatch):
         return said
 
     said = told("--drop-bad-labels")
-    assert "4 read, 2 for training" in said and "1 codes got a lost leading zero" in said
+    assert "4 read, 2 for training" in said and "1 codes were repaired: a lost leading zero" in said
     assert "data.xlsx is a workbook of the sheets 'Info', 'Data', 'Other', 'Hidden': 'Data' was read" in said
     assert "column names in row 2 of the sheet" in said and "formulas without their values" in said
     rejected = list(csv.reader((tmp_path / "out" / "rejected_rows.csv").read_text().splitlines()))

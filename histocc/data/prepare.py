@@ -162,8 +162,10 @@ class Reader:
                 more = f"{' …' * (len(joined) > EXAMPLES)}; --recode spellings joins them"
                 self.notes.append(f"{len(joined):,} codes seem to be other spellings: {shown}{more}")
             if any_code:
-                zeros, note = lost_zeros(counts, known)
-                self.notes += filter(None, [note, several_in_one(counts), changed_by_spreadsheet(counts)])
+                found, note = lost_zeros(counts, known | {*recode})
+                zeros = {code: recode.get(number, number) for code, number in found.items()}
+                several = several_in_one({*counts}.difference(zeros))
+                self.notes += filter(None, [note, several, changed_by_spreadsheet(counts)])
         return CodeBook(self.formatter, fixed, settings.number_codes, recode, zeros)
 
     def _count_codes(self) -> Counter[str]:

@@ -33,7 +33,7 @@ MAX_WORDS = 50_000  # the most frequent ones of the training texts, for word ins
 
 # Kinds of findings that leave a row as it is or repair it, and their descriptions.
 NOTES = {
-    "zeros_restored": "codes got a lost leading zero (or a trailing .0) repaired",
+    "zeros_restored": "codes were repaired: a lost leading zero, or a decimal (110.0)",
     "codes_rewritten": "codes were rewritten (8-31.10 or 8 3110 as 83110, 77610,0 as 77610, −1 as -1)",
     "codes_recoded": "codes were replaced, as --recode says",
     "codes_unknown": "codes are none of the 1,919 of HISCO; --key hisco rejects them, --recode replaces them",
@@ -249,11 +249,15 @@ class CodeBook(dict):
 
 
 def lost_zeros(codes: Collection[str], key: Collection[str]) -> tuple[dict[str, str], str]:
-    """Return (code → its form with leading zeros, or without a trailing .0, which is one of `codes` or of the
-    key, for numbers that are shorter than most; a note on other such numbers, or ""). Codes of the key stay,
-    and so do levels of the system, with which most codes begin.
+    """Return (code → its form with leading zeros, which is one of `codes` or of the key, for numbers that are
+    shorter than most, or without a decimal that is 0 in all numbers: 110.0, 110,0; a note on other such
+    numbers, or ""). Codes of the key stay, and so do levels of the system, with which most codes begin.
     """
-    known = {*codes, *key}
+    known, whole = {*codes, *key}, {}
+    if not any(re.fullmatch(r"[0-9]+[.,][0-9]*[1-9][0-9]*", code) for code in known):
+        decimals = {code for code in codes if re.fullmatch("[0-9]+[.,]0", code)}.difference(key)
+        whole = {code: in_key(code[:-2], known) for code in decimals}
+        known = known - decimals | {*whole.values()}
     numbers = [code for code in known if re.fullmatch("[0-9]+", code)]
     lengths = Counter(map(len, numbers)) or {0: 0}
     length = max(lengths, key=lambda length: (lengths[length], length))
@@ -261,9 +265,7 @@ def lost_zeros(codes: Collection[str], key: Collection[str]) -> tuple[dict[str, 
     levels = {n for n in range(1, length) if 2 * sum(code[:n] in known for code in most) > len(most)}
     short = {code for code in numbers if len(code) < length and len(code) not in levels}.difference(key)
     zeros = {code: code.zfill(length) for code in short if code.zfill(length) in known}
-    if not any(re.fullmatch(r"[0-9]+\.[0-9]*[1-9][0-9]*", code) for code in known):
-        whole = {code: in_key(code[:-2], known) for code in codes if re.fullmatch(r"[0-9]+\.0", code)}
-        zeros |= {code: zeros.get(number, number) for code, number in whole.items() if number in known}
+    zeros |= {code: zeros.get(number, number) for code, number in whole.items()}
     rest = sorted(short.difference(zeros))
     if not rest or 5 * len(rest) > len(most):
         return zeros, ""

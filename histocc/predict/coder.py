@@ -187,19 +187,13 @@ class Coder:
 
         return self._array(texts, languages, len(self.codes), batch)
 
-    def embeddings(self, texts: list[str], languages: list[str], ngrams: bool = False) -> np.ndarray:
-        """Return the encoder's pooled output, float32 [texts, width]; with `ngrams` the vector of the text's
-        n-grams follows. An empty text has NaN.
+    def embeddings(self, texts: list[str], languages: list[str]) -> np.ndarray:
+        """Return the encoder's pooled output (zeros in a model without one), followed by the vector of the
+        text's n-grams if the model has them, float32 [texts, width]. An empty text has NaN.
         """
         width = self.model.config.hidden_size
-        if ngrams and self.model.ngrams is not None:
-            width += self.model.ngrams.width
-
-        def vectors(ids: Tensor, mask: Tensor) -> Tensor:
-            found = self.model.encode_text(ids, mask)
-            return found.joined() if ngrams else found.encoded
-
-        return self._array(texts, languages, width, vectors)
+        width += self.model.ngrams.width if self.model.ngrams is not None else 0
+        return self._array(texts, languages, width, lambda *text: self.model.encode_text(*text).joined())
 
     def search(self) -> CodeSearch:
         """Return the search, made at first use. Raises UserError if the key does not fit the formatter."""
@@ -350,7 +344,7 @@ def training_examples(coder: Coder, weights: str, world: World) -> Nearest:
         if read_sealed(path, of) is None:
             world.print(f"Computing the vectors of {len(texts):,} training texts, which stay in {path}")
             languages = [data.languages[i] for i in train.language[rows].tolist()]
-            vectors = normalize(torch.from_numpy(coder.embeddings(texts, languages, ngrams=True)))
+            vectors = normalize(torch.from_numpy(coder.embeddings(texts, languages)))
             OwnFiles(folder).claim(VECTORS)
             write_sealed(path, vectors.numpy().tobytes(), of)
 
