@@ -3,6 +3,7 @@
 import glob
 import json
 import math
+import re
 import shutil
 
 import numpy as np
@@ -14,6 +15,7 @@ import finetune
 from histocc import OccCANINE
 from histocc.data.arrays import PreparedData
 from histocc.evaluate import __main__ as evaluate
+from histocc.job import card
 from histocc.job.confidence import checkpoint_without, judged_answers
 from histocc.model import confidence
 from histocc.model.confidence import Confidence, curve, log_odds
@@ -164,6 +166,18 @@ class TestModel:
             text = (folder / "report.md").read_text(encoding="utf-8")
             assert ("those that the run was validated on, and any confidence" in text) == said_so
             assert "as it was fitted on" in text and "| rows at least this confident, % |" in text
+
+    def test_a_card_says_of_which_texts_its_figures_are(self, trained):
+        state = checkpoint.load(str(trained / "run" / "last.bin"))
+        said = card.validation_figures(str(trained / "run"), state, 350)
+        assert re.match(r"[\d.]+ % \(flat\), [\d.]+ % \(greedy\) of the 350 validation rows got", said)
+        several = {"texts": 900, "compared": 300, "best": "both", "accuracy": {"flat": 0.5, "both": 0.625}}
+        state["confidence"] |= several  # the answers of flat are of folds
+        said = card.validation_figures(str(trained / "run"), state, 350)
+        assert re.match(r"[\d.]+ % \(flat\) of 900 texts got exactly their codes, each by a fit that", said)
+        assert " 62.5 % (both) of 300 validation texts, and " in said and "of the 350 validation rows" in said
+        fitted = Confidence.of(state)
+        assert [fitted.texts_of(name) for name in ("flat", "both", "greedy")] == [900, 300, 300]
 
     @pytest.mark.full
     @pytest.mark.processes

@@ -360,7 +360,8 @@ def run(args: EvaluateConfig, world: World) -> None:
     stored: dict[str, Any] = {}  # entries for the checkpoint
     if coded is not None:  # only on rank 0
         what = {"file": file, "step": state.get("step"), "system": state["system"]}
-        what |= {"codes": len(state["key"]), "confidence_texts": coder.confidence.texts}
+        texts = coder.confidence.texts_of(coder.best_decoder)
+        what |= {"codes": len(state["key"]), "confidence_texts": texts}
         what["decoder"] = DECODERS[coder.best_decoder].in_report
         report = {"model": what, "data": facts, "resamples": args.resamples}
         levels = report_of.levels_of(data.codes, formatter.within_block_sep, args.levels or [])

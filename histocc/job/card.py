@@ -102,24 +102,28 @@ def card_of(file: str, state: dict[str, Any], figures: list[str] | None = None) 
 
 
 def validation_figures(folder: str, state: dict[str, Any], rows: int | None) -> str:
-    """Return a sentence on the accuracy of a checkpoint on its validation rows, by the log of its run, or on
-    more texts that the folds of its confidence answered. rows: number of the validation rows, if known.
+    """Return sentences on the accuracy of a checkpoint: on texts that the folds of its confidence answered,
+    if these were needed, and on its validation rows, by the log of its run and, for a decoder that is not
+    logged, by the texts of its confidence. rows: number of the validation rows, if known.
     """
     logged = read_numbers(os.path.join(folder, LOG))  # a fit's last row and its validation have one step
     row = next((x for x in reversed(logged) if x["step"] == state.get("step")), {})
     of_log, confidence = {"flat": row.get("flat_acc"), "greedy": row.get("seq_acc")}, Confidence.of(state)
-    by_folds = rows is not None and confidence.accuracy and rows < confidence.compared
-    named = confidence.accuracy if by_folds else of_log
-    shares = ", ".join(f"{100 * share:.1f} % ({name})" for name, share in named.items() if share is not None)
-    if not shares:
-        return "It has not been evaluated."
-    if by_folds:
-        texts = f"{confidence.compared:,} texts"
-        return f"{shares} of {texts} got exactly their codes, each by a fit that left it out."
-    chosen = "Parts of the model were chosen by them, so this flatters."
-    chosen += " Then it was fitted to them, too." * bool(state.get("refit"))
-    number = f"{rows:,} " if rows else ""
-    return f"{shares} of the {number}validation rows got exactly their codes. {chosen}"
+    best, texts, number = confidence.best, confidence.texts, f"{rows:,} " if rows else ""
+    shares = [f"{100 * share:.1f} % ({name})" for name, share in of_log.items() if share is not None]
+    found = []
+    if shares:
+        found = [f"{', '.join(shares)} of the {number}validation rows got exactly their codes."]
+        if best in {*confidence.accuracy} - {*of_log}:
+            share = f"{100 * confidence.accuracy[best]:.1f} % ({best})"
+            found.insert(0, f"{share} of {confidence.compared:,} validation texts, and")
+        found.append("Parts of the model were chosen on these rows, so the figures are optimistic.")
+        found.append("Then it was fitted to them, too." * bool(state.get("refit")))
+    if rows is not None and confidence.accuracy and rows < texts:
+        share = f"{100 * confidence.curves['flat'][-1][2]:.1f} % (flat)"
+        of_folds = f"{share} of {texts:,} texts got exactly their codes, each by a fit that left it out."
+        found = [of_folds, *(found if confidence.compared < texts else [])]
+    return " ".join(filter(None, found)) or "It has not been evaluated."
 
 
 def write_card(file: str, figures: list[str] | None = None) -> None:

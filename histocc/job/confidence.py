@@ -189,11 +189,12 @@ def fit_confidence(
     errors = fit_maps(fitted, judged, of_folds)
     of_sets = {"best": confidence.most_accurate(sets), "compared": compared if judged else texts}
     fitted = fitted._replace(**of_sets, known=known)
-    how = f". These are answered, by flat, by models of {FOLDS - 1} of {FOLDS} folds without them"
+    folds = f", answered by models of {FOLDS - 1} of {FOLDS} folds without them" * bool(of_folds)
+    folds += f" (flat), and on {compared:,}, answered by the model itself" * bool(of_folds and judged)
     best, why = fitted.best_decoder(loaded[2].get("kind", "mixer"))
     world.print(
-        f"{name}: confidence is fitted on {fitted.texts:,} texts; expected calibration error there, in"
-        f" points: {', '.join(errors)}. --decoder auto is {best} ({why}){how * bool(of_folds)}"
+        f"{name}: confidence is fitted on {fitted.texts:,} texts{folds}; expected calibration error there, in"
+        f" points: {', '.join(errors)}. --decoder auto is {best} ({why})"
     )
     return {"confidence": fitted._asdict()}
 

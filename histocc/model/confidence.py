@@ -90,7 +90,7 @@ OUTPUT = "output"  # name of the map of each output of the linear decoder
 class Confidence(NamedTuple):
     """The fitted confidence, in a checkpoint a dict of plain types; empty if it was not fitted."""
 
-    texts: int = 0  # number of texts that it was fitted on
+    texts: int = 0  # number of texts that it was fitted on; of folds (flat alone) if these were needed
     maps: dict[str, list[float]] = {}  # four weights by the names of decoders, and OUTPUT
     curves: dict[str, list[list[float]]] = {}  # `curve` of the answers to these texts, by the same names
     accuracy: dict[str, float] = {}  # share of the texts with the right set of codes, by decoder
@@ -112,6 +112,10 @@ class Confidence(NamedTuple):
         texts, best = int(held.get("texts", 0)), str(held.get("best", ""))
         compared, known = int(held.get("compared", texts)), float(held.get("known", 0.0))
         return cls(texts, maps, curves, accuracy, best, compared, known)
+
+    def texts_of(self, name: str) -> int:
+        """Return how many texts the map of a decoder was fitted on."""
+        return self.texts if name in ("flat", OUTPUT) else self.compared
 
     def mapped(self, name: str, probs: Tensor, several: Tensor | float = 0.0) -> Tensor:
         """Return how often answers are right to which the decoder `name` gives `probs`, in the shape of

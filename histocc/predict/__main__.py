@@ -109,8 +109,8 @@ class Coding:
             self.min_conf, reach = coder.confidence.limit(confidence_of, args.target_accuracy)
             self.notes.append(
                 f"rows with conf below {self.min_conf:.3g} get needs_review: of the answers above it"
-                f" {args.target_accuracy:.4g} were right, on {reach:.1%} of the {coder.confidence.texts:,}"
-                " texts that the confidence was fitted on"
+                f" {args.target_accuracy:.4g} were right, on {reach:.1%} of the"
+                f" {coder.confidence.texts_of(confidence_of):,} texts that the confidence was fitted on"
             )
 
     def with_columns(self, args: PredictConfig) -> PredictConfig:
