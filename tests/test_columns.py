@@ -23,32 +23,12 @@ def model(tmp_path_factory):
     rows = [(f"{ware} {i}", shop, code) for i in range(12) for shop, ware, code in wares]
     write_csv(folder / "data.csv", ("text", "shop", "coicop"), rows)
     columns = ["--input-col", "text", "shop"]
-    run(
-        "finetune.py",
-        "--dataset",
-        folder / "data.csv",
-        *columns,
-        "--target-cols",
-        "coicop",
-        "--save-path",
-        folder / "run",
-        "--device",
-        "cpu",
-        "--seed",
-        3,
-    )
+    flags = ["--target-cols", "coicop", "--save-path", folder / "run", "--device", "cpu", "--seed", 3]
+    run("finetune.py", "--dataset", folder / "data.csv", *columns, *flags)
     new = [("pie", "butcher"), ("pie", " Baker "), ("pie", "NA"), ("", "baker"), ("roll", "butcher")]
     write_csv(folder / "new.csv", ("shop", "text"), [(shop, text) for text, shop in new])
-    run(
-        "histocc.predict",
-        "--model",
-        folder / "run",
-        "--input",
-        folder / "new.csv",
-        *columns,
-        "--output",
-        folder / "coded.csv",
-    )
+    files = ["--input", folder / "new.csv", "--output", folder / "coded.csv"]
+    run("histocc.predict", "--model", folder / "run", *files, *columns)
     return folder
 
 
@@ -65,6 +45,9 @@ def test_both_columns_together_decide(model):
     occ1 = write_csv(model / "occ1.csv", ("occ1", "text"), [("pie", "x")])
     said = run_here(predict.main, *given, "--output", model / "x.csv", "--input", occ1)
     assert "trained on descriptions in text and shop, not in occ1" in said
+    alone = write_csv(model / "alone.csv", ("text", "price"), [("pie", "2")])
+    said = run_here(predict.main, *given, "--output", model / "x.csv", "--input", alone, code=2)
+    assert "has no column 'shop'; it has 'text', 'price'" in said and "occ1" not in said
     report = run("histocc.evaluate", "--model", model / "run", "--data", model / "data.csv")
     assert "column text and shop" in report  # as in training
 

@@ -445,7 +445,12 @@ CASES = {  # what is wrong → content, rows that are used (None: refused), what
         r"1 × rows inside a cell",
     ),
     "prose of several lines": (HEAD + GOOD + b'"farmer, old\nof it, x",61110\n', 3, r"1 .* several lines"),
-    "other language": (LANG + b"fi\n", 1, r"published models \(en da .*\): fi", "--language-col lang"),
+    "other language": (
+        LANG + b"fi\n",
+        1,
+        r"models do not know .they know en da .*: fi",
+        "--language-col lang",
+    ),
     "a column of languages that is not named": (LANG + b"en\n", 1, r"not read; --language-col lang reads it"),
     "wrong column": (LANG + b"en\n", None, r"check --target-cols and --formatter", "--target-cols lang"),
     "columns parted by a comma": (

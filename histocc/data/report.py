@@ -11,7 +11,7 @@ from histocc.runtime.rng import mix
 from histocc.text import LANGUAGES
 
 RARE = 10  # a code in fewer rows than this is rare
-KNOWN = " ".join(LANGUAGES)
+LEARNED = f"they know {' '.join(LANGUAGES)}; a model from scratch learns any"
 _BUCKET = 1 << 21  # rows that are compared at once
 _BLOCK = 1 << 18  # rows that are read at once
 
@@ -151,7 +151,7 @@ def report_lines(report: dict) -> list[str]:
     notes = [f"{os.path.basename(file['path'])} {note}" for file in report["files"] for note in file["notes"]]
     others = [name for name in report["languages"] if name not in LANGUAGES]
     counted = (
-        (len(others), f"languages are unknown to the published models ({KNOWN}): {', '.join(others)}"),
+        (len(others), f"languages that published models do not know ({LEARNED}): {', '.join(others)}"),
         (report["conflicts"], "texts are coded differently in different rows: see conflicts.csv"),
         (len(report["codes_only_in_validation"]), "codes occur in validation rows alone: cannot be learned"),
         (report["val_rows_seen_in_training"], "validation rows have a text that is also trained on"),

@@ -162,9 +162,12 @@ def fit_confidence(
     compared, of_flat = len(np.unique(rows.text_hash[index])), of_folds.get("flat", [])
     texts = round(sum(weight for *_, weight in of_flat)) or compared
     if texts < MIN_TEXTS:
+        more = "" if of_folds else ", or let a larger --share-val of finetune.py set more aside"
+        has_one = Confidence.of(loaded[2]).maps
+        kept = "the earlier fit stays" if has_one else "probabilities are the decoders' own"
         world.print(
-            f"Confidence is not fitted: {texts:,} distinct texts to fit it on, it takes {MIN_TEXTS}"
-            " (more rows, or a larger --share-val of finetune.py); probabilities are the decoders' own"
+            f"Confidence is not fitted: it takes {MIN_TEXTS} distinct texts with an answer that the model was"
+            f" not trained on, and there are {texts:,}. Give it more rows{more}; {kept}"
         )
         return None
     found, known, check = None, 0.0, world.give_up_if_asked

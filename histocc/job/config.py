@@ -311,9 +311,9 @@ def of_run(state: dict) -> dict[str, Any]:
 
 def refuse_other_arguments(args: JobConfig, state: dict) -> None:
     """Raise UserError for other arguments than decided the resumed run's result, or steps after its refit."""
+    script.refuse_other_arguments(args, {**state, "args": state["args"] | of_run(state)}, [])
     if state.get("refit") and args.max_steps:
         raise UserError(
             f"{args.save_path}: the run is refitted to its validation texts, so they cannot measure further"
             " steps; start over with --overwrite, or choose another folder"
         )
-    script.refuse_other_arguments(args, {**state, "args": state["args"] | of_run(state)}, [])

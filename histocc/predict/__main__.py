@@ -119,12 +119,15 @@ class Coding:
         trained, notes, language = self.coder.input_cols, [], [*filter(None, [args.language_col])]
         if args.input_col is None and trained not in ([], text_columns(None)):
             with contextlib.suppress(UserError):  # no sheet of a workbook has them
-                if {*trained} <= {*table_format(self.path, *how, [*trained, *language]).names}:
+                names = {*table_format(self.path, *how, [*trained, *language]).names}
+                # a file without these and the usual one is told which of these it lacks
+                if {*trained} <= names or names.isdisjoint(text_columns(None)):
                     args = args.with_decided(input_col=trained)
                     notes = [f"descriptions are read from {listed(trained)}, as in the training"]
         texts = self.input_cols = text_columns(args.input_col)
         if trained and len(trained) != len(texts):
-            notes = [f"the model was trained on descriptions in {listed(trained)}, not in {listed(texts)}"]
+            what = f"the model was trained on descriptions in {listed(trained)}, not in {listed(texts)}"
+            notes = [f"{what}: its answers are worse than conf says"]
         self.format = table_format(self.path, *how, [*texts, *language])
         if args.language is args.language_col is None and "lang" in {*self.format.names} - {*texts}:
             args, language = args.with_decided(language_col="lang"), ["lang"]
