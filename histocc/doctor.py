@@ -147,8 +147,8 @@ def examine(args: DoctorConfig, world: World) -> None:
             levels.append(level)
             world.print(f"  {level:8} {name:14} {text}" + (f"\n{'':26}→ {remedy}" if remedy else ""))
     if faults := levels.count(FAULT):
-        raise TrainingError(f"{faults} faults: fix them before a long run")
-    world.print(f"0 faults, {levels.count(WARNING)} warnings. Ready to train.")
+        raise TrainingError(f"faults: {faults}. Repair them before a long run")
+    world.print(f"Faults: 0. Warnings: {levels.count(WARNING)}. Ready to train.")
 
 
 def get_args_parser() -> Parser:

@@ -175,7 +175,8 @@ class BlockyFormatter:
     def codes_of(self, row: Any) -> list[str]:
         """Return codes in ``target_cols`` of a row, repaired; code1 … hold numbers of ``hisco_key``."""
         is_numbered = "code1" in row and self.target_cols == list(_HISCO_COLS)
-        columns = [f"code{i + 1}" for i in range(self.max_num_codes)] if is_numbered else self.target_cols
+        numbered = [name for i in range(self.max_num_codes) if (name := f"code{i + 1}") in row]
+        columns = numbered if is_numbered else self.target_cols
         cells = [row[name].item() if hasattr(row[name], "item") else row[name] for name in columns]
         cells = [cell for cell in cells if not is_missing(cell) and str(cell).strip()]
         texts = [str(cell).removesuffix(".0") if isinstance(cell, float) else str(cell) for cell in cells]

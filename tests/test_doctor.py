@@ -24,7 +24,7 @@ def test_a_save_path_that_cannot_be(tmp_path):
     (tmp_path / "file").write_text("")
     output = run_here(doctor.main, "--device", "cpu", "--save-path", tmp_path / "file" / "run", code=1)
     assert "fault    disk" in output and "--save-path" in output
-    assert "ok       versions" in output and "error: 1 faults" in output
+    assert "ok       versions" in output and "error: faults: 1." in output
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from helpers import run_here
 
 from histocc.data.binary import table_writer
 from histocc.data.rows import read_columns
+from histocc.data.tables import table_format
 from histocc.review import __main__ as review
 from histocc.review.agreement import kappa, share
 from histocc.review.sheet import CodedFile, CodedText, Codes, escape_formula, key_of, unescape
@@ -137,6 +138,19 @@ class TestMake:
             assert said[0] == f"{sheet}: 8 texts, which stand in 57 of 59 rows{end}"
             run(*shlex.split(said[-1])[3:])
             assert len(read(folder / f"{name}.csv.final.csv")) == 59
+
+    def test_a_workbook_is_reviewed_in_a_workbook(self, folder):
+        for package in ("python_calamine", "xlsxwriter"):
+            pytest.importorskip(package)
+        book, sheet = as_workbook(folder / "coded.csv", {"prob_1"}), folder / "sheet.xlsx"
+        said = run("make", book, "--output", sheet).splitlines()
+        names = table_format(str(sheet)).names
+        rows = read_columns(str(sheet), names)
+        rows[0][names.index("decision")] = "1110"
+        as_workbook(write(folder / "sheet.csv", [names, *rows]), {"decision"})  # a number, as Excel keeps it
+        assert "1 texts decided" in run(*shlex.split(said[-1])[3:])
+        found = read_columns(str(folder / "coded.xlsx.final.xlsx"), ["hisco_1", "decided_by"])
+        assert {code for code, by in found if by == "person"} == {"01110"}
 
     def test_words_of_codes(self, folder):
         words = [["code", "description"], ["83110", "Blacksmith"], ["61110", "=Farmer"], ["1110", "Chemist"]]
@@ -346,7 +360,7 @@ class TestApply:
             ("apply filled.csv --output x.csv", "review apply needs --to"),
             ("make coded.csv --output coded.csv --overwrite", "coded.csv is an input"),
             ("make coded.csv --output filled.csv", "filled.csv: exists; --overwrite replaces it"),
-            ("make coded.csv --output x.xlsx", "x.xlsx: tables are written as CSV: name it x.csv"),
+            ("make coded.csv --output x.parquet", "a name of this output ends in .csv, .xlsx"),
             ("apply filled.csv --to coded.csv --output x.dta", "name of this output ends in .csv, .csv.gz"),
             ("make filled.csv --output x.csv", "is not a coded file: it has no column 'conf'"),
             ("apply filled.csv --to coded.csv --output x.csv --training-data coded.csv", "is the coded file"),

@@ -235,10 +235,11 @@ def test_rows_of_tables_as_published():
     cases = (
         (HISCO, {"hisco_1": 1234, "hisco_2": "-1", "hisco_3": None, "hisco_4": pandas.NA, "hisco_5": " "}),
         (HISCO, {"code1": 123.0, "code2": 0, **dict.fromkeys(("code3", "code4", "code5"), float("nan"))}),
+        (HISCO, {"code1": 123.0, "code2": 0}),
         (OCC1950, {"OCC1950_1": 19.0, "OCC1950_2": float("nan")}),
         (GPF_SHORT, {"a": 12.0, "b": "x1", "c": float("nan")}),
     )
-    for (formatter, row), codes in zip(cases, ("01234&-1", "03550&-3", "019", "12&x1")):
+    for (formatter, row), codes in zip(cases, ("01234&-1", *["03550&-3"] * 2, "019", "12&x1")):
         for label in (pandas.Series(row), pandas.DataFrame([row]), pandas.DataFrame([row, row]).iloc[1], row):
             assert formatter.clean_pred(formatter.transform_label(label)) == codes
     assert HISCO.transform_label(np.array(["12345"])[0])[1] == 9

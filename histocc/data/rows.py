@@ -321,7 +321,7 @@ def several_in_one(codes: Collection[str]) -> str:
 
 # Languages under other names than those of the published models: of ISO 639, in English, in their own words.
 _LANGUAGES = (
-    "en english eng; da danish dan dansk; se sv swedish swe svenska; nl dutch nld dut; ca catalan cat;"
+    "en english eng; da danish dan dansk dk; se sv swedish swe svenska; nl dutch nld dut; ca catalan cat;"
     "fr french fra fre français; no nb nn norwegian nor nob nno norsk; is icelandic isl ice;"
     "pt portuguese por;"
     "ge de german deu ger deutsch; es spanish spa español; it italian ita italiano; gr el greek ell gre;"

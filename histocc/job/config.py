@@ -47,8 +47,8 @@ class Model(Config):
         AUTO,
         "size of a new model: tiny is 128 wide with 2 layers, small 256 with 4, base 768 with 12, as"
         " google/canine-s; ngrams has no encoder, but n-grams alone; auto: that of --initial-checkpoint, else"
-        " base on GPUs and ngrams on CPUs. n-grams alone are trained by their fit: epochs count for them only"
-        " as far as --max-steps says",
+        " base on GPUs and ngrams on CPUs. A model of n-grams alone is trained by its fit, and takes epochs"
+        " only if --max-steps is given",
         choices=(AUTO, "tiny", "small", "base", NGRAMS),
         resumable="kept",
     )
@@ -56,7 +56,7 @@ class Model(Config):
         None,
         "what to take the initial weights from: a run folder, a checkpoint, a published encoder, mixer or"
         " flat classifier (.bin, .safetensors, folder, or name on the hub, for example OccCANINE_s2s_mix);"
-        " not used when resuming; of n-grams alone only with --max-steps",
+        " ignored when a run is resumed; a model of n-grams alone can be continued only with --max-steps",
         "--model-name",
         metavar="PATH",
         resumable=True,
@@ -106,8 +106,8 @@ class Model(Config):
     )
     refit: str = flag(
         AUTO,
-        "last fit of n-grams alone on the validation texts, too, when all is chosen; auto: if they were set"
-        " aside by --share-val, and the run takes no steps and has fewer than 20,000 distinct rows",
+        "when everything is chosen, fit n-grams alone again with the validation texts included; auto: if"
+        " --share-val has set these aside, the run takes no steps and has fewer than 20,000 distinct rows",
         choices=(AUTO, NONE),
         resumable=True,
     )

@@ -483,15 +483,17 @@ class Coding:
 
     def unusual(self) -> Iterator[str]:
         """Yield a note if the model knows fewer n-grams here than in the texts of its fitted confidence."""
-        texts, usual = [text for piece in self.pieces for text in piece], self.coder.confidence.known
+        texts = [text for piece in self.pieces for text in piece if text[0].strip()]
+        usual = self.coder.confidence.known
         some = texts[:: max(1, len(texts) // COMPARED)]
         known = self.coder.known_ngrams(*map(list, zip(*some)), cleaned=True) if some and usual else 1.0
         if 1 - known > MANY * (1 - usual):
             yield (
                 f"these texts are unlike those that the confidence was fitted on: the model knows {known:.1%}"
                 f" of their n-grams, and {usual:.1%} there. Its answers may be worse, and conf wrong: let a"
-                " person code 500 drawn rows (histocc.review make --rows 500 --sample), and give these to"
-                " histocc.evaluate --fit-confidence (--target-cols names their column of codes)"
+                f" person code some hundred drawn rows (histocc.review make {self.args.output} --rows 500"
+                " --sample), and give these to histocc.evaluate --fit-confidence (--target-cols names their"
+                " column of codes)"
             )
 
     def end_lines(self, total: Counter, unknown: Counter, conf: float, seconds: float) -> Iterator[str]:

@@ -105,7 +105,7 @@ def find_weights(path: str, what: str, force_download: bool = False) -> str:
     if not os.path.lexists(path) and path.count("/") <= 1 and not is_path:
         file = formats.local_weights(formats.from_hub(path, force_download))
     if file is None:
-        raise UserError(f"{what}: no checkpoint there, neither a file nor a run's or a published folder")
+        raise UserError(f"{what}: no checkpoint there: neither a file nor the folder of a run or a model")
     return file
 
 

@@ -15,6 +15,7 @@ a browser, and appends each decision to a sheet. With --fill, rows that nobody h
 learned from the decisions. `agreement` says how often two people agree who have decided on the same texts.
 """
 
+import codecs
 import os
 import shlex
 import sys
@@ -25,7 +26,7 @@ from typing import Annotated
 
 import numpy as np
 
-from histocc.data.binary import CHUNK, ENDINGS, missing_package, table_writer
+from histocc.data.binary import CHUNK, ENDINGS, ending_of, missing_package, table_writer
 from histocc.data.config import AUTO, Column, Format, text_columns
 from histocc.data.descriptions import CODE_COLUMNS, TEXT_COLUMNS, read_descriptions
 from histocc.data.rows import DECIDED, GUESS, UNDECIDED, csv_text, read_key
@@ -42,7 +43,7 @@ from histocc.review.sheet import (
     Sheets,
     formatter_of,
     most_wrong_first,
-    sheet_text,
+    sheet_rows,
 )
 from histocc.runtime.config import Count, CountOrZero, Parser, flag, number
 from histocc.runtime.errors import UserError, raise_if_any, run_command
@@ -114,7 +115,7 @@ class ReviewConfig(Format):
         inputs: dict[str | None, str] = dict.fromkeys(self.files, "an input")
         inputs |= {self.to or None: "the coded file", self.key: "the file of --key"}
         inputs |= {self.descriptions: "the file of --descriptions", self.known: "the file of --known"}
-        endings = tuple(ENDINGS) if self.action == "apply" else ()
+        endings = {"apply": tuple(ENDINGS), "make": (".csv", ".xlsx")}.get(self.action, ())
         problems += output_problems(filter(None, [self.decisions]), inputs, overwrite=True)  # it grows
         problems += output_problems(filter(None, [self.output]), inputs, overwrite=True, endings=endings)
         problems += missing_package(self.output)
@@ -136,7 +137,8 @@ def next_command(args: ReviewConfig, coded: CodedFile, sheet: str) -> str:
     """Return the shell command that takes a sheet of this file."""
     action = "report" if args.sample else "apply"
     command = ["python", "-m", "histocc.review", action, sheet, "--to", args.files[0]]
-    outputs = (f"{args.files[0]}.final{number or ''}.csv" for number in range(1000))
+    ending = ending_of(args.files[0])
+    outputs = (f"{args.files[0]}.final{number or ''}{ending}" for number in range(1000))
     command += [] if args.sample else ["--output", next(path for path in outputs if not os.path.exists(path))]
     columns = "input_col", "weight_col", "language_col", "delimiter", "no_quotes", "sheet"
     for name in ("key", "descriptions", "by", "known", "training_data", "fill", "guesses", *columns):
@@ -181,8 +183,11 @@ def make_sheet(args: ReviewConfig, coded: CodedFile, key: list[str] | None) -> N
         raise UserError(f"{coded.path}: has no undecided text")
     codes = key or [code for text in texts for code in text.codes]
     words = read_descriptions(args.descriptions, codes, coded.formatter) | coded.descriptions
+    header, *lines = sheet_rows(chosen, words, drawn)
     with atomic_write(os.path.realpath(args.output), args.overwrite) as file:
-        file.write(sheet_text(chosen, words, drawn))
+        file.write(codecs.BOM_UTF8 * (ending_of(args.output) == ".csv"))  # Excel needs it
+        with table_writer(file, args.output, header, {"rows"}, csv_text) as write:
+            write(lines)
     rows, doubt = sum(text.rows for text in chosen), sum(text.doubt for text in chosen)
     total = sum(text.doubt for text in texts)
     how = f"; the model expects {doubt:,.0f} of these and {total:,.0f} of all to be wrong"

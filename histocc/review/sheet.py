@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from histocc.data.rows import DECIDED, MODEL, UNDECIDED, code_of_cell, csv_text, language_name, weight_of
+from histocc.data.rows import DECIDED, MODEL, UNDECIDED, code_of_cell, language_name, weight_of
 from histocc.data.tables import column_problems, read_chunks, table_format, table_rows
 from histocc.formatter import CLASSES, BlockyFormatter, make_formatter, split_codes
 from histocc.runtime.errors import UserError, raise_if_any
@@ -284,11 +284,11 @@ def unescape(cell: str) -> str:
     return cell[1:] if cell.startswith("'") and cell[1:].startswith(_RISKY) else cell
 
 
-def sheet_text(
+def sheet_rows(
     texts: Iterable[CodedText], words: dict[str, str], drawn: dict[str, int] | None = None
-) -> bytes:
-    """Return a sheet as CSV, with the byte order mark that Excel needs. words: code → description; drawn: how
-    often each text of a sample was drawn, by its id.
+) -> list[list[str]]:
+    """Return the rows of a sheet, the names of its columns first. words: code → description; drawn: how often
+    each text of a sample was drawn, by its id.
     """
     of_codes = [f"{name}_{i}" for i in range(1, MAX_CODES + 1) for name in ("code", "words", "prob")]
     rows = [["text", "language", "rows", *of_codes, DECISION, ID]]
@@ -299,7 +299,7 @@ def sheet_text(
             line += [code, words.get(code, ""), prob]
         line += ["", (f"{DRAWN}{drawn[text.id]}-" if drawn else f"{CHOSEN}-") + text.sheet_id]
         rows.append([escape_formula(cell) for cell in line])
-    return "\ufeff".encode() + csv_text(rows)
+    return rows
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,10 @@ class SampleConfig(Config):
     seed: CountOrZero = flag(1, "another seed makes other rows")
     output: str | None = flag(None, "CSV file for all rows", metavar="FILE")
     split_dir: str | None = flag(None, "folder for train.csv and val.csv (a tenth)", metavar="DIR")
-    built_in: bool = flag(False, "the rows of the built-in model: 24,000, and the lists of titles")
+    built_in: bool = flag(
+        False,
+        "the rows of the built-in model: 24,000 and the lists of titles, whatever --rows and --seed say",
+    )
     overwrite: bool = flag(False, "replace files with other content")
 
 

@@ -15,7 +15,8 @@ import zlib
 
 from histocc import lexicon
 from histocc.data.rows import csv_text
-from histocc.job import config, inputs, train
+from histocc.job import card, config, inputs, train
+from histocc.model.confidence import Confidence
 from histocc.runtime import checkpoint, signals
 from histocc.runtime.files import OwnFiles, atomic_write, take_lock
 from histocc.runtime.frame import start
@@ -26,6 +27,11 @@ SAMPLE_ROWS = 24_000
 OTHER_ROWS = 2_400  # of another sample: its rows with several codes are a tenth of all validation texts
 LEFT_OUT = 100  # one of so many beginnings and ends of words takes all titles of a code out
 FORMER = 10  # one title of so many stands beside "retired", "deceased" and the like, too
+FIGURES = (
+    "It learned from lists of titles, not from a register. {:.1f} % of its validation texts got exactly their"
+    " codes: titles that it was not trained on, nor on any like them, and made-up rows with several codes (a"
+    " tenth). Registers repeat usual titles, of which more are right."
+)
 # A second code counts from this probability on: of 0.6 to 0.9, most rows of another sample are right by it.
 THRESHOLD = 0.8
 
@@ -83,6 +89,7 @@ def make(args: config.FinetuneConfig, world: World) -> None:
             state = checkpoint.load(best)
             state["thresholds"] |= {"default": THRESHOLD, "source": "fitted"}
             checkpoint.rewrite(best, state)
+            card.write_card(best, [FIGURES.format(100 * Confidence.of(state).accuracy["flat"])])
             os.rename(part, folder)
 
 

@@ -197,7 +197,7 @@ class ScriptConfig(TrainConfig):
     learning_rate: float | None = 1e-3
     initial_checkpoint: str | None = flag(
         None,
-        "a checkpoint, or the folder of a run, to take the first weights from; not used when resuming",
+        "a checkpoint, or the folder of a run, to take the first weights from; ignored when a run is resumed",
         metavar="PATH",
         resumable=True,
     )

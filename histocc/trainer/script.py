@@ -255,7 +255,7 @@ class OpenRun:
             how = f"No better for {state.since_best} validations: finished {where} of {total:,}."
             how += f" {same} with a larger --patience continues."
         elif state.step < total:
-            how = f"Stopped {where} of {total:,} (--max-steps). {same} with a larger one continues."
+            how = f"Stopped {where} of {total:,}. {same} with a larger --max-steps continues."
         has_best = "val" in self.loaders and os.path.exists(files.path(checkpoint.BEST))
         what = "lowest validation loss" if run.best_by is None else "highest accuracy"
         best = f" ({what}: {checkpoint.BEST})" * has_best
