@@ -60,10 +60,10 @@ def tables() -> dict[str, list[tuple[str, ...]]]:
                 former = in_phrase(speech, pick(speech.phrases["former"], number // FORMER), title)
                 if former not in titles:
                     parts["train.csv"].append((former, language, code, "", ""))
-    parts["val.csv"] += [row for row in rows(OTHER_ROWS, 2) if row[3]]
     left_out = {row[:2] for row in parts["val.csv"]}
-    made = (row for row in rows(SAMPLE_ROWS, 1) if row[:2] not in left_out)
-    parts["train.csv"] += made
+    parts["train.csv"] += (row for row in rows(SAMPLE_ROWS, 1) if row[:2] not in left_out)
+    known = {row[:2] for row in parts["train.csv"]}
+    parts["val.csv"] += (row for row in rows(OTHER_ROWS, 2) if row[3] and row[:2] not in known)
     return parts
 
 
