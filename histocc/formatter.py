@@ -250,6 +250,22 @@ def cut(code: str, digits: int, separator: str | None = None) -> str:
     return code[:digits] if separator is None else separator.join(code.split(separator)[:digits])
 
 
+def levels_of(codes: Sequence[str], separator: str | None, asked: list[str]) -> tuple[str | None, list[int]]:
+    """Return the separator between the parts of a code (None: characters), and the numbers of parts at which
+    accuracy is counted, the whole code last. Without `asked`, --levels, dotted codes of a key have levels at
+    the dots, and numbers of one length at each digit.
+    """
+    codes, numbers = [code for code in codes if code not in NEVER_SHORT], [x for x in asked if x.isdecimal()]
+    separator = next((each for each in asked if not each.isdecimal()), separator)
+    dotted = sum(bool(re.fullmatch(r"\w+(\.\w+)+", code)) for code in codes)
+    if not asked and separator is None and 2 * dotted > len(codes):
+        separator = "."
+    sizes = {len(code if separator is None else code.split(separator)) for code in codes} or {1}
+    has_levels = separator is not None or len(sizes) == 1 and all(map(str.isdecimal, codes))
+    parts = map(int, numbers) if numbers else range(1, max(sizes)) if has_levels else ()
+    return separator, [*(number for number in parts if 0 < number < max(sizes)), max(sizes)]
+
+
 def split_codes(text: str, known: Container[str]) -> list[str]:
     """Return the codes that `SEP_VALUE` joins in a text; those in `known` may hold that sign themselves."""
     parts, codes = text.split(SEP_VALUE), []
@@ -263,9 +279,9 @@ def split_codes(text: str, known: Container[str]) -> list[str]:
 
 def in_key(code: str, key: Container[str]) -> str:
     """Return the code of the key that a spreadsheet made this number of: 110 is 0110, and so are 110.0 and
-    110,0. A code that the key has, or has with no number of leading zeros, stays.
+    110,0; -3.0 is -3. A code that the key has, or has with no number of leading zeros, stays.
     """
-    number = re.fullmatch(r"([0-9]+)([.,]0)?", code)
+    number = re.fullmatch(r"(-?[0-9]+)([.,]0+)?", code)
     if code in key or not number:
         return code
     filled = (number[1].zfill(length) for length in range(len(number[1]), MAX_WRITTEN + 1))

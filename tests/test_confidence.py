@@ -172,7 +172,7 @@ class TestModel:
         said = card.validation_figures(str(trained / "run"), state, 350)
         assert re.match(r"[\d.]+ % \(flat\), [\d.]+ % \(greedy\) of the 350 validation rows got", said)
         several = {"texts": 900, "compared": 300, "best": "both", "accuracy": {"flat": 0.5, "both": 0.625}}
-        state["confidence"] |= several  # the answers of flat are of folds
+        state["confidence"] |= several | {"folds": True}
         said = card.validation_figures(str(trained / "run"), state, 350)
         assert re.match(r"[\d.]+ % \(flat\) of 900 texts got exactly their codes, each by a fit that", said)
         assert " 62.5 % (both) of 300 validation texts, and " in said and "of the 350 validation rows" in said

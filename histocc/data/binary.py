@@ -378,7 +378,7 @@ def table_writer(
                             sheet.write_number(place, column, float(cell))
                         elif cell and sheet.write_string(place, column, cell):
                             what = f"{cell[:40]!r} … has {len(cell):,} characters, and a cell of .xlsx holds"
-                            raise UserError(f"{name}: {what} {MAX_CELL:,}: name the output .csv or .parquet")
+                            raise UserError(f"{name}: {what} {MAX_CELL:,}: name the output .csv")
 
             yield write_xlsx
             try:

@@ -26,11 +26,14 @@ from histocc.data.config import PrepareSettings, fingerprint
 from histocc.data.report import compare_rows, describe_parts
 from histocc.data.rows import (
     BLANK,
+    DECIDED,
     DOES_NOT_FIT,
     EXAMPLES,
+    GUESS,
     MAX_WEIGHT,
     MAX_WORDS,
     MISSING_WORDS,
+    MODEL,
     NOTES,
     OUTSIDE_KEY,
     UNFIT,
@@ -138,7 +141,7 @@ class Reader:
             return self._texts(cells, nothing)
 
         self.named = named_parts(settings, texts_of, check)
-        self.test_rows = self.val_outside_key = 0
+        self.test_rows, self.outside_key = 0, {"train": 0, "val": 0}
         self.findings = Findings(folder)
         self.files: list[dict] = []
         self.parts = {part: PartFiles(folder, part) for part in ("train", "val")}
@@ -162,7 +165,7 @@ class Reader:
                 more = f"{' …' * (len(joined) > EXAMPLES)}; --recode spellings joins them"
                 self.notes.append(f"{len(joined):,} codes seem to be other spellings: {shown}{more}")
             if any_code:
-                found, note = lost_zeros(counts, known | {*recode})
+                found, note = lost_zeros(counts, known, recode)
                 zeros = {code: recode.get(number, number) for code, number in found.items()}
                 several = several_in_one({*counts}.difference(zeros))
                 self.notes += filter(None, [note, several, changed_by_spreadsheet(counts)])
@@ -192,11 +195,13 @@ class Reader:
         table, self.above = table_format(path, *self.settings.how), ""
         rows, size = 0, round(os.path.getsize(path) / 1e6, 1)
         stage = Stage(f"reading {path}", size, "MB")
-        for chunk in read_chunks(path, self.settings.columns, *self.settings.how):
+        reviewed = [DECIDED] * (DECIDED in table.names)
+        for chunk in read_chunks(path, [*self.settings.columns, *reviewed], *self.settings.how):
             self.check()
             rows += len(chunk.lines) + len(chunk.faults)
+            deciders = chunk.columns.pop() if reviewed else []
             try:
-                self._read_chunk(path, part, chunk)
+                self._read_chunk(path, part, chunk, deciders)
             except UserError as error:
                 where = f"{path}, in lines {chunk.lines[0]:,} to {chunk.lines[-1]:,}"
                 raise UserError(f"{where}: {error}") from None
@@ -207,7 +212,7 @@ class Reader:
         more["checksum"] = checksum(path)  # `evaluate` knows a copy by it
         self.files.append({"path": path, "part": part, "rows": rows, "encoding": encoding, **more})
 
-    def _read_chunk(self, path: str, part: str, chunk: Chunk) -> None:
+    def _read_chunk(self, path: str, part: str, chunk: Chunk, deciders: list[str]) -> None:
         settings, findings = self.settings, self.findings
         cells, lines, columns = chunk.columns[0], chunk.lines, chunk.columns
         input_col, width = settings.input_col[0], len(settings.input_col)
@@ -221,7 +226,7 @@ class Reader:
             for i in rows:
                 keep[i] = False
                 rejects.append((lines[i], column, values[i], kind, reason))
-                outside.extend([descriptions[i].strip()] * (kind == OUTSIDE_KEY))
+                outside.extend([i] * (kind == OUTSIDE_KEY))
 
         descriptions, outside = self._texts(cells, note), []
         for name, column in zip(settings.input_col, columns):
@@ -234,6 +239,9 @@ class Reader:
         if self.empty is None:
             reason = "the description is empty, or a word such as NA"
             reject(blank, "empty text", reason, input_col, cells)
+        reason = "nobody has decided on this row of a reviewed file; without this column it is used"
+        guessed = [i for i, name in enumerate(deciders) if keep[i] and name.strip() in (MODEL, GUESS)]
+        reject(guessed, "decided by nobody", reason, DECIDED, deciders)
         codes = self._codes(path, chunk, keep, reject)  # [n, K]
         if self.empty is not None:
             alone = (codes[:, 0] == self.empty) & (codes[:, 1:] < 0).all(axis=1)
@@ -249,7 +257,11 @@ class Reader:
             stops = kind == DOES_NOT_FIT and not settings.drop_bad_labels
             findings.reject(kind, path, line, column, value, reason, stops)
         if outside:
-            self.val_outside_key += int(parts_of(settings, self.named, part, text_hashes(outside))[0].sum())
+            hashes = text_hashes([descriptions[i].strip() for i in outside])
+            is_val, is_test = parts_of(settings, self.named, part, hashes)
+            times = np.array([max(weight_of(weights[i]), 1) if weights else 1 for i in outside])
+            self.outside_key["train"] += int(times[~(is_val | is_test)].sum())
+            self.outside_key["val"] += int(times[is_val].sum())
         if not keep.all():
             texts, codes, lines = list(compress(texts, keep)), codes[keep], lines[keep]
             columns = [list(compress(column, keep)) for column in columns]
@@ -388,7 +400,7 @@ class Reader:
             "train_rows": len(parts[0]),
             "val_rows": len(parts[1]),
             "test_rows": self.test_rows,
-            "val_rows_outside_key": self.val_outside_key,
+            "rows_outside_key": self.outside_key,
             "rejected_rows": sum(rejected.values()),
             "rejected": rejected,
             "unusable_rows": unusable,

@@ -28,7 +28,6 @@ MAX_LANGUAGES = 255
 DECIDED = "decided_by"  # column of a reviewed file that says who has decided on a row
 MODEL = "model"  # its value if nobody has decided
 GUESS = "guess"  # or if review has learned the codes from decisions on other rows
-UNDECIDED = ("", MODEL, GUESS)
 MAX_WORDS = 50_000  # the most frequent ones of the training texts, for word insertion
 
 # Kinds of findings that leave a row as it is or repair it, and their descriptions.
@@ -146,6 +145,11 @@ BLANK, WORD, UNFIT = -1, -2, -3  # an empty cell, one of MISSING_WORDS, and one 
 _SEVERAL = re.compile(r"\s*[A-Za-z]{0,3}-?\d[\w.-]*(?:\s*([;&,/|+])\s*[A-Za-z]{0,3}-?\d[\w.-]*)+\s*")
 
 
+def is_undecided(cell: str) -> bool:
+    """Return whether a cell of DECIDED, blank or a word such as NA included, names nobody who has decided."""
+    return cell.strip() in ("", MODEL, GUESS) or cell.strip().casefold() in MISSING_WORDS
+
+
 def code_of_cell(cell: str, formatter: BlockyFormatter, key: Container[str] = ()) -> str:
     """Return the code that a cell holds, repaired as in training data, with the leading zeros of its form in
     the key; "" for a blank cell and a word such as NA or null that is not in the key.
@@ -248,16 +252,20 @@ class CodeBook(dict):
 # ---- the codes of a table, all together
 
 
-def lost_zeros(codes: Collection[str], key: Collection[str]) -> tuple[dict[str, str], str]:
+def lost_zeros(
+    codes: Collection[str], key: Collection[str], recoded: Collection[str] = ()
+) -> tuple[dict[str, str], str]:
     """Return (code → its form with leading zeros, which is one of `codes` or of the key, for numbers that are
-    shorter than most, or without a decimal that is 0 in all numbers: 110.0, 110,0; a note on other such
-    numbers, or ""). Codes of the key stay, and so do levels of the system, with which most codes begin.
+    shorter than most, or without decimals, if all codes with a point or a comma are numbers like 110.0 and
+    110,0; a note on other short numbers, but those that a user recodes, or ""). Codes of the key stay, and so
+    do levels of the system, with which most codes begin.
     """
     known, whole = {*codes, *key}, {}
-    if not any(re.fullmatch(r"[0-9]+[.,][0-9]*[1-9][0-9]*", code) for code in known):
-        decimals = {code for code in codes if re.fullmatch("[0-9]+[.,]0", code)}.difference(key)
-        whole = {code: in_key(code[:-2], known) for code in decimals}
-        known = known - decimals | {*whole.values()}
+    dotted = [code for code in known if re.search("[.,]", code)]
+    if all(re.fullmatch("-?[0-9]+[.,]0+", code) for code in dotted) and not {*dotted} & {*key}:
+        whole = {code: in_key(code, known.difference(dotted)) for code in dotted}
+        whole = {code: re.sub("[.,]0+$", "", number) for code, number in whole.items()}
+        known = known.difference(dotted) | {*whole.values()}
     numbers = [code for code in known if re.fullmatch("[0-9]+", code)]
     lengths = Counter(map(len, numbers)) or {0: 0}
     length = max(lengths, key=lambda length: (lengths[length], length))
@@ -266,7 +274,7 @@ def lost_zeros(codes: Collection[str], key: Collection[str]) -> tuple[dict[str, 
     short = {code for code in numbers if len(code) < length and len(code) not in levels}.difference(key)
     zeros = {code: code.zfill(length) for code in short if code.zfill(length) in known}
     zeros |= {code: zeros.get(number, number) for code, number in whole.items()}
-    rest = sorted(short.difference(zeros))
+    rest = sorted(short.difference(zeros, recoded))
     if not rest or 5 * len(rest) > len(most):
         return zeros, ""
     what = f"{len(rest):,} codes are shorter than the other {len(most):,}, which have {length} digits"

@@ -40,11 +40,11 @@ from histocc.data.config import (
 from histocc.data.descriptions import read_descriptions
 from histocc.data.report import report_lines
 from histocc.data.rows import OUTSIDE_KEY, csv_text, hold_numbers, language_name, read_key
-from histocc.data.tables import read_chunks
+from histocc.data.tables import read_chunks, table_format
 from histocc.evaluate import baseline
 from histocc.evaluate import report as report_of
 from histocc.evaluate.report import BY_CODE, JSON, MARKDOWN, MIN_ROWS, REJECTED, Report
-from histocc.formatter import BlockyFormatter, cut, hisco_key
+from histocc.formatter import BlockyFormatter, cut, hisco_key, levels_of
 from histocc.job import confidence as fitting
 from histocc.job.card import CARD, write_card
 from histocc.job.model import load_on_all
@@ -169,6 +169,11 @@ def prepare_settings(
     Raises UserError with all that is wrong.
     """
     trained, columns = state.get("args", {}), args.target_cols or formatter.target_cols
+    if not args.target_cols:  # a table may have fewer columns of codes than that of the training
+        how = args.delimiter, args.encoding, args.no_quotes, args.sheet
+        texts = args.input_col or text_columns(trained.get("input_col"))
+        there = table_format(args.data[0], *how, texts).names
+        columns = [name for name in columns if name in there] if columns[0] in there else columns
     language, language_col = args.language, args.language_col
     if language is None and language_col is None:
         language, language_col = trained.get("language"), trained.get("language_col")
@@ -364,7 +369,7 @@ def run(args: EvaluateConfig, world: World) -> None:
         what |= {"codes": len(state["key"]), "confidence_texts": texts}
         what["decoder"] = DECODERS[coder.best_decoder].in_report
         report = {"model": what, "data": facts, "resamples": args.resamples}
-        levels = report_of.levels_of(data.codes, formatter.within_block_sep, args.levels or [])
+        levels = levels_of(data.codes, formatter.within_block_sep, args.levels or [])
         groups = groups_of(settings, levels, data, rows, trained)
         titles = read_descriptions(args.descriptions, data.codes, formatter)
         how = formatter, data, rows, groups, levels, titles, args.resamples, args.seed

@@ -6,7 +6,6 @@ counted for each row; all measures are ratios of their sums.
 
 import json
 import os
-import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -16,7 +15,7 @@ import torch
 
 from histocc.data.arrays import PreparedData, RowSet
 from histocc.data.rows import OUTSIDE_KEY
-from histocc.formatter import NEVER_SHORT, BlockyFormatter, cut, hisco_classes
+from histocc.formatter import BlockyFormatter, cut, hisco_classes
 from histocc.model.confidence import BINS, Thresholds, bin_of, calibration_error, curve
 from histocc.predict.coder import Coded
 from histocc.predict.decoders import DECODERS
@@ -190,22 +189,6 @@ def class_errors(true: list[str], pred: list[str], text: np.ndarray, *how: int) 
     return found
 
 
-def levels_of(codes: Sequence[str], separator: str | None, asked: list[str]) -> tuple[str | None, list[int]]:
-    """Return the separator between the parts of a code (None: characters), and the numbers of parts at which
-    accuracy is counted, the whole code last. Without `asked`, --levels, dotted codes of a key have levels at
-    the dots, and numbers of one length at each digit.
-    """
-    codes, numbers = [code for code in codes if code not in NEVER_SHORT], [x for x in asked if x.isdecimal()]
-    separator = next((each for each in asked if not each.isdecimal()), separator)
-    dotted = sum(bool(re.fullmatch(r"\w+(\.\w+)+", code)) for code in codes)
-    if not asked and separator is None and 2 * dotted > len(codes):
-        separator = "."
-    sizes = {len(code if separator is None else code.split(separator)) for code in codes} or {1}
-    has_levels = separator is not None or len(sizes) == 1 and all(map(str.isdecimal, codes))
-    parts = map(int, numbers) if numbers else range(1, max(sizes)) if has_levels else ()
-    return separator, [*(number for number in parts if 0 < number < max(sizes)), max(sizes)]
-
-
 def calibration(conf: np.ndarray, right: np.ndarray, weight: np.ndarray) -> dict:
     """Return how often answers of each confidence are right, in bins (`bin_of`), and the expected calibration
     error over rows and, by the weight of each, over texts. All arguments are float or bool [N].
@@ -292,9 +275,9 @@ def confusions(
 
 def rows_outside_key(data: PreparedData, rows: RowSet) -> int:
     """Return how many further rows of this part of the data have codes that the model does not know."""
-    if rows is data.val:
-        return data.report.get("val_rows_outside_key", 0)
-    return data.report["rejected"].get(OUTSIDE_KEY, 0)
+    counted = data.report.get("rows_outside_key")  # earlier versions have counted all rows alone
+    part = "val" if rows is data.val else "train"
+    return counted[part] if counted else data.report["rejected"].get(OUTSIDE_KEY, 0)
 
 
 def decoder_report(
@@ -341,8 +324,11 @@ def decoder_report(
     outside = rows_outside_key(data, rows)
     of_classes = {}
     if formatter.kind == "hisco":
+        true_first = [data.codes[i] for i in rows.codes[:, 0].tolist()]
         first = [(*codes, "")[0] for codes in answers]
-        of_classes = class_errors([data.codes[i] for i in rows.codes[:, 0].tolist()], first, text, *how)
+        # codes of a row have no order: where they are the same, their classes are
+        first = [one if is_right else other for one, other, is_right in zip(true_first, first, right)]
+        of_classes = class_errors(true_first, first, text, *how)
     return {
         "right_rows": int(right.sum()),
         "accuracy": float(right.mean()),
@@ -489,6 +475,8 @@ def data_lines(data: dict) -> list[str]:
         lines.append(f"Codes that the model does not know: {what}, unless these say that they count as wrong")
     for name, rows in data["unknown_languages"].items():
         lines.append(f"Language {name!r} is not one of the model's: {rows:,} rows were coded as unk")
+    if data["texts_trained_on"] is None:
+        lines.append("Whether the model was trained on these texts is not known: its rows are not beside it")
     for name, what in (
         ("texts_trained_on", "that the model was trained on"),
         ("texts_validated_on", "that the run was validated on, and any confidence fitted on"),

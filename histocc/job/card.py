@@ -119,7 +119,7 @@ def validation_figures(folder: str, state: dict[str, Any], rows: int | None) -> 
             found.insert(0, f"{share} of {confidence.compared:,} validation texts, and")
         found.append("Parts of the model were chosen on these rows, so the figures are optimistic.")
         found.append("Then it was fitted to them, too." * bool(state.get("refit")))
-    if rows is not None and confidence.accuracy and rows < texts:
+    if confidence.folds:
         share = f"{100 * confidence.curves['flat'][-1][2]:.1f} % (flat)"
         of_folds = f"{share} of {texts:,} texts got exactly their codes, each by a fit that left it out."
         found = [of_folds, *(found if confidence.compared < texts else [])]

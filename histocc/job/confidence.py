@@ -191,7 +191,7 @@ def fit_confidence(
             sets[decoder] = weight * right
     errors = fit_maps(fitted, judged, of_folds)
     of_sets = {"best": confidence.most_accurate(sets), "compared": compared if judged else texts}
-    fitted = fitted._replace(**of_sets, known=known)
+    fitted = fitted._replace(**of_sets, known=known, folds=bool(of_folds))
     folds = f", answered by models of {FOLDS - 1} of {FOLDS} folds without them" * bool(of_folds)
     folds += f" (flat), and on {compared:,}, answered by the model itself" * bool(of_folds and judged)
     best, why = fitted.best_decoder(loaded[2].get("kind", "mixer"))

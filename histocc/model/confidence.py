@@ -90,13 +90,14 @@ OUTPUT = "output"  # name of the map of each output of the linear decoder
 class Confidence(NamedTuple):
     """The fitted confidence, in a checkpoint a dict of plain types; empty if it was not fitted."""
 
-    texts: int = 0  # number of texts that it was fitted on; of folds (flat alone) if these were needed
+    texts: int = 0  # number of texts that it was fitted on (flat's, if those of the others are fewer)
     maps: dict[str, list[float]] = {}  # four weights by the names of decoders, and OUTPUT
     curves: dict[str, list[list[float]]] = {}  # `curve` of the answers to these texts, by the same names
     accuracy: dict[str, float] = {}  # share of the texts with the right set of codes, by decoder
     best: str = ""  # the `most_accurate` of these; "" in models that do not say it
     compared: int = 0  # number of texts that these shares are of
     known: float = 0.0  # mean share of the n-grams of validation texts that the model knows; 0: not said
+    folds: bool = False  # whether models that were fitted without them answered the texts of flat
 
     @classmethod
     def of(cls, state: dict) -> "Confidence":
@@ -111,7 +112,7 @@ class Confidence(NamedTuple):
                 raise ValueError("confidence: found numbers that are not finite")
         texts, best = int(held.get("texts", 0)), str(held.get("best", ""))
         compared, known = int(held.get("compared", texts)), float(held.get("known", 0.0))
-        return cls(texts, maps, curves, accuracy, best, compared, known)
+        return cls(texts, maps, curves, accuracy, best, compared, known, bool(held.get("folds")))
 
     def texts_of(self, name: str) -> int:
         """Return how many texts the map of a decoder was fitted on."""

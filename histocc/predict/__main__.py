@@ -32,7 +32,15 @@ from typing import Any
 from histocc.data.binary import MAX_ROWS, ending_of, table_writer
 from histocc.data.config import text_columns
 from histocc.data.descriptions import read_descriptions
-from histocc.data.rows import DECIDED, MODEL, UNDECIDED, code_of_cell, csv_text, fill_dittos, language_name
+from histocc.data.rows import (
+    DECIDED,
+    MODEL,
+    code_of_cell,
+    csv_text,
+    fill_dittos,
+    is_undecided,
+    language_name,
+)
 from histocc.data.tables import Chunk, column_problems, read_chunks, table_format
 from histocc.formatter import CLASSES, hisco_classes, hisco_key
 from histocc.predict.coder import SHOWN, Coded, Coder, training_examples
@@ -129,9 +137,13 @@ class Coding:
             what = f"the model was trained on descriptions in {listed(trained)}, not in {listed(texts)}"
             notes = [f"{what}: its answers are worse than conf says"]
         self.format = table_format(self.path, *how, [*texts, *language])
-        if args.language is args.language_col is None and "lang" in {*self.format.names} - {*texts}:
-            args, language = args.with_decided(language_col="lang"), ["lang"]
-            notes.append("languages are read from column 'lang'; --language unk leaves it out")
+        others = {*self.format.names} - {*texts}
+        column = next((name for name in ("lang", self.coder.language_col) if name in others), None)
+        if args.language is args.language_col is None and column:
+            args, language = args.with_decided(language_col=column), [column]
+            notes.append(f"languages are read from column {column!r}; --language unk leaves it out")
+        elif args.language is args.language_col is None and len(self.coder.languages) > 2:  # unk is one
+            notes.append("no languages are read: --language-col names their column, --language one for all")
         self.how = args.delimiter, self.format.encoding or args.encoding, *how[2:], [*texts, *language]
         self.notes = [*(f"{args.input} {note}" for note in self.format.notes), *notes]
         return args
@@ -188,7 +200,8 @@ class Coding:
         for language in filter(None, [args.language, *(language for language, _ in args.threshold or [])]):
             if coder.known(language) == UNKNOWN_LANGUAGE != language:
                 known = ", ".join(coder.languages)
-                problems.append(f"the model does not know the language {language!r}; it knows {known}")
+                what = f"the model does not know the language {language!r}; it knows {known}"
+                problems.append(f"{what} (unk: any other)")
         raise_if_any(problems)
 
     def added_columns(self, codes: int) -> list[str]:
@@ -227,7 +240,8 @@ class Coding:
             texts = join_columns(chunk.columns[0], chunk.columns[1:width])
             for line, text, *cells in zip(chunk.lines.tolist(), texts, *chunk.columns[width:]):
                 place = text_key(text), language_name(cells.pop(0)) if of_language else ""
-                if decided and cells.pop(0) in UNDECIDED:
+                # a blank in a table that no model has coded says that its codes were there before
+                if decided and is_undecided(decider := cells.pop(0)) and (decider or "prob_1" in header):
                     continue
                 found = (code_of_cell(cell, formatter, key) for cell in cells)
                 codes = list(dict.fromkeys(filter(None, found)))
@@ -265,7 +279,7 @@ class Coding:
                 stays = [bool(code_of_cell(cell, self.coder.formatter, self.key)) for cell in cells]
             if self.keeps_rows and DECIDED in header:
                 deciders = chunk.columns[header.index(DECIDED)]
-                stays = [name not in UNDECIDED or has_code for name, has_code in zip(deciders, stays)]
+                stays = [has_code or not is_undecided(name) for name, has_code in zip(deciders, stays)]
             yield chunk, languages, stays
 
     def look_up(self, text: str, language: str) -> tuple[Coded | None, tuple[str, str]]:

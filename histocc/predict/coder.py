@@ -85,7 +85,9 @@ class Coder:
         self.kind = state.get("kind", "mixer")
         self.decoders = [name for name, decoder in DECODERS.items() if decoder.needs <= PARTS[self.kind]]
         self.data_fingerprint = str(state.get("position", {}).get("fingerprint"))
-        self.input_cols = text_columns(state["args"].get("input_col")) if state.get("args") else []
+        args = state.get("args") or {}
+        self.input_cols = text_columns(args.get("input_col")) if args else []
+        self.language_col: str | None = args.get("language_col")  # of the training
         self.text_rule, self.max_len = state["config"]["text"], state["config"]["max_len"]
         self.clean = cleaner(self.text_rule)
         self.thresholds = Thresholds.of(state)  # used if none are given

@@ -29,7 +29,7 @@ import numpy as np
 from histocc.data.binary import CHUNK, ENDINGS, ending_of, missing_package, table_writer
 from histocc.data.config import AUTO, Column, Format, text_columns
 from histocc.data.descriptions import CODE_COLUMNS, TEXT_COLUMNS, read_descriptions
-from histocc.data.rows import DECIDED, GUESS, UNDECIDED, csv_text, read_key
+from histocc.data.rows import DECIDED, GUESS, csv_text, is_undecided, read_key
 from histocc.data.tables import table_format
 from histocc.formatter import hisco_classes, hisco_key
 from histocc.review import learn, serve
@@ -110,7 +110,7 @@ class ReviewConfig(Format):
         count = 2 if self.action == "agreement" else 1
         if "to" not in needed and (self.to or len(self.files) != count):
             problems.append(f"review {self.action} takes {['one file', 'two files'][count - 1]}, and no --to")
-        if self.by.strip() in UNDECIDED:
+        if is_undecided(self.by):
             problems.append(f"--by: {self.by!r} is not the name of somebody who decides")
         inputs: dict[str | None, str] = dict.fromkeys(self.files, "an input")
         inputs |= {self.to or None: "the coded file", self.key: "the file of --key"}

@@ -5,12 +5,13 @@ from collections.abc import Hashable, Sequence
 import numpy as np
 
 from histocc.data.rows import csv_text
-from histocc.formatter import cut
+from histocc.formatter import cut, levels_of
 from histocc.review.serve import cell_of
 from histocc.review.sheet import CHOSEN, DECISION, ID, Codes, answers_of, escape_formula
 from histocc.runtime.errors import UserError
+from histocc.runtime.files import is_same
 
-LEVELS = {100: "all codes", 3: "the first 3 digits", 2: "the first 2 digits", 1: "the first digit"}
+LEVELS = (3, 2, 1)  # digits of a code, or its parts, as far as codes have them
 DRAWS = 20_000  # from the distribution of a share
 
 
@@ -47,16 +48,24 @@ def compare(paths: Sequence[str], codes: Codes) -> tuple[list[str], bytes]:
     """Return (lines that say how often the decisions in two files agree, a sheet of the texts on which they
     differ). Raises UserError.
     """
+    if is_same(*paths):
+        raise UserError(
+            f"{paths[0]} is named twice: each person decides in a file of their own (--decisions)"
+        )
     one, other = (answers_of(path, codes) for path in paths)
     pairs = [(text, mine, other[key][1]) for key, (text, mine) in one.items() if key in other]
     if not pairs:
         raise UserError(f"{' and '.join(paths)}: no text has a decision other than skip in both")
     lines = [f"{len(pairs):,} texts are decided in both files. They agree on"]
-    for digits, what in LEVELS.items():
+    separator, levels = levels_of(sorted(codes.codes), codes.formatter.within_block_sep, [])
+    unit = "part" if separator else "digit"
+    for number in (levels[-1], *(level for level in LEVELS if level in levels[:-1])):
+        of_first = f"the first {number} {unit}s" if number > 1 else f"the first {unit}"
+        what = "all codes" if number == levels[-1] else of_first
         mine, theirs = [], []
         for _, *answers in pairs:
             for side, answer in zip((mine, theirs), answers):
-                side.append(frozenset(cut(code, digits, codes.formatter.within_block_sep) for code in answer))
+                side.append(frozenset(cut(code, number, separator) for code in answer))
         found, error = kappa(mine, theirs)
         interval = f"{max(found - 1.96 * error, -1):.3f} to {min(found + 1.96 * error, 1):.3f}"
         agreed = share(sum(map(frozenset.__eq__, mine, theirs)), len(pairs))

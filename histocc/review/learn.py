@@ -16,7 +16,7 @@ from zlib import crc32
 
 import numpy as np
 
-from histocc.review.sheet import CodedText
+from histocc.review.sheet import CodedText, confidence
 
 SIZES = (2, 3, 4)  # characters of an n-gram, within a word and the blanks around it
 BUCKETS = 1 << 18  # n-grams that share one count as the same
@@ -148,8 +148,10 @@ def probabilities(x: np.ndarray, maps: Sequence[np.ndarray]) -> np.ndarray:
     return logistic(logits) * (x[:, :, 0] > 0)
 
 
-def confidence(probs: np.ndarray, width: np.ndarray) -> np.ndarray:
-    """Return the probability that an answer is right: that of the least likely of its codes."""
+def least_likely(probs: np.ndarray, width: np.ndarray) -> np.ndarray:
+    """Return the probability of the least likely code of each answer, which is taken for that of the answer:
+    too high where texts have further codes that nobody has decided on yet.
+    """
     return np.take_along_axis(probs, width[:, None] - 1, axis=1)[:, 0]
 
 
@@ -180,7 +182,7 @@ class Learner:
         self.names = ["", *sorted({*codes, *(code for text in texts for code in text.codes)})]  # "": none
         self.place = {name: i for i, name in enumerate(self.names)}
         self.model = [
-            {self.place[code]: float(prob or 0) for code, prob in zip(text.codes, text.probs)}
+            {self.place[code]: confidence(prob) for code, prob in zip(text.codes, text.probs)}
             for text in texts  # an answer beside five choices has no probability
         ]
         uniform = np.array([(int(text.id, 16) + 0.5) / 2**64 for text in texts])
@@ -233,8 +235,8 @@ class Learner:
         x, hits, twice = x[is_drawn], hits[is_drawn], twice[is_drawn]
         is_right = hits.cumsum(1)[np.arange(len(x)), width_of(x) - 1] == twice.sum(1)
         is_right &= twice.sum(1) == width_of(x)
-        errors = is_right - confidence(probabilities(x, maps), width_of(x))
-        sure, is_open = confidence(probs, width), np.array([not text.decided for text in self.texts])
+        errors = is_right - least_likely(probabilities(x, maps), width_of(x))
+        sure, is_open = least_likely(probs, width), np.array([not text.decided for text in self.texts])
         is_open[list(mine)] = False
         right = self._share_right(sure, is_open, errors, len(taught))
         is_open[list(decisions)] = False  # skipped ones, too

@@ -83,10 +83,13 @@ class Search:
         """
         query, digits = text_key(query), _digits(query)
         fits = [self._fitting(word) for word in words_of(query)]
-        best: dict[str, tuple[bool, int, int, str]] = {}  # title of each code that fits best
+        best: dict[str, tuple[int, int, int, str]] = {}  # title of each code that fits best
         titles: Counter[tuple[str, int]] = Counter()
         for title, language in set.intersection(*map(set, fits)) if fits else ():
-            place = title != query, max(each[title, language] for each in fits), len(title), title
+            # 0: the query; 1: its plural, or without an accent; 2: a title with other words or letters
+            is_near = len(words_of(title)) == len(fits) and abs(len(title) - len(query)) <= 2
+            differs = 0 if title == query else 2 - is_near
+            place = differs, max(each[title, language] for each in fits), len(title), title
             for code in self.codes_of[title, language]:
                 best[code] = min(best.get(code, place), place)
                 titles[code, place[1]] += 1
@@ -96,7 +99,7 @@ class Search:
             ranks[code] = (*known, fit, -titles[code, fit], code, title)
         for code, own in self.digits.items() if digits else ():
             if digits in own:
-                place = False, own != digits, False, False, not own.startswith(digits), 0
+                place = False, 2 * (own != digits), False, False, not own.startswith(digits), 0
                 ranks[code] = (*place, code, self.titles.get(code, ""))
         return [(code, ranks[code][-1]) for code in sorted(ranks, key=ranks.__getitem__)[:FOUND]]
 

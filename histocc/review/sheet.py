@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from histocc.data.rows import DECIDED, MODEL, UNDECIDED, code_of_cell, language_name, weight_of
+from histocc.data.rows import DECIDED, MODEL, code_of_cell, is_undecided, language_name, weight_of
 from histocc.data.tables import column_problems, read_chunks, table_format, table_rows
 from histocc.formatter import CLASSES, BlockyFormatter, make_formatter, split_codes
 from histocc.runtime.errors import UserError, raise_if_any
@@ -250,7 +250,7 @@ class CodedFile:
 
     def decider(self, row: list[str]) -> str:
         """Return who has decided on a row, "" for nobody."""
-        return "" if row[self.decided] in UNDECIDED else row[self.decided]
+        return "" if is_undecided(row[self.decided]) else row[self.decided]
 
     def answer(self, codes: list[str], decider: str) -> list[str]:
         """Return the codes of a row that are its answer; decider: "" for the model."""
@@ -258,11 +258,17 @@ class CodedFile:
 
 
 def confidence(cell: str) -> float:
-    """Return the model's confidence, 0 … 1; 0 if the cell holds none."""
+    """Return the model's confidence, 0 … 1, also with a decimal comma; 0 if the cell holds none. Raises
+    UserError for a number above 1, as spreadsheets make that take the point of 0.718533 for one of thousands.
+    """
     try:
-        return min(max(float(cell), 0.0), 1.0) if math.isfinite(float(cell)) else 0.0
+        found = float(cell.replace(",", "."))
     except ValueError:
         return 0.0
+    if 1 < found < math.inf:
+        what = f"{cell} is no probability (columns conf, prob_1 …)"
+        raise UserError(f"{what}: did a spreadsheet lose its decimal point? Take the file from before that")
+    return max(found, 0.0) if math.isfinite(found) else 0.0
 
 
 # ---- sheets
