@@ -412,6 +412,11 @@ class TestRows:
         flags = ["--input-col", "title", "--target-cols", "a", "b", "--language-col", "tongue"]
         found, _ = evaluated(trained, tmp_path / "out", *flags, data=data)
         assert found["decoders"]["both"]["accuracy"] == report["decoders"]["both"]["accuracy"]
+        swapped = [(text, two or one, one if two else "", lang) for text, one, two, lang in VALIDATION]
+        data = write_csv(tmp_path / "swapped.csv", HEADER, swapped)
+        found, _ = evaluated(trained, tmp_path / "swapped", data=data)
+        for each in found["decoders"].values():  # codes have no order: where they are right, their class is
+            assert each["classes"]["hisclass_right"][0] >= each["accuracy"] - 1e-9
 
 
 class TestRefused:
@@ -455,6 +460,9 @@ class TestRefused:
 
     def test_columns_that_are_not_there(self, trained, tmp_path):
         common = ["--model", trained / "run", "--data", trained / "val.csv", "--output", tmp_path / "out"]
+        rows = [(text, code, lang) for text, code, _, lang in VALIDATION]
+        alone = write_csv(tmp_path / "alone.csv", ("occ1", "hisco_1", "lang"), rows)
+        assert "codes from hisco_1 (" in evaluated(trained, tmp_path / "alone", data=alone)[1]
         assert "'title'" in refused(*common, "--input-col", "title")
         assert "'c3'" in refused(*common, "--target-cols", "hisco_1", "c3")
         assert "mutually exclusive" in refused(*common, "--language", "en", "--language-col", "lang")

@@ -450,6 +450,10 @@ def test_known_texts_have_their_codes(model, tmp_path, monkeypatch):
     write_csv(known, [*header, "decided_by"], [(*row, name) for row, name in deciders])
     said = predict_here(*flags(model, source, tmp_path / "decided.csv", *common, "--known", known))
     assert f"{known}: 1 known texts" in said and f"{counts[1]} with known codes" in said
+    # in a table that no model has coded, a blank says that its code was there before
+    write_csv(known, [*header, "decided_by"], [(*row, "") for row in given[:1]])
+    said = predict_here(*flags(model, source, tmp_path / "before.csv", *common, "--known", known))
+    assert f"{known}: 1 known texts" in said
     bad = flags(model, source, tmp_path / "x.csv", "--known")
     lacking = write_csv(tmp_path / "lacking.csv", ["occ1", "code"], [("smed", "22222")])
     said = refused(*bad, lacking)

@@ -150,6 +150,9 @@ ISCO = ["1", "2", "01", "11", "12", "21", "22", "011", "111", "112", "121", "211
     [
         ("0110 110 110.0 2111 5223 7", {}, "0110 2111 5223 7", {"zeros_restored": 2}, ""),
         ("110 2000 2001 2002 2003 2004", {}, None, {}, "1 codes are shorter than the other 5"),
+        ("83110.0 -1.0 2.00", {}, "-1 2 83110", {"zeros_restored": 3}, ""),
+        ("1 1.0 1.0.2 2 2.0 2.0.1", {}, None, {}, ""),  # levels
+        ("1.0 2.0 A00.0", {}, None, {}, ""),
         ("7213.0 110.0 5223 2111.0", {}, "110 2111 5223 7213", {"zeros_restored": 3}, ""),
         ("7213,0 0110,0 2111,0", {}, "0110 2111 7213", {"zeros_restored": 3}, ""),
         ("7213.0 110.0", {"recode": {"110": "0110"}}, "0110 7213", {"zeros_restored": 2}, ""),
@@ -189,6 +192,14 @@ def test_a_row_has_as_many_codes_as_its_cells_hold(tmp_path, flags):
     assert "--code-separator '|'" in said
     code, said = run_inside(command.main, data, *flags, "--code-separator", "|")
     assert code == 0 and "rows with 1 code: 1; rows with 3 codes: 1" in said
+
+
+def test_rows_of_a_reviewed_file_that_nobody_has_decided_are_rejected(tmp_path):
+    content = "occ1,hisco_1,decided_by\na,61110,Ann\nb,83110,guess\nc,83110,model\nd,61110,\n"
+    result = prepare(tmp_path, content)
+    assert result.texts == ["a", "d"]  # a blank: the code was there before
+    assert result.report["rejected"] == {"decided by nobody": 2}
+    assert [row[:2] for row in result.reasons] == [(3, "decided_by"), (4, "decided_by")]
 
 
 def test_bad_labels_stop_with_their_rows_and_the_flags_that_help(tmp_path):

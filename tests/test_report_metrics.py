@@ -5,7 +5,7 @@ import pytest
 
 from histocc.evaluate import baseline
 from histocc.evaluate import report as figures
-from histocc.formatter import cut, hisco_classes
+from histocc.formatter import cut, hisco_classes, levels_of
 from histocc.model.confidence import Thresholds
 from histocc.text import join_columns
 
@@ -133,7 +133,7 @@ def test_each_code_and_macro_f1_against_plain_loops():
 )
 def test_levels_are_those_of_the_codes(codes, asked, separator, numbers):
     given = "," if "10,2,-1" in codes else None
-    assert figures.levels_of(codes, given, asked) == (separator, numbers)
+    assert levels_of(codes, given, asked) == (separator, numbers)
 
 
 def test_classes_of_codes():

@@ -15,6 +15,7 @@ from histocc.data.rows import read_columns
 from histocc.data.tables import table_format
 from histocc.review import __main__ as review
 from histocc.review.agreement import kappa, share
+from histocc.review.learn import Learner
 from histocc.review.sheet import CodedFile, CodedText, Codes, escape_formula, key_of, unescape
 
 HEADER = ["id", "occ1", "lang"]
@@ -138,6 +139,21 @@ class TestMake:
             assert said[0] == f"{sheet}: 8 texts, which stand in 57 of 59 rows{end}"
             run(*shlex.split(said[-1])[3:])
             assert len(read(folder / f"{name}.csv.final.csv")) == 59
+
+    def test_probabilities_with_a_decimal_comma(self, folder):
+        """As a spreadsheet of another language writes them; without their point they are refused."""
+        rows = [HEADER + CODES, *coded_rows()]
+        prob = [place for place, name in enumerate(rows[0]) if name.startswith("prob_") or name == "conf"]
+        for number, changed in enumerate((lambda x: x.replace(".", ","), lambda x: x.replace("0.", "1"))):
+            cells = [[changed(x) if i in prob else x for i, x in enumerate(row)] for row in rows[1:]]
+            write(folder / f"{number}.csv", [rows[0], *cells], ";")
+        make(folder, "points.csv")
+        run("make", folder / "0.csv", "--output", folder / "commas.csv")
+        texts = [[row["text"] for row in read(folder / f"{name}.csv")] for name in ("commas", "points")]
+        assert texts[0] == texts[1]
+        assert Learner([*CodedFile(str(folder / "0.csv")).texts.values()], []).model[0]
+        said = run("make", folder / "1.csv", "--output", folder / "x.csv", code=2)
+        assert "is no probability" in said and "lose its decimal point" in said
 
     def test_a_workbook_is_reviewed_in_a_workbook(self, folder):
         for package in ("python_calamine", "xlsxwriter"):
@@ -464,6 +480,17 @@ def test_agreement_of_two_people(folder):
         folder, filled(folder, {plain(differ[0]): "1"}, "x.csv", differ), code=2
     )
     assert "takes two files" in run("agreement", ann, code=2)
+    assert "is named twice" in run("agreement", ann, ann, code=2)
+    # words have no levels
+    key = write(folder / "key.csv", [["system_code", "code"], ["trade", "0"], ["transport", "1"]])
+    columns = ["text", "language", "decision", "id"]
+    by = {"cy": ("trade", "trade"), "di": ("transport", "trade")}
+    cy, di = (
+        write(folder / f"{name}.csv", [columns, ["a", "en", a, "t-1"], ["b", "en", b, "t-2"]])
+        for name, (a, b) in by.items()
+    )
+    said = run("agreement", cy, di, "--key", key).splitlines()
+    assert len(said) == 2 and said[1].startswith("  all codes: 50.0%")
     one, two = "y" * 50 + "n" * 50, "y" * 35 + "n" * 15 + "y" * 20 + "n" * 30
     assert kappa(one, two) == (pytest.approx(0.3), pytest.approx(0.0949, abs=0.002))
     assert kappa("aa", "aa") == (1.0, 0.0)

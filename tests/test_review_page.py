@@ -284,6 +284,10 @@ def test_the_search_finds_codes_by_words(folder):
         assert "61100" in found("general farmer")[-2:]  # the heading General Farmers
         smith = server.ask()["text"]
         assert found("maker")[0] != "79475"
+        for code in ("51020", "77610"):  # a code that was used does not win over the word in the plural
+            server.decide([code], smith)
+            assert found("cultivateurs")[0] == "61110" and found("journaliere")[0] == "99920"
+            server.decide("undo", server.ask(id=smith["id"], stay=True)["text"])
         server.decide(["79475"], smith)
         assert found("maker")[0] == "79475" and "79475" in found("smith")
         server.decide("undo", server.ask(id=smith["id"], stay=True)["text"])
