@@ -167,7 +167,7 @@ class Reader:
             if any_code:
                 found, note = lost_zeros(counts, known, recode)
                 zeros = {code: recode.get(number, number) for code, number in found.items()}
-                several = several_in_one({*counts}.difference(zeros))
+                several = several_in_one({code: n for code, n in counts.items() if code not in zeros})
                 self.notes += filter(None, [note, several, changed_by_spreadsheet(counts)])
         return CodeBook(self.formatter, fixed, settings.number_codes, recode, zeros)
 
