@@ -173,7 +173,7 @@ def prepare_settings(
         how = args.delimiter, args.encoding, args.no_quotes, args.sheet
         texts = args.input_col or text_columns(trained.get("input_col"))
         there = table_format(args.data[0], *how, texts).names
-        columns = [name for name in columns if name in there] if columns[0] in there else columns
+        columns = [name for name in columns if name in there] if {*columns[:1]} & {*there} else columns
     language, language_col = args.language, args.language_col
     if language is None and language_col is None:
         language, language_col = trained.get("language"), trained.get("language_col")

@@ -34,6 +34,7 @@ from histocc.data.config import text_columns
 from histocc.data.descriptions import read_descriptions
 from histocc.data.rows import (
     DECIDED,
+    GUESS,
     MODEL,
     code_of_cell,
     csv_text,
@@ -241,7 +242,8 @@ class Coding:
             for line, text, *cells in zip(chunk.lines.tolist(), texts, *chunk.columns[width:]):
                 place = text_key(text), language_name(cells.pop(0)) if of_language else ""
                 # a blank in a table that no model has coded says that its codes were there before
-                if decided and is_undecided(decider := cells.pop(0)) and (decider or "prob_1" in header):
+                decider = cells.pop(0) if decided else ""
+                if decider in (MODEL, GUESS) or decided and is_undecided(decider) and "prob_1" in header:
                     continue
                 found = (code_of_cell(cell, formatter, key) for cell in cells)
                 codes = list(dict.fromkeys(filter(None, found)))
