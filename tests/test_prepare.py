@@ -202,6 +202,16 @@ def test_rows_of_a_reviewed_file_that_nobody_has_decided_are_rejected(tmp_path):
     assert [row[:2] for row in result.reasons] == [(3, "decided_by"), (4, "decided_by")]
 
 
+def test_rows_outside_the_key_count_by_part_and_weight(tmp_path):
+    texts = [f"text {i}" for i in range(20)]
+    cells = [*((f"a{i}", "61110", 1) for i in range(10)), *((text, "99990", 3) for text in texts)]
+    path = write_csv(tmp_path / "a.csv", ["occ1", "hisco_1", "n"], cells)
+    chosen = settings_for(path, share_val=0.5, weight_col="n", fixed_codes=["61110"])
+    report = Result(prep.prepare(chosen, str(tmp_path / "out"), quiet)).report
+    val = int((split_values(text_hashes(texts)) < 0.5).sum())
+    assert report["rows_outside_key"] == {"train": 3 * (20 - val), "val": 3 * val} and 3 < val < 17
+
+
 def test_bad_labels_stop_with_their_rows_and_the_flags_that_help(tmp_path):
     content = "occ1,hisco_1\nfarmer,61110\n" + "\n".join(f"smith,1{i}" for i in range(7)) + "\nmiller,77120\n"
     message = refusal(tmp_path, content, kind="gpf")
