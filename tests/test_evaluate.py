@@ -463,6 +463,8 @@ class TestRefused:
         rows = [(text, code, lang) for text, code, _, lang in VALIDATION]
         alone = write_csv(tmp_path / "alone.csv", ("occ1", "hisco_1", "lang"), rows)
         assert "codes from hisco_1 (" in evaluated(trained, tmp_path / "alone", data=alone)[1]
+        several = [*common[:2], "--data", alone, trained / "val.csv", "--output", tmp_path / "several"]
+        assert "alone.csv: has no column 'hisco_2'" in refused(*several)  # in any order
         assert "'title'" in refused(*common, "--input-col", "title")
         assert "'c3'" in refused(*common, "--target-cols", "hisco_1", "c3")
         assert "mutually exclusive" in refused(*common, "--language", "en", "--language-col", "lang")

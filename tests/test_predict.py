@@ -414,6 +414,25 @@ def test_the_decoder_that_was_right_more_often_is_the_default(tmp_path, accuracy
     assert rows == OccCANINE(model, device="cpu").predict(texts, prediction_type=decoder, get_dict=True)
 
 
+@pytest.mark.parametrize(
+    "args, header, said",
+    [
+        ({"language_col": "sprog"}, ["occ1", "lang", "sprog"], "languages are read from column 'sprog'"),
+        ({"language_col": "sprog"}, ["occ1", "lang"], "languages are read from column 'lang'"),
+        ({"language": "Danish"}, ["occ1"], "all texts are read as da, the language of the training"),
+        ({}, ["occ1"], "no languages are read: --language-col names their column"),
+    ],
+)
+def test_languages_are_read_as_in_the_training(tmp_path, args, header, said):
+    trained = save_model(tmp_path / "run", hisco_blocky5(), CODES, args=args)
+    source = write_csv(tmp_path / "in.csv", header, [["smed", "en", "da"][: len(header)]])
+    given = ["--model", trained, "--input", source, "--decoder", "flat", "--output"]
+    assert said in predict_here(*given, tmp_path / "out.csv")
+    language = {"sprog": "da", "lang": "en"}.get(header[-1], "da" if args else "unk")
+    predict_here(*given, tmp_path / "named.csv", "--language", language)
+    assert (tmp_path / "named.csv").read_bytes() == (tmp_path / "out.csv").read_bytes()
+
+
 def test_known_texts_have_their_codes(model, tmp_path, monkeypatch):
     monkeypatch.setattr(predict, "PIECE", 64)
     source = table(tmp_path / "in.csv", 900, distinct=30)

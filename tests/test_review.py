@@ -152,8 +152,12 @@ class TestMake:
         texts = [[row["text"] for row in read(folder / f"{name}.csv")] for name in ("commas", "points")]
         assert texts[0] == texts[1]
         assert Learner([*CodedFile(str(folder / "0.csv")).texts.values()], []).model[0]
+        cells = [["90.5%" if i in prob else x for i, x in enumerate(row)] for row in rows[1:]]
+        write(folder / "words.csv", [rows[0], *cells])
+        said = run("make", folder / "words.csv", "--output", folder / "x.csv", code=2)
+        assert "words.csv: '90.5%' is no probability" in said
         said = run("make", folder / "1.csv", "--output", folder / "x.csv", code=2)
-        assert "is no probability" in said and "lose its decimal point" in said
+        assert "1.csv: " in said and "is no probability" in said
 
     def test_a_workbook_is_reviewed_in_a_workbook(self, folder):
         for package in ("python_calamine", "xlsxwriter"):

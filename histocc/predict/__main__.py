@@ -139,11 +139,15 @@ class Coding:
             notes = [f"{what}: its answers are worse than conf says"]
         self.format = table_format(self.path, *how, [*texts, *language])
         others = {*self.format.names} - {*texts}
-        column = next((name for name in ("lang", self.coder.language_col) if name in others), None)
+        column = next((name for name in (self.coder.language_col, "lang") if name in others), None)
+        of_training = self.coder.known(self.coder.language or UNKNOWN_LANGUAGE)
         if args.language is args.language_col is None and column:
             args, language = args.with_decided(language_col=column), [column]
             notes.append(f"languages are read from column {column!r}; --language unk leaves it out")
-        elif args.language is args.language_col is None and len(self.coder.languages) > 2:  # unk is one
+        elif args.language is args.language_col is None and of_training != UNKNOWN_LANGUAGE:
+            args = args.with_decided(language=of_training)
+            notes.append(f"all texts are read as {of_training}, the language of the training")
+        elif args.language is args.language_col is None and len(self.coder.languages) > 1:  # unk is one
             notes.append("no languages are read: --language-col names their column, --language one for all")
         self.how = args.delimiter, self.format.encoding or args.encoding, *how[2:], [*texts, *language]
         self.notes = [*(f"{args.input} {note}" for note in self.format.notes), *notes]

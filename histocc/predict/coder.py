@@ -87,7 +87,8 @@ class Coder:
         self.data_fingerprint = str(state.get("position", {}).get("fingerprint"))
         args = state.get("args") or {}
         self.input_cols = text_columns(args.get("input_col")) if args else []
-        self.language_col: str | None = args.get("language_col")  # of the training
+        self.language: str | None = args.get("language")  # of the training
+        self.language_col: str | None = args.get("language_col")
         self.text_rule, self.max_len = state["config"]["text"], state["config"]["max_len"]
         self.clean = cleaner(self.text_rule)
         self.thresholds = Thresholds.of(state)  # used if none are given

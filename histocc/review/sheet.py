@@ -8,7 +8,15 @@ import re
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from histocc.data.rows import DECIDED, MODEL, code_of_cell, is_undecided, language_name, weight_of
+from histocc.data.rows import (
+    DECIDED,
+    MISSING_WORDS,
+    MODEL,
+    code_of_cell,
+    is_undecided,
+    language_name,
+    weight_of,
+)
 from histocc.data.tables import column_problems, read_chunks, table_format, table_rows
 from histocc.formatter import CLASSES, BlockyFormatter, make_formatter, split_codes
 from histocc.runtime.errors import UserError, raise_if_any
@@ -190,11 +198,13 @@ class CodedFile:
                     self.descriptions |= {row[i]: row[j] for i, j in self.choice_words if row[j]}
                     choices |= {code: "" for code in codes if code not in choices}
                     offered, probs = list(choices), list(choices.values())
+                for prob in probs:
+                    confidence(prob, self.path)
                 text = CodedText(*cells, codes=offered, probs=probs, answer=codes, similar=similar)
                 text.shown = [row[i] for i in self.show]
                 self.texts[key] = text
             text.rows += times
-            is_right = confidence(row[self.conf]) if codes and self.conf is not None else 0.0
+            is_right = confidence(row[self.conf], self.path) if codes and self.conf is not None else 0.0
             text.doubt += times * (1 - is_right)
             if decider:
                 text.decided, text.codes, text.doubt = decider, codes, 0.0
@@ -257,17 +267,17 @@ class CodedFile:
         return codes[:1] if self.alternatives and not decider else codes
 
 
-def confidence(cell: str) -> float:
-    """Return the model's confidence, 0 … 1, also with a decimal comma; 0 if the cell holds none. Raises
-    UserError for a number above 1, as spreadsheets make that take the point of 0.718533 for one of thousands.
+def confidence(cell: str, path: str = "") -> float:
+    """Return the model's confidence, 0 … 1, also with a decimal comma; 0 if the cell is empty. Raises
+    UserError for words, and for numbers above 1, as spreadsheets make them that lose the decimal point.
     """
     try:
-        found = float(cell.replace(",", "."))
+        found = float(cell.replace(",", ".").strip() or 0)
     except ValueError:
-        return 0.0
-    if 1 < found < math.inf:
-        what = f"{cell} is no probability (columns conf, prob_1 …)"
-        raise UserError(f"{what}: did a spreadsheet lose its decimal point? Take the file from before that")
+        found = 0.0 if cell.strip().casefold() in MISSING_WORDS else math.inf
+    if found > 1:
+        what = f"{path}: {cell!r} is no probability (columns conf, prob_1 …)"
+        raise UserError(f"{what}: did a spreadsheet change it? Take the file from before that")
     return max(found, 0.0) if math.isfinite(found) else 0.0
 
 
