@@ -186,8 +186,7 @@ class OccCANINE:
                 number n is pred with k_pred = n. probs: array float32 [texts, codes], by the linear decoder
                 (flat) or the other one, NaN for a text without a code. logits (flat): a table of the same
                 before the sigmoid. bin: 1 for each code that pred gives, columns hisco_CODE. embeddings: the
-                encoder's pooled output (zeros without an encoder), then the vector of the model's n-grams if
-                it has them, one column per number.
+                encoder's pooled output (zeros without one), then the model's vector of n-grams, if any.
             threshold: codes of flat, both, full count above it: a number, or by language (None: the model's).
             behavior: "good" (greedy) or "fast" (flat); None for what `auto` takes.
             prediction_type: a decoder, whatever the behavior: greedy, flat, both, topk, full; or greedy-topk:

@@ -257,11 +257,8 @@ class Reader:
             stops = kind == DOES_NOT_FIT and not settings.drop_bad_labels
             findings.reject(kind, path, line, column, value, reason, stops)
         if outside:
-            hashes = text_hashes([descriptions[i].strip() for i in outside])
-            is_val, is_test = parts_of(settings, self.named, part, hashes)
-            times = np.array([max(weight_of(weights[i]), 1) if weights else 1 for i in outside])
-            self.outside_key["train"] += int(times[~(is_val | is_test)].sum())
-            self.outside_key["val"] += int(times[is_val].sum())
+            times = [max(weight_of(weights[i]), 1) if weights else 1 for i in outside]
+            self._count_outside_key(part, [descriptions[i].strip() for i in outside], np.array(times))
         if not keep.all():
             texts, codes, lines = list(compress(texts, keep)), codes[keep], lines[keep]
             columns = [list(compress(column, keep)) for column in columns]
@@ -282,6 +279,12 @@ class Reader:
             texts = list(chain.from_iterable(map(repeat, texts, times.tolist())))
             arrays = {name: values.repeat(times, axis=0) for name, values in arrays.items()}
         self._write(part, texts, arrays)
+
+    def _count_outside_key(self, part: str, texts: list[str], times: np.ndarray) -> None:
+        """Count rows with codes outside the key by the part that their descriptions are of; times: [n]."""
+        is_val, is_test = parts_of(self.settings, self.named, part, text_hashes(texts))
+        self.outside_key["train"] += int(times[~(is_val | is_test)].sum())
+        self.outside_key["val"] += int(times[is_val].sum())
 
     def _texts(self, cells: list[str], note: Callable) -> list[str]:
         """Return the descriptions of a chunk; note unusual ones."""
