@@ -75,8 +75,8 @@ def status_lines(status: dict[str, Any], rows: list[dict[str, Any]], is_live: bo
             lines.append(" " * 12 + " · ".join(figures))
     samples = [row for row in rows if row["samples"] and row["samples_per_sec"]][-2:]
     # by the last row's rate and the samples per step since the row before; each part of a fit counts anew
-    steps_left = status["state"] == RUNNING and is_live
-    if steps_left and len(samples) > 1 and samples[0]["samples"] < samples[1]["samples"]:
+    takes_steps = status["state"] == RUNNING and is_live
+    if takes_steps and len(samples) > 1 and samples[0]["samples"] < samples[1]["samples"]:
         of_step = (samples[1]["samples"] - samples[0]["samples"]) / (samples[1]["step"] - samples[0]["step"])
         seconds = max(0, stop - step) * of_step / samples[1]["samples_per_sec"]
         lines.append(f"time left   {duration(seconds)}")

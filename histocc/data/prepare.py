@@ -218,6 +218,7 @@ class Reader:
         input_col, width = settings.input_col[0], len(settings.input_col)
         keep = np.ones(len(cells), dtype=bool)
         rejects: list[tuple] = [(line, "", "", kind, reason) for line, kind, reason in chunk.faults]
+        outside: list[int] = []  # rows with a code outside the key
 
         def note(kind: str, rows) -> None:
             findings.note(kind, path, lines[rows], (cells[i].strip() for i in rows))
@@ -228,7 +229,7 @@ class Reader:
                 rejects.append((lines[i], column, values[i], kind, reason))
                 outside.extend([i] * (kind == OUTSIDE_KEY))
 
-        descriptions, outside = self._texts(cells, note), []
+        descriptions = self._texts(cells, note)
         for name, column in zip(settings.input_col, columns):
             if _FORBIDDEN.search("".join(column)):
                 reason = "the text holds NUL, or a character from U+E000 to U+E004, which marks its ends"

@@ -138,17 +138,19 @@ class Coding:
             what = f"the model was trained on descriptions in {listed(trained)}, not in {listed(texts)}"
             notes = [f"{what}: its answers are worse than conf says"]
         self.format = table_format(self.path, *how, [*texts, *language])
-        others = {*self.format.names} - {*texts}
-        column = next((name for name in (self.coder.language_col, "lang") if name in others), None)
-        of_training = self.coder.known(self.coder.language or UNKNOWN_LANGUAGE)
-        if args.language is args.language_col is None and column:
-            args, language = args.with_decided(language_col=column), [column]
-            notes.append(f"languages are read from column {column!r}; --language unk leaves it out")
-        elif args.language is args.language_col is None and of_training != UNKNOWN_LANGUAGE:
-            args = args.with_decided(language=of_training)
-            notes.append(f"all texts are read as {of_training}, the language of the training")
-        elif args.language is args.language_col is None and len(self.coder.languages) > 1:  # unk is one
-            notes.append("no languages are read: --language-col names their column, --language one for all")
+        if args.language is args.language_col is None:
+            others = {*self.format.names} - {*texts}
+            column = next((name for name in (self.coder.language_col, "lang") if name in others), None)
+            of_training = self.coder.known(self.coder.language or UNKNOWN_LANGUAGE)
+            if column:
+                args, language = args.with_decided(language_col=column), [column]
+                notes.append(f"languages are read from column {column!r}; --language unk leaves it out")
+            elif of_training != UNKNOWN_LANGUAGE:
+                args = args.with_decided(language=of_training)
+                notes.append(f"all texts are read as {of_training}, the language of the training")
+            elif len(self.coder.languages) > 1:  # unk is one
+                what = "no languages are read: --language-col names their column, --language one for all"
+                notes.append(what)
         self.how = args.delimiter, self.format.encoding or args.encoding, *how[2:], [*texts, *language]
         self.notes = [*(f"{args.input} {note}" for note in self.format.notes), *notes]
         return args
@@ -246,7 +248,7 @@ class Coding:
             for line, text, *cells in zip(chunk.lines.tolist(), texts, *chunk.columns[width:]):
                 place = text_key(text), language_name(cells.pop(0)) if of_language else ""
                 # a blank in a table that no model has coded says that its codes were there before
-                decider = cells.pop(0) if decided else ""
+                decider = cells.pop(0).strip() if decided else ""
                 if decider in (MODEL, GUESS) or decided and is_undecided(decider) and "prob_1" in header:
                     continue
                 found = (code_of_cell(cell, formatter, key) for cell in cells)
@@ -342,9 +344,10 @@ class Coding:
         cells = dict.fromkeys(self.columns, "") | dict(zip(ANSWER, ("1", str(int(self.is_fitted)), "0")))
         cells |= {name: row[place] for name, place in self.old.items()}
         for i in range(1, self.old_codes + 1):
-            code = code_of_cell(cells[f"{self.system}_{i}"], self.coder.formatter, self.key)
-            for name, words in self.words.items():
-                cells[f"{name}_{i}"] = cells[f"{name}_{i}"] or words.get(code, "")
+            cell, lacking = cells[f"{self.system}_{i}"], [x for x in self.words if not cells[f"{x}_{i}"]]
+            if cell and lacking:
+                code = code_of_cell(cell, self.coder.formatter, self.key)
+                cells |= {f"{name}_{i}": self.words[name].get(code, "") for name in lacking}
         return [*cells.values()]
 
     # ---- pieces

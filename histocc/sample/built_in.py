@@ -63,8 +63,8 @@ def tables() -> dict[str, list[tuple[str, ...]]]:
     left_out = {row[:2] for row in parts["val.csv"]}
     parts["train.csv"] += (row for row in rows(SAMPLE_ROWS, 1) if row[:2] not in left_out)
     known = {(row[0].casefold(), row[1]) for row in parts["train.csv"]}
-    others = (row for row in rows(OTHER_ROWS, 2) if (row[0].casefold(), row[1]) not in known)
-    parts["val.csv"] += (row for row in others if row[3])
+    several = (row for row in rows(OTHER_ROWS, 2) if row[3])
+    parts["val.csv"] += (row for row in several if (row[0].casefold(), row[1]) not in known)
     return parts
 
 
