@@ -5,11 +5,12 @@ import hashlib
 import json
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Annotated, Any
 
 from histocc.data.arrays import PREPARED_FORMAT, PreparedData
+from histocc.data.records import Table
 from histocc.data.rows import hold_numbers, language_name, read_columns, read_key
 from histocc.data.tables import DELIMITERS, column_problems, composed, table_format
 from histocc.formatter import BlockyFormatter, CodeError, formatter_of_codes, hisco_key, make_formatter
@@ -290,6 +291,17 @@ class PrepareSettings:
         """Return the way in which the files are read, for `table_format` and `read_chunks`."""
         texts = (*self.input_col, *filter(None, [self.language_col]))
         return self.delimiter, self.encoding, self.no_quotes, self.sheet, texts
+
+    def table(self, path: str, others: Sequence[str] = ()) -> Table:
+        """Return one of the files, read with further columns. Raises UserError."""
+        return Table(
+            *(path, self.how, self.input_col, self.target_cols, others),
+            language=self.language,
+            language_col=self.language_col,
+            weight_col=self.weight_col,
+            rule=self.clean_text,
+            ditto=self.ditto,
+        )
 
     @property
     def max_codes(self) -> int | None:

@@ -60,8 +60,6 @@ class Chunk:
     columns: list[list[str]]  # the cells of each wanted column, n texts each
     faults: list[tuple[int, str, str]] = field(default_factory=list)  # unreadable rows: line, kind, reason
     share: float = 0.0  # share of the file that is read, 0…1
-    texts: list[str] = field(default_factory=list)  # texts of the rows, and which only repeat the one above
-    dittos: list[int] = field(default_factory=list)  # (do., ditto); both set by predict
 
 
 class Format(NamedTuple):
@@ -160,11 +158,11 @@ def column_problems(
     return problems
 
 
-def read_chunks(path: str, columns: list[str] | None, *how: Any) -> Iterator[Chunk]:
+def read_chunks(path: str, columns: Sequence[str] | Sequence[int] | None, *how: Any) -> Iterator[Chunk]:
     """Yield all rows below the header.
 
     Args:
-        columns: the columns to read, which the header must have; None: all, in order.
+        columns: the columns to read, which the header must have, or their places; None: all, in order.
         how: as for `table_format`.
 
     Raises:
@@ -172,7 +170,8 @@ def read_chunks(path: str, columns: list[str] | None, *how: Any) -> Iterator[Chu
     """
     table = table_format(path, *how)
     width = len(table.names)
-    places = range(width) if columns is None else [table.names.index(name) for name in columns]
+    wanted = range(width) if columns is None else columns
+    places = [each if isinstance(each, int) else table.names.index(each) for each in wanted]
     if table.binary:
         yield from itertools.starmap(Chunk, table.binary.read(places))
         return

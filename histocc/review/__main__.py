@@ -29,7 +29,8 @@ import numpy as np
 from histocc.data.binary import CHUNK, ENDINGS, ending_of, missing_package, table_writer
 from histocc.data.config import AUTO, Column, Format, text_columns
 from histocc.data.descriptions import CODE_COLUMNS, TEXT_COLUMNS, read_descriptions
-from histocc.data.rows import DECIDED, GUESS, csv_text, is_undecided, read_key
+from histocc.data.records import DECIDED, GUESS, Record, is_undecided
+from histocc.data.rows import csv_text, read_key
 from histocc.data.tables import table_format
 from histocc.formatter import hisco_classes, hisco_key
 from histocc.review import learn, serve
@@ -42,6 +43,7 @@ from histocc.review.sheet import (
     Key,
     Sheets,
     formatter_of,
+    key_of,
     most_wrong_first,
     sheet_rows,
 )
@@ -209,9 +211,9 @@ def apply_sheets(args: ReviewConfig, coded: CodedFile, key: list[str] | None) ->
     added, table = training_rows(args.training_data, coded, decided) if args.training_data else ("", b"")
     counts: Counter[str] = Counter()
 
-    def final_row(row: list[str]) -> list[str]:
-        text, before, decider = coded.key(row), coded.codes_of(row), coded.decider(row)
-        times = coded.times(row)
+    def final_row(record: Record) -> list[str]:
+        text, before, decider = key_of(record.text, record.language), record.codes, record.decider
+        row, times = coded.cells_of(record), record.weight
         if text in answers:
             counts["rows"] += times
             counts["changed"] += times * (answers[text][0] != coded.answer(before, decider))
@@ -236,7 +238,7 @@ def apply_sheets(args: ReviewConfig, coded: CodedFile, key: list[str] | None) ->
         atomic_write(os.path.realpath(args.output), args.overwrite) as file,
         table_writer(file, args.output, coded.header, coded.numbers, csv_text) as write,
     ):
-        rows = map(final_row, coded.read_rows())
+        rows = map(final_row, coded.table)
         while piece := list(islice(rows, CHUNK)):
             try:
                 write(piece)
@@ -378,11 +380,11 @@ def run(argv: list[str] | None) -> None:
     if args.action == "agreement":
         return report_agreement(args, system or "hisco", key)
     path = args.to or args.files[0]
-    columns, reading = text_columns(args.input_col), (args.delimiter, system, args.no_quotes)
-    more = set(key or ()), args.weight_col, args.sheet, args.show or (), args.fill
-    coded = CodedFile(path, columns, args.language_col, *reading, *more)
+    columns, how = text_columns(args.input_col), (args.delimiter, None, args.no_quotes, args.sheet)
+    more = set(key or ()), args.weight_col, args.show or (), args.fill
+    coded = CodedFile(path, columns, args.language_col, how, system, *more)
     if args.known:
-        coded.know(CodedFile(args.known, columns, args.language_col, None, coded.system, False, more[0]))
+        coded.know(CodedFile(args.known, columns, args.language_col, system=coded.system, key=more[0]))
         print(f"{args.known}: {len(coded.known):,} known texts")
     ACTIONS[args.action](args, coded, key)
 
