@@ -30,7 +30,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from histocc.data.binary import MAX_ROWS, ending_of, table_writer
-from histocc.data.config import text_columns
+from histocc.data.config import column_flags, text_columns
 from histocc.data.descriptions import read_descriptions
 from histocc.data.records import DECIDED, MODEL, Records, Table
 from histocc.data.rows import code_of_cell, csv_text, language_name
@@ -116,11 +116,10 @@ class Coding:
 
     def with_columns(self, args: PredictConfig) -> PredictConfig:
         """Return the arguments with the columns that are read, which decide `format`. Raises UserError."""
-        how = args.delimiter, args.encoding, args.no_quotes, args.sheet
         trained, notes, language = self.coder.input_cols, [], [*filter(None, [args.language_col])]
         if args.input_col is None and trained not in ([], text_columns(None)):
             with contextlib.suppress(UserError):  # no sheet of a workbook has them
-                names = {*table_format(self.path, *how, [*trained, *language]).names}
+                names = {*table_format(self.path, *args.how([*trained, *language])).names}
                 # a file without these and the usual one is told which of these it lacks
                 if {*trained} <= names or names.isdisjoint(text_columns(None)):
                     args = args.with_decided(input_col=trained)
@@ -129,7 +128,7 @@ class Coding:
         if trained and len(trained) != len(texts):
             what = f"the model was trained on descriptions in {listed(trained)}, not in {listed(texts)}"
             notes = [f"{what}: its answers are worse than conf says"]
-        self.format = table_format(self.path, *how, [*texts, *language])
+        self.format = table_format(self.path, *args.how([*texts, *language]))
         if args.language is args.language_col is None:
             others = {*self.format.names} - {*texts}
             column = next((name for name in (self.coder.language_col, "lang") if name in others), None)
@@ -143,7 +142,8 @@ class Coding:
             elif len(self.coder.languages) > 1:  # unk is one
                 what = "no languages are read: --language-col names their column, --language one for all"
                 notes.append(what)
-        self.how = args.delimiter, self.format.encoding or args.encoding, *how[2:], [*texts, *language]
+        how = args.with_decided(encoding=self.format.encoding or args.encoding).how([*texts, *language])
+        self.how = how  # the encoding is detected once
         self.notes = [*(f"{args.input} {note}" for note in self.format.notes), *notes]
         return args
 
@@ -188,7 +188,7 @@ class Coding:
                 and re.fullmatch(BESIDE, name)
             }
             wanted += [*self.old, *([first] if args.only_missing else [])]
-        problems = column_problems(args.input, header, wanted, dict.fromkeys(self.input_cols, "--input-col"))
+        problems = column_problems(args.input, header, wanted, column_flags(args))
         if len(self.input_cols) > 1 and coder.text_rule != AS_IS:
             problems.append(f"--input-col: this model cleans texts ({coder.text_rule}) and reads one column")
         others = [name for name in header if name not in self.old]

@@ -142,7 +142,7 @@ def next_command(args: ReviewConfig, coded: CodedFile, sheet: str) -> str:
     ending = ending_of(args.files[0])
     outputs = (f"{args.files[0]}.final{number or ''}{ending}" for number in range(1000))
     command += [] if args.sample else ["--output", next(path for path in outputs if not os.path.exists(path))]
-    columns = "input_col", "weight_col", "language_col", "delimiter", "no_quotes", "sheet"
+    columns = "input_col", "weight_col", "language_col", "delimiter", "encoding", "no_quotes", "sheet"
     for name in ("key", "descriptions", "by", "known", "training_data", "fill", "guesses", *columns):
         if (value := getattr(args, name)) != getattr(ReviewConfig, name):
             values = value if isinstance(value, list) else [value] * (value is not True)
@@ -289,7 +289,7 @@ def training_rows(path: str, coded: CodedFile, decided: dict[Key, list[str]]) ->
         if table_format(path)[:3] != (header, ",", "utf-8-sig"):
             what = f"nothing can be added to it: it is not in UTF-8 with the columns {','.join(header)}"
             raise UserError(f"--training-data {path}: {what}")
-        known = CodedFile(path, texts[:width], *texts[width:], system=coded.system).texts
+        known = CodedFile(path, texts[:width], [*texts, None][width], system=coded.system).texts
         with opened(path) as file:
             content = file.read()
     rows = []
@@ -380,9 +380,11 @@ def run(argv: list[str] | None) -> None:
     if args.action == "agreement":
         return report_agreement(args, system or "hisco", key)
     path = args.to or args.files[0]
-    columns, how = text_columns(args.input_col), (args.delimiter, None, args.no_quotes, args.sheet)
-    more = set(key or ()), args.weight_col, args.show or (), args.fill
-    coded = CodedFile(path, columns, args.language_col, how, system, *more)
+    columns, more = (
+        text_columns(args.input_col),
+        (set(key or ()), args.weight_col, args.show or (), args.fill),
+    )
+    coded = CodedFile(path, columns, args.language_col, args.how, system, *more)
     if args.known:
         coded.know(CodedFile(args.known, columns, args.language_col, system=coded.system, key=more[0]))
         print(f"{args.known}: {len(coded.known):,} known texts")

@@ -48,6 +48,7 @@ class CodedText:
     probs: list[str] = field(default_factory=list)
     answer: list[str] = field(default_factory=list)  # the codes of its rows
     decided: str = ""  # by whom
+    is_given: bool = False  # whether a person has given the codes of a row
     similar: list[tuple[str, str]] = field(default_factory=list)  # (known text, codes), by predict --explain
     shown: list[str] = field(default_factory=list)  # further cells of its first row, for a person
 
@@ -77,7 +78,7 @@ class CodedFile:
     Args:
         input_cols: the column with the texts, and further ones that belong to them.
         language_column: None: the column lang, if there is one.
-        how: as for `table_format`, up to the sheet.
+        how: returns how the file is read by its columns of texts, as `Format.how` does; None: as detected.
         system: the name of the columns of codes that a table without a model's answers gets, or has; None
             refuses such a table.
         key: the codes that it may hold.
@@ -102,7 +103,7 @@ class CodedFile:
         path: str,
         input_cols: Sequence[str] = ("occ1",),
         language_column: str | None = None,
-        how: Sequence[Any] = (None, None, False, None),
+        how: Callable[[Sequence[str]], tuple] | None = None,
         system: str | None = None,
         key: Container[str] = (),
         weight_column: str | None = None,
@@ -110,7 +111,7 @@ class CodedFile:
         guessed: bool = False,
     ):
         wanted = [*input_cols, *filter(None, [language_column])]
-        reading: tuple[Any, ...] = (*how, wanted)
+        reading: tuple[Any, ...] = how(wanted) if how else (None, None, False, None, wanted)
         self.path, header = path, table_format(path, *reading).names
         if language_column is None and "lang" in header:
             language_column = "lang"
@@ -137,7 +138,7 @@ class CodedFile:
         flags = dict.fromkeys(input_cols, "--input-col") | {language_column or "": "--language-col"}
         flags |= {weight_column or "": "--weight-col"} | dict.fromkeys(show, "--show")
         columns = list(dict.fromkeys([*wanted, *filter(None, [weight_column]), *show]))
-        raise_if_any(column_problems(path, header, columns, flags))
+        raise_if_any(column_problems(path, header, columns, flags if how else None))
         self.header, self.formatter = header + new, formatter_of(self.system)
         self.added = [MODEL if name == DECIDED and self.is_coded else "" for name in new]
         self.input_cols, self.decided = list(map(header.index, input_cols)), self.header.index(DECIDED, first)
@@ -206,6 +207,7 @@ class CodedFile:
                 text.shown = [row[i] for i in self.show]
                 self.texts[key] = text
             text.rows += times
+            text.is_given |= bool(decider or codes and not (self.is_coded or record.is_guess))
             is_right = confidence(row[self.conf], self.path) if codes and self.conf is not None else 0.0
             text.doubt += times * (1 - is_right)
             if decider:
@@ -227,7 +229,7 @@ class CodedFile:
         for words, language in self.texts:
             languages.setdefault(words, []).append(language)
         for (words, language), text in other.texts.items():
-            if not text.decided and (other.is_coded or not text.answer):
+            if not text.is_given:
                 continue
             for own in languages.get(words, [language]):
                 if own == language or UNKNOWN_LANGUAGE in (own, language):
