@@ -107,24 +107,19 @@ class Table:
         self.read_code: Callable[[str], str] = str  # returns the code that a cell holds, or ""
         header = self.format.names
         self.has_answers = "prob_1" in header  # a model's
-        named = [*texts, *codes, *filter(None, [language_col, weight_col])]
+        named = [*texts, *codes, *filter(None, [language_col, weight_col]), *(others or ())]
         # the last column of this name, since a table may have had its own before it was coded
-        decided = len(header) - 1 - header[::-1].index(DECIDED) if DECIDED in header else None
-        places = None if others is None else [header.index(name) for name in (*named, *others)]
-        if places is not None and decided is not None:
-            places.append(decided)
-            decided = len(places) - 1
-        self.places, self.decided = (
-            places,
-            decided,
-        )  # of columns that are read; among these
-        self.names = header if places is None else [header[place] for place in places]
+        decided = [place for place, name in enumerate(header) if name == DECIDED][-1:]
+        chosen = [*map(header.index, named), *decided]
+        self.places = list(range(len(header))) if others is None else chosen
+        self.names = [header[place] for place in self.places]
+        self.decided = max((i for i, place in enumerate(self.places) if [place] == decided), default=None)
         self.texts, self.codes = list(map(self.names.index, texts)), list(map(self.names.index, codes))
         self.languages = self.names.index(language_col) if language_col else None
         self.weights = self.names.index(weight_col) if weight_col else None
 
     def records(self, check: Callable[[], Any] = nothing) -> Iterator[Records]:
-        """Yield all rows, many at a time. `check` is called for each yield. Raises UserError."""
+        """Yield all rows, many at a time. `check` is called before each yield. Raises UserError."""
         above = ""
         for chunk in read_chunks(self.path, self.places, *self.how):
             check()
