@@ -456,6 +456,21 @@ def test_a_language_is_one_however_it_is_spelled():
         assert {key_of("a", other) for other in others.split()} == {key_of("a", name)}
 
 
+@pytest.mark.parametrize("share", [0.4, 0.6, 0.8])
+def test_guesses_of_a_confident_model_that_is_often_wrong_are_not_certain(share):
+    draw, codes = random.Random(1), [f"{number:05}" for number in range(400)]
+    texts, true = [], []
+    for _ in range(500):
+        text, right = "".join(draw.choices("abcdefghij", k=9)), draw.choice(codes)
+        code = right if draw.random() < share else draw.choice(codes)
+        texts.append(CodedText(text, "en", 1, codes=[code], probs=["0.95"], answer=[code], doubt=0.05))
+        true.append(right)
+    learner = Learner(texts, codes)
+    guesses = learner.learn({i: (true[i],) for i in range(150)})
+    right = sum(learner.answer(guesses, i) == [true[i]] for i in range(150, 500)) / 350
+    assert abs(guesses.sure[150:].mean() - right) < 0.1
+
+
 def test_agreement_of_two_people(folder):
     """On sheets of the same draw, whose differences a third person decides. The table of counts, its kappa
     and standard error: Cohen's kappa of 35 and 15 yes, 20 and 30 no of 100.
