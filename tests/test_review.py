@@ -6,9 +6,11 @@ import itertools
 import random
 import re
 import shlex
+import subprocess
+import sys
 
 import pytest
-from helpers import run_here
+from helpers import environment, run_here, wait_until
 
 from histocc.data.binary import table_writer
 from histocc.data.rows import read_columns
@@ -17,6 +19,7 @@ from histocc.review import __main__ as review
 from histocc.review.agreement import kappa, share
 from histocc.review.learn import Learner
 from histocc.review.sheet import CodedFile, CodedText, Codes, escape_formula, key_of, unescape
+from histocc.runtime.files import file_lock
 
 HEADER = ["id", "occ1", "lang"]
 CODES = ["hisco_1", "prob_1", "hisco_2", "prob_2", "hisco_3", "prob_3", "conf", "needs_review"]
@@ -342,6 +345,21 @@ class TestApply:
         found = {(row["occ1"].casefold(), row["hisco_1"], row["hisco_2"]) for row in rows}
         expected = {("smith", "61110", ""), ("clerk", "41025", ""), ("-", "-1", "41025")}
         assert found == expected | {("farmer", "61110", "")} and len(rows) == 4
+
+    def test_training_data_get_the_rows_of_two_people_at_once(self, folder):
+        """The second one waits for the first, and finds its rows."""
+        filled(folder, {("smith", "en"): "61110"})
+        first = b"occ1,lang,hisco_1,hisco_2,hisco_3\nsailor,en,98135,,\n"
+        line = "apply filled.csv --to coded.csv --output final.csv --training-data more.csv"
+        with file_lock(str(folder / "more.csv")):
+            second = subprocess.Popen(
+                [sys.executable, "-m", "histocc.review", *line.split()], cwd=folder, env=environment()
+            )
+            wait_until((folder / "final.csv").exists)
+            (folder / "more.csv").write_bytes(first)
+        assert second.wait(60) == 0
+        assert (folder / "more.csv").read_bytes() == first + b"smith,en,61110,,\n"
+        assert not list(folder.glob("more.csv?*"))
 
     @pytest.mark.parametrize(
         "header, encoding",
