@@ -15,34 +15,33 @@ def logistic(x: np.ndarray) -> np.ndarray:
 
 def fit_logistic(
     x: np.ndarray, right: np.ndarray, weight: np.ndarray, mean: Sequence[float], deviation: Sequence[float]
-) -> np.ndarray | None:
-    """Return the likeliest weights, float64 [K], of features in the log-odds of being right. Newton's steps
-    are halved while they would increase the loss. One feature is 1 in all rows.
+) -> np.ndarray:
+    """Return the likeliest weights, float64 [K], of features in the log-odds of being right. If the sum of
+    the probabilities is not the number of hits, say so and return `mean`.
 
     Args:
-        x: features [N, K].
-        right: outcomes, bool [N].
-        weight: how much each row counts, float [N].
+        x: features [N, K], one of them 1 in all rows.
+        right: outcomes, bool [N]; weight: how much each counts, float [N].
         mean, deviation: those of the weights' normal prior, K each.
-
-    Returns:
-        None if the mean probability of these rows is not their share of hits: the map must not be used.
     """
-    center, precision = np.array(mean), np.array(deviation) ** -2.0
-    at = center.copy()
+    precision = np.array(deviation) ** -2.0
+    at = np.array(mean)
 
     def loss(at: np.ndarray) -> float:
         misses = np.logaddexp(0, np.where(right, -1, 1) * (x @ at))
-        return float(weight @ misses + (precision * (at - center) ** 2).sum() / 2)
+        return float(weight @ misses + (precision * (at - mean) ** 2).sum() / 2)
 
     for _ in range(100):
         p = logistic(x @ at)
-        slope = x.T @ (weight * (p - right)) + precision * (at - center)
+        slope = x.T @ (weight * (p - right)) + precision * (at - mean)
         step = np.linalg.solve((x.T * (weight * p * (1 - p))) @ x + np.diag(precision), slope)
-        while loss(at - step) > loss(at) and np.abs(step).max() > 1e-12:
+        while loss(at - step) > loss(at) and np.abs(step).max() > 1e-12:  # Newton's step may be too long
             step /= 2
         at -= step
         if np.abs(step).max() < 1e-10:
             break
-    off = abs(weight @ (logistic(x @ at) - right))
-    return at if off <= MAX_OFF * weight.sum() + 1 else None  # not a number is off, too
+    found, hits = weight @ logistic(x @ at), weight @ right
+    if abs(found - hits) <= MAX_OFF * weight.sum() + 1:  # False if it is not a number
+        return at
+    print(f"Note: fitted probabilities are not used: of {hits:.0f} hits they expect {found:.0f}", flush=True)
+    return np.array(mean)

@@ -16,7 +16,7 @@ from histocc import OccCANINE
 from histocc.data.arrays import PreparedData
 from histocc.evaluate import __main__ as evaluate
 from histocc.job import card
-from histocc.job.confidence import checkpoint_without, fit_maps, judged_answers
+from histocc.job.confidence import checkpoint_without, judged_answers
 from histocc.logistic import fit_logistic, logistic
 from histocc.model import confidence
 from histocc.model.confidence import Confidence, curve, log_odds
@@ -77,16 +77,11 @@ class TestMap:
             x, right = np.stack([score, score, np.ones(200)], 1), draw.random(200) < share
             weights = fit_logistic(x, right, np.ones(200), **prior)
             assert abs(logistic(x @ weights).mean() - right.mean()) < 0.01
-            assert fit_logistic(np.where(x == 1, np.nan, x), right, np.ones(200), **prior) is None
 
-    def test_one_that_is_off_is_not_used(self, monkeypatch):
-        answers = {name: [(0.9, False, i < 5, 1.0) for i in range(10)] for name in ("flat", "greedy")}
-        fit, fitted = confidence.fit, Confidence(10, {}, {}, {})
-        off = [None, fit(*map(np.array, zip(*answers["greedy"])))]
-        monkeypatch.setattr(confidence, "fit", lambda *_: off.pop(0))
-        said = fit_maps(fitted, answers, {})
-        assert said == ["the map of flat is off on its own texts and not used", "flat 40.0 → 40.0"] + said[2:]
-        assert [*fitted.maps] == ["greedy"] and fitted.curves["flat"] == [[0.9, 1.0, 0.5]]
+    def test_one_that_is_off_is_not_used(self, capsys):
+        x, right = np.array([[math.nan, 1.0], [0.5, 1.0]] * 5), np.arange(10) < 5
+        assert fit_logistic(x, right, np.ones(10), (3.0, -2.0), (1.0, 1.0)).tolist() == [3.0, -2.0]
+        assert "are not used: of 5 hits they expect nan" in capsys.readouterr().out
 
 
 def test_a_share_is_kept_from_the_confidence_that_most_answers_have():

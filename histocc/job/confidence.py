@@ -130,11 +130,7 @@ def fit_maps(fitted: Confidence, judged: Judged, of_folds: Judged) -> list[str]:
     for decoder, of_decoder in {**judged, **of_folds}.items():
         raw, several, right, weight = (np.array(column) for column in zip(*of_decoder))
         prior = confidence.PRIOR_OF_FOLDS if of_folds and decoder == "flat" else confidence.PRIOR
-        weights = confidence.fit(raw, several, right, weight, prior)
-        if weights is None:
-            errors.append(f"the map of {decoder} is off on its own texts and not used")
-        else:
-            fitted.maps[decoder] = weights
+        fitted.maps[decoder] = confidence.fit(raw, several, right, weight, prior)
         if decoder == OUTPUT:
             continue
         mapped = fitted.mapped(decoder, torch.from_numpy(raw), torch.from_numpy(several)).numpy()

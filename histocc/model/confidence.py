@@ -207,15 +207,13 @@ def fit(
     right: np.ndarray,
     weight: np.ndarray,
     prior: dict[str, tuple[float, ...]] = PRIOR,
-) -> list[float] | None:
-    """Return the weights of a map, or None if it is off (`fit_logistic`). The arguments describe N answers: a
-    decoder's own probabilities, whether they are several codes, whether they are right, and how much they
-    count.
+) -> list[float]:
+    """Return the weights of a map. The arguments describe N answers: a decoder's own probabilities, whether
+    they are several codes, whether they are right, and how much they count.
     """
     odds = log_odds(torch.from_numpy(np.asarray(probs, dtype=np.float64))).numpy()
     x = np.stack([odds, np.sign(odds) * np.sqrt(np.abs(odds)), several, np.ones(len(odds))], axis=1)
-    found = fit_logistic(x, right, weight, **prior)
-    return None if found is None else found.tolist()
+    return fit_logistic(x, right, weight, **prior).tolist()
 
 
 def bin_of(confidence: np.ndarray) -> np.ndarray:

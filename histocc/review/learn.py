@@ -33,7 +33,6 @@ PRIOR = {"mean": (3.0, 3.0, -2.0), "deviation": (10**0.5,) * 3}
 POWER, PART = 3, 0.5  # of the cosine of two texts; what one teaches the other, of what its own rows count
 BIAS, FULL = 0.035, 200  # deviation of the probabilities' mean, which is larger before so many decisions
 RANKS = slice(0, 1), slice(1, CHOICES)  # of the best codes
-OFF = "Note: the probabilities of guesses do not fit the decisions: they are those before any decision"
 Shares = tuple[float, float, float]
 
 
@@ -213,10 +212,7 @@ class Learner:
         _, share, learned, x, hits = max(fits, key=lambda fit: fit[:2])
         del inverse, white, weights, fits
         found = [(x[:, each].reshape(-1, 3), hits[:, each].ravel()) for each in RANKS]
-        maps = [fit_logistic(of_rank, right, np.ones(len(right)), **PRIOR) for of_rank, right in found]
-        if any(each is None for each in maps):
-            print(OFF, flush=True)
-        maps = [np.array(PRIOR["mean"]) if each is None else each for each in maps]
+        maps = [fit_logistic(*of_rank, np.ones(len(of_rank[1])), **PRIOR) for of_rank in found]
         codes, x_of_all = self._guess(rows, learned, columns, names, share)
         probs, width = probabilities(x_of_all, maps).astype(np.float32), width_of(x_of_all)
 
