@@ -94,6 +94,14 @@ def test_a_run_that_is_resumed_drops_later_rows_and_a_new_one_all(tmp_path):
     assert steps(tmp_path) == [300]
 
 
+def test_a_validation_is_written_again_and_the_row_of_a_fit_stays(tmp_path):
+    log = log_of(tmp_path)
+    for row in (VALUES, VALIDATION):
+        log.row({"epoch": 0, **row, "step": 0})
+    log_of(tmp_path, 0, again=True)
+    assert [row["train_loss"] for row in rows(tmp_path)] == ["0.333333333333"]
+
+
 def test_rows_of_other_columns_stay(tmp_path):
     log_of(tmp_path, 0, 100, 200)
     before = rows(tmp_path)

@@ -27,6 +27,7 @@ except ImportError:  # Windows
 
 LIST, LIST_HEAD = "histocc.json", {"written_by": "histocc", "format": 1}
 LOCK, OWNER = "run.lock", "histocc on host "  # a lock begins with OWNER
+LOCK_SECONDS = 60.0  # for so long a process waits for a file that another one holds
 LOCKED_BYTE = 1 << 30  # for Windows, where nobody can read locked bytes
 # names of tables that are not CSV
 OTHER_TABLES = r"(.*?)(?:\.csv)?\.(xls[xmb]?|ods|dta|sav|rds|parquet|feather|arrow|tsv|gz|bz2|xz|zst|zip)"
@@ -314,6 +315,22 @@ def take_lock(file: IO) -> bool:
     except OSError as error:
         return not isinstance(error, PermissionError if fcntl is None else BlockingIOError)
     return True
+
+
+@contextlib.contextmanager
+def file_lock(path: str) -> Generator[None]:
+    """Hold a file that is read and then replaced; other processes wait. Raises UserError, OSError."""
+    name, until = f"{path}.histocc-lock", time.monotonic() + LOCK_SECONDS
+    while time.monotonic() < until:
+        with open(name, "ab") as file:
+            if take_lock(file) and os.fstat(file.fileno()).st_nlink:  # 0: its holder has just removed it
+                try:
+                    return (yield)
+                finally:
+                    with contextlib.suppress(PermissionError):  # Windows removes no file that is open
+                        os.remove(name)
+        time.sleep(0.1)
+    raise UserError(f"{path} is in use by another process; wait for it, then repeat the command")
 
 
 @contextlib.contextmanager

@@ -430,7 +430,8 @@ def open_log(
     # a new run drops all rows, except those of a fit that is all of it
     columns, keeps_rows = log_columns(task.columns), is_resumed or not schedule.total
     counts = schedule.total, state.step if keeps_rows else -sys.maxsize, schedule.stop
-    return RunLog(files, columns, *counts, is_main=world.is_main, again=state.unfinished, trackers=trackers)
+    again = state.unfinished or not is_resumed
+    return RunLog(files, columns, *counts, is_main=world.is_main, again=again, trackers=trackers)
 
 
 def checkpoint_content(
