@@ -101,6 +101,7 @@ def contents(folder):
     return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
+@pytest.mark.full
 def test_what_is_fitted_to_it_goes_into_a_folder_of_the_users(small, monkeypatch, tmp_path):
     """And nothing else that a command does changes the model that all projects share."""
     monkeypatch.chdir(tmp_path)
