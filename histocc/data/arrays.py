@@ -19,11 +19,12 @@ from types import SimpleNamespace
 import numpy as np
 
 from histocc.runtime.errors import UserError
-from histocc.runtime.files import checksum, kind_of, read_sealed, write_sealed
+from histocc.runtime.files import checksum, hash_of_sources, kind_of, read_sealed, write_sealed
 from histocc.runtime.rng import mix
 from histocc.text import texts_of_pieces
 
-PREPARED_FORMAT = 4
+# prepared by other rules, data are made again and a run on them is not resumed
+PREPARED_FORMAT = hash_of_sources("data/*.py", "formatter.py", "text.py", "*.csv", "runtime/rng.py")
 ARRAYS = {
     "chars": np.dtype("<u4"),
     "offsets": np.dtype("<i8"),

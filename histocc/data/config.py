@@ -307,11 +307,6 @@ def fingerprint(settings: PrepareSettings) -> str:
     hexadecimal digits. Raises UserError.
     """
     plain: dict[str, Any] = asdict(settings) | {"prepared_format": PREPARED_FORMAT}
-    others = ("share_test", "split_col", "leave_out", "only_test", "by")
-    for name in ("no_quotes", "join_spellings", "weight_col", "sheet", *others):
-        plain |= {name: value} if (value := plain.pop(name)) else {}  # keeps the hash of older data
-    if len(settings.input_col) == 1:
-        plain["input_col"] = settings.input_col[0]
     for name in ("train_files", "val_files"):
         plain[name] = []
         for path in getattr(settings, name):

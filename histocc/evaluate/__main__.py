@@ -53,7 +53,7 @@ from histocc.predict.coder import Coded, Coder, training_data
 from histocc.predict.config import Cores, Published
 from histocc.predict.decoders import DECODERS, MEASURED
 from histocc.published import models
-from histocc.published.formats import KINDS, SETTINGS, files_of, load_content
+from histocc.published.formats import KINDS, SETTINGS, WEIGHTS, files_of, load_content
 from histocc.runtime import checkpoint, files
 from histocc.runtime.config import Count, CountOrZero, Parser, Processes, flag, number
 from histocc.runtime.device import Precision, device_of, settings_of_torch
@@ -68,6 +68,7 @@ Level = Annotated[
     str,
     number(str, lambda text: text.isdecimal() or len(text) == 1, "a number, or the character between parts"),
 ]
+FITTED = WEIGHTS[1]  # a shared model with what was fitted, in the folder of the report
 OF_TEST = ("share_test", "split_col", "leave_out")  # flags of a training that may have a test part
 MAX_GROUPS = 50  # values of a column, the most frequent ones
 PIECE = 512  # distinct texts that one process codes at a time
@@ -80,9 +81,14 @@ class EvaluateConfig(Reading, Published, Processes, Cores):
 
     model: str = flag(MISSING, "a run, a checkpoint, a published model, or built-in", metavar="RUN_OR_FILE")
     data: list[str] = flag(MISSING, "tables of descriptions and codes", "--dataset", metavar="FILE")
-    output: str = flag(None, "folder for the report (default: evaluation, beside the model)", metavar="DIR")
+    output: str = flag(
+        None,
+        "folder for the report (default: evaluation, beside the model), and for what is fitted to a shared"
+        " model (built-in, of the hub, behind a link), which stays as it is",
+        metavar="DIR",
+    )
     fit_thresholds: bool = flag(
-        False, "store the linear decoder's best thresholds (F1) in the checkpoint, by texts not trained on"
+        False, "store the linear decoder's best thresholds (F1) in the model, by texts not trained on"
     )
     fit_confidence: bool = flag(
         False, "store how often answers to texts not trained on are right; the report is on it as before"
@@ -223,21 +229,25 @@ def prepare_settings(
 def prepare_rows(
     args: EvaluateConfig, file: str, loaded: models.Loaded, trained: PreparedData | None, world: World
 ) -> tuple[PrepareSettings, str, str]:
-    """Return (settings to read the data, folder of the report, folder of the arrays below it). trained: the
-    rows of the training, if they are there. Rank 0 only. Raises UserError if no report can be made.
+    """Return (settings to read the data, folder of the report, folder of the arrays below it; "" if there is
+    no model yet, and file is ""). trained: the rows of the training, if they are there. Rank 0 only. Raises
+    UserError if no report can be made.
     """
-    beside = os.path.dirname(file) if os.path.exists(args.model) else ""
-    output = args.output or os.path.join(beside, "evaluation")
+    shared = models.is_shared(args.model)
+    output = args.output or os.path.join("" if shared else os.path.dirname(file), "evaluation")
     if checkpoint.exists_in(output):
         raise UserError(f"--output {output} holds a run: choose a separate folder for the report")
     inputs = dict.fromkeys(args.data, "a file of the data") | dict.fromkeys(files_of(file), "the model")
     raise_if_any(files.save_path_problems(output))
     own = files.OwnFiles(output, args.overwrite)
-    paths = [own.path(name) for name in (JSON, MARKDOWN, REJECTED, BY_CODE)]
+    fitted = [FITTED] * (shared and (args.fit_confidence or args.fit_thresholds))
+    paths = [own.path(name) for name in (JSON, MARKDOWN, REJECTED, BY_CODE, *fitted)]
     unfinished = None if os.path.lexists(own.path(JSON)) else own  # its own files may be replaced
     inputs |= {args.key: "the file of --key"}
     raise_if_any(files.problems(paths, inputs, args.overwrite, unfinished))
     settings = prepare_settings(args, loaded[2], loaded[1], trained)
+    if not file:
+        return settings, output, ""
     if args.baseline and importlib.util.find_spec("sklearn") is None:
         raise UserError("--baseline needs scikit-learn: pip install 'histocc[baseline]'")
     if args.baseline and trained is None:
@@ -334,7 +344,13 @@ def code_texts(
 def run(args: EvaluateConfig, world: World) -> None:
     """Evaluate the model and write the report. All ranks."""
     args = args.with_decided(share_val=None) if args.share_val == 1 else args  # 1 means all rows
-    file = world.run_on_main(lambda: models.find_weights(args.model, args.model))
+
+    def find() -> str:
+        if outline := models.outline(args.model):  # names are checked before a model is made
+            prepare_rows(args, "", outline, None, world)
+        return models.find_weights(args.model, args.model)
+
+    file = world.run_on_main(find)
     model, formatter, state = loaded = load_on_all(world, lambda: load(args, file))
     model.to(world.device)
     kind = state.get("kind", "mixer")
@@ -347,6 +363,8 @@ def run(args: EvaluateConfig, world: World) -> None:
         trained = replace(trained, train=train, val=none)
     prepared = world.run_on_main(lambda: prepare_rows(args, file, loaded, trained, world))
     settings, output, folder = prepared
+    shared = models.is_shared(args.model)
+    target = os.path.join(output, FITTED) if shared else file  # of what is fitted
     data = preparing.on_every_node(settings, output, folder, world, world.give_up_if_asked)
     rows = data.train if settings.share_val is None and not settings.only_test else data.val
     facts = data_facts(settings, state, data, rows, trained)
@@ -381,7 +399,7 @@ def run(args: EvaluateConfig, world: World) -> None:
             svm, answers = baseline.compared(trained, data, rows, args.seed, forked.check)
             report["baseline"] = svm | baseline_figures(answers, how)
         write_report(report, data.folder, files.OwnFiles(output, args.overwrite))
-        if is_for_card(file, state, facts):
+        if not shared and is_for_card(file, state, facts):
             write_card(file, report_of.card_figures(report))
             world.print(f"Figures: written into {os.path.join(os.path.dirname(file), CARD)}")
         world.print(*report_of.summary_lines(report), f"Report: {os.path.join(output, MARKDOWN)}", sep="\n")
@@ -395,12 +413,16 @@ def run(args: EvaluateConfig, world: World) -> None:
         stored = world.run_on_main(lambda: stored)
         loaded = model, formatter, state | stored
         stored |= (
-            fitting.fit_confidence(file, loaded, rows, is_new, data, world, args.batch_size, precision) or {}
+            fitting.fit_confidence(target, loaded, rows, is_new, data, world, args.batch_size, precision)
+            or {}
         )
     if stored and world.is_main:
-        store(file, stored)
+        if shared:
+            files.OwnFiles(output, args.overwrite).claim(FITTED)
+            world.print(f"{args.model} stays as it is: --model {target} has what was fitted")
+        store(file, target, stored)
         if "thresholds" in stored:
-            world.print(f"Thresholds stored in {file}: {Thresholds.of(stored)}")
+            world.print(f"Thresholds stored in {target}: {Thresholds.of(stored)}")
         if is_new.sum() < MIN_ROWS:
             world.print(f"WARNING: they are fitted on {is_new.sum():,} rows; take {MIN_ROWS} or more")
 
@@ -517,12 +539,12 @@ def write_report(report: dict, folder: str, own: files.OwnFiles) -> None:
             target.write(text.encode("utf-8", "backslashreplace"))
 
 
-def store(file: str, entries: dict[str, Any]) -> None:
-    """Store entries in a checkpoint. Rank 0 only. Raises UserError, OSError."""
-    with files.run_lock(os.path.dirname(file) or "."):  # no run may write there meanwhile
+def store(file: str, target: str, entries: dict[str, Any]) -> None:
+    """Write a checkpoint with more entries as `target`. Rank 0 only. Raises UserError, OSError."""
+    with files.run_lock(os.path.dirname(target) or "."):  # no run may write there meanwhile
         content = checkpoint.load(file)
         content.get(SETTINGS, content).update(entries)
-        checkpoint.rewrite(file, content)
+        checkpoint.rewrite(target, content)
 
 
 def evaluate(
@@ -546,6 +568,8 @@ def evaluate(
     with contextlib.ExitStack() as held:
         values |= {**flags, "output": output or held.enter_context(tempfile.TemporaryDirectory())}
         args = EvaluateConfig(**get_args_parser().checked(values, "evaluate"))
+        if not output and (args.fit_confidence or args.fit_thresholds) and models.is_shared(args.model):
+            raise UserError(f"{args.model} stays as it is: output names the folder for what is fitted to it")
         world = World(device=device_of(args.device))
         if not verbose:
             held.enter_context(contextlib.redirect_stdout(None))

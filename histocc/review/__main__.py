@@ -337,8 +337,9 @@ def report_accuracy(args: ReviewConfig, coded: CodedFile, key: list[str] | None)
 
 def serve_page(args: ReviewConfig, coded: CodedFile, key: list[str] | None) -> None:
     path = args.decisions or f"{args.files[0]}.decisions.csv"
+    codes = codes_of_key(args, coded, key)  # mistakes are found before the model is made
     take_guesses(coded, args.guesses)
-    decisions = serve.Decisions(coded, codes_of_key(args, coded, key), path, args.order)
+    decisions = serve.Decisions(coded, codes, path, args.order)
     serve.serve(decisions, args.port, args.by, not args.no_browser)
     training = args.training_data or f"{args.files[0]}.training.csv"
     command = next_command(replace(args, fill=True, training_data=training), coded, path)

@@ -5,6 +5,7 @@ what this program has written there; nothing else is replaced or removed without
 import contextlib
 import errno
 import filecmp
+import hashlib
 import json
 import os
 import re
@@ -15,6 +16,7 @@ import tempfile
 import time
 import zlib
 from collections.abc import Generator, Iterable
+from functools import cache
 from pathlib import Path
 from typing import IO, BinaryIO
 
@@ -32,6 +34,7 @@ LOCKED_BYTE = 1 << 30  # for Windows, where nobody can read locked bytes
 # names of tables that are not CSV
 OTHER_TABLES = r"(.*?)(?:\.csv)?\.(xls[xmb]?|ods|dta|sav|rds|parquet|feather|arrow|tsv|gz|bz2|xz|zst|zip)"
 TEMPORARY = r"\.tmp\d+"  # the end of a name until its file is complete
+LONGEST_NAME = 240  # bytes; file systems take 255, and a temporary name is longer
 KINDS = {"-": "a file", "d": "a folder", "l": "a symbolic link", "p": "a pipe", "s": "a socket"}
 
 
@@ -69,6 +72,15 @@ def checksum(path: str) -> int:
         while block := file.read(1 << 24):
             crc = zlib.crc32(block, crc)
     return crc
+
+
+@cache
+def hash_of_sources(*patterns: str) -> str:
+    """Return a hash of the files of histocc that match a pattern of `glob`, in 16 hexadecimal digits."""
+    home, found = Path(__file__).parent.parent, hashlib.blake2b(digest_size=8)
+    for path in sorted({path for pattern in patterns for path in home.glob(pattern)}):
+        found.update(f"{path.relative_to(home).as_posix()}\n{path.read_text('utf-8')}".encode())
+    return found.hexdigest()
 
 
 def folder_above(path: str) -> str:
@@ -251,11 +263,14 @@ def problems(
     lines = []
     for path in paths:
         kind = kind_of(path) or (own and kind_of(path, follow_links=False))  # a link may lead nowhere
-        if not path.strip() or "\0" in path:
+        name = os.path.basename(path)
+        if not path.strip() or "\0" in path or not kind and name in ("", os.curdir, os.pardir):
             lines.append(f"{path!r} is no name of a file")
+        elif len(os.fsencode(name)) > LONGEST_NAME:
+            lines.append(f"{path}: a name has at most {LONGEST_NAME} bytes; choose a shorter one")
         elif read := [what for name, what in inputs.items() if name and is_same(path, name)]:
             lines.append(f"{path} is {read[0]}, and inputs are never written to; choose another name")
-        elif endings and "." in os.path.basename(path) and not path.lower().endswith(endings):
+        elif endings and "." in name and not path.lower().endswith(endings):
             lines.append(f"{path}: a name of this output ends in {', '.join(endings)}")
         elif not endings and (named := re.fullmatch(OTHER_TABLES, path, re.IGNORECASE | re.DOTALL)):
             lines.append(f"{path}: tables are written as CSV: name it {named[1]}.csv")

@@ -120,8 +120,9 @@ def find_resumable(
         refuse(state)
         if state["position"]["fingerprint"] != fingerprint:
             raise UserError(
-                f"{args.save_path} holds a run on other data (or data prepared with other settings)."
-                " Give it the same files, choose another folder, or start over with --overwrite."
+                f"{args.save_path} holds a run on other data (or data prepared with other settings, or by"
+                " another version of histocc). Give it the same files, and the version that began it, choose"
+                " another folder, or start over with --overwrite."
             )
         set_threads(state["rng"], world)
         files = OwnFiles(args.save_path, args.overwrite)
