@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, fields
 from typing import Annotated, Any
 
+import numpy as np
+
 from histocc.data.arrays import PREPARED_FORMAT, PreparedData
 from histocc.data.rows import hold_numbers, language_name, read_columns, read_key
 from histocc.data.tables import DELIMITERS, column_problems, composed, table_format
@@ -241,7 +243,7 @@ class PrepareSettings:
     share_test: float = 0.0
     split_col: str | None = None
     leave_out: list[str] | None = None
-    only_test: bool = False  # for evaluate: the part `val` is the test, and `train` all other rows
+    learned: np.ndarray | None = None  # for evaluate: hashes; other texts are the part `val`, these `train`
     by: list[str] | None = None  # for evaluate: columns that it groups rows by; their lines are kept
     input_col: list[str] = field(default_factory=lambda: text_columns(None))
     language: str = UNKNOWN_LANGUAGE
@@ -307,7 +309,9 @@ def fingerprint(settings: PrepareSettings) -> str:
     hexadecimal digits. Raises UserError.
     """
     plain: dict[str, Any] = asdict(settings) | {"prepared_format": PREPARED_FORMAT}
-    others = ("share_test", "split_col", "leave_out", "only_test", "by")
+    if (hashes := plain.pop("learned")) is not None:
+        plain["learned"] = hashlib.sha256(hashes).hexdigest()
+    others = ("share_test", "split_col", "leave_out", "by")
     for name in ("no_quotes", "join_spellings", "weight_col", "sheet", *others):
         plain |= {name: value} if (value := plain.pop(name)) else {}  # keeps the hash of older data
     if len(settings.input_col) == 1:
