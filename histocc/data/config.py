@@ -9,8 +9,6 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, fields
 from typing import Annotated, Any
 
-import numpy as np
-
 from histocc.data.arrays import PREPARED_FORMAT, PreparedData
 from histocc.data.rows import hold_numbers, language_name, read_columns, read_key
 from histocc.data.tables import DELIMITERS, column_problems, composed, table_format
@@ -243,7 +241,7 @@ class PrepareSettings:
     share_test: float = 0.0
     split_col: str | None = None
     leave_out: list[str] | None = None
-    learned: np.ndarray | None = None  # for evaluate: hashes; other texts are the part `val`, these `train`
+    learned: Any = None  # for evaluate: hashes, int64 [T]: these texts are the part `train`, others `val`
     by: list[str] | None = None  # for evaluate: columns that it groups rows by; their lines are kept
     input_col: list[str] = field(default_factory=lambda: text_columns(None))
     language: str = UNKNOWN_LANGUAGE

@@ -14,7 +14,6 @@ import numpy as np
 import torch
 
 from histocc.data.arrays import PreparedData, RowSet
-from histocc.data.rows import OUTSIDE_KEY
 from histocc.formatter import BlockyFormatter, cut, hisco_classes
 from histocc.model.confidence import BINS, Thresholds, bin_of, calibration_error, curve
 from histocc.predict.coder import Coded
@@ -275,9 +274,8 @@ def confusions(
 
 def rows_outside_key(data: PreparedData, rows: RowSet) -> int:
     """Return how many further rows of this part of the data have codes that the model does not know."""
-    counted = data.report.get("rows_outside_key")  # earlier versions have counted all rows alone
-    part = "val" if rows is data.val else "train"
-    return counted[part] if counted else data.report["rejected"].get(OUTSIDE_KEY, 0)
+    counted = data.report["rows_outside_key"]
+    return counted["val"] if rows is data.val else sum(counted.values())
 
 
 def decoder_report(
