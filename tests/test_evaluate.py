@@ -431,7 +431,7 @@ class TestRows:
         assert found["decoders"]["linear"].keys() == report["decoders"]["linear"].keys()  # the same groups
         first, card = ((path / "MODEL.md").read_text("utf-8") for path in (folder / "run", tmp_path / "run"))
         for word in ("Rows", "Languages", "Files"):
-            assert re.search(f"^- {word}: .*$", first, re.M)[0] in card
+            assert re.findall(f"^- {word}: .*$", first, re.M)[0] in card
         mixed = [*rows[200:250], *other]
         data = write_csv(tmp_path / "c.csv", names, mixed)
         found, said = evaluated(tmp_path, tmp_path / "c", "--by", "source", data=data)

@@ -287,13 +287,13 @@ def learned_by(file: str, state: dict) -> dict[str, Any] | None:
 
 def chosen_rows(settings: PrepareSettings, data: PreparedData, known: dict[str, Any] | None) -> RowSet:
     """Return the rows to evaluate: those of texts that were not learned, the test part of the training, if
-    at least half as many texts as in its data were learned; another table may share some.
+    three quarters as many texts as in its data were learned, or more; another table may share some.
     """
     if known is None or settings.learned is None:
         return data.train if settings.share_val is None else data.val
     old, new = (len(np.unique(part.text_hash)) for part in (data.train, data.val))
     rows = known["data"]["rows"]
-    is_own = old >= (1 - rows["test"] / sum(rows.values())) / 2 * (old + new)
+    is_own = old >= 0.75 * (1 - rows["test"] / sum(rows.values())) * (old + new)
     return data.val if is_own else JoinedRows(data.train, data.val)
 
 
