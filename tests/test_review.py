@@ -412,12 +412,17 @@ class TestApply:
             ("serve coded.csv --decisions other.csv", "coded.csv: name its own file, or other --decisions"),
             ("serve coded.csv --decisions x.csv --port 99999", "is not a port"),
             ("serve texts.csv --decisions x", "that no model has coded needs --key hisco, or --key KEY.csv"),
+            (
+                "apply filled.csv --to mine.csv --key hisco --output x.csv --fill",
+                "writes columns conf: give yours",
+            ),
         ],
     )
     def test_mistakes(self, folder, monkeypatch, arguments, message):
         filled(folder, self.DECISIONS)
         write(folder / "texts.csv", [HEADER, ["1", "smith", "en"]])
         write(folder / "one.csv", [["job"], ["smith"]])
+        write(folder / "mine.csv", [["occ1", "conf"], ["smith", "Lutheran"]])
         columns = ["text", "language", "rows", "decision", "unsure", "note", "by", "id"]
         rows = [columns, ["baker", "en", "3", "none", "", "", "", f"t-{0:016}"]]
         write(folder / "other.csv", rows, encoding="utf-8-sig")

@@ -13,7 +13,7 @@ It also holds lists for people and `meta.txt`, written last: what the arrays mea
 
 import json
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -110,6 +110,15 @@ class RowSet:
         return [joined[start:end] for start, end in zip(ends, ends[1:])]
 
 
+def code_counts(rows: RowSet, codes: int) -> np.ndarray:
+    """Return how many rows have each code, int64 [codes]; rows are read in blocks."""
+    counts = np.zeros(codes, dtype=np.int64)
+    for start in range(0, len(rows), 1 << 18):
+        block = rows.codes[start : start + (1 << 18)]
+        counts += np.bincount(block[block >= 0], minlength=codes)
+    return counts
+
+
 def thinned(rows: np.ndarray, most: int) -> np.ndarray:
     """Return at most `most` of the rows, evenly spread."""
     return rows if len(rows) <= most else rows[np.arange(most) * len(rows) // most]
@@ -172,3 +181,8 @@ class PreparedData:
         parts = {part: RowSet(folder, part, meta["max_codes"]) for part in ("train", "val")}
         names = cls.__annotations__.keys() - {"folder", *parts}
         return cls(folder, **parts, **{name: meta[name] for name in names})
+
+
+def all_trained(data: PreparedData) -> PreparedData:
+    """Return data whose validation rows are training rows, too, as a refit takes them."""
+    return replace(data, train=JoinedRows(data.train, data.val), val=SomeRows(data.val, np.arange(0)))

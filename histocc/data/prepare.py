@@ -53,7 +53,7 @@ from histocc.data.split import named_parts, parts_of
 from histocc.data.tables import Chunk, read_chunks, table_format
 from histocc.formatter import BlockyFormatter, classes_in_words, hisco_key
 from histocc.runtime.errors import UserError, in_words
-from histocc.runtime.files import OwnFiles, atomic_write, checksum, kind_of, run_lock
+from histocc.runtime.files import OwnFiles, atomic_write, kind_of, run_lock
 from histocc.runtime.log import Stage
 from histocc.text import (
     AS_IS,
@@ -209,7 +209,6 @@ class Reader:
             stage.at(round(size * chunk.share, 1))
         encoding = table.binary.kind if table.binary else table.encoding.removesuffix("-sig").upper()
         more = {"delimiter": table.delimiter, "columns": table.names, "notes": list(table.notes)}
-        more["checksum"] = checksum(path)  # `evaluate` knows a copy by it
         self.files.append({"path": path, "part": part, "rows": rows, "encoding": encoding, **more})
 
     def _read_chunk(self, path: str, part: str, chunk: Chunk, deciders: list[str]) -> None:
@@ -257,13 +256,15 @@ class Reader:
         for line, column, value, kind, reason in sorted(rejects, key=lambda reject: reject[0]):
             stops = kind == DOES_NOT_FIT and not settings.drop_bad_labels
             findings.reject(kind, path, line, column, value, reason, stops)
+        # texts that differ in further columns alone are of the same part, but a model reads these columns
+        splits_by = texts if settings.learned is not None else descriptions
         if outside:
             times = [max(weight_of(weights[i]), 1) if weights else 1 for i in outside]
-            self._count_outside_key(part, [descriptions[i].strip() for i in outside], np.array(times))
+            self._count_outside_key(part, [splits_by[i].strip() for i in outside], np.array(times))
         if not keep.all():
             texts, codes, lines = list(compress(texts, keep)), codes[keep], lines[keep]
             columns = [list(compress(column, keep)) for column in columns]
-            descriptions, weights = list(compress(descriptions, keep)), list(compress(weights, keep))
+            splits_by, weights = list(compress(splits_by, keep)), list(compress(weights, keep))
         if not texts:
             return
         language = self._languages(path, lines, columns[-1], texts)
@@ -271,8 +272,7 @@ class Reader:
         cut = np.flatnonzero(np.fromiter(map(len, texts), np.int64, len(texts)) > room[language])
         findings.note("texts_cut", path, lines[cut], (texts[i] for i in cut))
         hashes = text_hashes(list(map(str.strip, texts)))
-        # texts that differ in further columns alone are of the same part
-        split = hashes if width == 1 else text_hashes(list(map(str.strip, descriptions)))
+        split = hashes if width == 1 else text_hashes(list(map(str.strip, splits_by)))
         arrays = {"language": language, "codes": codes, "text_hash": hashes, "split": split}
         arrays["lines"] = lines + (len(self.files) << 40)
         if weights:  # a row that counts three times is there three times
@@ -462,9 +462,7 @@ class Reader:
             first = [f"{row['file']}, line {row['line']}, {row['reason']}" for row in found["first"]]
             lines = [f"{found['rows']:,} rows hold {what}. The first:", *first, "What to do:", *ways]
             return "\n    ".join(lines)
-        if settings.only_test:
-            return None if val else f"{files}: no valid row is in the test part of the training"
-        if not train:
+        if not train and not (val and settings.learned is not None):
             rejected = self.findings.problems("rejected")
             kinds = "; ".join(f"{kind['rows']:,} × {kind['kind']}" for kind in rejected)
             if aside := val + self.test_rows:

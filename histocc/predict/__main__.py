@@ -186,15 +186,15 @@ class Coding:
         asked = self.added_columns(max(min(args.k, most), known, self.old_codes if replaces else 0))
         wanted = [*self.input_cols, *filter(None, [args.language_col])]
         if replaces:
-            last = header.index(ANSWER[-1]) if ANSWER[-1] in header else 0
+            last = header.index(ANSWER[-1]) + 1 if ANSWER[-1] in header else 0
             written = range(header.index(first), last) if first in header else ()
             self.old = {
                 name: place
                 for place, name in enumerate(header)
                 if name in asked
-                and name not in ("source", *wanted)
+                and name not in ("source", *wanted, *ANSWER)
                 or place in written
-                and re.fullmatch(BESIDE, name)
+                and (name in ANSWER or re.fullmatch(BESIDE, name))
             }
             wanted += [*self.old, *([first] if args.only_missing else [])]
         problems = column_problems(self.path, header, wanted, dict.fromkeys(self.input_cols, "--input-col"))
@@ -204,6 +204,7 @@ class Coding:
         if twice := {name: None for name in asked if [*others, *asked].count(name) > 1}:
             ways = f"--overwrite-columns replaces them, --only-missing fills them where {first} is blank,"
             ways = f"{ways} --system NAME and --no-titles avoid some; or give them other names there"
+            ways = "they are not behind codes of predict; give them other names there" if replaces else ways
             problems.append(f"output would have several columns {', '.join(map(repr, twice))}: {ways}")
         for language in filter(None, [args.language, *(language for language, _ in args.threshold or [])]):
             if coder.known(language) == UNKNOWN_LANGUAGE != language:
