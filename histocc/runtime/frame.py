@@ -5,6 +5,7 @@
 import atexit
 import contextlib
 import gc
+import hashlib
 import multiprocessing
 import os
 import re
@@ -18,21 +19,25 @@ from datetime import timedelta
 from textwrap import shorten
 from typing import Any, NoReturn
 
+import torch
 import torch.distributed as dist
 
 from histocc.runtime import log, signals
 from histocc.runtime.config import Parser
-from histocc.runtime.errors import as_user_error
+from histocc.runtime.errors import RunError, TrainingError, as_user_error
 from histocc.runtime.signals import Stopped, stop_asked
-from histocc.runtime.world import CANNOT_SEND, World, init_world, is_first_rank
+from histocc.runtime.world import CANNOT_SEND, World, init_world, is_first_rank, met
 
-# seconds that a silent rank gives rank 0 to say what is wrong, before they have joined and afterwards
+# seconds that the others give rank 0 to say what is wrong, before they have joined and afterwards
 JOINING_PATIENCE_SECONDS, PATIENCE_SECONDS = 20.0, 3.0
 MISSING_SECONDS = 8.0  # limit for ranks to say that their wait timed out: torchrun kills after 30
 CLOSE_SECONDS, STOP_SECONDS = 60.0, 2.0  # limits of libraries' exit functions, the latter after a stop
 LOST_CONTACT = re.compile(
     r"gloo|nccl|connection (closed|reset|refused)|timed out|socket|broken pipe|peer", re.IGNORECASE
 )
+OF_TORCH = os.path.dirname(torch.__file__)
+COLLECTIVES = re.compile(r"torch/(distributed|nn/parallel|autograd)/|histocc/runtime/(world|parallel)\.py$")
+SAID = "said"  # key of the store: the exit code of the first rank that has said why it ends
 libraries: list[str] = []  # they may have left threads, processes and exit functions behind
 
 
@@ -61,8 +66,7 @@ def start(
                         reason = stop.reason or "a signal to another process"
                         world.print(f"Stopped by {reason}. Give the same command again to continue")
                     except RuntimeError as error:
-                        lost = isinstance(error, dist.DistError) or LOST_CONTACT.search(str(error))
-                        if world.size > 1 and lost:
+                        if world.size > 1 and is_lost_contact(error):
                             end_without_others(world, error)
                         raise
                     gc.collect()  # no DDP object is alive any more
@@ -77,10 +81,31 @@ def start(
         sys.exit(code)
 
 
+def claim(key: str, value: str) -> str:
+    """Return the value of the first rank that claims `key` in the store: this one, if it returns `value`, and
+    also if there is no store or rank 0 held it and is gone.
+    """
+    try:
+        return value if met.store is None else met.store.compare_set(key, "", value).decode()
+    except RuntimeError:
+        return value
+
+
+def is_lost_contact(error: RuntimeError) -> bool:
+    """Return whether the connection to another rank failed: torch says so, and the error was raised in a
+    collective. Code of the user's may speak of sockets and time limits, too.
+    """
+    files = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__)]
+    while files and files[-1].startswith(OF_TORCH) and not COLLECTIVES.search(files[-1]):
+        files.pop()  # what collectives and others are made of
+    in_collective = bool(files) and COLLECTIVES.search(files[-1]) is not None
+    return in_collective and (isinstance(error, dist.DistError) or bool(LOST_CONTACT.search(str(error))))
+
+
 def end_without_others(world: World, error: Exception) -> NoReturn:
     """End this process after a failed collective; name who is missing at the time limit, or say that the
-    connection is lost. Rank 0 prints it; if it is gone, another one does, unless a launcher ends that first.
-    Exit code 1.
+    connection is lost. Rank 0 prints it; if it is gone, another one does, unless a launcher ends that first,
+    or a rank has said why it ends. Exit code 1, or the one of that rank.
     """
     reason = shorten((str(error).strip() or type(error).__name__).splitlines()[-1], 200, placeholder=" …")
     what = "the connection to another process is lost; its own message, or the launcher's, says why"
@@ -112,21 +137,24 @@ def end_without_others(world: World, error: Exception) -> NoReturn:
         until = time.monotonic() + seconds
         while time.monotonic() < until:
             if stop_asked():
-                os._exit(1)
+                os._exit(code)
             time.sleep(0.05)
 
+    code = 1
     if not world.is_main:
         leave_to_launcher(PATIENCE_SECONDS + 0.5 * world.rank)
-    print(
-        f"error: {what}. Rank {world.rank} waited ({reason}). Checkpoints are whole: the same command"
-        " (without --overwrite) continues from the newest, or starts over if there is none."
-        + (files and f"\n  {files}"),
-        file=sys.stderr,
-        flush=True,
-    )
+    if (first := claim(SAID, own := f"{code} by {world.rank}")) == own:
+        print(
+            f"error: {what}. Rank {world.rank} waited ({reason}). Checkpoints are whole: the same command"
+            " (without --overwrite) continues from the newest, or starts over if there is none."
+            + (files and f"\n  {files}"),
+            file=sys.stderr,
+            flush=True,
+        )
+    code = int(first.split()[0])
     if not late:
         leave_to_launcher(PATIENCE_SECONDS)
-    os._exit(1)
+    os._exit(code)
 
 
 def end_process(code: str | int, exit_seconds: float = 30.0) -> NoReturn:
@@ -141,34 +169,67 @@ def end_process(code: str | int, exit_seconds: float = 30.0) -> NoReturn:
     calls.join(exit_seconds)
     for process in multiprocessing.active_children():
         process.kill()
+    if isinstance(code, str):  # as sys.exit does
+        print(code, file=sys.stderr)
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(code if isinstance(code, int) else 1)  # sys.exit does so with a text
+    os._exit(code if isinstance(code, int) else 1)
 
 
 @contextlib.contextmanager
 def errors_end_all_ranks() -> Generator[None]:
-    """Turn UserError into exit code 2 and TrainingError into 1: one message, from rank 0, and no traceback.
+    """Turn UserError into exit code 2 and TrainingError into 1: one message of all ranks, and no traceback
+    but for other errors. Of processes that have not met, rank 0 says it, and after some seconds another one.
 
-    The other ranks stay silent and give rank 0 time to speak: a launcher ends its workers as soon as one is
-    gone. If there still is a process group, the process ends without leaving it: NCCL would wait in it for
-    ranks that are stuck in a collective.
+    If there still is a process group, the process ends without leaving it: NCCL would wait in it for ranks
+    that are stuck in a collective.
     """
     try:
         yield
     except (Exception, SystemExit) as error:
         known, joined = as_user_error(error), dist.is_initialized()
+        if known is None and met.store is not None:  # one rank of several prints it
+            if not isinstance(error, SystemExit):
+                known = TrainingError(traceback.format_exc().rstrip(), said_by_all=True)
+            elif isinstance(error.code, str):
+                known = TrainingError(error.code, said_by_all=True)
         if known is None and joined:
             if not isinstance(error, SystemExit):
                 traceback.print_exc()
             end_process(error.code or 0 if isinstance(error, SystemExit) else 1)
         if known is None:
             raise
-        if is_first_rank() or known.said_by_all:
-            print(f"error: {known}", file=sys.stderr, flush=True)
-        else:
-            signal.signal(signal.SIGTERM, lambda number, frame: os._exit(known.exit_code))
-            time.sleep(PATIENCE_SECONDS if joined else JOINING_PATIENCE_SECONDS)
+        say_once(known)
         if joined:
             end_process(known.exit_code)
         sys.exit(known.exit_code)
+
+
+def say_once(error: RunError) -> None:
+    """Print the error, unless another rank says the same: the first that claims it in the store does. It
+    names the rank whose error it is, except for rank 0, which speaks for all and has some seconds to do so.
+    Before they have met, the others print it if no launcher ends them meanwhile: rank 0 may not see it.
+    """
+    text, is_main, store = str(error), is_first_rank(), met.store
+    ended: list[int] = []  # signals of a launcher, which ends its workers as soon as one has ended
+    until = time.monotonic() + (PATIENCE_SECONDS if store is not None else JOINING_PATIENCE_SECONDS)
+    with contextlib.suppress(ValueError):  # this is not the main thread
+        if store is not None or not is_main:
+            signal.signal(signal.SIGTERM, lambda number, frame: ended.append(number))
+
+    def wait_for(*keys: str) -> None:
+        with contextlib.suppress(RuntimeError):  # rank 0 held the store and is gone
+            while not (ended or time.monotonic() > until or store is not None and store.check(keys)):
+                time.sleep(0.05)
+
+    key, own = hashlib.sha256(text.encode()).hexdigest(), str(met.rank)
+    if not (is_main or error.said_by_all):
+        wait_for(key)
+    if claim(key, own) == own and not (ended and store is None):
+        rank = os.environ.get("RANK", "")[:30] or "0" if error.rank is None else str(error.rank)
+        alone = error.said_by_all and os.environ.get("WORLD_SIZE", "1") not in ("", "1")
+        print(f"error: {f'rank {rank}: ' * (alone or rank != '0')}{text}", file=sys.stderr, flush=True)
+        claim(SAID, f"{error.exit_code} by {own}")
+    if store is not None:
+        claim(f"ended {own}", "")
+        wait_for(*(f"ended {rank}" for rank in range(met.size)))
