@@ -5,7 +5,6 @@
 import atexit
 import contextlib
 import gc
-import hashlib
 import multiprocessing
 import os
 import re
@@ -26,7 +25,7 @@ from histocc.runtime import log, signals
 from histocc.runtime.config import Parser
 from histocc.runtime.errors import RunError, TrainingError, as_user_error
 from histocc.runtime.signals import Stopped, stop_asked
-from histocc.runtime.world import CANNOT_SEND, World, init_world, is_first_rank, met
+from histocc.runtime.world import CANNOT_SEND, World, init_world, is_first_rank, met, wait_for_address
 
 # seconds that the others give rank 0 to say what is wrong, before they have joined and afterwards
 JOINING_PATIENCE_SECONDS, PATIENCE_SECONDS = 20.0, 3.0
@@ -35,9 +34,8 @@ CLOSE_SECONDS, STOP_SECONDS = 60.0, 2.0  # limits of libraries' exit functions, 
 LOST_CONTACT = re.compile(
     r"gloo|nccl|connection (closed|reset|refused)|timed out|socket|broken pipe|peer", re.IGNORECASE
 )
-OF_TORCH = os.path.dirname(torch.__file__)
 COLLECTIVES = re.compile(r"torch/(distributed|nn/parallel|autograd)/|histocc/runtime/(world|parallel)\.py$")
-SAID = "said"  # key of the store: the exit code of the first rank that has said why it ends
+SAID = "said"  # key of the store: the rank that prints why the job ends, and its exit code
 libraries: list[str] = []  # they may have left threads, processes and exit functions behind
 
 
@@ -81,14 +79,26 @@ def start(
         sys.exit(code)
 
 
-def claim(key: str, value: str) -> str:
-    """Return the value of the first rank that claims `key` in the store: this one, if it returns `value`, and
-    also if there is no store or rank 0 held it and is gone.
-    """
-    try:
-        return value if met.store is None else met.store.compare_set(key, "", value).decode()
-    except RuntimeError:
-        return value
+def ask_store(question: Callable[[Any], Any], otherwise: Any) -> Any:
+    """Return the store's answer; `otherwise` without a store, or if rank 0 holds it and is gone or hangs."""
+    answers = [otherwise]
+
+    def ask() -> None:
+        with contextlib.suppress(OSError, RuntimeError):
+            wait_for_address(met.rank, 0.5)  # torch would print its stack if nobody is there
+            answers[0] = question(met.store)
+
+    if met.store is not None:
+        thread = threading.Thread(target=ask, daemon=True)
+        thread.start()
+        thread.join(2.0)
+    return answers[0]
+
+
+def claim_message(code: int) -> str:
+    """Return the exit code and the rank of the process that prints the only message: the first to call it."""
+    own = f"{code} by {met.rank}"
+    return ask_store(lambda store: store.compare_set(SAID, "", own).decode(), own)
 
 
 def is_lost_contact(error: RuntimeError) -> bool:
@@ -96,10 +106,11 @@ def is_lost_contact(error: RuntimeError) -> bool:
     collective. Code of the user's may speak of sockets and time limits, too.
     """
     files = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__)]
-    while files and files[-1].startswith(OF_TORCH) and not COLLECTIVES.search(files[-1]):
+    of_torch = os.path.dirname(torch.__file__)
+    while files and files[-1].startswith(of_torch) and not COLLECTIVES.search(files[-1]):
         files.pop()  # what collectives and others are made of
-    in_collective = bool(files) and COLLECTIVES.search(files[-1]) is not None
-    return in_collective and (isinstance(error, dist.DistError) or bool(LOST_CONTACT.search(str(error))))
+    says_so = isinstance(error, dist.DistError) or LOST_CONTACT.search(str(error))
+    return bool(files and COLLECTIVES.search(files[-1]) and says_so)
 
 
 def end_without_others(world: World, error: Exception) -> NoReturn:
@@ -143,7 +154,7 @@ def end_without_others(world: World, error: Exception) -> NoReturn:
     code = 1
     if not world.is_main:
         leave_to_launcher(PATIENCE_SECONDS + 0.5 * world.rank)
-    if (first := claim(SAID, own := f"{code} by {world.rank}")) == own:
+    if (first := claim_message(code)) == f"{code} by {world.rank}":
         print(
             f"error: {what}. Rank {world.rank} waited ({reason}). Checkpoints are whole: the same command"
             " (without --overwrite) continues from the newest, or starts over if there is none."
@@ -187,49 +198,39 @@ def errors_end_all_ranks() -> Generator[None]:
     try:
         yield
     except (Exception, SystemExit) as error:
-        known, joined = as_user_error(error), dist.is_initialized()
-        if known is None and met.store is not None:  # one rank of several prints it
-            if not isinstance(error, SystemExit):
-                known = TrainingError(traceback.format_exc().rstrip(), said_by_all=True)
-            elif isinstance(error.code, str):
-                known = TrainingError(error.code, said_by_all=True)
-        if known is None and joined:
-            if not isinstance(error, SystemExit):
-                traceback.print_exc()
-            end_process(error.code or 0 if isinstance(error, SystemExit) else 1)
+        known = as_user_error(error)
+        text = error.code if isinstance(error, SystemExit) else traceback.format_exc().rstrip()
+        if known is None and isinstance(text, str) and dist.is_initialized():
+            known = TrainingError(text, said_by_all=True)
+        if known is not None:
+            say_once(known)
+        if dist.is_initialized():
+            end_process(known.exit_code if known is not None else text or 0)
         if known is None:
             raise
-        say_once(known)
-        if joined:
-            end_process(known.exit_code)
         sys.exit(known.exit_code)
 
 
 def say_once(error: RunError) -> None:
-    """Print the error, unless another rank says the same: the first that claims it in the store does. It
+    """Print the error, unless another rank has printed one: the first that claims it in the store does. It
     names the rank whose error it is, except for rank 0, which speaks for all and has some seconds to do so.
     Before they have met, the others print it if no launcher ends them meanwhile: rank 0 may not see it.
     """
-    text, is_main, store = str(error), is_first_rank(), met.store
-    ended: list[int] = []  # signals of a launcher, which ends its workers as soon as one has ended
-    until = time.monotonic() + (PATIENCE_SECONDS if store is not None else JOINING_PATIENCE_SECONDS)
+    is_main, is_met = is_first_rank(), met.store is not None
+    until = time.monotonic() + (PATIENCE_SECONDS if is_met else JOINING_PATIENCE_SECONDS)
     with contextlib.suppress(ValueError):  # this is not the main thread
-        if store is not None or not is_main:
-            signal.signal(signal.SIGTERM, lambda number, frame: ended.append(number))
+        if is_met or not is_main:  # a launcher ends its workers as soon as one has ended
+            signal.signal(signal.SIGTERM, lambda number, frame: os._exit(error.exit_code))
 
     def wait_for(*keys: str) -> None:
-        with contextlib.suppress(RuntimeError):  # rank 0 held the store and is gone
-            while not (ended or time.monotonic() > until or store is not None and store.check(keys)):
-                time.sleep(0.05)
+        while time.monotonic() < until and not ask_store(lambda store: store.check(keys), False):
+            time.sleep(0.1)
 
-    key, own = hashlib.sha256(text.encode()).hexdigest(), str(met.rank)
     if not (is_main or error.said_by_all):
-        wait_for(key)
-    if claim(key, own) == own and not (ended and store is None):
+        wait_for(SAID)
+    if claim_message(error.exit_code).endswith(f" by {met.rank}"):
         rank = os.environ.get("RANK", "")[:30] or "0" if error.rank is None else str(error.rank)
-        alone = error.said_by_all and os.environ.get("WORLD_SIZE", "1") not in ("", "1")
-        print(f"error: {f'rank {rank}: ' * (alone or rank != '0')}{text}", file=sys.stderr, flush=True)
-        claim(SAID, f"{error.exit_code} by {own}")
-    if store is not None:
-        claim(f"ended {own}", "")
-        wait_for(*(f"ended {rank}" for rank in range(met.size)))
+        print(f"error: {f'rank {rank}: ' * (rank != '0')}{error}", file=sys.stderr, flush=True)
+    ask_store(lambda store: store.set(f"ended {met.rank}", ""), None)
+    if is_met and is_main:  # it may hold the store, which the others ask
+        wait_for(*(f"ended {i}" for i in range(met.size)))

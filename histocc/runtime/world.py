@@ -265,8 +265,6 @@ def init_world(args: Processes) -> World:
             return World(device=chosen, time_limit=limit)
         start = own_start(args, chosen, local)
     except UserError as error:  # others would wait for this rank in vain: it meets them and says why
-        if size == 1:
-            raise
         refused, start = error, {"device": str(error)}
     on_gpu, timeout = chosen.type == "cuda", timedelta(seconds=limit)
     backend = "nccl" if on_gpu else "gloo"
@@ -281,14 +279,19 @@ def init_world(args: Processes) -> World:
             store = PrefixStore(f"attempt_{os.environ.get('TORCHELASTIC_RESTART_COUNT') or 0}", store)
             store.set(f"start{rank}", json.dumps([socket.gethostname(), start], default=str))
             read = [json.loads(value) for value in store.multi_get([f"start{i}" for i in range(size)])]
-            hosts, starts = map(list, zip(*read))
+            hosts, first_start = [host for host, _ in read], read[0][1]
             store.set(f"read{rank}", "")
             if rank == 0:  # it may hold the store: if it ended now, others would lose what they still read
                 store.wait([f"read{i}" for i in range(size)])
             if size > 1:
                 met.store, met.rank, met.size = store, rank, size
-            if different := differing_starts(starts, hosts):
-                raise UserError("\n  ".join([START_DIFFERS, *different]))
+            for i, (host, there) in enumerate(read):  # what a rank lacks is not compared
+                if different := [
+                    f"{name}: {first!r} for rank 0 on {hosts[0]}, {there[name]!r} for rank {i} on {host}"
+                    for name, first in first_start.items()
+                    if there.get(name, first) != first
+                ]:
+                    raise UserError("\n  ".join([START_DIFFERS, *different]))
             if refused:
                 raise refused
             remedy = CANNOT_SEND
@@ -303,10 +306,8 @@ def init_world(args: Processes) -> World:
             text = str(error) or type(error).__name__
             reason = text.partition("\n")[0] + " ".join(text.partition("Last error:")[1:]).strip()
             remedy = PORT_IN_USE if "EADDRINUSE" in text else remedy
-            raise UserError(
-                f"could not meet the other processes at {place}: {reason}\n  {remedy}.",
-                said_by_all=True,
-            ) from None
+            what = f"could not meet the other processes at {place}: {reason}\n  {remedy}."
+            raise UserError(what, said_by_all=True) from None
     node = range(rank - local, rank - local + local_size)
     if not os.environ.get("LOCAL_WORLD_SIZE"):  # srun sets none: ranks with one host name share a machine
         node = [i for i, host in enumerate(hosts) if host == hosts[rank]]
@@ -322,28 +323,11 @@ def own_start(args: Processes, device: torch.device, local_rank: int) -> dict[st
     start |= {"device": device.type, "torch": str(torch.__version__), "histocc": __version__}
     if hasattr(args, "use_amp"):  # the command has number formats
         start["number format"] = Precision.of(args, device).name
-    values = [item for value in given.values() for item in (value if isinstance(value, list) else [value])]
-    for path in values if local_rank == 0 else ():
-        if isinstance(path, str) and os.path.isfile(path):  # another machine may lack it, if rank 0 reads it
-            with contextlib.suppress(OSError):  # whoever reads it says so
+    for value in given.values() if local_rank == 0 else ():
+        for path in value if isinstance(value, list) else [value]:
+            if isinstance(path, str) and os.path.isfile(path) and os.access(path, os.R_OK):
                 start[f"checksum of {path}"] = f"{checksum(path):08x}"
     return start
-
-
-def differing_starts(starts: list[dict[str, Any]], hosts: list[str]) -> list[str]:
-    """Return a line on each value with which ranks have started otherwise than rank 0. A name that one of
-    them lacks is not compared.
-    """
-    lines = []
-    for name, first in starts[0].items():
-        others: dict[tuple[Any, str], list[str]] = {}
-        for rank, (start, host) in enumerate(zip(starts, hosts)):
-            if start.get(name, first) != first:
-                others.setdefault((repr(start[name]), host), []).append(str(rank))
-        for (value, host), ranks in others.items():
-            named = f"rank{'s' * (len(ranks) > 1)} {', '.join(ranks)} on {host}"
-            lines.append(f"{name}: {first!r} for rank 0 on {hosts[0]}, {value} for {named}")
-    return lines
 
 
 def wait_for_address(rank: int, seconds: float) -> object:
