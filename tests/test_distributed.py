@@ -325,6 +325,18 @@ def test_rank_0_says_what_is_wrong_and_the_others_wait_in_silence(tmp_path, erro
     assert (tmp_path / "log").read_text() == ("" if silent else f"error: {named}{message}\n")
 
 
+def test_another_rank_says_it_if_no_launcher_ends_it_meanwhile(tmp_path):
+    """Rank 0 may be on another machine, where nothing is wrong."""
+    short = ENDS.replace(
+        "\nwith", "\nerrors_end_all_ranks.__globals__['JOINING_PATIENCE_SECONDS'] = 0.1\nwith"
+    )
+    (tmp_path / "ends.py").write_text(short + "UserError('no column')")
+    (tmp_path / "log").touch()
+    [process] = start_forked(tmp_path / "ends.py", [], tmp_path / "log", RANK="1")
+    process.join()
+    assert (process.exitcode, (tmp_path / "log").read_text()) == (2, "error: rank 1: no column\n")
+
+
 def test_other_errors_keep_their_traceback():
     with pytest.raises(ZeroDivisionError), errors_end_all_ranks():
         _ = 1 / 0
