@@ -327,10 +327,8 @@ def test_rank_0_says_what_is_wrong_and_the_others_wait_in_silence(tmp_path, erro
 
 def test_another_rank_says_it_if_no_launcher_ends_it_meanwhile(tmp_path):
     """Rank 0 may be on another machine, where nothing is wrong."""
-    short = ENDS.replace(
-        "\nwith", "\nerrors_end_all_ranks.__globals__['JOINING_PATIENCE_SECONDS'] = 0.1\nwith"
-    )
-    (tmp_path / "ends.py").write_text(short + "UserError('no column')")
+    short = "from histocc.runtime import frame\n\nframe.JOINING_PATIENCE_SECONDS = 0.1\n"
+    (tmp_path / "ends.py").write_text(short + ENDS + "UserError('no column')")
     (tmp_path / "log").touch()
     [process] = start_forked(tmp_path / "ends.py", [], tmp_path / "log", RANK="1")
     process.join()

@@ -223,12 +223,15 @@ def say_once(error: RunError) -> None:
             signal.signal(signal.SIGTERM, lambda number, frame: os._exit(error.exit_code))
 
     def wait_for(*keys: str) -> None:
-        while time.monotonic() < until and not ask_store(lambda store: store.check(keys), False):
+        while not ask_store(lambda store: store.check(keys), False):
+            if stop_asked() or time.monotonic() > until:
+                return
             time.sleep(0.1)
 
     if not (is_main or error.said_by_all):
         wait_for(SAID)
-    if claim_message(error.exit_code).endswith(f" by {met.rank}"):
+    is_ended = stop_asked() and not (is_met or is_main)  # by the launcher, before the handler was set
+    if not is_ended and claim_message(error.exit_code).endswith(f" by {met.rank}"):
         rank = os.environ.get("RANK", "")[:30] or "0" if error.rank is None else str(error.rank)
         print(f"error: {f'rank {rank}: ' * (rank != '0')}{error}", file=sys.stderr, flush=True)
     ask_store(lambda store: store.set(f"ended {met.rank}", ""), None)
