@@ -31,9 +31,7 @@ from histocc.runtime.world import CANNOT_SEND, World, init_world, is_first_rank,
 JOINING_PATIENCE_SECONDS, PATIENCE_SECONDS = 20.0, 3.0
 MISSING_SECONDS = 8.0  # limit for ranks to say that their wait timed out: torchrun kills after 30
 CLOSE_SECONDS, STOP_SECONDS = 60.0, 2.0  # limits of libraries' exit functions, the latter after a stop
-LOST_CONTACT = re.compile(
-    r"gloo|nccl|connection (closed|reset|refused)|timed out|socket|broken pipe|peer", re.IGNORECASE
-)
+LOST_CONTACT = re.compile(r"gloo|nccl|connection|time(d )?out|socket|broken pipe|peer|pair", re.IGNORECASE)
 COLLECTIVES = re.compile(r"torch/(distributed|nn/parallel|autograd)/|histocc/runtime/(world|parallel)\.py$")
 SAID = "said"  # key of the store: the rank that prints why the job ends, and its exit code
 libraries: list[str] = []  # they may have left threads, processes and exit functions behind
