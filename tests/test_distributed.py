@@ -127,15 +127,13 @@ def test_nobody_there_and_a_port_in_use_are_said_by_the_rank_itself(launched, ca
     with socket.create_server(("127.0.0.1", 0)) as busy:
         port = busy.getsockname()[1]
         launched(0, 0, 2, 2, "127.0.0.1", port)
-        said = f"Rank 0 could not meet .*MASTER_PORT={port}.*(?s:.*)choose another MASTER_PORT"
+        said = f"could not meet .*MASTER_PORT={port}.*(?s:.*)choose another MASTER_PORT"
         with pytest.raises(UserError, match=said) as taken:
             init_world(Processes(device="cpu", timeout_minutes=0.02))
     capfd.readouterr()
     for place in ((1, 1, 2, 2, "127.0.0.1"), (1, 1, 2, 2, "nowhere.invalid"), (0, 0)):
         launched(*place)
-        said = (
-            f"Rank {place[0]} could not meet .*{port}.*: .[Ee]rrno(?s:.*)rank 0 must run on that one, and the"
-        )
+        said = f"could not meet .*{port}.*: .[Ee]rrno(?s:.*)rank 0 must run on that one, and the"
         with pytest.raises(UserError, match=said) as refused:
             init_world(Processes(device="cpu", timeout_minutes=0.02))
         assert taken.value.said_by_all and refused.value.said_by_all
@@ -276,12 +274,20 @@ def test_ranks_that_cannot_work_together_say_why():
         late(rank)
         os.environ["GLOO_SOCKET_IFNAME"] = "net9"
 
-    found = ranks_do(None, before=other_torch)
+    def other_device(rank):
+        late(rank)
+        choose = torch.device if rank else Mock(side_effect=UserError("--device cuda: no GPU"))
+        world_module.choose_device = lambda *args: choose("cuda", 0)
+
     host = socket.gethostname()
-    said = f"torch 2.12.1+cpu on {host}, torch 2.13.0 on {host}: use one environment on all machines"
-    assert all(kind is UserError and said in text for kind, text in found), found
-    for rank, (kind, text) in enumerate(ranks_do(None, before=other_network)):
-        assert kind is UserError and f"Rank {rank} could not meet" in text and "net9" in text
+    for before, said in (
+        (other_torch, f"torch: '2.13.0' for rank 0 on {host}, '2.12.1+cpu' for rank 1 on {host}"),
+        (other_device, f"device: '--device cuda: no GPU' for rank 0 on {host}, 'cuda' for rank 1 on {host}"),
+    ):
+        for kind, text in ranks_do(None, before=before):
+            assert kind is UserError and "same command, versions and files" in text and said in text, text
+    for kind, text in ranks_do(None, before=other_network):
+        assert kind is UserError and "could not meet" in text and "net9" in text
         assert "GLOO_SOCKET_IFNAME=eth0" in text and "firewall" not in text
 
 
@@ -301,7 +307,7 @@ with errors_end_all_ranks():
     [
         ("UserError('no column')", "no column", 2),
         ("TrainingError('not finite')", "not finite", 1),
-        ("TrainingError('out of memory (rank 1)', said_by_all=True)", "out of memory (rank 1)", 1),
+        ("TrainingError('out of memory', said_by_all=True)", "out of memory", 1),
     ],
 )
 @pytest.mark.parametrize("rank", [None, "", "0", "1"])
@@ -315,7 +321,18 @@ def test_rank_0_says_what_is_wrong_and_the_others_wait_in_silence(tmp_path, erro
         process.terminate()  # as a launcher does as soon as rank 0 is gone
     process.join()
     assert process.exitcode == code
-    assert (tmp_path / "log").read_text() == ("" if silent else f"error: {message}\n")
+    named = "rank 1: " * (rank == "1")
+    assert (tmp_path / "log").read_text() == ("" if silent else f"error: {named}{message}\n")
+
+
+def test_another_rank_says_it_if_no_launcher_ends_it_meanwhile(tmp_path):
+    """Rank 0 may be on another machine, where nothing is wrong."""
+    short = "from histocc.runtime import frame\n\nframe.JOINING_PATIENCE_SECONDS = 0.1\n"
+    (tmp_path / "ends.py").write_text(short + ENDS + "UserError('no column')")
+    (tmp_path / "log").touch()
+    [process] = start_forked(tmp_path / "ends.py", [], tmp_path / "log", RANK="1")
+    process.join()
+    assert (process.exitcode, (tmp_path / "log").read_text()) == (2, "error: rank 1: no column\n")
 
 
 def test_other_errors_keep_their_traceback():

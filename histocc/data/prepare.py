@@ -645,10 +645,7 @@ def on_every_node(
     def prepared_here() -> str:
         if world.rank == 0 or fault(folder) is None:  # rank 0 has just compared the checksums
             return folder
-        try:
-            return prepare(settings, save_path, nothing, None, check)
-        except UserError as error:
-            raise UserError(f"on the node of rank {world.rank}: {error}") from None
+        return prepare(settings, save_path, nothing, None, check)
 
     leaders = world.node_leaders()
     folders = world.run_on(leaders, prepared_here)
