@@ -61,8 +61,9 @@ def start(
                         reason = stop.reason or "a signal to another process"
                         world.print(f"Stopped by {reason}. Give the same command again to continue")
                     except RuntimeError as error:
-                        lost = isinstance(error, dist.DistError) or LOST_CONTACT.search(str(error))
-                        if world.size > 1 and lost:
+                        if world.size > 1 and (
+                            isinstance(error, dist.DistError) or LOST_CONTACT.search(str(error))
+                        ):
                             end_without_others(world, error)
                         raise
                     gc.collect()  # no DDP object is alive any more
@@ -157,7 +158,7 @@ def errors_end_all_ranks() -> Generator[None]:
     try:
         yield
     except (Exception, SystemExit) as error:
-        known, joined = as_user_error(error), dist.is_initialized()
+        known, joined = as_user_error(error), dist.is_available() and dist.is_initialized()
         if known is None and joined:
             if not isinstance(error, SystemExit):
                 traceback.print_exc()
