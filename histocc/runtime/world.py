@@ -28,6 +28,10 @@ from histocc.runtime.device import choose_device
 from histocc.runtime.errors import TrainingError, UserError, as_user_error
 from histocc.runtime.signals import Stopped, stop_asked, stop_request
 
+if dist.is_available():  # not in all builds for Windows and ARM
+    from torch.distributed.distributed_c10d import PrefixStore
+    from torch.distributed.rendezvous import rendezvous
+
 MIN_TORCH = (2, 10)
 LONGEST_WORK = timedelta(days=1)  # limit of work that other ranks wait for in `World.run_on`
 JOINING_SECONDS = 5.0  # torch's own limits come first: they say more
@@ -257,9 +261,6 @@ def init_world(args: Processes) -> World:
     if not dist.is_available():
         why = "this torch was built without torch.distributed: start one process, without --distributed"
         raise UserError(why, said_by_all=True)
-    from torch.distributed.distributed_c10d import PrefixStore
-    from torch.distributed.rendezvous import rendezvous
-
     on_gpu, timeout = chosen.type == "cuda", timedelta(seconds=limit)
     backend = "nccl" if on_gpu else "gloo"
     place = f"MASTER_ADDR={os.environ.get('MASTER_ADDR')}, MASTER_PORT={os.environ.get('MASTER_PORT')}"
