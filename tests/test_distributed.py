@@ -7,6 +7,8 @@ import multiprocessing
 import os
 import signal
 import socket
+import subprocess
+import sys
 import time
 from operator import attrgetter
 from unittest.mock import Mock
@@ -14,7 +16,7 @@ from unittest.mock import Mock
 import pytest
 import torch
 import torch.distributed as dist
-from helpers import free_port, start_forked, wait_until_handled
+from helpers import PIPED, TINY, environment, free_port, start_forked, wait_until_handled, write_rows
 
 from histocc.runtime import world as world_module
 from histocc.runtime.config import Processes
@@ -169,6 +171,55 @@ def test_an_old_torch_is_refused(monkeypatch):
 
 
 # ---- World
+
+
+WITHOUT = """
+import runpy, sys
+import importlib.abc
+
+class Missing(importlib.abc.MetaPathFinder):  # a build with USE_DISTRIBUTED=0
+    def find_spec(self, name, path, target=None):
+        if name == "torch.distributed":
+            for name in ("_c10d_init", "_rpc_init"):
+                delattr(sys.modules["torch._C"], name)
+        if name == "torch._C._distributed_c10d":
+            raise ModuleNotFoundError(name)
+
+sys.meta_path.insert(0, Missing())
+import torch
+
+sys.modules.pop("torch._C._distributed_c10d", None)
+assert not torch.distributed.is_available()
+sys.argv = sys.argv[1:]
+runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+"""
+
+
+def run_without_distributed(*args, code=0, **variables):
+    line = [sys.executable, "-W", "ignore", "-c", WITHOUT, *map(str, args)]
+    done = subprocess.run(line, env=environment(**variables), timeout=120, **PIPED)
+    assert done.returncode == code and "Traceback" not in done.stdout, done.stdout
+    return done.stdout
+
+
+def test_a_torch_without_distributed_works_in_one_process_and_is_named_in_several(tmp_path):
+    assert "Ready to train" in run_without_distributed("histocc.doctor", "--save-path", tmp_path)
+    two = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2"}
+    said = run_without_distributed("histocc.doctor", "--device", "cpu", code=2, **two)
+    assert said.startswith("error: this torch was built without torch.distributed: start one process"), said
+
+
+@pytest.mark.full
+def test_a_torch_without_distributed_trains_is_resumed_and_codes(tmp_path):
+    data = write_rows(tmp_path / "data.csv", 60)
+    flags = ["--dataset", data, "--target-cols", "hisco_1", "--formatter", "hisco", *TINY]
+    flags += ["--batch-size", 16, "--num-epochs", 1, "--save-path", tmp_path / "run"]
+    run_without_distributed("finetune", *flags, "--max-steps", 2)
+    said = run_without_distributed("finetune", *flags)
+    assert "Resuming from step 2" in said and "Finished at step" in said
+    coded = ["--input", data, "--output", tmp_path / "coded.csv", "--overwrite-columns"]
+    run_without_distributed("histocc.predict", "--model", tmp_path / "run", *coded)
+    assert (tmp_path / "coded.csv").exists()
 
 
 def test_world_of_one_process(capsys):

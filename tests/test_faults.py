@@ -375,7 +375,8 @@ def test_a_full_disk_does_not_end_the_run_but_its_code_tells(folder):
         pytest.skip("mounting is not allowed here")
     try:
         job = Job(disk / "run", epochs=1, logs=folder, flags=["--ngrams", "none"])  # nothing is saved before
-        output = job.run(code=1)
+        output = job.run("--timeout-minutes", 0.05, code=1)
+        assert "Note: the run waits for up to 0.05 minutes" in output
         assert "WARNING: the checkpoint of step 4" in output and "Traceback" not in output
         assert "error: the last checkpoint, of step 6" in output
         assert not [name for name in os.listdir(job.folder) if name.endswith(".bin") or ".tmp" in name]

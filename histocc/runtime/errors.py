@@ -29,6 +29,10 @@ class UserError(RunError):
     exit_code = 2
 
 
+class Unreadable(UserError):
+    """A file that the system fails to hand over: nothing is known about its bytes."""
+
+
 class TrainingError(RunError):
     """A run that cannot continue."""
 

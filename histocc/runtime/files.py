@@ -20,7 +20,7 @@ from functools import cache
 from pathlib import Path
 from typing import IO, BinaryIO
 
-from histocc.runtime.errors import UserError, errno_of
+from histocc.runtime.errors import Unreadable, UserError, errno_of
 
 try:
     import fcntl
@@ -62,7 +62,8 @@ def opened(path: str) -> BinaryIO:
     except (OSError, ValueError) as error:  # ValueError: NUL, or what the system cannot encode
         missing = isinstance(error, FileNotFoundError | NotADirectoryError)
         why = "no such file" if missing else f"cannot be read: {getattr(error, 'strerror', None) or error}"
-        raise UserError(f"{path[:200] or 'an input without a name'}: {why}") from None
+        kind = UserError if missing or isinstance(error, ValueError) else Unreadable
+        raise kind(f"{path[:200] or 'an input without a name'}: {why}") from None
 
 
 def checksum(path: str) -> int:

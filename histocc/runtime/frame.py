@@ -196,13 +196,13 @@ def errors_end_all_ranks() -> Generator[None]:
     try:
         yield
     except (Exception, SystemExit) as error:
-        known = as_user_error(error)
+        known, joined = as_user_error(error), dist.is_available() and dist.is_initialized()
         text = error.code if isinstance(error, SystemExit) else traceback.format_exc().rstrip()
-        if known is None and isinstance(text, str) and dist.is_initialized():
+        if known is None and isinstance(text, str) and joined:
             known = TrainingError(text, said_by_all=True)
         if known is not None:
             say_once(known)
-        if dist.is_initialized():
+        if joined:
             end_process(known.exit_code if known is not None else text or 0)
         if known is None:
             raise

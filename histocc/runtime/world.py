@@ -23,8 +23,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.distributed_c10d import PrefixStore
-from torch.distributed.rendezvous import rendezvous
 
 from histocc import __version__
 from histocc.runtime import signals
@@ -33,6 +31,10 @@ from histocc.runtime.device import Precision, choose_device
 from histocc.runtime.errors import TrainingError, UserError, as_user_error
 from histocc.runtime.files import checksum
 from histocc.runtime.signals import Stopped, stop_asked, stop_request
+
+if dist.is_available():  # not in all builds for Windows and ARM
+    from torch.distributed.distributed_c10d import PrefixStore
+    from torch.distributed.rendezvous import rendezvous
 
 MIN_TORCH = (2, 10)
 LONGEST_WORK = timedelta(days=1)  # limit of work that other ranks wait for in `World.run_on`
@@ -198,18 +200,20 @@ class World:
         """Return the rank of the first process of each node, in order."""
         return sorted(set(self.gather(self.leader)))
 
-    def run_on_main(self, work: Callable[[], Any]) -> Any:
+    def run_on_main(self, work: Callable[[], Any], limited: bool = False) -> Any:
         """Run `work` on rank 0 and return its result on every rank; see `run_on`."""
-        return self.run_on([0], work)[0]
+        return self.run_on([0], work, limited)[0]
 
-    def run_on(self, leaders: list[int], work: Callable[[], Any]) -> list[Any]:
+    def run_on(self, leaders: list[int], work: Callable[[], Any], limited: bool = False) -> list[Any]:
         """Run `work` on the ranks `leaders` and return their results, in that order, on every rank. The time
-        limit does not count: work may be long. If a leader ends with a message, or because it was asked to
-        stop, every rank raises the same.
+        limit counts only if the work is `limited`: other work may be long. If a leader ends with a message,
+        or because it was asked to stop, every rank raises the same.
         """
         signals.stop_timer()
         if not self.backend:
             return [work()]
+        if limited:
+            signals.set_timer()
         result, ended = None, None
         if self.rank in leaders:
             try:
@@ -223,7 +227,8 @@ class World:
                 ended = (kind, str(known))
         # Results are broadcast: in an all-gather each rank would hold as many as there are ranks.
         outcomes: list[Any] = [None] * self.size
-        dist.all_gather_object(outcomes, (ended, result is None), group=self.patient)
+        group = self.control if limited else self.patient
+        dist.all_gather_object(outcomes, (ended, result is None), group=group)
         for rank, (ended, _) in enumerate(outcomes):
             if ended is not None:
                 signals.set_timer()
@@ -266,6 +271,9 @@ def init_world(args: Processes) -> World:
         start = own_start(args, chosen, local)
     except UserError as error:  # others would wait for this rank in vain: it meets them and says why
         refused, start = error, {"device": str(error)}
+    if not dist.is_available():
+        why = "this torch was built without torch.distributed: start one process, without --distributed"
+        raise refused or UserError(why, said_by_all=True)
     on_gpu, timeout = chosen.type == "cuda", timedelta(seconds=limit)
     backend = "nccl" if on_gpu else "gloo"
     place = f"MASTER_ADDR={os.environ.get('MASTER_ADDR')}, MASTER_PORT={os.environ.get('MASTER_PORT')}"
@@ -372,6 +380,6 @@ def limit_of_joining(others: str, seconds: float) -> Generator[None]:
 def current_world(device: torch.device | str = "cpu") -> World:
     """Return the world of a process group that the caller has initialised already, or of one process."""
     device = torch.device(device)
-    if not dist.is_initialized():
+    if not (dist.is_available() and dist.is_initialized()):
         return World(device=device)
     return World(dist.get_rank(), size=dist.get_world_size(), device=device, backend=dist.get_backend())

@@ -19,7 +19,7 @@ from torch import nn
 from histocc.runtime import checkpoint, parallel, signals
 from histocc.runtime.config import Parser, differing, flag_of
 from histocc.runtime.device import Precision, compile_layers
-from histocc.runtime.errors import TrainingError, UserError, raise_if_any
+from histocc.runtime.errors import TrainingError, Unreadable, UserError, raise_if_any
 from histocc.runtime.files import OwnFiles, atomic_write, is_same, problems, run_lock, save_path_problems
 from histocc.runtime.rng import DROPOUT, WEIGHTS, derived_seed
 from histocc.runtime.world import World, launcher_id
@@ -125,9 +125,9 @@ def find_resumable(
                 " another folder, or start over with --overwrite."
             )
         set_threads(state["rng"], world)
-        files = OwnFiles(args.save_path, args.overwrite)
-        if is_on_main and state["path"] == files.path(checkpoint.LAST) and not args.dry_run:
-            world.run_on_main(lambda: checkpoint.complete(files, state, args.keep_checkpoints))
+    files = OwnFiles(args.save_path, args.overwrite)
+    if is_on_main and state["path"] == files.path(checkpoint.LAST) and not args.dry_run:
+        world.run_on_main(lambda: checkpoint.complete(files, state, args.keep_checkpoints), limited=True)
     return state
 
 
@@ -145,8 +145,8 @@ def newest_of_nodes(
             return None
         try:
             path, state, damaged = checkpoint.newest_good(args.save_path, read)
-        except UserError:
-            if args.overwrite:
+        except UserError as error:
+            if args.overwrite and not isinstance(error, Unreadable):  # a restart is to find it again
                 return None
             raise
         with checkpoint.reading(path):
@@ -236,6 +236,7 @@ class OpenRun:
         """Say how the steps ended, in the log and on rank 0. All ranks. Raises TrainingError if the last
         checkpoint could not be saved.
         """
+        self.saver.wait_for_space()
         run, state, total, files = self.run, self.state, self.schedule.total, self.saver.files
         is_early, world = ended_early(run.patience, state, self.schedule), run.world
         finished = "finished" if is_early or state.step == total else "at --max-steps"
