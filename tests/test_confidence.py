@@ -179,7 +179,7 @@ class TestModel:
             how = ["--output", folder, "--device", "cpu", "--resamples", 5]
             run_here(evaluate.main, "--model", trained / "run", "--data", data, *share, *how)
             text = (folder / "report.md").read_text(encoding="utf-8")
-            assert ("those that the run was validated on, and any confidence" in text) == said_so
+            assert ("the model was validated on " in text) == said_so
             assert "as it was fitted on" in text and "| rows at least this confident, % |" in text
 
     def test_a_card_says_of_which_texts_its_figures_are(self, trained):

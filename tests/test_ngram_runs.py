@@ -87,7 +87,7 @@ def test_a_run_is_refitted_to_its_validation_rows_in_the_end(table, tmp_path):
     how = ["--model", tmp_path / "run", "--data", table[0], "--share-val", 0.1, "--device", "cpu"]
     how += ["--resamples", 5, "--overwrite"]
     said = run_here(evaluate.main, *how)
-    assert "that the run was validated on" in said and "trained on: that flatters" not in said
+    assert "(the model was validated on " in said and "trained on" not in said
     assert "last.bin: refitted to all 96 rows" in run_here(finetune.main, *flags)
     after = load(last)
     assert os.path.samefile(last, best) and log == (tmp_path / "run" / "logs.csv").read_bytes()
@@ -104,8 +104,8 @@ def test_a_run_is_refitted_to_its_validation_rows_in_the_end(table, tmp_path):
         and same(load(best)["model"], after["model"])
     )
     assert ": refitted" not in run_here(finetune.main, *flags)
-    said = run_here(evaluate.main, *how)
-    assert "trained on: that flatters" in said and "--share-test" in said
+    said = run_here(evaluate.main, *how, code=2)
+    assert "was trained on all texts of" in said and "--share-test" in said
     assert "figures on them flatter" in run_here(finetune.main, *flags, "--eval-only")
     assert "--overwrite" in run_here(finetune.main, *flags, "--max-steps", 3, code=2)
 
