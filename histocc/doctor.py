@@ -64,7 +64,7 @@ def devices(device: str) -> Finding:
         gpus.append(f"{i}: {torch.cuda.get_device_name(i)}, {free / GB:.0f} of {total / GB:.0f} GB free")
         busy += [str(i)] * (free < 0.8 * total)
     text = "; ".join(gpus)
-    if torch.distributed.is_nccl_available():
+    if torch.distributed.is_available() and torch.distributed.is_nccl_available():
         text += f"; NCCL {'.'.join(map(str, nccl.version()))}"
     remedy = f"GPU {', '.join(busy)} is used by another process: see nvidia-smi, or set CUDA_VISIBLE_DEVICES"
     return Finding("devices", WARNING if busy else OK, text, remedy if busy else "")

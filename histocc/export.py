@@ -29,7 +29,14 @@ from histocc.published.formats import MAX_LEN, SETTINGS, files_of
 from histocc.runtime.checkpoint import CHECKSUM, FORMAT, with_checksum
 from histocc.runtime.config import Parser, declarations, flag
 from histocc.runtime.errors import UserError, raise_if_any, run_command
-from histocc.runtime.files import OwnFiles, atomic_write, is_same, problems, remove_leftovers
+from histocc.runtime.files import (
+    OwnFiles,
+    atomic_write,
+    is_same,
+    problems,
+    remove_leftovers,
+    save_path_problems,
+)
 from histocc.text import ASCII_LOWER
 
 # Entries of a checkpoint that coding needs, as far as a model has them.
@@ -86,6 +93,10 @@ def export(args: ExportConfig) -> list[str]:
     source, form, target = args.model, args.to, args.file
     if target.endswith(".safetensors") != (form == "safetensors"):
         raise UserError(f"{target}: must end with .safetensors for --to safetensors, and for nothing else")
+    inputs: dict[str | None, str] = dict.fromkeys(files_of(source), "the model")
+    raise_if_any(
+        problems([target], inputs, args.overwrite) + save_path_problems(os.path.dirname(target) or ".")
+    )
     model, formatter, state = models.load_model(source, given=args.given(args.target_cols))
     reasons = "".join(f"\n  {reason}" for reason in differences(state, formatter))
     said = f"the published program would code differently with it:{reasons}"
@@ -123,7 +134,7 @@ def export(args: ExportConfig) -> list[str]:
         files[card] = memoryview(text)
     elif not is_same(card, of_run):
         notes.append(f"Note: {card} was there and stays; --overwrite writes that of this model")
-    raise_if_any(problems(files, dict.fromkeys(files_of(source), "the model"), args.overwrite))
+    raise_if_any(problems(files, inputs, args.overwrite))
     os.makedirs(os.path.dirname(target) or ".", exist_ok=True)
     with contextlib.ExitStack() as together:  # no file is written if one fails
         for path, part in files.items():

@@ -239,6 +239,8 @@ make_command() {
   # The options of torchrun that this torch has: to save at a signal, and to have the time for it.
   [[ -n $PROBED && $PROBED != *--signals-to-handle* ]] || COMMAND+=("--signals-to-handle=$signals")
   [[ -n $PROBED && $PROBED != *--shutdown-timeout* ]] || COMMAND+=(--shutdown-timeout=120)
+  # A process computes on the cores whose memory its GPU is next to.
+  [[ $DEVICES == 'NO GPU'* || $PROBED != *--numa-binding* ]] || COMMAND+=(--numa-binding=node)
   [[ -z ${MODEL_SIZE:-} ]] || flag model-size || CHOSEN+=(--model-size "$MODEL_SIZE")
   COMMAND+=("$SCRIPT" "${CHOSEN[@]}" ${FLAGS[@]+"${FLAGS[@]}"})
   export PYTHONPATH=$REPO${PYTHONPATH:+:$PYTHONPATH}  # for the processes, in whatever folder

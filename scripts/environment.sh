@@ -15,6 +15,8 @@ find_python() {
 
 # probe PYTHON [MODULE…]: whether it can train and finds the modules. Sets PROBED: "torch version, CUDA version or
 # none, number of GPUs that it can use, options of its torchrun" and below it why it can use none, or why it cannot train.
+# --numa-binding is among the options if there are several nodes of memory and torchrun can bind to that of every GPU:
+# else it would end the job.
 probe() {
   PROBED=$("$1" - "${@:2}" 2>/dev/null <<'EOF'
 import importlib.util, re, sys
@@ -32,8 +34,15 @@ if tuple(map(int, re.findall(r"\d+", torch.__version__)[:2])) < (2, 10):
     sys.exit(print("torch", torch.__version__, "is older than 2.10") or 1)
 usage = get_args_parser().format_help()
 built, usable = torch.version.cuda or torch.version.hip, torch.cuda.is_available()
-print(torch.__version__, built or "none", torch.cuda.device_count() if usable else 0,
-      *(option for option in ("--signals-to-handle", "--shutdown-timeout") if option in usage))
+gpus, wanted = torch.cuda.device_count() if usable else 0, ["--signals-to-handle", "--shutdown-timeout"]
+try:
+    from torch.numa.binding import AffinityMode, NumaOptions, _get_validated_logical_cpus_to_bind_to as cpus_of
+    if not open("/sys/devices/system/node/has_memory").read().strip().isdigit():  # such as 0-1 or 0,2
+        options = NumaOptions(affinity_mode=AffinityMode.NODE)
+        wanted += ["--numa-binding"] * all([cpus_of(gpu_index=i, numa_options=options) for i in range(gpus)])
+except Exception:
+    pass
+print(torch.__version__, built or "none", gpus, *(option for option in wanted if option in usage))
 try:
     built and not usable and torch.cuda.init()
 except RuntimeError as error:

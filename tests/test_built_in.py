@@ -1,21 +1,30 @@
 """The lists of titles, the model that is made of them at first use, and --lexicon, which adds them to few."""
 
+import contextlib
 import csv
 import json
 import multiprocessing
+import os
 import re
+import shutil
 import subprocess
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
-from helpers import read, read_logs, run_here, write_csv
+from helpers import read, read_logs, run_here, words, write_csv
 
 import finetune
-from histocc import OccCANINE, lexicon
+import histocc
+from histocc import OccCANINE, export, lexicon
+from histocc.data.arrays import PREPARED_FORMAT
+from histocc.evaluate import __main__ as evaluate
 from histocc.formatter import hisco_key
 from histocc.predict import __main__ as predict
-from histocc.published import built_in
+from histocc.published import built_in, models
 from histocc.review import __main__ as review
+from histocc.runtime.errors import UserError
 from histocc.sample import built_in as making
 from histocc.sample.generate import read as read_list
 
@@ -52,16 +61,17 @@ def small(monkeypatch, tmp_path):
     monkeypatch.setattr(making, "LEFT_OUT", 5)
     made = []
 
-    def run(line, **_):
+    @contextlib.contextmanager
+    def started(line, **_):
         processes = [multiprocessing.get_context("fork").Process(target=make, args=line[-1:]) for _ in "ab"]
         for process in processes:
             process.start()
         for process in processes:
             process.join()
             made.append(process.exitcode)
-        return subprocess.CompletedProcess(line, max(made), "", "")
+        yield SimpleNamespace(returncode=max(made))
 
-    monkeypatch.setattr(built_in.subprocess, "run", run)
+    monkeypatch.setattr(built_in.subprocess, "Popen", started)
     return made
 
 
@@ -85,6 +95,104 @@ def test_is_made_once_by_two_processes_at_once_and_codes(small, tmp_path):
     said = run_here(review.main, "apply", sheet, "--to", table, "--key", "hisco", "--output", final, "--fill")
     assert "first guesses are those of the built-in model" in said
     assert [row["hisco_1"] for row in read(final)] == ["83110", "77610"]
+
+
+def contents(folder):
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.full
+def test_what_is_fitted_to_it_goes_into_a_folder_of_the_users(small, monkeypatch, tmp_path):
+    """And nothing else that a command does changes the model that all projects share."""
+    monkeypatch.chdir(tmp_path)
+    texts = [f"{title} {a}{b}y" for a in "bcdfgh" for b in "aeiouklmnp" for title in FEW]
+    rows = [[text, "en", FEW[text.split()[0]] if i % 3 else "83110"] for i, text in enumerate(texts)]
+    write_csv(tmp_path / "coded.csv", ["occ1", "lang", "hisco_1"], rows)
+    write_csv(tmp_path / "my.csv", ["occ1", "lang"], [["baker", "en"]])
+    outline = models.outline("built-in")
+    code = ("--input", "my.csv", "--overwrite", "--processes", 1, "--output")
+    run_here(predict.main, *code, "before.csv")
+    assert outline and models.outline("built-in") is None
+    (_, formatter, state), (_, expected, made) = outline, models.load_model("built-in")
+    assert formatter.to_dict() == expected.to_dict() and {*state["key"]} >= {*made["key"]}
+    assert {"unk", *state["languages"]} >= {*made["languages"]} and state["kind"] == made["kind"]
+    assert all(
+        made[part][name] == value for part in ("config", "args") for name, value in state[part].items()
+    )
+    before = contents(tmp_path / "cache")
+    given = ("--data", "coded.csv", "--target-cols", "hisco_1", "--resamples", 5, "--processes", 1, "--model")
+    run_here(evaluate.main, *given, "built-in")
+    assert "exists; --overwrite" in run_here(evaluate.main, *given, "built-in", "--fit-confidence", code=2)
+    [file] = (tmp_path / "cache").glob("*/best.bin")
+    for model in ("built-in", file.parent):
+        fit = ("--fit-confidence", "--fit-thresholds", "--output", tmp_path / f"fitted {Path(model).name}")
+        said = run_here(evaluate.main, *given, model, *fit)
+        assert f"{model} stays as it is: --model {fit[-1]}" in said
+        run_here(predict.main, *code, "after.csv", "--model", fit[-1])
+        assert read("before.csv")[0]["conf"] != read("after.csv")[0]["conf"]
+        assert read("before.csv")[0]["hisco_1"] == read("after.csv")[0]["hisco_1"]
+    said = run_here(predict.main, *code, "why.csv", "--explain")
+    assert "Computing the vectors" in said and read("why.csv")[0]["similar_text_1"] == "baker"
+    with pytest.raises(UserError, match="output names the folder"):
+        evaluate.evaluate("built-in", "coded.csv", fit_confidence=True)
+    write_csv(tmp_path / "odd.csv", ["occ1", "lang"], [["hyvinvointiyhtymä", "en"]] * 3)
+    said = run_here(predict.main, *code, "odd_coded.csv", "--input", "odd.csv")
+    assert "histocc.evaluate --model built-in --fit-confidence --output NEW, which --model" in said
+    assert contents(tmp_path / "cache") == before
+
+
+@pytest.mark.parametrize(
+    "file, constant, of_data",
+    [("sample/built_in.py", "THRESHOLD = ", False), ("data/rows.py", "MAX_WEIGHT = ", True)],
+)
+def test_another_constant_is_another_model_and_other_data(tmp_path, file, constant, of_data):
+    copied = Path(shutil.copytree(Path(histocc.__file__).parent, tmp_path / "histocc"))
+    text = (copied / file).read_text()
+    assert text.count(f"\n{constant}") == 1
+    (copied / file).write_text(text.replace(f"\n{constant}", f"\n{constant}1e-9 + "))
+    say = "from histocc.published import built_in; from histocc.data import arrays;"
+    say += " print(built_in.path(), arrays.PREPARED_FORMAT)"
+    how = {"cwd": tmp_path, "env": {**os.environ, "PYTHONPATH": str(tmp_path)}}
+    path, data = subprocess.check_output([sys.executable, "-c", say], text=True, **how).split()
+    assert path != built_in.path() and (data != PREPARED_FORMAT) == of_data
+
+
+def test_names_are_checked_before_it_is_made(monkeypatch, tmp_path):
+    monkeypatch.setenv(built_in.CACHE, str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    header = ["occ1", "lang", "hisco_1"]
+    write_csv(tmp_path / "my.csv", header[:2], [["baker", "en"]])
+    write_csv(tmp_path / "coded.csv", header, [["baker", "en", "77610"]])
+    write_csv(tmp_path / "wrong.csv", header, [["baker", "en", "999"]])
+    for given, what in {
+        "--output out/": "'out/' is no name of a file",
+        f"--output {'a' * 245}.csv": "a name has at most 240 bytes",
+        "--column job": "has no column 'job'",
+        "--language-column sprog": "has no column 'sprog'",
+        "--language xx": "does not know the language 'xx'",
+        "--threshold xx=0.5": "does not know the language 'xx'",
+        "--known none.csv": "none.csv: no such file",
+        "--known my.csv": "one of codes (hisco_1)",
+        "--known wrong.csv": "'999' is no code of hisco",
+        "--descriptions none.csv": "none.csv: no such file",
+        "--input coded.csv": "several columns 'hisco_1'",
+        "--decoder greedy": "this model is a flat classifier",
+    }.items():
+        said = run_here(predict.main, *words("--input my.csv --output out.csv"), *words(given), code=2)
+        assert what in said, said
+    for given, what in {
+        "--output my.csv": "is not a folder",
+        "--data none.csv": "none.csv: no such file",
+        "--target-cols hisco_1 c3": "has no column 'c3'",
+        "--language-col sprog": "has no column 'sprog'",
+        "--by decade": "has no column 'decade'",
+    }.items():
+        said = run_here(evaluate.main, *words("--model built-in --data coded.csv"), *words(given), code=2)
+        assert what in said, said
+    assert export.main(["built-in", "--to", "published", "my.csv/model.bin"]) == 2
+    review_it = ("serve", "my.csv", "--key", "hisco", "--descriptions", "none.csv", "--no-browser")
+    assert "none.csv: no such file" in run_here(review.main, *review_it, code=2)
+    assert {path.name for path in tmp_path.iterdir()} == {"my.csv", "coded.csv", "wrong.csv"}
 
 
 def test_titles_of_a_code_that_are_alike_are_left_out_together(monkeypatch):

@@ -1,6 +1,8 @@
 """Checkpoints of runs: whole or not there, data and never code; which are kept, and which one is resumed."""
 
 import argparse
+import builtins
+import errno
 import math
 import os
 import pickle
@@ -16,7 +18,7 @@ import torch
 from helpers import REPO, run_here
 
 from histocc.predict import __main__ as predict
-from histocc.runtime import checkpoint
+from histocc.runtime import checkpoint, signals
 from histocc.runtime.errors import UserError
 from histocc.runtime.files import LIST, OwnFiles
 from histocc.runtime.world import World
@@ -184,6 +186,43 @@ def test_prune_keeps_the_newest_and_never_best_or_epochs(tmp_path):
     assert names_in(tmp_path) == sorted(["8.bin", "1000.bin", *others])
 
 
+def no_space(*_):
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_saves_that_fail_remove_no_checkpoint(tmp_path, monkeypatch):
+    write, said, own = torch.save, [], OwnFiles(str(tmp_path))
+    saver = checkpoint.Saver(own, 3, World(), lambda step, _: STATE | {"step": step}, said.append)
+    for step in range(1, 7):
+        monkeypatch.setattr(torch, "save", no_space if step in (3, 4, 5) else write)
+        saver(step, [f"{step}.bin", "last.bin"], {})
+    assert names_in(tmp_path) == ["1.bin", "2.bin", "6.bin", "last.bin"] == sorted(own.names)
+    assert [line.startswith("WARNING") for line in said] == [False, False, True, True, True, False]
+
+
+@pytest.mark.parametrize("ends", ["space", "limit", "signal"])
+def test_the_last_save_waits_for_space_until_the_limit_or_a_signal(tmp_path, monkeypatch, ends):
+    write, pauses, said, own = torch.save, [], [], OwnFiles(str(tmp_path))
+    saver = checkpoint.Saver(own, 3, World(time_limit=600.0), lambda *_: STATE, said.append)
+    monkeypatch.setattr(torch, "save", no_space)
+    saver(12, ["last.bin"], {})
+    with signals.listening() as stop:
+
+        def sleep(seconds):
+            pauses.append(seconds)
+            if len(pauses) == 3 and ends == "signal":
+                stop.receive(signal.SIGTERM)
+            if len(pauses) == 3 and ends == "space":
+                monkeypatch.setattr(torch, "save", write)
+
+        monkeypatch.setattr(checkpoint.time, "sleep", sleep)
+        saver.wait_for_space()
+    assert ("no space left" in saver.failed) == (ends != "space") and len(said) == 2 + (ends == "space")
+    assert "Note: the run waits for up to 10 minutes (--timeout-minutes), or until a signal" in said[1]
+    assert sum(pauses) == 600 if ends == "limit" else len(pauses) == 3
+    assert names_in(tmp_path) == ["last.bin"] * (ends == "space")
+
+
 def newest(folder) -> tuple[str, int, list[str]]:
     path, state, wrong = checkpoint.newest_good(str(folder), checkpoint.load_resumable)
     return os.path.basename(path), state["step"], wrong
@@ -207,6 +246,29 @@ def test_the_newest_good_one_after_a_torn_last(tmp_path):
     assert (name, step) == ("best.bin", 1) and "20.bin: cannot be resumed from: it lacks optim" in wrong[-1]
     (tmp_path / "best.bin").unlink()
     with pytest.raises(UserError, match="--overwrite"):
+        newest(tmp_path)
+
+
+@pytest.mark.parametrize("number", [errno.ESTALE, errno.ETIMEDOUT, errno.EACCES, errno.EIO])
+@pytest.mark.parametrize("place", [(builtins, "open"), (torch, "load")])
+def test_a_file_that_the_system_fails_to_hand_over_is_tried_again_and_never_passed_over(
+    tmp_path, monkeypatch, number, place
+):
+    for step in (20, 100):
+        save(tmp_path, f"{step}.bin", "last.bin", step=step)
+    fails, original = [1], getattr(*place)
+
+    def failing(path, *args, **named):
+        if fails and "last.bin" in str(getattr(path, "name", path)):
+            fails.pop()
+            raise OSError(number, os.strerror(number))
+        return original(path, *args, **named)
+
+    monkeypatch.setattr(*place, failing)
+    assert newest(tmp_path) == ("last.bin", 100, []) and not fails
+    fails.extend([1] * 1000)
+    monkeypatch.setattr(checkpoint, "READ_SECONDS", 0)
+    with pytest.raises(UserError, match=f"last.bin: cannot be read: {os.strerror(number)}$"):
         newest(tmp_path)
 
 

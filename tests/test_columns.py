@@ -48,7 +48,7 @@ def test_both_columns_together_decide(model):
     alone = write_csv(model / "alone.csv", ("text", "price"), [("pie", "2")])
     said = run_here(predict.main, *given, "--output", model / "x.csv", "--input", alone, code=2)
     assert "has no column 'shop'; it has 'text', 'price'" in said and "occ1" not in said
-    report = run("histocc.evaluate", "--model", model / "run", "--data", model / "data.csv")
+    report = run("histocc.evaluate", "--model", model / "run", "--data", model / "data.csv", "--share-val", 1)
     assert "column text and shop" in report  # as in training
 
 

@@ -7,6 +7,8 @@ import multiprocessing
 import os
 import signal
 import socket
+import subprocess
+import sys
 import time
 from operator import attrgetter
 from unittest.mock import Mock
@@ -14,7 +16,7 @@ from unittest.mock import Mock
 import pytest
 import torch
 import torch.distributed as dist
-from helpers import free_port, start_forked, wait_until_handled
+from helpers import PIPED, TINY, environment, free_port, start_forked, wait_until_handled, write_rows
 
 from histocc.runtime import world as world_module
 from histocc.runtime.config import Processes
@@ -127,15 +129,13 @@ def test_nobody_there_and_a_port_in_use_are_said_by_the_rank_itself(launched, ca
     with socket.create_server(("127.0.0.1", 0)) as busy:
         port = busy.getsockname()[1]
         launched(0, 0, 2, 2, "127.0.0.1", port)
-        said = f"Rank 0 could not meet .*MASTER_PORT={port}.*(?s:.*)choose another MASTER_PORT"
+        said = f"could not meet .*MASTER_PORT={port}.*(?s:.*)choose another MASTER_PORT"
         with pytest.raises(UserError, match=said) as taken:
             init_world(Processes(device="cpu", timeout_minutes=0.02))
     capfd.readouterr()
     for place in ((1, 1, 2, 2, "127.0.0.1"), (1, 1, 2, 2, "nowhere.invalid"), (0, 0)):
         launched(*place)
-        said = (
-            f"Rank {place[0]} could not meet .*{port}.*: .[Ee]rrno(?s:.*)rank 0 must run on that one, and the"
-        )
+        said = f"could not meet .*{port}.*: .[Ee]rrno(?s:.*)rank 0 must run on that one, and the"
         with pytest.raises(UserError, match=said) as refused:
             init_world(Processes(device="cpu", timeout_minutes=0.02))
         assert taken.value.said_by_all and refused.value.said_by_all
@@ -171,6 +171,55 @@ def test_an_old_torch_is_refused(monkeypatch):
 
 
 # ---- World
+
+
+WITHOUT = """
+import runpy, sys
+import importlib.abc
+
+class Missing(importlib.abc.MetaPathFinder):  # a build with USE_DISTRIBUTED=0
+    def find_spec(self, name, path, target=None):
+        if name == "torch.distributed":
+            for name in ("_c10d_init", "_rpc_init"):
+                delattr(sys.modules["torch._C"], name)
+        if name == "torch._C._distributed_c10d":
+            raise ModuleNotFoundError(name)
+
+sys.meta_path.insert(0, Missing())
+import torch
+
+sys.modules.pop("torch._C._distributed_c10d", None)
+assert not torch.distributed.is_available()
+sys.argv = sys.argv[1:]
+runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+"""
+
+
+def run_without_distributed(*args, code=0, **variables):
+    line = [sys.executable, "-W", "ignore", "-c", WITHOUT, *map(str, args)]
+    done = subprocess.run(line, env=environment(**variables), timeout=120, **PIPED)
+    assert done.returncode == code and "Traceback" not in done.stdout, done.stdout
+    return done.stdout
+
+
+def test_a_torch_without_distributed_works_in_one_process_and_is_named_in_several(tmp_path):
+    assert "Ready to train" in run_without_distributed("histocc.doctor", "--save-path", tmp_path)
+    two = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2"}
+    said = run_without_distributed("histocc.doctor", "--device", "cpu", code=2, **two)
+    assert said.startswith("error: this torch was built without torch.distributed: start one process"), said
+
+
+@pytest.mark.full
+def test_a_torch_without_distributed_trains_is_resumed_and_codes(tmp_path):
+    data = write_rows(tmp_path / "data.csv", 60)
+    flags = ["--dataset", data, "--target-cols", "hisco_1", "--formatter", "hisco", *TINY]
+    flags += ["--batch-size", 16, "--num-epochs", 1, "--save-path", tmp_path / "run"]
+    run_without_distributed("finetune", *flags, "--max-steps", 2)
+    said = run_without_distributed("finetune", *flags)
+    assert "Resuming from step 2" in said and "Finished at step" in said
+    coded = ["--input", data, "--output", tmp_path / "coded.csv", "--overwrite-columns"]
+    run_without_distributed("histocc.predict", "--model", tmp_path / "run", *coded)
+    assert (tmp_path / "coded.csv").exists()
 
 
 def test_world_of_one_process(capsys):
@@ -276,12 +325,20 @@ def test_ranks_that_cannot_work_together_say_why():
         late(rank)
         os.environ["GLOO_SOCKET_IFNAME"] = "net9"
 
-    found = ranks_do(None, before=other_torch)
+    def other_device(rank):
+        late(rank)
+        choose = torch.device if rank else Mock(side_effect=UserError("--device cuda: no GPU"))
+        world_module.choose_device = lambda *args: choose("cuda", 0)
+
     host = socket.gethostname()
-    said = f"torch 2.12.1+cpu on {host}, torch 2.13.0 on {host}: use one environment on all machines"
-    assert all(kind is UserError and said in text for kind, text in found), found
-    for rank, (kind, text) in enumerate(ranks_do(None, before=other_network)):
-        assert kind is UserError and f"Rank {rank} could not meet" in text and "net9" in text
+    for before, said in (
+        (other_torch, f"torch: '2.13.0' for rank 0 on {host}, '2.12.1+cpu' for rank 1 on {host}"),
+        (other_device, f"device: '--device cuda: no GPU' for rank 0 on {host}, 'cuda' for rank 1 on {host}"),
+    ):
+        for kind, text in ranks_do(None, before=before):
+            assert kind is UserError and "same command, versions and files" in text and said in text, text
+    for kind, text in ranks_do(None, before=other_network):
+        assert kind is UserError and "could not meet" in text and "net9" in text
         assert "GLOO_SOCKET_IFNAME=eth0" in text and "firewall" not in text
 
 
@@ -301,7 +358,7 @@ with errors_end_all_ranks():
     [
         ("UserError('no column')", "no column", 2),
         ("TrainingError('not finite')", "not finite", 1),
-        ("TrainingError('out of memory (rank 1)', said_by_all=True)", "out of memory (rank 1)", 1),
+        ("TrainingError('out of memory', said_by_all=True)", "out of memory", 1),
     ],
 )
 @pytest.mark.parametrize("rank", [None, "", "0", "1"])
@@ -315,7 +372,18 @@ def test_rank_0_says_what_is_wrong_and_the_others_wait_in_silence(tmp_path, erro
         process.terminate()  # as a launcher does as soon as rank 0 is gone
     process.join()
     assert process.exitcode == code
-    assert (tmp_path / "log").read_text() == ("" if silent else f"error: {message}\n")
+    named = "rank 1: " * (rank == "1")
+    assert (tmp_path / "log").read_text() == ("" if silent else f"error: {named}{message}\n")
+
+
+def test_another_rank_says_it_if_no_launcher_ends_it_meanwhile(tmp_path):
+    """Rank 0 may be on another machine, where nothing is wrong."""
+    short = "from histocc.runtime import frame\n\nframe.JOINING_PATIENCE_SECONDS = 0.1\n"
+    (tmp_path / "ends.py").write_text(short + ENDS + "UserError('no column')")
+    (tmp_path / "log").touch()
+    [process] = start_forked(tmp_path / "ends.py", [], tmp_path / "log", RANK="1")
+    process.join()
+    assert (process.exitcode, (tmp_path / "log").read_text()) == (2, "error: rank 1: no column\n")
 
 
 def test_other_errors_keep_their_traceback():

@@ -9,6 +9,7 @@ import re
 import shutil
 import signal
 import sys
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -288,14 +289,23 @@ class TestOfATest:
 
     def test_groups_of_rows(self, tested, tmp_path):
         folder, before, _ = tested
-        report, _ = evaluated(folder, tmp_path / "by", "--by", "source", "lang", data=folder / "data.csv")
-        rows = {name: each["rows"] for name, each in report["decoders"]["linear"]["by_source"].items()}
+        columns = ("source", "frequency", "codes", "code", "digits", "rows")
+        rows = [(*row, *row[3:] * 5) for row in ROWS_OF_SOURCES[1]]
+        data = write_csv(tmp_path / "data.csv", (*ROWS_OF_SOURCES[0], *columns[1:]), rows)
+        report, _ = evaluated(folder, tmp_path / "by", "--by", *columns, "lang", data=data)
+        figures = report["decoders"]["linear"]
+        rows = {name: each["rows"] for name, each in figures["by_column source"].items()}
+        # names of columns and of the report's own groups share no place
+        assert all(figures[f"by_column {name}"] == figures["by_column source"] for name in columns)
+        assert {*before["decoders"]["linear"]} == {name for name in figures if "by_column" not in name}
+        assert len(Report(tmp_path / "by").table("column rows")) == 2
+        assert "| column source | rows |" in Report(tmp_path / "by")._repr_markdown_()
         lund = sum(row[3] == "Lund" for row in ROWS_OF_SOURCES[1])
         assert rows == {"Lund": lund, "Åbo": before["data"]["rows"] - lund}
         known = report["decoders"]["linear"]["by_training"]
         assert list(known) == ["text new, codes seen"]
         assert set(report["decoders"]["linear"]["by_major_group"]) == {code[0] for _, code in TITLES}
-        assert {"en"} == set(report["decoders"]["linear"]["by_lang"])
+        assert {"en"} == set(report["decoders"]["linear"]["by_column lang"])
         whole, _ = evaluated(folder, tmp_path / "all", "--share-val", 1, data=folder / "data.csv")
         known = whole["decoders"]["linear"]["by_training"]
         # the run was refitted to its validation texts
@@ -372,28 +382,35 @@ class TestRows:
         assert set(unknown["decoders"]["linear"]["by_language"]) == {"en", "xx"}
 
     def test_the_texts_that_training_set_aside(self, trained, tmp_path):
-        found, _ = evaluated(trained, tmp_path / "out", "--share-val", 0.5, data=trained / "train.csv")
-        facts = found["data"]
-        assert facts["rows"] + facts["other_part_rows"] == 64 and 10 < facts["rows"] < 54
-        assert facts["texts_trained_on"] == facts["texts"]
+        """None that were trained on: alone they are refused, and beside others they mark the figures."""
+        common = ["--model", trained / "run", "--data", trained / "train.csv", "--output", tmp_path / "none"]
+        for part in ("", "that --share-val 0.5 takes"):
+            said = refused(*common, *(["--share-val", 0.5] if part else []))
+            assert f"trained on all texts of {trained / 'train.csv'} {part}".strip() in said
+        with pytest.raises(UserError, match="trained on all texts"):
+            evaluate.evaluate(trained / "run", trained / "train.csv", share_val=0.5, device="cpu")
         others = [f"unknown {i}" for i in range(30)]
         rows = [row.values() for row in read(trained / "train.csv")]
-        rows += [(text, "99990", "", "en") for text in others]
+        rows += [(text, "99990" if i else "79100", "", "en") for i, text in enumerate(others)]
         more = write_csv(tmp_path / "more.csv", HEADER, rows)
-        found, said = evaluated(trained, tmp_path / "more", "--share-val", 0.5, data=more)
-        part = int((split_values(text_hashes(others)) < 0.5).sum())  # of these texts, too
-        assert found["data"]["rows_outside_key"] == part and f"{part} rows with such a code" in said
-        all_rows = facts["rows"] + part
+        found, said = evaluated(trained, tmp_path / "more", "--share-val", 0.8, data=more)
+        facts, part = found["data"], int((split_values(text_hashes(others[1:])) < 0.8).sum())
+        assert facts["rows_outside_key"] == part and f"{part} rows with such a code" in said
         for each in found["decoders"].values():
-            assert each["accuracy_with_rows_outside_key"] == pytest.approx(each["right_rows"] / all_rows)
-        whole, _ = evaluated(trained, tmp_path / "all", "--share-val", 1, data=trained / "train.csv")
-        assert whole["data"]["rows"] == 64
-        common = ["--model", trained / "run", "--data", trained / "train.csv", "--output", tmp_path / "none"]
+            share = each["right_rows"] / (facts["rows"] + part)
+            assert each["accuracy_with_rows_outside_key"] == pytest.approx(share)
+        whole, said = evaluated(trained, tmp_path / "all", "--share-val", 1, data=trained / "train.csv")
+        assert whole["data"]["rows"] == whole["data"]["texts_trained_on"] == 64
+        assert said.count("% (the model was trained on 64 of these 64 texts)") == 3  # one for each decoder
+        text = (tmp_path / "all" / "report.md").read_text(encoding="utf-8")
+        assert "| the model was trained on 64 of these 64 texts | accuracy" in text
+        for each in whole["decoders"]["linear"]["by_language"].values():
+            assert each["texts_trained_on"] == each["texts"]
         assert "--share-val: '0'" in refused(*common, "--share-val", 0)
         assert "--share-val takes 0 of 64" in refused(*common, "--share-val", 1e-9)
 
     def test_the_test_part_of_a_training(self, tested, tmp_path):
-        """Of its own file, of a copy, or of a file in the folder of the data, the test part alone."""
+        """Its texts alone, by the checkpoint alone, wherever its rows are; another table counts whole."""
         folder, report, said = tested
         facts = report["data"]
         assert facts["test_part"] and 100 < facts["rows"] == 400 - facts["other_part_rows"] < 240
@@ -402,10 +419,40 @@ class TestRows:
         assert f"Not evaluated: {facts['other_part_rows']} rows whose texts are not in the test part" in said
         whole, _ = evaluated(folder, tmp_path / "all", "--share-val", 1, data=folder / "data.csv")
         assert whole["data"]["rows"] == 400 and not whole["data"]["test_part"]
-        copy = write_csv(tmp_path / "copy.csv", *ROWS_OF_SOURCES)
-        assert evaluated(folder, tmp_path / "copy", data=copy)[0]["data"]["rows"] == facts["rows"]
-        other = write_csv(tmp_path / "other.csv", ROWS_OF_SOURCES[0], ROWS_OF_SOURCES[1][::-1])
-        assert evaluated(folder, tmp_path / "other", data=other)[0]["data"]["rows"] == 400
+        (tmp_path / "run").mkdir()
+        for name in ("best.bin", "histocc.json", "MODEL.md"):
+            shutil.copy(folder / "run" / name, tmp_path / "run")
+        (names, rows), other = ROWS_OF_SOURCES, [(f"{x[0]} here", *x[1:]) for x in ROWS_OF_SOURCES[1]]
+        without_source = write_csv(tmp_path / "b.csv", names[:3], [row[:3] for row in rows[::-1]], ";")
+        found, _ = evaluated(tmp_path, tmp_path / "b", data=without_source)
+        figures, before = (each["decoders"]["linear"]["by_digits"] for each in (found, report))
+        assert found["data"]["rows"] == facts["rows"] and figures[-1]["texts"] == before[-1]["texts"]
+        assert figures[-1]["over_rows"]["accuracy"][0] == before[-1]["over_rows"]["accuracy"][0]
+        assert found["decoders"]["linear"].keys() == report["decoders"]["linear"].keys()  # the same groups
+        first, card = ((path / "MODEL.md").read_text("utf-8") for path in (folder / "run", tmp_path / "run"))
+        for word in ("Rows", "Languages", "Files"):
+            assert re.findall(f"^- {word}: .*$", first, re.M)[0] in card
+        mixed = [*rows[200:250], *other]
+        data = write_csv(tmp_path / "c.csv", names, mixed)
+        found, said = evaluated(tmp_path, tmp_path / "c", "--by", "source", data=data)
+        seen = found["data"]["texts_trained_on"]
+        assert found["data"]["rows"] == 450 and not found["data"]["test_part"] and 10 < seen < 50
+        assert f"(the model was trained on {seen} of these {found['data']['texts']} texts)" in said
+        by_source = found["decoders"]["linear"]["by_column source"].items()
+        assert {name: each["rows"] for name, each in by_source} == Counter(row[3] for row in mixed)
+
+    def test_weights_and_dittos_are_those_of_the_training(self, tested, tmp_path):
+        state = torch.load(tested[0] / "run" / "best.bin", weights_only=True)
+        state["args"] |= {"weight_col": "n", "ditto": True}
+        del state["checksum"]
+        (tmp_path / "run").mkdir()
+        torch.save(state, tmp_path / "run" / "best.bin")
+        rows = [("a new text", "79100", "en", 3), ("do.", "79100", "en", 4)]
+        data = write_csv(tmp_path / "data.csv", ("occ1", "hisco_1", "lang", "n"), rows)
+        facts = evaluated(tmp_path, tmp_path / "out", data=data)[0]["data"]
+        assert (facts["rows"], facts["texts"]) == (7, 1)
+        bare = write_csv(tmp_path / "bare.csv", ("occ1", "hisco_1", "lang"), [row[:3] for row in rows])
+        assert evaluated(tmp_path, tmp_path / "bare", data=bare)[0]["data"]["rows"] == 2
 
     def test_other_columns(self, trained, report, tmp_path):
         data = write_csv(tmp_path / "other.csv", ("title", "a", "b", "tongue"), VALIDATION)

@@ -15,6 +15,7 @@ import pytest
 import torch
 from helpers import (
     DEFAULT,
+    REPO,
     TRAIN_MIXER,
     command,
     environment,
@@ -156,6 +157,56 @@ def flip_a_bit(path):
     content[len(content) // 2] ^= 4
     path.unlink()  # not the file that it may be a link to
     path.write_bytes(content)
+
+
+FAULTY = f"""
+import sys
+sys.path[:0] = ["{REPO}", "{REPO}/tests"]
+from histocc.runtime.config import Parser, Processes
+from histocc.runtime.errors import TrainingError, UserError
+from histocc.runtime.frame import start
+import test_toy_task as toy
+
+def work(args, world):
+    class Faulty(toy.Loader):
+        def at(self, epoch, first_batch):
+            for batch in super().at(epoch, first_batch):
+                if epoch == 1 and world.rank in RANKS:
+                    FAULT
+                yield batch
+
+    toy.Loader = Faulty
+    toy.train(world)
+
+start(Parser(Processes, "faulty", ""), work, ["--device", "cpu"])
+"""
+
+
+def test_an_error_in_the_data_of_a_rank_is_said_once_with_the_rank_and_the_cause(tmp_path):
+    """Whatever is raised, and whichever rank raises it; the others end with it."""
+    started = []
+    for ranks, fault, said, code in (
+        ("[0]", "sys.exit('row 17 is odd')", "error: row 17 is odd", 1),
+        ("[1]", "sys.exit('row 17 is odd')", "error: rank 1: row 17 is odd", 1),
+        ("[1]", "raise UserError('row 17 is odd')", "error: rank 1: row 17 is odd", 2),
+        ("[1]", "raise TrainingError('row 17 is odd')", "error: rank 1: row 17 is odd", 1),
+        ("[0, 1]", "raise UserError('row 17 is odd')", "error: row 17 is odd", 2),
+        ("[1]", "raise ValueError('row 17 is odd')", "\nValueError: row 17 is odd", 1),
+        ("[1]", "raise RuntimeError('socket: timed out')", "\nRuntimeError: socket: timed out", 1),
+    ):
+        script, log = (tmp_path / f"{len(started)}{ending}" for ending in (".py", ".log"))
+        script.write_text(FAULTY.replace("RANKS", ranks).replace("FAULT", fault))
+        log.touch()
+        started.append((ranks, start_forked(script, [], log, 2), log, said, code))
+    for ranks, processes, log, said, code in started:
+        processes[0].join(120)
+        if ranks == "[0]":
+            processes[1].terminate()  # as a launcher does: with rank 0 the store is gone
+        processes[1].join(120)
+        output = log.read_text()
+        assert [process.exitcode for process in processes] == [code, code], output
+        assert output.count("error: ") == output.count(said) == 1, output
+        assert output.count("Traceback") == output.count("rank 1: Traceback") == said.startswith("\n"), output
 
 
 # ---- signals and kills
@@ -324,7 +375,8 @@ def test_a_full_disk_does_not_end_the_run_but_its_code_tells(folder):
         pytest.skip("mounting is not allowed here")
     try:
         job = Job(disk / "run", epochs=1, logs=folder, flags=["--ngrams", "none"])  # nothing is saved before
-        output = job.run(code=1)
+        output = job.run("--timeout-minutes", 0.05, code=1)
+        assert "Note: the run waits for up to 0.05 minutes" in output
         assert "WARNING: the checkpoint of step 4" in output and "Traceback" not in output
         assert "error: the last checkpoint, of step 6" in output
         assert not [name for name in os.listdir(job.folder) if name.endswith(".bin") or ".tmp" in name]

@@ -38,7 +38,7 @@ TRAINING = (
 # in test_launchers, and the installation by .ci/run
 ELSEWHERE = ("tests/run", "pip install", "./launch_training.sh\n", "scripts/gpu_check.sh")
 SCRIPTS = [f"examples.{name}" for name in ("train_from_config", "train_llada", "train_prs_med")]
-OF_OTHERS = {"--array", "--max-restarts", "--print-only", "--shutdown-timeout", "--ipc"}
+OF_OTHERS = {"--array", "--max-restarts", "--numa-binding", "--print-only", "--shutdown-timeout", "--ipc"}
 BROWSER = """
 import json, sys, urllib.request
 

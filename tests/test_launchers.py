@@ -30,7 +30,8 @@ CAPTURED = {"capture_output": True, "text": True, "stdin": subprocess.DEVNULL}
 FAST_PYTHON = """#!/bin/bash
 if [[ $1 == - ]]; then
   cat >/dev/null
-  echo "2.13.0 ${FAKE_CUDA:-13.0} ${FAKE_GPUS:-0} --signals-to-handle --shutdown-timeout${FAKE_WHY:+
+  options="--signals-to-handle --shutdown-timeout $FAKE_NUMA"
+  echo "2.13.0 ${FAKE_CUDA:-13.0} ${FAKE_GPUS:-0} $options${FAKE_WHY:+
 $FAKE_WHY}"; exit
 elif [[ $1 == -m && -n $STARTED ]]; then
   echo "$2" >>"$STARTED"; exit $([[ $2 != "$FAILING" ]] || echo 7)
@@ -314,6 +315,55 @@ def test_gpus_that_torch_can_use_count_and_get_memory_in_segments_that_grow(tmp_
         old, new = done.stdout.splitlines()
         assert old.startswith("NO GPU (The driver is too old): TRAINING ON CPUS"), done
         assert new == f"2 of 2 GPU(s) {expected}" and "expand" not in old
+
+
+NUMA = """
+import enum
+AffinityMode, NumaOptions = enum.Enum("AffinityMode", "NODE"), dict
+def _get_validated_logical_cpus_to_bind_to(gpu_index, numa_options):
+    if gpu_index > 1: raise RuntimeError("Must bind to a non-empty set of CPU indices")
+    return {0, 1}
+"""
+SITE = """
+import builtins, io
+original = open
+def faked(path, *args, **named):
+    return io.StringIO("NODES\\n") if "has_memory" in str(path) else original(path, *args, **named)
+builtins.open = faked
+"""
+
+
+@pytest.mark.parametrize(
+    "nodes, gpus, option, bound",
+    [("0-1", 2, True, True), ("0", 2, True, False), ("0-1", 3, True, False), ("0-1", 2, False, False)],
+)
+def test_torchrun_binds_to_the_memory_beside_each_gpu_where_it_can(tmp_path, nodes, gpus, option, bound):
+    for name, text in {
+        "sitecustomize.py": SITE.replace("NODES", nodes),
+        "torch/__init__.py": "from torch import cuda\n__version__ = '2.13.0'\nclass version: cuda = '13.0'\n",
+        "torch/cuda.py": f"def is_available(): return True\ndef device_count(): return {gpus}\n",
+        "torch/distributed/run.py": f"""
+import argparse
+def get_args_parser():
+    parser = argparse.ArgumentParser()
+    {"parser.add_argument('--numa-binding')" * option}
+    return parser
+""",
+        "torch/numa/binding.py": NUMA,
+    }.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    line = ["bash", "-c", 'source scripts/common.sh; probe "$0"; echo "$PROBED"', sys.executable]
+    done = subprocess.run(line, cwd=REPO, env=os.environ | {"PYTHONPATH": str(tmp_path)}, **CAPTURED)
+    assert done.stdout == f"2.13.0 13.0 {gpus}{' --numa-binding' * bound}\n", done
+
+
+def test_the_command_binds_processes_that_have_a_gpu(plan, data):
+    for more, expected in (({}, False), ({"FAKE_NUMA": "--numa-binding"}, True)):
+        words = printed(plan(LAUNCH, data, FAKE_GPUS="2", **more))
+        assert ("--numa-binding=node" in words) == expected
+    words = printed(plan(LAUNCH, data, "--", "--device", "cpu", FAKE_GPUS="2", FAKE_NUMA="--numa-binding"))
+    assert "--numa-binding=node" not in words
 
 
 def test_too_many_processes(plan, data):

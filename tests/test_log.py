@@ -4,6 +4,7 @@ import importlib.util
 import json
 import os
 import re
+import signal
 import threading
 import time
 from unittest.mock import Mock
@@ -13,6 +14,7 @@ import torch
 from helpers import TINY, read, read_logs, run_here, write_csv, write_rows
 
 import train_mixer
+from histocc.runtime import signals
 from histocc.runtime.files import OwnFiles
 from histocc.runtime.world import World
 from histocc.seq2seq_mixer_engine import COLUMNS
@@ -92,6 +94,14 @@ def test_a_run_that_is_resumed_drops_later_rows_and_a_new_one_all(tmp_path):
     os.remove(tmp_path / "logs.csv")
     log_of(tmp_path, 200, 300)
     assert steps(tmp_path) == [300]
+
+
+def test_a_validation_is_written_again_and_the_row_of_a_fit_stays(tmp_path):
+    log = log_of(tmp_path)
+    for row in (VALUES, VALIDATION):
+        log.row({"epoch": 0, **row, "step": 0})
+    log_of(tmp_path, 0, again=True)
+    assert [row["train_loss"] for row in rows(tmp_path)] == ["0.333333333333"]
 
 
 def test_rows_of_other_columns_stay(tmp_path):
@@ -238,6 +248,29 @@ def test_a_login_that_wandb_lacks_is_said_before_anything_is_written(tmp_path, m
     assert [problem.partition(". ")[0] for problem in args.problems()] == ["--log-wandb: no key"] * said
     (tmp_path / "last.bin").touch()
     assert not [*args.problems()]
+
+
+@pytest.mark.parametrize("ends, said", [("limit", "no answer within 0.5 s. "), ("signal", None)])
+def test_a_login_that_hangs_has_an_end(tmp_path, monkeypatch, ends, said):
+    """Its limit, or a signal, after which the run is stopped elsewhere."""
+    (tmp_path / "wandb.py").write_text("import time\ndef login(verify): time.sleep(600)\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
+    monkeypatch.setattr("histocc.trainer.config.LOGIN_SECONDS", 0.5 if ends == "limit" else 600.0)
+    with signals.listening() as stop:
+        if ends == "signal":
+            threading.Timer(0.3, stop.receive, [signal.SIGTERM]).start()
+        (problem,) = [*ScriptConfig(log_wandb=True, save_path=str(tmp_path)).problems()] or [None]
+    assert problem is said or problem.startswith(f"--log-wandb: {said}")
+
+
+def test_a_signal_ends_the_wait_for_a_library(capsys, monkeypatch):
+    monkeypatch.setattr(trackers, "STOP_SECONDS", 0.1)
+    monkeypatch.setattr(trackers, "MAX_SECONDS", 600.0)
+    with signals.listening() as stop:
+        threading.Timer(0.3, stop.receive, [signal.SIGTERM]).start()
+        trackers.Tracker("--log-wandb", threading.Event().wait)
+    assert capsys.readouterr().out.startswith("WARNING: --log-wandb: no answer; logs.csv")
 
 
 def test_a_library_that_cannot_be_opened_is_said_before_anything_is_cleared(

@@ -307,7 +307,7 @@ def put(state: dict, entry: str, value) -> None:
 
 def resumed_from(folder: Path) -> dict:
     """As a run does it."""
-    asked = SimpleNamespace(save_path=str(folder), overwrite=False)
+    asked = SimpleNamespace(save_path=str(folder), overwrite=False, dry_run=True)
     threads = torch.get_num_threads()
     state = script.find_resumable(asked, World(), models.load_run, lambda _: None, "abc")
     torch.set_num_threads(threads)

@@ -87,7 +87,7 @@ def test_a_run_is_refitted_to_its_validation_rows_in_the_end(table, tmp_path):
     how = ["--model", tmp_path / "run", "--data", table[0], "--share-val", 0.1, "--device", "cpu"]
     how += ["--resamples", 5, "--overwrite"]
     said = run_here(evaluate.main, *how)
-    assert "that the run was validated on" in said and "trained on: that flatters" not in said
+    assert "(the model was validated on " in said and "trained on" not in said
     assert "last.bin: refitted to all 96 rows" in run_here(finetune.main, *flags)
     after = load(last)
     assert os.path.samefile(last, best) and log == (tmp_path / "run" / "logs.csv").read_bytes()
@@ -104,8 +104,8 @@ def test_a_run_is_refitted_to_its_validation_rows_in_the_end(table, tmp_path):
         and same(load(best)["model"], after["model"])
     )
     assert ": refitted" not in run_here(finetune.main, *flags)
-    said = run_here(evaluate.main, *how)
-    assert "trained on: that flatters" in said and "--share-test" in said
+    said = run_here(evaluate.main, *how, code=2)
+    assert "was trained on all texts of" in said and "--share-test" in said
     assert "figures on them flatter" in run_here(finetune.main, *flags, "--eval-only")
     assert "--overwrite" in run_here(finetune.main, *flags, "--max-steps", 3, code=2)
 
@@ -148,6 +148,36 @@ def test_a_fit_that_is_killed_continues_to_the_bit(runs, tmp_path):
     assert "The fit continues" in output
     assert same(load(folder / "last.bin")["model"], load(whole)["model"])
     assert not (folder / "ngrams.bin").exists() and read_logs(folder)[0]["step"] == 0
+
+
+SIGNALLED = """import os, runpy, signal, sys
+real = os.replace
+def replace(source, path, **how):
+    real(source, path, **how)
+    if str(path).endswith("key.csv") and "prepared" not in str(path):
+        os.kill(os.getpid(), signal.SIGTERM)
+os.replace, sys.argv = replace, sys.argv[1:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+@pytest.mark.full
+def test_a_stop_between_fit_and_validation_loses_no_row_of_the_log(tmp_path):
+    (tmp_path / "signalled.py").write_text(SIGNALLED)
+    rows = write_rows(tmp_path / "rows.csv", 60)
+    flags = ["--dataset", rows, "--ngram-passes", 1, "--lexicon", "none", "--ngrams", 8, "--save-path"]
+    run(FINETUNE, *flags, tmp_path / "whole")
+    said = run(tmp_path / "signalled.py", FINETUNE, *flags, tmp_path / "cut")
+    assert "Stopped by SIGTERM at step 0" in said
+    run(FINETUNE, *flags, tmp_path / "cut")
+    whole, cut = (
+        [
+            (row["step"], row["samples"], row["train_loss"], row["val_loss"])
+            for row in read_logs(tmp_path / name)
+        ]
+        for name in ("whole", "cut")
+    )
+    assert cut == whole and sum(step == 0 for step, *_ in cut) == 2
 
 
 # ---- what a new run starts from

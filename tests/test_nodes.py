@@ -3,13 +3,14 @@ in folders of their own stand for two nodes; two launchers do so in MULTI_GPU_TR
 """
 
 import os
+import re
 
 import pytest
 import torch
 from helpers import REPO, TINY, TRAIN_MIXER, free_port, run, start_forked, write_rows
 
 pytestmark = pytest.mark.processes
-EVALUATE = REPO / "histocc" / "evaluate" / "__main__.py"
+EVALUATE, PREDICT = (REPO / "histocc" / name / "__main__.py" for name in ("evaluate", "predict"))
 NODE = f"""
 import os, runpy, sys
 os.chdir(sys.argv.pop(1))
@@ -18,15 +19,18 @@ runpy.run_path(sys.argv.pop(1), run_name="__main__")
 """
 
 
-def run_on_nodes(folders, *args, code, script=TRAIN_MIXER):
-    """Starts the script in each folder, as a launcher on each of two nodes does; returns the outputs."""
+def run_on_nodes(folders, *args, code, script=TRAIN_MIXER, second=()):
+    """Starts the script in each folder, as a launcher on each of two nodes does; returns the outputs. second:
+    further flags of the second node.
+    """
     variables = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2"}
     variables |= {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
     logs, nodes = [folder / "output" for folder in folders], []
     for rank, (folder, log) in enumerate(zip(folders, logs)):
         (folder / "node.py").write_text(NODE)
         log.write_text("")
-        node = [folder / "node.py", [folder, script, "--distributed", *args], log]
+        more = second if rank else ()
+        node = [folder / "node.py", [folder, script, "--distributed", *args, *more], log]
         nodes += start_forked(*node, RANK=str(rank), **variables)
     for node in nodes:
         node.join(120)
@@ -88,12 +92,38 @@ def test_a_checkpoint_on_the_node_of_rank_0_is_handed_to_the_other(folders):
     assert first.count("error: run: no checkpoint there") == 1 and "error" not in second
 
 
+def test_a_node_that_is_started_otherwise_is_named_with_both_values(folders):
+    """Other flags and other data end every command at its start; what concerns one process alone does not."""
+    assert (folders[0] / "train.csv").read_bytes() == (folders[1] / "train.csv").read_bytes()
+    write_rows(folders[1] / "val.csv", 5, 50)
+    predict = ["--input", "train.csv", "--output", "coded.csv", "--input-col", "occ1"]
+    for script, flags, second, said in (
+        (
+            TRAIN_MIXER,
+            FLAGS,
+            ["--lr", 1e-4],
+            r"--learning-rate: None for rank 0 on \S+, 0.0001 for rank 1 on ",
+        ),
+        (
+            TRAIN_MIXER,
+            FLAGS,
+            ["--num-workers", 1],
+            r"checksum of val.csv: '\w{8}' for rank 0 .*' for rank 1 on ",
+        ),
+        (PREDICT, predict, ["--k", 3], r"--k: 5 for rank 0 on \S+, 3 for rank 1 on "),
+    ):
+        outputs = "".join(run_on_nodes(folders, *flags, second=second, script=script, code=2))
+        assert outputs.count("error:") == 1 and "Traceback" not in outputs, outputs
+        assert re.search(said, outputs) and "num-workers" not in outputs, outputs
+        assert not (folders[0] / "run").exists() and not (folders[0] / "coded.csv.parts").exists()
+
+
 @pytest.mark.full
-def test_other_data_on_a_node_and_no_data_are_named(folders):
-    write_rows(folders[1] / "train.csv", 13)
+def test_no_data_on_a_node_and_a_file_that_only_rank_0_has_are_named(folders):
+    (folders[1] / "val.csv").unlink()
     first, second = run_on_nodes(folders, *FLAGS, code=2)
-    assert first.count("error:") == 1 and "error:" not in second
-    assert "other data files" in first and "train.csv, val.csv" in first
-    os.unlink(folders[1] / "val.csv")
-    first, _ = run_on_nodes(folders, *FLAGS, code=2)
-    assert "rank 1: val.csv: no such file" in first
+    assert first.count("error: rank 1: val.csv: no such file") == 1 and "error" not in second
+    write_rows(folders[1] / "val.csv", 4, 50)
+    (folders[0] / "words.csv").write_text("word,freq\nsmith,3\n")
+    first, second = run_on_nodes(folders, *FLAGS, "--fn-word-freq", "words.csv", code=2)
+    assert "error" not in first and second.count("error: rank 1: words.csv: no such file") == 1

@@ -820,6 +820,7 @@ def test_mistakes_are_said_and_the_input_stays(model, tmp_path):
         (flags(model, coded, output, "--only-missing"), "has no column 'hisco_1'"),
         (flags(model, before_it, output), "'hisco_1', 'conf': --overwrite-columns replaces them, --only-m"),
         (flags(model, before_it, output), "--system NAME"),
+        (flags(model, before_it, output, "--overwrite-columns"), "columns 'conf': they are not behind codes"),
         ([*common, "--only-missing", "--overwrite-columns"], "are mutually exclusive"),
         ([*common, "--system", "prob"], "would have several columns 'prob_1'"),
         (flags(tmp_path / "damaged.bin", source, output), "damaged"),

@@ -16,6 +16,7 @@ from unittest.mock import Mock
 
 import numpy as np
 import pytest
+import torch
 from helpers import examples, mutations, read, run_inside, write_csv
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -28,10 +29,11 @@ from histocc.data import prepare as prep
 from histocc.data import report as data_report
 from histocc.data.arrays import META, PreparedData, fault
 from histocc.data.config import PrepareSettings, file_problems, fingerprint
+from histocc.data.learned import entries, hashes_of
 from histocc.data.split import split_values
 from histocc.formatter import classes_in_words, make_formatter
 from histocc.runtime.errors import UserError
-from histocc.text import text_hashes
+from histocc.text import join_columns, text_hashes
 
 
 def table(*rows: str, header: str = "occ1,hisco_1,hisco_2") -> str:
@@ -341,7 +343,9 @@ def test_split_depends_on_the_text_alone(tmp_path):
 
 def sides_of(tmp_path, content, **options):
     """The texts of training, validation and test, each in the case of its first row."""
-    fitted, tested = (prepare(tmp_path, content, only_test=test, **options) for test in (False, True))
+    fitted = prepare(tmp_path, content, **options)
+    learned = hashes_of([text for text, _, _ in fitted.train + fitted.val], "as-is")
+    tested = prepare(tmp_path, content, learned=learned)  # as evaluate finds them again
     assert fitted.report["test_rows"] == len(tested.val) and not hasattr(fitted.data, "test")
     texts = [{text.lower() for text, _, _ in rows} for rows in (fitted.train, fitted.val, tested.val)]
     assert not texts[0] & texts[1] and not (texts[0] | texts[1]) & texts[2]
@@ -381,6 +385,22 @@ def test_a_third_part_is_kept_for_a_test(tmp_path):
     said = refusal(tmp_path, content, split_col="source")
     assert "'source' holds 'Lund', 'Åbo'; write train, val or test" in said
     assert "no column 'x'" in problems(tmp_path, content, split_col="x")[0]
+
+
+def test_a_checkpoint_knows_its_texts_by_hashes_that_stay(tmp_path):
+    """Whatever their case, blanks and language; those of an earlier training, too."""
+    some = hashes_of(["Wine  merchant", "wine merchant ", "gårdmand"], "as-is").tolist()
+    assert some == [-1800602900164335229, -1800602900164335229, -4237871475127976014]
+    content = "occ1,shop,hisco_1,lang\n" + "".join(f"smith {i},Forge {i % 2},83110,en\n" for i in range(30))
+    more = {"input_col": ["occ1", "shop"], "language_col": "lang", "share_val": 0.3}
+    data = prepare(tmp_path, content, **more).data
+    kept = entries(data, None, {}, {"trained": torch.tensor([7])})
+    texts = join_columns([f"SMITH {i}" for i in range(30)], [[f"forge {i % 2} " for i in range(30)]])
+    of_texts = hashes_of(texts, "as-is").tolist()
+    assert sorted([7, *of_texts]) == sorted([*kept["trained"].tolist(), *kept["validated"].tolist()])
+    assert kept["trained"].tolist() == sorted(kept["trained"].tolist()) and 0 < len(kept["validated"]) < 20
+    assert kept["data"]["rows"] == {"train": len(data.train), "val": len(data.val), "test": 0}
+    assert kept["data"]["rows_of_codes"] == [len(data.train)]
 
 
 # ---- the report
@@ -544,7 +564,8 @@ def test_every_setting_counts(tmp_path):
     plain = settings_for(a, val_files=[b])
     other = {"train_files": [a, a], "val_files": [], "formatter": make_formatter("gpf", ["x"]).to_dict()}
     other |= {"target_cols": ["hisco_2"], "share_val": 0.1, "max_len": 64, "recode": {"1": "2"}}
-    other |= {"share_test": 0.1, "split_col": "x", "leave_out": ["x=y"], "only_test": True, "by": ["x"]}
+    other |= {"share_test": 0.1, "split_col": "x", "leave_out": ["x=y"], "by": ["x"]}
+    other["learned"] = np.array([1])
     other |= dict.fromkeys(("fixed_codes", "number_codes", "first_codes"), ["61110"])
     other |= dict.fromkeys(("drop_bad_labels", "ditto", "no_quotes", "join_spellings"), True)
     other["input_col"] = ["x"]

@@ -6,9 +6,11 @@ import itertools
 import random
 import re
 import shlex
+import subprocess
+import sys
 
 import pytest
-from helpers import run_here
+from helpers import environment, run_here, wait_until
 
 from histocc.data.binary import table_writer
 from histocc.data.rows import read_columns
@@ -17,6 +19,7 @@ from histocc.review import __main__ as review
 from histocc.review.agreement import kappa, share
 from histocc.review.learn import Learner
 from histocc.review.sheet import CodedFile, CodedText, Codes, escape_formula, key_of, unescape
+from histocc.runtime.files import file_lock
 
 HEADER = ["id", "occ1", "lang"]
 CODES = ["hisco_1", "prob_1", "hisco_2", "prob_2", "hisco_3", "prob_3", "conf", "needs_review"]
@@ -350,6 +353,21 @@ class TestApply:
         expected = {("smith", "61110", ""), ("clerk", "41025", ""), ("-", "-1", "41025")}
         assert found == expected | {("farmer", "61110", "")} and len(rows) == 4
 
+    def test_training_data_get_the_rows_of_two_people_at_once(self, folder):
+        """The second one waits for the first, and finds its rows."""
+        filled(folder, {("smith", "en"): "61110"})
+        first = b"occ1,lang,hisco_1,hisco_2,hisco_3\nsailor,en,98135,,\n"
+        line = "apply filled.csv --to coded.csv --output final.csv --training-data more.csv"
+        with file_lock(str(folder / "more.csv")):
+            second = subprocess.Popen(
+                [sys.executable, "-m", "histocc.review", *line.split()], cwd=folder, env=environment()
+            )
+            wait_until((folder / "final.csv").exists)
+            (folder / "more.csv").write_bytes(first)
+        assert second.wait(60) == 0
+        assert (folder / "more.csv").read_bytes() == first + b"smith,en,61110,,\n"
+        assert not list(folder.glob("more.csv?*"))
+
     @pytest.mark.parametrize(
         "header, encoding",
         [("occ1,lang,hisco_1", "utf-8"), ("occ1,lang,hisco_1,hisco_2,hisco_3", "utf-16")],
@@ -401,12 +419,17 @@ class TestApply:
             ("serve coded.csv --decisions other.csv", "coded.csv: name its own file, or other --decisions"),
             ("serve coded.csv --decisions x.csv --port 99999", "is not a port"),
             ("serve texts.csv --decisions x", "that no model has coded needs --key hisco, or --key KEY.csv"),
+            (
+                "apply filled.csv --to mine.csv --key hisco --output x.csv --fill",
+                "writes columns conf: give yours",
+            ),
         ],
     )
     def test_mistakes(self, folder, monkeypatch, arguments, message):
         filled(folder, self.DECISIONS)
         write(folder / "texts.csv", [HEADER, ["1", "smith", "en"]])
         write(folder / "one.csv", [["job"], ["smith"]])
+        write(folder / "mine.csv", [["occ1", "conf"], ["smith", "Lutheran"]])
         columns = ["text", "language", "rows", "decision", "unsure", "note", "by", "id"]
         rows = [columns, ["baker", "en", "3", "none", "", "", "", f"t-{0:016}"]]
         write(folder / "other.csv", rows, encoding="utf-8-sig")
@@ -461,6 +484,21 @@ def test_a_language_is_one_however_it_is_spelled():
         "gr": "el",
     }.items():
         assert {key_of("a", other) for other in others.split()} == {key_of("a", name)}
+
+
+@pytest.mark.parametrize("share", [0.4, 0.6, 0.8])
+def test_guesses_of_a_confident_model_that_is_often_wrong_are_not_certain(share):
+    draw, codes = random.Random(1), [f"{number:05}" for number in range(400)]
+    texts, true = [], []
+    for _ in range(500):
+        text, right = "".join(draw.choices("abcdefghij", k=9)), draw.choice(codes)
+        code = right if draw.random() < share else draw.choice(codes)
+        texts.append(CodedText(text, "en", 1, codes=[code], probs=["0.95"], answer=[code], doubt=0.05))
+        true.append(right)
+    learner = Learner(texts, codes)
+    guesses = learner.learn({i: (true[i],) for i in range(150)})
+    right = sum(learner.answer(guesses, i) == [true[i]] for i in range(150, 500)) / 350
+    assert abs(guesses.sure[150:].mean() - right) < 0.1
 
 
 def test_agreement_of_two_people(folder):

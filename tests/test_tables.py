@@ -25,6 +25,7 @@ from preparing import HEADER, Result, codes_of, prepare, problems, quiet, settin
 from histocc import prepare as command
 from histocc.data import prepare as prep
 from histocc.data import tables
+from histocc.data.binary import table_writer
 from histocc.data.config import columns_of, file_problems, settings_from
 from histocc.data.report import report_lines
 from histocc.data.rows import code_of_cell, read_columns, read_key, read_words
@@ -311,6 +312,23 @@ def test_what_programs_write_around_the_rows(tmp_path):
     assert "has no column 'occ1'" in problem and "in line 2: remove the lines above" in problem
 
 
+@pytest.mark.parametrize(
+    "lines, delimiter",
+    [
+        ("x |#,ko|de\nsmith,1|2\nbaker,3", ","),
+        ("x |#,ko|de\nsmith|1|2", "|"),
+        ("name, title;code, old\nsmith;1\nbaker;2", ";"),
+        ('"a;b;c";code\n"smith";1', ";"),
+        ("x |#,ko|de", "|"),  # no rows: the most frequent one
+        ("occ1\nbaker; smith\na; b", ","),  # one column
+        ("a;b\n1;x, y;z\n2;x, y;z", ";"),  # the numbers of R's rows
+    ],
+)
+def test_the_delimiter_gives_rows_as_many_cells_as_names(lines, delimiter, tmp_path):
+    (tmp_path / "t.csv").write_text(lines)
+    assert table_format(str(tmp_path / "t.csv")).delimiter == delimiter
+
+
 def test_words_for_no_further_code(tmp_path):
     result, said = read(tmp_path, "second_code.csv")
     assert list(map(len, codes_of(result))) == [1] * 5 + [2] and result.rejected == []
@@ -564,6 +582,44 @@ def test_each_kind_of_table_is_read(kind, tmp_path):
     path, columns = table_of(tmp_path, kind), [name.strip() for name in COLUMNS]
     rows, faults = rows_of(path, columns, None, None, False, None, columns[:1])
     assert (list(rows.values()), faults) == ([(text, str(code), lang) for text, code, lang in ROWS], [])
+
+
+def test_the_reader_of_a_damaged_file_may_die(tmp_path, monkeypatch):
+    (tmp_path / "pyreadstat.py").write_text("import os\ndef read_sav(*_, **how): os.abort()\n")
+    (tmp_path / "t.sav").write_bytes(b"$FL2")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "pyreadstat", raising=False)
+    with pytest.raises(UserError, match="t.sav: cannot be read as a file of SPSS .*exit code .*damaged"):
+        rows_of(tmp_path / "t.sav")
+    monkeypatch.delitem(sys.modules, "pyreadstat")
+
+
+def test_a_search_takes_no_square_of_time(tmp_path):
+    """In a comment of a workbook, and in a cell without the letters that tell a code page."""
+    with zipfile.ZipFile(
+        workbook(tmp_path / "a.xlsx", {"s": [["occ1", "hisco_1"], ["smith", 83110]]})
+    ) as parts:
+        content = {name: parts.read(name) for name in parts.namelist()}
+    with zipfile.ZipFile(tmp_path / "b.xlsx", "w", zipfile.ZIP_DEFLATED) as parts:
+        for name, part in content.items():
+            comment = b"<!-- " + b"<c <f " * 170_000 + b"--><sheetData>"
+            parts.writestr(name, part.replace(b"<sheetData>", comment))
+    long = "occ1,hisco_1,note\nsmith,83110,sm\u00f8r\n" + "a" * 300_000 + ",41025,\u00f8\n"
+    (tmp_path / "c.csv").write_text(long, encoding="cp1252")
+    for name in ("b.xlsx", "c.csv"):
+        flags = ["--formatter", "hisco", "--share-val", 0, "--save-path", tmp_path / name[0]]
+        run("histocc.prepare", tmp_path / name, *flags, timeout=60)
+
+
+@pytest.mark.parametrize("text", ["a\ufffeb", "\uffff", "<r>a & b</r>"])
+def test_what_no_cell_of_a_workbook_can_hold_is_refused(text):
+    pytest.importorskip("xlsxwriter")
+    for header, rows in ((["occ1"], [["smith"], [text]]), ([text], [["smith"]])):
+        is_refused = pytest.raises(
+            UserError, match="a cell of .xlsx holds .* XML allows: name the output .csv"
+        )
+        with is_refused, table_writer(io.BytesIO(), "o.xlsx", header, set(), bytes) as write:
+            write(rows)
 
 
 SHEETS = {  # numbers as spreadsheets have them, a blank row, a date for a code, a formula without its value

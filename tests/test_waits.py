@@ -14,7 +14,7 @@ import pytest
 import torch
 from helpers import FINETUNE, PIPED, TINY, command, environment, start_forked, wait_until_handled, write_rows
 
-from histocc.runtime import signals
+from histocc.runtime import checkpoint, signals
 from histocc.runtime.errors import TrainingError
 from histocc.runtime.world import World
 from histocc.trainer.batches import BatchLoader, BatchPlan, MicroBatches, Rows
@@ -136,8 +136,8 @@ def test_a_shared_memory_that_is_too_small_ends_the_run(tmp_path):
 # ---- stacks
 
 JOB = '''
-"""A linear map of ten numbers, of which a rank hangs in its third pass."""
-import ctypes, os, time
+"""A linear map of ten numbers; a fault of one rank in a call of a function, by default its third pass."""
+import ctypes, errno, os, signal, time
 from pathlib import Path
 from histocc.runtime import signals
 signals.start_listening()
@@ -157,20 +157,36 @@ class Numbers(Rows):
         return {"x": torch.ones(len(numbers), 10), "y": torch.from_numpy(numbers).float()}
 
 class Toy:
-    columns, passes = ("loss",), 0
+    columns = ("loss",)
     def losses(self, model, batch):
-        self.passes += 1
-        if self.passes == 3 and os.environ["RANK"] == os.environ["HANGS"]:
-            Path(__file__).with_name("hangs").touch()
-            hang()
         return {"loss": (model(batch["x"])[:, 0] - batch["y"]) ** 2}
-    metrics = losses
+    def metrics(self, model, batch):
+        return self.losses(model, batch)
 
 def hang():
-    if "IN_C" in os.environ:
+    Path(__file__).with_name("hangs").touch()
+    if os.environ.get("FAULT", "").isdigit():
+        os.kill(os.getpid(), int(os.environ["FAULT"]))
+    elif "FAULT" in os.environ:
+        raises = {"full": OSError(errno.ENOSPC, "full"), "stale": OSError(errno.ESTALE, "stale")}
+        raise raises.get(os.environ["FAULT"], RuntimeError("a fault"))
+    elif "IN_C" in os.environ:
         ctypes.PyDLL(None).pause()  # until a signal is handled, in C, and no other thread runs
     else:
         time.sleep(600)
+
+if os.environ["RANK"] == os.environ["HANGS"]:
+    places = {"pass": (Toy, "losses", 3), "content": (script, "checkpoint_content", 2)}
+    places |= {"save": (torch, "save", 2), "last save": (torch, "save", 3), "read": (torch, "load", 1)}
+    owner, name, number = places[os.environ.get("WHERE", "pass")]
+    calls, original = [], getattr(owner, name)
+    def called(*args, **named):
+        calls.append(name)
+        is_full = os.environ.get("FAULT") == "full" and not Path(__file__).with_name("space").exists()
+        if len(calls) == number or len(calls) > number and is_full:
+            hang()
+        return original(*args, **named)
+    setattr(owner, name, called)
 
 parser = Parser(ScriptConfig, "hangs.py", "Hangs.")
 start(parser, lambda args, world: script.train(
@@ -183,15 +199,15 @@ def ranks(tmp_path):
     """Starts the job on two processes, and returns them when one hangs."""
     started = []
 
-    def start(*flags, **variables):
+    def start(*flags, waits=True, **variables):
         (tmp_path / "hangs.py").write_text(JOB)
         (tmp_path / "log").touch()
         args = ["--save-dir", tmp_path / "run", "--device", "cpu", "--distributed", *flags]
         args += ["--num-epochs", 3, "--batch-size", 4]
         started.extend(start_forked(tmp_path / "hangs.py", args, tmp_path / "log", 2, **variables))
         until = time.monotonic() + 60
-        while not (tmp_path / "hangs").exists():
-            assert time.monotonic() < until and started[0].is_alive(), (tmp_path / "log").read_text()
+        while waits and not (tmp_path / "hangs").exists():
+            assert time.monotonic() < until and started[-2].is_alive(), (tmp_path / "log").read_text()
             time.sleep(0.05)
         return started
 
@@ -226,3 +242,81 @@ def test_at_the_time_limit_every_rank_has_written_its_stacks(ranks, tmp_path, ha
     assert f"rank {hangs} did not come" in said and f"{tmp_path}/run/stacks-rank0.txt" in said
     assert "in hang\n" in (tmp_path / "run" / f"stacks-rank{hangs}.txt").read_text()
     assert "in _engine_run_backward\n" in (tmp_path / "run" / f"stacks-rank{1 - hangs}.txt").read_text()
+
+
+# ---- faults while a run saves or is resumed
+
+
+def steps_in(folder):
+    """The steps of the checkpoints in a folder, all of which can be read."""
+    paths = [*folder.glob("*.bin"), *folder.glob("*.pt")]
+    return {path.name: checkpoint.load(str(path))["step"] for path in paths}
+
+
+@pytest.mark.processes
+@pytest.mark.full
+def test_a_save_that_hangs_ends_the_job_at_the_time_limit(ranks, tmp_path):
+    first, second = ranks("--timeout-minutes", "0.1", HANGS="0", WHERE="save")
+    second.join(60)
+    said = (tmp_path / "log").read_text()
+    assert second.exitcode == 1 and said.count("error: ") == 1 and "rank 0 did not come within" in said, said
+    for rank, function in enumerate(["hang", "run_on"]):
+        assert f"in {function}\n" in (tmp_path / "run" / f"stacks-rank{rank}.txt").read_text()
+    assert set(steps_in(tmp_path / "run").values()) == {2}
+
+
+@pytest.mark.processes
+@pytest.mark.full
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_fatal_signal_leaves_a_stack_in_the_folder_of_the_run(ranks, tmp_path, rank):
+    processes = ranks(HANGS=str(rank), FAULT=str(int(signal.SIGSEGV)))
+    processes[rank].join(60)
+    processes[1 - rank].join(60)
+    assert [process.exitcode for process in processes] == ([-signal.SIGSEGV, 1] if rank == 0 else [1, -11])
+    written = (tmp_path / "run" / f"stacks-rank{rank}.txt").read_text()
+    assert "Segmentation fault" in written and "in losses\n" not in written and "in hang\n" in written
+
+
+@pytest.mark.processes
+@pytest.mark.full
+def test_a_rank_that_fails_in_a_save_costs_no_checkpoint(ranks, tmp_path):
+    first, second = ranks(HANGS="1", WHERE="content", FAULT="raises")
+    first.join(60)
+    second.join(60)
+    said = (tmp_path / "log").read_text()
+    assert (first.exitcode, second.exitcode) == (1, 1) and "a fault" in said and "WARNING" not in said, said
+    assert steps_in(tmp_path / "run")["last.bin"] in (2, 4)
+
+
+@pytest.mark.processes
+@pytest.mark.full
+def test_a_fault_of_a_rank_while_all_resume_calls_no_checkpoint_damaged(ranks, tmp_path):
+    for process in ranks("--max-steps", 2, HANGS="none", waits=False):
+        process.join(60)
+    before = steps_in(tmp_path / "run")
+    for fault, codes in (("9", [1, -9]), ("stale", [0, 0])):  # the latter is read again
+        (tmp_path / "hangs").unlink(missing_ok=True)
+        first, second = ranks(HANGS="1", WHERE="read", FAULT=fault)[-2:]
+        first.join(60)
+        second.join(60)
+        said = (tmp_path / "log").read_text()
+        assert [first.exitcode, second.exitcode] == codes and "damaged" not in said, said
+        assert fault == "stale" or steps_in(tmp_path / "run") == before
+    assert "Resuming from step 2" in said and "Finished at step 6" in said
+
+
+@pytest.mark.processes
+@pytest.mark.full
+def test_the_last_save_waits_for_space(ranks, tmp_path):
+    processes = ranks(HANGS="0", WHERE="last save", FAULT="full")
+    until = time.monotonic() + 60
+    while "Note: the run waits for up to 30 minutes" not in (tmp_path / "log").read_text():
+        assert time.monotonic() < until and processes[0].is_alive(), (tmp_path / "log").read_text()
+        time.sleep(0.05)
+    (tmp_path / "space").touch()
+    for process in processes:
+        process.join(60)
+    said = (tmp_path / "log").read_text()
+    assert [process.exitcode for process in processes] == [0, 0] and "Finished at step 6" in said, said
+    assert said.count("WARNING") == said.count("Note: ") == 1 and said.count("of step 6: ") == 1, said
+    assert steps_in(tmp_path / "run")["last.bin"] == 6

@@ -13,17 +13,18 @@ It also holds lists for people and `meta.txt`, written last: what the arrays mea
 
 import json
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 
 import numpy as np
 
 from histocc.runtime.errors import UserError
-from histocc.runtime.files import checksum, kind_of, read_sealed, write_sealed
+from histocc.runtime.files import checksum, hash_of_sources, kind_of, read_sealed, write_sealed
 from histocc.runtime.rng import mix
 from histocc.text import texts_of_pieces
 
-PREPARED_FORMAT = 4
+# prepared by other rules, data are made again and a run on them is not resumed
+PREPARED_FORMAT = hash_of_sources("data/*.py", "formatter.py", "text.py", "*.csv", "runtime/rng.py")
 ARRAYS = {
     "chars": np.dtype("<u4"),
     "offsets": np.dtype("<i8"),
@@ -109,6 +110,15 @@ class RowSet:
         return [joined[start:end] for start, end in zip(ends, ends[1:])]
 
 
+def code_counts(rows: RowSet, codes: int) -> np.ndarray:
+    """Return how many rows have each code, int64 [codes]; rows are read in blocks."""
+    counts = np.zeros(codes, dtype=np.int64)
+    for start in range(0, len(rows), 1 << 18):
+        block = rows.codes[start : start + (1 << 18)]
+        counts += np.bincount(block[block >= 0], minlength=codes)
+    return counts
+
+
 def thinned(rows: np.ndarray, most: int) -> np.ndarray:
     """Return at most `most` of the rows, evenly spread."""
     return rows if len(rows) <= most else rows[np.arange(most) * len(rows) // most]
@@ -171,3 +181,8 @@ class PreparedData:
         parts = {part: RowSet(folder, part, meta["max_codes"]) for part in ("train", "val")}
         names = cls.__annotations__.keys() - {"folder", *parts}
         return cls(folder, **parts, **{name: meta[name] for name in names})
+
+
+def all_trained(data: PreparedData) -> PreparedData:
+    """Return data whose validation rows are training rows, too, as a refit takes them."""
+    return replace(data, train=JoinedRows(data.train, data.val), val=SomeRows(data.val, np.arange(0)))

@@ -11,7 +11,10 @@ import gzip
 import importlib.util
 import itertools
 import os
+import pickle
 import re
+import subprocess
+import sys
 import tempfile
 import unicodedata
 import zipfile
@@ -36,11 +39,21 @@ _KINDS = {
     "Stata": rb"<stata_dta>|[\x69-\x73][\x01\x02]\x01\0",
     "SPSS": rb"\$FL[23]",
 }
-# a cell with a formula but without the value that it had in a spreadsheet program
+# A cell with a formula but without the value that it had in a spreadsheet program. No part crosses a "<", so
+# that it takes time in proportion to the text, whatever that is.
 _UNSTORED = re.compile(
-    rb'<c (?![^>]*t="str")[^>]*>(?:<f[^>]*/>|<f[^>]*>[^<]*</f>)(?:<v ?/>|<v></v>)?</c>', re.DOTALL
+    rb'<c (?![^<>]*t="str")[^<>]*>(?:<f[^<>]*/>|<f[^<>]*>[^<]*</f>)(?:<v ?/>|<v></v>)?</c>'
 )
 
+# Characters that XML does not allow, and a text that xlsxwriter takes for its own markup
+_NO_CELL = re.compile("[\ud800-\udfff\ufffe\uffff]|^<r>.*</r>\\Z", re.DOTALL)
+# The process that reads a file of Stata or SPSS: a damaged one may end it with a signal
+_READ_STATISTICS = """
+import pickle, sys
+sys.path[:], reader, path, how = pickle.load(sys.stdin.buffer)
+import pyreadstat
+pickle.dump(getattr(pyreadstat, reader)(path, output_format="dict", **how), sys.stdout.buffer)
+"""
 
 Rows = tuple[np.ndarray, list[list[str]]]  # numbers of rows, int64 [n], from 1; n cells of each column
 # Endings of the tables that predict writes → the package that it takes, and the extra with that package
@@ -292,36 +305,37 @@ def _has_unstored_formulas(path: str) -> bool:
 def _statistics(
     path: str, kind: str, reader: str, encoding: str | None, texts: Sequence[str], flags: bool
 ) -> Binary:
-    read_file = getattr(_package(path, "pyreadstat", "stata"), reader)
+    _package(path, "pyreadstat", "stata")
     encoding = encoding and encoding.removesuffix("-sig").upper()
 
     def table(**rows: Any) -> tuple[dict[str, list], Any]:
-        try:
-            return read_file(path, output_format="dict", encoding=encoding, **rows)
-        except Exception as error:  # also of damaged files, of several kinds
-            remedy = (
-                f"it is damaged{', or its encoding must be named by --encoding' * flags}; else save it as CSV"
-            )
-            raise UserError(
-                f"{path}: cannot be read as a file of {kind} ({error!s:.200}): {remedy}"
-            ) from None
+        asked = pickle.dumps((sys.path, reader, path, {"encoding": encoding, **rows}))
+        command = [sys.executable, "-I", "-c", _READ_STATISTICS]
+        # in a session of its own, so that Ctrl-C reaches this process only
+        done = subprocess.run(command, input=asked, capture_output=True, start_new_session=True)
+        if done.returncode:  # damaged files have errors of several kinds
+            error = done.stderr.decode(errors="replace").strip().rpartition("\n")[2]
+            error = error or f"pyreadstat ended with exit code {done.returncode}"
+            remedy = "it is damaged" + ", or its encoding must be named by --encoding" * flags
+            remedy += "; else save it as CSV"
+            raise UserError(f"{path}: cannot be read as a file of {kind} ({error:.200}): {remedy}")
+        return pickle.loads(done.stdout)
 
     _, about = table(metadataonly=True)
     names, labels = [name or "" for name in about.column_names], about.variable_value_labels
 
     def read(places: Sequence[int]) -> Iterator[Rows]:
-        chosen, row = [names[place] for place in places], 0
+        chosen, row, count = [names[place] for place in places], 0, _STATA_CHUNK
         of_texts = [labels.get(name, {}) if composed(name) in texts else {} for name in chosen]
-        while True:
+        while count == _STATA_CHUNK:
             cells, _ = table(usecols=chosen, row_offset=row, row_limit=_STATA_CHUNK)
             columns = [
                 [_text(of_text.get(value, value)) for value in cells[name]]
                 for name, of_text in zip(chosen, of_texts)
             ]
-            if not columns or not columns[0]:
-                return
-            yield np.arange(row, row + len(columns[0]), dtype=np.int64) + 1, columns
-            row += len(columns[0])
+            if count := len(columns[0]) if columns else 0:
+                yield np.arange(row, row + count, dtype=np.int64) + 1, columns
+            row += count
 
     return Binary(kind, names, read)
 
@@ -375,17 +389,22 @@ def table_writer(
             book = xlsxwriter.Workbook(file, how)
             book.set_properties({"created": datetime.datetime(2000, 1, 1)})
             sheet, places = book.add_worksheet(), itertools.count(1)
+
+            def write_text(place: int, column: int, text: str) -> None:
+                if _NO_CELL.search(text) or sheet.write_string(place, column, text):
+                    what = f"{text[:40]!r} … has {len(text):,} characters, and a cell of .xlsx holds"
+                    raise UserError(f"{name}: {what} {MAX_CELL:,} that XML allows: name the output .csv")
+
             for column, text in enumerate(header):
-                sheet.write_string(0, column, text)
+                write_text(0, column, text)
 
             def write_xlsx(rows: list) -> None:
                 for row, place in zip(rows, places):
                     for column, cell in enumerate(row):
                         if cell and header[column] in numbers:
                             sheet.write_number(place, column, float(cell))
-                        elif cell and sheet.write_string(place, column, cell):
-                            what = f"{cell[:40]!r} … has {len(cell):,} characters, and a cell of .xlsx holds"
-                            raise UserError(f"{name}: {what} {MAX_CELL:,}: name the output .csv")
+                        elif cell:
+                            write_text(place, column, cell)
 
             yield write_xlsx
             try:

@@ -255,7 +255,7 @@ class PrepareSettings:
     share_test: float = 0.0
     split_col: str | None = None
     leave_out: list[str] | None = None
-    only_test: bool = False  # for evaluate: the part `val` is the test, and `train` all other rows
+    learned: Any = None  # for evaluate: hashes, int64 [T]: these texts are the part `train`, others `val`
     by: list[str] | None = None  # for evaluate: columns that it groups rows by; their lines are kept
     input_col: list[str] = field(default_factory=lambda: text_columns(None))
     language: str = UNKNOWN_LANGUAGE
@@ -332,11 +332,8 @@ def fingerprint(settings: PrepareSettings) -> str:
     hexadecimal digits. Raises UserError.
     """
     plain: dict[str, Any] = asdict(settings) | {"prepared_format": PREPARED_FORMAT}
-    others = ("share_test", "split_col", "leave_out", "only_test", "by")
-    for name in ("no_quotes", "join_spellings", "weight_col", "sheet", *others):
-        plain |= {name: value} if (value := plain.pop(name)) else {}  # keeps the hash of older data
-    if len(settings.input_col) == 1:
-        plain["input_col"] = settings.input_col[0]
+    if (hashes := plain.pop("learned")) is not None:
+        plain["learned"] = hashlib.sha256(hashes).hexdigest()
     for name in ("train_files", "val_files"):
         plain[name] = []
         for path in getattr(settings, name):

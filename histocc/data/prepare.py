@@ -48,7 +48,7 @@ from histocc.data.split import named_parts, parts_of
 from histocc.data.tables import read_chunks
 from histocc.formatter import BlockyFormatter, classes_in_words, hisco_key
 from histocc.runtime.errors import UserError, in_words
-from histocc.runtime.files import OwnFiles, atomic_write, checksum, kind_of, run_lock
+from histocc.runtime.files import OwnFiles, atomic_write, kind_of, run_lock
 from histocc.runtime.log import Stage
 from histocc.text import (
     AS_IS,
@@ -186,7 +186,6 @@ class Reader:
         table = table.format
         encoding = table.binary.kind if table.binary else table.encoding.removesuffix("-sig").upper()
         more = {"delimiter": table.delimiter, "columns": table.names, "notes": list(table.notes)}
-        more["checksum"] = checksum(path)  # `evaluate` knows a copy by it
         self.files.append({"path": path, "part": part, "rows": rows, "encoding": encoding, **more})
 
     def _read_rows(self, table: Table, part: str, records: Records) -> None:
@@ -231,14 +230,14 @@ class Reader:
         for line, column, value, kind, reason in sorted(rejects, key=lambda reject: reject[0]):
             stops = kind == DOES_NOT_FIT and not settings.drop_bad_labels
             self.findings.reject(kind, path, line, column, value, reason, stops)
-        split = records.first  # texts that differ in further columns alone are of the same part
-        times = np.array(records.weights)
+        # texts that differ in further columns alone are of the same part, but a model reads these columns
+        splits_by, times = texts if settings.learned is not None else records.first, np.array(records.weights)
         if outside:
-            self._count_outside_key(part, [split[i].strip() for i in outside], times[outside])
+            self._count_outside_key(part, [splits_by[i].strip() for i in outside], times[outside])
         languages = records.languages
         if not keep.all():
             lines, codes, times = lines[keep], codes[keep], times[keep]
-            texts, split, languages = (list(compress(x, keep)) for x in (texts, split, languages))
+            texts, splits_by, languages = (list(compress(x, keep)) for x in (texts, splits_by, languages))
         if not texts:
             return
         language = self._languages(path, lines, languages, texts)
@@ -246,8 +245,8 @@ class Reader:
         cut = np.flatnonzero(np.fromiter(map(len, texts), np.int64, len(texts)) > room[language])
         self.findings.note("texts_cut", path, lines[cut], (texts[i] for i in cut))
         hashes = text_hashes(list(map(str.strip, texts)))
-        of_split = hashes if len(table.texts) == 1 else text_hashes(list(map(str.strip, split)))
-        arrays = {"language": language, "codes": codes, "text_hash": hashes, "split": of_split}
+        split = hashes if len(table.texts) == 1 else text_hashes(list(map(str.strip, splits_by)))
+        arrays = {"language": language, "codes": codes, "text_hash": hashes, "split": split}
         arrays["lines"] = lines + (len(self.files) << 40)
         if table.weights is not None:  # a row that counts three times is there three times
             texts = list(chain.from_iterable(map(repeat, texts, times.tolist())))
@@ -429,9 +428,7 @@ class Reader:
             first = [f"{row['file']}, line {row['line']}, {row['reason']}" for row in found["first"]]
             lines = [f"{found['rows']:,} rows hold {what}. The first:", *first, "What to do:", *ways]
             return "\n    ".join(lines)
-        if settings.only_test:
-            return None if val else f"{files}: no valid row is in the test part of the training"
-        if not train:
+        if not train and not (val and settings.learned is not None):
             rejected = self.findings.problems("rejected")
             kinds = "; ".join(f"{kind['rows']:,} × {kind['kind']}" for kind in rejected)
             if aside := val + self.test_rows:
@@ -614,10 +611,7 @@ def on_every_node(
     def prepared_here() -> str:
         if world.rank == 0 or fault(folder) is None:  # rank 0 has just compared the checksums
             return folder
-        try:
-            return prepare(settings, save_path, nothing, None, check)
-        except UserError as error:
-            raise UserError(f"on the node of rank {world.rank}: {error}") from None
+        return prepare(settings, save_path, nothing, None, check)
 
     leaders = world.node_leaders()
     folders = world.run_on(leaders, prepared_here)

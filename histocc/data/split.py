@@ -51,7 +51,7 @@ def named_parts(settings: PrepareSettings, check: Callable) -> dict[str, np.ndar
         shown = ", ".join(map(repr, wrong[:EXAMPLES])) + " …" * (len(wrong) > EXAMPLES)
         what = f"column {settings.split_col!r} holds {shown}; write train, val or test in every row"
         problems.append(f"--split-col: {what}")
-    for each in settings.leave_out or () if not settings.only_test else ():  # it may read one file of several
+    for each in settings.leave_out or ():
         column, value = each.split("=", 1)
         if value.strip().casefold() not in map(str.casefold, counts[column]):
             often = ", ".join(repr(cell) for cell, _ in counts[column].most_common(EXAMPLES))
@@ -66,11 +66,12 @@ def parts_of(
     """Return whether texts are for the validation, and whether for the test, bool [n] each. named: as
     `named_parts` returns it; part: the part that their file is for.
     """
+    if settings.learned is not None:
+        is_new = ~np.isin(hashes.view(np.int64), settings.learned)
+        return is_new, np.zeros_like(is_new)
     values, is_test = split_values(hashes), np.isin(hashes, named.get("test", ()))
     if not (settings.split_col and "test" in named):  # the shares are for parts that the column does not name
         is_test |= 1 - values < settings.share_test
-    if settings.only_test:
-        return is_test, np.zeros_like(is_test)
     is_val = np.isin(hashes, named.get("val", ())) | (part == "val")
     if part == "train" and "val" not in named and settings.share_val is not None:
         is_val = values < settings.share_val

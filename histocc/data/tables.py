@@ -108,8 +108,7 @@ def table_format(
     if not first[0].strip():
         what = "the first line, with the column names, is blank" if first[0] else "is empty"
         raise UserError(f"{path}: {what}")
-    unquoted = first[0] if no_quotes else "".join(first[0].split('"')[::2])
-    delimiter = delimiter or max(DELIMITERS.values(), key=unquoted.count)  # the first if none occurs
+    delimiter = delimiter or max(DELIMITERS.values(), key=lambda each: _fits(each, first, quoting))
     rows, below = csv.reader(first, delimiter=delimiter, strict=True, quoting=quoting), []
     try:
         names, notes = _names(next(rows), notes)
@@ -122,6 +121,15 @@ def table_format(
         names = ["row.names", *names]  # R's write.table leaves the first name out
         notes += ("has rows with one cell more than names: the first was taken for R's row names",)
     return Format(names, delimiter, encoding, above, notes, quoting, flags=flags)
+
+
+def _fits(delimiter: str, lines: list[str], quoting: Any) -> tuple[int, int]:
+    """Return (how many rows have as many cells as the header, or one more, if it has several; its cells)."""
+    rows, sizes = csv.reader(lines, delimiter=delimiter, strict=True, quoting=quoting), []
+    with contextlib.suppress(csv.Error):
+        sizes.extend(map(len, rows))
+    width = sizes[0] if sizes else 0
+    return (width > 1) * sum(width <= size <= width + 1 for size in sizes[1:]), width
 
 
 def _names(written: list[str], notes: tuple[str, ...]) -> tuple[list[str], tuple[str, ...]]:
@@ -302,8 +310,9 @@ _LETTERS = {
 }
 _CODE_PAGES = ["cp1250", "cp1251", "cp1252", "cp1253", "cp1254", "cp850", "mac_roman"]  # for a guess
 _SIGNS = "‘’‚“”„´`'–—…°£€½¼¾«»§ºª·†‡©®\xa0\xad"  # stand beside words in any language
-_HIGH_WORD = re.compile(rb"[A-Za-z\x80-\xff]*[\x80-\xff][A-Za-z\x80-\xff]*")
-_HIGH_CELL = re.compile(rb'[^,;\t|"\r\n]*[\x80-\xff][^,;\t|"\r\n]*')
+# looked for at their beginnings only: from each character it would take the square of a long cell's length
+_HIGH_WORD = re.compile(rb"(?<![A-Za-z\x80-\xff])[A-Za-z]*+[\x80-\xff][A-Za-z\x80-\xff]*")
+_HIGH_CELL = re.compile(rb'(?<![^,;\t|"\r\n])[^,;\t|"\r\n\x80-\xff]*+[\x80-\xff][^,;\t|"\r\n]*')
 _MAX_ODD_LINES = 20_000  # lines that are examined
 _MIN_SHARE = 0.95  # share of the words that a language must explain
 

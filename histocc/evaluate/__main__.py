@@ -19,14 +19,15 @@ import json
 import os
 import tempfile
 from collections import Counter
-from dataclasses import MISSING, dataclass, replace
+from dataclasses import MISSING, dataclass
 from typing import Annotated, Any
 
 import numpy as np
 import torch
 
+from histocc.data import learned
 from histocc.data import prepare as preparing
-from histocc.data.arrays import JoinedRows, PreparedData, RowSet, SomeRows, map_array
+from histocc.data.arrays import JoinedRows, PreparedData, RowSet, all_trained, map_array
 from histocc.data.config import (
     AUTO,
     Column,
@@ -53,7 +54,7 @@ from histocc.predict.coder import Coded, Coder, training_data
 from histocc.predict.config import Cores, Published
 from histocc.predict.decoders import DECODERS, MEASURED
 from histocc.published import models
-from histocc.published.formats import KINDS, SETTINGS, files_of, load_content
+from histocc.published.formats import KINDS, SETTINGS, WEIGHTS, files_of, load_content
 from histocc.runtime import checkpoint, files
 from histocc.runtime.config import Count, CountOrZero, Parser, Processes, flag, number
 from histocc.runtime.device import Precision, device_of, settings_of_torch
@@ -68,7 +69,9 @@ Level = Annotated[
     str,
     number(str, lambda text: text.isdecimal() or len(text) == 1, "a number, or the character between parts"),
 ]
+FITTED = WEIGHTS[1]  # a shared model with what was fitted, in the folder of the report
 OF_TEST = ("share_test", "split_col", "leave_out")  # flags of a training that may have a test part
+OF_READING = ("code_separator", "recode", "ditto", "empty_text")  # flags that decide texts and codes
 MAX_GROUPS = 50  # values of a column, the most frequent ones
 PIECE = 512  # distinct texts that one process codes at a time
 OUTPUTS = 50  # the linear decoder's most probable ones for a text; more codes are wrong in any case
@@ -80,9 +83,14 @@ class EvaluateConfig(Reading, Published, Processes, Cores):
 
     model: str = flag(MISSING, "a run, a checkpoint, a published model, or built-in", metavar="RUN_OR_FILE")
     data: list[str] = flag(MISSING, "tables of descriptions and codes", "--dataset", metavar="FILE")
-    output: str = flag(None, "folder for the report (default: evaluation, beside the model)", metavar="DIR")
+    output: str = flag(
+        None,
+        "folder for the report (default: evaluation, beside the model), and for what is fitted to a shared"
+        " model (built-in, of the hub, behind a link), which stays as it is",
+        metavar="DIR",
+    )
     fit_thresholds: bool = flag(
-        False, "store the linear decoder's best thresholds (F1) in the checkpoint, by texts not trained on"
+        False, "store the linear decoder's best thresholds (F1) in the model, by texts not trained on"
     )
     fit_confidence: bool = flag(
         False, "store how often answers to texts not trained on are right; the report is on it as before"
@@ -104,7 +112,7 @@ class EvaluateConfig(Reading, Published, Processes, Cores):
     share_val: Share | None = flag(
         None,
         "evaluate only the texts that finetune.py sets aside for validation with this --share-val; 1: all"
-        " (default: the test part of a file that the run was trained on, if it has one, else all)",
+        " (default: the test part of the rows that the run was trained on, if it has one, else all)",
     )
     by: list[Column] | None = flag(
         None, "also accuracy for each value of these columns, such as source or decade", metavar="COL"
@@ -144,45 +152,30 @@ def load(args: EvaluateConfig, file: str) -> models.Loaded:
     return model, formatter, state
 
 
-def test_part(args: EvaluateConfig, trained: dict, data: PreparedData | None) -> dict[str, Any]:
-    """Return the settings that choose the rows of a training's test part; {} if it has none, if no file is of
-    the training, by its path or its content, or if --share-val says which rows are evaluated. trained: the
-    arguments of the training; data: its rows, if they are there.
-    """
-    how = {name: trained[name] for name in OF_TEST if trained.get(name)}
-    if not how or (args.asked or args).share_val is not None:
-        return {}
-    known = [(path, file) for path in args.data for file in trained.get("dataset") or ()]
-    is_known = any(
-        files.is_same(path, file) or files.is_same(os.path.dirname(path), file) for path, file in known
-    )
-    contents = {file.get("checksum") for file in data.report["files"]} if data else set()
-    is_known |= any(os.path.isfile(path) and files.checksum(path) in contents for path in args.data)
-    return how | {"only_test": True} if is_known else {}
-
-
 def prepare_settings(
-    args: EvaluateConfig, state: dict, formatter: BlockyFormatter, data: PreparedData | None
+    args: EvaluateConfig, state: dict, formatter: BlockyFormatter, known: dict[str, Any] | None
 ) -> PrepareSettings:
-    """Return the settings to read the data with the codes of the model in their order. Columns, language and
-    separator of codes that are not named are those of the training, whose rows are `data` if they are there.
+    """Return the settings to read the data with the codes of the model in their order. Flags of OF_READING,
+    columns and language that are not given are those of the training. known: as `learned_by` returns it.
     Raises UserError with all that is wrong.
     """
     trained, columns = state.get("args", {}), args.target_cols or formatter.target_cols
+    how = args.delimiter, args.encoding, args.no_quotes, args.sheet
+    texts = args.input_col or text_columns(trained.get("input_col"))
+    there = {name for path in args.data for name in table_format(path, *how, texts).names}
     if not args.target_cols:  # the data may have fewer columns of codes than those of the training
-        texts = args.input_col or text_columns(trained.get("input_col"))
-        there = {name for path in args.data for name in table_format(path, *args.how(texts)).names}
         columns = [name for name in columns if name in there] if there.intersection(columns[:1]) else columns
     language, language_col = args.language, args.language_col
     if language is None and language_col is None:
         language, language_col = trained.get("language"), trained.get("language_col")
         language = None if language_col else language
     args = args.with_decided(
-        input_col=args.input_col or text_columns(trained.get("input_col")),
+        input_col=texts,
         target_cols=columns,
         language=language_name(language or UNKNOWN_LANGUAGE),
         language_col=language_col,
-        code_separator=args.code_separator or trained.get("code_separator"),
+        weight_col=args.weight_col or (weights if (weights := trained.get("weight_col")) in there else None),
+        **{name: getattr(args, name) or trained.get(name) for name in OF_READING},
     )
     problems, most = list(problems_of_columns(args)), formatter.max_num_codes
     if len(columns) > most:
@@ -203,6 +196,9 @@ def prepare_settings(
     of_columns = BlockyFormatter.from_dict({**formatter.to_dict(), "target_cols": columns})
     if AUTO in (trained.get("formatter"), formatter.kind.replace("classes", AUTO)):
         of_columns = BlockyFormatter("classes", columns, max_codes=most)  # any other text is outside the key
+    hashes = None  # of texts that are not in the test part
+    if known and any(trained.get(x) for x in OF_TEST) and (args.asked or args).share_val is None:
+        hashes = np.concatenate([known["trained"], known["validated"]])
     settings = PrepareSettings.of(
         args,
         train_files=args.data,
@@ -213,33 +209,37 @@ def prepare_settings(
         fixed_codes=sorted(state["key"], key=state["key"].get),
         clean_text=state["config"]["text"],
         number_codes=numbers,
-        **test_part(args, trained, data),
+        learned=hashes,
     )
     raise_if_any([*problems, *file_problems(settings), *code_problems(of_columns, settings)])
     return settings
 
 
 def prepare_rows(
-    args: EvaluateConfig, file: str, loaded: models.Loaded, trained: PreparedData | None, world: World
+    args: EvaluateConfig, file: str, loaded: models.Loaded, known: dict[str, Any] | None, world: World
 ) -> tuple[PrepareSettings, str, str]:
-    """Return (settings to read the data, folder of the report, folder of the arrays below it). trained: the
-    rows of the training, if they are there. Rank 0 only. Raises UserError if no report can be made.
+    """Return (settings to read the data, folder of the report, folder of the arrays below it; "" if there is
+    no model yet, and file is ""). known: as `learned_by` returns it. Rank 0 only. Raises UserError if no
+    report can be made.
     """
-    beside = os.path.dirname(file) if os.path.exists(args.model) else ""
-    output = args.output or os.path.join(beside, "evaluation")
+    shared = models.is_shared(args.model)
+    output = args.output or os.path.join("" if shared else os.path.dirname(file), "evaluation")
     if checkpoint.exists_in(output):
         raise UserError(f"--output {output} holds a run: choose a separate folder for the report")
     inputs = dict.fromkeys(args.data, "a file of the data") | dict.fromkeys(files_of(file), "the model")
     raise_if_any(files.save_path_problems(output))
     own = files.OwnFiles(output, args.overwrite)
-    paths = [own.path(name) for name in (JSON, MARKDOWN, REJECTED, BY_CODE)]
+    fitted = [FITTED] * (shared and (args.fit_confidence or args.fit_thresholds))
+    paths = [own.path(name) for name in (JSON, MARKDOWN, REJECTED, BY_CODE, *fitted)]
     unfinished = None if os.path.lexists(own.path(JSON)) else own  # its own files may be replaced
     inputs |= {args.key: "the file of --key"}
     raise_if_any(files.problems(paths, inputs, args.overwrite, unfinished))
-    settings = prepare_settings(args, loaded[2], loaded[1], trained)
+    settings = prepare_settings(args, loaded[2], loaded[1], known)
+    if not file:
+        return settings, output, ""
     if args.baseline and importlib.util.find_spec("sklearn") is None:
         raise UserError("--baseline needs scikit-learn: pip install 'histocc[baseline]'")
-    if args.baseline and trained is None:
+    if args.baseline and training_rows(file, loaded[2]) is None:
         what = "--baseline: the rows of the training are not beside the model"
         raise UserError(f"{what}; --prepare-only with the command of the training prepares them again")
     try:
@@ -248,15 +248,15 @@ def prepare_rows(
     except preparing.UnusableData as error:
         rejected, left, aside = (error.report[name] for name in ("rejected", "train_rows", "val_rows"))
     kinds = [f"{rows:,} × {kind}" for kind, rows in rejected.items()]
-    part = "the test part of the training" if settings.only_test else "--share-val"
-    kinds += [f"{part} takes {aside:,} of {aside + left:,}, and --share-val 1 takes all"] * bool(aside + left)
+    takes = f"--share-val takes {aside:,} of {aside + left:,}, and --share-val 1 takes all"
+    kinds += [takes] * bool(aside + left)
     hint = "\n  The model knows other codes than these: is it the model for these columns?"
     hint *= OUTSIDE_KEY in rejected
     raise UserError(f"{', '.join(args.data)}: no row can be evaluated ({'; '.join(kinds)}){hint}")
 
 
 def data_facts(
-    settings: PrepareSettings, state: dict, data: PreparedData, rows: RowSet, trained: PreparedData | None
+    settings: PrepareSettings, state: dict, data: PreparedData, rows: RowSet, known: dict[str, Any] | None
 ) -> dict:
     """Return the facts about the data: rows that are evaluated and rows that are not, and how many of the
     texts the run was trained and validated on (None if that is not known).
@@ -268,7 +268,7 @@ def data_facts(
         "rows": len(rows),
         "texts": len(texts),
         "share_val": settings.share_val,
-        "test_part": settings.only_test,
+        "test_part": settings.learned is not None and rows is data.val,
         "other_part_rows": data.report["train_rows"] if rows is data.val else 0,
         "rejected": data.report["rejected"],
         "rows_outside_key": report_of.rows_outside_key(data, rows),
@@ -277,21 +277,49 @@ def data_facts(
             for name, count in zip(data.languages, number)
             if count and name not in state["languages"] and name != UNKNOWN_LANGUAGE
         },
-        "refit": bool(state.get("refit")),
-        "texts_trained_on": trained and int(np.isin(texts, trained.train.text_hash).sum()),
-        "texts_validated_on": trained and int(np.isin(texts, trained.val.text_hash).sum()),
+        "texts_trained_on": known and int(np.isin(texts.view(np.int64), known["trained"]).sum()),
+        "texts_validated_on": known and int(np.isin(texts.view(np.int64), known["validated"]).sum()),
     }
 
 
-def new_rows(args: EvaluateConfig, rows: RowSet, trained: PreparedData | None) -> np.ndarray:
-    """Return the rows that something can be fitted on, bool [N]: not those whose texts the run is known to be
-    trained on. Raises UserError if none is left and a flag asks for a fit.
+def training_rows(file: str, state: dict) -> PreparedData | None:
+    """Return the rows that a model was trained on; None if they are not beside it. Rank 0 only."""
+    data = training_data(file, str(state.get("position", {}).get("fingerprint")))
+    return all_trained(data) if data and state.get("refit") else data
+
+
+def learned_by(file: str, state: dict) -> dict[str, Any] | None:
+    """Return ENTRIES of a checkpoint (`learned.entries`); None if it has none. Rank 0 only."""
+    if "trained" not in state and (data := training_rows(file, state)):  # of an earlier version
+        state = learned.entries(data)
+    return {name: state[name] for name in learned.ENTRIES} if "trained" in state else None
+
+
+def chosen_rows(settings: PrepareSettings, data: PreparedData, known: dict[str, Any] | None) -> RowSet:
+    """Return the rows to evaluate: those of texts that were not learned, the test part of the training, if
+    three quarters as many texts as in its data were learned, or more; another table may share some.
     """
-    seen = np.isin(rows.text_hash, [] if trained is None else trained.train.text_hash)
-    if seen.all() and (args.fit_thresholds or args.fit_confidence):
-        what = f"the model was trained on all texts of {', '.join(args.data)}, and is more often right there"
-        raise UserError(f"{what} than elsewhere; --fit-confidence and --fit-thresholds need other texts")
-    return ~seen
+    if known is None or settings.learned is None:
+        return data.train if settings.share_val is None else data.val
+    old, new = (len(np.unique(part.text_hash)) for part in (data.train, data.val))
+    rows = known["data"]["rows"]
+    is_own = old >= 0.75 * (1 - rows["test"] / sum(rows.values())) * (old + new)
+    return data.val if is_own else JoinedRows(data.train, data.val)
+
+
+def new_rows(args: EvaluateConfig, rows: RowSet, known: dict[str, Any] | None) -> np.ndarray:
+    """Return the rows whose texts the model is not known to be trained on, bool [N]. Raises UserError if none
+    is left, as figures on texts that were learned say nothing about others, unless --share-val is 1.
+    """
+    is_new = ~np.isin(rows.text_hash.view(np.int64), known["trained"] if known else [])
+    fits, share = args.fit_thresholds or args.fit_confidence, (args.asked or args).share_val
+    if not is_new.any() and (fits or share != 1):
+        what = f"the model was trained on all texts of {', '.join(args.data)}"
+        what += f" that --share-val {share:g} takes" if share else ""
+        ways = "evaluate others, such as those of --share-test in a training (leave --share-val out for them)"
+        ways += "" if fits else "; --share-val 1 evaluates all rows, and marks the figures"
+        raise UserError(f"{what}, and is more often right there than elsewhere: {ways}")
+    return is_new
 
 
 def code_texts(
@@ -333,24 +361,28 @@ def code_texts(
 def run(args: EvaluateConfig, world: World) -> None:
     """Evaluate the model and write the report. All ranks."""
     args = args.with_decided(share_val=None) if args.share_val == 1 else args  # 1 means all rows
-    file = world.run_on_main(lambda: models.find_weights(args.model, args.model))
+
+    def find() -> str:
+        if outline := models.outline(args.model):  # names are checked before a model is made
+            prepare_rows(args, "", outline, None, world)
+        return models.find_weights(args.model, args.model)
+
+    file = world.run_on_main(find)
     model, formatter, state = loaded = load_on_all(world, lambda: load(args, file))
     model.to(world.device)
     kind = state.get("kind", "mixer")
     if kind != "mixer":
         world.print(f"{args.model}: {KINDS[kind]}: the report is on the decoder that it has")
-    fingerprint = str(state.get("position", {}).get("fingerprint"))
-    trained = training_data(file, fingerprint) if world.is_main else None
-    if trained and state.get("refit"):
-        train, none = JoinedRows(trained.train, trained.val), SomeRows(trained.val, np.arange(0))
-        trained = replace(trained, train=train, val=none)
-    prepared = world.run_on_main(lambda: prepare_rows(args, file, loaded, trained, world))
+    known = world.run_on_main(lambda: learned_by(file, state))
+    prepared = world.run_on_main(lambda: prepare_rows(args, file, loaded, known, world))
     settings, output, folder = prepared
+    shared = models.is_shared(args.model)
+    target = os.path.join(output, FITTED) if shared else file  # of what is fitted
     data = preparing.on_every_node(settings, output, folder, world, world.give_up_if_asked)
-    rows = data.train if settings.share_val is None and not settings.only_test else data.val
-    facts = data_facts(settings, state, data, rows, trained)
+    rows = chosen_rows(settings, data, known)
+    is_new = world.run_on_main(lambda: new_rows(args, rows, known))
+    facts = data_facts(settings, state, data, rows, known)
     world.print(*report_lines(data.report)[:1], *report_of.data_lines(facts), sep="\n")
-    is_new = world.run_on_main(lambda: new_rows(args, rows, trained))
     precision = Precision("float32", world.device)  # as in training
     precision.use()
     processes = choose_processes(args.processes, world, -(-len(rows) // args.batch_size))
@@ -369,18 +401,18 @@ def run(args: EvaluateConfig, world: World) -> None:
         what["decoder"] = DECODERS[coder.best_decoder].in_report
         report = {"model": what, "data": facts, "resamples": args.resamples}
         levels = levels_of(data.codes, formatter.within_block_sep, args.levels or [])
-        groups = groups_of(settings, levels, data, rows, trained)
+        groups = groups_of(settings, levels, data, rows, known)
         titles = read_descriptions(args.descriptions, data.codes, formatter)
         how = formatter, data, rows, groups, levels, titles, args.resamples, args.seed
         report |= {"seed": args.seed, "levels": f"parts between {levels[0]}" if levels[0] else "digits"}
         report |= {"decoders": decoder_figures(args, coder, coded, how, is_new)}
         report["made_by"] = checkpoint.made_by()
-        if args.baseline and trained is not None:
+        if args.baseline and (trained := training_rows(file, state)):
             world.print("Baseline: a linear support vector machine is fitted to the training rows")
             svm, answers = baseline.compared(trained, data, rows, args.seed, forked.check)
             report["baseline"] = svm | baseline_figures(answers, how)
         write_report(report, data.folder, files.OwnFiles(output, args.overwrite))
-        if is_for_card(file, state, facts):
+        if not shared and is_for_card(file, state, facts):
             write_card(file, report_of.card_figures(report))
             world.print(f"Figures: written into {os.path.join(os.path.dirname(file), CARD)}")
         world.print(*report_of.summary_lines(report), f"Report: {os.path.join(output, MARKDOWN)}", sep="\n")
@@ -394,12 +426,16 @@ def run(args: EvaluateConfig, world: World) -> None:
         stored = world.run_on_main(lambda: stored)
         loaded = model, formatter, state | stored
         stored |= (
-            fitting.fit_confidence(file, loaded, rows, is_new, data, world, args.batch_size, precision) or {}
+            fitting.fit_confidence(target, loaded, rows, is_new, data, world, args.batch_size, precision)
+            or {}
         )
     if stored and world.is_main:
-        store(file, stored)
+        if shared:
+            files.OwnFiles(output, args.overwrite).claim(FITTED)
+            world.print(f"{args.model} stays as it is: --model {target} has what was fitted")
+        store(file, target, stored)
         if "thresholds" in stored:
-            world.print(f"Thresholds stored in {file}: {Thresholds.of(stored)}")
+            world.print(f"Thresholds stored in {target}: {Thresholds.of(stored)}")
         if is_new.sum() < MIN_ROWS:
             world.print(f"WARNING: they are fitted on {is_new.sum():,} rows; take {MIN_ROWS} or more")
 
@@ -429,10 +465,10 @@ def groups_of(
     levels: tuple[str | None, list[int]],
     data: PreparedData,
     rows: RowSet,
-    trained: PreparedData | None,
+    known: dict[str, Any] | None,
 ) -> report_of.Groups:
     """Return the groups of rows that get an accuracy each: by language, number of codes, major group, how the
-    training knows them, and by the values of the columns that are named.
+    training knows them, and by the values of the columns that are named, "column NAME". known: `learned_by`.
     """
 
     def of_values(values: list[str]) -> tuple[np.ndarray, list[str]]:
@@ -446,13 +482,11 @@ def groups_of(
     if len(levels[1]) > 1:
         major = [cut(code, levels[1][0], levels[0]) for code in data.codes]
         groups["major_group"] = of_values([major[code] for code in codes[:, 0].tolist()])
-    if trained is not None:
-        known = np.asarray(trained.train.codes)
-        counts = dict(zip(trained.codes, np.bincount(known[known >= 0], minlength=len(trained.codes))))
-        rarest = np.array([*(counts.get(code, 0) for code in data.codes), 1 << 60])[codes].min(1)
+    if known is not None:
+        rarest = np.array([*known["data"]["rows_of_codes"], 1 << 60])[codes].min(1)
         words = ("0", "1 to 9", "10 to 99", "100 to 999", "1,000 or more")
         groups["frequency"] = np.digitize(rarest, (1, 10, 100, 1000)), words
-        seen = np.isin(rows.text_hash, trained.train.text_hash)
+        seen = np.isin(rows.text_hash.view(np.int64), known["trained"])
         words = ("text seen", "text new, codes seen", "text new, a code new")
         groups["training"] = np.where(seen, 0, 1 + (rarest == 0)), words
     for name in settings.by or ():
@@ -461,8 +495,9 @@ def groups_of(
             for chunk in read_chunks(path, [name], *settings.how):
                 lines = (chunk.lines + (i << 40)).tolist()
                 cells.update((line, cell.strip() or "(blank)") for line, cell in zip(lines, chunk.columns[0]))
-        lines = map_array(os.path.join(rows.folder, f"{rows.part}.lines"), preparing.LINES).tolist()
-        groups.setdefault(name, of_values([cells[line] for line in lines]))
+        parts = [os.path.join(data.folder, f"{part}.lines") for part in ("train", "val")]
+        lines = np.concatenate([map_array(path, preparing.LINES) for path in parts])[-len(rows) :]
+        groups[f"column {name}"] = of_values([cells[line] for line in lines.tolist()])
     return groups
 
 
@@ -516,12 +551,12 @@ def write_report(report: dict, folder: str, own: files.OwnFiles) -> None:
             target.write(text.encode("utf-8", "backslashreplace"))
 
 
-def store(file: str, entries: dict[str, Any]) -> None:
-    """Store entries in a checkpoint. Rank 0 only. Raises UserError, OSError."""
-    with files.run_lock(os.path.dirname(file) or "."):  # no run may write there meanwhile
+def store(file: str, target: str, entries: dict[str, Any]) -> None:
+    """Write a checkpoint with more entries as `target`. Rank 0 only. Raises UserError, OSError."""
+    with files.run_lock(os.path.dirname(target) or "."):  # no run may write there meanwhile
         content = checkpoint.load(file)
         content.get(SETTINGS, content).update(entries)
-        checkpoint.rewrite(file, content)
+        checkpoint.rewrite(target, content)
 
 
 def evaluate(
@@ -545,6 +580,8 @@ def evaluate(
     with contextlib.ExitStack() as held:
         values |= {**flags, "output": output or held.enter_context(tempfile.TemporaryDirectory())}
         args = EvaluateConfig(**get_args_parser().checked(values, "evaluate"))
+        if not output and (args.fit_confidence or args.fit_thresholds) and models.is_shared(args.model):
+            raise UserError(f"{args.model} stays as it is: output names the folder for what is fitted to it")
         world = World(device=device_of(args.device))
         if not verbose:
             held.enter_context(contextlib.redirect_stdout(None))

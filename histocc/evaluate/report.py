@@ -14,7 +14,6 @@ import numpy as np
 import torch
 
 from histocc.data.arrays import PreparedData, RowSet
-from histocc.data.rows import OUTSIDE_KEY
 from histocc.formatter import BlockyFormatter, cut, hisco_classes
 from histocc.model.confidence import BINS, Thresholds, bin_of, calibration_error, curve
 from histocc.predict.coder import Coded
@@ -275,9 +274,8 @@ def confusions(
 
 def rows_outside_key(data: PreparedData, rows: RowSet) -> int:
     """Return how many further rows of this part of the data have codes that the model does not know."""
-    counted = data.report.get("rows_outside_key")  # earlier versions have counted all rows alone
-    part = "val" if rows is data.val else "train"
-    return counted[part] if counted else data.report["rejected"].get(OUTSIDE_KEY, 0)
+    counted = data.report["rows_outside_key"]
+    return counted["val"] if rows is data.val else sum(counted.values())
 
 
 def decoder_report(
@@ -310,11 +308,18 @@ def decoder_report(
     true = np.nonzero(rows.codes >= 0)
     true = true[0], np.asarray(rows.codes)[true].astype(np.int64)
     _, text, weight = np.unique(rows.text_hash, return_inverse=True, return_counts=True)
+
+    def figures(columns: np.ndarray) -> dict:
+        """Return `measured` figures, marked by how many of their texts the model was trained on, if known."""
+        seen = columns[:, 0] * (groups["training"][0] == 0) > 0 if "training" in groups else None
+        mark = {"texts_trained_on": None if seen is None else len(np.unique(text[seen]))}
+        return mark | measured(columns, text, *how)
+
     by_digits = []
     for digits in levels[1]:
         number = np.unique([cut(code, digits, levels[0]) for code in names], return_inverse=True)[1]
         pairs = (distinct_pairs(row, number[code]) for row, code in (pred, true))
-        by_digits.append({"digits": digits, **measured(row_counts(n, *pairs), text, *how)})
+        by_digits.append({"digits": digits, **figures(row_counts(n, *pairs))})
     pairs = [distinct_pairs(*each) for each in (pred, true)]
     columns = row_counts(n, *pairs)
     right, hit = columns[:, 1] > 0, np.isin(*pairs, assume_unique=True)
@@ -336,7 +341,7 @@ def decoder_report(
         "codes_outside_key": int((pred[1] >= len(data.codes)).sum()),
         **{
             f"by_{name}": {
-                str(labels[group]): measured(columns * (of_group == group)[:, None], text, *how)
+                str(labels[group]): figures(columns * (of_group == group)[:, None])
                 for group in np.unique(of_group)
             }
             for name, (of_group, labels) in groups.items()
@@ -365,8 +370,8 @@ class Report(dict):
 
         Args:
             what: "confusions" or "by_code"; or "digits" (levels), "language", "codes" (how many a row has),
-                "major_group", "frequency", "training" or a column of --by: accuracy over distinct texts with
-                its 95 % interval, as fractions.
+                "major_group", "frequency", "training", or "column NAME" for a column of --by: accuracy over
+                distinct texts with its 95 % interval, as fractions, and the texts that were trained on.
             decoder: "seq2seq", "linear" or "both"; None: the one that the model codes with.
         """
         figures = self["decoders"][decoder or self["model"].get("decoder", list(self["decoders"])[-1])]
@@ -375,7 +380,8 @@ class Report(dict):
         else:
             groups = figures[f"by_{what}"]
             pairs = groups.items() if isinstance(groups, dict) else [(each[what], each) for each in groups]
-            rows = [{what: name, "rows": each["rows"], "texts": each["texts"]} for name, each in pairs]
+            counts = "rows", "texts", "texts_trained_on"
+            rows = [{what: name} | {count: each[count] for count in counts} for name, each in pairs]
             for row, (_, each) in zip(rows, pairs):
                 row |= zip(("accuracy", "low", "high"), each["over_texts"]["accuracy"])
         try:
@@ -460,6 +466,14 @@ def decoder_lines(decoder: str, figures: dict, unit: str) -> list[str]:
     return [*lines, "Most frequent confusions:", "", *table(header, rows)]
 
 
+def learned_from(data: dict) -> str:
+    """Return from how many of the texts the model has learned, a mark beside figures; "" for none."""
+    if data["texts_trained_on"] is None:
+        return "whether the model was trained on these texts is not known"
+    verbs = [f"{verb} on {n:,}" for verb in ("trained", "validated") if (n := data[f"texts_{verb}_on"])]
+    return f"the model was {' and '.join(verbs)} of these {data['texts']:,} texts" if verbs else ""
+
+
 def data_lines(data: dict) -> list[str]:
     """Return lines on the rows that were evaluated and those that were not, also for the console."""
     rows, others, share = data["rows"], data["other_part_rows"], data["share_val"]
@@ -475,21 +489,8 @@ def data_lines(data: dict) -> list[str]:
         lines.append(f"Codes that the model does not know: {what}, unless these say that they count as wrong")
     for name, rows in data["unknown_languages"].items():
         lines.append(f"Language {name!r} is not one of the model's: {rows:,} rows were coded as unk")
-    if data["texts_trained_on"] is None:
-        lines.append("Whether the model was trained on these texts is not known: its rows are not beside it")
-    for name, what in (
-        ("texts_trained_on", "that the model was trained on"),
-        ("texts_validated_on", "that the run was validated on, and any confidence fitted on"),
-    ):
-        if data[name]:
-            lines.append(
-                f"{data[name]:,} of the distinct texts are among those {what}: that flatters the figures"
-            )
-    if data["refit"] and data["texts_trained_on"]:
-        lines.append(
-            "The model was refitted to its validation texts in the end: a test part of the training"
-            " (--share-test) has texts that are new to it"
-        )
+    if mark := learned_from(data):
+        lines.append(f"Figures may be too good: {mark}")
     return lines
 
 
@@ -504,7 +505,7 @@ def coders_of(report: dict) -> dict[str, dict]:
 
 def summary_lines(report: dict) -> list[str]:
     """Return a line on each decoder, and on the baseline, for the console."""
-    lines = []
+    lines, mark = [], learned_from(report["data"])
     for title, figures in coders_of(report).items():
         rows, texts = (figures["by_digits"][-1][over] for over in ("over_rows", "over_texts"))
         values = f"{rows['accuracy'][0]:.1%} of rows, {texts['accuracy'][0]:.1%} of distinct texts"
@@ -512,7 +513,7 @@ def summary_lines(report: dict) -> list[str]:
         if report["data"]["rows_outside_key"] and "accuracy_with_rows_outside_key" in figures:
             share = figures["accuracy_with_rows_outside_key"]
             values = f"{share:.1%} of all rows; of those with codes that the model knows: {values}"
-        lines.append(f"{title}: {values}")
+        lines.append(f"{title}: {values}{f' ({mark})' * bool(mark)}")
     return lines
 
 
@@ -558,7 +559,12 @@ def markdown(report: dict) -> str:
         for title, figures in coders_of(report).items()
     ]
     header = [f"{what.replace('_f1', '-F1')} {over.replace('_', ' ')}, %" for over, what in SHOWN]
-    lines += ["", "The first decoder is the one that `predict` takes.", "", *table(["", *header], rows)]
+    lines += [
+        "",
+        "The first decoder is the one that `predict` takes.",
+        "",
+        *table([learned_from(data), *header], rows),
+    ]
     if five := report["decoders"].get("linear", {}).get("first_five"):
         what = f"for {cell(five['over_texts'])} % of texts, {cell(five['over_rows'])} % of rows"
         lines += [f"The true codes are among the linear decoder's five most probable {what}.", ""]

@@ -7,7 +7,7 @@ import os
 import shlex
 from typing import Any
 
-from histocc.data.report import report_lines
+from histocc.data.learned import entries
 from histocc.job.config import FinetuneConfig, MixerConfig
 from histocc.model.confidence import Confidence
 from histocc.predict.coder import training_data
@@ -49,7 +49,9 @@ def card_of(file: str, state: dict[str, Any], figures: list[str] | None = None) 
         figures: sentences on its accuracy on rows that chose nothing; None: it is that of validation.
     """
     folder, config, made_by = os.path.dirname(file), state["config"], state.get("made_by", {})
-    data = training_data(file, str(state.get("position", {}).get("fingerprint")))
+    fingerprint, data = str(state.get("position", {}).get("fingerprint")), state.get("data")
+    if data is None and (found := training_data(file, fingerprint)):  # earlier versions did not keep it
+        data = entries(found)["data"]
     names = ", ".join(name for name in state["languages"] if name != UNKNOWN_LANGUAGE)
     spoken, codes = f" ({names})" * bool(names), f"{len(state['key']):,} codes of {state['system']}"
     parts = [f"a CANINE encoder of width {config['hidden_size']}"] * config.get("encoder", True)
@@ -58,22 +60,21 @@ def card_of(file: str, state: dict[str, Any], figures: list[str] | None = None) 
     built = f"a model of {' and '.join(parts)} ({weights:,} parameters)"
     program, training, rows, rare = f"histocc {made_by.get('histocc', '')}".strip(), [], "", ""
     if data:
-        training += [line for line in report_lines(data.report) if line[:4] not in ("Note", "    ")]
-        files = ", ".join(each["path"] for each in data.report["files"])
-        training.append(f"Files: {files}; checksum of content and settings: {data.fingerprint}")
-        number = data.report["train_rows"] + (data.report["val_rows"] if state.get("refit") else 0)
+        files = f"Files: {', '.join(data['files'])}; checksum of content and settings: {fingerprint}"
+        training += [*data["lines"], files]
+        number = data["rows"]["train"] + (data["rows"]["val"] if state.get("refit") else 0)
         rows = f" on {number:,} rows{spoken}"
         if titles := config.get("titles"):
             rows += f" and {titles:,} titles of HISCO codes that come with histocc"
             training.append(f"Titles of histocc's lists beside the rows: {titles:,} (--lexicon)")
-        rare = f" ({len(data.report['rare_codes']):,} codes have fewer than 10 rows)"
+        rare = f" ({data['rare_codes']:,} codes have fewer than 10 rows)"
     if os.path.exists(path := os.path.join(folder, ARGS)):
         with open(path, encoding="utf-8") as asked:
             training.append(f"Command: `{command(json.load(asked))}`")
     if made_by:
         seed, versions = state["rng"]["seed"], ", ".join(map(" ".join, made_by.items()))
         training.append(f"Made by {versions}; seed {seed}, step {state['step']:,}")
-    figures = figures or [validation_figures(folder, state, data.report["val_rows"] if data else None)]
+    figures = figures or [validation_figures(folder, state, data["rows"]["val"] if data else None)]
     confidence = Confidence.of(state)
     best, why = confidence.best_decoder(state.get("kind", "mixer"), bool(config.get("ngrams")))
     fitted = (

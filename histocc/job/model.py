@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from histocc.data.arrays import PreparedData
+from histocc.data.arrays import PreparedData, code_counts
 from histocc.data.config import text_columns
 from histocc.data.dataset import TextRows
 from histocc.formatter import PAD_IDX, BlockyFormatter
@@ -141,11 +141,7 @@ def start_at_frequencies(model: Seq2SeqMixerOccCANINE, data: PreparedData) -> No
     """A new linear decoder starts at how often each code occurs in the training rows: its bias is the
     log-odds, its weights are 0. From ½ each, a short training is spent on learning that codes are rare.
     """
-    rows, counts = len(data.train), np.zeros(len(data.codes), dtype=np.int64)
-    for start in range(0, rows, 1 << 18):
-        codes = data.train.codes[start : start + (1 << 18)]
-        counts += np.bincount(codes[codes >= 0], minlength=len(counts))
-    share = torch.from_numpy((counts + 0.5) / (rows + 1))
+    share = torch.from_numpy((code_counts(data.train, len(data.codes)) + 0.5) / (len(data.train) + 1))
     with torch.no_grad():
         model.linear_decoder.weight.zero_()
         model.linear_decoder.bias.copy_(torch.logit(share))

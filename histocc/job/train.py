@@ -5,12 +5,12 @@ The loss of a step is computed by `MixerTask.losses` in histocc/seq2seq_mixer_en
 """
 
 import os
-from dataclasses import replace
 from functools import partial
 
 from histocc import plot
 from histocc import seq2seq_mixer_engine as engine
-from histocc.data.arrays import JoinedRows
+from histocc.data import learned
+from histocc.data.arrays import all_trained
 from histocc.data.config import AUTO
 from histocc.data.prepare import copy_lists
 from histocc.data.rows import key_reader
@@ -78,7 +78,7 @@ def train(args: JobConfig, inputs: Inputs, world: World) -> None:
             config["titles"] = len(fitted.train) - len(data.train)
 
         # The training: DDP or FSDP, loaders, optimizer, the position of the interrupted run, and the steps.
-        training = make_training(args, inputs, formatter, world, model, config, loss_fn, resumed)
+        training = make_training(args, inputs, formatter, world, model, config, loss_fn, resumed, first)
         if not args.dry_run:  # key.csv, data_report.json and the other lists, beside the checkpoints
             world.run_on_main(lambda: copy_lists(data.folder, OwnFiles(args.save_path, args.overwrite)))
         opened = script.open_run(args, world, precision, training, resumed)
@@ -114,6 +114,7 @@ def make_training(
     config: dict,
     loss_fn: LossMixer,
     resumed: dict | None,
+    first: dict | None,
 ) -> script.Training:
     """Return what the trainer takes: the model on its device, its rows, and its task, the losses of both
     decoders (histocc/model/loss.py). The linear decoder and the n-grams may have a learning rate of their
@@ -123,6 +124,8 @@ def make_training(
     train_rows, val_rows = make_rows(args, formatter, data, config)
     place(args, model, train_rows, config["max_len"], world)
     entries = checkpoint_entries(args, formatter, data, config)
+    if world.is_main:  # which writes the checkpoints
+        entries |= learned.entries(data, resumed, first)
     task = engine.MixerTask(loss_fn, formatter, model=model, at_most=Thresholds.of(entries).at_most)
     fast = fast_parameters(args, model, resumed)
     beside = ("fn_word_freq", "descriptions_file")  # flags of files that decide the result, too
@@ -200,12 +203,13 @@ def refit(
             state = confidence.checkpoint_without("refit", file, data)
             if state.get("step") != 0:
                 continue
-            rows, model = JoinedRows(data.train, data.val), models.model_of_checkpoint(file, state)[0]
-            whole = with_titles(args, formatter, replace(data, train=rows))
+            refitted, model = all_trained(data), models.model_of_checkpoint(file, state)[0]
+            whole, rows = with_titles(args, formatter, refitted), refitted.train
             state["config"]["titles"] = len(whole.train) - len(rows)
             ngram_fit.Fit(args, whole, formatter, loss_fn, model, ngram_fit.PARTS_OF_REFIT).run()
             # its confidence stays that of the model before, so it is a little too low
-            checkpoint.rewrite(file, {**state, "model": model.state_dict(), "refit": True})
+            entries = {**learned.entries(refitted, state), "model": model.state_dict(), "refit": True}
+            checkpoint.rewrite(file, {**state, **entries})
             world.print(
                 f"{name}: refitted to all {len(rows):,} rows, validation texts included; its figures are"
                 " those of the fit without them. --refit none leaves them out"

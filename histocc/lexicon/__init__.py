@@ -4,7 +4,6 @@ language.
 """
 
 import csv
-import zlib
 from functools import cache
 from importlib.resources import files
 
@@ -29,10 +28,3 @@ def titles(language: str) -> dict[str, str]:
 def codes() -> list[str]:
     """Return the codes of all lists, sorted."""
     return sorted({code for language in LANGUAGES for code in titles(language).values()})
-
-
-def checksum(crc: int = 0) -> int:
-    """Return a CRC-32 of the lists, which continues `crc`."""
-    for language in LANGUAGES:
-        crc = zlib.crc32(repr(titles(language)).encode(), crc)
-    return crc

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from histocc.logistic import fit_logistic
 from histocc.runtime.errors import UserError
 
 MAX_LOG_ODDS = 16.0  # the nearest to 0 and 1 that float32 tells apart from them
@@ -207,28 +208,12 @@ def fit(
     weight: np.ndarray,
     prior: dict[str, tuple[float, ...]] = PRIOR,
 ) -> list[float]:
-    """Return the weights of a map, by Newton's method. The arguments describe N answers: a decoder's own
-    probabilities, whether they are several codes, whether they are right, and how much they count.
+    """Return the weights of a map. The arguments describe N answers: a decoder's own probabilities, whether
+    they are several codes, whether they are right, and how much they count.
     """
     odds = log_odds(torch.from_numpy(np.asarray(probs, dtype=np.float64))).numpy()
     x = np.stack([odds, np.sign(odds) * np.sqrt(np.abs(odds)), several, np.ones(len(odds))], axis=1)
-    mean, precision = np.array(prior["mean"]), np.array(prior["deviation"]) ** -2.0
-    at = mean.copy()
-
-    def loss(at: np.ndarray) -> float:
-        misses = np.logaddexp(0, np.where(right, -1, 1) * (x @ at))
-        return float(weight @ misses + (precision * (at - mean) ** 2).sum() / 2)
-
-    for _ in range(100):
-        p = 1 / (1 + np.exp(-(x @ at)))
-        slope = x.T @ (weight * (p - right)) + precision * (at - mean)
-        step = np.linalg.solve((x.T * (weight * p * (1 - p))) @ x + np.diag(precision), slope)
-        while loss(at - step) > loss(at) and np.abs(step).max() > 1e-12:
-            step /= 2
-        at -= step
-        if np.abs(step).max() < 1e-10:
-            break
-    return at.tolist()
+    return fit_logistic(x, right, weight, **prior).tolist()
 
 
 def bin_of(confidence: np.ndarray) -> np.ndarray:

@@ -63,9 +63,9 @@ ANSWER = "conf", "conf_fitted", "needs_review"  # columns behind those of the co
 
 
 class Coding:
-    """The coding of one input by one model. path: the file that is read, see `take_input`."""
+    """The coding of one input, by `take_input` in path, by one model, or its check by `models.outline`."""
 
-    def __init__(self, args: PredictConfig, path: str, world: World):
+    def __init__(self, args: PredictConfig, path: str, world: World, outline: models.Loaded | None = None):
         self.args, self.path, self.world, self.folder = args, path, world, args.output + ".parts"
         self.stage: Stage | None = None
         self.batches = 0  # batches of the current piece that are done
@@ -74,9 +74,10 @@ class Coding:
         self.forked = Forked(1, world.give_up_if_asked)
         precision = Precision("int8", world.device) if args.int8 else Precision.of(args, world.device)
         precision.use()
-        self.weights = models.find_weights(args.model, args.model)
+        self.weights = args.model if outline else models.find_weights(args.model, args.model)
+        given = args.given(args.target_cols, args.system)
         self.coder = coder = Coder(
-            *models.load_model(self.weights, world.device, args.given(args.target_cols, args.system)),
+            *(outline or models.load_model(self.weights, world.device, given)),
             batch_size=args.batch_size,
             precision=precision,
             check=self.between_batches,
@@ -106,7 +107,7 @@ class Coding:
         self.find_columns()
         # a row with a lower conf needs review
         self.min_conf = (0.0 if coder.is_published else MIN_CONF) if args.min_prob is None else args.min_prob
-        if args.target_accuracy is not None:
+        if args.target_accuracy is not None and not outline:
             self.min_conf, reach = coder.confidence.limit(confidence_of, args.target_accuracy)
             self.notes.append(
                 f"rows with conf below {self.min_conf:.3g} get needs_review: of the answers above it"
@@ -177,24 +178,25 @@ class Coding:
         asked = self.added_columns(max(min(args.k, most), known, self.old_codes if replaces else 0))
         wanted = [*self.input_cols, *filter(None, [args.language_col])]
         if replaces:
-            last = header.index(ANSWER[-1]) if ANSWER[-1] in header else 0
+            last = header.index(ANSWER[-1]) + 1 if ANSWER[-1] in header else 0
             written = range(header.index(first), last) if first in header else ()
             self.old = {
                 name: place
                 for place, name in enumerate(header)
                 if name in asked
-                and name not in ("source", *wanted)
+                and name not in ("source", *wanted, *ANSWER)
                 or place in written
-                and re.fullmatch(BESIDE, name)
+                and (name in ANSWER or re.fullmatch(BESIDE, name))
             }
             wanted += [*self.old, *([first] if args.only_missing else [])]
-        problems = column_problems(args.input, header, wanted, column_flags(args))
+        problems = column_problems(self.path, header, wanted, column_flags(args))
         if len(self.input_cols) > 1 and coder.text_rule != AS_IS:
             problems.append(f"--input-col: this model cleans texts ({coder.text_rule}) and reads one column")
         others = [name for name in header if name not in self.old]
         if twice := {name: None for name in asked if [*others, *asked].count(name) > 1}:
             ways = f"--overwrite-columns replaces them, --only-missing fills them where {first} is blank,"
             ways = f"{ways} --system NAME and --no-titles avoid some; or give them other names there"
+            ways = "they are not behind codes of predict; give them other names there" if replaces else ways
             problems.append(f"output would have several columns {', '.join(map(repr, twice))}: {ways}")
         for language in filter(None, [args.language, *(language for language, _ in args.threshold or [])]):
             if coder.known(language) == UNKNOWN_LANGUAGE != language:
@@ -492,12 +494,13 @@ class Coding:
         some = texts[:: max(1, len(texts) // COMPARED)]
         known = self.coder.known_ngrams(*map(list, zip(*some)), cleaned=True) if some and usual else 1.0
         if 1 - known > MANY * (1 - usual):
+            new = " --output NEW, which --model then takes" * models.is_shared(self.args.model)
             yield (
                 f"these texts are unlike those that the confidence was fitted on: the model knows {known:.1%}"
                 f" of their n-grams, and {usual:.1%} there. Its answers may be worse, and conf wrong: let a"
                 f" person code some hundred drawn rows (histocc.review make {self.args.output} --rows 500"
-                " --sample), and give these to histocc.evaluate --fit-confidence (--target-cols names their"
-                " column of codes)"
+                f" --sample), and give these to histocc.evaluate --model {self.args.model} --fit-confidence"
+                f"{new} (--target-cols names their column of codes)"
             )
 
     def end_lines(self, total: Counter, unknown: Counter, conf: float, seconds: float) -> Iterator[str]:
@@ -537,10 +540,8 @@ def take_input(args: PredictConfig, world: World, held: contextlib.ExitStack) ->
     """
     raise_if_any(list(args.problems()))
     is_pipe = files.kind_of(args.input) == "a pipe"
-    if not is_pipe:
-        files.opened(args.input).close()  # before the model, which may have to be made
     folder = args.output + ".parts"
-    path = os.path.join(folder, INPUT)
+    path = os.path.join(folder, INPUT) if is_pipe else args.input
     os.makedirs(folder, exist_ok=True)
     held.callback(remove_if_empty, folder)
     was_killed = os.path.exists(os.path.join(folder, files.LOCK))
@@ -553,10 +554,18 @@ def take_input(args: PredictConfig, world: World, held: contextlib.ExitStack) ->
         files.remove_files(folder, rf"({PIECES}|{SETTINGS}|{INPUT}){files.TEMPORARY}|{INPUT}")
         beside, name = os.path.split(os.path.realpath(args.output))
         files.remove_files(beside, rf"{re.escape(name)}(\.rejected\.csv)?{files.TEMPORARY}")
-    if not is_pipe:
-        return args.input
-    held.callback(files.remove_files, folder, INPUT)
-    save_pipe(args.input, path, world.give_up_if_asked, 60 * args.timeout_minutes)
+    if is_pipe:
+        held.callback(files.remove_files, folder, INPUT)
+        save_pipe(args.input, path, world.give_up_if_asked, 60 * args.timeout_minutes)
+    # what is not there is found before a model is loaded or made, which takes a minute
+    for other in filter(None, (args.known, args.descriptions)):
+        files.opened(other).close()
+    how, texts = (args.delimiter, args.encoding, args.no_quotes, args.sheet), args.input_col or []
+    named = [*texts, *filter(None, [args.language_col])]
+    header = table_format(path, *how, named).names
+    raise_if_any(column_problems(path, header, named, dict.fromkeys(texts, "--input-col")))
+    if outline := models.outline(args.model):
+        Coding(args, path, world, outline)
     return path
 
 

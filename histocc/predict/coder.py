@@ -328,8 +328,8 @@ def training_data(weights: str, fingerprint: str) -> PreparedData | None:
 def training_examples(coder: Coder, weights: str, world: World) -> Nearest:
     """Return a function that explains codes: it finds for vectors [B, H] the SHOWN training texts of the
     highest cosine similarity, and the codes of their first rows, joined by &. The vectors of the training
-    texts are computed at first use, by rank 0, and kept in the folder of the run. All ranks. Raises UserError
-    if the rows are not there.
+    texts are computed at first use, by rank 0, and kept in the folder of the run, unless the model is shared.
+    All ranks. Raises UserError if the rows are not there.
     """
     data, folder = training_data(weights, coder.data_fingerprint), os.path.dirname(weights)
     if data is None:
@@ -341,18 +341,22 @@ def training_examples(coder: Coder, weights: str, world: World) -> Nearest:
     rows = rows[[bool(text.strip()) for text in train.strings(rows)]]
     texts = train.strings(rows)
     codes = ["&".join(data.codes[i] for i in row if i >= 0) for row in train.codes[rows].tolist()]
-    path, of = os.path.join(folder, VECTORS), str(checksum(weights))
+    path, of, keeps = os.path.join(folder, VECTORS), str(checksum(weights)), not models.is_shared(weights)
 
-    def compute() -> None:
-        if read_sealed(path, of) is None:
-            world.print(f"Computing the vectors of {len(texts):,} training texts, which stay in {path}")
+    def compute() -> bytes:
+        content = read_sealed(path, of)
+        if content is None:
+            stay = f", which stay in {path}" * keeps
+            world.print(f"Computing the vectors of {len(texts):,} training texts{stay}")
             languages = [data.languages[i] for i in train.language[rows].tolist()]
             vectors = normalize(torch.from_numpy(coder.embeddings(texts, languages)))
-            OwnFiles(folder).claim(VECTORS)
-            write_sealed(path, vectors.numpy().tobytes(), of)
+            content = vectors.numpy().tobytes()
+            if keeps:
+                OwnFiles(folder).claim(VECTORS)
+                write_sealed(path, content, of)
+        return content
 
-    world.run_on_main(compute)
-    vectors = np.frombuffer(bytearray(read_sealed(path, of) or b""), dtype=np.float32)
+    vectors = np.frombuffer(bytearray(world.run_on_main(compute)), dtype=np.float32)
     known = torch.from_numpy(vectors.reshape(len(texts), -1)).to(coder.device)  # [N, H]
 
     def nearest(vectors: Tensor) -> list[list[tuple[str, str]]]:

@@ -2,16 +2,16 @@
 at first use, in a process of its own, and kept in a folder of the user's.
 """
 
+import contextlib
 import os
 import re
 import subprocess
 import sys
-import zlib
 
-from histocc import __version__, lexicon
-from histocc.runtime import checkpoint
+from histocc import lexicon
 from histocc.runtime.errors import UserError
-from histocc.runtime.files import save_path_problems
+from histocc.runtime.files import hash_of_sources, save_path_problems
+from histocc.runtime.log import Stage
 from histocc.runtime.world import is_first_rank
 
 NAME = "built-in"
@@ -26,23 +26,32 @@ def cache_folder() -> str:
     return os.environ.get(CACHE) or os.path.join(usual, "histocc")
 
 
+def path() -> str:
+    """Return the path of the built-in model. Another program, other lists or constants have another one."""
+    return os.path.join(cache_folder(), f"{NAME}-{hash_of_sources('**/*.py', '**/*.csv')}")
+
+
 def folder() -> str:
     """Return the folder of the built-in model, made if it is not there. Raises UserError."""
-    number = lexicon.checksum(zlib.crc32(f"{__version__} {checkpoint.FORMAT}".encode()))
-    path = os.path.join(cache_folder(), f"{NAME}-{number:08x}")
-    if os.path.isdir(path):
-        return path
-    why = "".join(save_path_problems(path))
+    made = path()
+    if os.path.isdir(made):
+        return made
+    why = "".join(save_path_problems(made))
     if not why:
         if is_first_rank():
-            print(f"The built-in model is made once, in about a minute: {path}", file=sys.stderr, flush=True)
+            print(f"The built-in model is made once, in about a minute: {made}", file=sys.stderr, flush=True)
         # a process that a launcher has started must not join its job a second time
         alone = {name: value for name, value in os.environ.items() if not LAUNCHED.fullmatch(name)}
         of_package = os.path.dirname(os.path.dirname(lexicon.__path__[0]))
         alone["PYTHONPATH"] = os.pathsep.join(filter(None, [of_package, os.environ.get("PYTHONPATH")]))
-        command = [sys.executable, "-m", "histocc.sample.built_in", path]
-        made = subprocess.run(command, env=alone, capture_output=True, encoding="utf-8", errors="replace")
-        if not made.returncode and os.path.isdir(path):
-            return path
-        why = made.stderr.rpartition("error: ")[2].strip() or "it was stopped"
+        command = [sys.executable, "-m", "histocc.sample.built_in", made]
+        pipe, said, stage = subprocess.PIPE, b"", Stage("making the built-in model", None, "seconds")
+        with subprocess.Popen(command, env=alone, stdout=pipe, stderr=pipe) as process:
+            while process.returncode is None:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    said = process.communicate(timeout=1)[1]
+                stage.add()
+        if not process.returncode and os.path.isdir(made):
+            return made
+        why = said.decode(errors="replace").rpartition("error: ")[2].strip() or "it was stopped"
     raise UserError(f"the built-in model was not made: {why}\n  {CACHE} names another folder to keep it in")

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 import torch
 from torch.overrides import TorchFunctionMode
 
+from histocc import lexicon
 from histocc.formatter import NEVER_SHORT, PAD_IDX, WITHIN_BLOCK_SEP, BlockyFormatter, hisco_key
 from histocc.model.canine import CanineConfig
 from histocc.model.confidence import PUBLISHED, Confidence, Thresholds
@@ -16,7 +17,7 @@ from histocc.published import built_in, formats
 from histocc.published.formats import Given, PublishedWeights
 from histocc.runtime import checkpoint
 from histocc.runtime.errors import UserError
-from histocc.text import LANGUAGES, TEXT_RULES
+from histocc.text import AS_IS, LANGUAGES, TEXT_RULES
 
 Loaded = tuple[Seq2SeqMixerOccCANINE, BlockyFormatter, dict]
 # The tensors that a kind of model lacks begin with these.
@@ -107,6 +108,29 @@ def find_weights(path: str, what: str, force_download: bool = False) -> str:
     if file is None:
         raise UserError(f"{what}: no checkpoint there: neither a file nor the folder of a run or a model")
     return file
+
+
+def is_shared(model: str) -> bool:
+    """Return whether other projects use a model, too: one that is named, on the hub or built-in, one in the
+    folder of the built-in model, or a link. Nothing is written into its file or beside it.
+    """
+    file = formats.local_weights(model) or ""
+    kept = os.path.join(os.path.realpath(built_in.cache_folder()), "")
+    return not os.path.lexists(model) or os.path.islink(file) or os.path.realpath(file).startswith(kept)
+
+
+def outline(model: str) -> Loaded | None:
+    """Return a model that knows no text but has the languages, codes and decoder of the built-in model, if
+    that is named and has to be made: names are checked by it before. None for any other.
+    """
+    if model != built_in.NAME or os.path.lexists(model) or os.path.isdir(built_in.path()):
+        return None
+    formatter, key = BlockyFormatter("hisco", ["hisco_1", "hisco_2", "hisco_3"]), hisco_key()
+    state = {"kind": "flat", "languages": lexicon.LANGUAGES, "key": {code: i for i, code in enumerate(key)}}
+    state |= {"args": {"language_col": "lang"}, "config": {"text": AS_IS, "max_len": formats.MAX_LEN}}
+    sizes = formatter.num_classes, len(key), None, None
+    how = {"config": model_config(NGRAMS), "ngrams": {"rows": 1, "width": 1}, "encoder": False}
+    return Seq2SeqMixerOccCANINE(*sizes, **how), formatter, state
 
 
 def load_model(path: str, device: torch.device | str = "cpu", given: Given = Given()) -> Loaded:

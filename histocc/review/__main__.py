@@ -49,7 +49,7 @@ from histocc.review.sheet import (
 )
 from histocc.runtime.config import Count, CountOrZero, Parser, flag, number
 from histocc.runtime.errors import UserError, raise_if_any, run_command
-from histocc.runtime.files import atomic_write, opened, remove_leftovers
+from histocc.runtime.files import atomic_write, file_lock, opened, remove_leftovers
 from histocc.runtime.files import problems as output_problems
 from histocc.text import COLUMN_SEPARATOR
 
@@ -208,7 +208,8 @@ def apply_sheets(args: ReviewConfig, coded: CodedFile, key: list[str] | None) ->
     guessed = learned_codes(args, coded, sheets) if args.fill else {}
     beside = [(coded.codes, None), (coded.words, sheets.codes.words)]
     beside += [(places, hisco_classes()[name]) for name, places in coded.classes.items()]
-    added, table = training_rows(args.training_data, coded, decided) if args.training_data else ("", b"")
+    if args.training_data:
+        training_rows(args.training_data, coded, decided)  # refuses a file that nothing can be added to
     counts: Counter[str] = Counter()
 
     def final_row(record: Record) -> list[str]:
@@ -244,9 +245,13 @@ def apply_sheets(args: ReviewConfig, coded: CodedFile, key: list[str] | None) ->
                 write(piece)
             except ValueError as error:
                 raise UserError(f"{coded.path}: {error}; a .csv output keeps such cells") from None
-    if args.training_data and table:
-        with atomic_write(os.path.realpath(args.training_data)) as file:
-            file.write(table)
+    if args.training_data:
+        with file_lock(path := os.path.realpath(args.training_data)):
+            remove_leftovers(path)
+            added, table = training_rows(args.training_data, coded, decided)  # of other people, too, by now
+            if table:
+                with atomic_write(path) as file:
+                    file.write(table)
     for note in sheets.notes:
         print(f"Note: {note}")
     skipped = len(sheets.by_text) - len(decided)
@@ -258,7 +263,7 @@ def apply_sheets(args: ReviewConfig, coded: CodedFile, key: list[str] | None) ->
     if args.fill:
         said = f"{counts['filled']:,} rows get codes that are learned from the decisions"
         print(f"{said}: {DECIDED} is {GUESS} there." if decided else f"{said}, of which there are none yet.")
-    if added:
+    if args.training_data:
         print(added)
 
 
@@ -334,8 +339,9 @@ def report_accuracy(args: ReviewConfig, coded: CodedFile, key: list[str] | None)
 
 def serve_page(args: ReviewConfig, coded: CodedFile, key: list[str] | None) -> None:
     path = args.decisions or f"{args.files[0]}.decisions.csv"
+    codes = codes_of_key(args, coded, key)  # mistakes are found before the model is made
     take_guesses(coded, args.guesses)
-    decisions = serve.Decisions(coded, codes_of_key(args, coded, key), path, args.order)
+    decisions = serve.Decisions(coded, codes, path, args.order)
     serve.serve(decisions, args.port, args.by, not args.no_browser)
     training = args.training_data or f"{args.files[0]}.training.csv"
     command = next_command(replace(args, fill=True, training_data=training), coded, path)
@@ -372,9 +378,8 @@ def get_args_parser() -> Parser:
 def run(argv: list[str] | None) -> None:
     args = get_args_parser().parse_args(argv)
     raise_if_any(args.problems())
-    for path in filter(None, [args.output, args.training_data]):
-        if os.path.isdir(os.path.dirname(path) or "."):
-            remove_leftovers(path)
+    if args.output and os.path.isdir(os.path.dirname(args.output) or "."):
+        remove_leftovers(args.output)
     key = [code for code in read_key(args.key) if code] if args.key else None
     system = ("hisco" if set(key) <= set(hisco_key()) else "code") if key else None
     if args.action == "agreement":

@@ -16,6 +16,7 @@ from zlib import crc32
 
 import numpy as np
 
+from histocc.logistic import fit_logistic, logistic
 from histocc.review.sheet import CodedText, confidence
 
 SIZES = (2, 3, 4)  # characters of an n-gram, within a word and the blanks around it
@@ -27,9 +28,8 @@ NEAREST, MIN_SIMILARITY = 3, 0.15  # similar texts that are known
 BLOCK = 256  # columns of a matrix that are computed at once
 CANDIDATES, POOL, BATCH = 400, 20_000, 50  # texts that are scored, beside so many, for the next so many
 SHARES = np.array([0.0, 0.25, 0.5, 0.75, 1.0])  # of a model's probabilities in the scores
-# Logistic map before a decision: weights of the score, of its lead over the best other one, of 1; how much
-# they count.
-PRIOR, PRIOR_WEIGHT = np.array([3.0, 3.0, -2.0]), np.array([0.1, 0.1, 0.1])
+# Logistic map before a decision: weights of the score, of its lead over the best other one, and of 1
+PRIOR = {"mean": (3.0, 3.0, -2.0), "deviation": (10**0.5,) * 3}
 POWER, PART = 3, 0.5  # of the cosine of two texts; what one teaches the other, of what its own rows count
 BIAS, FULL = 0.035, 200  # deviation of the probabilities' mean, which is larger before so many decisions
 RANKS = slice(0, 1), slice(1, CHOICES)  # of the best codes
@@ -123,20 +123,6 @@ def features(scores: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return best[:, :CHOICES], np.stack([found[:, :CHOICES], lead, np.ones_like(lead)], axis=2)
 
 
-def fit_logistic(x: np.ndarray, right: np.ndarray) -> np.ndarray:
-    """Return weights of features [n, 3] by which the outcomes, bool [n], are likely, near PRIOR if few."""
-    weights = PRIOR.copy()
-    for _ in range(20):
-        p = logistic(x @ weights)
-        slope = x.T @ (right - p) - PRIOR_WEIGHT * (weights - PRIOR)
-        weights += np.linalg.solve((x * (p * (1 - p))[:, None]).T @ x + np.diag(PRIOR_WEIGHT), slope)
-    return weights
-
-
-def logistic(x: np.ndarray) -> np.ndarray:
-    return 1 / (1 + np.exp(-np.clip(x, -30, 30)))
-
-
 def width_of(x: np.ndarray) -> np.ndarray:
     """Return how many of the best codes are the answer together, by their features [n, CHOICES, 3]."""
     return np.maximum((x[:, :, 0] > 0.5).sum(axis=1), 1)
@@ -225,7 +211,8 @@ class Learner:
             fits.append((hits[:, 0].sum(), share, others, x, hits))
         _, share, learned, x, hits = max(fits, key=lambda fit: fit[:2])
         del inverse, white, weights, fits
-        maps = [fit_logistic(x[:, each].reshape(-1, 3), hits[:, each].ravel()) for each in RANKS]
+        found = [(x[:, each].reshape(-1, 3), hits[:, each].ravel()) for each in RANKS]
+        maps = [fit_logistic(*of_rank, np.ones(len(of_rank[1])), **PRIOR) for of_rank in found]
         codes, x_of_all = self._guess(rows, learned, columns, names, share)
         probs, width = probabilities(x_of_all, maps).astype(np.float32), width_of(x_of_all)
 

@@ -133,6 +133,9 @@ class CodedFile:
         else:
             self.system, first = system, 0
             names = [*(f"{system}_{i}" for i in range(1, MAX_CODES + 1)), *CONFIDENCE * guessed, DECIDED]
+            before = header[: header.index(names[0])] if names[0] in header else header
+            if own := [name for name in CONFIDENCE * guessed if name in before]:  # not of an earlier --fill
+                raise UserError(f"{path}: --fill writes columns {', '.join(own)}: give yours other names")
             new = [name for name in names if name not in header]
             places = {name: [*header, *new].index(name) for name in names}
         flags = dict.fromkeys(input_cols, "--input-col") | {language_column or "": "--language-col"}

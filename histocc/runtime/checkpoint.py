@@ -9,6 +9,7 @@ without one is read as it is. Any failure while a file is read becomes one messa
 """
 
 import contextlib
+import errno
 import os
 import pickle
 import platform
@@ -18,6 +19,7 @@ import warnings
 import zlib
 from collections.abc import Callable, Generator, Iterator
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 import torch
@@ -26,7 +28,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.serialization import config as torch_config
 
 from histocc import __version__
-from histocc.runtime.errors import UserError, as_user_error, in_words
+from histocc.runtime.errors import MACHINE, Unreadable, UserError, as_user_error, in_words
 from histocc.runtime.files import OwnFiles, atomic_copy, atomic_write, is_same, kind_of, opened
 from histocc.runtime.world import World
 
@@ -38,6 +40,10 @@ NAMES = "names"  # the entry with all names that the file has, or is to have
 # names of an epoch's checkpoint (1-based): in a run on occupations, and in a run on anything else
 EPOCH, EPOCH_OF_ANY = "epoch_{}.bin", "checkpoint_epoch_{}.pt"
 CHECKPOINT = re.compile(r"(last|best|\d+|epoch_\d+)\.bin|checkpoint_epoch_\d+\.pt")
+OF_BYTES = None, errno.EINVAL, errno.ENOENT, errno.ENOTDIR  # of an OSError from a damaged or missing file
+FULL = MACHINE[errno.ENOSPC], MACHINE[errno.EDQUOT]  # ends of messages
+SPACE_SECONDS = 5.0  # pause between two tries to save on a full disk
+READ_SECONDS = 5.0  # how long a file that the system does not hand over is tried again
 _FOR_RESUMING = ("model", "step", "position", "scheduler", "rng", "optimizer", "args")
 Content = Callable[[int, dict[str, Any]], dict[str, Any]]  # (step, position) → what to save
 
@@ -145,8 +151,9 @@ def rewrite(path: str, state: dict[str, Any]) -> None:
 
 def prune(files: OwnFiles, keep: int) -> None:
     """Remove all but the newest `keep` of the run's own files `{step}.bin`. Rank 0 only."""
-    steps = sorted(int(match[1]) for match in map(re.compile(r"(\d+)\.bin").fullmatch, files.names) if match)
-    files.remove([f"{step}.bin" for step in steps[: max(0, len(steps) - keep)]])
+    names = {name for name in files.names if re.fullmatch(r"\d+\.bin", name)}
+    written = sorted(names & set(os.listdir(files.folder)), key=lambda name: int(name[:-4]))
+    files.remove(names.difference(written[max(0, len(written) - keep) :]))  # and names of saves that failed
 
 
 class Saver:
@@ -166,15 +173,29 @@ class Saver:
 
     def __init__(self, files: OwnFiles, keep: int, world: World, state: Content, say: Callable[[str], None]):
         self.files, self.keep, self.world, self.state, self.say = files, keep, world, state, say
-        self.failed, self.seconds = "", 0.0  # error of the last save, the same on all ranks; its duration
+        # of the last save: its arguments; its error, the same on all ranks; its duration
+        self.given: tuple[int, list[str], dict[str, Any]] = 0, [], {}
+        self.failed, self.seconds = "", 0.0
 
     def __call__(self, step: int, names: list[str], position: dict[str, Any]) -> str:
         """Save, and return the error, or ""."""
         started = time.monotonic()
         state = self.state(step, position)
-        self.failed = self.world.run_on_main(lambda: self._write(step, names, state, started))
-        self.seconds = time.monotonic() - started
+        write = partial(self._write, step, names, state, started)
+        self.failed = self.world.run_on_main(write, limited=True)
+        self.given, self.seconds = (step, names, position), time.monotonic() - started
         return self.failed
+
+    def wait_for_space(self) -> None:
+        """Repeat the last save of the run while the disk is full, until the time limit or a signal."""
+        limit, waited = self.world.time_limit, 0.0
+        while self.failed.endswith(FULL) and waited < limit and not self.world.stop_agreed():
+            if not waited:
+                how_long = f"for up to {limit / 60:g} minutes (--timeout-minutes), or until a signal"
+                self.say(f"Note: the run waits {how_long}, for space to save its last checkpoint")
+            time.sleep(pause := min(SPACE_SECONDS, limit / 10))
+            waited += pause
+            self(*self.given)
 
     def _write(self, step: int, names: list[str], state: dict[str, Any], started: float) -> str:
         failed, size = "", 0
@@ -189,13 +210,14 @@ class Saver:
                 prune(self.files, self.keep)
             except Exception as error:  # OSError, and torch's writer turns a full disk into a RuntimeError
                 failed = in_words(error, self.files.path(LAST if LAST in names else names[0]))
-        self.say(
-            f"WARNING: the checkpoint of step {step:,} could not be saved: {failed}. Training continues, and"
-            " the next save is tried all the same."
-            if failed
-            else f"Saved {', '.join(names)} of step {step:,}: {size / 1e6:,.0f} MB"
-            f" in {time.monotonic() - started:.2f} s"
-        )
+        if not failed or (step, failed) != (self.given[0], self.failed):  # else it was said
+            self.say(
+                f"WARNING: the checkpoint of step {step:,} could not be saved: {failed}. Training continues,"
+                " and the next save is tried all the same."
+                if failed
+                else f"Saved {', '.join(names)} of step {step:,}: {size / 1e6:,.0f} MB"
+                f" in {time.monotonic() - started:.2f} s"
+            )
         return failed
 
 
@@ -204,10 +226,14 @@ class Saver:
 
 @contextlib.contextmanager
 def reading(file: str) -> Generator[None]:
-    """Turn any failure to read `file` or to use its content into one UserError that names the file."""
+    """Turn any failure to read `file` or to use its content into one UserError that names the file; it is
+    Unreadable if the bytes are not the cause. Inside, the failure of a collective would be taken for damage.
+    """
     try:
         yield
     except Exception as error:
+        if isinstance(error, OSError) and error.errno not in OF_BYTES:
+            raise Unreadable(f"{file}: cannot be read: {error.strerror}") from None
         if known := as_user_error(error):  # it says enough, or the machine failed
             raise known from None
         what = f"{type(error).__name__}: {' '.join(str(error).split())}"
@@ -219,8 +245,20 @@ def reading(file: str) -> Generator[None]:
 
 def load(path: str) -> dict[str, Any]:
     """Return the dict in `path`, tensors on the CPU; compare its checksum if it has one. Nothing in it is
-    executed. Raises UserError, which names the objects found if it holds others than tensors and plain types.
+    executed. Raises UserError, which names the objects found if it holds others than tensors and plain types;
+    Unreadable if the system fails to hand it over for READ_SECONDS.
     """
+    until = time.monotonic() + READ_SECONDS
+    while True:
+        try:
+            return _load(path)
+        except Unreadable:
+            if time.monotonic() > until:
+                raise
+        time.sleep(0.5)
+
+
+def _load(path: str) -> dict[str, Any]:
     with reading(path), opened(path) as file, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch warns of formats that are refused in any case
         try:
@@ -291,7 +329,9 @@ def find(path: str, names: tuple[str, ...] = (LAST, BEST)) -> str | None:
 
 def exists_in(folder: str) -> bool:
     """Return whether `folder` holds a checkpoint of a run."""
-    return os.path.isdir(folder) and any(map(CHECKPOINT.fullmatch, os.listdir(folder)))
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError, ValueError):  # ValueError: it is no name
+        return any(map(CHECKPOINT.fullmatch, os.listdir(folder)))
+    return False
 
 
 def step_of(path: str) -> int | None:
@@ -316,13 +356,13 @@ def newest_first(folder: str) -> Iterator[str]:
 def newest_good(folder: str, read: Callable[[str], dict[str, Any]]) -> tuple[str, dict[str, Any], list[str]]:
     """Return the newest readable checkpoint of the run in `folder`: (file, checkpoint, problems of the files
     tried before it). Raises UserError if none can be read, ForeignCheckpoint for one that is not of a run of
-    this version.
+    this version, Unreadable if the system fails to hand one over: it may be whole, and stays.
     """
     wrong: list[str] = []
     for path in newest_first(folder):
         try:
             return path, read(path), wrong
-        except ForeignCheckpoint:
+        except (ForeignCheckpoint, Unreadable):
             raise
         except UserError as error:
             wrong.append(str(error))

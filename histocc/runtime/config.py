@@ -36,6 +36,12 @@ OF_ONE_START = (
     *("eval_only", "prepare_only", "dry_run", "profile", "made_by"),
     "distillation_weight",  # a flag that was removed, which every older args.json has
 )
+# flags that the processes of a run may be given differently
+OF_ONE_PROCESS = (
+    *("config", "device", "local_rank", "quiet", "non_verbose", "timeout_minutes", "save_path"),
+    *("num_workers", "prefetch_factor", "pin_memory", "persistent_workers"),
+    *("log_wandb", "wandb_project_name", "tensorboard"),
+)
 
 
 def number(convert: Callable[[str], Any], accepts: Callable[[Any], bool], expected: str) -> Callable:

@@ -11,11 +11,12 @@ from histocc.runtime import log
 
 
 class RunError(Exception):
-    """An error that ends every rank with one message, from rank 0. said_by_all: the error is of one process
-    alone, which prints it itself, whichever rank that is.
+    """An error that ends every rank with one message. said_by_all: the error is of one process alone, which
+    does not wait for rank 0 to say the same. rank: whose error it is, if `World.run_on` has raised it.
     """
 
     exit_code = 1
+    rank: int | None = None
 
     def __init__(self, message: str = "", *, said_by_all: bool = False):
         super().__init__(message)
@@ -26,6 +27,10 @@ class UserError(RunError):
     """A mistake that the user can fix."""
 
     exit_code = 2
+
+
+class Unreadable(UserError):
+    """A file that the system fails to hand over: nothing is known about its bytes."""
 
 
 class TrainingError(RunError):

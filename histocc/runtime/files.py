@@ -5,6 +5,7 @@ what this program has written there; nothing else is replaced or removed without
 import contextlib
 import errno
 import filecmp
+import hashlib
 import json
 import os
 import re
@@ -15,10 +16,11 @@ import tempfile
 import time
 import zlib
 from collections.abc import Generator, Iterable
+from functools import cache
 from pathlib import Path
 from typing import IO, BinaryIO
 
-from histocc.runtime.errors import UserError, errno_of
+from histocc.runtime.errors import Unreadable, UserError, errno_of
 
 try:
     import fcntl
@@ -27,10 +29,12 @@ except ImportError:  # Windows
 
 LIST, LIST_HEAD = "histocc.json", {"written_by": "histocc", "format": 1}
 LOCK, OWNER = "run.lock", "histocc on host "  # a lock begins with OWNER
+LOCK_SECONDS = 60.0  # for so long a process waits for a file that another one holds
 LOCKED_BYTE = 1 << 30  # for Windows, where nobody can read locked bytes
 # names of tables that are not CSV
 OTHER_TABLES = r"(.*?)(?:\.csv)?\.(xls[xmb]?|ods|dta|sav|rds|parquet|feather|arrow|tsv|gz|bz2|xz|zst|zip)"
 TEMPORARY = r"\.tmp\d+"  # the end of a name until its file is complete
+LONGEST_NAME = 240  # bytes; file systems take 255, and a temporary name is longer
 KINDS = {"-": "a file", "d": "a folder", "l": "a symbolic link", "p": "a pipe", "s": "a socket"}
 
 
@@ -58,7 +62,8 @@ def opened(path: str) -> BinaryIO:
     except (OSError, ValueError) as error:  # ValueError: NUL, or what the system cannot encode
         missing = isinstance(error, FileNotFoundError | NotADirectoryError)
         why = "no such file" if missing else f"cannot be read: {getattr(error, 'strerror', None) or error}"
-        raise UserError(f"{path[:200] or 'an input without a name'}: {why}") from None
+        kind = UserError if missing or isinstance(error, ValueError) else Unreadable
+        raise kind(f"{path[:200] or 'an input without a name'}: {why}") from None
 
 
 def checksum(path: str) -> int:
@@ -68,6 +73,15 @@ def checksum(path: str) -> int:
         while block := file.read(1 << 24):
             crc = zlib.crc32(block, crc)
     return crc
+
+
+@cache
+def hash_of_sources(*patterns: str) -> str:
+    """Return a hash of the files of histocc that match a pattern of `glob`, in 16 hexadecimal digits."""
+    home, found = Path(__file__).parent.parent, hashlib.blake2b(digest_size=8)
+    for path in sorted({path for pattern in patterns for path in home.glob(pattern)}):
+        found.update(f"{path.relative_to(home).as_posix()}\n{path.read_text('utf-8')}".encode())
+    return found.hexdigest()
 
 
 def folder_above(path: str) -> str:
@@ -250,11 +264,14 @@ def problems(
     lines = []
     for path in paths:
         kind = kind_of(path) or (own and kind_of(path, follow_links=False))  # a link may lead nowhere
-        if not path.strip() or "\0" in path:
+        name = os.path.basename(path)
+        if not path.strip() or "\0" in path or not kind and name in ("", os.curdir, os.pardir):
             lines.append(f"{path!r} is no name of a file")
+        elif len(os.fsencode(name)) > LONGEST_NAME:
+            lines.append(f"{path}: a name has at most {LONGEST_NAME} bytes; choose a shorter one")
         elif read := [what for name, what in inputs.items() if name and is_same(path, name)]:
             lines.append(f"{path} is {read[0]}, and inputs are never written to; choose another name")
-        elif endings and "." in os.path.basename(path) and not path.lower().endswith(endings):
+        elif endings and "." in name and not path.lower().endswith(endings):
             lines.append(f"{path}: a name of this output ends in {', '.join(endings)}")
         elif not endings and (named := re.fullmatch(OTHER_TABLES, path, re.IGNORECASE | re.DOTALL)):
             lines.append(f"{path}: tables are written as CSV: name it {named[1]}.csv")
@@ -314,6 +331,22 @@ def take_lock(file: IO) -> bool:
     except OSError as error:
         return not isinstance(error, PermissionError if fcntl is None else BlockingIOError)
     return True
+
+
+@contextlib.contextmanager
+def file_lock(path: str) -> Generator[None]:
+    """Hold a file that is read and then replaced; other processes wait. Raises UserError, OSError."""
+    name, until = f"{path}.histocc-lock", time.monotonic() + LOCK_SECONDS
+    while time.monotonic() < until:
+        with open(name, "ab") as file:
+            if take_lock(file) and os.fstat(file.fileno()).st_nlink:  # 0: its holder has just removed it
+                try:
+                    return (yield)
+                finally:
+                    with contextlib.suppress(PermissionError):  # Windows removes no file that is open
+                        os.remove(name)
+        time.sleep(0.1)
+    raise UserError(f"{path} is in use by another process; wait for it, then repeat the command")
 
 
 @contextlib.contextmanager

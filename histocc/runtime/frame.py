@@ -18,21 +18,22 @@ from datetime import timedelta
 from textwrap import shorten
 from typing import Any, NoReturn
 
+import torch
 import torch.distributed as dist
 
 from histocc.runtime import log, signals
 from histocc.runtime.config import Parser
-from histocc.runtime.errors import as_user_error
+from histocc.runtime.errors import RunError, TrainingError, as_user_error
 from histocc.runtime.signals import Stopped, stop_asked
-from histocc.runtime.world import CANNOT_SEND, World, init_world, is_first_rank
+from histocc.runtime.world import CANNOT_SEND, World, init_world, is_first_rank, met, wait_for_address
 
-# seconds that a silent rank gives rank 0 to say what is wrong, before they have joined and afterwards
+# seconds that the others give rank 0 to say what is wrong, before they have joined and afterwards
 JOINING_PATIENCE_SECONDS, PATIENCE_SECONDS = 20.0, 3.0
 MISSING_SECONDS = 8.0  # limit for ranks to say that their wait timed out: torchrun kills after 30
 CLOSE_SECONDS, STOP_SECONDS = 60.0, 2.0  # limits of libraries' exit functions, the latter after a stop
-LOST_CONTACT = re.compile(
-    r"gloo|nccl|connection (closed|reset|refused)|timed out|socket|broken pipe|peer", re.IGNORECASE
-)
+LOST_CONTACT = re.compile(r"gloo|nccl|connection|time(d )?out|socket|broken pipe|peer|pair", re.IGNORECASE)
+COLLECTIVES = re.compile(r"torch/(distributed|nn/parallel|autograd)/|histocc/runtime/(world|parallel)\.py$")
+SAID = "said"  # key of the store: the rank that prints why the job ends, and its exit code
 libraries: list[str] = []  # they may have left threads, processes and exit functions behind
 
 
@@ -61,8 +62,7 @@ def start(
                         reason = stop.reason or "a signal to another process"
                         world.print(f"Stopped by {reason}. Give the same command again to continue")
                     except RuntimeError as error:
-                        lost = isinstance(error, dist.DistError) or LOST_CONTACT.search(str(error))
-                        if world.size > 1 and lost:
+                        if world.size > 1 and is_lost_contact(error):
                             end_without_others(world, error)
                         raise
                     gc.collect()  # no DDP object is alive any more
@@ -77,10 +77,44 @@ def start(
         sys.exit(code)
 
 
+def ask_store(question: Callable[[Any], Any], otherwise: Any) -> Any:
+    """Return the store's answer; `otherwise` without a store, or if rank 0 holds it and is gone or hangs."""
+    answers = [otherwise]
+
+    def ask() -> None:
+        with contextlib.suppress(OSError, RuntimeError):
+            wait_for_address(met.rank, 0.5)  # torch would print its stack if nobody is there
+            answers[0] = question(met.store)
+
+    if met.store is not None:
+        thread = threading.Thread(target=ask, daemon=True)
+        thread.start()
+        thread.join(2.0)
+    return answers[0]
+
+
+def claim_message(code: int) -> str:
+    """Return the exit code and the rank of the process that prints the only message: the first to call it."""
+    own = f"{code} by {met.rank}"
+    return ask_store(lambda store: store.compare_set(SAID, "", own).decode(), own)
+
+
+def is_lost_contact(error: RuntimeError) -> bool:
+    """Return whether the connection to another rank failed: torch says so, and the error was raised in a
+    collective. Code of the user's may speak of sockets and time limits, too.
+    """
+    files = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__)]
+    of_torch = os.path.dirname(torch.__file__)
+    while files and files[-1].startswith(of_torch) and not COLLECTIVES.search(files[-1]):
+        files.pop()  # what collectives and others are made of
+    says_so = isinstance(error, dist.DistError) or LOST_CONTACT.search(str(error))
+    return bool(files and COLLECTIVES.search(files[-1]) and says_so)
+
+
 def end_without_others(world: World, error: Exception) -> NoReturn:
     """End this process after a failed collective; name who is missing at the time limit, or say that the
-    connection is lost. Rank 0 prints it; if it is gone, another one does, unless a launcher ends that first.
-    Exit code 1.
+    connection is lost. Rank 0 prints it; if it is gone, another one does, unless a launcher ends that first,
+    or a rank has said why it ends. Exit code 1, or the one of that rank.
     """
     reason = shorten((str(error).strip() or type(error).__name__).splitlines()[-1], 200, placeholder=" …")
     what = "the connection to another process is lost; its own message, or the launcher's, says why"
@@ -112,21 +146,24 @@ def end_without_others(world: World, error: Exception) -> NoReturn:
         until = time.monotonic() + seconds
         while time.monotonic() < until:
             if stop_asked():
-                os._exit(1)
+                os._exit(code)
             time.sleep(0.05)
 
+    code = 1
     if not world.is_main:
         leave_to_launcher(PATIENCE_SECONDS + 0.5 * world.rank)
-    print(
-        f"error: {what}. Rank {world.rank} waited ({reason}). Checkpoints are whole: the same command"
-        " (without --overwrite) continues from the newest, or starts over if there is none."
-        + (files and f"\n  {files}"),
-        file=sys.stderr,
-        flush=True,
-    )
+    if (first := claim_message(code)) == f"{code} by {world.rank}":
+        print(
+            f"error: {what}. Rank {world.rank} waited ({reason}). Checkpoints are whole: the same command"
+            " (without --overwrite) continues from the newest, or starts over if there is none."
+            + (files and f"\n  {files}"),
+            file=sys.stderr,
+            flush=True,
+        )
+    code = int(first.split()[0])
     if not late:
         leave_to_launcher(PATIENCE_SECONDS)
-    os._exit(1)
+    os._exit(code)
 
 
 def end_process(code: str | int, exit_seconds: float = 30.0) -> NoReturn:
@@ -141,34 +178,60 @@ def end_process(code: str | int, exit_seconds: float = 30.0) -> NoReturn:
     calls.join(exit_seconds)
     for process in multiprocessing.active_children():
         process.kill()
+    if isinstance(code, str):  # as sys.exit does
+        print(code, file=sys.stderr)
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(code if isinstance(code, int) else 1)  # sys.exit does so with a text
+    os._exit(code if isinstance(code, int) else 1)
 
 
 @contextlib.contextmanager
 def errors_end_all_ranks() -> Generator[None]:
-    """Turn UserError into exit code 2 and TrainingError into 1: one message, from rank 0, and no traceback.
+    """Turn UserError into exit code 2 and TrainingError into 1: one message of all ranks, and no traceback
+    but for other errors. Of processes that have not met, rank 0 says it, and after some seconds another one.
 
-    The other ranks stay silent and give rank 0 time to speak: a launcher ends its workers as soon as one is
-    gone. If there still is a process group, the process ends without leaving it: NCCL would wait in it for
-    ranks that are stuck in a collective.
+    If there still is a process group, the process ends without leaving it: NCCL would wait in it for ranks
+    that are stuck in a collective.
     """
     try:
         yield
     except (Exception, SystemExit) as error:
-        known, joined = as_user_error(error), dist.is_initialized()
-        if known is None and joined:
-            if not isinstance(error, SystemExit):
-                traceback.print_exc()
-            end_process(error.code or 0 if isinstance(error, SystemExit) else 1)
+        known, joined = as_user_error(error), dist.is_available() and dist.is_initialized()
+        text = error.code if isinstance(error, SystemExit) else traceback.format_exc().rstrip()
+        if known is None and isinstance(text, str) and joined:
+            known = TrainingError(text, said_by_all=True)
+        if known is not None:
+            say_once(known)
+        if joined:
+            end_process(known.exit_code if known is not None else text or 0)
         if known is None:
             raise
-        if is_first_rank() or known.said_by_all:
-            print(f"error: {known}", file=sys.stderr, flush=True)
-        else:
-            signal.signal(signal.SIGTERM, lambda number, frame: os._exit(known.exit_code))
-            time.sleep(PATIENCE_SECONDS if joined else JOINING_PATIENCE_SECONDS)
-        if joined:
-            end_process(known.exit_code)
         sys.exit(known.exit_code)
+
+
+def say_once(error: RunError) -> None:
+    """Print the error, unless another rank has printed one: the first that claims it in the store does. It
+    names the rank whose error it is, except for rank 0, which speaks for all and has some seconds to do so.
+    Before they have met, the others print it if no launcher ends them meanwhile: rank 0 may not see it.
+    """
+    is_main, is_met = is_first_rank(), met.store is not None
+    until = time.monotonic() + (PATIENCE_SECONDS if is_met else JOINING_PATIENCE_SECONDS)
+    with contextlib.suppress(ValueError):  # this is not the main thread
+        if is_met or not is_main:  # a launcher ends its workers as soon as one has ended
+            signal.signal(signal.SIGTERM, lambda number, frame: os._exit(error.exit_code))
+
+    def wait_for(*keys: str) -> None:
+        while not ask_store(lambda store: store.check(keys), False):
+            if stop_asked() or time.monotonic() > until:
+                return
+            time.sleep(0.1)
+
+    if not (is_main or error.said_by_all):
+        wait_for(SAID)
+    is_ended = stop_asked() and not (is_met or is_main)  # by the launcher, before the handler was set
+    if not is_ended and claim_message(error.exit_code).endswith(f" by {met.rank}"):
+        rank = os.environ.get("RANK", "")[:30] or "0" if error.rank is None else str(error.rank)
+        print(f"error: {f'rank {rank}: ' * (rank != '0')}{error}", file=sys.stderr, flush=True)
+    ask_store(lambda store: store.set(f"ended {met.rank}", ""), None)
+    if is_met and is_main:  # it may hold the store, which the others ask
+        wait_for(*(f"ended {i}" for i in range(met.size)))

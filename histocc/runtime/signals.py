@@ -5,8 +5,9 @@ collective does not. So the handler does nothing: the interpreter writes the sig
 a thread reads it there. Before each step and each batch of a validation all ranks then agree on whether one
 of them was asked (`World.stop_agreed`), and save together (`histocc.trainer.loop`).
 
-`faulthandler` writes the stacks of all threads, in C, whatever the main thread hangs in: at SIGUSR2, and
-before the time limit. Each rank has a file for them in the run's folder; before that they go to stderr.
+`faulthandler` writes the stacks of all threads, in C, whatever the main thread hangs in: at SIGUSR2, before
+the time limit, and at a signal that kills the process, such as SIGSEGV. Each rank has a file for them in the
+run's folder; before that they go to stderr.
 """
 
 import contextlib
@@ -118,6 +119,7 @@ def _take_signals(request: StopRequest) -> Callable[[], None]:
         and (number.name != "SIGHUP" or kept != signal.SIG_IGN)
     }
     wakeup, owner = signal.set_wakeup_fd(pipe, warn_on_full_buffer=False), os.getpid()
+    was_enabled = faulthandler.is_enabled()
 
     def read() -> None:
         with reader:
@@ -132,6 +134,8 @@ def _take_signals(request: StopRequest) -> Callable[[], None]:
             signal.signal(number, handler)
         if hasattr(faulthandler, "unregister"):
             faulthandler.unregister(signal.SIGUSR2)
+        if not was_enabled:
+            faulthandler.disable()
         socket.close(pipe)  # this ends the thread
 
     threading.Thread(target=read, name="stop signals", daemon=True).start()
@@ -157,8 +161,9 @@ _timer = SimpleNamespace(limit=None, file=2, names="", set_at=-math.inf)
 
 
 def _write_stacks_to(file: int) -> None:
-    """Let SIGUSR2 write stacks to `file`, a descriptor."""
+    """Let SIGUSR2 and fatal signals write stacks to `file`, a descriptor."""
     _timer.file = file
+    faulthandler.enable(file)
     if hasattr(faulthandler, "register"):  # not on Windows
         faulthandler.register(signal.SIGUSR2, file)
 

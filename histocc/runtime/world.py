@@ -6,6 +6,7 @@ No other module reads RANK, LOCAL_RANK and WORLD_SIZE. Everything here works in 
 
 import contextlib
 import ctypes
+import json
 import math
 import os
 import re
@@ -17,18 +18,23 @@ import time
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 from datetime import timedelta
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.distributed_c10d import PrefixStore
-from torch.distributed.rendezvous import rendezvous
 
+from histocc import __version__
 from histocc.runtime import signals
-from histocc.runtime.config import Processes
-from histocc.runtime.device import choose_device
+from histocc.runtime.config import OF_ONE_PROCESS, Processes, flag_of
+from histocc.runtime.device import Precision, choose_device
 from histocc.runtime.errors import TrainingError, UserError, as_user_error
+from histocc.runtime.files import checksum
 from histocc.runtime.signals import Stopped, stop_asked, stop_request
+
+if dist.is_available():  # not in all builds for Windows and ARM
+    from torch.distributed.distributed_c10d import PrefixStore
+    from torch.distributed.rendezvous import rendezvous
 
 MIN_TORCH = (2, 10)
 LONGEST_WORK = timedelta(days=1)  # limit of work that other ranks wait for in `World.run_on`
@@ -43,6 +49,8 @@ CANNOT_SEND = (
     " of /dev/shm in a container (docker run --shm-size=8g or --ipc=host), two ranks on one GPU"
 )
 PORT_IN_USE = "Another program has this port, or a second process RANK=0: choose another MASTER_PORT"
+START_DIFFERS = "the ranks were started differently; give all machines the same command, versions and files:"
+met = SimpleNamespace(store=None, rank=0, size=1)  # the store in which several ranks have met, once they have
 
 # ---- the launcher's variables
 
@@ -192,18 +200,20 @@ class World:
         """Return the rank of the first process of each node, in order."""
         return sorted(set(self.gather(self.leader)))
 
-    def run_on_main(self, work: Callable[[], Any]) -> Any:
+    def run_on_main(self, work: Callable[[], Any], limited: bool = False) -> Any:
         """Run `work` on rank 0 and return its result on every rank; see `run_on`."""
-        return self.run_on([0], work)[0]
+        return self.run_on([0], work, limited)[0]
 
-    def run_on(self, leaders: list[int], work: Callable[[], Any]) -> list[Any]:
+    def run_on(self, leaders: list[int], work: Callable[[], Any], limited: bool = False) -> list[Any]:
         """Run `work` on the ranks `leaders` and return their results, in that order, on every rank. The time
-        limit does not count: work may be long. If a leader ends with a message, or because it was asked to
-        stop, every rank raises the same.
+        limit counts only if the work is `limited`: other work may be long. If a leader ends with a message,
+        or because it was asked to stop, every rank raises the same.
         """
         signals.stop_timer()
         if not self.backend:
             return [work()]
+        if limited:
+            signals.set_timer()
         result, ended = None, None
         if self.rank in leaders:
             try:
@@ -217,11 +227,14 @@ class World:
                 ended = (kind, str(known))
         # Results are broadcast: in an all-gather each rank would hold as many as there are ranks.
         outcomes: list[Any] = [None] * self.size
-        dist.all_gather_object(outcomes, (ended, result is None), group=self.patient)
-        for ended, _ in outcomes:
+        group = self.control if limited else self.patient
+        dist.all_gather_object(outcomes, (ended, result is None), group=group)
+        for rank, (ended, _) in enumerate(outcomes):
             if ended is not None:
                 signals.set_timer()
-                raise ended[0](ended[1])
+                error = ended[0](ended[1])
+                error.rank = rank
+                raise error
         results = [None if outcomes[leader][1] else self.broadcast(result, leader) for leader in leaders]
         signals.set_timer()
         return results
@@ -250,9 +263,17 @@ def init_world(args: Processes) -> World:
         raise UserError("several processes do not run on Windows: start them in WSL, or train with one")
     if "TORCHELASTIC_RUN_ID" in os.environ:
         die_with(os.getppid())
-    chosen, limit = choose_device(args.device, local, local_size), 60 * args.timeout_minutes
-    if size == 1 and not args.distributed:
-        return World(device=chosen, time_limit=limit)
+    limit, chosen, refused = 60 * args.timeout_minutes, torch.device("cpu"), None
+    try:
+        chosen = choose_device(args.device, local, local_size)
+        if size == 1 and not args.distributed:
+            return World(device=chosen, time_limit=limit)
+        start = own_start(args, chosen, local)
+    except UserError as error:  # others would wait for this rank in vain: it meets them and says why
+        refused, start = error, {"device": str(error)}
+    if not dist.is_available():
+        why = "this torch was built without torch.distributed: start one process, without --distributed"
+        raise refused or UserError(why, said_by_all=True)
     on_gpu, timeout = chosen.type == "cuda", timedelta(seconds=limit)
     backend = "nccl" if on_gpu else "gloo"
     place = f"MASTER_ADDR={os.environ.get('MASTER_ADDR')}, MASTER_PORT={os.environ.get('MASTER_PORT')}"
@@ -264,18 +285,23 @@ def init_world(args: Processes) -> World:
                 store, rank, size = next(rendezvous("env://", rank, size, timeout=timeout))
             # a launcher's store outlives its restarts, and still holds the addresses of the dead
             store = PrefixStore(f"attempt_{os.environ.get('TORCHELASTIC_RESTART_COUNT') or 0}", store)
-            store.set(f"torch{rank}", str(torch.__version__))
-            store.set(f"host{rank}", socket.gethostname())
-            versions, hosts = (
-                [value.decode() for value in store.multi_get([f"{name}{i}" for i in range(size)])]
-                for name in ("torch", "host")
-            )
+            store.set(f"start{rank}", json.dumps([socket.gethostname(), start], default=str))
+            read = [json.loads(value) for value in store.multi_get([f"start{i}" for i in range(size)])]
+            hosts, first_start = [host for host, _ in read], read[0][1]
             store.set(f"read{rank}", "")
             if rank == 0:  # it may hold the store: if it ended now, others would lose what they still read
                 store.wait([f"read{i}" for i in range(size)])
-            if len(set(versions)) > 1:
-                found = sorted({f"torch {version} on {host}" for version, host in zip(versions, hosts)})
-                raise UserError(f"{', '.join(found)}: use one environment on all machines")
+            if size > 1:
+                met.store, met.rank, met.size = store, rank, size
+            for i, (host, there) in enumerate(read):  # what a rank lacks is not compared
+                if different := [
+                    f"{name}: {first!r} for rank 0 on {hosts[0]}, {there[name]!r} for rank {i} on {host}"
+                    for name, first in first_start.items()
+                    if there.get(name, first) != first
+                ]:
+                    raise UserError("\n  ".join([START_DIFFERS, *different]))
+            if refused:
+                raise refused
             remedy = CANNOT_SEND
             own_device = chosen if on_gpu else None
             dist.init_process_group(
@@ -288,14 +314,28 @@ def init_world(args: Processes) -> World:
             text = str(error) or type(error).__name__
             reason = text.partition("\n")[0] + " ".join(text.partition("Last error:")[1:]).strip()
             remedy = PORT_IN_USE if "EADDRINUSE" in text else remedy
-            raise UserError(
-                f"Rank {rank} could not meet the other processes at {place}: {reason}\n  {remedy}.",
-                said_by_all=True,
-            ) from None
+            what = f"could not meet the other processes at {place}: {reason}\n  {remedy}."
+            raise UserError(what, said_by_all=True) from None
     node = range(rank - local, rank - local + local_size)
     if not os.environ.get("LOCAL_WORLD_SIZE"):  # srun sets none: ranks with one host name share a machine
         node = [i for i, host in enumerate(hosts) if host == hosts[rank]]
     return World(rank, node.index(rank), size, len(node), chosen, backend, control, patient, limit, node[0])
+
+
+def own_start(args: Processes, device: torch.device, local_rank: int) -> dict[str, Any]:
+    """Return what this rank starts with and all ranks must share, by name: flags, device, versions, and the
+    checksums of the files that flags name, which the first process of each machine reads. Raises UserError.
+    """
+    given = {name: value for name, value in args.values().items() if name not in OF_ONE_PROCESS}
+    start = {flag_of(name): value for name, value in given.items()}
+    start |= {"device": device.type, "torch": str(torch.__version__), "histocc": __version__}
+    if hasattr(args, "use_amp"):  # the command has number formats
+        start["number format"] = Precision.of(args, device).name
+    for value in given.values() if local_rank == 0 else ():
+        for path in value if isinstance(value, list) else [value]:
+            if isinstance(path, str) and os.path.isfile(path) and os.access(path, os.R_OK):
+                start[f"checksum of {path}"] = f"{checksum(path):08x}"
+    return start
 
 
 def wait_for_address(rank: int, seconds: float) -> object:
@@ -340,6 +380,6 @@ def limit_of_joining(others: str, seconds: float) -> Generator[None]:
 def current_world(device: torch.device | str = "cpu") -> World:
     """Return the world of a process group that the caller has initialised already, or of one process."""
     device = torch.device(device)
-    if not dist.is_initialized():
+    if not (dist.is_available() and dist.is_initialized()):
         return World(device=device)
     return World(dist.get_rank(), size=dist.get_world_size(), device=device, backend=dist.get_backend())

@@ -81,7 +81,8 @@ class RunLog:
     Args:
         files: the files of the run, of which it writes logs.csv and status.json; None: it writes no file.
         start, stop_step: steps done, below those of all rows for a new run; the step at which this start
-            ends. Rows after `start` are dropped; with `again` also that of `start`, still to be written.
+            ends. Rows after `start` are dropped; with `again` also its validation, still to be written. A
+            fit ends at step 0 with a row of its own, which stays.
         first: the step that is shown as 0, of a fit, whose steps count up to 0; part: its name in lines.
     """
 
@@ -107,12 +108,13 @@ class RunLog:
         self.status = {"state": RUNNING, "step": self.first_step, "stop_step": self.stop_step, "warning": ""}
         if self.files is not None:
             path, _ = self.files.claim(LOG, STATUS)
-            last, kept = start - again, [columns]
+            kept = [columns]
             lines = complete_lines(path) if os.path.isfile(path) else []
             names, *old = [line.rstrip("\r\n").split(",") for line in lines] or [[]]
             for cells in old:  # another version of the program may have had other columns
                 with contextlib.suppress(ValueError, KeyError):  # damaged
                     row = dict(zip(names, cells, strict=True))
+                    last = start - bool(again and row.get("val_loss"))
                     kept += [tuple(row.get(name, "") for name in columns)] * (float(row["step"]) <= last)
             with atomic_write(path, durable=False) as file:
                 file.write("".join(",".join(row) + "\n" for row in kept).encode())

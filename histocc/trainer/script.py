@@ -19,7 +19,7 @@ from torch import nn
 from histocc.runtime import checkpoint, parallel, signals
 from histocc.runtime.config import Parser, differing, flag_of
 from histocc.runtime.device import Precision, compile_layers
-from histocc.runtime.errors import TrainingError, UserError, raise_if_any
+from histocc.runtime.errors import TrainingError, Unreadable, UserError, raise_if_any
 from histocc.runtime.files import OwnFiles, atomic_write, is_same, problems, run_lock, save_path_problems
 from histocc.runtime.rng import DROPOUT, WEIGHTS, derived_seed
 from histocc.runtime.world import World, launcher_id
@@ -120,13 +120,14 @@ def find_resumable(
         refuse(state)
         if state["position"]["fingerprint"] != fingerprint:
             raise UserError(
-                f"{args.save_path} holds a run on other data (or data prepared with other settings)."
-                " Give it the same files, choose another folder, or start over with --overwrite."
+                f"{args.save_path} holds a run on other data (or data prepared with other settings, or by"
+                " another version of histocc). Give it the same files, and the version that began it, choose"
+                " another folder, or start over with --overwrite."
             )
         set_threads(state["rng"], world)
-        files = OwnFiles(args.save_path, args.overwrite)
-        if is_on_main and state["path"] == files.path(checkpoint.LAST) and not args.dry_run:
-            world.run_on_main(lambda: checkpoint.complete(files, state, args.keep_checkpoints))
+    files = OwnFiles(args.save_path, args.overwrite)
+    if is_on_main and state["path"] == files.path(checkpoint.LAST) and not args.dry_run:
+        world.run_on_main(lambda: checkpoint.complete(files, state, args.keep_checkpoints), limited=True)
     return state
 
 
@@ -144,8 +145,8 @@ def newest_of_nodes(
             return None
         try:
             path, state, damaged = checkpoint.newest_good(args.save_path, read)
-        except UserError:
-            if args.overwrite:
+        except UserError as error:
+            if args.overwrite and not isinstance(error, Unreadable):  # a restart is to find it again
                 return None
             raise
         with checkpoint.reading(path):
@@ -235,6 +236,7 @@ class OpenRun:
         """Say how the steps ended, in the log and on rank 0. All ranks. Raises TrainingError if the last
         checkpoint could not be saved.
         """
+        self.saver.wait_for_space()
         run, state, total, files = self.run, self.state, self.schedule.total, self.saver.files
         is_early, world = ended_early(run.patience, state, self.schedule), run.world
         finished = "finished" if is_early or state.step == total else "at --max-steps"
@@ -430,7 +432,8 @@ def open_log(
     # a new run drops all rows, except those of a fit that is all of it
     columns, keeps_rows = log_columns(task.columns), is_resumed or not schedule.total
     counts = schedule.total, state.step if keeps_rows else -sys.maxsize, schedule.stop
-    return RunLog(files, columns, *counts, is_main=world.is_main, again=state.unfinished, trackers=trackers)
+    again = state.unfinished or not is_resumed
+    return RunLog(files, columns, *counts, is_main=world.is_main, again=again, trackers=trackers)
 
 
 def checkpoint_content(

@@ -5,6 +5,7 @@ profile of its steps (`--profile`). Rank 0 only. A resumed run continues the sam
 import contextlib
 import os
 import threading
+import time
 from collections.abc import Callable, Generator
 from typing import Any
 
@@ -13,7 +14,8 @@ from torch.profiler import ProfilerActivity, profile, schedule
 
 from histocc.runtime.errors import UserError
 from histocc.runtime.files import OwnFiles, atomic_write
-from histocc.runtime.frame import libraries
+from histocc.runtime.frame import STOP_SECONDS, libraries
+from histocc.runtime.signals import stop_asked
 from histocc.trainer.config import TrainConfig
 
 Library = tuple[Callable[[dict[str, float]], object], Callable[[], object]]  # write a row, close
@@ -77,9 +79,12 @@ class Tracker:
             return None
         thread = threading.Thread(target=call, name=self.flag, daemon=True)
         thread.start()
-        thread.join(MAX_SECONDS)
+        until = time.monotonic() + MAX_SECONDS
+        thread.join(min(STOP_SECONDS, MAX_SECONDS))  # so long also after a signal
+        while thread.is_alive() and time.monotonic() < until and not stop_asked():
+            thread.join(0.05)
         if not returned:
-            self.error = self.error or f"no answer within {MAX_SECONDS:g} s"
+            self.error = self.error or "no answer" + f" within {MAX_SECONDS:g} s" * (not stop_asked())
             print(f"WARNING: {self.flag}: {self.error}; logs.csv has every row", flush=True)
         return returned[0] if returned else None
 
@@ -120,6 +125,7 @@ def profiled(
         profiler.export_chrome_trace(trace)
         say(f"Profile of rank 0: {table}; trace: {trace}")
 
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # it prints lines of its own to stderr
     activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * (device.type == "cuda")
     of_steps = schedule(wait=2, warmup=1, active=steps, repeat=1)
     with profile(activities=activities, schedule=of_steps, on_trace_ready=write) as profiler:
