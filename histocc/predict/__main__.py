@@ -560,10 +560,9 @@ def take_input(args: PredictConfig, world: World, held: contextlib.ExitStack) ->
     # what is not there is found before a model is loaded or made, which takes a minute
     for other in filter(None, (args.known, args.descriptions)):
         files.opened(other).close()
-    how, texts = (args.delimiter, args.encoding, args.no_quotes, args.sheet), args.input_col or []
-    named = [*texts, *filter(None, [args.language_col])]
-    header = table_format(path, *how, named).names
-    raise_if_any(column_problems(path, header, named, dict.fromkeys(texts, "--input-col")))
+    named = [*(args.input_col or []), *filter(None, [args.language_col])]
+    header = table_format(path, *args.how(named)).names
+    raise_if_any(column_problems(path, header, named, column_flags(args)))
     if outline := models.outline(args.model):
         Coding(args, path, world, outline)
     return path
