@@ -26,7 +26,8 @@ import numpy as np
 import torch
 
 from histocc.data.descriptions import descriptions_of, read_descriptions
-from histocc.data.rows import fill_dittos, key_reader, language_name
+from histocc.data.records import fill_dittos
+from histocc.data.rows import key_reader, language_name
 from histocc.formatter import CLASSES, hisco_classes, is_missing
 from histocc.job import inputs, train
 from histocc.job.card import PAPER

@@ -481,6 +481,9 @@ def test_known_texts_have_their_codes(model, tmp_path, monkeypatch):
     said = refused(*bad, write_csv(tmp_path / "wrong.csv", header[:4], wrong))
     assert "line 2: '99998' is no code of hisco" in said and "line 4: 'x' is no code of hisco" in said
     assert "line 3" not in said and not (tmp_path / "x.csv").exists()
+    (tmp_path / "open.csv").write_text('occ1,hisco_1\n"smed,22222\n"a" b,22222\n')
+    said = refused(*bad, tmp_path / "open.csv")  # the flags of the input do not describe it
+    assert "open.csv, line 2" in said and "quotation mark" in said and "--no-quotes" not in said
 
 
 @pytest.mark.processes

@@ -204,6 +204,27 @@ def test_rows_of_a_reviewed_file_that_nobody_has_decided_are_rejected(tmp_path):
     assert [row[:2] for row in result.reasons] == [(3, "decided_by"), (4, "decided_by")]
 
 
+def test_answers_of_a_model_that_nobody_has_decided_are_rejected(tmp_path):
+    content = "occ1,hisco_1,prob_1,decided_by\na,61110,1,Ann\nb,83110,1,\nc,83110,1,NA\n"
+    result = prepare(tmp_path, content)
+    assert result.texts == ["a"] and result.report["rejected"] == {"decided by nobody": 2}
+
+
+def test_a_row_is_rejected_for_one_reason(tmp_path):
+    content = "occ1,hisco_1,n\na,61110,1\nb\0,,0\nc,,0\n,61110,x\n"
+    result = prepare(tmp_path, content, weight_col="n")  # the report counts each row once
+    kinds = {"forbidden character": 1, "no weight": 1, "empty text": 1}
+    assert result.texts == ["a"] and result.report["rejected"] == kinds
+
+
+@pytest.mark.parametrize("flags", [{"split_col": "part"}, {"leave_out": ["part=test"]}])
+def test_a_forbidden_character_is_rejected_where_columns_split(tmp_path, flags):
+    content = "occ1,hisco_1,part\na,61110,train\nb\0,83110,test\nc,83110,test\n"
+    result = prepare(tmp_path, content, **flags)
+    assert result.texts == ["a"] and result.report["test_rows"] == 1
+    assert result.report["rejected"] == {"forbidden character": 1}
+
+
 def test_rows_outside_the_key_count_by_part_and_weight(tmp_path):
     texts = [f"text {i}" for i in range(20)]
     cells = [*((f"a{i}", "61110", 1) for i in range(10)), *((text, "99990", 3) for text in texts)]

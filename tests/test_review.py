@@ -250,6 +250,13 @@ class TestApply:
             row["occ1"] = row["occ1"].strip()
         assert found == [expected] * 3
 
+    def test_a_file_in_a_code_page_that_is_named(self, folder):
+        (folder / "page.csv").write_bytes("occ1\nkovář\nřezník\n".encode("cp1250"))
+        given = [folder / "page.csv", "--key", "hisco", "--encoding", "cp1250"]
+        said = run("make", *given, "--output", folder / "page sheet.csv")
+        assert {row["text"] for row in read(folder / "page sheet.csv")} == {"kovář", "řezník"}
+        assert "--encoding cp1250" in said  # of the command that applies the sheet
+
     def test_decisions_are_in_all_rows_of_their_texts(self, folder):
         before = (folder / "coded.csv").read_bytes()
         output = apply(folder, filled(folder, self.DECISIONS), more=["--by", "Ann"])

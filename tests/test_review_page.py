@@ -330,6 +330,7 @@ def test_remarks_on_decisions_and_the_texts_that_are_asked_for(folder):
 
 def test_texts_that_are_known_are_not_asked_for(folder):
     rows = [["SMITH", "en", "83990", "Ann"], ["clerk", "", "39310", ""], ["farmers", "da", "83110", ""]]
+    rows += [["farmer", "en", "83110", "guess"], ["farmer", "", "83110", "model"]]
     known = write(folder / "known.csv", [["occ1", "lang", "hisco_1", "decided_by"], *rows])
     more = ["--key", "hisco", "--known", known]
     with Serving(folder, *more, coded="texts.csv") as server:

@@ -99,6 +99,7 @@ def open_table(
     encoding: str | None,
     sheet: str | None,
     texts: Sequence[str],
+    flags: bool = False,
 ) -> Binary | None:
     """Return a table that is no text, or None. Raises UserError if it cannot be read.
 
@@ -108,6 +109,7 @@ def open_table(
         sheet: name of the sheet of a workbook; None: the first that has the columns `texts`.
         texts: the columns that hold texts. A workbook's names of columns are in the first row that has these,
             and in files of Stata and SPSS they take the labels of values; other columns take the values.
+        flags: whether messages may name the flags of reading.
     """
     kind = next((kind for kind, magic in _KINDS.items() if re.match(magic, begin)), None)
     if kind and is_packed:
@@ -115,9 +117,9 @@ def open_table(
     if kind == "Parquet":
         return _parquet(path)
     if kind == "workbook":
-        return _workbook(path, sheet, texts)
+        return _workbook(path, sheet, texts, flags)
     reader = "read_dta" if kind == "Stata" else "read_sav"
-    return _statistics(path, kind, reader, encoding, texts) if kind else None
+    return _statistics(path, kind, reader, encoding, texts, flags) if kind else None
 
 
 def _package(path: str, name: str, extra: str) -> Any:
@@ -162,8 +164,7 @@ def _parquet(path: str) -> Binary:
     def read(places: Sequence[int]) -> Iterator[Rows]:
         for column in map(schema.field, places):
             if column.type.num_fields:  # lists, records
-                remedy = "write a cell as one text: codes such as 61110;83110 are read with"
-                what = f"column {column.name!r} holds several values in a cell; {remedy} --code-separator ';'"
+                what = f"column {column.name!r} holds several values in a cell: write each cell as one text"
                 raise UserError(f"{path}: {what}")
         # Columns are taken by place if all are read, since names may repeat.
         columns = None if len(places) == len(names) else [names[place] for place in places]
@@ -205,7 +206,7 @@ class _Sheet(NamedTuple):
     top: list[list[str]]  # cells of its first rows
 
 
-def _workbook(path: str, sheet: str | None, texts: Sequence[str]) -> Binary:
+def _workbook(path: str, sheet: str | None, texts: Sequence[str], flags: bool) -> Binary:
     state = os.stat(path)
     kind, sheets, notes = _sheets(path, state.st_ino, state.st_size, state.st_mtime_ns)
     listed = ", ".join(repr(each.name) for each in sheets)
@@ -218,11 +219,13 @@ def _workbook(path: str, sheet: str | None, texts: Sequence[str]) -> Binary:
         what = (
             f"no sheet has a row with the column names {', '.join(map(repr, texts))} among its first {_TOP}"
         )
-        raise UserError(f"{path}: {what}; the sheets are {listed}. --sheet and --input-col name others")
+        others = ". --sheet and --input-col name others" * flags
+        raise UserError(f"{path}: {what}; the sheets are {listed}{others}")
     found, at = next(iter(is_found or rows), (among[0], -1))  # the row with the names of the columns
     names = found.top[at] if at >= 0 else []
     if len(sheets) > 1:
-        notes += (f"is a workbook of the sheets {listed}: {found.name!r} was read; --sheet names another",)
+        other = "; --sheet names another" * flags
+        notes += (f"is a workbook of the sheets {listed}: {found.name!r} was read{other}",)
     if at > 0:
         notes += (f"has the column names in row {at + 1} of the sheet: the rows above are left out",)
     if found.rows in (1 << 16, MAX_ROWS):
@@ -299,7 +302,9 @@ def _has_unstored_formulas(path: str) -> bool:
 # ---- Stata and SPSS
 
 
-def _statistics(path: str, kind: str, reader: str, encoding: str | None, texts: Sequence[str]) -> Binary:
+def _statistics(
+    path: str, kind: str, reader: str, encoding: str | None, texts: Sequence[str], flags: bool
+) -> Binary:
     _package(path, "pyreadstat", "stata")
     encoding = encoding and encoding.removesuffix("-sig").upper()
 
@@ -311,7 +316,8 @@ def _statistics(path: str, kind: str, reader: str, encoding: str | None, texts: 
         if done.returncode:  # damaged files have errors of several kinds
             error = done.stderr.decode(errors="replace").strip().rpartition("\n")[2]
             error = error or f"pyreadstat ended with exit code {done.returncode}"
-            remedy = "it is damaged, or its encoding must be named by --encoding; else save it as CSV"
+            remedy = "it is damaged" + ", or its encoding must be named by --encoding" * flags
+            remedy += "; else save it as CSV"
             raise UserError(f"{path}: cannot be read as a file of {kind} ({error:.200}): {remedy}")
         return pickle.loads(done.stdout)
 

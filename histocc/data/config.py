@@ -5,15 +5,16 @@ import hashlib
 import json
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Annotated, Any
 
 from histocc.data.arrays import PREPARED_FORMAT, PreparedData
+from histocc.data.records import Table
 from histocc.data.rows import hold_numbers, language_name, read_columns, read_key
 from histocc.data.tables import DELIMITERS, column_problems, composed, table_format
 from histocc.formatter import BlockyFormatter, CodeError, formatter_of_codes, hisco_key, make_formatter
-from histocc.runtime.config import Config, Count, Fraction, flag, number, step_flag
+from histocc.runtime.config import Config, Count, Fraction, flag, flag_of, number, step_flag
 from histocc.runtime.errors import UserError, raise_if_any
 from histocc.runtime.files import opened
 from histocc.text import AS_IS, TEXT_RULES, UNKNOWN_LANGUAGE
@@ -74,6 +75,15 @@ class Format(Config):
         metavar="CHAR",
     )
     no_quotes: bool = flag(False, "quotation marks of the data are letters like others")
+    encoding: Encoding | None = flag(
+        None,
+        "encoding of CSV files, such as cp1250 (default: UTF-8, UTF-16 or Windows-1252, as detected)",
+        metavar="NAME",
+    )
+
+    def how(self, texts: Sequence[str]) -> tuple:
+        """Return how `table_format` and `read_chunks` read a file with these columns of texts."""
+        return self.delimiter, self.encoding, self.no_quotes, self.sheet, texts, True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,11 +91,6 @@ class Reading(Format):
     """data"""
 
     weight_col: Column | None = flag(None, "column that says how often each row counts", metavar="COL")
-    encoding: Encoding | None = flag(
-        None,
-        "encoding of CSV files, such as cp1250 (default: UTF-8, UTF-16 or Windows-1252, as detected)",
-        metavar="NAME",
-    )
     code_separator: str | None = flag(
         None, "a cell may hold several codes, separated by one of these characters", metavar="CHARS"
     )
@@ -226,6 +231,15 @@ def problems_of_columns(asked: Any) -> Iterator[str]:
         yield f"column {twice[0]!r} is named twice by {flags}"
 
 
+def column_flags(asked: Any) -> dict[str, str]:
+    """Return the flags that name columns, by the column; `asked` has fields of these names."""
+    found: dict[str, str] = {}
+    for name in ("by", "show", "target_cols", "weight_col", "split_col", "language_col", "input_col"):
+        named = getattr(asked, name, None) or (["occ1"] if name == "input_col" else [])
+        found |= dict.fromkeys([named] if isinstance(named, str) else named, flag_of(name))
+    return found
+
+
 # ---- settings
 
 
@@ -289,7 +303,18 @@ class PrepareSettings:
     def how(self) -> tuple:
         """Return the way in which the files are read, for `table_format` and `read_chunks`."""
         texts = (*self.input_col, *filter(None, [self.language_col]))
-        return self.delimiter, self.encoding, self.no_quotes, self.sheet, texts
+        return self.delimiter, self.encoding, self.no_quotes, self.sheet, texts, True
+
+    def table(self, path: str, others: Sequence[str] = ()) -> Table:
+        """Return one of the files, read with further columns. Raises UserError."""
+        return Table(
+            *(path, self.how, self.input_col, self.target_cols, others),
+            language=self.language,
+            language_col=self.language_col,
+            weight_col=self.weight_col,
+            rule=self.clean_text,
+            ditto=self.ditto,
+        )
 
     @property
     def max_codes(self) -> int | None:
@@ -320,9 +345,7 @@ def fingerprint(settings: PrepareSettings) -> str:
 
 def file_problems(settings: PrepareSettings) -> list[str]:
     """Return the problems of the files and their columns, a line each."""
-    flags = dict.fromkeys(settings.input_col, "--input-col")
-    flags |= {settings.language_col or "": "--language-col", settings.weight_col or "": "--weight-col"}
-    flags |= dict.fromkeys(settings.split_columns, "--leave-out") | {settings.split_col or "": "--split-col"}
+    flags = dict.fromkeys(settings.split_columns, "--leave-out") | column_flags(settings)
     columns = [*settings.columns, *settings.split_columns, *(settings.by or [])]
     problems = []
     if (settings.share_val or 0) + settings.share_test > 1:
@@ -391,8 +414,7 @@ def columns_of(
     language, language_col, note = args.language or UNKNOWN_LANGUAGE, args.language_col, ""
     try:
         texts = (*text_columns(args.input_col), *filter(None, [language_col]))
-        how = args.delimiter, args.encoding, args.no_quotes, args.sheet, texts
-        header = [] if target_cols else table_format(path, *how).names
+        header = [] if target_cols else table_format(path, *args.how(texts)).names
     except UserError as error:
         problems.append(str(error))
         header = []

@@ -23,17 +23,14 @@ import numpy as np
 
 from histocc.data.arrays import ARRAYS, FILES, META, PreparedData, RowSet, fault, map_array, write_last
 from histocc.data.config import PrepareSettings, fingerprint
+from histocc.data.records import DECIDED, MAX_WEIGHT, Records, Table, nothing
 from histocc.data.report import compare_rows, describe_parts
 from histocc.data.rows import (
     BLANK,
-    DECIDED,
     DOES_NOT_FIT,
     EXAMPLES,
-    GUESS,
-    MAX_WEIGHT,
     MAX_WORDS,
     MISSING_WORDS,
-    MODEL,
     NOTES,
     OUTSIDE_KEY,
     UNFIT,
@@ -43,14 +40,12 @@ from histocc.data.rows import (
     Languages,
     changed_by_spreadsheet,
     csv_text,
-    fill_dittos,
     lost_zeros,
     several_in_one,
     spellings,
-    weight_of,
 )
 from histocc.data.split import named_parts, parts_of
-from histocc.data.tables import Chunk, read_chunks, table_format
+from histocc.data.tables import read_chunks
 from histocc.formatter import BlockyFormatter, classes_in_words, hisco_key
 from histocc.runtime.errors import UserError, in_words
 from histocc.runtime.files import OwnFiles, atomic_write, kind_of, run_lock
@@ -59,11 +54,7 @@ from histocc.text import (
     AS_IS,
     LANGUAGE_SEPARATOR,
     UNKNOWN_LANGUAGE,
-    cleaner,
     code_points,
-    is_composed,
-    join_columns,
-    strip,
     text_hashes,
 )
 
@@ -73,8 +64,7 @@ if TYPE_CHECKING:
 LISTS = ("key.csv", "rejected_rows.csv", "conflicts.csv", "data_report.json")  # for the user
 MAX_COUNTED_WORDS = 500_000  # rarer ones are forgotten on the way, so that memory does not grow with the rows
 ALL_WORDS_OF = 1 << 19  # all words of so many training rows are counted, then those of every fourth chunk
-_ODD = re.compile("[\0\ufffd\ue000-\ue004À-ÖØ-Þã]")  # a match of the next two holds one of these
-_FORBIDDEN = re.compile("[\0\ue000-\ue004]")
+_ODD = re.compile("[\ufffdÀ-ÖØ-Þã]")  # a match of the next one holds one of these
 # UTF-8 that was read as Windows-1252 (and made lower case), a capital inside a word, or lost altogether
 _BROKEN = re.compile("\ufffd|[Ãã][\x80-\xbf\u0152-\u2122]|[a-z][À-ÖØ-Þ]")
 MAX_CODES = 100  # of a row in which a separator stands between them
@@ -87,10 +77,6 @@ class UnusableData(UserError):
     def __init__(self, message: str, report: dict):
         super().__init__(message)
         self.report = report
-
-
-def nothing(*_) -> None:
-    """Do nothing: the default for callbacks that report or check."""
 
 
 # ---- rows → arrays
@@ -130,17 +116,10 @@ class Reader:
         self.room = settings.max_codes or 1  # codes that a row has room for
         self.notes: list[str] = []  # on the codes, for the user
         self.book = self._code_book()
-        self.clean = cleaner(settings.clean_text)
         self.languages = Languages(settings.language_col, settings.max_len // 2)
         self.missing = None if settings.missing_code is None else self.book.of_code(settings.missing_code)
         self.empty = None if settings.empty_text is None else self.book.of_code(settings.empty_text)
-        self.above = ""  # the text of the row before
-
-        def texts_of(cells: list[str], is_first: bool) -> list[str]:
-            self.above = "" if is_first else self.above
-            return self._texts(cells, nothing)
-
-        self.named = named_parts(settings, texts_of, check)
+        self.named = named_parts(settings, check)
         self.test_rows, self.outside_key = 0, {"train": 0, "val": 0}
         self.findings = Findings(folder)
         self.files: list[dict] = []
@@ -192,91 +171,84 @@ class Reader:
 
     def read(self, path: str, part: str) -> None:
         """Read one file into `part`, or into both by the hash of the text if the settings ask for it."""
-        table, self.above = table_format(path, *self.settings.how), ""
+        table = self.settings.table(path)
         rows, size = 0, round(os.path.getsize(path) / 1e6, 1)
         stage = Stage(f"reading {path}", size, "MB")
-        reviewed = [DECIDED] * (DECIDED in table.names)
-        for chunk in read_chunks(path, [*self.settings.columns, *reviewed], *self.settings.how):
-            self.check()
-            rows += len(chunk.lines) + len(chunk.faults)
-            deciders = chunk.columns.pop() if reviewed else []
+        for records in table.records(self.check):
+            rows += len(records.lines) + len(records.faults)
             try:
-                self._read_chunk(path, part, chunk, deciders)
-            except UserError as error:
-                where = f"{path}, in lines {chunk.lines[0]:,} to {chunk.lines[-1]:,}"
+                self._read_rows(table, part, records)
+            except UserError as error:  # languages that are none
+                where = f"{path}, in lines {records.lines[0]:,} to {records.lines[-1]:,}"
                 raise UserError(f"{where}: {error}") from None
             self.book.faults.clear()
-            stage.at(round(size * chunk.share, 1))
+            stage.at(round(size * records.share, 1))
+        table = table.format
         encoding = table.binary.kind if table.binary else table.encoding.removesuffix("-sig").upper()
         more = {"delimiter": table.delimiter, "columns": table.names, "notes": list(table.notes)}
         self.files.append({"path": path, "part": part, "rows": rows, "encoding": encoding, **more})
 
-    def _read_chunk(self, path: str, part: str, chunk: Chunk, deciders: list[str]) -> None:
-        settings, findings = self.settings, self.findings
-        cells, lines, columns = chunk.columns[0], chunk.lines, chunk.columns
-        input_col, width = settings.input_col[0], len(settings.input_col)
-        keep = np.ones(len(cells), dtype=bool)
-        rejects: list[tuple] = [(line, "", "", kind, reason) for line, kind, reason in chunk.faults]
+    def _read_rows(self, table: Table, part: str, records: Records) -> None:
+        settings, path, lines, texts = self.settings, table.path, records.lines, records.texts
+        cells, deciders = records.columns[table.texts[0]], table.decided
+        keep = np.ones(len(texts), dtype=bool)
+        rejects: list[tuple] = [(line, "", "", kind, reason) for line, kind, reason in records.faults]
         outside: list[int] = []  # rows with a code outside the key
 
         def note(kind: str, rows) -> None:
-            findings.note(kind, path, lines[rows], (cells[i].strip() for i in rows))
+            self.findings.note(kind, path, lines[rows], (cells[i].strip() for i in rows))
 
         def reject(rows, kind: str, reason: str, column: str, values: list[str]) -> None:
-            for i in rows:
+            for i in filter(keep.__getitem__, rows):
                 keep[i] = False
                 rejects.append((lines[i], column, values[i], kind, reason))
                 outside.extend([i] * (kind == OUTSIDE_KEY))
 
-        descriptions = self._texts(cells, note)
-        for name, column in zip(settings.input_col, columns):
-            if _FORBIDDEN.search("".join(column)):
-                reason = "the text holds NUL, or a character from U+E000 to U+E004, which marks its ends"
-                rows = [i for i, cell in enumerate(column) if _FORBIDDEN.search(cell)]
-                reject(rows, "forbidden character", reason, name, list(map(str.strip, column)))
-        texts = join_columns(descriptions, [list(map(self.clean, column)) for column in columns[1:width]])
+        self._note_texts(records, cells, note)
+        reason = "the text holds NUL, or a character from U+E000 to U+E004, which marks its ends"
+        for i, place in records.forbidden.items():
+            values = list(map(str.strip, records.columns[place]))
+            reject([i], "forbidden character", reason, table.names[place], values)
         blank = [i for i, text in enumerate(texts) if keep[i] and (not text or text.isspace())]
         if self.empty is None:
             reason = "the description is empty, or a word such as NA"
-            reject(blank, "empty text", reason, input_col, cells)
-        reason = "nobody has decided on this row of a reviewed file; without this column it is used"
-        guessed = [i for i, name in enumerate(deciders) if keep[i] and name.strip() in (MODEL, GUESS)]
-        reject(guessed, "decided by nobody", reason, DECIDED, deciders)
-        codes = self._codes(path, chunk, keep, reject)  # [n, K]
+            reject(blank, "empty text", reason, table.names[table.texts[0]], cells)
+        if deciders is not None:
+            reason = "nobody has decided on this row of a reviewed file; without this column it is used"
+            reject(records.guesses, "decided by nobody", reason, DECIDED, records.columns[deciders])
+        if table.weights is not None:
+            reason = f"the weight is no whole number from 1 to {MAX_WEIGHT:,}"
+            unfit = [i for i, times in enumerate(records.weights) if not times]
+            reject(unfit, "no weight", reason, settings.weight_col or "", records.columns[table.weights])
+        codes = self._codes(table, records, keep, reject)  # [n, K]
         if self.empty is not None:
             alone = (codes[:, 0] == self.empty) & (codes[:, 1:] < 0).all(axis=1)
             reason = f"the description is empty, and the code is not {settings.empty_text}"
-            others = [i for i in blank if keep[i] and not alone[i]]
-            reject(others, "empty text", reason, input_col, cells)
+            others = [i for i in blank if not alone[i]]
+            reject(others, "empty text", reason, table.names[table.texts[0]], cells)
             note("texts_empty", [i for i in blank if keep[i]])
-        weights = columns[width + len(settings.target_cols)] if settings.weight_col else []
-        reason = f"the weight is no whole number from 1 to {MAX_WEIGHT:,}"
-        unfit = [i for i, cell in enumerate(weights) if not 1 <= weight_of(cell) <= MAX_WEIGHT]
-        reject(unfit, "no weight", reason, settings.weight_col or "", weights)
         for line, column, value, kind, reason in sorted(rejects, key=lambda reject: reject[0]):
             stops = kind == DOES_NOT_FIT and not settings.drop_bad_labels
-            findings.reject(kind, path, line, column, value, reason, stops)
+            self.findings.reject(kind, path, line, column, value, reason, stops)
         # texts that differ in further columns alone are of the same part, but a model reads these columns
-        splits_by = texts if settings.learned is not None else descriptions
+        splits_by, times = texts if settings.learned is not None else records.first, np.array(records.weights)
         if outside:
-            times = [max(weight_of(weights[i]), 1) if weights else 1 for i in outside]
-            self._count_outside_key(part, [splits_by[i].strip() for i in outside], np.array(times))
+            self._count_outside_key(part, [splits_by[i].strip() for i in outside], times[outside])
+        languages = records.languages
         if not keep.all():
-            texts, codes, lines = list(compress(texts, keep)), codes[keep], lines[keep]
-            columns = [list(compress(column, keep)) for column in columns]
-            splits_by, weights = list(compress(splits_by, keep)), list(compress(weights, keep))
+            lines, codes, times = lines[keep], codes[keep], times[keep]
+            texts, splits_by, languages = (list(compress(x, keep)) for x in (texts, splits_by, languages))
         if not texts:
             return
-        language = self._languages(path, lines, columns[-1], texts)
+        language = self._languages(path, lines, languages, texts)
         room = settings.max_len - 2 - len(LANGUAGE_SEPARATOR) - np.array(list(map(len, self.languages.names)))
         cut = np.flatnonzero(np.fromiter(map(len, texts), np.int64, len(texts)) > room[language])
-        findings.note("texts_cut", path, lines[cut], (texts[i] for i in cut))
+        self.findings.note("texts_cut", path, lines[cut], (texts[i] for i in cut))
         hashes = text_hashes(list(map(str.strip, texts)))
-        split = hashes if width == 1 else text_hashes(list(map(str.strip, splits_by)))
+        split = hashes if len(table.texts) == 1 else text_hashes(list(map(str.strip, splits_by)))
         arrays = {"language": language, "codes": codes, "text_hash": hashes, "split": split}
         arrays["lines"] = lines + (len(self.files) << 40)
-        if weights:  # a row that counts three times is there three times
-            times = np.array(list(map(weight_of, weights)))
+        if table.weights is not None:  # a row that counts three times is there three times
             texts = list(chain.from_iterable(map(repeat, texts, times.tolist())))
             arrays = {name: values.repeat(times, axis=0) for name, values in arrays.items()}
         self._write(part, texts, arrays)
@@ -287,26 +259,18 @@ class Reader:
         self.outside_key["train"] += int(times[~(is_val | is_test)].sum())
         self.outside_key["val"] += int(times[is_val].sum())
 
-    def _texts(self, cells: list[str], note: Callable) -> list[str]:
-        """Return the descriptions of a chunk; note unusual ones."""
-        settings, joined = self.settings, "".join(cells)
-        is_plain = settings.clean_text == AS_IS and is_composed(joined)  # all at once: faster
-        texts = list(map(strip if is_plain else self.clean, cells))
-        if settings.clean_text == AS_IS and not is_plain:
-            note("texts_composed", [i for i, text in enumerate(texts) if text != strip(cells[i])])
-        note("dittos_filled" if settings.ditto else "dittos", fill_dittos(texts, self.above, settings.ditto))
-        self.above = texts[-1] if texts else self.above
-        is_odd = _ODD.search(joined)
-        if is_odd and _BROKEN.search(joined):
+    def _note_texts(self, records: Records, cells: list[str], note: Callable) -> None:
+        """Note unusual descriptions; cells: as they are written."""
+        note("texts_composed", records.composed)
+        note("dittos_filled" if self.settings.ditto else "dittos", records.dittos)
+        joined = "".join(cells)
+        if _ODD.search(joined) and _BROKEN.search(joined):
             note("letters_broken", [i for i, cell in enumerate(cells) if _BROKEN.search(cell)])
         if "\n" in joined or "\r" in joined:
             note("texts_of_lines", [i for i, cell in enumerate(cells) if {"\n", "\r"} & {*cell.strip()}])
-        return texts
 
     def _languages(self, path: str, lines: np.ndarray, cells: list[str], texts: list[str]) -> np.ndarray:
-        """Return the numbers of the languages of kept rows, int64 [n]; cells: of the last column read."""
-        if not self.settings.language_col:
-            return np.full(len(texts), self.languages[self.settings.language])
+        """Return the numbers of the languages of kept rows, int64 [n]."""
         language = np.fromiter(map(self.languages.__getitem__, cells), np.int64, len(cells))
         renamed = [i for i, cell in enumerate(cells) if cell in self.languages.renamed]
         self.findings.note("languages_renamed", path, lines[renamed], (cells[i] for i in renamed))
@@ -331,10 +295,12 @@ class Reader:
         if len(self.words) > MAX_COUNTED_WORDS:
             self.words = Counter(dict(self.words.most_common(MAX_COUNTED_WORDS // 2)))
 
-    def _codes(self, path: str, chunk: Chunk, keep: np.ndarray, reject: Callable[..., None]) -> np.ndarray:
+    def _codes(
+        self, table: Table, records: Records, keep: np.ndarray, reject: Callable[..., None]
+    ) -> np.ndarray:
         """Return provisional numbers of the codes, int64 [n, K], −1 behind the last; reject unusable rows."""
         names, room = self.settings.target_cols, self.room
-        cells = chunk.columns[len(self.settings.input_col) :][: len(names)]
+        cells = [records.columns[place] for place in table.codes]
         if self.settings.code_separator:  # split into columns with one code each
             rows = split_cells(cells, self.settings.code_separator)
             for i, codes in enumerate(rows):
@@ -361,7 +327,7 @@ class Reader:
             rows, places = np.nonzero(marked & keep[:, None])
             if len(rows):
                 values = (cells[place][row] for row, place in zip(rows, places))
-                self.findings.note(kind, path, chunk.lines[rows], values)
+                self.findings.note(kind, table.path, records.lines[rows], values)
 
         if self.missing is not None:
             note("missing_code_used", np.pad(blank[:, None], ((0, 0), (0, len(names) - 1))))

@@ -25,9 +25,6 @@ EXAMPLES = 5  # rows shown of each kind
 SHOWN = 60  # characters of a value in an example
 MAX_REASON = 300  # characters
 MAX_LANGUAGES = 255
-DECIDED = "decided_by"  # column of a reviewed file that says who has decided on a row
-MODEL = "model"  # its value if nobody has decided
-GUESS = "guess"  # or if review has learned the codes from decisions on other rows
 MAX_WORDS = 50_000  # the most frequent ones of the training texts, for word insertion
 
 # Kinds of findings that leave a row as it is or repair it, and their descriptions.
@@ -113,29 +110,6 @@ class Findings:
         return sorted(found, key=lambda kind: (actions.index(kind["action"]), -kind["rows"]))
 
 
-# ---- texts that only say "the same as above"
-
-DITTOS = frozenset(("do", "do.", "dto", "dto.", "ditto", "ditto.", "dito", "dito.", "idem", "idem.", "id."))
-DITTOS |= {"ib.", "ibid.", '"', '""', "''", ",,", "„", "”", "″", "〃", '-"-'}
-
-
-def fill_dittos(texts: list[str], above: str, fill: bool) -> list[int]:
-    """Return which texts only repeat the one above; with `fill` they become it, the first of them `above`."""
-    dittos = [i for i, text in enumerate(texts) if len(text) < 8 and text.strip().casefold() in DITTOS]
-    for i in dittos if fill else ():
-        texts[i] = texts[i - 1] if i else above
-    return dittos
-
-
-MAX_WEIGHT = 1_000_000
-
-
-def weight_of(cell: str) -> int:
-    """Return how often a row counts, by its cell in the column of weights; 0 if that is no whole number."""
-    whole = re.fullmatch(r"\s*(\d{1,9})([.,](?!000\s*$)0*)?\s*", cell)  # 1,000 may be 1 or a thousand
-    return int(whole[1]) if whole else 0
-
-
 # ---- cells → numbers, each distinct cell checked once, however many rows hold it
 
 # In a column of codes these count as no code, unless the key has them.
@@ -143,11 +117,6 @@ MISSING_WORDS = MISSING_TEXTS | {"none", ".", "-"}
 BLANK, WORD, UNFIT = -1, -2, -3  # an empty cell, one of MISSING_WORDS, and one that holds no code of the key
 # A cell of several codes, with the character between them.
 _SEVERAL = re.compile(r"\s*[A-Za-z]{0,3}-?\d[\w.-]*(?:\s*([;&,/|+])\s*[A-Za-z]{0,3}-?\d[\w.-]*)+\s*")
-
-
-def is_undecided(cell: str) -> bool:
-    """Return whether a cell of DECIDED, blank or a word such as NA included, names nobody who has decided."""
-    return cell.strip() in ("", MODEL, GUESS) or cell.strip().casefold() in MISSING_WORDS
 
 
 def code_of_cell(cell: str, formatter: BlockyFormatter, key: Container[str] = ()) -> str:

@@ -11,7 +11,6 @@ import numpy as np
 
 from histocc.data.config import PrepareSettings
 from histocc.data.rows import EXAMPLES
-from histocc.data.tables import read_chunks
 from histocc.runtime.errors import raise_if_any
 from histocc.text import text_hashes
 
@@ -25,26 +24,25 @@ def split_values(hashes: np.ndarray) -> np.ndarray:
     return hashes / 2.0**64
 
 
-def named_parts(settings: PrepareSettings, texts_of: Callable, check: Callable) -> dict[str, np.ndarray]:
+def named_parts(settings: PrepareSettings, check: Callable) -> dict[str, np.ndarray]:
     """Return the hashes of the texts that --split-col and --leave-out put into a part, uint64 [T] by its
-    name. Raises UserError for other words in the column, and for a value that does not occur.
-
-    Args:
-        texts_of: returns the descriptions of the cells of a chunk, as they are hashed, given also whether
-            the chunk is the first of its file.
-        check: called for each chunk; an exception of it ends the work.
+    name. check: called often; an exception of it ends the work. Raises UserError for other words in the
+    column, and for a value that does not occur.
     """
     wanted = [(part, settings.split_col, part) for part in PARTS if settings.split_col]
     wanted += [("test", *each.split("=", 1)) for each in settings.leave_out or []]
     counts = {column: Counter[str]() for column in settings.split_columns}
     found: dict[str, list[np.ndarray]] = {}
     for _, path in settings.files if counts else ():
-        for number, chunk in enumerate(read_chunks(path, [settings.input_col[0], *counts], *settings.how)):
-            check()
-            hashes = text_hashes(list(map(str.strip, texts_of(chunk.columns[0], number == 0))))
-            for column, cells in zip(counts, chunk.columns[1:]):
-                counts[column].update(map(str.strip, cells))
-                folded = np.array([cell.strip().casefold() for cell in cells])
+        table = settings.table(path, list(counts))
+        for records in table.records(check):
+            # a text that is rejected for its characters is in no part
+            keep = [i for i in range(len(records.first)) if i not in records.forbidden]
+            hashes = text_hashes([records.first[i].strip() for i in keep])
+            for column in counts:
+                cells = [cell.strip() for cell in records.columns[table.names.index(column)]]
+                counts[column].update(cells)
+                folded = np.array([cells[i].casefold() for i in keep])
                 for part, of, value in wanted:
                     if of == column:
                         found.setdefault(part, []).append(hashes[folded == value.strip().casefold()])

@@ -31,8 +31,8 @@ DELIMITERS = {"comma": ",", "semicolon": ";", "tab": "\t", "pipe": "|"}
 TABLE_NAME = re.compile(r"(.*)\.((csv|tsv)(\.gz)?|parquet|xls[xmb]?|ods|dta|z?sav)", re.IGNORECASE)
 _BEGIN = 1 << 16  # bytes by which the kind of a file is detected
 _LINE_BREAK = re.compile("\r\n|\r|\n")
-_QUOTES = "a cell that begins with a quotation mark must end with one, and those inside it must be doubled;"
-_QUOTES += " --no-quotes reads files in which they are ordinary characters"
+_QUOTES = "a cell that begins with a quotation mark must end with one, and those inside it must be doubled"
+_NO_QUOTES = "; --no-quotes reads files in which they are ordinary characters"
 # Patterns of the first bytes of other kinds of files, and their names.
 _OTHERS = {
     rb"(RD[ABX][23]\n)?X\n\0\0\0": "an R data file; save its table x from R: arrow::write_parquet(x,"
@@ -60,8 +60,6 @@ class Chunk:
     columns: list[list[str]]  # the cells of each wanted column, n texts each
     faults: list[tuple[int, str, str]] = field(default_factory=list)  # unreadable rows: line, kind, reason
     share: float = 0.0  # share of the file that is read, 0…1
-    texts: list[str] = field(default_factory=list)  # texts of the rows, and which only repeat the one above
-    dittos: list[int] = field(default_factory=list)  # (do., ditto); both set by predict
 
 
 class Format(NamedTuple):
@@ -74,6 +72,7 @@ class Format(NamedTuple):
     notes: tuple[str, ...] = ()  # for the user
     quoting: Any = csv.QUOTE_MINIMAL  # or another of csv's constants
     binary: Binary | None = None  # a table that is no text
+    flags: bool = False  # whether messages may name flags of reading, which apply to the file
 
 
 def table_format(
@@ -83,8 +82,9 @@ def table_format(
     no_quotes: bool = False,
     sheet: str | None = None,
     texts: Sequence[str] = (),
+    flags: bool = False,
 ) -> Format:
-    """Return how a file is read; what is not given is detected. sheet, texts: see `open_table`. Raises
+    """Return how a file is read; what is not given is detected. sheet, texts, flags: see `open_table`. Raises
     UserError if it is no table.
     """
     quoting = csv.QUOTE_NONE if no_quotes else csv.QUOTE_MINIMAL
@@ -92,14 +92,14 @@ def table_format(
         begin, is_packed = file.read(_BEGIN), file is not raw
     if kind := next((kind for magic, kind in _OTHERS.items() if re.match(magic, begin, re.DOTALL)), None):
         raise UserError(f"{path}: is not a CSV file but {kind}")
-    if binary := open_table(path, begin, is_packed, encoding, sheet, texts):
+    if binary := open_table(path, begin, is_packed, encoding, sheet, texts, flags):
         names, notes = _names(binary.names, binary.notes)
         return Format(names, "", "", 0, notes, binary=binary)
     notes: tuple[str, ...] = ()
     if encoding is None:
         state = os.stat(path)
-        encoding, notes = _detected(path, state.st_ino, state.st_size, state.st_mtime_ns)
-    with _unpacked(path) as (file, _), _decodes(path, encoding):
+        encoding, notes = _detected(path, flags, state.st_ino, state.st_size, state.st_mtime_ns)
+    with _unpacked(path) as (file, _), _decodes(path, encoding, flags):
         text = io.TextIOWrapper(file, encoding=encoding, newline="")
         first = [text.readline(), *islice(text, 20)]
     above = 0
@@ -120,7 +120,7 @@ def table_format(
     if {len(row) for row in below} == {len(names) + 1} and (len(set(ids)) == len(ids) > 1 or ids == ["1"]):
         names = ["row.names", *names]  # R's write.table leaves the first name out
         notes += ("has rows with one cell more than names: the first was taken for R's row names",)
-    return Format(names, delimiter, encoding, above, notes, quoting)
+    return Format(names, delimiter, encoding, above, notes, quoting, flags=flags)
 
 
 def _fits(delimiter: str, lines: list[str], quoting: Any) -> tuple[int, int]:
@@ -142,8 +142,10 @@ def _names(written: list[str], notes: tuple[str, ...]) -> tuple[list[str], tuple
 def column_problems(
     path: str, header: list[str], wanted: list[str], flags: dict[str, str] | None = None
 ) -> list[str]:
-    """Return the problems of a file's columns, a line each. flags: by column name, the flag that gives it."""
-    problems = []
+    """Return the problems of a file's columns, a line each. flags: by column name, the flag that gives it;
+    None if no flags say how the file is read.
+    """
+    problems, by_flags = [], flags is not None
     for name in dict.fromkeys(wanted):
         if header.count(name) > 1:
             problems.append(f"{path}: column {name!r} is listed {header.count(name)} times")
@@ -154,12 +156,13 @@ def column_problems(
             f". Is {near[0]!r} meant?" if near else "",
             f" ({flags[name]} names it)" if flags and name in flags else "",
             " (separate several columns by spaces)" if "," in name else "",
-            " (one column only: --delimiter names the column delimiter)" if len(header) == 1 else "",
+            " (one column only: --delimiter names the column delimiter)" * (len(header) == 1 and by_flags),
         ]
         with _unpacked(path) as (file, _):
             begin = file.read(_BEGIN)
         if begin.startswith((b"PK", b"\xd0\xcf")):  # a workbook
-            hints.append(". Column names are looked for in the first 20 rows; --sheet names another sheet")
+            other = "; --sheet names another sheet" * by_flags
+            hints.append(f". Column names are looked for in the first 20 rows{other}")
         lines = begin.splitlines()[1:20]
         if below := [i for i, line in enumerate(lines, 2) if all(name.encode() in line for name in wanted)]:
             hints.append(f". The column names seem to be in line {below[0]}: remove the lines above")
@@ -168,11 +171,11 @@ def column_problems(
     return problems
 
 
-def read_chunks(path: str, columns: list[str] | None, *how: Any) -> Iterator[Chunk]:
+def read_chunks(path: str, columns: Sequence[str] | Sequence[int] | None, *how: Any) -> Iterator[Chunk]:
     """Yield all rows below the header.
 
     Args:
-        columns: the columns to read, which the header must have; None: all, in order.
+        columns: the columns to read, which the header must have, or their places; None: all, in order.
         how: as for `table_format`.
 
     Raises:
@@ -180,10 +183,12 @@ def read_chunks(path: str, columns: list[str] | None, *how: Any) -> Iterator[Chu
     """
     table = table_format(path, *how)
     width = len(table.names)
-    places = range(width) if columns is None else [table.names.index(name) for name in columns]
+    wanted = range(width) if columns is None else columns
+    places = [each if isinstance(each, int) else table.names.index(each) for each in wanted]
     if table.binary:
         yield from itertools.starmap(Chunk, table.binary.read(places))
         return
+    quotes = _QUOTES + _NO_QUOTES * table.flags
     with _csv_reader(path, table) as (reader, file):
         size, more = max(1, os.path.getsize(path)), True
         while more:
@@ -203,9 +208,9 @@ def read_chunks(path: str, columns: list[str] | None, *how: Any) -> Iterator[Chu
                 ends.append(_ends(rows[before:], start, reader.line_num))
                 if error and reader.line_num > (line := int(ends[-1][-1])):
                     lost = f"is not closed before line {reader.line_num:,}, so that rows are lost"
-                    raise UserError(f"{path}, line {line:,}: a quotation mark {lost}: {_QUOTES} ({error})")
+                    raise UserError(f"{path}, line {line:,}: a quotation mark {lost}: {quotes} ({error})")
                 if error:
-                    faults.append((reader.line_num, "broken quotation marks", f"{_QUOTES} ({error})"))
+                    faults.append((reader.line_num, "broken quotation marks", f"{quotes} ({error})"))
             chunk = _chunk(rows, np.concatenate(ends), faults, table, places)
             if len(chunk.lines) or chunk.faults:
                 chunk.share = file.tell() / size
@@ -232,7 +237,7 @@ def _csv_reader(path: str, table: Format) -> Iterator[tuple[Any, BinaryIO]]:
     with _unpacked(path) as (file, raw):
         text = io.TextIOWrapper(file, encoding=table.encoding, newline="")
         reader = csv.reader(text, delimiter=table.delimiter, strict=True, quoting=table.quoting)
-        with _decodes(path, table.encoding, reader):
+        with _decodes(path, table.encoding, table.flags, reader):
             for _ in range(table.above + 1):
                 next(reader)
             yield reader, raw
@@ -251,12 +256,12 @@ def _unpacked(path: str) -> Iterator[tuple[BinaryIO, BinaryIO]]:
 
 
 @contextlib.contextmanager
-def _decodes(path: str, encoding: str, reader: Any = None) -> Iterator[None]:
+def _decodes(path: str, encoding: str, flags: bool, reader: Any = None) -> Iterator[None]:
     try:
         yield
     except UnicodeError as error:
         line = 1 + (reader.line_num if reader is not None else 0)
-        remedy = "Save it as UTF-8, or name its encoding with --encoding"
+        remedy = "Save it as UTF-8" + ", or name its encoding with --encoding" * flags
         what = f"cannot be read as {encoding.upper()} ({error}). {remedy}"
         raise UserError(f"{path}, line {line:,} or below: {what}") from None
 
@@ -313,7 +318,7 @@ _MIN_SHARE = 0.95  # share of the words that a language must explain
 
 
 @cache
-def _detected(path: str, *_state: int) -> tuple[str, tuple[str, ...]]:
+def _detected(path: str, flags: bool, *_state: int) -> tuple[str, tuple[str, ...]]:
     """Return (encoding, notes on it for the user) of a CSV file in this state."""
     decoder = codecs.getincrementaldecoder("utf-8")()
     with _unpacked(path) as (file, _):
@@ -321,7 +326,7 @@ def _detected(path: str, *_state: int) -> tuple[str, tuple[str, ...]]:
         if begin[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
             return "utf-16", ("was read as UTF-16",)
         if b"\0" in begin.partition(b"\n")[0]:
-            remedy = "--encoding utf-16-le (or -be) reads it if it is UTF-16"
+            remedy = "--encoding utf-16-le (or -be) reads it if it is UTF-16" if flags else "save it as UTF-8"
             raise UserError(f"{path}: is not a text file (a NUL byte in the first line); {remedy}")
         with contextlib.suppress(UnicodeDecodeError):
             decoder.decode(begin)
@@ -329,10 +334,10 @@ def _detected(path: str, *_state: int) -> tuple[str, tuple[str, ...]]:
                 decoder.decode(block)
             decoder.decode(b"", final=True)
             return "utf-8-sig", ()
-    return _code_page(path)
+    return _code_page(path, flags)
 
 
-def _code_page(path: str) -> tuple[str, tuple[str, ...]]:
+def _code_page(path: str, flags: bool) -> tuple[str, tuple[str, ...]]:
     """Return what `_detected` does, for a file that is not UTF-8: Windows-1252 by its letters, or a guess."""
     odd, utf8, first, number = [], 0, 0, 0  # lines
     with _unpacked(path) as (file, _):
@@ -366,11 +371,13 @@ def _code_page(path: str) -> tuple[str, tuple[str, ...]]:
             page = None
     shown = {name: ", ".join(repr(text.decode(name, "replace")) for text in samples) for name in _CODE_PAGES}
     if page is None:
-        begin = f"{path}: is not UTF-8 (line {first:,}), and its code page cannot be told. --encoding NAME"
+        what = f"{path}: is not UTF-8 (line {first:,}), and its code page cannot be told"
+        remedy = "--encoding NAME reads it" if flags else "Save it as UTF-8"
         names = [f"{name}: {texts}" for name, texts in shown.items()]
-        raise UserError("\n    ".join([f"{begin} reads it; the same texts in each encoding:", *names]))
+        raise UserError("\n    ".join([f"{what}. {remedy}; the same texts in each encoding:", *names]))
     name = "Windows-1252" if page == "cp1252" else page
-    return page, (f"was read as {name}, since it is not UTF-8: {shown[page]}; --encoding NAME reads another",)
+    other = "; --encoding NAME reads another" * flags
+    return page, (f"was read as {name}, since it is not UTF-8: {shown[page]}{other}",)
 
 
 def _explained(words: set[bytes], page: str) -> tuple[float, float]:

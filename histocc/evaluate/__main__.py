@@ -160,9 +160,8 @@ def prepare_settings(
     Raises UserError with all that is wrong.
     """
     trained, columns = state.get("args", {}), args.target_cols or formatter.target_cols
-    how = args.delimiter, args.encoding, args.no_quotes, args.sheet
     texts = args.input_col or text_columns(trained.get("input_col"))
-    there = {name for path in args.data for name in table_format(path, *how, texts).names}
+    there = {name for path in args.data for name in table_format(path, *args.how(texts)).names}
     if not args.target_cols:  # the data may have fewer columns of codes than those of the training
         columns = [name for name in columns if name in there] if there.intersection(columns[:1]) else columns
     language, language_col = args.language, args.language_col

@@ -30,19 +30,11 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from histocc.data.binary import MAX_ROWS, ending_of, table_writer
-from histocc.data.config import text_columns
+from histocc.data.config import column_flags, text_columns
 from histocc.data.descriptions import read_descriptions
-from histocc.data.rows import (
-    DECIDED,
-    GUESS,
-    MODEL,
-    code_of_cell,
-    csv_text,
-    fill_dittos,
-    is_undecided,
-    language_name,
-)
-from histocc.data.tables import Chunk, column_problems, read_chunks, table_format
+from histocc.data.records import DECIDED, MODEL, Records, Table
+from histocc.data.rows import code_of_cell, csv_text, language_name
+from histocc.data.tables import column_problems, table_format
 from histocc.formatter import CLASSES, hisco_classes, hisco_key
 from histocc.predict.coder import SHOWN, Coded, Coder, training_examples
 from histocc.predict.config import PredictConfig, get_args_parser
@@ -56,7 +48,7 @@ from histocc.runtime.forked import Forked, choose_processes
 from histocc.runtime.frame import start
 from histocc.runtime.log import Stage, show_progress
 from histocc.runtime.world import World
-from histocc.text import AS_IS, UNKNOWN_LANGUAGE, join_columns, text_key
+from histocc.text import AS_IS, UNKNOWN_LANGUAGE, text_key
 
 MIN_CONF = 0.5  # rows with a lower conf need review, if the model was trained here
 COMPARED = 1_000  # about so many texts are compared with those that the confidence is fitted on
@@ -125,11 +117,10 @@ class Coding:
 
     def with_columns(self, args: PredictConfig) -> PredictConfig:
         """Return the arguments with the columns that are read, which decide `format`. Raises UserError."""
-        how = args.delimiter, args.encoding, args.no_quotes, args.sheet
         trained, notes, language = self.coder.input_cols, [], [*filter(None, [args.language_col])]
         if args.input_col is None and trained not in ([], text_columns(None)):
             with contextlib.suppress(UserError):  # no sheet of a workbook has them
-                names = {*table_format(self.path, *how, [*trained, *language]).names}
+                names = {*table_format(self.path, *args.how([*trained, *language])).names}
                 # a file without these and the usual one is told which of these it lacks
                 if {*trained} <= names or names.isdisjoint(text_columns(None)):
                     args = args.with_decided(input_col=trained)
@@ -138,7 +129,7 @@ class Coding:
         if trained and len(trained) != len(texts):
             what = f"the model was trained on descriptions in {listed(trained)}, not in {listed(texts)}"
             notes = [f"{what}: its answers are worse than conf says"]
-        self.format = table_format(self.path, *how, [*texts, *language])
+        self.format = table_format(self.path, *args.how([*texts, *language]))
         if args.language is args.language_col is None:
             others = {*self.format.names} - {*texts}
             column = next((name for name in (self.coder.language_col, "lang") if name in others), None)
@@ -152,7 +143,8 @@ class Coding:
             elif len(self.coder.languages) > 1:  # unk is one
                 what = "no languages are read: --language-col names their column, --language one for all"
                 notes.append(what)
-        self.how = args.delimiter, self.format.encoding or args.encoding, *how[2:], [*texts, *language]
+        how = args.with_decided(encoding=self.format.encoding or args.encoding).how([*texts, *language])
+        self.how = how  # the encoding is detected once
         self.notes = [*(f"{args.input} {note}" for note in self.format.notes), *notes]
         return args
 
@@ -197,7 +189,7 @@ class Coding:
                 and (name in ANSWER or re.fullmatch(BESIDE, name))
             }
             wanted += [*self.old, *([first] if args.only_missing else [])]
-        problems = column_problems(self.path, header, wanted, dict.fromkeys(self.input_cols, "--input-col"))
+        problems = column_problems(self.path, header, wanted, column_flags(args))
         if len(self.input_cols) > 1 and coder.text_rule != AS_IS:
             problems.append(f"--input-col: this model cleans texts ({coder.text_rule}) and reads one column")
         others = [name for name in header if name not in self.old]
@@ -231,7 +223,6 @@ class Coding:
         """
         args, formatter = self.args, self.coder.formatter
         header = table_format(path, texts=self.input_cols).names
-        decided = [DECIDED] if DECIDED in header else []  # other rows of such a file have the model's answers
         written = [name for name in header if re.fullmatch(rf"{re.escape(self.system)}_\d+", name)]
         names = [name for name in formatter.target_cols if name in header]
         names = written if set(names) <= set(written) else names  # there may be more than in training
@@ -240,27 +231,22 @@ class Coding:
             needs = f"needs a column {columns} (--input-col) and one of codes ({self.system}_1)"
             raise UserError(f"--known {path}: {needs}; it has {', '.join(map(repr, header))}")
         language = args.language_col or ("lang" if args.language else None)
-        of_language = [language] if language in header else []
+        language = language if language in header else None
         key = {*self.key, *(hisco_key() if formatter.kind == "hisco" else [])}
         known, several, wrong = {}, {}, []
-        width, texts = len(self.input_cols), [*self.input_cols, *of_language]
-        for chunk in read_chunks(path, [*texts, *decided, *names], None, None, False, None, texts):
-            wrong += [f"line {line}: {reason}" for line, _, reason in chunk.faults]
-            texts = join_columns(chunk.columns[0], chunk.columns[1:width])
-            for line, text, *cells in zip(chunk.lines.tolist(), texts, *chunk.columns[width:]):
-                place = text_key(text), language_name(cells.pop(0)) if of_language else ""
-                # a blank in a table that no model has coded says that its codes were there before
-                decider = cells.pop(0).strip() if decided else ""
-                if decider in (MODEL, GUESS) or decided and is_undecided(decider) and "prob_1" in header:
-                    continue
-                found = (code_of_cell(cell, formatter, key) for cell in cells)
-                codes = list(dict.fromkeys(filter(None, found)))
-                unknown = [code for code in codes if code not in key]
-                wrong += [f"line {line}: {code!r} is no code of {self.system}" for code in unknown]
-                if place[0] and codes:
-                    if set(known.get(place, codes)) != set(codes):
-                        several[place] = text
-                    known[place] = codes
+        how = None, None, False, None, [*self.input_cols, *filter(None, [language])]
+        table = Table(path, how, self.input_cols, names, language="", language_col=language)
+        table.read_code = functools.partial(code_of_cell, formatter=formatter, key=key)
+        for row in table:
+            place = text_key(row.text), language_name(row.language)
+            codes = list(dict.fromkeys(row.codes))
+            if row.is_guess or not (place[0] and codes):
+                continue
+            unknown = [code for code in codes if code not in key]
+            wrong += [f"line {row.line}: {code!r} is no code of {self.system}" for code in unknown]
+            if set(known.get(place, codes)) != set(codes):
+                several[place] = row.text
+            known[place] = codes
         raise_if_any(wrong, f"--known {path}", 5)
         self.notes.append(f"{path}: {len(known):,} known texts")
         if several:
@@ -270,27 +256,22 @@ class Coding:
 
     # ---- texts, and the answers to them
 
-    def chunks(self) -> Iterator[tuple[Chunk, list[str], list[bool]]]:
-        """Yield the input in chunks, with the language of each row, and whether it keeps its codes."""
-        args, header, above = self.args, self.format.names, ""
-        first, *others = map(header.index, self.input_cols)
-        for chunk in read_chunks(self.path, None, *self.how):
-            self.world.give_up_if_asked()
-            chunk.texts = list(chunk.columns[first])
-            chunk.dittos = fill_dittos(chunk.texts, above, args.ditto)
-            above = chunk.texts[-1] if chunk.texts else above
-            chunk.texts = join_columns(chunk.texts, [chunk.columns[place] for place in others])
-            languages = [args.language or UNKNOWN_LANGUAGE] * len(chunk.texts)
-            if args.language_col:
-                languages = chunk.columns[header.index(args.language_col)]
-            stays = [False] * len(chunk.texts)
+    def chunks(self) -> Iterator[tuple[Records, list[bool]]]:
+        """Yield the input, many rows at a time, with whether each keeps its codes."""
+        args, codes = self.args, [f"{self.system}_1"] * self.args.only_missing
+        table = Table(
+            *(self.path, self.how, self.input_cols, codes, None),
+            language=args.language or UNKNOWN_LANGUAGE,
+            language_col=args.language_col,
+            ditto=args.ditto,
+        )
+        for some in table.records(self.world.give_up_if_asked):
+            stays = [self.keeps_rows and bool(name) for name in some.deciders]
             if args.only_missing:
-                cells = chunk.columns[header.index(f"{self.system}_1")]
-                stays = [bool(code_of_cell(cell, self.coder.formatter, self.key)) for cell in cells]
-            if self.keeps_rows and DECIDED in header:
-                deciders = chunk.columns[header.index(DECIDED)]
-                stays = [has_code or not is_undecided(name) for name, has_code in zip(deciders, stays)]
-            yield chunk, languages, stays
+                cells = some.columns[table.codes[0]]
+                has_code = (code_of_cell(cell, self.coder.formatter, self.key) for cell in cells)
+                stays = [is_decided or bool(code) for is_decided, code in zip(stays, has_code)]
+            yield some, stays
 
     def look_up(self, text: str, language: str) -> tuple[Coded | None, tuple[str, str]]:
         """Return (answer of --known or None, text and language as the model reads them: no text if there is
@@ -305,8 +286,8 @@ class Coding:
     def read_texts(self) -> int:
         """Collect what the model reads, each text once, in `pieces`; return the number of rows to code."""
         distinct, rows, coded = {}, 0, 0
-        for chunk, languages, stays in self.chunks():
-            read = [row for row, keeps_code in zip(zip(chunk.texts, languages), stays) if not keeps_code]
+        for some, stays in self.chunks():
+            read = [row for row, keeps_code in zip(zip(some.texts, some.languages), stays) if not keeps_code]
             distinct |= dict.fromkeys(self.look_up(*row)[1] for row in read)
             rows, coded = rows + len(stays), coded + len(read)
         if ending_of(self.args.output) == ".xlsx" and rows >= MAX_ROWS:
@@ -450,15 +431,15 @@ class Coding:
             files.atomic_write(os.path.realpath(args.output), args.overwrite) as file,
             table_writer(file, args.output, header, numbers, csv_text) as write,
         ):
-            for chunk, languages, stays in self.chunks():
-                faults += chunk.faults
-                dittos = set() if args.ditto else set(chunk.dittos)
-                rows = []
-                for i, row in enumerate(zip(*chunk.columns)):
+            for some, stays in self.chunks():
+                faults += some.faults
+                dittos = set() if args.ditto else set(some.dittos)
+                rows, languages = [], some.languages
+                for i, row in enumerate(zip(*some.columns)):
                     if stays[i]:
                         cells = self.kept_cells(row)
                     else:
-                        known, key = self.look_up(chunk.texts[i], languages[i])
+                        known, key = self.look_up(some.texts[i], languages[i])
                         line = json.dumps(known) if known else answers.get(key)
                         if line is None:
                             raise changed
@@ -579,10 +560,9 @@ def take_input(args: PredictConfig, world: World, held: contextlib.ExitStack) ->
     # what is not there is found before a model is loaded or made, which takes a minute
     for other in filter(None, (args.known, args.descriptions)):
         files.opened(other).close()
-    how, texts = (args.delimiter, args.encoding, args.no_quotes, args.sheet), args.input_col or []
-    named = [*texts, *filter(None, [args.language_col])]
-    header = table_format(path, *how, named).names
-    raise_if_any(column_problems(path, header, named, dict.fromkeys(texts, "--input-col")))
+    named = [*(args.input_col or []), *filter(None, [args.language_col])]
+    header = table_format(path, *args.how(named)).names
+    raise_if_any(column_problems(path, header, named, column_flags(args)))
     if outline := models.outline(args.model):
         Coding(args, path, world, outline)
     return path

@@ -7,7 +7,7 @@ from dataclasses import MISSING, dataclass
 from typing import Annotated
 
 from histocc.data.binary import ENDINGS, missing_package
-from histocc.data.config import Column, Encoding, Format
+from histocc.data.config import Column, Format
 from histocc.data.descriptions import CODE_COLUMNS, TEXT_COLUMNS
 from histocc.data.rows import key_reader
 from histocc.formatter import CLASSES
@@ -79,7 +79,6 @@ class Files(Format):
     language_col: Column | None = flag(
         None, "column of languages (default: lang, if any)", "--language-column"
     )
-    encoding: Encoding | None = flag(None, "of the input, such as cp1250 (default: found)", metavar="NAME")
     ditto: bool = flag(False, "code do., ditto, 〃 as the row above; without it they get needs_review")
     descriptions: str | None = flag(
         None, f"codes ({', '.join(CODE_COLUMNS)}) and titles ({', '.join(TEXT_COLUMNS)})", metavar="FILE"

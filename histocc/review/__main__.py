@@ -29,7 +29,8 @@ import numpy as np
 from histocc.data.binary import CHUNK, ENDINGS, ending_of, missing_package, table_writer
 from histocc.data.config import AUTO, Column, Format, text_columns
 from histocc.data.descriptions import CODE_COLUMNS, TEXT_COLUMNS, read_descriptions
-from histocc.data.rows import DECIDED, GUESS, csv_text, is_undecided, read_key
+from histocc.data.records import DECIDED, GUESS, Record, is_undecided
+from histocc.data.rows import csv_text, read_key
 from histocc.data.tables import table_format
 from histocc.formatter import hisco_classes, hisco_key
 from histocc.review import learn, serve
@@ -42,6 +43,7 @@ from histocc.review.sheet import (
     Key,
     Sheets,
     formatter_of,
+    key_of,
     most_wrong_first,
     sheet_rows,
 )
@@ -140,7 +142,7 @@ def next_command(args: ReviewConfig, coded: CodedFile, sheet: str) -> str:
     ending = ending_of(args.files[0])
     outputs = (f"{args.files[0]}.final{number or ''}{ending}" for number in range(1000))
     command += [] if args.sample else ["--output", next(path for path in outputs if not os.path.exists(path))]
-    columns = "input_col", "weight_col", "language_col", "delimiter", "no_quotes", "sheet"
+    columns = "input_col", "weight_col", "language_col", "delimiter", "encoding", "no_quotes", "sheet"
     for name in ("key", "descriptions", "by", "known", "training_data", "fill", "guesses", *columns):
         if (value := getattr(args, name)) != getattr(ReviewConfig, name):
             values = value if isinstance(value, list) else [value] * (value is not True)
@@ -210,9 +212,9 @@ def apply_sheets(args: ReviewConfig, coded: CodedFile, key: list[str] | None) ->
         training_rows(args.training_data, coded, decided)  # refuses a file that nothing can be added to
     counts: Counter[str] = Counter()
 
-    def final_row(row: list[str]) -> list[str]:
-        text, before, decider = coded.key(row), coded.codes_of(row), coded.decider(row)
-        times = coded.times(row)
+    def final_row(record: Record) -> list[str]:
+        text, before, decider = key_of(record.text, record.language), record.codes, record.decider
+        row, times = coded.cells_of(record), record.weight
         if text in answers:
             counts["rows"] += times
             counts["changed"] += times * (answers[text][0] != coded.answer(before, decider))
@@ -237,7 +239,7 @@ def apply_sheets(args: ReviewConfig, coded: CodedFile, key: list[str] | None) ->
         atomic_write(os.path.realpath(args.output), args.overwrite) as file,
         table_writer(file, args.output, coded.header, coded.numbers, csv_text) as write,
     ):
-        rows = map(final_row, coded.read_rows())
+        rows = map(final_row, coded.table)
         while piece := list(islice(rows, CHUNK)):
             try:
                 write(piece)
@@ -292,7 +294,7 @@ def training_rows(path: str, coded: CodedFile, decided: dict[Key, list[str]]) ->
         if table_format(path)[:3] != (header, ",", "utf-8-sig"):
             what = f"nothing can be added to it: it is not in UTF-8 with the columns {','.join(header)}"
             raise UserError(f"--training-data {path}: {what}")
-        known = CodedFile(path, texts[:width], *texts[width:], system=coded.system).texts
+        known = CodedFile(path, texts[:width], [*texts, None][width], system=coded.system).texts
         with opened(path) as file:
             content = file.read()
     rows = []
@@ -383,11 +385,13 @@ def run(argv: list[str] | None) -> None:
     if args.action == "agreement":
         return report_agreement(args, system or "hisco", key)
     path = args.to or args.files[0]
-    columns, reading = text_columns(args.input_col), (args.delimiter, system, args.no_quotes)
-    more = set(key or ()), args.weight_col, args.sheet, args.show or (), args.fill
-    coded = CodedFile(path, columns, args.language_col, *reading, *more)
+    columns, more = (
+        text_columns(args.input_col),
+        (set(key or ()), args.weight_col, args.show or (), args.fill),
+    )
+    coded = CodedFile(path, columns, args.language_col, args.how, system, *more)
     if args.known:
-        coded.know(CodedFile(args.known, columns, args.language_col, None, coded.system, False, more[0]))
+        coded.know(CodedFile(args.known, columns, args.language_col, system=coded.system, key=more[0]))
         print(f"{args.known}: {len(coded.known):,} known texts")
     ACTIONS[args.action](args, coded, key)
 

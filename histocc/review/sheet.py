@@ -2,25 +2,20 @@
 decisions that the person has written there.
 """
 
+import functools
 import hashlib
 import math
 import re
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
-from histocc.data.rows import (
-    DECIDED,
-    MISSING_WORDS,
-    MODEL,
-    code_of_cell,
-    is_undecided,
-    language_name,
-    weight_of,
-)
-from histocc.data.tables import column_problems, read_chunks, table_format, table_rows
+from histocc.data.records import DECIDED, MODEL, Record, Table
+from histocc.data.rows import MISSING_WORDS, code_of_cell, language_name
+from histocc.data.tables import column_problems, table_format, table_rows
 from histocc.formatter import CLASSES, BlockyFormatter, make_formatter, split_codes
 from histocc.runtime.errors import UserError, raise_if_any
-from histocc.text import UNKNOWN_LANGUAGE, join_columns, text_key
+from histocc.text import UNKNOWN_LANGUAGE, text_key
 
 MAX_CODES = 5  # shown for a text
 CONFIDENCE = ("conf", "needs_review")
@@ -53,6 +48,7 @@ class CodedText:
     probs: list[str] = field(default_factory=list)
     answer: list[str] = field(default_factory=list)  # the codes of its rows
     decided: str = ""  # by whom
+    is_given: bool = False  # whether a person has given the codes of a row
     similar: list[tuple[str, str]] = field(default_factory=list)  # (known text, codes), by predict --explain
     shown: list[str] = field(default_factory=list)  # further cells of its first row, for a person
 
@@ -82,7 +78,7 @@ class CodedFile:
     Args:
         input_cols: the column with the texts, and further ones that belong to them.
         language_column: None: the column lang, if there is one.
-        delimiter: None: it is detected; no_quotes: quotation marks are letters; sheet: that of a workbook.
+        how: returns how the file is read by its columns of texts, as `Format.how` does; None: as detected.
         system: the name of the columns of codes that a table without a model's answers gets, or has; None
             refuses such a table.
         key: the codes that it may hold.
@@ -107,19 +103,16 @@ class CodedFile:
         path: str,
         input_cols: Sequence[str] = ("occ1",),
         language_column: str | None = None,
-        delimiter: str | None = None,
+        how: Callable[[Sequence[str]], tuple] | None = None,
         system: str | None = None,
-        no_quotes: bool = False,
         key: Container[str] = (),
         weight_column: str | None = None,
-        sheet: str | None = None,
         show: Sequence[str] = (),
         guessed: bool = False,
     ):
         wanted = [*input_cols, *filter(None, [language_column])]
-        self.path, self.reading = path, (delimiter, None, no_quotes, sheet, wanted)
-        self.key_codes = key
-        header = table_format(path, *self.reading).names
+        reading: tuple[Any, ...] = how(wanted) if how else (None, None, False, None, wanted)
+        self.path, header = path, table_format(path, *reading).names
         if language_column is None and "lang" in header:
             language_column = "lang"
             wanted.append(language_column)
@@ -148,11 +141,10 @@ class CodedFile:
         flags = dict.fromkeys(input_cols, "--input-col") | {language_column or "": "--language-col"}
         flags |= {weight_column or "": "--weight-col"} | dict.fromkeys(show, "--show")
         columns = list(dict.fromkeys([*wanted, *filter(None, [weight_column]), *show]))
-        raise_if_any(column_problems(path, header, columns, flags))
+        raise_if_any(column_problems(path, header, columns, flags if how else None))
         self.header, self.formatter = header + new, formatter_of(self.system)
         self.added = [MODEL if name == DECIDED and self.is_coded else "" for name in new]
         self.input_cols, self.decided = list(map(header.index, input_cols)), self.header.index(DECIDED, first)
-        self.weight = header.index(weight_column) if weight_column else None
         self.language = header.index(language_column) if language_column else None
         self.show = list(map(header.index, show))
         self.known: dict[Key, CodedText] = {}
@@ -165,6 +157,17 @@ class CodedFile:
         # beside a column of codes that a model has written stands its probability
         of_codes = numbered(self.system, "prob") if self.is_coded else numbered(self.system)
         self.codes = [each[0] for each in of_codes]
+        self.table = Table(
+            *(path, reading, input_cols, (), None),
+            language="",
+            language_col=language_column,
+            weight_col=weight_column,
+        )
+        self.table.codes = [place for place in self.codes if place < len(header)]
+        if DECIDED in new:  # a column of this name is the user's own
+            self.table.decided = None
+        if not self.is_coded:
+            self.table.read_code = functools.partial(code_of_cell, formatter=self.formatter, key=key)
         self.probs = [each[1] for each in of_codes if self.is_coded]
         self.words = [place for (place,) in numbered("desc")]
         self.classes = {name: [place for (place,) in numbered(name)] for name in ("title", *CLASSES)}
@@ -182,12 +185,11 @@ class CodedFile:
         self.descriptions: dict[str, str] = {}
         marks: set[str | None] = set()
         self.rows = several = same = 0
-        for row in self.read_rows():
-            times = self.times(row)
+        for record in self.table:
+            row, codes, decider, times = self.cells_of(record), record.codes, record.decider, record.weight
             self.rows += times
             marks.add(None if fitted is None else row[fitted])
-            codes, probs = self.codes_of(row), [row[i] for i in self.probs if row[i]]
-            decider, key = self.decider(row), self.key(row)
+            probs, key = [row[i] for i in self.probs if row[i]], key_of(record.text, record.language)
             if len(codes) > 1 and not decider:
                 several, same = several + 1, same + (self.conf is not None and row[self.conf] in probs[:1])
             if not key[0]:
@@ -195,7 +197,7 @@ class CodedFile:
             text = self.texts.get(key)
             if text is None:
                 similar = [(row[i], row[j]) for i, j in self.similar if row[i]]
-                cells, offered = self.words_of(row), codes
+                offered = codes
                 self.descriptions |= {code: row[i] for code, i in zip(codes, self.words) if row[i]}
                 if not decider and (choices := {row[i]: row[j] for i, j in self.choices if row[i]}):
                     self.descriptions |= {row[i]: row[j] for i, j in self.choice_words if row[j]}
@@ -203,10 +205,12 @@ class CodedFile:
                     offered, probs = list(choices), list(choices.values())
                 for prob in probs:
                     confidence(prob, self.path)
-                text = CodedText(*cells, codes=offered, probs=probs, answer=codes, similar=similar)
+                text = CodedText(record.text, record.language, codes=offered, probs=probs)
+                text.answer, text.similar = codes, similar
                 text.shown = [row[i] for i in self.show]
                 self.texts[key] = text
             text.rows += times
+            text.is_given |= bool(decider or codes and not (self.is_coded or record.is_guess))
             is_right = confidence(row[self.conf], self.path) if codes and self.conf is not None else 0.0
             text.doubt += times * (1 - is_right)
             if decider:
@@ -215,14 +219,9 @@ class CodedFile:
         unfitted = f"conf is not {'known to be ' if fitted is None else ''}fitted"
         self.unfitted = None if self.conf is None else "" if marks == {"1"} else unfitted
 
-    def read_rows(self) -> Iterator[list[str]]:
-        """Yield the cells of each row, by `header`. Raises UserError if a row cannot be read."""
-        for chunk in read_chunks(self.path, None, *self.reading):
-            if chunk.faults:
-                line, _, reason = chunk.faults[0]
-                raise UserError(f"{self.path}, line {line:,}: cannot be read ({reason})")
-            for row in zip(*chunk.columns):
-                yield [*row, *self.added]
+    def cells_of(self, record: Record) -> list[str]:
+        """Return the cells of a row, by `header`."""
+        return [*record.cells, *self.added]
 
     def know(self, other: "CodedFile") -> None:
         """Take the texts that another file decides as decided: by the person that it names, or in a table
@@ -233,7 +232,7 @@ class CodedFile:
         for words, language in self.texts:
             languages.setdefault(words, []).append(language)
         for (words, language), text in other.texts.items():
-            if not text.decided and (other.is_coded or not text.answer):
+            if not text.is_given:
                 continue
             for own in languages.get(words, [language]):
                 if own == language or UNKNOWN_LANGUAGE in (own, language):
@@ -242,28 +241,6 @@ class CodedFile:
                         each.decided, each.answer = text.decided or KNOWN, text.answer
                         each.codes, each.probs, each.doubt = text.answer, [], 0.0
                         self.known[words, own] = each
-
-    def words_of(self, row: list[str]) -> tuple[str, str]:
-        """Return the text of a row and its language."""
-        first, *further = ([row[i]] for i in self.input_cols)
-        return join_columns(first, further)[0], "" if self.language is None else row[self.language]
-
-    def key(self, row: list[str]) -> Key:
-        return key_of(*self.words_of(row))
-
-    def times(self, row: list[str]) -> int:
-        """Return how often a row counts."""
-        return 1 if self.weight is None else weight_of(row[self.weight])
-
-    def codes_of(self, row: list[str]) -> list[str]:
-        cells = [row[i] for i in self.codes if row[i]]
-        if self.is_coded:
-            return cells
-        return [code for cell in cells if (code := code_of_cell(cell, self.formatter, self.key_codes))]
-
-    def decider(self, row: list[str]) -> str:
-        """Return who has decided on a row, "" for nobody."""
-        return "" if is_undecided(row[self.decided]) else row[self.decided]
 
     def answer(self, codes: list[str], decider: str) -> list[str]:
         """Return the codes of a row that are its answer; decider: "" for the model."""
