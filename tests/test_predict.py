@@ -381,7 +381,8 @@ def test_a_table_that_was_coded_in_part_can_be_reviewed(model, tmp_path):
     predict_here("--model", fitted, "--input", path, "--output", output, *topk)
     assert {row["conf_fitted"] for row in read(output)} == {"1"}  # also of codes that are kept
     pytest.importorskip("xlsxwriter")
-    words = write_csv(tmp_path / "words.csv", ["occ1", "hisco_1", "conf"], [("smed", "22222", "0,83")])
+    names = ["occ1", "hisco_1", "prob_1", "conf", "conf_fitted", "needs_review"]
+    words = write_csv(tmp_path / "words.csv", names, [("smed", "22222", "", "0,83", "1", "0")])
     said = refused("--model", model, "--input", words, "--output", tmp_path / "x.xlsx", "--only-missing")
     assert "'0,83'; a .csv output keeps such cells" in said
 
