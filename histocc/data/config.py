@@ -332,8 +332,7 @@ def fingerprint(settings: PrepareSettings) -> str:
     hexadecimal digits. Raises UserError.
     """
     plain: dict[str, Any] = asdict(settings) | {"prepared_format": PREPARED_FORMAT}
-    if (hashes := plain.pop("learned")) is not None:
-        plain["learned"] = hashlib.sha256(hashes).hexdigest()
+    plain["learned"] = settings.learned is not None and hashlib.sha256(settings.learned).hexdigest()
     for name in ("train_files", "val_files"):
         plain[name] = []
         for path in getattr(settings, name):

@@ -11,8 +11,6 @@ from histocc.data.arrays import PreparedData, code_counts
 from histocc.data.report import report_lines
 from histocc.text import cleaner, text_hashes
 
-ENTRIES = ("trained", "validated", "data")  # of a checkpoint, by `entries`
-
 
 def hashes_of(texts: list[str], rule: str) -> np.ndarray:
     """Return the hashes by which a checkpoint knows texts, int64 [n], the same in every version and on every
@@ -25,8 +23,8 @@ def hashes_of(texts: list[str], rule: str) -> np.ndarray:
 
 
 def entries(data: PreparedData, *earlier: dict[str, Any] | None) -> dict[str, Any]:
-    """Return ENTRIES: `trained` and `validated`, the sorted hashes (`hashes_of`) of distinct texts, int64
-    [T]; `data`, plain values about the rows. earlier: checkpoints whose texts the model has learned, too.
+    """Return entries of a checkpoint: `trained` and `validated`, the sorted hashes (`hashes_of`) of distinct
+    texts, int64 [T]; `data`, plain values about the rows. earlier: checkpoints that the model started from.
     """
     report = data.report
     about = {

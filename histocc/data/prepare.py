@@ -50,13 +50,7 @@ from histocc.formatter import BlockyFormatter, classes_in_words, hisco_key
 from histocc.runtime.errors import UserError, in_words
 from histocc.runtime.files import OwnFiles, atomic_write, kind_of, run_lock
 from histocc.runtime.log import Stage
-from histocc.text import (
-    AS_IS,
-    LANGUAGE_SEPARATOR,
-    UNKNOWN_LANGUAGE,
-    code_points,
-    text_hashes,
-)
+from histocc.text import AS_IS, LANGUAGE_SEPARATOR, UNKNOWN_LANGUAGE, code_points, text_hashes
 
 if TYPE_CHECKING:
     from histocc.runtime.world import World

@@ -123,11 +123,7 @@ class Table:
         above = ""
         for chunk in read_chunks(self.path, self.places, *self.how):
             check()
-            try:
-                some = self._checked(chunk, above)
-            except UserError as error:
-                where = f"{self.path}, in lines {chunk.lines[0]:,} to {chunk.lines[-1]:,}"
-                raise UserError(f"{where}: {error}") from None
+            some = self._checked(chunk, above)
             above = some.first[-1] if some.first else above
             yield some
 

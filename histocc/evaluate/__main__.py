@@ -25,7 +25,6 @@ from typing import Annotated, Any
 import numpy as np
 import torch
 
-from histocc.data import learned
 from histocc.data import prepare as preparing
 from histocc.data.arrays import JoinedRows, PreparedData, RowSet, all_trained, map_array
 from histocc.data.config import (
@@ -156,8 +155,8 @@ def prepare_settings(
     args: EvaluateConfig, state: dict, formatter: BlockyFormatter, known: dict[str, Any] | None
 ) -> PrepareSettings:
     """Return the settings to read the data with the codes of the model in their order. Flags of OF_READING,
-    columns and language that are not given are those of the training. known: as `learned_by` returns it.
-    Raises UserError with all that is wrong.
+    columns and language that are not given are those of the training. known: the checkpoint, if
+    it has `learned.entries`. Raises UserError with all that is wrong.
     """
     trained, columns = state.get("args", {}), args.target_cols or formatter.target_cols
     texts = args.input_col or text_columns(trained.get("input_col"))
@@ -218,8 +217,7 @@ def prepare_rows(
     args: EvaluateConfig, file: str, loaded: models.Loaded, known: dict[str, Any] | None, world: World
 ) -> tuple[PrepareSettings, str, str]:
     """Return (settings to read the data, folder of the report, folder of the arrays below it; "" if there is
-    no model yet, and file is ""). known: as `learned_by` returns it. Rank 0 only. Raises UserError if no
-    report can be made.
+    no model yet, and file is ""). Rank 0 only. Raises UserError if no report can be made.
     """
     shared = models.is_shared(args.model)
     output = args.output or os.path.join("" if shared else os.path.dirname(file), "evaluation")
@@ -285,13 +283,6 @@ def training_rows(file: str, state: dict) -> PreparedData | None:
     """Return the rows that a model was trained on; None if they are not beside it. Rank 0 only."""
     data = training_data(file, str(state.get("position", {}).get("fingerprint")))
     return all_trained(data) if data and state.get("refit") else data
-
-
-def learned_by(file: str, state: dict) -> dict[str, Any] | None:
-    """Return ENTRIES of a checkpoint (`learned.entries`); None if it has none. Rank 0 only."""
-    if "trained" not in state and (data := training_rows(file, state)):  # of an earlier version
-        state = learned.entries(data)
-    return {name: state[name] for name in learned.ENTRIES} if "trained" in state else None
 
 
 def chosen_rows(settings: PrepareSettings, data: PreparedData, known: dict[str, Any] | None) -> RowSet:
@@ -372,7 +363,7 @@ def run(args: EvaluateConfig, world: World) -> None:
     kind = state.get("kind", "mixer")
     if kind != "mixer":
         world.print(f"{args.model}: {KINDS[kind]}: the report is on the decoder that it has")
-    known = world.run_on_main(lambda: learned_by(file, state))
+    known = state if "trained" in state else None  # else what it was trained on is not known
     prepared = world.run_on_main(lambda: prepare_rows(args, file, loaded, known, world))
     settings, output, folder = prepared
     shared = models.is_shared(args.model)
@@ -467,7 +458,7 @@ def groups_of(
     known: dict[str, Any] | None,
 ) -> report_of.Groups:
     """Return the groups of rows that get an accuracy each: by language, number of codes, major group, how the
-    training knows them, and by the values of the columns that are named, "column NAME". known: `learned_by`.
+    training knows them, and by the values of the columns that are named, "column NAME".
     """
 
     def of_values(values: list[str]) -> tuple[np.ndarray, list[str]]:

@@ -559,12 +559,8 @@ def markdown(report: dict) -> str:
         for title, figures in coders_of(report).items()
     ]
     header = [f"{what.replace('_f1', '-F1')} {over.replace('_', ' ')}, %" for over, what in SHOWN]
-    lines += [
-        "",
-        "The first decoder is the one that `predict` takes.",
-        "",
-        *table([learned_from(data), *header], rows),
-    ]
+    lines += ["", "The first decoder is the one that `predict` takes.", ""]
+    lines += table([learned_from(data), *header], rows)
     if five := report["decoders"].get("linear", {}).get("first_five"):
         what = f"for {cell(five['over_texts'])} % of texts, {cell(five['over_rows'])} % of rows"
         lines += [f"The true codes are among the linear decoder's five most probable {what}.", ""]

@@ -143,8 +143,7 @@ class Coding:
             elif len(self.coder.languages) > 1:  # unk is one
                 what = "no languages are read: --language-col names their column, --language one for all"
                 notes.append(what)
-        how = args.with_decided(encoding=self.format.encoding or args.encoding).how([*texts, *language])
-        self.how = how  # the encoding is detected once
+        self.how = args.how([*texts, *language])
         self.notes = [*(f"{args.input} {note}" for note in self.format.notes), *notes]
         return args
 

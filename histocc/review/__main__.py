@@ -385,13 +385,10 @@ def run(argv: list[str] | None) -> None:
     if args.action == "agreement":
         return report_agreement(args, system or "hisco", key)
     path = args.to or args.files[0]
-    columns, more = (
-        text_columns(args.input_col),
-        (set(key or ()), args.weight_col, args.show or (), args.fill),
-    )
-    coded = CodedFile(path, columns, args.language_col, args.how, system, *more)
+    columns, codes = text_columns(args.input_col), set(key or ())
+    coded = CodedFile(path, columns, args.language_col, args, system, codes)
     if args.known:
-        coded.know(CodedFile(args.known, columns, args.language_col, system=coded.system, key=more[0]))
+        coded.know(CodedFile(args.known, columns, args.language_col, system=coded.system, key=codes))
         print(f"{args.known}: {len(coded.known):,} known texts")
     ACTIONS[args.action](args, coded, key)
 
