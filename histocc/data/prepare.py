@@ -224,8 +224,8 @@ class Reader:
         for line, column, value, kind, reason in sorted(rejects, key=lambda reject: reject[0]):
             stops = kind == DOES_NOT_FIT and not settings.drop_bad_labels
             self.findings.reject(kind, path, line, column, value, reason, stops)
-        # texts that differ in further columns alone are of the same part, but a model reads these columns
-        splits_by, times = texts if settings.learned is not None else records.first, np.array(records.weights)
+        # texts that differ in further columns alone are of the same part
+        splits_by, times = records.first, np.array(records.weights)
         if outside:
             self._count_outside_key(part, [splits_by[i].strip() for i in outside], times[outside])
         languages = records.languages
@@ -422,7 +422,7 @@ class Reader:
             first = [f"{row['file']}, line {row['line']}, {row['reason']}" for row in found["first"]]
             lines = [f"{found['rows']:,} rows hold {what}. The first:", *first, "What to do:", *ways]
             return "\n    ".join(lines)
-        if not train and not (val and settings.learned is not None):
+        if not train:
             rejected = self.findings.problems("rejected")
             kinds = "; ".join(f"{kind['rows']:,} × {kind['kind']}" for kind in rejected)
             if aside := val + self.test_rows:

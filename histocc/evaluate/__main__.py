@@ -26,7 +26,7 @@ import numpy as np
 import torch
 
 from histocc.data import prepare as preparing
-from histocc.data.arrays import JoinedRows, PreparedData, RowSet, all_trained, map_array
+from histocc.data.arrays import PreparedData, RowSet, SomeRows, all_trained, map_array
 from histocc.data.config import (
     AUTO,
     Column,
@@ -151,12 +151,9 @@ def load(args: EvaluateConfig, file: str) -> models.Loaded:
     return model, formatter, state
 
 
-def prepare_settings(
-    args: EvaluateConfig, state: dict, formatter: BlockyFormatter, known: dict[str, Any] | None
-) -> PrepareSettings:
+def prepare_settings(args: EvaluateConfig, state: dict, formatter: BlockyFormatter) -> PrepareSettings:
     """Return the settings to read the data with the codes of the model in their order. Flags of OF_READING,
-    columns and language that are not given are those of the training. known: the checkpoint, if
-    it has `learned.entries`. Raises UserError with all that is wrong.
+    columns and language that are not given are those of the training. Raises one UserError.
     """
     trained, columns = state.get("args", {}), args.target_cols or formatter.target_cols
     texts = args.input_col or text_columns(trained.get("input_col"))
@@ -194,9 +191,6 @@ def prepare_settings(
     of_columns = BlockyFormatter.from_dict({**formatter.to_dict(), "target_cols": columns})
     if AUTO in (trained.get("formatter"), formatter.kind.replace("classes", AUTO)):
         of_columns = BlockyFormatter("classes", columns, max_codes=most)  # any other text is outside the key
-    hashes = None  # of texts that are not in the test part
-    if known and any(trained.get(x) for x in OF_TEST) and (args.asked or args).share_val is None:
-        hashes = np.concatenate([known["trained"], known["validated"]])
     settings = PrepareSettings.of(
         args,
         train_files=args.data,
@@ -207,14 +201,13 @@ def prepare_settings(
         fixed_codes=sorted(state["key"], key=state["key"].get),
         clean_text=state["config"]["text"],
         number_codes=numbers,
-        learned=hashes,
     )
     raise_if_any([*problems, *file_problems(settings), *code_problems(of_columns, settings)])
     return settings
 
 
 def prepare_rows(
-    args: EvaluateConfig, file: str, loaded: models.Loaded, known: dict[str, Any] | None, world: World
+    args: EvaluateConfig, file: str, loaded: models.Loaded, world: World
 ) -> tuple[PrepareSettings, str, str]:
     """Return (settings to read the data, folder of the report, folder of the arrays below it; "" if there is
     no model yet, and file is ""). Rank 0 only. Raises UserError if no report can be made.
@@ -231,7 +224,7 @@ def prepare_rows(
     unfinished = None if os.path.lexists(own.path(JSON)) else own  # its own files may be replaced
     inputs |= {args.key: "the file of --key"}
     raise_if_any(files.problems(paths, inputs, args.overwrite, unfinished))
-    settings = prepare_settings(args, loaded[2], loaded[1], known)
+    settings = prepare_settings(args, loaded[2], loaded[1])
     if not file:
         return settings, output, ""
     if args.baseline and importlib.util.find_spec("sklearn") is None:
@@ -253,7 +246,7 @@ def prepare_rows(
 
 
 def data_facts(
-    settings: PrepareSettings, state: dict, data: PreparedData, rows: RowSet, known: dict[str, Any] | None
+    settings: PrepareSettings, state: dict, data: PreparedData, rows: SomeRows, known: dict | None
 ) -> dict:
     """Return the facts about the data: rows that are evaluated and rows that are not, and how many of the
     texts the run was trained and validated on (None if that is not known).
@@ -265,8 +258,8 @@ def data_facts(
         "rows": len(rows),
         "texts": len(texts),
         "share_val": settings.share_val,
-        "test_part": settings.learned is not None and rows is data.val,
-        "other_part_rows": data.report["train_rows"] if rows is data.val else 0,
+        "test_part": len(rows) < len(rows.rows),
+        "other_part_rows": len(data.train) + len(data.val) - len(rows),
         "rejected": data.report["rejected"],
         "rows_outside_key": report_of.rows_outside_key(data, rows),
         "unknown_languages": {
@@ -285,19 +278,24 @@ def training_rows(file: str, state: dict) -> PreparedData | None:
     return all_trained(data) if data and state.get("refit") else data
 
 
-def chosen_rows(settings: PrepareSettings, data: PreparedData, known: dict[str, Any] | None) -> RowSet:
-    """Return the rows to evaluate: those of texts that were not learned, the test part of the training, if
-    three quarters as many texts as in its data were learned, or more; another table may share some.
+def chosen_rows(args: EvaluateConfig, data: PreparedData, known: dict | None) -> SomeRows:
+    """Return the rows to evaluate: all that --share-val takes or, without it, the test part of the training,
+    rows of texts that were not learned, if three quarters as many texts as in its data were learned, or more;
+    another table may share some. known: the checkpoint, if it says what was learned.
     """
-    if known is None or settings.learned is None:
-        return data.train if settings.share_val is None else data.val
-    old, new = (len(np.unique(part.text_hash)) for part in (data.train, data.val))
-    rows = known["data"]["rows"]
-    is_own = old >= 0.75 * (1 - rows["test"] / sum(rows.values())) * (old + new)
-    return data.val if is_own else JoinedRows(data.train, data.val)
+    rows = data.train if args.share_val is None else data.val
+    index = np.arange(len(rows))
+    if known and any(known["args"].get(x) for x in OF_TEST) and (args.asked or args).share_val is None:
+        learned = np.concatenate([known["trained"], known["validated"]])
+        is_learned = np.isin(rows.text_hash.view(np.int64), learned)
+        old, texts = (len(np.unique(some)) for some in (rows.text_hash[is_learned], rows.text_hash))
+        parts = known["data"]["rows"]
+        if old >= 0.75 * (1 - parts["test"] / sum(parts.values())) * texts:
+            index = np.flatnonzero(~is_learned)
+    return SomeRows(rows, index)
 
 
-def new_rows(args: EvaluateConfig, rows: RowSet, known: dict[str, Any] | None) -> np.ndarray:
+def new_rows(args: EvaluateConfig, rows: RowSet, known: dict | None) -> np.ndarray:
     """Return the rows whose texts the model is not known to be trained on, bool [N]. Raises UserError if none
     is left, as figures on texts that were learned say nothing about others, unless --share-val is 1.
     """
@@ -354,7 +352,7 @@ def run(args: EvaluateConfig, world: World) -> None:
 
     def find() -> str:
         if outline := models.outline(args.model):  # names are checked before a model is made
-            prepare_rows(args, "", outline, None, world)
+            prepare_rows(args, "", outline, world)
         return models.find_weights(args.model, args.model)
 
     file = world.run_on_main(find)
@@ -364,12 +362,12 @@ def run(args: EvaluateConfig, world: World) -> None:
     if kind != "mixer":
         world.print(f"{args.model}: {KINDS[kind]}: the report is on the decoder that it has")
     known = state if "trained" in state else None  # else what it was trained on is not known
-    prepared = world.run_on_main(lambda: prepare_rows(args, file, loaded, known, world))
+    prepared = world.run_on_main(lambda: prepare_rows(args, file, loaded, world))
     settings, output, folder = prepared
     shared = models.is_shared(args.model)
     target = os.path.join(output, FITTED) if shared else file  # of what is fitted
     data = preparing.on_every_node(settings, output, folder, world, world.give_up_if_asked)
-    rows = chosen_rows(settings, data, known)
+    rows = chosen_rows(args, data, known)
     is_new = world.run_on_main(lambda: new_rows(args, rows, known))
     facts = data_facts(settings, state, data, rows, known)
     world.print(*report_lines(data.report)[:1], *report_of.data_lines(facts), sep="\n")
@@ -454,8 +452,8 @@ def groups_of(
     settings: PrepareSettings,
     levels: tuple[str | None, list[int]],
     data: PreparedData,
-    rows: RowSet,
-    known: dict[str, Any] | None,
+    rows: SomeRows,
+    known: dict | None,
 ) -> report_of.Groups:
     """Return the groups of rows that get an accuracy each: by language, number of codes, major group, how the
     training knows them, and by the values of the columns that are named, "column NAME".
@@ -485,9 +483,8 @@ def groups_of(
             for chunk in read_chunks(path, [name], *settings.how):
                 lines = (chunk.lines + (i << 40)).tolist()
                 cells.update((line, cell.strip() or "(blank)") for line, cell in zip(lines, chunk.columns[0]))
-        parts = [os.path.join(data.folder, f"{part}.lines") for part in ("train", "val")]
-        lines = np.concatenate([map_array(path, preparing.LINES) for path in parts])[-len(rows) :]
-        groups[f"column {name}"] = of_values([cells[line] for line in lines.tolist()])
+        lines = map_array(os.path.join(data.folder, f"{rows.rows.part}.lines"), preparing.LINES)
+        groups[f"column {name}"] = of_values([cells[line] for line in lines[rows.index].tolist()])
     return groups
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from histocc.data.arrays import PreparedData, RowSet
+from histocc.data.arrays import PreparedData, RowSet, SomeRows
 from histocc.formatter import BlockyFormatter, cut, hisco_classes
 from histocc.model.confidence import BINS, Thresholds, bin_of, calibration_error, curve
 from histocc.predict.coder import Coded
@@ -272,10 +272,9 @@ def confusions(
     ]
 
 
-def rows_outside_key(data: PreparedData, rows: RowSet) -> int:
+def rows_outside_key(data: PreparedData, rows: SomeRows) -> int:
     """Return how many further rows of this part of the data have codes that the model does not know."""
-    counted = data.report["rows_outside_key"]
-    return counted["val"] if rows is data.val else sum(counted.values())
+    return data.report["rows_outside_key"][rows.rows.part]
 
 
 def decoder_report(
@@ -283,7 +282,7 @@ def decoder_report(
     of_row: np.ndarray,
     formatter: BlockyFormatter,
     data: PreparedData,
-    rows: RowSet,
+    rows: SomeRows,
     groups: Groups,
     levels: tuple[str | None, list[int]],
     titles: dict[str, str],
