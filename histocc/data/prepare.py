@@ -23,7 +23,7 @@ import numpy as np
 
 from histocc.data.arrays import ARRAYS, FILES, META, PreparedData, RowSet, fault, map_array, write_last
 from histocc.data.config import PrepareSettings, fingerprint
-from histocc.data.records import DECIDED, MAX_WEIGHT, Records, Table, nothing
+from histocc.data.records import DECIDED, MAX_WEIGHT, Records, Table
 from histocc.data.report import compare_rows, describe_parts
 from histocc.data.rows import (
     BLANK,
@@ -198,7 +198,13 @@ class Reader:
                 rejects.append((lines[i], column, values[i], kind, reason))
                 outside.extend([i] * (kind == OUTSIDE_KEY))
 
-        self._note_texts(records, cells, note)
+        note("texts_composed", records.composed)
+        note("dittos_filled" if settings.ditto else "dittos", records.dittos)
+        joined = "".join(cells)
+        if _ODD.search(joined) and _BROKEN.search(joined):
+            note("letters_broken", [i for i, cell in enumerate(cells) if _BROKEN.search(cell)])
+        if "\n" in joined or "\r" in joined:
+            note("texts_of_lines", [i for i, cell in enumerate(cells) if {"\n", "\r"} & {*cell.strip()}])
         reason = "the text holds NUL, or a character from U+E000 to U+E004, which marks its ends"
         for i, place in records.forbidden.items():
             values = list(map(str.strip, records.columns[place]))
@@ -227,7 +233,10 @@ class Reader:
         # texts that differ in further columns alone are of the same part
         splits_by, times = records.first, np.array(records.weights)
         if outside:
-            self._count_outside_key(part, [splits_by[i].strip() for i in outside], times[outside])
+            hashes = text_hashes([splits_by[i].strip() for i in outside])
+            is_val, is_test = parts_of(settings, self.named, part, hashes)
+            self.outside_key["train"] += int(times[outside][~(is_val | is_test)].sum())
+            self.outside_key["val"] += int(times[outside][is_val].sum())
         languages = records.languages
         if not keep.all():
             lines, codes, times = lines[keep], codes[keep], times[keep]
@@ -246,22 +255,6 @@ class Reader:
             texts = list(chain.from_iterable(map(repeat, texts, times.tolist())))
             arrays = {name: values.repeat(times, axis=0) for name, values in arrays.items()}
         self._write(part, texts, arrays)
-
-    def _count_outside_key(self, part: str, texts: list[str], times: np.ndarray) -> None:
-        """Count rows with codes outside the key by the part that their descriptions are of; times: [n]."""
-        is_val, is_test = parts_of(self.settings, self.named, part, text_hashes(texts))
-        self.outside_key["train"] += int(times[~(is_val | is_test)].sum())
-        self.outside_key["val"] += int(times[is_val].sum())
-
-    def _note_texts(self, records: Records, cells: list[str], note: Callable) -> None:
-        """Note unusual descriptions; cells: as they are written."""
-        note("texts_composed", records.composed)
-        note("dittos_filled" if self.settings.ditto else "dittos", records.dittos)
-        joined = "".join(cells)
-        if _ODD.search(joined) and _BROKEN.search(joined):
-            note("letters_broken", [i for i, cell in enumerate(cells) if _BROKEN.search(cell)])
-        if "\n" in joined or "\r" in joined:
-            note("texts_of_lines", [i for i, cell in enumerate(cells) if {"\n", "\r"} & {*cell.strip()}])
 
     def _languages(self, path: str, lines: np.ndarray, cells: list[str], texts: list[str]) -> np.ndarray:
         """Return the numbers of the languages of kept rows, int64 [n]."""
@@ -515,7 +508,7 @@ def prepare(
     save_path: str,
     say: Callable[[str], None] = print,
     reports: OwnFiles | None = None,
-    check: Callable[[], None] = nothing,
+    check: Callable[[], None] = lambda: None,
 ) -> str:
     """Return the folder of the data under `save_path`/prepared, made if missing or damaged. One process.
 
@@ -605,7 +598,7 @@ def on_every_node(
     def prepared_here() -> str:
         if world.rank == 0 or fault(folder) is None:  # rank 0 has just compared the checksums
             return folder
-        return prepare(settings, save_path, nothing, None, check)
+        return prepare(settings, save_path, lambda _: None, None, check)
 
     leaders = world.node_leaders()
     folders = world.run_on(leaders, prepared_here)

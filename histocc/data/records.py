@@ -21,10 +21,6 @@ MAX_WEIGHT = 1_000_000
 _ODD = re.compile("[\0\ue000-\ue004]")  # ends of texts in hashes, and marks of the model's inputs
 
 
-def nothing(*_) -> None:
-    """Do nothing: the default for callbacks that report or check."""
-
-
 def fill_dittos(texts: list[str], above: str, fill: bool) -> list[int]:
     """Return which texts only repeat the one above; with `fill` they become it, the first of them `above`."""
     dittos = [i for i, text in enumerate(texts) if len(text) < 8 and text.strip().casefold() in DITTOS]
@@ -113,12 +109,12 @@ class Table:
         chosen = [*map(header.index, named), *decided]
         self.places = list(range(len(header))) if others is None else chosen
         self.names = [header[place] for place in self.places]
-        self.decided = max((i for i, place in enumerate(self.places) if [place] == decided), default=None)
+        self.decided = self.places.index(decided[0]) if decided else None
         self.texts, self.codes = list(map(self.names.index, texts)), list(map(self.names.index, codes))
         self.languages = self.names.index(language_col) if language_col else None
         self.weights = self.names.index(weight_col) if weight_col else None
 
-    def records(self, check: Callable[[], Any] = nothing) -> Iterator[Records]:
+    def records(self, check: Callable[[], Any] = lambda: None) -> Iterator[Records]:
         """Yield all rows, many at a time. `check` is called before each yield. Raises UserError."""
         above = ""
         for chunk in read_chunks(self.path, self.places, *self.how):

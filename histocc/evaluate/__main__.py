@@ -233,7 +233,7 @@ def prepare_rows(
         what = "--baseline: the rows of the training are not beside the model"
         raise UserError(f"{what}; --prepare-only with the command of the training prepares them again")
     try:
-        folder = preparing.prepare(settings, output, preparing.nothing, check=world.give_up_if_asked)
+        folder = preparing.prepare(settings, output, lambda _: None, check=world.give_up_if_asked)
         return settings, output, folder
     except preparing.UnusableData as error:
         rejected, left, aside = (error.report[name] for name in ("rejected", "train_rows", "val_rows"))
@@ -245,13 +245,15 @@ def prepare_rows(
     raise UserError(f"{', '.join(args.data)}: no row can be evaluated ({'; '.join(kinds)}){hint}")
 
 
-def data_facts(
-    settings: PrepareSettings, state: dict, data: PreparedData, rows: SomeRows, known: dict | None
-) -> dict:
+def data_facts(settings: PrepareSettings, state: dict, data: PreparedData, rows: SomeRows) -> dict:
     """Return the facts about the data: rows that are evaluated and rows that are not, and how many of the
     texts the run was trained and validated on (None if that is not known).
     """
     number, texts = np.bincount(rows.language, minlength=len(data.languages)), np.unique(rows.text_hash)
+
+    def known(name: str) -> int | None:
+        return int(np.isin(texts.view(np.int64), state[name]).sum()) if name in state else None
+
     return {
         "files": settings.train_files,
         "rows_read": data.report["rows"],
@@ -261,14 +263,14 @@ def data_facts(
         "test_part": len(rows) < len(rows.rows),
         "other_part_rows": len(data.train) + len(data.val) - len(rows),
         "rejected": data.report["rejected"],
-        "rows_outside_key": report_of.rows_outside_key(data, rows),
+        "rows_outside_key": data.report["rows_outside_key"][rows.rows.part],
         "unknown_languages": {
             name: int(count)
             for name, count in zip(data.languages, number)
             if count and name not in state["languages"] and name != UNKNOWN_LANGUAGE
         },
-        "texts_trained_on": known and int(np.isin(texts.view(np.int64), known["trained"]).sum()),
-        "texts_validated_on": known and int(np.isin(texts.view(np.int64), known["validated"]).sum()),
+        "texts_trained_on": known("trained"),
+        "texts_validated_on": known("validated"),
     }
 
 
@@ -278,28 +280,29 @@ def training_rows(file: str, state: dict) -> PreparedData | None:
     return all_trained(data) if data and state.get("refit") else data
 
 
-def chosen_rows(args: EvaluateConfig, data: PreparedData, known: dict | None) -> SomeRows:
+def chosen_rows(args: EvaluateConfig, data: PreparedData, state: dict) -> SomeRows:
     """Return the rows to evaluate: all that --share-val takes or, without it, the test part of the training,
     rows of texts that were not learned, if three quarters as many texts as in its data were learned, or more;
-    another table may share some. known: the checkpoint, if it says what was learned.
+    another table may share some.
     """
     rows = data.train if args.share_val is None else data.val
     index = np.arange(len(rows))
-    if known and any(known["args"].get(x) for x in OF_TEST) and (args.asked or args).share_val is None:
-        learned = np.concatenate([known["trained"], known["validated"]])
+    has_test = "trained" in state and any(state["args"].get(name) for name in OF_TEST)
+    if has_test and (args.asked or args).share_val is None:
+        learned = np.concatenate([state["trained"], state["validated"]])
         is_learned = np.isin(rows.text_hash.view(np.int64), learned)
         old, texts = (len(np.unique(some)) for some in (rows.text_hash[is_learned], rows.text_hash))
-        parts = known["data"]["rows"]
+        parts = state["data"]["rows"]
         if old >= 0.75 * (1 - parts["test"] / sum(parts.values())) * texts:
             index = np.flatnonzero(~is_learned)
     return SomeRows(rows, index)
 
 
-def new_rows(args: EvaluateConfig, rows: RowSet, known: dict | None) -> np.ndarray:
+def new_rows(args: EvaluateConfig, rows: RowSet, state: dict) -> np.ndarray:
     """Return the rows whose texts the model is not known to be trained on, bool [N]. Raises UserError if none
     is left, as figures on texts that were learned say nothing about others, unless --share-val is 1.
     """
-    is_new = ~np.isin(rows.text_hash.view(np.int64), known["trained"] if known else [])
+    is_new = ~np.isin(rows.text_hash.view(np.int64), state.get("trained", []))
     fits, share = args.fit_thresholds or args.fit_confidence, (args.asked or args).share_val
     if not is_new.any() and (fits or share != 1):
         what = f"the model was trained on all texts of {', '.join(args.data)}"
@@ -361,15 +364,14 @@ def run(args: EvaluateConfig, world: World) -> None:
     kind = state.get("kind", "mixer")
     if kind != "mixer":
         world.print(f"{args.model}: {KINDS[kind]}: the report is on the decoder that it has")
-    known = state if "trained" in state else None  # else what it was trained on is not known
     prepared = world.run_on_main(lambda: prepare_rows(args, file, loaded, world))
     settings, output, folder = prepared
     shared = models.is_shared(args.model)
     target = os.path.join(output, FITTED) if shared else file  # of what is fitted
     data = preparing.on_every_node(settings, output, folder, world, world.give_up_if_asked)
-    rows = chosen_rows(args, data, known)
-    is_new = world.run_on_main(lambda: new_rows(args, rows, known))
-    facts = data_facts(settings, state, data, rows, known)
+    rows = chosen_rows(args, data, state)
+    is_new = world.run_on_main(lambda: new_rows(args, rows, state))
+    facts = data_facts(settings, state, data, rows)
     world.print(*report_lines(data.report)[:1], *report_of.data_lines(facts), sep="\n")
     precision = Precision("float32", world.device)  # as in training
     precision.use()
@@ -389,7 +391,7 @@ def run(args: EvaluateConfig, world: World) -> None:
         what["decoder"] = DECODERS[coder.best_decoder].in_report
         report = {"model": what, "data": facts, "resamples": args.resamples}
         levels = levels_of(data.codes, formatter.within_block_sep, args.levels or [])
-        groups = groups_of(settings, levels, data, rows, known)
+        groups = groups_of(settings, levels, data, rows, state)
         titles = read_descriptions(args.descriptions, data.codes, formatter)
         how = formatter, data, rows, groups, levels, titles, args.resamples, args.seed
         report |= {"seed": args.seed, "levels": f"parts between {levels[0]}" if levels[0] else "digits"}
@@ -413,10 +415,8 @@ def run(args: EvaluateConfig, world: World) -> None:
     if args.fit_confidence:
         stored = world.run_on_main(lambda: stored)
         loaded = model, formatter, state | stored
-        stored |= (
-            fitting.fit_confidence(target, loaded, rows, is_new, data, world, args.batch_size, precision)
-            or {}
-        )
+        found = fitting.fit_confidence(target, loaded, rows, is_new, data, world, args.batch_size, precision)
+        stored |= found or {}
     if stored and world.is_main:
         if shared:
             files.OwnFiles(output, args.overwrite).claim(FITTED)
@@ -453,7 +453,7 @@ def groups_of(
     levels: tuple[str | None, list[int]],
     data: PreparedData,
     rows: SomeRows,
-    known: dict | None,
+    state: dict,
 ) -> report_of.Groups:
     """Return the groups of rows that get an accuracy each: by language, number of codes, major group, how the
     training knows them, and by the values of the columns that are named, "column NAME".
@@ -470,11 +470,11 @@ def groups_of(
     if len(levels[1]) > 1:
         major = [cut(code, levels[1][0], levels[0]) for code in data.codes]
         groups["major_group"] = of_values([major[code] for code in codes[:, 0].tolist()])
-    if known is not None:
-        rarest = np.array([*known["data"]["rows_of_codes"], 1 << 60])[codes].min(1)
+    if "trained" in state:
+        rarest = np.array([*state["data"]["rows_of_codes"], 1 << 60])[codes].min(1)
         words = ("0", "1 to 9", "10 to 99", "100 to 999", "1,000 or more")
         groups["frequency"] = np.digitize(rarest, (1, 10, 100, 1000)), words
-        seen = np.isin(rows.text_hash.view(np.int64), known["trained"])
+        seen = np.isin(rows.text_hash.view(np.int64), state["trained"])
         words = ("text seen", "text new, codes seen", "text new, a code new")
         groups["training"] = np.where(seen, 0, 1 + (rarest == 0)), words
     for name in settings.by or ():

@@ -272,11 +272,6 @@ def confusions(
     ]
 
 
-def rows_outside_key(data: PreparedData, rows: SomeRows) -> int:
-    """Return how many further rows of this part of the data have codes that the model does not know."""
-    return data.report["rows_outside_key"][rows.rows.part]
-
-
 def decoder_report(
     coded: list[Coded],
     of_row: np.ndarray,
@@ -325,7 +320,7 @@ def decoder_report(
     kinds = [pairs[0][hit], pairs[0][~hit], pairs[1][~np.isin(*pairs[::-1], assume_unique=True)]]
     for over, each in (("over_rows", np.ones(n)), ("over_texts", 1 / weight[text])):
         by_digits[-1][over]["macro_f1"] = macro_f1(kinds, len(names), each, text, *how)
-    outside = rows_outside_key(data, rows)
+    outside = data.report["rows_outside_key"][rows.rows.part]  # further rows of this part
     of_classes = {}
     if formatter.kind == "hisco":
         true_first = [data.codes[i] for i in rows.codes[:, 0].tolist()]
@@ -550,7 +545,7 @@ def markdown(report: dict) -> str:
     """Return the text of report.md."""
     model, data = report["model"], report["data"]
     what = f"{model['file']}, step {model['step'] or 0:,}, {model['codes']:,} codes of {model['system']}"
-    made_by = ", ".join(map(" ".join, report.get("made_by", {}).items())) or "an earlier version"
+    made_by = ", ".join(map(" ".join, report["made_by"].items()))
     lines = ["# Evaluation", "", f"Model: {what}. Data: {', '.join(data['files'])}. Made by {made_by}.", ""]
     lines += [f"- {line}" for line in data_lines(data)]
     rows = [

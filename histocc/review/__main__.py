@@ -214,7 +214,7 @@ def apply_sheets(args: ReviewConfig, coded: CodedFile, key: list[str] | None) ->
 
     def final_row(record: Record) -> list[str]:
         text, before, decider = key_of(record.text, record.language), record.codes, record.decider
-        row, times = coded.cells_of(record), record.weight
+        row, times = [*record.cells, *coded.added], record.weight
         if text in answers:
             counts["rows"] += times
             counts["changed"] += times * (answers[text][0] != coded.answer(before, decider))

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from histocc.data.config import column_flags
-from histocc.data.records import DECIDED, MODEL, Record, Table
+from histocc.data.records import DECIDED, MODEL, Table
 from histocc.data.rows import MISSING_WORDS, code_of_cell, language_name
 from histocc.data.tables import column_problems, table_format, table_rows
 from histocc.formatter import CLASSES, BlockyFormatter, make_formatter, split_codes
@@ -180,7 +180,12 @@ class CodedFile:
         marks: set[str | None] = set()
         self.rows = several = same = 0
         for record in self.table:
-            row, codes, decider, times = self.cells_of(record), record.codes, record.decider, record.weight
+            row, codes, decider, times = (
+                [*record.cells, *self.added],
+                record.codes,
+                record.decider,
+                record.weight,
+            )
             self.rows += times
             marks.add(None if fitted is None else row[fitted])
             probs, key = [row[i] for i in self.probs if row[i]], key_of(record.text, record.language)
@@ -212,10 +217,6 @@ class CodedFile:
         self.alternatives = 0 < several == same
         unfitted = f"conf is not {'known to be ' if fitted is None else ''}fitted"
         self.unfitted = None if self.conf is None else "" if marks == {"1"} else unfitted
-
-    def cells_of(self, record: Record) -> list[str]:
-        """Return the cells of a row, by `header`."""
-        return [*record.cells, *self.added]
 
     def know(self, other: "CodedFile") -> None:
         """Take the texts that another file decides as decided: by the person that it names, or in a table
