@@ -30,7 +30,7 @@ from histocc.data import prepare as prep
 from histocc.data import report as data_report
 from histocc.data.arrays import META, PreparedData, fault
 from histocc.data.config import PrepareSettings, file_problems, fingerprint
-from histocc.data.learned import entries
+from histocc.data.learned import entries, hashes_of
 from histocc.data.split import split_values
 from histocc.formatter import classes_in_words, make_formatter
 from histocc.runtime.errors import UserError
@@ -392,14 +392,14 @@ def test_a_third_part_is_kept_for_a_test(tmp_path):
 
 def test_a_checkpoint_knows_its_texts_by_hashes_that_stay(tmp_path):
     """Whatever their case, blanks and language; those of an earlier training, too."""
-    some = text_hashes(["Wine  merchant", "wine merchant", "gårdmand"]).view(np.int64).tolist()
+    some = hashes_of(["Wine  merchant", "wine merchant ", "gårdmand"], "as-is").tolist()
     assert some == [-1800602900164335229, -1800602900164335229, -4237871475127976014]
     content = "occ1,shop,hisco_1,lang\n" + "".join(f"smith {i},Forge {i % 2},83110,en\n" for i in range(30))
     more = {"input_col": ["occ1", "shop"], "language_col": "lang", "share_val": 0.3}
     data = prepare(tmp_path, content, **more).data
     kept = entries(data, None, {}, {"trained": torch.tensor([7])})
     texts = join_columns([f"SMITH {i}" for i in range(30)], [[f"forge {i % 2} " for i in range(30)]])
-    of_texts = text_hashes(texts).view(np.int64).tolist()
+    of_texts = hashes_of(texts, "as-is").tolist()
     assert sorted([7, *of_texts]) == sorted([*kept["trained"].tolist(), *kept["validated"].tolist()])
     assert kept["trained"].tolist() == sorted(kept["trained"].tolist()) and 0 < len(kept["validated"]) < 20
     assert kept["data"]["rows"] == {"train": len(data.train), "val": len(data.val), "test": 0}

@@ -9,11 +9,24 @@ import torch
 
 from histocc.data.arrays import PreparedData, code_counts
 from histocc.data.report import report_lines
+from histocc.text import cleaner, text_hashes
+
+ENTRIES = ("trained", "validated", "data")  # of a checkpoint, by `entries`
+
+
+def hashes_of(texts: list[str], rule: str) -> np.ndarray:
+    """Return the hashes by which a checkpoint knows texts, int64 [n], the same in every version and on every
+    machine: of the texts as a model with this text rule reads them, but for case and blanks. Texts of several
+    columns are joined (`join_columns`). The language does not count: all rows of a text are in one part.
+    """
+    clean = cleaner(rule)
+    cleaned = [clean(text.replace("\0", " ")).strip() for text in texts]
+    return text_hashes(cleaned)[: len(texts)].view(np.int64)
 
 
 def entries(data: PreparedData, *earlier: dict[str, Any] | None) -> dict[str, Any]:
-    """Return entries of a checkpoint: `trained` and `validated`, the sorted `text_hashes` of distinct texts,
-    int64 [T]; `data`, plain values about the rows. earlier: checkpoints that the model started from.
+    """Return ENTRIES: `trained` and `validated`, the sorted hashes (`hashes_of`) of distinct texts, int64
+    [T]; `data`, plain values about the rows. earlier: checkpoints whose texts the model has learned, too.
     """
     report = data.report
     about = {
