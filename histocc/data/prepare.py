@@ -23,7 +23,7 @@ import numpy as np
 
 from histocc.data.arrays import ARRAYS, FILES, META, PreparedData, RowSet, fault, map_array, write_last
 from histocc.data.config import PrepareSettings, fingerprint
-from histocc.data.records import DECIDED, MAX_WEIGHT, Records, Table
+from histocc.data.records import DECIDED, MAX_WEIGHT, Records, Table, nothing
 from histocc.data.report import compare_rows, describe_parts
 from histocc.data.rows import (
     BLANK,
@@ -508,7 +508,7 @@ def prepare(
     save_path: str,
     say: Callable[[str], None] = print,
     reports: OwnFiles | None = None,
-    check: Callable[[], None] = lambda: None,
+    check: Callable[[], None] = nothing,
 ) -> str:
     """Return the folder of the data under `save_path`/prepared, made if missing or damaged. One process.
 
@@ -598,7 +598,7 @@ def on_every_node(
     def prepared_here() -> str:
         if world.rank == 0 or fault(folder) is None:  # rank 0 has just compared the checksums
             return folder
-        return prepare(settings, save_path, lambda _: None, None, check)
+        return prepare(settings, save_path, nothing, None, check)
 
     leaders = world.node_leaders()
     folders = world.run_on(leaders, prepared_here)

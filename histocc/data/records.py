@@ -21,6 +21,10 @@ MAX_WEIGHT = 1_000_000
 _ODD = re.compile("[\0\ue000-\ue004]")  # ends of texts in hashes, and marks of the model's inputs
 
 
+def nothing(*_) -> None:
+    """Do nothing: the default for callbacks that report or check."""
+
+
 def fill_dittos(texts: list[str], above: str, fill: bool) -> list[int]:
     """Return which texts only repeat the one above; with `fill` they become it, the first of them `above`."""
     dittos = [i for i, text in enumerate(texts) if len(text) < 8 and text.strip().casefold() in DITTOS]
@@ -114,7 +118,7 @@ class Table:
         self.languages = self.names.index(language_col) if language_col else None
         self.weights = self.names.index(weight_col) if weight_col else None
 
-    def records(self, check: Callable[[], Any] = lambda: None) -> Iterator[Records]:
+    def records(self, check: Callable[[], Any] = nothing) -> Iterator[Records]:
         """Yield all rows, many at a time. `check` is called before each yield. Raises UserError."""
         above = ""
         for chunk in read_chunks(self.path, self.places, *self.how):
@@ -138,9 +142,7 @@ class Table:
                 odd = (i for i, cell in enumerate(column) if _ODD.search(cell))
                 some.forbidden |= dict.fromkeys(odd, place)
         rows = len(first)
-        some.languages = [self.language] * rows
-        if self.languages is not None:
-            some.languages = chunk.columns[self.languages]
+        some.languages = [self.language] * rows if self.languages is None else chunk.columns[self.languages]
         some.weights, some.deciders = [1] * rows, [""] * rows
         if self.weights is not None:
             some.weights = list(map(weight_of, chunk.columns[self.weights]))
@@ -148,11 +150,8 @@ class Table:
             cells = list(map(str.strip, chunk.columns[self.decided]))
             some.deciders = ["" if is_undecided(cell) else cell for cell in cells]
             # in a table that no model has coded, a blank cell says that the codes were there before
-            some.guesses = [
-                i
-                for i, name in enumerate(some.deciders)
-                if not name and (self.has_answers or cells[i] in (MODEL, GUESS))
-            ]
+            is_guess = is_undecided if self.has_answers else (MODEL, GUESS).__contains__
+            some.guesses = [i for i, cell in enumerate(cells) if is_guess(cell)]
         return some
 
     def __iter__(self) -> Iterator[Record]:

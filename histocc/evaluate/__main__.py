@@ -233,7 +233,7 @@ def prepare_rows(
         what = "--baseline: the rows of the training are not beside the model"
         raise UserError(f"{what}; --prepare-only with the command of the training prepares them again")
     try:
-        folder = preparing.prepare(settings, output, lambda _: None, check=world.give_up_if_asked)
+        folder = preparing.prepare(settings, output, preparing.nothing, check=world.give_up_if_asked)
         return settings, output, folder
     except preparing.UnusableData as error:
         rejected, left, aside = (error.report[name] for name in ("rejected", "train_rows", "val_rows"))
