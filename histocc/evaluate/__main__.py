@@ -370,7 +370,7 @@ def run(args: EvaluateConfig, world: World) -> None:
     target = os.path.join(output, FITTED) if shared else file  # of what is fitted
     data = preparing.on_every_node(settings, output, folder, world, world.give_up_if_asked)
     rows = chosen_rows(args, data, state)
-    is_new = world.run_on_main(lambda: new_rows(args, rows, state))
+    is_new = new_rows(args, rows, state)
     facts = data_facts(settings, state, data, rows)
     world.print(*report_lines(data.report)[:1], *report_of.data_lines(facts), sep="\n")
     precision = Precision("float32", world.device)  # as in training
