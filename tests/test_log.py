@@ -250,18 +250,13 @@ def test_a_login_that_wandb_lacks_is_said_before_anything_is_written(tmp_path, m
     assert not [*args.problems()]
 
 
-@pytest.mark.parametrize("ends, said", [("limit", "no answer within 0.5 s. "), ("signal", None)])
-def test_a_login_that_hangs_has_an_end(tmp_path, monkeypatch, ends, said):
-    """Its limit, or a signal, after which the run is stopped elsewhere."""
+def test_a_login_that_hangs_has_an_end(tmp_path, monkeypatch):
     (tmp_path / "wandb.py").write_text("import time\ndef login(verify): time.sleep(600)\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
-    monkeypatch.setattr("histocc.trainer.config.LOGIN_SECONDS", 0.5 if ends == "limit" else 600.0)
-    with signals.listening() as stop:
-        if ends == "signal":
-            threading.Timer(0.3, stop.receive, [signal.SIGTERM]).start()
-        (problem,) = [*ScriptConfig(log_wandb=True, save_path=str(tmp_path)).problems()] or [None]
-    assert problem is said or problem.startswith(f"--log-wandb: {said}")
+    monkeypatch.setattr("histocc.trainer.config.LOGIN_SECONDS", 0.5)
+    (problem,) = ScriptConfig(log_wandb=True, save_path=str(tmp_path)).problems()
+    assert problem.startswith("--log-wandb: no answer within 0.5 s.")
 
 
 def test_a_signal_ends_the_wait_for_a_library(capsys, monkeypatch):

@@ -118,8 +118,7 @@ def open_table(
         return _parquet(path)
     if kind == "workbook":
         return _workbook(path, sheet, texts, flags)
-    reader = "read_dta" if kind == "Stata" else "read_sav"
-    return _statistics(path, kind, reader, encoding, texts, flags) if kind else None
+    return _statistics(path, kind, encoding, texts, flags) if kind else None
 
 
 def _package(path: str, name: str, extra: str) -> Any:
@@ -216,9 +215,8 @@ def _workbook(path: str, sheet: str | None, texts: Sequence[str], flags: bool) -
     rows = [(each, i) for each in among for i, row in enumerate(each.top) if any(row)]
     is_found = [row for row in rows if texts and {*texts} <= {composed(cell) for cell in row[0].top[row[1]]}]
     if texts and not is_found and len({each.name for each, _ in rows}) > 1:
-        what = (
-            f"no sheet has a row with the column names {', '.join(map(repr, texts))} among its first {_TOP}"
-        )
+        named = ", ".join(map(repr, texts))
+        what = f"no sheet has a row with the column names {named} among its first {_TOP}"
         others = ". --sheet and --input-col name others" * flags
         raise UserError(f"{path}: {what}; the sheets are {listed}{others}")
     found, at = next(iter(is_found or rows), (among[0], -1))  # the row with the names of the columns
@@ -302,10 +300,9 @@ def _has_unstored_formulas(path: str) -> bool:
 # ---- Stata and SPSS
 
 
-def _statistics(
-    path: str, kind: str, reader: str, encoding: str | None, texts: Sequence[str], flags: bool
-) -> Binary:
+def _statistics(path: str, kind: str, encoding: str | None, texts: Sequence[str], flags: bool) -> Binary:
     _package(path, "pyreadstat", "stata")
+    reader = "read_dta" if kind == "Stata" else "read_sav"
     encoding = encoding and encoding.removesuffix("-sig").upper()
 
     def table(**rows: Any) -> tuple[dict[str, list], Any]:

@@ -255,7 +255,6 @@ class PrepareSettings:
     share_test: float = 0.0
     split_col: str | None = None
     leave_out: list[str] | None = None
-    learned: Any = None  # for evaluate: hashes, int64 [T]: these texts are the part `train`, others `val`
     by: list[str] | None = None  # for evaluate: columns that it groups rows by; their lines are kept
     input_col: list[str] = field(default_factory=lambda: text_columns(None))
     language: str = UNKNOWN_LANGUAGE
@@ -332,8 +331,6 @@ def fingerprint(settings: PrepareSettings) -> str:
     hexadecimal digits. Raises UserError.
     """
     plain: dict[str, Any] = asdict(settings) | {"prepared_format": PREPARED_FORMAT}
-    if (hashes := plain.pop("learned")) is not None:
-        plain["learned"] = hashlib.sha256(hashes).hexdigest()
     for name in ("train_files", "val_files"):
         plain[name] = []
         for path in getattr(settings, name):

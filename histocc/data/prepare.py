@@ -50,13 +50,7 @@ from histocc.formatter import BlockyFormatter, classes_in_words, hisco_key
 from histocc.runtime.errors import UserError, in_words
 from histocc.runtime.files import OwnFiles, atomic_write, kind_of, run_lock
 from histocc.runtime.log import Stage
-from histocc.text import (
-    AS_IS,
-    LANGUAGE_SEPARATOR,
-    UNKNOWN_LANGUAGE,
-    code_points,
-    text_hashes,
-)
+from histocc.text import AS_IS, LANGUAGE_SEPARATOR, UNKNOWN_LANGUAGE, code_points, text_hashes
 
 if TYPE_CHECKING:
     from histocc.runtime.world import World
@@ -204,7 +198,13 @@ class Reader:
                 rejects.append((lines[i], column, values[i], kind, reason))
                 outside.extend([i] * (kind == OUTSIDE_KEY))
 
-        self._note_texts(records, cells, note)
+        note("texts_composed", records.composed)
+        note("dittos_filled" if settings.ditto else "dittos", records.dittos)
+        joined = "".join(cells)
+        if _ODD.search(joined) and _BROKEN.search(joined):
+            note("letters_broken", [i for i, cell in enumerate(cells) if _BROKEN.search(cell)])
+        if "\n" in joined or "\r" in joined:
+            note("texts_of_lines", [i for i, cell in enumerate(cells) if {"\n", "\r"} & {*cell.strip()}])
         reason = "the text holds NUL, or a character from U+E000 to U+E004, which marks its ends"
         for i, place in records.forbidden.items():
             values = list(map(str.strip, records.columns[place]))
@@ -230,10 +230,13 @@ class Reader:
         for line, column, value, kind, reason in sorted(rejects, key=lambda reject: reject[0]):
             stops = kind == DOES_NOT_FIT and not settings.drop_bad_labels
             self.findings.reject(kind, path, line, column, value, reason, stops)
-        # texts that differ in further columns alone are of the same part, but a model reads these columns
-        splits_by, times = texts if settings.learned is not None else records.first, np.array(records.weights)
+        # texts that differ in further columns alone are of the same part
+        splits_by, times = records.first, np.array(records.weights)
         if outside:
-            self._count_outside_key(part, [splits_by[i].strip() for i in outside], times[outside])
+            hashes = text_hashes([splits_by[i].strip() for i in outside])
+            is_val, is_test = parts_of(settings, self.named, part, hashes)
+            self.outside_key["train"] += int(times[outside][~(is_val | is_test)].sum())
+            self.outside_key["val"] += int(times[outside][is_val].sum())
         languages = records.languages
         if not keep.all():
             lines, codes, times = lines[keep], codes[keep], times[keep]
@@ -252,22 +255,6 @@ class Reader:
             texts = list(chain.from_iterable(map(repeat, texts, times.tolist())))
             arrays = {name: values.repeat(times, axis=0) for name, values in arrays.items()}
         self._write(part, texts, arrays)
-
-    def _count_outside_key(self, part: str, texts: list[str], times: np.ndarray) -> None:
-        """Count rows with codes outside the key by the part that their descriptions are of; times: [n]."""
-        is_val, is_test = parts_of(self.settings, self.named, part, text_hashes(texts))
-        self.outside_key["train"] += int(times[~(is_val | is_test)].sum())
-        self.outside_key["val"] += int(times[is_val].sum())
-
-    def _note_texts(self, records: Records, cells: list[str], note: Callable) -> None:
-        """Note unusual descriptions; cells: as they are written."""
-        note("texts_composed", records.composed)
-        note("dittos_filled" if self.settings.ditto else "dittos", records.dittos)
-        joined = "".join(cells)
-        if _ODD.search(joined) and _BROKEN.search(joined):
-            note("letters_broken", [i for i, cell in enumerate(cells) if _BROKEN.search(cell)])
-        if "\n" in joined or "\r" in joined:
-            note("texts_of_lines", [i for i, cell in enumerate(cells) if {"\n", "\r"} & {*cell.strip()}])
 
     def _languages(self, path: str, lines: np.ndarray, cells: list[str], texts: list[str]) -> np.ndarray:
         """Return the numbers of the languages of kept rows, int64 [n]."""
@@ -428,7 +415,7 @@ class Reader:
             first = [f"{row['file']}, line {row['line']}, {row['reason']}" for row in found["first"]]
             lines = [f"{found['rows']:,} rows hold {what}. The first:", *first, "What to do:", *ways]
             return "\n    ".join(lines)
-        if not train and not (val and settings.learned is not None):
+        if not train:
             rejected = self.findings.problems("rejected")
             kinds = "; ".join(f"{kind['rows']:,} × {kind['kind']}" for kind in rejected)
             if aside := val + self.test_rows:

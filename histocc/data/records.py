@@ -113,7 +113,7 @@ class Table:
         chosen = [*map(header.index, named), *decided]
         self.places = list(range(len(header))) if others is None else chosen
         self.names = [header[place] for place in self.places]
-        self.decided = max((i for i, place in enumerate(self.places) if [place] == decided), default=None)
+        self.decided = self.places.index(decided[0]) if decided else None
         self.texts, self.codes = list(map(self.names.index, texts)), list(map(self.names.index, codes))
         self.languages = self.names.index(language_col) if language_col else None
         self.weights = self.names.index(weight_col) if weight_col else None
@@ -123,11 +123,7 @@ class Table:
         above = ""
         for chunk in read_chunks(self.path, self.places, *self.how):
             check()
-            try:
-                some = self._checked(chunk, above)
-            except UserError as error:
-                where = f"{self.path}, in lines {chunk.lines[0]:,} to {chunk.lines[-1]:,}"
-                raise UserError(f"{where}: {error}") from None
+            some = self._checked(chunk, above)
             above = some.first[-1] if some.first else above
             yield some
 
@@ -146,9 +142,7 @@ class Table:
                 odd = (i for i, cell in enumerate(column) if _ODD.search(cell))
                 some.forbidden |= dict.fromkeys(odd, place)
         rows = len(first)
-        some.languages = [self.language] * rows
-        if self.languages is not None:
-            some.languages = chunk.columns[self.languages]
+        some.languages = [self.language] * rows if self.languages is None else chunk.columns[self.languages]
         some.weights, some.deciders = [1] * rows, [""] * rows
         if self.weights is not None:
             some.weights = list(map(weight_of, chunk.columns[self.weights]))
@@ -156,11 +150,8 @@ class Table:
             cells = list(map(str.strip, chunk.columns[self.decided]))
             some.deciders = ["" if is_undecided(cell) else cell for cell in cells]
             # in a table that no model has coded, a blank cell says that the codes were there before
-            some.guesses = [
-                i
-                for i, name in enumerate(some.deciders)
-                if not name and (self.has_answers or cells[i] in (MODEL, GUESS))
-            ]
+            is_guess = is_undecided if self.has_answers else (MODEL, GUESS).__contains__
+            some.guesses = [i for i, cell in enumerate(cells) if is_guess(cell)]
         return some
 
     def __iter__(self) -> Iterator[Record]:

@@ -129,8 +129,8 @@ def report_lines(report: dict) -> list[str]:
         return [problem for problem in report["problems"] if problem["action"] == action]
 
     unusable = f", {report['unusable_rows']:,} that stop the run and are not counted below"
-    test_rows = report.get("test_rows", 0)  # data of earlier versions do not say it
-    others = f", {test_rows:,} for the test" * bool(test_rows) + unusable * bool(report["unusable_rows"])
+    others = f", {report['test_rows']:,} for the test" * bool(report["test_rows"])
+    others += unusable * bool(report["unusable_rows"])
     lines = [
         *report["read"],
         f"Rows: {report['rows']:,} read, {report['train_rows']:,} for training, {report['val_rows']:,} for"

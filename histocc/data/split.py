@@ -66,9 +66,6 @@ def parts_of(
     """Return whether texts are for the validation, and whether for the test, bool [n] each. named: as
     `named_parts` returns it; part: the part that their file is for.
     """
-    if settings.learned is not None:
-        is_new = ~np.isin(hashes.view(np.int64), settings.learned)
-        return is_new, np.zeros_like(is_new)
     values, is_test = split_values(hashes), np.isin(hashes, named.get("test", ()))
     if not (settings.split_col and "test" in named):  # the shares are for parts that the column does not name
         is_test |= 1 - values < settings.share_test

@@ -54,9 +54,8 @@ csv.field_size_limit(1 << 24)
 class Chunk:
     """Some rows of a file, below the header."""
 
-    lines: (
-        np.ndarray
-    )  # int64 [n], where each row begins in the file, from 1; the row's number if it is no text
+    # int64 [n], where each row begins in the file, from 1; the row's number if it is no text
+    lines: np.ndarray
     columns: list[list[str]]  # the cells of each wanted column, n texts each
     faults: list[tuple[int, str, str]] = field(default_factory=list)  # unreadable rows: line, kind, reason
     share: float = 0.0  # share of the file that is read, 0…1

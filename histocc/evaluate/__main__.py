@@ -25,9 +25,8 @@ from typing import Annotated, Any
 import numpy as np
 import torch
 
-from histocc.data import learned
 from histocc.data import prepare as preparing
-from histocc.data.arrays import JoinedRows, PreparedData, RowSet, all_trained, map_array
+from histocc.data.arrays import PreparedData, RowSet, SomeRows, all_trained, map_array
 from histocc.data.config import (
     AUTO,
     Column,
@@ -152,12 +151,9 @@ def load(args: EvaluateConfig, file: str) -> models.Loaded:
     return model, formatter, state
 
 
-def prepare_settings(
-    args: EvaluateConfig, state: dict, formatter: BlockyFormatter, known: dict[str, Any] | None
-) -> PrepareSettings:
+def prepare_settings(args: EvaluateConfig, state: dict, formatter: BlockyFormatter) -> PrepareSettings:
     """Return the settings to read the data with the codes of the model in their order. Flags of OF_READING,
-    columns and language that are not given are those of the training. known: as `learned_by` returns it.
-    Raises UserError with all that is wrong.
+    columns and language that are not given are those of the training. Raises one UserError.
     """
     trained, columns = state.get("args", {}), args.target_cols or formatter.target_cols
     texts = args.input_col or text_columns(trained.get("input_col"))
@@ -195,9 +191,6 @@ def prepare_settings(
     of_columns = BlockyFormatter.from_dict({**formatter.to_dict(), "target_cols": columns})
     if AUTO in (trained.get("formatter"), formatter.kind.replace("classes", AUTO)):
         of_columns = BlockyFormatter("classes", columns, max_codes=most)  # any other text is outside the key
-    hashes = None  # of texts that are not in the test part
-    if known and any(trained.get(x) for x in OF_TEST) and (args.asked or args).share_val is None:
-        hashes = np.concatenate([known["trained"], known["validated"]])
     settings = PrepareSettings.of(
         args,
         train_files=args.data,
@@ -208,18 +201,16 @@ def prepare_settings(
         fixed_codes=sorted(state["key"], key=state["key"].get),
         clean_text=state["config"]["text"],
         number_codes=numbers,
-        learned=hashes,
     )
     raise_if_any([*problems, *file_problems(settings), *code_problems(of_columns, settings)])
     return settings
 
 
 def prepare_rows(
-    args: EvaluateConfig, file: str, loaded: models.Loaded, known: dict[str, Any] | None, world: World
+    args: EvaluateConfig, file: str, loaded: models.Loaded, world: World
 ) -> tuple[PrepareSettings, str, str]:
     """Return (settings to read the data, folder of the report, folder of the arrays below it; "" if there is
-    no model yet, and file is ""). known: as `learned_by` returns it. Rank 0 only. Raises UserError if no
-    report can be made.
+    no model yet, and file is ""). Rank 0 only. Raises UserError if no report can be made.
     """
     shared = models.is_shared(args.model)
     output = args.output or os.path.join("" if shared else os.path.dirname(file), "evaluation")
@@ -233,7 +224,7 @@ def prepare_rows(
     unfinished = None if os.path.lexists(own.path(JSON)) else own  # its own files may be replaced
     inputs |= {args.key: "the file of --key"}
     raise_if_any(files.problems(paths, inputs, args.overwrite, unfinished))
-    settings = prepare_settings(args, loaded[2], loaded[1], known)
+    settings = prepare_settings(args, loaded[2], loaded[1])
     if not file:
         return settings, output, ""
     if args.baseline and importlib.util.find_spec("sklearn") is None:
@@ -254,30 +245,32 @@ def prepare_rows(
     raise UserError(f"{', '.join(args.data)}: no row can be evaluated ({'; '.join(kinds)}){hint}")
 
 
-def data_facts(
-    settings: PrepareSettings, state: dict, data: PreparedData, rows: RowSet, known: dict[str, Any] | None
-) -> dict:
+def data_facts(settings: PrepareSettings, state: dict, data: PreparedData, rows: SomeRows) -> dict:
     """Return the facts about the data: rows that are evaluated and rows that are not, and how many of the
     texts the run was trained and validated on (None if that is not known).
     """
     number, texts = np.bincount(rows.language, minlength=len(data.languages)), np.unique(rows.text_hash)
+
+    def known(name: str) -> int | None:
+        return int(np.isin(texts.view(np.int64), state[name]).sum()) if name in state else None
+
     return {
         "files": settings.train_files,
         "rows_read": data.report["rows"],
         "rows": len(rows),
         "texts": len(texts),
         "share_val": settings.share_val,
-        "test_part": settings.learned is not None and rows is data.val,
-        "other_part_rows": data.report["train_rows"] if rows is data.val else 0,
+        "test_part": len(rows) < len(rows.rows),
+        "other_part_rows": len(data.train) + len(data.val) - len(rows),
         "rejected": data.report["rejected"],
-        "rows_outside_key": report_of.rows_outside_key(data, rows),
+        "rows_outside_key": data.report["rows_outside_key"][rows.rows.part],
         "unknown_languages": {
             name: int(count)
             for name, count in zip(data.languages, number)
             if count and name not in state["languages"] and name != UNKNOWN_LANGUAGE
         },
-        "texts_trained_on": known and int(np.isin(texts.view(np.int64), known["trained"]).sum()),
-        "texts_validated_on": known and int(np.isin(texts.view(np.int64), known["validated"]).sum()),
+        "texts_trained_on": known("trained"),
+        "texts_validated_on": known("validated"),
     }
 
 
@@ -287,30 +280,29 @@ def training_rows(file: str, state: dict) -> PreparedData | None:
     return all_trained(data) if data and state.get("refit") else data
 
 
-def learned_by(file: str, state: dict) -> dict[str, Any] | None:
-    """Return ENTRIES of a checkpoint (`learned.entries`); None if it has none. Rank 0 only."""
-    if "trained" not in state and (data := training_rows(file, state)):  # of an earlier version
-        state = learned.entries(data)
-    return {name: state[name] for name in learned.ENTRIES} if "trained" in state else None
-
-
-def chosen_rows(settings: PrepareSettings, data: PreparedData, known: dict[str, Any] | None) -> RowSet:
-    """Return the rows to evaluate: those of texts that were not learned, the test part of the training, if
-    three quarters as many texts as in its data were learned, or more; another table may share some.
+def chosen_rows(args: EvaluateConfig, data: PreparedData, state: dict) -> SomeRows:
+    """Return the rows to evaluate: all that --share-val takes or, without it, the test part of the training,
+    rows of texts that were not learned, if three quarters as many texts as in its data were learned, or more;
+    another table may share some.
     """
-    if known is None or settings.learned is None:
-        return data.train if settings.share_val is None else data.val
-    old, new = (len(np.unique(part.text_hash)) for part in (data.train, data.val))
-    rows = known["data"]["rows"]
-    is_own = old >= 0.75 * (1 - rows["test"] / sum(rows.values())) * (old + new)
-    return data.val if is_own else JoinedRows(data.train, data.val)
+    rows = data.train if args.share_val is None else data.val
+    index = np.arange(len(rows))
+    has_test = "trained" in state and any(state["args"].get(name) for name in OF_TEST)
+    if has_test and (args.asked or args).share_val is None:
+        learned = np.concatenate([state["trained"], state["validated"]])
+        is_learned = np.isin(rows.text_hash.view(np.int64), learned)
+        old, texts = (len(np.unique(some)) for some in (rows.text_hash[is_learned], rows.text_hash))
+        parts = state["data"]["rows"]
+        if old >= 0.75 * (1 - parts["test"] / sum(parts.values())) * texts:
+            index = np.flatnonzero(~is_learned)
+    return SomeRows(rows, index)
 
 
-def new_rows(args: EvaluateConfig, rows: RowSet, known: dict[str, Any] | None) -> np.ndarray:
+def new_rows(args: EvaluateConfig, rows: RowSet, state: dict) -> np.ndarray:
     """Return the rows whose texts the model is not known to be trained on, bool [N]. Raises UserError if none
     is left, as figures on texts that were learned say nothing about others, unless --share-val is 1.
     """
-    is_new = ~np.isin(rows.text_hash.view(np.int64), known["trained"] if known else [])
+    is_new = ~np.isin(rows.text_hash.view(np.int64), state.get("trained", []))
     fits, share = args.fit_thresholds or args.fit_confidence, (args.asked or args).share_val
     if not is_new.any() and (fits or share != 1):
         what = f"the model was trained on all texts of {', '.join(args.data)}"
@@ -363,7 +355,7 @@ def run(args: EvaluateConfig, world: World) -> None:
 
     def find() -> str:
         if outline := models.outline(args.model):  # names are checked before a model is made
-            prepare_rows(args, "", outline, None, world)
+            prepare_rows(args, "", outline, world)
         return models.find_weights(args.model, args.model)
 
     file = world.run_on_main(find)
@@ -372,15 +364,14 @@ def run(args: EvaluateConfig, world: World) -> None:
     kind = state.get("kind", "mixer")
     if kind != "mixer":
         world.print(f"{args.model}: {KINDS[kind]}: the report is on the decoder that it has")
-    known = world.run_on_main(lambda: learned_by(file, state))
-    prepared = world.run_on_main(lambda: prepare_rows(args, file, loaded, known, world))
+    prepared = world.run_on_main(lambda: prepare_rows(args, file, loaded, world))
     settings, output, folder = prepared
     shared = models.is_shared(args.model)
     target = os.path.join(output, FITTED) if shared else file  # of what is fitted
     data = preparing.on_every_node(settings, output, folder, world, world.give_up_if_asked)
-    rows = chosen_rows(settings, data, known)
-    is_new = world.run_on_main(lambda: new_rows(args, rows, known))
-    facts = data_facts(settings, state, data, rows, known)
+    rows = chosen_rows(args, data, state)
+    is_new = new_rows(args, rows, state)
+    facts = data_facts(settings, state, data, rows)
     world.print(*report_lines(data.report)[:1], *report_of.data_lines(facts), sep="\n")
     precision = Precision("float32", world.device)  # as in training
     precision.use()
@@ -400,7 +391,7 @@ def run(args: EvaluateConfig, world: World) -> None:
         what["decoder"] = DECODERS[coder.best_decoder].in_report
         report = {"model": what, "data": facts, "resamples": args.resamples}
         levels = levels_of(data.codes, formatter.within_block_sep, args.levels or [])
-        groups = groups_of(settings, levels, data, rows, known)
+        groups = groups_of(settings, levels, data, rows, state)
         titles = read_descriptions(args.descriptions, data.codes, formatter)
         how = formatter, data, rows, groups, levels, titles, args.resamples, args.seed
         report |= {"seed": args.seed, "levels": f"parts between {levels[0]}" if levels[0] else "digits"}
@@ -424,10 +415,8 @@ def run(args: EvaluateConfig, world: World) -> None:
     if args.fit_confidence:
         stored = world.run_on_main(lambda: stored)
         loaded = model, formatter, state | stored
-        stored |= (
-            fitting.fit_confidence(target, loaded, rows, is_new, data, world, args.batch_size, precision)
-            or {}
-        )
+        found = fitting.fit_confidence(target, loaded, rows, is_new, data, world, args.batch_size, precision)
+        stored |= found or {}
     if stored and world.is_main:
         if shared:
             files.OwnFiles(output, args.overwrite).claim(FITTED)
@@ -463,11 +452,11 @@ def groups_of(
     settings: PrepareSettings,
     levels: tuple[str | None, list[int]],
     data: PreparedData,
-    rows: RowSet,
-    known: dict[str, Any] | None,
+    rows: SomeRows,
+    state: dict,
 ) -> report_of.Groups:
     """Return the groups of rows that get an accuracy each: by language, number of codes, major group, how the
-    training knows them, and by the values of the columns that are named, "column NAME". known: `learned_by`.
+    training knows them, and by the values of the columns that are named, "column NAME".
     """
 
     def of_values(values: list[str]) -> tuple[np.ndarray, list[str]]:
@@ -481,11 +470,11 @@ def groups_of(
     if len(levels[1]) > 1:
         major = [cut(code, levels[1][0], levels[0]) for code in data.codes]
         groups["major_group"] = of_values([major[code] for code in codes[:, 0].tolist()])
-    if known is not None:
-        rarest = np.array([*known["data"]["rows_of_codes"], 1 << 60])[codes].min(1)
+    if "trained" in state:
+        rarest = np.array([*state["data"]["rows_of_codes"], 1 << 60])[codes].min(1)
         words = ("0", "1 to 9", "10 to 99", "100 to 999", "1,000 or more")
         groups["frequency"] = np.digitize(rarest, (1, 10, 100, 1000)), words
-        seen = np.isin(rows.text_hash.view(np.int64), known["trained"])
+        seen = np.isin(rows.text_hash.view(np.int64), state["trained"])
         words = ("text seen", "text new, codes seen", "text new, a code new")
         groups["training"] = np.where(seen, 0, 1 + (rarest == 0)), words
     for name in settings.by or ():
@@ -494,9 +483,8 @@ def groups_of(
             for chunk in read_chunks(path, [name], *settings.how):
                 lines = (chunk.lines + (i << 40)).tolist()
                 cells.update((line, cell.strip() or "(blank)") for line, cell in zip(lines, chunk.columns[0]))
-        parts = [os.path.join(data.folder, f"{part}.lines") for part in ("train", "val")]
-        lines = np.concatenate([map_array(path, preparing.LINES) for path in parts])[-len(rows) :]
-        groups[f"column {name}"] = of_values([cells[line] for line in lines.tolist()])
+        lines = map_array(os.path.join(data.folder, f"{rows.rows.part}.lines"), preparing.LINES)
+        groups[f"column {name}"] = of_values([cells[line] for line in lines[rows.index].tolist()])
     return groups
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from histocc.data.arrays import PreparedData, RowSet
+from histocc.data.arrays import PreparedData, RowSet, SomeRows
 from histocc.formatter import BlockyFormatter, cut, hisco_classes
 from histocc.model.confidence import BINS, Thresholds, bin_of, calibration_error, curve
 from histocc.predict.coder import Coded
@@ -272,18 +272,12 @@ def confusions(
     ]
 
 
-def rows_outside_key(data: PreparedData, rows: RowSet) -> int:
-    """Return how many further rows of this part of the data have codes that the model does not know."""
-    counted = data.report["rows_outside_key"]
-    return counted["val"] if rows is data.val else sum(counted.values())
-
-
 def decoder_report(
     coded: list[Coded],
     of_row: np.ndarray,
     formatter: BlockyFormatter,
     data: PreparedData,
-    rows: RowSet,
+    rows: SomeRows,
     groups: Groups,
     levels: tuple[str | None, list[int]],
     titles: dict[str, str],
@@ -326,7 +320,7 @@ def decoder_report(
     kinds = [pairs[0][hit], pairs[0][~hit], pairs[1][~np.isin(*pairs[::-1], assume_unique=True)]]
     for over, each in (("over_rows", np.ones(n)), ("over_texts", 1 / weight[text])):
         by_digits[-1][over]["macro_f1"] = macro_f1(kinds, len(names), each, text, *how)
-    outside = rows_outside_key(data, rows)
+    outside = data.report["rows_outside_key"][rows.rows.part]  # further rows of this part
     of_classes = {}
     if formatter.kind == "hisco":
         true_first = [data.codes[i] for i in rows.codes[:, 0].tolist()]
@@ -551,7 +545,7 @@ def markdown(report: dict) -> str:
     """Return the text of report.md."""
     model, data = report["model"], report["data"]
     what = f"{model['file']}, step {model['step'] or 0:,}, {model['codes']:,} codes of {model['system']}"
-    made_by = ", ".join(map(" ".join, report.get("made_by", {}).items())) or "an earlier version"
+    made_by = ", ".join(map(" ".join, report["made_by"].items()))
     lines = ["# Evaluation", "", f"Model: {what}. Data: {', '.join(data['files'])}. Made by {made_by}.", ""]
     lines += [f"- {line}" for line in data_lines(data)]
     rows = [
@@ -559,12 +553,8 @@ def markdown(report: dict) -> str:
         for title, figures in coders_of(report).items()
     ]
     header = [f"{what.replace('_f1', '-F1')} {over.replace('_', ' ')}, %" for over, what in SHOWN]
-    lines += [
-        "",
-        "The first decoder is the one that `predict` takes.",
-        "",
-        *table([learned_from(data), *header], rows),
-    ]
+    lines += ["", "The first decoder is the one that `predict` takes.", ""]
+    lines += table([learned_from(data), *header], rows)
     if five := report["decoders"].get("linear", {}).get("first_five"):
         what = f"for {cell(five['over_texts'])} % of texts, {cell(five['over_rows'])} % of rows"
         lines += [f"The true codes are among the linear decoder's five most probable {what}.", ""]

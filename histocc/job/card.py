@@ -7,10 +7,8 @@ import os
 import shlex
 from typing import Any
 
-from histocc.data.learned import entries
 from histocc.job.config import FinetuneConfig, MixerConfig
 from histocc.model.confidence import Confidence
-from histocc.predict.coder import training_data
 from histocc.runtime import checkpoint
 from histocc.runtime.config import OF_ONE_START, declarations, flag_of
 from histocc.runtime.files import OwnFiles, atomic_write
@@ -49,9 +47,7 @@ def card_of(file: str, state: dict[str, Any], figures: list[str] | None = None) 
         figures: sentences on its accuracy on rows that chose nothing; None: it is that of validation.
     """
     folder, config, made_by = os.path.dirname(file), state["config"], state.get("made_by", {})
-    fingerprint, data = str(state.get("position", {}).get("fingerprint")), state.get("data")
-    if data is None and (found := training_data(file, fingerprint)):  # earlier versions did not keep it
-        data = entries(found)["data"]
+    data = state.get("data")
     names = ", ".join(name for name in state["languages"] if name != UNKNOWN_LANGUAGE)
     spoken, codes = f" ({names})" * bool(names), f"{len(state['key']):,} codes of {state['system']}"
     parts = [f"a CANINE encoder of width {config['hidden_size']}"] * config.get("encoder", True)
@@ -60,7 +56,8 @@ def card_of(file: str, state: dict[str, Any], figures: list[str] | None = None) 
     built = f"a model of {' and '.join(parts)} ({weights:,} parameters)"
     program, training, rows, rare = f"histocc {made_by.get('histocc', '')}".strip(), [], "", ""
     if data:
-        files = f"Files: {', '.join(data['files'])}; checksum of content and settings: {fingerprint}"
+        checksum = state["position"]["fingerprint"]
+        files = f"Files: {', '.join(data['files'])}; checksum of content and settings: {checksum}"
         training += [*data["lines"], files]
         number = data["rows"]["train"] + (data["rows"]["val"] if state.get("refit") else 0)
         rows = f" on {number:,} rows{spoken}"

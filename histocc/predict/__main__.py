@@ -143,8 +143,7 @@ class Coding:
             elif len(self.coder.languages) > 1:  # unk is one
                 what = "no languages are read: --language-col names their column, --language one for all"
                 notes.append(what)
-        how = args.with_decided(encoding=self.format.encoding or args.encoding).how([*texts, *language])
-        self.how = how  # the encoding is detected once
+        self.how = args.how([*texts, *language])
         self.notes = [*(f"{args.input} {note}" for note in self.format.notes), *notes]
         return args
 
@@ -595,25 +594,19 @@ def run(args: PredictConfig, world: World) -> None:
     started, advice = time.monotonic(), f" with --batch-size {args.batch_size}: take a smaller one"
     if args.non_verbose:
         show_progress(False)
-
-    def on_all_ranks(work: Callable[[], Any]) -> Any:
-        """Call `work` on all ranks and return its result here; a user's mistake on one rank ends all."""
-        results: list[Any] = []
-        world.run_on(list(range(world.size)), lambda: results.append(work()))
-        return results[0]
-
     with contextlib.ExitStack() as held, memory_error_ends_with(advice):
         path = world.run_on_main(lambda: take_input(args, world, held))
-        coding = on_all_ranks(lambda: Coding(args, path, world))
+        coding = Coding(args, path, world)
         if args.explain:
             coding.coder.nearest = training_examples(coding.coder, coding.weights, world)
-        rows = on_all_ranks(coding.read_texts)
+        ranks = list(range(world.size))
+        rows = world.run_on(ranks, coding.read_texts)[0]  # a signal to one rank stops all
         coding.settings, resumed = world.run_on_main(coding.begin)
         processes = choose_processes(args.processes, world, len(coding.pieces))
         coding.forked = Forked(processes, world.give_up_if_asked, world.time_limit)
         if not args.non_verbose:
             world.print(*coding.start_lines(rows, resumed), sep="\n")
-        on_all_ranks(coding.code_pieces)
+        world.run_on(ranks, coding.code_pieces)
         total, unknown, conf = world.run_on_main(coding.join)
         for line in coding.end_lines(total, unknown, conf, time.monotonic() - started):
             world.print(line)

@@ -214,7 +214,7 @@ def apply_sheets(args: ReviewConfig, coded: CodedFile, key: list[str] | None) ->
 
     def final_row(record: Record) -> list[str]:
         text, before, decider = key_of(record.text, record.language), record.codes, record.decider
-        row, times = coded.cells_of(record), record.weight
+        row, times = [*record.cells, *coded.added], record.weight
         if text in answers:
             counts["rows"] += times
             counts["changed"] += times * (answers[text][0] != coded.answer(before, decider))
@@ -385,13 +385,10 @@ def run(argv: list[str] | None) -> None:
     if args.action == "agreement":
         return report_agreement(args, system or "hisco", key)
     path = args.to or args.files[0]
-    columns, more = (
-        text_columns(args.input_col),
-        (set(key or ()), args.weight_col, args.show or (), args.fill),
-    )
-    coded = CodedFile(path, columns, args.language_col, args.how, system, *more)
+    columns, codes = text_columns(args.input_col), set(key or ())
+    coded = CodedFile(path, columns, args.language_col, args, system, codes)
     if args.known:
-        coded.know(CodedFile(args.known, columns, args.language_col, system=coded.system, key=more[0]))
+        coded.know(CodedFile(args.known, columns, args.language_col, system=coded.system, key=codes))
         print(f"{args.known}: {len(coded.known):,} known texts")
     ACTIONS[args.action](args, coded, key)
 

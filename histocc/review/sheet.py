@@ -10,7 +10,8 @@ from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from histocc.data.records import DECIDED, MODEL, Record, Table
+from histocc.data.config import column_flags
+from histocc.data.records import DECIDED, MODEL, Table
 from histocc.data.rows import MISSING_WORDS, code_of_cell, language_name
 from histocc.data.tables import column_problems, table_format, table_rows
 from histocc.formatter import CLASSES, BlockyFormatter, make_formatter, split_codes
@@ -78,13 +79,10 @@ class CodedFile:
     Args:
         input_cols: the column with the texts, and further ones that belong to them.
         language_column: None: the column lang, if there is one.
-        how: returns how the file is read by its columns of texts, as `Format.how` does; None: as detected.
+        asked: the flags of review, if they describe this file: how it is read, --weight-col, --show, --fill.
         system: the name of the columns of codes that a table without a model's answers gets, or has; None
             refuses such a table.
         key: the codes that it may hold.
-        weight_column: the column that says how often each row counts.
-        show: columns that a person sees beside a text.
-        guessed: whether a table without a model's answers gets the columns conf and needs_review, too.
 
     Attributes:
         header: the columns of the file with decisions, of which the further ones hold places.
@@ -103,15 +101,13 @@ class CodedFile:
         path: str,
         input_cols: Sequence[str] = ("occ1",),
         language_column: str | None = None,
-        how: Callable[[Sequence[str]], tuple] | None = None,
+        asked: Any = None,
         system: str | None = None,
         key: Container[str] = (),
-        weight_column: str | None = None,
-        show: Sequence[str] = (),
-        guessed: bool = False,
     ):
-        wanted = [*input_cols, *filter(None, [language_column])]
-        reading: tuple[Any, ...] = how(wanted) if how else (None, None, False, None, wanted)
+        wanted, weight_column = [*input_cols, *filter(None, [language_column])], asked and asked.weight_col
+        show, filled = (asked.show or [], CONFIDENCE * asked.fill) if asked else ([], ())
+        reading: tuple[Any, ...] = asked.how(wanted) if asked else (None, None, False, None, wanted)
         self.path, header = path, table_format(path, *reading).names
         if language_column is None and "lang" in header:
             language_column = "lang"
@@ -132,16 +128,14 @@ class CodedFile:
             )
         else:
             self.system, first = system, 0
-            names = [*(f"{system}_{i}" for i in range(1, MAX_CODES + 1)), *CONFIDENCE * guessed, DECIDED]
+            names = [*(f"{system}_{i}" for i in range(1, MAX_CODES + 1)), *filled, DECIDED]
             before = header[: header.index(names[0])] if names[0] in header else header
-            if own := [name for name in CONFIDENCE * guessed if name in before]:  # not of an earlier --fill
+            if own := [name for name in filled if name in before]:  # not of an earlier --fill
                 raise UserError(f"{path}: --fill writes columns {', '.join(own)}: give yours other names")
             new = [name for name in names if name not in header]
             places = {name: [*header, *new].index(name) for name in names}
-        flags = dict.fromkeys(input_cols, "--input-col") | {language_column or "": "--language-col"}
-        flags |= {weight_column or "": "--weight-col"} | dict.fromkeys(show, "--show")
         columns = list(dict.fromkeys([*wanted, *filter(None, [weight_column]), *show]))
-        raise_if_any(column_problems(path, header, columns, flags if how else None))
+        raise_if_any(column_problems(path, header, columns, column_flags(asked) if asked else None))
         self.header, self.formatter = header + new, formatter_of(self.system)
         self.added = [MODEL if name == DECIDED and self.is_coded else "" for name in new]
         self.input_cols, self.decided = list(map(header.index, input_cols)), self.header.index(DECIDED, first)
@@ -186,7 +180,12 @@ class CodedFile:
         marks: set[str | None] = set()
         self.rows = several = same = 0
         for record in self.table:
-            row, codes, decider, times = self.cells_of(record), record.codes, record.decider, record.weight
+            row, codes, decider, times = (
+                [*record.cells, *self.added],
+                record.codes,
+                record.decider,
+                record.weight,
+            )
             self.rows += times
             marks.add(None if fitted is None else row[fitted])
             probs, key = [row[i] for i in self.probs if row[i]], key_of(record.text, record.language)
@@ -218,10 +217,6 @@ class CodedFile:
         self.alternatives = 0 < several == same
         unfitted = f"conf is not {'known to be ' if fitted is None else ''}fitted"
         self.unfitted = None if self.conf is None else "" if marks == {"1"} else unfitted
-
-    def cells_of(self, record: Record) -> list[str]:
-        """Return the cells of a row, by `header`."""
-        return [*record.cells, *self.added]
 
     def know(self, other: "CodedFile") -> None:
         """Take the texts that another file decides as decided: by the person that it names, or in a table

@@ -34,7 +34,6 @@ DEVICES = ("auto", "cpu", "cuda")
 OF_ONE_START = (
     *("config", "distributed", "local_rank", "world_size", "overwrite"),
     *("eval_only", "prepare_only", "dry_run", "profile", "made_by"),
-    "distillation_weight",  # a flag that was removed, which every older args.json has
 )
 # flags that the processes of a run may be given differently
 OF_ONE_PROCESS = (

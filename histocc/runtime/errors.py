@@ -11,16 +11,10 @@ from histocc.runtime import log
 
 
 class RunError(Exception):
-    """An error that ends every rank with one message. said_by_all: the error is of one process alone, which
-    does not wait for rank 0 to say the same. rank: whose error it is, if `World.run_on` has raised it.
-    """
+    """An error that ends every rank with one message. rank: whose it is, if `World.run_on` has raised it."""
 
     exit_code = 1
     rank: int | None = None
-
-    def __init__(self, message: str = "", *, said_by_all: bool = False):
-        super().__init__(message)
-        self.said_by_all = said_by_all
 
 
 class UserError(RunError):
@@ -106,11 +100,11 @@ def as_user_error(error: BaseException) -> UserError | TrainingError | None:
     if isinstance(error, (UserError, TrainingError)):
         return error
     if "no kernel image is available" in str(error):
-        return UserError(f"this torch was not built for this GPU; {OTHER_TORCH}", said_by_all=True)
+        return UserError(f"this torch was not built for this GPU; {OTHER_TORCH}")
     if errno_of(error) in MACHINE or is_out_of_memory(error):
-        return TrainingError(in_words(error), said_by_all=True)
+        return TrainingError(in_words(error))
     if isinstance(error, OSError) and isinstance(error.filename, str | bytes):
-        return UserError(in_words(error), said_by_all=True)
+        return UserError(in_words(error))
     return None
 
 
@@ -148,7 +142,7 @@ def memory_error_ends_with(advice: str) -> Generator[None]:
     except Exception as error:
         if not is_out_of_memory(error):
             raise
-        raise TrainingError(f"out of memory{advice}", said_by_all=True) from None
+        raise TrainingError(f"out of memory{advice}") from None
 
 
 def allow_open_files() -> None:

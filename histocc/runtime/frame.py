@@ -29,6 +29,7 @@ from histocc.runtime.world import CANNOT_SEND, World, init_world, is_first_rank,
 
 # seconds that the others give rank 0 to say what is wrong, before they have joined and afterwards
 JOINING_PATIENCE_SECONDS, PATIENCE_SECONDS = 20.0, 3.0
+LINGER_SECONDS = 1.0  # pause of rank 0 after its message
 MISSING_SECONDS = 8.0  # limit for ranks to say that their wait timed out: torchrun kills after 30
 CLOSE_SECONDS, STOP_SECONDS = 60.0, 2.0  # limits of libraries' exit functions, the latter after a stop
 LOST_CONTACT = re.compile(r"gloo|nccl|connection|time(d )?out|socket|broken pipe|peer|pair", re.IGNORECASE)
@@ -37,11 +38,7 @@ SAID = "said"  # key of the store: the rank that prints why the job ends, and it
 libraries: list[str] = []  # they may have left threads, processes and exit functions behind
 
 
-def start(
-    parser: Parser,
-    run: Callable[[Any, World], None],
-    argv: list[str] | None = None,
-) -> None:
+def start(parser: Parser, run: Callable[[Any, World], None], argv: list[str] | None = None) -> None:
     """Parse the arguments, join the other processes, run, and leave them. The model must live inside `run`: a
     DDP object that is still alive when the interpreter ends can abort the process.
     """
@@ -199,7 +196,7 @@ def errors_end_all_ranks() -> Generator[None]:
         known, joined = as_user_error(error), dist.is_available() and dist.is_initialized()
         text = error.code if isinstance(error, SystemExit) else traceback.format_exc().rstrip()
         if known is None and isinstance(text, str) and joined:
-            known = TrainingError(text, said_by_all=True)
+            known = TrainingError(text)
         if known is not None:
             say_once(known)
         if joined:
@@ -214,24 +211,17 @@ def say_once(error: RunError) -> None:
     names the rank whose error it is, except for rank 0, which speaks for all and has some seconds to do so.
     Before they have met, the others print it if no launcher ends them meanwhile: rank 0 may not see it.
     """
-    is_main, is_met = is_first_rank(), met.store is not None
+    is_main, is_met, said = is_first_rank(), met.store is not None, False
     until = time.monotonic() + (PATIENCE_SECONDS if is_met else JOINING_PATIENCE_SECONDS)
     with contextlib.suppress(ValueError):  # this is not the main thread
         if is_met or not is_main:  # a launcher ends its workers as soon as one has ended
             signal.signal(signal.SIGTERM, lambda number, frame: os._exit(error.exit_code))
-
-    def wait_for(*keys: str) -> None:
-        while not ask_store(lambda store: store.check(keys), False):
-            if stop_asked() or time.monotonic() > until:
-                return
-            time.sleep(0.1)
-
-    if not (is_main or error.said_by_all):
-        wait_for(SAID)
+    while not (is_main or said or stop_asked() or time.monotonic() > until):
+        time.sleep(0.1)
+        said = ask_store(lambda store: store.check([SAID]), False)
     is_ended = stop_asked() and not (is_met or is_main)  # by the launcher, before the handler was set
     if not is_ended and claim_message(error.exit_code).endswith(f" by {met.rank}"):
         rank = os.environ.get("RANK", "")[:30] or "0" if error.rank is None else str(error.rank)
         print(f"error: {f'rank {rank}: ' * (rank != '0')}{error}", file=sys.stderr, flush=True)
-    ask_store(lambda store: store.set(f"ended {met.rank}", ""), None)
     if is_met and is_main:  # it may hold the store, which the others ask
-        wait_for(*(f"ended {i}" for i in range(met.size)))
+        time.sleep(LINGER_SECONDS)

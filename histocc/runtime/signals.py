@@ -119,7 +119,6 @@ def _take_signals(request: StopRequest) -> Callable[[], None]:
         and (number.name != "SIGHUP" or kept != signal.SIG_IGN)
     }
     wakeup, owner = signal.set_wakeup_fd(pipe, warn_on_full_buffer=False), os.getpid()
-    was_enabled = faulthandler.is_enabled()
 
     def read() -> None:
         with reader:
@@ -134,8 +133,6 @@ def _take_signals(request: StopRequest) -> Callable[[], None]:
             signal.signal(number, handler)
         if hasattr(faulthandler, "unregister"):
             faulthandler.unregister(signal.SIGUSR2)
-        if not was_enabled:
-            faulthandler.disable()
         socket.close(pipe)  # this ends the thread
 
     threading.Thread(target=read, name="stop signals", daemon=True).start()

@@ -50,7 +50,7 @@ CANNOT_SEND = (
 )
 PORT_IN_USE = "Another program has this port, or a second process RANK=0: choose another MASTER_PORT"
 START_DIFFERS = "the ranks were started differently; give all machines the same command, versions and files:"
-met = SimpleNamespace(store=None, rank=0, size=1)  # the store in which several ranks have met, once they have
+met = SimpleNamespace(store=None, rank=0)  # the store in which several ranks have met, once they have
 
 # ---- the launcher's variables
 
@@ -83,8 +83,7 @@ def launcher_environment(args: Processes) -> tuple[int, int, int, int]:
         raise UserError(
             f"{', '.join(f'{name}={value}' for name, value in given.items())}: a launcher such as torchrun"
             " sets them all to whole numbers, RANK below WORLD_SIZE and LOCAL_RANK below LOCAL_WORLD_SIZE."
-            " Unset them to run in one process.",
-            said_by_all=True,
+            " Unset them to run in one process."
         )
     for flag, asked, actual in (
         ("world-size", args.world_size, size),
@@ -273,7 +272,7 @@ def init_world(args: Processes) -> World:
         refused, start = error, {"device": str(error)}
     if not dist.is_available():
         why = "this torch was built without torch.distributed: start one process, without --distributed"
-        raise refused or UserError(why, said_by_all=True)
+        raise refused or UserError(why)
     on_gpu, timeout = chosen.type == "cuda", timedelta(seconds=limit)
     backend = "nccl" if on_gpu else "gloo"
     place = f"MASTER_ADDR={os.environ.get('MASTER_ADDR')}, MASTER_PORT={os.environ.get('MASTER_PORT')}"
@@ -292,7 +291,7 @@ def init_world(args: Processes) -> World:
             if rank == 0:  # it may hold the store: if it ended now, others would lose what they still read
                 store.wait([f"read{i}" for i in range(size)])
             if size > 1:
-                met.store, met.rank, met.size = store, rank, size
+                met.store, met.rank = store, rank
             for i, (host, there) in enumerate(read):  # what a rank lacks is not compared
                 if different := [
                     f"{name}: {first!r} for rank 0 on {hosts[0]}, {there[name]!r} for rank {i} on {host}"
@@ -314,8 +313,7 @@ def init_world(args: Processes) -> World:
             text = str(error) or type(error).__name__
             reason = text.partition("\n")[0] + " ".join(text.partition("Last error:")[1:]).strip()
             remedy = PORT_IN_USE if "EADDRINUSE" in text else remedy
-            what = f"could not meet the other processes at {place}: {reason}\n  {remedy}."
-            raise UserError(what, said_by_all=True) from None
+            raise UserError(f"could not meet the other processes at {place}: {reason}\n  {remedy}.") from None
     node = range(rank - local, rank - local + local_size)
     if not os.environ.get("LOCAL_WORLD_SIZE"):  # srun sets none: ranks with one host name share a machine
         node = [i for i, host in enumerate(hosts) if host == hosts[rank]]

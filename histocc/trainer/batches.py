@@ -269,8 +269,7 @@ class BatchLoader:
                     reason = f"no answer for {waited:,.0f} s (--timeout-minutes)"
                 raise TrainingError(
                     f"a process that loads data failed: {reason.splitlines()[-1][:300]}; --num-workers 0"
-                    " shows why; in a container /dev/shm may be too small (docker run --shm-size=8g)",
-                    said_by_all=True,
+                    " shows why; in a container /dev/shm may be too small (docker run --shm-size=8g)"
                 ) from None
             yield from share
             waiting_since = time.monotonic()

@@ -4,8 +4,6 @@ import importlib.util
 import os
 import subprocess
 import sys
-import tempfile
-import time
 from collections.abc import Iterator
 from dataclasses import MISSING, dataclass
 from typing import Annotated, Any
@@ -26,10 +24,9 @@ from histocc.runtime.config import (
     step_flag,
 )
 from histocc.runtime.parallel import COMPRESSIONS, MODES
-from histocc.runtime.signals import stop_asked
 
 AUTO = "auto"
-LOGIN_SECONDS = 60.0  # limit of W&B's login
+LOGIN_SECONDS = 20.0  # limit of W&B's login
 EXTRAS = {"tensorboard": "tensorboard", "log_wandb": "wandb"}  # flag: the package that it needs
 BatchSize = Annotated[
     Any,
@@ -43,21 +40,15 @@ BatchSize = Annotated[
 
 def wandb_login_error() -> str:
     """Return why W&B cannot log in, "" if it reports nothing. Without a terminal it does not prompt; when
-    silent it asks no server. A signal ends the wait.
+    silent it asks no server.
     """
     program = "import wandb\ntry: wandb.login(verify=False)\nexcept wandb.Error as error: print(error)"
     line, silent = [sys.executable, "-P", "-c", program], os.environ | {"WANDB_SILENT": "true"}
-    nothing, until = subprocess.DEVNULL, time.monotonic() + LOGIN_SECONDS
-    with (
-        tempfile.TemporaryFile("w+") as said,
-        subprocess.Popen(line, env=silent, stdin=nothing, stdout=said, stderr=nothing) as process,
-    ):
-        while process.poll() is None and time.monotonic() < until and not stop_asked():
-            time.sleep(0.05)
-        late = process.returncode is None and not stop_asked()
-        process.kill()
-        said.seek(0)
-        return f"no answer within {LOGIN_SECONDS:g} s." if late else said.read().strip()
+    how = {"env": silent, "stdin": subprocess.DEVNULL, "timeout": LOGIN_SECONDS}
+    try:
+        return subprocess.run(line, capture_output=True, text=True, **how).stdout.strip()
+    except subprocess.TimeoutExpired:
+        return f"no answer within {LOGIN_SECONDS:g} s."
 
 
 @dataclass(frozen=True, kw_only=True)
