@@ -25,7 +25,7 @@ from histocc.job.config import Losses
 from histocc.model.confidence import PUBLISHED
 from histocc.predict.config import Published
 from histocc.published import models
-from histocc.published.formats import MAX_LEN, SETTINGS, files_of
+from histocc.published.formats import MAX_LEN, SETTINGS, files_of, without_tensors
 from histocc.runtime.checkpoint import CHECKSUM, FORMAT, with_checksum
 from histocc.runtime.config import Parser, declarations, flag
 from histocc.runtime.errors import UserError, raise_if_any, run_command
@@ -39,9 +39,6 @@ from histocc.runtime.files import (
 )
 from histocc.text import ASCII_LOWER
 
-# Entries of a checkpoint that coding needs, as far as a model has them.
-CODING = ["kind", "formatter", "system", "languages", "thresholds", "linear_share", "confidence"]
-CODING += ["source", "hisco_numbers"]
 # Arguments of the training that an evaluation or a fine-tuning takes unless it is given others.
 OF_TRAINING = ("input_col", "language", "language_col", "key", "formatter", "code_separator")
 OF_TRAINING += (*declarations(Losses),)
@@ -109,8 +106,7 @@ def export(args: ExportConfig) -> list[str]:
     settings = {
         "format": FORMAT,
         "args": trained | {"key": bool(trained.get("key"))},
-        "config": state["config"],
-        **{name: state[name] for name in CODING if state.get(name) is not None},
+        **{name: state[name] for name in models.CODING if name != "key" and state.get(name) is not None},
     }
     lists = {"key": state["key"], **({"chars": list(formatter.chars)} if formatter.chars else {})}
     if form == "safetensors":
@@ -157,6 +153,8 @@ def safetensors_files(
     except ImportError:
         raise UserError("--to safetensors needs a package: pip install safetensors") from None
     settings |= {CHECKSUM: with_checksum({"model": weights, "key": lists["key"], **settings})[CHECKSUM]}
+    weights = dict(weights)
+    settings = without_tensors(settings, SETTINGS, weights)
     config = {
         "model_type": "canine",
         **settings["config"],

@@ -22,6 +22,7 @@ from histocc.model import metrics
 from histocc.model.decoding import greedy_from_memory
 from histocc.model.loss import MEAN, ROWS
 from histocc.model.mixer import Seq2SeqMixerOccCANINE
+from histocc.model.ngrams import NoEncoder
 from histocc.runtime import checkpoint
 from histocc.runtime.device import Precision
 from histocc.runtime.parallel import unwrap
@@ -123,7 +124,7 @@ class MixerTask:
     ):
         self.loss_fn, self.at_most = loss_fn, at_most
         writes = getattr(loss_fn, "seq2seq_weight", 1.0) > 0
-        self.formatter = formatter if writes else None
+        self.formatter, self.writes = formatter if writes else None, writes
         self.flops_per_unit = flops_per_unit(model)
         self.at_least_one = getattr(getattr(loss_fn, "loss_fn_linear", None), "kind", MEAN) == ROWS
         losses = LOSSES if hasattr(loss_fn, "per_sample") else LOSSES[:1]
@@ -135,13 +136,16 @@ class MixerTask:
         with torch.autocast(outputs[0].device.type, enabled=False):
             return row_losses(self.loss_fn, outputs, batch)
 
-    def metrics(self, model: nn.Module, batch: dict) -> dict[str, Tensor | tuple[Tensor, Tensor]]:
+    def metrics(self, model: Any, batch: dict) -> dict[str, Tensor | tuple[Tensor, Tensor]]:
         targets, formatter = batch["targets_seq2seq"].long(), self.formatter
         values: dict[str, Tensor | tuple[Tensor, Tensor]] = {}
-        if formatter is None:
+        if not self.writes and isinstance(getattr(model, "encoder", None), NoEncoder):
+            # texts may be long, and the other decoder, which has learned nothing, needs memory for its words
+            linear = model.classify(model.encode_text(batch["input_ids"], batch["attention_mask"]))
+            outputs = linear.new_zeros(*targets[:, 1:].shape, model.vocab_size), linear
+        elif formatter is None:
             outputs = forward(model, batch)
         else:
-            model = cast(Seq2SeqMixerOccCANINE, model)
             memory, text = model.encode(batch["input_ids"], batch["attention_mask"])
             padding = model.memory_padding_mask(batch["attention_mask"])
             outputs = model.decode(memory, targets[:, :-1], padding), model.classify(text)

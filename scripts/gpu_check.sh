@@ -120,7 +120,7 @@ train 'speed in float32' 1 speed_float32 "${LARGE[@]}" --no-bf16 --num-workers 2
 train 'speed in bf16' 1 speed_bf16 "${LARGE[@]}" --bf16 --num-workers 2 --pin-memory
 train profile 1 profile "${LARGE[@]}" --bf16 --profile 3
 train 'accuracy with an encoder' 1 with_encoder --model-size "${SIZE:-base}" --use-amp --num-epochs 10
-train 'accuracy of n-grams alone' 1 ngrams_alone --model-size ngrams --lexicon none
+train 'accuracy of n-grams alone' 1 ngrams_alone --model-size ngrams --prior none
 RUNS=(speed_float32 speed_bf16 with_encoder ngrams_alone)
 if [[ $GPU != cpu ]]; then
   train 'compiled layers' 1 speed_compiled "${LARGE[@]}" --bf16 --compile

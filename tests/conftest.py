@@ -1,6 +1,8 @@
 import gc
 import os
+import shutil
 import signal
+import tempfile
 
 # a process group that is collected in a forked child would wait for threads that only the parent has
 os.register_at_fork(before=gc.freeze, after_in_parent=gc.unfreeze)
@@ -32,6 +34,10 @@ def pytest_configure(config):
     # read by helpers.all_tests
     named = any("::" in argument for argument in config.args)
     os.environ["HISTOCC_ALL_TESTS"] = "1" if config.getoption("everything") or named else ""
+    # workers of xdist inherit it: the built-in model is made once for all of them, and not for the user
+    if "HISTOCC_CACHE" not in os.environ:
+        folder = os.environ["HISTOCC_CACHE"] = tempfile.mkdtemp(prefix="histocc")
+        config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
 
 
 def pytest_generate_tests(metafunc):

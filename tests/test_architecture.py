@@ -23,6 +23,7 @@ LEVELS = [
     {"published", "plot"},
     {"data", "seq2seq_mixer_engine"},
     {"predict"},
+    {"learn"},
     {"job"},
     {"evaluate", "review", "prepare", "doctor", "watch", "export"},
     {"occ_canine", "sample", "canine", "model_io"},

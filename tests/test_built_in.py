@@ -1,8 +1,7 @@
-"""The lists of titles, the model that is made of them at first use, and --lexicon, which adds them to few."""
+"""The lists of titles, and the model that is made of them at first use."""
 
 import contextlib
 import csv
-import json
 import multiprocessing
 import os
 import re
@@ -143,7 +142,7 @@ def test_what_is_fitted_to_it_goes_into_a_folder_of_the_users(small, monkeypatch
 
 @pytest.mark.parametrize(
     "file, constant, of_data",
-    [("sample/built_in.py", "THRESHOLD = ", False), ("data/rows.py", "MAX_WEIGHT = ", True)],
+    [("sample/built_in.py", "THRESHOLD = ", False), ("data/records.py", "MAX_WEIGHT = ", True)],
 )
 def test_another_constant_is_another_model_and_other_data(tmp_path, file, constant, of_data):
     copied = Path(shutil.copytree(Path(histocc.__file__).parent, tmp_path / "histocc"))
@@ -176,7 +175,7 @@ def test_names_are_checked_before_it_is_made(monkeypatch, tmp_path):
         "--known wrong.csv": "'999' is no code of hisco",
         "--descriptions none.csv": "none.csv: no such file",
         "--input coded.csv": "several columns 'hisco_1'",
-        "--decoder greedy": "this model is a flat classifier",
+        "--decoder greedy": "this model has the linear decoder alone",
     }.items():
         said = run_here(predict.main, *words("--input my.csv --output out.csv"), *words(given), code=2)
         assert what in said, said
@@ -222,43 +221,34 @@ def test_without_a_folder_for_it_one_message_says_what_to_do(monkeypatch, tmp_pa
     given = ("--model", "built-in", "--input", tmp_path / "my.csv", "--output", tmp_path / "out.csv")
     said = run_here(predict.main, *given, code=2)
     assert "cannot be the save folder" in said and "HISTOCC_CACHE names another folder" in said
+    write_csv(tmp_path / "coded.csv", ["occ1", "lang", "hisco_1"], [["baker", "en", "77610"]])
+    given = ("--dataset", tmp_path / "coded.csv", "--device", "cpu", "--save-path", tmp_path / "run")
+    said = run_here(finetune.main, *given, code=2)
+    assert "HISTOCC_CACHE names another folder" in said and "--prior none learns without it" in said
 
 
-def test_titles_join_the_fit_and_are_no_rows(monkeypatch, tmp_path):
-    monkeypatch.setattr(lexicon, "titles", lambda language: {"tinker": "83110", "cook": "53100", **FEW})
-    rows = [[f"{title} {i}", "en", code] for i in range(40) for title, code in FEW.items()]
-    write_csv(tmp_path / "data.csv", ["occ1", "lang", "hisco_1"], rows)
-    given = ("--dataset", tmp_path / "data.csv", "--model-size", "ngrams", "--save-path")
-    for mode, titles, more in (("auto", 6, ()), ("codes", 7, ("--lexicon", "codes"))):
-        said = run_here(finetune.main, *given, tmp_path / mode, *more)
-        assert f"Lexicon: {titles} of " in said and "models of 3 of 4 folds" in said
-        report = json.loads((tmp_path / mode / "data_report.json").read_text())
-        assert report["train_rows"] + report["val_rows"] == 200
-    assert "53100" not in OccCANINE(str(tmp_path / "auto")).codes
-    card = (tmp_path / "auto/MODEL.md").read_text()
-    assert "and 6 titles of HISCO codes that come with histocc" in card
-    assert "by a fit that left it out" in card
-    parts = [[*row, "train"] for row in rows] + [["cook of the house", "en", "53100", "val"]]
-    write_csv(tmp_path / "parts.csv", ["occ1", "lang", "hisco_1", "part"], parts)
-    of_parts = ("--dataset", tmp_path / "parts.csv", "--split-col", "part", "--save-path", tmp_path / "parts")
-    said = run_here(finetune.main, *of_parts, "--model-size", "ngrams", "--dry-run")
-    assert "Lexicon: 6 of 6 titles" in said  # what no training row has stays unknown
-    assert OccCANINE(str(tmp_path / "codes")).predict(["cook"], lang="en")["hisco_1"].tolist() == ["53100"]
-    for more in (("--lexicon", "none"), ("--language", "fi")):
-        assert "Lexicon:" not in run_here(finetune.main, *given, tmp_path / "x", "--dry-run", *more)
-    said = run_here(finetune.main, *given, tmp_path / "x", "--dry-run", "--language", "unk")
-    assert "with --language (en, da, se, nl, ge, fr) histocc's own titles" in said
-    said = run_here(finetune.main, *given, tmp_path / "x", "--lexicon", "codes", "--formatter", "gpf", code=2)
-    assert "--lexicon codes: the lists have HISCO codes" in said
-
-
-def test_rows_decide_where_they_differ_from_titles(monkeypatch, tmp_path):
-    titles = {f"{letter}il hand": "83110" for letter in "bcdfghjkmp"}
-    monkeypatch.setattr(lexicon, "titles", lambda language: titles | FEW if language == "en" else {})
-    rows = [[f"{title} {i}", "en", code] for i in range(20) for title, code in FEW.items()]
-    rows += [[f"{name} hand", "en", "61110"] for name in ("ray", "ty", "vern")]
-    write_csv(tmp_path / "data.csv", ["occ1", "lang", "hisco_1"], rows)
-    given = ("--dataset", tmp_path / "data.csv", "--save-path", tmp_path / "run")
-    assert "Lexicon: 15 of 15 titles" in run_here(finetune.main, *given, "--model-size", "ngrams")
-    found = OccCANINE(str(tmp_path / "run")).predict(["wes hand", "smith"], lang="en")["hisco_1"]
-    assert found.tolist() == ["61110", "83110"]
+def test_runs_with_few_texts_stand_on_it_by_default_and_hold_it(small, tmp_path):
+    """HISCO, and other codes in its languages; then they code without it."""
+    rows = [
+        [f"{title} {i}", "en", code, f"class {code[:2]}"] for i in range(8) for title, code in FEW.items()
+    ]
+    write_csv(tmp_path / "data.csv", ["occ1", "lang", "hisco_1", "own"], rows)
+    write_csv(tmp_path / "my.csv", ["occ1", "lang"], [["qabzzler", "en"], ["baker 3", "en"]])
+    given = ("--dataset", tmp_path / "data.csv", "--device", "cpu", "--save-path")
+    said = run_here(finetune.main, *given, tmp_path / "hisco")
+    assert said.count("The built-in model is made once") == 1 and ", on the answers of built-in" in said
+    assert "on top of the answers of the model built-in" in (tmp_path / "hisco/MODEL.md").read_text()
+    said = run_here(finetune.main, *given, tmp_path / "own", "--target-cols", "own", "--dry-run")
+    assert "learning takes about" in said and small == [0, 0]
+    said = run_here(finetune.main, *given, tmp_path / "none", "--prior", "none")
+    assert "built-in" not in said and {*read(tmp_path / "none/key.csv")[0]} == {"system_code", "code"}
+    code = ("--input", tmp_path / "my.csv", "--overwrite", "--processes", 1, "--output", tmp_path / "out.csv")
+    run_here(predict.main, "--model", tmp_path / "hisco", *code)
+    coded = read(tmp_path / "out.csv")
+    assert [row["hisco_1"] for row in coded] == ["83110", "77610"]
+    assert [row["source"] for row in coded] == ["model", "trained"]
+    shutil.rmtree(tmp_path / "cache")
+    run_here(predict.main, "--model", tmp_path / "hisco", *code)
+    assert read(tmp_path / "out.csv") == coded and not (tmp_path / "cache").exists()
+    assert "is finished" in run_here(finetune.main, *given, tmp_path / "hisco")
+    assert not (tmp_path / "cache").exists()

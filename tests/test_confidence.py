@@ -19,7 +19,7 @@ from histocc.job import card
 from histocc.job.confidence import checkpoint_without, judged_answers
 from histocc.logistic import fit_logistic, logistic
 from histocc.model import confidence
-from histocc.model.confidence import Confidence, curve, log_odds
+from histocc.model.confidence import OUTPUTS, Confidence, curve, log_odds
 from histocc.predict import __main__ as predict
 from histocc.predict.coder import Coder
 from histocc.runtime import checkpoint
@@ -186,13 +186,14 @@ class TestModel:
         state = checkpoint.load(str(trained / "run" / "last.bin"))
         said = card.validation_figures(str(trained / "run"), state, 350)
         assert re.match(r"[\d.]+ % \(flat\), [\d.]+ % \(greedy\) of the 350 validation rows got", said)
-        several = {"texts": 900, "compared": 300, "best": "both", "accuracy": {"flat": 0.5, "both": 0.625}}
-        state["confidence"] |= several | {"folds": True}
-        said = card.validation_figures(str(trained / "run"), state, 350)
-        assert re.match(r"[\d.]+ % \(flat\) of 900 texts got exactly their codes, each by a fit that", said)
-        assert " 62.5 % (both) of 300 validation texts, and " in said and "of the 350 validation rows" in said
-        fitted = Confidence.of(state)
-        assert [fitted.texts_of(name) for name in ("flat", "both", "greedy")] == [900, 300, 300]
+        state["confidence"] |= {"texts": 900, "accuracy": {"flat": 0.625}, "left_out": True}
+        said = card.validation_figures(str(trained / "run"), state, None)
+        begin = "62.5 % of 900 texts got exactly their codes, each from a model that was learned without it"
+        assert said == f"{begin}."
+        state["prior"] = {"source": "published"}
+        said = card.validation_figures(str(trained / "run"), state, None)
+        assert said == f"{begin}, if the prior has not seen them."
+        assert "of the 350 validation rows" in card.validation_figures(str(trained / "run"), state, 350)
 
     @pytest.mark.full
     @pytest.mark.processes
@@ -295,33 +296,24 @@ class TestModel:
         assert "rows with conf below inf get needs_review" in said
         assert {row["needs_review"] for row in rows} == {"1"}
 
-    def test_few_rows_are_answered_in_folds_by_models_without_them(self, tmp_path):
-        """Those of n-grams alone, whose linear decoder knows the rows that it was fitted to."""
-        rows = tmp_path / "rows.csv"
-        write(sample_rows(260, 3), str(rows))
-        how = words("--model-size ngrams --ngram-passes 1 --formatter hisco --language-col lang --device cpu")
-        how += ["--lexicon", "none"]  # it has the titles of these rows
-        how += ["--refit", "none"]  # or the model would know the validation rows when it is fitted again
-        how += ["--target-cols", "hisco_1", "hisco_2", "hisco_3", "--dataset", rows]
+    def test_few_texts_are_answered_by_fits_without_them(self, tmp_path):
+        """Those of a model in closed form, which knows the texts that it was fitted to."""
+        write(sample_rows(260, 3), str(tmp_path / "rows.csv"))
+        how = words("--prior none --formatter hisco --language-col lang --device cpu --target-cols")
+        how += ["hisco_1", "hisco_2", "hisco_3", "--dataset", tmp_path / "rows.csv"]
         said = run_here(finetune.main, *how, "--save-path", tmp_path / "run")
-        file, data = (
-            tmp_path / "run" / "last.bin",
-            PreparedData.open(*glob.glob(str(tmp_path / "run" / "prepared" / "*"))),
-        )
-        state = checkpoint.load(str(file))
-        held = state.pop("confidence")
-        texts = sum(len(np.unique(part.text_hash)) for part in (data.train, data.val))
-        assert f"on {texts} texts" in said and "by models of 3 of 4 folds" in said
-        assert held["texts"] == texts and {*held["maps"]} == {"flat", "output"} and held["best"] == "flat"
-        coded = Coder.load(str(file)).code(
-            data.train.strings(np.arange(len(data.train))), ["en"] * len(data.train)
-        )
+        [folder] = glob.glob(str(tmp_path / "run" / "prepared" / "*"))
+        data = PreparedData.open(folder)
+        held = checkpoint.load(str(tmp_path / "run" / "last.bin"))["confidence"]
+        accuracy, number = held["accuracy"]["flat"], len(np.unique(data.train.text_hash))
+        assert f"{100 * accuracy:.1f} % of {number} texts got exactly their codes, each from a model" in said
+        assert held["texts"] == number and {*held["maps"]} == {"flat", *OUTPUTS}
+        coder = Coder.load(str(tmp_path / "run"))
+        coder.trained = None  # or the rows of the training would answer
+        coded = coder.code(data.train.strings(np.arange(len(data.train))), ["en"] * len(data.train))
         codes = [{data.codes[i] for i in row if i >= 0} for row in data.train.codes.tolist()]
         known = np.mean([{*one.codes} == true for one, true in zip(coded, codes)])
-        assert held["accuracy"]["flat"] < 0.6 < 0.8 < known
-        checkpoint.rewrite(str(file), state)
-        run_here(finetune.main, *how, "--save-path", tmp_path / "run")
-        assert checkpoint.load(str(file))["confidence"] == held
+        assert accuracy < 0.6 < 0.8 < known
 
     def test_fewer_than_200_texts_are_said_and_nothing_is_fitted(self, trained, tmp_path):
         write(sample_rows(100, 3), str(tmp_path / "rows.csv"))

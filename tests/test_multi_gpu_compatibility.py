@@ -34,12 +34,13 @@ from histocc.seq2seq_mixer_engine import evaluate, train, train_one_epoch
 SWITCHES = """save_each_epoch log_wandb tensorboard overwrite use_within_block_sep drop_bad_labels
     allow_codes_shorter_than_block_size prepare_only include_descriptions persistent_workers
     distributed only_encoder freeze_encoder use_amp fp16 bf16 float64 compile eval_only dry_run"""
-# Without formatter, target columns and language the columns of the data decide, else gpf or hisco, and unk.
+# Without formatter, target columns and language the columns of the data decide, else gpf or hisco, and unk;
+# without max_len and seq2seq_weight the size of the model.
 NOT_GIVEN = """wandb_project_name formatter target_cols language language_col key fn_word_freq
     all_codes_file all_codes_col descriptions_file
     descriptions_code_col descriptions_text_col descriptions_lang_col prefetch_factor pin_memory
     local_rank world_size learning_rate warmup_steps initial_checkpoint best_by decoder_dim_feedforward
-    global_batch_size max_steps schedule_steps config"""
+    global_batch_size max_steps schedule_steps config max_len seq2seq_weight"""
 BOTH_DEFAULTS = {
     **dict.fromkeys(SWITCHES.split(), False),
     **dict.fromkeys(NOT_GIVEN.split()),
@@ -57,7 +58,6 @@ BOTH_DEFAULTS = {
     "lr_scaling": "none",
     "dropout": 0.0,
     "encoder_dropout": 0.1,
-    "max_len": 128,
     "num_transformations": 3,
     "augmentation_prob": 0.3,
     "unk_lang_prob": 0.25,
@@ -69,17 +69,15 @@ BOTH_DEFAULTS = {
 FINETUNE_DEFAULTS = BOTH_DEFAULTS | {
     "save_path": "./Finetuned/",
     "save_interval": 1000,
-    "share_val": 0.1,
+    "share_val": "auto",
     "num_epochs": 5,
     "batch_size": 128,
-    "seq2seq_weight": 0.1,
 }
 TRAIN_MIXER_DEFAULTS = BOTH_DEFAULTS | {
     "save_interval": 5000,
     "target_col_naming": "hisco",
     "num_epochs": 50,
     "batch_size": 512,
-    "seq2seq_weight": 0.5,
 }
 SCRIPTS = (
     (finetune, ["--dataset", "x"], FINETUNE_DEFAULTS),
@@ -89,7 +87,7 @@ SCRIPTS = (
 
 # values of flags that take neither a number nor one of a list
 OF_A_KIND = {"config": [str(REPO / "configs/published_size.toml")], "encoding": ["cp850"], "recode": ["1=2"]}
-OF_A_KIND |= {"leave_out": ["source=Lund"]}
+OF_A_KIND |= {"leave_out": ["source=Lund"], "seq2seq_weight": ["0.7"], "share_val": ["0.7"]}
 
 
 def test_flags_keep_their_names_and_defaults():

@@ -26,10 +26,8 @@ from helpers import (
 )
 from test_initial_weights import published  # noqa: F401
 
-import finetune
 import train_mixer
 from histocc import export, watch
-from histocc.evaluate import __main__ as evaluate
 from histocc.formatter import BlockyFormatter
 from histocc.job import ngram_fit
 from histocc.job.inputs import initial_weights, prepare_data
@@ -63,51 +61,17 @@ def load(path) -> dict:
     return torch.load(path, weights_only=True)
 
 
-def test_the_default_model_is_the_same_on_any_number_of_processes_and_threads(table, tmp_path):
-    """To the bit, by the default command; rank 0 alone fits, once."""
-    flags = ["--dataset", table[0], "--save-path"]
+def test_the_fit_is_the_same_on_any_number_of_processes_and_threads(table, tmp_path):
+    """To the bit; rank 0 alone fits, once."""
+    flags = ["--dataset", table[0], "--seq2seq-weight", 0.1, "--ngram-passes", 2, "--save-path"]
     ways = {"plain": {"OMP_NUM_THREADS": "2"}, "two": {"processes": 2}, "four": {"processes": 4}}
     said = {name: run(FINETUNE, *flags, tmp_path / name, **way) for name, way in ways.items()}
     states = {name: load(tmp_path / name / "last.bin") for name in ways}
-    assert states["plain"]["config"]["encoder"] is False and states["plain"]["config"]["ngrams"]["answers"]
+    assert states["plain"]["config"]["encoder"] is False
     for name, processes in (("plain", 1), ("two", 2), ("four", 4)):
         assert states[name]["rng"]["processes"] == processes
         assert same(states[name]["model"], states["plain"]["model"]), name
         assert said[name].count("Fitting the n-grams") == said[name].count("Fitted in ") == 1
-        assert said[name].count("refitted to all 96 rows") == 1 and states[name]["refit"]
-
-
-def test_a_run_is_refitted_to_its_validation_rows_in_the_end(table, tmp_path):
-    """Also if it was killed before, or while it gave the new weights their second name; figures say so."""
-    flags = ["--dataset", table[0], "--device", "cpu", "--lexicon", "none", "--save-path", tmp_path / "run"]
-    last, best = (tmp_path / "run" / name for name in ("last.bin", "best.bin"))
-    assert ": refitted" not in run_here(finetune.main, *flags, "--refit", "none")
-    before, log = load(last), (tmp_path / "run" / "logs.csv").read_bytes()
-    shutil.copy(last, tmp_path / "before.bin")
-    how = ["--model", tmp_path / "run", "--data", table[0], "--share-val", 0.1, "--device", "cpu"]
-    how += ["--resamples", 5, "--overwrite"]
-    said = run_here(evaluate.main, *how)
-    assert "(the model was validated on " in said and "trained on" not in said
-    assert "last.bin: refitted to all 96 rows" in run_here(finetune.main, *flags)
-    after = load(last)
-    assert os.path.samefile(last, best) and log == (tmp_path / "run" / "logs.csv").read_bytes()
-    changed = {
-        name for name in before["model"] if not torch.equal(before["model"][name], after["model"][name])
-    }
-    parts = ("ngrams.table.weight", "ngrams.linear.weight", "ngrams.answers", "linear_decoder.bias")
-    assert changed == {*parts} and "refit" not in before
-    os.replace(tmp_path / "before.bin", best)
-    said = run_here(finetune.main, *flags)
-    assert (
-        "best.bin: refitted" in said
-        and "last.bin: refitted" not in said
-        and same(load(best)["model"], after["model"])
-    )
-    assert ": refitted" not in run_here(finetune.main, *flags)
-    said = run_here(evaluate.main, *how, code=2)
-    assert "was trained on all texts of" in said and "--share-test" in said
-    assert "figures on them flatter" in run_here(finetune.main, *flags, "--eval-only")
-    assert "--overwrite" in run_here(finetune.main, *flags, "--max-steps", 3, code=2)
 
 
 # ---- resumed (the steps behind a fit: test_training)
@@ -165,7 +129,7 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 def test_a_stop_between_fit_and_validation_loses_no_row_of_the_log(tmp_path):
     (tmp_path / "signalled.py").write_text(SIGNALLED)
     rows = write_rows(tmp_path / "rows.csv", 60)
-    flags = ["--dataset", rows, "--ngram-passes", 1, "--lexicon", "none", "--ngrams", 8, "--save-path"]
+    flags = ["--dataset", rows, "--ngram-passes", 1, "--seq2seq-weight", 0.1, "--ngrams", 8, "--save-path"]
     run(FINETUNE, *flags, tmp_path / "whole")
     said = run(tmp_path / "signalled.py", FINETUNE, *flags, tmp_path / "cut")
     assert "Stopped by SIGTERM at step 0" in said
@@ -197,7 +161,7 @@ def prepared(flags, folder, *more):
     args, model, config = make_model(args, formatter, world, data, None, first)
     if first is None:
         fit = ngram_fit.Fit(args, data, formatter, make_loss(args, formatter), model, say=world.print)
-        config["ngrams"]["answers"] = ngram_fit.fit_ngrams(fit, world)
+        ngram_fit.fit_ngrams(fit, world)
     return model, config, data, "\n".join(said)
 
 
@@ -213,7 +177,7 @@ def test_the_first_step_continues_what_was_fitted(runs, tmp_path):
     ids, mask = map(torch.from_numpy, encode(["farmer", "smith of the parish"], ["en", "da"]))
     with torch.no_grad():
         assert not model.eval().encoder(ids, mask)[0].any() and other.eval().encoder(ids, mask)[0].any()
-        assert torch.equal(model.encode(ids, mask)[0], model.ngrams([ids])[2][0])
+        assert torch.equal(model.encode(ids, mask)[0], model.ngrams([ids])[1][0])
 
 
 def test_from_an_own_model_with_the_same_key_and_with_another(runs, tmp_path):
@@ -251,7 +215,7 @@ def test_ngrams_are_trained_with_the_rest_and_what_was_decided_is_kept(runs, tmp
     assert state["args"].items() >= decided.items() and {asked[name] for name in decided} == {None}
     assert asked["ngrams"] == state["args"]["ngrams"] == "auto"
     expected = {"rows": len(first["ngrams.hashes"]), "width": 128, "patterns": list(PATTERNS), "case": "all"}
-    assert state["config"]["ngrams"] == {**expected, "answers": False}
+    assert state["config"]["ngrams"] == expected
 
 
 @pytest.mark.parametrize("asked", ["none", "4"])
@@ -328,7 +292,7 @@ def test_without_an_encoder_the_model_has_its_ngrams_alone():
     model = Seq2SeqMixerOccCANINE(classes, 30, ngrams=size, **options).eval().double()
     assert not [name for name in model.state_dict() if name.startswith("encoder.")]
     ids, mask = map(torch.from_numpy, encode(TEXTS, LANGUAGES))
-    vectors, _, (memory,) = model.ngrams([ids])
+    vectors, (memory,) = model.ngrams([ids])
     found, text = model.encode(ids, mask)
     assert torch.equal(found, memory) and torch.equal(text.ngrams, vectors)
     assert text.encoded.dtype == torch.float64 and not text.encoded.any()
@@ -343,9 +307,10 @@ def table(tmp_path_factory):
 
 
 def alone(table, folder, *more):
+    """Flags of a run whose n-grams are fitted by steps, with both decoders."""
     data = ["--train-data", table[0], "--val-data", table[1], "--save-dir", folder, "--language-col", "lang"]
     size = ["--model-size", "ngrams", "--num-epochs", 10, "--log-interval", 1]
-    columns = ["--target-cols", "hisco_1", "hisco_2", "--lexicon", "none"]
+    columns = ["--target-cols", "hisco_1", "hisco_2", "--seq2seq-weight", 0.5]
     return [*data, *columns, *size, "--device", "cpu", *more]
 
 
@@ -377,7 +342,6 @@ def test_the_fit_is_all_of_it(table, tmp_path):
     flags = alone(table, tmp_path / "run", "--log-interval", 20)
     dry = run_here(train_mixer.main, *flags, "--dry-run")
     steps = int(re.search(r"The fit takes about \d+s, (\d+) steps", dry)[1])
-    assert re.search(r"The folds of its confidence and the refit take about \d+s", dry)
     said = run("train_mixer.py", *flags)
     assert "Finished: the fit was all" in said and "have no effect: --num-epochs." in said
     assert f"step {steps}/{steps} · both decoders, pass" in said and "left" in said
@@ -427,68 +391,12 @@ def test_many_rows_keep_their_linear_decoder_while_the_other_learns(table, tmp_p
     assert all(weight.requires_grad for weight in model.parameters())  # for steps after the fit
 
 
-def test_few_rows_have_the_mean_with_ridge_regression(table, tmp_path, monkeypatch):
-    """Of the codes on the n-grams, whose weights have a closed form; a row counts as in the fit."""
-    monkeypatch.setattr(ngram_fit, "PENALTIES", (0.5,))
-    lines, twice = open(table[0], encoding="utf-8").readlines(), tmp_path / "twice.csv"
-    twice.write_text("".join(lines + lines[1:30]), encoding="utf-8")
-    flags, logits = [*alone((twice, table[1]), tmp_path), "--float64"], []
-    for few, most in ((0, 1 << 25), (96, 1000), (96, 1 << 25)):
-        monkeypatch.setattr(ngram_fit, "FEW_ROWS", few)
-        monkeypatch.setattr(ngram_fit, "MAX_RIDGE", most)
-        model, config, data, said = prepared(flags, tmp_path / f"{few}-{most}")
-        distinct = ngram_fit.DistinctRows(data.train)
-        rows, counts = distinct.index, torch.from_numpy(distinct.weight)[:, None].double()
-        texts, languages = data.train.strings(rows), [data.languages[i] for i in data.train.language[rows]]
-        ids, mask = map(torch.from_numpy, encode(texts, languages))
-        is_answered = few > 0 and most > 1000
-        assert bool(config["ngrams"]["answers"]) == is_answered == ("answers of ridge regression" in said)
-        with torch.no_grad():
-            logits.append(model.eval().classify(model.encode_text(ids, mask)))
-    found, weight, _ = model.ngrams.weighted(ids)
-    of_text = torch.zeros(len(ids), config["ngrams"]["rows"]).double()
-    of_text.scatter_add_(1, found.flatten(1), weight.flatten(1)).div_(
-        weight.square().sum((1, 2))[:, None].sqrt()
-    )
-    codes = torch.tensor(
-        [[i in row for i in range(len(data.codes))] for row in data.train.codes[rows].tolist()]
-    )
-    left = of_text.T @ (counts * of_text) + 0.5 * torch.eye(of_text.shape[1])
-    regression = of_text @ torch.linalg.solve(left, of_text.T @ (counts * codes))
-    assert torch.equal(logits[0], logits[1])
-    expected = logits[0] / 2 + ngram_fit.SHARPNESS / 2 * (regression - ngram_fit.MIDDLE)
-    assert torch.allclose(logits[2], expected, rtol=0, atol=1e-6) and regression.max() > 0.8
-
-
-@pytest.mark.parametrize("penalty", [0.03, 3.0])
-def test_a_penalty_is_judged_by_rows_that_are_left_out_each_alone(penalty):
-    draw = torch.Generator().manual_seed(1)
-    x, weight = (torch.rand(size, dtype=torch.float64, generator=draw) for size in ((40, 6), (40,)))
-    y = torch.eye(4, dtype=torch.float64)[(x[:, :4] + 0.3 * x.roll(1, 0)[:, :4]).argmax(1)]
-    right = 0.0
-    for i in range(40):
-        other = torch.arange(40) != i
-        left = x[other].T @ (weight[other, None] * x[other]) + penalty * torch.eye(6)
-        answer = x[i] @ torch.linalg.solve(left, x[other].T @ (weight[other, None] * y[other]))
-        right += float(weight[i] * y[i, answer.argmax()])
-    assert ngram_fit.right_if_left_out(x @ x.T, y, weight, penalty) == pytest.approx(right)
-    assert 0.4 * weight.sum() < right < weight.sum()
-
-
 def test_it_starts_other_runs_and_is_exported(table, tmp_path):
-    """With its answers, which go with their codes."""
     run("train_mixer.py", *alone(table, tmp_path / "run", "--max-steps", 2))
     for size, code in (("ngrams", 0), ("tiny", 2)):
         more = ["--initial-checkpoint", tmp_path / "run", "--max-steps", 1, "--model-size", size]
         said = run_here(train_mixer.main, *alone(table, tmp_path / size, *more), code=code)
         assert ("has another size" in said) == (code == 2)
-    own = checkpoint.load(str(tmp_path / "run" / "last.bin"))
-    rows = [(code, i) for i, code in enumerate(sorted(["04220", *own["key"]]))]
-    more = ["--initial-checkpoint", tmp_path / "run", "--key", write_csv(tmp_path / "key.csv", KEY, rows)]
-    model, _, data, _ = prepared(alone(table, tmp_path, "--max-steps", 1), tmp_path / "other", *more)
-    for code, column in zip(data.codes, model.ngrams.answers.T):
-        before = own["model"]["ngrams.answers"][:, own["key"][code]] if code in own["key"] else 0 * column
-        assert torch.equal(column, before) and bool(column.any()) == (code in own["key"])
     run_here(export.main, tmp_path / "run", "--to", "safetensors", tmp_path / "out.safetensors")
     coded = [Coder.load(str(tmp_path / name)).code(TEXTS, LANGUAGES) for name in ("run", "out.safetensors")]
     assert coded[0] == coded[1]

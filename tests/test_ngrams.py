@@ -14,8 +14,9 @@ from histocc.data.arrays import PreparedData
 from histocc.data.prepare import prepare
 from histocc.formatter import make_formatter
 from histocc.job import ngram_fit
+from histocc.learn.texts import count_ngrams
 from histocc.model.mixer import Seq2SeqMixerOccCANINE, model_config
-from histocc.model.ngrams import ASCII_CASE, PATTERNS, WITH_CELL, Ngrams, hash_ngrams
+from histocc.model.ngrams import ASCII_CASE, PATTERNS, WITH_CELL, WORDS, Ngrams, hash_ngrams
 from histocc.text import encode, join_columns
 
 MASK = (1 << 64) - 1
@@ -135,6 +136,23 @@ class TestHashes:
         assert other != text and len(fewer) == 1 and fewer < first
         assert not found("wine merchant", "inn")[1] & first and found("wine merchant")[1:] == [set(), set()]
 
+    def test_first_word_last_word_and_all_words_in_any_order(self):
+        """One n-gram each, of the first column alone."""
+
+        def found(text, *cells):
+            ids = encoded(join_columns([text], [[cell] for cell in cells]))
+            hashed, exist, _ = hash_ngrams(ids, [*PATTERNS, *WORDS])
+            (first,), (last,), (every,) = (hashed[0, :, i][exist[0, :, i]].tolist() for i in (-3, -2, -1))
+            return first, last, every
+
+        first, last, every = found("wine merchant")
+        assert len({first, last, every}) == 3 and found("Wine  MERCHANT", "the inn") == (first, last, every)
+        other, end, again = found("merchant wine")
+        assert again == every and other != first and end != last
+        assert found("wine of the merchant")[:2] == (first, last)
+        assert found("wine of the merchant")[2] != every
+        assert found("wine")[0] == first and found("merchant")[1] == last
+
 
 def made(texts, classes=5, **more) -> Ngrams:
     """N-grams with a row for each that `texts` hold, weights different for each."""
@@ -164,32 +182,21 @@ class TestVectors:
     def test_of_texts_and_words_are_those_of_plain_python(self):
         """In any padding; [CLS] has the whole text beside the first word, of which it is a part."""
         ngrams = made(TEXTS[:10]).eval()
-        text, _, (memory,) = ngrams([encoded(TEXTS)])
+        text, (memory,) = ngrams([encoded(TEXTS)])
         table = ngrams.table.weight
         expected = torch.stack([plain_vector(ngrams, ngrams_of(one), table) for one in TEXTS])
         assert torch.allclose(text, expected, rtol=0, atol=1e-12) and expected[:10].norm(dim=1).min() > 0.1
         assert torch.equal(ngrams.vectors(encoded(TEXTS))[0], text)
-        wide_text, _, (wide,) = ngrams([encoded(TEXTS, width=128)])
+        wide_text, (wide,) = ngrams([encoded(TEXTS, width=128)])
         assert torch.allclose(wide_text, text, atol=1e-12)
         assert torch.allclose(wide[:, : memory.shape[1]], memory, atol=1e-12)
         assert torch.allclose(memory[:, 0] - memory[:, 1], ngrams.text_to_memory(text))
-        _, _, (farm,) = ngrams([encoded(["farm servant"])])
+        _, (farm,) = ngrams([encoded(["farm servant"])])
         # a blank belongs to the word after it: windows that end with one are of the word before it
         for place, word in ((8, [*ngrams_of("farm"), ("pair", "farm servant")]), (14, ngrams_of("servant"))):
             of_word = ngrams.word_to_memory(plain_vector(ngrams, word, table))
             assert torch.allclose(farm[0, place], of_word, atol=1e-12)
         assert torch.equal(farm[0, 12], farm[0, 18]) and not torch.allclose(farm[0, 11], farm[0, 12])
-
-    @torch.no_grad()
-    def test_ridge_regression_changes_nothing_else(self):
-        without, ngrams, ids = made(TEXTS[:10]).eval(), made(TEXTS[:10], ridge=True).eval(), encoded(TEXTS)
-        assert ngrams.answers is not None and not ngrams.answers.any()
-        nn.init.normal_(ngrams.answers)
-        (before, none, memory), (text, ridge, again) = without([ids]), ngrams([ids])
-        assert none is None and torch.equal(memory[0], again[0]) and torch.equal(text, before)
-        assert torch.equal(ridge, ngrams.vectors(ids)[1])
-        expected = [plain_vector(ngrams, ngrams_of(one), ngrams.answers) for one in TEXTS]
-        assert torch.allclose(ridge, torch.stack(expected), rtol=0, atol=1e-12)
 
     @torch.no_grad()
     @pytest.mark.parametrize("more, share", [([], 1), ([f"{WITH_CELL}0", f"{WITH_CELL}1"], 0.5)])
@@ -211,14 +218,15 @@ class TestVectors:
         texts, languages = [*TEXTS, "", "farmer"], ["en"] * (len(TEXTS) + 1) + ["a language of many letters"]
         ids, mask = map(torch.from_numpy, encode(texts, languages, max_len=24))
         queries = torch.randn(len(texts), 5, 12, dtype=torch.float64)
-        text, _, (memory,) = ngrams([ids])
+        text, (memory,) = ngrams([ids])
         rows, weight, word = ngrams.weighted(ids)
         positions = weight.new_zeros(len(ids), int(word.max()) + 1).scatter_add(
             1, word[:, 1:], mask[:, 1:].double()
         )
-        entries = rows.flatten(1), weight.flatten(1), word[:, :, None].expand_as(rows).flatten(1)
+        of_text = torch.arange(len(ids))[:, None, None].expand_as(rows)
+        entries = [x.flatten() for x in (rows, weight, of_text, word[:, :, None].expand_as(rows))]
         text_again, words, scores = ngrams.by_word(*entries, positions)
-        assert torch.allclose(text, ngrams.text_of(*entries[:2]), rtol=0, atol=1e-12)
+        assert torch.allclose(text, ngrams.text_of(*entries[:3], len(ids)), rtol=0, atol=1e-12)
         assert torch.allclose(text, text_again, rtol=0, atol=1e-12) and words.shape[1] < memory.shape[1]
         seen = (queries @ memory.mT).masked_fill(~mask[:, None], -math.inf).softmax(2) @ memory
         seen_again = (queries @ words.mT + scores[:, None]).softmax(2) @ words
@@ -236,7 +244,7 @@ class TestVectors:
     )
     def test_a_text_without_known_ngrams_is_finite_and_trains(self, text, language, max_len, is_known):
         ngrams, ids = made(["farmer"], dropout=0.1).train(), encoded([text], [language], max_len=max_len)
-        text, _, (memory,) = ngrams([ids])
+        text, (memory,) = ngrams([ids])
         assert torch.equal(ngrams([ids])[0], text) != is_known  # what is left out differs
         (text.square().sum() + memory.square().sum() + ngrams.linear(text).sum()).backward()
         assert text.isfinite().all() and memory.isfinite().all() and bool(text.any()) == is_known
@@ -295,7 +303,7 @@ class TestCounts:
     @pytest.mark.parametrize("most", [16, 64, 1 << 18])
     def test_the_most_frequent_are_kept_with_their_inverse_document_frequencies(self, data, most):
         counts, texts = frequencies(data)
-        hashes, idf = ngram_fit.count_ngrams(data, 128, most)
+        hashes, idf = count_ngrams(data, 128, most)
         assert len(hashes) == min(most, len(counts)) and (np.diff(hashes) > 0).all()
         assert texts < len(data.train) / 2
         assert sorted(map(counts.get, hashes.tolist())) == sorted(counts.values())[-most:]
@@ -306,10 +314,10 @@ class TestCounts:
         """Cut at max_len, in chunks of any size."""
         kept = 16 - 1 - len("?unk[SEP]")
         expected = {value for text in texts_of(data) for value in hashes_of(text[:kept], "unk")}
-        assert set(ngram_fit.count_ngrams(data, 16, 1 << 18)[0].tolist()) == expected
-        whole = ngram_fit.count_ngrams(data, 128, 1 << 18)
-        monkeypatch.setattr(ngram_fit, "CHUNK", 7)
-        assert all(map(np.array_equal, whole, ngram_fit.count_ngrams(data, 128, 1 << 18)))
+        assert set(count_ngrams(data, 16, 1 << 18)[0].tolist()) == expected
+        whole = count_ngrams(data, 128, 1 << 18)
+        monkeypatch.setattr("histocc.learn.texts.POSITIONS", 256)
+        assert all(map(np.array_equal, whole, count_ngrams(data, 128, 1 << 18)))
 
     def test_distinct_rows_and_how_often_they_occur(self, data):
         """Rows of the same text with the same set of codes are one."""

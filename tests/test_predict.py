@@ -189,7 +189,7 @@ def test_a_text_of_which_no_ngram_of_letters_is_known_and_a_missing_one_have_no_
     ids = torch.from_numpy(encode(["smed ? - ... (1843)"], ["en"])[0])
     hashed, exist, _ = hash_ngrams(ids)
     hashes = hashed[exist].unique()  # of the language, too
-    ngrams = {"rows": len(hashes), "width": 8, "patterns": list(PATTERNS), "answers": False}
+    ngrams = {"rows": len(hashes), "width": 8, "patterns": list(PATTERNS)}
     model = save_model(tmp_path / "run", hisco_blocky5(), CODES, ngrams)
     state = checkpoint.load(os.path.join(model, "last.bin"))
     state["model"]["ngrams.hashes"] = hashes
@@ -495,7 +495,7 @@ def test_names_are_codes_in_every_command(tmp_path):
     rows = [(f"{word} {i}", name, "") for i in range(12) for word, name in zip(words, names)]
     rows += [(f"loaf with coffee {i}", "bread & rolls", "Καφές") for i in range(12)]
     data, folder = write_csv(tmp_path / "data.csv", header, rows), tmp_path / "run"
-    columns = ["--target-cols", *header[1:], "--share-val", 0, "--device", "cpu"]
+    columns = ["--target-cols", *header[1:], "--share-val", 0, "--device", "cpu", "--seq2seq-weight", 0.1]
     said = run(REPO / "finetune.py", "--dataset", data, *columns, "--save-path", folder)
     assert "Codes: 6 classes of 3 to 13 characters (classes, columns CODE_1, CODE_2)" in said
     run("histocc.export", folder, tmp_path / "a.bin", "--to", "published")

@@ -355,6 +355,25 @@ def sides_of(tmp_path, content, **options):
     return texts
 
 
+def test_few_texts_are_all_trained_on(tmp_path):
+    """As if no share had been named; with more of them, or a column of parts, as without the limit."""
+    rows = [(f"occupation {i % 40}", f"6111{i % 7}", "en", ("train", "val")[i % 40 % 2]) for i in range(80)]
+    content = "occ1,hisco_1,lang,part\n" + "".join(",".join(row) + "\n" for row in [*rows, rows[0]])
+    how = {"share_val": 0.5, "language_col": "lang"}
+    whole = prepare(tmp_path, content, **how | {"share_val": 0.0})
+    few, more, usual = (prepare(tmp_path, content, **how, few_texts=n) for n in (40, 39, 0))
+    assert few.val == whole.val == [] and sorted(few.train) == sorted(whole.train)
+    assert few.table("conflicts.csv")[1:] and len(whole.table("conflicts.csv")) == len(
+        few.table("conflicts.csv")
+    )
+    assert few.codes == whole.codes and more.val == usual.val and more.train == usual.train
+    assert 10 < len(usual.val) < 70
+    named = prepare(tmp_path, content, **how | {"split_col": "part"}, few_texts=40)
+    assert {int(text.split()[1]) % 2 for text, _, _ in named.val} == {1}
+    tested = prepare(tmp_path, content, **how, share_test=0.3, few_texts=40)
+    assert tested.val == [] and tested.report["test_rows"] == 81 - len(tested.train) > 10
+
+
 def test_a_third_part_is_kept_for_a_test(tmp_path):
     """By the hash, by a column, by a value of a column; a text is on one side with all its rows."""
     texts = [f"occupation {i}" for i in range(300)]
@@ -566,7 +585,13 @@ def test_every_setting_counts(tmp_path):
     a, b = (write_csv(tmp_path / name, HEADER, [(name, "61110", "")]) for name in ("a.csv", "b.csv"))
     plain = settings_for(a, val_files=[b])
     other = {"train_files": [a, a], "val_files": [], "formatter": make_formatter("gpf", ["x"]).to_dict()}
-    other |= {"target_cols": ["hisco_2"], "share_val": 0.1, "max_len": 64, "recode": {"1": "2"}}
+    other |= {
+        "target_cols": ["hisco_2"],
+        "share_val": 0.1,
+        "max_len": 64,
+        "recode": {"1": "2"},
+        "few_texts": 9,
+    }
     other |= {"share_test": 0.1, "split_col": "x", "leave_out": ["x=y"], "by": ["x"]}
     other |= dict.fromkeys(("fixed_codes", "number_codes", "first_codes"), ["61110"])
     other |= dict.fromkeys(("drop_bad_labels", "ditto", "no_quotes", "join_spellings"), True)

@@ -85,7 +85,7 @@ def test_hisco_weights_of_each_kind(tmp_path, made_up, kind):
     assert found["rows"] == expected and (kind == "flat" or found["distinct"] > 30)
     for decoder, lacking in (("greedy", "flat"), ("full", "flat"), ("flat", "seq2seq")):
         if kind == lacking:
-            message = f"decoder {decoder}: this model (has no linear decoder|is a flat classifier)"
+            message = f"decoder {decoder}: this model (has no linear decoder|has the linear decoder alone)"
             with pytest.raises(UserError, match=message):
                 coder.code(["smed"], ["da"], decoder)
         else:

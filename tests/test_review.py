@@ -154,7 +154,7 @@ class TestMake:
         run("make", folder / "0.csv", "--output", folder / "commas.csv")
         texts = [[row["text"] for row in read(folder / f"{name}.csv")] for name in ("commas", "points")]
         assert texts[0] == texts[1]
-        assert Learner([*CodedFile(str(folder / "0.csv")).texts.values()], []).model[0]
+        assert Learner([*CodedFile(str(folder / "0.csv")).texts.values()], []).model.values().any()
         cells = [["90.5%" if i in prob else x for i, x in enumerate(row)] for row in rows[1:]]
         write(folder / "words.csv", [rows[0], *cells])
         said = run("make", folder / "words.csv", "--output", folder / "x.csv", code=2)
@@ -499,6 +499,21 @@ def test_guesses_of_a_confident_model_that_is_often_wrong_are_not_certain(share)
     guesses = learner.learn({i: (true[i],) for i in range(150)})
     right = sum(learner.answer(guesses, i) == [true[i]] for i in range(150, 500)) / 350
     assert abs(guesses.sure[150:].mean() - right) < 0.1
+
+
+def test_guesses_stand_on_the_answers_of_the_model_and_on_similar_texts():
+    """A language makes texts no more similar; a text like no other has the model's answer, or none."""
+    names = [f"{name} {trade}" for trade in ("weaver", "smith") for name in ("ann", "bo", "cy", "di", "ed")]
+    texts = [CodedText(name, "en", 1) for name in (*names, "old weaver", "1850")]
+    texts.append(CodedText("xyz", "en", 1, codes=["3", "4"], probs=["0.9", "0,1"]))
+    learner = Learner(texts, "1234")
+    guesses = learner.learn({i: ("1",) if i < 5 else ("2",) for i in range(10)})
+    assert [learner.answer(guesses, i) for i in (10, 12)] == [["1"], ["3"]]
+    assert learner.nearest(10, [5, 0, 11]) == [0] and guesses.sure[10] > 0.5
+    assert learner.codes_of(guesses, 11) == [] and guesses.sure[11] == 0
+    assert [code for code, _ in learner.codes_of(guesses, 12)] == ["3", "4"]
+    of_none = Learner([], "12").learn({})
+    assert (of_none.order, of_none.right) == ([], (1.0, 1.0, 1.0))
 
 
 def test_agreement_of_two_people(folder):

@@ -690,7 +690,7 @@ def coded(tmp_path_factory):
 
 def train_and_code(source: Path, ending: str, processes: int = 1) -> dict:
     model, output = source.parent / "run", source.parent / f"coded{ending}"
-    how = ["--dataset", source, "--save-path", model, "--model-size", "ngrams", "--device", "cpu"]
+    how = ["--dataset", source, "--save-path", model, "--prior", "none", "--device", "cpu"]
     assert "40 read" in run(FINETUNE, *how)
     given = ["--model", model, "--input", source, "--output", output, "--processes", processes]
     run("histocc.predict", *given, "--system", "found", "--device", "cpu")

@@ -13,7 +13,7 @@ It also holds lists for people and `meta.txt`, written last: what the arrays mea
 
 import json
 import os
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from types import SimpleNamespace
 
 import numpy as np
@@ -181,8 +181,3 @@ class PreparedData:
         parts = {part: RowSet(folder, part, meta["max_codes"]) for part in ("train", "val")}
         names = cls.__annotations__.keys() - {"folder", *parts}
         return cls(folder, **parts, **{name: meta[name] for name in names})
-
-
-def all_trained(data: PreparedData) -> PreparedData:
-    """Return data whose validation rows are training rows, too, as a refit takes them."""
-    return replace(data, train=JoinedRows(data.train, data.val), val=SomeRows(data.val, np.arange(0)))

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 from histocc.data.arrays import PREPARED_FORMAT, PreparedData
 from histocc.data.records import Table
-from histocc.data.rows import hold_numbers, language_name, read_columns, read_key
+from histocc.data.rows import MOST_LEN, hold_numbers, language_name, read_columns, read_key
 from histocc.data.tables import DELIMITERS, column_problems, composed, table_format
 from histocc.formatter import BlockyFormatter, CodeError, formatter_of_codes, hisco_key, make_formatter
 from histocc.runtime.config import Config, Count, Fraction, flag, flag_of, number, step_flag
@@ -57,6 +57,15 @@ def text_columns(named: str | list[str] | None) -> list[str]:
 
 
 AUTO, SPELLINGS = "auto", "spellings"
+USUAL_LEN, USUAL_SHARE = 128, 0.1  # of --max-len and --share-val
+Share = Annotated[
+    Any,
+    number(
+        lambda text: AUTO if text == AUTO else float(text),
+        lambda value: value == AUTO or 0 <= value <= 1,
+        "a number between 0 and 1, or auto",
+    ),
+]
 _RECODING = re.compile(rf"([^=,]+=[^=,]+|{SPELLINGS})(,([^=,]+=[^=,]+|{SPELLINGS}))*")
 _FORM = f"of the form OLD=NEW,OLD=NEW, or {SPELLINGS}"
 Recoding = Annotated[str, number(str, lambda text: bool(_RECODING.fullmatch(text)), _FORM)]
@@ -164,7 +173,12 @@ class Tables(Reading):
         choices=TEXT_RULES,
         resumable="kept",
     )
-    max_len: Count = flag(128, "most positions of an input; longer descriptions are cut")
+    max_len: Count | None = flag(
+        None,
+        f"most positions of an input; longer descriptions are cut (default: {USUAL_LEN}; n-grams alone read"
+        " whole texts, unless they take steps or write codes)",
+        resumable="kept",
+    )
 
     def problems(self) -> Iterator[str]:
         """Return the problems of these arguments, a line each."""
@@ -173,15 +187,21 @@ class Tables(Reading):
             yield "--key and --all-codes-file are mutually exclusive"
         if self.all_codes_col and not self.all_codes_file:
             yield "--all-codes-col needs --all-codes-file"
-        if not 16 <= self.max_len <= 2048:
-            yield f"--max-len must be at least 16 and at most 2048, not {self.max_len}"
+        if self.max_len and not 16 <= self.max_len <= MOST_LEN:
+            yield f"--max-len must be at least 16 and at most {MOST_LEN}, not {self.max_len}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Split(Config):
     """data"""
 
-    share_val: Fraction = flag(0.1, "share of texts set aside for validation, 0…1")
+    share_val: Share = flag(
+        AUTO,
+        f"share of texts set aside for validation, 0…1; auto: {USUAL_SHARE} where a run takes steps, and none"
+        " where few texts are learned in closed form, each of which is left out in turn",
+        metavar="SHARE|auto",
+        resumable="kept",
+    )
     share_test: Fraction = flag(
         0.0, "share of texts set aside for a test, 0…1, that only evaluate reads: nothing is chosen by them"
     )
@@ -252,6 +272,7 @@ class PrepareSettings:
     target_cols: list[str]
     val_files: list[str] = field(default_factory=list)
     share_val: float | None = None  # share of the texts of `train_files`; None: `val_files`
+    few_texts: int = 0  # so many distinct texts at most are all trained on, whatever share_val
     share_test: float = 0.0
     split_col: str | None = None
     leave_out: list[str] | None = None
@@ -259,7 +280,7 @@ class PrepareSettings:
     input_col: list[str] = field(default_factory=lambda: text_columns(None))
     language: str = UNKNOWN_LANGUAGE
     language_col: str | None = None
-    max_len: int = 128
+    max_len: int = USUAL_LEN
     missing_code: str | None = None
     drop_bad_labels: bool = False
     fixed_codes: list[str] | None = None  # codes of --key or --all-codes-file, in their order
@@ -472,12 +493,16 @@ def settings_from(
     val_files: list[str],
     problems: list[str] | None = None,
     start: StartsFrom = StartsFrom(),
+    few_texts: int = 0,
+    max_len: int = USUAL_LEN,
 ) -> PrepareSettings:
     """Return the settings that arguments ask for. Raises one UserError for its own and given `problems`.
 
     Args:
         columns: the columns of the first file.
         start: the demands of the run's initial weights.
+        few_texts: the value of `PrepareSettings` if --share-val is auto.
+        max_len: that of --max-len if it is not given.
     """
     problems = list(problems or [])
     kind, target_cols = columns.formatter, columns.target_cols
@@ -502,13 +527,16 @@ def settings_from(
     plain = formatter.to_dict() if formatter else {}
     if args.code_separator and kind in (AUTO, "gpf"):
         plain["max_codes"] = None  # as many as any row has
+    share = getattr(args, "share_val", None)
     settings = PrepareSettings.of(
         args,
+        max_len=args.max_len or max_len,
+        few_texts=few_texts if share == AUTO and not val_files else 0,
         train_files=train_files,
         val_files=val_files,
         formatter=plain,
         target_cols=target_cols,
-        share_val=None if val_files else getattr(args, "share_val", None),
+        share_val=None if val_files else USUAL_SHARE if share == AUTO else share,
         language=columns.language,
         language_col=columns.language_col,
         fixed_codes=fixed,

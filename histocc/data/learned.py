@@ -7,10 +7,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from histocc.data.arrays import PreparedData, code_counts
+from histocc.data.arrays import PreparedData, RowSet, code_counts
 from histocc.data.report import report_lines
+from histocc.runtime.rng import mix
 from histocc.text import cleaner, text_hashes
 
+PAIRS, USUAL_AGREEMENT = 10, 0.93  # of `trained_answers`
 ENTRIES = ("trained", "validated", "data")  # of a checkpoint, by `entries`
 
 
@@ -40,3 +42,31 @@ def entries(data: PreparedData, *earlier: dict[str, Any] | None) -> dict[str, An
     trained, validated = (torch.from_numpy(np.unique(hashes)) for hashes in parts)
     known = [state["trained"] for state in earlier if state and "trained" in state]
     return {"trained": torch.cat([trained, *known]).unique(), "validated": validated, "data": about}
+
+
+def trained_answers(rows: RowSet) -> dict[str, Any]:
+    """Return the entry "answers" of a checkpoint, what the training says of its own texts, in the order of
+    `trained`: codes int32 [T, K], the most frequent set of codes of each text's rows (−1 behind them); conf
+    float32 [T], the probability that a further row of the text has these codes.
+
+    With n rows of which m agree it is m / (n + a) (a Pólya urn), where 1 / (1 + a) is the share of pairs of
+    rows of one text that agree, PAIRS of which agree by USUAL_AGREEMENT before any is seen.
+    """
+    _, text, count = np.unique(rows.text_hash.view(np.int64), return_inverse=True, return_counts=True)
+    text, codes = text.reshape(-1), np.sort(np.asarray(rows.codes), axis=1)
+    key = text.astype(np.uint64)
+    for column in codes.astype(np.uint64).T:
+        key = mix(mix(key) ^ column)
+    _, row, number = np.unique(key, return_index=True, return_counts=True)
+    of_text = text[row]
+    pairs = np.bincount(of_text, weights=number * (number - 1.0), minlength=len(count))
+    repeated = count > 1
+    agreement = (pairs[repeated] / (count[repeated] * (count[repeated] - 1.0))).sum()
+    agreement = (agreement + PAIRS * USUAL_AGREEMENT) / (repeated.sum() + PAIRS)
+    order = np.lexsort((row, -number, of_text))
+    first = order[np.unique(of_text[order], return_index=True)[1]]  # of each text the most frequent set
+    conf = number[first] / (count + 1 / agreement - 1)
+    return {
+        "codes": torch.from_numpy(np.asarray(rows.codes)[row[first]].astype(np.int32)),
+        "conf": torch.from_numpy(conf.astype(np.float32)),
+    }

@@ -21,7 +21,17 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from histocc.data.arrays import ARRAYS, FILES, META, PreparedData, RowSet, fault, map_array, write_last
+from histocc.data.arrays import (
+    ARRAYS,
+    FILES,
+    META,
+    PreparedData,
+    RowSet,
+    fault,
+    map_array,
+    text_keys,
+    write_last,
+)
 from histocc.data.config import PrepareSettings, fingerprint
 from histocc.data.records import DECIDED, MAX_WEIGHT, Records, Table, nothing
 from histocc.data.report import compare_rows, describe_parts
@@ -113,6 +123,7 @@ class Reader:
         self.languages = Languages(settings.language_col, settings.max_len // 2)
         self.missing = None if settings.missing_code is None else self.book.of_code(settings.missing_code)
         self.empty = None if settings.empty_text is None else self.book.of_code(settings.empty_text)
+        self.longest = 0  # most positions of a text
         self.named = named_parts(settings, check)
         self.test_rows, self.outside_key = 0, {"train": 0, "val": 0}
         self.findings = Findings(folder)
@@ -122,6 +133,7 @@ class Reader:
         self.used: set[int] = set()  # numbers of the codes of rows that are not rejected
         self.characters = np.zeros(sys.maxunicode + 1, dtype=bool)  # characters of these
         self.chunks = 0
+        self.few = np.zeros(0, np.uint64) if settings.few_texts else None  # texts, as long as they are few
 
     def _code_book(self) -> CodeBook:
         """Return the numbers of cells, by what the codes of all rows together tell."""
@@ -244,8 +256,10 @@ class Reader:
         if not texts:
             return
         language = self._languages(path, lines, languages, texts)
-        room = settings.max_len - 2 - len(LANGUAGE_SEPARATOR) - np.array(list(map(len, self.languages.names)))
-        cut = np.flatnonzero(np.fromiter(map(len, texts), np.int64, len(texts)) > room[language])
+        more = 2 + len(LANGUAGE_SEPARATOR) + np.array(list(map(len, self.languages.names)))[language]
+        positions = np.fromiter(map(len, texts), np.int64, len(texts)) + more
+        self.longest = max(self.longest, int(positions.max()))
+        cut = np.flatnonzero(positions > settings.max_len)
         self.findings.note("texts_cut", path, lines[cut], (texts[i] for i in cut))
         hashes = text_hashes(list(map(str.strip, texts)))
         split = hashes if len(table.texts) == 1 else text_hashes(list(map(str.strip, splits_by)))
@@ -273,6 +287,10 @@ class Reader:
         self.chunks += 1
         is_val, is_test = parts_of(self.settings, self.named, part, arrays.pop("split"))
         self.test_rows += int(is_test.sum())
+        if self.few is not None:
+            texts_here = text_keys(arrays["text_hash"], arrays["language"])[~is_test]
+            self.few = np.union1d(self.few, texts_here)
+            self.few = self.few if len(self.few) <= self.settings.few_texts else None
         for side, chosen in (("train", ~(is_val | is_test)), ("val", is_val)):
             chosen_texts = texts if chosen.all() else list(compress(texts, chosen))
             self.characters[code_points("".join(chosen_texts))] = True
@@ -333,6 +351,8 @@ class Reader:
     def finish(self) -> tuple[list[str], dict]:
         """Close the files and give codes their final numbers. Returns (codes, report)."""
         self.close()
+        if self.few is not None and not self.settings.split_col:
+            self._join_parts()
         settings, parts, lines = self.settings, [], []
         codes, met = settings.fixed_codes, list(self.book.codes)
         if codes is None:
@@ -364,6 +384,7 @@ class Reader:
             **{kind: findings.kinds.get(kind, {"rows": 0})["rows"] for kind in NOTES},
             **compare_rows(parts, lines, split, paths, codes, names, conflicts),
             **describe_parts(parts, codes, names),
+            "longest": {"has": self.longest, "read": min(self.longest, settings.max_len)},
             "files": self.files,
             "problems": findings.problems("error", "rejected", "noted"),
         }
@@ -371,6 +392,19 @@ class Reader:
         for name in self.parts if not settings.by else ():
             os.unlink(os.path.join(self.folder, f"{name}.lines"))
         return codes, report
+
+    def _join_parts(self) -> None:
+        """Put the validation rows behind the training rows."""
+        train, val = self.parts.values()
+        for name, source in val.files.items():
+            added, dtype = map_array(source.name, ARRAYS.get(name, LINES)), ARRAYS.get(name, LINES)
+            added = added[1:] + train.end if name == "offsets" else added
+            with open(train.files[name].name, "ab") as file:
+                file.write(np.asarray(added, dtype=dtype).tobytes())
+            del added  # Windows replaces no file that is mapped
+            with open(source.name, "wb") as file:
+                file.write(np.zeros(1, dtype).tobytes() if name == "offsets" else b"")
+        train.rows, val.rows = train.rows + val.rows, 0
 
     def close(self) -> None:
         self.findings.file.close()
@@ -423,7 +457,7 @@ class Reader:
             return f"{files}: no valid row to train on ({kinds or 'there are only column names'})"
         if not val and settings.val_files:
             return f"{', '.join(settings.val_files)}: no valid row to validate on"
-        if not val and settings.share_val:
+        if not val and settings.share_val and self.few is None:
             return f"--share-val {settings.share_val:g} leaves no row for validation: raise it, or pass 0"
         if not self.test_rows and settings.share_test:
             return f"--share-test {settings.share_test:g} leaves no row for the test: raise it, or pass 0"

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from histocc.data.arrays import RowSet, text_keys
-from histocc.data.rows import NOTES, WITH_VALUES, row_writer
+from histocc.data.rows import MOST_LEN, NOTES, WITH_VALUES, row_writer
 from histocc.runtime.rng import mix
 from histocc.text import LANGUAGES
 
@@ -157,7 +157,13 @@ def report_lines(report: dict) -> list[str]:
         (report["val_rows_seen_in_training"], "validation rows have a text that is also trained on"),
     )
     notes += [f"{count:,} {text}" for count, text in counted if count]
-    notes += [f"{kind['rows']:,} {NOTES[kind['kind']]}{_where(kind)}" for kind in found("noted")]
+    longest, words = report.get("longest"), dict(NOTES)  # data of earlier versions do not say it
+    if longest and longest["read"] < MOST_LEN:
+        reads = (
+            f"{min(longest['has'], MOST_LEN)} reads {'more' if longest['has'] > MOST_LEN else 'all'} of them"
+        )
+        words["texts_cut"] += f"; --max-len {reads}, and a model of n-grams alone needs no limit"
+    notes += [f"{kind['rows']:,} {words[kind['kind']]}{_where(kind)}" for kind in found("noted")]
     if report["rejected_rows"]:
         notes.append(f"{report['rejected_rows']:,} rows rejected, listed in rejected_rows.csv")
     lines += [f"Note: {note}" for note in notes]

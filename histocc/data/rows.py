@@ -25,6 +25,7 @@ EXAMPLES = 5  # rows shown of each kind
 SHOWN = 60  # characters of a value in an example
 MAX_REASON = 300  # characters
 MAX_LANGUAGES = 255
+MOST_LEN = 2048  # of --max-len
 MAX_WORDS = 50_000  # the most frequent ones of the training texts, for word insertion
 
 # Kinds of findings that leave a row as it is or repair it, and their descriptions.

@@ -26,7 +26,7 @@ import numpy as np
 import torch
 
 from histocc.data import prepare as preparing
-from histocc.data.arrays import PreparedData, RowSet, SomeRows, all_trained, map_array
+from histocc.data.arrays import PreparedData, RowSet, SomeRows, map_array
 from histocc.data.config import (
     AUTO,
     Column,
@@ -276,8 +276,7 @@ def data_facts(settings: PrepareSettings, state: dict, data: PreparedData, rows:
 
 def training_rows(file: str, state: dict) -> PreparedData | None:
     """Return the rows that a model was trained on; None if they are not beside it. Rank 0 only."""
-    data = training_data(file, str(state.get("position", {}).get("fingerprint")))
-    return all_trained(data) if data and state.get("refit") else data
+    return training_data(file, str(state.get("position", {}).get("fingerprint")))
 
 
 def chosen_rows(args: EvaluateConfig, data: PreparedData, state: dict) -> SomeRows:
@@ -386,7 +385,7 @@ def run(args: EvaluateConfig, world: World) -> None:
     stored: dict[str, Any] = {}  # entries for the checkpoint
     if coded is not None:  # only on rank 0
         what = {"file": file, "step": state.get("step"), "system": state["system"]}
-        texts = coder.confidence.texts_of(coder.best_decoder)
+        texts = coder.confidence.texts
         what |= {"codes": len(state["key"]), "confidence_texts": texts}
         what["decoder"] = DECODERS[coder.best_decoder].in_report
         report = {"model": what, "data": facts, "resamples": args.resamples}
@@ -470,7 +469,7 @@ def groups_of(
     if len(levels[1]) > 1:
         major = [cut(code, levels[1][0], levels[0]) for code in data.codes]
         groups["major_group"] = of_values([major[code] for code in codes[:, 0].tolist()])
-    if "trained" in state:
+    if "data" in state:  # exported models keep no counts
         rarest = np.array([*state["data"]["rows_of_codes"], 1 << 60])[codes].min(1)
         words = ("0", "1 to 9", "10 to 99", "100 to 999", "1,000 or more")
         groups["frequency"] = np.digitize(rarest, (1, 10, 100, 1000)), words

@@ -59,11 +59,10 @@ def card_of(file: str, state: dict[str, Any], figures: list[str] | None = None) 
         checksum = state["position"]["fingerprint"]
         files = f"Files: {', '.join(data['files'])}; checksum of content and settings: {checksum}"
         training += [*data["lines"], files]
-        number = data["rows"]["train"] + (data["rows"]["val"] if state.get("refit") else 0)
-        rows = f" on {number:,} rows{spoken}"
-        if titles := config.get("titles"):
-            rows += f" and {titles:,} titles of HISCO codes that come with histocc"
-            training.append(f"Titles of histocc's lists beside the rows: {titles:,} (--lexicon)")
+        rows = f" on {data['rows']['train']:,} rows{spoken}"
+        if prior := state.get("prior"):
+            rows += f", on top of the answers of the model {prior['name']}"
+            training.append(f"Prior: {prior['name']}, {len(prior['key']):,} codes of {prior['system']}")
         rare = f" ({data['rare_codes']:,} codes have fewer than 10 rows)"
     if os.path.exists(path := os.path.join(folder, ARGS)):
         with open(path, encoding="utf-8") as asked:
@@ -100,28 +99,29 @@ def card_of(file: str, state: dict[str, Any], figures: list[str] | None = None) 
 
 
 def validation_figures(folder: str, state: dict[str, Any], rows: int | None) -> str:
-    """Return sentences on the accuracy of a checkpoint: on texts that the folds of its confidence answered,
-    if these were needed, and on its validation rows, by the log of its run and, for a decoder that is not
-    logged, by the texts of its confidence. rows: number of the validation rows, if known.
+    """Return sentences on the accuracy of a checkpoint: on its validation rows, by the log of its run and,
+    for a decoder that is not logged, by the texts of its confidence; without such rows on training texts
+    that were left out in turn. rows: number of the validation rows, if known.
     """
     logged = read_numbers(os.path.join(folder, LOG))  # a fit's last row and its validation have one step
     row = next((x for x in reversed(logged) if x["step"] == state.get("step")), {})
     of_log, confidence = {"flat": row.get("flat_acc"), "greedy": row.get("seq_acc")}, Confidence.of(state)
-    best, texts, number = confidence.best, confidence.texts, f"{rows:,} " if rows else ""
+    if confidence.left_out and not rows:
+        share = 100 * confidence.accuracy["flat"]
+        what = f"{share:.1f} % of {confidence.texts:,} texts got exactly their codes"
+        unsure = ", if the prior has not seen them" * (state.get("prior", {}).get("source") == "published")
+        return f"{what}, each from a model that was learned without it{unsure}."
+    best, number = confidence.best, f"{rows:,} " if rows else ""
     shares = [f"{100 * share:.1f} % ({name})" for name, share in of_log.items() if share is not None]
-    found = []
-    if shares:
-        found = [f"{', '.join(shares)} of the {number}validation rows got exactly their codes."]
-        if best in {*confidence.accuracy} - {*of_log}:
-            share = f"{100 * confidence.accuracy[best]:.1f} % ({best})"
-            found.insert(0, f"{share} of {confidence.compared:,} validation texts, and")
+    if not shares:
+        return "It has not been evaluated."
+    found = [f"{', '.join(shares)} of the {number}validation rows got exactly their codes."]
+    if best in {*confidence.accuracy} - {*of_log}:
+        share = f"{100 * confidence.accuracy[best]:.1f} % ({best})"
+        found.insert(0, f"{share} of {confidence.texts:,} validation texts, and")
+    if not confidence.left_out:
         found.append("Parts of the model were chosen on these rows, so the figures are optimistic.")
-        found.append("Then it was fitted to them, too." * bool(state.get("refit")))
-    if confidence.folds:
-        share = f"{100 * confidence.curves['flat'][-1][2]:.1f} % (flat)"
-        of_folds = f"{share} of {texts:,} texts got exactly their codes, each by a fit that left it out."
-        found = [of_folds, *(found if confidence.compared < texts else [])]
-    return " ".join(filter(None, found)) or "It has not been evaluated."
+    return " ".join(found)
 
 
 def write_card(file: str, figures: list[str] | None = None) -> None:

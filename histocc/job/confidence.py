@@ -1,32 +1,26 @@
 """The confidence of a trained model, fitted on rows that it was not trained on: on the validation rows after
-each training, or on any by `python -m histocc.evaluate --fit-confidence`. If they are few, that of the linear
-decoder of n-grams alone is fitted on rows of both kinds, which models answer that were fitted to the others.
+each training, or on any by `python -m histocc.evaluate --fit-confidence`. That of a model in closed form
+comes from its training texts, each left out (`histocc.learn.few.judge`).
 """
 
 import contextlib
 import os
 import zlib
-from dataclasses import replace
 from functools import partial
 
 import numpy as np
 import torch
 
-from histocc.data.arrays import JoinedRows, PreparedData, RowSet, SomeRows
-from histocc.formatter import BlockyFormatter
+from histocc.data.arrays import PreparedData, RowSet
 from histocc.job.config import JobConfig
-from histocc.job.model import make_loss, make_model
-from histocc.job.ngram_fit import ENOUGH, FOLDS, PARTS, Fit, needs_folds
-from histocc.job.titles import with_titles
 from histocc.model import confidence
-from histocc.model.confidence import MIN_TEXTS, OUTPUT, Confidence
+from histocc.model.confidence import MIN_TEXTS, OUTPUTS, Confidence, Thresholds
 from histocc.predict.coder import Coded, Coder
 from histocc.predict.decoders import DECODERS, MEASURED
 from histocc.published import models
 from histocc.runtime import checkpoint
 from histocc.runtime.device import Precision
 from histocc.runtime.errors import UserError
-from histocc.runtime.rng import mix
 from histocc.runtime.signals import Stopped
 from histocc.runtime.world import World
 
@@ -34,7 +28,6 @@ MAX_TEXTS, MAX_ROWS = 1_000, 1_500  # confidence is fitted on no more
 MAX_BATCH = 256  # rows
 RANKED_TEXTS = 250  # about so many texts are ranked, which takes most of the time
 MAX_CODES = 100  # most codes of an answer that are looked at
-OUTPUTS = 5  # most probable outputs of a row, whose probabilities are fitted
 Judged = dict[str, list[tuple[float, bool, bool, float]]]  # see `judged_answers`
 
 
@@ -45,11 +38,10 @@ def judged_answers(
     codes: list[set[str]],
     weights: np.ndarray,
     rank_one_of: int = 1,
-    only_linear: bool = False,
 ) -> Judged:
-    """Return each decoder's answers, or those of `flat` alone: (probability, whether it is several codes,
-    whether it is right, weight of the row). For a decoder that `auto` does not measure, an answer is its best
-    code, for one text of `rank_one_of`; for OUTPUT, it is each of the most probable outputs.
+    """Return each decoder's answers: (probability, whether it is several codes, whether it is right, weight
+    of the row). For a decoder that `auto` does not measure, an answer is its best code, for one text of
+    `rank_one_of`; for one of OUTPUTS, it is the output at this place.
     """
 
     def asked(decoder: str, k: int, one_of: int = 1, **more) -> list[tuple[Coded, set[str], float]]:
@@ -60,8 +52,7 @@ def judged_answers(
         return [(one, codes[i], float(weights[i])) for one, i in zip(coded, some)]
 
     found: Judged = {}
-    names = ["flat"] if only_linear else coder.decoders
-    for name in (name for name in names if not DECODERS[name].confidence_of):
+    for name in (name for name in coder.decoders if not DECODERS[name].confidence_of):
         is_set = name in MEASURED
         found[name] = [
             (one.conf, len(one.codes) > 1, {*one.codes} == true if is_set else {*one.codes} <= true, weight)
@@ -69,11 +60,9 @@ def judged_answers(
             if one.conf is not None  # it is None for an empty text
         ]
     if coder.kind != "seq2seq":
-        found[OUTPUT] = [
-            (prob, False, code in true, weight)
-            for one, true, weight in asked("flat", OUTPUTS, threshold=0.0)
-            for code, prob in zip(one.codes, one.probs)
-        ]
+        for one, true, weight in asked("flat", len(OUTPUTS), threshold=0.0):
+            for name, code, prob in zip(OUTPUTS, one.codes, one.probs):
+                found.setdefault(name, []).append((prob, False, code in true, weight))
     return found
 
 
@@ -86,52 +75,25 @@ def rows_to_judge(rows: RowSet, usable: np.ndarray) -> np.ndarray:
     return index
 
 
-def judged_rows(
-    coder: Coder, rows: RowSet, index: np.ndarray, data: PreparedData, part: slice, only_linear: bool = False
-) -> Judged:
+def judged_rows(coder: Coder, rows: RowSet, index: np.ndarray, data: PreparedData, part: slice) -> Judged:
     """Return `judged_answers` to a part of the rows `index`, in which each text counts the same."""
     _, text, times = np.unique(rows.text_hash[index], return_inverse=True, return_counts=True)
     own, weights = index[part], 1.0 / times[text.reshape(-1)][part]
     codes = [{data.codes[i] for i in row if i >= 0} for row in rows.codes[own].tolist()]
     languages = [data.languages[i] for i in np.asarray(rows.language)[own].tolist()]
     one_of = max(1, len(times) // RANKED_TEXTS)
-    return judged_answers(coder, rows.strings(own), languages, codes, weights, one_of, only_linear)
+    return judged_answers(coder, rows.strings(own), languages, codes, weights, one_of)
 
 
-def answers_in_folds(args: JobConfig, formatter: BlockyFormatter, state: dict, data: PreparedData) -> Judged:
-    """Return judged answers of linear decoders to texts of the training and the validation, which a refit
-    trains on; each is answered by a model of n-grams alone that is fitted to the other folds, as the run's
-    was but for the decoder that writes. Fewer folds do if they give ENOUGH. Rank 0 only. Raises Stopped.
-    """
-    rows, found = JoinedRows(data.train, data.val), {}
-    fold = mix(rows.text_hash) % FOLDS
-    for number in range(FOLDS):
-        train = SomeRows(rows, np.flatnonzero(fold != number))
-        others = with_titles(args, formatter, replace(data, train=train))
-        _, model, config = make_model(args, formatter, World(), others)
-        assert model.ngrams is not None
-        # the penalty decides how sure a model is, and a choice by other rows may be another
-        model.ngrams.ridge = float(state["config"]["ngrams"]["answers"])
-        Fit(args, others, formatter, make_loss(args, formatter), model, PARTS[:1]).run()
-        coder = Coder(model.eval(), formatter, {**state, "config": config}, raw_confidence=True)
-        held_out = rows_to_judge(rows, fold == number)
-        for name, answers in judged_rows(coder, rows, held_out, data, slice(None), only_linear=True).items():
-            found.setdefault(name, []).extend(answers)
-        if sum(weight for *_, weight in found["flat"]) >= ENOUGH:  # of texts
-            break
-    return found
-
-
-def fit_maps(fitted: Confidence, judged: Judged, of_folds: Judged) -> list[str]:
-    """Fill the maps and curves by judged answers, of the linear decoder by those of the folds if there are
-    any. Returns each decoder's calibration error before and after, in words.
+def fit_maps(fitted: Confidence, judged: Judged) -> list[str]:
+    """Fill the maps and curves by judged answers. Returns each decoder's calibration error before and after,
+    in words.
     """
     errors = []
-    for decoder, of_decoder in {**judged, **of_folds}.items():
+    for decoder, of_decoder in judged.items():
         raw, several, right, weight = (np.array(column) for column in zip(*of_decoder))
-        prior = confidence.PRIOR_OF_FOLDS if of_folds and decoder == "flat" else confidence.PRIOR
-        fitted.maps[decoder] = confidence.fit(raw, several, right, weight, prior)
-        if decoder == OUTPUT:
+        fitted.maps[decoder] = confidence.fit(raw, several, right, weight)
+        if decoder in OUTPUTS:
             continue
         mapped = fitted.mapped(decoder, torch.from_numpy(raw), torch.from_numpy(several)).numpy()
         fitted.curves[decoder] = confidence.curve(mapped, right, weight)
@@ -149,32 +111,28 @@ def fit_confidence(
     world: World,
     batch_size: int,
     precision: Precision,
-    of_folds: Judged | None = None,
 ) -> dict | None:
     """Fit the confidence of a model on its device, on the rows `usable` (bool [N]) of `data`, whose codes are
-    the model's (`rows_to_judge`). of_folds: `answers_in_folds`, if they are needed; that of the linear
-    decoder is fitted on these, and that of the others if there are MIN_TEXTS usable texts. name: the model's
-    name in messages. All ranks. Returns the entry of a checkpoint on rank 0, {} on the others; None on all if
-    there are fewer than MIN_TEXTS distinct texts. Raises Stopped on all if the run was asked to stop.
+    the model's (`rows_to_judge`). name: the model's name in messages. All ranks. Returns the entry of a
+    checkpoint on rank 0, {} on the others; None on all if there are fewer than MIN_TEXTS distinct texts.
+    Raises Stopped on all if the run was asked to stop.
     """
     index = rows_to_judge(rows, usable)
-    of_folds = of_folds or {}
-    compared, of_flat = len(np.unique(rows.text_hash[index])), of_folds.get("flat", [])
-    texts = round(sum(weight for *_, weight in of_flat)) or compared
+    texts = len(np.unique(rows.text_hash[index]))
     if texts < MIN_TEXTS:
-        more = "" if of_folds else ", or let a larger --share-val of finetune.py set more aside"
         has_one = Confidence.of(loaded[2]).maps
         kept = "the earlier fit stays" if has_one else "probabilities are the decoders' own"
         world.print(
             f"Confidence is not fitted: it takes {MIN_TEXTS} distinct texts with an answer that the model was"
-            f" not trained on, and there are {texts:,}. Give it more rows{more}; {kept}"
+            f" not trained on, and there are {texts:,}. Give it more rows, or let a larger --share-val of"
+            f" finetune.py set more aside; {kept}"
         )
         return None
     found, known, check = None, 0.0, world.give_up_if_asked
     with contextlib.suppress(Stopped):
         coder = Coder(*loaded, batch_size=batch_size, precision=precision, check=check, raw_confidence=True)
-        found = judged_rows(coder, rows, index, data, world.share()) if compared >= MIN_TEXTS else {}
-        if world.is_main and compared >= MIN_TEXTS:  # few texts may be unlike others by chance
+        found = judged_rows(coder, rows, index, data, world.share())
+        if world.is_main:
             names = [data.languages[i] for i in np.asarray(rows.language)[index].tolist()]
             known = coder.known_ngrams(rows.strings(index), names, cleaned=True)
     if world.stop_agreed():
@@ -182,21 +140,21 @@ def fit_confidence(
     shares = world.gather(found, main_alone=True)
     if not shares:
         return {}
-    judged = {decoder: [one for each in shares for one in each[decoder]] for decoder in shares[0]}
-    fitted, sets = Confidence(texts, {}, {}, {}), {}
-    for decoder, of_decoder in (judged or of_folds).items():
+    judged: Judged = {}
+    for decoder, of_decoder in (item for share in shares for item in share.items()):
+        judged.setdefault(decoder, []).extend(of_decoder)
+    most = Thresholds.of(loaded[2]).at_most
+    fitted, sets = Confidence(texts, {}, {}, {}, known=known, several=most != 1), {}
+    for decoder, of_decoder in judged.items():
         _, _, right, weight = (np.array(column) for column in zip(*of_decoder))
         if decoder in MEASURED:
             fitted.accuracy[decoder] = float(weight @ right / weight.sum())
             sets[decoder] = weight * right
-    errors = fit_maps(fitted, judged, of_folds)
-    of_sets = {"best": confidence.most_accurate(sets), "compared": compared if judged else texts}
-    fitted = fitted._replace(**of_sets, known=known, folds=bool(of_folds))
-    folds = f", answered by models of {FOLDS - 1} of {FOLDS} folds without them" * bool(of_folds)
-    folds += f" (flat), and on {compared:,}, answered by the model itself" * bool(of_folds and judged)
+    errors = fit_maps(fitted, judged)
+    fitted = fitted._replace(best=confidence.most_accurate(sets))
     best, why = fitted.best_decoder(loaded[2].get("kind", "mixer"))
     world.print(
-        f"{name}: confidence is fitted on {fitted.texts:,} texts{folds}; expected calibration error there, in"
+        f"{name}: confidence is fitted on {fitted.texts:,} texts; expected calibration error there, in"
         f" points: {', '.join(errors)}. --decoder auto is {best} ({why})"
     )
     return {"confidence": fitted._asdict()}
@@ -223,11 +181,7 @@ def fit_run(args: JobConfig, world: World, data: PreparedData, resumed: dict | N
             model, formatter, state = models.model_of_checkpoint(file, state)
             loaded = model.to(world.device), formatter, state
             try:
-                of_folds = None
-                if state["step"] == 0 and needs_folds(args, data):
-                    world.print("Fitting the confidence by folds; if stopped, the same command continues")
-                    of_folds = world.run_on_main(partial(answers_in_folds, args, formatter, state, data))
-                entry = fit_confidence(name, loaded, data.val, usable, data, world, size, precision, of_folds)
+                entry = fit_confidence(name, loaded, data.val, usable, data, world, size, precision)
             except Stopped:
                 return world.print("Confidence is not fitted yet: the same command fits it")
             if entry is None:

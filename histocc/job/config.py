@@ -5,7 +5,7 @@ combinations that are refused, and the values of flags that are left open.
 from collections.abc import Iterator
 from dataclasses import MISSING, dataclass
 from functools import partial
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from histocc import __version__
 from histocc.data.config import DescriptionFlags, Split, Tables
@@ -21,7 +21,8 @@ USUAL_FLAGS = (  # beside the flags of the data
     *("save_path", "target_cols", "input_col", "language", "language_col", "formatter", "initial_checkpoint"),
     *("model_size", "num_epochs", "batch_size", "learning_rate", "bf16", "distributed", "overwrite"),
 )
-FEW_ROWS = 12_000  # up to this number of rows, ridge regression is added to models without an encoder
+FEW_TEXTS = 12_000  # up to so many distinct texts, n-grams alone are learned in closed form
+BUILT_IN = "built-in"
 UpToHundred = Annotated[int, number(int, lambda value: 0 <= value <= 100, "a whole number from 0 to 100")]
 
 
@@ -95,21 +96,13 @@ class Model(Config):
         metavar="N",
         resumable=True,
     )
-    lexicon: str = flag(
+    prior: str = flag(
         AUTO,
-        "titles of HISCO codes that come with histocc, in the languages of the data, as further rows of small"
-        f" weight for the fit of new n-grams, if the data have fewer than {FEW_ROWS:,} distinct texts; auto:"
-        " those of the codes of the data, if n-grams alone are trained; codes: the key has all codes of the"
-        " lists, too; none: no titles",
-        choices=(AUTO, NONE, "codes"),
+        "the model on whose answers n-grams alone stand that are learned from few texts, and which their"
+        " checkpoint holds: built-in, a run, a checkpoint, a published model, or none; auto: the built-in one"
+        " for HISCO codes, and for others in its languages where it helps",
+        metavar="auto|none|MODEL",
         resumable="kept",
-    )
-    refit: str = flag(
-        AUTO,
-        "when everything is chosen, fit n-grams alone again with the validation texts included; auto: if"
-        " --share-val has set these aside, the run takes no steps and has fewer than 20,000 distinct rows",
-        choices=(AUTO, NONE),
-        resumable=True,
     )
     only_encoder: bool = flag(False, "take the encoder alone from --initial-checkpoint", resumable=True)
     freeze_encoder: bool = flag(False, "train the decoders only")
@@ -125,10 +118,13 @@ class Model(Config):
 class Losses(Config):
     """losses"""
 
-    seq2seq_weight: Fraction = flag(
-        0.1,
+    usual_weight: ClassVar[float] = 0.1
+    seq2seq_weight: Fraction | None = flag(
+        None,
         "weight of the seq2seq decoder's loss, 0…1; the linear decoder has the rest, and learns faster from"
-        " scratch at 0.03; 0: a flat classifier, quicker to fit",
+        " scratch at 0.03; 0: a flat classifier, quicker to fit (default: 0.1, of train_mixer.py 0.5; 0 for"
+        " n-grams alone)",
+        resumable="kept",
     )
     linear_loss: str | None = flag(
         None,
@@ -160,7 +156,9 @@ class JobConfig(Tables, DescriptionFlags, Noise, Model, Losses, TrainConfig):
     """training"""
 
     instead = TrainConfig.instead | {
-        "teacher": "code the texts with that model (python -m histocc.predict) and train on the coded file"
+        "lexicon": "--prior: the built-in model (the default for HISCO) knows all titles; none leaves it out",
+        "refit": "leave it out: few texts are all learned from, and each is left out in turn for figures",
+        "teacher": "code the texts with that model (python -m histocc.predict) and train on the coded file",
     }
     learning_rate: Positive | None = step_flag(
         None,
@@ -194,10 +192,9 @@ class JobConfig(Tables, DescriptionFlags, Noise, Model, Losses, TrainConfig):
             yield "--model-size ngrams has no encoder: omit --freeze-encoder"
         if self.only_encoder and not self.initial_checkpoint:
             yield "--only-encoder needs --initial-checkpoint"
-        if self.lexicon == "codes" and self.formatter not in (None, AUTO, "hisco"):
-            yield f"--lexicon codes: the lists have HISCO codes, not those of --formatter {self.formatter}"
-        if self.lexicon == "codes" and (self.initial_checkpoint or self.key):
-            yield "--lexicon codes is for a key that the data make: omit --initial-checkpoint and --key"
+        stands = self.prior not in (AUTO, NONE)
+        if stands and (self.initial_checkpoint or self.model_size not in (None, AUTO, NGRAMS)):
+            yield "--prior is for n-grams alone (--model-size ngrams), without --initial-checkpoint"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -236,7 +233,7 @@ class MixerConfig(JobConfig):
     save_interval: int = 5000
     num_epochs: int = 50
     batch_size: int = 512
-    seq2seq_weight: float = 0.5
+    usual_weight = 0.5
 
 
 def _parser(kind: type[JobConfig], prog: str, description: str = "") -> Parser:
@@ -262,7 +259,7 @@ CHOICES = {
     "best_by": ("accuracy", "loss"),
 }
 # a run keeps these from its first start
-OF_START = ("model_size", "initial_checkpoint", "ngram_passes", "lexicon")
+OF_START = ("model_size", "initial_checkpoint", "ngram_passes", "seq2seq_weight")
 PART_OF = {"linear_loss": "linear_decoder.", "block_loss": "decoder."}  # the part that a loss trains
 
 
@@ -275,6 +272,8 @@ def decide(args: JobConfig, trained: dict | None = None, first: dict | None = No
     if saved := (trained or {}).get("args"):  # published weights have none
         args = args.with_decided(**{name: saved.get(name) for name in OF_START})
     decided: dict[str, Any] = {"num_epochs": 0 if is_fit_alone(args) else args.num_epochs}
+    if args.seq2seq_weight is None:
+        decided["seq2seq_weight"] = 0.0 if is_fit_alone(args) else args.usual_weight
     if trained is not None:
         decided |= {name: (saved or {}).get(name, usual) for name, (_, usual) in CHOICES.items()}
         return args.with_decided(**decided)
@@ -302,6 +301,11 @@ def is_fit_alone(args: JobConfig) -> bool:
     return args.model_size == NGRAMS and is_fitted(args) and not args.max_steps
 
 
+def learns_few(args: JobConfig) -> bool:
+    """Return whether few texts are learned in closed form. The model's size must be decided."""
+    return is_fit_alone(args) and not args.seq2seq_weight and args.ngrams == AUTO
+
+
 def of_run(state: dict) -> dict[str, Any]:
     """Return by flag the values that the checkpoint of a run keeps elsewhere than in its arguments."""
     config = state["config"]
@@ -310,10 +314,12 @@ def of_run(state: dict) -> dict[str, Any]:
 
 
 def refuse_other_arguments(args: JobConfig, state: dict) -> None:
-    """Raise UserError for other arguments than decided the resumed run's result, or steps after its refit."""
+    """Raise UserError for other arguments than decided the resumed run's result, or steps after a closed
+    form.
+    """
     script.refuse_other_arguments(args, {**state, "args": state["args"] | of_run(state)}, [])
-    if state.get("refit") and args.max_steps:
+    if state["config"].get("ridge") and args.max_steps:
         raise UserError(
-            f"{args.save_path}: the run is refitted to its validation texts, so they cannot measure further"
-            " steps; start over with --overwrite, or choose another folder"
+            f"{args.save_path}: this model was learned in closed form, and takes no steps; --max-steps with"
+            " another folder, or with --overwrite, trains one by steps"
         )

@@ -6,11 +6,11 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from histocc import lexicon
 from histocc.data import prepare as preparing
 from histocc.data.arrays import PreparedData
 from histocc.data.config import (
     AUTO,
+    USUAL_LEN,
     PrepareSettings,
     StartsFrom,
     columns_of,
@@ -27,7 +27,16 @@ from histocc.data.tables import TABLE_NAME
 from histocc.formatter import BlockyFormatter
 from histocc.job import ngram_fit
 from histocc.job.card import CARD
-from histocc.job.config import JobConfig, refuse_other_arguments
+from histocc.job.config import (
+    FEW_TEXTS,
+    FinetuneConfig,
+    JobConfig,
+    is_fit_alone,
+    learns_few,
+    refuse_other_arguments,
+)
+from histocc.job.model import auto_size
+from histocc.model.ngrams import LONGEST
 from histocc.published import formats, models
 from histocc.runtime import checkpoint
 from histocc.runtime.config import flag_of
@@ -114,12 +123,16 @@ def starts_from(args: JobConfig, resumed: dict | None, read: dict[str, dict]) ->
         state = initial_weights(args, load)
         if args.only_encoder:
             return StartsFrom(state["config"]["text"])
-        if not (state["config"].get("encoder", True) or args.max_steps or args.eval_only):
+        is_solved = bool(state["config"].get("ridge"))
+        has_steps = args.max_steps and not is_solved
+        if not (args.eval_only or has_steps or state["config"].get("encoder", True)):
+            steps = ". Or add --max-steps N to take steps from its weights" * (not is_solved)
+            prior = ". Or let --prior name it, for a model that stands on its answers"
             raise UserError(
                 f"--initial-checkpoint {args.initial_checkpoint}: n-grams alone are trained by their fit,"
                 " which a run from a checkpoint leaves out. Omit it and fit anew to the rows of its training"
-                " and the new ones together: --dataset OLD.csv NEW.csv (train_mixer.py: --train-data). Or add"
-                " --max-steps N to take steps from its weights"
+                " and the new ones together: --dataset OLD.csv NEW.csv (train_mixer.py: --train-data)"
+                f"{steps}{prior * (not state.get('prior'))}"
             )
     else:
         state = resumed
@@ -163,6 +176,8 @@ def prepare_data(
     ranks. Raises UserError with all that is wrong.
     """
     read: dict[str, dict] = {}
+    if args.model_size == AUTO and not (args.initial_checkpoint or resumes(args)):
+        args = args.with_decided(model_size=auto_size(args, world))
 
     def prepare() -> tuple[PrepareSettings, str, dict]:
         wrong = [*args.problems(), *save_path_problems(args.save_path)]
@@ -178,11 +193,8 @@ def prepare_data(
         before = (resumed or {}).get("args", {})
         default = before.get("formatter", default_formatter)
         columns = columns_of(args, train_files[0], wrong, default, naming)
-        settings = settings_from(args, columns, train_files, val_files, wrong, start)
-        if before.get("lexicon", args.lexicon) == "codes":
-            if settings.formatter["kind"] != "hisco":
-                raise UserError("--lexicon codes: the lists have HISCO codes, and these data have others")
-            settings = replace(settings, first_codes=lexicon.codes())
+        few, max_len = of_ngrams_alone(args.with_decided(**before) if resumed else args)
+        settings = settings_from(args, columns, train_files, val_files, wrong, start, few, max_len)
         if columns.note:
             world.print(columns.note)
         if resumed:
@@ -199,11 +211,23 @@ def prepare_data(
     settings, folder, written = world.run_on_main(prepare)
     data = preparing.on_every_node(settings, args.save_path, folder, world, world.give_up_if_asked)
     world.print("\n".join(report_lines(data.report)))
-    return with_columns(args, settings), Inputs(replace(settings, formatter=written), data, read)
+    args = with_columns(args, settings)
+    if isinstance(args, FinetuneConfig) and args.share_val == AUTO:
+        args = args.with_decided(share_val=settings.share_val if len(data.val) else 0.0)
+    return args, Inputs(replace(settings, formatter=written), data, read)
+
+
+def of_ngrams_alone(args: JobConfig) -> tuple[int, int]:
+    """Return (up to how many distinct texts the run learns in closed form, 0 for never; the most positions of
+    a text that it reads, if --max-len does not say it). The model's size must be decided.
+    """
+    reads_all = is_fit_alone(args) and not args.seq2seq_weight  # steps and the other decoder need memory
+    return learns_few(args) * FEW_TEXTS, LONGEST if reads_all else USUAL_LEN
 
 
 def with_columns(args: JobConfig, settings: PrepareSettings) -> JobConfig:
-    columns = {name: getattr(settings, name) for name in ("target_cols", "language", "language_col")}
+    names = ("target_cols", "language", "language_col", "max_len")
+    columns = {name: getattr(settings, name) for name in names}
     return args.with_decided(formatter=settings.formatter["kind"].replace("classes", AUTO), **columns)
 
 

@@ -10,8 +10,8 @@ from histocc.data.arrays import PreparedData, code_counts
 from histocc.data.config import text_columns
 from histocc.data.dataset import TextRows
 from histocc.formatter import PAD_IDX, BlockyFormatter
-from histocc.job import ngram_fit
 from histocc.job.config import JobConfig, Losses, Model, decide, is_fitted
+from histocc.learn.texts import count_ngrams
 from histocc.model.canine import CanineEncoder
 from histocc.model.confidence import USUAL
 from histocc.model.loss import ROWS, BlockOrderInvariantLoss, LinearLoss, LossMixer
@@ -38,8 +38,8 @@ FITTED_LINEAR_LR_FACTOR = 0.1
 
 def decide_all(args: JobConfig, world: World, resumed: dict | None, first: dict | None) -> JobConfig:
     """Return the arguments with what the machine decides of them, and what the weights do."""
-    if args.model_size == AUTO:
-        args = args.with_decided(model_size=None if resumed or first else auto_size(args, world))
+    if args.model_size == AUTO:  # that of the run or of the initial weights
+        args = args.with_decided(model_size=None)
     if resumed and args.ngram_passes not in (None, resumed["args"].get("ngram_passes")):
         world.print("Note: --ngram-passes has no effect on a run with a checkpoint; --overwrite starts over")
     return decide(args, resumed, first)
@@ -57,6 +57,7 @@ def make_model(
     `first`, those of --initial-checkpoint, or with those of the run that is resumed. args: `decide_all`. All
     ranks. Raises UserError.
     """
+    assert args.max_len, "still open"
     counted = None
     if resumed:
         config: dict = resumed["config"]
@@ -188,11 +189,16 @@ def new_ngrams(
     if asked == NONE or asked == AUTO and first is not None:
         return None, None
     most, check = 1 << (MAX_AUTO_BITS if asked == AUTO else int(asked)), world.give_up_if_asked
-    columns = len(text_columns(args.input_col))
-    patterns = [*PATTERNS, *(f"{WITH_CELL}{i}" for i in range(columns) if columns > 1)]
-    counted = world.run_on_main(lambda: ngram_fit.count_ngrams(data, max_len, most, check, patterns))
+    patterns = patterns_of(args)
+    counted = world.run_on_main(lambda: count_ngrams(data, max_len, most, check, patterns))
     sizes = {"rows": len(counted[0]), "width": NGRAM_WIDTH}
-    return {**sizes, "patterns": patterns, "case": ALL_CASES, "answers": False}, counted
+    return {**sizes, "patterns": patterns, "case": ALL_CASES}, counted
+
+
+def patterns_of(args: JobConfig) -> list[str]:
+    """Return the patterns of the n-grams of a new model, see `histocc.model.ngrams.hash_ngrams`."""
+    columns = len(text_columns(args.input_col))
+    return [*PATTERNS, *(f"{WITH_CELL}{i}" for i in range(columns) if columns > 1)]
 
 
 # ---- its loss, and what a checkpoint keeps
@@ -201,6 +207,7 @@ def new_ngrams(
 def make_loss(args: Losses, formatter: BlockyFormatter) -> LossMixer:
     """The loss of decided arguments: of the decoder that writes codes, and of the linear decoder."""
     assert args.empty_blocks and args.block_loss and args.linear_loss, "still open"
+    assert args.seq2seq_weight is not None, "still open"
     blocks, size = formatter.max_num_codes, formatter.block_size
     loss_fn = BlockOrderInvariantLoss(PAD_IDX, blocks, size, args.empty_blocks, args.block_loss)
     return LossMixer(loss_fn, LinearLoss(args.linear_loss), args.seq2seq_weight)

@@ -10,12 +10,11 @@ from functools import partial
 from histocc import plot
 from histocc import seq2seq_mixer_engine as engine
 from histocc.data import learned
-from histocc.data.arrays import all_trained
 from histocc.data.config import AUTO
 from histocc.data.prepare import copy_lists
 from histocc.data.rows import key_reader
 from histocc.formatter import BlockyFormatter, classes_in_words
-from histocc.job import card, confidence, ngram_fit
+from histocc.job import card, confidence, few, ngram_fit
 from histocc.job.config import JobConfig, decide, is_fit_alone, is_fitted, of_run, refuse_other_arguments
 from histocc.job.inputs import Inputs, initial_weights, make_rows
 from histocc.job.model import (
@@ -27,17 +26,14 @@ from histocc.job.model import (
     make_model,
     place,
 )
-from histocc.job.titles import with_titles
 from histocc.model.canine import CanineEncoder
 from histocc.model.confidence import Thresholds
 from histocc.model.loss import LossMixer
 from histocc.model.mixer import Seq2SeqMixerOccCANINE
 from histocc.published import formats, models
-from histocc.runtime import checkpoint
 from histocc.runtime.config import declarations, differing, flag_of
 from histocc.runtime.errors import UserError
 from histocc.runtime.files import OwnFiles, checksum
-from histocc.runtime.signals import Stopped
 from histocc.runtime.world import World
 from histocc.text import AS_IS
 from histocc.trainer import loop, script
@@ -63,19 +59,24 @@ def train(args: JobConfig, inputs: Inputs, world: World) -> None:
         if args.initial_checkpoint and not resumed:
             first = world.run_on_main(lambda: initial_weights(args, inputs.content))
 
-        # The model and its loss; the n-grams are those of its rows and, beside few, of the lists' titles.
+        # Few texts without an encoder are learned in closed form, on the answers of a prior: no step.
         args = decide_all(args, world, resumed, first)
-        fitted = data if resumed or first else with_titles(args, formatter, data, world.print)
-        args, model, config = make_model(args, formatter, world, fitted, resumed, first)
+        if few.is_closed_form(args, inputs, resumed):
+            return few.train_few(args, inputs, formatter, world, resumed)
+        if args.prior not in (AUTO, few.NONE) and not resumed:
+            what = f"at most {few.FEW_TEXTS:,} distinct texts ({few.number_of_texts(data):,} here), without"
+            what += " --max-steps, --ngrams, --ngram-passes 0 and --seq2seq-weight"
+            raise UserError(f"--prior {args.prior}: n-grams alone learn on a prior from {what}: omit --prior")
+
+        # The model and its loss.
+        args, model, config = make_model(args, formatter, world, data, resumed, first)
         for line in without_effect(args):  # they are said if no step is left to take, too
             world.print(line)
         loss_fn = make_loss(args, formatter)
 
         # The fit of new n-grams and both decoders, which on CPUs is, by default, the whole training.
         if config["ngrams"] and not (resumed or first):
-            fit = ngram_fit.Fit(args, fitted, formatter, loss_fn, model, say=world.print)
-            config["ngrams"]["answers"] = ngram_fit.fit_ngrams(fit, world)
-            config["titles"] = len(fitted.train) - len(data.train)
+            ngram_fit.fit_ngrams(ngram_fit.Fit(args, data, formatter, loss_fn, model, world.print), world)
 
         # The training: DDP or FSDP, loaders, optimizer, the position of the interrupted run, and the steps.
         training = make_training(args, inputs, formatter, world, model, config, loss_fn, resumed, first)
@@ -92,13 +93,11 @@ def train(args: JobConfig, inputs: Inputs, world: World) -> None:
             return
         world.run_on_main(lambda: OwnFiles(args.save_path).remove([ngram_fit.FILE]))
 
-        # When no step is left: curves, confidence, so that it says how often an answer is right, the fit of
-        # n-grams alone on the validation rows, too, and a card.
+        # When no step is left: curves, confidence, so that it says how often an answer is right, and a card.
         if not (opened and opened.state.stopped):
             if world.is_main:
                 plot.draw_run(args.save_path)
             confidence.fit_run(args, world, data, resumed)
-            refit(args, inputs, formatter, world, loss_fn)
             if opened or not os.path.exists(os.path.join(args.save_path, card.CARD)):
                 world.run_on_main(
                     lambda: card.write_card(models.find_weights(args.save_path, args.save_path))
@@ -126,6 +125,8 @@ def make_training(
     entries = checkpoint_entries(args, formatter, data, config)
     if world.is_main:  # which writes the checkpoints
         entries |= learned.entries(data, resumed, first)
+        if is_fit_alone(args):
+            entries["answers"] = learned.trained_answers(data.train)
     task = engine.MixerTask(loss_fn, formatter, model=model, at_most=Thresholds.of(entries).at_most)
     fast = fast_parameters(args, model, resumed)
     beside = ("fn_word_freq", "descriptions_file")  # flags of files that decide the result, too
@@ -150,9 +151,8 @@ def about(args: JobConfig, inputs: Inputs, model: Seq2SeqMixerOccCANINE) -> list
     """Return lines on data and model for the start of a run."""
     settings, data = inputs.settings, inputs.data
     encoder, columns = model.config, ", ".join(settings.target_cols or [])
-    source = "the lists of histocc" if args.lexicon == "codes" else "the initial checkpoint"
     codes = classes_in_words(data.codes) if args.formatter == AUTO else f"{len(data.codes):,}"
-    kept = f", the first {data.kept_codes:,} those of {source}" if data.kept_codes else ""
+    kept = f", the first {data.kept_codes:,} those of the initial checkpoint" if data.kept_codes else ""
     return [
         f"Dataset: {', '.join(settings.train_files)} ({len(data.train):,} rows for training,"
         f" {len(data.val):,} for validation)",
@@ -183,46 +183,6 @@ def about_rate(names: list[str], factor: float) -> str:
     return f", of {words} {factor:g} times that" if words else ""
 
 
-def refit(
-    args: JobConfig, inputs: Inputs, formatter: BlockyFormatter, world: World, loss_fn: LossMixer
-) -> None:
-    """Fit the n-grams alone of a run that took no step to its validation rows, too, if --refit asks for it
-    and they were drawn; figures are often made of rows that the user has named. The same checkpoint gives
-    the same weights, so this may be interrupted. All ranks.
-    """
-    settings, data = inputs.settings, inputs.data
-    has_drawn = settings.share_val and not settings.split_col and len(data.val)
-    if args.refit != AUTO or not is_fit_alone(args) or not has_drawn:
-        return
-
-    def work() -> None:
-        if len(ngram_fit.DistinctRows(data.train)) >= ngram_fit.MANY_ROWS:  # little would be gained
-            return
-        for name in (checkpoint.LAST, checkpoint.BEST):  # mostly one file
-            file = os.path.join(args.save_path, name)
-            state = confidence.checkpoint_without("refit", file, data)
-            if state.get("step") != 0:
-                continue
-            refitted, model = all_trained(data), models.model_of_checkpoint(file, state)[0]
-            whole, rows = with_titles(args, formatter, refitted), refitted.train
-            state["config"]["titles"] = len(whole.train) - len(rows)
-            ngram_fit.Fit(args, whole, formatter, loss_fn, model, ngram_fit.PARTS_OF_REFIT).run()
-            # its confidence stays that of the model before, so it is a little too low
-            entries = {**learned.entries(refitted, state), "model": model.state_dict(), "refit": True}
-            checkpoint.rewrite(file, {**state, **entries})
-            world.print(
-                f"{name}: refitted to all {len(rows):,} rows, validation texts included; its figures are"
-                " those of the fit without them. --refit none leaves them out"
-            )
-
-    try:
-        if world.stop_agreed():  # confidence may not be fitted yet, for which these rows must be new
-            raise Stopped
-        world.run_on_main(work)
-    except Stopped:
-        world.print("Not refitted to the validation texts yet: the same command does it")
-
-
 def validate(args: JobConfig, formatter: BlockyFormatter, world: World, inputs: Inputs) -> None:
     """Validate a checkpoint and print the figures, for --eval-only. All ranks. Raises UserError."""
     data = inputs.data
@@ -245,8 +205,10 @@ def validate(args: JobConfig, formatter: BlockyFormatter, world: World, inputs: 
     before = state["args"] | of_run(state) if "args" in state else {}
     if other := differing(type(args), args.values(), before, only_kept=True):
         world.print(f"Note: the model and its losses are those of {file}: {'; '.join(other)}")
-    if state.get("refit"):
-        world.print(f"Note: {file} is refitted to its validation texts, too: figures on them flatter")
+    if state["config"].get("ridge"):
+        raise UserError(
+            f"{file}: was learned in closed form; python -m histocc.evaluate --model says how good it is"
+        )
     args = decide(args, state)
     rows = make_rows(args, formatter, data, state["config"])[1]
     if rows is None:

@@ -14,6 +14,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import logsigmoid
 
 from histocc.logistic import fit_logistic
 from histocc.runtime.errors import UserError
@@ -22,8 +23,6 @@ MAX_LOG_ODDS = 16.0  # the nearest to 0 and 1 that float32 tells apart from them
 MIN_TEXTS = 200  # least number of texts that a fit needs
 BINS = 10  # number of bins of the calibration error
 PRIOR = {"mean": (1.0, 0.0, 0.0, 0.0), "deviation": (1.0, 1.0, 3.0, 3.0)}
-# of n-grams alone whose answers are of folds, which are less sure than the model itself: its slope is known
-PRIOR_OF_FOLDS = {"mean": (0.42, 0.0, 0.0, 0.0), "deviation": (0.01, 0.01, 3.0, 3.0)}
 USUAL = 0.5
 
 # Thresholds of the published models, by their program (Dahl, Johansen, Vedel, 2024, arXiv 2402.13604).
@@ -85,20 +84,22 @@ class Thresholds(NamedTuple):
 
 # ---- confidence
 
-OUTPUT = "output"  # name of the map of each output of the linear decoder
+# Names of the maps of the most probable outputs of the linear decoder, by their place; the last one is that
+# of all further outputs.
+OUTPUTS = ("output", *(f"output {place}" for place in range(2, 6)))
 
 
 class Confidence(NamedTuple):
     """The fitted confidence, in a checkpoint a dict of plain types; empty if it was not fitted."""
 
-    texts: int = 0  # number of texts that it was fitted on (flat's, if those of the others are fewer)
-    maps: dict[str, list[float]] = {}  # four weights by the names of decoders, and OUTPUT
+    texts: int = 0  # number of texts that it was fitted on
+    maps: dict[str, list[float]] = {}  # four weights by the names of decoders, and OUTPUTS
     curves: dict[str, list[list[float]]] = {}  # `curve` of the answers to these texts, by the same names
     accuracy: dict[str, float] = {}  # share of the texts with the right set of codes, by decoder
     best: str = ""  # the `most_accurate` of these; "" in models that do not say it
-    compared: int = 0  # number of texts that these shares are of
     known: float = 0.0  # mean share of the n-grams of validation texts that the model knows; 0: not said
-    folds: bool = False  # whether models that were fitted without them answered the texts of flat
+    several: bool = True  # whether a text may have several codes, so that probabilities sum to more than 1
+    left_out: bool = False  # whether these are training texts, each answered by a fit without it
 
     @classmethod
     def of(cls, state: dict) -> "Confidence":
@@ -112,12 +113,28 @@ class Confidence(NamedTuple):
             if not np.isfinite(np.array(rows, dtype=np.float64)).all():
                 raise ValueError("confidence: found numbers that are not finite")
         texts, best = int(held.get("texts", 0)), str(held.get("best", ""))
-        compared, known = int(held.get("compared", texts)), float(held.get("known", 0.0))
-        return cls(texts, maps, curves, accuracy, best, compared, known, bool(held.get("folds")))
+        known = float(held.get("known", 0.0))
+        several, left_out = bool(held.get("several", True)), bool(held.get("left_out"))
+        return cls(texts, maps, curves, accuracy, best, known, several, left_out)
 
-    def texts_of(self, name: str) -> int:
-        """Return how many texts the map of a decoder was fitted on."""
-        return self.texts if name in ("flat", OUTPUT) else self.compared
+    def outputs(self, probs: Tensor, conf: Tensor) -> Tensor:
+        """Return the probabilities [B, N] that outputs of the linear decoder are codes of their texts, from
+        its own. Each place has its map. If an answer is one code, that of the first is `conf` [B], and all
+        together are at most 1.
+        """
+        if OUTPUTS[0] not in self.maps:
+            return probs
+        probs, order = probs.sort(dim=1, descending=True)
+        last = len(OUTPUTS) - 1
+        parts = [
+            self.mapped(name, probs[:, i : None if i == last else i + 1]) for i, name in enumerate(OUTPUTS)
+        ]
+        probs = torch.cat(parts, dim=1)[:, : probs.shape[1]].cummin(1).values
+        if not self.several:
+            first, others = conf.to(probs)[:, None], torch.minimum(probs[:, 1:], conf.to(probs)[:, None])
+            rest = (1 - first) / others.sum(1, keepdim=True).clamp(min=1e-12)
+            probs = torch.cat([first, others * rest.clamp(max=1)], dim=1)
+        return torch.empty_like(probs).scatter(1, order, probs)
 
     def mapped(self, name: str, probs: Tensor, several: Tensor | float = 0.0) -> Tensor:
         """Return how often answers are right to which the decoder `name` gives `probs`, in the shape of
@@ -155,7 +172,7 @@ class Confidence(NamedTuple):
         best = self.best if self.best in self.accuracy else first
         shares = ", ".join(f"{name} {share:.1%}" for name, share in self.accuracy.items())
         chance = f"; {best} is the fastest, and the difference is within chance" * (best != first)
-        return best, f"whole sets of codes right on {self.compared:,} texts: {shares}{chance}"
+        return best, f"whole sets of codes right on {self.texts:,} texts: {shares}{chance}"
 
     def limit(self, name: str, accuracy: float) -> tuple[float, float]:
         """Return (least confidence from which on this share of the answers is right, share of the fitted
@@ -179,6 +196,15 @@ def most_accurate(right: dict[str, np.ndarray]) -> str:
     best = max(right, key=lambda name: right[name].sum())
     ahead = right[best] - right.get("flat", 0.0)
     return "flat" if "flat" in right and ahead.sum() <= math.sqrt(ahead @ ahead) else best
+
+
+def probability_of_set(logits: Tensor, best: Tensor, counts: Tensor) -> Tensor:
+    """Return the probability that the first `counts` [B] of the outputs with the highest logits `best` [B, K]
+    are the codes of a text, and no other of the outputs [B, N], if they were independent: [B].
+    """
+    on = torch.arange(best.shape[1], device=best.device) < counts[:, None]
+    none = logsigmoid(-logits).sum(1)  # log-probability that no output is on
+    return (none + torch.where(on, best, 0.0).sum(1)).exp()  # log p − log (1 − p) is the logit
 
 
 def log_odds(probs: Tensor) -> Tensor:

@@ -11,6 +11,7 @@ from histocc.model.canine import CanineConfig, CanineEncoder
 from histocc.model.decoder import TransformerDecoder, visible_memory
 from histocc.model.layers import Dropout, Linear, width_groups
 from histocc.model.ngrams import ASCII_CASE, FIRST_PATTERNS, Ngrams, NoEncoder, TextVectors
+from histocc.model.ridge import Ridge
 
 NGRAMS = "ngrams"
 _SIZES = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
@@ -38,10 +39,11 @@ class Seq2SeqMixerOccCANINE(nn.Module):
         config: encoder sizes, None for base.
         memory_mask: whether the decoder leaves out padding of the memory, which published models look at.
         target_mask: the same of PAD among the tokens, see `TransformerDecoder`.
-        ngrams: {"rows", "width", "patterns", "case", "answers"} of n-grams beside the encoder, see `Ngrams`
-            (answers: its `ridge`); None for none.
+        ngrams: {"rows", "width", "patterns", "case"} of n-grams beside the encoder, see `Ngrams`; None for
+            none.
         ngram_dropout: share of them that is left out in training.
         encoder: False for none, see `NoEncoder`; needs n-grams.
+        ridge: sizes of a model in closed form, see `Ridge`, which answers instead of the linear decoder.
         model_domain: accepted for compatibility with the published class.
     """
 
@@ -58,6 +60,7 @@ class Seq2SeqMixerOccCANINE(nn.Module):
         ngrams: dict | None = None,
         ngram_dropout: float = 0.0,
         encoder: bool = True,
+        ridge: dict | None = None,
         model_domain: str = "Multilingual_CANINE",
     ):
         super().__init__()
@@ -84,9 +87,9 @@ class Seq2SeqMixerOccCANINE(nn.Module):
         self.ngrams = None
         if ngrams:
             sizes = ngrams["rows"], ngrams["width"], width, num_classes_flat, ngram_dropout
-            older = {"patterns": FIRST_PATTERNS, "answers": False, "case": ASCII_CASE}
-            patterns, ridge, case = (ngrams.get(name, usual) for name, usual in older.items())
-            self.ngrams = Ngrams(*sizes, patterns, ridge, case)
+            older = {"patterns": FIRST_PATTERNS, "case": ASCII_CASE}
+            self.ngrams = Ngrams(*sizes, *(ngrams.get(name, usual) for name, usual in older.items()))
+        self.ridge = Ridge(rows=(ngrams or {})["rows"], classes=num_classes_flat, **ridge) if ridge else None
 
     @property
     def target_mask(self) -> bool:
@@ -105,13 +108,21 @@ class Seq2SeqMixerOccCANINE(nn.Module):
         memory, pooled = self.encoder.forward_groups(input_ids, mask, list(map(self._is_narrow, input_ids)))
         if self.ngrams is None:
             return memory, TextVectors(pooled)
-        *vectors, of_words = self.ngrams(input_ids)
-        return [group + words for group, words in zip(memory, of_words)], TextVectors(pooled, *vectors)
+        text, of_words = self.ngrams(input_ids)
+        return [group + words for group, words in zip(memory, of_words)], TextVectors(pooled, text)
 
-    def encode_text(self, input_ids: Tensor, attention_mask: Tensor) -> TextVectors:
-        """Return the vectors of `encode` alone, which are all that `classify` takes, for less work."""
+    def encode_text(
+        self, input_ids: Tensor, attention_mask: Tensor, answers: Tensor | None = None
+    ) -> TextVectors:
+        """Return the vectors of `encode` alone, which are all that `classify` takes, for less work. answers:
+        probabilities of the prior model [B, its codes], for a model in closed form that has one.
+        """
         pooled = self.encoder.pooled(input_ids, attention_mask, padding_follows=self._is_narrow(input_ids))
-        return TextVectors(pooled, *(() if self.ngrams is None else self.ngrams.vectors(input_ids)[:2]))
+        if self.ngrams is None:
+            return TextVectors(pooled)
+        if self.ridge is not None:
+            return TextVectors(pooled, *self.ridge(self.ngrams, input_ids, answers))
+        return TextVectors(pooled, self.ngrams.vectors(input_ids)[0])
 
     def _is_narrow(self, input_ids: Tensor) -> bool:
         """Return whether the encoder is to assume that padding follows."""
@@ -135,11 +146,12 @@ class Seq2SeqMixerOccCANINE(nn.Module):
 
     def classify(self, text: TextVectors) -> Tensor:
         """Return logits [B, num_classes_flat] of the linear decoder for vectors of `encode`."""
+        if text.logits is not None:
+            return text.logits
         logits = self.linear_decoder(self.linear_dropout(text.encoded))
         if self.ngrams is None:
             return logits
-        of_ngrams = self.ngrams.linear(text.ngrams)
-        return logits + (of_ngrams if text.ridge is None else of_ngrams + text.ridge)
+        return logits + self.ngrams.linear(text.ngrams)
 
     def forward(
         self,

@@ -30,11 +30,17 @@ PATTERNS = ("##", "###", "####", "#_##", "##_#", "word")
 # its first word alone, so that a text counts once as a whole.
 WITH_CELL = "word with cell "
 WHOLE_TEXT = f"{WITH_CELL}0"
+# N-grams of a model in closed form (histocc/model/ridge.py): the first and the last word of the first column,
+# and all its words in any order. Together they have WORDS_SHARE of the square of all others.
+WORDS = ("first word", "last word", "all words")
+WORDS_SHARE = 0.2
 # Which capitals count as small letters: those of `histocc.text.small_letters`; in models that name no rule
 # those of ASCII.
 ALL_CASES, ASCII_CASE = "all", "ascii"
 FIRST_PATTERNS = ("##", "###", "####", "#####", "######", "word", "two words")  # of models that name none
 MIN_BITS, MAX_BITS = 4, 24
+LONGEST = 1 << 14  # positions of a text that n-grams are taken of
+MAX_POSITIONS = 1 << 18  # of texts whose vectors are computed at once
 AUTO, NONE = "auto", "none"  # of --ngrams, beside a number of bits
 _BLANK = 32
 _COLUMN = 1_000_003
@@ -47,7 +53,7 @@ class TextVectors(NamedTuple):
 
     encoded: Tensor  # [B, H], of the encoder
     ngrams: Tensor | None = None  # [B, width]
-    ridge: Tensor | None = None  # [B, classes], logits of ridge regression
+    logits: Tensor | None = None  # [B, classes], of a model in closed form, which has no linear decoder
 
     def joined(self) -> Tensor:
         """Return the vectors of the encoder and of n-grams side by side, [B, H (+ width)]."""
@@ -117,14 +123,24 @@ def hash_ngrams(
     has_next = begins & (end + 1 < length) & ~blank.gather(1, next_word)  # a word that follows at once
     words = {"word": (1, end, begins), "two words": (2, end.gather(1, next_word), has_next)}
     word = (blank & F.pad(~blank, (1, 0))[:, :length]).long().cumsum(1)
+    in_text = begins & (place == 0) & (word > 0)  # word 0 is the language
+    ends = {"first word": word == 1, "last word": word == (word * in_text).amax(1, keepdim=True)}
     hashes, exists = [], []
     for pattern in patterns:
         if pattern.startswith(WITH_CELL):
             number, of_words = int(pattern.removeprefix(WITH_CELL)), hashes[patterns.index("word")]
             cell = (of_words * (begins & (place == number))).sum(1, keepdim=True)  # in any order of its words
             hashes.append(_mixed(of_words * _RADIX + cell))
-            of_text = (place == 0) & (word > 0 if number else word == 1)  # word 0 is the language
-            exists.append(begins & of_text & (cell != 0))
+            exists.append((in_text if number else in_text & ends["first word"]) & (cell != 0))
+            continue
+        if pattern in WORDS:
+            of_words = hashes[patterns.index("word")]
+            if pattern in ends:
+                at = in_text & ends[pattern]
+            else:
+                of_words, at = (of_words * in_text).sum(1, keepdim=True), in_text & ends["first word"]
+            hashes.append(_mixed(of_words.expand_as(ids) * _RADIX + 1 + WORDS.index(pattern)))
+            exists.append(at)
             continue
         if pattern in words:
             number, last, exist = words[pattern]
@@ -149,21 +165,17 @@ class Ngrams(nn.Module):
     the memory.
 
     `hashes` int64 [rows], increasing, says whose row each is, and `idf` float [rows] weighs them; other
-    n-grams count for nothing. `answers` float [rows, classes] is None, or what n-grams add to the logits of
-    codes beside the linear decoder: the weights of `histocc.job.ngram_fit.ridge_weights`, which no step
-    trains.
+    n-grams count for nothing.
 
     Args:
         rows, width: of the table, a row for each n-gram that the training texts hold.
         hidden_size: H of the memory; classes: outputs of the linear decoder.
         dropout: share of the n-grams that are left out in training, 0…1.
         patterns, case: of `hash_ngrams`.
-        ridge: penalty of ridge regression, whose weights are zeros at first; 0: there is none.
     """
 
     hashes: Tensor
     idf: Tensor
-    answers: Tensor | None
 
     def __init__(
         self,
@@ -173,21 +185,18 @@ class Ngrams(nn.Module):
         classes: int,
         dropout: float = 0.0,
         patterns: Sequence[str] = PATTERNS,
-        ridge: float = 0.0,
         case: str = ALL_CASES,
     ):
         super().__init__()
         if not 1 <= rows <= 1 << MAX_BITS:
             raise ValueError(f"rows of n-grams: found {rows}, expected 1 … {1 << MAX_BITS:,}")
         self.width, self.dropout, self.patterns, self.case = width, dropout, patterns, case
-        self.ridge = float(ridge)
         self.table = nn.Embedding(rows, width)
         self.linear = Linear(width, classes, bias=False)
         self.word_to_memory = Linear(width, hidden_size, bias=False)
         self.text_to_memory = Linear(width, hidden_size, bias=False)
         self.register_buffer("hashes", torch.arange(rows))
         self.register_buffer("idf", torch.zeros(rows))
-        self.register_buffer("answers", torch.zeros(rows, classes) if ridge else None)
         nn.init.normal_(self.table.weight, std=1 / math.sqrt(width))
         nn.init.zeros_(self.linear.weight)
         for layer in (self.word_to_memory, self.text_to_memory):
@@ -198,47 +207,44 @@ class Ngrams(nn.Module):
         for layer in (self.linear, self.word_to_memory, self.text_to_memory):
             nn.init.zeros_(layer.weight)
 
-    def forward(self, input_ids: Sequence[Tensor]) -> tuple[Tensor, Tensor | None, list[Tensor]]:
-        """Return (`ngrams` and `ridge` of `TextVectors`, and what is added to the memory of each group [B, S,
+    def forward(self, input_ids: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
+        """Return (vectors of the texts [rows of all, width], what is added to the memory of each group [B, S,
         H]) for groups of rows, int64 [B, S] each.
         """
-        texts, ridge, words = zip(*(self.vectors(ids, with_words=True) for ids in input_ids))
+        texts, words = zip(*(self.vectors(ids, with_words=True) for ids in input_ids))
         text = torch.cat(texts)
         of_text = self.text_to_memory(text)[:, None].split(list(map(len, texts)))
         # each position has its word, that of [CLS] the whole text too
         memory = product_of_groups(words, self.word_to_memory.weight)
         memory = [torch.cat([x[:, :1] + whole, x[:, 1:]], dim=1) for x, whole in zip(memory, of_text)]
-        return text, None if self.answers is None else torch.cat(ridge), memory
+        return text, memory
 
-    def vectors(
-        self, input_ids: Tensor, with_words: bool = False
-    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """Return (`ngrams` and `ridge` of `TextVectors`, and, with_words, the vector of the word at each
-        position [B, S, width]) for int64 [B, S].
+    def vectors(self, input_ids: Tensor, with_words: bool = False) -> tuple[Tensor, Tensor | None]:
+        """Return (vectors of texts [B, width], and, with_words, the vector of the word at each position [B,
+        S, width]) for int64 [B, S].
         """
+        if not with_words and len(input_ids) > 1 and input_ids.numel() > MAX_POSITIONS:
+            parts = input_ids.split(max(1, MAX_POSITIONS // input_ids.shape[1]))
+            return torch.cat([self.vectors(part)[0] for part in parts]), None
         rows, weight, word = self.weighted(input_ids)
         flat = rows.flatten(0, 1), self.table.weight
         of_positions = F.embedding_bag(*flat, mode="sum", per_sample_weights=weight.flatten(0, 1))
         of_positions = of_positions.unflatten(0, rows.shape[:2])  # [B, S, width]
         squares = weight.square().sum(2, keepdim=True)  # [B, S, 1]
-        words = ridge = None
+        words = None
         if with_words:
             same = (word[:, :, None] == word[:, None]).to(of_positions.dtype)  # [B, S, S]
             # sums of squares can be more than float16 holds
             with torch.autocast(same.device.type, enabled=False):
                 words = _normalised(same @ of_positions, same @ squares)
-        if self.answers is not None:
-            rows, weight = rows.flatten(1), weight.flatten(1)
-            at = weight.nonzero(as_tuple=True)
-            begins, used = _begins(at[0], len(rows)), weight[at]
-            ridge = F.embedding_bag(rows[at], self.answers, begins, mode="sum", per_sample_weights=used)
-            ridge = _normalised(ridge, squares.sum(1))
-        return _normalised(of_positions.sum(1), squares.sum(1)), ridge, words
+        return _normalised(of_positions.sum(1), squares.sum(1)), words
 
     def weighted(self, input_ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return (rows of the table int64 [B, S, F], their weights, 0 for none, words int64 [B, S])."""
         rows, known, _, word = self._rows(input_ids, self.patterns)
         weight, share = self.idf[rows] * known, 1.0
+        is_of_words = torch.tensor([pattern in WORDS for pattern in self.patterns], device=weight.device)
+        of_words, weight = weight * is_of_words, weight * ~is_of_words
         if WHOLE_TEXT in self.patterns:  # else further cells outvote what a known text says
             weight[:, :, self.patterns.index(WHOLE_TEXT)] *= 2
             share = 0.5
@@ -248,6 +254,9 @@ class Ngrams(nn.Module):
         first = torch.where(squares[:, :1] > 0, squares[:, :1], 1)
         wanted = torch.where(column > 0, share * first, first)
         weight = weight * (wanted / squares.gather(1, column).clamp(min=1e-12)).sqrt()[:, :, None]
+        if of_words.any():
+            total, own = (each.square().sum((1, 2), keepdim=True) for each in (weight, of_words))
+            weight = weight + of_words * (WORDS_SHARE * total / own.clamp(min=1e-12)).sqrt()
         if self.training and self.dropout:
             weight = weight * (torch.rand_like(weight) >= self.dropout)
         return rows, weight, word
@@ -274,21 +283,22 @@ class Ngrams(nn.Module):
         seen, others = (self.idf[rows] * known).sum((1, 2)), (exist & ~known).sum((1, 2))
         return seen / (seen + self.idf.max() * others)
 
-    def text_of(self, rows: Tensor, weight: Tensor) -> Tensor:
-        """Return vectors of texts [B, width] from the rows of their n-grams, int64 [B, E], and weights."""
-        bag = torch.arange(len(rows), device=rows.device)[:, None].expand_as(rows)
-        return _normalised(*self._bags(rows, weight, bag, len(rows)))
+    def text_of(self, rows: Tensor, weight: Tensor, text: Tensor, count: int) -> Tensor:
+        """Return vectors of `count` texts [B, width] from the rows of their n-grams int64 [E], their weights
+        [E] and the text of each int64 [E], which never falls.
+        """
+        return _normalised(*self._bags(rows, weight, text, count))
 
     def by_word(
-        self, rows: Tensor, weight: Tensor, word: Tensor, positions: Tensor
+        self, rows: Tensor, weight: Tensor, text: Tensor, word: Tensor, positions: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return what `forward` does if there is no other memory, each word once after [CLS], since all its
         positions are the same then.
 
         Args:
-            rows: int64 [B, E], of the n-grams of each text, in the order of its words.
-            weight: [B, E], 0 for none.
-            word: int64 [B, E], whose they are.
+            rows: int64 [E], of the n-grams of all texts, in the order of their words.
+            weight: [E], 0 for none.
+            text: int64 [E], whose they are; word: int64 [E], the word of that text.
             positions: [B, W], of each word.
 
         Returns:
@@ -296,23 +306,22 @@ class Ngrams(nn.Module):
             [B, 1 + W], the logarithm of the number of positions.
         """
         texts, words = positions.shape
-        bag = torch.arange(texts, device=rows.device)[:, None] * words + word
-        vectors, squares = self._bags(rows, weight, bag, texts * words)
+        vectors, squares = self._bags(rows, weight, text * words + word, texts * words)
         vectors, squares = vectors.view(texts, words, -1), squares.view(texts, words, 1)
-        text = _normalised(vectors.sum(1), squares.sum(1))
+        whole = _normalised(vectors.sum(1), squares.sum(1))
         memory = self.word_to_memory(_normalised(vectors, squares))
-        memory = torch.cat([memory[:, :1] + self.text_to_memory(text)[:, None], memory], dim=1)
-        return text, memory, F.pad(positions.log(), (1, 0))
+        memory = torch.cat([memory[:, :1] + self.text_to_memory(whole)[:, None], memory], dim=1)
+        return whole, memory, F.pad(positions.log(), (1, 0))
 
     def _bags(self, rows: Tensor, weight: Tensor, bag: Tensor, count: int) -> tuple[Tensor, Tensor]:
-        """Return weighted sums of rows of the table by `bag` [B, E], which never falls, [count, width], and
+        """Return weighted sums of rows of the table by `bag` [E], which never falls, [count, width], and
         sums of the squares of their weights [count, 1].
         """
         at = weight.nonzero(as_tuple=True)
         bag, used = bag[at], weight[at]
         # of the table only the rows that occur, so that a sparse gradient has each once
         distinct, row = rows[at].unique(return_inverse=True)
-        offsets = _begins(bag, count)
+        offsets = begins_of(bag, count)
         vectors = F.embedding_bag(row, self.table(distinct), offsets, mode="sum", per_sample_weights=used)
         return vectors, used.new_zeros(count, 1).index_add(0, bag, used.square()[:, None])
 
@@ -322,7 +331,7 @@ def _normalised(vectors: Tensor, squares: Tensor) -> Tensor:
     return vectors / squares.sqrt().clamp(min=1e-6)
 
 
-def _begins(bag: Tensor, count: int) -> Tensor:
+def begins_of(bag: Tensor, count: int) -> Tensor:
     """Return the start of each of `count` bags in int64 [E], which never falls: int64 [count]."""
     return F.pad(torch.bincount(bag, minlength=count).cumsum(0)[:-1], (1, 0))
 

@@ -33,7 +33,7 @@ from histocc.data.binary import MAX_ROWS, ending_of, table_writer
 from histocc.data.config import column_flags, text_columns
 from histocc.data.descriptions import read_descriptions
 from histocc.data.records import DECIDED, MODEL, Records, Table
-from histocc.data.rows import code_of_cell, csv_text, language_name
+from histocc.data.rows import MOST_LEN, code_of_cell, csv_text, language_name
 from histocc.data.tables import column_problems, table_format
 from histocc.formatter import CLASSES, hisco_classes, hisco_key
 from histocc.predict.coder import SHOWN, Coded, Coder, training_examples
@@ -48,7 +48,7 @@ from histocc.runtime.forked import Forked, choose_processes
 from histocc.runtime.frame import start
 from histocc.runtime.log import Stage, show_progress
 from histocc.runtime.world import World
-from histocc.text import AS_IS, UNKNOWN_LANGUAGE, text_key
+from histocc.text import AS_IS, LANGUAGE_SEPARATOR, UNKNOWN_LANGUAGE, text_key
 
 MIN_CONF = 0.5  # rows with a lower conf need review, if the model was trained here
 COMPARED = 1_000  # about so many texts are compared with those that the confidence is fitted on
@@ -104,6 +104,7 @@ class Coding:
         numbers = range(1, coder.choices + 1)
         self.choice_columns = [f"choice{name}_{i}" for i in numbers for name in names]
         self.known = self.read_known(args.known) if args.known else {}
+        self.says_source = bool(args.known or coder.trained)  # where an answer comes from
         self.find_columns()
         # a row with a lower conf needs review
         self.min_conf = (0.0 if coder.is_published else MIN_CONF) if args.min_prob is None else args.min_prob
@@ -112,7 +113,7 @@ class Coding:
             self.notes.append(
                 f"rows with conf below {self.min_conf:.3g} get needs_review: of the answers above it"
                 f" {args.target_accuracy:.4g} were right, on {reach:.1%} of the"
-                f" {coder.confidence.texts_of(confidence_of):,} texts that the confidence was fitted on"
+                f" {coder.confidence.texts:,} texts that the confidence was fitted on"
             )
 
     def with_columns(self, args: PredictConfig) -> PredictConfig:
@@ -211,7 +212,7 @@ class Coding:
         columns += self.choice_columns
         if self.args.explain:
             columns += [f"similar_{what}_{i}" for i in range(1, SHOWN + 1) for what in ("text", "codes")]
-        columns += ["source"] if self.args.known else []
+        columns += ["source"] * self.says_source
         further = self.old if self.keeps_rows else ()
         return [*columns, *(name for name in further if name not in (*columns, *ANSWER)), *ANSWER]
 
@@ -315,7 +316,8 @@ class Coding:
         needs_review = not is_known and (not is_sure or is_outside or is_ditto)
         conf = "" if coded.conf is None else f"{coded.conf:.6g}"
         answer = conf, str(int(self.is_fitted)), str(int(needs_review))
-        cells |= {"source": "known" if is_known else MODEL} if self.args.known else {}
+        if self.says_source:
+            cells["source"] = "known" if is_known else "trained" if coded.is_trained else MODEL
         cells |= zip(ANSWER, answer)
         return [*cells.values()]
 
@@ -368,6 +370,7 @@ class Coding:
 
     def code_pieces(self) -> None:
         """Code this rank's pieces, in all its processes."""
+        self.batches = 0
         self.stage = Stage("coding", sum(map(len, self.pieces)), "texts", self.done())
 
         def work(process: int) -> None:
@@ -487,8 +490,15 @@ class Coding:
         yield from (f"Note: {note}" for note in [*self.notes, *self.unusual()])
 
     def unusual(self) -> Iterator[str]:
-        """Yield a note if the model knows fewer n-grams here than in the texts of its fitted confidence."""
+        """Yield notes if texts are longer than the model reads, and if it knows fewer n-grams here than in
+        the texts of its fitted confidence.
+        """
         texts = [text for piece in self.pieces for text in piece if text[0].strip()]
+        positions = [2 + len(language + LANGUAGE_SEPARATOR + text) for text, language in texts]
+        if cut := sum(number > self.coder.max_len for number in positions):
+            remedy = f"one that is trained with --max-len {min(max(positions), MOST_LEN)} reads more"
+            read = f"the {self.coder.max_len:,} positions that the model reads, and are cut"
+            yield f"{cut:,} texts are longer than {read}; {remedy}"
         usual = self.coder.confidence.known
         some = texts[:: max(1, len(texts) // COMPARED)]
         known = self.coder.known_ngrams(*map(list, zip(*some)), cleaned=True) if some and usual else 1.0

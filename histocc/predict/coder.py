@@ -9,14 +9,15 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import logsigmoid, normalize
+from torch.nn.functional import normalize
 
 from histocc.data.arrays import PreparedData, fault, text_keys
 from histocc.data.config import text_columns
+from histocc.data.learned import hashes_of
 from histocc.data.rows import language_name
 from histocc.formatter import PAD_IDX, BlockyFormatter
 from histocc.model import decoding
-from histocc.model.confidence import OUTPUT, Confidence, Thresholds
+from histocc.model.confidence import Confidence, Thresholds, probability_of_set
 from histocc.model.int8 import to_int8
 from histocc.model.mixer import Seq2SeqMixerOccCANINE
 from histocc.model.search import CodeSearch, CodeTrie
@@ -27,11 +28,12 @@ from histocc.runtime.device import Precision
 from histocc.runtime.errors import UserError
 from histocc.runtime.files import OwnFiles, checksum, read_sealed, write_sealed
 from histocc.runtime.world import World
-from histocc.text import UNKNOWN_LANGUAGE, cleaner, encode
+from histocc.text import COLUMN_SEPARATOR, UNKNOWN_LANGUAGE, cleaner, encode
 
 Nearest = Callable[[Tensor], list[list[tuple[str, str]]]]
 MAX_TEXTS = 200_000  # distinct texts of the training, spread over its rows, that --explain looks at
 SHOWN = 3  # similar texts that are shown for each text
+MAX_CHARACTERS = 1 << 16  # of a batch of long texts
 VECTORS = "training_vectors.bin"  # in the folder of the run
 
 
@@ -48,6 +50,7 @@ class Coded(NamedTuple):
     conf: float | None
     similar: list[tuple[str, str]] = []  # noqa: RUF012
     choices: tuple[list[str], str] = [], ""
+    is_trained: bool = False  # whether the rows of the training answered, of which the text is one
 
 
 class Coder:
@@ -98,6 +101,14 @@ class Coder:
         # share of the linear decoder in topk and full, 0…1
         self.linear_share = (state.get("linear_share") or 0.0) if self.kind == "mixer" else 0.0
         self.is_published = state.get("source") == "published"
+        self.prior: Coder | None = None  # of a model in closed form
+        if held := state.get("prior"):
+            loaded = models.model_of_checkpoint(f"the prior {held['name']}", held)
+            self.prior = Coder(*loaded, batch_size=batch_size, precision=precision, raw_confidence=True)
+            self.prior.model.to(self.device)
+        self.trained: tuple[np.ndarray, ...] | None = None  # hashes, codes and conf of its training's texts
+        if held := None if raw_confidence else state.get("answers"):
+            self.trained = tuple(x.numpy() for x in (state["trained"], held["codes"], held["conf"]))
         self.nearest: Nearest | None = None  # makes `Coded.similar`, see `training_examples`
         self._search: CodeSearch | None = None
 
@@ -109,8 +120,12 @@ class Coder:
     def need(self, decoder: str) -> None:
         """Raise UserError if the model has no such decoder."""
         if decoder not in self.decoders:
-            lacks = "is a flat classifier" if self.kind == "flat" else "has no linear decoder"
-            raise UserError(f"decoder {decoder}: this model {lacks}; use {listed(self.decoders, 'or')}")
+            lacks = "has the linear decoder alone" if self.kind == "flat" else "has no linear decoder"
+            remedy = (
+                "leave --decoder out, or train a model with --seq2seq-weight 0.1, which writes codes, too"
+            )
+            remedy = remedy if self.kind == "flat" else f"use {listed(self.decoders, 'or')}"
+            raise UserError(f"decoder {decoder}: this model {lacks}; {remedy}")
 
     @property
     def room(self) -> int:
@@ -158,18 +173,42 @@ class Coder:
         thresholds = self.thresholds.with_given(threshold)
         settings = {"k": k, "thresholds": thresholds, "in_any_order": in_any_order}
 
-        def batch(ids: Tensor, mask: Tensor, languages: list[str]) -> list[Coded]:
-            coded = getattr(self, f"_{decoder}")(ids, mask, languages=languages, **settings)
+        def batch(ids: Tensor, mask: Tensor, languages: list[str], answers: Tensor | None) -> list[Coded]:
+            inputs = {"languages": languages, "answers": answers, **settings}
+            coded = getattr(self, f"_{decoder}")(ids, mask, **inputs)
             if self.choices and decoder not in BY_THRESHOLD:
-                linear = self._flat(ids, mask, languages, k, thresholds)
+                linear = self._flat(ids, mask, **inputs)
                 coded = [one._replace(choices=other.choices) for one, other in zip(coded, linear)]
             if self.nearest is not None:
-                similar = self.nearest(self.model.encode_text(ids, mask).joined())
+                similar = self.nearest(self.model.encode_text(ids, mask, answers).joined())
                 coded = [one._replace(similar=texts) for one, texts in zip(coded, similar)]
             return [one if known else nothing for one, known in zip(coded, self._are_known(ids))]
 
         nothing = Coded([], [], None)
-        return self.map_texts(texts, languages, batch, nothing, cleaned)
+        return self._with_trained(texts, self.map_texts(texts, languages, batch, nothing, cleaned), k)
+
+    def _with_trained(self, texts: list[str], coded: list[Coded], k: int) -> list[Coded]:
+        """Return the answers with those of the training to its own texts, which are the most frequent codes
+        of their rows, with the probability that a further row has them.
+        """
+        if self.trained is None:
+            return coded
+        hashes, codes, conf = self.trained
+        *own, empty = hashes_of([*texts, ""], self.text_rule)
+        places = np.searchsorted(hashes, own).clip(max=len(hashes) - 1)
+        for i in np.flatnonzero((hashes[places] == own) & (np.array(own) != empty)):
+            sure, names = float(conf[places[i]]), [self.codes[j] for j in codes[places[i]] if j >= 0][:k]
+            pairs = zip(coded[i].choices[0], map(float, coded[i].choices[1].split()))
+            others, left = [(code, prob) for code, prob in pairs if code not in names], 1 - sure
+            # if a text has one code, all together are at most 1
+            total = sum(prob for _, prob in others) if self.thresholds.at_most == 1 else 0.0
+            share = left / max(left, total, 1e-12)
+            best = [*((code, sure) for code in names), *((code, min(share * p, left)) for code, p in others)]
+            best = best[: self.choices]
+            choices = [code for code, _ in best], "%.6g " * len(best) % (*(prob for _, prob in best),)
+            answer = {"codes": names, "probs": [sure] * len(names), "conf": sure}
+            coded[i] = coded[i]._replace(**answer, choices=choices, is_trained=True)
+        return coded
 
     def probabilities(
         self, texts: list[str], languages: list[str], decoder: str = "flat", logits: bool = False
@@ -180,15 +219,26 @@ class Coder:
         """
         self.need(decoder)
 
-        def batch(ids: Tensor, mask: Tensor) -> Tensor:
+        def batch(ids: Tensor, mask: Tensor, answers: Tensor | None) -> Tensor:
             if decoder == "full":
                 outputs = self.confidence.ranked(self.search().full(ids, mask))
             else:
-                outputs = self._linear_logits(ids, mask)
-                outputs = outputs if logits else self.confidence.mapped(OUTPUT, outputs.sigmoid())
+                outputs = self._linear_logits(ids, mask, answers)
+                outputs = outputs if logits else self._mapped_outputs(outputs)
             return outputs.masked_fill(~self._are_known(ids)[:, None], np.nan)
 
         return self._array(texts, languages, len(self.codes), batch)
+
+    def answers(self, texts: list[str], languages: list[str]) -> Tensor:
+        """Return the probabilities of all codes that a model in closed form takes as its prior's answers,
+        float32 [texts, codes] on the device, 0 for an empty text. It reads the first of several columns,
+        unless it was trained on several.
+        """
+        if len(self.input_cols) < 2:
+            texts = [text.partition(COLUMN_SEPARATOR)[0] for text in texts]
+        decoder = "flat" if "flat" in self.decoders else "full"
+        probs = np.nan_to_num(self.probabilities(texts, languages, decoder))
+        return torch.from_numpy(probs).to(self.device)
 
     def embeddings(self, texts: list[str], languages: list[str]) -> np.ndarray:
         """Return the encoder's pooled output (zeros in a model without one), followed by the vector of the
@@ -210,10 +260,10 @@ class Coder:
         return self._search
 
     def _array(self, texts: list[str], languages: list[str], width: int, batch: Callable) -> np.ndarray:
-        """Return `batch(ids, mask)` of each text, float32 [texts, width]; NaN for an empty one."""
+        """Return `batch(ids, mask, answers)` of each text, float32 [texts, width]; NaN for an empty one."""
 
-        def rows(ids: Tensor, mask: Tensor, _) -> list[np.ndarray]:
-            return list(batch(ids, mask).float().cpu().numpy())
+        def rows(ids: Tensor, mask: Tensor, _, answers: Tensor | None) -> list[np.ndarray]:
+            return list(batch(ids, mask, answers).float().cpu().numpy())
 
         arrays = self.map_texts(texts, languages, rows, np.full(width, np.nan, dtype=np.float32))
         return np.stack(arrays) if arrays else np.empty((0, width), dtype=np.float32)
@@ -221,24 +271,28 @@ class Coder:
     def map_texts(
         self, texts: list[str], languages: list[str], batch: Callable, nothing, cleaned: bool = False
     ) -> list:
-        """Return `batch(ids, mask, languages)` of each text, in batches of texts of similar length; `nothing`
-        for an empty one.
+        """Return `batch(ids, mask, languages, answers)` of each text, in batches of texts of similar length;
+        `nothing` for an empty one. answers: of the prior.
         """
         texts = texts if cleaned else list(map(self.clean, texts))
         rows = list(zip(texts, map(self.known, languages), strict=True))
         results = dict.fromkeys(rows, nothing)
         left = sorted((row for row in results if row[0].strip()), key=lambda row: len(row[0]) + len(row[1]))
         width = None if self.model.memory_mask else self.max_len
-        size = self.batch_size  # another thread may set it
-        for start in range(0, len(left), size):
+        size, start = self.batch_size, 0  # another thread may set it
+        while start < len(left):
             if self.check is not None:
                 self.check()
             part = left[start : start + size]
+            while len(part) > 1 and len(part) * len(part[-1][0]) > MAX_CHARACTERS:
+                part = part[: len(part) // 2]
+            start += len(part)
             texts, languages = map(list, zip(*part))
+            answers = None if self.prior is None else self.prior.answers(texts, languages)
             arrays = encode(texts, languages, self.max_len, width)
             ids, mask = (torch.from_numpy(array).to(self.device) for array in arrays)
             with self.precision.autocast(), decoding.evaluating(self.model):
-                results.update(zip(part, batch(ids, mask, languages)))
+                results.update(zip(part, batch(ids, mask, languages, answers)))
         return [results[row] for row in rows]
 
     def _are_known(self, ids: Tensor) -> Tensor:
@@ -260,8 +314,13 @@ class Coder:
         shares = self.map_texts(texts, languages, batch, None, cleaned)
         return float(np.mean([share for share in shares if share is not None] or [0.0]))
 
-    def _linear_logits(self, ids: Tensor, mask: Tensor) -> Tensor:
-        return decoding.upcast_half(self.model.classify(self.model.encode_text(ids, mask)))
+    def _linear_logits(self, ids: Tensor, mask: Tensor, answers: Tensor | None) -> Tensor:
+        return decoding.upcast_half(self.model.classify(self.model.encode_text(ids, mask, answers)))
+
+    def _mapped_outputs(self, logits: Tensor) -> Tensor:
+        """Return the probabilities of all outputs [B, N] from their logits."""
+        first = probability_of_set(logits, logits.amax(1, keepdim=True), torch.ones_like(logits[:, 0]))
+        return self.confidence.outputs(logits.sigmoid(), self.confidence.mapped("flat", first))
 
     def _topk(self, ids: Tensor, mask: Tensor, k: int, by_all: bool = False, **_) -> Iterator[Coded]:
         numbers, probs = self.search().topk(ids, mask, k, by_all)
@@ -291,16 +350,22 @@ class Coder:
         return self._first(codes, probs, counts.clamp(max=k), conf)
 
     def _flat(
-        self, ids: Tensor, mask: Tensor, languages: list[str], k: int, thresholds: Thresholds, **_
+        self,
+        ids: Tensor,
+        mask: Tensor,
+        languages: list[str],
+        k: int,
+        thresholds: Thresholds,
+        answers: Tensor | None,
+        **_,
     ) -> Iterator[Coded]:
-        logits = self._linear_logits(ids, mask)
+        logits = self._linear_logits(ids, mask, answers)
         logit, codes = logits.topk(min(max(k, self.choices), logits.shape[1]))  # the most probable first
         prob = logit.sigmoid()
         counts = self._counts(prob[:, :k], languages, thresholds)
-        on = torch.arange(prob.shape[1], device=prob.device) < counts[:, None]
-        none = logsigmoid(-logits).sum(1)  # log-probability that no output is on
-        conf = (none + torch.where(on, logit, 0.0).sum(1)).exp()  # log p − log (1 − p) is the logit
-        conf, prob = self.confidence.mapped("flat", conf, counts > 1), self.confidence.mapped(OUTPUT, prob)
+        conf = probability_of_set(logits, logit, counts)
+        conf = self.confidence.mapped("flat", conf, counts > 1)
+        prob = self.confidence.outputs(prob, conf)
         return self._first(codes, prob, counts, conf)
 
     def _counts(self, prob: Tensor, languages: list[str], thresholds: Thresholds) -> Tensor:

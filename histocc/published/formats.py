@@ -25,6 +25,7 @@ BESIDE = ("config.json", "key.json", "chars.json")
 KINDS = {"mixer": "a mixer", "flat": "a flat classifier", "encoder": "an encoder alone"}
 KINDS |= {"seq2seq": "a seq2seq model without linear decoder"}
 SETTINGS = "histocc"  # entry of an exported file with the settings of the model: see `export`
+TENSOR = "tensor"  # entry of settings in JSON that names a tensor of the file
 MAX_LEN = 128
 NUMBER = "'?(0|[1-9][0-9]{0,8})'?"  # an output in a key, as Python shows a number or a text
 POSITIONS = "encoder.char_embeddings.char_position_embeddings.weight"
@@ -140,9 +141,30 @@ def load_content(file: str) -> dict:
         if SETTINGS not in content and SETTINGS in (beside := _beside(file, "config.json", {})):
             content |= {SETTINGS: beside[SETTINGS], "key": _beside(file, "key.json", {})}
         if SETTINGS in content:
+            content[SETTINGS] = with_tensors(content[SETTINGS], content["model"])
             summed = content[SETTINGS] | {"model": content["model"], "key": content.get("key")}
             checkpoint.check_checksum(file, summed)
         return content
+
+
+def without_tensors(value: Any, name: str, tensors: dict[str, torch.Tensor]) -> Any:
+    """Return nested settings for JSON; their tensors go to `tensors`, under names that begin with `name`."""
+    if isinstance(value, torch.Tensor):
+        tensors[name] = value.contiguous()
+        return {TENSOR: name}
+    if isinstance(value, dict):
+        return {key: without_tensors(part, f"{name}.{key}", tensors) for key, part in value.items()}
+    return value
+
+
+def with_tensors(value: Any, tensors: dict[str, torch.Tensor]) -> Any:
+    """Return the settings that `without_tensors` has taken apart; their tensors leave `tensors`."""
+    if isinstance(value, dict):
+        is_tensor = [*value] == [TENSOR]
+        return (
+            tensors.pop(value[TENSOR]) if is_tensor else {x: with_tensors(value[x], tensors) for x in value}
+        )
+    return value
 
 
 def read_published(file: str, content: dict | None = None) -> PublishedWeights:

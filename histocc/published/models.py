@@ -13,6 +13,7 @@ from histocc.formatter import NEVER_SHORT, PAD_IDX, WITHIN_BLOCK_SEP, BlockyForm
 from histocc.model.canine import CanineConfig
 from histocc.model.confidence import PUBLISHED, Confidence, Thresholds
 from histocc.model.mixer import MODEL_SIZES, NGRAMS, Seq2SeqMixerOccCANINE, model_config
+from histocc.model.ngrams import LONGEST
 from histocc.published import built_in, formats
 from histocc.published.formats import Given, PublishedWeights
 from histocc.runtime import checkpoint
@@ -22,11 +23,21 @@ from histocc.text import AS_IS, LANGUAGES, TEXT_RULES
 Loaded = tuple[Seq2SeqMixerOccCANINE, BlockyFormatter, dict]
 # The tensors that a kind of model lacks begin with these.
 LACKING = {"mixer": (), "seq2seq": ("linear_decoder.",), "flat": ("decoder.",)}
+# Those that a model in closed form lacks, too.
+LACKING_OF_RIDGE = (
+    "linear_decoder.",
+    "ngrams.table.",
+    "ngrams.linear.",
+    "ngrams.word_to_",
+    "ngrams.text_to_",
+)
+# Entries of a checkpoint that coding needs, as far as a model has them.
+CODING = ["config", "key", "kind", "formatter", "system", "languages", "thresholds", "linear_share"]
+CODING += ["confidence", "source", "hisco_numbers", "prior", "trained", "answers"]
 OF_CODES = {  # their dimension of the codes
     "linear_decoder.weight": 0,
     "linear_decoder.bias": 0,
     "ngrams.linear.weight": 0,
-    "ngrams.answers": 1,
 }
 OF_BLOCKS = ("kind", "block_size", "within_block_sep")  # settings of a formatter: how blocks are written
 
@@ -54,6 +65,7 @@ def new_model(
         ngrams=config.get("ngrams"),
         ngram_dropout=ngram_dropout,
         encoder=config.get("encoder", True),
+        ridge=config.get("ridge"),
     )
 
 
@@ -76,11 +88,14 @@ def model_with_weights(
     nothing else is allocated. Parts that this kind of model lacks know no code (linear decoder) or write none
     (the other). Raises ValueError, RuntimeError and others if the weights do not fit.
     """
-    if config["hidden_size"] not in {size for tensor in weights.values() for size in tensor.shape}:
+    lacks = LACKING[kind] + (LACKING_OF_RIDGE if config.get("ridge") else ())
+    if not config.get("ridge") and config["hidden_size"] not in {
+        size for tensor in weights.values() for size in tensor.shape
+    }:
         raise ValueError(f"hidden_size: found {config['hidden_size']!r:.60}, which no tensor has")
     with torch.device("meta"), _WithoutWeights():
         model = new_model(config, formatter, codes)
-    expected, lacks = model.state_dict(), LACKING[kind]
+    expected = model.state_dict()
     lacking = {
         name: torch.zeros(()).expand(x.shape) for name, x in expected.items() if name.startswith(lacks)
     }
@@ -127,7 +142,7 @@ def outline(model: str) -> Loaded | None:
         return None
     formatter, key = BlockyFormatter("hisco", ["hisco_1", "hisco_2", "hisco_3"]), hisco_key()
     state = {"kind": "flat", "languages": lexicon.LANGUAGES, "key": {code: i for i, code in enumerate(key)}}
-    state |= {"args": {"language_col": "lang"}, "config": {"text": AS_IS, "max_len": formats.MAX_LEN}}
+    state |= {"args": {"language_col": "lang"}, "config": {"text": AS_IS, "max_len": LONGEST}}
     sizes = formatter.num_classes, len(key), None, None
     how = {"config": model_config(NGRAMS), "ngrams": {"rows": 1, "width": 1}, "encoder": False}
     return Seq2SeqMixerOccCANINE(*sizes, **how), formatter, state

@@ -33,7 +33,7 @@ from histocc.data.records import DECIDED, GUESS, Record, is_undecided
 from histocc.data.rows import csv_text, read_key
 from histocc.data.tables import table_format
 from histocc.formatter import hisco_classes, hisco_key
-from histocc.review import learn, serve
+from histocc.review import serve
 from histocc.review.agreement import compare, share
 from histocc.review.sheet import (
     MAX_CODES,
@@ -271,9 +271,11 @@ def learned_codes(
     args: ReviewConfig, coded: CodedFile, sheets: Sheets
 ) -> dict[Key, tuple[list[str], str, str]]:
     """Return (codes, conf, GUESS) of each text that is neither decided nor without a guess."""
+    from histocc.review.learn import Learner  # loads torch, which takes seconds
+
     take_guesses(coded, args.guesses)
     texts = list(coded.texts.values())
-    learner = learn.Learner(texts, sheets.codes.codes)
+    learner = Learner(texts, sheets.codes.codes)
     place = {key: i for i, key in enumerate(coded.texts)}
     guesses = learner.learn({place[key]: made.codes for key, made in sheets.by_text.items()})
     return {

@@ -1,123 +1,69 @@
 """Guesses for the texts of a table, learned from the decisions of a person.
 
-Ridge regression of the codes Y on the n-grams of the decided texts, solved in its dual: with their kernel K,
-K + PENALTY = L Lᵀ, Z = L⁻¹ Y and W = L⁻ᵀ Z, the scores of a text are its similarities times W. Row i of
-Y − Z ⋅ diag(L) has the scores of text i by those decided before it, and row i of Y − W / diag(L⁻ᵀ L⁻¹) those
-by all others. A logistic map from both to how often they were right gives the probabilities: the first were
-made when less was known than today, and the second have more similar texts than an open text has.
+The learner is that of a run in closed form (`histocc.learn.closed_form`): ridge regression on the n-grams of
+the decided texts, with the model's answers in the file as its prior. A logistic map from the scores of
+decided texts, each by a fit that leaves it out, to how often they were right gives the probabilities.
 """
 
-from array import array
-from collections.abc import Iterable, Mapping, Sequence
-from functools import lru_cache
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain, takewhile
 from typing import NamedTuple
-from zlib import crc32
 
 import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
 
+from histocc.data.arrays import thinned
+from histocc.learn.closed_form import MAX_LEFT_OUT, Settings, Texts, choose, columns_of, solve, take
+from histocc.learn.few import MAX_NGRAMS
+from histocc.learn.texts import describe, most_frequent, pieces
 from histocc.logistic import fit_logistic, logistic
+from histocc.model.ngrams import LONGEST, PATTERNS, WORDS
 from histocc.review.sheet import CodedText, confidence
+from histocc.text import encode
 
-SIZES = (2, 3, 4)  # characters of an n-gram, within a word and the blanks around it
-BUCKETS = 1 << 18  # n-grams that share one count as the same
-PENALTY = 0.5
 MAX_TAUGHT = 5_000  # texts that guesses are learned from, in time N³
+LANGUAGE = "-"  # of all texts; people code alike in all languages
 CHOICES = 5  # guesses for a text
 NEAREST, MIN_SIMILARITY = 3, 0.15  # similar texts that are known
-BLOCK = 256  # columns of a matrix that are computed at once
+BLOCK = 1024  # texts whose scores are computed at once
 CANDIDATES, POOL, BATCH = 400, 20_000, 50  # texts that are scored, beside so many, for the next so many
-SHARES = np.array([0.0, 0.25, 0.5, 0.75, 1.0])  # of a model's probabilities in the scores
 # Logistic map before a decision: weights of the score, of its lead over the best other one, and of 1
 PRIOR = {"mean": (3.0, 3.0, -2.0), "deviation": (10**0.5,) * 3}
-POWER, PART = 3, 0.5  # of the cosine of two texts; what one teaches the other, of what its own rows count
+POWER, PART = 4, 0.5  # of the cosine of two texts; what one teaches the other, of what its own rows count
 BIAS, FULL = 0.035, 200  # deviation of the probabilities' mean, which is larger before so many decisions
 RANKS = slice(0, 1), slice(1, CHOICES)  # of the best codes
 Shares = tuple[float, float, float]
 
 
-class Rows(NamedTuple):
-    """A sparse matrix: row i holds values[starts[i]:starts[i + 1]] in these columns."""
-
-    starts: np.ndarray
-    columns: np.ndarray
-    values: np.ndarray
-
-    def take(self, rows: np.ndarray) -> "Rows":
-        sizes = np.diff(self.starts)[rows]
-        starts = np.concatenate([[0], np.cumsum(sizes)])
-        at = np.arange(starts[-1]) + np.repeat(self.starts[rows] - starts[:-1], sizes)
-        return Rows(starts, self.columns[at], self.values[at])
-
-    def dot(self, dense: np.ndarray) -> np.ndarray:
-        """Return the product with [columns, C], float32 [rows, C]."""
-        product = np.empty((len(self.starts) - 1, dense.shape[1]), np.float32)
-        for i, (start, end) in enumerate(zip(self.starts, self.starts[1:])):
-            product[i] = self.values[start:end] @ dense[self.columns[start:end]]
-        return product
+def encoded(texts: Sequence[str]) -> Iterator[Tensor]:
+    """Yield the character ids of texts, int64 [B, S] each."""
+    for part in pieces(np.array(list(map(len, texts)))) if texts else ():
+        yield torch.from_numpy(encode(texts[part], [LANGUAGE] * len(texts[part]), LONGEST)[0])
 
 
-def ngrams_of(texts: Iterable[str]) -> Rows:
-    """Return the n-grams and words of texts by inverse document frequency; each row has the length
-    1. N-grams of one text alone are left out.
-    """
-    of_word = lru_cache(1 << 14)(_buckets)
-    found, sizes = array("i"), []
-    for text in texts:
-        buckets = set[int]().union(*map(of_word, text.split()))
-        sizes.append(len(buckets))
-        found.extend(sorted(buckets))
-    count, columns = len(sizes), np.frombuffer(found, np.int32)
-    frequency = np.bincount(columns, minlength=BUCKETS)
-    values = np.log((1 + count) / np.maximum(frequency, 1)).astype(np.float32)[columns]
-    row = np.repeat(np.arange(count), sizes)
-    values /= np.sqrt(np.bincount(row, values * values, count)).astype(np.float32)[row]
-    shared = frequency[columns] > 1
-    starts = np.concatenate([[0], np.cumsum(np.bincount(row[shared], minlength=count))])
-    return Rows(starts, columns[shared], values[shared])
+def narrowed(rows: Tensor, columns: Tensor) -> Tensor:
+    """Return some columns of a sparse CSR matrix, int64 [m]."""
+    place = torch.full((rows.shape[1],), -1)
+    place[columns] = torch.arange(len(columns))
+    at = place[rows.col_indices()]
+    begins = F.pad((at >= 0).cumsum(0), (1, 0))[rows.crow_indices()]
+    parts = begins, at[at >= 0], rows.values()[at >= 0]
+    return torch.sparse_csr_tensor(*parts, (len(rows), len(columns)), check_invariants=False)
 
 
-def _buckets(word: str) -> set[int]:
-    padded = f" {word} "
-    parts = [padded[i : i + size] for size in SIZES for i in range(len(padded) - size + 1)]
-    return {crc32(part.encode("utf-8", "surrogatepass")) % BUCKETS for part in [padded, *parts]}
+def similarities(rows: Tensor, others: Tensor) -> Tensor:
+    """Return the products of all pairs of sparse CSR rows, [rows, others]."""
+    columns = others.col_indices().unique()
+    return narrowed(rows, columns) @ narrowed(others, columns).to_dense().t()
 
 
-def similarities(some: Rows, others: Rows) -> np.ndarray:
-    """Return the cosines of all pairs, float32 [some, others]."""
-    local, count, lookup = _own_columns(others)
-    dense = np.zeros((count + 1, len(others.starts) - 1), np.float32)
-    dense[local.columns, np.repeat(np.arange(dense.shape[1]), np.diff(local.starts))] = local.values
-    return Rows(some.starts, lookup[some.columns], some.values).dot(dense)
-
-
-def _own_columns(rows: Rows) -> tuple[Rows, int, np.ndarray]:
-    """Return (the rows by number of those columns that occur in them, this number, the number of every
-    column; those that do not occur come last).
-    """
-    used, local = np.unique(rows.columns, return_inverse=True)
-    lookup = np.full(BUCKETS, len(used), np.int32)
-    lookup[used] = np.arange(len(used))
-    return Rows(rows.starts, local, rows.values), len(used), lookup
-
-
-def invert_lower(matrix: np.ndarray) -> None:
-    """Invert a matrix with nothing above its diagonal in its own memory, a block of rows after the other."""
-    for start in range(0, len(matrix), BLOCK):
-        rows = slice(start, start + BLOCK)
-        own = np.linalg.inv(matrix[rows, rows])
-        matrix[rows, :start] = -own @ (matrix[rows, :start] @ matrix[:start, :start])
-        matrix[rows, rows] = own
-
-
-def features(scores: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def features(scores: Tensor) -> tuple[np.ndarray, np.ndarray]:
     """Return the best columns of each row of scores [n, C], int64 [n, CHOICES]; and of each its score, its
     lead over the best other one, and 1, [n, CHOICES, 3].
     """
-    best = np.argpartition(-scores, CHOICES, axis=1)[:, : CHOICES + 1]
-    found = np.take_along_axis(scores, best, axis=1)
-    order = np.argsort(-found, axis=1, kind="stable")
-    best, found = np.take_along_axis(best, order, axis=1), np.take_along_axis(found, order, axis=1)
+    found, best = (each.numpy() for each in scores.topk(CHOICES + 1, dim=1))
     lead = found[:, :CHOICES] - found[:, :1]
     lead[:, 0] = found[:, 0] - found[:, 1]
     return best[:, :CHOICES], np.stack([found[:, :CHOICES], lead, np.ones_like(lead)], axis=2)
@@ -163,14 +109,24 @@ class Learner:
 
     def __init__(self, texts: Sequence[CodedText], codes: Iterable[str]):
         self.texts = texts
-        self.ngrams = ngrams_of(text.key[0] for text in texts)
+        patterns = [*PATTERNS, *WORDS]
+        strings = [text.key[0] for text in texts]
+        hashes, idf = map(torch.from_numpy, most_frequent(encoded(strings), MAX_NGRAMS, patterns))
+        of_language = torch.from_numpy(most_frequent(encoded([""]), MAX_NGRAMS, patterns)[0])
+        idf[torch.isin(hashes, of_language)] = 0  # a language makes no texts similar
+        self.ngrams = describe(encoded(strings), hashes, idf, patterns)
         self.rows = np.array([text.rows for text in texts], np.float64)
-        self.names = ["", *sorted({*codes, *(code for text in texts for code in text.codes)})]  # "": none
+        # an answer beside five choices has no probability
+        model = [dict(zip(text.codes, map(confidence, text.probs))) for text in texts]
+        first = ["", *sorted({*chain(*model)} - {""})]  # "": none
+        others = {*codes, *(code for text in texts for code in text.codes)}
+        self.names = [*first, *sorted(others.difference(first))]
         self.place = {name: i for i, name in enumerate(self.names)}
-        self.model = [
-            {self.place[code]: confidence(prob) for code, prob in zip(text.codes, text.probs)}
-            for text in texts  # an answer beside five choices has no probability
-        ]
+        begins = torch.tensor([0, *map(len, model)]).cumsum(0)
+        columns = torch.tensor([self.place[code] for code in chain(*model)], dtype=torch.int64)
+        probs = torch.tensor([prob for each in model for prob in each.values()], dtype=torch.float32)
+        size = len(texts), len(first)
+        self.model = torch.sparse_csr_tensor(begins, columns, probs, size, check_invariants=False)
         uniform = np.array([(int(text.id, 16) + 0.5) / 2**64 for text in texts])
         # rows drawn one after the other, texts as often as they have rows (Efraimidis and Spirakis 2006)
         draws = np.argsort(-np.log(uniform) / np.maximum(self.rows, 1e-9), kind="stable").tolist()
@@ -183,51 +139,42 @@ class Learner:
         older = sorted(known, key=lambda i: (-self.rows[i], i))[: max(MAX_TAUGHT - len(mine), 0)]
         taught = [*older, *mine][-MAX_TAUGHT:]
         answers = [[self.place[code] for code in (known | mine)[i] or ("",)] for i in taught]
-        columns = {name: i for i, name in enumerate(sorted({*chain(*answers, *self.model)}))}
-        names = np.array([*columns, *[0] * (CHOICES + 1 - len(columns))])
-        truth = np.zeros((len(taught), len(names)), np.float32)
-        for row, codes in zip(truth, answers):
-            row[[columns[code] for code in codes]] = 1
-        model = self._model_scores(taught, columns, len(names) if any(self.model) else 1)
+        # places of the codes that the model or a person has given; "" fills up the choices
+        places = np.unique([*range(self.model.shape[1]), *chain(*answers)])
+        column = {place: i for i, place in enumerate(places.tolist())}
+        places = np.pad(places, (0, max(CHOICES + 1 - len(places), 0)))
+        target = torch.zeros(len(taught), len(places))
+        for row, codes in zip(target, answers):
+            row[[column[code] for code in codes]] = 1
 
-        rows = self.ngrams.take(np.array(taught, np.int64))
-        kernel = np.empty((len(taught), len(taught)), np.float32)
-        for start in range(0, len(taught), BLOCK):
-            block = np.arange(start, min(start + BLOCK, len(taught)))
-            kernel[:, block] = similarities(rows, rows.take(block))
-        kernel[np.diag_indices(len(taught))] += PENALTY
-        inverse = np.linalg.cholesky(kernel)
-        del kernel
-        invert_lower(inverse)
-        by_earlier = np.diagonal(inverse)[:, None]
-        by_others = np.einsum("ij,ij->j", inverse, inverse)[:, None]
-        twice, fits = np.concatenate([truth, truth]), []
-        white = [inverse @ each for each in (truth, model)]
-        weights = [inverse.T @ each for each in white]
-        for share in SHARES if any(self.model) else SHARES[:1]:
-            earlier, others = ((of_truth - share * of_model) for of_truth, of_model in (white, weights))
-            best, x = features(twice - np.concatenate([earlier / by_earlier, others / by_others]))
-            hits = np.take_along_axis(twice, best, axis=1) > 0
-            fits.append((hits[:, 0].sum(), share, others, x, hits))
-        _, share, learned, x, hits = max(fits, key=lambda fit: fit[:2])
-        del inverse, white, weights, fits
-        found = [(x[:, each].reshape(-1, 3), hits[:, each].ravel()) for each in RANKS]
-        maps = [fit_logistic(*of_rank, np.ones(len(of_rank[1])), **PRIOR) for of_rank in found]
-        codes, x_of_all = self._guess(rows, learned, columns, names, share)
-        probs, width = probabilities(x_of_all, maps).astype(np.float32), width_of(x_of_all)
-
+        of_taught = self._texts(np.array(taught, np.int64))
+        used = of_taught.ngrams.col_indices().unique()
+        texts = of_taught._replace(ngrams=narrowed(of_taught.ngrams, used), target=target)
+        settings = choose(texts)
         # of the draws before the first open one: whether the others' answer is right, less its probability
         drawn = {*takewhile(decisions.__contains__, self.draws)}
-        is_drawn = np.array([False] * len(taught) + [text in drawn for text in taught], bool)
-        x, hits, twice = x[is_drawn], hits[is_drawn], twice[is_drawn]
-        is_right = hits.cumsum(1)[np.arange(len(x)), width_of(x) - 1] == twice.sum(1)
-        is_right &= twice.sum(1) == width_of(x)
+        is_drawn = np.array([False] * len(older) + [text in drawn for text in mine], bool)[-MAX_TAUGHT:]
+        left = np.union1d(thinned(np.arange(len(taught)), MAX_LEFT_OUT), np.flatnonzero(is_drawn))
+        solved = solve(texts, settings, [*torch.from_numpy(left)[:, None]])
+        best, x = features(solved.left_out)
+        hits = target.numpy()[left[:, None], best] > 0
+        found = [(x[:, each].reshape(-1, 3), hits[:, each].ravel()) for each in RANKS]
+        maps = [fit_logistic(*of_rank, np.ones(len(of_rank[1])), **PRIOR) for of_rank in found]
+        weights = torch.sparse.mm(columns_of(texts, settings).to_sparse_coo().t(), solved.coefficients)
+        codes, x_of_all = self._guess(weights, settings, used, solved.outputs, len(places))
+        probs, width = probabilities(x_of_all, maps).astype(np.float32), width_of(x_of_all)
+
+        checked = is_drawn[left]
+        x, hits, codes_of_text = x[checked], hits[checked], target.numpy()[left[checked]].sum(1)
+        is_right = hits.cumsum(1)[np.arange(len(x)), width_of(x) - 1] == codes_of_text
+        is_right &= codes_of_text == width_of(x)
         errors = is_right - least_likely(probabilities(x, maps), width_of(x))
         sure, is_open = least_likely(probs, width), np.array([not text.decided for text in self.texts])
         is_open[list(mine)] = False
         right = self._share_right(sure, is_open, errors, len(taught))
         is_open[list(decisions)] = False  # skipped ones, too
-        return Guesses(codes, probs, width, sure, len(taught), right, self._order(1 - sure, is_open))
+        order = self._order(1 - sure, is_open)
+        return Guesses(places[codes].astype(np.int32), probs, width, sure, len(taught), right, order)
 
     def answer(self, guesses: Guesses, text: int) -> list[str]:
         """Return the codes that are the answer together, [] for none."""
@@ -241,11 +188,8 @@ class Learner:
 
     def nearest(self, text: int, known: Sequence[int]) -> list[int]:
         """Return the most similar of known texts, by the cosine of their n-grams."""
-        own, others = (self.ngrams.take(np.array(rows, np.int64)) for rows in ([text], known))
-        weights = np.zeros(BUCKETS, np.float32)
-        weights[own.columns] = own.values
-        row = np.repeat(np.arange(len(known)), np.diff(others.starts))
-        similar = np.bincount(row, others.values * weights[others.columns], len(known))
+        own, others = (take(self.ngrams, torch.tensor(rows, dtype=torch.int64)) for rows in ([text], known))
+        similar = similarities(others, own)[:, 0].numpy()
         best = np.argsort(-similar, kind="stable")[: NEAREST + 1]
         return [known[i] for i in best if known[i] != text and similar[i] >= MIN_SIMILARITY][:NEAREST]
 
@@ -262,27 +206,34 @@ class Learner:
         low, share, high = (1 - left / total + min(max(each, 0), left) / total for each in guessed)
         return low, share, high
 
-    def _model_scores(self, texts: Sequence[int], columns: dict[int, int], width: int) -> np.ndarray:
-        """Return the model's probabilities, float32 [texts, width]."""
-        scores = np.zeros((len(texts), width), np.float32)
-        for row, text in zip(scores, texts):
-            row[[columns[code] for code in self.model[text]]] = list(self.model[text].values())
-        return scores
+    def _texts(self, index: np.ndarray) -> Texts:
+        """Return some texts, int64 [m], to learn from or to guess, without their codes."""
+        at = torch.from_numpy(index)
+        answers = take(self.model, at).to_dense() if self.model.shape[1] > 1 else None
+        parts = take(self.ngrams, at), torch.zeros(len(at), 0), torch.ones(len(at))
+        return Texts(*parts, answers, torch.arange(self.model.shape[1]))
 
-    def _guess(self, rows: Rows, weights: np.ndarray, columns: dict[int, int], names, share: float):
-        """Return `codes` of Guesses and their `features`. weights: of the decided rows, [rows, names]."""
-        local, count, lookup = _own_columns(rows)
-        table = np.zeros((count + 1, len(names)), np.float32)  # the last row stands for all other n-grams
-        for start, end, weight in zip(local.starts, local.starts[1:], weights):
-            table[local.columns[start:end]] += local.values[start:end, None] * weight
-        places, total = lookup[self.ngrams.columns], len(self.texts)
-        codes, x = np.empty((total, CHOICES), np.int32), np.empty((total, CHOICES, 3), np.float32)
+    def _guess(
+        self, weights: Tensor, settings: Settings, used: Tensor, outputs: Tensor, width: int
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Return `features` of all texts' scores, [T, width].
+
+        Args:
+            weights: [used (+ codes of the model), K], of the n-grams `used` and of the model's answers.
+            outputs: int64 [K], the columns of scores that these are for.
+        """
+        total = len(self.texts)
+        best, x = np.empty((total, CHOICES), np.int64), np.empty((total, CHOICES, 3), np.float32)
         for start in range(0, total, BLOCK):
-            part = range(start, min(start + BLOCK, total))
-            scores = Rows(self.ngrams.starts[start : part.stop + 1], places, self.ngrams.values).dot(table)
-            best, x[part] = features(scores + share * self._model_scores(part, columns, len(names)))
-            codes[part] = names[best]
-        return codes, x
+            part = np.arange(start, min(start + BLOCK, total))
+            texts = self._texts(part)
+            scores = torch.zeros(len(part), width)
+            if texts.answers is not None:
+                scores[:, : self.model.shape[1]] = settings.share * texts.answers
+            texts = texts._replace(ngrams=narrowed(texts.ngrams, used))
+            scores[:, outputs] += columns_of(texts, settings) @ weights
+            best[part], x[part] = features(scores)
+        return best, x
 
     def _order(self, doubt: np.ndarray, is_open: np.ndarray) -> list[int]:
         """Return the texts that teach most, each after the texts before it have been decided."""
@@ -295,7 +246,8 @@ class Learner:
         some = draw.choice(len(texts), min(CANDIDATES // 2, len(texts)), False, wrong / wrong.sum())
         candidates = texts[np.union1d(order, some)]
         pool = np.union1d(candidates, draw.choice(texts, min(POOL, len(texts)), False))
-        near = similarities(self.ngrams.take(pool), self.ngrams.take(candidates)) ** POWER
+        some, others = (take(self.ngrams, torch.from_numpy(each)) for each in (pool, candidates))
+        near = similarities(some, others).numpy() ** POWER
         place, scale = np.searchsorted(pool, candidates), len(texts) / len(pool)
         near[place, np.arange(len(candidates))] = 0  # its own rows count in full
         rows, doubt, order = self.rows[pool].astype(np.float32), doubt[pool].astype(np.float32), []

@@ -21,11 +21,10 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.resources import files
 from io import FileIO
 from itertools import chain
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from histocc.data.rows import csv_text
 from histocc.formatter import split_codes
-from histocc.review.learn import Guesses, Learner
 from histocc.review.search import Search, word_lists
 from histocc.review.sheet import (
     CHOSEN,
@@ -43,6 +42,9 @@ from histocc.review.sheet import (
 from histocc.runtime.errors import UserError, in_words
 from histocc.runtime.files import naming, sync_folder, take_lock
 from histocc.text import text_key
+
+if TYPE_CHECKING:
+    from histocc.review.learn import Guesses
 
 HOST = "127.0.0.1"
 COLUMNS = ["text", "language", "rows", DECISION, "unsure", "note", "by", ID]
@@ -77,6 +79,8 @@ class Decisions:
 
     def __init__(self, coded: CodedFile, codes: Codes, path: str, order: str = "learn"):
         self.coded, self.codes, self.path, self.order = coded, codes, path, order
+        from histocc.review.learn import Learner  # loads torch, which takes seconds
+
         self.lock = threading.Lock()
         self.texts = most_wrong_first(coded.texts.values())
         if order == "file":

@@ -90,7 +90,8 @@ def make(args: config.FinetuneConfig, world: World) -> None:
             best = os.path.join(part, checkpoint.BEST)
             state = checkpoint.load(best)
             state["thresholds"] |= {"default": THRESHOLD, "source": "fitted"}
-            checkpoint.rewrite(best, {**state, "confidence": None})
+            # a list's code is no answer of a register: its texts are answered, and doubted, like others
+            checkpoint.rewrite(best, {**state, "confidence": None, "answers": None})
             confidence.fit_run(config.decide(job, state), world, read.data, None)  # of answers by it
             state = checkpoint.load(best)
             card.write_card(best, [FIGURES.format(100 * Confidence.of(state).accuracy["flat"])])
@@ -100,7 +101,7 @@ def make(args: config.FinetuneConfig, world: World) -> None:
 def main(folder: str) -> None:
     part = folder + ".part"
     given = ["--dataset", os.path.join(part, "data"), "--save-path", part, "--formatter", "hisco"]
-    given += ["--seq2seq-weight", "0", "--model-size", "ngrams", "--device", "cpu", "--quiet"]
+    given += ["--model-size", "ngrams", "--prior", "none", "--device", "cpu", "--quiet"]
     start(config.finetune_parser(), make, given)
 
 

@@ -1,0 +1,255 @@
+"""A run of n-grams alone with few distinct texts: learned in closed form (histocc/learn), without a step."""
+
+import json
+import os
+import time
+import uuid
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from histocc import lexicon
+from histocc import seq2seq_mixer_engine as engine
+from histocc.data import learned as learned_data
+from histocc.data.arrays import PreparedData, code_counts, text_keys
+from histocc.data.prepare import copy_lists
+from histocc.data.rows import csv_text
+from histocc.formatter import BlockyFormatter, CodeError
+from histocc.job import card
+from histocc.job.config import FEW_TEXTS, JobConfig, learns_few
+from histocc.job.inputs import Inputs
+from histocc.job.model import checkpoint_entries, new_config, patterns_of
+from histocc.learn.few import FewTexts, as_prior, judge, learn
+from histocc.model.ngrams import AUTO, NONE, WORDS, NoEncoder
+from histocc.predict.coder import Coder
+from histocc.published import formats, models
+from histocc.published.built_in import NAME as BUILT_IN
+from histocc.runtime import checkpoint
+from histocc.runtime.device import Precision, settings_of_torch
+from histocc.runtime.errors import TrainingError, UserError
+from histocc.runtime.files import OwnFiles, atomic_write, read_sealed, write_sealed
+from histocc.runtime.world import World, launcher_id
+from histocc.trainer import script
+from histocc.trainer.log import RunLog, log_columns
+
+ANSWERS = "prior_answers.bin"  # of a prior with an encoder, which takes minutes, in the folder of the run
+SAME_SYSTEM = 0.9  # a prior that knows this share of the codes has codes of the same system
+
+
+def number_of_texts(data: PreparedData) -> int:
+    """Return how many distinct texts there are to learn from."""
+    return len(np.unique(text_keys(data.train.text_hash, data.train.language)))
+
+
+def is_closed_form(args: JobConfig, inputs: Inputs, resumed: dict | None) -> bool:
+    """Return whether a run learns, or has learned, in closed form. Its arguments must be decided."""
+    if resumed:
+        return bool(resumed["config"].get("ridge"))
+    settings, data = inputs.settings, inputs.data
+    were_many = settings.few_texts and len(data.val) and not settings.split_col  # as the preparation found
+    return learns_few(args) and not were_many and number_of_texts(data) <= FEW_TEXTS
+
+
+# ---- the prior
+
+
+class Prior(NamedTuple):
+    """The model on whose answers another one stands."""
+
+    content: dict[str, Any]  # the entry "prior" of a checkpoint
+    coder: Coder  # made of it
+    is_same: bool  # whether its codes are of the same system
+
+    def places(self, codes: list[str]) -> Tensor:
+        """Return which of `codes` each of its codes is, int64, −1 for none."""
+        numbers = {code: i for i, code in enumerate(codes)} if self.is_same else {}
+        return torch.tensor([numbers.get(code, -1) for code in self.coder.codes])
+
+    def seen(self) -> np.ndarray | None:
+        """Return the hashes of the texts that it was trained on, if it says them. The built-in model learned
+        lists of titles, which say nothing of how a register codes them.
+        """
+        hashes = self.content.get("trained")
+        return None if hashes is None or self.content["name"] == BUILT_IN else hashes.numpy()
+
+
+def find_prior(args: JobConfig, formatter: BlockyFormatter, data: PreparedData, world: World) -> Prior | None:
+    """Return the prior that --prior names, or the built-in model where that may help. Raises UserError."""
+    name, is_hisco = args.prior, formatter.kind == "hisco"
+    if name == AUTO:
+        name = BUILT_IN if is_hisco or {*data.languages} & {*lexicon.LANGUAGES} else NONE
+    if name == NONE:
+        return None
+    file = models.find_weights(name, f"--prior {name}")
+    content = as_prior(name, models.model_of_content(file, formats.load_content(file))[2])
+    loaded = models.model_of_checkpoint(f"the prior {name}", content)
+    precision, check = Precision.of(args, world.device), world.give_up_if_asked
+    coder = Coder(*loaded, precision=precision, check=check, raw_confidence=True)
+    known = sum(code in set(coder.codes) for code in data.codes) / len(data.codes)
+    is_same = is_hisco and coder.formatter.kind == "hisco" or known >= SAME_SYSTEM
+    return Prior(content, coder, is_same)
+
+
+def with_codes_of(prior: Prior, formatter: BlockyFormatter, data: PreparedData) -> PreparedData:
+    """Return the data with the prior's codes behind their own, as far as the formatter writes them."""
+    codes, own = [*data.codes], {*data.codes}
+    for code in prior.coder.codes:
+        try:
+            formatter.encode_code(code)
+        except CodeError:
+            continue
+        codes += [code] * (code not in own)
+    return replace(data, codes=codes)
+
+
+def answers_of(
+    prior: Prior, own: OwnFiles, fingerprint: str, texts: list[str], languages: list[str]
+) -> Tensor:
+    """Return the prior's probabilities of its codes [texts, codes]. Those of a model with an encoder are kept
+    in the folder of the run, so that they are computed once.
+    """
+    if isinstance(prior.coder.model.encoder, NoEncoder):
+        return prior.coder.answers(texts, languages)
+    path, of_prior = own.path(ANSWERS), checkpoint.with_checksum(prior.content)[checkpoint.CHECKSUM]
+    of = f"{fingerprint} {of_prior}"
+    if (held := read_sealed(path, of)) is None:
+        probs = prior.coder.answers(texts, languages).cpu().half().numpy()
+        own.claim(ANSWERS)
+        write_sealed(path, probs.tobytes(), of)
+        held = read_sealed(path, of) or b""
+    return torch.from_numpy(np.frombuffer(held, np.float16).reshape(len(texts), -1).astype(np.float32))
+
+
+# ---- the run
+
+
+def train_few(
+    args: JobConfig, inputs: Inputs, formatter: BlockyFormatter, world: World, resumed: dict | None
+) -> None:
+    """Learn in closed form and write the files of the run, unless that is done. Rank 0 learns, in one thread,
+    so the result does not depend on the number of processes. All ranks. Raises UserError, TrainingError,
+    Stopped.
+    """
+    if resumed:
+        file = os.path.join(args.save_path, checkpoint.BEST)
+        if not os.path.exists(os.path.join(args.save_path, card.CARD)):  # it was stopped before the last file
+            world.run_on_main(lambda: card.write_card(file))
+        what = "is finished: nothing to do. --overwrite starts over."
+        return world.print(f"The run in {args.save_path} {what}")
+    launchers = sorted(set(world.gather(launcher_id())))
+    world.run_on_main(lambda: _train(args, inputs.data, formatter, world, launchers))
+
+
+@settings_of_torch()
+def _train(
+    args: JobConfig, data: PreparedData, formatter: BlockyFormatter, world: World, launchers: list[str]
+) -> None:
+    torch.set_num_threads(1)
+    began, say, own = time.perf_counter(), world.print, OwnFiles(args.save_path, args.overwrite)
+    others = f"; {world.size - 1} more processes wait for it" * (world.size > 1)
+    say(f"Learning {number_of_texts(data):,} distinct texts in closed form, on rank 0 alone{others}")
+
+    def texts_with(prior: Prior | None) -> FewTexts:
+        has_key = args.key or args.all_codes_file
+        joined = with_codes_of(prior, formatter, data) if prior and prior.is_same and not has_key else data
+        answer = prior and (lambda *texts: answers_of(prior, own, data.fingerprint, *texts))
+        patterns, dtype = [*patterns_of(args), *WORDS], torch.float64 if args.float64 else torch.float32
+        places, check = prior and prior.places(joined.codes), world.give_up_if_asked
+        seen = prior and prior.seen()
+        return FewTexts(joined, patterns, args.max_len or 0, answer, places, seen, check, dtype)
+
+    try:
+        prior = find_prior(args, formatter, data, world)
+    except UserError as error:
+        raise UserError(f"{error}\n  --prior none learns without it") from None
+    few = texts_with(prior)
+    if args.dry_run:
+        prepared = time.perf_counter() - began
+        return say(f"Preparing them took {prepared:.1f} s; learning takes about {few.seconds():.0f} s")
+    if known := int((~few.is_new).sum()):
+        say(f"The prior was trained on {known:,} of the texts: they choose nothing and give no figure")
+    learned = learn(few)
+    if prior and not learned.config["ridge"]["prior"]:
+        say(f"The answers of {prior.content['name']} do not help: the model learns without a prior")
+        prior, few = None, texts_with(None)
+        learned = learn(few)
+    on = f", on the answers of {prior.content['name']}" if prior else ""
+    say(f"Learned in {time.perf_counter() - began:.1f} s{on}")
+
+    judged = judge(few, learned.left_out, max([1, *map(int, data.report["codes_per_row"])]))
+    config = new_config(args, args.max_len or 0, None) | {"text": data.clean_text} | learned.config
+    content: dict[str, Any] = {
+        "model": learned.weights,
+        "optimizer": {},
+        "scheduler": {"base_lrs": [], "last_epoch": 0},
+        "step": 0,
+        "format": checkpoint.FORMAT,
+        "made_by": checkpoint.made_by(),
+        "args": args.values(),
+        **checkpoint_entries(args, formatter, few.data, config),
+        **learned_data.entries(few.data),
+        "answers": learned_data.trained_answers(data.train),
+        **judged,
+        **({"prior": prior.content} if prior else {}),
+        "rng": {"seed": args.seed, "threads": 1, "processes": world.size},
+        "position": {
+            "files": {},
+            "total_batch": 1,
+            "steps_per_epoch": 1,
+            "fingerprint": data.fingerprint,
+            "launchers": launchers,
+            "run": uuid.uuid4().hex,
+        },
+    }
+    save(args, own, data, content)
+
+
+def validation_accuracy(content: dict[str, Any], data: PreparedData) -> float:
+    """Return the share of the validation rows that get exactly their codes."""
+    coder = Coder(*models.model_of_checkpoint("the new model", content))
+    languages = [data.languages[i] for i in np.asarray(data.val.language)]
+    coded = coder.code(data.val.strings(np.arange(len(data.val))), languages, "flat", cleaned=True)
+    true = [{data.codes[i] for i in codes if i >= 0} for codes in np.asarray(data.val.codes).tolist()]
+    return sum({*one.codes} == codes for one, codes in zip(coded, true)) / len(true)
+
+
+def save(args: JobConfig, own: OwnFiles, data: PreparedData, content: dict[str, Any]) -> None:
+    """Write the files of a run, and say how good its model is. Raises TrainingError."""
+    if args.overwrite:
+        own.remove([name for name in own.names if checkpoint.CHECKPOINT.fullmatch(name)])
+    copy_lists(data.folder, own)
+    codes = list(content["key"])
+    if len(codes) > len(data.codes):
+        sources = ["data"] * len(data.codes) + ["prior"] * (len(codes) - len(data.codes))
+        rows = [("system_code", "code", "source"), *zip(codes, range(len(codes)), sources)]
+        with atomic_write(own.claim("key.csv")[0]) as file:
+            file.write(csv_text(rows))
+    asked = {**(args.asked or args).values(), "made_by": checkpoint.made_by()}
+    with atomic_write(own.claim(script.ARGS)[0]) as file:
+        file.write(json.dumps(asked, indent=1, sort_keys=True).encode())
+    log = RunLog(own, log_columns((*engine.LOSSES, "flat_acc")), start=-1)
+    left_out = content.get("confidence", {}).get("accuracy", {}).get("flat")
+    accuracy = validation_accuracy(content, data) if len(data.val) else left_out
+    log.row({"step": 0, "epoch": 0, "samples": 0, "flat_acc": accuracy})
+    saver = checkpoint.Saver(own, args.keep_checkpoints, World(), lambda *_: content, log.say)
+    failed = saver(0, [checkpoint.LAST, checkpoint.BEST], {})
+    log.close("ended by an error" if failed else "finished", 0)
+    if failed:
+        raise TrainingError(f"the model could not be saved: {failed}. The same command learns it again")
+    counts = code_counts(data.train, len(data.codes))
+    used, single = int((counts > 0).sum()), int((counts == 1).sum())
+    is_list = counts.sum() == len(data.train) == number_of_texts(data) and 2 * single >= used > 1
+    if is_list and not len(data.val):
+        log.say(
+            f"Note: the rows are a list of titles: {single:,} of {used:,} codes have one text. Leaving it out"
+            " leaves no example of its code, so the figure measures little. predict gives these texts their"
+            " codes (source: trained); python -m histocc.evaluate measures the others on rows coded by people"
+        )
+    file = own.path(checkpoint.BEST)
+    card.write_card(file)
+    log.say(
+        f"{card.validation_figures(os.path.dirname(file), content, len(data.val) or None)}\nModel: {file}"
+    )

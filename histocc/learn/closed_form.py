@@ -1,0 +1,176 @@
+"""Ridge regression on few texts in closed form, on top of the answers of another model, the prior.
+
+With the kernel G = Φ Φᵀ + β B Bᵀ of the training texts (`histocc.model.ridge` describes them), their codes Y,
+the prior's answers P, and H = G + λ diag(1 / w), the coefficients are A = H⁻¹ (Y − δ P). A new text scores
+(φ Φᵀ + β b Bᵀ) A + δ p. The score of a training text by a fit that leaves it out needs no second fit: it is
+Y − A / diag H⁻¹, and for texts that are left out together Y − (H⁻¹ of these)⁻¹ A (Rifkin and Lippert, 2007,
+"Notes on regularized least squares").
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from histocc.data.arrays import thinned
+from histocc.model.ridge import described
+
+PENALTIES = (0.08, 0.25, 0.8)
+FEW_TEXTS = 1_000  # below, the highest penalty is the usual one, else the one before it
+SIMILARITY, SHARE = 0.4, 0.5  # the usual β and δ of a prior that has these codes; with other codes both are 0
+SHARES = {SIMILARITY: (SHARE, 1.0), 0.8: (SHARE,), 0.0: (0.0,)}  # β → δ to choose from
+MAX_CHOOSING = 1_000  # texts that the settings are chosen on
+MAX_LEFT_OUT = 2_000  # texts that are left out in turn, for figures and confidence
+LEAST_SHARE = 0.3  # a code of the prior alone has coefficients if the texts expect it so often
+LinAlgError = torch.linalg.LinAlgError  # pyright: ignore[reportPrivateImportUsage]
+CHECKED, MAX_ERROR = 128, 0.005  # equations of a fit that are checked, and their largest error
+BLOCK = 512  # rows of a kernel that are computed at once
+
+
+class Settings(NamedTuple):
+    """The settings of a fit."""
+
+    penalty: float  # λ
+    similarity: float  # β
+    share: float  # δ
+
+
+class Texts(NamedTuple):
+    """Training texts, each once."""
+
+    ngrams: Tensor  # sparse CSR [n, R], φ of each
+    target: Tensor  # [n, C], share of a text's rows that have each code
+    weight: Tensor  # [n]
+    answers: Tensor | None = None  # [n, codes of the prior], its probabilities
+    places: Tensor | None = None  # int64 [codes of the prior], which code each is, −1 for none
+
+    def take(self, index: Tensor) -> "Texts":
+        """Return some of the texts, int64 [m]."""
+        answers = None if self.answers is None else self.answers[index]
+        return Texts(take(self.ngrams, index), self.target[index], self.weight[index], answers, self.places)
+
+    def double(self) -> "Texts":
+        """Return the same in double precision."""
+        answers = None if self.answers is None else self.answers.double()
+        return Texts(self.ngrams.double(), self.target.double(), self.weight.double(), answers, self.places)
+
+    def prior(self) -> Tensor | None:
+        """Return P, the prior's probabilities of the codes [n, C]; None if it has none of these."""
+        if self.answers is None or self.places is None or not (self.places >= 0).any():
+            return None
+        probs = torch.zeros_like(self.target)
+        probs[:, self.places[self.places >= 0]] = self.answers[:, self.places >= 0]
+        return probs
+
+    def outputs(self) -> Tensor:
+        """Return the codes that get coefficients, int64 [K]."""
+        has_text, prior = self.target.any(0), self.prior()
+        return (has_text if prior is None else has_text | (prior.sum(0) > LEAST_SHARE)).nonzero()[:, 0]
+
+
+class Solved(NamedTuple):
+    """The result of a fit."""
+
+    coefficients: Tensor  # [n, K]
+    outputs: Tensor  # int64 [K], their codes
+    left_out: Tensor  # [m, C], scores of the texts that were left out
+
+
+def take(rows: Tensor, index: Tensor) -> Tensor:
+    """Return some rows of a sparse CSR matrix, int64 [m]."""
+    sizes = rows.crow_indices().diff()[index]
+    begins = F.pad(sizes.cumsum(0), (1, 0))
+    at = torch.arange(int(begins[-1])) + torch.repeat_interleave(
+        rows.crow_indices()[index] - begins[:-1], sizes
+    )
+    parts = begins, rows.col_indices()[at], rows.values()[at]
+    return torch.sparse_csr_tensor(*parts, (len(index), rows.shape[1]), check_invariants=False)
+
+
+def kernel(rows: Tensor) -> Tensor:
+    """Return the products of all pairs of sparse CSR rows [n, R]: [n, n]. It is symmetric, so half of it is
+    computed.
+    """
+    begins, columns, values = rows.crow_indices(), rows.col_indices(), rows.values()
+    count, width = rows.shape
+    row = torch.repeat_interleave(torch.arange(count), begins.diff())
+    products = torch.empty(count, count, dtype=values.dtype)
+    for first in range(0, count, BLOCK):
+        last = min(first + BLOCK, count)
+        own, rest = slice(int(begins[first]), int(begins[last])), slice(int(begins[first]), None)
+        block = torch.zeros(width, last - first, dtype=values.dtype)
+        block[columns[own], row[own] - first] = values[own]
+        parts = begins[first:] - begins[first], columns[rest], values[rest]
+        others = torch.sparse_csr_tensor(*parts, (count - first, width), check_invariants=False)
+        products[first:, first:last] = others @ block
+        products[first:last, last:] = products[last:, first:last].t()
+    return products
+
+
+def choose(texts: Texts) -> Settings:
+    """Return the settings by which most texts, each left out, get a code of theirs. They are the usual ones
+    unless others are ahead by more than the standard error of the difference, or if there is no text.
+    """
+    texts = texts.take(torch.from_numpy(thinned(np.arange(len(texts.target)), MAX_CHOOSING)))
+    alone, prior = kernel(texts.ngrams), texts.prior()
+    similar = None if texts.answers is None else described(texts.answers)
+    usual = Settings(
+        PENALTIES[-1 if len(texts.target) < FEW_TEXTS else -2],
+        *((0.0, 0.0) if prior is None else (SIMILARITY, SHARE)),
+    )
+    if not len(texts.target):
+        return usual
+    outputs = texts.outputs()
+    target = texts.target[:, outputs]
+    probs = torch.zeros(()) if prior is None else prior[:, outputs]
+    right: dict[Settings, Tensor] = {}
+    for similarity, shares in SHARES.items() if similar is not None else [(0.0, (0.0,))]:
+        matrix = alone if similar is None else alone + similarity * similar @ similar.t()
+        for penalty in PENALTIES:
+            ridge = matrix + torch.diag(penalty / texts.weight)
+            inverse = torch.cholesky_inverse(torch.linalg.cholesky(ridge))
+            for share in shares if prior is not None else (0.0,):
+                scores = target - inverse @ (target - share * probs) / inverse.diagonal()[:, None]
+                hits = target.gather(1, scores.argmax(1, keepdim=True))[:, 0].double()
+                right[Settings(penalty, similarity, share)] = hits
+    best = max(right, key=lambda each: float(right[each].sum()))
+    ahead = right[best] - right[usual]
+    return best if ahead.sum() > ahead.square().sum().sqrt() else usual
+
+
+def columns_of(texts: Texts, settings: Settings) -> Tensor:
+    """Return φ and √β b side by side, sparse CSR [n, R (+ codes of the prior)]."""
+    if texts.answers is None or not settings.similarity:
+        return texts.ngrams
+    similar = settings.similarity**0.5 * described(texts.answers)
+    return torch.cat([texts.ngrams.to_sparse_coo(), similar.to_sparse_coo()], dim=1).to_sparse_csr()
+
+
+def solve(texts: Texts, settings: Settings, groups: list[Tensor]) -> Solved:
+    """Fit, and leave out each of `groups`, int64 of texts that are left out together. Raises LinAlgError if
+    the precision of the texts does not suffice: some are alike, and great weights tell them apart.
+    """
+    prior, outputs = texts.prior(), texts.outputs()
+    wanted = texts.target if prior is None else texts.target - settings.share * prior
+    matrix = kernel(columns_of(texts, settings))
+    matrix.diagonal().add_(settings.penalty / texts.weight)
+    factor, some = torch.linalg.cholesky(matrix), slice(None, None, max(1, len(matrix) // CHECKED))
+    rows = matrix[some].clone()
+    del matrix
+    coefficients = torch.cholesky_solve(wanted[:, outputs], factor)
+    if (rows @ coefficients - wanted[some][:, outputs]).abs().max() > MAX_ERROR:
+        raise LinAlgError("the solution is not precise")
+    members = torch.cat([*groups, torch.zeros(0, dtype=torch.int64)])
+    units = torch.zeros(len(factor), len(members), dtype=factor.dtype)
+    units[members, torch.arange(len(members))] = 1
+    halves = torch.linalg.solve_triangular(factor, units, upper=False)  # H⁻¹ = halvesᵀ halves, of members
+    scores = texts.target[members] if prior is None else settings.share * prior[members]
+    scores[:, outputs] = texts.target[members][:, outputs]
+    start = 0
+    for group in groups:
+        own = slice(start, start := start + len(group))
+        inverse = halves[:, own].t() @ halves[:, own]
+        scores[own, outputs] -= torch.linalg.solve(inverse, coefficients[group])
+    return Solved(coefficients, outputs, scores)

@@ -1,0 +1,215 @@
+"""Learning from few texts: the model of a run in closed form, its figure, thresholds and confidence."""
+
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from histocc.data.arrays import PreparedData, thinned
+from histocc.data.prepare import nothing
+from histocc.learn import closed_form
+from histocc.learn.texts import DistinctTexts, count_ngrams, describe, encoded
+from histocc.model import confidence
+from histocc.model.confidence import OUTPUTS, USUAL, Confidence, probability_of_set
+from histocc.model.ngrams import ALL_CASES
+from histocc.model.ridge import MIDDLE, SHARPNESS
+from histocc.published import models
+from histocc.runtime.checkpoint import FORMAT
+from histocc.runtime.errors import UserError
+
+MAX_HALF = 64.0  # coefficients below are kept in half precision; greater ones cancel each other
+MIN_LEFT_OUT = 20  # texts that a confidence needs
+MAX_NGRAMS = 1 << 18
+WIDTH = 128  # of the vectors of texts
+THRESHOLDS = (0.5, 0.02, 0.05, 0.1, 0.2, 0.3, 0.7, 0.8)  # of a further code; the first one is usual
+
+
+def as_prior(name: str, state: dict[str, Any]) -> dict[str, Any]:
+    """Return the entry "prior" of a checkpoint for a loaded model: what coding needs of it, its weights in
+    half precision. Raises UserError for a model that has a prior.
+    """
+    if state.get("prior"):
+        raise UserError(
+            f"--prior {name}: this model has a prior itself. Name that one, and train on the rows of both"
+        )
+    lacking = models.LACKING[state.get("kind", "mixer")]
+    weights = {part: x for part, x in state["model"].items() if not (lacking and part.startswith(lacking))}
+    kept = {part: x.half() if x.is_floating_point() else x for part, x in weights.items()}
+    names = [entry for entry in models.CODING if entry != "answers" and state.get(entry) is not None]
+    settings = {entry: state[entry] for entry in names}
+    return {**settings, "name": name, "format": FORMAT, "model": kept}
+
+
+class FewTexts:
+    """The texts that a run learns from, as `closed_form.Texts` describes them.
+
+    Args:
+        data: the prepared data, its codes followed by those of the prior.
+        patterns: of `histocc.model.ngrams.hash_ngrams`.
+        max_len: most positions of a text.
+        answer: (texts, their languages) → the probabilities of the prior's codes [n, codes of the prior];
+            None: there is no prior.
+        places: which of the codes each of the prior's codes is, int64, −1 for none.
+        seen: hashes (`histocc.data.learned`) of texts that the prior was trained on: its answers to them say
+            nothing about new texts, so they choose nothing and are not left out.
+        check: called often; an exception of it ends the work.
+    """
+
+    def __init__(
+        self,
+        data: PreparedData,
+        patterns: list[str],
+        max_len: int,
+        answer: Callable[[list[str], list[str]], Tensor] | None = None,
+        places: Tensor | None = None,
+        seen: np.ndarray | None = None,
+        check: Callable[[], None] = nothing,
+        dtype: torch.dtype = torch.float32,
+    ):
+        self.data, self.distinct = data, DistinctTexts.of(data.train, len(data.codes))
+        hashes, idf = count_ngrams(data, max_len, MAX_NGRAMS, check, patterns)
+        self.config = {"rows": len(hashes), "width": WIDTH, "patterns": patterns, "case": ALL_CASES}
+        self.hashes, self.idf = torch.from_numpy(hashes), torch.from_numpy(idf)
+        batches = encoded(data, data.train, self.distinct.first, max_len, check)
+        found = describe(batches, self.hashes, self.idf, patterns)
+        answers = answer(*self.strings(self.distinct.first)).to(dtype) if answer else None
+        weight = torch.from_numpy(self.distinct.count).to(dtype).sqrt()
+        target = self.distinct.target().to(dtype)
+        self.texts = closed_form.Texts(found.to(dtype), target, weight, answers, places)
+        hashes = np.asarray(data.train.text_hash)[self.distinct.first].view(np.int64)
+        self.is_new = ~np.isin(hashes, [] if seen is None else seen)
+
+    def strings(self, rows: np.ndarray) -> tuple[list[str], list[str]]:
+        """Return the texts and the languages of rows."""
+        train = self.data.train
+        return train.strings(rows), [self.data.languages[i] for i in np.asarray(train.language)[rows]]
+
+    def known_share(self, texts: Tensor) -> float:
+        """Return the mean share of the n-grams of some texts that other texts have, weighed by their idf."""
+        begins, columns = self.texts.ngrams.crow_indices(), self.texts.ngrams.col_indices()
+        others = (1 + len(self.texts.weight)) / (self.idf - 1).exp() - 1 > 1.5
+        known = torch.where(others, self.idf, 0.0)[columns].double()
+        unknown = torch.where(others, 0.0, self.idf.max())[columns].double()
+        sums = [torch.nn.functional.pad(each.cumsum(0), (1, 0)) for each in (known, unknown)]
+        of_known, of_unknown = (each[begins[texts + 1]] - each[begins[texts]] for each in sums)
+        return float((of_known / (of_known + of_unknown).clamp(min=1e-9)).mean())
+
+    def seconds(self) -> float:
+        """Return about how long `learn` takes, from the time of some texts and the cube of their number."""
+        began, some = time.perf_counter(), torch.arange(min(closed_form.MAX_CHOOSING, len(self.texts.weight)))
+        few = self.texts.take(some)
+        closed_form.solve(few, closed_form.choose(few), [some[:1]])
+        return (time.perf_counter() - began) * (1 + (len(self.texts.weight) / len(some)) ** 3 / 10)
+
+    def groups(self) -> list[Tensor]:
+        """Return the new texts to leave out, at most MAX_LEFT_OUT, each with its text in other languages."""
+        hashes = np.asarray(self.data.train.text_hash)[self.distinct.first]
+        _, first, text, times = np.unique(hashes, return_index=True, return_inverse=True, return_counts=True)
+        drawn = np.argsort(first)
+        drawn = thinned(drawn[self.is_new[first[drawn]]], closed_form.MAX_LEFT_OUT)
+        order = np.argsort(text.reshape(-1), kind="stable")
+        ends = np.cumsum(times)
+        return [torch.from_numpy(order[ends[i] - times[i] : ends[i]]) for i in drawn.tolist()]
+
+
+class LeftOut(NamedTuple):
+    """The answers to training texts by fits that leave them out."""
+
+    logits: Tensor  # [m, codes]
+    texts: Tensor  # int64 [m], which texts these are
+    weight: np.ndarray  # float64 [m]; a text counts 1 with all its languages
+
+
+class Learned(NamedTuple):
+    """What was learned from few texts."""
+
+    settings: closed_form.Settings
+    weights: dict[str, Tensor]  # of the model
+    config: dict[str, Any]  # entries of its config: n-grams, ridge
+    left_out: LeftOut
+
+
+def learn(few: FewTexts) -> Learned:
+    """Choose the settings and solve, in one thread, in double precision if single does not suffice."""
+    texts, new, groups = few.texts, torch.from_numpy(np.flatnonzero(few.is_new)), few.groups()
+    try:
+        settings = closed_form.choose(texts.take(new))
+        solved = closed_form.solve(texts, settings, groups)
+    except closed_form.LinAlgError:
+        texts = texts.double()
+        settings = closed_form.choose(texts.take(new))
+        solved = closed_form.solve(texts, settings, groups)
+    described = closed_form.columns_of(texts, settings)
+    has_prior = described is not texts.ngrams
+    places = texts.places if has_prior and texts.places is not None else torch.zeros(0, dtype=torch.int64)
+    sizes = {"texts": len(texts.weight), "entries": len(described.values()), "prior": len(places)}
+    sizes |= {"outputs": len(solved.outputs), "similarity": settings.similarity, "share": settings.share}
+    kept = torch.float16 if solved.coefficients.abs().max() < MAX_HALF else torch.float32
+    weights = {
+        "ngrams.hashes": few.hashes,
+        "ngrams.idf": few.idf.float(),
+        "ridge.offsets": described.crow_indices(),
+        "ridge.columns": described.col_indices().int(),
+        "ridge.values": described.values().to(kept),
+        "ridge.coefficients": solved.coefficients.to(kept),
+        "ridge.outputs": solved.outputs,
+        "ridge.places": places,
+    }
+    weight = np.concatenate([[], *(np.full(len(group), 1 / len(group)) for group in groups)])
+    members = torch.cat([*groups, torch.zeros(0, dtype=torch.int64)])
+    left_out = LeftOut(SHARPNESS * (solved.left_out.float() - MIDDLE), members, weight)
+    return Learned(settings, weights, {"ngrams": few.config, "ridge": sizes}, left_out)
+
+
+def judge(few: FewTexts, left_out: LeftOut, most_codes: int) -> dict[str, Any]:
+    """Return the entries "thresholds" and "confidence" of a checkpoint, by texts that were left out.
+    most_codes: the largest number of codes of a row.
+    """
+    logits, weight = left_out.logits, left_out.weight
+    best, places = logits.topk(min(len(OUTPUTS), logits.shape[1]))
+    sets = few.distinct.sets_of(left_out.texts.numpy())
+    counts, right = {}, {}
+    for least in THRESHOLDS if most_codes > 1 else THRESHOLDS[:1]:
+        counts[least] = (best.sigmoid() > least).sum(1).clamp(1, most_codes)
+        answers = [frozenset(row[:n]) for row, n in zip(places.tolist(), counts[least].tolist())]
+        right[least] = np.array([of_text.get(answer, 0.0) for of_text, answer in zip(sets, answers)])
+    chosen = max(right, key=lambda least: float(weight @ right[least]))
+    ahead = weight * (right[chosen] - right[USUAL])
+    chosen = chosen if ahead.sum() > np.sqrt(ahead @ ahead) else USUAL
+    entries: dict[str, Any] = {
+        "thresholds": {
+            "default": chosen,
+            "by_language": {},
+            "source": "usual" if chosen == USUAL else "fitted",
+            "at_least_one": True,
+            "at_most": most_codes,
+        }
+    }
+    number = round(weight.sum())
+    if number < MIN_LEFT_OUT:
+        return entries
+    conf = probability_of_set(logits, best, counts[chosen]).double().numpy()
+    several, single = (counts[chosen] > 1).numpy(), np.zeros(len(conf), dtype=bool)
+    hits = few.texts.target[left_out.texts].gather(1, places).double().numpy()
+    maps = {"flat": _map(conf, several, right[chosen], weight)}
+    probs = best.double().sigmoid().numpy()
+    for i, name in enumerate(OUTPUTS):
+        place = min(i, probs.shape[1] - 1)
+        maps[name] = _map(probs[:, place], single, hits[:, place], weight)
+    accuracy = float(weight @ right[chosen] / weight.sum())
+    fitted = Confidence(number, maps, accuracy={"flat": accuracy}, best="flat", several=most_codes > 1)
+    mapped = fitted.mapped("flat", torch.from_numpy(conf), torch.from_numpy(several)).numpy()
+    curve = confidence.curve(mapped, right[chosen], weight)
+    known = few.known_share(left_out.texts)
+    entries["confidence"] = fitted._replace(curves={"flat": curve}, known=known, left_out=True)._asdict()
+    return entries
+
+
+def _map(probs: np.ndarray, several: np.ndarray, right: np.ndarray, weight: np.ndarray) -> list[float]:
+    """Return the weights of a map by answers that are right in a share of their rows, float [m]."""
+    outcomes = np.repeat([True, False], len(probs))
+    counts = np.concatenate([weight * right, weight * (1 - right)])
+    return confidence.fit(np.tile(probs, 2), np.tile(several, 2), outcomes, counts)

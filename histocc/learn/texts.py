@@ -1,0 +1,167 @@
+"""The distinct texts of prepared rows: their n-grams, and the codes that their rows have."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from histocc.data.arrays import PreparedData, RowSet, text_keys, thinned
+from histocc.data.prepare import nothing
+from histocc.model.ngrams import PATTERNS, Ngrams, hash_ngrams
+from histocc.model.ridge import features
+from histocc.runtime.rng import mix
+from histocc.text import encode_batch, language_table
+
+MAX_PREFIX = 32  # positions before and behind a text, about
+MAX_TEXTS = 3 << 16  # distinct texts that n-grams are counted in
+MAX_PENDING = 1 << 24  # hashes that are counted at once
+POSITIONS = 1 << 18  # positions of texts that are hashed at once, with their padding
+
+
+def pieces(lengths: np.ndarray) -> Iterator[slice]:
+    """Yield parts of texts that follow each other, by their numbers of characters: a part that is padded to
+    its longest text has POSITIONS at most, or one text.
+    """
+    start = longest = 0
+    for i, length in enumerate(lengths.tolist()):
+        longest = max(longest, length + MAX_PREFIX)
+        if i > start and (i + 1 - start) * longest > POSITIONS:
+            yield slice(start, i)
+            start, longest = i, length + MAX_PREFIX
+    yield slice(start, len(lengths))
+
+
+def encoded(
+    data: PreparedData, rows: RowSet, texts: np.ndarray, max_len: int, check: Callable[[], None] = nothing
+) -> Iterator[Tensor]:
+    """Yield the character ids of the texts of some rows, int64 [B, S] each. check: as in `count_ngrams`."""
+    table = language_table(data.languages)
+    for piece in pieces(rows.lengths(texts)):
+        check()
+        part = texts[piece]
+        language = np.asarray(rows.language)[part].astype(np.int64)
+        yield torch.from_numpy(encode_batch(*rows.texts(part), language, table, max_len)[0])
+
+
+def _counted(
+    counted: tuple[np.ndarray, np.ndarray], found: list[np.ndarray]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return (different hashes, increasing; how often each occurs), int64 each: those counted, and others."""
+    new, times = np.unique(np.concatenate([counted[0][:0], *found]), return_counts=True)
+    hashes, place = np.unique(np.concatenate([counted[0], new]), return_inverse=True)
+    total = np.zeros(len(hashes), dtype=np.int64)
+    np.add.at(total, place, np.concatenate([counted[1], times]))
+    return hashes, total
+
+
+def count_ngrams(
+    data: PreparedData,
+    max_len: int,
+    most: int,
+    check: Callable[[], None] = nothing,
+    patterns: Sequence[str] = PATTERNS,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return `most_frequent` of the distinct training texts. check: may raise."""
+    train = data.train
+    distinct = np.sort(np.unique(text_keys(train.text_hash, train.language), return_index=True)[1])
+    return most_frequent(encoded(data, train, thinned(distinct, MAX_TEXTS), max_len, check), most, patterns)
+
+
+def most_frequent(
+    batches: Iterable[Tensor], most: int, patterns: Sequence[str]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return (hashes of the `most` n-grams that most texts have, increasing, int64 [R]; their inverse
+    document frequency, ln((1 + texts) / (1 + texts with it)) + 1, float32 [R]) of character ids, int64 [B, S]
+    each. patterns: of `hash_ngrams`.
+    """
+    texts, largest = 0, torch.iinfo(torch.int64).max
+    found: list[np.ndarray] = []  # hashes, each once per text
+    counted = np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)
+    for ids in batches:
+        hashed, exist, _ = hash_ngrams(ids, patterns)
+        hashed = hashed.masked_fill(~exist, largest).flatten(1).sort(1).values
+        is_new = (hashed != largest) & (hashed != hashed.roll(1, 1))
+        is_new[:, 0] = hashed[:, 0] != largest
+        found.append(hashed[is_new].numpy())
+        texts += len(ids)
+        if sum(map(len, found)) > MAX_PENDING:
+            counted, found = _counted(counted, found), []
+    hashes, frequency = _counted(counted, found)
+    kept = np.sort(np.argsort(-frequency, kind="stable")[:most])
+    return hashes[kept], (np.log((1 + texts) / (1 + frequency[kept])) + 1).astype(np.float32)
+
+
+def describe(batches: Iterable[Tensor], hashes: Tensor, idf: Tensor, patterns: Sequence[str]) -> Tensor:
+    """Return the n-grams of texts as `histocc.model.ridge.features` describes them, sparse CSR, by their
+    character ids, int64 [B, S] each, and the result of `most_frequent`.
+    """
+    ngrams = Ngrams(1, 1, 1, 1, patterns=patterns).eval()
+    ngrams.hashes, ngrams.idf = hashes, idf
+    none = torch.zeros(0, dtype=torch.int64)
+    sizes, found = [torch.zeros(1, dtype=torch.int64)], [(none, idf[none])]
+    for ids in batches:
+        columns, values, begins = features(ngrams, ids)
+        row = torch.repeat_interleave(torch.diff(begins, append=torch.tensor([len(columns)])))
+        size = len(ids), len(hashes)
+        parts = torch.sparse_coo_tensor(torch.stack([row, columns]), values, size, check_invariants=False)
+        rows = parts.coalesce().to_sparse_csr()  # an n-gram that a text has twice is one entry
+        sizes.append(rows.crow_indices().diff())
+        found.append((rows.col_indices(), rows.values()))
+    columns, values = (torch.cat(each) for each in zip(*found))
+    begins = torch.cat(sizes).cumsum(0)
+    size = len(begins) - 1, len(hashes)
+    return torch.sparse_csr_tensor(begins, columns, values, size, check_invariants=False)
+
+
+@dataclass(frozen=True)
+class DistinctTexts:
+    """The distinct texts of rows, in the order of their first rows; the same text in two languages is two."""
+
+    rows: RowSet
+    first: np.ndarray  # int64 [n], the first row of each
+    text: np.ndarray  # int64 [N], the text of each row
+    count: np.ndarray  # int64 [n], number of its rows
+    classes: int  # number of codes
+
+    @classmethod
+    def of(cls, rows: RowSet, classes: int) -> "DistinctTexts":
+        keys = text_keys(rows.text_hash, rows.language)
+        _, first, text, count = np.unique(keys, return_index=True, return_inverse=True, return_counts=True)
+        order = np.argsort(first)
+        place = np.empty_like(order)
+        place[order] = np.arange(len(order))
+        return cls(rows, first[order], place[text.reshape(-1)], count[order], classes)
+
+    def target(self) -> Tensor:
+        """Return the share of each text's rows that have each code, float32 [n, classes]."""
+        target = np.zeros((len(self.first), self.classes), dtype=np.float32)
+        for codes in np.asarray(self.rows.codes).T:
+            has = codes >= 0
+            np.add.at(target, (self.text[has], codes[has]), 1.0)
+        return torch.from_numpy(target / self.count[:, None].astype(np.float32))
+
+    def sets(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return the different sets of codes of each text, the most frequent one first: (their texts int64
+        [S], increasing; a row that has each int64 [S]; how many rows have it int64 [S]).
+        """
+        key = np.zeros(len(self.text), dtype=np.uint64)
+        for column in np.sort(np.asarray(self.rows.codes), axis=1).astype(np.uint64).T:
+            key = mix(key ^ mix(column))
+        _, row, number = np.unique(
+            mix(key ^ mix(self.text.astype(np.uint64))), return_index=True, return_counts=True
+        )
+        order = np.lexsort((row, -number, self.text[row]))
+        return self.text[row][order], row[order], number[order]
+
+    def sets_of(self, texts: np.ndarray) -> list[dict[frozenset[int], float]]:
+        """Return for some texts (int64 [m]) the share of their rows that have each set of codes."""
+        text, row, number = self.sets()
+        begins = np.searchsorted(text, [texts, texts + 1])
+        found = []
+        for i, first, last in zip(texts.tolist(), *begins.tolist()):
+            rows = np.asarray(self.rows.codes)[row[first:last]].tolist()
+            sets = [frozenset(code for code in codes if code >= 0) for codes in rows]
+            found.append(dict(zip(sets, (number[first:last] / self.count[i]).tolist())))
+        return found

@@ -1,0 +1,320 @@
+"""What a run in closed form makes of odd priors and odd rows, and what becomes of its model elsewhere: priors
+of other kinds and systems, one label, contradictions, great weights, long texts, exports, processes.
+"""
+
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from helpers import FINETUNE, TITLES, read, run, run_here, write_csv, write_rows
+from test_initial_weights import mixer
+
+import finetune
+from histocc import OccCANINE, export
+from histocc.evaluate import __main__ as evaluate
+from histocc.job import few, inputs
+from histocc.learn import closed_form
+from histocc.learn.texts import _counted
+from histocc.model.int8 import Int8Weight
+from histocc.predict import __main__ as predict
+from histocc.predict.coder import Coder
+from histocc.published import models
+from histocc.runtime.device import Precision
+from histocc.runtime.errors import UserError
+
+HISCO = ["--formatter", "hisco", "--language-col", "lang", "--device", "cpu"]
+ALONE = [*HISCO, "--model-size", "ngrams"]
+
+
+def learned(folder, *flags, code=0):
+    return run_here(finetune.main, *ALONE, "--save-path", folder, *flags, code=code)
+
+
+def coded(model, rows, output, *flags):
+    """What predict says, and its rows."""
+    how = ["--model", model, "--input", rows, "--output", output, "--system", "P", "--processes", 1]
+    said = run_here(predict.main, *how, "--overwrite", *flags)
+    return said, read(output)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """(folder, rows, other rows) with models: old, without a prior; mixer.bin, encoder.bin; on_mixer."""
+    folder = tmp_path_factory.mktemp("priors")
+    rows, new = write_rows(folder / "rows.csv", 60), write_rows(folder / "new.csv", 30, 1000)
+    weights = mixer().state_dict()
+    torch.save({"model": weights}, folder / "mixer.bin")
+    encoder = {name: x for name, x in weights.items() if name.startswith("encoder.")}
+    torch.save({"model": encoder}, folder / "encoder.bin")
+    learned(folder / "old", "--dataset", rows, "--prior", "none")
+    learned(folder / "on_mixer", "--dataset", new, "--prior", folder / "mixer.bin")
+    return folder, rows, new
+
+
+# ---- priors
+
+
+def test_priors_that_cannot_be_one_are_named(made, tmp_path):
+    folder, rows, _ = made
+    flags = ["--dataset", rows, "--prior"]
+    for name, flag, why in (
+        ("none_there", (), "--prior"),
+        ("encoder.bin", (), "an encoder alone codes nothing"),
+        ("on_mixer", (), "has a prior itself"),
+        ("old", ("--model-size", "tiny"), "--prior is for n-grams alone"),
+        ("old", ("--initial-checkpoint", folder / "old"), "--prior is for n-grams alone"),
+        ("old", ("--max-steps", 1), "omit --prior"),
+        ("old", ("--seq2seq-weight", 0.1), "omit --prior"),
+        ("old", ("--ngrams", 8), "omit --prior"),
+    ):
+        said = learned(tmp_path / "run", *flags, folder / name, *flag, code=2)
+        assert why in said and str(folder / name) in said or "--prior is for" in said, said
+
+
+def test_a_model_in_closed_form_has_no_weights_to_start_from(made, tmp_path):
+    folder, rows, _ = made
+    flags = ["--dataset", rows, "--max-steps", 1, "--initial-checkpoint"]
+    assert "let --prior name it" in learned(tmp_path / "run", *flags, folder / "old", code=2)
+    assert "--prior" not in learned(tmp_path / "run", *flags, folder / "on_mixer", code=2)
+    with pytest.raises(UserError, match="trained by their fit"):
+        model = OccCANINE(str(folder / "on_mixer"), device="cpu")
+        assert len(model(["farmer no 1"], lang="en")) == 1
+        model.finetune(rows, save_path=str(tmp_path / "python"))
+
+
+def test_a_prior_that_knows_all_texts_gives_no_figure(made, tmp_path):
+    folder, rows, _ = made
+    said = learned(tmp_path / "run", "--dataset", rows, "--prior", folder / "old")
+    assert "The prior was trained on 60 of the texts" in said and "It has not been evaluated" in said
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    "kind, codes", [("occ1950", ("100", "970")), ("gpf", ("AAA", "BBB")), ("auto", ("x.1", "y"))]
+)
+def test_priors_of_other_systems_and_languages(made, tmp_path, kind, codes):
+    folder, rows, new = made
+    pairs = [(f"{TITLES[i % 2][0]} {i}", codes[i % 2], "xx") for i in range(12)]
+    other = write_csv(tmp_path / "other.csv", ("occ1", "mine_1", "lang"), pairs)
+    flags = ["--dataset", other, "--formatter", kind, "--target-cols", "mine_1"]
+    flags += ["--block-size", 3] * (kind == "gpf")
+    learned(tmp_path / "of_other", *flags, "--prior", "none")
+    learned(tmp_path / "on_other", "--dataset", new, "--prior", tmp_path / "of_other")
+    learned(tmp_path / "other_on", *flags, "--prior", folder / "old")
+    for name, table in (("on_other", rows), ("other_on", other)):
+        _, answers = coded(tmp_path / name, table, tmp_path / "out.csv")
+        assert all(row["P_1"] for row in answers)
+
+
+def test_the_embedded_prior_counts_whatever_becomes_of_its_file(made, tmp_path):
+    folder, rows, new = made
+    shutil.copytree(folder / "old", tmp_path / "prior")
+    flags = ["--dataset", new, "--prior", tmp_path / "prior"]
+    learned(tmp_path / "run", *flags)
+    before = coded(tmp_path / "run", rows, tmp_path / "before.csv")[1]
+    shutil.copy(folder / "on_mixer" / "best.bin", tmp_path / "prior" / "best.bin")
+    assert "is finished" in learned(tmp_path / "run", *flags)
+    shutil.rmtree(tmp_path / "prior")
+    assert "is finished" in learned(tmp_path / "run", *flags)
+    assert coded(tmp_path / "run", rows, tmp_path / "after.csv")[1] == before
+    assert "--prior was " in learned(tmp_path / "run", "--dataset", new, "--prior", folder / "old", code=2)
+
+
+@pytest.mark.full
+def test_too_many_texts_take_steps_without_a_prior(made, tmp_path, monkeypatch):
+    folder, rows, _ = made
+    for module in (few, inputs):
+        monkeypatch.setattr(module, "FEW_TEXTS", 20)
+    flags = ["--dataset", rows, "--ngram-passes", 1, "--prior"]
+    assert "at most 20 distinct texts" in learned(tmp_path / "named", *flags, folder / "old", code=2)
+    assert "Fitting the n-grams" in learned(tmp_path / "auto", *flags, "auto")
+
+
+# ---- rows
+
+
+@pytest.mark.parametrize("prior", ["none", "old"])
+def test_rows_that_teach_little(made, tmp_path, prior):
+    """One row, one code, one text, contradictions, texts of two languages, texts without a letter."""
+    name = prior if prior == "none" else made[0] / prior
+    cases = {
+        "one": [("pilot", "04220", "en")],
+        "code": [(f"pilot {i}", "04220", "en") for i in range(24)],
+        "text": [("pilot", "04220", "en")] * 9,
+        "contrary": [("pilot", code, "en") for code in ("04220", "04220", "83110")],
+        "languages": [(text, code, name) for text, code in TITLES for name in ("en", "da", "xx")],
+        "signs": [("-", "04220", "en"), ("?", "83110", "en")],
+    }
+    for case, rows in cases.items():
+        table = write_csv(tmp_path / f"{case}.csv", ("occ1", "hisco_1", "lang"), rows)
+        learned(tmp_path / case, "--dataset", table, "--prior", name)
+        _, answers = coded(tmp_path / case, table, tmp_path / "out.csv")
+        assert {row["source"] for row in answers} == {"trained"}
+        right = [row["P_1"] == row["hisco_1"] for row in answers]
+        assert sum(right) == len(rows) - (case == "contrary") and all(
+            0 < float(x["conf"]) < 1 for x in answers
+        )
+
+
+def test_great_weights_of_texts_that_are_alike_take_double_precision():
+    """In single precision the matrix of these texts has no Cholesky factor; contradictions stay near ½."""
+    torch.manual_seed(1)
+    count, codes = 500, torch.arange(500) % 2
+    ngrams = torch.nn.functional.normalize(torch.rand(1, 40), dim=1).repeat(count, 1).to_sparse_csr()
+    texts = closed_form.Texts(ngrams, torch.eye(2)[codes], torch.full((count,), 1e5))
+    settings, groups = closed_form.Settings(0.08, 0.0, 0.0), [torch.arange(1)]
+    with pytest.raises(closed_form.LinAlgError):
+        closed_form.solve(texts, settings, groups)
+    solved = closed_form.solve(texts.double(), settings, groups)
+    scores = ngrams.to_dense().double() @ (ngrams.to_dense().double().T @ solved.coefficients)
+    assert torch.allclose(scores, torch.full_like(scores, 0.5), rtol=0, atol=1e-3)
+
+
+def test_a_run_with_weights_from_one_to_a_million(tmp_path):
+    pairs = [("farmer", "61110"), ("farmer.", "83110"), ("farmer,", "61110"), ("smith", "83110")]
+    weights = [("en", 10_000), ("da", 1000), ("se", 1)]
+    rows = [(text, code, language, weight) for text, code in pairs for language, weight in weights]
+    rows.append(("tailor", "79100", "en", 1_000_000))
+    table = write_csv(tmp_path / "rows.csv", ("occ1", "hisco_1", "lang", "n"), rows)
+    flags = ["--dataset", table, "--weight-col", "n", "--prior", "none", "--target-cols", "hisco_1"]
+    learned(tmp_path / "single", *flags)
+    learned(tmp_path / "double", *flags, "--float64")
+    texts = ["old farmer", "smith and tailor", "farmers"]
+    one, two = (
+        Coder.load(str(tmp_path / name), raw_confidence=True).probabilities(texts, ["en"] * 3, logits=True)
+        for name in ("single", "double")
+    )
+    assert np.abs(one - two).max() < 0.5 and np.isfinite(one).all()  # of logits, 20 for a score of 1
+
+
+def test_a_list_of_titles_says_that_leaving_texts_out_measures_little(made, tmp_path):
+    table = write_csv(
+        tmp_path / "titles.csv", ("occ1", "hisco_1", "lang"), [(*pair, "en") for pair in TITLES]
+    )
+    said = learned(tmp_path / "run", "--dataset", table, "--prior", "none")
+    assert "are a list of titles: 8 of 8 codes have one text" in said
+    assert "list of titles" not in learned(tmp_path / "other", "--dataset", made[1], "--prior", "none")
+
+
+# ---- long texts
+
+
+def test_ngrams_alone_read_whole_texts_and_a_short_column_behind_them(tmp_path):
+    """The last word decides here; an encoder's texts are cut, which is said with the remedy."""
+    begin = "in the year of our lord the clerk of this parish did set down with care that he was "
+    rows = [(f"{name} {begin * 3}{text}", text, code, "en") for name in "abcdef" for text, code in TITLES]
+    header = ("occ1", "shop", "hisco_1", "lang")
+    table = write_csv(tmp_path / "long.csv", header, rows)
+    behind = write_csv(tmp_path / "behind.csv", header, [(begin * 3 + x[0][0], *x[1:]) for x in rows])
+    new = [(f"x {begin * 4}{row[1]}", row[1], "", "en") for row in rows[:8]]
+    new = write_csv(tmp_path / "new.csv", header, new)
+    for data, columns in ((table, ["occ1"]), (behind, ["occ1", "shop"])):
+        flags = ["--dataset", data, "--input-col", *columns, "--prior", "none", "--overwrite"]
+        said = learned(tmp_path / "run", *flags)
+        assert "cut" not in said and "100.0 % of " in said, said
+        said, answers = coded(tmp_path / "run", new, tmp_path / "out.csv")
+        assert "cut" not in said and [row["P_1"] for row in answers] == [code for _, code in TITLES]
+    small = [
+        "--dataset",
+        table,
+        "--model-size",
+        "tiny",
+        "--ngrams",
+        "none",
+        "--max-steps",
+        1,
+        "--batch-size",
+        16,
+    ]
+    said = learned(tmp_path / "encoder", *small)
+    longest = max(len("en[SEP]" + row[0]) for row in rows) + 2
+    assert "48 descriptions are longer than the model reads" in said and f"--max-len {longest} reads" in said
+    said, _ = coded(tmp_path / "encoder", new, tmp_path / "out.csv")
+    assert "8 texts are longer than the 128 positions that the model reads" in said and "--max-len" in said
+
+
+def test_ngrams_are_counted_in_parts():
+    counted = np.zeros(0, np.int64), np.zeros(0, np.int64)
+    for part in ([[3, 1], [3]], [[7, 3], [-2]], [[]]):
+        counted = _counted(counted, [np.array(each, dtype=np.int64) for each in part])
+    assert counted[0].tolist() == [-2, 1, 3, 7] and counted[1].tolist() == [1, 1, 3, 1]
+
+
+# ---- the model elsewhere
+
+
+@pytest.mark.parametrize("form, name", [("published", "model.bin"), ("safetensors", "model.safetensors")])
+def test_an_exported_model_codes_as_the_run(made, tmp_path, form, name):
+    folder, rows, _ = made
+    run_here(export.main, folder / "on_mixer", "--to", form, tmp_path / name)
+    same = [coded(model, rows, tmp_path / "out.csv")[1] for model in (folder / "on_mixer", tmp_path / name)]
+    assert same[0] == same[1]
+    loaded = models.load_model(str(tmp_path / name))[2]
+    assert set(loaded["prior"]["model"]) and len(loaded["trained"]) == 30
+    how = ["--output", tmp_path / "report", "--overwrite", "--data", rows]
+    assert "60 evaluated" in run_here(evaluate.main, "--model", tmp_path / name, *how)
+
+
+@pytest.mark.full
+def test_it_is_evaluated_and_coded_with_in_other_precisions(made, tmp_path):
+    folder, rows, new = made
+    how = ["--model", folder / "on_mixer", "--output", tmp_path / "report", "--overwrite", "--data"]
+    assert "60 evaluated" in run_here(evaluate.main, *how, rows)
+    assert "was trained on all texts" in run_here(evaluate.main, *how, new, code=2)
+    usual = coded(folder / "on_mixer", rows, tmp_path / "out.csv")[1]
+    for flag in ("--int8", "--bf16", "--float64"):
+        answers = coded(folder / "on_mixer", rows, tmp_path / "out.csv", flag)[1]
+        same = sum(one["P_1"] == other["P_1"] for one, other in zip(answers, usual))
+        assert same == 60 or same > 54 and flag != "--float64"
+    prior = Coder.load(str(folder / "on_mixer"), precision=Precision("int8")).prior
+    assert prior is not None
+    held = [x for part in prior.model.encoder.modules() for x in vars(part).values()]
+    assert any(isinstance(x, Int8Weight) for x in held)
+
+
+def test_keys_and_a_dry_run_with_a_prior(made, tmp_path):
+    folder, _, new = made
+    codes = [*dict.fromkeys(code for _, code in TITLES), "04220"]
+    key = write_csv(
+        tmp_path / "key.csv", ("system_code", "code"), [(code, i) for i, code in enumerate(codes)]
+    )
+    listed = write_csv(tmp_path / "codes.csv", ["hisco_1"], [[code] for code in codes])
+    flags = ["--dataset", new, "--prior", folder / "mixer.bin"]
+    for name, flag in (("key", ("--key", key)), ("codes", ("--all-codes-file", listed))):
+        learned(tmp_path / name, *flags, *flag)
+        assert {row["system_code"] for row in read(tmp_path / name / "key.csv")} == {*codes}
+    assert "learning takes about" in learned(tmp_path / "dry", *flags, "--dry-run")
+    assert not (tmp_path / "dry" / "best.bin").exists()
+
+
+SIGNALLED = """import os, runpy, signal, sys
+from histocc.learn import texts
+count = texts.count_ngrams
+def counted(*args):
+    os.kill(os.getpid(), signal.SIGTERM)
+    return count(*args)
+from histocc.learn import few
+few.count_ngrams, sys.argv = counted, sys.argv[1:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+@pytest.mark.processes
+@pytest.mark.full
+def test_a_stop_while_it_learns_and_two_processes_of_predict(made, tmp_path):
+    folder, rows, new = made
+    (tmp_path / "signalled.py").write_text(SIGNALLED)
+    flags = [*ALONE, "--dataset", new, "--prior", folder / "mixer.bin", "--save-path"]
+    said = run(tmp_path / "signalled.py", FINETUNE, *flags, tmp_path / "cut")
+    assert "Stopped by SIGTERM" in said and not (tmp_path / "cut" / "best.bin").exists()
+    run(FINETUNE, *flags, tmp_path / "cut", processes=2)
+    cut, whole = (
+        torch.load(x / "best.bin", weights_only=True)["model"]
+        for x in (tmp_path / "cut", folder / "on_mixer")
+    )
+    assert all(torch.equal(cut[name], whole[name]) for name in whole)
+    how = ["--model", folder / "on_mixer", "--input", rows, "--system", "P", "--output"]
+    run("histocc.predict", *how, tmp_path / "two.csv", processes=2)
+    coded(folder / "on_mixer", rows, tmp_path / "one.csv")
+    assert (tmp_path / "one.csv").read_bytes() == (tmp_path / "two.csv").read_bytes()
