@@ -31,13 +31,13 @@ PARTS = {
 # Parts that --all leaves out: most take a quarter of an hour or more.
 LONG = {
     "data": "data --rows 1000000 --seconds 5",
-    "quality": "quality --noise",
+    "quality": "quality",
     "tables": "quality --data ammo diary diary_rows diary_shop kldb esco",
     "formats": "formats",
     "formats base": "formats --sizes base --texts 2000",
     "census": "census --register 200000",
     "census base": "census --sizes base --register 0 --rounds 1 --texts 8192",
-    "lexicon": "lexicon --labels 300 2000 --seeds 1 2 3",
+    "lexicon": "lexicon",
     "recovery 60": "recovery --every 60",
     "recovery 30": "recovery --every 30",
 }

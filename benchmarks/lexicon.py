@@ -1,12 +1,9 @@
-"""What histocc's lists of titles give: accuracy without a label, by size of the lists, and beside few labels.
+"""What histocc's lists of titles give without a label: accuracy of the built-in model on registers.
 
     python -m benchmarks.lexicon
-    python -m benchmarks.lexicon --labels 300 2000 --seeds 1 2 3 --shares
-    python -m benchmarks.lexicon --register danish=my.csv       # columns occ1 or text, lang, hisco_1
+    python -m benchmarks.lexicon --shares 1 --register danish=my.csv     # columns occ1 or text, lang, hisco_1
 
-Without a label: % of rows right, and the mean confidence, of the built-in model, and of models of a share of
-its titles. With labels: % of 1,500 held-out distinct texts right, by the default command without
-the lists, with them, and with all their codes; mean and half the range over --seeds.
+% of rows right, and the mean confidence, of the built-in model, and of models of a share of its titles.
 """
 
 import random
@@ -20,9 +17,7 @@ from histocc.predict.coder import Coder
 from histocc.sample.built_in import THRESHOLD, tables
 from histocc.sample.generate import HEADER
 
-from .common import FOLDER, REGISTERS, arguments, finish, read_csv, run, spread, table
-
-HELD_OUT = 1_500
+from .common import FOLDER, REGISTERS, arguments, finish, read_csv, run, table
 
 
 def rows_of(path: str) -> list[tuple[str, str, str]]:
@@ -48,60 +43,33 @@ def judged(
     return sum(right) / len(rows), sum(conf) / len(rows)
 
 
-def trained(folder: Path, more: str) -> str:
-    """Train on a folder, with train.csv and maybe val.csv; return the model."""
-    flags = f"--formatter hisco --language-col lang --model-size ngrams {more}"
+def trained(folder: Path, parts: dict[str, list]) -> str:
+    """Train on files of rows, as the built-in model is trained; return the model."""
+    for name, rows in parts.items():
+        (folder / name).write_bytes(csv_text([HEADER, *rows]))
+    flags = "--formatter hisco --language-col lang --model-size ngrams --prior none"
     run(f"finetune.py --dataset {folder} {flags} --save-path {folder / 'run'}", 1)
     return str(folder / "run")
 
 
-def write(folder: Path, parts: dict[str, list], header: tuple[str, ...] = HEADER) -> Path:
-    for name, rows in parts.items():
-        (folder / name).write_bytes(csv_text([header, *rows]))
-    return folder
-
-
-def without_labels(shares: list[float], registers: dict[str, list]) -> list[list[str]]:
+def measured(shares: list[float], registers: dict[str, list]) -> list[list[str]]:
     lines = []
     for share in shares:
         with tempfile.TemporaryDirectory() as name:
-            parts = tables()
-            parts["train.csv"] = [
-                row for row in parts["train.csv"] if random.Random(str(row)).random() < share
-            ]
-            model = "built-in"
+            model, parts = "built-in", tables()
             if share < 1:
-                model = trained(write(Path(name), parts), "--seq2seq-weight 0")
-            for language, rows in registers.items():
+                rows = parts["train.csv"]
+                parts["train.csv"] = [row for row in rows if random.Random(str(row)).random() < share]
+                model = trained(Path(name), parts)
+            for register, rows in registers.items():
                 right, conf = judged(model, rows, THRESHOLD)
-                lines.append([f"{share:.0%}", language, f"{100 * right:.1f}", f"{100 * conf:.1f}"])
-    return lines
-
-
-def with_labels(labels: list[int], seeds: list[int], registers: dict[str, list]) -> list[list[str]]:
-    lines = []
-    for language, rows in registers.items():
-        distinct = list({text.casefold(): (text, of, code) for text, of, code in rows}.values())
-        for number in (n for n in labels if HELD_OUT + n <= len(distinct)):
-            right: dict[str, list[float]] = {"none": [], "auto": [], "codes": []}
-            for seed in seeds:
-                drawn = random.Random(seed).sample(distinct, HELD_OUT + number)
-                parts = {"train.csv": drawn[HELD_OUT:]}  # the others' codes are not in the key
-                for mode, found in right.items():
-                    with tempfile.TemporaryDirectory() as name:
-                        folder = write(Path(name), parts, ("occ1", "lang", "hisco_1"))
-                        found.append(judged(trained(folder, f"--lexicon {mode}"), drawn[:HELD_OUT])[0])
-            lines.append([language, f"{number:,}", *map(spread, right.values())])
+                lines.append([f"{share:.0%}", register, f"{100 * right:.1f}", f"{100 * conf:.1f}"])
     return lines
 
 
 def words(parts: list[dict]) -> str:
     """Return the findings in words."""
-    found = parts[0]
-    heads = ("titles", "register", "rows right, %", "mean confidence, %")
-    without = table(heads, found["without"]) if found["without"] else ""
-    heads = ("register", "labels", "alone, % right", "with the lists, % right", "with all codes, % right")
-    return f"{without}\n\n{table(heads, found['with']) if found['with'] else ''}".strip()
+    return table(("titles", "register", "rows right, %", "mean confidence, %"), parts[0]["without"])
 
 
 def main() -> None:
@@ -110,12 +78,9 @@ def main() -> None:
     usual = [f"{name}={path}" for name, path in all_registers.items()]
     parser.add_argument("--register", nargs="+", default=usual, metavar="NAME=FILE")
     parser.add_argument("--shares", nargs="*", type=float, default=[0.25, 0.5, 1.0])
-    parser.add_argument("--labels", nargs="*", type=int, default=[])
-    parser.add_argument("--seeds", nargs="+", type=int, default=[1])
     args = parser.parse_args()
     registers = {name: rows_of(path) for name, path in (item.split("=", 1) for item in args.register)}
-    found = {"without": without_labels(args.shares, registers)}
-    found["with"] = with_labels(args.labels, args.seeds, registers)
+    found = {"without": measured(args.shares, registers)}
     finish(found, words([found]))
 
 

@@ -61,8 +61,8 @@ second, coding in distinct texts per second, from text to codes.
 # Sections of the longer parts; each appears once the first of its parts was measured.
 LONGER = {
     "Preparing rows": (("data",), data.words),
-    "Accuracy from scratch": (("quality",), quality.words),
-    "Tables of other classifications": (("tables",), quality.words),
+    "Accuracy by labels": (("quality",), quality.words),
+    "Tables of other classifications": (("tables",), quality.words_of_tables),
     "Number formats on CPUs": (("formats", "formats base"), formats.words),
     "A census": (("census", "census base"), census.words),
     "Lists of titles": (("lexicon",), lexicon.words),
