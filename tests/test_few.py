@@ -15,7 +15,9 @@ from preparing import HEADER, quiet, settings_for
 import finetune
 from histocc import OccCANINE, export
 from histocc.data.arrays import PreparedData
+from histocc.data.learned import hashes_of
 from histocc.data.prepare import prepare
+from histocc.evaluate import __main__ as evaluating
 from histocc.job import few as job
 from histocc.job import inputs
 from histocc.learn import closed_form
@@ -111,7 +113,8 @@ def test_settings_are_the_usual_ones_unless_others_are_clearly_ahead(sixty):
 def test_texts_that_the_prior_has_seen_are_not_left_out(sixty):
     hashes = few_texts(sixty).distinct.rows.text_hash
     seen = np.unique(np.asarray(hashes).view(np.int64))[::2]
-    few = FewTexts(sixty, [*PATTERNS], 128, answer, torch.arange(-1, 11).clamp(max=3), seen)
+    places = torch.arange(-1, 11).clamp(max=3)
+    few = FewTexts(sixty, [*PATTERNS], 128, answer, places, lambda x: np.isin(hashes_of(x, "as-is"), seen))
     left_out = np.asarray(hashes).view(np.int64)[few.distinct.first[torch.cat(few.groups()).numpy()]]
     assert len(few.texts.weight) == 60 and 25 < len(left_out) < 35 and not {*left_out} & {*seen}
 
@@ -320,8 +323,33 @@ def test_rows_that_are_set_aside_by_name_are_not_learned(prior, tmp_path):
     right = [one.codes == [data.codes[i] for i in row if i >= 0] for one, row in zip(coded, data.val.codes)]
     assert not any(one.is_trained for one in coded)
     (row,) = read_logs(tmp_path / "run")
-    assert row["flat_acc"] == pytest.approx(np.mean(right))
-    assert f"{100 * np.mean(right):.1f} % (flat) of the {len(data.val)} validation rows" in said
+    is_new = ~np.isin(data.val.text_hash.view(np.int64), state["prior"]["trained"])
+    assert row["flat_acc"] == pytest.approx(np.array(right)[is_new].mean())
+    figure = f"{100 * row['flat_acc']:.1f} % (flat) of the validation rows that the prior has not seen"
+    assert figure in said and not is_new.all()
+
+
+def test_a_text_that_languages_code_differently_gets_the_codes_of_its_own(tmp_path):
+    names = ["".join(pair) for pair in zip("bdfghklmnp" * 3, "aeiouyaeiouy" * 3, "rstvrstvrstv" * 3)]
+    rows = [(name, language, code) for name in names for language, code in (("da", "61110"), ("en", "83110"))]
+    how = flags(write_csv(tmp_path / "rows.csv", COLUMNS, rows * 2), tmp_path / "run", "--prior", "none")
+    run_here(finetune.main, *how)
+    coder = Coder.load(str(tmp_path / "run"))
+    coded = coder.code([row[0] for row in rows], [row[1] for row in rows])
+    assert [one.codes for one in coded] == [[row[2]] for row in rows]
+    assert all(one.is_trained and one.conf > 0.8 for one in coded)
+    assert not coder.code([names[0]], ["fr"])[0].is_trained
+
+
+def test_texts_that_the_prior_has_seen_give_no_figure(trained, tmp_path):
+    folder, rows = trained[0].parent / "seen", trained[0].parent / "rows.csv"
+    run_here(finetune.main, *flags(rows, folder, "--prior", "none"))
+    said = run_here(finetune.main, *flags(rows, tmp_path / "run", "--prior", folder, "--share-val", 0.3))
+    assert "It has not been evaluated" in said and "% (flat)" not in said
+    (row,) = read_logs(tmp_path / "run")
+    assert row["flat_acc"] is None
+    how = ["--model", tmp_path / "run", "--output", tmp_path / "report", "--data", rows]
+    assert "was trained on all texts" in run_here(evaluating.main, *how, code=2)
 
 
 def test_more_texts_are_learned_by_steps_and_a_tenth_is_set_aside(tmp_path, monkeypatch):

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from histocc.data.arrays import PreparedData, RowSet, code_counts
+from histocc.data.arrays import PreparedData, RowSet, code_counts, text_keys
 from histocc.data.report import report_lines
 from histocc.runtime.rng import mix
 from histocc.text import cleaner, text_hashes
@@ -44,15 +44,21 @@ def entries(data: PreparedData, *earlier: dict[str, Any] | None) -> dict[str, An
     return {"trained": torch.cat([trained, *known]).unique(), "validated": validated, "data": about}
 
 
+def keys_of(hashes: np.ndarray, language: np.ndarray) -> np.ndarray:
+    """Return int64 [n], equal for the same text (`hashes_of`) in the same language of a model (numbers)."""
+    return text_keys(hashes.view(np.uint64), language).view(np.int64)
+
+
 def trained_answers(rows: RowSet) -> dict[str, Any]:
-    """Return the entry "answers" of a checkpoint, what the training says of its own texts, in the order of
-    `trained`: codes int32 [T, K], the most frequent set of codes of each text's rows (−1 behind them); conf
-    float32 [T], the probability that a further row of the text has these codes.
+    """Return the entry "answers" of a checkpoint, what the training says of its own texts: keys int64 [T],
+    sorted, by text and language (`keys_of`); codes int32 [T, K], the most frequent set of codes of the rows
+    (−1 behind them); conf float32 [T], the probability that a further row has these codes.
 
     With n rows of which m agree it is m / (n + a) (a Pólya urn), where 1 / (1 + a) is the share of pairs of
     rows of one text that agree, PAIRS of which agree by USUAL_AGREEMENT before any is seen.
     """
-    _, text, count = np.unique(rows.text_hash.view(np.int64), return_inverse=True, return_counts=True)
+    of_rows = keys_of(np.asarray(rows.text_hash), rows.language)
+    keys, text, count = np.unique(of_rows, return_inverse=True, return_counts=True)
     text, codes = text.reshape(-1), np.sort(np.asarray(rows.codes), axis=1)
     key = text.astype(np.uint64)
     for column in codes.astype(np.uint64).T:
@@ -67,6 +73,7 @@ def trained_answers(rows: RowSet) -> dict[str, Any]:
     first = order[np.unique(of_text[order], return_index=True)[1]]  # of each text the most frequent set
     conf = number[first] / (count + 1 / agreement - 1)
     return {
+        "keys": torch.from_numpy(keys),
         "codes": torch.from_numpy(np.asarray(rows.codes)[row[first]].astype(np.int32)),
         "conf": torch.from_numpy(conf.astype(np.float32)),
     }

@@ -53,6 +53,7 @@ from histocc.predict.coder import Coded, Coder, training_data
 from histocc.predict.config import Cores, Published
 from histocc.predict.decoders import DECODERS, MEASURED
 from histocc.published import models
+from histocc.published.built_in import NAME as BUILT_IN
 from histocc.published.formats import KINDS, SETTINGS, WEIGHTS, files_of, load_content
 from histocc.runtime import checkpoint, files
 from histocc.runtime.config import Count, CountOrZero, Parser, Processes, flag, number
@@ -279,6 +280,16 @@ def training_rows(file: str, state: dict) -> PreparedData | None:
     return training_data(file, str(state.get("position", {}).get("fingerprint")))
 
 
+def with_prior_texts(state: dict) -> dict:
+    """Return a checkpoint whose `trained` texts are also those of its prior. The built-in model learned
+    lists, which say nothing of how a register codes a title.
+    """
+    prior = state.get("prior") or {}
+    if "trained" not in state or "trained" not in prior or prior["name"] == BUILT_IN:
+        return state
+    return {**state, "trained": torch.cat([state["trained"], prior["trained"]]).unique()}
+
+
 def chosen_rows(args: EvaluateConfig, data: PreparedData, state: dict) -> SomeRows:
     """Return the rows to evaluate: all that --share-val takes or, without it, the test part of the training,
     rows of texts that were not learned, if three quarters as many texts as in its data were learned, or more;
@@ -368,9 +379,10 @@ def run(args: EvaluateConfig, world: World) -> None:
     shared = models.is_shared(args.model)
     target = os.path.join(output, FITTED) if shared else file  # of what is fitted
     data = preparing.on_every_node(settings, output, folder, world, world.give_up_if_asked)
-    rows = chosen_rows(args, data, state)
-    is_new = new_rows(args, rows, state)
-    facts = data_facts(settings, state, data, rows)
+    learned = with_prior_texts(state)
+    rows = chosen_rows(args, data, learned)
+    is_new = new_rows(args, rows, learned)
+    facts = data_facts(settings, learned, data, rows)
     world.print(*report_lines(data.report)[:1], *report_of.data_lines(facts), sep="\n")
     precision = Precision("float32", world.device)  # as in training
     precision.use()
@@ -390,7 +402,7 @@ def run(args: EvaluateConfig, world: World) -> None:
         what["decoder"] = DECODERS[coder.best_decoder].in_report
         report = {"model": what, "data": facts, "resamples": args.resamples}
         levels = levels_of(data.codes, formatter.within_block_sep, args.levels or [])
-        groups = groups_of(settings, levels, data, rows, state)
+        groups = groups_of(settings, levels, data, rows, learned)
         titles = read_descriptions(args.descriptions, data.codes, formatter)
         how = formatter, data, rows, groups, levels, titles, args.resamples, args.seed
         report |= {"seed": args.seed, "levels": f"parts between {levels[0]}" if levels[0] else "digits"}

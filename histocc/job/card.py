@@ -9,6 +9,7 @@ from typing import Any
 
 from histocc.job.config import FinetuneConfig, MixerConfig
 from histocc.model.confidence import Confidence
+from histocc.published.built_in import NAME as BUILT_IN
 from histocc.runtime import checkpoint
 from histocc.runtime.config import OF_ONE_START, declarations, flag_of
 from histocc.runtime.files import OwnFiles, atomic_write
@@ -111,11 +112,14 @@ def validation_figures(folder: str, state: dict[str, Any], rows: int | None) -> 
         what = f"{share:.1f} % of {confidence.texts:,} texts got exactly their codes"
         unsure = ", if the prior has not seen them" * (state.get("prior", {}).get("source") == "published")
         return f"{what}, each from a model that was learned without it{unsure}."
-    best, number = confidence.best, f"{rows:,} " if rows else ""
+    prior = state.get("prior", {})
+    knows_texts = "trained" in prior and prior["name"] != BUILT_IN  # see `Prior.seen` in histocc/job/few.py
+    new = " that the prior has not seen" * knows_texts
+    best, number = confidence.best, f"{rows:,} " if rows and not knows_texts else ""
     shares = [f"{100 * share:.1f} % ({name})" for name, share in of_log.items() if share is not None]
     if not shares:
         return "It has not been evaluated."
-    found = [f"{', '.join(shares)} of the {number}validation rows got exactly their codes."]
+    found = [f"{', '.join(shares)} of the {number}validation rows{new} got exactly their codes."]
     if best in {*confidence.accuracy} - {*of_log}:
         share = f"{100 * confidence.accuracy[best]:.1f} % ({best})"
         found.insert(0, f"{share} of {confidence.texts:,} validation texts, and")

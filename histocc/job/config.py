@@ -273,7 +273,8 @@ def decide(args: JobConfig, trained: dict | None = None, first: dict | None = No
         args = args.with_decided(**{name: saved.get(name) for name in OF_START})
     decided: dict[str, Any] = {"num_epochs": 0 if is_fit_alone(args) else args.num_epochs}
     if args.seq2seq_weight is None:
-        decided["seq2seq_weight"] = 0.0 if is_fit_alone(args) else args.usual_weight
+        is_alone = args.model_size == NGRAMS and not args.initial_checkpoint
+        decided["seq2seq_weight"] = 0.0 if is_alone else args.usual_weight
     if trained is not None:
         decided |= {name: (saved or {}).get(name, usual) for name, (_, usual) in CHOICES.items()}
         return args.with_decided(**decided)
@@ -320,6 +321,7 @@ def refuse_other_arguments(args: JobConfig, state: dict) -> None:
     script.refuse_other_arguments(args, {**state, "args": state["args"] | of_run(state)}, [])
     if state["config"].get("ridge") and args.max_steps:
         raise UserError(
-            f"{args.save_path}: this model was learned in closed form, and takes no steps; --max-steps with"
-            " another folder, or with --overwrite, trains one by steps"
+            f"{args.save_path}: this model was learned in closed form, and takes no steps: leave --max-steps"
+            " out. In another folder, or with --overwrite, it trains a model by steps, without a prior, which"
+            " few labels make worse"
         )

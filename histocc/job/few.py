@@ -11,10 +11,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from histocc import lexicon
+from histocc import lexicon, plot
 from histocc import seq2seq_mixer_engine as engine
 from histocc.data import learned as learned_data
 from histocc.data.arrays import PreparedData, code_counts, text_keys
+from histocc.data.learned import hashes_of
 from histocc.data.prepare import copy_lists
 from histocc.data.rows import csv_text
 from histocc.formatter import BlockyFormatter, CodeError
@@ -23,6 +24,7 @@ from histocc.job.config import FEW_TEXTS, JobConfig, learns_few
 from histocc.job.inputs import Inputs
 from histocc.job.model import checkpoint_entries, new_config, patterns_of
 from histocc.learn.few import FewTexts, as_prior, judge, learn
+from histocc.model.mixer import NGRAMS
 from histocc.model.ngrams import AUTO, NONE, WORDS, NoEncoder
 from histocc.predict.coder import Coder
 from histocc.published import formats, models
@@ -53,6 +55,12 @@ def is_closed_form(args: JobConfig, inputs: Inputs, resumed: dict | None) -> boo
     return learns_few(args) and not were_many and number_of_texts(data) <= FEW_TEXTS
 
 
+def loses_prior(args: JobConfig, formatter: BlockyFormatter, data: PreparedData) -> bool:
+    """Return whether n-grams alone take steps though few texts of HISCO codes gain from a prior."""
+    is_usual = args.prior == AUTO and formatter.kind == "hisco" and not learns_few(args)
+    return is_usual and args.model_size == NGRAMS and number_of_texts(data) <= FEW_TEXTS
+
+
 # ---- the prior
 
 
@@ -68,12 +76,14 @@ class Prior(NamedTuple):
         numbers = {code: i for i, code in enumerate(codes)} if self.is_same else {}
         return torch.tensor([numbers.get(code, -1) for code in self.coder.codes])
 
-    def seen(self) -> np.ndarray | None:
-        """Return the hashes of the texts that it was trained on, if it says them. The built-in model learned
-        lists of titles, which say nothing of how a register codes them.
+    def seen(self, texts: list[str]) -> np.ndarray:
+        """Return whether it says that it was trained on texts, bool [n]. The built-in model learned lists of
+        titles, which say nothing of how a register codes them.
         """
         hashes = self.content.get("trained")
-        return None if hashes is None or self.content["name"] == BUILT_IN else hashes.numpy()
+        if hashes is None or self.content["name"] == BUILT_IN:
+            return np.full(len(texts), False)
+        return np.isin(hashes_of(self.coder.read(texts), self.coder.text_rule), hashes)
 
 
 def find_prior(args: JobConfig, formatter: BlockyFormatter, data: PreparedData, world: World) -> Prior | None:
@@ -149,6 +159,8 @@ def _train(
 ) -> None:
     torch.set_num_threads(1)
     began, say, own = time.perf_counter(), world.print, OwnFiles(args.save_path, args.overwrite)
+    if args.overwrite and not args.dry_run:
+        own.remove([ANSWERS])
     others = f"; {world.size - 1} more processes wait for it" * (world.size > 1)
     say(f"Learning {number_of_texts(data):,} distinct texts in closed form, on rank 0 alone{others}")
 
@@ -158,13 +170,16 @@ def _train(
         answer = prior and (lambda *texts: answers_of(prior, own, data.fingerprint, *texts))
         patterns, dtype = [*patterns_of(args), *WORDS], torch.float64 if args.float64 else torch.float32
         places, check = prior and prior.places(joined.codes), world.give_up_if_asked
-        seen = prior and prior.seen()
+        seen = prior and prior.seen
         return FewTexts(joined, patterns, args.max_len or 0, answer, places, seen, check, dtype)
 
     try:
         prior = find_prior(args, formatter, data, world)
     except UserError as error:
-        raise UserError(f"{error}\n  --prior none learns without it") from None
+        remedy = "--prior none learns without it"
+        if args.prior != AUTO:
+            remedy = "Leave --prior out: the built-in model is the prior of HISCO codes"
+        raise UserError(f"{error}\n  {remedy}") from None
     few = texts_with(prior)
     if args.dry_run:
         prepared = time.perf_counter() - began
@@ -204,22 +219,32 @@ def _train(
             "run": uuid.uuid4().hex,
         },
     }
-    save(args, own, data, content)
+    save(args, own, data, content, validation_accuracy(content, data, prior) if len(data.val) else None)
 
 
-def validation_accuracy(content: dict[str, Any], data: PreparedData) -> float:
-    """Return the share of the validation rows that get exactly their codes."""
+def validation_accuracy(content: dict[str, Any], data: PreparedData, prior: Prior | None) -> float | None:
+    """Return the share of the validation rows that get exactly their codes, of those that the prior has not
+    seen; None if there are none.
+    """
     coder = Coder(*models.model_of_checkpoint("the new model", content))
+    texts = data.val.strings(np.arange(len(data.val)))
     languages = [data.languages[i] for i in np.asarray(data.val.language)]
-    coded = coder.code(data.val.strings(np.arange(len(data.val))), languages, "flat", cleaned=True)
+    coded = coder.code(texts, languages, "flat", cleaned=True)
     true = [{data.codes[i] for i in codes if i >= 0} for codes in np.asarray(data.val.codes).tolist()]
-    return sum({*one.codes} == codes for one, codes in zip(coded, true)) / len(true)
+    right = np.array([{*one.codes} == codes for one, codes in zip(coded, true)])
+    is_new = ~prior.seen(texts) if prior else np.full(len(texts), True)
+    return float(right[is_new].mean()) if is_new.any() else None
 
 
-def save(args: JobConfig, own: OwnFiles, data: PreparedData, content: dict[str, Any]) -> None:
-    """Write the files of a run, and say how good its model is. Raises TrainingError."""
+def save(
+    args: JobConfig, own: OwnFiles, data: PreparedData, content: dict[str, Any], validated: float | None
+) -> None:
+    """Write the files of a run, and say how good its model is. validated: its accuracy on validation rows.
+    Raises TrainingError.
+    """
     if args.overwrite:
-        own.remove([name for name in own.names if checkpoint.CHECKPOINT.fullmatch(name)])
+        old = [name for name in own.names if checkpoint.CHECKPOINT.fullmatch(name)]
+        own.remove([*old, plot.CURVES])
     copy_lists(data.folder, own)
     codes = list(content["key"])
     if len(codes) > len(data.codes):
@@ -232,7 +257,7 @@ def save(args: JobConfig, own: OwnFiles, data: PreparedData, content: dict[str, 
         file.write(json.dumps(asked, indent=1, sort_keys=True).encode())
     log = RunLog(own, log_columns((*engine.LOSSES, "flat_acc")), start=-1)
     left_out = content.get("confidence", {}).get("accuracy", {}).get("flat")
-    accuracy = validation_accuracy(content, data) if len(data.val) else left_out
+    accuracy = validated if len(data.val) else left_out
     log.row({"step": 0, "epoch": 0, "samples": 0, "flat_acc": accuracy})
     saver = checkpoint.Saver(own, args.keep_checkpoints, World(), lambda *_: content, log.say)
     failed = saver(0, [checkpoint.LAST, checkpoint.BEST], {})
@@ -242,7 +267,7 @@ def save(args: JobConfig, own: OwnFiles, data: PreparedData, content: dict[str, 
     counts = code_counts(data.train, len(data.codes))
     used, single = int((counts > 0).sum()), int((counts == 1).sum())
     is_list = counts.sum() == len(data.train) == number_of_texts(data) and 2 * single >= used > 1
-    if is_list and not len(data.val):
+    if is_list and not (len(data.val) or "prior" in content):
         log.say(
             f"Note: the rows are a list of titles: {single:,} of {used:,} codes have one text. Leaving it out"
             " leaves no example of its code, so the figure measures little. predict gives these texts their"

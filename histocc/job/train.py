@@ -68,6 +68,12 @@ def train(args: JobConfig, inputs: Inputs, world: World) -> None:
             what += " --max-steps, --ngrams, --ngram-passes 0 and --seq2seq-weight"
             raise UserError(f"--prior {args.prior}: n-grams alone learn on a prior from {what}: omit --prior")
 
+        if few.loses_prior(args, formatter, data) and not (resumed or first):
+            flags = "--max-steps, --seq2seq-weight, --ngrams and --ngram-passes 0"
+            world.print(
+                f"Note: without {flags} these few texts would be learned on the built-in model's answers"
+            )
+
         # The model and its loss.
         args, model, config = make_model(args, formatter, world, data, resumed, first)
         for line in without_effect(args):  # they are said if no step is left to take, too

@@ -160,7 +160,7 @@ def solve(texts: Texts, settings: Settings, groups: list[Tensor]) -> Solved:
     rows = matrix[some].clone()
     del matrix
     coefficients = torch.cholesky_solve(wanted[:, outputs], factor)
-    if (rows @ coefficients - wanted[some][:, outputs]).abs().max() > MAX_ERROR:
+    if ((rows @ coefficients - wanted[some][:, outputs]).abs() > MAX_ERROR).any():
         raise LinAlgError("the solution is not precise")
     members = torch.cat([*groups, torch.zeros(0, dtype=torch.int64)])
     units = torch.zeros(len(factor), len(members), dtype=factor.dtype)

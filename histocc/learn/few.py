@@ -53,8 +53,8 @@ class FewTexts:
         answer: (texts, their languages) → the probabilities of the prior's codes [n, codes of the prior];
             None: there is no prior.
         places: which of the codes each of the prior's codes is, int64, −1 for none.
-        seen: hashes (`histocc.data.learned`) of texts that the prior was trained on: its answers to them say
-            nothing about new texts, so they choose nothing and are not left out.
+        seen: texts → whether the prior was trained on them, bool [n]: its answers to them say nothing about
+            new texts, so they choose nothing and are not left out.
         check: called often; an exception of it ends the work.
     """
 
@@ -65,7 +65,7 @@ class FewTexts:
         max_len: int,
         answer: Callable[[list[str], list[str]], Tensor] | None = None,
         places: Tensor | None = None,
-        seen: np.ndarray | None = None,
+        seen: Callable[[list[str]], np.ndarray] | None = None,
         check: Callable[[], None] = nothing,
         dtype: torch.dtype = torch.float32,
     ):
@@ -79,8 +79,8 @@ class FewTexts:
         weight = torch.from_numpy(self.distinct.count).to(dtype).sqrt()
         target = self.distinct.target().to(dtype)
         self.texts = closed_form.Texts(found.to(dtype), target, weight, answers, places)
-        hashes = np.asarray(data.train.text_hash)[self.distinct.first].view(np.int64)
-        self.is_new = ~np.isin(hashes, [] if seen is None else seen)
+        texts, _ = self.strings(self.distinct.first)
+        self.is_new = ~seen(texts) if seen else np.full(len(texts), True)
 
     def strings(self, rows: np.ndarray) -> tuple[list[str], list[str]]:
         """Return the texts and the languages of rows."""

@@ -13,7 +13,7 @@ from torch.nn.functional import normalize
 
 from histocc.data.arrays import PreparedData, fault, text_keys
 from histocc.data.config import text_columns
-from histocc.data.learned import hashes_of
+from histocc.data.learned import hashes_of, keys_of
 from histocc.data.rows import language_name
 from histocc.formatter import PAD_IDX, BlockyFormatter
 from histocc.model import decoding
@@ -106,9 +106,9 @@ class Coder:
             loaded = models.model_of_checkpoint(f"the prior {held['name']}", held)
             self.prior = Coder(*loaded, batch_size=batch_size, precision=precision, raw_confidence=True)
             self.prior.model.to(self.device)
-        self.trained: tuple[np.ndarray, ...] | None = None  # hashes, codes and conf of its training's texts
+        self.trained: tuple[np.ndarray, ...] | None = None  # keys, codes and conf of its training's texts
         if held := None if raw_confidence else state.get("answers"):
-            self.trained = tuple(x.numpy() for x in (state["trained"], held["codes"], held["conf"]))
+            self.trained = tuple(held[name].numpy() for name in ("keys", "codes", "conf"))
         self.nearest: Nearest | None = None  # makes `Coded.similar`, see `training_examples`
         self._search: CodeSearch | None = None
 
@@ -122,7 +122,8 @@ class Coder:
         if decoder not in self.decoders:
             lacks = "has the linear decoder alone" if self.kind == "flat" else "has no linear decoder"
             remedy = (
-                "leave --decoder out, or train a model with --seq2seq-weight 0.1, which writes codes, too"
+                "leave --decoder out. With --seq2seq-weight 0.1 a training learns to write codes, too, but by"
+                " steps and without a prior, which few labels make worse"
             )
             remedy = remedy if self.kind == "flat" else f"use {listed(self.decoders, 'or')}"
             raise UserError(f"decoder {decoder}: this model {lacks}; {remedy}")
@@ -185,18 +186,23 @@ class Coder:
             return [one if known else nothing for one, known in zip(coded, self._are_known(ids))]
 
         nothing = Coded([], [], None)
-        return self._with_trained(texts, self.map_texts(texts, languages, batch, nothing, cleaned), k)
+        coded = self.map_texts(texts, languages, batch, nothing, cleaned)
+        return self._with_trained(texts, languages, coded, k)
 
-    def _with_trained(self, texts: list[str], coded: list[Coded], k: int) -> list[Coded]:
+    def _with_trained(
+        self, texts: list[str], languages: list[str], coded: list[Coded], k: int
+    ) -> list[Coded]:
         """Return the answers with those of the training to its own texts, which are the most frequent codes
         of their rows, with the probability that a further row has them.
         """
         if self.trained is None:
             return coded
-        hashes, codes, conf = self.trained
-        *own, empty = hashes_of([*texts, ""], self.text_rule)
-        places = np.searchsorted(hashes, own).clip(max=len(hashes) - 1)
-        for i in np.flatnonzero((hashes[places] == own) & (np.array(own) != empty)):
+        keys, codes, conf = self.trained
+        hashes = hashes_of([*texts, ""], self.text_rule)
+        language = np.array([self.languages.index(self.known(name)) for name in languages], dtype=np.int64)
+        own = keys_of(hashes[:-1], language)
+        places = np.searchsorted(keys, own).clip(max=len(keys) - 1)
+        for i in np.flatnonzero((keys[places] == own) & (hashes[:-1] != hashes[-1])):
             sure, names = float(conf[places[i]]), [self.codes[j] for j in codes[places[i]] if j >= 0][:k]
             pairs = zip(coded[i].choices[0], map(float, coded[i].choices[1].split()))
             others, left = [(code, prob) for code, prob in pairs if code not in names], 1 - sure
@@ -231,14 +237,17 @@ class Coder:
 
     def answers(self, texts: list[str], languages: list[str]) -> Tensor:
         """Return the probabilities of all codes that a model in closed form takes as its prior's answers,
-        float32 [texts, codes] on the device, 0 for an empty text. It reads the first of several columns,
-        unless it was trained on several.
+        float32 [texts, codes] on the device, 0 for an empty text.
         """
-        if len(self.input_cols) < 2:
-            texts = [text.partition(COLUMN_SEPARATOR)[0] for text in texts]
         decoder = "flat" if "flat" in self.decoders else "full"
-        probs = np.nan_to_num(self.probabilities(texts, languages, decoder))
+        probs = np.nan_to_num(self.probabilities(self.read(texts), languages, decoder))
         return torch.from_numpy(probs).to(self.device)
+
+    def read(self, texts: list[str]) -> list[str]:
+        """Return what a prior reads of texts: the first column, unless it was trained on several."""
+        if len(self.input_cols) > 1:
+            return texts
+        return [text.partition(COLUMN_SEPARATOR)[0] for text in texts]
 
     def embeddings(self, texts: list[str], languages: list[str]) -> np.ndarray:
         """Return the encoder's pooled output (zeros in a model without one), followed by the vector of the
