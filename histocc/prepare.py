@@ -8,7 +8,7 @@ import sys
 from dataclasses import MISSING, dataclass
 
 from histocc.data.arrays import PreparedData
-from histocc.data.config import Split, Tables, columns_of, settings_from
+from histocc.data.config import FEW_TEXTS, Split, Tables, columns_of, settings_from
 from histocc.data.prepare import LISTS, UnusableData, prepare
 from histocc.data.report import report_lines
 from histocc.runtime import files, log
@@ -38,7 +38,7 @@ def run(args: PrepareConfig) -> None:
     inputs |= {args.key: "the file of --key", args.all_codes_file: "the file of --all-codes-file"}
     problems += files.problems(map(own.path, LISTS), inputs, args.overwrite, own)
     columns = columns_of(args, args.files[0], problems)
-    settings = settings_from(args, columns, args.files, [], problems)
+    settings = settings_from(args, columns, args.files, [], problems, few_texts=FEW_TEXTS)
     if columns.note:
         print(columns.note)
     log.show_progress(not args.quiet)

@@ -57,6 +57,7 @@ def text_columns(named: str | list[str] | None) -> list[str]:
 
 
 AUTO, SPELLINGS = "auto", "spellings"
+FEW_TEXTS = 12_000  # up to so many distinct texts, n-grams alone are learned in closed form
 USUAL_LEN, USUAL_SHARE = 128, 0.1  # of --max-len and --share-val
 Share = Annotated[
     Any,

@@ -21,7 +21,6 @@ USUAL_FLAGS = (  # beside the flags of the data
     *("save_path", "target_cols", "input_col", "language", "language_col", "formatter", "initial_checkpoint"),
     *("model_size", "num_epochs", "batch_size", "learning_rate", "bf16", "distributed", "overwrite"),
 )
-FEW_TEXTS = 12_000  # up to so many distinct texts, n-grams alone are learned in closed form
 BUILT_IN = "built-in"
 UpToHundred = Annotated[int, number(int, lambda value: 0 <= value <= 100, "a whole number from 0 to 100")]
 

@@ -15,12 +15,13 @@ from histocc import lexicon, plot
 from histocc import seq2seq_mixer_engine as engine
 from histocc.data import learned as learned_data
 from histocc.data.arrays import PreparedData, code_counts, text_keys
+from histocc.data.config import FEW_TEXTS
 from histocc.data.learned import hashes_of
 from histocc.data.prepare import copy_lists
 from histocc.data.rows import csv_text
 from histocc.formatter import BlockyFormatter, CodeError
 from histocc.job import card
-from histocc.job.config import FEW_TEXTS, JobConfig, learns_few
+from histocc.job.config import JobConfig, learns_few
 from histocc.job.inputs import Inputs
 from histocc.job.model import checkpoint_entries, new_config, patterns_of
 from histocc.learn.few import FewTexts, as_prior, judge, learn

@@ -10,6 +10,7 @@ from histocc.data import prepare as preparing
 from histocc.data.arrays import PreparedData
 from histocc.data.config import (
     AUTO,
+    FEW_TEXTS,
     USUAL_LEN,
     PrepareSettings,
     StartsFrom,
@@ -28,7 +29,6 @@ from histocc.formatter import BlockyFormatter
 from histocc.job import ngram_fit
 from histocc.job.card import CARD
 from histocc.job.config import (
-    FEW_TEXTS,
     FinetuneConfig,
     JobConfig,
     is_fit_alone,

@@ -18,7 +18,7 @@ from histocc.data.arrays import thinned
 from histocc.model.ridge import described
 
 PENALTIES = (0.08, 0.25, 0.8)
-FEW_TEXTS = 1_000  # below, the highest penalty is the usual one, else the one before it
+SOME_TEXTS = 1_000  # below, the highest penalty is the usual one, else the one before it
 SIMILARITY, SHARE = 0.4, 0.5  # the usual β and δ of a prior that has these codes; with other codes both are 0
 SHARES = {SIMILARITY: (SHARE, 1.0), 0.8: (SHARE,), 0.0: (0.0,)}  # β → δ to choose from
 MAX_CHOOSING = 1_000  # texts that the settings are chosen on
@@ -117,7 +117,7 @@ def choose(texts: Texts) -> Settings:
     alone, prior = kernel(texts.ngrams), texts.prior()
     similar = None if texts.answers is None else described(texts.answers)
     usual = Settings(
-        PENALTIES[-1 if len(texts.target) < FEW_TEXTS else -2],
+        PENALTIES[-1 if len(texts.target) < SOME_TEXTS else -2],
         *((0.0, 0.0) if prior is None else (SIMILARITY, SHARE)),
     )
     if not len(texts.target):
