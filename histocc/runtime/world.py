@@ -281,9 +281,11 @@ def init_world(args: Processes) -> World:
         try:
             if size > 1:
                 wait_for_address(rank, limit)
-                store, rank, size = next(rendezvous("env://", rank, size, timeout=timeout))
+                met_at = rendezvous("env://", rank, size, timeout=timeout)  # pyright: ignore
+                store, rank, size = next(met_at)
             # a launcher's store outlives its restarts, and still holds the addresses of the dead
-            store = PrefixStore(f"attempt_{os.environ.get('TORCHELASTIC_RESTART_COUNT') or 0}", store)
+            attempt = f"attempt_{os.environ.get('TORCHELASTIC_RESTART_COUNT') or 0}"
+            store = PrefixStore(attempt, store)  # pyright: ignore
             store.set(f"start{rank}", json.dumps([socket.gethostname(), start], default=str))
             read = [json.loads(value) for value in store.multi_get([f"start{i}" for i in range(size)])]
             hosts, first_start = [host for host, _ in read], read[0][1]

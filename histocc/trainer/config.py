@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import MISSING, dataclass
+from functools import partial
 from typing import Annotated, Any
 
 from histocc.runtime.checkpoint import exists_in
@@ -44,9 +45,9 @@ def wandb_login_error() -> str:
     """
     program = "import wandb\ntry: wandb.login(verify=False)\nexcept wandb.Error as error: print(error)"
     line, silent = [sys.executable, "-P", "-c", program], os.environ | {"WANDB_SILENT": "true"}
-    how = {"env": silent, "stdin": subprocess.DEVNULL, "timeout": LOGIN_SECONDS}
+    run = partial(subprocess.run, line, capture_output=True, text=True, stdin=subprocess.DEVNULL)
     try:
-        return subprocess.run(line, capture_output=True, text=True, **how).stdout.strip()
+        return run(env=silent, timeout=LOGIN_SECONDS).stdout.strip()
     except subprocess.TimeoutExpired:
         return f"no answer within {LOGIN_SECONDS:g} s."
 
