@@ -13,7 +13,6 @@ from histocc.runtime.rng import mix
 from histocc.text import cleaner, text_hashes
 
 PAIRS, USUAL_AGREEMENT = 10, 0.93  # of `trained_answers`
-ENTRIES = ("trained", "validated", "data")  # of a checkpoint, by `entries`
 
 
 def hashes_of(texts: list[str], rule: str) -> np.ndarray:
@@ -27,8 +26,9 @@ def hashes_of(texts: list[str], rule: str) -> np.ndarray:
 
 
 def entries(data: PreparedData, *earlier: dict[str, Any] | None) -> dict[str, Any]:
-    """Return ENTRIES: `trained` and `validated`, the sorted hashes (`hashes_of`) of distinct texts, int64
-    [T]; `data`, plain values about the rows. earlier: checkpoints whose texts the model has learned, too.
+    """Return entries of a checkpoint: `trained` and `validated`, the sorted hashes (`hashes_of`) of distinct
+    texts, int64 [T]; `data`, plain values about the rows. earlier: checkpoints whose texts the model has
+    learned, too.
     """
     report = data.report
     about = {

@@ -53,7 +53,6 @@ from histocc.predict.coder import Coded, Coder, training_data
 from histocc.predict.config import Cores, Published
 from histocc.predict.decoders import DECODERS, MEASURED
 from histocc.published import models
-from histocc.published.built_in import NAME as BUILT_IN
 from histocc.published.formats import KINDS, SETTINGS, WEIGHTS, files_of, load_content
 from histocc.runtime import checkpoint, files
 from histocc.runtime.config import Count, CountOrZero, Parser, Processes, flag, number
@@ -281,11 +280,9 @@ def training_rows(file: str, state: dict) -> PreparedData | None:
 
 
 def with_prior_texts(state: dict) -> dict:
-    """Return a checkpoint whose `trained` texts are also those of its prior. The built-in model learned
-    lists, which say nothing of how a register codes a title.
-    """
+    """Return a checkpoint whose `trained` texts are also those of its prior."""
     prior = state.get("prior") or {}
-    if "trained" not in state or "trained" not in prior or prior["name"] == BUILT_IN:
+    if "trained" not in state or "trained" not in prior:
         return state
     return {**state, "trained": torch.cat([state["trained"], prior["trained"]]).unique()}
 

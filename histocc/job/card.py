@@ -9,7 +9,6 @@ from typing import Any
 
 from histocc.job.config import FinetuneConfig, MixerConfig
 from histocc.model.confidence import Confidence
-from histocc.published.built_in import NAME as BUILT_IN
 from histocc.runtime import checkpoint
 from histocc.runtime.config import OF_ONE_START, declarations, flag_of
 from histocc.runtime.files import OwnFiles, atomic_write
@@ -113,7 +112,7 @@ def validation_figures(folder: str, state: dict[str, Any], rows: int | None) -> 
         unsure = ", if the prior has not seen them" * (state.get("prior", {}).get("source") == "published")
         return f"{what}, each from a model that was learned without it{unsure}."
     prior = state.get("prior", {})
-    knows_texts = "trained" in prior and prior["name"] != BUILT_IN  # see `Prior.seen` in histocc/job/few.py
+    knows_texts = "trained" in prior  # see `Prior.seen` in histocc/job/few.py
     new = " that the prior has not seen" * knows_texts
     best, number = confidence.best, f"{rows:,} " if rows and not knows_texts else ""
     shares = [f"{100 * share:.1f} % ({name})" for name, share in of_log.items() if share is not None]

@@ -78,11 +78,9 @@ class Prior(NamedTuple):
         return torch.tensor([numbers.get(code, -1) for code in self.coder.codes])
 
     def seen(self, texts: list[str]) -> np.ndarray:
-        """Return whether it says that it was trained on texts, bool [n]. The built-in model learned lists of
-        titles, which say nothing of how a register codes them.
-        """
+        """Return whether it says that it was trained on texts, bool [n]."""
         hashes = self.content.get("trained")
-        if hashes is None or self.content["name"] == BUILT_IN:
+        if hashes is None:
             return np.full(len(texts), False)
         return np.isin(hashes_of(self.coder.read(texts), self.coder.text_rule), hashes)
 

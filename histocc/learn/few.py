@@ -17,6 +17,7 @@ from histocc.model.confidence import OUTPUTS, USUAL, Confidence, probability_of_
 from histocc.model.ngrams import ALL_CASES
 from histocc.model.ridge import MIDDLE, SHARPNESS
 from histocc.published import models
+from histocc.published.built_in import NAME as BUILT_IN
 from histocc.runtime.checkpoint import FORMAT
 from histocc.runtime.errors import UserError
 
@@ -38,7 +39,10 @@ def as_prior(name: str, state: dict[str, Any]) -> dict[str, Any]:
     lacking = models.LACKING[state.get("kind", "mixer")]
     weights = {part: x for part, x in state["model"].items() if not (lacking and part.startswith(lacking))}
     kept = {part: x.half() if x.is_floating_point() else x for part, x in weights.items()}
-    names = [entry for entry in models.CODING if entry != "answers" and state.get(entry) is not None]
+    # the built-in model learned lists of titles, which say nothing of how a register codes them, so no text
+    # counts as one that it has seen
+    left_out = ("answers", "trained") if name == BUILT_IN else ("answers",)
+    names = [entry for entry in models.CODING if entry not in left_out and state.get(entry) is not None]
     settings = {entry: state[entry] for entry in names}
     return {**settings, "name": name, "format": FORMAT, "model": kept}
 
