@@ -50,8 +50,8 @@ import torch
 from histocc.data.arrays import PreparedData, RowSet
 from histocc.data.split import split_values
 from histocc.evaluate import baseline
-from histocc.job.confidence import MAX_CODES
 from histocc.predict.coder import Coder
+from histocc.predict.fitting import MAX_CODES
 from histocc.published import models
 from histocc.published.built_in import NAME as BUILT_IN
 from histocc.text import join_columns

@@ -34,6 +34,7 @@ from histocc.job.card import PAPER
 from histocc.job.config import FinetuneConfig, finetune_parser
 from histocc.predict.coder import Coded, Coder
 from histocc.predict.decoders import BY_THRESHOLD, DECODERS
+from histocc.predict.fitting import fit_ranked
 from histocc.published import formats, models
 from histocc.published.formats import Given
 from histocc.runtime import checkpoint
@@ -206,12 +207,14 @@ class OccCANINE:
             UserError: the model has no such decoder.
         """
         what, k, kind = self._choices(what, k_pred, behavior, prediction_type)
+        decoder = "full" if what == "probs" and kind != "flat" else PREDICTION_TYPES[kind]
+        fit_ranked(self.coder, self.file, decoder, World())
         by_language = thresholds_of(threshold)
         cells, texts, languages = texts_and_languages(occ1, lang, ditto)
         self._warn(languages, by_language, what, kind)
         table = partial(as_table, get_dict=get_dict or not get_df, like=occ1)
         if what == "probs":
-            return self.coder.probabilities(texts, languages, "flat" if kind == "flat" else "full")
+            return self.coder.probabilities(texts, languages, decoder)
         if what in ("logits", "embeddings"):
             logits = partial(self.coder.probabilities, logits=True)
             values = {"logits": logits, "embeddings": self.coder.embeddings}[what](texts, languages)

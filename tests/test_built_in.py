@@ -84,6 +84,8 @@ def test_is_made_once_by_two_processes_at_once_and_codes(small, tmp_path):
     assert small == [0, 0]
     [folder] = [path for path in (tmp_path / "cache").iterdir() if path.is_dir()]
     assert {path.name for path in folder.glob("*.bin")} == {"best.bin"}
+    card = (folder / "MODEL.md").read_text()
+    assert "Files: data/train.csv, data/val.csv" in card and folder.name not in card
     assert "flat_acc" in (log := read_logs(folder)[-1]) and not {"seq_acc", "token_acc"} & set(log)
     model = OccCANINE("built-in")
     assert model.predict(["tailor"], lang="en")["hisco_1"].tolist() == ["79100"]

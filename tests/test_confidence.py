@@ -4,6 +4,7 @@ import glob
 import json
 import math
 import re
+import shlex
 import shutil
 
 import numpy as np
@@ -16,14 +17,16 @@ from histocc import OccCANINE
 from histocc.data.arrays import PreparedData
 from histocc.evaluate import __main__ as evaluate
 from histocc.job import card
-from histocc.job.confidence import checkpoint_without, judged_answers
 from histocc.logistic import fit_logistic, logistic
 from histocc.model import confidence
 from histocc.model.confidence import OUTPUTS, Confidence, curve, log_odds
 from histocc.predict import __main__ as predict
 from histocc.predict.coder import Coder
+from histocc.predict.fitting import RANKS, fit_ranked, judged_answers, unfitted
+from histocc.review import __main__ as review
 from histocc.runtime import checkpoint
 from histocc.runtime.errors import UserError
+from histocc.runtime.world import World
 from histocc.sample.__main__ import write
 from histocc.sample.generate import rows as sample_rows
 
@@ -142,7 +145,7 @@ class TestModel:
         files = [trained / "run" / name for name in ("best.bin", "last.bin")]
         held = [checkpoint.load(str(file))["confidence"] for file in files]
         assert held[0]["texts"] == held[1]["texts"] >= 200
-        assert set(held[0]["curves"]) == {"greedy", "flat", "both", "topk"}
+        assert set(held[0]["curves"]) == {"greedy", "flat", "both"}
         assert set(held[0]["accuracy"]) == {"greedy", "flat", "both"} > {held[0]["best"]}
         before = [file.read_bytes() for file in files]
         load, read_files = checkpoint.load, []
@@ -166,7 +169,7 @@ class TestModel:
         (tmp_path / "text.bin").write_text("mine")
         state["position"] = {**state["position"], "fingerprint": "another"}
         checkpoint.rewrite(names[3], state)
-        assert [name for name in names if checkpoint_without("confidence", name, data)] == names[:1]
+        assert [name for name in names if unfitted(name, data)] == names[:1]
 
     def test_a_report_says_whether_it_is_about_the_texts_that_were_fitted_on(self, trained, tmp_path):
         codes = [row[2] for row in sample_rows(30, 1)]
@@ -243,7 +246,9 @@ class TestModel:
                 coder.model.linear_decoder.bias[coder.codes.index("61110")] += 40
         coded, found = coder.code(texts, languages, "topk", 1), []
         for one_of in (1, 4):
-            answered = judged_answers(coder, texts, languages, [{"61110"}] * 40, np.ones(40), one_of)["topk"]
+            answered = judged_answers(
+                coder, ["topk"], texts, languages, [{"61110"}] * 40, np.ones(40), one_of
+            )["topk"]
             found.append([answer[0] for answer in answered])
         assert found[0] == [one.probs[0] for one in coded] and {*found[1]} <= {*found[0]}
         assert 0 < len(found[1]) < 20 and (not share or 1e-7 < 1 - max(found[0]) < 1e-6)
@@ -256,6 +261,7 @@ class TestModel:
     @pytest.mark.parametrize("decoder", ["greedy", "flat", "both", "topk", "full"])
     def test_codes_are_the_same_and_probabilities_are_not(self, trained, decoder):
         coder, raw = (Coder.load(str(trained / "run"), raw_confidence=each) for each in (False, True))
+        fit_ranked(coder, str(trained / "run" / "best.bin"), decoder, World())
         texts = [row[0] for row in sample_rows(60, 9)]
         found, before = (each.code(texts, ["en"] * 60, decoder) for each in (coder, raw))
         assert [each.codes for each in found] == [each.codes for each in before]
@@ -276,12 +282,43 @@ class TestModel:
         assert [row["found_1"] for row in rows] == [row["found_1"] for row in plain]
         assert [row["conf"] for row in rows] != [row["conf"] for row in plain]
         write_csv(trained / "other.csv", ["occ1", "lang"], [["hyvinvointiyhtymä", "fi"], ["", "en"]])
-        _, said = coded(trained, "other_coded.csv", "--input", trained / "other.csv")
+        _, said = coded(trained, "other_coded.csv", "--input", trained / "other.csv", "--system", "hisco")
         unlike = "these texts are unlike those that the confidence was fitted on: the model knows"
         assert unlike in said and unlike not in usual
+        make, apply, fit = re.findall(r"  python -m (histocc.*)", said)  # they run as they are typed
+        for command in (make, apply, fit):
+            module, *given = shlex.split(command)
+            main = {"histocc.review": review.main, "histocc.evaluate": evaluate.main}[module]
+            found = run_here(main, *given)
+            if command is make:
+                sheet = re.search(r"--output (\S+)", make)[1]
+                rows = read(sheet)
+                rows = [{**row, "decision": "61110"} for row in rows]
+                write_csv(sheet, [*rows[0]], [row.values() for row in rows])
+        assert "Confidence is not fitted: it takes 200 distinct texts" in found
+
+    def test_that_of_topk_is_fitted_once_when_it_is_asked_for(self, trained, tmp_path):
+        """And says what to do where the rows of the run are gone; the checkpoint stays as it is."""
+        shutil.copytree(trained / "run", tmp_path / "run")
+        (tmp_path / "run" / RANKS).unlink(missing_ok=True)
+        file, how = tmp_path / "run" / "best.bin", ["--model", tmp_path / "run", "--decoder"]
+        before = file.read_bytes()
+        assert "Fitting" not in coded(trained, "flat.csv", *how, "flat")[1]
+        rows, said = coded(trained, "ranked.csv", *how, "full")
+        assert "Fitting the confidence of topk" in said and "are expected to be right" in said
+        assert {row["conf_fitted"] for row in rows} == {"1"}
+        again, said = coded(trained, "ranked.csv", *how, "full")
+        assert "Fitting" not in said and again == rows and file.read_bytes() == before
+        shutil.rmtree(tmp_path / "run" / "prepared")
+        (tmp_path / "run" / RANKS).unlink()
+        rows, said = coded(trained, "ranked.csv", *how, "topk")
+        assert "confidence of topk is not fitted; python -m histocc.evaluate --fit-confidence" in said
+        assert {row["conf_fitted"] for row in rows} == {"0"} and not (tmp_path / "run" / RANKS).exists()
 
     def test_target_accuracy_marks_what_is_less_sure(self, trained):
-        least, share = Coder.load(str(trained / "run")).confidence.limit("topk", 0.3)
+        coder = Coder.load(str(trained / "run"))
+        fit_ranked(coder, str(trained / "run" / "best.bin"), "topk", World())
+        least, share = coder.confidence.limit("topk", 0.3)
         rows, said = coded(trained, "target.csv", "--decoder", "topk", "--target-accuracy", "0.3")
         assert (
             f"rows with conf below {least:.3g} get needs_review" in said and f"on {share:.1%} of the" in said

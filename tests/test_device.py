@@ -21,10 +21,10 @@ from test_predict import small_coder
 
 import finetune
 from histocc.formatter import PAD_IDX, hisco_blocky5
-from histocc.job import confidence
 from histocc.job.model import auto_size
 from histocc.model.layers import Linear
 from histocc.model.mixer import Seq2SeqMixerOccCANINE, model_config
+from histocc.predict import fitting
 from histocc.predict.decoders import DECODERS
 from histocc.runtime import device
 from histocc.runtime.device import (
@@ -206,7 +206,7 @@ def test_steps_that_are_not_logged_do_not_wait_for_the_device(rows, tmp_path, mo
     def fit_run(*_):
         moments.extend(len(x.state) for x in gc.get_objects() if issubclass(type(x), torch.optim.Optimizer))
 
-    monkeypatch.setattr(confidence, "fit_run", fit_run)
+    monkeypatch.setattr(fitting, "fit_run", fit_run)
 
     def count(epochs):
         with second_device(monkeypatch):

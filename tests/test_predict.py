@@ -532,7 +532,7 @@ def test_similar_texts_of_the_training(tmp_path, size):
     texts = [*((row["occ1"], row["lang"]) for row in known), (" ", "en")]
     source = write_csv(tmp_path / "in.csv", ["occ1", "lang"], texts)
     said = predict_here(*flags(folder, source, tmp_path / "out.csv", "--explain"))
-    assert re.search(r"\d+ training texts.*training_vectors.bin", said)
+    assert re.search(r"Computing the vectors of \d+ training texts", said)
     rows, in_training = read(tmp_path / "out.csv"), 0
     names = [f"similar_{name}_{i}" for i in (1, 2, 3) for name in ("text", "codes")]
     assert list(rows[0])[-9:] == [*names, "conf", "conf_fitted", "needs_review"]

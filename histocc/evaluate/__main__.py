@@ -45,13 +45,13 @@ from histocc.evaluate import baseline
 from histocc.evaluate import report as report_of
 from histocc.evaluate.report import BY_CODE, JSON, MARKDOWN, MIN_ROWS, REJECTED, Report
 from histocc.formatter import BlockyFormatter, cut, hisco_key, levels_of
-from histocc.job import confidence as fitting
 from histocc.job.card import CARD, write_card
 from histocc.job.model import load_on_all
 from histocc.model.confidence import Thresholds
 from histocc.predict.coder import Coded, Coder, training_data
 from histocc.predict.config import Cores, Published
-from histocc.predict.decoders import DECODERS, MEASURED
+from histocc.predict.decoders import DECODERS, MEASURED, RANKED
+from histocc.predict.fitting import fit_confidence
 from histocc.published import models
 from histocc.published.formats import KINDS, SETTINGS, WEIGHTS, files_of, load_content
 from histocc.runtime import checkpoint, files
@@ -423,7 +423,8 @@ def run(args: EvaluateConfig, world: World) -> None:
     if args.fit_confidence:
         stored = world.run_on_main(lambda: stored)
         loaded = model, formatter, state | stored
-        found = fitting.fit_confidence(target, loaded, rows, is_new, data, world, args.batch_size, precision)
+        how = world, args.batch_size, precision
+        found = fit_confidence(target, loaded, [*MEASURED, RANKED], rows, is_new, data, *how)
         stored |= found or {}
     if stored and world.is_main:
         if shared:

@@ -14,7 +14,7 @@ from histocc.data.config import AUTO
 from histocc.data.prepare import copy_lists
 from histocc.data.rows import key_reader
 from histocc.formatter import BlockyFormatter, classes_in_words
-from histocc.job import card, confidence, few, ngram_fit
+from histocc.job import card, few, ngram_fit
 from histocc.job.config import JobConfig, decide, is_fit_alone, is_fitted, of_run, refuse_other_arguments
 from histocc.job.inputs import Inputs, initial_weights, make_rows
 from histocc.job.model import (
@@ -30,6 +30,7 @@ from histocc.model.canine import CanineEncoder
 from histocc.model.confidence import Thresholds
 from histocc.model.loss import LossMixer
 from histocc.model.mixer import Seq2SeqMixerOccCANINE
+from histocc.predict import fitting
 from histocc.published import formats, models
 from histocc.runtime.config import declarations, differing, flag_of
 from histocc.runtime.errors import UserError
@@ -64,7 +65,7 @@ def train(args: JobConfig, inputs: Inputs, world: World) -> None:
         if few.is_closed_form(args, inputs, resumed):
             return few.train_few(args, inputs, formatter, world, resumed)
         if args.prior not in (AUTO, few.NONE) and not resumed:
-            what = f"at most {few.FEW_TEXTS:,} distinct texts ({few.number_of_texts(data):,} here), without"
+            what = f"at most {few.FEW_TEXTS:,} distinct texts ({data.texts:,} here), without"
             what += " --max-steps, --ngrams, --ngram-passes 0 and --seq2seq-weight"
             raise UserError(f"--prior {args.prior}: n-grams alone learn on a prior from {what}: omit --prior")
 
@@ -103,7 +104,7 @@ def train(args: JobConfig, inputs: Inputs, world: World) -> None:
         if not (opened and opened.state.stopped):
             if world.is_main:
                 plot.draw_run(args.save_path)
-            confidence.fit_run(args, world, data, resumed)
+            fitting.fit_run(args, world, data, resumed)
             if opened or not os.path.exists(os.path.join(args.save_path, card.CARD)):
                 world.run_on_main(
                     lambda: card.write_card(models.find_weights(args.save_path, args.save_path))

@@ -24,6 +24,7 @@ import json
 import os
 import re
 import select
+import shlex
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -39,6 +40,7 @@ from histocc.formatter import CLASSES, hisco_classes, hisco_key
 from histocc.predict.coder import SHOWN, Coded, Coder, training_examples
 from histocc.predict.config import PredictConfig, get_args_parser
 from histocc.predict.decoders import BY_THRESHOLD, DECODERS, MEASURED, listed
+from histocc.predict.fitting import fit_ranked
 from histocc.published import models
 from histocc.runtime import files
 from histocc.runtime.config import declarations
@@ -86,6 +88,8 @@ class Coding:
         )
         args = self.args = self.with_columns(args)
         self.decoder = self.chosen_decoder()
+        if not outline:
+            fit_ranked(coder, self.weights, self.decoder, world)
         confidence_of = DECODERS[self.decoder].confidence_of or self.decoder
         self.is_fitted = confidence_of in coder.confidence.maps
         self.key, self.system, kind = set(coder.codes), args.system or coder.system, coder.formatter.kind
@@ -503,14 +507,29 @@ class Coding:
         some = texts[:: max(1, len(texts) // COMPARED)]
         known = self.coder.known_ngrams(*map(list, zip(*some)), cleaned=True) if some and usual else 1.0
         if 1 - known > MANY * (1 - usual):
-            new = " --output NEW, which --model then takes" * models.is_shared(self.args.model)
-            yield (
+            what = (
                 f"these texts are unlike those that the confidence was fitted on: the model knows {known:.1%}"
-                f" of their n-grams, and {usual:.1%} there. Its answers may be worse, and conf wrong: let a"
-                f" person code some hundred drawn rows (histocc.review make {self.args.output} --rows 500"
-                f" --sample), and give these to histocc.evaluate --model {self.args.model} --fit-confidence"
-                f"{new} (--target-cols names their column of codes)"
+                f" of their n-grams, and {usual:.1%} there. Its answers may be worse, and conf wrong. Let a"
+                " person code drawn rows, on the sheet that the first of these commands makes:"
             )
+            yield "\n  python -m histocc.".join([what, *map(shlex.join, self.fitting_commands())])
+
+    def fitting_commands(self) -> list[list[str]]:
+        """Return the commands by which rows that a person codes fit the confidence."""
+        args, coded = self.args, self.args.output
+        texts = ["--input-col", *self.input_cols] if self.input_cols != text_columns(None) else []
+        column = ["--language-col", args.language_col] if args.language_col else []
+        key = ["--key", os.path.join(os.path.dirname(self.weights), "key.csv")]
+        review = [*texts, *column, *(key if self.system != "hisco" else [])]
+        sheet, rows, final = (f"{coded}.{name}.csv" for name in ("sheet", "rows", "final"))
+        new = ["--output", f"{coded}.model"] if models.is_shared(args.model) else []
+        language = column or ["--language", args.language or UNKNOWN_LANGUAGE]
+        of_model = ["--model", args.model, "--data", rows, *texts, *language, "--fit-confidence", *new]
+        return [
+            ["review", "make", coded, "--output", sheet, "--rows", "500", "--sample", *review],
+            ["review", "apply", sheet, "--to", coded, "--output", final, "--training-data", rows, *review],
+            ["evaluate", *of_model],
+        ]
 
     def end_lines(self, total: Counter, unknown: Counter, conf: float, seconds: float) -> Iterator[str]:
         args, rows = self.args, total["rows"]
@@ -530,7 +549,8 @@ class Coding:
             names += f"; it knows {', '.join(self.coder.languages)}"
             yield f"Languages that the model does not know, coded as unk: {unknown.total():,} rows: {names}"
         if not args.non_verbose:
-            unfitted = "the confidence of the model is not fitted"
+            unfitted = f"the confidence of {self.decoder} is not fitted"
+            unfitted += "; python -m histocc.evaluate --fit-confidence fits it on rows with known codes"
             why = "--raw-confidence is given" if args.raw_confidence else unfitted
             expected = f"How many rows are right is not known: {why}"
             if self.is_fitted:
@@ -601,12 +621,13 @@ def remove_if_empty(folder: str) -> None:
 
 def run(args: PredictConfig, world: World) -> None:
     """Code the input and write the output. All ranks."""
-    started, advice = time.monotonic(), f" with --batch-size {args.batch_size}: take a smaller one"
+    advice = f" with --batch-size {args.batch_size}: take a smaller one"
     if args.non_verbose:
         show_progress(False)
     with contextlib.ExitStack() as held, memory_error_ends_with(advice):
         path = world.run_on_main(lambda: take_input(args, world, held))
         coding = Coding(args, path, world)
+        started = time.monotonic()  # the making of a model is not counted
         if args.explain:
             coding.coder.nearest = training_examples(coding.coder, coding.weights, world)
         ranks = list(range(world.size))

@@ -399,6 +399,22 @@ def training_data(weights: str, fingerprint: str) -> PreparedData | None:
     return None
 
 
+def kept_beside(weights: str, name: str, of: str, compute: Callable[[], bytes]) -> bytes:
+    """Return the result of `compute` for a model, which a file beside its weights keeps, unless the model is
+    shared or cannot have one. of: what the result depends on. Rank 0 only.
+    """
+    folder = os.path.dirname(weights)
+    path = os.path.join(folder, name)
+    content = read_sealed(path, of)
+    if content is None:
+        content = compute()
+        if not models.is_shared(weights):
+            with contextlib.suppress(OSError):  # it is computed again
+                OwnFiles(folder).claim(name)
+                write_sealed(path, content, of)
+    return content
+
+
 def training_examples(coder: Coder, weights: str, world: World) -> Nearest:
     """Return a function that explains codes: it finds for vectors [B, H] the SHOWN training texts of the
     highest cosine similarity, and the codes of their first rows, joined by &. The vectors of the training
@@ -415,22 +431,14 @@ def training_examples(coder: Coder, weights: str, world: World) -> Nearest:
     rows = rows[[bool(text.strip()) for text in train.strings(rows)]]
     texts = train.strings(rows)
     codes = ["&".join(data.codes[i] for i in row if i >= 0) for row in train.codes[rows].tolist()]
-    path, of, keeps = os.path.join(folder, VECTORS), str(checksum(weights)), not models.is_shared(weights)
 
     def compute() -> bytes:
-        content = read_sealed(path, of)
-        if content is None:
-            stay = f", which stay in {path}" * keeps
-            world.print(f"Computing the vectors of {len(texts):,} training texts{stay}")
-            languages = [data.languages[i] for i in train.language[rows].tolist()]
-            vectors = normalize(torch.from_numpy(coder.embeddings(texts, languages)))
-            content = vectors.numpy().tobytes()
-            if keeps:
-                OwnFiles(folder).claim(VECTORS)
-                write_sealed(path, content, of)
-        return content
+        world.print(f"Computing the vectors of {len(texts):,} training texts")
+        languages = [data.languages[i] for i in train.language[rows].tolist()]
+        return normalize(torch.from_numpy(coder.embeddings(texts, languages))).numpy().tobytes()
 
-    vectors = np.frombuffer(bytearray(world.run_on_main(compute)), dtype=np.float32)
+    kept = world.run_on_main(lambda: kept_beside(weights, VECTORS, str(checksum(weights)), compute))
+    vectors = np.frombuffer(bytearray(kept), dtype=np.float32)
     known = torch.from_numpy(vectors.reshape(len(texts), -1)).to(coder.device)  # [N, H]
 
     def nearest(vectors: Tensor) -> list[list[tuple[str, str]]]:

@@ -35,6 +35,7 @@ DECODERS = {
 # the key or not; tree: codes of the key are ranked.
 PARTS = {"mixer": {"linear", "writing", "tree"}, "seq2seq": {"writing", "tree"}, "flat": {"linear"}}
 BY_THRESHOLD = [name for name, decoder in DECODERS.items() if "linear" in decoder.needs]
+RANKED = "topk"  # its map of confidence takes a run most of the time, and no answer of `auto` needs it
 MEASURED = [name for name, decoder in DECODERS.items() if decoder.title]
 
 

@@ -12,11 +12,13 @@ import os
 import sys
 import time
 import zlib
+from functools import partial
 
 from histocc import lexicon
 from histocc.data.rows import csv_text
-from histocc.job import card, confidence, config, inputs, train
+from histocc.job import card, config, inputs, train
 from histocc.model.confidence import Confidence
+from histocc.predict import fitting
 from histocc.runtime import checkpoint, signals
 from histocc.runtime.files import OwnFiles, atomic_write, take_lock
 from histocc.runtime.frame import start
@@ -68,11 +70,9 @@ def tables() -> dict[str, list[tuple[str, ...]]]:
     return parts
 
 
-def make(args: config.FinetuneConfig, world: World) -> None:
-    """Train, and give the folder its name. Raises what a training raises."""
-    part = args.save_path
-    folder = part.removesuffix(".part")
-    os.makedirs(part, exist_ok=True)
+def make(folder: str, args: config.FinetuneConfig, world: World) -> None:
+    """Train in the current folder, and give it its name. Raises what a training raises."""
+    part = os.getcwd()
     with open(folder + ".lock", "w") as lock:
         while not take_lock(lock):
             world.give_up_if_asked()
@@ -86,23 +86,26 @@ def make(args: config.FinetuneConfig, world: World) -> None:
         job, read = inputs.prepare_data(args, world, *inputs.dataset_files(args.dataset))
         train.train(job, read, world)
         if not signals.stop_asked():
-            OwnFiles(part).remove([checkpoint.LAST])
-            best = os.path.join(part, checkpoint.BEST)
+            OwnFiles(args.save_path).remove([checkpoint.LAST])
+            best = os.path.join(args.save_path, checkpoint.BEST)
             state = checkpoint.load(best)
             state["thresholds"] |= {"default": THRESHOLD, "source": "fitted"}
             # a list's code is no answer of a register: its texts are answered, and doubted, like others
             checkpoint.rewrite(best, {**state, "confidence": None, "answers": None})
-            confidence.fit_run(config.decide(job, state), world, read.data, None)  # of answers by it
+            fitting.fit_run(config.decide(job, state), world, read.data, None)  # of answers by it
             state = checkpoint.load(best)
             card.write_card(best, [FIGURES.format(100 * Confidence.of(state).accuracy["flat"])])
+            os.chdir(os.path.dirname(folder))  # no process may be in a folder that Windows renames
             os.rename(part, folder)
 
 
 def main(folder: str) -> None:
-    part = folder + ".part"
-    given = ["--dataset", os.path.join(part, "data"), "--save-path", part, "--formatter", "hisco"]
-    given += ["--model-size", "ngrams", "--prior", "none", "--device", "cpu", "--quiet"]
-    start(config.finetune_parser(), make, given)
+    folder = os.path.abspath(folder)
+    os.makedirs(folder + ".part", exist_ok=True)
+    os.chdir(folder + ".part")  # so its files name no folder of this machine
+    given = ["--dataset", "data", "--save-path", ".", "--formatter", "hisco", "--model-size", "ngrams"]
+    given += ["--prior", "none", "--device", "cpu", "--quiet"]
+    start(config.finetune_parser(), partial(make, folder), given)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,12 @@
 """The confidence of a trained model, fitted on rows that it was not trained on: on the validation rows after
-each training, or on any by `python -m histocc.evaluate --fit-confidence`. That of a model in closed form
-comes from its training texts, each left out (`histocc.learn.few.judge`).
+each training, or on any by `python -m histocc.evaluate --fit-confidence`; that of topk, which takes most of
+the time, when topk is first asked for. That of a model in closed form comes from its training texts, each
+left out (`histocc.learn.few.judge`).
 """
 
 import contextlib
+import copy
+import json
 import os
 import zlib
 from functools import partial
@@ -12,27 +15,30 @@ import numpy as np
 import torch
 
 from histocc.data.arrays import PreparedData, RowSet
-from histocc.job.config import JobConfig
 from histocc.model import confidence
 from histocc.model.confidence import MIN_TEXTS, OUTPUTS, Confidence, Thresholds
-from histocc.predict.coder import Coded, Coder
-from histocc.predict.decoders import DECODERS, MEASURED
+from histocc.predict.coder import Coded, Coder, kept_beside, training_data
+from histocc.predict.decoders import DECODERS, MEASURED, RANKED
 from histocc.published import models
 from histocc.runtime import checkpoint
 from histocc.runtime.device import Precision
 from histocc.runtime.errors import UserError
+from histocc.runtime.files import checksum
 from histocc.runtime.signals import Stopped
 from histocc.runtime.world import World
+from histocc.trainer.config import TrainConfig
 
 MAX_TEXTS, MAX_ROWS = 1_000, 1_500  # confidence is fitted on no more
 MAX_BATCH = 256  # rows
 RANKED_TEXTS = 250  # about so many texts are ranked, which takes most of the time
 MAX_CODES = 100  # most codes of an answer that are looked at
+RANKS = "confidence_of_topk.bin"  # in the folder of the run
 Judged = dict[str, list[tuple[float, bool, bool, float]]]  # see `judged_answers`
 
 
 def judged_answers(
     coder: Coder,
+    decoders: list[str],
     texts: list[str],
     languages: list[str],
     codes: list[set[str]],
@@ -52,14 +58,14 @@ def judged_answers(
         return [(one, codes[i], float(weights[i])) for one, i in zip(coded, some)]
 
     found: Judged = {}
-    for name in (name for name in coder.decoders if not DECODERS[name].confidence_of):
+    for name in (name for name in coder.decoders if name in decoders):
         is_set = name in MEASURED
         found[name] = [
             (one.conf, len(one.codes) > 1, {*one.codes} == true if is_set else {*one.codes} <= true, weight)
             for one, true, weight in asked(name, *((MAX_CODES,) if is_set else (1, rank_one_of)))
             if one.conf is not None  # it is None for an empty text
         ]
-    if coder.kind != "seq2seq":
+    if "flat" in found:
         for one, true, weight in asked("flat", len(OUTPUTS), threshold=0.0):
             for name, code, prob in zip(OUTPUTS, one.codes, one.probs):
                 found.setdefault(name, []).append((prob, False, code in true, weight))
@@ -75,14 +81,16 @@ def rows_to_judge(rows: RowSet, usable: np.ndarray) -> np.ndarray:
     return index
 
 
-def judged_rows(coder: Coder, rows: RowSet, index: np.ndarray, data: PreparedData, part: slice) -> Judged:
+def judged_rows(
+    coder: Coder, decoders: list[str], rows: RowSet, index: np.ndarray, data: PreparedData, part: slice
+) -> Judged:
     """Return `judged_answers` to a part of the rows `index`, in which each text counts the same."""
     _, text, times = np.unique(rows.text_hash[index], return_inverse=True, return_counts=True)
     own, weights = index[part], 1.0 / times[text.reshape(-1)][part]
     codes = [{data.codes[i] for i in row if i >= 0} for row in rows.codes[own].tolist()]
     languages = [data.languages[i] for i in np.asarray(rows.language)[own].tolist()]
     one_of = max(1, len(times) // RANKED_TEXTS)
-    return judged_answers(coder, rows.strings(own), languages, codes, weights, one_of)
+    return judged_answers(coder, decoders, rows.strings(own), languages, codes, weights, one_of)
 
 
 def fit_maps(fitted: Confidence, judged: Judged) -> list[str]:
@@ -105,6 +113,7 @@ def fit_maps(fitted: Confidence, judged: Judged) -> list[str]:
 def fit_confidence(
     name: str,
     loaded: models.Loaded,
+    decoders: list[str],
     rows: RowSet,
     usable: np.ndarray,
     data: PreparedData,
@@ -112,10 +121,10 @@ def fit_confidence(
     batch_size: int,
     precision: Precision,
 ) -> dict | None:
-    """Fit the confidence of a model on its device, on the rows `usable` (bool [N]) of `data`, whose codes are
-    the model's (`rows_to_judge`). name: the model's name in messages. All ranks. Returns the entry of a
-    checkpoint on rank 0, {} on the others; None on all if there are fewer than MIN_TEXTS distinct texts.
-    Raises Stopped on all if the run was asked to stop.
+    """Fit the confidence of a model's decoders on its device, on the rows `usable` (bool [N]) of `data`,
+    whose codes are the model's (`rows_to_judge`). name: the model's name in messages. All ranks. Returns the
+    entry of a checkpoint on rank 0, {} on the others; None on all if there are fewer than MIN_TEXTS distinct
+    texts. Raises Stopped on all if the run was asked to stop.
     """
     index = rows_to_judge(rows, usable)
     texts = len(np.unique(rows.text_hash[index]))
@@ -131,7 +140,7 @@ def fit_confidence(
     found, known, check = None, 0.0, world.give_up_if_asked
     with contextlib.suppress(Stopped):
         coder = Coder(*loaded, batch_size=batch_size, precision=precision, check=check, raw_confidence=True)
-        found = judged_rows(coder, rows, index, data, world.share())
+        found = judged_rows(coder, decoders, rows, index, data, world.share())
         if world.is_main:
             names = [data.languages[i] for i in np.asarray(rows.language)[index].tolist()]
             known = coder.known_ngrams(rows.strings(index), names, cleaned=True)
@@ -160,7 +169,7 @@ def fit_confidence(
     return {"confidence": fitted._asdict()}
 
 
-def fit_run(args: JobConfig, world: World, data: PreparedData, resumed: dict | None) -> None:
+def fit_run(args: TrainConfig, world: World, data: PreparedData, resumed: dict | None) -> None:
     """Fit the confidence of the checkpoints of a run that has ended, last.bin and best.bin, on its validation
     rows, if they do not have one. The same step has the same weights, so it has the same confidence. All
     ranks. resumed: the checkpoint that the run was resumed from, if it took no step since.
@@ -173,7 +182,7 @@ def fit_run(args: JobConfig, world: World, data: PreparedData, resumed: dict | N
         if resumed and resumed["path"] == file and resumed.get("confidence"):
             continue
         # another node may not see the file
-        read = checkpoint_without("confidence", file, data) if world.is_main else {}
+        read = unfitted(file, data) if world.is_main else {}
         state = world.broadcast({**read, "optimizer": {}} if read else None, 0)
         if state is None:
             continue
@@ -181,7 +190,7 @@ def fit_run(args: JobConfig, world: World, data: PreparedData, resumed: dict | N
             model, formatter, state = models.model_of_checkpoint(file, state)
             loaded = model.to(world.device), formatter, state
             try:
-                entry = fit_confidence(name, loaded, data.val, usable, data, world, size, precision)
+                entry = fit_confidence(name, loaded, MEASURED, data.val, usable, data, world, size, precision)
             except Stopped:
                 return world.print("Confidence is not fitted yet: the same command fits it")
             if entry is None:
@@ -191,12 +200,39 @@ def fit_run(args: JobConfig, world: World, data: PreparedData, resumed: dict | N
         world.run_on_main(partial(checkpoint.rewrite, file, changed))  # nobody else writes it meanwhile
 
 
-def checkpoint_without(entry: str, file: str, data: PreparedData) -> dict:
-    """Return the checkpoint of a run on these data if it has no such entry, else {}. Links, and files that
-    are no such checkpoint, belong to others and stay as they are. Rank 0 only.
+def unfitted(file: str, data: PreparedData) -> dict:
+    """Return the checkpoint of a run on these data if its confidence is not fitted, else {}. Links, and files
+    that are no such checkpoint, belong to others and stay as they are. Rank 0 only.
     """
     with contextlib.suppress(UserError):
         state = {} if os.path.islink(file) else checkpoint.load(file)
-        is_own = state.get("position", {}).get("fingerprint") == data.fingerprint
-        return state if is_own and state.get(entry) is None else {}
+        if state.get("position", {}).get("fingerprint") == data.fingerprint and not state.get("confidence"):
+            return state
     return {}
+
+
+def fit_ranked(coder: Coder, weights: str, decoder: str, world: World) -> None:
+    """Fit the confidence of topk by which `decoder` answers, if the run that has the weights has fitted that
+    of the others: on the same rows, if they are still there, by rank 0, once. All ranks.
+    """
+    held = coder.confidence
+    if not held.maps or RANKED in held.maps or "tree" not in DECODERS[decoder].needs:
+        return
+
+    def find() -> bytes:
+        data = training_data(weights, coder.data_fingerprint)
+        if data is None or not len(data.val):
+            return b"[{}, {}]"
+
+        def compute() -> bytes:
+            world.print(f"Fitting the confidence of {RANKED}")
+            raw, fitted = copy.copy(coder), Confidence(0, {}, {})
+            raw.confidence, raw.trained = Confidence(), None
+            index = rows_to_judge(data.val, np.full(len(data.val), True))
+            fit_maps(fitted, judged_rows(raw, [RANKED], data.val, index, data, slice(None)))
+            return json.dumps([fitted.maps, fitted.curves]).encode()
+
+        return kept_beside(weights, RANKS, f"{checksum(weights)} {coder.precision.name}", compute)
+
+    maps, curves = json.loads(world.run_on_main(find))
+    coder.confidence = held._replace(maps=held.maps | maps, curves=held.curves | curves)
