@@ -31,7 +31,7 @@ def fit_logistic(
         misses = np.logaddexp(0, np.where(right, -1, 1) * (x @ at))
         return float(weight @ misses + (precision * (at - mean) ** 2).sum() / 2)
 
-    for _ in range(100):
+    for _ in range(100 if np.isfinite(x).all() else 0):
         p = logistic(x @ at)
         slope = x.T @ (weight * (p - right)) + precision * (at - mean)
         step = np.linalg.solve((x.T * (weight * p * (1 - p))) @ x + np.diag(precision), slope)

@@ -62,7 +62,8 @@ def status_lines(status: dict[str, Any], rows: list[dict[str, Any]], is_live: bo
     if stop <= 0 and rows:  # a fit counts up to step 0
         step, stop = step - int(rows[0]["step"]), stop - int(rows[0]["step"])
     done = min(1.0, step / stop) if stop else 1.0
-    lines = [f"progress    {'█' * round(done * size):░<{size}} {done:4.0%}  step {step:,} of {stop:,}"]
+    steps = f"step {step:,} of {stop:,}" if stop else "without steps"
+    lines = [f"progress    {'█' * round(done * size):░<{size}} {done:4.0%}  {steps}"]
     accuracies = {name: name + " {:.1%}" for row in rows[-1:] for name in row if name.endswith("_acc")}
     rates = {"samples_per_sec": "{:,.0f} samples/s", "lr": "learning rate {:.2e}"}
     for title, name, forms in (("loss", "train_loss", rates), ("validation", "val_loss", accuracies)):

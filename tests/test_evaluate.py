@@ -360,6 +360,7 @@ class TestRows:
             "code does not fit": 1,
         }
         assert "2 rows with such a code" in said and other["data"]["rows"] == 47
+        assert "× code outside the key" not in said and "Rejected: 1 × empty text" in said
         assert "% of all rows; of those with codes that the model knows: " in said
         assert card_figures(other)[0].startswith("Of 49 rows of other data ")
         for name, found in other["decoders"].items():

@@ -30,6 +30,7 @@ from histocc.predict.coder import Coder
 from histocc.runtime import checkpoint
 from histocc.sample.__main__ import write
 from histocc.sample.generate import rows as sample_rows
+from histocc.watch import view
 
 pytestmark = pytest.mark.processes
 COLUMNS = ["occ1", "lang", "hisco_1"]
@@ -174,6 +175,21 @@ def test_a_run_writes_one_model_one_row_of_the_log_and_its_figure(trained, prior
     assert [*state["key"].items()] == [(row["system_code"], int(row["code"])) for row in key]
     assert {path.suffix for path in folder.iterdir() if "bin" in path.name} == {".bin"}
     assert (folder / "best.bin").stat().st_size < 20e6
+
+
+def test_a_finished_run_says_what_was_typed_and_which_flags_count(trained, prior, tmp_path):
+    folder, _ = trained
+    how = flags(folder.parent / "rows.csv", folder, "--prior", prior)
+    for share in ("0.1", "0.0"):
+        said = run_here(finetune.main, *how, "--share-val", share, code=2)
+        assert f"--share-val was 'auto', now it is {share}" in said
+    assert "for none type --prior none" in run_here(finetune.main, *how, "--lexicon", "none", code=2)
+    text, _ = view(str(folder))
+    assert "100%  without steps" in text and "of 0" not in text
+    rows = write_csv(tmp_path / "in.csv", COLUMNS[:2], [("smith", "en")])
+    given = ["--model", folder, "--input", rows, "--output", tmp_path / "out.csv", "--device", "cpu"]
+    said = run_here(predicting.main, *given, "--system", "found")
+    assert "Thresholds of the linear decoder: none; each text gets its most probable code" in said
 
 
 def test_one_process_learns_the_same_and_a_finished_run_stays_as_it_is(trained, prior, tmp_path):
@@ -361,7 +377,7 @@ def test_more_texts_are_learned_by_steps_and_a_tenth_is_set_aside(tmp_path, monk
     said = run_here(finetune.main, *how)
     assert "Fitting the n-grams and the linear decoder" in said and "closed form" not in said
     state = checkpoint.load(str(tmp_path / "run" / "best.bin"))
-    assert state["args"]["share_val"] == 0.1 and not state["config"].get("ridge")
+    assert state["args"]["share_val"] == "auto" and not state["config"].get("ridge")
     assert 0 < len(state["validated"]) < 0.3 * len(state["trained"]) and state["kind"] == "flat"
     said = run_here(finetune.main, *how)
     assert "is finished" in said

@@ -20,6 +20,7 @@ from histocc.model.int8 import Int8Weight
 from histocc.predict import __main__ as predict
 from histocc.predict.coder import Coder
 from histocc.published import models
+from histocc.runtime import checkpoint
 from histocc.runtime.device import Precision
 from histocc.runtime.errors import UserError
 
@@ -70,6 +71,34 @@ def test_priors_that_cannot_be_one_are_named(made, tmp_path):
     ):
         said = learned(tmp_path / "run", *flags, folder / name, *flag, code=2)
         assert why in said and str(folder / name) in said or "--prior is for" in said, said
+        assert name != "none_there" or "Preparing" not in said
+
+
+@pytest.mark.parametrize(
+    "of, name, change",
+    [
+        ("model", "ridge.outputs", 1 << 20),
+        ("model", "ridge.places", 1 << 20),
+        ("model", "ridge.columns", 1 << 30),
+        ("model", "ridge.offsets", 3),
+        ("answers", "codes", 1 << 20),
+        ("answers", "conf", None),
+        ("prior", "name", None),
+        ("prior", "key", {"61110": 0}),
+    ],
+)
+def test_numbers_that_point_nowhere_are_one_message(made, tmp_path, of, name, change):
+    state = checkpoint.load(str(made[0] / "on_mixer" / "best.bin"))
+    if change is None:
+        del state[of][name]
+    elif isinstance(change, int):
+        state[of][name].view(-1)[0] = change
+    else:
+        state[of][name] = change
+    checkpoint.rewrite(str(tmp_path / "edited.bin"), state)
+    how = ["--model", tmp_path / "edited.bin", "--input", made[1], "--output", tmp_path / "coded.csv"]
+    said = run_here(predict.main, *how, "--system", "P", code=2)
+    assert "edited.bin: cannot be read as a checkpoint" in said
 
 
 def test_a_model_in_closed_form_has_no_weights_to_start_from(made, tmp_path):

@@ -11,10 +11,10 @@ For each of `train` and `val` it holds flat arrays:
 It also holds lists for people and `meta.txt`, written last: what the arrays mean, checksums of all files.
 """
 
+import functools
 import json
 import os
 from dataclasses import dataclass
-from types import SimpleNamespace
 
 import numpy as np
 
@@ -140,21 +140,6 @@ class SomeRows(RowSet):
         return self.rows.texts(self.index[rows])
 
 
-class JoinedRows(RowSet):
-    """The rows of a set and those of another, or its arrays, behind them, in memory. weight: how much each of
-    the latter counts in a fit, if they are titles. own: number of rows before these titles.
-    """
-
-    def __init__(self, first: RowSet, second: RowSet | SimpleNamespace, weight: float | None = None):
-        self.weight = weight
-        for name in ("language", "codes", "text_hash"):
-            setattr(self, name, np.concatenate([getattr(first, name), getattr(second, name)]))
-        self.own = len(self) if weight is None else len(first)
-        chars, offsets = first.texts(np.arange(len(first)))
-        self.chars = np.concatenate([chars, second.chars])
-        self.offsets = np.concatenate([offsets, offsets[-1] + second.offsets[1:]])
-
-
 @dataclass(frozen=True)
 class PreparedData:
     """A prepared folder."""
@@ -171,6 +156,11 @@ class PreparedData:
     clean_text: str  # the rule by which texts were cleaned
     kept_codes: int  # number of codes that come from the initial weights of the run
     hisco_numbers: bool  # whether the columns of codes held numbers of the HISCO key
+
+    @functools.cached_property
+    def texts(self) -> int:
+        """The number of distinct texts to learn from."""
+        return len(np.unique(text_keys(self.train.text_hash, self.train.language)))
 
     @classmethod
     def open(cls, folder: str) -> "PreparedData":

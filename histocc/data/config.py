@@ -201,7 +201,6 @@ class Split(Config):
         f"share of texts set aside for validation, 0…1; auto: {USUAL_SHARE} where a run takes steps, and none"
         " where few texts are learned in closed form, each of which is left out in turn",
         metavar="SHARE|auto",
-        resumable="kept",
     )
     share_test: Fraction = flag(
         0.0, "share of texts set aside for a test, 0…1, that only evaluate reads: nothing is chosen by them"

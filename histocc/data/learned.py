@@ -49,6 +49,18 @@ def keys_of(hashes: np.ndarray, language: np.ndarray) -> np.ndarray:
     return text_keys(hashes.view(np.uint64), language).view(np.int64)
 
 
+def sets_of_codes(rows: RowSet, text: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return the different sets of codes of each text, the most frequent one first: (their texts int64 [S],
+    increasing; a row that has each int64 [S]; how many rows have it int64 [S]). text: int64 [N], of each row.
+    """
+    key = text.astype(np.uint64)
+    for column in np.sort(np.asarray(rows.codes), axis=1).astype(np.uint64).T:
+        key = mix(mix(key) ^ column)
+    _, row, number = np.unique(key, return_index=True, return_counts=True)
+    order = np.lexsort((row, -number, text[row]))
+    return text[row][order], row[order], number[order]
+
+
 def trained_answers(rows: RowSet) -> dict[str, Any]:
     """Return the entry "answers" of a checkpoint, what the training says of its own texts: keys int64 [T],
     sorted, by text and language (`keys_of`); codes int32 [T, K], the most frequent set of codes of the rows
@@ -59,18 +71,12 @@ def trained_answers(rows: RowSet) -> dict[str, Any]:
     """
     of_rows = keys_of(np.asarray(rows.text_hash), rows.language)
     keys, text, count = np.unique(of_rows, return_inverse=True, return_counts=True)
-    text, codes = text.reshape(-1), np.sort(np.asarray(rows.codes), axis=1)
-    key = text.astype(np.uint64)
-    for column in codes.astype(np.uint64).T:
-        key = mix(mix(key) ^ column)
-    _, row, number = np.unique(key, return_index=True, return_counts=True)
-    of_text = text[row]
+    of_text, row, number = sets_of_codes(rows, text.reshape(-1))
     pairs = np.bincount(of_text, weights=number * (number - 1.0), minlength=len(count))
     repeated = count > 1
     agreement = (pairs[repeated] / (count[repeated] * (count[repeated] - 1.0))).sum()
     agreement = (agreement + PAIRS * USUAL_AGREEMENT) / (repeated.sum() + PAIRS)
-    order = np.lexsort((row, -number, of_text))
-    first = order[np.unique(of_text[order], return_index=True)[1]]  # of each text the most frequent set
+    first = np.unique(of_text, return_index=True)[1]  # of each text the most frequent set
     conf = number[first] / (count + 1 / agreement - 1)
     return {
         "keys": torch.from_numpy(keys),

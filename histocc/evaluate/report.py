@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from histocc.data.arrays import PreparedData, RowSet, SomeRows
+from histocc.data.rows import OUTSIDE_KEY
 from histocc.formatter import BlockyFormatter, cut, hisco_classes
 from histocc.model.confidence import BINS, Thresholds, bin_of, calibration_error, curve
 from histocc.predict.coder import Coded
@@ -477,9 +478,12 @@ def data_lines(data: dict) -> list[str]:
     if others:
         whose = "are not in the test part" if share is None else f"--share-val {share:g} leaves to training"
         lines.append(f"Not evaluated: {others:,} rows whose texts {whose}")
-    lines += [f"Rejected: {rows:,} × {kind}, listed in {REJECTED}" for kind, rows in data["rejected"].items()]
-    if data["rows_outside_key"]:
-        what = f"{data['rows_outside_key']:,} rows with such a code are not in the figures"
+    outside = data["rows_outside_key"]
+    for kind, rows in data["rejected"].items():
+        if not (outside and kind == OUTSIDE_KEY):
+            lines.append(f"Rejected: {rows:,} × {kind}, listed in {REJECTED}")
+    if outside:
+        what = f"{outside:,} rows with such a code ({REJECTED}) are not in the figures"
         lines.append(f"Codes that the model does not know: {what}, unless these say that they count as wrong")
     for name, rows in data["unknown_languages"].items():
         lines.append(f"Language {name!r} is not one of the model's: {rows:,} rows were coded as unk")

@@ -21,7 +21,6 @@ USUAL_FLAGS = (  # beside the flags of the data
     *("save_path", "target_cols", "input_col", "language", "language_col", "formatter", "initial_checkpoint"),
     *("model_size", "num_epochs", "batch_size", "learning_rate", "bf16", "distributed", "overwrite"),
 )
-BUILT_IN = "built-in"
 UpToHundred = Annotated[int, number(int, lambda value: 0 <= value <= 100, "a whole number from 0 to 100")]
 
 
@@ -155,7 +154,7 @@ class JobConfig(Tables, DescriptionFlags, Noise, Model, Losses, TrainConfig):
     """training"""
 
     instead = TrainConfig.instead | {
-        "lexicon": "--prior: the built-in model (the default for HISCO) knows all titles; none leaves it out",
+        "lexicon": "--prior built-in (the default for HISCO) knows all titles; for none type --prior none",
         "refit": "leave it out: few texts are all learned from, and each is left out in turn for figures",
         "teacher": "code the texts with that model (python -m histocc.predict) and train on the coded file",
     }

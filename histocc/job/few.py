@@ -14,7 +14,7 @@ from torch import Tensor
 from histocc import lexicon, plot
 from histocc import seq2seq_mixer_engine as engine
 from histocc.data import learned as learned_data
-from histocc.data.arrays import PreparedData, code_counts, text_keys
+from histocc.data.arrays import PreparedData, code_counts
 from histocc.data.config import FEW_TEXTS
 from histocc.data.learned import hashes_of
 from histocc.data.prepare import copy_lists
@@ -42,24 +42,19 @@ ANSWERS = "prior_answers.bin"  # of a prior with an encoder, which takes minutes
 SAME_SYSTEM = 0.9  # a prior that knows this share of the codes has codes of the same system
 
 
-def number_of_texts(data: PreparedData) -> int:
-    """Return how many distinct texts there are to learn from."""
-    return len(np.unique(text_keys(data.train.text_hash, data.train.language)))
-
-
 def is_closed_form(args: JobConfig, inputs: Inputs, resumed: dict | None) -> bool:
     """Return whether a run learns, or has learned, in closed form. Its arguments must be decided."""
     if resumed:
         return bool(resumed["config"].get("ridge"))
     settings, data = inputs.settings, inputs.data
     were_many = settings.few_texts and len(data.val) and not settings.split_col  # as the preparation found
-    return learns_few(args) and not were_many and number_of_texts(data) <= FEW_TEXTS
+    return learns_few(args) and not were_many and data.texts <= FEW_TEXTS
 
 
 def loses_prior(args: JobConfig, formatter: BlockyFormatter, data: PreparedData) -> bool:
     """Return whether n-grams alone take steps though few texts of HISCO codes gain from a prior."""
     is_usual = args.prior == AUTO and formatter.kind == "hisco" and not learns_few(args)
-    return is_usual and args.model_size == NGRAMS and number_of_texts(data) <= FEW_TEXTS
+    return is_usual and args.model_size == NGRAMS and data.texts <= FEW_TEXTS
 
 
 # ---- the prior
@@ -161,7 +156,7 @@ def _train(
     if args.overwrite and not args.dry_run:
         own.remove([ANSWERS])
     others = f"; {world.size - 1} more processes wait for it" * (world.size > 1)
-    say(f"Learning {number_of_texts(data):,} distinct texts in closed form, on rank 0 alone{others}")
+    say(f"Learning {data.texts:,} distinct texts in closed form, on rank 0 alone{others}")
 
     def texts_with(prior: Prior | None) -> FewTexts:
         has_key = args.key or args.all_codes_file
@@ -265,7 +260,7 @@ def save(
         raise TrainingError(f"the model could not be saved: {failed}. The same command learns it again")
     counts = code_counts(data.train, len(data.codes))
     used, single = int((counts > 0).sum()), int((counts == 1).sum())
-    is_list = counts.sum() == len(data.train) == number_of_texts(data) and 2 * single >= used > 1
+    is_list = counts.sum() == len(data.train) == data.texts and 2 * single >= used > 1
     if is_list and not (len(data.val) or "prior" in content):
         log.say(
             f"Note: the rows are a list of titles: {single:,} of {used:,} codes have one text. Leaving it out"

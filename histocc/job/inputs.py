@@ -29,15 +29,14 @@ from histocc.formatter import BlockyFormatter
 from histocc.job import ngram_fit
 from histocc.job.card import CARD
 from histocc.job.config import (
-    FinetuneConfig,
     JobConfig,
     is_fit_alone,
     learns_few,
     refuse_other_arguments,
 )
 from histocc.job.model import auto_size
-from histocc.model.ngrams import LONGEST
-from histocc.published import formats, models
+from histocc.model.ngrams import LONGEST, NONE
+from histocc.published import built_in, formats, models
 from histocc.runtime import checkpoint
 from histocc.runtime.config import flag_of
 from histocc.runtime.errors import UserError
@@ -188,6 +187,8 @@ def prepare_data(
             read[path] = resumed
         try:
             start = starts_from(args, resumed, read)
+            if args.prior not in (AUTO, NONE, built_in.NAME) and not resumed:
+                models.find_weights(args.prior, f"--prior {args.prior}")
         except UserError as error:
             wrong.append(str(error))
         before = (resumed or {}).get("args", {})
@@ -211,10 +212,7 @@ def prepare_data(
     settings, folder, written = world.run_on_main(prepare)
     data = preparing.on_every_node(settings, args.save_path, folder, world, world.give_up_if_asked)
     world.print("\n".join(report_lines(data.report)))
-    args = with_columns(args, settings)
-    if isinstance(args, FinetuneConfig) and args.share_val == AUTO:
-        args = args.with_decided(share_val=settings.share_val if len(data.val) else 0.0)
-    return args, Inputs(replace(settings, formatter=written), data, read)
+    return with_columns(args, settings), Inputs(replace(settings, formatter=written), data, read)
 
 
 def of_ngrams_alone(args: JobConfig) -> tuple[int, int]:

@@ -64,9 +64,9 @@ class Texts(NamedTuple):
         probs[:, self.places[self.places >= 0]] = self.answers[:, self.places >= 0]
         return probs
 
-    def outputs(self) -> Tensor:
-        """Return the codes that get coefficients, int64 [K]."""
-        has_text, prior = self.target.any(0), self.prior()
+    def outputs(self, prior: Tensor | None) -> Tensor:
+        """Return the codes that get coefficients, int64 [K]; prior: P."""
+        has_text = self.target.any(0)
         return (has_text if prior is None else has_text | (prior.sum(0) > LEAST_SHARE)).nonzero()[:, 0]
 
 
@@ -122,7 +122,7 @@ def choose(texts: Texts) -> Settings:
     )
     if not len(texts.target):
         return usual
-    outputs = texts.outputs()
+    outputs = texts.outputs(prior)
     target = texts.target[:, outputs]
     probs = torch.zeros(()) if prior is None else prior[:, outputs]
     right: dict[Settings, Tensor] = {}
@@ -152,7 +152,8 @@ def solve(texts: Texts, settings: Settings, groups: list[Tensor]) -> Solved:
     """Fit, and leave out each of `groups`, int64 of texts that are left out together. Raises LinAlgError if
     the precision of the texts does not suffice: some are alike, and great weights tell them apart.
     """
-    prior, outputs = texts.prior(), texts.outputs()
+    prior = texts.prior()
+    outputs = texts.outputs(prior)
     wanted = texts.target if prior is None else texts.target - settings.share * prior
     matrix = kernel(columns_of(texts, settings))
     matrix.diagonal().add_(settings.penalty / texts.weight)

@@ -130,7 +130,6 @@ class LeftOut(NamedTuple):
 class Learned(NamedTuple):
     """What was learned from few texts."""
 
-    settings: closed_form.Settings
     weights: dict[str, Tensor]  # of the model
     config: dict[str, Any]  # entries of its config: n-grams, ridge
     left_out: LeftOut
@@ -165,7 +164,7 @@ def learn(few: FewTexts) -> Learned:
     weight = np.concatenate([[], *(np.full(len(group), 1 / len(group)) for group in groups)])
     members = torch.cat([*groups, torch.zeros(0, dtype=torch.int64)])
     left_out = LeftOut(SHARPNESS * (solved.left_out.float() - MIDDLE), members, weight)
-    return Learned(settings, weights, {"ngrams": few.config, "ridge": sizes}, left_out)
+    return Learned(weights, {"ngrams": few.config, "ridge": sizes}, left_out)
 
 
 def judge(few: FewTexts, left_out: LeftOut, most_codes: int) -> dict[str, Any]:

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from histocc.data.arrays import PreparedData, RowSet, text_keys, thinned
+from histocc.data.learned import sets_of_codes
 from histocc.data.prepare import nothing
 from histocc.model.ngrams import PATTERNS, Ngrams, hash_ngrams
 from histocc.model.ridge import features
-from histocc.runtime.rng import mix
 from histocc.text import encode_batch, language_table
 
 MAX_PREFIX = 32  # positions before and behind a text, about
@@ -142,22 +142,9 @@ class DistinctTexts:
             np.add.at(target, (self.text[has], codes[has]), 1.0)
         return torch.from_numpy(target / self.count[:, None].astype(np.float32))
 
-    def sets(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return the different sets of codes of each text, the most frequent one first: (their texts int64
-        [S], increasing; a row that has each int64 [S]; how many rows have it int64 [S]).
-        """
-        key = np.zeros(len(self.text), dtype=np.uint64)
-        for column in np.sort(np.asarray(self.rows.codes), axis=1).astype(np.uint64).T:
-            key = mix(key ^ mix(column))
-        _, row, number = np.unique(
-            mix(key ^ mix(self.text.astype(np.uint64))), return_index=True, return_counts=True
-        )
-        order = np.lexsort((row, -number, self.text[row]))
-        return self.text[row][order], row[order], number[order]
-
     def sets_of(self, texts: np.ndarray) -> list[dict[frozenset[int], float]]:
         """Return for some texts (int64 [m]) the share of their rows that have each set of codes."""
-        text, row, number = self.sets()
+        text, row, number = sets_of_codes(self.rows, self.text)
         begins = np.searchsorted(text, [texts, texts + 1])
         found = []
         for i, first, last in zip(texts.tolist(), *begins.tolist()):

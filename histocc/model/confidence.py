@@ -73,6 +73,8 @@ class Thresholds(NamedTuple):
         return above.clamp(int(self.at_least_one), self.at_most)
 
     def __str__(self) -> str:
+        if self.at_least_one and self.at_most == 1:
+            return "none; each text gets its most probable code"
         named = {name: value for name, value in self.by_language.items() if name is not None}
         numbers = [f"{name} {value:g}" for name, value in sorted(named.items())]
         numbers.append("others " * bool(named) + f"{self.by_language[None]:g}")
@@ -227,19 +229,13 @@ def curve(conf: np.ndarray, right: np.ndarray, weight: np.ndarray, most: int = 2
     return [[float(conf[i]), float(min(total[i] / total[-1], 1.0)), float(good[i] / total[i])] for i in at]
 
 
-def fit(
-    probs: np.ndarray,
-    several: np.ndarray,
-    right: np.ndarray,
-    weight: np.ndarray,
-    prior: dict[str, tuple[float, ...]] = PRIOR,
-) -> list[float]:
+def fit(probs: np.ndarray, several: np.ndarray, right: np.ndarray, weight: np.ndarray) -> list[float]:
     """Return the weights of a map. The arguments describe N answers: a decoder's own probabilities, whether
     they are several codes, whether they are right, and how much they count.
     """
     odds = log_odds(torch.from_numpy(np.asarray(probs, dtype=np.float64))).numpy()
     x = np.stack([odds, np.sign(odds) * np.sqrt(np.abs(odds)), several, np.ones(len(odds))], axis=1)
-    return fit_logistic(x, right, weight, **prior).tolist()
+    return fit_logistic(x, right, weight, **PRIOR).tolist()
 
 
 def bin_of(confidence: np.ndarray) -> np.ndarray:

@@ -79,13 +79,15 @@ class Ridge(nn.Module):
         self._weights: Tensor | None = None  # [rows + prior, K], made at first use
         self._signs: Tensor | None = None  # [rows, width]
 
+    def texts(self) -> Tensor:
+        """Return Φ and B side by side, sparse CSR [N, rows + prior]. Raises RuntimeError for bad numbers."""
+        size, parts = (len(self.coefficients), self.rows + self.prior), (self.offsets, self.columns.long())
+        return torch.sparse_csr_tensor(*parts, self.values, size, check_invariants=True)
+
     def weights(self) -> Tensor:
         """Return the weights of n-grams and of the prior's answers, [rows + prior, K]."""
         if self._weights is None:
-            size = len(self.coefficients), self.rows + self.prior
-            parts = self.offsets, self.columns.long(), self.values
-            texts = torch.sparse_csr_tensor(*parts, size, check_invariants=True).to_sparse_coo()
-            self._weights = torch.sparse.mm(texts.t(), self.coefficients)
+            self._weights = torch.sparse.mm(self.texts().to_sparse_coo().t(), self.coefficients)
         assert self._weights is not None
         return self._weights
 

@@ -194,9 +194,28 @@ def model_of_checkpoint(file: str, content: dict) -> Loaded:
         for name, kind in (("step", int), ("position", dict), ("args", dict)):
             if not isinstance(state.get(name, kind()), kind):
                 raise ValueError(f"{name}: found {state[name]!r:.60}, expected {kind.__name__}")
+        check_numbers(model, state)
         if "" in codes or not 0 <= (state.get("linear_share") or 0.0) <= 1:
             raise ValueError("an output without a code, or a linear_share that is not 0 … 1")
     return model, formatter, state
+
+
+def check_numbers(model: Seq2SeqMixerOccCANINE, state: dict) -> None:
+    """Raise an error if numbers of a closed form, or of its answers to the texts of its training, point at
+    what is not there.
+    """
+    ridge, answers, prior = model.ridge, state.get("answers"), state.get("prior")
+    name, key = (prior["name"], prior["key"]) if prior else ("none", ())
+    codes, fits = torch.zeros(0), ridge is None or ridge.prior == len(key)
+    if ridge is not None:
+        ridge.texts()
+        codes = torch.cat([ridge.outputs, ridge.places])
+        fits &= bool((ridge.outputs >= 0).all())
+    if answers:
+        codes = torch.cat([codes, answers["codes"].flatten()])
+        fits &= len(answers["keys"]) == len(answers["codes"]) == len(answers["conf"])
+    if not fits or ((codes < -1) | (codes >= len(state["key"]))).any():
+        raise ValueError(f"found codes, texts or a prior ({name}) that are not those of the training")
 
 
 def load_run(file: str) -> dict:
