@@ -293,6 +293,16 @@ def test_a_prior_is_refused_where_it_cannot_serve(trained, prior, tmp_path):
     assert not list(tmp_path.glob("run/*.bin"))
 
 
+def test_codes_of_hisco_have_the_built_in_model_as_prior_without_its_formatter(prior, tmp_path, monkeypatch):
+    monkeypatch.setattr(job, "BUILT_IN", str(prior))
+    source = write_csv(tmp_path / "rows.csv", ["text", "class"], [(row[0], row[2]) for row in own_rows()])
+    how = ["--dataset", source, "--input-col", "text", "--target-cols", "class", "--device", "cpu"]
+    run_here(finetune.main, *how, "--save-path", tmp_path / "run")
+    state = checkpoint.load(str(tmp_path / "run" / "best.bin"))
+    assert state["formatter"]["kind"] == "gpf" and state["config"]["ridge"]["share"] > 0
+    assert {row["source"] for row in read(tmp_path / "run" / "key.csv")} == {"data", "prior"}
+
+
 def test_a_prior_with_other_codes_describes_texts_and_adds_none(trained, prior, tmp_path):
     names = {code: f"class {i % 5}" for i, code in enumerate(sorted({row[2] for row in own_rows()}))}
     rows = [(text, language, names[code]) for text, language, code in own_rows()]

@@ -19,7 +19,7 @@ from histocc.data.config import FEW_TEXTS
 from histocc.data.learned import hashes_of
 from histocc.data.prepare import copy_lists
 from histocc.data.rows import csv_text
-from histocc.formatter import BlockyFormatter, CodeError
+from histocc.formatter import BlockyFormatter, CodeError, hisco_key
 from histocc.job import card
 from histocc.job.config import JobConfig, learns_few
 from histocc.job.inputs import Inputs
@@ -51,10 +51,15 @@ def is_closed_form(args: JobConfig, inputs: Inputs, resumed: dict | None) -> boo
     return learns_few(args) and not were_many and data.texts <= FEW_TEXTS
 
 
+def has_hisco(formatter: BlockyFormatter, data: PreparedData) -> bool:
+    """Return whether the codes are those of HISCO, also where a formatter of any codes writes them."""
+    return formatter.kind == "hisco" or np.isin(data.codes, hisco_key()).mean() >= SAME_SYSTEM
+
+
 def loses_prior(args: JobConfig, formatter: BlockyFormatter, data: PreparedData) -> bool:
     """Return whether n-grams alone take steps though few texts of HISCO codes gain from a prior."""
-    is_usual = args.prior == AUTO and formatter.kind == "hisco" and not learns_few(args)
-    return is_usual and args.model_size == NGRAMS and data.texts <= FEW_TEXTS
+    is_usual = args.prior == AUTO and args.model_size == NGRAMS and not learns_few(args)
+    return is_usual and data.texts <= FEW_TEXTS and has_hisco(formatter, data)
 
 
 # ---- the prior
@@ -82,7 +87,7 @@ class Prior(NamedTuple):
 
 def find_prior(args: JobConfig, formatter: BlockyFormatter, data: PreparedData, world: World) -> Prior | None:
     """Return the prior that --prior names, or the built-in model where that may help. Raises UserError."""
-    name, is_hisco = args.prior, formatter.kind == "hisco"
+    name, is_hisco = args.prior, has_hisco(formatter, data)
     if name == AUTO:
         name = BUILT_IN if is_hisco or {*data.languages} & {*lexicon.LANGUAGES} else NONE
     if name == NONE:

@@ -264,7 +264,9 @@ class Ngrams(nn.Module):
     def _rows(self, input_ids: Tensor, patterns: Sequence[str]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Return (rows of the table, which n-grams are known, which exist, [B, S, F] each, words [B, S])."""
         hashed, exist, word = hash_ngrams(input_ids, patterns, self.case)
-        rows = torch.searchsorted(self.hashes, hashed).clamp(max=len(self.hashes) - 1)
+        at = exist.flatten().nonzero()[:, 0]  # half of them; a search costs more than the rest
+        found = torch.searchsorted(self.hashes, hashed.flatten()[at]).clamp(max=len(self.hashes) - 1)
+        rows = torch.zeros_like(hashed).flatten().index_copy(0, at, found).view_as(hashed)
         return rows, exist & (self.hashes[rows] == hashed), exist, word
 
     def know(self, input_ids: Tensor) -> Tensor:

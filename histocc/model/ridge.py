@@ -32,10 +32,15 @@ def features(ngrams: Ngrams, input_ids: Tensor) -> tuple[Tensor, Tensor, Tensor]
     return rows[at], weight[at], begins_of(at[0], len(rows))
 
 
+def best_codes(probs: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the codes in b of texts and their values, by the prior's probabilities: [B, PRIOR_CODES]."""
+    best, codes = probs.topk(min(PRIOR_CODES, probs.shape[1]), dim=1, sorted=False)
+    return codes, F.normalize(best.sqrt(), dim=1)
+
+
 def described(probs: Tensor) -> Tensor:
     """Return b of texts by the probabilities of the prior's codes: [B, codes] each."""
-    best, codes = probs.topk(min(PRIOR_CODES, probs.shape[1]), dim=1)
-    return torch.zeros_like(probs).scatter(1, codes, F.normalize(best.sqrt(), dim=1))
+    return torch.zeros_like(probs).scatter(1, *best_codes(probs))
 
 
 class Ridge(nn.Module):
@@ -87,7 +92,7 @@ class Ridge(nn.Module):
     def weights(self) -> Tensor:
         """Return the weights of n-grams and of the prior's answers, [rows + prior, K]."""
         if self._weights is None:
-            self._weights = torch.sparse.mm(self.texts().to_sparse_coo().t(), self.coefficients)
+            self._weights = self.texts().t().to_sparse_csr() @ self.coefficients
         assert self._weights is not None
         return self._weights
 
@@ -101,13 +106,14 @@ class Ridge(nn.Module):
             found = F.embedding_bag(
                 rows, weights[: self.rows], begins, mode="sum", per_sample_weights=values.to(weights)
             )
-            scores = found.new_zeros(len(found), self.classes)
+            scores = found.new_zeros(len(found), self.classes + 1)  # the last one is no code
             if answers is not None:
                 answers = answers.to(found)
-                found = found + self.similarity**0.5 * described(answers) @ weights[self.rows :]
-                known = self.places >= 0
-                scores[:, self.places[known]] = self.share * answers[:, known]
-            scores[:, self.outputs] += found
+                codes, shares = best_codes(answers)
+                similar = {"mode": "sum", "per_sample_weights": self.similarity**0.5 * shares}
+                found = found + F.embedding_bag(codes, weights[self.rows :], **similar)
+                scores.index_copy_(1, self.places % (self.classes + 1), self.share * answers)
+            scores = scores.index_add_(1, self.outputs, found)[:, :-1]
             return self._vectors(ngrams, rows, values, begins), SHARPNESS * (scores - MIDDLE)
 
     def _vectors(self, ngrams: Ngrams, rows: Tensor, values: Tensor, begins: Tensor) -> Tensor:

@@ -328,6 +328,8 @@ class Coder:
 
     def _mapped_outputs(self, logits: Tensor) -> Tensor:
         """Return the probabilities of all outputs [B, N] from their logits."""
+        if not self.confidence.maps:
+            return logits.sigmoid()
         first = probability_of_set(logits, logits.amax(1, keepdim=True), torch.ones_like(logits[:, 0]))
         return self.confidence.outputs(logits.sigmoid(), self.confidence.mapped("flat", first))
 
