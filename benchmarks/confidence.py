@@ -52,7 +52,7 @@ def reports(args, data: DataSet, folder: str, seed: int, language: str | None) -
     ways = {"raw": "--raw-confidence", "fitted": ""}
     found = {}
     for way, more in ways.items():
-        report = f"--data {folder}/test.csv --output {folder}/{way} --resamples 10 --device cpu {more}"
+        report = f"--data {folder}/test.csv --output {folder}/{way} --device cpu {more}"
         run(f"-m histocc.evaluate --model {folder}/run/last.bin {report}", args.threads)
         found[way] = json.loads(Path(f"{folder}/{way}/report.json").read_text(encoding="utf-8"))["decoders"]
     return found

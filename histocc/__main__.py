@@ -19,6 +19,7 @@ COMMANDS = {
     "predict": ("histocc.predict.__main__", "code a file of descriptions"),
     "review": ("histocc.review.__main__", "get doubtful rows of a coded file to a person and back"),
     "evaluate": ("histocc.evaluate.__main__", "say how good a model is on rows with known codes"),
+    "compare": ("histocc.evaluate.compare", "say which of two models is better, by their reports"),
     "prepare": ("histocc.prepare", "say what a table holds and what is wrong with it"),
     "doctor": ("histocc.doctor", "check this machine, or all machines of a job, before a long run"),
     "watch": ("histocc.watch", "show the progress of a run"),

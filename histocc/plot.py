@@ -1,118 +1,331 @@
-"""Curves of one run or several in one plot, or the plots of an evaluation (extra `plots`):
+"""Plots of one run or several, or of one evaluation or several, as PNG and SVG (extra `plots`):
 
     python -m histocc.plot ./output ./other --output curves.png
     python -m histocc.plot ./output/evaluation
 
-Losses, accuracies, learning rate and speed by step; or accuracy by the share that is coded automatically, by
-language and level, and reliability. `curves` and `evaluation` return the figure, for notebooks.
+Of a run: losses, accuracies, learning rate and speed by step; if it was learned in closed form, its learning
+curve. Of an evaluation: accuracy by the share that is coded automatically, reliability, accuracy by level and
+by group. `curves` and `evaluation` return the figure, for notebooks.
 """
 
+import csv
 import importlib.util
 import json
 import os
+import re
 import sys
-from collections.abc import Iterable
+import textwrap
+from collections.abc import Callable, Sequence
 from dataclasses import MISSING, dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 
+from histocc.figure import ENTRY, Figure, wilson
 from histocc.runtime.config import Config, Parser, flag
 from histocc.runtime.errors import UserError, in_words, raise_if_any, run_command
 from histocc.runtime.files import OwnFiles, atomic_write, problems
-from histocc.trainer.log import LOG, OWN_COLUMNS, read_numbers
+from histocc.trainer.log import FIT_PARTS, LOG, OWN_COLUMNS, read_numbers
 
-CURVES, EVALUATION, REPORT = "curves.png", "evaluation.png", "report.json"
-STYLES = ("-", "--", ":", "-.")  # lines of a panel's columns; colours stand for runs
+CURVES, EVALUATION, REPORT, KINDS = "curves.png", "evaluation.png", "report.json", ("svg", "png")
+LEARNING, LEARNING_COLUMNS = "learning_curve.csv", ("texts", "accuracy", "low", "high", "measured_on")
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")  # Okabe and Ito
+MARKERS, LINES = "os^DvPX", ("-", "--", ":", "-.")
+WIDTH, HEIGHT = 6.3, 2.4  # of a figure and a panel, inches; printed 16 cm wide, fonts have these sizes
+STYLE: dict[Any, Any] = {"font.size": 8, "axes.titlesize": 8, "figure.titlesize": 8, "legend.fontsize": 7.5}
+STYLE |= {"lines.linewidth": 1.2, "lines.markersize": 4, "legend.frameon": False, "axes.grid": True}
+STYLE |= {"axes.spines.top": False, "axes.spines.right": False, "grid.alpha": 0.3, "axes.axisbelow": True}
+STYLE |= {"text.parse_math": False}  # dollar signs in names and values are no formulas
+NAMES = {"train_loss": "training", "val_loss": "validation", "token_acc": "characters, digit by digit"}
+NAMES |= {"seq_acc": "codes, digit by digit", "flat_acc": "codes, linear decoder"}
+MIN_TEXTS, MAX_GROUPS, OTHERS = 20, 15, "all others"  # texts of a curve's first point; groups in a panel
+ACCURACY, STEP, RATES = "accuracy, %", "step", ("lr", "samples_per_sec")
+Points = Sequence[tuple[Any, ...]]  # x, y and, if known, the interval of y
 
 
-def panels(columns: Iterable[str]) -> list[tuple[str, list[str]]]:
-    """Return (title, columns) of each panel, for the columns of logs.csv: one panel has a task's accuracies
-    (…_acc), one its other figures of validation.
+def new_figure(captions: list[str], parts: list[tuple[float, Callable[[Any, Any], Any]]]) -> Any:
+    """Return a matplotlib figure of panels, two in a row. Raises UserError.
+
+    Args:
+        captions: of each model; that of a single one is the title, others are a legend.
+        parts: (height in inches, what draws the panel into a figure at a place of its grid).
     """
-    of_task = [x for x in columns if x not in OWN_COLUMNS and not x.startswith(("train_", "val_"))]
-    others = [name for name in of_task if not name.endswith("_acc")]
-    shown = [("loss", ["train_loss", "val_loss"]), ("accuracy, %", [x for x in of_task if x not in others])]
-    shown += [(", ".join(others[: len(STYLES)]), others), ("learning rate", ["lr"])]
-    return [(title, names) for title, names in [*shown, ("samples/s", ["samples_per_sec"])] if names]
-
-
-def new_figure() -> Any:
-    """Return an empty matplotlib figure. Raises UserError."""
     if importlib.util.find_spec("matplotlib") is None:
         raise UserError("plots need matplotlib: pip install matplotlib")
-    from matplotlib.figure import Figure
+    import matplotlib
+    from matplotlib.figure import Figure as Empty
+    from matplotlib.lines import Line2D
 
-    return Figure(figsize=(12, 8), layout="constrained")
-
-
-def evaluation(folder: str | os.PathLike[str]) -> Any:
-    """Return the plots of an evaluation, of the first decoder, as a matplotlib figure. Raises UserError."""
-    figure = new_figure()
-    with open(os.path.join(folder, REPORT), encoding="utf-8") as file:
-        report = json.load(file)
-    of_decoder = next(iter(report["decoders"].values()))
-    (share, reliability), (by_language, by_level) = figure.subplots(2, 2)
-    _, shares, accuracies = zip(*of_decoder["coverage"])
-    share.plot(100 * np.array(shares), 100 * np.array(accuracies))
-    share.set(xlabel="coded automatically, the most confident first, %", ylabel="accuracy of these, %")
-    bins = of_decoder["calibration"]["bins"]
-    points = ([100 * each[name] for each in bins] for name in ("confidence", "accuracy"))
-    reliability.plot([0, 100], [0, 100], ":", *points, "o-")
-    reliability.set(xlabel="confidence, %", ylabel="accuracy, %")
-    levels = [(str(each["digits"]), each) for each in of_decoder["by_digits"]]
-    for axes, groups, label in (
-        (by_language, list(of_decoder["by_language"].items()), "language"),
-        (by_level, levels, report["levels"]),
-    ):
-        values = 100 * np.array([each["over_texts"]["accuracy"] for _, each in groups])  # [G, 3]
-        distance = np.abs(values[:, 1:] - values[:, :1]).T
-        axes.errorbar([name for name, _ in groups], values[:, 0], distance, fmt="o", capsize=3)
-        axes.set(xlabel=label, ylabel="accuracy, %")
-    for axes in figure.axes:
-        axes.grid(alpha=0.3)
+    rows = [parts[i : i + 2] for i in range(0, len(parts), 2)]
+    heights = [max(height for height, _ in row) for row in rows]
+    captions = [textwrap.fill(each, 105) for each in captions]
+    with matplotlib.rc_context(STYLE):
+        figure = Empty(figsize=(WIDTH, sum(heights) + 0.4 * len(captions)), dpi=150, layout="constrained")
+        if len(captions) == 1:
+            figure.suptitle(captions[0])
+        else:
+            lines = [Line2D([], [], **look(number)) for number in range(len(captions))]
+            figure.legend(lines, captions, loc="outside upper left")
+        places = figure.subfigures(len(rows), 1, height_ratios=heights, squeeze=False)[:, 0]
+        for place, row in zip(places, rows):
+            for (_, fill), cell in zip(row, place.add_gridspec(1, len(row))):
+                fill(place, cell)
     return figure
+
+
+def captions_of(paths: list[str], figures: list[Figure | None]) -> list[str]:
+    """Return the name of each model, the last folder of its path if no other one has it, and its figure. No
+    line break parts a number from its unit.
+    """
+    names = [os.path.basename(re.sub(r"[/\\](best|last)\.bin$", "", os.path.abspath(x))) for x in paths]
+    names = names if len({*names}) == len({*paths}) else paths
+    texts = [f"{name}: {figure}" if figure else name for name, figure in zip(names, figures)]
+    return [re.sub(r"(?<=[\d.]) (?=%|to|texts)|(?<= to) ", "\u00a0", each) for each in texts]
+
+
+def look(number: int) -> dict[str, Any]:
+    """Return the colour and the marker of a curve."""
+    return {"color": COLOURS[number % len(COLOURS)], "marker": MARKERS[number % len(MARKERS)]}
+
+
+def draw(axes: Any, points: Points, number: int, line: str = "-", label: str | None = None) -> None:
+    """Draw a curve, with a band if its points have intervals. number: of its colour and marker."""
+    x, y, *bounds = zip(*points)
+    axes.plot(x, y, line, markevery=max(1, len(x) // 12), label=label, **look(number))
+    if bounds:
+        axes.fill_between(x, *bounds, color=look(number)["color"], alpha=0.15, linewidth=0)
+
+
+def legend_below(axes: Any, columns: int) -> None:
+    """Put the legend of a panel under it, where it hides nothing."""
+    if axes.get_legend_handles_labels()[0]:
+        axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.22), ncols=columns, columnspacing=1)
+
+
+# ---- runs
+
+
+def panels(folder: str) -> dict[tuple[str, str], dict[str, Points]]:
+    """Return the points of each column of a run by (title of the panel, that of its x axis). Each part of a
+    fit, which counts its samples from 0 and its steps up to 0, has a panel. A panel has at least two points.
+    Raises UserError.
+    """
+    if not os.path.isfile(os.path.join(folder, LOG)):
+        what = f"{folder}: no run there (no {LOG}), and no evaluation (no {REPORT})"
+        raise UserError(f"{what}. Name the --save-path of a run that has begun, or the --output of evaluate")
+    rows, phases, found, begin = read_numbers(os.path.join(folder, LOG)), [], {}, 0.0
+    for row in rows:
+        if not phases or (row["samples"] or 0) < (phases[-1][-1]["samples"] or 0):
+            phases.append([])
+        phases[-1].append(row)
+    for number, phase in enumerate(phases):
+        columns = [x for x in phase[0] if x not in OWN_COLUMNS and not x.startswith(("train_", "val_"))]
+        others = [name for name in columns if not name.endswith("_acc")]
+        shown = {"loss": ["train_loss", "val_loss"], ", ".join(others): others}
+        shown[f"{ACCURACY} of validation rows"] = [name for name in columns if name not in others]
+        shown |= {"learning rate": ["lr"], "samples/s": ["samples_per_sec"]}
+        if phase[0]["step"] < 0:
+            shown = {f"loss, n-grams and {FIT_PARTS[min(number, 1)]}": ["train_loss"]}
+        begin = min(begin, phase[0]["step"])
+        for title, names in shown.items():
+            scale, points = 100 if ACCURACY in title else 1, {}
+            for name in names:
+                some = [row for row in phase if row[name] is not None and (row["step"] or name not in RATES)]
+                points[name] = [(row["step"] - begin, scale * row[name]) for row in some]
+            if max(map(len, points.values()), default=0) > 1:
+                found[title, STEP] = {name: each for name, each in points.items() if each}
+        begin = phase[-1]["step"]
+    if not found and os.path.isfile(path := os.path.join(folder, LEARNING)):
+        with open(path, encoding="utf-8", newline="") as file:
+            values = [[float(row[name]) for name in LEARNING_COLUMNS] for row in csv.DictReader(file)]
+        number = " and ".join(f"{n:,.0f}" for n in sorted({n for *_, n in values}))
+        points = [(texts, *(100 * share for share in shares)) for texts, *shares, _ in values]
+        what = f"{ACCURACY} of texts that are left out", "texts learned from"
+        found[what] = {f"measured on {number} texts; 95 % intervals": points}
+    return found
 
 
 def curves(*runs: str | os.PathLike[str]) -> Any:
     """Return the curves of one run or several as a matplotlib figure. Raises UserError."""
-    logs: dict[str, list[dict[str, float | None]]] = {}  # rows by the name of the run
-    for folder in [os.fspath(run) for run in runs]:
-        if not os.path.isfile(os.path.join(folder, LOG)):
-            raise UserError(f"{folder}: no run there (no {LOG})")
-        if numbers := read_numbers(os.path.join(folder, LOG)):
-            logs[folder.rstrip("/")] = numbers
-        else:
-            print(f"Note: {folder}: left out, the log has no rows yet", file=sys.stderr)
-    if not logs:
-        raise UserError("no run has rows in its log yet")
-    figure, shown = new_figure(), panels(dict.fromkeys(name for rows in logs.values() for name in rows[0]))
-    all_axes = list(figure.subplots(2, (len(shown) + 1) // 2).flat)
-    for axes in all_axes[len(shown) :]:
-        axes.remove()
-    for axes, (title, columns) in zip(all_axes, shown):
-        for i, (run, rows) in enumerate(logs.items()):
-            for style, column in zip(STYLES, columns):
-                scale = 100 if "%" in title else 1
-                values = [(row["step"], row.get(column)) for row in rows]
-                points = [(step, value * scale) for step, value in values if value is not None]
-                label = ", ".join([run] * (len(logs) > 1) + [column] * (len(columns) > 1)) or run
-                if points:
-                    marker = "." if len(points) < 30 else None
-                    axes.plot(*zip(*points), style, color=f"C{i % 10}", label=label, marker=marker)
-        axes.set(title=title, xlabel="step")
-        axes.grid(alpha=0.3)
-        if axes.get_legend_handles_labels()[0]:
-            axes.legend(fontsize="small")
+    folders = [os.fspath(run) for run in runs]
+    drawn = {folder: each for folder in folders if (each := panels(folder))}
+    for folder in folders:
+        if folder not in drawn:
+            what = f"{folder}: nothing to draw yet: its log has no curve of two points"
+            if not drawn:
+                raise UserError(f"{what}. python -m histocc.watch {folder} shows how far the run is")
+            print(f"Note: {what}. It is left out", file=sys.stderr)
+    titles: dict[tuple[str, str], dict[str, None]] = {}  # columns by panel
+    for each in drawn.values():
+        for title, points in each.items():
+            titles.setdefault(title, {}).update(dict.fromkeys(points))
+
+    def fill(figure: Any, place: Any, title: tuple[str, str], columns: list[str]) -> None:
+        axes, several = figure.add_subplot(place, title=title[0], xlabel=title[1]), len(drawn) > 1
+        for i, name in enumerate(columns):
+            label, line = NAMES.get(name, name), LINES[i % len(LINES)] if title[1] == STEP else "-"
+            if several and title[1] == STEP:  # colours stand for runs, lines for columns
+                axes.plot([], [], line, color="black", label=label)
+                label = None
+            for number, each in enumerate(drawn.values()):
+                if points := each.get(title, {}).get(name):
+                    draw(axes, points, number if several else i, line, label)
+        axes.xaxis.set_major_formatter("{x:,.0f}")
+        axes.locator_params(axis="x", integer=True, nbins=6)
+        if len(columns) > 1 or title[1] != STEP:
+            legend_below(axes, 2 if title[1] == STEP else 1)
+
+    captions = captions_of([*drawn], [Figure.of_run(folder) for folder in drawn])
+    return new_figure(captions, [(HEIGHT, partial(fill, title=x, columns=[*y])) for x, y in titles.items()])
+
+
+# ---- evaluations
+
+
+def interval_of(x: float, share: float, number: float) -> tuple[float, ...]:
+    """Return the point of a share of so many texts, with its interval, in percent."""
+    return x, *(100 * each for each in (share, *wilson(share, number)))
+
+
+def error_bars(axes: Any, points: Points, number: int, way: str = "y", **how: Any) -> None:
+    """Draw points with intervals of y, on axes that are exchanged if `way` is x."""
+    x, y, low, high = map(np.array, zip(*points))
+    parts = (x, y) if way == "y" else (y, x)
+    reach = np.maximum([y - low, high - y], 0)  # rounding may put an end beyond y
+    axes.errorbar(*parts, **{f"{way}err": reach}, capsize=2, **look(number), **how)
+
+
+def coverage(figure: Any, place: Any, decoders: list[dict[str, Any]], known: list[Points]) -> None:
+    """Draw accuracy by the share of texts that are coded automatically, with the limits of confidence at
+    which few of these are wrong. known: the points of each decoder.
+    """
+    axes = figure.add_subplot(place, xlabel="coded automatically, % of texts", ylabel=ACCURACY)
+    for number, (each, points) in enumerate(zip(decoders, known)):
+        if points:
+            draw(axes, points, number)
+        for marker, limit in zip("Ds", each["automatic"] if points else ()):
+            if (conf := limit["conf"]) is not None:
+                (shares, right, *_), x, wrong = zip(*points), 100 * limit["texts"], 100 * limit["errors"]
+                how = {"mfc": "white", "mec": look(number)["color"], "ms": 7, "mew": 1.5, "zorder": 5}
+                label = f"{wrong:.0f} % wrong: {x:.0f} % of texts (conf from {conf:.2f})"
+                axes.plot(x, np.interp(x, shares, right), marker, linestyle="none", label=label, **how)
+    legend_below(axes, 1)
+
+
+def reliability(figure: Any, place: Any, decoders: list[dict[str, Any]]) -> None:
+    """Draw how often answers of each confidence are right, and beneath how many these are."""
+    above, beneath = place.subgridspec(2, 1, height_ratios=[3, 1]).subplots(sharex=True)
+    above.plot([0, 100], [0, 100], ":", color="black", linewidth=0.8)
+    for number, each in enumerate(decoders):
+        bins, width = each["calibration"]["bins"], 9 / len(decoders)
+        kinds = ("confidence_over_texts", "accuracy_over_texts")
+        points = [(100 * one[kinds[0]], one[kinds[1]], one["texts"]) for one in bins]
+        error_bars(above, [interval_of(*point) for point in points], number, linestyle="none")
+        left = [100 * one["from"] + 0.5 + number * width for one in bins]
+        heights = [one["texts"] for one in bins]
+        beneath.bar(left, heights, width, align="edge", color=look(number)["color"])
+    above.set(ylabel="right, %", xlim=(0, 100), ylim=(0, 100))
+    beneath.set(xlabel="confidence, %", ylabel="texts")
+
+
+def levels(figure: Any, place: Any, decoders: list[dict[str, Any]], what: str) -> None:
+    """Draw accuracy at each level as a staircase, and that of classes beside it."""
+    axes = figure.add_subplot(place, xlabel=f"level, {what}", ylabel=ACCURACY)
+    stairs = [str(each["digits"]) for each in decoders[0]["by_digits"]]
+    names = [*stairs, *decoders[0].get("by_class", {})]
+    for number, each in enumerate(decoders):
+        parts = [*each["by_digits"], *each.get("by_class", {}).values()]
+        points = [(x, *(100 * y for y in part["over_texts"]["accuracy"])) for x, part in enumerate(parts)]
+        error_bars(axes, points[: len(stairs)], number, drawstyle="steps-mid")
+        if classes := points[len(stairs) :]:
+            error_bars(axes, classes, number, linestyle="none")
+        for x, value, *_ in points if len(decoders) == 1 else ():
+            axes.annotate(f"{value:.1f}", (x, value), (4, 3), textcoords="offset points")
+    axes.set_xticks(range(len(names)), names)
+    for label in axes.get_xticklabels()[len(stairs) :]:
+        label.set(rotation=30, ha="right", rotation_mode="anchor")
+
+
+def groups(figure: Any, place: Any, decoders: list[dict[str, Any]], name: str) -> None:
+    """Draw accuracy by group, that with most texts first."""
+    axes, found = figure.add_subplot(place), decoders[0][name]
+    shown = sorted(found, key=lambda group: (group == OTHERS, -found[group]["texts"]))[:MAX_GROUPS]
+    for number, each in enumerate(decoders):
+        offset = 0.25 * (number - (len(decoders) - 1) / 2)
+        entries = [(i + offset, each.get(name, {}).get(group)) for i, group in enumerate(shown)]
+        points = [(x, *(100 * y for y in one["over_texts"]["accuracy"])) for x, one in entries if one]
+        if points:
+            error_bars(axes, points, number, "x", linestyle="none")
+    labels = [group if len(group) < 24 else f"{group[:22]}…" for group in shown]
+    labels = [f"{label} (n = {found[group]['texts']:,})" for label, group in zip(labels, shown)]
+    axes.set_yticks(range(len(shown)), labels)
+    axes.set_ylim(len(shown) - 0.3, -0.7)
+    left_out = f": {MAX_GROUPS} of {len(found):,} groups" * (len(found) > len(shown))
+    axes.set(xlabel=ACCURACY, title=name[3:].removeprefix("column ") + left_out)
+
+
+def evaluation(*folders: str | os.PathLike[str]) -> Any:
+    """Return the plots of one evaluation or several, of the first decoder, as a matplotlib figure. Raises
+    UserError.
+    """
+    paths, reports = [os.path.join(folder, REPORT) for folder in folders], []
+    for path in paths:
+        try:
+            with open(path, encoding="utf-8") as file:
+                reports.append(json.load(file))
+            decoders = [next(iter(report["decoders"].values())) for report in reports]
+            figures = [Figure(**report[ENTRY]) if report[ENTRY] else None for report in reports]
+            captions = captions_of([report["model"]["name"] for report in reports], figures)
+            known = [
+                [
+                    interval_of(100 * share, right, share * n)
+                    for _, share, right in points
+                    if share * n >= MIN_TEXTS
+                ]
+                for n, points in ((x["data"]["texts"], y["coverage"]) for x, y in zip(reports, decoders))
+            ]
+        except (ValueError, LookupError, TypeError, AttributeError, StopIteration):
+            raise UserError(f"{path}: is damaged, or of another version: evaluate again") from None
+    first, how = decoders[0], {"decoders": decoders}
+    parts: list[tuple[float, Callable[[Any, Any], Any]]] = []
+    if max(map(len, known)) > 1:
+        parts.append((HEIGHT + 0.8, partial(coverage, known=known, **how)))
+    if len(first["calibration"]["bins"]) > 1:
+        parts.append((HEIGHT + 0.8, partial(reliability, **how)))
+    if len(first["by_digits"]) > 1:
+        parts.append((HEIGHT, partial(levels, what=reports[0]["levels"], **how)))
+    for name, found in first.items():
+        if (name == "by_language" or name.startswith("by_column ")) and len(found) > 1:
+            height = 0.8 + 0.16 * min(len(found), MAX_GROUPS)
+            parts.append((height, partial(groups, name=name, **how)))
+    if not parts:
+        raise UserError(f"{paths[0]}: too few texts for a plot; its report has their figures")
+    figure = new_figure(captions, parts)
+    figure.supxlabel("Bands and bars: 95 % intervals", x=0.99, ha="right", fontsize=7)
+    for way in "xy":  # panels that are compared have one range
+        same = [axes for axes in figure.axes if getattr(axes, f"get_{way}label")() == ACCURACY]
+        low = min((getattr(axes, f"get_{way}lim")()[0] for axes in same), default=0)
+        for axes in same:
+            axes.set(**{f"{way}ticks": range(0, 101, 10 if low > 50 else 20), f"{way}lim": (low, 101)})
     return figure
 
 
-def save_figure(figure: Any, own: OwnFiles, name: str) -> str:
-    """Write a PNG into a folder, and return its path. Raises OSError."""
-    (path,) = own.claim(name)
-    with atomic_write(path) as file:
-        figure.savefig(file, format="png", dpi=100)
-    return path
+# ---- files
+
+
+def files(name: str) -> list[str]:
+    """Return the names of the files of a plot, by that of one."""
+    return [f"{os.path.splitext(name)[0]}.{kind}" for kind in KINDS]
+
+
+def save_figure(figure: Any, own: OwnFiles, name: str) -> list[str]:
+    """Write a figure into a folder, as PNG and as SVG, and return the paths. Raises OSError."""
+    paths = own.claim(*files(name))
+    for path, kind in zip(paths, KINDS):
+        with atomic_write(path) as file:
+            figure.savefig(file, format=kind)
+    return paths
 
 
 def draw_run(folder: str) -> None:
@@ -120,7 +333,7 @@ def draw_run(folder: str) -> None:
     already. A failure is a warning.
     """
     log, drawn = os.path.join(folder, LOG), os.path.join(folder, CURVES)
-    if importlib.util.find_spec("matplotlib") is None or not read_numbers(log):
+    if importlib.util.find_spec("matplotlib") is None or not os.path.isfile(log) or not panels(folder):
         return
     if not os.path.isfile(drawn) or os.path.getmtime(drawn) < os.path.getmtime(log):
         try:
@@ -133,29 +346,33 @@ def draw_run(folder: str) -> None:
 class PlotConfig(Config):
     """The flags of plot."""
 
-    runs: list[str] = flag(
-        MISSING, "folders of runs, or of one evaluation", metavar="FOLDER", positional=True
-    )
+    runs: list[str] = flag(MISSING, "folders of runs, or of evaluations", metavar="FOLDER", positional=True)
     output: str | None = flag(
-        None, f"default, of one folder: {CURVES} or {EVALUATION} in it", metavar="FILE.png"
+        None,
+        f"the PNG, beside which the SVG is written (default, of one folder: {CURVES} or {EVALUATION} in it)",
+        metavar="FILE.png",
     )
-    overwrite: bool = flag(False, "replace a file that exists")
+    overwrite: bool = flag(False, "replace files that exist")
 
 
 def run(args: PlotConfig) -> None:
     if args.output is None and len(args.runs) > 1:
         raise UserError("several runs in one plot: --output names its file")
-    is_evaluation = len(args.runs) == 1 and os.path.isfile(os.path.join(args.runs[0], REPORT))
-    path = args.output or os.path.join(args.runs[0], EVALUATION if is_evaluation else CURVES)
-    logs = [os.path.join(folder, REPORT if is_evaluation else LOG) for folder in args.runs]
-    own = OwnFiles(os.path.dirname(path) or ".", args.overwrite)
-    raise_if_any(problems([path], dict.fromkeys(logs, "the input"), args.overwrite, own))
-    figure = evaluation(args.runs[0]) if is_evaluation else curves(*args.runs)
-    print(save_figure(figure, own, os.path.basename(path)))
+    are_reports = [os.path.isfile(os.path.join(folder, REPORT)) for folder in args.runs]
+    if any(are_reports) and not all(are_reports):
+        raise UserError("runs and evaluations have different plots: draw them one after the other")
+    path = args.output or os.path.join(args.runs[0], EVALUATION if all(are_reports) else CURVES)
+    if os.path.splitext(path)[1] not in ("", *(f".{kind}" for kind in KINDS)):
+        raise UserError(f"--output {path}: plots are PNG and SVG files: name one that ends in .png")
+    read = [os.path.join(folder, REPORT if all(are_reports) else LOG) for folder in args.runs]
+    own, paths = OwnFiles(os.path.dirname(path) or ".", args.overwrite), files(path)
+    raise_if_any(problems(paths, dict.fromkeys(read, "the input"), args.overwrite, own))
+    figure = evaluation(*args.runs) if all(are_reports) else curves(*args.runs)
+    print(*save_figure(figure, own, os.path.basename(path)), sep="\n")
 
 
 def get_args_parser() -> Parser:
-    return Parser(PlotConfig, "python -m histocc.plot", "Curves of runs, or plots of an evaluation.")
+    return Parser(PlotConfig, "python -m histocc.plot", "Curves of runs, or plots of evaluations.")
 
 
 def main(argv: list[str] | None = None) -> int:

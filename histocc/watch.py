@@ -10,15 +10,17 @@ import math
 import os
 import shutil
 import sys
+import textwrap
 import time
 from dataclasses import MISSING, dataclass
 from typing import Any
 
+from histocc.figure import ENTRY, STATUS, Figure
 from histocc.runtime.config import Config, NotNegative, Parser, flag
 from histocc.runtime.errors import UserError, run_command
 from histocc.runtime.files import is_held
 from histocc.runtime.log import duration, output_is_lost
-from histocc.trainer.log import LOG, RUNNING, STATUS, read_numbers
+from histocc.trainer.log import LOG, RUNNING, read_numbers
 
 BARS = "▁▂▃▄▅▆▇█"
 CLEAR = "\x1b[2J\x1b[H\x1b[J"
@@ -45,6 +47,8 @@ def view(folder: str, width: int = 80) -> tuple[str, bool]:
         with open(path, encoding="utf-8") as file:
             status = json.load(file)
         lines = status_lines(status, read_numbers(os.path.join(folder, LOG)), is_live, width - 46)
+        if figure := Figure.of_run(folder):
+            lines[:0] = textwrap.wrap(f"{'figure':12}{figure}", width, subsequent_indent=" " * 12)
     except OSError:
         if is_live or is_held(os.path.join(folder, "prepared")):
             return f"{folder}\nstate       running, before the first step", True
@@ -62,17 +66,18 @@ def status_lines(status: dict[str, Any], rows: list[dict[str, Any]], is_live: bo
     if stop <= 0 and rows:  # a fit counts up to step 0
         step, stop = step - int(rows[0]["step"]), stop - int(rows[0]["step"])
     done = min(1.0, step / stop) if stop else 1.0
-    steps = f"step {step:,} of {stop:,}" if stop else "without steps"
-    lines = [f"progress    {'█' * round(done * size):░<{size}} {done:4.0%}  {steps}"]
-    accuracies = {name: name + " {:.1%}" for row in rows[-1:] for name in row if name.endswith("_acc")}
+    lines = [f"progress    {'█' * round(done * size):░<{size}} {done:4.0%}  step {step:,} of {stop:,}"]
+    lines *= bool(stop)  # what is learned in closed form takes no steps
+    accuracies = {name: f"{name} {{:.1f}} %" for row in rows[-1:] for name in row if name.endswith("_acc")}
     rates = {"samples_per_sec": "{:,.0f} samples/s", "lr": "learning rate {:.2e}"}
     for title, name, forms in (("loss", "train_loss", rates), ("validation", "val_loss", accuracies)):
         measured = [row for row in rows if row[name] is not None]
         if measured:
             losses, last = [row[name] for row in measured], measured[-1]
-            lowest = min(filter(math.isfinite, losses), default=math.nan)
-            lines.append(f"{title:12}{spark(losses, size)} {losses[-1]:.4f}  lowest {lowest:.4f}")
-            figures = [forms[name].format(last[name]) for name in forms if last.get(name) is not None]
+            lowest = f"  lowest {min(filter(math.isfinite, losses), default=math.nan):.4f}"
+            lines.append(f"{title:12}{spark(losses, size)} {losses[-1]:.4f}{lowest * (ENTRY not in status)}")
+            held = {name: last[name] for name in forms if last.get(name) is not None}
+            figures = [forms[x].format(value * (100 if x in accuracies else 1)) for x, value in held.items()]
             lines.append(" " * 12 + " · ".join(figures))
     samples = [row for row in rows if row["samples"] and row["samples_per_sec"]][-2:]
     # by the last row's rate and the samples per step since the row before; each part of a fit counts anew

@@ -18,7 +18,7 @@ EXAMPLES = [ast.parse(path.read_text(encoding="utf-8")) for path in (ROOT / "exa
 # Rooms, the lowest first; a room imports those of lower levels, and itself.
 LEVELS = [
     {"runtime"},
-    {"text", "formatter", "lexicon", "logistic"},
+    {"text", "formatter", "lexicon", "logistic", "figure"},
     {"trainer", "model"},
     {"published", "plot"},
     {"data", "seq2seq_mixer_engine"},

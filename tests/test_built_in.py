@@ -121,7 +121,7 @@ def test_what_is_fitted_to_it_goes_into_a_folder_of_the_users(small, monkeypatch
         made[part][name] == value for part in ("config", "args") for name, value in state[part].items()
     )
     before = contents(tmp_path / "cache")
-    given = ("--data", "coded.csv", "--target-cols", "hisco_1", "--resamples", 5, "--processes", 1, "--model")
+    given = ("--data", "coded.csv", "--target-cols", "hisco_1", "--processes", 1, "--model")
     run_here(evaluate.main, *given, "built-in")
     assert "exists; --overwrite" in run_here(evaluate.main, *given, "built-in", "--fit-confidence", code=2)
     [file] = (tmp_path / "cache").glob("*/best.bin")
@@ -239,7 +239,7 @@ def test_runs_with_few_texts_stand_on_it_by_default_and_hold_it(small, tmp_path)
     given = ("--dataset", tmp_path / "data.csv", "--device", "cpu", "--save-path")
     said = run_here(finetune.main, *given, tmp_path / "hisco")
     assert said.count("The built-in model is made once") == 1 and ", on the answers of built-in" in said
-    assert "on top of the answers of the model built-in" in (tmp_path / "hisco/MODEL.md").read_text()
+    assert "that learned on the answers of the model built-in" in (tmp_path / "hisco/MODEL.md").read_text()
     said = run_here(finetune.main, *given, tmp_path / "own", "--target-cols", "own", "--dry-run")
     assert "learning takes about" in said and small == [0, 0]
     said = run_here(finetune.main, *given, tmp_path / "none", "--prior", "none")

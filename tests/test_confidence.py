@@ -16,7 +16,7 @@ import finetune
 from histocc import OccCANINE
 from histocc.data.arrays import PreparedData
 from histocc.evaluate import __main__ as evaluate
-from histocc.job import card
+from histocc.figure import Figure, percent
 from histocc.logistic import fit_logistic, logistic
 from histocc.model import confidence
 from histocc.model.confidence import OUTPUTS, Confidence, curve, log_odds
@@ -179,24 +179,26 @@ class TestModel:
         unknown = (tmp_path / "new.csv", ["--target-cols", "hisco_1"])
         for (data, share), said_so in ((known, True), (unknown, False)):
             folder = tmp_path / str(said_so)
-            how = ["--output", folder, "--device", "cpu", "--resamples", 5]
+            how = ["--output", folder, "--device", "cpu"]
             run_here(evaluate.main, "--model", trained / "run", "--data", data, *share, *how)
             text = (folder / "report.md").read_text(encoding="utf-8")
             assert ("the model was validated on " in text) == said_so
-            assert "as it was fitted on" in text and "| rows at least this confident, % |" in text
+            assert "as it was fitted on" in text and "## Coded automatically" in text
 
     def test_a_card_says_of_which_texts_its_figures_are(self, trained):
+        """Also of an earlier version, which kept no figure."""
         state = checkpoint.load(str(trained / "run" / "last.bin"))
-        said = card.validation_figures(str(trained / "run"), state, 350)
-        assert re.match(r"[\d.]+ % \(flat\), [\d.]+ % \(greedy\) of the 350 validation rows got", said)
-        state["confidence"] |= {"texts": 900, "accuracy": {"flat": 0.625}, "left_out": True}
-        said = card.validation_figures(str(trained / "run"), state, None)
-        begin = "62.5 % of 900 texts got exactly their codes, each from a model that was learned without it"
-        assert said == f"{begin}."
+        fitted, texts = state["confidence"], len(state["validated"])
+        assert f"{100 * fitted['accuracy'][fitted['best']]:.1f} % of {texts:,} texts" in str(Figure.of(state))
+        del state["figure"]
+        state["confidence"] |= {"texts": 900, "accuracy": {"flat": 0.625}, "best": "flat", "left_out": True}
+        begin = "62.5 % of 900 texts that the model has not seen got exactly their codes"
+        assert str(Figure.of(state)) == (
+            f"{begin} (95 % interval 59.3 to 65.6; training texts, each left out of the fit)"
+        )
         state["prior"] = {"source": "published"}
-        said = card.validation_figures(str(trained / "run"), state, None)
-        assert said == f"{begin}, if the prior has not seen them."
-        assert "of the 350 validation rows" in card.validation_figures(str(trained / "run"), state, 350)
+        assert str(Figure.of(state)).endswith("; whether the prior has seen them is not known)")
+        assert Figure.of({"confidence": None}) is None
 
     @pytest.mark.full
     @pytest.mark.processes
@@ -209,7 +211,7 @@ class TestModel:
         said = run(
             "histocc.evaluate",
             *("--model", tmp_path / "run" / "last.bin", "--data", tmp_path / "rows.csv", "--share-val", 0.6),
-            *("--output", tmp_path / "report", "--device", "cpu", "--fit-confidence", "--resamples", 5),
+            *("--output", tmp_path / "report", "--device", "cpu", "--fit-confidence"),
             processes=2,
         )
         assert "confidence is fitted on" in said
@@ -227,14 +229,14 @@ class TestModel:
         part = [[*row.values()] for row in rows if row["occ1"] in seen]
         write_csv(tmp_path / "seen.csv", [*rows[0]], part)
         held = checkpoint.load(str(trained / "run" / "last.bin"))["confidence"]
-        file, how = tmp_path / "run" / "last.bin", words("--device cpu --resamples 5 --fit-thresholds")
+        file, how = tmp_path / "run" / "last.bin", words("--device cpu --fit-thresholds")
         given = ["--model", file, "--output", tmp_path / "report", "--fit-confidence", *how, "--data"]
         assert "trained on all texts of" in run_here(evaluate.main, *given, tmp_path / "seen.csv", code=2)
         said = run_here(evaluate.main, *given, trained / "rows.csv")
         assert f"confidence is fitted on {held['texts']} texts" in said, said
         report = json.loads((tmp_path / "report" / "report.json").read_text())
         assert report["decoders"]["linear"]["thresholds"]["all"]["rows"] == len(data.val)
-        assert len(data.val) + len(part) == report["data"]["rows"] and part
+        assert len(data.val) == report["data"]["rows"] and len(part) == report["data"]["learned_rows"] > 0
 
     @pytest.mark.parametrize("share", [0.0, 0.5])
     def test_topk_is_fitted_on_its_own_answers_and_batches_change_no_confidence(self, trained, share):
@@ -320,9 +322,8 @@ class TestModel:
         fit_ranked(coder, str(trained / "run" / "best.bin"), "topk", World())
         least, share = coder.confidence.limit("topk", 0.3)
         rows, said = coded(trained, "target.csv", "--decoder", "topk", "--target-accuracy", "0.3")
-        assert (
-            f"rows with conf below {least:.3g} get needs_review" in said and f"on {share:.1%} of the" in said
-        )
+        assert f"rows with conf below {least:.3g} get needs_review" in said
+        assert f"on {percent(share)} of the" in said
         marked = [row["needs_review"] == "1" for row in rows]
         assert marked == [float(row["conf"]) < least for row in rows] and 0 < sum(marked) < len(marked)
         state = checkpoint.load(str(trained / "run" / "last.bin"))
@@ -343,7 +344,7 @@ class TestModel:
         data = PreparedData.open(folder)
         held = checkpoint.load(str(tmp_path / "run" / "last.bin"))["confidence"]
         accuracy, number = held["accuracy"]["flat"], len(np.unique(data.train.text_hash))
-        assert f"{100 * accuracy:.1f} % of {number} texts got exactly their codes, each from a model" in said
+        assert f"{100 * accuracy:.1f} % of {number} texts that the model has not seen got exactly" in said
         assert held["texts"] == number and {*held["maps"]} == {"flat", *OUTPUTS}
         coder = Coder.load(str(tmp_path / "run"))
         coder.trained = None  # or the rows of the training would answer
@@ -354,7 +355,7 @@ class TestModel:
 
     def test_fewer_than_200_texts_are_said_and_nothing_is_fitted(self, trained, tmp_path):
         write(sample_rows(100, 3), str(tmp_path / "rows.csv"))
-        how = ["--output", tmp_path / "report", "--device", "cpu", "--fit-confidence", "--resamples", 5]
+        how = ["--output", tmp_path / "report", "--device", "cpu", "--fit-confidence"]
         said = run_here(
             evaluate.main, "--model", trained / "run" / "last.bin", "--data", tmp_path / "rows.csv", *how
         )

@@ -13,7 +13,7 @@ from helpers import FINETUNE, TITLES, read, read_logs, run, run_here, write_csv
 from preparing import HEADER, quiet, settings_for
 
 import finetune
-from histocc import OccCANINE, export
+from histocc import OccCANINE, export, plot
 from histocc.data.arrays import PreparedData
 from histocc.data.learned import hashes_of
 from histocc.data.prepare import prepare
@@ -96,6 +96,25 @@ def test_scores_of_texts_that_are_left_out_are_those_of_fits_without_them(sixty,
     assert 0.05 < right < 0.95
 
 
+def test_nested_fits_are_those_to_the_first_texts_alone(sixty):
+    few, settings = (
+        few_texts(sixty, answer, torch.tensor([3, 0, -1, 4, *[-1] * 7, 2])),
+        Settings(0.3, 0.4, 0.5),
+    )
+    texts = few.texts.take(torch.stack([group[0] for group in few.groups()]))
+    sizes = []
+    for size, scores in closed_form.nested(texts, settings, [20, 59]):
+        sizes.append(size)
+        some, rest = torch.arange(size), torch.arange(size, 59)
+        solved = closed_form.solve(texts.take(some), settings, [*some[:, None]])
+        columns = closed_form.columns_of(texts, settings).to_dense()
+        others = columns[rest] @ columns[some].T @ solved.coefficients
+        others += settings.share * texts.prior()[rest][:, solved.outputs]
+        expected = torch.cat([solved.left_out[:, solved.outputs], others])
+        assert torch.allclose(scores[:, solved.outputs], expected, rtol=0, atol=1e-9)
+    assert sizes == [20, 59]
+
+
 def test_settings_are_the_usual_ones_unless_others_are_clearly_ahead(sixty):
     few, codes, others = few_texts(sixty), torch.arange(12), torch.full((12,), -1)
     codes[len(sixty.codes) :] = -1
@@ -160,9 +179,9 @@ def test_a_run_writes_one_model_one_row_of_the_log_and_its_figure(trained, prior
     accuracy = held["accuracy"]["flat"]
     assert row["step"] == 0 and row["flat_acc"] == pytest.approx(accuracy) and 0.1 < accuracy < 0.9
     assert row["train_loss"] is None and state["step"] == 0
-    figure = f"{100 * accuracy:.1f} % of {held['texts']} texts got exactly their codes, each from a model"
+    figure = f"{100 * accuracy:.1f} % of {held['texts']} texts that the model has not seen got exactly their"
     card = (folder / "MODEL.md").read_text(encoding="utf-8")
-    assert figure in card and figure in said and "on top of the answers of the model" in card
+    assert figure in card and figure in said and "that learned on the answers of the model" in card
     assert "on rank 0 alone; 1 more processes wait for it" in said
     # the texts that the prior has seen say nothing of new ones
     seen = np.isin(state["trained"].numpy(), checkpoint.load(str(prior / "last.bin"))["trained"].numpy())
@@ -185,11 +204,25 @@ def test_a_finished_run_says_what_was_typed_and_which_flags_count(trained, prior
         assert f"--share-val was 'auto', now it is {share}" in said
     assert "for none type --prior none" in run_here(finetune.main, *how, "--lexicon", "none", code=2)
     text, _ = view(str(folder))
-    assert "100%  without steps" in text and "of 0" not in text
+    assert text.splitlines()[1].startswith("figure") and "of 0" not in text
     rows = write_csv(tmp_path / "in.csv", COLUMNS[:2], [("smith", "en")])
     given = ["--model", folder, "--input", rows, "--output", tmp_path / "out.csv", "--device", "cpu"]
     said = run_here(predicting.main, *given, "--system", "found")
     assert "Thresholds of the linear decoder: none; each text gets its most probable code" in said
+
+
+def test_a_run_keeps_its_learning_curve(trained):
+    """The last point is the figure of the run."""
+    folder, state = trained[0], checkpoint.load(str(trained[0] / "last.bin"))
+    held, number = state["confidence"], len(state["trained"])
+    accuracy = held["accuracy"]["flat"]
+    curve, new = read(folder / "learning_curve.csv"), held["texts"]
+    assert [int(row["texts"]) for row in curve] == [*(round(new * i / 10) for i in range(1, 11)), number]
+    assert [int(row["measured_on"]) for row in curve] == [new] * 11
+    assert float(curve[-1]["accuracy"]) == pytest.approx(accuracy, abs=1e-4)
+    assert all(float(row["low"]) < float(row["accuracy"]) < float(row["high"]) for row in curve)
+    (points,) = [points for of_panel in plot.panels(str(folder)).values() for points in of_panel.values()]
+    assert points[-1][:2] == (number, pytest.approx(100 * accuracy, abs=0.01))
 
 
 def test_one_process_learns_the_same_and_a_finished_run_stays_as_it_is(trained, prior, tmp_path):
@@ -350,9 +383,12 @@ def test_rows_that_are_set_aside_by_name_are_not_learned(prior, tmp_path):
     assert not any(one.is_trained for one in coded)
     (row,) = read_logs(tmp_path / "run")
     is_new = ~np.isin(data.val.text_hash.view(np.int64), state["prior"]["trained"])
-    assert row["flat_acc"] == pytest.approx(np.array(right)[is_new].mean())
-    figure = f"{100 * row['flat_acc']:.1f} % (flat) of the validation rows that the prior has not seen"
-    assert figure in said and not is_new.all()
+    _, text, times = np.unique(data.val.text_hash[is_new], return_inverse=True, return_counts=True)
+    right = np.array(right)[is_new]
+    assert row["flat_acc"] == pytest.approx((right / times[text]).sum() / len(times))
+    of_rows = f"; {100 * right.mean():.1f} % of their {len(right)} rows" if len(right) > len(times) else ""
+    assert f"{100 * row['flat_acc']:.1f} % of {len(times)} texts that the model has not seen" in said
+    assert f"{of_rows}; validation texts" in said and not is_new.all()
 
 
 def test_a_text_that_languages_code_differently_gets_the_codes_of_its_own(tmp_path):

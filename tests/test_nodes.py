@@ -83,7 +83,7 @@ def test_a_checkpoint_on_the_node_of_rank_0_is_handed_to_the_other(folders):
     run(TRAIN_MIXER, *FLAGS, "--train-data", train, "--val-data", val, "--save-dir", save_dir)
     first, second = run_on_nodes(folders, *FLAGS, "--eval-only", code=0)
     assert "validation at step 3" in first and not second
-    report = ["--model", "run", "--data", "val.csv", "--resamples", 10]
+    report = ["--model", "run", "--data", "val.csv"]
     first, second = run_on_nodes(folders, *report, script=EVALUATE, code=0)
     assert f"Report: {os.path.join('run', 'evaluation', 'report.md')}" in first and not second
     first, second = run_on_nodes(folders[::-1], *FLAGS, "--eval-only", code=2)

@@ -29,6 +29,12 @@ def a_run(folder, steps=5):
     return str(folder)
 
 
+def texts_in(figure):
+    """All words of a figure and of its panels, with line breaks as blanks."""
+    found = [text.get_text() for text in figure.findobj(lambda x: hasattr(x, "get_text"))]
+    return " ".join(" ".join(found).split())
+
+
 @needs_matplotlib
 def test_one_run_and_several_without_those_that_have_no_rows(tmp_path, capsys):
     one, other, empty = (
@@ -38,19 +44,49 @@ def test_one_run_and_several_without_those_that_have_no_rows(tmp_path, capsys):
         cells = file.read().splitlines()[-1].split(",")
         for i in range(3):  # a step, an epoch, samples that are no numbers
             file.write(",".join([*cells[:i], "inf", *cells[i + 1 :]]) + "\n")
-    assert main([one]) == 0 and capsys.readouterr().out.endswith(f"{one}/curves.png\n")
+    assert main([one]) == 0 and capsys.readouterr().out.endswith(f"\n{one}/curves.svg\n{one}/curves.png\n")
     assert len(read_numbers(f"{one}/logs.csv")) == 5
     assert (tmp_path / "one" / "curves.png").read_bytes().startswith(PNG)
+    assert "<svg" in (tmp_path / "one" / "curves.svg").read_text()
     assert main([one, other, empty, "--output", str(tmp_path / "all.png")]) == 0
-    assert f"{empty}: left out" in capsys.readouterr().err
+    assert "Note: " + f"{empty}: nothing to draw yet" in capsys.readouterr().err
     assert (tmp_path / "all.png").stat().st_size > (tmp_path / "one" / "curves.png").stat().st_size
+    assert (tmp_path / "all.svg").exists()
+    words = texts_in(plot.curves(one, other))
+    assert "one" in words and "other" in words and str(tmp_path) not in words
+
+
+@needs_matplotlib
+def test_each_part_of_a_fit_has_its_panel_and_no_panel_has_one_point(tmp_path):
+    folder = tmp_path / "run"
+    folder.mkdir()
+    log = RunLog(OwnFiles(str(folder)), COLUMNS, 0, -91)
+    rate = {"lr": 1e-3, "samples_per_sec": 50.0, "data_share": 0.0}
+    log.row({"step": -90, "epoch": 0, "samples": 0})
+    for first, last, loss in ((-90, -40, 9.0), (-40, 0, 50.0)):
+        for step in range(first + 10, last + 1, 10):
+            samples = (step - first) * 8
+            log.row({"step": step, "epoch": 0, "samples": samples, "train_loss": loss + step, **rate})
+    log.row({"step": 0, "epoch": 0, "samples": 0, "val_loss": 3.0, "flat_acc": 0.5, "lr": 1e-3})
+    linear, both = "loss, n-grams and linear decoder", "loss, n-grams and both decoders"
+    found = {title: points["train_loss"] for (title, _), points in plot.panels(str(folder)).items()}
+    assert found == {
+        linear: [(step, 9.0 - 90 + step) for step in (10, 20, 30, 40, 50)],
+        both: [(step, 50.0 - 40 + step) for step in (10, 20, 30, 40)],
+    }
+    for step in (5, 10):  # the run continues by steps
+        log.row({"step": step, "epoch": 0, "samples": step * 8, "train_loss": 1.0, "val_loss": 2.0, **rate})
+    found = {title: points for (title, _), points in plot.panels(str(folder)).items()}
+    assert [*found] == [linear, both, "loss", "learning rate", "samples/s"]
+    assert found["loss"] == {"train_loss": [(5, 1.0), (10, 1.0)], "val_loss": [(0, 3.0), (5, 2.0), (10, 2.0)]}
+    assert len(plot.curves(folder).axes) == 5
 
 
 @needs_matplotlib
 def test_a_run_draws_its_own_at_its_end_and_outlives_a_plot_that_fails(tmp_path, monkeypatch):
     train, val = write_rows(tmp_path / "train.csv", 16), write_rows(tmp_path / "val.csv", 6, 100)
     files = ["--train-data", train, "--val-data", val, "--save-dir", tmp_path / "run"]
-    flags = [*files, *TINY, "--batch-size", 8, "--num-epochs"]
+    flags = [*files, *TINY, "--batch-size", 8, "--log-interval", 1, "--num-epochs"]
     run_here(train_mixer.main, *flags, 1)
     assert (tmp_path / "run" / "curves.png").read_bytes().startswith(PNG)
     monkeypatch.setattr(plot, "curves", Mock(side_effect=AttributeError("no such backend")))
@@ -58,13 +94,23 @@ def test_a_run_draws_its_own_at_its_end_and_outlives_a_plot_that_fails(tmp_path,
 
 
 def test_what_cannot_be_drawn_is_said(tmp_path, capsys, monkeypatch):
-    one, empty = a_run(tmp_path / "one"), a_run(tmp_path / "empty", 0)
+    one, empty, begun = (a_run(tmp_path / str(steps), steps) for steps in (5, 0, 1))
+    report = tmp_path / "evaluation" / "report.json"
+    report.parent.mkdir()
+    report.write_text("{}")
     monkeypatch.setattr("histocc.plot.importlib.util.find_spec", lambda name: name)
     for argv, words in (
         ([one, one], "--output names its file"),
-        ([str(tmp_path)], "no run there"),
+        ([one, "--output", "x.pdf"], "name one that ends in .png"),
+        ([str(tmp_path)], "no run there (no logs.csv), and no evaluation (no report.json)"),
         ([str(tmp_path / "nothing")], "no run there"),
-        ([empty], "no run has rows in its log yet"),
+        (
+            [empty],
+            f"nothing to draw yet: its log has no curve of two points. python -m histocc.watch {empty}",
+        ),
+        ([begun], "nothing to draw yet"),
+        ([one, str(report.parent), "--output", "x.png"], "draw them one after the other"),
+        ([str(report.parent)], f"{report}: is damaged, or of another version: evaluate again"),
     ):
         assert main(argv) == 2 and words in capsys.readouterr().err
     monkeypatch.setattr("histocc.plot.importlib.util.find_spec", lambda name: None)

@@ -5,6 +5,7 @@ import pytest
 
 from histocc.evaluate import baseline
 from histocc.evaluate import report as figures
+from histocc.figure import wilson
 from histocc.formatter import cut, hisco_classes, levels_of
 from histocc.model.confidence import Thresholds
 from histocc.text import join_columns
@@ -40,8 +41,8 @@ def test_counts_of_sets(digits):
 
 
 def test_ratios():
-    assert figures.ratios(np.array([10.0, 4, 6, 2, 3])).tolist() == pytest.approx([0.4, 0.75, 6 / 9, 12 / 17])
-    assert figures.ratios(np.array([1.0, 0, 0, 0, 0])).tolist() == [0, 0, 0, 0]
+    assert figures.ratios(np.array([10.0, 4, 6, 2, 3])) == pytest.approx([0.4, 0.75, 6 / 9, 12 / 17])
+    assert figures.ratios(np.array([1.0, 0, 0, 0, 0])) == [0, 0, 0, 0]
 
 
 def rows_of(right, copies):
@@ -51,36 +52,24 @@ def rows_of(right, copies):
     return columns, np.repeat(np.arange(len(copies)), copies)
 
 
-class TestBootstrap:
-    def test_is_that_of_texts_drawn_one_by_one(self):
-        rng = np.random.default_rng(0)
-        columns, text = rows_of(rng.random(60) < 0.6, rng.integers(1, 8, 60))
-        found = figures.measured(columns, text, 4000, 1)
-        by_text = [columns[text == each] for each in range(60)]
-        draws = [np.concatenate([by_text[i] for i in rng.integers(0, 60, 60)]) for _ in range(4000)]
-        naive = np.percentile([draw[:, 1].sum() / len(draw) for draw in draws], [2.5, 97.5])
-        value, low, high = found["over_rows"]["accuracy"]
-        assert value == pytest.approx(columns[:, 1].mean()) and [low, high] == pytest.approx(naive, abs=0.015)
-        assert (found["rows"], found["texts"]) == (len(columns), 60)
-        assert found == figures.measured(columns, text, 4000, 1) != figures.measured(columns, text, 4000, 2)
-
+class TestMeasured:
     def test_over_texts_each_text_weighs_the_same(self):
         columns, text = rows_of([1, 0, 0], [10, 1, 1])
         columns[:5, 1] = 0  # the first text is right in half of its rows
-        found = figures.measured(columns, text, 10, 1)
-        assert found["over_rows"]["accuracy"][0] == pytest.approx(5 / 12)
-        assert found["over_texts"]["accuracy"][0] == pytest.approx(0.5 / 3)
+        found = figures.measured(columns, text)
+        assert found["over_rows"]["accuracy"] == pytest.approx(5 / 12)
+        assert found["over_texts"]["accuracy"] == pytest.approx([0.5 / 3, *wilson(0.5 / 3, 3)])
 
     def test_repeated_rows_make_nothing_surer(self):
         right = np.random.default_rng(2).random(80) < 0.5
         copies = rows_of(right, [1] * 80), rows_of(right, [9] * 80), rows_of(np.repeat(right, 9), [1] * 720)
-        once, often, alone = (figures.measured(*rows, 2000, 3)["over_rows"]["accuracy"] for rows in copies)
+        once, often, alone = (figures.measured(*rows)["over_texts"]["accuracy"] for rows in copies)
         assert often == pytest.approx(once) and alone[2] - alone[1] < 0.5 * (once[2] - once[1])
 
     def test_rows_of_zeros_take_no_part(self):
         columns, text = rows_of([1, 0, 1], [1, 2, 3])
-        left = figures.measured(columns * (text != 1)[:, None], text, 10, 1)
-        assert (left["rows"], left["texts"], left["over_rows"]["accuracy"]) == (4, 2, [1, 1, 1])
+        left = figures.measured(columns * (text != 1)[:, None], text)
+        assert (left["rows"], left["texts"], left["over_rows"]["accuracy"]) == (4, 2, 1)
 
 
 def test_each_code_and_macro_f1_against_plain_loops():
@@ -102,19 +91,8 @@ def test_each_code_and_macro_f1_against_plain_loops():
         often = max(map(mistakes.count, mistakes))
         assert mistakes.count(row["most_frequent_mistake"]) == often
         expected.append(f1)
-    text = np.arange(90) // 2
-    value, low, high = figures.macro_f1(kinds, len(names), np.ones(90), text, 300, 1)
-    assert value == pytest.approx(np.mean(expected)) and low < value < high
-    rows, wrong = np.arange(300), rng.random(300) < 0.3  # codes of three rows each
-    true, pred = (
-        rows << 32 | codes for codes in (rows // 3, np.where(wrong, (rows // 3 + 7) % 100, rows // 3))
-    )
-    rare = [true[~wrong], pred[wrong], true[wrong]]
-    value, low, high = figures.macro_f1(rare, 100, np.ones(300), rows, 300, 1)
-    assert abs((low + high) / 2 - value) < (high - low) / 10
-    value, low, high = figures.macro_f1(kinds, len(CODES), np.ones(90), text, 300, 1)
-    halves = figures.macro_f1(kinds, len(CODES), np.full(90, 0.5), text, 300, 1)
-    assert halves == pytest.approx([value, low, high])
+    assert figures.macro_f1(kinds, len(names), np.ones(90)) == pytest.approx(np.mean(expected))
+    assert figures.macro_f1(kinds, len(names), np.full(90, 0.5)) == pytest.approx(np.mean(expected))
 
 
 @pytest.mark.parametrize(
@@ -139,12 +117,12 @@ def test_levels_are_those_of_the_codes(codes, asked, separator, numbers):
 def test_classes_of_codes():
     """Smith (HISCLASS 7), farmer, and no code; a code without classes takes no part."""
     classes, true, pred = hisco_classes(), ["83110", "61110", "83110", "-1"], ["83110", "83110", "", "83110"]
-    found = figures.class_errors(true, pred, np.arange(4), 50, 1)
+    found = figures.class_errors(true, pred)
     is_right = classes["hisclass"]["61110"] == classes["hisclass"]["83110"]
-    assert found["hisclass_right"][0] == pytest.approx((1 + is_right) / 3)
+    assert found["hisclass_right"] == pytest.approx((1 + is_right) / 3)
     gap = (float(classes["hiscam"]["83110"]) - float(classes["hiscam"]["61110"])) / 2
-    assert found["hiscam_error"][0] == pytest.approx(gap)
-    assert found["hiscam_absolute_error"][0] == pytest.approx(abs(gap))
+    assert found["hiscam_error"] == pytest.approx(gap)
+    assert found["hiscam_absolute_error"] == pytest.approx(abs(gap))
 
 
 def test_calibration():
@@ -158,6 +136,9 @@ def test_calibration():
             inside = (confidence <= one["to"]) & ((confidence > one["from"]) | (one["from"] == 0))
             assert one["rows"] == inside.sum() and one["accuracy"] == pytest.approx(right[inside].mean())
             error += abs(((right - confidence) * each)[inside].sum())
+            assert one["texts"] == pytest.approx(weight[inside].sum())
+            gap = one["accuracy_over_texts"] - one["confidence_over_texts"]
+            assert gap == pytest.approx(((right - confidence) * weight)[inside].sum() / one["texts"])
         assert found[f"expected_calibration_error{name}"] == pytest.approx(error / each.sum()) and error > 0
     assert sum(one["rows"] for one in found["bins"]) == 304
 
@@ -205,15 +186,30 @@ def test_best_thresholds_against_plain_loops(at_least_one, at_most):
         assert found[name]["rows"] == part.sum()
 
 
-def test_confusions_count_texts_before_rows():
+def test_confusions_count_rows_before_texts():
     rows = Rows([[0, -1], [0, -1], [0, -1], [1, -1], [1, -1], [0, -1]], [7, 7, 7, 1, 2, 3])
     answers = [["b"], ["b"], ["b"], [], [], ["a"]]
-    b, a = figures.confusions(np.arange(5), answers, ["a", "b"], rows, {"a": "Smith"})
+    a, b = figures.confusions(np.arange(5), answers, ["a", "b"], rows, {"a": "Smith"})
     assert b == {"true": "b", "predicted": "", "titles": ["", ""], "rows": 2, "texts": 2} | {
         "examples": ["text 3", "text 4"]
     }
     same = {"true": "a", "predicted": "b", "titles": ["Smith", ""], "rows": 3, "texts": 1}
     assert a == same | {"examples": ["text 0"]}
+
+
+def test_what_can_be_coded_automatically():
+    """The most texts with at most 5 and 10 % wrong answers, and the confidence from which they are."""
+    rng = np.random.default_rng(6)
+    conf = rng.permutation(np.linspace(0.2, 1, 400))
+    right, weight = rng.random(400) < conf, rng.random(400)
+    for found, error in zip(figures.automatic(conf, right, weight), (0.05, 0.1), strict=True):
+        kept = conf >= found["conf"]
+        shares = {limit: (weight * (conf >= limit)).sum() / weight.sum() for limit in conf}
+        wrong = {limit: np.average(~right, weights=weight * (conf >= limit)) for limit in conf}
+        assert found["errors"] == error >= wrong[found["conf"]] and found["rows"] == kept.mean()
+        assert found["texts"] == pytest.approx(max(shares[x] for x in conf if wrong[x] <= error))
+    few = figures.automatic(np.array([0.9, 0.1]), np.array([True, False]), np.ones(2))
+    assert [each["conf"] for each in few] == [None, None]  # one right answer shows nothing
 
 
 FARMER, SMITH, TAILOR = "61110", "83110", "79100"

@@ -43,7 +43,7 @@ def test_view_of_a_live_run(run):
         "█▁▅ 1.5000  lowest 1.0000",
         "320 samples/s · learning rate 1.00e-04",
         "validation  ▁ 0.9000  lowest 0.9000",
-        "seq_acc 50.0% · token_acc 75.0% · flat_acc 0.0%",
+        "seq_acc 50.0 % · token_acc 75.0 % · flat_acc 0.0 %",
         "time left   2m20s",  # 700 steps of 64 at 320 samples/s
         "state       running",
         "Note: something to look at",
@@ -64,7 +64,7 @@ def test_a_row_of_both_kinds_is_shown_once(run):
     folder, log = run
     log.row({**ROW, "step": 400, "samples": 25600, "train_loss": 1.0, "val_loss": 0.8, "seq_acc": 0.6})
     text, _ = view(folder)
-    assert text.count("320 samples/s") == text.count("seq_acc 60.0%") == 1
+    assert text.count("320 samples/s") == text.count("seq_acc 60.0 %") == 1
 
 
 def test_it_looks_until_the_run_ends(run, capsys):

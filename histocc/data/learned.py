@@ -35,6 +35,7 @@ def entries(data: PreparedData, *earlier: dict[str, Any] | None) -> dict[str, An
         "lines": [line for line in report_lines(report) if line[:4] not in ("Note", "    ")],
         "files": [file["path"] for file in report["files"]],
         "rows": {part: report.get(f"{part}_rows", 0) for part in ("train", "val", "test")},
+        "texts": len(np.unique(data.train.text_hash)),  # for training
         "rare_codes": len(report["rare_codes"]),
         "rows_of_codes": code_counts(data.train, len(data.codes)).tolist(),  # in the order of the key
     }

@@ -316,6 +316,12 @@ def language_name(cell: str) -> str:
     return _LANGUAGES_BY_NAME.get(name, name)
 
 
+def english_name(language: str) -> str:
+    """Return the English name of a language of the published models; of others, their own name."""
+    of_language = {name: others for name, *others in map(str.split, _LANGUAGES.split(";"))}
+    return next((x.capitalize() for x in of_language.get(language, []) if len(x) > 4), language)
+
+
 class Languages(dict):
     """The numbers of languages, by cell of their column; 0 is `unk`. renamed: cells with another name."""
 

@@ -43,7 +43,9 @@ from histocc.data.rows import OUTSIDE_KEY, csv_text, hold_numbers, language_name
 from histocc.data.tables import read_chunks, table_format
 from histocc.evaluate import baseline
 from histocc.evaluate import report as report_of
+from histocc.evaluate.compare import ANSWERS, DIGITS, PARTS, answers_csv
 from histocc.evaluate.report import BY_CODE, JSON, MARKDOWN, MIN_ROWS, REJECTED, Report
+from histocc.figure import ENTRY, OTHER, TEST, VALIDATION, Figure, may_have_seen
 from histocc.formatter import BlockyFormatter, cut, hisco_key, levels_of
 from histocc.job.card import CARD, write_card
 from histocc.job.model import load_on_all
@@ -51,7 +53,7 @@ from histocc.model.confidence import Thresholds
 from histocc.predict.coder import Coded, Coder, training_data
 from histocc.predict.config import Cores, Published
 from histocc.predict.decoders import DECODERS, MEASURED, RANKED
-from histocc.predict.fitting import fit_confidence
+from histocc.predict.fitting import fit_confidence, rows_right
 from histocc.published import models
 from histocc.published.formats import KINDS, SETTINGS, WEIGHTS, files_of, load_content
 from histocc.runtime import checkpoint, files
@@ -126,8 +128,7 @@ class EvaluateConfig(Reading, Published, Processes, Cores):
         None, "titles of codes that are not HISCO's: a table as for predict", metavar="FILE"
     )
     batch_size: Count = flag(256, "rows at once per process")
-    resamples: Count = flag(1000, "draws of the bootstrap")
-    seed: CountOrZero = flag(1, "seed of the bootstrap")
+    seed: CountOrZero = flag(1, "seed of the sample of --baseline, from 500,000 training rows on")
 
 
 def get_args_parser() -> Parser:
@@ -220,7 +221,7 @@ def prepare_rows(
     raise_if_any(files.save_path_problems(output))
     own = files.OwnFiles(output, args.overwrite)
     fitted = [FITTED] * (shared and (args.fit_confidence or args.fit_thresholds))
-    paths = [own.path(name) for name in (JSON, MARKDOWN, REJECTED, BY_CODE, *fitted)]
+    paths = [own.path(name) for name in (JSON, MARKDOWN, REJECTED, BY_CODE, ANSWERS, *fitted)]
     unfinished = None if os.path.lexists(own.path(JSON)) else own  # its own files may be replaced
     inputs |= {args.key: "the file of --key"}
     raise_if_any(files.problems(paths, inputs, args.overwrite, unfinished))
@@ -245,7 +246,9 @@ def prepare_rows(
     raise UserError(f"{', '.join(args.data)}: no row can be evaluated ({'; '.join(kinds)}){hint}")
 
 
-def data_facts(settings: PrepareSettings, state: dict, data: PreparedData, rows: SomeRows) -> dict:
+def data_facts(
+    settings: PrepareSettings, state: dict, data: PreparedData, rows: SomeRows, is_test: bool
+) -> dict:
     """Return the facts about the data: rows that are evaluated and rows that are not, and how many of the
     texts the run was trained and validated on (None if that is not known).
     """
@@ -260,8 +263,9 @@ def data_facts(settings: PrepareSettings, state: dict, data: PreparedData, rows:
         "rows": len(rows),
         "texts": len(texts),
         "share_val": settings.share_val,
-        "test_part": len(rows) < len(rows.rows),
-        "other_part_rows": len(data.train) + len(data.val) - len(rows),
+        "test_part": is_test,
+        "other_part_rows": len(data.train) + len(data.val) - (len(rows) if is_test else len(rows.rows)),
+        "learned_rows": 0 if is_test else len(rows.rows) - len(rows),
         "rejected": data.report["rejected"],
         "rows_outside_key": data.report["rows_outside_key"][rows.rows.part],
         "unknown_languages": {
@@ -287,22 +291,24 @@ def with_prior_texts(state: dict) -> dict:
     return {**state, "trained": torch.cat([state["trained"], prior["trained"]]).unique()}
 
 
-def chosen_rows(args: EvaluateConfig, data: PreparedData, state: dict) -> SomeRows:
-    """Return the rows to evaluate: all that --share-val takes or, without it, the test part of the training,
-    rows of texts that were not learned, if three quarters as many texts as in its data were learned, or more;
-    another table may share some.
+def chosen_rows(args: EvaluateConfig, data: PreparedData, state: dict) -> tuple[SomeRows, bool]:
+    """Return (the rows to evaluate, whether they are the test part of the training): of all, or those that
+    --share-val takes, the ones whose texts the model was not trained on; with --share-val 1 all. Of a table
+    that holds three quarters of the texts of the training, or more, only the test part, if there is one.
     """
-    rows = data.train if args.share_val is None else data.val
+    rows, share = data.train if args.share_val is None else data.val, (args.asked or args).share_val
     index = np.arange(len(rows))
-    has_test = "trained" in state and any(state["args"].get(name) for name in OF_TEST)
-    if has_test and (args.asked or args).share_val is None:
+    if share == 1 or "trained" not in state:
+        return SomeRows(rows, index), False
+    if share is None and any(state["args"].get(name) for name in OF_TEST):
         learned = np.concatenate([state["trained"], state["validated"]])
         is_learned = np.isin(rows.text_hash.view(np.int64), learned)
         old, texts = (len(np.unique(some)) for some in (rows.text_hash[is_learned], rows.text_hash))
         parts = state["data"]["rows"]
         if old >= 0.75 * (1 - parts["test"] / sum(parts.values())) * texts:
-            index = np.flatnonzero(~is_learned)
-    return SomeRows(rows, index)
+            return SomeRows(rows, np.flatnonzero(~is_learned)), True
+    is_learned = np.isin(rows.text_hash.view(np.int64), state["trained"])
+    return SomeRows(rows, np.flatnonzero(~is_learned)), False
 
 
 def new_rows(args: EvaluateConfig, rows: RowSet, state: dict) -> np.ndarray:
@@ -377,9 +383,9 @@ def run(args: EvaluateConfig, world: World) -> None:
     target = os.path.join(output, FITTED) if shared else file  # of what is fitted
     data = preparing.on_every_node(settings, output, folder, world, world.give_up_if_asked)
     learned = with_prior_texts(state)
-    rows = chosen_rows(args, data, learned)
+    rows, is_test = chosen_rows(args, data, learned)
     is_new = new_rows(args, rows, learned)
-    facts = data_facts(settings, learned, data, rows)
+    facts = data_facts(settings, learned, data, rows, is_test)
     world.print(*report_lines(data.report)[:1], *report_of.data_lines(facts), sep="\n")
     precision = Precision("float32", world.device)  # as in training
     precision.use()
@@ -393,25 +399,34 @@ def run(args: EvaluateConfig, world: World) -> None:
     coded = code_texts(world, coder, rows, data.languages, forked)
     stored: dict[str, Any] = {}  # entries for the checkpoint
     if coded is not None:  # only on rank 0
-        what = {"file": file, "step": state.get("step"), "system": state["system"]}
+        name = args.model if shared else os.path.abspath(args.model)
+        what = {"name": name, "file": file, "step": state.get("step"), "system": state["system"]}
         texts = coder.confidence.texts
         what |= {"codes": len(state["key"]), "confidence_texts": texts}
         what["decoder"] = DECODERS[coder.best_decoder].in_report
-        report = {"model": what, "data": facts, "resamples": args.resamples}
+        report = {"model": what, "data": facts}
         levels = levels_of(data.codes, formatter.within_block_sep, args.levels or [])
         groups = groups_of(settings, levels, data, rows, learned)
         titles = read_descriptions(args.descriptions, data.codes, formatter)
-        how = formatter, data, rows, groups, levels, titles, args.resamples, args.seed
-        report |= {"seed": args.seed, "levels": f"parts between {levels[0]}" if levels[0] else "digits"}
+        how = formatter, data, rows, groups, levels, titles
+        seen = facts["texts_validated_on"] == facts["texts"]
+        source = TEST if facts["test_part"] else VALIDATION if seen else OTHER
+        unsure = may_have_seen(state) or "model" * ("trained" not in state)
+        answers = [coded[coder.best_decoder][text] for text in coded["of_row"].tolist()]
+        right, texts = rows_right(answers, rows, data), rows.text_hash
+        figure = Figure.measured(right[is_new], texts[is_new], source, coder.best_decoder, unsure)
+        report[ENTRY] = figure and figure._asdict()
+        report |= {"levels": f"{PARTS}{levels[0]}" if levels[0] else DIGITS}
         report |= {"decoders": decoder_figures(args, coder, coded, how, is_new)}
         report["made_by"] = checkpoint.made_by()
         if args.baseline and (trained := training_rows(file, state)):
             world.print("Baseline: a linear support vector machine is fitted to the training rows")
             svm, answers = baseline.compared(trained, data, rows, args.seed, forked.check)
             report["baseline"] = svm | baseline_figures(answers, how)
-        write_report(report, data.folder, files.OwnFiles(output, args.overwrite))
+        table = answers_csv(coded[coder.best_decoder], coded["of_row"], data, rows, groups)
+        write_report(report, table, data.folder, files.OwnFiles(output, args.overwrite))
         if not shared and is_for_card(file, state, facts):
-            write_card(file, report_of.card_figures(report))
+            write_card(file, figure, report_of.card_figures(report))
             world.print(f"Figures: written into {os.path.join(os.path.dirname(file), CARD)}")
         world.print(*report_of.summary_lines(report), f"Report: {os.path.join(output, MARKDOWN)}", sep="\n")
         if args.fit_thresholds:
@@ -425,7 +440,8 @@ def run(args: EvaluateConfig, world: World) -> None:
         loaded = model, formatter, state | stored
         how = world, args.batch_size, precision
         found = fit_confidence(target, loaded, [*MEASURED, RANKED], rows, is_new, data, *how)
-        stored |= found or {}
+        if found and world.is_main:
+            stored |= {**found, ENTRY: state.get(ENTRY) or report[ENTRY]}
     if stored and world.is_main:
         if shared:
             files.OwnFiles(output, args.overwrite).claim(FITTED)
@@ -442,9 +458,7 @@ def baseline_figures(answers: list[frozenset[str]], how: tuple[Any, ...]) -> dic
     sets = [Coded(sorted(codes), [], None) for codes in answers]
     formatter, data, rows, _, *others = how
     figures = report_of.decoder_report(sets, np.arange(len(sets)), formatter, data, rows, {}, *others)
-    levels = figures["by_digits"]
-    accuracy = {over: levels[-1][over]["accuracy"] for over in ("over_rows", "over_texts")}
-    return {"by_digits": levels} | accuracy
+    return {"by_digits": figures["by_digits"]}
 
 
 def is_for_card(file: str, state: dict, facts: dict) -> bool:
@@ -514,13 +528,13 @@ def decoder_figures(
         figures["linear"]["codes_above"] = str(coder.thresholds)
         logits, numbers = (np.stack(values)[of_row] for values in zip(*coded["outputs"]))
         among = (rows.codes[:, :, None] == numbers[:, None, :5]).any(2) | (rows.codes < 0)
-        right, weights = among.all(1) & ~np.isnan(logits[:, 0]), {"over_rows": np.ones(len(rows))}
+        right = among.all(1) & ~np.isnan(logits[:, 0])
         _, text, times = np.unique(rows.text_hash, return_inverse=True, return_counts=True)
-        weights["over_texts"] = 1 / times[text]
-        figures["linear"]["first_five"] = {
-            over: report_of.mean_of(right, weight, text, args.resamples, args.seed)
-            for over, weight in weights.items()
+        five = {
+            "over_rows": float(right.mean()),
+            "over_texts": float(np.average(right, weights=1 / times[text])),
         }
+        figures["linear"]["first_five"] = five
         if args.fit_thresholds:
             of_language = {name: is_new & (rows.language == i) for i, name in enumerate(data.languages)}
             groups = {name: part for name, part in of_language.items() if part.sum() >= MIN_ROWS}
@@ -532,11 +546,12 @@ def decoder_figures(
     return figures
 
 
-def write_report(report: dict, folder: str, own: files.OwnFiles) -> None:
-    """Write the files of a report; folder: of the prepared rows. Raises OSError."""
+def write_report(report: dict, answers: str, folder: str, own: files.OwnFiles) -> None:
+    """Write the files of a report; answers: a table; folder: of the prepared rows. Raises OSError."""
     with open(os.path.join(folder, REJECTED), encoding="utf-8", newline="") as source:
         texts = {REJECTED: source.read(), MARKDOWN: report_of.markdown(report)}
     table = next(iter(report["decoders"].values()))["by_code"]
+    texts[ANSWERS] = answers
     texts[BY_CODE] = csv_text([list(table[0]), *(each.values() for each in table)]).decode()
     texts[JSON] = json.dumps(report, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
     # report.json is the last one: without it the others are those of a process that was killed

@@ -5,9 +5,10 @@ counted for each row; all measures are ratios of their sums.
 """
 
 import json
+import math
 import os
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -15,42 +16,33 @@ import torch
 
 from histocc.data.arrays import PreparedData, RowSet, SomeRows
 from histocc.data.rows import OUTSIDE_KEY
+from histocc.figure import ENTRY, Figure, percent, wilson
 from histocc.formatter import BlockyFormatter, cut, hisco_classes
 from histocc.model.confidence import BINS, Thresholds, bin_of, calibration_error, curve
 from histocc.predict.coder import Coded
 from histocc.predict.decoders import DECODERS
+from histocc.runtime.log import highlighted
 
 JSON, MARKDOWN, REJECTED, BY_CODE = "report.json", "report.md", "rejected_rows.csv", "by_code.csv"
 TITLES = {decoder.in_report: decoder.title for decoder in DECODERS.values()}
-SHOWN = [(over, what) for what in ("accuracy", "macro_f1") for over in ("over_texts", "over_rows")]
 COLUMNS = ("counted", "right", "tp", "fp", "fn")
 MEASURES = ("accuracy", "precision", "recall", "f1")
-GROUPS = {
-    "by_codes": "number of codes",
-    "by_major_group": "major group",
-    "by_training": "text and codes in training",
-}
-GROUPS |= {"by_frequency": "rows of the code in training"}
-PERCENTILES = (2.5, 97.5)  # 95 % intervals of the bootstrap
+ERRORS = (0.05, 0.1)  # shares of wrong answers at which the share that is coded automatically is given
 GRID = np.arange(1, 50) / 50  # thresholds that are compared: 0.02, 0.04 … 0.98
 MIN_ROWS = 100  # a language with fewer rows gets no threshold of its own
 MAX_CONFUSIONS, MAX_EXAMPLES = 20, 3
+MAX_SHOWN, MAX_COSTLY = 10, 8  # lines of a table of groups; of one of codes or confusions
 NO_CODE = "(no code)"
 Groups = dict[str, tuple[np.ndarray, Sequence]]  # by name: the number of each row's group, and their labels
 
 METHOD = """\
 ## How it is counted
 
-- A row is right (accuracy) if the set of predicted codes is the set of its codes, in any order. Precision,
-  recall and F1 count codes, summed over rows. Macro-F1 is the mean of the F1 of each code that is true or
-  predicted; a draw of the bootstrap that lacks a code keeps its F1, and its interval is corrected for bias.
-  At a level codes are cut to their first digits or parts, and those of a row that become equal count once;
-  -1, -2, -3 and ? are never cut.
-- Over distinct texts, each text (case and blanks aside) weighs the same however many rows have it. In
-  brackets: 95 % intervals of {resamples:,} bootstrap draws of texts with all their rows (seed {seed}).
-- Confidence: the probability that exactly these codes are right{fitted}. Expected calibration error: the mean
-  distance between confidence and accuracy of their bin. With few texts it is some points even
-  if confidence is exactly right.
+A row is right if the set of predicted codes is the set of its codes, in any order. Each text (case and blanks
+aside) weighs the same, however many rows have it. In brackets: 95 % intervals of as many independent texts
+(Wilson). Macro-F1 is the mean of the F1 of each code that is true or predicted. At a level codes are cut to
+their first digits or parts; -1, -2, -3 and ? are never cut. Expected: the mean confidence, the probability
+that exactly these codes are right{fitted}.
 """
 
 
@@ -67,85 +59,46 @@ def row_counts(n: int, pred: np.ndarray, true: np.ndarray) -> np.ndarray:
     return np.stack([np.ones(n), (fp + fn == 0), tp, fp, fn], axis=1).astype(np.float64)
 
 
-def ratios(sums: np.ndarray) -> np.ndarray:
-    """Return MEASURES [..., 4] of summed COLUMNS [..., 5]; 0 if the denominator is 0."""
-    counted, right, tp, fp, fn = np.moveaxis(sums, -1, 0)
+def ratios(sums: np.ndarray) -> list[float]:
+    """Return MEASURES of summed COLUMNS, float64 [5]; 0 if the denominator is 0."""
+    counted, right, tp, fp, fn = sums.tolist()
     pairs = [(right, counted), (tp, tp + fp), (tp, tp + fn), (2 * tp, 2 * tp + fp + fn)]
-    parts = [np.divide(part, of, out=np.zeros(np.shape(part)), where=of > 0) for part, of in pairs]
-    return np.stack(parts, axis=-1)
+    return [part / of if of else 0.0 for part, of in pairs]
 
 
-def measured(columns: np.ndarray, text: np.ndarray, resamples: int, seed: int) -> dict:
-    """Return accuracy, precision, recall and F1 with 95 % intervals, over rows and over distinct texts.
-
-    Rows with the same text are not independent, so the bootstrap draws texts, with all their rows. Texts with
-    the same sums are interchangeable, so a draw is one multinomial over the distinct sums, whatever the
-    number of texts.
+def measured(columns: np.ndarray, text: np.ndarray) -> dict:
+    """Return accuracy, precision, recall and F1 over rows and over distinct texts. The accuracy over texts
+    has the 95 % interval of a share of independent texts, as the figure of the model has it.
 
     Args:
         columns: COLUMNS of each row, float64 [N, 5]; rows of zeros take no part.
         text: number of each row's text, int64 [N], from 0 on; over texts each weighs 1, shared by its rows.
-        resamples, seed: number of draws and seed of the bootstrap.
 
     Returns:
-        {"rows", "texts", "over_rows", "over_texts"}, the last two {measure: [value, low, high]}.
+        {"rows", "texts", "over_texts", "over_rows"}, the last two {measure: value}, but for the accuracy over
+        texts, which is [value, low, high].
     """
-    sums = np.stack([np.bincount(text, weights=column) for column in columns.T], axis=1).astype(np.int64)
+    sums = np.stack([np.bincount(text, weights=column) for column in columns.T], axis=1)
     sums = sums[sums[:, 0] > 0]  # [T, 5]
-    number = np.zeros(len(sums), dtype=np.int64)  # the same for equal sums; going by columns is faster
-    for column in sums.T:
-        number = np.unique(number * (column.max() + 1) + column, return_inverse=True)[1]
-    _, first, times = np.unique(number, return_index=True, return_counts=True)
-    kinds, texts = sums[first], len(sums)  # [P, 5]
-    both = np.concatenate([kinds, kinds / kinds[:, :1]], axis=1)  # [P, 10]
-    drawn = np.random.default_rng(seed).multinomial(texts, times / texts, size=resamples) @ both  # [R, 10]
-    figures: dict[str, Any] = {"rows": int(columns[:, 0].sum()), "texts": texts}
-    for name, place in (("over_rows", slice(0, 5)), ("over_texts", slice(5, 10))):
-        value, draws = ratios(times @ both[:, place]), ratios(drawn[:, place])
-        intervals = np.stack([value, *np.percentile(draws, PERCENTILES, axis=0)], axis=1)
-        figures[name] = dict(zip(MEASURES, intervals.tolist()))
-    return figures
+    over_texts, over_rows = (
+        dict[str, Any](zip(MEASURES, ratios(each.sum(0)))) for each in (sums / sums[:, :1], sums)
+    )
+    over_texts["accuracy"] = [share := over_texts["accuracy"], *wilson(share, len(sums))]
+    counts = {"rows": int(sums[:, 0].sum()), "texts": len(sums)}
+    return counts | {"over_texts": over_texts, "over_rows": over_rows}
 
 
-def interval(of: Callable[[np.ndarray], float], texts: int, resamples: int, seed: int) -> list[float]:
-    """Return [value, low, high] of any figure by the same bootstrap, text by text, which is slower than
-    `measured`. The interval is corrected for bias: draws are moved by as much as their mean is off the value.
-    of: returns the figure by how often each text is drawn, int64 [texts].
-    """
-    rng, value = np.random.default_rng(seed), of(np.ones(texts, dtype=np.int64))
-    draws = [of(np.bincount(rng.integers(texts, size=texts), minlength=texts)) for _ in range(resamples)]
-    return [value, *(np.percentile(draws, PERCENTILES) + value - np.mean(draws)).tolist()]
-
-
-def mean_of(values: np.ndarray, weight: np.ndarray, text: np.ndarray, *how: int) -> list[float]:
-    """Return the weighted mean of the values of rows (float or bool [N]), with its interval."""
-    sums = weight * values
-    return interval(lambda times: float(times[text] @ sums / (times[text] @ weight)), text.max() + 1, *how)
-
-
-def macro_f1(
-    kinds: list[np.ndarray], codes: int, weight: np.ndarray, text: np.ndarray, *how: int
-) -> list[float]:
-    """Return macro-F1 with its interval. A code that a draw lacks keeps its F1, since rare codes are often
-    wrong, and draws without them would be too good. Draws are lower on average, as they repeat texts.
+def macro_f1(kinds: list[np.ndarray], codes: int, weight: np.ndarray) -> float:
+    """Return the mean F1 of the codes that are true or predicted.
 
     Args:
         kinds: pairs of rows and codes that are right, only predicted, and only true.
         codes: number of codes.
-        weight, text: float [N], int64 [N], of each row.
+        weight: float [N], of each row.
     """
-    pairs = np.concatenate(kinds)
-    place = (pairs & 0xFFFFFFFF) + codes * np.repeat(range(3), list(map(len, kinds)))
-    of_text, weights = text[pairs >> 32], weight[pairs >> 32]
-
-    def f1(times: np.ndarray, lacking: np.ndarray) -> np.ndarray:
-        tp, fp, fn = np.bincount(place, weights * times[of_text], 3 * codes).reshape(3, codes)
-        total = 2 * tp + fp + fn
-        return np.divide(2 * tp, total, out=lacking.copy(), where=total > 0)
-
-    whole = f1(np.ones(text.max() + 1), np.full(codes, np.nan))  # NaN: neither true nor predicted
-    found = interval(lambda times: float(np.nanmean(f1(times, whole))), text.max() + 1, *how)
-    return [min(max(figure, 0.0), 1.0) for figure in found]
+    tp, fp, fn = (np.bincount(pairs & 0xFFFFFFFF, weight[pairs >> 32], codes) for pairs in kinds)
+    total = 2 * tp + fp + fn
+    return float((2 * tp[total > 0] / total[total > 0]).mean())
 
 
 def code_table(kinds: list[np.ndarray], names: list[str], titles: dict[str, str]) -> list[dict]:
@@ -159,14 +112,16 @@ def code_table(kinds: list[np.ndarray], names: list[str], titles: dict[str, str]
         mistakes.setdefault(pair & 0xFFFFFFFF, Counter()).update(instead.get(pair >> 32, [NO_CODE]))
     found, rows = [], tp + fn
     for code in np.argsort(-rows, kind="stable")[: np.count_nonzero(rows)].tolist():
-        values = ratios(np.array([1, 0, tp[code], fp[code], fn[code]])).tolist()
+        values = ratios(np.array([1, 0, tp[code], fp[code], fn[code]]))
         first = {"code": names[code], "title": titles.get(names[code], ""), "rows": int(rows[code])}
+        first |= {"missed": int(fn[code]), "wrongly_given": int(fp[code])}
         often = mistakes.get(code, Counter([""])).most_common(1)[0][0]
-        found.append(first | dict(zip(MEASURES[1:], values[1:])) | {"most_frequent_mistake": often})
+        last = {"most_frequent_mistake": often, "title_of_mistake": titles.get(often, "")}
+        found.append(first | dict(zip(MEASURES[1:], values[1:])) | last)
     return found
 
 
-def class_errors(true: list[str], pred: list[str], text: np.ndarray, *how: int) -> dict[str, list[float]]:
+def class_errors(true: list[str], pred: list[str]) -> dict[str, float]:
     """Return how often the HISCLASS of the first code is right, and how far its HISCAM is off, over the rows
     whose codes have one. true, pred: the first code of each row, "" for none.
     """
@@ -175,17 +130,13 @@ def class_errors(true: list[str], pred: list[str], text: np.ndarray, *how: int) 
         of_code = hisco_classes()[name]
         return [np.array([of_code.get(code, "") for code in codes]) for codes in (true, pred)]
 
-    def mean(values: np.ndarray, known: np.ndarray) -> list[float]:
-        of_text = np.unique(text[known], return_inverse=True)[1]
-        return mean_of(values, np.ones(len(values)), of_text, *how)
-
     (true_class, pred_class), (true_cam, pred_cam) = classes("hisclass"), classes("hiscam")
     found, both = {}, (true_cam != "") & (pred_cam != "")
     if (known := true_class != "").any():
-        found["hisclass_right"] = mean((true_class == pred_class)[known], known)
+        found["hisclass_right"] = float((true_class == pred_class)[known].mean())
     if both.any():
         gap = pred_cam[both].astype(float) - true_cam[both].astype(float)
-        found |= {"hiscam_error": mean(gap, both), "hiscam_absolute_error": mean(np.abs(gap), both)}
+        found |= {"hiscam_error": float(gap.mean()), "hiscam_absolute_error": float(np.abs(gap).mean())}
     return found
 
 
@@ -193,22 +144,31 @@ def calibration(conf: np.ndarray, right: np.ndarray, weight: np.ndarray) -> dict
     """Return how often answers of each confidence are right, in bins (`bin_of`), and the expected calibration
     error over rows and, by the weight of each, over texts. All arguments are float or bool [N].
     """
-    place = bin_of(conf)
-    rows, sure, good = (np.bincount(place, values, BINS) for values in (np.ones(len(conf)), conf, right))
-    return {
-        "bins": [
-            {
-                "from": i / BINS,
-                "to": (i + 1) / BINS,
-                "rows": int(rows[i]),
-                "confidence": float(sure[i] / rows[i]),
-                "accuracy": float(good[i] / rows[i]),
-            }
-            for i in np.flatnonzero(rows)
-        ],
-        "expected_calibration_error": calibration_error(conf, right, np.ones(len(conf))),
-        "expected_calibration_error_over_texts": calibration_error(conf, right, weight),
-    }
+    place, bins = bin_of(conf), []
+    for i in np.unique(place).tolist():
+        inside = place == i
+        found = {"from": i / BINS, "to": (i + 1) / BINS, "rows": int(inside.sum())}
+        found |= {"confidence": float(conf[inside].mean()), "accuracy": float(right[inside].mean())}
+        for name, values in (("confidence", conf), ("accuracy", right)):
+            found[f"{name}_over_texts"] = float(np.average(values[inside], weights=weight[inside]))
+        bins.append(found | {"texts": float(weight[inside].sum())})
+    errors = [calibration_error(conf, right, each) for each in (np.ones(len(conf)), weight)]
+    names = "expected_calibration_error", "expected_calibration_error_over_texts"
+    return {"bins": bins} | dict(zip(names, errors))
+
+
+def automatic(conf: np.ndarray, right: np.ndarray, weight: np.ndarray) -> list[dict]:
+    """Return for each of ERRORS the least confidence from which on no more answers are wrong ("conf", None if
+    none shows it) and the share of texts and of rows that have it. All arguments: float or bool [N].
+    """
+    points, found = curve(conf, right, weight, len(conf)), []
+    for error in ERRORS:
+        least = 1 / (error * weight.sum())  # fewer texts cannot show it
+        reached = [(share, limit) for limit, share, good in points if good >= 1 - error and share >= least]
+        share, limit = max(reached, default=(0.0, None))
+        rows = 0.0 if limit is None else float((conf >= limit).mean())
+        found.append({"errors": error, "conf": limit, "texts": share, "rows": rows})
+    return found
 
 
 def best_thresholds(
@@ -246,7 +206,7 @@ def confusions(
     wrong: np.ndarray, answers: list[list[str]], codes: list[str], rows: RowSet, titles: dict[str, str]
 ) -> list[dict]:
     """Return the most frequent pairs of a true set of codes and another that was answered instead, as text:
-    first the pairs of the most distinct texts, then those of the most rows, then by name.
+    first the pairs of the most rows, then those of the most distinct texts, then by name.
 
     Args:
         wrong: numbers of the wrong rows, int64, ascending.
@@ -259,12 +219,12 @@ def confusions(
         pair = tuple("&".join(sorted(some)) for some in (true, set(answers[row])))
         number[pair] += 1
         seen.setdefault(pair, {}).setdefault(int(rows.text_hash[row]), row)
-    order = sorted(number, key=lambda pair: (-len(seen[pair]), -number[pair], pair))[:MAX_CONFUSIONS]
+    order = sorted(number, key=lambda pair: (-number[pair], -len(seen[pair]), pair))[:MAX_CONFUSIONS]
     return [
         {
             "true": pair[0],
             "predicted": pair[1],
-            "titles": ["; ".join(titles.get(code, "") for code in some.split("&")) for some in pair],
+            "titles": ["; ".join(filter(None, map(titles.get, some.split("&")))) for some in pair],
             "rows": number[pair],
             "texts": len(seen[pair]),
             "examples": rows.strings(np.array(list(seen[pair].values())[:MAX_EXAMPLES])),
@@ -282,8 +242,6 @@ def decoder_report(
     groups: Groups,
     levels: tuple[str | None, list[int]],
     titles: dict[str, str],
-    resamples: int,
-    seed: int,
 ) -> dict:
     """Return the figures of one decoder.
 
@@ -291,9 +249,8 @@ def decoder_report(
         coded: its answers to distinct texts; of_row: the text of each row, int64 [N].
         groups: accuracy is also given for each of these; levels: as `levels_of` returns them.
         titles: of codes.
-        resamples, seed: number of draws and seed of the bootstrap.
     """
-    n, how = len(rows), (resamples, seed)
+    n = len(rows)
     numbers = {code: i for i, code in enumerate(data.codes)}  # other codes follow those of the key
     answers = [coded[text].codes for text in of_row.tolist()]
     answered = [numbers.setdefault(code, len(numbers)) for codes in answers for code in codes]
@@ -305,22 +262,26 @@ def decoder_report(
     _, text, weight = np.unique(rows.text_hash, return_inverse=True, return_counts=True)
 
     def figures(columns: np.ndarray) -> dict:
-        """Return `measured` figures, marked by how many of their texts the model was trained on, if known."""
+        """Return `measured` figures, how many of their texts the model was trained on, if that is known, and
+        the share of texts that their confidence expects to be right.
+        """
         seen = columns[:, 0] * (groups["training"][0] == 0) > 0 if "training" in groups else None
         mark = {"texts_trained_on": None if seen is None else len(np.unique(text[seen]))}
-        return mark | measured(columns, text, *how)
+        each = columns[:, 0] / np.maximum(np.bincount(text, columns[:, 0]), 1)[text]
+        return mark | measured(columns, text) | {"expected": float(each @ conf / each.sum())}
 
     by_digits = []
     for digits in levels[1]:
         number = np.unique([cut(code, digits, levels[0]) for code in names], return_inverse=True)[1]
         pairs = (distinct_pairs(row, number[code]) for row, code in (pred, true))
         by_digits.append({"digits": digits, **figures(row_counts(n, *pairs))})
+        if digits < levels[1][-1]:
+            del by_digits[-1]["expected"]
     pairs = [distinct_pairs(*each) for each in (pred, true)]
     columns = row_counts(n, *pairs)
     right, hit = columns[:, 1] > 0, np.isin(*pairs, assume_unique=True)
     kinds = [pairs[0][hit], pairs[0][~hit], pairs[1][~np.isin(*pairs[::-1], assume_unique=True)]]
-    for over, each in (("over_rows", np.ones(n)), ("over_texts", 1 / weight[text])):
-        by_digits[-1][over]["macro_f1"] = macro_f1(kinds, len(names), each, text, *how)
+    by_digits[-1]["over_texts"]["macro_f1"] = macro_f1(kinds, len(names), 1 / weight[text])
     outside = data.report["rows_outside_key"][rows.rows.part]  # further rows of this part
     of_classes = {}
     if formatter.kind == "hisco":
@@ -328,12 +289,11 @@ def decoder_report(
         first = [(*codes, "")[0] for codes in answers]
         # codes of a row have no order: where they are the same, their classes are
         first = [one if is_right else other for one, other, is_right in zip(true_first, first, right)]
-        of_classes = class_errors(true_first, first, text, *how)
+        of_classes = class_errors(true_first, first)
     return {
         "right_rows": int(right.sum()),
         "accuracy": float(right.mean()),
         "accuracy_with_rows_outside_key": float(right.sum() / (n + outside)),
-        "codes_outside_key": int((pred[1] >= len(data.codes)).sum()),
         **{
             f"by_{name}": {
                 str(labels[group]): figures(columns * (of_group == group)[:, None])
@@ -344,6 +304,7 @@ def decoder_report(
         "by_digits": by_digits,
         "by_code": code_table(kinds, names, titles),
         "classes": of_classes,
+        "automatic": automatic(conf, right, 1 / weight[text]),
         "calibration": calibration(conf, right, 1 / weight[text]),
         "coverage": curve(conf, right, 1 / weight[text]),
         "confusions": confusions(np.flatnonzero(~right), answers, data.codes, rows, titles),
@@ -360,17 +321,21 @@ class Report(dict):
         with open(os.path.join(folder, JSON), encoding="utf-8") as file:
             super().__init__(json.load(file))
 
-    def table(self, what: str, decoder: str | None = None) -> Any:
+    def table(self, what: str = ENTRY, decoder: str | None = None) -> Any:
         """Return figures of a decoder: a DataFrame, or a list of dicts if pandas is not installed.
 
         Args:
-            what: "confusions" or "by_code"; or "digits" (levels), "language", "codes" (how many a row has),
+            what: "figure", the share of new texts that is right, with its 95 % interval and its source;
+                "confusions" or "by_code"; or "digits" (levels), "language", "codes" (how many a row has),
                 "major_group", "frequency", "training", or "column NAME" for a column of --by: accuracy over
                 distinct texts with its 95 % interval, as fractions, and the texts that were trained on.
             decoder: "seq2seq", "linear" or "both"; None: the one that the model codes with.
         """
         figures = self["decoders"][decoder or self["model"].get("decoder", list(self["decoders"])[-1])]
-        if what in ("confusions", "by_code"):
+        if what == ENTRY:
+            held = Figure.of(self)
+            rows = [held._asdict() | dict(zip(("low", "high"), held.interval))] if held else []
+        elif what in ("confusions", "by_code"):
             rows = figures[what]
         else:
             groups = figures[f"by_{what}"]
@@ -389,76 +354,126 @@ class Report(dict):
         return markdown(self)
 
 
-def percent(value: float) -> str:
-    return f"{100 * value:.1f}"
-
-
 def cell(values: list[float]) -> str:
     """Return a value and its interval, as percentages."""
-    return f"{percent(values[0])} ({percent(values[1])}–{percent(values[2])})"
+    value, low, high = (percent(each, "") for each in values)
+    return f"{value} ({low}–{high})"
 
 
 def table(header: list[str], rows: list[list]) -> list[str]:
     """Return the lines of a Markdown table; bars in cells, which would end them, are escaped."""
 
     def line(cells: list) -> str:
-        texts = (f"{each:,}" if isinstance(each, int) else str(each) for each in cells)
+        texts = (f"{each:,}" if isinstance(each, int) else str(each).strip() for each in cells)
         return "| " + " | ".join(text.replace("|", "\\|").replace("\n", " ") for text in texts) + " |"
 
     return [line(header), "|" + "---|" * len(header), *map(line, rows), ""]
 
 
-def decoder_lines(decoder: str, figures: dict, unit: str) -> list[str]:
-    """Return the section on a decoder. unit: of a level of the classification."""
-    all_rows = f"{percent(figures['accuracy_with_rows_outside_key'])} % if rows with codes outside the key"
-    lines = [
-        f"## {TITLES[decoder]}\n",
-        f"{figures['right_rows']:,} rows right, {percent(figures['accuracy'])} %; {all_rows} count as wrong."
-        f" {figures['codes_outside_key']:,} of the codes that it wrote are not in the key.\n",
+def figures_table(first: str, parts: list[tuple[Any, dict]], has_rows: bool, several: bool) -> list[str]:
+    """Return a table with a line for each part, (label, figures). Columns that repeat others are left out.
+
+    Args:
+        first: title of the labels.
+        has_rows: whether some text has several rows.
+        several: whether some row has several codes; else precision and recall are the accuracy.
+    """
+    has_expected = sum("expected" in each for _, each in parts) > 1
+    counts = ["texts", *["rows"] * has_rows] if len({each["texts"] for _, each in parts}) > 1 else []
+    header = [first, *counts, "right, % of texts", *["expected, %"] * has_expected]
+    header += [*["right, % of rows"] * has_rows, *["precision, %", "recall, %"] * several]
+    lines = []
+    for label, each in parts:
+        rows, texts = each["over_rows"], each["over_texts"]
+        line = [label, *(each[name] for name in counts), cell(texts["accuracy"])]
+        shares = [*[each.get("expected")] * has_expected, *[rows["accuracy"]] * has_rows]
+        shares += [texts.get("precision"), texts.get("recall")] * several  # not of classes
+        lines.append([*line, *("" if share is None else percent(share, "") for share in shares)])
+    return table(header, lines)
+
+
+def level_lines(unit: str, figures: dict, has_rows: bool, several: bool) -> list[str]:
+    """Return the table of levels, with what their confidence expects if it is fitted, and of classes."""
+    fitted = {each["level"]: each for each in figures.get("levels", [])}
+    parts: list[tuple[Any, dict]] = []
+    for each in figures["by_digits"]:
+        of_level = fitted.pop(str(each["digits"]), None)
+        expected = {"expected": of_level["over_texts"]["expected"]} if of_level else {}
+        parts.append((each["digits"], each | expected))
+    for name, each in fitted.items():
+        share, expected = (each["over_texts"][of] for of in ("right", "expected"))
+        over_texts = {"accuracy": [share, *wilson(share, each["texts"])]}
+        over_rows = {"accuracy": each["over_rows"]["right"]}
+        parts.append((name, {**each, "over_texts": over_texts, "over_rows": over_rows, "expected": expected}))
+    title = unit + " or class" * bool(fitted)
+    lines = ["## Levels", "", *figures_table(title, parts, has_rows, several)] if len(parts) > 1 else []
+    if "hiscam_error" in (classes := figures["classes"]):
+        high, off = (f"{classes[f'hiscam_{x}']:.2f}" for x in ("error", "absolute_error"))
+        text = f"HISCLASS is right for {percent(classes['hisclass_right'])} of the rows whose code has one. "
+        text = f"{text * (not fitted)}HISCAM is off by {off} points in the mean (mean error {high})."
+        lines += [text, ""]
+    return lines
+
+
+def group_lines(figures: dict, has_rows: bool, several: bool) -> list[str]:
+    """Return the tables of groups of rows that have more than one value."""
+    groups = {"training": "text and codes in training", "language": "language"}
+    groups |= {name[3:]: name[3:] for name in figures if name.startswith("by_column ")}
+    tables = []
+    for name, title in groups.items():
+        parts = list(figures.get(f"by_{name}", {}).items())
+        most = sorted(parts, key=lambda part: -part[1]["rows"])[:MAX_SHOWN]
+        if len(parts) > 1:
+            tables += figures_table(title, [part for part in parts if part in most], has_rows, several)
+        if len(parts) > len(most):
+            tables += [
+                f"These are the {len(most)} of {len(parts)} values with most rows; {JSON} has all.",
+                "",
+            ]
+    return [*["## Groups of texts", ""] * bool(tables), *tables]
+
+
+def automatic_lines(figures: dict, has_rows: bool) -> list[str]:
+    """Return the section on what can be coded automatically."""
+    rows, shares = [], ["texts", *["rows"] * has_rows]
+    for each in figures["automatic"]:
+        limit = "none" if each["conf"] is None else f"{math.floor(1e3 * each['conf']) / 1e3:.3f}"
+        rows.append([f"{100 * each['errors']:.0f} %", limit, *(percent(each[of], "") for of in shares)])
+    off = percent(figures["calibration"]["expected_calibration_error_over_texts"], "")
+    share = percent(figures["by_digits"][-1]["expected"])
+    expected = f"`conf` expects {share} of the texts to be right, and is off by {off} points"
+    return [
+        "## Coded automatically",
+        "",
+        *table(["wrong at most", "`conf` at least", *(f"{of} coded, %" for of in shares)], rows),
+        f"`predict --min-prob` takes such a limit. {expected} in the mean (expected calibration error).",
+        "",
     ]
-    if "hiscam_error" in (classes := figures.get("classes", {})):
-        high, off = (f"{classes[f'hiscam_{x}'][0]:.2f}" for x in ("error", "absolute_error"))
-        text = f"HISCLASS is right for {cell(classes['hisclass_right'])} % of the rows whose code has one;"
-        lines += [f"{text} HISCAM is off by {off} points in the mean (mean error {high}).", ""]
-    if "codes_above" in figures:
-        lines += [f"Thresholds: {figures['codes_above']}.", ""]
-    header = ["rows", "texts", *(f"{name}, %" for name in MEASURES)]
-    header += ["accuracy over texts, %", "F1 over texts, %"]
-    shown = [("over_rows", name) for name in MEASURES] + [("over_texts", name) for name in ("accuracy", "f1")]
-    groups: dict[str, Any] = {unit: [(each["digits"], each) for each in figures["by_digits"]]}
-    for key, of_key in figures.items():
-        if key.startswith("by_") and isinstance(of_key, dict):
-            groups[GROUPS.get(key) or key.removeprefix("by_")] = of_key.items()
-    for name, parts in groups.items():
-        rows = [
-            [label, each["rows"], each["texts"], *(cell(each[over][measure]) for over, measure in shown)]
-            for label, each in parts
+
+
+def costly_lines(figures: dict) -> list[str]:
+    """Return the tables of the codes and confusions that cost most rows."""
+    costly = sorted(figures["by_code"], key=lambda each: -each["missed"])[:MAX_COSTLY]
+    rows = [
+        [
+            f"{each['code']} {each['title']}",
+            *(each[name] for name in ("rows", "missed", "wrongly_given")),
+            f"{each['most_frequent_mistake']} {each['title_of_mistake']}",
         ]
-        lines += table([name, *header], rows)
-    if "thresholds" in figures:
-        lines += ["Thresholds that were fitted to these very rows: test them on others.", ""]
-        best = figures["thresholds"].items()
-        rows = [[name, each["rows"], each["threshold_f1"], percent(each["f1"])] for name, each in best]
-        lines += table(["language", "rows", "threshold", "F1, %"], rows)
-    bins = figures["calibration"]["bins"]
-    names = (f"expected_calibration_error{over}" for over in ("", "_over_texts"))
-    of_rows, of_texts = (percent(figures["calibration"][name]) for name in names)
-    errors = f"{of_rows} percentage points over rows, {of_texts} over distinct texts"
-    lines += [f"Expected calibration error: {errors}.", ""]
-    rows, number = [], sum(each["rows"] for each in bins)
-    for i, each in enumerate(bins):
-        above = sum(one["rows"] for one in bins[i:])
-        right = sum(one["rows"] * one["accuracy"] for one in bins[i:])
-        shares = each["confidence"], each["accuracy"], above / number, right / above
-        rows.append([f"{each['from']:.1f}–{each['to']:.1f}", each["rows"], *map(percent, shares)])
-    header = ["mean confidence, %", "accuracy, %", "rows at least this confident, %", "accuracy of these, %"]
-    lines += table(["confidence", "rows", *header], rows)
-    header, rows = ["true", "predicted", "rows", "texts", "examples"], []
-    for each in figures["confusions"]:
-        pair = (each["true"], each["predicted"] or NO_CODE)
-        codes = [f"{code} {title}".strip() for code, title in zip(pair, each["titles"])]
+        for each in costly
+        if each["missed"]
+    ]
+    macro = percent(figures["by_digits"][-1]["over_texts"]["macro_f1"])
+    lines = ["## Codes that cost most rows", ""]
+    lines += table(["code", "rows", "missed", "wrongly given", "most often answered instead"], rows)
+    lines += [f"Macro-F1, in which each code counts the same: {macro}. `{BY_CODE}` has all codes.", ""]
+    rows = []
+    for each in figures["confusions"][:MAX_COSTLY]:
+        pair = zip((each["true"], each["predicted"] or NO_CODE), each["titles"])
+        codes = [" ".join(code_and_title) for code_and_title in pair]
         rows.append([*codes, each["rows"], each["texts"], "; ".join(each["examples"])])
-    return [*lines, "Most frequent confusions:", "", *table(header, rows)]
+    header = ["true", "answered", "rows", "texts", "examples"]
+    return [*lines, "## Confusions that cost most rows", "", *table(header, rows)]
 
 
 def learned_from(data: dict) -> str:
@@ -478,13 +493,16 @@ def data_lines(data: dict) -> list[str]:
     if others:
         whose = "are not in the test part" if share is None else f"--share-val {share:g} leaves to training"
         lines.append(f"Not evaluated: {others:,} rows whose texts {whose}")
+    if learned := data["learned_rows"]:
+        what = f"{learned:,} rows whose texts the model was trained on (--share-val 1 evaluates all)"
+        lines.append(f"Not evaluated: {what}")
     outside = data["rows_outside_key"]
     for kind, rows in data["rejected"].items():
         if not (outside and kind == OUTSIDE_KEY):
             lines.append(f"Rejected: {rows:,} × {kind}, listed in {REJECTED}")
     if outside:
         what = f"{outside:,} rows with such a code ({REJECTED}) are not in the figures"
-        lines.append(f"Codes that the model does not know: {what}, unless these say that they count as wrong")
+        lines.append(f"Codes that the model does not know: {what}")
     for name, rows in data["unknown_languages"].items():
         lines.append(f"Language {name!r} is not one of the model's: {rows:,} rows were coded as unk")
     if mark := learned_from(data):
@@ -501,70 +519,75 @@ def coders_of(report: dict) -> dict[str, dict]:
     return coders
 
 
+def figure_line(report: dict) -> str:
+    """Return the figure in words."""
+    return f"{Figure.of(report) or 'The model was trained on all of these texts, so they measure nothing'}."
+
+
 def summary_lines(report: dict) -> list[str]:
-    """Return a line on each decoder, and on the baseline, for the console."""
-    lines, mark = [], learned_from(report["data"])
-    for title, figures in coders_of(report).items():
-        rows, texts = (figures["by_digits"][-1][over] for over in ("over_rows", "over_texts"))
-        values = f"{rows['accuracy'][0]:.1%} of rows, {texts['accuracy'][0]:.1%} of distinct texts"
-        values += f", macro-F1 {texts['macro_f1'][0]:.1%}"
-        if report["data"]["rows_outside_key"] and "accuracy_with_rows_outside_key" in figures:
-            share = figures["accuracy_with_rows_outside_key"]
-            values = f"{share:.1%} of all rows; of those with codes that the model knows: {values}"
-        lines.append(f"{title}: {values}{f' ({mark})' * bool(mark)}")
+    """Return the figure and, of several decoders or beside a baseline, a line on each, for the console."""
+    lines, coders = [highlighted(figure_line(report))], coders_of(report)
+    for title, figures in coders.items() if len(coders) > 1 else ():
+        texts = figures["by_digits"][-1]["over_texts"]
+        shares = percent(texts["accuracy"][0]), percent(texts["macro_f1"])
+        lines.append("{}: {} of texts, macro-F1 {}".format(title, *shares))
     return lines
 
 
 def card_figures(report: dict) -> list[str]:
-    """Return sentences on the decoder that `predict` takes, for the model card and for papers."""
+    """Return sentences for the model card on the decoder that `predict` takes, which follow the figure."""
     data, first = report["data"], next(iter(report["decoders"].values()))
-    last = first["by_digits"][-1]
-    where = "the test part of the data, by which nothing was chosen" if data["test_part"] else "other data"
-    texts, rows = (cell(last[over]["accuracy"]) for over in ("over_texts", "over_rows"))
-    lines, some = [], f"{data['texts']:,} distinct texts ({data['rows']:,} rows) of {where}"
+    lines, levels = [], first["by_digits"]
     if outside := data["rows_outside_key"]:
         share = percent(first["accuracy_with_rows_outside_key"])
         lines.append(
-            f"Of {data['rows'] + outside:,} rows of {where} {share} % got exactly their codes; {outside:,}"
-            " have codes that the model does not know and count as wrong. The other figures leave these out."
+            f"{outside:,} further rows have codes that the model does not know; if they count as wrong,"
+            f" {share} of all {data['rows'] + outside:,} rows got exactly their codes."
         )
-        some = f"the other {data['texts']:,} distinct texts ({data['rows']:,} rows)"
-    lines.append(
-        f"Of {some}, {texts} % of texts and {rows} % of rows got exactly their codes; macro-F1 is"
-        f" {cell(last['over_texts']['macro_f1'])} %."
-    )
-    levels = [f"{each['digits']}: {cell(each['over_texts']['accuracy'])}" for each in first["by_digits"][:-1]]
-    lines += [f"By level ({report['levels']}), of texts: {', '.join(levels)} %."] if levels else []
+    of_levels = ", ".join(f"{each['digits']}: {cell(each['over_texts']['accuracy'])}" for each in levels)
+    lines.append(f"By level ({report['levels']}), of texts: {of_levels} %.")
+    lines.append(f"Macro-F1 is {percent(levels[-1]['over_texts']['macro_f1'])}.")
     if five := report["decoders"].get("linear", {}).get("first_five"):
         lines.append(
-            f"The true codes are among the five most probable for {cell(five['over_texts'])} % of texts."
+            f"The true codes are among the five most probable for {percent(five['over_texts'])} of texts."
         )
-    error = percent(first["calibration"]["expected_calibration_error_over_texts"])
-    draws = f"{report['resamples']:,} bootstrap draws of texts with all their rows"
-    lines.append(f"The expected calibration error is {error} points. In brackets: 95 % intervals of {draws}.")
+    error = percent(first["calibration"]["expected_calibration_error_over_texts"], "")
+    lines.append(f"The expected calibration error is {error} points. In brackets: 95 % intervals.")
     return lines
 
 
 def markdown(report: dict) -> str:
-    """Return the text of report.md."""
+    """Return the text of report.md: of the decoder that `predict` takes, the others have a line each."""
     model, data = report["model"], report["data"]
+    first = next(iter(report["decoders"].values()))
     what = f"{model['file']}, step {model['step'] or 0:,}, {model['codes']:,} codes of {model['system']}"
     made_by = ", ".join(map(" ".join, report["made_by"].items()))
-    lines = ["# Evaluation", "", f"Model: {what}. Data: {', '.join(data['files'])}. Made by {made_by}.", ""]
+    how = data["rows"] > data["texts"], any(int(number) > 1 for number in first["by_codes"])
+    lines = ["# Evaluation", "", f"**{figure_line(report)}**", ""]
+    lines += [f"Model: {what}. Data: {', '.join(data['files'])}. Made by {made_by}.", ""]
     lines += [f"- {line}" for line in data_lines(data)]
-    rows = [
-        [title, *(cell(figures["by_digits"][-1][over][what]) for over, what in SHOWN)]
-        for title, figures in coders_of(report).items()
-    ]
-    header = [f"{what.replace('_f1', '-F1')} {over.replace('_', ' ')}, %" for over, what in SHOWN]
-    lines += ["", "The first decoder is the one that `predict` takes.", ""]
-    lines += table([learned_from(data), *header], rows)
-    if five := report["decoders"].get("linear", {}).get("first_five"):
-        what = f"for {cell(five['over_texts'])} % of texts, {cell(five['over_rows'])} % of rows"
-        lines += [f"The true codes are among the linear decoder's five most probable {what}.", ""]
-    for name, of_decoder in report["decoders"].items():
-        lines += decoder_lines(name, of_decoder, report["levels"])
+    if data["rows_outside_key"]:
+        share = percent(first["accuracy_with_rows_outside_key"])
+        lines.append(f"- With codes that the model does not know as wrong, {share} of rows are right")
+    lines += ["", *automatic_lines(first, how[0]), *level_lines(report["levels"], first, *how)]
+    lines += [*group_lines(first, *how), *costly_lines(first)]
+    if len(coders := coders_of(report)) > 1:
+        ends = [(title, figures["by_digits"][-1]) for title, figures in coders.items()]
+        rows = [
+            [title, cell(x["over_texts"]["accuracy"])]
+            + [percent(share, "") for share in (x["over_rows"]["accuracy"], x["over_texts"]["macro_f1"])]
+            for title, x in ends
+        ]
+        lines += [
+            "## Decoders",
+            "",
+            "The first is the one that `predict` takes, and that is described above.",
+            "",
+        ]
+        lines += table(["decoder", "right, % of texts", "right, % of rows", "macro-F1, %"], rows)
     texts = model["confidence_texts"]
+    if five := report["decoders"].get("linear", {}).get("first_five"):
+        what = f"for {percent(five['over_texts'])} of texts"
+        lines += [f"The true codes are among the linear decoder's five most probable {what}.", ""]
     fitted = f", as it was fitted on {texts:,} texts" if texts else ""
-    method = METHOD.format(resamples=report["resamples"], seed=report["seed"], fitted=fitted)
-    return "\n".join(lines) + "\n" + method
+    return "\n".join(lines) + "\n" + METHOD.format(fitted=fitted)

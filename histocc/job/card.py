@@ -5,15 +5,19 @@ must not be used for. It is written from what the checkpoint and the folder of t
 import json
 import os
 import shlex
+from collections.abc import Callable, Sequence
 from typing import Any
 
+from histocc import __version__
+from histocc.data.rows import english_name
+from histocc.figure import NONE, Figure, keep, may_have_seen
 from histocc.job.config import FinetuneConfig, MixerConfig
 from histocc.model.confidence import Confidence
 from histocc.runtime import checkpoint
 from histocc.runtime.config import OF_ONE_START, declarations, flag_of
 from histocc.runtime.files import OwnFiles, atomic_write
+from histocc.runtime.log import highlighted
 from histocc.text import UNKNOWN_LANGUAGE
-from histocc.trainer.log import LOG, read_numbers
 from histocc.trainer.script import ARGS
 
 CARD = "MODEL.md"
@@ -38,30 +42,37 @@ def command(asked: dict[str, Any]) -> str:
     return shlex.join(words)
 
 
-def card_of(file: str, state: dict[str, Any], figures: list[str] | None = None) -> str:
+def card_of(file: str, state: dict[str, Any], figure: Figure | None = None, more: Sequence[str] = ()) -> str:
     """Return the text of the card of a model.
 
     Args:
         file: its weights, beside which the rows and the arguments of its training may be.
         state: its checkpoint.
-        figures: sentences on its accuracy on rows that chose nothing; None: it is that of validation.
+        figure: that of an evaluation; None: its own one.
+        more: further sentences of the evaluation.
     """
     folder, config, made_by = os.path.dirname(file), state["config"], state.get("made_by", {})
-    data = state.get("data")
-    names = ", ".join(name for name in state["languages"] if name != UNKNOWN_LANGUAGE)
-    spoken, codes = f" ({names})" * bool(names), f"{len(state['key']):,} codes of {state['system']}"
+    data, prior = state.get("data"), state.get("prior")
+    names = ", ".join(english_name(name) for name in state["languages"] if name != UNKNOWN_LANGUAGE)
+    spoken, system = f" ({names})" * bool(names), {"hisco": "HISCO"}.get(state["system"], state["system"])
+    codes = f"{len(state['key']):,} {system} codes"
     parts = [f"a CANINE encoder of width {config['hidden_size']}"] * config.get("encoder", True)
     parts += ["n-grams of characters and words"] * bool(config.get("ngrams"))
-    weights = sum(weight.numel() for weight in state["model"].values())
-    built = f"a model of {' and '.join(parts)} ({weights:,} parameters)"
-    program, training, rows, rare = f"histocc {made_by.get('histocc', '')}".strip(), [], "", ""
+    weights = [*state["model"].items(), *(prior["model"].items() if prior else ())]
+    weights = [x.numel() for name, x in weights if x.is_floating_point() and name != "ngrams.idf"]
+    numbers = f"{sum(weights):,} parameters"
+    built = f"a model of {' and '.join(parts)}"
+    built += f" that learned on the answers of the model {prior['name']} ({numbers} with it)" if prior else ""
+    built += f" ({numbers})" * (not prior)
+    version, training, learned, rare = made_by.get("histocc", __version__), [], "", ""
     if data:
         checksum = state["position"]["fingerprint"]
         files = f"Files: {', '.join(data['files'])}; checksum of content and settings: {checksum}"
         training += [*data["lines"], files]
-        rows = f" on {data['rows']['train']:,} rows{spoken}"
-        if prior := state.get("prior"):
-            rows += f", on top of the answers of the model {prior['name']}"
+        texts, rows = data.get("texts"), data["rows"]["train"]
+        number = f"{texts:,} distinct texts" if texts else f"{rows:,} rows"
+        learned = f" It was trained on {number}{spoken}."
+        if prior:
             training.append(f"Prior: {prior['name']}, {len(prior['key']):,} codes of {prior['system']}")
         rare = f" ({data['rare_codes']:,} codes have fewer than 10 rows)"
     if os.path.exists(path := os.path.join(folder, ARGS)):
@@ -70,65 +81,61 @@ def card_of(file: str, state: dict[str, Any], figures: list[str] | None = None) 
     if made_by:
         seed, versions = state["rng"]["seed"], ", ".join(map(" ".join, made_by.items()))
         training.append(f"Made by {versions}; seed {seed}, step {state['step']:,}")
-    figures = figures or [validation_figures(folder, state, data["rows"]["val"] if data else None)]
+    figure = figure or Figure.of(state, folder)
+    measured = [f"{figure}." if figure else NONE, *more]
     confidence = Confidence.of(state)
     best, why = confidence.best_decoder(state.get("kind", "mixer"), bool(config.get("ngrams")))
     fitted = (
         f"fitted on {confidence.texts:,} texts" if confidence.texts else "not fitted to how often it is right"
     )
+    cited = [f"The histocc contributors. histocc (version {version}), with this card"]
+    cited += [PAPER] * bool(may_have_seen(state))  # built on published weights
     sections: dict[str, list[str]] = {
-        "Model": [f"Texts{spoken} to {codes}", f"A{built[1:]}", f"Decoder of `predict`: {best} ({why})"],
+        "Model": [
+            f"Texts{spoken} to {codes}",
+            built[0].upper() + built[1:],
+            f"Decoder of `predict`: {best} ({why})",
+        ],
         "Training": training,
-        "Figures": [*figures, f"Confidence: {fitted}"],
+        "Figures": [*measured, f"Confidence: {fitted}"],
         "What it must not be used for": [
             f"Texts in other languages than those of its training{spoken}",
             "Other kinds of sources, unless `evaluate` has compared it with a sample that people have coded",
             "Statements or decisions about a single person: some codes are wrong, also with high confidence",
             f"Counts of rare codes, without a check{rare}",
         ],
-        "How to cite": [f"{program}, with this card", PAPER, "The authors of the data and of the codes"],
+        "How to cite": [*cited, "The authors of the data and of the codes"],
     }
     lines = ["# Model card"]
     for title, content in sections.items():
         lines += ["", f"## {title}", "", *(f"- {line}" for line in content)] if content else []
-    paragraph = (
-        f"Descriptions were coded with {program} (Dahl, Johansen and Vedel, 2024), {built}, trained{rows} to"
-    )
-    lines += ["", "## Methods, for a paper", "", " ".join([paragraph, f"give {codes}.", *figures])]
+    paper = " (Dahl, Johansen and Vedel, 2024)" * bool(may_have_seen(state))
+    said = f"Descriptions were coded with histocc (version {version}), {built}{paper}, to {codes}.{learned}"
+    lines += ["", "## Methods, for a paper", "", f"{said} {measured[0]}"]
     return "\n".join(lines) + "\n"
 
 
-def validation_figures(folder: str, state: dict[str, Any], rows: int | None) -> str:
-    """Return sentences on the accuracy of a checkpoint: on its validation rows, by the log of its run and,
-    for a decoder that is not logged, by the texts of its confidence; without such rows on training texts
-    that were left out in turn. rows: number of the validation rows, if known.
+def write_card(file: str, figure: Figure | None = None, more: Sequence[str] = ()) -> None:
+    """Write the card of a checkpoint into its folder, as `card_of` has it, and keep the figure there. Raises
+    UserError, OSError.
     """
-    logged = read_numbers(os.path.join(folder, LOG))  # a fit's last row and its validation have one step
-    row = next((x for x in reversed(logged) if x["step"] == state.get("step")), {})
-    of_log, confidence = {"flat": row.get("flat_acc"), "greedy": row.get("seq_acc")}, Confidence.of(state)
-    if confidence.left_out and not rows:
-        share = 100 * confidence.accuracy["flat"]
-        what = f"{share:.1f} % of {confidence.texts:,} texts got exactly their codes"
-        unsure = ", if the prior has not seen them" * (state.get("prior", {}).get("source") == "published")
-        return f"{what}, each from a model that was learned without it{unsure}."
-    prior = state.get("prior", {})
-    knows_texts = "trained" in prior  # see `Prior.seen` in histocc/job/few.py
-    new = " that the prior has not seen" * knows_texts
-    best, number = confidence.best, f"{rows:,} " if rows and not knows_texts else ""
-    shares = [f"{100 * share:.1f} % ({name})" for name, share in of_log.items() if share is not None]
-    if not shares:
-        return "It has not been evaluated."
-    found = [f"{', '.join(shares)} of the {number}validation rows{new} got exactly their codes."]
-    if best in {*confidence.accuracy} - {*of_log}:
-        share = f"{100 * confidence.accuracy[best]:.1f} % ({best})"
-        found.insert(0, f"{share} of {confidence.texts:,} validation texts, and")
-    if not confidence.left_out:
-        found.append("Parts of the model were chosen on these rows, so the figures are optimistic.")
-    return " ".join(found)
+    folder, state = os.path.dirname(file), checkpoint.load(file)
+    if figure:
+        keep(folder, figure, state["step"])
+    with atomic_write(OwnFiles(folder).claim(CARD)[0]) as target:
+        target.write(card_of(file, state, figure, more).encode("utf-8", "backslashreplace"))
 
 
-def write_card(file: str, figures: list[str] | None = None) -> None:
-    """Write the card of a checkpoint into its folder, as `card_of` has it. Raises UserError, OSError."""
-    text = card_of(file, checkpoint.load(file), figures)
-    with atomic_write(OwnFiles(os.path.dirname(file)).claim(CARD)[0]) as target:
-        target.write(text.encode("utf-8", "backslashreplace"))
+def finish(file: str, say: Callable[[str], None], *more: str) -> None:
+    """Write the card of a run that has ended, and say how good its best model is and what to type next. more:
+    further sentences of the card. Rank 0 only. Raises UserError, OSError.
+    """
+    figure, model = Figure.of(checkpoint.load(file)), shlex.quote(os.path.dirname(file))
+    write_card(file, figure, more)
+    found = highlighted(f"{figure}.") if figure else NONE
+    say(
+        f"\n{found}\nThe best model is {file}; {CARD} beside it describes it.\n\nNext:\n"
+        f"  python -m histocc.predict --model {model} --input NEW.csv --output coded.csv\n"
+        "  python -m histocc.review serve coded.csv\n"
+        f"  python -m histocc.evaluate --model {model} --dataset CODED_BY_PEOPLE.csv"
+    )

@@ -19,15 +19,17 @@ from histocc.data.config import FEW_TEXTS
 from histocc.data.learned import hashes_of
 from histocc.data.prepare import copy_lists
 from histocc.data.rows import csv_text
+from histocc.figure import ENTRY, VALIDATION, Figure, may_have_seen, wilson
 from histocc.formatter import BlockyFormatter, CodeError, hisco_key
 from histocc.job import card
 from histocc.job.config import JobConfig, learns_few
 from histocc.job.inputs import Inputs
 from histocc.job.model import checkpoint_entries, new_config, patterns_of
-from histocc.learn.few import FewTexts, as_prior, judge, learn
+from histocc.learn.few import FewTexts, as_prior, judge, learn, learning_curve
 from histocc.model.mixer import NGRAMS
 from histocc.model.ngrams import AUTO, NONE, WORDS, NoEncoder
 from histocc.predict.coder import Coder
+from histocc.predict.fitting import rows_right
 from histocc.published import formats, models
 from histocc.published.built_in import NAME as BUILT_IN
 from histocc.runtime import checkpoint
@@ -159,9 +161,9 @@ def _train(
     torch.set_num_threads(1)
     began, say, own = time.perf_counter(), world.print, OwnFiles(args.save_path, args.overwrite)
     if args.overwrite and not args.dry_run:
-        own.remove([ANSWERS])
-    others = f"; {world.size - 1} more processes wait for it" * (world.size > 1)
-    say(f"Learning {data.texts:,} distinct texts in closed form, on rank 0 alone{others}")
+        own.remove([ANSWERS, plot.LEARNING])
+    others = f", on rank 0 alone; {world.size - 1} more processes wait for it" * (world.size > 1)
+    say(f"Learning {data.texts:,} distinct texts in closed form{others}")
 
     def texts_with(prior: Prior | None) -> FewTexts:
         has_key = args.key or args.all_codes_file
@@ -193,7 +195,15 @@ def _train(
     on = f", on the answers of {prior.content['name']}" if prior else ""
     say(f"Learned in {time.perf_counter() - began:.1f} s{on}")
 
-    judged = judge(few, learned.left_out, max([1, *map(int, data.report["codes_per_row"])]))
+    most_codes = max([1, *map(int, data.report["codes_per_row"])])
+    judged = judge(few, learned.left_out, most_codes)
+    if curve := learning_curve(few, learned.settings, judged, most_codes):
+        rows = [
+            (texts, *(f"{x:.4f}" for x in (share, *wilson(share, number))), number)
+            for texts, share, number in curve
+        ]
+        with atomic_write(own.claim(plot.LEARNING)[0]) as file:
+            file.write(csv_text([plot.LEARNING_COLUMNS, *rows]))
     config = new_config(args, args.max_len or 0, None) | {"text": data.clean_text} | learned.config
     content: dict[str, Any] = {
         "model": learned.weights,
@@ -218,32 +228,28 @@ def _train(
             "run": uuid.uuid4().hex,
         },
     }
-    save(args, own, data, content, validation_accuracy(content, data, prior) if len(data.val) else None)
+    figure = validation_figure(content, data, prior) if len(data.val) else None
+    if figure := figure or Figure.of(content):
+        content[ENTRY] = figure._replace(unsure=may_have_seen(content))._asdict()
+    save(args, own, data, content)
 
 
-def validation_accuracy(content: dict[str, Any], data: PreparedData, prior: Prior | None) -> float | None:
-    """Return the share of the validation rows that get exactly their codes, of those that the prior has not
-    seen; None if there are none.
-    """
+def validation_figure(content: dict[str, Any], data: PreparedData, prior: Prior | None) -> Figure | None:
+    """Return the figure of the validation rows with new texts, also for the prior; None without any."""
     coder = Coder(*models.model_of_checkpoint("the new model", content))
     texts = data.val.strings(np.arange(len(data.val)))
     languages = [data.languages[i] for i in np.asarray(data.val.language)]
-    coded = coder.code(texts, languages, "flat", cleaned=True)
-    true = [{data.codes[i] for i in codes if i >= 0} for codes in np.asarray(data.val.codes).tolist()]
-    right = np.array([{*one.codes} == codes for one, codes in zip(coded, true)])
-    is_new = ~prior.seen(texts) if prior else np.full(len(texts), True)
-    return float(right[is_new].mean()) if is_new.any() else None
+    right = rows_right(coder.code(texts, languages, "flat", cleaned=True), data.val, data)
+    is_new = ~np.isin(data.val.text_hash, data.train.text_hash)  # of files of their own, which may share
+    is_new &= ~prior.seen(texts) if prior else True
+    return Figure.measured(right[is_new], data.val.text_hash[is_new], VALIDATION, "flat")
 
 
-def save(
-    args: JobConfig, own: OwnFiles, data: PreparedData, content: dict[str, Any], validated: float | None
-) -> None:
-    """Write the files of a run, and say how good its model is. validated: its accuracy on validation rows.
-    Raises TrainingError.
-    """
+def save(args: JobConfig, own: OwnFiles, data: PreparedData, content: dict[str, Any]) -> None:
+    """Write the files of a run, and say how good its model is. Raises TrainingError."""
     if args.overwrite:
         old = [name for name in own.names if checkpoint.CHECKPOINT.fullmatch(name)]
-        own.remove([*old, plot.CURVES])
+        own.remove([*old, *plot.files(plot.CURVES)])
     copy_lists(data.folder, own)
     codes = list(content["key"])
     if len(codes) > len(data.codes):
@@ -255,9 +261,8 @@ def save(
     with atomic_write(own.claim(script.ARGS)[0]) as file:
         file.write(json.dumps(asked, indent=1, sort_keys=True).encode())
     log = RunLog(own, log_columns((*engine.LOSSES, "flat_acc")), start=-1)
-    left_out = content.get("confidence", {}).get("accuracy", {}).get("flat")
-    accuracy = validated if len(data.val) else left_out
-    log.row({"step": 0, "epoch": 0, "samples": 0, "flat_acc": accuracy})
+    figure = Figure.of(content)
+    log.row({"step": 0, "epoch": 0, "samples": 0, "flat_acc": figure and figure.share})
     saver = checkpoint.Saver(own, args.keep_checkpoints, World(), lambda *_: content, log.say)
     failed = saver(0, [checkpoint.LAST, checkpoint.BEST], {})
     log.close("ended by an error" if failed else "finished", 0)
@@ -272,8 +277,4 @@ def save(
             " leaves no example of its code, so the figure measures little. predict gives these texts their"
             " codes (source: trained); python -m histocc.evaluate measures the others on rows coded by people"
         )
-    file = own.path(checkpoint.BEST)
-    card.write_card(file)
-    log.say(
-        f"{card.validation_figures(os.path.dirname(file), content, len(data.val) or None)}\nModel: {file}"
-    )
+    card.finish(own.path(checkpoint.BEST), log.say)

@@ -80,8 +80,7 @@ def make_model(
 
 
 def place(args: JobConfig, model: Seq2SeqMixerOccCANINE, rows: TextRows, max_len: int, world: World) -> None:
-    """Freeze what is not trained, compile if asked to, and move the model to its device."""
-    model.encoder.requires_grad_(not args.freeze_encoder)
+    """Compile the model if asked to, and move it to its device."""
     if args.compile:
         compile_layers(model)
         model.in_groups = False  # a compiled layer has few shapes

@@ -42,7 +42,7 @@ from histocc.seq2seq_mixer_engine import multi_hot
 from histocc.trainer import loop
 from histocc.trainer.batches import BatchLoader, BatchPlan, MicroBatches, Rows
 from histocc.trainer.estimate import seconds_of_step
-from histocc.trainer.log import RunLog, log_columns
+from histocc.trainer.log import FIT_PARTS, RunLog, log_columns
 from histocc.trainer.schedule import linear_factor
 
 FILE = "ngrams.bin"  # progress of the fit, in the folder of a run until there is a checkpoint
@@ -187,8 +187,8 @@ class FitPart:
 
 
 PARTS = (
-    FitPart("linear decoder", linear_losses, 10, 400_000, 256, (0.02, 0.02, 0.0), (0.006, 0.014, 0.0)),
-    FitPart("both decoders", both_losses, 10, 10_000, 32, (0.003, 0.001, 0.002), (0.0, 0.0, 0.002)),
+    FitPart(FIT_PARTS[0], linear_losses, 10, 400_000, 256, (0.02, 0.02, 0.0), (0.006, 0.014, 0.0)),
+    FitPart(FIT_PARTS[1], both_losses, 10, 10_000, 32, (0.003, 0.001, 0.002), (0.0, 0.0, 0.002)),
 )
 
 
@@ -262,6 +262,7 @@ class Fit:
     loss_fn: LossMixer
     model: Seq2SeqMixerOccCANINE
     say: Callable[[str], None] = nothing
+    steps_after: int = 0  # of the run; progress counts them, too
 
     def _prepare(self) -> Ngrams:
         """Make the rows and the plan of the steps, and return the n-grams."""
@@ -299,6 +300,7 @@ class Fit:
         seconds = [self.take_part(i, interrupted if i == first else None) for i in numbers]
         ngrams.table.sparse = False
         model.requires_grad_()
+        model.encoder.requires_grad_(not args.freeze_encoder)
         if args.dry_run:
             total, what = before + sum(seconds), f"{-self.first_step:,} steps and what comes before and after"
             say(f"The fit takes about {duration(total)}, {what}")
@@ -333,8 +335,9 @@ class Fit:
         if interrupted is not None:
             optimizer.load_state_dict(interrupted["optimizer"])
             state = loop.State.resumed(interrupted["step"], interrupted["position"], self.alone)
-        stage = Stage(f"fitting n-grams, {part.name}", steps, "steps", state.step)
         begin = self.first_step + sum(steps for _, steps in self.plans[:number])
+        counts = self.steps_after - self.first_step, "steps", begin - self.first_step + state.step
+        stage = Stage(f"fitting n-grams, {part.name}", *counts)
         log = self._log(number, begin, begin + state.step)
 
         def content(step: int, position: dict[str, Any]) -> dict[str, Any]:
@@ -406,10 +409,10 @@ class Fit:
             return self.say(f"Note: the fit starts over: {error}")
 
 
-def fit_ngrams(fit: Fit, world: World) -> None:
+def fit_ngrams(fit: Fit, world: World) -> int:
     """Fit the n-grams of a model, its seq2seq decoder and the bias of its linear decoder, all on the CPU, to
     the distinct training rows, without the encoder, in place; its encoder then adds nothing until it is
-    trained. All ranks.
+    trained. All ranks. Returns the number of steps, on rank 0.
 
     Rank 0 fits in one thread, and all get its weights: the steps amplify rounding until it can be seen in the
     accuracy, so a sum over processes, threads or a GPU's atomics would give another model each time.
@@ -421,9 +424,11 @@ def fit_ngrams(fit: Fit, world: World) -> None:
     ngrams = model.ngrams
     assert ngrams is not None
     if args.ngram_passes == 0:
-        return world.print("N-grams are not fitted (--ngram-passes 0)")
+        world.print("N-grams are not fitted (--ngram-passes 0)")
+        return 0
     others = f" on rank 0 alone; {world.size - 1} more wait for it" * (world.size > 1)
     what = "both decoders" if args.seq2seq_weight else "the linear decoder"
     world.print(f"{'Timing the fit of' if args.dry_run else 'Fitting'} the n-grams and {what}{others}")
     model.load_state_dict(world.run_on_main(fit.run), strict=False)
     model.encoder.zero_output()  # the decoders were fitted without it
+    return -fit.first_step if world.is_main else 0

@@ -5,12 +5,14 @@ The loss of a step is computed by `MixerTask.losses` in histocc/seq2seq_mixer_en
 """
 
 import os
+from dataclasses import replace
 from functools import partial
 
 from histocc import plot
 from histocc import seq2seq_mixer_engine as engine
 from histocc.data import learned
 from histocc.data.config import AUTO
+from histocc.data.dataset import TextRows
 from histocc.data.prepare import copy_lists
 from histocc.data.rows import key_reader
 from histocc.formatter import BlockyFormatter, classes_in_words
@@ -81,12 +83,19 @@ def train(args: JobConfig, inputs: Inputs, world: World) -> None:
             world.print(line)
         loss_fn = make_loss(args, formatter)
 
+        rows = make_rows(args, formatter, data, config)
+        training = make_training(args, inputs, formatter, world, model, config, rows, loss_fn, resumed, first)
+
         # The fit of new n-grams and both decoders, which on CPUs is, by default, the whole training.
         if config["ngrams"] and not (resumed or first):
-            ngram_fit.fit_ngrams(ngram_fit.Fit(args, data, formatter, loss_fn, model, world.print), world)
+            fit = ngram_fit.Fit(args, data, formatter, loss_fn, model, world.print)
+            if args.batch_size != AUTO:  # else it is chosen when the model is on its device
+                steps_after = script.announce(args, world, precision, training).stop
+                fit, training = replace(fit, steps_after=steps_after), replace(training, is_announced=True)
+            training = replace(training, steps_before=ngram_fit.fit_ngrams(fit, world))
 
         # The training: DDP or FSDP, loaders, optimizer, the position of the interrupted run, and the steps.
-        training = make_training(args, inputs, formatter, world, model, config, loss_fn, resumed, first)
+        place(args, model, rows[0], config["max_len"], world)
         if not args.dry_run:  # key.csv, data_report.json and the other lists, beside the checkpoints
             world.run_on_main(lambda: copy_lists(data.folder, OwnFiles(args.save_path, args.overwrite)))
         opened = script.open_run(args, world, precision, training, resumed)
@@ -100,15 +109,14 @@ def train(args: JobConfig, inputs: Inputs, world: World) -> None:
             return
         world.run_on_main(lambda: OwnFiles(args.save_path).remove([ngram_fit.FILE]))
 
-        # When no step is left: curves, confidence, so that it says how often an answer is right, and a card.
+        # When no step is left: confidence, so that it says how often an answer is right, a card, and curves.
         if not (opened and opened.state.stopped):
-            if world.is_main:
-                plot.draw_run(args.save_path)
             fitting.fit_run(args, world, data, resumed)
             if opened or not os.path.exists(os.path.join(args.save_path, card.CARD)):
-                world.run_on_main(
-                    lambda: card.write_card(models.find_weights(args.save_path, args.save_path))
-                )
+                file = world.run_on_main(lambda: models.find_weights(args.save_path, args.save_path))
+                world.run_on_main(lambda: card.finish(file, world.print))
+            if world.is_main:
+                plot.draw_run(args.save_path)
 
 
 def make_training(
@@ -118,20 +126,22 @@ def make_training(
     world: World,
     model: Seq2SeqMixerOccCANINE,
     config: dict,
+    rows: tuple[TextRows, TextRows | None],
     loss_fn: LossMixer,
     resumed: dict | None,
     first: dict | None,
 ) -> script.Training:
-    """Return what the trainer takes: the model on its device, its rows, and its task, the losses of both
+    """Return what the trainer takes: the model, its rows, and its task, the losses of both
     decoders (histocc/model/loss.py). The linear decoder and the n-grams may have a learning rate of their
     own. All ranks. Raises UserError.
     """
     data = inputs.data
-    train_rows, val_rows = make_rows(args, formatter, data, config)
-    place(args, model, train_rows, config["max_len"], world)
+    model.encoder.requires_grad_(not args.freeze_encoder)
     entries = checkpoint_entries(args, formatter, data, config)
     if world.is_main:  # which writes the checkpoints
         entries |= learned.entries(data, resumed, first)
+        if any({"source", "origin"} & {*state} for state in (resumed, first) if state):
+            entries["origin"] = "published"  # its first weights
         if is_fit_alone(args):
             entries["answers"] = learned.trained_answers(data.train)
     task = engine.MixerTask(loss_fn, formatter, model=model, at_most=Thresholds.of(entries).at_most)
@@ -140,8 +150,7 @@ def make_training(
     return script.Training(
         model,
         task,
-        train_rows,
-        val_rows,
+        *rows,
         entries=entries,
         fingerprint=data.fingerprint,
         files={name: checksum(path) for name in beside if (path := getattr(args, name))},
@@ -159,12 +168,12 @@ def about(args: JobConfig, inputs: Inputs, model: Seq2SeqMixerOccCANINE) -> list
     settings, data = inputs.settings, inputs.data
     encoder, columns = model.config, ", ".join(settings.target_cols or [])
     codes = classes_in_words(data.codes) if args.formatter == AUTO else f"{len(data.codes):,}"
+    size = f"width {encoder.hidden_size}, {encoder.num_hidden_layers} layers"
     kept = f", the first {data.kept_codes:,} those of the initial checkpoint" if data.kept_codes else ""
     return [
         f"Dataset: {', '.join(settings.train_files)} ({len(data.train):,} rows for training,"
         f" {len(data.val):,} for validation)",
-        f"Model: {args.model_size} ({'' if isinstance(model.encoder, CanineEncoder) else 'no encoder, '}width"
-        f" {encoder.hidden_size}, {encoder.num_hidden_layers} layers)",
+        f"Model: {args.model_size} ({size if isinstance(model.encoder, CanineEncoder) else 'no encoder'})",
         f"Model parameters: {sum(p.numel() for p in model.parameters()):,}",
         f"Vocabulary size: {model.vocab_size}",
         f"Codes: {codes} ({settings.formatter['kind']}, columns {columns}){kept}",

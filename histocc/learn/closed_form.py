@@ -7,6 +7,7 @@ Y − A / diag H⁻¹, and for texts that are left out together Y − (H⁻¹ of
 "Notes on regularized least squares").
 """
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -175,3 +176,27 @@ def solve(texts: Texts, settings: Settings, groups: list[Tensor]) -> Solved:
         inverse = halves[:, own].t() @ halves[:, own]
         scores[own, outputs] -= torch.linalg.solve(inverse, coefficients[group])
     return Solved(coefficients, outputs, scores)
+
+
+def nested(texts: Texts, settings: Settings, sizes: list[int]) -> Iterator[tuple[int, Tensor]]:
+    """Yield (k, scores [n, C] of all texts) for fits to the first k texts, for the ascending `sizes`; a text
+    that was fitted is answered by a fit without it. The factor of k texts is a part of the factor of all, so
+    each size adds its texts to the sums of the one before. Raises LinAlgError.
+    """
+    prior = texts.prior()
+    outputs = texts.outputs(prior)
+    base = torch.zeros_like(texts.target) if prior is None else settings.share * prior
+    target, new = texts.target[:, outputs], base[:, outputs]
+    matrix = kernel(columns_of(texts, settings))
+    factor = torch.linalg.cholesky(matrix + torch.diag(settings.penalty / texts.weight))
+    inverse = torch.linalg.solve_triangular(factor, torch.eye(len(factor)).to(factor), upper=False)
+    solved, start = inverse @ (target - new), 0
+    coefficients, diagonal = torch.zeros_like(solved), torch.zeros_like(solved[:, :1])
+    for size in sizes:
+        part = slice(start, start := size)
+        coefficients[:size] += inverse[part, :size].t() @ solved[part]
+        diagonal[:size, 0] += inverse[part, :size].square().sum(0)
+        new[size:] += factor[size:, part] @ solved[part]
+        scores = base.clone()
+        scores[:, outputs] = torch.cat([target[:size] - coefficients[:size] / diagonal[:size], new[size:]])
+        yield size, scores

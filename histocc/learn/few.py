@@ -1,5 +1,6 @@
 """Learning from few texts: the model of a run in closed form, its figure, thresholds and confidence."""
 
+import contextlib
 import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -10,6 +11,7 @@ from torch import Tensor
 
 from histocc.data.arrays import PreparedData, thinned
 from histocc.data.prepare import nothing
+from histocc.figure import ENTRY, LEFT_OUT, Figure
 from histocc.learn import closed_form
 from histocc.learn.texts import DistinctTexts, count_ngrams, describe, encoded
 from histocc.model import confidence
@@ -130,6 +132,7 @@ class LeftOut(NamedTuple):
 class Learned(NamedTuple):
     """What was learned from few texts."""
 
+    settings: closed_form.Settings
     weights: dict[str, Tensor]  # of the model
     config: dict[str, Any]  # entries of its config: n-grams, ridge
     left_out: LeftOut
@@ -164,11 +167,11 @@ def learn(few: FewTexts) -> Learned:
     weight = np.concatenate([[], *(np.full(len(group), 1 / len(group)) for group in groups)])
     members = torch.cat([*groups, torch.zeros(0, dtype=torch.int64)])
     left_out = LeftOut(SHARPNESS * (solved.left_out.float() - MIDDLE), members, weight)
-    return Learned(weights, {"ngrams": few.config, "ridge": sizes}, left_out)
+    return Learned(settings, weights, {"ngrams": few.config, "ridge": sizes}, left_out)
 
 
 def judge(few: FewTexts, left_out: LeftOut, most_codes: int) -> dict[str, Any]:
-    """Return the entries "thresholds" and "confidence" of a checkpoint, by texts that were left out.
+    """Return "thresholds", "figure" and "confidence" of a checkpoint, by texts that were left out.
     most_codes: the largest number of codes of a row.
     """
     logits, weight = left_out.logits, left_out.weight
@@ -176,9 +179,7 @@ def judge(few: FewTexts, left_out: LeftOut, most_codes: int) -> dict[str, Any]:
     sets = few.distinct.sets_of(left_out.texts.numpy())
     counts, right = {}, {}
     for least in THRESHOLDS if most_codes > 1 else THRESHOLDS[:1]:
-        counts[least] = (best.sigmoid() > least).sum(1).clamp(1, most_codes)
-        answers = [frozenset(row[:n]) for row, n in zip(places.tolist(), counts[least].tolist())]
-        right[least] = np.array([of_text.get(answer, 0.0) for of_text, answer in zip(sets, answers)])
+        counts[least], right[least] = _right(best, places, sets, least, most_codes)
     chosen = max(right, key=lambda least: float(weight @ right[least]))
     ahead = weight * (right[chosen] - right[USUAL])
     chosen = chosen if ahead.sum() > np.sqrt(ahead @ ahead) else USUAL
@@ -191,7 +192,11 @@ def judge(few: FewTexts, left_out: LeftOut, most_codes: int) -> dict[str, Any]:
             "at_most": most_codes,
         }
     }
-    number = round(weight.sum())
+    number, rows = round(weight.sum()), few.distinct.count[left_out.texts.numpy()]
+    if not number:
+        return entries
+    accuracy, of_rows = (float(each @ right[chosen] / each.sum()) for each in (weight, rows))
+    entries[ENTRY] = Figure(accuracy, number, of_rows, int(rows.sum()), LEFT_OUT, "flat")._asdict()
     if number < MIN_LEFT_OUT:
         return entries
     conf = probability_of_set(logits, best, counts[chosen]).double().numpy()
@@ -202,13 +207,45 @@ def judge(few: FewTexts, left_out: LeftOut, most_codes: int) -> dict[str, Any]:
     for i, name in enumerate(OUTPUTS):
         place = min(i, probs.shape[1] - 1)
         maps[name] = _map(probs[:, place], single, hits[:, place], weight)
-    accuracy = float(weight @ right[chosen] / weight.sum())
     fitted = Confidence(number, maps, accuracy={"flat": accuracy}, best="flat", several=most_codes > 1)
     mapped = fitted.mapped("flat", torch.from_numpy(conf), torch.from_numpy(several)).numpy()
     curve = confidence.curve(mapped, right[chosen], weight)
     known = few.known_share(left_out.texts)
     entries["confidence"] = fitted._replace(curves={"flat": curve}, known=known, left_out=True)._asdict()
     return entries
+
+
+def _right(best: Tensor, places: Tensor, sets: list, least: float, most: int) -> tuple[Tensor, np.ndarray]:
+    """Return the number of codes of each answer, int64 [m], and the share of its text's rows that have
+    exactly these codes, float64 [m]. best, places: the highest logits and their codes, [m, k].
+    """
+    counts = (best.sigmoid() > least).sum(1).clamp(1, most)
+    answers = [frozenset(row[:n]) for row, n in zip(places.tolist(), counts.tolist())]
+    return counts, np.array([of_text.get(answer, 0.0) for of_text, answer in zip(sets, answers)])
+
+
+def learning_curve(
+    few: FewTexts, settings: closed_form.Settings, judged: dict[str, Any], most_codes: int
+) -> list[tuple[int, float, int]]:
+    """Return (texts learned from, accuracy, texts that it was measured on) for 10, 20, … 100 % of the texts
+    that may be left out, at most MAX_CHOOSING of them, and for all texts; [] if they are few. judged: as
+    `judge` returns it.
+    """
+    groups, points, fitted = few.groups(), [], judged.get("confidence")
+    drawn = np.random.default_rng(0).permutation(len(groups))[: closed_form.MAX_CHOOSING]
+    if not fitted:
+        return []
+    index = torch.stack([groups[i][0] for i in drawn])
+    sets, least = few.distinct.sets_of(index.numpy()), judged["thresholds"]["default"]
+    sizes = [round(len(index) * tenth / 10) for tenth in range(1, 11)]
+    with contextlib.suppress(closed_form.LinAlgError):  # single precision does not suffice
+        for size, scores in closed_form.nested(few.texts.take(index), settings, sizes):
+            best, places = (SHARPNESS * (scores - MIDDLE)).topk(min(len(OUTPUTS), scores.shape[1]))
+            right = _right(best, places, sets, least, most_codes)[1]
+            points.append((size, float(right.mean()), len(index)))
+    if len(few.texts.weight) > len(index):
+        points.append((len(few.texts.weight), fitted["accuracy"]["flat"], fitted["texts"]))
+    return points
 
 
 def _map(probs: np.ndarray, several: np.ndarray, right: np.ndarray, weight: np.ndarray) -> list[float]:

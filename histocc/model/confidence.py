@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
+from histocc.figure import percent
 from histocc.logistic import fit_logistic
 from histocc.runtime.errors import UserError
 
@@ -172,7 +173,7 @@ class Confidence(NamedTuple):
             return "flat" if has_ngrams and kind == "mixer" else "greedy", unknown
         first = max(self.accuracy, key=lambda name: (self.accuracy[name], name == "flat"))
         best = self.best if self.best in self.accuracy else first
-        shares = ", ".join(f"{name} {share:.1%}" for name, share in self.accuracy.items())
+        shares = ", ".join(f"{name} {percent(share)}" for name, share in self.accuracy.items())
         chance = f"; {best} is the fastest, and the difference is within chance" * (best != first)
         return best, f"whole sets of codes right on {self.texts:,} texts: {shares}{chance}"
 

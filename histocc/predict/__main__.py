@@ -36,6 +36,7 @@ from histocc.data.descriptions import read_descriptions
 from histocc.data.records import DECIDED, MODEL, Records, Table
 from histocc.data.rows import MOST_LEN, code_of_cell, csv_text, language_name
 from histocc.data.tables import column_problems, table_format
+from histocc.figure import NONE, Figure, percent
 from histocc.formatter import CLASSES, hisco_classes, hisco_key
 from histocc.predict.coder import SHOWN, Coded, Coder, training_examples
 from histocc.predict.config import PredictConfig, get_args_parser
@@ -78,8 +79,10 @@ class Coding:
         precision.use()
         self.weights = args.model if outline else models.find_weights(args.model, args.model)
         given = args.given(args.target_cols, args.system)
+        loaded = outline or models.load_model(self.weights, world.device, given)
+        self.figure = Figure.of(loaded[2], os.path.dirname(self.weights))
         self.coder = coder = Coder(
-            *(outline or models.load_model(self.weights, world.device, given)),
+            *loaded,
             batch_size=args.batch_size,
             precision=precision,
             check=self.between_batches,
@@ -116,7 +119,7 @@ class Coding:
             self.min_conf, reach = coder.confidence.limit(confidence_of, args.target_accuracy)
             self.notes.append(
                 f"rows with conf below {self.min_conf:.3g} get needs_review: of the answers above it"
-                f" {args.target_accuracy:.4g} were right, on {reach:.1%} of the"
+                f" {args.target_accuracy:.4g} were right, on {percent(reach)} of the"
                 f" {coder.confidence.texts:,} texts that the confidence was fitted on"
             )
 
@@ -487,6 +490,7 @@ class Coding:
             f"Coding {rows:,} rows of {args.input} with {self.weights}{step} ({how} on"
             f" {self.world.device.type}){'; resuming what is there' if resumed else ''}"
         )
+        yield f"How good the model is: {self.figure or NONE}"
         if args.decoder == "auto":
             yield f"Decoder: {self.decoder} ({coder.why_best})"
         if self.decoder in BY_THRESHOLD:
@@ -508,9 +512,10 @@ class Coding:
         known = self.coder.known_ngrams(*map(list, zip(*some)), cleaned=True) if some and usual else 1.0
         if 1 - known > MANY * (1 - usual):
             what = (
-                f"these texts are unlike those that the confidence was fitted on: the model knows {known:.1%}"
-                f" of their n-grams, and {usual:.1%} there. Its answers may be worse, and conf wrong. Let a"
-                " person code drawn rows, on the sheet that the first of these commands makes:"
+                f"these texts are unlike those that the confidence was fitted on: the model knows"
+                f" {percent(known)} of their n-grams, and {percent(usual)} there. Its answers may be worse,"
+                " and conf wrong. Let a person code drawn rows, on the sheet that the first of these commands"
+                " makes:"
             )
             yield "\n  python -m histocc.".join([what, *map(shlex.join, self.fitting_commands())])
 
@@ -558,6 +563,12 @@ class Coding:
                 expected = f"About {conf:,.0f} of {total['coded']:,} rows are expected to be right{first}"
             limit = f"conf below {self.min_conf:.3g}, or no usable code"
             yield f"{expected}; {total['review']:,} are marked for review (needs_review: {limit})"
+            if total["review"]:
+                columns = ["--input-col", *self.input_cols] * (self.input_cols != text_columns(None))
+                key = os.path.join(os.path.dirname(self.weights), "key.csv")
+                of_codes = ["--key", key] * (self.coder.formatter.kind != "hisco" and os.path.isfile(key))
+                command = shlex.join(["serve", args.output, *columns, *of_codes])
+                yield f"Review them, the most useful first: python -m histocc.review {command}"
 
 
 # ---- the command

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from histocc.data.arrays import PreparedData, RowSet
+from histocc.figure import VALIDATION, Figure, may_have_seen
 from histocc.model import confidence
 from histocc.model.confidence import MIN_TEXTS, OUTPUTS, Confidence, Thresholds
 from histocc.predict.coder import Coded, Coder, kept_beside, training_data
@@ -33,7 +34,7 @@ MAX_BATCH = 256  # rows
 RANKED_TEXTS = 250  # about so many texts are ranked, which takes most of the time
 MAX_CODES = 100  # most codes of an answer that are looked at
 RANKS = "confidence_of_topk.bin"  # in the folder of the run
-Judged = dict[str, list[tuple[float, bool, bool, float]]]  # see `judged_answers`
+Judged = dict[str, list[tuple[float, bool, bool, float, int]]]  # see `judged_answers`
 
 
 def judged_answers(
@@ -46,39 +47,54 @@ def judged_answers(
     rank_one_of: int = 1,
 ) -> Judged:
     """Return each decoder's answers: (probability, whether it is several codes, whether it is right, weight
-    of the row). For a decoder that `auto` does not measure, an answer is its best code, for one text of
-    `rank_one_of`; for one of OUTPUTS, it is the output at this place.
+    of the row, its number). For a decoder that `auto` does not measure, an answer is its best code, for one
+    text of `rank_one_of`; for one of OUTPUTS, it is the output at this place.
     """
 
-    def asked(decoder: str, k: int, one_of: int = 1, **more) -> list[tuple[Coded, set[str], float]]:
-        """Return (answer, true codes, weight) of the texts, or of one text in `one_of`."""
+    def asked(decoder: str, k: int, one_of: int = 1, **more) -> list[tuple[Coded, set[str], float, int]]:
+        """Return (answer, true codes, weight, number) of the texts, or of one text in `one_of`."""
         some = [i for i, text in enumerate(texts) if zlib.crc32(text.encode()) % one_of == 0]
         part = [texts[i] for i in some], [languages[i] for i in some]
         coded = coder.code(*part, decoder, k, cleaned=True, **more)
-        return [(one, codes[i], float(weights[i])) for one, i in zip(coded, some)]
+        return [(one, codes[i], float(weights[i]), i) for one, i in zip(coded, some)]
 
     found: Judged = {}
     for name in (name for name in coder.decoders if name in decoders):
         is_set = name in MEASURED
         found[name] = [
-            (one.conf, len(one.codes) > 1, {*one.codes} == true if is_set else {*one.codes} <= true, weight)
-            for one, true, weight in asked(name, *((MAX_CODES,) if is_set else (1, rank_one_of)))
+            (
+                one.conf,
+                len(one.codes) > 1,
+                {*one.codes} == true if is_set else {*one.codes} <= true,
+                weight,
+                i,
+            )
+            for one, true, weight, i in asked(name, *((MAX_CODES,) if is_set else (1, rank_one_of)))
             if one.conf is not None  # it is None for an empty text
         ]
     if "flat" in found:
-        for one, true, weight in asked("flat", len(OUTPUTS), threshold=0.0):
+        for one, true, weight, i in asked("flat", len(OUTPUTS), threshold=0.0):
             for name, code, prob in zip(OUTPUTS, one.codes, one.probs):
-                found.setdefault(name, []).append((prob, False, code in true, weight))
+                found.setdefault(name, []).append((prob, False, code in true, weight, i))
     return found
 
 
+def rows_right(coded: list[Coded], rows: RowSet, data: PreparedData) -> np.ndarray:
+    """Return whether each row got exactly its codes, bool [N]. coded: the answers to all rows."""
+    true = [{data.codes[i] for i in codes if i >= 0} for codes in np.asarray(rows.codes).tolist()]
+    return np.array([{*one.codes} == codes for one, codes in zip(coded, true)], dtype=bool)
+
+
 def rows_to_judge(rows: RowSet, usable: np.ndarray) -> np.ndarray:
-    """Return the rows of MAX_TEXTS of the usable texts (bool [N]), at most MAX_ROWS, spread over the file."""
+    """Return the rows of MAX_TEXTS of the usable texts (bool [N]), at most MAX_ROWS: of texts with many rows
+    the first ones, so that rare texts count no less.
+    """
     distinct = np.unique(rows.text_hash[usable])
     index = np.flatnonzero(usable & np.isin(rows.text_hash, distinct[:MAX_TEXTS]))
-    if len(index) > MAX_ROWS:
-        index = index[np.linspace(0, len(index) - 1, MAX_ROWS).astype(np.int64)]
-    return index
+    order = np.argsort(rows.text_hash[index], kind="stable")
+    _, first, times = np.unique(rows.text_hash[index][order], return_index=True, return_counts=True)
+    place = np.arange(len(index)) - np.repeat(first, times)  # of each row among those of its text
+    return np.sort(index[order[np.argsort(place, kind="stable")[:MAX_ROWS]]])
 
 
 def judged_rows(
@@ -99,7 +115,7 @@ def fit_maps(fitted: Confidence, judged: Judged) -> list[str]:
     """
     errors = []
     for decoder, of_decoder in judged.items():
-        raw, several, right, weight = (np.array(column) for column in zip(*of_decoder))
+        raw, several, right, weight, _ = (np.array(column) for column in zip(*of_decoder))
         fitted.maps[decoder] = confidence.fit(raw, several, right, weight)
         if decoder in OUTPUTS:
             continue
@@ -121,14 +137,15 @@ def fit_confidence(
     batch_size: int,
     precision: Precision,
 ) -> dict | None:
-    """Fit the confidence of a model's decoders on its device, on the rows `usable` (bool [N]) of `data`,
-    whose codes are the model's (`rows_to_judge`). name: the model's name in messages. All ranks. Returns the
-    entry of a checkpoint on rank 0, {} on the others; None on all if there are fewer than MIN_TEXTS distinct
-    texts. Raises Stopped on all if the run was asked to stop.
+    """Measure the figure of a model on its device, and fit the confidence of its decoders, on the rows
+    `usable` (bool [N]) of `data`, whose codes are the model's (`rows_to_judge`). name: the model's name in
+    messages. All ranks. Returns the entries of a checkpoint on rank 0, {} on the others: no confidence if
+    there are fewer than MIN_TEXTS distinct texts; None on all without any. Raises Stopped on all if the run
+    was asked to stop.
     """
     index = rows_to_judge(rows, usable)
     texts = len(np.unique(rows.text_hash[index]))
-    if texts < MIN_TEXTS:
+    if texts < MIN_TEXTS and name != checkpoint.BEST:  # which follows the other one of the run
         has_one = Confidence.of(loaded[2]).maps
         kept = "the earlier fit stays" if has_one else "probabilities are the decoders' own"
         world.print(
@@ -136,6 +153,7 @@ def fit_confidence(
             f" not trained on, and there are {texts:,}. Give it more rows, or let a larger --share-val of"
             f" finetune.py set more aside; {kept}"
         )
+    if not texts:
         return None
     found, known, check = None, 0.0, world.give_up_if_asked
     with contextlib.suppress(Stopped):
@@ -150,36 +168,47 @@ def fit_confidence(
     if not shares:
         return {}
     judged: Judged = {}
-    for decoder, of_decoder in (item for share in shares for item in share.items()):
-        judged.setdefault(decoder, []).extend(of_decoder)
+    for rank, share in enumerate(shares):
+        for decoder, of_decoder in share.items():
+            whole = ((*answer, rank + world.size * number) for *answer, number in of_decoder)
+            judged.setdefault(decoder, []).extend(whole)
     most = Thresholds.of(loaded[2]).at_most
     fitted, sets = Confidence(texts, {}, {}, {}, known=known, several=most != 1), {}
     for decoder, of_decoder in judged.items():
-        _, _, right, weight = (np.array(column) for column in zip(*of_decoder))
+        _, _, right, weight, _ = (np.array(column) for column in zip(*of_decoder))
         if decoder in MEASURED:
             fitted.accuracy[decoder] = float(weight @ right / weight.sum())
             sets[decoder] = weight * right
+    kind, has_ngrams = loaded[2].get("kind", "mixer"), loaded[0].ngrams is not None
+    usual, _ = Confidence().best_decoder(kind, has_ngrams)
+    best = usual if texts < MIN_TEXTS else confidence.most_accurate(sets)
+    *_, right, _, number = (np.array(column) for column in zip(*judged[best]))
+    hashes, times = np.unique(rows.text_hash[usable], return_counts=True)
+    of_row = np.searchsorted(hashes, rows.text_hash[index][number])
+    figure = Figure.measured(right, of_row, VALIDATION, best, may_have_seen(loaded[2]), times[of_row])
+    found = {"figure": figure and figure._asdict()}
+    if texts < MIN_TEXTS:
+        return found
     errors = fit_maps(fitted, judged)
-    fitted = fitted._replace(best=confidence.most_accurate(sets))
-    best, why = fitted.best_decoder(loaded[2].get("kind", "mixer"))
+    fitted = fitted._replace(best=best)
+    best, why = fitted.best_decoder(kind)
     world.print(
         f"{name}: confidence is fitted on {fitted.texts:,} texts; expected calibration error there, in"
         f" points: {', '.join(errors)}. --decoder auto is {best} ({why})"
     )
-    return {"confidence": fitted._asdict()}
+    return {**found, "confidence": fitted._asdict()}
 
 
 def fit_run(args: TrainConfig, world: World, data: PreparedData, resumed: dict | None) -> None:
-    """Fit the confidence of the checkpoints of a run that has ended, last.bin and best.bin, on its validation
-    rows, if they do not have one. The same step has the same weights, so it has the same confidence. All
-    ranks. resumed: the checkpoint that the run was resumed from, if it took no step since.
+    """Measure the figure and fit the confidence of the checkpoints of a run that has ended, last.bin and
+    best.bin, on its validation rows, if they have none. The same step has the same weights, so it has the
+    same. All ranks. resumed: the checkpoint that the run was resumed from, if it took no step since.
     """
     precision, size = Precision.of(args, world.device), min(args.samples_at_once, MAX_BATCH)
     entries: dict[int, dict] = {}  # entries by the step of the checkpoint
-    usable = np.full(len(data.val), True)
     for name in (checkpoint.LAST, checkpoint.BEST):
         file = os.path.join(args.save_path, name)
-        if resumed and resumed["path"] == file and resumed.get("confidence"):
+        if resumed and resumed["path"] == file and resumed.get("figure"):
             continue
         # another node may not see the file
         read = unfitted(file, data) if world.is_main else {}
@@ -189,6 +218,7 @@ def fit_run(args: TrainConfig, world: World, data: PreparedData, resumed: dict |
         if state["step"] not in entries:
             model, formatter, state = models.model_of_checkpoint(file, state)
             loaded = model.to(world.device), formatter, state
+            usable = ~np.isin(data.val.text_hash.view(np.int64), state.get("trained", []))  # files may share
             try:
                 entry = fit_confidence(name, loaded, MEASURED, data.val, usable, data, world, size, precision)
             except Stopped:
@@ -201,12 +231,12 @@ def fit_run(args: TrainConfig, world: World, data: PreparedData, resumed: dict |
 
 
 def unfitted(file: str, data: PreparedData) -> dict:
-    """Return the checkpoint of a run on these data if its confidence is not fitted, else {}. Links, and files
-    that are no such checkpoint, belong to others and stay as they are. Rank 0 only.
+    """Return the checkpoint of a run on these data if it has no figure, else {}. Links, and files that are no
+    such checkpoint, belong to others and stay as they are. Rank 0 only.
     """
     with contextlib.suppress(UserError):
         state = {} if os.path.islink(file) else checkpoint.load(file)
-        if state.get("position", {}).get("fingerprint") == data.fingerprint and not state.get("confidence"):
+        if state.get("position", {}).get("fingerprint") == data.fingerprint and not state.get("figure"):
             return state
     return {}
 
@@ -228,7 +258,8 @@ def fit_ranked(coder: Coder, weights: str, decoder: str, world: World) -> None:
             world.print(f"Fitting the confidence of {RANKED}")
             raw, fitted = copy.copy(coder), Confidence(0, {}, {})
             raw.confidence, raw.trained = Confidence(), None
-            index = rows_to_judge(data.val, np.full(len(data.val), True))
+            is_new = ~np.isin(data.val.text_hash, data.train.text_hash)  # files may share texts
+            index = rows_to_judge(data.val, is_new)
             fit_maps(fitted, judged_rows(raw, [RANKED], data.val, index, data, slice(None)))
             return json.dumps([fitted.maps, fitted.curves]).encode()
 

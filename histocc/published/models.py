@@ -9,6 +9,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from histocc import lexicon
+from histocc.figure import Figure
 from histocc.formatter import NEVER_SHORT, PAD_IDX, WITHIN_BLOCK_SEP, BlockyFormatter, hisco_key
 from histocc.model.canine import CanineConfig
 from histocc.model.confidence import PUBLISHED, Confidence, Thresholds
@@ -33,7 +34,7 @@ LACKING_OF_RIDGE = (
 )
 # Entries of a checkpoint that coding needs, as far as a model has them.
 CODING = ["config", "key", "kind", "formatter", "system", "languages", "thresholds", "linear_share"]
-CODING += ["confidence", "source", "hisco_numbers", "prior", "trained", "answers"]
+CODING += ["figure", "confidence", "source", "origin", "hisco_numbers", "prior", "trained", "answers"]
 OF_CODES = {  # their dimension of the codes
     "linear_decoder.weight": 0,
     "linear_decoder.bias": 0,
@@ -191,6 +192,7 @@ def model_of_checkpoint(file: str, content: dict) -> Loaded:
         }
         Thresholds.of(state)
         Confidence.of(state)
+        Figure.of(state)
         for name, kind in (("step", int), ("position", dict), ("args", dict)):
             if not isinstance(state.get(name, kind()), kind):
                 raise ValueError(f"{name}: found {state[name]!r:.60}, expected {kind.__name__}")

@@ -5,6 +5,7 @@ from collections.abc import Hashable, Sequence
 import numpy as np
 
 from histocc.data.rows import csv_text
+from histocc.figure import percent
 from histocc.formatter import cut, levels_of
 from histocc.review.serve import cell_of
 from histocc.review.sheet import CHOSEN, DECISION, ID, Codes, answers_of, escape_formula
@@ -22,7 +23,8 @@ def share(part: int, total: int) -> str:
     draws = np.random.default_rng(1).beta(part + 0.5, total - part + 0.5, DRAWS)
     low, high = np.percentile(draws, (2.5, 97.5))
     found = part / total
-    return f"{found:.1%} (95 % interval {min(low, found):.1%} to {max(high, found):.1%})"
+    low, high = (percent(bound, "") for bound in (min(low, found), max(high, found)))
+    return f"{percent(found)} (95 % interval {low} to {high})"
 
 
 def kappa(one: Sequence[Hashable], other: Sequence[Hashable]) -> tuple[float, float]:

@@ -29,6 +29,8 @@ class _Stream:
     def write(self, text: str) -> int:
         for stage in () if self.of_bar else _with_bar:  # the bar comes back below the text
             stage.bar.clear()
+        if text.startswith("WARNING") and not self.lost:
+            text = highlighted(text, "33", self.stream)
         self._try(self.stream.write, text)
         return len(text)
 
@@ -80,6 +82,15 @@ def output_is_lost() -> bool:
     return isinstance(sys.stdout, _Stream) and sys.stdout.lost
 
 
+def highlighted(text: str, style: str = "1", stream: Any = None) -> str:
+    """Return text in bold, or in another style, where the stream (standard output) is a terminal, unless
+    NO_COLOR is set.
+    """
+    stream = stream or sys.stdout  # None: nothing is printed
+    is_shown = stream is not None and stream.isatty() and not os.environ.get("NO_COLOR")
+    return f"\x1b[{style}m{text}\x1b[0m" if is_shown else text
+
+
 def duration(seconds: float) -> str:
     """Return seconds as people write them: 42s, 3m10s, 2h05m, 3d04h."""
     seconds = int(seconds)
@@ -116,15 +127,21 @@ class Stage:
         self.what, self.total, self.unit, self.first = what, total, unit, first
         self.done = first
         self.started = self.shown_at = time.monotonic()
-        if _progress_shown and sys.stderr.isatty() and importlib.util.find_spec("tqdm"):
-            from tqdm import tqdm
+        self._show_bar()
 
-            _end_bar()
-            tqdm.monitor_interval = 0  # no thread may run: processes are forked from this one
-            terminal = _Stream("error", getattr(sys.stderr, "stream", sys.stderr), of_bar=True)
-            options: dict[str, Any] = {"initial": first, "unit": f" {unit}", "miniters": 0, "leave": False}
-            self.bar = tqdm(desc=what, total=total, file=terminal, **options)
-            _with_bar.append(self)
+    def _show_bar(self) -> bool:
+        """Show the bar, in the place of another stage's; return whether it can be shown."""
+        if not (_progress_shown and sys.stderr.isatty() and importlib.util.find_spec("tqdm")):
+            return False
+        from tqdm import tqdm
+
+        _end_bar()
+        tqdm.monitor_interval = 0  # no thread may run: processes are forked from this one
+        terminal = _Stream("error", getattr(sys.stderr, "stream", sys.stderr), of_bar=True)
+        options: dict[str, Any] = {"unit": f" {self.unit}", "miniters": 0, "leave": False}
+        self.bar = tqdm(desc=self.what, total=self.total, initial=self.done, file=terminal, **options)
+        _with_bar.append(self)
+        return True
 
     def is_due(self) -> bool:
         """Return whether `at` would show something now."""
@@ -134,12 +151,13 @@ class Stage:
     def at(self, done: float) -> None:
         """Record that so many units are done."""
         self.done = done if self.total is None else min(done, self.total)
-        if self.is_due() and self in _with_bar:
+        is_due = self.is_due()
+        if is_due and (self in _with_bar or self._show_bar()):  # a stage in between has taken the bar
             self.bar.n = self.done
             self.bar.update(0)
             if self.done == self.total:
                 _end_bar()
-        elif self.is_due():
+        elif is_due:
             self.shown_at = time.monotonic()
             print(self.line(self.shown_at - self.started), file=sys.stderr, flush=True)
 

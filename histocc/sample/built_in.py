@@ -15,9 +15,9 @@ import zlib
 from functools import partial
 
 from histocc import lexicon
+from histocc.data.prepare import nothing
 from histocc.data.rows import csv_text
 from histocc.job import card, config, inputs, train
-from histocc.model.confidence import Confidence
 from histocc.predict import fitting
 from histocc.runtime import checkpoint, signals
 from histocc.runtime.files import OwnFiles, atomic_write, take_lock
@@ -29,10 +29,10 @@ SAMPLE_ROWS = 24_000
 OTHER_ROWS = 2_400  # of another sample: its rows with several codes are a tenth of all validation texts
 LEFT_OUT = 100  # one of so many beginnings and ends of words takes all titles of a code out
 FORMER = 10  # one title of so many stands beside "retired", "deceased" and the like, too
-FIGURES = (
-    "It learned from lists of titles, not from a register. {:.1f} % of 1,000 of its validation texts got"
-    " exactly their codes: titles that it was not trained on, nor on any like them, and made-up rows with"
-    " several codes (a tenth). Registers repeat usual titles, of which more are right."
+ABOUT = (
+    "It learned from lists of titles, not from a register. Its validation texts are titles unlike those that"
+    " it was trained on, and made-up rows with several codes (a tenth). Registers repeat usual titles, of"
+    " which more are right."
 )
 # A second code counts from this probability on: of 0.6 to 0.9, most rows of another sample are right by it.
 THRESHOLD = 0.8
@@ -91,10 +91,9 @@ def make(folder: str, args: config.FinetuneConfig, world: World) -> None:
             state = checkpoint.load(best)
             state["thresholds"] |= {"default": THRESHOLD, "source": "fitted"}
             # a list's code is no answer of a register: its texts are answered, and doubted, like others
-            checkpoint.rewrite(best, {**state, "confidence": None, "answers": None})
+            checkpoint.rewrite(best, {**state, "figure": None, "confidence": None, "answers": None})
             fitting.fit_run(config.decide(job, state), world, read.data, None)  # of answers by it
-            state = checkpoint.load(best)
-            card.write_card(best, [FIGURES.format(100 * Confidence.of(state).accuracy["flat"])])
+            card.finish(best, nothing, ABOUT)
             os.chdir(os.path.dirname(folder))  # no process may be in a folder that Windows renames
             os.rename(part, folder)
 

@@ -26,18 +26,18 @@ def banner(
     plan: BatchPlan,
     schedule: Schedule,
     precision: str,
-    resumed: dict[str, Any] | None = None,
 ) -> str:
-    """Return what is about to run, with the labels of the guides; about, about_rate: of `script.Training`."""
+    """Return what is about to run: on several processes with the labels of the guides, on one only what
+    applies there. about, about_rate: of `script.Training`.
+    """
     kind, size = world.device.type, world.size
     reason = "--device cpu" if args.device == "cpu" else why_no_gpu()
     gpus = torch.cuda.device_count() if kind == "cuda" else 0
     name = f" ({torch.cuda.get_device_name(world.device)})" if gpus else ""
     device = "GPU" if kind == "cuda" else f"{kind.upper()} process"
-    devices = f"{size} {device}{('s' if gpus else 'es') * (size > 1)}"
     accumulation, total, at_once = plan.accumulation(0), plan.global_batch_size, args.samples_at_once
     is_exact, epochs = total == at_once * size * accumulation, args.num_epochs
-    shares = f"{at_once} × {devices} × {accumulation} accumulation step{'s' * (accumulation > 1)}"
+    shares = f"{at_once} × {devices_of(world)} × {accumulation} accumulation step{'s' * (accumulation > 1)}"
     stops = f"; stops at step {schedule.stop:,}, --max-steps" if schedule.stop < schedule.total else ""
     scaling = f"{args.learning_rate:g} with {args.lr_scaling} scaling at the first start"
     sizes = (1, 2, 4, 8)
@@ -47,23 +47,28 @@ def banner(
         f"Batch size per {device}: {'' if is_exact else 'at most '}{shares}"
         f"{' = ' if is_exact else '; '}Total batch size: {total}",
         f"Steps per epoch: {plan.steps_per_epoch:,}",
-        *(["  on any number of processes"] if args.global_batch_size else table),
+        *([] if size == 1 else ["  on any number of processes"] if args.global_batch_size else table),
         f"Epochs: {epochs} ({schedule.total:,} steps{stops})",
         f"Learning rate: {schedule.rate:g} ({'not scaled' if args.lr_scaling == 'none' else scaling};"
         f" warm-up over {schedule.warmup:,} step{'s' * (schedule.warmup != 1)}){about_rate}",
     ]
     wandb = ["Note: --wandb-project-name has no effect without --log-wandb"]
-    lines = [
-        "=" * 72,
+    on_several = [
         *([f"TRAINING ON CPUs, NO GPU IS USED: {reason}"] if kind == "cpu" else []),
-        f"Distributed environment: {'SINGLE' if size == 1 else 'MULTI_GPU' if gpus else 'MULTI_CPU'}",
+        f"Distributed environment: {'MULTI_GPU' if gpus else 'MULTI_CPU'}",
         f"Number of processes: {size}",
         f"Number of GPUs: {size if gpus else 0}",
         f"Nodes: {-(-size // world.local_size)}",
-        f"Backend: {world.backend or PARALLEL['none']}",
+        f"Backend: {world.backend}",
         f"Parallel: {PARALLEL[args.parallel if world.backend else 'none']}",
         f"Available GPUs: {gpus}{name}",
         f"Threads per process: {torch.get_num_threads()}",
+    ]
+    threads = torch.get_num_threads()
+    on_cpu = f"CPU, {threads} thread{'s' * (threads > 1)}; NO GPU IS USED: {reason}"
+    lines = [
+        "=" * 72,
+        *(on_several if size > 1 else [f"Device: {on_cpu if kind == 'cpu' else device + name}"]),
         *about,
         *(of_steps if schedule.total else []),
         f"Precision: {precision}",
@@ -71,14 +76,23 @@ def banner(
         *(wandb if args.wandb_project_name and not args.log_wandb else []),
         "=" * 72,
     ]
-    if args.dry_run:
-        return "\n".join(lines)
-    verb = "Starting training for"
+    return "\n".join(lines)
+
+
+def start_lines(args: TrainConfig, world: World, plan: BatchPlan, resumed: dict[str, Any] | None) -> str:
+    """Return what is said when the steps begin, of a resumed run also where."""
+    verb, lines, epochs = "Starting training for", [], args.num_epochs
     if resumed:
         verb, step, before = "Continuing the training of", resumed["step"], resumed["args"]["num_epochs"]
         epoch, batch = divmod(step, plan.steps_per_epoch)
         more = f"; {epochs} epochs instead of {before}, with the longer schedule" if epochs > before else ""
         lines.append(f"Resuming from step {step:,} (epoch {epoch + 1}, batch {batch:,}){more}")
     what = f"{verb} {epochs} epoch{'s' * (epochs > 1)}"
-    lines.append(what if epochs else "Validating what was fitted; --max-steps N takes steps behind the fit")
-    return "\n".join([*lines, f"Training on {devices}"])
+    lines.append(what if epochs else "Validating the fitted model; --max-steps N trains it further")
+    return "\n".join([*lines, f"Training on {devices_of(world)}"] if world.size > 1 else lines)
+
+
+def devices_of(world: World) -> str:
+    """Return the number and the kind of the devices: "4 GPUs", "2 CPU processes"."""
+    kind, many = world.device.type, world.size > 1
+    return f"{world.size} {'GPU' + 's' * many if kind == 'cuda' else f'{kind.upper()} process' + 'es' * many}"

@@ -8,21 +8,22 @@ import time
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
+from histocc.figure import STATUS, percent
 from histocc.runtime.errors import UserError
 from histocc.runtime.files import OwnFiles, atomic_write, opened
-from histocc.runtime.log import duration
+from histocc.runtime.log import Stage, duration
 
 if TYPE_CHECKING:  # commands that read a log start without torch, which takes a second to load
     from histocc.trainer.trackers import Tracker
 
-LOG, STATUS, RUNNING = "logs.csv", "status.json", "running"
-FIRST_ESTIMATE = 5  # steps after which the time is estimated for the first time
+LOG, RUNNING = "logs.csv", "running"
 
 # A new column of logs.csv that is summed over optimizer steps is one line here: what a step adds to it, a 0-d
 # tensor that is the same on all ranks, of the norm of its gradient, whether it was taken, whether it was bad.
 SUMMED_COLUMNS: dict[str, Callable[[Any, Any, Any], Any]] = {
     "skipped_steps": lambda norm, taken, bad: bad,
 }
+FIT_PARTS = ("linear decoder", "both decoders")  # of n-grams, before a run; their steps count up to 0
 COUNTS = ("step", "epoch", "samples")
 MEASURED = ("grad_norm", "lr", "samples_per_sec", "seconds_data")  # they follow the losses of training
 FLOPS = ("model_flops_per_sec", "mfu")  # they come last
@@ -69,7 +70,8 @@ def validation_line(values: dict[str, Any], columns: tuple[str, ...]) -> str:
     parts = [f"validation at step {values['step']:,}: loss {values['val_loss']:.4f}"]
     for name in columns[columns.index("val_loss") :]:
         if values.get(name) is not None and name not in OWN_COLUMNS and not name.startswith("val_loss"):
-            parts.append(f"{name} {values[name]:{'.1%' if name.endswith('_acc') else '.4g'}}")
+            is_share = name.endswith("_acc")
+            parts.append(f"{name} {percent(values[name]) if is_share else f'{values[name]:.4g}'}")
     if "seconds_val" in values:
         parts.append(f"took {duration(values['seconds_val'])}")
     return " · ".join(parts)
@@ -84,6 +86,7 @@ class RunLog:
             ends. Rows after `start` are dropped; with `again` also its validation, still to be written. A
             fit ends at step 0 with a row of its own, which stays.
         first: the step that is shown as 0, of a fit, whose steps count up to 0; part: its name in lines.
+        steps_before: steps of a fit before these, which progress counts, too; None: it shows none.
     """
 
     def __init__(
@@ -99,11 +102,15 @@ class RunLog:
         trackers: "Iterable[Tracker]" = (),
         first: int = 0,
         part: str = "",
+        steps_before: int | None = None,
     ):
         self.files, self.columns, self.is_main = files if is_main else None, columns, is_main
         self.total_steps, self.first_step, self.first, self.part = total_steps, max(start, first), first, part
         self.stop_step = total_steps if stop_step is None else stop_step
-        self.started, self.steps, self.trackers = time.monotonic(), 0, list(trackers)
+        self.started, self.trackers, self.stage = time.monotonic(), list(trackers), None
+        if steps_before is not None and self.stop_step > self.first_step:
+            counts = steps_before + self.stop_step, "steps", steps_before + self.first_step
+            self.stage = Stage("training", *counts)
         self.unwritten: list[str] = []  # rows
         self.status = {"state": RUNNING, "step": self.first_step, "stop_step": self.stop_step, "warning": ""}
         if self.files is not None:
@@ -127,10 +134,9 @@ class RunLog:
             print(text, flush=True)
 
     def step(self) -> None:
-        """Count steps; after a few, print how long the rest will take: the first row may be minutes away."""
-        self.steps += 1
-        if self.steps == FIRST_ESTIMATE:
-            self.say(f"{self.steps} steps done, about {self._left(self.first_step + self.steps)}")
+        """Count a step, which shows how long the rest will take: the first row may be minutes away."""
+        if self.stage:
+            self.stage.add()
 
     def _left(self, step: int) -> str:
         seconds = (time.monotonic() - self.started) / max(step - self.first_step, 1)
@@ -164,6 +170,8 @@ class RunLog:
                 parts.append(f"{rate:,.0f} GFLOP/s ({values['mfu']:.0%} of matmul)")
             parts += [f"waiting for data {values['data_share']:.0%}", self._left(step)]
             self.say(" · ".join(parts))
+            if self.stage:
+                self.stage.shown_at = time.monotonic()
         if values.get("val_loss") is not None:
             self.say(validation_line(values, self.columns))
 

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from histocc.figure import STATUS
 from histocc.runtime import checkpoint, parallel, signals
 from histocc.runtime.config import Parser, differing, flag_of
 from histocc.runtime.device import Precision, compile_layers
@@ -24,11 +25,11 @@ from histocc.runtime.files import OwnFiles, atomic_write, is_same, problems, run
 from histocc.runtime.rng import DROPOUT, WEIGHTS, derived_seed
 from histocc.runtime.world import World, launcher_id
 from histocc.trainer import loop
-from histocc.trainer.banner import banner
-from histocc.trainer.batches import BatchLoader, Rows, batch_plan, make_loader
+from histocc.trainer.banner import banner, start_lines
+from histocc.trainer.batches import BatchLoader, BatchPlan, Rows, batch_plan, make_loader
 from histocc.trainer.config import AUTO, ScriptConfig, TrainConfig
 from histocc.trainer.estimate import choose_batch_size, estimate, memory_advice
-from histocc.trainer.log import LOG, STATUS, RunLog, log_columns, validation_line
+from histocc.trainer.log import LOG, RunLog, log_columns, validation_line
 from histocc.trainer.schedule import Schedule, linear_factor, make_optimizer
 from histocc.trainer.trackers import OF_PROFILE, Tracker, open_trackers, profiled
 
@@ -53,6 +54,8 @@ class Training:
     epoch_name: str = checkpoint.EPOCH  # name of an epoch's checkpoint, {} for its number
     best_by: Callable[[dict[str, Any]], float] | None = None  # see `histocc.trainer.loop`
     is_fitted: bool = False  # a new model already works: it is validated and saved before it is trained
+    is_announced: bool = False  # the banner has been printed
+    steps_before: int = 0  # of a fit; progress counts them, too
     # called on all ranks when no step is left to take, with the whole model, as it is evaluated
     finish: Callable[[nn.Module], object] | None = None
 
@@ -297,17 +300,19 @@ def open_run(
         loaders = {"train": make_loader(args, world, training.train, plan)}
         if training.val is not None:
             loaders["val"] = make_loader(args, world, training.val)
-        about = training.about, training.about_rate
-        world.print(banner(args, world, *about, plan, schedule, precision.name, resumed))
+        if not training.is_announced:
+            announce(args, world, precision, training, plan, schedule)
 
         # The wrapped model and its optimizer, and a dry run of them.
+        said = start_lines(args, world, plan, resumed)
         run = make_run(args, world, precision, training, schedule, loaders["train"], resumed)
         if args.dry_run:
             return estimate(run, loaders["train"], state.step)
+        world.print(said)
 
         # The files that it writes: args.json, rows of the log, checkpoints.
         files = OwnFiles(args.save_path, args.overwrite)
-        log = open_log(args, world, files, training.task, schedule, state, name, is_resumed)
+        log = open_log(args, world, files, training, schedule, state, name, is_resumed)
         resources.callback(log.close, "ended by an error")  # unless it is closed before
         same_in_all = {
             "files": training.files,
@@ -323,6 +328,21 @@ def open_run(
         step_profiled = resources.enter_context(profiled(steps_to_profile, files, world.device, log.say))
         run = replace(run, save=saver, log=log.row, step_done=lambda: (log.step(), step_profiled()))
         return OpenRun(run, loaders, state, schedule, log, saver, resources.pop_all())
+
+
+def announce(
+    args: TrainConfig,
+    world: World,
+    precision: Precision,
+    training: Training,
+    plan: BatchPlan | None = None,
+    schedule: Schedule | None = None,
+) -> Schedule:
+    """Print the banner; return the schedule. plan, schedule: None for those of a new run. All ranks."""
+    plan = plan or batch_plan(args, training.train, world)
+    schedule = schedule or Schedule.of(args, plan.steps_per_epoch, world.size)
+    world.print(banner(args, world, training.about, training.about_rate, plan, schedule, precision.name))
+    return schedule
 
 
 def make_run(
@@ -412,7 +432,7 @@ def open_log(
     args: TrainConfig,
     world: World,
     files: OwnFiles,
-    task: loop.Task,
+    training: Training,
     schedule: Schedule,
     state: loop.State,
     name: str,
@@ -430,10 +450,11 @@ def open_log(
         with atomic_write(files.claim(ARGS)[0]) as file:
             file.write(json.dumps(asked, indent=1, sort_keys=True).encode())
     # a new run drops all rows, except those of a fit that is all of it
-    columns, keeps_rows = log_columns(task.columns), is_resumed or not schedule.total
+    columns, keeps_rows = log_columns(training.task.columns), is_resumed or not schedule.total
     counts = schedule.total, state.step if keeps_rows else -sys.maxsize, schedule.stop
     again = state.unfinished or not is_resumed
-    return RunLog(files, columns, *counts, is_main=world.is_main, again=again, trackers=trackers)
+    main, before = world.is_main, training.steps_before
+    return RunLog(files, columns, *counts, is_main=main, again=again, trackers=trackers, steps_before=before)
 
 
 def checkpoint_content(

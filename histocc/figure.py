@@ -1,0 +1,133 @@
+"""The figure of a model: which share of texts that it has not seen gets exactly their codes. It is measured
+on the test part of its data (`histocc.evaluate`), else on validation texts, else on training texts that are
+left out of the fit in turn. Every screen and page shows this figure, in these words.
+"""
+
+import contextlib
+import json
+import math
+import os
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from histocc.runtime.files import OwnFiles, atomic_write
+
+ENTRY = "figure"  # of a checkpoint, of report.json, and of STATUS in the folder of a run
+STATUS = "status.json"
+TEST, VALIDATION, LEFT_OUT = "test texts", "validation texts", "training texts, each left out of the fit"
+OTHER = "texts of other data"
+NONE = "It has not been evaluated."
+Z = 1.959964  # of 95 % intervals
+
+
+def percent(share: float, sign: str = " %") -> str:
+    """Return a share as all screens and pages write it: "65.5 %"."""
+    return f"{100 * share:.1f}{sign}"
+
+
+def wilson(share: float, number: float) -> tuple[float, float]:
+    """Return the 95 % interval of a share (Wilson, 1927, Probable inference)."""
+    middle = share + Z**2 / (2 * number)
+    reach = Z * math.sqrt(share * (1 - share) / number + (Z / (2 * number)) ** 2)
+    of = 1 + Z**2 / number
+    return max(0.0, (middle - reach) / of), min(1.0, (middle + reach) / of)
+
+
+class Figure(NamedTuple):
+    """The figure, in a checkpoint and in report.json a dict of plain types."""
+
+    share: float  # of the distinct texts, each with the share of its rows that is right
+    texts: int  # number of distinct texts
+    share_of_rows: float
+    rows: int  # rows with these texts; 0: not known
+    source: str  # TEST, VALIDATION, LEFT_OUT or OTHER
+    decoder: str  # whose answers these are
+    unsure: str = ""  # who may have seen the texts: "model", "prior" or nobody
+
+    @classmethod
+    def of(cls, state: dict[str, Any], folder: str | None = None) -> "Figure | None":
+        """Return the figure of a checkpoint: that of its folder, where evaluate keeps that of the test part,
+        if it is about this step; else its own one. None if it was not evaluated. Raises TypeError and others
+        for an invalid one.
+        """
+        if folder is not None and (of_folder := cls.of_run(folder, state.get("step"))):
+            return of_folder
+        if held := state.get(ENTRY):
+            return cls(**held)
+        fitted = state.get("confidence") or {}  # earlier versions kept no figure
+        accuracy, texts = fitted.get("accuracy"), int(fitted.get("texts", 0))
+        if not accuracy:
+            return None
+        best = fitted.get("best") or max(accuracy, key=accuracy.__getitem__)
+        left_out, unsure = fitted.get("left_out"), may_have_seen(state)
+        return cls(accuracy[best], texts, 0.0, 0, LEFT_OUT if left_out else VALIDATION, best, unsure)
+
+    @classmethod
+    def measured(
+        cls,
+        right: np.ndarray,
+        text: np.ndarray,
+        source: str,
+        decoder: str,
+        unsure: str = "",
+        times: np.ndarray | None = None,
+    ) -> "Figure | None":
+        """Return the figure of answers to rows, None if there are none.
+
+        Args:
+            right: whether, or in which share, each answer is right, bool or float [N].
+            text: a number for each distinct text, [N].
+            times: how many rows of all have the row's text, if these are some of them, int64 [N].
+        """
+        _, number, count = np.unique(text, return_inverse=True, return_counts=True)
+        if not len(count):
+            return None
+        count = count[number.reshape(-1)]
+        of_text, of_rows = 1 / count, (count if times is None else times) / count
+        share, of_row = (float(weight @ right / weight.sum()) for weight in (of_text, of_rows))
+        return cls(share, round(of_text.sum()), of_row, round(of_rows.sum()), source, decoder, unsure)
+
+    @classmethod
+    def of_run(cls, folder: str, step: int | None = None) -> "Figure | None":
+        """Return the figure of the run in a folder; None if it has none, or one of another step."""
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
+            with open(os.path.join(folder, STATUS), encoding="utf-8") as file:
+                held = json.load(file)[ENTRY]
+            if held.pop("step") == step or step is None:
+                return cls(**held)
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """The 95 % interval of the share of texts."""
+        return wilson(self.share, self.texts)
+
+    def __str__(self) -> str:
+        low, high = (percent(bound, "") for bound in self.interval)
+        unseen = "" if self.unsure == "model" else " that the model has not seen"
+        more = [f"95 % interval {low} to {high}"]
+        if self.rows > self.texts:
+            more.append(f"{percent(self.share_of_rows)} of their {self.rows:,} rows")
+        more.append(self.source)
+        if self.unsure:
+            more.append(f"whether the {self.unsure} has seen them is not known")
+        texts = f"{percent(self.share)} of {self.texts:,} text{'s' * (self.texts != 1)}{unseen}"
+        return f"{texts} got exactly {'their' if self.texts != 1 else 'its'} codes ({'; '.join(more)})"
+
+
+def may_have_seen(state: dict[str, Any]) -> str:
+    """Return who may have seen texts that are no training texts: published weights do not name theirs."""
+    of_both = {"model": state, "prior": state.get("prior") or {}}
+    return next((name for name, of in of_both.items() if {"source", "origin"} & {*of}), "")
+
+
+def keep(folder: str, figure: Figure, step: int) -> None:
+    """Put the figure of a step's checkpoint into the folder of its run, if there is one. Rank 0 only."""
+    own = OwnFiles(folder)
+    path = own.path(STATUS)
+    with contextlib.suppress(OSError, ValueError):
+        if own.holds(path):
+            with open(path, encoding="utf-8") as file:
+                status = {**json.load(file), ENTRY: {**figure._asdict(), "step": step}}
+            with atomic_write(path, durable=False) as target:
+                target.write(json.dumps(status).encode())

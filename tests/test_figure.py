@@ -1,0 +1,115 @@
+"""The figure of a model is the same wherever it stands: on the screen of the run, in its card, in the report
+of the same texts, for `watch`, in Python, and in what `predict` says.
+"""
+
+import numpy as np
+import pytest
+import torch
+from helpers import FINETUNE, run, run_here, write_csv, write_rows
+
+from histocc import watch
+from histocc.evaluate import __main__ as evaluate
+from histocc.figure import LEFT_OUT, OTHER, VALIDATION, Figure, percent, wilson
+from histocc.formatter import BlockyFormatter
+from histocc.model.mixer import Seq2SeqMixerOccCANINE, model_config
+from histocc.predict import __main__ as predict
+from histocc.runtime import checkpoint
+from histocc.runtime.log import highlighted
+
+COLUMNS = ["--target-cols", "hisco_1", "hisco_2", "--language-col", "lang", "--device", "cpu"]
+RUNS = {
+    "default": (["--prior", "none"], LEFT_OUT),
+    "closed form, validated": (["--prior", "none", "--share-val", 0.3], VALIDATION),
+    "steps": (
+        ["--model-size", "tiny", "--max-steps", 3, "--batch-size", 16, "--ngram-passes", 1],
+        VALIDATION,
+    ),
+}
+
+
+def rows_twice(path):
+    """Write 60 texts, every other one in two rows."""
+    write_rows(path, 60)
+    header, *lines = path.read_text().splitlines()
+    path.write_text("\n".join([header, *lines, *lines[::2]]) + "\n")
+    return path
+
+
+@pytest.mark.parametrize("name", [*RUNS][:1] + [pytest.param(x, marks=pytest.mark.full) for x in [*RUNS][1:]])
+def test_the_same_figure_everywhere(name, tmp_path):
+    (flags, source), data, folder = RUNS[name], rows_twice(tmp_path / "data.csv"), tmp_path / "run"
+    said = run(FINETUNE, "--dataset", data, "--save-path", folder, *COLUMNS, *flags)
+    figure = Figure.of(checkpoint.load(str(folder / "best.bin")))
+    assert figure == Figure.of_run(str(folder)) and figure.source == source and figure.texts < figure.rows
+    *_, sentence, model, _, _, code, review, test = said.splitlines()
+    assert sentence == f"{figure}." and model.startswith(f"The best model is {folder / 'best.bin'}")
+    assert (
+        f"--model {folder} " in code and f"--model {folder} " in test and "review serve coded.csv" in review
+    )
+    assert (folder / "MODEL.md").read_text(encoding="utf-8").count(sentence) == 2
+    assert str(figure) in " ".join(watch.view(str(folder))[0].split())
+    rows = ["--input", data, "--output", tmp_path / "coded.csv", "--system", "new", "--processes", 1]
+    assert str(figure) in run_here(predict.main, "--model", folder, *rows, *COLUMNS[3:])
+    if source == VALIDATION:
+        share = 0.3 if 0.3 in flags else 0.1
+        report = evaluate.evaluate(folder, data, tmp_path / "report", share_val=share, device="cpu")
+        assert Figure.of(report) == pytest.approx(figure) and sentence in report._repr_markdown_()
+        (row,) = list(getattr(report.table(), "to_dict", lambda _: report.table())("records"))
+        assert row["share"] == figure.share and (row["low"], row["high"]) == figure.interval
+
+
+def test_a_published_model_has_none_until_it_is_evaluated(tmp_path):
+    torch.manual_seed(1)
+    model = Seq2SeqMixerOccCANINE(BlockyFormatter("hisco").num_classes, 1919, config=model_config("tiny"))
+    torch.save({"model": model.state_dict()}, tmp_path / "mixer.bin")
+    data = write_rows(tmp_path / "data.csv", 12)
+    rows = ["--input", data, "--output", tmp_path / "coded.csv", "--system", "new", "--processes", 1]
+    said = run_here(predict.main, "--model", tmp_path / "mixer.bin", *rows, *COLUMNS[3:])
+    assert "It has not been evaluated" in said and "got exactly" not in said
+    how = [
+        "--model",
+        tmp_path / "mixer.bin",
+        "--data",
+        data,
+        "--output",
+        tmp_path / "report",
+        "--resamples",
+        5,
+    ]
+    said = run_here(evaluate.main, *how, *COLUMNS)
+    assert (
+        f"of 12 texts got exactly their codes (95 % interval 0.0 to 24.2; {OTHER}; whether the model" in said
+    )
+
+
+def test_texts_that_were_learned_from_are_left_out_unless_they_are_asked_for(tmp_path):
+    data, folder = rows_twice(tmp_path / "data.csv"), tmp_path / "run"
+    run(FINETUNE, "--dataset", data, "--save-path", folder, *COLUMNS, "--prior", "none")
+    lines = (tmp_path / "data.csv").read_text().splitlines()
+    both = write_csv(tmp_path / "both.csv", lines[0].split(","), [x.split(",") for x in lines[1:21]])
+    with open(both, "a") as file:
+        file.write("tinker of no place,83110,,en\n")
+    how = ["--model", folder, "--data", both, "--resamples", 5, "--device", "cpu", "--overwrite"]
+    said = run_here(evaluate.main, *how)
+    assert "of 1 text that the model has not seen" in said and "Not evaluated: 20 rows" in said
+    said = run_here(evaluate.main, *how, "--share-val", 1)
+    assert "of 1 text that the model has not seen" in said and "trained on 20 of these 21 texts" in said
+
+
+def test_shares_and_their_intervals():
+    assert percent(0.6549) == "65.5 %" and wilson(0.0, 12) == pytest.approx((0, 0.2425), abs=1e-4)
+    assert wilson(0.655, 1204) == pytest.approx((0.6277, 0.6813), abs=1e-4)
+    right, text = np.array([1.0, 0, 1, 1]), np.array([7, 7, 9, 9])
+    figure = Figure.measured(right, text, OTHER, "flat")
+    assert figure[:4] == (0.75, 2, 0.75, 4) and Figure.measured(right[:0], text[:0], OTHER, "flat") is None
+    some = Figure.measured(right[1:3], text[1:3], OTHER, "flat", times=np.array([30, 10]))
+    assert some[:4] == (0.5, 2, 0.25, 40)
+
+
+def test_colour_only_on_a_terminal(monkeypatch):
+    assert highlighted("text") == "text"
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    assert highlighted("text") == "\x1b[1mtext\x1b[0m"
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert highlighted("text") == "text"
