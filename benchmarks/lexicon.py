@@ -4,20 +4,32 @@
     python -m benchmarks.lexicon --shares 1 --register danish=my.csv     # columns occ1 or text, lang, hisco_1
 
 % of rows right, and the mean confidence, of the built-in model, and of models of a share of its titles.
+
+Then answers of the built-in model at levels, as `predict --level LEVEL --target-accuracy 0.9` gives them:
+% of rows answered and % of these wrong; and over all rows % right, the mean confidence, and the expected
+calibration error in points over rows and over distinct texts. Rows whose code has no class do not count.
 """
 
 import random
 import tempfile
 from pathlib import Path
 
+import numpy as np
+
 from histocc.data.rows import csv_text
-from histocc.formatter import BlockyFormatter
+from histocc.evaluate.levels import level_figures
+from histocc.formatter import DEEPEST, BlockyFormatter
 from histocc.lexicon import LANGUAGES
 from histocc.predict.coder import Coder
 from histocc.sample.built_in import THRESHOLD, tables
 from histocc.sample.generate import HEADER
 
 from .common import FOLDER, REGISTERS, arguments, finish, read_csv, run, table
+
+TARGET = 0.9  # of the answers at levels that shall be right
+LEVELS_TEXT = f"""Answers of the built-in model at a level where its confidence is {TARGET} or more (`predict
+--level LEVEL --target-accuracy {TARGET}`; auto: at the deepest number of digits). Right, expected and the
+calibration error (in points) are of all rows, answered or not."""
 
 
 def rows_of(path: str) -> list[tuple[str, str, str]]:
@@ -67,9 +79,49 @@ def measured(shares: list[float], registers: dict[str, list]) -> list[list[str]]
     return lines
 
 
+def at_levels(model: str, registers: dict[str, list]) -> list[list[str]]:
+    """Return a line for each register and level."""
+    lines, coder = [], Coder.load(model)
+    for register, rows in registers.items():
+        numbers = {
+            text: i for i, text in enumerate(dict.fromkeys((text, speech) for text, speech, _ in rows))
+        }
+        texts, languages = map(list, zip(*numbers))
+        coded = coder.code(texts, languages, "flat", levels=coder.fitted_levels)
+        of_row = np.array([numbers[text, language] for text, language, _ in rows])
+        codes = [[code] for *_, code in rows]
+        figures = {each["level"]: each for each in level_figures(coder, coded, of_row, codes, of_row)}
+        for level in [DEEPEST, *coder.fitted_levels]:
+            tried = coder.levels.asked(level)
+            places = [coder.fitted_levels.index(name) for name in tried]
+            counted, answered, wrong = 0, 0, 0
+            for i, true in zip(of_row.tolist(), codes):
+                confs = (
+                    [coded[i].levels[place] for place in places] if coded[i].levels else [0.0] * len(places)
+                )
+                at = coder.levels.answer(coded[i].codes, tried, confs, TARGET)[1]
+                is_right = coder.levels.agree(at or tried[-1], coded[i].codes, true)
+                counted += is_right is not None
+                answered += bool(at) and is_right is not None
+                wrong += bool(at) and is_right is False
+            cells = [f"{100 * answered / counted:.1f}", f"{100 * wrong / max(answered, 1):.1f}"]
+            if level in figures:
+                both = [figures[level][over] for over in ("over_rows", "over_texts")]
+                cells += [f"{100 * both[0][name]:.1f}" for name in ("right", "expected")]
+                cells.append(" / ".join(f"{100 * x['expected_calibration_error']:.1f}" for x in both))
+            lines.append([register, level, *cells, *[""] * (5 - len(cells))])
+    return lines
+
+
 def words(parts: list[dict]) -> str:
     """Return the findings in words."""
-    return table(("titles", "register", "rows right, %", "mean confidence, %"), parts[0]["without"])
+    text = table(("titles", "register", "rows right, %", "mean confidence, %"), parts[0]["without"])
+    if "levels" in parts[0]:
+        heads = ("register", "level", "answered, %", "wrong of these, %", "right, %", "expected, %")
+        heads = (*heads, "calibration error, rows / texts")
+        text += f"\n\n{LEVELS_TEXT}\n\n"
+        text += table(heads, parts[0]["levels"])
+    return text
 
 
 def main() -> None:
@@ -78,9 +130,10 @@ def main() -> None:
     usual = [f"{name}={path}" for name, path in all_registers.items()]
     parser.add_argument("--register", nargs="+", default=usual, metavar="NAME=FILE")
     parser.add_argument("--shares", nargs="*", type=float, default=[0.25, 0.5, 1.0])
+    parser.add_argument("--model", default="built-in", help="of the answers at levels")
     args = parser.parse_args()
     registers = {name: rows_of(path) for name, path in (item.split("=", 1) for item in args.register)}
-    found = {"without": measured(args.shares, registers)}
+    found = {"without": measured(args.shares, registers), "levels": at_levels(args.model, registers)}
     finish(found, words([found]))
 
 

@@ -52,6 +52,8 @@ def hisco_key() -> tuple[str, ...]:
 
 
 CLASSES = ("hisclass", "hisclass_5", "socpo", "hiscam")
+OF_LEVEL = ("level_code", "level", "level_conf")  # columns of answers at a level
+DEEPEST = "auto"  # the deepest level, in digits or parts, that is confident enough
 
 
 @cache

@@ -28,7 +28,7 @@ import torch
 from histocc.data.descriptions import descriptions_of, read_descriptions
 from histocc.data.records import fill_dittos
 from histocc.data.rows import key_reader, language_name
-from histocc.formatter import CLASSES, hisco_classes, is_missing
+from histocc.formatter import CLASSES, DEEPEST, OF_LEVEL, hisco_classes, is_missing
 from histocc.job import inputs, train
 from histocc.job.card import PAPER
 from histocc.job.config import FinetuneConfig, finetune_parser
@@ -178,6 +178,8 @@ class OccCANINE:
         get_df: bool = True,
         concat_in: bool = False,
         ditto: bool = False,
+        level: str | int | None = None,
+        target_accuracy: float | None = None,
     ):
         """Return the codes of texts, or the values that they are made of.
 
@@ -195,6 +197,7 @@ class OccCANINE:
                 topk with k_pred rows per text and a column top-k-pos.
             order_invariant_conf: False: conf of greedy is the probability of the codes as they were written.
             get_dict: a list of dicts, also if pandas is installed; get_df=False is the same.
+            level, target_accuracy: those of `histocc.predict`; pred has level_code, level and level_conf.
             ditto: texts such as do. or ditto are coded as the text before them.
             deduplicate, concat_in: the result does not depend on them.
 
@@ -219,11 +222,24 @@ class OccCANINE:
             logits = partial(self.coder.probabilities, logits=True)
             values = {"logits": logits, "embeddings": self.coder.embeddings}[what](texts, languages)
             return table({"occ1": cells, **dict(enumerate(values.T))})
-        coded = self._code(texts, languages, kind, k, by_language, order_invariant_conf)
+        how: dict[str, Any] = {"in_any_order": order_invariant_conf}
+        if level is not None:
+            if level == DEEPEST and target_accuracy is None:
+                raise ValueError("target_accuracy: level='auto' needs one, such as 0.9")
+            named = level if isinstance(level, str) else str(count_of("level", level))
+            raw = self._options["raw_confidence"]
+            how["levels"] = self.coder.asked_levels(named, PREDICTION_TYPES[kind], self.name, raw)
+        coded = self._code(texts, languages, kind, k, by_language, **how)
         if what == "bin":
             ones = {code: np.array([float(code in one.codes) for one in coded]) for code in self.codes}
             return table({f"{self.system}_{code}": column for code, column in ones.items()})
-        return table(self._columns(cells, languages, coded, k, kind == "greedy-topk"))
+        columns = self._columns(cells, languages, coded, k, kind == "greedy-topk")
+        if level is not None:
+            answer, least = self.coder.levels.answer, target_accuracy or 0.0
+            found = [answer(one.codes, how["levels"], one.levels, least) for one in coded]
+            columns |= {name: [each[i] or None for each in found] for i, name in enumerate(OF_LEVEL)}
+            columns["level_conf"] = np.array(columns["level_conf"], dtype=float)
+        return table(columns)
 
     __call__ = predict
 
@@ -254,11 +270,11 @@ class OccCANINE:
             warnings.warn(f"threshold: has no effect on {what} with {kind}", stacklevel=3)
 
     def _code(
-        self, texts: list, languages: list[str], kind: str, k: int, given: dict | None, in_any_order: bool
+        self, texts: list, languages: list[str], kind: str, k: int, given: dict | None, **how
     ) -> list[Coded]:
         """Return codes of texts, of `full` those above thresholds that are published or given by language."""
         decoder = PREDICTION_TYPES[kind]
-        coded = self.coder.code(texts, languages, decoder, k, given, in_any_order=in_any_order)
+        coded = self.coder.code(texts, languages, decoder, k, given, **how)
         thresholds = self.coder.thresholds.with_given(given)
         if decoder == "full" and thresholds.source in ("given", "published"):  # as in the published package
             for i, (one, language) in enumerate(zip(coded, languages)):

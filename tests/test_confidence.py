@@ -345,7 +345,8 @@ class TestModel:
         held = checkpoint.load(str(tmp_path / "run" / "last.bin"))["confidence"]
         accuracy, number = held["accuracy"]["flat"], len(np.unique(data.train.text_hash))
         assert f"{100 * accuracy:.1f} % of {number} texts that the model has not seen got exactly" in said
-        assert held["texts"] == number and {*held["maps"]} == {"flat", *OUTPUTS}
+        levels = {f"level {name}" for name in (1, 2, 3, 4, "hisclass", "hisclass_5", "socpo", "hiscam")}
+        assert held["texts"] == number and {*held["maps"]} == {"flat", *OUTPUTS, *levels}
         coder = Coder.load(str(tmp_path / "run"))
         coder.trained = None  # or the rows of the training would answer
         coded = coder.code(data.train.strings(np.arange(len(data.train))), ["en"] * len(data.train))

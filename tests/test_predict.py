@@ -830,6 +830,8 @@ def test_mistakes_are_said_and_the_input_stays(model, tmp_path):
         ([*common, "--formatter", "hisco"], "leave out --formatter"),
         ([*accuracy, "--raw-confidence"], "--target-accuracy and --raw-confidence are"),
         ([*accuracy, "--min-prob", "0"], "--min-prob and --target-accuracy are mutually"),
+        ([*common, "--level", "2"], "the decoder is greedy here: give --decoder flat"),
+        ([*common, "--level", "2", "--decoder", "flat"], "histocc.evaluate --model"),
         ([*common, "--explain"], "--explain shows rows of the training"),
         ([*common, "--int8", "--bf16"], "--bf16 and --int8 are mutually exclusive"),
         (flags(model, source, tmp_path / "in.csv" / "out.csv"), "is not a folder"),

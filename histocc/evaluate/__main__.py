@@ -44,6 +44,7 @@ from histocc.data.tables import read_chunks, table_format
 from histocc.evaluate import baseline
 from histocc.evaluate import report as report_of
 from histocc.evaluate.compare import ANSWERS, DIGITS, PARTS, answers_csv
+from histocc.evaluate.levels import level_figures
 from histocc.evaluate.report import BY_CODE, JSON, MARKDOWN, MIN_ROWS, REJECTED, Report
 from histocc.figure import ENTRY, OTHER, TEST, VALIDATION, Figure, may_have_seen
 from histocc.formatter import BlockyFormatter, cut, hisco_key, levels_of
@@ -347,7 +348,10 @@ def code_texts(
         coded = []
         for piece in pieces[world.share(part, forked.number)]:
             texts, names = map(list, zip(*piece))
-            coded.append({each: coder.code(texts, names, each, most[each]) for each in decoders})
+            levels = coder.fitted_levels
+            coded.append(
+                {each: coder.code(texts, names, each, most[each], levels=levels) for each in decoders}
+            )
             if "flat" in decoders:
                 logits = torch.from_numpy(coder.probabilities(texts, names, logits=True))  # [texts, codes]
                 coded[-1]["outputs"] = list(zip(*(each.numpy() for each in logits.topk(width))))
@@ -535,6 +539,8 @@ def decoder_figures(
             "over_texts": float(np.average(right, weights=1 / times[text])),
         }
         figures["linear"]["first_five"] = five
+        true = [[data.codes[i] for i in codes if i >= 0] for codes in np.asarray(rows.codes).tolist()]
+        figures["linear"]["levels"] = level_figures(coder, coded["flat"], of_row, true, text)
         if args.fit_thresholds:
             of_language = {name: is_new & (rows.language == i) for i, name in enumerate(data.languages)}
             groups = {name: part for name, part in of_language.items() if part.sum() >= MIN_ROWS}

@@ -26,6 +26,7 @@ from histocc.job.config import JobConfig, learns_few
 from histocc.job.inputs import Inputs
 from histocc.job.model import checkpoint_entries, new_config, patterns_of
 from histocc.learn.few import FewTexts, as_prior, judge, learn, learning_curve
+from histocc.model.levels import Levels
 from histocc.model.mixer import NGRAMS
 from histocc.model.ngrams import AUTO, NONE, WORDS, NoEncoder
 from histocc.predict.coder import Coder
@@ -196,7 +197,7 @@ def _train(
     say(f"Learned in {time.perf_counter() - began:.1f} s{on}")
 
     most_codes = max([1, *map(int, data.report["codes_per_row"])])
-    judged = judge(few, learned.left_out, most_codes)
+    judged = judge(few, learned.left_out, most_codes, Levels(few.data.codes, formatter))
     if curve := learning_curve(few, learned.settings, judged, most_codes):
         rows = [
             (texts, *(f"{x:.4f}" for x in (share, *wilson(share, number))), number)

@@ -16,6 +16,7 @@ from histocc.learn import closed_form
 from histocc.learn.texts import DistinctTexts, count_ngrams, describe, encoded
 from histocc.model import confidence
 from histocc.model.confidence import OUTPUTS, USUAL, Confidence, probability_of_set
+from histocc.model.levels import Levels, map_of
 from histocc.model.ngrams import ALL_CASES
 from histocc.model.ridge import MIDDLE, SHARPNESS
 from histocc.published import models
@@ -170,9 +171,9 @@ def learn(few: FewTexts) -> Learned:
     return Learned(settings, weights, {"ngrams": few.config, "ridge": sizes}, left_out)
 
 
-def judge(few: FewTexts, left_out: LeftOut, most_codes: int) -> dict[str, Any]:
+def judge(few: FewTexts, left_out: LeftOut, most_codes: int, levels: Levels) -> dict[str, Any]:
     """Return "thresholds", "figure" and "confidence" of a checkpoint, by texts that were left out.
-    most_codes: the largest number of codes of a row.
+    most_codes: the largest number of codes of a row; levels: of the codes.
     """
     logits, weight = left_out.logits, left_out.weight
     best, places = logits.topk(min(len(OUTPUTS), logits.shape[1]))
@@ -199,7 +200,8 @@ def judge(few: FewTexts, left_out: LeftOut, most_codes: int) -> dict[str, Any]:
     entries[ENTRY] = Figure(accuracy, number, of_rows, int(rows.sum()), LEFT_OUT, "flat")._asdict()
     if number < MIN_LEFT_OUT:
         return entries
-    conf = probability_of_set(logits, best, counts[chosen]).double().numpy()
+    of_set = probability_of_set(logits, best, counts[chosen])
+    conf = of_set.double().numpy()
     several, single = (counts[chosen] > 1).numpy(), np.zeros(len(conf), dtype=bool)
     hits = few.texts.target[left_out.texts].gather(1, places).double().numpy()
     maps = {"flat": _map(conf, several, right[chosen], weight)}
@@ -207,6 +209,11 @@ def judge(few: FewTexts, left_out: LeftOut, most_codes: int) -> dict[str, Any]:
     for i, name in enumerate(OUTPUTS):
         place = min(i, probs.shape[1] - 1)
         maps[name] = _map(probs[:, place], single, hits[:, place], weight)
+    answered = [row[:n] for row, n in zip(places.tolist(), counts[chosen].tolist())]
+    for level in levels.names[1:]:
+        of_level = levels.probability(level, logits, places, counts[chosen], of_set).double().numpy()
+        known, agreeing = _agreement(levels, level, answered, sets)
+        maps[map_of(level)] = _map(of_level, several, agreeing / np.maximum(known, 1e-9), weight * known)
     fitted = Confidence(number, maps, accuracy={"flat": accuracy}, best="flat", several=most_codes > 1)
     mapped = fitted.mapped("flat", torch.from_numpy(conf), torch.from_numpy(several)).numpy()
     curve = confidence.curve(mapped, right[chosen], weight)
@@ -246,6 +253,20 @@ def learning_curve(
     if len(few.texts.weight) > len(index):
         points.append((len(few.texts.weight), fitted["accuracy"]["flat"], fitted["texts"]))
     return points
+
+
+def _agreement(
+    levels: Levels, level: str, answered: list[list[int]], sets: list[dict[frozenset[int], float]]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the shares of each text's rows whose codes, and those of the answer, have groups at a level, and
+    the shares at which these are the same. sets: as `DistinctTexts.sets_of` returns them.
+    """
+    found, codes = np.zeros((2, len(sets))), levels.codes
+    for i, (answer, of_text) in enumerate(zip(answered, sets)):
+        for true, share in of_text.items():
+            is_same = levels.agree(level, [codes[j] for j in answer], [codes[j] for j in true])
+            found[:, i] += 0.0 if is_same is None else share, share if is_same else 0.0
+    return found[0], found[1]
 
 
 def _map(probs: np.ndarray, several: np.ndarray, right: np.ndarray, weight: np.ndarray) -> list[float]:

@@ -37,7 +37,7 @@ from histocc.data.records import DECIDED, MODEL, Records, Table
 from histocc.data.rows import MOST_LEN, code_of_cell, csv_text, language_name
 from histocc.data.tables import column_problems, table_format
 from histocc.figure import NONE, Figure, percent
-from histocc.formatter import CLASSES, hisco_classes, hisco_key
+from histocc.formatter import CLASSES, OF_LEVEL, hisco_classes, hisco_key
 from histocc.predict.coder import SHOWN, Coded, Coder, training_examples
 from histocc.predict.config import PredictConfig, get_args_parser
 from histocc.predict.decoders import BY_THRESHOLD, DECODERS, MEASURED, listed
@@ -61,7 +61,7 @@ SETTINGS, INPUT = "settings.json", "input"  # files beside the pieces; INPUT onl
 PIECES = r"\d+\.part"  # names of the pieces
 # columns beside codes
 BESIDE = "|".join(["title", "desc", *CLASSES, "choice(_prob|_title|_desc)?", "similar_(text|codes)"])
-BESIDE = rf"({BESIDE})_\d+|source"
+BESIDE = rf"({BESIDE})_\d+|source|level(_code|_conf)?"
 ANSWER = "conf", "conf_fitted", "needs_review"  # columns behind those of the codes
 
 
@@ -74,6 +74,7 @@ class Coding:
         self.batches = 0  # batches of the current piece that are done
         self.pieces: list[list[tuple[str, str]]] = []  # see `read_texts`
         self.settings: dict[str, Any] = {}  # see `begin`
+        self.level_conf = 0.0  # sum over rows
         self.forked = Forked(1, world.give_up_if_asked)
         precision = Precision("int8", world.device) if args.int8 else Precision.of(args, world.device)
         precision.use()
@@ -91,6 +92,9 @@ class Coding:
         )
         args = self.args = self.with_columns(args)
         self.decoder = self.chosen_decoder()
+        unfitted = args.raw_confidence or outline is not None
+        asked = args.level and coder.asked_levels(args.level, self.decoder, args.model, unfitted)
+        self.levels = asked or []
         if not outline:
             fit_ranked(coder, self.weights, self.decoder, world)
         confidence_of = DECODERS[self.decoder].confidence_of or self.decoder
@@ -115,7 +119,9 @@ class Coding:
         self.find_columns()
         # a row with a lower conf needs review
         self.min_conf = (0.0 if coder.is_published else MIN_CONF) if args.min_prob is None else args.min_prob
-        if args.target_accuracy is not None and not outline:
+        if args.level and args.target_accuracy is not None:
+            self.min_conf = args.target_accuracy
+        elif args.target_accuracy is not None and not outline:
             self.min_conf, reach = coder.confidence.limit(confidence_of, args.target_accuracy)
             self.notes.append(
                 f"rows with conf below {self.min_conf:.3g} get needs_review: of the answers above it"
@@ -191,7 +197,7 @@ class Coding:
                 name: place
                 for place, name in enumerate(header)
                 if name in asked
-                and name not in ("source", *wanted, *ANSWER)
+                and name not in ("source", *wanted, *OF_LEVEL, *ANSWER)
                 or place in written
                 and (name in ANSWER or re.fullmatch(BESIDE, name))
             }
@@ -220,6 +226,7 @@ class Coding:
         if self.args.explain:
             columns += [f"similar_{what}_{i}" for i in range(1, SHOWN + 1) for what in ("text", "codes")]
         columns += ["source"] * self.says_source
+        columns += OF_LEVEL if self.args.level else ()
         further = self.old if self.keeps_rows else ()
         return [*columns, *(name for name in further if name not in (*columns, *ANSWER)), *ANSWER]
 
@@ -318,7 +325,12 @@ class Coding:
         cells |= zip(self.choice_columns, choices)
         for i, (text, codes) in enumerate(coded.similar, 1):
             cells |= {f"similar_text_{i}": text, f"similar_codes_{i}": codes}
-        is_sure = coded.codes and coded.conf is not None and coded.conf >= self.min_conf  # a NaN is not
+        sure = coded.conf
+        if self.args.level:
+            at_level = self.at_level(coded.codes, coded.levels, coded.conf)
+            cells |= at_level
+            sure = float(at_level["level_conf"] or "nan")
+        is_sure = coded.codes and sure is not None and sure >= self.min_conf  # a NaN is not
         is_outside = not self.key.issuperset(coded.codes)  # a code that was written digit by digit
         needs_review = not is_known and (not is_sure or is_outside or is_ditto)
         conf = "" if coded.conf is None else f"{coded.conf:.6g}"
@@ -327,6 +339,12 @@ class Coding:
             cells["source"] = "known" if is_known else "trained" if coded.is_trained else MODEL
         cells |= zip(ANSWER, answer)
         return [*cells.values()]
+
+    def at_level(self, codes: list[str], confs: list[float], conf: float | None) -> dict[str, str]:
+        """Return the cells of OF_LEVEL. confs: of the levels, [] if only that of the codes is known."""
+        least, confs = self.args.target_accuracy or 0.0, confs or [conf or 0.0] * len(self.levels)
+        found = self.coder.levels.answer(codes, self.levels, confs, least)
+        return dict(zip(OF_LEVEL, (*found[:2], "" if found[2] is None else f"{found[2]:.6g}")))
 
     def kept_cells(self, row: tuple[str, ...]) -> list[str]:
         """Return the cells for `columns` of a row that keeps its codes: its own, and the words and classes of
@@ -339,6 +357,11 @@ class Coding:
             if cell and lacking:
                 code = code_of_cell(cell, self.coder.formatter, self.key)
                 cells |= {f"{name}_{i}": self.words[name].get(code, "") for name in lacking}
+        if self.args.level:
+            named = filter(None, (cells[f"{self.system}_{i}"] for i in range(1, self.old_codes + 1)))
+            codes = [code_of_cell(cell, self.coder.formatter, self.key) for cell in named]
+            with contextlib.suppress(ValueError):
+                cells |= self.at_level(codes, [], float(cells["conf"] or 1))  # none if a person decided
         return [*cells.values()]
 
     # ---- pieces
@@ -391,7 +414,8 @@ class Coding:
     def code_piece(self, number: int, texts: list[tuple[str, str]]) -> None:
         self.batches = 0
         cleaned, languages = map(list, zip(*texts))
-        coded = self.coder.code(cleaned, languages, self.decoder, self.args.k, cleaned=True)
+        how = {"cleaned": True, "levels": self.levels}
+        coded = self.coder.code(cleaned, languages, self.decoder, self.args.k, **how)
         path, settings = self.piece(number)
         files.write_sealed(path, "\n".join(map(json.dumps, coded)).encode(), settings)
 
@@ -434,7 +458,8 @@ class Coding:
         self.columns, place = self.added_columns(most), min(self.old.values(), default=len(before))
         behind = [i for i in range(place, len(before)) if before[i] not in self.old]
         header = [*before[:place], *self.columns, *(before[i] for i in behind)]
-        of_probs = re.compile(r"(choice_)?prob_\d+").fullmatch
+        of_probs = re.compile(r"(choice_)?prob_\d+|level_conf").fullmatch
+        at_level = self.columns.index("level") if args.level else None
         numbers = {name for name in self.columns if of_probs(name) or name in ANSWER}
         with (
             files.atomic_write(os.path.realpath(args.output), args.overwrite) as file,
@@ -464,6 +489,9 @@ class Coding:
                         total["no_code"] += not cells[0]
                         total["review"] += cells[-1] == "1"
                         conf += float(cells[-3] or 0) if cells[0] else 0.0
+                        if at_level is not None and cells[at_level]:
+                            total[f"level {cells[at_level]}"] += 1
+                            self.level_conf += float(cells[at_level + 1])
                     rows.append([*row[:place], *cells, *(row[i] for i in behind)])
                 total["rows"] += len(rows)
                 try:
@@ -561,7 +589,13 @@ class Coding:
             if self.is_fitted:
                 first = " in their first code" * (self.decoder not in MEASURED)
                 expected = f"About {conf:,.0f} of {total['coded']:,} rows are expected to be right{first}"
-            limit = f"conf below {self.min_conf:.3g}, or no usable code"
+            if args.level:
+                number = {level: total[f"level {level}"] for level in self.levels}
+                share = 100 * sum(number.values()) / max(total["coded"], 1)
+                each = ", ".join(f"{level}: {number[level]:,}" for level in number if number[level])
+                right = f", of which about {self.level_conf:,.0f} are expected to be right" * self.is_fitted
+                yield f"--level {args.level}: {share:.1f} % of rows have an answer ({each or 0}){right}"
+            limit = f"{'level_conf' if args.level else 'conf'} below {self.min_conf:.3g}, or no usable code"
             yield f"{expected}; {total['review']:,} are marked for review (needs_review: {limit})"
             if total["review"]:
                 columns = ["--input-col", *self.input_cols] * (self.input_cols != text_columns(None))

@@ -3,7 +3,7 @@
 import contextlib
 import functools
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -19,6 +19,7 @@ from histocc.formatter import PAD_IDX, BlockyFormatter
 from histocc.model import decoding
 from histocc.model.confidence import Confidence, Thresholds, probability_of_set
 from histocc.model.int8 import to_int8
+from histocc.model.levels import Levels, map_of
 from histocc.model.mixer import Seq2SeqMixerOccCANINE
 from histocc.model.search import CodeSearch, CodeTrie
 from histocc.predict.decoders import BY_THRESHOLD, DECODERS, PARTS, listed
@@ -42,7 +43,8 @@ class Coded(NamedTuple):
     and no others (greedy: in any order, or in this one if there are more than six; topk and full: of the best
     code). If the confidence is fitted, it is how often such an answer is right. It is None for an empty text,
     and for a text of which a model with n-grams knows no n-gram with a letter; these get no codes. similar:
-    see `training_examples`. choices: the most probable codes, and a text of their probabilities.
+    see `training_examples`. choices: the most probable codes, and a text of their probabilities. levels: conf
+    at the levels that flat was asked for; [] for a text without codes.
     """
 
     codes: list[str]
@@ -50,6 +52,7 @@ class Coded(NamedTuple):
     conf: float | None
     similar: list[tuple[str, str]] = []  # noqa: RUF012
     choices: tuple[list[str], str] = [], ""
+    levels: list[float] = []  # noqa: RUF012
     is_trained: bool = False  # whether the rows of the training answered, of which the text is one
 
 
@@ -83,6 +86,7 @@ class Coder:
             to_int8(self.model)
         self.device = next(model.parameters()).device
         self.codes, self.step = list(state["key"]), state.get("step")
+        self.levels = Levels(self.codes, formatter)
         self.languages = list(dict.fromkeys([*state["languages"], UNKNOWN_LANGUAGE]))
         self.system = state.get("system") or models.system_name(formatter)
         self.kind = state.get("kind", "mixer")
@@ -135,6 +139,27 @@ class Coder:
             return max(len(self.formatter.target_cols), self.thresholds.at_most or 1)
         return self.formatter.max_num_codes
 
+    def asked_levels(self, level: str, decoder: str, name: str, unfitted: bool) -> list[str]:
+        """Return the levels of --level. Raises UserError if the confidence there is not known. name: of the
+        model; unfitted: whether probabilities that are not fitted will do.
+        """
+        if decoder != "flat":
+            what = f"--level takes the probabilities of the linear decoder, and the decoder is {decoder} here"
+            lacks = "this model has none, so it answers with whole codes only"
+            raise UserError(f"{what}: {'give --decoder flat' if 'flat' in self.decoders else lacks}")
+        asked = self.levels.asked(level)
+        if not (unfitted or {*asked} <= {*self.fitted_levels}):
+            what = "--level: how often this model is right there is not known. --raw-confidence takes sums of"
+            what += f" probabilities; histocc.evaluate --model {name} --fit-confidence finds it by rows with"
+            raise UserError(f"{what} codes that it was not trained on")
+        return asked
+
+    @property
+    def fitted_levels(self) -> list[str]:
+        """The levels whose confidence is fitted, the whole code first; [] if there are none."""
+        found = [level for level in self.levels.names if map_of(level) in self.confidence.maps]
+        return [self.levels.whole, *found] if found else []
+
     def most_codes(self, decoder: str) -> int:
         """Return how many codes the decoder can give a text."""
         return self.formatter.max_num_codes if "writing" in DECODERS[decoder].needs else len(self.codes)
@@ -155,6 +180,7 @@ class Coder:
         threshold: float | dict[str | None, float] | None = None,
         cleaned: bool = False,
         in_any_order: bool = True,
+        levels: Sequence[str] = (),
     ) -> list[Coded]:
         """Return the codes of each text; the same text in the same language is coded once.
 
@@ -165,6 +191,7 @@ class Coder:
             threshold: the linear decoder's, by language (None: all others) or one number; None: the model's.
             cleaned: whether `clean` was applied to the texts.
             in_any_order: False: conf of greedy is the probability of the tokens as they were written.
+            levels: those of `Coded.levels`, by flat.
 
         Raises:
             UserError: the model has no such decoder.
@@ -172,7 +199,7 @@ class Coder:
         decoder = self.best_decoder if decoder == "auto" else decoder
         self.need(decoder)
         thresholds = self.thresholds.with_given(threshold)
-        settings = {"k": k, "thresholds": thresholds, "in_any_order": in_any_order}
+        settings = {"k": k, "thresholds": thresholds, "in_any_order": in_any_order, "levels": levels}
 
         def batch(ids: Tensor, mask: Tensor, languages: list[str], answers: Tensor | None) -> list[Coded]:
             inputs = {"languages": languages, "answers": answers, **settings}
@@ -187,10 +214,10 @@ class Coder:
 
         nothing = Coded([], [], None)
         coded = self.map_texts(texts, languages, batch, nothing, cleaned)
-        return self._with_trained(texts, languages, coded, k)
+        return self._with_trained(texts, languages, coded, k, levels)
 
     def _with_trained(
-        self, texts: list[str], languages: list[str], coded: list[Coded], k: int
+        self, texts: list[str], languages: list[str], coded: list[Coded], k: int, levels: Sequence[str]
     ) -> list[Coded]:
         """Return the answers with those of the training to its own texts, which are the most frequent codes
         of their rows, with the probability that a further row has them.
@@ -212,7 +239,13 @@ class Coder:
             best = [*((code, sure) for code in names), *((code, min(share * p, left)) for code, p in others)]
             best = best[: self.choices]
             choices = [code for code, _ in best], "%.6g " * len(best) % (*(prob for _, prob in best),)
-            answer = {"codes": names, "probs": [sure] * len(names), "conf": sure}
+            confs = [  # above the whole codes the model may support those of the training
+                max(sure, of_model)
+                if level != self.levels.whole and self.levels.agree(level, names, coded[i].codes)
+                else sure
+                for level, of_model in zip(levels, coded[i].levels or [0.0] * len(levels))
+            ]
+            answer = {"codes": names, "probs": [sure] * len(names), "conf": sure, "levels": confs}
             coded[i] = coded[i]._replace(**answer, choices=choices, is_trained=True)
         return coded
 
@@ -368,16 +401,22 @@ class Coder:
         k: int,
         thresholds: Thresholds,
         answers: Tensor | None,
+        levels: Sequence[str],
         **_,
     ) -> Iterator[Coded]:
         logits = self._linear_logits(ids, mask, answers)
         logit, codes = logits.topk(min(max(k, self.choices), logits.shape[1]))  # the most probable first
         prob = logit.sigmoid()
         counts = self._counts(prob[:, :k], languages, thresholds)
-        conf = probability_of_set(logits, logit, counts)
-        conf = self.confidence.mapped("flat", conf, counts > 1)
+        raw = probability_of_set(logits, logit, counts)
+        conf = self.confidence.mapped("flat", raw, counts > 1)
         prob = self.confidence.outputs(prob, conf)
-        return self._first(codes, prob, counts, conf)
+        coded, of_levels = self._first(codes, prob, counts, conf), []
+        for level in levels:
+            of_level = self.levels.probability(level, logits, codes, counts, raw)
+            of_level = self.confidence.mapped(map_of(level), of_level, counts > 1)
+            of_levels.append((conf if level == self.levels.whole else torch.maximum(of_level, conf)).tolist())
+        return (one._replace(levels=[*of_one]) for one, *of_one in zip(coded, *of_levels))
 
     def _counts(self, prob: Tensor, languages: list[str], thresholds: Thresholds) -> Tensor:
         """Return how many codes of each text count, int64 [B], from probabilities [B, N]."""

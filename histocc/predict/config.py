@@ -10,7 +10,7 @@ from histocc.data.binary import ENDINGS, missing_package
 from histocc.data.config import Column, Format
 from histocc.data.descriptions import CODE_COLUMNS, TEXT_COLUMNS
 from histocc.data.rows import key_reader
-from histocc.formatter import CLASSES
+from histocc.formatter import CLASSES, DEEPEST
 from histocc.predict.decoders import BY_THRESHOLD, DECODERS, MEASURED, listed
 from histocc.published import formats
 from histocc.published.built_in import NAME
@@ -113,7 +113,17 @@ class Decoding(Config):
         metavar="[LANG=]P",
     )
     min_prob: Fraction | None = flag(None, "needs_review below this conf (0.5; published: 0)", metavar="P")
-    target_accuracy: Fraction | None = flag(None, "--min-prob by the share of right answers", metavar="P")
+    target_accuracy: Fraction | None = flag(
+        None,
+        "--min-prob by the share of right answers; with --level, no answer that is less probably right",
+        metavar="P",
+    )
+    level: str | None = flag(
+        None,
+        f"also the answer at a level: its number of digits (or parts between dots), {', '.join(CLASSES)}, or"
+        " auto: the deepest number that reaches --target-accuracy",
+        metavar="LEVEL",
+    )
     raw_confidence: bool = flag(False, "probabilities of the decoders, not how often they are right")
     system: str | None = flag(None, "name of the columns of codes (default: the model's)", metavar="NAME")
     target_cols: list[str] | None = flag(None, "of a published general-purpose model", metavar="COL")
@@ -148,6 +158,8 @@ class PredictConfig(Files, Decoding, Published, Computing):
             given = [flag_of(name) for name in names if getattr(self, name) is not getattr(type(self), name)]
             if len(given) > 1:
                 yield f"{' and '.join(given)} are mutually exclusive"
+        if self.level == DEEPEST and self.target_accuracy is None:
+            yield "--level auto takes the deepest level that is right often enough: add --target-accuracy 0.9"
         if self.threshold and self.decoder not in ("auto", *BY_THRESHOLD):
             yield f"--threshold is for --decoder {listed(BY_THRESHOLD)}, not {self.decoder}"
         weights = formats.files_of(self.model)

@@ -18,6 +18,7 @@ from histocc.data.arrays import PreparedData, RowSet
 from histocc.figure import VALIDATION, Figure, may_have_seen
 from histocc.model import confidence
 from histocc.model.confidence import MIN_TEXTS, OUTPUTS, Confidence, Thresholds
+from histocc.model.levels import map_of
 from histocc.predict.coder import Coded, Coder, kept_beside, training_data
 from histocc.predict.decoders import DECODERS, MEASURED, RANKED
 from histocc.published import models
@@ -48,19 +49,22 @@ def judged_answers(
 ) -> Judged:
     """Return each decoder's answers: (probability, whether it is several codes, whether it is right, weight
     of the row, its number). For a decoder that `auto` does not measure, an answer is its best code, for one
-    text of `rank_one_of`; for one of OUTPUTS, it is the output at this place.
+    text of `rank_one_of`; for one of OUTPUTS, it is the output at this place; for `map_of(level)`, it is the
+    linear decoder's at this level, where all codes have a group.
     """
 
     def asked(decoder: str, k: int, one_of: int = 1, **more) -> list[tuple[Coded, set[str], float, int]]:
         """Return (answer, true codes, weight, number) of the texts, or of one text in `one_of`."""
         some = [i for i, text in enumerate(texts) if zlib.crc32(text.encode()) % one_of == 0]
         part = [texts[i] for i in some], [languages[i] for i in some]
-        coded = coder.code(*part, decoder, k, cleaned=True, **more)
+        coded = coder.code(*part, decoder, k, cleaned=True, levels=levels, **more)
         return [(one, codes[i], float(weights[i]), i) for one, i in zip(coded, some)]
 
+    levels = coder.levels.names[1:]
     found: Judged = {}
     for name in (name for name in coder.decoders if name in decoders):
         is_set = name in MEASURED
+        answers = asked(name, *((MAX_CODES,) if is_set else (1, rank_one_of)))
         found[name] = [
             (
                 one.conf,
@@ -69,9 +73,14 @@ def judged_answers(
                 weight,
                 i,
             )
-            for one, true, weight, i in asked(name, *((MAX_CODES,) if is_set else (1, rank_one_of)))
+            for one, true, weight, i in answers
             if one.conf is not None  # it is None for an empty text
         ]
+        for one, true, weight, i in answers:
+            for level, conf in zip(levels, one.levels):
+                if (is_right := coder.levels.agree(level, one.codes, true)) is not None:
+                    judged = conf, len(one.codes) > 1, is_right, weight, i
+                    found.setdefault(map_of(level), []).append(judged)
     if "flat" in found:
         for one, true, weight, i in asked("flat", len(OUTPUTS), threshold=0.0):
             for name, code, prob in zip(OUTPUTS, one.codes, one.probs):
@@ -117,7 +126,7 @@ def fit_maps(fitted: Confidence, judged: Judged) -> list[str]:
     for decoder, of_decoder in judged.items():
         raw, several, right, weight, _ = (np.array(column) for column in zip(*of_decoder))
         fitted.maps[decoder] = confidence.fit(raw, several, right, weight)
-        if decoder in OUTPUTS:
+        if decoder not in DECODERS:
             continue
         mapped = fitted.mapped(decoder, torch.from_numpy(raw), torch.from_numpy(several)).numpy()
         fitted.curves[decoder] = confidence.curve(mapped, right, weight)
