@@ -87,6 +87,18 @@ class TestMap:
         assert "are not used: of 5 hits they expect nan" in capsys.readouterr().out
 
 
+def test_the_many_codes_behind_the_first_places_take_nothing_from_these():
+    """Their own probabilities sum to 2; the second place is right as often as its map says."""
+    logits = torch.cat([torch.tensor([0.7, 0.2, 0.02, 0.01, 0.005]), torch.linspace(0.003, 0.001, 1000)])[
+        None
+    ]
+    fitted = Confidence(1, dict.fromkeys(OUTPUTS, [1.0, 0.0, 0.0, 0.0]), several=False)
+    found = fitted.outputs(logits, torch.tensor([0.7]), 1005)
+    assert found[0, :5].tolist() == pytest.approx([0.7, 0.2, 0.02, 0.01, 0.005])
+    assert found.sum() <= 1 + 1e-6 and found.diff().max() <= 0
+    assert torch.allclose(fitted.outputs(logits[:, :9], torch.tensor([0.7]), 1005), found[:, :9])
+
+
 def test_a_share_is_kept_from_the_confidence_that_most_answers_have():
     conf = np.array([0.9, 0.8, 0.8, 0.6, 0.5, 0.4])
     right, weight = np.array([True, True, False, True, True, False]), np.ones(6)

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from histocc.figure import percent
-from histocc.logistic import fit_logistic
+from histocc.logistic import fit_logistic, logistic
 from histocc.runtime.errors import UserError
 
 MAX_LOG_ODDS = 16.0  # the nearest to 0 and 1 that float32 tells apart from them
@@ -96,7 +96,7 @@ class Confidence(NamedTuple):
     """The fitted confidence, in a checkpoint a dict of plain types; empty if it was not fitted."""
 
     texts: int = 0  # number of texts that it was fitted on
-    maps: dict[str, list[float]] = {}  # four weights by the names of decoders, and OUTPUTS
+    maps: dict[str, list[float]] = {}  # by the names of decoders, and OUTPUTS: `fit`
     curves: dict[str, list[list[float]]] = {}  # `curve` of the answers to these texts, by the same names
     accuracy: dict[str, float] = {}  # share of the texts with the right set of codes, by decoder
     best: str = ""  # the `most_accurate` of these; "" in models that do not say it
@@ -112,7 +112,8 @@ class Confidence(NamedTuple):
         curves = held["curves"] if maps else {}
         points = [point for points in curves.values() for point in points]
         # rows of another length raise ValueError
-        for rows in ([[0.0] * 4, *maps.values()], [[0.0] * 3, *points], [*accuracy.values()]):
+        fours = [row[i : i + 4] for row in maps.values() for i in range(0, max(len(row), 1), 4)]
+        for rows in ([[0.0] * 4, *fours], [[0.0] * 3, *points], [*accuracy.values()]):
             if not np.isfinite(np.array(rows, dtype=np.float64)).all():
                 raise ValueError("confidence: found numbers that are not finite")
         texts, best = int(held.get("texts", 0)), str(held.get("best", ""))
@@ -120,10 +121,11 @@ class Confidence(NamedTuple):
         several, left_out = bool(held.get("several", True)), bool(held.get("left_out"))
         return cls(texts, maps, curves, accuracy, best, known, several, left_out)
 
-    def outputs(self, probs: Tensor, conf: Tensor) -> Tensor:
-        """Return the probabilities [B, N] that outputs of the linear decoder are codes of their texts, from
-        its own. Each place has its map. If an answer is one code, that of the first is `conf` [B], and all
-        together are at most 1.
+    def outputs(self, probs: Tensor, conf: Tensor, codes: int) -> Tensor:
+        """Return the probabilities [B, N] that the most probable of all `codes` outputs of the linear decoder
+        are codes of their texts, from its own. Each place has its map. If an answer is one code, that of the
+        first is `conf` [B], and all together are at most 1: codes behind the places of OUTPUTS share what
+        these leave, by 1 / place, which is about how often they are right in registers.
         """
         if OUTPUTS[0] not in self.maps:
             return probs
@@ -134,9 +136,13 @@ class Confidence(NamedTuple):
         ]
         probs = torch.cat(parts, dim=1)[:, : probs.shape[1]].cummin(1).values
         if not self.several:
-            first, others = conf.to(probs)[:, None], torch.minimum(probs[:, 1:], conf.to(probs)[:, None])
-            rest = (1 - first) / others.sum(1, keepdim=True).clamp(min=1e-12)
-            probs = torch.cat([first, others * rest.clamp(max=1)], dim=1)
+            first = conf.to(probs)[:, None]
+            others = torch.minimum(probs[:, 1 : last + 1], first)
+            others = others * ((1 - first) / others.sum(1, keepdim=True).clamp(min=1e-12)).clamp(max=1)
+            left = (1 - first - others.sum(1, keepdim=True)).clamp(min=0)
+            share = 1 / torch.arange(last + 2, max(codes, last + 1) + 1, device=probs.device).to(probs)
+            further = left * (share / share.sum())[: probs.shape[1] - last - 1]
+            probs = torch.cat([first, others, torch.minimum(further, others[:, -1:])], dim=1)
         return torch.empty_like(probs).scatter(1, order, probs)
 
     def mapped(self, name: str, probs: Tensor, several: Tensor | float = 0.0) -> Tensor:
@@ -149,6 +155,13 @@ class Confidence(NamedTuple):
         odds = log_odds(probs)
         bent = odds.sign() * odds.abs().sqrt()
         return (weights[0] * odds + weights[1] * bent + weights[2] * several + weights[3]).sigmoid().to(probs)
+
+    def redrawn(self, name: str, conf: np.ndarray, normal: np.ndarray) -> np.ndarray:
+        """Return the confidences [B] of answers by other maps of the decoder, about as likely as its own, one
+        for each row of standard normal numbers [D, 2]: [B, D]. Older models have their own map alone.
+        """
+        drawn = normal @ np.reshape(self.maps[name][4:] or [0.0] * 4, (2, 2)).T
+        return logistic(log_odds(torch.from_numpy(conf)).numpy()[:, None] * (1 + drawn[:, 0]) + drawn[:, 1])
 
     def ranked(self, probs: Tensor) -> Tensor:
         """Return probabilities [B, K] of codes: the best gets its own, the others keep their proportions, and
@@ -231,12 +244,18 @@ def curve(conf: np.ndarray, right: np.ndarray, weight: np.ndarray, most: int = 2
 
 
 def fit(probs: np.ndarray, several: np.ndarray, right: np.ndarray, weight: np.ndarray) -> list[float]:
-    """Return the weights of a map. The arguments describe N answers: a decoder's own probabilities, whether
-    they are several codes, whether they are right, and how much they count.
+    """Return the weights of a map, followed by a matrix R [2, 2] for its uncertainty: beside its log-odds L,
+    L (1 + a) + b are as likely, (a, b) = R z, z standard normal (Laplace's approximation). The arguments
+    describe N answers: a decoder's own probabilities, whether they are several codes, whether they are right,
+    and how much they count.
     """
     odds = log_odds(torch.from_numpy(np.asarray(probs, dtype=np.float64))).numpy()
     x = np.stack([odds, np.sign(odds) * np.sqrt(np.abs(odds)), several, np.ones(len(odds))], axis=1)
-    return fit_logistic(x, right, weight, **PRIOR).tolist()
+    weights = fit_logistic(x, right, weight, **PRIOR)
+    p = logistic(x @ weights)
+    x = np.stack([x @ weights, np.ones(len(odds))], axis=1)
+    curvature = (x.T * (weight * p * (1 - p))) @ x + np.diag(1 / np.square(PRIOR["deviation"][::3]))
+    return [*weights.tolist(), *np.linalg.inv(np.linalg.cholesky(curvature)).T.flatten().tolist()]
 
 
 def bin_of(confidence: np.ndarray) -> np.ndarray:

@@ -41,6 +41,7 @@ from histocc.formatter import CLASSES, OF_LEVEL, hisco_classes, hisco_key
 from histocc.predict.coder import SHOWN, Coded, Coder, training_examples
 from histocc.predict.config import PredictConfig, get_args_parser
 from histocc.predict.decoders import BY_THRESHOLD, DECODERS, MEASURED, listed
+from histocc.predict.draws import Draws
 from histocc.predict.fitting import fit_ranked
 from histocc.published import models
 from histocc.runtime import files
@@ -60,8 +61,8 @@ PIECE = 2048  # distinct texts that are coded and kept together
 SETTINGS, INPUT = "settings.json", "input"  # files beside the pieces; INPUT only if the input is a pipe
 PIECES = r"\d+\.part"  # names of the pieces
 # columns beside codes
-BESIDE = "|".join(["title", "desc", *CLASSES, "choice(_prob|_title|_desc)?", "similar_(text|codes)"])
-BESIDE = rf"({BESIDE})_\d+|source|level(_code|_conf)?"
+BESIDE = "|".join(["title", "desc", *CLASSES, "choice(_prob|_title|_desc)?", "similar_(text|codes)", "draw"])
+BESIDE = rf"({BESIDE})_\d+|source|level(_code|_conf)?|expected_hiscam|prob_({'|'.join(CLASSES)})_\d+"
 ANSWER = "conf", "conf_fitted", "needs_review"  # columns behind those of the codes
 
 
@@ -114,6 +115,9 @@ class Coding:
         names = "", "_prob", *(f"_{name}" for name in beside)
         numbers = range(1, coder.choices + 1)
         self.choice_columns = [f"choice{name}_{i}" for i in numbers for name in names]
+        self.draws: Draws | None = None
+        if args.draws and not outline:
+            self.draws = Draws(coder, args.model, self.decoder, args.draws, args.classes or [])
         self.known = self.read_known(args.known) if args.known else {}
         self.says_source = bool(args.known or coder.trained)  # where an answer comes from
         self.find_columns()
@@ -225,6 +229,7 @@ class Coding:
         columns += self.choice_columns
         if self.args.explain:
             columns += [f"similar_{what}_{i}" for i in range(1, SHOWN + 1) for what in ("text", "codes")]
+        columns += self.draws.columns if self.draws else []
         columns += ["source"] * self.says_source
         columns += OF_LEVEL if self.args.level else ()
         further = self.old if self.keeps_rows else ()
@@ -335,6 +340,8 @@ class Coding:
         needs_review = not is_known and (not is_sure or is_outside or is_ditto)
         conf = "" if coded.conf is None else f"{coded.conf:.6g}"
         answer = conf, str(int(self.is_fitted)), str(int(needs_review))
+        if self.draws:
+            cells |= zip(self.draws.columns, self.draws.certain(coded.codes) if is_known else coded.beside)
         if self.says_source:
             cells["source"] = "known" if is_known else "trained" if coded.is_trained else MODEL
         cells |= zip(ANSWER, answer)
@@ -362,6 +369,10 @@ class Coding:
             codes = [code_of_cell(cell, self.coder.formatter, self.key) for cell in named]
             with contextlib.suppress(ValueError):
                 cells |= self.at_level(codes, [], float(cells["conf"] or 1))  # none if a person decided
+        if self.draws and not cells["draw_1"]:
+            codes = (cells[f"{self.system}_{i}"] for i in range(1, self.old_codes + 1))
+            codes = [code_of_cell(cell, self.coder.formatter, self.key) for cell in codes if cell]
+            cells |= zip(self.draws.columns, self.draws.certain(codes))
         return [*cells.values()]
 
     # ---- pieces
@@ -416,6 +427,9 @@ class Coding:
         cleaned, languages = map(list, zip(*texts))
         how = {"cleaned": True, "levels": self.levels}
         coded = self.coder.code(cleaned, languages, self.decoder, self.args.k, **how)
+        if self.draws:
+            beside = self.draws.cells(cleaned, languages, coded)
+            coded = [one._replace(beside=cells) for one, cells in zip(coded, beside)]
         path, settings = self.piece(number)
         files.write_sealed(path, "\n".join(map(json.dumps, coded)).encode(), settings)
 
@@ -458,7 +472,7 @@ class Coding:
         self.columns, place = self.added_columns(most), min(self.old.values(), default=len(before))
         behind = [i for i in range(place, len(before)) if before[i] not in self.old]
         header = [*before[:place], *self.columns, *(before[i] for i in behind)]
-        of_probs = re.compile(r"(choice_)?prob_\d+|level_conf").fullmatch
+        of_probs = re.compile(r"(choice_)?prob_\d+|level_conf|expected_hiscam|prob_\w+_\d+").fullmatch
         at_level = self.columns.index("level") if args.level else None
         numbers = {name for name in self.columns if of_probs(name) or name in ANSWER}
         with (

@@ -54,6 +54,7 @@ class Coded(NamedTuple):
     choices: tuple[list[str], str] = [], ""
     levels: list[float] = []  # noqa: RUF012
     is_trained: bool = False  # whether the rows of the training answered, of which the text is one
+    beside: list[str] = []  # noqa: RUF012  cells of further columns
 
 
 class Coder:
@@ -250,11 +251,16 @@ class Coder:
         return coded
 
     def probabilities(
-        self, texts: list[str], languages: list[str], decoder: str = "flat", logits: bool = False
+        self,
+        texts: list[str],
+        languages: list[str],
+        decoder: str = "flat",
+        logits: bool = False,
+        cleaned: bool = False,
     ) -> np.ndarray:
         """Return the probability of every code of `codes` as `Coded` has it, float32 [texts, codes]; NaN
         where that has none. decoder: flat or full; logits: return the linear decoder's output instead, for
-        flat alone.
+        flat alone; cleaned: whether `clean` was applied to the texts.
         """
         self.need(decoder)
 
@@ -266,7 +272,7 @@ class Coder:
                 outputs = outputs if logits else self._mapped_outputs(outputs)
             return outputs.masked_fill(~self._are_known(ids)[:, None], np.nan)
 
-        return self._array(texts, languages, len(self.codes), batch)
+        return self._array(texts, languages, len(self.codes), batch, cleaned)
 
     def answers(self, texts: list[str], languages: list[str]) -> Tensor:
         """Return the probabilities of all codes that a model in closed form takes as its prior's answers,
@@ -301,13 +307,16 @@ class Coder:
                 raise UserError(f"the key does not fit formatter {self.formatter.kind}: {error}") from None
         return self._search
 
-    def _array(self, texts: list[str], languages: list[str], width: int, batch: Callable) -> np.ndarray:
+    def _array(
+        self, texts: list[str], languages: list[str], width: int, batch: Callable, cleaned: bool = False
+    ) -> np.ndarray:
         """Return `batch(ids, mask, answers)` of each text, float32 [texts, width]; NaN for an empty one."""
 
         def rows(ids: Tensor, mask: Tensor, _, answers: Tensor | None) -> list[np.ndarray]:
             return list(batch(ids, mask, answers).float().cpu().numpy())
 
-        arrays = self.map_texts(texts, languages, rows, np.full(width, np.nan, dtype=np.float32))
+        nothing = np.full(width, np.nan, dtype=np.float32)
+        arrays = self.map_texts(texts, languages, rows, nothing, cleaned)
         return np.stack(arrays) if arrays else np.empty((0, width), dtype=np.float32)
 
     def map_texts(
@@ -364,7 +373,9 @@ class Coder:
         if not self.confidence.maps:
             return logits.sigmoid()
         first = probability_of_set(logits, logits.amax(1, keepdim=True), torch.ones_like(logits[:, 0]))
-        return self.confidence.outputs(logits.sigmoid(), self.confidence.mapped("flat", first))
+        return self.confidence.outputs(
+            logits.sigmoid(), self.confidence.mapped("flat", first), logits.shape[1]
+        )
 
     def _topk(self, ids: Tensor, mask: Tensor, k: int, by_all: bool = False, **_) -> Iterator[Coded]:
         numbers, probs = self.search().topk(ids, mask, k, by_all)
@@ -410,7 +421,7 @@ class Coder:
         counts = self._counts(prob[:, :k], languages, thresholds)
         raw = probability_of_set(logits, logit, counts)
         conf = self.confidence.mapped("flat", raw, counts > 1)
-        prob = self.confidence.outputs(prob, conf)
+        prob = self.confidence.outputs(prob, conf, logits.shape[1])
         coded, of_levels = self._first(codes, prob, counts, conf), []
         for level in levels:
             of_level = self.levels.probability(level, logits, codes, counts, raw)

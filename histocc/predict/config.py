@@ -29,6 +29,9 @@ Threshold = Annotated[
 ]
 
 
+Draws = Annotated[int, number(int, lambda value: 2 <= value <= 100, "a whole number from 2 to 100")]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Published(Config):
     """what a published model does not say itself"""
@@ -104,6 +107,12 @@ class Decoding(Config):
         choices=("auto", *DECODERS),
     )
     k: Count = flag(5, "most codes of a row; one of --known keeps all of its own")
+    draws: Draws | None = flag(
+        None,
+        "also N draws of the codes by their probabilities, and of HISCO the expected HISCAM and, with"
+        " --classes, the probability of each class, for analyses that take codes as uncertain",
+        metavar="N",
+    )
     choices: Count | None = flag(
         None, "also the N most probable codes for a person to choose from, by flat, or by both", metavar="N"
     )
@@ -153,6 +162,7 @@ class PredictConfig(Files, Decoding, Published, Computing):
             ("overwrite_columns", "only_missing"),
             ("min_prob", "target_accuracy"),
             ("target_accuracy", "raw_confidence"),
+            ("draws", "raw_confidence"),
             ("bf16", "fp16", "int8", "use_amp", "float64"),
         ):
             given = [flag_of(name) for name in names if getattr(self, name) is not getattr(type(self), name)]

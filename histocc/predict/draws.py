@@ -1,0 +1,99 @@
+"""Draws of codes and expected scores, `--draws`, for analyses that take codes as uncertain (docs/draws.md).
+
+With its confidence a text gets the answer, all its codes together, otherwise alternatives: other codes as
+probable as they are beyond the answer. One is drawn if a text has one code. If it may have several, the
+sample is systematic: each code is drawn as often as its probability says, and the number of codes is as near
+to the sum of these as can be. A draw depends on its number, the text and the language alone, so rows with the
+same text have the same draws: their true code is nearly always one, and they are right or wrong together.
+"""
+
+import numpy as np
+
+from histocc.data.learned import hashes_of, keys_of
+from histocc.formatter import hisco_classes
+from histocc.predict.coder import Coded, Coder
+from histocc.predict.decoders import DECODERS
+from histocc.published import models
+from histocc.runtime.errors import UserError
+from histocc.runtime.rng import draw, streams
+
+# Alternatives of a text. The chance of all further ones goes to these: the true code, where it is farther
+# behind, is more like them than like others there, and scores by ten are the best calibrated in registers.
+MOST = 10
+
+
+class Draws:
+    """Further columns: `number` draws and, of HISCO codes, the expected HISCAM and the probability of each
+    value of some classes. Raises UserError if the confidence of the decoder is not fitted.
+    """
+
+    def __init__(
+        self, coder: Coder, model: str, decoder: str, number: int, classes: list[str], seed: int = 1
+    ):
+        self.coder, self.number, self.seed = coder, number, seed
+        self.is_set = bool(DECODERS[decoder].title)  # whether all codes of an answer, or the first, are it
+        self.map = DECODERS[decoder].confidence_of or decoder
+        if self.map not in coder.confidence.maps:
+            new = " --output NEW, which --model then takes" * models.is_shared(model)
+            raise UserError(
+                f"--draws: how often {model} is right is not known. 200 texts with known codes, none of its"
+                f" training, tell: python -m histocc.evaluate --model {model} --data CODED.csv"
+                f" --fit-confidence{new}"
+            )
+        self.normal = np.random.default_rng(seed).standard_normal((number, 2))
+        self.values: dict[str, dict[str, float]] = {}  # column → code → what the column has the mean of
+        for name in ("hiscam", *classes) if coder.formatter.kind == "hisco" else ():
+            of_code = hisco_classes()[name]
+            if name == "hiscam":
+                self.values["expected_hiscam"] = {
+                    code: float(score) for code, score in of_code.items() if score
+                }
+                continue
+            for value in sorted({*of_code.values()} - {""}, key=int):
+                self.values[f"prob_{name}_{value}"] = {code: its == value for code, its in of_code.items()}
+        self.columns = [*(f"draw_{i}" for i in range(1, number + 1)), *self.values]
+
+    def cells(self, texts: list[str], languages: list[str], coded: list[Coded]) -> list[list[str]]:
+        """Return the cells of `columns` for cleaned texts with their answers; [] for one without."""
+        coder, decoder = self.coder, "flat" if "flat" in self.coder.decoders else "full"
+        probs = coder.probabilities(texts, languages, decoder, cleaned=True)
+        language = np.array([coder.languages.index(coder.known(name)) for name in languages])
+        stream = streams(self.seed, 0, keys_of(hashes_of(texts, coder.text_rule), language))
+        uniform = (draw(stream[:, None], np.arange(self.number)) >> np.uint64(11)) * 2.0**-53
+        conf = np.array([one.conf or 0.0 for one in coded])
+        limits = coder.confidence.redrawn(self.map, conf, self.normal)
+        best, found = np.argsort(-probs, axis=1, kind="stable")[:, : MOST + 1], []
+        for i, one in enumerate(coded):
+            others = {coder.codes[j]: float(probs[i, j]) for j in best[i]}
+            limit = np.full(self.number, conf[i]) if one.is_trained else limits[i]
+            answer = one if self.is_set else one._replace(codes=one.codes[:1])
+            found.append([] if one.conf is None else self.of_text(answer, others, uniform[i], limit))
+        return found
+
+    def certain(self, codes: list[str]) -> list[str]:
+        """Return the cells of a row whose codes are known."""
+        return self.of_text(Coded(codes, [], 1.0), {}, np.zeros(self.number), np.ones(self.number))
+
+    def of_text(
+        self, one: Coded, probs: dict[str, float], uniform: np.ndarray, limits: np.ndarray
+    ) -> list[str]:
+        """Return the cells of a text. probs: of the most probable codes; uniform: random numbers 0…1, one for
+        each draw [D]; limits: the probability of the answer in each draw [D].
+        """
+        conf, is_one = one.conf or 0.0, self.coder.thresholds.at_most == 1
+        taken = dict.fromkeys(one.codes, 1.0 if is_one or one.is_trained else conf)
+        left = [max(p - taken.get(code, 0.0), 0.0) / max(1 - conf, 1e-9) for code, p in probs.items()]
+        chance, codes = np.minimum(left, 1.0), [*probs]
+        total = max(chance.sum(), 1e-9)
+        chance /= total if is_one else min(total, 1.0)
+        ends, drawn = chance.cumsum(), ["&".join(one.codes)] * self.number
+        for i in np.flatnonzero((uniform >= limits) & (total > 1e-9)):
+            points = np.arange((uniform[i] - limits[i]) / (1 - limits[i]), ends[-1] - 1e-9)
+            drawn[i] = "&".join(codes[j] for j in np.searchsorted(ends, points, side="right"))
+        expected = dict(zip(codes, (1 - conf) * chance))
+        expected |= {code: expected.get(code, 0.0) + conf for code in one.codes}
+        for of_code in self.values.values():
+            known = sum(p for code, p in expected.items() if code in of_code)
+            mean = sum(p * of_code[code] for code, p in expected.items() if code in of_code) / (known or 1.0)
+            drawn.append(f"{mean:.6g}" if 2 * known > sum(expected.values()) else "")
+        return drawn
