@@ -19,6 +19,7 @@ from dataclasses import MISSING, dataclass
 
 import torch
 
+from histocc.figure import ENTRY, Figure
 from histocc.formatter import BlockyFormatter, hisco_key
 from histocc.job.card import CARD, card_of
 from histocc.job.config import Losses
@@ -103,6 +104,10 @@ def export(args: ExportConfig) -> list[str]:
     weights = {name: value.contiguous() for name, value in named if name in state["model"]}
     state = {**state, "thresholds": PUBLISHED} if args.for_published_program else state
     trained = {name: value for name, value in state.get("args", {}).items() if name in OF_TRAINING}
+    notes, weights_file = [f"Note: {said}"] if reasons else [], models.find_weights(source, source)
+    of_run, card = (os.path.join(os.path.dirname(path), CARD) for path in (weights_file, target))
+    if figure := Figure.of(state, os.path.dirname(weights_file)):  # it may be that of a test
+        state = {**state, ENTRY: figure._asdict()}
     settings = {
         "format": FORMAT,
         "args": trained | {"key": bool(trained.get("key"))},
@@ -120,11 +125,9 @@ def export(args: ExportConfig) -> list[str]:
             content = {re.sub("^encoder", "basemodel", name): value for name, value in bare.items()}
         torch.save(content, file := io.BytesIO())
         files = {target: file.getbuffer()}
-    notes, file = [f"Note: {said}"] if reasons else [], models.find_weights(source, source)
-    of_run, card = (os.path.join(os.path.dirname(path), CARD) for path in (file, target))
     if args.overwrite or not os.path.lexists(card):
-        text = card_of(file, state).encode("utf-8", "backslashreplace")
-        if OwnFiles(os.path.dirname(file)).holds(of_run):  # it may have the figures of a test
+        text = card_of(weights_file, state).encode("utf-8", "backslashreplace")
+        if OwnFiles(os.path.dirname(weights_file)).holds(of_run):  # it may have the figures of a test
             with open(of_run, "rb") as content:
                 text = content.read()
         files[card] = memoryview(text)

@@ -40,7 +40,7 @@ class Figure(NamedTuple):
     share: float  # of the distinct texts, each with the share of its rows that is right
     texts: int  # number of distinct texts
     share_of_rows: float
-    rows: int  # rows with these texts; 0: not known
+    rows: int  # number of rows with these texts
     source: str  # TEST, VALIDATION, LEFT_OUT or OTHER
     decoder: str  # whose answers these are
     unsure: str = ""  # who may have seen the texts: "model", "prior" or nobody
@@ -48,20 +48,12 @@ class Figure(NamedTuple):
     @classmethod
     def of(cls, state: dict[str, Any], folder: str | None = None) -> "Figure | None":
         """Return the figure of a checkpoint: that of its folder, where evaluate keeps that of the test part,
-        if it is about this step; else its own one. None if it was not evaluated. Raises TypeError and others
-        for an invalid one.
+        if it is about this step; else its own one, or None. Raises TypeError for an invalid one.
         """
         if folder is not None and (of_folder := cls.of_run(folder, state.get("step"))):
             return of_folder
-        if held := state.get(ENTRY):
-            return cls(**held)
-        fitted = state.get("confidence") or {}  # earlier versions kept no figure
-        accuracy, texts = fitted.get("accuracy"), int(fitted.get("texts", 0))
-        if not accuracy:
-            return None
-        best = fitted.get("best") or max(accuracy, key=accuracy.__getitem__)
-        left_out, unsure = fitted.get("left_out"), may_have_seen(state)
-        return cls(accuracy[best], texts, 0.0, 0, LEFT_OUT if left_out else VALIDATION, best, unsure)
+        held = state.get(ENTRY)
+        return cls(**held) if held else None
 
     @classmethod
     def measured(

@@ -16,7 +16,7 @@ import finetune
 from histocc import OccCANINE
 from histocc.data.arrays import PreparedData
 from histocc.evaluate import __main__ as evaluate
-from histocc.figure import Figure, percent
+from histocc.figure import LEFT_OUT, Figure, may_have_seen, percent
 from histocc.logistic import fit_logistic, logistic
 from histocc.model import confidence
 from histocc.model.confidence import OUTPUTS, Confidence, curve, log_odds
@@ -198,19 +198,17 @@ class TestModel:
             assert "as it was fitted on" in text and "## Coded automatically" in text
 
     def test_a_card_says_of_which_texts_its_figures_are(self, trained):
-        """Also of an earlier version, which kept no figure."""
         state = checkpoint.load(str(trained / "run" / "last.bin"))
         fitted, texts = state["confidence"], len(state["validated"])
         assert f"{100 * fitted['accuracy'][fitted['best']]:.1f} % of {texts:,} texts" in str(Figure.of(state))
-        del state["figure"]
-        state["confidence"] |= {"texts": 900, "accuracy": {"flat": 0.625}, "best": "flat", "left_out": True}
+        held = dict(share=0.625, texts=900, share_of_rows=0.7, rows=900, source=LEFT_OUT, decoder="flat")
         begin = "62.5 % of 900 texts that the model has not seen got exactly their codes"
-        assert str(Figure.of(state)) == (
-            f"{begin} (95 % interval 59.3 to 65.6; training texts, each left out of the fit)"
+        said = f"{begin} (95 % interval 59.3 to 65.6; training texts, each left out of the fit"
+        assert (
+            str(Figure(**held)) == f"{said})" and may_have_seen({"prior": {"source": "published"}}) == "prior"
         )
-        state["prior"] = {"source": "published"}
-        assert str(Figure.of(state)).endswith("; whether the prior has seen them is not known)")
-        assert Figure.of({"confidence": None}) is None
+        assert str(Figure(**held, unsure="prior")) == f"{said}; whether the prior has seen them is not known)"
+        assert Figure.of({"figure": held}) == Figure(**held) and Figure.of({"figure": None}) is None
 
     @pytest.mark.full
     @pytest.mark.processes

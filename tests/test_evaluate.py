@@ -188,13 +188,13 @@ class TestFigures:
         assert f" Made by histocc {__version__}, torch {torch.__version__}, python 3." in text
         assert text.splitlines()[2] == f"**{Figure.of(report)}.**"
         sections = re.findall("^## (.*)$", text, re.M)
-        first = ["Coded automatically", "Levels", "Groups of texts", "Codes that cost most rows"]
+        first = ["Coded automatically", "Levels and groups", "Codes that cost most rows"]
         assert sections == [*first, "Confusions that cost most rows", "Decoders", "How it is counted"]
         assert "| precision, % | recall, % |" in text  # some rows have two codes
         levels = report["decoders"][report["model"]["decoder"]]["by_digits"]
         for each in levels:
             value, low, high = (f"{100 * x:.1f}" for x in each["over_texts"]["accuracy"])
-            assert f"| {each['digits']} | {value} ({low}–{high}) |" in text
+            assert re.search(rf"\| digits: {each['digits']} \|[ \d|]+ {value} \({low}–{high}\) \|", text)
 
 
 @pytest.mark.processes
@@ -317,7 +317,7 @@ class TestOfATest:
             run_here(export, "a.bin", "--to", "safetensors", "c/d.safetensors")
         again = (tmp_path / "c" / "MODEL.md").read_text("utf-8")
         assert (
-            "It has not been evaluated" in again
+            again.count(sentence) == 2
             and "8 HISCO codes" in again
             and "## Training" not in again
             and "None" not in again
@@ -354,7 +354,7 @@ class TestOfATest:
         assert all(figures[f"by_column {name}"] == figures["by_column source"] for name in columns)
         assert {*before["decoders"]["linear"]} == {name for name in figures if "by_column" not in name}
         assert len(Report(tmp_path / "by").table("column rows")) == 2
-        assert "| column source | texts | rows |" in Report(tmp_path / "by")._repr_markdown_()
+        assert "| column source: Lund |" in Report(tmp_path / "by")._repr_markdown_()
         lund = sum(row[3] == "Lund" for row in ROWS_OF_SOURCES[1])
         assert rows == {"Lund": lund, "Åbo": before["data"]["rows"] - lund}
         known = report["decoders"]["linear"]["by_training"]

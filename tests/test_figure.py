@@ -73,8 +73,6 @@ def test_a_published_model_has_none_until_it_is_evaluated(tmp_path):
         data,
         "--output",
         tmp_path / "report",
-        "--resamples",
-        5,
     ]
     said = run_here(evaluate.main, *how, *COLUMNS)
     assert (
@@ -89,7 +87,7 @@ def test_texts_that_were_learned_from_are_left_out_unless_they_are_asked_for(tmp
     both = write_csv(tmp_path / "both.csv", lines[0].split(","), [x.split(",") for x in lines[1:21]])
     with open(both, "a") as file:
         file.write("tinker of no place,83110,,en\n")
-    how = ["--model", folder, "--data", both, "--resamples", 5, "--device", "cpu", "--overwrite"]
+    how = ["--model", folder, "--data", both, "--device", "cpu", "--overwrite"]
     said = run_here(evaluate.main, *how)
     assert "of 1 text that the model has not seen" in said and "Not evaluated: 20 rows" in said
     said = run_here(evaluate.main, *how, "--share-val", 1)

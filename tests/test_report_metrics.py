@@ -212,6 +212,32 @@ def test_what_can_be_coded_automatically():
     assert [each["conf"] for each in few] == [None, None]  # one right answer shows nothing
 
 
+@pytest.mark.parametrize("has_rows, several", [(False, False), (True, True)])
+def test_columns_that_repeat_others_are_left_out(has_rows, several):
+    """Levels have what their confidence expects, classes a line each, a single group none."""
+    columns, text = rows_of([1, 0, 1], [1, 1, 1 + has_rows])
+    each = figures.measured(columns, text)
+    level = {"level": "1", "over_texts": {"right": 2 / 3, "expected": 0.7}, "over_rows": {"right": 0.75}}
+    content = {
+        "by_digits": [each | {"digits": 1}, each | {"digits": 2, "expected": 0.5}],
+        "levels": [level, level | {"level": "hisclass_5", "texts": 3, "rows": 3 + has_rows}],
+        "by_language": {"en": each},
+        "by_column place": {"Lund": each | {"expected": 0.6}, "all others": each | {"expected": 0.4}},
+        "classes": {},
+    }
+    lines = figures.right_lines("digits", content, has_rows, several)
+    header, _, *rows = [line.split(" | ") for line in lines if line.startswith("|")]
+    labels = ["digits: 1", "digits: 2", "hisclass_5", "column place: Lund", "column place: all others"]
+    assert [row[0][2:] for row in rows] == labels
+    assert header[1:] == ["texts", *["rows"] * has_rows, "right, % of texts"] + (
+        ["expected, %", "right, % of rows", "precision, %", "recall, % |"] if several else ["expected, % |"]
+    )
+    expected = [row[header.index("expected, %" + " |" * (not several))].strip(" |") for row in rows]
+    assert expected == ["70.0", "50.0", "70.0", "60.0", "40.0"]
+    low, high = (f"{100 * bound:.1f}" for bound in wilson(2 / 3, 3))
+    assert all(f"66.7 ({low}–{high})" in row for row in rows)
+
+
 FARMER, SMITH, TAILOR = "61110", "83110", "79100"
 WORDS = {FARMER: ("farmer", "farmhand"), SMITH: ("blacksmith", "smith"), TAILOR: ("tailor", "tailoress")}
 TOWNS = ("leeds", "york", "hull", "bath", "ripon")

@@ -80,7 +80,6 @@ def test_fitted_ones_are_stored_and_used(trained, tmp_path):  # noqa: F811
     again = evaluated(model, data, tmp_path / "again")[0]["decoders"]["linear"]
     assert again["codes_above"] == f"{limit:g} (fitted){always}"
     assert again["by_digits"][-1]["over_rows"]["f1"] == pytest.approx(best["f1"])
-    assert again["codes_above"] in (tmp_path / "again" / "report.md").read_text()
 
 
 @pytest.fixture(scope="module")

@@ -487,7 +487,7 @@ def groups_of(
     """
 
     def of_values(values: list[str]) -> tuple[np.ndarray, list[str]]:
-        labels = [value for value, _ in Counter(values).most_common(MAX_GROUPS)] + ["all others"]
+        labels = [value for value, _ in Counter(values).most_common(MAX_GROUPS)] + [report_of.OTHERS]
         numbers = {value: i for i, value in enumerate(labels)}
         return np.array([numbers.get(value, len(labels) - 1) for value in values]), labels
 

@@ -78,6 +78,13 @@ def difference(ahead: np.ndarray) -> list[float]:
     return [float(ahead.mean()), max(up - down - reach, -1.0), min(up - down + reach, 1.0)]
 
 
+def is_right(answer: Answer, digits: int, separator: str | None) -> float:
+    """Return 1 if an answer is right with codes cut to a level, else 0."""
+    cells = (answer[name].split(SEP_VALUE) for name in ("codes", "predicted"))
+    true, predicted = ({cut(code, digits, separator) for code in codes} for codes in cells)
+    return float(true == predicted)
+
+
 def figures_of(right: list[np.ndarray], text: np.ndarray, rows: np.ndarray) -> dict[str, Any]:
     """Return how often two models are right. All arguments are [N], one for each text with its codes: whether
     it gets these, the number of the text, and how many rows have it.
@@ -90,14 +97,13 @@ def figures_of(right: list[np.ndarray], text: np.ndarray, rows: np.ndarray) -> d
         "over_texts": [float(a.mean()), float(b.mean())],
         "over_rows": [float(rows @ each / rows.sum()) for each in right],
         "difference": difference(b - a),
-        "one_right": [int((a > b).sum()), int((a < b).sum())],  # number of texts
     }
 
 
 def compare(first: str | os.PathLike[str], second: str | os.PathLike[str]) -> dict[str, Any]:
     """Return the comparison of the models of two reports, by the answers of the decoder that each codes with,
-    to texts that both have with the same codes and no model has learned from.
-    A difference above 0 says that the second is ahead. first, second: folders. Raises UserError.
+    to texts that both have with the same codes and no model has learned from. A difference above 0 says that
+    the second is ahead. first, second: folders. Raises UserError.
     """
     folders = [os.fspath(first), os.fspath(second)]
     reports, answers = zip(*map(read_answers, folders))
@@ -105,29 +111,37 @@ def compare(first: str | os.PathLike[str], second: str | os.PathLike[str]) -> di
     if models[0]["system"] != models[1]["system"]:
         what = " and ".join(f"{folder} has codes of {x['system']}" for folder, x in zip(folders, models))
         raise UserError(f"{what}: compare models of the same codes")
-    learned, others = (
-        {key[0] for key, x in (*answers[0], *answers[1]) if x["learned"] == "1"},
-        dict(answers[1]),
-    )
+    learned = {key[0] for key, x in (*answers[0], *answers[1]) if x["learned"] == "1"}
+    others = dict(answers[1])
     common = [(key, x) for key, x in answers[0] if key in others and key[0] not in learned]
     if not common:
-        raise UserError(
-            f"{' and '.join(folders)} have no text with the same codes that is new to both models"
-        )
+        what = f"{' and '.join(folders)} have no text with the same codes that is new to both models"
+        raise UserError(what)
     text = np.unique([key[0] for key, _ in common], return_inverse=True)[1]
     pairs = [[x for _, x in common], [others[key] for key, _ in common]]
+    levels = [(next(iter(x["decoders"].values()))["by_digits"], x["levels"]) for x in reports]
+    names = [os.path.basename(os.path.dirname(os.path.abspath(x["file"]))) for x in models]
+    return {
+        "models": names if names[0] != names[1] else folders,
+        "reports": folders,
+        "left_out": [len({key[0] for key, _ in each}) - int(text.max()) - 1 for each in answers],
+        "is_new": all(x["learned"] for each in pairs for x in each),
+        **compared(pairs, text, *max(levels, key=lambda of_report: len(of_report[0]))),
+    }
+
+
+def compared(pairs: list[list[Answer]], text: np.ndarray, levels: list[dict], unit: str) -> dict[str, Any]:
+    """Return the figures of a comparison.
+
+    Args:
+        pairs: answers of both models to the same texts with the same codes, N each.
+        text: number of each one's text, int64 [N].
+        levels, unit: of the codes, as a report has them.
+    """
     rows = np.array([float(x["rows"]) for x in pairs[0]])
-    finest = max(reports, key=lambda x: len(next(iter(x["decoders"].values()))["by_digits"]))
-    levels, unit = next(iter(finest["decoders"].values()))["by_digits"], finest["levels"]
     separator, groups, right = None if unit == DIGITS else unit.removeprefix(PARTS), [], []
     for digits in [each["digits"] for each in levels]:
-
-        def codes(cell: str, digits: int = digits) -> set[str]:
-            return {cut(code, digits, separator) for code in cell.split(SEP_VALUE)}
-
-        right = [
-            np.array([float(codes(x["codes"]) == codes(x["predicted"])) for x in each]) for each in pairs
-        ]
+        right = [np.array([is_right(x, digits, separator) for x in each]) for each in pairs]
         groups.append({"group": unit, "label": str(digits)} | figures_of(right, text, rows))
     whole = groups.pop()
     for name in ("language", *(name for name in pairs[0][0] if name.startswith(OF_BY))):
@@ -137,27 +151,15 @@ def compare(first: str | os.PathLike[str], second: str | os.PathLike[str]) -> di
                 part = values == value
                 figures = figures_of([each[part] for each in right], text[part], rows[part])
                 groups.append({"group": name, "label": value} | figures)
-    weight = rows / np.bincount(text, rows)[text]
-    conf = [np.array([float(x["conf"]) for x in each]) for each in pairs]
-    shares = zip(ERRORS, *(automatic(*each, weight) for each in zip(conf, right)))
-    differ = [i for i in np.argsort(-rows, kind="stable").tolist() if right[0][i] != right[1][i]][:MAX_SHOWN]
-    names = [os.path.basename(os.path.dirname(os.path.abspath(x["file"]))) for x in models]
+    weight, conf = rows / np.bincount(text, rows)[text], ([float(x["conf"]) for x in each] for each in pairs)
+    shares = zip(ERRORS, *(automatic(np.array(each), share, weight) for each, share in zip(conf, right)))
+    differ = [i for i in np.argsort(-rows, kind="stable").tolist() if right[0][i] != right[1][i]]
+    answers = [(pairs[0][i], pairs[1][i]["predicted"], int(rows[i])) for i in differ[:MAX_SHOWN]]
     return {
-        "models": names if names[0] != names[1] else folders,
-        "reports": folders,
-        "left_out": [len({key[0] for key, _ in each}) - whole["texts"] for each in answers],
-        "is_new": all(x["learned"] for each in pairs for x in each),
         "all": whole,
         "groups": groups,
         "automatic": [{"errors": error, "over_texts": [a["texts"], b["texts"]]} for error, a, b in shares],
-        "examples": [
-            [
-                *(pairs[0][i][name] for name in ("text", "codes", "predicted")),
-                pairs[1][i]["predicted"],
-                int(rows[i]),
-            ]
-            for i in differ
-        ],
+        "examples": [[x["text"], x["codes"], x["predicted"], other, number] for x, other, number in answers],
     }
 
 
@@ -191,8 +193,6 @@ def markdown(found: dict[str, Any]) -> str:
     if any(found["left_out"]):
         some = " and ".join(f"{number:,} of {name}" for number, name in zip(found["left_out"], names))
         lines.append(f"- Compared are the texts that both reports have with the same codes; left out: {some}")
-    one = [f"{name} alone on {number:,} texts" for name, number in zip(names, whole["one_right"])]
-    lines += [f"- More often right: {', '.join(one)}", ""]
     rows: list[list[Any]] = []
     for each in (whole, *found["groups"]):
         label = "all" if each is whole else f"{each['group']}: {each['label']}"
@@ -200,11 +200,13 @@ def markdown(found: dict[str, Any]) -> str:
         rows.append([label, each["texts"], *(percent(x, "") for x in each["over_texts"]), gap])
     if whole["rows"] > whole["texts"]:
         a, b = whole["over_rows"]
-        rows.insert(1, ["all, % of rows", whole["rows"], percent(a, ""), percent(b, ""), *points(b - a)])
+        rows.insert(
+            1, ["all, % of rows", f"{whole['rows']:,} rows", percent(a, ""), percent(b, ""), *points(b - a)]
+        )
     for each in found["automatic"]:
         title = f"coded with at most {100 * each['errors']:.0f} % wrong"
         rows.append([title, whole["texts"], *(percent(x, "") for x in each["over_texts"]), ""])
-    lines += table(["right, % of texts", "texts", *names, "difference, points"], rows)
+    lines += ["", *table(["right, % of texts", "texts", *names, "difference, points"], rows)]
     lines += ["Texts with different answers that most rows have:", ""] * bool(found["examples"])
     return "\n".join([*lines, *table(["text", "codes", *names, "rows"], found["examples"])])
 

@@ -9,9 +9,9 @@ from histocc.predict.coder import Coded, Coder
 def level_figures(
     coder: Coder, coded: list[Coded], of_row: np.ndarray, true: list[list[str]], text: np.ndarray
 ) -> list[dict]:
-    """Return {"level", "rows", "over_rows", "over_texts"} for each level whose confidence is fitted, the
-    last two {"right", "expected", "expected_calibration_error"}, over the rows whose codes and
-    answers have groups there.
+    """Return {"level", "rows", "texts", "over_rows", "over_texts"} for each level whose confidence is fitted,
+    the last two {"right", "expected", "expected_calibration_error"}, over the rows whose codes and answers
+    have groups there.
 
     Args:
         coded: answers of the coder at these levels; of_row: the one of each row, int64 [N].
@@ -26,7 +26,7 @@ def level_figures(
         conf = np.array([one.levels[place] if one.levels else 0.0 for one in coded])[of_row]
         if not known.any():
             continue
-        found.append({"level": level, "rows": int(known.sum())})
+        found.append({"level": level, "rows": int(known.sum()), "texts": len(np.unique(text[known]))})
         for over, weight in weights.items():
             weight = weight * known
             found[-1][over] = {
@@ -35,11 +35,3 @@ def level_figures(
                 "expected_calibration_error": calibration_error(conf, right, weight),
             }
     return found
-
-
-def level_rows(figures: dict, over: str = "over_texts") -> list[list[str]]:
-    """Return [level, right, expected] in %, the whole code first, of a decoder's figures in report.json; []
-    if its confidence at levels is not fitted.
-    """
-    levels = figures.get("levels", [])
-    return [[x["level"], *(f"{100 * x[over][name]:.1f}" for name in ("right", "expected"))] for x in levels]

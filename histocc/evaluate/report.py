@@ -32,7 +32,7 @@ GRID = np.arange(1, 50) / 50  # thresholds that are compared: 0.02, 0.04 … 0.9
 MIN_ROWS = 100  # a language with fewer rows gets no threshold of its own
 MAX_CONFUSIONS, MAX_EXAMPLES = 20, 3
 MAX_SHOWN, MAX_COSTLY = 10, 8  # lines of a table of groups; of one of codes or confusions
-NO_CODE = "(no code)"
+NO_CODE, OTHERS = "(no code)", "all others"
 Groups = dict[str, tuple[np.ndarray, Sequence]]  # by name: the number of each row's group, and their labels
 
 METHOD = """\
@@ -40,9 +40,9 @@ METHOD = """\
 
 A row is right if the set of predicted codes is the set of its codes, in any order. Each text (case and blanks
 aside) weighs the same, however many rows have it. In brackets: 95 % intervals of as many independent texts
-(Wilson). Macro-F1 is the mean of the F1 of each code that is true or predicted. At a level codes are cut to
-their first digits or parts; -1, -2, -3 and ? are never cut. Expected: the mean confidence, the probability
-that exactly these codes are right{fitted}.
+(Wilson). At a level codes are cut to their first digits or parts; -1, -2, -3 and ? are never cut. Of groups
+the ten with most rows are shown. Expected: the mean confidence, the probability that exactly these codes are
+right{fitted}.
 """
 
 
@@ -370,67 +370,54 @@ def table(header: list[str], rows: list[list]) -> list[str]:
     return [line(header), "|" + "---|" * len(header), *map(line, rows), ""]
 
 
-def figures_table(first: str, parts: list[tuple[Any, dict]], has_rows: bool, several: bool) -> list[str]:
-    """Return a table with a line for each part, (label, figures). Columns that repeat others are left out.
-
-    Args:
-        first: title of the labels.
-        has_rows: whether some text has several rows.
-        several: whether some row has several codes; else precision and recall are the accuracy.
+def parts_of(unit: str, figures: dict) -> list[tuple[str, dict]]:
+    """Return (label, figures) of each level, with what its confidence expects if it is fitted; of each class;
+    and of groups of rows, if there are several, the largest ones. unit: of levels.
     """
-    has_expected = sum("expected" in each for _, each in parts) > 1
-    counts = ["texts", *["rows"] * has_rows] if len({each["texts"] for _, each in parts}) > 1 else []
-    header = [first, *counts, "right, % of texts", *["expected, %"] * has_expected]
-    header += [*["right, % of rows"] * has_rows, *["precision, %", "recall, %"] * several]
-    lines = []
-    for label, each in parts:
-        rows, texts = each["over_rows"], each["over_texts"]
-        line = [label, *(each[name] for name in counts), cell(texts["accuracy"])]
-        shares = [*[each.get("expected")] * has_expected, *[rows["accuracy"]] * has_rows]
-        shares += [texts.get("precision"), texts.get("recall")] * several  # not of classes
-        lines.append([*line, *("" if share is None else percent(share, "") for share in shares)])
-    return table(header, lines)
-
-
-def level_lines(unit: str, figures: dict, has_rows: bool, several: bool) -> list[str]:
-    """Return the table of levels, with what their confidence expects if it is fitted, and of classes."""
-    fitted = {each["level"]: each for each in figures.get("levels", [])}
-    parts: list[tuple[Any, dict]] = []
+    fitted, parts = {each["level"]: each for each in figures.get("levels", [])}, []
     for each in figures["by_digits"]:
         of_level = fitted.pop(str(each["digits"]), None)
         expected = {"expected": of_level["over_texts"]["expected"]} if of_level else {}
-        parts.append((each["digits"], each | expected))
+        parts.append((f"{unit}: {each['digits']}", each | expected))
     for name, each in fitted.items():
         share, expected = (each["over_texts"][of] for of in ("right", "expected"))
         over_texts = {"accuracy": [share, *wilson(share, each["texts"])]}
         over_rows = {"accuracy": each["over_rows"]["right"]}
         parts.append((name, {**each, "over_texts": over_texts, "over_rows": over_rows, "expected": expected}))
-    title = unit + " or class" * bool(fitted)
-    lines = ["## Levels", "", *figures_table(title, parts, has_rows, several)] if len(parts) > 1 else []
-    if "hiscam_error" in (classes := figures["classes"]):
-        high, off = (f"{classes[f'hiscam_{x}']:.2f}" for x in ("error", "absolute_error"))
-        text = f"HISCLASS is right for {percent(classes['hisclass_right'])} of the rows whose code has one. "
-        text = f"{text * (not fitted)}HISCAM is off by {off} points in the mean (mean error {high})."
-        lines += [text, ""]
+    for name in ("by_training", "by_language", *(name for name in figures if name.startswith("by_column "))):
+        groups = sorted(
+            figures.get(name, {}).items(), key=lambda group: (group[0] == OTHERS, -group[1]["rows"])
+        )
+        title = f"{name[3:]}: " * (name != "by_training")  # whose labels need none
+        parts += [(title + label, each) for label, each in groups[:MAX_SHOWN] if len(groups) > 1]
+    return parts
+
+
+def right_lines(unit: str, figures: dict, has_rows: bool, several: bool) -> list[str]:
+    """Return the section on levels and groups. Columns that repeat others are left out.
+
+    Args:
+        unit: of levels.
+        has_rows: whether some text has several rows.
+        several: whether some row has several codes; else precision and recall are the accuracy.
+    """
+    rows, of_classes = [], figures["classes"]
+    for label, each in parts_of(unit, figures):
+        over_texts, over_rows = each["over_texts"], each["over_rows"]
+        shares = [each.get("expected"), *[over_rows["accuracy"]] * has_rows]
+        shares += [over_texts.get("precision"), over_texts.get("recall")] * several  # not of classes
+        line = [label, each["texts"], *[each["rows"]] * has_rows, cell(over_texts["accuracy"])]
+        rows.append([*line, *("" if share is None else percent(share, "") for share in shares)])
+    header = ["", "texts", *["rows"] * has_rows, "right, % of texts", "expected, %"]
+    header += [*["right, % of rows"] * has_rows, *["precision, %", "recall, %"] * several]
+    lines = ["## Levels and groups", "", *table(header, rows)]
+    if "hiscam_error" in of_classes:
+        high, off = (f"{of_classes[f'hiscam_{x}']:.2f}" for x in ("error", "absolute_error"))
+        text = (
+            f"HISCLASS is right for {percent(of_classes['hisclass_right'])} of the rows whose code has one."
+        )
+        lines += [f"{text} HISCAM is off by {off} points in the mean (mean error {high}).", ""]
     return lines
-
-
-def group_lines(figures: dict, has_rows: bool, several: bool) -> list[str]:
-    """Return the tables of groups of rows that have more than one value."""
-    groups = {"training": "text and codes in training", "language": "language"}
-    groups |= {name[3:]: name[3:] for name in figures if name.startswith("by_column ")}
-    tables = []
-    for name, title in groups.items():
-        parts = list(figures.get(f"by_{name}", {}).items())
-        most = sorted(parts, key=lambda part: -part[1]["rows"])[:MAX_SHOWN]
-        if len(parts) > 1:
-            tables += figures_table(title, [part for part in parts if part in most], has_rows, several)
-        if len(parts) > len(most):
-            tables += [
-                f"These are the {len(most)} of {len(parts)} values with most rows; {JSON} has all.",
-                "",
-            ]
-    return [*["## Groups of texts", ""] * bool(tables), *tables]
 
 
 def automatic_lines(figures: dict, has_rows: bool) -> list[str]:
@@ -476,14 +463,6 @@ def costly_lines(figures: dict) -> list[str]:
     return [*lines, "## Confusions that cost most rows", "", *table(header, rows)]
 
 
-def learned_from(data: dict) -> str:
-    """Return from how many of the texts the model has learned, a mark beside figures; "" for none."""
-    if data["texts_trained_on"] is None:
-        return "whether the model was trained on these texts is not known"
-    verbs = [f"{verb} on {n:,}" for verb in ("trained", "validated") if (n := data[f"texts_{verb}_on"])]
-    return f"the model was {' and '.join(verbs)} of these {data['texts']:,} texts" if verbs else ""
-
-
 def data_lines(data: dict) -> list[str]:
     """Return lines on the rows that were evaluated and those that were not, also for the console."""
     rows, others, share = data["rows"], data["other_part_rows"], data["share_val"]
@@ -505,8 +484,10 @@ def data_lines(data: dict) -> list[str]:
         lines.append(f"Codes that the model does not know: {what}")
     for name, rows in data["unknown_languages"].items():
         lines.append(f"Language {name!r} is not one of the model's: {rows:,} rows were coded as unk")
-    if mark := learned_from(data):
-        lines.append(f"Figures may be too good: {mark}")
+    learned = [f"{verb} on {n:,}" for verb in ("trained", "validated") if (n := data[f"texts_{verb}_on"])]
+    if learned:
+        of = f"{' and '.join(learned)} of these {data['texts']:,} texts"
+        lines.append(f"Figures may be too good: the model was {of}")
     return lines
 
 
@@ -569,8 +550,8 @@ def markdown(report: dict) -> str:
     if data["rows_outside_key"]:
         share = percent(first["accuracy_with_rows_outside_key"])
         lines.append(f"- With codes that the model does not know as wrong, {share} of rows are right")
-    lines += ["", *automatic_lines(first, how[0]), *level_lines(report["levels"], first, *how)]
-    lines += [*group_lines(first, *how), *costly_lines(first)]
+    lines += ["", *automatic_lines(first, how[0]), *right_lines(report["levels"], first, *how)]
+    lines += costly_lines(first)
     if len(coders := coders_of(report)) > 1:
         ends = [(title, figures["by_digits"][-1]) for title, figures in coders.items()]
         rows = [

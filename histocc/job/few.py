@@ -164,7 +164,7 @@ def _train(
     if args.overwrite and not args.dry_run:
         own.remove([ANSWERS, plot.LEARNING])
     others = f", on rank 0 alone; {world.size - 1} more processes wait for it" * (world.size > 1)
-    say(f"Learning {data.texts:,} distinct texts in closed form{others}")
+    say(f"\nLearning {data.texts:,} distinct texts in closed form{others}")
 
     def texts_with(prior: Prior | None) -> FewTexts:
         has_key = args.key or args.all_codes_file

@@ -171,4 +171,5 @@ class Stage:
         if self.total is not None:
             of = f" of {self.total:,.0f}"
             left = f", {duration((self.total - self.done) / rate)} left" if rate > 0 else ""
-        return f"{self.what}: {self.done:,.0f}{of} {self.unit}, {rate:,.{0 if rate >= 10 else 1}f}/s{left}"
+        per_second = f", {rate:,.{0 if rate >= 10 else 1}f}/s" if self.unit != "seconds" else ""
+        return f"{self.what}: {self.done:,.0f}{of} {self.unit}{per_second}{left}"
