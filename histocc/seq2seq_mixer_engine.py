@@ -251,32 +251,26 @@ def train(
     save_interval: int | None = 1000,
     *,
     formatter: BlockyFormatter | None = None,
-    task: MixerTask | None = None,
     log: Callable[[dict], None] | None = None,
     save_each_epoch: bool = False,
     distributed: bool = False,
     is_main_process: bool = True,
     world: World | None = None,
-    run: loop.Run | None = None,
-    state: loop.State | None = None,
     **options: Any,
 ) -> int:
     """Train from `current_step` to `stop_step` (default `total_steps`) and return the last step. All ranks.
 
     Args:
         data_loaders: "data_loader_train" or "train", and perhaps "data_loader_val" or "val".
-        task: a task that is made of `loss_fn` and `formatter` already.
-        run: a run that is made of all the others already.
-        state: of a run that is resumed, instead of `current_step`; brought up to date.
         options: as for `histocc.trainer.loop.Run`: save, stop_step, steps_per_epoch, seed, precision, …
     """
     check_names("train", options, loop.Run.__dataclass_fields__)
     world = world or (current_world(device) if distributed else World(device=torch.device(device)))
-    task = task or MixerTask(loss_fn, formatter, model=unwrap(model))
+    task = MixerTask(loss_fn, formatter, model=unwrap(model))
     options |= {"scheduler": scheduler, "flops": task.flops}
     options["stop_step"] = min(total_steps, options.get("stop_step", total_steps))
     options |= {"epoch_name": checkpoint.EPOCH} if save_each_epoch else {}
     options |= {"log_interval": log_interval, "eval_interval": eval_interval, "save_interval": save_interval}
-    run = run or loop.Run(model, task, optimizer, world, log=log if is_main_process else None, **options)
+    run = loop.Run(model, task, optimizer, world, log=log if is_main_process else None, **options)
     loaders = {name.removeprefix("data_loader_"): loader for name, loader in data_loaders.items()}
-    return loop.train(run, loaders, state or loop.State(current_step))
+    return loop.train(run, loaders, loop.State(current_step))

@@ -101,9 +101,7 @@ def train(args: JobConfig, inputs: Inputs, world: World) -> None:
         opened = script.open_run(args, world, precision, training, resumed)
         if opened:
             with opened.resources:
-                run, loaders, steps = opened.run, opened.loaders, opened.schedule.stop
-                arguments = run.model, loaders, loss_fn, run.optimizer, world.device, None, steps
-                engine.train(*arguments, run=run, state=opened.state)
+                loop.train(opened.run, opened.loaders, opened.state)
                 opened.close()
         if args.dry_run:
             return

@@ -77,7 +77,7 @@ class Coding:
         self.settings: dict[str, Any] = {}  # see `begin`
         self.level_conf = 0.0  # sum over rows
         self.forked = Forked(1, world.give_up_if_asked)
-        precision = Precision("int8", world.device) if args.int8 else Precision.of(args, world.device)
+        precision = Precision.of(args, world.device)
         precision.use()
         self.weights = args.model if outline else models.find_weights(args.model, args.model)
         given = args.given(args.target_cols, args.system)

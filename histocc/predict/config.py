@@ -144,7 +144,6 @@ class Computing(Processes, Cores):
     """machine and processes"""
 
     batch_size: Count = flag(256, "texts at once", resumable=True)
-    float64: bool = flag(False, "double precision")
     bf16: bool = flag(False, "matrix products in bfloat16")
     fp16: bool = flag(False, "matrix products in float16")
     int8: bool = flag(False, "matrix products in int8, on CPUs")
@@ -163,7 +162,7 @@ class PredictConfig(Files, Decoding, Published, Computing):
             ("min_prob", "target_accuracy"),
             ("target_accuracy", "raw_confidence"),
             ("draws", "raw_confidence"),
-            ("bf16", "fp16", "int8", "use_amp", "float64"),
+            ("bf16", "fp16", "int8", "use_amp"),
         ):
             given = [flag_of(name) for name in names if getattr(self, name) is not getattr(type(self), name)]
             if len(given) > 1:

@@ -185,12 +185,12 @@ class Precision:
 
     @classmethod
     def of(cls, asked: Any, device: torch.device) -> "Precision":
-        """Return the format by --float64, --bf16, --fp16, or --use-amp, the fastest that the device has."""
+        """Return the format by the flag of its name, or by --use-amp, the fastest that the device has."""
         if asked.use_amp:
             fastest = "bf16" if has_bfloat16(device.type) else "fp16" if device.type == "cuda" else "float32"
             return cls(fastest, device)
-        given = next((name for name in ("float64", "bf16", "fp16") if getattr(asked, name)), "float32")
-        return cls(given, device)
+        names = ("float64", "bf16", "fp16", "int8")  # training has no int8, coding no float64
+        return cls(next((name for name in names if getattr(asked, name, False)), "float32"), device)
 
     def use(self) -> None:
         """Set up this process: on GPUs that have TF32, products of float32 matrices use it."""

@@ -19,10 +19,9 @@ from torch.utils._pytree import tree_map_only
 from histocc.runtime.world import World
 
 MODES = ("ddp", "fsdp")
-COMPRESSIONS = ("none", "bf16")  # formats of gradients between processes
 
 
-def wrap(model: nn.Module, world: World, mode: str = "ddp", gradient_compression: str = "none") -> nn.Module:
+def wrap(model: nn.Module, world: World, mode: str = "ddp") -> nn.Module:
     """Return `model` on the device of `world`, shared out as `mode` (one of MODES) says if there are others.
     Keep it inside a function: a DDP object that is alive when the interpreter ends can abort the process.
 
@@ -35,17 +34,12 @@ def wrap(model: nn.Module, world: World, mode: str = "ddp", gradient_compression
     if mode == "ddp":
         newer = "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters
         constants: dict[str, Any] = {"forward_sync_buffers" if newer else "broadcast_buffers": False}
-        wrapped = DistributedDataParallel(
+        return DistributedDataParallel(
             model,
             device_ids=[world.device.index] if world.device.type == "cuda" else None,
             gradient_as_bucket_view=True,
             **constants,
         )
-        if gradient_compression == "bf16":
-            from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
-
-            wrapped.register_comm_hook(None, bf16_compress_hook)
-        return wrapped
     # these imports take seconds, so they come only if they are used
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard

@@ -24,7 +24,7 @@ from histocc.runtime.config import (
     number,
     step_flag,
 )
-from histocc.runtime.parallel import COMPRESSIONS, MODES
+from histocc.runtime.parallel import MODES
 
 AUTO = "auto"
 LOGIN_SECONDS = 20.0  # limit of W&B's login
@@ -142,9 +142,6 @@ class Computation(Processes):
         choices=MODES,
         resumable=True,
     )
-    gradient_compression: str = step_flag(
-        "none", "bf16: gradients between processes in half the bytes (--parallel ddp)", choices=COMPRESSIONS
-    )
     float64: bool = flag(False, "double precision, for checking results", resumable=True)
     bf16: bool = flag(False, "matrix products in bfloat16; all else stays float32", resumable=True)
     fp16: bool = flag(False, "matrix products in float16, with a scaled loss; slow on CPUs", resumable=True)
@@ -187,8 +184,6 @@ class TrainConfig(RunFiles, Loading, Steps, Computation):
             "--dry-run and --eval-only are mutually exclusive": self.dry_run and self.eval_only,
             "--overwrite and --eval-only are mutually exclusive": self.overwrite and self.eval_only,
             "--bf16, --fp16, --use-amp and --float64 are mutually exclusive": sum(formats) > 1,
-            "--gradient-compression needs --parallel ddp": self.gradient_compression != "none"
-            and self.parallel == "fsdp",
         }
         yield from (problem for problem, is_so in wrong.items() if is_so)
 

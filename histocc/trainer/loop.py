@@ -104,7 +104,6 @@ class State:
     @classmethod
     def resumed(cls, step: int, position: dict[str, Any], world: World) -> "State":
         """Return the state of a resumed run. On another number of ranks rank 0 has all sums."""
-        position = {"since_best": 0} | position  # older checkpoints lack it
         sums: list[dict[str, float]] = position["sums"]
         if len(sums) != world.size:
             total = {name: sum(of_rank[name] for of_rank in sums) for name in sums[0]}

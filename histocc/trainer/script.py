@@ -355,7 +355,7 @@ def make_run(
     resumed: dict[str, Any] | None,
 ) -> loop.Run:
     """Return the run of the loop, but for its files; empty `resumed`. All ranks. Raises UserError."""
-    model = parallel.wrap(training.model, world, args.parallel, args.gradient_compression)
+    model = parallel.wrap(training.model, world, args.parallel)
     if world.backend is not None or args.compile:
         loop.warm_up(model, training.task, loader, world, precision)
     optimizer = make_optimizer(training.model, args.weight_decay, schedule.rate, training.fast)
