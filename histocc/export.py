@@ -145,11 +145,8 @@ def export(args: ExportConfig) -> list[str]:
 def safetensors_files(
     target: str, weights: dict[str, torch.Tensor], lists: dict, settings: dict, formatter: BlockyFormatter
 ) -> dict[str, bytes | memoryview]:
-    """Return the content of a .safetensors file and of the JSON files beside it, by path. Raises UserError.
-
-    Args:
-        lists: key and chars, which the published program reads from files of their own.
-        settings: all else that coding needs.
+    """Return the content of a .safetensors file and of the JSON files beside it, by path. lists: key and
+    chars, which the published program reads from files of their own. Raises UserError.
     """
     try:
         from safetensors.torch import save

@@ -234,9 +234,7 @@ class BlockyFormatter:
 
     @classmethod
     def from_dict(cls, settings: dict) -> "BlockyFormatter":
-        """Return the formatter that ``to_dict`` described; max_codes may be None. Raises ValueError for
-        contradictory settings.
-        """
+        """Return the formatter that ``to_dict`` described. Raises ValueError for contradictory settings."""
         names = ("kind", "target_cols", "block_size", "within_block_sep", "allow_short")
         more = {name: settings.get(name) for name in ("chars", "max_codes", "codes")}
         formatter = cls(*(settings[name] for name in names), **more)

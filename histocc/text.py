@@ -140,14 +140,9 @@ def encode_batch(
     max_len: int = 128,
     width: int | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return character ids of a batch; descriptions that do not fit in `max_len` positions are cut.
-
-    Args:
-        language: int [B], rows of `table` (from `language_table`).
-        width: S; None: `padded_width` of the longest input.
-
-    Returns:
-        input_ids int64 [B, S], attention_mask bool [B, S].
+    """Return (character ids int64 [B, S], attention_mask bool [B, S]) of a batch; descriptions that do not
+    fit in `max_len` positions are cut. language: int [B], rows of `table` (from `language_table`); width: S;
+    None: `padded_width` of the longest input.
     """
     prefixes, prefix_lengths = table
     start = np.minimum(prefix_lengths[language], max_len - 1)  # [B]
@@ -231,9 +226,7 @@ def as_is(text: str) -> str:
 
 
 def join_columns(texts: list[str], further: Sequence[Sequence[str]]) -> list[str]:
-    """Return descriptions with the texts of further columns behind them, each after COLUMN_SEPARATOR; ""
-    where there is no description.
-    """
+    """Return texts with those of further columns behind COLUMN_SEPARATOR; "" where the first is empty."""
     if not further:
         return texts
     between = f" {COLUMN_SEPARATOR} "

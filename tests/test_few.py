@@ -131,11 +131,11 @@ def test_settings_are_the_usual_ones_unless_others_are_clearly_ahead(sixty):
 
 
 def test_texts_that_the_prior_has_seen_are_not_left_out(sixty):
-    hashes = few_texts(sixty).distinct.rows.text_hash
+    hashes = few_texts(sixty).data.train.text_hash
     seen = np.unique(np.asarray(hashes).view(np.int64))[::2]
     places = torch.arange(-1, 11).clamp(max=3)
     few = FewTexts(sixty, [*PATTERNS], 128, answer, places, lambda x: np.isin(hashes_of(x, "as-is"), seen))
-    left_out = np.asarray(hashes).view(np.int64)[few.distinct.first[torch.cat(few.groups()).numpy()]]
+    left_out = np.asarray(hashes).view(np.int64)[few.first[torch.cat(few.groups()).numpy()]]
     assert len(few.texts.weight) == 60 and 25 < len(left_out) < 35 and not {*left_out} & {*seen}
 
 

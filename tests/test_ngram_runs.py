@@ -30,8 +30,9 @@ import train_mixer
 from histocc import export, watch
 from histocc.formatter import BlockyFormatter
 from histocc.job import ngram_fit
+from histocc.job.config import decide
 from histocc.job.inputs import initial_weights, prepare_data
-from histocc.job.model import decide_all, make_loss, make_model
+from histocc.job.model import make_loss, make_model
 from histocc.model.mixer import Seq2SeqMixerOccCANINE, model_config
 from histocc.model.ngrams import PATTERNS
 from histocc.predict.coder import Coder
@@ -157,7 +158,7 @@ def prepared(flags, folder, *more):
     args, read = prepare_data(args, world, args.train_data, args.val_data)
     formatter, data = BlockyFormatter.from_dict(read.settings.formatter), read.data
     first = initial_weights(args, read.content) if args.initial_checkpoint else None
-    args = decide_all(args, world, None, first)
+    args = decide(args, None, first)
     args, model, config = make_model(args, formatter, world, data, None, first)
     if first is None:
         fit = ngram_fit.Fit(args, data, formatter, make_loss(args, formatter), model, say=world.print)

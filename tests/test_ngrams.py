@@ -303,7 +303,7 @@ class TestCounts:
     @pytest.mark.parametrize("most", [16, 64, 1 << 18])
     def test_the_most_frequent_are_kept_with_their_inverse_document_frequencies(self, data, most):
         counts, texts = frequencies(data)
-        hashes, idf = count_ngrams(data, 128, most)
+        hashes, idf = count_ngrams(data, 128, most, PATTERNS)
         assert len(hashes) == min(most, len(counts)) and (np.diff(hashes) > 0).all()
         assert texts < len(data.train) / 2
         assert sorted(map(counts.get, hashes.tolist())) == sorted(counts.values())[-most:]
@@ -314,10 +314,10 @@ class TestCounts:
         """Cut at max_len, in chunks of any size."""
         kept = 16 - 1 - len("?unk[SEP]")
         expected = {value for text in texts_of(data) for value in hashes_of(text[:kept], "unk")}
-        assert set(count_ngrams(data, 16, 1 << 18)[0].tolist()) == expected
-        whole = count_ngrams(data, 128, 1 << 18)
+        assert set(count_ngrams(data, 16, 1 << 18, PATTERNS)[0].tolist()) == expected
+        whole = count_ngrams(data, 128, 1 << 18, PATTERNS)
         monkeypatch.setattr("histocc.learn.texts.POSITIONS", 256)
-        assert all(map(np.array_equal, whole, count_ngrams(data, 128, 1 << 18)))
+        assert all(map(np.array_equal, whole, count_ngrams(data, 128, 1 << 18, PATTERNS)))
 
     def test_distinct_rows_and_how_often_they_occur(self, data):
         """Rows of the same text with the same set of codes are one."""

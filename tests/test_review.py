@@ -529,7 +529,7 @@ def test_agreement_of_two_people(folder):
     said = run("agreement", ann, bo, "--output", folder / "differ.csv").splitlines()
     n = len(keys) - 1
     assert said[0].startswith(f"{n} texts are decided in both")
-    shares = [float(re.search(r": ([0-9.]+)%", line)[1]) for line in said[1:5]]
+    shares = [float(re.search(r": ([0-9.]+) %", line)[1]) for line in said[1:5]]
     assert shares == [round(100 * (n - differ) / n, 1) for differ in (3, 2, 2, 2)]
     differ = read(folder / "differ.csv")
     assert {(row["text"].lower(), row["first"], row["second"]) for row in differ} == {
@@ -554,7 +554,7 @@ def test_agreement_of_two_people(folder):
         for name, (a, b) in by.items()
     )
     said = run("agreement", cy, di, "--key", key).splitlines()
-    assert len(said) == 2 and said[1].startswith("  all codes: 50.0%")
+    assert len(said) == 2 and said[1].startswith("  all codes: 50.0 %")
     one, two = "y" * 50 + "n" * 50, "y" * 35 + "n" * 15 + "y" * 20 + "n" * 30
     assert kappa(one, two) == (pytest.approx(0.3), pytest.approx(0.0949, abs=0.002))
     assert kappa("aa", "aa") == (1.0, 0.0)
@@ -580,12 +580,12 @@ class TestReport:
         rows = make(folder, "sample.csv", "--sample", "--rows", 400)
         sample = filled(folder, {plain(row): truth.get(plain(row), "1") for row in rows}, "drawn.csv", rows)
         output = run("report", sample, "--to", folder / "coded.csv")
-        accuracy = float(re.search(r"([0-9.]+)% .* of its rows", output)[1])
+        accuracy = float(re.search(r"([0-9.]+) % .* of its rows", output)[1])
         assert abs(accuracy - 100 * 44 / 57) < 6 and "by 400 drawn rows" in output, output
         sheet = filled(folder, {("smith", "en"): "2"})
         output = run("report", sample, sheet, "--to", folder / "coded.csv")
         corrected = float(output.partition("chosen: ")[2].partition("%")[0])
-        assert abs(corrected - 100 * 54 / 57) < 4 and f"{accuracy}%" in output, output
+        assert abs(corrected - 100 * 54 / 57) < 4 and f"{accuracy} %" in output, output
         rows[0]["decision"] = "skip"
         output = run("report", filled(folder, {}, "skip.csv", rows), "--to", folder / "coded.csv")
         assert "drawn rows have no decision and are left out" in output

@@ -33,10 +33,12 @@ ARRAYS = {
     "text_hash": np.dtype("<u8"),
 }
 META = "meta.txt"
-# All files that this program writes into a prepared folder; `lines` is removed before it is complete.
+# All files that this program writes into a prepared folder; `lines` is removed before it is complete. Without
+# the first one it counts as missing.
 FILES = (
+    META,
     *(f"{part}.{name}" for part in ("train", "val") for name in (*ARRAYS, "lines")),
-    *("key.csv", "words.csv", "rejected_rows.csv", "conflicts.csv", "data_report.json", META),
+    *("key.csv", "words.csv", "rejected_rows.csv", "conflicts.csv", "data_report.json"),
 )
 
 
@@ -164,9 +166,7 @@ class PreparedData:
 
     @classmethod
     def open(cls, folder: str) -> "PreparedData":
-        """Map the arrays of a folder; whoever prepared it has compared the checksums. Raises UserError if
-        `meta.txt` is damaged.
-        """
+        """Map a folder whose checksums have been compared. Raises UserError if `meta.txt` is damaged."""
         meta = read_meta(folder)
         parts = {part: RowSet(folder, part, meta["max_codes"]) for part in ("train", "val")}
         names = cls.__annotations__.keys() - {"folder", *parts}

@@ -345,20 +345,15 @@ def table_writer(
     file: BinaryIO, name: str, header: list[str], numbers: Container[str], as_csv: Callable[[list], bytes]
 ) -> Iterator[Callable[[list], Any]]:
     """Give a function that writes rows, below the names of the columns, as the ending of `name` asks. Equal
-    rows make equal bytes. Raises UserError if the format has no room for a cell.
-
-    Args:
-        numbers: columns whose cells are numbers in .xlsx and .parquet; those of all others are texts.
-        as_csv: makes CSV of rows.
+    rows make equal bytes. Columns in `numbers` are numbers in .xlsx and .parquet. Raises UserError if the
+    format has no room for a cell.
     """
     ending = ending_of(name)
-    if ending == ".csv":
-        file.write(as_csv([header]))
-        yield lambda rows: file.write(as_csv(rows))
-    elif ending == ".csv.gz":
-        with gzip.GzipFile("", "wb", 6, file, mtime=0) as packed:
-            packed.write(as_csv([header]))
-            yield lambda rows: packed.write(as_csv(rows))
+    if ending.startswith(".csv"):
+        packed = gzip.GzipFile("", "wb", 6, file, mtime=0) if ending == ".csv.gz" else None
+        with packed or contextlib.nullcontext(file) as out:
+            out.write(as_csv([header]))
+            yield lambda rows: out.write(as_csv(rows))
     elif ending == ".parquet":
         import pyarrow
         from pyarrow import parquet

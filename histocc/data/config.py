@@ -239,9 +239,7 @@ class DescriptionFlags(Config):
 
 
 def problems_of_columns(asked: Any) -> Iterator[str]:
-    """Yield the problems of the columns that a user names (input_col, target_cols, language,
-    language_col and weight_col of `asked`), a line each.
-    """
+    """Yield the problems of the columns that the fields of `asked` name, a line each."""
     if asked.language not in (None, "", UNKNOWN_LANGUAGE) and asked.language_col:
         yield "--language and --language-col are mutually exclusive"
     others = asked.language_col, getattr(asked, "weight_col", None)
@@ -348,9 +346,7 @@ class PrepareSettings:
 
 
 def fingerprint(settings: PrepareSettings) -> str:
-    """Return a hash of the content of all files and of the settings; paths do not count. It has 16
-    hexadecimal digits. Raises UserError.
-    """
+    """Return a hash of the content of all files and of the settings, not of paths. Raises UserError."""
     plain: dict[str, Any] = asdict(settings) | {"prepared_format": PREPARED_FORMAT}
     for name in ("train_files", "val_files"):
         plain[name] = []
@@ -379,13 +375,11 @@ def file_problems(settings: PrepareSettings) -> list[str]:
     return problems
 
 
-def code_problems(formatter: BlockyFormatter | None, settings: PrepareSettings) -> list[str]:
+def code_problems(formatter: BlockyFormatter, settings: PrepareSettings) -> list[str]:
     """Return the problems of the codes that flags name, a line each."""
     codes = [("--missing-code", settings.missing_code), ("--empty-text", settings.empty_text)]
     codes += [("--recode", code) for code in settings.recode.values()]
     problems = []
-    if formatter is None:
-        return problems
     for name, code in codes:
         try:
             if code is not None:
@@ -496,13 +490,8 @@ def settings_from(
     few_texts: int = 0,
     max_len: int = USUAL_LEN,
 ) -> PrepareSettings:
-    """Return the settings that arguments ask for. Raises one UserError for its own and given `problems`.
-
-    Args:
-        columns: the columns of the first file.
-        start: the demands of the run's initial weights.
-        few_texts: the value of `PrepareSettings` if --share-val is auto.
-        max_len: that of --max-len if it is not given.
+    """Return the settings that arguments ask for. few_texts counts if --share-val is auto, max_len without
+    --max-len. Raises one UserError for its own and given `problems`.
     """
     problems = list(problems or [])
     kind, target_cols = columns.formatter, columns.target_cols
@@ -545,7 +534,7 @@ def settings_from(
         first_codes=first,
     )
     problems += [problem for problem in file_problems(settings) if problem not in problems]
-    problems += code_problems(formatter, settings)
+    problems += code_problems(formatter, settings) if formatter else []
     raise_if_any(problems)
     return settings
 
@@ -567,9 +556,7 @@ def _repaired(codes: list[str], formatter: BlockyFormatter) -> list[str]:
 
 
 def _kept_codes(formatter: BlockyFormatter, start: StartsFrom) -> list[str] | None:
-    """Return the codes of the initial weights if the formatter of the run writes them unchanged; None if only
-    the codes of the data count.
-    """
+    """Return the codes of the initial weights if the run's formatter writes them unchanged, or None."""
     kinds = ("gpf", "classes") if formatter.kind == "classes" else (formatter.kind,)
     if not start.codes or start.formatter and start.formatter["kind"] not in kinds:
         return None

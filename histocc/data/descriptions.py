@@ -64,9 +64,7 @@ class Descriptions:
         rows: np.ndarray,
         epoch: int,
     ) -> tuple[np.ndarray, np.ndarray]:
-        """B texts (flat uint32 [N], offsets int64 [B + 1]), some of them with the description of their code
-        (codes, languages, rows: int64 [B]); a pure function of (seed, epoch, row).
-        """
+        """Return B texts, some with the description of their code; a pure function of (seed, epoch, row)."""
         shown = self.numbers[codes, languages]  # [B]
         is_shown = (shown >= 0) & chance(draw(streams(self.seed, epoch, rows), 0), self.probability)
         begins, sizes = np.zeros((2, len(rows), 3), dtype=np.int64)  # before the text, the text, behind it

@@ -28,7 +28,7 @@ def hashes_of(texts: list[str], rule: str) -> np.ndarray:
 def entries(data: PreparedData, *earlier: dict[str, Any] | None) -> dict[str, Any]:
     """Return entries of a checkpoint: `trained` and `validated`, the sorted hashes (`hashes_of`) of distinct
     texts, int64 [T]; `data`, plain values about the rows. earlier: checkpoints whose texts the model has
-    learned, too.
+    learned.
     """
     report = data.report
     about = {

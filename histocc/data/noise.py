@@ -110,9 +110,7 @@ def _class_of(characters: np.ndarray) -> np.ndarray:
 
 
 def _style(before: np.ndarray, after: np.ndarray) -> np.ndarray:
-    """Return the number of the alphabet that suits a place between two characters, int64: capitals if the
-    letters there are capitals, Greek if one of them is.
-    """
+    """Return the alphabet that suits a place between two characters, by their case and script; int64."""
     both = _class_of(before) | _class_of(after)
     return ((both & (_UPPER | _LOWER)) == _UPPER) + 2 * ((both & _IS_GREEK) > 0).astype(np.int64)
 
@@ -122,14 +120,8 @@ def _style(before: np.ndarray, after: np.ndarray) -> np.ndarray:
 
 class _Transformation:
     """The five pieces of which each of M texts will consist; a text without a change is its first piece. A
-    method named after a kind of noise applies it to the texts `k` (indices, int64).
-
-    Args:
-        text: uint32 [N], code points.
-        length: int64 [M].
-        stream: uint64 [M].
-        first: number of the first draw of this transformation.
-        words: the words to insert: code points, starts, lengths, cumulative weights.
+    method named after a kind of noise applies it to the texts `k` (indices, int64). first: number of its
+    first draw; words: those to insert, as `_ragged` gives them, and their cumulative weights.
     """
 
     def __init__(self, text: np.ndarray, length: np.ndarray, stream: np.ndarray, first: int, words: tuple):
@@ -262,11 +254,7 @@ class Augmenter:
       published noise has a–z alone), beside a Greek letter a Greek one, between capitals a capital.
     - edges: up to 20 letters and blanks before the text (1 in 4), behind it (1 in 4) or both (2 in 4).
     - insert_word: one of `words` before or behind another, in proportion to `word_weights`.
-
-    Args:
-        words: words to insert; without them `insert_word` is not among the kinds.
-        word_weights: not negative, one for each word (default: 1).
-        only_ascii: for texts in ASCII: a letter of another language becomes one of a–z.
+    With `only_ascii`, for texts in ASCII, a letter of another language becomes one of a–z.
     """
 
     def __init__(

@@ -21,17 +21,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from histocc.data.arrays import (
-    ARRAYS,
-    FILES,
-    META,
-    PreparedData,
-    RowSet,
-    fault,
-    map_array,
-    text_keys,
-    write_last,
-)
+from histocc.data.arrays import ARRAYS, FILES, PreparedData, RowSet, fault, map_array, text_keys, write_last
 from histocc.data.config import PrepareSettings, fingerprint
 from histocc.data.records import DECIDED, MAX_WEIGHT, Records, Table, nothing
 from histocc.data.report import compare_rows, describe_parts
@@ -110,9 +100,7 @@ def split_cells(columns: list[list[str]], separator: str | None) -> list[list[st
 
 
 class Reader:
-    """Checks each row of the files, writes it or lists it as rejected, and counts everything. If the codes
-    are not fixed, their columns are read before, for what only all codes together tell.
-    """
+    """Checks each row of the files, writes it or lists it as rejected, and counts everything."""
 
     def __init__(self, settings: PrepareSettings, folder: str, check: Callable[[], None]):
         self.settings, self.folder, self.check = settings, folder, check
@@ -280,9 +268,7 @@ class Reader:
         return language
 
     def _write(self, part: str, texts: list[str], arrays: dict[str, np.ndarray]) -> None:
-        """Append kept rows to `part`, or to both by their texts, and count their words and characters. Rows
-        of the test are counted, and their codes are in the key.
-        """
+        """Append kept rows to `part`, or to both by their texts; test rows only count and bring codes."""
         self.used.update(arrays["codes"].ravel().tolist())
         self.chunks += 1
         is_val, is_test = parts_of(self.settings, self.named, part, arrays.pop("split"))
@@ -507,15 +493,13 @@ def build_folder(folder: str, build: Callable[[str], None]) -> None:
 
 
 def _remove_files(folder: str) -> None:
-    for name in (META, *FILES):
+    for name in FILES:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(os.path.join(folder, name))
 
 
 def copy_lists(folder: str, own: OwnFiles) -> None:
-    """Copy the lists in a folder of prepared data to where users look for them. Raises UserError if one
-    cannot be copied, or would replace another list of a run.
-    """
+    """Copy the lists of prepared data to where users look. Raises UserError if that replaces other lists."""
     from histocc.runtime.checkpoint import exists_in  # which loads torch, as `histocc.prepare` need not
 
     keep = exists_in(own.folder) and not own.overwrite
@@ -546,14 +530,8 @@ def prepare(
 ) -> str:
     """Return the folder of the data under `save_path`/prepared, made if missing or damaged. One process.
 
-    Args:
-        settings: the settings, whose files have passed `file_problems`.
-        reports: files of the save folder, for the lists of unusual rows.
-        check: called often; an exception that it raises ends the work.
-
-    Raises:
-        UnusableData: rows cannot be trained on.
-        UserError: anything else that the user must fix. Both leave nothing behind but `reports`.
+    Raises UnusableData for rows that cannot be trained on, UserError for anything else that the user must
+    fix. Both leave nothing behind but `reports`, the lists of unusual rows. check: called often, may raise.
     """
     paths = [path for _, path in settings.files]
     before, key = _states(paths), fingerprint(settings)
@@ -580,9 +558,7 @@ def prepare(
 def _read_all(
     settings: PrepareSettings, folder: str, reports: OwnFiles | None, check: Callable[[], None]
 ) -> dict:
-    """Write all files of a prepared folder but the last; return the content of that one. Raises what
-    `prepare` does.
-    """
+    """Write all files of a folder but the last; return the content of that one. Raises as `prepare` does."""
     reader = Reader(settings, folder, check)
     collects_garbage = gc.isenabled()
     gc.disable()  # rows make no cycles, and the search for some takes a fifth of the time
@@ -625,9 +601,7 @@ def _states(paths: list[str]) -> list[int | None]:
 def on_every_node(
     settings: PrepareSettings, save_path: str, folder: str, world: "World", check: Callable[[], None]
 ) -> PreparedData:
-    """Return the data that rank 0 has prepared in `folder`; a node that does not see it prepares its own. All
-    ranks.
-    """
+    """Return the data in `folder`; a node that does not see it prepares its own. All ranks."""
 
     def prepared_here() -> str:
         if world.rank == 0 or fault(folder) is None:  # rank 0 has just compared the checksums

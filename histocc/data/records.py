@@ -34,9 +34,7 @@ def fill_dittos(texts: list[str], above: str, fill: bool) -> list[int]:
 
 
 def weight_of(cell: str) -> int:
-    """Return how often a row counts, by its cell in the column of weights; 0 if that is no whole number from
-    1 to MAX_WEIGHT.
-    """
+    """Return how often a row counts by its cell; 0 if that is no whole number from 1 to MAX_WEIGHT."""
     whole = re.fullmatch(r"\s*(\d{1,9})([.,](?!000\s*$)0*)?\s*", cell)  # 1,000 may be 1 or a thousand
     return int(whole[1]) if whole and int(whole[1]) <= MAX_WEIGHT else 0
 
@@ -78,13 +76,9 @@ class Record(NamedTuple):
 class Table:
     """A table of descriptions, and which of its columns hold what.
 
-    Args:
-        how: as for `table_format`.
-        texts: the column of descriptions, and further ones that belong to them.
-        codes, others: columns of codes, and further ones that are read; others None: all, in their order.
-        language: that of all rows if there is no column of languages.
-        rule: the text rule by which texts are cleaned; None: they stay as they are.
-        ditto: whether a text that only repeats the one above becomes it.
+    texts: the column of descriptions, and further ones that belong to them; others: further columns that are
+    read, None for all; language: that of all rows if there is no column; rule: by which texts are cleaned, if
+    any; ditto: whether a text that only repeats the one above becomes it.
     """
 
     def __init__(

@@ -33,11 +33,8 @@ def compare_rows(
 ) -> dict:
     """Count duplicates (rows with text, language and codes of an earlier one) and conflicts (texts of a
     language with several sets of codes) among the rows of all parts; list the conflicts in `path`. A share of
-    the texts is compared at a time, so that memory does not grow with the rows.
-
-    Args:
-        lines: number of the file × 2**40 + line of each row, for each part.
-        split: whether the parts were made of the same files by their texts.
+    the texts is compared at a time, so that memory does not grow with the rows. lines: as in
+    `data/prepare.py`; split: whether the parts were made of the same files by their texts.
     """
     counts = dict.fromkeys(("distinct_texts", "duplicates", "conflicts", "val_rows_seen_in_training"), 0)
     buckets = max(1, -(-sum(map(len, parts)) // _BUCKET))

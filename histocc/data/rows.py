@@ -74,9 +74,7 @@ def csv_text(rows: Iterable[Sequence]) -> bytes:
 
 
 class Findings:
-    """The unusual rows of files, by kind. Rejected rows are listed in `folder`/rejected_rows.csv: file, line,
-    column, value, reason.
-    """
+    """The unusual rows of files, by kind. Rejected rows are listed in `folder`/rejected_rows.csv."""
 
     def __init__(self, folder: str):
         self.kinds: dict[str, dict] = {}  # kind, action (error, rejected or noted), rows, first: examples
@@ -136,13 +134,8 @@ class CodeBook(dict):
     """The numbers of cells: `book[cell]` checks a cell when it is met for the first time.
 
     A number ≥ 0 is the provisional number of a code, in the order in which codes were met. BLANK and WORD
-    stand for no code, UNFIT for a cell in `faults`. `noted` has the cells of the kinds in NOTES.
-
-    Args:
-        fixed_codes: the codes of a key; others are faults.
-        by_number: codes whose numbers the cells hold.
-        recode: code → the code that replaces it.
-        zeros: code → the same with the leading zeros that it has lost.
+    stand for no code, UNFIT for a cell in `faults`. `noted` has the cells of the kinds in NOTES. by_number:
+    codes whose numbers the cells hold; zeros: code → the same with the leading zeros that it has lost.
     """
 
     def __init__(
@@ -283,9 +276,7 @@ def changed_by_spreadsheet(codes: Collection[str]) -> str:
 
 
 def several_in_one(codes: Collection[str]) -> str:
-    """Return a note on codes that seem to be several in one cell, "" if there are none: all their parts are
-    codes, or half of the codes look like several.
-    """
+    """Return a note on codes that look like several in one cell, "" if there are none."""
     found = {code: several[1] for code in codes if (several := _SEVERAL.fullmatch(code))}
     found = found if 2 * len(found) >= len(codes) else {}
     for sign in ";&,/|+":
@@ -298,16 +289,14 @@ def several_in_one(codes: Collection[str]) -> str:
 
 
 # Languages under other names than those of the published models: of ISO 639, in English, in their own words.
-_LANGUAGES = (
+_LANGUAGES_LISTED = (
     "en english eng; da danish dan dansk dk; se sv swedish swe svenska; nl dutch nld dut; ca catalan cat;"
     "fr french fra fre français; no nb nn norwegian nor nob nno norsk; is icelandic isl ice;"
-    "pt portuguese por;"
-    "ge de german deu ger deutsch; es spanish spa español; it italian ita italiano; gr el greek ell gre;"
-    f"{UNKNOWN_LANGUAGE} unknown und"
+    "pt portuguese por; ge de german deu ger deutsch; es spanish spa español; it italian ita italiano;"
+    f"gr el greek ell gre; {UNKNOWN_LANGUAGE} unknown und"
 )
-_LANGUAGES_BY_NAME = {
-    other: name for name, *others in map(str.split, _LANGUAGES.split(";")) for other in others
-}
+_LANGUAGES = {name: others for name, *others in map(str.split, _LANGUAGES_LISTED.split(";"))}
+_LANGUAGES_BY_NAME = {other: name for name, others in _LANGUAGES.items() for other in others}
 
 
 def language_name(cell: str) -> str:
@@ -318,8 +307,7 @@ def language_name(cell: str) -> str:
 
 def english_name(language: str) -> str:
     """Return the English name of a language of the published models; of others, their own name."""
-    of_language = {name: others for name, *others in map(str.split, _LANGUAGES.split(";"))}
-    return next((x.capitalize() for x in of_language.get(language, []) if len(x) > 4), language)
+    return next((x.capitalize() for x in _LANGUAGES.get(language, []) if len(x) > 4), language)
 
 
 class Languages(dict):

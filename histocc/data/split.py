@@ -18,9 +18,7 @@ PARTS = ("train", "val", "test")  # the words of --split-col
 
 
 def split_values(hashes: np.ndarray) -> np.ndarray:
-    """Return numbers in [0, 1] for texts by their hashes (uint64): the lowest are validated on (--share-val),
-    the highest are the test (--share-test).
-    """
+    """Return numbers in [0, 1] by texts' hashes; the lowest are for validation, the highest for the test."""
     return hashes / 2.0**64
 
 

@@ -83,9 +83,7 @@ def table_format(
     texts: Sequence[str] = (),
     flags: bool = False,
 ) -> Format:
-    """Return how a file is read; what is not given is detected. sheet, texts, flags: see `open_table`. Raises
-    UserError if it is no table.
-    """
+    """Return how a file is read; what is not given is detected. Raises UserError if it is no table."""
     quoting = csv.QUOTE_NONE if no_quotes else csv.QUOTE_MINIMAL
     with _unpacked(path) as (file, raw):
         begin, is_packed = file.read(_BEGIN), file is not raw
@@ -141,9 +139,7 @@ def _names(written: list[str], notes: tuple[str, ...]) -> tuple[list[str], tuple
 def column_problems(
     path: str, header: list[str], wanted: list[str], flags: dict[str, str] | None = None
 ) -> list[str]:
-    """Return the problems of a file's columns, a line each. flags: by column name, the flag that gives it;
-    None if no flags say how the file is read.
-    """
+    """Return the problems of a file's columns, a line each. flags: by column name, the flag that gives it."""
     problems, by_flags = [], flags is not None
     for name in dict.fromkeys(wanted):
         if header.count(name) > 1:
@@ -171,14 +167,8 @@ def column_problems(
 
 
 def read_chunks(path: str, columns: Sequence[str] | Sequence[int] | None, *how: Any) -> Iterator[Chunk]:
-    """Yield all rows below the header.
-
-    Args:
-        columns: the columns to read, which the header must have, or their places; None: all, in order.
-        how: as for `table_format`.
-
-    Raises:
-        UserError: the file cannot be read to its end.
+    """Yield all rows below the header. columns: by name or place, all if None; how: as for `table_format`.
+    Raises UserError if the file cannot be read to its end.
     """
     table = table_format(path, *how)
     width = len(table.names)

@@ -8,10 +8,10 @@ from functools import partial
 from typing import Annotated, Any, ClassVar
 
 from histocc import __version__
-from histocc.data.config import DescriptionFlags, Split, Tables
+from histocc.data.config import FEW_TEXTS, USUAL_LEN, DescriptionFlags, Split, Tables
 from histocc.model.loss import BEST_FIT, BLOCK_LOSSES, LINEAR_LOSSES, MEAN, ONE_TO_ONE, ROWS
 from histocc.model.mixer import NGRAMS
-from histocc.model.ngrams import AUTO, MAX_BITS, MIN_BITS, NONE
+from histocc.model.ngrams import AUTO, LONGEST, MAX_BITS, MIN_BITS, NONE
 from histocc.runtime.config import Config, Count, CountOrZero, Fraction, Parser, Positive, flag, number
 from histocc.runtime.errors import UserError
 from histocc.trainer import script
@@ -264,9 +264,10 @@ PART_OF = {"linear_loss": "linear_decoder.", "block_loss": "decoder."}  # the pa
 def decide(args: JobConfig, trained: dict | None = None, first: dict | None = None) -> JobConfig:
     """Return arguments without a None among CHOICES: the values of `trained`, the checkpoint that is resumed
     or validated; else those of a part of the model that is in `first`, the initial weights; else those of a
-    start from scratch. N-grams alone that are fitted have no epochs, unless --max-steps asks for steps,
-    whatever the start before did.
+    start from scratch. N-grams alone that are fitted have no epochs, unless --max-steps asks for steps.
     """
+    if args.model_size == AUTO:  # that of the run or of the initial weights
+        args = args.with_decided(model_size=None)
     if saved := (trained or {}).get("args"):  # published weights have none
         args = args.with_decided(**{name: saved.get(name) for name in OF_START})
     decided: dict[str, Any] = {"num_epochs": 0 if is_fit_alone(args) else args.num_epochs}
@@ -305,6 +306,14 @@ def learns_few(args: JobConfig) -> bool:
     return is_fit_alone(args) and not args.seq2seq_weight and args.ngrams == AUTO
 
 
+def of_ngrams_alone(args: JobConfig) -> tuple[int, int]:
+    """Return (up to how many distinct texts the run learns in closed form, 0 for never; the most positions of
+    a text that it reads, if --max-len does not say it). The model's size must be decided.
+    """
+    reads_all = is_fit_alone(args) and not args.seq2seq_weight  # steps and the other decoder need memory
+    return learns_few(args) * FEW_TEXTS, LONGEST if reads_all else USUAL_LEN
+
+
 def of_run(state: dict) -> dict[str, Any]:
     """Return by flag the values that the checkpoint of a run keeps elsewhere than in its arguments."""
     config = state["config"]
@@ -313,9 +322,7 @@ def of_run(state: dict) -> dict[str, Any]:
 
 
 def refuse_other_arguments(args: JobConfig, state: dict) -> None:
-    """Raise UserError for other arguments than decided the resumed run's result, or steps after a closed
-    form.
-    """
+    """Raise UserError for arguments that would decide another result, or steps after a closed form."""
     script.refuse_other_arguments(args, {**state, "args": state["args"] | of_run(state)}, [])
     if state["config"].get("ridge") and args.max_steps:
         raise UserError(

@@ -120,9 +120,7 @@ def with_codes_of(prior: Prior, formatter: BlockyFormatter, data: PreparedData) 
 def answers_of(
     prior: Prior, own: OwnFiles, fingerprint: str, texts: list[str], languages: list[str]
 ) -> Tensor:
-    """Return the prior's probabilities of its codes [texts, codes]. Those of a model with an encoder are kept
-    in the folder of the run, so that they are computed once.
-    """
+    """Return the prior's probabilities [texts, codes]; those of an encoder are kept in the run's folder."""
     if isinstance(prior.coder.model.encoder, NoEncoder):
         return prior.coder.answers(texts, languages)
     path, of_prior = own.path(ANSWERS), checkpoint.with_checksum(prior.content)[checkpoint.CHECKSUM]
@@ -141,9 +139,8 @@ def answers_of(
 def train_few(
     args: JobConfig, inputs: Inputs, formatter: BlockyFormatter, world: World, resumed: dict | None
 ) -> None:
-    """Learn in closed form and write the files of the run, unless that is done. Rank 0 learns, in one thread,
-    so the result does not depend on the number of processes. All ranks. Raises UserError, TrainingError,
-    Stopped.
+    """Learn in closed form and write the files of the run, unless that is done: on rank 0, in one thread, so
+    that the number of processes changes nothing. All ranks. Raises UserError, TrainingError, Stopped.
     """
     if resumed:
         file = os.path.join(args.save_path, checkpoint.BEST)

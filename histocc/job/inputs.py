@@ -8,16 +8,7 @@ import numpy as np
 
 from histocc.data import prepare as preparing
 from histocc.data.arrays import PreparedData
-from histocc.data.config import (
-    AUTO,
-    FEW_TEXTS,
-    USUAL_LEN,
-    PrepareSettings,
-    StartsFrom,
-    columns_of,
-    settings_from,
-    written_by,
-)
+from histocc.data.config import AUTO, PrepareSettings, StartsFrom, columns_of, settings_from, written_by
 from histocc.data.dataset import RowEncoding, TextRows
 from histocc.data.descriptions import load_descriptions
 from histocc.data.noise import Augmenter
@@ -28,14 +19,9 @@ from histocc.data.tables import TABLE_NAME
 from histocc.formatter import BlockyFormatter
 from histocc.job import ngram_fit
 from histocc.job.card import CARD
-from histocc.job.config import (
-    JobConfig,
-    is_fit_alone,
-    learns_few,
-    refuse_other_arguments,
-)
+from histocc.job.config import JobConfig, of_ngrams_alone, refuse_other_arguments
 from histocc.job.model import auto_size
-from histocc.model.ngrams import LONGEST, NONE
+from histocc.model.ngrams import NONE
 from histocc.published import built_in, formats, models
 from histocc.runtime import checkpoint
 from histocc.runtime.config import flag_of
@@ -69,9 +55,7 @@ class Inputs:
 
 
 def dataset_files(paths: list[str]) -> tuple[list[str], list[str]]:
-    """Return (training files, validation files) of finetune.py's --dataset: files, or a folder with one
-    table, or with train and val. Raises UserError.
-    """
+    """Return (training, validation files) of --dataset: files, or a folder of tables. Raises UserError."""
     if len(paths) > 1 or not os.path.isdir(path := paths[0]):
         return paths, []
     names = sorted(set(os.listdir(path)) - {*LISTS, LOG})  # those of a run in the same folder
@@ -109,9 +93,7 @@ def initial_weights(args: JobConfig, load: Callable[[str], dict]) -> dict:
 
 
 def starts_from(args: JobConfig, resumed: dict | None, read: dict[str, dict]) -> StartsFrom:
-    """Return what the data must know of the weights that a run starts from. read: takes the initial weights.
-    Raises UserError.
-    """
+    """Return the demands of the weights that a run starts from, which `read` takes. Raises UserError."""
 
     def load(file: str) -> dict:
         read[file] = formats.load_content(file)
@@ -213,14 +195,6 @@ def prepare_data(
     data = preparing.on_every_node(settings, args.save_path, folder, world, world.give_up_if_asked)
     world.print("\n".join(report_lines(data.report)))
     return with_columns(args, settings), Inputs(replace(settings, formatter=written), data, read)
-
-
-def of_ngrams_alone(args: JobConfig) -> tuple[int, int]:
-    """Return (up to how many distinct texts the run learns in closed form, 0 for never; the most positions of
-    a text that it reads, if --max-len does not say it). The model's size must be decided.
-    """
-    reads_all = is_fit_alone(args) and not args.seq2seq_weight  # steps and the other decoder need memory
-    return learns_few(args) * FEW_TEXTS, LONGEST if reads_all else USUAL_LEN
 
 
 def with_columns(args: JobConfig, settings: PrepareSettings) -> JobConfig:

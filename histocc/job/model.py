@@ -10,7 +10,7 @@ from histocc.data.arrays import PreparedData, code_counts
 from histocc.data.config import text_columns
 from histocc.data.dataset import TextRows
 from histocc.formatter import PAD_IDX, BlockyFormatter
-from histocc.job.config import JobConfig, Losses, Model, decide, is_fitted
+from histocc.job.config import JobConfig, Losses, Model, is_fitted
 from histocc.learn.texts import count_ngrams
 from histocc.model.canine import CanineEncoder
 from histocc.model.confidence import USUAL
@@ -36,15 +36,6 @@ FITTED_LINEAR_LR_FACTOR = 0.1
 # ---- the model
 
 
-def decide_all(args: JobConfig, world: World, resumed: dict | None, first: dict | None) -> JobConfig:
-    """Return the arguments with what the machine decides of them, and what the weights do."""
-    if args.model_size == AUTO:  # that of the run or of the initial weights
-        args = args.with_decided(model_size=None)
-    if resumed and args.ngram_passes not in (None, resumed["args"].get("ngram_passes")):
-        world.print("Note: --ngram-passes has no effect on a run with a checkpoint; --overwrite starts over")
-    return decide(args, resumed, first)
-
-
 def make_model(
     args: JobConfig,
     formatter: BlockyFormatter,
@@ -54,7 +45,7 @@ def make_model(
     first: dict | None = None,
 ) -> tuple[JobConfig, Seq2SeqMixerOccCANINE, dict]:
     """Return (arguments with the model's size, model on the CPU, its config): with random weights, with
-    `first`, those of --initial-checkpoint, or with those of the run that is resumed. args: `decide_all`. All
+    `first`, those of --initial-checkpoint, or with those of the run that is resumed. args: `decide`. All
     ranks. Raises UserError.
     """
     assert args.max_len, "still open"
@@ -189,7 +180,7 @@ def new_ngrams(
         return None, None
     most, check = 1 << (MAX_AUTO_BITS if asked == AUTO else int(asked)), world.give_up_if_asked
     patterns = patterns_of(args)
-    counted = world.run_on_main(lambda: count_ngrams(data, max_len, most, check, patterns))
+    counted = world.run_on_main(lambda: count_ngrams(data, max_len, most, patterns, check))
     sizes = {"rows": len(counted[0]), "width": NGRAM_WIDTH}
     return {**sizes, "patterns": patterns, "case": ALL_CASES}, counted
 

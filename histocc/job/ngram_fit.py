@@ -58,9 +58,7 @@ TINY_WIDTH = 128  # width of a decoder that writes; a wider one sees fewer rows
 
 
 class DistinctRows(SomeRows):
-    """Distinct training rows, at most MAX_TEXTS, fewer if they are long; weight float32 [N]: root of each
-    one's number, mean 1. max_len: positions that are read of a text.
-    """
+    """Distinct training rows, MAX_TEXTS at most, fewer if they are long; weight: root of their numbers."""
 
     def __init__(self, train: RowSet, max_len: int = LONGEST):
         pair = text_keys(train.text_hash, train.language)
@@ -173,16 +171,16 @@ def both_losses(model: Seq2SeqMixerOccCANINE, loss_fn: LossMixer, batch: dict) -
 
 @dataclass(frozen=True)
 class FitPart:
-    """A part of the fit. Its rates are the peak learning rates of the n-grams, of the linear decoder, and of
-    the other decoder (0: it is frozen).
-    """
+    """A part of the fit."""
 
     name: str
     losses: Callable[[Seq2SeqMixerOccCANINE, LossMixer, dict], Tensor]  # (model, loss_fn, batch) → [B]
     passes: int  # most passes over the rows; --ngram-passes replaces those of the last part
     max_rows: int  # most rows in all passes together
     batch_size: int
-    rates: tuple[float, float, float]  # for fewer than MANY_ROWS rows
+    # Peak learning rates of the n-grams, the linear and the other decoder (0: it is frozen), for fewer than
+    # MANY_ROWS rows, and for more
+    rates: tuple[float, float, float]
     rates_of_many: tuple[float, float, float]
 
 
@@ -252,9 +250,7 @@ class FitOptimizer(torch.optim.Adam):
 
 @dataclass
 class Fit:
-    """A fit of n-grams and decoders, in place, to the distinct training rows of `data`, on rank 0. Progress
-    is kept in the folder of the run.
-    """
+    """A fit of n-grams and decoders, in place, to the distinct training rows of `data`, on rank 0."""
 
     args: JobConfig
     data: PreparedData
@@ -326,9 +322,7 @@ class Fit:
         return plan, steps
 
     def take_part(self, number: int, interrupted: dict[str, Any] | None) -> float:
-        """Take the steps of a part, or those that an interrupted fit has left. A dry run takes a few and
-        returns about how many seconds all would take. Raises Stopped.
-        """
+        """Take the steps of a part that are left; a dry run returns the seconds of all. Raises Stopped."""
         args, part = self.args, PARTS[number]
         fitted = Fitted(part, len(self.rows), self.model, self.loss_fn)
         (plan, steps), optimizer, state = self.plans[number], fitted.optimizer(), loop.State()
@@ -379,9 +373,7 @@ class Fit:
         return 0.0
 
     def _log(self, number: int, begin: int, done: int) -> RunLog | None:
-        """Return the log of a part, which has taken its steps from `begin` to `done`, if the fit is the whole
-        training.
-        """
+        """Return the log of a part from step `begin` on, now at `done`, if the fit is all of the training."""
         if self.args.num_epochs or self.args.dry_run:
             return None
         start = done - (done == self.first_step)  # a new fit keeps no row
@@ -410,15 +402,12 @@ class Fit:
 
 
 def fit_ngrams(fit: Fit, world: World) -> int:
-    """Fit the n-grams of a model, its seq2seq decoder and the bias of its linear decoder, all on the CPU, to
-    the distinct training rows, without the encoder, in place; its encoder then adds nothing until it is
-    trained. All ranks. Returns the number of steps, on rank 0.
+    """Fit the n-grams of a model, its seq2seq decoder and the bias of its linear decoder, all on the CPU, in
+    place; its encoder then adds nothing until it is trained. All ranks. Return the number of steps, on rank
+    0. Raises Stopped on all ranks; the next start continues an interrupted fit.
 
     Rank 0 fits in one thread, and all get its weights: the steps amplify rounding until it can be seen in the
     accuracy, so a sum over processes, threads or a GPU's atomics would give another model each time.
-
-    Raises:
-        Stopped: on all ranks, if rank 0 was asked to stop. An interrupted fit is continued by the next start.
     """
     args, model = fit.args, fit.model
     ngrams = model.ngrams

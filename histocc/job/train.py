@@ -19,15 +19,7 @@ from histocc.formatter import BlockyFormatter, classes_in_words
 from histocc.job import card, few, ngram_fit
 from histocc.job.config import JobConfig, decide, is_fit_alone, is_fitted, of_run, refuse_other_arguments
 from histocc.job.inputs import Inputs, initial_weights, make_rows
-from histocc.job.model import (
-    checkpoint_entries,
-    decide_all,
-    fast_parameters,
-    load_on_all,
-    make_loss,
-    make_model,
-    place,
-)
+from histocc.job.model import checkpoint_entries, fast_parameters, load_on_all, make_loss, make_model, place
 from histocc.model.canine import CanineEncoder
 from histocc.model.confidence import Thresholds
 from histocc.model.loss import LossMixer
@@ -63,7 +55,10 @@ def train(args: JobConfig, inputs: Inputs, world: World) -> None:
             first = world.run_on_main(lambda: initial_weights(args, inputs.content))
 
         # Few texts without an encoder are learned in closed form, on the answers of a prior: no step.
-        args = decide_all(args, world, resumed, first)
+        if resumed and args.ngram_passes not in (None, resumed["args"].get("ngram_passes")):
+            said = "--ngram-passes has no effect on a run with a checkpoint; --overwrite starts over"
+            world.print(f"Note: {said}")
+        args = decide(args, resumed, first)
         if few.is_closed_form(args, inputs, resumed):
             return few.train_few(args, inputs, formatter, world, resumed)
         if args.prior not in (AUTO, few.NONE) and not resumed:
@@ -90,7 +85,7 @@ def train(args: JobConfig, inputs: Inputs, world: World) -> None:
         if config["ngrams"] and not (resumed or first):
             fit = ngram_fit.Fit(args, data, formatter, loss_fn, model, world.print)
             if args.batch_size != AUTO:  # else it is chosen when the model is on its device
-                steps_after = script.announce(args, world, precision, training).stop
+                steps_after = script.announce(args, world, training)
                 fit, training = replace(fit, steps_after=steps_after), replace(training, is_announced=True)
             training = replace(training, steps_before=ngram_fit.fit_ngrams(fit, world))
 
@@ -129,9 +124,8 @@ def make_training(
     resumed: dict | None,
     first: dict | None,
 ) -> script.Training:
-    """Return what the trainer takes: the model, its rows, and its task, the losses of both
-    decoders (histocc/model/loss.py). The linear decoder and the n-grams may have a learning rate of their
-    own. All ranks. Raises UserError.
+    """Return what the trainer takes: the model, its rows, and its task, the losses of both decoders. All
+    ranks. Raises UserError.
     """
     data = inputs.data
     model.encoder.requires_grad_(not args.freeze_encoder)

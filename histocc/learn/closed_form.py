@@ -91,9 +91,7 @@ def take(rows: Tensor, index: Tensor) -> Tensor:
 
 
 def kernel(rows: Tensor) -> Tensor:
-    """Return the products of all pairs of sparse CSR rows [n, R]: [n, n]. It is symmetric, so half of it is
-    computed.
-    """
+    """Return the products of all pairs of sparse CSR rows [n, R], [n, n], of which half are computed."""
     begins, columns, values = rows.crow_indices(), rows.col_indices(), rows.values()
     count, width = rows.shape
     row = torch.repeat_interleave(torch.arange(count), begins.diff())

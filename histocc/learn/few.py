@@ -9,11 +9,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from histocc.data.arrays import PreparedData, thinned
+from histocc.data.arrays import PreparedData, text_keys, thinned
+from histocc.data.learned import sets_of_codes
 from histocc.data.prepare import nothing
 from histocc.figure import ENTRY, LEFT_OUT, Figure
 from histocc.learn import closed_form
-from histocc.learn.texts import DistinctTexts, count_ngrams, describe, encoded
+from histocc.learn.texts import count_ngrams, describe, encoded
 from histocc.model import confidence
 from histocc.model.confidence import OUTPUTS, USUAL, Confidence, probability_of_set
 from histocc.model.levels import Levels, map_of
@@ -32,9 +33,7 @@ THRESHOLDS = (0.5, 0.02, 0.05, 0.1, 0.2, 0.3, 0.7, 0.8)  # of a further code; th
 
 
 def as_prior(name: str, state: dict[str, Any]) -> dict[str, Any]:
-    """Return the entry "prior" of a checkpoint for a loaded model: what coding needs of it, its weights in
-    half precision. Raises UserError for a model that has a prior.
-    """
+    """Return the entry "prior" for a loaded model, in half precision. Raises UserError if it has a prior."""
     if state.get("prior"):
         raise UserError(
             f"--prior {name}: this model has a prior itself. Name that one, and train on the rows of both"
@@ -51,18 +50,12 @@ def as_prior(name: str, state: dict[str, Any]) -> dict[str, Any]:
 
 
 class FewTexts:
-    """The texts that a run learns from, as `closed_form.Texts` describes them.
+    """The distinct texts that a run learns from, in the order of their first rows; the same text in two
+    languages is two. `texts` describes them for the closed form.
 
-    Args:
-        data: the prepared data, its codes followed by those of the prior.
-        patterns: of `histocc.model.ngrams.hash_ngrams`.
-        max_len: most positions of a text.
-        answer: (texts, their languages) → the probabilities of the prior's codes [n, codes of the prior];
-            None: there is no prior.
-        places: which of the codes each of the prior's codes is, int64, −1 for none.
-        seen: texts → whether the prior was trained on them, bool [n]: its answers to them say nothing about
-            new texts, so they choose nothing and are not left out.
-        check: called often; an exception of it ends the work.
+    The codes of the data are followed by those of the prior, which `answer` gives the probabilities of, and
+    `places` the places, −1 for none. The prior was trained on the texts that it has `seen`: its answers to
+    them say nothing about new texts, so they choose nothing and are not left out.
     """
 
     def __init__(
@@ -76,23 +69,42 @@ class FewTexts:
         check: Callable[[], None] = nothing,
         dtype: torch.dtype = torch.float32,
     ):
-        self.data, self.distinct = data, DistinctTexts.of(data.train, len(data.codes))
-        hashes, idf = count_ngrams(data, max_len, MAX_NGRAMS, check, patterns)
+        self.data, train = data, data.train
+        keys = text_keys(train.text_hash, train.language)
+        _, first, text, count = np.unique(keys, return_index=True, return_inverse=True, return_counts=True)
+        order = np.argsort(first)
+        # int64 [n], the first row of each text, and the number of its rows; int64 [N], the text of each row
+        self.first, self.count, self.text_of_row = first[order], count[order], order.argsort()[text.ravel()]
+        hashes, idf = count_ngrams(data, max_len, MAX_NGRAMS, patterns, check)
         self.config = {"rows": len(hashes), "width": WIDTH, "patterns": patterns, "case": ALL_CASES}
         self.hashes, self.idf = torch.from_numpy(hashes), torch.from_numpy(idf)
-        batches = encoded(data, data.train, self.distinct.first, max_len, check)
-        found = describe(batches, self.hashes, self.idf, patterns)
-        answers = answer(*self.strings(self.distinct.first)).to(dtype) if answer else None
-        weight = torch.from_numpy(self.distinct.count).to(dtype).sqrt()
-        target = self.distinct.target().to(dtype)
-        self.texts = closed_form.Texts(found.to(dtype), target, weight, answers, places)
-        texts, _ = self.strings(self.distinct.first)
+        found = describe(encoded(data, train, self.first, max_len, check), self.hashes, self.idf, patterns)
+        texts = train.strings(self.first)
+        languages = [data.languages[i] for i in np.asarray(train.language)[self.first]]
+        answers = answer(texts, languages).to(dtype) if answer else None
+        weight = torch.from_numpy(self.count).to(dtype).sqrt()
+        self.texts = closed_form.Texts(found.to(dtype), self._target().to(dtype), weight, answers, places)
         self.is_new = ~seen(texts) if seen else np.full(len(texts), True)
 
-    def strings(self, rows: np.ndarray) -> tuple[list[str], list[str]]:
-        """Return the texts and the languages of rows."""
-        train = self.data.train
-        return train.strings(rows), [self.data.languages[i] for i in np.asarray(train.language)[rows]]
+    def _target(self) -> Tensor:
+        """Return the share of each text's rows that have each code, float32 [n, codes]."""
+        target = np.zeros((len(self.first), len(self.data.codes)), dtype=np.float32)
+        for codes in np.asarray(self.data.train.codes).T:
+            has = codes >= 0
+            np.add.at(target, (self.text_of_row[has], codes[has]), 1.0)
+        return torch.from_numpy(target / self.count[:, None].astype(np.float32))
+
+    def sets_of(self, texts: np.ndarray) -> list[dict[frozenset[int], float]]:
+        """Return for some texts (int64 [m]) the share of their rows that have each set of codes."""
+        rows = self.data.train
+        text, row, number = sets_of_codes(rows, self.text_of_row)
+        begins = np.searchsorted(text, [texts, texts + 1])
+        found = []
+        for i, first, last in zip(texts.tolist(), *begins.tolist()):
+            each = np.asarray(rows.codes)[row[first:last]].tolist()
+            sets = [frozenset(code for code in codes if code >= 0) for codes in each]
+            found.append(dict(zip(sets, (number[first:last] / self.count[i]).tolist())))
+        return found
 
     def known_share(self, texts: Tensor) -> float:
         """Return the mean share of the n-grams of some texts that other texts have, weighed by their idf."""
@@ -113,7 +125,7 @@ class FewTexts:
 
     def groups(self) -> list[Tensor]:
         """Return the new texts to leave out, at most MAX_LEFT_OUT, each with its text in other languages."""
-        hashes = np.asarray(self.data.train.text_hash)[self.distinct.first]
+        hashes = np.asarray(self.data.train.text_hash)[self.first]
         _, first, text, times = np.unique(hashes, return_index=True, return_inverse=True, return_counts=True)
         drawn = np.argsort(first)
         drawn = thinned(drawn[self.is_new[first[drawn]]], closed_form.MAX_LEFT_OUT)
@@ -172,12 +184,10 @@ def learn(few: FewTexts) -> Learned:
 
 
 def judge(few: FewTexts, left_out: LeftOut, most_codes: int, levels: Levels) -> dict[str, Any]:
-    """Return "thresholds", "figure" and "confidence" of a checkpoint, by texts that were left out.
-    most_codes: the largest number of codes of a row; levels: of the codes.
-    """
+    """Return "thresholds", "figure" and "confidence" of a checkpoint, by texts that were left out."""
     logits, weight = left_out.logits, left_out.weight
     best, places = logits.topk(min(len(OUTPUTS), logits.shape[1]))
-    sets = few.distinct.sets_of(left_out.texts.numpy())
+    sets = few.sets_of(left_out.texts.numpy())
     counts, right = {}, {}
     for least in THRESHOLDS if most_codes > 1 else THRESHOLDS[:1]:
         counts[least], right[least] = _right(best, places, sets, least, most_codes)
@@ -193,7 +203,7 @@ def judge(few: FewTexts, left_out: LeftOut, most_codes: int, levels: Levels) -> 
             "at_most": most_codes,
         }
     }
-    number, rows = round(weight.sum()), few.distinct.count[left_out.texts.numpy()]
+    number, rows = round(weight.sum()), few.count[left_out.texts.numpy()]
     if not number:
         return entries
     accuracy, of_rows = (float(each @ right[chosen] / each.sum()) for each in (weight, rows))
@@ -223,8 +233,8 @@ def judge(few: FewTexts, left_out: LeftOut, most_codes: int, levels: Levels) -> 
 
 
 def _right(best: Tensor, places: Tensor, sets: list, least: float, most: int) -> tuple[Tensor, np.ndarray]:
-    """Return the number of codes of each answer, int64 [m], and the share of its text's rows that have
-    exactly these codes, float64 [m]. best, places: the highest logits and their codes, [m, k].
+    """Return (number of codes of each answer, share of its text's rows that have exactly these
+    codes), [m].
     """
     counts = (best.sigmoid() > least).sum(1).clamp(1, most)
     answers = [frozenset(row[:n]) for row, n in zip(places.tolist(), counts.tolist())]
@@ -234,16 +244,15 @@ def _right(best: Tensor, places: Tensor, sets: list, least: float, most: int) ->
 def learning_curve(
     few: FewTexts, settings: closed_form.Settings, judged: dict[str, Any], most_codes: int
 ) -> list[tuple[int, float, int]]:
-    """Return (texts learned from, accuracy, texts that it was measured on) for 10, 20, … 100 % of the texts
-    that may be left out, at most MAX_CHOOSING of them, and for all texts; [] if they are few. judged: as
-    `judge` returns it.
+    """Return (texts learned from, accuracy, texts measured on) for 10, 20, … 100 % of the texts that may be
+    left out, at most MAX_CHOOSING, and for all texts; [] if they are few. judged: as `judge` returns it.
     """
     groups, points, fitted = few.groups(), [], judged.get("confidence")
     drawn = np.random.default_rng(0).permutation(len(groups))[: closed_form.MAX_CHOOSING]
     if not fitted:
         return []
     index = torch.stack([groups[i][0] for i in drawn])
-    sets, least = few.distinct.sets_of(index.numpy()), judged["thresholds"]["default"]
+    sets, least = few.sets_of(index.numpy()), judged["thresholds"]["default"]
     sizes = [round(len(index) * tenth / 10) for tenth in range(1, 11)]
     with contextlib.suppress(closed_form.LinAlgError):  # single precision does not suffice
         for size, scores in closed_form.nested(few.texts.take(index), settings, sizes):
@@ -259,7 +268,7 @@ def _agreement(
     levels: Levels, level: str, answered: list[list[int]], sets: list[dict[frozenset[int], float]]
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the shares of each text's rows whose codes, and those of the answer, have groups at a level, and
-    the shares at which these are the same. sets: as `DistinctTexts.sets_of` returns them.
+    the shares at which these are the same. sets: as `FewTexts.sets_of` returns them.
     """
     found, codes = np.zeros((2, len(sets))), levels.codes
     for i, (answer, of_text) in enumerate(zip(answered, sets)):

@@ -1,16 +1,14 @@
-"""The distinct texts of prepared rows: their n-grams, and the codes that their rows have."""
+"""The n-grams of distinct texts."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from histocc.data.arrays import PreparedData, RowSet, text_keys, thinned
-from histocc.data.learned import sets_of_codes
 from histocc.data.prepare import nothing
-from histocc.model.ngrams import PATTERNS, Ngrams, hash_ngrams
+from histocc.model.ngrams import Ngrams, hash_ngrams
 from histocc.model.ridge import features
 from histocc.text import encode_batch, language_table
 
@@ -21,9 +19,7 @@ POSITIONS = 1 << 18  # positions of texts that are hashed at once, with their pa
 
 
 def pieces(lengths: np.ndarray) -> Iterator[slice]:
-    """Yield parts of texts that follow each other, by their numbers of characters: a part that is padded to
-    its longest text has POSITIONS at most, or one text.
-    """
+    """Yield parts of texts in turn, by their lengths; one has POSITIONS with padding at most, or one text."""
     start = longest = 0
     for i, length in enumerate(lengths.tolist()):
         longest = max(longest, length + MAX_PREFIX)
@@ -57,11 +53,7 @@ def _counted(
 
 
 def count_ngrams(
-    data: PreparedData,
-    max_len: int,
-    most: int,
-    check: Callable[[], None] = nothing,
-    patterns: Sequence[str] = PATTERNS,
+    data: PreparedData, max_len: int, most: int, patterns: Sequence[str], check: Callable[[], None] = nothing
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return `most_frequent` of the distinct training texts. check: may raise."""
     train = data.train
@@ -94,9 +86,7 @@ def most_frequent(
 
 
 def describe(batches: Iterable[Tensor], hashes: Tensor, idf: Tensor, patterns: Sequence[str]) -> Tensor:
-    """Return the n-grams of texts as `histocc.model.ridge.features` describes them, sparse CSR, by their
-    character ids, int64 [B, S] each, and the result of `most_frequent`.
-    """
+    """Return the n-grams of texts (ids int64 [B, S] each) by `histocc.model.ridge.features`, sparse CSR."""
     ngrams = Ngrams(1, 1, 1, 1, patterns=patterns).eval()
     ngrams.hashes, ngrams.idf = hashes, idf
     none = torch.zeros(0, dtype=torch.int64)
@@ -113,42 +103,3 @@ def describe(batches: Iterable[Tensor], hashes: Tensor, idf: Tensor, patterns: S
     begins = torch.cat(sizes).cumsum(0)
     size = len(begins) - 1, len(hashes)
     return torch.sparse_csr_tensor(begins, columns, values, size, check_invariants=False)
-
-
-@dataclass(frozen=True)
-class DistinctTexts:
-    """The distinct texts of rows, in the order of their first rows; the same text in two languages is two."""
-
-    rows: RowSet
-    first: np.ndarray  # int64 [n], the first row of each
-    text: np.ndarray  # int64 [N], the text of each row
-    count: np.ndarray  # int64 [n], number of its rows
-    classes: int  # number of codes
-
-    @classmethod
-    def of(cls, rows: RowSet, classes: int) -> "DistinctTexts":
-        keys = text_keys(rows.text_hash, rows.language)
-        _, first, text, count = np.unique(keys, return_index=True, return_inverse=True, return_counts=True)
-        order = np.argsort(first)
-        place = np.empty_like(order)
-        place[order] = np.arange(len(order))
-        return cls(rows, first[order], place[text.reshape(-1)], count[order], classes)
-
-    def target(self) -> Tensor:
-        """Return the share of each text's rows that have each code, float32 [n, classes]."""
-        target = np.zeros((len(self.first), self.classes), dtype=np.float32)
-        for codes in np.asarray(self.rows.codes).T:
-            has = codes >= 0
-            np.add.at(target, (self.text[has], codes[has]), 1.0)
-        return torch.from_numpy(target / self.count[:, None].astype(np.float32))
-
-    def sets_of(self, texts: np.ndarray) -> list[dict[frozenset[int], float]]:
-        """Return for some texts (int64 [m]) the share of their rows that have each set of codes."""
-        text, row, number = sets_of_codes(self.rows, self.text)
-        begins = np.searchsorted(text, [texts, texts + 1])
-        found = []
-        for i, first, last in zip(texts.tolist(), *begins.tolist()):
-            rows = np.asarray(self.rows.codes)[row[first:last]].tolist()
-            sets = [frozenset(code for code in codes if code >= 0) for codes in rows]
-            found.append(dict(zip(sets, (number[first:last] / self.count[i]).tolist())))
-        return found

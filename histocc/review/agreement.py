@@ -47,9 +47,7 @@ def kappa(one: Sequence[Hashable], other: Sequence[Hashable]) -> tuple[float, fl
 
 
 def compare(paths: Sequence[str], codes: Codes) -> tuple[list[str], bytes]:
-    """Return (lines that say how often the decisions in two files agree, a sheet of the texts on which they
-    differ). Raises UserError.
-    """
+    """Return (lines on how often two files agree, a sheet of their differences). Raises UserError."""
     if is_same(*paths):
         raise UserError(
             f"{paths[0]} is named twice: each person decides in a file of their own (--decisions)"

@@ -100,12 +100,7 @@ class Guesses(NamedTuple):
 
 
 class Learner:
-    """The texts of a file, and what can be learned for them.
-
-    Args:
-        texts: all texts of the file.
-        codes: the codes of the key.
-    """
+    """The texts of a file, and what can be learned for them with the codes of a key."""
 
     def __init__(self, texts: Sequence[CodedText], codes: Iterable[str]):
         self.texts = texts
@@ -216,11 +211,8 @@ class Learner:
     def _guess(
         self, weights: Tensor, settings: Settings, used: Tensor, outputs: Tensor, width: int
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Return `features` of all texts' scores, [T, width].
-
-        Args:
-            weights: [used (+ codes of the model), K], of the n-grams `used` and of the model's answers.
-            outputs: int64 [K], the columns of scores that these are for.
+        """Return `features` of all texts' scores, [T, width], by the weights of the n-grams `used` and of the
+        model's answers, [used (+ codes of the model), K], for the columns `outputs` of scores, int64 [K].
         """
         total = len(self.texts)
         best, x = np.empty((total, CHOICES), np.int64), np.empty((total, CHOICES, 3), np.float32)

@@ -26,12 +26,7 @@ def word_lists() -> dict[str, tuple[str, ...]]:
 
 
 class Search:
-    """The search of the page, and the codes that it offers for the words of a text.
-
-    Args:
-        codes: the codes that may be found, with their titles.
-        lists: title → codes, further titles of codes.
-    """
+    """The search of the page, and the codes offered for the words of a text. lists: further titles."""
 
     def __init__(self, codes: Codes, lists: dict[str, tuple[str, ...]]):
         self.titles = codes.words
@@ -58,9 +53,7 @@ class Search:
         self._add(key, codes)
 
     def like(self, text: str, most: int) -> list[str]:
-        """Return the codes of titles and decided texts that share words with a text, of the most similar one
-        first. Rare words count most.
-        """
+        """Return codes of titles and decided texts that share words with a text, the most similar first."""
         words = {word: self._weight(word) for word in words_of(text) if word in self.with_word}
         shared: Counter[Key] = Counter()
         for word, weight in words.items():

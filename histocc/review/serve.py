@@ -25,20 +25,9 @@ from typing import TYPE_CHECKING, Any
 
 from histocc.data.rows import csv_text
 from histocc.formatter import split_codes
+from histocc.review import sheet
 from histocc.review.search import Search, word_lists
-from histocc.review.sheet import (
-    CHOSEN,
-    DECISION,
-    ID,
-    MAX_CODES,
-    UNDO,
-    CodedFile,
-    Codes,
-    Decision,
-    Sheets,
-    escape_formula,
-    most_wrong_first,
-)
+from histocc.review.sheet import CodedFile, Codes, Decision, Sheets, escape_formula, most_wrong_first
 from histocc.runtime.errors import UserError, in_words
 from histocc.runtime.files import naming, sync_folder, take_lock
 from histocc.text import text_key
@@ -47,7 +36,7 @@ if TYPE_CHECKING:
     from histocc.review.learn import Guesses
 
 HOST = "127.0.0.1"
-COLUMNS = ["text", "language", "rows", DECISION, "unsure", "note", "by", ID]
+COLUMNS = ["text", "language", "rows", sheet.DECISION, "unsure", "note", "by", sheet.ID]
 RESERVED_SECONDS = 600.0  # for this time other windows are not offered a text that one shows
 MAX_BODY = 1 << 16  # bytes of a request
 ORDERS = ("learn", "rows", "file")
@@ -64,17 +53,10 @@ class Conflict(Exception):
 
 class Decisions:
     """The texts of a file, the decisions on them, and the file to which decisions are appended. Calls from
-    several threads take turns.
+    several threads take turns. Raises UserError if the decisions file is none, or of another coded file.
 
-    Args:
-        coded: the file; texts that are decided there are not asked for.
-        codes: the codes that a decision may hold.
-        path: the decisions file, which is created if it does not exist.
-        order: of the texts: `learn` those first that teach most, `rows` those with the most expected
-            mistakes, `file` as in the file.
-
-    Raises:
-        UserError: the decisions file belongs to another coded file, or is not such a file.
+    order: `learn`: texts that teach most come first; `rows`: those with most expected mistakes; `file`: as
+    there.
     """
 
     def __init__(self, coded: CodedFile, codes: Codes, path: str, order: str = "learn"):
@@ -172,37 +154,32 @@ class Decisions:
         yield from range(len(self.texts))
 
     def decide(self, text_id: str, decision: list[str] | str, seen: str, *remarks: Any) -> str:
-        """Append a decision and sync it to disk; return it as it stands in the file.
+        """Append a decision (codes; or none, skip, undo) and sync it to disk; return it as it stands in the
+        file. seen: the decision when the page showed the text; remarks: unsure, note and by of `Decision`.
 
-        Args:
-            decision: codes; or none, skip, undo.
-            seen: the decision when the page showed the text, "" for none.
-            remarks: unsure, note and by of `Decision`.
-
-        Raises:
-            Conflict: somebody else has decided since; nothing is written.
-            KeyError, ValueError: no such text, or no such decision.
-            OSError: it could not be written; nothing is.
+        Raises Conflict if somebody else has decided since, KeyError or ValueError without such a text or
+        decision, and OSError; nothing is written then.
         """
         with self.lock:
             place = self.place[text_id]
             text, before = self.texts[place], self.made.get(place)
-            if not isinstance(decision, list) and decision not in ("none", "skip", UNDO):
-                raise ValueError(f"{decision!r} is neither a list of codes nor none, skip or {UNDO}")
+            if not isinstance(decision, list) and decision not in ("none", "skip", sheet.UNDO):
+                raise ValueError(f"{decision!r} is neither a list of codes nor none, skip or {sheet.UNDO}")
             cell = cell_of(tuple(dict.fromkeys(decision))) if isinstance(decision, list) else decision
-            codes = None if cell == UNDO else self.codes.decision(cell, text, len(self.coded.codes))
-            cell = cell if cell == UNDO else cell_of(codes)  # a title becomes its code
+            codes = None if cell == sheet.UNDO else self.codes.decision(cell, text, len(self.coded.codes))
+            cell = cell if cell == sheet.UNDO else cell_of(codes)  # a title becomes its code
             made = Decision(codes, "", *remarks)
             is_noted = before and (before.unsure, before.note) != (made.unsure, made.note)
-            if cell == (self._seen(place) or UNDO) and not is_noted:
+            if cell == (self._seen(place) or sheet.UNDO) and not is_noted:
                 return cell  # the same request again, or the same decision in two windows
             if seen != self._seen(place):
                 raise Conflict
             # the row stays on one line: blanks do not count
             cells = [" ".join(value.split()) for value in (text.text, text.language)]
-            cells += [str(text.rows), cell, "?" * made.unsure, made.note, made.by, f"{CHOSEN}-{text.id}"]
+            cells += [str(text.rows), cell, "?" * made.unsure, made.note, made.by]
+            cells.append(f"{sheet.CHOSEN}-{text.id}")
             self._append(csv_text([[escape_formula(each) for each in cells]]))
-            self._set(place, None if cell == UNDO else made)
+            self._set(place, None if cell == sheet.UNDO else made)
             return cell
 
     def _append(self, line: bytes) -> None:
@@ -219,9 +196,7 @@ class Decisions:
             self.size = file.tell()
 
     def next(self, window: str, only: str = "") -> dict[str, Any]:
-        """Return the first open text that no other window shows; at the end those whose decisions are unsure.
-        only: words that stand in the text, or languages.
-        """
+        """Return the first open text that no other window shows, else an unsure one. only: words in it."""
         words = only.casefold().split()
         with self.lock:
             others = [shown for other, shown in self.reserved.items() if other != window]
@@ -257,17 +232,17 @@ class Decisions:
         near = near or [(other, [*filter(None, split_codes(codes, known))]) for other, codes in text.similar]
         offered: dict[str, dict[str, Any]] = {}  # by code
         guessed = self.learner.codes_of(self.guesses, place) if self.guesses else []
-        model = [*zip(text.codes, [*text.probs, *[""] * MAX_CODES])]
+        model = [*zip(text.codes, [*text.probs, *[""] * sheet.MAX_CODES])]
         for code, prob in chain(model if not text.probs else [], guessed, model):
             offered.setdefault(code, {"prob": prob})
         for code in (code for _, codes in near for code in codes):
             offered.setdefault(code, {"prob": "", "near": True})
-        for code in self.search.like(text.key[0], MAX_CODES):
+        for code in self.search.like(text.key[0], sheet.MAX_CODES):
             offered.setdefault(code, {"prob": ""})
         words = self.codes.words
         choices = [{"code": code, "title": words.get(code, "")} | more for code, more in offered.items()]
         shown = {"id": text.id, "text": text.text, "language": text.language, "rows": text.rows}
-        shown |= {"choices": choices[:MAX_CODES], "seen": self._seen(place)}
+        shown |= {"choices": choices[: sheet.MAX_CODES], "seen": self._seen(place)}
         shown["near"] = [{"text": other, "codes": codes} for other, codes in near]
         shown["about"] = [(self.coded.header[i], cell) for i, cell in zip(self.coded.show, text.shown)]
         made = self.made.get(place, Decision(None, ""))
@@ -295,7 +270,7 @@ def cell_of(codes: tuple[str, ...] | None) -> str:
     """Return a decision as it stands in a sheet."""
     if not codes:
         return "skip" if codes is None else "none"
-    words = re.compile(f"[1-{MAX_CODES}]|none|skip|{UNDO}", re.IGNORECASE)
+    words = re.compile(f"[1-{sheet.MAX_CODES}]|none|skip|{sheet.UNDO}", re.IGNORECASE)
     return " & ".join(f"code {code}" if words.fullmatch(code) else code for code in codes)
 
 
@@ -393,9 +368,7 @@ class Server(ThreadingHTTPServer):
 
 
 def serve(decisions: Decisions, port: int, by: str, with_browser: bool) -> None:
-    """Serve the page until Ctrl-C, on another free port if this one is in use, and open it in a browser. by:
-    who decides if the page does not say it. Raises OSError.
-    """
+    """Serve the page until Ctrl-C. by: who decides if the page does not say it. Raises OSError."""
     try:
         server = Server(port, decisions, by)
     except OSError:

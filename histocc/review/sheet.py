@@ -74,26 +74,15 @@ class CodedText:
 
 class CodedFile:
     """All texts of a file that `python -m histocc.predict` has written, or of another table, except blank
-    ones.
+    ones. Raises UserError if it is not coded, lacks a column, or has a row that cannot be read.
 
-    Args:
-        input_cols: the column with the texts, and further ones that belong to them.
-        language_column: None: the column lang, if there is one.
-        asked: the flags of review, if they describe this file: how it is read, --weight-col, --show, --fill.
-        system: the name of the columns of codes that a table without a model's answers gets, or has; None
-            refuses such a table.
-        key: the codes that it may hold.
+    language_column None is lang, if there is one; asked: the flags of review, if they describe this file;
+    system: the name of the columns of codes of a table without a model's answers, None refuses such a table;
+    key: the codes that it may hold.
 
-    Attributes:
-        header: the columns of the file with decisions, of which the further ones hold places.
-        texts, rows: the texts by `key_of`; the number of rows in the file.
-        known: the texts that another file decides (`know`).
-        descriptions: code → words, if the file has some.
-        unfitted: why conf does not predict accuracy, "" if all rows have 1 in conf_fitted; None without conf.
-        alternatives: whether codes after the first one are other possible answers (topk and full).
-
-    Raises:
-        UserError: the file is not coded, lacks a column, or has a row that cannot be read.
+    header: the columns with decisions, of which the further ones hold places; unfitted: why conf does not
+    predict accuracy, "" if it does, None without conf; alternatives: whether codes after the first one are
+    other possible answers (topk and full).
     """
 
     def __init__(
@@ -279,9 +268,7 @@ def unescape(cell: str) -> str:
 def sheet_rows(
     texts: Iterable[CodedText], words: dict[str, str], drawn: dict[str, int] | None = None
 ) -> list[list[str]]:
-    """Return the rows of a sheet, the names of its columns first. words: code → description; drawn: how often
-    each text of a sample was drawn, by its id.
-    """
+    """Return the rows of a sheet, names first. words: of codes; drawn: draws of each text, by its id."""
     of_codes = [f"{name}_{i}" for i in range(1, MAX_CODES + 1) for name in ("code", "words", "prob")]
     rows = [["text", "language", "rows", *of_codes, DECISION, ID]]
     for text in texts:
@@ -350,9 +337,7 @@ class Codes:
 
 
 def read_sheet(path: str, columns: list[str], take: Callable[[str, dict[str, str]], None]) -> None:
-    """Hand each row of a sheet with these columns to `take`, with its place. Raises UserError, which lists
-    all rows that `take` refuses by a ValueError.
-    """
+    """Hand each row of a sheet to `take`, with its place. Raises one UserError for all its ValueErrors."""
     try:
         table = table_format(path)
     except UserError:  # in any code page: the cells that count are ASCII in all of them

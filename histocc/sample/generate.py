@@ -61,9 +61,7 @@ def demo_rows() -> list[tuple[str, ...]]:
 
 
 def rows(n: int, seed: int) -> Iterator[Row]:
-    """Yield n rows (occ1, lang, hisco_1, hisco_2, hisco_3). The same seed gives the same rows on every
-    machine; a smaller n gives the first of them.
-    """
+    """Yield n rows by HEADER: a seed gives the same ones on every machine, and a smaller n the first."""
     bits, shown = Random(seed).getrandbits, {text.casefold() for text, *_ in demo_rows()}
     draw = [
         (kind, language, getattr(language, titles))

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from histocc.runtime.device import why_no_gpu
+from histocc.runtime.device import Precision, why_no_gpu
 from histocc.runtime.world import World
 from histocc.trainer.batches import BatchPlan
 from histocc.trainer.config import TrainConfig
@@ -19,17 +19,9 @@ PARALLEL = {
 
 
 def banner(
-    args: TrainConfig,
-    world: World,
-    about: Iterable[str],
-    about_rate: str,
-    plan: BatchPlan,
-    schedule: Schedule,
-    precision: str,
+    args: TrainConfig, world: World, about: Iterable[str], on_rate: str, plan: BatchPlan, schedule: Schedule
 ) -> str:
-    """Return what is about to run: on several processes with the labels of the guides, on one only what
-    applies there. about, about_rate: of `script.Training`.
-    """
+    """Return what is about to run. about, on_rate: about and about_rate of `script.Training`."""
     kind, size = world.device.type, world.size
     reason = "--device cpu" if args.device == "cpu" else why_no_gpu()
     gpus = torch.cuda.device_count() if kind == "cuda" else 0
@@ -50,7 +42,7 @@ def banner(
         *([] if size == 1 else ["  on any number of processes"] if args.global_batch_size else table),
         f"Epochs: {epochs} ({schedule.total:,} steps{stops})",
         f"Learning rate: {schedule.rate:g} ({'not scaled' if args.lr_scaling == 'none' else scaling};"
-        f" warm-up over {schedule.warmup:,} step{'s' * (schedule.warmup != 1)}){about_rate}",
+        f" warm-up over {schedule.warmup:,} step{'s' * (schedule.warmup != 1)}){on_rate}",
     ]
     wandb = ["Note: --wandb-project-name has no effect without --log-wandb"]
     on_several = [
@@ -71,7 +63,7 @@ def banner(
         *(on_several if size > 1 else [f"Device: {on_cpu if kind == 'cpu' else device + name}"]),
         *about,
         *(of_steps if schedule.total else []),
-        f"Precision: {precision}",
+        f"Precision: {Precision.of(args, world.device).name}",
         f"Save directory: {args.save_path}",
         *(wandb if args.wandb_project_name and not args.log_wandb else []),
         "=" * 72,

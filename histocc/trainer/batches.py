@@ -101,13 +101,9 @@ class BatchPlan:
 
 
 def cut_by_width(widths: np.ndarray, parts: int, micro: int) -> list[np.ndarray]:
-    """Cut a share into `parts` micro-batches of at most `micro` samples with as little padding as may be.
-
-    Args:
-        widths: positions that each of n samples needs, int64 [n], few different values.
-
-    Returns:
-        Indices int64 [k] of each micro-batch, narrow ones first; empty if there are too few samples.
+    """Cut a share into `parts` micro-batches of at most `micro` samples with as little padding as may be, by
+    the positions that each sample needs, int64 [n]. Return the samples of each micro-batch, narrow ones
+    first; none if there are too few.
     """
     order = np.argsort(widths, kind="stable")
     distinct, counts = np.unique(widths, return_counts=True)

@@ -40,9 +40,7 @@ BatchSize = Annotated[
 
 
 def wandb_login_error() -> str:
-    """Return why W&B cannot log in, "" if it reports nothing. Without a terminal it does not prompt; when
-    silent it asks no server.
-    """
+    """Return why W&B cannot log in, "" if it can; it neither prompts nor, when silent, asks a server."""
     program = "import wandb\ntry: wandb.login(verify=False)\nexcept wandb.Error as error: print(error)"
     line, silent = [sys.executable, "-P", "-c", program], os.environ | {"WANDB_SILENT": "true"}
     run = partial(subprocess.run, line, capture_output=True, text=True, stdin=subprocess.DEVNULL)

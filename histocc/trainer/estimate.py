@@ -25,9 +25,7 @@ FIRST, FULL = 8, 0.85  # first batch size tried; share of a GPU's free memory th
 def choose_batch_size(
     args: TrainConfig, world: World, model: nn.Module, task: loop.Task, rows: Rows, precision: Precision
 ) -> TrainConfig:
-    """Return the arguments with --batch-size auto replaced by as many samples as fit into every GPU, or by
-    the script's default; the total batch stays that of the default. All ranks.
-    """
+    """Return the arguments with as many samples as fit into every GPU for --batch-size auto. All ranks."""
 
     def forward_backward(size: int) -> None:
         batch = loop.to_device(widest(rows, size), world.device)

@@ -125,9 +125,7 @@ class State:
     def add_step(
         self, sums: dict[str, Tensor | float], count: float, norm: Tensor, bad: Tensor, is_main: bool
     ) -> None:
-        """Count an optimizer step over `count` samples. sums: over those of this rank; norm, bad: the norm of
-        the gradient, and whether the step was a bad one, 0-d on the device.
-        """
+        """Count a step: its samples, sums of this rank, the gradient's norm, and whether it was bad (0-d)."""
         self.step += 1
         self.samples += count
         taken = torch.isfinite(norm)
@@ -191,11 +189,9 @@ def train(run: Run, loaders: dict[str, Any], state: State | None = None) -> int:
 def train_one_epoch(
     run: Run, batches: Iterable[dict[str, Any]], state: State, epoch: int, val_loader: Any = None
 ) -> None:
-    """Take optimizer steps until the batches end, or as `train` does. All ranks. Raises Stopped,
-    TrainingError, ValueError, on all ranks alike.
-
-    The loss of a step is the mean over all its samples, whichever rank holds them. A step whose gradient is
-    not finite changes nothing and is counted.
+    """Take optimizer steps until the batches end, or as `train` does. All ranks. Raises what `train` does,
+    and Stopped. The loss of a step is the mean over all its samples, whichever rank holds them. A step whose
+    gradient is not finite changes nothing and is counted.
     """
     optimizer, precision, world = run.optimizer, run.precision, run.world
     run.model.train()
@@ -254,10 +250,8 @@ def forward_backward(
     model: nn.Module, task: Task, batch: dict[str, Any], precision: Precision, ranks: int = 1
 ) -> tuple[dict[str, Tensor], float]:
     """Run a micro-batch forward and backward: add the gradients of its share of the step's mean loss, times
-    the number of ranks, by which DDP and FSDP divide the gradients.
-
-    Returns:
-        The weighted sums of its losses, and the number of samples of the whole optimizer step.
+    the number of ranks, by which DDP and FSDP divide them. Return (the weighted sums of its losses, the
+    number of samples of the whole optimizer step).
     """
     with precision.autocast():
         losses = task.losses(model, batch)
@@ -286,11 +280,8 @@ def warm_up(model: nn.Module, task: Task, loader: Any, world: World, precision: 
 
 
 def between_steps(run: Run, state: State, epoch: int, val_loader: Any) -> None:
-    """Log, validate and save, as is due after `state.step`. All ranks.
-
-    Raises:
-        Stopped: inside the validation; a resumed run validates again, and then writes the row.
-        TrainingError: on all ranks alike, if loss or gradients are no longer finite.
+    """Log, validate and save, as is due after `state.step`. All ranks. Raises Stopped inside the validation,
+    which a resumed run repeats, and TrainingError if loss or gradients are no longer finite.
     """
     step, at_end = state.step, state.step in (0, run.stop_step)
 

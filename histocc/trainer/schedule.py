@@ -57,9 +57,7 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, factor: float) -> None:
 def make_optimizer(
     model: nn.Module, weight_decay: float, rate: float, fast: tuple[Sequence[str], float] = ((), 1.0)
 ) -> torch.optim.Optimizer:
-    """Return AdamW over the parameters that are trained, all tensors in one pass; "initial_lr" of a group is
-    its peak rate. fast: names of parameters that form a group, and the factor on their rate.
-    """
+    """Return AdamW over the trained parameters; fast: names of those that form a group, and its factor."""
     names, factor = fast
     rest = [p for name, p in model.named_parameters() if p.requires_grad and name not in names]
     groups: list[dict[str, Any]] = [{"params": rest}]

@@ -26,7 +26,7 @@ from histocc.runtime.rng import DROPOUT, WEIGHTS, derived_seed
 from histocc.runtime.world import World, launcher_id
 from histocc.trainer import loop
 from histocc.trainer.banner import banner, start_lines
-from histocc.trainer.batches import BatchLoader, BatchPlan, Rows, batch_plan, make_loader
+from histocc.trainer.batches import BatchLoader, Rows, batch_plan, make_loader
 from histocc.trainer.config import AUTO, ScriptConfig, TrainConfig
 from histocc.trainer.estimate import choose_batch_size, estimate, memory_advice
 from histocc.trainer.log import LOG, RunLog, log_columns, validation_line
@@ -113,9 +113,7 @@ def find_resumable(
     refuse: Callable[[dict[str, Any]], None],
     fingerprint: str,
 ) -> dict[str, Any] | None:
-    """Return the checkpoint to resume from, the same on every rank, with its file as the entry `path`; None
-    to start over. All ranks. Raises UserError, as `refuse` does for other arguments.
-    """
+    """Return the checkpoint to resume from, with its file as `path`, or None. All ranks. Raises UserError."""
     state, is_on_main = newest_of_nodes(args, world, read)
     if state is None:
         return None
@@ -236,9 +234,7 @@ class OpenRun:
     resources: contextlib.ExitStack  # around the steps: closes the log if they fail, and what is measured
 
     def close(self) -> None:
-        """Say how the steps ended, in the log and on rank 0. All ranks. Raises TrainingError if the last
-        checkpoint could not be saved.
-        """
+        """Say how the steps ended. All ranks. Raises TrainingError if the last checkpoint was not saved."""
         self.saver.wait_for_space()
         run, state, total, files = self.run, self.state, self.schedule.total, self.saver.files
         is_early, world = ended_early(run.patience, state, self.schedule), run.world
@@ -271,18 +267,10 @@ class OpenRun:
 def open_run(
     args: TrainConfig, world: World, precision: Precision, training: Training, resumed: dict[str, Any] | None
 ) -> OpenRun | None:
-    """Make everything around the steps of a run: batches, schedule, the wrapped model, optimizer, log. All
-    ranks. The caller takes the steps inside `resources`, and calls `close` there.
-
-    Args:
-        resumed: the checkpoint that the run continues from, its weights already in the model; emptied, so
-            that they lie in memory once.
-
-    Returns:
-        None if no step is left to take, and after a dry run.
-
-    Raises:
-        UserError, TrainingError: on all ranks alike.
+    """Make everything around the steps of a run: batches, schedule, the wrapped model, optimizer, log; None
+    if no step is left to take, and after a dry run. All ranks. The caller takes the steps inside `resources`,
+    and calls `close` there. `resumed`, whose weights are in the model, is emptied, so that they lie in memory
+    once. Raises UserError, TrainingError, on all ranks alike.
     """
     is_resumed = resumed is not None
     if args.patience and training.val is None:
@@ -301,7 +289,7 @@ def open_run(
         if training.val is not None:
             loaders["val"] = make_loader(args, world, training.val)
         if not training.is_announced:
-            announce(args, world, precision, training, plan, schedule)
+            world.print(banner(args, world, training.about, training.about_rate, plan, schedule))
 
         # The wrapped model and its optimizer, and a dry run of them.
         said = start_lines(args, world, plan, resumed)
@@ -330,19 +318,12 @@ def open_run(
         return OpenRun(run, loaders, state, schedule, log, saver, resources.pop_all())
 
 
-def announce(
-    args: TrainConfig,
-    world: World,
-    precision: Precision,
-    training: Training,
-    plan: BatchPlan | None = None,
-    schedule: Schedule | None = None,
-) -> Schedule:
-    """Print the banner; return the schedule. plan, schedule: None for those of a new run. All ranks."""
-    plan = plan or batch_plan(args, training.train, world)
-    schedule = schedule or Schedule.of(args, plan.steps_per_epoch, world.size)
-    world.print(banner(args, world, training.about, training.about_rate, plan, schedule, precision.name))
-    return schedule
+def announce(args: TrainConfig, world: World, training: Training) -> int:
+    """Print the banner of a new run; return the step at which it ends. All ranks."""
+    plan = batch_plan(args, training.train, world)
+    schedule = Schedule.of(args, plan.steps_per_epoch, world.size)
+    world.print(banner(args, world, training.about, training.about_rate, plan, schedule))
+    return schedule.stop
 
 
 def make_run(
