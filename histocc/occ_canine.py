@@ -227,8 +227,7 @@ class OccCANINE:
             if level == DEEPEST and target_accuracy is None:
                 raise ValueError("target_accuracy: level='auto' needs one, such as 0.9")
             named = level if isinstance(level, str) else str(count_of("level", level))
-            raw = self._options["raw_confidence"]
-            how["levels"] = self.coder.asked_levels(named, PREDICTION_TYPES[kind], self.name, raw)
+            how["levels"] = self.coder.asked_levels(named, PREDICTION_TYPES[kind], self.name)
         coded = self._code(texts, languages, kind, k, by_language, **how)
         if what == "bin":
             ones = {code: np.array([float(code in one.codes) for one in coded]) for code in self.codes}
@@ -236,8 +235,8 @@ class OccCANINE:
         columns = self._columns(cells, languages, coded, k, kind == "greedy-topk")
         if level is not None:
             answer, least = self.coder.levels.answer, target_accuracy or 0.0
-            found = [answer(one.codes, how["levels"], one.levels, least) for one in coded]
-            columns |= {name: [each[i] or None for each in found] for i, name in enumerate(OF_LEVEL)}
+            found = [answer(one.codes, how["levels"], one.levels, least) or (None,) * 3 for one in coded]
+            columns |= {name: [each[i] for each in found] for i, name in enumerate(OF_LEVEL)}
             columns["level_conf"] = np.array(columns["level_conf"], dtype=float)
         return table(columns)
 

@@ -172,7 +172,7 @@ class TestModel:
         """A link, a file that is no checkpoint, and one on other data; beside them the run's own."""
         data = PreparedData.open(*glob.glob(str(trained / "run" / "prepared" / "*")))
         state = checkpoint.load(str(trained / "run" / "last.bin"))
-        state["confidence"] = None
+        state["confidence"] = state["figure"] = None
         names = [
             str(tmp_path / name) for name in ("own.bin", "link.bin", "text.bin", "other.bin", "gone.bin")
         ]
@@ -375,5 +375,5 @@ class TestModel:
         assert "Confidence is not fitted:" in said and "--share-val of finetune.py" in said
         state = checkpoint.load(str(tmp_path / "run" / "last.bin"))
         assert state.get("confidence") is None
-        with pytest.raises(UserError, match="its confidence was not fitted"):
-            Coder.load(str(tmp_path / "run")).confidence.limit("greedy", 0.9)
+        with pytest.raises(UserError, match="--target-accuracy: how often run is right is not known"):
+            Coder.load(str(tmp_path / "run")).need_fitted("--target-accuracy", ["greedy"], "run")

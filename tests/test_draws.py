@@ -20,7 +20,7 @@ from histocc.formatter import hisco_classes
 from histocc.model import confidence
 from histocc.model.confidence import Confidence, Thresholds
 from histocc.predict import __main__ as predict
-from histocc.predict.coder import Coded
+from histocc.predict.coder import Coded, Coder
 from histocc.predict.draws import Draws
 from histocc.sample.generate import rows as sample_rows
 from histocc.text import AS_IS
@@ -28,7 +28,7 @@ from histocc.text import AS_IS
 CODES = ["61110", "61220", "77610", "83110", "99910"]
 
 
-def draws_of(probs, answer, conf, at_most, number=4000, is_trained=False):
+def draws_of(probs, answer, conf, at_most, number=4000, source="model"):
     """Return (how often each set of codes is drawn, cells behind the draws) of a text."""
     coder = SimpleNamespace(
         confidence=Confidence(1, {"flat": [1.0, 0.0, 0.0, 0.0]}),
@@ -41,8 +41,8 @@ def draws_of(probs, answer, conf, at_most, number=4000, is_trained=False):
         known=str,
         probabilities=lambda texts, *_, **__: np.array([probs] * len(texts), dtype=np.float32),
     )
-    made = Draws(coder, "m", "flat", number, ["hisclass_5"])
-    (cells,) = made.cells(["a text"], ["en"], [Coded(answer, [], conf, is_trained=is_trained)])
+    made = Draws(coder, "flat", number, ["hisclass_5"])
+    (cells,) = made.cells(["a text"], ["en"], [Coded(answer, [], conf, source=source)])
     shares = Counter(tuple(sorted(cell.split("&"))) for cell in cells[:number])
     return {codes: n / number for codes, n in shares.items()}, dict(zip(made.columns, cells))
 
@@ -59,7 +59,7 @@ def test_one_code_is_drawn_by_its_probability_and_what_is_left_over_goes_to_the_
         of_class[f"prob_hisclass_5_{classes['hisclass_5'][code]}"] += p
     given = {name: float(cell) for name, cell in cells.items() if name.startswith("prob_")}
     assert {name: p for name, p in given.items() if p} == pytest.approx(of_class, rel=1e-5)
-    assert draws_of([0.6, 0.2, 0.1, 0, 0], ["99910"], 0.9, 1, is_trained=True)[0]["99910",] > 0.88
+    assert draws_of([0.6, 0.2, 0.1, 0, 0], ["99910"], 0.9, 1, source="trained")[0]["99910",] > 0.88
 
 
 def test_several_codes_are_a_set_in_which_each_is_as_often_as_its_probability_says():
@@ -143,7 +143,7 @@ def test_what_is_refused(trained):
     assert "--draws and --raw-confidence are mutually exclusive" in said
     unfitted = SimpleNamespace(confidence=Confidence())
     with pytest.raises(Exception, match="evaluate --model m --data CODED.csv --fit-confidence") as error:
-        Draws(unfitted, "m", "greedy", 20, [])
+        Coder.need_fitted(unfitted, "--draws", ["greedy"], "m")
     flags = re.findall(r"--[a-z-]+", str(error.value).partition("evaluate")[2])
     assert set(flags) <= set(evaluate.get_args_parser()._option_string_actions)
 

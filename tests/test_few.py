@@ -380,7 +380,7 @@ def test_rows_that_are_set_aside_by_name_are_not_learned(prior, tmp_path):
     languages = [data.languages[i] for i in data.val.language]
     coded = Coder.load(str(tmp_path / "run")).code(texts, languages)
     right = [one.codes == [data.codes[i] for i in row if i >= 0] for one, row in zip(coded, data.val.codes)]
-    assert not any(one.is_trained for one in coded)
+    assert not any(one.source == "trained" for one in coded)
     (row,) = read_logs(tmp_path / "run")
     is_new = ~np.isin(data.val.text_hash.view(np.int64), state["prior"]["trained"])
     _, text, times = np.unique(data.val.text_hash[is_new], return_inverse=True, return_counts=True)
@@ -399,8 +399,8 @@ def test_a_text_that_languages_code_differently_gets_the_codes_of_its_own(tmp_pa
     coder = Coder.load(str(tmp_path / "run"))
     coded = coder.code([row[0] for row in rows], [row[1] for row in rows])
     assert [one.codes for one in coded] == [[row[2]] for row in rows]
-    assert all(one.is_trained and one.conf > 0.8 for one in coded)
-    assert not coder.code([names[0]], ["fr"])[0].is_trained
+    assert all(one.source == "trained" and one.conf > 0.8 for one in coded)
+    assert coder.code([names[0]], ["fr"])[0].source == "model"
 
 
 def test_texts_that_the_prior_has_seen_give_no_figure(trained, tmp_path):

@@ -47,7 +47,7 @@ def test_levels_of_systems_and_groups_of_codes():
     assert HISCO.agree("2", ["61110", "75400"], ["75499", "61190"])
     confs = [0.2, 0.4, 0.7, 0.8, 0.95]
     assert HISCO.answer(["61110", "61220", "75400"], HISCO.numbers, confs, 0.75) == ("61&75", "2", 0.8)
-    assert HISCO.answer(["61110"], HISCO.numbers, confs, 0.99) == ("", "", None)
+    assert HISCO.answer(["61110"], HISCO.numbers, confs, 0.99) is None
     assert HISCO.answer(["-1"], HISCO.numbers, confs, 0.9) == ("-1", "1", 0.95)
     dotted = Levels(
         ["01.1.2", "01.2", "02.1.1.1"], BlockyFormatter("gpf", ["c"], block_size=8, allow_short=True)
@@ -137,7 +137,7 @@ def test_what_cannot_be_answered_is_refused_with_what_to_type(folder):
     state["confidence"] = {**state["confidence"], "maps": old}
     checkpoint.rewrite(str(folder / "old" / "best.bin"), state)
     said = predict(folder, "--level", "3", model="old", code=2)
-    assert f"evaluate --model {folder / 'old'} --fit-confidence" in said
+    assert f"evaluate --model {folder / 'old'} --data CODED.csv --fit-confidence" in said
     rows, _ = coded(folder, "--level", "3", "--raw-confidence", model="old")
     assert rows[0]["level_code"] == rows[0]["hisco_1"][:3]
     # and the command that it names gives them

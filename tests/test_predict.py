@@ -181,7 +181,7 @@ def test_rows_below_one_half_need_review_and_how_many_are_right_is_said(tmp_path
     marked = [not row["hisco_1"] or float(row["conf"]) < 0.5 for row in found["usual"]]
     assert [row["needs_review"] == "1" for row in found["usual"]] == marked and 6 < sum(marked) < 60
     right = sum(float(row["conf"]) for row in found["usual"] if row["hisco_1"])
-    last = said.strip().splitlines()[-1]
+    last = next(line for line in said.splitlines() if "are marked for review" in line)
     assert (f"About {right:.0f} of 60 rows" in last) == fitted and f"; {sum(marked)} are marked" in last
 
 
@@ -390,8 +390,8 @@ def test_a_table_that_was_coded_in_part_can_be_reviewed(model, tmp_path):
 @pytest.mark.parametrize(
     "accuracy, ngrams, decoder, why",
     [
-        ({"greedy": 0.5, "flat": 0.625}, False, "flat", "300 texts: greedy 50.0%, flat 62.5%"),
-        ({"greedy": 0.7, "flat": 0.625}, True, "greedy", "greedy 70.0%, flat 62.5%"),
+        ({"greedy": 0.5, "flat": 0.625}, False, "flat", "300 texts: greedy 50.0 %, flat 62.5 %"),
+        ({"greedy": 0.7, "flat": 0.625}, True, "greedy", "greedy 70.0 %, flat 62.5 %"),
         (None, False, "greedy", "does not say.*"),
         (None, True, "flat", "does not say.*"),
     ],

@@ -32,8 +32,7 @@ from histocc.data.rows import code_of_cell, read_columns, read_key, read_words
 from histocc.data.tables import read_chunks, table_format
 from histocc.formatter import hisco_key, make_formatter
 from histocc.job.config import finetune_parser, train_mixer_parser
-from histocc.predict.__main__ import save_pipe
-from histocc.runtime import checkpoint
+from histocc.runtime import checkpoint, files
 from histocc.runtime.config import read_file
 from histocc.runtime.errors import UserError
 
@@ -165,7 +164,7 @@ def test_what_comes_through_a_pipe_becomes_a_file(tmp_path):
     slow = "sleep 0.6; (echo a; sleep 0.1; dd if=/dev/zero bs=100000 count=1) > pipe 2> said"
     for line, content in ((slow, b"a\n" + bytes(100_000)), (": > pipe", b"")):
         writer = subprocess.Popen(["sh", "-c", line], cwd=tmp_path)
-        save_pipe(pipe, str(target), lambda: checks.append(1), 20)
+        files.save_pipe(pipe, str(target), lambda: checks.append(1), 20)
         assert writer.wait() == 0 and target.read_bytes() == content
     assert 4 <= len(checks) <= 40
 
@@ -174,9 +173,9 @@ def test_a_silent_pipe_ends_at_the_limit_and_at_a_stop(tmp_path):
     pipe, target, stop = str(tmp_path / "pipe"), tmp_path / "target", [None, None, KeyboardInterrupt]
     os.mkfifo(pipe)
     with pytest.raises(UserError, match=r"pipe: nothing has come through this pipe for 0\.3 s"):
-        save_pipe(pipe, str(target), lambda: None, 0.3)  # no writer
+        files.save_pipe(pipe, str(target), lambda: None, 0.3)  # no writer
     with open(pipe, "rb+", buffering=0), pytest.raises(KeyboardInterrupt):  # a writer that says nothing
-        save_pipe(pipe, str(target), Mock(side_effect=stop), 60)
+        files.save_pipe(pipe, str(target), Mock(side_effect=stop), 60)
     assert not target.exists()
 
 

@@ -18,7 +18,6 @@ from torch.nn.functional import logsigmoid
 
 from histocc.figure import percent
 from histocc.logistic import fit_logistic, logistic
-from histocc.runtime.errors import UserError
 
 MAX_LOG_ODDS = 16.0  # the nearest to 0 and 1 that float32 tells apart from them
 MIN_TEXTS = 200  # least number of texts that a fit needs
@@ -107,19 +106,15 @@ class Confidence(NamedTuple):
     @classmethod
     def of(cls, state: dict) -> "Confidence":
         """Return the confidence that a checkpoint holds. Raises ValueError and others for an invalid one."""
-        held = state.get("confidence") or {}
-        maps, accuracy = held.get("maps", {}), held.get("accuracy", {})
-        curves = held["curves"] if maps else {}
-        points = [point for points in curves.values() for point in points]
+        held, kinds = state.get("confidence") or {}, cls._field_defaults.items()
+        found = cls(**{name: type(usual)(held[name]) for name, usual in kinds if name in held})
+        points = [point for points in found.curves.values() for point in points]
         # rows of another length raise ValueError
-        fours = [row[i : i + 4] for row in maps.values() for i in range(0, max(len(row), 1), 4)]
-        for rows in ([[0.0] * 4, *fours], [[0.0] * 3, *points], [*accuracy.values()]):
+        fours = [row[i : i + 4] for row in found.maps.values() for i in range(0, max(len(row), 1), 4)]
+        for rows in ([[0.0] * 4, *fours], [[0.0] * 3, *points], [*found.accuracy.values()]):
             if not np.isfinite(np.array(rows, dtype=np.float64)).all():
                 raise ValueError("confidence: found numbers that are not finite")
-        texts, best = int(held.get("texts", 0)), str(held.get("best", ""))
-        known = float(held.get("known", 0.0))
-        several, left_out = bool(held.get("several", True)), bool(held.get("left_out"))
-        return cls(texts, maps, curves, accuracy, best, known, several, left_out)
+        return found
 
     def outputs(self, probs: Tensor, conf: Tensor, codes: int) -> Tensor:
         """Return the probabilities [B, N] that the most probable of all `codes` outputs of the linear decoder
@@ -192,15 +187,9 @@ class Confidence(NamedTuple):
 
     def limit(self, name: str, accuracy: float) -> tuple[float, float]:
         """Return (least confidence from which on this share of the answers is right, share of the fitted
-        texts that have it), or (inf, 0) if none are so accurate. Raises UserError if that is not known.
+        texts that have it), or (inf, 0) if none are so accurate.
         """
-        points = self.curves.get(name)
-        if not points:
-            raise UserError(
-                "its confidence was not fitted: finetune.py needs 200 texts to validate on (--share-val), or"
-                " python -m histocc.evaluate --fit-confidence takes rows that it was not trained on"
-            )
-        reached = [(share, conf) for conf, share, right in points if right >= accuracy]
+        reached = [(share, conf) for conf, share, right in self.curves[name] if right >= accuracy]
         share, conf = max(reached, default=(0.0, float("inf")))
         return conf, share
 

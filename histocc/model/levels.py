@@ -85,12 +85,12 @@ class Levels:
 
     def answer(
         self, codes: Sequence[str], levels: Sequence[str], confs: Sequence[float], least: float
-    ) -> tuple[str, str, float | None]:
+    ) -> tuple[str, str, float] | None:
         """Return (groups joined by &, level, conf) of the first of the levels whose conf is at least `least`
-        and at which all codes have a group; ("", "", None) if there is none.
+        and at which all codes have a group.
         """
         for level, conf in zip(levels, confs):
             groups = dict.fromkeys(self.group(code, level) for code in codes)
             if groups and "" not in groups and conf >= least:
                 return SEP_VALUE.join(groups), level, conf
-        return "", "", None
+        return None

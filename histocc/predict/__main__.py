@@ -23,29 +23,29 @@ import itertools
 import json
 import os
 import re
-import select
 import shlex
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from histocc.data.binary import MAX_ROWS, ending_of, table_writer
 from histocc.data.config import column_flags, text_columns
 from histocc.data.descriptions import read_descriptions
-from histocc.data.records import DECIDED, MODEL, Records, Table
+from histocc.data.records import DECIDED, Records, Table
 from histocc.data.rows import MOST_LEN, code_of_cell, csv_text, language_name
 from histocc.data.tables import column_problems, table_format
 from histocc.figure import NONE, Figure, percent
-from histocc.formatter import CLASSES, OF_LEVEL, hisco_classes, hisco_key
-from histocc.predict.coder import SHOWN, Coded, Coder, training_examples
+from histocc.formatter import CLASSES, OF_LEVEL, hisco_classes
+from histocc.predict.coder import KNOWN, SHOWN, Coded, Coder, training_examples
 from histocc.predict.config import PredictConfig, get_args_parser
 from histocc.predict.decoders import BY_THRESHOLD, DECODERS, MEASURED, listed
 from histocc.predict.draws import Draws
 from histocc.predict.fitting import fit_ranked
+from histocc.predict.known import read_known
 from histocc.published import models
 from histocc.runtime import files
-from histocc.runtime.config import declarations
+from histocc.runtime.config import declarations, flag_of
 from histocc.runtime.device import Precision
 from histocc.runtime.errors import TrainingError, UserError, memory_error_ends_with, raise_if_any
 from histocc.runtime.forked import Forked, choose_processes
@@ -63,7 +63,12 @@ PIECES = r"\d+\.part"  # names of the pieces
 # columns beside codes
 BESIDE = "|".join(["title", "desc", *CLASSES, "choice(_prob|_title|_desc)?", "similar_(text|codes)", "draw"])
 BESIDE = rf"({BESIDE})_\d+|source|level(_code|_conf)?|expected_hiscam|prob_({'|'.join(CLASSES)})_\d+"
+NUMBERS = r"(choice_)?prob_\w+|level_conf|expected_hiscam|conf|conf_fitted|needs_review"  # columns of these
 ANSWER = "conf", "conf_fitted", "needs_review"  # columns behind those of the codes
+
+
+def numbered(count: int, *names: str) -> list[str]:
+    return [f"{name}_{i}" for i in range(1, count + 1) for name in names]
 
 
 class Coding:
@@ -75,7 +80,6 @@ class Coding:
         self.batches = 0  # batches of the current piece that are done
         self.pieces: list[list[tuple[str, str]]] = []  # see `read_texts`
         self.settings: dict[str, Any] = {}  # see `begin`
-        self.level_conf = 0.0  # sum over rows
         self.forked = Forked(1, world.give_up_if_asked)
         precision = Precision.of(args, world.device)
         precision.use()
@@ -88,18 +92,19 @@ class Coding:
             batch_size=args.batch_size,
             precision=precision,
             check=self.between_batches,
-            raw_confidence=args.raw_confidence,
+            raw_confidence=args.raw_confidence or outline is not None,  # which is not fitted
             choices=args.choices or 0,
         )
         args = self.args = self.with_columns(args)
         self.decoder = self.chosen_decoder()
-        unfitted = args.raw_confidence or outline is not None
-        asked = args.level and coder.asked_levels(args.level, self.decoder, args.model, unfitted)
-        self.levels = asked or []
+        self.levels = coder.asked_levels(args.level, self.decoder, args.model) if args.level else []
         if not outline:
             fit_ranked(coder, self.weights, self.decoder, world)
         confidence_of = DECODERS[self.decoder].confidence_of or self.decoder
         self.is_fitted = confidence_of in coder.confidence.maps
+        for flag in ("draws", "target_accuracy"):
+            if getattr(args, flag) is not None and not coder.raw_confidence:
+                coder.need_fitted(flag_of(flag), [confidence_of], args.model)
         self.key, self.system, kind = set(coder.codes), args.system or coder.system, coder.formatter.kind
         thresholds = {language and coder.known(language): value for language, value in args.threshold or []}
         coder.thresholds = coder.thresholds.with_given(thresholds or None)
@@ -110,16 +115,10 @@ class Coding:
         self.words = {name: hisco_classes()[name] for name in [*titles, *(args.classes or [])]}
         if args.descriptions:
             self.words["desc"] = read_descriptions(args.descriptions, coder.codes, coder.formatter)
-        beside = {name: self.words[name] for name in ("title", "desc") if name in self.words}
-        self.choice_words = functools.cache(lambda code: [words.get(code, "") for words in beside.values()])
-        names = "", "_prob", *(f"_{name}" for name in beside)
-        numbers = range(1, coder.choices + 1)
-        self.choice_columns = [f"choice{name}_{i}" for i in numbers for name in names]
-        self.draws: Draws | None = None
-        if args.draws and not outline:
-            self.draws = Draws(coder, args.model, self.decoder, args.draws, args.classes or [])
-        self.known = self.read_known(args.known) if args.known else {}
-        self.says_source = bool(args.known or coder.trained)  # where an answer comes from
+        self.draws = Draws(coder, self.decoder, args.draws, args.classes or []) if args.draws else None
+        self.known, notes = read_known(args, coder, self.system, self.input_cols) if args.known else ({}, [])
+        self.notes += notes
+        self.beside = list(self.groups_beside())
         self.find_columns()
         # a row with a lower conf needs review
         self.min_conf = (0.0 if coder.is_published else MIN_CONF) if args.min_prob is None else args.min_prob
@@ -222,56 +221,35 @@ class Coding:
                 problems.append(f"{what} (unk: any other)")
         raise_if_any(problems)
 
+    def groups_beside(self) -> Iterator[tuple[Iterable[str], Callable[[Coded], Iterable[str]]]]:
+        """Yield the groups of columns behind those of the codes, with their cells for an answer."""
+        args, coder, draws, least = self.args, self.coder, self.draws, self.args.target_accuracy or 0.0
+        names = [name for name in ("title", "desc") if name in self.words]
+
+        def choice(code: str, prob: float) -> list[str]:
+            return [code, f"{prob:.6g}", *(self.words[name].get(code, "") for name in names)]
+
+        def at_level(coded: Coded) -> list[str]:
+            found = coder.levels.answer(coded.codes, self.levels, coded.levels, least)
+            return [*found[:2], f"{found[2]:.6g}"] if found else []
+
+        columns = numbered(coder.choices, "choice", "choice_prob", *(f"choice_{name}" for name in names))
+        yield columns, lambda coded: itertools.chain(*itertools.starmap(choice, coded.choices))
+        columns = numbered(SHOWN * args.explain, "similar_text", "similar_codes")
+        yield columns, lambda coded: itertools.chain(*coded.similar)
+        if draws:
+            yield draws.columns, lambda coded: coded.draws or draws.certain(coded.codes)
+        if args.known or coder.trained:
+            yield ["source"], lambda coded: [coded.source]
+        if args.level:
+            yield OF_LEVEL, at_level
+
     def added_columns(self, codes: int) -> list[str]:
         """Return the columns of the output for answers of so many codes; the earlier ones stay if rows do."""
         names, codes = [self.system, "prob", *self.words], max(codes, self.old_codes * self.keeps_rows)
-        columns = [f"{name}_{i}" for i in range(1, codes + 1) for name in names]
-        columns += self.choice_columns
-        if self.args.explain:
-            columns += [f"similar_{what}_{i}" for i in range(1, SHOWN + 1) for what in ("text", "codes")]
-        columns += self.draws.columns if self.draws else []
-        columns += ["source"] * self.says_source
-        columns += OF_LEVEL if self.args.level else ()
+        columns = [*numbered(codes, *names), *(name for columns, _ in self.beside for name in columns)]
         further = self.old if self.keeps_rows else ()
         return [*columns, *(name for name in further if name not in (*columns, *ANSWER)), *ANSWER]
-
-    def read_known(self, path: str) -> dict[tuple[str, str], list[str]]:
-        """Return the codes of --known by `text_key` and `language_name`. The language is "", which stands for
-        any, if the row or the input has none. Columns of codes are named as in training, or as in the output.
-        Raises UserError.
-        """
-        args, formatter = self.args, self.coder.formatter
-        header = table_format(path, texts=self.input_cols).names
-        written = [name for name in header if re.fullmatch(rf"{re.escape(self.system)}_\d+", name)]
-        names = [name for name in formatter.target_cols if name in header]
-        names = written if set(names) <= set(written) else names  # there may be more than in training
-        if not {*self.input_cols} <= {*header} or not names:
-            columns = " and ".join(map(repr, self.input_cols))
-            needs = f"needs a column {columns} (--input-col) and one of codes ({self.system}_1)"
-            raise UserError(f"--known {path}: {needs}; it has {', '.join(map(repr, header))}")
-        language = args.language_col or ("lang" if args.language else None)
-        language = language if language in header else None
-        key = {*self.key, *(hisco_key() if formatter.kind == "hisco" else [])}
-        known, several, wrong = {}, {}, []
-        how = None, None, False, None, [*self.input_cols, *filter(None, [language])]
-        table = Table(path, how, self.input_cols, names, language="", language_col=language)
-        table.read_code = functools.partial(code_of_cell, formatter=formatter, key=key)
-        for row in table:
-            place = text_key(row.text), language_name(row.language)
-            codes = list(dict.fromkeys(row.codes))
-            if row.is_guess or not (place[0] and codes):
-                continue
-            unknown = [code for code in codes if code not in key]
-            wrong += [f"line {row.line}: {code!r} is no code of {self.system}" for code in unknown]
-            if set(known.get(place, codes)) != set(codes):
-                several[place] = row.text
-            known[place] = codes
-        raise_if_any(wrong, f"--known {path}", 5)
-        self.notes.append(f"{path}: {len(known):,} known texts")
-        if several:
-            what = f"{len(several):,} texts have different codes in several rows, of which the last counts"
-            self.notes.append(f"{path}: {what}: {', '.join(map(repr, list(several.values())[:3]))}")
-        return known
 
     # ---- texts, and the answers to them
 
@@ -299,7 +277,8 @@ class Coding:
         if self.known:
             key, name = text_key(text), language_name(language) or UNKNOWN_LANGUAGE
             if codes := self.known.get((key, name)) or self.known.get((key, "")):
-                return Coded(codes, [1.0] * len(codes), 1.0), ("", UNKNOWN_LANGUAGE)
+                answer = Coded(codes, [1.0] * len(codes), 1.0, levels=[1.0] * len(self.levels), source=KNOWN)
+                return answer, ("", UNKNOWN_LANGUAGE)
         return None, (self.coder.clean(text), self.coder.known(language))
 
     def read_texts(self) -> int:
@@ -310,70 +289,46 @@ class Coding:
             distinct |= dict.fromkeys(self.look_up(*row)[1] for row in read)
             rows, coded = rows + len(stays), coded + len(read)
         if ending_of(self.args.output) == ".xlsx" and rows >= MAX_ROWS:
-            what = (
-                f"--output {self.args.output}: a sheet has {MAX_ROWS:,} rows, and there are {rows:,} to write"
-            )
-            raise UserError(f"{what}, and the names of their columns: name it .csv.gz or .parquet")
+            what = f"a sheet has {MAX_ROWS:,} rows, and there are {rows:,} to write, and the names of their"
+            raise UserError(f"--output {self.args.output}: {what} columns: name it .csv.gz or .parquet")
         texts = list(distinct)
         self.pieces = [texts[start : start + PIECE] for start in range(0, len(texts), PIECE)]
         return coded
 
     @functools.lru_cache(1 << 14)  # noqa: B019  one Coding a process; few texts stand in most rows
-    def cells(self, line: str, is_known: bool, is_ditto: bool) -> list[str]:
+    def cells(self, line: str, is_ditto: bool) -> list[str]:
         """Return the cells for `columns` of the answer in a line of JSON."""
-        coded, cells = Coded(*json.loads(line)), dict.fromkeys(self.columns, "")
+        coded = Coded(*json.loads(line))
+        cells = dict.fromkeys(self.columns, "") | self.cells_beside(coded)
         for i, (code, prob) in enumerate(zip(coded.codes, coded.probs), 1):
             cells |= {f"{self.system}_{i}": code, f"prob_{i}": f"{prob:.6g}"}
-            cells |= {f"{name}_{i}": words.get(code, "") for name, words in self.words.items()}
-        best, probs = coded.choices
-        choices = [x for pair in zip(best, probs.split()) for x in (*pair, *self.choice_words(pair[0]))]
-        cells |= zip(self.choice_columns, choices)
-        for i, (text, codes) in enumerate(coded.similar, 1):
-            cells |= {f"similar_text_{i}": text, f"similar_codes_{i}": codes}
-        sure = coded.conf
-        if self.args.level:
-            at_level = self.at_level(coded.codes, coded.levels, coded.conf)
-            cells |= at_level
-            sure = float(at_level["level_conf"] or "nan")
+        sure = float(cells["level_conf"] or "nan") if self.args.level else coded.conf
         is_sure = coded.codes and sure is not None and sure >= self.min_conf  # a NaN is not
         is_outside = not self.key.issuperset(coded.codes)  # a code that was written digit by digit
-        needs_review = not is_known and (not is_sure or is_outside or is_ditto)
+        needs_review = coded.source != KNOWN and (not is_sure or is_outside or is_ditto)
         conf = "" if coded.conf is None else f"{coded.conf:.6g}"
-        answer = conf, str(int(self.is_fitted)), str(int(needs_review))
-        if self.draws:
-            cells |= zip(self.draws.columns, self.draws.certain(coded.codes) if is_known else coded.beside)
-        if self.says_source:
-            cells["source"] = "known" if is_known else "trained" if coded.is_trained else MODEL
-        cells |= zip(ANSWER, answer)
+        cells |= zip(ANSWER, (conf, str(int(self.is_fitted)), str(int(needs_review))))
         return [*cells.values()]
 
-    def at_level(self, codes: list[str], confs: list[float], conf: float | None) -> dict[str, str]:
-        """Return the cells of OF_LEVEL. confs: of the levels, [] if only that of the codes is known."""
-        least, confs = self.args.target_accuracy or 0.0, confs or [conf or 0.0] * len(self.levels)
-        found = self.coder.levels.answer(codes, self.levels, confs, least)
-        return dict(zip(OF_LEVEL, (*found[:2], "" if found[2] is None else f"{found[2]:.6g}")))
+    def cells_beside(self, coded: Coded) -> dict[str, str]:
+        """Return the words and classes of each code, and the cells of `beside`."""
+        cells = {
+            f"{name}_{i}": words.get(code, "")
+            for i, code in enumerate(coded.codes, 1)
+            for name, words in self.words.items()
+        }
+        return cells | {name: cell for names, of in self.beside for name, cell in zip(names, of(coded))}
 
     def kept_cells(self, row: tuple[str, ...]) -> list[str]:
-        """Return the cells for `columns` of a row that keeps its codes: its own, and the words and classes of
-        these codes where it has none.
+        """Return the cells for `columns` of a row that keeps its codes: its own, and what is known of these
+        codes where it has none.
         """
         cells = dict.fromkeys(self.columns, "") | dict(zip(ANSWER, ("1", str(int(self.is_fitted)), "0")))
         cells |= {name: row[place] for name, place in self.old.items()}
-        for i in range(1, self.old_codes + 1):
-            cell, lacking = cells[f"{self.system}_{i}"], [x for x in self.words if not cells[f"{x}_{i}"]]
-            if cell and lacking:
-                code = code_of_cell(cell, self.coder.formatter, self.key)
-                cells |= {f"{name}_{i}": self.words[name].get(code, "") for name in lacking}
-        if self.args.level:
-            named = filter(None, (cells[f"{self.system}_{i}"] for i in range(1, self.old_codes + 1)))
-            codes = [code_of_cell(cell, self.coder.formatter, self.key) for cell in named]
-            with contextlib.suppress(ValueError):
-                cells |= self.at_level(codes, [], float(cells["conf"] or 1))  # none if a person decided
-        if self.draws and not cells["draw_1"]:
-            codes = (cells[f"{self.system}_{i}"] for i in range(1, self.old_codes + 1))
-            codes = [code_of_cell(cell, self.coder.formatter, self.key) for cell in codes if cell]
-            cells |= zip(self.draws.columns, self.draws.certain(codes))
-        return [*cells.values()]
+        written = (cells[f"{self.system}_{i}"] for i in range(1, self.old_codes + 1))
+        codes = [code_of_cell(cell, self.coder.formatter, self.key) for cell in written]
+        beside = self.cells_beside(Coded(codes, [], None, source=""))
+        return [cell or beside.get(name, "") for name, cell in cells.items()]
 
     # ---- pieces
 
@@ -428,8 +383,8 @@ class Coding:
         how = {"cleaned": True, "levels": self.levels}
         coded = self.coder.code(cleaned, languages, self.decoder, self.args.k, **how)
         if self.draws:
-            beside = self.draws.cells(cleaned, languages, coded)
-            coded = [one._replace(beside=cells) for one, cells in zip(coded, beside)]
+            drawn = self.draws.cells(cleaned, languages, coded)
+            coded = [one._replace(draws=cells) for one, cells in zip(coded, drawn)]
         path, settings = self.piece(number)
         files.write_sealed(path, "\n".join(map(json.dumps, coded)).encode(), settings)
 
@@ -460,21 +415,19 @@ class Coding:
             most = max([most, *(len(first_of(answers[text], 1)[0]) for text in texts)])
         return answers, most
 
-    def join(self) -> tuple[Counter, Counter, float]:
-        """Write the output; return (counts of rows, rows by languages that are not known, sum of conf). Rank
-        0 only. Raises UserError if a piece is missing or damaged, or the input was changed.
+    def join(self) -> tuple[Counter[str], Counter[str], dict[str, float]]:
+        """Write the output; return (counts of rows, rows by languages that are not known, sums of conf and
+        level_conf). Rank 0 only. Raises UserError if a piece is missing or damaged, or the input was changed.
         """
         args, rejected, before = self.args, self.args.output + ".rejected.csv", self.format.names
         changed = UserError(f"{args.input} was changed while it was coded; start over with --overwrite")
         answers, most = self.read_pieces()
-        total: Counter[str] = Counter()
-        unknown, faults, conf = Counter(), [], 0.0
+        total, unknown, sums, faults = Counter(), Counter(), {"conf": 0.0, "level_conf": 0.0}, []
         self.columns, place = self.added_columns(most), min(self.old.values(), default=len(before))
         behind = [i for i in range(place, len(before)) if before[i] not in self.old]
         header = [*before[:place], *self.columns, *(before[i] for i in behind)]
-        of_probs = re.compile(r"(choice_)?prob_\d+|level_conf|expected_hiscam|prob_\w+_\d+").fullmatch
         at_level = self.columns.index("level") if args.level else None
-        numbers = {name for name in self.columns if of_probs(name) or name in ANSWER}
+        numbers = {*filter(re.compile(NUMBERS).fullmatch, self.columns)}
         with (
             files.atomic_write(os.path.realpath(args.output), args.overwrite) as file,
             table_writer(file, args.output, header, numbers, csv_text) as write,
@@ -492,7 +445,7 @@ class Coding:
                         if line is None:
                             raise changed
                         is_ditto = not known and i in dittos
-                        cells = self.cells(line, bool(known), is_ditto)
+                        cells = self.cells(line, is_ditto)
                         if not cells[-3]:  # no conf
                             total["unknown" if key[0].strip() else "empty"] += 1
                         if not known and key[1] == UNKNOWN_LANGUAGE != language_name(languages[i]):
@@ -502,10 +455,10 @@ class Coding:
                         total["dittos"] += is_ditto
                         total["no_code"] += not cells[0]
                         total["review"] += cells[-1] == "1"
-                        conf += float(cells[-3] or 0) if cells[0] else 0.0
+                        sums["conf"] += float(cells[-3] or 0) if cells[0] else 0.0
                         if at_level is not None and cells[at_level]:
                             total[f"level {cells[at_level]}"] += 1
-                            self.level_conf += float(cells[at_level + 1])
+                            sums["level_conf"] += float(cells[at_level + 1])
                     rows.append([*row[:place], *cells, *(row[i] for i in behind)])
                 total["rows"] += len(rows)
                 try:
@@ -521,7 +474,7 @@ class Coding:
             os.remove(rejected)  # the list belongs to the previous output
         total["faults"] = len(faults)
         files.remove_files(self.folder, rf"{PIECES}|{INPUT}|{SETTINGS}")  # SETTINGS last: it marks the others
-        return total, unknown, conf
+        return total, unknown, sums
 
     def start_lines(self, rows: int, resumed: bool) -> Iterator[str]:
         args, coder, processes = self.args, self.coder, self.world.size * self.forked.number
@@ -578,7 +531,9 @@ class Coding:
             ["evaluate", *of_model],
         ]
 
-    def end_lines(self, total: Counter, unknown: Counter, conf: float, seconds: float) -> Iterator[str]:
+    def end_lines(
+        self, total: Counter, unknown: Counter, sums: dict[str, float], seconds: float
+    ) -> Iterator[str]:
         args, rows = self.args, total["rows"]
         if not args.non_verbose:
             known = f"; {total['known']:,} with known codes" if args.known else ""
@@ -602,12 +557,16 @@ class Coding:
             expected = f"How many rows are right is not known: {why}"
             if self.is_fitted:
                 first = " in their first code" * (self.decoder not in MEASURED)
-                expected = f"About {conf:,.0f} of {total['coded']:,} rows are expected to be right{first}"
+                expected = (
+                    f"About {sums['conf']:,.0f} of {total['coded']:,} rows are expected to be right{first}"
+                )
             if args.level:
                 number = {level: total[f"level {level}"] for level in self.levels}
                 share = 100 * sum(number.values()) / max(total["coded"], 1)
                 each = ", ".join(f"{level}: {number[level]:,}" for level in number if number[level])
-                right = f", of which about {self.level_conf:,.0f} are expected to be right" * self.is_fitted
+                right = (
+                    f", of which about {sums['level_conf']:,.0f} are expected to be right" * self.is_fitted
+                )
                 yield f"--level {args.level}: {share:.1f} % of rows have an answer ({each or 0}){right}"
             limit = f"{'level_conf' if args.level else 'conf'} below {self.min_conf:.3g}, or no usable code"
             yield f"{expected}; {total['review']:,} are marked for review (needs_review: {limit})"
@@ -644,7 +603,7 @@ def take_input(args: PredictConfig, world: World, held: contextlib.ExitStack) ->
         files.remove_files(beside, rf"{re.escape(name)}(\.rejected\.csv)?{files.TEMPORARY}")
     if is_pipe:
         held.callback(files.remove_files, folder, INPUT)
-        save_pipe(args.input, path, world.give_up_if_asked, 60 * args.timeout_minutes)
+        files.save_pipe(args.input, path, world.give_up_if_asked, 60 * args.timeout_minutes)
     # what is not there is found before a model is loaded or made, which takes a minute
     for other in filter(None, (args.known, args.descriptions)):
         files.opened(other).close()
@@ -654,23 +613,6 @@ def take_input(args: PredictConfig, world: World, held: contextlib.ExitStack) ->
     if outline := models.outline(args.model):
         Coding(args, path, world, outline)
     return path
-
-
-def save_pipe(path: str, target: str, check: Callable[[], None], limit_seconds: float) -> None:
-    """Copy a pipe, until its last writer closes it, into the file `target`. `check` is called several times a
-    second; an exception of it ends the copy. Raises UserError if nothing comes for `limit_seconds`.
-    """
-    handle, last = os.open(path, os.O_RDONLY | os.O_NONBLOCK), time.monotonic()  # does not wait for a writer
-    with open(handle, "rb", buffering=0) as pipe, files.atomic_write(target) as file:
-        # a read before the first writer has come would return b"", as at the end
-        while (block := pipe.read(1 << 20) if select.select([pipe], [], [], 0.2)[0] else None) != b"":
-            check()
-            if block:
-                file.write(block)
-                last = time.monotonic()
-            elif time.monotonic() - last > limit_seconds:
-                what = f"{path}: nothing has come through this pipe for {limit_seconds:g} s; start the"
-                raise UserError(f"{what} program that writes to it, or save its output as a file")
 
 
 def remove_if_empty(folder: str) -> None:
@@ -697,8 +639,8 @@ def run(args: PredictConfig, world: World) -> None:
         if not args.non_verbose:
             world.print(*coding.start_lines(rows, resumed), sep="\n")
         world.run_on(ranks, coding.code_pieces)
-        total, unknown, conf = world.run_on_main(coding.join)
-        for line in coding.end_lines(total, unknown, conf, time.monotonic() - started):
+        total, unknown, sums = world.run_on_main(coding.join)
+        for line in coding.end_lines(total, unknown, sums, time.monotonic() - started):
             world.print(line)
         if total["faults"]:
             what = f"{total['faults']:,} rows of {args.input} could not be read and are not in the output"

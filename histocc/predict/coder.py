@@ -3,7 +3,7 @@
 import contextlib
 import functools
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -14,6 +14,7 @@ from torch.nn.functional import normalize
 from histocc.data.arrays import PreparedData, fault, text_keys
 from histocc.data.config import text_columns
 from histocc.data.learned import hashes_of, keys_of
+from histocc.data.records import MODEL
 from histocc.data.rows import language_name
 from histocc.formatter import PAD_IDX, BlockyFormatter
 from histocc.model import decoding
@@ -33,6 +34,7 @@ from histocc.text import COLUMN_SEPARATOR, UNKNOWN_LANGUAGE, cleaner, encode
 
 Nearest = Callable[[Tensor], list[list[tuple[str, str]]]]
 MAX_TEXTS = 200_000  # distinct texts of the training, spread over its rows, that --explain looks at
+TRAINED, KNOWN = "trained", "known"
 SHOWN = 3  # similar texts that are shown for each text
 MAX_CHARACTERS = 1 << 16  # of a batch of long texts
 VECTORS = "training_vectors.bin"  # in the folder of the run
@@ -42,19 +44,17 @@ class Coded(NamedTuple):
     """The answer to a text: at most k codes and their probabilities. conf is the probability of these codes
     and no others (greedy: in any order, or in this one if there are more than six; topk and full: of the best
     code). If the confidence is fitted, it is how often such an answer is right. It is None for an empty text,
-    and for a text of which a model with n-grams knows no n-gram with a letter; these get no codes. similar:
-    see `training_examples`. choices: the most probable codes, and a text of their probabilities. levels: conf
-    at the levels that flat was asked for; [] for a text without codes.
+    and for a text of which a model with n-grams knows no n-gram with a letter; these get no codes.
     """
 
     codes: list[str]
     probs: list[float]
     conf: float | None
-    similar: list[tuple[str, str]] = []  # noqa: RUF012
-    choices: tuple[list[str], str] = [], ""
-    levels: list[float] = []  # noqa: RUF012
-    is_trained: bool = False  # whether the rows of the training answered, of which the text is one
-    beside: list[str] = []  # noqa: RUF012  cells of further columns
+    similar: list[tuple[str, str]] = []  # see `training_examples`
+    choices: list[tuple[str, float]] = []  # the most probable codes
+    levels: list[float] = []  # conf at the levels that flat was asked for; [] for a text without codes
+    source: str = MODEL  # or TRAINED, if the text is one of the training's, whose rows answered, or KNOWN
+    draws: list[str] = []  # cells of `Draws`
 
 
 class Coder:
@@ -100,7 +100,7 @@ class Coder:
         self.text_rule, self.max_len = state["config"]["text"], state["config"]["max_len"]
         self.clean = cleaner(self.text_rule)
         self.thresholds = Thresholds.of(state)  # used if none are given
-        fitted = Confidence.of(state)
+        fitted, self.raw_confidence = Confidence.of(state), raw_confidence
         self.confidence = Confidence() if raw_confidence else fitted
         self.best_decoder, self.why_best = fitted.best_decoder(self.kind, model.ngrams is not None)
         # share of the linear decoder in topk and full, 0…1
@@ -140,19 +140,26 @@ class Coder:
             return max(len(self.formatter.target_cols), self.thresholds.at_most or 1)
         return self.formatter.max_num_codes
 
-    def asked_levels(self, level: str, decoder: str, name: str, unfitted: bool) -> list[str]:
-        """Return the levels of --level. Raises UserError if the confidence there is not known. name: of the
-        model; unfitted: whether probabilities that are not fitted will do.
-        """
+    def need_fitted(self, flag: str, maps: Iterable[str], model: str) -> None:
+        """Raise UserError if maps of the confidence that a flag needs are not fitted."""
+        if not {*maps} <= {*self.confidence.maps}:
+            new = " --output NEW, which --model then takes" * models.is_shared(model)
+            raise UserError(
+                f"{flag}: how often {model} is right is not known. 200 texts with known codes, none of its"
+                f" training, tell: python -m histocc.evaluate --model {model} --data CODED.csv"
+                f" --fit-confidence{new}"
+            )
+
+    def asked_levels(self, level: str, decoder: str, model: str) -> list[str]:
+        """Return the levels that are tried for an answer, the deepest first. Raises UserError."""
         if decoder != "flat":
             what = f"--level takes the probabilities of the linear decoder, and the decoder is {decoder} here"
             lacks = "this model has none, so it answers with whole codes only"
             raise UserError(f"{what}: {'give --decoder flat' if 'flat' in self.decoders else lacks}")
         asked = self.levels.asked(level)
-        if not (unfitted or {*asked} <= {*self.fitted_levels}):
-            what = "--level: how often this model is right there is not known. --raw-confidence takes sums of"
-            what += f" probabilities; histocc.evaluate --model {name} --fit-confidence finds it by rows with"
-            raise UserError(f"{what} codes that it was not trained on")
+        if not self.raw_confidence:
+            maps = ["flat" if level == self.levels.whole else map_of(level) for level in asked]
+            self.need_fitted("--level without --raw-confidence", maps, model)
         return asked
 
     @property
@@ -231,23 +238,21 @@ class Coder:
         own = keys_of(hashes[:-1], language)
         places = np.searchsorted(keys, own).clip(max=len(keys) - 1)
         for i in np.flatnonzero((keys[places] == own) & (hashes[:-1] != hashes[-1])):
-            sure, names = float(conf[places[i]]), [self.codes[j] for j in codes[places[i]] if j >= 0][:k]
-            pairs = zip(coded[i].choices[0], map(float, coded[i].choices[1].split()))
-            others, left = [(code, prob) for code, prob in pairs if code not in names], 1 - sure
+            one, sure = coded[i], float(conf[places[i]])
+            names = [self.codes[j] for j in codes[places[i]] if j >= 0][:k]
+            others, left = [(code, prob) for code, prob in one.choices if code not in names], 1 - sure
             # if a text has one code, all together are at most 1
             total = sum(prob for _, prob in others) if self.thresholds.at_most == 1 else 0.0
             share = left / max(left, total, 1e-12)
             best = [*((code, sure) for code in names), *((code, min(share * p, left)) for code, p in others)]
-            best = best[: self.choices]
-            choices = [code for code, _ in best], "%.6g " * len(best) % (*(prob for _, prob in best),)
             confs = [  # above the whole codes the model may support those of the training
                 max(sure, of_model)
-                if level != self.levels.whole and self.levels.agree(level, names, coded[i].codes)
+                if level != self.levels.whole and self.levels.agree(level, names, one.codes)
                 else sure
-                for level, of_model in zip(levels, coded[i].levels or [0.0] * len(levels))
+                for level, of_model in zip(levels, one.levels or [0.0] * len(levels))
             ]
-            answer = {"codes": names, "probs": [sure] * len(names), "conf": sure, "levels": confs}
-            coded[i] = coded[i]._replace(**answer, choices=choices, is_trained=True)
+            probs, best = [sure] * len(names), best[: self.choices]
+            coded[i] = Coded(names, probs, sure, one.similar, best, confs, TRAINED)
         return coded
 
     def probabilities(
@@ -437,8 +442,7 @@ class Coder:
     def _first(self, codes: Tensor, probs: Tensor, counts: Tensor, conf: Tensor) -> Iterator[Coded]:
         """Yield the first `counts` [B] of codes [B, N] with their probabilities, and the `choices`."""
         for row, of_row, count, sure in zip(codes.tolist(), probs.tolist(), counts.tolist(), conf.tolist()):
-            probs_of = of_row[: self.choices]
-            best = [self.codes[i] for i in row[: self.choices]], "%.6g " * len(probs_of) % (*probs_of,)
+            best = [(self.codes[i], prob) for i, prob in zip(row[: self.choices], of_row)]
             yield Coded([self.codes[i] for i in row[:count]], of_row[:count], sure, choices=best)
 
 

@@ -11,44 +11,32 @@ import numpy as np
 
 from histocc.data.learned import hashes_of, keys_of
 from histocc.formatter import hisco_classes
-from histocc.predict.coder import Coded, Coder
+from histocc.predict.coder import TRAINED, Coded, Coder
 from histocc.predict.decoders import DECODERS
-from histocc.published import models
-from histocc.runtime.errors import UserError
 from histocc.runtime.rng import draw, streams
 
 # Alternatives of a text. The chance of all further ones goes to these: the true code, where it is farther
 # behind, is more like them than like others there, and scores by ten are the best calibrated in registers.
 MOST = 10
+SEED = 1
 
 
 class Draws:
     """Further columns: `number` draws and, of HISCO codes, the expected HISCAM and the probability of each
-    value of some classes. Raises UserError if the confidence of the decoder is not fitted.
+    value of some classes. The confidence of the decoder is fitted.
     """
 
-    def __init__(
-        self, coder: Coder, model: str, decoder: str, number: int, classes: list[str], seed: int = 1
-    ):
-        self.coder, self.number, self.seed = coder, number, seed
+    def __init__(self, coder: Coder, decoder: str, number: int, classes: list[str]):
+        self.coder, self.number = coder, number
         self.is_set = bool(DECODERS[decoder].title)  # whether all codes of an answer, or the first, are it
         self.map = DECODERS[decoder].confidence_of or decoder
-        if self.map not in coder.confidence.maps:
-            new = " --output NEW, which --model then takes" * models.is_shared(model)
-            raise UserError(
-                f"--draws: how often {model} is right is not known. 200 texts with known codes, none of its"
-                f" training, tell: python -m histocc.evaluate --model {model} --data CODED.csv"
-                f" --fit-confidence{new}"
-            )
-        self.normal = np.random.default_rng(seed).standard_normal((number, 2))
+        self.normal = np.random.default_rng(SEED).standard_normal((number, 2))
         self.values: dict[str, dict[str, float]] = {}  # column → code → what the column has the mean of
-        for name in ("hiscam", *classes) if coder.formatter.kind == "hisco" else ():
+        if coder.formatter.kind == "hisco":
+            scores = hisco_classes()["hiscam"].items()
+            self.values["expected_hiscam"] = {code: float(score) for code, score in scores if score}
+        for name in (name for name in classes if name != "hiscam"):
             of_code = hisco_classes()[name]
-            if name == "hiscam":
-                self.values["expected_hiscam"] = {
-                    code: float(score) for code, score in of_code.items() if score
-                }
-                continue
             for value in sorted({*of_code.values()} - {""}, key=int):
                 self.values[f"prob_{name}_{value}"] = {code: its == value for code, its in of_code.items()}
         self.columns = [*(f"draw_{i}" for i in range(1, number + 1)), *self.values]
@@ -58,21 +46,23 @@ class Draws:
         coder, decoder = self.coder, "flat" if "flat" in self.coder.decoders else "full"
         probs = coder.probabilities(texts, languages, decoder, cleaned=True)
         language = np.array([coder.languages.index(coder.known(name)) for name in languages])
-        stream = streams(self.seed, 0, keys_of(hashes_of(texts, coder.text_rule), language))
+        stream = streams(SEED, 0, keys_of(hashes_of(texts, coder.text_rule), language))
         uniform = (draw(stream[:, None], np.arange(self.number)) >> np.uint64(11)) * 2.0**-53
         conf = np.array([one.conf or 0.0 for one in coded])
         limits = coder.confidence.redrawn(self.map, conf, self.normal)
         best, found = np.argsort(-probs, axis=1, kind="stable")[:, : MOST + 1], []
         for i, one in enumerate(coded):
             others = {coder.codes[j]: float(probs[i, j]) for j in best[i]}
-            limit = np.full(self.number, conf[i]) if one.is_trained else limits[i]
+            limit = np.full(self.number, conf[i]) if one.source == TRAINED else limits[i]
             answer = one if self.is_set else one._replace(codes=one.codes[:1])
             found.append([] if one.conf is None else self.of_text(answer, others, uniform[i], limit))
         return found
 
     def certain(self, codes: list[str]) -> list[str]:
         """Return the cells of a row whose codes are known."""
-        return self.of_text(Coded(codes, [], 1.0), {}, np.zeros(self.number), np.ones(self.number))
+        return self.of_text(
+            Coded([*filter(None, codes)], [], 1.0), {}, np.zeros(self.number), np.ones(self.number)
+        )
 
     def of_text(
         self, one: Coded, probs: dict[str, float], uniform: np.ndarray, limits: np.ndarray
@@ -81,7 +71,7 @@ class Draws:
         each draw [D]; limits: the probability of the answer in each draw [D].
         """
         conf, is_one = one.conf or 0.0, self.coder.thresholds.at_most == 1
-        taken = dict.fromkeys(one.codes, 1.0 if is_one or one.is_trained else conf)
+        taken = dict.fromkeys(one.codes, 1.0 if is_one or one.source == TRAINED else conf)
         left = [max(p - taken.get(code, 0.0), 0.0) / max(1 - conf, 1e-9) for code, p in probs.items()]
         chance, codes = np.minimum(left, 1.0), [*probs]
         total = max(chance.sum(), 1e-9)

@@ -183,11 +183,10 @@ def fit_confidence(
             judged.setdefault(decoder, []).extend(whole)
     most = Thresholds.of(loaded[2]).at_most
     fitted, sets = Confidence(texts, {}, {}, {}, known=known, several=most != 1), {}
-    for decoder, of_decoder in judged.items():
-        _, _, right, weight, _ = (np.array(column) for column in zip(*of_decoder))
-        if decoder in MEASURED:
-            fitted.accuracy[decoder] = float(weight @ right / weight.sum())
-            sets[decoder] = weight * right
+    for decoder in (name for name in MEASURED if name in judged):
+        _, _, right, weight, _ = (np.array(column) for column in zip(*judged[decoder]))
+        fitted.accuracy[decoder] = float(weight @ right / weight.sum())
+        sets[decoder] = weight * right
     kind, has_ngrams = loaded[2].get("kind", "mixer"), loaded[0].ngrams is not None
     usual, _ = Confidence().best_decoder(kind, has_ngrams)
     best = usual if texts < MIN_TEXTS else confidence.most_accurate(sets)

@@ -170,7 +170,8 @@ def give_choices(texts: list[CodedText], model: str) -> None:
     coder = Coder.load(model, choices=MAX_CODES)
     answers = coder.code([text.text for text in texts], [text.language for text in texts], "flat")
     for text, answer in zip(texts, answers):
-        text.codes, text.probs = answer.choices[0], answer.choices[1].split()
+        text.codes = [code for code, _ in answer.choices]
+        text.probs = [f"{prob:.6g}" for _, prob in answer.choices]
 
 
 def make_sheet(args: ReviewConfig, coded: CodedFile, key: list[str] | None) -> None:

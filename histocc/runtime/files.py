@@ -9,13 +9,14 @@ import hashlib
 import json
 import os
 import re
+import select
 import shutil
 import socket
 import stat
 import tempfile
 import time
 import zlib
-from collections.abc import Generator, Iterable
+from collections.abc import Callable, Generator, Iterable
 from functools import cache
 from pathlib import Path
 from typing import IO, BinaryIO
@@ -177,6 +178,23 @@ def read_sealed(path: str, of: str = "") -> bytes | None:
 
 def _seal(path: str, content: bytes, of: str) -> bytes:
     return b"%08x" % zlib.crc32(content, zlib.crc32(f"{of} {os.path.basename(path)} ".encode()))
+
+
+def save_pipe(path: str, target: str, check: Callable[[], None], limit_seconds: float) -> None:
+    """Copy a pipe, until its last writer closes it, into the file `target`. `check` is called several times a
+    second; an exception of it ends the copy. Raises UserError if nothing comes for `limit_seconds`.
+    """
+    handle, last = os.open(path, os.O_RDONLY | os.O_NONBLOCK), time.monotonic()  # does not wait for a writer
+    with open(handle, "rb", buffering=0) as pipe, atomic_write(target) as file:
+        # a read before the first writer has come would return b"", as at the end
+        while (block := pipe.read(1 << 20) if select.select([pipe], [], [], 0.2)[0] else None) != b"":
+            check()
+            if block:
+                file.write(block)
+                last = time.monotonic()
+            elif time.monotonic() - last > limit_seconds:
+                what = f"{path}: nothing has come through this pipe for {limit_seconds:g} s; start the"
+                raise UserError(f"{what} program that writes to it, or save its output as a file")
 
 
 def remove_files(folder: str, pattern: str) -> None:
