@@ -270,6 +270,12 @@ class TestModel:
         )
         assert (odds[0] - odds[1]).abs().max() < 1e-3
 
+    def test_all_places_are_judged_where_a_text_has_one_code(self, trained):
+        coder = Coder.load(str(trained / "run"), raw_confidence=True, choices=len(OUTPUTS))
+        coder.thresholds = coder.thresholds._replace(at_least_one=True, at_most=1)
+        found = judged_answers(coder, ["flat"], ["farmer"], ["en"], [{"61110"}], np.ones(1))
+        assert [len(found[name]) for name in OUTPUTS] == [1] * len(OUTPUTS)
+
     @pytest.mark.parametrize("decoder", ["greedy", "flat", "both", "topk", "full"])
     def test_codes_are_the_same_and_probabilities_are_not(self, trained, decoder):
         coder, raw = (Coder.load(str(trained / "run"), raw_confidence=each) for each in (False, True))

@@ -53,11 +53,11 @@ def judged_answers(
     linear decoder's at this level, where all codes have a group.
     """
 
-    def asked(decoder: str, k: int, one_of: int = 1, **more) -> list[tuple[Coded, set[str], float, int]]:
+    def asked(decoder: str, k: int, one_of: int = 1) -> list[tuple[Coded, set[str], float, int]]:
         """Return (answer, true codes, weight, number) of the texts, or of one text in `one_of`."""
         some = [i for i, text in enumerate(texts) if zlib.crc32(text.encode()) % one_of == 0]
         part = [texts[i] for i in some], [languages[i] for i in some]
-        coded = coder.code(*part, decoder, k, cleaned=True, levels=levels, **more)
+        coded = coder.code(*part, decoder, k, cleaned=True, levels=levels)
         return [(one, codes[i], float(weights[i]), i) for one, i in zip(coded, some)]
 
     levels = coder.levels.names[1:]
@@ -81,10 +81,10 @@ def judged_answers(
                 if (is_right := coder.levels.agree(level, one.codes, true)) is not None:
                     judged = conf, len(one.codes) > 1, is_right, weight, i
                     found.setdefault(map_of(level), []).append(judged)
-    if "flat" in found:
-        for one, true, weight, i in asked("flat", len(OUTPUTS), threshold=0.0):
-            for name, code, prob in zip(OUTPUTS, one.codes, one.probs):
-                found.setdefault(name, []).append((prob, False, code in true, weight, i))
+        if name == "flat":
+            for one, true, weight, i in answers:
+                for place, (code, prob) in zip(OUTPUTS, one.choices):
+                    found.setdefault(place, []).append((prob, False, code in true, weight, i))
     return found
 
 
@@ -166,7 +166,8 @@ def fit_confidence(
         return None
     found, known, check = None, 0.0, world.give_up_if_asked
     with contextlib.suppress(Stopped):
-        coder = Coder(*loaded, batch_size=batch_size, precision=precision, check=check, raw_confidence=True)
+        how = {"batch_size": batch_size, "precision": precision, "check": check}
+        coder = Coder(*loaded, **how, raw_confidence=True, choices=len(OUTPUTS))
         found = judged_rows(coder, decoders, rows, index, data, world.share())
         if world.is_main:
             names = [data.languages[i] for i in np.asarray(rows.language)[index].tolist()]
