@@ -17,9 +17,9 @@ from pathlib import Path
 import numpy as np
 
 from histocc.data.rows import csv_text
-from histocc.evaluate.levels import level_figures
 from histocc.formatter import DEEPEST, BlockyFormatter
 from histocc.lexicon import LANGUAGES
+from histocc.model.confidence import calibration_error
 from histocc.predict.coder import Coder
 from histocc.sample.built_in import THRESHOLD, tables
 from histocc.sample.generate import HEADER
@@ -90,7 +90,7 @@ def at_levels(model: str, registers: dict[str, list]) -> list[list[str]]:
         coded = coder.code(texts, languages, "flat", levels=coder.fitted_levels)
         of_row = np.array([numbers[text, language] for text, language, _ in rows])
         codes = [[code] for *_, code in rows]
-        figures = {each["level"]: each for each in level_figures(coder, coded, of_row, codes, of_row)}
+        weights = np.ones(len(of_row)), 1 / np.bincount(of_row)[of_row]
         for level in [DEEPEST, *coder.fitted_levels]:
             tried = coder.levels.asked(level)
             places = [coder.fitted_levels.index(name) for name in tried]
@@ -105,10 +105,13 @@ def at_levels(model: str, registers: dict[str, list]) -> list[list[str]]:
                 answered += bool(at) and is_right is not None
                 wrong += bool(at) and is_right is False
             cells = [f"{100 * answered / counted:.1f}", f"{100 * wrong / max(answered, 1):.1f}"]
-            if level in figures:
-                both = [figures[level][over] for over in ("over_rows", "over_texts")]
-                cells += [f"{100 * both[0][name]:.1f}" for name in ("right", "expected")]
-                cells.append(" / ".join(f"{100 * x['expected_calibration_error']:.1f}" for x in both))
+            if level != DEEPEST:
+                agree = [coder.levels.agree(level, coded[i].codes, true) for i, true in zip(of_row, codes)]
+                known, right = np.array([each is not None for each in agree]), np.array(agree, dtype=bool)
+                conf = np.array([coded[i].levels[places[0]] if coded[i].levels else 0.0 for i in of_row])
+                cells += [f"{100 * each[known].mean():.1f}" for each in (right, conf)]
+                errors = (calibration_error(conf, right, weight * known) for weight in weights)
+                cells.append(" / ".join(f"{100 * error:.1f}" for error in errors))
             lines.append([register, level, *cells, *[""] * (5 - len(cells))])
     return lines
 

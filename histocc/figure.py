@@ -7,6 +7,7 @@ import contextlib
 import json
 import math
 import os
+import re
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,6 +20,7 @@ TEST, VALIDATION, LEFT_OUT = "test texts", "validation texts", "training texts, 
 OTHER = "texts of other data"
 NONE = "It has not been evaluated."
 Z = 1.959964  # of 95 % intervals
+MAX_GROUPS, OTHERS = 10, "all others"  # groups of rows that a table or a plot shows; the last one
 
 
 def percent(share: float, sign: str = " %") -> str:
@@ -123,3 +125,15 @@ def keep(folder: str, figure: Figure, step: int) -> None:
                 status = {**json.load(file), ENTRY: {**figure._asdict(), "step": step}}
             with atomic_write(path, durable=False) as target:
                 target.write(json.dumps(status).encode())
+
+
+def largest(groups: dict[str, Any]) -> list[tuple[str, Any]]:
+    """Return the groups of rows with most texts, of a report, and their figures; OTHERS come last."""
+    order = sorted(groups.items(), key=lambda group: (group[0] == OTHERS, -group[1]["texts"]))
+    return order[:MAX_GROUPS]
+
+
+def names_of(paths: list[str]) -> list[str]:
+    """Return the name of each model: the last folder of its path, if no other model has it."""
+    names = [os.path.basename(re.sub(r"[/\\](best|last)\.bin$", "", os.path.abspath(x))) for x in paths]
+    return names if len({*names}) == len({*paths}) else paths

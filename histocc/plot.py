@@ -3,9 +3,9 @@
     python -m histocc.plot ./output ./other --output curves.png
     python -m histocc.plot ./output/evaluation
 
-Of a run: losses, accuracies, learning rate and speed by step; if it was learned in closed form, its learning
-curve. Of an evaluation: accuracy by the share that is coded automatically, reliability, accuracy by level and
-by group. `curves` and `evaluation` return the figure, for notebooks.
+Of a run: losses and accuracies by step; if it was learned in closed form, its learning curve. Of an
+evaluation: accuracy by the share that is coded automatically, reliability, accuracy by level and by group.
+`curves` and `evaluation` return the figure, for notebooks.
 """
 
 import csv
@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from histocc.figure import ENTRY, Figure, wilson
+from histocc.figure import ENTRY, Figure, largest, names_of, wilson
 from histocc.runtime.config import Config, Parser, flag
 from histocc.runtime.errors import UserError, in_words, raise_if_any, run_command
 from histocc.runtime.files import OwnFiles, atomic_write, problems
@@ -39,16 +39,19 @@ STYLE |= {"axes.spines.top": False, "axes.spines.right": False, "grid.alpha": 0.
 STYLE |= {"text.parse_math": False}  # dollar signs in names and values are no formulas
 NAMES = {"train_loss": "training", "val_loss": "validation", "token_acc": "characters, digit by digit"}
 NAMES |= {"seq_acc": "codes, digit by digit", "flat_acc": "codes, linear decoder"}
-MIN_TEXTS, MAX_GROUPS, OTHERS = 20, 15, "all others"  # texts of a curve's first point; groups in a panel
-ACCURACY, STEP, RATES = "accuracy, %", "step", ("lr", "samples_per_sec")
+MIN_TEXTS = 20  # of the first point of a curve
+ACCURACY, STEP = "accuracy, %", "step"
 Points = Sequence[tuple[Any, ...]]  # x, y and, if known, the interval of y
 
 
-def new_figure(captions: list[str], parts: list[tuple[float, Callable[[Any, Any], Any]]]) -> Any:
-    """Return a matplotlib figure of panels, two in a row. Raises UserError.
+def new_figure(
+    paths: list[str], figures: list[Figure | None], parts: list[tuple[float, Callable[[Any, Any], Any]]]
+) -> Any:
+    """Return a matplotlib figure of panels, two in a row. The name of a single model and its figure are the
+    title, those of several a legend. Raises UserError.
 
     Args:
-        captions: of each model; that of a single one is the title, others are a legend.
+        paths, figures: of each model.
         parts: (height in inches, what draws the panel into a figure at a place of its grid).
     """
     if importlib.util.find_spec("matplotlib") is None:
@@ -59,7 +62,9 @@ def new_figure(captions: list[str], parts: list[tuple[float, Callable[[Any, Any]
 
     rows = [parts[i : i + 2] for i in range(0, len(parts), 2)]
     heights = [max(height for height, _ in row) for row in rows]
-    captions = [textwrap.fill(each, 105) for each in captions]
+    captions = [f"{name}: {figure}" if figure else name for name, figure in zip(names_of(paths), figures)]
+    unbroken = (re.sub(r"(?<=[\d.]) (?=%|to|texts)|(?<= to) ", "\u00a0", each) for each in captions)
+    captions = [textwrap.fill(each, 105) for each in unbroken]
     with matplotlib.rc_context(STYLE):
         figure = Empty(figsize=(WIDTH, sum(heights) + 0.4 * len(captions)), dpi=150, layout="constrained")
         if len(captions) == 1:
@@ -72,16 +77,6 @@ def new_figure(captions: list[str], parts: list[tuple[float, Callable[[Any, Any]
             for (_, fill), cell in zip(row, place.add_gridspec(1, len(row))):
                 fill(place, cell)
     return figure
-
-
-def captions_of(paths: list[str], figures: list[Figure | None]) -> list[str]:
-    """Return the name of each model, the last folder of its path if no other one has it, and its figure. No
-    line break parts a number from its unit.
-    """
-    names = [os.path.basename(re.sub(r"[/\\](best|last)\.bin$", "", os.path.abspath(x))) for x in paths]
-    names = names if len({*names}) == len({*paths}) else paths
-    texts = [f"{name}: {figure}" if figure else name for name, figure in zip(names, figures)]
-    return [re.sub(r"(?<=[\d.]) (?=%|to|texts)|(?<= to) ", "\u00a0", each) for each in texts]
 
 
 def look(number: int) -> dict[str, Any]:
@@ -114,28 +109,24 @@ def panels(folder: str) -> dict[tuple[str, str], dict[str, Points]]:
     if not os.path.isfile(os.path.join(folder, LOG)):
         what = f"{folder}: no run there (no {LOG}), and no evaluation (no {REPORT})"
         raise UserError(f"{what}. Name the --save-path of a run that has begun, or the --output of evaluate")
-    rows, phases, found, begin = read_numbers(os.path.join(folder, LOG)), [], {}, 0.0
-    for row in rows:
+    phases: list[list[dict[str, Any]]] = []
+    for row in read_numbers(os.path.join(folder, LOG)):
         if not phases or (row["samples"] or 0) < (phases[-1][-1]["samples"] or 0):
             phases.append([])
         phases[-1].append(row)
+    found, begin = {}, 0.0
     for number, phase in enumerate(phases):
-        columns = [x for x in phase[0] if x not in OWN_COLUMNS and not x.startswith(("train_", "val_"))]
-        others = [name for name in columns if not name.endswith("_acc")]
-        shown = {"loss": ["train_loss", "val_loss"], ", ".join(others): others}
-        shown[f"{ACCURACY} of validation rows"] = [name for name in columns if name not in others]
-        shown |= {"learning rate": ["lr"], "samples/s": ["samples_per_sec"]}
-        if phase[0]["step"] < 0:
-            shown = {f"loss, n-grams and {FIT_PARTS[min(number, 1)]}": ["train_loss"]}
         begin = min(begin, phase[0]["step"])
-        for title, names in shown.items():
-            scale, points = 100 if ACCURACY in title else 1, {}
-            for name in names:
-                some = [row for row in phase if row[name] is not None and (row["step"] or name not in RATES)]
-                points[name] = [(row["step"] - begin, scale * row[name]) for row in some]
-            if max(map(len, points.values()), default=0) > 1:
-                found[title, STEP] = {name: each for name, each in points.items() if each}
+        loss = f"loss, n-grams and {FIT_PARTS[min(number, 1)]}" if phase[0]["step"] < 0 else "loss"
+        for name in phase[0]:
+            is_loss, scale = name in ("train_loss", "val_loss"), 100 if name.endswith("_acc") else 1
+            if name in OWN_COLUMNS or name.startswith(("train_", "val_")) and not is_loss:
+                continue
+            title = loss if is_loss else f"{ACCURACY} of validation rows" if scale > 1 else name
+            if points := [(row["step"] - begin, scale * row[name]) for row in phase if row[name] is not None]:
+                found.setdefault((title, STEP), {})[name] = points
         begin = phase[-1]["step"]
+    found = {title: columns for title, columns in found.items() if max(map(len, columns.values())) > 1}
     if not found and os.path.isfile(path := os.path.join(folder, LEARNING)):
         with open(path, encoding="utf-8", newline="") as file:
             values = [[float(row[name]) for name in LEARNING_COLUMNS] for row in csv.DictReader(file)]
@@ -149,35 +140,31 @@ def panels(folder: str) -> dict[tuple[str, str], dict[str, Points]]:
 def curves(*runs: str | os.PathLike[str]) -> Any:
     """Return the curves of one run or several as a matplotlib figure. Raises UserError."""
     folders = [os.fspath(run) for run in runs]
-    drawn = {folder: each for folder in folders if (each := panels(folder))}
-    for folder in folders:
-        if folder not in drawn:
+    drawn, columns = [panels(folder) for folder in folders], {}
+    for folder, each in zip(folders, drawn):
+        if not each:
             what = f"{folder}: nothing to draw yet: its log has no curve of two points"
-            if not drawn:
-                raise UserError(f"{what}. python -m histocc.watch {folder} shows how far the run is")
-            print(f"Note: {what}. It is left out", file=sys.stderr)
-    titles: dict[tuple[str, str], dict[str, None]] = {}  # columns by panel
-    for each in drawn.values():
+            raise UserError(f"{what}. python -m histocc.watch {folder} shows how far the run is")
         for title, points in each.items():
-            titles.setdefault(title, {}).update(dict.fromkeys(points))
+            columns.setdefault(title, {}).update(dict.fromkeys(points))
 
-    def fill(figure: Any, place: Any, title: tuple[str, str], columns: list[str]) -> None:
+    def fill(figure: Any, place: Any, title: tuple[str, str]) -> None:
         axes, several = figure.add_subplot(place, title=title[0], xlabel=title[1]), len(drawn) > 1
-        for i, name in enumerate(columns):
-            label, line = NAMES.get(name, name), LINES[i % len(LINES)] if title[1] == STEP else "-"
+        for i, name in enumerate(columns[title]):
+            line, label = LINES[i % len(LINES)], NAMES.get(name, name)
             if several and title[1] == STEP:  # colours stand for runs, lines for columns
                 axes.plot([], [], line, color="black", label=label)
                 label = None
-            for number, each in enumerate(drawn.values()):
+            for number, each in enumerate(drawn):
                 if points := each.get(title, {}).get(name):
                     draw(axes, points, number if several else i, line, label)
         axes.xaxis.set_major_formatter("{x:,.0f}")
         axes.locator_params(axis="x", integer=True, nbins=6)
-        if len(columns) > 1 or title[1] != STEP:
+        if len(columns[title]) > 1 or title[1] != STEP:
             legend_below(axes, 2 if title[1] == STEP else 1)
 
-    captions = captions_of([*drawn], [Figure.of_run(folder) for folder in drawn])
-    return new_figure(captions, [(HEIGHT, partial(fill, title=x, columns=[*y])) for x, y in titles.items()])
+    parts = [(HEIGHT, partial(fill, title=title)) for title in columns]
+    return new_figure(folders, [Figure.of_run(folder) for folder in folders], parts)
 
 
 # ---- evaluations
@@ -188,28 +175,38 @@ def interval_of(x: float, share: float, number: float) -> tuple[float, ...]:
     return x, *(100 * each for each in (share, *wilson(share, number)))
 
 
-def error_bars(axes: Any, points: Points, number: int, way: str = "y", **how: Any) -> None:
+def error_bars(axes: Any, points: Points, number: int, way: str = "y") -> None:
     """Draw points with intervals of y, on axes that are exchanged if `way` is x."""
-    x, y, low, high = map(np.array, zip(*points))
-    parts = (x, y) if way == "y" else (y, x)
-    reach = np.maximum([y - low, high - y], 0)  # rounding may put an end beyond y
-    axes.errorbar(*parts, **{f"{way}err": reach}, capsize=2, **look(number), **how)
+    if points:
+        x, y, low, high = map(np.array, zip(*points))
+        reach = {f"{way}err": np.maximum([y - low, high - y], 0)}  # rounding may put an end beyond y
+        axes.errorbar(*((x, y) if way == "y" else (y, x)), **reach, capsize=2, linestyle="", **look(number))
 
 
-def coverage(figure: Any, place: Any, decoders: list[dict[str, Any]], known: list[Points]) -> None:
+def accuracies(names: list[str], parts: dict[str, Any], offset: float = 0.0) -> Points:
+    """Return the points of named parts of an evaluation, at their places in `names`, in percent."""
+    shares = [(i, parts[name]["over_texts"]["accuracy"]) for i, name in enumerate(names) if name in parts]
+    return [(i + offset, *(100 * each for each in share)) for i, share in shares]
+
+
+def coverage(figure: Any, place: Any, decoders: list[dict[str, Any]]) -> None:
     """Draw accuracy by the share of texts that are coded automatically, with the limits of confidence at
-    which few of these are wrong. known: the points of each decoder.
+    which few of these are wrong.
     """
     axes = figure.add_subplot(place, xlabel="coded automatically, % of texts", ylabel=ACCURACY)
-    for number, (each, points) in enumerate(zip(decoders, known)):
-        if points:
-            draw(axes, points, number)
-        for marker, limit in zip("Ds", each["automatic"] if points else ()):
+    for number, each in enumerate(decoders):
+        texts = each["by_digits"][-1]["texts"]
+        found = [(share, right) for _, share, right in each["coverage"] if share * texts >= MIN_TEXTS]
+        if len(found) < 2:
+            continue
+        shares, right = zip(*found)
+        draw(axes, [interval_of(100 * x, y, x * texts) for x, y in found], number)
+        for marker, limit in zip("Ds", each["automatic"]):
             if (conf := limit["conf"]) is not None:
-                (shares, right, *_), x, wrong = zip(*points), 100 * limit["texts"], 100 * limit["errors"]
                 how = {"mfc": "white", "mec": look(number)["color"], "ms": 7, "mew": 1.5, "zorder": 5}
-                label = f"{wrong:.0f} % wrong: {x:.0f} % of texts (conf from {conf:.2f})"
-                axes.plot(x, np.interp(x, shares, right), marker, linestyle="none", label=label, **how)
+                x, y = 100 * limit["texts"], 100 * np.interp(limit["texts"], shares, right)
+                label = f"{100 * limit['errors']:.0f} % wrong: {x:.0f} % of texts (conf from {conf:.2f})"
+                axes.plot(x, y, marker, linestyle="none", label=label, **how)
     legend_below(axes, 1)
 
 
@@ -221,7 +218,7 @@ def reliability(figure: Any, place: Any, decoders: list[dict[str, Any]]) -> None
         bins, width = each["calibration"]["bins"], 9 / len(decoders)
         kinds = ("confidence_over_texts", "accuracy_over_texts")
         points = [(100 * one[kinds[0]], one[kinds[1]], one["texts"]) for one in bins]
-        error_bars(above, [interval_of(*point) for point in points], number, linestyle="none")
+        error_bars(above, [interval_of(*point) for point in points], number)
         left = [100 * one["from"] + 0.5 + number * width for one in bins]
         heights = [one["texts"] for one in bins]
         beneath.bar(left, heights, width, align="edge", color=look(number)["color"])
@@ -229,39 +226,36 @@ def reliability(figure: Any, place: Any, decoders: list[dict[str, Any]]) -> None
     beneath.set(xlabel="confidence, %", ylabel="texts")
 
 
-def levels(figure: Any, place: Any, decoders: list[dict[str, Any]], what: str) -> None:
+def levels(figure: Any, place: Any, decoders: list[dict[str, Any]], unit: str) -> None:
     """Draw accuracy at each level as a staircase, and that of classes beside it."""
-    axes = figure.add_subplot(place, xlabel=f"level, {what}", ylabel=ACCURACY)
-    stairs = [str(each["digits"]) for each in decoders[0]["by_digits"]]
-    names = [*stairs, *decoders[0].get("by_class", {})]
+    axes = figure.add_subplot(place, xlabel=f"level, {unit}", ylabel=ACCURACY)
+    names = [str(each["digits"]) for each in decoders[0]["by_digits"]]
+    stairs, names = len(names), [*names, *decoders[0]["by_class"]]
     for number, each in enumerate(decoders):
-        parts = [*each["by_digits"], *each.get("by_class", {}).values()]
-        points = [(x, *(100 * y for y in part["over_texts"]["accuracy"])) for x, part in enumerate(parts)]
-        error_bars(axes, points[: len(stairs)], number, drawstyle="steps-mid")
-        if classes := points[len(stairs) :]:
-            error_bars(axes, classes, number, linestyle="none")
+        digits = {str(part["digits"]): part for part in each["by_digits"]}
+        points = accuracies(names, digits | each["by_class"])
+        error_bars(axes, points, number)
+        steps = [(x, y) for x, y, *_ in points if x < stairs]
+        axes.step(*np.transpose(steps), where="mid", color=look(number)["color"])
         for x, value, *_ in points if len(decoders) == 1 else ():
-            axes.annotate(f"{value:.1f}", (x, value), (4, 3), textcoords="offset points")
+            axes.annotate(f"{value:.1f}", (x, value), (3, 2), textcoords="offset points", size=6)
     axes.set_xticks(range(len(names)), names)
-    for label in axes.get_xticklabels()[len(stairs) :]:
+    for label in axes.get_xticklabels()[stairs:]:
         label.set(rotation=30, ha="right", rotation_mode="anchor")
 
 
 def groups(figure: Any, place: Any, decoders: list[dict[str, Any]], name: str) -> None:
     """Draw accuracy by group, that with most texts first."""
-    axes, found = figure.add_subplot(place), decoders[0][name]
-    shown = sorted(found, key=lambda group: (group == OTHERS, -found[group]["texts"]))[:MAX_GROUPS]
+    axes, shown = figure.add_subplot(place), largest(decoders[0][name])
     for number, each in enumerate(decoders):
         offset = 0.25 * (number - (len(decoders) - 1) / 2)
-        entries = [(i + offset, each.get(name, {}).get(group)) for i, group in enumerate(shown)]
-        points = [(x, *(100 * y for y in one["over_texts"]["accuracy"])) for x, one in entries if one]
-        if points:
-            error_bars(axes, points, number, "x", linestyle="none")
-    labels = [group if len(group) < 24 else f"{group[:22]}…" for group in shown]
-    labels = [f"{label} (n = {found[group]['texts']:,})" for label, group in zip(labels, shown)]
+        error_bars(axes, accuracies([*dict(shown)], each.get(name, {}), offset), number, "x")
+    labels = [group if len(group) < 24 else f"{group[:22]}…" for group, _ in shown]
+    labels = [f"{label} (n = {one['texts']:,})" for label, (_, one) in zip(labels, shown)]
     axes.set_yticks(range(len(shown)), labels)
     axes.set_ylim(len(shown) - 0.3, -0.7)
-    left_out = f": {MAX_GROUPS} of {len(found):,} groups" * (len(found) > len(shown))
+    number = len(decoders[0][name])
+    left_out = f": {len(shown)} of {number:,} groups" * (number > len(shown))
     axes.set(xlabel=ACCURACY, title=name[3:].removeprefix("column ") + left_out)
 
 
@@ -269,39 +263,29 @@ def evaluation(*folders: str | os.PathLike[str]) -> Any:
     """Return the plots of one evaluation or several, of the first decoder, as a matplotlib figure. Raises
     UserError.
     """
-    paths, reports = [os.path.join(folder, REPORT) for folder in folders], []
+    reports, paths = [], [os.path.join(folder, REPORT) for folder in folders]
     for path in paths:
         try:
             with open(path, encoding="utf-8") as file:
                 reports.append(json.load(file))
             decoders = [next(iter(report["decoders"].values())) for report in reports]
             figures = [Figure(**report[ENTRY]) if report[ENTRY] else None for report in reports]
-            captions = captions_of([report["model"]["name"] for report in reports], figures)
-            known = [
-                [
-                    interval_of(100 * share, right, share * n)
-                    for _, share, right in points
-                    if share * n >= MIN_TEXTS
-                ]
-                for n, points in ((x["data"]["texts"], y["coverage"]) for x, y in zip(reports, decoders))
-            ]
+            models = [report["model"]["name"] for report in reports]
+            first, unit, _ = decoders[0], reports[0]["levels"], decoders[-1]["by_class"]
         except (ValueError, LookupError, TypeError, AttributeError, StopIteration):
             raise UserError(f"{path}: is damaged, or of another version: evaluate again") from None
-    first, how = decoders[0], {"decoders": decoders}
-    parts: list[tuple[float, Callable[[Any, Any], Any]]] = []
-    if max(map(len, known)) > 1:
-        parts.append((HEIGHT + 0.8, partial(coverage, known=known, **how)))
-    if len(first["calibration"]["bins"]) > 1:
-        parts.append((HEIGHT + 0.8, partial(reliability, **how)))
+    parts: list[tuple[float, Callable[..., Any]]] = []
+    if first["by_digits"][-1]["texts"] > MIN_TEXTS:
+        parts += [(HEIGHT + 0.8, coverage), (HEIGHT + 0.8, reliability)]
     if len(first["by_digits"]) > 1:
-        parts.append((HEIGHT, partial(levels, what=reports[0]["levels"], **how)))
+        parts.append((HEIGHT, partial(levels, unit=unit)))
     for name, found in first.items():
         if (name == "by_language" or name.startswith("by_column ")) and len(found) > 1:
-            height = 0.8 + 0.16 * min(len(found), MAX_GROUPS)
-            parts.append((height, partial(groups, name=name, **how)))
+            parts.append((0.8 + 0.16 * len(largest(found)), partial(groups, name=name)))
     if not parts:
         raise UserError(f"{paths[0]}: too few texts for a plot; its report has their figures")
-    figure = new_figure(captions, parts)
+    panels = [(height, partial(fill, decoders=decoders)) for height, fill in parts]
+    figure = new_figure(models, figures, panels)
     figure.supxlabel("Bands and bars: 95 % intervals", x=0.99, ha="right", fontsize=7)
     for way in "xy":  # panels that are compared have one range
         same = [axes for axes in figure.axes if getattr(axes, f"get_{way}label")() == ACCURACY]
@@ -364,9 +348,8 @@ def run(args: PlotConfig) -> None:
     path = args.output or os.path.join(args.runs[0], EVALUATION if all(are_reports) else CURVES)
     if os.path.splitext(path)[1] not in ("", *(f".{kind}" for kind in KINDS)):
         raise UserError(f"--output {path}: plots are PNG and SVG files: name one that ends in .png")
-    read = [os.path.join(folder, REPORT if all(are_reports) else LOG) for folder in args.runs]
-    own, paths = OwnFiles(os.path.dirname(path) or ".", args.overwrite), files(path)
-    raise_if_any(problems(paths, dict.fromkeys(read, "the input"), args.overwrite, own))
+    own = OwnFiles(os.path.dirname(path) or ".", args.overwrite)
+    raise_if_any(problems(files(path), {}, args.overwrite, own))
     figure = evaluation(*args.runs) if all(are_reports) else curves(*args.runs)
     print(*save_figure(figure, own, os.path.basename(path)), sep="\n")
 

@@ -9,14 +9,13 @@ from helpers import run_here, write_csv
 from histocc.evaluate import compare
 
 HEADER = ("text", "language", "codes", "predicted", "conf", "rows", "learned", "column place")
-LEVELS = [{"digits": 1}, {"digits": 2}]
 
 
 def report(folder, rows, system="hisco"):
     """A folder with what compare reads of a report. rows: (text, codes, answer, rows with them, learned)."""
     folder.mkdir()
-    content = {"model": {"file": f"{folder}/best.bin", "system": system}, "levels": "digits"}
-    content["decoders"] = {"linear": {"by_digits": LEVELS}}
+    content = {"model": {"name": f"{folder}/best.bin", "system": system}, "levels": "digits"}
+    content["decoders"] = {"linear": {"by_digits": [{"digits": 1}, {"digits": 2}]}}
     (folder / "report.json").write_text(json.dumps(content))
     cells = [
         (text, "en", true, said, 0.9, number, learned, "Lund" if text < "m" else "Åbo")
@@ -38,14 +37,14 @@ def test_the_figures_are_those_of_the_common_new_texts(tmp_path):
     second += [("sailor", "11&22", "11&22", 2, 0), ("old", "11", "12", 9, 0)]
     folders = report(tmp_path / "a", first), report(tmp_path / "b", second)
     found = compare.compare(*folders)
-    whole, others = found["all"], {(each["group"], each["label"]): each for each in found["groups"]}
-    assert (found["models"], whole["texts"], whole["rows"]) == (["a", "b"], 3, 13)
-    assert whole["over_texts"] == pytest.approx([2.5 / 3, 2 / 3]) and found["left_out"] == [2, 1]
-    assert whole["over_rows"] == pytest.approx([8 / 13, 12 / 13])
+    lines = {each["label"]: each for each in found["lines"]}
+    whole = lines["all"]
+    assert (found["models"], whole["texts"]) == (["a", "b"], 3) and found["is_new"]
+    assert whole["right"] == pytest.approx([2.5 / 3, 2 / 3]) and found["left_out"] == [2, 1]
+    assert found["rows"] == pytest.approx([8 / 13, 12 / 13])
     assert whole["difference"][0] == pytest.approx(-0.5 / 3)
-    assert others["digits", "1"]["over_texts"] == [1, 1]
-    assert others["column place", "Åbo"]["texts"] == 3 and found["is_new"]
-    assert ["Smith", "11", "12", "11", 5] in found["examples"] and len(found["examples"]) == 2
+    assert lines["digits: 1"]["right"] == [1, 1] and lines["column place: Åbo"]["texts"] == 3
+    assert lines["coded with at most 10 % wrong"]["right"] == [0, 0]  # of three texts nothing is known
     said = words(folders)
     begin = "**a is ahead of b by 16.7 points (95 % interval "
     assert (
@@ -76,4 +75,3 @@ def test_what_cannot_be_compared_is_refused(tmp_path):
     assert "no text with the same codes" in words((a, other), code=2)
     (tmp_path / "b" / "answers.csv").unlink()
     assert "holds no report with answers.csv; evaluate writes one" in words((a, b), code=2)
-    assert "two reports: 1 are given" in words((a,), code=2)

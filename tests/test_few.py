@@ -18,8 +18,8 @@ from histocc.data.arrays import PreparedData
 from histocc.data.learned import hashes_of
 from histocc.data.prepare import prepare
 from histocc.evaluate import __main__ as evaluating
+from histocc.job import config
 from histocc.job import few as job
-from histocc.job import inputs
 from histocc.learn import closed_form
 from histocc.learn.closed_form import Settings
 from histocc.learn.few import FewTexts
@@ -416,7 +416,7 @@ def test_texts_that_the_prior_has_seen_give_no_figure(trained, tmp_path):
 
 def test_more_texts_are_learned_by_steps_and_a_tenth_is_set_aside(tmp_path, monkeypatch):
     texts = {(row[0].casefold(), row[1]) for row in own_rows()}  # one more than closed form takes
-    for module in (job, inputs):
+    for module in (job, config):
         monkeypatch.setattr(module, "FEW_TEXTS", len(texts) - 1)
     source = write_csv(tmp_path / "rows.csv", COLUMNS, own_rows())
     how = flags(source, tmp_path / "run", "--prior", "none", "--ngrams", "auto")

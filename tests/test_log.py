@@ -188,7 +188,7 @@ def test_what_is_said_before_the_start(args, processes, expected, monkeypatch):
     asked, world = ScriptConfig(**args), World(size=processes)
     plan = BatchPlan(1000, asked.total_batch(processes), processes, asked.samples_at_once)
     schedule = Schedule.of(asked, plan.steps_per_epoch, processes)
-    text = banner(asked, world, ["Model: a line"], "", plan, schedule, "float32")
+    text = banner(asked, world, ["Model: a line"], "", plan, schedule)
     for words in [*expected, "NO GPU IS USED: ", "\nModel: a line\n", "Precision: float32"]:
         assert re.search(words, text), text
 

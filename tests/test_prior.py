@@ -13,7 +13,7 @@ from test_initial_weights import mixer
 import finetune
 from histocc import OccCANINE, export
 from histocc.evaluate import __main__ as evaluate
-from histocc.job import few, inputs
+from histocc.job import config, few
 from histocc.learn import closed_form
 from histocc.learn.texts import _counted
 from histocc.model.int8 import Int8Weight
@@ -153,7 +153,7 @@ def test_the_embedded_prior_counts_whatever_becomes_of_its_file(made, tmp_path):
 @pytest.mark.full
 def test_too_many_texts_take_steps_without_a_prior(made, tmp_path, monkeypatch):
     folder, rows, _ = made
-    for module in (few, inputs):
+    for module in (few, config):
         monkeypatch.setattr(module, "FEW_TEXTS", 20)
     flags = ["--dataset", rows, "--ngram-passes", 1, "--prior"]
     assert "at most 20 distinct texts" in learned(tmp_path / "named", *flags, folder / "old", code=2)

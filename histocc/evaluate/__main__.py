@@ -15,7 +15,6 @@ if __name__ == "__main__":
 
 import contextlib
 import importlib.util
-import json
 import os
 import tempfile
 from collections import Counter
@@ -39,14 +38,11 @@ from histocc.data.config import (
 )
 from histocc.data.descriptions import read_descriptions
 from histocc.data.report import report_lines
-from histocc.data.rows import OUTSIDE_KEY, csv_text, hold_numbers, language_name, read_key
+from histocc.data.rows import OUTSIDE_KEY, hold_numbers, language_name, read_key
 from histocc.data.tables import read_chunks, table_format
 from histocc.evaluate import baseline
 from histocc.evaluate import report as report_of
-from histocc.evaluate.compare import ANSWERS, DIGITS, PARTS, answers_csv
-from histocc.evaluate.levels import level_figures
-from histocc.evaluate.report import BY_CODE, JSON, MARKDOWN, MIN_ROWS, REJECTED, Report
-from histocc.figure import ENTRY, OTHER, TEST, VALIDATION, Figure, may_have_seen
+from histocc.figure import ENTRY, OTHER, OTHERS, TEST, VALIDATION, Figure, may_have_seen
 from histocc.formatter import BlockyFormatter, cut, hisco_key, levels_of
 from histocc.job.card import CARD, write_card
 from histocc.job.model import load_on_all
@@ -63,6 +59,7 @@ from histocc.runtime.device import Precision, device_of, settings_of_torch
 from histocc.runtime.errors import UserError, raise_if_any
 from histocc.runtime.forked import Forked, choose_processes
 from histocc.runtime.frame import start
+from histocc.runtime.log import highlighted
 from histocc.runtime.world import World
 from histocc.text import UNKNOWN_LANGUAGE
 
@@ -150,6 +147,9 @@ def load(args: EvaluateConfig, file: str) -> models.Loaded:
         raise UserError(f"{file} is not a .bin of histocc, which can store them; histocc export makes one")
     if args.fit_thresholds and state.get("kind") == "seq2seq":
         raise UserError(f"--fit-thresholds: {args.model} has no linear decoder")
+    prior = state.get("prior") or {}
+    if "trained" in state and "trained" in prior:
+        state["trained"] = torch.cat([state["trained"], prior["trained"]]).unique()
     return model, formatter, state
 
 
@@ -222,8 +222,8 @@ def prepare_rows(
     raise_if_any(files.save_path_problems(output))
     own = files.OwnFiles(output, args.overwrite)
     fitted = [FITTED] * (shared and (args.fit_confidence or args.fit_thresholds))
-    paths = [own.path(name) for name in (JSON, MARKDOWN, REJECTED, BY_CODE, ANSWERS, *fitted)]
-    unfinished = None if os.path.lexists(own.path(JSON)) else own  # its own files may be replaced
+    paths = [own.path(name) for name in (*report_of.FILES, *fitted)]
+    unfinished = None if os.path.lexists(own.path(report_of.JSON)) else own  # its own files may be replaced
     inputs |= {args.key: "the file of --key"}
     raise_if_any(files.problems(paths, inputs, args.overwrite, unfinished))
     settings = prepare_settings(args, loaded[2], loaded[1])
@@ -231,7 +231,7 @@ def prepare_rows(
         return settings, output, ""
     if args.baseline and importlib.util.find_spec("sklearn") is None:
         raise UserError("--baseline needs scikit-learn: pip install 'histocc[baseline]'")
-    if args.baseline and training_rows(file, loaded[2]) is None:
+    if args.baseline and training_data(file, str(loaded[2].get("position", {}).get("fingerprint"))) is None:
         what = "--baseline: the rows of the training are not beside the model"
         raise UserError(f"{what}; --prepare-only with the command of the training prepares them again")
     try:
@@ -279,37 +279,23 @@ def data_facts(
     }
 
 
-def training_rows(file: str, state: dict) -> PreparedData | None:
-    """Return the rows that a model was trained on; None if they are not beside it. Rank 0 only."""
-    return training_data(file, str(state.get("position", {}).get("fingerprint")))
-
-
-def with_prior_texts(state: dict) -> dict:
-    """Return a checkpoint whose `trained` texts are also those of its prior."""
-    prior = state.get("prior") or {}
-    if "trained" not in state or "trained" not in prior:
-        return state
-    return {**state, "trained": torch.cat([state["trained"], prior["trained"]]).unique()}
-
-
 def chosen_rows(args: EvaluateConfig, data: PreparedData, state: dict) -> tuple[SomeRows, bool]:
     """Return (the rows to evaluate, whether they are the test part of the training): of all, or those that
     --share-val takes, the ones whose texts the model was not trained on; with --share-val 1 all. Of a table
     that holds three quarters of the texts of the training, or more, only the test part, if there is one.
     """
     rows, share = data.train if args.share_val is None else data.val, (args.asked or args).share_val
-    index = np.arange(len(rows))
     if share == 1 or "trained" not in state:
-        return SomeRows(rows, index), False
+        return SomeRows(rows, np.arange(len(rows))), False
+    learned, is_test = state["trained"], False
     if share is None and any(state["args"].get(name) for name in OF_TEST):
-        learned = np.concatenate([state["trained"], state["validated"]])
-        is_learned = np.isin(rows.text_hash.view(np.int64), learned)
-        old, texts = (len(np.unique(some)) for some in (rows.text_hash[is_learned], rows.text_hash))
-        parts = state["data"]["rows"]
-        if old >= 0.75 * (1 - parts["test"] / sum(parts.values())) * texts:
-            return SomeRows(rows, np.flatnonzero(~is_learned)), True
-    is_learned = np.isin(rows.text_hash.view(np.int64), state["trained"])
-    return SomeRows(rows, np.flatnonzero(~is_learned)), False
+        both, parts = np.concatenate([learned, state["validated"]]), state["data"]["rows"]
+        known = np.unique(rows.text_hash[np.isin(rows.text_hash.view(np.int64), both)])
+        least = 0.75 * (1 - parts["test"] / sum(parts.values())) * len(np.unique(rows.text_hash))
+        is_test = len(known) >= least
+        learned = both if is_test else learned
+    is_learned = np.isin(rows.text_hash.view(np.int64), learned)
+    return SomeRows(rows, np.flatnonzero(~is_learned)), is_test
 
 
 def new_rows(args: EvaluateConfig, rows: RowSet, state: dict) -> np.ndarray:
@@ -381,15 +367,13 @@ def run(args: EvaluateConfig, world: World) -> None:
     kind = state.get("kind", "mixer")
     if kind != "mixer":
         world.print(f"{args.model}: {KINDS[kind]}: the report is on the decoder that it has")
-    prepared = world.run_on_main(lambda: prepare_rows(args, file, loaded, world))
-    settings, output, folder = prepared
+    settings, output, folder = world.run_on_main(lambda: prepare_rows(args, file, loaded, world))
     shared = models.is_shared(args.model)
     target = os.path.join(output, FITTED) if shared else file  # of what is fitted
     data = preparing.on_every_node(settings, output, folder, world, world.give_up_if_asked)
-    learned = with_prior_texts(state)
-    rows, is_test = chosen_rows(args, data, learned)
-    is_new = new_rows(args, rows, learned)
-    facts = data_facts(settings, learned, data, rows, is_test)
+    rows, is_test = chosen_rows(args, data, state)
+    is_new = new_rows(args, rows, state)
+    facts = data_facts(settings, state, data, rows, is_test)
     world.print(*report_lines(data.report)[:1], *report_of.data_lines(facts), sep="\n")
     precision = Precision("float32", world.device)  # as in training
     precision.use()
@@ -403,39 +387,39 @@ def run(args: EvaluateConfig, world: World) -> None:
     coded = code_texts(world, coder, rows, data.languages, forked)
     stored: dict[str, Any] = {}  # entries for the checkpoint
     if coded is not None:  # only on rank 0
-        name = args.model if shared else os.path.abspath(args.model)
-        what = {"name": name, "file": file, "step": state.get("step"), "system": state["system"]}
-        texts = coder.confidence.texts
-        what |= {"codes": len(state["key"]), "confidence_texts": texts}
+        what = {"name": args.model if shared else os.path.abspath(args.model), "file": file}
+        what |= {"step": state.get("step"), "system": state["system"], "codes": len(state["key"])}
+        what["confidence_texts"] = coder.confidence.texts
         what["decoder"] = DECODERS[coder.best_decoder].in_report
-        report = {"model": what, "data": facts}
         levels = levels_of(data.codes, formatter.within_block_sep, args.levels or [])
-        groups = groups_of(settings, levels, data, rows, learned)
+        groups = groups_of(settings, levels, data, rows, state)
         titles = read_descriptions(args.descriptions, data.codes, formatter)
-        how = formatter, data, rows, groups, levels, titles
+        how = data, rows, groups, levels, titles
         seen = facts["texts_validated_on"] == facts["texts"]
         source = TEST if facts["test_part"] else VALIDATION if seen else OTHER
         unsure = may_have_seen(state) or "model" * ("trained" not in state)
         answers = [coded[coder.best_decoder][text] for text in coded["of_row"].tolist()]
         right, texts = rows_right(answers, rows, data), rows.text_hash
         figure = Figure.measured(right[is_new], texts[is_new], source, coder.best_decoder, unsure)
-        report[ENTRY] = figure and figure._asdict()
-        report |= {"levels": f"{PARTS}{levels[0]}" if levels[0] else DIGITS}
-        report |= {"decoders": decoder_figures(args, coder, coded, how, is_new)}
+        report = {"model": what, "data": facts, ENTRY: figure and figure._asdict()}
+        report["levels"] = f"{report_of.PARTS}{levels[0]}" if levels[0] else report_of.DIGITS
+        report["decoders"] = decoder_figures(args, coder, coded, how, is_new)
         report["made_by"] = checkpoint.made_by()
-        if args.baseline and (trained := training_rows(file, state)):
+        if args.baseline and (trained := training_data(file, coder.data_fingerprint)):
             world.print("Baseline: a linear support vector machine is fitted to the training rows")
             svm, answers = baseline.compared(trained, data, rows, args.seed, forked.check)
-            report["baseline"] = svm | baseline_figures(answers, how)
-        table = answers_csv(coded[coder.best_decoder], coded["of_row"], data, rows, groups)
-        write_report(report, table, data.folder, files.OwnFiles(output, args.overwrite))
+            sets, where = [Coded(sorted(codes), [], None) for codes in answers], np.arange(len(answers))
+            figures = report_of.decoder_report(coder, sets, where, data, rows, {}, levels, titles)
+            report["baseline"] = svm | {"by_digits": figures["by_digits"]}
+        table = report_of.answers_csv(coded[coder.best_decoder], coded["of_row"], data, rows, groups)
+        report_of.write(report, table, data.folder, files.OwnFiles(output, args.overwrite))
         if not shared and is_for_card(file, state, facts):
             write_card(file, figure, report_of.card_figures(report))
             world.print(f"Figures: written into {os.path.join(os.path.dirname(file), CARD)}")
-        world.print(*report_of.summary_lines(report), f"Report: {os.path.join(output, MARKDOWN)}", sep="\n")
+        lines = [highlighted(report_of.figure_line(report)), *report_of.decoder_lines(report)]
+        world.print(*lines, f"Report: {os.path.join(output, report_of.MARKDOWN)}", sep="\n")
         if args.fit_thresholds:
-            best = report["decoders"]["linear"]["thresholds"].items()
-            found = {name: each["threshold_f1"] for name, each in best}
+            found = {x: y["threshold_f1"] for x, y in report["decoders"]["linear"]["thresholds"].items()}
             of_languages = {name: found[name] for name in found if name in state["languages"]}
             fitted = {"default": found["all"], "source": "fitted", "by_language": of_languages}
             stored["thresholds"] = (state.get("thresholds") or {}) | fitted
@@ -453,16 +437,9 @@ def run(args: EvaluateConfig, world: World) -> None:
         store(file, target, stored)
         if "thresholds" in stored:
             world.print(f"Thresholds stored in {target}: {Thresholds.of(stored)}")
-        if is_new.sum() < MIN_ROWS:
-            world.print(f"WARNING: they are fitted on {is_new.sum():,} rows; take {MIN_ROWS} or more")
-
-
-def baseline_figures(answers: list[frozenset[str]], how: tuple[Any, ...]) -> dict:
-    """Return the figures of other answers to the rows. how: arguments of `decoder_report` behind `of_row`."""
-    sets = [Coded(sorted(codes), [], None) for codes in answers]
-    formatter, data, rows, _, *others = how
-    figures = report_of.decoder_report(sets, np.arange(len(sets)), formatter, data, rows, {}, *others)
-    return {"by_digits": figures["by_digits"]}
+        if is_new.sum() < report_of.MIN_ROWS:
+            least = f"take {report_of.MIN_ROWS} or more"
+            world.print(f"WARNING: they are fitted on {is_new.sum():,} rows; {least}")
 
 
 def is_for_card(file: str, state: dict, facts: dict) -> bool:
@@ -487,7 +464,7 @@ def groups_of(
     """
 
     def of_values(values: list[str]) -> tuple[np.ndarray, list[str]]:
-        labels = [value for value, _ in Counter(values).most_common(MAX_GROUPS)] + [report_of.OTHERS]
+        labels = [value for value, _ in Counter(values).most_common(MAX_GROUPS)] + [OTHERS]
         numbers = {value: i for i, value in enumerate(labels)}
         return np.array([numbers.get(value, len(labels) - 1) for value in values]), labels
 
@@ -511,7 +488,7 @@ def groups_of(
                 lines = (chunk.lines + (i << 40)).tolist()
                 cells.update((line, cell.strip() or "(blank)") for line, cell in zip(lines, chunk.columns[0]))
         lines = map_array(os.path.join(data.folder, f"{rows.rows.part}.lines"), preparing.LINES)
-        groups[f"column {name}"] = of_values([cells[line] for line in lines[rows.index].tolist()])
+        groups[report_of.BY_COLUMN + name] = of_values([cells[line] for line in lines[rows.index].tolist()])
     return groups
 
 
@@ -526,46 +503,23 @@ def decoder_figures(
         is_new: the rows that thresholds are fitted to, bool [N].
     """
     names = sorted((name for name in MEASURED if name in coded), key=lambda x: x != coder.best_decoder)
-    of_row, (_, data, rows, *_) = coded["of_row"], how
-    figures = {DECODERS[x].in_report: report_of.decoder_report(coded[x], of_row, *how) for x in names}
+    of_row, (data, rows, *_) = coded["of_row"], how
+    figures = {DECODERS[x].in_report: report_of.decoder_report(coder, coded[x], of_row, *how) for x in names}
     if "linear" in figures:
         figures["linear"]["codes_above"] = str(coder.thresholds)
         logits, numbers = (np.stack(values)[of_row] for values in zip(*coded["outputs"]))
         among = (rows.codes[:, :, None] == numbers[:, None, :5]).any(2) | (rows.codes < 0)
         right = among.all(1) & ~np.isnan(logits[:, 0])
-        _, text, times = np.unique(rows.text_hash, return_inverse=True, return_counts=True)
-        five = {
-            "over_rows": float(right.mean()),
-            "over_texts": float(np.average(right, weights=1 / times[text])),
-        }
-        figures["linear"]["first_five"] = five
-        true = [[data.codes[i] for i in codes if i >= 0] for codes in np.asarray(rows.codes).tolist()]
-        figures["linear"]["levels"] = level_figures(coder, coded["flat"], of_row, true, text)
+        if five := Figure.measured(right, rows.text_hash, "", "flat"):
+            figures["linear"]["first_five"] = {"over_rows": five.share_of_rows, "over_texts": five.share}
         if args.fit_thresholds:
             of_language = {name: is_new & (rows.language == i) for i, name in enumerate(data.languages)}
-            groups = {name: part for name, part in of_language.items() if part.sum() >= MIN_ROWS}
+            groups = {name: part for name, part in of_language.items() if part.sum() >= report_of.MIN_ROWS}
             probs, codes = 1 / (1 + np.exp(-logits)), np.asarray(rows.codes)
-            best = report_of.best_thresholds(
-                numbers, probs, codes, coder.thresholds, {"all": is_new, **groups}
-            )
+            groups["all"] = is_new
+            best = report_of.best_thresholds(numbers, probs, codes, coder.thresholds, groups)
             figures["linear"]["thresholds"] = best
     return figures
-
-
-def write_report(report: dict, answers: str, folder: str, own: files.OwnFiles) -> None:
-    """Write the files of a report; answers: a table; folder: of the prepared rows. Raises OSError."""
-    with open(os.path.join(folder, REJECTED), encoding="utf-8", newline="") as source:
-        texts = {REJECTED: source.read(), MARKDOWN: report_of.markdown(report)}
-    table = next(iter(report["decoders"].values()))["by_code"]
-    texts[ANSWERS] = answers
-    texts[BY_CODE] = csv_text([list(table[0]), *(each.values() for each in table)]).decode()
-    texts[JSON] = json.dumps(report, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
-    # report.json is the last one: without it the others are those of a process that was killed
-    paths = own.claim(*texts)
-    own.remove_leftovers()
-    for path, text in zip(paths, texts.values()):
-        with files.atomic_write(path) as target:
-            target.write(text.encode("utf-8", "backslashreplace"))
 
 
 def store(file: str, target: str, entries: dict[str, Any]) -> None:
@@ -582,7 +536,7 @@ def evaluate(
     output: str | os.PathLike | None = None,
     verbose: bool = False,
     **flags: Any,
-) -> Report:
+) -> report_of.Report:
     """Evaluate as `python -m histocc.evaluate` does, in one process; return its report.
 
     Args:
@@ -604,7 +558,7 @@ def evaluate(
             held.enter_context(contextlib.redirect_stdout(None))
         with settings_of_torch(), torch.random.fork_rng([]):
             run(args, world)
-        return Report(args.output)
+        return report_of.Report(args.output)
 
 
 def main(argv: list[str] | None = None) -> None:

@@ -14,43 +14,13 @@ from typing import Any
 
 import numpy as np
 
-from histocc.data.arrays import PreparedData, SomeRows
-from histocc.data.rows import csv_text
-from histocc.evaluate.report import ERRORS, JSON, MAX_SHOWN, Groups, automatic, table
-from histocc.figure import Z, percent
+from histocc.evaluate.report import ANSWERS, BY_COLUMN, JSON, PARTS, automatic, table
+from histocc.figure import Z, names_of, percent
 from histocc.formatter import SEP_VALUE, cut
-from histocc.predict.coder import Coded
 from histocc.runtime.config import Config, Parser, flag
 from histocc.runtime.errors import UserError, in_words, run_command
 
-ANSWERS = "answers.csv"
-HEADER = ["text", "language", "codes", "predicted", "conf", "rows", "learned"]  # further ones: of --by
-OF_BY = "column "
-DIGITS, PARTS = "digits", "parts between "  # units of levels in a report
 Answer = dict[str, str]  # a row of answers.csv
-
-
-def answers_csv(
-    coded: list[Coded], of_row: np.ndarray, data: PreparedData, rows: SomeRows, groups: Groups
-) -> str:
-    """Return the text of answers.csv: each distinct text with its codes, the answer, and how many rows have
-    it; learned: 1 if the model was trained on the text. The arguments are those of `decoder_report`.
-    """
-    names = [name for name in groups if name.startswith(OF_BY)]
-    columns = [[str(groups[name][1][i]) for i in groups[name][0].tolist()] for name in names]
-    learned = (
-        [str(int(i == 0)) for i in groups["training"][0].tolist()]
-        if "training" in groups
-        else [""] * len(rows)
-    )
-    true = [SEP_VALUE.join(sorted(data.codes[i] for i in row if i >= 0)) for row in rows.codes.tolist()]
-    texts = [text.encode("utf-8", "backslashreplace").decode() for text in rows.strings(np.arange(len(rows)))]
-    number = Counter(zip(texts, rows.language.tolist(), true, of_row.tolist(), learned, *columns))
-    lines: list[list] = [[*HEADER, *names]]
-    for (text, language, codes, i, is_learned, *cells), count in number.most_common():
-        answer = SEP_VALUE.join(sorted(coded[i].codes)), f"{coded[i].conf or 0:.4f}"
-        lines.append([text, data.languages[language], codes, *answer, count, is_learned, *cells])
-    return csv_text(lines).decode()
 
 
 def read_answers(folder: str) -> tuple[dict, list[tuple[tuple[str, str], Answer]]]:
@@ -78,26 +48,11 @@ def difference(ahead: np.ndarray) -> list[float]:
     return [float(ahead.mean()), max(up - down - reach, -1.0), min(up - down + reach, 1.0)]
 
 
-def is_right(answer: Answer, digits: int, separator: str | None) -> float:
-    """Return 1 if an answer is right with codes cut to a level, else 0."""
-    cells = (answer[name].split(SEP_VALUE) for name in ("codes", "predicted"))
-    true, predicted = ({cut(code, digits, separator) for code in codes} for codes in cells)
-    return float(true == predicted)
-
-
-def figures_of(right: list[np.ndarray], text: np.ndarray, rows: np.ndarray) -> dict[str, Any]:
-    """Return how often two models are right. All arguments are [N], one for each text with its codes: whether
-    it gets these, the number of the text, and how many rows have it.
-    """
-    place = np.unique(text, return_inverse=True)[1]
-    a, b = (np.bincount(place, rows * each) / np.bincount(place, rows) for each in right)
-    return {
-        "texts": len(a),
-        "rows": int(rows.sum()),
-        "over_texts": [float(a.mean()), float(b.mean())],
-        "over_rows": [float(rows @ each / rows.sum()) for each in right],
-        "difference": difference(b - a),
-    }
+def right_at(answers: list[Answer], digits: int, separator: str | None) -> np.ndarray:
+    """Return which answers are right with codes cut to a level, float [N]."""
+    codes = ([x[name].split(SEP_VALUE) for x in answers] for name in ("codes", "predicted"))
+    true, said = ([{cut(code, digits, separator) for code in some} for some in each] for each in codes)
+    return np.array([one == other for one, other in zip(true, said)], dtype=float)
 
 
 def compare(first: str | os.PathLike[str], second: str | os.PathLike[str]) -> dict[str, Any]:
@@ -117,53 +72,43 @@ def compare(first: str | os.PathLike[str], second: str | os.PathLike[str]) -> di
     if not common:
         what = f"{' and '.join(folders)} have no text with the same codes that is new to both models"
         raise UserError(what)
-    text = np.unique([key[0] for key, _ in common], return_inverse=True)[1]
     pairs = [[x for _, x in common], [others[key] for key, _ in common]]
+    text = np.unique([key[0] for key, _ in common], return_inverse=True)[1]
+    times = np.array([float(x["rows"]) for x in pairs[0]])
+
+    def line(label: str, right: list[np.ndarray], part: Any = slice(None)) -> dict[str, Any]:
+        place, weight = np.unique(text[part], return_inverse=True)[1], times[part]
+        a, b = (np.bincount(place, weight * x[part]) / np.bincount(place, weight) for x in right)
+        shares = [float(a.mean()), float(b.mean())]
+        return {"label": label, "texts": len(a), "right": shares, "difference": difference(b - a)}
+
     levels = [(next(iter(x["decoders"].values()))["by_digits"], x["levels"]) for x in reports]
-    names = [os.path.basename(os.path.dirname(os.path.abspath(x["file"]))) for x in models]
-    return {
-        "models": names if names[0] != names[1] else folders,
-        "reports": folders,
-        "left_out": [len({key[0] for key, _ in each}) - int(text.max()) - 1 for each in answers],
-        "is_new": all(x["learned"] for each in pairs for x in each),
-        **compared(pairs, text, *max(levels, key=lambda of_report: len(of_report[0]))),
-    }
-
-
-def compared(pairs: list[list[Answer]], text: np.ndarray, levels: list[dict], unit: str) -> dict[str, Any]:
-    """Return the figures of a comparison.
-
-    Args:
-        pairs: answers of both models to the same texts with the same codes, N each.
-        text: number of each one's text, int64 [N].
-        levels, unit: of the codes, as a report has them.
-    """
-    rows = np.array([float(x["rows"]) for x in pairs[0]])
-    separator, groups, right = None if unit == DIGITS else unit.removeprefix(PARTS), [], []
-    for digits in [each["digits"] for each in levels]:
-        right = [np.array([is_right(x, digits, separator) for x in each]) for each in pairs]
-        groups.append({"group": unit, "label": str(digits)} | figures_of(right, text, rows))
-    whole = groups.pop()
-    for name in ("language", *(name for name in pairs[0][0] if name.startswith(OF_BY))):
+    levels, unit = max(levels, key=lambda of_report: len(of_report[0]))
+    lines, right = [], []
+    separator = unit.removeprefix(PARTS) if unit.startswith(PARTS) else None
+    for each in levels:
+        right = [right_at(some, each["digits"], separator) for some in pairs]
+        lines.append(line(f"{unit}: {each['digits']}", right))
+    whole = lines.pop() | {"label": "all"}
+    for name in ("language", *(name for name in pairs[0][0] if name.startswith(BY_COLUMN))):
         values = np.array([x[name] for x in pairs[0]])
         for value, number in Counter(values.tolist()).most_common():
             if number < len(values):
-                part = values == value
-                figures = figures_of([each[part] for each in right], text[part], rows[part])
-                groups.append({"group": name, "label": value} | figures)
-    weight, conf = rows / np.bincount(text, rows)[text], ([float(x["conf"]) for x in each] for each in pairs)
-    shares = zip(ERRORS, *(automatic(np.array(each), share, weight) for each, share in zip(conf, right)))
-    differ = [i for i in np.argsort(-rows, kind="stable").tolist() if right[0][i] != right[1][i]]
-    answers = [(pairs[0][i], pairs[1][i]["predicted"], int(rows[i])) for i in differ[:MAX_SHOWN]]
+                lines.append(line(f"{name}: {value}", right, values == value))
+    confs = (np.array([float(x["conf"]) for x in some]) for some in pairs)
+    weight = times / np.bincount(text, times)[text]
+    for each in zip(*(automatic(*of_model, weight) for of_model in zip(confs, right))):
+        label = f"coded with at most {100 * each[0]['errors']:.0f} % wrong"
+        lines.append({"label": label, "texts": whole["texts"], "right": [x["texts"] for x in each]})
+    names = names_of([x["name"] for x in models])
     return {
-        "all": whole,
-        "groups": groups,
-        "automatic": [{"errors": error, "over_texts": [a["texts"], b["texts"]]} for error, a, b in shares],
-        "examples": [[x["text"], x["codes"], x["predicted"], other, number] for x, other, number in answers],
+        "models": names if names[0] != names[1] else folders,
+        "reports": folders,
+        "left_out": [len({key[0] for key, _ in each}) - whole["texts"] for each in answers],
+        "is_new": all(x["learned"] for some in pairs for x in some),
+        "rows": [float(times @ each / times.sum()) for each in right],
+        "lines": [whole, *lines],
     }
-
-
-# ---- the comparison in words
 
 
 def points(*values: float, sign: str = "+") -> list[str]:
@@ -172,58 +117,44 @@ def points(*values: float, sign: str = "+") -> list[str]:
 
 def verdict(found: dict[str, Any]) -> str:
     """Return which model is ahead, in a sentence."""
-    whole, names = found["all"], found["models"]
-    shares, (value, *bounds) = whole["over_texts"], whole["difference"]
+    whole, names = found["lines"][0], found["models"]
+    shares, (value, *bounds) = whole["right"], whole["difference"]
     if value < 0:
         names, shares, value, bounds = names[::-1], shares[::-1], -value, [-bound for bound in bounds[::-1]]
     ahead, low, high = points(value, *bounds, sign="-")
     chance = ", so this may be chance" * (bounds[0] <= 0)
     new = "that neither has learned from" if found["is_new"] else "(what they have learned from is not known)"
-    of = f"on {whole['texts']:,} texts {new}: {percent(shares[1])} against {percent(shares[0])}"
     return (
-        f"{names[1]} is ahead of {names[0]} by {ahead} points (95 % interval {low} to {high}{chance}) {of}."
+        f"{names[1]} is ahead of {names[0]} by {ahead} points (95 % interval {low} to {high}{chance}) on"
+        f" {whole['texts']:,} texts {new}: {percent(shares[1])} against {percent(shares[0])}."
     )
 
 
 def markdown(found: dict[str, Any]) -> str:
     """Return the text of a comparison."""
-    names, whole = found["models"], found["all"]
+    names, rows = found["models"], []
     lines = ["# Comparison", "", f"**{verdict(found)}**", ""]
     lines += [f"- {name}: {folder}" for name, folder in zip(names, found["reports"])]
     if any(found["left_out"]):
         some = " and ".join(f"{number:,} of {name}" for number, name in zip(found["left_out"], names))
         lines.append(f"- Compared are the texts that both reports have with the same codes; left out: {some}")
-    rows: list[list[Any]] = []
-    for each in (whole, *found["groups"]):
-        label = "all" if each is whole else f"{each['group']}: {each['label']}"
-        gap = "{} ({} to {})".format(*points(*each["difference"]))
-        rows.append([label, each["texts"], *(percent(x, "") for x in each["over_texts"]), gap])
-    if whole["rows"] > whole["texts"]:
-        a, b = whole["over_rows"]
-        rows.insert(
-            1, ["all, % of rows", f"{whole['rows']:,} rows", percent(a, ""), percent(b, ""), *points(b - a)]
-        )
-    for each in found["automatic"]:
-        title = f"coded with at most {100 * each['errors']:.0f} % wrong"
-        rows.append([title, whole["texts"], *(percent(x, "") for x in each["over_texts"]), ""])
-    lines += ["", *table(["right, % of texts", "texts", *names, "difference, points"], rows)]
-    lines += ["Texts with different answers that most rows have:", ""] * bool(found["examples"])
-    return "\n".join([*lines, *table(["text", "codes", *names, "rows"], found["examples"])])
+    lines.append("- Of their rows, {} and {} are right".format(*map(percent, found["rows"])))
+    for each in found["lines"]:
+        gap = "{} ({} to {})".format(*points(*each["difference"])) if "difference" in each else ""
+        rows.append([each["label"], each["texts"], *(percent(x, "") for x in each["right"]), gap])
+    return "\n".join([*lines, "", *table(["right, % of texts", "texts", *names, "difference, points"], rows)])
 
 
 @dataclass(frozen=True, kw_only=True)
 class CompareConfig(Config):
     """The flags of compare."""
 
-    reports: list[str] = flag(
-        MISSING, "folders of two reports of evaluate", metavar="FOLDER", positional=True
-    )
+    first: str = flag(MISSING, "folder of a report of evaluate", metavar="FIRST", positional=True)
+    second: str = flag(MISSING, "folder of another one", metavar="SECOND", positional=True)
 
 
 def run(args: CompareConfig) -> None:
-    if len(args.reports) != 2:
-        raise UserError(f"compare takes the folders of two reports: {len(args.reports)} are given")
-    print(markdown(compare(*args.reports)))
+    print(markdown(compare(args.first, args.second)))
 
 
 def get_args_parser() -> Parser:

@@ -15,15 +15,19 @@ import numpy as np
 import torch
 
 from histocc.data.arrays import PreparedData, RowSet, SomeRows
-from histocc.data.rows import OUTSIDE_KEY
-from histocc.figure import ENTRY, Figure, percent, wilson
-from histocc.formatter import BlockyFormatter, cut, hisco_classes
+from histocc.data.rows import OUTSIDE_KEY, csv_text
+from histocc.figure import ENTRY, Figure, largest, percent, wilson
+from histocc.formatter import CLASSES, SEP_VALUE, cut, hisco_classes
 from histocc.model.confidence import BINS, Thresholds, bin_of, calibration_error, curve
-from histocc.predict.coder import Coded
+from histocc.predict.coder import Coded, Coder
 from histocc.predict.decoders import DECODERS
-from histocc.runtime.log import highlighted
+from histocc.runtime.files import OwnFiles, atomic_write
 
 JSON, MARKDOWN, REJECTED, BY_CODE = "report.json", "report.md", "rejected_rows.csv", "by_code.csv"
+ANSWERS, HEADER = "answers.csv", ["text", "language", "codes", "predicted", "conf", "rows", "learned"]
+BY_COLUMN = "column "  # begins the names of groups of --by
+FILES = (REJECTED, MARKDOWN, ANSWERS, BY_CODE, JSON)  # without the last one the report is unfinished
+DIGITS, PARTS = "digits", "parts between "  # units of levels
 TITLES = {decoder.in_report: decoder.title for decoder in DECODERS.values()}
 COLUMNS = ("counted", "right", "tp", "fp", "fn")
 MEASURES = ("accuracy", "precision", "recall", "f1")
@@ -31,8 +35,8 @@ ERRORS = (0.05, 0.1)  # shares of wrong answers at which the share that is coded
 GRID = np.arange(1, 50) / 50  # thresholds that are compared: 0.02, 0.04 … 0.98
 MIN_ROWS = 100  # a language with fewer rows gets no threshold of its own
 MAX_CONFUSIONS, MAX_EXAMPLES = 20, 3
-MAX_SHOWN, MAX_COSTLY = 10, 8  # lines of a table of groups; of one of codes or confusions
-NO_CODE, OTHERS = "(no code)", "all others"
+MAX_COSTLY = 8  # lines of a table of codes or confusions
+NO_CODE = "(no code)"
 Groups = dict[str, tuple[np.ndarray, Sequence]]  # by name: the number of each row's group, and their labels
 
 METHOD = """\
@@ -40,23 +44,25 @@ METHOD = """\
 
 A row is right if the set of predicted codes is the set of its codes, in any order. Each text (case and blanks
 aside) weighs the same, however many rows have it. In brackets: 95 % intervals of as many independent texts
-(Wilson). At a level codes are cut to their first digits or parts; -1, -2, -3 and ? are never cut. Of groups
-the ten with most rows are shown. Expected: the mean confidence, the probability that exactly these codes are
-right{fitted}.
+(Wilson). At a level codes are cut to their first digits or parts, or replaced by their class; -1, -2, -3 and
+? never are. Of groups the ten with most texts are shown. Expected: the mean confidence, the probability that
+exactly these codes are right{fitted}.
 """
 
 
-def distinct_pairs(rows: np.ndarray, items: np.ndarray) -> np.ndarray:
-    """Return pairs as one number each, sorted, each once: row · 2³² + item."""
-    return np.unique((rows.astype(np.int64) << 32) | items.astype(np.int64))
-
-
-def row_counts(n: int, pred: np.ndarray, true: np.ndarray) -> np.ndarray:
-    """Return COLUMNS of each of `n` rows, float64 [n, 5], by `distinct_pairs` of predicted and true codes."""
+def kinds_of(*pred_and_true: tuple[np.ndarray, np.ndarray]) -> list[np.ndarray]:
+    """Return the pairs of rows and codes that are right, only predicted, and only true, each as one number,
+    row · 2³² + code, once and sorted. pred_and_true: rows and codes of both, int64, in any order.
+    """
+    pred, true = (np.unique((rows << 32) | codes) for rows, codes in pred_and_true)
     hit = np.isin(pred, true, assume_unique=True)
-    tp, all_pred, all_true = (np.bincount(pairs >> 32, minlength=n)[:n] for pairs in (pred[hit], pred, true))
-    fp, fn = all_pred - tp, all_true - tp
-    return np.stack([np.ones(n), (fp + fn == 0), tp, fp, fn], axis=1).astype(np.float64)
+    return [pred[hit], pred[~hit], true[~np.isin(true, pred, assume_unique=True)]]
+
+
+def row_counts(n: int, kinds: list[np.ndarray]) -> np.ndarray:
+    """Return COLUMNS of each of `n` rows, float64 [n, 5]. kinds: as `kinds_of` returns them."""
+    tp, fp, fn = (np.bincount(pairs >> 32, minlength=n) for pairs in kinds)
+    return np.stack([np.ones(n), fp + fn == 0, tp, fp, fn], axis=1).astype(np.float64)
 
 
 def ratios(sums: np.ndarray) -> list[float]:
@@ -92,7 +98,7 @@ def macro_f1(kinds: list[np.ndarray], codes: int, weight: np.ndarray) -> float:
     """Return the mean F1 of the codes that are true or predicted.
 
     Args:
-        kinds: pairs of rows and codes that are right, only predicted, and only true.
+        kinds: as `kinds_of` returns them.
         codes: number of codes.
         weight: float [N], of each row.
     """
@@ -121,23 +127,14 @@ def code_table(kinds: list[np.ndarray], names: list[str], titles: dict[str, str]
     return found
 
 
-def class_errors(true: list[str], pred: list[str]) -> dict[str, float]:
-    """Return how often the HISCLASS of the first code is right, and how far its HISCAM is off, over the rows
-    whose codes have one. true, pred: the first code of each row, "" for none.
+def hiscam_errors(true: list[str], pred: list[str]) -> dict[str, float]:
+    """Return the mean and the mean absolute error of HISCAM, over the rows whose codes have one. true, pred:
+    the first code of each row, "" for none.
     """
-
-    def classes(name: str) -> list[np.ndarray]:
-        of_code = hisco_classes()[name]
-        return [np.array([of_code.get(code, "") for code in codes]) for codes in (true, pred)]
-
-    (true_class, pred_class), (true_cam, pred_cam) = classes("hisclass"), classes("hiscam")
-    found, both = {}, (true_cam != "") & (pred_cam != "")
-    if (known := true_class != "").any():
-        found["hisclass_right"] = float((true_class == pred_class)[known].mean())
-    if both.any():
-        gap = pred_cam[both].astype(float) - true_cam[both].astype(float)
-        found |= {"hiscam_error": float(gap.mean()), "hiscam_absolute_error": float(np.abs(gap).mean())}
-    return found
+    of_code = hisco_classes()["hiscam"]
+    pairs = ((of_code.get(one), of_code.get(other)) for one, other in zip(true, pred))
+    gaps = np.array([float(predicted) - float(right) for right, predicted in pairs if right and predicted])
+    return {"error": float(gaps.mean()), "absolute_error": float(np.abs(gaps).mean())} if len(gaps) else {}
 
 
 def calibration(conf: np.ndarray, right: np.ndarray, weight: np.ndarray) -> dict:
@@ -145,16 +142,17 @@ def calibration(conf: np.ndarray, right: np.ndarray, weight: np.ndarray) -> dict
     error over rows and, by the weight of each, over texts. All arguments are float or bool [N].
     """
     place, bins = bin_of(conf), []
+    weights = {"": np.ones(len(conf)), "_over_texts": weight}
     for i in np.unique(place).tolist():
         inside = place == i
         found = {"from": i / BINS, "to": (i + 1) / BINS, "rows": int(inside.sum())}
-        found |= {"confidence": float(conf[inside].mean()), "accuracy": float(right[inside].mean())}
-        for name, values in (("confidence", conf), ("accuracy", right)):
-            found[f"{name}_over_texts"] = float(np.average(values[inside], weights=weight[inside]))
-        bins.append(found | {"texts": float(weight[inside].sum())})
-    errors = [calibration_error(conf, right, each) for each in (np.ones(len(conf)), weight)]
-    names = "expected_calibration_error", "expected_calibration_error_over_texts"
-    return {"bins": bins} | dict(zip(names, errors))
+        found |= {"texts": float(weight[inside].sum())}
+        for over, each in weights.items():
+            for name, values in (("confidence", conf), ("accuracy", right)):
+                found[name + over] = float(np.average(values[inside], weights=each[inside]))
+        bins.append(found)
+    errors = {over: calibration_error(conf, right, each) for over, each in weights.items()}
+    return {"bins": bins, **{f"expected_calibration_error{over}": error for over, error in errors.items()}}
 
 
 def automatic(conf: np.ndarray, right: np.ndarray, weight: np.ndarray) -> list[dict]:
@@ -234,9 +232,9 @@ def confusions(
 
 
 def decoder_report(
+    coder: Coder,
     coded: list[Coded],
     of_row: np.ndarray,
-    formatter: BlockyFormatter,
     data: PreparedData,
     rows: SomeRows,
     groups: Groups,
@@ -254,61 +252,99 @@ def decoder_report(
     numbers = {code: i for i, code in enumerate(data.codes)}  # other codes follow those of the key
     answers = [coded[text].codes for text in of_row.tolist()]
     answered = [numbers.setdefault(code, len(numbers)) for codes in answers for code in codes]
-    conf = np.array([one.conf or 0.0 for one in coded], dtype=np.float64)[of_row]
     pred = np.repeat(np.arange(n), list(map(len, answers))), np.array(answered, dtype=np.int64)
     names = list(numbers)
     true = np.nonzero(rows.codes >= 0)
     true = true[0], np.asarray(rows.codes)[true].astype(np.int64)
-    _, text, weight = np.unique(rows.text_hash, return_inverse=True, return_counts=True)
+    _, text, times = np.unique(rows.text_hash, return_inverse=True, return_counts=True)
+    weight, separator = 1 / times[text], levels[0]
+    conf = np.array([one.conf or 0.0 for one in coded], dtype=np.float64)[of_row]
+    of_levels = {str(levels[1][-1]): conf}  # that of each row's answer at a level, where it is fitted
+    if any(one.levels for one in coded) and separator == coder.levels.separator:
+        of_coded = np.array([one.levels or [0.0] * len(coder.fitted_levels) for one in coded])
+        of_levels |= zip(coder.fitted_levels, of_coded[of_row].T)
 
-    def figures(columns: np.ndarray) -> dict:
+    def figures(columns: np.ndarray, conf: np.ndarray | None = conf) -> dict:
         """Return `measured` figures, how many of their texts the model was trained on, if that is known, and
-        the share of texts that their confidence expects to be right.
+        the share of texts that their confidence, if there is one, expects to be right.
         """
         seen = columns[:, 0] * (groups["training"][0] == 0) > 0 if "training" in groups else None
-        mark = {"texts_trained_on": None if seen is None else len(np.unique(text[seen]))}
-        each = columns[:, 0] / np.maximum(np.bincount(text, columns[:, 0]), 1)[text]
-        return mark | measured(columns, text) | {"expected": float(each @ conf / each.sum())}
+        found: dict[str, Any] = {"texts_trained_on": None if seen is None else len(np.unique(text[seen]))}
+        found |= measured(columns, text)
+        if conf is not None:
+            each = columns[:, 0] / np.maximum(np.bincount(text, columns[:, 0]), 1)[text]
+            found["expected"] = float(each @ conf / each.sum())
+            found["expected_calibration_error"] = calibration_error(conf, columns[:, 1], each)
+        return found
 
-    by_digits = []
-    for digits in levels[1]:
-        number = np.unique([cut(code, digits, levels[0]) for code in names], return_inverse=True)[1]
-        pairs = (distinct_pairs(row, number[code]) for row, code in (pred, true))
-        by_digits.append({"digits": digits, **figures(row_counts(n, *pairs))})
-        if digits < levels[1][-1]:
-            del by_digits[-1]["expected"]
-    pairs = [distinct_pairs(*each) for each in (pred, true)]
-    columns = row_counts(n, *pairs)
-    right, hit = columns[:, 1] > 0, np.isin(*pairs, assume_unique=True)
-    kinds = [pairs[0][hit], pairs[0][~hit], pairs[1][~np.isin(*pairs[::-1], assume_unique=True)]]
-    by_digits[-1]["over_texts"]["macro_f1"] = macro_f1(kinds, len(names), 1 / weight[text])
-    outside = data.report["rows_outside_key"][rows.rows.part]  # further rows of this part
-    of_classes = {}
-    if formatter.kind == "hisco":
-        true_first = [data.codes[i] for i in rows.codes[:, 0].tolist()]
-        first = [(*codes, "")[0] for codes in answers]
+    def at_level(level: str, of_codes: list[str]) -> dict:
+        """Return the figures of a level, at which codes are one if they have the same group; {} if no row's
+        codes, right and answered ones, have groups. of_codes: the group of each code, or "".
+        """
+        found, number = np.unique(of_codes, return_inverse=True)
+        columns = row_counts(n, kinds_of(*((row, number[code]) for row, code in (pred, true))))
+        for row, code in (pred, true) if found[0] == "" else ():
+            columns[row[number[code] == 0]] = 0
+        return figures(columns, of_levels.get(level)) if columns.any() else {}
+
+    kinds = kinds_of(pred, true)
+    columns = row_counts(n, kinds)
+    right = columns[:, 1] > 0
+    by_digits = [
+        {"digits": each, **at_level(str(each), [cut(code, each, separator) for code in names])}
+        for each in levels[1]
+    ]
+    by_digits[-1]["over_texts"]["macro_f1"] = macro_f1(kinds, len(names), weight)
+    by_class, hiscam = {}, {}
+    if coder.formatter.kind == "hisco":
+        classes = {x: at_level(x, [coder.levels.group(code, x) for code in names]) for x in CLASSES}
+        by_class = {name: each for name, each in classes.items() if each}
+        first = [data.codes[i] for i in rows.codes[:, 0].tolist()]
         # codes of a row have no order: where they are the same, their classes are
-        first = [one if is_right else other for one, other, is_right in zip(true_first, first, right)]
-        of_classes = class_errors(true_first, first)
+        given = [one if same else (*codes, "")[0] for one, codes, same in zip(first, answers, right)]
+        hiscam = hiscam_errors(first, given)
+    outside = data.report["rows_outside_key"][rows.rows.part]  # further rows of this part
+    by_group = {
+        f"by_{name}": {
+            str(labels[i]): figures(columns * (of_group == i)[:, None]) for i in np.unique(of_group)
+        }
+        for name, (of_group, labels) in groups.items()
+    }
     return {
         "right_rows": int(right.sum()),
         "accuracy": float(right.mean()),
         "accuracy_with_rows_outside_key": float(right.sum() / (n + outside)),
-        **{
-            f"by_{name}": {
-                str(labels[group]): figures(columns * (of_group == group)[:, None])
-                for group in np.unique(of_group)
-            }
-            for name, (of_group, labels) in groups.items()
-        },
+        **by_group,
         "by_digits": by_digits,
+        "by_class": by_class,
+        "hiscam": hiscam,
         "by_code": code_table(kinds, names, titles),
-        "classes": of_classes,
-        "automatic": automatic(conf, right, 1 / weight[text]),
-        "calibration": calibration(conf, right, 1 / weight[text]),
-        "coverage": curve(conf, right, 1 / weight[text]),
+        "automatic": automatic(conf, right, weight),
+        "calibration": calibration(conf, right, weight),
+        "coverage": curve(conf, right, weight),
         "confusions": confusions(np.flatnonzero(~right), answers, data.codes, rows, titles),
     }
+
+
+def answers_csv(
+    coded: list[Coded], of_row: np.ndarray, data: PreparedData, rows: SomeRows, groups: Groups
+) -> str:
+    """Return the text of answers.csv: each distinct text with its codes, the answer, and how many rows have
+    it; learned: 1 if the model was trained on the text. The arguments are those of `decoder_report`.
+    """
+    names = [name for name in groups if name.startswith(BY_COLUMN)]
+    columns = [[str(labels[i]) for i in of_group] for of_group, labels in map(groups.__getitem__, names)]
+    learned = [""] * len(rows)
+    if "training" in groups:
+        learned = [str(int(i == 0)) for i in groups["training"][0]]
+    true = [SEP_VALUE.join(sorted(data.codes[i] for i in row if i >= 0)) for row in rows.codes.tolist()]
+    texts = [text.encode("utf-8", "backslashreplace").decode() for text in rows.strings(np.arange(len(rows)))]
+    number = Counter(zip(texts, rows.language.tolist(), true, of_row.tolist(), learned, *columns))
+    lines: list[list] = [[*HEADER, *names]]
+    for (text, language, codes, i, is_learned, *cells), count in number.most_common():
+        answer = SEP_VALUE.join(sorted(coded[i].codes)), f"{coded[i].conf or 0:.4f}"
+        lines.append([text, data.languages[language], codes, *answer, count, is_learned, *cells])
+    return csv_text(lines).decode()
 
 
 # ---- the report in words
@@ -326,9 +362,9 @@ class Report(dict):
 
         Args:
             what: "figure", the share of new texts that is right, with its 95 % interval and its source;
-                "confusions" or "by_code"; or "digits" (levels), "language", "codes" (how many a row has),
-                "major_group", "frequency", "training", or "column NAME" for a column of --by: accuracy over
-                distinct texts with its 95 % interval, as fractions, and the texts that were trained on.
+                "confusions" or "by_code"; or "digits" (levels), "class", "language", "codes" (how many a row
+                has), "major_group", "frequency", "training", or "column NAME" for a column of --by: accuracy
+                over distinct texts with its 95 % interval, as fractions, and the texts that were trained on.
             decoder: "seq2seq", "linear" or "both"; None: the one that the model codes with.
         """
         figures = self["decoders"][decoder or self["model"].get("decoder", list(self["decoders"])[-1])]
@@ -370,53 +406,34 @@ def table(header: list[str], rows: list[list]) -> list[str]:
     return [line(header), "|" + "---|" * len(header), *map(line, rows), ""]
 
 
-def parts_of(unit: str, figures: dict) -> list[tuple[str, dict]]:
-    """Return (label, figures) of each level, with what its confidence expects if it is fitted; of each class;
-    and of groups of rows, if there are several, the largest ones. unit: of levels.
-    """
-    fitted, parts = {each["level"]: each for each in figures.get("levels", [])}, []
-    for each in figures["by_digits"]:
-        of_level = fitted.pop(str(each["digits"]), None)
-        expected = {"expected": of_level["over_texts"]["expected"]} if of_level else {}
-        parts.append((f"{unit}: {each['digits']}", each | expected))
-    for name, each in fitted.items():
-        share, expected = (each["over_texts"][of] for of in ("right", "expected"))
-        over_texts = {"accuracy": [share, *wilson(share, each["texts"])]}
-        over_rows = {"accuracy": each["over_rows"]["right"]}
-        parts.append((name, {**each, "over_texts": over_texts, "over_rows": over_rows, "expected": expected}))
-    for name in ("by_training", "by_language", *(name for name in figures if name.startswith("by_column "))):
-        groups = sorted(
-            figures.get(name, {}).items(), key=lambda group: (group[0] == OTHERS, -group[1]["rows"])
-        )
-        title = f"{name[3:]}: " * (name != "by_training")  # whose labels need none
-        parts += [(title + label, each) for label, each in groups[:MAX_SHOWN] if len(groups) > 1]
-    return parts
-
-
 def right_lines(unit: str, figures: dict, has_rows: bool, several: bool) -> list[str]:
-    """Return the section on levels and groups. Columns that repeat others are left out.
+    """Return the section on levels, classes and, if there are several, groups of rows. Columns that repeat
+    others are left out.
 
     Args:
         unit: of levels.
         has_rows: whether some text has several rows.
         several: whether some row has several codes; else precision and recall are the accuracy.
     """
-    rows, of_classes = [], figures["classes"]
-    for label, each in parts_of(unit, figures):
+    parts, rows = [(f"{unit}: {each['digits']}", each) for each in figures["by_digits"]], []
+    by = [name for name in figures if name == "by_language" or name.startswith("by_column ")]
+    for name in ("by_class", "by_training", *by):
+        title, groups = f"{name[3:]}: " * (name in by), figures.get(name, {})
+        parts += [(title + label, each) for label, each in largest(groups) if len(groups) > 1]
+    for label, each in parts:
         over_texts, over_rows = each["over_texts"], each["over_rows"]
-        shares = [each.get("expected"), *[over_rows["accuracy"]] * has_rows]
-        shares += [over_texts.get("precision"), over_texts.get("recall")] * several  # not of classes
-        line = [label, each["texts"], *[each["rows"]] * has_rows, cell(over_texts["accuracy"])]
-        rows.append([*line, *("" if share is None else percent(share, "") for share in shares)])
+        expected = percent(each["expected"], "") if "expected" in each else ""
+        rows.append(
+            [label, each["texts"], *[each["rows"]] * has_rows, cell(over_texts["accuracy"]), expected]
+        )
+        shares = [over_rows["accuracy"]] * has_rows + [over_texts[x] for x in MEASURES[1:3]] * several
+        rows[-1] += [percent(share, "") for share in shares]
     header = ["", "texts", *["rows"] * has_rows, "right, % of texts", "expected, %"]
     header += [*["right, % of rows"] * has_rows, *["precision, %", "recall, %"] * several]
     lines = ["## Levels and groups", "", *table(header, rows)]
-    if "hiscam_error" in of_classes:
-        high, off = (f"{of_classes[f'hiscam_{x}']:.2f}" for x in ("error", "absolute_error"))
-        text = (
-            f"HISCLASS is right for {percent(of_classes['hisclass_right'])} of the rows whose code has one."
-        )
-        lines += [f"{text} HISCAM is off by {off} points in the mean (mean error {high}).", ""]
+    if off := figures["hiscam"]:
+        text = "HISCAM is off by {absolute_error:.2f} points in the mean (mean error {error:.2f})."
+        lines += [text.format(**off), ""]
     return lines
 
 
@@ -426,34 +443,22 @@ def automatic_lines(figures: dict, has_rows: bool) -> list[str]:
     for each in figures["automatic"]:
         limit = "none" if each["conf"] is None else f"{math.floor(1e3 * each['conf']) / 1e3:.3f}"
         rows.append([f"{100 * each['errors']:.0f} %", limit, *(percent(each[of], "") for of in shares)])
-    off = percent(figures["calibration"]["expected_calibration_error_over_texts"], "")
-    share = percent(figures["by_digits"][-1]["expected"])
-    expected = f"`conf` expects {share} of the texts to be right, and is off by {off} points"
-    return [
-        "## Coded automatically",
-        "",
-        *table(["wrong at most", "`conf` at least", *(f"{of} coded, %" for of in shares)], rows),
-        f"`predict --min-prob` takes such a limit. {expected} in the mean (expected calibration error).",
-        "",
-    ]
+    header = ["wrong at most", "`conf` at least", *(f"{of} coded, %" for of in shares)]
+    lines = ["## Coded automatically", "", *table(header, rows)]
+    return [*lines, "`predict --min-prob` takes such a limit.", ""]
 
 
 def costly_lines(figures: dict) -> list[str]:
     """Return the tables of the codes and confusions that cost most rows."""
-    costly = sorted(figures["by_code"], key=lambda each: -each["missed"])[:MAX_COSTLY]
-    rows = [
-        [
-            f"{each['code']} {each['title']}",
-            *(each[name] for name in ("rows", "missed", "wrongly_given")),
-            f"{each['most_frequent_mistake']} {each['title_of_mistake']}",
-        ]
-        for each in costly
-        if each["missed"]
-    ]
-    macro = percent(figures["by_digits"][-1]["over_texts"]["macro_f1"])
+    rows = []
+    for each in sorted(figures["by_code"], key=lambda each: -each["missed"])[:MAX_COSTLY]:
+        if each["missed"]:
+            counts = [each[name] for name in ("rows", "missed", "wrongly_given")]
+            instead = f"{each['most_frequent_mistake']} {each['title_of_mistake']}"
+            rows.append([f"{each['code']} {each['title']}", *counts, instead])
     lines = ["## Codes that cost most rows", ""]
     lines += table(["code", "rows", "missed", "wrongly given", "most often answered instead"], rows)
-    lines += [f"Macro-F1, in which each code counts the same: {macro}. `{BY_CODE}` has all codes.", ""]
+    lines += [f"`{BY_CODE}` has all codes.", ""]
     rows = []
     for each in figures["confusions"][:MAX_COSTLY]:
         pair = zip((each["true"], each["predicted"] or NO_CODE), each["titles"])
@@ -491,50 +496,50 @@ def data_lines(data: dict) -> list[str]:
     return lines
 
 
-def coders_of(report: dict) -> dict[str, dict]:
-    """Return the figures of the decoders, and of the baseline if there is one, by their titles."""
-    coders = {TITLES[name]: figures for name, figures in report["decoders"].items()}
-    if svm := report.get("baseline"):
-        of = f"{svm['rows']:,} of {svm['rows_of_training']:,} training rows, {svm['seconds']:,.0f} s"
-        coders[f"Baseline: linear support vector machine on n-grams ({of})"] = svm
-    return coders
-
-
 def figure_line(report: dict) -> str:
     """Return the figure in words."""
     return f"{Figure.of(report) or 'The model was trained on all of these texts, so they measure nothing'}."
 
 
-def summary_lines(report: dict) -> list[str]:
-    """Return the figure and, of several decoders or beside a baseline, a line on each, for the console."""
-    lines, coders = [highlighted(figure_line(report))], coders_of(report)
-    for title, figures in coders.items() if len(coders) > 1 else ():
+def decoder_lines(report: dict) -> list[str]:
+    """Return a line on each of several decoders, that of `predict` first, and on the baseline."""
+    coders = {TITLES[name]: figures for name, figures in report["decoders"].items()}
+    if svm := report.get("baseline"):
+        of = f"{svm['rows']:,} of {svm['rows_of_training']:,} training rows, {svm['seconds']:,.0f} s"
+        coders[f"Baseline: linear support vector machine on n-grams ({of})"] = svm
+    lines = []
+    for title, figures in coders.items():
         texts = figures["by_digits"][-1]["over_texts"]
         shares = percent(texts["accuracy"][0]), percent(texts["macro_f1"])
         lines.append("{}: {} of texts, macro-F1 {}".format(title, *shares))
+    return lines * (len(lines) > 1)
+
+
+def remarks(report: dict) -> list[str]:
+    """Return sentences on the decoder that `predict` takes, which follow the figure."""
+    first, lines = next(iter(report["decoders"].values())), []
+    texts, off = first["by_digits"][-1], first["calibration"]["expected_calibration_error_over_texts"]
+    if report["data"]["rows_outside_key"]:
+        share = percent(first["accuracy_with_rows_outside_key"])
+        lines.append(f"With codes that the model does not know as wrong, {share} of rows are right.")
+    expected = f"`conf` expects {percent(texts['expected'])} of the texts to be right, and is off by"
+    lines.append(f"{expected} {percent(off, '')} points in the mean (expected calibration error).")
+    macro = percent(texts["over_texts"]["macro_f1"])
+    lines.append(f"Macro-F1, in which each code counts the same, is {macro}.")
+    if five := report["decoders"].get("linear", {}).get("first_five"):
+        share = percent(five["over_texts"])
+        lines.append(
+            f"The true codes are among the linear decoder's five most probable for {share} of texts."
+        )
     return lines
 
 
 def card_figures(report: dict) -> list[str]:
-    """Return sentences for the model card on the decoder that `predict` takes, which follow the figure."""
-    data, first = report["data"], next(iter(report["decoders"].values()))
-    lines, levels = [], first["by_digits"]
-    if outside := data["rows_outside_key"]:
-        share = percent(first["accuracy_with_rows_outside_key"])
-        lines.append(
-            f"{outside:,} further rows have codes that the model does not know; if they count as wrong,"
-            f" {share} of all {data['rows'] + outside:,} rows got exactly their codes."
-        )
+    """Return the sentences on an evaluation for the model card."""
+    levels = next(iter(report["decoders"].values()))["by_digits"]
     of_levels = ", ".join(f"{each['digits']}: {cell(each['over_texts']['accuracy'])}" for each in levels)
-    lines.append(f"By level ({report['levels']}), of texts: {of_levels} %.")
-    lines.append(f"Macro-F1 is {percent(levels[-1]['over_texts']['macro_f1'])}.")
-    if five := report["decoders"].get("linear", {}).get("first_five"):
-        lines.append(
-            f"The true codes are among the five most probable for {percent(five['over_texts'])} of texts."
-        )
-    error = percent(first["calibration"]["expected_calibration_error_over_texts"], "")
-    lines.append(f"The expected calibration error is {error} points. In brackets: 95 % intervals.")
-    return lines
+    right = f"Right at each level ({report['levels']}), % of texts with 95 % interval: {of_levels}."
+    return [*remarks(report), right]
 
 
 def markdown(report: dict) -> str:
@@ -546,29 +551,25 @@ def markdown(report: dict) -> str:
     how = data["rows"] > data["texts"], any(int(number) > 1 for number in first["by_codes"])
     lines = ["# Evaluation", "", f"**{figure_line(report)}**", ""]
     lines += [f"Model: {what}. Data: {', '.join(data['files'])}. Made by {made_by}.", ""]
-    lines += [f"- {line}" for line in data_lines(data)]
-    if data["rows_outside_key"]:
-        share = percent(first["accuracy_with_rows_outside_key"])
-        lines.append(f"- With codes that the model does not know as wrong, {share} of rows are right")
+    lines += [f"- {line.rstrip('.')}" for line in (*data_lines(data), *remarks(report))]
     lines += ["", *automatic_lines(first, how[0]), *right_lines(report["levels"], first, *how)]
     lines += costly_lines(first)
-    if len(coders := coders_of(report)) > 1:
-        ends = [(title, figures["by_digits"][-1]) for title, figures in coders.items()]
-        rows = [
-            [title, cell(x["over_texts"]["accuracy"])]
-            + [percent(share, "") for share in (x["over_rows"]["accuracy"], x["over_texts"]["macro_f1"])]
-            for title, x in ends
-        ]
-        lines += [
-            "## Decoders",
-            "",
-            "The first is the one that `predict` takes, and that is described above.",
-            "",
-        ]
-        lines += table(["decoder", "right, % of texts", "right, % of rows", "macro-F1, %"], rows)
+    if decoders := decoder_lines(report):
+        lines += ["## Decoders", "", *(f"- {line}" for line in decoders), ""]
     texts = model["confidence_texts"]
-    if five := report["decoders"].get("linear", {}).get("first_five"):
-        what = f"for {percent(five['over_texts'])} of texts"
-        lines += [f"The true codes are among the linear decoder's five most probable {what}.", ""]
     fitted = f", as it was fitted on {texts:,} texts" if texts else ""
     return "\n".join(lines) + "\n" + METHOD.format(fitted=fitted)
+
+
+def write(report: dict, answers: str, folder: str, own: OwnFiles) -> None:
+    """Write the files of a report; answers: a table; folder: of the prepared rows. Raises OSError."""
+    with open(os.path.join(folder, REJECTED), encoding="utf-8", newline="") as source:
+        rejected = source.read()
+    table = next(iter(report["decoders"].values()))["by_code"]
+    by_code = csv_text([list(table[0]), *(each.values() for each in table)]).decode()
+    content = json.dumps(report, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+    paths = own.claim(*FILES)
+    own.remove_leftovers()
+    for path, text in zip(paths, (rejected, markdown(report), answers, by_code, content)):
+        with atomic_write(path) as target:
+            target.write(text.encode("utf-8", "backslashreplace"))
