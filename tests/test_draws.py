@@ -22,6 +22,7 @@ from histocc.model.confidence import Confidence, Thresholds
 from histocc.predict import __main__ as predict
 from histocc.predict.coder import Coded, Coder
 from histocc.predict.draws import Draws
+from histocc.review import __main__ as review
 from histocc.sample.generate import rows as sample_rows
 from histocc.text import AS_IS
 
@@ -131,6 +132,22 @@ def test_known_rows_and_those_that_keep_their_codes_have_them_in_all_draws(train
         assert float(row["expected_hiscam"]) == float(hisco_classes()["hiscam"][its])
     again = code(trained, "d.csv", "--overwrite-columns", source=place / "a.csv")
     assert list(again[0]) == list(read(place / "a.csv")[0])
+
+
+def test_a_decision_empties_the_draws_until_they_are_drawn_again(trained):
+    place, _ = trained
+    names, sheet, final = [f"draw_{i}" for i in range(1, 5)], place / "sheet.csv", place / "final.csv"
+    code(trained, "g.csv")
+    run_here(review.main, "make", place / "g.csv", "--output", sheet, "--rows", 3)
+    rows = [{**row, "decision": "02305"} for row in read(sheet)]
+    write_csv(sheet, [*rows[0]], [row.values() for row in rows])
+    run_here(review.main, "apply", sheet, "--to", place / "g.csv", "--output", final)
+    decided = [row for row in read(final) if row["hisco_1"] == "02305"]
+    assert decided and all(row["expected_hiscam"] == row["draw_1"] == "" for row in decided)
+    again = [
+        row for row in code(trained, "h.csv", "--only-missing", source=final) if row["hisco_1"] == "02305"
+    ]
+    assert all({row[name] for name in names} == {"02305"} and row["expected_hiscam"] for row in again)
 
 
 def test_what_is_refused(trained):

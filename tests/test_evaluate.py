@@ -291,7 +291,8 @@ class TestOfATest:
         texts = report["decoders"]["linear"]["by_digits"][-1]["over_texts"]["accuracy"]
         sentence = str(Figure.of(report))
         assert sentence.startswith(f"{100 * texts[0]:.1f} % of ") and sentence.endswith("; test texts)")
-        assert card.count(sentence) == 2 and "Figures: written into" in said  # also in the methods paragraph
+        assert card.count(sentence) == 2  # also in the methods paragraph
+        assert "This figure is now that of the run" in said
         assert sentence in said and sentence in " ".join(watch.view(str(folder / "run"))[0].split())
         assert before.count("validation texts).") == 2 and "validation texts)." not in card
         asked = (

@@ -415,7 +415,8 @@ def run(args: EvaluateConfig, world: World) -> None:
         report_of.write(report, table, data.folder, files.OwnFiles(output, args.overwrite))
         if not shared and is_for_card(file, state, facts):
             write_card(file, figure, report_of.card_figures(report))
-            world.print(f"Figures: written into {os.path.join(os.path.dirname(file), CARD)}")
+            card = os.path.join(os.path.dirname(file), CARD)
+            world.print(f"This figure is now that of the run, in {card}, watch and plot")
         lines = [highlighted(report_of.figure_line(report)), *report_of.decoder_lines(report)]
         world.print(*lines, f"Report: {os.path.join(output, report_of.MARKDOWN)}", sep="\n")
         if args.fit_thresholds:

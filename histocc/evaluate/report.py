@@ -497,8 +497,17 @@ def data_lines(data: dict) -> list[str]:
 
 
 def figure_line(report: dict) -> str:
-    """Return the figure in words."""
-    return f"{Figure.of(report) or 'The model was trained on all of these texts, so they measure nothing'}."
+    """Return the figure in words, with what it leaves out."""
+    figure = Figure.of(report) or "The model was trained on all of these texts, so they measure nothing"
+    return " ".join([f"{figure}.", *left_out(report)])
+
+
+def left_out(report: dict) -> list[str]:
+    """Return a sentence on rows whose codes the model does not know, if there are some."""
+    if not report["data"]["rows_outside_key"]:
+        return []
+    share = percent(next(iter(report["decoders"].values()))["accuracy_with_rows_outside_key"])
+    return [f"With codes that the model does not know as wrong, {share} of rows are right."]
 
 
 def decoder_lines(report: dict) -> list[str]:
@@ -519,9 +528,6 @@ def remarks(report: dict) -> list[str]:
     """Return sentences on the decoder that `predict` takes, which follow the figure."""
     first, lines = next(iter(report["decoders"].values())), []
     texts, off = first["by_digits"][-1], first["calibration"]["expected_calibration_error_over_texts"]
-    if report["data"]["rows_outside_key"]:
-        share = percent(first["accuracy_with_rows_outside_key"])
-        lines.append(f"With codes that the model does not know as wrong, {share} of rows are right.")
     expected = f"`conf` expects {percent(texts['expected'])} of the texts to be right, and is off by"
     lines.append(f"{expected} {percent(off, '')} points in the mean (expected calibration error).")
     macro = percent(texts["over_texts"]["macro_f1"])
@@ -539,7 +545,7 @@ def card_figures(report: dict) -> list[str]:
     levels = next(iter(report["decoders"].values()))["by_digits"]
     of_levels = ", ".join(f"{each['digits']}: {cell(each['over_texts']['accuracy'])}" for each in levels)
     right = f"Right at each level ({report['levels']}), % of texts with 95 % interval: {of_levels}."
-    return [*remarks(report), right]
+    return [*left_out(report), *remarks(report), right]
 
 
 def markdown(report: dict) -> str:

@@ -182,7 +182,8 @@ def _train(
     few = texts_with(prior)
     if args.dry_run:
         prepared = time.perf_counter() - began
-        return say(f"Preparing them took {prepared:.1f} s; learning takes about {few.seconds():.0f} s")
+        say(f"Preparing them took {prepared:.1f} s; learning takes about {few.seconds():.0f} s")
+        return say("Everything checks out: without --dry-run it starts the run. Nothing was trained")
     if known := int((~few.is_new).sum()):
         say(f"The prior was trained on {known:,} of the texts: they choose nothing and give no figure")
     learned = learn(few)

@@ -36,7 +36,7 @@ from histocc.data.records import DECIDED, Records, Table
 from histocc.data.rows import MOST_LEN, code_of_cell, csv_text, language_name
 from histocc.data.tables import column_problems, table_format
 from histocc.figure import NONE, Figure, percent
-from histocc.formatter import CLASSES, OF_LEVEL, hisco_classes
+from histocc.formatter import CLASSES, OF_DRAWS, OF_LEVEL, hisco_classes
 from histocc.predict.coder import KNOWN, SHOWN, Coded, Coder, training_examples
 from histocc.predict.config import PredictConfig, get_args_parser
 from histocc.predict.decoders import BY_THRESHOLD, DECODERS, MEASURED, listed
@@ -61,8 +61,8 @@ PIECE = 2048  # distinct texts that are coded and kept together
 SETTINGS, INPUT = "settings.json", "input"  # files beside the pieces; INPUT only if the input is a pipe
 PIECES = r"\d+\.part"  # names of the pieces
 # columns beside codes
-BESIDE = "|".join(["title", "desc", *CLASSES, "choice(_prob|_title|_desc)?", "similar_(text|codes)", "draw"])
-BESIDE = rf"({BESIDE})_\d+|source|level(_code|_conf)?|expected_hiscam|prob_({'|'.join(CLASSES)})_\d+"
+BESIDE = "|".join(["title", "desc", *CLASSES, "choice(_prob|_title|_desc)?", "similar_(text|codes)"])
+BESIDE = rf"({BESIDE})_\d+|source|level(_code|_conf)?|{OF_DRAWS}"
 NUMBERS = r"(choice_)?prob_\w+|level_conf|expected_hiscam|conf|conf_fitted|needs_review"  # columns of these
 ANSWER = "conf", "conf_fitted", "needs_review"  # columns behind those of the codes
 
@@ -552,7 +552,8 @@ class Coding:
             yield f"Languages that the model does not know, coded as unk: {unknown.total():,} rows: {names}"
         if not args.non_verbose:
             unfitted = f"the confidence of {self.decoder} is not fitted"
-            unfitted += "; python -m histocc.evaluate --fit-confidence fits it on rows with known codes"
+            command = f"python -m histocc.evaluate --model {args.model} --data CODED.csv --fit-confidence"
+            unfitted += f"; {command} fits it on rows with known codes"
             why = "--raw-confidence is given" if args.raw_confidence else unfitted
             expected = f"How many rows are right is not known: {why}"
             if self.is_fitted:

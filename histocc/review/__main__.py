@@ -228,7 +228,7 @@ def apply_sheets(args: ReviewConfig, coded: CodedFile, key: list[str] | None) ->
             values = codes if of_code is None else [of_code.get(code, "") for code in codes]
             for place, value in zip(places, [*values, *[""] * len(places)]):
                 row[place] = value
-        for place in (*coded.probs, *coded.level):
+        for place in (*coded.probs, *coded.beside):
             row[place] = ""
         if coded.conf is not None:
             row[coded.conf] = conf

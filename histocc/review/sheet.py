@@ -14,7 +14,7 @@ from histocc.data.config import column_flags
 from histocc.data.records import DECIDED, MODEL, Table
 from histocc.data.rows import MISSING_WORDS, code_of_cell, language_name
 from histocc.data.tables import column_problems, table_format, table_rows
-from histocc.formatter import CLASSES, OF_LEVEL, BlockyFormatter, make_formatter, split_codes
+from histocc.formatter import CLASSES, OF_DRAWS, OF_LEVEL, BlockyFormatter, make_formatter, split_codes
 from histocc.runtime.errors import UserError, raise_if_any
 from histocc.text import UNKNOWN_LANGUAGE, text_key
 
@@ -152,14 +152,18 @@ class CodedFile:
         if not self.is_coded:
             self.table.read_code = functools.partial(code_of_cell, formatter=self.formatter, key=key)
         self.probs = [each[1] for each in of_codes if self.is_coded]
-        self.level = [places[name] for name in OF_LEVEL] if {*OF_LEVEL} <= {*places} else []
+        beside = [*OF_LEVEL] if {*OF_LEVEL} <= {*places} else []
+        if "draw_1" in places:
+            beside += filter(re.compile(OF_DRAWS).fullmatch, places)
+        self.beside = [places[name] for name in beside]  # what predict --level and --draws say of an answer
         self.words = [place for (place,) in numbered("desc")]
         self.classes = {name: [place for (place,) in numbered(name)] for name in ("title", *CLASSES)}
         self.similar = numbered("similar_text", "similar_codes")
         self.choices = numbered("choice", "choice_prob")  # of predict --choices
         self.choice_words = numbered("choice", "choice_desc")
         self.conf, self.review = places.get("conf"), places.get("needs_review")
-        is_number = re.compile(r"(choice_)?prob_\d+|(level_)?conf|conf_fitted|needs_review").fullmatch
+        is_number = r"(choice_)?prob_\d+|(level_)?conf|conf_fitted|needs_review"
+        is_number = re.compile(rf"{is_number}|expected_hiscam|prob_\w+_\d+").fullmatch
         self.numbers = set(filter(is_number, places))  # columns, in tables that have numbers
         self._read_texts(places.get("conf_fitted"))
 

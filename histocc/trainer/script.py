@@ -177,7 +177,7 @@ def set_threads(first: dict[str, int], world: World) -> None:
     threads, now = first["threads"], torch.get_num_threads()
     if threads != now and first["processes"] == world.size:
         torch.set_num_threads(threads)
-        world.print(f"Threads per process: set to {threads}, as in the interrupted run")
+        world.print(f"Threads per process: set to {threads}, as in the run so far")
     elif threads != now:
         world.print(f"Note: {now} threads per process, not {threads} as before; last digits may differ")
 
@@ -402,7 +402,7 @@ def nothing_left(patience: int | None, state: loop.State, schedule: Schedule) ->
     if is_early:
         more = f"No better for {state.since_best} validations: a larger --patience continues, "
     elif state.step < schedule.total:
-        return f"at step {state.step:,}, and --max-steps is {schedule.stop:,}: nothing to do."
+        return f"at step {state.step:,}, and --max-steps is {schedule.stop:,}: nothing to do. More continue."
     else:
         more = "More --num-epochs continue, " * bool(schedule.total)
     steps = f" ({state.step:,} steps)" * bool(state.step)
