@@ -45,7 +45,9 @@ Points = Sequence[tuple[Any, ...]]  # x, y and, if known, the interval of y
 
 
 def new_figure(
-    paths: list[str], figures: list[Figure | None], parts: list[tuple[float, Callable[[Any, Any], Any]]]
+    paths: list[str],
+    figures: Sequence[Figure | str | None],
+    parts: list[tuple[float, Callable[[Any, Any], Any]]],
 ) -> Any:
     """Return a matplotlib figure of panels, two in a row. The name of a single model and its figure are the
     title, those of several a legend. Raises UserError.
@@ -143,7 +145,7 @@ def curves(*runs: str | os.PathLike[str]) -> Any:
     drawn, columns = [panels(folder) for folder in folders], {}
     for folder, each in zip(folders, drawn):
         if not each:
-            what = f"{folder}: nothing to draw yet: its log has no curve of two points"
+            what = f"{folder}: nothing to draw: it has no curve of two points (yet, or it has too few texts)"
             raise UserError(f"{what}. python -m histocc.watch {folder} shows how far the run is")
         for title, points in each.items():
             columns.setdefault(title, {}).update(dict.fromkeys(points))
@@ -259,6 +261,14 @@ def groups(figure: Any, place: Any, decoders: list[dict[str, Any]], name: str) -
     axes.set(xlabel=ACCURACY, title=name[3:].removeprefix("column ") + left_out)
 
 
+def in_title(report: dict[str, Any]) -> str:
+    """Return the figure of an evaluation, and whether its panels are of learned texts, too."""
+    data, words = report["data"], [str(Figure(**report[ENTRY]))] if report[ENTRY] else []
+    if learned := data["texts_trained_on"]:
+        words.append(f"the panels show {data['texts']:,} texts, {learned:,} of which it was trained on")
+    return "; ".join(words)
+
+
 def evaluation(*folders: str | os.PathLike[str]) -> Any:
     """Return the plots of one evaluation or several, of the first decoder, as a matplotlib figure. Raises
     UserError.
@@ -269,7 +279,7 @@ def evaluation(*folders: str | os.PathLike[str]) -> Any:
             with open(path, encoding="utf-8") as file:
                 reports.append(json.load(file))
             decoders = [next(iter(report["decoders"].values())) for report in reports]
-            figures = [Figure(**report[ENTRY]) if report[ENTRY] else None for report in reports]
+            figures = [in_title(report) for report in reports]
             models = [report["model"]["name"] for report in reports]
             first, unit, _ = decoders[0], reports[0]["levels"], decoders[-1]["by_class"]
         except (ValueError, LookupError, TypeError, AttributeError, StopIteration):

@@ -71,6 +71,12 @@ def test_several_codes_are_a_set_in_which_each_is_as_often_as_its_probability_sa
         assert sum(share for codes, share in found.items() if code in codes) == pytest.approx(p, abs=0.03)
 
 
+def test_an_answer_that_is_hardly_sure_is_drawn_as_often_as_its_conf_says():
+    found, _ = draws_of([0.29, 0.1, 0.1, 0.05, 0.0], ["61110"], 0.08, 5)
+    assert found["61110",] == pytest.approx(0.08, abs=0.02)
+    assert sum(share for codes, share in found.items() if "61110" in codes) == pytest.approx(0.29, abs=0.03)
+
+
 def test_a_map_is_as_uncertain_as_fits_to_other_texts_make_it():
     draw = np.random.default_rng(1)
     probs, none, one = draw.random(600), np.zeros(600), np.ones(600)

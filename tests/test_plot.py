@@ -103,9 +103,9 @@ def test_what_cannot_be_drawn_is_said(tmp_path, capsys, monkeypatch):
         ([str(tmp_path / "nothing")], "no run there"),
         (
             [empty],
-            f"nothing to draw yet: its log has no curve of two points. python -m histocc.watch {empty}",
+            f"{empty}: nothing to draw: it has no curve of two points",
         ),
-        ([one, begun, "--output", "x.png"], f"{begun}: nothing to draw yet"),
+        ([one, begun, "--output", "x.png"], f"{begun}: nothing to draw"),
         ([one, str(report.parent), "--output", "x.png"], "draw them one after the other"),
         ([str(report.parent)], f"{report}: is damaged, or of another version: evaluate again"),
     ):

@@ -413,7 +413,7 @@ def run(args: EvaluateConfig, world: World) -> None:
             report["baseline"] = svm | {"by_digits": figures["by_digits"]}
         table = report_of.answers_csv(coded[coder.best_decoder], coded["of_row"], data, rows, groups)
         report_of.write(report, table, data.folder, files.OwnFiles(output, args.overwrite))
-        if not shared and is_for_card(file, state, facts):
+        if not shared and is_for_card(file, state, facts, figure):
             write_card(file, figure, report_of.card_figures(report))
             card = os.path.join(os.path.dirname(file), CARD)
             world.print(f"This figure is now that of the run, in {card}, watch and plot")
@@ -443,11 +443,14 @@ def run(args: EvaluateConfig, world: World) -> None:
             world.print(f"WARNING: they are fitted on {is_new.sum():,} rows; {least}")
 
 
-def is_for_card(file: str, state: dict, facts: dict) -> bool:
+def is_for_card(file: str, state: dict, facts: dict, figure: Figure | None) -> bool:
     """Return whether the figures belong on the model card of the run: those of its test part or, if it has
-    none, of texts that chose nothing.
+    none, of texts that chose nothing, unless they are few and it has a figure of more.
     """
     folder = os.path.dirname(file)
+    kept = Figure.of(state, folder)
+    if kept and not facts["test_part"] and (not figure or figure.texts < min(kept.texts, report_of.MIN_ROWS)):
+        return False
     seen = facts["texts_trained_on"], facts["texts_validated_on"]
     is_new = seen == (0, 0) and not any(state["args"].get(name) for name in OF_TEST)
     return files.OwnFiles(folder).holds(os.path.join(folder, CARD)) and (facts["test_part"] or is_new)

@@ -124,9 +124,10 @@ def verdict(found: dict[str, Any]) -> str:
     ahead, low, high = points(value, *bounds, sign="-")
     chance = ", so this may be chance" * (bounds[0] <= 0)
     new = "that neither has learned from" if found["is_new"] else "(what they have learned from is not known)"
+    how = f"ahead of {names[0]} by {ahead} points" if value else f"as good as {names[0]}"
     return (
-        f"{names[1]} is ahead of {names[0]} by {ahead} points (95 % interval {low} to {high}{chance}) on"
-        f" {whole['texts']:,} texts {new}: {percent(shares[1])} against {percent(shares[0])}."
+        f"{names[1]} is {how} (95 % interval {low} to {high}{chance}) on {whole['texts']:,} texts {new}:"
+        f" {percent(shares[1])} against {percent(shares[0])}."
     )
 
 

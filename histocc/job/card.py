@@ -130,12 +130,16 @@ def finish(file: str, say: Callable[[str], None], *more: str) -> None:
     """Write the card of a run that has ended, and say how good its best model is and what to type next. more:
     further sentences of the card. Rank 0 only. Raises UserError, OSError.
     """
-    figure, model = Figure.of(checkpoint.load(file)), shlex.quote(os.path.dirname(file))
+    state, folder = checkpoint.load(file), os.path.dirname(file)
+    figure, model = Figure.of(state), shlex.quote(folder)
     write_card(file, figure, more)
+    columns = ["--input-col", *state["args"]["input_col"]] if state["args"].get("input_col") else []
+    of_codes = ["--key", os.path.join(folder, "key.csv")] * (state["formatter"]["kind"] != "hisco")
+    review = shlex.join(["serve", "coded.csv", *columns, *of_codes])
     found = highlighted(f"{figure}.") if figure else NONE
     say(
         f"\n{found}\nThe best model is {file}; {CARD} beside it describes it.\n\nNext:\n"
         f"  python -m histocc.predict --model {model} --input NEW.csv --output coded.csv\n"
-        "  python -m histocc.review serve coded.csv\n"
+        f"  python -m histocc.review {review}\n"
         f"  python -m histocc.evaluate --model {model} --dataset CODED_BY_PEOPLE.csv"
     )

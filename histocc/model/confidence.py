@@ -130,13 +130,15 @@ class Confidence(NamedTuple):
             self.mapped(name, probs[:, i : None if i == last else i + 1]) for i, name in enumerate(OUTPUTS)
         ]
         probs = torch.cat(parts, dim=1)[:, : probs.shape[1]].cummin(1).values
-        if not self.several:
+        if not self.several and probs.shape[1] == 1:
+            probs = conf.to(probs)[:, None]
+        elif not self.several:
             first = conf.to(probs)[:, None]
             others = torch.minimum(probs[:, 1 : last + 1], first)
             others = others * ((1 - first) / others.sum(1, keepdim=True).clamp(min=1e-12)).clamp(max=1)
             left = (1 - first - others.sum(1, keepdim=True)).clamp(min=0)
             share = 1 / torch.arange(last + 2, max(codes, last + 1) + 1, device=probs.device).to(probs)
-            further = left * (share / share.sum())[: probs.shape[1] - last - 1]
+            further = left * (share / share.sum())[: max(0, probs.shape[1] - last - 1)]
             probs = torch.cat([first, others, torch.minimum(further, others[:, -1:])], dim=1)
         return torch.empty_like(probs).scatter(1, order, probs)
 

@@ -109,7 +109,8 @@ class Coding:
         thresholds = {language and coder.known(language): value for language, value in args.threshold or []}
         coder.thresholds = coder.thresholds.with_given(thresholds or None)
         if args.classes and kind != "hisco":
-            raise UserError(f"--classes: these are of HISCO codes, and the model writes {self.system}")
+            what = f"the model writes {self.system} as {kind}; --formatter hisco trains one for HISCO"
+            raise UserError(f"--classes: these are of HISCO codes, and {what}")
         titles = ["title"] if kind == "hisco" and not args.no_titles else []
         # columns beside each code: name → code → text
         self.words = {name: hisco_classes()[name] for name in [*titles, *(args.classes or [])]}
@@ -238,7 +239,7 @@ class Coding:
         columns = numbered(SHOWN * args.explain, "similar_text", "similar_codes")
         yield columns, lambda coded: itertools.chain(*coded.similar)
         if draws:
-            yield draws.columns, lambda coded: coded.draws or draws.certain(coded.codes)
+            yield draws.columns, lambda coded: coded.draws or draws.certain(coded)
         if args.known or coder.trained:
             yield ["source"], lambda coded: [coded.source]
         if args.level:
@@ -327,8 +328,12 @@ class Coding:
         cells |= {name: row[place] for name, place in self.old.items()}
         written = (cells[f"{self.system}_{i}"] for i in range(1, self.old_codes + 1))
         codes = [code_of_cell(cell, self.coder.formatter, self.key) for cell in written]
-        beside = self.cells_beside(Coded(codes, [], None, source=""))
+        beside = self.cells_beside(Coded(codes, [], None if self.of_model(cells) else 1.0, source=""))
         return [cell or beside.get(name, "") for name, cell in cells.items()]
+
+    def of_model(self, cells: dict[str, str]) -> bool:
+        """Return whether a model has given the codes of a row that keeps them."""
+        return "conf" in self.old and cells["conf"] not in ("", "1")
 
     # ---- pieces
 

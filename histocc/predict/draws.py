@@ -58,11 +58,12 @@ class Draws:
             found.append([] if one.conf is None else self.of_text(answer, others, uniform[i], limit))
         return found
 
-    def certain(self, codes: list[str]) -> list[str]:
-        """Return the cells of a row whose codes are known."""
-        return self.of_text(
-            Coded([*filter(None, codes)], [], 1.0), {}, np.zeros(self.number), np.ones(self.number)
-        )
+    def certain(self, coded: Coded) -> list[str]:
+        """Return the cells of a row whose codes are known; [] if a model gave them, and conf is None."""
+        if coded.conf is None:
+            return []
+        coded = coded._replace(codes=[*filter(None, coded.codes)])
+        return self.of_text(coded, {}, np.zeros(self.number), np.ones(self.number))
 
     def of_text(
         self, one: Coded, probs: dict[str, float], uniform: np.ndarray, limits: np.ndarray
@@ -74,12 +75,17 @@ class Draws:
         taken = dict.fromkeys(one.codes, 1.0 if is_one or one.source == TRAINED else conf)
         left = [max(p - taken.get(code, 0.0), 0.0) / max(1 - conf, 1e-9) for code, p in probs.items()]
         chance, codes = np.minimum(left, 1.0), [*probs]
-        total = max(chance.sum(), 1e-9)
-        chance /= total if is_one else min(total, 1.0)
+        other = np.array([code not in taken for code in codes], dtype=bool)
+        total = chance[other].sum()
+        if is_less := chance.sum() < 1 or is_one:  # a text has a code
+            chance[other] *= (1 - chance[~other].sum()) / max(total, 1e-9)
         ends, drawn = chance.cumsum(), ["&".join(one.codes)] * self.number
         for i in np.flatnonzero((uniform >= limits) & (total > 1e-9)):
             points = np.arange((uniform[i] - limits[i]) / (1 - limits[i]), ends[-1] - 1e-9)
-            drawn[i] = "&".join(codes[j] for j in np.searchsorted(ends, points, side="right"))
+            names = [codes[j] for j in np.searchsorted(ends, points, side="right")]
+            if is_less and {*names} == {*one.codes}:  # `limits` has drawn it as often as it is right
+                names.append(codes[np.argmax(chance * other)])
+            drawn[i] = "&".join(names)
         expected = dict(zip(codes, (1 - conf) * chance))
         expected |= {code: expected.get(code, 0.0) + conf for code in one.codes}
         for of_code in self.values.values():
