@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from histocc import __version__
+from histocc.data.config import text_columns
 from histocc.data.rows import english_name
 from histocc.figure import NONE, Figure, keep, may_have_seen
 from histocc.job.config import FinetuneConfig, MixerConfig
@@ -133,7 +134,8 @@ def finish(file: str, say: Callable[[str], None], *more: str) -> None:
     state, folder = checkpoint.load(file), os.path.dirname(file)
     figure, model = Figure.of(state), shlex.quote(folder)
     write_card(file, figure, more)
-    columns = ["--input-col", *state["args"]["input_col"]] if state["args"].get("input_col") else []
+    names = text_columns(state["args"].get("input_col"))
+    columns = ["--input-col", *names] * (names != text_columns(None))
     of_codes = ["--key", os.path.join(folder, "key.csv")] * (state["formatter"]["kind"] != "hisco")
     review = shlex.join(["serve", "coded.csv", *columns, *of_codes])
     found = highlighted(f"{figure}.") if figure else NONE
