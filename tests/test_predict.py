@@ -511,7 +511,7 @@ def test_names_are_codes_in_every_command(tmp_path):
         assert (coded[6]["CODE_1"], coded[7]["CODE_1"]) == ("0110", "bread & rolls")  # known
         assert [row["CODE_1"] for row in coded[12:72]] == [row[1] for row in rows[12:72]]
     others = write_csv(tmp_path / "others.csv", header, [*rows, ("x", "Fruit juices", ""), ("y", "110", "")])
-    report = evaluate(folder, others, device="cpu")
+    report = evaluate(folder, others, share_val=1, device="cpu")
     assert report["data"]["rows"] == 85 and report["data"]["rows_outside_key"] == 1
     assert [each["digits"] for each in report["decoders"]["linear"]["by_digits"]] == [13]  # compared whole
     more = ["--initial-checkpoint", folder, "--save-path", tmp_path / "tuned", "--max-steps", 1]
