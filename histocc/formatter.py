@@ -54,6 +54,8 @@ def hisco_key() -> tuple[str, ...]:
 CLASSES = ("hisclass", "hisclass_5", "socpo", "hiscam")
 OF_LEVEL = ("level_code", "level", "level_conf")  # columns of answers at a level
 OF_DRAWS = rf"draw_\d+|expected_hiscam|prob_({'|'.join(CLASSES)})_\d+"  # columns of draws
+# columns of predict that are numbers
+NUMBERS = r"((choice_)?prob|prob_\w+)_\d+|(level_)?conf|conf_fitted|needs_review|expected_hiscam"
 DEEPEST = "auto"  # the deepest level, in digits or parts, that is confident enough
 
 

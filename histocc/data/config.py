@@ -56,6 +56,11 @@ def text_columns(named: str | list[str] | None) -> list[str]:
     return [named] if isinstance(named, str) else list(named or ["occ1"])
 
 
+def text_flags(columns: list[str]) -> list[str]:
+    """Return the flags of a command that reads these columns of texts; none for the usual one."""
+    return ["--input-col", *columns] if columns != text_columns(None) else []
+
+
 AUTO, SPELLINGS = "auto", "spellings"
 FEW_TEXTS = 12_000  # up to so many distinct texts, n-grams alone are learned in closed form
 USUAL_LEN, USUAL_SHARE = 128, 0.1  # of --max-len and --share-val

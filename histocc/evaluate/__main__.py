@@ -414,7 +414,7 @@ def run(args: EvaluateConfig, world: World) -> None:
         table = report_of.answers_csv(coded[coder.best_decoder], coded["of_row"], data, rows, groups)
         report_of.write(report, table, data.folder, files.OwnFiles(output, args.overwrite))
         if not shared and is_for_card(file, state, facts, figure):
-            write_card(file, figure, report_of.card_figures(report))
+            write_card(file, checkpoint.load(file), figure, report_of.card_figures(report))
             card = os.path.join(os.path.dirname(file), CARD)
             world.print(f"This figure is now that of the run, in {card}, watch and plot")
         lines = [highlighted(report_of.figure_line(report)), *report_of.decoder_lines(report)]

@@ -19,6 +19,7 @@ from histocc.figure import Z, names_of, percent
 from histocc.formatter import SEP_VALUE, cut
 from histocc.runtime.config import Config, Parser, flag
 from histocc.runtime.errors import UserError, in_words, run_command
+from histocc.text import text_key
 
 Answer = dict[str, str]  # a row of answers.csv
 
@@ -32,7 +33,7 @@ def read_answers(folder: str) -> tuple[dict, list[tuple[tuple[str, str], Answer]
             report = json.load(file)
         with open(os.path.join(folder, ANSWERS), encoding="utf-8", newline="") as file:
             answers = list(csv.DictReader(file))
-        return report, [((" ".join(x["text"].casefold().split()), x["codes"]), x) for x in answers]
+        return report, [((text_key(x["text"]), x["codes"]), x) for x in answers]
     except (OSError, ValueError, KeyError) as error:
         what = f"{folder}: holds no report with {ANSWERS}; evaluate writes one ({in_words(error)})"
         raise UserError(what) from None

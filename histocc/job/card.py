@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from histocc import __version__
-from histocc.data.config import text_columns
+from histocc.data.config import text_columns, text_flags
 from histocc.data.rows import english_name
 from histocc.figure import NONE, Figure, keep, may_have_seen
 from histocc.job.config import FinetuneConfig, MixerConfig
@@ -116,11 +116,13 @@ def card_of(file: str, state: dict[str, Any], figure: Figure | None = None, more
     return "\n".join(lines) + "\n"
 
 
-def write_card(file: str, figure: Figure | None = None, more: Sequence[str] = ()) -> None:
+def write_card(
+    file: str, state: dict[str, Any], figure: Figure | None = None, more: Sequence[str] = ()
+) -> None:
     """Write the card of a checkpoint into its folder, as `card_of` has it, and keep the figure there. Raises
-    UserError, OSError.
+    OSError. state: of the checkpoint.
     """
-    folder, state = os.path.dirname(file), checkpoint.load(file)
+    folder = os.path.dirname(file)
     if figure:
         keep(folder, figure, state["step"])
     with atomic_write(OwnFiles(folder).claim(CARD)[0]) as target:
@@ -133,9 +135,8 @@ def finish(file: str, say: Callable[[str], None], *more: str) -> None:
     """
     state, folder = checkpoint.load(file), os.path.dirname(file)
     figure, model = Figure.of(state), shlex.quote(folder)
-    write_card(file, figure, more)
-    names = text_columns(state["args"].get("input_col"))
-    columns = ["--input-col", *names] * (names != text_columns(None))
+    write_card(file, state, figure, more)
+    columns = text_flags(text_columns(state["args"].get("input_col")))
     of_codes = ["--key", os.path.join(folder, "key.csv")] * (state["formatter"]["kind"] != "hisco")
     review = shlex.join(["serve", "coded.csv", *columns, *of_codes])
     found = highlighted(f"{figure}.") if figure else NONE

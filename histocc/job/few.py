@@ -145,7 +145,7 @@ def train_few(
     if resumed:
         file = os.path.join(args.save_path, checkpoint.BEST)
         if not os.path.exists(os.path.join(args.save_path, card.CARD)):  # it was stopped before the last file
-            world.run_on_main(lambda: card.write_card(file))
+            world.run_on_main(lambda: card.write_card(file, checkpoint.load(file)))
         what = "is finished: nothing to do. --overwrite starts over."
         return world.print(f"The run in {args.save_path} {what}")
     launchers = sorted(set(world.gather(launcher_id())))

@@ -30,13 +30,13 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from histocc.data.binary import MAX_ROWS, ending_of, table_writer
-from histocc.data.config import column_flags, text_columns
+from histocc.data.config import column_flags, text_columns, text_flags
 from histocc.data.descriptions import read_descriptions
 from histocc.data.records import DECIDED, Records, Table
 from histocc.data.rows import MOST_LEN, code_of_cell, csv_text, language_name
 from histocc.data.tables import column_problems, table_format
 from histocc.figure import NONE, Figure, percent
-from histocc.formatter import CLASSES, OF_DRAWS, OF_LEVEL, hisco_classes
+from histocc.formatter import CLASSES, NUMBERS, OF_DRAWS, OF_LEVEL, hisco_classes
 from histocc.predict.coder import KNOWN, SHOWN, Coded, Coder, training_examples
 from histocc.predict.config import PredictConfig, get_args_parser
 from histocc.predict.decoders import BY_THRESHOLD, DECODERS, MEASURED, listed
@@ -63,7 +63,6 @@ PIECES = r"\d+\.part"  # names of the pieces
 # columns beside codes
 BESIDE = "|".join(["title", "desc", *CLASSES, "choice(_prob|_title|_desc)?", "similar_(text|codes)"])
 BESIDE = rf"({BESIDE})_\d+|source|level(_code|_conf)?|{OF_DRAWS}"
-NUMBERS = r"(choice_)?prob_\w+|level_conf|expected_hiscam|conf|conf_fitted|needs_review"  # columns of these
 ANSWER = "conf", "conf_fitted", "needs_review"  # columns behind those of the codes
 
 
@@ -328,12 +327,9 @@ class Coding:
         cells |= {name: row[place] for name, place in self.old.items()}
         written = (cells[f"{self.system}_{i}"] for i in range(1, self.old_codes + 1))
         codes = [code_of_cell(cell, self.coder.formatter, self.key) for cell in written]
-        beside = self.cells_beside(Coded(codes, [], None if self.of_model(cells) else 1.0, source=""))
+        conf = 1.0 if cells["conf"] in ("", "1") else None  # a model has given them
+        beside = self.cells_beside(Coded(codes, [], conf, source=""))
         return [cell or beside.get(name, "") for name, cell in cells.items()]
-
-    def of_model(self, cells: dict[str, str]) -> bool:
-        """Return whether a model has given the codes of a row that keeps them."""
-        return "conf" in self.old and cells["conf"] not in ("", "1")
 
     # ---- pieces
 
@@ -522,7 +518,7 @@ class Coding:
     def fitting_commands(self) -> list[list[str]]:
         """Return the commands by which rows that a person codes fit the confidence."""
         args, coded = self.args, self.args.output
-        texts = ["--input-col", *self.input_cols] if self.input_cols != text_columns(None) else []
+        texts = text_flags(self.input_cols)
         column = ["--language-col", args.language_col] if args.language_col else []
         key = ["--key", os.path.join(os.path.dirname(self.weights), "key.csv")]
         review = [*texts, *column, *(key if self.system != "hisco" else [])]
@@ -577,10 +573,9 @@ class Coding:
             limit = f"{'level_conf' if args.level else 'conf'} below {self.min_conf:.3g}, or no usable code"
             yield f"{expected}; {total['review']:,} are marked for review (needs_review: {limit})"
             if total["review"]:
-                columns = ["--input-col", *self.input_cols] * (self.input_cols != text_columns(None))
                 key = os.path.join(os.path.dirname(self.weights), "key.csv")
                 of_codes = ["--key", key] * (self.coder.formatter.kind != "hisco" and os.path.isfile(key))
-                command = shlex.join(["serve", args.output, *columns, *of_codes])
+                command = shlex.join(["serve", args.output, *text_flags(self.input_cols), *of_codes])
                 yield f"Review them, the most useful first: python -m histocc.review {command}"
 
 

@@ -14,7 +14,15 @@ from histocc.data.config import column_flags
 from histocc.data.records import DECIDED, MODEL, Table
 from histocc.data.rows import MISSING_WORDS, code_of_cell, language_name
 from histocc.data.tables import column_problems, table_format, table_rows
-from histocc.formatter import CLASSES, OF_DRAWS, OF_LEVEL, BlockyFormatter, make_formatter, split_codes
+from histocc.formatter import (
+    CLASSES,
+    NUMBERS,
+    OF_DRAWS,
+    OF_LEVEL,
+    BlockyFormatter,
+    make_formatter,
+    split_codes,
+)
 from histocc.runtime.errors import UserError, raise_if_any
 from histocc.text import UNKNOWN_LANGUAGE, text_key
 
@@ -162,9 +170,9 @@ class CodedFile:
         self.choices = numbered("choice", "choice_prob")  # of predict --choices
         self.choice_words = numbered("choice", "choice_desc")
         self.conf, self.review = places.get("conf"), places.get("needs_review")
-        is_number = r"(choice_)?prob_\d+|(level_)?conf|conf_fitted|needs_review"
-        is_number = re.compile(rf"{is_number}|expected_hiscam|prob_\w+_\d+").fullmatch
-        self.numbers = set(filter(is_number, places))  # columns, in tables that have numbers
+        self.numbers = set(
+            filter(re.compile(NUMBERS).fullmatch, places)
+        )  # columns, in tables that have numbers
         self._read_texts(places.get("conf_fitted"))
 
     def _read_texts(self, fitted: int | None) -> None:
