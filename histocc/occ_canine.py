@@ -26,7 +26,7 @@ import numpy as np
 import torch
 
 from histocc.data.descriptions import descriptions_of, read_descriptions
-from histocc.data.records import fill_dittos
+from histocc.data.records import fill, is_ditto
 from histocc.data.rows import key_reader, language_name
 from histocc.formatter import CLASSES, DEEPEST, OF_LEVEL, hisco_classes, is_missing
 from histocc.job import inputs, train
@@ -421,7 +421,7 @@ def texts_and_languages(occ1: Any, lang: Any, ditto: bool) -> tuple[list, list[s
         raise ValueError("lang: has another index than occ1; pass lang[occ1.index], or list(lang)")
     texts = ["" if is_missing(cell) else str(cell) for cell in cells]
     if ditto:
-        fill_dittos(texts, "", fill=True)
+        fill(texts, [i for i, text in enumerate(texts) if is_ditto(text)], "")
     return cells, texts, [UNKNOWN_LANGUAGE if is_missing(one) or not one else one for one in languages]
 
 

@@ -521,11 +521,11 @@ class TestRows:
 
     def test_weights_and_dittos_are_those_of_the_training(self, tested, tmp_path):
         state = torch.load(tested[0] / "run" / "best.bin", weights_only=True)
-        state["args"] |= {"weight_col": "n", "ditto": True}
+        state["args"] |= {"weight_col": "n", "ditto": True, "fill_down": ["hisco_1", "no"]}
         del state["checksum"]
         (tmp_path / "run").mkdir()
         torch.save(state, tmp_path / "run" / "best.bin")
-        rows = [("a new text", "79100", "en", 3), ("do.", "79100", "en", 4)]
+        rows = [("a new text", "79100", "en", 3), ("do.", "", "en", 4)]
         data = write_csv(tmp_path / "data.csv", ("occ1", "hisco_1", "lang", "n"), rows)
         facts = evaluated(tmp_path, tmp_path / "out", data=data)[0]["data"]
         assert (facts["rows"], facts["texts"]) == (7, 1)

@@ -29,7 +29,7 @@ from helpers import (
     write_rows,
 )
 
-from histocc.data.tables import read_chunks, table_format
+from histocc.data.tables import CHUNK, read_chunks, table_format
 from histocc.evaluate.__main__ import evaluate
 from histocc.formatter import CLASSES, PAD_IDX, hisco_blocky5, hisco_classes, occ1950_blocky2
 from histocc.model.mixer import Seq2SeqMixerOccCANINE, model_config
@@ -844,6 +844,29 @@ def test_mistakes_are_said_and_the_input_stays(model, tmp_path):
     assert len(read(existing)) == 5
 
 
+def test_dittos_at_the_start_of_a_chunk_on_one_process_and_on_two(model, tmp_path):
+    rows = [(("væver", "fisker", "smed")[i % 3], "da") for i in range(CHUNK)]
+    rows += [("do.", ""), ("d:o", "da"), ("smed", "da"), ("–„–", "")]
+    source = write_csv(tmp_path / "in.csv", ["occ1", "lang"], rows)
+    one, two = (flags(model, source, tmp_path / name, "--device", "cpu") for name in ("one", "two"))
+    predict_here(*one)
+    assert "in 3 rows: 3 with the text of the row above" in run("histocc.predict", *two, processes=2)
+    assert (tmp_path / "one").read_bytes() == (tmp_path / "two").read_bytes()
+    found = [[row[name] for name in ("hisco_1", "prob_1", "conf")] for row in read(tmp_path / "one")]
+    assert found[-5] == found[-4] == found[-3] != found[-2] == found[-1]
+
+
+def test_only_missing_reads_codes_that_stand_above(model, tmp_path):
+    rows = [("smed", "22222"), ("væver", ""), ("fisker", "")]
+    source, written = write_csv(tmp_path / "in.csv", ["occ1", "hisco_1"], rows), tmp_path / "out"
+    given = ["--model", model, "--input", source, "--output", written, "--only-missing"]
+    said = predict_here(*given, "--fill-down", "hisco_1")
+    assert [row["hisco_1"] for row in read(written)] == ["22222"] * 3 and "3 keep their codes" in said
+    assert "no column 'no'; it has 'occ1', 'hisco_1' (--fill-down names it)" in refused(
+        *given, "--overwrite", "--fill-down", "no"
+    )
+
+
 def test_tables_as_users_have_them(model, tmp_path, monkeypatch):
     """Texts that repeat the row above, across chunks; languages by other names; an encoding by name."""
     monkeypatch.setattr("histocc.data.tables.CHUNK", 2)
@@ -851,16 +874,17 @@ def test_tables_as_users_have_them(model, tmp_path, monkeypatch):
     path, said, found = tmp_path / "in.csv", {}, {}
     write_csv(path, ["occ1", "lang"], rows)
     path.write_bytes(path.read_bytes().decode().encode("cp850"))
-    for name, more in (("plain", []), ("filled", ["--ditto"])):
+    for name, more in (("plain", ["--ditto", "none"]), ("filled", [])):
         said[name] = predict_here(*flags(model, path, tmp_path / name, *more, "--encoding", "cp850"))
         found[name] = read(tmp_path / name)
     assert [row["occ1"] for row in found["filled"]] == [text for text, _ in rows]
     assert [row["needs_review"] for row in found["plain"]][1:3] == ["1", "1"]
-    assert "repeat the row above (do., ditto): 2 rows" in said["plain"]
+    assert "do., ditto or 〃 in 2 rows: 2 left, since --ditto none is given" in said["plain"]
     answers = [(row["hisco_1"], row["conf"], row["needs_review"]) for row in found["filled"]]
     assert answers[0] == answers[1] == answers[2] != answers[3]
-    assert "repeat the row above" not in said["filled"] and "coded as unk" not in said["plain"]
-    given = ["--model", model, "--input", path, "--encoding", "cp850", "--ditto", "--output"]
+    assert "in 2 rows: 2 with the text of the row above" in said["filled"]
+    assert "coded as unk" not in said["plain"]
+    given = ["--model", model, "--input", path, "--encoding", "cp850", "--output"]
     found, left_out = tmp_path / "found", tmp_path / "left_out"
     assert "Note: languages are read from column 'lang'" in predict_here(*given, found)
     assert found.read_bytes() == (tmp_path / "filled").read_bytes()

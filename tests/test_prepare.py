@@ -400,7 +400,7 @@ def test_a_third_part_is_kept_for_a_test(tmp_path):
     ]
     for name, rows in (("a.csv", "farmer,61110,test\nsmith,83110,train\n"), ("b.csv", "do.,83110,test\n")):
         (tmp_path / name).write_text(f"occ1,hisco_1,part\n{rows}")
-    files = settings_for([tmp_path / "a.csv", tmp_path / "b.csv"], ditto=True, split_col="part")
+    files = settings_for([tmp_path / "a.csv", tmp_path / "b.csv"], split_col="part")
     assert Result(prep.prepare(files, str(tmp_path / "two"), quiet)).report["test_rows"] == 1
     said = refusal(tmp_path, content, leave_out=["source=Lynd"])
     assert "'Lynd' is not in column 'source'; most frequent: 'Åbo', 'Lund'" in said
@@ -594,8 +594,8 @@ def test_every_setting_counts(tmp_path):
     }
     other |= {"share_test": 0.1, "split_col": "x", "leave_out": ["x=y"], "by": ["x"]}
     other |= dict.fromkeys(("fixed_codes", "number_codes", "first_codes"), ["61110"])
-    other |= dict.fromkeys(("drop_bad_labels", "ditto", "no_quotes", "join_spellings"), True)
-    other["input_col"] = ["x"]
+    other |= dict.fromkeys(("drop_bad_labels", "no_quotes", "join_spellings"), True)
+    other |= {"input_col": ["x"], "fill_down": ["x"], "ditto": "all"}
     texts = "weight_col language language_col missing_code empty_text delimiter clean_text encoding sheet"
     other |= dict.fromkeys([*texts.split(), "code_separator"], "x")
     assert set(other) == {field.name for field in dataclasses.fields(PrepareSettings)}

@@ -385,12 +385,13 @@ def test_languages_and_letters(tmp_path):
 
 
 def test_texts_that_repeat_the_row_above(tmp_path):
-    result, said = read(tmp_path, "dittos.csv")
+    result, said = read(tmp_path, "dittos.csv", "--ditto", "none")
     assert result.report["dittos"] == 6 and len(result.train) == 8 and result.texts[6] == "〃"
     assert "dittos.csv lines 3, 5, 6, 7, 8 …: 'do.', 'ditto'" in said
-    filled, said = read(tmp_path, "dittos.csv", "--ditto")
-    assert filled.texts == ["blacksmith"] * 2 + ["baker"] * 6 and "6 descriptions such as do." in said
-    ascii_only, _ = read(tmp_path, "dittos.csv", "--clean-text", "ascii-lower")
+    for more in ([], ["--ditto"], ["--clean-text", "ascii-lower"]):
+        filled, said = read(tmp_path, "dittos.csv", *more)
+        assert filled.texts == ["blacksmith"] * 2 + ["baker"] * 6 and "6 descriptions such as do." in said
+    ascii_only, _ = read(tmp_path, "dittos.csv", "--clean-text", "ascii-lower", "--ditto", "none")
     assert ascii_only.texts[6] == '"'  # as the package Unidecode has it
 
 

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Annotated, Any
 
 from histocc.data.arrays import PREPARED_FORMAT, PreparedData
-from histocc.data.records import Table
+from histocc.data.records import ALL, LEAVE, Table
 from histocc.data.rows import MOST_LEN, hold_numbers, language_name, read_columns, read_key
 from histocc.data.tables import DELIMITERS, column_problems, composed, table_format
 from histocc.formatter import BlockyFormatter, CodeError, formatter_of_codes, hisco_key, make_formatter
@@ -56,9 +56,11 @@ def text_columns(named: str | list[str] | None) -> list[str]:
     return [named] if isinstance(named, str) else list(named or ["occ1"])
 
 
-def text_flags(columns: list[str]) -> list[str]:
-    """Return the flags of a command that reads these columns of texts; none for the usual one."""
-    return ["--input-col", *columns] if columns != text_columns(None) else []
+def text_flags(columns: list[str], asked: Any = None) -> list[str]:
+    """Return the flags of a command that reads these columns of texts, as `asked` says."""
+    flags = ["--input-col", *columns] if columns != text_columns(None) else []
+    flags += ["--ditto", asked.ditto] if asked and asked.ditto else []
+    return flags + (["--fill-down", *asked.fill_down] if asked and asked.fill_down else [])
 
 
 AUTO, SPELLINGS = "auto", "spellings"
@@ -95,6 +97,19 @@ class Format(Config):
         "encoding of CSV files, such as cp1250 (default: UTF-8, UTF-16 or Windows-1252, as detected)",
         metavar="NAME",
     )
+    ditto: str | None = flag(
+        None,
+        "texts such as do., ditto or 〃: all have the text of the row above; none: they stay (default: all;"
+        " where rows are sorted, weighted or chosen from others, or no row is above, they count as empty)",
+        choices=(ALL, LEAVE),
+        nargs="?",
+        const=ALL,
+    )
+    fill_down: list[Column] | None = flag(
+        None,
+        "columns in which a blank cell repeats the one above, such as codes of several rows",
+        metavar="COL",
+    )
 
     def how(self, texts: Sequence[str]) -> tuple:
         """Return how `table_format` and `read_chunks` read a file with these columns of texts."""
@@ -118,7 +133,6 @@ class Reading(Format):
     empty_text: str | None = flag(
         None, "keep rows without a description if this is their only code", metavar="CODE"
     )
-    ditto: bool = flag(False, "descriptions such as do., ditto, 〃 take the text of the row above")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -257,7 +271,8 @@ def problems_of_columns(asked: Any) -> Iterator[str]:
 def column_flags(asked: Any) -> dict[str, str]:
     """Return the flags that name columns, by the column; `asked` has fields of these names."""
     found: dict[str, str] = {}
-    for name in ("by", "show", "target_cols", "weight_col", "split_col", "language_col", "input_col"):
+    names = ["by", "show", "target_cols", "weight_col", "split_col", "fill_down", "language_col", "input_col"]
+    for name in names:
         named = getattr(asked, name, None) or (["occ1"] if name == "input_col" else [])
         found |= dict.fromkeys([named] if isinstance(named, str) else named, flag_of(name))
     return found
@@ -297,7 +312,8 @@ class PrepareSettings:
     code_separator: str | None = None
     recode: dict[str, str] = field(default_factory=dict)
     empty_text: str | None = None
-    ditto: bool = False
+    ditto: str | None = None
+    fill_down: list[str] | None = None
     join_spellings: bool = False  # codes that differ in case or punctuation alone
     weight_col: str | None = None
 
@@ -314,7 +330,7 @@ class PrepareSettings:
     @property
     def columns(self) -> list[str]:
         others = self.weight_col, self.language_col
-        return [*self.input_col, *self.target_cols, *filter(None, others)]
+        return [*self.input_col, *self.target_cols, *filter(None, others), *(self.fill_down or ())]
 
     @property
     def split_columns(self) -> list[str]:
@@ -337,6 +353,7 @@ class PrepareSettings:
             weight_col=self.weight_col,
             rule=self.clean_text,
             ditto=self.ditto,
+            fill_down=self.fill_down,
         )
 
     @property

@@ -23,7 +23,7 @@ import numpy as np
 
 from histocc.data.arrays import ARRAYS, FILES, PreparedData, RowSet, fault, map_array, text_keys, write_last
 from histocc.data.config import PrepareSettings, fingerprint
-from histocc.data.records import DECIDED, MAX_WEIGHT, Records, Table, nothing
+from histocc.data.records import DECIDED, LEAVE, MAX_WEIGHT, Records, Table, nothing
 from histocc.data.report import compare_rows, describe_parts
 from histocc.data.rows import (
     BLANK,
@@ -112,6 +112,7 @@ class Reader:
         self.missing = None if settings.missing_code is None else self.book.of_code(settings.missing_code)
         self.empty = None if settings.empty_text is None else self.book.of_code(settings.empty_text)
         self.longest = 0  # most positions of a text
+        self.begins: bool | None = None  # whether the first row has a code
         self.named = named_parts(settings, check)
         self.test_rows, self.outside_key = 0, {"train": 0, "val": 0}
         self.findings = Findings(folder)
@@ -184,7 +185,7 @@ class Reader:
 
     def _read_rows(self, table: Table, part: str, records: Records) -> None:
         settings, path, lines, texts = self.settings, table.path, records.lines, records.texts
-        cells, deciders = records.columns[table.texts[0]], table.decided
+        columns, cells, deciders = records.filled, records.filled[table.texts[0]], table.decided
         keep = np.ones(len(texts), dtype=bool)
         rejects: list[tuple] = [(line, "", "", kind, reason) for line, kind, reason in records.faults]
         outside: list[int] = []  # rows with a code outside the key
@@ -199,7 +200,9 @@ class Reader:
                 outside.extend([i] * (kind == OUTSIDE_KEY))
 
         note("texts_composed", records.composed)
-        note("dittos_filled" if settings.ditto else "dittos", records.dittos)
+        note("dittos_filled", records.dittos)
+        if settings.ditto == LEAVE:
+            note("dittos", [*records.left])
         joined = "".join(cells)
         if _ODD.search(joined) and _BROKEN.search(joined):
             note("letters_broken", [i for i, cell in enumerate(cells) if _BROKEN.search(cell)])
@@ -207,19 +210,22 @@ class Reader:
             note("texts_of_lines", [i for i, cell in enumerate(cells) if {"\n", "\r"} & {*cell.strip()}])
         reason = "the text holds NUL, or a character from U+E000 to U+E004, which marks its ends"
         for i, place in records.forbidden.items():
-            values = list(map(str.strip, records.columns[place]))
+            values = list(map(str.strip, columns[place]))
             reject([i], "forbidden character", reason, table.names[place], values)
         blank = [i for i, text in enumerate(texts) if keep[i] and (not text or text.isspace())]
+        for i, why in records.left.items() if settings.ditto != LEAVE else ():
+            reason = "the text only repeats the one above; --ditto takes that one"
+            reject([i], f"ditto {why}", reason, table.names[table.texts[0]], cells)
         if self.empty is None:
             reason = "the description is empty, or a word such as NA"
             reject(blank, "empty text", reason, table.names[table.texts[0]], cells)
         if deciders is not None:
             reason = "nobody has decided on this row of a reviewed file; without this column it is used"
-            reject(records.guesses, "decided by nobody", reason, DECIDED, records.columns[deciders])
+            reject(records.guesses, "decided by nobody", reason, DECIDED, columns[deciders])
         if table.weights is not None:
             reason = f"the weight is no whole number from 1 to {MAX_WEIGHT:,}"
             unfit = [i for i, times in enumerate(records.weights) if not times]
-            reject(unfit, "no weight", reason, settings.weight_col or "", records.columns[table.weights])
+            reject(unfit, "no weight", reason, settings.weight_col or "", columns[table.weights])
         codes = self._codes(table, records, keep, reject)  # [n, K]
         if self.empty is not None:
             alone = (codes[:, 0] == self.empty) & (codes[:, 1:] < 0).all(axis=1)
@@ -231,7 +237,7 @@ class Reader:
             stops = kind == DOES_NOT_FIT and not settings.drop_bad_labels
             self.findings.reject(kind, path, line, column, value, reason, stops)
         # texts that differ in further columns alone are of the same part
-        splits_by, times = records.first, np.array(records.weights)
+        splits_by, times = records.parts[0], np.array(records.weights)
         if outside:
             hashes = text_hashes([splits_by[i].strip() for i in outside])
             is_val, is_test = parts_of(settings, self.named, part, hashes)
@@ -291,7 +297,7 @@ class Reader:
     ) -> np.ndarray:
         """Return provisional numbers of the codes, int64 [n, K], −1 behind the last; reject unusable rows."""
         names, room = self.settings.target_cols, self.room
-        cells = [records.columns[place] for place in table.codes]
+        cells = [records.filled[place] for place in table.codes]
         if self.settings.code_separator:  # split into columns with one code each
             rows = split_cells(cells, self.settings.code_separator)
             for i, codes in enumerate(rows):
@@ -305,6 +311,8 @@ class Reader:
         columns = [np.fromiter(map(book, column), np.int64, len(column)) for column in cells]
         numbers = np.stack(columns, axis=1)  # [n, K]
         blank = keep & ((numbers[:, 0] == BLANK) | (numbers[:, 0] == WORD))
+        if len(numbers) and self.begins is None:
+            self.begins = bool(numbers[0, 0] >= 0)
         if self.missing is None:
             reason = "the first code is missing or blank; --missing-code CODE gives such rows a code"
             reject(np.flatnonzero(blank), "first code missing", reason, names[0], cells[0])
@@ -414,6 +422,10 @@ class Reader:
         counts = [name for name in unread if name.strip().casefold() in ("n", "freq", "frequency", "count")]
         if counts and not settings.weight_col:
             notes.append(f"each line counts once; --weight-col {counts[0]} counts it as that column says")
+        missing = self.findings.kinds.get("first code missing", {"rows": 0})["rows"]
+        if self.begins and 2 * missing > sum(file["rows"] for file in self.files):
+            way = f"--fill-down {' '.join(settings.target_cols)} fills it in if it is that of a row above"
+            notes.append(f"{missing:,} rows have no first code; {way}")
         how = f"Read: descriptions from column {read}, {what}, language: {language}{texts}"
         return [how, *(f"Note: {note}" for note in notes)]
 

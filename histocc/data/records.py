@@ -3,20 +3,33 @@ repeat the one above, languages, codes, weights, and who has decided.
 """
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 from histocc.data.rows import MISSING_WORDS
 from histocc.data.tables import Chunk, read_chunks, table_format
 from histocc.runtime.errors import UserError
-from histocc.text import AS_IS, UNKNOWN_LANGUAGE, cleaner, is_composed, join_columns, strip
+from histocc.text import AS_IS, UNKNOWN_LANGUAGE, as_is, cleaner, is_composed, join_columns, strip
 
 DECIDED = "decided_by"  # column of a reviewed file that says who has decided on a row
 MODEL = "model"  # its value if nobody has decided
 GUESS = "guess"  # or if review has learned the codes from decisions on other rows
-DITTOS = frozenset(("do", "do.", "dto", "dto.", "ditto", "ditto.", "dito", "dito.", "idem", "idem.", "id."))
-DITTOS |= {"ib.", "ibid.", '"', '""', "''", ",,", "„", "”", "″", "〃", '-"-'}
+ALL, LEAVE = "all", "none"  # values of --ditto
+# Cells that only repeat the one above: words, and marks, which may be spaced, doubled or between dashes.
+_WORDS = (
+    r"d[:'’´]?o[.:]?|d[.:]?[º°ᵒ⁰][.:]?|d[ie]?tt?o\.?|[ií]dem\.?|id\.|ib\.|ibid\.?|ibidem"
+    r"|de?sgl\.?|desgleichen|dgl\.|ders\.|derselbe|dieselbe|(same )?as above|als ?boven|come sopra"
+)
+_MARKS = "[\"„”“‟″‶〃»«＂](\\s*[\"„”“‟″‶〃»«＂,'’´`‚])*|[,'’´`‚](\\s*[,'’´`‚])+"
+_DASH = r"[-‐-―−]*"
+_DITTO = re.compile(rf"({_WORDS})([\s,]*({_WORDS}))*|{_DASH}\s*({_MARKS})\s*{_DASH}", re.IGNORECASE).fullmatch
+LONGEST_DITTO = 16
+FILLED, FIRST = "with the text of the row above", "left, since no row is above"
+LIST, ORDERED, IN_ORDER = 100, 5, 0.95  # least rows, least changes of text, least share of these that ascend
 MAX_WEIGHT = 1_000_000
 _ODD = re.compile("[\0\ue000-\ue004]")  # ends of texts in hashes, and marks of the model's inputs
 
@@ -25,12 +38,28 @@ def nothing(*_) -> None:
     """Do nothing: the default for callbacks that report or check."""
 
 
-def fill_dittos(texts: list[str], above: str, fill: bool) -> list[int]:
-    """Return which texts only repeat the one above; with `fill` they become it, the first of them `above`."""
-    dittos = [i for i, text in enumerate(texts) if len(text) < 8 and text.strip().casefold() in DITTOS]
-    for i in dittos if fill else ():
-        texts[i] = texts[i - 1] if i else above
-    return dittos
+@lru_cache(1 << 16)
+def is_ditto(text: str) -> bool:
+    """Return whether a text only repeats the one above, as do., ditto and 〃 do."""
+    text = text.strip()
+    return len(text) <= LONGEST_DITTO and _DITTO(text if text.isascii() else as_is(text)) is not None
+
+
+def fill(cells: list[str], rows: Iterable[int], above: str) -> None:
+    """Give the cells of some rows, in ascending order, what the cell above holds; `above` is above all."""
+    for i in rows:
+        cells[i] = cells[i - 1] if i else above
+
+
+def is_sorted(texts: list[str]) -> bool:
+    """Return whether texts ascend or descend, so that those that only repeat the one above stand together."""
+    changes = [pair for pair in pairwise(map(str.casefold, texts)) if pair[0] != pair[1]]
+    dittos, rises = (
+        [text for _, text in changes if is_ditto(text)],
+        sum(one < other for one, other in changes),
+    )
+    in_order = max(rises, len(changes) - rises)
+    return len(changes) >= ORDERED and in_order >= IN_ORDER * len(changes) and len({*dittos}) == len(dittos)
 
 
 def weight_of(cell: str) -> int:
@@ -48,14 +77,17 @@ def is_undecided(cell: str) -> bool:
 class Records(Chunk):
     """Some rows of a table, with lists of one value for each row."""
 
-    first: list[str] = field(default_factory=list)  # texts of the first column
-    texts: list[str] = field(default_factory=list)  # with those of further columns behind them
+    filled: list[list[str]] = field(default_factory=list)  # the columns with what --fill-down fills in
+    parts: list[list[str]] = field(default_factory=list)  # the texts of each column of descriptions
+    texts: list[str] = field(default_factory=list)  # with those of further columns behind the first ones
     languages: list[str] = field(default_factory=list)  # as they are written
     weights: list[int] = field(default_factory=list)  # 0: see `weight_of`
     deciders: list[str] = field(default_factory=list)  # "" for nobody
     # Rows by their numbers, from 0:
     composed: list[int] = field(default_factory=list)  # invisible characters are gone, or letters composed
-    dittos: list[int] = field(default_factory=list)  # the text only repeats the one above (do., ditto)
+    dittos: list[int] = field(default_factory=list)  # have the text of the row above (do., ditto)
+    left: dict[int, str] = field(default_factory=dict)  # those that do not → FIRST or why
+    why: str = ""  # why all of them are left
     forbidden: dict[int, int] = field(default_factory=dict)  # those with a character of _ODD → its column
     guesses: list[int] = field(default_factory=list)  # a model has given the codes, and nobody has decided
 
@@ -70,6 +102,7 @@ class Record(NamedTuple):
     decider: str  # "" for nobody
     codes: list[str]  # without blank cells
     is_guess: bool  # a model has given the codes, and nobody has decided
+    is_ditto: bool  # has the text of the row above
     cells: tuple[str, ...]  # of the columns that are read
 
 
@@ -78,7 +111,8 @@ class Table:
 
     texts: the column of descriptions, and further ones that belong to them; others: further columns that are
     read, None for all; language: that of all rows if there is no column; rule: by which texts are cleaned, if
-    any; ditto: whether a text that only repeats the one above becomes it.
+    any; ditto: whether a text that only repeats the one above becomes it (ALL or LEAVE; None: unless the head
+    of the file tells that it does not); fill_down: columns in which a blank cell holds what stands above it.
     """
 
     def __init__(
@@ -93,7 +127,8 @@ class Table:
         language_col: str | None = None,
         weight_col: str | None = None,
         rule: str | None = None,
-        ditto: bool = False,
+        ditto: str | None = None,
+        fill_down: Sequence[str] | None = None,
     ):
         self.path, self.how, self.format = path, how, table_format(path, *how)
         self.rule, self.clean = rule, cleaner(rule) if rule else str
@@ -111,42 +146,91 @@ class Table:
         self.texts, self.codes = list(map(self.names.index, texts)), list(map(self.names.index, codes))
         self.languages = self.names.index(language_col) if language_col else None
         self.weights = self.names.index(weight_col) if weight_col else None
+        self.fill_down = [self.names.index(name) for name in fill_down or () if name in self.names]
+        self.counts: Counter[str] = Counter()  # rows with dittos, by what becomes of them
 
-    def records(self, check: Callable[[], Any] = nothing) -> Iterator[Records]:
-        """Yield all rows, many at a time. `check` is called before each yield. Raises UserError."""
-        above = ""
+    def records(self, check: Callable[[], Any] = nothing, above: Records | None = None) -> Iterator[Records]:
+        """Yield all rows, many at a time. `check` is called before each yield; above: rows of the file that
+        stand above these. Raises UserError.
+        """
+        self.counts.clear()
         for chunk in read_chunks(self.path, self.places, *self.how):
             check()
             some = self._checked(chunk, above)
-            above = some.first[-1] if some.first else above
+            above = some if some.texts else above
             yield some
 
-    def _checked(self, chunk: Chunk, above: str) -> Records:
-        """Return rows with what their cells say. above: the text of the row before."""
-        first, *further = (chunk.columns[place] for place in self.texts)
-        some = Records(**vars(chunk))
+    def _checked(self, chunk: Chunk, above: Records | None) -> Records:
+        """Return rows with what their cells say, and what those of the rows above say for them."""
+        some = Records(**vars(chunk), filled=[*chunk.columns])
+        self._fill_down(some, above)
+        first, *further = (some.filled[place] for place in self.texts)
         is_plain = self.rule == AS_IS and is_composed("".join(first))  # all at once: faster
-        some.first = list(map(strip if is_plain else self.clean, first))
+        some.parts = [list(map(strip if is_plain else self.clean, first))]
         if self.rule == AS_IS and not is_plain:
-            some.composed = [i for i, text in enumerate(some.first) if text != strip(first[i])]
-        some.dittos = fill_dittos(some.first, above, self.ditto)
-        some.texts = join_columns(some.first, [list(map(self.clean, column)) for column in further])
-        for place in reversed(self.texts):
-            if _ODD.search("".join(column := chunk.columns[place])):
-                odd = (i for i, cell in enumerate(column) if _ODD.search(cell))
-                some.forbidden |= dict.fromkeys(odd, place)
+            some.composed = [i for i, text in enumerate(some.parts[0]) if text != strip(first[i])]
+        some.parts += [list(map(self.clean, column)) for column in further]
         rows = len(first)
-        some.languages = [self.language] * rows if self.languages is None else chunk.columns[self.languages]
+        some.languages = [self.language] * rows if self.languages is None else [*some.filled[self.languages]]
+        self._resolve_dittos(some, above)
+        some.texts = join_columns(some.parts[0], some.parts[1:])
+        for place, texts in reversed([*zip(self.texts, some.parts)]):
+            if _ODD.search("".join([*(column := some.filled[place]), *texts])):
+                odd = (i for i, cells in enumerate(zip(column, texts)) if _ODD.search("".join(cells)))
+                some.forbidden |= dict.fromkeys(odd, place)
         some.weights, some.deciders = [1] * rows, [""] * rows
         if self.weights is not None:
-            some.weights = list(map(weight_of, chunk.columns[self.weights]))
+            some.weights = list(map(weight_of, some.filled[self.weights]))
         if self.decided is not None:
-            cells = list(map(str.strip, chunk.columns[self.decided]))
+            cells = list(map(str.strip, some.filled[self.decided]))
             some.deciders = ["" if is_undecided(cell) else cell for cell in cells]
             # in a table that no model has coded, a blank cell says that the codes were there before
             is_guess = is_undecided if self.has_answers else (MODEL, GUESS).__contains__
             some.guesses = [i for i, cell in enumerate(cells) if is_guess(cell)]
         return some
+
+    def _fill_down(self, some: Records, above: Records | None) -> None:
+        """Fill blank cells of `fill_down`; columns of codes together, since a row with a code has its own."""
+        codes = [place for place in self.fill_down if place in self.codes]
+        for places in filter(None, [codes, *([place] for place in self.fill_down if place not in codes)]):
+            cells = zip(*(some.columns[place] for place in places))
+            blank = [i for i, row in enumerate(cells) if not "".join(row).strip()]
+            for place in places:
+                some.filled[place] = [*some.columns[place]]
+                fill(some.filled[place], blank, above.filled[place][-1] if above else "")
+
+    def _resolve_dittos(self, some: Records, above: Records | None) -> None:
+        """Give rows that only repeat the one above its texts, and its language where theirs is blank."""
+        some.why = above.why if above else self._why_left(list(filter(str.strip, some.filled[self.texts[0]])))
+        dittos = [[i for i, text in enumerate(column) if is_ditto(text)] for column in some.parts]
+        leading = [] if above else [i for place, i in enumerate(dittos[0]) if i == place]
+        some.left = dict.fromkeys(dittos[0], some.why) if some.why else dict.fromkeys(leading, FIRST)
+        for i in some.left if self.ditto != LEAVE else ():
+            some.parts[0][i] = ""
+        if not some.why:
+            some.dittos = sorted({i for rows in dittos for i in rows}.difference(some.left))
+            before = [*above.parts, above.languages] if above else [[""]] * (len(dittos) + 1)
+            for cells, rows, column in zip([*some.parts, some.languages], [*dittos, []], before):
+                blank = (i for i in dittos[0] if not cells[i].strip())
+                fill(cells, sorted({*rows, *blank}), column[-1])
+        self.counts.update([*some.left.values(), *[FILLED] * len(some.dittos)])
+
+    def _why_left(self, texts: list[str]) -> str:
+        """Return why rows that only repeat the one above are left, "" if they are not, by the first rows,
+        which all commands and processes read.
+        """
+        if self.ditto:
+            return "left, since --ditto none is given" if self.ditto == LEAVE else ""
+        of_sheet = {"rows", "decision", "id"} <= {*self.format.names}
+        is_list = len(texts) >= LIST and len({*texts}) == len(texts)
+        whys = {"rows have weights": self.weights is not None, "rows were chosen from others": of_sheet}
+        whys |= {"the texts are sorted": is_sorted(texts), "each text is listed once": is_list}
+        return next((f"left, since {why} (--ditto fills them)" for why, is_so in whys.items() if is_so), "")
+
+    def about_dittos(self) -> str:
+        """Return a line on the rows read whose text only repeats the one above, "" if there are none."""
+        said = "; ".join(f"{rows:,} {what}" for what, rows in self.counts.items())
+        return said and f"do., ditto or 〃 in {self.counts.total():,} rows: {said}"
 
     def __iter__(self) -> Iterator[Record]:
         """Yield all rows, one at a time. Raises UserError if one of them cannot be read."""
@@ -154,8 +238,9 @@ class Table:
             if some.faults:
                 line, _, reason = some.faults[0]
                 raise UserError(f"{self.path}, line {line:,}: cannot be read ({reason})")
-            guesses, columns = set(some.guesses), some.columns
+            guesses, dittos, columns = set(some.guesses), set(some.dittos), some.filled
             codes = [list(map(self.read_code, columns[place])) for place in self.codes]
             values = some.lines.tolist(), some.texts, some.languages, some.weights, some.deciders
-            for i, (row, cells) in enumerate(zip(zip(*values), zip(*columns))):
-                yield Record(*row, [code for column in codes if (code := column[i])], i in guesses, cells)
+            for i, (row, cells) in enumerate(zip(zip(*values), zip(*some.columns))):
+                has = [code for column in codes if (code := column[i])]
+                yield Record(*row, has, i in guesses, i in dittos, cells)

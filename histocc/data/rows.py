@@ -39,7 +39,7 @@ NOTES = {
     "languages_renamed": "rows name their language differently than the models do; the models' name was used",
     "texts_composed": "descriptions had letters of several characters composed, or invisible ones removed",
     "texts_empty": "rows without a description are kept with the code of --empty-text",
-    "dittos": "descriptions only repeat the row above (do., ditto, 〃); --ditto takes the text of that row",
+    "dittos": "descriptions only repeat the row above (do., ditto, 〃), and --ditto none leaves them so",
     "dittos_filled": "descriptions such as do. or ditto got the text of the row above",
     "texts_of_lines": "descriptions hold several lines of text",
     "texts_cut": "descriptions are longer than the model reads and are cut",

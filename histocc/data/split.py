@@ -35,10 +35,10 @@ def named_parts(settings: PrepareSettings, check: Callable) -> dict[str, np.ndar
         table = settings.table(path, list(counts))
         for records in table.records(check):
             # a text that is rejected for its characters is in no part
-            keep = [i for i in range(len(records.first)) if i not in records.forbidden]
-            hashes = text_hashes([records.first[i].strip() for i in keep])
+            keep = [i for i in range(len(records.texts)) if i not in records.forbidden]
+            hashes = text_hashes([records.parts[0][i].strip() for i in keep])
             for column in counts:
-                cells = [cell.strip() for cell in records.columns[table.names.index(column)]]
+                cells = [cell.strip() for cell in records.filled[table.names.index(column)]]
                 counts[column].update(cells)
                 folded = np.array([cells[i].casefold() for i in keep])
                 for part, of, value in wanted:

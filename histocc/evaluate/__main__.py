@@ -39,7 +39,7 @@ from histocc.data.config import (
 from histocc.data.descriptions import read_descriptions
 from histocc.data.report import report_lines
 from histocc.data.rows import OUTSIDE_KEY, hold_numbers, language_name, read_key
-from histocc.data.tables import read_chunks, table_format
+from histocc.data.tables import table_format
 from histocc.evaluate import baseline
 from histocc.evaluate import report as report_of
 from histocc.figure import ENTRY, OTHER, OTHERS, TEST, VALIDATION, Figure, may_have_seen
@@ -172,7 +172,8 @@ def prepare_settings(args: EvaluateConfig, state: dict, formatter: BlockyFormatt
         language=language_name(language or UNKNOWN_LANGUAGE),
         language_col=language_col,
         weight_col=args.weight_col or (weights if (weights := trained.get("weight_col")) in there else None),
-        **{name: getattr(args, name) or trained.get(name) for name in OF_READING},
+        fill_down=args.fill_down or [name for name in trained.get("fill_down") or () if name in there],
+        **{name: getattr(args, name) or trained.get(name) or None for name in OF_READING},
     )
     problems, most = list(problems_of_columns(args)), formatter.max_num_codes
     if len(columns) > most:
@@ -488,9 +489,10 @@ def groups_of(
     for name in settings.by or ():
         cells: dict[int, str] = {}
         for i, path in enumerate(settings.train_files):
-            for chunk in read_chunks(path, [name], *settings.how):
-                lines = (chunk.lines + (i << 40)).tolist()
-                cells.update((line, cell.strip() or "(blank)") for line, cell in zip(lines, chunk.columns[0]))
+            table = settings.table(path, [name])
+            for some in table.records():
+                lines, column = (some.lines + (i << 40)).tolist(), some.filled[table.names.index(name)]
+                cells.update((line, cell.strip() or "(blank)") for line, cell in zip(lines, column))
         lines = map_array(os.path.join(data.folder, f"{rows.rows.part}.lines"), preparing.LINES)
         groups[report_of.BY_COLUMN + name] = of_values([cells[line] for line in lines[rows.index].tolist()])
     return groups

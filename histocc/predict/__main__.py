@@ -205,6 +205,7 @@ class Coding:
                 and (name in ANSWER or re.fullmatch(BESIDE, name))
             }
             wanted += [*self.old, *([first] if args.only_missing else [])]
+        wanted += args.fill_down or ()
         problems = column_problems(self.path, header, wanted, column_flags(args))
         if len(self.input_cols) > 1 and coder.text_rule != AS_IS:
             problems.append(f"--input-col: this model cleans texts ({coder.text_rule}) and reads one column")
@@ -256,16 +257,17 @@ class Coding:
     def chunks(self) -> Iterator[tuple[Records, list[bool]]]:
         """Yield the input, many rows at a time, with whether each keeps its codes."""
         args, codes = self.args, [f"{self.system}_1"] * self.args.only_missing
-        table = Table(
+        table = self.table = Table(
             *(self.path, self.how, self.input_cols, codes, None),
             language=args.language or UNKNOWN_LANGUAGE,
             language_col=args.language_col,
             ditto=args.ditto,
+            fill_down=args.fill_down,
         )
         for some in table.records(self.world.give_up_if_asked):
             stays = [self.keeps_rows and bool(name) for name in some.deciders]
             if args.only_missing:
-                cells = some.columns[table.codes[0]]
+                cells = some.filled[table.codes[0]]
                 has_code = (code_of_cell(cell, self.coder.formatter, self.key) for cell in cells)
                 stays = [is_decided or bool(code) for is_decided, code in zip(stays, has_code)]
             yield some, stays
@@ -435,25 +437,22 @@ class Coding:
         ):
             for some, stays in self.chunks():
                 faults += some.faults
-                dittos = set() if args.ditto else set(some.dittos)
                 rows, languages = [], some.languages
-                for i, row in enumerate(zip(*some.columns)):
+                for i, (row, filled) in enumerate(zip(zip(*some.columns), zip(*some.filled))):
                     if stays[i]:
-                        cells = self.kept_cells(row)
+                        cells = self.kept_cells(filled)
                     else:
                         known, key = self.look_up(some.texts[i], languages[i])
                         line = json.dumps(known) if known else answers.get(key)
                         if line is None:
                             raise changed
-                        is_ditto = not known and i in dittos
-                        cells = self.cells(line, is_ditto)
+                        cells = self.cells(line, i in some.left)
                         if not cells[-3]:  # no conf
                             total["unknown" if key[0].strip() else "empty"] += 1
                         if not known and key[1] == UNKNOWN_LANGUAGE != language_name(languages[i]):
                             unknown[languages[i].strip()] += 1
                         total["coded"] += 1
                         total["known"] += bool(known)
-                        total["dittos"] += is_ditto
                         total["no_code"] += not cells[0]
                         total["review"] += cells[-1] == "1"
                         sums["conf"] += float(cells[-3] or 0) if cells[0] else 0.0
@@ -521,7 +520,7 @@ class Coding:
         texts = text_flags(self.input_cols)
         column = ["--language-col", args.language_col] if args.language_col else []
         key = ["--key", os.path.join(os.path.dirname(self.weights), "key.csv")]
-        review = [*texts, *column, *(key if self.system != "hisco" else [])]
+        review = [*text_flags(self.input_cols, args), *column, *(key if self.system != "hisco" else [])]
         sheet, rows, final = (f"{coded}.{name}.csv" for name in ("sheet", "rows", "final"))
         new = ["--output", f"{coded}.model"] if models.is_shared(args.model) else []
         language = column or ["--language", args.language or UNKNOWN_LANGUAGE]
@@ -544,9 +543,8 @@ class Coding:
                 f" {total['no_code']:,} without a code (empty: {total['empty']:,},"
                 f" unknown: {total['unknown']:,}){known}"
             )
-        if total["dittos"]:
-            count = f"{total['dittos']:,} rows, with needs_review; --ditto codes them as that row"
-            yield f"Texts that only repeat the row above (do., ditto): {count}"
+        if dittos := self.table.about_dittos():
+            yield f"Texts such as {dittos}"
         if unknown:
             names = ", ".join(f"{name or 'none'} ({count:,})" for name, count in unknown.most_common(10))
             names += f"; it knows {', '.join(self.coder.languages)}"
@@ -575,7 +573,7 @@ class Coding:
             if total["review"]:
                 key = os.path.join(os.path.dirname(self.weights), "key.csv")
                 of_codes = ["--key", key] * (self.coder.formatter.kind != "hisco" and os.path.isfile(key))
-                command = shlex.join(["serve", args.output, *text_flags(self.input_cols), *of_codes])
+                command = shlex.join(["serve", args.output, *text_flags(self.input_cols, args), *of_codes])
                 yield f"Review them, the most useful first: python -m histocc.review {command}"
 
 

@@ -82,7 +82,6 @@ class Files(Format):
     language_col: Column | None = flag(
         None, "column of languages (default: lang, if any)", "--language-column"
     )
-    ditto: bool = flag(False, "code do., ditto, 〃 as the row above; without it they get needs_review")
     descriptions: str | None = flag(
         None, f"codes ({', '.join(CODE_COLUMNS)}) and titles ({', '.join(TEXT_COLUMNS)})", metavar="FILE"
     )

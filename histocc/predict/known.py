@@ -49,6 +49,8 @@ def read_known(
         known[place] = codes
     raise_if_any(wrong, f"--known {path}", 5)
     notes = [f"{path}: {len(known):,} known texts"]
+    if dittos := table.about_dittos():
+        notes.append(f"{path}: texts such as {dittos}")
     if several:
         what = f"{len(several):,} texts have different codes in several rows, of which the last counts"
         notes.append(f"{path}: {what}: {', '.join(map(repr, list(several.values())[:3]))}")

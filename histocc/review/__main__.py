@@ -143,6 +143,7 @@ def next_command(args: ReviewConfig, coded: CodedFile, sheet: str) -> str:
     outputs = (f"{args.files[0]}.final{number or ''}{ending}" for number in range(1000))
     command += [] if args.sample else ["--output", next(path for path in outputs if not os.path.exists(path))]
     columns = "input_col", "weight_col", "language_col", "delimiter", "encoding", "no_quotes", "sheet"
+    columns += "ditto", "fill_down"
     for name in ("key", "descriptions", "by", "known", "training_data", "fill", "guesses", *columns):
         if (value := getattr(args, name)) != getattr(ReviewConfig, name):
             values = value if isinstance(value, list) else [value] * (value is not True)
@@ -216,6 +217,8 @@ def apply_sheets(args: ReviewConfig, coded: CodedFile, key: list[str] | None) ->
     def final_row(record: Record) -> list[str]:
         text, before, decider = key_of(record.text, record.language), record.codes, record.decider
         row, times = [*record.cells, *coded.added], record.weight
+        if record.is_ditto and decider not in ("", answers.get(text, [""])[-1]):
+            return row  # somebody else has decided on it alone
         if text in answers:
             counts["rows"] += times
             counts["changed"] += times * (answers[text][0] != coded.answer(before, decider))
@@ -390,6 +393,8 @@ def run(argv: list[str] | None) -> None:
     path = args.to or args.files[0]
     columns, codes = text_columns(args.input_col), set(key or ())
     coded = CodedFile(path, columns, args.language_col, args, system, codes)
+    if dittos := coded.table.about_dittos():
+        print(f"{path}: texts such as {dittos}")
     if args.known:
         coded.know(CodedFile(args.known, columns, args.language_col, system=coded.system, key=codes))
         print(f"{args.known}: {len(coded.known):,} known texts")

@@ -131,7 +131,8 @@ class CodedFile:
                 raise UserError(f"{path}: --fill writes columns {', '.join(own)}: give yours other names")
             new = [name for name in names if name not in header]
             places = {name: [*header, *new].index(name) for name in names}
-        columns = list(dict.fromkeys([*wanted, *filter(None, [weight_column]), *show]))
+        fill_down = (asked and asked.fill_down) or []
+        columns = list(dict.fromkeys([*wanted, *filter(None, [weight_column]), *show, *fill_down]))
         raise_if_any(column_problems(path, header, columns, column_flags(asked) if asked else None))
         self.header, self.formatter = header + new, formatter_of(self.system)
         self.added = [MODEL if name == DECIDED and self.is_coded else "" for name in new]
@@ -153,6 +154,8 @@ class CodedFile:
             language="",
             language_col=language_column,
             weight_col=weight_column,
+            ditto=asked and asked.ditto,
+            fill_down=fill_down,
         )
         self.table.codes = [place for place in self.codes if place < len(header)]
         if DECIDED in new:  # a column of this name is the user's own
@@ -182,12 +185,8 @@ class CodedFile:
         marks: set[str | None] = set()
         self.rows = several = same = 0
         for record in self.table:
-            row, codes, decider, times = (
-                [*record.cells, *self.added],
-                record.codes,
-                record.decider,
-                record.weight,
-            )
+            row, codes = [*record.cells, *self.added], record.codes
+            decider, times = record.decider, record.weight
             self.rows += times
             marks.add(None if fitted is None else row[fitted])
             probs, key = [row[i] for i in self.probs if row[i]], key_of(record.text, record.language)
@@ -211,6 +210,8 @@ class CodedFile:
                 text.shown = [row[i] for i in self.show]
                 self.texts[key] = text
             text.rows += times
+            if record.is_ditto and decider:  # what somebody has decided on it alone
+                continue
             text.is_given |= bool(decider or codes and not (self.is_coded or record.is_guess))
             is_right = confidence(row[self.conf], self.path) if codes and self.conf is not None else 0.0
             text.doubt += times * (1 - is_right)

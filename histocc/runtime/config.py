@@ -272,6 +272,8 @@ def _read(action: argparse.Action, value: Any) -> Any:
     is_switch, is_list, read = action.nargs == 0, action.nargs == "+", action.type
     found = []
     for item in value if is_list and isinstance(value, list | tuple) else [value]:
+        if action.nargs == "?" and isinstance(item, bool):  # true and false are its first and last choice
+            item = list(action.choices or "")[not item]
         if isinstance(item, bool) != is_switch or not isinstance(item, str | int | float | os.PathLike):
             expected = "true or false" if is_switch else "a text or a number"
             raise ValueError(f"expected {expected}, not {item!r:.60}")
