@@ -55,7 +55,12 @@ CLASSES = ("hisclass", "hisclass_5", "socpo", "hiscam")
 OF_LEVEL = ("level_code", "level", "level_conf")  # columns of answers at a level
 OF_DRAWS = rf"draw_\d+|expected_hiscam|prob_({'|'.join(CLASSES)})_\d+"  # columns of draws
 # columns of predict that are numbers
-NUMBERS = r"((choice_)?prob|prob_\w+)_\d+|(level_)?conf|conf_fitted|needs_review|expected_hiscam"
+PROBABILITIES = r"((choice_)?prob|prob_\w+)_\d+|(level_)?conf"
+NUMBERS = rf"{PROBABILITIES}|conf_fitted|needs_review|expected_hiscam"
+ANSWER = "conf", "conf_fitted", "needs_review"  # columns behind those of codes
+_WORDS = "|".join(["title", "desc", *CLASSES, "choice(_prob|_title|_desc)?", "similar_(text|codes)"])
+_NUMBERED = rf"({_WORDS})_\d+|{OF_DRAWS}"
+BESIDE = rf"{_NUMBERED}|source|level(_code|_conf)?"  # further columns of an answer
 DEEPEST = "auto"  # the deepest level, in digits or parts, that is confident enough
 
 
@@ -66,6 +71,18 @@ def hisco_classes() -> dict[str, dict[str, str]]:
         rows = list(csv.DictReader(file))
     columns = {name: name for name in ("title", *CLASSES)} | {"hiscam": "hiscam_u1"}
     return {name: {row["hisco"]: row[column] for row in rows} for name, column in columns.items()}
+
+
+def coded_columns(header: Sequence[str], first: str) -> range:
+    """Return the places of the columns that predict has written: from that of the first code to needs_review
+    (earlier versions wrote no others) and the numbered ones behind it. Columns elsewhere are the user's own.
+    """
+    if first not in header or ANSWER[-1] not in header:
+        return range(0)
+    end = header.index(ANSWER[-1]) + 1
+    while end < len(header) and re.fullmatch(_NUMBERED, header[end]):
+        end += 1
+    return range(header.index(first), end)
 
 
 class CodeError(ValueError):

@@ -220,6 +220,11 @@ def strip(text: str) -> str:
     return "" if text.casefold() in MISSING_TEXTS else text
 
 
+def in_markdown(text: str) -> str:
+    """Return `text` on one line of Markdown, in which its signs stand for themselves."""
+    return re.sub(r"[\\`*_<|\[\]]", r"\\\g<0>", " ".join(text.split()))
+
+
 def as_is(text: str) -> str:
     """Return `text` composed, without invisible characters, and as `strip` gives it."""
     return strip(text if is_composed(text) else unicodedata.normalize("NFC", _INVISIBLE.sub("", text)))

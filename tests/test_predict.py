@@ -31,7 +31,7 @@ from helpers import (
 
 from histocc.data.tables import CHUNK, read_chunks, table_format
 from histocc.evaluate.__main__ import evaluate
-from histocc.formatter import CLASSES, PAD_IDX, hisco_blocky5, hisco_classes, occ1950_blocky2
+from histocc.formatter import ANSWER, CLASSES, PAD_IDX, hisco_blocky5, hisco_classes, occ1950_blocky2
 from histocc.model.mixer import Seq2SeqMixerOccCANINE, model_config
 from histocc.model.ngrams import PATTERNS, hash_ngrams
 from histocc.model.search import CodeSearch, CodeTrie
@@ -102,6 +102,10 @@ def model(tmp_path_factory):
     return save_model(tmp_path_factory.mktemp("run"), hisco_blocky5(), CODES)
 
 
+def columns(codes: int, *names: str) -> list[str]:
+    return [f"{name}_{i}" for i in range(1, codes + 1) for name in names]
+
+
 def table(path, n: int, distinct: int = 10**6) -> str:
     """Rows of many kinds; every eighth stands alone, the others repeat `distinct` ones."""
     rows = []
@@ -144,15 +148,16 @@ def test_the_output_is_the_input_and_the_codes(model, tmp_path):
     more = ["--descriptions", key, "--min_prob", "0.01", "--batch_size", "7"]
     output = predict_here(*flags(model, source, tmp_path / "out.csv", *more))
     before, rows = read(source), read(tmp_path / "out.csv")
-    names = [f"{name}_{i}" for i in range(1, 6) for name in ("hisco", "prob", "title", "desc")]
-    assert list(rows[0]) == [*HEADER, *names, "conf", "conf_fitted", "needs_review"]
+    most = max(sum(bool(row.get(f"hisco_{i}")) for i in range(1, 6)) for row in rows)
+    codes, words = columns(most, "hisco", "title", "prob"), columns(most, "desc")
+    assert list(rows[0]) == [*HEADER, *codes, *ANSWER, *words]
     assert [{name: row[name] for name in HEADER} for row in rows] == before
     coder = Coder.load(model)
     coded = [coder.code([row["occ1"]], [row["lang"]])[0] for row in before]  # whatever their order
     assert len({len(one.codes) for one in coded}) >= 3  # or this shows little
     for row, one in zip(rows, coded):
         count, conf = len(one.codes), row["conf"]
-        assert [row[f"hisco_{i}"] for i in range(1, 6) if row[f"hisco_{i}"]] == one.codes
+        assert [row[f"hisco_{i}"] for i in range(1, most + 1) if row[f"hisco_{i}"]] == one.codes
         probs = [float(row[f"prob_{i}"]) for i in range(1, count + 1)]
         assert probs == pytest.approx(one.probs, rel=1e-4)
         words = [f"what {code} is" if code in CODES[:-1] else "" for code in one.codes]
@@ -246,8 +251,8 @@ def test_titles_and_classes_of_hisco_codes(model, tmp_path):
     common = flags(model, source, tmp_path / "out.csv", "--decoder", "topk", "--k", 7, "--overwrite")
     predict_here(*common, "--classes", "hiscam", "hisclass")
     rows, names = read(tmp_path / "out.csv"), ["title", "hiscam", "hisclass"]
-    columns = [f"{name}_{i}" for i in range(1, 8) for name in ("hisco", "prob", *names)]
-    assert list(rows[0]) == [*HEADER, *columns, "conf", "conf_fitted", "needs_review"]
+    codes = columns(7, "hisco", "title", "prob")
+    assert list(rows[0]) == [*HEADER, *codes, *ANSWER, *columns(7, "hiscam", "hisclass")]
     for row in rows:
         for i, name in [(i, name) for i in range(1, 8) for name in names]:
             assert row[f"{name}_{i}"] == classes[name].get(row[f"hisco_{i}"], "")
@@ -275,8 +280,38 @@ def test_as_many_columns_of_codes_as_the_training_had(tmp_path):
         (any_number, ["--decoder", "flat", "--threshold", 1], 1),
     ]:
         predict_here(*flags(model, source, tmp_path / "out.csv", *more, "--overwrite"))
-        names = [f"{name}_{i}" for i in range(1, codes + 1) for name in ("hisco", "prob", "title")]
-        assert list(read(tmp_path / "out.csv")[0]) == [*HEADER, *names, "conf", "conf_fitted", "needs_review"]
+        names = columns(codes, "hisco", "title", "prob")
+        assert list(read(tmp_path / "out.csv")[0]) == [*HEADER, *names, *ANSWER]
+
+
+def test_columns_stand_together_at_the_end_or_beside_the_texts_and_none_is_empty(model, tmp_path):
+    names, rows = ["id", "occ1", "decided_by", "note"], [(1, "smed", "", "a"), (2, "fisker", "Ann", "b")]
+    source, output = write_csv(tmp_path / "in.csv", names, rows), tmp_path / "out.csv"
+    known = write_csv(tmp_path / "known.csv", ["occ1", "hisco_1", "hisco_2"], [("x", "22222", "33333")])
+    more = ["--model", model, "--decoder", "flat", "--k", 1, "--choices", 2, "--classes", "hisclass"]
+    more += ["--known", known]
+    new = ["hisco_1", "title_1", "prob_1", "source", *ANSWER, "hisclass_1"]
+    new += columns(2, "choice", "choice_prob", "choice_title")
+    predict_here("--input", source, "--output", output, *more)
+    end = read(output)
+    assert list(end[0]) == [*names, *new]  # the known text of two codes is in no row
+    predict_here("--input", source, "--output", output, *more, "--columns", "beside", "--overwrite")
+    assert list(read(output)[0]) == ["id", "occ1", "decided_by", *new, "note"]
+    assert [dict(sorted(row.items())) for row in read(output)] == [dict(sorted(row.items())) for row in end]
+    # both are found again, and so is the order of earlier versions, wherever its columns are
+    older = ["hisco_1", "prob_1", "title_1", "hisclass_1", *new[8:], "source", *ANSWER]
+    moved = write_csv(
+        tmp_path / "moved.csv",
+        [*names, *older, "mine"],
+        [[row[name] for name in [*names, *older]] + ["own"] for row in end],
+    )
+    predict_here("--input", output, "--output", tmp_path / "b.csv", *more, "--only-missing")
+    assert read(tmp_path / "b.csv") == read(output)
+    predict_here("--input", moved, "--output", tmp_path / "m.csv", *more, "--only-missing")
+    for path in (output, moved, tmp_path / "m.csv"):
+        coded = CodedFile(str(path))
+        assert [coded.header[i] for i in (*coded.codes, *coded.probs)] == ["hisco_1", "prob_1"]
+        assert len(coded.choices) == 2 and coded.classes["hisclass"] and coded.system == "hisco"
 
 
 @pytest.mark.parametrize("decoder", ["flat", "both", "greedy"])
@@ -364,7 +399,7 @@ def test_a_table_that_was_coded_in_part_can_be_reviewed(model, tmp_path):
     path, output = write_csv(tmp_path / "in.csv", ["occ1", "hisco_1", "note"], cells), tmp_path / "out.csv"
     predict_here("--model", model, "--input", path, "--output", output, "--only-missing", "--k", 1)
     rows = read(output)
-    assert list(rows[0])[:4] == ["occ1", "hisco_1", "prob_1", "title_1"] and list(rows[0])[-1] == "note"
+    assert list(rows[0])[:4] == ["occ1", "hisco_1", "title_1", "prob_1"] and list(rows[0])[-1] == "note"
     assert [row["hisco_1"] for row in rows][::2] == ["22222", " 1234.0 "]
     assert rows[1]["prob_1"] and [row["conf"] for row in rows][::2] == ["1", "1"]
     assert [text.text for text in most_wrong_first(CodedFile(str(output)).texts.values())][0] == "fisker"
@@ -535,7 +570,7 @@ def test_similar_texts_of_the_training(tmp_path, size):
     assert re.search(r"Computing the vectors of \d+ training texts", said)
     rows, in_training = read(tmp_path / "out.csv"), 0
     names = [f"similar_{name}_{i}" for i in (1, 2, 3) for name in ("text", "codes")]
-    assert list(rows[0])[-9:] == [*names, "conf", "conf_fitted", "needs_review"]
+    assert list(rows[0])[-9:] == [*ANSWER, *names]
     codes = {row["occ1"]: "&".join(filter(None, (row["hisco_1"], row["hisco_2"]))) for row in known}
     for row in rows[:-1]:
         texts = [row[f"similar_text_{i}"] for i in (1, 2, 3)]
@@ -808,7 +843,7 @@ def test_mistakes_are_said_and_the_input_stays(model, tmp_path):
                 flags(model, source, tmp_path / f"o{end}"),
                 f"o{end}: a name of this output ends in .csv, .csv.gz",
             )
-            for end in (".dta", ".feather", ".CSV.XZ", ".tsv")
+            for end in (".feather", ".CSV.XZ", ".tsv")
         ),
         ([*common, "--language", "en"], "--language and --language-col are"),
         (of_german, "does not know the language 'de-DE'; it knows unk, en, da"),

@@ -406,7 +406,7 @@ class TestApply:
             ("make coded.csv --output coded.csv --overwrite", "coded.csv is an input"),
             ("make coded.csv --output filled.csv", "filled.csv: exists; --overwrite replaces it"),
             ("make coded.csv --output x.parquet", "a name of this output ends in .csv, .xlsx"),
-            ("apply filled.csv --to coded.csv --output x.dta", "name of this output ends in .csv, .csv.gz"),
+            ("apply filled.csv --to coded.csv --output x.tsv", "name of this output ends in .csv, .csv.gz"),
             ("make filled.csv --output x.csv", "is not a coded file: it has no column 'conf'"),
             ("apply filled.csv --to coded.csv --output x.csv --training-data coded.csv", "is the coded file"),
             ("apply filled.csv --to coded.csv --output x.csv.gz --by model", "is not the name of"),

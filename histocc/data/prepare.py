@@ -22,15 +22,18 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from histocc.data.arrays import ARRAYS, FILES, PreparedData, RowSet, fault, map_array, text_keys, write_last
+from histocc.data.binary import Missing
 from histocc.data.config import PrepareSettings, fingerprint
 from histocc.data.records import DECIDED, LEAVE, MAX_WEIGHT, Records, Table, nothing
 from histocc.data.report import compare_rows, describe_parts
 from histocc.data.rows import (
     BLANK,
+    DECLARED,
     DOES_NOT_FIT,
     EXAMPLES,
     MAX_WORDS,
     MISSING_WORDS,
+    NO_TITLE,
     NOTES,
     OUTSIDE_KEY,
     UNFIT,
@@ -40,13 +43,14 @@ from histocc.data.rows import (
     Languages,
     changed_by_spreadsheet,
     csv_text,
+    escape_formula,
     lost_zeros,
     several_in_one,
     spellings,
 )
 from histocc.data.split import named_parts, parts_of
 from histocc.data.tables import read_chunks
-from histocc.formatter import BlockyFormatter, classes_in_words, hisco_key
+from histocc.formatter import BlockyFormatter, classes_in_words, hisco_key, in_key
 from histocc.runtime.errors import UserError, in_words
 from histocc.runtime.files import OwnFiles, atomic_write, kind_of, run_lock
 from histocc.runtime.log import Stage
@@ -95,7 +99,11 @@ class PartFiles:
 
 def split_cells(columns: list[list[str]], separator: str | None) -> list[list[str]]:
     """Return the codes of each row in columns whose cells may hold several; separator: their characters."""
-    split = re.compile(f"[{re.escape(separator)}]").split if separator else lambda cell: [cell]
+    signs = separator and re.compile(f"[{re.escape(separator)}]")
+
+    def split(cell: str) -> list[str]:
+        return signs.split(cell) if signs and not isinstance(cell, Missing) else [cell]
+
     return [[code for cell in row for code in split(cell) if code.strip()] for row in zip(*columns)]
 
 
@@ -129,6 +137,7 @@ class Reader:
         settings, recode, zeros = self.settings, self.settings.recode, {}
         fixed, joins = settings.fixed_codes, settings.join_spellings
         any_code = self.formatter.kind == "classes" and fixed is None
+        hisco, is_hisco = {*hisco_key()}, self.formatter.kind == "hisco"
         if any_code or joins or settings.max_codes is None:
             counts, known = self._count_codes(), {*(fixed or ()), *(settings.first_codes or ())}
             joined = spellings(counts, known) if any_code or joins else {}
@@ -141,9 +150,11 @@ class Reader:
             if any_code:
                 found, note = lost_zeros(counts, known, recode)
                 zeros = {code: recode.get(number, number) for code, number in found.items()}
+                is_hisco = 2 * sum(in_key(code, hisco) in hisco for code in counts) > len(counts)
                 several = several_in_one({code: n for code, n in counts.items() if code not in zeros})
                 self.notes += filter(None, [note, several, changed_by_spreadsheet(counts)])
-        return CodeBook(self.formatter, fixed, settings.number_codes, recode, zeros)
+        declared = NO_TITLE.intersection(fixed or (hisco if is_hisco else ()))
+        return CodeBook(self.formatter, fixed, settings.number_codes, recode, zeros, declared)
 
     def _count_codes(self) -> Counter[str]:
         """Return the codes of all rows and how often each occurs; set `room` to the most that a row has."""
@@ -160,7 +171,7 @@ class Reader:
         counts: Counter[str] = Counter()
         for cell, count in cells.items():
             code = self.formatter.repair(cell)[0]
-            if code.casefold() not in words:
+            if code.casefold() not in words and not isinstance(cell, Missing):
                 counts[settings.recode.get(code, code)] += count
         return counts
 
@@ -310,9 +321,17 @@ class Reader:
         book = self.book.__getitem__
         columns = [np.fromiter(map(book, column), np.int64, len(column)) for column in cells]
         numbers = np.stack(columns, axis=1)  # [n, K]
-        blank = keep & ((numbers[:, 0] == BLANK) | (numbers[:, 0] == WORD))
         if len(numbers) and self.begins is None:
             self.begins = bool(numbers[0, 0] >= 0)
+
+        def note(kind: str, marked: np.ndarray) -> None:  # bool [n, K]
+            rows, places = np.nonzero(marked & keep[:, None])
+            if len(rows):
+                values = (cells[place][row] for row, place in zip(rows, places))
+                self.findings.note(kind, table.path, records.lines[rows], values)
+
+        note("missing_declared", numbers == DECLARED)
+        blank = keep & np.isin(numbers[:, 0], (BLANK, WORD, DECLARED))
         if self.missing is None:
             reason = "the first code is missing or blank; --missing-code CODE gives such rows a code"
             reject(np.flatnonzero(blank), "first code missing", reason, names[0], cells[0])
@@ -321,12 +340,6 @@ class Reader:
         for i in np.flatnonzero(keep & (numbers == UNFIT).any(axis=1)):
             place = int(np.argmax(numbers[i] == UNFIT))
             reject([i], *self.book.faults[cells[place][i]], names[place], cells[place])
-
-        def note(kind: str, marked: np.ndarray) -> None:  # bool [n, K]
-            rows, places = np.nonzero(marked & keep[:, None])
-            if len(rows):
-                values = (cells[place][row] for row, place in zip(rows, places))
-                self.findings.note(kind, table.path, records.lines[rows], values)
 
         if self.missing is not None:
             note("missing_code_used", np.pad(blank[:, None], ((0, 0), (0, len(names) - 1))))
@@ -583,7 +596,7 @@ def _read_all(
             gc.enable()
         with contextlib.suppress(OSError):  # a failed write has been reported
             reader.close()
-    key = [("system_code", "code"), *((code, i) for i, code in enumerate(codes))]
+    key = [("system_code", "code"), *((escape_formula(code), i) for i, code in enumerate(codes))]
     words = sorted(reader.words.items(), key=lambda item: (-item[1], item[0]))[:MAX_WORDS]
     report_text = json.dumps(report, indent=1, ensure_ascii=False).encode("utf-8", "backslashreplace")
     tables = {"key.csv": csv_text(key), "words.csv": csv_text([("word", "freq"), *words])}

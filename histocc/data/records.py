@@ -10,6 +10,7 @@ from functools import lru_cache
 from itertools import pairwise
 from typing import Any, NamedTuple
 
+from histocc.data.binary import present
 from histocc.data.rows import MISSING_WORDS
 from histocc.data.tables import Chunk, read_chunks, table_format
 from histocc.runtime.errors import UserError
@@ -164,14 +165,16 @@ class Table:
         """Return rows with what their cells say, and what those of the rows above say for them."""
         some = Records(**vars(chunk), filled=[*chunk.columns])
         self._fill_down(some, above)
-        first, *further = (some.filled[place] for place in self.texts)
+        first, *further = (present(some.filled[place]) for place in self.texts)
         is_plain = self.rule == AS_IS and is_composed("".join(first))  # all at once: faster
         some.parts = [list(map(strip if is_plain else self.clean, first))]
         if self.rule == AS_IS and not is_plain:
             some.composed = [i for i, text in enumerate(some.parts[0]) if text != strip(first[i])]
         some.parts += [list(map(self.clean, column)) for column in further]
         rows = len(first)
-        some.languages = [self.language] * rows if self.languages is None else [*some.filled[self.languages]]
+        some.languages = [self.language] * rows
+        if self.languages is not None:
+            some.languages = present(some.filled[self.languages])
         self._resolve_dittos(some, above)
         some.texts = join_columns(some.parts[0], some.parts[1:])
         for place, texts in reversed([*zip(self.texts, some.parts)]):

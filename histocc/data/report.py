@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from histocc.data.arrays import RowSet, text_keys
-from histocc.data.rows import MOST_LEN, NOTES, WITH_VALUES, row_writer
+from histocc.data.rows import MOST_LEN, NOTES, WITH_VALUES, escape_formula, row_writer
 from histocc.runtime.rng import mix
 from histocc.text import LANGUAGES
 
@@ -76,7 +76,8 @@ def compare_rows(
                 source, line = divmod(int(lines[in_val][number]), 1 << 40)
                 [text] = part.strings(np.array([number]))
                 label = " ".join(codes[code] for code in part.codes[number] if code >= 0)
-                write_row((text, languages[part.language[number]], label, repeats[at], files[source], line))
+                cells = text, languages[part.language[number]], label, repeats[at], files[source], line
+                write_row(list(map(escape_formula, cells)))
     return counts
 
 
@@ -175,4 +176,6 @@ def _where(problem: dict) -> str:
     places = "; ".join(f"{name} line{'s' * (len(of) > 1)} {', '.join(of)}" for name, of in lines.items())
     values = dict.fromkeys(first["value"].strip() for first in problem["first"])
     shown = ": " + ", ".join(map(repr, values)) if problem["kind"] in WITH_VALUES else ""
+    if counts := problem.get("values"):
+        shown = ": " + ", ".join(f"{count:,} × {value!r}" for value, count in counts.items())
     return f" ({places}{' …' if problem['rows'] > len(problem['first']) else ''}{shown})"

@@ -7,7 +7,9 @@ import os
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Container, Iterable, Sequence
+from typing import Any
 
+from histocc.data.binary import Missing
 from histocc.data.tables import column_problems, read_chunks, table_format
 from histocc.formatter import (
     EOS_IDX,
@@ -35,6 +37,7 @@ NOTES = {
     "codes_recoded": "codes were replaced, as --recode says",
     "codes_unknown": "codes are none of the 1,919 of HISCO; --key hisco rejects them, --recode replaces them",
     "missing_words": "cells such as NA or null in the columns of codes were read as no code",
+    "missing_declared": "values that the file declares as missing were read as no code in columns of codes",
     "language_missing": "rows without a language are coded as unk",
     "languages_renamed": "rows name their language differently than the models do; the models' name was used",
     "texts_composed": "descriptions had letters of several characters composed, or invisible ones removed",
@@ -73,6 +76,21 @@ def csv_text(rows: Iterable[Sequence]) -> bytes:
     return out.getvalue().encode()
 
 
+_RISKY = ("=", "+", "-", "@", "\t", "\r", "'")
+NUMBER = re.compile(r"[-+]?\d+(\.\d+)?")
+
+
+def escape_formula(cell: Any) -> Any:
+    """Return a cell that no spreadsheet takes for a formula: behind an apostrophe unless it is a number."""
+    is_risky = isinstance(cell, str) and cell.startswith(_RISKY) and not NUMBER.fullmatch(cell)
+    return "'" + cell if is_risky else cell
+
+
+def unescape(cell: str) -> str:
+    """Return the cell that `escape_formula` was given."""
+    return cell[1:] if cell.startswith("'") and cell[1:].startswith(_RISKY) else cell
+
+
 class Findings:
     """The unusual rows of files, by kind. Rejected rows are listed in `folder`/rejected_rows.csv."""
 
@@ -87,7 +105,7 @@ class Findings:
         self, kind: str, path: str, line: int, column: str, value: str, reason: str, stops: bool = False
     ) -> None:
         """Record a row that is not used; stops: the data is unusable until the user decides."""
-        self.write_row([path, line, column, value, reason[:MAX_REASON]])
+        self.write_row(list(map(escape_formula, (path, line, column, value, reason[:MAX_REASON]))))
         action, shown = ("error", f"column {column!r}: {reason}") if stops else ("rejected", reason)
         self._count(kind, action, path, line, value, shown)
 
@@ -99,6 +117,8 @@ class Findings:
     def _count(self, kind: str, action: str, path: str, line: int, value: str, reason: str) -> None:
         known = self.kinds.setdefault(kind, {"kind": kind, "action": action, "rows": 0, "first": []})
         known["rows"] += 1
+        if kind == "missing_declared":
+            known.setdefault("values", Counter())[value] += 1
         if len(known["first"]) < EXAMPLES:
             shown = {"value": value[:SHOWN], "reason": reason[:MAX_REASON]}
             known["first"].append({"file": path, "line": int(line), **shown})
@@ -113,16 +133,21 @@ class Findings:
 
 # In a column of codes these count as no code, unless the key has them.
 MISSING_WORDS = MISSING_TEXTS | {"none", ".", "-"}
-BLANK, WORD, UNFIT = -1, -2, -3  # an empty cell, one of MISSING_WORDS, and one that holds no code of the key
+NO_TITLE = NEVER_SHORT - {"?"}  # codes that a file may declare as missing, too
+# An empty cell, one of MISSING_WORDS, one that holds no code of the key, and a value declared as missing
+BLANK, WORD, UNFIT, DECLARED = -1, -2, -3, -4
 # A cell of several codes, with the character between them.
 _SEVERAL = re.compile(r"\s*[A-Za-z]{0,3}-?\d[\w.-]*(?:\s*([;&,/|+])\s*[A-Za-z]{0,3}-?\d[\w.-]*)+\s*")
 
 
 def code_of_cell(cell: str, formatter: BlockyFormatter, key: Container[str] = ()) -> str:
     """Return the code that a cell holds, repaired as in training data, with the leading zeros of its form in
-    the key; "" for a blank cell and a word such as NA or null that is not in the key.
+    the key; "" for a blank cell, for a word such as NA or null that is not in the key, and for a value that
+    the file declares as missing, but -1, -2 and -3 of HISCO or of the key.
     """
     code = in_key(formatter.repair(cell)[0], key)
+    if isinstance(cell, Missing):
+        return code if code in NO_TITLE and (formatter.kind == "hisco" or code in key) else ""
     return "" if code.casefold() in MISSING_WORDS and code not in key else code
 
 
@@ -133,9 +158,10 @@ class Unfit(ValueError):
 class CodeBook(dict):
     """The numbers of cells: `book[cell]` checks a cell when it is met for the first time.
 
-    A number ≥ 0 is the provisional number of a code, in the order in which codes were met. BLANK and WORD
-    stand for no code, UNFIT for a cell in `faults`. `noted` has the cells of the kinds in NOTES. by_number:
-    codes whose numbers the cells hold; zeros: code → the same with the leading zeros that it has lost.
+    A number ≥ 0 is the provisional number of a code, in the order in which codes were met. BLANK, WORD and
+    DECLARED stand for no code, UNFIT for a cell in `faults`. `noted` has the cells of the kinds in NOTES.
+    by_number: codes whose numbers the cells hold; zeros: code → the same with the leading zeros that it has
+    lost; declared: codes that count although the file declares them as missing.
     """
 
     def __init__(
@@ -145,10 +171,11 @@ class CodeBook(dict):
         by_number: list[str] | None = None,
         recode: dict[str, str] | None = None,
         zeros: dict[str, str] | None = None,
+        declared: Container[str] = (),
     ):
         super().__init__()
         self.formatter, self.by_number = formatter, by_number
-        self.recode, self.zeros = recode or {}, zeros or {}
+        self.recode, self.zeros, self.declared = recode or {}, zeros or {}, declared
         self.fixed = None if fixed_codes is None else frozenset(fixed_codes)
         self.codes: dict[str, int] = {}  # code → provisional number
         self.faults: dict[str, tuple[str, str]] = {}  # cell → (DOES_NOT_FIT or OUTSIDE_KEY, message)
@@ -166,6 +193,8 @@ class CodeBook(dict):
         code, repaired = self.formatter.repair(cell)
         if not code:
             return BLANK
+        if isinstance(cell, Missing) and (self.by_number is not None or code not in self.declared):
+            return DECLARED
         if self.by_number is not None:
             number = re.sub(r"\.0+$", "", cell.strip())
             if number.casefold() in MISSING_WORDS:
@@ -346,7 +375,10 @@ def read_columns(path: str, columns: list[str]) -> list[list[str]]:
         if chunk.faults:
             line, _, reason = chunk.faults[0]
             raise UserError(f"{path}, line {line}: {reason}")
-        rows += [[cell.strip() for cell in row] for row in zip(*chunk.columns)]
+        rows += [
+            ["" if isinstance(cell, Missing) and cell not in NO_TITLE else cell.strip() for cell in row]
+            for row in zip(*chunk.columns)
+        ]
     return rows
 
 
@@ -368,7 +400,7 @@ def read_key(path: str) -> list[str]:
         what = f"a key file has the columns 'code' and 'system_code' (or 'hisco'), not {header!r:.300}"
         raise UserError(f"{path}: {what}")
     rows = [row for row in read_columns(path, [name, "code"]) if row[0] or row[1].isdecimal()]
-    numbered = {number: name_of_code(code) for code, number in rows}
+    numbered = {number: name_of_code(unescape(code)) for code, number in rows}
     if not any(numbered.values()):
         raise UserError(f"{path}: column {name!r} holds no code")
     if lacking := [i for i in range(len(rows)) if str(i) not in numbered]:

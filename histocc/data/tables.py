@@ -15,7 +15,7 @@ import os
 import re
 import zlib
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import compress, islice
@@ -72,6 +72,11 @@ class Format(NamedTuple):
     quoting: Any = csv.QUOTE_MINIMAL  # or another of csv's constants
     binary: Binary | None = None  # a table that is no text
     flags: bool = False  # whether messages may name flags of reading, which apply to the file
+
+    def types_but(self, written: Container[str]) -> dict[str, Any]:
+        """Return the types that the columns of a Parquet file have, but those that are written anew."""
+        types = self.binary.types if self.binary else {}
+        return {name: types[name] for name in types if name not in written}
 
 
 def table_format(

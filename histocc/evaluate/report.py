@@ -15,13 +15,14 @@ import numpy as np
 import torch
 
 from histocc.data.arrays import PreparedData, RowSet, SomeRows
-from histocc.data.rows import OUTSIDE_KEY, csv_text
+from histocc.data.rows import OUTSIDE_KEY, csv_text, escape_formula
 from histocc.figure import ENTRY, Figure, largest, percent, wilson
 from histocc.formatter import CLASSES, SEP_VALUE, cut, hisco_classes
 from histocc.model.confidence import BINS, Thresholds, bin_of, calibration_error, curve
 from histocc.predict.coder import Coded, Coder
 from histocc.predict.decoders import DECODERS
 from histocc.runtime.files import OwnFiles, atomic_write
+from histocc.text import in_markdown
 
 JSON, MARKDOWN, REJECTED, BY_CODE = "report.json", "report.md", "rejected_rows.csv", "by_code.csv"
 ANSWERS, HEADER = "answers.csv", ["text", "language", "codes", "predicted", "conf", "rows", "learned"]
@@ -397,13 +398,10 @@ def cell(values: list[float]) -> str:
 
 
 def table(header: list[str], rows: list[list]) -> list[str]:
-    """Return the lines of a Markdown table; bars in cells, which would end them, are escaped."""
-
-    def line(cells: list) -> str:
-        texts = (f"{each:,}" if isinstance(each, int) else str(each).strip() for each in cells)
-        return "| " + " | ".join(text.replace("|", "\\|").replace("\n", " ") for text in texts) + " |"
-
-    return [line(header), "|" + "---|" * len(header), *map(line, rows), ""]
+    """Return the lines of a Markdown table. The names of its columns are Markdown, its cells are not."""
+    texts = [[f"{x:,}" if isinstance(x, int) else in_markdown(str(x)) for x in row] for row in rows]
+    head, *lines = ("| " + " | ".join(cells) + " |" for cells in [header, *texts])
+    return [head, "|" + "---|" * len(header), *lines, ""]
 
 
 def right_lines(unit: str, figures: dict, has_rows: bool, several: bool) -> list[str]:
@@ -556,8 +554,9 @@ def markdown(report: dict) -> str:
     made_by = ", ".join(map(" ".join, report["made_by"].items()))
     how = data["rows"] > data["texts"], any(int(number) > 1 for number in first["by_codes"])
     lines = ["# Evaluation", "", f"**{figure_line(report)}**", ""]
-    lines += [f"Model: {what}. Data: {', '.join(data['files'])}. Made by {made_by}.", ""]
-    lines += [f"- {line.rstrip('.')}" for line in (*data_lines(data), *remarks(report))]
+    source = in_markdown(f"Model: {what}. Data: {', '.join(data['files'])}")
+    lines += [f"{source}. Made by {made_by}.", ""]
+    lines += [f"- {line.rstrip('.')}" for line in (*map(in_markdown, data_lines(data)), *remarks(report))]
     lines += ["", *automatic_lines(first, how[0]), *right_lines(report["levels"], first, *how)]
     lines += costly_lines(first)
     if decoders := decoder_lines(report):
@@ -572,7 +571,8 @@ def write(report: dict, answers: str, folder: str, own: OwnFiles) -> None:
     with open(os.path.join(folder, REJECTED), encoding="utf-8", newline="") as source:
         rejected = source.read()
     table = next(iter(report["decoders"].values()))["by_code"]
-    by_code = csv_text([list(table[0]), *(each.values() for each in table)]).decode()
+    cells = (list(map(escape_formula, each.values())) for each in table)
+    by_code = csv_text([list(table[0]), *cells]).decode()
     content = json.dumps(report, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
     paths = own.claim(*FILES)
     own.remove_leftovers()

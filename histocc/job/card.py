@@ -18,7 +18,7 @@ from histocc.runtime import checkpoint
 from histocc.runtime.config import OF_ONE_START, declarations, flag_of
 from histocc.runtime.files import OwnFiles, atomic_write
 from histocc.runtime.log import highlighted
-from histocc.text import UNKNOWN_LANGUAGE
+from histocc.text import UNKNOWN_LANGUAGE, in_markdown
 from histocc.trainer.script import ARGS
 
 CARD = "MODEL.md"
@@ -55,7 +55,8 @@ def card_of(file: str, state: dict[str, Any], figure: Figure | None = None, more
     folder, config, made_by = os.path.dirname(file), state["config"], state.get("made_by", {})
     data, prior = state.get("data"), state.get("prior")
     names = ", ".join(english_name(name) for name in state["languages"] if name != UNKNOWN_LANGUAGE)
-    spoken, system = f" ({names})" * bool(names), {"hisco": "HISCO"}.get(state["system"], state["system"])
+    spoken = f" ({in_markdown(names)})" * bool(names)
+    system = "HISCO" if state["system"] == "hisco" else in_markdown(str(state["system"]))
     codes = f"{len(state['key']):,} {system} codes"
     parts = [f"a CANINE encoder of width {config['hidden_size']}"] * config.get("encoder", True)
     parts += ["n-grams of characters and words"] * bool(config.get("ngrams"))
@@ -63,18 +64,19 @@ def card_of(file: str, state: dict[str, Any], figure: Figure | None = None, more
     weights = [x.numel() for name, x in weights if x.is_floating_point() and name != "ngrams.idf"]
     numbers = f"{sum(weights):,} parameters"
     built = f"a model of {' and '.join(parts)}"
-    built += f" that learned on the answers of the model {prior['name']} ({numbers} with it)" if prior else ""
+    of_prior = in_markdown(prior["name"]) if prior else ""
+    built += f" that learned on the answers of the model {of_prior} ({numbers} with it)" * bool(prior)
     built += f" ({numbers})" * (not prior)
     version, training, learned, rare = made_by.get("histocc", __version__), [], "", ""
     if data:
         checksum = state["position"]["fingerprint"]
         files = f"Files: {', '.join(data['files'])}; checksum of content and settings: {checksum}"
-        training += [*data["lines"], files]
+        training += map(in_markdown, [*data["lines"], files])
         texts, rows = data.get("texts"), data["rows"]["train"]
         number = f"{texts:,} distinct texts" if texts else f"{rows:,} rows"
         learned = f" It was trained on {number}{spoken}."
         if prior:
-            training.append(f"Prior: {prior['name']}, {len(prior['key']):,} codes of {prior['system']}")
+            training.append(f"Prior: {of_prior}, {len(prior['key']):,} codes of {prior['system']}")
         rare = f" ({data['rare_codes']:,} codes have fewer than 10 rows)"
     if os.path.exists(path := os.path.join(folder, ARGS)):
         with open(path, encoding="utf-8") as asked:

@@ -18,7 +18,7 @@ from histocc.data.arrays import PreparedData, code_counts
 from histocc.data.config import FEW_TEXTS
 from histocc.data.learned import hashes_of
 from histocc.data.prepare import copy_lists
-from histocc.data.rows import csv_text
+from histocc.data.rows import csv_text, escape_formula
 from histocc.figure import ENTRY, VALIDATION, Figure, may_have_seen, wilson
 from histocc.formatter import BlockyFormatter, CodeError, hisco_key
 from histocc.job import card
@@ -253,9 +253,9 @@ def save(args: JobConfig, own: OwnFiles, data: PreparedData, content: dict[str, 
     codes = list(content["key"])
     if len(codes) > len(data.codes):
         sources = ["data"] * len(data.codes) + ["prior"] * (len(codes) - len(data.codes))
-        rows = [("system_code", "code", "source"), *zip(codes, range(len(codes)), sources)]
+        numbered = zip(map(escape_formula, codes), range(len(codes)), sources)
         with atomic_write(own.claim("key.csv")[0]) as file:
-            file.write(csv_text(rows))
+            file.write(csv_text([("system_code", "code", "source"), *numbered]))
     asked = {**(args.asked or args).values(), "made_by": checkpoint.made_by()}
     with atomic_write(own.claim(script.ARGS)[0]) as file:
         file.write(json.dumps(asked, indent=1, sort_keys=True).encode())

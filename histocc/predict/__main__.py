@@ -5,8 +5,9 @@
     torchrun --nproc_per_node=4 -m histocc.predict --model ./output --input new.csv --input-col occ1 \\
         --language en --output coded.csv
 
-The columns of the input stay, in order; behind them come codes with their probabilities, the model's
-confidence in all of them together, and whether somebody should look. The input is read twice: first its
+The columns of the input stay, in order; behind them (or the text) come codes with their titles and
+probabilities, the model's confidence in all of them together, whether somebody should look, and what belongs
+to the codes. The input is read twice: first its
 distinct texts are collected and coded, PIECE at a time, each piece in a file of the folder `OUTPUT.parts`;
 then each row gets the answer to its text. The content of a piece depends on the input and the settings alone,
 never on processes and interruptions, and up to rounding not on batch size and device.
@@ -29,14 +30,14 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from histocc.data.binary import MAX_ROWS, ending_of, table_writer
+from histocc.data.binary import MAX_ROWS, ending_of, table_writer, unwritable
 from histocc.data.config import column_flags, text_columns, text_flags
 from histocc.data.descriptions import read_descriptions
 from histocc.data.records import DECIDED, Records, Table
 from histocc.data.rows import MOST_LEN, code_of_cell, csv_text, language_name
 from histocc.data.tables import column_problems, table_format
 from histocc.figure import NONE, Figure, percent
-from histocc.formatter import CLASSES, NUMBERS, OF_DRAWS, OF_LEVEL, hisco_classes
+from histocc.formatter import ANSWER, BESIDE, NUMBERS, OF_LEVEL, coded_columns, hisco_classes
 from histocc.predict.coder import KNOWN, SHOWN, Coded, Coder, training_examples
 from histocc.predict.config import PredictConfig, get_args_parser
 from histocc.predict.decoders import BY_THRESHOLD, DECODERS, MEASURED, listed
@@ -57,13 +58,10 @@ from histocc.text import AS_IS, LANGUAGE_SEPARATOR, UNKNOWN_LANGUAGE, text_key
 MIN_CONF = 0.5  # rows with a lower conf need review, if the model was trained here
 COMPARED = 1_000  # about so many texts are compared with those that the confidence is fitted on
 MANY = 1.5  # times as many n-grams that are not known make texts unusual
+MOST = 5  # codes of a row without --k
 PIECE = 2048  # distinct texts that are coded and kept together
 SETTINGS, INPUT = "settings.json", "input"  # files beside the pieces; INPUT only if the input is a pipe
 PIECES = r"\d+\.part"  # names of the pieces
-# columns beside codes
-BESIDE = "|".join(["title", "desc", *CLASSES, "choice(_prob|_title|_desc)?", "similar_(text|codes)"])
-BESIDE = rf"({BESIDE})_\d+|source|level(_code|_conf)?|{OF_DRAWS}"
-ANSWER = "conf", "conf_fitted", "needs_review"  # columns behind those of the codes
 
 
 def numbered(count: int, *names: str) -> list[str]:
@@ -186,16 +184,17 @@ class Coding:
         """
         args, coder, header, first = self.args, self.coder, self.format.names, f"{self.system}_1"
         most, replaces = coder.most_codes(self.decoder), args.overwrite_columns or args.only_missing
-        self.least = min(args.k, coder.room if DECODERS[self.decoder].title else most)
+        self.k = args.k or MOST
+        # columns of codes: as many as were asked for by --k, or as the row with most codes has
+        self.most = min(args.k, coder.room if DECODERS[self.decoder].title else most) if args.k else 1
         self.keeps_rows = args.only_missing or args.overwrite_columns and DECIDED in header
         self.old: dict[str, int] = {}  # the earlier columns, with their places
         self.old_codes = next(i for i in itertools.count() if f"{self.system}_{i + 1}" not in header)
         known = max(map(len, self.known.values()), default=0)
-        asked = self.added_columns(max(min(args.k, most), known, self.old_codes if replaces else 0))
+        asked = self.added_columns(max(min(self.k, most), known, self.old_codes if replaces else 0))
         wanted = [*self.input_cols, *filter(None, [args.language_col])]
         if replaces:
-            last = header.index(ANSWER[-1]) + 1 if ANSWER[-1] in header else 0
-            written = range(header.index(first), last) if first in header else ()
+            written = coded_columns(header, first)
             self.old = {
                 name: place
                 for place, name in enumerate(header)
@@ -234,23 +233,28 @@ class Coding:
             found = coder.levels.answer(coded.codes, self.levels, coded.levels, least)
             return [*found[:2], f"{found[2]:.6g}"] if found else []
 
-        columns = numbered(coder.choices, "choice", "choice_prob", *(f"choice_{name}" for name in names))
-        yield columns, lambda coded: itertools.chain(*itertools.starmap(choice, coded.choices))
-        columns = numbered(SHOWN * args.explain, "similar_text", "similar_codes")
-        yield columns, lambda coded: itertools.chain(*coded.similar)
-        if draws:
-            yield draws.columns, lambda coded: coded.draws or draws.certain(coded)
         if args.known or coder.trained:
             yield ["source"], lambda coded: [coded.source]
         if args.level:
             yield OF_LEVEL, at_level
+        if draws:
+            yield draws.columns, lambda coded: coded.draws or draws.certain(coded)
+        columns = numbered(SHOWN * args.explain, "similar_text", "similar_codes")
+        yield columns, lambda coded: itertools.chain(*coded.similar)
+        columns = numbered(coder.choices, "choice", "choice_prob", *(f"choice_{name}" for name in names))
+        yield columns, lambda coded: itertools.chain(*itertools.starmap(choice, coded.choices))
 
     def added_columns(self, codes: int) -> list[str]:
         """Return the columns of the output for answers of so many codes; the earlier ones stay if rows do."""
-        names, codes = [self.system, "prob", *self.words], max(codes, self.old_codes * self.keeps_rows)
-        columns = [*numbered(codes, *names), *(name for columns, _ in self.beside for name in columns)]
-        further = self.old if self.keeps_rows else ()
-        return [*columns, *(name for name in further if name not in (*columns, *ANSWER)), *ANSWER]
+        codes = max(codes, self.old_codes * self.keeps_rows)
+        columns = numbered(codes, self.system, *["title"] * ("title" in self.words), "prob")
+        beside = numbered(codes, *(name for name in self.words if name != "title"))
+        beside += [name for columns, _ in self.beside for name in columns]
+        if self.keeps_rows:
+            beside += [name for name in self.old if name not in (*columns, *beside, *ANSWER)]
+        # names that tables have of their own stand among the codes, where an earlier coding is found by them
+        among = [name for name in beside if name in ("source", *OF_LEVEL)]
+        return [*columns, *among, *ANSWER, *(name for name in beside if name not in among)]
 
     # ---- texts, and the answers to them
 
@@ -288,11 +292,16 @@ class Coding:
         distinct, rows, coded = {}, 0, 0
         for some, stays in self.chunks():
             read = [row for row, keeps_code in zip(zip(some.texts, some.languages), stays) if not keeps_code]
-            distinct |= dict.fromkeys(self.look_up(*row)[1] for row in read)
+            found = [self.look_up(*row) for row in read]
+            distinct |= dict.fromkeys(key for _, key in found)
+            self.most = max([self.most, *(len(known.codes) for known, _ in found if known)])
             rows, coded = rows + len(stays), coded + len(read)
         if ending_of(self.args.output) == ".xlsx" and rows >= MAX_ROWS:
             what = f"a sheet has {MAX_ROWS:,} rows, and there are {rows:,} to write, and the names of their"
             raise UserError(f"--output {self.args.output}: {what} columns: name it .csv.gz or .parquet")
+        others = [name for name in self.format.names if name not in self.old]
+        if problem := unwritable(self.args.output, [*others, *self.added_columns(self.most)]):
+            raise UserError(problem)
         texts = list(distinct)
         self.pieces = [texts[start : start + PIECE] for start in range(0, len(texts), PIECE)]
         return coded
@@ -326,7 +335,7 @@ class Coding:
         codes where it has none.
         """
         cells = dict.fromkeys(self.columns, "") | dict(zip(ANSWER, ("1", str(int(self.is_fitted)), "0")))
-        cells |= {name: row[place] for name, place in self.old.items()}
+        cells |= {name: str(row[place]) for name, place in self.old.items()}
         written = (cells[f"{self.system}_{i}"] for i in range(1, self.old_codes + 1))
         codes = [code_of_cell(cell, self.coder.formatter, self.key) for cell in written]
         conf = 1.0 if cells["conf"] in ("", "1") else None  # a model has given them
@@ -384,7 +393,7 @@ class Coding:
         self.batches = 0
         cleaned, languages = map(list, zip(*texts))
         how = {"cleaned": True, "levels": self.levels}
-        coded = self.coder.code(cleaned, languages, self.decoder, self.args.k, **how)
+        coded = self.coder.code(cleaned, languages, self.decoder, self.k, **how)
         if self.draws:
             drawn = self.draws.cells(cleaned, languages, coded)
             coded = [one._replace(draws=cells) for one, cells in zip(coded, drawn)]
@@ -409,7 +418,7 @@ class Coding:
         UserError if a piece is missing or damaged.
         """
         first_of = json.JSONDecoder().raw_decode  # reads the codes of a line and no more
-        answers, most = {}, max([self.least, *map(len, self.known.values())])
+        answers, most = {}, self.most
         for number, texts in enumerate(self.pieces):
             content = files.read_sealed(*self.piece(number))
             if content is None:
@@ -426,14 +435,18 @@ class Coding:
         changed = UserError(f"{args.input} was changed while it was coded; start over with --overwrite")
         answers, most = self.read_pieces()
         total, unknown, sums, faults = Counter(), Counter(), {"conf": 0.0, "level_conf": 0.0}, []
-        self.columns, place = self.added_columns(most), min(self.old.values(), default=len(before))
+        read = (place for place, name in enumerate(before) if name in (*self.input_cols, DECIDED))
+        usual = 1 + max(read) if args.columns == "beside" else len(before)
+        self.columns, place = self.added_columns(most), min(self.old.values(), default=usual)
         behind = [i for i in range(place, len(before)) if before[i] not in self.old]
         header = [*before[:place], *self.columns, *(before[i] for i in behind)]
         at_level = self.columns.index("level") if args.level else None
+        conf, review = map(self.columns.index, (ANSWER[0], ANSWER[-1]))
         numbers = {*filter(re.compile(NUMBERS).fullmatch, self.columns)}
+        types = self.format.types_but(self.columns)
         with (
             files.atomic_write(os.path.realpath(args.output), args.overwrite) as file,
-            table_writer(file, args.output, header, numbers, csv_text) as write,
+            table_writer(file, args.output, header, numbers, csv_text, types) as write,
         ):
             for some, stays in self.chunks():
                 faults += some.faults
@@ -447,15 +460,15 @@ class Coding:
                         if line is None:
                             raise changed
                         cells = self.cells(line, i in some.left)
-                        if not cells[-3]:  # no conf
+                        if not cells[conf]:
                             total["unknown" if key[0].strip() else "empty"] += 1
                         if not known and key[1] == UNKNOWN_LANGUAGE != language_name(languages[i]):
                             unknown[languages[i].strip()] += 1
                         total["coded"] += 1
                         total["known"] += bool(known)
                         total["no_code"] += not cells[0]
-                        total["review"] += cells[-1] == "1"
-                        sums["conf"] += float(cells[-3] or 0) if cells[0] else 0.0
+                        total["review"] += cells[review] == "1"
+                        sums["conf"] += float(cells[conf] or 0) if cells[0] else 0.0
                         if at_level is not None and cells[at_level]:
                             total[f"level {cells[at_level]}"] += 1
                             sums["level_conf"] += float(cells[at_level + 1])

@@ -88,6 +88,7 @@ class Files(Format):
     known: str | None = flag(None, "texts whose codes are right and win over the model's", metavar="FILE")
     classes: list[str] | None = flag(None, "also social classes of HISCO codes", choices=CLASSES)
     no_titles: bool = flag(False, "HISCO codes without their titles")
+    columns: str = flag("end", "new columns at the end or beside the texts", choices=("end", "beside"))
     overwrite_columns: bool = flag(False, "replace the columns of an earlier coding of the input")
     only_missing: bool = flag(False, "code rows without a first code; the others keep theirs")
     overwrite: bool = flag(False, "replace an output that exists", resumable=True)
@@ -105,7 +106,7 @@ class Decoding(Config):
         + "; ".join(f"{name}: {decoder.words}" for name, decoder in DECODERS.items()),
         choices=("auto", *DECODERS),
     )
-    k: Count = flag(5, "most codes of a row; one of --known keeps all of its own")
+    k: Count | None = flag(None, "most codes of a row (5); one of --known keeps all of its own")
     draws: Draws | None = flag(
         None,
         "also N draws of the codes by their probabilities, and of HISCO the expected HISCAM and, with"

@@ -210,6 +210,11 @@ def apply_sheets(args: ReviewConfig, coded: CodedFile, key: list[str] | None) ->
     guessed = learned_codes(args, coded, sheets) if args.fill else {}
     beside = [(coded.codes, None), (coded.words, sheets.codes.words)]
     beside += [(places, hisco_classes()[name]) for name, places in coded.classes.items()]
+    most = max([1, *(len(codes) for codes, *_ in (*answers.values(), *guessed.values()))])
+    own = len(coded.header) - len(coded.added)
+    empty = {place for places, _ in beside for place in places[most:] if place >= own}
+    kept = [place for place in range(len(coded.header)) if place not in empty]
+    header = [coded.header[place] for place in kept]
     if args.training_data:
         training_rows(args.training_data, coded, decided)  # refuses a file that nothing can be added to
     counts: Counter[str] = Counter()
@@ -225,6 +230,8 @@ def apply_sheets(args: ReviewConfig, coded: CodedFile, key: list[str] | None) ->
         elif text in guessed and not decider and (coded.is_coded or not before):
             counts["filled"] += times
         else:
+            for place, code in zip(coded.classes["title"], before):
+                row[place] = row[place] or hisco_classes()["title"].get(code, "")
             return row
         codes, conf, row[coded.decided] = answers.get(text) or guessed[text]
         for places, of_code in beside:
@@ -241,9 +248,9 @@ def apply_sheets(args: ReviewConfig, coded: CodedFile, key: list[str] | None) ->
 
     with (
         atomic_write(os.path.realpath(args.output), args.overwrite) as file,
-        table_writer(file, args.output, coded.header, coded.numbers, csv_text) as write,
+        table_writer(file, args.output, header, coded.numbers, csv_text, coded.types) as write,
     ):
-        rows = map(final_row, coded.table)
+        rows = ([row[place] for place in kept] for row in map(final_row, coded.table))
         while piece := list(islice(rows, CHUNK)):
             try:
                 write(piece)

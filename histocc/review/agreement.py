@@ -4,11 +4,11 @@ from collections.abc import Hashable, Sequence
 
 import numpy as np
 
-from histocc.data.rows import csv_text
+from histocc.data.rows import csv_text, escape_formula
 from histocc.figure import percent
 from histocc.formatter import cut, levels_of
 from histocc.review.serve import cell_of
-from histocc.review.sheet import CHOSEN, DECISION, ID, Codes, answers_of, escape_formula
+from histocc.review.sheet import CHOSEN, DECISION, ID, Codes, answers_of
 from histocc.runtime.errors import UserError
 from histocc.runtime.files import is_same
 

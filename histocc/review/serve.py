@@ -23,11 +23,11 @@ from io import FileIO
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
-from histocc.data.rows import csv_text
+from histocc.data.rows import csv_text, escape_formula
 from histocc.formatter import split_codes
 from histocc.review import sheet
 from histocc.review.search import Search, word_lists
-from histocc.review.sheet import CodedFile, Codes, Decision, Sheets, escape_formula, most_wrong_first
+from histocc.review.sheet import CodedFile, Codes, Decision, Sheets, most_wrong_first
 from histocc.runtime.errors import UserError, in_words
 from histocc.runtime.files import naming, sync_folder, take_lock
 from histocc.text import text_key

@@ -12,7 +12,7 @@ from typing import Any
 
 from histocc.data.config import column_flags
 from histocc.data.records import DECIDED, MODEL, Table
-from histocc.data.rows import MISSING_WORDS, code_of_cell, language_name
+from histocc.data.rows import MISSING_WORDS, NUMBER, code_of_cell, escape_formula, language_name, unescape
 from histocc.data.tables import column_problems, table_format, table_rows
 from histocc.formatter import (
     CLASSES,
@@ -20,6 +20,7 @@ from histocc.formatter import (
     OF_DRAWS,
     OF_LEVEL,
     BlockyFormatter,
+    coded_columns,
     make_formatter,
     split_codes,
 )
@@ -35,8 +36,6 @@ UNDO = "undo"  # a decision that withdraws the earlier one on its text
 ID_DIGITS = 16
 # The prefix of an id says how the text came into the sheet; s3: three of its rows were drawn.
 CHOSEN, DRAWN = "t", "s"
-_RISKY = ("=", "+", "-", "@", "\t", "\r", "'")
-_NUMBER = re.compile(r"[-+]?\d+(\.\d+)?")
 Key = tuple[str, str]  # a text and its language, as `key_of` gives them
 
 
@@ -111,11 +110,13 @@ class CodedFile:
             wanted.append(language_column)
         missing = [name for name in ("prob_1", "conf", "needs_review") if header.count(name) != 1]
         first = header.index("prob_1") - 1 if not missing else -1
+        if first > 0 and header[first] == "title_1" and header[first - 1].endswith("_1"):
+            first -= 1
         self.is_coded = first >= 0 and header[first].endswith("_1")
         if self.is_coded:
             self.system = header[first].removesuffix("_1")
             # predict's columns stand together; columns of the same names elsewhere are the user's own
-            places = {header[i]: i for i in range(first, header.index("needs_review") + 1)}
+            places = {header[i]: i for i in coded_columns(header, header[first])}
             new = [] if DECIDED in header[first:] else [DECIDED]
         elif system is None:
             lacks = (missing or ["of codes before prob_1"])[0]
@@ -125,8 +126,10 @@ class CodedFile:
             )
         else:
             self.system, first = system, 0
-            names = [*(f"{system}_{i}" for i in range(1, MAX_CODES + 1)), *filled, DECIDED]
-            before = header[: header.index(names[0])] if names[0] in header else header
+            before = header[: header.index(f"{system}_1")] if f"{system}_1" in header else header
+            has_titles = system == "hisco" and "title_1" not in before  # which would be the user's own
+            names = [f"{x}_{i}" for i in range(1, MAX_CODES + 1) for x in (system, *["title"] * has_titles)]
+            names += [*filled, DECIDED]
             if own := [name for name in filled if name in before]:  # not of an earlier --fill
                 raise UserError(f"{path}: --fill writes columns {', '.join(own)}: give yours other names")
             new = [name for name in names if name not in header]
@@ -173,9 +176,8 @@ class CodedFile:
         self.choices = numbered("choice", "choice_prob")  # of predict --choices
         self.choice_words = numbered("choice", "choice_desc")
         self.conf, self.review = places.get("conf"), places.get("needs_review")
-        self.numbers = set(
-            filter(re.compile(NUMBERS).fullmatch, places)
-        )  # columns, in tables that have numbers
+        self.numbers = {*filter(re.compile(NUMBERS).fullmatch, places)}  # in tables that have numbers
+        self.types = self.table.format.types_but(places)
         self._read_texts(places.get("conf_fitted"))
 
     def _read_texts(self, fitted: int | None) -> None:
@@ -266,16 +268,6 @@ def most_wrong_first(texts: Iterable[CodedText]) -> list[CodedText]:
     """Return the texts that nobody has decided; texts with the most expected mistakes come first."""
     undecided = [text for text in texts if not text.decided]
     return sorted(undecided, key=lambda text: (-text.doubt, -text.rows, text.text))
-
-
-def escape_formula(cell: str) -> str:
-    """Return a cell that no spreadsheet takes for a formula: behind an apostrophe unless it is a number."""
-    return "'" + cell if cell.startswith(_RISKY) and not _NUMBER.fullmatch(cell) else cell
-
-
-def unescape(cell: str) -> str:
-    """Return the cell that `escape_formula` was given."""
-    return cell[1:] if cell.startswith("'") and cell[1:].startswith(_RISKY) else cell
 
 
 def sheet_rows(
@@ -409,7 +401,7 @@ class Sheets:
             raise UserError(f"{what} sheet")
         text = self.coded.texts[key]
         shown = key_of(unescape(row.get("text", text.text)), text.language)
-        if shown != key and shown in self.coded.texts and not _NUMBER.fullmatch(text.text.strip()):
+        if shown != key and shown in self.coded.texts and not NUMBER.fullmatch(text.text.strip()):
             what = f"the id belongs to {text.text!r}, but the text is {row['text']!r}"
             raise ValueError(f"{what}: was the sheet sorted without all its columns?")
         times = re.match(rf"{DRAWN}(\d+)-", row[ID])

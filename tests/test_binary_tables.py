@@ -1,0 +1,356 @@
+"""Cells of workbooks and of files of Stata and SPSS come back as their programs show them: declared missing
+values, dates of any century, durations, periods, merged cells.
+"""
+
+import csv
+import datetime
+import zipfile
+from pathlib import Path
+
+import pytest
+from helpers import FINETUNE, run
+from test_tables import outcome, rows_of, workbook
+
+from histocc.data.binary import Missing
+from histocc.data.rows import code_of_cell, read_key
+from histocc.data.tables import table_format
+from histocc.formatter import make_formatter
+
+CODES = [83110.0, 77610.0, 61110.0, 75400.0]
+TEXTS = ["smith", "baker", "farmer", "weaver", "tailor", "miller"]
+
+
+def statistics(path: Path, columns: dict, **how) -> Path:
+    """A file of Stata or SPSS."""
+    pyreadstat, pandas = pytest.importorskip("pyreadstat"), pytest.importorskip("pandas")
+    write = pyreadstat.write_dta if path.suffix == ".dta" else pyreadstat.write_sav
+    write(
+        pandas.DataFrame(columns).astype({n: object for n in how.get("missing_user_values", ())}),
+        str(path),
+        **how,
+    )
+    return path
+
+
+def columns_of(path: Path, texts: list[str] | None = None) -> dict[str, list[str]]:
+    names = table_format(str(path), None, None, False, None, texts or []).names
+    rows, _ = rows_of(path, None, None, None, False, None, texts or [])
+    return dict(zip(names, map(list, zip(*rows.values()))))
+
+
+# ---- declared missing values
+
+
+def declared(folder: Path, name: str = "t.sav") -> Path:
+    """-1 twice, -9, 99 and a blank in the column of codes; each declared, but the blank."""
+    columns = {
+        "occ1": [*TEXTS, "clerk", "XX"],
+        "hisco_1": [-1.0, 77610.0, -9.0, 99.0, 79100.0, None, -1.0, -9.0],
+        "age": [30.0, -9.0, 41.0, 97.0, 22.0, None, 50.0, 99.0],
+        "region": ["A", "B", "Z", "A", "B", "A", "A", "Z"],
+    }
+    ranges = {"occ1": ["XX"], "hisco_1": [-1, -9, 99], "age": [{"lo": 90, "hi": 99}, -9], "region": ["Z"]}
+    labels = {"hisco_1": {-1: "no occupation"}, "age": {-9: "unknown"}}
+    more = {"compress": True} if name.endswith(".zsav") else {}
+    return statistics(folder / name, columns, missing_ranges=ranges, variable_value_labels=labels, **more)
+
+
+@pytest.mark.parametrize("name", ["t.sav", "t.zsav"])
+def test_declared_missing_values_stay_in_copied_columns(name, tmp_path):
+    found = columns_of(declared(tmp_path, name), ["occ1"])
+    assert found["hisco_1"] == ["-1", "77610", "-9", "99", "79100", "", "-1", "-9"]
+    assert found["age"] == ["30", "-9", "41", "97", "22", "", "50", "99"]
+    assert found["region"] == list("ABZABAAZ") and found["occ1"][-1] == "XX"
+    assert [isinstance(cell, Missing) for cell in found["age"]] == [0, 1, 0, 1, 0, 0, 0, 1]
+    # labels stand for values in columns of texts alone
+    assert columns_of(tmp_path / name, ["age"])["age"][:2] == ["30", "unknown"]
+
+
+def test_extended_missing_values_of_stata(tmp_path):
+    columns = {"occ1": TEXTS[:4], "hisco_1": [83110.0, "a", "z", None], "note": ["", "a", ".", "x"]}
+    how = {
+        "missing_user_values": {"hisco_1": ["a", "z"]},
+        "variable_value_labels": {"hisco_1": {"a": "refused"}},
+    }
+    path = statistics(tmp_path / "t.dta", columns, **how)
+    assert columns_of(path) == {
+        "occ1": TEXTS[:4],
+        "hisco_1": ["83110", ".a", ".z", ""],
+        "note": ["", "a", ".", "x"],
+    }
+    assert columns_of(path, ["hisco_1"])["hisco_1"] == ["83110", "refused", ".z", ""]
+    code, said = outcome(tmp_path, path.read_bytes(), name="t.dta")
+    assert code == 0 and "2 values that the file declares as missing" in said and "1 × '.a', 1 × '.z'" in said
+    assert "3 × first code missing" in said and "1 for training" in said
+
+
+@pytest.mark.parametrize("formatter", ["hisco", "auto"])
+def test_minus_one_of_hisco_is_a_code_though_declared_missing(formatter, tmp_path):
+    code, said = outcome(tmp_path, declared(tmp_path).read_bytes(), f"--formatter {formatter}", "t.sav")
+    assert code == 0 and "8 read, 4 for training" in said, said
+    assert "2 values that the file declares as missing" in said
+    assert "1 × '-9', 1 × '99'" in said, said
+    assert "1 × empty text" in said
+
+
+def test_minus_one_of_another_system_is_no_code(tmp_path):
+    columns = {"occ1": TEXTS, "hisco_1": ["A1", "B2", "-1", "A1", "C3", "B2"]}
+    path = statistics(tmp_path / "t.sav", columns, missing_ranges={"hisco_1": ["-1"]})
+    code, said = outcome(tmp_path, path.read_bytes(), "--formatter auto --code-separator ;", "t.sav")
+    assert code == 0 and "6 read, 5 for training" in said and "1 × '-1'" in said, said
+
+
+def test_declared_missing_values_in_keys_and_cells(tmp_path):
+    columns = {"code": [0.0, 1.0, 2.0], "system_code": [-1.0, 83110.0, 99.0]}
+    path = statistics(tmp_path / "key.sav", columns, missing_ranges={"system_code": [-1, 99]})
+    assert read_key(str(path)) == ["-1", "83110", ""]
+    hisco = make_formatter("hisco", ["hisco_1"])
+    assert [code_of_cell(Missing(cell), hisco) for cell in ("-1", "-9", "99999")] == ["-1", "", ""]
+    assert [code_of_cell(Missing("-1"), make_formatter("occ1950", ["a"]), key) for key in ((), {"-1"})] == [
+        "",
+        "-1",
+    ]
+
+
+@pytest.mark.processes
+def test_coding_keeps_declared_missing_values(tmp_path):
+    base = tmp_path / "base.csv"
+    base.write_text(
+        "occ1,hisco_1\n" + "".join(f"{a}{t},{c:.0f}\n" for a in ("", "old ") for t, c in zip(TEXTS, CODES))
+    )
+    model = ["--dataset", base, "--save-path", tmp_path / "m", "--prior", "none", "--device", "cpu"]
+    run(FINETUNE, *model, "--formatter", "hisco", "--target-cols", "hisco_1")
+    given = ["--model", tmp_path / "m", "--input", declared(tmp_path), "--output", tmp_path / "o.csv"]
+    run("histocc.predict", *given, "--only-missing", "--device", "cpu")
+    rows = list(csv.DictReader((tmp_path / "o.csv").open(encoding="utf-8")))
+    codes = [row["hisco_1"] for row in rows]
+    assert [codes[i] for i in (0, 1, 4, 6)] == ["-1", "77610", "79100", "-1"]
+    assert codes[2] == "61110" and "-9" not in codes and "99" not in codes  # these had no code
+    assert codes[7] == ""  # nor has a text that is declared missing
+    assert [row["age"] for row in rows] == ["30", "-9", "41", "97", "22", "", "50", "99"]
+
+
+# ---- dates, durations, periods
+
+
+def serials(path: Path, formats: list[str], numbers: list[float], **options) -> list[list[str]]:
+    """The rows that are read where a sheet of .xlsx has these numbers in each of the formats."""
+    xlsxwriter = pytest.importorskip("xlsxwriter")
+    pytest.importorskip("python_calamine")
+    with xlsxwriter.Workbook(str(path), options) as book:
+        book.add_worksheet("first").write(0, 0, "other")
+        sheet = book.add_worksheet("a & b")
+        sheet.write_row(1, 1, ["occ1", *formats])
+        for row, number in enumerate(numbers, 2):
+            sheet.write(row, 1, "smith")
+            for column, form in enumerate(formats, 2):
+                sheet.write_number(row, column, number, book.add_format({"num_format": form}))
+    return [list(row[1:]) for row in rows_of(path, None, None, None, False, None, ["occ1"])[0].values()]
+
+
+def test_dates_before_march_1900_are_those_of_the_sheet(tmp_path):
+    formats = ["yyyy-mm-dd", "d.m.yyyy hh:mm", "[$-41D]hh:mm", "[h]:mm", "0.00;[Red]-0.00"]
+    numbers = [-18260, -1, 0, 0.25, 1, 59, 60, 61, 1.25]
+    rows = serials(tmp_path / "a.xlsx", formats, numbers)
+    days = [
+        "1850-01-01",
+        "1899-12-29",
+        "1899-12-30",
+        "1899-12-30 06:00:00",
+        "1900-01-01",
+        "1900-02-28",
+        "1900-02-29",
+    ]
+    assert (
+        [row[0] for row in rows] == [*days, "1900-03-01", "1900-01-01 06:00:00"] == [row[1] for row in rows]
+    )
+    assert [row[2] for row in rows[2:4]] == ["00:00:00", "06:00:00"]  # times of day
+    assert [row[3] for row in rows] == [
+        *("-438240:00:00", "-24:00:00", "0:00:00", "6:00:00", "24:00:00"),
+        *("1416:00:00", "1440:00:00", "1464:00:00", "30:00:00"),
+    ]
+    assert [row[4] for row in rows[:4]] == ["-18260", "-1", "0", "0.25"]
+    rows = serials(tmp_path / "b.xlsx", formats, numbers, date_1904=True)
+    days = [
+        "1854-01-02",
+        "1903-12-31",
+        "1904-01-01",
+        "1904-01-01 06:00:00",
+        "1904-01-02",
+        "1904-02-29",
+        "1904-03-01",
+    ]
+    assert [row[0] for row in rows[:7]] == days
+
+
+def test_libreoffice_has_no_29_february_1900(tmp_path):
+    serials(tmp_path / "a.xlsx", ["yyyy-mm-dd"], [])
+    with zipfile.ZipFile(tmp_path / "a.xlsx") as parts:
+        content = {name: parts.read(name) for name in parts.namelist()}
+    serials(tmp_path / "b.xlsx", ["yyyy-mm-dd"], [1, 59, 60, 61])
+    with zipfile.ZipFile(tmp_path / "b.xlsx") as parts:
+        content = {name: parts.read(name) for name in parts.namelist()}
+    with zipfile.ZipFile(tmp_path / "c.xlsx", "w") as parts:
+        for name, part in content.items():
+            parts.writestr(name, part.replace(b"Microsoft Excel", b"LibreOffice/7.3"))
+    rows = rows_of(tmp_path / "c.xlsx", None, None, None, False, None, ["occ1"])[0].values()
+    assert [row[1] for row in rows] == ["1899-12-31", "1900-02-27", "1900-02-28", "1900-03-01"]
+
+
+def test_shared_texts_in_cells_with_a_format_of_dates_stay(tmp_path):
+    """Such a cell has the number of a text, which is no serial."""
+    rows = [["occ1", "born"], ["smith", "in May"], ["baker", datetime.date(1910, 5, 1)]]
+    path = workbook(tmp_path / "a.xlsx", {"s": rows})
+    with zipfile.ZipFile(path) as parts:
+        content = {name: parts.read(name) for name in parts.namelist()}
+    with zipfile.ZipFile(tmp_path / "b.xlsx", "w") as parts:
+        for name, part in content.items():
+            parts.writestr(name, part.replace(b'<c r="B2" t="s">', b'<c r="B2" s="1" t="s">'))
+    assert columns_of(tmp_path / "b.xlsx")["born"] == ["in May", "1910-05-01"]
+
+
+def document(path: Path, *rows: str, name: str = "Data") -> Path:
+    pytest.importorskip("python_calamine")
+    spaces = " ".join(
+        f'xmlns:{name}="urn:oasis:names:tc:opendocument:xmlns:{name}:1.0"'
+        for name in ("office", "table", "text")
+    )
+    content = "".join(
+        row if "<table:table-row" in row else f"<table:table-row>{row}</table:table-row>" for row in rows
+    )
+    sheet = f'<table:table table:name="{name}">{content}</table:table>'
+    body = f"<office:body><office:spreadsheet>{sheet}</office:spreadsheet></office:body>"
+    with zipfile.ZipFile(path, "w") as parts:
+        parts.writestr("mimetype", "application/vnd.oasis.opendocument.spreadsheet")
+        parts.writestr("content.xml", f"<office:document-content {spaces}>{body}</office:document-content>")
+        parts.writestr("META-INF/manifest.xml", '<manifest:manifest xmlns:manifest="m"/>')
+    return path
+
+
+def cell(text: str, how: str = "") -> str:
+    return f'<table:table-cell office:value-type="string" {how}><text:p>{text}</text:p></table:table-cell>'
+
+
+def moment(kind: str, value: str) -> str:
+    return f'<table:table-cell office:value-type="{kind}" office:{kind}-value="{value}"/>'
+
+
+def test_dates_and_durations_of_opendocument(tmp_path):
+    row = [moment("date", "1850-01-01"), moment("time", "PT30H00M00S"), moment("time", "-PT01H30M00S")]
+    row += [moment("time", "PT06H30M00S"), cell("PT30")]
+    path = document(tmp_path / "a.ods", *map("".join, (map(cell, "abcde"), row)))
+    assert list(columns_of(path).values()) == [
+        ["1850-01-01"],
+        ["30:00:00"],
+        ["-1:30:00"],
+        ["06:30:00"],
+        ["PT30"],
+    ]
+
+
+def test_dates_and_periods_of_stata(tmp_path):
+    columns = {
+        **{
+            "m": [-1200.0, 5.0],
+            "q": [-400.0, 3.0],
+            "w": [51.0, 52.0],
+            "h": [-1.0, 0.0],
+            "y": [1850.0, 1960.0],
+        },
+        **{
+            "d": [-40000.0, 1.0],
+            "own": [-40000.0, 1.0],
+            "c": [-3e12, 0.0],
+            "t": [3.6e6, 0.0],
+            "far": [1e9, 1.0],
+        },
+    }
+    formats = {name: f"%t{name}" for name in "mqwhydc"}
+    formats |= {"own": "%tdNN/DD/CCYY", "t": "%tcHH:MM:SS", "far": "%-td"}
+    found = columns_of(statistics(tmp_path / "t.dta", columns, variable_format=formats))
+    assert {name: cells[0] for name, cells in found.items()} == {
+        **{"m": "1860m1", "q": "1860q1", "w": "1960w52", "h": "1959h2", "y": "1850", "d": "1850-06-26"},
+        **{"own": "1850-06-26", "c": "1864-12-06 18:40:00", "t": "01:00:00", "far": "1000000000"},
+    }
+    assert [found[name][1] for name in "mqwh"] == ["1960m6", "1960q4", "1961w1", "1960h1"]
+
+
+def test_dates_and_durations_of_spss(tmp_path):
+    at = (datetime.date(1849, 9, 27) - datetime.date(1582, 10, 14)).days * 86400.0
+    columns = {"date": [at, 5.0], "at": [at + 60, 0.0], "month": [at, 0.0]}
+    columns |= {"time": [108000.0, 23400.0], "long": [-3600.0, 60.5]}
+    formats = {"date": "DATE11", "at": "DATETIME20", "month": "MOYR8", "time": "TIME8", "long": "DTIME20"}
+    # LOWEST THRU 5
+    ranges = {"date": [{"lo": float("-inf"), "hi": 5}]}
+    path = statistics(tmp_path / "t.sav", columns, variable_format=formats, missing_ranges=ranges)
+    found = columns_of(path)
+    assert found == {
+        "date": ["1849-09-27", "1582-10-14"],
+        "at": ["1849-09-27 00:01:00", "1582-10-14 00:00:00"],
+        "month": ["1849-09-27", "1582-10-14"],
+        "time": ["30:00:00", "06:30:00"],
+        "long": ["-1:00:00", "00:01:00.500000"],
+    }
+    assert [isinstance(each, Missing) for each in found["date"]] == [False, True]
+
+
+# ---- merged cells
+
+
+def merged_workbook(path: Path) -> Path:
+    """Names in two rows, merged codes, and codes merged over columns."""
+    xlsxwriter = pytest.importorskip("xlsxwriter")
+    pytest.importorskip("python_calamine")
+    with xlsxwriter.Workbook(str(path)) as book:
+        sheet = book.add_worksheet("Data")
+        sheet.merge_range("B2:B3", "occ1")
+        sheet.merge_range("C2:D2", "codes")
+        sheet.write_row("C3", ["hisco_1", "hisco_2"])
+        sheet.merge_range("C4:C6", 83110)
+        sheet.write_column("B4", ["smith", "old smith"])
+        sheet.write_column("B7", ["baker", "old baker"])
+        sheet.merge_range("C7:D7", 77610)  # over columns: the value is in the first
+        sheet.merge_range("C8:D9", 41025)
+        sheet.write("B9", "clerk")
+        sheet.set_row(7, None, None, {"hidden": True})
+    return path
+
+
+def test_merged_cells_hold_their_value_in_all_their_rows(tmp_path):
+    path = merged_workbook(tmp_path / "a.xlsx")
+    assert columns_of(path, ["occ1"]) == {
+        "occ1": ["smith", "old smith", "baker", "old baker", "clerk"],
+        "hisco_1": ["83110", "83110", "77610", "41025", "41025"],
+        "hisco_2": ["", "", "", "", ""],
+    }
+    notes = table_format(str(path), None, None, False, None, ["occ1"]).notes
+    assert "has merged cells (2): each of their rows holds their value" in notes
+    code, said = outcome(tmp_path, path.read_bytes(), name="t.xlsx")
+    assert code == 0 and "5 for training" in said and "merged cells (2)" in said
+
+
+def test_merged_cells_of_opendocument(tmp_path):
+    spanned, covered = (
+        'table:number-rows-spanned="3" table:number-columns-spanned="1"',
+        "<table:covered-table-cell/>",
+    )
+    twice = cell("baker") + cell("") + cell("77610")
+    path = document(
+        tmp_path / "a.ods",
+        *(
+            cell("occ1", 'table:number-columns-repeated="2"') + cell("hisco_1"),
+            cell("smith") + cell("x") + cell("83110", spanned),
+        ),
+        *(
+            cell("old smith", 'table:number-columns-repeated="2"') + covered,
+            cell("smiths") + cell("") + covered,
+        ),
+        f'<table:table-row table:number-rows-repeated="2">{twice}</table:table-row>',
+        *(
+            cell("clerk") + cell("") + cell("41025", spanned.replace("3", "2")),
+            cell("old clerk") + cell("") + covered,
+        ),
+    )
+    rows, _ = rows_of(path, [2])
+    assert [row[0] for row in rows.values()] == [*["83110"] * 3, *["77610"] * 2, *["41025"] * 2]
+    assert "has merged cells (2)" in table_format(str(path)).notes[-1]
