@@ -5,7 +5,8 @@
 from functools import partialmethod
 from typing import Any
 
-from histocc.formatter import cut, in_key, is_missing
+from histocc.data.rows import code_of_cell
+from histocc.formatter import cut, is_missing
 from histocc.occ_canine import columns_of
 
 MEASURES = {
@@ -49,7 +50,7 @@ class EvalEngine:
         if is_missing(cell) or str(cell).strip() in ("", "nan", "None", "<NA>"):
             return ""
         text = str(int(cell)) if isinstance(cell, float) and cell == int(cell) else str(cell)
-        code = in_key(self.formatter.repair(text)[0], self.codes)  # a zero is lost in a table of numbers
+        code = code_of_cell(text, self.formatter, self.codes)  # a zero is lost in a table of numbers
         return code if self.digits is None else cut(code, self.digits, self.formatter.within_block_sep)
 
     def _measured(self, measure: str, return_per_obs: bool = False) -> float | list[float]:

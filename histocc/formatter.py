@@ -10,6 +10,7 @@ import csv
 import numbers
 import re
 import string
+import unicodedata
 from collections.abc import Container, Sequence
 from functools import cache, partial
 from importlib.resources import files
@@ -23,6 +24,13 @@ MAX_WRITTEN = 16  # characters of a code that the decoder writes one by one, if 
 SEP_VALUE = "&"  # between two codes in text form
 WITHIN_BLOCK_SEP = ","  # between two tokens of one code, where wanted
 NEVER_SHORT = frozenset({"-1", "-2", "-3", "?"})  # no title, not working, no work title; and a missing code
+
+# "08311", ="08311", =T("08311"), '08311: texts, for a spreadsheet
+_GUARD = re.compile(
+    r"""(?is)(?:=\s*T?\s*\(?\s*)?["“”„]([^"“”„]*)["“”]\s*\)?|['‘’](?=[-+=@"]|\w*\d)(.*?)['’]?"""
+)
+_DASH = re.compile("^[\u2010-\u2015\u2212\ufe63](?=[0-9])")  # minus signs, as word processors write them
+GROUPED = re.compile(r"[0-9]{1,3}([.,'‘’]|[^\S\n\r\t])[0-9]{3}(?:\1[0-9]{3})*")  # 83'110
 
 
 class _System(NamedTuple):
@@ -150,21 +158,31 @@ class BlockyFormatter:
         ids = range(max(self.map_idx_char) + 2)
         self.id_kinds = [np.array([i in some for i in ids]) for some in (self.map_idx_char, self._whole)]
 
-    def repair(self, code: str) -> tuple[str, bool]:
-        """Return the code without the changes that spreadsheets make to numbers (not in gpf, where any
-        character has a meaning), and whether more than blanks around it changed.
+    def repair(self, cell: str, key: Container[str] = ()) -> tuple[str, list[str]]:
+        """Return the code in a cell without what spreadsheets and other programs make of codes, and the kinds
+        of what changed, besides blanks around it (of NOTES in data/rows.py). A code of `key` stays. In gpf,
+        where any sign has a meaning, only what is part of a code in no system changes.
         """
-        stripped = fixed = code.strip()
+        if (code := cell.strip()) in key:
+            return code, []
+        code, kinds = plain_code(code)
+        grouped = self.kind != "gpf" and GROUPED.fullmatch(code)
+        if grouped and (grouped[1] not in "., " or self.kind == "hisco" and len(code) in (5, 6)):
+            code = re.sub("[^0-9]", "", code)  # 83'110; 83,110 can be no other code of HISCO
+            kinds.append("codes_grouped")
+        plain = code
         if self.kind == "hisco":
-            fixed = re.sub("^\u2212(?=[123])", "-", fixed)  # −1 with a minus sign
-            fixed = re.sub(r"^([0-9])-([0-9]{2})\.([0-9]{2})$", r"\1\2\3", fixed)  # 8-31.10, as in the book
-            if re.fullmatch(r"[0-9](\s?[0-9]){3,4}", fixed):  # 8 3110
-                fixed = "".join(fixed.split())
+            code = re.sub(r"^([0-9])-([0-9]{2})\.([0-9]{2})$", r"\1\2\3", code)  # 8-31.10, as in the book
+            if re.fullmatch(r"[0-9](\s?[0-9]){3,4}", code):  # 8 3110
+                code = "".join(code.split())
         if shortest := _SYSTEMS[self.kind].zeros_back_from:
-            fixed = re.sub(r"^(-?[0-9]+)[.,]0+$", r"\1", fixed)  # 41025.0 or 41025,0
-            if re.fullmatch(r"[0-9]+", fixed) and len(fixed) >= shortest:  # 1234
-                fixed = fixed.zfill(self.block_size)
-        return fixed, fixed != stripped
+            code = re.sub(r"^(-?[0-9]+)[.,]0+$", r"\1", code)  # 41025.0 or 41025,0
+            if re.fullmatch(r"[0-9]+", code) and len(code) >= shortest:  # 1234
+                code = code.zfill(self.block_size)
+        if code != plain:
+            of_zeros = re.fullmatch(r"-?[0-9]+(\.0+)?", plain)
+            kinds.append("zeros_restored" if of_zeros else "codes_rewritten")
+        return code, kinds
 
     def encode_code(self, code: str) -> np.ndarray:
         """Return the tokens of one code as it is (see ``repair``), int64 [block_size]. Raises CodeError for
@@ -297,14 +315,35 @@ def split_codes(text: str, known: Container[str]) -> list[str]:
     return codes
 
 
+def plain_code(cell: str) -> tuple[str, list[str]]:
+    """Return a code without what is part of one in no system, and the kinds of what changed: invisible
+    characters, full width and digits of other scripts, guards of spreadsheets, minus signs.
+    """
+    code = cell.strip()
+    if code.isascii() and code.isalnum():
+        return code, []
+    visible = "".join(sign for sign in code if unicodedata.category(sign) != "Cf").strip()
+    usual = {sign: unicodedata.normalize("NFKC", sign) for sign in visible if "！" <= sign <= "～"}
+    usual |= {sign: str(unicodedata.decimal(sign)) for sign in visible if sign.isdecimal()}
+    bare = narrow = "".join(usual.get(sign, sign) for sign in visible)
+    while guard := _GUARD.fullmatch(bare):
+        bare = (guard[1] or guard[2] or "").strip()
+    forms = [code, visible, narrow, bare, _DASH.sub("-", bare)]
+    kinds = ("codes_invisible", "codes_wide", "codes_unguarded", "codes_rewritten")
+    return forms[-1], [kind for kind, old, new in zip(kinds, forms, forms[1:]) if old != new]
+
+
 def in_key(code: str, key: Container[str]) -> str:
     """Return the code of the key that a spreadsheet made this number of: 110 is 0110, and so are 110.0 and
-    110,0; -3.0 is -3. A code that the key has, or has with no number of leading zeros, stays.
+    110,0; -3.0 is -3; 83,110 is 83110 unless 83 and 110 are codes. A code that the key has, or has with no
+    number of leading zeros, stays.
     """
-    number = re.fullmatch(r"(-?[0-9]+)([.,]0+)?", code)
-    if code in key or not number:
+    if code in key:
         return code
-    filled = (number[1].zfill(length) for length in range(len(number[1]), MAX_WRITTEN + 1))
+    numbers = [number[1]] if (number := re.fullmatch(r"(-?[0-9]+)([.,]0+)?", code)) else []
+    if (grouped := GROUPED.fullmatch(code)) and not all(part in key for part in code.split(grouped[1])):
+        numbers.append(code.replace(grouped[1], ""))
+    filled = (number.zfill(length) for number in numbers for length in range(len(number), MAX_WRITTEN + 1))
     return next((code for code in filled if code in key), code)
 
 

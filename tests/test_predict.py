@@ -477,11 +477,18 @@ def test_known_texts_have_their_codes(model, tmp_path, monkeypatch):
     header = ["occ1", "lang", "hisco_1", "hisco_2", "hisco_3"]
     given = [
         (text, "Danish", "22222", "", ""),
-        (f"  {text.upper()} ", "DA", "-1", "1110.0", "44444"),  # of several rows of a text the last counts
+        (
+            f"  {text.upper()} ",
+            "DA",
+            "–1",
+            '="1110"',
+            "４４４4\u200b4",
+        ),  # of several rows of a text the last counts
         (other, "xyz", "33333", "", ""),  # in another language
         ("nowhere", "da", "33333", "NA", ""),
         ("without a code", "da", "", "", ""),
         ("NA", "da", "33333", "", ""),
+        tuple(header),  # of files that were joined
     ]
     known, common = write_csv(tmp_path / "known.csv", header, given), ["--decoder", "flat", "--k", 2]
     predict_here(*flags(model, source, tmp_path / "alone.csv", *common))

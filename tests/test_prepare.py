@@ -162,6 +162,10 @@ ISCO = ["1", "2", "01", "11", "12", "21", "22", "011", "111", "112", "121", "211
         ("110 21", {"first_codes": ["0110", "2111", "21"]}, "0110 2111 21", {"zeros_restored": 1}, ""),
         (" ".join(ISCO), {}, None, {}, ""),  # levels
         ("01.1 1.1 01.1.1 R54.005 1 1.0", {}, None, {}, ""),
+        ("83110 83,110 61110 61,110 01110 1,110", {}, "01110 61110 83110", {"codes_grouped": 3}, ""),
+        ("83110 83.110", {"first_codes": ["83110"]}, "83110", {"codes_grouped": 1}, ""),
+        ("83110 83.110 8.31", {}, None, {}, "83110 for 83.110"),  # a system with points
+        ("83 110 83,110", {}, None, {}, "look like several in one cell, such as '83,110'"),
         ("110.0 2111 9", {"fixed_codes": ["0110", "2111", "9"]}, "0110 2111 9", {"zeros_restored": 1}, ""),
         ("I5.9 I5.9 i5.9 I59 1.11 11.1 111", {}, None, {}, "I59 for I5.9, i5.9 for I5.9; --recode spellings"),
         ("é1 \u200be\u03011 \ufeffE\u03011 é1", {"join_spellings": True}, "é1", {}, ""),
@@ -185,6 +189,109 @@ def test_what_all_codes_together_tell(tmp_path, cells, more, codes, counts, word
     notes = [line for line in result.report["read"] if line.startswith("Note")]
     assert [words in note for note in notes] == [True] * bool(words)
     assert f"({classes_in_words(result.codes)})" in result.report["read"][0]
+
+
+FORMS = {  # of 08311 and 83110
+    "codes_unguarded": [
+        '="08311"',
+        "'08311",
+        '"08311"',
+        "'08311'",
+        '=T("08311")',
+        '= "08311"',
+        "“08311”",
+        "‘08311",
+    ],
+    "codes_invisible": ["083\u200b11", "083\xad11", "\ufeff08311", "08311\u2060", "\u200e08311"],
+    "codes_wide": ["０８３１１", "٠٨٣١١", "०८३११", "0831１"],
+    "codes_grouped": ["83'110", "83’110", "83\xa0110", "83\u202f110", "83\u2009110", "'83'110"],
+}
+
+
+@pytest.mark.parametrize("kind", ["classes", "hisco", "gpf"])
+def test_a_code_is_the_same_however_it_is_written(tmp_path, kind):
+    forms = {name: cells for name, cells in FORMS.items() if kind != "gpf" or name != "codes_grouped"}
+    cells = [(name, cell) for name, cells in forms.items() for cell in cells]
+    rows = [(f"text {i}", cell) for i, (_, cell) in enumerate(cells)]
+    chosen = settings_for(write_csv(tmp_path / "a.csv", HEADER[:2], rows), kind=kind, block_size=5)
+    result = Result(prep.prepare(chosen, str(tmp_path / "out"), quiet))
+    read = dict(zip((cell for _, cell in cells), codes_of(result), strict=True))
+    assert read == {cell: ["83110" if name == "codes_grouped" else "08311"] for name, cell in cells}
+    counts = {name: len(cells) for name, cells in forms.items()}
+    counts["codes_unguarded"] += "codes_grouped" in forms  # '83'110
+    assert result.report | counts == result.report
+    lines = data_report.report_lines(result.report)
+    assert all(any(rows_of[0] and repr(rows_of[0]) in line for line in lines) for rows_of in forms.values())
+
+
+@pytest.mark.parametrize(
+    "cell", ["A'1", "l'art", "'s baas", "x²", "Ⅳ", "é1", "smith\xa0two", '"a" or "b"', "1,5", "10.5"]
+)
+def test_other_signs_belong_to_a_code(tmp_path, cell):
+    rows = [("a", cell), ("b", "83110")]
+    chosen = settings_for(write_csv(tmp_path / "a.csv", HEADER[:2], rows), kind="classes")
+    result = Result(prep.prepare(chosen, str(tmp_path / "out"), quiet))
+    assert codes_of(result) == [[cell], ["83110"]]
+
+
+THREE = ["83110", "51020", "61110"]
+
+
+@pytest.mark.parametrize(
+    "cells, separator",
+    [
+        (["83110#51020"], "#"),
+        *(
+            ([f"83110 {word} 51020"], word)
+            for word in ("and", "og", "och", "und", "et", "en", "y", "e", "AND")
+        ),
+        (["83110 & 51020"], "&"),
+        (["83110\n51020", "83110\r\n51020"], r"\n"),
+        (["83110\t51020"], r"\t"),
+        (["83110  51020"], "  "),
+        (["83110 51020"], " "),
+        (["83110:51020"], ":"),
+        (["83110, 51020 and 61110"], ", and"),
+        (["83110#51020", "51020;61110", "83110+61110"], "#;+"),
+        (["83110＃51020"], "#"),  # full width
+    ],
+)
+@pytest.mark.parametrize("formatter", ["auto", "hisco"])
+def test_several_codes_in_one_cell_are_told_by_the_codes(tmp_path, formatter, cells, separator):
+    data = write_csv(
+        tmp_path / "a.csv", HEADER[:2], [*((f"t{x}", x) for x in THREE), *((x, x) for x in cells)]
+    )
+    flags = [data, "--target-cols", "hisco_1", "--share-val", 0, "--formatter", formatter, "--save-path"]
+    code, said = run_inside(command.main, *flags, tmp_path / "out")
+    flag = f"--code-separator '{separator.lower()}'"
+    assert code == (2 if formatter == "hisco" else 0) and (flag in said or len(cells) > 1)
+    code, said = run_inside(command.main, *flags, tmp_path / "out2", "--code-separator", separator.lower())
+    codes = Counter(len([x for x in THREE if x in cell]) for cell in cells)
+    assert code == 0 and all(f"{'s' * (n > 1)}: {rows}" in said for n, rows in codes.items())
+    assert "(3 classes" in said or formatter == "hisco"
+
+
+def test_names_of_columns_that_files_repeat_are_no_row(tmp_path):
+    content = "occ1,hisco_1\na,61110\nocc1,hisco_1\nb,83110\n\ufeffocc1, hisco_1\nocc1,83110\n"
+    for kind in ("classes", "hisco"):
+        result = prepare(tmp_path, content, kind=kind, empty_text="61110")
+        assert result.texts == ["a", "b", "occ1"] and result.codes == ["61110", "83110"]
+        assert result.report["rejected"] == {"names of the columns": 2}
+        assert [row[0] for row in result.reasons] == [3, 5]
+
+
+def test_one_number_with_decimals_does_not_keep_the_others_from_repair(tmp_path):
+    content = "occ1,hisco_1\n" + "".join(f"t{i},{7000 + i % 5}.0\n" for i in range(30)) + "x,7213.5\n"
+    result = prepare(tmp_path, content, kind="classes")
+    assert result.codes == ["7000", "7001", "7002", "7003", "7004", "7213.5"]
+    assert result.report["zeros_restored"] == 30 and "1 codes have decimals" in result.report["read"][1]
+    assert "7213.5" in result.report["read"][1]
+
+
+def test_recoded_codes_are_read_as_those_of_rows(tmp_path):
+    for kind, old in (("hisco", "1110"), ("classes", "'01110")):
+        result = prepare(tmp_path, "occ1,hisco_1\na,01110\nb,61110\n", kind=kind, recode={old: '="83110"'})
+        assert result.codes == ["61110", "83110"] and result.report["codes_recoded"] == 1
 
 
 @pytest.mark.parametrize("flags", ["", "--formatter gpf --block-size 5", "--formatter hisco"])

@@ -341,11 +341,13 @@ def test_codes_as_books_and_spreadsheets_have_them(tmp_path):
     result, said = read(tmp_path, "book.csv")
     assert codes_of(result) == [["63120"], ["06105"], ["83110"], ["79100"], ["-1"]]
     assert "Note: 4 codes were rewritten" in said and "'6-31.20'" in said
-    assert "83.110" in (message := refused(tmp_path, "numbers.csv")) and "number format" in message
+    assert "7,712E" in (message := refused(tmp_path, "numbers.csv")) and "number format" in message
     result, said = read(tmp_path, "numbers.csv", "--drop-bad-labels")
     codes = {"civil engineer": ["02210"], "baker": ["77610"], "no occupation": ["-1"], "farmer": ["61110"]}
+    codes |= {"smith": ["83110"]}
     assert {text: codes for text, _, codes in result.train} == codes
-    assert [row[2] for row in result.reasons] == ["83.110", "7,712E+04"] and "3 codes were rewritten" in said
+    assert [row[2] for row in result.reasons] == ["7,712E+04"] and "3 codes were rewritten" in said
+    assert "1 codes lost a thousands separator" in said
 
 
 def test_codes_that_hisco_does_not_have(tmp_path):
@@ -360,7 +362,7 @@ def test_codes_that_hisco_does_not_have(tmp_path):
 
 
 def test_several_codes_in_one_cell(tmp_path):
-    hint = "several codes in one cell? --code-separator ';' separates them"
+    hint = "holds several codes: --code-separator ';' separates them"
     assert hint in refused(tmp_path, "one_cell.csv")
     result, _ = read(tmp_path, "one_cell.csv", "--code-separator", ";&,/")
     codes = [["61110", "83110"], ["51020", "77810"], ["83110", "64100"], ["79100", "55130"], ["61110"]]
@@ -749,6 +751,15 @@ def test_key_file_with_faults(tmp_path, text, words):
         read_key(written(tmp_path / "key.csv", text))
 
 
+def test_codes_of_a_key_file_are_read_as_those_of_rows(tmp_path):
+    path = write_csv(
+        tmp_path / "key.csv", ["system_code", "code"], [('="08311"', "0"), ("'077\u200b61", "'1")]
+    )
+    assert read_key(path) == ["08311", "07761"]
+    path = write_csv(tmp_path / "twice.csv", ["word", "freq"], [("a", "1"), ("word", "freq"), ("b", "2")])
+    assert read_words(path) == {"a": 1, "b": 2}  # of two files, with the names of the columns again
+
+
 def test_word_file(tmp_path):
     assert read_words(written(tmp_path / "w.csv", "freq;word\n3;og\n1;NA\n")) == {"og": 3, "NA": 1}
     for text in ("word,freq\n", "word,freq\na,x\n", "word,freq\n,3\n", "word,freq\na,1.5\n", "a,b\n1,2\n"):
@@ -760,6 +771,17 @@ def test_a_cell_holds_the_code_that_it_would_in_training_data():
     hisco = make_formatter("hisco", ["hisco_1"])
     cells = {"1110": "01110", "8-31.10": "83110", " 61110.0 ": "61110", "NA": "", "": "", " ": "", ".": ""}
     assert {cell: code_of_cell(cell, hisco) for cell in cells} == cells
+    gpf, key = make_formatter("gpf", ["a"]), {"08311", "8", "A'1", "０"}
+    cells = {
+        "8'311": "08311",
+        "8,311": "08311",
+        "8\xa0311": "08311",
+        '="8311"': "08311",
+        "A'1": "A'1",
+        "０": "０",
+    }
+    assert {cell: code_of_cell(cell, gpf, key) for cell in cells} == cells
+    assert code_of_cell("8,311", gpf, key | {"311"}) == "8,311"  # two codes
     assert code_of_cell("NA", make_formatter("gpf", ["a"]), {"NA"}) == "NA"  # the key has it
 
 

@@ -284,12 +284,14 @@ def test_repairs_and_codes_that_are_never_short():
     for formatter, cells in (
         (HISCO, {"1234": "01234", "41025.0": "41025", "1234.0": "01234", "-1.0": "-1", "−1": "-1"}),
         (HISCO, {"8-31.10": "83110", "77610,0": "77610", "0 2210": "02210"}),
-        (HISCO, dict.fromkeys(("-1", "123", "123456", "41025.5", "12a4", "83.110"))),
+        (HISCO, {"83.110": "83110", "1,110": "01110", "83'110": "83110"}),
+        (HISCO, dict.fromkeys(("-1", "123", "123456", "41025.5", "12a4", "831.10", "831,100"))),
         (OCC1950, {"7": "007", "97.0": "097", "970": None, "": None}),
         (GPF, {"1234.0": None, "1": None, "8-31.10": None}),
     ):
         for cell, repaired in cells.items():
-            assert formatter.repair(f" {cell}\t") == (repaired or cell, repaired is not None)
+            code, kinds = formatter.repair(f" {cell}\t")
+            assert (code, bool(kinds)) == (repaired or cell, repaired is not None)
     for code, use_sep in itertools.product(("-1", "-2", "-3", "?"), (False, True)):
         formatter = construct_general_purpose_formatter(5, ["a"], use_within_block_sep=use_sep)
         assert formatter.decode_block(formatter.encode_code(code)) == code

@@ -122,7 +122,7 @@ class Reading(Format):
 
     weight_col: Column | None = flag(None, "column that says how often each row counts", metavar="COL")
     code_separator: str | None = flag(
-        None, "a cell may hold several codes, separated by one of these characters", metavar="CHARS"
+        None, "a cell may hold several codes, separated by one of these characters or words", metavar="CHARS"
     )
     recode: Recoding | None = flag(
         None,
@@ -405,7 +405,7 @@ def code_problems(formatter: BlockyFormatter, settings: PrepareSettings) -> list
     for name, code in codes:
         try:
             if code is not None:
-                formatter.encode_code(code)
+                formatter.encode_code(formatter.repair(code)[0] if name == "--recode" else code)
                 if settings.fixed_codes is not None and code not in settings.fixed_codes:
                     problems.append(f"{name}: code {code!r} is not among the codes of the key")
         except CodeError as error:

@@ -10,9 +10,9 @@ import numpy as np
 
 from histocc.data.arrays import PreparedData
 from histocc.data.config import DescriptionFlags
-from histocc.data.rows import language_name, read_columns
+from histocc.data.rows import code_of_cell, language_name, read_columns
 from histocc.data.tables import column_problems, table_format
-from histocc.formatter import BlockyFormatter, hisco_classes, in_key
+from histocc.formatter import BlockyFormatter, hisco_classes
 from histocc.runtime.errors import UserError, raise_if_any
 from histocc.runtime.rng import chance, draw, streams
 from histocc.text import ASCII_LOWER, ascii_lower, cleaner, code_points, join_texts, texts_of_pieces
@@ -90,7 +90,7 @@ def load_descriptions(
     numbers = np.full((len(data.codes) + 1, len(data.languages)), -1, dtype=np.int64)
     named: dict[tuple[int, int], int] = {}
     for code, text, *language in read_columns(args.descriptions_file or "", columns):
-        at, number = place.get(in_key(formatter.repair(code)[0], place)), len(texts) // 2
+        at, number = place.get(code_of_cell(code, formatter, place)), len(texts) // 2
         if at is None or not text:
             continue
         if (name := language_name("".join(language))) in data.languages:
@@ -119,7 +119,7 @@ def descriptions_of(
 ) -> dict[str, str]:
     """Return the description of each code in rows of both. Raises UserError if they have none of `codes`."""
     key = set(codes)
-    texts = {in_key(formatter.repair(code)[0], key): text for code, text in reversed(rows)}  # the first one
+    texts = {code_of_cell(code, formatter, key): text for code, text in reversed(rows)}  # the first one
     if not key & texts.keys():
         raise UserError(f"{where}: holds none of the {len(codes):,} codes of the model")
     return texts

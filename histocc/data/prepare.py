@@ -47,6 +47,7 @@ from histocc.data.rows import (
     lost_zeros,
     several_in_one,
     spellings,
+    splitter,
 )
 from histocc.data.split import named_parts, parts_of
 from histocc.data.tables import read_chunks
@@ -99,10 +100,10 @@ class PartFiles:
 
 def split_cells(columns: list[list[str]], separator: str | None) -> list[list[str]]:
     """Return the codes of each row in columns whose cells may hold several; separator: their characters."""
-    signs = separator and re.compile(f"[{re.escape(separator)}]")
+    cut = splitter(separator) if separator else lambda cell: [cell]
 
     def split(cell: str) -> list[str]:
-        return signs.split(cell) if signs and not isinstance(cell, Missing) else [cell]
+        return [cell] if isinstance(cell, Missing) else cut(cell)
 
     return [[code for cell in row for code in split(cell) if code.strip()] for row in zip(*columns)]
 
@@ -134,12 +135,18 @@ class Reader:
 
     def _code_book(self) -> CodeBook:
         """Return the numbers of cells, by what the codes of all rows together tell."""
-        settings, recode, zeros = self.settings, self.settings.recode, {}
+        settings, zeros, repair = self.settings, {}, self.formatter.repair
+        recode = {repair(old)[0]: repair(new)[0] for old, new in settings.recode.items()}
         fixed, joins = settings.fixed_codes, settings.join_spellings
         any_code = self.formatter.kind == "classes" and fixed is None
         hisco, is_hisco = {*hisco_key()}, self.formatter.kind == "hisco"
         if any_code or joins or settings.max_codes is None:
-            counts, known = self._count_codes(), {*(fixed or ()), *(settings.first_codes or ())}
+            counts, known = self._count_codes(recode), {*(fixed or ()), *(settings.first_codes or ())}
+            if any_code:
+                zeros, notes = lost_zeros(counts, known, recode)
+                for code, number in zeros.items():
+                    counts[number] += counts.pop(code, 0)
+                self.notes += filter(None, [*notes, several_in_one(counts), changed_by_spreadsheet(counts)])
             joined = spellings(counts, known) if any_code or joins else {}
             if joins:
                 recode = joined | {old: joined.get(new, new) for old, new in recode.items()}
@@ -148,15 +155,12 @@ class Reader:
                 more = f"{' …' * (len(joined) > EXAMPLES)}; --recode spellings joins them"
                 self.notes.append(f"{len(joined):,} codes seem to be other spellings: {shown}{more}")
             if any_code:
-                found, note = lost_zeros(counts, known, recode)
-                zeros = {code: recode.get(number, number) for code, number in found.items()}
                 is_hisco = 2 * sum(in_key(code, hisco) in hisco for code in counts) > len(counts)
-                several = several_in_one({code: n for code, n in counts.items() if code not in zeros})
-                self.notes += filter(None, [note, several, changed_by_spreadsheet(counts)])
+            zeros = {code: recode.get(number, number) for code, number in zeros.items()}
         declared = NO_TITLE.intersection(fixed or (hisco if is_hisco else ()))
         return CodeBook(self.formatter, fixed, settings.number_codes, recode, zeros, declared)
 
-    def _count_codes(self) -> Counter[str]:
+    def _count_codes(self, recode: dict[str, str]) -> Counter[str]:
         """Return the codes of all rows and how often each occurs; set `room` to the most that a row has."""
         settings, cells = self.settings, Counter()
         words = MISSING_WORDS.difference(settings.fixed_codes or ())
@@ -172,7 +176,7 @@ class Reader:
         for cell, count in cells.items():
             code = self.formatter.repair(cell)[0]
             if code.casefold() not in words and not isinstance(cell, Missing):
-                counts[settings.recode.get(code, code)] += count
+                counts[recode.get(code, code)] += count
         return counts
 
     def read(self, path: str, part: str) -> None:
@@ -223,6 +227,8 @@ class Reader:
         for i, place in records.forbidden.items():
             values = list(map(str.strip, columns[place]))
             reject([i], "forbidden character", reason, table.names[place], values)
+        reason = "the cells are the names of the columns, as where files were joined"
+        reject(records.headers, "names of the columns", reason, table.names[table.texts[0]], cells)
         blank = [i for i, text in enumerate(texts) if keep[i] and (not text or text.isspace())]
         for i, why in records.left.items() if settings.ditto != LEAVE else ():
             reason = "the text only repeats the one above; --ditto takes that one"

@@ -90,6 +90,7 @@ class Records(Chunk):
     left: dict[int, str] = field(default_factory=dict)  # those that do not → FIRST or why
     why: str = ""  # why all of them are left
     forbidden: dict[int, int] = field(default_factory=dict)  # those with a character of _ODD → its column
+    headers: list[int] = field(default_factory=list)  # the names of the columns again: no text, no code
     guesses: list[int] = field(default_factory=list)  # a model has given the codes, and nobody has decided
 
 
@@ -166,6 +167,12 @@ class Table:
         some = Records(**vars(chunk), filled=[*chunk.columns])
         self._fill_down(some, above)
         first, *further = (present(some.filled[place]) for place in self.texts)
+        name = self.names[self.texts[0]]
+        if len(self.names) > 1 and (name in first or "\ufeff" + name in first):
+            rows = zip(*([cell.strip().strip("\ufeff") for cell in column] for column in chunk.columns))
+            some.headers = [i for i, row in enumerate(rows) if [*row] == self.names]
+            for i in some.headers:
+                first[i] = ""
         is_plain = self.rule == AS_IS and is_composed("".join(first))  # all at once: faster
         some.parts = [list(map(strip if is_plain else self.clean, first))]
         if self.rule == AS_IS and not is_plain:

@@ -13,12 +13,14 @@ from histocc.data.binary import Missing
 from histocc.data.tables import column_problems, read_chunks, table_format
 from histocc.formatter import (
     EOS_IDX,
+    GROUPED,
     NEVER_SHORT,
     BlockyFormatter,
     CodeError,
     hisco_key,
     in_key,
     name_of_code,
+    plain_code,
 )
 from histocc.runtime.errors import UserError, raise_if_any
 from histocc.text import MISSING_TEXTS, UNKNOWN_LANGUAGE, text_key
@@ -34,6 +36,10 @@ MAX_WORDS = 50_000  # the most frequent ones of the training texts, for word ins
 NOTES = {
     "zeros_restored": "codes were repaired: a lost leading zero, or a decimal (110.0)",
     "codes_rewritten": "codes were rewritten (8-31.10 or 8 3110 as 83110, 77610,0 as 77610, −1 as -1)",
+    "codes_unguarded": 'codes lost what spreadsheets put around them (="08311" or \'08311 as 08311)',
+    "codes_invisible": "codes held invisible characters, which were removed",
+    "codes_wide": "codes were written in full width or in digits of other scripts",
+    "codes_grouped": "codes lost a thousands separator (83'110 as 83110)",
     "codes_recoded": "codes were replaced, as --recode says",
     "codes_unknown": "codes are none of the 1,919 of HISCO; --key hisco rejects them, --recode replaces them",
     "missing_words": "cells such as NA or null in the columns of codes were read as no code",
@@ -51,7 +57,7 @@ NOTES = {
     "codes_short": "codes are shorter than the block and are filled up",
     "letters_broken": "descriptions hold letters broken by a wrong encoding before (such as Ã¦ or ã¦ for æ)",
 }
-WITH_VALUES = ("codes_rewritten", "codes_recoded", "codes_unknown", "languages_renamed", "dittos")
+WITH_VALUES = (*(kind for kind in NOTES if kind.startswith("codes_")), "languages_renamed", "dittos")
 DOES_NOT_FIT, OUTSIDE_KEY = "code does not fit", "code outside the key"
 
 
@@ -136,8 +142,9 @@ MISSING_WORDS = MISSING_TEXTS | {"none", ".", "-"}
 NO_TITLE = NEVER_SHORT - {"?"}  # codes that a file may declare as missing, too
 # An empty cell, one of MISSING_WORDS, one that holds no code of the key, and a value declared as missing
 BLANK, WORD, UNFIT, DECLARED = -1, -2, -3, -4
-# A cell of several codes, with the character between them.
-_SEVERAL = re.compile(r"\s*[A-Za-z]{0,3}-?\d[\w.-]*(?:\s*([;&,/|+])\s*[A-Za-z]{0,3}-?\d[\w.-]*)+\s*")
+_CODE = re.compile(r"[A-Za-z]{0,3}-?\d[\w.-]*")  # looks like a code
+# Between codes: a sign, a line break, a tab, a word for "and", two blanks, or one between numbers
+_BETWEEN = r"(?i)\s*?([^\w\s.'’-]|[\n\t])\s*|\s+(and|und|og|och|en|et|[yeiuo])\s+|(  )|(?<=\d)( )(?=-?\w*\d)"
 
 
 def code_of_cell(cell: str, formatter: BlockyFormatter, key: Container[str] = ()) -> str:
@@ -145,10 +152,38 @@ def code_of_cell(cell: str, formatter: BlockyFormatter, key: Container[str] = ()
     the key; "" for a blank cell, for a word such as NA or null that is not in the key, and for a value that
     the file declares as missing, but -1, -2 and -3 of HISCO or of the key.
     """
-    code = in_key(formatter.repair(cell)[0], key)
+    code = in_key(formatter.repair(cell, key)[0], key)
     if isinstance(cell, Missing):
         return code if code in NO_TITLE and (formatter.kind == "hisco" or code in key) else ""
     return "" if code.casefold() in MISSING_WORDS and code not in key else code
+
+
+@functools.lru_cache(1024)
+def splitter(separators: str) -> Callable[[str], list[str]]:
+    r"""Return what splits a cell at the characters and words of --code-separator; \n is a line break."""
+    parts = re.findall(r"[^\W\d_]{2,}|\\[nt]| {2,}|.", separators, re.DOTALL)
+    words = [rf"\b{part}\b" if part.isalpha() else part for part in parts if part[1:]]
+    signs = "".join(
+        part + chr(ord(part) + 0xFEE0 * part.isascii()) for part in parts if not part[1:]
+    )  # #, ＃
+    return re.compile("|".join([*words, *map(re.escape, signs)]), re.IGNORECASE).split
+
+
+def separators_of(cell: str, is_code: Callable[[str], object]) -> str:
+    """Return the --code-separator that takes the codes of a cell apart; "" if it does not hold several."""
+    signs = dict.fromkeys("".join(groups).casefold() for groups in re.findall(_BETWEEN, cell))
+    for separators in (joined(signs), *signs) if signs else ():
+        parts = [part.strip() for part in splitter(separators)(cell) if part.strip()]
+        if len(parts) > 1 and all(map(is_code, parts)):
+            return joined([separators])
+    return ""
+
+
+def joined(separators: Iterable[str]) -> str:
+    """Return signs and words, each once, as --code-separator takes them."""
+    unique = dict.fromkeys(separators)
+    text = (" " if any(part.isalpha() for part in unique) else "").join(unique)
+    return text.replace("\n", r"\n").replace("\t", r"\t")
 
 
 class Unfit(ValueError):
@@ -190,31 +225,28 @@ class CodeBook(dict):
 
     def _check(self, cell: str) -> int:
         """Return the number of a new cell. Raises Unfit."""
-        code, repaired = self.formatter.repair(cell)
+        code, kinds = self.formatter.repair(cell, self.fixed or ())
         if not code:
             return BLANK
         if isinstance(cell, Missing) and (self.by_number is not None or code not in self.declared):
             return DECLARED
         if self.by_number is not None:
-            number = re.sub(r"\.0+$", "", cell.strip())
+            plain, kinds = plain_code(cell)
+            number = re.sub(r"\.0+$", "", plain)
             if number.casefold() in MISSING_WORDS:
                 return WORD
             if not number.isdecimal() or len(number) > 12 or int(number) >= len(self.by_number):
                 what = f"{cell!r} is not a number of the key, 0 … {len(self.by_number) - 1}"
                 raise Unfit(DOES_NOT_FIT, what)
-            code, repaired = self.by_number[int(number)], False
+            code = self.by_number[int(number)]
         elif code.casefold() in MISSING_WORDS and code not in (self.fixed or ()):
             return WORD
-        kinds = []
-        if repaired:
-            of_zeros = re.fullmatch(r"-?[0-9]+(\.0+)?", cell.strip())
-            kinds.append("zeros_restored" if of_zeros else "codes_rewritten")
         if code in self.recode:
             code = self.recode[code]
             kinds.append("codes_recoded")
         if (filled := self.zeros.get(code) or in_key(code, self.fixed or (code,))) != code:
+            kinds.append("codes_grouped" if GROUPED.fullmatch(code) else "zeros_restored")
             code = filled
-            kinds.append("zeros_restored")
         number = self.of_code(code, cell)
         if self.formatter.kind == "hisco" and self.fixed is None and code not in hisco_key():
             kinds.append("codes_unknown")
@@ -229,35 +261,48 @@ class CodeBook(dict):
         """Return the number of a code. cell: its text in the file, for hints. Raises Unfit."""
         try:
             self.formatter.encode_code(code)
+            if self.fixed is None or code in self.fixed:
+                return self.codes.setdefault(code, len(self.codes))
+            kind, what = OUTSIDE_KEY, f"code {code!r} is not among the {len(self.fixed)} codes of the key"
         except CodeError as error:
-            hint = ""
-            if several := _SEVERAL.fullmatch(cell):
-                hint = f" (several codes in one cell? --code-separator '{several[1]}' separates them)"
-            elif re.search(r"\d[.,]\d|\de[+-]?\d|^\d{4}-\d\d-\d\d", cell, re.IGNORECASE):
-                hint = " (changed by a spreadsheet? Its number format for codes is Text, or without decimals)"
-            raise Unfit(DOES_NOT_FIT, str(error) + hint) from None
-        if self.fixed is not None and code not in self.fixed:
-            raise Unfit(OUTSIDE_KEY, f"code {code!r} is not among the {len(self.fixed)} codes of the key")
-        return self.codes.setdefault(code, len(self.codes))
+            kind, what = DOES_NOT_FIT, str(error)
+        if signs := separators_of(plain_code(cell)[0], lambda part: self[part] >= 0):
+            what += f" (holds several codes: --code-separator '{signs}' separates them)"
+        elif kind == DOES_NOT_FIT and re.search(r"\d[.,]\d|\de[+-]?\d|^\d{4}-\d\d-\d\d", cell, re.IGNORECASE):
+            what += " (changed by a spreadsheet? Its number format for codes is Text, or without decimals)"
+        raise Unfit(kind, what)
 
 
 # ---- the codes of a table, all together
 
 
 def lost_zeros(
-    codes: Collection[str], key: Collection[str], recoded: Collection[str] = ()
-) -> tuple[dict[str, str], str]:
-    """Return (code → its form with leading zeros, which is one of `codes` or of the key, for numbers that are
-    shorter than most, or without decimals, if all codes with a point or a comma are numbers like 110.0 and
-    110,0; a note on other short numbers, but those that a user recodes, or ""). Codes of the key stay, and so
-    do levels of the system, with which most codes begin.
+    codes: dict[str, int], key: Collection[str], recoded: Collection[str] = ()
+) -> tuple[dict[str, str], list[str]]:
+    """Return (code → its form with leading zeros, without decimals or without thousands, which is one of
+    `codes` or of the key; notes, but not on codes that a user recodes). Zeros are put before numbers that are
+    shorter than most, unless they are levels with which most codes begin. Decimals go if almost all numbers
+    with a point or a comma are like 110.0 and 110,0; codes of the key stay. codes: with their rows.
     """
-    known, whole = {*codes, *key}, {}
-    dotted = [code for code in known if re.search("[.,]", code)]
-    if all(re.fullmatch("-?[0-9]+[.,]0+", code) for code in dotted) and not {*dotted} & {*key}:
-        whole = {code: in_key(code, known.difference(dotted)) for code in dotted}
+    known, whole, notes = {*codes, *key}, {}, []
+    dotted = [code for code in codes if re.search("[.,]", code)]
+    odd = [code for code in dotted if not re.fullmatch("-?[0-9]+[.,]0+", code)]
+    is_few = 5 * sum(codes[code] for code in odd) <= sum(codes[code] for code in dotted)
+    is_few &= all(re.fullmatch("-?[0-9]+[.,][0-9]+", code) for code in odd)
+    if is_few and not re.search("[.,]", "".join(key)):
+        known = known.difference(dotted)
+        whole = {code: in_key(code, known) for code in {*dotted}.difference(odd)}
         whole = {code: re.sub("[.,]0+$", "", number) for code, number in whole.items()}
-        known = known.difference(dotted) | {*whole.values()}
+        known |= {*whole.values()}
+        if odd := sorted({*odd}.difference(recoded)):
+            what = f"{len(odd):,} codes have decimals, and all other numbers are whole"
+            notes = [f"{what}: {', '.join(odd[:EXAMPLES])}; --recode {odd[0]}=CODE replaces one"]
+    for sign in "., ":  # 83,110 is 83110 if all codes with this sign are other forms of codes
+        with_sign = {code for code in codes if sign in code}.difference(whole, key)
+        others = known.difference(with_sign)
+        forms = {code: in_key(code, others) for code in with_sign}
+        if all(code != form for code, form in forms.items()):
+            whole, known = whole | forms, others
     numbers = [code for code in known if re.fullmatch("[0-9]+", code)]
     lengths = Counter(map(len, numbers)) or {0: 0}
     length = max(lengths, key=lambda length: (lengths[length], length))
@@ -268,12 +313,12 @@ def lost_zeros(
     zeros |= {code: zeros.get(number, number) for code, number in whole.items()}
     rest = sorted(short.difference(zeros, recoded))
     if not rest or 5 * len(rest) > len(most):
-        return zeros, ""
+        return zeros, notes
     what = f"{len(rest):,} codes are shorter than the other {len(most):,}, which have {length} digits"
     more = " …" * (len(rest) > EXAMPLES)
     recode = ",".join(f"{code}={code.zfill(length)}" for code in rest[:EXAMPLES])
     remedy = f"if they have lost leading zeros, --recode {recode}{more} or --key restores them"
-    return zeros, f"{what}: {', '.join(rest[:EXAMPLES])}{more}; {remedy}"
+    return zeros, [*notes, f"{what}: {', '.join(rest[:EXAMPLES])}{more}; {remedy}"]
 
 
 def spellings(counts: dict[str, int], known: Collection[str]) -> dict[str, str]:
@@ -306,15 +351,14 @@ def changed_by_spreadsheet(codes: Collection[str]) -> str:
 
 def several_in_one(codes: Collection[str]) -> str:
     """Return a note on codes that look like several in one cell, "" if there are none."""
-    found = {code: several[1] for code in codes if (several := _SEVERAL.fullmatch(code))}
-    found = found if 2 * len(found) >= len(codes) else {}
-    for sign in ";&,/|+":
-        several = (code for code in codes if sign in code)
-        found |= {code: sign for code in several if all(x.strip() in codes for x in code.split(sign))}
+    alone = [(code, separators_of(code, lambda part: in_key(part, codes) in codes)) for code in codes]
+    seem = [(code, separators_of(code, _CODE.fullmatch)) for code in codes if _CODE.match(code)]
+    seem = [(code, signs) for code, signs in seem if signs[:1] in {*";&,/|+#\\"} or signs.isalpha()]
+    found = {code: signs for code, signs in alone + seem * (2 * len(seem) >= len(codes)) if signs}
     if not found:
         return ""
     what = f"{len(found):,} codes look like several in one cell, such as {next(iter(found))!r}"
-    return f"{what}; --code-separator '{''.join(dict.fromkeys(found.values()))}' separates them"
+    return f"{what}; --code-separator '{joined(found.values())}' separates them"
 
 
 # Languages under other names than those of the published models: of ISO 639, in English, in their own words.
@@ -379,7 +423,7 @@ def read_columns(path: str, columns: list[str]) -> list[list[str]]:
             ["" if isinstance(cell, Missing) and cell not in NO_TITLE else cell.strip() for cell in row]
             for row in zip(*chunk.columns)
         ]
-    return rows
+    return [row for row in rows if row != columns]  # of files that were joined
 
 
 def key_reader(path: str | None) -> Callable[[], list[str]] | None:
@@ -399,8 +443,9 @@ def read_key(path: str) -> list[str]:
     if name is None or "code" not in header:
         what = f"a key file has the columns 'code' and 'system_code' (or 'hisco'), not {header!r:.300}"
         raise UserError(f"{path}: {what}")
-    rows = [row for row in read_columns(path, [name, "code"]) if row[0] or row[1].isdecimal()]
-    numbered = {number: name_of_code(unescape(code)) for code, number in rows}
+    rows = [[plain_code(unescape(cell))[0] for cell in row] for row in read_columns(path, [name, "code"])]
+    rows = [row for row in rows if row[0] or row[1].isdecimal()]
+    numbered = {number: name_of_code(code) for code, number in rows}
     if not any(numbered.values()):
         raise UserError(f"{path}: column {name!r} holds no code")
     if lacking := [i for i in range(len(rows)) if str(i) not in numbered]:
