@@ -6,10 +6,12 @@ flat[offsets[i]:offsets[i + 1]]; offsets int64 [B + 1].
 """
 
 import csv
+import html
 import re
 import unicodedata
 from collections.abc import Callable, Sequence
 from functools import cache
+from html.entities import html5
 from importlib.resources import files
 
 import numpy as np
@@ -169,6 +171,61 @@ def encode(
     flat, offsets = join_texts([code_points(text) for text in texts])
     language = np.array([known.index(lang) for lang in languages], dtype=np.int64)
     return encode_batch(flat, offsets, language, language_table(known), max_len, width)
+
+
+# ---- letters that were broken, or written as escapes, before a table was made
+
+_MARKS = [r"&#?\w{2,30};", r"\\[ux][0-9A-Fa-f]{2}", r"<U\+", "%[2-9A-Fa-f][0-9A-Fa-f]", "=[2-9A-F][0-9A-F]"]
+_FINDERS = list(map(re.compile, _MARKS))  # a text with escapes holds one of these, which are found fast
+# UTF-8 that was read as Windows-1252 (and made lower case), without pairs that are usual, such as Å”
+_MISREAD = "(?:[ÂÃ]|[ãÄÅ](?![\xa0»–—”])|â€)[\x80-\xbf\u0152-\u2122]"
+_BROKEN = re.compile(rf"\ufffd|{_MISREAD}|[a-z][À-ÖØ-Þ]")  # or lost, or a capital inside a word
+_ODD = re.compile("[\ufffdÀ-ÖØ-Þãâ]")  # a match of _BROKEN holds one of these
+_MENDED = re.compile(
+    rf"{_MISREAD}|&(?:#\d{{2,7}}|#[xX][0-9A-Fa-f]{{2,5}}|[A-Za-z]\w{{1,30}});"  # and escapes of HTML,
+    r"|\\u[0-9A-Fa-f]{4}|<U\+(?:000)?[0-9A-Fa-f]{4,5}>|(?:\\x[0-9A-Fa-f]{2})+"  # of JSON, R and Python,
+    r"|(?<!\d)(?:%[0-9A-Fa-f]{2})*%[89A-Fa-f][0-9A-Fa-f](?:%[0-9A-Fa-f]{2})*"  # of addresses,
+    r"|(?:=[0-9A-F]{2})*=[89A-F][0-9A-F](?:=[0-9A-F]{2})*"  # quoted-printable,
+    r"|(?<=[^\d\s(])(?:%2[0-9A-F]|=2[0-9A-F])+"  # and of blanks and signs in both, within a text
+)
+_BYTES = {bytes([i]).decode("cp1252", "replace"): i for i in range(128, 256)} | {
+    chr(i): i for i in range(160)
+}
+_NO_LETTER = re.compile("[\0-\x08\x0e-\x1f\ufffd\ud800-\udfff\ue000-\uf8ff]")
+
+
+def repaired_cells(cells: list[str]) -> tuple[list[str], list[int]]:
+    """Return (the same cells, with letters for broken ones and escapes; which of them hold such)."""
+    joined = "\n".join(cells)  # all at once: faster
+    if not (_ODD.search(joined) and _BROKEN.search(joined) or any(one.search(joined) for one in _FINDERS)):
+        return cells, []
+    whole = cells
+    for _ in range(3):  # an escape may be escaped (&amp;oslash;)
+        whole = [_MENDED.sub(_letters, text) for text in whole]
+    return whole, [i for i, cell in enumerate(cells) if whole[i] != cell or _BROKEN.search(cell)]
+
+
+def _letters(found: re.Match) -> str:
+    """Return what was broken or escaped; as it is if that is not known."""
+    text = found[0]
+    if text[0] == "&":
+        letters = html.unescape(text) if text[1] == "#" or text[1:] in html5 else text
+    elif text[0] == "<":
+        letters = chr(int(text[3:-1], 16))
+    elif text[:2] == "\\u":
+        letters = chr(int(text[2:], 16))
+    else:
+        digits = re.sub(r"[%=]|\\x", "", text)
+        is_misread = text[0] in "ÂÃãÄÅâ"
+        held = (
+            bytes(_BYTES.get(x, 0) for x in text.replace("ã", "Ã")) if is_misread else bytes.fromhex(digits)
+        )
+        try:
+            letters = held.decode()
+        except UnicodeDecodeError:  # letters of Windows; 50%af is no escape
+            letters = held.decode("cp1252", "replace")
+            letters = letters if letters.isalpha() and (digits.isupper() or text[0] == "\\") else text
+    return text if _NO_LETTER.search(letters) else letters
 
 
 # ---- text rules: what happens to a description before a model reads it, by the name that the model keeps

@@ -1,9 +1,11 @@
 """Texts in several columns, and rows that count as often as a column says."""
 
+import pickle
+
 import numpy as np
 import pytest
 from helpers import read, run, run_here, write_csv
-from preparing import quiet, settings_for
+from preparing import Result, quiet, settings_for
 
 from histocc.data import prepare as prep
 from histocc.predict import __main__ as predict
@@ -93,13 +95,33 @@ def test_rows_count_as_often_as_their_column_says(tmp_path):
     weighted = settings_for(write_csv(tmp_path / "a.csv", header, rows), weight_col="n")
     repeated = [("smith", "83110", 1)] * 2 + [("farmer", "61110", 1)] * 3
     plain = settings_for(write_csv(tmp_path / "b.csv", header, repeated))
-    first, second = (
-        prep.PreparedData.open(prep.prepare(each, str(tmp_path), quiet)) for each in (weighted, plain)
-    )
-    for name in ("chars", "offsets", "codes", "language", "text_hash"):
-        assert getattr(first.train, name).tolist() == getattr(second.train, name).tolist()
-    assert first.report["rejected"] == {"no weight": 3}
+    first, second = (Result(prep.prepare(each, str(tmp_path), quiet)) for each in (weighted, plain))
+    assert first.train == second.train and first.table("words.csv") == second.table("words.csv")
+    assert first.data.train.times.tolist() == [2, 3] and first.report["rejected"] == {"no weight": 3}
     assert any("--weight-col n" in line for line in second.report["read"])  # a column that is not read
+
+
+@pytest.mark.parametrize(
+    ("weights", "times", "rejected"),
+    [
+        (["99.5", "100,0", " 199.0 ", "995"], [1, 1, 2, 10], 0),
+        (["0.5", "1", "2.25", "0,125"], [4, 8, 18, 1], 0),
+        (["5", "10", "1,5", "1,500", "0", "-1", "nan", "inf", "1.000", "x", ""], [3, 7, 1], 8),
+        (["500000", "1e6", "1000000", "1000001"], [1, 2, 2], 1),  # these are more than a million rows
+        (["1", "1000000", "3"], [1, 1000000, 3], 0),  # the least one is 1
+    ],
+)
+def test_weights_that_are_not_whole_or_great_count_in_proportion(tmp_path, weights, times, rejected):
+    rows = [(f"text {i}", "61110", weight) for i, weight in enumerate(weights)]
+    path = write_csv(tmp_path / "a.csv", ("occ1", "hisco_1", "n"), rows)
+    data = prep.PreparedData.open(prep.prepare(settings_for(path, weight_col="n"), str(tmp_path), quiet))
+    counts = np.unique(data.train.text_hash, return_counts=True)[1]
+    assert np.abs(np.sort(counts) - np.sort(times)).max() <= 1 and len(data.train.times) == len(times)
+    assert data.report["rejected"].get("no weight", 0) == rejected
+    is_divided = any("weights are divided by" in line for line in data.report["read"])
+    assert is_divided == (len(data.train) < 10**6)
+    held = pickle.loads(pickle.dumps(data.train))  # as a worker of the loader gets it
+    assert held.strings(np.arange(3)) == data.train.strings(np.arange(3))
 
 
 def test_joined_columns():

@@ -909,6 +909,22 @@ def test_only_missing_reads_codes_that_stand_above(model, tmp_path):
     )
 
 
+def test_broken_texts_are_mended_if_asked_and_where_the_training_was(model, tmp_path):
+    columns, texts = ["occ1", "lang", "note"], ["væver", "v&aelig;ver", "vÃ¦ver", "v=C3=A6ver"]
+    path = write_csv(tmp_path / "in.csv", columns, [(text, "da", "&oslash;") for text in texts])
+    said = predict_here(*flags(model, path, tmp_path / "plain.csv"))
+    assert "broken letters or escapes (such as Ã¦, &oslash;): 3 rows; --repair-text" in said
+    assert len({row["conf"] for row in read(tmp_path / "plain.csv")}) > 1
+    said = predict_here(*flags(model, path, tmp_path / "out.csv", "--repair-text"))
+    rows = read(tmp_path / "out.csv")
+    assert [row["occ1"] for row in rows] == texts and {row["note"] for row in rows} == {"&oslash;"}
+    assert len({(row["hisco_1"], row["conf"]) for row in rows}) == 1 and "--repair-text" not in said
+    trained = {**checkpoint.load(os.path.join(model, "last.bin")), "args": {"repair_text": True}}
+    checkpoint.save(OwnFiles(str(tmp_path)), ["best.bin"], trained)
+    predict_here(*flags(tmp_path / "best.bin", path, tmp_path / "same.csv"))
+    assert (tmp_path / "same.csv").read_bytes() == (tmp_path / "out.csv").read_bytes()
+
+
 def test_tables_as_users_have_them(model, tmp_path, monkeypatch):
     """Texts that repeat the row above, across chunks; languages by other names; an encoding by name."""
     monkeypatch.setattr("histocc.data.tables.CHUNK", 2)

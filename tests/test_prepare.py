@@ -325,6 +325,33 @@ def test_a_row_is_rejected_for_one_reason(tmp_path):
     assert result.texts == ["a"] and result.report["rejected"] == kinds
 
 
+def test_a_text_of_many_rows_is_trained_on_and_said(tmp_path):
+    texts = [f"text {i}" for i in range(1000)]
+    order = split_values(text_hashes(texts)).argsort()
+    of_val, of_train, of_test = (texts[i] for i in order[[0, 500, -1]])
+    rows = [(text, "61110", "x") for text in texts] + [(of_val, "61110", "x")] * 500
+    rows += [(of_test.upper(), "61110", "x")] * 200 + [(of_train, "61110", "y")] * 300
+    write_csv(tmp_path / "a.csv", HEADER, rows)
+
+    def parts(**flags):
+        chosen = settings_for(tmp_path / "a.csv", share_val=0.1, share_test=0.1, **flags)
+        result = Result(prep.prepare(chosen, str(tmp_path / "out"), quiet))
+        said = [note for note in result.report["read"] if "texts are trained on" in note]
+        return {row[0] for row in result.train}, len(result.val), result.report["test_rows"], said
+
+    trained, val, test, [said] = parts()
+    assert {of_val, of_train, of_test} <= trained and "Note: 2 texts are trained on" in said
+    assert 70 < val < 130 and 70 < test < 130
+    trained, _, test, [said] = parts(leave_out=["hisco_2=y"])  # who names a part has it
+    assert of_train not in trained and 370 < test < 430 and "Note: 2 texts" in said
+    rows = [
+        (of_val, "61110", ""),
+        (of_test, "61110", ""),
+    ] * 30  # nothing else would be left for the validation
+    few = settings_for(write_csv(tmp_path / "few.csv", HEADER, rows), share_val=0.5)
+    assert Result(prep.prepare(few, str(tmp_path / "out"), quiet)).report["val_rows"] == 30
+
+
 @pytest.mark.parametrize("flags", [{"split_col": "part"}, {"leave_out": ["part=test"]}])
 def test_a_forbidden_character_is_rejected_where_columns_split(tmp_path, flags):
     content = "occ1,hisco_1,part\na,61110,train\nb\0,83110,test\nc,83110,test\n"
@@ -701,7 +728,7 @@ def test_every_setting_counts(tmp_path):
     }
     other |= {"share_test": 0.1, "split_col": "x", "leave_out": ["x=y"], "by": ["x"]}
     other |= dict.fromkeys(("fixed_codes", "number_codes", "first_codes"), ["61110"])
-    other |= dict.fromkeys(("drop_bad_labels", "no_quotes", "join_spellings"), True)
+    other |= dict.fromkeys(("drop_bad_labels", "repair_text", "no_quotes", "join_spellings"), True)
     other |= {"input_col": ["x"], "fill_down": ["x"], "ditto": "all"}
     texts = "weight_col language language_col missing_code empty_text delimiter clean_text encoding sheet"
     other |= dict.fromkeys([*texts.split(), "code_separator"], "x")

@@ -217,12 +217,23 @@ def test_a_run_with_weights_from_one_to_a_million(tmp_path):
     assert np.abs(one - two).max() < 0.5 and np.isfinite(one).all()  # of logits, 20 for a score of 1
 
 
-def test_a_list_of_titles_says_that_leaving_texts_out_measures_little(made, tmp_path):
-    table = write_csv(
-        tmp_path / "titles.csv", ("occ1", "hisco_1", "lang"), [(*pair, "en") for pair in TITLES]
-    )
-    said = learned(tmp_path / "run", "--dataset", table, "--prior", "none")
-    assert "are a list of titles: 8 of 8 codes have one text" in said
+def test_a_list_of_titles_is_said_and_measured_on_codes_that_several_titles_have(made, tmp_path):
+    goods, stuffs = ["chair", "table", "barrel", "wheel", "basket"], ["oak", "elm", "ash", "iron", "brass"]
+    titles = [(f"{a} {b} maker", f"{a[:2]}{b[:3]}", "en") for a in stuffs for b in goods]
+    table = write_csv(tmp_path / "titles.csv", ("occ1", "code", "lang"), titles)
+    flags = ["--prior", "none", "--target-cols", "code", "--formatter", "auto"]
+    said = learned(tmp_path / "run", "--dataset", table, *flags)
+    assert "are a list of titles (a code book): 25 of 25 codes have one text" in said
+    assert "% of " not in said and "It has not been evaluated." in said
+    changed = [(text.replace("maker", "mkaer"), code, "en") for text, code, _ in titles]
+    changed = write_csv(tmp_path / "new.csv", ("occ1", "true", "lang"), changed)
+    _, rows = coded(tmp_path / "run", changed, tmp_path / "out.csv")
+    assert all(row["P_1"] == row["true"] for row in rows)
+    assert {(row["conf_fitted"], row["needs_review"]) for row in rows} == {("0", "0")}
+    both = [*titles, *((f"{a} worker", "99", "en") for a in stuffs)]
+    some = write_csv(tmp_path / "some.csv", ("occ1", "code", "lang"), both)
+    said = learned(tmp_path / "some", "--dataset", some, *flags)
+    assert "% of 5 texts that the model has not seen" in said
     assert "list of titles" not in learned(tmp_path / "other", "--dataset", made[1], "--prior", "none")
 
 

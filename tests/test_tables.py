@@ -386,6 +386,41 @@ def test_languages_and_letters(tmp_path):
     assert result.report["letters_broken"] == 6 and result.texts[2] == "employã© olie-mij."
 
 
+@pytest.mark.parametrize(
+    ("cells", "text"),
+    [
+        (
+            ["K&oslash;bmand", "K&#248;bmand", "K&#xF8;bmand", "K&amp;oslash;bmand", "K\\u00f8bmand"],
+            "Købmand",
+        ),
+        (["K=C3=B8bmand", "K=F8bmand", "K%C3%B8bmand", "K%F8bmand", "K<U+00F8>bmand"], "Købmand"),
+        (["KÃ¸bmand", "Kã¸bmand", "KÃƒÂ¸bmand", "K\\xf8bmand", "K\\xc3\\xb8bmand"], "Købmand"),
+        (
+            ["R&aring;dmand &amp; bager", "R=C3=A5dmand=20&=20bager", "R%C3%A5dmand%20%26%20bager"],
+            "Rådmand & bager",
+        ),
+        (["Smed &lt;gammel&gt;"], "Smed <gammel>"),
+        (["Å‚awnik"], "ławnik"),
+    ],
+)
+def test_broken_letters_and_escapes_are_counted_and_mended_if_asked(tmp_path, cells, text):
+    path = write_csv(tmp_path / "a.csv", ("occ1", "hisco_1"), [(cell, "61110") for cell in ["smith", *cells]])
+    result, said = read(tmp_path, path)
+    assert result.report["letters_broken"] == len(cells) and result.texts[1:] == cells
+    assert "--repair-text mends those" in said
+    result, said = read(tmp_path, path, "--repair-text")
+    assert result.texts == ["smith", *[text] * len(cells)] and "letters_broken" not in said
+    assert result.report["letters_repaired"] == len(cells) and result.report["letters_broken"] == 0
+
+
+def test_what_only_looks_like_an_escape_stays(tmp_path):
+    cells = ["R&D; man", "smith & son", "50%af land", "%20 hissedar", "10%80", "GÅ”", "irmã”", "a=b", "x=AB1"]
+    cells += ["AT&T;", "&#57344;", "&#0;", "&notit;", "\\new", "CHÂTEAU", "Ålderman", "mãe", "faÃr"]
+    path = write_csv(tmp_path / "a.csv", ("occ1", "hisco_1"), [(cell, "61110") for cell in cells])
+    result, _ = read(tmp_path, path, "--repair-text")
+    assert result.texts == cells and result.report["letters_repaired"] == 0
+
+
 def test_texts_that_repeat_the_row_above(tmp_path):
     result, said = read(tmp_path, "dittos.csv", "--ditto", "none")
     assert result.report["dittos"] == 6 and len(result.train) == 8 and result.texts[6] == "〃"

@@ -7,8 +7,10 @@ For each of `train` and `val` it holds flat arrays:
     {part}.language  uint8  [rows]        index into meta["languages"]
     {part}.codes     int32  [rows, K]     indices into meta["codes"], −1 where a row has fewer than K codes
     {part}.text_hash uint64 [rows]        equal for descriptions that differ only in case and blanks
+    {part}.times     float64 [rows]       how often each row counts; empty if each does once
 
-It also holds lists for people and `meta.txt`, written last: what the arrays mean, checksums of all files.
+A row that counts three times is three rows of a `RowSet`. There are also lists for people and `meta.txt`,
+written last: what the arrays mean, checksums of all files.
 """
 
 import functools
@@ -31,6 +33,7 @@ ARRAYS = {
     "language": np.dtype("u1"),
     "codes": np.dtype("<i4"),
     "text_hash": np.dtype("<u8"),
+    "times": np.dtype("<f8"),
 }
 META = "meta.txt"
 # All files that this program writes into a prepared folder; `lines` is removed before it is complete. Without
@@ -87,9 +90,15 @@ class RowSet:
 
     def __init__(self, folder: str, part: str, max_codes: int):
         self.folder, self.part, self.max_codes = folder, part, max_codes
-        arrays = {name: map_array(os.path.join(folder, f"{part}.{name}"), ARRAYS[name]) for name in ARRAYS}
-        self.chars, self.offsets, self.language = arrays["chars"], arrays["offsets"], arrays["language"]
-        self.codes, self.text_hash = arrays["codes"].reshape(-1, max_codes), arrays["text_hash"]
+        paths = {name: os.path.join(folder, f"{part}.{name}") for name in ARRAYS}
+        if not os.path.exists(paths["times"]):  # data of an earlier version
+            del paths["times"]
+        arrays = {name: map_array(path, ARRAYS[name]) for name, path in paths.items()}
+        self.chars, offsets = arrays["chars"], arrays["offsets"]
+        self.times = arrays.get("times", np.zeros(0)).astype(np.int64)
+        self.starts, self.ends = self.each(offsets[:-1]), self.each(offsets[1:])
+        self.language, self.text_hash = self.each(arrays["language"]), self.each(arrays["text_hash"])
+        self.codes = self.each(arrays["codes"].reshape(-1, max_codes))
 
     def __reduce__(self) -> tuple:
         return RowSet, (self.folder, self.part, self.max_codes)  # a worker maps the files itself
@@ -97,13 +106,17 @@ class RowSet:
     def __len__(self) -> int:
         return len(self.language)
 
+    def each(self, values: np.ndarray) -> np.ndarray:
+        """Return the value of each row, of those in the arrays."""
+        return values.repeat(self.times, axis=0) if len(self.times) else values
+
     def lengths(self, rows: np.ndarray) -> np.ndarray:
         """Return how many characters the descriptions of `rows` (int64 [B]) have; int64 [B]."""
-        return self.offsets[rows + 1] - self.offsets[rows]
+        return self.ends[rows] - self.starts[rows]
 
     def texts(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return the descriptions of `rows` (int64 [B]): (code points uint32 [N], offsets int64 [B + 1])."""
-        return texts_of_pieces(self.chars, self.offsets[rows][:, None], self.lengths(rows)[:, None])
+        return texts_of_pieces(self.chars, self.starts[rows][:, None], self.lengths(rows)[:, None])
 
     def strings(self, rows: np.ndarray) -> list[str]:
         """Return the descriptions of `rows` (int64 [B])."""
@@ -130,16 +143,9 @@ class SomeRows(RowSet):
     """Some rows of another set; index: their numbers in it, int64 [N]."""
 
     def __init__(self, rows: RowSet, index: np.ndarray):
-        self.rows, self.index = rows, index
-        self.language, self.codes, self.text_hash = (
-            each[index] for each in (rows.language, rows.codes, rows.text_hash)
-        )
-
-    def lengths(self, rows: np.ndarray) -> np.ndarray:
-        return self.rows.lengths(self.index[rows])
-
-    def texts(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        return self.rows.texts(self.index[rows])
+        self.rows, self.index, self.chars = rows, index, rows.chars
+        for name in ("starts", "ends", "language", "codes", "text_hash"):
+            setattr(self, name, getattr(rows, name)[index])
 
 
 @dataclass(frozen=True)

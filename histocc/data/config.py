@@ -116,11 +116,16 @@ class Format(Config):
         return self.delimiter, self.encoding, self.no_quotes, self.sheet, texts, True
 
 
+REPAIR_TEXT = "descriptions with letters for broken ones and escapes, such as Ã¦, &oslash;, \\u00f8, =C3=B8"
+
+
 @dataclass(frozen=True, kw_only=True)
 class Reading(Format):
     """data"""
 
-    weight_col: Column | None = flag(None, "column that says how often each row counts", metavar="COL")
+    weight_col: Column | None = flag(
+        None, "column that says how often each row counts, also 99.5", metavar="COL"
+    )
     code_separator: str | None = flag(
         None, "a cell may hold several codes, separated by one of these characters or words", metavar="CHARS"
     )
@@ -133,6 +138,7 @@ class Reading(Format):
     empty_text: str | None = flag(
         None, "keep rows without a description if this is their only code", metavar="CODE"
     )
+    repair_text: bool = flag(False, REPAIR_TEXT)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -314,6 +320,7 @@ class PrepareSettings:
     empty_text: str | None = None
     ditto: str | None = None
     fill_down: list[str] | None = None
+    repair_text: bool = False
     join_spellings: bool = False  # codes that differ in case or punctuation alone
     weight_col: str | None = None
 
@@ -354,6 +361,7 @@ class PrepareSettings:
             rule=self.clean_text,
             ditto=self.ditto,
             fill_down=self.fill_down,
+            repair=self.repair_text,
         )
 
     @property

@@ -10,13 +10,12 @@ import filecmp
 import gc
 import json
 import os
-import re
 import shutil
 import sys
 import traceback
 from collections import Counter
 from collections.abc import Callable
-from itertools import chain, compress, islice, repeat
+from itertools import chain, compress, islice
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -49,12 +48,13 @@ from histocc.data.rows import (
     spellings,
     splitter,
 )
-from histocc.data.split import named_parts, parts_of
+from histocc.data.split import OFTEN, named_parts, parts_of
 from histocc.data.tables import read_chunks
 from histocc.formatter import BlockyFormatter, classes_in_words, hisco_key, in_key
 from histocc.runtime.errors import UserError, in_words
 from histocc.runtime.files import OwnFiles, atomic_write, kind_of, run_lock
 from histocc.runtime.log import Stage
+from histocc.runtime.rng import mix
 from histocc.text import AS_IS, LANGUAGE_SEPARATOR, UNKNOWN_LANGUAGE, code_points, text_hashes
 
 if TYPE_CHECKING:
@@ -63,9 +63,7 @@ if TYPE_CHECKING:
 LISTS = ("key.csv", "rejected_rows.csv", "conflicts.csv", "data_report.json")  # for the user
 MAX_COUNTED_WORDS = 500_000  # rarer ones are forgotten on the way, so that memory does not grow with the rows
 ALL_WORDS_OF = 1 << 19  # all words of so many training rows are counted, then those of every fourth chunk
-_ODD = re.compile("[\ufffdÀ-ÖØ-Þã]")  # a match of the next one holds one of these
-# UTF-8 that was read as Windows-1252 (and made lower case), a capital inside a word, or lost altogether
-_BROKEN = re.compile("\ufffd|[Ãã][\x80-\xbf\u0152-\u2122]|[a-z][À-ÖØ-Þ]")
+MAX_REPEATED, MAX_TIMES = 1_000_000, 1_000  # rows by whole weights, and one row by others
 MAX_CODES = 100  # of a row in which a separator stands between them
 LINES = np.dtype("<i8")  # number of the file × 2**40 + line
 
@@ -123,7 +121,8 @@ class Reader:
         self.longest = 0  # most positions of a text
         self.begins: bool | None = None  # whether the first row has a code
         self.named = named_parts(settings, check)
-        self.test_rows, self.outside_key = 0, {"train": 0, "val": 0}
+        self.rows, self.drawn = 0.0, {"val": [], "test": []}  # all, and (hashes, rows) of those of a part
+        self.test_rows, self.outside_key = 0.0, {"train": 0.0, "val": 0.0}
         self.findings = Findings(folder)
         self.files: list[dict] = []
         self.parts = {part: PartFiles(folder, part) for part in ("train", "val")}
@@ -218,9 +217,9 @@ class Reader:
         note("dittos_filled", records.dittos)
         if settings.ditto == LEAVE:
             note("dittos", [*records.left])
+        note("letters_broken", records.broken)
+        note("letters_repaired", records.repaired)
         joined = "".join(cells)
-        if _ODD.search(joined) and _BROKEN.search(joined):
-            note("letters_broken", [i for i, cell in enumerate(cells) if _BROKEN.search(cell)])
         if "\n" in joined or "\r" in joined:
             note("texts_of_lines", [i for i, cell in enumerate(cells) if {"\n", "\r"} & {*cell.strip()}])
         reason = "the text holds NUL, or a character from U+E000 to U+E004, which marks its ends"
@@ -240,7 +239,7 @@ class Reader:
             reason = "nobody has decided on this row of a reviewed file; without this column it is used"
             reject(records.guesses, "decided by nobody", reason, DECIDED, columns[deciders])
         if table.weights is not None:
-            reason = f"the weight is no whole number from 1 to {MAX_WEIGHT:,}"
+            reason = f"the weight is no number from 0 to {MAX_WEIGHT:,}, or may be two (1,000)"
             unfit = [i for i, times in enumerate(records.weights) if not times]
             reject(unfit, "no weight", reason, settings.weight_col or "", columns[table.weights])
         codes = self._codes(table, records, keep, reject)  # [n, K]
@@ -254,12 +253,12 @@ class Reader:
             stops = kind == DOES_NOT_FIT and not settings.drop_bad_labels
             self.findings.reject(kind, path, line, column, value, reason, stops)
         # texts that differ in further columns alone are of the same part
-        splits_by, times = records.parts[0], np.array(records.weights)
+        splits_by, times = records.parts[0], np.array(records.weights, dtype=np.float64)
         if outside:
             hashes = text_hashes([splits_by[i].strip() for i in outside])
             is_val, is_test = parts_of(settings, self.named, part, hashes)
-            self.outside_key["train"] += int(times[outside][~(is_val | is_test)].sum())
-            self.outside_key["val"] += int(times[outside][is_val].sum())
+            self.outside_key["train"] += times[outside][~(is_val | is_test)].sum()
+            self.outside_key["val"] += times[outside][is_val].sum()
         languages = records.languages
         if not keep.all():
             lines, codes, times = lines[keep], codes[keep], times[keep]
@@ -276,10 +275,22 @@ class Reader:
         split = hashes if len(table.texts) == 1 else text_hashes(list(map(str.strip, splits_by)))
         arrays = {"language": language, "codes": codes, "text_hash": hashes, "split": split}
         arrays["lines"] = lines + (len(self.files) << 40)
-        if table.weights is not None:  # a row that counts three times is there three times
-            texts = list(chain.from_iterable(map(repeat, texts, times.tolist())))
-            arrays = {name: values.repeat(times, axis=0) for name, values in arrays.items()}
-        self._write(part, texts, arrays)
+        self._write(part, texts, arrays | ({} if table.weights is None else {"times": times}), times)
+
+    def too_frequent(self) -> np.ndarray:
+        """Return the hashes of texts that have more than half of the rows that a share asks for, unless a
+        part has no others: a split by texts does not see how often one occurs.
+        """
+        settings, found = self.settings, [np.zeros(0, np.uint64)]
+        joined = self.few is not None and not settings.split_col
+        for name, share in (("val", not joined and settings.share_val), ("test", settings.share_test)):
+            if share and share < 1 and self.drawn[name]:
+                hashes, times = map(np.concatenate, zip(*self.drawn[name]))
+                texts, place = np.unique(hashes, return_inverse=True)
+                is_often = np.bincount(place.reshape(-1), times) > share * self.rows / 2
+                of_part = self.named.get(name, ())
+                found += [] if is_often.all() else [np.setdiff1d(texts[is_often], of_part)]
+        return np.concatenate(found)
 
     def _languages(self, path: str, lines: np.ndarray, cells: list[str], texts: list[str]) -> np.ndarray:
         """Return the numbers of the languages of kept rows, int64 [n]."""
@@ -290,12 +301,15 @@ class Reader:
         self.findings.note("language_missing", path, lines[blank], (texts[i] for i in blank))
         return language
 
-    def _write(self, part: str, texts: list[str], arrays: dict[str, np.ndarray]) -> None:
+    def _write(self, part: str, texts: list[str], arrays: dict[str, np.ndarray], times: np.ndarray) -> None:
         """Append kept rows to `part`, or to both by their texts; test rows only count and bring codes."""
         self.used.update(arrays["codes"].ravel().tolist())
         self.chunks += 1
-        is_val, is_test = parts_of(self.settings, self.named, part, arrays.pop("split"))
-        self.test_rows += int(is_test.sum())
+        is_val, is_test = parts_of(self.settings, self.named, part, split := arrays.pop("split"))
+        self.test_rows += times[is_test].sum()
+        self.rows += times.sum()
+        for name, chosen in (("val", is_val), ("test", is_test)) if part == "train" else ():
+            self.drawn[name].append((split[chosen], times[chosen]))
         if self.few is not None:
             texts_here = text_keys(arrays["text_hash"], arrays["language"])[~is_test]
             self.few = np.union1d(self.few, texts_here)
@@ -306,6 +320,9 @@ class Reader:
             self.parts[side].add(chosen_texts, {name: values[chosen] for name, values in arrays.items()})
             if side == "train" and (self.parts[side].rows <= ALL_WORDS_OF or self.chunks % 4 == 0):
                 self.words.update(" ".join(chosen_texts).split())
+                for text, number in zip(chosen_texts, times[chosen].tolist() if "times" in arrays else ()):
+                    for word in text.split():
+                        self.words[word] += number - 1
         if len(self.words) > MAX_COUNTED_WORDS:
             self.words = Counter(dict(self.words.most_common(MAX_COUNTED_WORDS // 2)))
 
@@ -366,6 +383,8 @@ class Reader:
         self.close()
         if self.few is not None and not self.settings.split_col:
             self._join_parts()
+        if self.settings.weight_col:
+            self._repeat_rows()
         settings, parts, lines = self.settings, [], []
         codes, met = settings.fixed_codes, list(self.book.codes)
         if codes is None:
@@ -379,18 +398,18 @@ class Reader:
                     file.seek(-len(block), os.SEEK_CUR)
                     file.write(final[np.frombuffer(block, final.dtype)].tobytes())
             parts.append(RowSet(self.folder, name, self.room))
-            lines.append(map_array(os.path.join(self.folder, f"{name}.lines"), LINES))
+            lines.append(parts[-1].each(map_array(os.path.join(self.folder, f"{name}.lines"), LINES)))
         findings, names, paths = self.findings, self.languages.names, [file["path"] for file in self.files]
         rejected = {kind["kind"]: kind["rows"] for kind in findings.problems("rejected")}
         unusable = sum(kind["rows"] for kind in findings.problems("error"))
         conflicts, split = os.path.join(self.folder, "conflicts.csv"), not settings.val_files
         report = {
             "read": self._what_was_read(codes),
-            "rows": sum(map(len, parts)) + self.test_rows + sum(rejected.values()) + unusable,
+            "rows": sum(map(len, parts)) + round(self.test_rows) + sum(rejected.values()) + unusable,
             "train_rows": len(parts[0]),
             "val_rows": len(parts[1]),
-            "test_rows": self.test_rows,
-            "rows_outside_key": self.outside_key,
+            "test_rows": round(self.test_rows),
+            "rows_outside_key": {part: round(rows) for part, rows in self.outside_key.items()},
             "rejected_rows": sum(rejected.values()),
             "rejected": rejected,
             "unusable_rows": unusable,
@@ -405,6 +424,26 @@ class Reader:
         for name in self.parts if not settings.by else ():
             os.unlink(os.path.join(self.folder, f"{name}.lines"))
         return codes, report
+
+    def _repeat_rows(self) -> None:
+        """Make whole numbers of weights, by which rows are repeated. Whole ones stay as they are. Others, and
+        those that are more than MAX_REPEATED rows together, are divided by the least one, and rounded up with
+        the probability of their fraction, by a hash of text and row.
+        """
+        paths = [part.files["times"].name for part in self.parts.values()]
+        weights = [np.fromfile(path, ARRAYS["times"]) for path in paths]
+        both = np.concatenate(weights)
+        least, is_whole = both.min(initial=MAX_WEIGHT), (both == both.round()).all()
+        if is_whole and (least == 1 or both.sum() <= MAX_REPEATED):
+            return
+        unit = least if is_whole else max(least, both.max() / MAX_TIMES)
+        for part, path, weight in zip(self.parts, paths, weights):
+            hashes = map_array(os.path.join(self.folder, f"{part}.text_hash"), ARRAYS["text_hash"])
+            drawn = mix(hashes ^ mix(np.arange(len(weight), dtype=np.uint64))) / 2.0**64
+            np.maximum(1, np.floor(weight / unit + drawn)).tofile(path)
+        self.test_rows /= unit
+        self.outside_key = {part: rows / unit for part, rows in self.outside_key.items()}
+        self.notes.append(f"weights are divided by {unit:g}, the least, and rounded: a row is there so often")
 
     def _join_parts(self) -> None:
         """Put the validation rows behind the training rows."""
@@ -469,7 +508,7 @@ class Reader:
         if not train:
             rejected = self.findings.problems("rejected")
             kinds = "; ".join(f"{kind['rows']:,} × {kind['kind']}" for kind in rejected)
-            if aside := val + self.test_rows:
+            if aside := val + round(self.test_rows):
                 kinds = f"all {aside:,} valid rows are for validation or test; lower --share-val (0: none)"
             return f"{files}: no valid row to train on ({kinds or 'there are only column names'})"
         if not val and settings.val_files:
@@ -596,6 +635,14 @@ def _read_all(
     try:
         for part, path in settings.files:
             reader.read(path, part)
+        if len(often := reader.too_frequent()):
+            reader.close()
+            reader = Reader(settings, folder, check)
+            reader.named[OFTEN] = often
+            what = "texts are trained on, since each has more than half of the rows that a part was asked for"
+            reader.notes.append(f"{len(often):,} {what}")
+            for part, path in settings.files:
+                reader.read(path, part)
         codes, report = reader.finish()
     finally:
         if collects_garbage:
@@ -605,7 +652,8 @@ def _read_all(
     key = [("system_code", "code"), *((escape_formula(code), i) for i, code in enumerate(codes))]
     words = sorted(reader.words.items(), key=lambda item: (-item[1], item[0]))[:MAX_WORDS]
     report_text = json.dumps(report, indent=1, ensure_ascii=False).encode("utf-8", "backslashreplace")
-    tables = {"key.csv": csv_text(key), "words.csv": csv_text([("word", "freq"), *words])}
+    words = [("word", "freq"), *((word, max(1, round(number))) for word, number in words)]
+    tables = {"key.csv": csv_text(key), "words.csv": csv_text(words)}
     for name, content in {**tables, "data_report.json": report_text}.items():
         with open(os.path.join(folder, name), "wb") as file:
             file.write(content)

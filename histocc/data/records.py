@@ -14,7 +14,16 @@ from histocc.data.binary import present
 from histocc.data.rows import MISSING_WORDS
 from histocc.data.tables import Chunk, read_chunks, table_format
 from histocc.runtime.errors import UserError
-from histocc.text import AS_IS, UNKNOWN_LANGUAGE, as_is, cleaner, is_composed, join_columns, strip
+from histocc.text import (
+    AS_IS,
+    UNKNOWN_LANGUAGE,
+    as_is,
+    cleaner,
+    is_composed,
+    join_columns,
+    repaired_cells,
+    strip,
+)
 
 DECIDED = "decided_by"  # column of a reviewed file that says who has decided on a row
 MODEL = "model"  # its value if nobody has decided
@@ -63,10 +72,17 @@ def is_sorted(texts: list[str]) -> bool:
     return len(changes) >= ORDERED and in_order >= IN_ORDER * len(changes) and len({*dittos}) == len(dittos)
 
 
-def weight_of(cell: str) -> int:
-    """Return how often a row counts by its cell; 0 if that is no whole number from 1 to MAX_WEIGHT."""
-    whole = re.fullmatch(r"\s*(\d{1,9})([.,](?!000\s*$)0*)?\s*", cell)  # 1,000 may be 1 or a thousand
-    return int(whole[1]) if whole and int(whole[1]) <= MAX_WEIGHT else 0
+def weight_of(cell: str) -> float:
+    """Return how often a row counts by its cell; 0 if that is no number above 0 and up to MAX_WEIGHT, or may
+    be two: 1,000 is 1 or a thousand.
+    """
+    if re.fullmatch(r"\s*([1-9]\d*,\d{3}|\d+[.,]000)\s*", cell):
+        return 0
+    try:
+        weight = float(cell.replace(",", "."))
+    except ValueError:
+        return 0
+    return (int(weight) if weight.is_integer() else weight) if 0 < weight <= MAX_WEIGHT else 0
 
 
 def is_undecided(cell: str) -> bool:
@@ -82,10 +98,12 @@ class Records(Chunk):
     parts: list[list[str]] = field(default_factory=list)  # the texts of each column of descriptions
     texts: list[str] = field(default_factory=list)  # with those of further columns behind the first ones
     languages: list[str] = field(default_factory=list)  # as they are written
-    weights: list[int] = field(default_factory=list)  # 0: see `weight_of`
+    weights: list[float] = field(default_factory=list)  # 0: see `weight_of`
     deciders: list[str] = field(default_factory=list)  # "" for nobody
     # Rows by their numbers, from 0:
     composed: list[int] = field(default_factory=list)  # invisible characters are gone, or letters composed
+    broken: list[int] = field(default_factory=list)  # letters of the first text are broken, or escapes,
+    repaired: list[int] = field(default_factory=list)  # or were, and are letters now
     dittos: list[int] = field(default_factory=list)  # have the text of the row above (do., ditto)
     left: dict[int, str] = field(default_factory=dict)  # those that do not → FIRST or why
     why: str = ""  # why all of them are left
@@ -100,7 +118,7 @@ class Record(NamedTuple):
     line: int
     text: str
     language: str
-    weight: int
+    weight: float
     decider: str  # "" for nobody
     codes: list[str]  # without blank cells
     is_guess: bool  # a model has given the codes, and nobody has decided
@@ -114,7 +132,8 @@ class Table:
     texts: the column of descriptions, and further ones that belong to them; others: further columns that are
     read, None for all; language: that of all rows if there is no column; rule: by which texts are cleaned, if
     any; ditto: whether a text that only repeats the one above becomes it (ALL or LEAVE; None: unless the head
-    of the file tells that it does not); fill_down: columns in which a blank cell holds what stands above it.
+    of the file tells that it does not); fill_down: columns in which a blank cell holds what stands above it;
+    repair: whether broken letters of texts, and escapes, become letters (the columns stay).
     """
 
     def __init__(
@@ -131,10 +150,11 @@ class Table:
         rule: str | None = None,
         ditto: str | None = None,
         fill_down: Sequence[str] | None = None,
+        repair: bool = False,
     ):
         self.path, self.how, self.format = path, how, table_format(path, *how)
         self.rule, self.clean = rule, cleaner(rule) if rule else str
-        self.ditto, self.language = ditto, language
+        self.ditto, self.repair, self.language = ditto, repair, language
         self.read_code: Callable[[str], str] = str  # returns the code that a cell holds, or ""
         header = self.format.names
         self.has_answers = "prob_1" in header  # a model's
@@ -173,6 +193,11 @@ class Table:
             some.headers = [i for i, row in enumerate(rows) if [*row] == self.names]
             for i in some.headers:
                 first[i] = ""
+        whole, broken = repaired_cells(first)
+        some.repaired = [i for i in broken if self.repair and whole[i] != first[i]]
+        some.broken = sorted({*broken}.difference(some.repaired))
+        if self.repair:
+            first, further = whole, [repaired_cells(column)[0] for column in further]
         is_plain = self.rule == AS_IS and is_composed("".join(first))  # all at once: faster
         some.parts = [list(map(strip if is_plain else self.clean, first))]
         if self.rule == AS_IS and not is_plain:

@@ -11,6 +11,7 @@ from histocc.runtime.rng import mix
 from histocc.text import LANGUAGES
 
 RARE = 10  # a code in fewer rows than this is rare
+MIN_LIST = 8  # rows of a list of titles
 LEARNED = f"they know {' '.join(LANGUAGES)}; a model from scratch learns any"
 _BUCKET = 1 << 21  # rows that are compared at once
 _BLOCK = 1 << 18  # rows that are read at once
@@ -93,7 +94,7 @@ def describe_parts(parts: list[RowSet], codes: list[str], languages: list[str]) 
             numbers = mapped.codes[block]
             counts += np.bincount(numbers[numbers >= 0], minlength=len(codes))
             per_row += np.bincount((numbers >= 0).sum(axis=1), minlength=len(per_row))
-            lengths = np.diff(mapped.offsets[block.start : block.stop + 1])
+            lengths = mapped.ends[block] - mapped.starts[block]
             before, of_length = of_length, np.bincount(lengths, minlength=len(of_length))
             of_length[: len(before)] += before
     count, longest = int(of_length.sum()), len(of_length) - 1
@@ -115,6 +116,16 @@ def describe_parts(parts: list[RowSet], codes: list[str], languages: list[str]) 
         "codes_only_in_validation": rows_of(unseen),
         "length": {"mean": round(float(mean), 2), "median": int(median), "max": longest},
     }
+
+
+def titles_alone(report: dict) -> int:
+    """Return how many codes have one row, if the rows are a list of titles: distinct texts with one code
+    each, and half of the codes or more have one row; else 0.
+    """
+    alone = sum(rows == 1 for rows in report["rare_codes"].values())
+    rows = report["train_rows"] + report["val_rows"]
+    is_list = MIN_LIST <= rows == report["distinct_texts"] and {*report["codes_per_row"]} == {"1"}
+    return alone if is_list and 2 * alone >= report["codes_used"] > 1 else 0
 
 
 def report_lines(report: dict) -> list[str]:
@@ -155,6 +166,13 @@ def report_lines(report: dict) -> list[str]:
         (report["val_rows_seen_in_training"], "validation rows have a text that is also trained on"),
     )
     notes += [f"{count:,} {text}" for count, text in counted if count]
+    if alone := titles_alone(report):
+        notes.append(
+            f"the rows are a list of titles (a code book): {alone:,} of {report['codes_used']:,} codes have"
+            " one text. Without it a model has no example of its code, so a validation on such texts measures"
+            " nothing. predict gives texts of the list their codes (source: trained); rows of the register"
+            " itself that people have coded measure the others: python -m histocc.evaluate"
+        )
     longest, words = report.get("longest"), dict(NOTES)  # data of earlier versions do not say it
     if longest and longest["read"] < MOST_LEN:
         reads = (

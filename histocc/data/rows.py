@@ -55,7 +55,9 @@ NOTES = {
     "missing_code_used": "rows without a first code got the code of --missing-code",
     "codes_repeated": "codes repeated within a row count once",
     "codes_short": "codes are shorter than the block and are filled up",
-    "letters_broken": "descriptions hold letters broken by a wrong encoding before (such as Ã¦ or ã¦ for æ)",
+    "letters_broken": "descriptions hold letters broken by a wrong encoding before (such as Ã¦ or ã¦ for æ)"
+    " or escapes (&oslash;, \\u00f8, =C3=B8, %C3%A5); --repair-text mends those that it can",
+    "letters_repaired": "descriptions had broken letters or escapes repaired, as --repair-text says",
 }
 WITH_VALUES = (*(kind for kind in NOTES if kind.startswith("codes_")), "languages_renamed", "dittos")
 DOES_NOT_FIT, OUTSIDE_KEY = "code does not fit", "code outside the key"

@@ -1,7 +1,8 @@
 """The split of texts into those that are trained on, validated on, and kept for a test that chooses nothing.
 
 A text is in one part with all its rows: in the test if any of them is put there, else in the validation
-if any is, else in the training.
+if any is, else in the training. No share draws a text that has more than half of the rows that it asks for
+(`too_frequent` in `data/prepare.py`).
 """
 
 from collections import Counter
@@ -15,6 +16,7 @@ from histocc.runtime.errors import raise_if_any
 from histocc.text import text_hashes
 
 PARTS = ("train", "val", "test")  # the words of --split-col
+OFTEN = "often"  # the name of texts that no share draws
 
 
 def split_values(hashes: np.ndarray) -> np.ndarray:
@@ -65,9 +67,10 @@ def parts_of(
     `named_parts` returns it; part: the part that their file is for.
     """
     values, is_test = split_values(hashes), np.isin(hashes, named.get("test", ()))
+    is_free = ~np.isin(hashes, named.get(OFTEN, ()))
     if not (settings.split_col and "test" in named):  # the shares are for parts that the column does not name
-        is_test |= 1 - values < settings.share_test
+        is_test |= is_free & (1 - values < settings.share_test)
     is_val = np.isin(hashes, named.get("val", ())) | (part == "val")
     if part == "train" and "val" not in named and settings.share_val is not None:
-        is_val = values < settings.share_val
+        is_val = is_free & (values < settings.share_val)
     return is_val & ~is_test, is_test

@@ -70,7 +70,8 @@ Level = Annotated[
 ]
 FITTED = WEIGHTS[1]  # a shared model with what was fitted, in the folder of the report
 OF_TEST = ("share_test", "split_col", "leave_out")  # flags of a training that may have a test part
-OF_READING = ("code_separator", "recode", "ditto", "empty_text")  # flags that decide texts and codes
+# flags that decide texts and codes
+OF_READING = ("code_separator", "recode", "ditto", "empty_text", "repair_text")
 MAX_GROUPS = 50  # values of a column, the most frequent ones
 PIECE = 512  # distinct texts that one process codes at a time
 OUTPUTS = 50  # the linear decoder's most probable ones for a text; more codes are wrong in any case
@@ -494,7 +495,8 @@ def groups_of(
                 lines, column = (some.lines + (i << 40)).tolist(), some.filled[table.names.index(name)]
                 cells.update((line, cell.strip() or "(blank)") for line, cell in zip(lines, column))
         lines = map_array(os.path.join(data.folder, f"{rows.rows.part}.lines"), preparing.LINES)
-        groups[report_of.BY_COLUMN + name] = of_values([cells[line] for line in lines[rows.index].tolist()])
+        lines = rows.rows.each(lines)[rows.index].tolist()
+        groups[report_of.BY_COLUMN + name] = of_values([cells[line] for line in lines])
     return groups
 
 

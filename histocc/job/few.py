@@ -14,7 +14,7 @@ from torch import Tensor
 from histocc import lexicon, plot
 from histocc import seq2seq_mixer_engine as engine
 from histocc.data import learned as learned_data
-from histocc.data.arrays import PreparedData, code_counts
+from histocc.data.arrays import PreparedData
 from histocc.data.config import FEW_TEXTS
 from histocc.data.learned import hashes_of
 from histocc.data.prepare import copy_lists
@@ -267,13 +267,4 @@ def save(args: JobConfig, own: OwnFiles, data: PreparedData, content: dict[str, 
     log.close("ended by an error" if failed else "finished", 0)
     if failed:
         raise TrainingError(f"the model could not be saved: {failed}. The same command learns it again")
-    counts = code_counts(data.train, len(data.codes))
-    used, single = int((counts > 0).sum()), int((counts == 1).sum())
-    is_list = counts.sum() == len(data.train) == data.texts and 2 * single >= used > 1
-    if is_list and not (len(data.val) or "prior" in content):
-        log.say(
-            f"Note: the rows are a list of titles: {single:,} of {used:,} codes have one text. Leaving it out"
-            " leaves no example of its code, so the figure measures little. predict gives these texts their"
-            " codes (source: trained); python -m histocc.evaluate measures the others on rows coded by people"
-        )
     card.finish(own.path(checkpoint.BEST), log.say)

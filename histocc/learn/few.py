@@ -12,6 +12,7 @@ from torch import Tensor
 from histocc.data.arrays import PreparedData, text_keys, thinned
 from histocc.data.learned import sets_of_codes
 from histocc.data.prepare import nothing
+from histocc.data.report import titles_alone
 from histocc.figure import ENTRY, LEFT_OUT, Figure
 from histocc.learn import closed_form
 from histocc.learn.texts import count_ngrams, describe, encoded
@@ -55,7 +56,8 @@ class FewTexts:
 
     The codes of the data are followed by those of the prior, which `answer` gives the probabilities of, and
     `places` the places, −1 for none. The prior was trained on the texts that it has `seen`: its answers to
-    them say nothing about new texts, so they choose nothing and are not left out.
+    them say nothing about new texts, so they choose nothing and are not left out. Without a prior neither are
+    the titles of a list whose code no other one has.
     """
 
     def __init__(
@@ -85,6 +87,10 @@ class FewTexts:
         weight = torch.from_numpy(self.count).to(dtype).sqrt()
         self.texts = closed_form.Texts(found.to(dtype), self._target().to(dtype), weight, answers, places)
         self.is_new = ~seen(texts) if seen else np.full(len(texts), True)
+        self.is_left_out = self.is_new
+        if not answer and titles_alone(data.report):  # fits without a title cannot give a code of its alone
+            has = self.texts.target > 0
+            self.is_left_out = (has & (has.sum(0) > 1)).any(1).numpy()
 
     def _target(self) -> Tensor:
         """Return the share of each text's rows that have each code, float32 [n, codes]."""
@@ -124,11 +130,11 @@ class FewTexts:
         return (time.perf_counter() - began) * (1 + (len(self.texts.weight) / len(some)) ** 3 / 10)
 
     def groups(self) -> list[Tensor]:
-        """Return the new texts to leave out, at most MAX_LEFT_OUT, each with its text in other languages."""
+        """Return the texts to leave out, at most MAX_LEFT_OUT, each with its text in other languages."""
         hashes = np.asarray(self.data.train.text_hash)[self.first]
         _, first, text, times = np.unique(hashes, return_index=True, return_inverse=True, return_counts=True)
         drawn = np.argsort(first)
-        drawn = thinned(drawn[self.is_new[first[drawn]]], closed_form.MAX_LEFT_OUT)
+        drawn = thinned(drawn[self.is_left_out[first[drawn]]], closed_form.MAX_LEFT_OUT)
         order = np.argsort(text.reshape(-1), kind="stable")
         ends = np.cumsum(times)
         return [torch.from_numpy(order[ends[i] - times[i] : ends[i]]) for i in drawn.tolist()]

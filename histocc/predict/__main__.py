@@ -118,8 +118,9 @@ class Coding:
         self.notes += notes
         self.beside = list(self.groups_beside())
         self.find_columns()
-        # a row with a lower conf needs review
-        self.min_conf = (0.0 if coder.is_published else MIN_CONF) if args.min_prob is None else args.min_prob
+        # a row with a lower conf needs review, unless nothing is known on the answers (of a list of titles)
+        unknown = coder.is_published or coder.trained is not None and self.figure is None
+        self.min_conf = (0.0 if unknown else MIN_CONF) if args.min_prob is None else args.min_prob
         if args.level and args.target_accuracy is not None:
             self.min_conf = args.target_accuracy
         elif args.target_accuracy is not None and not outline:
@@ -267,6 +268,7 @@ class Coding:
             language_col=args.language_col,
             ditto=args.ditto,
             fill_down=args.fill_down,
+            repair=args.repair_text or self.coder.repair_text,
         )
         for some in table.records(self.world.give_up_if_asked):
             stays = [self.keeps_rows and bool(name) for name in some.deciders]
@@ -450,6 +452,7 @@ class Coding:
         ):
             for some, stays in self.chunks():
                 faults += some.faults
+                total["broken"] += len(some.broken)
                 rows, languages = [], some.languages
                 for i, (row, filled) in enumerate(zip(zip(*some.columns), zip(*some.filled))):
                     if stays[i]:
@@ -558,6 +561,9 @@ class Coding:
             )
         if dittos := self.table.about_dittos():
             yield f"Texts such as {dittos}"
+        if total["broken"]:
+            count = f"{total['broken']:,} rows; --repair-text mends those that it can"
+            yield f"Texts with broken letters or escapes (such as Ã¦, &oslash;): {count}"
         if unknown:
             names = ", ".join(f"{name or 'none'} ({count:,})" for name, count in unknown.most_common(10))
             names += f"; it knows {', '.join(self.coder.languages)}"

@@ -97,6 +97,7 @@ class Coder:
         self.input_cols = text_columns(args.get("input_col")) if args else []
         self.language: str | None = args.get("language")  # of the training
         self.language_col: str | None = args.get("language_col")
+        self.repair_text = bool(args.get("repair_text"))
         self.text_rule, self.max_len = state["config"]["text"], state["config"]["max_len"]
         self.clean = cleaner(self.text_rule)
         self.thresholds = Thresholds.of(state)  # used if none are given

@@ -7,7 +7,7 @@ from dataclasses import MISSING, dataclass
 from typing import Annotated
 
 from histocc.data.binary import ENDINGS, missing_package
-from histocc.data.config import Column, Format
+from histocc.data.config import REPAIR_TEXT, Column, Format
 from histocc.data.descriptions import CODE_COLUMNS, TEXT_COLUMNS
 from histocc.data.rows import key_reader
 from histocc.formatter import CLASSES, DEEPEST
@@ -82,6 +82,7 @@ class Files(Format):
     language_col: Column | None = flag(
         None, "column of languages (default: lang, if any)", "--language-column"
     )
+    repair_text: bool = flag(False, f"{REPAIR_TEXT} (default: as in the training)")
     descriptions: str | None = flag(
         None, f"codes ({', '.join(CODE_COLUMNS)}) and titles ({', '.join(TEXT_COLUMNS)})", metavar="FILE"
     )

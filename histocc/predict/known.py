@@ -35,7 +35,8 @@ def read_known(
     key = {*coder.codes, *(hisco_key() if formatter.kind == "hisco" else [])}
     known, several, wrong = {}, {}, []
     how = None, None, False, None, [*input_cols, *filter(None, [language])]
-    table = Table(path, how, input_cols, names, language="", language_col=language)
+    repair = args.repair_text or coder.repair_text
+    table = Table(path, how, input_cols, names, language="", language_col=language, repair=repair)
     table.read_code = functools.partial(code_of_cell, formatter=formatter, key=key)
     for row in table:
         place = text_key(row.text), language_name(row.language)
