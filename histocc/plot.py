@@ -13,6 +13,7 @@ import importlib.util
 import json
 import os
 import re
+import shlex
 import sys
 import textwrap
 from collections.abc import Callable, Sequence
@@ -146,7 +147,7 @@ def curves(*runs: str | os.PathLike[str]) -> Any:
     for folder, each in zip(folders, drawn):
         if not each:
             what = f"{folder}: nothing to draw: it has no curve of two points (yet, or it has too few texts)"
-            raise UserError(f"{what}. python -m histocc.watch {folder} shows how far the run is")
+            raise UserError(f"{what}. python -m histocc.watch {shlex.quote(folder)} shows how far the run is")
         for title, points in each.items():
             columns.setdefault(title, {}).update(dict.fromkeys(points))
 

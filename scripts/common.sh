@@ -127,7 +127,7 @@ choose_training() {
 # find_table FOLDER NAME: sets TABLE to the table NAME of a folder.
 find_table() {
   local found=() ending
-  for ending in csv csv.gz tsv parquet xlsx xls ods dta sav; do
+  for ending in csv csv.gz tsv jsonl parquet xlsx xls ods dta sav xpt sas7bdat; do
     [[ ! -f $1/$2.$ending ]] || found+=("$1/$2.$ending")
   done
   ((${#found[@]} > 0)) || fail "$1 is a folder without $2.csv." "$EXPECTED_DATA"
@@ -161,6 +161,26 @@ whole_numbers() {
 
 # ---- the machine ----
 
+# usable_cores: the cores that this process may use and the limits of its cgroups, of both versions, allow.
+OWN_CGROUPS=/proc/self/cgroup CGROUPS=/sys/fs/cgroup
+usable_cores() {
+  local cores controllers path folder quota period
+  cores=$(env -u OMP_NUM_THREADS -u OMP_THREAD_LIMIT nproc 2>/dev/null || getconf _NPROCESSORS_ONLN)
+  while IFS=: read -r _ controllers path; do  # version 2 names no controllers
+    folder=$CGROUPS/$controllers${path%/}
+    while [[ ${#folder} -ge ${#CGROUPS} ]]; do
+      quota=$(cat "$folder/cpu.max" 2>/dev/null || cat "$folder"/cpu.cfs_{quota,period}_us 2>/dev/null || true)
+      read -r quota period <<<"${quota//$'\n'/ }"
+      if [[ $quota =~ ^[1-9][0-9]*$ && $period =~ ^[1-9][0-9]*$ ]]; then
+        quota=$(((quota + period / 2) / period))
+        ((quota >= cores)) || cores=$((quota > 0 ? quota : 1))
+      fi
+      folder=${folder%/*}
+    done
+  done < <(cat "$OWN_CGROUPS" 2>/dev/null)
+  printf '%s\n' "$cores"
+}
+
 # choose_processes DEFAULT: a process for each GPU that torch sees, else on the cores. Sets PROCESSES, those of this
 # machine, DEVICES in words, and OMP_NUM_THREADS, the threads of each.
 choose_processes() {
@@ -169,8 +189,7 @@ choose_processes() {
   read -r torch cuda gpus rest <<<"$PROBED"
   # Before there is an environment (--print-only) torch cannot say, and without an NVIDIA driver there is no nvidia-smi.
   [[ -n $PROBED || -z ${CUDA_VISIBLE_DEVICES-all} ]] || gpus=$(nvidia-smi -L 2>/dev/null | grep -c '^GPU ' || true)
-  cores=${SLURM_CPUS_PER_TASK:-$(env -u OMP_NUM_THREADS -u OMP_THREAD_LIMIT nproc 2>/dev/null ||
-    getconf _NPROCESSORS_ONLN)}
+  cores=${SLURM_CPUS_PER_TASK:-$(usable_cores)}
   why=${PROBED#*$'\n'} why=${why#"$PROBED"}
   [[ -z ${CUDA_VISIBLE_DEVICES+set} ]] || why+=${why:+, }CUDA_VISIBLE_DEVICES=$CUDA_VISIBLE_DEVICES
   [[ $cuda != none ]] || why="torch $torch was built without CUDA"
@@ -230,9 +249,17 @@ for port in (*sys.argv[1:], 0):
 
 # ---- starting ----
 
+# check_address: fails if this machine does not know the host ADDRESS, for which torchrun would wait for minutes.
+check_address() {
+  [[ -z $PRINT_ONLY ]] || return 0
+  "$PYTHON" -c 'import socket, sys; socket.getaddrinfo(sys.argv[1], None)' "$ADDRESS" 2>/dev/null ||
+    fail "MASTER_ADDR=$ADDRESS: this machine knows no host of that name. Set it to the first machine's name or IP address"
+}
+
 # make_command: sets COMMAND, the torchrun command line of this machine, and says on what it will run.
 make_command() {
   local machines='' signals=SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1
+  check_address
   [[ $(trap -p HUP) != *"''"* ]] || signals=${signals/SIGHUP,/}  # under nohup it stays ignored
   COMMAND=("$PYTHON" -m torch.distributed.run "--nnodes=$NODES" "--nproc-per-node=$PROCESSES")
   COMMAND+=("--master-addr=$ADDRESS" "--master-port=$PORT" ${NODE:+"--node-rank=$NODE"})

@@ -141,6 +141,16 @@ def test_nobody_there_and_a_port_in_use_are_said_by_the_rank_itself(launched, ca
         assert capfd.readouterr() == ("", "")  # nothing of torch's own, with C++ frames
 
 
+def test_a_host_that_is_not_known_is_named_long_before_the_limit(launched, monkeypatch, capfd):
+    monkeypatch.setattr("histocc.runtime.world.JOINING_SECONDS", 1.0)
+    for rank in (0, 1):
+        launched(rank, rank, 2, 2, "nowhere.invalid", 29500)
+        with pytest.raises(UserError, match="could not meet .*MASTER_ADDR=nowhere.invalid"):
+            init_world(Processes(device="cpu", timeout_minutes=0.04))
+        said = f"WARNING: rank {rank} waits for MASTER_ADDR=nowhere.invalid, which its machine does not"
+        assert capfd.readouterr().err.count(said) == 1
+
+
 def test_one_process_needs_no_address_and_nccl_that_fails_is_not_said_to_be_a_firewall(
     launched, monkeypatch, capsys
 ):

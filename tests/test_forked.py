@@ -111,13 +111,49 @@ def test_threads_of_the_parent_and_a_signal_to_all(tmp_path):
     assert process.returncode == 0 and output == "stopped by SIGTERM\n"
 
 
+def limit_cores(monkeypatch, folder, groups, limits):
+    """Set the cgroups of this process, and the files of their limits, by their paths."""
+    (folder / "own").write_text(groups)
+    for name, content in limits.items():
+        (folder / "all" / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / "all" / name).write_text(content + "\n")
+    monkeypatch.setattr(forked, "OWN_CGROUPS", str(folder / "own"))
+    monkeypatch.setattr(forked, "CGROUPS", str(folder / "all"))
+
+
+FIRST = "cpu,cpuacct/docker/cpu.cfs_quota_us", "cpu,cpuacct/docker/cpu.cfs_period_us"  # version 1
+
+
+@pytest.mark.parametrize(
+    "groups, limits, cores",
+    [
+        ("0::/", {}, 64),
+        ("0::/", {"cpu.max": "max 100000"}, 64),
+        ("0::/", {"cpu.max": "50000 100000"}, 1),
+        ("0::/", {"cpu.max": "390000 100000"}, 4),
+        ("0::/a.slice/b c", {"a.slice/b c/cpu.max": "300000 100000"}, 3),
+        ("0::/a/b", {"a/cpu.max": "200000 100000", "a/b/cpu.max": "max 100000"}, 2),
+        ("0::/gone/on/the/host", {"cpu.max": "500000 100000"}, 5),
+        ("0::/other", {"a/cpu.max": "200000 100000"}, 64),
+        ("3:memory:/x\n2:cpu,cpuacct:/docker/1\n0::/", dict(zip(FIRST, ("700000", "100000"))), 7),
+        ("2:cpu,cpuacct:/docker", dict(zip(FIRST, ("-1", "100000"))), 64),
+    ],
+)
+def test_the_limits_of_cgroups_and_of_those_above_are_kept(groups, limits, cores, monkeypatch, tmp_path):
+    """Processes and the launchers' shell both keep them."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(64)))
+    limit_cores(monkeypatch, tmp_path, groups + "\n", limits)
+    assert forked.usable_cores() == cores
+    script = "set -euo pipefail; source scripts/common.sh; env() { echo 64; }"  # instead of nproc
+    script += f"; OWN_CGROUPS={tmp_path}/own CGROUPS={tmp_path}/all; usable_cores"
+    done = subprocess.run(["bash", "-c", script], cwd=REPO, capture_output=True, text=True)
+    assert done.stdout == f"{cores}\n", done.stderr
+
+
 def test_how_many_processes(monkeypatch, tmp_path):
     alone = World()
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(64)))
-    monkeypatch.setattr(forked, "CPU_LIMIT", str(tmp_path / "cpu.max"))
-    for content, cores in (("", 64), ("max 100000", 64), ("50000 100000", 1), ("390000 100000", 4)):
-        (tmp_path / "cpu.max").write_text(content)  # of a container
-        assert forked.usable_cores() == cores
+    limit_cores(monkeypatch, tmp_path, "0::/\n", {"cpu.max": "390000 100000"})
     monkeypatch.setattr(torch, "get_num_threads", lambda: 8)
     assert [choose_processes(None, alone, pieces) for pieces in (0, 1, 2, 3, 9)] == [1, 1, 1, 3, 4]
     assert choose_processes(7, alone, 9) == 7 and choose_processes(7, alone, 2) == 2

@@ -471,7 +471,12 @@ def test_a_slurm_job_saves_before_its_time_limit_and_goes_back_into_the_queue(pl
     sleep = f'#!/bin/bash\n[[ $1 == 60 ]] || exec -a sleep {shutil.which("sleep")} "$1"\n'
     write_executable(bin_dir / "sleep", sleep)
     (tmp_path / "scripts").symlink_to(REPO / "scripts")
-    job = JOB | {"SLURM_SUBMIT_DIR": str(tmp_path), "SLURM_CPUS_PER_TASK": "6"}
+    job = JOB | {"SLURM_SUBMIT_DIR": str(tmp_path), "SLURM_CPUS_PER_TASK": "6", "MASTER_ADDR": "127.0.0.1"}
+    for script in (SLURM, LAUNCH, MULTI):
+        place = {"MASTER_ADDR": "nowhere.invalid", "NNODES": "2", "NODE_RANK": "1"}
+        said = plan(script, data, starts=True, code=2, **job | place).stderr
+        assert said.startswith("error: MASTER_ADDR=nowhere.invalid: this machine knows no host of that name")
+    assert not (tmp_path / "args").exists()
     done = plan(SLURM, data, starts=True, code=1, **job)
     assert "time limit is near" in done.stdout and "saved\n" in done.stdout
     assert "Job 17 goes back into the queue" in done.stdout

@@ -2,10 +2,12 @@
 refused.
 """
 
+import csv
 import itertools
 import math
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -40,6 +42,7 @@ from histocc.predict import __main__ as predict
 from histocc.predict.coder import Coded, Coder
 from histocc.predict.decoders import DECODERS
 from histocc.published import models
+from histocc.review import __main__ as review
 from histocc.review.sheet import CodedFile, key_of, most_wrong_first
 from histocc.runtime import checkpoint, log
 from histocc.runtime.device import Precision, settings_of_torch
@@ -824,6 +827,35 @@ def test_parquet_is_read(model, tmp_path):
     rows = read(tmp_path / "out.csv")
     assert [(row["n"], row["occ1"]) for row in rows] == [("3", "smed"), ("", "")]  # the last n of a name
     assert rows[0]["conf"] and rows[1]["prob_1"] == rows[1]["hisco_1"] == ""
+
+
+def test_a_joined_table_is_coded_by_a_numbered_name_and_keeps_its_own(model, tmp_path):
+    header, rows = ["n", "text", "lang", "n", "text"], [["1", "no trade", "da", "2", "smed"]]
+    source, output = write_csv(tmp_path / "in.csv", header, rows), tmp_path / "out.csv"
+    said = predict_here(*flags(model, source, output, "--input-col", "text.1"))
+    assert "has several columns of one name; flags call the later ones 'n.1', 'text.1'" in said
+    with open(output, encoding="utf-8") as file:
+        names, cells = csv.reader(file)
+    assert (names[:6], cells[:5]) == ([*header, "hisco_1"], rows[0])
+    alone = write_csv(tmp_path / "alone.csv", ["text", "lang"], [["smed", "da"]])
+    predict_here(*flags(model, alone, tmp_path / "alone_coded.csv", "--input-col", "text"))
+    [row] = read(tmp_path / "alone_coded.csv")
+    assert cells[5:] == [*row.values()][2:]
+    to_review = run_here(review.main, "make", output, "--output", tmp_path / "s.csv", "--input-col", "text.1")
+    run_here(review.main, *shlex.split(to_review.splitlines()[-1])[3:])
+    assert read(tmp_path / "s.csv")[0]["\ufefftext"] == "smed"
+    assert (tmp_path / "out.final.csv").read_text("utf-8").startswith("n,text,lang,n,text,hisco_1,")
+    twice = write_csv(tmp_path / "twice.csv", [*header, "hisco_1", "hisco_1"], [])
+    for way, message in (
+        ("--overwrite-columns", "column 'hisco_1' is listed 2 times"),
+        ("--only-missing", "column 'hisco_1' is listed 2 times"),
+        ("--overwrite", "would have several columns 'hisco_1'"),
+    ):
+        assert message in refused(
+            *flags(
+                model, twice, output, "--input-col", "text.1", way, *["--overwrite"][: way != "--overwrite"]
+            )
+        )
 
 
 def test_mistakes_are_said_and_the_input_stays(model, tmp_path):

@@ -141,7 +141,7 @@ class TestMake:
             said = run("make", folder / f"{name}.csv", "--output", sheet, "--key", "hisco").splitlines()
             assert said[0] == f"{sheet}: 8 texts, which stand in 57 of 59 rows{end}"
             run(*shlex.split(said[-1])[3:])
-            assert len(read(folder / f"{name}.csv.final.csv")) == 59
+            assert len(read(folder / f"{name}.final.csv")) == 59
 
     def test_probabilities_with_a_decimal_comma(self, folder):
         """As a spreadsheet of another language writes them; without their point they are refused."""
@@ -172,7 +172,7 @@ class TestMake:
         rows[0][names.index("decision")] = "1110"
         as_workbook(write(folder / "sheet.csv", [names, *rows]), {"decision"})  # a number, as Excel keeps it
         assert "1 texts decided" in run(*shlex.split(said[-1])[3:])
-        found = read_columns(str(folder / "coded.xlsx.final.xlsx"), ["hisco_1", "decided_by"])
+        found = read_columns(str(folder / "coded.final.xlsx"), ["hisco_1", "decided_by"])
         assert {code for code, by in found if by == "person"} == {"01110"}
 
     def test_words_of_codes(self, folder):
@@ -442,7 +442,9 @@ class TestApply:
         rows = [[*HEADER, *[name.replace("hisco", "occ1950") for name in CODES]], *coded_rows()]
         write(folder / "coded.csv", rows)
         sheet = filled(folder, {("smith", "en"): "7"})
-        assert "add --key RUN/key.csv" in apply(folder, sheet, code=2)
+        assert "add --key FILE, which lists the codes of occ1950" in apply(folder, sheet, code=2)
+        said = run("make", folder / "coded.csv", "--output", folder / "other.csv")
+        assert "(RUN: the folder of the model that has coded the file):\n" in said and "RUN/key.csv" in said
         write(folder / "key.csv", [["system_code", "code"], ["007", "0"], ["83110", "1"]])
         apply(folder, sheet, more=["--key", folder / "key.csv"])
         codes = {row["occ1950_1"] for row in read(folder / "final.csv") if row["occ1"] == "smith"}

@@ -363,7 +363,7 @@ def test_the_command_that_it_ends_with_works(folder, delimiter):
     coded.write_text(f'job{delimiter}lang\n"smith{delimiter}en\nclerk{delimiter}en\n')
     more = ["--key", "HISCO", "--column", "job", "--by", "Ann B", "--no-quotes"]
     more += ["--delimiter", "/"] * (delimiter == "/")
-    (folder / "my texts.csv.final.csv").touch()
+    (folder / "my texts.final.csv").touch()
     with Serving(folder, *more, coded=coded.name, decisions=None) as server:
         server.decide(["83110"])
         command, train = server.end()
@@ -371,7 +371,7 @@ def test_the_command_that_it_ends_with_works(folder, delimiter):
     run(*command[3:])
     assert train[:4] == ["python", "finetune.py", "--dataset", f"{coded}.training.csv"]
     assert [row["hisco_1"] for row in read(folder / "my texts.csv.training.csv")] == ["83110"]
-    codes = [(row["hisco_1"], row["decided_by"]) for row in read(folder / "my texts.csv.final1.csv")]
+    codes = [(row["hisco_1"], row["decided_by"]) for row in read(folder / "my texts.final1.csv")]
     assert sorted(codes) == [("", ""), ("83110", "Ann B")]
 
 
@@ -686,7 +686,7 @@ def test_from_a_table_without_codes_to_the_final_file(tmp_path, browser):
     run_script(train[1], *train[2:], "--device", "cpu")
     run_script(predict[2], *predict[3:], "--device", "cpu")
     run(*decide_by_keys(second, 2)[3:])
-    assert deciders("coded.csv.final.csv") == {"Ann": 18, "guess": 14}
+    assert deciders("coded.final.csv") == {"Ann": 18, "guess": 14}
 
 
 def test_borders_can_be_seen():

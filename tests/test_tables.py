@@ -6,8 +6,10 @@ import csv
 import datetime
 import gzip
 import io
+import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -477,7 +479,44 @@ CASES = {  # what is wrong → content, rows that are used (None: refused), what
     "Feather file": (b"ARROW1\0\0", None, r"a Feather file; save it as Parquet"),
     "HTML that is called .xls": (b"<html><table><tr><td>occ1", None, r"not a CSV file but HTML or XML"),
     "workbook in gzip": (gzip.compress(b"PK\x03\x04"), None, r"another table \(workbook\); unpack it by"),
-    "JSON": (b'[\n {"occ1": "farmer"}]', None, r"is not a CSV file but JSON; save it as CSV"),
+    "JSON": (b'[\n {"occ1": "farmer"}]', None, r"is not a CSV file but JSON; write its rows as JSON lines"),
+    "JSON of one object": (
+        b'{\n "occ1": "farmer"\n}',
+        None,
+        r"but JSON; write each row as an object on a line",
+    ),
+    "JSON in gzip": (
+        gzip.compress(b'[{"occ1": "farmer"}]'),
+        None,
+        r"JSON in gzip; .*gunzip --keep .*data\.csv",
+    ),
+    "JSON lines": (b'{"occ1": "farmer", "hisco_1": ["61110"]}\n' * 2, 2, r"2 read, 2 for training"),
+    "JSON lines, cut": (
+        b'{"occ1": "farmer"}\n\n{"occ1": "sm',
+        None,
+        r"line 3: is not a JSON object in utf-8",
+    ),
+    "a list in JSON lines": (b'{"a": 1}\n[1]\n', None, r"line 2: is not a JSON object"),
+    "half a character": (b'{"occ1": "\\ud800"}\n', None, r"line 1: is not a JSON object.*surrogates"),
+    "PNG": (b"\x89PNG\r\n\x1a\n", None, r"is not a CSV file but a PNG picture; transcribe"),
+    "JPEG": (b"\xff\xd8\xff\xe0", None, r"is not a CSV file but a JPEG picture"),
+    "PDF": (b"%PDF-1.7\n", None, r"a PDF or RTF document; copy the table in it into a spreadsheet"),
+    "Word 97": (
+        b"\xd0\xcf\x11\xe0" + "WordDocument".encode("utf-16-le"),
+        None,
+        r"is no table but a Word doc",
+    ),
+    "damaged SAS file": (b"\0" * 12 + b"\xc2\xea\x81\x60", None, r"cannot be read as a file of SAS \("),
+    "a column PAR1": (b"PAR1_x,hisco_1\n" + GOOD, 2, r"2 read", "--input-col PAR1_x"),
+    "a column FEA1": (b"FEA1;occ1;hisco_1\n1;farmer;61110\n", 1, r"1 read"),
+    "names in brackets": (b"[occ1],[hisco_1]\n" + GOOD, None, r"has no column 'occ1'; it has '\[occ1\]'"),
+    "columns of one name": (
+        b"occ1,hisco_1,occ1,hisco_1\nfarmer,61110,smith,83110\n",
+        1,
+        r"column occ1\.1, codes from hisco_1\.1 (?s:.*)several columns of one name; flags call the later ones"
+        r" 'occ1\.1', 'hisco_1\.1'",
+        "--input-col occ1.1 --target-cols hisco_1.1",
+    ),
     "compressed with xz": (b"\xfd7zXZ\0", None, r"compressed with xz; unpack it"),
     "compressed with bzip2": (b"BZh91AY&SY", None, r"compressed with bzip2; unpack it"),
     "damaged Stata file": (
@@ -580,7 +619,14 @@ def workbook(path: Path, sheets: dict[str, list], **options) -> Path:
 def table_of(folder: Path, kind: str) -> Path:
     """A table of ROWS."""
     path = folder / f"in{kind}"
-    if kind in (".dta", ".sav", ".zsav"):
+    if kind == ".xpt":
+        pyreadstat, pandas = pytest.importorskip("pyreadstat"), pytest.importorskip("pandas")
+        pyreadstat.write_xport(pandas.DataFrame(ROWS, columns=[name.strip() for name in COLUMNS]), str(path))
+    elif kind in (".jsonl", ".ndjson.gz"):
+        rows = [json.dumps(dict(zip(COLUMNS, (text, [str(code)], lang)))) for text, code, lang in ROWS]
+        content = "\r\n".join(rows).encode()
+        path.write_bytes(gzip.compress(content) if kind.endswith("gz") else content)
+    elif kind in (".dta", ".sav", ".zsav"):
         pyreadstat, pandas = pytest.importorskip("pyreadstat"), pytest.importorskip("pandas")
         table = pandas.DataFrame(ROWS, columns=[name.strip() for name in COLUMNS])
         titles = {i + 1: text for i, text in enumerate(table.occ1)}
@@ -614,7 +660,22 @@ def table_of(folder: Path, kind: str) -> Path:
     return path
 
 
-@pytest.mark.parametrize("kind", [".xlsx", ".ods", ".xls", ".dta", ".sav", ".zsav", ".csv.gz", ".parquet"])
+KINDS = [
+    ".xlsx",
+    ".ods",
+    ".xls",
+    ".dta",
+    ".sav",
+    ".zsav",
+    ".xpt",
+    ".csv.gz",
+    ".parquet",
+    ".jsonl",
+    ".ndjson.gz",
+]
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_each_kind_of_table_is_read(kind, tmp_path):
     path, columns = table_of(tmp_path, kind), [name.strip() for name in COLUMNS]
     rows, faults = rows_of(path, columns, None, None, False, None, columns[:1])
@@ -690,7 +751,9 @@ def test_what_the_user_is_told_of_a_workbook(tmp_path, monkeypatch):
     assert re.search(r"'2024-08-31'.*changed by a spreadsheet\?", told())
     assert "1 for training" in told("--sheet Other")
     assert "has no sheet 'X'; it has 'Info', 'Data', 'Other', 'Hidden'" in told("--sheet X")
-    assert "no sheet has a row with the column names 'x' among its first 20" in told("--input-col x")
+    said = told("--input-col x")
+    assert "no sheet has a row with the column names 'x' among its first 20; the sheets, with" in said
+    assert "'Data' ('occ1', 'hisco_1', 'note'); 'Other' ('occ1', 'hisco_1', \"clerk's\\n note\")" in said
     assert "'note' (--target-cols names it). Column names are looked for" in told(
         "--sheet Data --target-cols x"
     )
@@ -701,6 +764,90 @@ def test_what_the_user_is_told_of_a_workbook(tmp_path, monkeypatch):
     with zipfile.ZipFile(tmp_path / "f.zip", "w") as parts:
         parts.writestr("data.csv", HEAD + GOOD)
     assert "is not a table but a zip archive; unpack it" in told(content=(tmp_path / "f.zip").read_bytes())
+    documents = {
+        "word/document.xml": "a Word document",
+        "ppt/presentation.xml": "a presentation",
+        "mimetype": "a Word document or the like",  # of OpenDocument
+    }
+    for name, kind in documents.items():
+        with zipfile.ZipFile(tmp_path / "f.zip", "w") as parts:
+            parts.writestr(name, "application/vnd.oasis.opendocument.text" * (name == "mimetype"))
+            parts.writestr("content.xml", "")
+        assert f"is no table but {kind}" in told(content=(tmp_path / "f.zip").read_bytes())
+
+
+LABEL_STUDIO = [
+    {
+        "data": {"text": "smith and baker", "n": 1.50},
+        "annotations": [{"result": [{"value": {"choices": ["83110", "07761"]}}, {"type": "relation"}]}],
+    },
+    {"data": {"text": "vævér"}, "annotations": []},
+]
+DOCCANO = [{"id": 1, "text": "smith and baker", "label": ["83110", "07761"], "Comments": []}]
+
+
+@pytest.mark.parametrize(
+    "content, label, texts, more",
+    [
+        (LABEL_STUDIO, "choices", {"smith and baker": "83110&07761", "vævér": ""}, {"n": ["1.5", ""]}),
+        (DOCCANO, "label", {"smith and baker": "83110&07761"}, {"Comments": [""], "id": ["1"]}),
+    ],
+    ids=["Label Studio", "doccano"],
+)
+def test_the_command_for_json_writes_a_table(content, label, texts, more, tmp_path):
+    path = tmp_path / "my export.json"
+    path.write_text(json.dumps(content, indent=1, ensure_ascii=False), encoding="utf-8")
+    with pytest.raises(UserError) as refused:
+        table_format(str(path))
+    [line] = re.findall("python -c .*", str(refused.value))
+    command = shlex.split(line.removesuffix(" (codes in column choices)"))
+    subprocess.run([sys.executable, *command[1:]], check=True, timeout=60)
+    columns = {name: read_columns(command[-1], [name]) for name in ("text", label, *more)}
+    assert command[-1] == str(tmp_path / "my export.jsonl")
+    assert dict(zip(*(sum(columns[name], []) for name in ("text", label)))) == texts
+    assert {name: sum(columns[name], []) for name in more} == more
+    code, said = outcome(tmp_path, Path(command[-1]).read_bytes(), f"--input-col text --target-cols {label}")
+    assert code == 2 and "--code-separator '&' separates them" in said
+
+
+def test_json_lines_keep_what_is_written(tmp_path):
+    """Names in later lines only are columns, too. A cell that holds records is their JSON."""
+    lines = [
+        '\ufeff{"a": "0123", "b": 1.50, "c": 90071992547409931, "d": null, "e": true}',
+        "",
+        '{"b": [1.0, null, "x"], "f": {"é": [1.5, [2]]}, "a ": "blank", "g": [[0, "x"]]}',
+        "{}",
+    ]
+    (tmp_path / "a.txt").write_text("\n".join(lines), encoding="utf-8")
+    assert table_format(str(tmp_path / "a.txt")).names == ["a", "b", "c", "d", "e", "f", "a", "g"]
+    rows, _ = rows_of(tmp_path / "a.txt")
+    assert rows == {
+        1: ("0123", "1.50", "90071992547409931", "", "TRUE", "", "", ""),
+        3: ("", "1.0&x", "", "", "", '{"é": [1.5, [2]]}', "blank", '[[0, "x"]]'),
+        4: ("",) * 8,
+    }
+
+
+@pytest.mark.parametrize("kind", [".csv", ".xlsx", ".parquet"])
+def test_repeated_names_are_chosen_by_number_and_stay_as_they_are(kind, tmp_path):
+    header, rows = ["title", "", "title", "title.1", "", "title"], [["a", "", "b", "c", "", "d"]] * 2
+    path = tmp_path / f"t{kind}"
+    if kind == ".parquet":
+        pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+        columns = [pyarrow.array(column) for column in zip(*rows)]
+        parquet.write_table(pyarrow.Table.from_arrays(columns, names=header), path)
+    elif kind == ".xlsx":
+        workbook(path, {"Info": [["x"]], "Data": [header, *rows]})
+    else:
+        write_csv(path, header, rows)
+    how = None, None, False, None, ["title.2"]
+    table = table_format(str(path), *how)
+    assert table.names == header
+    assert table.notes[-1].endswith(
+        "several columns of one name; flags call the later ones 'title.2', 'title.3'"
+    )
+    for name, cell in {"title": "a", "title.1": "c", "title.2": "b", "title.3": "d"}.items():
+        assert list(rows_of(path, [name], *how)[0].values()) == [(cell,)] * 2
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@ that hangs leaves its stacks in the run's folder.
 """
 
 import gc
+import itertools
 import os
 import signal
 import socket
@@ -15,7 +16,7 @@ import torch
 from helpers import FINETUNE, PIPED, TINY, command, environment, start_forked, wait_until_handled, write_rows
 
 from histocc.runtime import checkpoint, signals
-from histocc.runtime.errors import TrainingError
+from histocc.runtime.errors import SHARED_MEMORY_IS_FULL, TrainingError
 from histocc.runtime.world import World
 from histocc.trainer.batches import BatchLoader, BatchPlan, MicroBatches, Rows
 
@@ -122,14 +123,16 @@ def test_a_request_to_stop_ends_the_wait_for_a_worker(monkeypatch):
 def test_a_shared_memory_that_is_too_small_ends_the_run(tmp_path):
     data = ["--dataset", write_rows(tmp_path / "data.csv", 60), "--target-cols", "hisco_1", *TINY]
     data += ["--formatter", "hisco", "--batch-size", 16, "--save-path", tmp_path / "run", "--num-workers", 2]
-    small = 'mount -t tmpfs -o size=64k tmpfs /dev/shm || exit 99; exec "$@"'
-    inside = ["unshare", "-m", "bash", "-c", small, "bash", *command(FINETUNE, *data)]
-    done = subprocess.run(inside, env=environment(), timeout=120, **PIPED)
-    if done.returncode == 99 or "unshare" in done.stdout:
-        pytest.skip("this system lets nobody mount")
-    assert done.returncode == 1, done.stdout
-    last = done.stdout.splitlines()[-1]
-    assert "--num-workers 0" in last and "docker run --shm-size" in last
+    small = "mount -t tmpfs -o size=64k tmpfs /dev/shm || exit 99; "
+    full = small + "dd if=/dev/zero of=/dev/shm/x bs=1k count=64 2>/dev/null; "
+    for shell, processes in itertools.product((small, full), (None, 2)):
+        line = command(FINETUNE, *data, "--overwrite", processes=processes)
+        inside = ["unshare", "-m", "bash", "-c", shell + 'exec "$@"', "bash", *line]
+        done = subprocess.run(inside, env=environment(), timeout=120, **PIPED)
+        if done.returncode == 99 or "unshare" in done.stdout:
+            pytest.skip("this system lets nobody mount")
+        assert done.returncode == 1, done.stdout
+        assert f"error: {SHARED_MEMORY_IS_FULL}" in done.stdout and done.stdout.count("error: ") == 1
 
 
 # ---- stacks

@@ -1,8 +1,8 @@
 """Tables that are no text, read through the packages of extras: Parquet (pyarrow), workbooks of Excel and
-OpenDocument (python-calamine), files of Stata and SPSS (pyreadstat); and the tables that predict writes.
+OpenDocument (python-calamine), files of Stata, SPSS and SAS (pyreadstat); and the tables that predict writes.
 
-Cells become texts: whole numbers have no fraction, an empty cell is "", a date is 2026-01-31. Parquet, Stata
-and SPSS files are read piece by piece; a workbook is held in memory while it is read.
+Cells become texts: whole numbers have no fraction, an empty cell is "", a date is 2026-01-31. Parquet, Stata,
+SPSS and SAS files are read piece by piece; a workbook is held in memory while it is read.
 """
 
 import contextlib
@@ -14,6 +14,7 @@ import itertools
 import os
 import pickle
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -39,10 +40,19 @@ _TOP = 20  # rows among which the names of the columns are looked for
 MAX_ROWS, MAX_COLUMNS, MAX_CELL = 1 << 20, 1 << 14, 32_767  # of a sheet of .xlsx; characters of a cell
 # Kinds of tables, and patterns of their first bytes
 _KINDS = {
-    "Parquet": rb"PAR1",
+    "Parquet": rb"PAR1(?![\w .-]*[,;\t|\"\r\n])",  # else the name of a CSV file's first column
     "workbook": rb"PK\x03\x04|\xd0\xcf\x11\xe0",
     "Stata": rb"<stata_dta>|[\x69-\x73][\x01\x02]\x01\0",
     "SPSS": rb"\$FL[23]",
+    "SAS": rb"\0{12}\xc2\xea\x81\x60",
+    "SAS transport": rb"HEADER RECORD\*{7}LIB",
+}
+# those that pyreadstat reads, by its name for them
+_STATISTICS = {"Stata": "dta", "SPSS": "sav", "SAS": "sas7bdat", "SAS transport": "xport"}
+OF_DOCUMENT = "copy the table in it into a spreadsheet, and save that as .xlsx"
+_DOCUMENTS = {  # what else begins as workbooks do
+    rb"word/document\.xml|W\0o\0r\0d\0D\0o\0c\0u\0m|opendocument\.text": "a Word document or the like",
+    rb"ppt/presentation\.xml|P\0o\0w\0e\0r\0P\0o\0i\0n\0t|opendocument\.presentation": "a presentation",
 }
 
 # Characters that XML does not allow, and a text that xlsxwriter takes for its own markup
@@ -67,7 +77,7 @@ _DATED: dict[type, str] = {
 }
 # When a file of Stata or SPSS was written: the bytes before, and the time
 _CREATED = re.compile(rb"\A(<stata_dta>.*?<timestamp>\x11|\$FL2.{88})(.{17})", re.DOTALL)
-# The process that reads a file of Stata or SPSS: a damaged one may end it with a signal
+# The process that reads a file of Stata, SPSS or SAS: a damaged one may end it with a signal
 _READ_STATISTICS = """
 import pickle, sys
 sys.path[:], reader, path, how = pickle.load(sys.stdin.buffer)
@@ -115,6 +125,18 @@ _NULL = _cell("", None)
 def composed(name: str) -> str:
     """Return the name of a column with one blank between words, however its accents are stored."""
     return " ".join(unicodedata.normalize("NFC", name).split())
+
+
+def unique_names(names: list[str]) -> list[str]:
+    """Return names of columns with repeated ones told apart as pandas does: title, title.1, title.2."""
+    found, seen, taken = [], set(), set(names)
+    for name in names:
+        if name and name in seen:
+            name = next(other for i in itertools.count(1) if (other := f"{name}.{i}") not in taken)
+        seen.add(name)
+        taken.add(name)
+        found.append(name)
+    return found
 
 
 def ending_of(path: str) -> str:
@@ -172,7 +194,7 @@ def open_table(
 
     Args:
         begin: the first bytes of the file, or of what gzip packed in it (is_packed).
-        encoding: that of the texts in a Stata or SPSS file, if it does not say it.
+        encoding: that of the texts in a Stata, SPSS or SAS file, if it does not say it.
         sheet: name of the sheet of a workbook; None: the first that has the columns `texts`.
         texts: the columns that hold texts. A workbook's names of columns are in the first row that has these,
             and in files of Stata and SPSS they take the labels of values; other columns take the values.
@@ -180,7 +202,7 @@ def open_table(
     """
     kind = next((kind for kind, magic in _KINDS.items() if re.match(magic, begin)), None)
     if kind and is_packed:
-        raise UserError(f"{path}: is not CSV in gzip but another table ({kind}); unpack it by gunzip --keep")
+        raise UserError(f"{path}: is another table ({kind}); unpack it by gunzip --keep {shlex.quote(path)}")
     if kind == "Parquet":
         return _parquet(path)
     if kind == "workbook":
@@ -235,8 +257,9 @@ def _parquet(path: str) -> Binary:
             if column.type.num_fields:  # lists, records
                 what = f"column {column.name!r} holds several values in a cell: write each cell as one text"
                 raise UserError(f"{path}: {what}")
-        # Columns are taken by place if all are read, since names may repeat.
-        columns = None if len(places) == len(names) else [names[place] for place in places]
+        # Columns are taken by place if all are read, or if names repeat.
+        by_place = len(places) == len(names) or len({*names}) < len(names)
+        columns = None if by_place else [names[place] for place in places]
         row, batches = 0, file.iter_batches(CHUNK, columns=columns)
         while names:
             try:
@@ -287,12 +310,16 @@ def _workbook(path: str, sheet: str | None, texts: Sequence[str], flags: bool) -
         raise UserError(f"{path}: has no sheet {sheet!r}; it has {listed}")
     among = [each for each in sheets if sheet in (None, each.name)]
     rows = [(each, i) for each in among for i, row in enumerate(each.top) if any(row)]
-    is_found = [row for row in rows if texts and {*texts} <= {composed(cell) for cell in row[0].top[row[1]]}]
+    names = [{*unique_names(list(map(composed, each.top[i])))} for each, i in rows]
+    is_found = [row for row, there in zip(rows, names) if texts and {*texts} <= there]
     if texts and not is_found and len({each.name for each, _ in rows}) > 1:
         named = ", ".join(map(repr, texts))
         what = f"no sheet has a row with the column names {named} among its first {_TOP}"
         others = ". --sheet and --input-col name others" * flags
-        raise UserError(f"{path}: {what}; the sheets are {listed}{others}")
+        tops = (max(each.top, key=lambda row: sum(map(bool, row)), default=[]) for each in among)
+        columns = (", ".join(map(repr, filter(None, row))) for row in tops)
+        has = "; ".join(f"{each.name!r} ({some})" for each, some in zip(among, columns))
+        raise UserError(f"{path}: {what}; the sheets, with their columns, are {has}{others}")
     found, at = next(iter(is_found or rows), (among[0], -1))  # the row with the names of the columns
     while (found, at + 1) in is_found:  # merged cells are in two rows of names
         at += 1
@@ -332,7 +359,7 @@ def _sheets(path: str, *_state: int) -> tuple[str, list[_Sheet], tuple[str, ...]
         if zipfile.is_zipfile(path):
             with zipfile.ZipFile(path) as parts:
                 names = parts.namelist()
-            if not {"content.xml", "xl/workbook.xml", "xl/workbook.bin"}.intersection(names):
+            if not re.search(r"content\.xml|(xl/workbook|word/document|ppt/presentation)\.", " ".join(names)):
                 raise UserError(f"{path}: is not a table but a zip archive; unpack it")
             kind = "OpenDocument" if "content.xml" in names else "Excel"
             if kind == "OpenDocument":
@@ -390,20 +417,27 @@ def _one_message(path: str) -> Iterator[None]:
     except BaseException as error:
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":  # Rust's
             raise
+        with opened(path) as file:
+            content = file.read()
+        if kind := next((kind for sign, kind in _DOCUMENTS.items() if re.search(sign, content)), None):
+            raise UserError(f"{path}: is no table but {kind}; {OF_DOCUMENT}") from None
         remedy = "it is damaged, protected by a password or no workbook; save it again as .xlsx or CSV"
         raise UserError(f"{path}: cannot be read as a workbook ({error!s:.200}): {remedy}") from None
 
 
-# ---- Stata and SPSS
+# ---- Stata, SPSS and SAS
 
 
 def _statistics(path: str, kind: str, encoding: str | None, texts: Sequence[str], flags: bool) -> Binary:
     _package(path, "pyreadstat", "stata")
-    reader = "read_dta" if kind == "Stata" else "read_sav"
+    reader = f"read_{_STATISTICS[kind]}"
     encoding = encoding and encoding.removesuffix("-sig").upper()
+    # dates of SAS are read by pyreadstat, the others by `_moment`
+    as_stored = {"disable_datetime_conversion": kind in ("Stata", "SPSS")}
+    as_stored |= {} if kind == "SAS transport" else {"user_missing": True}
 
     def table(**rows: Any) -> tuple[dict[str, list], Any]:
-        how = {"encoding": encoding, "user_missing": True, "disable_datetime_conversion": True, **rows}
+        how = {"encoding": encoding, **as_stored, **rows}
         asked = pickle.dumps((sys.path, reader, path, how))
         command = [sys.executable, "-I", "-c", _READ_STATISTICS]
         # in a session of its own, so that Ctrl-C reaches this process only

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from histocc.data.binary import present
 from histocc.data.rows import MISSING_WORDS
-from histocc.data.tables import Chunk, read_chunks, table_format
+from histocc.data.tables import Chunk, read_chunks, table_format, unique_names
 from histocc.runtime.errors import UserError
 from histocc.text import (
     AS_IS,
@@ -161,9 +161,10 @@ class Table:
         named = [*texts, *codes, *filter(None, [language_col, weight_col]), *(others or ())]
         # the last column of this name, since a table may have had its own before it was coded
         decided = [place for place, name in enumerate(header) if name == DECIDED][-1:]
-        chosen = [*map(header.index, named), *decided]
+        by_name = unique_names(header)
+        chosen = [*map(by_name.index, named), *decided]
         self.places = list(range(len(header))) if others is None else chosen
-        self.names = [header[place] for place in self.places]
+        self.names = [by_name[place] for place in self.places]
         self.decided = self.places.index(decided[0]) if decided else None
         self.texts, self.codes = list(map(self.names.index, texts)), list(map(self.names.index, codes))
         self.languages = self.names.index(language_col) if language_col else None

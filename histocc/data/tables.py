@@ -1,5 +1,5 @@
-"""A reader of tables, in chunks of columns: CSV in any encoding and with any delimiter, also in gzip, and the
-tables of `histocc.data.binary`.
+"""A reader of tables, in chunks of columns: CSV in any encoding and with any delimiter, and JSON lines, also
+in gzip, and the tables of `histocc.data.binary`.
 
 Values stay the text in the file: "NA", "null" and "0123" are never turned into anything else. Memory holds
 one chunk, however long the file is; only a workbook is held whole.
@@ -11,39 +11,63 @@ import csv
 import gzip
 import io
 import itertools
+import json
 import os
 import re
+import shlex
 import zlib
 from collections import Counter
 from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, lru_cache
 from itertools import compress, islice
 from typing import Any, BinaryIO, NamedTuple, cast
 
 import numpy as np
 
-from histocc.data.binary import CHUNK, Binary, composed, open_table
+from histocc.data.binary import CHUNK, OF_DOCUMENT, Binary, Rows, composed, open_table, unique_names
+from histocc.formatter import SEP_VALUE
 from histocc.runtime.errors import UserError
 from histocc.runtime.files import opened
 
 DELIMITERS = {"comma": ",", "semicolon": ";", "tab": "\t", "pipe": "|"}
-TABLE_NAME = re.compile(r"(.*)\.((csv|tsv)(\.gz)?|parquet|xls[xmb]?|ods|dta|z?sav)", re.IGNORECASE)
+TABLE_NAME = re.compile(
+    r"(.*)\.((csv|tsv|jsonl|ndjson)(\.gz)?|parquet|xls[xmb]?|ods|dta|z?sav|xpt|sas7bdat)\Z", re.IGNORECASE
+)
 _BEGIN = 1 << 16  # bytes by which the kind of a file is detected
 _LINE_BREAK = re.compile("\r\n|\r|\n")
 _QUOTES = "a cell that begins with a quotation mark must end with one, and those inside it must be doubled"
 _NO_QUOTES = "; --no-quotes reads files in which they are ordinary characters"
-# Patterns of the first bytes of other kinds of files, and their names.
+_JSON_LINES = rb'(\xef\xbb\xbf)?\s*\{[ \t]*["}]'
+_PICTURE = "transcribe its text into a table"
+_AS_JSON_LINES = (
+    '; write its rows as JSON lines by\n  python -c "import json, sys; print(*map(json.dumps, {}),'
+    " sep='\\n', file=open(sys.argv[2], 'x'))\" IN OUT.jsonl"
+)
+# Patterns of the first bytes of other kinds of files, and their names. IN is the file, OUT the name without
+# its ending.
 _OTHERS = {
     rb"(RD[ABX][23]\n)?X\n\0\0\0": "an R data file; save its table x from R: arrow::write_parquet(x,"
     ' "x.parquet"), or write.csv(x, "x.csv", row.names = FALSE, na = "")',
     rb".{0,200}ASCII SPSS PORT FILE": "a portable SPSS file; save it as .sav",
-    rb"\xfd7zXZ": "compressed with xz; unpack it with: xz --decompress --keep",
-    rb"BZh[1-9]1AY": "compressed with bzip2; unpack it with: bunzip2 --keep",
-    rb"ARROW1|FEA1": "a Feather file; save it as Parquet: pandas.read_feather(IN).to_parquet(OUT)",
+    rb"\xfd7zXZ": "compressed with xz; unpack it with: xz --decompress --keep IN",
+    rb"BZh[1-9]1AY": "compressed with bzip2; unpack it with: bunzip2 --keep IN",
+    rb"(ARROW1|FEA1)\0": 'a Feather file; save it as Parquet:\n  python -c "import pandas, sys;'
+    ' pandas.read_feather(sys.argv[1]).to_parquet(sys.argv[2])" IN OUT.parquet',
+    rb"\x89PNG\r": f"a PNG picture; {_PICTURE}",
+    rb"\xff\xd8\xff": f"a JPEG picture; {_PICTURE}",
+    rb"II\*\0|MM\0\*": f"a TIFF picture; {_PICTURE}",
+    rb"%PDF-|\{\\rtf": f"a PDF or RTF document; {OF_DOCUMENT}",
     rb"(?i:(\xef\xbb\xbf)?\s*<(!doctype|html|head|body|meta|style|table|\?xml)\b)": "HTML or XML; open it"
     " in a spreadsheet program and save it as .xlsx",
-    rb"\s*(\[\s*\{|\{\s*\")": "JSON; save it as CSV: pandas.read_json(IN).to_csv(OUT, index=False)",
+    rb"(\xef\xbb\xbf)?\s*\[\s*\{(?=.*\"data\"\s*:\s*\{)(?=.*\"annotations\"\s*:\s*\[)": "JSON of Label Studio"
+    + _AS_JSON_LINES.format(
+        "(dict(t['data'], choices=[c for r in a.get('result', ()) for c in r.get('value', {}).get('choices',"
+        " ())]) for t in json.load(open(sys.argv[1], 'rb')) for a in t['annotations'] or [{}])"
+    )
+    + " (codes in column choices)",
+    rb"(\xef\xbb\xbf)?\s*\[\s*\{": "JSON" + _AS_JSON_LINES.format("json.load(open(sys.argv[1], 'rb'))"),
+    rb"(\xef\xbb\xbf)?\s*\{[ \t]*[\r\n]\s*\"": "JSON; write each row as an object on a line of a .jsonl file",
 }
 
 # Characters of a cell: an open quotation mark must not swallow the memory with the file.
@@ -93,14 +117,23 @@ def table_format(
     with _unpacked(path) as (file, raw):
         begin, is_packed = file.read(_BEGIN), file is not raw
     if kind := next((kind for magic, kind in _OTHERS.items() if re.match(magic, begin, re.DOTALL)), None):
+        if is_packed and "IN OUT" in kind:
+            kind = f"{kind.partition(';')[0]} in gzip; unpack it with: gunzip --keep IN"
+        names = {"IN": shlex.quote(path), "OUT": shlex.quote(os.path.splitext(path)[0])}
+        kind = re.sub(r"\b(IN|OUT)\b", lambda found: names[found[0]], kind)
         raise UserError(f"{path}: is not a CSV file but {kind}")
-    if binary := open_table(path, begin, is_packed, encoding, sheet, texts, flags):
+    state = os.stat(path)
+    version = state.st_ino, state.st_size, state.st_mtime_ns
+    if re.match(_JSON_LINES, begin):
+        binary = _json_lines(path, encoding or "utf-8-sig", *version)
+    else:
+        binary = open_table(path, begin, is_packed, encoding, sheet, texts, flags)
+    if binary:
         names, notes = _names(binary.names, binary.notes)
         return Format(names, "", "", 0, notes, binary=binary)
     notes: tuple[str, ...] = ()
     if encoding is None:
-        state = os.stat(path)
-        encoding, notes = _detected(path, flags, state.st_ino, state.st_size, state.st_mtime_ns)
+        encoding, notes = _detected(path, flags, *version)
     with _unpacked(path) as (file, _), _decodes(path, encoding, flags):
         text = io.TextIOWrapper(file, encoding=encoding, newline="")
         first = [text.readline(), *islice(text, 20)]
@@ -138,7 +171,10 @@ def _names(written: list[str], notes: tuple[str, ...]) -> tuple[list[str], tuple
     """Return (names of columns, notes on them and those given)."""
     if any(name != " ".join(name.split()) for name in written):
         notes += ("has blanks around names of columns, or line breaks in them, which do not count",)
-    return list(map(composed, written)), notes
+    names = list(map(composed, written))
+    if later := [repr(new) for name, new in zip(names, unique_names(names)) if name != new]:
+        notes += (f"has several columns of one name; flags call the later ones {', '.join(later[:10])}",)
+    return names, notes
 
 
 def column_problems(
@@ -147,9 +183,9 @@ def column_problems(
     """Return the problems of a file's columns, a line each. flags: by column name, the flag that gives it."""
     problems, by_flags = [], flags is not None
     for name in dict.fromkeys(wanted):
-        if header.count(name) > 1:
+        if header.count(name) > 1 and name not in (flags or ()):
             problems.append(f"{path}: column {name!r} is listed {header.count(name)} times")
-        if name in header:
+        if name in header or flags and name in flags and name in unique_names(header):
             continue
         near = [other for other in header if other.casefold() == name.casefold()]
         hints = [
@@ -163,10 +199,10 @@ def column_problems(
         if begin.startswith((b"PK", b"\xd0\xcf")):  # a workbook
             other = "; --sheet names another sheet" * by_flags
             hints.append(f". Column names are looked for in the first 20 rows{other}")
-        lines = begin.splitlines()[1:20]
+        lines = [] if re.match(_JSON_LINES, begin) else begin.splitlines()[1:20]
         if below := [i for i, line in enumerate(lines, 2) if all(name.encode() in line for name in wanted)]:
             hints.append(f". The column names seem to be in line {below[0]}: remove the lines above")
-        has = ", ".join(map(repr, header)) or "none"
+        has = ", ".join(map(repr, unique_names(header))) or "none"
         problems.append(f"{path}: has no column {name!r}; it has {has}{''.join(hints)}")
     return problems
 
@@ -178,7 +214,7 @@ def read_chunks(path: str, columns: Sequence[str] | Sequence[int] | None, *how: 
     table = table_format(path, *how)
     width = len(table.names)
     wanted = range(width) if columns is None else columns
-    places = [each if isinstance(each, int) else table.names.index(each) for each in wanted]
+    places = [each if isinstance(each, int) else unique_names(table.names).index(each) for each in wanted]
     if table.binary:
         yield from itertools.starmap(Chunk, table.binary.read(places))
         return
@@ -223,6 +259,44 @@ def table_rows(path: str, table: Format) -> Iterator[tuple[int, list[str]]]:
                 yield reader.line_num, row
         except csv.Error as error:
             raise UserError(f"{path}, line {reader.line_num:,}: is not readable as CSV ({error})") from None
+
+
+@lru_cache(maxsize=4)
+def _json_lines(path: str, encoding: str, *_state: int) -> Binary:
+    """Return a table of JSON objects, one on each line. Its columns are the names in any of them."""
+    as_written = dict.fromkeys(("parse_int", "parse_float", "parse_constant"), str)
+
+    def scalar(value: Any) -> str:
+        return value if isinstance(value, str) else {None: "", True: "TRUE", False: "FALSE"}[value]
+
+    def cells(text: str) -> Iterator[tuple[str, str]]:
+        for name, value in json.loads(text, **as_written).items():
+            try:
+                several = value if isinstance(value, list) else [value]
+                yield name, SEP_VALUE.join(filter(None, map(scalar, several)))
+            except TypeError:  # an object, or lists in a list
+                yield name, json.dumps(json.loads(text)[name], ensure_ascii=False)
+
+    def rows() -> Iterator[tuple[int, dict[str, str]]]:
+        with _unpacked(path) as (file, _):
+            for number, line in enumerate(file, 1):
+                try:
+                    row = dict(cells(line.decode(encoding))) if line.strip() else {}
+                    "".join([*row, *row.values()]).encode()  # half a character (\\ud800) is no text
+                except (ValueError, AttributeError, RecursionError) as error:
+                    what = f"is not a JSON object in {encoding.removesuffix('-sig')} ({error})"
+                    raise UserError(f"{path}, line {number:,}: {what}") from None
+                if line.strip():
+                    yield number, row
+
+    def read(places: Sequence[int]) -> Iterator[Rows]:
+        some, wanted = rows(), [names[place] for place in places]
+        while piece := list(islice(some, CHUNK)):
+            lines = np.array([line for line, _ in piece], dtype=np.int64)
+            yield lines, [[row.get(name, "") for _, row in piece] for name in wanted]
+
+    names = list(dict.fromkeys(name for _, row in rows() for name in row))
+    return Binary("JSON lines", names, read)
 
 
 @contextlib.contextmanager

@@ -39,7 +39,7 @@ from histocc.data.config import (
 from histocc.data.descriptions import read_descriptions
 from histocc.data.report import report_lines
 from histocc.data.rows import OUTSIDE_KEY, hold_numbers, language_name, read_key
-from histocc.data.tables import table_format
+from histocc.data.tables import table_format, unique_names
 from histocc.evaluate import baseline
 from histocc.evaluate import report as report_of
 from histocc.figure import ENTRY, OTHER, OTHERS, TEST, VALIDATION, Figure, may_have_seen
@@ -160,7 +160,7 @@ def prepare_settings(args: EvaluateConfig, state: dict, formatter: BlockyFormatt
     """
     trained, columns = state.get("args", {}), args.target_cols or formatter.target_cols
     texts = args.input_col or text_columns(trained.get("input_col"))
-    there = {name for path in args.data for name in table_format(path, *args.how(texts)).names}
+    there = {name for path in args.data for name in unique_names(table_format(path, *args.how(texts)).names)}
     if not args.target_cols:  # the data may have fewer columns of codes than those of the training
         columns = [name for name in columns if name in there] if there.intersection(columns[:1]) else columns
     language, language_col = args.language, args.language_col

@@ -35,7 +35,7 @@ from histocc.data.config import column_flags, text_columns, text_flags
 from histocc.data.descriptions import read_descriptions
 from histocc.data.records import DECIDED, Records, Table
 from histocc.data.rows import MOST_LEN, code_of_cell, csv_text, language_name
-from histocc.data.tables import column_problems, table_format
+from histocc.data.tables import TABLE_NAME, column_problems, table_format, unique_names
 from histocc.figure import NONE, Figure, percent
 from histocc.formatter import ANSWER, BESIDE, NUMBERS, OF_LEVEL, coded_columns, hisco_classes
 from histocc.predict.coder import KNOWN, SHOWN, Coded, Coder, training_examples
@@ -136,7 +136,7 @@ class Coding:
         trained, notes, language = self.coder.input_cols, [], [*filter(None, [args.language_col])]
         if args.input_col is None and trained not in ([], text_columns(None)):
             with contextlib.suppress(UserError):  # no sheet of a workbook has them
-                names = {*table_format(self.path, *args.how([*trained, *language])).names}
+                names = {*unique_names(table_format(self.path, *args.how([*trained, *language])).names)}
                 # a file without these and the usual one is told which of these it lacks
                 if {*trained} <= names or names.isdisjoint(text_columns(None)):
                     args = args.with_decided(input_col=trained)
@@ -147,7 +147,7 @@ class Coding:
             notes = [f"{what}: its answers are worse than conf says"]
         self.format = table_format(self.path, *args.how([*texts, *language]))
         if args.language is args.language_col is None:
-            others = {*self.format.names} - {*texts}
+            others = {*unique_names(self.format.names)} - {*texts}
             column = next((name for name in (self.coder.language_col, "lang") if name in others), None)
             of_training = self.coder.known(self.coder.language or UNKNOWN_LANGUAGE)
             if column:
@@ -533,12 +533,13 @@ class Coding:
     def fitting_commands(self) -> list[list[str]]:
         """Return the commands by which rows that a person codes fit the confidence."""
         args, coded = self.args, self.args.output
+        stem = TABLE_NAME.sub(r"\1", coded)
         texts = text_flags(self.input_cols)
         column = ["--language-col", args.language_col] if args.language_col else []
         key = ["--key", os.path.join(os.path.dirname(self.weights), "key.csv")]
         review = [*text_flags(self.input_cols, args), *column, *(key if self.system != "hisco" else [])]
-        sheet, rows, final = (f"{coded}.{name}.csv" for name in ("sheet", "rows", "final"))
-        new = ["--output", f"{coded}.model"] if models.is_shared(args.model) else []
+        sheet, rows, final = (f"{stem}.{name}.csv" for name in ("sheet", "rows", "final"))
+        new = ["--output", f"{stem}.model"] if models.is_shared(args.model) else []
         language = column or ["--language", args.language or UNKNOWN_LANGUAGE]
         of_model = ["--model", args.model, "--data", rows, *texts, *language, "--fit-confidence", *new]
         return [
@@ -570,8 +571,8 @@ class Coding:
             yield f"Languages that the model does not know, coded as unk: {unknown.total():,} rows: {names}"
         if not args.non_verbose:
             unfitted = f"the confidence of {self.decoder} is not fitted"
-            command = f"python -m histocc.evaluate --model {args.model} --data CODED.csv --fit-confidence"
-            unfitted += f"; {command} fits it on rows with known codes"
+            command = f"python -m histocc.evaluate --model {shlex.quote(args.model)} --data CODED.csv"
+            unfitted += f"; {command} --fit-confidence fits it on rows with known codes"
             why = "--raw-confidence is given" if args.raw_confidence else unfitted
             expected = f"How many rows are right is not known: {why}"
             if self.is_fitted:

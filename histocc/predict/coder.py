@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import os
+import shlex
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -147,7 +148,7 @@ class Coder:
             new = " --output NEW, which --model then takes" * models.is_shared(model)
             raise UserError(
                 f"{flag}: how often {model} is right is not known. 200 texts with known codes, none of its"
-                f" training, tell: python -m histocc.evaluate --model {model} --data CODED.csv"
+                f" training, tell: python -m histocc.evaluate --model {shlex.quote(model)} --data CODED.csv"
                 f" --fit-confidence{new}"
             )
 

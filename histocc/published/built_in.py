@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 from histocc import lexicon
 from histocc.runtime.errors import UserError
@@ -31,10 +32,15 @@ def path() -> str:
     return os.path.join(cache_folder(), f"{NAME}-{hash_of_sources('**/*.py', '**/*.csv')}")
 
 
+def is_made(folder: str) -> bool:
+    """Return whether a folder holds the model and its rows; what cleans caches may have removed some."""
+    return all(any(Path(folder).glob(name)) for name in ("best.bin", "prepared/*/*.txt"))
+
+
 def folder() -> str:
     """Return the folder of the built-in model, made if it is not there. Raises UserError."""
     made = path()
-    if os.path.isdir(made):
+    if is_made(made):
         return made
     why = "".join(save_path_problems(made))
     if not why:
@@ -51,7 +57,7 @@ def folder() -> str:
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     said = process.communicate(timeout=1)[1]
                 stage.add()
-        if not process.returncode and os.path.isdir(made):
+        if not process.returncode and is_made(made):
             return made
         why = said.decode(errors="replace").rpartition("error: ")[2].strip() or "it was stopped"
     raise UserError(f"the built-in model was not made: {why}\n  {CACHE} names another folder to keep it in")

@@ -139,7 +139,7 @@ def outline(model: str) -> Loaded | None:
     """Return a model that knows no text but has the languages, codes and decoder of the built-in model, if
     that is named and has to be made: names are checked by it before. None for any other.
     """
-    if model != built_in.NAME or os.path.lexists(model) or os.path.isdir(built_in.path()):
+    if model != built_in.NAME or os.path.lexists(model) or built_in.is_made(built_in.path()):
         return None
     formatter, key = BlockyFormatter("hisco", ["hisco_1", "hisco_2", "hisco_3"]), hisco_key()
     state = {"kind": "flat", "languages": lexicon.LANGUAGES, "key": {code: i for i, code in enumerate(key)}}

@@ -31,7 +31,7 @@ from histocc.data.config import AUTO, Column, Format, text_columns
 from histocc.data.descriptions import CODE_COLUMNS, TEXT_COLUMNS, read_descriptions
 from histocc.data.records import DECIDED, GUESS, Record, is_undecided
 from histocc.data.rows import csv_text, read_key
-from histocc.data.tables import table_format
+from histocc.data.tables import TABLE_NAME, table_format
 from histocc.formatter import hisco_classes, hisco_key
 from histocc.review import serve
 from histocc.review.agreement import compare, share
@@ -128,8 +128,8 @@ class ReviewConfig(Format):
 def codes_of_key(args: ReviewConfig, coded: CodedFile, key: list[str] | None) -> Codes:
     """Return the codes that may be written, with their titles. Raises UserError."""
     if key is None and coded.system != "hisco":
-        what = f"add --key RUN/key.csv: it lists the codes of {coded.system} that may be written"
-        raise UserError(f"{what}; a run has it in its folder")
+        what = f"add --key FILE, which lists the codes of {coded.system} that may be written"
+        raise UserError(f"{what}: key.csv, in the folder of the model that has coded {coded.path}")
     codes = key or list(hisco_key())
     words = read_descriptions(args.descriptions, codes, coded.formatter) | coded.descriptions
     return Codes(codes, coded.system, words)
@@ -139,8 +139,8 @@ def next_command(args: ReviewConfig, coded: CodedFile, sheet: str) -> str:
     """Return the shell command that takes a sheet of this file."""
     action = "report" if args.sample else "apply"
     command = ["python", "-m", "histocc.review", action, sheet, "--to", args.files[0]]
-    ending = ending_of(args.files[0])
-    outputs = (f"{args.files[0]}.final{number or ''}{ending}" for number in range(1000))
+    stem, ending = TABLE_NAME.sub(r"\1", args.files[0]), ending_of(args.files[0])
+    outputs = (f"{stem}.final{number or ''}{ending}" for number in range(1000))
     command += [] if args.sample else ["--output", next(path for path in outputs if not os.path.exists(path))]
     columns = "input_col", "weight_col", "language_col", "delimiter", "encoding", "no_quotes", "sheet"
     columns += "ditto", "fill_down"
@@ -199,7 +199,9 @@ def make_sheet(args: ReviewConfig, coded: CodedFile, key: list[str] | None) -> N
     how = f": {args.rows:,} rows drawn at random" if drawn else how * coded.is_coded
     print(f"{args.output}: {len(chosen):,} texts, which stand in {rows:,} of {coded.rows:,} rows{how}")
     ways = "1 to 5 for the code of that number, a code, several of them with & between, none, or skip"
-    print(f"Fill in the column decision: {ways}. Then:\n  {next_command(args, coded, args.output)}")
+    command = next_command(args, coded, args.output)
+    of_run = " (RUN: the folder of the model that has coded the file)" * ("RUN/key.csv" in command)
+    print(f"Fill in the column decision: {ways}. Then{of_run}:\n  {command}")
 
 
 def apply_sheets(args: ReviewConfig, coded: CodedFile, key: list[str] | None) -> None:
@@ -301,7 +303,7 @@ def training_rows(path: str, coded: CodedFile, decided: dict[Key, list[str]]) ->
     lacks none). The table need not exist. Raises UserError if it has other columns.
     """
     width, language = len(coded.input_cols), [] if coded.language is None else [coded.language]
-    texts = [coded.header[place] for place in [*coded.input_cols, *language]]
+    texts = [coded.table.names[place] for place in [*coded.input_cols, *language]]
     header, content, known = [*texts, *(coded.header[place] for place in coded.codes)], b"", set()
     if os.path.exists(path):
         if table_format(path)[:3] != (header, ",", "utf-8-sig"):
@@ -361,9 +363,9 @@ def serve_page(args: ReviewConfig, coded: CodedFile, key: list[str] | None) -> N
     print(f"Then, with codes for all rows, of which undecided ones have learned codes:\n  {command}")
     train = ["python", "finetune.py", "--dataset", training]
     train += ["--formatter", coded.formatter.kind.replace("gpf", AUTO)]
-    train += ["--input-col", *(coded.header[place] for place in coded.input_cols)]
+    train += ["--input-col", *(coded.table.names[place] for place in coded.input_cols)]
     train += ["--target-cols", *(coded.header[place] for place in coded.codes)]
-    train += [] if coded.language is None else ["--language-col", coded.header[coded.language]]
+    train += [] if coded.language is None else ["--language-col", coded.table.names[coded.language]]
     print(f"A model is trained on the decisions by\n  {shlex.join(train)}")
 
 

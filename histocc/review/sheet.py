@@ -13,7 +13,7 @@ from typing import Any
 from histocc.data.config import column_flags
 from histocc.data.records import DECIDED, MODEL, Table
 from histocc.data.rows import MISSING_WORDS, NUMBER, code_of_cell, escape_formula, language_name, unescape
-from histocc.data.tables import column_problems, table_format, table_rows
+from histocc.data.tables import column_problems, table_format, table_rows, unique_names
 from histocc.formatter import (
     CLASSES,
     NUMBERS,
@@ -105,6 +105,7 @@ class CodedFile:
         show, filled = (asked.show or [], CONFIDENCE * asked.fill) if asked else ([], ())
         reading: tuple[Any, ...] = asked.how(wanted) if asked else (None, None, False, None, wanted)
         self.path, header = path, table_format(path, *reading).names
+        by_name = unique_names(header)
         if language_column is None and "lang" in header:
             language_column = "lang"
             wanted.append(language_column)
@@ -139,9 +140,10 @@ class CodedFile:
         raise_if_any(column_problems(path, header, columns, column_flags(asked) if asked else None))
         self.header, self.formatter = header + new, formatter_of(self.system)
         self.added = [MODEL if name == DECIDED and self.is_coded else "" for name in new]
-        self.input_cols, self.decided = list(map(header.index, input_cols)), self.header.index(DECIDED, first)
-        self.language = header.index(language_column) if language_column else None
-        self.show = list(map(header.index, show))
+        self.input_cols = list(map(by_name.index, input_cols))
+        self.decided = self.header.index(DECIDED, first)
+        self.language = by_name.index(language_column) if language_column else None
+        self.show = list(map(by_name.index, show))
         self.known: dict[Key, CodedText] = {}
 
         def numbered(*names: str) -> list[tuple[int, ...]]:

@@ -3,6 +3,7 @@ model are there once for any number of processes. It serves CPUs alone: a GPU do
 """
 
 import contextlib
+import itertools
 import mmap
 import multiprocessing
 import os
@@ -12,6 +13,7 @@ import sys
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -22,17 +24,25 @@ from histocc.runtime.signals import Stopped, leave_to_parent
 from histocc.runtime.world import World, die_with
 
 LOOK_SECONDS, JOIN_SECONDS = 0.05, 10.0
-CPU_LIMIT = "/sys/fs/cgroup/cpu.max"  # a container's microseconds of each so many, or "max"
+CGROUPS, OWN_CGROUPS = "/sys/fs/cgroup", "/proc/self/cgroup"
+# A group's microseconds of CPU in each so many, of version 2 and 1; "max" or -1: no limit
+CPU_LIMITS = ["cpu.max"], ["cpu.cfs_quota_us", "cpu.cfs_period_us"]
 
 T = TypeVar("T")
 
 
 def usable_cores() -> int:
-    """Return the number of cores that this process may use and a container's limit allows."""
+    """Return the number of cores that this process may use and the limits of its cgroups allow."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    with contextlib.suppress(OSError, ValueError), open(CPU_LIMIT, encoding="utf-8") as file:
-        quota, period = map(int, file.read().split())
-        return min(cores, max(1, round(quota / period)))
+    with contextlib.suppress(OSError):
+        for line in Path(OWN_CGROUPS).read_text("utf-8").splitlines():
+            _, controllers, path = line.split(":", 2)  # version 2 names no controllers
+            group = Path(CGROUPS, controllers, path.lstrip("/"))
+            for folder, names in itertools.product([group, *group.parents], CPU_LIMITS):
+                with contextlib.suppress(OSError, ValueError):
+                    texts = (Path(folder, name).read_text("utf-8") for name in names)
+                    quota, period = map(int, " ".join(texts).split())
+                    cores = min(cores, max(1, round(quota / period))) if quota > 0 else cores
     return cores
 
 

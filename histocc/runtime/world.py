@@ -341,13 +341,17 @@ def own_start(args: Processes, device: torch.device, local_rank: int) -> dict[st
 def wait_for_address(rank: int, seconds: float) -> object:
     """Wait until MASTER_ADDR is known (rank 0) or takes connections; torch's wait prints 40 lines of C++."""
     at: Any = (os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT"))
-    until = time.monotonic() + seconds
+    until, quiet_until = time.monotonic() + seconds, time.monotonic() + JOINING_SECONDS
     while all(at):  # else torch says which is missing
         try:
             return socket.create_connection(at, seconds).close() if rank else socket.getaddrinfo(*at)
-        except OSError:
+        except OSError as error:
             if time.monotonic() > until:
                 raise
+            if isinstance(error, socket.gaierror) and time.monotonic() > quiet_until:
+                said = f"rank {rank} waits for MASTER_ADDR={at[0]}, which its machine does not know"
+                print(f"WARNING: {said} ({error.strerror})", file=sys.stderr, flush=True)
+                quiet_until = until
         time.sleep(0.2)
 
 

@@ -9,6 +9,7 @@ several codes. Several processes wait for the first.
 """
 
 import os
+import shutil
 import sys
 import time
 import zlib
@@ -19,6 +20,7 @@ from histocc.data.prepare import nothing
 from histocc.data.rows import csv_text
 from histocc.job import card, config, inputs, train
 from histocc.predict import fitting
+from histocc.published.built_in import is_made
 from histocc.runtime import checkpoint, signals
 from histocc.runtime.files import OwnFiles, atomic_write, take_lock
 from histocc.runtime.frame import start
@@ -77,7 +79,7 @@ def make(folder: str, args: config.FinetuneConfig, world: World) -> None:
         while not take_lock(lock):
             world.give_up_if_asked()
             time.sleep(0.2)
-        if os.path.isdir(folder):
+        if is_made(folder):
             return
         os.makedirs(args.dataset[0], exist_ok=True)
         for name, content in tables().items():
@@ -95,6 +97,7 @@ def make(folder: str, args: config.FinetuneConfig, world: World) -> None:
             fitting.fit_run(config.decide(job, state), world, read.data, None)  # of answers by it
             card.finish(best, nothing, ABOUT)
             os.chdir(os.path.dirname(folder))  # no process may be in a folder that Windows renames
+            shutil.rmtree(folder, ignore_errors=True)  # what a cleaner has left
             os.rename(part, folder)
 
 

@@ -16,6 +16,7 @@ import time
 import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass
+from errno import ENOSPC
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from histocc.runtime.device import by_kind
-from histocc.runtime.errors import TrainingError, allow_open_files
+from histocc.runtime.errors import SHARED_MEMORY_IS_FULL, TrainingError, allow_open_files, errno_of
 from histocc.runtime.rng import ORDER, derived_seed, mix
 from histocc.runtime.signals import leave_to_parent, stop_asked
 from histocc.runtime.world import World
@@ -245,7 +246,10 @@ class BatchLoader:
             for share in self.loader:
                 yield from share
             return
-        shares = iter(self.loader)
+        try:
+            shares: Any = iter(self.loader)
+        except OSError as error:  # of the workers' semaphores
+            raise TrainingError(SHARED_MEMORY_IS_FULL) if error.errno == ENOSPC else error from None
         with contextlib.suppress(ValueError, AttributeError):  # not the main thread; Windows
             # torch's handler raises wherever the main thread is; the wait for a batch sees a dead worker
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -257,6 +261,8 @@ class BatchLoader:
                 return
             except Exception as error:
                 waited, reason = time.monotonic() - waiting_since, str(error).strip() or type(error).__name__
+                if any(worker.exitcode == ENOSPC for worker in shares._workers):
+                    raise TrainingError(SHARED_MEMORY_IS_FULL) from None
                 if isinstance(error, ConnectionError | EOFError):  # it died while it sent a batch
                     reason = "a worker exited unexpectedly"
                 if "timed out after" in reason:
@@ -276,7 +282,7 @@ def begin_worker(_: int) -> None:
 
     def not_handed_over(error: Exception, _: object) -> None:
         traceback.print_exception(error)
-        os._exit(1)
+        os._exit(errno_of(error) or 1)
 
     leave_to_parent()
     queue: Any = multiprocessing.queues.Queue
