@@ -81,16 +81,14 @@ def hisco_classes() -> dict[str, dict[str, str]]:
     return {name: {row["hisco"]: row[column] for row in rows} for name, column in columns.items()}
 
 
-def coded_columns(header: Sequence[str], first: str) -> range:
+def coded_columns(header: Sequence[str], first: int) -> range:
     """Return the places of the columns that predict has written: from that of the first code to needs_review
-    (earlier versions wrote no others) and the numbered ones behind it. Columns elsewhere are the user's own.
+    (earlier versions wrote no others), and numbered ones behind it. Columns elsewhere are the user's own.
     """
-    if first not in header or ANSWER[-1] not in header:
-        return range(0)
     end = header.index(ANSWER[-1]) + 1
     while end < len(header) and re.fullmatch(_NUMBERED, header[end]):
         end += 1
-    return range(header.index(first), end)
+    return range(first, end)
 
 
 class CodeError(ValueError):

@@ -279,7 +279,7 @@ def strip(text: str) -> str:
 
 def in_markdown(text: str) -> str:
     """Return `text` on one line of Markdown, in which its signs stand for themselves."""
-    return re.sub(r"[\\`*_<|\[\]]", r"\\\g<0>", " ".join(text.split()))
+    return re.sub(r"[\\`*<|\[\]]|(?<![^\W_])_|_(?![^\W_])", r"\\\g<0>", " ".join(text.split()))
 
 
 def as_is(text: str) -> str:

@@ -3,6 +3,7 @@ refused.
 """
 
 import csv
+import datetime
 import itertools
 import math
 import os
@@ -242,6 +243,35 @@ def test_a_workbook_has_codes_as_text_and_room_for_every_cell(model, tmp_path, m
     assert "a sheet has 30 rows, and there are 30 to write" in refused(*again)
     monkeypatch.setitem(sys.modules, "xlsxwriter", None)
     assert "out.xlsx needs xlsxwriter: pip install 'histocc[excel]'" in refused(*again)
+
+
+@pytest.mark.parametrize("where", ["end", "beside"])
+def test_a_workbook_differs_in_the_new_columns_alone(model, tmp_path, where):
+    openpyxl = pytest.importorskip("openpyxl")
+    pytest.importorskip("python_calamine")
+    pytest.importorskip("xlsxwriter")
+    book, rows = openpyxl.Workbook(), [["id", "occ1", "born", "paid", "farm", "is"]]
+    for i in range(1, 40):
+        rows.append([i, f"smed {i}", datetime.date(1900 + i, 5, 1), i / 8, f"0{i}", i % 2 == 0])
+    for row in rows:
+        book.active.append(row)
+    for (cell,) in book.active["C2:C40"]:
+        cell.number_format = "dd.mm.yyyy"
+    book.save(tmp_path / "in.xlsx")
+    given = ["--model", model, "--input", tmp_path / "in.xlsx", "--columns", where, "--overwrite-columns"]
+    for name in ("a", "b"):  # b codes a again
+        predict_here(*given, "--output", tmp_path / f"{name}.xlsx")
+        given[3] = tmp_path / "a.xlsx"
+    before, *after = (openpyxl.load_workbook(tmp_path / f"{name}.xlsx").active for name in ("in", "a", "b"))
+    for sheet in after:
+        columns = [column for column in sheet.iter_cols() if column[0].value in rows[0]]
+        assert len(columns) == 6 and sheet.max_row == 40
+        for own, column in zip(before.iter_cols(), columns):
+            held = [[(x.value, x.data_type, x.number_format) for x in cells] for cells in (own, column)]
+            assert held[0] == held[1]
+    assert (tmp_path / "a.xlsx").read_bytes() == (tmp_path / "b.xlsx").read_bytes()
+    names = [cell.value for cell in after[0][1]]
+    assert names.index("hisco_1") == (2 if where == "beside" else 6)
 
 
 def test_titles_and_classes_of_hisco_codes(model, tmp_path):

@@ -131,6 +131,21 @@ def test_rejected_rows_are_listed_with_line_column_value_and_reason(tmp_path):
     assert [len(row) for row in result.table("rejected_rows.csv")] == [5, 5] and result.reasons[0][0] == 6
 
 
+def test_lists_hold_no_formulas_and_keys_read_back(tmp_path):
+    """A spreadsheet would run them; numbers such as -1 stay."""
+    cells = [("=cmd()", "=A1"), ("=cmd()", "@b"), ("+x", "-1"), ("", "-c"), ("y", "-c"), ("z", "'=d")]
+    content = table(*(f'"{text}","{code}",' for text, code in cells))
+    result = prepare(tmp_path, content, kind="gpf", cols=HEADER[1:2], block_size=4, allow_short=True)
+    assert {row[0] for row in result.table("conflicts.csv")[1:]} == {"'=cmd()"}
+    assert result.codes == ["'=d", "-1", "-c", "=A1", "@b"]
+    written = [row[0] for row in result.table("key.csv")[1:]]
+    assert written == ["''=d", "-1", "'-c", "'=A1", "'@b"]
+    assert rows.read_key(str(result.folder / "key.csv")) == result.codes
+    content = table("farmer,=61110,", "smith,83110,")
+    result = prepare(tmp_path, content, cols=HEADER[1:2], fixed_codes=["83110"], drop_bad_labels=True)
+    assert [row[3] for row in result.rejected] == ["'=61110"]
+
+
 # ---- codes and languages
 
 

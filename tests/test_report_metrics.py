@@ -30,6 +30,18 @@ def test_codes_cut_to_fewer_digits():
     assert cut("10,2,-1", 2, ",") == "10,2" and cut("-1", 1, ",") == "-1"
 
 
+def test_a_table_shows_cells_as_they_are():
+    """Whatever signs of Markdown they hold; a line break would end the row."""
+    rows = [["a|b *c* _d_ `e` <b>f\\", 1234], ["two\nlines [x](y)", "83110 Smith"]]
+    assert figures.table(["`conf`", "n"], rows) == [
+        "| `conf` | n |",
+        "|---|---|",
+        r"| a\|b \*c\* \_d\_ \`e\` \<b>f\\ | 1,234 |",
+        r"| two lines \[x\](y) | 83110 Smith |",
+        "",
+    ]
+
+
 @pytest.mark.parametrize("digits", [1, 2, 5])
 def test_counts_of_sets(digits):
     """Codes of a row that become equal are one; two empty sets are equal."""

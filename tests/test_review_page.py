@@ -113,13 +113,11 @@ def decisions(folder):
     return [(row["text"], row["decision"]) for row in read(folder / "decided.csv")]
 
 
-def final(folder, *more, coded="coded.csv", columns=3):
+def final(folder, *more, coded="coded.csv"):
     to = ["--to", folder / coded, "--output", folder / "final.csv", "--guesses", "none"]
     run("apply", folder / "decided.csv", *to, *more)
     rows = read(folder / "final.csv")
-    return {
-        row["occ1"]: [row[f"hisco_{i}"] for i in range(1, columns + 1) if row[f"hisco_{i}"]] for row in rows
-    }
+    return {row["occ1"]: [row[x] for x in row if x.startswith("hisco_") and row[x]] for row in rows}
 
 
 def test_decisions_are_on_disk_when_the_next_text_comes_and_outlast_a_kill(folder):
@@ -254,9 +252,12 @@ def test_a_table_without_answers(folder):
         assert text["choices"][0] == offered
         key = dict(json.loads(server.send(server.address + "key.json")[1]))
         assert len(key) == 1919 and key["83110"] == "Blacksmith, General"
-    codes = final(folder, "--key", "hisco", coded="texts.csv", columns=5)
+    codes = final(folder, "--key", "hisco", coded="texts.csv")
     assert (codes["farmer"], codes["smith"], codes["clerk"]) == (["61110", "61115"], ["83110"], [])
-    assert list(read(folder / "final.csv")[0])[2:] == [*(f"hisco_{i}" for i in range(1, 6)), "decided_by"]
+    names = ["hisco_1", "title_1", "hisco_2", "title_2", "decided_by"]  # as many as a row has, with titles
+    rows = {row["occ1"]: [row[name] for name in names] for row in read(folder / "final.csv")}
+    assert list(read(folder / "final.csv")[0])[2:] == names
+    assert rows["smith"] == ["83110", "Blacksmith, General", "", "", "person"]
 
 
 def test_a_text_is_known_by_language(folder):
@@ -340,7 +341,7 @@ def test_texts_that_are_known_are_not_asked_for(folder):
             near += text["near"]
             server.decide(["61110"], text)
     assert asked == ["farmer", SCRIPT, "=1+1\nsmid"] and {"text": "farmers", "codes": ["83110"]} in near
-    codes = final(folder, *more, coded="texts.csv", columns=5)
+    codes = final(folder, *more, coded="texts.csv")
     assert (codes["smith"], codes["clerk"], codes["farmer"]) == (["83990"], ["39310"], ["61110"])
     by = {row["occ1"]: row["decided_by"] for row in read(folder / "final.csv")}
     assert (by["smith"], by["clerk"], by["farmer"]) == ("Ann", "known", "person")
@@ -385,8 +386,10 @@ def test_a_table_with_codes_of_ones_own(folder):
             offered[text["text"]] = [choice["code"] for choice in text["choices"]][:1]
             server.decide(["41025"] if text["text"] == "clerk" else "skip", text)
     assert offered == {"smith": ["83110"], "chemist": ["01110"], "clerk": ["30000"]}  # by its title
-    codes = final(folder, "--key", "hisco", coded="texts.csv", columns=5)
+    codes = final(folder, "--key", "hisco", coded="texts.csv")
     assert codes == {"smith": ["8-31.10", "na"], "chemist": ["1110"], "clerk": ["41025"]}
+    titles = {row["occ1"]: row["title_1"] for row in read(folder / "final.csv")}  # also where nobody decided
+    assert titles["chemist"] == "Chemist, General" and titles["smith"] == "Blacksmith, General"
 
 
 TRADES = {"baker": "77610", "smith": "83110", "weaver": "75432", "farmer": "61110"}
@@ -429,7 +432,7 @@ def test_decisions_teach(folder):
         low, high = state["interval"]
         assert low <= state["accuracy"] <= high and low >= 10 / 35
         wait_until(lambda: server.ask("new")["text"]["text"] != "weaver kent", lambda: server.ask("new"))
-        final(folder, "--key", "hisco", "--fill", coded="texts.csv", columns=5)
+        final(folder, "--key", "hisco", "--fill", coded="texts.csv")
         before = (folder / "final.csv").read_bytes()
         rows = {row["occ1"]: row for row in read(folder / "final.csv")}
         guess, decided = rows["weaver kent"], rows["weaver ashby"]
@@ -438,7 +441,7 @@ def test_decisions_teach(folder):
         wait_until(lambda: shown(server, kent)["text"]["choices"][0]["prob"] == conf, lambda: guess)
         assert (decided["hisco_2"], decided["decided_by"], decided["conf"]) == ("83110", "person", "")
         assert (rows["1850"]["hisco_1"], rows["1850"]["decided_by"]) == ("", "")  # nothing is like it
-        final(folder, "--key", "hisco", "--fill", "--overwrite", coded="texts.csv", columns=5)
+        final(folder, "--key", "hisco", "--fill", "--overwrite", coded="texts.csv")
         assert (folder / "final.csv").read_bytes() == before
         for text in weavers:
             server.decide("undo", shown(server, text)["text"])

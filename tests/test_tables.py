@@ -30,7 +30,7 @@ from histocc.data import tables
 from histocc.data.binary import table_writer
 from histocc.data.config import columns_of, file_problems, settings_from
 from histocc.data.report import report_lines
-from histocc.data.rows import code_of_cell, read_columns, read_key, read_words
+from histocc.data.rows import code_of_cell, csv_text, read_columns, read_key, read_words
 from histocc.data.tables import read_chunks, table_format
 from histocc.formatter import hisco_key, make_formatter
 from histocc.job.config import finetune_parser, train_mixer_parser
@@ -718,6 +718,117 @@ def test_what_no_cell_of_a_workbook_can_hold_is_refused(text):
         )
         with is_refused, table_writer(io.BytesIO(), "o.xlsx", header, set(), bytes) as write:
             write(rows)
+
+
+def copied(source: Path, output: Path) -> Path:
+    """Copy a table as predict copies its columns."""
+    table = table_format(str(source))
+    with (
+        open(output, "wb") as file,
+        table_writer(file, str(output), table.names, set(), csv_text, table.types_but(())) as write,
+    ):
+        for chunk in read_chunks(str(source), None):
+            write(list(zip(*chunk.columns)))
+    return output
+
+
+def test_what_goes_into_a_workbook_comes_out_of_it(tmp_path):
+    openpyxl, xlsxwriter = pytest.importorskip("openpyxl"), pytest.importorskip("xlsxwriter")
+    pytest.importorskip("python_calamine")
+    with xlsxwriter.Workbook(str(tmp_path / "in.xlsx")) as book:
+        sheet, formats = book.add_worksheet(), ["dd.mm.yyyy", 22, "[h]:mm", '0.00 "kr"', 9]
+        day, moment, hours, crowns, percent = (book.add_format({"num_format": x}) for x in formats)
+        sheet.write_row(1, 2, ["occ1", "n", "born", "at", "for", "paid", "share", "is", "code", "sum", "x"])
+        for row in range(2, 9):
+            sheet.write_row(row, 2, ["smith", row])
+            sheet.write_datetime(row, 4, datetime.datetime(1899 + row, 5, 1), day)
+            sheet.write_datetime(row, 5, datetime.datetime(1950, 1, 2, 3, 4), moment)
+            sheet.write_datetime(row, 6, datetime.timedelta(hours=30), hours)
+            sheet.write_number(row, 7, 1 / row, crowns)
+            sheet.write_number(row, 8, 0.25, percent)
+            sheet.write_boolean(row, 9, row % 2)
+            sheet.write_string(row, 10, f"0{row}10")
+            sheet.write_formula(row, 11, f"=D{row}+1", None, row + 1)
+            if row > 4:
+                sheet.write_string(row, 12, "=not a formula")
+    written = [copied(tmp_path / "in.xlsx", tmp_path / name) for name in ("out.xlsx", "again.xlsx")]
+    assert written[0].read_bytes() == written[1].read_bytes()
+
+    def cells(path, *area):
+        sheet = openpyxl.load_workbook(path, data_only=True).active
+        rows = sheet.iter_rows(*area) if area else sheet.iter_rows()
+        return [[(x.value, x.data_type, x.number_format) for x in row] for row in rows]
+
+    assert cells(written[0]) == cells(tmp_path / "in.xlsx", 2, None, 3)
+    table = tmp_path / "out.csv"  # the texts of a copy in CSV
+    assert copied(tmp_path / "in.xlsx", table).read_text().splitlines()[1].startswith("smith,2,1901-05-01,")
+
+
+def test_a_sheet_is_made_to_be_read(tmp_path):
+    openpyxl = pytest.importorskip("openpyxl")
+    pytest.importorskip("xlsxwriter")
+    header, numbers = (
+        ["occ1", "hisco_1", "prob_1", "conf", "needs_review"],
+        {"prob_1", "conf", "needs_review"},
+    )
+    with (
+        open(tmp_path / "o.xlsx", "wb") as file,
+        table_writer(file, "o.xlsx", header, numbers, csv_text) as write,
+    ):
+        write([["smith " * 20, "01110", "0.75", "0.5", "1"], ["x", "83110", "1", "1", "0"]])
+    sheet = openpyxl.load_workbook(tmp_path / "o.xlsx").active
+    assert all(cell.font.bold for cell in sheet[1]) and not sheet["A2"].font.bold
+    assert (sheet.freeze_panes, sheet.auto_filter.ref) == ("A2", "A1:E3")
+    assert sheet.column_dimensions["A"].width > 40 > sheet.column_dimensions["B"].width
+    assert sheet.column_dimensions["A"].width < 60
+    found = [(cell.value, cell.data_type, cell.number_format) for cell in sheet[2]][1:]
+    assert found[0] == ("01110", "s", "General") and found[3] == (1, "n", "General")
+    assert found[1:3] == [(0.75, "n", "0.0%"), (0.5, "n", "0.0%")]
+    [(area, [rule])] = sheet.conditional_formatting._cf_rules.items()
+    assert (str(area.sqref), rule.formula) == ("A2:E3", ["$E2=1"])
+    wide = [f"c{i}" for i in range(16_385)]
+    with (
+        pytest.raises(UserError, match="a sheet has 16,384 columns, and there are 16,385 to write"),
+        table_writer(io.BytesIO(), "o.xlsx", wide, set(), csv_text),
+    ):
+        pass
+
+
+def test_types_of_parquet_stata_and_spss_stay(tmp_path):
+    pa, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    for package in ("pyreadstat", "pandas"):
+        pytest.importorskip(package)
+    days = [datetime.date(1850, 2, 3), None, datetime.date(2024, 1, 1)]
+    table = pa.table(
+        {
+            "occ1": ["smith", "", None],
+            "id": pa.array([2**60, None, 1]),
+            "n": pa.array([1, None, 3], pa.int8()),
+            "share": [0.1 + 0.2, None, 2.0],
+            "is": [True, None, False],
+            "born": days,
+            "at": pa.array([0, None, 1], pa.timestamp("ns", "Europe/Berlin")),
+            "kind": pa.array(["a", None, "b"]).dictionary_encode(),
+        }
+    )
+    parquet.write_table(table, tmp_path / "in.parquet")
+    assert parquet.read_table(copied(tmp_path / "in.parquet", tmp_path / "out.parquet")).equals(table)
+    import pyreadstat
+
+    for ending, read in ((".dta", pyreadstat.read_dta), (".sav", pyreadstat.read_sav)):
+        written = [copied(tmp_path / "in.parquet", tmp_path / f"{i}{ending}") for i in (1, 2)]
+        once_more = copied(written[0], tmp_path / f"3{ending}")
+        assert len({path.read_bytes() for path in (*written, once_more)}) == 1
+        found, _ = read(written[0], output_format="dict")
+        assert found["born"] == days and found["n"] == [1, None, 3] and found["is"] == [1, None, 0]
+        assert found["share"] == [0.1 + 0.2, None, 2] and found["id"] == [str(2**60), "", "1"]
+        assert found["occ1"] == ["smith", "", ""] and found["kind"] == ["a", "", "b"]
+        for name in ("a" * 65, "with blank", "2nd"):
+            with (
+                pytest.raises(UserError, match=f"names of at most .* not '{name}': name it .csv or .parquet"),
+                table_writer(io.BytesIO(), f"o{ending}", ["occ1", name], set(), csv_text),
+            ):
+                pass
 
 
 SHEETS = {  # numbers as spreadsheets have them, a blank row, a date for a code, a formula without its value

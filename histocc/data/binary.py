@@ -25,6 +25,7 @@ from collections import defaultdict
 from collections.abc import Callable, Container, Iterator, Sequence
 from functools import lru_cache
 from itertools import islice
+from math import isfinite
 from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
@@ -110,9 +111,8 @@ class Missing(Cell):
 
 
 def _cell(text: str, value: Any, look: str | int = "") -> str:
-    """Return the text of a value, as a Cell unless it is one, or a number that no float holds."""
-    is_text = isinstance(value, str) or isinstance(value, int) and abs(value) >= 2**53
-    if is_text or text in ("inf", "-inf") or value is not None and not text:
+    """Return the text of a value, as a Cell unless it is one, or no finite number."""
+    if isinstance(value, str) or value is not None and text in ("", "inf", "-inf"):
         return text
     cell = Cell(text)
     cell.value, cell.look = value, look
@@ -280,15 +280,13 @@ def _parquet(path: str) -> Binary:
 
 
 def _parquet_cells(values: Any) -> list[str]:
-    from pyarrow import string, types
+    import pyarrow
 
-    if types.is_dictionary(values.type):
+    if pyarrow.types.is_dictionary(values.type):
         values = values.dictionary_decode()
-    is_float, is_other = types.is_floating(values.type), (types.is_integer, types.is_boolean, types.is_date)
-    texts = map(_number_text, values.to_pylist()) if is_float else values.cast(string()).to_pylist()
-    if is_float or any(is_of(values.type) for is_of in is_other):
-        return [_cell(text, value) if text else _NULL for text, value in zip(texts, values.to_pylist())]
-    return [_NULL if text is None else text for text in texts]
+    if pyarrow.types.is_floating(values.type):
+        return [_number_text(value) or _NULL for value in values.to_pylist()]
+    return [_NULL if text is None else text for text in values.cast(pyarrow.string()).to_pylist()]
 
 
 # ---- workbooks
@@ -531,37 +529,53 @@ def table_writer(
             yield lambda rows: out.write(as_csv(rows))
         return
     write = {".parquet": _write_parquet, ".xlsx": _write_xlsx}.get(ending, _write_statistics)
-    with write(file, name, header, [x in numbers for x in header], types or {}) as write_rows:
+    types = types or {}
+    reads = [float if x in numbers else _type_of(types[x]) if x in types else None for x in header]
+    with write(file, name, header, reads, types) as write_rows:
         yield write_rows
 
 
-def _value(cell: str, is_number: bool) -> Any:
-    if is_number:
-        return float(cell) if cell else None
-    return cell.value if isinstance(cell, Cell) else cell or None
+Read = Callable[[str], Any] | None  # returns the value that a text stands for in its column
+
+
+def _type_of(kind: Any) -> Read:
+    from pyarrow import types
+
+    if types.is_integer(kind):
+        return lambda text: int(text) if len(text) < 16 else text  # of more digits than floats have
+    if types.is_floating(kind):
+        return float
+    of_others = {types.is_boolean: "true".__eq__, types.is_date: datetime.date.fromisoformat}
+    return next((read for is_of, read in of_others.items() if is_of(kind)), None)
+
+
+def _value(cell: str, read: Read) -> Any:
+    if isinstance(cell, Cell) and not read:
+        return cell.value
+    return read(cell) if read and cell else cell or None
 
 
 @contextlib.contextmanager
-def _write_parquet(file: BinaryIO, _: str, header: list[str], are_numbers: list[bool], types: dict) -> Any:
+def _write_parquet(file: BinaryIO, _: str, header: list[str], reads: list[Read], types: dict) -> Any:
     import pyarrow
     from pyarrow import parquet
 
     text, kinds = pyarrow.string(), []
-    for name, is_number in zip(header, are_numbers):
-        kinds.append(pyarrow.float64() if is_number else types.get(name, text))
+    for name, read in zip(header, reads):
+        kinds.append(types.get(name, pyarrow.float64() if read else text))
         try:
             pyarrow.array([], text).cast(kinds[-1])
         except pyarrow.ArrowNotImplementedError:  # such as times of day
             kinds[-1] = text
     schema = pyarrow.schema(list(zip(header, kinds)))
 
-    def array(cells: Sequence[str], is_number: bool, kind: Any) -> Any:
-        held = [_value(x, True) if is_number else None if x is _NULL else x for x in cells]
-        return pyarrow.array(held, kind if is_number else text).cast(kind)
+    def array(cells: Sequence[str], read: Read, kind: Any) -> Any:
+        held = [None if cell is _NULL or read and not cell else cell for cell in cells]
+        return pyarrow.array(held, text).cast(kind)
 
     def write(rows: list) -> None:
         if rows:
-            arrays = list(map(array, zip(*rows), are_numbers, kinds))
+            arrays = list(map(array, zip(*rows), reads, kinds))
             writer.write_table(pyarrow.Table.from_arrays(arrays, schema=schema))
 
     with parquet.ParquetWriter(file, schema) as writer:
@@ -576,13 +590,13 @@ class _Exact(float):
 
 
 @contextlib.contextmanager
-def _write_xlsx(file: BinaryIO, name: str, header: list[str], are_numbers: list[bool], _: dict) -> Any:
+def _write_xlsx(file: BinaryIO, name: str, header: list[str], reads: list[Read], _: dict) -> Any:
     import xlsxwriter
     from xlsxwriter.exceptions import FileCreateError
     from xlsxwriter.utility import xl_col_to_name, xl_range
 
     with tempfile.TemporaryDirectory() as folder:  # the rows, until the file is complete
-        how = {"constant_memory": True, "nan_inf_to_errors": True, "tmpdir": folder}
+        how = {"constant_memory": True, "tmpdir": folder}
         book = xlsxwriter.Workbook(file, how)
         book.set_properties({"created": datetime.datetime(2000, 1, 1)})
         sheet, places, widths = book.add_worksheet(), itertools.count(1), []
@@ -596,14 +610,14 @@ def _write_xlsx(file: BinaryIO, name: str, header: list[str], are_numbers: list[
                 raise UserError(f"{name}: {what} {MAX_CELL:,} that XML allows: name the output .csv")
 
         def write_cell(place: int, column: int, cell: str) -> None:
-            value = _value(cell, are_numbers[column])
-            look = cell.look if isinstance(cell, Cell) and not are_numbers[column] else looks[column]
-            if isinstance(value, bool):
-                sheet.write_boolean(place, column, value)
-            elif isinstance(value, (int, float)):
-                sheet.write_number(place, column, _Exact(value), look_of(look) if look else None)
-            elif type(value) in _DATED and getattr(value, "year", 1900) >= 1900:
+            value = _value(cell, reads[column])
+            look = looks[column] if reads[column] else getattr(cell, "look", "")
+            if type(value) in _DATED and getattr(value, "year", 1900) >= 1900:
                 sheet.write_datetime(place, column, value, look_of(look or _DATED[type(value)]))
+            elif isinstance(value, bool):
+                sheet.write_boolean(place, column, value)
+            elif isinstance(value, (int, float)) and isfinite(value):
+                sheet.write_number(place, column, _Exact(value), look_of(look) if look else None)
             else:
                 write_text(place, column, cell)
 
@@ -636,22 +650,28 @@ def _write_xlsx(file: BinaryIO, name: str, header: list[str], are_numbers: list[
 
 
 @contextlib.contextmanager
-def _write_statistics(file: BinaryIO, name: str, header: list[str], are_numbers: list[bool], _: dict) -> Any:
+def _write_statistics(file: BinaryIO, name: str, header: list[str], reads: list[Read], _: dict) -> Any:
     """Write a table of Stata or SPSS at once, so all rows are held in memory."""
-    table: list[list[str]] = []
-    yield table.extend
+    table: list[list[Any]] = [[] for _ in header]
+
+    def write(rows: list) -> None:
+        for held, read, cells in zip(table, reads, zip(*rows)):
+            held += (_value(cell, read) for cell in cells) if read is float else cells
+
+    yield write
     import pandas
     import pyreadstat
 
-    frame: Any = pandas.DataFrame(index=range(len(table)))
-    for column, is_number, cells in zip(header, are_numbers, zip(*table) if table else itertools.repeat(())):
-        values = [_value(cell, is_number) for cell in cells]
+    columns = {}
+    for column, read, cells in zip(header, reads, table):
+        values = cells if read is float else [_value(cell, read) for cell in cells]
         kinds = {type(value) for value in values if value is not None}
-        if is_number or kinds and kinds <= {int, float, bool}:
-            frame[column] = pandas.Series(values, dtype=float)
+        if read is float or kinds and kinds <= {int, float, bool}:
+            columns[column] = pandas.Series(values, dtype=float)
         else:
             is_time = len(kinds) == 1 and kinds <= {datetime.date, datetime.datetime, datetime.time}
-            frame[column] = pandas.Series(values if is_time else list(map(str, cells)), dtype=object)
+            columns[column] = pandas.Series(values if is_time else list(map(str, cells)), dtype=object)
+    frame: Any = pandas.DataFrame(columns)
     with tempfile.TemporaryDirectory() as folder:
         path = os.path.join(folder, "table")
         try:

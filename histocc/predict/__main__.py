@@ -195,7 +195,8 @@ class Coding:
         asked = self.added_columns(max(min(self.k, most), known, self.old_codes if replaces else 0))
         wanted = [*self.input_cols, *filter(None, [args.language_col])]
         if replaces:
-            written = coded_columns(header, first)
+            is_coded = {first, ANSWER[-1]} <= {*header}
+            written = coded_columns(header, header.index(first)) if is_coded else ()
             self.old = {
                 name: place
                 for place, name in enumerate(header)

@@ -212,8 +212,9 @@ def apply_sheets(args: ReviewConfig, coded: CodedFile, key: list[str] | None) ->
     guessed = learned_codes(args, coded, sheets) if args.fill else {}
     beside = [(coded.codes, None), (coded.words, sheets.codes.words)]
     beside += [(places, hisco_classes()[name]) for name, places in coded.classes.items()]
+    own = len(coded.header) - len(coded.added)  # columns; of the others those stay that some row fills
     most = max([1, *(len(codes) for codes, *_ in (*answers.values(), *guessed.values()))])
-    own = len(coded.header) - len(coded.added)
+    most = max(most, sum(place < own for place in coded.codes))
     empty = {place for places, _ in beside for place in places[most:] if place >= own}
     kept = [place for place in range(len(coded.header)) if place not in empty]
     header = [coded.header[place] for place in kept]

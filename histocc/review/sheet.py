@@ -117,7 +117,7 @@ class CodedFile:
         if self.is_coded:
             self.system = header[first].removesuffix("_1")
             # predict's columns stand together; columns of the same names elsewhere are the user's own
-            places = {header[i]: i for i in coded_columns(header, header[first])}
+            places = {header[i]: i for i in coded_columns(header, first)}
             new = [] if DECIDED in header[first:] else [DECIDED]
         elif system is None:
             lacks = (missing or ["of codes before prob_1"])[0]
