@@ -8,6 +8,9 @@
 Then answers of the built-in model at levels, as `predict --level LEVEL --target-accuracy 0.9` gives them:
 % of rows answered and % of these wrong; and over all rows % right, the mean confidence, and the expected
 calibration error in points over rows and over distinct texts. Rows whose code has no class do not count.
+
+Then pairs of titles of a list, joined by "and", &, /, a comma, + or ;, and the registers: % right, whole
+(`--split-texts none`) and split, and of the split answers the share, % right and the mean confidence.
 """
 
 import random
@@ -18,7 +21,7 @@ import numpy as np
 
 from histocc.data.rows import csv_text
 from histocc.formatter import DEEPEST, BlockyFormatter
-from histocc.lexicon import LANGUAGES
+from histocc.lexicon import LANGUAGES, titles
 from histocc.model.confidence import calibration_error
 from histocc.predict.coder import Coder
 from histocc.sample.built_in import THRESHOLD, tables
@@ -30,6 +33,9 @@ TARGET = 0.9  # of the answers at levels that shall be right
 LEVELS_TEXT = f"""Answers of the built-in model at a level where its confidence is {TARGET} or more (`predict
 --level LEVEL --target-accuracy {TARGET}`; auto: at the deepest number of digits). Right, expected and the
 calibration error (in points) are of all rows, answered or not."""
+AND = dict(zip(LANGUAGES, (" and ", " og ", " och ", " en ", " und ", " et ")))
+PAIRS_TEXT = """Pairs of titles of a list, which are not those of the model's training, and the registers,
+with one code for a row: % right of texts as a whole, and split as `predict` does it."""
 
 
 def rows_of(path: str) -> list[tuple[str, str, str]]:
@@ -116,6 +122,35 @@ def at_levels(model: str, registers: dict[str, list]) -> list[list[str]]:
     return lines
 
 
+def pairs(number: int = 1000, seed: int = 8) -> list[tuple[str, str, set[str]]]:
+    """Return (text, language, codes) of pairs of titles with an occupation each, of different codes."""
+    draw, found = random.Random(seed), []
+    while len(found) < number:
+        language = draw.choice(LANGUAGES)
+        listed = sorted(titles(language).items())
+        (one, first), (two, second) = draw.choice(listed), draw.choice(listed)
+        between = draw.choice([AND[language], " & ", " / ", "/", ", ", " + ", "; "])
+        if first != second and "-" not in first[0] + second[0]:
+            found.append((one + between + two, language, {first, second}))
+    return found
+
+
+def split(model: str, registers: dict[str, list]) -> list[list[str]]:
+    """Return a line for the pairs and for each register."""
+    lines, coders = [], [Coder.load(model, split_texts=each) for each in (False, True)]
+    sets = {name: [(*row[:2], {row[2]}) for row in rows] for name, rows in registers.items()}
+    for name, rows in ({"pairs": pairs()} | sets).items():
+        texts, languages, true = map(list, zip(*rows))
+        whole, coded = (coder.code(texts, languages) for coder in coders)
+        right, before = (np.array([{*a.codes} == b for a, b in zip(each, true)]) for each in (coded, whole))
+        changed = np.array([a != b for a, b in zip(whole, coded)])
+        conf = np.array([one.conf or 0.0 for one in coded])
+        of_split = [right[changed].mean(), conf[changed].mean()] if changed.any() else [0.0, 0.0]
+        shares = [before.mean(), right.mean(), changed.mean(), *of_split]
+        lines.append([name, *(f"{100 * share:.1f}" for share in shares)])
+    return lines
+
+
 def words(parts: list[dict]) -> str:
     """Return the findings in words."""
     text = table(("titles", "register", "rows right, %", "mean confidence, %"), parts[0]["without"])
@@ -124,6 +159,9 @@ def words(parts: list[dict]) -> str:
         heads = (*heads, "calibration error, rows / texts")
         text += f"\n\n{LEVELS_TEXT}\n\n"
         text += table(heads, parts[0]["levels"])
+    if "split" in parts[0]:
+        heads = ("texts", "right whole, %", "right split, %", "split, %", "right of these, %", "expected, %")
+        text += f"\n\n{PAIRS_TEXT}\n\n{table(heads, parts[0]['split'])}"
     return text
 
 
@@ -137,6 +175,7 @@ def main() -> None:
     args = parser.parse_args()
     registers = {name: rows_of(path) for name, path in (item.split("=", 1) for item in args.register)}
     found = {"without": measured(args.shares, registers), "levels": at_levels(args.model, registers)}
+    found["split"] = split(args.model, registers)
     finish(found, words([found]))
 
 

@@ -14,6 +14,7 @@ from torch import Tensor
 from histocc import lexicon, plot
 from histocc import seq2seq_mixer_engine as engine
 from histocc.data import learned as learned_data
+from histocc.data import several
 from histocc.data.arrays import PreparedData
 from histocc.data.config import FEW_TEXTS
 from histocc.data.learned import hashes_of
@@ -214,6 +215,7 @@ def _train(
         "args": args.values(),
         **checkpoint_entries(args, formatter, few.data, config),
         **learned_data.entries(few.data),
+        "splits": several.splits(data),
         "answers": learned_data.trained_answers(data.train),
         **judged,
         **({"prior": prior.content} if prior else {}),

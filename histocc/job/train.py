@@ -10,7 +10,7 @@ from functools import partial
 
 from histocc import plot
 from histocc import seq2seq_mixer_engine as engine
-from histocc.data import learned
+from histocc.data import learned, several
 from histocc.data.config import AUTO
 from histocc.data.dataset import TextRows
 from histocc.data.prepare import copy_lists
@@ -131,7 +131,7 @@ def make_training(
     model.encoder.requires_grad_(not args.freeze_encoder)
     entries = checkpoint_entries(args, formatter, data, config)
     if world.is_main:  # which writes the checkpoints
-        entries |= learned.entries(data, resumed, first)
+        entries |= learned.entries(data, resumed, first) | {"splits": several.splits(data)}
         if any({"source", "origin"} & {*state} for state in (resumed, first) if state):
             entries["origin"] = "published"  # its first weights
         if is_fit_alone(args):

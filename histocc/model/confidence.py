@@ -2,10 +2,10 @@
 decoder gives as its probability to how often that is right. Both are fitted on texts that the model was not
 trained on, and kept in its checkpoint.
 
-Codes never depend on the confidence, only probabilities do. The map of a decoder is logistic (Platt, 1999):
-the log-odds of being right are a weighted sum of the log-odds of its own probability, the square root of
-these (with their sign), whether it gives several codes, and 1. The weights are the likeliest under PRIOR, a
-normal prior around the map that changes nothing. Every distinct text counts the same.
+Probabilities depend on the confidence, and codes where a text is split. The map of a decoder is logistic
+(Platt, 1999): the log-odds of being right are a weighted sum of the log-odds of its own probability, the
+square root of these (with their sign), whether it gives several codes, and 1. The weights are the likeliest
+under PRIOR, a normal prior around the map that changes nothing. Every distinct text counts the same.
 """
 
 import math

@@ -91,6 +91,7 @@ class Coding:
             check=self.between_batches,
             raw_confidence=args.raw_confidence or outline is not None,  # which is not fitted
             choices=args.choices or 0,
+            split_texts=args.split_texts == "auto",
         )
         args = self.args = self.with_columns(args)
         self.decoder = self.chosen_decoder()

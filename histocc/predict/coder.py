@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import itertools
 import os
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
+from histocc.data import several
 from histocc.data.arrays import PreparedData, fault, text_keys
 from histocc.data.config import text_columns
 from histocc.data.learned import hashes_of, keys_of
@@ -24,7 +26,7 @@ from histocc.model.int8 import to_int8
 from histocc.model.levels import Levels, map_of
 from histocc.model.mixer import Seq2SeqMixerOccCANINE
 from histocc.model.search import CodeSearch, CodeTrie
-from histocc.predict.decoders import BY_THRESHOLD, DECODERS, PARTS, listed
+from histocc.predict.decoders import BY_THRESHOLD, DECODERS, MEASURED, PARTS, listed
 from histocc.published import models
 from histocc.published.formats import Given
 from histocc.runtime.device import Precision
@@ -38,6 +40,7 @@ MAX_TEXTS = 200_000  # distinct texts of the training, spread over its rows, tha
 TRAINED, KNOWN = "trained", "known"
 SHOWN = 3  # similar texts that are shown for each text
 MAX_CHARACTERS = 1 << 16  # of a batch of long texts
+LEAST = 0.3, 0.5  # conf of each part of a split text; the second if words separate them, as in titles, too
 VECTORS = "training_vectors.bin"  # in the folder of the run
 
 
@@ -66,6 +69,7 @@ class Coder:
         check: called between batches; an exception of it ends the coding.
         raw_confidence: probabilities are the decoders' own, not as the checkpoint has fitted them.
         choices: number of `Coded.choices`, which are the linear decoder's, unless the decoder is `both`.
+        split_texts: a text of several occupations is split, if the training says that each has a code.
     """
 
     def __init__(
@@ -79,6 +83,7 @@ class Coder:
         check: Callable[[], None] | None = None,
         raw_confidence: bool = False,
         choices: int = 0,
+        split_texts: bool = True,
     ):
         self.model, self.formatter, self.batch_size, self.check = model, formatter, batch_size, check
         self.choices = choices
@@ -116,6 +121,9 @@ class Coder:
         self.trained: tuple[np.ndarray, ...] | None = None  # keys, codes and conf of its training's texts
         if held := None if raw_confidence else state.get("answers"):
             self.trained = tuple(held[name].numpy() for name in ("keys", "codes", "conf"))
+        self.known_texts = np.array([])  # hashes of texts that are not split and may be parts of others
+        if split_texts and state.get("splits") and not raw_confidence:
+            self.known_texts = np.union1d(several.listed(self.text_rule), state["trained"])
         self.nearest: Nearest | None = None  # makes `Coded.similar`, see `training_examples`
         self._search: CodeSearch | None = None
 
@@ -220,11 +228,41 @@ class Coder:
             if self.nearest is not None:
                 similar = self.nearest(self.model.encode_text(ids, mask, answers).joined())
                 coded = [one._replace(similar=texts) for one, texts in zip(coded, similar)]
-            return [one if known else nothing for one, known in zip(coded, self._are_known(ids))]
+            return [one if known else Coded([], [], None) for one, known in zip(coded, self._are_known(ids))]
 
-        nothing = Coded([], [], None)
-        coded = self.map_texts(texts, languages, batch, nothing, cleaned)
-        return self._with_trained(texts, languages, coded, k, levels)
+        def answers(texts: list[str], languages: list[str]) -> list[Coded]:
+            coded = self.map_texts(texts, languages, batch, Coded([], [], None), cleaned=True)
+            return self._with_trained(texts, languages, coded, k, levels)
+
+        texts = texts if cleaned else list(map(self.clean, texts))
+        is_fitted = decoder in {*MEASURED} & {*self.confidence.maps}
+        known = self.known_texts if is_fitted else np.array([])
+        parts = several.parts_of(texts, known, self.text_rule)
+        names = (name for name, some in zip(languages, parts) for _ in some)
+        coded, further = answers(texts, languages), iter(answers([*itertools.chain(*parts)], [*names]))
+        of_parts = [list(itertools.islice(further, len(some))) for some in parts]
+        return [self._joined(*one, k) for one in zip(coded, texts, parts, of_parts)]
+
+    def _joined(self, whole: Coded, text: str, names: list[str], parts: list[Coded], k: int) -> Coded:
+        """Return the answers to the parts of a text (names) as one, with the least conf; that to the whole if
+        a part has less than LEAST, or all codes are in one group ("sergeant, royal artillery").
+        """
+        pairs = [pair for one in parts for pair in zip(one.codes, one.probs)]
+        codes, probs = list(dict(pairs)), dict(reversed(pairs))
+        conf = min((one.conf or 0.0 for one in parts), default=0.0)
+        has_word = sum(map(str.isalpha, text)) > sum(map(str.isalpha, "".join(names)))  # between parts
+        groups = {code[:3] for code in codes}
+        if conf < LEAST[has_word] or len(groups) < 2 or min(groups) < "0":  # -1, -2, -3: no occupation
+            return whole
+        choices = [(code, probs[code]) for code in codes]
+        choices += (pair for pair in whole.choices if pair[0] not in probs)
+        return whole._replace(
+            codes=codes[:k],
+            probs=[probs[code] for code in codes[:k]],
+            conf=conf,
+            choices=choices[: self.choices],
+            levels=[min(confs) for confs in zip(*(one.levels for one in parts))],
+        )
 
     def _with_trained(
         self, texts: list[str], languages: list[str], coded: list[Coded], k: int, levels: Sequence[str]

@@ -122,6 +122,9 @@ class Decoding(Config):
         f"{', '.join(BY_THRESHOLD)}: codes above P count; en=0.3 da=0.4 0.5 (default: the model's)",
         metavar="[LANG=]P",
     )
+    split_texts: str = flag(
+        "auto", "split smith and farmer, if the training codes each part", choices=("auto", "none")
+    )
     min_prob: Fraction | None = flag(None, "needs_review below this conf (0.5; published: 0)", metavar="P")
     target_accuracy: Fraction | None = flag(
         None,

@@ -33,7 +33,7 @@ LACKING_OF_RIDGE = (
     "ngrams.text_to_",
 )
 # Entries of a checkpoint that coding needs, as far as a model has them.
-CODING = ["config", "key", "kind", "formatter", "system", "languages", "thresholds", "linear_share"]
+CODING = ["config", "key", "kind", "formatter", "system", "languages", "thresholds", "linear_share", "splits"]
 CODING += ["figure", "confidence", "source", "origin", "hisco_numbers", "prior", "trained", "answers"]
 OF_CODES = {  # their dimension of the codes
     "linear_decoder.weight": 0,
