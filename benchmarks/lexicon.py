@@ -54,8 +54,10 @@ def judged(
     """Return (share of the rows that are right, mean confidence)."""
     texts = list(dict.fromkeys((text, language) for text, language, _ in rows))
     descriptions, languages = map(list, zip(*texts))
-    coded = Coder.load(model).code(descriptions, languages, "flat", 5, threshold)
-    answers = dict(zip(texts, coded))
+    coder = Coder.load(model)
+    if coder.trained:  # a model of a share of the titles doubts these as the built-in model does
+        coder.trained[2].fill(np.nan)
+    answers = dict(zip(texts, coder.code(descriptions, languages, "flat", 5, threshold)))
     right = [{*answers[text, language].codes} == {code} for text, language, code in rows]
     conf = [answers[text, language].conf or 0.0 for text, language, _ in rows]
     return sum(right) / len(rows), sum(conf) / len(rows)
@@ -105,7 +107,8 @@ def at_levels(model: str, registers: dict[str, list]) -> list[list[str]]:
                 confs = (
                     [coded[i].levels[place] for place in places] if coded[i].levels else [0.0] * len(places)
                 )
-                at = coder.levels.answer(coded[i].codes, tried, confs, TARGET)[1]
+                answer = coder.levels.answer(coded[i].codes, tried, confs, TARGET)
+                at = answer[1] if answer else ""
                 is_right = coder.levels.agree(at or tried[-1], coded[i].codes, true)
                 counted += is_right is not None
                 answered += bool(at) and is_right is not None

@@ -1,6 +1,7 @@
 """The titles of occupations that come with histocc, each with its HISCO code: LANGUAGE.csv (columns hisco and
 titles, joined by `|`) and sample/occupations.csv, from which samples are made. A title has one code in a
-language.
+language. What registers have in place of a title (a place, a date, an age) has -1. abbreviations.csv has the
+words, ends (-word) and beginnings (word-) of words that are cut short.
 """
 
 import csv
@@ -22,6 +23,16 @@ def titles(language: str) -> dict[str, str]:
         for row in csv.DictReader(_lines(name).splitlines()):
             for title in row[column].split("|"):
                 found.setdefault(title, row["hisco"])
+    return found
+
+
+def abbreviations(language: str) -> list[tuple[str, str]]:
+    """Return parts of a title between blanks that a language cuts short, each with its short form."""
+    found: list[tuple[str, str]] = []
+    for row in csv.DictReader(_lines("lexicon/abbreviations.csv").splitlines()):
+        old = f" {row['word']} ".replace(" -", "").replace("- ", "")
+        new = [old.replace(row["word"].strip("-"), short) for short in row["short"].split("|")]
+        found += [(old, short) for short in new if row["lang"] == language]
     return found
 
 

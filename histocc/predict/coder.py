@@ -37,7 +37,7 @@ from histocc.text import COLUMN_SEPARATOR, UNKNOWN_LANGUAGE, cleaner, encode
 
 Nearest = Callable[[Tensor], list[list[tuple[str, str]]]]
 MAX_TEXTS = 200_000  # distinct texts of the training, spread over its rows, that --explain looks at
-TRAINED, KNOWN = "trained", "known"
+TRAINED, LISTED, KNOWN = "trained", "list", "known"
 SHOWN = 3  # similar texts that are shown for each text
 MAX_CHARACTERS = 1 << 16  # of a batch of long texts
 LEAST = 0.3, 0.5  # conf of each part of a split text; the second if words separate them, as in titles, too
@@ -57,7 +57,8 @@ class Coded(NamedTuple):
     similar: list[tuple[str, str]] = []  # see `training_examples`
     choices: list[tuple[str, float]] = []  # the most probable codes
     levels: list[float] = []  # conf at the levels that flat was asked for; [] for a text without codes
-    source: str = MODEL  # or TRAINED, if the text is one of the training's, whose rows answered, or KNOWN
+    # or TRAINED, if the text is one of the training's, whose rows answered, LISTED, if a list did, or KNOWN
+    source: str = MODEL
     draws: list[str] = []  # cells of `Draws`
 
 
@@ -268,7 +269,8 @@ class Coder:
         self, texts: list[str], languages: list[str], coded: list[Coded], k: int, levels: Sequence[str]
     ) -> list[Coded]:
         """Return the answers with those of the training to its own texts, which are the most frequent codes
-        of their rows, with the probability that a further row has them.
+        of their rows, with the probability that a further row has them, or, where a list gives the code and
+        no probability, with that of the model's answer.
         """
         if self.trained is None:
             return coded
@@ -278,7 +280,9 @@ class Coder:
         own = keys_of(hashes[:-1], language)
         places = np.searchsorted(keys, own).clip(max=len(keys) - 1)
         for i in np.flatnonzero((keys[places] == own) & (hashes[:-1] != hashes[-1])):
-            one, sure = coded[i], float(conf[places[i]])
+            one, sure, source = coded[i], float(conf[places[i]]), TRAINED
+            if np.isnan(sure):
+                sure, source = one.conf or 0.0, LISTED
             names = [self.codes[j] for j in codes[places[i]] if j >= 0][:k]
             others, left = [(code, prob) for code, prob in one.choices if code not in names], 1 - sure
             # if a text has one code, all together are at most 1
@@ -292,7 +296,7 @@ class Coder:
                 for level, of_model in zip(levels, one.levels or [0.0] * len(levels))
             ]
             probs, best = [sure] * len(names), best[: self.choices]
-            coded[i] = Coded(names, probs, sure, one.similar, best, confs, TRAINED)
+            coded[i] = Coded(names, probs, sure, one.similar, best, confs, source)
         return coded
 
     def probabilities(

@@ -197,7 +197,7 @@ def make_sheet(args: ReviewConfig, coded: CodedFile, key: list[str] | None) -> N
     how = f"; the model expects {doubt:,.0f} of these and {total:,.0f} of all to be wrong"
     how = f"; it is not known how many of these are wrong: {coded.unfitted}" if coded.unfitted else how
     how = f": {args.rows:,} rows drawn at random" if drawn else how * coded.is_coded
-    print(f"{args.output}: {len(chosen):,} texts, which stand in {rows:,} of {coded.rows:,} rows{how}")
+    print(f"{args.output}: {len(chosen):,} texts, which stand in {rows:,.0f} of {coded.rows:,.0f} rows{how}")
     ways = "1 to 5 for the code of that number, a code, several of them with & between, none, or skip"
     command = next_command(args, coded, args.output)
     of_run = " (RUN: the folder of the model that has coded the file)" * ("RUN/key.csv" in command)
@@ -220,7 +220,7 @@ def apply_sheets(args: ReviewConfig, coded: CodedFile, key: list[str] | None) ->
     header = [coded.header[place] for place in kept]
     if args.training_data:
         training_rows(args.training_data, coded, decided)  # refuses a file that nothing can be added to
-    counts: Counter[str] = Counter()
+    counts: dict[str, float] = dict.fromkeys(("rows", "changed", "filled"), 0)
 
     def final_row(record: Record) -> list[str]:
         text, before, decider = key_of(record.text, record.language), record.codes, record.decider
@@ -270,12 +270,12 @@ def apply_sheets(args: ReviewConfig, coded: CodedFile, key: list[str] | None) ->
         print(f"Note: {note}")
     skipped = len(sheets.by_text) - len(decided)
     print(
-        f"{args.output}: {len(answers):,} texts decided, in {counts['rows']:,} of {coded.rows:,} rows,"
-        f" {counts['changed']:,} of which get other codes; {skipped:,} skipped,"
+        f"{args.output}: {len(answers):,} texts decided, in {counts['rows']:,.0f} of {coded.rows:,.0f} rows,"
+        f" {counts['changed']:,.0f} of which get other codes; {skipped:,} skipped,"
         f" {sheets.undecided:,} without a decision"
     )
     if args.fill:
-        said = f"{counts['filled']:,} rows get codes that are learned from the decisions"
+        said = f"{counts['filled']:,.0f} rows get codes that are learned from the decisions"
         print(f"{said}: {DECIDED} is {GUESS} there." if decided else f"{said}, of which there are none yet.")
     if args.training_data:
         print(added)

@@ -176,7 +176,7 @@ class Decisions:
                 raise Conflict
             # the row stays on one line: blanks do not count
             cells = [" ".join(value.split()) for value in (text.text, text.language)]
-            cells += [str(text.rows), cell, "?" * made.unsure, made.note, made.by]
+            cells += [f"{text.rows:.10g}", cell, "?" * made.unsure, made.note, made.by]
             cells.append(f"{sheet.CHOSEN}-{text.id}")
             self._append(csv_text([[escape_formula(each) for each in cells]]))
             self._set(place, None if cell == sheet.UNDO else made)

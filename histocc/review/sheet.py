@@ -50,7 +50,7 @@ class CodedText:
 
     text: str  # as in its first row
     language: str
-    rows: int = 0
+    rows: float = 0
     doubt: float = 0.0  # the expected number of wrong rows
     codes: list[str] = field(default_factory=list)  # to choose from
     probs: list[str] = field(default_factory=list)
@@ -187,7 +187,8 @@ class CodedFile:
         self.texts: dict[Key, CodedText] = {}
         self.descriptions: dict[str, str] = {}
         marks: set[str | None] = set()
-        self.rows = several = same = 0
+        self.rows: float = 0
+        several = same = 0
         for record in self.table:
             row, codes = [*record.cells, *self.added], record.codes
             decider, times = record.decider, record.weight
@@ -279,7 +280,7 @@ def sheet_rows(
     of_codes = [f"{name}_{i}" for i in range(1, MAX_CODES + 1) for name in ("code", "words", "prob")]
     rows = [["text", "language", "rows", *of_codes, DECISION, ID]]
     for text in texts:
-        line = [text.text, text.language, str(text.rows)]
+        line = [text.text, text.language, f"{text.rows:.10g}"]
         for i in range(MAX_CODES):
             code, prob = (values[i] if i < len(values) else "" for values in (text.codes, text.probs))
             line += [code, words.get(code, ""), prob]

@@ -2,7 +2,8 @@
 
     python -m histocc.sample.built_in FOLDER
 
-Its rows are the titles of `histocc.lexicon`, some of them as those of former holders, and rows of the sample.
+Its rows are the titles of `histocc.lexicon`, some of them cut short or as those of former holders, names of
+towns, which are no occupation, and rows of the sample. It answers what is in the lists with the list's code.
 About a hundredth of the titles is left out, each with the other titles of its code that begin or end a word
 alike: they are its validation texts, on which its confidence is fitted, with rows of another sample that have
 several codes. Several processes wait for the first.
@@ -13,9 +14,14 @@ import shutil
 import sys
 import time
 import zlib
-from functools import partial
+from functools import cache, partial
+from typing import Any
+
+import numpy as np
+import torch
 
 from histocc import lexicon
+from histocc.data.learned import hashes_of, keys_of
 from histocc.data.prepare import nothing
 from histocc.data.rows import csv_text
 from histocc.job import card, config, inputs, train
@@ -25,12 +31,13 @@ from histocc.runtime import checkpoint, signals
 from histocc.runtime.files import OwnFiles, atomic_write, take_lock
 from histocc.runtime.frame import start
 from histocc.runtime.world import World
-from histocc.sample.generate import HEADER, in_phrase, languages, pick, read, rows
+from histocc.sample.generate import HEADER, in_phrase, languages, pick, read, rows, shared_items, spellings
 
 SAMPLE_ROWS = 24_000
 OTHER_ROWS = 2_400  # of another sample: its rows with several codes are a tenth of all validation texts
 LEFT_OUT = 100  # one of so many beginnings and ends of words takes all titles of a code out
-FORMER = 10  # one title of so many stands beside "retired", "deceased" and the like, too
+# One title of so many stands beside "retired", "deceased" and the like, beside "wife of", or cut short, too.
+FORMER, RELATION, SHORT = 10, 12, 3
 ABOUT = (
     "It learned from lists of titles, not from a register. Its validation texts are titles unlike those that"
     " it was trained on, and made-up rows with several codes (a tenth). Registers repeat usual titles, of"
@@ -45,6 +52,33 @@ def ends(title: str) -> set[str]:
     return {end for word in title.split() if len(word) > 3 for end in (word[:5], word[-5:])}
 
 
+@cache
+def abbreviations(language: str) -> dict[str, list[str]]:
+    """Return the abbreviations of each title, without those that another code could have."""
+    titles, words = lexicon.titles(language), lexicon.abbreviations(language)
+    rules = [(lambda new, title, old=old: title.replace(old, new), new) for old, new in words]
+    short = {title: [text.strip() for text in spellings(f" {title} ", rules)] for title in titles}
+    shared = shared_items((text, titles[each]) for each, texts in short.items() for text in (each, *texts))
+    return {title: [text for text in texts if text not in shared] for title, texts in short.items()}
+
+
+def listed(state: dict[str, Any]) -> dict[str, torch.Tensor]:
+    """Return the entry "answers" of a checkpoint for all titles and their abbreviations. Their `conf` is NaN:
+    a list does not say how often a register agrees, so it stays the model's.
+    """
+    rows = [
+        (text, state["languages"].index(language), state["key"][code])
+        for language in lexicon.LANGUAGES
+        for title, code in lexicon.titles(language).items()
+        for text in (title, *abbreviations(language)[title])
+    ]
+    texts, numbers, codes = zip(*rows)
+    keys = keys_of(hashes_of([*texts], state["config"]["text"]), np.array(numbers))
+    keys, first = np.unique(keys, return_index=True)
+    answers = torch.tensor(codes, dtype=torch.int32)[first][:, None]
+    return {"keys": torch.from_numpy(keys), "codes": answers, "conf": torch.full([len(keys)], torch.nan)}
+
+
 def tables() -> dict[str, list[tuple[str, ...]]]:
     """Return the rows of train.csv and val.csv. Titles of a code that begin or end a word alike are left out
     together, but none that begin or end one like a title of the sample.
@@ -54,16 +88,21 @@ def tables() -> dict[str, list[tuple[str, ...]]]:
     for speech in languages():
         language, titles = speech.tag, lexicon.titles(speech.tag)
         usual = {(row["hisco"], end) for row in sample for end in ends(row[language].replace("|", " "))}
+        parts["train.csv"] += ((town.strip(" ,"), language, "-1", "", "") for town in speech.in_town)
         for title, code in titles.items():
             pairs = {(code, end) for end in ends(title)}
             is_drawn = any(zlib.crc32(repr(pair).encode()) % LEFT_OUT == 0 for pair in pairs)
             is_left_out = is_drawn and pairs.isdisjoint(usual)
-            parts["val.csv" if is_left_out else "train.csv"].append((title, language, code, "", ""))
-            number = zlib.crc32(title.encode())
-            if number % FORMER == 0 and not is_left_out:
-                former = in_phrase(speech, pick(speech.phrases["former"], number // FORMER), title)
-                if former not in titles:
-                    parts["train.csv"].append((former, language, code, "", ""))
+            number, short = zlib.crc32(title.encode()), abbreviations(language)[title]
+            texts = []
+            for kind, share in (("former", FORMER), ("relation", RELATION)):
+                if number % share == 0 and code != "-1":
+                    texts.append(in_phrase(speech, pick(speech.phrases[kind], number // share), title))
+            texts += [pick(short, number // SHORT)] if short and number % SHORT == 0 else []
+            part = parts["val.csv" if is_left_out else "train.csv"]
+            part.append((title, language, code, "", ""))
+            if not is_left_out:
+                part += ((text, language, code, "", "") for text in texts if text not in titles)
     left_out = {row[:2] for row in parts["val.csv"]}
     parts["train.csv"] += (row for row in rows(SAMPLE_ROWS, 1) if row[:2] not in left_out)
     known = {(row[0].casefold(), row[1]) for row in parts["train.csv"]}
@@ -92,9 +131,9 @@ def make(folder: str, args: config.FinetuneConfig, world: World) -> None:
             best = os.path.join(args.save_path, checkpoint.BEST)
             state = checkpoint.load(best)
             state["thresholds"] |= {"default": THRESHOLD, "source": "fitted"}
-            # a list's code is no answer of a register: its texts are answered, and doubted, like others
             checkpoint.rewrite(best, {**state, "figure": None, "confidence": None, "answers": None})
             fitting.fit_run(config.decide(job, state), world, read.data, None)  # of answers by it
+            checkpoint.rewrite(best, {**checkpoint.load(best), "answers": listed(state)})
             card.finish(best, nothing, ABOUT)
             os.chdir(os.path.dirname(folder))  # no process may be in a folder that Windows renames
             shutil.rmtree(folder, ignore_errors=True)  # what a cleaner has left

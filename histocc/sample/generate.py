@@ -7,7 +7,8 @@ occupations.csv    codes and their titles, joined by `|`. often: how often a cod
                    kinds in phrases.csv; traits: women (titles of women), no widows, craft (has masters and
                    apprentices), trade (people have another occupation beside it), side (one of these)
 phrases.csv        words around a title: `{}` is the title, `{s}` its genitive, `@` a town or a person,
-                   `er > ermeister` another ending of the title. Nothing there changes the code
+                   `er > ermeister` another ending of the title. Nothing there changes the code. The built-in
+                   model alone learns from those of the kind relation
 spellings.csv      old spellings: a regular expression and its replacement
 abbreviations.csv  usual abbreviations of a title
 misread.csv        letters of old handwriting and how they are misread, everywhere or where they are first
@@ -198,7 +199,7 @@ def careless(title: str) -> list[str]:
     return [text for text in (*texts, title + ".") if text != title]
 
 
-def _shared(pairs: Iterable[tuple]) -> set:
+def shared_items(pairs: Iterable[tuple]) -> set:
     """Return the items that stand for more than one code; pairs: (item, a code)."""
     first: dict = {}
     return {text for text, code in pairs if first.setdefault(text, code) != code}
@@ -260,14 +261,14 @@ def ways_of_writing(tag: str, code_of: dict[str, str]) -> dict[str, tuple[tuple[
         else:
             first.append((row["letters"], row["read"]))
     working = {title for title, code in code_of.items() if code[0] != "-"}
-    shared = _shared((left, code_of[title]) for title in working for left in _left(title))
+    shared = shared_items((left, code_of[title]) for title in working for left in _left(title))
     ways_of = {}
     for title in code_of:
         spelled, short = spellings(title, rules), [*usual.get(title, ()), *abbreviations(title, shared)]
         spelled, short = (spelled, short) if title in working else ([], [])
         ways_of[title] = (spelled, slips(title, misread, first), careless(title), short)
     written = ((title, text) for title, ways in ways_of.items() for text in (title, *chain(*ways)))
-    shared = _shared((text.casefold(), code_of[title]) for title, text in written)
+    shared = shared_items((text.casefold(), code_of[title]) for title, text in written)
     return {
         title: tuple(tuple(dict.fromkeys(t for t in way if t.casefold() not in shared)) for way in ways)
         for title, ways in ways_of.items()
