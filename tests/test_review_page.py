@@ -437,8 +437,8 @@ def test_decisions_teach(folder):
         rows = {row["occ1"]: row for row in read(folder / "final.csv")}
         guess, decided = rows["weaver kent"], rows["weaver ashby"]
         assert (guess["hisco_1"], guess["decided_by"], guess["needs_review"]) == ("75432", "guess", "0")
-        conf = pytest.approx(float(guess["conf"]), abs=0.01)
-        wait_until(lambda: shown(server, kent)["text"]["choices"][0]["prob"] == conf, lambda: guess)
+        conf = float(guess["conf"])  # of the answer, which lacks the second code that one weaver has
+        wait_until(lambda: shown(server, kent)["text"]["choices"][0]["prob"] > conf > 0.5, lambda: guess)
         assert (decided["hisco_2"], decided["decided_by"], decided["conf"]) == ("83110", "person", "")
         assert (rows["1850"]["hisco_1"], rows["1850"]["decided_by"]) == ("", "")  # nothing is like it
         final(folder, "--key", "hisco", "--fill", "--overwrite", coded="texts.csv")

@@ -1,10 +1,12 @@
 """Guesses for the texts of a table, learned from the decisions of a person.
 
 The learner is that of a run in closed form (`histocc.learn.closed_form`): ridge regression on the n-grams of
-the decided texts, with the model's answers in the file as its prior. A logistic map from the scores of
-decided texts, each by a fit that leaves it out, to how often they were right gives the probabilities.
+the decided texts, with the model's answers in the file as its prior. Logistic maps from the scores of
+decided texts, each by a fit that leaves it out, to how often they were right give the probabilities, of each
+code and of whole answers.
 """
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain, takewhile
 from typing import NamedTuple
@@ -15,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from histocc.data.arrays import thinned
+from histocc.figure import wilson
 from histocc.learn.closed_form import MAX_LEFT_OUT, Settings, Texts, choose, columns_of, solve, take
 from histocc.learn.few import MAX_NGRAMS
 from histocc.learn.texts import describe, most_frequent, pieces
@@ -29,10 +32,10 @@ CHOICES = 5  # guesses for a text
 NEAREST, MIN_SIMILARITY = 3, 0.15  # similar texts that are known
 BLOCK = 1024  # texts whose scores are computed at once
 CANDIDATES, POOL, BATCH = 400, 20_000, 50  # texts that are scored, beside so many, for the next so many
-# Logistic map before a decision: weights of the score, of its lead over the best other one, and of 1
+# Logistic maps before a decision: weights of the score, of its lead over the best other one, and of 1
 PRIOR = {"mean": (3.0, 3.0, -2.0), "deviation": (10**0.5,) * 3}
 POWER, PART = 4, 0.5  # of the cosine of two texts; what one teaches the other, of what its own rows count
-BIAS, FULL = 0.035, 200  # deviation of the probabilities' mean, which is larger before so many decisions
+BIAS = 0.3  # deviation of the log-odds of open texts from those of decided ones that score alike
 RANKS = slice(0, 1), slice(1, CHOICES)  # of the best codes
 Shares = tuple[float, float, float]
 
@@ -74,17 +77,27 @@ def width_of(x: np.ndarray) -> np.ndarray:
     return np.maximum((x[:, :, 0] > 0.5).sum(axis=1), 1)
 
 
+def fitted(x: np.ndarray, right: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the weights of a map from features [n, 3] to whether they were right, and their covariance."""
+    weights = fit_logistic(x, right, np.ones(len(right)), **PRIOR)
+    probs = logistic(x @ weights)
+    information = (x.T * (probs * (1 - probs))) @ x + np.diag(np.array(PRIOR["deviation"]) ** -2.0)
+    return weights, np.linalg.inv(information)
+
+
 def probabilities(x: np.ndarray, maps: Sequence[np.ndarray]) -> np.ndarray:
     """Return the probability of each code, [n, CHOICES], by the map of the first one and of the others."""
     logits = np.concatenate([x[:, each] @ weights for each, weights in zip(RANKS, maps)], axis=1)
     return logistic(logits) * (x[:, :, 0] > 0)
 
 
-def least_likely(probs: np.ndarray, width: np.ndarray) -> np.ndarray:
-    """Return the probability of the least likely code of each answer, which is taken for that of the answer:
-    too high where texts have further codes that nobody has decided on yet.
+def of_answers(x: np.ndarray, width: np.ndarray) -> np.ndarray:
+    """Return features of the answers, [n, 3], by those of the best codes: the score of the last code of each,
+    its lead over the best code outside the answer, and 1.
     """
-    return np.take_along_axis(probs, width[:, None] - 1, axis=1)[:, 0]
+    index, scores = np.arange(len(x)), x[:, :, 0]
+    last, outside = scores[index, width - 1], scores[index, np.minimum(width, CHOICES - 1)]
+    return np.stack([last, last - outside, np.ones_like(last)], axis=1)
 
 
 class Guesses(NamedTuple):
@@ -146,27 +159,32 @@ class Learner:
         used = of_taught.ngrams.col_indices().unique()
         texts = of_taught._replace(ngrams=narrowed(of_taught.ngrams, used), target=target)
         settings = choose(texts)
-        # of the draws before the first open one: whether the others' answer is right, less its probability
+        # the draws before the first open one
         drawn = {*takewhile(decisions.__contains__, self.draws)}
         is_drawn = np.array([False] * len(older) + [text in drawn for text in mine], bool)[-MAX_TAUGHT:]
         left = np.union1d(thinned(np.arange(len(taught)), MAX_LEFT_OUT), np.flatnonzero(is_drawn))
         solved = solve(texts, settings, [*torch.from_numpy(left)[:, None]])
         best, x = features(solved.left_out)
         hits = target.numpy()[left[:, None], best] > 0
-        found = [(x[:, each].reshape(-1, 3), hits[:, each].ravel()) for each in RANKS]
-        maps = [fit_logistic(*of_rank, np.ones(len(of_rank[1])), **PRIOR) for of_rank in found]
+        width, known_codes = width_of(x), target.numpy()[left].sum(1)
+        is_right = (hits.cumsum(1)[np.arange(len(x)), width - 1] == known_codes) & (known_codes == width)
+        maps = [fitted(x[:, each].reshape(-1, 3), hits[:, each].ravel())[0] for each in RANKS]
+        answers_left, checked = of_answers(x, width), is_drawn[left]
+        of_answer, covariance = fitted(answers_left, is_right)
+        # drawn texts move the share's log-odds, by a Newton step from a normal prior of BIAS
+        expected = logistic(answers_left[checked] @ of_answer)
+        information = BIAS**-2 + (expected * (1 - expected)).sum()
+        offset = (is_right[checked] - expected).sum() / information
+        covariance[2, 2] += 1 / information
         weights = torch.sparse.mm(columns_of(texts, settings).to_sparse_coo().t(), solved.coefficients)
         codes, x_of_all = self._guess(weights, settings, used, solved.outputs, len(places))
         probs, width = probabilities(x_of_all, maps).astype(np.float32), width_of(x_of_all)
 
-        checked = is_drawn[left]
-        x, hits, codes_of_text = x[checked], hits[checked], target.numpy()[left[checked]].sum(1)
-        is_right = hits.cumsum(1)[np.arange(len(x)), width_of(x) - 1] == codes_of_text
-        is_right &= codes_of_text == width_of(x)
-        errors = is_right - least_likely(probabilities(x, maps), width_of(x))
-        sure, is_open = least_likely(probs, width), np.array([not text.decided for text in self.texts])
+        answered, is_guess = of_answers(x_of_all, width), x_of_all[:, 0, 0] > 0
+        sure, moved = (logistic(answered @ of_answer + each) * is_guess for each in (0, offset))
+        is_open = np.array([not text.decided for text in self.texts])
         is_open[list(mine)] = False
-        right = self._share_right(sure, is_open, errors, len(taught))
+        right = self._share_right(moved, is_open, answered, covariance)
         is_open[list(decisions)] = False  # skipped ones, too
         order = self._order(1 - sure, is_open)
         return Guesses(places[codes].astype(np.int32), probs, width, sure, len(taught), right, order)
@@ -188,17 +206,19 @@ class Learner:
         best = np.argsort(-similar, kind="stable")[: NEAREST + 1]
         return [known[i] for i in best if known[i] != text and similar[i] >= MIN_SIMILARITY][:NEAREST]
 
-    def _share_right(self, sure: np.ndarray, is_open: np.ndarray, errors: np.ndarray, taught: int) -> Shares:
+    def _share_right(
+        self, sure: np.ndarray, is_open: np.ndarray, answered: np.ndarray, covariance: np.ndarray
+    ) -> Shares:
         """Return the share of all rows that are right, decided or guessed, within its 95 % interval: (low,
-        share, high). errors: 1 or 0, as the answer to a drawn text is right, less its probability.
+        share, high), by the covariance of the weights of the features from which `sure` is, and by chance.
         """
-        deviation = BIAS * max(FULL / max(taught, 1), 1) ** 0.5
-        variance = (float((errors**2).sum()) + 1) / (len(errors) + 4) / max(len(errors), 1)
-        error = float(errors.sum()) / max(len(errors), 1) * deviation**2 / (deviation**2 + variance)
-        rows = self.rows * is_open
-        total, left = max(float(self.rows.sum()), 1e-9), float(rows.sum())
-        guessed = (float(rows @ sure) + left * (error + times * deviation) for times in (-1.96, 0, 1.96))
-        low, share, high = (1 - left / total + min(max(each, 0), left) / total for each in guessed)
+        rows, spread = self.rows * is_open, sure * (1 - sure)
+        of_open = rows / max(float(rows.sum()), 1e-9)
+        share, slope = float(of_open @ sure), (of_open * spread) @ answered
+        variance = float(slope @ covariance @ slope + of_open**2 @ spread)
+        number = share * (1 - share) / variance if variance else math.inf  # as many texts would say as much
+        left = float(rows.sum()) / max(float(self.rows.sum()), 1e-9)
+        low, share, high = (1 - left * (1 - each) for each in sorted([*wilson(share, number), share]))
         return low, share, high
 
     def _texts(self, index: np.ndarray) -> Texts:
