@@ -23,7 +23,8 @@ MAX_BLOCK_SIZE = 1000
 MAX_WRITTEN = 16  # characters of a code that the decoder writes one by one, if nobody has named a formatter
 SEP_VALUE = "&"  # between two codes in text form
 WITHIN_BLOCK_SEP = ","  # between two tokens of one code, where wanted
-NEVER_SHORT = frozenset({"-1", "-2", "-3", "?"})  # no title, not working, no work title; and a missing code
+NO_WORK = frozenset({"-1", "-2", "-3"})  # no title, not working, no work title
+NEVER_SHORT = NO_WORK | {"?"}  # and a missing code
 
 # "08311", ="08311", =T("08311"), '08311: texts, for a spreadsheet
 _GUARD = re.compile(
@@ -209,6 +210,10 @@ class BlockyFormatter:
         block = np.full(size, EOS_IDX, dtype=np.int64)
         block[:count] = [self.map_char_idx[token] for token in tokens]
         return block
+
+    def fills_up(self, code: str) -> bool:
+        """Return whether a code is shorter than its block, and no word for none."""
+        return self.allow_short and code not in NEVER_SHORT and EOS_IDX in self.encode_code(code)
 
     def codes_of(self, row: Any) -> list[str]:
         """Return codes in ``target_cols`` of a row, repaired; code1 … hold numbers of ``hisco_key``."""

@@ -175,7 +175,7 @@ def encode(
 
 # ---- letters that were broken, or written as escapes, before a table was made
 
-_MARKS = [r"&#?\w{2,30};", r"\\[ux][0-9A-Fa-f]{2}", r"<U\+", "%[2-9A-Fa-f][0-9A-Fa-f]", "=[2-9A-F][0-9A-F]"]
+_MARKS = [r"&#?\w{2,30};", r"\\u[0-9A-Fa-f]{4}", "%[2-9A-Fa-f][0-9A-Fa-f]", "=[2-9A-F][0-9A-F]"]
 _FINDERS = list(map(re.compile, _MARKS))  # a text with escapes holds one of these, which are found fast
 # UTF-8 that was read as Windows-1252 (and made lower case), without pairs that are usual, such as Å”
 _MISREAD = "(?:[ÂÃ]|[ãÄÅ](?![\xa0»–—”])|â€)[\x80-\xbf\u0152-\u2122]"
@@ -183,14 +183,13 @@ _BROKEN = re.compile(rf"\ufffd|{_MISREAD}|[a-z][À-ÖØ-Þ]")  # or lost, or a c
 _ODD = re.compile("[\ufffdÀ-ÖØ-Þãâ]")  # a match of _BROKEN holds one of these
 _MENDED = re.compile(
     rf"{_MISREAD}|&(?:#\d{{2,7}}|#[xX][0-9A-Fa-f]{{2,5}}|[A-Za-z]\w{{1,30}});"  # and escapes of HTML,
-    r"|\\u[0-9A-Fa-f]{4}|<U\+(?:000)?[0-9A-Fa-f]{4,5}>|(?:\\x[0-9A-Fa-f]{2})+"  # of JSON, R and Python,
+    r"|\\u[0-9A-Fa-f]{4}"  # of JSON,
     r"|(?<!\d)(?:%[0-9A-Fa-f]{2})*%[89A-Fa-f][0-9A-Fa-f](?:%[0-9A-Fa-f]{2})*"  # of addresses,
     r"|(?:=[0-9A-F]{2})*=[89A-F][0-9A-F](?:=[0-9A-F]{2})*"  # quoted-printable,
     r"|(?<=[^\d\s(])(?:%2[0-9A-F]|=2[0-9A-F])+"  # and of blanks and signs in both, within a text
 )
-_BYTES = {bytes([i]).decode("cp1252", "replace"): i for i in range(128, 256)} | {
-    chr(i): i for i in range(160)
-}
+_BYTES = {bytes([i]).decode("cp1252", "replace"): i for i in range(128, 256)}
+_BYTES |= {chr(i): i for i in range(160)}
 _NO_LETTER = re.compile("[\0-\x08\x0e-\x1f\ufffd\ud800-\udfff\ue000-\uf8ff]")
 
 
@@ -210,21 +209,17 @@ def _letters(found: re.Match) -> str:
     text = found[0]
     if text[0] == "&":
         letters = html.unescape(text) if text[1] == "#" or text[1:] in html5 else text
-    elif text[0] == "<":
-        letters = chr(int(text[3:-1], 16))
-    elif text[:2] == "\\u":
+    elif text[0] == "\\":
         letters = chr(int(text[2:], 16))
     else:
-        digits = re.sub(r"[%=]|\\x", "", text)
-        is_misread = text[0] in "ÂÃãÄÅâ"
-        held = (
-            bytes(_BYTES.get(x, 0) for x in text.replace("ã", "Ã")) if is_misread else bytes.fromhex(digits)
-        )
+        digits = re.sub("[%=]", "", text)
+        misread = bytes(_BYTES.get(sign, 0) for sign in text.replace("ã", "Ã"))
+        held = bytes.fromhex(digits) if text[0] in "%=" else misread
         try:
             letters = held.decode()
         except UnicodeDecodeError:  # letters of Windows; 50%af is no escape
             letters = held.decode("cp1252", "replace")
-            letters = letters if letters.isalpha() and (digits.isupper() or text[0] == "\\") else text
+            letters = letters if letters.isalpha() and digits.isupper() else text
     return text if _NO_LETTER.search(letters) else letters
 
 

@@ -29,7 +29,6 @@ TRADES = [
     "tailor",
 ]
 IN_TURN = [row for i in range(70) for row in (TRADES[i * 5 % 11], "do.")]  # as in a register
-LIST = [f"{i * 61 % 100} ropes" for i in range(99)]
 
 
 def test_which_texts_repeat_the_row_above():
@@ -48,7 +47,6 @@ def test_which_texts_repeat_the_row_above():
         (sorted(IN_TURN), (70, "the texts are sorted"), {}),
         (sorted(IN_TURN)[::-1], (70, "the texts are sorted"), {}),
         (sorted(IN_TURN), None, {"ditto": "all"}),
-        ([*LIST, "do."], (1, "each text is listed once"), {}),
         (["smith", "do.", "smith"], (1, "rows have weights"), {"weight_col": "n"}),
         (["smith", "do.", "smith"], (1, "rows were chosen from others"), {"header": "rows,decision,id"}),
     ],
@@ -72,7 +70,7 @@ def test_dittos_without_a_row_above_have_no_text(tmp_path, monkeypatch, texts, l
 
 
 def test_rows_from_the_middle_of_a_file(tmp_path):
-    """Further columns and a blank language come from above, as the text; the rows above may be given."""
+    """Further columns and a blank language come from above, as the text."""
     rows = "smed,jern,da,a\n,,,\ndo.,,,\nvæver,,,b\nd:o,uld,sv,\n–„–,,,\nidem,do.,,c\n"
     path = written(tmp_path / "a.csv", f"occ1,shop,lang,x\nsmed,jern,da,a\ndo.,,,\nid.,guld,,\n{rows}")
     how = {"language_col": "lang", "fill_down": ["x"]}
@@ -84,10 +82,6 @@ def test_rows_from_the_middle_of_a_file(tmp_path):
     assert whole.languages == ["da"] * 4 + ["", "", "", "sv", "sv", "sv"]
     assert [row[3] for row in zip(*whole.filled)] == ["a"] * 6 + ["b"] * 3 + ["c"]
     assert [row[3] for row in zip(*whole.columns)][1] == ""  # what is copied stays
-    path = written(tmp_path / "b.csv", "occ1,shop,lang,x\ndo.,,,\nsmed,,en,d\n")
-    [rest] = Table(path, (), ["occ1", "shop"], (), ["x"], **how).records(above=whole)
-    assert rest.texts == ["væver ␟ uld", "smed"] and rest.languages == ["sv", "en"]
-    assert rest.filled[3] == ["c", "d"] and not rest.left
 
 
 def test_the_flag_has_a_value_or_none():
@@ -114,8 +108,6 @@ def test_codes_that_are_written_once(tmp_path):
         fill_down=["hisco_1", "hisco_2"],
     )
     assert codes_of(result) == [["83110", "61110"]] * 2 + [["77610"]] * 3  # a row with a code has its own
-    few = prepare(tmp_path, "occ1,hisco_1\nsmith,\nbaker,\nclerk,39310\n")
-    assert "--fill-down" not in str(few.report["read"])
 
 
 CODED = ["id", "occ1", "lang", "hisco_1", "prob_1", "conf", "needs_review"]

@@ -415,8 +415,18 @@ class TestApply:
             ("report filled.csv --to coded.csv", "no rows that were drawn have a decision"),
             ("make one.csv --key hisco --output x.csv", "it has 'job' (--input-col names it)"),
             ("serve coded.csv --decisions coded.csv", "coded.csv is an input"),
-            ("serve coded.csv --decisions filled.csv", "review apply takes one of an earlier version"),
+            (
+                "serve coded.csv --decisions filled.csv",
+                "neither a sheet of review make nor a file of decisions",
+            ),
             ("serve coded.csv --decisions other.csv", "coded.csv: name its own file, or other --decisions"),
+            ("serve coded.csv --rows 5", "--rows is a flag of make\n"),
+            (
+                "apply filled.csv --to coded.csv --output x.csv --decisions x",
+                "--decisions is a flag of serve",
+            ),
+            ("agreement filled.csv filled.csv --encoding utf-8", "unrecognized arguments: --encoding utf-8"),
+            ("make coded.csv --output x.csv --language en --language-col lang", "are mutually exclusive"),
             ("serve coded.csv --decisions x.csv --port 99999", "is not a port"),
             ("serve texts.csv --decisions x", "that no model has coded needs --key hisco, or --key KEY.csv"),
             (
@@ -437,6 +447,46 @@ class TestApply:
         before = {path.name: path.read_bytes() for path in folder.iterdir()}
         assert message in run(*arguments.split(), code=2)
         assert before == {path.name: path.read_bytes() for path in folder.iterdir()}
+
+    def test_decisions_whose_texts_are_gone_do_not_count(self, folder):
+        sheet = filled(folder, self.DECISIONS)
+        coded = (folder / "coded.csv").read_text().replace(",clerk,da", ",clerk of ely,da")
+        (folder / "coded.csv").write_text(coded.replace(",CLERK,da", ",clerk of ely,da"))
+        said = apply(folder, sheet)
+        assert re.search(
+            r"1 decisions are not used, whose texts are missing.*: line \d: '(?i:clerk)'\n", said
+        )
+        assert final_codes(folder)["smith", "en"] == ["61110"]
+        assert final_codes(folder)["clerk of ely", "da"][0] == "61110"
+
+    def test_a_row_that_cannot_be_read_is_listed(self, folder):
+        coded = folder / "coded.csv"
+        lines = coded.read_text().splitlines(keepends=True)
+        coded.write_text("".join([*lines[:3], "1,torn\n", *lines[3:]]))
+        sheet = filled(folder, self.DECISIONS)
+        said = apply(folder, sheet, code=1)
+        assert "1 rows cannot be read and are left out; the first is line 4: 2 cells" in said
+        assert "1 rows of" in said and "final.csv.rejected.csv lists them by line" in said
+        assert [row["line"] for row in read(folder / "final.csv.rejected.csv")] == ["4"]
+        assert final_codes(folder)["smith", "en"] == ["61110"] and len(read(folder / "final.csv")) == 59
+        write(coded, [HEADER + CODES, *coded_rows()])
+        write(folder / "known.csv", [["occ1", "hisco_1"], ["smith"]])
+        more = ["--known", folder / "known.csv", "--overwrite"]
+        assert "known.csv, line 2: cannot be read" in apply(folder, sheet, more=more, code=2)
+
+    def test_one_language_for_all_texts(self, folder):
+        texts = write(folder / "texts.csv", [["occ1", "lang"], ["smed", "en"], ["bager", ""]])
+        sheet, more = folder / "sheet.csv", ["--key", "hisco", "--language", "da"]
+        said = run("make", texts, "--output", sheet, *more)
+        rows = read(sheet)
+        assert {row["language"] for row in rows} == {"da"}
+        filled(folder, {("smed", "da"): "83110"}, rows=rows)
+        command = shlex.split(said.splitlines()[-1])
+        for count in (1, 0):  # without a column, the rows of all languages are the same
+            to = ["--training-data", folder / "more.csv", "--overwrite"]
+            said = run(*command[3:4], folder / "filled.csv", *command[5:], *to)
+            assert f"more.csv: {count} rows added" in said
+        assert [row["occ1"] for row in read(folder / "more.csv")] == ["smed"]
 
     def test_codes_of_another_system_need_a_key(self, folder):
         rows = [[*HEADER, *[name.replace("hisco", "occ1950") for name in CODES]], *coded_rows()]
@@ -564,7 +614,21 @@ def test_agreement_of_two_people(folder):
     assert len(said) == 2 and said[1].startswith("  all codes: 50.0 %")
     one, two = "y" * 50 + "n" * 50, "y" * 35 + "n" * 15 + "y" * 20 + "n" * 30
     assert kappa(one, two) == (pytest.approx(0.3), pytest.approx(0.0949, abs=0.002))
-    assert kappa("aa", "aa") == (1.0, 0.0)
+    write(folder / "one.csv", [columns, *([text, "en", "trade", f"t-{text}"] for text in "ab")])
+    said = run("agreement", folder / "one.csv", di, "--key", key)
+    assert "all codes: 50.0 %" in said
+    assert f"Cohen's kappa is not defined, as all answers of {folder / 'one.csv'} are the same" in said
+
+
+def test_each_action_has_a_help_of_its_own():
+    said = run("--help")
+    assert all(f"\n  {action} " in said for action in review.ABOUT) and len(said.splitlines()) < 12
+    shown = {action: review.get_args_parser(action).format_help() for action in review.ABOUT}
+    assert {action for action, text in shown.items() if "--training-data" in text} == {"apply"}
+    assert {action for action, text in shown.items() if "--output" in text} == {"make", "apply", "agreement"}
+    assert {action for action, text in shown.items() if "--ditto" in text} == {*shown} - {"agreement"}
+    every = review.get_args_parser().named
+    assert all(f"--{name.replace('_', '-')} " in "".join(shown.values()) for name in every)
 
 
 class TestReport:

@@ -1,8 +1,10 @@
 """`python -m histocc.review serve`: decisions through the page's interface, with a real server process."""
 
 import contextlib
+import csv
 import fcntl
 import http.client
+import io
 import json
 import os
 import re
@@ -16,6 +18,7 @@ import time
 import urllib.error
 import urllib.request
 from collections import Counter
+from dataclasses import replace
 from importlib.resources import files
 
 import pytest
@@ -95,9 +98,9 @@ class Serving:
         self.process.kill()
         self.process.join()
 
-    def end(self):
+    def end(self, number=signal.SIGINT):
         """By Ctrl-C; the words of the two commands that it ends with: apply and training."""
-        os.kill(self.process.pid, signal.SIGINT)
+        os.kill(self.process.pid, number)
         self.process.join(60)
         apply, _, train = self.output.read_text().splitlines()[-3:]
         return shlex.split(apply), shlex.split(train)
@@ -329,6 +332,65 @@ def test_remarks_on_decisions_and_the_texts_that_are_asked_for(folder):
     assert (by["smith"], by["clerk"], by["farmer"]) == ("person", "Bo", "model")
 
 
+def test_names_of_nobody_are_refused_and_sigterm_ends_it_as_ctrl_c(folder):
+    with Serving(folder) as server:
+        text = server.ask()["text"]
+        for name in ("model", "guess", "NA", " ", "A\nB", "A\0B", "A\u2028B"):
+            assert "is not the name of somebody" in server.decide("none", text, status=400, by=name)["error"]
+        server.decide("none", text, by="Zoë O'Hara")
+        apply, _ = server.end(signal.SIGTERM)
+        assert apply[3] == "apply" and "\n1 texts have a decision.\n" in server.output.read_text()
+    [row] = read(folder / "decided.csv")
+    assert (row["decision"], row["by"]) == ("none", "Zoë O'Hara")
+
+
+def saved(rows, encoding="utf-8", **how):
+    """A file of decisions as another program saves it."""
+    out = io.StringIO()
+    csv.writer(out, **how).writerows(rows)
+    return out.getvalue().encode(encoding)
+
+
+@pytest.mark.parametrize(
+    "save",
+    [
+        lambda rows: saved(rows).rstrip(),
+        lambda rows: saved(rows, delimiter=";", quoting=csv.QUOTE_ALL),
+        lambda rows: saved([[*reversed(row)] for row in rows], "utf-8-sig"),
+        lambda rows: saved([[*row, "mine"] for row in rows], "utf-16", delimiter="\t"),
+        # R, with the numbers of the rows and NA for empty cells
+        lambda rows: saved([[i or "", *(cell or "NA" for cell in row)] for i, row in enumerate(rows)]),
+    ],
+)
+def test_decisions_that_another_program_has_saved(folder, save):
+    key, path = Codes([*hisco_key(), "NA"], "hisco", {}), folder / "decided.csv"
+
+    def opened(coded="coded.csv"):
+        decided = Decisions(CodedFile(str(folder / coded)), key, str(path))
+        return decided, [(text.text, decided.made.get(i)) for i, text in enumerate(decided.texts)]
+
+    decided, _ = opened()
+    for text, answer in zip(decided.texts, ("none", ["83110", "NA"], ["NA"])):
+        decided.decide(text.id, answer, "", False, "", "")
+    decided.decide(decided.texts[3].id, "skip", "", True, "- no; idea", "Bo")
+    before = opened()[1]
+    content = save(list(csv.reader(io.StringIO(path.read_text("utf-8-sig")))))
+    path.write_bytes(content)
+    decided, after = opened()
+    assert [replace(made, place="") for _, made in after if made] == [
+        replace(made, place="") for _, made in before if made
+    ]
+    assert (folder / "decided.csv.before").read_bytes() == content
+    decided.decide(decided.texts[4].id, ["61110"], "", False, "", "Cy")
+    assert [row["by"] for row in read(path)] == ["", "", "", "Bo", "Cy"]
+    # a text that is gone takes no decision of others with it
+    coded = (folder / "coded.csv").read_text()
+    (folder / "coded.csv").write_text(coded.replace("clerk,en", "clark,en"))
+    decided, again = opened()
+    assert [made for _, made in again].count(None) == 1 and len(read(path)) == 5
+    assert re.search("1 decisions are not used.*: line [23]: 'clerk'$", decided.sheets.unused[0])
+
+
 def test_texts_that_are_known_are_not_asked_for(folder):
     rows = [["SMITH", "en", "83990", "Ann"], ["clerk", "", "39310", ""], ["farmers", "da", "83110", ""]]
     rows += [["farmer", "en", "83110", "guess"], ["farmer", "", "83110", "model"]]
@@ -536,7 +598,7 @@ class Browser:
 
     def press(self, key, shift=False, repeats=0):
         """A character of a US keyboard, or one of KEYS, once the page takes decisions on its text."""
-        self.wait("performance.now() >= rest")
+        self.wait("typeof rest === 'undefined' || performance.now() >= rest")
         of_character = f"Digit{key}" if key.isdigit() else f"Key{key.upper()}", ord(key.upper()[0])
         name, code = KEYS.get(key, of_character)
         event = {"key": key, "code": name, "windowsVirtualKeyCode": code, "modifiers": 8 * shift}

@@ -395,8 +395,8 @@ def test_languages_and_letters(tmp_path):
             ["K&oslash;bmand", "K&#248;bmand", "K&#xF8;bmand", "K&amp;oslash;bmand", "K\\u00f8bmand"],
             "Købmand",
         ),
-        (["K=C3=B8bmand", "K=F8bmand", "K%C3%B8bmand", "K%F8bmand", "K<U+00F8>bmand"], "Købmand"),
-        (["KÃ¸bmand", "Kã¸bmand", "KÃƒÂ¸bmand", "K\\xf8bmand", "K\\xc3\\xb8bmand"], "Købmand"),
+        (["K=C3=B8bmand", "K=F8bmand", "K%C3%B8bmand", "K%F8bmand"], "Købmand"),
+        (["KÃ¸bmand", "Kã¸bmand", "KÃƒÂ¸bmand"], "Købmand"),
         (
             ["R&aring;dmand &amp; bager", "R=C3=A5dmand=20&=20bager", "R%C3%A5dmand%20%26%20bager"],
             "Rådmand & bager",

@@ -178,6 +178,7 @@ class Binary(NamedTuple):
     names: list[str]  # of the columns, as in the file
     read: Callable[[Sequence[int]], Iterator[Rows]]  # given the places of columns
     notes: tuple[str, ...] = ()  # for the user
+    sheets: Sequence["_Sheet"] = ()
     types: dict[str, Any] = {}  # pyarrow's, of the columns of a Parquet file
 
 
@@ -346,7 +347,7 @@ def _workbook(path: str, sheet: str | None, texts: Sequence[str], flags: bool) -
                     column += (_cell(_text(value), value, look[type(value) in _DATED]) for value in values)
                 yield np.array([number for number, _ in piece], dtype=np.int64), columns
 
-    return Binary(kind, names, read, notes)
+    return Binary(kind, names, read, notes, sheets)
 
 
 @lru_cache(maxsize=4)

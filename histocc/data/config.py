@@ -123,9 +123,7 @@ REPAIR_TEXT = "descriptions with letters for broken ones and escapes, such as Ã
 class Reading(Format):
     """data"""
 
-    weight_col: Column | None = flag(
-        None, "column that says how often each row counts, also 99.5", metavar="COL"
-    )
+    weight_col: Column | None = flag(None, "column of how often each row counts, also 99.5", metavar="COL")
     code_separator: str | None = flag(
         None, "a cell may hold several codes, separated by one of these characters or words", metavar="CHARS"
     )

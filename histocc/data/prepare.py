@@ -10,6 +10,7 @@ import filecmp
 import gc
 import json
 import os
+import re
 import shutil
 import sys
 import traceback
@@ -21,18 +22,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from histocc.data.arrays import ARRAYS, FILES, PreparedData, RowSet, fault, map_array, text_keys, write_last
-from histocc.data.binary import Missing
 from histocc.data.config import PrepareSettings, fingerprint
-from histocc.data.records import DECIDED, LEAVE, MAX_WEIGHT, Records, Table, nothing
+from histocc.data.records import DECIDED, FIRST, LEAVE, MAX_WEIGHT, Records, Table, nothing
 from histocc.data.report import compare_rows, describe_parts
 from histocc.data.rows import (
     BLANK,
     DECLARED,
     DOES_NOT_FIT,
     EXAMPLES,
-    MAX_WORDS,
-    MISSING_WORDS,
-    NO_TITLE,
     NOTES,
     OUTSIDE_KEY,
     UNFIT,
@@ -41,6 +38,7 @@ from histocc.data.rows import (
     Findings,
     Languages,
     changed_by_spreadsheet,
+    code_of_cell,
     csv_text,
     escape_formula,
     lost_zeros,
@@ -50,7 +48,7 @@ from histocc.data.rows import (
 )
 from histocc.data.split import OFTEN, named_parts, parts_of
 from histocc.data.tables import read_chunks
-from histocc.formatter import BlockyFormatter, classes_in_words, hisco_key, in_key
+from histocc.formatter import NO_WORK, BlockyFormatter, classes_in_words, hisco_key, in_key
 from histocc.runtime.errors import UserError, in_words
 from histocc.runtime.files import OwnFiles, atomic_write, kind_of, run_lock
 from histocc.runtime.log import Stage
@@ -61,9 +59,10 @@ if TYPE_CHECKING:
     from histocc.runtime.world import World
 
 LISTS = ("key.csv", "rejected_rows.csv", "conflicts.csv", "data_report.json")  # for the user
+MAX_WORDS = 50_000  # the most frequent ones of the training texts, for word insertion
 MAX_COUNTED_WORDS = 500_000  # rarer ones are forgotten on the way, so that memory does not grow with the rows
 ALL_WORDS_OF = 1 << 19  # all words of so many training rows are counted, then those of every fourth chunk
-MAX_REPEATED, MAX_TIMES = 1_000_000, 1_000  # rows by whole weights, and one row by others
+MAX_REPEATED, MAX_TIMES = 1_000_000, 1_000  # rows by whole weights, and one row by divided ones
 MAX_CODES = 100  # of a row in which a separator stands between them
 LINES = np.dtype("<i8")  # number of the file × 2**40 + line
 
@@ -98,11 +97,7 @@ class PartFiles:
 
 def split_cells(columns: list[list[str]], separator: str | None) -> list[list[str]]:
     """Return the codes of each row in columns whose cells may hold several; separator: their characters."""
-    cut = splitter(separator) if separator else lambda cell: [cell]
-
-    def split(cell: str) -> list[str]:
-        return [cell] if isinstance(cell, Missing) else cut(cell)
-
+    split = splitter(separator) if separator else lambda cell: [cell]
     return [[code for cell in row for code in split(cell) if code.strip()] for row in zip(*columns)]
 
 
@@ -119,7 +114,6 @@ class Reader:
         self.missing = None if settings.missing_code is None else self.book.of_code(settings.missing_code)
         self.empty = None if settings.empty_text is None else self.book.of_code(settings.empty_text)
         self.longest = 0  # most positions of a text
-        self.begins: bool | None = None  # whether the first row has a code
         self.named = named_parts(settings, check)
         self.rows, self.drawn = 0.0, {"val": [], "test": []}  # all, and (hashes, rows) of those of a part
         self.test_rows, self.outside_key = 0.0, {"train": 0.0, "val": 0.0}
@@ -156,13 +150,12 @@ class Reader:
             if any_code:
                 is_hisco = 2 * sum(in_key(code, hisco) in hisco for code in counts) > len(counts)
             zeros = {code: recode.get(number, number) for code, number in zeros.items()}
-        declared = NO_TITLE.intersection(fixed or (hisco if is_hisco else ()))
+        declared = NO_WORK.intersection(fixed or (hisco if is_hisco else ()))
         return CodeBook(self.formatter, fixed, settings.number_codes, recode, zeros, declared)
 
     def _count_codes(self, recode: dict[str, str]) -> Counter[str]:
         """Return the codes of all rows and how often each occurs; set `room` to the most that a row has."""
         settings, cells = self.settings, Counter()
-        words = MISSING_WORDS.difference(settings.fixed_codes or ())
         for _, path in settings.files:
             for chunk in read_chunks(path, settings.target_cols, *settings.how):
                 self.check()
@@ -173,8 +166,7 @@ class Reader:
         self.room = min(self.room, MAX_CODES)
         counts: Counter[str] = Counter()
         for cell, count in cells.items():
-            code = self.formatter.repair(cell)[0]
-            if code.casefold() not in words and not isinstance(cell, Missing):
+            if code := code_of_cell(cell, self.formatter, settings.fixed_codes or ()):
                 counts[recode.get(code, code)] += count
         return counts
 
@@ -213,25 +205,19 @@ class Reader:
                 rejects.append((lines[i], column, values[i], kind, reason))
                 outside.extend([i] * (kind == OUTSIDE_KEY))
 
-        note("texts_composed", records.composed)
-        note("dittos_filled", records.dittos)
-        if settings.ditto == LEAVE:
-            note("dittos", [*records.left])
-        note("letters_broken", records.broken)
-        note("letters_repaired", records.repaired)
-        joined = "".join(cells)
-        if "\n" in joined or "\r" in joined:
-            note("texts_of_lines", [i for i, cell in enumerate(cells) if {"\n", "\r"} & {*cell.strip()}])
+        for kind, found in records.noted.items():
+            note(kind, found)
+        note("texts_of_lines", [i for i, cell in enumerate(cells) if re.search("[\n\r]", cell.strip())])
         reason = "the text holds NUL, or a character from U+E000 to U+E004, which marks its ends"
         for i, place in records.forbidden.items():
             values = list(map(str.strip, columns[place]))
             reject([i], "forbidden character", reason, table.names[place], values)
         reason = "the cells are the names of the columns, as where files were joined"
         reject(records.headers, "names of the columns", reason, table.names[table.texts[0]], cells)
-        blank = [i for i, text in enumerate(texts) if keep[i] and (not text or text.isspace())]
-        for i, why in records.left.items() if settings.ditto != LEAVE else ():
-            reason = "the text only repeats the one above; --ditto takes that one"
-            reject([i], f"ditto {why}", reason, table.names[table.texts[0]], cells)
+        blank = [i for i, text in enumerate(texts) if not text.strip()]
+        if settings.ditto != LEAVE:
+            reason, why = "the text only repeats the one above; --ditto takes that one", records.why or FIRST
+            reject(records.left, f"ditto {why}", reason, table.names[table.texts[0]], cells)
         if self.empty is None:
             reason = "the description is empty, or a word such as NA"
             reject(blank, "empty text", reason, table.names[table.texts[0]], cells)
@@ -278,9 +264,7 @@ class Reader:
         self._write(part, texts, arrays | ({} if table.weights is None else {"times": times}), times)
 
     def too_frequent(self) -> np.ndarray:
-        """Return the hashes of texts that have more than half of the rows that a share asks for, unless a
-        part has no others: a split by texts does not see how often one occurs.
-        """
+        """Return the hashes of texts with over half of the rows that a share asks for, if others are left."""
         settings, found = self.settings, [np.zeros(0, np.uint64)]
         joined = self.few is not None and not settings.split_col
         for name, share in (("val", not joined and settings.share_val), ("test", settings.share_test)):
@@ -320,9 +304,6 @@ class Reader:
             self.parts[side].add(chosen_texts, {name: values[chosen] for name, values in arrays.items()})
             if side == "train" and (self.parts[side].rows <= ALL_WORDS_OF or self.chunks % 4 == 0):
                 self.words.update(" ".join(chosen_texts).split())
-                for text, number in zip(chosen_texts, times[chosen].tolist() if "times" in arrays else ()):
-                    for word in text.split():
-                        self.words[word] += number - 1
         if len(self.words) > MAX_COUNTED_WORDS:
             self.words = Counter(dict(self.words.most_common(MAX_COUNTED_WORDS // 2)))
 
@@ -344,8 +325,6 @@ class Reader:
         book = self.book.__getitem__
         columns = [np.fromiter(map(book, column), np.int64, len(column)) for column in cells]
         numbers = np.stack(columns, axis=1)  # [n, K]
-        if len(numbers) and self.begins is None:
-            self.begins = bool(numbers[0, 0] >= 0)
 
         def note(kind: str, marked: np.ndarray) -> None:  # bool [n, K]
             rows, places = np.nonzero(marked & keep[:, None])
@@ -433,10 +412,9 @@ class Reader:
         paths = [part.files["times"].name for part in self.parts.values()]
         weights = [np.fromfile(path, ARRAYS["times"]) for path in paths]
         both = np.concatenate(weights)
-        least, is_whole = both.min(initial=MAX_WEIGHT), (both == both.round()).all()
-        if is_whole and (least == 1 or both.sum() <= MAX_REPEATED):
+        if (both == both.round()).all() and (both.sum() <= MAX_REPEATED or both.min() == 1):
             return
-        unit = least if is_whole else max(least, both.max() / MAX_TIMES)
+        unit = max(both.min(), both.max() / MAX_TIMES)
         for part, path, weight in zip(self.parts, paths, weights):
             hashes = map_array(os.path.join(self.folder, f"{part}.text_hash"), ARRAYS["text_hash"])
             drawn = mix(hashes ^ mix(np.arange(len(weight), dtype=np.uint64))) / 2.0**64
@@ -481,7 +459,7 @@ class Reader:
         if counts and not settings.weight_col:
             notes.append(f"each line counts once; --weight-col {counts[0]} counts it as that column says")
         missing = self.findings.kinds.get("first code missing", {"rows": 0})["rows"]
-        if self.begins and 2 * missing > sum(file["rows"] for file in self.files):
+        if 2 * missing > sum(file["rows"] for file in self.files):
             way = f"--fill-down {' '.join(settings.target_cols)} fills it in if it is that of a row above"
             notes.append(f"{missing:,} rows have no first code; {way}")
         how = f"Read: descriptions from column {read}, {what}, language: {language}{texts}"
@@ -652,8 +630,7 @@ def _read_all(
     key = [("system_code", "code"), *((escape_formula(code), i) for i, code in enumerate(codes))]
     words = sorted(reader.words.items(), key=lambda item: (-item[1], item[0]))[:MAX_WORDS]
     report_text = json.dumps(report, indent=1, ensure_ascii=False).encode("utf-8", "backslashreplace")
-    words = [("word", "freq"), *((word, max(1, round(number))) for word, number in words)]
-    tables = {"key.csv": csv_text(key), "words.csv": csv_text(words)}
+    tables = {"key.csv": csv_text(key), "words.csv": csv_text([("word", "freq"), *words])}
     for name, content in {**tables, "data_report.json": report_text}.items():
         with open(os.path.join(folder, name), "wb") as file:
             file.write(content)

@@ -14,16 +14,7 @@ from histocc.data.binary import present
 from histocc.data.rows import MISSING_WORDS
 from histocc.data.tables import Chunk, read_chunks, table_format, unique_names
 from histocc.runtime.errors import UserError
-from histocc.text import (
-    AS_IS,
-    UNKNOWN_LANGUAGE,
-    as_is,
-    cleaner,
-    is_composed,
-    join_columns,
-    repaired_cells,
-    strip,
-)
+from histocc.text import UNKNOWN_LANGUAGE, as_is, cleaner, is_composed, join_columns, repaired_cells, strip
 
 DECIDED = "decided_by"  # column of a reviewed file that says who has decided on a row
 MODEL = "model"  # its value if nobody has decided
@@ -39,7 +30,7 @@ _DASH = r"[-‐-―−]*"
 _DITTO = re.compile(rf"({_WORDS})([\s,]*({_WORDS}))*|{_DASH}\s*({_MARKS})\s*{_DASH}", re.IGNORECASE).fullmatch
 LONGEST_DITTO = 16
 FILLED, FIRST = "with the text of the row above", "left, since no row is above"
-LIST, ORDERED, IN_ORDER = 100, 5, 0.95  # least rows, least changes of text, least share of these that ascend
+ORDERED, IN_ORDER = 5, 0.95  # least changes of text, least share of these that ascend
 MAX_WEIGHT = 1_000_000
 _ODD = re.compile("[\0\ue000-\ue004]")  # ends of texts in hashes, and marks of the model's inputs
 
@@ -64,25 +55,26 @@ def fill(cells: list[str], rows: Iterable[int], above: str) -> None:
 def is_sorted(texts: list[str]) -> bool:
     """Return whether texts ascend or descend, so that those that only repeat the one above stand together."""
     changes = [pair for pair in pairwise(map(str.casefold, texts)) if pair[0] != pair[1]]
-    dittos, rises = (
-        [text for _, text in changes if is_ditto(text)],
-        sum(one < other for one, other in changes),
-    )
+    dittos = [text for _, text in changes if is_ditto(text)]
+    rises = sum(one < other for one, other in changes)
     in_order = max(rises, len(changes) - rises)
     return len(changes) >= ORDERED and in_order >= IN_ORDER * len(changes) and len({*dittos}) == len(dittos)
 
 
 def weight_of(cell: str) -> float:
-    """Return how often a row counts by its cell; 0 if that is no number above 0 and up to MAX_WEIGHT, or may
-    be two: 1,000 is 1 or a thousand.
-    """
-    if re.fullmatch(r"\s*([1-9]\d*,\d{3}|\d+[.,]000)\s*", cell):
+    """Return how often a row counts by its cell; 0 if that is no number up to MAX_WEIGHT, or may be two."""
+    if re.fullmatch(r"\s*([1-9]\d*,\d{3}|\d+[.,]000)\s*", cell):  # 1 or a thousand
         return 0
     try:
         weight = float(cell.replace(",", "."))
     except ValueError:
         return 0
     return (int(weight) if weight.is_integer() else weight) if 0 < weight <= MAX_WEIGHT else 0
+
+
+def is_name(text: str) -> bool:
+    """Return whether somebody who decides may be called so: on one line, and by no word for nobody."""
+    return not (is_undecided(text) or re.search(r"[\0-\x1f\x7f-\x9f\u2028\u2029]", text))
 
 
 def is_undecided(cell: str) -> bool:
@@ -101,12 +93,10 @@ class Records(Chunk):
     weights: list[float] = field(default_factory=list)  # 0: see `weight_of`
     deciders: list[str] = field(default_factory=list)  # "" for nobody
     # Rows by their numbers, from 0:
-    composed: list[int] = field(default_factory=list)  # invisible characters are gone, or letters composed
-    broken: list[int] = field(default_factory=list)  # letters of the first text are broken, or escapes,
-    repaired: list[int] = field(default_factory=list)  # or were, and are letters now
+    noted: dict[str, list[int]] = field(default_factory=dict)  # by kinds of NOTES in data/rows.py
     dittos: list[int] = field(default_factory=list)  # have the text of the row above (do., ditto)
-    left: dict[int, str] = field(default_factory=dict)  # those that do not → FIRST or why
-    why: str = ""  # why all of them are left
+    left: list[int] = field(default_factory=list)  # do not, although they repeat it: see `why`
+    why: str = ""  # all of these are left; "": FIRST
     forbidden: dict[int, int] = field(default_factory=dict)  # those with a character of _ODD → its column
     headers: list[int] = field(default_factory=list)  # the names of the columns again: no text, no code
     guesses: list[int] = field(default_factory=list)  # a model has given the codes, and nobody has decided
@@ -153,7 +143,7 @@ class Table:
         repair: bool = False,
     ):
         self.path, self.how, self.format = path, how, table_format(path, *how)
-        self.rule, self.clean = rule, cleaner(rule) if rule else str
+        self.clean = cleaner(rule) if rule else str
         self.ditto, self.repair, self.language = ditto, repair, language
         self.read_code: Callable[[str], str] = str  # returns the code that a cell holds, or ""
         header = self.format.names
@@ -171,12 +161,12 @@ class Table:
         self.weights = self.names.index(weight_col) if weight_col else None
         self.fill_down = [self.names.index(name) for name in fill_down or () if name in self.names]
         self.counts: Counter[str] = Counter()  # rows with dittos, by what becomes of them
+        self.faults: list[tuple[int, str, str]] = []  # as in `Chunk`, of all rows by `__iter__`
 
-    def records(self, check: Callable[[], Any] = nothing, above: Records | None = None) -> Iterator[Records]:
-        """Yield all rows, many at a time. `check` is called before each yield; above: rows of the file that
-        stand above these. Raises UserError.
-        """
+    def records(self, check: Callable[[], Any] = nothing) -> Iterator[Records]:
+        """Yield all rows, many at a time. `check` is called before each yield. Raises UserError."""
         self.counts.clear()
+        above = None
         for chunk in read_chunks(self.path, self.places, *self.how):
             check()
             some = self._checked(chunk, above)
@@ -195,14 +185,15 @@ class Table:
             for i in some.headers:
                 first[i] = ""
         whole, broken = repaired_cells(first)
-        some.repaired = [i for i in broken if self.repair and whole[i] != first[i]]
-        some.broken = sorted({*broken}.difference(some.repaired))
+        mended = [i for i in broken if self.repair and whole[i] != first[i]]
+        some.noted = {"letters_broken": sorted({*broken}.difference(mended)), "letters_repaired": mended}
         if self.repair:
             first, further = whole, [repaired_cells(column)[0] for column in further]
-        is_plain = self.rule == AS_IS and is_composed("".join(first))  # all at once: faster
+        is_plain = self.clean is as_is and is_composed("".join(first))  # all at once: faster
         some.parts = [list(map(strip if is_plain else self.clean, first))]
-        if self.rule == AS_IS and not is_plain:
-            some.composed = [i for i, text in enumerate(some.parts[0]) if text != strip(first[i])]
+        if self.clean is as_is and not is_plain:
+            pairs = enumerate(zip(some.parts[0], map(strip, first)))
+            some.noted["texts_composed"] = [i for i, (text, old) in pairs if text != old]
         some.parts += [list(map(self.clean, column)) for column in further]
         rows = len(first)
         some.languages = [self.language] * rows
@@ -240,7 +231,7 @@ class Table:
         some.why = above.why if above else self._why_left(list(filter(str.strip, some.filled[self.texts[0]])))
         dittos = [[i for i, text in enumerate(column) if is_ditto(text)] for column in some.parts]
         leading = [] if above else [i for place, i in enumerate(dittos[0]) if i == place]
-        some.left = dict.fromkeys(dittos[0], some.why) if some.why else dict.fromkeys(leading, FIRST)
+        some.left = dittos[0] if some.why else leading
         for i in some.left if self.ditto != LEAVE else ():
             some.parts[0][i] = ""
         if not some.why:
@@ -249,31 +240,33 @@ class Table:
             for cells, rows, column in zip([*some.parts, some.languages], [*dittos, []], before):
                 blank = (i for i in dittos[0] if not cells[i].strip())
                 fill(cells, sorted({*rows, *blank}), column[-1])
-        self.counts.update([*some.left.values(), *[FILLED] * len(some.dittos)])
+        some.noted |= {"dittos_filled": some.dittos, "dittos": some.left if self.ditto == LEAVE else []}
+        self.counts.update({some.why or FIRST: len(some.left), FILLED: len(some.dittos)})
 
     def _why_left(self, texts: list[str]) -> str:
-        """Return why rows that only repeat the one above are left, "" if they are not, by the first rows,
-        which all commands and processes read.
-        """
+        """Return why rows that only repeat the one above are left, "" if they are not, by the first texts."""
         if self.ditto:
             return "left, since --ditto none is given" if self.ditto == LEAVE else ""
         of_sheet = {"rows", "decision", "id"} <= {*self.format.names}
-        is_list = len(texts) >= LIST and len({*texts}) == len(texts)
         whys = {"rows have weights": self.weights is not None, "rows were chosen from others": of_sheet}
-        whys |= {"the texts are sorted": is_sorted(texts), "each text is listed once": is_list}
+        whys["the texts are sorted"] = is_sorted(texts)
         return next((f"left, since {why} (--ditto fills them)" for why, is_so in whys.items() if is_so), "")
 
     def about_dittos(self) -> str:
         """Return a line on the rows read whose text only repeats the one above, "" if there are none."""
-        said = "; ".join(f"{rows:,} {what}" for what, rows in self.counts.items())
+        said = "; ".join(f"{rows:,} {what}" for what, rows in self.counts.items() if rows)
         return said and f"do., ditto or 〃 in {self.counts.total():,} rows: {said}"
 
+    def raise_faults(self) -> None:
+        """Raise UserError if a row could not be read."""
+        for line, _, reason in self.faults:
+            raise UserError(f"{self.path}, line {line:,}: cannot be read ({reason})")
+
     def __iter__(self) -> Iterator[Record]:
-        """Yield all rows, one at a time. Raises UserError if one of them cannot be read."""
+        """Yield all rows that can be read, one at a time; `faults` has the others."""
+        self.faults.clear()
         for some in self.records():
-            if some.faults:
-                line, _, reason = some.faults[0]
-                raise UserError(f"{self.path}, line {line:,}: cannot be read ({reason})")
+            self.faults += some.faults
             guesses, dittos, columns = set(some.guesses), set(some.dittos), some.filled
             codes = [list(map(self.read_code, columns[place])) for place in self.codes]
             values = some.lines.tolist(), some.texts, some.languages, some.weights, some.deciders

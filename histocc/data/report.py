@@ -175,10 +175,8 @@ def report_lines(report: dict) -> list[str]:
         )
     longest, words = report.get("longest"), dict(NOTES)  # data of earlier versions do not say it
     if longest and longest["read"] < MOST_LEN:
-        reads = (
-            f"{min(longest['has'], MOST_LEN)} reads {'more' if longest['has'] > MOST_LEN else 'all'} of them"
-        )
-        words["texts_cut"] += f"; --max-len {reads}, and a model of n-grams alone needs no limit"
+        most, share = min(longest["has"], MOST_LEN), "more" if longest["has"] > MOST_LEN else "all"
+        words["texts_cut"] += f"; --max-len {most} reads {share} of them, and n-grams alone need no limit"
     notes += [f"{kind['rows']:,} {words[kind['kind']]}{_where(kind)}" for kind in found("noted")]
     if report["rejected_rows"]:
         notes.append(f"{report['rejected_rows']:,} rows rejected, listed in rejected_rows.csv")

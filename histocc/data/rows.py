@@ -12,9 +12,7 @@ from typing import Any
 from histocc.data.binary import Missing
 from histocc.data.tables import column_problems, read_chunks, table_format
 from histocc.formatter import (
-    EOS_IDX,
-    GROUPED,
-    NEVER_SHORT,
+    NO_WORK,
     BlockyFormatter,
     CodeError,
     hisco_key,
@@ -30,7 +28,6 @@ SHOWN = 60  # characters of a value in an example
 MAX_REASON = 300  # characters
 MAX_LANGUAGES = 255
 MOST_LEN = 2048  # of --max-len
-MAX_WORDS = 50_000  # the most frequent ones of the training texts, for word insertion
 
 # Kinds of findings that leave a row as it is or repair it, and their descriptions.
 NOTES = {
@@ -141,7 +138,6 @@ class Findings:
 
 # In a column of codes these count as no code, unless the key has them.
 MISSING_WORDS = MISSING_TEXTS | {"none", ".", "-"}
-NO_TITLE = NEVER_SHORT - {"?"}  # codes that a file may declare as missing, too
 # An empty cell, one of MISSING_WORDS, one that holds no code of the key, and a value declared as missing
 BLANK, WORD, UNFIT, DECLARED = -1, -2, -3, -4
 _CODE = re.compile(r"[A-Za-z]{0,3}-?\d[\w.-]*")  # looks like a code
@@ -156,7 +152,7 @@ def code_of_cell(cell: str, formatter: BlockyFormatter, key: Container[str] = ()
     """
     code = in_key(formatter.repair(cell, key)[0], key)
     if isinstance(cell, Missing):
-        return code if code in NO_TITLE and (formatter.kind == "hisco" or code in key) else ""
+        return code if code in NO_WORK and (formatter.kind == "hisco" or code in key) else ""
     return "" if code.casefold() in MISSING_WORDS and code not in key else code
 
 
@@ -165,10 +161,9 @@ def splitter(separators: str) -> Callable[[str], list[str]]:
     r"""Return what splits a cell at the characters and words of --code-separator; \n is a line break."""
     parts = re.findall(r"[^\W\d_]{2,}|\\[nt]| {2,}|.", separators, re.DOTALL)
     words = [rf"\b{part}\b" if part.isalpha() else part for part in parts if part[1:]]
-    signs = "".join(
-        part + chr(ord(part) + 0xFEE0 * part.isascii()) for part in parts if not part[1:]
-    )  # #, ＃
-    return re.compile("|".join([*words, *map(re.escape, signs)]), re.IGNORECASE).split
+    signs = [re.escape(part) for part in parts if not part[1:]]
+    cut = re.compile("|".join([*words, *signs]), re.IGNORECASE).split
+    return lambda cell: [cell] if isinstance(cell, Missing) else cut(cell)
 
 
 def separators_of(cell: str, is_code: Callable[[str], object]) -> str:
@@ -247,13 +242,12 @@ class CodeBook(dict):
             code = self.recode[code]
             kinds.append("codes_recoded")
         if (filled := self.zeros.get(code) or in_key(code, self.fixed or (code,))) != code:
-            kinds.append("codes_grouped" if GROUPED.fullmatch(code) else "zeros_restored")
+            kinds.append("zeros_restored" if re.fullmatch(r"-?[0-9]+([.,]0+)?", code) else "codes_grouped")
             code = filled
         number = self.of_code(code, cell)
         if self.formatter.kind == "hisco" and self.fixed is None and code not in hisco_key():
             kinds.append("codes_unknown")
-        may_be_short = self.formatter.allow_short and code not in NEVER_SHORT
-        if may_be_short and EOS_IDX in self.formatter.encode_code(code):
+        if self.formatter.fills_up(code):
             kinds.append("codes_short")
         for kind in kinds:
             self.noted[kind].add(cell)
@@ -283,28 +277,22 @@ def lost_zeros(
 ) -> tuple[dict[str, str], list[str]]:
     """Return (code → its form with leading zeros, without decimals or without thousands, which is one of
     `codes` or of the key; notes, but not on codes that a user recodes). Zeros are put before numbers that are
-    shorter than most, unless they are levels with which most codes begin. Decimals go if almost all numbers
-    with a point or a comma are like 110.0 and 110,0; codes of the key stay. codes: with their rows.
+    shorter than most, unless they are levels with which most codes begin. Signs go if almost all numbers that
+    hold one are like 110.0 and 110,0, or like 83,110 for 83110; codes of the key stay. codes: with rows.
     """
     known, whole, notes = {*codes, *key}, {}, []
-    dotted = [code for code in codes if re.search("[.,]", code)]
-    odd = [code for code in dotted if not re.fullmatch("-?[0-9]+[.,]0+", code)]
-    is_few = 5 * sum(codes[code] for code in odd) <= sum(codes[code] for code in dotted)
-    is_few &= all(re.fullmatch("-?[0-9]+[.,][0-9]+", code) for code in odd)
-    if is_few and not re.search("[.,]", "".join(key)):
-        known = known.difference(dotted)
-        whole = {code: in_key(code, known) for code in {*dotted}.difference(odd)}
-        whole = {code: re.sub("[.,]0+$", "", number) for code, number in whole.items()}
-        known |= {*whole.values()}
-        if odd := sorted({*odd}.difference(recoded)):
-            what = f"{len(odd):,} codes have decimals, and all other numbers are whole"
-            notes = [f"{what}: {', '.join(odd[:EXAMPLES])}; --recode {odd[0]}=CODE replaces one"]
-    for sign in "., ":  # 83,110 is 83110 if all codes with this sign are other forms of codes
-        with_sign = {code for code in codes if sign in code}.difference(whole, key)
-        others = known.difference(with_sign)
-        forms = {code: in_key(code, others) for code in with_sign}
-        if all(code != form for code, form in forms.items()):
-            whole, known = whole | forms, others
+    for sign in (sign for sign in "., " if sign not in "".join(key)):
+        of_sign = {code for code in codes if sign in code}
+        others = known.difference(of_sign)
+        forms = {code: re.sub(r"^(-?[0-9]+)[.,]0+$", r"\1", in_key(code, others)) for code in of_sign}
+        odd = [code for code, form in forms.items() if code == form]
+        is_few = 5 * sum(codes[code] for code in odd) <= sum(codes[code] for code in of_sign)
+        if is_few and all(re.fullmatch("-?[0-9]+[.,][0-9]+", code) for code in odd):
+            whole |= {code: form for code, form in forms.items() if code != form}
+            known = others.union(whole.values())
+            if odd := sorted({*odd}.difference(recoded)):
+                what = f"{len(odd):,} codes have decimals, and all other numbers are whole"
+                notes.append(f"{what}: {', '.join(odd[:EXAMPLES])}; --recode {odd[0]}=CODE replaces one")
     numbers = [code for code in known if re.fullmatch("[0-9]+", code)]
     lengths = Counter(map(len, numbers)) or {0: 0}
     length = max(lengths, key=lambda length: (lengths[length], length))
@@ -422,7 +410,7 @@ def read_columns(path: str, columns: list[str]) -> list[list[str]]:
             line, _, reason = chunk.faults[0]
             raise UserError(f"{path}, line {line}: {reason}")
         rows += [
-            ["" if isinstance(cell, Missing) and cell not in NO_TITLE else cell.strip() for cell in row]
+            ["" if isinstance(cell, Missing) and cell not in NO_WORK else cell.strip() for cell in row]
             for row in zip(*chunk.columns)
         ]
     return [row for row in rows if row != columns]  # of files that were joined

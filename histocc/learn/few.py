@@ -239,9 +239,7 @@ def judge(few: FewTexts, left_out: LeftOut, most_codes: int, levels: Levels) -> 
 
 
 def _right(best: Tensor, places: Tensor, sets: list, least: float, most: int) -> tuple[Tensor, np.ndarray]:
-    """Return (number of codes of each answer, share of its text's rows that have exactly these
-    codes), [m].
-    """
+    """Return (number of codes of each answer, share of its text's rows with exactly these codes), [m]."""
     counts = (best.sigmoid() > least).sum(1).clamp(1, most)
     answers = [frozenset(row[:n]) for row, n in zip(places.tolist(), counts.tolist())]
     return counts, np.array([of_text.get(answer, 0.0) for of_text, answer in zip(sets, answers)])

@@ -281,9 +281,7 @@ class Coding:
             yield some, stays
 
     def look_up(self, text: str, language: str) -> tuple[Coded | None, tuple[str, str]]:
-        """Return (answer of --known or None, text and language as the model reads them: no text if there is
-        one).
-        """
+        """Return (answer of --known or None, text and language as the model reads them, "" with one)."""
         if self.known:
             key, name = text_key(text), language_name(language) or UNKNOWN_LANGUAGE
             if codes := self.known.get((key, name)) or self.known.get((key, "")):
@@ -335,9 +333,7 @@ class Coding:
         return cells | {name: cell for names, of in self.beside for name, cell in zip(names, of(coded))}
 
     def kept_cells(self, row: tuple[str, ...]) -> list[str]:
-        """Return the cells for `columns` of a row that keeps its codes: its own, and what is known of these
-        codes where it has none.
-        """
+        """Return the cells for `columns` of a row that keeps its codes: its own, or what the codes tell."""
         cells = dict.fromkeys(self.columns, "") | dict(zip(ANSWER, ("1", str(int(self.is_fitted)), "0")))
         cells |= {name: str(row[place]) for name, place in self.old.items()}
         written = (cells[f"{self.system}_{i}"] for i in range(1, self.old_codes + 1))
@@ -418,9 +414,7 @@ class Coding:
     # ---- the output
 
     def read_pieces(self) -> tuple[dict[tuple[str, str], str], int]:
-        """Return (a line of JSON for each text, number of codes for which the output has columns). Raises
-        UserError if a piece is missing or damaged.
-        """
+        """Return (a line of JSON for each text, most codes of one). Raises UserError for a damaged piece."""
         first_of = json.JSONDecoder().raw_decode  # reads the codes of a line and no more
         answers, most = {}, self.most
         for number, texts in enumerate(self.pieces):
@@ -454,8 +448,8 @@ class Coding:
         ):
             for some, stays in self.chunks():
                 faults += some.faults
-                total["broken"] += len(some.broken)
-                rows, languages = [], some.languages
+                total["broken"] += len(some.noted["letters_broken"])
+                rows, languages, left = [], some.languages, set(some.left)
                 for i, (row, filled) in enumerate(zip(zip(*some.columns), zip(*some.filled))):
                     if stays[i]:
                         cells = self.kept_cells(filled)
@@ -464,7 +458,7 @@ class Coding:
                         line = json.dumps(known) if known else answers.get(key)
                         if line is None:
                             raise changed
-                        cells = self.cells(line, i in some.left)
+                        cells = self.cells(line, i in left)
                         if not cells[conf]:
                             total["unknown" if key[0].strip() else "empty"] += 1
                         if not known and key[1] == UNKNOWN_LANGUAGE != language_name(languages[i]):
@@ -511,9 +505,7 @@ class Coding:
         yield from (f"Note: {note}" for note in [*self.notes, *self.unusual()])
 
     def unusual(self) -> Iterator[str]:
-        """Yield notes if texts are longer than the model reads, and if it knows fewer n-grams here than in
-        the texts of its fitted confidence.
-        """
+        """Yield notes if texts are cut, and if they are unlike those that the confidence was fitted on."""
         texts = [text for piece in self.pieces for text in piece if text[0].strip()]
         positions = [2 + len(language + LANGUAGE_SEPARATOR + text) for text, language in texts]
         if cut := sum(number > self.coder.max_len for number in positions):

@@ -48,6 +48,7 @@ def read_known(
         if set(known.get(place, codes)) != set(codes):
             several[place] = row.text
         known[place] = codes
+    table.raise_faults()
     raise_if_any(wrong, f"--known {path}", 5)
     notes = [f"{path}: {len(known):,} known texts"]
     if dittos := table.about_dittos():

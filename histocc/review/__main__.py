@@ -1,5 +1,6 @@
 """The review of doubtful rows of a coded file by a person:
 
+    python -m histocc.review
     python -m histocc.review make coded.csv --output sheet.csv --rows 300
     python -m histocc.review apply sheet.csv --to coded.csv --output final.csv
     python -m histocc.review make coded.csv --output sample.csv --rows 200 --sample
@@ -8,31 +9,31 @@
     python -m histocc.review apply decisions.csv --to texts.csv --key hisco --output final.csv --fill
     python -m histocc.review agreement ann.csv bo.csv --output differences.csv
 
-A sheet has a line for each text, with its most probable codes and an empty column `decision`, for a
-spreadsheet. `apply` writes a new file with the decisions in all rows of their texts; the coded file is never
-changed. `report` says how accurate a file is, from rows that were drawn at random. `serve` shows the texts in
-a browser, and appends each decision to a sheet. With --fill, rows that nobody has decided get codes that are
-learned from the decisions. `agreement` says how often two people agree who have decided on the same texts.
+The coded file is never changed. With --fill, rows that nobody has decided get codes that are learned from the
+decisions. Without an action, the page begins with the choice of a table, and a button saves its codes.
 """
 
 import codecs
 import os
+import re
 import shlex
+import subprocess
 import sys
 from collections import Counter
 from dataclasses import MISSING, dataclass, replace
-from itertools import islice
-from typing import Annotated
+from itertools import chain, islice
+from typing import Annotated, Any
 
 import numpy as np
 
+from histocc import __version__
 from histocc.data.binary import CHUNK, ENDINGS, ending_of, missing_package, table_writer
 from histocc.data.config import AUTO, Column, Format, text_columns
 from histocc.data.descriptions import CODE_COLUMNS, TEXT_COLUMNS, read_descriptions
-from histocc.data.records import DECIDED, GUESS, Record, is_undecided
-from histocc.data.rows import csv_text, read_key
-from histocc.data.tables import TABLE_NAME, table_format
-from histocc.formatter import hisco_classes, hisco_key
+from histocc.data.records import DECIDED, GUESS, Record, is_name, nothing
+from histocc.data.rows import code_of_cell, csv_text, read_key
+from histocc.data.tables import TABLE_NAME, column_problems, read_chunks, table_format
+from histocc.formatter import CLASSES, hisco_classes, hisco_key
 from histocc.review import serve
 from histocc.review.agreement import compare, share
 from histocc.review.sheet import (
@@ -47,72 +48,96 @@ from histocc.review.sheet import (
     most_wrong_first,
     sheet_rows,
 )
-from histocc.runtime.config import Count, CountOrZero, Parser, flag, number
-from histocc.runtime.errors import UserError, raise_if_any, run_command
+from histocc.review.start import SUFFIX, Report, Start
+from histocc.runtime.config import Config, Count, CountOrZero, Parser, flag, number
+from histocc.runtime.errors import TrainingError, UserError, raise_if_any, run_command
 from histocc.runtime.files import atomic_write, file_lock, opened, remove_leftovers
 from histocc.runtime.files import problems as output_problems
 from histocc.text import COLUMN_SEPARATOR
 
 LEAST_SURE = 0.5  # guesses that are less likely right need a review
-NEEDED = {"make": ("output",), "apply": ("to", "output"), "report": ("to",), "serve": (), "agreement": ()}
+ABOUT = {
+    "start": "choose a table in the browser, decide on its texts and save it with codes (the default)",
+    "serve": "decide on texts in the browser, one after the other",
+    "make": "make a sheet of doubtful or drawn texts, for a spreadsheet",
+    "apply": "write the decisions of sheets, or of the browser, into a new file",
+    "report": "say how accurate a file is, by a sheet that make --sample has drawn",
+    "agreement": "say how often two people agree",
+}
+NEEDED = {"make": ("output",), "apply": ("to", "output"), "report": ("to",)}
 Port = Annotated[int, number(int, lambda port: 0 < port < 65_000, "a port, 1 … 64999")]
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReviewConfig(Format):
+class Agreement(Config):
     """The flags of review."""
 
-    action: str = flag(MISSING, "what to do, see above", choices=tuple(NEEDED), positional=True)
+    action: str = ""
     files: list[str] = flag(
         MISSING,
-        "make and serve: the coded file; apply and report: sheets; agreement: sheets of two people",
+        "start: a table, or a folder of tables; make, serve: the coded file; others: sheets, or decisions",
         metavar="FILE",
         positional=True,
     )
-    to: str = flag("", "apply and report: the coded file that the sheets were made of", metavar="CODED.csv")
-    output: str = flag(
-        "", "make: the sheet; apply: the final file; agreement: a sheet of what differs", metavar="FILE.csv"
-    )
-    overwrite: bool = flag(False, "replace an output that exists")
-    rows: Count = flag(300, "make: lines of the sheet at most")
-    sample: bool = flag(False, "make: rows drawn at random, for report, not those most likely to be wrong")
-    seed: CountOrZero = flag(1, "seed of the draw")
+    output: str = flag("", "the sheet or final file", metavar="FILE.csv", of="make apply agreement")
+    overwrite: bool = flag(False, "replace an output that exists", of="make apply agreement")
     key: str | None = flag(
         None, "codes that may be written: key.csv of a run, or hisco (default for hisco_1 …)", metavar="FILE"
     )
     descriptions: str | None = flag(
         None, f"codes ({', '.join(CODE_COLUMNS)}) and titles ({', '.join(TEXT_COLUMNS)})", metavar="FILE"
     )
-    by: str = flag("person", f"serve: who decides; apply: who has, if sheets do not say it ({DECIDED})")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReviewConfig(Agreement, Format):
+    """The flags of review."""
+
+    to: str = flag("", "the coded file of the sheets", metavar="CODED.csv", of="apply report")
+    rows: Count = flag(300, "lines of the sheet at most", of="make")
+    sample: bool = flag(False, "draw rows at random, for report", of="make")
+    seed: CountOrZero = flag(1, "seed of the draw", of="make")
+    by: str = flag("person", f"who decides, if sheets do not say it ({DECIDED})", of="serve apply")
     known: str | None = flag(None, "texts with their codes, which count as decided", metavar="FILE")
-    show: list[Column] | None = flag(None, "serve: further columns to show for each text", metavar="COL")
-    training_data: str | None = flag(None, "apply: append texts and decided codes to it", metavar="FILE.csv")
-    fill: bool = flag(False, "apply: give undecided rows codes that are learned from the decisions")
+    show: list[Column] | None = flag(None, "further columns to show", metavar="COL", of="serve")
+    training_data: str | None = flag(None, "append decided texts to it", metavar="FILE.csv", of="apply")
+    fill: bool = flag(False, "give undecided rows codes that are learned from the decisions", of="apply")
     guesses: str = flag(
         "built-in",
-        "serve, apply --fill: first guesses for a HISCO table without codes",
+        "first guesses for a HISCO table without codes (apply: for --fill)",
         choices=("built-in", "none"),
+        of="start serve apply",
     )
     order: str = flag(
-        "learn", "serve: first what teaches most; as in sheets; or as in the file", choices=serve.ORDERS
+        "learn", "what teaches most; as in sheets; or as in the file", choices=serve.ORDERS, of="start serve"
     )
-    decisions: str = flag("", "serve: sheet of decisions (default: FILE.decisions.csv)", metavar="FILE.csv")
-    port: Port = flag(8765, "serve: port of the page")
-    no_browser: bool = flag(False, "serve: do not open a browser")
+    decisions: str = flag("", "where they are (default: FILE.decisions.csv)", metavar="FILE.csv", of="serve")
+    port: Port = flag(8765, "port of the page", of="start serve")
+    no_browser: bool = flag(False, "do not open a browser", of="start serve")
     input_col: list[Column] | None = flag(
         None, "columns with the descriptions (default: occ1), as for predict", "--column", metavar="COL"
     )
     weight_col: Column | None = flag(None, "column that says how often each row counts", metavar="COL")
+    language: str | None = flag(None, "language of all texts, instead of a column")
     language_col: Column | None = flag(None, "column with the languages (default: lang)", "--language-column")
+    target_cols: list[Column] | None = flag(
+        None,
+        "columns with codes of a table that no model has coded: they count as decided, and without --key they"
+        " are the codes that may be written",
+        metavar="COL",
+    )
+    classes: list[str] | None = flag(None, "also social classes of HISCO codes", choices=CLASSES, of="apply")
 
     def problems(self) -> list[str]:
         """Return the problems of these arguments, a line each."""
-        needed = NEEDED[self.action]
+        needed = NEEDED.get(self.action, ())
         problems = [f"review {self.action} needs --{name}" for name in needed if not getattr(self, name)]
         count = 2 if self.action == "agreement" else 1
-        if "to" not in needed and (self.to or len(self.files) != count):
-            problems.append(f"review {self.action} takes {['one file', 'two files'][count - 1]}, and no --to")
-        if is_undecided(self.by):
+        if "to" not in needed and len(self.files) != count:
+            problems.append(f"review {self.action} takes {['one file', 'two files'][count - 1]}")
+        if self.language and self.language_col:
+            problems.append("--language and --language-col are mutually exclusive")
+        if not is_name(self.by):
             problems.append(f"--by: {self.by!r} is not the name of somebody who decides")
         inputs: dict[str | None, str] = dict.fromkeys(self.files, "an input")
         inputs |= {self.to or None: "the coded file", self.key: "the file of --key"}
@@ -135,25 +160,28 @@ def codes_of_key(args: ReviewConfig, coded: CodedFile, key: list[str] | None) ->
     return Codes(codes, coded.system, words)
 
 
-def next_command(args: ReviewConfig, coded: CodedFile, sheet: str) -> str:
-    """Return the shell command that takes a sheet of this file."""
+def next_command(args: ReviewConfig, coded: CodedFile, sheet: str) -> list[str]:
+    """Return the words of the command that takes a sheet of this file."""
     action = "report" if args.sample else "apply"
     command = ["python", "-m", "histocc.review", action, sheet, "--to", args.files[0]]
     stem, ending = TABLE_NAME.sub(r"\1", args.files[0]), ending_of(args.files[0])
-    outputs = (f"{stem}.final{number or ''}{ending}" for number in range(1000))
-    command += [] if args.sample else ["--output", next(path for path in outputs if not os.path.exists(path))]
-    columns = "input_col", "weight_col", "language_col", "delimiter", "encoding", "no_quotes", "sheet"
-    columns += "ditto", "fill_down"
+    ending = ".xlsx" if re.search(r"\.(xls[mb]?|ods)$", args.files[0], re.IGNORECASE) else ending
+    outputs = (f"{stem}.final{number or ''}{ending}" for number in range(10_000))
+    command += (
+        [] if args.sample else ["--output", next(path for path in outputs if not os.path.lexists(path))]
+    )
+    columns = "input_col", "weight_col", "language", "language_col", "delimiter", "encoding", "no_quotes"
+    columns += "sheet", "ditto", "fill_down", "target_cols", "classes"
     for name in ("key", "descriptions", "by", "known", "training_data", "fill", "guesses", *columns):
         if (value := getattr(args, name)) != getattr(ReviewConfig, name):
             values = value if isinstance(value, list) else [value] * (value is not True)
             command += [f"--{name.replace('_', '-')}", *values]
-    if coded.system != "hisco" and not args.key:
+    if coded.system != "hisco" and not (args.key or args.target_cols):
         command += ["--key", "RUN/key.csv"]
-    return shlex.join(command)
+    return command
 
 
-def take_guesses(coded: CodedFile, model: str) -> None:
+def take_guesses(coded: CodedFile, model: str, report: Report = nothing) -> None:
     """Give the texts of a HISCO table without codes the choices of a model. Their language does not matter:
     guesses for one that the model does not have help a little at first, and do no harm later.
     """
@@ -161,18 +189,22 @@ def take_guesses(coded: CodedFile, model: str) -> None:
     if model != "none" and coded.system == "hisco" and not any(text.codes for text in texts):
         said = f"first guesses are those of the {model} model; --guesses none leaves them out"
         print(f"{coded.path}: {said}", flush=True)
-        give_choices(texts, model)
+        report(f"loading the {model} model, which is made at its first use in about a minute", None)
+        give_choices(texts, model, report)
 
 
-def give_choices(texts: list[CodedText], model: str) -> None:
+def give_choices(texts: list[CodedText], model: str, report: Report = nothing) -> None:
     """Give texts the most probable codes by a model, to choose from and to learn from."""
     from histocc.predict.coder import Coder  # loads torch, which takes seconds
 
     coder = Coder.load(model, choices=MAX_CODES)
-    answers = coder.code([text.text for text in texts], [text.language for text in texts], "flat")
-    for text, answer in zip(texts, answers):
-        text.codes = [code for code, _ in answer.choices]
-        text.probs = [f"{prob:.6g}" for _, prob in answer.choices]
+    for start in range(0, len(texts), CHUNK):
+        report(f"guessing the codes of {len(texts):,} texts", start / len(texts))
+        some = texts[start : start + CHUNK]
+        answers = coder.code([text.text for text in some], [text.language for text in some], "flat")
+        for text, answer in zip(some, answers):
+            text.codes = [code for code, _ in answer.choices]
+            text.probs = [f"{prob:.6g}" for _, prob in answer.choices]
 
 
 def make_sheet(args: ReviewConfig, coded: CodedFile, key: list[str] | None) -> None:
@@ -199,7 +231,7 @@ def make_sheet(args: ReviewConfig, coded: CodedFile, key: list[str] | None) -> N
     how = f": {args.rows:,} rows drawn at random" if drawn else how * coded.is_coded
     print(f"{args.output}: {len(chosen):,} texts, which stand in {rows:,.0f} of {coded.rows:,.0f} rows{how}")
     ways = "1 to 5 for the code of that number, a code, several of them with & between, none, or skip"
-    command = next_command(args, coded, args.output)
+    command = shlex.join(next_command(args, coded, args.output))
     of_run = " (RUN: the folder of the model that has coded the file)" * ("RUN/key.csv" in command)
     print(f"Fill in the column decision: {ways}. Then{of_run}:\n  {command}")
 
@@ -259,6 +291,10 @@ def apply_sheets(args: ReviewConfig, coded: CodedFile, key: list[str] | None) ->
                 write(piece)
             except ValueError as error:
                 raise UserError(f"{coded.path}: {error}; a .csv output keeps such cells") from None
+        if faults := coded.table.faults:
+            rejected = os.path.realpath(args.output) + ".rejected.csv"
+            with atomic_write(rejected, args.overwrite) as listed:
+                listed.write(csv_text([["line", "kind", "reason"], *faults]))
     if args.training_data:
         with file_lock(path := os.path.realpath(args.training_data)):
             remove_leftovers(path)
@@ -266,7 +302,7 @@ def apply_sheets(args: ReviewConfig, coded: CodedFile, key: list[str] | None) ->
             if table:
                 with atomic_write(path) as file:
                     file.write(table)
-    for note in sheets.notes:
+    for note in (*sheets.notes, *sheets.unused):
         print(f"Note: {note}")
     skipped = len(sheets.by_text) - len(decided)
     print(
@@ -279,6 +315,9 @@ def apply_sheets(args: ReviewConfig, coded: CodedFile, key: list[str] | None) ->
         print(f"{said}: {DECIDED} is {GUESS} there." if decided else f"{said}, of which there are none yet.")
     if args.training_data:
         print(added)
+    if faults:
+        what = f"{len(faults):,} rows of {coded.path} could not be read and are not in the output"
+        raise TrainingError(f"{what}; {args.output}.rejected.csv lists them by line")
 
 
 def learned_codes(
@@ -310,12 +349,13 @@ def training_rows(path: str, coded: CodedFile, decided: dict[Key, list[str]]) ->
         if table_format(path)[:3] != (header, ",", "utf-8-sig"):
             what = f"nothing can be added to it: it is not in UTF-8 with the columns {','.join(header)}"
             raise UserError(f"--training-data {path}: {what}")
-        known = CodedFile(path, texts[:width], [*texts, None][width], system=coded.system).texts
+        before = CodedFile(path, texts[:width], [*texts, None][width], system=coded.system).texts
+        known = {text[: 1 + len(language)] for text in before}
         with opened(path) as file:
             content = file.read()
     rows = []
     for key, codes in decided.items():
-        if codes and key not in known:
+        if codes and key[: 1 + len(language)] not in known:
             text = coded.texts[key]
             cells = [cell.strip() for cell in text.text.split(COLUMN_SEPARATOR)]
             cells += [""] * (width - len(cells)) + [text.language] * len(language) + codes
@@ -329,7 +369,7 @@ def training_rows(path: str, coded: CodedFile, decided: dict[Key, list[str]]) ->
 
 def report_accuracy(args: ReviewConfig, coded: CodedFile, key: list[str] | None) -> None:
     sheets = Sheets(args.files, coded, codes_of_key(args, coded, key))
-    for note in sheets.notes:
+    for note in (*sheets.notes, *sheets.unused):
         print(f"Note: {note}")
     drawn = right = corrected = 0
     for drawn_text, times in sheets.drawn.items():
@@ -354,24 +394,86 @@ def report_accuracy(args: ReviewConfig, coded: CodedFile, key: list[str] | None)
 
 
 def serve_page(args: ReviewConfig, coded: CodedFile, key: list[str] | None) -> None:
-    path = args.decisions or f"{args.files[0]}.decisions.csv"
+    server = serve.Server(args.port)
+    decisions = open_page(server, args, coded, key)
+    texts, decided = f"{len(decisions.texts):,} texts", f"{len(decisions.made):,} of them have a decision"
+    serve.serve(server, f"{coded.path}: {texts}, {decided} in {decisions.path}", not args.no_browser)
+    say_next(args, coded, decisions.path)
+
+
+def open_page(
+    server: serve.Server,
+    args: ReviewConfig,
+    coded: CodedFile,
+    key: list[str] | None,
+    report: Report = nothing,
+) -> serve.Decisions:
+    """Show the texts of a table on the page, with the first guesses of a model."""
+    path = args.decisions or args.files[0] + SUFFIX
     codes = codes_of_key(args, coded, key)  # mistakes are found before the model is made
-    take_guesses(coded, args.guesses)
+    take_guesses(coded, args.guesses, report)
+    report(f"comparing {len(coded.texts):,} texts", None)
     decisions = serve.Decisions(coded, codes, path, args.order)
-    serve.serve(decisions, args.port, args.by, not args.no_browser)
-    training = args.training_data or f"{args.files[0]}.training.csv"
-    command = next_command(replace(args, fill=True, training_data=training), coded, path)
-    print(f"Then, with codes for all rows, of which undecided ones have learned codes:\n  {command}")
-    train = ["python", "finetune.py", "--dataset", training]
+    server.open(decisions, args.by, lambda: save_table(args, coded, path))
+    return decisions
+
+
+def choose_table(args: ReviewConfig) -> None:
+    """Serve a page on which a table is chosen. Flags that the page does not set are those of the command."""
+    opened: list[Any] = []
+
+    def open_table(path: str, chosen: dict[str, Any], report: Report) -> None:
+        flags = get_args_parser().checked(chosen, "the start screen")
+        spoken = {"language": None, "language_col": None}  # of which the page sets one at most
+        table = replace(args, action="serve", files=[path], **spoken | flags)
+        raise_if_any(table.problems())
+        coded, key = read_table(table)
+        opened[:] = table, coded, open_page(server, table, coded, key, report).path
+
+    start, server = Start(args, open_table), serve.Server(args.port)
+    server.start = start
+    serve.serve(server, f"{args.files[0]}: the page lets you choose a table", not args.no_browser)
+    if opened:
+        say_next(*opened)
+
+
+def save_table(args: ReviewConfig, coded: CodedFile, sheet: str) -> str:
+    """Write the coded table beside the input, as the command does; return what to tell. Raises UserError."""
+    command, env = next_command(replace(args, fill=True), coded, sheet), {"PYTHONIOENCODING": "utf-8"}
+    output = command[command.index("--output") + 1]
+    command = [sys.executable, *command[1:]]
+    done = subprocess.run(command, capture_output=True, encoding="utf-8", env=os.environ | env)
+    problem = done.stderr.rpartition("error: ")[2].strip() if done.returncode else ""
+    if done.returncode and not os.path.exists(output):  # it is there if only some rows could not be read
+        raise UserError(problem or "the command was stopped")
+    cited = f"Cite it as: The histocc contributors. histocc (version {__version__})"
+    said = done.stdout.rstrip(), problem, train_command(args, coded, output), cited
+    return "\n".join(filter(None, said))
+
+
+def train_command(args: ReviewConfig, coded: CodedFile, table: str) -> str:
+    """Return a line with the command that trains a model on a table of decided texts."""
+    targets, there = [coded.header[place] for place in coded.codes], os.path.exists(table)
+    targets = [name for name in targets if not there or name in table_format(table).names]
+    train = ["python", "finetune.py", "--dataset", table]
     train += ["--formatter", coded.formatter.kind.replace("gpf", AUTO)]
     train += ["--input-col", *(coded.table.names[place] for place in coded.input_cols)]
-    train += ["--target-cols", *(coded.header[place] for place in coded.codes)]
+    train += ["--target-cols", *targets, *(["--language", args.language] if args.language else [])]
     train += [] if coded.language is None else ["--language-col", coded.table.names[coded.language]]
-    print(f"A model is trained on the decisions by\n  {shlex.join(train)}")
+    train += ["--language", args.language] if args.language else []
+    return f"A model is trained on the decisions by\n  {shlex.join(train)}"
 
 
-def report_agreement(args: ReviewConfig, system: str, key: list[str] | None) -> None:
-    key = key or list(hisco_key())
+def say_next(args: ReviewConfig, coded: CodedFile, sheet: str) -> None:
+    """Print the commands that follow on the decisions."""
+    training = args.training_data or f"{args.files[0]}.training.csv"
+    command = shlex.join(next_command(replace(args, fill=True, training_data=training), coded, sheet))
+    print(f"Then, with codes for all rows, of which undecided ones have learned codes:\n  {command}")
+    print(train_command(args, coded, training))
+
+
+def report_agreement(args: ReviewConfig, system: str | None, key: list[str] | None) -> None:
+    system, key = system or "hisco", key or list(hisco_key())
     words = read_descriptions(args.descriptions, key, formatter_of(system))
     lines, sheet = compare(args.files, Codes(key, system, words))
     print("\n".join(lines))
@@ -384,31 +486,64 @@ def report_agreement(args: ReviewConfig, system: str, key: list[str] | None) -> 
 ACTIONS = {"make": make_sheet, "apply": apply_sheets, "report": report_accuracy, "serve": serve_page}
 
 
-def get_args_parser() -> Parser:
-    what = "make: a sheet of the doubtful texts of a coded file; apply: the decisions of sheets to the file;"
-    what += " report: how accurate the file is, by a sheet of --sample; serve: a page in the browser;"
-    what += " agreement: how often two people agree."
-    return Parser(ReviewConfig, "python -m histocc.review", what)
+def get_args_parser(action: str = "") -> Parser:
+    """Return the parser of an action; "": of the flags of all."""
+    kind = Agreement if action == "agreement" else ReviewConfig
+    return Parser(kind, "python -m histocc.review", ABOUT.get(action, ""), of=action)
+
+
+def overview() -> str:
+    """Return the help without an action."""
+    prog, lines = get_args_parser().prog, [f"  {name:<11}{what}" for name, what in ABOUT.items()]
+    flags = f"{prog} ACTION --help lists the flags of an action."
+    return "\n".join([f"usage: {prog} [ACTION] [FILE …] [flags]", "", *lines, "", flags])
 
 
 def run(argv: list[str] | None) -> None:
-    args = get_args_parser().parse_args(argv)
+    argv = sys.argv[1:] if argv is None else argv
+    if {*argv[:1]} & {"-h", "--help", "help"}:
+        return print(overview())
+    if not {*argv[:1]} & {*ABOUT}:
+        argv = ["start", *(["."] if not argv or argv[0].startswith("-") else []), *argv]
+    given = get_args_parser(argv[0]).parse_args(argv[1:]).values()
+    args = ReviewConfig(**given | {"action": argv[0]})
     raise_if_any(args.problems())
     if args.output and os.path.isdir(os.path.dirname(args.output) or "."):
         remove_leftovers(args.output)
-    key = [code for code in read_key(args.key) if code] if args.key else None
-    system = ("hisco" if set(key) <= set(hisco_key()) else "code") if key else None
+    if args.action == "start":
+        return choose_table(args)
     if args.action == "agreement":
-        return report_agreement(args, system or "hisco", key)
-    path = args.to or args.files[0]
+        return report_agreement(args, *key_of_review(args))
+    ACTIONS[args.action](args, *read_table(args))
+
+
+def key_of_review(args: ReviewConfig) -> tuple[str | None, list[str] | None]:
+    """Return the system and the codes of --key, or else of --target-cols, if they are given."""
+    key = [code for code in read_key(args.key) if code] if args.key else None
+    if args.target_cols and not key:
+        path, how = args.to or args.files[0], args.how(text_columns(args.input_col))
+        raise_if_any(column_problems(path, table_format(path, *how).names, args.target_cols))
+        cells = chain(*(chain(*chunk.columns) for chunk in read_chunks(path, args.target_cols, *how)))
+        key = sorted({code_of_cell(cell, formatter_of("code")) for cell in {*cells}} - {""})
+        if not key:
+            raise UserError(f"{path}: the columns {', '.join(args.target_cols)} hold no code")
+    return ("hisco" if set(key) <= set(hisco_key()) else "code") if key else None, key
+
+
+def read_table(args: ReviewConfig) -> tuple[CodedFile, list[str] | None]:
+    """Return the coded file or table, and the codes of its key, if there is one. Raises UserError."""
+    path, (system, key) = args.to or args.files[0], key_of_review(args)
     columns, codes = text_columns(args.input_col), set(key or ())
     coded = CodedFile(path, columns, args.language_col, args, system, codes)
     if dittos := coded.table.about_dittos():
         print(f"{path}: texts such as {dittos}")
+    if faults := coded.table.faults:
+        first = f"line {faults[0][0]:,}: {faults[0][2]}"
+        print(f"{path}: {len(faults):,} rows cannot be read and are left out; the first is {first}")
     if args.known:
         coded.know(CodedFile(args.known, columns, args.language_col, system=coded.system, key=codes))
         print(f"{args.known}: {len(coded.known):,} known texts")
-    ACTIONS[args.action](args, coded, key)
+    return coded, key
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -29,15 +29,13 @@ def share(part: int, total: int) -> str:
 
 def kappa(one: Sequence[Hashable], other: Sequence[Hashable]) -> tuple[float, float]:
     """Return Cohen's kappa of two people's answers on the same texts and its standard error (Fleiss, Cohen,
-    Everitt, 1969, Large sample standard errors of kappa and weighted kappa); of a single answer (1, 0).
+    Everitt, 1969, Large sample standard errors of kappa and weighted kappa). Both vary their answers.
     """
     number = {answer: i for i, answer in enumerate(dict.fromkeys([*one, *other]))}
     table = np.zeros((len(number), len(number)))  # [answers of the one, of the other], shares of texts
     np.add.at(table, ([number[answer] for answer in one], [number[answer] for answer in other]), 1 / len(one))
     agreed, mine, theirs = table.diagonal(), table.sum(1), table.sum(0)
     by_chance = mine @ theirs
-    if len(number) == 1:
-        return 1.0, 0.0
     found = (agreed.sum() - by_chance) / (1 - by_chance)
     both = theirs[:, None] + mine  # of cell (i, j): how often the other gives i, and the one j
     variance = agreed @ (1 - both.diagonal() * (1 - found)) ** 2
@@ -66,10 +64,15 @@ def compare(paths: Sequence[str], codes: Codes) -> tuple[list[str], bytes]:
         for _, *answers in pairs:
             for side, answer in zip((mine, theirs), answers):
                 side.append(frozenset(cut(code, number, separator) for code in answer))
-        found, error = kappa(mine, theirs)
-        interval = f"{max(found - 1.96 * error, -1):.3f} to {min(found + 1.96 * error, 1):.3f}"
         agreed = share(sum(map(frozenset.__eq__, mine, theirs)), len(pairs))
-        lines.append(f"  {what}: {agreed}; Cohen's kappa {found:.3f} (95 % interval {interval})")
+        constant = [path for path, answers in zip(paths, (mine, theirs)) if len({*answers}) == 1]
+        if constant:
+            said = f"is not defined, as all answers of {' and '.join(constant)} are the same"
+        else:
+            found, error = kappa(mine, theirs)
+            interval = f"{max(found - 1.96 * error, -1):.3f} to {min(found + 1.96 * error, 1):.3f}"
+            said = f"{found:.3f} (95 % interval {interval})"
+        lines.append(f"  {what}: {agreed}; Cohen's kappa {said}")
     rows = [["text", "language", "first", "words of first", "second", "words of second", DECISION, ID]]
     for text, one_has, other_has in pairs:
         if set(one_has) != set(other_has):

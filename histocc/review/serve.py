@@ -11,25 +11,29 @@ import json
 import os
 import re
 import secrets
+import signal
 import sys
 import threading
 import time
 import webbrowser
-from collections.abc import Generator, Iterator
+from codecs import BOM_UTF8
+from collections.abc import Callable, Generator, Iterator
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.resources import files
 from io import FileIO
 from itertools import chain
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from histocc.data.records import is_name
 from histocc.data.rows import csv_text, escape_formula
 from histocc.formatter import split_codes
 from histocc.review import sheet
 from histocc.review.search import Search, word_lists
 from histocc.review.sheet import CodedFile, Codes, Decision, Sheets, most_wrong_first
 from histocc.runtime.errors import UserError, in_words
-from histocc.runtime.files import naming, sync_folder, take_lock
+from histocc.runtime.files import atomic_copy, atomic_write, naming, sync_folder, take_lock
 from histocc.text import text_key
 
 if TYPE_CHECKING:
@@ -94,26 +98,37 @@ class Decisions:
 
     def _open(self) -> int:
         """Read the decisions that are there; return the size of the file."""
-        header = "\ufeff".encode() + csv_text([COLUMNS])
+        header = BOM_UTF8 + csv_text([COLUMNS])
+        content = Path(self.path).read_bytes() if os.path.exists(self.path) else b""
+        if not header.startswith(content) and content.splitlines()[0] != header.rstrip():
+            self._adopt()
         with self._held() as file:
             file.seek(0)
             content = file.readall()
             if header.startswith(content):  # new, or cut short when the machine went down
                 file.write(header[len(content) :])
                 sync_folder(self.path)
-            elif content.splitlines()[0] != header.rstrip():
-                what = f"{self.path}: is not a file of decisions of review serve, in UTF-8 with"
-                what += f" {','.join(COLUMNS)}: choose another one for --decisions"
-                raise UserError(f"{what} (review apply takes one of an earlier version)")
             elif re.search(rb"-[0-9a-f]{16}\Z", content):  # an editor leaves out the last line's end
                 file.write(b"\n")
             else:  # a line may be half-written since the machine went down
                 file.truncate(content.rfind(b"\n") + 1)
             size = file.seek(0, os.SEEK_END)
-        for key, made in Sheets([self.path], self.coded, self.codes).by_text.items():
+        self.sheets = Sheets([self.path], self.coded, self.codes)
+        for key, made in self.sheets.by_text.items():
             if (text_id := self.coded.texts[key].id) in self.place:
                 self._set(self.place[text_id], made)
         return size
+
+    def _adopt(self) -> None:
+        """Write decisions that another program has saved as they grow here; FILE.before is what it saved.
+        Raises UserError if they are none, or none on these texts.
+        """
+        rows = [COLUMNS]
+        sheet.read_sheet(self.path, COLUMNS, lambda _, row: rows.append([row[name] for name in COLUMNS]))
+        Sheets([self.path], self.coded, self.codes)
+        atomic_copy(self.path, f"{self.path}.before")
+        with atomic_write(os.path.realpath(self.path)) as file:  # the row stays on one line
+            file.write(BOM_UTF8 + csv_text([" ".join(cell.split()) for cell in row] for row in rows))
 
     def _set(self, place: int, made: Decision | None) -> None:
         """Count a decision, or with None that there is none any more."""
@@ -270,7 +285,7 @@ def cell_of(codes: tuple[str, ...] | None) -> str:
     """Return a decision as it stands in a sheet."""
     if not codes:
         return "skip" if codes is None else "none"
-    words = re.compile(f"[1-{sheet.MAX_CODES}]|none|skip|{sheet.UNDO}", re.IGNORECASE)
+    words = re.compile(f"[1-{sheet.MAX_CODES}]|none|skip|NA|{sheet.UNDO}", re.IGNORECASE)
     return " & ".join(f"code {code}" if words.fullmatch(code) else code for code in codes)
 
 
@@ -296,14 +311,15 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         name = self.path.removeprefix(f"/{self.server.token}/").partition("?")[0]
-        if not self.is_allowed() or name not in ("", "key.json"):
+        decisions = self.server.decisions
+        if not self.is_allowed() or name not in ("", "key.json") or name and not decisions:
             return self.refuse()
-        if name == "key.json":
-            codes = self.server.decisions.codes
+        if name:
+            codes = decisions.codes
             key = [[code, codes.words.get(code, "")] for code in sorted(codes.codes)]
             return self.reply(HTTPStatus.OK, key)
         nonce = secrets.token_urlsafe(16)
-        page = files("histocc.review").joinpath("page.html").read_text(encoding="utf-8")
+        page = files("histocc.review").joinpath("page.html" if decisions else "start.html").read_text("utf-8")
         policy = f"default-src 'none'; script-src 'nonce-{nonce}'; style-src 'nonce-{nonce}'; img-src data:"
         policy += "; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
         self.send(HTTPStatus.OK, page.replace("NONCE", nonce).encode(), "text/html; charset=utf-8", policy)
@@ -317,6 +333,10 @@ class Handler(BaseHTTPRequestHandler):
         decisions = self.server.decisions
         try:
             asked = json.loads(self.rfile.read(int(size)))
+            if "export" in asked:
+                return self.reply(HTTPStatus.OK, {"exported": self.server.export()})
+            if "window" not in asked:
+                return self.reply(HTTPStatus.OK, self.server.start.answer(asked))
             window, text_id = str(asked["window"]), asked.get("id")
             if "find" in asked:
                 return self.reply(HTTPStatus.OK, decisions.find(str(asked["find"])))
@@ -324,6 +344,8 @@ class Handler(BaseHTTPRequestHandler):
             if "answer" in asked:
                 note = " ".join(str(asked.get("note", "")).split())
                 remarks = bool(asked.get("unsure")), note, str(asked.get("by") or self.server.by)
+                if not is_name(remarks[-1]):
+                    raise ValueError(f"{remarks[-1]!r} is not the name of somebody: open ?by=NAME")
                 saved = decisions.decide(text_id, asked["answer"], asked["seen"], *remarks)
             shown = decisions.show(text_id, window) if asked.get("stay") else decisions.next(window, only)
             self.reply(HTTPStatus.OK, shown | {"saved": saved})
@@ -331,7 +353,7 @@ class Handler(BaseHTTPRequestHandler):
             self.reply(HTTPStatus.CONFLICT, decisions.show(text_id, window))
         except OSError as error:
             self.reply(HTTPStatus.INSUFFICIENT_STORAGE, {"error": in_words(error)})
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        except (UserError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             self.reply(HTTPStatus.BAD_REQUEST, {"error": str(error)})
 
     def reply(self, status: HTTPStatus, content: Any) -> None:
@@ -362,30 +384,39 @@ class Server(ThreadingHTTPServer):
         if not isinstance(sys.exc_info()[1], OSError):  # the browser has closed the connection
             super().handle_error(request, client_address)
 
-    def __init__(self, port: int, decisions: Decisions, by: str):
-        self.decisions, self.by, self.token = decisions, by, secrets.token_urlsafe(16)
-        super().__init__((HOST, port), Handler)
+    def __init__(self, port: int):
+        self.token = secrets.token_urlsafe(16)
+        self.decisions: Any = None  # `Decisions`, as soon as a table is open
+        self.start: Any = None  # `Start`, if the page lets a table be chosen
+        try:
+            super().__init__((HOST, port), Handler)
+        except OSError:
+            super().__init__((HOST, 0), Handler)  # any free port
+            print(f"Port {port} is in use; {self.server_port} is taken instead.")
+
+    def open(self, decisions: Decisions, by: str, export: Callable[[], str]) -> None:
+        """Show the texts of a table. by: who decides if the page does not say it; export: writes the coded
+        table, and returns what to tell.
+        """
+        self.by, self.export, self.decisions = by, export, decisions
+        threading.Thread(target=decisions.learn, daemon=True).start()
 
 
-def serve(decisions: Decisions, port: int, by: str, with_browser: bool) -> None:
-    """Serve the page until Ctrl-C. by: who decides if the page does not say it. Raises OSError."""
-    try:
-        server = Server(port, decisions, by)
-    except OSError:
-        server = Server(0, decisions, by)  # any free port
-        print(f"Port {port} is in use; {server.server_port} is taken instead.")
-    texts = f"{len(decisions.texts):,} texts"
+def serve(server: Server, said: str, with_browser: bool) -> None:
+    """Serve the page until Ctrl-C or SIGTERM. said: the first words of a line on what is served."""
     address = f"http://{HOST}:{server.server_port}/{server.token}/"
-    decided = f"{len(decisions.made):,} of them have a decision in {decisions.path}"
     with server:
-        print(f"{decisions.coded.path}: {texts}, {decided}; served by process {os.getpid()}")
+        print(f"{said}; served by process {os.getpid()}")
+        for line in server.decisions.sheets.unused if server.decisions else ():
+            print(f"Note: {line}")
         print(OPEN.format(address), flush=True)
         # without a screen it would be a browser in this terminal
         has_screen = sys.platform in ("win32", "darwin") or {"DISPLAY", "WAYLAND_DISPLAY"} & {*os.environ}
         if with_browser and has_screen:
             threading.Thread(target=webbrowser.open, args=[address], daemon=True).start()
-        threading.Thread(target=decisions.learn, daemon=True).start()
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
         try:
             server.serve_forever()
         except KeyboardInterrupt:
-            print(f"{len(decisions.made):,} texts have a decision.")
+            if server.decisions:
+                print(f"{len(server.decisions.made):,} texts have a decision.")

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from histocc.data.config import column_flags
-from histocc.data.records import DECIDED, MODEL, Table
+from histocc.data.records import DECIDED, MODEL, Table, is_name
 from histocc.data.rows import MISSING_WORDS, NUMBER, code_of_cell, escape_formula, language_name, unescape
 from histocc.data.tables import column_problems, table_format, table_rows, unique_names
 from histocc.formatter import (
@@ -81,11 +81,12 @@ class CodedText:
 
 class CodedFile:
     """All texts of a file that `python -m histocc.predict` has written, or of another table, except blank
-    ones. Raises UserError if it is not coded, lacks a column, or has a row that cannot be read.
+    ones. Raises UserError if it is not coded or lacks a column.
 
     language_column None is lang, if there is one; asked: the flags of review, if they describe this file;
+    without them, a row that cannot be read is an error, too;
     system: the name of the columns of codes of a table without a model's answers, None refuses such a table;
-    key: the codes that it may hold.
+    key: the codes that it may hold. The codes of asked.target_cols, if there are any, count as decided.
 
     header: the columns with decisions, of which the further ones hold places; unfitted: why conf does not
     predict accuracy, "" if it does, None without conf; alternatives: whether codes after the first one are
@@ -103,10 +104,12 @@ class CodedFile:
     ):
         wanted, weight_column = [*input_cols, *filter(None, [language_column])], asked and asked.weight_col
         show, filled = (asked.show or [], CONFIDENCE * asked.fill) if asked else ([], ())
+        given, classes = (asked.target_cols or [], asked.classes or []) if asked else ([], [])
         reading: tuple[Any, ...] = asked.how(wanted) if asked else (None, None, False, None, wanted)
         self.path, header = path, table_format(path, *reading).names
         by_name = unique_names(header)
-        if language_column is None and "lang" in header:
+        language = (asked and asked.language) or ""
+        if not language and language_column is None and "lang" in header:
             language_column = "lang"
             wanted.append(language_column)
         missing = [name for name in ("prob_1", "conf", "needs_review") if header.count(name) != 1]
@@ -114,6 +117,7 @@ class CodedFile:
         if first > 0 and header[first] == "title_1" and header[first - 1].endswith("_1"):
             first -= 1
         self.is_coded = first >= 0 and header[first].endswith("_1")
+        written: list[str] = []  # columns of codes of another table
         if self.is_coded:
             self.system = header[first].removesuffix("_1")
             # predict's columns stand together; columns of the same names elsewhere are the user's own
@@ -127,16 +131,21 @@ class CodedFile:
             )
         else:
             self.system, first = system, 0
-            before = header[: header.index(f"{system}_1")] if f"{system}_1" in header else header
+            written = [f"{system}_{i}" for i in range(1, MAX_CODES + 1)]
+            written = [*given, *written[len(given) :]]
+            before = header[: header.index(written[0])] if written[0] in header else header
             has_titles = system == "hisco" and "title_1" not in before  # which would be the user's own
-            names = [f"{x}_{i}" for i in range(1, MAX_CODES + 1) for x in (system, *["title"] * has_titles)]
+            beside = [*["title"] * has_titles, *classes]
+            names = [
+                each for i, code in enumerate(written, 1) for each in (code, *(f"{x}_{i}" for x in beside))
+            ]
             names += [*filled, DECIDED]
             if own := [name for name in filled if name in before]:  # not of an earlier --fill
                 raise UserError(f"{path}: --fill writes columns {', '.join(own)}: give yours other names")
-            new = [name for name in names if name not in header]
-            places = {name: [*header, *new].index(name) for name in names}
+            new = [name for name in names if name not in by_name]
+            places = {name: [*by_name, *new].index(name) for name in names}
         fill_down = (asked and asked.fill_down) or []
-        columns = list(dict.fromkeys([*wanted, *filter(None, [weight_column]), *show, *fill_down]))
+        columns = list(dict.fromkeys([*wanted, *filter(None, [weight_column]), *show, *fill_down, *given]))
         raise_if_any(column_problems(path, header, columns, column_flags(asked) if asked else None))
         self.header, self.formatter = header + new, formatter_of(self.system)
         self.added = [MODEL if name == DECIDED and self.is_coded else "" for name in new]
@@ -145,6 +154,7 @@ class CodedFile:
         self.language = by_name.index(language_column) if language_column else None
         self.show = list(map(by_name.index, show))
         self.known: dict[Key, CodedText] = {}
+        self.are_decided = bool(given)
 
         def numbered(*names: str) -> list[tuple[int, ...]]:
             """Return the places of name_1, name_2 … for numbers that all names have."""
@@ -152,11 +162,11 @@ class CodedFile:
             return [tuple(places[name] for name in each) for each in columns if {*each} <= places.keys()]
 
         # beside a column of codes that a model has written stands its probability
-        of_codes = numbered(self.system, "prob") if self.is_coded else numbered(self.system)
+        of_codes = numbered(self.system, "prob") if self.is_coded else [(places[name],) for name in written]
         self.codes = [each[0] for each in of_codes]
         self.table = Table(
             *(path, reading, input_cols, (), None),
-            language="",
+            language=language,
             language_col=language_column,
             weight_col=weight_column,
             ditto=asked and asked.ditto,
@@ -167,7 +177,7 @@ class CodedFile:
             self.table.decided = None
         if not self.is_coded:
             self.table.read_code = functools.partial(code_of_cell, formatter=self.formatter, key=key)
-        self.probs = [each[1] for each in of_codes if self.is_coded]
+        self.probs = [each[-1] for each in of_codes if self.is_coded]
         beside = [*OF_LEVEL] if {*OF_LEVEL} <= {*places} else []
         if "draw_1" in places:
             beside += filter(re.compile(OF_DRAWS).fullmatch, places)
@@ -181,6 +191,8 @@ class CodedFile:
         self.numbers = {*filter(re.compile(NUMBERS).fullmatch, places)}  # in tables that have numbers
         self.types = self.table.format.types_but(places)
         self._read_texts(places.get("conf_fitted"))
+        if asked is None:
+            self.table.raise_faults()
 
     def _read_texts(self, fitted: int | None) -> None:
         """Read the texts of all rows. fitted: place of conf_fitted, or None. Raises UserError."""
@@ -217,6 +229,8 @@ class CodedFile:
             text.rows += times
             if record.is_ditto and decider:  # what somebody has decided on it alone
                 continue
+            if self.are_decided and codes and not record.is_guess:
+                decider = decider or KNOWN
             text.is_given |= bool(decider or codes and not (self.is_coded or record.is_guess))
             is_right = confidence(row[self.conf], self.path) if codes and self.conf is not None else 0.0
             text.doubt += times * (1 - is_right)
@@ -345,16 +359,20 @@ class Codes:
 
 
 def read_sheet(path: str, columns: list[str], take: Callable[[str, dict[str, str]], None]) -> None:
-    """Hand each row of a sheet to `take`, with its place. Raises one UserError for all its ValueErrors."""
+    """Hand each row of a sheet to `take`, with its place. Raises one UserError for all its ValueErrors. R
+    writes NA into empty cells.
+    """
     try:
         table = table_format(path)
     except UserError:  # in any code page: the cells that count are ASCII in all of them
         table = table_format(path, encoding="latin-1")
     if wrong := column_problems(path, table.names, columns):
-        raise UserError("\n  ".join([*wrong, f"{path} is not a sheet of python -m histocc.review make"]))
+        what = f"{path} is neither a sheet of review make nor a file of decisions: it needs all of"
+        raise UserError("\n  ".join([*wrong[:3], f"{what} {', '.join(columns)}"]))
     problems = []
     for line, cells in table_rows(path, table):  # spreadsheets leave out empty cells at the end
-        row = dict(zip(table.names, map(str.strip, cells + [""] * len(table.names))))
+        stripped = ("" if cell.strip() == "NA" else cell.strip() for cell in cells + [""] * len(table.names))
+        row = dict(zip(table.names, stripped))
         if row[DECISION] or row[ID]:
             try:
                 take(f"{path}, line {line:,}", row)
@@ -392,16 +410,29 @@ class Sheets:
         self.chosen: set[Key] = set()  # texts that are decided because they were chosen
         self.notes: list[str] = []  # for the user
         self.undecided = 0  # lines without a decision
+        self.unused: list[str] = []  # for the user: the decisions whose texts are gone
         for path in paths:
+            self.gone: dict[str, str] = {}  # its texts that are not there, by id; "" for one without decision
+            self.found = 0  # lines of this sheet whose texts are there
             read_sheet(path, [DECISION, ID], self._add)
+            what = f"whose texts are missing, or were offered other codes, in {coded.path}:"
+            if self.gone and not self.found:
+                what += (
+                    " name its own file, or other --decisions, and the same --input-col and --language-col"
+                )
+                raise UserError(f"{path}: has only rows {what} as for the sheet")
+            if unused := [*filter(None, self.gone.values())]:
+                what += f" {'; '.join(unused[:3])}{'; …' * (len(unused) > 3)}"
+                self.unused.append(f"{path}: {len(unused):,} decisions are not used, {what}")
 
     def _add(self, place: str, row: dict[str, str]) -> None:
-        """Add a row of a sheet. Raises ValueError, or UserError if it is the sheet of another file."""
+        """Add a row of a sheet. Raises ValueError."""
         key = self.key_of_id.get(row[ID][-ID_DIGITS:])
         if key is None:
-            what = f"{place}: its text is missing, or was offered other codes, in {self.coded.path}: name its"
-            what += " own file, or other --decisions, and the same --input-col and --language-col as for the"
-            raise UserError(f"{what} sheet")
+            shown = f"{place.rpartition(', ')[2]}: {unescape(row.get('text', ''))!r:.60}"
+            self.gone[row[ID]] = shown * (row[DECISION] not in ("", UNDO))
+            return
+        self.found += 1
         text = self.coded.texts[key]
         shown = key_of(unescape(row.get("text", text.text)), text.language)
         if shown != key and shown in self.coded.texts and not NUMBER.fullmatch(text.text.strip()):
@@ -423,6 +454,6 @@ class Sheets:
         if before is not None and before.codes != codes:
             self.notes.append(f"{place}: differs from {before.place}; the later one counts")
         note, by = (unescape(row.get(name, "")) for name in ("note", "by"))
-        self.by_text[key] = Decision(codes, place, bool(row.get("unsure")), note, by)
+        self.by_text[key] = Decision(codes, place, bool(row.get("unsure")), note, by * is_name(by))
         if not times and codes is not None:
             self.chosen.add(key)

@@ -74,10 +74,11 @@ def flag(
         names: further spellings, such as "--epochs".
         resumable: whether another value may be given when a run is resumed; "kept": the default then stands
             for the run's own value.
-        more: choices and metavar, as in argparse; of_steps: whether the flag affects optimizer steps alone.
+        more: choices and metavar, as in argparse; of_steps: whether the flag affects optimizer steps alone;
+            of: the actions that have it, in a command of several ("": all).
     """
     metadata = {"names": names, "resumable": resumable, "positional": positional}
-    metadata["of_steps"] = more.pop("of_steps", False)
+    metadata |= {"of_steps": more.pop("of_steps", False), "of": more.pop("of", "")}
     return field(default=default, metadata={**metadata, "options": {"help": help, **more}})
 
 
@@ -164,11 +165,14 @@ class _Help(argparse.Action):
 class Parser(argparse.ArgumentParser):
     """The command line of `kind`; `parse_args` returns an object of it. Long flags have hyphens or
     underscores; a mistake is a UserError, so that one rank speaks. tables: tables of --config, which are no
-    flags.
+    flags; of: the action of a command of several, whose other flags are refused.
     """
 
-    def __init__(self, kind: type[Config], prog: str, description: str, tables: Collection[str] = ()):
+    def __init__(
+        self, kind: type[Config], prog: str, description: str, tables: Collection[str] = (), of: str = ""
+    ):
         prog = sys.argv[0] if sys.argv[0].startswith("histocc ") else prog  # `histocc` sets it so
+        prog += f" {of}" if of else ""
         super().__init__(
             prog=prog,
             description=description,
@@ -183,12 +187,16 @@ class Parser(argparse.ArgumentParser):
         self.add_argument("-h", "--help", action=_Help, help=words, **more)
         self._negative_number_matcher = re.compile(r"-[\d.]")  # a value such as -1=99999 is no flag either
         self.named: dict[str, argparse.Action] = {}  # the action by each spelling of its flag, but --no-
+        self.instead = {**kind.instead}  # and of flags of other actions
         groups: dict[str | None, Any] = {kind.__doc__: self}
         for name, (item, hint, owner) in declarations(kind).items():
             if owner.__doc__ not in groups:
                 groups[owner.__doc__] = self.add_argument_group(owner.__doc__)
             group, declared = groups[owner.__doc__], item.metadata
             options, default = dict(declared["options"]), kind.__dataclass_fields__[name].default
+            if of and declared["of"] and of not in declared["of"].split():
+                self.instead[name] = f"{flag_of(name)} is a flag of {', '.join(declared['of'].split())}"
+                continue
             if get_origin(hint) in (Union, UnionType):  # a type or None
                 hint = next(each for each in get_args(hint) if each is not NoneType)
             if get_origin(hint) is list:
@@ -197,7 +205,7 @@ class Parser(argparse.ArgumentParser):
                 options["action"] = "store_true" if default is False else argparse.BooleanOptionalAction
             else:
                 options["type"] = getattr(hint, "__metadata__", [hint])[0]  # the reader of an Annotated
-            if default not in (None, MISSING):
+            if default not in (None, MISSING, ""):
                 options["default"] = default
             if declared["positional"]:
                 group.add_argument(name, **options)
@@ -255,7 +263,7 @@ class Parser(argparse.ArgumentParser):
     def hint(self, name: str, spelled: Callable[[str], str] = str) -> str:
         """Return what to type instead of a name (with underscores) that no flag has, or ""."""
         near = difflib.get_close_matches(name, {*self.named, "config"} - {name}, 1)
-        hints = self.kind.instead.get(name), *(f"did you mean {spelled(other)}?" for other in near)
+        hints = self.instead.get(name), *(f"did you mean {spelled(other)}?" for other in near)
         return next((f"; {hint}" for hint in hints if hint), "")
 
     def error(self, message: str) -> NoReturn:
