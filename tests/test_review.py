@@ -12,9 +12,9 @@ import sys
 import pytest
 from helpers import environment, run_here, wait_until
 
-from histocc.data.binary import table_writer
 from histocc.data.rows import read_columns
 from histocc.data.tables import table_format
+from histocc.data.written import table_writer
 from histocc.review import __main__ as review
 from histocc.review.agreement import kappa, share
 from histocc.review.learn import Learner

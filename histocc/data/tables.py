@@ -20,12 +20,12 @@ from collections import Counter
 from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache, lru_cache
-from itertools import compress, islice
+from itertools import islice
 from typing import Any, BinaryIO, NamedTuple, cast
 
 import numpy as np
 
-from histocc.data.binary import CHUNK, OF_DOCUMENT, Binary, Rows, composed, open_table, unique_names
+from histocc.data.binary import CHUNK, OF_DOCUMENT, Binary, Rows, composed, kind_of, open_table, unique_names
 from histocc.formatter import SEP_VALUE
 from histocc.runtime.errors import UserError
 from histocc.runtime.files import opened
@@ -39,11 +39,6 @@ _LINE_BREAK = re.compile("\r\n|\r|\n")
 _QUOTES = "a cell that begins with a quotation mark must end with one, and those inside it must be doubled"
 _NO_QUOTES = "; --no-quotes reads files in which they are ordinary characters"
 _JSON_LINES = rb'(\xef\xbb\xbf)?\s*\{[ \t]*["}]'
-_PICTURE = "transcribe its text into a table"
-_AS_JSON_LINES = (
-    '; write its rows as JSON lines by\n  python -c "import json, sys; print(*map(json.dumps, {}),'
-    " sep='\\n', file=open(sys.argv[2], 'x'))\" IN OUT.jsonl"
-)
 # Patterns of the first bytes of other kinds of files, and their names. IN is the file, OUT the name without
 # its ending.
 _OTHERS = {
@@ -54,19 +49,13 @@ _OTHERS = {
     rb"BZh[1-9]1AY": "compressed with bzip2; unpack it with: bunzip2 --keep IN",
     rb"(ARROW1|FEA1)\0": 'a Feather file; save it as Parquet:\n  python -c "import pandas, sys;'
     ' pandas.read_feather(sys.argv[1]).to_parquet(sys.argv[2])" IN OUT.parquet',
-    rb"\x89PNG\r": f"a PNG picture; {_PICTURE}",
-    rb"\xff\xd8\xff": f"a JPEG picture; {_PICTURE}",
-    rb"II\*\0|MM\0\*": f"a TIFF picture; {_PICTURE}",
+    rb"\x89PNG\r|\xff\xd8\xff|II\*\0|MM\0\*": "a PNG, JPEG or TIFF picture; transcribe its text into a table",
     rb"%PDF-|\{\\rtf": f"a PDF or RTF document; {OF_DOCUMENT}",
     rb"(?i:(\xef\xbb\xbf)?\s*<(!doctype|html|head|body|meta|style|table|\?xml)\b)": "HTML or XML; open it"
     " in a spreadsheet program and save it as .xlsx",
-    rb"(\xef\xbb\xbf)?\s*\[\s*\{(?=.*\"data\"\s*:\s*\{)(?=.*\"annotations\"\s*:\s*\[)": "JSON of Label Studio"
-    + _AS_JSON_LINES.format(
-        "(dict(t['data'], choices=[c for r in a.get('result', ()) for c in r.get('value', {}).get('choices',"
-        " ())]) for t in json.load(open(sys.argv[1], 'rb')) for a in t['annotations'] or [{}])"
-    )
-    + " (codes in column choices)",
-    rb"(\xef\xbb\xbf)?\s*\[\s*\{": "JSON" + _AS_JSON_LINES.format("json.load(open(sys.argv[1], 'rb'))"),
+    rb"(\xef\xbb\xbf)?\s*\[\s*\{": "JSON; write its rows as JSON lines by\n"
+    "  python -c \"import json, sys; print(*map(json.dumps, json.load(open(sys.argv[1], 'rb'))), sep='\\n',"
+    " file=open(sys.argv[2], 'x'))\" IN OUT.jsonl\n(of Label Studio: those of an export as JSON-MIN)",
     rb"(\xef\xbb\xbf)?\s*\{[ \t]*[\r\n]\s*\"": "JSON; write each row as an object on a line of a .jsonl file",
 }
 
@@ -116,19 +105,23 @@ def table_format(
     quoting = csv.QUOTE_NONE if no_quotes else csv.QUOTE_MINIMAL
     with _unpacked(path) as (file, raw):
         begin, is_packed = file.read(_BEGIN), file is not raw
-    if kind := next((kind for magic, kind in _OTHERS.items() if re.match(magic, begin, re.DOTALL)), None):
-        if is_packed and "IN OUT" in kind:
-            kind = f"{kind.partition(';')[0]} in gzip; unpack it with: gunzip --keep IN"
+    kind = kind_of(begin)
+    other = next((other for magic, other in _OTHERS.items() if re.match(magic, begin, re.DOTALL)), "")
+    if is_packed and (kind or "IN OUT" in other):
+        what = f"is no CSV but {kind or other.partition(';')[0]} in gzip"
+        raise UserError(f"{path}: {what}; unpack it with: gunzip --keep {shlex.quote(path)}")
+    if other:
         names = {"IN": shlex.quote(path), "OUT": shlex.quote(os.path.splitext(path)[0])}
-        kind = re.sub(r"\b(IN|OUT)\b", lambda found: names[found[0]], kind)
-        raise UserError(f"{path}: is not a CSV file but {kind}")
+        other = re.sub(r"\b(IN|OUT)\b", lambda found: names[found[0]], other)
+        raise UserError(f"{path}: is not a CSV file but {other}")
     state = os.stat(path)
     version = state.st_ino, state.st_size, state.st_mtime_ns
-    if re.match(_JSON_LINES, begin):
-        binary = _json_lines(path, encoding or "utf-8-sig", *version)
-    else:
-        binary = open_table(path, begin, is_packed, encoding, sheet, texts, flags)
-    if binary:
+    if kind or re.match(_JSON_LINES, begin):
+        binary = (
+            open_table(path, kind, encoding, sheet, texts, flags)
+            if kind
+            else _json_lines(path, encoding or "utf-8-sig", *version)
+        )
         names, notes = _names(binary.names, binary.notes)
         return Format(names, "", "", 0, notes, binary=binary)
     notes: tuple[str, ...] = ()
@@ -222,29 +215,44 @@ def read_chunks(path: str, columns: Sequence[str] | Sequence[int] | None, *how: 
     with _csv_reader(path, table) as (reader, file):
         size, more = max(1, os.path.getsize(path)), True
         while more:
-            rows, faults = [], []
-            ends = [np.array([reader.line_num])]  # lines on which rows end, from the line before them on
-            while more and len(rows) < CHUNK:
-                before, start, error = len(rows), reader.line_num, None
+            rows, lines, faults = [], [], []
+            for _ in range(CHUNK):
+                line = reader.line_num + 1
                 try:
-                    rows.extend(islice(reader, CHUNK - before))  # keeps the rows before an error
-                    more = len(rows) == CHUNK
-                except csv.Error as caught:
-                    error = caught
+                    row = next(reader)
+                except StopIteration:
+                    more = False
+                    break
+                except csv.Error as error:
+                    if reader.line_num > line:
+                        lost = f"is not closed before line {reader.line_num:,}, so that rows are lost"
+                        what = f"{path}, line {line:,}: a quotation mark {lost}: {quotes} ({error})"
+                        raise UserError(what) from None
+                    faults.append((line, "broken quotation marks", f"{quotes} ({error})"))
+                    continue
                 if width == 1:  # an empty line is a row with an empty cell
-                    rows[before:] = [row or [""] for row in rows[before:]]
-                if error:
-                    rows.append([])  # is passed over
-                ends.append(_ends(rows[before:], start, reader.line_num))
-                if error and reader.line_num > (line := int(ends[-1][-1])):
-                    lost = f"is not closed before line {reader.line_num:,}, so that rows are lost"
-                    raise UserError(f"{path}, line {line:,}: a quotation mark {lost}: {quotes} ({error})")
-                if error:
-                    faults.append((reader.line_num, "broken quotation marks", f"{quotes} ({error})"))
-            chunk = _chunk(rows, np.concatenate(ends), faults, table, places)
-            if len(chunk.lines) or chunk.faults:
-                chunk.share = file.tell() / size
-                yield chunk
+                    row = row or [""]
+                if len(row) != width:
+                    reason = f"{len(row)} cells in the row, {width} columns in the header"
+                    # else a blank line between rows of several cells
+                    faults += [(line, "wrong number of cells", reason)] * bool(row)
+                elif reader.line_num > line and any(_holds_rows(cell, table) for cell in row):
+                    reason = (
+                        f"a cell holds rows down to line {reader.line_num:,}: is a quotation mark not closed?"
+                    )
+                    faults.append((line, "rows inside a cell", reason))
+                else:
+                    rows.append(row)
+                    lines.append(line)
+            if rows or faults:
+                cells = [[row[place] for row in rows] for place in places]
+                yield Chunk(np.array(lines, dtype=np.int64), cells, faults, file.tell() / size)
+
+
+def _holds_rows(cell: str, table: Format) -> bool:
+    """Return whether a cell has line breaks, and the delimiters of rows. One before a blank is prose."""
+    least = (len(table.names) - 1) * len(_LINE_BREAK.findall(cell))
+    return cell.count(table.delimiter) - cell.count(table.delimiter + " ") >= least > 0
 
 
 def table_rows(path: str, table: Format) -> Iterator[tuple[int, list[str]]]:
@@ -272,6 +280,8 @@ def _json_lines(path: str, encoding: str, *_state: int) -> Binary:
     def cells(text: str) -> Iterator[tuple[str, str]]:
         for name, value in json.loads(text, **as_written).items():
             try:
+                # Label Studio has several choices in a record of JSON-MIN
+                value = value["choices"] if isinstance(value, dict) and [*value] == ["choices"] else value
                 several = value if isinstance(value, list) else [value]
                 yield name, SEP_VALUE.join(filter(None, map(scalar, several)))
             except TypeError:  # an object, or lists in a list
@@ -332,38 +342,6 @@ def _decodes(path: str, encoding: str, flags: bool, reader: Any = None) -> Itera
         remedy = "Save it as UTF-8" + ", or name its encoding with --encoding" * flags
         what = f"cannot be read as {encoding.upper()} ({error}). {remedy}"
         raise UserError(f"{path}, line {line:,} or below: {what}") from None
-
-
-def _ends(rows: list[list[str]], start: int, last: int) -> np.ndarray:
-    """Return the line on which each row ends, int64 [n], for rows between the lines `start` and `last`."""
-    if last == start + len(rows):  # only quoted line breaks make a row longer than a line
-        return np.arange(start, last) + 1
-    lines = [1 + sum(len(_LINE_BREAK.findall(cell)) for cell in row) for row in rows]
-    return start + np.cumsum(np.array(lines, dtype=np.int64))
-
-
-def _chunk(rows: list[list[str]], ends: np.ndarray, faults: list, table: Format, places: Any) -> Chunk:
-    """Return the rows as a chunk. ends: int64 [n + 1], the line before them, then the last line of each."""
-    width, delimiter = len(table.names), table.delimiter
-    lines, ends = ends[:-1] + 1, ends[1:]
-    keep = np.ones(len(rows), dtype=bool)
-    if set(map(len, rows)) - {width}:
-        sizes = np.fromiter(map(len, rows), dtype=np.int64, count=len(rows))
-        keep = sizes == width
-        for i in np.flatnonzero(~keep & (sizes != 0)):  # 0: a blank line between rows of several cells
-            reason = f"{sizes[i]} cells in the row, {width} columns in the header"
-            faults.append((int(lines[i]), "wrong number of cells", reason))
-    for i in np.flatnonzero((ends > lines) & keep) if width > 1 else ():
-        for cell in rows[i]:  # a cell with the delimiters of rows holds rows; one before a blank is prose
-            breaks = len(_LINE_BREAK.findall(cell))
-            if cell.count(delimiter) - cell.count(delimiter + " ") >= (width - 1) * breaks > 0:
-                keep[i] = False
-                reason = f"a cell holds rows down to line {ends[i]:,}: is a quotation mark not closed?"
-                faults.append((int(lines[i]), "rows inside a cell", reason))
-                break
-    if not keep.all():
-        rows, lines = list(compress(rows, keep)), lines[keep]
-    return Chunk(lines, [[row[place] for row in rows] for place in places], sorted(faults))
 
 
 # ---- encodings

@@ -30,12 +30,13 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from histocc.data.binary import MAX_ROWS, ending_of, table_writer, unwritable
+from histocc.data.binary import MAX_ROWS
 from histocc.data.config import column_flags, text_columns, text_flags
 from histocc.data.descriptions import read_descriptions
 from histocc.data.records import DECIDED, Records, Table
 from histocc.data.rows import MOST_LEN, code_of_cell, csv_text, language_name
 from histocc.data.tables import TABLE_NAME, column_problems, table_format, unique_names
+from histocc.data.written import check_names, ending_of, table_writer
 from histocc.figure import NONE, Figure, percent
 from histocc.formatter import ANSWER, BESIDE, NUMBERS, OF_LEVEL, coded_columns, hisco_classes
 from histocc.predict.coder import KNOWN, SHOWN, Coded, Coder, training_examples
@@ -302,8 +303,7 @@ class Coding:
             what = f"a sheet has {MAX_ROWS:,} rows, and there are {rows:,} to write, and the names of their"
             raise UserError(f"--output {self.args.output}: {what} columns: name it .csv.gz or .parquet")
         others = [name for name in self.format.names if name not in self.old]
-        if problem := unwritable(self.args.output, [*others, *self.added_columns(self.most)]):
-            raise UserError(problem)
+        check_names(self.args.output, [*others, *self.added_columns(self.most)])
         texts = list(distinct)
         self.pieces = [texts[start : start + PIECE] for start in range(0, len(texts), PIECE)]
         return coded

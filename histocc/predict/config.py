@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from dataclasses import MISSING, dataclass
 from typing import Annotated
 
-from histocc.data.binary import ENDINGS, missing_package
 from histocc.data.config import REPAIR_TEXT, Column, Format
 from histocc.data.descriptions import CODE_COLUMNS, TEXT_COLUMNS
 from histocc.data.rows import key_reader
+from histocc.data.written import ENDINGS, missing_package
 from histocc.formatter import CLASSES, DEEPEST
 from histocc.predict.decoders import BY_THRESHOLD, DECODERS, MEASURED, listed
 from histocc.published import formats

@@ -27,12 +27,13 @@ from typing import Annotated, Any
 import numpy as np
 
 from histocc import __version__
-from histocc.data.binary import CHUNK, ENDINGS, ending_of, missing_package, table_writer
+from histocc.data.binary import CHUNK
 from histocc.data.config import AUTO, Column, Format, text_columns
 from histocc.data.descriptions import CODE_COLUMNS, TEXT_COLUMNS, read_descriptions
 from histocc.data.records import DECIDED, GUESS, Record, is_name, nothing
 from histocc.data.rows import code_of_cell, csv_text, read_key
 from histocc.data.tables import TABLE_NAME, column_problems, read_chunks, table_format
+from histocc.data.written import ENDINGS, ending_of, missing_package, table_writer
 from histocc.formatter import CLASSES, hisco_classes, hisco_key
 from histocc.review import serve
 from histocc.review.agreement import compare, share
@@ -460,7 +461,6 @@ def train_command(args: ReviewConfig, coded: CodedFile, table: str) -> str:
     train += ["--input-col", *(coded.table.names[place] for place in coded.input_cols)]
     train += ["--target-cols", *targets, *(["--language", args.language] if args.language else [])]
     train += [] if coded.language is None else ["--language-col", coded.table.names[coded.language]]
-    train += ["--language", args.language] if args.language else []
     return f"A model is trained on the decisions by\n  {shlex.join(train)}"
 
 

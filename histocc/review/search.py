@@ -7,7 +7,7 @@ from functools import cache
 from itertools import chain
 
 from histocc import lexicon
-from histocc.formatter import hisco_classes
+from histocc.formatter import NO_WORK, hisco_classes
 from histocc.review.sheet import Codes, Key
 from histocc.text import text_key
 
@@ -17,11 +17,12 @@ WHOLE, BEGINNING, PART, MISSPELLED = range(4)  # how a word of a title fits a wo
 
 @cache
 def word_lists() -> dict[str, tuple[str, ...]]:
-    """Return the HISCO codes of each title in the lists that come with histocc."""
+    """Return the HISCO codes of each title in the lists that come with histocc, but places and dates (-1)."""
     found: dict[str, dict[str, None]] = {}
     for language in lexicon.LANGUAGES:
         for title, code in lexicon.titles(language).items():
-            found.setdefault(text_key(title), {})[code] = None
+            if code != "-1":
+                found.setdefault(text_key(title), {})[code] = None
     return {title: tuple(codes) for title, codes in found.items()}
 
 
@@ -33,6 +34,7 @@ class Search:
         self.digits = {code: _digits(code) for code in sorted(codes.codes)}
         classes = hisco_classes()["hisclass"]  # headings of HISCO have none
         self.headings = {code for code in self.digits if code.endswith("00") and not classes.get(code, "x")}
+        self.headings |= NO_WORK  # come last, too: relatives and pupils are listed with trades
         self.codes_of: dict[Key, tuple[str, ...]] = {}  # titles have no language
         self.with_word: dict[str, list[Key]] = {}
         self.used: Counter[str] = Counter()  # how many texts each code was given to

@@ -1,0 +1,216 @@
+"""The tables that commands write: CSV, also in gzip, workbooks (by xlsxwriter), Parquet (pyarrow), and files
+of Stata and SPSS (pyreadstat). Numbers, dates and truth values stay what they are, but in CSV.
+"""
+
+import contextlib
+import datetime
+import gzip
+import importlib.util
+import itertools
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Callable, Container, Iterator, Sequence
+from math import isfinite
+from typing import Any, BinaryIO
+
+from histocc.data.binary import NULL, Cell, text_of
+from histocc.formatter import PROBABILITIES
+from histocc.runtime.errors import UserError
+
+MAX_COLUMNS, MAX_CELL = 1 << 14, 32_767  # of a sheet of .xlsx; characters of a cell
+# Endings of the names → the extra that it takes, and its packages
+ENDINGS: dict[str, tuple[str, ...]] = {
+    ".csv": ("",),
+    ".csv.gz": ("",),
+    ".xlsx": ("excel", "xlsxwriter"),
+    ".parquet": ("parquet", "pyarrow"),
+    ".dta": ("stata", "pyreadstat", "pandas"),
+    ".sav": ("stata", "pyreadstat", "pandas"),
+}
+# Characters that XML does not allow, and a text that xlsxwriter takes for its own markup
+_NO_CELL = re.compile("[\ud800-\udfff\ufffe\uffff]|^<r>.*</r>\\Z", re.DOTALL)
+
+
+def ending_of(path: str) -> str:
+    """Return the one of ENDINGS that a name has; without any it is that of CSV."""
+    return next((ending for ending in ENDINGS if path.lower().endswith(ending)), ".csv")
+
+
+def missing_package(path: str) -> list[str]:
+    """Return what lacks to write a table of this name, in a line, or []."""
+    extra, *packages = ENDINGS[ending_of(path)]
+    lacking = " and ".join(name for name in packages if importlib.util.find_spec(name) is None)
+    return [f"--output {path} needs {lacking}: pip install 'histocc[{extra}]'"] if lacking else []
+
+
+def check_names(path: str, names: Sequence[str]) -> None:
+    """Raise UserError if no table of this name has columns of these names."""
+    ending, why = ending_of(path), ""
+    if ending == ".xlsx" and len(names) > MAX_COLUMNS:
+        why = f"a sheet has {MAX_COLUMNS:,} columns, and there are {len(names):,} to write"
+    if ending in (".dta", ".sav"):
+        most, fits = (32, r"[^\W\d]\w*") if ending == ".dta" else (64, r"[^\W\d_][\w.$#@]*")
+        fit = {name for name in names if len(name.encode()) <= most and re.fullmatch(fits, name)}
+        if odd := [repr(name) for name in names if name not in fit or names.count(name) > 1]:
+            shown = ", ".join(odd[:5])
+            why = f"columns there have names of at most {most} letters, digits and _, each once, not {shown}"
+    if why:
+        raise UserError(f"--output {path}: {why}: name it .csv or .parquet")
+
+
+@contextlib.contextmanager
+def table_writer(
+    file: BinaryIO,
+    name: str,
+    header: list[str],
+    numbers: Container[str],
+    as_csv: Callable[[list], bytes],
+    types: dict[str, Any] | None = None,
+) -> Iterator[Callable[[list], Any]]:
+    """Give a function that writes rows, below the names of the columns, as the ending of `name` asks. Equal
+    rows make equal bytes, but in .dta and .sav, which hold the time. Columns in `numbers` are numbers, but in
+    .csv. types: those of columns that are copied from a Parquet file to another. Raises UserError if the
+    format has no room for a cell.
+    """
+    check_names(name, header)
+    ending, are_numbers = ending_of(name), [column in numbers for column in header]
+    if ending.startswith(".csv"):
+        packed = gzip.GzipFile("", "wb", 6, file, mtime=0) if ending == ".csv.gz" else None
+        with packed or contextlib.nullcontext(file) as out:
+            out.write(as_csv([header]))
+            yield lambda rows: out.write(as_csv(rows))
+    elif ending == ".parquet":
+        import pyarrow
+        from pyarrow import parquet
+
+        text, new = pyarrow.string(), (pyarrow.string(), pyarrow.float64())
+        kinds = [(types or {}).get(name, new[is_number]) for name, is_number in zip(header, are_numbers)]
+        schema = pyarrow.schema(list(zip(header, kinds)))
+
+        def array(cells: Sequence[str], kind: Any) -> Any:
+            held = [None if cell is NULL or not cell and kind != text else cell for cell in cells]
+            return pyarrow.array(held, text).cast(kind)
+
+        def write_parquet(rows: list) -> None:
+            if rows:
+                arrays = list(map(array, zip(*rows), kinds))
+                writer.write_table(pyarrow.Table.from_arrays(arrays, schema=schema))
+
+        with parquet.ParquetWriter(file, schema) as writer:
+            yield write_parquet
+    else:
+        write = _write_xlsx if ending == ".xlsx" else _write_statistics
+        with write(file, name, header, are_numbers) as write_rows:
+            yield write_rows
+
+
+def _value(cell: str, is_number: bool) -> Any:
+    if is_number:
+        return float(cell) if cell else None
+    return cell.value if isinstance(cell, Cell) else cell or None
+
+
+class _Exact(float):
+    """A float that xlsxwriter writes with all its digits."""
+
+    def __format__(self, _: str) -> str:
+        return text_of(float(self))
+
+
+@contextlib.contextmanager
+def _write_xlsx(file: BinaryIO, name: str, header: list[str], are_numbers: list[bool]) -> Any:
+    import xlsxwriter
+    from xlsxwriter.exceptions import FileCreateError
+    from xlsxwriter.utility import xl_col_to_name, xl_range
+
+    with tempfile.TemporaryDirectory() as folder:  # the rows, until the file is complete
+        book = xlsxwriter.Workbook(file, {"constant_memory": True, "tmpdir": folder})
+        book.set_properties({"created": datetime.datetime(2000, 1, 1)})
+        sheet, places, widths = book.add_worksheet(), itertools.count(1), []
+        bold, doubtful = book.add_format({"bold": True}), book.add_format({"bg_color": "#FFEB9C"})
+        formats = {"date": "yyyy-mm-dd", "time": "hh:mm:ss", "timedelta": "[h]:mm:ss"}
+        formats["datetime"] = "yyyy-mm-dd hh:mm:ss"
+        dated = {name: book.add_format({"num_format": look}) for name, look in formats.items()}
+        percent = book.add_format({"num_format": "0.0%"})
+        looks = [percent if re.fullmatch(PROBABILITIES, x) else None for x in header]
+
+        def write_text(place: int, column: int, text: str, look: Any = None) -> None:
+            if _NO_CELL.search(text) or sheet.write_string(place, column, str(text), look):
+                what = f"{text[:40]!r} … has {len(text):,} characters, and a cell of .xlsx holds"
+                raise UserError(f"{name}: {what} {MAX_CELL:,} that XML allows: name the output .csv")
+
+        def write_cell(place: int, column: int, cell: str) -> None:
+            value = _value(cell, are_numbers[column])
+            if (kind := type(value).__name__) in dated and getattr(value, "year", 1900) >= 1900:
+                sheet.write_datetime(place, column, value, dated[kind])
+            elif isinstance(value, bool):
+                sheet.write_boolean(place, column, value)
+            elif isinstance(value, (int, float)) and isfinite(value):
+                look = looks[column] if are_numbers[column] else None
+                sheet.write_number(place, column, _Exact(value), look)
+            else:
+                write_text(place, column, cell)
+
+        def write(rows: list) -> None:
+            if not widths:
+                lengths = (max(map(len, cells)) for cells in zip(header, *rows))
+                widths.extend(min(max(length, 6), 48) + 3 for length in lengths)  # with the filter's button
+            for row, place in zip(rows, places):
+                for column, cell in enumerate(row):
+                    if cell:
+                        write_cell(place, column, cell)
+
+        for column, text in enumerate(header):
+            write_text(0, column, text, bold)
+        yield write
+        last, right = next(places) - 1, len(header) - 1
+        sheet.freeze_panes(1, 0)
+        sheet.autofilter(0, 0, last, right)
+        sheet.ignore_errors({"number_stored_as_text": xl_range(0, 0, last, right)})  # codes with zeros
+        for column, width in enumerate(widths):
+            sheet.set_column(column, column, width)
+        if "needs_review" in header and last:
+            marked = f"={xl_col_to_name(header.index('needs_review'), col_abs=True)}2=1"
+            rule = {"type": "formula", "criteria": marked, "format": doubtful}
+            sheet.conditional_format(1, 0, last, right, rule)
+        try:
+            book.close()
+        except FileCreateError as error:
+            raise error.args[0] from None  # the error of the machine
+
+
+@contextlib.contextmanager
+def _write_statistics(file: BinaryIO, name: str, header: list[str], are_numbers: list[bool]) -> Any:
+    """Write a table of Stata or SPSS at once, so all rows are held in memory."""
+    table: list[list[Any]] = [[] for _ in header]
+
+    def write(rows: list) -> None:
+        for values, cells, is_number in zip(table, zip(*rows), are_numbers):
+            values += (_value(cell, is_number) for cell in cells)
+
+    yield write
+    import pandas
+    import pyreadstat
+
+    columns = {}
+    for column, values, is_number in zip(header, table, are_numbers):
+        kinds = {type(value) for value in values if value is not None}
+        if is_number or kinds and kinds <= {int, float, bool}:
+            columns[column] = pandas.Series(values, dtype=float)
+        else:
+            is_time = len(kinds) == 1 and kinds <= {datetime.date, datetime.datetime, datetime.time}
+            columns[column] = pandas.Series(values if is_time else list(map(text_of, values)), dtype=object)
+    frame: Any = pandas.DataFrame(columns)
+    with tempfile.TemporaryDirectory() as folder:
+        path = os.path.join(folder, "table")
+        try:
+            if ending_of(name) == ".dta":
+                pyreadstat.write_dta(frame, path, version=14)  # later ones: Stata/MP alone
+            else:
+                pyreadstat.write_sav(frame, path)
+        except (pyreadstat.PyreadstatError, pyreadstat.ReadstatError) as error:
+            raise UserError(f"{name}: cannot be written ({error}); a .csv output can") from None
+        with open(path, "rb") as written:
+            shutil.copyfileobj(written, file)
