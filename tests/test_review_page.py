@@ -1,6 +1,5 @@
 """`python -m histocc.review serve`: decisions through the page's interface, with a real server process."""
 
-import contextlib
 import csv
 import fcntl
 import http.client
@@ -10,20 +9,14 @@ import os
 import re
 import resource
 import shlex
-import shutil
 import signal
-import subprocess
 import threading
-import time
 import urllib.error
 import urllib.request
-from collections import Counter
 from dataclasses import replace
-from importlib.resources import files
 
 import pytest
-from helpers import REPO, free_port, start_forked, wait_until
-from helpers import run as run_script
+from helpers import free_port, start_forked, wait_until
 from test_errors import in_child
 from test_review import read, run, write
 
@@ -267,7 +260,7 @@ def test_a_text_is_known_by_language(folder):
     write(folder / "two.csv", [["occ1", "lang"], ["Smith", "en"], ["smith", "da"]])
     with Serving(folder, "--key", "hisco", coded="two.csv") as server:
         other = server.decide(["83110"])["text"]
-        assert other["near"] == [{"text": "smith", "codes": ["83110"]}]
+        assert other["near"] == [{"text": "Smith", "codes": ["83110"]}]  # as it is written
         server.decide(["61110"], other)
         server.decide("undo", server.ask(id=other["id"], stay=True)["text"])
         assert server.ask(id=other["id"], stay=True)["text"]["near"] == other["near"]
@@ -283,6 +276,7 @@ def test_the_search_finds_codes_by_words(folder):
         for words in ("general black", "blacksmiths", "blaksmith", "smed", "8-31.10", "83110"):
             assert found(words)[0] == "83110", words
         assert server.ask(find="smed")[0][1:] == ["Blacksmith, General", "smed"]
+        assert server.ask(find="83110")[0][1:] == ["Blacksmith, General", ""]  # once
         assert "61110" in found("1110") and found("xyzzy") == found(" ") == []
         assert found("farmer")[0] == found("farmers")[0] == "61110"
         assert "61100" in found("general farmer")[-2:]  # the heading General Farmers
@@ -299,6 +293,12 @@ def test_the_search_finds_codes_by_words(folder):
 
 
 def test_similar_texts_share_rare_letters():
+    trades = "farmer", "platelayer", "grocer", "nurse", "clerk", "mason"
+    texts = [f"{before}{trade} (deceased)" for before in ("", "old ") for trade in trades]
+    texts += ["platelayers", "gold miner", "cook"]
+    learner = Learner([CodedText(text, "en", 1) for text in texts], [])
+    assert learner.nearest(0, range(1, len(texts))) == [6]  # the old farmer
+    assert learner.nearest(1, range(2, len(texts)))[:2] == [7, 12]
     texts = [f"{name} (deceased)" for name in ("tailor", "nailer", "miner", "farmer", "taylor")]
     texts += [f"clerk {i}" for i in range(20)]
     nearest = Learner([CodedText(text, "en", 1) for text in texts], []).nearest(0, range(1, 5))
@@ -314,7 +314,8 @@ def test_remarks_on_decisions_and_the_texts_that_are_asked_for(folder):
         server.decide(["39310"], by="Bo")
         assert server.ask(only="FARM en")["text"]["text"] == "farmer"
         assert server.ask(only="da")["text"]["language"] == "da"
-        assert server.ask(only="unicorn")["text"] is None
+        assert server.ask(only="smi")["fits"] == [2, 3] and server.ask(only="smi da")["fits"] == [1, 1]
+        assert server.ask(only="unicorn")["text"] is None and server.ask()["fits"] is None
         while (shown := server.ask())["text"]["text"] != "smith":
             server.decide("skip", shown["text"])
         again = shown["text"]  # at the end
@@ -543,228 +544,3 @@ def test_a_decision_that_finds_no_room_is_not_in_the_file(folder):
     assert os.path.getsize(decided.path) == decided.size
     refused()
     assert decisions(folder) == [(decided.texts[0].text, "none")]
-
-
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-KEYS = {"Enter": ("Enter", 13), "Escape": ("Escape", 27)}
-
-
-class Browser:
-    """A tab of Chromium without a window, driven by keys through its DevTools protocol."""
-
-    def __init__(self, folder):
-        to_browser, from_browser = os.pipe(), os.pipe()
-        flags = ["--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={folder}"]
-        flags += ["--remote-debugging-pipe", "--no-first-run", "--window-size=760,900"]
-        self.process = subprocess.Popen(  # reads from 3, writes to 4
-            ["bash", "-c", f'exec "$@" 3<&{to_browser[0]} 4>&{from_browser[1]}', "-", CHROMIUM, *flags],
-            pass_fds=(to_browser[0], from_browser[1]),
-            stderr=subprocess.DEVNULL,
-        )
-        os.close(to_browser[0])
-        os.close(from_browser[1])
-        self.output, self.input = open(to_browser[1], "wb", 0), open(from_browser[0], "rb")
-        self.number, self.session = 0, None
-        target = self.call("Target.createTarget", url="about:blank")["targetId"]
-        self.session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
-
-    def call(self, method, **params):
-        self.number += 1
-        message = {"id": self.number, "method": method, "params": params}
-        message |= {"sessionId": self.session} if self.session else {}
-        self.output.write(json.dumps(message).encode() + b"\0")
-        while True:
-            reply = b""
-            while not reply.endswith(b"\0"):
-                reply += self.input.read(1)
-            reply = json.loads(reply[:-1])
-            if reply.get("id") == self.number:
-                assert "error" not in reply, reply
-                return reply["result"]
-
-    def value(self, expression):
-        """Of JavaScript in the page."""
-        result = self.call("Runtime.evaluate", expression=expression, returnByValue=True)
-        assert "exceptionDetails" not in result, result
-        return result["result"].get("value")
-
-    def open(self, address):
-        self.call("Page.navigate", url=address)
-        self.wait("document.readyState === 'complete' && location.href !== 'about:blank'")
-
-    def wait(self, expression):
-        shown = "document.body.innerText"
-        wait_until(lambda: self.value(expression), lambda: (expression, self.value(shown)), 20)
-
-    def press(self, key, shift=False, repeats=0):
-        """A character of a US keyboard, or one of KEYS, once the page takes decisions on its text."""
-        self.wait("typeof rest === 'undefined' || performance.now() >= rest")
-        of_character = f"Digit{key}" if key.isdigit() else f"Key{key.upper()}", ord(key.upper()[0])
-        name, code = KEYS.get(key, of_character)
-        event = {"key": key, "code": name, "windowsVirtualKeyCode": code, "modifiers": 8 * shift}
-        text = {} if key in KEYS and key != "Enter" else {"text": "\r" if key == "Enter" else key}
-        self.call("Input.dispatchKeyEvent", type="keyDown", **event, **text)
-        for _ in range(repeats):
-            time.sleep(0.03)
-            self.call("Input.dispatchKeyEvent", type="keyDown", autoRepeat=True, **event, **text)
-        self.call("Input.dispatchKeyEvent", type="keyUp", **event)
-
-    def close(self):
-        with contextlib.suppress(OSError):
-            self.output.close()
-        self.process.kill()
-        self.process.wait()
-        self.input.close()
-
-
-@pytest.fixture
-def browser(tmp_path):
-    if CHROMIUM is None:
-        pytest.skip("chromium is not on this machine")
-    with contextlib.closing(Browser(tmp_path / "profile")) as browser:
-        yield browser
-
-
-# Presses 1 at once whenever another text is shown.
-EAGER = """new MutationObserver(() =>
-    document.dispatchEvent(new KeyboardEvent("keydown", {key: "1", code: "Digit1"}))
-).observe(document.getElementById("text"), {childList: true})"""
-
-
-def test_a_key_decides_only_on_the_text_that_was_seen(folder, browser):
-    """Not when it is held down for a second, nor at the moment when the text is shown."""
-    content = (folder / "coded.csv").read_text()
-    (folder / "coded.csv").write_text(content.replace(",1,1\n", ",0,1\n"))
-    with Serving(folder) as server:
-        browser.open(server.address)
-        browser.wait("text && text.text === 'smith'")
-        assert "not fitted" in browser.value("document.getElementById('progress').textContent")
-        browser.press("1", repeats=35)
-        browser.value(EAGER)
-        browser.press("2")
-        browser.wait("text.rows === 5")
-        browser.press("2")
-        browser.wait("text.rows === 4")
-    assert decisions(folder) == [("smith", "83110"), ("clerk", "75400"), (SCRIPT, "75400")]
-
-
-def test_the_page_by_its_keys(folder, browser):
-    with Serving(folder) as server:
-        browser.open(server.address)
-        shows = "document.getElementById('text').textContent === {!r}".format
-        browser.wait(shows("smith"))
-        codes = "[...document.querySelectorAll('.code b')].map(b => b.textContent).join()"
-        assert browser.value(codes).startswith("83110,75400,-1,")
-        assert "72.4 %" in browser.value("document.getElementById('progress').textContent")
-        browser.press("1", shift=True)
-        browser.press("2")
-        browser.wait(shows("clerk"))
-        browser.press("/")
-        for letter in "general black":
-            browser.press(letter)
-        selected = "document.querySelector('[aria-selected=true]')?.textContent"
-        browser.wait(f"{selected} === '83110Blacksmith, General'")  # earlier results are of fewer letters
-        assert browser.value("document.getElementById('text').lang") == "en"
-        browser.value("document.getElementById('search').value = 'xyzzy'; search()")
-        said = "document.querySelector('[aria-live=polite]').textContent"
-        browser.wait(f"{said} === 'No code is found.'")
-        browser.value("document.getElementById('search').value = 'buyers'; search()")
-        browser.press("Enter")
-        browser.wait("document.getElementById('message').textContent")
-        message = browser.value("document.getElementById('message').textContent")
-        assert message.startswith("Not saved: ") and "42000 and 42200" in message
-        browser.value("document.getElementById('search').value = ' AGRONOMIST'; search()")
-        browser.press("Enter")  # 05300, Agronomists and Related Scientists, is before it in the key
-        browser.wait(shows(SCRIPT))
-        assert browser.value("document.title") == SCRIPT and browser.value("document.scripts.length") == 1
-        browser.press("c")
-        browser.press("x")
-        browser.press("Enter")
-        browser.press("?")
-        assert browser.value("document.getElementById('unsure').getAttribute('aria-pressed')") == "true"
-        browser.press("n")
-        browser.wait("text.rows === 4")
-        assert browser.value("unsure + document.getElementById('note').value") == "false"
-        browser.press("f")
-        for letter in "farm":
-            browser.press(letter)
-        browser.press("Enter")
-        browser.wait(shows("farmer"))
-        browser.value("document.getElementById('only').value = ''")
-        browser.press("Escape")
-        browser.wait("text.rows === 4")
-        browser.press("s")
-        browser.wait(shows("farmer"))
-        browser.press("u")
-        browser.wait("text.rows === 4 && !text.seen")
-        browser.press("b")
-        browser.wait(f"text.seen === 'none' && {shows(SCRIPT)}")
-        browser.press("Escape")
-        browser.wait("text.rows === 4")
-        browser.press("b")
-        browser.wait(shows(SCRIPT))
-        browser.press("2")
-        browser.wait("text.rows === 4")
-        assert "3 of 5 texts decided" in browser.value("document.body.innerText")
-        server.kill()
-        browser.press("1")
-        browser.wait("document.getElementById('message').textContent.includes('Not saved')")
-    expected = ["83110 & 75400", "05320", "none", "skip", "undo", "75400"]
-    assert [decision for _, decision in decisions(folder)] == expected
-    row = read(folder / "decided.csv")[2]
-    assert (row["unsure"], row["note"]) == ("?", "x")
-
-
-@pytest.mark.full
-def test_from_a_table_without_codes_to_the_final_file(tmp_path, browser):
-    """By the commands with which docs/coding.md begins, decisions by keys, and the command of the last."""
-    rows = [[f"{place} {trade}", "en"] for place in PLACES for trade in TRADES]
-    write(tmp_path / "register.csv", [["occ1", "lang"], *rows])
-    block = (REPO / "docs" / "coding.md").read_text().split("```")[1]
-    commands = [
-        [f"{tmp_path}/{word}" if re.search(r"\.csv$|^\./", word) else word for word in shlex.split(line)]
-        for line in block.strip().splitlines()
-    ]
-    first, apply, train, predict, second = commands
-
-    def decide_by_keys(command, count):
-        """Return the words of the command that applies the decisions."""
-        with Serving(tmp_path, *command[5:], coded=command[4], decisions=None) as server:
-            browser.open(server.address)
-            for decided in range(count):
-                browser.wait("text")
-                text, choices = browser.value("[text.text, text.choices.map(choice => choice.code)]")
-                code = TRADES[text.split()[1]]
-                for key in str(choices.index(code) + 1) if code in choices else ["/", *code, "Enter"]:
-                    browser.press(key)
-                browser.wait(f"text.text !== '{text}' && visited.length === {decided + 1}")
-            return server.end()[0]
-
-    def deciders(name):
-        found = {row["occ1"]: row for row in read(tmp_path / name)}
-        assert all(row["hisco_1"] == TRADES[text.split()[1]] for text, row in found.items())
-        return Counter(row["decided_by"] for row in found.values())
-
-    decide_by_keys(first, 16)
-    run(*apply[3:], "--guesses", "none")
-    assert deciders("final.csv") == {"Ann": 16, "guess": 16}
-    run_script(train[1], *train[2:], "--device", "cpu")
-    run_script(predict[2], *predict[3:], "--device", "cpu")
-    run(*decide_by_keys(second, 2)[3:])
-    assert deciders("coded.final.csv") == {"Ann": 18, "guess": 14}
-
-
-def test_borders_can_be_seen():
-    """By 3 : 1 beside the card and the page, in both colours (WCAG 2.2, 1.4.11)."""
-    page = files("histocc.review").joinpath("page.html").read_text()
-
-    def luminance(colour):
-        digits = colour if len(colour) == 6 else "".join(digit * 2 for digit in colour)
-        parts = [part / 255 for part in bytes.fromhex(digits)]
-        linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
-        return 0.05 + 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
-
-    names = "line", "card", "back"
-    colours = [[luminance(colour) for colour in re.findall(rf"--{name}: #(\w+);", page)] for name in names]
-    for line, *beside in zip(*colours, strict=True):
-        assert all(max(line, other) / min(line, other) >= 3 for other in beside)

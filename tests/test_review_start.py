@@ -8,7 +8,8 @@ import signal
 import pytest
 from helpers import free_port, start_forked, wait_until
 from test_review import read, run, write
-from test_review_page import PLACES, TRADES, Serving, browser  # noqa: F401
+from test_review_browser import browser  # noqa: F401
+from test_review_page import PLACES, TRADES, Serving
 
 from histocc.data.rows import read_columns
 from histocc.review.__main__ import ReviewConfig

@@ -62,6 +62,18 @@ def similarities(rows: Tensor, others: Tensor) -> Tensor:
     return narrowed(rows, columns) @ narrowed(others, columns).to_dense().t()
 
 
+def weighed(rows: Tensor, weights: Tensor) -> Tensor:
+    """Return sparse CSR rows with their columns weighed, [m], each row of length 1."""
+
+    def with_values(values: Tensor) -> Tensor:
+        parts = rows.crow_indices(), rows.col_indices(), values
+        return torch.sparse_csr_tensor(*parts, rows.shape, check_invariants=False)
+
+    values = rows.values() * weights[rows.col_indices()]
+    lengths = (with_values(values**2) @ torch.ones(rows.shape[1])).sqrt().clamp(min=1e-9)
+    return with_values(values / torch.repeat_interleave(lengths, rows.crow_indices().diff()))
+
+
 def features(scores: Tensor) -> tuple[np.ndarray, np.ndarray]:
     """Return the best columns of each row of scores [n, C], int64 [n, CHOICES]; and of each its score, its
     lead over the best other one, and 1, [n, CHOICES, 3].
@@ -123,6 +135,7 @@ class Learner:
         of_language = torch.from_numpy(most_frequent(encoded([""]), MAX_NGRAMS, patterns)[0])
         idf[torch.isin(hashes, of_language)] = 0  # a language makes no texts similar
         self.ngrams = describe(encoded(strings), hashes, idf, patterns)
+        self.rare = weighed(self.ngrams, idf)  # twice by now: what many texts have makes none similar
         self.rows = np.array([text.rows for text in texts], np.float64)
         # an answer beside five choices has no probability
         model = [dict(zip(text.codes, map(confidence, text.probs))) for text in texts]
@@ -200,9 +213,9 @@ class Learner:
         return [(self.names[code], round(prob, 4)) for code, prob in pairs if code and prob]
 
     def nearest(self, text: int, known: Sequence[int]) -> list[int]:
-        """Return the most similar of known texts, by the cosine of their n-grams."""
-        own, others = (take(self.ngrams, torch.tensor(rows, dtype=torch.int64)) for rows in ([text], known))
-        similar = similarities(others, own)[:, 0].numpy()
+        """Return the most similar of known texts, by the cosine of their rare n-grams."""
+        own = take(self.rare, torch.tensor([text])).to_dense()[0]
+        similar = (take(self.rare, torch.tensor(known, dtype=torch.int64)) @ own).numpy()
         best = np.argsort(-similar, kind="stable")[: NEAREST + 1]
         return [known[i] for i in best if known[i] != text and similar[i] >= MIN_SIMILARITY][:NEAREST]
 

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 HOST = "127.0.0.1"
 COLUMNS = ["text", "language", "rows", sheet.DECISION, "unsure", "note", "by", sheet.ID]
 RESERVED_SECONDS = 600.0  # for this time other windows are not offered a text that one shows
-MAX_BODY = 1 << 16  # bytes of a request
+MAX_BODY, MAX_WORDS = 1 << 16, 400  # bytes of a request, characters of a search and a filter
 ORDERS = ("learn", "rows", "file")
 LEAST = 10  # decisions, before guesses are shown
 DRAWN = 10  # one of so many texts is drawn at random
@@ -77,7 +77,8 @@ class Decisions:
         self.rows_open = sum(text.rows for text in self.texts)
         self.doubt = sum(text.doubt for text in self.texts)
         self.reserved: dict[str, tuple[int, float]] = {}  # window → the text that it shows, since when
-        self.languages = {text.language.casefold() for text in self.texts}
+        self.folded = [(text.text.casefold(), text.language.casefold()) for text in self.texts]
+        self.languages = {language for _, language in self.folded}
         self.search = Search(codes, word_lists() if coded.system == "hisco" else {})
         decided = [text for text in coded.texts.values() if text.decided]
         self.learner = Learner([*self.texts, *decided], codes.codes)
@@ -212,26 +213,34 @@ class Decisions:
 
     def next(self, window: str, only: str = "") -> dict[str, Any]:
         """Return the first open text that no other window shows, else an unsure one. only: words in it."""
-        words = only.casefold().split()
         with self.lock:
+            fitting = self._fitting(only.casefold().split())
+            fits = None if fitting is None else (len(fitting - self.made.keys()), len(fitting))
             others = [shown for other, shown in self.reserved.items() if other != window]
             elsewhere = {place for place, since in others if time.monotonic() - since < RESERVED_SECONDS}
             unsure = (place for place, made in self.made.items() if made.unsure)
             for place in chain((place for place in self._asked() if place not in self.made), unsure):
-                if place not in elsewhere and self._is_asked(place, words):
-                    return self._shown(place, window)
+                if place not in elsewhere and (fitting is None or place in fitting):
+                    return self._shown(place, window) | {"fits": fits}
             self.reserved.pop(window, None)
-            return {"text": None, "elsewhere": len(elsewhere - self.made.keys())} | self._progress()
+            shown = {"text": None, "elsewhere": len(elsewhere - self.made.keys()), "fits": fits}
+            return shown | self._progress()
 
-    def _is_asked(self, place: int, words: list[str]) -> bool:
-        text, language = self.texts[place].text.casefold(), self.texts[place].language.casefold()
-        return all(word == language if word in self.languages else word in text for word in words)
+    def _fitting(self, words: list[str]) -> set[int] | None:
+        """Return the texts with all of some words, in a language that is one of them; None without words."""
+        fitting = [*range(len(self.texts))]
+        for word in words:
+            if word in self.languages:
+                fitting = [place for place in fitting if self.folded[place][1] == word]
+            else:
+                fitting = [place for place in fitting if word in self.folded[place][0]]
+        return {*fitting} if words else None
 
     def find(self, query: str) -> list[tuple[str, str, str]]:
         """Return (code, title, another title or text by which it was found, or "") for the search."""
         with self.lock:
             found = [(code, self.codes.words.get(code, ""), fits) for code, fits in self.search.find(query)]
-        return [(code, title, fits * (fits != text_key(title))) for code, title, fits in found]
+        return [(code, title, fits * (text_key(fits) != text_key(title))) for code, title, fits in found]
 
     def show(self, text_id: str, window: str) -> dict[str, Any]:
         """Return one text, decided or not. Raises KeyError."""
@@ -242,7 +251,7 @@ class Decisions:
         text = self.texts[place]
         self.reserved[window] = place, time.monotonic()
         nearest = self.learner.nearest(place, [*self.known])
-        near = [(self.learner.texts[other].key[0], self.known[other]) for other in nearest]
+        near = [(self.learner.texts[other].text, self.known[other]) for other in nearest]
         known = self.codes.codes
         near = near or [(other, [*filter(None, split_codes(codes, known))]) for other, codes in text.similar]
         offered: dict[str, dict[str, Any]] = {}  # by code
@@ -270,6 +279,8 @@ class Decisions:
         if not self.guesses and self.coded.unfitted == "":
             right = None, 1 - (self.doubt - sum(text.doubt for text in settled)) / rows, None
         return {
+            "file": os.path.basename(self.coded.path),
+            "left": len(self.texts) - len(self.made),
             "decided": len(settled),
             "skipped": len(self.made) - len(settled),
             "unsure": sum(made.unsure for made in self.made.values()),
@@ -329,7 +340,8 @@ class Handler(BaseHTTPRequestHandler):
         if not self.is_allowed() or self.path != f"/{self.server.token}/api":
             return self.refuse()
         if not size.isdecimal() or len(size) > 9 or int(size) > MAX_BODY:
-            return self.refuse(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "")
+            self.close_connection = True  # a body may follow that is not read
+            return self.reply(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, {"error": "this is too long"})
         decisions = self.server.decisions
         try:
             asked = json.loads(self.rfile.read(int(size)))
@@ -338,6 +350,8 @@ class Handler(BaseHTTPRequestHandler):
             if "window" not in asked:
                 return self.reply(HTTPStatus.OK, self.server.start.answer(asked))
             window, text_id = str(asked["window"]), asked.get("id")
+            if len(str(asked.get("find", "")) + str(asked.get("only", ""))) > MAX_WORDS:
+                raise ValueError(f"the search and the filter take {MAX_WORDS} characters")
             if "find" in asked:
                 return self.reply(HTTPStatus.OK, decisions.find(str(asked["find"])))
             saved, only = "", str(asked.get("only", ""))
@@ -348,7 +362,8 @@ class Handler(BaseHTTPRequestHandler):
                     raise ValueError(f"{remarks[-1]!r} is not the name of somebody: open ?by=NAME")
                 saved = decisions.decide(text_id, asked["answer"], asked["seen"], *remarks)
             shown = decisions.show(text_id, window) if asked.get("stay") else decisions.next(window, only)
-            self.reply(HTTPStatus.OK, shown | {"saved": saved})
+            by = str(asked.get("by") or self.server.by)
+            self.reply(HTTPStatus.OK, shown | {"saved": saved, "by": by})
         except Conflict:
             self.reply(HTTPStatus.CONFLICT, decisions.show(text_id, window))
         except OSError as error:
@@ -359,9 +374,9 @@ class Handler(BaseHTTPRequestHandler):
     def reply(self, status: HTTPStatus, content: Any) -> None:
         self.send(status, json.dumps(content).encode(), "application/json")
 
-    def refuse(self, status: HTTPStatus = HTTPStatus.FORBIDDEN, content: str = ELSEWHERE) -> None:
-        self.close_connection = True  # a body may follow that is not read
-        self.send(status, content.encode(), "text/plain; charset=utf-8")
+    def refuse(self) -> None:
+        self.close_connection = True
+        self.send(HTTPStatus.FORBIDDEN, ELSEWHERE.encode(), "text/plain; charset=utf-8")
 
     def send(self, status: HTTPStatus, content: bytes, kind: str, policy: str = "default-src 'none'") -> None:
         self.send_response(status)
