@@ -236,7 +236,7 @@ TEXT_RULES = (AS_IS, ASCII_LOWER)
 # Words that statistical programs, spreadsheets and databases (MySQL: a backslash and n) write for a missing
 # value, in lower case: both rules read them as an empty text. "none" and "-" may stand in a register.
 MISSING_TEXTS = frozenset(("na", "n/a", "nan", "null", "<na>", "#n/a", "#null!", "\\n"))
-MISSING_TEXTS |= {"#ref!", "#value!", "#name?", "#div/0!", "#num!"}  # a workbook's cells with these are empty
+MISSING_TEXTS |= {"#ref!", "#value!", "#name?", "#div/0!", "#num!"}  # errors of workbooks
 
 # Characters of Unicode's category Cf: soft hyphens, zero-width joiners, marks of direction, byte order marks.
 _INVISIBLE = re.compile(

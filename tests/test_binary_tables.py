@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from helpers import FINETUNE, run
-from test_tables import outcome, rows_of, workbook
+from test_tables import copied, outcome, rows_of, workbook
 
 from histocc.data.binary import Missing
 from histocc.data.rows import code_of_cell, read_key
@@ -128,6 +128,28 @@ def test_coding_keeps_declared_missing_values(tmp_path):
     assert codes[2] == "61110" and "-9" not in codes and "99" not in codes  # these had no code
     assert codes[7] == ""  # nor has a text that is declared missing
     assert [row["age"] for row in rows] == ["30", "-9", "41", "97", "22", "", "50", "99"]
+
+
+def test_missing_values_and_formats_stay_between_files_of_one_kind(tmp_path):
+    columns = {"occ1": TEXTS[:3], "a": [3.0, "b", "z"], "q": [-440.0, "a", None], "none": [float("nan")] * 3}
+    columns |= {"d": [-40000.0, 1e9, None], "n": [1.0, 2.0, 3.0]}
+    how: dict = {"variable_format": {"q": "%tq", "d": "%tdNN/DD/CCYY", "n": "%8.2f", "none": "%ty"}}
+    how["missing_user_values"] = {"a": ["b", "z"], "q": ["a"]}
+    stata = statistics(tmp_path / "t.dta", columns, **how)
+    spss = declared(tmp_path)
+    import pyreadstat
+
+    for read, path in ((pyreadstat.read_dta, stata), (pyreadstat.read_sav, spss)):
+        again = copied(path, path.with_stem("out"))
+        given: dict = {"user_missing": True, "disable_datetime_conversion": True, "output_format": "dict"}
+        (cells, about), (of_copy, about_copy) = (read(str(file), **given) for file in (path, again))
+        assert str(cells) == str(of_copy)  # nan is not nan
+        for what in ("original_variable_types", "missing_ranges", "missing_user_values"):
+            assert getattr(about, what) == getattr(about_copy, what)
+    other = copied(stata, tmp_path / "other.sav")  # of another kind
+    _, about = pyreadstat.read_sav(str(other))
+    assert about.readstat_variable_types["a"] == "double" and columns_of(other)["a"] == ["3", "", ""]
+    assert columns_of(other)["q"] == ["1850q1", "", ""]
 
 
 # ---- dates, durations, periods

@@ -483,7 +483,7 @@ CASES = {  # what is wrong → content, rows that are used (None: refused), what
     "JSON of one object": (
         b'{\n "occ1": "farmer"\n}',
         None,
-        r"but JSON; write each row as an object on a line",
+        r"but JSON; write each row as an object with the names of its columns",
     ),
     "JSON in gzip": (
         gzip.compress(b'[{"occ1": "farmer"}]'),
@@ -497,7 +497,16 @@ CASES = {  # what is wrong → content, rows that are used (None: refused), what
         r"line 3: is not a JSON object in utf-8",
     ),
     "a list in JSON lines": (b'{"a": 1}\n[1]\n', None, r"line 2: is not a JSON object"),
-    "half a character": (b'{"occ1": "\\ud800"}\n', None, r"line 1: is not a JSON object.*surrogates"),
+    "lists in JSON lines": (
+        b'["smith","83110"]\n["baker","1"]\n',
+        None,
+        r"JSON; write each row as an object",
+    ),
+    "JSON lines in UTF-16": (
+        '{"occ1": "smith"}\n'.encode("utf-16"),
+        None,
+        r"JSON lines in UTF-16; save them in",
+    ),
     "PNG": (b"\x89PNG\r\n\x1a\n", None, r"is not a CSV file but a PNG, .* picture; transcribe"),
     "JPEG": (b"\xff\xd8\xff\xe0", None, r"is not a CSV file but a PNG, JPEG or TIFF picture"),
     "PDF": (b"%PDF-1.7\n", None, r"a PDF or RTF document; copy the table in it into a spreadsheet"),
@@ -757,7 +766,7 @@ def test_what_goes_into_a_workbook_comes_out_of_it(tmp_path):
 
     assert cells(written[0]) == cells(tmp_path / "in.xlsx", 2, None, 3)
     looks = {cell.number_format for cell in openpyxl.load_workbook(written[0]).active[2]}
-    assert looks == {"General", "yyyy-mm-dd", "yyyy-mm-dd hh:mm:ss", "[h]:mm:ss"}
+    assert looks == {"General", "@", "yyyy-mm-dd", "yyyy-mm-dd hh:mm:ss", "[h]:mm:ss"}
     table = tmp_path / "out.csv"  # the texts of a copy in CSV
     assert copied(tmp_path / "in.xlsx", table).read_text().splitlines()[1].startswith("smith,2,1901-05-01,")
 
@@ -780,7 +789,7 @@ def test_a_sheet_is_made_to_be_read(tmp_path):
     assert sheet.column_dimensions["A"].width > 40 > sheet.column_dimensions["B"].width
     assert sheet.column_dimensions["A"].width < 60
     found = [(cell.value, cell.data_type, cell.number_format) for cell in sheet[2]][1:]
-    assert found[0] == ("01110", "s", "General") and found[3] == (1, "n", "General")
+    assert found[0] == ("01110", "s", "@") and found[3] == (1, "n", "General")
     assert found[1:3] == [(0.75, "n", "0.0%"), (0.5, "n", "0.0%")]
     [(area, [rule])] = sheet.conditional_formatting._cf_rules.items()
     assert (str(area.sqref), rule.formula) == ("A2:E3", ["$E2=1"])
@@ -820,12 +829,48 @@ def test_types_of_parquet_stata_and_spss_stay(tmp_path):
         assert found["born"] == days and found["n"] == [1, None, 3] and found["is"] == [1, None, 0]
         assert found["share"] == [0.1 + 0.2, None, 2] and found["id"] == [str(2**60), "", "1"]
         assert found["occ1"] == ["smith", "", ""] and found["kind"] == ["a", "", "b"]
-        for name in ("a" * 65, "with blank", "2nd"):
+        for name in ("a" * 65, "with blank", "2nd", "with" if ending == ".dta" else "WITH"):
             with (
                 pytest.raises(UserError, match=f"names of at most .* not '{name}': name it .csv or .parquet"),
                 table_writer(io.BytesIO(), f"o{ending}", ["occ1", name], set(), csv_text),
             ):
                 pass
+
+
+def test_errors_and_long_numbers_of_a_workbook_are_copied(tmp_path):
+    openpyxl, xlsxwriter = pytest.importorskip("openpyxl"), pytest.importorskip("xlsxwriter")
+    pytest.importorskip("python_calamine")
+    with xlsxwriter.Workbook(str(tmp_path / "in.xlsx")) as book:
+        sheet, day = book.add_worksheet(), book.add_format({"num_format": "yyyy-mm-dd"})
+        for row, cells in enumerate([["occ1", "hisco_1", "id", "born"], ["smith"], ["baker"], ["weaver"]]):
+            sheet.write_row(row, 0, cells)
+            sheet.write_number(row + 1, 2, 10.0 ** (16 + row))
+            sheet.write_datetime(
+                row + 1, 3, datetime.date(1900, 1, 1) + datetime.timedelta(days=29 * row), day
+            )
+        sheet.write_formula(1, 1, "=NA()", None, "#N/A")
+        sheet.write_formula(2, 1, "=1/0", day, "#DIV/0!")
+        sheet.write_string(3, 1, "#1")
+    out = copied(tmp_path / "in.xlsx", tmp_path / "out.csv")
+    assert [row[:3] for row in csv.reader(out.read_text().splitlines()[1:4])] == [
+        ["smith", "#N/A", "10000000000000000"],
+        ["baker", "#DIV/0!", "100000000000000000"],
+        ["weaver", "#1", "1000000000000000000"],
+    ]
+    sheet = openpyxl.load_workbook(copied(tmp_path / "in.xlsx", tmp_path / "out.xlsx")).active
+    assert [sheet.cell(row, 2).value for row in (2, 3, 4)] == ["#N/A", "#DIV/0!", "#1"]
+    assert [sheet.cell(row, 4).value.isoformat()[:10] for row in (2, 3, 4)] == [
+        *("1900-01-01", "1900-01-30", "1900-02-28"),
+    ]
+    hisco, cells = make_formatter("hisco", ["hisco_1"]), rows_of(tmp_path / "in.xlsx", ["hisco_1"])[0]
+    assert [code_of_cell(cell, hisco) for (cell,) in cells.values()] == ["", "", "#1", ""]
+
+
+def test_half_a_character_of_json_lines_is_replaced(tmp_path):
+    path = tmp_path / "t.jsonl"
+    path.write_text('{"occ1": "b\\ud800aker \\ud83d\\ude00", "\\udc00": {"a": "\\ud800"}}\n')
+    assert table_format(str(path)).names == ["occ1", "\ufffd"]
+    assert rows_of(path)[0][1] == ("b\ufffdaker 😀", '{"a": "\ufffd"}')
 
 
 SHEETS = {  # numbers as spreadsheets have them, a blank row, a date for a code, a formula without its value
@@ -882,6 +927,13 @@ LABEL_STUDIO = [  # JSON-MIN
     {"id": 1, "text": "smith and baker", "label": {"choices": ["83110", "07761"]}},
     {"id": 2, "text": "vævér", "label": "07761"},
 ]
+TASKS = [  # its JSON
+    {
+        "id": 1,
+        "data": {"text": "smith and baker"},
+        "annotations": [{"result": [{"value": {"choices": ["83110", "07761"]}}]}],
+    },
+]
 DOCCANO = [{"id": 1, "text": "smith and baker", "label": ["83110", "07761"], "Comments": []}]
 
 
@@ -889,9 +941,10 @@ DOCCANO = [{"id": 1, "text": "smith and baker", "label": ["83110", "07761"], "Co
     "content, texts",
     [
         (LABEL_STUDIO, {"smith and baker": "83110&07761", "vævér": "07761"}),
+        (TASKS, {"smith and baker": "83110&07761"}),
         (DOCCANO, {"smith and baker": "83110&07761"}),
     ],
-    ids=["Label Studio", "doccano"],
+    ids=["JSON-MIN", "Label Studio", "doccano"],
 )
 def test_the_command_for_json_writes_a_table(content, texts, tmp_path):
     path = tmp_path / "my export.json"
@@ -902,9 +955,10 @@ def test_the_command_for_json_writes_a_table(content, texts, tmp_path):
     command = shlex.split(line)
     subprocess.run([sys.executable, *command[1:]], check=True, timeout=60)
     assert command[-1] == str(tmp_path / "my export.jsonl")
-    columns = (sum(read_columns(command[-1], [name]), []) for name in ("text", "label"))
+    label = "choices" if content is TASKS else "label"
+    columns = (sum(read_columns(command[-1], [name]), []) for name in ("text", label))
     assert dict(zip(*columns)) == texts
-    code, said = outcome(tmp_path, Path(command[-1]).read_bytes(), "--input-col text --target-cols label")
+    code, said = outcome(tmp_path, Path(command[-1]).read_bytes(), f"--input-col text --target-cols {label}")
     assert code == 2 and "--code-separator '&' separates them" in said
 
 

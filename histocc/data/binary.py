@@ -70,16 +70,16 @@ Rows = tuple[np.ndarray, list[list[str]]]  # numbers of rows, int64 [n], from 1;
 class Cell(str):
     """The text of a cell that is no text in its table. Columns that are copied keep its value."""
 
-    __slots__ = ("value",)
+    __slots__ = ("stored", "value")  # stored: in the file of Stata or SPSS, such as the number of 1850q1
 
-    def __new__(cls, text: str, value: Any = None) -> "Cell":
+    def __new__(cls, text: str, value: Any = None, stored: Any = None) -> "Cell":
         cell = super().__new__(cls, text)
-        cell.value = value
+        cell.value, cell.stored = value, stored
         return cell
 
 
 class Missing(Cell):
-    """A cell with a value that its file declares as missing: copied as it is, but neither text nor code."""
+    """An error, or a value that its file declares as missing: copied as it is, but neither text nor code."""
 
 
 NULL = Cell("")
@@ -115,7 +115,9 @@ class Binary(NamedTuple):
     read: Callable[[Sequence[int]], Iterator[Rows]]  # given the places of columns
     notes: tuple[str, ...] = ()  # for the user
     sheets: Sequence["_Sheet"] = ()
-    types: dict[str, Any] = {}  # pyarrow's, of the columns of a Parquet file that keep them
+    # name of a column → ending of the outputs that keep its type, and the type of pyarrow, or the format of
+    # numbers ("" of texts) and the missing values of Stata and SPSS
+    types: dict[str, tuple] = {}
 
 
 def kind_of(begin: bytes) -> str:
@@ -155,8 +157,9 @@ def text_of(value: Any) -> str:
         return _HOURS.sub(r"\1\2:\3:\4", value) if value.startswith(("PT", "-PT")) else value
     if value is None or value != value:
         return ""
-    if isinstance(value, float):  # beyond 2**53 a float does not tell whole numbers apart
-        return str(int(value) if value % 1 == 0 and abs(value) < 2**53 else value)
+    if isinstance(value, float) and value % 1 == 0 and abs(value) < 1e22:
+        # beyond 2**53 a float does not tell whole numbers apart: it has the digits by which Python names it
+        return str(int(value)) if abs(value) < 2**53 else np.format_float_positional(value, trim="-")
     if isinstance(value, datetime.timedelta):  # 30:00:00
         hours, rest = divmod(abs(value), datetime.timedelta(hours=1))
         return f"{'-' * (value.days < 0)}{hours}{str(rest)[1:]}"
@@ -212,7 +215,7 @@ def _parquet(path: str) -> Binary:
 
     is_of = pyarrow.types
     types = {
-        name: kind
+        name: (".parquet", kind)
         for name, kind in zip(names, schema.types)
         if is_of.is_primitive(kind) and not is_of.is_time(kind) and not is_of.is_duration(kind)
     }
@@ -237,7 +240,7 @@ class _Sheet(NamedTuple):
     name: str
     rows: int
     top: list[list[str]]  # cells of its first rows
-    special: dict[int, list[tuple]]  # cells that begin in a row: their column, last row and, of dates, text
+    special: dict[int, list[tuple]]  # cells that begin in a row: their column, last row and text, if scanned
 
 
 def _workbook(path: str, sheet: str | None, texts: Sequence[str], flags: bool) -> Binary:
@@ -312,7 +315,8 @@ def _sheets(path: str, *_state: int) -> tuple[str, list[_Sheet], tuple[str, ...]
                 merged = sheet.merged_cell_ranges or ()
                 for (row, column), (end, _), *text in (*special.get(name, ()), *merged):
                     if left <= column <= right:
-                        cells[row + 1].append((column - left, end + 1, *text))
+                        shown = (Missing(each) if each[0] == "#" else each for each in text)  # an error
+                        cells[row + 1].append((column - left, end + 1, *shown))
                 top = [list(map(text_of, row)) for row in islice(_rows(sheet, cells), _TOP)]
                 sheets.append(_Sheet(name, last + 1, top, cells))
         if is_unstored:
@@ -388,14 +392,17 @@ def _statistics(path: str, kind: str, encoding: str | None, texts: Sequence[str]
     def reader_of(name: str) -> Callable[[Any], str]:
         """Return a function that gives the cell of a value in this column."""
         of_text = labels.get(name, {}) if composed(name) in texts else {}
-        has_tags = about.readstat_variable_types[name] != "string"  # a text among numbers is one of .a to .z
+        is_text = about.readstat_variable_types[name] == "string"
         ranges = [(each["lo"], each["hi"]) for each in about.missing_ranges.get(name, ())]
 
         def cell(value: Any) -> str:
-            is_tag = has_tags and isinstance(value, str)
+            is_tag = not is_text and isinstance(value, str)  # one of .a to .z among numbers
             is_missing = is_tag or any(type(value) is type(a) and a <= value <= b for a, b in ranges)
             shown = of_text.get(value, f".{value}" if is_tag else _moment(value, formats[name]))
-            return Missing(text_of(shown), shown) if is_missing else _cell(shown)
+            text, shown = text_of(shown), None if is_tag else shown
+            if is_missing:
+                return Missing(text, shown, value)
+            return text if is_text or not text else Cell(text, shown, value)
 
         return functools.lru_cache(1 << 10)(cell)
 
@@ -409,7 +416,13 @@ def _statistics(path: str, kind: str, encoding: str | None, texts: Sequence[str]
                 yield np.arange(row, row + count, dtype=np.int64) + 1, columns
             row += count
 
-    return Binary(kind, names, read)
+    ending = {"Stata": ".dta", "SPSS": ".sav"}.get(kind, "")
+    types = {
+        name: (ending, "" if held == "string" else formats[name], about.missing_ranges.get(name, []))
+        for name, held in about.readstat_variable_types.items()
+        if composed(name) not in texts or name not in labels
+    }
+    return Binary(kind, names, read, types=types)
 
 
 def _moment(value: Any, form: str) -> Any:

@@ -40,7 +40,7 @@ NOTES = {
     "codes_recoded": "codes were replaced, as --recode says",
     "codes_unknown": "codes are none of the 1,919 of HISCO; --key hisco rejects them, --recode replaces them",
     "missing_words": "cells such as NA or null in the columns of codes were read as no code",
-    "missing_declared": "values that the file declares as missing were read as no code in columns of codes",
+    "missing_declared": "values that the file declares as missing, or errors in a sheet, count as no code",
     "language_missing": "rows without a language are coded as unk",
     "languages_renamed": "rows name their language differently than the models do; the models' name was used",
     "texts_composed": "descriptions had letters of several characters composed, or invisible ones removed",

@@ -39,6 +39,7 @@ _LINE_BREAK = re.compile("\r\n|\r|\n")
 _QUOTES = "a cell that begins with a quotation mark must end with one, and those inside it must be doubled"
 _NO_QUOTES = "; --no-quotes reads files in which they are ordinary characters"
 _JSON_LINES = rb'(\xef\xbb\xbf)?\s*\{[ \t]*["}]'
+_HALF = re.compile("[\ud800-\udfff]")  # of a character (\\ud800 in JSON), which is no text
 # Patterns of the first bytes of other kinds of files, and their names. IN is the file, OUT the name without
 # its ending.
 _OTHERS = {
@@ -53,10 +54,17 @@ _OTHERS = {
     rb"%PDF-|\{\\rtf": f"a PDF or RTF document; {OF_DOCUMENT}",
     rb"(?i:(\xef\xbb\xbf)?\s*<(!doctype|html|head|body|meta|style|table|\?xml)\b)": "HTML or XML; open it"
     " in a spreadsheet program and save it as .xlsx",
+    rb'(\xef\xbb\xbf)?\s*\[\s*\{.*"annotations"\s*:': "an export of Label Studio; write its texts, with the"
+    " codes in column choices, as JSON lines by\n"
+    "  python -c \"import json, sys; print(*(json.dumps(r['data'] | {'choices': [c for a in r['annotations']"
+    " for x in a['result'] for c in x['value'].get('choices', [])]}) for r in json.load(open(sys.argv[1],"
+    " 'rb'))), sep='\\n', file=open(sys.argv[2], 'x'))\" IN OUT.jsonl",
     rb"(\xef\xbb\xbf)?\s*\[\s*\{": "JSON; write its rows as JSON lines by\n"
     "  python -c \"import json, sys; print(*map(json.dumps, json.load(open(sys.argv[1], 'rb'))), sep='\\n',"
-    " file=open(sys.argv[2], 'x'))\" IN OUT.jsonl\n(of Label Studio: those of an export as JSON-MIN)",
-    rb"(\xef\xbb\xbf)?\s*\{[ \t]*[\r\n]\s*\"": "JSON; write each row as an object on a line of a .jsonl file",
+    " file=open(sys.argv[2], 'x'))\" IN OUT.jsonl",
+    rb'(\xef\xbb\xbf)?\s*(\{[ \t]*[\r\n]\s*"|\[[ \t]*"[^\r\n]*\][ \t]*[\r\n])': "JSON; write each row as an"
+    ' object with the names of its columns, {"occ1": "smith"}, on a line of a .jsonl file',
+    rb'\xff\xfe\{\0[ "\t]|\xfe\xff\0\{\0[ "\t]': "JSON lines in UTF-16; save them in UTF-8",
 }
 
 # Characters of a cell: an open quotation mark must not swallow the memory with the file.
@@ -87,7 +95,7 @@ class Format(NamedTuple):
     flags: bool = False  # whether messages may name flags of reading, which apply to the file
 
     def types_but(self, written: Container[str]) -> dict[str, Any]:
-        """Return the types that the columns of a Parquet file have, but those that are written anew."""
+        """Return the `types` of a table that is no text, but those of columns that are written anew."""
         types = self.binary.types if self.binary else {}
         return {name: types[name] for name in types if name not in written}
 
@@ -291,8 +299,8 @@ def _json_lines(path: str, encoding: str, *_state: int) -> Binary:
         with _unpacked(path) as (file, _):
             for number, line in enumerate(file, 1):
                 try:
-                    row = dict(cells(line.decode(encoding))) if line.strip() else {}
-                    "".join([*row, *row.values()]).encode()  # half a character (\\ud800) is no text
+                    some = cells(line.decode(encoding)) if line.strip() else ()
+                    row = {_HALF.sub("\ufffd", name): _HALF.sub("\ufffd", cell) for name, cell in some}
                 except (ValueError, AttributeError, RecursionError) as error:
                     what = f"is not a JSON object in {encoding.removesuffix('-sig')} ({error})"
                     raise UserError(f"{path}, line {number:,}: {what}") from None

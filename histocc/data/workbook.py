@@ -1,5 +1,5 @@
-"""What python-calamine does not tell of a workbook, from its XML: dates before 1900, merged cells of
-OpenDocument, and formulas without their values.
+"""What python-calamine does not tell of a workbook, from its XML: dates before 1900, errors such as #N/A,
+merged cells of OpenDocument, and formulas without their values.
 """
 
 import datetime
@@ -12,15 +12,15 @@ from collections.abc import Iterator
 from xml.etree import ElementTree
 
 # Merged cells as python-calamine gives them: (row, column) of the first, (row, column) of the last, from 0.
-# Dates are such cells of one row, with their text as a third part.
+# Dates and errors are such cells of one row, with their text as a third part.
 Cells = list[tuple]
 _DATES = {*map(str, range(14, 18)), "22"}  # number formats that all workbooks have
 # Parts of a number format that stand for themselves
 _SHOWN = re.compile(r'"[^"]*"|\[[^]]*\]|\\.|_.')
-# A cell of Excel with a number below 1, which is a date before 1900 if its format shows dates
-_EARLY = re.compile(
-    rb'<c r="([A-Z]+)(\d+)" s="(\d+)"(?: t="n")?>(?:<f[^<>]*/>|<f[^<>]*>[^<]*</f>)?'
-    rb"<v>((?:-[1-5]?\d{1,5}|0)(?:\.\d+)?)</v>"
+# A cell of Excel with a number below 1, a date before 1900 if its format shows dates, or with an error
+_SPECIAL = re.compile(
+    rb'<c r="([A-Z]+)(\d+)"(?: s="(\d+)")?(?: t="[ne]"[^<>]*)?>(?:<f[^<>]*/>|<f[^<>]*>[^<]*</f>)?'
+    rb"<v>((?:-[1-5]?\d{1,5}|0)(?:\.\d+)?)?(#[^<]{1,20})?</v>"
 )
 # A cell with a formula but without the value that it had in a spreadsheet program. No part crosses a "<", so
 # that it takes time in proportion to the text, whatever that is.
@@ -41,8 +41,8 @@ def _blocks(path: str, names: str) -> Iterator[tuple[str, bytes]]:
 
 
 def scanned(path: str) -> tuple[dict[str, Cells], bool]:
-    """Return (dates before 1900 in each sheet of Excel, which python-calamine takes for times of day; whether
-    there are formulas without their values).
+    """Return (cells of each sheet of Excel with dates before 1900, which python-calamine takes for times of
+    day, and with errors, which it leaves empty; whether there are formulas without their values).
     """
     files = "xl/workbook.xml", "xl/_rels/workbook.xml.rels", "xl/styles.xml"
     with zipfile.ZipFile(path) as parts:
@@ -58,20 +58,21 @@ def scanned(path: str) -> tuple[dict[str, Cells], bool]:
     ]
     is_1904 = any(each.get("date1904") in ("1", "true") for each in book.iterfind("{*}workbookPr"))
     first = datetime.datetime(1904, 1, 1) if is_1904 else datetime.datetime(1899, 12, 30)
-    early: dict[str, Cells] = defaultdict(list)  # by part
+    special: dict[str, Cells] = defaultdict(list)  # by part
     is_unstored = False
     for part, block in _blocks(path, r"xl/worksheets/[^/]*\.xml"):
         is_unstored = is_unstored or b"<f" in block and bool(_UNSTORED.search(block))
-        for letters, row, style, days in _EARLY.findall(block):
-            if are_dates[int(style)]:
+        for letters, row, style, days, error in _SPECIAL.findall(block):
+            if error or days and style and are_dates[int(style)]:
                 column = functools.reduce(lambda place, letter: 26 * place + letter - 64, letters, 0) - 1
                 place = int(row) - 1, column
-                time = first + datetime.timedelta(seconds=round(float(days) * 86_400))
-                early[part].append((place, place, str(time).removesuffix(" 00:00:00")))
+                time = first + datetime.timedelta(seconds=round(float(days or 0) * 86_400))
+                text = error.decode() or str(time).removesuffix(" 00:00:00")
+                special[part].append((place, place, text))
     part_of = {each.get("Id"): posixpath.join("/xl", each.get("Target", ""))[1:] for each in links}
     sheets = {each.get("name", ""): each.attrib.values() for each in book.iterfind("{*}sheets/{*}sheet")}
     return {
-        name: early[part_of[id]] for name, ids in sheets.items() for id in ids if id in part_of
+        name: special[part_of[id]] for name, ids in sheets.items() for id in ids if id in part_of
     }, is_unstored
 
 

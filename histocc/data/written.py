@@ -4,6 +4,7 @@ of Stata and SPSS (pyreadstat). Numbers, dates and truth values stay what they a
 
 import contextlib
 import datetime
+import functools
 import gzip
 import importlib.util
 import itertools
@@ -29,6 +30,13 @@ ENDINGS: dict[str, tuple[str, ...]] = {
     ".dta": ("stata", "pyreadstat", "pandas"),
     ".sav": ("stata", "pyreadstat", "pandas"),
 }
+# Bytes and patterns of the names that columns of Stata and SPSS can have, but for words that they reserve
+_STATA = r"_(all|[bnN]|coef|cons|pi|pred|rc|skip)|byte|double|float|if|in|int|long|str(\d+|L)|using|with"
+_SPSS = "ALL|AND|BY|EQ|GE|GT|LE|LT|NE|NOT|OR|TO|WITH"
+_NAMES = {
+    ".dta": (32, rf"(?!({_STATA})\Z)[^\W\d]\w*"),
+    ".sav": (64, rf"(?!({_SPSS})\Z)[^\W\d_][\w.$#@]*"),
+}
 # Characters that XML does not allow, and a text that xlsxwriter takes for its own markup
 _NO_CELL = re.compile("[\ud800-\udfff\ufffe\uffff]|^<r>.*</r>\\Z", re.DOTALL)
 
@@ -50,12 +58,12 @@ def check_names(path: str, names: Sequence[str]) -> None:
     ending, why = ending_of(path), ""
     if ending == ".xlsx" and len(names) > MAX_COLUMNS:
         why = f"a sheet has {MAX_COLUMNS:,} columns, and there are {len(names):,} to write"
-    if ending in (".dta", ".sav"):
-        most, fits = (32, r"[^\W\d]\w*") if ending == ".dta" else (64, r"[^\W\d_][\w.$#@]*")
+    if ending in _NAMES:
+        most, fits = _NAMES[ending]
         fit = {name for name in names if len(name.encode()) <= most and re.fullmatch(fits, name)}
         if odd := [repr(name) for name in names if name not in fit or names.count(name) > 1]:
-            shown = ", ".join(odd[:5])
-            why = f"columns there have names of at most {most} letters, digits and _, each once, not {shown}"
+            what = f"names of at most {most} letters, digits and _, each once and no word that is reserved"
+            why = f"columns there have {what}, not {', '.join(odd[:5])}"
     if why:
         raise UserError(f"--output {path}: {why}: name it .csv or .parquet")
 
@@ -67,15 +75,16 @@ def table_writer(
     header: list[str],
     numbers: Container[str],
     as_csv: Callable[[list], bytes],
-    types: dict[str, Any] | None = None,
+    types: dict[str, tuple] | None = None,
 ) -> Iterator[Callable[[list], Any]]:
     """Give a function that writes rows, below the names of the columns, as the ending of `name` asks. Equal
     rows make equal bytes, but in .dta and .sav, which hold the time. Columns in `numbers` are numbers, but in
-    .csv. types: those of columns that are copied from a Parquet file to another. Raises UserError if the
-    format has no room for a cell.
+    .csv. types: of columns that are copied, as in `Binary`. Raises UserError if the format has no room for a
+    cell.
     """
     check_names(name, header)
     ending, are_numbers = ending_of(name), [column in numbers for column in header]
+    kept = {name: how for name, (end, *how) in (types or {}).items() if end == ending and name in header}
     if ending.startswith(".csv"):
         packed = gzip.GzipFile("", "wb", 6, file, mtime=0) if ending == ".csv.gz" else None
         with packed or contextlib.nullcontext(file) as out:
@@ -86,7 +95,7 @@ def table_writer(
         from pyarrow import parquet
 
         text, new = pyarrow.string(), (pyarrow.string(), pyarrow.float64())
-        kinds = [(types or {}).get(name, new[is_number]) for name, is_number in zip(header, are_numbers)]
+        kinds = [kept.get(name, [new[is_number]])[0] for name, is_number in zip(header, are_numbers)]
         schema = pyarrow.schema(list(zip(header, kinds)))
 
         def array(cells: Sequence[str], kind: Any) -> Any:
@@ -101,7 +110,7 @@ def table_writer(
         with parquet.ParquetWriter(file, schema) as writer:
             yield write_parquet
     else:
-        write = _write_xlsx if ending == ".xlsx" else _write_statistics
+        write = _write_xlsx if ending == ".xlsx" else functools.partial(_write_statistics, kept=kept)
         with write(file, name, header, are_numbers) as write_rows:
             yield write_rows
 
@@ -133,10 +142,10 @@ def _write_xlsx(file: BinaryIO, name: str, header: list[str], are_numbers: list[
         formats = {"date": "yyyy-mm-dd", "time": "hh:mm:ss", "timedelta": "[h]:mm:ss"}
         formats["datetime"] = "yyyy-mm-dd hh:mm:ss"
         dated = {name: book.add_format({"num_format": look}) for name, look in formats.items()}
-        percent = book.add_format({"num_format": "0.0%"})
+        percent, as_text = (book.add_format({"num_format": look}) for look in ("0.0%", "@"))
         looks = [percent if re.fullmatch(PROBABILITIES, x) else None for x in header]
 
-        def write_text(place: int, column: int, text: str, look: Any = None) -> None:
+        def write_text(place: int, column: int, text: str, look: Any) -> None:
             if _NO_CELL.search(text) or sheet.write_string(place, column, str(text), look):
                 what = f"{text[:40]!r} … has {len(text):,} characters, and a cell of .xlsx holds"
                 raise UserError(f"{name}: {what} {MAX_CELL:,} that XML allows: name the output .csv")
@@ -151,7 +160,7 @@ def _write_xlsx(file: BinaryIO, name: str, header: list[str], are_numbers: list[
                 look = looks[column] if are_numbers[column] else None
                 sheet.write_number(place, column, _Exact(value), look)
             else:
-                write_text(place, column, cell)
+                write_text(place, column, cell, as_text)  # so that an edited 01 keeps its zero
 
         def write(rows: list) -> None:
             if not widths:
@@ -182,13 +191,18 @@ def _write_xlsx(file: BinaryIO, name: str, header: list[str], are_numbers: list[
 
 
 @contextlib.contextmanager
-def _write_statistics(file: BinaryIO, name: str, header: list[str], are_numbers: list[bool]) -> Any:
-    """Write a table of Stata or SPSS at once, so all rows are held in memory."""
+def _write_statistics(
+    file: BinaryIO, name: str, header: list[str], are_numbers: list[bool], kept: dict[str, list]
+) -> Any:
+    """Write a table of Stata or SPSS at once, with all rows in memory. kept: of `Binary.types`, by column."""
     table: list[list[Any]] = [[] for _ in header]
+    formats = {column: form for column, (form, _) in kept.items() if form}
+    ranges = {column: each for column, (_, each) in kept.items() if each}
 
     def write(rows: list) -> None:
-        for values, cells, is_number in zip(table, zip(*rows), are_numbers):
-            values += (_value(cell, is_number) for cell in cells)
+        for column, values, cells, is_number in zip(header, table, zip(*rows), are_numbers):
+            keeps = column in formats
+            values += (getattr(x, "stored", None) if keeps else _value(x, is_number) for x in cells)
 
     yield write
     import pandas
@@ -197,8 +211,8 @@ def _write_statistics(file: BinaryIO, name: str, header: list[str], are_numbers:
     columns = {}
     for column, values, is_number in zip(header, table, are_numbers):
         kinds = {type(value) for value in values if value is not None}
-        if is_number or kinds and kinds <= {int, float, bool}:
-            columns[column] = pandas.Series(values, dtype=float)
+        if is_number or column in formats or kinds and kinds <= {int, float, bool}:
+            columns[column] = pandas.Series(values, dtype=object if str in kinds else float)
         else:
             is_time = len(kinds) == 1 and kinds <= {datetime.date, datetime.datetime, datetime.time}
             columns[column] = pandas.Series(values if is_time else list(map(text_of, values)), dtype=object)
@@ -207,9 +221,11 @@ def _write_statistics(file: BinaryIO, name: str, header: list[str], are_numbers:
         path = os.path.join(folder, "table")
         try:
             if ending_of(name) == ".dta":
-                pyreadstat.write_dta(frame, path, version=14)  # later ones: Stata/MP alone
+                how = {"variable_format": formats, "version": 14}  # later ones: Stata/MP alone
+                tags = dict.fromkeys(formats, list("abcdefghijklmnopqrstuvwxyz"))
+                pyreadstat.write_dta(frame, path, missing_user_values=tags, **how)
             else:
-                pyreadstat.write_sav(frame, path)
+                pyreadstat.write_sav(frame, path, variable_format=formats, missing_ranges=ranges)
         except (pyreadstat.PyreadstatError, pyreadstat.ReadstatError) as error:
             raise UserError(f"{name}: cannot be written ({error}); a .csv output can") from None
         with open(path, "rb") as written:
