@@ -26,9 +26,10 @@ WITHIN_BLOCK_SEP = ","  # between two tokens of one code, where wanted
 NO_WORK = frozenset({"-1", "-2", "-3"})  # no title, not working, no work title
 NEVER_SHORT = NO_WORK | {"?"}  # and a missing code
 
-# "08311", ="08311", =T("08311"), '08311: texts, for a spreadsheet
+# "08311", ="08311", =T("08311"), =08311, '08311: texts, for a spreadsheet
 _GUARD = re.compile(
-    r"""(?is)(?:=\s*T?\s*\(?\s*)?["“”„]([^"“”„]*)["“”]\s*\)?|['‘’](?=[-+=@"]|\w*\d)(.*?)['’]?"""
+    r"""(?is)(?:=\s*T?\s*\(?\s*)?["“”„]([^"“”„]*)["“”]\s*\)?"""
+    r"""|(?:['‘’](?=[-+=@"]|\w*\d)|=\s*(?=-?\d))(.*?)['’]?"""
 )
 _DASH = re.compile("^[\u2010-\u2015\u2212\ufe63](?=[0-9])")  # minus signs, as word processors write them
 GROUPED = re.compile(r"[0-9]{1,3}([.,'‘’]|[^\S\n\r\t])[0-9]{3}(?:\1[0-9]{3})*")  # 83'110

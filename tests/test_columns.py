@@ -12,6 +12,7 @@ from histocc.predict import __main__ as predict
 from histocc.review import __main__ as review
 from histocc.text import COLUMN_SEPARATOR, join_columns
 
+UNFIT = "weight is not above 0 and at most 1,000,000, or may be two numbers (1,000)"
 SHOPS = {"baker": ("01.1", "01.2"), "butcher": ("01.2", "01.1")}  # of a pie and of a roll
 
 
@@ -97,31 +98,43 @@ def test_rows_count_as_often_as_their_column_says(tmp_path):
     plain = settings_for(write_csv(tmp_path / "b.csv", header, repeated))
     first, second = (Result(prep.prepare(each, str(tmp_path), quiet)) for each in (weighted, plain))
     assert first.train == second.train
-    assert first.data.train.times.tolist() == [2, 3] and first.report["rejected"] == {"no weight": 3}
+    assert first.data.train.times.tolist() == [2, 3] and first.report["rejected"] == {UNFIT: 3}
     assert any("--weight-col n" in line for line in second.report["read"])  # a column that is not read
 
 
 @pytest.mark.parametrize(
-    ("weights", "times", "rejected"),
+    ("weights", "times", "rejected", "how"),
     [
-        (["99.5", "100,0", " 199.0 ", "995"], [1, 1, 2, 10], 0),
-        (["0.5", "1", "2.25", "0,125"], [4, 8, 18, 1], 0),
-        (["5", "10", "1,5", "1,500", "0", "-1", "nan", "inf", "1.000", "x", ""], [3, 7, 1], 8),
-        (["500000", "1e6", "1000000", "1000001"], [1, 2, 2], 1),  # these are more than a million rows
-        (["1", "1000000", "3"], [1, 1000000, 3], 0),  # the least one is 1
+        (["99.5", "100,0", " 199.0 ", "995"], [1, 1, 2, 10], 0, "99.5, the least,"),
+        (["0.5", "1", "2.25", "0,125"], [4, 8, 18, 1], 0, "0.125, the least,"),
+        (["5", "10", "1,5", "1,500", "0", "-1", "nan", "inf", "1.000", "x", ""], [3, 7, 1], 8, "1.5, the"),
+        (
+            ["500000", "1e6", "1000000", "1000001"],
+            [1, 2, 2],
+            1,
+            "500000, the least,",
+        ),  # these are more than a million rows
+        (["1", "1000000", "3"], [1, 1000000, 3], 0, ""),  # the least one is 1
+        (
+            ["1.234,5", "1 000", "1\u00a0000", "1'000", "1,000.5", "1.000.000"],
+            [1] * 5 + [1000],
+            0,
+            "the least",
+        ),
+        (["0.001", "1000", "1.234,5,6", "1.234.5", "1 00"], [1, 1000], 3, "1, by which none is above 1,000,"),
     ],
 )
-def test_weights_that_are_not_whole_or_great_count_in_proportion(tmp_path, weights, times, rejected):
+def test_weights_that_are_not_whole_or_great_count_in_proportion(tmp_path, weights, times, rejected, how):
     rows = [(f"text {i}", "61110", weight) for i, weight in enumerate(weights)]
     path = write_csv(tmp_path / "a.csv", ("occ1", "hisco_1", "n"), rows)
     data = prep.PreparedData.open(prep.prepare(settings_for(path, weight_col="n"), str(tmp_path), quiet))
     counts = np.unique(data.train.text_hash, return_counts=True)[1]
     assert np.abs(np.sort(counts) - np.sort(times)).max() <= 1 and len(data.train.times) == len(times)
-    assert data.report["rejected"].get("no weight", 0) == rejected
-    is_divided = any("weights are divided by" in line for line in data.report["read"])
-    assert is_divided == (len(data.train) < 10**6)
+    assert data.report["rejected"].get(UNFIT, 0) == rejected
+    divided = [line for line in data.report["read"] if "weights are divided by" in line]
+    assert len(divided) == bool(how) and all(how in line for line in divided)
     held = pickle.loads(pickle.dumps(data.train))  # as a worker of the loader gets it
-    assert held.strings(np.arange(3)) == data.train.strings(np.arange(3))
+    assert held.strings(np.arange(2)) == data.train.strings(np.arange(2))
 
 
 def test_joined_columns():

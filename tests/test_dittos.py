@@ -14,7 +14,13 @@ WORDS = (
     "do|Do.|d:o|D:o.|dº|d.º|dto|dtto|ditto.|dito|idem|ídem|i\u0301dem|id.|ib.|Ibid.|ibid|desgl.|Desgl|dsgl."
 )
 MARKS = '"|" " "|„|„ „|,,|, ,|,, ,|\'\'|-"-|– „ –|–„–|— ” —|--,,--|〃 〃|»|«'
-OTHERS = 'dock|d|o|do it|id|-|--|.|,|\'|same|none|d.o.|d/o|"-"|smed do.|derselbe Schmied|"smed"||…'
+WORDS += (
+    "|d/o|d.o|d.o.|do .|(do.)|dgl|the same|same as above|The same as above|le même|la m\u00eame|la meme"
+    "|comme dessus|comme ci-dessus|wie oben|derselbe|dieselbe|samme|Samma|som ovenfor|som ovan|als boven"
+    "|dezelfde|zelfde|come sopra|lo stesso|ibidem"
+)
+MARKS += "|//|-//-|--//--"
+OTHERS = 'dock|d|o|do it|id|-|--|.|,|\'|same|none|/|"-"|smed do.|derselbe Schmied|the same smith|"smed"||…'
 TRADES = [
     "baker",
     "clerk",
@@ -108,6 +114,16 @@ def test_codes_that_are_written_once(tmp_path):
         fill_down=["hisco_1", "hisco_2"],
     )
     assert codes_of(result) == [["83110", "61110"]] * 2 + [["77610"]] * 3  # a row with a code has its own
+
+
+def test_a_row_without_a_text_has_no_code_of_another(tmp_path, monkeypatch):
+    """Rows below it have the code all the same, also in the next chunk."""
+    rows = "smith,83110\n,\nold smith,\nNA,\n,\nmaster smith,\n,61110\nfarmer,\n"
+    path = written(tmp_path / "a.csv", f"occ1,hisco_1\n{rows}")
+    for chunk in (2, 4096):
+        monkeypatch.setattr("histocc.data.tables.CHUNK", chunk)
+        codes = [row.codes for row in Table(path, (), ["occ1"], ["hisco_1"], fill_down=["hisco_1"])]
+        assert codes == [["83110"], [], ["83110"], [], [], ["83110"], ["61110"], ["61110"]]
 
 
 CODED = ["id", "occ1", "lang", "hisco_1", "prob_1", "conf", "needs_review"]

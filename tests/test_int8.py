@@ -67,7 +67,7 @@ def test_a_file_in_int8_is_as_from_python(model, tmp_path):  # noqa: F811
     assert type(coder.model.encoder.pooler.dense.weight) is Int8Weight
     rows = read(tmp_path / "out.csv")
     found = coder.coder.code([row["occ1"] for row in rows], [row["lang"] for row in rows])
-    codes = [[row[f"hisco_{i}"] for i in range(1, 6) if row[f"hisco_{i}"]] for row in rows]
+    codes = [[row[f"hisco_{i}"] for i in range(1, 6) if row.get(f"hisco_{i}")] for row in rows]
     assert codes == [each.codes for each in found]
     assert [row["conf"] for row in rows] == ["" if x.conf is None else f"{x.conf:.6g}" for x in found]
 

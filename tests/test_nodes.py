@@ -110,7 +110,7 @@ def test_a_node_that_is_started_otherwise_is_named_with_both_values(folders):
             ["--num-workers", 1],
             r"checksum of val.csv: '\w{8}' for rank 0 .*' for rank 1 on ",
         ),
-        (PREDICT, predict, ["--k", 3], r"--k: 5 for rank 0 on \S+, 3 for rank 1 on "),
+        (PREDICT, predict, ["--k", 3], r"--k: None for rank 0 on \S+, 3 for rank 1 on "),
     ):
         outputs = "".join(run_on_nodes(folders, *flags, second=second, script=script, code=2))
         assert outputs.count("error:") == 1 and "Traceback" not in outputs, outputs

@@ -436,6 +436,12 @@ def test_a_table_that_was_coded_in_part_can_be_reviewed(model, tmp_path):
     assert [row["hisco_1"] for row in rows][::2] == ["22222", " 1234.0 "]
     assert rows[1]["prob_1"] and [row["conf"] for row in rows][::2] == ["1", "1"]
     assert [text.text for text in most_wrong_first(CodedFile(str(output)).texts.values())][0] == "fisker"
+    odd = [("smed", "unclear"), ("smed", "=-1"), ("smed", '="22222"'), ("smed", ""), ("smed", "83110")]
+    source = write_csv(tmp_path / "odd.csv", ["occ1", "hisco_1"], odd)
+    said = predict_here("--model", model, "--input", source, "--output", tmp_path / "o.csv", "--only-missing")
+    found = [(row["hisco_1"], row["title_1"][:7], row["needs_review"]) for row in read(tmp_path / "o.csv")]
+    assert found[0] == ("unclear", "", "1") and found[1] == ("=-1", "Missing", "0")  # "1": it is no code
+    assert [row[2] for row in found[2::2]] == ["0", "0"] and "4 keep their codes" in said
     # what stands beside a kept code is filled where it is missing
     path = write_csv(tmp_path / "in.csv", ["occ1", "hisco_1", "note"], [*cells, ("kemiker", "1110", "")])
     flags_of_classes = "--only-missing", "--classes", "hisclass", "--overwrite"

@@ -212,6 +212,7 @@ FORMS = {  # of 08311 and 83110
         "'08311",
         '"08311"',
         "'08311'",
+        "=08311",
         '=T("08311")',
         '= "08311"',
         "“08311”",
@@ -263,7 +264,9 @@ THREE = ["83110", "51020", "61110"]
         (["83110 & 51020"], "&"),
         (["83110\n51020", "83110\r\n51020"], r"\n"),
         (["83110\t51020"], r"\t"),
-        (["83110  51020"], "  "),
+        (["83110  51020", "83110\xa0\xa051020"], "  "),
+        (["83110\xa0\xa051020"], "  "),
+        (["83110 u. 51020"], "u."),
         (["83110 51020"], " "),
         (["83110:51020"], ":"),
         (["83110, 51020 and 61110"], ", and"),
@@ -287,11 +290,14 @@ def test_several_codes_in_one_cell_are_told_by_the_codes(tmp_path, formatter, ce
 
 def test_names_of_columns_that_files_repeat_are_no_row(tmp_path):
     content = "occ1,hisco_1\na,61110\nocc1,hisco_1\nb,83110\n\ufeffocc1, hisco_1\nocc1,83110\n"
+    content += 'OCC1,Hisco_1\nocc1 , hisco_1\n\ufeff"occ1","hisco_1"\n"\ufeff""occ1""",hisco_1\n'
     for kind in ("classes", "hisco"):
         result = prepare(tmp_path, content, kind=kind, empty_text="61110")
         assert result.texts == ["a", "b", "occ1"] and result.codes == ["61110", "83110"]
-        assert result.report["rejected"] == {"names of the columns": 2}
-        assert [row[0] for row in result.reasons] == [3, 5]
+        assert result.report["rejected"] == {"names of the columns": 6}
+        assert [row[0] for row in result.reasons] == [3, 5, 7, 8, 9, 10]
+    content = content.replace("_1\n", "_1,part\n").replace('_1"\n', '_1",part\n').replace("0\n", "0,train\n")
+    assert prepare(tmp_path, content, split_col="part").report["rejected"] == {"names of the columns": 6}
 
 
 def test_one_number_with_decimals_does_not_keep_the_others_from_repair(tmp_path):
@@ -335,8 +341,8 @@ def test_answers_of_a_model_that_nobody_has_decided_are_rejected(tmp_path):
 def test_a_row_is_rejected_for_one_reason(tmp_path):
     content = "occ1,hisco_1,n\na,61110,1\nb\0,,0\nc,,0\n,61110,x\n"
     result = prepare(tmp_path, content, weight_col="n")  # the report counts each row once
-    kinds = {"forbidden character": 1, "no weight": 1, "empty text": 1}
-    assert result.texts == ["a"] and result.report["rejected"] == kinds
+    assert result.texts == ["a"] and [*result.report["rejected"].values()] == [1, 1, 1]
+    assert any("weight is not above 0" in kind for kind in result.report["rejected"])
 
 
 def test_a_text_of_many_rows_is_trained_on_and_said(tmp_path):
@@ -358,6 +364,10 @@ def test_a_text_of_many_rows_is_trained_on_and_said(tmp_path):
     assert 70 < val < 130 and 70 < test < 130
     trained, _, test, [said] = parts(leave_out=["hisco_2=y"])  # who names a part has it
     assert of_train not in trained and 370 < test < 430 and "Note: 2 texts" in said
+    rows = [(text, "61110", "") for text in [*texts, *[of_train] * 1000]]  # which no hash draws
+    skewed = settings_for(write_csv(tmp_path / "b.csv", HEADER, rows), share_val=0.1, share_test=0.1)
+    said = "\n".join(Result(prep.prepare(skewed, str(tmp_path / "out"), quiet)).report["read"])
+    assert "Note: one text has 1,001 rows, all in one part: val has 5.3 % of all rows, test has" in said
     rows = [
         (of_val, "61110", ""),
         (of_test, "61110", ""),

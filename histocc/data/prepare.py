@@ -48,6 +48,7 @@ from histocc.data.rows import (
 )
 from histocc.data.split import OFTEN, named_parts, parts_of
 from histocc.data.tables import read_chunks
+from histocc.figure import percent
 from histocc.formatter import NO_WORK, BlockyFormatter, classes_in_words, hisco_key, in_key
 from histocc.runtime.errors import UserError, in_words
 from histocc.runtime.files import OwnFiles, atomic_write, kind_of, run_lock
@@ -225,9 +226,9 @@ class Reader:
             reason = "nobody has decided on this row of a reviewed file; without this column it is used"
             reject(records.guesses, "decided by nobody", reason, DECIDED, columns[deciders])
         if table.weights is not None:
-            reason = f"the weight is no number from 0 to {MAX_WEIGHT:,}, or may be two (1,000)"
+            reason = f"weight is not above 0 and at most {MAX_WEIGHT:,}, or may be two numbers (1,000)"
             unfit = [i for i, times in enumerate(records.weights) if not times]
-            reject(unfit, "no weight", reason, settings.weight_col or "", columns[table.weights])
+            reject(unfit, reason, f"the {reason}", settings.weight_col or "", columns[table.weights])
         codes = self._codes(table, records, keep, reject)  # [n, K]
         if self.empty is not None:
             alone = (codes[:, 0] == self.empty) & (codes[:, 1:] < 0).all(axis=1)
@@ -399,6 +400,11 @@ class Reader:
             "files": self.files,
             "problems": findings.problems("error", "rejected", "noted"),
         }
+        asked, most = {"val": settings.share_val, "test": settings.share_test}, report["most_rows_of_a_text"]
+        has = {name: rows for name, share in asked.items() if share and (rows := report[f"{name}_rows"])}
+        if most > min(has.values(), default=most):
+            are = (f"{name} has {percent(rows / report['rows'])} of all rows" for name, rows in has.items())
+            report["read"].append(f"Note: one text has {most:,} rows, all in one part: {', '.join(are)}")
         del lines  # Windows removes no file that is mapped
         for name in self.parts if not settings.by else ():
             os.unlink(os.path.join(self.folder, f"{name}.lines"))
@@ -406,8 +412,8 @@ class Reader:
 
     def _repeat_rows(self) -> None:
         """Make whole numbers of weights, by which rows are repeated. Whole ones stay as they are. Others, and
-        those that are more than MAX_REPEATED rows together, are divided by the least one, and rounded up with
-        the probability of their fraction, by a hash of text and row.
+        those that are more than MAX_REPEATED rows together, are divided (by the least one, or so that none is
+        above MAX_TIMES), and rounded up with the probability of their fraction, by a hash of text and row.
         """
         paths = [part.files["times"].name for part in self.parts.values()]
         weights = [np.fromfile(path, ARRAYS["times"]) for path in paths]
@@ -415,13 +421,15 @@ class Reader:
         if (both == both.round()).all() and (both.sum() <= MAX_REPEATED or both.min() == 1):
             return
         unit = max(both.min(), both.max() / MAX_TIMES)
+        why = "the least" if unit == both.min() else f"by which none is above {MAX_TIMES:,}"
         for part, path, weight in zip(self.parts, paths, weights):
             hashes = map_array(os.path.join(self.folder, f"{part}.text_hash"), ARRAYS["text_hash"])
             drawn = mix(hashes ^ mix(np.arange(len(weight), dtype=np.uint64))) / 2.0**64
             np.maximum(1, np.floor(weight / unit + drawn)).tofile(path)
         self.test_rows /= unit
         self.outside_key = {part: rows / unit for part, rows in self.outside_key.items()}
-        self.notes.append(f"weights are divided by {unit:g}, the least, and rounded: a row is there so often")
+        what = f"weights are divided by {unit:g}, {why}, and rounded"
+        self.notes.append(f"{what}: a row is there so often, or once")
 
     def _join_parts(self) -> None:
         """Put the validation rows behind the training rows."""

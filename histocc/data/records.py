@@ -11,7 +11,7 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 from histocc.data.binary import present
-from histocc.data.rows import MISSING_WORDS
+from histocc.data.rows import MISSING_WORDS, folded
 from histocc.data.tables import Chunk, read_chunks, table_format, unique_names
 from histocc.runtime.errors import UserError
 from histocc.text import UNKNOWN_LANGUAGE, as_is, cleaner, is_composed, join_columns, repaired_cells, strip
@@ -22,13 +22,14 @@ GUESS = "guess"  # or if review has learned the codes from decisions on other ro
 ALL, LEAVE = "all", "none"  # values of --ditto
 # Cells that only repeat the one above: words, and marks, which may be spaced, doubled or between dashes.
 _WORDS = (
-    r"d[:'’´]?o[.:]?|d[.:]?[º°ᵒ⁰][.:]?|d[ie]?tt?o\.?|[ií]dem\.?|id\.|ib\.|ibid\.?|ibidem"
-    r"|de?sgl\.?|desgleichen|dgl\.|ders\.|derselbe|dieselbe|(same )?as above|als ?boven|come sopra"
+    r"d[:./'’´]?o\s?[.:]?|d[.:]?[º°ᵒ⁰][.:]?|d[ie]?tt?o\.?|[ií]dem\.?|id\.|ib\.|ibid(em|\.)?"
+    r"|de?sgl\.?|desgleichen|dgl\.?|ders\.|d(er|ie)selbe|wie oben|((the )?same )?as above|the same|lo stesso"
+    r"|l[ea] m[êe]me|comme (ci-)?dessus|samm[ea]|som (ovenfor|ovan)|als ?boven|(de)?zelfde|come sopra"
 )
-_MARKS = "[\"„”“‟″‶〃»«＂](\\s*[\"„”“‟″‶〃»«＂,'’´`‚])*|[,'’´`‚](\\s*[,'’´`‚])+"
+_MARKS = "[\"„”“‟″‶〃»«＂](\\s*[\"„”“‟″‶〃»«＂,'’´`‚])*|[,'’´`‚](\\s*[,'’´`‚])+|//"
 _DASH = r"[-‐-―−]*"
-_DITTO = re.compile(rf"({_WORDS})([\s,]*({_WORDS}))*|{_DASH}\s*({_MARKS})\s*{_DASH}", re.IGNORECASE).fullmatch
-LONGEST_DITTO = 16
+_DITTO = re.compile(rf"(?i)\(?({_WORDS})([\s,]*({_WORDS}))*\)?|{_DASH}\s*({_MARKS})\s*{_DASH}").fullmatch
+LONGEST_DITTO = 17
 FILLED, FIRST = "with the text of the row above", "left, since no row is above"
 ORDERED, IN_ORDER = 5, 0.95  # least changes of text, least share of these that ascend
 MAX_WEIGHT = 1_000_000
@@ -61,10 +62,14 @@ def is_sorted(texts: list[str]) -> bool:
     return len(changes) >= ORDERED and in_order >= IN_ORDER * len(changes) and len({*dittos}) == len(dittos)
 
 
+@lru_cache(1 << 16)
 def weight_of(cell: str) -> float:
     """Return how often a row counts by its cell; 0 if that is no number up to MAX_WEIGHT, or may be two."""
-    if re.fullmatch(r"\s*([1-9]\d*,\d{3}|\d+[.,]000)\s*", cell):  # 1 or a thousand
+    cell = re.sub(r"(?<=\d)['‘’\s](?=\d{3}\b)", "", cell.strip())  # 1'000
+    if re.fullmatch(r"[1-9]\d*,\d{3}|\d+[.,]000", cell):  # 1 or a thousand
         return 0
+    if found := re.fullmatch(r"\d{1,3}([.,])\d{3}(?=[.,])(\1\d{3})*((?!\1)[.,]\d+)?", cell):
+        cell = cell.replace(found[1], "")  # 1.234,5
     try:
         weight = float(cell.replace(",", "."))
     except ValueError:
@@ -87,6 +92,7 @@ class Records(Chunk):
     """Some rows of a table, with lists of one value for each row."""
 
     filled: list[list[str]] = field(default_factory=list)  # the columns with what --fill-down fills in
+    last: list[str] = field(default_factory=list)  # and what it fills into rows below
     parts: list[list[str]] = field(default_factory=list)  # the texts of each column of descriptions
     texts: list[str] = field(default_factory=list)  # with those of further columns behind the first ones
     languages: list[str] = field(default_factory=list)  # as they are written
@@ -178,10 +184,9 @@ class Table:
         some = Records(**vars(chunk), filled=[*chunk.columns])
         self._fill_down(some, above)
         first, *further = (present(some.filled[place]) for place in self.texts)
-        name = self.names[self.texts[0]]
-        if len(self.names) > 1 and (name in first or "\ufeff" + name in first):
-            rows = zip(*([cell.strip().strip("\ufeff") for cell in column] for column in chunk.columns))
-            some.headers = [i for i, row in enumerate(rows) if [*row] == self.names]
+        names, [joined] = folded(self.names), folded(["\0".join(["", *first, ""])])
+        if len(names) > 1 and f"\0{names[self.texts[0]]}\0" in joined:
+            some.headers = [i for i, row in enumerate(zip(*chunk.columns)) if folded(row) == names]
             for i in some.headers:
                 first[i] = ""
         whole, broken = repaired_cells(first)
@@ -201,6 +206,10 @@ class Table:
             some.languages = present(some.filled[self.languages])
         self._resolve_dittos(some, above)
         some.texts = join_columns(some.parts[0], some.parts[1:])
+        some.last = [column[-1] for column in some.filled if column]
+        for place in {*self.fill_down}.intersection(self.codes):  # of rows with a text
+            cells = zip(some.texts, some.filled[place], some.columns[place])
+            some.filled[place] = [filled if strip(text) else own for text, filled, own in cells]
         for place, texts in reversed([*zip(self.texts, some.parts)]):
             if _ODD.search("".join([*(column := some.filled[place]), *texts])):
                 odd = (i for i, cells in enumerate(zip(column, texts)) if _ODD.search("".join(cells)))
@@ -224,7 +233,7 @@ class Table:
             blank = [i for i, row in enumerate(cells) if not "".join(row).strip()]
             for place in places:
                 some.filled[place] = [*some.columns[place]]
-                fill(some.filled[place], blank, above.filled[place][-1] if above else "")
+                fill(some.filled[place], blank, above.last[place] if above else "")
 
     def _resolve_dittos(self, some: Records, above: Records | None) -> None:
         """Give rows that only repeat the one above its texts, and its language where theirs is blank."""

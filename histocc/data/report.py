@@ -37,7 +37,8 @@ def compare_rows(
     the texts is compared at a time, so that memory does not grow with the rows. lines: as in
     `data/prepare.py`; split: whether the parts were made of the same files by their texts.
     """
-    counts = dict.fromkeys(("distinct_texts", "duplicates", "conflicts", "val_rows_seen_in_training"), 0)
+    names = "distinct_texts", "duplicates", "most_rows_of_a_text", "conflicts", "val_rows_seen_in_training"
+    counts = dict.fromkeys(names, 0)
     buckets = max(1, -(-sum(map(len, parts)) // _BUCKET))
     with open(path, "w", encoding="utf-8", newline="", errors="backslashreplace") as file:
         write_row = row_writer(file)
@@ -59,7 +60,9 @@ def compare_rows(
             texts, inputs, labels, rows = map(np.concatenate, zip(*blocks))
             _, first, repeats = np.unique(inputs + mix(labels), return_index=True, return_counts=True)
             counts["duplicates"] += len(rows) - len(first)
-            counts["distinct_texts"] += len(np.unique(texts[first]))
+            _, of_text = np.unique(texts, return_counts=True)
+            counts["distinct_texts"] += len(of_text)
+            counts["most_rows_of_a_text"] = int(of_text.max(initial=counts["most_rows_of_a_text"]))
             if not split:
                 val = rows >= len(parts[0])
                 counts["val_rows_seen_in_training"] += int(np.isin(texts[val], texts[~val]).sum())

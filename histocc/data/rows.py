@@ -91,6 +91,11 @@ def escape_formula(cell: Any) -> Any:
     return "'" + cell if is_risky else cell
 
 
+def folded(cells: Iterable[str]) -> list[str]:
+    """Return names of columns without case, blanks, quotation marks and byte order marks."""
+    return ["".join(cell.replace('"', "").replace("\ufeff", "").casefold().split()) for cell in cells]
+
+
 def unescape(cell: str) -> str:
     """Return the cell that `escape_formula` was given."""
     return cell[1:] if cell.startswith("'") and cell[1:].startswith(_RISKY) else cell
@@ -142,7 +147,8 @@ MISSING_WORDS = MISSING_TEXTS | {"none", ".", "-"}
 BLANK, WORD, UNFIT, DECLARED = -1, -2, -3, -4
 _CODE = re.compile(r"[A-Za-z]{0,3}-?\d[\w.-]*")  # looks like a code
 # Between codes: a sign, a line break, a tab, a word for "and", two blanks, or one between numbers
-_BETWEEN = r"(?i)\s*?([^\w\s.'’-]|[\n\t])\s*|\s+(and|und|og|och|en|et|[yeiuo])\s+|(  )|(?<=\d)( )(?=-?\w*\d)"
+_BETWEEN = r"(?i)\s*?([^\w\s.'’-]|[\n\t])\s*|\s+(and|und|u\.|og|och|en|et|[yeiuo])\s+"
+_BETWEEN += r"|(  )|(?<=\d)( )(?=-?\w*\d)"
 
 
 def code_of_cell(cell: str, formatter: BlockyFormatter, key: Container[str] = ()) -> str:
@@ -159,8 +165,9 @@ def code_of_cell(cell: str, formatter: BlockyFormatter, key: Container[str] = ()
 @functools.lru_cache(1024)
 def splitter(separators: str) -> Callable[[str], list[str]]:
     r"""Return what splits a cell at the characters and words of --code-separator; \n is a line break."""
-    parts = re.findall(r"[^\W\d_]{2,}|\\[nt]| {2,}|.", separators, re.DOTALL)
-    words = [rf"\b{part}\b" if part.isalpha() else part for part in parts if part[1:]]
+    parts = re.findall(r"[^\W\d_]{2,}|[uU]\.|\\[nt]| {2,}|.", separators, re.DOTALL)
+    words = [part.replace(" ", "[ \xa0]") for part in parts if part[1:]]
+    words = [rf"\b{re.escape(part)}(?!\w)" if part[0].isalpha() else part for part in words]
     signs = [re.escape(part) for part in parts if not part[1:]]
     cut = re.compile("|".join([*words, *signs]), re.IGNORECASE).split
     return lambda cell: [cell] if isinstance(cell, Missing) else cut(cell)
@@ -168,7 +175,8 @@ def splitter(separators: str) -> Callable[[str], list[str]]:
 
 def separators_of(cell: str, is_code: Callable[[str], object]) -> str:
     """Return the --code-separator that takes the codes of a cell apart; "" if it does not hold several."""
-    signs = dict.fromkeys("".join(groups).casefold() for groups in re.findall(_BETWEEN, cell))
+    found = re.findall(_BETWEEN, cell.replace("\xa0", " "))
+    signs = dict.fromkeys("".join(groups).casefold() for groups in found)
     for separators in (joined(signs), *signs) if signs else ():
         parts = [part.strip() for part in splitter(separators)(cell) if part.strip()]
         if len(parts) > 1 and all(map(is_code, parts)):
@@ -343,7 +351,7 @@ def several_in_one(codes: Collection[str]) -> str:
     """Return a note on codes that look like several in one cell, "" if there are none."""
     alone = [(code, separators_of(code, lambda part: in_key(part, codes) in codes)) for code in codes]
     seem = [(code, separators_of(code, _CODE.fullmatch)) for code in codes if _CODE.match(code)]
-    seem = [(code, signs) for code, signs in seem if signs[:1] in {*";&,/|+#\\"} or signs.isalpha()]
+    seem = [(code, signs) for code, signs in seem if signs[:1] in {*";&,/|+#\\"} or signs[:1].isalpha()]
     found = {code: signs for code, signs in alone + seem * (2 * len(seem) >= len(codes)) if signs}
     if not found:
         return ""
@@ -413,7 +421,7 @@ def read_columns(path: str, columns: list[str]) -> list[list[str]]:
             ["" if isinstance(cell, Missing) and cell not in NO_WORK else cell.strip() for cell in row]
             for row in zip(*chunk.columns)
         ]
-    return [row for row in rows if row != columns]  # of files that were joined
+    return [row for row in rows if folded(row) != folded(columns)]  # of files that were joined
 
 
 def key_reader(path: str | None) -> Callable[[], list[str]] | None:

@@ -41,7 +41,7 @@ def named_parts(settings: PrepareSettings, check: Callable) -> dict[str, np.ndar
             hashes = text_hashes([records.parts[0][i].strip() for i in keep])
             for column in counts:
                 cells = [cell.strip() for cell in records.filled[table.names.index(column)]]
-                counts[column].update(cells)
+                counts[column].update(cell for i, cell in enumerate(cells) if i not in records.headers)
                 folded = np.array([cells[i].casefold() for i in keep])
                 for part, of, value in wanted:
                     if of == column:

@@ -38,7 +38,7 @@ from histocc.data.rows import MOST_LEN, code_of_cell, csv_text, language_name
 from histocc.data.tables import TABLE_NAME, column_problems, table_format, unique_names
 from histocc.data.written import check_names, ending_of, table_writer
 from histocc.figure import NONE, Figure, percent
-from histocc.formatter import ANSWER, BESIDE, NUMBERS, OF_LEVEL, coded_columns, hisco_classes
+from histocc.formatter import ANSWER, BESIDE, NUMBERS, OF_LEVEL, coded_columns, hisco_classes, hisco_key
 from histocc.predict.coder import KNOWN, SHOWN, Coded, Coder, training_examples
 from histocc.predict.config import PredictConfig, get_args_parser
 from histocc.predict.decoders import BY_THRESHOLD, DECODERS, MEASURED, listed
@@ -105,6 +105,7 @@ class Coding:
             if getattr(args, flag) is not None and not coder.raw_confidence:
                 coder.need_fitted(flag_of(flag), [confidence_of], args.model)
         self.key, self.system, kind = set(coder.codes), args.system or coder.system, coder.formatter.kind
+        self.codes_to_keep = self.key.union(hisco_key() if kind == "hisco" else ())
         thresholds = {language and coder.known(language): value for language, value in args.threshold or []}
         coder.thresholds = coder.thresholds.with_given(thresholds or None)
         if args.classes and kind != "hisco":
@@ -332,7 +333,7 @@ class Coding:
         }
         return cells | {name: cell for names, of in self.beside for name, cell in zip(names, of(coded))}
 
-    def kept_cells(self, row: tuple[str, ...]) -> list[str]:
+    def kept_cells(self, row: tuple[str, ...], is_decided: bool) -> list[str]:
         """Return the cells for `columns` of a row that keeps its codes: its own, or what the codes tell."""
         cells = dict.fromkeys(self.columns, "") | dict(zip(ANSWER, ("1", str(int(self.is_fitted)), "0")))
         cells |= {name: str(row[place]) for name, place in self.old.items()}
@@ -340,6 +341,8 @@ class Coding:
         codes = [code_of_cell(cell, self.coder.formatter, self.key) for cell in written]
         conf = 1.0 if cells["conf"] in ("", "1") else None  # a model has given them
         beside = self.cells_beside(Coded(codes, [], conf, source=""))
+        if not (is_decided or self.codes_to_keep.issuperset(filter(None, codes))):
+            cells[ANSWER[-1]] = "1"
         return [cell or beside.get(name, "") for name, cell in cells.items()]
 
     # ---- pieces
@@ -452,7 +455,7 @@ class Coding:
                 rows, languages, left = [], some.languages, set(some.left)
                 for i, (row, filled) in enumerate(zip(zip(*some.columns), zip(*some.filled))):
                     if stays[i]:
-                        cells = self.kept_cells(filled)
+                        cells = self.kept_cells(filled, bool(some.deciders[i]))
                     else:
                         known, key = self.look_up(some.texts[i], languages[i])
                         line = json.dumps(known) if known else answers.get(key)
@@ -466,11 +469,11 @@ class Coding:
                         total["coded"] += 1
                         total["known"] += bool(known)
                         total["no_code"] += not cells[0]
-                        total["review"] += cells[review] == "1"
                         sums["conf"] += float(cells[conf] or 0) if cells[0] else 0.0
                         if at_level is not None and cells[at_level]:
                             total[f"level {cells[at_level]}"] += 1
                             sums["level_conf"] += float(cells[at_level + 1])
+                    total["review"] += cells[review] == "1"
                     rows.append([*row[:place], *cells, *(row[i] for i in behind)])
                 total["rows"] += len(rows)
                 try:
