@@ -155,9 +155,7 @@ def test_reviewed_with_their_rows(tmp_path):
 
     assert decide(coded, {"shoemaker": "61110"}) == {"shoemaker": "3", "smith": "2"}
     said = run("apply", sheet, "--to", coded, "--output", final, "--by", "Ann", "--fill")
-    assert (
-        "in 4 rows: 4 with the text of the row above" in said and "2 rows get codes that are learned" in said
-    )
+    assert "in 4 rows: 4 with the text of the row above" in said and "2 guessed (decided_by: guess)" in said
     found = read(final)
     assert [row["hisco_1"] for row in found[:3]] == ["61110"] * 3 and found[1]["occ1"] == "do."
     assert [row["decided_by"] for row in found] == ["Ann"] * 3 + ["model"] * 2 + ["guess"] * 2

@@ -504,7 +504,9 @@ def test_languages_are_read_as_in_the_training(tmp_path, args, header, said):
     given = ["--model", trained, "--input", source, "--decoder", "flat", "--output"]
     assert said in predict_here(*given, tmp_path / "out.csv")
     language = {"sprog": "da", "lang": "en"}.get(header[-1], "da" if args else "unk")
-    predict_here(*given, tmp_path / "named.csv", "--language", language)
+    said = predict_here(*given, tmp_path / "named.csv", "--language", language, "--min-prob", "1")
+    assert f"review serve {tmp_path / 'named.csv'} --language {language}\n" in said
+    predict_here(*given, tmp_path / "named.csv", "--language", language, "--overwrite")
     assert (tmp_path / "named.csv").read_bytes() == (tmp_path / "out.csv").read_bytes()
 
 

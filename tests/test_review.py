@@ -276,8 +276,10 @@ class TestApply:
                 continue
             assert [row[f"hisco_{i}"] for i in (1, 2, 3)] == codes and row["decided_by"] == "Ann"
             assert row["prob_1"] == row["conf"] == "" and row["needs_review"] == "0"
-        words = "4 texts decided, in 20 of 59 rows, 20 of which get other codes; 1 skipped, 3 without"
-        assert words in output
+        words = (
+            "20 of 59 rows decided, 20 of which get other codes, 2 without a text; 4 texts decided, 1 skip"
+        )
+        assert words in output and "ped, 3 without a decision" in output
 
     @pytest.mark.parametrize(
         "change",
@@ -325,6 +327,13 @@ class TestApply:
         output = apply(folder, one, two)
         assert f"Note: {two}, line 2: differs from {one}, line 2; the later one counts" in output
         assert final_codes(folder)["smith", "en"] == ["61110"]
+
+    def test_who_decides_anew_is_not_told_and_who_is_unsure_is_reviewed(self, folder):
+        rows = [row | {"by": "Ann", "unsure": "?"} for row in make(folder) if plain(row) == ("smith", "en")]
+        sheet = filled(folder, {}, "twice.csv", [row | {"decision": code} for code in "12" for row in rows])
+        assert "Note: " not in apply(folder, sheet)
+        smiths = [row for row in read(folder / "final.csv") if row["occ1"].casefold() == "smith"]
+        assert {row["needs_review"] for row in smiths if row["decided_by"] == "Ann"} == {"1"}
 
     def test_rows_that_end_early(self, folder):
         """Spreadsheets leave out empty cells at the end."""

@@ -11,6 +11,7 @@ import resource
 import shlex
 import signal
 import threading
+import time
 import urllib.error
 import urllib.request
 from dataclasses import replace
@@ -433,9 +434,12 @@ def test_the_command_that_it_ends_with_works(folder, delimiter):
         command, train = server.end()
     assert command[:4] == ["python", "-m", "histocc.review", "apply"]
     run(*command[3:])
-    assert train[:4] == ["python", "finetune.py", "--dataset", f"{coded}.training.csv"]
-    assert [row["hisco_1"] for row in read(folder / "my texts.csv.training.csv")] == ["83110"]
-    codes = [(row["hisco_1"], row["decided_by"]) for row in read(folder / "my texts.final1.csv")]
+    final = str(folder / "my texts.final1.csv")
+    assert train == [
+        *("python", "-m", "histocc", "train", "--dataset", final),
+        *("--formatter", "hisco", "--input-col", "job"),
+    ]
+    codes = [(row["hisco_1"], row["decided_by"]) for row in read(final)]
     assert sorted(codes) == [("", ""), ("83110", "Ann B")]
 
 
@@ -509,6 +513,25 @@ def test_decisions_teach(folder):
         for text in weavers:
             server.decide("undo", shown(server, text)["text"])
         first_choice(server, "75400", False)  # of the most similar title
+
+
+def test_a_decision_that_was_taken_back_is_no_guess(folder):
+    rows = [[f"{trade} {place}", "en"] for trade in TRADES for place in PLACES]
+    write(folder / "texts.csv", [["occ1", "lang"], *rows])
+    coded = CodedFile(str(folder / "texts.csv"), system="hisco")
+    decisions = Decisions(coded, Codes(hisco_key(), "hisco", {}), str(folder / "decided.csv"))
+    threading.Thread(target=decisions.learn, daemon=True).start()
+    for text in decisions.texts[:12]:
+        decisions.decide(text.id, ["99910"] if text is decisions.texts[0] else ["75400", "83110"], "")
+    wait_until(lambda: len(decisions.taught) == 12)
+    codes = [choice["code"] for choice in decisions.show(decisions.texts[0].id, "one")["text"]["choices"]]
+    assert "99910" in codes
+    decisions.has_changed.clear = lambda: time.sleep(60)  # nothing is learned anew
+    decisions.decide(decisions.texts[0].id, "undo", "99910")
+    choices = decisions.show(decisions.texts[0].id, "one")["text"]["choices"]
+    assert "99910" not in [choice["code"] for choice in choices]
+    probs = [choice["prob"] for choice in decisions.show(decisions.texts[20].id, "one")["text"]["choices"]]
+    assert probs[0] != "" and [prob for prob in probs if prob] == sorted(filter(None, probs), reverse=True)
 
 
 def test_a_port_in_use_and_a_file_that_another_program_changes(folder):

@@ -160,15 +160,35 @@ def test_from_a_workbook_to_a_coded_workbook(server):
         text = server.ask()["text"]
         server.decide([TRADES[text["text"].split()[0]]], text)
     said = server.save()
-    assert said[0].startswith(f"{path.with_suffix('')}.final.xlsx: 12 texts decided, in 12 of 32 rows")
-    assert "python finetune.py --dataset" in said[-2] and said[-1].startswith("Cite it as: ")
-    assert server.save()[0].startswith(f"{path.with_suffix('')}.final1.xlsx: ")
+    what = "12 of 32 rows decided, 20 guessed (decided_by: guess); 12 texts decided, 0 skipped"
+    assert said[0] == f"Saved: {path.with_suffix('')}.final.xlsx: {what}"
+    assert "python -m histocc train --dataset" in said[-2] and said[-1].startswith("Cite it as: ")
+    assert server.save()[0].startswith(f"Saved: {path.with_suffix('')}.final1.xlsx: ")
     columns = ["trade", "hisco_1", "title_1", "hisclass_1", "decided_by"]
     final = read_columns(str(server.folder / "register.final.xlsx"), columns)
     assert {by for *_, by in final} == {"Ann B", "guess"} and len(final) == 32
     mine = [row[:-1] for row in final if row[-1] == "Ann B"]
     assert all(code == TRADES[text.split()[0]] and title and of for text, code, title, of in mine)
     assert server.request(table="register.xlsx")["by"] == "Ann B" and path.read_bytes() == before
+
+
+def test_decisions_are_continued_in_their_language(server):
+    write(server.folder / "register.csv", [["occ1"], ["smith"], ["baker"], ["weaver"]])
+    write(server.folder / "register.final.csv", [["occ1"], ["smith"]])
+    assert server.request()["table"] == "register.csv"
+    write(server.folder / "zoo.csv", [["occ1"], ["smith"]])
+    listed = server.request()
+    assert listed["tables"] == ["register.csv", "zoo.csv", "register.final.csv"] and listed["table"] == ""
+    assert server.begin("register.csv", key="hisco", language="en") == {"ready": True}
+    for by in ("Ann", "Ann", "Bo"):
+        server.decide(["83110"], by=by)
+        seen = server.request(table="register.csv")
+        assert (seen["spoken"], seen["language"], seen["by"]) == ("en", "", "Ann" if by == "Ann" else "")
+    assert seen["decided"] == 3 and seen["decisions"] == "register.csv.decisions.csv"
+    table = server.folder / "register.csv"
+    to = ["--to", table, "--key", "hisco", "--output", server.folder / "x.csv"]
+    said = run("apply", f"{table}.decisions.csv", *to, code=2)
+    assert "made with language en, and not with that of now: choose en (in commands: --language," in said
 
 
 def test_a_column_or_a_key_file_has_the_codes(server):

@@ -57,8 +57,10 @@ def text_columns(named: str | list[str] | None) -> list[str]:
 
 
 def text_flags(columns: list[str], asked: Any = None) -> list[str]:
-    """Return the flags of a command that reads these columns of texts, as `asked` says."""
+    """Return the flags of a command that reads these columns of texts, and languages, as `asked` says."""
     flags = ["--input-col", *columns] if columns != text_columns(None) else []
+    flags += ["--language", asked.language] if asked and asked.language else []
+    flags += ["--language-col", asked.language_col] if asked and asked.language_col else []
     flags += ["--ditto", asked.ditto] if asked and asked.ditto else []
     return flags + (["--fill-down", *asked.fill_down] if asked and asked.fill_down else [])
 

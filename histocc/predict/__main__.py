@@ -534,7 +534,7 @@ class Coding:
         texts = text_flags(self.input_cols)
         column = ["--language-col", args.language_col] if args.language_col else []
         key = ["--key", os.path.join(os.path.dirname(self.weights), "key.csv")]
-        review = [*text_flags(self.input_cols, args), *column, *(key if self.system != "hisco" else [])]
+        review = [*text_flags(self.input_cols, args), *(key if self.system != "hisco" else [])]
         sheet, rows, final = (f"{stem}.{name}.csv" for name in ("sheet", "rows", "final"))
         new = ["--output", f"{stem}.model"] if models.is_shared(args.model) else []
         language = column or ["--language", args.language or UNKNOWN_LANGUAGE]

@@ -28,7 +28,7 @@ import numpy as np
 
 from histocc import __version__
 from histocc.data.binary import CHUNK
-from histocc.data.config import AUTO, Column, Format, text_columns
+from histocc.data.config import AUTO, Column, Format, text_columns, text_flags
 from histocc.data.descriptions import CODE_COLUMNS, TEXT_COLUMNS, read_descriptions
 from histocc.data.records import DECIDED, GUESS, Record, is_name, nothing
 from histocc.data.rows import code_of_cell, csv_text, read_key
@@ -188,9 +188,12 @@ def take_guesses(coded: CodedFile, model: str, report: Report = nothing) -> None
     """
     texts = [text for text in coded.texts.values() if not text.decided]
     if model != "none" and coded.system == "hisco" and not any(text.codes for text in texts):
-        said = f"first guesses are those of the {model} model; --guesses none leaves them out"
-        print(f"{coded.path}: {said}", flush=True)
-        report(f"loading the {model} model, which is made at its first use in about a minute", None)
+        from histocc.published import built_in  # loads torch, which takes seconds
+
+        print(f"{coded.path}: first guesses are those of the {model} model", flush=True)
+        is_made = built_in.is_made(built_in.path())
+        making = f"making the {model} model, which is done once, in about a minute"
+        report(f"loading the {model} model" if is_made else making, None)
         give_choices(texts, model, report)
 
 
@@ -253,11 +256,13 @@ def apply_sheets(args: ReviewConfig, coded: CodedFile, key: list[str] | None) ->
     header = [coded.header[place] for place in kept]
     if args.training_data:
         training_rows(args.training_data, coded, decided)  # refuses a file that nothing can be added to
-    counts: dict[str, float] = dict.fromkeys(("rows", "changed", "filled"), 0)
+    unsure = {key for key, made in sheets.by_text.items() if made.unsure}
+    counts: dict[str, float] = dict.fromkeys(("rows", "changed", "filled", "empty"), 0)
 
     def final_row(record: Record) -> list[str]:
         text, before, decider = key_of(record.text, record.language), record.codes, record.decider
         row, times = [*record.cells, *coded.added], record.weight
+        counts["empty"] += times * (not text[0])
         if record.is_ditto and decider not in ("", answers.get(text, [""])[-1]):
             return row  # somebody else has decided on it alone
         if text in answers:
@@ -279,7 +284,7 @@ def apply_sheets(args: ReviewConfig, coded: CodedFile, key: list[str] | None) ->
         if coded.conf is not None:
             row[coded.conf] = conf
         if coded.review is not None:
-            row[coded.review] = str(int(conf != "" and float(conf) < LEAST_SURE))
+            row[coded.review] = str(int(text in unsure or conf != "" and float(conf) < LEAST_SURE))
         return row
 
     with (
@@ -303,17 +308,16 @@ def apply_sheets(args: ReviewConfig, coded: CodedFile, key: list[str] | None) ->
             if table:
                 with atomic_write(path) as file:
                     file.write(table)
+    skipped = len(sheets.by_text) - len(decided)
+    said = [f"{args.output}: {counts['rows']:,.0f} of {coded.rows:,.0f} rows decided"]
+    said += [f"{counts['changed']:,.0f} of which get other codes"] * coded.is_coded
+    said += [f"{counts['filled']:,.0f} guessed ({DECIDED}: {GUESS})"] * args.fill
+    said += [f"{counts['empty']:,.0f} without a text"] * (counts["empty"] > 0)
+    texts = f"{len(answers):,} texts decided, {skipped:,} skipped"
+    texts += f", {sheets.undecided:,} without a decision" * (sheets.undecided > 0)
+    print(f"{', '.join(said)}; {texts}")
     for note in (*sheets.notes, *sheets.unused):
         print(f"Note: {note}")
-    skipped = len(sheets.by_text) - len(decided)
-    print(
-        f"{args.output}: {len(answers):,} texts decided, in {counts['rows']:,.0f} of {coded.rows:,.0f} rows,"
-        f" {counts['changed']:,.0f} of which get other codes; {skipped:,} skipped,"
-        f" {sheets.undecided:,} without a decision"
-    )
-    if args.fill:
-        said = f"{counts['filled']:,.0f} rows get codes that are learned from the decisions"
-        print(f"{said}: {DECIDED} is {GUESS} there." if decided else f"{said}, of which there are none yet.")
     if args.training_data:
         print(added)
     if faults:
@@ -448,28 +452,26 @@ def save_table(args: ReviewConfig, coded: CodedFile, sheet: str) -> str:
     if done.returncode and not os.path.exists(output):  # it is there if only some rows could not be read
         raise UserError(problem or "the command was stopped")
     cited = f"Cite it as: The histocc contributors. histocc (version {__version__})"
-    said = done.stdout.rstrip(), problem, train_command(args, coded, output), cited
-    return "\n".join(filter(None, said))
+    said = sorted(done.stdout.splitlines(), key=lambda line: not line.startswith(f"{output}: "))
+    return "Saved: " + "\n".join(filter(None, (*said, problem, train_command(args, coded, output), cited)))
 
 
 def train_command(args: ReviewConfig, coded: CodedFile, table: str) -> str:
     """Return a line with the command that trains a model on a table of decided texts."""
-    targets, there = [coded.header[place] for place in coded.codes], os.path.exists(table)
-    targets = [name for name in targets if not there or name in table_format(table).names]
-    train = ["python", "finetune.py", "--dataset", table]
+    train = ["python", "-m", "histocc", "train", "--dataset", table]
     train += ["--formatter", coded.formatter.kind.replace("gpf", AUTO)]
-    train += ["--input-col", *(coded.table.names[place] for place in coded.input_cols)]
-    train += ["--target-cols", *targets, *(["--language", args.language] if args.language else [])]
-    train += [] if coded.language is None else ["--language-col", coded.table.names[coded.language]]
+    train += text_flags(text_columns(args.input_col), args)
+    own = args.target_cols or [coded.header[coded.codes[0]]] * (coded.system != "hisco")
+    train += ["--target-cols", *own] if own else []  # hisco_1 … are found
     return f"A model is trained on the decisions by\n  {shlex.join(train)}"
 
 
 def say_next(args: ReviewConfig, coded: CodedFile, sheet: str) -> None:
     """Print the commands that follow on the decisions."""
-    training = args.training_data or f"{args.files[0]}.training.csv"
-    command = shlex.join(next_command(replace(args, fill=True, training_data=training), coded, sheet))
-    print(f"Then, with codes for all rows, of which undecided ones have learned codes:\n  {command}")
-    print(train_command(args, coded, training))
+    command = next_command(replace(args, fill=True), coded, sheet)
+    said = "Then, with codes for all rows, of which undecided ones have learned codes"
+    print(f"{said}:\n  {shlex.join(command)}")
+    print(train_command(args, coded, command[command.index("--output") + 1]))
 
 
 def report_agreement(args: ReviewConfig, system: str | None, key: list[str] | None) -> None:

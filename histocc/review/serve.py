@@ -31,7 +31,7 @@ from histocc.data.rows import csv_text, escape_formula
 from histocc.formatter import split_codes
 from histocc.review import sheet
 from histocc.review.search import Search, word_lists
-from histocc.review.sheet import CodedFile, Codes, Decision, Sheets, most_wrong_first
+from histocc.review.sheet import CodedFile, Codes, Decision, Sheets, confidence, most_wrong_first
 from histocc.runtime.errors import UserError, in_words
 from histocc.runtime.files import atomic_copy, atomic_write, naming, sync_folder, take_lock
 from histocc.text import text_key
@@ -87,6 +87,7 @@ class Decisions:
             self._know(place, tuple(text.answer))
         self.has_changed = threading.Event()
         self.guesses: Guesses | None = None
+        self.taught: dict[int, tuple[str, ...] | None] = {}  # the decisions that they were learned from
         self.size = self._open()
 
     @contextlib.contextmanager
@@ -158,7 +159,7 @@ class Decisions:
             started = time.monotonic()
             guesses = self.learner.learn(decisions)
             with self.lock:
-                self.guesses = guesses if guesses.taught >= LEAST else None
+                self.guesses, self.taught = guesses if guesses.taught >= LEAST else None, decisions
             time.sleep(time.monotonic() - started)
 
     def _asked(self) -> Iterator[int]:
@@ -255,22 +256,26 @@ class Decisions:
         known = self.codes.codes
         near = near or [(other, [*filter(None, split_codes(codes, known))]) for other, codes in text.similar]
         offered: dict[str, dict[str, Any]] = {}  # by code
-        guessed = self.learner.codes_of(self.guesses, place) if self.guesses else []
+        # a decision that was taken back, or may be replaced, is no guess
+        guesses = self.guesses if self.taught.get(place) is None else None
+        guessed = self.learner.codes_of(guesses, place) if guesses else []
         model = [*zip(text.codes, [*text.probs, *[""] * sheet.MAX_CODES])]
         for code, prob in chain(model if not text.probs else [], guessed, model):
             offered.setdefault(code, {"prob": prob})
         for code in (code for _, codes in near for code in codes):
             offered.setdefault(code, {"prob": "", "near": True})
-        for code in self.search.like(text.key[0], sheet.MAX_CODES):
+        made = self.made.get(place, Decision(None, ""))
+        for code in (*self.search.like(text.key[0], sheet.MAX_CODES), *(made.codes or ())):
             offered.setdefault(code, {"prob": ""})
         words = self.codes.words
         choices = [{"code": code, "title": words.get(code, "")} | more for code, more in offered.items()]
+        choices.sort(key=lambda choice: choice["code"] not in (made.codes or ()))
         shown = {"id": text.id, "text": text.text, "language": text.language, "rows": text.rows}
-        shown |= {"choices": choices[: sheet.MAX_CODES], "seen": self._seen(place)}
+        likely_first = sorted(choices[: sheet.MAX_CODES], key=lambda choice: -confidence(str(choice["prob"])))
+        shown |= {"choices": likely_first, "seen": self._seen(place)}
         shown["near"] = [{"text": other, "codes": codes} for other, codes in near]
         shown["about"] = [(self.coded.header[i], cell) for i, cell in zip(self.coded.show, text.shown)]
-        made = self.made.get(place, Decision(None, ""))
-        shown |= {"unsure": made.unsure, "note": made.note}
+        shown |= {"unsure": made.unsure, "note": made.note, "varies": text.varies}
         return {"text": shown} | self._progress()
 
     def _progress(self) -> dict[str, Any]:

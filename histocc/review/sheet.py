@@ -59,6 +59,7 @@ class CodedText:
     is_given: bool = False  # whether a person has given the codes of a row
     similar: list[tuple[str, str]] = field(default_factory=list)  # (known text, codes), by predict --explain
     shown: list[str] = field(default_factory=list)  # further cells of its first row, for a person
+    varies: bool = False  # whether they differ in other rows
 
     @property
     def key(self) -> Key:
@@ -227,6 +228,7 @@ class CodedFile:
                 text.shown = [row[i] for i in self.show]
                 self.texts[key] = text
             text.rows += times
+            text.varies |= text.shown != [row[i] for i in self.show]
             if record.is_ditto and decider:  # what somebody has decided on it alone
                 continue
             if self.are_decided and codes and not record.is_guess:
@@ -405,6 +407,7 @@ class Sheets:
         self.coded, self.codes = coded, codes
         self.key_of_id = {text.sheet_id: key for key, text in coded.texts.items()}
         self.key_of_id |= {text.id: key for key, text in coded.texts.items()}
+        self.words = {words for words, _ in coded.texts}
         self.by_text: dict[Key, Decision] = {}  # the last one of each text
         self.drawn: dict[Key, int] = {}  # number of times that a text was drawn
         self.chosen: set[Key] = set()  # texts that are decided because they were chosen
@@ -413,14 +416,17 @@ class Sheets:
         self.unused: list[str] = []  # for the user: the decisions whose texts are gone
         for path in paths:
             self.gone: dict[str, str] = {}  # its texts that are not there, by id; "" for one without decision
+            self.spoken: set[str] = set()  # languages of those that are there in another one
             self.found = 0  # lines of this sheet whose texts are there
             read_sheet(path, [DECISION, ID], self._add)
             what = f"whose texts are missing, or were offered other codes, in {coded.path}:"
+            if self.spoken and not self.found:
+                then = " and ".join(sorted(self.spoken))
+                what = f"these decisions were made with language {then}, and not with that of now"
+                raise UserError(f"{path}: {what}: choose {then} (in commands: --language, --language-col)")
             if self.gone and not self.found:
-                what += (
-                    " name its own file, or other --decisions, and the same --input-col and --language-col"
-                )
-                raise UserError(f"{path}: has only rows {what} as for the sheet")
+                what += " name its own file, or other --decisions, and the same columns with the texts"
+                raise UserError(f"{path}: has only rows {what} (--input-col) as for the sheet")
             if unused := [*filter(None, self.gone.values())]:
                 what += f" {'; '.join(unused[:3])}{'; …' * (len(unused) > 3)}"
                 self.unused.append(f"{path}: {len(unused):,} decisions are not used, {what}")
@@ -431,6 +437,9 @@ class Sheets:
         if key is None:
             shown = f"{place.rpartition(', ')[2]}: {unescape(row.get('text', ''))!r:.60}"
             self.gone[row[ID]] = shown * (row[DECISION] not in ("", UNDO))
+            words, language = (unescape(row.get(name, "")) for name in ("text", "language"))
+            if text_key(words) in self.words and key_of(words, language) not in self.coded.texts:
+                self.spoken.add(language or "not known")
             return
         self.found += 1
         text = self.coded.texts[key]
@@ -451,9 +460,11 @@ class Sheets:
         offered = text if row[ID].endswith(text.sheet_id) else replace(text, codes=[])
         codes = self.codes.decision(row[DECISION], offered, len(self.coded.codes))
         before = self.by_text.get(key)
-        if before is not None and before.codes != codes:
-            self.notes.append(f"{place}: differs from {before.place}; the later one counts")
         note, by = (unescape(row.get(name, "")) for name in ("note", "by"))
+        in_file = place.rpartition(" ")[0]
+        is_own = before and before.by == by != "" and before.place.startswith(in_file)
+        if before and before.codes != codes and not is_own:  # one's own is replaced, as meant
+            self.notes.append(f"{place}: differs from {before.place}; the later one counts")
         self.by_text[key] = Decision(codes, place, bool(row.get("unsure")), note, by * is_name(by))
         if not times and codes is not None:
             self.chosen.add(key)

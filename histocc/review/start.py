@@ -11,11 +11,12 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from histocc import lexicon
 from histocc.data.binary import composed, unique_names
 from histocc.data.rows import english_name, language_name
 from histocc.data.tables import TABLE_NAME, read_chunks, table_format
 from histocc.review.search import word_lists
-from histocc.review.sheet import DECISION, ID, read_sheet
+from histocc.review.sheet import DECISION, ID, UNDO, read_sheet
 from histocc.runtime.errors import UserError, as_user_error
 from histocc.runtime.files import kind_of, save_path_problems
 from histocc.text import LANGUAGES, text_key
@@ -27,6 +28,7 @@ _TEXT = re.compile(
     r"occ|job|trade|prof|beruf|stand$|erwerb|yrke|syssel|stilling|erhverv|beroep|m[ée]tier", re.I
 )
 _LANGUAGE = re.compile("lang|sprache|språk|sprak|sprog|taal|idioma", re.I)
+_SAVED = re.compile(r"\.final\d*\.\w+$")  # tables that the page has saved
 # flags of review that the screen may set, beside the table
 FLAGS = ("input_col", "language", "language_col", "sheet", "key", "target_cols", "classes", "show", "by")
 Report = Callable[[str, float | None], None]  # what is being done, and the share that is done if it is known
@@ -50,9 +52,12 @@ class Start:
             self._path(self.table)
 
     def tables(self) -> list[str]:
-        """Return the names of the tables, without what spreadsheet programs put beside an open workbook."""
+        """Return the names of the tables, those that the page has saved last, without what spreadsheet
+        programs put beside an open workbook.
+        """
         root, found = os.path.realpath(self.folder), []
-        for name in sorted(filter(TABLE_NAME.fullmatch, os.listdir(root)), key=str.casefold):
+        tables = filter(TABLE_NAME.fullmatch, os.listdir(root))
+        for name in sorted(tables, key=lambda name: (bool(_SAVED.search(name)), name.casefold())):
             table, decisions = (os.path.realpath(os.path.join(root, name + end)) for end in ("", SUFFIX))
             is_inside = os.path.dirname(table) == os.path.dirname(decisions) == root and os.path.isfile(table)
             if is_inside and not name.startswith((".", "~$")) and not name.endswith(SUFFIX):
@@ -84,8 +89,11 @@ class Start:
         folder = os.path.realpath(self.folder)
         shown = {"folder": folder, "problem": "".join(save_path_problems(os.path.join(folder, SUFFIX)))}
         first = [language_name(self.args.language)] if self.args.language else []
-        languages = [(name, english_name(name)) for name in dict.fromkeys([*first, *LANGUAGES[:-1]])]
-        shown |= {"tables": self.tables(), "table": self.table}
+        names = sorted({*first, *LANGUAGES[:-1]}, key=english_name)
+        languages = [(name, english_name(name), name in lexicon.LANGUAGES) for name in names]
+        tables = self.tables()
+        given = [name for name in tables if not _SAVED.search(name)]
+        shown |= {"tables": tables, "table": self.table or (given[0] if len(given) == 1 else "")}
         return shown | {"languages": languages, "language": "".join(first)}
 
     def _report(self, doing: str, share: float | None) -> None:
@@ -115,9 +123,17 @@ class Start:
             table = table_format(path, *how)
         chunk, header = next(read_chunks(path, None, *how), None), unique_names(table.names)
         columns = chunk.columns if chunk else [[] for _ in header]
-        names: list[str] = []
+        decided: dict[str, dict[str, str]] = {}  # the last line of each text
         with contextlib.suppress(UserError, OSError):
-            read_sheet(path + SUFFIX, [DECISION, ID, "by"], lambda _, row: names.append(row["by"]))
+            names = [DECISION, ID, "by", "language"]
+            read_sheet(path + SUFFIX, names, lambda _, row: decided.__setitem__(row[ID], row))
+        made = [row for row in decided.values() if row[DECISION] not in ("", UNDO)]
+        by = {row["by"] for row in made}
+        languages = {language_name(row["language"]) for row in made}
+        column = next(filter(None, map(_if_language, header, columns)), "")
+        cells = columns[header.index(column)] if column else []
+        if len(languages) == 1 and not languages & {*map(language_name, cells)}:
+            column = ""  # they were made with one language for all texts, or with none
         return {
             "columns": header,
             "rows": [[cell[:LONGEST] for cell in row] for row in zip(*(cells[:SHOWN] for cells in columns))],
@@ -125,9 +141,12 @@ class Start:
             "sheets": [each.name for each in sheets],
             "sheet": how[3],
             "text": max(zip(map(_looks_like_text, header, columns), header), default=("",))[-1],
-            "language": next(filter(None, map(_if_language, header, columns)), ""),
+            "language": column,
+            "spoken": "".join(languages) if len(languages) == 1 and not column else "",
+            "decided": sum(row[DECISION] != "skip" for row in made),
+            "decisions": os.path.basename(path) + SUFFIX,
             "coded": {"prob_1", "conf", "needs_review"} <= {*table.names},
-            "by": names[-1] if names else "",  # who has made the last decision
+            "by": "".join(by) if len(by) == 1 else "",
         }
 
 
