@@ -440,7 +440,7 @@ class TestApply:
             ("serve texts.csv --decisions x", "that no model has coded needs --key hisco, or --key KEY.csv"),
             (
                 "apply filled.csv --to mine.csv --key hisco --output x.csv --fill",
-                "writes columns conf: give yours",
+                "fill columns conf of the coded table (--fill): give yours",
             ),
         ],
     )

@@ -163,7 +163,7 @@ def test_from_a_table_without_codes_to_the_final_file(tmp_path, browser):
     run_script(train[1], *train[2:], "--device", "cpu")
     run_script(predict[2], *predict[3:], "--device", "cpu")
     run(*decide_by_keys(second, 2)[3:])
-    assert deciders("coded.csv.final.csv") == {"Ann": 18, "guess": 14}
+    assert deciders("coded.final.csv") == {"Ann": 18, "guess": 14}
 
 
 SIZES = [(1280, 800), (390, 844), (640, 400), (320, 640)]

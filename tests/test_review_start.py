@@ -1,18 +1,22 @@
 """`python -m histocc.review` without an action: a table is chosen, decided on and saved by the page."""
 
+import argparse
 import json
 import os
 import re
 import signal
+import subprocess
+import sys
 
 import pytest
-from helpers import free_port, start_forked, wait_until
+from helpers import environment, free_port, start_forked, wait_until
 from test_review import read, run, write
 from test_review_browser import browser  # noqa: F401
 from test_review_page import PLACES, TRADES, Serving
 
 from histocc.data.rows import read_columns
-from histocc.review.__main__ import ReviewConfig
+from histocc.review.__main__ import ReviewConfig, read_table, save_table
+from histocc.review.sheet import CodedText
 from histocc.review.start import Start
 from histocc.runtime.errors import UserError
 
@@ -114,6 +118,52 @@ def test_nothing_outside_the_folder_is_read_or_written(server):
     after = {path: path.read_bytes() for path in folder.parent.rglob("*.csv")}
     assert {path.name for path in after.keys() - before.keys()} == {"in.csv.decisions.csv"}
     assert before.items() <= after.items() and "Traceback" not in server.output.read_text()
+
+
+def test_names_like_flags_reach_no_command(server):
+    """Neither a process that saves, nor a command that is printed."""
+    folder, victim = server.folder, server.folder.parent / "victim.csv"
+    victim.write_text("precious\n")
+    smuggled = [f"--output={victim}", "--overwrite"]
+    write(folder / "--x.csv", [["occ1", "lang", *smuggled], *([*row, "", ""] for row in ROWS[1:])])
+    for flags in ({"input_col": ["occ1", *smuggled]}, {"show": smuggled}, {"language": smuggled[0]}):
+        assert "would be a flag in commands" in server.begin("--x.csv", key="hisco", **flags)["error"]
+    for by in ("-b", "\ud800", "y" * 10_000, ["Ann"]):
+        assert "by" in server.begin("--x.csv", key="hisco", by=by)["error"]
+    table, made = str(folder / "--x.csv"), argparse.Namespace(path=f"{folder}/--x.csv.decisions.csv")
+    args = ReviewConfig(action="serve", files=[table], input_col=["occ1", *smuggled], key="hisco")
+    with pytest.raises(UserError, match="would be a flag in commands"):
+        save_table(args, read_table(args)[0], made)
+    assert server.begin("--x.csv", key="hisco") == {"ready": True}
+    assert (
+        "the request lacks 'seen'"
+        in server.ask(status=400, id=server.ask()["text"]["id"], answer="none")["error"]
+    )
+    server.decide(["83110"])
+    assert server.save()[0].startswith(f"Saved: {folder}/--x.final.csv: 1 of 32 rows")
+    assert victim.read_text() == "precious\n"
+    relative = Start(ReviewConfig(action="start", files=["."]), print)
+    relative.tables = lambda: ["--x.csv"]
+    assert relative._path("--x.csv") == "./--x.csv"
+
+
+def test_the_decisions_file_is_neither_made_again_nor_followed_elsewhere(server):
+    path, outside = server.folder / "register.csv.decisions.csv", server.folder.parent / "outside.csv"
+    assert "no table is open yet" in server.request(400, export=True)["error"]
+    assert "no table is open yet" in server.ask(status=400)["error"]
+    write(server.folder / "register.csv", ROWS)
+    assert server.begin("register.csv", key="hisco") == {"ready": True}
+    server.decide(["83110"])
+    before = path.read_bytes()
+    path.rename(outside)
+    assert "register.csv.decisions.csv" in server.decide(["83110"], status=507)["error"]
+    assert not path.exists()
+    path.symlink_to(outside)
+    assert "register.csv.decisions.csv" in server.decide(["83110"], status=507)["error"]
+    assert outside.read_bytes() == before
+    path.unlink()
+    outside.rename(path)  # is back
+    assert server.decide(["83110"])["decided"] == 2
 
 
 def test_columns_are_guessed_by_names_and_contents(server):
@@ -235,6 +285,86 @@ def test_a_table_that_changes_meanwhile(server):
     os.kill(server.process.pid, signal.SIGINT)
     server.process.join(60)
     assert "python -m histocc.review apply" in server.output.read_text()
+
+
+def test_columns_of_the_coded_table_are_not_in_the_table_already(server):
+    for name in ("conf", "needs_review"):
+        write(server.folder / "own.csv", [["occ1", name], ["smith", "12"]])
+        assert f"fill columns {name}" in server.begin("own.csv", key="hisco")["error"]
+    for name in ("hisco_1", "decided_by"):
+        write(server.folder / "own.csv", [[name, "lang"], *ROWS[1:]])
+        said = server.begin("own.csv", key="hisco", input_col=[name])["error"]
+        assert f"the column {name} has the texts, and review writes such a column" in said
+
+
+def test_what_is_left_out_is_said_on_the_page(server):
+    """And a table without a decision is saved without the advice to train on it."""
+    path = server.folder / "register.csv"
+    write(path, [*ROWS, ["smith of Ashby", "en", "one cell too many"]])
+    sheet = [["text", "language", "rows", "decision", "unsure", "note", "by", "id"]]
+    sheet += [["mason Dover", "en", "1", "95100", "", "", "Ann", "t-0123456789abcdef"]]
+    text = CodedText(*ROWS[1])
+    sheet += [[*ROWS[1], "1", "skip", "", "", "Ann", f"t-{text.id}"]]
+    write(server.folder / "register.csv.decisions.csv", sheet)
+    assert server.begin("register.csv", key="hisco") == {"ready": True}
+    unread, unused = server.ask()["notes"]
+    assert "register.csv: 1 rows cannot be read and are left out; the first is line 34" in unread
+    assert "1 decisions are not used" in unused and "mason Dover" in unused
+    assert not any("train" in line for line in server.save())
+
+
+def test_a_table_on_whose_rows_somebody_has_decided(server):
+    write(server.folder / "own.csv", [[*ROWS[0], "decided_by"], *([*row, "1850"] for row in ROWS[1:])])
+    assert server.begin("own.csv", key="hisco") == {"ready": True}
+    shown = server.ask()
+    [note] = shown["notes"]
+    assert shown["text"] is None and "no text is open" in note and "in the column decided_by" in note
+
+
+def test_a_second_round_guesses_anew(server):
+    """Also by a person who takes another code; a guess that is none any more goes."""
+    columns = [*ROWS[0], "hisco_1", "conf", "needs_review", "decided_by"]
+    rows = [[*row, "61110", "0.9", "0", "guess"] for row in ROWS[1:]]
+    write(server.folder / "a.final.csv", [columns, *rows, ["qqq", "en", "61110", "0.9", "0", "guess"]])
+    assert server.begin("a.final.csv", key="hisco") == {"ready": True}
+    for _ in range(10):
+        server.decide(["95410"], next(text for text in iter(lambda: server.ask()["text"], None)))
+    server.save()
+    final = {row["occ1"]: row for row in read(server.folder / "a.final.final.csv")}
+    assert {(row["hisco_1"], row["decided_by"]) for row in final.values()} == {
+        ("95410", "Ann"),
+        ("95410", "guess"),
+        ("", ""),
+    }
+    assert final["qqq"]["decided_by"] == "Ann" or final["qqq"]["conf"] == ""
+
+
+class Started(Choosing):
+    """The same, as a process that Python ends itself."""
+
+    def __init__(self, path, output):
+        command = [sys.executable, "-m", "histocc.review", str(path), "--no-browser", "--guesses", "none"]
+        with open(output, "wb") as file:
+            more = ["--port", str(free_port())]
+            self.process = subprocess.Popen(
+                command + more, stdout=file, stderr=file, env=environment(OMP_NUM_THREADS="2")
+            )
+        self.process.join = self.process.wait
+        wait_until(lambda: re.search(r"http://\S+/", output.read_text()), output.read_text)
+        self.address = re.search(r"http://\S+/", output.read_text())[0]
+
+
+def test_it_ends_while_it_learns(tmp_path):
+    texts = [f"{trade} {place} {i}" for i in range(200) for trade in TRADES for place in PLACES]
+    write(tmp_path / "many.csv", [["occ1"], *([text] for text in texts)])
+    output = tmp_path / "output.txt"
+    with Started(tmp_path, output) as server:
+        assert server.begin("many.csv", key="hisco") == {"ready": True}
+        for _ in range(12):
+            server.decide([TRADES[server.ask()["text"]["text"].split()[0]]])
+        server.process.terminate()
+        assert server.process.wait(60) == 0, output.read_text()
+    assert "12 texts have a decision" in output.read_text() and "terminate" not in output.read_text()
 
 
 def test_what_cannot_begin_is_said_first(tmp_path):

@@ -766,7 +766,7 @@ def test_what_goes_into_a_workbook_comes_out_of_it(tmp_path):
 
     assert cells(written[0]) == cells(tmp_path / "in.xlsx", 2, None, 3)
     looks = {cell.number_format for cell in openpyxl.load_workbook(written[0]).active[2]}
-    assert looks == {"General", "@", "yyyy-mm-dd", "yyyy-mm-dd hh:mm:ss", "[h]:mm:ss"}
+    assert looks == {"General", "yyyy-mm-dd", "yyyy-mm-dd hh:mm:ss", "[h]:mm:ss"}
     table = tmp_path / "out.csv"  # the texts of a copy in CSV
     assert copied(tmp_path / "in.xlsx", table).read_text().splitlines()[1].startswith("smith,2,1901-05-01,")
 
@@ -789,7 +789,7 @@ def test_a_sheet_is_made_to_be_read(tmp_path):
     assert sheet.column_dimensions["A"].width > 40 > sheet.column_dimensions["B"].width
     assert sheet.column_dimensions["A"].width < 60
     found = [(cell.value, cell.data_type, cell.number_format) for cell in sheet[2]][1:]
-    assert found[0] == ("01110", "s", "@") and found[3] == (1, "n", "General")
+    assert found[0] == ("01110", "s", "General") and found[3] == (1, "n", "General")
     assert found[1:3] == [(0.75, "n", "0.0%"), (0.5, "n", "0.0%")]
     [(area, [rule])] = sheet.conditional_formatting._cf_rules.items()
     assert (str(area.sqref), rule.formula) == ("A2:E3", ["$E2=1"])

@@ -19,6 +19,7 @@ from histocc.text import UNKNOWN_LANGUAGE, as_is, cleaner, is_composed, join_col
 DECIDED = "decided_by"  # column of a reviewed file that says who has decided on a row
 MODEL = "model"  # its value if nobody has decided
 GUESS = "guess"  # or if review has learned the codes from decisions on other rows
+LONGEST_NAME = 200  # characters, of somebody who decides
 ALL, LEAVE = "all", "none"  # values of --ditto
 # Cells that only repeat the one above: words, and marks, which may be spaced, doubled or between dashes.
 _WORDS = (
@@ -78,8 +79,9 @@ def weight_of(cell: str) -> float:
 
 
 def is_name(text: str) -> bool:
-    """Return whether somebody who decides may be called so: on one line, and by no word for nobody."""
-    return not (is_undecided(text) or re.search(r"[\0-\x1f\x7f-\x9f\u2028\u2029]", text))
+    """Return whether somebody who decides may be called so: on one line, by no flag or word for nobody."""
+    odd = re.search(r"^-|[\0-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]", text)
+    return not (is_undecided(text) or odd or len(text) > LONGEST_NAME)
 
 
 def is_undecided(cell: str) -> bool:

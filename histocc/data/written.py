@@ -142,10 +142,10 @@ def _write_xlsx(file: BinaryIO, name: str, header: list[str], are_numbers: list[
         formats = {"date": "yyyy-mm-dd", "time": "hh:mm:ss", "timedelta": "[h]:mm:ss"}
         formats["datetime"] = "yyyy-mm-dd hh:mm:ss"
         dated = {name: book.add_format({"num_format": look}) for name, look in formats.items()}
-        percent, as_text = (book.add_format({"num_format": look}) for look in ("0.0%", "@"))
+        percent = book.add_format({"num_format": "0.0%"})
         looks = [percent if re.fullmatch(PROBABILITIES, x) else None for x in header]
 
-        def write_text(place: int, column: int, text: str, look: Any) -> None:
+        def write_text(place: int, column: int, text: str, look: Any = None) -> None:
             if _NO_CELL.search(text) or sheet.write_string(place, column, str(text), look):
                 what = f"{text[:40]!r} … has {len(text):,} characters, and a cell of .xlsx holds"
                 raise UserError(f"{name}: {what} {MAX_CELL:,} that XML allows: name the output .csv")
@@ -160,7 +160,7 @@ def _write_xlsx(file: BinaryIO, name: str, header: list[str], are_numbers: list[
                 look = looks[column] if are_numbers[column] else None
                 sheet.write_number(place, column, _Exact(value), look)
             else:
-                write_text(place, column, cell, as_text)  # so that an edited 01 keeps its zero
+                write_text(place, column, cell)
 
         def write(rows: list) -> None:
             if not widths:

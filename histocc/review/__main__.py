@@ -14,6 +14,7 @@ decisions. Without an action, the page begins with the choice of a table, and a 
 """
 
 import codecs
+import json
 import os
 import re
 import shlex
@@ -22,7 +23,7 @@ import sys
 from collections import Counter
 from dataclasses import MISSING, dataclass, replace
 from itertools import chain, islice
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import numpy as np
 
@@ -139,7 +140,15 @@ class ReviewConfig(Agreement, Format):
         if self.language and self.language_col:
             problems.append("--language and --language-col are mutually exclusive")
         if not is_name(self.by):
-            problems.append(f"--by: {self.by!r} is not the name of somebody who decides")
+            problems.append(f"--by: {self.by!r:.60} is not the name of somebody who decides")
+        names: list[str | None] = [self.weight_col, self.language, self.language_col, self.sheet]
+        names += chain.from_iterable(
+            filter(None, (self.input_col, self.target_cols, self.show, self.fill_down))
+        )
+        what = "would be a flag in commands: rename it, without - at its beginning"
+        problems += [
+            f"{name!r:.200}: {what}" for name in dict.fromkeys(names) if name and name.startswith("-")
+        ]
         inputs: dict[str | None, str] = dict.fromkeys(self.files, "an input")
         inputs |= {self.to or None: "the coded file", self.key: "the file of --key"}
         inputs |= {self.descriptions: "the file of --descriptions", self.known: "the file of --known"}
@@ -165,12 +174,7 @@ def next_command(args: ReviewConfig, coded: CodedFile, sheet: str) -> list[str]:
     """Return the words of the command that takes a sheet of this file."""
     action = "report" if args.sample else "apply"
     command = ["python", "-m", "histocc.review", action, sheet, "--to", args.files[0]]
-    stem, ending = TABLE_NAME.sub(r"\1", args.files[0]), ending_of(args.files[0])
-    ending = ".xlsx" if re.search(r"\.(xls[mb]?|ods)$", args.files[0], re.IGNORECASE) else ending
-    outputs = (f"{stem}.final{number or ''}{ending}" for number in range(10_000))
-    command += (
-        [] if args.sample else ["--output", next(path for path in outputs if not os.path.lexists(path))]
-    )
+    command += [] if args.sample else ["--output", free_output(args.files[0])]
     columns = "input_col", "weight_col", "language", "language_col", "delimiter", "encoding", "no_quotes"
     columns += "sheet", "ditto", "fill_down", "target_cols", "classes"
     for name in ("key", "descriptions", "by", "known", "training_data", "fill", "guesses", *columns):
@@ -182,12 +186,21 @@ def next_command(args: ReviewConfig, coded: CodedFile, sheet: str) -> list[str]:
     return command
 
 
+def free_output(path: str) -> str:
+    """Return a name beside a table that no file has yet, for the coded table."""
+    stem, ending = TABLE_NAME.sub(r"\1", path), ending_of(path)
+    ending = ".xlsx" if re.search(r"\.(xls[mb]?|ods)$", path, re.IGNORECASE) else ending
+    outputs = (f"{stem}.final{number or ''}{ending}" for number in range(10_000))
+    return next(path for path in outputs if not os.path.lexists(path))
+
+
 def take_guesses(coded: CodedFile, model: str, report: Report = nothing) -> None:
     """Give the texts of a HISCO table without codes the choices of a model. Their language does not matter:
     guesses for one that the model does not have help a little at first, and do no harm later.
     """
     texts = [text for text in coded.texts.values() if not text.decided]
-    if model != "none" and coded.system == "hisco" and not any(text.codes for text in texts):
+    has_codes = coded.is_coded or any(text.is_given for text in texts)  # others than guesses of before
+    if model != "none" and coded.system == "hisco" and not has_codes:
         from histocc.published import built_in  # loads torch, which takes seconds
 
         print(f"{coded.path}: first guesses are those of the {model} model", flush=True)
@@ -263,18 +276,19 @@ def apply_sheets(args: ReviewConfig, coded: CodedFile, key: list[str] | None) ->
         text, before, decider = key_of(record.text, record.language), record.codes, record.decider
         row, times = [*record.cells, *coded.added], record.weight
         counts["empty"] += times * (not text[0])
+        was_guess = row[coded.decided].strip() == GUESS  # of an earlier --fill: learned anew, or gone
         if record.is_ditto and decider not in ("", answers.get(text, [""])[-1]):
             return row  # somebody else has decided on it alone
         if text in answers:
             counts["rows"] += times
             counts["changed"] += times * (answers[text][0] != coded.answer(before, decider))
-        elif text in guessed and not decider and (coded.is_coded or not before):
+        elif text in guessed and not decider and (coded.is_coded or was_guess or not before):
             counts["filled"] += times
-        else:
+        elif not (args.fill and was_guess):
             for place, code in zip(coded.classes["title"], before):
                 row[place] = row[place] or hisco_classes()["title"].get(code, "")
             return row
-        codes, conf, row[coded.decided] = answers.get(text) or guessed[text]
+        codes, conf, row[coded.decided] = answers.get(text) or guessed.get(text, ([], "", ""))
         for places, of_code in beside:
             values = codes if of_code is None else [of_code.get(code, "") for code in codes]
             for place, value in zip(places, [*values, *[""] * len(places)]):
@@ -402,8 +416,8 @@ def serve_page(args: ReviewConfig, coded: CodedFile, key: list[str] | None) -> N
     server = serve.Server(args.port)
     decisions = open_page(server, args, coded, key)
     texts, decided = f"{len(decisions.texts):,} texts", f"{len(decisions.made):,} of them have a decision"
-    serve.serve(server, f"{coded.path}: {texts}, {decided} in {decisions.path}", not args.no_browser)
-    say_next(args, coded, decisions.path)
+    said = f"{coded.path}: {texts}, {decided} in {decisions.path}"
+    serve.serve(server, said, not args.no_browser, lambda: say_next(args, coded, decisions.path))
 
 
 def open_page(
@@ -418,8 +432,9 @@ def open_page(
     codes = codes_of_key(args, coded, key)  # mistakes are found before the model is made
     take_guesses(coded, args.guesses, report)
     report(f"comparing {len(coded.texts):,} texts", None)
-    decisions = serve.Decisions(coded, codes, path, args.order)
-    server.open(decisions, args.by, lambda: save_table(args, coded, path))
+    flags = getattr(os, "O_NOFOLLOW", 0) if server.start else 0  # nothing outside its folder is written
+    decisions = serve.Decisions(coded, codes, path, args.order, flags)
+    server.open(decisions, args.by, lambda: save_table(args, coded, decisions))
     return decisions
 
 
@@ -437,23 +452,33 @@ def choose_table(args: ReviewConfig) -> None:
 
     start, server = Start(args, open_table), serve.Server(args.port)
     server.start = start
-    serve.serve(server, f"{args.files[0]}: the page lets you choose a table", not args.no_browser)
-    if opened:
-        say_next(*opened)
+    said = f"{args.files[0]}: the page lets you choose a table"
+    serve.serve(server, said, not args.no_browser, lambda: say_next(*opened) if opened else None)
 
 
-def save_table(args: ReviewConfig, coded: CodedFile, sheet: str) -> str:
-    """Write the coded table beside the input, as the command does; return what to tell. Raises UserError."""
-    command, env = next_command(replace(args, fill=True), coded, sheet), {"PYTHONIOENCODING": "utf-8"}
-    output = command[command.index("--output") + 1]
-    command = [sys.executable, *command[1:]]
-    done = subprocess.run(command, capture_output=True, encoding="utf-8", env=os.environ | env)
+def save_table(args: ReviewConfig, coded: CodedFile, decisions: serve.Decisions) -> str:
+    """Write the coded table beside the input, like `apply --fill`; return what to tell. Raises UserError."""
+    output, child = free_output(args.files[0]), "from histocc.review import __main__ as it; it.save_given()"
+    given = replace(args, action="apply", files=[decisions.path], to=args.files[0], output=output, fill=True)
+    done = subprocess.run(  # a name of a column that looks like a flag is none in JSON
+        [sys.executable, "-c", child],
+        input=json.dumps(given.values() | {"decisions": ""}),
+        capture_output=True,
+        encoding="utf-8",
+        env=os.environ | {"PYTHONIOENCODING": "utf-8"},
+    )
     problem = done.stderr.rpartition("error: ")[2].strip() if done.returncode else ""
     if done.returncode and not os.path.exists(output):  # it is there if only some rows could not be read
         raise UserError(problem or "the command was stopped")
     cited = f"Cite it as: The histocc contributors. histocc (version {__version__})"
     said = sorted(done.stdout.splitlines(), key=lambda line: not line.startswith(f"{output}: "))
-    return "Saved: " + "\n".join(filter(None, (*said, problem, train_command(args, coded, output), cited)))
+    train = train_command(args, coded, output) if decisions.known else ""
+    return "Saved: " + "\n".join(filter(None, (*said, problem, train, cited)))
+
+
+def save_given() -> NoReturn:
+    """Write the table that the page saves, by arguments from standard input."""
+    sys.exit(run_command(lambda: act(ReviewConfig(**json.load(sys.stdin)))))
 
 
 def train_command(args: ReviewConfig, coded: CodedFile, table: str) -> str:
@@ -508,7 +533,10 @@ def run(argv: list[str] | None) -> None:
     if not {*argv[:1]} & {*ABOUT}:
         argv = ["start", *(["."] if not argv or argv[0].startswith("-") else []), *argv]
     given = get_args_parser(argv[0]).parse_args(argv[1:]).values()
-    args = ReviewConfig(**given | {"action": argv[0]})
+    act(ReviewConfig(**given | {"action": argv[0]}))
+
+
+def act(args: ReviewConfig) -> None:
     raise_if_any(args.problems())
     if args.output and os.path.isdir(os.path.dirname(args.output) or "."):
         remove_leftovers(args.output)
@@ -539,9 +567,8 @@ def read_table(args: ReviewConfig) -> tuple[CodedFile, list[str] | None]:
     coded = CodedFile(path, columns, args.language_col, args, system, codes)
     if dittos := coded.table.about_dittos():
         print(f"{path}: texts such as {dittos}")
-    if faults := coded.table.faults:
-        first = f"line {faults[0][0]:,}: {faults[0][2]}"
-        print(f"{path}: {len(faults):,} rows cannot be read and are left out; the first is {first}")
+    for line in coded.unread:
+        print(line)
     if args.known:
         coded.know(CodedFile(args.known, columns, args.language_col, system=coded.system, key=codes))
         print(f"{args.known}: {len(coded.known):,} known texts")

@@ -24,7 +24,7 @@ from importlib.resources import files
 from io import FileIO
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from histocc.data.records import is_name
 from histocc.data.rows import csv_text, escape_formula
@@ -60,10 +60,10 @@ class Decisions:
     several threads take turns. Raises UserError if the decisions file is none, or of another coded file.
 
     order: `learn`: texts that teach most come first; `rows`: those with most expected mistakes; `file`: as
-    there.
+    there. flags: with which the file is opened, of `os`.
     """
 
-    def __init__(self, coded: CodedFile, codes: Codes, path: str, order: str = "learn"):
+    def __init__(self, coded: CodedFile, codes: Codes, path: str, order: str = "learn", flags: int = 0):
         self.coded, self.codes, self.path, self.order = coded, codes, path, order
         from histocc.review.learn import Learner  # loads torch, which takes seconds
 
@@ -86,14 +86,20 @@ class Decisions:
         for place, text in enumerate(decided, len(self.texts)):
             self._know(place, tuple(text.answer))
         self.has_changed = threading.Event()
+        self.flags = flags | os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0)
         self.guesses: Guesses | None = None
         self.taught: dict[int, tuple[str, ...] | None] = {}  # the decisions that they were learned from
         self.size = self._open()
+        self.notes = self.sheets.unused
+        if decided and not self.texts:
+            what = f"all have codes already, or a name in the column {coded.header[coded.decided]}"
+            self.notes.append(f"{coded.path}: no text is open: {what}")
 
     @contextlib.contextmanager
     def _held(self) -> Generator[FileIO]:
-        """Open the file, created if it does not exist, while no other server writes to it. Raises OSError."""
-        with naming(self.path), open(self.path, "a+b", buffering=0) as file:
+        """Open the file while no other server writes to it; it is created at first alone. Raises OSError."""
+        with naming(self.path), open(os.open(self.path, self.flags, 0o666), "r+b", buffering=0) as file:
+            self.flags &= ~os.O_CREAT
             if not take_lock(file):
                 raise OSError(errno.EBUSY, CHANGED)
             yield file
@@ -294,6 +300,7 @@ class Decisions:
             "accuracy": right[1],
             "interval": right[::2] if self.guesses else None,
             "unfitted": self.coded.unfitted,
+            "notes": [*self.coded.unread, *self.notes],
         }
 
 
@@ -350,9 +357,11 @@ class Handler(BaseHTTPRequestHandler):
         decisions = self.server.decisions
         try:
             asked = json.loads(self.rfile.read(int(size)))
+            if not decisions and ("export" in asked or "window" in asked):
+                raise ValueError("no table is open yet: reload the page")
             if "export" in asked:
                 return self.reply(HTTPStatus.OK, {"exported": self.server.export()})
-            if "window" not in asked:
+            if "window" not in asked and self.server.start:
                 return self.reply(HTTPStatus.OK, self.server.start.answer(asked))
             window, text_id = str(asked["window"]), asked.get("id")
             if len(str(asked.get("find", "")) + str(asked.get("only", ""))) > MAX_WORDS:
@@ -363,8 +372,8 @@ class Handler(BaseHTTPRequestHandler):
             if "answer" in asked:
                 note = " ".join(str(asked.get("note", "")).split())
                 remarks = bool(asked.get("unsure")), note, str(asked.get("by") or self.server.by)
-                if not is_name(remarks[-1]):
-                    raise ValueError(f"{remarks[-1]!r} is not the name of somebody: open ?by=NAME")
+                if not is_name(remarks[-1]) or not isinstance(asked.get("by") or "", str):
+                    raise ValueError(f"{remarks[-1]!r:.60} is not the name of somebody: open ?by=NAME")
                 saved = decisions.decide(text_id, asked["answer"], asked["seen"], *remarks)
             shown = decisions.show(text_id, window) if asked.get("stay") else decisions.next(window, only)
             by = str(asked.get("by") or self.server.by)
@@ -374,7 +383,8 @@ class Handler(BaseHTTPRequestHandler):
         except OSError as error:
             self.reply(HTTPStatus.INSUFFICIENT_STORAGE, {"error": in_words(error)})
         except (UserError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            self.reply(HTTPStatus.BAD_REQUEST, {"error": str(error)})
+            lacks = f"the request lacks {error}, or the table has no such text: reload the page"
+            self.reply(HTTPStatus.BAD_REQUEST, {"error": lacks if type(error) is KeyError else str(error)})
 
     def reply(self, status: HTTPStatus, content: Any) -> None:
         self.send(status, json.dumps(content).encode(), "application/json")
@@ -422,12 +432,12 @@ class Server(ThreadingHTTPServer):
         threading.Thread(target=decisions.learn, daemon=True).start()
 
 
-def serve(server: Server, said: str, with_browser: bool) -> None:
-    """Serve the page until Ctrl-C or SIGTERM. said: the first words of a line on what is served."""
+def serve(server: Server, said: str, with_browser: bool, say_next: Callable[[], None]) -> NoReturn:
+    """Serve the page until Ctrl-C or SIGTERM, then end the process. said: what the first line says."""
     address = f"http://{HOST}:{server.server_port}/{server.token}/"
     with server:
         print(f"{said}; served by process {os.getpid()}")
-        for line in server.decisions.sheets.unused if server.decisions else ():
+        for line in server.decisions.notes if server.decisions else ():
             print(f"Note: {line}")
         print(OPEN.format(address), flush=True)
         # without a screen it would be a browser in this terminal
@@ -440,3 +450,6 @@ def serve(server: Server, said: str, with_browser: bool) -> None:
         except KeyboardInterrupt:
             if server.decisions:
                 print(f"{len(server.decisions.made):,} texts have a decision.")
+    say_next()
+    sys.stdout.flush()
+    os._exit(0)  # Python would end in the midst of a thread that learns, and torch aborts then

@@ -141,13 +141,18 @@ class CodedFile:
                 each for i, code in enumerate(written, 1) for each in (code, *(f"{x}_{i}" for x in beside))
             ]
             names += [*filled, DECIDED]
-            if own := [name for name in filled if name in before]:  # not of an earlier --fill
-                raise UserError(f"{path}: --fill writes columns {', '.join(own)}: give yours other names")
+            filling = filled or CONFIDENCE * bool(asked and asked.action == "serve")
+            if own := [name for name in filling if name in before]:  # not of an earlier --fill
+                what = f"guesses fill columns {', '.join(own)} of the coded table (--fill)"
+                raise UserError(f"{path}: {what}: give yours other names")
             new = [name for name in names if name not in by_name]
             places = {name: [*by_name, *new].index(name) for name in names}
         fill_down = (asked and asked.fill_down) or []
         columns = list(dict.fromkeys([*wanted, *filter(None, [weight_column]), *show, *fill_down, *given]))
         raise_if_any(column_problems(path, header, columns, column_flags(asked) if asked else None))
+        if both := [name for name in input_cols if name in places]:
+            what = f"the column {both[0]} has the texts, and review writes such a column"
+            raise UserError(f"{path}: {what}: choose another one, or give it another name")
         self.header, self.formatter = header + new, formatter_of(self.system)
         self.added = [MODEL if name == DECIDED and self.is_coded else "" for name in new]
         self.input_cols = list(map(by_name.index, input_cols))
@@ -260,6 +265,12 @@ class CodedFile:
                         each.decided, each.answer = text.decided or KNOWN, text.answer
                         each.codes, each.probs, each.doubt = text.answer, [], 0.0
                         self.known[words, own] = each
+
+    @property
+    def unread(self) -> list[str]:
+        """A line on the rows that cannot be read, if there are any."""
+        what = f"{self.path}: {len(self.table.faults):,} rows cannot be read and are left out; the first is"
+        return [f"{what} line {line:,}: {why}" for line, _, why in self.table.faults[:1]]
 
     def answer(self, codes: list[str], decider: str) -> list[str]:
         """Return the codes of a row that are its answer; decider: "" for the model."""

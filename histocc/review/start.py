@@ -67,7 +67,8 @@ class Start:
     def _path(self, name: Any) -> str:
         if name not in self.tables():
             raise UserError(f"{name!s:.200}: is not a table of the folder {self.folder or '.'}")
-        return os.path.normpath(os.path.join(self.folder, name))
+        path = os.path.normpath(os.path.join(self.folder, name))
+        return os.path.join(".", path) if path.startswith("-") else path  # in commands it is no flag
 
     def answer(self, asked: dict[str, Any]) -> dict[str, Any]:
         """Return what the screen asks for. Raises UserError, OSError, or what a malformed request causes."""
@@ -78,7 +79,8 @@ class Start:
             flags = {name: chosen[name] for name in FLAGS if chosen.get(name)}
             if flags.get("key") not in (None, "hisco"):
                 flags["key"] = self._path(flags["key"])
-            flags["by"] = " ".join(str(chosen.get("by", "")).split())
+            by = chosen.get("by") or ""
+            flags["by"] = " ".join(by.split()) if isinstance(by, str) else by
             with self.lock:
                 if self.state and "error" not in self.state:
                     raise UserError("a table was opened in another window: reload this page")
