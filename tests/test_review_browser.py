@@ -318,7 +318,7 @@ def test_five_megabytes_in_the_search(folder, browser):
 
 def test_colours_can_be_told_apart():
     """In both themes: words by 4.5 : 1, borders by 3 : 1 (WCAG 2.2, 1.4.3 and 1.4.11)."""
-    page = files("histocc.review").joinpath("page.html").read_text()
+    page = files("histocc.review").joinpath("shared.css").read_text()
 
     def luminance(colour):
         digits = colour if len(colour) == 6 else "".join(digit * 2 for digit in colour)

@@ -342,10 +342,12 @@ class Handler(BaseHTTPRequestHandler):
             key = [[code, codes.words.get(code, "")] for code in sorted(codes.codes)]
             return self.reply(HTTPStatus.OK, key)
         nonce = secrets.token_urlsafe(16)
-        page = files("histocc.review").joinpath("page.html" if decisions else "start.html").read_text("utf-8")
+        names = "page.html" if decisions else "start.html", "shared.css"
+        page, shared = (files("histocc.review").joinpath(name).read_text("utf-8") for name in names)
         policy = f"default-src 'none'; script-src 'nonce-{nonce}'; style-src 'nonce-{nonce}'; img-src data:"
         policy += "; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-        self.send(HTTPStatus.OK, page.replace("NONCE", nonce).encode(), "text/html; charset=utf-8", policy)
+        page = page.replace("SHARED", shared).replace("NONCE", nonce)
+        self.send(HTTPStatus.OK, page.encode(), "text/html; charset=utf-8", policy)
 
     def do_POST(self) -> None:
         size = self.headers.get("Content-Length", "")
