@@ -76,7 +76,8 @@ def test_fitted_ones_are_stored_and_used(trained, tmp_path):  # noqa: F811
     assert f"{limit:g} (fitted)" in said
     given, _ = flat_rows(model, tmp_path, "given.csv", "--threshold", "0.5")
     assert given == before and (always or all(float(row["prob_1"]) > limit for row in after if row["prob_1"]))
-    assert all(float(row["prob_2"]) > limit for row in after if row["prob_2"])
+    further = [row[name] for row in after for name in row if name in ("prob_2", "prob_3", "prob_4", "prob_5")]
+    assert all(float(probability) > limit for probability in further if probability)
     again = evaluated(model, data, tmp_path / "again")[0]["decoders"]["linear"]
     assert again["codes_above"] == f"{limit:g} (fitted){always}"
     assert again["by_digits"][-1]["over_rows"]["f1"] == pytest.approx(best["f1"])
