@@ -16,6 +16,7 @@ from test_predict import CODES, flags, model, predict_here, table  # noqa: F401
 
 from histocc.evaluate import __main__ as evaluate
 from histocc.predict import __main__ as predict
+from histocc.predict import coding
 from histocc.runtime import forked
 from histocc.runtime.device import settings_of_torch
 from histocc.runtime.errors import TrainingError, UserError
@@ -179,11 +180,11 @@ def coded(tmp_path, model, *more) -> tuple[bytes, str]:
 
 
 def test_a_file_is_the_same_on_several_cores_also_if_a_process_died(tmp_path, model, monkeypatch):
-    monkeypatch.setattr(predict, "PIECE", 48)  # so that there are some to share
+    monkeypatch.setattr(coding, "PIECE", 48)  # so that there are some to share
     one, _ = coded(tmp_path, model, "--processes", 1)
     several, said = coded(tmp_path, model, "--processes", 3)
     assert "3 processes on cpu" in said and one == several and one.count(b"\n") > 400
-    part = predict.Coding.code_piece
+    part = coding.Coding.code_piece
 
     def dies(coding, number, texts) -> None:
         if number == 3:  # of the second process
@@ -192,7 +193,7 @@ def test_a_file_is_the_same_on_several_cores_also_if_a_process_died(tmp_path, mo
 
     asked = flags(model, tmp_path / "in.csv", tmp_path / "out.csv", "--batch-size", 64, "--processes", 2)
     with monkeypatch.context() as patched:
-        patched.setattr(predict.Coding, "code_piece", dies)
+        patched.setattr(coding.Coding, "code_piece", dies)
         assert "has died" in run_here(predict.main, *asked, "--device", "cpu", code=1)
     assert list((tmp_path / "out.csv.parts").glob("*.part")) and "resuming" in predict_here(*asked)
     assert (tmp_path / "out.csv").read_bytes() == one

@@ -40,6 +40,7 @@ from histocc.model.ngrams import PATTERNS, hash_ngrams
 from histocc.model.search import CodeSearch, CodeTrie
 from histocc.occ_canine import OccCANINE
 from histocc.predict import __main__ as predict
+from histocc.predict import coding
 from histocc.predict.coder import Coded, Coder
 from histocc.predict.decoders import DECODERS
 from histocc.published import models
@@ -238,7 +239,7 @@ def test_a_workbook_has_codes_as_text_and_room_for_every_cell(model, tmp_path, m
     assert kinds["prob_1"] == {float} and " 007 " in {row[header.index("note")] for row in rows}
     long = write_csv(tmp_path / "long.csv", HEADER, [("1", "smed", "da", "x" * 40_000)])
     assert "characters, and a cell of .xlsx holds 32,767" in refused(*flags(model, long, tmp_path / "l.xlsx"))
-    monkeypatch.setattr(predict, "MAX_ROWS", 30)
+    monkeypatch.setattr(coding, "MAX_ROWS", 30)
     again = flags(model, source, output, "--overwrite")
     assert "a sheet has 30 rows, and there are 30 to write" in refused(*again)
     monkeypatch.setitem(sys.modules, "xlsxwriter", None)
@@ -511,7 +512,7 @@ def test_languages_are_read_as_in_the_training(tmp_path, args, header, said):
 
 
 def test_known_texts_have_their_codes(model, tmp_path, monkeypatch):
-    monkeypatch.setattr(predict, "PIECE", 64)
+    monkeypatch.setattr(coding, "PIECE", 64)
     source = table(tmp_path / "in.csv", 900, distinct=30)
     before = read(source)
     text, language, other = before[1]["occ1"], before[1]["lang"], before[3]["occ1"]
@@ -752,7 +753,7 @@ def is_killed_at(number, folder, work) -> bool:
 
 @pytest.mark.processes
 def test_after_a_kill_at_any_file_operation_the_same_command_finishes(model, tmp_path, monkeypatch):
-    monkeypatch.setattr(predict, "PIECE", 100)
+    monkeypatch.setattr(coding, "PIECE", 100)
     source, folder, number = table(tmp_path / "in.csv", 200), tmp_path / "new", 1
     predict_here(*flags(model, source, tmp_path / "whole.csv"))
     asked = flags(model, source, folder / "out.csv")
@@ -775,8 +776,8 @@ def test_after_a_kill_at_any_file_operation_the_same_command_finishes(model, tmp
 def test_parts_that_are_there_are_kept_and_damaged_ones_coded_again(
     model, tmp_path, monkeypatch, error, message
 ):
-    monkeypatch.setattr(predict, "PIECE", 50)
-    source, code_piece = table(tmp_path / "in.csv", 300), predict.Coding.code_piece
+    monkeypatch.setattr(coding, "PIECE", 50)
+    source, code_piece = table(tmp_path / "in.csv", 300), coding.Coding.code_piece
     predict_here(*flags(model, source, tmp_path / "whole.csv"))
 
     def fail(self, number, texts):
@@ -786,7 +787,7 @@ def test_parts_that_are_there_are_kept_and_damaged_ones_coded_again(
 
     asked, parts = flags(model, source, tmp_path / "out.csv"), tmp_path / "out.csv.parts"
     with monkeypatch.context() as patch:
-        patch.setattr(predict.Coding, "code_piece", fail)
+        patch.setattr(coding.Coding, "code_piece", fail)
         assert message in run_here(predict.main, *asked, "--device", "cpu", code=1)
     assert not (tmp_path / "out.csv").exists()
     names = [f"00000{i}.part" for i in range(3)]
@@ -814,13 +815,13 @@ def test_a_folder_of_somebody_else_is_left_alone(model, tmp_path):
 
 
 def test_an_input_that_changes_meanwhile_is_said(model, tmp_path, monkeypatch):
-    source, code_piece = table(tmp_path / "in.csv", 9), predict.Coding.code_piece
+    source, code_piece = table(tmp_path / "in.csv", 9), coding.Coding.code_piece
 
     def rewrite(self, *rest):
         write_csv(source, HEADER, [(1, "new", "da", "x")])
         code_piece(self, *rest)
 
-    monkeypatch.setattr(predict.Coding, "code_piece", rewrite)
+    monkeypatch.setattr(coding.Coding, "code_piece", rewrite)
     said = refused(*flags(model, source, tmp_path / "out.csv"))
     assert "in.csv was changed" in said and "--overwrite" in said
     assert not (tmp_path / "out.csv").exists()
@@ -828,7 +829,7 @@ def test_an_input_that_changes_meanwhile_is_said(model, tmp_path, monkeypatch):
 
 def test_progress_is_shown(model, tmp_path, monkeypatch):
     monkeypatch.setattr(log, "PROGRESS_SECONDS", 0.0)
-    monkeypatch.setattr(predict, "PIECE", 200)
+    monkeypatch.setattr(coding, "PIECE", 200)
     source = table(tmp_path / "in.csv", 1_000)
     said = predict_here(*flags(model, source, tmp_path / "out.csv", "--decoder", "flat", "--batch-size", 40))
     texts = re.findall(r"coding: (\d+) of 9\d\d texts, [\d,.]+/s", said)

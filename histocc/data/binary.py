@@ -29,6 +29,7 @@ from histocc.data.workbook import has_merged, scanned
 from histocc.runtime.errors import UserError
 from histocc.runtime.files import opened
 
+RANGE = 1 << 24  # bytes of a file's range of rows, at least
 CHUNK = 1 << 12  # rows: few enough for the cells of a chunk to stay in the processor's cache
 _STATA_CHUNK = 1 << 16  # rows of Stata and SPSS files, whose beginning is read again for each chunk
 _TOP = 20  # rows among which the names of the columns are looked for
@@ -112,12 +113,14 @@ class Binary(NamedTuple):
 
     kind: str  # for the user
     names: list[str]  # of the columns, as in the file
-    read: Callable[[Sequence[int]], Iterator[Rows]]  # given the places of columns
+    # given the places of columns, and the number of a range if there are several
+    read: Callable[..., Iterator[tuple]]
     notes: tuple[str, ...] = ()  # for the user
     sheets: Sequence["_Sheet"] = ()
     # name of a column → ending of the outputs that keep its type, and the type of pyarrow, or the format of
     # numbers ("" of texts) and the missing values of Stata and SPSS
     types: dict[str, tuple] = {}
+    ranges: int = 1  # of rows that can be read each without those before
 
 
 def kind_of(begin: bytes) -> str:
@@ -189,7 +192,7 @@ def _parquet(path: str) -> Binary:
     except errors as error:
         raise UserError(f"{path}: is a damaged Parquet file ({error!s:.300})") from None
 
-    def read(places: Sequence[int]) -> Iterator[Rows]:
+    def read(places: Sequence[int], span: int | None = None) -> Iterator[Rows]:
         for column in map(schema.field, places):
             if column.type.num_fields:  # lists, records
                 what = f"column {column.name!r} holds several values in a cell: write each cell as one text"
@@ -197,7 +200,12 @@ def _parquet(path: str) -> Binary:
         # Columns are taken by place if all are read, or if names repeat.
         by_place = len(places) == len(names) or len({*names}) < len(names)
         columns = None if by_place else [names[place] for place in places]
-        row, batches = 0, file.iter_batches(CHUNK, columns=columns)
+        of_group = [file.metadata.row_group(i).num_rows for i in range(file.num_row_groups)]
+        groups = range(len(of_group))
+        if span is not None:
+            groups = range(*(len(of_group) * k // ranges for k in (span, span + 1)))
+        row = sum(of_group[: groups.start])
+        batches = file.iter_batches(CHUNK, groups, columns)
         while names:
             try:
                 if (batch := next(batches, None)) is None:
@@ -210,7 +218,7 @@ def _parquet(path: str) -> Binary:
                 raise UserError(what) from None
             yield np.arange(row, row + len(batch), dtype=np.int64) + 1, cells
             row += len(batch)
-        if names and row != (rows := file.metadata.num_rows):
+        if names and row != (rows := sum(of_group[: groups.stop])):
             raise UserError(f"{path}: is a damaged Parquet file ({row:,} rows of {rows:,} are there)")
 
     is_of = pyarrow.types
@@ -219,7 +227,8 @@ def _parquet(path: str) -> Binary:
         for name, kind in zip(names, schema.types)
         if is_of.is_primitive(kind) and not is_of.is_time(kind) and not is_of.is_duration(kind)
     }
-    return Binary("Parquet", names, read, types=types)
+    ranges = max(1, min(file.num_row_groups, os.path.getsize(path) // RANGE))
+    return Binary("Parquet", names, read, types=types, ranges=ranges)
 
 
 def _parquet_cells(values: Any) -> list[str]:

@@ -191,7 +191,7 @@ class Reader:
         self.files.append({"path": path, "part": part, "rows": rows, "encoding": encoding, **more})
 
     def _read_rows(self, table: Table, part: str, records: Records) -> None:
-        settings, path, lines, texts = self.settings, table.path, records.lines, records.texts
+        settings, path, lines, texts = self.settings, table.name, records.lines, records.texts
         columns, cells, deciders = records.filled, records.filled[table.texts[0]], table.decided
         keep = np.ones(len(texts), dtype=bool)
         rejects: list[tuple] = [(line, "", "", kind, reason) for line, kind, reason in records.faults]
@@ -331,7 +331,7 @@ class Reader:
             rows, places = np.nonzero(marked & keep[:, None])
             if len(rows):
                 values = (cells[place][row] for row, place in zip(rows, places))
-                self.findings.note(kind, table.path, records.lines[rows], values)
+                self.findings.note(kind, table.name, records.lines[rows], values)
 
         note("missing_declared", numbers == DECLARED)
         blank = keep & np.isin(numbers[:, 0], (BLANK, WORD, DECLARED))

@@ -2,8 +2,9 @@
 repeat the one above, languages, codes, weights, and who has decided.
 """
 
+import copy
 import re
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -12,7 +13,7 @@ from typing import Any, NamedTuple
 
 from histocc.data.binary import present
 from histocc.data.rows import MISSING_WORDS, folded
-from histocc.data.tables import Chunk, read_chunks, table_format, unique_names
+from histocc.data.tables import Chunk, Path, read_chunks, str_of, table_format, unique_names
 from histocc.runtime.errors import UserError
 from histocc.text import UNKNOWN_LANGUAGE, as_is, cleaner, is_composed, join_columns, repaired_cells, strip
 
@@ -131,12 +132,13 @@ class Table:
     read, None for all; language: that of all rows if there is no column; rule: by which texts are cleaned, if
     any; ditto: whether a text that only repeats the one above becomes it (ALL or LEAVE; None: unless the head
     of the file tells that it does not); fill_down: columns in which a blank cell holds what stands above it;
-    repair: whether broken letters of texts, and escapes, become letters (the columns stay).
+    repair: whether broken letters of texts, and escapes, become letters (the columns stay); before: tables of
+    which this one is the continuation.
     """
 
     def __init__(
         self,
-        path: str,
+        path: Path,
         how: Sequence[Any],
         texts: Sequence[str],
         codes: Sequence[str] = (),
@@ -149,8 +151,11 @@ class Table:
         ditto: str | None = None,
         fill_down: Sequence[str] | None = None,
         repair: bool = False,
+        before: Sequence[Path] = (),
     ):
-        self.path, self.how, self.format = path, how, table_format(path, *how)
+        self.name = str_of(path)  # for messages
+        self.path, self.before = path, before
+        self.how, self.format = how, table_format(path, *how)
         self.clean = cleaner(rule) if rule else str
         self.ditto, self.repair, self.language = ditto, repair, language
         self.read_code: Callable[[str], str] = str  # returns the code that a cell holds, or ""
@@ -171,15 +176,38 @@ class Table:
         self.counts: Counter[str] = Counter()  # rows with dittos, by what becomes of them
         self.faults: list[tuple[int, str, str]] = []  # as in `Chunk`, of all rows by `__iter__`
 
-    def records(self, check: Callable[[], Any] = nothing) -> Iterator[Records]:
-        """Yield all rows, many at a time. `check` is called before each yield. Raises UserError."""
+    def records(self, check: Callable[[], Any] = nothing, span: int | None = None) -> Iterator[Records]:
+        """Yield all rows, many at a time, or those of the range `span`. `check` is called before each yield.
+        Raises UserError.
+        """
         self.counts.clear()
         above = None
-        for chunk in read_chunks(self.path, self.places, *self.how):
+        for chunk in read_chunks(self.path, self.places, *self.how, span=span):
             check()
+            if above is None and len(chunk.lines):
+                above = self._above(chunk, span or 0)
             some = self._checked(chunk, above)
             above = some if some.texts else above
             yield some
+
+    def _above(self, chunk: Chunk, span: int) -> Records | None:
+        """Return the rows before a range of the table, if its first row repeats something of them, else the
+        first rows of all, which tell whether texts are repeated. None: it has the first rows itself.
+        """
+        if not (span or self.before):
+            return None
+        first = [column[0] for column in chunk.columns]
+        repeats = any(is_ditto(self.clean(first[place])) for place in self.texts)
+        repeats |= any(not first[place].strip() for place in self.fill_down)
+        other = copy.copy(self)
+        other.counts = Counter()
+        if not repeats:
+            other.path, other.before = [*self.before, self.path][0], ()
+            return next(other.records(span=0), None)
+        if not span:
+            other.path, other.before = self.before[-1], self.before[:-1]
+            span = table_format(other.path, *self.how).ranges
+        return next(iter(deque(other.records(span=span - 1), 1)), None)
 
     def _checked(self, chunk: Chunk, above: Records | None) -> Records:
         """Return rows with what their cells say, and what those of the rows above say for them."""
@@ -271,7 +299,7 @@ class Table:
     def raise_faults(self) -> None:
         """Raise UserError if a row could not be read."""
         for line, _, reason in self.faults:
-            raise UserError(f"{self.path}, line {line:,}: cannot be read ({reason})")
+            raise UserError(f"{self.name}, line {line:,}: cannot be read ({reason})")
 
     def __iter__(self) -> Iterator[Record]:
         """Yield all rows that can be read, one at a time; `faults` has the others."""

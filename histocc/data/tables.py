@@ -2,12 +2,14 @@
 in gzip, and the tables of `histocc.data.binary`.
 
 Values stay the text in the file: "NA", "null" and "0123" are never turned into anything else. Memory holds
-one chunk, however long the file is; only a workbook is held whole.
+one chunk, however long the file is; only a workbook is held whole. A folder of tables, such as Spark and Dask
+write it, is one table.
 """
 
 import codecs
 import contextlib
 import csv
+import glob
 import gzip
 import io
 import itertools
@@ -22,10 +24,21 @@ from dataclasses import dataclass, field
 from functools import cache, lru_cache
 from itertools import islice
 from typing import Any, BinaryIO, NamedTuple, cast
+from urllib.parse import unquote
 
 import numpy as np
 
-from histocc.data.binary import CHUNK, OF_DOCUMENT, Binary, Rows, composed, kind_of, open_table, unique_names
+from histocc.data.binary import (
+    CHUNK,
+    OF_DOCUMENT,
+    RANGE,
+    Binary,
+    Rows,
+    composed,
+    kind_of,
+    open_table,
+    unique_names,
+)
 from histocc.formatter import SEP_VALUE
 from histocc.runtime.errors import UserError
 from histocc.runtime.files import opened
@@ -34,6 +47,9 @@ DELIMITERS = {"comma": ",", "semicolon": ";", "tab": "\t", "pipe": "|"}
 TABLE_NAME = re.compile(
     r"(.*)\.((csv|tsv|jsonl|ndjson)(\.gz)?|parquet|xls[xmb]?|ods|dta|z?sav|xpt|sas7bdat)\Z", re.IGNORECASE
 )
+_HIVE_NULL = "__HIVE_DEFAULT_PARTITION__"  # by Hive, Spark and pyarrow
+_MAGIC = re.compile(r"[*?[]")  # of patterns
+_NOTED = 3  # notes on the parts of a table
 _BEGIN = 1 << 16  # bytes by which the kind of a file is detected
 _LINE_BREAK = re.compile("\r\n|\r|\n")
 _QUOTES = "a cell that begins with a quotation mark must end with one, and those inside it must be doubled"
@@ -93,6 +109,7 @@ class Format(NamedTuple):
     quoting: Any = csv.QUOTE_MINIMAL  # or another of csv's constants
     binary: Binary | None = None  # a table that is no text
     flags: bool = False  # whether messages may name flags of reading, which apply to the file
+    ranges: int = 1  # ranges of rows that can be read each without those before
 
     def types_but(self, written: Container[str]) -> dict[str, Any]:
         """Return the `types` of a table that is no text, but those of columns that are written anew."""
@@ -100,8 +117,92 @@ class Format(NamedTuple):
         return {name: types[name] for name in types if name not in written}
 
 
+class Part(NamedTuple):
+    """A file of a table that several files hold."""
+
+    path: str
+    name: str  # below the folder of the table
+    keys: dict[str, str] = {}  # columns that the names of its folders give: year=1881
+
+    def __str__(self) -> str:
+        return self.path
+
+
+Path = str | Sequence[Part]  # of a table: a file, a folder, a pattern, or the files themselves
+
+
+def parts_of(path: str) -> list[Part]:
+    """Return the files of a table, in the order of their names: those in a folder and below, but hidden and
+    empty ones, or those that a pattern fits, or the one that is named. Raises UserError if there are none.
+    """
+    found, root = [path], path
+    if not os.path.isdir(path):
+        if os.path.lexists(path) or not glob.has_magic(path):
+            return [Part(path, os.path.basename(path))]
+        found, root = glob.glob(path, recursive=True), os.path.dirname(_MAGIC.split(path)[0])
+    walked = (os.path.join(at, name) for each in found for at, _, names in os.walk(each) for name in names)
+    parts = []
+    for file in sorted({*walked, *filter(os.path.isfile, found)}):
+        *folders, name = os.path.relpath(file, root).split(os.sep)
+        is_hidden = any(each.startswith((".", "_", "~")) for each in (*folders, name))
+        if TABLE_NAME.fullmatch(name) and os.path.getsize(file) and not is_hidden:
+            pairs = (each.partition("=") for each in folders if "=" in each)
+            keys = {key: "" if value == _HIVE_NULL else unquote(value) for key, _, value in pairs}
+            parts.append(Part(file, os.path.join(*folders, name), keys))
+    if not parts:
+        kind = "is a folder" if os.path.isdir(path) else "is a pattern"
+        raise UserError(f"{path}: {kind} with no table (a name that ends in .csv, .parquet, .xlsx …)")
+    return parts
+
+
+def str_of(path: Path) -> str:
+    """Return the name of a table for messages."""
+    return path if isinstance(path, str) else ", ".join(map(str, path[:3])) + " …" * (len(path) > 3)
+
+
+def path_of(names: list[str]) -> Path:
+    """Return the table that several names are, such as those of --input. Raises UserError."""
+    return names[0] if len(names) == 1 else [part for name in names for part in parts_of(name)]
+
+
+def files_of(path: Path) -> Sequence[Part]:
+    """Return the files of a table. Raises UserError if there are none."""
+    return parts_of(path) if isinstance(path, str) else path
+
+
+def _format_of_parts(parts: Sequence[Part], how: tuple) -> Format:
+    """Return how several files are read as one table. Raises UserError if their columns differ."""
+    formats = [table_format(part.path, *how) for part in parts]
+    first, keys = formats[0], [*parts[0].keys]
+    names = unique_names(first.names)
+    for part, other in zip(parts, formats):
+        if odd := {*unique_names(other.names), *part.keys}.symmetric_difference({*names, *keys}):
+            what = f"the parts of a table have the same columns, and only one of these has {min(odd)!r}"
+            raise UserError(f"{parts[0]} and {part}: {what}")
+
+    def read(places: Sequence[int], span: int | None = None) -> Iterator[tuple]:
+        wanted = [names[place] for place in places if place < len(names)]
+        for part in parts:
+            for chunk in read_chunks(part.path, wanted, *how, span=span):
+                cells, given = iter(chunk.columns), [*part.keys.values()]
+                rows = len(chunk.lines)
+                columns = [
+                    next(cells) if place < len(names) else [given[place - len(names)]] * rows
+                    for place in places
+                ]
+                faults = [(line, kind, f"{part}: {reason}") for line, kind, reason in chunk.faults]
+                yield chunk.lines, columns, faults
+
+    types = first.types_but(()) if all(first.types_but(()) == each.types_but(()) for each in formats) else {}
+    notes = [f"({part}) {note}" for part, each in zip(parts, formats) for note in each.notes]
+    more = [f"has {len(notes) - _NOTED:,} more notes of this kind on its parts"] * (len(notes) > _NOTED)
+    binary = Binary("several files", [*first.names, *keys], read, types=types)
+    notes = (f"has {len(parts):,} parts", *notes[:_NOTED], *more)
+    return Format(binary.names, "", "", 0, notes, binary=binary, flags=first.flags, ranges=first.ranges)
+
+
 def table_format(
-    path: str,
+    path: Path,
     delimiter: str | None = None,
     encoding: str | None = None,
     no_quotes: bool = False,
@@ -109,7 +210,11 @@ def table_format(
     texts: Sequence[str] = (),
     flags: bool = False,
 ) -> Format:
-    """Return how a file is read; what is not given is detected. Raises UserError if it is no table."""
+    """Return how a table is read; what is not given is detected. Raises UserError if it is no table."""
+    parts, how = files_of(path), (delimiter, encoding, no_quotes, sheet, texts, flags)
+    if len(parts) > 1 or parts[0].keys:
+        return _format_of_parts(parts, how)
+    path = parts[0].path
     quoting = csv.QUOTE_NONE if no_quotes else csv.QUOTE_MINIMAL
     with _unpacked(path) as (file, raw):
         begin, is_packed = file.read(_BEGIN), file is not raw
@@ -131,7 +236,7 @@ def table_format(
             else _json_lines(path, encoding or "utf-8-sig", *version)
         )
         names, notes = _names(binary.names, binary.notes)
-        return Format(names, "", "", 0, notes, binary=binary)
+        return Format(names, "", "", 0, notes, binary=binary, ranges=binary.ranges)
     notes: tuple[str, ...] = ()
     if encoding is None:
         encoding, notes = _detected(path, flags, *version)
@@ -156,7 +261,10 @@ def table_format(
     if {len(row) for row in below} == {len(names) + 1} and (len(set(ids)) == len(ids) > 1 or ids == ["1"]):
         names = ["row.names", *names]  # R's write.table leaves the first name out
         notes += ("has rows with one cell more than names: the first was taken for R's row names",)
-    return Format(names, delimiter, encoding, above, notes, quoting, flags=flags)
+    # ranges begin at line breaks, which other encodings write in another way
+    can_be_cut = not is_packed and b'\n"'.decode(encoding) == '\n"'
+    ranges = state.st_size // RANGE if can_be_cut else 1
+    return Format(names, delimiter, encoding, above, notes, quoting, flags=flags, ranges=max(1, ranges))
 
 
 def _fits(delimiter: str, lines: list[str], quoting: Any) -> tuple[int, int]:
@@ -179,7 +287,7 @@ def _names(written: list[str], notes: tuple[str, ...]) -> tuple[list[str], tuple
 
 
 def column_problems(
-    path: str, header: list[str], wanted: list[str], flags: dict[str, str] | None = None
+    path: Path, header: list[str], wanted: list[str], flags: dict[str, str] | None = None
 ) -> list[str]:
     """Return the problems of a file's columns, a line each. flags: by column name, the flag that gives it."""
     problems, by_flags = [], flags is not None
@@ -195,7 +303,7 @@ def column_problems(
             " (separate several columns by spaces)" if "," in name else "",
             " (one column only: --delimiter names the column delimiter)" * (len(header) == 1 and by_flags),
         ]
-        with _unpacked(path) as (file, _):
+        with _unpacked(files_of(path)[0].path) as (file, _):
             begin = file.read(_BEGIN)
         if begin.startswith((b"PK", b"\xd0\xcf")):  # a workbook
             other = "; --sheet names another sheet" * by_flags
@@ -208,32 +316,37 @@ def column_problems(
     return problems
 
 
-def read_chunks(path: str, columns: Sequence[str] | Sequence[int] | None, *how: Any) -> Iterator[Chunk]:
-    """Yield all rows below the header. columns: by name or place, all if None; how: as for `table_format`.
-    Raises UserError if the file cannot be read to its end.
+def read_chunks(
+    path: Path, columns: Sequence[str] | Sequence[int] | None, *how: Any, span: int | None = None
+) -> Iterator[Chunk]:
+    """Yield all rows below the header. columns: by name or place, all if None; how: as for `table_format`;
+    span: number of the only one of its `ranges` that is read. Raises UserError if the file cannot be read to
+    its end.
     """
     table = table_format(path, *how)
     width = len(table.names)
     wanted = range(width) if columns is None else columns
     places = [each if isinstance(each, int) else unique_names(table.names).index(each) for each in wanted]
     if table.binary:
-        yield from itertools.starmap(Chunk, table.binary.read(places))
+        ranged = () if span is None else (span,)
+        yield from itertools.starmap(Chunk, table.binary.read(places, *ranged))
         return
-    quotes = _QUOTES + _NO_QUOTES * table.flags
-    with _csv_reader(path, table) as (reader, file):
+    path, quotes = files_of(path)[0].path, _QUOTES + _NO_QUOTES * table.flags
+    with _csv_reader(path, table, span) as (reader, file, before):
         size, more = max(1, os.path.getsize(path)), True
         while more:
             rows, lines, faults = [], [], []
             for _ in range(CHUNK):
-                line = reader.line_num + 1
+                line = before + reader.line_num + 1
                 try:
                     row = next(reader)
                 except StopIteration:
                     more = False
                     break
                 except csv.Error as error:
-                    if reader.line_num > line:
-                        lost = f"is not closed before line {reader.line_num:,}, so that rows are lost"
+                    if before + reader.line_num > line:
+                        last = before + reader.line_num
+                        lost = f"is not closed before line {last:,}, so that rows are lost"
                         what = f"{path}, line {line:,}: a quotation mark {lost}: {quotes} ({error})"
                         raise UserError(what) from None
                     faults.append((line, "broken quotation marks", f"{quotes} ({error})"))
@@ -244,10 +357,8 @@ def read_chunks(path: str, columns: Sequence[str] | Sequence[int] | None, *how: 
                     reason = f"{len(row)} cells in the row, {width} columns in the header"
                     # else a blank line between rows of several cells
                     faults += [(line, "wrong number of cells", reason)] * bool(row)
-                elif reader.line_num > line and any(_holds_rows(cell, table) for cell in row):
-                    reason = (
-                        f"a cell holds rows down to line {reader.line_num:,}: is a quotation mark not closed?"
-                    )
+                elif (last := before + reader.line_num) > line and any(_holds_rows(x, table) for x in row):
+                    reason = f"a cell holds rows down to line {last:,}: is a quotation mark not closed?"
                     faults.append((line, "rows inside a cell", reason))
                 else:
                     rows.append(row)
@@ -269,7 +380,7 @@ def table_rows(path: str, table: Format) -> Iterator[tuple[int, list[str]]]:
         for lines, columns in table.binary.read(range(len(table.names))):
             yield from zip(lines.tolist(), map(list, zip(*columns)))
         return
-    with _csv_reader(path, table) as (reader, _):
+    with _csv_reader(path, table) as (reader, _, _):
         try:
             for row in reader:
                 yield reader.line_num, row
@@ -318,15 +429,63 @@ def _json_lines(path: str, encoding: str, *_state: int) -> Binary:
 
 
 @contextlib.contextmanager
-def _csv_reader(path: str, table: Format) -> Iterator[tuple[Any, BinaryIO]]:
-    """Open a CSV file; give (csv's reader past the header, the file as it is stored)."""
+def _csv_reader(path: str, table: Format, span: int | None = None) -> Iterator[tuple[Any, BinaryIO, int]]:
+    """Open a CSV file; give (csv's reader past the header, the file as it is stored, lines before its first
+    one). span: number of the only one of its `ranges` that is read.
+    """
+    begin = end = before = 0
+    if span is not None and table.ranges > 1:
+        state = os.stat(path)
+        form = table.delimiter, table.encoding, table.quoting
+        marks = _begins(path, *form, table.ranges, state.st_size, state.st_mtime_ns)
+        (begin, before), (end, _) = marks[span : span + 2]
     with _unpacked(path) as (file, raw):
+        if end:
+            raw.seek(begin)
+            file = raw = io.BytesIO(raw.read(end - begin))
         text = io.TextIOWrapper(file, encoding=table.encoding, newline="")
         reader = csv.reader(text, delimiter=table.delimiter, strict=True, quoting=table.quoting)
-        with _decodes(path, table.encoding, table.flags, reader):
-            for _ in range(table.above + 1):
+        with _decodes(path, table.encoding, table.flags, reader, before):
+            for _ in range(0 if begin else table.above + 1):
                 next(reader)
-            yield reader, raw
+            yield reader, raw, before
+
+
+@lru_cache(maxsize=4)
+def _begins(
+    path: str, delimiter: str, encoding: str, quoting: Any, ranges: int, size: int, *_state: int
+) -> list[tuple[int, int]]:
+    """Return (byte, lines before it) where the ranges of a CSV file in this state begin, and its end. A range
+    begins with the first row that begins in it.
+    """
+    how: dict[str, Any] = {"delimiter": delimiter, "strict": True, "quoting": quoting}
+    marks, at, lines = [(0, 0)], 0, 0
+    with opened(path) as file:
+
+        def texts() -> Iterator[str]:
+            """Yield the line, and those that a cell of it continues on."""
+            nonlocal at, lines
+            for part in itertools.chain([line], block, file):
+                at, lines = at + len(part), lines + 1
+                yield part.decode(encoding, "replace")
+
+        limit = size // ranges
+        while content := file.read(_BEGIN) + file.readline():
+            if b'"' not in content and at + len(content) < limit:
+                at, lines = at + len(content), lines + content.count(b"\n")
+                continue
+            block = io.BytesIO(content)
+            for line in block:
+                if at >= limit:
+                    marks.append((at, lines))
+                    limit = size * len(marks) // ranges
+                if b'"' in line and quoting == csv.QUOTE_MINIMAL:
+                    with contextlib.suppress(csv.Error):  # broken quotation marks, of which the reading tells
+                        next(csv.reader(texts(), **how))
+                else:
+                    at, lines = at + len(line), lines + 1
+    marks += [(at, lines)] * (ranges + 1 - len(marks))  # a row may be longer than a range
+    return marks
 
 
 @contextlib.contextmanager
@@ -342,11 +501,11 @@ def _unpacked(path: str) -> Iterator[tuple[BinaryIO, BinaryIO]]:
 
 
 @contextlib.contextmanager
-def _decodes(path: str, encoding: str, flags: bool, reader: Any = None) -> Iterator[None]:
+def _decodes(path: str, encoding: str, flags: bool, reader: Any = None, before: int = 0) -> Iterator[None]:
     try:
         yield
     except UnicodeError as error:
-        line = 1 + (reader.line_num if reader is not None else 0)
+        line = 1 + before + (reader.line_num if reader is not None else 0)
         remedy = "Save it as UTF-8" + ", or name its encoding with --encoding" * flags
         what = f"cannot be read as {encoding.upper()} ({error}). {remedy}"
         raise UserError(f"{path}, line {line:,} or below: {what}") from None

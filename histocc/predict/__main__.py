@@ -19,592 +19,39 @@ if __name__ == "__main__":
     signals.start_listening()  # from here on a signal is heard, though importing torch takes seconds
 
 import contextlib
-import functools
-import itertools
-import json
 import os
 import re
-import shlex
-import time
+import shutil
+import sys
+import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from typing import Any
 
-from histocc.data.binary import MAX_ROWS
-from histocc.data.config import column_flags, text_columns, text_flags
-from histocc.data.descriptions import read_descriptions
-from histocc.data.records import DECIDED, Records, Table
-from histocc.data.rows import MOST_LEN, code_of_cell, csv_text, language_name
-from histocc.data.tables import TABLE_NAME, column_problems, table_format, unique_names
-from histocc.data.written import check_names, ending_of, table_writer
-from histocc.figure import NONE, Figure, percent
-from histocc.formatter import ANSWER, BESIDE, NUMBERS, OF_LEVEL, coded_columns, hisco_classes, hisco_key
-from histocc.predict.coder import KNOWN, SHOWN, Coded, Coder, training_examples
+from histocc.data.config import column_flags
+from histocc.data.records import nothing
+from histocc.data.tables import Path, column_problems, parts_of, path_of, table_format
+from histocc.predict import parts
+from histocc.predict.coder import training_examples
+from histocc.predict.coding import INPUT, PIECES, SETTINGS, Coding, Counts
 from histocc.predict.config import PredictConfig, get_args_parser
-from histocc.predict.decoders import BY_THRESHOLD, DECODERS, MEASURED, listed
-from histocc.predict.draws import Draws
-from histocc.predict.fitting import fit_ranked
-from histocc.predict.known import read_known
 from histocc.published import models
 from histocc.runtime import files
-from histocc.runtime.config import declarations, flag_of
-from histocc.runtime.device import Precision
 from histocc.runtime.errors import TrainingError, UserError, memory_error_ends_with, raise_if_any
 from histocc.runtime.forked import Forked, choose_processes
 from histocc.runtime.frame import start
-from histocc.runtime.log import Stage, show_progress
+from histocc.runtime.log import show_progress
 from histocc.runtime.world import World
-from histocc.text import AS_IS, LANGUAGE_SEPARATOR, UNKNOWN_LANGUAGE, text_key
 
-MIN_CONF = 0.5  # rows with a lower conf need review, if the model was trained here
-COMPARED = 1_000  # about so many texts are compared with those that the confidence is fitted on
-MANY = 1.5  # times as many n-grams that are not known make texts unusual
-MOST = 5  # codes of a row without --k
-PIECE = 2048  # distinct texts that are coded and kept together
-SETTINGS, INPUT = "settings.json", "input"  # files beside the pieces; INPUT only if the input is a pipe
-PIECES = r"\d+\.part"  # names of the pieces
+STANDARD = "-"  # standard input, or output
 
 
-def numbered(count: int, *names: str) -> list[str]:
-    return [f"{name}_{i}" for i in range(1, count + 1) for name in names]
-
-
-class Coding:
-    """The coding of one input, by `take_input` in path, by one model, or its check by `models.outline`."""
-
-    def __init__(self, args: PredictConfig, path: str, world: World, outline: models.Loaded | None = None):
-        self.args, self.path, self.world, self.folder = args, path, world, args.output + ".parts"
-        self.stage: Stage | None = None
-        self.batches = 0  # batches of the current piece that are done
-        self.pieces: list[list[tuple[str, str]]] = []  # see `read_texts`
-        self.settings: dict[str, Any] = {}  # see `begin`
-        self.forked = Forked(1, world.give_up_if_asked)
-        precision = Precision.of(args, world.device)
-        precision.use()
-        self.weights = args.model if outline else models.find_weights(args.model, args.model)
-        given = args.given(args.target_cols, args.system)
-        loaded = outline or models.load_model(self.weights, world.device, given)
-        self.figure = Figure.of(loaded[2], os.path.dirname(self.weights))
-        self.coder = coder = Coder(
-            *loaded,
-            batch_size=args.batch_size,
-            precision=precision,
-            check=self.between_batches,
-            raw_confidence=args.raw_confidence or outline is not None,  # which is not fitted
-            choices=args.choices or 0,
-            split_texts=args.split_texts == "auto",
-        )
-        args = self.args = self.with_columns(args)
-        self.decoder = self.chosen_decoder()
-        self.levels = coder.asked_levels(args.level, self.decoder, args.model) if args.level else []
-        if not outline:
-            fit_ranked(coder, self.weights, self.decoder, world)
-        confidence_of = DECODERS[self.decoder].confidence_of or self.decoder
-        self.is_fitted = confidence_of in coder.confidence.maps
-        for flag in ("draws", "target_accuracy"):
-            if getattr(args, flag) is not None and not coder.raw_confidence:
-                coder.need_fitted(flag_of(flag), [confidence_of], args.model)
-        self.key, self.system, kind = set(coder.codes), args.system or coder.system, coder.formatter.kind
-        self.codes_to_keep = self.key.union(hisco_key() if kind == "hisco" else ())
-        thresholds = {language and coder.known(language): value for language, value in args.threshold or []}
-        coder.thresholds = coder.thresholds.with_given(thresholds or None)
-        if args.classes and kind != "hisco":
-            what = f"the model writes {self.system} as {kind}; --formatter hisco trains one for HISCO"
-            raise UserError(f"--classes: these are of HISCO codes, and {what}")
-        titles = ["title"] if kind == "hisco" and not args.no_titles else []
-        # columns beside each code: name → code → text
-        self.words = {name: hisco_classes()[name] for name in [*titles, *(args.classes or [])]}
-        if args.descriptions:
-            self.words["desc"] = read_descriptions(args.descriptions, coder.codes, coder.formatter)
-        self.draws = Draws(coder, self.decoder, args.draws, args.classes or []) if args.draws else None
-        self.known, notes = read_known(args, coder, self.system, self.input_cols) if args.known else ({}, [])
-        self.notes += notes
-        self.beside = list(self.groups_beside())
-        self.find_columns()
-        # a row with a lower conf needs review, unless nothing is known on the answers (of a list of titles)
-        unknown = coder.is_published or coder.trained is not None and self.figure is None
-        self.min_conf = (0.0 if unknown else MIN_CONF) if args.min_prob is None else args.min_prob
-        if args.level and args.target_accuracy is not None:
-            self.min_conf = args.target_accuracy
-        elif args.target_accuracy is not None and not outline:
-            self.min_conf, reach = coder.confidence.limit(confidence_of, args.target_accuracy)
-            self.notes.append(
-                f"rows with conf below {self.min_conf:.3g} get needs_review: of the answers above it"
-                f" {args.target_accuracy:.4g} were right, on {percent(reach)} of the"
-                f" {coder.confidence.texts:,} texts that the confidence was fitted on"
-            )
-
-    def with_columns(self, args: PredictConfig) -> PredictConfig:
-        """Return the arguments with the columns that are read, which decide `format`. Raises UserError."""
-        trained, notes, language = self.coder.input_cols, [], [*filter(None, [args.language_col])]
-        if args.input_col is None and trained not in ([], text_columns(None)):
-            with contextlib.suppress(UserError):  # no sheet of a workbook has them
-                names = {*unique_names(table_format(self.path, *args.how([*trained, *language])).names)}
-                # a file without these and the usual one is told which of these it lacks
-                if {*trained} <= names or names.isdisjoint(text_columns(None)):
-                    args = args.with_decided(input_col=trained)
-                    notes = [f"descriptions are read from {listed(trained)}, as in the training"]
-        texts = self.input_cols = text_columns(args.input_col)
-        if trained and len(trained) != len(texts):
-            what = f"the model was trained on descriptions in {listed(trained)}, not in {listed(texts)}"
-            notes = [f"{what}: its answers are worse than conf says"]
-        self.format = table_format(self.path, *args.how([*texts, *language]))
-        if args.language is args.language_col is None:
-            others = {*unique_names(self.format.names)} - {*texts}
-            column = next((name for name in (self.coder.language_col, "lang") if name in others), None)
-            of_training = self.coder.known(self.coder.language or UNKNOWN_LANGUAGE)
-            if column:
-                args, language = args.with_decided(language_col=column), [column]
-                notes.append(f"languages are read from column {column!r}; --language unk leaves it out")
-            elif of_training != UNKNOWN_LANGUAGE:
-                args = args.with_decided(language=of_training)
-                notes.append(f"all texts are read as {of_training}, the language of the training")
-            elif len(self.coder.languages) > 1:  # unk is one
-                what = "no languages are read: --language-col names their column, --language one for all"
-                notes.append(what)
-        self.how = args.how([*texts, *language])
-        self.notes = [*(f"{args.input} {note}" for note in self.format.notes), *notes]
-        return args
-
-    def chosen_decoder(self) -> str:
-        """Return the decoder, ready to code. Raises UserError if the model lacks it, or has no thresholds."""
-        coder, args = self.coder, self.args
-        decoder = coder.best_decoder if args.decoder == "auto" else args.decoder
-        coder.need(decoder)
-        if args.threshold and decoder not in BY_THRESHOLD:  # auto has chosen it
-            what = f"--threshold is for --decoder {listed(BY_THRESHOLD)}, and auto is {decoder} here"
-            give = f"give --decoder {listed(BY_THRESHOLD, 'or')}, or leave it out"
-            raise UserError(f"{what} ({coder.why_best}): {give}")
-        if args.choices and "flat" not in coder.decoders:
-            what = "--choices: this model has no linear decoder"
-            raise UserError(f"{what}; --decoder topk --k {args.choices} gives the most probable codes")
-        if "tree" in DECODERS[decoder].needs:
-            coder.search()  # once, before processes are forked
-        return decoder
-
-    def find_columns(self) -> None:
-        """Find the columns of an earlier coding, which the output replaces. Raises UserError if columns do
-        not fit together, or a language is not known.
-        """
-        args, coder, header, first = self.args, self.coder, self.format.names, f"{self.system}_1"
-        most, replaces = coder.most_codes(self.decoder), args.overwrite_columns or args.only_missing
-        self.k = args.k or MOST
-        # columns of codes: as many as were asked for by --k, or as the row with most codes has
-        self.most = min(args.k, coder.room if DECODERS[self.decoder].title else most) if args.k else 1
-        self.keeps_rows = args.only_missing or args.overwrite_columns and DECIDED in header
-        self.old: dict[str, int] = {}  # the earlier columns, with their places
-        self.old_codes = next(i for i in itertools.count() if f"{self.system}_{i + 1}" not in header)
-        known = max(map(len, self.known.values()), default=0)
-        asked = self.added_columns(max(min(self.k, most), known, self.old_codes if replaces else 0))
-        wanted = [*self.input_cols, *filter(None, [args.language_col])]
-        if replaces:
-            is_coded = {first, ANSWER[-1]} <= {*header}
-            written = coded_columns(header, header.index(first)) if is_coded else ()
-            self.old = {
-                name: place
-                for place, name in enumerate(header)
-                if name in asked
-                and name not in ("source", *wanted, *OF_LEVEL, *ANSWER)
-                or place in written
-                and (name in ANSWER or re.fullmatch(BESIDE, name))
-            }
-            wanted += [*self.old, *([first] if args.only_missing else [])]
-        wanted += args.fill_down or ()
-        problems = column_problems(self.path, header, wanted, column_flags(args))
-        if len(self.input_cols) > 1 and coder.text_rule != AS_IS:
-            problems.append(f"--input-col: this model cleans texts ({coder.text_rule}) and reads one column")
-        others = [name for name in header if name not in self.old]
-        if twice := {name: None for name in asked if [*others, *asked].count(name) > 1}:
-            ways = f"--overwrite-columns replaces them, --only-missing fills them where {first} is blank,"
-            ways = f"{ways} --system NAME and --no-titles avoid some; or give them other names there"
-            ways = "they are not behind codes of predict; give them other names there" if replaces else ways
-            problems.append(f"output would have several columns {', '.join(map(repr, twice))}: {ways}")
-        for language in filter(None, [args.language, *(language for language, _ in args.threshold or [])]):
-            if coder.known(language) == UNKNOWN_LANGUAGE != language:
-                known = ", ".join(coder.languages)
-                what = f"the model does not know the language {language!r}; it knows {known}"
-                problems.append(f"{what} (unk: any other)")
-        raise_if_any(problems)
-
-    def groups_beside(self) -> Iterator[tuple[Iterable[str], Callable[[Coded], Iterable[str]]]]:
-        """Yield the groups of columns behind those of the codes, with their cells for an answer."""
-        args, coder, draws, least = self.args, self.coder, self.draws, self.args.target_accuracy or 0.0
-        names = [name for name in ("title", "desc") if name in self.words]
-
-        def choice(code: str, prob: float) -> list[str]:
-            return [code, f"{prob:.6g}", *(self.words[name].get(code, "") for name in names)]
-
-        def at_level(coded: Coded) -> list[str]:
-            found = coder.levels.answer(coded.codes, self.levels, coded.levels, least)
-            return [*found[:2], f"{found[2]:.6g}"] if found else []
-
-        if args.known or coder.trained:
-            yield ["source"], lambda coded: [coded.source]
-        if args.level:
-            yield OF_LEVEL, at_level
-        if draws:
-            yield draws.columns, lambda coded: coded.draws or draws.certain(coded)
-        columns = numbered(SHOWN * args.explain, "similar_text", "similar_codes")
-        yield columns, lambda coded: itertools.chain(*coded.similar)
-        columns = numbered(coder.choices, "choice", "choice_prob", *(f"choice_{name}" for name in names))
-        yield columns, lambda coded: itertools.chain(*itertools.starmap(choice, coded.choices))
-
-    def added_columns(self, codes: int) -> list[str]:
-        """Return the columns of the output for answers of so many codes; the earlier ones stay if rows do."""
-        codes = max(codes, self.old_codes * self.keeps_rows)
-        columns = numbered(codes, self.system, *["title"] * ("title" in self.words), "prob")
-        beside = numbered(codes, *(name for name in self.words if name != "title"))
-        beside += [name for columns, _ in self.beside for name in columns]
-        if self.keeps_rows:
-            beside += [name for name in self.old if name not in (*columns, *beside, *ANSWER)]
-        # names that tables have of their own stand among the codes, where an earlier coding is found by them
-        among = [name for name in beside if name in ("source", *OF_LEVEL)]
-        return [*columns, *among, *ANSWER, *(name for name in beside if name not in among)]
-
-    # ---- texts, and the answers to them
-
-    def chunks(self) -> Iterator[tuple[Records, list[bool]]]:
-        """Yield the input, many rows at a time, with whether each keeps its codes."""
-        args, codes = self.args, [f"{self.system}_1"] * self.args.only_missing
-        table = self.table = Table(
-            *(self.path, self.how, self.input_cols, codes, None),
-            language=args.language or UNKNOWN_LANGUAGE,
-            language_col=args.language_col,
-            ditto=args.ditto,
-            fill_down=args.fill_down,
-            repair=args.repair_text or self.coder.repair_text,
-        )
-        for some in table.records(self.world.give_up_if_asked):
-            stays = [self.keeps_rows and bool(name) for name in some.deciders]
-            if args.only_missing:
-                cells = some.filled[table.codes[0]]
-                has_code = (code_of_cell(cell, self.coder.formatter, self.key) for cell in cells)
-                stays = [is_decided or bool(code) for is_decided, code in zip(stays, has_code)]
-            yield some, stays
-
-    def look_up(self, text: str, language: str) -> tuple[Coded | None, tuple[str, str]]:
-        """Return (answer of --known or None, text and language as the model reads them, "" with one)."""
-        if self.known:
-            key, name = text_key(text), language_name(language) or UNKNOWN_LANGUAGE
-            if codes := self.known.get((key, name)) or self.known.get((key, "")):
-                answer = Coded(codes, [1.0] * len(codes), 1.0, levels=[1.0] * len(self.levels), source=KNOWN)
-                return answer, ("", UNKNOWN_LANGUAGE)
-        return None, (self.coder.clean(text), self.coder.known(language))
-
-    def read_texts(self) -> int:
-        """Collect what the model reads, each text once, in `pieces`; return the number of rows to code."""
-        distinct, rows, coded = {}, 0, 0
-        for some, stays in self.chunks():
-            read = [row for row, keeps_code in zip(zip(some.texts, some.languages), stays) if not keeps_code]
-            found = [self.look_up(*row) for row in read]
-            distinct |= dict.fromkeys(key for _, key in found)
-            self.most = max([self.most, *(len(known.codes) for known, _ in found if known)])
-            rows, coded = rows + len(stays), coded + len(read)
-        if ending_of(self.args.output) == ".xlsx" and rows >= MAX_ROWS:
-            what = f"a sheet has {MAX_ROWS:,} rows, and there are {rows:,} to write, and the names of their"
-            raise UserError(f"--output {self.args.output}: {what} columns: name it .csv.gz or .parquet")
-        others = [name for name in self.format.names if name not in self.old]
-        check_names(self.args.output, [*others, *self.added_columns(self.most)])
-        texts = list(distinct)
-        self.pieces = [texts[start : start + PIECE] for start in range(0, len(texts), PIECE)]
-        return coded
-
-    @functools.lru_cache(1 << 14)  # noqa: B019  one Coding a process; few texts stand in most rows
-    def cells(self, line: str, is_ditto: bool) -> list[str]:
-        """Return the cells for `columns` of the answer in a line of JSON."""
-        coded = Coded(*json.loads(line))
-        cells = dict.fromkeys(self.columns, "") | self.cells_beside(coded)
-        for i, (code, prob) in enumerate(zip(coded.codes, coded.probs), 1):
-            cells |= {f"{self.system}_{i}": code, f"prob_{i}": f"{prob:.6g}"}
-        sure = float(cells["level_conf"] or "nan") if self.args.level else coded.conf
-        is_sure = coded.codes and sure is not None and sure >= self.min_conf  # a NaN is not
-        is_outside = not self.key.issuperset(coded.codes)  # a code that was written digit by digit
-        needs_review = coded.source != KNOWN and (not is_sure or is_outside or is_ditto)
-        conf = "" if coded.conf is None else f"{coded.conf:.6g}"
-        cells |= zip(ANSWER, (conf, str(int(self.is_fitted)), str(int(needs_review))))
-        return [*cells.values()]
-
-    def cells_beside(self, coded: Coded) -> dict[str, str]:
-        """Return the words and classes of each code, and the cells of `beside`."""
-        cells = {
-            f"{name}_{i}": words.get(code, "")
-            for i, code in enumerate(coded.codes, 1)
-            for name, words in self.words.items()
-        }
-        return cells | {name: cell for names, of in self.beside for name, cell in zip(names, of(coded))}
-
-    def kept_cells(self, row: tuple[str, ...], is_decided: bool) -> list[str]:
-        """Return the cells for `columns` of a row that keeps its codes: its own, or what the codes tell."""
-        cells = dict.fromkeys(self.columns, "") | dict(zip(ANSWER, ("1", str(int(self.is_fitted)), "0")))
-        cells |= {name: str(row[place]) for name, place in self.old.items()}
-        written = (cells[f"{self.system}_{i}"] for i in range(1, self.old_codes + 1))
-        codes = [code_of_cell(cell, self.coder.formatter, self.key) for cell in written]
-        conf = 1.0 if cells["conf"] in ("", "1") else None  # a model has given them
-        beside = self.cells_beside(Coded(codes, [], conf, source=""))
-        if not (is_decided or self.codes_to_keep.issuperset(filter(None, codes))):
-            cells[ANSWER[-1]] = "1"
-        return [cell or beside.get(name, "") for name, cell in cells.items()]
-
-    # ---- pieces
-
-    def begin(self) -> tuple[dict, bool]:
-        """Write all settings that decide the content of the pieces beside them; return (these settings,
-        whether they were there before). Rank 0 only. Raises UserError if other settings were there, unless
-        --overwrite.
-        """
-        args, path = self.args, os.path.join(self.folder, SETTINGS)
-        flags = declarations(PredictConfig).items()
-        now = {name: getattr(args, name) for name, (flag, *_) in flags if not flag.metadata["resumable"]}
-        for name in ("descriptions", "key", "known"):
-            now[name] = files.checksum(now[name]) if now[name] and os.path.isfile(now[name]) else now[name]
-        now |= {"input": self.fingerprint(), "model": files.checksum(self.weights), "system": self.system}
-        now |= {"decoder": self.decoder, "thresholds": str(self.coder.thresholds)}
-        now = json.loads(json.dumps(now))
-        before = json.loads(files.read_sealed(path) or "null")
-        if before is not None and before != now and not args.overwrite:
-            names = ", ".join(name for name in sorted({*now, *before}) if before.get(name) != now.get(name))
-            what = f"{self.folder} holds an unfinished output with other settings ({names} differ): repeat"
-            raise UserError(f"{what} that command to continue with it, or start over with --overwrite")
-        if before != now:
-            files.remove_files(self.folder, PIECES)
-            files.write_sealed(path, json.dumps(now).encode())
-        return now, before == now
-
-    def fingerprint(self) -> list:
-        """Return values that differ for another file, or for the same file after a change."""
-        state, is_copy = os.stat(self.path), self.path != self.args.input  # a copy of what a pipe brought
-        return [state.st_size, files.checksum(self.path) if is_copy else state.st_mtime_ns]
-
-    def piece(self, number: int) -> tuple[str, str]:
-        """Return (file with the answers to a piece's texts, a line of JSON each; settings that decide it)."""
-        return os.path.join(self.folder, f"{number:06d}.part"), json.dumps(self.settings, sort_keys=True)
-
-    def code_pieces(self) -> None:
-        """Code this rank's pieces, in all its processes."""
-        self.batches = 0
-        self.stage = Stage("coding", sum(map(len, self.pieces)), "texts", self.done())
-
-        def work(process: int) -> None:
-            share = self.world.share(process, self.forked.number)
-            for number, texts in list(enumerate(self.pieces))[share]:
-                if files.read_sealed(*self.piece(number)) is None:
-                    self.code_piece(number, texts)
-
-        self.forked.each(work)
-
-    def code_piece(self, number: int, texts: list[tuple[str, str]]) -> None:
-        self.batches = 0
-        cleaned, languages = map(list, zip(*texts))
-        how = {"cleaned": True, "levels": self.levels}
-        coded = self.coder.code(cleaned, languages, self.decoder, self.k, **how)
-        if self.draws:
-            drawn = self.draws.cells(cleaned, languages, coded)
-            coded = [one._replace(draws=cells) for one, cells in zip(coded, drawn)]
-        path, settings = self.piece(number)
-        files.write_sealed(path, "\n".join(map(json.dumps, coded)).encode(), settings)
-
-    def done(self) -> int:
-        """Return how many texts all processes have coded so far."""
-        pieces = sum(name.endswith(".part") for name in os.listdir(self.folder))
-        return pieces * PIECE + self.batches * self.args.batch_size
-
-    def between_batches(self) -> None:
-        self.forked.check()
-        if self.stage is not None and self.stage.is_due():
-            self.stage.at(self.done())
-        self.batches += 1
-
-    # ---- the output
-
-    def read_pieces(self) -> tuple[dict[tuple[str, str], str], int]:
-        """Return (a line of JSON for each text, most codes of one). Raises UserError for a damaged piece."""
-        first_of = json.JSONDecoder().raw_decode  # reads the codes of a line and no more
-        answers, most = {}, self.most
-        for number, texts in enumerate(self.pieces):
-            content = files.read_sealed(*self.piece(number))
-            if content is None:
-                raise UserError(f"{self.folder}: part {number} is damaged; the same command codes it again")
-            answers |= zip(texts, content.decode().split("\n"), strict=True)
-            most = max([most, *(len(first_of(answers[text], 1)[0]) for text in texts)])
-        return answers, most
-
-    def join(self) -> tuple[Counter[str], Counter[str], dict[str, float]]:
-        """Write the output; return (counts of rows, rows by languages that are not known, sums of conf and
-        level_conf). Rank 0 only. Raises UserError if a piece is missing or damaged, or the input was changed.
-        """
-        args, rejected, before = self.args, self.args.output + ".rejected.csv", self.format.names
-        changed = UserError(f"{args.input} was changed while it was coded; start over with --overwrite")
-        answers, most = self.read_pieces()
-        total, unknown, sums, faults = Counter(), Counter(), {"conf": 0.0, "level_conf": 0.0}, []
-        read = (place for place, name in enumerate(before) if name in (*self.input_cols, DECIDED))
-        usual = 1 + max(read) if args.columns == "beside" else len(before)
-        self.columns, place = self.added_columns(most), min(self.old.values(), default=usual)
-        behind = [i for i in range(place, len(before)) if before[i] not in self.old]
-        header = [*before[:place], *self.columns, *(before[i] for i in behind)]
-        at_level = self.columns.index("level") if args.level else None
-        conf, review = map(self.columns.index, (ANSWER[0], ANSWER[-1]))
-        numbers = {*filter(re.compile(NUMBERS).fullmatch, self.columns)}
-        types = self.format.types_but(self.columns)
-        with (
-            files.atomic_write(os.path.realpath(args.output), args.overwrite) as file,
-            table_writer(file, args.output, header, numbers, csv_text, types) as write,
-        ):
-            for some, stays in self.chunks():
-                faults += some.faults
-                total["broken"] += len(some.noted["letters_broken"])
-                rows, languages, left = [], some.languages, set(some.left)
-                for i, (row, filled) in enumerate(zip(zip(*some.columns), zip(*some.filled))):
-                    if stays[i]:
-                        cells = self.kept_cells(filled, bool(some.deciders[i]))
-                    else:
-                        known, key = self.look_up(some.texts[i], languages[i])
-                        line = json.dumps(known) if known else answers.get(key)
-                        if line is None:
-                            raise changed
-                        cells = self.cells(line, i in left)
-                        if not cells[conf]:
-                            total["unknown" if key[0].strip() else "empty"] += 1
-                        if not known and key[1] == UNKNOWN_LANGUAGE != language_name(languages[i]):
-                            unknown[languages[i].strip()] += 1
-                        total["coded"] += 1
-                        total["known"] += bool(known)
-                        total["no_code"] += not cells[0]
-                        sums["conf"] += float(cells[conf] or 0) if cells[0] else 0.0
-                        if at_level is not None and cells[at_level]:
-                            total[f"level {cells[at_level]}"] += 1
-                            sums["level_conf"] += float(cells[at_level + 1])
-                    total["review"] += cells[review] == "1"
-                    rows.append([*row[:place], *cells, *(row[i] for i in behind)])
-                total["rows"] += len(rows)
-                try:
-                    write(rows)
-                except ValueError as error:
-                    raise UserError(f"{args.input}: {error}; a .csv output keeps such cells") from None
-            if self.fingerprint() != self.settings["input"]:
-                raise changed
-            if faults:
-                with files.atomic_write(os.path.realpath(rejected), args.overwrite) as listed:
-                    listed.write(csv_text([["line", "kind", "reason"], *faults]))
-        if args.overwrite and not faults and os.path.isfile(rejected):
-            os.remove(rejected)  # the list belongs to the previous output
-        total["faults"] = len(faults)
-        files.remove_files(self.folder, rf"{PIECES}|{INPUT}|{SETTINGS}")  # SETTINGS last: it marks the others
-        return total, unknown, sums
-
-    def start_lines(self, rows: int, resumed: bool) -> Iterator[str]:
-        args, coder, processes = self.args, self.coder, self.world.size * self.forked.number
-        step = f", step {coder.step:,}" if coder.step is not None else ""
-        rule = f"texts {coder.text_rule}, " if coder.text_rule != AS_IS else ""
-        how = f"{self.decoder}, {len(coder.codes):,} codes, {rule}{processes} process{'es' * (processes > 1)}"
-        yield (
-            f"Coding {rows:,} rows of {args.input} with {self.weights}{step} ({how} on"
-            f" {self.world.device.type}){'; resuming what is there' if resumed else ''}"
-        )
-        yield f"How good the model is: {self.figure or NONE}"
-        if args.decoder == "auto":
-            yield f"Decoder: {self.decoder} ({coder.why_best})"
-        if self.decoder in BY_THRESHOLD:
-            yield f"Thresholds of the linear decoder: {coder.thresholds}"
-        yield from (f"Note: {note}" for note in [*self.notes, *self.unusual()])
-
-    def unusual(self) -> Iterator[str]:
-        """Yield notes if texts are cut, and if they are unlike those that the confidence was fitted on."""
-        texts = [text for piece in self.pieces for text in piece if text[0].strip()]
-        positions = [2 + len(language + LANGUAGE_SEPARATOR + text) for text, language in texts]
-        if cut := sum(number > self.coder.max_len for number in positions):
-            remedy = f"one that is trained with --max-len {min(max(positions), MOST_LEN)} reads more"
-            read = f"the {self.coder.max_len:,} positions that the model reads, and are cut"
-            yield f"{cut:,} texts are longer than {read}; {remedy}"
-        usual = self.coder.confidence.known
-        some = texts[:: max(1, len(texts) // COMPARED)]
-        known = self.coder.known_ngrams(*map(list, zip(*some)), cleaned=True) if some and usual else 1.0
-        if 1 - known > MANY * (1 - usual):
-            what = (
-                f"these texts are unlike those that the confidence was fitted on: the model knows"
-                f" {percent(known)} of their n-grams, and {percent(usual)} there. Its answers may be worse,"
-                " and conf wrong. Let a person code drawn rows, on the sheet that the first of these commands"
-                " makes:"
-            )
-            yield "\n  python -m histocc.".join([what, *map(shlex.join, self.fitting_commands())])
-
-    def fitting_commands(self) -> list[list[str]]:
-        """Return the commands by which rows that a person codes fit the confidence."""
-        args, coded = self.args, self.args.output
-        stem = TABLE_NAME.sub(r"\1", coded)
-        texts = text_flags(self.input_cols)
-        column = ["--language-col", args.language_col] if args.language_col else []
-        key = ["--key", os.path.join(os.path.dirname(self.weights), "key.csv")]
-        review = [*text_flags(self.input_cols, args), *(key if self.system != "hisco" else [])]
-        sheet, rows, final = (f"{stem}.{name}.csv" for name in ("sheet", "rows", "final"))
-        new = ["--output", f"{stem}.model"] if models.is_shared(args.model) else []
-        language = column or ["--language", args.language or UNKNOWN_LANGUAGE]
-        of_model = ["--model", args.model, "--data", rows, *texts, *language, "--fit-confidence", *new]
-        return [
-            ["review", "make", coded, "--output", sheet, "--rows", "500", "--sample", *review],
-            ["review", "apply", sheet, "--to", coded, "--output", final, "--training-data", rows, *review],
-            ["evaluate", *of_model],
-        ]
-
-    def end_lines(
-        self, total: Counter, unknown: Counter, sums: dict[str, float], seconds: float
-    ) -> Iterator[str]:
-        args, rows = self.args, total["rows"]
-        if not args.non_verbose:
-            known = f"; {total['known']:,} with known codes" if args.known else ""
-            known += f"; {rows - total['coded']:,} keep their codes" if self.keeps_rows else ""
-            yield (
-                f"{args.output}: {rows:,} rows in {seconds:.1f} s, {rows / max(seconds, 1e-9):,.0f} rows/s;"
-                f" {total['no_code']:,} without a code (empty: {total['empty']:,},"
-                f" unknown: {total['unknown']:,}){known}"
-            )
-        if dittos := self.table.about_dittos():
-            yield f"Texts such as {dittos}"
-        if total["broken"]:
-            count = f"{total['broken']:,} rows; --repair-text mends those that it can"
-            yield f"Texts with broken letters or escapes (such as Ã¦, &oslash;): {count}"
-        if unknown:
-            names = ", ".join(f"{name or 'none'} ({count:,})" for name, count in unknown.most_common(10))
-            names += f"; it knows {', '.join(self.coder.languages)}"
-            yield f"Languages that the model does not know, coded as unk: {unknown.total():,} rows: {names}"
-        if not args.non_verbose:
-            unfitted = f"the confidence of {self.decoder} is not fitted"
-            command = f"python -m histocc.evaluate --model {shlex.quote(args.model)} --data CODED.csv"
-            unfitted += f"; {command} --fit-confidence fits it on rows with known codes"
-            why = "--raw-confidence is given" if args.raw_confidence else unfitted
-            expected = f"How many rows are right is not known: {why}"
-            if self.is_fitted:
-                first = " in their first code" * (self.decoder not in MEASURED)
-                expected = (
-                    f"About {sums['conf']:,.0f} of {total['coded']:,} rows are expected to be right{first}"
-                )
-            if args.level:
-                number = {level: total[f"level {level}"] for level in self.levels}
-                share = 100 * sum(number.values()) / max(total["coded"], 1)
-                each = ", ".join(f"{level}: {number[level]:,}" for level in number if number[level])
-                right = (
-                    f", of which about {sums['level_conf']:,.0f} are expected to be right" * self.is_fitted
-                )
-                yield f"--level {args.level}: {share:.1f} % of rows have an answer ({each or 0}){right}"
-            limit = f"{'level_conf' if args.level else 'conf'} below {self.min_conf:.3g}, or no usable code"
-            yield f"{expected}; {total['review']:,} are marked for review (needs_review: {limit})"
-            if total["review"]:
-                key = os.path.join(os.path.dirname(self.weights), "key.csv")
-                of_codes = ["--key", key] * (self.coder.formatter.kind != "hisco" and os.path.isfile(key))
-                command = shlex.join(["serve", args.output, *text_flags(self.input_cols, args), *of_codes])
-                yield f"Review them, the most useful first: python -m histocc.review {command}"
-
-
-# ---- the command
-
-
-def take_input(args: PredictConfig, world: World, held: contextlib.ExitStack) -> str:
-    """Return the file to read: the input, or a copy of what comes through a pipe, since it is read twice.
+def take_input(args: PredictConfig, path: Path, world: World, held: contextlib.ExitStack) -> Path:
+    """Return the table to read: `path`, or a copy of what comes through a pipe, since it is read twice.
     Rank 0 only. held: keeps the lock on the folder of the pieces.
     """
     raise_if_any(list(args.problems()))
-    is_pipe = files.kind_of(args.input) == "a pipe"
-    folder = args.output + ".parts"
-    path = os.path.join(folder, INPUT) if is_pipe else args.input
+    folder = args.beside(".parts")
     os.makedirs(folder, exist_ok=True)
     held.callback(remove_if_empty, folder)
     was_killed = os.path.exists(os.path.join(folder, files.LOCK))
@@ -616,18 +63,11 @@ def take_input(args: PredictConfig, world: World, held: contextlib.ExitStack) ->
     if others:
         files.remove_files(folder, rf"({PIECES}|{SETTINGS}|{INPUT}){files.TEMPORARY}|{INPUT}")
         beside, name = os.path.split(os.path.realpath(args.output))
-        files.remove_files(beside, rf"{re.escape(name)}(\.rejected\.csv)?{files.TEMPORARY}")
-    if is_pipe:
+        files.remove_files(beside, rf"_?{re.escape(name)}(\.rejected\.csv)?{files.TEMPORARY}")
+    if isinstance(path, str) and files.kind_of(path) == "a pipe":
+        pipe, path = path, os.path.join(folder, INPUT)
         held.callback(files.remove_files, folder, INPUT)
-        files.save_pipe(args.input, path, world.give_up_if_asked, 60 * args.timeout_minutes)
-    # what is not there is found before a model is loaded or made, which takes a minute
-    for other in filter(None, (args.known, args.descriptions)):
-        files.opened(other).close()
-    named = [*(args.input_col or []), *filter(None, [args.language_col])]
-    header = table_format(path, *args.how(named)).names
-    raise_if_any(column_problems(path, header, named, column_flags(args)))
-    if outline := models.outline(args.model):
-        Coding(args, path, world, outline)
+        files.save_pipe(pipe, path, world.give_up_if_asked, 60 * args.timeout_minutes)
     return path
 
 
@@ -636,31 +76,117 @@ def remove_if_empty(folder: str) -> None:
         os.rmdir(folder)
 
 
-def run(args: PredictConfig, world: World) -> None:
-    """Code the input and write the output. All ranks."""
-    advice = f" with --batch-size {args.batch_size}: take a smaller one"
-    if args.non_verbose:
-        show_progress(False)
-    with contextlib.ExitStack() as held, memory_error_ends_with(advice):
-        path = world.run_on_main(lambda: take_input(args, world, held))
-        coding = Coding(args, path, world)
-        started = time.monotonic()  # the making of a model is not counted
+def code_table(
+    args: PredictConfig, path: Path, world: World, first: Callable[[Coding], Any] | None = nothing, **how: Any
+) -> tuple[Coding, Counts]:
+    """Code a table and write the output; return what has coded it, and the counts of its rows. All ranks.
+
+    Args:
+        first: called before the first of several tables is coded, which is reported; None: it is another one.
+        how: further arguments of `Coding`.
+    """
+    ranks = list(range(world.size))
+    with contextlib.ExitStack() as held:
+        path = world.run_on_main(lambda: take_input(args, path, world, held))
+        if first:
+            world.run_on_main(lambda: check(args, path, world))
+        coding = Coding(args, path, world, **how)
+        if first:
+            first(coding)
         if args.explain:
             coding.coder.nearest = training_examples(coding.coder, coding.weights, world)
-        ranks = list(range(world.size))
         rows = world.run_on(ranks, coding.read_texts)[0]  # a signal to one rank stops all
         coding.settings, resumed = world.run_on_main(coding.begin)
         processes = choose_processes(args.processes, world, len(coding.pieces))
         coding.forked = Forked(processes, world.give_up_if_asked, world.time_limit)
-        if not args.non_verbose:
+        if first and not args.non_verbose:
             world.print(*coding.start_lines(rows, resumed), sep="\n")
         world.run_on(ranks, coding.code_pieces)
-        total, unknown, sums = world.run_on_main(coding.join)
-        for line in coding.end_lines(total, unknown, sums, time.monotonic() - started):
-            world.print(line)
-        if total["faults"]:
-            what = f"{total['faults']:,} rows of {args.input} could not be read and are not in the output"
-            raise TrainingError(f"{what}; {args.output}.rejected.csv lists them by line")
+        return coding, world.run_on_main(coding.join)
+
+
+def check(args: PredictConfig, path: Path, world: World) -> None:
+    """Raise UserError for what is found before a model is loaded or made, which takes a minute."""
+    for other in filter(None, (args.known, args.descriptions)):
+        for part in parts_of(other):
+            files.opened(part.path).close()
+    named = [*(args.input_col or []), *filter(None, [args.language_col])]
+    header = table_format(path, *args.how(named)).names
+    raise_if_any(column_problems(path, header, named, column_flags(args)))
+    if outline := models.outline(args.model):
+        Coding(args, path, world, outline)
+
+
+def code_parts(args: PredictConfig, world: World) -> None:
+    """Code this task's share of the parts, each into its own file, and report on all of them."""
+    units, (number, count, by) = parts.units_of(args), parts.task_of(args)
+    parts.check_folder(args, units)
+    own = units[number::count]
+    open_units = [unit for unit in own if not parts.is_done(unit)]
+    task = f"Task {number + 1:,} of {count:,} (by {by}): " * (count > 1)
+    there = f", {len(own) - len(open_units):,} of them are there" * (len(open_units) < len(own))
+    world.print(f"{task}{len(own):,} of {len(units):,} parts of {args.named}{there}")
+    sums_of_all, last, started = [Counter(), Counter(), Counter(), Counter()], None, 0.0
+
+    def begin(coding: Coding) -> None:
+        parts.check_columns(coding, open_units)
+        parts.keep_settings(args, units, coding.deciding())
+
+    for unit in open_units:
+        asked = args.with_decided(input=[unit.file], output=unit.output)
+        how = {"span": unit.span, "before": unit.files[: unit.place], "loaded": last and last.loaded}
+        last, counts = code_table(asked, unit.path, world, None if last else begin, **how)
+        started = started or last.started
+        Coding.cells.cache_clear()  # it holds the answers
+        for sums, more in zip(sums_of_all, (*counts, last.table.counts)):
+            sums.update(more)
+        world.print(f"{unit.output}: {counts[0]['rows']:,} rows")
+    left = sum(not parts.is_done(unit) for unit in units)
+    joined = f"python -m histocc.predict --join {args.output} --output coded.csv makes one table of them"
+    world.print(f"{left:,} parts of {len(units):,} are missing" if left else f"All parts are there: {joined}")
+    if last:
+        *counts, last.table.counts = sums_of_all
+        last.args, last.started = args, started
+        report(last, (counts[0], counts[1], counts[2]))
+
+
+def report(coding: Coding, counts: Counts) -> None:
+    """Report on what was coded, by the counts of `Coding.join`. Raises TrainingError if rows are lacking."""
+    args = coding.args
+    for line in coding.end_lines(*counts):
+        coding.world.print(line)
+    if faults := counts[0]["faults"]:
+        what = f"{faults:,} rows of {args.named} could not be read and are not in the output"
+        listed = f"{args.beside('.rejected.csv')} lists them by line"
+        if args.in_parts:
+            listed = "_….rejected.csv beside each part lists them by line"
+        raise TrainingError(f"{what}; {listed}")
+
+
+def run(args: PredictConfig, world: World) -> None:
+    """Code the input and write the output. All ranks."""
+    if args.non_verbose:
+        show_progress(False)
+    with contextlib.ExitStack() as held:
+        advice = f" with --batch-size {args.batch_size}: take a smaller one"
+        held.enter_context(memory_error_ends_with(advice))
+        to_standard = args.output == STANDARD
+        if to_standard:
+            folder = held.enter_context(tempfile.TemporaryDirectory())
+            held.enter_context(contextlib.redirect_stdout(sys.stderr))
+            args = args.with_decided(output=os.path.join(folder, "output.csv"))
+        if args.join:
+            world.print(world.run_on_main(lambda: parts.join(args)))
+        elif args.in_parts:
+            code_parts(args, world)
+        else:
+            names = ["/dev/stdin" if name == STANDARD else name for name in args.input or ()]
+            args = args.with_decided(input=names)
+            report(*code_table(args, path_of(names) if names else "", world))
+        if to_standard:
+            coded = held.enter_context(open(args.output, "rb"))
+            with contextlib.suppress(BrokenPipeError), open(1, "wb", closefd=False) as out:
+                shutil.copyfileobj(coded, out)
 
 
 def main(argv: list[str] | None = None) -> None:

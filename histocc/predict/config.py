@@ -9,6 +9,7 @@ from typing import Annotated
 from histocc.data.config import REPAIR_TEXT, Column, Format
 from histocc.data.descriptions import CODE_COLUMNS, TEXT_COLUMNS
 from histocc.data.rows import key_reader
+from histocc.data.tables import parts_of
 from histocc.data.written import ENDINGS, missing_package
 from histocc.formatter import CLASSES, DEEPEST
 from histocc.predict.decoders import BY_THRESHOLD, DECODERS, MEASURED, listed
@@ -30,6 +31,17 @@ Threshold = Annotated[
 
 
 Draws = Annotated[int, number(int, lambda value: 2 <= value <= 100, "a whole number from 2 to 100")]
+
+
+def task_of(text: str) -> tuple[int, int]:
+    number, _, count = text.partition("/")
+    return int(number), int(count)
+
+
+Task = Annotated[
+    tuple[int, int],
+    number(task_of, lambda task: 1 <= task[0] <= task[1], "a task and their number, from 1/20 to 20/20"),
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,13 +76,30 @@ class Files(Format):
         metavar="MODEL",
         resumable=True,
     )
-    input: str = flag(MISSING, "table of rows to code", "--fn-in", metavar="FILE", resumable=True)
+    input: list[str] | None = flag(
+        None,
+        "table of rows to code: a file, several, a folder of parts, a pattern, or - for standard input",
+        "--fn-in",
+        metavar="FILE",
+        resumable=True,
+    )
     output: str = flag(
         MISSING,
-        f"the rows with codes: a table that ends in {listed(list(ENDINGS), 'or')}",
+        f"the rows with codes: a table that ends in {listed(list(ENDINGS), 'or')}; a folder (FOLDER/) gets a"
+        " part for each part of the input; - is standard output",
         "--fn-out",
         metavar="FILE.csv",
         resumable=True,
+    )
+    task: Task | None = flag(
+        None,
+        "of N tasks that share the parts of a folder, the I-th, from 1 on (default: by the variables of SLURM"
+        " or torchrun)",
+        metavar="I/N",
+        resumable=True,
+    )
+    join: str | None = flag(
+        None, "put the parts in this folder together, coding nothing", metavar="FOLDER", resumable=True
     )
     input_col: list[Column] | None = flag(
         None,
@@ -158,6 +187,22 @@ class Computing(Processes, Cores):
 class PredictConfig(Files, Decoding, Published, Computing):
     """The flags of predict. A flag that is not resumable decides the output."""
 
+    @property
+    def in_parts(self) -> bool:
+        """Whether the output is a folder, in which each part is coded without the others."""
+        output = (self.asked or self).output
+        return output.endswith(("/", os.sep)) or os.path.isdir(output)
+
+    @property
+    def named(self) -> str:
+        """The input, for messages."""
+        return ", ".join(self.input or ())
+
+    def beside(self, ending: str) -> str:
+        """Return the name of a file beside the output; readers of folders pass over that of a part."""
+        folder, name = os.path.split(self.output)
+        return os.path.join(folder, "_" * self.in_parts + name + ending)
+
     def problems(self) -> Iterator[str]:
         """Yield a line for each problem of these arguments."""
         for names in (
@@ -175,6 +220,9 @@ class PredictConfig(Files, Decoding, Published, Computing):
             yield "--level auto takes the deepest level that is right often enough: add --target-accuracy 0.9"
         if self.threshold and self.decoder not in ("auto", *BY_THRESHOLD):
             yield f"--threshold is for --decoder {listed(BY_THRESHOLD)}, not {self.decoder}"
+        if not (self.input or self.join):
+            yield "--input names the table of rows to code"
+            return
         weights = formats.files_of(self.model)
         of_run: list[str] = []
         if weights:
@@ -182,15 +230,15 @@ class PredictConfig(Files, Decoding, Published, Computing):
             of_run = [os.path.join(run, name) for name in files.OwnFiles(run).names]
             of_run += glob.glob(os.path.join(glob.escape(run), "prepared", "*", "*"))
         inputs = {
-            self.input: "the input",
+            **{part.path: "the input" for name in self.input or () for part in parts_of(name)},
             self.descriptions: "the file of --descriptions",
             self.key: "the file of --key",
             self.known: "the file of --known",
             **dict.fromkeys(of_run, "a file of the run"),
             **dict.fromkeys(weights, "the model"),
         }
-        overwrite = self.overwrite or os.path.isdir(self.output + ".parts")  # `begin` compares the settings
-        paths, endings = [self.output, self.output + ".rejected.csv"], tuple(ENDINGS)
+        overwrite = self.overwrite or os.path.isdir(self.beside(".parts"))  # `begin` compares the settings
+        paths, endings = [self.output, self.beside(".rejected.csv")], tuple(ENDINGS)
         yield from files.problems(paths, inputs, overwrite, endings=endings)
         yield from missing_package(self.output)
         yield from files.save_path_problems(os.path.dirname(os.path.abspath(self.output)))

@@ -265,7 +265,7 @@ def init_world(args: Processes) -> World:
     limit, chosen, refused = 60 * args.timeout_minutes, torch.device("cpu"), None
     try:
         chosen = choose_device(args.device, local, local_size)
-        if size == 1 and not args.distributed:
+        if size == 1 and not args.distributed or getattr(args, "in_parts", False):
             return World(device=chosen, time_limit=limit)
         start = own_start(args, chosen, local)
     except UserError as error:  # others would wait for this rank in vain: it meets them and says why
