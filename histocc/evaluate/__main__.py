@@ -39,7 +39,7 @@ from histocc.data.config import (
 from histocc.data.descriptions import read_descriptions
 from histocc.data.report import report_lines
 from histocc.data.rows import OUTSIDE_KEY, hold_numbers, language_name, read_key
-from histocc.data.tables import table_format, unique_names
+from histocc.data.tables import parts_of, table_format, unique_names
 from histocc.evaluate import baseline
 from histocc.evaluate import report as report_of
 from histocc.figure import ENTRY, OTHER, OTHERS, TEST, VALIDATION, Figure, may_have_seen
@@ -82,7 +82,9 @@ class EvaluateConfig(Reading, Published, Processes, Cores):
     """The flags of evaluate."""
 
     model: str = flag(MISSING, "a run, a checkpoint, a published model, or built-in", metavar="RUN_OR_FILE")
-    data: list[str] = flag(MISSING, "tables of descriptions and codes", "--dataset", metavar="FILE")
+    data: list[str] = flag(
+        MISSING, "tables of descriptions and codes, or folders of parts", "--dataset", metavar="FILE"
+    )
     output: str = flag(
         None,
         "folder for the report (default: evaluation, beside the model), and for what is fitted to a shared"
@@ -357,6 +359,7 @@ def code_texts(
 def run(args: EvaluateConfig, world: World) -> None:
     """Evaluate the model and write the report. All ranks."""
     args = args.with_decided(share_val=None) if args.share_val == 1 else args  # 1 means all rows
+    args = args.with_decided(data=[part.path for name in args.data for part in parts_of(name)])
 
     def find() -> str:
         if outline := models.outline(args.model):  # names are checked before a model is made

@@ -25,11 +25,9 @@ import shutil
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Callable
 from typing import Any
 
 from histocc.data.config import column_flags
-from histocc.data.records import nothing
 from histocc.data.tables import Path, column_problems, parts_of, path_of, table_format
 from histocc.predict import parts
 from histocc.predict.coder import training_examples
@@ -77,29 +75,24 @@ def remove_if_empty(folder: str) -> None:
 
 
 def code_table(
-    args: PredictConfig, path: Path, world: World, first: Callable[[Coding], Any] | None = nothing, **how: Any
+    args: PredictConfig, path: Path, world: World, says: bool = True, **how: Any
 ) -> tuple[Coding, Counts]:
     """Code a table and write the output; return what has coded it, and the counts of its rows. All ranks.
-
-    Args:
-        first: called before the first of several tables is coded, which is reported; None: it is another one.
-        how: further arguments of `Coding`.
+    says: whether the start is reported; how: further arguments of `Coding`.
     """
     ranks = list(range(world.size))
     with contextlib.ExitStack() as held:
         path = world.run_on_main(lambda: take_input(args, path, world, held))
-        if first:
+        if not how:
             world.run_on_main(lambda: check(args, path, world))
         coding = Coding(args, path, world, **how)
-        if first:
-            first(coding)
         if args.explain:
             coding.coder.nearest = training_examples(coding.coder, coding.weights, world)
         rows = world.run_on(ranks, coding.read_texts)[0]  # a signal to one rank stops all
         coding.settings, resumed = world.run_on_main(coding.begin)
         processes = choose_processes(args.processes, world, len(coding.pieces))
         coding.forked = Forked(processes, world.give_up_if_asked, world.time_limit)
-        if first and not args.non_verbose:
+        if says and not args.non_verbose:
             world.print(*coding.start_lines(rows, resumed), sep="\n")
         world.run_on(ranks, coding.code_pieces)
         return coding, world.run_on_main(coding.join)
@@ -122,32 +115,36 @@ def code_parts(args: PredictConfig, world: World) -> None:
     units, (number, count, by) = parts.units_of(args), parts.task_of(args)
     parts.check_folder(args, units)
     own = units[number::count]
-    open_units = [unit for unit in own if not parts.is_done(unit)]
+    missing = [unit for unit in own if not parts.is_done(unit)]
     task = f"Task {number + 1:,} of {count:,} (by {by}): " * (count > 1)
-    there = f", {len(own) - len(open_units):,} of them are there" * (len(open_units) < len(own))
+    there = f", {len(own) - len(missing):,} of them are there" * (len(missing) < len(own))
     world.print(f"{task}{len(own):,} of {len(units):,} parts of {args.named}{there}")
-    sums_of_all, last, started = [Counter(), Counter(), Counter(), Counter()], None, 0.0
-
-    def begin(coding: Coding) -> None:
-        parts.check_columns(coding, open_units)
-        parts.keep_settings(args, units, coding.deciding())
-
-    for unit in open_units:
-        asked = args.with_decided(input=[unit.file], output=unit.output)
-        how = {"span": unit.span, "before": unit.files[: unit.place], "loaded": last and last.loaded}
-        last, counts = code_table(asked, unit.path, world, None if last else begin, **how)
-        started = started or last.started
+    if not own:
+        return
+    first = missing[0] if missing else own[0]
+    # the settings of the folder tell whether a part that is there, and older than its input, is one of ours
+    asked = args.with_decided(input=[first.file], output=first.output, overwrite=True)
+    raise_if_any(list(asked.problems()))
+    check(asked, first.path, world)
+    coding = Coding(asked, first.path, world)
+    parts.check_columns(coding, own[0].files[0], missing)
+    parts.keep_settings(args, units, coding.deciding())
+    all_counts, started = [Counter(), Counter(), Counter(), Counter()], coding.started
+    for unit in missing:
+        asked = args.with_decided(input=[unit.file], output=unit.output, overwrite=True)
+        how = {"span": unit.span, "before": unit.files[: unit.place], "loaded": coding.loaded}
+        coding, counts = code_table(asked, unit.path, world, unit is first, **how)
         Coding.cells.cache_clear()  # it holds the answers
-        for sums, more in zip(sums_of_all, (*counts, last.table.counts)):
+        for sums, more in zip(all_counts, (*counts, coding.table.counts)):
             sums.update(more)
         world.print(f"{unit.output}: {counts[0]['rows']:,} rows")
     left = sum(not parts.is_done(unit) for unit in units)
     joined = f"python -m histocc.predict --join {args.output} --output coded.csv makes one table of them"
     world.print(f"{left:,} parts of {len(units):,} are missing" if left else f"All parts are there: {joined}")
-    if last:
-        *counts, last.table.counts = sums_of_all
-        last.args, last.started = args, started
-        report(last, (counts[0], counts[1], counts[2]))
+    if missing:
+        *counts, coding.table.counts = all_counts
+        coding.args, coding.started = args, started
+        report(coding, (counts[0], counts[1], counts[2]))
 
 
 def report(coding: Coding, counts: Counts) -> None:

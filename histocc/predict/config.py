@@ -40,7 +40,7 @@ def task_of(text: str) -> tuple[int, int]:
 
 Task = Annotated[
     tuple[int, int],
-    number(task_of, lambda task: 1 <= task[0] <= task[1], "a task and their number, from 1/20 to 20/20"),
+    number(task_of, lambda task: 1 <= task[0] <= task[1], "I/N with I from 1 to N, such as 3/20"),
 ]
 
 
@@ -220,6 +220,8 @@ class PredictConfig(Files, Decoding, Published, Computing):
             yield "--level auto takes the deepest level that is right often enough: add --target-accuracy 0.9"
         if self.threshold and self.decoder not in ("auto", *BY_THRESHOLD):
             yield f"--threshold is for --decoder {listed(BY_THRESHOLD)}, not {self.decoder}"
+        if self.task and not self.in_parts:
+            yield f"--task is for parts: give the output a folder, --output {self.output}/"
         if not (self.input or self.join):
             yield "--input names the table of rows to code"
             return

@@ -79,15 +79,16 @@ def check_folder(args: PredictConfig, units: list[Unit]) -> None:
         raise UserError(f"--output {args.output} holds the input: choose another folder")
     if args.overwrite:
         raise UserError(f"--overwrite is for a file: to code all anew, remove {args.output}")
+    raise_if_any(files.save_path_problems(args.output))
 
 
-def check_columns(coding: Coding, units: list[Unit]) -> None:
-    """Raise UserError if a part has other columns than the first of all."""
-    names = table_format(units[0].files[0], *coding.how).names
+def check_columns(coding: Coding, first: Path, units: list[Unit]) -> None:
+    """Raise UserError if a part of the input has other columns than the first of all."""
+    names = table_format(first, *coding.how).names
     for unit in units:
         if (found := table_format(unit.path, *coding.how).names) != names:
             odd = ", ".join(sorted({*found}.symmetric_difference(names))) or "their order differs"
-            raise UserError(f"{unit.file} has other columns than {str_of(unit.files[0])}: {odd}")
+            raise UserError(f"{unit.file} has other columns than {str_of(first)}: {odd}")
 
 
 def settings_of(folder: str) -> dict | None:
@@ -108,6 +109,7 @@ def keep_settings(args: PredictConfig, units: list[Unit], now: dict) -> None:
         raise UserError(f"{what}: choose another folder, or remove it")
     content = json.dumps({"settings": now, "named": args.model, "parts": names}, indent=1).encode()
     if there is None or there["parts"] != names:
+        os.makedirs(args.output, exist_ok=True)
         files.write_sealed(os.path.join(args.output, SETTINGS), content)
 
 

@@ -1,0 +1,312 @@
+"""Tables of several files, and coding in parts: which rows a part has, the tasks that share the parts, and
+what is refused.
+"""
+
+import csv
+import gzip
+import os
+import random
+import shutil
+import subprocess
+
+import pytest
+from helpers import command, environment, read, run_here, start_forked, write_csv
+from test_predict import CODES, model, save_model  # noqa: F401
+
+from histocc.data import binary, tables
+from histocc.data.records import Table
+from histocc.evaluate import __main__ as evaluate
+from histocc.formatter import hisco_blocky5
+from histocc.predict import __main__ as predict
+from histocc.predict import parts
+from histocc.predict.config import PredictConfig
+from histocc.review import __main__ as review
+from histocc.runtime.files import run_lock
+
+WORDS = ["smith", "wine merchant", "farmer", "sailor", "baker", "miller", "teacher", "huusmand", "væver"]
+
+
+def texts(rows, start=0):
+    return [f"{WORDS[i % 9]} {chr(97 + i * i % 23)}{chr(97 + i % 19)}" for i in range(start, start + rows)]
+
+
+def write_parts(folder, count=4, rows=40):
+    """Write a folder of parts; the first row of a later one repeats the last row of the part before."""
+    folder.mkdir(parents=True)
+    for i in range(count):
+        some = texts(rows, rows * i)
+        some[0] = "do." if i else some[0]
+        write_csv(folder / f"part-{i:05d}.csv", ["occ1", "note"], [[text, f"n{i}"] for text in some])
+    (folder / "_SUCCESS").touch()
+    (folder / "part-99999.csv").touch()  # Spark writes one for a partition without rows
+    (folder / "readme.txt").write_text("not a table")
+    return folder
+
+
+def code(model, source, output, *more, code=0):  # noqa: F811
+    sources = source if isinstance(source, list) else [source]
+    flags = ["--model", model, "--input", *sources, "--output", output, "--device", "cpu", *more]
+    return run_here(predict.main, *flags, code=code)
+
+
+def answers(path):
+    """Return the rows of a coded file, but their probabilities, in which other texts at once are rounded."""
+    return [
+        {name: row[name] for name in sorted(row) if "prob" not in name and name != "conf"}
+        for row in read(path)
+    ]
+
+
+def contents(folder):
+    """Return the bytes of all files below a folder, by their names there."""
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_a_folder_a_pattern_and_several_names_are_one_table(model, tmp_path):  # noqa: F811
+    folder = write_parts(tmp_path / "in")
+    code(model, folder, tmp_path / "folder.csv")
+    code(model, f"{folder}/part-0000?.csv", tmp_path / "pattern.csv")
+    code(model, sorted(folder.glob("part-0*.csv")), tmp_path / "names.csv")
+    rows = read(tmp_path / "folder.csv")
+    assert [row["note"] for row in rows] == [f"n{i}" for i in range(4) for _ in range(40)]
+    assert (tmp_path / "pattern.csv").read_bytes() == (tmp_path / "names.csv").read_bytes()
+    assert (tmp_path / "pattern.csv").read_bytes() == (tmp_path / "folder.csv").read_bytes()
+    assert [rows[40][name] for name in ("hisco_1", "conf")] == [
+        rows[39][name] for name in ("hisco_1", "conf")
+    ]
+
+
+def test_each_part_of_a_folder_gets_its_own_and_joined_they_are_the_table(model, tmp_path):  # noqa: F811
+    folder = write_parts(tmp_path / "in")
+    said = code(model, folder, f"{tmp_path}/out/")
+    assert "4 of 4 parts" in said and "All parts are there" in said and "160 rows" in said
+    names = [f"part-{i:05d}.csv" for i in range(4)]
+    assert sorted(contents(tmp_path / "out")) == ["_histocc.json", *names]
+    run_here(predict.main, "--join", tmp_path / "out", "--output", tmp_path / "joined.csv")
+    code(model, folder, tmp_path / "whole.csv")
+    assert answers(tmp_path / "joined.csv") == answers(tmp_path / "whole.csv")
+    before = contents(tmp_path / "out")
+    (tmp_path / "out" / names[1]).unlink()
+    with_newer = folder / names[2]
+    os.utime(with_newer, (2e9, 2e9))
+    os.utime(tmp_path / "out" / names[3], (3e9, 3e9))
+    assert "2 of them are there" in code(model, folder, f"{tmp_path}/out/")
+    assert contents(tmp_path / "out") == before
+
+
+def test_the_names_of_folders_are_columns(model, tmp_path):  # noqa: F811
+    for language, year in (("da", "1880"), ("en", "__HIVE_DEFAULT_PARTITION__")):
+        place = tmp_path / "in" / f"lang={language}" / f"year={year}"
+        place.mkdir(parents=True)
+        write_csv(place / "a.csv", ["occ1"], [[text] for text in texts(5)])
+    assert "languages are read from column 'lang'" in code(model, tmp_path / "in", tmp_path / "whole.csv")
+    assert [(row["lang"], row["year"]) for row in read(tmp_path / "whole.csv")[::5]] == [
+        ("da", "1880"),
+        ("en", ""),
+    ]
+    code(model, tmp_path / "in", f"{tmp_path}/out/")
+    part = tmp_path / "out" / "lang=da" / "year=1880" / "a.csv"
+    assert "lang" not in read(part)[0]  # as those who read such folders expect
+    run_here(predict.main, "--join", tmp_path / "out", "--output", tmp_path / "joined.csv")
+    assert answers(tmp_path / "joined.csv") == answers(tmp_path / "whole.csv")
+
+
+def test_parquet_stays_parquet_and_what_cannot_be_written_becomes_csv(model, tmp_path):  # noqa: F811
+    import pyarrow
+    from pyarrow import dataset, parquet
+
+    (tmp_path / "in").mkdir()
+    for i in range(2):
+        table = pyarrow.table({"occ1": texts(30, 30 * i), "age": list(range(30))})
+        parquet.write_table(table, tmp_path / "in" / f"{i}.parquet")
+    code(model, tmp_path / "in", f"{tmp_path}/out/")
+    read_back = dataset.dataset(tmp_path / "out").to_table()
+    assert read_back.num_rows == 60 and read_back.schema.field("age").type == pyarrow.int64()
+    write_csv(tmp_path / "in" / "2.tsv", ["occ1", "age"], [["smith", "1"]], "\t")
+    code(model, tmp_path / "in", f"{tmp_path}/all/")
+    assert (tmp_path / "all" / "2.csv").is_file()
+
+
+@pytest.mark.parametrize("kind", ["csv", "parquet"])
+def test_ranges_of_a_large_file_are_the_file(model, tmp_path, monkeypatch, kind):  # noqa: F811
+    rows, place = [], ""
+    for i, text in enumerate(texts(900)):
+        text = {0: '"in ""quotes""\nof the, town"', 3: "do.", 5: '5" nails'}.get(i % 7, text)
+        place = f"P{i}" if i % 100 == 0 else ""
+        rows.append(f"{text},{place}")
+    path = tmp_path / f"large.{kind}"
+    (tmp_path / "large.csv").write_text("\n".join(["occ1,place", *rows, ""]), encoding="utf-8")
+    if kind == "parquet":
+        import pyarrow
+        from pyarrow import parquet
+
+        with open(tmp_path / "large.csv", newline="", encoding="utf-8") as file:
+            columns = list(zip(*list(csv.reader(file))[1:]))
+        table = pyarrow.table({"occ1": columns[0], "place": columns[1]})
+        parquet.write_table(table, path, row_group_size=73)
+    how = {"others": None, "fill_down": ["place"]}
+    whole = [
+        row
+        for some in Table(str(path), (), ["occ1"], **how).records()
+        for row in zip(some.lines, some.texts, *some.filled)
+    ]
+    for module in (tables, binary, parts):
+        monkeypatch.setattr(module, "RANGE", 900)
+    ranges = tables.table_format(str(path)).ranges
+    table = Table(str(path), (), ["occ1"], **how)
+    cut = [
+        [row for some in table.records(span=i) for row in zip(some.lines, some.texts, *some.filled)]
+        for i in range(ranges)
+    ]
+    assert ranges > 5 and sum(map(bool, cut)) > 5 and [row for part in cut for row in part] == whole
+    assert any(
+        part and part[0][1] != "do." and part[0][2] == "do." for part in cut
+    )  # a range begins with one
+    for task in (2, 1):
+        code(model, path, f"{tmp_path}/out/", "--fill-down", "place", "--task", f"{task}/2")
+    monkeypatch.undo()
+    run_here(predict.main, "--join", tmp_path / "out", "--output", tmp_path / "joined.csv")
+    code(model, path, tmp_path / "whole.csv", "--fill-down", "place")
+    codes = [[row[name] for name in ("occ1", "place", "hisco_1")] for row in read(tmp_path / "joined.csv")]
+    assert codes == [
+        [row[name] for name in ("occ1", "place", "hisco_1")] for row in read(tmp_path / "whole.csv")
+    ]
+
+
+def test_a_packed_file_is_read_whole(tmp_path, monkeypatch):
+    for module in (tables, binary):
+        monkeypatch.setattr(module, "RANGE", 10)
+    with gzip.open(tmp_path / "a.csv.gz", "wt") as file:
+        file.write("occ1\n" + "smith\n" * 1000)
+    assert tables.table_format(str(tmp_path / "a.csv.gz")).ranges == 1
+    (tmp_path / "wide.csv").write_text("occ1\n" + "smith\n" * 1000, encoding="utf-16")
+    assert tables.table_format(str(tmp_path / "wide.csv")).ranges == 1
+
+
+@pytest.mark.full
+def test_tasks_that_are_killed_and_started_again_write_what_one_process_does(model, tmp_path):  # noqa: F811
+    folder, draw = write_parts(tmp_path / "in", 12, 150), random.Random(5)
+    flags = ["--model", model, "--input", folder, "--device", "cpu", "--output"]
+    code(model, folder, f"{tmp_path}/one/")
+    said, killed, tasks = tmp_path / "said", 0, [f"{i}/6" for i in range(1, 7)]
+    said.touch()
+    while tasks:
+        running = {
+            task: start_forked("histocc.predict", [*flags, f"{tmp_path}/out/", "--task", task], said)[0]
+            for task in tasks[:2]
+        }
+        tasks = tasks[2:]
+        for i, (task, process) in enumerate(running.items()):
+            process.join(120 if i or killed == 3 else draw.uniform(1, 4))
+            if process.is_alive():
+                process.kill()
+                process.join()
+                killed += 1
+                tasks.append(task)
+            else:
+                assert process.exitcode == 0, said.read_text()
+    assert killed and contents(tmp_path / "out") == contents(tmp_path / "one")
+
+
+def test_a_task_takes_its_share_from_the_variables_of_slurm_and_torchrun(monkeypatch):
+    def share(*flags, **variables):
+        with monkeypatch.context() as patch:
+            for name, value in variables.items():
+                patch.setenv(name, value)
+            return parts.task_of(PredictConfig(input=["in"], output="out/", **dict(flags)))
+
+    array = {"SLURM_ARRAY_TASK_MIN": "10", "SLURM_ARRAY_TASK_MAX": "40", "SLURM_ARRAY_TASK_COUNT": "4"}
+    assert share() == (0, 1, "")
+    assert share(("task", (3, 20)), RANK="1", WORLD_SIZE="2") == (2, 20, "--task")
+    assert share(RANK="1", WORLD_SIZE="2")[:2] == (1, 2)
+    assert share(SLURM_ARRAY_TASK_ID="30", **array) == (2, 4, "SLURM_ARRAY_TASK_ID")
+    step = {"SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "3"}
+    assert share(**step)[:2] == (1, 3)
+    assert share(SLURM_ARRAY_TASK_ID="30", **step, **array)[:2] == (7, 12)
+    with pytest.raises(Exception, match="leave gaps"):
+        share(SLURM_ARRAY_TASK_ID="15", **array)
+
+
+def test_what_comes_through_a_pipe_goes_on_through_one(model, tmp_path):  # noqa: F811
+    source = write_csv(tmp_path / "in.csv", ["occ1"], [[text] for text in texts(20)])
+    code(model, source, tmp_path / "out.csv")
+    line = command("histocc.predict", "--model", model, "--input", "-", "--output", "-", "--device", "cpu")
+    for stdin in (open(source, "rb"), subprocess.Popen(["cat", source], stdout=subprocess.PIPE).stdout):
+        with stdin:
+            done = subprocess.run(line, stdin=stdin, capture_output=True, env=environment(), check=False)
+        assert done.returncode == 0 and b"20 rows" in done.stderr, done.stderr
+        assert done.stdout == (tmp_path / "out.csv").read_bytes()
+
+
+def test_known_texts_reports_and_sheets_take_folders(model, tmp_path):  # noqa: F811
+    folder = tmp_path / "known"
+    folder.mkdir()
+    for i in range(2):
+        rows = [[text, "22222"] for text in texts(10, 10 * i)]
+        write_csv(folder / f"{i}.csv", ["occ1", "hisco_1"], rows)
+    code(model, folder, tmp_path / "coded.csv", "--known", folder, "--overwrite-columns")
+    flags = ["--model", model, "--data", folder, "--output", tmp_path / "report", "--device", "cpu"]
+    assert "20 rows" in run_here(evaluate.main, *flags, "--target-cols", "hisco_1").replace(
+        "Rows: 20 ", "20 rows "
+    )
+    code(model, folder, f"{tmp_path}/parts/", "--overwrite-columns")
+    sheet = tmp_path / "sheet.csv"
+    run_here(review.main, "make", tmp_path / "parts", "--output", sheet, "--rows", "5")
+
+
+def test_what_does_not_fit_a_folder_is_refused_before_coding(model, tmp_path):  # noqa: F811
+    folder, out = write_parts(tmp_path / "in", 2), f"{tmp_path}/out/"
+    code(model, folder, out)
+    before = contents(tmp_path / "out")
+    other = save_model(tmp_path / "other", hisco_blocky5(), CODES, step=2)
+
+    def refused(*words, source=folder, output=out, more=()):
+        said = code(model, source, output, *more, code=2)
+        assert all(word in said for word in words), said
+
+    refused("k differ", more=["--k", "1"])
+    refused("model differ", str(model), other, more=["--model", other])
+    refused("is in the input", output=f"{folder}/out/")
+    refused("is in the input", output=f"{folder}/")
+    refused("--task is for parts", output=tmp_path / "x.csv", more=["--task", "1/2"])
+    refused("I/N", more=["--task", "3/2"])
+    refused("remove", more=["--overwrite"])
+    refused("pattern with no table", source=f"{folder}/*.parquet")
+    refused("nowhere.csv: No such file", source=tmp_path / "nowhere.csv")
+    (tmp_path / "twice").mkdir()
+    shutil.copy(folder / "part-00000.csv", tmp_path / "twice")
+    refused("2 parts", source=[folder / "part-00000.csv", tmp_path / "twice" / "part-00000.csv"])
+    write_csv(folder / "part-00002.csv", ["occ1", "extra"], [["smith", "1"]])
+    refused("part-00002.csv", "extra, note")
+    refused("part-00002.csv", "extra", output=tmp_path / "x.csv")
+    (tmp_path / "alien").mkdir()
+    (folder / "part-00002.csv").unlink()
+    (tmp_path / "alien" / "part-00000.csv").write_text("a\n")
+    refused("is no part of an output", output=f"{tmp_path}/alien/")
+    assert contents(tmp_path / "out") == before
+
+    (tmp_path / "out" / "part-00001.csv").unlink()
+    said = run_here(predict.main, "--join", tmp_path / "out", "--output", tmp_path / "j.csv", code=2)
+    assert "1 of its 2 parts are missing" in said
+    assert "is no folder that predict" in run_here(
+        predict.main, "--join", folder, "--output", tmp_path / "j.csv", code=2
+    )
+
+
+def test_two_tasks_with_one_number_are_told_apart(model, tmp_path):  # noqa: F811
+    folder = write_parts(tmp_path / "in", 1)
+    held = tmp_path / "out" / "_part-00000.csv.parts"
+    held.mkdir(parents=True)
+    with run_lock(str(held)):
+        assert "in use by another job" in code(model, folder, f"{tmp_path}/out/", code=2)
+
+
+def test_a_row_that_cannot_be_read_is_listed_beside_its_part(model, tmp_path):  # noqa: F811
+    folder = write_parts(tmp_path / "in", 2, 5)
+    with open(folder / "part-00001.csv", "a", encoding="utf-8") as file:
+        file.write('"smith" x,n\n')
+    said = code(model, folder, f"{tmp_path}/out/", code=1)
+    assert "1 rows" in said and len(read(tmp_path / "out" / "part-00001.csv")) == 5
+    assert [row["line"] for row in read(tmp_path / "out" / "_part-00001.csv.rejected.csv")] == ["7"]
+    code(model, folder, tmp_path / "x.csv", code=1)
+    assert "part-00001.csv" in (tmp_path / "x.csv.rejected.csv").read_text()
