@@ -23,7 +23,8 @@
 #
 # Trains on all nodes of a SLURM job: one torchrun per node, one process per GPU. Submit it in
 # the folder of histocc. Data, code and save folder must lie where all nodes see them. Nodes,
-# GPUs and time: the lines at the top of the script.
+# GPUs and time: the lines at the top of the script. A job script of your own needs no torchrun:
+# srun python finetune.py … with one task per GPU.
 #
 # Output: logs/train_JOBID.out and .err there (in an array JOBID_TASK), or what --output and
 # --error of sbatch name. What went wrong before logs/ was there is in train_JOBID.out.

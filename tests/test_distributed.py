@@ -23,7 +23,14 @@ from histocc.runtime.config import Processes
 from histocc.runtime.errors import UserError
 from histocc.runtime.frame import end_without_others, errors_end_all_ranks
 from histocc.runtime.signals import Stopped
-from histocc.runtime.world import World, init_world, launcher_environment
+from histocc.runtime.world import (
+    World,
+    all_see,
+    init_world,
+    is_first_rank,
+    launcher_environment,
+    srun_environment,
+)
 
 VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
@@ -81,6 +88,74 @@ def test_a_rank_that_sees_several_gpus_needs_its_local_rank(launched, monkeypatc
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     with pytest.raises(UserError, match="RANK=1, LOCAL_RANK=not set"):
         launcher_environment(given(True))
+
+
+TASK = {"STEP_NUM_TASKS": "4", "NTASKS": "8", "PROCID": "3", "LOCALID": "1", "JOB_ID": "17", "STEP_ID": "2"}
+TASK |= {"STEP_NODELIST": "node[003-007,012]"}
+
+
+@pytest.mark.parametrize(
+    "changed, values, place",
+    [
+        ({}, (), ("3", "1", "4", "node003", "10631")),
+        ({"STEP_NODELIST": "gpu-a[1,3],gpu-b7"}, (), ("3", "1", "4", "gpu-a1", "10631")),
+        ({"STEP_NODELIST": "rack[1-2]n[04-09]"}, (), ("3", "1", "4", "rack1n04", "10631")),
+        ({"STEP_NODELIST": "login2,gpu[1-2]"}, (), ("3", "1", "4", "login2", "10631")),
+        ({"STEP_NODELIST": "node1", "STEP_ID": "3"}, (), ("3", "1", "4", "127.0.0.1", "10632")),
+        ({}, ("", 0, "", None, "host", 29500), ("3", "0", "4", "host", "29500")),  # what is set stays
+        ({}, (0, 0, 2), None),  # torchrun was started by srun
+        ({}, (None, None, 1), None),  # each task is to run alone
+        ({"STEP_NUM_TASKS": "1", "PROCID": "0"}, (), None),
+        ({"STEP_NUM_TASKS": None, "STEP_ID": None, "PROCID": "0"}, (), None),  # a batch script
+    ],
+)
+def test_a_task_of_srun(launched, monkeypatch, changed, values, place):
+    launched(*values)
+    for name, value in (TASK | changed).items():
+        monkeypatch.delenv(f"SLURM_{name}", raising=False)
+        if value is not None:
+            monkeypatch.setenv(f"SLURM_{name}", value)
+    names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+    assert srun_environment() == (dict(zip(names, place)) if place else {})
+    assert is_first_rank() == (place is None)
+
+
+@pytest.mark.parametrize("stdin", ["/dev/null", "a terminal", "a pipe"])
+def test_only_a_process_that_srun_started_is_its_task(monkeypatch, stdin):
+    """What is submitted or started in a shell on a node has the variables of the task that the shell is."""
+    read, write = os.openpty() if stdin == "a terminal" else os.pipe()
+    with subprocess.Popen(["sleep", "60"], stdin=subprocess.DEVNULL if "null" in stdin else write) as task:
+        try:
+            for name, value in (TASK | {"TASK_PID": str(task.pid)}).items():
+                monkeypatch.setenv(f"SLURM_{name}", value)
+            assert bool(srun_environment()) == (stdin == "a pipe")
+        finally:
+            task.kill()
+            os.close(read)
+            os.close(write)
+
+
+JOINS = """
+from histocc.runtime import config, frame
+
+parser = config.Parser(config.Processes, "x", "x")
+frame.start(parser, lambda args, world: world.print(world.gather((world.rank, world.local_rank))))
+"""
+
+
+@pytest.mark.processes
+def test_tasks_of_srun_are_ranks_of_one_run(tmp_path):
+    (tmp_path / "joins.py").write_text(JOINS)
+    (tmp_path / "log").touch()
+    tasks, port = [], str(free_port())
+    for rank in "01":
+        of_task = TASK | {"STEP_NUM_TASKS": "2", "STEP_NODELIST": "node1", "PROCID": rank, "LOCALID": rank}
+        variables = {f"SLURM_{name}": value for name, value in of_task.items()} | {"MASTER_PORT": port}
+        tasks += start_forked(tmp_path / "joins.py", [], tmp_path / "log", **variables)
+    for task in tasks:
+        task.join()
+    said = f"2 processes meet at MASTER_ADDR=127.0.0.1, MASTER_PORT={port}\n[(0, 0), (1, 1)]\n"
+    assert ([task.exitcode for task in tasks], (tmp_path / "log").read_text()) == ([0, 0], said)
 
 
 @pytest.mark.parametrize(
@@ -305,6 +380,23 @@ def test_what_rank_0_does_alone_may_take_longer_than_the_time_limit():
         return "done"
 
     assert ranks_do(lambda world: world.run_on_main(slowly), minutes=0.03) == ["done"] * 2
+
+
+@pytest.mark.processes
+def test_a_folder_that_not_all_ranks_share_is_named(tmp_path, monkeypatch):
+    """The working folder stands for the disk of a machine."""
+    for name in "ab":
+        (tmp_path / name / "folder").mkdir(parents=True)
+    shared = str(tmp_path / "a" / "folder")
+    assert ranks_do(lambda world: all_see(world, shared)) == [None] * 2
+    found = ranks_do(
+        lambda world: all_see(world, "folder"), before=lambda rank: os.chdir(tmp_path / "ab"[rank])
+    )
+    host = socket.gethostname()
+    said = f"folder: rank 1 on {host} does not see what rank 0 on {host} writes there"
+    assert all(kind is UserError and text.startswith(said) for kind, text in found), found
+    assert ranks_do(lambda world: all_see(world, f"{shared}/gone"))[1][0] is UserError
+    assert not list(tmp_path.glob("*/folder/*"))  # also hidden files
 
 
 @pytest.mark.processes

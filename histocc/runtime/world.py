@@ -55,9 +55,27 @@ met = SimpleNamespace(store=None, rank=0)  # the store in which several ranks ha
 # ---- the launcher's variables
 
 
+def srun_environment() -> dict[str, str]:
+    """Return torchrun's variables, as set or as `srun` implies, in one of its several tasks, else {}."""
+    env, names = os.environ, ("STEP_NUM_TASKS", "PROCID", "LOCALID", "STEP_NODELIST", "JOB_ID", "STEP_ID")
+    tasks, rank, local, nodes, job, step = (env.get(f"SLURM_{name}", "") for name in names)
+    if env.get("RANK") or env.get("WORLD_SIZE") == "1" or tasks in ("", "1"):
+        return {}
+    with contextlib.suppress(OSError):  # a container may hide the task
+        # tasks read a pipe, the shell of srun --pty a terminal, a batch script that it submits /dev/null
+        if os.readlink(f"/proc/{env.get('SLURM_TASK_PID')}/fd/0").startswith("/dev/"):
+            return {}
+    host = re.sub(r"\[(\w+)[^]]*\]", r"\1", nodes).partition(",")[0]  # the first of node[003-007,012],other
+    host = host if host != nodes else "127.0.0.1"  # a machine alone may not know its node's name
+    port = str(10_000 + (37 * int(job) + int(step)) % 20_000)  # jobs and steps near this one differ
+    found = {"RANK": rank, "LOCAL_RANK": local, "WORLD_SIZE": tasks, "MASTER_ADDR": host, "MASTER_PORT": port}
+    return {name: env.get(name) or value for name, value in found.items()}
+
+
 def launcher_environment(args: Processes) -> tuple[int, int, int, int]:
     """Return (rank, local rank, world size, local world size) by the launcher. Raises UserError."""
     names = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
+    os.environ.update(srun_environment())
     values = {name: os.environ[name] for name in names if os.environ.get(name)}
     if values in ({}, {"WORLD_SIZE": "1"}):
         if args.distributed or args.world_size not in (None, 1):
@@ -96,7 +114,7 @@ def launcher_environment(args: Processes) -> tuple[int, int, int, int]:
 
 def is_first_rank() -> bool:
     """Return whether this process is rank 0 by the launcher's variables, before there is a `World`."""
-    return os.environ.get("RANK", "0") in ("", "0")
+    return (srun_environment() or os.environ).get("RANK", "0") in ("", "0")
 
 
 def launcher_id() -> str:
@@ -244,6 +262,21 @@ class World:
             raise Stopped
 
 
+def all_see(world: World, folder: str) -> None:
+    """Raise UserError if a rank does not see within 5 s what rank 0 writes into `folder`. All ranks."""
+    # The name is new: a network disk may remember for a minute that a name is absent.
+    path = os.path.join(folder, world.broadcast(f".seen-{os.urandom(8).hex()}", 0))
+    world.run_on_main(lambda: open(path, "x").close())
+    until = time.monotonic() + 5
+    while not (sees := os.path.exists(path)) and time.monotonic() < until:
+        time.sleep(0.1)
+    seen = world.gather((sees, f"rank {world.rank} on {socket.gethostname()}"))
+    world.run_on_main(lambda: os.remove(path))
+    if blind := [rank for sees, rank in seen if not sees]:
+        why = f"{blind[0]} does not see what {seen[0][1]} writes there"
+        raise UserError(f"{folder}: {why}. Name a folder on a disk that all machines share")
+
+
 # ---- joining the others
 
 
@@ -276,6 +309,8 @@ def init_world(args: Processes) -> World:
     on_gpu, timeout = chosen.type == "cuda", timedelta(seconds=limit)
     backend = "nccl" if on_gpu else "gloo"
     place = f"MASTER_ADDR={os.environ.get('MASTER_ADDR')}, MASTER_PORT={os.environ.get('MASTER_PORT')}"
+    if rank == 0 < size - 1 and not os.environ.get("LOCAL_WORLD_SIZE"):  # torchrun sets it, srun does not
+        print(f"{size} processes meet at {place}", flush=True)
     store, remedy = dist.HashStore(), NOT_MET  # pyright: ignore[reportPrivateImportUsage]
     with limit_of_joining(f"rank {rank}: the other processes, at {place}", limit + JOINING_SECONDS):
         try:
