@@ -32,7 +32,7 @@ from histocc.formatter import CLASSES, DEEPEST, OF_LEVEL, hisco_classes, is_miss
 from histocc.job import inputs, train
 from histocc.job.card import PAPER
 from histocc.job.config import FinetuneConfig, finetune_parser
-from histocc.predict.coder import Coded, Coder
+from histocc.predict.coder import FIRST_USE, Coded, Coder
 from histocc.predict.decoders import BY_THRESHOLD, DECODERS
 from histocc.predict.fitting import fit_ranked
 from histocc.published import formats, models
@@ -184,7 +184,8 @@ class OccCANINE:
         """Return the codes of texts, or the values that they are made of.
 
         Args:
-            occ1: texts, one or several; numbers count as their digits, None and NaN as empty.
+            occ1: texts, one or several, also as a column of pandas, polars or Arrow; numbers count as their
+                digits, None and NaN as empty.
             lang: one language, or one per text, in the same order (None, NaN and empty are unk).
             what: pred: a row per text: occ1, lang, up to k_pred codes hisco_1, prob_1, desc_1, …, conf; a
                 number n is pred with k_pred = n. probs: array float32 [texts, codes], by the linear decoder
@@ -203,7 +204,8 @@ class OccCANINE:
 
         Returns:
             A DataFrame (index: that of a Series occ1, else 0 … n − 1), or a list of dicts without pandas. The
-            columns depend on the arguments alone. Missing codes are None, probabilities NaN (dicts: None).
+            columns depend on the arguments alone. Those of texts have pandas' dtype of texts, also if no row
+            has one. Missing cells are NaN (texts before pandas 3, and dicts: None).
 
         Raises:
             ValueError: an argument is not as above.
@@ -211,7 +213,8 @@ class OccCANINE:
         """
         what, k, kind = self._choices(what, k_pred, behavior, prediction_type)
         decoder = "full" if what == "probs" and kind != "flat" else PREDICTION_TYPES[kind]
-        fit_ranked(self.coder, self.file, decoder, World())
+        with FIRST_USE:
+            fit_ranked(self.coder, self.file, decoder, World())
         by_language = thresholds_of(threshold)
         cells, texts, languages = texts_and_languages(occ1, lang, ditto)
         self._warn(languages, by_language, what, kind)
@@ -403,7 +406,7 @@ def cells_of(name: str, given: Any, kinds: tuple[type, ...]) -> list:
             f"{name}: found {type(given).__name__}, expected a text, or a list, array or column of texts; of"
             " a table give a column, predict(table['occ1'], lang=table['lang']); in R, predict(table$occ1, …)"
         )
-    cells = list(given)
+    cells = list(getattr(given, "to_pylist", given.__iter__)())  # a cell of Arrow is a scalar of its own
     for i, cell in enumerate(cells):
         if isinstance(cell, bool) or not isinstance(cell, kinds) and not is_missing(cell):
             raise ValueError(f"{name}: row {i} (counted from 0): {cell!r:.60} is not a text")
@@ -455,16 +458,19 @@ def columns_of(table: Any) -> dict[str, list]:
 
 
 def as_table(columns: dict[Any, Any], get_dict: bool = False, like: Any = None):
-    """Return columns of equal length as a DataFrame, those of texts with dtype object; without pandas, or
-    with get_dict, as a list of dicts, with None in place of NaN. like: a Series whose index the DataFrame
-    gets, each label as often as there are rows for it.
+    """Return columns of equal length as a DataFrame, those of texts with the dtype that pandas gives texts,
+    also if all are missing; without pandas, or with get_dict, as a list of dicts, with None in place of NaN.
+    like: a Series whose index the DataFrame gets, each label as often as there are rows for it.
     """
     arrays = {name: cells for name, cells in columns.items() if isinstance(cells, np.ndarray)}
     with contextlib.suppress(ImportError):
         if not get_dict:
             import pandas
 
-            texts = {name: pandas.Series(columns[name], dtype=object) for name in columns.keys() - arrays}
+            texts, of_text = {}, pandas.Series([""]).dtype  # str from pandas 3 on, object before
+            for name in columns.keys() - arrays:
+                numbers = any(isinstance(v, Number) and v == v for v in columns[name])  # of occ1, as given
+                texts[name] = pandas.Series(columns[name], dtype=object if numbers else of_text)
             frame = pandas.DataFrame(columns | texts)
             if isinstance(like, pandas.Series):
                 frame.index = like.index.repeat(len(frame) // max(1, len(like)))

@@ -18,10 +18,12 @@ from helpers import REPO, environment, read_logs, write_csv, write_rows
 
 from benchmarks import common
 from histocc.__main__ import COMMANDS
+from histocc.occ_canine import OccCANINE
 
 DOCS = sorted(f"docs/{path.name}" for path in (REPO / "docs").glob("*.md"))
 PAGES = ("README.md", "MULTI_GPU_TRAINING.md", *DOCS)
 NEED_A_RUN = ("docs/coding.md", "docs/python.md")  # in ./output
+ENGINES = {"dask": "dask.dataframe", "spark": "pyspark", "datasets": "datasets", "ray": "ray.data"}
 TINY = "--device cpu --model-size tiny --max-steps 2 --batch-size 4 --ngram-passes 1"
 SMALL = {  # what is put behind the commands, by what stands in them
     "finetune.py": TINY,
@@ -194,6 +196,35 @@ def test_every_command_runs(place, page):
         logs = ([row["train_loss"] for row in read_logs(place / name)] for name in ("one", "two"))
         one, two = ([loss for loss in losses if loss is not None] for losses in logs)  # none at step 0
         assert len(one) > 1 and one == pytest.approx(two, rel=1e-9)
+
+
+@pytest.mark.processes
+@pytest.mark.full
+@pytest.mark.frames
+@pytest.mark.parametrize("engine", ENGINES)
+def test_engines_give_the_codes_of_one_call(place, engine, monkeypatch):
+    """Two workers of the page on large tables, some of whose parts have no code at all."""
+    pandas, _ = pytest.importorskip("pandas"), pytest.importorskip(ENGINES[engine])
+    if engine == "dask":
+        pytest.importorskip("distributed")
+    elif engine == "spark" and not shutil.which("java"):
+        pytest.skip("needs Java")
+    check(place, "docs/scale.md", TRAINING.replace("finetune.py", "finetune.py --prior none"))
+    texts = [f"weaver no {i % 15}" for i in range(40)]
+    table = pandas.DataFrame({"id": range(40), "occ1": texts, "lang": "en"})
+    table.loc[[3, *range(20, 30)], "occ1"] = table.loc[4, "lang"] = None
+    (place / "rows").mkdir()
+    for start in range(0, 40, 10):
+        table[start : start + 10].to_parquet(place / "rows" / f"{start}.parquet")
+    for _, _, block in blocks("docs/scale.md", "python"):
+        (place / re.match(r"# (\w+\.py): ", block)[1]).write_text(block)
+    monkeypatch.setenv("PYSPARK_PYTHON", sys.executable)
+    check(place, "docs/scale.md", f"python with_{engine}.py")
+    found = pandas.read_parquet(place / f"coded_{engine}").sort_values("id", ignore_index=True)
+    expected = OccCANINE(place / "output", device="cpu").predict(table["occ1"], table["lang"], k_pred=1)
+    columns = ["hisco_1", "prob_1", "conf"]
+    pandas.testing.assert_frame_equal(found[columns], expected[columns], check_dtype=False)
+    assert len(found) == 40 and 0 < found["hisco_1"].isna().sum() < 40
 
 
 @pytest.mark.processes

@@ -17,9 +17,9 @@ from helpers import REPO, read_logs, write_csv
 
 LAUNCH, MULTI = "launch_training.sh", "run_multi_gpu_train.sh"
 SLURM, TRAIN = "scripts/train_slurm_multi_node.sh", "scripts/train_multi_gpu.sh"
-GPU_CHECK = "scripts/gpu_check.sh"
+ARRAY, GPU_CHECK = "scripts/predict_slurm_array.sh", "scripts/gpu_check.sh"
 SOURCED = ["scripts/common.sh", "scripts/environment.sh"]
-SHELL_FILES = [LAUNCH, MULTI, SLURM, TRAIN, *SOURCED, GPU_CHECK, "tests/run", ".ci/run"]
+SHELL_FILES = [LAUNCH, MULTI, SLURM, TRAIN, *SOURCED, ARRAY, GPU_CHECK, "tests/run", ".ci/run"]
 TOOLS = "bash cat cksum cp dirname env getconf grep mkdir readlink rm sed sleep tail touch uname"
 JOB = {"SLURM_JOB_ID": "17", "SLURM_JOB_NUM_NODES": "4", "SLURM_SUBMIT_DIR": str(REPO), "MASTER_ADDR": "gpu1"}
 SAMPLE = ["histocc.sample", "torch.distributed.run", "histocc.sample.show"]
@@ -427,6 +427,19 @@ def test_the_slurm_job_says_what_it_will_run(plan, data, job):
     assert "this is a job for SLURM: sbatch" in plan(SLURM, data, code=2).stderr
     elsewhere = plan(SLURM, data, code=2, **JOB | {"SLURM_SUBMIT_DIR": "/"})
     assert "/ is not the folder of histocc" in elsewhere.stderr
+
+
+def test_the_array_for_slurm_becomes_predict(plan, bin_dir, job, tmp_path):
+    words, array = ["--input", "in put/", "--output", "out/"], {"SLURM_ARRAY_TASK_ID": "3"}
+    job |= {"SLURM_SUBMIT_DIR": str(REPO), "SLURM_CPUS_PER_TASK": "5"}
+    done = plan(ARRAY, *words, starts=True, STARTED=str(tmp_path / "started"), **job, **array)
+    assert commands(done)[0][1:] == ["-m", "histocc.predict", *words]
+    assert (tmp_path / "started").read_text() == "histocc.predict\n"
+    assert "Usage: sbatch" in plan(ARRAY, "--help", starts=True).stdout
+    assert "an array job for SLURM" in plan(ARRAY, *words, starts=True, code=2, **job).stderr
+    (bin_dir / "python").unlink()  # twenty tasks would make the same environment
+    job["SLURM_SUBMIT_DIR"] = str(copy_of_checkout(tmp_path / "other", ARRAY))
+    assert "no environment has torch" in plan(ARRAY, *words, starts=True, code=2, **job, **array).stderr
 
 
 def test_the_output_of_a_slurm_job_moves_to_logs(bin_dir, data, job):

@@ -8,7 +8,9 @@ import pickle
 import signal
 import sys
 import threading
+import time
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -127,6 +129,8 @@ def test_data_frames_have_the_same_columns_and_types_whatever_the_rows_hold(code
     assert len({tuple(zip(frame.columns, map(str, frame.dtypes))) for frame in frames}) == 1
     assert [len(frame) for frame in frames] == [4, 1, 1, 0]
     assert frames[0]["prob_5"].dtype == frames[0]["conf"].dtype == float
+    of_text = [frames[0][name].dtype for name in frames[0] if not name.startswith(("prob", "conf"))]
+    assert {*of_text} == {pandas.Series(["text"]).dtype}  # Dask and Arrow refuse columns of dtype object
     assert frames[0]["conf"].isna().tolist() == [False, True, False, False]
     assert frames[0]["hisco_1"].isna().tolist() == frames[0]["prob_1"].isna().tolist()
     given = pandas.DataFrame({"occ1": ["smed", None, 7], "lang": ["da", "en", None]})
@@ -336,6 +340,47 @@ def test_copies_give_the_same_codes(coder):
         assert other.model is other.coder.model is not coder.model
         other.batch_size = 1
         assert coder.batch_size == coder.coder.batch_size != 1 == other.coder.batch_size
+
+
+@pytest.mark.frames
+@pytest.mark.parametrize("package", ["pyarrow", "pandas", "polars"])
+def test_columns_of_other_packages_are_texts(coder, package):
+    module, expected = pytest.importorskip(package), coder.predict([*TWO, None], [*OF_TWO, None])
+    if package == "pyarrow":
+        columns = [module.array, lambda cells: module.chunked_array([cells[:1], cells[1:]])]
+    elif package == "pandas":
+        pyarrow = pytest.importorskip("pyarrow")
+        columns = [lambda cells: module.Series(cells, dtype=module.ArrowDtype(pyarrow.string()))]
+    else:
+        columns = [module.Series]
+    for column in columns:
+        found = coder.predict(column([*TWO, None]), column([*OF_TWO, None]))
+        assert found.equals(expected) and found.dtypes.equals(expected.dtypes)
+
+
+def test_threads_get_the_answers_of_one_call_each(model, monkeypatch):  # noqa: F811
+    """All at once from the first call on; what they share is made by one of them, while the others wait."""
+    at_work, seen = [], []
+
+    def fit(*_):
+        at_work.append(1)
+        time.sleep(0.01)
+        seen.append(len(at_work))
+        at_work.pop()
+
+    texts, names = [[f"smed {i} {j}" for j in range(3)] for i in range(8)], ("flat", "greedy", "topk")
+    alone = OccCANINE(model, device="cpu")
+    expected = [[alone.predict(part, "da", prediction_type=name) for name in names] for part in texts]
+    monkeypatch.setattr(occ_canine, "fit_ranked", fit)
+    shared, start = OccCANINE(model, device="cpu"), threading.Barrier(len(texts))
+
+    def predict(part):
+        start.wait()
+        return [shared.predict(part, "da", prediction_type=name) for name in names]
+
+    with ThreadPoolExecutor(len(texts)) as pool:
+        assert list(pool.map(predict, texts)) == expected
+    assert seen == [1] * len(texts) * len(names)
 
 
 def test_threads_share_it(model):  # noqa: F811

@@ -5,6 +5,7 @@ import functools
 import itertools
 import os
 import shlex
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -42,6 +43,7 @@ SHOWN = 3  # similar texts that are shown for each text
 MAX_CHARACTERS = 1 << 16  # of a batch of long texts
 LEAST = 0.3, 0.5  # conf of each part of a split text; the second if words separate them, as in titles, too
 VECTORS = "training_vectors.bin"  # in the folder of the run
+FIRST_USE = threading.RLock()  # held by the thread that makes what all threads with the model use
 
 
 class Coded(NamedTuple):
@@ -235,6 +237,9 @@ class Coder:
             coded = self.map_texts(texts, languages, batch, Coded([], [], None), cleaned=True)
             return self._with_trained(texts, languages, coded, k, levels)
 
+        rows = list(zip(texts, languages, strict=True))
+        places = {row: i for i, row in enumerate(dict.fromkeys(rows))}
+        texts, languages = ([row[i] for row in places] for i in (0, 1))
         texts = texts if cleaned else list(map(self.clean, texts))
         is_fitted = decoder in {*MEASURED} & {*self.confidence.maps}
         known = self.known_texts if is_fitted else np.array([])
@@ -242,7 +247,8 @@ class Coder:
         names = (name for name, some in zip(languages, parts) for _ in some)
         coded, further = answers(texts, languages), iter(answers([*itertools.chain(*parts)], [*names]))
         of_parts = [list(itertools.islice(further, len(some))) for some in parts]
-        return [self._joined(*one, k) for one in zip(coded, texts, parts, of_parts)]
+        joined = [self._joined(*one, k) for one in zip(coded, texts, parts, of_parts)]
+        return [joined[places[row]] for row in rows]
 
     def _joined(self, whole: Coded, text: str, names: list[str], parts: list[Coded], k: int) -> Coded:
         """Return the answers to the parts of a text (names) as one, with the least conf; that to the whole if
@@ -347,14 +353,16 @@ class Coder:
 
     def search(self) -> CodeSearch:
         """Return the search, made at first use. Raises UserError if the key does not fit the formatter."""
-        if self._search is None:
+        with FIRST_USE:
+            if self._search is not None:
+                return self._search
             try:
                 with torch.autocast(self.device.type, enabled=False):
                     tree = CodeTrie(self.codes, self.formatter)
                     self._search = CodeSearch(self.model, tree, self.linear_share)
             except ValueError as error:
                 raise UserError(f"the key does not fit formatter {self.formatter.kind}: {error}") from None
-        return self._search
+            return self._search
 
     def _array(
         self, texts: list[str], languages: list[str], width: int, batch: Callable, cleaned: bool = False
