@@ -29,7 +29,7 @@ from histocc.data.workbook import has_merged, scanned
 from histocc.runtime.errors import UserError
 from histocc.runtime.files import opened
 
-RANGE = 1 << 24  # bytes of a file's range of rows, at least
+RANGE = 1 << 23  # bytes of a file's range of rows, at least
 CHUNK = 1 << 12  # rows: few enough for the cells of a chunk to stay in the processor's cache
 _STATA_CHUNK = 1 << 16  # rows of Stata and SPSS files, whose beginning is read again for each chunk
 _TOP = 20  # rows among which the names of the columns are looked for

@@ -134,7 +134,8 @@ def code_parts(args: PredictConfig, world: World) -> None:
         asked = args.with_decided(input=[unit.file], output=unit.output, overwrite=True)
         how = {"span": unit.span, "before": unit.files[: unit.place], "loaded": coding.loaded}
         coding, counts = code_table(asked, unit.path, world, unit is first, **how)
-        Coding.cells.cache_clear()  # it holds the answers
+        Coding.cells.cache_clear()  # it holds the answers, and
+        coding.pieces = []  # these the texts
         for sums, more in zip(all_counts, (*counts, coding.table.counts)):
             sums.update(more)
         world.print(f"{unit.output}: {counts[0]['rows']:,} rows")
