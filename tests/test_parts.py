@@ -8,9 +8,10 @@ import os
 import random
 import shutil
 import subprocess
+import sys
 
 import pytest
-from helpers import command, environment, read, run_here, start_forked, write_csv
+from helpers import PIPED, command, environment, free_port, read, run_here, start_forked, write_csv
 from test_predict import CODES, model, save_model  # noqa: F401
 
 from histocc.data import binary, tables
@@ -220,8 +221,7 @@ def test_a_task_takes_its_share_from_the_variables_of_slurm_and_torchrun(monkeyp
     assert share(("task", (3, 20)), RANK="1", WORLD_SIZE="2") == (2, 20, "--task")
     assert share(RANK="1", WORLD_SIZE="2")[:2] == (1, 2)
     assert share(SLURM_ARRAY_TASK_ID="30", **array) == (2, 4, "SLURM_ARRAY_TASK_ID")
-    step = {"SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "3"}
-    assert share(**step)[:2] == (1, 3)
+    step = {"RANK": "1", "WORLD_SIZE": "3"}  # also of srun
     assert share(SLURM_ARRAY_TASK_ID="30", **step, **array)[:2] == (7, 12)
     with pytest.raises(Exception, match="leave gaps"):
         share(SLURM_ARRAY_TASK_ID="15", **array)
@@ -310,3 +310,35 @@ def test_a_row_that_cannot_be_read_is_listed_beside_its_part(model, tmp_path):  
     assert [row["line"] for row in read(tmp_path / "out" / "_part-00001.csv.rejected.csv")] == ["7"]
     code(model, folder, tmp_path / "x.csv", code=1)
     assert "part-00001.csv" in (tmp_path / "x.csv.rejected.csv").read_text()
+
+
+@pytest.mark.skipif(os.geteuid() != 0 or sys.platform != "linux", reason="mounts a disk for one process")
+@pytest.mark.full
+def test_two_machines_need_a_common_disk_for_one_table_alone(model, tmp_path):  # noqa: F811
+    folder = write_parts(tmp_path / "in")
+    (tmp_path / "out").mkdir()
+    code(model, folder, f"{tmp_path}/one/")
+    out, second = tmp_path / "out", tmp_path / "second"
+    alone = f'mount -t tmpfs x {out} || exit 99; "$@"; code=$?; cp -r {out}/. {second}; exit $code'
+    common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    common |= {"WORLD_SIZE": "2", "LOCAL_RANK": "0"}
+
+    def run_both(output):
+        second.mkdir(exist_ok=True)
+        flags = ["--model", model, "--input", folder, "--output", output, "--device", "cpu"]
+        line = command("histocc.predict", *flags)
+        started = []
+        for rank in (0, 1):
+            inside = ["unshare", "-m", "bash", "-c", alone, "bash", *line] if rank else line
+            started.append(subprocess.Popen(inside, env=environment(RANK=str(rank), **common), **PIPED))
+        said = [process.communicate(timeout=120)[0] for process in started]
+        if started[1].returncode == 99 or "unshare" in said[1]:
+            pytest.skip("this system lets nobody mount")
+        return [process.returncode for process in started], said
+
+    codes, said = run_both(f"{tmp_path}/out/coded.csv")
+    assert codes == [2, 2] and "rank 1" in said[0] and "--output FOLDER/" in said[0], said
+    codes, said = run_both(f"{tmp_path}/out/")
+    assert codes == [0, 0] and "Task 2 of 2 (by RANK)" in said[1], said
+    shutil.copytree(tmp_path / "second", tmp_path / "out", dirs_exist_ok=True)
+    assert contents(tmp_path / "out") == contents(tmp_path / "one")

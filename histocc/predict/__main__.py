@@ -39,7 +39,7 @@ from histocc.runtime.errors import TrainingError, UserError, memory_error_ends_w
 from histocc.runtime.forked import Forked, choose_processes
 from histocc.runtime.frame import start
 from histocc.runtime.log import show_progress
-from histocc.runtime.world import World
+from histocc.runtime.world import World, all_see
 
 STANDARD = "-"  # standard input, or output
 
@@ -83,6 +83,8 @@ def code_table(
     ranks = list(range(world.size))
     with contextlib.ExitStack() as held:
         path = world.run_on_main(lambda: take_input(args, path, world, held))
+        if world.size > 1:
+            all_see(world, args.beside(".parts"), ", or --output FOLDER/, which needs none")
         if not how:
             world.run_on_main(lambda: check(args, path, world))
         coding = Coding(args, path, world, **how)

@@ -56,9 +56,8 @@ def task_of(args: PredictConfig) -> tuple[int, int, str]:
     """Return (the number of this task from 0 on, how many there are, what says so)."""
     if args.task:
         return args.task[0] - 1, args.task[1], "--task"
-    names = {"RANK": "WORLD_SIZE", "SLURM_PROCID": "SLURM_STEP_NUM_TASKS"}
-    given = [name for name, of in names.items() if os.environ.get(name) and int(os.environ.get(of) or 1) > 1]
-    number, count = (int(os.environ[name]) for name in (given[0], names[given[0]])) if given else (0, 1)
+    number, count = (int(os.environ.get(name) or at) for name, at in (("RANK", 0), ("WORLD_SIZE", 1)))
+    given = ["RANK"] * (count > 1)
     if array := int(os.environ.get("SLURM_ARRAY_TASK_COUNT") or 1) - 1:
         first, last, own = (int(os.environ[f"SLURM_ARRAY_TASK_{name}"]) for name in ("MIN", "MAX", "ID"))
         place, rest = divmod((own - first) * array, last - first)

@@ -262,8 +262,10 @@ class World:
             raise Stopped
 
 
-def all_see(world: World, folder: str) -> None:
-    """Raise UserError if a rank does not see within 5 s what rank 0 writes into `folder`. All ranks."""
+def all_see(world: World, folder: str, otherwise: str = "") -> None:
+    """Raise UserError if a rank does not see within 5 s what rank 0 writes into `folder`, with what to do
+    `otherwise` than name another folder. All ranks.
+    """
     # The name is new: a network disk may remember for a minute that a name is absent.
     path = os.path.join(folder, world.broadcast(f".seen-{os.urandom(8).hex()}", 0))
     world.run_on_main(lambda: open(path, "x").close())
@@ -274,7 +276,7 @@ def all_see(world: World, folder: str) -> None:
     world.run_on_main(lambda: os.remove(path))
     if blind := [rank for sees, rank in seen if not sees]:
         why = f"{blind[0]} does not see what {seen[0][1]} writes there"
-        raise UserError(f"{folder}: {why}. Name a folder on a disk that all machines share")
+        raise UserError(f"{folder}: {why}. Name a folder on a disk that all machines share{otherwise}")
 
 
 # ---- joining the others
