@@ -22,7 +22,7 @@ from histocc.occ_canine import OccCANINE
 
 DOCS = sorted(f"docs/{path.name}" for path in (REPO / "docs").glob("*.md"))
 PAGES = ("README.md", "MULTI_GPU_TRAINING.md", *DOCS)
-NEED_A_RUN = ("docs/coding.md", "docs/python.md")  # in ./output
+NEED_A_RUN = ("docs/coding.md", "docs/python.md", "docs/scale.md")  # in ./output
 ENGINES = {"dask": "dask.dataframe", "spark": "pyspark", "datasets": "datasets", "ray": "ray.data"}
 TINY = "--device cpu --model-size tiny --max-steps 2 --batch-size 4 --ngram-passes 1"
 SMALL = {  # what is put behind the commands, by what stands in them
@@ -100,6 +100,9 @@ def place(tmp_path):
         for i in range(160)
     ]
     write_csv(tmp_path / "sources.csv", ("occ1", "hisco_1", "source", "part"), sources)
+    (tmp_path / "tables").mkdir()
+    for i in range(3):
+        write_csv(tmp_path / "tables" / f"{i}.csv", ("id", "occ1", "lang"), new)
     wares = [(f"ware no {i}", ("baker", "butcher")[i % 2], f"01.{i % 2}", i) for i in range(1, 40)]
     write_csv(tmp_path / "purchases.csv", ("text", "shop", "coicop", "n"), wares)
     (tmp_path / "bin").mkdir()
