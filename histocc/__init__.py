@@ -24,6 +24,7 @@ if importlib.util.find_spec("torch") is None:
 
 _WHERE = {
     "OccCANINE": "histocc.occ_canine",
+    "OccupationClassifier": "histocc.estimator",
     "Seq2SeqMixerOccCANINE": "histocc.model.mixer",
     "BlockOrderInvariantLoss": "histocc.model.loss",
     "OrderInvariantSeq2SeqCrossEntropy": "histocc.model.loss",

@@ -363,9 +363,7 @@ class OccCANINE:
             try:
                 current = torch.cuda.device(device if gpus else -1)
                 with settings_of_torch(), torch.random.fork_rng(gpus), current:
-                    train_files, val_files = inputs.dataset_files(args.dataset)
-                    args, read = inputs.prepare_data(args, world, train_files, val_files)
-                    train.train(args, read, world)
+                    train.train(*inputs.prepare_data(args, world, *inputs.dataset_files(args.dataset)), world)
             except Stopped:
                 stop.acted = True
         trains = not (args.prepare_only or args.eval_only or args.dry_run)

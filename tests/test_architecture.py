@@ -27,7 +27,7 @@ LEVELS = [
     {"job"},
     {"evaluate", "review", "prepare", "doctor", "watch", "export"},
     {"occ_canine", "sample", "canine", "model_io"},
-    {"eval_metrics", "prediction_assets"},
+    {"estimator", "eval_metrics", "prediction_assets"},
     {"finetune", "train_mixer"},
     {"__main__"},
 ]

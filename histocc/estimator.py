@@ -1,0 +1,121 @@
+"""A classifier with the conventions of scikit-learn, which need not be installed."""
+
+import copy
+import io
+import shutil
+import threading
+from collections import Counter
+from contextlib import redirect_stdout, suppress
+from itertools import zip_longest
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+from torch.random import fork_rng
+
+from histocc.data.rows import MISSING_WORDS, csv_text
+from histocc.job import inputs, train
+from histocc.job.config import FinetuneConfig
+from histocc.occ_canine import columns_of, texts_and_languages
+from histocc.predict.coder import Coder
+from histocc.runtime.world import World
+from histocc.text import UNKNOWN_LANGUAGE, join_columns
+
+one_run = threading.Lock()  # a run changes settings of the process, and prints
+
+
+class OccupationClassifier:
+    """A classifier that learns as `finetune.py --model-size ngrams` with flags of these names. X: texts, or a
+    table of them; y: a label for each row, or several in a list, or in a table with "" for none.
+    """
+
+    def __init__(self, prior="auto", language=UNKNOWN_LANGUAGE, language_col=None, formatter="auto"):
+        self.prior, self.language = prior, language
+        self.language_col, self.formatter = language_col, formatter
+
+    def get_params(self, deep: bool = True) -> dict:
+        return {name: value for name, value in vars(self).items() if name == name.strip("_")}
+
+    def set_params(self, **params) -> "OccupationClassifier":
+        self.__init__(**self.get_params() | params)
+        return self
+
+    def __sklearn_tags__(self):
+        from sklearn.utils import ClassifierTags, Tags, TargetTags
+
+        return Tags("classifier", TargetTags(True), None, ClassifierTags())
+
+    def fit(self, X, y) -> "OccupationClassifier":
+        """Learn, and return the estimator. Raises ValueError for other X and y, UserError as finetune.py."""
+        table, (labels, self._has_several) = texts_of(X), labels_of(y)
+        counts = Counter(label for row in labels for label in row)
+        if {*map(len, table.values())} != {len(labels)} or [] in labels or len(counts) < 2:
+            raise ValueError(f"y has {len(counts)} class(es): two are needed, and a label for each row of X")
+        targets = {f"label_{i}": cells for i, cells in enumerate(zip_longest(*labels, fillvalue=""), 1)}
+        self._texts = [name for name in table if name != self.language_col]
+        how = self.get_params() | {"target_cols": [*targets], "input_col": self._texts, "delimiter": ","}
+        with TemporaryDirectory() as folder, one_run, fork_rng([]), redirect_stdout(io.StringIO()):
+            rows, run = f"{folder}/rows.csv", f"{folder}/run"
+            Path(rows).write_bytes(csv_text([[*table, *targets], *zip(*table.values(), *targets.values())]))
+            args = FinetuneConfig(dataset=[rows], save_path=run, model_size="ngrams", ditto="none", **how)
+            train.train(*inputs.prepare_data(args, World(), [rows], []), World())
+            self._coder = Coder.load(run, split_texts=self._has_several)
+            self._run = Path(shutil.make_archive(run, "tar", run)).read_bytes()
+        label_of, kind, codes = {str(x): x for x in counts}, type(labels[0][0]), self._coder.codes
+        self.classes_, places = np.unique([label_of.get(x, kind(x)) for x in codes], return_inverse=True)
+        self._place = dict(zip(codes, places.tolist()))
+        self._shares = np.array([counts[label] for label in self.classes_.tolist()]) / counts.total()
+        return self
+
+    def predict(self, X) -> np.ndarray:
+        """Return the label of each text, or a list if y had several; the usual one if nothing is known."""
+        rows = [[self._place[x] for x in one.codes] or [self._shares.argmax()] for one in self._coded(X)]
+        several = np.fromiter((self.classes_[row].tolist() for row in rows), dtype=object)
+        return several if self._has_several else self.classes_[[row[0] for row in rows]]
+
+    def predict_proba(self, X) -> np.ndarray:
+        """Return the probability of each class, [texts, classes]; if nothing is known, its share in y."""
+        probs = []
+        for one in self._coded(X, choices=True):
+            places, of_code = [self._place[code] for code, _ in one.choices], [p for _, p in one.choices]
+            probs.append(np.bincount(places, of_code, len(self.classes_)) if one.codes else self._shares)
+        return np.array(probs) / (1 if self._has_several else np.sum(probs, axis=1, keepdims=True))
+
+    def score(self, X, y, sample_weight=None) -> float:
+        """Return the share of rows that get all their labels and no others."""
+        pairs = zip(*(map(set, labels_of(each)[0]) for each in (y, self.predict(X))), strict=True)
+        return float(np.average([labels == found for labels, found in pairs], weights=sample_weight))
+
+    def save(self, folder) -> None:
+        """Write the folder of the run, whole or not at all. Raises OSError if it holds something."""
+        with TemporaryDirectory(prefix="histocc_", dir=Path(folder).absolute().parent) as part:
+            Path(part, "run.tar").write_bytes(self._run)
+            shutil.unpack_archive(f"{part}/run.tar", f"{part}/run")
+            Path(part, "run").replace(folder)
+
+    def _coded(self, X, choices: bool = False):
+        """Yield the answers to texts; choices: with the probabilities of all codes."""
+        with suppress(ImportError):
+            from sklearn.utils.validation import check_is_fitted
+
+            check_is_fitted(self)
+        table, coder = texts_of(X), copy.copy(self._coder)
+        first, *others = (table[name] for name in self._texts)
+        texts, coder.choices = join_columns(first, others), choices * len(coder.codes)
+        languages = table[self.language_col] if self.language_col else [self.language] * len(texts)
+        for i in range(0, len(texts), 512):  # at a time: probabilities of all codes take memory
+            yield from coder.code(texts[i : i + 512], languages[i : i + 512], k=max(coder.room, 5))
+
+
+def texts_of(X) -> dict[str, list[str]]:
+    """Return the columns of X by name. Raises ValueError."""
+    columns = columns_of(X) if hasattr(X, "columns") else {"occ1": X}
+    return {name: texts_and_languages(cells, None, False)[1] for name, cells in columns.items()}
+
+
+def labels_of(y) -> tuple[list[list], bool]:
+    """Return the labels of each row, and whether rows may have several."""
+    cells = [*np.atleast_1d(np.asarray(y, dtype=object))]
+    has_several = any(isinstance(row, list | tuple | set | np.ndarray) for row in cells)
+    rows, blank = (row if has_several else [row] for row in cells), {"", *MISSING_WORDS}
+    return [[x for x in row if str(x).strip().casefold() not in blank] for row in rows], has_several
