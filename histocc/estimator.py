@@ -37,18 +37,26 @@ class OccupationClassifier:
         return {name: value for name, value in vars(self).items() if name == name.strip("_")}
 
     def set_params(self, **params) -> "OccupationClassifier":
+        if unknown := params.keys() - self.get_params():
+            raise ValueError(f"{min(unknown)!r} is no parameter: {', '.join(self.get_params())} are")
         self.__init__(**self.get_params() | params)
         return self
 
-    def __sklearn_tags__(self):
-        from sklearn.utils import ClassifierTags, Tags, TargetTags
+    def __repr__(self) -> str:
+        return f"OccupationClassifier({', '.join(f'{k}={v!r}' for k, v in self.get_params().items())})"
 
-        return Tags("classifier", TargetTags(True), None, ClassifierTags())
+    def __sklearn_tags__(self):
+        from sklearn.utils import ClassifierTags, InputTags, Tags, TargetTags
+
+        of_texts = InputTags(one_d_array=True, two_d_array=False, string=True)
+        return Tags("classifier", TargetTags(True), None, ClassifierTags(), input_tags=of_texts)
 
     def fit(self, X, y) -> "OccupationClassifier":
         """Learn, and return the estimator. Raises ValueError for other X and y, UserError as finetune.py."""
         table, (labels, self._has_several) = texts_of(X), labels_of(y)
         counts = Counter(label for row in labels for label in row)
+        if self.language_col and self.language_col not in table:
+            raise ValueError(f"X has no column {self.language_col!r} (language_col)")
         if {*map(len, table.values())} != {len(labels)} or [] in labels or len(counts) < 2:
             raise ValueError(f"y has {len(counts)} class(es): two are needed, and a label for each row of X")
         targets = {f"label_{i}": cells for i, cells in enumerate(zip_longest(*labels, fillvalue=""), 1)}
@@ -100,6 +108,8 @@ class OccupationClassifier:
 
             check_is_fitted(self)
         table, coder = texts_of(X), copy.copy(self._coder)
+        if lacking := {*self._texts, *filter(None, [self.language_col])} - table.keys():
+            raise ValueError(f"X has no column {min(lacking)!r}; it has {', '.join(map(repr, table))}")
         first, *others = (table[name] for name in self._texts)
         texts, coder.choices = join_columns(first, others), choices * len(coder.codes)
         languages = table[self.language_col] if self.language_col else [self.language] * len(texts)
