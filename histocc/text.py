@@ -179,8 +179,8 @@ _MARKS = [r"&#?\w{2,30};", r"\\u[0-9A-Fa-f]{4}", "%[2-9A-Fa-f][0-9A-Fa-f]", "=[2
 _FINDERS = list(map(re.compile, _MARKS))  # a text with escapes holds one of these, which are found fast
 # UTF-8 that was read as Windows-1252 (and made lower case), without pairs that are usual, such as Å”
 _MISREAD = "(?:[ÂÃ]|[ãÄÅ](?![\xa0»–—”])|â€)[\x80-\xbf\u0152-\u2122]"
-_BROKEN = re.compile(rf"\ufffd|{_MISREAD}|[a-z][À-ÖØ-Þ]")  # or lost, or a capital inside a word
-_ODD = re.compile("[\ufffdÀ-ÖØ-Þãâ]")  # a match of _BROKEN holds one of these
+_BROKEN = re.compile(rf"\ufffd|{_MISREAD}|(?<=[a-z])[À-ÖØ-Þ]")  # or lost, or a capital inside a word
+_ODD = re.compile("[\ufffdÀ-ÖØ-Þãâ]")  # a match of _BROKEN begins with one, which is found fast
 _MENDED = re.compile(
     rf"{_MISREAD}|&(?:#\d{{2,7}}|#[xX][0-9A-Fa-f]{{2,5}}|[A-Za-z]\w{{1,30}});"  # and escapes of HTML,
     r"|\\u[0-9A-Fa-f]{4}"  # of JSON,
@@ -196,7 +196,8 @@ _NO_LETTER = re.compile("[\0-\x08\x0e-\x1f\ufffd\ud800-\udfff\ue000-\uf8ff]")
 def repaired_cells(cells: list[str]) -> tuple[list[str], list[int]]:
     """Return (the same cells, with letters for broken ones and escapes; which of them hold such)."""
     joined = "\n".join(cells)  # all at once: faster
-    if not (_ODD.search(joined) and _BROKEN.search(joined) or any(one.search(joined) for one in _FINDERS)):
+    is_broken = any(_BROKEN.match(joined, odd.start()) for odd in _ODD.finditer(joined))
+    if not (is_broken or any(one.search(joined) for one in _FINDERS)):
         return cells, []
     whole = cells
     for _ in range(3):  # an escape may be escaped (&amp;oslash;)

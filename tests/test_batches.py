@@ -3,6 +3,7 @@ of similar length.
 """
 
 import itertools
+from unittest import mock
 
 import numpy as np
 import torch
@@ -11,7 +12,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from histocc.text import padded_width
-from histocc.trainer.batches import BatchLoader, BatchPlan, MicroBatches, Rows, cut_by_width
+from histocc.trainer.batches import BatchLoader, BatchPlan, MicroBatches, Rows, cut_by_width, widest
 
 plans = st.builds(
     BatchPlan,
@@ -158,12 +159,16 @@ def test_no_other_cut_into_as_many_groups_has_less_padding(widths, groups):
 @example(rows=3000, total=40)
 @given(rows=st.integers(1, 3000), total=st.integers(1, 40))
 @examples(40)
-def test_validation_takes_every_row_once_in_batches_of_similar_length(rows, total):
-    plan = BatchPlan(rows, total)
-    order = batches_of(plan, None)
-    batches = [order.global_batch(0, b) for b in range(plan.steps_per_epoch)]
+def test_validation_takes_every_row_once_by_length_and_the_longest_are_tried_first(rows, total):
+    plan, numbers = BatchPlan(rows, total), Numbers(rows)
+    with mock.patch("histocc.trainer.batches.BLOCK", 700):
+        order = batches_of(plan, None)
+        batches = [order.global_batch(0, b) for b in range(plan.steps_per_epoch)]
+        longest = widest(numbers, total)["rows"].tolist()
+    lengths = numbers.lengths(np.arange(rows))
+    assert np.concatenate(batches).tolist() == np.argsort(lengths, kind="stable").tolist()
+    assert longest == np.argsort(-lengths, kind="stable")[:total].tolist()
     assert [len(batch) for batch in batches] == [plan.batch_rows(b) for b in range(plan.steps_per_epoch)]
-    assert sorted(np.concatenate(batches)) == list(range(rows))
     middle = plan.steps_per_epoch // 2
     assert np.array_equal(batches_of(plan, None).global_batch(3, middle), batches[middle])
     if rows == 3000 and total == 40:

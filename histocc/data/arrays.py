@@ -35,12 +35,13 @@ ARRAYS = {
     "text_hash": np.dtype("<u8"),
     "times": np.dtype("<f8"),
 }
+WRITTEN = {**ARRAYS, "lines": np.dtype("<i8")}  # while it is prepared: number of the file × 2**40 + line
 META = "meta.txt"
 # All files that this program writes into a prepared folder; `lines` is removed before it is complete. Without
 # the first one it counts as missing.
 FILES = (
     META,
-    *(f"{part}.{name}" for part in ("train", "val") for name in (*ARRAYS, "lines")),
+    *(f"{part}.{name}" for part in ("train", "val") for name in WRITTEN),
     *("key.csv", "words.csv", "rejected_rows.csv", "conflicts.csv", "data_report.json"),
 )
 
@@ -109,6 +110,10 @@ class RowSet:
     def each(self, values: np.ndarray) -> np.ndarray:
         """Return the value of each row, of those in the arrays."""
         return values.repeat(self.times, axis=0) if len(self.times) else values
+
+    def lines(self) -> np.ndarray:
+        """Return the file and line of each row as WRITTEN says, int64, if they are kept."""
+        return self.each(map_array(os.path.join(self.folder, f"{self.part}.lines"), WRITTEN["lines"]))
 
     def lengths(self, rows: np.ndarray) -> np.ndarray:
         """Return how many characters the descriptions of `rows` (int64 [B]) have; int64 [B]."""

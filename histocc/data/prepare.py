@@ -10,7 +10,6 @@ import filecmp
 import gc
 import json
 import os
-import re
 import shutil
 import sys
 import traceback
@@ -21,7 +20,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from histocc.data.arrays import ARRAYS, FILES, PreparedData, RowSet, fault, map_array, text_keys, write_last
+from histocc.data.arrays import FILES, WRITTEN, PreparedData, RowSet, fault, map_array, text_keys, write_last
 from histocc.data.config import PrepareSettings, fingerprint
 from histocc.data.records import DECIDED, FIRST, LEAVE, MAX_WEIGHT, Records, Table, nothing
 from histocc.data.report import compare_rows, describe_parts
@@ -65,7 +64,6 @@ MAX_COUNTED_WORDS = 500_000  # rarer ones are forgotten on the way, so that memo
 ALL_WORDS_OF = 1 << 19  # all words of so many training rows are counted, then those of every fourth chunk
 MAX_REPEATED, MAX_TIMES = 1_000_000, 1_000  # rows by whole weights, and one row by divided ones
 MAX_CODES = 100  # of a row in which a separator stands between them
-LINES = np.dtype("<i8")  # number of the file × 2**40 + line
 
 
 class UnusableData(UserError):
@@ -83,15 +81,15 @@ class PartFiles:
     """The open array files of one part, `train` or `val`, and how many rows they have."""
 
     def __init__(self, folder: str, part: str):
-        self.files = {name: open(os.path.join(folder, f"{part}.{name}"), "wb") for name in (*ARRAYS, "lines")}
+        self.files = {name: open(os.path.join(folder, f"{part}.{name}"), "wb") for name in WRITTEN}
         self.rows = self.end = 0
-        self.files["offsets"].write(np.zeros(1, ARRAYS["offsets"]).tobytes())
+        self.files["offsets"].write(np.zeros(1, WRITTEN["offsets"]).tobytes())
 
     def add(self, texts: list[str], arrays: dict[str, np.ndarray]) -> None:
         """Append n descriptions (texts) and their arrays: language, codes [n, K], text_hash, lines."""
         ends = self.end + np.cumsum(np.fromiter(map(len, texts), dtype=np.int64, count=len(texts)))
         for name, values in {**arrays, "chars": code_points("".join(texts)), "offsets": ends}.items():
-            self.files[name].write(values.astype(ARRAYS.get(name, LINES)).tobytes())
+            self.files[name].write(values.astype(WRITTEN[name]).tobytes())
         self.end = int(ends[-1]) if texts else self.end
         self.rows += len(texts)
 
@@ -208,7 +206,8 @@ class Reader:
 
         for kind, found in records.noted.items():
             note(kind, found)
-        note("texts_of_lines", [i for i, cell in enumerate(cells) if re.search("[\n\r]", cell.strip())])
+        stripped = enumerate(map(str.strip, cells))
+        note("texts_of_lines", [i for i, cell in stripped if "\n" in cell or "\r" in cell])
         reason = "the text holds NUL, or a character from U+E000 to U+E004, which marks its ends"
         for i, place in records.forbidden.items():
             values = list(map(str.strip, columns[place]))
@@ -365,20 +364,19 @@ class Reader:
             self._join_parts()
         if self.settings.weight_col:
             self._repeat_rows()
-        settings, parts, lines = self.settings, [], []
+        settings, parts = self.settings, []
         codes, met = settings.fixed_codes, list(self.book.codes)
         if codes is None:
             first = settings.first_codes or []
             codes = first + sorted({met[number] for number in self.used - {BLANK}} - set(first))
         place = {code: i for i, code in enumerate(codes)}
-        final = np.array([place.get(code, -1) for code in met] + [-1], dtype=ARRAYS["codes"])  # −1 stays −1
+        final = np.array([place.get(code, -1) for code in met] + [-1], dtype=WRITTEN["codes"])  # −1 stays −1
         for name in self.parts:
             with open(os.path.join(self.folder, f"{name}.codes"), "r+b") as file:
                 while block := file.read(1 << 22):
                     file.seek(-len(block), os.SEEK_CUR)
                     file.write(final[np.frombuffer(block, final.dtype)].tobytes())
             parts.append(RowSet(self.folder, name, self.room))
-            lines.append(parts[-1].each(map_array(os.path.join(self.folder, f"{name}.lines"), LINES)))
         findings, names, paths = self.findings, self.languages.names, [file["path"] for file in self.files]
         rejected = {kind["kind"]: kind["rows"] for kind in findings.problems("rejected")}
         unusable = sum(kind["rows"] for kind in findings.problems("error"))
@@ -394,7 +392,7 @@ class Reader:
             "rejected": rejected,
             "unusable_rows": unusable,
             **{kind: findings.kinds.get(kind, {"rows": 0})["rows"] for kind in NOTES},
-            **compare_rows(parts, lines, split, paths, codes, names, conflicts),
+            **compare_rows(parts, split, paths, codes, names, conflicts),
             **describe_parts(parts, codes, names),
             "longest": {"has": self.longest, "read": min(self.longest, settings.max_len)},
             "files": self.files,
@@ -405,7 +403,6 @@ class Reader:
         if most > min(has.values(), default=most):
             are = (f"{name} has {percent(rows / report['rows'])} of all rows" for name, rows in has.items())
             report["read"].append(f"Note: one text has {most:,} rows, all in one part: {', '.join(are)}")
-        del lines  # Windows removes no file that is mapped
         for name in self.parts if not settings.by else ():
             os.unlink(os.path.join(self.folder, f"{name}.lines"))
         return codes, report
@@ -416,14 +413,14 @@ class Reader:
         above MAX_TIMES), and rounded up with the probability of their fraction, by a hash of text and row.
         """
         paths = [part.files["times"].name for part in self.parts.values()]
-        weights = [np.fromfile(path, ARRAYS["times"]) for path in paths]
+        weights = [np.fromfile(path, WRITTEN["times"]) for path in paths]
         both = np.concatenate(weights)
         if (both == both.round()).all() and (both.sum() <= MAX_REPEATED or both.min() == 1):
             return
         unit = max(both.min(), both.max() / MAX_TIMES)
         why = "the least" if unit == both.min() else f"by which none is above {MAX_TIMES:,}"
         for part, path, weight in zip(self.parts, paths, weights):
-            hashes = map_array(os.path.join(self.folder, f"{part}.text_hash"), ARRAYS["text_hash"])
+            hashes = map_array(os.path.join(self.folder, f"{part}.text_hash"), WRITTEN["text_hash"])
             drawn = mix(hashes ^ mix(np.arange(len(weight), dtype=np.uint64))) / 2.0**64
             np.maximum(1, np.floor(weight / unit + drawn)).tofile(path)
         self.test_rows /= unit
@@ -435,7 +432,7 @@ class Reader:
         """Put the validation rows behind the training rows."""
         train, val = self.parts.values()
         for name, source in val.files.items():
-            added, dtype = map_array(source.name, ARRAYS.get(name, LINES)), ARRAYS.get(name, LINES)
+            added, dtype = map_array(source.name, WRITTEN[name]), WRITTEN[name]
             added = added[1:] + train.end if name == "offsets" else added
             with open(train.files[name].name, "ab") as file:
                 file.write(np.asarray(added, dtype=dtype).tobytes())

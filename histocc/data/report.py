@@ -1,7 +1,9 @@
 """The report on prepared data: sizes, languages, codes, lengths, duplicates, contradictions, problems."""
 
 import os
+import tempfile
 from collections.abc import Iterator
+from itertools import chain
 
 import numpy as np
 
@@ -17,15 +19,19 @@ _BUCKET = 1 << 21  # rows that are compared at once
 _BLOCK = 1 << 18  # rows that are read at once
 
 
+def _anew(rows: RowSet) -> RowSet:
+    """Map rows anew, so that pages that were read leave the memory. Rows that are repeated are not mapped."""
+    return rows if len(rows.times) else RowSet(rows.folder, rows.part, rows.max_codes)
+
+
 def _blocks(rows: RowSet) -> Iterator[tuple[slice, RowSet]]:
-    """Yield blocks of the rows, mapped anew for each, so that pages that were read leave the memory."""
+    """Yield blocks of the rows, mapped anew for each."""
     for start in range(0, len(rows), _BLOCK):
-        yield slice(start, start + _BLOCK), RowSet(rows.folder, rows.part, rows.max_codes)
+        yield slice(start, start + _BLOCK), _anew(rows)
 
 
 def compare_rows(
     parts: list[RowSet],
-    lines: list[np.ndarray],
     split: bool,
     files: list[str],
     codes: list[str],
@@ -34,31 +40,38 @@ def compare_rows(
 ) -> dict:
     """Count duplicates (rows with text, language and codes of an earlier one) and conflicts (texts of a
     language with several sets of codes) among the rows of all parts; list the conflicts in `path`. A share of
-    the texts is compared at a time, so that memory does not grow with the rows. lines: as in
-    `data/prepare.py`; split: whether the parts were made of the same files by their texts.
+    the texts is compared at a time, which bounds the memory. split: whether files were split by their texts.
     """
     names = "distinct_texts", "duplicates", "most_rows_of_a_text", "conflicts", "val_rows_seen_in_training"
     counts = dict.fromkeys(names, 0)
     buckets = max(1, -(-sum(map(len, parts)) // _BUCKET))
-    with open(path, "w", encoding="utf-8", newline="", errors="backslashreplace") as file:
+    with (
+        open(path, "w", encoding="utf-8", newline="", errors="backslashreplace") as file,
+        tempfile.TemporaryFile(dir=os.path.dirname(path)) as hashes,  # has no name that may stay behind
+    ):
         write_row = row_writer(file)
         write_row(["text", "language", "codes", "rows", "file", "line"])
-        for bucket in range(buckets):
-            # hashes of texts, of texts and languages, of sets of codes, and numbers (over all parts) of the
-            # rows whose text falls into the bucket
-            blocks, start = [[np.zeros(0, np.uint64)] * 3 + [np.zeros(0, np.int64)]], 0
-            for part in parts:
-                for block, mapped in _blocks(part):
-                    inside = np.flatnonzero(mapped.text_hash[block] % np.uint64(buckets) == bucket)
-                    text = mapped.text_hash[block][inside]
-                    labels = np.zeros(len(inside), dtype=np.uint64)
-                    for column in np.sort(mapped.codes[block][inside], axis=1).astype(np.uint64).T:
-                        labels = mix(labels * np.uint64(3) + column)
-                    inputs = text_keys(text, mapped.language[block][inside])
-                    blocks.append([text, inputs, labels, inside + start + block.start])
-                start += len(part)
-            texts, inputs, labels, rows = map(np.concatenate, zip(*blocks))
-            _, first, repeats = np.unique(inputs + mix(labels), return_index=True, return_counts=True)
+        # Of each row: hashes of its text, of text and language, of these and its codes, and its number
+        sizes, done = [np.zeros(buckets, dtype=np.int64)], 0  # bytes of each bucket in each block
+        for block, mapped in chain.from_iterable(map(_blocks, parts)):
+            text = mapped.text_hash[block]
+            labels = np.zeros(len(text), dtype=np.uint64)
+            for column in np.sort(mapped.codes[block], axis=1).astype(np.uint64).T:
+                labels = mix(labels * np.uint64(3) + column)
+            inputs = text_keys(text, mapped.language[block])
+            rows = np.arange(done, done := done + len(text), dtype=np.uint64)
+            bucket = (text % np.uint64(buckets)).astype(np.int64)
+            content = np.stack([text, inputs, inputs + mix(labels), rows], axis=1)
+            hashes.write(content[np.argsort(bucket, kind="stable")].tobytes())
+            sizes.append(np.bincount(bucket, minlength=buckets) * 4 * content.itemsize)
+        sizes = np.stack(sizes)
+        for of_blocks, ends in zip(sizes.T, np.cumsum(sizes).reshape(sizes.shape).T):
+            read = []
+            for size, end in zip(of_blocks.tolist(), ends.tolist()):
+                hashes.seek(end - size)
+                read.append(hashes.read(size))
+            texts, inputs, answers, rows = np.frombuffer(b"".join(read), np.uint64).reshape(-1, 4).T
+            _, first, repeats = np.unique(answers, return_index=True, return_counts=True)
             counts["duplicates"] += len(rows) - len(first)
             _, of_text = np.unique(texts, return_counts=True)
             counts["distinct_texts"] += len(of_text)
@@ -72,7 +85,10 @@ def compare_rows(
             several = np.flatnonzero(sizes[group] > 1)
             of_text = group[several]
             order = np.lexsort((rows[first[several]], -repeats[several], of_text, -total[of_text]))
-            for at in several[order]:
+            for i, at in enumerate(several[order]):
+                if i % 256 == 0:
+                    parts = list(map(_anew, parts))
+                    lines = [part.lines() for part in parts]
                 number = int(rows[first[at]])
                 in_val = number >= len(parts[0])
                 number -= len(parts[0]) * in_val

@@ -25,7 +25,7 @@ import numpy as np
 import torch
 
 from histocc.data import prepare as preparing
-from histocc.data.arrays import PreparedData, RowSet, SomeRows, map_array
+from histocc.data.arrays import PreparedData, RowSet, SomeRows
 from histocc.data.config import (
     AUTO,
     Column,
@@ -497,8 +497,7 @@ def groups_of(
             for some in table.records():
                 lines, column = (some.lines + (i << 40)).tolist(), some.filled[table.names.index(name)]
                 cells.update((line, cell.strip() or "(blank)") for line, cell in zip(lines, column))
-        lines = map_array(os.path.join(data.folder, f"{rows.rows.part}.lines"), preparing.LINES)
-        lines = rows.rows.each(lines)[rows.index].tolist()
+        lines = rows.rows.lines()[rows.index].tolist()
         groups[report_of.BY_COLUMN + name] = of_values([cells[line] for line in lines])
     return groups
 

@@ -34,6 +34,7 @@ from histocc.trainer.config import TrainConfig
 
 LENGTH_GROUPS = 4
 LENGTH_GROUP_ROWS = {"cpu": 24, "cuda": 64}  # smaller ones cost more than padding does
+BLOCK = 1 << 15  # rows whose lengths are read at once
 POLL_SECONDS = 2.0  # how often a wait for a worker's batch looks whether the run is to stop
 
 
@@ -161,20 +162,30 @@ class MicroBatches(Dataset[list[dict[str, Any]]]):
 
     def __init__(self, rows: Rows, plan: BatchPlan, rank: int = 0, shuffle_seed: int | None = None):
         self.rows, self.plan, self.rank, self.seed = rows, plan, rank, shuffle_seed
-        self.of_validation = self._by_length(np.arange(plan.rows if shuffle_seed is None else 0))
+        if shuffle_seed is None and rows.has_lengths and plan.rows:
+            # Where the rows of one length in one block end in the order of validation
+            blocks = (np.arange(start, min(start + BLOCK, plan.rows)) for start in range(0, plan.rows, BLOCK))
+            found = [np.unique(rows.lengths(block), return_counts=True) for block in blocks]
+            lengths, counts = map(np.concatenate, zip(*found))
+            starts = np.repeat(np.arange(0, plan.rows, BLOCK), [len(some) for some, _ in found])
+            order = np.argsort(lengths, kind="stable")
+            self.lengths, self.starts, self.ends = lengths[order], starts[order], np.cumsum(counts[order])
 
     def __len__(self) -> int:
         return self.plan.steps_per_epoch
 
     def global_batch(self, epoch: int, batch: int) -> np.ndarray:
         """Row numbers of global batch `batch` (0-based), sorted by length; int64 [batch_rows]."""
-        first = batch * self.plan.global_batch_size
-        positions = np.arange(first, first + self.plan.batch_rows(batch))
-        if self.seed is None:
-            return self.of_validation[positions]
-        return self._by_length(permuted(positions, self.plan.rows, derived_seed(self.seed, epoch)))
-
-    def _by_length(self, rows: np.ndarray) -> np.ndarray:
+        first, size = batch * self.plan.global_batch_size, self.plan.batch_rows(batch)
+        rows = np.arange(first, first + size)
+        if self.seed is not None:
+            rows = permuted(rows, self.plan.rows, derived_seed(self.seed, epoch))
+        elif self.rows.has_lengths:
+            found, (low, high) = [], np.searchsorted(self.ends, rows[[0, -1]], side="right").tolist()
+            for length, start in zip(self.lengths[low : high + 1], self.starts[low : high + 1]):
+                block = np.arange(start, min(start + BLOCK, self.plan.rows))
+                found.append(block[self.rows.lengths(block) == length])
+            rows = np.concatenate(found)[first - self.ends[high] :][:size]
         return rows[np.argsort(self.rows.lengths(rows), kind="stable")] if self.rows.has_lengths else rows
 
     def __getitem__(self, index: tuple[int, int]) -> list[dict[str, Any]]:
@@ -205,7 +216,10 @@ class MicroBatches(Dataset[list[dict[str, Any]]]):
 
 def widest(rows: Rows, number: int) -> dict[str, Any]:
     """A micro-batch of the `number` longest rows, to see whether they fit into memory."""
-    numbers = np.argsort(-rows.lengths(np.arange(len(rows))), kind="stable")[:number]
+    numbers = np.arange(0)
+    for start in range(0, len(rows), BLOCK):
+        both = np.append(numbers, np.arange(start, min(start + BLOCK, len(rows))))
+        numbers = both[np.argsort(-rows.lengths(both), kind="stable")[:number]]
     return rows.batch(numbers, 0) | {"weights": torch.ones(len(numbers)), "rows": torch.from_numpy(numbers)}
 
 
