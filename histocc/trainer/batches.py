@@ -17,6 +17,7 @@ import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass
 from errno import ENOSPC
+from itertools import repeat
 from typing import Any
 
 import numpy as np
@@ -226,6 +227,17 @@ def widest(rows: Rows, number: int) -> dict[str, Any]:
 # ---- their loading
 
 
+@dataclass
+class Upcoming:
+    """The batches still to come of an epoch, as (epoch, batch)."""
+
+    epoch: int = 0
+    batches: range = range(0)
+
+    def __iter__(self) -> Iterator[tuple[int, int]]:
+        return zip(repeat(self.epoch), self.batches)
+
+
 class BatchLoader:
     """Iterates one rank's micro-batches from a position on: `for batch in loader.at(epoch, first_batch)`.
 
@@ -235,7 +247,7 @@ class BatchLoader:
 
     def __init__(self, dataset: MicroBatches, world: World | None = None, **loading: Any):
         self.dataset, self.plan, self.world = dataset, dataset.plan, world or World()
-        self.batches: list[tuple[int, int]] = []  # (epoch, batch) still to come
+        self.upcoming = Upcoming()
         if loading.get("num_workers"):
             allow_open_files()
             loading["timeout"] = min(POLL_SECONDS, self.world.time_limit)
@@ -244,16 +256,16 @@ class BatchLoader:
                 context.set_forkserver_preload([__name__])
                 loading["multiprocessing_context"] = context
         loading |= {"generator": torch.Generator(), "worker_init_fn": begin_worker}
-        self.loader = DataLoader(dataset, batch_size=None, sampler=self.at(0).batches, **loading)
+        self.loader = DataLoader(dataset, batch_size=None, sampler=self.at(0).upcoming, **loading)
 
     def at(self, epoch: int, first_batch: int = 0) -> "BatchLoader":
         """Sets where the next iteration starts. Workers, persistent or not, are told with each index."""
-        self.batches[:] = [(epoch, batch) for batch in range(first_batch, self.plan.steps_per_epoch)]
+        self.upcoming.epoch, self.upcoming.batches = epoch, range(first_batch, self.plan.steps_per_epoch)
         return self
 
     def __len__(self) -> int:
         """Optimizer steps from the position on."""
-        return len(self.batches)
+        return len(self.upcoming.batches)
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         if not self.loader.num_workers:
