@@ -143,17 +143,19 @@ def code_parts(args: PredictConfig, world: World) -> None:
         world.print(f"{unit.output}: {counts[0]['rows']:,} rows")
     left = sum(not parts.is_done(unit) for unit in units)
     joined = f"python -m histocc.predict --join {args.output} --output coded.csv makes one table of them"
-    world.print(f"{left:,} parts of {len(units):,} are missing" if left else f"All parts are there: {joined}")
+    last = f"{left:,} parts of {len(units):,} are missing" if left else f"All parts are there: {joined}"
     if missing:
         *counts, coding.table.counts = all_counts
         coding.args, coding.started = args, started
-        report(coding, (counts[0], counts[1], counts[2]))
+        report(coding, (counts[0], counts[1], counts[2]), last)
+    else:
+        world.print(last)
 
 
-def report(coding: Coding, counts: Counts) -> None:
-    """Report on what was coded, by the counts of `Coding.join`. Raises TrainingError if rows are lacking."""
+def report(coding: Coding, counts: Counts, *more: str) -> None:
+    """Print what was coded, and more lines. Raises TrainingError if rows could not be read."""
     args = coding.args
-    for line in coding.end_lines(*counts):
+    for line in (*coding.end_lines(*counts), *more):
         coding.world.print(line)
     if faults := counts[0]["faults"]:
         what = f"{faults:,} rows of {args.named} could not be read and are not in the output"
