@@ -22,6 +22,7 @@ from histocc.predict import __main__ as predict
 from histocc.predict import parts
 from histocc.predict.config import PredictConfig
 from histocc.review import __main__ as review
+from histocc.runtime.errors import UserError
 from histocc.runtime.files import run_lock
 
 WORDS = ["smith", "wine merchant", "farmer", "sailor", "baker", "miller", "teacher", "huusmand", "væver"]
@@ -88,11 +89,12 @@ def test_each_part_of_a_folder_gets_its_own_and_joined_they_are_the_table(model,
     assert answers(tmp_path / "joined.csv") == answers(tmp_path / "whole.csv")
     before = contents(tmp_path / "out")
     (tmp_path / "out" / names[1]).unlink()
-    with_newer = folder / names[2]
-    os.utime(with_newer, (2e9, 2e9))
-    os.utime(tmp_path / "out" / names[3], (3e9, 3e9))
-    assert "2 of them are there" in code(model, folder, f"{tmp_path}/out/")
-    assert contents(tmp_path / "out") == before
+    os.utime(folder / names[2], (2e9, 2e9))  # it may have changed
+    held = tmp_path / "out" / f"_{names[3]}.parts"  # of a process that was killed
+    held.mkdir()
+    assert "1 of them are there" in code(model, folder, f"{tmp_path}/out/")
+    (tmp_path / "out" / "_histocc.json").write_bytes(before["_histocc.json"])
+    assert contents(tmp_path / "out") == before and not held.exists()
 
 
 def test_the_names_of_folders_are_columns(model, tmp_path):  # noqa: F811
@@ -174,9 +176,68 @@ def test_ranges_of_a_large_file_are_the_file(model, tmp_path, monkeypatch, kind)
     ]
 
 
+def test_what_a_row_repeats_is_found_many_parts_above(model, tmp_path):  # noqa: F811
+    folder = tmp_path / "in"
+    folder.mkdir()
+    for i in range(30):
+        text = "smith" if i == 0 else "do."
+        write_csv(folder / f"{i}.csv", ["occ1", "place"], [[text, "Lund" * (i == 1)]] * (i % 4 != 2))
+    code(model, folder, f"{tmp_path}/out/", "--fill-down", "place", "--ditto")
+    code(model, folder, tmp_path / "whole.csv", "--fill-down", "place", "--ditto")
+    run_here(predict.main, "--join", tmp_path / "out", "--output", tmp_path / "joined.csv")
+    rows = answers(tmp_path / "joined.csv")
+    assert rows == answers(tmp_path / "whole.csv") and {row["hisco_1"] for row in rows} == {
+        rows[0]["hisco_1"]
+    }
+
+
+@pytest.mark.parametrize("ending", ["xlsx", "dta", "jsonl"])
+def test_folders_of_other_kinds_of_tables(model, tmp_path, ending):  # noqa: F811
+    pandas = pytest.importorskip("pandas")
+    (tmp_path / "in").mkdir()
+    for i in range(3):
+        path, frame = tmp_path / "in" / f"{i}.{ending}", pandas.DataFrame({"occ1": texts(9, 9 * i)})
+        if ending == "jsonl":
+            frame.to_json(path, orient="records", lines=True)
+        elif ending == "dta":
+            frame.to_stata(path, write_index=False)
+        else:
+            frame.to_excel(path, index=False)
+    code(model, tmp_path / "in", f"{tmp_path}/out/")
+    run_here(predict.main, "--join", tmp_path / "out", "--output", tmp_path / "joined.csv")
+    assert [row["occ1"] for row in read(tmp_path / "joined.csv")] == texts(27)
+
+
+def test_parts_stand_in_the_order_of_their_numbers_and_hidden_names_are_kept(model, tmp_path):  # noqa: F811
+    names = ["part.0.csv", "part.2.csv", "part.10.csv", "_own.csv"]
+    (tmp_path / "in").mkdir()
+    for i, name in enumerate(names):
+        write_csv(tmp_path / "in" / name, ["occ1"], [[texts(4)[i]]])
+    code(model, tmp_path / "in", tmp_path / "whole.csv")
+    assert [row["occ1"] for row in read(tmp_path / "whole.csv")] == texts(3)
+    code(model, [tmp_path / "in" / name for name in reversed(names)], f"{tmp_path}/out/")
+    run_here(predict.main, "--join", tmp_path / "out", "--output", tmp_path / "joined.csv")
+    assert [row["occ1"] for row in read(tmp_path / "joined.csv")] == texts(4)[::-1]
+
+
+def test_a_part_of_another_input_stays(model, tmp_path):  # noqa: F811
+    one, other = write_parts(tmp_path / "one", 1), write_parts(tmp_path / "other", 1)
+    code(model, one, f"{tmp_path}/out/")
+    before = contents(tmp_path / "out")
+    assert "is the part of another input" in code(model, other, f"{tmp_path}/out/", code=2)
+    assert contents(tmp_path / "out") == before
+
+
 def test_a_packed_file_is_read_whole(tmp_path, monkeypatch):
     for module in (tables, binary):
         monkeypatch.setattr(module, "RANGE", 10)
+    path = tmp_path / "mac.csv"
+    path.write_bytes(b'occ1,note\rsmith,"a\nb"\r' * 20)
+    assert tables.table_format(str(path)).ranges > 9
+    cut = [chunk.lines.tolist() for i in range(9) for chunk in tables.read_chunks(str(path), None, span=i)]
+    assert [line for lines in cut for line in lines] == [
+        line for chunk in tables.read_chunks(str(path), None) for line in chunk.lines.tolist()
+    ]
     with gzip.open(tmp_path / "a.csv.gz", "wt") as file:
         file.write("occ1\n" + "smith\n" * 1000)
     assert tables.table_format(str(tmp_path / "a.csv.gz")).ranges == 1
@@ -223,14 +284,21 @@ def test_a_task_takes_its_share_from_the_variables_of_slurm_and_torchrun(monkeyp
     assert share(SLURM_ARRAY_TASK_ID="30", **array) == (2, 4, "SLURM_ARRAY_TASK_ID")
     step = {"RANK": "1", "WORLD_SIZE": "3"}  # also of srun
     assert share(SLURM_ARRAY_TASK_ID="30", **step, **array)[:2] == (7, 12)
-    with pytest.raises(Exception, match="leave gaps"):
-        share(SLURM_ARRAY_TASK_ID="15", **array)
+    for odd in ({"ID": "15"}, {"ID": "70"}, {"ID": "x"}, {}):
+        with pytest.raises(UserError, match="add --task I/N"):
+            share(**{f"SLURM_ARRAY_TASK_{name}": value for name, value in odd.items()}, **array)
 
 
 def test_what_comes_through_a_pipe_goes_on_through_one(model, tmp_path):  # noqa: F811
     source = write_csv(tmp_path / "in.csv", ["occ1"], [[text] for text in texts(20)])
     code(model, source, tmp_path / "out.csv")
     line = command("histocc.predict", "--model", model, "--input", "-", "--output", "-", "--device", "cpu")
+    with open(source, "a", encoding="utf-8") as file:
+        file.write('"smith" x\n')
+    done = subprocess.run(line, stdin=open(source, "rb"), capture_output=True, env=environment(), check=False)
+    assert done.returncode == 1 and b"1 rows" in done.stderr
+    assert done.stdout == (tmp_path / "out.csv").read_bytes()
+    write_csv(source, ["occ1"], [[text] for text in texts(20)])
     for stdin in (open(source, "rb"), subprocess.Popen(["cat", source], stdout=subprocess.PIPE).stdout):
         with stdin:
             done = subprocess.run(line, stdin=stdin, capture_output=True, env=environment(), check=False)
@@ -272,10 +340,11 @@ def test_what_does_not_fit_a_folder_is_refused_before_coding(model, tmp_path):  
     refused("I/N", more=["--task", "3/2"])
     refused("remove", more=["--overwrite"])
     refused("pattern with no table", source=f"{folder}/*.parquet")
+    refused("--input - is one table", source="-")
     refused("nowhere.csv: No such file", source=tmp_path / "nowhere.csv")
     (tmp_path / "twice").mkdir()
     shutil.copy(folder / "part-00000.csv", tmp_path / "twice")
-    refused("2 parts", source=[folder / "part-00000.csv", tmp_path / "twice" / "part-00000.csv"])
+    refused("rename one", source=[folder / "part-00000.csv", tmp_path / "twice" / "part-00000.csv"])
     write_csv(folder / "part-00002.csv", ["occ1", "extra"], [["smith", "1"]])
     refused("part-00002.csv", "extra, note")
     refused("part-00002.csv", "extra", output=tmp_path / "x.csv")
@@ -305,8 +374,13 @@ def test_a_row_that_cannot_be_read_is_listed_beside_its_part(model, tmp_path):  
     folder = write_parts(tmp_path / "in", 2, 5)
     with open(folder / "part-00001.csv", "a", encoding="utf-8") as file:
         file.write('"smith" x,n\n')
-    said = code(model, folder, f"{tmp_path}/out/", code=1)
-    assert "1 rows" in said and len(read(tmp_path / "out" / "part-00001.csv")) == 5
+    for _ in range(2):  # another run does not hide it
+        said = code(model, folder, f"{tmp_path}/out/", code=1)
+    assert (
+        "_part-00001.csv.rejected.csv lists" in said and len(read(tmp_path / "out" / "part-00001.csv")) == 5
+    )
+    said = run_here(predict.main, "--join", tmp_path / "out", "--output", tmp_path / "joined.csv")
+    assert "rows of 1 could not be read" in said
     assert [row["line"] for row in read(tmp_path / "out" / "_part-00001.csv.rejected.csv")] == ["7"]
     code(model, folder, tmp_path / "x.csv", code=1)
     assert "part-00001.csv" in (tmp_path / "x.csv.rejected.csv").read_text()

@@ -176,12 +176,13 @@ class Table:
         self.counts: Counter[str] = Counter()  # rows with dittos, by what becomes of them
         self.faults: list[tuple[int, str, str]] = []  # as in `Chunk`, of all rows by `__iter__`
 
-    def records(self, check: Callable[[], Any] = nothing, span: int | None = None) -> Iterator[Records]:
+    def records(
+        self, check: Callable[[], Any] = nothing, span: int | None = None, above: Records | None = None
+    ) -> Iterator[Records]:
         """Yield all rows, many at a time, or those of the range `span`. `check` is called before each yield.
-        Raises UserError.
+        above: the rows before, if they are at hand. Raises UserError.
         """
         self.counts.clear()
-        above = None
         for chunk in read_chunks(self.path, self.places, *self.how, span=span):
             check()
             if above is None and len(chunk.lines):
@@ -196,18 +197,37 @@ class Table:
         """
         if not (span or self.before):
             return None
+        paths, needed = [*self.before, self.path], []
+
+        def earlier() -> Iterator[tuple[Path, int]]:
+            for path in reversed(paths):
+                ranges = span if path is self.path else table_format(path, *self.how).ranges
+                yield from ((path, i) for i in reversed(range(ranges)))
+
+        def rows_of(path: Path, i: int) -> Iterator[Records]:
+            table = copy.copy(self)
+            table.path, table.before, table.counts = path, (), Counter()
+            return (some for some in table.records(nothing, i, above) if some.texts)
+
+        for path, i in earlier():
+            if not self._repeats(chunk):
+                break
+            chunks = read_chunks(path, self.places, *self.how, span=i)
+            if first := next((each for each in chunks if len(each.lines)), None):
+                needed.append((path, i))
+                chunk = first
+        above = None
+        if self._repeats(chunk) is False:
+            above = next(rows_of(paths[0], 0), None)
+        for place in reversed(needed):
+            [above] = deque(rows_of(*place), 1)
+        return above
+
+    def _repeats(self, chunk: Chunk) -> bool:
+        """Return whether the first row repeats something of the rows above."""
         first = [column[0] for column in chunk.columns]
-        repeats = any(is_ditto(self.clean(first[place])) for place in self.texts)
-        repeats |= any(not first[place].strip() for place in self.fill_down)
-        other = copy.copy(self)
-        other.counts = Counter()
-        if not repeats:
-            other.path, other.before = [*self.before, self.path][0], ()
-            return next(other.records(span=0), None)
-        if not span:
-            other.path, other.before = self.before[-1], self.before[:-1]
-            span = table_format(other.path, *self.how).ranges
-        return next(iter(deque(other.records(span=span - 1), 1)), None)
+        is_blank = any(not first[place].strip() for place in self.fill_down)
+        return is_blank or any(is_ditto(self.clean(first[place])) for place in self.texts)
 
     def _checked(self, chunk: Chunk, above: Records | None) -> Records:
         """Return rows with what their cells say, and what those of the rows above say for them."""

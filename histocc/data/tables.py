@@ -48,6 +48,7 @@ TABLE_NAME = re.compile(
     r"(.*)\.((csv|tsv|jsonl|ndjson)(\.gz)?|parquet|xls[xmb]?|ods|dta|z?sav|xpt|sas7bdat)\Z", re.IGNORECASE
 )
 _HIVE_NULL = "__HIVE_DEFAULT_PARTITION__"  # by Hive, Spark and pyarrow
+_HIDDEN = r"(\A|[/\\])[._~]"  # in names of files that are no parts
 _MAGIC = re.compile(r"[*?[]")  # of patterns
 _NOTED = 3  # notes on the parts of a table
 _BEGIN = 1 << 16  # bytes by which the kind of a file is detected
@@ -132,27 +133,47 @@ Path = str | Sequence[Part]  # of a table: a file, a folder, a pattern, or the f
 
 
 def parts_of(path: str) -> list[Part]:
-    """Return the files of a table, in the order of their names: those in a folder and below, but hidden and
-    empty ones, or those that a pattern fits, or the one that is named. Raises UserError if there are none.
+    """Return the files of a table in the order of their names, and of numbers in these: those in a folder and
+    below, but hidden and empty ones, or those that a pattern fits, or the one that is named. Raises UserError
+    if there are none.
     """
     found, root = [path], path
     if not os.path.isdir(path):
         if os.path.lexists(path) or not glob.has_magic(path):
             return [Part(path, os.path.basename(path))]
         found, root = glob.glob(path, recursive=True), os.path.dirname(_MAGIC.split(path)[0])
-    walked = (os.path.join(at, name) for each in found for at, _, names in os.walk(each) for name in names)
-    parts = []
-    for file in sorted({*walked, *filter(os.path.isfile, found)}):
-        *folders, name = os.path.relpath(file, root).split(os.sep)
-        is_hidden = any(each.startswith((".", "_", "~")) for each in (*folders, name))
-        if TABLE_NAME.fullmatch(name) and os.path.getsize(file) and not is_hidden:
-            pairs = (each.partition("=") for each in folders if "=" in each)
-            keys = {key: "" if value == _HIVE_NULL else unquote(value) for key, _, value in pairs}
-            parts.append(Part(file, os.path.join(*folders, name), keys))
+    walked = {os.path.join(at, name) for each in found for at, _, names in os.walk(each) for name in names}
+    below = [part_of(file, root) for file in {*walked, *filter(os.path.isfile, found)}]
+    below = [part for part in below if not re.search(_HIDDEN, part.name)]
+    # a pattern may name files of any ending
+    parts = [part for part in below if part.path not in walked or TABLE_NAME.fullmatch(part.name)]
+    parts = [part for part in parts if os.path.getsize(part.path)]
     if not parts:
         kind = "is a folder" if os.path.isdir(path) else "is a pattern"
-        raise UserError(f"{path}: {kind} with no table (a name that ends in .csv, .parquet, .xlsx …)")
-    return parts
+        others = f"; it has {min(below).name}, and a pattern, such as '*', names such files" if below else ""
+        raise UserError(f"{path}: {kind} with no table (.csv, .parquet, .xlsx …){others}")
+    return sorted(parts, key=lambda part: [*map(_number, re.split(r"(\d+)", part.name))])
+
+
+def left_out(path: str) -> str:
+    """Return a note on files in a folder that are not read, "" if there are none."""
+    walked = (
+        part_of(os.path.join(at, name), path).name for at, folders, names in os.walk(path) for name in names
+    )
+    others = sorted(name for name in walked if not (re.search(_HIDDEN, name) or TABLE_NAME.fullmatch(name)))
+    named = f"{', '.join(others[:3])}{' …' * (len(others) > 3)}"
+    return f"{path}: {len(others):,} files are not read, by their names ({named})" if others else ""
+
+
+def _number(text: str) -> str | int:
+    return int(text) if text.isdecimal() else text
+
+
+def part_of(file: str, root: str) -> Part:
+    """Return a file below the folder of its table, with the columns that the names of its folders give."""
+    name = os.path.relpath(file, root)
+    pairs = (each.partition("=") for each in name.split(os.sep)[:-1] if "=" in each)
+    return Part(file, name, {key: "" if value == _HIVE_NULL else unquote(value) for key, _, value in pairs})
 
 
 def str_of(path: Path) -> str:
@@ -328,7 +349,7 @@ def read_chunks(
     wanted = range(width) if columns is None else columns
     places = [each if isinstance(each, int) else unique_names(table.names).index(each) for each in wanted]
     if table.binary:
-        ranged = () if span is None else (span,)
+        ranged = (span,) * (span is not None and table.ranges > 1)
         yield from itertools.starmap(Chunk, table.binary.read(places, *ranged))
         return
     path, quotes = files_of(path)[0].path, _QUOTES + _NO_QUOTES * table.flags
@@ -471,6 +492,8 @@ def _begins(
 
         limit = size // ranges
         while content := file.read(_BEGIN) + file.readline():
+            if content.count(b"\r") != content.count(b"\r\n"):  # csv ends rows there, too: all is one range
+                return [(0, 0)] + [(size, 0)] * ranges
             if b'"' not in content and at + len(content) < limit:
                 at, lines = at + len(content), lines + content.count(b"\n")
                 continue

@@ -28,7 +28,7 @@ from collections import Counter
 from typing import Any
 
 from histocc.data.config import column_flags
-from histocc.data.tables import Path, column_problems, parts_of, path_of, table_format
+from histocc.data.tables import Path, column_problems, left_out, parts_of, path_of, table_format
 from histocc.predict import parts
 from histocc.predict.coder import training_examples
 from histocc.predict.coding import INPUT, PIECES, SETTINGS, Coding, Counts
@@ -113,18 +113,22 @@ def check(args: PredictConfig, path: Path, world: World) -> None:
 
 
 def code_parts(args: PredictConfig, world: World) -> None:
-    """Code this task's share of the parts, each into its own file, and report on all of them."""
+    """Code this task's share of the parts, each into its own file, and report on all of them. Raises
+    TrainingError if rows could not be read.
+    """
     units, (number, count, by) = parts.units_of(args), parts.task_of(args)
     parts.check_folder(args, units)
-    own = units[number::count]
-    missing = [unit for unit in own if not parts.is_done(unit)]
+    own, left = units[number::count], parts.left_to_do(args, units)
+    missing = [unit for unit in own if unit in left]
     task = f"Task {number + 1:,} of {count:,} (by {by}): " * (count > 1)
     there = f", {len(own) - len(missing):,} of them are there" * (len(missing) < len(own))
     world.print(f"{task}{len(own):,} of {len(units):,} parts of {args.named}{there}")
+    for note in filter(None, map(left_out, args.input or ())):
+        world.print(f"Note: {note}")
     if not own:
         return
     first = missing[0] if missing else own[0]
-    # the settings of the folder tell whether a part that is there, and older than its input, is one of ours
+    # the settings of the folder tell whether a part that is there is one of ours
     asked = args.with_decided(input=[first.file], output=first.output, overwrite=True)
     raise_if_any(list(asked.problems()))
     check(asked, first.path, world)
@@ -141,28 +145,16 @@ def code_parts(args: PredictConfig, world: World) -> None:
         for sums, more in zip(all_counts, (*counts, coding.table.counts)):
             sums.update(more)
         world.print(f"{unit.output}: {counts[0]['rows']:,} rows")
-    left = sum(not parts.is_done(unit) for unit in units)
-    joined = f"python -m histocc.predict --join {args.output} --output coded.csv makes one table of them"
-    last = f"{left:,} parts of {len(units):,} are missing" if left else f"All parts are there: {joined}"
     if missing:
         *counts, coding.table.counts = all_counts
         coding.args, coding.started = args, started
-        report(coding, (counts[0], counts[1], counts[2]), last)
-    else:
-        world.print(last)
-
-
-def report(coding: Coding, counts: Counts, *more: str) -> None:
-    """Print what was coded, and more lines. Raises TrainingError if rows could not be read."""
-    args = coding.args
-    for line in (*coding.end_lines(*counts), *more):
-        coding.world.print(line)
-    if faults := counts[0]["faults"]:
-        what = f"{faults:,} rows of {args.named} could not be read and are not in the output"
-        listed = f"{args.beside('.rejected.csv')} lists them by line"
-        if args.in_parts:
-            listed = "_….rejected.csv beside each part lists them by line"
-        raise TrainingError(f"{what}; {listed}")
+        world.print(*coding.end_lines(counts[0], counts[1], counts[2]), sep="\n")
+    joined = f"python -m histocc.predict --join {args.output} --output coded.csv makes one table of them"
+    left = len(parts.left_to_do(args, units))
+    world.print(f"{left:,} parts of {len(units):,} are missing" if left else f"All parts are there: {joined}")
+    if lists := parts.unread("", [unit.output for unit in own]):
+        what = f"rows of {len(lists):,} parts could not be read and are not in the output"
+        raise TrainingError(f"{what}; {', '.join(lists[:3])}{' …' * (len(lists) > 3)} lists them by line")
 
 
 def run(args: PredictConfig, world: World) -> None:
@@ -172,7 +164,7 @@ def run(args: PredictConfig, world: World) -> None:
     with contextlib.ExitStack() as held:
         advice = f" with --batch-size {args.batch_size}: take a smaller one"
         held.enter_context(memory_error_ends_with(advice))
-        to_standard = args.output == STANDARD
+        counts, to_standard = None, args.output == STANDARD
         if to_standard:
             folder = held.enter_context(tempfile.TemporaryDirectory())
             held.enter_context(contextlib.redirect_stdout(sys.stderr))
@@ -184,11 +176,18 @@ def run(args: PredictConfig, world: World) -> None:
         else:
             names = ["/dev/stdin" if name == STANDARD else name for name in args.input or ()]
             args = args.with_decided(input=names)
-            report(*code_table(args, path_of(names) if names else "", world))
+            coding, counts = code_table(args, path_of(names) if names else "", world)
+            for line in coding.end_lines(*counts):
+                world.print(line)
         if to_standard:
             coded = held.enter_context(open(args.output, "rb"))
             with contextlib.suppress(BrokenPipeError), open(1, "wb", closefd=False) as out:
                 shutil.copyfileobj(coded, out)
+        if counts and (faults := counts[0]["faults"]):
+            listed = f"{args.beside('.rejected.csv')} lists them by line"
+            listed = "an output that is a file gets a list of them" if to_standard else listed
+            what = f"{faults:,} rows of {args.named} could not be read and are not in the output"
+            raise TrainingError(f"{what}; {listed}")
 
 
 def main(argv: list[str] | None = None) -> None:

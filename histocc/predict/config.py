@@ -33,6 +33,12 @@ Threshold = Annotated[
 Draws = Annotated[int, number(int, lambda value: 2 <= value <= 100, "a whole number from 2 to 100")]
 
 
+def hidden(path: str, ending: str) -> str:
+    """Return the name of a file beside a part, which readers of folders pass over."""
+    folder, name = os.path.split(path)
+    return os.path.join(folder, f"_{name}{ending}")
+
+
 def task_of(text: str) -> tuple[int, int]:
     number, _, count = text.partition("/")
     return int(number), int(count)
@@ -200,8 +206,7 @@ class PredictConfig(Files, Decoding, Published, Computing):
 
     def beside(self, ending: str) -> str:
         """Return the name of a file beside the output; readers of folders pass over that of a part."""
-        folder, name = os.path.split(self.output)
-        return os.path.join(folder, "_" * self.in_parts + name + ending)
+        return hidden(self.output, ending) if self.in_parts else self.output + ending
 
     def problems(self) -> Iterator[str]:
         """Yield a line for each problem of these arguments."""

@@ -2,19 +2,21 @@
 Tasks that share the parts need not know of each other, and may be killed and started again.
 """
 
+import contextlib
 import json
 import os
 import re
-from collections import Counter
+from collections.abc import Iterable
+from itertools import pairwise
 from typing import NamedTuple
 
 from histocc.data.binary import RANGE
 from histocc.data.rows import csv_text
-from histocc.data.tables import TABLE_NAME, Path, parts_of, read_chunks, str_of, table_format
+from histocc.data.tables import TABLE_NAME, Path, part_of, parts_of, read_chunks, str_of, table_format
 from histocc.data.written import ENDINGS, missing_package, table_writer
 from histocc.formatter import NUMBERS, coded_columns
 from histocc.predict.coding import Coding
-from histocc.predict.config import PredictConfig
+from histocc.predict.config import PredictConfig, hidden
 from histocc.runtime import files
 from histocc.runtime.errors import UserError, raise_if_any
 
@@ -34,6 +36,8 @@ class Unit(NamedTuple):
 
 def units_of(args: PredictConfig) -> list[Unit]:
     """Return the parts of the output in their order. Raises UserError if there are none, or two of a name."""
+    if "-" in (args.input or ()):
+        raise UserError("--input - is one table: give --output a file, or -")
     parts, units = [part for name in args.input or () for part in parts_of(name)], []
     paths: list[Path] = [[part] if part.keys else part.path for part in parts]
     for place, part in enumerate(parts):
@@ -46,9 +50,9 @@ def units_of(args: PredictConfig) -> list[Unit]:
             number = "" if span is None else f"-{span:05d}"
             output = os.path.join(args.output, stem + number + ending)
             units.append(Unit(paths[place], part.path, span, paths, place, output))
-    for output, count in Counter(unit.output for unit in units).items():
-        if count > 1:
-            raise UserError(f"{output} would be the output of {count} parts: name the folder that holds them")
+    for one, other in pairwise(sorted(units, key=lambda unit: unit.output)):
+        if one.output == other.output:
+            raise UserError(f"{one.output} would be the output of {one.file} and {other.file}: rename one")
     return units
 
 
@@ -58,12 +62,16 @@ def task_of(args: PredictConfig) -> tuple[int, int, str]:
         return args.task[0] - 1, args.task[1], "--task"
     number, count = (int(os.environ.get(name) or at) for name, at in (("RANK", 0), ("WORLD_SIZE", 1)))
     given = ["RANK"] * (count > 1)
-    if array := int(os.environ.get("SLURM_ARRAY_TASK_COUNT") or 1) - 1:
-        first, last, own = (int(os.environ[f"SLURM_ARRAY_TASK_{name}"]) for name in ("MIN", "MAX", "ID"))
-        place, rest = divmod((own - first) * array, last - first)
-        if rest:
-            raise UserError(f"the numbers of this SLURM array leave gaps: add --task I/N (here {own} is one)")
-        number, count, given = place * count + number, (array + 1) * count, ["SLURM_ARRAY_TASK_ID", *given]
+    if os.environ.get("SLURM_ARRAY_TASK_COUNT", "1") != "1":
+        try:
+            names = (f"SLURM_ARRAY_TASK_{name}" for name in ("COUNT", "MIN", "MAX", "ID"))
+            tasks, first, last, own = (int(os.environ[name]) for name in names)
+            place, rest = divmod((own - first) * (tasks - 1), last - first)
+        except (KeyError, ValueError, ZeroDivisionError):
+            place = tasks = rest = 0
+        if rest or not 0 <= place < tasks:
+            raise UserError("the numbers of this SLURM array do not tell this task's: add --task I/N")
+        number, count, given = place * count + number, tasks * count, ["SLURM_ARRAY_TASK_ID", *given]
     return number, count, " and ".join(given)
 
 
@@ -95,26 +103,61 @@ def settings_of(folder: str) -> dict | None:
     return json.loads(files.read_sealed(os.path.join(folder, SETTINGS)) or "null")
 
 
-def keep_settings(args: PredictConfig, units: list[Unit], now: dict) -> None:
-    """Write the settings that decide all parts, and the names of these. Raises UserError if the folder holds
-    parts by other settings.
+def inputs_of(args: PredictConfig, units: list[Unit]) -> dict[str, list]:
+    """Return the input of each part, by the name of the part, with values that differ after a change."""
+    inputs = {}
+    for unit in units:
+        state = os.stat(unit.file)
+        name = os.path.relpath(unit.output, args.output)
+        inputs[name] = [os.path.realpath(unit.file), state.st_size, state.st_mtime_ns]
+    return inputs
+
+
+def left_to_do(args: PredictConfig, units: list[Unit]) -> list[Unit]:
+    """Return the parts that are not there, or not of the input as it is now. Raises UserError if the folder
+    holds something else.
     """
-    there, names = settings_of(args.output), [os.path.relpath(unit.output, args.output) for unit in units]
-    if there is None and (found := [unit.output for unit in units if os.path.exists(unit.output)]):
-        raise UserError(f"{found[0]} is no part of an output of predict; choose another folder")
-    if there and (odd := sorted(name for name in now if there["settings"].get(name) != now[name])):
-        what = f"{args.output} holds parts by {there['named']}"
-        what += f" with other settings ({', '.join(odd)} differ from those of {args.model} now)"
-        raise UserError(f"{what}: choose another folder, or remove it")
-    content = json.dumps({"settings": now, "named": args.model, "parts": names}, indent=1).encode()
-    if there is None or there["parts"] != names:
-        os.makedirs(args.output, exist_ok=True)
-        files.write_sealed(os.path.join(args.output, SETTINGS), content)
+    there, left = (settings_of(args.output) or {"parts": {}})["parts"], []
+    for unit, (name, now) in zip(units, inputs_of(args, units).items()):
+        is_there = os.path.isfile(unit.output)
+        before = there.get(name, [])
+        if is_there and not before:
+            raise UserError(f"{unit.output} is no part of an output of predict; choose another folder")
+        if is_there and before[0] != now[0]:
+            raise UserError(f"{unit.output} is the part of another input, {before[0]}: choose another folder")
+        # a killed process may have left its pieces
+        if not is_there or before != now or os.path.isdir(hidden(unit.output, ".parts")):
+            left.append(unit)
+    return left
 
 
-def is_done(unit: Unit) -> bool:
-    """Return whether the part is there, and not older than its input."""
-    return os.path.isfile(unit.output) and os.path.getmtime(unit.output) >= os.path.getmtime(unit.file)
+def keep_settings(args: PredictConfig, units: list[Unit], now: dict) -> None:
+    """Write the settings that decide all parts, and their inputs; remove parts of inputs that have changed.
+    Raises UserError if the folder holds parts by other settings.
+    """
+    path, inputs = os.path.join(args.output, SETTINGS), inputs_of(args, units)
+    os.makedirs(args.output, exist_ok=True)
+    with files.file_lock(path):
+        there = settings_of(args.output)
+        if there and (odd := sorted(name for name in now if there["settings"].get(name) != now[name])):
+            what = f"{args.output} holds parts by {there['named']}"
+            what += f" with other settings ({', '.join(odd)} differ from those of {args.model} now)"
+            raise UserError(f"{what}: choose another folder, or remove it")
+        before = there["parts"] if there else {}
+        for name in before:
+            if inputs.get(name, before[name]) != before[name]:
+                with contextlib.suppress(FileNotFoundError):
+                    os.remove(os.path.join(args.output, name))
+        inputs = inputs if inputs.keys() >= before.keys() else before | inputs
+        if inputs != before:
+            content = json.dumps({"settings": now, "named": args.model, "parts": inputs}, indent=1)
+            files.write_sealed(path, content.encode())
+
+
+def unread(folder: str, names: Iterable[str]) -> list[str]:
+    """Return the lists of rows that could not be read, of those of these parts that have one."""
+    lists = (hidden(os.path.join(folder, name), ".rejected.csv") for name in names)
+    return [path for path in lists if os.path.isfile(path)]
 
 
 def join(args: PredictConfig) -> str:
@@ -122,6 +165,8 @@ def join(args: PredictConfig) -> str:
     folder, output = str(args.join), args.output
     if (there := settings_of(folder)) is None:
         raise UserError(f"{folder}: is no folder that predict --output FOLDER/ has written")
+    if (os.path.realpath(output)).startswith(os.path.realpath(folder) + os.sep):
+        raise UserError(f"--output {output} is in {folder}, whose readers would find its rows twice")
     paths = [os.path.join(folder, name) for name in there["parts"]]
     if missing := [path for path in paths if not os.path.isfile(path)]:
         what = f"{len(missing):,} of its {len(paths):,} parts are missing ({missing[0]})"
@@ -129,12 +174,13 @@ def join(args: PredictConfig) -> str:
     inputs: dict[str | None, str] = dict.fromkeys(paths, "a part")
     problems = files.problems([output], inputs, args.overwrite, endings=tuple(ENDINGS))
     raise_if_any([*problems, *missing_package(output)])
-    of_path = {part.path: part for part in parts_of(folder)}
-    parts = [of_path[path] for path in paths if path in of_path]  # an input without rows has an empty part
+    parts = [part_of(path, folder) for path in paths]
     table, system = table_format(parts), there["settings"]["system"]
     written = coded_columns(table.names, table.names.index(f"{system}_1"))
     kept, rows = list(range(len(table.names))), 0
-    if there["settings"]["k"] is None:  # as many columns of codes as the row with most codes fills
+    if (
+        there["settings"]["k"] is None and not there["settings"]["only_missing"]
+    ):  # as many columns of codes as the row with most codes fills
         further = [i for i in written if re.fullmatch(rf"{re.escape(system)}_\d+", table.names[i])]
         empty = {*further[1:]}
         for chunk in read_chunks(parts, further):
@@ -151,4 +197,6 @@ def join(args: PredictConfig) -> str:
         for chunk in read_chunks(parts, kept):
             write(list(zip(*chunk.columns)))
             rows += len(chunk.lines)
-    return f"{output}: {rows:,} rows of {len(parts):,} parts"
+    lists = unread(folder, there["parts"])
+    lacking = f"; rows of {len(lists):,} could not be read: {lists[0]} lists them" if lists else ""
+    return f"{output}: {rows:,} rows of {len(parts):,} parts{lacking}"
