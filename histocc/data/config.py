@@ -398,6 +398,7 @@ def file_problems(settings: PrepareSettings) -> list[str]:
         problems.append(f"--input-col: texts that are cleaned ({settings.clean_text}) are of one column")
     for path in dict.fromkeys(path for _, path in settings.files):
         try:
+            opened(path).close()  # a folder is several tables elsewhere
             header = table_format(path, *settings.how).names
             problems += column_problems(path, header, columns, flags)
         except UserError as error:
