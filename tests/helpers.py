@@ -109,7 +109,9 @@ def run(script, *args, processes=None, launcher=None, code=0, timeout=240, **env
     return output
 
 
-def wait_until(condition, said=lambda: "", seconds=60, process=None):
+def wait_until(
+    condition, said=lambda: "", seconds=240, process=None
+):  # busy machines take a minute to load torch
     """Wait until the condition holds; fail with what was `said` when the time is over or the process ends."""
     until = time.monotonic() + seconds
     while not condition():

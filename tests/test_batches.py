@@ -37,7 +37,7 @@ class Numbers(Rows):
         return self.count
 
     def batch(self, numbers, epoch):
-        return {"x": torch.from_numpy(numbers)}
+        return {"x": torch.from_numpy(numbers), "epoch": torch.full((len(numbers),), epoch)}
 
     def lengths(self, numbers):
         return (np.asarray(numbers) * 7919) % 61 + 3
@@ -50,6 +50,9 @@ def batches_of(plan, seed=3):
 def rows_of(plan, batch, rank, epoch=5):
     """Rows that a rank takes in a batch."""
     parts = MicroBatches(Numbers(plan.rows), plan, rank, shuffle_seed=3)[epoch, batch]
+    assert {int(each) for part in parts for each in part["epoch"]} == {epoch}
+    assert {part["global_count"] for part in parts} == {plan.batch_rows(batch)}
+    assert [part["last_micro_batch"] for part in parts] == [False] * (len(parts) - 1) + [True]
     pairs = (zip(part["rows"].tolist(), part["weights"].tolist()) for part in parts)
     return [row for row, weight in itertools.chain(*pairs) if weight]
 

@@ -168,6 +168,15 @@ def test_names_of_one_state_and_of_the_next(tmp_path, monkeypatch, links):
     assert steps == {"100.bin": 1, "200.bin": 2, "best.bin": 1, "last.bin": 3}
 
 
+def test_names_that_a_killed_save_left_out_are_given_later(tmp_path):
+    save(tmp_path, "1.bin", "best.bin", "epoch_1.bin", "last.bin", step=1)
+    own, names = OwnFiles(str(tmp_path)), ["2.bin", "best.bin", "last.bin"]
+    checkpoint.save(own, ["last.bin"], {**STATE, "step": 2, checkpoint.NAMES: names})
+    checkpoint.complete(own, load(tmp_path / "last.bin"), 1)
+    steps = {name: load(tmp_path / name)["step"] for name in names_in(tmp_path)}
+    assert steps == {**dict.fromkeys(names, 2), "epoch_1.bin": 1}
+
+
 # ---- which files there are
 
 
@@ -178,7 +187,7 @@ def test_prune_keeps_the_newest_and_never_best_or_epochs(tmp_path):
         own.claim(name)
         (tmp_path / name).touch()
     (tmp_path / "8.bin").write_text("somebody's")  # which the run did not write
-    checkpoint.prune(own, 5)
+    checkpoint.prune(own, 7)  # more than there are
     assert len(names_in(tmp_path)) == 12
     checkpoint.prune(own, 3)
     assert names_in(tmp_path) == sorted(["8.bin", "100.bin", "200.bin", "1000.bin", *others])
@@ -198,6 +207,7 @@ def test_saves_that_fail_remove_no_checkpoint(tmp_path, monkeypatch):
         saver(step, [f"{step}.bin", "last.bin"], {})
     assert names_in(tmp_path) == ["1.bin", "2.bin", "6.bin", "last.bin"] == sorted(own.names)
     assert [line.startswith("WARNING") for line in said] == [False, False, True, True, True, False]
+    assert load(tmp_path / "last.bin")[checkpoint.NAMES] == ["6.bin", "last.bin"]
 
 
 @pytest.mark.parametrize("ends", ["space", "limit", "signal"])
@@ -380,14 +390,14 @@ def test_weights_that_are_not_finite_are_not_written(tmp_path):
     weights, said = torch.zeros(3), []
 
     def content(step, position):
-        return {"model": {"w": weights}, "step": step, **position}
+        return {"model": {}, "optimizer": {}, "step": step, position["of"]: {"w": weights}}
 
     saver = checkpoint.Saver(OwnFiles(str(tmp_path / "run")), 3, World(), content, said.append)
     for step, names in ((2, ["2.bin", "best.bin"]), (4, ["4.bin", "last.bin"]), (6, ["last.bin"])):
-        assert saver(step, names, {}) == "" and saver.seconds > 0
+        assert saver(step, names, {"of": "model"}) == "" and saver.seconds > 0
     assert len(said) == 3 and "2.bin, best.bin of step 2: 0 MB" in said[0]
-    for wrong in (math.nan, math.inf):
+    for wrong, of in ((math.nan, "model"), (math.inf, "model"), (math.nan, "optimizer")):
         weights[1] = wrong
-        assert "no longer finite" in saver(7, ["7.bin", "best.bin", "last.bin"], {})
+        assert "no longer finite" in saver(7, ["7.bin", "best.bin", "last.bin"], {"of": of})
         assert "WARNING: the checkpoint of step 7" in said[-1]
     assert names_in(saver.files.folder) == ["2.bin", "4.bin", "best.bin", "last.bin"]

@@ -105,6 +105,7 @@ def test_a_share_is_kept_from_the_confidence_that_most_answers_have():
     conf = np.array([0.9, 0.8, 0.8, 0.6, 0.5, 0.4])
     right, weight = np.array([True, True, False, True, True, False]), np.ones(6)
     assert curve(conf, right, weight)[1] == [0.8, 0.5, pytest.approx(2 / 3)]
+    assert [point[0] for point in curve(conf, right, weight, 3)] == [0.9, 0.6, 0.4]
     fitted = Confidence(6, curves={"topk": curve(conf, right, weight)})
     assert fitted.limit("topk", 0.8) == (0.5, pytest.approx(5 / 6))
     assert fitted.limit("topk", 1.0) == (0.9, pytest.approx(1 / 6))

@@ -90,6 +90,14 @@ def test_rows_from_the_middle_of_a_file(tmp_path):
     assert [row[3] for row in zip(*whole.columns)][1] == ""  # what is copied stays
 
 
+def test_a_chunk_may_begin_with_one_below_rows_that_cannot_be_read(tmp_path, monkeypatch):
+    monkeypatch.setattr("histocc.data.tables.CHUNK", 2)
+    rows = "occ1,lang\nsmed,en\nvæver,da\n1,2,3\n1,2,3\ndo.,\n〃,se\nd:o,\n"
+    table = Table(written(tmp_path / "a.csv", rows), (), ["occ1"], language_col="lang")
+    found = [(row.text, row.language) for row in table]
+    assert found == [("smed", "en"), ("væver", "da"), ("væver", "da"), ("væver", "se"), ("væver", "se")]
+
+
 def test_the_flag_has_a_value_or_none():
     values = {"": None, "--ditto": "all", "--ditto all": "all", "--ditto none": "none"}
     assert {

@@ -88,7 +88,7 @@ def files(folder):
         ({2: math.inf}, {"eval_interval": 2}, "good: no checkpoint", {}),
         (  # without validation gradients tell: a finite one in step 4 speaks for weights before it
             None,
-            {"bad": range(5, 11), "save_interval": 2, "max_bad_steps": 6},
+            {"bad": [2, 3, *range(5, 11)], "save_interval": 2, "max_bad_steps": 6},
             "step 10: the gradient .* 6 steps.* up to step 3 ",
             {"2.bin": 2, "4.bin": 4, "6.bin": 6, "8.bin": 8, "last.bin": 8},
         ),

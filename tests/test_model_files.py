@@ -7,6 +7,7 @@ import os
 import random
 import shutil
 import time
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -26,6 +27,8 @@ from histocc.runtime.errors import UserError
 from histocc.runtime.files import OwnFiles
 from histocc.runtime.world import World
 from histocc.trainer import loop, script
+from histocc.trainer.batches import Rows
+from histocc.trainer.config import ScriptConfig
 from histocc.trainer.schedule import make_optimizer
 
 MUTATIONS = mutations(10 / 3)  # of each form
@@ -319,6 +322,29 @@ def resumed_from(folder: Path) -> dict:
     script.restore(state, optimizer, Precision("float32"))
     take_steps(optimizer, 1)
     return state
+
+
+def test_a_checkpoint_brings_back_optimizer_rates_and_the_scale_of_fp16():
+    model, optimizer = trained()
+    take_steps(optimizer, 3)
+    precision, other = Precision("fp16"), Precision("fp16")
+    precision.scaler.load_state_dict(precision.scaler.state_dict() | {"scale": 4.0, "_growth_tracker": 7})
+    run = loop.Run(model, None, optimizer, World(), precision)
+    training = script.Training(model, None, Rows(), entries={"key": {}})
+    kept = loop.State(3, 9, {"loss": 1.5}, 2.5, 0.5, 2, 1, 2, unfinished=True)
+    same = {"run": "r", "files": {}, "total_batch": 4}
+    content = script.checkpoint_content(ScriptConfig(), training, run, same, 3, kept.position(World()))
+    content |= {"path": "x"}
+    state, rate, name = script.place_of(ScriptConfig(), World(), training, 4, content)
+    assert (replace(state, started=None), rate, name, content["key"]) == (kept, 1e-3, "r", {})
+    position = content["position"] | {"sums": [{"loss": 1.0}, {"loss": 2.0}]}  # of two ranks, for three
+    sums = [loop.State.resumed(3, position, World(rank, size=3)).sums for rank in range(3)]
+    assert sums == [{"loss": 3.0}, {"loss": 0.0}, {"loss": 0.0}]
+    again = make_optimizer(model, 0.01, 5e-2, (["linear_decoder.weight", "linear_decoder.bias"], 3.0))
+    script.restore(copy.deepcopy(content), again, other)
+    assert other.scaler.state_dict() == precision.scaler.state_dict()
+    torch.testing.assert_close(again.state_dict(), optimizer.state_dict(), rtol=0, atol=0)
+    assert {group["initial_lr"] for group in again.param_groups} == {1e-3, 3e-3}
 
 
 @pytest.mark.parametrize(

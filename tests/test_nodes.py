@@ -4,10 +4,16 @@ in folders of their own stand for two nodes; two launchers do so in MULTI_GPU_TR
 
 import os
 import re
+from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 import torch
 from helpers import REPO, TINY, TRAIN_MIXER, free_port, run, start_forked, write_rows
+
+from histocc.runtime import checkpoint
+from histocc.runtime.files import OwnFiles
+from histocc.trainer.script import newest_of_nodes
 
 pytestmark = pytest.mark.processes
 EVALUATE, PREDICT = (REPO / "histocc" / name / "__main__.py" for name in ("evaluate", "predict"))
@@ -74,6 +80,25 @@ def test_each_node_prepares_its_own_and_a_run_goes_on_though_one_alone_has_the_c
     first, _ = run_on_nodes(folders, *flags, "--overwrite", "--seed", 7, "--max-steps", 1, code=0)
     assert "Resuming" not in first and not (folders[1] / "run" / "last.bin").exists()
     assert torch.load(folders[0] / "run" / "last.bin", weights_only=True)["step"] == 1
+
+
+def test_the_newest_checkpoint_of_all_nodes_is_sent_to_each(tmp_path):
+    asked = SimpleNamespace(save_path="", overwrite=False)
+    for name, step in (("a", 9), ("b", 10)):
+        (tmp_path / name).mkdir()
+        state = {"model": {}, "step": step, "position": {"launchers": []}}
+        checkpoint.save(OwnFiles(str(tmp_path / name)), ["last.bin"], state)
+
+    def newest(order):
+        world = Mock(gather=lambda x: [x], node_leaders=lambda: [0, 4, 8])
+        world.run_on = lambda _, work: [work() for asked.save_path in (str(tmp_path / x) for x in order)]
+        world.broadcast.side_effect = lambda state, source: {**state, "source": source}
+        return newest_of_nodes(asked, world, checkpoint.load)
+
+    for order, source in (("abc", 4), ("bca", 0), ("cab", 8)):
+        state, is_on_main = newest(order)
+        assert (state["step"], state["source"], is_on_main) == (10, source, source == 0)
+    assert newest("bbb")[1] and "source" not in newest("bbb")[0] and newest("ccc") == (None, False)
 
 
 @pytest.mark.full

@@ -5,6 +5,7 @@ refused.
 import csv
 import datetime
 import itertools
+import json
 import math
 import os
 import re
@@ -13,6 +14,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -150,7 +152,7 @@ def small_coder(device="cpu", **options) -> Coder:
 def test_the_output_is_the_input_and_the_codes(model, tmp_path):
     source, header = table(tmp_path / "in.csv", 60), ["hisco", "en_hisco_text"]
     key = write_csv(tmp_path / "key.csv", header, [(code, f"what {code} is") for code in CODES[:-1]])
-    more = ["--descriptions", key, "--min_prob", "0.01", "--batch_size", "7"]
+    more = ["--descriptions", key, "--min_prob", "1e-5", "--batch_size", "7"]
     output = predict_here(*flags(model, source, tmp_path / "out.csv", *more))
     before, rows = read(source), read(tmp_path / "out.csv")
     most = max(sum(bool(row.get(f"hisco_{i}")) for i in range(1, 6)) for row in rows)
@@ -160,6 +162,7 @@ def test_the_output_is_the_input_and_the_codes(model, tmp_path):
     coder = Coder.load(model)
     coded = [coder.code([row["occ1"]], [row["lang"]])[0] for row in before]  # whatever their order
     assert len({len(one.codes) for one in coded}) >= 3  # or this shows little
+    marks = set(), set()
     for row, one in zip(rows, coded):
         count, conf = len(one.codes), row["conf"]
         assert [row[f"hisco_{i}"] for i in range(1, most + 1) if row[f"hisco_{i}"]] == one.codes
@@ -170,10 +173,26 @@ def test_the_output_is_the_input_and_the_codes(model, tmp_path):
         expected = "" if one.conf is None else pytest.approx(one.conf, rel=1e-4)
         assert (float(conf) if conf else "") == expected
         outside = not set(one.codes) <= set(coder.codes)
-        assert row["needs_review"] == str(int(not one.codes or one.conf < 0.01 or outside))
+        marks[outside].add(bool(one.codes) and one.conf >= 1e-5)
+        assert row["needs_review"] == str(int(not one.codes or one.conf < 1e-5 or outside))
+    assert marks[1] == {True} and len(marks[0]) > 1  # an invented code that is sure enough, and all others
     for said in (f"60 rows of {source}", "(empty: 6, unknown: 0)", "24 rows: xx (12), none (12)"):
         assert said in output
     assert sorted(os.listdir(tmp_path)) == ["in.csv", "key.csv", "out.csv"]
+
+
+def test_who_must_look_at_an_answer():
+    held = {"args": SimpleNamespace(level=None), "system": "hisco", "key": {*CODES}, "min_conf": 0.5}
+    held |= {"cells_beside": lambda _: {}, "is_fitted": True, "columns": columns(2, "hisco", "prob")}
+
+    def marked(codes, conf, source="model", is_ditto=False):
+        line = json.dumps(Coded(codes, [0.9] * len(codes), conf, source=source))
+        return coding.Coding.cells.__wrapped__(SimpleNamespace(**held), line, is_ditto)[-1]
+
+    assert marked(["22222"], 0.5) == marked(["22223"], 1.0, "known") == "0"
+    doubtful = [marked(["22222"], 0.4999), marked(["22222"], math.nan), marked([], None)]
+    doubtful += [marked(["22222", "22223"], 0.9), marked(["22222"], 0.9, is_ditto=True)]  # one is invented
+    assert doubtful == ["1"] * 5
 
 
 @pytest.mark.parametrize("fitted", [False, True])
@@ -511,6 +530,12 @@ def test_languages_are_read_as_in_the_training(tmp_path, args, header, said):
     assert (tmp_path / "named.csv").read_bytes() == (tmp_path / "out.csv").read_bytes()
 
 
+def test_a_known_text_of_the_language_comes_before_that_of_any():
+    held = SimpleNamespace(known={("smed", "da"): ["22222"], ("smed", ""): ["33333"]}, levels=[])
+    found = [coding.Coding.look_up(held, " Smed", language)[0] for language in ("da", "Danish", "en", "")]
+    assert [one.codes for one in found] == [["22222"], ["22222"], ["33333"], ["33333"]]
+
+
 def test_known_texts_have_their_codes(model, tmp_path, monkeypatch):
     monkeypatch.setattr(coding, "PIECE", 64)
     source = table(tmp_path / "in.csv", 900, distinct=30)
@@ -803,6 +828,19 @@ def test_parts_that_are_there_are_kept_and_damaged_ones_coded_again(
     assert os.listdir(parts) == ["thesis.csv"]
 
 
+def test_a_model_that_was_trained_again_finishes_nothing(model, tmp_path, monkeypatch):
+    source, run_folder = table(tmp_path / "in.csv", 9), shutil.copytree(model, tmp_path / "run")
+    known = write_csv(tmp_path / "known.csv", ["occ1", "hisco_1"], [("smed", "22222")])
+    asked = flags(run_folder, source, tmp_path / "out.csv", "--known", known)
+    with monkeypatch.context() as patch, pytest.raises(ZeroDivisionError):
+        patch.setattr(coding.Coding, "join", lambda _: 1 / 0)  # all pieces are there
+        predict.main([str(each) for each in [*asked, "--device", "cpu"]])
+    write_csv(known, ["occ1", "hisco_1"], [("smed", "33333")])
+    trained = {**checkpoint.load(str(run_folder / "last.bin")), "step": 2}
+    checkpoint.save(OwnFiles(str(run_folder)), ["last.bin"], trained)
+    assert "unfinished output with other settings (known, model differ)" in refused(*asked)
+
+
 def test_a_folder_of_somebody_else_is_left_alone(model, tmp_path):
     """Names alone are no proof: only a settings file as it was written makes the folder one of parts."""
     source, parts = table(tmp_path / "in.csv", 9), tmp_path / "out.csv.parts"
@@ -818,7 +856,8 @@ def test_an_input_that_changes_meanwhile_is_said(model, tmp_path, monkeypatch):
     source, code_piece = table(tmp_path / "in.csv", 9), coding.Coding.code_piece
 
     def rewrite(self, *rest):
-        write_csv(source, HEADER, [(1, "new", "da", "x")])
+        before = open(source, encoding="utf-8").read()  # as long, and in a column that is not read
+        open(source, "w", encoding="utf-8").write(before.replace(",NA", ",AN"))
         code_piece(self, *rest)
 
     monkeypatch.setattr(coding.Coding, "code_piece", rewrite)

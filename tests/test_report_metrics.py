@@ -1,5 +1,7 @@
 """Figures of a report, against the plainest way to compute them."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
@@ -8,6 +10,7 @@ from histocc.evaluate import report as figures
 from histocc.figure import wilson
 from histocc.formatter import cut, hisco_classes, levels_of
 from histocc.model.confidence import Thresholds
+from histocc.predict.coder import Coded
 from histocc.text import join_columns
 
 CODES = ["61110", "61220", "61115", "75400", "-1", "-2", "07540"]
@@ -65,12 +68,15 @@ def rows_of(right, copies):
 
 
 class TestMeasured:
-    def test_over_texts_each_text_weighs_the_same(self):
-        columns, text = rows_of([1, 0, 0], [10, 1, 1])
-        columns[:5, 1] = 0  # the first text is right in half of its rows
-        found = figures.measured(columns, text)
-        assert found["over_rows"]["accuracy"] == pytest.approx(5 / 12)
-        assert found["over_texts"]["accuracy"] == pytest.approx([0.5 / 3, *wilson(0.5 / 3, 3)])
+    def test_over_texts_each_text_weighs_the_same_in_each_measure(self):
+        rows = [("ab", "ab"), ("ab", "a"), ("a", "abc"), ("", "c"), ("b", "a")]  # predicted, true
+        both = [[(i, ord(code)) for i, row in enumerate(rows) for code in row[side]] for side in (0, 1)]
+        columns = figures.row_counts(5, figures.kinds_of(*(np.array(each).T for each in both)))
+        found = figures.measured(columns, np.array([0, 0, 1, 2, 3]))
+        assert list(found["over_rows"].values()) == pytest.approx([1 / 5, 4 / 6, 4 / 8, 8 / 14])
+        accuracy, *others = found["over_texts"].values()
+        assert accuracy == pytest.approx([0.5 / 4, *wilson(0.5 / 4, 4)])
+        assert others == pytest.approx([2.5 / 4, 2.5 / 6.5, 5 / 10.5])
 
     def test_repeated_rows_make_nothing_surer(self):
         right = np.random.default_rng(2).random(80) < 0.5
@@ -159,6 +165,9 @@ class Rows:
         self.codes = np.array(codes)
         self.text_hash = np.arange(len(codes)) if text_hash is None else np.array(text_hash)
 
+    def __len__(self):
+        return len(self.codes)
+
     def strings(self, rows):
         return [f"text {row}" for row in rows]
 
@@ -193,6 +202,24 @@ def test_best_thresholds_against_plain_loops(at_least_one, at_most):
         best = max(scores, key=lambda each: each[:2])
         assert found[name]["f1"] == pytest.approx(best[0]) and found[name]["threshold_f1"] == best[2]
         assert found[name]["rows"] == part.sum()
+
+
+def test_rows_of_several_codes_are_right_where_all_of_them_are():
+    rows = Rows([[0, 1, -1], [2, 0, -1], [1, 2, -1], [0, -1, -1], [0, 1, 2]], [5, 5, 7, 8, 9])
+    rows.rows = SimpleNamespace(part="val")
+    data = SimpleNamespace(codes=["11", "12", "21"], report={"rows_outside_key": {"val": 5}})
+    answers = [["12", "11"], ["21"], ["21", "13"], ["13"], ["21", "12", "11"]]
+    coded = [Coded(codes, [0.5] * len(codes), 0.5) for codes in answers]
+    levels = SimpleNamespace(separator=None)
+    coder = SimpleNamespace(levels=levels, fitted_levels=[], formatter=SimpleNamespace(kind="occ1950"))
+    groups = {"codes": ((rows.codes >= 0).sum(1), range(4))}
+    found = figures.decoder_report(coder, coded, np.arange(5), data, rows, groups, (None, [1, 2]), {})
+    assert (found["right_rows"], found["accuracy"], found["accuracy_with_rows_outside_key"]) == (2, 0.4, 0.2)
+    each = {name: group["over_rows"]["accuracy"] for name, group in found["by_codes"].items()}
+    assert each == {"1": 0, "2": pytest.approx(1 / 3), "3": 1}
+    shares = [(x["over_rows"]["accuracy"], x["over_texts"]["accuracy"][0]) for x in found["by_digits"]]
+    assert shares == [pytest.approx((4 / 5, 3.5 / 4)), pytest.approx((2 / 5, 1.5 / 4))]
+    assert found["coverage"] == [[0.5, 1.0, pytest.approx(1.5 / 4)]]
 
 
 def test_confusions_count_rows_before_texts():

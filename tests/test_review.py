@@ -261,6 +261,7 @@ class TestApply:
         before = (folder / "coded.csv").read_bytes()
         output = apply(folder, filled(folder, self.DECISIONS), more=["--by", "Ann"])
         assert (folder / "coded.csv").read_bytes() == before
+        assert not any(text.is_given for text in CodedFile(str(folder / "coded.csv")).texts.values())
         rows, coded = read(folder / "final.csv"), read(folder / "coded.csv")
         assert [row["id"] for row in rows] == [row["id"] for row in coded]
         expected = {
@@ -321,6 +322,48 @@ class TestApply:
         apply(folder, folder / "filled.csv", sheet, more=["--overwrite"])  # both to the first file
         assert final_codes(folder) == codes
 
+    @pytest.mark.parametrize("coded", [False, True])
+    def test_guesses_fill_what_nobody_has_decided_and_are_no_decisions(self, folder, coded):
+        names = ["occ1", "lang", "hisco_1", "prob_1", "conf", "needs_review", "decided_by"]
+        nobody, towns = "model" if coded else "", [f"of {x}town" for x in "abcdefgh"]
+        cells = {"weaver of kent": ["83110", "Bo"], "weaver of ely": ["75400", nobody]}
+        cells |= {"weaver of lund": ["", nobody], "weaver of ribe": ["75400", "guess"]}
+        cells |= {f"{name} {town}": ["", nobody] for name in ("weaver", "baker") for town in towns}
+        cells |= {f"smith {town}": ["83110", "Bo"] for town in towns} | {"smith of lund": ["", nobody]}
+        cells["1850"] = ["83110", "guess"]
+        given = [[text, "en", code, "0.1", "0.1", "0", by] for text, (code, by) in cells.items()]
+        kept = [place for place in range(len(names)) if coded or names[place] != "prob_1"]
+        write(folder / "coded.csv", [[row[place] for place in kept] for row in (names, *given)])
+        rows = [["text", "language", "decision", "id"]]
+        for name, code in (("weaver", "75432"), ("baker", "77610")):
+            texts = [CodedText(f"{name} {town}", "en") for town in towns]
+            rows += [[text.text, "en", code, f"t-{text.id}"] for text in texts]
+        write(folder / "sheet.csv", rows)
+        fill = ["--fill", "--key", "hisco", "--guesses", "none", "--by", "Ann"]
+        for _ in range(2):  # the second time from its own output
+            said = apply(folder, folder / "sheet.csv", more=[*fill, "--overwrite"])
+            found = {row["occ1"]: row for row in read(folder / "final.csv")}
+            shown = {text: (row["hisco_1"], row["decided_by"]) for text, row in found.items()}
+            assert shown["weaver of kent"] == ("83110", "Bo") and shown["weaver of atown"] == ("75432", "Ann")
+            assert shown["weaver of lund"] == shown["weaver of ribe"] == (guess := ("75432", "guess"))
+            assert shown["weaver of ely"] == (guess if coded else ("75400", ""))
+            assert shown["smith of lund"] == ("83110", "guess")  # Bo has taught it
+            assert coded or shown["1850"] == ("", "")  # nothing is like it, and no model has answered it
+            row = found["weaver of lund"]
+            assert 0.5 < float(row["conf"]) < 1 and row["needs_review"] == "0" and not row.get("prob_1")
+            assert f"{[by for _, by in shown.values()].count('guess')} guessed (decided_by: guess)" in said
+            texts = CodedFile(str(folder / "final.csv"), system="hisco").texts.values()
+            by_person = [text for text, (_, by) in shown.items() if by in ("Ann", "Bo")]
+            assert [text.text for text in texts if text.decided] == by_person and len(by_person) == 25
+            given = {text for text, (code, by) in shown.items() if code and not by}
+            assert {text.text for text in texts if text.is_given} == {*by_person, *given}
+            (folder / "coded.csv").write_bytes((folder / "final.csv").read_bytes())
+        asked = review.ReviewConfig(files=["x"], target_cols=["hisco_1"])  # whose codes count as decided
+        own = CodedFile(str(folder / "final.csv"), asked=asked, system="hisco")
+        assert not own.texts["weaver of lund", "en"].decided
+        apply(folder, folder / "sheet.csv", more=[*fill[1:], "--overwrite"])  # without --fill guesses stay
+        assert (folder / "final.csv").read_bytes() == (folder / "coded.csv").read_bytes()
+
     def test_other_decisions_of_the_same_text_are_said(self, folder):
         one = filled(folder, {("smith", "en"): "1"}, "one.csv")
         two = filled(folder, {("smith", "en"): "2"}, "two.csv")
@@ -355,7 +398,8 @@ class TestApply:
     def test_training_data_grow_by_each_text_once(self, folder):
         more = ["--training-data", folder / "more.csv", "--overwrite"]
         assert "more.csv: 3 rows added" in apply(folder, filled(folder, self.DECISIONS), more=more)
-        apply(folder, filled(folder, {**self.DECISIONS, ("farmer", "en"): "1"}), more=more)
+        said = apply(folder, filled(folder, {**self.DECISIONS, ("farmer", "en"): "1"}), more=more)
+        assert "1 rows added; 3 texts are already there and keep their codes" in said
         rows = read(folder / "more.csv")
         assert list(rows[0]) == ["occ1", "lang", "hisco_1", "hisco_2", "hisco_3"]
         found = {(row["occ1"].casefold(), row["hisco_1"], row["hisco_2"]) for row in rows}

@@ -117,7 +117,7 @@ def final(folder, *more, coded="coded.csv"):
     return {row["occ1"]: [row[x] for x in row if x.startswith("hisco_") and row[x]] for row in rows}
 
 
-def test_decisions_are_on_disk_when_the_next_text_comes_and_outlast_a_kill(folder):
+def test_decisions_are_in_the_file_when_the_next_text_comes_and_outlast_a_kill(folder):
     raw = (folder / "coded.csv").read_bytes()
     with Serving(folder) as server:
         first = server.ask()
@@ -159,6 +159,27 @@ def test_decisions_are_on_disk_when_the_next_text_comes_and_outlast_a_kill(folde
     assert codes["clerk"] == ["39310"] and codes["=1+1\nsmid"] == ["83120"]
     assert codes["smith"] == ["83110", "75400", "-1"] and codes[SCRIPT][0] == "83110"  # as the model has them
     assert (folder / "coded.csv").read_bytes() == raw
+
+
+def test_a_decision_is_on_the_disk_before_it_counts(folder, monkeypatch):
+    path, synced, sync = folder / "decided.csv", [], os.fsync
+
+    def fsync(descriptor):
+        synced.append((os.readlink(f"/proc/self/fd/{descriptor}"), path.read_bytes()))
+        sync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    codes = Codes(hisco_key(), "hisco", {"83110": "Blacksmith"})
+    decided = Decisions(CodedFile(str(folder / "coded.csv")), codes, str(path))
+    assert synced == [(str(folder), path.read_bytes())] and (before := decided.find("farmer"))
+    for number, answer in enumerate(("none", ["blacksmith"], ["83110"]), 2):
+        decided.decide(decided.texts[number].id, answer, "")
+        assert len(synced) == number and synced[-1] == (str(path), path.read_bytes())
+    assert decided.find("farmer") != before
+    decided.decide(decided.texts[4].id, "undo", "83110")
+    assert [answer for _, answer in decisions(folder)] == ["none", "83110", "83110", "undo"]
+    assert [*decided.known] == [3] and decided.find("farmer") == before
+    assert [*decided.made] == [*Decisions(decided.coded, codes, str(path)).made] == [2, 3]
 
 
 def test_two_windows_lose_and_double_nothing(folder):

@@ -12,11 +12,15 @@ from hypothesis import strategies as st
 from torch import nn
 
 from histocc.runtime import checkpoint
+from histocc.runtime.device import Precision
 from histocc.runtime.errors import TrainingError
 from histocc.runtime.parallel import wrap
 from histocc.runtime.world import World
-from histocc.trainer import loop
+from histocc.trainer import loop, script
+from histocc.trainer.batches import BatchPlan, Rows, make_loader
+from histocc.trainer.config import ScriptConfig
 from histocc.trainer.log import log_columns
+from histocc.trainer.schedule import Schedule
 
 ROWS, STEPS, SIZE = 48, 24, 12
 ALONE = World()
@@ -126,6 +130,41 @@ def test_bad_steps_change_nothing_and_are_counted():
     assert [row["skipped_steps"] for row in rows[:4]] == [1, 2, 2, 0] and rows[-1]["samples"] == SIZE * STEPS
     assert "train_loss" not in rows[2] and rows[3]["train_loss"] > 0
     assert [row["lr"] for row in rows] == rates  # it goes by steps, skipped or not
+
+
+def test_dropout_is_drawn_for_each_step_and_rank_anew():
+    draws, losses = [], Toy.losses
+    task = type("Task", (Toy,), {"losses": lambda *x: draws.append(float(torch.rand(()))) or losses(*x)})
+    for rank, seed in ((0, 3), (1, 3), (0, 4), (0, 3)):
+        model = nn.Linear(10, 1).double()
+        optimizer, more = torch.optim.SGD(model.parameters()), {"seed": seed, "steps_per_epoch": 4}
+        run = loop.Run(model, task(), optimizer, World(rank), **more)
+        loop.train_one_epoch(run, Loader().at(0, 0), loop.State(), 0)
+    assert len({*draws}) == 12 and draws[:4] == draws[12:]
+
+
+def test_the_seed_decides_the_order_and_dropout_of_a_run():
+    seeds = set()
+    for seed in (1, 2, 1):
+        args, rows = ScriptConfig(seed=seed), Rows()
+        training, schedule = script.Training(nn.Linear(2, 1), Toy(), rows), Schedule.of(args, 3, 1)
+        loader = make_loader(args, ALONE, rows, BatchPlan(9, 3))
+        run = script.make_run(args, ALONE, Precision("float32"), training, schedule, loader, None)
+        seeds |= {run.seed, loader.dataset.seed}
+    assert len(seeds) == 4
+
+
+def test_fp16_clips_and_logs_the_gradient_without_the_scale_of_the_loss():
+    found = []
+    for name in ("float32", "fp16"):
+        torch.manual_seed(1)
+        model, rows = nn.Linear(3, 1, bias=False), []
+        optimizer, precision = torch.optim.SGD(model.parameters(), lr=1.0), Precision(name)
+        more = {"clip_norm": 0.001, "stop_step": 3, "log": rows.append, "log_interval": 1}
+        run = loop.Run(model, Plain(), optimizer, ALONE, precision, **more)
+        loop.train(run, {"train": [{"x": batch()["x"] / 50}] * 3})
+        found.append([*(row["grad_norm"] for row in rows), *model.weight[0].tolist()])
+    assert found[1] == pytest.approx(found[0], rel=0.01) and found[0][0] > 0.005
 
 
 class Killed(Exception):
@@ -247,7 +286,7 @@ class Plain:
     columns = ("loss", "part")
 
     def losses(self, model, batch):
-        return {"loss": model(batch["x"])[:, 0] ** 2}
+        return {"loss": model(batch["x"])[:, 0].float() ** 2}
 
     def metrics(self, model, batch):
         ones = torch.full_like(batch["x"][:, 0], 0.01)

@@ -286,13 +286,15 @@ class TestFinetune:
         assert "--formatter was 'hisco'" in run_here(finetune.main, *flags, "--formatter", "gpf", code=2)
 
     def test_other_arguments_are_refused_by_name(self, finished, tmp_path):
-        other, again = write_rows(tmp_path / "other.csv", 61), [*finished[1], "--save-path", finished[0]]
+        other, again = write_rows(tmp_path / "other.csv", 60, 8), [*finished[1], "--save-path", finished[0]]
         more = ["--seed", 7, "--weight-decay", 0.5, "--ngrams", 6]
         said = run_here(finetune.main, *again, *more, code=2)
         for name, was, now in (("seed", 42, 7), ("weight-decay", 0.01, 0.5), ("ngrams", "'none'", "'6'")):
             assert f"--{name} was {was}, now it is {now}" in said
         assert "--global-batch-size 16" in run_here(finetune.main, *again, "--batch-size", 8, code=2)
-        assert "other data" in run_here(finetune.main, *again, "--dataset", other, code=2)
+        shutil.copytree(finished[0], tmp_path / "run", ignore=lambda *_: ["prepared", "data_report.json"])
+        said = run_here(finetune.main, *again, "--save-path", tmp_path / "run", "--dataset", other, code=2)
+        assert "run holds a run on other data" in said
         words = finished[0].parent / "words.csv"
         before = words.read_text()
         words.write_text(before.replace("old", "new"))
@@ -305,6 +307,8 @@ class TestFinetune:
         output = run(FINETUNE, *flags, "--save-path", tmp_path / "run", "--num-epochs", 2)
         assert "2 epochs instead of 1" in output
         assert state_of(tmp_path / "run")["step"] == 2 * state_of(folder)["step"]
+        fewer = [*flags, "--save-path", tmp_path / "run"]
+        assert "only more can continue" in run_here(finetune.main, *fewer, code=2)
 
     def test_overwrite_starts_anew(self, finished, tmp_path):
         folder, flags = finished
