@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 from helpers import FINETUNE, run
-from test_tables import copied, outcome, rows_of, workbook
+from test_table_kinds import copied, workbook
+from test_tables import outcome, rows_of
 
 from histocc.data.binary import Missing
 from histocc.data.rows import code_of_cell, read_key

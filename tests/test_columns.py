@@ -1,4 +1,4 @@
-"""Texts in several columns, and rows that count as often as a column says."""
+"""What the columns of a table mean; texts in several of them; rows that count as often as a column says."""
 
 import pickle
 
@@ -8,6 +8,8 @@ from helpers import read, run, run_here, write_csv
 from preparing import Result, quiet, settings_for
 
 from histocc.data import prepare as prep
+from histocc.data.config import columns_of
+from histocc.job.config import finetune_parser, train_mixer_parser
 from histocc.predict import __main__ as predict
 from histocc.review import __main__ as review
 from histocc.text import COLUMN_SEPARATOR, join_columns
@@ -140,3 +142,60 @@ def test_weights_that_are_not_whole_or_great_count_in_proportion(tmp_path, weigh
 def test_joined_columns():
     texts = join_columns([" a ", "b", "", "NA"], [["x", "", "x", "x"], ["", "y", "", ""]])
     assert texts == ["a ␟ x", "b ␟  ␟ y", "", ""] and join_columns(["a "], []) == ["a "]
+
+
+# ---- by their names
+
+BY_NAME, GPF = "--formatter hisco --target-cols hisco_1 hisco_2", "--formatter gpf --target-cols"
+AUTO = "--formatter auto --target-cols"
+BY_NUMBER = "--formatter hisco --target-cols code1 code2"
+ANY_CODES = "Note: hisco_1 may hold any codes; --formatter hisco takes them as HISCO"
+OCC1950, LANG_COL = "--formatter occ1950 --target-cols OCC1950_1", " --language-col lang"
+
+
+@pytest.mark.parametrize(
+    "header, flags, expected, note",
+    [
+        ("occ1,lang,hisco_1,hisco_2", "", ("hisco", 2, "unk", "lang"), f"{BY_NAME}{LANG_COL}"),
+        ("occ1,lang,hisco_1,hisco_2", "--language da", ("hisco", 2, "da", None), BY_NAME),
+        ("occ1,l,hisco_1,hisco_2", "--language-col l", ("hisco", 2, "unk", "l"), BY_NAME),
+        ("lang,hisco_1,hisco_2", "--input-col lang", ("hisco", 2, "unk", None), BY_NAME),
+        ("occ1,OCC1950_1", "", ("occ1950", 1, "unk", None), OCC1950),
+        ("occ1,lang,hisco_1,x", "--target-cols x", ("auto", 1, "unk", None), ""),
+        ("lang,hisco_1,hisco_2", "--formatter hisco", ("hisco", 2, "unk", "lang"), f"{BY_NAME}{LANG_COL}"),
+        ("occ1,hisco_1,hisco_2", "--formatter auto", ("hisco", 2, "unk", None), BY_NAME),
+        ("occ1,hisco_1", "--target-cols hisco_1", ("auto", 1, "unk", None), ANY_CODES),
+        ("occ1,x", "--target-cols x --block-size 3", ("gpf", 1, "unk", None), ""),
+        ("occ1,hisco_1", "--formatter gpf", ("gpf", 1, "unk", None), f"{GPF} hisco_1"),
+        ("occ1,lang,code1,hisco_1", "--key k.csv", ("auto", 1, "unk", "lang"), f"{AUTO} code1{LANG_COL}"),
+        ("occ1,hisco_1,hisco_2", "--key hisco", ("hisco", 2, "unk", None), BY_NAME),
+        ("occ1,hisco_1,OCC1950_1", "--formatter occ1950", ("occ1950", 1, "unk", None), OCC1950),
+        ("occ1,code1,code2,hisco_1", "--key hisco --formatter hisco", ("hisco", 2, "unk", None), BY_NUMBER),
+        ("occ1,code1,code2,code1x", "--formatter hisco", ("hisco", 2, "unk", None), BY_NUMBER),
+    ],
+)
+def test_what_the_columns_of_a_file_mean(tmp_path, header, flags, expected, note):
+    path = write_csv(tmp_path / "a.csv", header.split(","), [])
+    args, problems = finetune_parser().parse_args([f"--dataset={path}", *flags.split()]), []
+    asked = dict(vars(args))
+    columns = columns_of(args, path, problems)
+    meant = (columns.formatter, len(columns.target_cols), columns.language, columns.language_col)
+    assert meant == expected and problems == [] and vars(args) == asked
+    is_whole = note in ("", ANY_CODES)
+    assert columns.note == (note if is_whole else f"Columns: {note}, by their names in {path}")
+
+
+def test_columns_that_tell_no_system_or_two(tmp_path):
+    parser = train_mixer_parser()
+    for header, words in (
+        ("occ1,x", "has none of the columns hisco_1, OCC1950_1; name yours with --target-cols"),
+        ("occ1,hisco_1,OCC1950_1", "has columns of two systems, hisco_1 and OCC1950_1: choose one with"),
+    ):
+        path = write_csv(tmp_path / "a.csv", header.split(","), [])
+        args = parser.parse_args(["--train-data", path, "--val-data", path, "--save-dir", str(tmp_path)])
+        problems = []
+        assert columns_of(args, path, problems, "hisco").target_cols == []
+        assert len(problems) == 1 and problems[0].startswith(f"{path}: {words}")
+    assert problems[0].endswith("--formatter hisco or --formatter occ1950")
+    columns = columns_of(args, write_csv(tmp_path / "a.csv", ("icem_1", "icem_2"), []), [], "gpf", "icem")
+    assert (columns.formatter, columns.target_cols) == ("gpf", ["icem_1", "icem_2"])

@@ -234,6 +234,7 @@ class TestModel:
         for name, weights in held["maps"].items():
             assert found["maps"][name] == pytest.approx(weights, rel=1e-2, abs=1e-2), name
 
+    @pytest.mark.full
     def test_nothing_is_fitted_on_texts_that_were_trained_on(self, trained, tmp_path):
         """Of all rows the validation ones count, as at the end of the training; the others are refused."""
         shutil.copytree(trained / "run", tmp_path / "run")

@@ -20,6 +20,7 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
+import tomllib
 import types
 import venv
 import zipfile
@@ -102,7 +103,7 @@ if __name__ == "__main__":
     sys.exit()
 
 import pytest
-from helpers import FINETUNE, PIPED, TINY, command, environment, run, wait_until, write_rows
+from helpers import FINETUNE, PIPED, TINY, all_tests, command, environment, run, wait_until, write_rows
 
 from histocc.runtime.config import Processes
 from histocc.runtime.errors import UserError
@@ -158,13 +159,14 @@ def test_one_process_does_all_that_a_user_asks_for(train, tmp_path):
     texts = ["--input", tmp_path / "texts.csv", "--column", "occ1", "--language-column", "lang"]
     on_other_system("histocc.predict", "--model", model, *texts, "--output", coded)
     assert coded.read_text().count("\n") == 3
-    on_other_system("histocc.evaluate", "--model", model, "--data", data, "--fit-thresholds")
     sheet = tmp_path / "sheet.csv"
     on_other_system("histocc.review", "make", coded, "--output", sheet)
     on_other_system("histocc.review", "apply", sheet, "--to", coded, "--output", tmp_path / "final.csv")
-    on_other_system("histocc.export", model, tmp_path / "exported.bin", "--to", "published")
-    on_other_system("histocc.watch", model, "--once")
-    on_other_system("histocc.doctor", "--device", "cpu")
+    if all_tests():
+        on_other_system("histocc.evaluate", "--model", model, "--data", data, "--fit-thresholds")
+        on_other_system("histocc.export", model, tmp_path / "exported.bin", "--to", "published")
+        on_other_system("histocc.watch", model, "--once")
+        on_other_system("histocc.doctor", "--device", "cpu")
     said = on_other_system(tmp_path / "use.py", model, data, tmp_path / "tuned")
     assert "prob_1" in said and "no space left on the device" in said.splitlines()[-1]
     assert not list(tmp_path.rglob("run.lock"))
@@ -208,6 +210,15 @@ def wheel(tmp_path_factory):
     return next(source.parent.glob("*.whl"))
 
 
+def test_every_file_is_of_a_kind_that_a_wheel_holds():
+    settings = tomllib.loads((REPO / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"]
+    kinds, files = ["*.py", *settings["package-data"]["*"]], [*(REPO / "histocc").rglob("*.*")]
+    files = [path for path in files if "__pycache__" not in path.parts and path.is_file()]
+    assert [path for path in files if not any(map(path.match, kinds))] == []
+    assert [path for path in files if not (path.parent / "__init__.py").is_file()] == []
+
+
+@pytest.mark.full
 def test_a_wheel_holds_every_file_of_the_package(wheel):
     inside = {name for name in zipfile.ZipFile(wheel).namelist() if name.startswith("histocc/")}
     files = (path.relative_to(REPO).as_posix() for path in (REPO / "histocc").rglob("*.*"))

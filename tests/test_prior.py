@@ -112,12 +112,6 @@ def test_a_model_in_closed_form_has_no_weights_to_start_from(made, tmp_path):
         model.finetune(rows, save_path=str(tmp_path / "python"))
 
 
-def test_a_prior_that_knows_all_texts_gives_no_figure(made, tmp_path):
-    folder, rows, _ = made
-    said = learned(tmp_path / "run", "--dataset", rows, "--prior", folder / "old")
-    assert "The prior was trained on 60 of the texts" in said and "It has not been evaluated" in said
-
-
 @pytest.mark.full
 @pytest.mark.parametrize(
     "kind, codes", [("occ1950", ("100", "970")), ("gpf", ("AAA", "BBB")), ("auto", ("x.1", "y"))]
@@ -165,7 +159,9 @@ def test_too_many_texts_take_steps_without_a_prior(made, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("prior", ["none", "old"])
 def test_rows_that_teach_little(made, tmp_path, prior):
-    """One row, one code, one text, contradictions, texts of two languages, texts without a letter."""
+    """One row, one code, one text, contradictions, texts of two languages, texts without a letter, two texts.
+    Texts that say nothing have no code.
+    """
     name = prior if prior == "none" else made[0] / prior
     cases = {
         "one": [("pilot", "04220", "en")],
@@ -174,11 +170,16 @@ def test_rows_that_teach_little(made, tmp_path, prior):
         "contrary": [("pilot", code, "en") for code in ("04220", "04220", "83110")],
         "languages": [(text, code, name) for text, code in TITLES for name in ("en", "da", "xx")],
         "signs": [("-", "04220", "en"), ("?", "83110", "en")],
+        "two": [("smed", "83110", "da"), ("bonde", "61110", "da")] * 30,
     }
     for case, rows in cases.items():
         table = write_csv(tmp_path / f"{case}.csv", ("occ1", "hisco_1", "lang"), rows)
         learned(tmp_path / case, "--dataset", table, "--prior", name)
-        _, answers = coded(tmp_path / case, table, tmp_path / "out.csv")
+        new = write_csv(
+            tmp_path / "new.csv", ("occ1", "hisco_1", "lang"), [*rows, ("…", "", ""), ("", "", "")]
+        )
+        _, [*answers, unknown, empty] = coded(tmp_path / case, new, tmp_path / "out.csv")
+        assert unknown["P_1"] == empty["P_1"] == ""
         assert {row["source"] for row in answers} == {"trained"}
         right = [row["P_1"] == row["hisco_1"] for row in answers]
         assert sum(right) == len(rows) - (case == "contrary") and all(
@@ -284,6 +285,7 @@ def test_ngrams_are_counted_in_parts():
 # ---- the model elsewhere
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("form, name", [("published", "model.bin"), ("safetensors", "model.safetensors")])
 def test_an_exported_model_codes_as_the_run(made, tmp_path, form, name):
     folder, rows, _ = made
