@@ -8,6 +8,7 @@ import json
 import math
 import os
 import re
+from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -34,6 +35,13 @@ def wilson(share: float, number: float) -> tuple[float, float]:
     reach = Z * math.sqrt(share * (1 - share) / number + (Z / (2 * number)) ** 2)
     of = 1 + Z**2 / number
     return max(0.0, (middle - reach) / of), min(1.0, (middle + reach) / of)
+
+
+def is_right(answer: Sequence[str], true: Collection[str], ranked: bool = False) -> bool:
+    """Return whether an answer is right: if it is exactly the true codes, in any order; of a ranking, if its
+    best code is one of them.
+    """
+    return {*answer} == {*true} or ranked and any(code in true for code in answer[:1])
 
 
 class Figure(NamedTuple):

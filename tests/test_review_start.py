@@ -133,7 +133,7 @@ def test_names_like_flags_reach_no_command(server):
     table, made = str(folder / "--x.csv"), argparse.Namespace(path=f"{folder}/--x.csv.decisions.csv")
     args = ReviewConfig(action="serve", files=[table], input_col=["occ1", *smuggled], key="hisco")
     with pytest.raises(UserError, match="would be a flag in commands"):
-        save_table(args, read_table(args)[0], made)
+        save_table(args, read_table(args), made)
     assert server.begin("--x.csv", key="hisco") == {"ready": True}
     assert (
         "the request lacks 'seen'"

@@ -59,10 +59,16 @@ def text_columns(named: str | list[str] | None) -> list[str]:
 def text_flags(columns: list[str], asked: Any = None) -> list[str]:
     """Return the flags of a command that reads these columns of texts, and languages, as `asked` says."""
     flags = ["--input-col", *columns] if columns != text_columns(None) else []
-    flags += ["--language", asked.language] if asked and asked.language else []
-    flags += ["--language-col", asked.language_col] if asked and asked.language_col else []
-    flags += ["--ditto", asked.ditto] if asked and asked.ditto else []
-    return flags + (["--fill-down", *asked.fill_down] if asked and asked.fill_down else [])
+    return flags + (given_flags(asked, "language", "language_col", "ditto", "fill_down") if asked else [])
+
+
+def given_flags(asked: Config, *names: str) -> list[str]:
+    """Return the flags of these names that differ from their defaults, as words of a command."""
+    words: list[str] = []
+    for name in names:
+        if (value := getattr(asked, name)) != getattr(type(asked), name):
+            words += [flag_of(name), *(value if isinstance(value, list) else [value] * (value is not True))]
+    return words
 
 
 AUTO, SPELLINGS = "auto", "spellings"
@@ -85,6 +91,22 @@ Recoding = Annotated[str, number(str, lambda text: bool(_RECODING.fullmatch(text
 class Format(Config):
     """data"""
 
+    input_col: list[Column] | None = flag(
+        None,
+        "columns with the descriptions (default: occ1, or those of the training): the first one, and further"
+        " ones that help to decide, such as industry",
+        *("--column", "--col"),
+        metavar="COL",
+    )
+    language: str | None = flag(
+        None, f"language of all descriptions (default: {UNKNOWN_LANGUAGE}, or that of the training)"
+    )
+    language_col: Column | None = flag(
+        None,
+        "column of languages (default: lang, or that of the training)",
+        "--language-column",
+        metavar="COL",
+    )
     sheet: str | None = flag(
         None, "sheet of workbooks (default: the first one with the column --input-col)", metavar="NAME"
     )
@@ -158,7 +180,6 @@ class Tables(Reading):
         " OCC1950_1/2 that the file has; these bring --formatter)",
         metavar="COL",
     )
-    language: str | None = flag(None, f"language of all descriptions (default: {UNKNOWN_LANGUAGE})")
     language_col: Column | None = flag(
         None,
         "column of languages (default: lang, without --target-cols)",

@@ -13,12 +13,24 @@ from histocc.data.config import DescriptionFlags
 from histocc.data.rows import code_of_cell, language_name, read_columns
 from histocc.data.tables import column_problems, table_format
 from histocc.formatter import BlockyFormatter, hisco_classes
+from histocc.runtime.config import Config, flag
 from histocc.runtime.errors import UserError, raise_if_any
 from histocc.runtime.rng import chance, draw, streams
 from histocc.text import ASCII_LOWER, ascii_lower, cleaner, code_points, join_texts, texts_of_pieces
 
 CODE_COLUMNS = ("system_code", "hisco", "code")
 TEXT_COLUMNS = ("description", "en_hisco_text", "text", "desc")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Titles(Config):
+    """data"""
+
+    descriptions: str | None = flag(
+        None,
+        f"table of codes ({', '.join(CODE_COLUMNS)}) and their titles ({', '.join(TEXT_COLUMNS)})",
+        metavar="FILE",
+    )
 
 
 def find_columns(args: DescriptionFlags) -> list[str]:

@@ -36,7 +36,7 @@ from histocc.data.config import (
     problems_of_columns,
     text_columns,
 )
-from histocc.data.descriptions import read_descriptions
+from histocc.data.descriptions import Titles, read_descriptions
 from histocc.data.report import report_lines
 from histocc.data.rows import OUTSIDE_KEY, hold_numbers, language_name, read_key
 from histocc.data.tables import parts_of, table_format, unique_names
@@ -78,7 +78,7 @@ OUTPUTS = 50  # the linear decoder's most probable ones for a text; more codes a
 
 
 @dataclass(frozen=True, kw_only=True)
-class EvaluateConfig(Reading, Published, Processes, Cores):
+class EvaluateConfig(Reading, Titles, Published, Processes, Cores):
     """The flags of evaluate."""
 
     model: str = flag(MISSING, "a run, a checkpoint, a published model, or built-in", metavar="RUN_OR_FILE")
@@ -102,14 +102,7 @@ class EvaluateConfig(Reading, Published, Processes, Cores):
         False, "say what the model adds to a linear support vector machine on n-grams (extra `baseline`)"
     )
     overwrite: bool = flag(False, "replace the report that is there")
-    input_col: list[Column] | None = flag(
-        None, "columns of descriptions (default: as in training)", "--column", metavar="COL"
-    )
     target_cols: list[Column] | None = flag(None, "columns of codes (default: as in training)", metavar="COL")
-    language: str | None = flag(None, "language of all descriptions (default: as in training)")
-    language_col: Column | None = flag(
-        None, "column of languages (default: as in training)", "--language-column", metavar="COL"
-    )
     missing_code: str | None = flag(None, "code of rows without one (default: left out)", metavar="CODE")
     share_val: Share | None = flag(
         None,
@@ -124,9 +117,6 @@ class EvaluateConfig(Reading, Published, Processes, Cores):
         "digits at which codes are cut, such as 1 2 3, or the character between their parts, such as ."
         " (default: as the codes are: each digit, or the parts between dots)",
         metavar="N",
-    )
-    descriptions: str | None = flag(
-        None, "titles of codes that are not HISCO's: a table as for predict", metavar="FILE"
     )
     batch_size: Count = flag(256, "rows at once per process")
     seed: CountOrZero = flag(1, "seed of the sample of --baseline, from 500,000 training rows on")
@@ -202,6 +192,7 @@ def prepare_settings(args: EvaluateConfig, state: dict, formatter: BlockyFormatt
         train_files=args.data,
         formatter=of_columns.to_dict(),
         target_cols=columns,
+        share_val=None if args.share_val == 1 else args.share_val,  # 1 means all rows
         max_len=state["config"]["max_len"],
         drop_bad_labels=True,
         fixed_codes=sorted(state["key"], key=state["key"].get),
@@ -288,7 +279,8 @@ def chosen_rows(args: EvaluateConfig, data: PreparedData, state: dict) -> tuple[
     --share-val takes, the ones whose texts the model was not trained on; with --share-val 1 all. Of a table
     that holds three quarters of the texts of the training, or more, only the test part, if there is one.
     """
-    rows, share = data.train if args.share_val is None else data.val, (args.asked or args).share_val
+    share = args.share_val
+    rows = data.train if share in (None, 1) else data.val
     if share == 1 or "trained" not in state:
         return SomeRows(rows, np.arange(len(rows))), False
     learned, is_test = state["trained"], False
@@ -307,7 +299,7 @@ def new_rows(args: EvaluateConfig, rows: RowSet, state: dict) -> np.ndarray:
     is left, as figures on texts that were learned say nothing about others, unless --share-val is 1.
     """
     is_new = ~np.isin(rows.text_hash.view(np.int64), state.get("trained", []))
-    fits, share = args.fit_thresholds or args.fit_confidence, (args.asked or args).share_val
+    fits, share = args.fit_thresholds or args.fit_confidence, args.share_val
     if not is_new.any() and (fits or share != 1):
         what = f"the model was trained on all texts of {', '.join(args.data)}"
         what += f" that --share-val {share:g} takes" if share else ""
@@ -358,7 +350,6 @@ def code_texts(
 
 def run(args: EvaluateConfig, world: World) -> None:
     """Evaluate the model and write the report. All ranks."""
-    args = args.with_decided(share_val=None) if args.share_val == 1 else args  # 1 means all rows
     args = args.with_decided(data=[part.path for name in args.data for part in parts_of(name)])
 
     def find() -> str:

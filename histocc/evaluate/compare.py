@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from histocc.evaluate.report import ANSWERS, BY_COLUMN, JSON, PARTS, automatic, table
-from histocc.figure import Z, names_of, percent
+from histocc.figure import Z, is_right, names_of, percent
 from histocc.formatter import SEP_VALUE, cut
 from histocc.runtime.config import Config, Parser, flag
 from histocc.runtime.errors import UserError, in_words, run_command
@@ -52,8 +52,8 @@ def difference(ahead: np.ndarray) -> list[float]:
 def right_at(answers: list[Answer], digits: int, separator: str | None) -> np.ndarray:
     """Return which answers are right with codes cut to a level, float [N]."""
     codes = ([x[name].split(SEP_VALUE) for x in answers] for name in ("codes", "predicted"))
-    true, said = ([{cut(code, digits, separator) for code in some} for some in each] for each in codes)
-    return np.array([one == other for one, other in zip(true, said)], dtype=float)
+    true, said = ([[cut(code, digits, separator) for code in some] for some in each] for each in codes)
+    return np.array(list(map(is_right, said, true)), dtype=float)
 
 
 def compare(first: str | os.PathLike[str], second: str | os.PathLike[str]) -> dict[str, Any]:

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import MISSING, dataclass
 from typing import Annotated
 
-from histocc.data.config import REPAIR_TEXT, Column, Format
-from histocc.data.descriptions import CODE_COLUMNS, TEXT_COLUMNS
+from histocc.data.config import REPAIR_TEXT, Format
+from histocc.data.descriptions import Titles
 from histocc.data.rows import key_reader
 from histocc.data.tables import parts_of
 from histocc.data.written import ENDINGS, missing_package
@@ -73,7 +73,7 @@ class Cores(Config):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Files(Format):
+class Files(Format, Titles):
     """files"""
 
     model: str = flag(
@@ -107,20 +107,7 @@ class Files(Format):
     join: str | None = flag(
         None, "put the parts in this folder together, coding nothing", metavar="FOLDER", resumable=True
     )
-    input_col: list[Column] | None = flag(
-        None,
-        "column with the descriptions (default: occ1), and further ones if the model was trained on some",
-        *("--column", "--col"),
-        metavar="COL",
-    )
-    language: str | None = flag(None, "language of all descriptions, instead of a column")
-    language_col: Column | None = flag(
-        None, "column of languages (default: lang, if any)", "--language-column"
-    )
     repair_text: bool = flag(False, f"{REPAIR_TEXT} (default: as in the training)")
-    descriptions: str | None = flag(
-        None, f"codes ({', '.join(CODE_COLUMNS)}) and titles ({', '.join(TEXT_COLUMNS)})", metavar="FILE"
-    )
     known: str | None = flag(None, "texts whose codes are right and win over the model's", metavar="FILE")
     classes: list[str] | None = flag(None, "also social classes of HISCO codes", choices=CLASSES)
     no_titles: bool = flag(False, "HISCO codes without their titles")

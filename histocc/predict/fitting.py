@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from histocc.data.arrays import PreparedData, RowSet
-from histocc.figure import VALIDATION, Figure, may_have_seen
+from histocc.figure import VALIDATION, Figure, is_right, may_have_seen
 from histocc.model import confidence
 from histocc.model.confidence import MIN_TEXTS, OUTPUTS, Confidence, Thresholds
 from histocc.model.levels import map_of
@@ -69,7 +69,7 @@ def judged_answers(
             (
                 one.conf,
                 len(one.codes) > 1,
-                {*one.codes} == true if is_set else {*one.codes} <= true,
+                is_right(one.codes, true, ranked=not is_set),
                 weight,
                 i,
             )
@@ -78,8 +78,8 @@ def judged_answers(
         ]
         for one, true, weight, i in answers:
             for level, conf in zip(levels, one.levels):
-                if (is_right := coder.levels.agree(level, one.codes, true)) is not None:
-                    judged = conf, len(one.codes) > 1, is_right, weight, i
+                if (agrees := coder.levels.agree(level, one.codes, true)) is not None:
+                    judged = conf, len(one.codes) > 1, agrees, weight, i
                     found.setdefault(map_of(level), []).append(judged)
         if name == "flat":
             for one, true, weight, i in answers:
@@ -91,7 +91,7 @@ def judged_answers(
 def rows_right(coded: list[Coded], rows: RowSet, data: PreparedData) -> np.ndarray:
     """Return whether each row got exactly its codes, bool [N]. coded: the answers to all rows."""
     true = [{data.codes[i] for i in codes if i >= 0} for codes in np.asarray(rows.codes).tolist()]
-    return np.array([{*one.codes} == codes for one, codes in zip(coded, true)], dtype=bool)
+    return np.array([is_right(one.codes, codes) for one, codes in zip(coded, true)], dtype=bool)
 
 
 def rows_to_judge(rows: RowSet, usable: np.ndarray) -> np.ndarray:

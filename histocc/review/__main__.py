@@ -21,42 +21,49 @@ import shlex
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Hashable, Sequence
 from dataclasses import MISSING, dataclass, replace
 from itertools import chain, islice
+from operator import eq
 from typing import Annotated, Any, NoReturn
 
 import numpy as np
 
 from histocc import __version__
 from histocc.data.binary import CHUNK
-from histocc.data.config import AUTO, Column, Format, text_columns, text_flags
-from histocc.data.descriptions import CODE_COLUMNS, TEXT_COLUMNS, read_descriptions
+from histocc.data.config import AUTO, Column, Format, given_flags, text_columns, text_flags
+from histocc.data.descriptions import Titles, read_descriptions
 from histocc.data.records import DECIDED, GUESS, Record, is_name, nothing
-from histocc.data.rows import code_of_cell, csv_text, read_key
+from histocc.data.rows import code_of_cell, csv_text, escape_formula, read_key
 from histocc.data.tables import TABLE_NAME, column_problems, read_chunks, table_format
 from histocc.data.written import ENDINGS, ending_of, missing_package, table_writer
-from histocc.formatter import CLASSES, hisco_classes, hisco_key
+from histocc.figure import is_right, percent, wilson
+from histocc.formatter import CLASSES, cut, hisco_classes, hisco_key, levels_of
 from histocc.review import serve
-from histocc.review.agreement import compare, share
 from histocc.review.sheet import (
+    CHOSEN,
+    DECISION,
+    ID,
     MAX_CODES,
     CodedFile,
-    CodedText,
     Codes,
     Key,
     Sheets,
+    answers_of,
+    cell_of,
     formatter_of,
     key_of,
     most_wrong_first,
     sheet_rows,
 )
 from histocc.review.start import SUFFIX, Report, Start
-from histocc.runtime.config import Config, Count, CountOrZero, Parser, flag, number
+from histocc.runtime.config import Count, CountOrZero, Parser, flag, number
 from histocc.runtime.errors import TrainingError, UserError, raise_if_any, run_command
-from histocc.runtime.files import atomic_write, file_lock, opened, remove_leftovers
+from histocc.runtime.files import atomic_write, file_lock, is_same, opened, remove_leftovers
 from histocc.runtime.files import problems as output_problems
 from histocc.text import COLUMN_SEPARATOR
 
+LEVELS = (3, 2, 1)  # digits of a code, or its parts, as far as codes have them
 LEAST_SURE = 0.5  # guesses that are less likely right need a review
 ABOUT = {
     "start": "choose a table in the browser, decide on its texts and save it with codes (the default)",
@@ -71,7 +78,7 @@ Port = Annotated[int, number(int, lambda port: 0 < port < 65_000, "a port, 1 …
 
 
 @dataclass(frozen=True, kw_only=True)
-class Agreement(Config):
+class Agreement(Titles):
     """The flags of review."""
 
     action: str = ""
@@ -85,9 +92,6 @@ class Agreement(Config):
     overwrite: bool = flag(False, "replace an output that exists", of="make apply agreement")
     key: str | None = flag(
         None, "codes that may be written: key.csv of a run, or hisco (default for hisco_1 …)", metavar="FILE"
-    )
-    descriptions: str | None = flag(
-        None, f"codes ({', '.join(CODE_COLUMNS)}) and titles ({', '.join(TEXT_COLUMNS)})", metavar="FILE"
     )
 
 
@@ -116,12 +120,7 @@ class ReviewConfig(Agreement, Format):
     decisions: str = flag("", "where they are (default: FILE.decisions.csv)", metavar="FILE.csv", of="serve")
     port: Port = flag(8765, "port of the page", of="start serve")
     no_browser: bool = flag(False, "do not open a browser", of="start serve")
-    input_col: list[Column] | None = flag(
-        None, "columns with the descriptions (default: occ1), as for predict", "--column", metavar="COL"
-    )
     weight_col: Column | None = flag(None, "column that says how often each row counts", metavar="COL")
-    language: str | None = flag(None, "language of all texts, instead of a column")
-    language_col: Column | None = flag(None, "column with the languages (default: lang)", "--language-column")
     target_cols: list[Column] | None = flag(
         None,
         "columns with codes of a table that no model has coded: they count as decided, and without --key they"
@@ -160,14 +159,18 @@ class ReviewConfig(Agreement, Format):
         return problems + output_problems(filter(None, [self.training_data]), inputs, overwrite=True)
 
 
-def codes_of_key(args: ReviewConfig, coded: CodedFile, key: list[str] | None) -> Codes:
+def codes_of_key(args: ReviewConfig, coded: CodedFile) -> Codes:
     """Return the codes that may be written, with their titles. Raises UserError."""
-    if key is None and coded.system != "hisco":
+    if not coded.key and coded.system != "hisco":
         what = f"add --key FILE, which lists the codes of {coded.system} that may be written"
         raise UserError(f"{what}: key.csv, in the folder of the model that has coded {coded.path}")
-    codes = key or list(hisco_key())
-    words = read_descriptions(args.descriptions, codes, coded.formatter) | coded.descriptions
-    return Codes(codes, coded.system, words)
+    codes = coded.key or list(hisco_key())
+    return Codes(codes, coded.system, words_of(args, coded, codes))
+
+
+def words_of(args: ReviewConfig, coded: CodedFile, codes: list[str]) -> dict[str, str]:
+    """Return the titles of codes: those of the coded file, else of --descriptions, or of HISCO."""
+    return read_descriptions(args.descriptions, codes, coded.formatter) | coded.descriptions
 
 
 def next_command(args: ReviewConfig, coded: CodedFile, sheet: str) -> list[str]:
@@ -175,12 +178,19 @@ def next_command(args: ReviewConfig, coded: CodedFile, sheet: str) -> list[str]:
     action = "report" if args.sample else "apply"
     command = ["python", "-m", "histocc.review", action, sheet, "--to", args.files[0]]
     command += [] if args.sample else ["--output", free_output(args.files[0])]
-    columns = "input_col", "weight_col", "language", "language_col", "delimiter", "encoding", "no_quotes"
-    columns += "sheet", "ditto", "fill_down", "target_cols", "classes"
-    for name in ("key", "descriptions", "by", "known", "training_data", "fill", "guesses", *columns):
-        if (value := getattr(args, name)) != getattr(ReviewConfig, name):
-            values = value if isinstance(value, list) else [value] * (value is not True)
-            command += [f"--{name.replace('_', '-')}", *values]
+    names = (
+        "key",
+        "descriptions",
+        "by",
+        "known",
+        "training_data",
+        "fill",
+        "guesses",
+        "input_col",
+        "weight_col",
+    )
+    names += "language", "language_col", "delimiter", "encoding", "no_quotes", "sheet", "ditto"
+    command += given_flags(args, *names, "fill_down", "target_cols", "classes")
     if coded.system != "hisco" and not (args.key or args.target_cols):
         command += ["--key", "RUN/key.csv"]
     return command
@@ -195,36 +205,31 @@ def free_output(path: str) -> str:
 
 
 def take_guesses(coded: CodedFile, model: str, report: Report = nothing) -> None:
-    """Give the texts of a HISCO table without codes the choices of a model. Their language does not matter:
-    guesses for one that the model does not have help a little at first, and do no harm later.
+    """Give the texts of a HISCO table without codes the most probable codes by a model, to choose from and to
+    learn from, whatever their language: guesses for one that the model does not have help a little at first,
+    and do no harm later.
     """
     texts = [text for text in coded.texts.values() if not text.decided]
     has_codes = coded.is_coded or any(text.is_given for text in texts)  # others than guesses of before
     if model != "none" and coded.system == "hisco" and not has_codes:
-        from histocc.published import built_in  # loads torch, which takes seconds
+        from histocc.predict.coder import Coder  # loads torch, which takes seconds
+        from histocc.published import built_in
 
         print(f"{coded.path}: first guesses are those of the {model} model", flush=True)
         is_made = built_in.is_made(built_in.path())
         making = f"making the {model} model, which is done once, in about a minute"
         report(f"loading the {model} model" if is_made else making, None)
-        give_choices(texts, model, report)
+        coder = Coder.load(model, choices=MAX_CODES)
+        for start in range(0, len(texts), CHUNK):
+            report(f"guessing the codes of {len(texts):,} texts", start / len(texts))
+            some = texts[start : start + CHUNK]
+            answers = coder.code([text.text for text in some], [text.language for text in some], "flat")
+            for text, answer in zip(some, answers):
+                text.codes = [code for code, _ in answer.choices]
+                text.probs = [f"{prob:.6g}" for _, prob in answer.choices]
 
 
-def give_choices(texts: list[CodedText], model: str, report: Report = nothing) -> None:
-    """Give texts the most probable codes by a model, to choose from and to learn from."""
-    from histocc.predict.coder import Coder  # loads torch, which takes seconds
-
-    coder = Coder.load(model, choices=MAX_CODES)
-    for start in range(0, len(texts), CHUNK):
-        report(f"guessing the codes of {len(texts):,} texts", start / len(texts))
-        some = texts[start : start + CHUNK]
-        answers = coder.code([text.text for text in some], [text.language for text in some], "flat")
-        for text, answer in zip(some, answers):
-            text.codes = [code for code, _ in answer.choices]
-            text.probs = [f"{prob:.6g}" for _, prob in answer.choices]
-
-
-def make_sheet(args: ReviewConfig, coded: CodedFile, key: list[str] | None) -> None:
+def make_sheet(args: ReviewConfig, coded: CodedFile) -> None:
     texts, drawn = list(coded.texts.values()), None
     chosen = most_wrong_first(texts)[: args.rows]
     if args.sample and texts:
@@ -234,9 +239,8 @@ def make_sheet(args: ReviewConfig, coded: CodedFile, key: list[str] | None) -> N
         chosen = [text for text in texts if text.id in drawn]
     if not chosen:
         raise UserError(f"{coded.path}: has no undecided text")
-    codes = key or [code for text in texts for code in text.codes]
-    words = read_descriptions(args.descriptions, codes, coded.formatter) | coded.descriptions
-    header, *lines = sheet_rows(chosen, words, drawn)
+    codes = coded.key or [code for text in texts for code in text.codes]
+    header, *lines = sheet_rows(chosen, words_of(args, coded, codes), drawn)
     with atomic_write(os.path.realpath(args.output), args.overwrite) as file:
         file.write(codecs.BOM_UTF8 * (ending_of(args.output) == ".csv"))  # Excel needs it
         with table_writer(file, args.output, header, {"rows"}, csv_text) as write:
@@ -253,8 +257,8 @@ def make_sheet(args: ReviewConfig, coded: CodedFile, key: list[str] | None) -> N
     print(f"Fill in the column decision: {ways}. Then{of_run}:\n  {command}")
 
 
-def apply_sheets(args: ReviewConfig, coded: CodedFile, key: list[str] | None) -> None:
-    sheets = Sheets(args.files, coded, codes_of_key(args, coded, key))
+def apply_sheets(args: ReviewConfig, coded: CodedFile) -> None:
+    sheets = Sheets(args.files, coded, codes_of_key(args, coded))
     decided = {key: list(made.codes) for key, made in sheets.by_text.items() if made.codes is not None}
     answers = {key: (text.answer, "", text.decided) for key, text in coded.known.items() if text.rows}
     answers |= {key: (codes, "", sheets.by_text[key].by or args.by) for key, codes in decided.items()}
@@ -386,8 +390,8 @@ def training_rows(path: str, coded: CodedFile, decided: dict[Key, list[str]]) ->
     return f"{path}: {len(rows):,} rows added{kept}", table
 
 
-def report_accuracy(args: ReviewConfig, coded: CodedFile, key: list[str] | None) -> None:
-    sheets = Sheets(args.files, coded, codes_of_key(args, coded, key))
+def report_accuracy(args: ReviewConfig, coded: CodedFile) -> None:
+    sheets = Sheets(args.files, coded, codes_of_key(args, coded))
     for note in (*sheets.notes, *sheets.unused):
         print(f"Note: {note}")
     drawn = right = corrected = 0
@@ -395,12 +399,11 @@ def report_accuracy(args: ReviewConfig, coded: CodedFile, key: list[str] | None)
         decision, text = sheets.by_text.get(drawn_text), coded.texts[drawn_text]
         if decision is None or decision.codes is None:
             continue
-        answer, true = set(coded.answer(text.answer, text.decided)), set(decision.codes)
-        # a ranking is right if its best code is one of the right ones
-        is_right = answer == true or coded.alternatives and not text.decided and bool(answer & true)
+        ranked = coded.alternatives and not text.decided
+        was_right = is_right(coded.answer(text.answer, text.decided), decision.codes, ranked)
         drawn += times
-        right += times * is_right
-        corrected += times * (is_right or drawn_text in sheets.chosen)
+        right += times * was_right
+        corrected += times * (was_right or drawn_text in sheets.chosen)
     if not drawn:
         what = f"{' '.join(args.files)}: no rows that were drawn have a decision other than skip"
         raise UserError(f"{what}; chosen texts say nothing about the others: make a sheet with --sample")
@@ -412,24 +415,20 @@ def report_accuracy(args: ReviewConfig, coded: CodedFile, key: list[str] | None)
         print(f"With the decisions on texts that were chosen: {share(corrected, drawn)}.")
 
 
-def serve_page(args: ReviewConfig, coded: CodedFile, key: list[str] | None) -> None:
+def serve_page(args: ReviewConfig, coded: CodedFile) -> None:
     server = serve.Server(args.port)
-    decisions = open_page(server, args, coded, key)
+    decisions = open_page(server, args, coded)
     texts, decided = f"{len(decisions.texts):,} texts", f"{len(decisions.made):,} of them have a decision"
     said = f"{coded.path}: {texts}, {decided} in {decisions.path}"
     serve.serve(server, said, not args.no_browser, lambda: say_next(args, coded, decisions.path))
 
 
 def open_page(
-    server: serve.Server,
-    args: ReviewConfig,
-    coded: CodedFile,
-    key: list[str] | None,
-    report: Report = nothing,
+    server: serve.Server, args: ReviewConfig, coded: CodedFile, report: Report = nothing
 ) -> serve.Decisions:
     """Show the texts of a table on the page, with the first guesses of a model."""
     path = args.decisions or args.files[0] + SUFFIX
-    codes = codes_of_key(args, coded, key)  # mistakes are found before the model is made
+    codes = codes_of_key(args, coded)  # mistakes are found before the model is made
     take_guesses(coded, args.guesses, report)
     report(f"comparing {len(coded.texts):,} texts", None)
     flags = getattr(os, "O_NOFOLLOW", 0) if server.start else 0  # nothing outside its folder is written
@@ -447,8 +446,8 @@ def choose_table(args: ReviewConfig) -> None:
         spoken = {"language": None, "language_col": None}  # of which the page sets one at most
         table = replace(args, action="serve", files=[path], **spoken | flags)
         raise_if_any(table.problems())
-        coded, key = read_table(table)
-        opened[:] = table, coded, open_page(server, table, coded, key, report).path
+        coded = read_table(table)
+        opened[:] = table, coded, open_page(server, table, coded, report).path
 
     start, server = Start(args, open_table), serve.Server(args.port)
     server.start = start
@@ -499,14 +498,57 @@ def say_next(args: ReviewConfig, coded: CodedFile, sheet: str) -> None:
     print(train_command(args, coded, command[command.index("--output") + 1]))
 
 
-def report_agreement(args: ReviewConfig, system: str | None, key: list[str] | None) -> None:
+def share(part: int, total: int) -> str:
+    """Return a share with its 95 % interval."""
+    low, high = (percent(bound, "") for bound in wilson(part / total, total))
+    return f"{percent(part / total)} (95 % interval {low} to {high})"
+
+
+def kappa(one: Sequence[Hashable], other: Sequence[Hashable]) -> float:
+    """Return Cohen's kappa of two people's answers to the same texts, which vary."""
+    agreed = sum(map(eq, one, other)) / len(one)
+    mine, theirs = Counter(one), Counter(other)
+    by_chance = sum(mine[answer] * theirs[answer] for answer in mine) / len(one) ** 2
+    return (agreed - by_chance) / (1 - by_chance)
+
+
+def report_agreement(args: ReviewConfig) -> None:
+    """Say how often two people agree who have decided on the same texts; write a sheet of the others."""
+    if is_same(*args.files):
+        what = "is named twice: each person decides in a file of their own (--decisions)"
+        raise UserError(f"{args.files[0]} {what}")
+    system, key = key_of_review(args)
     system, key = system or "hisco", key or list(hisco_key())
-    words = read_descriptions(args.descriptions, key, formatter_of(system))
-    lines, sheet = compare(args.files, Codes(key, system, words))
-    print("\n".join(lines))
+    codes = Codes(key, system, read_descriptions(args.descriptions, key, formatter_of(system)))
+    one, other = (answers_of(path, codes) for path in args.files)
+    pairs = [(text, mine, other[key][1]) for key, (text, mine) in one.items() if key in other]
+    if not pairs:
+        raise UserError(f"{' and '.join(args.files)}: no text has a decision other than skip in both")
+    _, firsts, seconds = zip(*pairs)
+    print(f"{len(pairs):,} texts are decided in both files. They agree on")
+    separator, levels = levels_of(sorted(codes.codes), codes.formatter.within_block_sep, [])
+    unit = "part" if separator else "digit"
+    for size in (levels[-1], *(level for level in LEVELS if level in levels[:-1])):
+        of_first = f"the first {size} {unit}s" if size > 1 else f"the first {unit}"
+        what = "all codes" if size == levels[-1] else of_first
+        mine, theirs = (
+            [frozenset(cut(code, size, separator) for code in answer) for answer in answers]
+            for answers in (firsts, seconds)
+        )
+        constant = [path for path, answers in zip(args.files, (mine, theirs)) if len({*answers}) == 1]
+        undefined = f"is not defined, as all answers of {' and '.join(constant)} are the same"
+        said = undefined if constant else f"{kappa(mine, theirs):.3f}"
+        print(f"  {what}: {share(sum(map(eq, mine, theirs)), len(pairs))}; Cohen's kappa {said}")
+    rows = [["text", "language", "first", "words of first", "second", "words of second", DECISION, ID]]
+    for text, first, second in pairs:
+        if not is_right(first, second):
+            cells = [text.text, text.language]
+            for answer in (first, second):
+                cells += [cell_of(answer), "; ".join(codes.words.get(code, "") for code in answer)]
+            rows.append([escape_formula(cell) for cell in (*cells, "", f"{CHOSEN}-{text.id}")])
     if args.output:
         with atomic_write(os.path.realpath(args.output), args.overwrite) as file:
-            file.write(sheet)
+            file.write(codecs.BOM_UTF8 + csv_text(rows))
         print(f"{args.output}: the texts on which they differ; a third person fills in the column decision")
 
 
@@ -543,8 +585,8 @@ def act(args: ReviewConfig) -> None:
     if args.action == "start":
         return choose_table(args)
     if args.action == "agreement":
-        return report_agreement(args, *key_of_review(args))
-    ACTIONS[args.action](args, *read_table(args))
+        return report_agreement(args)
+    ACTIONS[args.action](args, read_table(args))
 
 
 def key_of_review(args: ReviewConfig) -> tuple[str | None, list[str] | None]:
@@ -560,19 +602,19 @@ def key_of_review(args: ReviewConfig) -> tuple[str | None, list[str] | None]:
     return ("hisco" if set(key) <= set(hisco_key()) else "code") if key else None, key
 
 
-def read_table(args: ReviewConfig) -> tuple[CodedFile, list[str] | None]:
-    """Return the coded file or table, and the codes of its key, if there is one. Raises UserError."""
+def read_table(args: ReviewConfig) -> CodedFile:
+    """Return the coded file or table. Raises UserError."""
     path, (system, key) = args.to or args.files[0], key_of_review(args)
-    columns, codes = text_columns(args.input_col), set(key or ())
-    coded = CodedFile(path, columns, args.language_col, args, system, codes)
+    columns = text_columns(args.input_col)
+    coded = CodedFile(path, columns, args.language_col, args, system, key)
     if dittos := coded.table.about_dittos():
         print(f"{path}: texts such as {dittos}")
     for line in coded.unread:
         print(line)
     if args.known:
-        coded.know(CodedFile(args.known, columns, args.language_col, system=coded.system, key=codes))
+        coded.know(CodedFile(args.known, columns, args.language_col, system=coded.system, key=key))
         print(f"{args.known}: {len(coded.known):,} known texts")
-    return coded, key
+    return coded
 
 
 def main(argv: list[str] | None = None) -> int:

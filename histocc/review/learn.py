@@ -64,14 +64,11 @@ def similarities(rows: Tensor, others: Tensor) -> Tensor:
 
 def weighed(rows: Tensor, weights: Tensor) -> Tensor:
     """Return sparse CSR rows with their columns weighed, [m], each row of length 1."""
-
-    def with_values(values: Tensor) -> Tensor:
-        parts = rows.crow_indices(), rows.col_indices(), values
-        return torch.sparse_csr_tensor(*parts, rows.shape, check_invariants=False)
-
-    values = rows.values() * weights[rows.col_indices()]
-    lengths = (with_values(values**2) @ torch.ones(rows.shape[1])).sqrt().clamp(min=1e-9)
-    return with_values(values / torch.repeat_interleave(lengths, rows.crow_indices().diff()))
+    begins, columns = rows.crow_indices(), rows.col_indices()
+    values, row = rows.values() * weights[columns], torch.repeat_interleave(begins.diff())
+    lengths = torch.zeros(len(rows)).index_add_(0, row, values**2).sqrt().clamp(min=1e-9)
+    parts = begins, columns, values / lengths[row]
+    return torch.sparse_csr_tensor(*parts, rows.shape, check_invariants=False)
 
 
 def features(scores: Tensor) -> tuple[np.ndarray, np.ndarray]:

@@ -31,7 +31,7 @@ from histocc.data.rows import csv_text, escape_formula
 from histocc.formatter import split_codes
 from histocc.review import sheet
 from histocc.review.search import Search, word_lists
-from histocc.review.sheet import CodedFile, Codes, Decision, Sheets, confidence, most_wrong_first
+from histocc.review.sheet import CodedFile, Codes, Decision, Sheets, cell_of, confidence, most_wrong_first
 from histocc.runtime.errors import UserError, in_words
 from histocc.runtime.files import atomic_copy, atomic_write, naming, sync_folder, take_lock
 from histocc.text import text_key
@@ -302,14 +302,6 @@ class Decisions:
             "unfitted": self.coded.unfitted,
             "notes": [*self.coded.unread, *self.notes],
         }
-
-
-def cell_of(codes: tuple[str, ...] | None) -> str:
-    """Return a decision as it stands in a sheet."""
-    if not codes:
-        return "skip" if codes is None else "none"
-    words = re.compile(f"[1-{sheet.MAX_CODES}]|none|skip|NA|{sheet.UNDO}", re.IGNORECASE)
-    return " & ".join(f"code {code}" if words.fullmatch(code) else code for code in codes)
 
 
 # ---- the page

@@ -6,7 +6,7 @@ import functools
 import hashlib
 import math
 import re
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -101,13 +101,13 @@ class CodedFile:
         language_column: str | None = None,
         asked: Any = None,
         system: str | None = None,
-        key: Container[str] = (),
+        key: list[str] | None = None,
     ):
         wanted, weight_column = [*input_cols, *filter(None, [language_column])], asked and asked.weight_col
         show, filled = (asked.show or [], CONFIDENCE * asked.fill) if asked else ([], ())
         given, classes = (asked.target_cols or [], asked.classes or []) if asked else ([], [])
         reading: tuple[Any, ...] = asked.how(wanted) if asked else (None, None, False, None, wanted)
-        self.path, header = path, table_format(path, *reading).names
+        self.path, self.key, header = path, key or [], table_format(path, *reading).names
         by_name = unique_names(header)
         language = (asked and asked.language) or ""
         if not language and language_column is None and "lang" in header:
@@ -182,7 +182,7 @@ class CodedFile:
         if DECIDED in new:  # a column of this name is the user's own
             self.table.decided = None
         if not self.is_coded:
-            self.table.read_code = functools.partial(code_of_cell, formatter=self.formatter, key=key)
+            self.table.read_code = functools.partial(code_of_cell, formatter=self.formatter, key={*self.key})
         self.probs = [each[-1] for each in of_codes if self.is_coded]
         beside = [*OF_LEVEL] if {*OF_LEVEL} <= {*places} else []
         if "draw_1" in places:
@@ -323,6 +323,14 @@ class Decision:
     unsure: bool = False
     note: str = ""
     by: str = ""  # who has decided, if the sheet says it
+
+
+def cell_of(codes: tuple[str, ...] | None) -> str:
+    """Return a decision as it stands in a sheet, which `Codes.decision` reads."""
+    if not codes:
+        return "skip" if codes is None else "none"
+    words = re.compile(f"[1-{MAX_CODES}]|none|skip|NA|{UNDO}", re.IGNORECASE)
+    return " & ".join(f"code {code}" if words.fullmatch(code) else code for code in codes)
 
 
 def formatter_of(system: str) -> BlockyFormatter:
