@@ -216,24 +216,23 @@ class BlockyFormatter:
         """Return whether a code is shorter than its block, and no word for none."""
         return self.allow_short and code not in NEVER_SHORT and EOS_IDX in self.encode_code(code)
 
-    def codes_of(self, row: Any) -> list[str]:
-        """Return codes in ``target_cols`` of a row, repaired; code1 … hold numbers of ``hisco_key``."""
-        is_numbered = "code1" in row and self.target_cols == list(_HISCO_COLS)
-        numbered = [name for i in range(self.max_num_codes) if (name := f"code{i + 1}") in row]
-        columns = numbered if is_numbered else self.target_cols
-        cells = [row[name].item() if hasattr(row[name], "item") else row[name] for name in columns]
-        cells = [cell for cell in cells if not is_missing(cell) and str(cell).strip()]
-        texts = [str(cell).removesuffix(".0") if isinstance(cell, float) else str(cell) for cell in cells]
-        return [hisco_key()[int(text)] if is_numbered else self.repair(text)[0] for text in texts]
-
     def transform_label(self, label: Any) -> np.ndarray | None:
         """Return float64 [max_seq_len] for codes joined with ``sep_value`` ("12345&-1") or a row of a table
-        (Series, DataFrame, dict); None stays None. Raises ValueError for too many codes or unfit ones.
+        (Series, DataFrame, dict), in which code1 … hold numbers of ``hisco_key``; None stays None. Raises
+        ValueError for too many codes or unfit ones.
         """
         if label is None:
             return None
-        is_row = not isinstance(label, str)
-        codes = self.codes_of(label) if is_row else split_codes(label, self._numbers)
+        if isinstance(label, str):
+            codes = split_codes(label, self._numbers)
+        else:
+            is_numbered = "code1" in label and self.target_cols == list(_HISCO_COLS)
+            numbered = [name for i in range(self.max_num_codes) if (name := f"code{i + 1}") in label]
+            cells = [label[name] for name in (numbered if is_numbered else self.target_cols)]
+            cells = [cell.item() if hasattr(cell, "item") else cell for cell in cells]
+            cells = [cell for cell in cells if not is_missing(cell) and str(cell).strip()]
+            texts = [str(x).removesuffix(".0") if isinstance(x, float) else str(x) for x in cells]
+            codes = [hisco_key()[int(text)] if is_numbered else self.repair(text)[0] for text in texts]
         if len(codes) > self.max_num_codes:
             raise ValueError(f"{label!r} holds {len(codes)} codes, there is room for {self.max_num_codes}")
         sequence = np.full(self.max_seq_len, PAD_IDX, dtype=np.float64)

@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from histocc.data.config import column_of_languages, text_columns
 from histocc.data.descriptions import descriptions_of, read_descriptions
 from histocc.data.records import fill, is_ditto
 from histocc.data.rows import key_reader, language_name
@@ -344,8 +345,8 @@ class OccCANINE:
         is_general = own["kind"] in ("gpf", "classes")  # which --formatter auto keeps, if it writes all codes
         given |= {"target_cols": own["target_cols"]} if is_general else {"formatter": own["kind"]}
         asked = {"save_path": save_path, "input_col": input_col, "target_cols": target_cols, **arguments}
-        if language is language_col is None and "lang" in getattr(dataset, "columns", ()):
-            language_col = "lang"
+        there = getattr(dataset, "columns", ())
+        language_col = column_of_languages(language, language_col, text_columns(input_col), there)
         asked |= {"language_col": language_col, "device": device.type}
         asked["language"] = language if language_col is None else None
         given |= {name: value for name, value in asked.items() if value is not None}

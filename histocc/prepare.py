@@ -37,10 +37,10 @@ def run(args: PrepareConfig) -> None:
     inputs = dict.fromkeys(args.files, "a file of the data")
     inputs |= {args.key: "the file of --key", args.all_codes_file: "the file of --all-codes-file"}
     problems += files.problems(map(own.path, LISTS), inputs, args.overwrite, own)
-    columns = columns_of(args, args.files[0], problems)
-    settings = settings_from(args, columns, args.files, [], problems, few_texts=FEW_TEXTS)
-    if columns.note:
-        print(columns.note)
+    decided, note = columns_of(args, args.files[0], problems)
+    settings = settings_from(decided, args.files, [], problems, few_texts=FEW_TEXTS)
+    if note:
+        print(note)
     log.show_progress(not args.quiet)
     unusable = None
     try:

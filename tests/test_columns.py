@@ -178,11 +178,11 @@ def test_what_the_columns_of_a_file_mean(tmp_path, header, flags, expected, note
     path = write_csv(tmp_path / "a.csv", header.split(","), [])
     args, problems = finetune_parser().parse_args([f"--dataset={path}", *flags.split()]), []
     asked = dict(vars(args))
-    columns = columns_of(args, path, problems)
+    columns, said = columns_of(args, path, problems)
     meant = (columns.formatter, len(columns.target_cols), columns.language, columns.language_col)
     assert meant == expected and problems == [] and vars(args) == asked
     is_whole = note in ("", ANY_CODES)
-    assert columns.note == (note if is_whole else f"Columns: {note}, by their names in {path}")
+    assert said == (note if is_whole else f"Columns: {note}, by their names in {path}")
 
 
 def test_columns_that_tell_no_system_or_two(tmp_path):
@@ -194,8 +194,9 @@ def test_columns_that_tell_no_system_or_two(tmp_path):
         path = write_csv(tmp_path / "a.csv", header.split(","), [])
         args = parser.parse_args(["--train-data", path, "--val-data", path, "--save-dir", str(tmp_path)])
         problems = []
-        assert columns_of(args, path, problems, "hisco").target_cols == []
+        assert columns_of(args, path, problems, "hisco")[0].target_cols == []
         assert len(problems) == 1 and problems[0].startswith(f"{path}: {words}")
     assert problems[0].endswith("--formatter hisco or --formatter occ1950")
-    columns = columns_of(args, write_csv(tmp_path / "a.csv", ("icem_1", "icem_2"), []), [], "gpf", "icem")
+    path = write_csv(tmp_path / "a.csv", ("icem_1", "icem_2"), [])
+    columns, _ = columns_of(args, path, [], "gpf", "icem")
     assert (columns.formatter, columns.target_cols) == ("gpf", ["icem_1", "icem_2"])

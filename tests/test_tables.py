@@ -222,7 +222,7 @@ def read(tmp_path, name: str, *flags: str) -> tuple[Result, str]:
     """(a table prepared with these flags, what is said of it)"""
     path = str(FILES / name)
     args, problems = finetune_parser().parse_args([f"--dataset={path}", "--share-val", "0", *flags]), []
-    settings = settings_from(args, columns_of(args, path, problems), [path], [], problems)
+    settings = settings_from(columns_of(args, path, problems)[0], [path], [], problems)
     result = Result(prep.prepare(settings, str(tmp_path / "out"), quiet))
     return result, "\n".join(report_lines(result.report))
 

@@ -5,7 +5,7 @@ import hashlib
 import json
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Annotated, Any
 
@@ -309,18 +309,15 @@ def column_flags(asked: Any) -> dict[str, str]:
 
 
 @dataclass(frozen=True)
-class PrepareSettings:
+class PrepareSettings(Format, Split):
     """The files to read and how to read them: flags of the same names, with their values for these files."""
 
     train_files: list[str]
     formatter: dict  # from `BlockyFormatter.to_dict`
     target_cols: list[str]
     val_files: list[str] = field(default_factory=list)
-    share_val: float | None = None  # share of the texts of `train_files`; None: `val_files`
+    share_val: float | None = field(default=None, kw_only=True)  # of `train_files`; None: `val_files`
     few_texts: int = 0  # so many distinct texts at most are all trained on, whatever share_val
-    share_test: float = 0.0
-    split_col: str | None = None
-    leave_out: list[str] | None = None
     by: list[str] | None = None  # for evaluate: columns that it groups rows by; their lines are kept
     input_col: list[str] = field(default_factory=lambda: text_columns(None))
     language: str = UNKNOWN_LANGUAGE
@@ -329,18 +326,12 @@ class PrepareSettings:
     missing_code: str | None = None
     drop_bad_labels: bool = False
     fixed_codes: list[str] | None = None  # codes of --key or --all-codes-file, in their order
-    delimiter: str | None = None
     number_codes: list[str] | None = None  # codes whose numbers the cells hold; None: cells hold codes
     first_codes: list[str] | None = None  # codes that come first in the key, before other codes of the data
     clean_text: str = AS_IS
-    encoding: str | None = None
-    no_quotes: bool = False
-    sheet: str | None = None
     code_separator: str | None = None
     recode: dict[str, str] = field(default_factory=dict)
     empty_text: str | None = None
-    ditto: str | None = None
-    fill_down: list[str] | None = None
     repair_text: bool = False
     join_spellings: bool = False  # codes that differ in case or punctuation alone
     weight_col: str | None = None
@@ -367,15 +358,14 @@ class PrepareSettings:
         return [*filter(None, [self.split_col]), *columns]
 
     @property
-    def how(self) -> tuple:
-        """Return the way in which the files are read, for `table_format` and `read_chunks`."""
-        texts = (*self.input_col, *filter(None, [self.language_col]))
-        return self.delimiter, self.encoding, self.no_quotes, self.sheet, texts, True
+    def reading(self) -> tuple:
+        """Return how `table_format` and `read_chunks` read the files."""
+        return self.how((*self.input_col, *filter(None, [self.language_col])))
 
     def table(self, path: str, others: Sequence[str] = ()) -> Table:
         """Return one of the files, read with further columns. Raises UserError."""
         return Table(
-            *(path, self.how, self.input_col, self.target_cols, others),
+            *(path, self.reading, self.input_col, self.target_cols, others),
             language=self.language,
             language_col=self.language_col,
             weight_col=self.weight_col,
@@ -420,7 +410,7 @@ def file_problems(settings: PrepareSettings) -> list[str]:
     for path in dict.fromkeys(path for _, path in settings.files):
         try:
             opened(path).close()  # a folder is several tables elsewhere
-            header = table_format(path, *settings.how).names
+            header = table_format(path, *settings.reading).names
             problems += column_problems(path, header, columns, flags)
         except UserError as error:
             problems.append(str(error))
@@ -452,43 +442,50 @@ class StartsFrom:
     formatter: dict | None = None  # as `to_dict` describes it, if it is known
 
 
-@dataclass(frozen=True)
-class Columns:
-    """The columns that hold codes and languages, and the formatter of the codes."""
-
-    formatter: str
-    target_cols: list[str]  # [] if they are not known
-    language: str
-    language_col: str | None
-    note: str = ""  # a line for the user: the flags that the column names stand for
+def column_of_languages(
+    language: str | None, column: str | None, texts: Sequence[str], there: Collection[str]
+) -> str | None:
+    """Return the column of languages: the one named, else `lang` of the columns that are there, unless a
+    language is named or the texts are in it.
+    """
+    return column or ("lang" if "lang" in there and "lang" not in texts and not language else None)
 
 
 def columns_of(
     args: Tables, path: str, problems: list[str], default_formatter: str = AUTO, naming: str = "hisco"
-) -> Columns:
-    """Return the columns of a file that are read. Without --target-cols their names decide, and a column
-    `lang` holds the languages; without --formatter (or with auto), --key and --target-col-naming (`naming`)
-    hisco_1 … and OCC1950_1 … bring their formatter, as --key hisco does, else it is `default_formatter`, gpf
-    if there are flags of gpf instead of auto. Appends what is wrong to `problems`.
+) -> tuple[Tables, str]:
+    """Return (flags that name the columns of a file that are read, and their formatter; a line for the user
+    on those that its names of columns stand for, or ""). Without --target-cols these names decide, and a
+    column `lang` holds the languages; without --formatter (or with auto), --key and --target-col-naming
+    (`naming`) hisco_1 … and OCC1950_1 … bring their formatter, as --key hisco does, else it is
+    `default_formatter`, gpf if there are flags of gpf instead of auto. Appends what is wrong to `problems`;
+    target_cols is then [].
     """
     is_hisco = (args.key or "").lower() == "hisco"
     asked, target_cols = args.formatter or ("hisco" if is_hisco else None), args.target_cols or []
     gpf_flags = args.block_size != 5, args.use_within_block_sep, args.allow_codes_shorter_than_block_size
     kind = asked or ("gpf" if any(gpf_flags) and default_formatter == AUTO else default_formatter)
-    language, language_col, note = args.language or UNKNOWN_LANGUAGE, args.language_col, ""
+    texts, language_col, note, header = text_columns(args.input_col), args.language_col, "", []
     try:
-        texts = (*text_columns(args.input_col), *filter(None, [language_col]))
-        header = [] if target_cols else table_format(path, *args.how(texts)).names
+        how = args.how([*texts, *filter(None, [language_col])])
+        header = [] if target_cols else table_format(path, *how).names
     except UserError as error:
         problems.append(str(error))
-        header = []
     if asked is None and kind == AUTO and target_cols and target_cols[0].casefold().startswith("hisco"):
         note = f"Note: {' '.join(target_cols)} may hold any codes; --formatter hisco takes them as HISCO"
+
+    def family(kind: str, name: str, count: int) -> list[tuple[str, list[str]]]:
+        names = [f"{name}{i}" for i in range(1, count + 1)]
+        return [(kind, [name for name in names if name in header])] if names[0] in header else []
+
     if header:
         by_name = asked in (None, AUTO) and not args.key and naming == "hisco"
-        families = _families(header, naming, bool(args.key), None if by_name else kind)
-        if not families and kind == "hisco":
-            families = _families(header, naming, True)  # numbers of the HISCO key
+        numbers = family(kind, "code", 5)
+        families = family("hisco" if naming == "hisco" else "gpf", f"{naming}_", 5)
+        families += family("occ1950", "OCC1950_", 2)
+        if not by_name:
+            families.sort(key=lambda family: family[0] != kind)
+        families = numbers * bool(args.key) + families or numbers * (kind == "hisco")
         if not families:
             of_key = (
                 "code1 … hold numbers of a key: --key FILE names it, --formatter hisco takes the HISCO key"
@@ -505,36 +502,16 @@ def columns_of(
         else:
             target_cols, kind = families[0][1], families[0][0] if by_name else kind
             note = f"Columns: --formatter {kind} --target-cols {' '.join(target_cols)}"
-            is_text = "lang" in text_columns(args.input_col)
-            if "lang" in header and not (args.language or language_col or is_text):
-                language_col = "lang"
+            language_col = column_of_languages(args.language, args.language_col, texts, header)
+            if language_col != args.language_col:
                 note += " --language-col lang"
             note += f", by their names in {path}"
-    return Columns(kind, target_cols, language_name(language), language_col, note)
-
-
-def _families(
-    header: list[str], naming: str, has_key: bool, formatter: str | None = None
-) -> list[tuple[str, list[str]]]:
-    """Return the families of target columns in `header` as (formatter, columns), the first choice first;
-    families of `formatter` come before the others. has_key: code1 … code5 hold numbers of a key.
-    """
-    families = [
-        (formatter or "hisco", [f"code{i}" for i in range(1, 6)] if has_key else []),
-        ("hisco" if naming == "hisco" else "gpf", [f"{naming}_{i}" for i in range(1, 6)]),
-        ("occ1950", ["OCC1950_1", "OCC1950_2"]),
-    ]
-    there = [
-        (kind, [name for name in names if name in header])
-        for kind, names in families
-        if names and names[0] in header
-    ]
-    return sorted(there, key=lambda family: family[0] != formatter)
+    languages = {"language": language_name(args.language or UNKNOWN_LANGUAGE), "language_col": language_col}
+    return args.with_decided(formatter=kind, target_cols=target_cols, **languages), note
 
 
 def settings_from(
     args: Tables,
-    columns: Columns,
     train_files: list[str],
     val_files: list[str],
     problems: list[str] | None = None,
@@ -542,11 +519,11 @@ def settings_from(
     few_texts: int = 0,
     max_len: int = USUAL_LEN,
 ) -> PrepareSettings:
-    """Return the settings that arguments ask for. few_texts counts if --share-val is auto, max_len without
-    --max-len. Raises one UserError for its own and given `problems`.
+    """Return the settings that the flags of `columns_of` ask for. few_texts counts if --share-val is auto,
+    max_len without --max-len. Raises one UserError for its own and given `problems`.
     """
     problems = list(problems or [])
-    kind, target_cols = columns.formatter, columns.target_cols
+    kind, target_cols = args.formatter or AUTO, args.target_cols or []
     fixed = formatter = numbers = first = None
     try:
         if target_cols:
@@ -576,10 +553,7 @@ def settings_from(
         train_files=train_files,
         val_files=val_files,
         formatter=plain,
-        target_cols=target_cols,
         share_val=None if val_files else USUAL_SHARE if share == AUTO else share,
-        language=columns.language,
-        language_col=columns.language_col,
         fixed_codes=fixed,
         clean_text=args.clean_text or start.text,
         number_codes=numbers,

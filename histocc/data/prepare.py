@@ -15,7 +15,7 @@ import sys
 import traceback
 from collections import Counter
 from collections.abc import Callable
-from itertools import chain, compress, islice
+from itertools import chain, compress
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -28,7 +28,6 @@ from histocc.data.rows import (
     BLANK,
     DECLARED,
     DOES_NOT_FIT,
-    EXAMPLES,
     NOTES,
     OUTSIDE_KEY,
     UNFIT,
@@ -36,13 +35,10 @@ from histocc.data.rows import (
     CodeBook,
     Findings,
     Languages,
-    changed_by_spreadsheet,
     code_of_cell,
     csv_text,
     escape_formula,
-    lost_zeros,
-    several_in_one,
-    spellings,
+    read_together,
     splitter,
 )
 from histocc.data.split import OFTEN, named_parts, parts_of
@@ -127,28 +123,17 @@ class Reader:
 
     def _code_book(self) -> CodeBook:
         """Return the numbers of cells, by what the codes of all rows together tell."""
-        settings, zeros, repair = self.settings, {}, self.formatter.repair
+        settings, repair, zeros = self.settings, self.formatter.repair, {}
         recode = {repair(old)[0]: repair(new)[0] for old, new in settings.recode.items()}
-        fixed, joins = settings.fixed_codes, settings.join_spellings
+        fixed, hisco, is_hisco = settings.fixed_codes, {*hisco_key()}, self.formatter.kind == "hisco"
         any_code = self.formatter.kind == "classes" and fixed is None
-        hisco, is_hisco = {*hisco_key()}, self.formatter.kind == "hisco"
-        if any_code or joins or settings.max_codes is None:
+        if any_code or settings.join_spellings or settings.max_codes is None:
             counts, known = self._count_codes(recode), {*(fixed or ()), *(settings.first_codes or ())}
-            if any_code:
-                zeros, notes = lost_zeros(counts, known, recode)
-                for code, number in zeros.items():
-                    counts[number] += counts.pop(code, 0)
-                self.notes += filter(None, [*notes, several_in_one(counts), changed_by_spreadsheet(counts)])
-            joined = spellings(counts, known) if any_code or joins else {}
-            if joins:
-                recode = joined | {old: joined.get(new, new) for old, new in recode.items()}
-            elif joined:
-                shown = ", ".join(f"{code} for {first}" for code, first in islice(joined.items(), EXAMPLES))
-                more = f"{' …' * (len(joined) > EXAMPLES)}; --recode spellings joins them"
-                self.notes.append(f"{len(joined):,} codes seem to be other spellings: {shown}{more}")
+            if any_code or settings.join_spellings:
+                how = any_code, settings.join_spellings
+                recode, zeros, self.notes = read_together(counts, known, recode, *how)
             if any_code:
                 is_hisco = 2 * sum(in_key(code, hisco) in hisco for code in counts) > len(counts)
-            zeros = {code: recode.get(number, number) for code, number in zeros.items()}
         declared = NO_WORK.intersection(fixed or (hisco if is_hisco else ()))
         return CodeBook(self.formatter, fixed, settings.number_codes, recode, zeros, declared)
 
@@ -156,7 +141,7 @@ class Reader:
         """Return the codes of all rows and how often each occurs; set `room` to the most that a row has."""
         settings, cells = self.settings, Counter()
         for _, path in settings.files:
-            for chunk in read_chunks(path, settings.target_cols, *settings.how):
+            for chunk in read_chunks(path, settings.target_cols, *settings.reading):
                 self.check()
                 rows = split_cells(chunk.columns, settings.code_separator)
                 cells.update(chain.from_iterable(rows))

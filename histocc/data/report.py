@@ -7,7 +7,7 @@ from itertools import chain
 
 import numpy as np
 
-from histocc.data.arrays import RowSet, text_keys
+from histocc.data.arrays import RowSet, code_counts, text_keys
 from histocc.data.rows import MOST_LEN, NOTES, WITH_VALUES, escape_formula, row_writer
 from histocc.runtime.rng import mix
 from histocc.text import LANGUAGES
@@ -31,12 +31,7 @@ def _blocks(rows: RowSet) -> Iterator[tuple[slice, RowSet]]:
 
 
 def compare_rows(
-    parts: list[RowSet],
-    split: bool,
-    files: list[str],
-    codes: list[str],
-    languages: list[str],
-    path: str,
+    parts: list[RowSet], split: bool, files: list[str], codes: list[str], languages: list[str], path: str
 ) -> dict:
     """Count duplicates (rows with text, language and codes of an earlier one) and conflicts (texts of a
     language with several sets of codes) among the rows of all parts; list the conflicts in `path`. A share of
@@ -104,18 +99,15 @@ def compare_rows(
 def describe_parts(parts: list[RowSet], codes: list[str], languages: list[str]) -> dict:
     """Return languages, codes per row, rare codes, and lengths of descriptions in characters."""
     of_language = np.zeros(len(languages), dtype=np.int64)
-    in_part = np.zeros((len(parts), len(codes)), dtype=np.int64)  # rows of each code
+    in_part = np.stack([code_counts(part, len(codes)) for part in parts])  # rows of each code
     per_row = np.zeros(parts[0].max_codes + 1, dtype=np.int64)
     of_length = np.zeros(1, dtype=np.int64)  # rows of each length
-    for part, counts in zip(parts, in_part):
-        for block, mapped in _blocks(part):
-            of_language += np.bincount(mapped.language[block], minlength=len(languages))
-            numbers = mapped.codes[block]
-            counts += np.bincount(numbers[numbers >= 0], minlength=len(codes))
-            per_row += np.bincount((numbers >= 0).sum(axis=1), minlength=len(per_row))
-            lengths = mapped.ends[block] - mapped.starts[block]
-            before, of_length = of_length, np.bincount(lengths, minlength=len(of_length))
-            of_length[: len(before)] += before
+    for block, mapped in chain.from_iterable(map(_blocks, parts)):
+        of_language += np.bincount(mapped.language[block], minlength=len(languages))
+        per_row += np.bincount((mapped.codes[block] >= 0).sum(axis=1), minlength=len(per_row))
+        lengths = mapped.ends[block] - mapped.starts[block]
+        before, of_length = of_length, np.bincount(lengths, minlength=len(of_length))
+        of_length[: len(before)] += before
     count, longest = int(of_length.sum()), len(of_length) - 1
     mean = of_length @ np.arange(longest + 1) / max(1, count)
     median = np.searchsorted(np.cumsum(of_length), [(count - 1) // 2, count // 2], side="right").mean()

@@ -11,15 +11,7 @@ from typing import Any
 
 from histocc.data.binary import Missing
 from histocc.data.tables import column_problems, read_chunks, table_format
-from histocc.formatter import (
-    NO_WORK,
-    BlockyFormatter,
-    CodeError,
-    hisco_key,
-    in_key,
-    name_of_code,
-    plain_code,
-)
+from histocc.formatter import NO_WORK, BlockyFormatter, CodeError, hisco_key, in_key, name_of_code, plain_code
 from histocc.runtime.errors import UserError, raise_if_any
 from histocc.text import MISSING_TEXTS, UNKNOWN_LANGUAGE, text_key
 
@@ -146,6 +138,8 @@ MISSING_WORDS = MISSING_TEXTS | {"none", ".", "-"}
 # An empty cell, one of MISSING_WORDS, one that holds no code of the key, and a value declared as missing
 BLANK, WORD, UNFIT, DECLARED = -1, -2, -3, -4
 _CODE = re.compile(r"[A-Za-z]{0,3}-?\d[\w.-]*")  # looks like a code
+# What a spreadsheet makes of codes: dates and powers of ten
+_CHANGED = re.compile(r"\d{4}-\d\d-\d\d( .*)?|\d{1,2}-[A-Z][a-z]{2}|[A-Z][a-z]{2}-\d\d|\d([.,]\d+)?[Ee]\+\d+")
 # Between codes: a sign, a line break, a tab, a word for "and", two blanks, or one between numbers
 _BETWEEN = r"(?i)\s*?([^\w\s.'’-]|[\n\t])\s*|\s+(and|und|u\.|og|och|en|et|[yeiuo])\s+"
 _BETWEEN += r"|(  )|(?<=\d)( )(?=-?\w*\d)"
@@ -207,15 +201,15 @@ class CodeBook(dict):
     def __init__(
         self,
         formatter: BlockyFormatter,
-        fixed_codes: list[str] | None = None,
-        by_number: list[str] | None = None,
-        recode: dict[str, str] | None = None,
-        zeros: dict[str, str] | None = None,
-        declared: Container[str] = (),
+        fixed_codes: list[str] | None,
+        by_number: list[str] | None,
+        recode: dict[str, str],
+        zeros: dict[str, str],
+        declared: Container[str],
     ):
         super().__init__()
         self.formatter, self.by_number = formatter, by_number
-        self.recode, self.zeros, self.declared = recode or {}, zeros or {}, declared
+        self.recode, self.zeros, self.declared = recode, zeros, declared
         self.fixed = None if fixed_codes is None else frozenset(fixed_codes)
         self.codes: dict[str, int] = {}  # code → provisional number
         self.faults: dict[str, tuple[str, str]] = {}  # cell → (DOES_NOT_FIT or OUTSIDE_KEY, message)
@@ -280,6 +274,32 @@ class CodeBook(dict):
 # ---- the codes of a table, all together
 
 
+def read_together(
+    counts: Counter[str], known: Collection[str], recode: dict[str, str], any_code: bool, joins: bool
+) -> tuple[dict[str, str], dict[str, str], list[str]]:
+    """Return (codes that are read as others; code → its form with what it has lost, as `lost_zeros` says;
+    notes), by what all codes of a table tell. counts: rows of each code, by which repaired ones count in the
+    end; known: codes of a key; recode: what a user replaces; any_code: they are of no system that is known;
+    joins: spellings of a code are read as it, else a note lists them.
+    """
+    zeros, notes = lost_zeros(counts, known, recode) if any_code else ({}, [])
+    for code, number in zeros.items():
+        counts[number] += counts.pop(code, 0)
+    if any_code and (note := several_in_one(counts)):
+        notes.append(note)
+    if any_code and (changed := list(filter(_CHANGED.fullmatch, counts))):
+        what = f"{len(changed):,} codes look like dates or powers of ten, such as {changed[0]!r}"
+        notes.append(f"{what}; did a spreadsheet change them? Its number format for codes is Text")
+    joined = spellings(counts, known)
+    if joins:
+        recode = joined | {old: joined.get(new, new) for old, new in recode.items()}
+    elif joined:
+        shown = ", ".join(f"{code} for {first}" for code, first in [*joined.items()][:EXAMPLES])
+        more = f"{' …' * (len(joined) > EXAMPLES)}; --recode spellings joins them"
+        notes.append(f"{len(joined):,} codes seem to be other spellings: {shown}{more}")
+    return recode, {code: recode.get(number, number) for code, number in zeros.items()}, notes
+
+
 def lost_zeros(
     codes: dict[str, int], key: Collection[str], recoded: Collection[str] = ()
 ) -> tuple[dict[str, str], list[str]]:
@@ -336,15 +356,6 @@ def spellings(counts: dict[str, int], known: Collection[str]) -> dict[str, str]:
             first = min(group, key=lambda code: (code not in known, -counts.get(code, 0), code))
             joined |= {code: first for code in group if code != first and code not in known}
     return dict(sorted(joined.items()))
-
-
-def changed_by_spreadsheet(codes: Collection[str]) -> str:
-    """Return a note on codes that a spreadsheet has made dates or powers of ten of; "" if there are none."""
-    changed = r"\d{4}-\d\d-\d\d( .*)?|\d{1,2}-[A-Z][a-z]{2}|[A-Z][a-z]{2}-\d\d|\d([.,]\d+)?[Ee]\+\d+"
-    if not (found := [code for code in codes if re.fullmatch(changed, code)]):
-        return ""
-    what = f"{len(found):,} codes look like dates or powers of ten, such as {found[0]!r}"
-    return f"{what}; did a spreadsheet change them? Its number format for codes is Text"
 
 
 def several_in_one(codes: Collection[str]) -> str:

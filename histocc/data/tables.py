@@ -41,12 +41,9 @@ from histocc.data.binary import (
 )
 from histocc.formatter import SEP_VALUE
 from histocc.runtime.errors import UserError
-from histocc.runtime.files import opened
+from histocc.runtime.files import TABLE_NAME, opened
 
 DELIMITERS = {"comma": ",", "semicolon": ";", "tab": "\t", "pipe": "|"}
-TABLE_NAME = re.compile(
-    r"(.*)\.((csv|tsv|jsonl|ndjson)(\.gz)?|parquet|xls[xmb]?|ods|dta|z?sav|xpt|sas7bdat)\Z", re.IGNORECASE
-)
 _HIVE_NULL = "__HIVE_DEFAULT_PARTITION__"  # by Hive, Spark and pyarrow
 _HIDDEN = r"(\A|[/\\])[._~]"  # in names of files that are no parts
 _MAGIC = re.compile(r"[*?[]")  # of patterns

@@ -33,10 +33,7 @@ ENDINGS: dict[str, tuple[str, ...]] = {
 # Bytes and patterns of the names that columns of Stata and SPSS can have, but for words that they reserve
 _STATA = r"_(all|[bnN]|coef|cons|pi|pred|rc|skip)|byte|double|float|if|in|int|long|str(\d+|L)|using|with"
 _SPSS = "ALL|AND|BY|EQ|GE|GT|LE|LT|NE|NOT|OR|TO|WITH"
-_NAMES = {
-    ".dta": (32, rf"(?!({_STATA})\Z)[^\W\d]\w*"),
-    ".sav": (64, rf"(?!({_SPSS})\Z)[^\W\d_][\w.$#@]*"),
-}
+_NAMES = {".dta": (32, rf"(?!({_STATA})\Z)[^\W\d]\w*"), ".sav": (64, rf"(?!({_SPSS})\Z)[^\W\d_][\w.$#@]*")}
 # Characters that XML does not allow, and a text that xlsxwriter takes for its own markup
 _NO_CELL = re.compile("[\ud800-\udfff\ufffe\uffff]|^<r>.*</r>\\Z", re.DOTALL)
 

@@ -175,11 +175,11 @@ def prepare_data(
             wrong.append(str(error))
         before = (resumed or {}).get("args", {})
         default = before.get("formatter", default_formatter)
-        columns = columns_of(args, train_files[0], wrong, default, naming)
+        decided, note = columns_of(args, train_files[0], wrong, default, naming)
         few, max_len = of_ngrams_alone(args.with_decided(**before) if resumed else args)
-        settings = settings_from(args, columns, train_files, val_files, wrong, start, few, max_len)
-        if columns.note:
-            world.print(columns.note)
+        settings = settings_from(decided, train_files, val_files, wrong, start, few, max_len)
+        if note:
+            world.print(note)
         if resumed:
             with checkpoint.reading(path):
                 refuse_other_arguments(with_columns(args, settings), resumed)

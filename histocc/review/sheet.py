@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from histocc.data.config import column_flags
+from histocc.data.config import column_flags, column_of_languages
 from histocc.data.records import DECIDED, MODEL, Table, is_name
 from histocc.data.rows import MISSING_WORDS, NUMBER, code_of_cell, escape_formula, language_name, unescape
 from histocc.data.tables import column_problems, table_format, table_rows, unique_names
@@ -110,9 +110,8 @@ class CodedFile:
         self.path, self.key, header = path, key or [], table_format(path, *reading).names
         by_name = unique_names(header)
         language = (asked and asked.language) or ""
-        if not language and language_column is None and "lang" in header:
-            language_column = "lang"
-            wanted.append(language_column)
+        language_column = column_of_languages(language, language_column, input_cols, header)
+        wanted[len(input_cols) :] = filter(None, [language_column])
         missing = [name for name in ("prob_1", "conf", "needs_review") if header.count(name) != 1]
         first = header.index("prob_1") - 1 if not missing else -1
         if first > 0 and header[first] == "title_1" and header[first - 1].endswith("_1"):

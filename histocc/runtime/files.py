@@ -32,8 +32,10 @@ LIST, LIST_HEAD = "histocc.json", {"written_by": "histocc", "format": 1}
 LOCK, OWNER = "run.lock", "histocc on host "  # a lock begins with OWNER
 LOCK_SECONDS = 60.0  # for so long a process waits for a file that another one holds
 LOCKED_BYTE = 1 << 30  # for Windows, where nobody can read locked bytes
-# names of tables that are not CSV
-OTHER_TABLES = r"(.*?)(?:\.csv)?\.(xls[xmb]?|ods|dta|sav|rds|parquet|feather|arrow|tsv|gz|bz2|xz|zst|zip)"
+# Names of tables that are read (those that are written: ENDINGS in data/written.py), and of all but CSV
+_TEXTS, _OTHERS = "tsv|jsonl|ndjson", "parquet|xls[xmb]?|ods|dta|z?sav|xpt|sas7bdat"
+TABLE_NAME = re.compile(rf"(.*)\.((csv|{_TEXTS})(\.gz)?|{_OTHERS})\Z", re.IGNORECASE)
+OTHER_TABLES = rf"(.*?)(?:\.csv)?\.({_TEXTS}|{_OTHERS}|rds|feather|arrow|gz|bz2|xz|zst|zip)"
 TEMPORARY = r"\.tmp\d+"  # the end of a name until its file is complete
 LONGEST_NAME = 240  # bytes; file systems take 255, and a temporary name is longer
 KINDS = {"-": "a file", "d": "a folder", "l": "a symbolic link", "p": "a pipe", "s": "a socket"}
