@@ -90,7 +90,7 @@ class Bench:
         width, codes = self.config["decoder_dim_feedforward"], len(self.data.codes)
         self.reference = Reference(self.model.config, self.model.vocab_size, codes, width)
         self.share_weights()
-        place(self.asked, self.model, self.train_batches.rows, self.config["max_len"], self.world)
+        place(self.model, self.train_batches.rows, self.world, self.asked.compile)
         self.reference.to(self.device)
         self.use_rate(2e-5)
 

@@ -22,7 +22,7 @@ import torch
 from histocc.figure import ENTRY, Figure
 from histocc.formatter import BlockyFormatter, hisco_key
 from histocc.job.card import CARD, card_of
-from histocc.job.config import Losses
+from histocc.job.config import LossFlags
 from histocc.model.confidence import PUBLISHED
 from histocc.predict.config import Published
 from histocc.published import models
@@ -42,7 +42,7 @@ from histocc.text import ASCII_LOWER
 
 # Arguments of the training that an evaluation or a fine-tuning takes unless it is given others.
 OF_TRAINING = ("input_col", "language", "language_col", "key", "formatter", "code_separator")
-OF_TRAINING += (*declarations(Losses),)
+OF_TRAINING += (*declarations(LossFlags),)
 
 
 def differences(state: dict, formatter: BlockyFormatter) -> list[str]:

@@ -5,6 +5,7 @@ files of a run, and what coding with them gives.
 import os
 import shutil
 from collections import Counter, defaultdict
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -61,15 +62,19 @@ def answer(texts, languages):
     return torch.stack([(2 * torch.randn(12, generator=draw)).softmax(0) for draw in draws])
 
 
-def few_texts(data, *prior):
-    return FewTexts(data, [*PATTERNS, *WORDS], 128, *prior, dtype=torch.float64)
+def prior_of(places, answers=answer, seen=lambda texts: np.full(len(texts), False)):
+    return SimpleNamespace(answers=answers, places=lambda _: places, seen=seen)
+
+
+def few_texts(data, prior=None):
+    return FewTexts(data, [*PATTERNS, *WORDS], 128, prior, dtype=torch.float64)
 
 
 @pytest.mark.parametrize("settings", [Settings(0.25, 0.4, 0.5), Settings(0.8, 0.8, 1.0), Settings(0.3, 0, 0)])
 def test_scores_of_texts_that_are_left_out_are_those_of_fits_without_them(sixty, settings):
     """A text in two languages is left out as one."""
     codes, places = len(sixty.codes), torch.tensor([3, 0, -1, 4, *[-1] * 7, 2])
-    few = few_texts(sixty, answer, places)
+    few = few_texts(sixty, prior_of(places))
     texts, groups = few.texts, few.groups()
     assert len(texts.weight) == 60 and sorted(map(len, groups)) == [1] * 58 + [2]
     weights = sorted(texts.weight.square().tolist())
@@ -97,10 +102,8 @@ def test_scores_of_texts_that_are_left_out_are_those_of_fits_without_them(sixty,
 
 
 def test_nested_fits_are_those_to_the_first_texts_alone(sixty):
-    few, settings = (
-        few_texts(sixty, answer, torch.tensor([3, 0, -1, 4, *[-1] * 7, 2])),
-        Settings(0.3, 0.4, 0.5),
-    )
+    prior, settings = prior_of(torch.tensor([3, 0, -1, 4, *[-1] * 7, 2])), Settings(0.3, 0.4, 0.5)
+    few = few_texts(sixty, prior)
     texts = few.texts.take(torch.stack([group[0] for group in few.groups()]))
     sizes = []
     for size, scores in closed_form.nested(texts, settings, [20, 59]):
@@ -120,9 +123,9 @@ def test_settings_are_the_usual_ones_unless_others_are_clearly_ahead(sixty):
     codes[len(sixty.codes) :] = -1
     assert closed_form.choose(few.texts) == Settings(0.8, 0.0, 0.0)
     assert closed_form.choose(few.texts.take(torch.zeros(0, dtype=torch.int64))) == Settings(0.8, 0.0, 0.0)
-    knows = few_texts(sixty, lambda *_: torch.eye(12)[few.texts.target.argmax(1)], codes)
+    knows = few_texts(sixty, prior_of(codes, lambda *_: torch.eye(12)[few.texts.target.argmax(1)]))
     assert closed_form.choose(knows.texts) == Settings(0.8, 0.4, 0.5)
-    guesses = few_texts(sixty, answer, codes)
+    guesses = few_texts(sixty, prior_of(codes))
     assert closed_form.choose(guesses.texts)[1:] == (0.0, 0.0)
     # a prior with other codes has no share in a score
     knows.texts = knows.texts._replace(places=others)
@@ -133,8 +136,8 @@ def test_settings_are_the_usual_ones_unless_others_are_clearly_ahead(sixty):
 def test_texts_that_the_prior_has_seen_are_not_left_out(sixty):
     hashes = few_texts(sixty).data.train.text_hash
     seen = np.unique(np.asarray(hashes).view(np.int64))[::2]
-    places = torch.arange(-1, 11).clamp(max=3)
-    few = FewTexts(sixty, [*PATTERNS], 128, answer, places, lambda x: np.isin(hashes_of(x, "as-is"), seen))
+    prior = prior_of(torch.arange(-1, 11).clamp(max=3), seen=lambda x: np.isin(hashes_of(x, "as-is"), seen))
+    few = FewTexts(sixty, [*PATTERNS], 128, prior)
     left_out = np.asarray(hashes).view(np.int64)[few.first[torch.cat(few.groups()).numpy()]]
     assert len(few.texts.weight) == 60 and 25 < len(left_out) < 35 and not {*left_out} & {*seen}
 
@@ -312,7 +315,7 @@ def test_the_model_holds_its_prior(trained, prior, tmp_path):
 
 
 def test_codes_of_hisco_have_the_built_in_model_as_prior_without_its_formatter(prior, tmp_path, monkeypatch):
-    monkeypatch.setattr(job, "BUILT_IN", str(prior))
+    monkeypatch.setattr("histocc.learn.prior.BUILT_IN", str(prior))
     source = write_csv(tmp_path / "rows.csv", ["text", "class"], [(row[0], row[2]) for row in own_rows()])
     how = ["--dataset", source, "--input-col", "text", "--target-cols", "class", "--device", "cpu"]
     run_here(finetune.main, *how, "--save-path", tmp_path / "run")

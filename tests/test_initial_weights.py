@@ -19,7 +19,7 @@ from histocc.job.config import CHOICES, FinetuneConfig, decide
 from histocc.model.loss import BEST_FIT, MEAN, ONE_TO_ONE, ROWS
 from histocc.model.mixer import Seq2SeqMixerOccCANINE, model_config
 from histocc.model.ngrams import TextVectors
-from histocc.published import formats, models
+from histocc.published import models
 from histocc.runtime.errors import UserError
 from histocc.runtime.world import World
 from histocc.trainer.schedule import make_optimizer
@@ -239,7 +239,8 @@ def parsed(*flags) -> FinetuneConfig:
 
 
 def first_weights(*flags):
-    return inputs.initial_weights(parsed(*flags), formats.load_content)
+    args = parsed(*flags)
+    return inputs.initial_weights(args.initial_checkpoint, args.initial_key, args.key)
 
 
 def test_a_seq2seq_model_gives_the_key_of_its_system(published, tmp_path):
@@ -396,7 +397,7 @@ def test_it_starts_at_the_frequencies_of_the_training_rows(setup):
 
 def test_its_rate_is_a_multiple_of_the_other(setup):
     args, _, model = setup
-    fast = of_run.fast_parameters(args, model, None)
+    fast = of_run.fast_parameters(model, None, False, args.linear_loss)
     assert fast == (["linear_decoder.weight", "linear_decoder.bias"], 5.0)
     optimizer = make_optimizer(model, 0.01, 1e-3, fast)
     assert sum(len(group["params"]) for group in optimizer.param_groups) == len(list(model.parameters()))

@@ -26,10 +26,10 @@ from test_initial_weights import published  # noqa: F401
 import train_mixer
 from histocc import export
 from histocc.formatter import BlockyFormatter
-from histocc.job import ngram_fit
 from histocc.job.config import decide
-from histocc.job.inputs import initial_weights, prepare_data
+from histocc.job.inputs import initial_weights, make_rows, prepare_data
 from histocc.job.model import make_loss, make_model
+from histocc.learn import ngram_fit
 from histocc.model.ngrams import PATTERNS
 from histocc.predict.coder import Coder
 from histocc.runtime import checkpoint
@@ -155,11 +155,12 @@ def prepared(flags, folder, *more):
     )
     args, read = prepare_data(args, world, args.train_data, args.val_data)
     formatter, data = BlockyFormatter.from_dict(read.settings.formatter), read.data
-    first = initial_weights(args, read.content) if args.initial_checkpoint else None
+    first = initial_weights(args.initial_checkpoint) if args.initial_checkpoint else None
     args = decide(args, None, first)
     args, model, config = make_model(args, formatter, world, data, None, first)
-    if first is None:
-        fit = ngram_fit.Fit(args, data, formatter, make_loss(args, formatter), model, say=world.print)
+    if first is None and args.ngram_passes != 0:
+        encoding, loss_fn = make_rows(args, formatter, data, config)[0].encoding, make_loss(args, formatter)
+        fit = ngram_fit.Fit(args, args.ngram_passes, data, encoding, loss_fn, model, say=world.print)
         ngram_fit.fit_ngrams(fit, world)
     return model, config, data, "\n".join(said)
 

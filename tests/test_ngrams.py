@@ -13,7 +13,7 @@ from torch import nn
 from histocc.data.arrays import PreparedData
 from histocc.data.prepare import prepare
 from histocc.formatter import make_formatter
-from histocc.job import ngram_fit
+from histocc.learn import ngram_fit
 from histocc.learn.texts import count_ngrams
 from histocc.model.mixer import Seq2SeqMixerOccCANINE, model_config
 from histocc.model.ngrams import ASCII_CASE, PATTERNS, WITH_CELL, WORDS, Ngrams, hash_ngrams

@@ -25,7 +25,7 @@ UpToHundred = Annotated[int, number(int, lambda value: 0 <= value <= 100, "a who
 
 
 @dataclass(frozen=True, kw_only=True)
-class Noise(Config):
+class NoiseFlags(Config):
     """noise on the training text"""
 
     num_transformations: UpToHundred = step_flag(3, "transformations of a text that is changed")
@@ -39,7 +39,7 @@ class Noise(Config):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Model(Config):
+class ModelFlags(Config):
     """model"""
 
     model_size: str | None = flag(
@@ -113,7 +113,7 @@ class Model(Config):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Losses(Config):
+class LossFlags(Config):
     """losses"""
 
     usual_weight: ClassVar[float] = 0.1
@@ -150,7 +150,7 @@ class Losses(Config):
 
 
 @dataclass(frozen=True, kw_only=True)
-class JobConfig(Tables, DescriptionFlags, Noise, Model, Losses, TrainConfig):
+class JobConfig(Tables, DescriptionFlags, NoiseFlags, ModelFlags, LossFlags, TrainConfig):
     """training"""
 
     instead = TrainConfig.instead | {
@@ -291,7 +291,7 @@ def decide(args: JobConfig, trained: dict | None = None, first: dict | None = No
     return args.with_decided(**decided)
 
 
-def is_fitted(args: Model) -> bool:
+def is_fitted(args: ModelFlags) -> bool:
     """Return whether a run from scratch fits its n-grams, if it has any."""
     return args.ngram_passes != 0 and not args.initial_checkpoint
 

@@ -4,46 +4,40 @@ import json
 import os
 import time
 import uuid
-from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
-from histocc import lexicon, plot
+from histocc import plot
 from histocc import seq2seq_mixer_engine as engine
 from histocc.data import learned as learned_data
 from histocc.data import several
 from histocc.data.arrays import PreparedData
 from histocc.data.config import FEW_TEXTS
-from histocc.data.learned import hashes_of
 from histocc.data.prepare import copy_lists
 from histocc.data.rows import csv_text, escape_formula
 from histocc.figure import ENTRY, VALIDATION, Figure, may_have_seen, wilson
-from histocc.formatter import BlockyFormatter, CodeError, hisco_key
+from histocc.formatter import BlockyFormatter
 from histocc.job import card
 from histocc.job.config import JobConfig, learns_few
 from histocc.job.inputs import Inputs
 from histocc.job.model import checkpoint_entries, new_config, patterns_of
-from histocc.learn.few import FewTexts, as_prior, judge, learn, learning_curve
+from histocc.learn.few import FewTexts, judge, learn, learning_curve
+from histocc.learn.prior import ANSWERS, Prior, find_prior, has_hisco
 from histocc.model.levels import Levels
 from histocc.model.mixer import NGRAMS
-from histocc.model.ngrams import AUTO, NONE, WORDS, NoEncoder
+from histocc.model.ngrams import AUTO, NONE, WORDS
 from histocc.predict.coder import Coder
 from histocc.predict.fitting import rows_right
-from histocc.published import formats, models
-from histocc.published.built_in import NAME as BUILT_IN
+from histocc.published import models
 from histocc.runtime import checkpoint
 from histocc.runtime.device import Precision, settings_of_torch
 from histocc.runtime.errors import TrainingError, UserError
-from histocc.runtime.files import OwnFiles, atomic_write, read_sealed, write_sealed
+from histocc.runtime.files import OwnFiles, atomic_write
 from histocc.runtime.world import World, launcher_id
 from histocc.trainer import script
 from histocc.trainer.log import RunLog, log_columns
-
-ANSWERS = "prior_answers.bin"  # of a prior with an encoder, which takes minutes, in the folder of the run
-SAME_SYSTEM = 0.9  # a prior that knows this share of the codes has codes of the same system
 
 
 def is_closed_form(args: JobConfig, inputs: Inputs, resumed: dict | None) -> bool:
@@ -55,86 +49,18 @@ def is_closed_form(args: JobConfig, inputs: Inputs, resumed: dict | None) -> boo
     return learns_few(args) and not were_many and data.texts <= FEW_TEXTS
 
 
-def has_hisco(formatter: BlockyFormatter, data: PreparedData) -> bool:
-    """Return whether the codes are those of HISCO, also where a formatter of any codes writes them."""
-    return formatter.kind == "hisco" or np.isin(data.codes, hisco_key()).mean() >= SAME_SYSTEM
-
-
-def loses_prior(args: JobConfig, formatter: BlockyFormatter, data: PreparedData) -> bool:
-    """Return whether n-grams alone take steps though few texts of HISCO codes gain from a prior."""
+def note_without_prior(args: JobConfig, formatter: BlockyFormatter, data: PreparedData) -> str:
+    """Return a note for n-grams alone that take steps, though few texts of HISCO codes gain from a prior, or
+    "". Raises UserError if --prior names one.
+    """
+    flags = "--max-steps, --ngrams, --ngram-passes 0 and --seq2seq-weight"
+    if args.prior not in (AUTO, NONE):
+        what = f"at most {FEW_TEXTS:,} distinct texts ({data.texts:,} here), without {flags}"
+        raise UserError(f"--prior {args.prior}: n-grams alone learn on a prior from {what}: omit --prior")
     is_usual = args.prior == AUTO and args.model_size == NGRAMS and not learns_few(args)
-    return is_usual and data.texts <= FEW_TEXTS and has_hisco(formatter, data)
-
-
-# ---- the prior
-
-
-class Prior(NamedTuple):
-    """The model on whose answers another one stands."""
-
-    content: dict[str, Any]  # the entry "prior" of a checkpoint
-    coder: Coder  # made of it
-    is_same: bool  # whether its codes are of the same system
-
-    def places(self, codes: list[str]) -> Tensor:
-        """Return which of `codes` each of its codes is, int64, −1 for none."""
-        numbers = {code: i for i, code in enumerate(codes)} if self.is_same else {}
-        return torch.tensor([numbers.get(code, -1) for code in self.coder.codes])
-
-    def seen(self, texts: list[str]) -> np.ndarray:
-        """Return whether it says that it was trained on texts, bool [n]."""
-        hashes = self.content.get("trained")
-        if hashes is None:
-            return np.full(len(texts), False)
-        return np.isin(hashes_of(self.coder.read(texts), self.coder.text_rule), hashes)
-
-
-def find_prior(args: JobConfig, formatter: BlockyFormatter, data: PreparedData, world: World) -> Prior | None:
-    """Return the prior that --prior names, or the built-in model where that may help. Raises UserError."""
-    name, is_hisco = args.prior, has_hisco(formatter, data)
-    if name == AUTO:
-        name = BUILT_IN if is_hisco or {*data.languages} & {*lexicon.LANGUAGES} else NONE
-    if name == NONE:
-        return None
-    file = models.find_weights(name, f"--prior {name}")
-    content = as_prior(name, models.model_of_content(file, formats.load_content(file))[2])
-    loaded = models.model_of_checkpoint(f"the prior {name}", content)
-    precision, check = Precision.of(args, world.device), world.give_up_if_asked
-    coder = Coder(*loaded, precision=precision, check=check, raw_confidence=True)
-    known = sum(code in set(coder.codes) for code in data.codes) / len(data.codes)
-    is_same = is_hisco and coder.formatter.kind == "hisco" or known >= SAME_SYSTEM
-    return Prior(content, coder, is_same)
-
-
-def with_codes_of(prior: Prior, formatter: BlockyFormatter, data: PreparedData) -> PreparedData:
-    """Return the data with the prior's codes behind their own, as far as the formatter writes them."""
-    codes, own = [*data.codes], {*data.codes}
-    for code in prior.coder.codes:
-        try:
-            formatter.encode_code(code)
-        except CodeError:
-            continue
-        codes += [code] * (code not in own)
-    return replace(data, codes=codes)
-
-
-def answers_of(
-    prior: Prior, own: OwnFiles, fingerprint: str, texts: list[str], languages: list[str]
-) -> Tensor:
-    """Return the prior's probabilities [texts, codes]; those of an encoder are kept in the run's folder."""
-    if isinstance(prior.coder.model.encoder, NoEncoder):
-        return prior.coder.answers(texts, languages)
-    path, of_prior = own.path(ANSWERS), checkpoint.with_checksum(prior.content)[checkpoint.CHECKSUM]
-    of = f"{fingerprint} {of_prior}"
-    if (held := read_sealed(path, of)) is None:
-        probs = prior.coder.answers(texts, languages).cpu().half().numpy()
-        own.claim(ANSWERS)
-        write_sealed(path, probs.tobytes(), of)
-        held = read_sealed(path, of) or b""
-    return torch.from_numpy(np.frombuffer(held, np.float16).reshape(len(texts), -1).astype(np.float32))
-
-
-# ---- the run
+    if not (is_usual and data.texts <= FEW_TEXTS and has_hisco(formatter, data)):
+        return ""
+    return f"Note: without {flags} these few texts would be learned on the built-in model's answers"
 
 
 def train_few(
@@ -165,16 +91,15 @@ def _train(
     say(f"\nLearning {data.texts:,} distinct texts in closed form{others}")
 
     def texts_with(prior: Prior | None) -> FewTexts:
-        has_key = args.key or args.all_codes_file
-        joined = with_codes_of(prior, formatter, data) if prior and prior.is_same and not has_key else data
-        answer = prior and (lambda *texts: answers_of(prior, own, data.fingerprint, *texts))
-        patterns, dtype = [*patterns_of(args), *WORDS], torch.float64 if args.float64 else torch.float32
-        places, check = prior and prior.places(joined.codes), world.give_up_if_asked
-        seen = prior and prior.seen
-        return FewTexts(joined, patterns, args.max_len or 0, answer, places, seen, check, dtype)
+        takes_codes = prior and prior.is_same and not (args.key or args.all_codes_file)
+        joined = prior.with_codes(formatter, data) if prior and takes_codes else data
+        patterns = [*patterns_of(args.input_col), *WORDS]
+        dtype = torch.float64 if args.float64 else torch.float32
+        return FewTexts(joined, patterns, args.max_len or 0, prior, world.give_up_if_asked, dtype)
 
     try:
-        prior = find_prior(args, formatter, data, world)
+        precision, check = Precision.of(args, world.device), world.give_up_if_asked
+        prior = find_prior(args.prior, formatter, data, precision, own, check)
     except UserError as error:
         remedy = "--prior none learns without it"
         if args.prior != AUTO:
@@ -196,7 +121,7 @@ def _train(
     say(f"Learned in {time.perf_counter() - began:.1f} s{on}")
 
     most_codes = max([1, *map(int, data.report["codes_per_row"])])
-    judged = judge(few, learned.left_out, most_codes, Levels(few.data.codes, formatter))
+    judged = judge(few, learned, most_codes, Levels(few.data.codes, formatter))
     if curve := learning_curve(few, learned.settings, judged, most_codes):
         rows = [
             (texts, *(f"{x:.4f}" for x in (share, *wilson(share, number))), number)

@@ -1,8 +1,8 @@
 """Inputs of a run: its files, the checkpoint that it starts or continues from, and its rows."""
 
 import os
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -17,10 +17,10 @@ from histocc.data.report import report_lines
 from histocc.data.rows import read_key, read_words
 from histocc.data.tables import TABLE_NAME
 from histocc.formatter import BlockyFormatter
-from histocc.job import ngram_fit
 from histocc.job.card import CARD
 from histocc.job.config import JobConfig, of_ngrams_alone, refuse_other_arguments
 from histocc.job.model import auto_size
+from histocc.learn.ngram_fit import FILE as FIT
 from histocc.model.ngrams import NONE
 from histocc.published import built_in, formats, models
 from histocc.runtime import checkpoint
@@ -34,21 +34,11 @@ from histocc.trainer.log import LOG
 from histocc.trainer.script import output_problems
 
 
-@dataclass(frozen=True)
-class Inputs:
-    """The data of a run, and the checkpoints that rank 0 has read for them, by path: each is taken once."""
+class Inputs(NamedTuple):
+    """The data of a run."""
 
     settings: PrepareSettings
     data: PreparedData
-    read: dict[str, dict] = field(default_factory=dict[str, dict])
-
-    def resumable(self, file: str) -> dict:
-        """Return the checkpoint of an interrupted run. Raises UserError."""
-        return self.read.pop(file, None) or models.load_run(file)
-
-    def content(self, file: str) -> dict:
-        """Return the content of a file of weights. Raises UserError."""
-        return self.read.pop(file, None) or formats.load_content(file)
 
 
 # ---- data
@@ -84,24 +74,20 @@ def resumes(args: JobConfig) -> bool:
     return checkpoint.exists_in(args.save_path) and not (args.overwrite or args.eval_only)
 
 
-def initial_weights(args: JobConfig, load: Callable[[str], dict]) -> dict:
-    """Return `models.initial_weights` of --initial-checkpoint. Raises UserError."""
-    named = args.initial_checkpoint or ""
-    keys = (read_key(path) if path else None for path in (args.initial_key, args.key))
+def initial_weights(named: str, *keys: str | None) -> dict:
+    """Return `models.initial_weights` of --initial-checkpoint. keys: files of --initial-key, --key. Raises
+    UserError.
+    """
     file = models.find_weights(named, f"--initial-checkpoint {named}")
-    return models.initial_weights(file, load(file), *keys)
+    codes = (read_key(path) if path else None for path in keys)
+    return models.initial_weights(file, formats.load_content(file), *codes)
 
 
-def starts_from(args: JobConfig, resumed: dict | None, read: dict[str, dict]) -> StartsFrom:
-    """Return the demands of the weights that a run starts from, which `read` takes. Raises UserError."""
-
-    def load(file: str) -> dict:
-        read[file] = formats.load_content(file)
-        return read[file]
-
+def starts_from(args: JobConfig, resumed: dict | None) -> StartsFrom:
+    """Return the demands of the weights that a run starts from. Raises UserError."""
     kept = None  # of its codes: all
     if not resumed and args.initial_checkpoint:
-        state = initial_weights(args, load)
+        state = initial_weights(args.initial_checkpoint, args.initial_key, args.key)
         if args.only_encoder:
             return StartsFrom(state["config"]["text"])
         is_solved = bool(state["config"].get("ridge"))
@@ -119,7 +105,7 @@ def starts_from(args: JobConfig, resumed: dict | None, read: dict[str, dict]) ->
         state = resumed
         if args.eval_only:
             file = models.find_weights(args.save_path, f"--eval-only: {args.save_path}")
-            state = models.model_of_content(file, load(file))[2]
+            state = models.model_of_content(file, formats.load_content(file))[2]
         if state is None:
             return StartsFrom()
         kept = int(state.get("kept_codes") or 0)
@@ -141,7 +127,7 @@ def _problems_of_files(args: JobConfig, files: list[str]) -> list[str]:
     own = OwnFiles(args.save_path, args.overwrite)
     if args.prepare_only:
         return problems(map(own.path, LISTS), inputs, args.overwrite, own)
-    return output_problems(args, inputs, own, [*LISTS, ngram_fit.FILE, CARD])
+    return output_problems(args, inputs, own, [*LISTS, FIT, CARD])
 
 
 def prepare_data(
@@ -156,7 +142,6 @@ def prepare_data(
     and prepares the data; a node that does not see its folder prepares its own, and all must agree. All
     ranks. Raises UserError with all that is wrong.
     """
-    read: dict[str, dict] = {}
     if args.model_size == AUTO and not (args.initial_checkpoint or resumes(args)):
         args = args.with_decided(model_size=auto_size(args, world))
 
@@ -166,9 +151,8 @@ def prepare_data(
         path, resumed, start = "", None, StartsFrom()
         if resumes(args) and not args.prepare_only:
             path, resumed, _ = checkpoint.newest_good(args.save_path, models.load_run)
-            read[path] = resumed
         try:
-            start = starts_from(args, resumed, read)
+            start = starts_from(args, resumed)
             if args.prior not in (AUTO, NONE, built_in.NAME) and not resumed:
                 models.find_weights(args.prior, f"--prior {args.prior}")
         except UserError as error:
@@ -194,7 +178,7 @@ def prepare_data(
     settings, folder, written = world.run_on_main(prepare)
     data = preparing.on_every_node(settings, args.save_path, folder, world, world.give_up_if_asked)
     world.print("\n".join(report_lines(data.report)))
-    return with_columns(args, settings), Inputs(replace(settings, formatter=written), data, read)
+    return with_columns(args, settings), Inputs(replace(settings, formatter=written), data)
 
 
 def with_columns(args: JobConfig, settings: PrepareSettings) -> JobConfig:

@@ -10,7 +10,7 @@ from histocc.data.arrays import PreparedData, code_counts
 from histocc.data.config import text_columns
 from histocc.data.dataset import TextRows
 from histocc.formatter import PAD_IDX, BlockyFormatter
-from histocc.job.config import JobConfig, Losses, Model, is_fitted
+from histocc.job.config import JobConfig, LossFlags, ModelFlags
 from histocc.learn.texts import count_ngrams
 from histocc.model.canine import CanineEncoder
 from histocc.model.confidence import USUAL
@@ -70,18 +70,19 @@ def make_model(
     return args, model, config
 
 
-def place(args: JobConfig, model: Seq2SeqMixerOccCANINE, rows: TextRows, max_len: int, world: World) -> None:
-    """Compile the model if asked to, and move it to its device."""
-    if args.compile:
+def place(model: Seq2SeqMixerOccCANINE, rows: TextRows, world: World, compile: bool) -> None:
+    """Compile the model if asked to, and move it to its device. rows: of the training."""
+    if compile:
         compile_layers(model)
         model.in_groups = False  # a compiled layer has few shapes
     model.to(world.device)
-    if not args.freeze_encoder and isinstance(model.encoder, CanineEncoder):
+    embeddings = isinstance(model.encoder, CanineEncoder) and model.encoder.char_embeddings
+    if embeddings and any(weight.requires_grad for weight in embeddings.parameters()):
         # of the embeddings of characters, those that occur
-        model.encoder.char_embeddings.train_rows_of(torch.from_numpy(rows.characters()), max_len)
+        embeddings.train_rows_of(torch.from_numpy(rows.characters()), rows.encoding.max_len)
 
 
-def auto_size(args: Model, world: World) -> str:
+def auto_size(args: ModelFlags, world: World) -> str:
     """Return the size of a new model. On CPUs an encoder takes most of the time, for little more accuracy."""
     if args.ngrams == NONE or args.freeze_encoder:
         return "base"
@@ -92,7 +93,7 @@ def auto_size(args: Model, world: World) -> str:
     return chosen.partition(",")[0]
 
 
-def new_config(args: Model, max_len: int, first: dict | None) -> dict:
+def new_config(args: ModelFlags, max_len: int, first: dict | None) -> dict:
     """Return `config` of a new run, but for its n-grams and text rule. Raises UserError."""
     dropouts = dict.fromkeys(("hidden_dropout_prob", "attention_probs_dropout_prob"), args.encoder_dropout)
     size, named = args.model_size, args.initial_checkpoint
@@ -139,10 +140,10 @@ def start_at_frequencies(model: Seq2SeqMixerOccCANINE, data: PreparedData) -> No
 
 
 def fast_parameters(
-    args: JobConfig, model: Seq2SeqMixerOccCANINE, resumed: dict | None
+    model: Seq2SeqMixerOccCANINE, resumed: dict | None, is_fitted: bool, linear_loss: str | None
 ) -> tuple[list[str], float]:
     """Return (names of the parameters with a learning rate of their own, its factor on that of the rest): the
-    linear decoder and its n-grams, or n-grams alone that are added to trained weights. args are decided.
+    linear decoder and its n-grams, or n-grams alone that are added to trained weights.
     """
     ngrams, added = model.ngrams, False
     if resumed:
@@ -150,14 +151,14 @@ def fast_parameters(
             groups, rates = resumed["optimizer"]["param_groups"], resumed["scheduler"]["base_lrs"]
             factor = rates[-1] / rates[0]
             added = ngrams is not None and len(groups[-1]["params"]) == len([*ngrams.parameters()])
-    elif ngrams and is_fitted(args):  # they are fitted
+    elif ngrams and is_fitted:
         factor = FITTED_LINEAR_LR_FACTOR
     else:
         is_new = not model.linear_decoder.weight.any()
         new_ngrams = ngrams is not None and not ngrams.linear.weight.any()
         added = new_ngrams and not is_new
         starts = new_ngrams if ngrams else is_new
-        factor = NEW_LINEAR_LR_FACTOR[args.linear_loss or "mean"] if starts else 1.0
+        factor = NEW_LINEAR_LR_FACTOR[linear_loss or "mean"] if starts else 1.0
     parts = ["linear_decoder"] * (not added) + ["ngrams"] * bool(ngrams)
     names = [f"{part}.{name}" for part in parts for name, _ in model.get_submodule(part).named_parameters()]
     return names if factor != 1 else [], factor
@@ -179,22 +180,22 @@ def new_ngrams(
     if asked == NONE or asked == AUTO and first is not None:
         return None, None
     most, check = 1 << (MAX_AUTO_BITS if asked == AUTO else int(asked)), world.give_up_if_asked
-    patterns = patterns_of(args)
+    patterns = patterns_of(args.input_col)
     counted = world.run_on_main(lambda: count_ngrams(data, max_len, most, patterns, check))
     sizes = {"rows": len(counted[0]), "width": NGRAM_WIDTH}
     return {**sizes, "patterns": patterns, "case": ALL_CASES}, counted
 
 
-def patterns_of(args: JobConfig) -> list[str]:
+def patterns_of(input_col: list[str] | str) -> list[str]:
     """Return the patterns of the n-grams of a new model, see `histocc.model.ngrams.hash_ngrams`."""
-    columns = len(text_columns(args.input_col))
+    columns = len(text_columns(input_col))
     return [*PATTERNS, *(f"{WITH_CELL}{i}" for i in range(columns) if columns > 1)]
 
 
 # ---- its loss, and what a checkpoint keeps
 
 
-def make_loss(args: Losses, formatter: BlockyFormatter) -> LossMixer:
+def make_loss(args: LossFlags, formatter: BlockyFormatter) -> LossMixer:
     """The loss of decided arguments: of the decoder that writes codes, and of the linear decoder."""
     assert args.empty_blocks and args.block_loss and args.linear_loss, "still open"
     assert args.seq2seq_weight is not None, "still open"
@@ -204,7 +205,7 @@ def make_loss(args: Losses, formatter: BlockyFormatter) -> LossMixer:
 
 
 def checkpoint_entries(
-    args: JobConfig, formatter: BlockyFormatter, data: PreparedData, config: dict
+    args: LossFlags, formatter: BlockyFormatter, data: PreparedData, config: dict
 ) -> dict[str, Any]:
     """Return the entries of a checkpoint that coding needs in place of the data. `linear_share` is the part
     of the linear decoder in rankings, where n-grams make it as good as the other one; of `thresholds`, its

@@ -16,10 +16,11 @@ from histocc.data.dataset import TextRows
 from histocc.data.prepare import copy_lists
 from histocc.data.rows import key_reader
 from histocc.formatter import BlockyFormatter, classes_in_words
-from histocc.job import card, few, ngram_fit
+from histocc.job import card, few
 from histocc.job.config import JobConfig, decide, is_fit_alone, is_fitted, of_run, refuse_other_arguments
 from histocc.job.inputs import Inputs, initial_weights, make_rows
 from histocc.job.model import checkpoint_entries, fast_parameters, load_on_all, make_loss, make_model, place
+from histocc.learn import ngram_fit
 from histocc.model.canine import CanineEncoder
 from histocc.model.confidence import Thresholds
 from histocc.model.loss import LossMixer
@@ -50,9 +51,10 @@ def train(args: JobConfig, inputs: Inputs, world: World) -> None:
     with script.held_folder(args, world):
         # The checkpoint to resume from, or the weights to start from, if there are any.
         refuse, first = partial(refuse_other_arguments, args), None
-        resumed = script.find_resumable(args, world, inputs.resumable, refuse, data.fingerprint)
+        resumed = script.find_resumable(args, world, models.load_run, refuse, data.fingerprint)
         if args.initial_checkpoint and not resumed:
-            first = world.run_on_main(lambda: initial_weights(args, inputs.content))
+            named = args.initial_checkpoint, args.initial_key, args.key
+            first = world.run_on_main(lambda: initial_weights(*named))
 
         # Few texts without an encoder are learned in closed form, on the answers of a prior: no step.
         if resumed and args.ngram_passes not in (None, resumed["args"].get("ngram_passes")):
@@ -61,16 +63,8 @@ def train(args: JobConfig, inputs: Inputs, world: World) -> None:
         args = decide(args, resumed, first)
         if few.is_closed_form(args, inputs, resumed):
             return few.train_few(args, inputs, formatter, world, resumed)
-        if args.prior not in (AUTO, few.NONE) and not resumed:
-            what = f"at most {few.FEW_TEXTS:,} distinct texts ({data.texts:,} here), without"
-            what += " --max-steps, --ngrams, --ngram-passes 0 and --seq2seq-weight"
-            raise UserError(f"--prior {args.prior}: n-grams alone learn on a prior from {what}: omit --prior")
-
-        if few.loses_prior(args, formatter, data) and not (resumed or first):
-            flags = "--max-steps, --seq2seq-weight, --ngrams and --ngram-passes 0"
-            world.print(
-                f"Note: without {flags} these few texts would be learned on the built-in model's answers"
-            )
+        if not (resumed or first) and (note := few.note_without_prior(args, formatter, data)):
+            world.print(note)
 
         # The model and its loss.
         args, model, config = make_model(args, formatter, world, data, resumed, first)
@@ -82,15 +76,17 @@ def train(args: JobConfig, inputs: Inputs, world: World) -> None:
         training = make_training(args, inputs, formatter, world, model, config, rows, loss_fn, resumed, first)
 
         # The fit of new n-grams and both decoders, which on CPUs is, by default, the whole training.
-        if config["ngrams"] and not (resumed or first):
-            fit = ngram_fit.Fit(args, data, formatter, loss_fn, model, world.print)
+        if config["ngrams"] and args.ngram_passes == 0 and not (resumed or first):
+            world.print("N-grams are not fitted (--ngram-passes 0)")
+        elif config["ngrams"] and not (resumed or first):
+            fit = ngram_fit.Fit(args, args.ngram_passes, data, rows[0].encoding, loss_fn, model, world.print)
             if args.batch_size != AUTO:  # else it is chosen when the model is on its device
                 steps_after = script.announce(args, world, training)
                 fit, training = replace(fit, steps_after=steps_after), replace(training, is_announced=True)
             training = replace(training, steps_before=ngram_fit.fit_ngrams(fit, world))
 
         # The training: DDP or FSDP, loaders, optimizer, the position of the interrupted run, and the steps.
-        place(args, model, rows[0], config["max_len"], world)
+        place(model, rows[0], world, args.compile)
         if not args.dry_run:  # key.csv, data_report.json and the other lists, beside the checkpoints
             world.run_on_main(lambda: copy_lists(data.folder, OwnFiles(args.save_path, args.overwrite)))
         opened = script.open_run(args, world, precision, training, resumed)
@@ -137,7 +133,7 @@ def make_training(
         if is_fit_alone(args):
             entries["answers"] = learned.trained_answers(data.train)
     task = engine.MixerTask(loss_fn, formatter, model=model, at_most=Thresholds.of(entries).at_most)
-    fast = fast_parameters(args, model, resumed)
+    fast = fast_parameters(model, resumed, is_fitted(args), args.linear_loss)
     beside = ("fn_word_freq", "descriptions_file")  # flags of files that decide the result, too
     return script.Training(
         model,
@@ -198,7 +194,7 @@ def validate(args: JobConfig, formatter: BlockyFormatter, world: World, inputs: 
     file: str = world.run_on_main(lambda: models.find_weights(named, named))
 
     def load() -> models.Loaded:
-        content, given = inputs.content(file), formats.Given()
+        content, given = formats.load_content(file), formats.Given()
         if not models.brings_settings(content):
             key, separated = key_reader(args.initial_key or args.key), formatter.within_block_sep is not None
             given = formats.Given(formatter.kind, key, formatter.target_cols, separated)

@@ -1,1 +1,1 @@
-"""What learns without steps: few labels, in closed form, on the answers of a model that exists."""
+"""Learning without an encoder: few texts in closed form, on the answers of a model; new n-grams by a fit."""

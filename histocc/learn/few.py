@@ -15,16 +15,13 @@ from histocc.data.prepare import nothing
 from histocc.data.report import titles_alone
 from histocc.figure import ENTRY, LEFT_OUT, Figure
 from histocc.learn import closed_form
-from histocc.learn.texts import count_ngrams, describe, encoded
+from histocc.learn.prior import Prior
+from histocc.learn.texts import count_ngrams, describe, distinct, encoded
 from histocc.model import confidence
 from histocc.model.confidence import OUTPUTS, USUAL, Confidence, probability_of_set
 from histocc.model.levels import Levels, map_of
 from histocc.model.ngrams import ALL_CASES
 from histocc.model.ridge import MIDDLE, SHARPNESS
-from histocc.published import models
-from histocc.published.built_in import NAME as BUILT_IN
-from histocc.runtime.checkpoint import FORMAT
-from histocc.runtime.errors import UserError
 
 MAX_HALF = 64.0  # coefficients below are kept in half precision; greater ones cancel each other
 MIN_LEFT_OUT = 20  # texts that a confidence needs
@@ -33,31 +30,13 @@ WIDTH = 128  # of the vectors of texts
 THRESHOLDS = (0.5, 0.02, 0.05, 0.1, 0.2, 0.3, 0.7, 0.8)  # of a further code; the first one is usual
 
 
-def as_prior(name: str, state: dict[str, Any]) -> dict[str, Any]:
-    """Return the entry "prior" for a loaded model, in half precision. Raises UserError if it has a prior."""
-    if state.get("prior"):
-        raise UserError(
-            f"--prior {name}: this model has a prior itself. Name that one, and train on the rows of both"
-        )
-    lacking = models.LACKING[state.get("kind", "mixer")]
-    weights = {part: x for part, x in state["model"].items() if not (lacking and part.startswith(lacking))}
-    kept = {part: x.half() if x.is_floating_point() else x for part, x in weights.items()}
-    # the built-in model learned lists of titles, which say nothing of how a register codes them, so no text
-    # counts as one that it has seen
-    left_out = ("answers", "trained") if name == BUILT_IN else ("answers",)
-    names = [entry for entry in models.CODING if entry not in left_out and state.get(entry) is not None]
-    settings = {entry: state[entry] for entry in names}
-    return {**settings, "name": name, "format": FORMAT, "model": kept}
-
-
 class FewTexts:
     """The distinct texts that a run learns from, in the order of their first rows; the same text in two
     languages is two. `texts` describes them for the closed form.
 
-    The codes of the data are followed by those of the prior, which `answer` gives the probabilities of, and
-    `places` the places, −1 for none. The prior was trained on the texts that it has `seen`: its answers to
-    them say nothing about new texts, so they choose nothing and are not left out. Without a prior neither are
-    the titles of a list whose code no other one has.
+    The codes of the data may be followed by those of the prior. It was trained on the texts that it has seen:
+    its answers to them say nothing about new texts, so they choose nothing and are not left out. Without a
+    prior neither are the titles of a list whose code no other one has.
     """
 
     def __init__(
@@ -65,30 +44,27 @@ class FewTexts:
         data: PreparedData,
         patterns: list[str],
         max_len: int,
-        answer: Callable[[list[str], list[str]], Tensor] | None = None,
-        places: Tensor | None = None,
-        seen: Callable[[list[str]], np.ndarray] | None = None,
+        prior: Prior | None = None,
         check: Callable[[], None] = nothing,
         dtype: torch.dtype = torch.float32,
     ):
         self.data, train = data, data.train
-        keys = text_keys(train.text_hash, train.language)
-        _, first, text, count = np.unique(keys, return_index=True, return_inverse=True, return_counts=True)
-        order = np.argsort(first)
         # int64 [n], the first row of each text, and the number of its rows; int64 [N], the text of each row
-        self.first, self.count, self.text_of_row = first[order], count[order], order.argsort()[text.ravel()]
+        self.first, self.count, self.text_of_row = distinct(text_keys(train.text_hash, train.language))
         hashes, idf = count_ngrams(data, max_len, MAX_NGRAMS, patterns, check)
         self.config = {"rows": len(hashes), "width": WIDTH, "patterns": patterns, "case": ALL_CASES}
         self.hashes, self.idf = torch.from_numpy(hashes), torch.from_numpy(idf)
         found = describe(encoded(data, train, self.first, max_len, check), self.hashes, self.idf, patterns)
         texts = train.strings(self.first)
         languages = [data.languages[i] for i in np.asarray(train.language)[self.first]]
-        answers = answer(texts, languages).to(dtype) if answer else None
         weight = torch.from_numpy(self.count).to(dtype).sqrt()
-        self.texts = closed_form.Texts(found.to(dtype), self._target().to(dtype), weight, answers, places)
-        self.is_new = ~seen(texts) if seen else np.full(len(texts), True)
-        self.is_left_out = self.is_new
-        if not answer and titles_alone(data.report):  # fits without a title cannot give a code of its alone
+        self.texts = closed_form.Texts(found.to(dtype), self._target().to(dtype), weight)
+        self.is_new = self.is_left_out = np.full(len(texts), True)
+        if prior:
+            answers, places = prior.answers(texts, languages).to(dtype), prior.places(data.codes)
+            self.texts = self.texts._replace(answers=answers, places=places)
+            self.is_new = self.is_left_out = ~prior.seen(texts)
+        elif titles_alone(data.report):  # fits without a title cannot give a code of its alone
             has = self.texts.target > 0
             self.is_left_out = (has & (has.sum(0) > 1)).any(1).numpy()
 
@@ -131,21 +107,10 @@ class FewTexts:
 
     def groups(self) -> list[Tensor]:
         """Return the texts to leave out, at most MAX_LEFT_OUT, each with its text in other languages."""
-        hashes = np.asarray(self.data.train.text_hash)[self.first]
-        _, first, text, times = np.unique(hashes, return_index=True, return_inverse=True, return_counts=True)
-        drawn = np.argsort(first)
-        drawn = thinned(drawn[self.is_left_out[first[drawn]]], closed_form.MAX_LEFT_OUT)
-        order = np.argsort(text.reshape(-1), kind="stable")
-        ends = np.cumsum(times)
-        return [torch.from_numpy(order[ends[i] - times[i] : ends[i]]) for i in drawn.tolist()]
-
-
-class LeftOut(NamedTuple):
-    """The answers to training texts by fits that leave them out."""
-
-    logits: Tensor  # [m, codes]
-    texts: Tensor  # int64 [m], which texts these are
-    weight: np.ndarray  # float64 [m]; a text counts 1 with all its languages
+        first, times, text = distinct(np.asarray(self.data.train.text_hash)[self.first])
+        drawn = thinned(np.flatnonzero(self.is_left_out[first]), closed_form.MAX_LEFT_OUT)
+        members = np.split(np.argsort(text, kind="stable"), np.cumsum(times)[:-1])
+        return [torch.from_numpy(members[i]) for i in drawn]
 
 
 class Learned(NamedTuple):
@@ -154,7 +119,10 @@ class Learned(NamedTuple):
     settings: closed_form.Settings
     weights: dict[str, Tensor]  # of the model
     config: dict[str, Any]  # entries of its config: n-grams, ridge
-    left_out: LeftOut
+    # the answers to training texts by fits that leave them out
+    logits: Tensor  # [m, codes]
+    left_out: Tensor  # int64 [m], which texts these are
+    weight: np.ndarray  # float64 [m]; a text counts 1 with all its languages
 
 
 def learn(few: FewTexts) -> Learned:
@@ -185,15 +153,15 @@ def learn(few: FewTexts) -> Learned:
     }
     weight = np.concatenate([[], *(np.full(len(group), 1 / len(group)) for group in groups)])
     members = torch.cat([*groups, torch.zeros(0, dtype=torch.int64)])
-    left_out = LeftOut(SHARPNESS * (solved.left_out.float() - MIDDLE), members, weight)
-    return Learned(settings, weights, {"ngrams": few.config, "ridge": sizes}, left_out)
+    logits = SHARPNESS * (solved.left_out.float() - MIDDLE)
+    return Learned(settings, weights, {"ngrams": few.config, "ridge": sizes}, logits, members, weight)
 
 
-def judge(few: FewTexts, left_out: LeftOut, most_codes: int, levels: Levels) -> dict[str, Any]:
+def judge(few: FewTexts, learned: Learned, most_codes: int, levels: Levels) -> dict[str, Any]:
     """Return "thresholds", "figure" and "confidence" of a checkpoint, by texts that were left out."""
-    logits, weight = left_out.logits, left_out.weight
+    logits, left_out, weight = learned.logits, learned.left_out, learned.weight
     best, places = logits.topk(min(len(OUTPUTS), logits.shape[1]))
-    sets = few.sets_of(left_out.texts.numpy())
+    sets = few.sets_of(left_out.numpy())
     counts, right = {}, {}
     for least in THRESHOLDS if most_codes > 1 else THRESHOLDS[:1]:
         counts[least], right[least] = _right(best, places, sets, least, most_codes)
@@ -209,7 +177,7 @@ def judge(few: FewTexts, left_out: LeftOut, most_codes: int, levels: Levels) -> 
             "at_most": most_codes,
         }
     }
-    number, rows = round(weight.sum()), few.count[left_out.texts.numpy()]
+    number, rows = round(weight.sum()), few.count[left_out.numpy()]
     if not number:
         return entries
     accuracy, of_rows = (float(each @ right[chosen] / each.sum()) for each in (weight, rows))
@@ -219,7 +187,7 @@ def judge(few: FewTexts, left_out: LeftOut, most_codes: int, levels: Levels) -> 
     of_set = probability_of_set(logits, best, counts[chosen])
     conf = of_set.double().numpy()
     several, single = (counts[chosen] > 1).numpy(), np.zeros(len(conf), dtype=bool)
-    hits = few.texts.target[left_out.texts].gather(1, places).double().numpy()
+    hits = few.texts.target[left_out].gather(1, places).double().numpy()
     maps = {"flat": _map(conf, several, right[chosen], weight)}
     probs = best.double().sigmoid().numpy()
     for i, name in enumerate(OUTPUTS):
@@ -233,7 +201,7 @@ def judge(few: FewTexts, left_out: LeftOut, most_codes: int, levels: Levels) -> 
     fitted = Confidence(number, maps, accuracy={"flat": accuracy}, best="flat", several=most_codes > 1)
     mapped = fitted.mapped("flat", torch.from_numpy(conf), torch.from_numpy(several)).numpy()
     curve = confidence.curve(mapped, right[chosen], weight)
-    known = few.known_share(left_out.texts)
+    known = few.known_share(left_out)
     entries["confidence"] = fitted._replace(curves={"flat": curve}, known=known, left_out=True)._asdict()
     return entries
 

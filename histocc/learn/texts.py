@@ -18,6 +18,15 @@ MAX_PENDING = 1 << 24  # hashes that are counted at once
 POSITIONS = 1 << 18  # positions of texts that are hashed at once, with their padding
 
 
+def distinct(keys: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return of the different keys, in the order in which they come: (the place of each one's first, int64
+    [n]; how often it occurs, int64 [n]); and the number of each of all keys among them, int64 [N].
+    """
+    _, first, number, count = np.unique(keys, return_index=True, return_inverse=True, return_counts=True)
+    order = np.argsort(first)
+    return first[order], count[order], order.argsort()[number.ravel()]
+
+
 def pieces(lengths: np.ndarray) -> Iterator[slice]:
     """Yield parts of texts in turn, by their lengths; one has POSITIONS with padding at most, or one text."""
     start = longest = 0
@@ -56,9 +65,9 @@ def count_ngrams(
     data: PreparedData, max_len: int, most: int, patterns: Sequence[str], check: Callable[[], None] = nothing
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return `most_frequent` of the distinct training texts. check: may raise."""
-    train = data.train
-    distinct = np.sort(np.unique(text_keys(train.text_hash, train.language), return_index=True)[1])
-    return most_frequent(encoded(data, train, thinned(distinct, MAX_TEXTS), max_len, check), most, patterns)
+    first = distinct(text_keys(data.train.text_hash, data.train.language))[0]
+    texts = encoded(data, data.train, thinned(first, MAX_TEXTS), max_len, check)
+    return most_frequent(texts, most, patterns)
 
 
 def most_frequent(

@@ -5,16 +5,13 @@ python -m histocc.sample --rows 12000 --seed 1 --split-dir sample/        # trai
 python -m histocc.sample --built-in --split-dir lists/     # what the built-in model is made of
 """
 
-import contextlib
-import csv
 import hashlib
-import io
 import os
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import lru_cache
 
+from histocc.data.rows import csv_text
 from histocc.runtime import files
 from histocc.runtime.config import Config, Count, CountOrZero, Parser, flag
 from histocc.runtime.errors import UserError, raise_if_any, run_command
@@ -38,7 +35,6 @@ class SampleConfig(Config):
     overwrite: bool = flag(False, "replace files with other content")
 
 
-@lru_cache(maxsize=1 << 16)  # half of the rows repeat a text
 def in_validation(text: str) -> bool:
     """Return whether a text is for validation; capital letters make no difference."""
     digest = hashlib.blake2b(text.casefold().encode(), digest_size=8).digest()
@@ -62,24 +58,17 @@ def write(
     sides: dict[str, bool | None] = dict(zip(names, (False, True)))
     sides |= {output: None} if output else {}
     raise_if_any(files.problems(sides, {}, overwrite=True))
-    counts, writers = dict.fromkeys(sides, 0), {}
-    with contextlib.ExitStack() as stack:
-        for path in sides:
-            folder = os.path.dirname(os.path.realpath(path))
-            raise_if_any(files.save_path_problems(folder))
-            os.makedirs(folder, exist_ok=True)
-            files.remove_leftovers(path)
-            file = stack.enter_context(files.atomic_write(os.path.realpath(path), overwrite))
-            text = io.TextIOWrapper(file, encoding="utf-8", newline="")
-            stack.callback(text.detach)  # written, and `file` left open
-            writers[path] = csv.writer(text, lineterminator="\n")
-            writers[path].writerow(HEADER)
-        for row in rows:
-            is_val = in_validation(row[0]) if left_out is None else row[:2] in left_out
-            for path, side in sides.items():
-                if side in (None, is_val):
-                    writers[path].writerow(row)
-                    counts[path] += 1
+    sided = [(in_validation(row[0]) if left_out is None else row[:2] in left_out, row) for row in rows]
+    counts = {}
+    for path, side in sides.items():
+        folder = os.path.dirname(os.path.realpath(path))
+        raise_if_any(files.save_path_problems(folder))
+        os.makedirs(folder, exist_ok=True)
+        files.remove_leftovers(path)
+        of_side = [row for is_val, row in sided if side in (None, is_val)]
+        with files.atomic_write(os.path.realpath(path), overwrite) as file:
+            file.write(csv_text([HEADER, *of_side]))
+        counts[path] = len(of_side)
     return counts
 
 

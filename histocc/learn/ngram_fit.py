@@ -12,7 +12,7 @@ import math
 import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -23,9 +23,8 @@ from torch import Tensor, nn
 from histocc.data.arrays import PreparedData, RowSet, SomeRows, text_keys, thinned
 from histocc.data.dataset import RowEncoding, TextRows
 from histocc.data.prepare import nothing
-from histocc.formatter import PAD_IDX, BlockyFormatter
-from histocc.job.config import JobConfig
-from histocc.learn.texts import MAX_PREFIX, MAX_TEXTS, pieces
+from histocc.formatter import PAD_IDX
+from histocc.learn.texts import MAX_PREFIX, MAX_TEXTS, distinct, pieces
 from histocc.model.loss import LossMixer, loss_of_rows
 from histocc.model.mixer import Seq2SeqMixerOccCANINE
 from histocc.model.ngrams import LONGEST, Ngrams
@@ -41,6 +40,7 @@ from histocc.runtime.world import World
 from histocc.seq2seq_mixer_engine import multi_hot
 from histocc.trainer import loop
 from histocc.trainer.batches import BatchLoader, BatchPlan, MicroBatches, Rows
+from histocc.trainer.config import TrainConfig
 from histocc.trainer.estimate import seconds_of_step
 from histocc.trainer.log import FIT_PARTS, RunLog, log_columns
 from histocc.trainer.schedule import linear_factor
@@ -64,13 +64,12 @@ class DistinctRows(SomeRows):
         pair = text_keys(train.text_hash, train.language)
         for column in np.sort(np.asarray(train.codes), axis=1).astype(np.uint64).T:
             pair = mix(pair ^ mix(column))
-        _, first, count = np.unique(pair, return_index=True, return_counts=True)
-        order = np.argsort(first)
+        first, count, _ = distinct(pair)
         length = np.minimum(train.lengths(first), max_len).mean() + MAX_PREFIX
-        order = thinned(order, min(MAX_TEXTS, int(MAX_POSITIONS / length)))
-        self.left_out = len(first) - len(order)
-        super().__init__(train, first[order])
-        weight = np.sqrt(count[order])
+        kept = thinned(np.arange(len(first)), min(MAX_TEXTS, int(MAX_POSITIONS / length)))
+        self.left_out = len(first) - len(kept)
+        super().__init__(train, first[kept])
+        weight = np.sqrt(count[kept])
         weight = weight / weight.mean()
         self.weight = weight.astype(np.float32)
 
@@ -143,30 +142,25 @@ def _ragged(offsets: np.ndarray, numbers: np.ndarray) -> tuple[np.ndarray, np.nd
 # ---- parts of the fit
 
 
-def linear_losses(
-    model: Seq2SeqMixerOccCANINE, loss_fn: LossMixer, batch: dict, text: Tensor | None = None
-) -> Tensor:
-    """Return the loss of the linear decoder from n-grams alone, [B]. text: their sums, if there already."""
-    assert model.ngrams is not None
-    if text is None:
-        rows, weights, texts = (batch[f"ngram_{name}"] for name in ("rows", "weights", "texts"))
-        text = model.ngrams.text_of(rows, weights, texts, len(batch["row_weights"]))
-    logits = model.ngrams.linear(text) + model.linear_decoder.bias
-    target = multi_hot(batch["targets_linear"], logits.shape[1], logits.dtype)
-    return loss_of_rows(loss_fn.loss_fn_linear, logits, target)
-
-
-def both_losses(model: Seq2SeqMixerOccCANINE, loss_fn: LossMixer, batch: dict) -> Tensor:
-    """Return the sum of both decoders' losses from n-grams alone, [B]; without a frozen linear decoder's."""
-    assert model.ngrams is not None
-    names = ("ngram_rows", "ngram_weights", "ngram_texts", "ngram_words", "positions")
-    text, memory, scores = model.ngrams.by_word(*(batch[name] for name in names))
-    target = batch["targets_seq2seq"][:, :-1].long()
-    logits = model.decoder.forward_groups([memory], target, [scores[:, None, None]], target == PAD_IDX)
-    losses = loss_of_rows(loss_fn.loss_fn_seq2seq, logits, batch["targets_seq2seq"].long())
-    if not model.ngrams.linear.weight.requires_grad:
-        return losses
-    return losses + linear_losses(model, loss_fn, batch, text)
+def losses_of(model: Seq2SeqMixerOccCANINE, loss_fn: LossMixer, writes: bool, batch: dict) -> Tensor:
+    """Return the losses of rows from n-grams alone, [B]: of the linear decoder, unless it is frozen, and, if
+    `writes`, of the other one.
+    """
+    ngrams, losses = model.ngrams, []
+    assert ngrams is not None
+    rows, weights, texts, words = (batch[f"ngram_{name}"] for name in ("rows", "weights", "texts", "words"))
+    if writes:
+        text, memory, scores = ngrams.by_word(rows, weights, texts, words, batch["positions"])
+        target = batch["targets_seq2seq"][:, :-1].long()
+        logits = model.decoder.forward_groups([memory], target, [scores[:, None, None]], target == PAD_IDX)
+        losses.append(loss_of_rows(loss_fn.loss_fn_seq2seq, logits, batch["targets_seq2seq"].long()))
+    else:
+        text = ngrams.text_of(rows, weights, texts, len(batch["row_weights"]))
+    if ngrams.linear.weight.requires_grad:
+        logits = ngrams.linear(text) + model.linear_decoder.bias
+        target = multi_hot(batch["targets_linear"], logits.shape[1], logits.dtype)
+        losses.append(loss_of_rows(loss_fn.loss_fn_linear, logits, target))
+    return sum(losses[1:], losses[0])
 
 
 @dataclass(frozen=True)
@@ -174,19 +168,18 @@ class FitPart:
     """A part of the fit."""
 
     name: str
-    losses: Callable[[Seq2SeqMixerOccCANINE, LossMixer, dict], Tensor]  # (model, loss_fn, batch) → [B]
     passes: int  # most passes over the rows; --ngram-passes replaces those of the last part
     max_rows: int  # most rows in all passes together
     batch_size: int
-    # Peak learning rates of the n-grams, the linear and the other decoder (0: it is frozen), for fewer than
-    # MANY_ROWS rows, and for more
+    # Peak learning rates of the n-grams, the linear and the other decoder (0: it is frozen, or left out), for
+    # fewer than MANY_ROWS rows, and for more
     rates: tuple[float, float, float]
     rates_of_many: tuple[float, float, float]
 
 
 PARTS = (
-    FitPart(FIT_PARTS[0], linear_losses, 10, 400_000, 256, (0.02, 0.02, 0.0), (0.006, 0.014, 0.0)),
-    FitPart(FIT_PARTS[1], both_losses, 10, 10_000, 32, (0.003, 0.001, 0.002), (0.0, 0.0, 0.002)),
+    FitPart(FIT_PARTS[0], 10, 400_000, 256, (0.02, 0.02, 0.0), (0.006, 0.014, 0.0)),
+    FitPart(FIT_PARTS[1], 10, 10_000, 32, (0.003, 0.001, 0.002), (0.0, 0.0, 0.002)),
 )
 
 
@@ -201,7 +194,7 @@ class Fitted(nn.Module):
         ngrams, self.rates = model.ngrams, part.rates if rows < MANY_ROWS else part.rates_of_many
         self.table, self.linear, self.bias = ngrams.table, ngrams.linear, model.linear_decoder.bias
         others = (ngrams.word_to_memory, ngrams.text_to_memory, model.decoder) if self.rates[2] else ()
-        self.others, self.compute = nn.ModuleList(others), partial(part.losses, model, loss_fn)
+        self.others, self.compute = nn.ModuleList(others), partial(losses_of, model, loss_fn, bool(others))
         self.weights = [self.table.weight], [self.linear.weight, self.bias], [*self.others.parameters()]
         for weights, rate in zip(self.weights, self.rates):
             for weight in weights:
@@ -252,51 +245,43 @@ class FitOptimizer(torch.optim.Adam):
 class Fit:
     """A fit of n-grams and decoders, in place, to the distinct training rows of `data`, on rank 0."""
 
-    args: JobConfig
+    args: TrainConfig
+    passes: int | None  # over the rows, of the last part; None: those of PARTS
     data: PreparedData
-    formatter: BlockyFormatter
+    encoding: RowEncoding  # of the training's rows
     loss_fn: LossMixer
     model: Seq2SeqMixerOccCANINE
     say: Callable[[str], None] = nothing
     steps_after: int = 0  # of the run; progress counts them, too
 
-    def _prepare(self) -> Ngrams:
-        """Make the rows and the plan of the steps, and return the n-grams."""
-        args, model = self.args, self.model
-        assert model.ngrams is not None and args.max_len
-        self.own, self.alone = OwnFiles(args.save_path, args.overwrite), World()
-        self.distinct = DistinctRows(self.data.train, args.max_len)
-        self.seed = derived_seed(args.seed, NGRAMS)
-        model.eval()  # no n-gram of a text is left out
-        # as they are trained on, but without noise
-        encoding = RowEncoding(self.formatter, args.max_len, first_empty_block=args.empty_blocks == "first")
-        rows = TextRows(self.distinct, self.data, encoding)
-        self.rows = FitRows(rows, self.distinct.weight, model.ngrams, model.memory_mask, self.seed)
-        self.plans = list(map(self._steps_of, PARTS))
-        self.first_step = -sum(steps for _, steps in self.plans)  # the steps of a fit end at step 0
-        return model.ngrams
-
     @settings_of_torch()
     def run(self) -> dict[str, Tensor]:
         """Fit in one thread and return the weights. Raises Stopped."""
         torch.set_num_threads(1)
-        began = time.perf_counter()
-        args, model, say, ngrams = self.args, self.model, self.say, self._prepare()
+        began, args, model, say = time.perf_counter(), self.args, self.model, self.say
+        assert model.ngrams is not None
+        self.own, self.alone = OwnFiles(args.save_path, args.overwrite), World()
+        self.seed = derived_seed(args.seed, NGRAMS)
+        train = DistinctRows(self.data.train, self.encoding.max_len)
+        model.eval()  # no n-gram of a text is left out
+        # as they are trained on, but without noise
+        rows = TextRows(train, self.data, replace(self.encoding, fixed_width=None))
+        self.rows = FitRows(rows, train.weight, model.ngrams, model.memory_mask, self.seed)
+        self.plans = list(map(self._steps_of, PARTS))
+        self.first_step = -sum(steps for _, steps in self.plans)  # the steps of a fit end at step 0
         before = time.perf_counter() - began
-        if left_out := self.distinct.left_out:
+        if left_out := train.left_out:
             say(f"Note: {left_out:,} of {left_out + len(self.rows):,} distinct rows are too many for the fit")
-        interrupted = self._interrupted()
+        interrupted, first = self._interrupted(), 0
         if interrupted is not None:
+            first = interrupted["part"]
             model.load_state_dict(interrupted["model"], strict=False)
-            say(f"The fit continues: {PARTS[interrupted['part']].name}, step {interrupted['step']:,}")
+            say(f"The fit continues: {PARTS[first].name}, step {interrupted['step']:,}")
         model.train()
-        ngrams.table.sparse = True
-        first = interrupted["part"] if interrupted else 0
+        model.ngrams.table.sparse = True
         numbers = range(first, len(PARTS))
         seconds = [self.take_part(i, interrupted if i == first else None) for i in numbers]
-        ngrams.table.sparse = False
-        model.requires_grad_()
-        model.encoder.requires_grad_(not args.freeze_encoder)
+        model.ngrams.table.sparse = False
         if args.dry_run:
             total, what = before + sum(seconds), f"{-self.first_step:,} steps and what comes before and after"
             say(f"The fit takes about {duration(total)}, {what}")
@@ -311,14 +296,14 @@ class Fit:
 
     def _steps_of(self, part: FitPart) -> tuple[BatchPlan, int]:
         """Return the batches of a part and the number of its steps, few for the decoder that writes."""
-        rows, passes = len(self.rows), self.args.ngram_passes
+        rows = len(self.rows)
         batch_size = min(part.batch_size, max(MIN_BATCH, rows // MIN_STEPS))
         plan = BatchPlan(rows, batch_size)
         steps = min(part.passes * plan.steps_per_epoch, part.max_rows // batch_size)
         if part.rates[2]:
             steps = max(1, steps * TINY_WIDTH // max(TINY_WIDTH, self.model.config.hidden_size))
-            steps = passes * plan.steps_per_epoch if passes else steps
-            steps *= bool(self.args.seq2seq_weight)
+            steps = self.passes * plan.steps_per_epoch if self.passes else steps
+            steps *= bool(self.loss_fn.seq2seq_weight)
         return plan, steps
 
     def take_part(self, number: int, interrupted: dict[str, Any] | None) -> float:
@@ -340,10 +325,6 @@ class Fit:
             return {**entries, "fingerprint": self.data.fingerprint, "step": step, "position": position}
 
         saver = checkpoint.Saver(self.own, args.keep_checkpoints, self.alone, content, self.say)
-
-        def save(step: int, _: list[str], position: dict[str, Any]) -> str | None:
-            return saver(step, [FILE], position)
-
         run = loop.Run(
             fitted,
             fitted,
@@ -357,20 +338,23 @@ class Fit:
             clip_norm=None,
             log_interval=args.log_interval,
             save_interval=args.save_interval,
-            save=save,
+            save=lambda step, _, position: saver(step, [FILE], position),
             log=log and (lambda row: log.row({**row, "step": begin + row["step"]})),
             step_done=lambda: (stage.add(), log and log.step()),
             stop=stop_asked,
         )
         loaders = {"train": BatchLoader(MicroBatches(self.rows, plan, shuffle_seed=self.seed))}
+        seconds = 0.0
         if args.dry_run:
-            return steps * seconds_of_step(run, loaders["train"])
-        loop.train(run, loaders, state)
+            seconds = steps * seconds_of_step(run, loaders["train"])
+        else:
+            loop.train(run, loaders, state)
         if state.stopped:
             if log:
                 log.close("stopped")
             raise Stopped
-        return 0.0
+        fitted.requires_grad_()
+        return seconds
 
     def _log(self, number: int, begin: int, done: int) -> RunLog | None:
         """Return the log of a part from step `begin` on, now at `done`, if the fit is all of the training."""
@@ -395,7 +379,7 @@ class Fit:
                     raise UserError(f"{path}: is not the file of an interrupted fit")
                 checkpoint.check_format(path, kept["format"])
                 is_same = kept["fingerprint"] == self.data.fingerprint
-                is_same = is_same and kept["args"]["ngram_passes"] == args.ngram_passes
+                is_same = is_same and kept["args"]["ngram_passes"] == self.passes
                 return kept if is_same and not differing(type(args), args.values(), kept["args"]) else None
         except UserError as error:
             return self.say(f"Note: the fit starts over: {error}")
@@ -409,15 +393,9 @@ def fit_ngrams(fit: Fit, world: World) -> int:
     Rank 0 fits in one thread, and all get its weights: the steps amplify rounding until it can be seen in the
     accuracy, so a sum over processes, threads or a GPU's atomics would give another model each time.
     """
-    args, model = fit.args, fit.model
-    ngrams = model.ngrams
-    assert ngrams is not None
-    if args.ngram_passes == 0:
-        world.print("N-grams are not fitted (--ngram-passes 0)")
-        return 0
     others = f" on rank 0 alone; {world.size - 1} more wait for it" * (world.size > 1)
-    what = "both decoders" if args.seq2seq_weight else "the linear decoder"
-    world.print(f"{'Timing the fit of' if args.dry_run else 'Fitting'} the n-grams and {what}{others}")
-    model.load_state_dict(world.run_on_main(fit.run), strict=False)
-    model.encoder.zero_output()  # the decoders were fitted without it
+    what = "both decoders" if fit.loss_fn.seq2seq_weight else "the linear decoder"
+    world.print(f"{'Timing the fit of' if fit.args.dry_run else 'Fitting'} the n-grams and {what}{others}")
+    fit.model.load_state_dict(world.run_on_main(fit.run), strict=False)
+    fit.model.encoder.zero_output()  # the decoders were fitted without it
     return -fit.first_step if world.is_main else 0
