@@ -13,7 +13,7 @@ from test_ngram_runs import LANGUAGES, TEXTS, prepared
 import train_mixer
 from histocc import export, watch
 from histocc.formatter import BlockyFormatter
-from histocc.job import ngram_fit
+from histocc.learn import ngram_fit
 from histocc.model.mixer import Seq2SeqMixerOccCANINE, model_config
 from histocc.predict.coder import Coder
 from histocc.published import models
