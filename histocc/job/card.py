@@ -15,7 +15,7 @@ from histocc.figure import NONE, Figure, keep, may_have_seen
 from histocc.job.config import FinetuneConfig, MixerConfig
 from histocc.model.confidence import Confidence
 from histocc.runtime import checkpoint
-from histocc.runtime.config import OF_ONE_START, declarations, flag_of
+from histocc.runtime.config import declarations, flag_of, flags_that
 from histocc.runtime.files import OwnFiles, atomic_write
 from histocc.runtime.log import highlighted
 from histocc.text import UNKNOWN_LANGUAGE, in_markdown
@@ -34,9 +34,10 @@ def command(asked: dict[str, Any]) -> str:
         (MixerConfig, "train_mixer.py") if "train_data" in asked else (FinetuneConfig, "finetune.py")
     )
     words = ["python", script]
+    of_start = flags_that(kind, "of_start")
     for name in declarations(kind):
         value = asked.get(name)
-        if value not in (None, kind.__dataclass_fields__[name].default) and name not in OF_ONE_START:
+        if value not in (None, kind.__dataclass_fields__[name].default) and name not in of_start:
             flag = flag_of(name) if value is not False else f"--no-{flag_of(name)[2:]}"
             values = value if isinstance(value, list) else [] if isinstance(value, bool) else [value]
             words += [flag, *map(str, values)]

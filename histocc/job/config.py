@@ -12,7 +12,17 @@ from histocc.data.config import FEW_TEXTS, USUAL_LEN, DescriptionFlags, Split, T
 from histocc.model.loss import BEST_FIT, BLOCK_LOSSES, LINEAR_LOSSES, MEAN, ONE_TO_ONE, ROWS
 from histocc.model.mixer import NGRAMS
 from histocc.model.ngrams import AUTO, LONGEST, MAX_BITS, MIN_BITS, NONE
-from histocc.runtime.config import Config, Count, CountOrZero, Fraction, Parser, Positive, flag, number
+from histocc.runtime.config import (
+    Config,
+    Count,
+    CountOrZero,
+    Fraction,
+    Parser,
+    Positive,
+    flag,
+    number,
+    start_flag,
+)
 from histocc.runtime.errors import UserError
 from histocc.trainer import script
 from histocc.trainer.config import TrainConfig, step_flag
@@ -172,7 +182,7 @@ class JobConfig(Tables, DescriptionFlags, NoiseFlags, ModelFlags, LossFlags, Tra
         choices=("accuracy", "loss"),
         resumable="kept",
     )
-    prepare_only: bool = flag(False, "prepare the data, report on them and stop", resumable=True)
+    prepare_only: bool = start_flag(False, "prepare the data, report on them and stop")
 
     def problems(self) -> Iterator[str]:
         """Yield a line for each problem of these arguments."""

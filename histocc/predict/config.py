@@ -16,7 +16,17 @@ from histocc.predict.decoders import BY_THRESHOLD, DECODERS, MEASURED, listed
 from histocc.published import formats
 from histocc.published.built_in import NAME
 from histocc.runtime import files
-from histocc.runtime.config import Config, Count, Fraction, Parser, Processes, flag, flag_of, number
+from histocc.runtime.config import (
+    Config,
+    Count,
+    Fraction,
+    Parser,
+    Processes,
+    flag,
+    flag_of,
+    number,
+    process_flag,
+)
 
 
 def language_and_threshold(text: str) -> tuple[str | None, float]:
@@ -115,7 +125,7 @@ class Files(Format, Titles):
     overwrite_columns: bool = flag(False, "replace the columns of an earlier coding of the input")
     only_missing: bool = flag(False, "code rows without a first code; the others keep theirs")
     overwrite: bool = flag(False, "replace an output that exists", resumable=True)
-    non_verbose: bool = flag(False, "no words but warnings and errors", resumable=True)
+    non_verbose: bool = process_flag(False, "no words but warnings and errors")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -30,17 +30,6 @@ from histocc.runtime.errors import UserError, raise_if_any
 from histocc.runtime.files import opened
 
 DEVICES = ("auto", "cpu", "cuda")
-# flags of one start of a run, which are not taken from its args.json
-OF_ONE_START = (
-    *("config", "distributed", "local_rank", "world_size", "overwrite"),
-    *("eval_only", "prepare_only", "dry_run", "profile", "made_by"),
-)
-# flags that the processes of a run may be given differently
-OF_ONE_PROCESS = (
-    *("config", "device", "local_rank", "quiet", "non_verbose", "timeout_minutes", "save_path"),
-    *("num_workers", "prefetch_factor", "pin_memory", "persistent_workers"),
-    *("log_wandb", "wandb_project_name", "tensorboard"),
-)
 
 
 def number(convert: Callable[[str], Any], accepts: Callable[[Any], bool], expected: str) -> Callable:
@@ -75,14 +64,18 @@ def flag(
         resumable: whether another value may be given when a run is resumed; "kept": the default then stands
             for the run's own value.
         more: choices and metavar, as in argparse; of_steps: whether the flag affects optimizer steps alone;
-            of: the actions that have it, in a command of several ("": all).
+            of_start: whether it is of one start of a run, and not taken from its args.json; of_process:
+            whether the processes of a run may be given other values; of: the actions that have it, in a
+            command of several ("": all).
     """
-    metadata = {"names": names, "resumable": resumable, "positional": positional}
-    metadata |= {"of_steps": more.pop("of_steps", False), "of": more.pop("of", "")}
+    metadata = {"names": names, "resumable": resumable, "positional": positional, "of": more.pop("of", "")}
+    metadata |= {name: more.pop(name, False) for name in ("of_steps", "of_start", "of_process")}
     return field(default=default, metadata={**metadata, "options": {"help": help, **more}})
 
 
 step_flag = partial(flag, of_steps=True)
+start_flag = partial(flag, of_start=True, resumable=True)
+process_flag = partial(flag, of_process=True, resumable=True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,12 +104,12 @@ class Config:
 class Processes(Config):
     """machine and processes"""
 
-    device: str = flag("auto", "auto: CUDA GPUs if there are any, else CPUs", choices=DEVICES, resumable=True)
-    distributed: bool = flag(False, "join the processes of the launcher (torchrun)", resumable=True)
-    local_rank: int | None = flag(None, "set by torch.distributed.launch", resumable=True)
-    world_size: Count | None = flag(None, "number of processes that the launcher must say", resumable=True)
-    timeout_minutes: Positive = flag(30.0, "minutes that a process waits for another one", resumable=True)
-    quiet: bool = flag(False, "no bars or lines of progress", resumable=True)
+    device: str = process_flag("auto", "auto: CUDA GPUs if there are any, else CPUs", choices=DEVICES)
+    distributed: bool = start_flag(False, "join the processes of the launcher (torchrun)")
+    local_rank: int | None = start_flag(None, "set by torch.distributed.launch", of_process=True)
+    world_size: Count | None = start_flag(None, "number of processes that the launcher must say")
+    timeout_minutes: Positive = process_flag(30.0, "minutes that a process waits for another one")
+    quiet: bool = process_flag(False, "no bars or lines of progress")
 
 
 def flag_of(name: str) -> str:
@@ -133,6 +126,11 @@ def declarations(kind: type[Config]) -> dict[str, tuple[Field, Any, type]]:
             if item.metadata:
                 declared[name] = (item, hints[name], declared[name][2] if name in declared else owner)
     return dict(sorted(declared.items(), key=lambda entry: kind.__mro__.index(entry[1][2])))
+
+
+def flags_that(kind: type[Config], what: str) -> list[str]:
+    """Return the names of the flags that are `what`: of_steps, of_start or of_process, see `flag`."""
+    return [name for name, (item, _, _) in declarations(kind).items() if item.metadata[what]]
 
 
 def differing(
@@ -233,7 +231,7 @@ class Parser(argparse.ArgumentParser):
             content = read_file(file)
             left_out = [name for name in self.tables if isinstance(content.get(name), dict)]
             left_out += [name for name, value in content.items() if value is None]  # it is not given
-            left_out += OF_ONE_START if file.endswith(".json") else ()
+            left_out += ("made_by", *flags_that(self.kind, "of_start")) if file.endswith(".json") else ()
             content = {name: value for name, value in content.items() if name not in left_out}
             of_file = self.checked(content, f"--config {file}")
         for action in self._actions:

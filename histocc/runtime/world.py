@@ -26,7 +26,7 @@ import torch.distributed as dist
 
 from histocc import __version__
 from histocc.runtime import signals
-from histocc.runtime.config import OF_ONE_PROCESS, Processes, flag_of
+from histocc.runtime.config import Processes, flag_of, flags_that
 from histocc.runtime.device import Precision, choose_device
 from histocc.runtime.errors import TrainingError, UserError, as_user_error
 from histocc.runtime.files import checksum
@@ -363,7 +363,8 @@ def own_start(args: Processes, device: torch.device, local_rank: int) -> dict[st
     """Return what this rank starts with and all ranks must share, by name: flags, device, versions, and the
     checksums of the files that flags name, which the first process of each machine reads. Raises UserError.
     """
-    given = {name: value for name, value in args.values().items() if name not in OF_ONE_PROCESS}
+    own = flags_that(type(args), "of_process")
+    given = {name: value for name, value in args.values().items() if name not in own}
     start = {flag_of(name): value for name, value in given.items()}
     start |= {"device": device.type, "torch": str(torch.__version__), "histocc": __version__}
     if hasattr(args, "use_amp"):  # the command has number formats

@@ -22,6 +22,8 @@ from histocc.runtime.config import (
     flag,
     flag_of,
     number,
+    process_flag,
+    start_flag,
     step_flag,
 )
 from histocc.runtime.parallel import MODES
@@ -54,28 +56,27 @@ def wandb_login_error() -> str:
 class RunFiles(Config):
     """files of the run"""
 
-    save_path: str = flag(
+    save_path: str = process_flag(
         MISSING,
         "folder of the run: checkpoints, logs.csv, key.csv, prepared data; state in it is resumed",
         *("--save-dir", "--checkpoint-dir"),
         metavar="DIR",
-        resumable=True,
     )
     save_interval: Count = flag(1000, "optimizer steps between checkpoints", resumable=True)
     save_each_epoch: bool = step_flag(False, "also keep a checkpoint of every epoch", resumable=True)
     keep_checkpoints: Count = step_flag(3, "how many {step}.bin stay; older ones are removed", resumable=True)
-    overwrite: bool = flag(False, "start over if the folder holds a run", resumable=True)
+    overwrite: bool = start_flag(False, "start over if the folder holds a run")
     log_interval: Count = flag(100, "optimizer steps between rows of the log", resumable=True)
     eval_interval: Count = step_flag(1000, "optimizer steps between validations", resumable=True)
-    log_wandb: bool = flag(False, "also log to Weights & Biases (extra wandb)", resumable=True)
-    wandb_project_name: str | None = flag(None, "project for --log-wandb; default: histocc", resumable=True)
-    tensorboard: bool = flag(False, "also log to TensorBoard (extra tensorboard)", resumable=True)
-    config: str | None = flag(
+    log_wandb: bool = process_flag(False, "also log to Weights & Biases (extra wandb)")
+    wandb_project_name: str | None = process_flag(None, "project for --log-wandb; default: histocc")
+    tensorboard: bool = process_flag(False, "also log to TensorBoard (extra tensorboard)")
+    config: str | None = process_flag(
         None,
         "arguments from a file: names of flags and their values, or the args.json of a run; the command line"
         " wins, where --no-NAME switches off what is true in the file",
         metavar="FILE.toml",
-        resumable=True,
+        of_start=True,
     )
 
 
@@ -83,12 +84,12 @@ class RunFiles(Config):
 class Loading(Config):
     """loading"""
 
-    num_workers: CountOrZero = flag(0, "loading processes per process", resumable=True)
-    prefetch_factor: Count | None = flag(None, "batches each worker loads ahead (default 2)", resumable=True)
-    pin_memory: bool | None = flag(
-        None, "page-locked memory, for faster copies to a GPU (default: if there is one)", resumable=True
+    num_workers: CountOrZero = process_flag(0, "loading processes per process")
+    prefetch_factor: Count | None = process_flag(None, "batches each worker loads ahead (default 2)")
+    pin_memory: bool | None = process_flag(
+        None, "page-locked memory, for faster copies to a GPU (default: if there is one)"
     )
-    persistent_workers: bool = flag(False, "keep the workers between epochs", resumable=True)
+    persistent_workers: bool = process_flag(False, "keep the workers between epochs")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,8 +127,8 @@ class Steps(Config):
     )
     weight_decay: NotNegative = step_flag(0.01, "AdamW's weight decay")
     seed: Whole = flag(42, "seed of weights, order, noise and dropout")
-    eval_only: bool = flag(False, "validate --initial-checkpoint, or best.bin, and stop", resumable=True)
-    dry_run: bool = flag(False, "everything but training: reports its time and memory", resumable=True)
+    eval_only: bool = start_flag(False, "validate --initial-checkpoint, or best.bin, and stop")
+    dry_run: bool = start_flag(False, "everything but training: reports its time and memory")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,8 +145,8 @@ class Computation(Processes):
     bf16: bool = flag(False, "matrix products in bfloat16; all else stays float32", resumable=True)
     fp16: bool = flag(False, "matrix products in float16, with a scaled loss; slow on CPUs", resumable=True)
     use_amp: bool = flag(False, "the fastest of --bf16, --fp16, float32 on the device", resumable=True)
-    profile: Count | None = step_flag(
-        None, "profile so many steps: profile.txt and trace.json", metavar="STEPS", resumable=True
+    profile: Count | None = start_flag(
+        None, "profile so many steps: profile.txt and trace.json", metavar="STEPS", of_steps=True
     )
     compile: bool = flag(False, "torch.compile of layers, untried on GPUs", "--compile-model", resumable=True)
 
