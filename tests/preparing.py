@@ -23,7 +23,8 @@ def settings_for(train, *, kind="hisco", cols=("hisco_1",), block_size=5, allow_
     formatter = make_formatter(kind, list(cols), block_size, allow_short=allow_short)
     train = [train] if isinstance(train, (str, Path)) else train
     more = {"share_val": None if "val_files" in more else 0.0, **more}
-    return PrepareSettings([str(path) for path in train], formatter.to_dict(), list(cols), **more)
+    files = [str(path) for path in train]
+    return PrepareSettings(train_files=files, formatter=formatter.to_dict(), target_cols=list(cols), **more)
 
 
 class Result:

@@ -35,9 +35,8 @@ def prepared(folder, rows, formatter: BlockyFormatter = HISCO, val=None) -> Prep
     files = [
         write_csv(Path(folder) / f"{i}.csv", header, some) for i, some in enumerate([rows, val or rows[:1]])
     ]
-    settings = PrepareSettings(
-        files[:1], formatter.to_dict(), formatter.target_cols, files[1:], language_col="lang"
-    )
+    what = {"formatter": formatter.to_dict(), "target_cols": formatter.target_cols, "language_col": "lang"}
+    settings = PrepareSettings(train_files=files[:1], val_files=files[1:], **what)
     return PreparedData.open(prep.prepare(settings, str(folder), lambda *_: None))
 
 

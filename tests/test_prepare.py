@@ -359,7 +359,8 @@ def test_counts_are_those_of_plain_python(train, val, bucket, block):
         parts = {"train": train, "val": val}
         files = [write_csv(Path(folder) / f"{name}.csv", COLUMNS, rows) for name, rows in parts.items()]
         columns = HISCO.target_cols
-        chosen = PrepareSettings(files[:1], HISCO.to_dict(), columns, files[1:], language_col="lang")
+        what = {"formatter": HISCO.to_dict(), "target_cols": columns, "language_col": "lang"}
+        chosen = PrepareSettings(train_files=files[:1], val_files=files[1:], **what)
         data = PreparedData.open(prep.prepare(chosen, folder, quiet))
         conflicts = read(Path(data.folder) / "conflicts.csv")
     rows = [

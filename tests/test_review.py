@@ -540,6 +540,17 @@ class TestApply:
             assert f"more.csv: {count} rows added" in said
         assert [row["occ1"] for row in read(folder / "more.csv")] == ["smed"]
 
+    def test_a_known_text_of_a_language_comes_before_that_of_none(self, tmp_path):
+        known, hisco = [["smith", "", "83110"], ["smith", "en", "61110"]], {"system": "hisco"}
+        hisco["key"] = ["61110", "83110"]
+        new = write(tmp_path / "new.csv", [["occ1", "lang"], ["smith", "en"], ["smith", "da"]])
+        for rows in (known, known[::-1]):
+            path = write(tmp_path / "known.csv", [["occ1", "lang", "hisco_1"], *rows])
+            file, of_hisco = CodedFile(str(new), **hisco), CodedFile(str(path), **hisco)
+            file.know(of_hisco)
+            codes = {language: text.answer for (_, language), text in file.texts.items()}
+            assert (codes["en"], codes["da"]) == (["61110"], ["83110"])
+
     def test_codes_of_another_system_need_a_key(self, folder):
         rows = [[*HEADER, *[name.replace("hisco", "occ1950") for name in CODES]], *coded_rows()]
         write(folder / "coded.csv", rows)

@@ -62,7 +62,13 @@ def noisy(tmp_path_factory):
     """Makes the noisy rows of each step from `start` on, whichever rank has them, of 37 rows."""
     folder, columns = tmp_path_factory.mktemp("noise"), ["hisco_1", "hisco_2"]
     formatter, rows = make_formatter("hisco", columns), write_rows(folder / "data.csv", 37)
-    what = PrepareSettings([rows], formatter.to_dict(), columns, share_val=0.0, language_col="lang")
+    what = PrepareSettings(
+        train_files=[rows],
+        formatter=formatter.to_dict(),
+        target_cols=columns,
+        share_val=0.0,
+        language_col="lang",
+    )
     data = PreparedData.open(prep.prepare(what, str(folder), lambda *_: None))
     augmenter = Augmenter(3, augmentation_prob=0.8)
     texts = TextRows(data.train, data, RowEncoding(formatter), augmenter)

@@ -308,7 +308,7 @@ def column_flags(asked: Any) -> dict[str, str]:
 # ---- settings
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class PrepareSettings(Format, Split):
     """The files to read and how to read them: flags of the same names, with their values for these files."""
 
@@ -316,7 +316,7 @@ class PrepareSettings(Format, Split):
     formatter: dict  # from `BlockyFormatter.to_dict`
     target_cols: list[str]
     val_files: list[str] = field(default_factory=list)
-    share_val: float | None = field(default=None, kw_only=True)  # of `train_files`; None: `val_files`
+    share_val: float | None = None  # of `train_files`; None: `val_files`
     few_texts: int = 0  # so many distinct texts at most are all trained on, whatever share_val
     by: list[str] | None = None  # for evaluate: columns that it groups rows by; their lines are kept
     input_col: list[str] = field(default_factory=lambda: text_columns(None))

@@ -254,7 +254,8 @@ class CodedFile:
         languages: dict[str, list[str]] = {}  # of each text of this file
         for words, language in self.texts:
             languages.setdefault(words, []).append(language)
-        for (words, language), text in other.texts.items():
+        # a text of a language comes before that of none
+        for (words, language), text in sorted(other.texts.items(), key=lambda x: x[0][1] == UNKNOWN_LANGUAGE):
             if not text.is_given:
                 continue
             for own in languages.get(words, [language]):
