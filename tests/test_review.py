@@ -691,7 +691,8 @@ def test_each_action_has_a_help_of_its_own():
     assert {action for action, text in shown.items() if "--output" in text} == {"make", "apply", "agreement"}
     assert {action for action, text in shown.items() if "--ditto" in text} == {*shown} - {"agreement"}
     every = review.get_args_parser().named
-    assert all(f"--{name.replace('_', '-')} " in "".join(shown.values()) for name in every)
+    # Python 3.13 has a comma between several spellings
+    assert {*re.findall(r"--([a-z-]+)[ ,]", "".join(shown.values()))} >= {x.replace("_", "-") for x in every}
 
 
 class TestReport:
