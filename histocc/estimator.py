@@ -57,8 +57,13 @@ class OccupationClassifier:
         counts = Counter(label for row in labels for label in row)
         if self.language_col and self.language_col not in table:
             raise ValueError(f"X has no column {self.language_col!r} (language_col)")
-        if {*map(len, table.values())} != {len(labels)} or [] in labels or len(counts) < 2:
-            raise ValueError(f"y has {len(counts)} class(es): two are needed, and a label for each row of X")
+        if {*map(len, table.values())} != {len(labels)}:
+            raise ValueError(f"y has {len(labels)} rows, and X has {len(next(iter(table.values())))}")
+        if [] in labels:
+            what = f"row {labels.index([])} of y has no label (none, NA and the like count as none)"
+            raise ValueError(f"{what}: leave it out of X and y")
+        if len(counts) < 2:
+            raise ValueError(f"y has {len(counts)} class(es), and two are needed")
         targets = {f"label_{i}": cells for i, cells in enumerate(zip_longest(*labels, fillvalue=""), 1)}
         self._texts = [name for name in table if name != self.language_col]
         how = self.get_params() | {"target_cols": [*targets], "input_col": self._texts, "delimiter": ","}
@@ -87,7 +92,8 @@ class OccupationClassifier:
         for one in self._coded(X, choices=True):
             places, of_code = [self._place[code] for code, _ in one.choices], [p for _, p in one.choices]
             probs.append(np.bincount(places, of_code, len(self.classes_)) if one.codes else self._shares)
-        return np.array(probs) / (1 if self._has_several else np.sum(probs, axis=1, keepdims=True))
+        table = np.reshape(probs, (-1, len(self.classes_)))
+        return table if self._has_several else table / table.sum(axis=1, keepdims=True)
 
     def score(self, X, y, sample_weight=None) -> float:
         """Return the share of rows that get all their labels and no others."""
@@ -95,7 +101,10 @@ class OccupationClassifier:
         return float(np.average([labels == found for labels, found in pairs], weights=sample_weight))
 
     def save(self, folder) -> None:
-        """Write the folder of the run, whole or not at all. Raises OSError if it holds something."""
+        """Write the folder of the run, whole or not at all. Raises ValueError if it holds something."""
+        if Path(folder).is_dir() and any(Path(folder).iterdir()):
+            raise ValueError(f"{folder} holds something: choose another folder, or remove it")
+        Path(folder).absolute().parent.mkdir(parents=True, exist_ok=True)
         with TemporaryDirectory(prefix="histocc_", dir=Path(folder).absolute().parent) as part:
             Path(part, "run.tar").write_bytes(self._run)
             shutil.unpack_archive(f"{part}/run.tar", f"{part}/run")

@@ -18,8 +18,9 @@
 #
 # Codes the tables of a folder by tasks that need not run at the same time: each takes its share by
 # its number in the array. Submit it in the folder of histocc; model, input and output must lie where
-# all nodes see them. Tasks that were killed are submitted again with the same flags: parts that are
-# there are kept. The environment is made before, as is the built-in model: ./launch_training.sh
+# all nodes see them. After kills, submit the whole array again, in which tasks whose parts are there
+# end at once, or one number alone (--array=7), which takes all that is missing. The environment is
+# made before, as is the built-in model: ./launch_training.sh
 
 [ -n "${BASH_VERSION:-}" ] || exec bash -- "$0" "$@"  # started with another shell
 set +o posix -euo pipefail

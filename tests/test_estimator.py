@@ -49,7 +49,7 @@ def test_it_learns_and_answers_as_finetune_and_predict_do(model, tmp_path):
     assert coded[0] == coded[1]
     assert model.predict([*NEW, *X]).tolist() == [code for code, _ in coded[0]]
     assert {*os.listdir(tmp_path / "run")} == {*os.listdir(tmp_path / "saved")}
-    with pytest.raises(OSError, match="not empty"):
+    with pytest.raises(ValueError, match="holds something"):
         model.save(tmp_path / "run")
 
 
@@ -107,16 +107,16 @@ def test_tables_have_columns_of_texts_and_one_of_languages():
         model.predict(table[["lang", "ware"]])
 
 
-FEW = "two are needed, and a label for each row of X"
+FEW, NONE = "two are needed", "row 2 of y has no label"
 BAD = [
-    (FEW, ["a", "b", "c"], ["1", "2"]),
+    ("y has 2 rows, and X has 3", ["a", "b", "c"], ["1", "2"]),
     (FEW, [], []),
     (FEW, ["a", "b"], ["1", "1"]),
-    (FEW, ["a", "b", "c"], ["1", "2", None]),
-    (FEW, ["a", "b", "c"], ["1", "2", "NA"]),
-    (FEW, ["a", "b", "c"], [1.0, 2.0, float("nan")]),
-    (FEW, ["a", "b", "c"], [["1"], ["2"], []]),
-    (FEW, ["a", "b"], None),
+    (NONE, ["a", "b", "c"], ["1", "2", None]),
+    (NONE, ["a", "b", "c"], ["1", "2", "NA"]),
+    (NONE, ["a", "b", "c"], [1.0, 2.0, float("nan")]),
+    (NONE, ["a", "b", "c"], [["1"], ["2"], []]),
+    ("y has 1 rows, and X has 2", ["a", "b"], None),
     ("is not a text", np.zeros((4, 2)), ["1", "2", "1", "2"]),
 ]
 

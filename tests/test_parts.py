@@ -220,6 +220,23 @@ def test_parts_stand_in_the_order_of_their_numbers_and_hidden_names_are_kept(mod
     assert [row["occ1"] for row in read(tmp_path / "joined.csv")] == texts(4)[::-1]
 
 
+def test_a_part_is_coded_again_with_the_one_before_and_parts_of_no_input_are_named(model, tmp_path):  # noqa: F811
+    folder = write_parts(tmp_path / "in", 3, 5)
+    code(model, folder, f"{tmp_path}/out/")
+    rows = [["sailor", "n"]] * 5
+    write_csv(folder / "part-00000.csv", ["occ1", "note"], rows)  # the next part begins with "do."
+    assert "1 of them are there" in code(model, folder, f"{tmp_path}/out/")
+    codes = [[*read(tmp_path / "out" / f"part-0000{i}.csv")[0].values()][2:5] for i in (0, 1)]
+    assert codes[0] == codes[1]
+    (folder / "part-00002.csv").unlink()
+    said = code(model, folder, f"{tmp_path}/out/", code=2)
+    assert "part-00002.csv is the part of an input that is not named now" in said
+    (tmp_path / "out" / "part-00002.csv").unlink()
+    code(model, folder, f"{tmp_path}/out/")
+    said = run_here(predict.main, "--join", tmp_path / "out", "--output", tmp_path / "joined.csv")
+    assert "10 rows of 2 parts" in said
+
+
 def test_a_part_of_another_input_stays(model, tmp_path):  # noqa: F811
     one, other = write_parts(tmp_path / "one", 1), write_parts(tmp_path / "other", 1)
     code(model, one, f"{tmp_path}/out/")

@@ -140,3 +140,19 @@ def test_occ_canine_splits_and_raw_confidence_does_not(runs):
     assert [row["hisco_1"], row["hisco_2"]] == codes
     raw = Coder.load(str(runs / "each"), raw_confidence=True)
     assert len(raw.code([text], [language])[0].codes) < 3 and not len(raw.known_texts)
+
+
+def test_all_parts_of_a_folder_have_the_columns_that_any_text_needs(runs, tmp_path):
+    """More than the training has: a part with four occupations in a text, and one without."""
+    by_group = {code[:1]: text for text, language, code, *_ in rows_of_one_code() if language == "da"}
+    several = " & ".join(list(by_group.values())[:4])
+    (tmp_path / "in").mkdir()
+    for i, text in enumerate((several.partition(" & ")[0], several)):
+        write_csv(tmp_path / "in" / f"{i}.csv", ["occ1", "lang"], [[text, "da"]])
+    how = ["--model", runs / "each", "--input", tmp_path / "in", "--device", "cpu", "--output"]
+    run_here(predicting.main, *how, f"{tmp_path}/out/")
+    run_here(predicting.main, *how, tmp_path / "whole.csv")
+    run_here(predicting.main, "--join", tmp_path / "out", "--output", tmp_path / "joined.csv")
+    first, second = ([*read(tmp_path / "out" / f"{i}.csv")[0]] for i in (0, 1))
+    assert first == second and read(tmp_path / "joined.csv")[1]["hisco_4"]
+    assert [*read(tmp_path / "joined.csv")[1]] == [*read(tmp_path / "whole.csv")[1]]

@@ -188,13 +188,13 @@ class Coding:
         most, replaces = coder.most_codes(self.decoder), args.overwrite_columns or args.only_missing
         self.k = args.k or MOST
         # columns of codes: as many as were asked for by --k, or as the row with most codes has
-        asked = self.k if args.in_parts else args.k
-        self.most = min(asked, coder.room if DECODERS[self.decoder].title else most) if asked else 1
+        self.most = min(args.k, coder.room if DECODERS[self.decoder].title else most) if args.k else 1
         self.keeps_rows = args.only_missing or args.overwrite_columns and DECIDED in header
         self.old: dict[str, int] = {}  # the earlier columns, with their places
         self.old_codes = next(i for i in itertools.count() if f"{self.system}_{i + 1}" not in header)
         known = max(map(len, self.known.values()), default=0)
-        self.most = max(self.most, known * args.in_parts)
+        if args.in_parts:  # all parts have the same columns, whatever is in their texts
+            self.most = max(known, min(self.k, len(coder.codes)))
         asked = self.added_columns(max(min(self.k, most), known, self.old_codes if replaces else 0))
         wanted = [*self.input_cols, *filter(None, [args.language_col])]
         if replaces:
@@ -594,7 +594,7 @@ class Coding:
                 yield f"--level {args.level}: {share:.1f} % of rows have an answer ({each or 0}){right}"
             limit = f"{'level_conf' if args.level else 'conf'} below {self.min_conf:.3g}, or no usable code"
             yield f"{expected}; {total['review']:,} are marked for review (needs_review: {limit})"
-            if total["review"]:
+            if total["review"] and not args.in_parts:
                 key = os.path.join(os.path.dirname(self.weights), "key.csv")
                 of_codes = ["--key", key] * (self.coder.formatter.kind != "hisco" and os.path.isfile(key))
                 command = shlex.join(["serve", args.output, *text_flags(self.input_cols, args), *of_codes])

@@ -104,12 +104,16 @@ def settings_of(folder: str) -> dict | None:
 
 
 def inputs_of(args: PredictConfig, units: list[Unit]) -> dict[str, list]:
-    """Return the input of each part, by the name of the part, with values that differ after a change."""
-    inputs = {}
+    """Return the input of each part, by the name of the part, with values that differ after a change of it
+    or of the file before, whose last row the first one may repeat.
+    """
+    inputs, own, before = {}, [], []
     for unit in units:
         state = os.stat(unit.file)
-        name = os.path.relpath(unit.output, args.output)
-        inputs[name] = [os.path.realpath(unit.file), state.st_size, state.st_mtime_ns]
+        now = [os.path.realpath(unit.file), state.st_size, state.st_mtime_ns]
+        if now != own:
+            own, before = now, own
+        inputs[os.path.relpath(unit.output, args.output)] = [*now, *before]
     return inputs
 
 
@@ -145,10 +149,13 @@ def keep_settings(args: PredictConfig, units: list[Unit], now: dict) -> None:
             raise UserError(f"{what}: choose another folder, or remove it")
         before = there["parts"] if there else {}
         for name in before:
-            if inputs.get(name, before[name]) != before[name]:
+            path_of_part = os.path.join(args.output, name)
+            if name not in inputs and os.path.isfile(path_of_part):
+                what = f"{path_of_part} is the part of an input that is not named now, {before[name][0]}"
+                raise UserError(f"{what}: remove it, or choose another folder")
+            if name in inputs and inputs[name] != before[name]:
                 with contextlib.suppress(FileNotFoundError):
-                    os.remove(os.path.join(args.output, name))
-        inputs = inputs if inputs.keys() >= before.keys() else before | inputs
+                    os.remove(path_of_part)
         if inputs != before:
             content = json.dumps({"settings": now, "named": args.model, "parts": inputs}, indent=1)
             files.write_sealed(path, content.encode())
@@ -199,4 +206,4 @@ def join(args: PredictConfig) -> str:
             rows += len(chunk.lines)
     lists = unread(folder, there["parts"])
     lacking = f"; rows of {len(lists):,} could not be read: {lists[0]} lists them" if lists else ""
-    return f"{output}: {rows:,} rows of {len(parts):,} parts{lacking}"
+    return f"{rows:,} rows of {len(parts):,} parts are in {(args.asked or args).output}{lacking}"

@@ -198,6 +198,7 @@ def next_command(args: ReviewConfig, coded: CodedFile, sheet: str) -> list[str]:
 
 def free_output(path: str) -> str:
     """Return a name beside a table that no file has yet, for the coded table."""
+    path = path.rstrip(os.sep)  # of a folder of parts
     stem, ending = TABLE_NAME.sub(r"\1", path), ending_of(path)
     ending = ".xlsx" if re.search(r"\.(xls[mb]?|ods)$", path, re.IGNORECASE) else ending
     outputs = (f"{stem}.final{number or ''}{ending}" for number in range(10_000))
