@@ -155,7 +155,8 @@ def prepared(flags, folder, *more):
     )
     args, read = prepare_data(args, world, args.train_data, args.val_data)
     formatter, data = BlockyFormatter.from_dict(read.settings.formatter), read.data
-    first = initial_weights(args.initial_checkpoint) if args.initial_checkpoint else None
+    named = args.initial_checkpoint, args.initial_key, args.key
+    first = initial_weights(*named) if args.initial_checkpoint else None
     args = decide(args, None, first)
     args, model, config = make_model(args, formatter, world, data, None, first)
     if first is None and args.ngram_passes != 0:
