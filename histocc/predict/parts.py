@@ -185,9 +185,8 @@ def join(args: PredictConfig) -> str:
     table, system = table_format(parts), there["settings"]["system"]
     written = coded_columns(table.names, table.names.index(f"{system}_1"))
     kept, rows = list(range(len(table.names))), 0
-    if (
-        there["settings"]["k"] is None and not there["settings"]["only_missing"]
-    ):  # as many columns of codes as the row with most codes fills
+    if there["settings"]["k"] is None and not there["settings"]["only_missing"]:
+        # as many columns of codes as the row with most codes fills
         further = [i for i in written if re.fullmatch(rf"{re.escape(system)}_\d+", table.names[i])]
         empty = {*further[1:]}
         for chunk in read_chunks(parts, further):
