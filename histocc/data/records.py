@@ -217,7 +217,7 @@ class Table:
                 needed.append((path, i))
                 chunk = first
         above = None
-        if self._repeats(chunk) is False:
+        if not self._repeats(chunk):
             above = next(rows_of(paths[0], 0), None)
         for place in reversed(needed):
             [above] = deque(rows_of(*place), 1)

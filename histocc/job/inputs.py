@@ -1,6 +1,7 @@
 """Inputs of a run: its files, the checkpoint that it starts or continues from, and its rows."""
 
 import os
+from collections.abc import Callable
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -35,10 +36,19 @@ from histocc.trainer.script import output_problems
 
 
 class Inputs(NamedTuple):
-    """The data of a run."""
+    """The data of a run, and the checkpoints that rank 0 has read for them, by path: each is taken once."""
 
     settings: PrepareSettings
     data: PreparedData
+    read: dict[str, dict]
+
+    def resumable(self, file: str) -> dict:
+        """Return the checkpoint of an interrupted run. Raises UserError."""
+        return self.read.pop(file, None) or models.load_run(file)
+
+    def content(self, file: str) -> dict:
+        """Return the content of a file of weights. Raises UserError."""
+        return self.read.pop(file, None) or formats.load_content(file)
 
 
 # ---- data
@@ -74,20 +84,27 @@ def resumes(args: JobConfig) -> bool:
     return checkpoint.exists_in(args.save_path) and not (args.overwrite or args.eval_only)
 
 
-def initial_weights(named: str, *keys: str | None) -> dict:
-    """Return `models.initial_weights` of --initial-checkpoint. keys: files of --initial-key, --key. Raises
-    UserError.
+def initial_weights(
+    named: str, *keys: str | None, load: Callable[[str], dict] = formats.load_content
+) -> dict:
+    """Return `models.initial_weights` of --initial-checkpoint. keys: files of --initial-key, --key; load:
+    returns the content of a file. Raises UserError.
     """
     file = models.find_weights(named, f"--initial-checkpoint {named}")
     codes = (read_key(path) if path else None for path in keys)
-    return models.initial_weights(file, formats.load_content(file), *codes)
+    return models.initial_weights(file, load(file), *codes)
 
 
-def starts_from(args: JobConfig, resumed: dict | None) -> StartsFrom:
-    """Return the demands of the weights that a run starts from. Raises UserError."""
+def starts_from(args: JobConfig, resumed: dict | None, read: dict[str, dict]) -> StartsFrom:
+    """Return the demands of the weights that a run starts from, which `read` takes. Raises UserError."""
+
+    def load(file: str) -> dict:
+        read[file] = formats.load_content(file)
+        return read[file]
+
     kept = None  # of its codes: all
     if not resumed and args.initial_checkpoint:
-        state = initial_weights(args.initial_checkpoint, args.initial_key, args.key)
+        state = initial_weights(args.initial_checkpoint, args.initial_key, args.key, load=load)
         if args.only_encoder:
             return StartsFrom(state["config"]["text"])
         is_solved = bool(state["config"].get("ridge"))
@@ -105,7 +122,7 @@ def starts_from(args: JobConfig, resumed: dict | None) -> StartsFrom:
         state = resumed
         if args.eval_only:
             file = models.find_weights(args.save_path, f"--eval-only: {args.save_path}")
-            state = models.model_of_content(file, formats.load_content(file))[2]
+            state = models.model_of_content(file, load(file))[2]
         if state is None:
             return StartsFrom()
         kept = int(state.get("kept_codes") or 0)
@@ -142,6 +159,7 @@ def prepare_data(
     and prepares the data; a node that does not see its folder prepares its own, and all must agree. All
     ranks. Raises UserError with all that is wrong.
     """
+    read: dict[str, dict] = {}
     if args.model_size == AUTO and not (args.initial_checkpoint or resumes(args)):
         args = args.with_decided(model_size=auto_size(args, world))
 
@@ -151,8 +169,9 @@ def prepare_data(
         path, resumed, start = "", None, StartsFrom()
         if resumes(args) and not args.prepare_only:
             path, resumed, _ = checkpoint.newest_good(args.save_path, models.load_run)
+            read[path] = resumed
         try:
-            start = starts_from(args, resumed)
+            start = starts_from(args, resumed, read)
             if args.prior not in (AUTO, NONE, built_in.NAME) and not resumed:
                 models.find_weights(args.prior, f"--prior {args.prior}")
         except UserError as error:
@@ -178,7 +197,7 @@ def prepare_data(
     settings, folder, written = world.run_on_main(prepare)
     data = preparing.on_every_node(settings, args.save_path, folder, world, world.give_up_if_asked)
     world.print("\n".join(report_lines(data.report)))
-    return with_columns(args, settings), Inputs(replace(settings, formatter=written), data)
+    return with_columns(args, settings), Inputs(replace(settings, formatter=written), data, read)
 
 
 def with_columns(args: JobConfig, settings: PrepareSettings) -> JobConfig:

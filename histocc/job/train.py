@@ -51,10 +51,10 @@ def train(args: JobConfig, inputs: Inputs, world: World) -> None:
     with script.held_folder(args, world):
         # The checkpoint to resume from, or the weights to start from, if there are any.
         refuse, first = partial(refuse_other_arguments, args), None
-        resumed = script.find_resumable(args, world, models.load_run, refuse, data.fingerprint)
+        resumed = script.find_resumable(args, world, inputs.resumable, refuse, data.fingerprint)
         if args.initial_checkpoint and not resumed:
             named = args.initial_checkpoint, args.initial_key, args.key
-            first = world.run_on_main(lambda: initial_weights(*named))
+            first = world.run_on_main(lambda: initial_weights(*named, load=inputs.content))
 
         # Few texts without an encoder are learned in closed form, on the answers of a prior: no step.
         if resumed and args.ngram_passes not in (None, resumed["args"].get("ngram_passes")):
@@ -194,7 +194,7 @@ def validate(args: JobConfig, formatter: BlockyFormatter, world: World, inputs: 
     file: str = world.run_on_main(lambda: models.find_weights(named, named))
 
     def load() -> models.Loaded:
-        content, given = formats.load_content(file), formats.Given()
+        content, given = inputs.content(file), formats.Given()
         if not models.brings_settings(content):
             key, separated = key_reader(args.initial_key or args.key), formatter.within_block_sep is not None
             given = formats.Given(formatter.kind, key, formatter.target_cols, separated)

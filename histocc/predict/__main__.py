@@ -118,8 +118,8 @@ def code_parts(args: PredictConfig, world: World) -> None:
     """
     units, (number, count, by) = parts.units_of(args), parts.task_of(args)
     parts.check_folder(args, units)
-    own, left = units[number::count], parts.left_to_do(args, units)
-    missing = [unit for unit in own if unit in left]
+    own, left = units[number::count], {unit.output for unit in parts.left_to_do(args, units)}
+    missing = [unit for unit in own if unit.output in left]
     task = f"Task {number + 1:,} of {count:,} (by {by}): " * (count > 1)
     there = f", {len(own) - len(missing):,} of them are there" * (len(missing) < len(own))
     world.print(f"{task}{len(own):,} of {len(units):,} parts of {args.named}{there}")
