@@ -264,7 +264,9 @@ def cleaner(rule: str) -> Callable[[str], str]:
 
 def is_composed(text: str) -> bool:
     """Return whether all letters are composed and no character is invisible."""
-    return text.isascii() or not _INVISIBLE.search(text) and unicodedata.is_normalized("NFC", text)
+    return (
+        text.isascii() or not _INVISIBLE.search("".join({*text})) and unicodedata.is_normalized("NFC", text)
+    )
 
 
 def strip(text: str) -> str:

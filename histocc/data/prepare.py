@@ -10,6 +10,7 @@ import filecmp
 import gc
 import json
 import os
+import re
 import shutil
 import sys
 import traceback
@@ -191,8 +192,8 @@ class Reader:
 
         for kind, found in records.noted.items():
             note(kind, found)
-        stripped = enumerate(map(str.strip, cells))
-        note("texts_of_lines", [i for i, cell in stripped if "\n" in cell or "\r" in cell])
+        in_lines = [i for i, cell in enumerate(cells) if "\n" in cell or "\r" in cell]
+        note("texts_of_lines", [i for i in in_lines if re.search("[\r\n]", cells[i].strip())])
         reason = "the text holds NUL, or a character from U+E000 to U+E004, which marks its ends"
         for i, place in records.forbidden.items():
             values = list(map(str.strip, columns[place]))

@@ -30,19 +30,21 @@ _WORDS = (
 )
 _MARKS = "[\"„”“‟″‶〃»«＂](\\s*[\"„”“‟″‶〃»«＂,'’´`‚])*|[,'’´`‚](\\s*[,'’´`‚])+|//"
 _DASH = r"[-‐-―−]*"
-_DITTO = re.compile(rf"(?i)\(?({_WORDS})([\s,]*({_WORDS}))*\)?|{_DASH}\s*({_MARKS})\s*{_DASH}").fullmatch
+_BEGINS = "(?=[\\Wdiíwtlcsaz])"  # with no other letter, which is found fast
+_DITTO = re.compile(
+    rf"(?i){_BEGINS}(?:\(?({_WORDS})([\s,]*({_WORDS}))*\)?|{_DASH}\s*({_MARKS})\s*{_DASH})"
+).fullmatch
 LONGEST_DITTO = 17
 FILLED, FIRST = "with the text of the row above", "left, since no row is above"
 ORDERED, IN_ORDER = 5, 0.95  # least changes of text, least share of these that ascend
 MAX_WEIGHT = 1_000_000
-_ODD = re.compile("[\0\ue000-\ue004]")  # ends of texts in hashes, and marks of the model's inputs
+_ODD = "\0\ue000\ue001\ue002\ue003\ue004"  # ends of texts in hashes, and marks of the model's inputs
 
 
 def nothing(*_) -> None:
     """Do nothing: the default for callbacks that report or check."""
 
 
-@lru_cache(1 << 16)
 def is_ditto(text: str) -> bool:
     """Return whether a text only repeats the one above, as do., ditto and 〃 do."""
     text = text.strip()
@@ -261,8 +263,9 @@ class Table:
             cells = zip(some.texts, some.filled[place], some.columns[place])
             some.filled[place] = [filled if strip(text) else own for text, filled, own in cells]
         for place, texts in reversed([*zip(self.texts, some.parts)]):
-            if _ODD.search("".join([*(column := some.filled[place]), *texts])):
-                odd = (i for i, cells in enumerate(zip(column, texts)) if _ODD.search("".join(cells)))
+            joined = "".join([*(column := some.filled[place]), *texts])
+            if any(mark in joined for mark in _ODD):
+                odd = (i for i, cells in enumerate(zip(column, texts)) if {*_ODD} & {*"".join(cells)})
                 some.forbidden |= dict.fromkeys(odd, place)
         some.weights, some.deciders = [1] * rows, [""] * rows
         if self.weights is not None:
