@@ -51,6 +51,8 @@ show_sample
 [[ -z $PRINT_ONLY ]] || exit 0
 say "Took $((SECONDS / 60)) min $((SECONDS % 60)) s in all."
 if [[ $PYTHON == "$VENV"/* && ${VIRTUAL_ENV:-} != "$VENV" ]]; then
-  say 'For the commands of README.md: source .venv/bin/activate'
+  say 'For the program histocc: source .venv/bin/activate'
 fi
-say 'Next, your own data: ./launch_training.sh 2 data.csv -- --save-path ./mine'
+[[ -x ${PYTHON%/*}/histocc ]] || command -v histocc >/dev/null ||
+  say 'The program histocc is not installed in this environment yet: pip install --no-deps -e .'
+say 'Next, your own data: histocc train data.csv --output ./mine'

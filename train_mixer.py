@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Train a model on files of training data, and validate it on files of its own.
+"""Train a model on files of training data, and validate it on separate files.
 
 On one GPU, or on a CPU:
 
@@ -13,20 +13,20 @@ On four GPUs, or four CPU processes; on two machines (the same on the second one
         train_mixer.py --distributed --train-data a.csv --val-data v.csv --save-dir ./output
 
 The same command, given again, continues where the run in the save folder stopped. The run itself is
-histocc/job/train.py for both scripts; the table in finetune.py says what is where.
+histocc/job/train.py for both scripts; the table in finetune.py lists the other places.
 """
 
 from histocc.runtime import signals
 
 if __name__ == "__main__":
-    signals.start_listening()  # from here on a signal is heard, though importing torch takes seconds
+    signals.start_listening()  # before torch is imported, which takes seconds
 
 from histocc.job import config, inputs, train
 from histocc.runtime.frame import start
 
 
 def get_args_parser():
-    return config.train_mixer_parser((__doc__ or "").split("\n", 1)[0])
+    return config.train_mixer_parser()
 
 
 def run(args, world):
@@ -34,7 +34,7 @@ def run(args, world):
     args, read = inputs.prepare_data(
         args, world, args.train_data, args.val_data, "hisco", args.target_col_naming
     )
-    train.train(args, read, world)
+    train.run_training(args, read, world)
 
 
 def main(argv=None):

@@ -65,7 +65,7 @@ def write_sample(path: str | Path, rows: int, seed: int = 1) -> str:
 
 
 def read_csv(path: str | Path) -> list[dict[str, str]]:
-    with open(path, encoding="utf-8", newline="") as file:
+    with open(path, encoding="utf-8-sig", newline="") as file:
         return list(csv.DictReader(file))
 
 

@@ -1,6 +1,6 @@
 """How far a model's confidence can be trusted, before and after it is fitted.
 
-    python -m benchmarks.confidence --picture docs/confidence.png
+    python -m benchmarks.confidence --picture docs/img/confidence.png
 
 Each seed has its own split by text: a fifth of the texts is tested, a twelfth confidence is fitted on, and
 the rest is trained on. Of the sample also with one language that is neither trained nor fitted on, and is

@@ -1,7 +1,7 @@
 """How many rows of a register without codes are right after so many decisions on the review page, in three
 orders, and how far what the page says of it is true:
 
-    python -m benchmarks.learning --picture docs/learning.png
+    python -m benchmarks.learning --picture docs/img/decisions.png
     python -m benchmarks.learning --registers english --seeds 1 --decisions 200 500
     python -m benchmarks.learning --guesses --decisions 0 200 1000
 
@@ -26,7 +26,7 @@ import numpy as np
 
 from histocc.review.__main__ import give_choices
 from histocc.review.learn import Guesses, Learner
-from histocc.review.serve import DRAWN, Decisions
+from histocc.review.serve import DRAW_EVERY, Decisions
 from histocc.review.sheet import CodedFile, CodedText, Codes, Decision
 
 from .common import REGISTERS, arguments, draw, finish, read_csv, spread, table, write_csv
@@ -67,7 +67,7 @@ class Simulation:
         self.decided: dict[int, tuple[str, ...]] = {}
 
     def decide(self) -> None:
-        is_draw = self.order == "learn" and len(self.decided) % DRAWN == DRAWN - 1
+        is_draw = self.order == "learn" and len(self.decided) % DRAW_EVERY == DRAW_EVERY - 1
         queue = self.learner.draws if is_draw else self.queue
         text = next(int(text) for text in queue if text not in self.decided)
         self.decided[text] = (self.truth[text],)

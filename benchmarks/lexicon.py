@@ -21,7 +21,7 @@ import numpy as np
 
 from histocc.data.rows import csv_text
 from histocc.formatter import DEEPEST, BlockyFormatter
-from histocc.lexicon import LANGUAGES, titles
+from histocc.lexicon import LEXICON_LANGUAGES, titles
 from histocc.model.confidence import calibration_error
 from histocc.predict.coder import Coder
 from histocc.sample.built_in import THRESHOLD, tables
@@ -33,7 +33,7 @@ TARGET = 0.9  # of the answers at levels that shall be right
 LEVELS_TEXT = f"""Answers of the built-in model at a level where its confidence is {TARGET} or more (`predict
 --level LEVEL --target-accuracy {TARGET}`; auto: at the deepest number of digits). Right, expected and the
 calibration error (in points) are of all rows, answered or not."""
-AND = dict(zip(LANGUAGES, (" and ", " og ", " och ", " en ", " und ", " et ")))
+AND = dict(zip(LEXICON_LANGUAGES, (" and ", " og ", " och ", " en ", " und ", " et ")))
 PAIRS_TEXT = """Pairs of titles of a list, which are not those of the model's training, and the registers,
 with one code for a row: % right of texts as a whole, and split as `predict` does it."""
 
@@ -44,7 +44,7 @@ def rows_of(path: str) -> list[tuple[str, str, str]]:
     return [
         (row.get("occ1") or row["text"], row["lang"], repair(row["hisco_1"])[0])
         for row in read_csv(path)
-        if row["lang"] in LANGUAGES
+        if row["lang"] in LEXICON_LANGUAGES
     ]
 
 
@@ -129,7 +129,7 @@ def pairs(number: int = 1000, seed: int = 8) -> list[tuple[str, str, set[str]]]:
     """Return (text, language, codes) of pairs of titles with an occupation each, of different codes."""
     draw, found = random.Random(seed), []
     while len(found) < number:
-        language = draw.choice(LANGUAGES)
+        language = draw.choice(LEXICON_LANGUAGES)
         listed = sorted(titles(language).items())
         (one, first), (two, second) = draw.choice(listed), draw.choice(listed)
         between = draw.choice([AND[language], " & ", " / ", "/", ", ", " + ", "; "])

@@ -51,7 +51,7 @@ from histocc.data.arrays import PreparedData, RowSet
 from histocc.data.split import split_values
 from histocc.evaluate import baseline
 from histocc.predict.coder import Coder
-from histocc.predict.fitting import MAX_CODES
+from histocc.predict.fitting import MAX_CODES_OF_ANSWER
 from histocc.published import models
 from histocc.published.built_in import NAME as BUILT_IN
 from histocc.text import join_columns
@@ -181,7 +181,9 @@ def of_model(path: str, parts: dict[str, list[Row]], device: torch.device) -> di
     """Return the shares of right texts of a checkpoint, and the shares that its `conf` expects."""
     coder, found = Coder(*models.load_model(path, device)), {"right": {}, "expected": {}}
     for way, rows in parts.items():
-        coded = coder.code([row.text for row in rows], [row.language for row in rows], "auto", MAX_CODES)
+        coded = coder.code(
+            [row.text for row in rows], [row.language for row in rows], "auto", MAX_CODES_OF_ANSWER
+        )
         found["right"][way] = right([each.codes for each in coded], rows)
         conf = {row.text: each.conf or 0.0 for row, each in zip(rows, coded)}
         found["expected"][way] = mean(conf.values())

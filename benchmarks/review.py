@@ -24,8 +24,8 @@ from itertools import product
 import numpy as np
 
 from histocc.review.learn import Learner
-from histocc.review.serve import DRAWN, LEAST
-from histocc.review.sheet import CodedFile, CodedText, Key, key_of, most_wrong_first
+from histocc.review.serve import DRAW_EVERY, MIN_DECISIONS
+from histocc.review.sheet import CodedFile, CodedText, Pair, most_wrong_first, pair_of
 
 from .coding import coding
 from .common import REGISTERS, arguments, finish, read_csv, run, table, write_csv
@@ -36,7 +36,7 @@ GUESSED, MEASURED = (10, 20, 30, 50, 75, 100, 125, 150), (30, 150)  # decisions
 FAR = 0.15
 
 
-def curves(file: CodedFile, true: dict[Key, list[set[str]]], decisions: list[int]) -> dict[str, list[float]]:
+def curves(file: CodedFile, true: dict[Pair, list[set[str]]], decisions: list[int]) -> dict[str, list[float]]:
     """Return the rows that are right after each number of decisions, by order. A decision is the most
     frequent set of codes of its text.
     """
@@ -98,7 +98,7 @@ def shares_right(least: float, right: float, order: str, seed: int) -> dict[int,
             if number in MEASURED:
                 is_right = [i in decided or {*learner.answer(guesses, i)} == texts[i][1] for i in every]
                 found[number] = *guesses.right, float(learner.rows @ is_right / learner.rows.sum())
-        is_draw = order == "page" and number >= LEAST and number % DRAWN == DRAWN - 1
+        is_draw = order == "page" and number >= MIN_DECISIONS and number % DRAW_EVERY == DRAW_EVERY - 1
         text = next(i for i in (learner.draws if is_draw else queue) if i not in decided)
         decided[text] = tuple(texts[text][1])
     return found
@@ -153,10 +153,10 @@ def main() -> None:
     args = parser.parse_args()
     if args.share:
         return simulate(args.share, args.processes)
-    true: dict[Key, list[set[str]]] = {}
+    true: dict[Pair, list[set[str]]] = {}
     for row in read_csv(args.data):
         codes = {row[column] for column in args.target_cols if row[column]}
-        true.setdefault(key_of(row["occ1"], row["lang"]), []).append(codes)
+        true.setdefault(pair_of(row["occ1"], row["lang"]), []).append(codes)
     found, lines, rows = [], [], sum(map(len, true.values()))
     for model in args.model:
         with tempfile.TemporaryDirectory() as folder:

@@ -1,4 +1,4 @@
-"""The user's images with questions about a place in them: PNG files, masks, and a table of questions."""
+"""The user's images with questions about places in them: PNG files, masks, and a table of questions."""
 
 import csv
 from pathlib import Path
@@ -14,7 +14,7 @@ COLUMNS = ("image", "mask", "question", "answer")  # columns of questions.csv
 
 
 def read_questions(table: Path) -> list[dict[str, str]]:
-    """Return the rows of a questions.csv. Raises UserError for the first that lacks a value."""
+    """Return the rows of a questions.csv. Raises UserError for the first row that lacks a value."""
     if not table.is_file():
         raise UserError(f"{table}: no such file (its columns: {', '.join(COLUMNS)})")
     try:
@@ -33,7 +33,7 @@ def read_questions(table: Path) -> list[dict[str, str]]:
 
 class Images(Questions):
     """The rows of `folder`/questions.csv: columns image, mask (PNG files in the folder), question, answer
-    and, where there is one, modality. A tenth of the images is for validation. Raises UserError.
+    and, optionally, modality. A tenth of the images is for validation. Raises UserError.
     """
 
     def __init__(self, folder: str, validation: bool, shuffled: bool = False):
@@ -52,8 +52,8 @@ class Images(Questions):
         return len(self.rows)
 
     def check_files(self, rows: list[dict[str, str]]) -> tuple[int, int]:
-        """Return the size of all images and masks, (width, height). Raises UserError for the first that is
-        missing, not a PNG, or of another size.
+        """Return the size of all images and masks, (width, height). Raises UserError for the first file that
+        is missing, not a PNG, or of another size.
         """
         size = None
         for row in rows:

@@ -1,8 +1,8 @@
 """Drawn images with a question about a place in them.
 
-A batch, as one of `examples.images`, holds image float32 [B, 3, H, W] (0 … 1), question int64 [B, Q]
-(bytes, 0 behind the end), mask float32 [B, H, W] (0 or 1: the pixels of what is asked for), answer int64 [B]
-and modality int64 [B] (indices), and modality_weight float32 [B]: of its loss in this epoch.
+A batch, as in `examples.images`, has image float32 [B, 3, H, W] (0 … 1), question int64 [B, Q] (bytes, 0
+after the end), mask float32 [B, H, W] (1 for the pixels of the answer, else 0), answer int64 [B] and modality
+int64 [B] (indices), and modality_weight float32 [B], the weight of the modality's loss in this epoch.
 """
 
 import numpy as np
@@ -12,7 +12,7 @@ from histocc.runtime.rng import below, draw, streams
 from histocc.trainer.batches import Rows
 
 LONGEST = 48  # bytes of a question
-MODALITY_EPOCHS, MODALITY_WEIGHT = 5, 0.5  # the first epochs, in which the kind of image is learned, too
+MODALITY_EPOCHS, MODALITY_WEIGHT = 5, 0.5  # the first epochs, which also learn the kind of image
 SIZE = 64  # pixels of a side of a drawn scene
 SHAPES = ["circle", "square", "triangle"]
 STYLES = ["plain", "grainy", "striped"]
@@ -45,7 +45,7 @@ class Questions(Rows):
 
 
 class Scenes(Questions):
-    """`number` scenes of four shapes, one in each quarter, and a question about one of them: a function of
+    """`number` scenes of four shapes, one in each quarter, with a question about one of them: a function of
     (seed, row).
     """
 

@@ -1,4 +1,4 @@
-"""A model image and question → mask and answer: convolutions, a character encoder, and cross-attention."""
+"""A model from image and question to mask and answer: convolutions, character encoder, cross-attention."""
 
 import torch
 from torch import Tensor, nn
@@ -6,7 +6,7 @@ from torch.nn.functional import avg_pool2d, binary_cross_entropy_with_logits, in
 
 
 def block(before: int, after: int, stride: int = 1) -> nn.Sequential:
-    """Return a convolution with GroupNorm: the norm of a batch would depend on how rows are shared out."""
+    """Return a convolution with GroupNorm; a batch norm would depend on how rows are shared out."""
     return nn.Sequential(nn.Conv2d(before, after, 3, stride, 1), nn.GroupNorm(8, after), nn.GELU())
 
 
@@ -14,8 +14,8 @@ class Segmenter(nn.Module):
     """A model of image [B, 3, H, W], question int64 [B, Q], not empty → logits of mask [B, H, W], answer [B,
     A] and modality [B, M].
 
-    The words that a place of the image attends to also scale its features (FiLM, arXiv 1709.07871): sums
-    alone hardly learn what holds for a place and a question together.
+    The words that a place of the image attends to also scale its features (FiLM, arXiv 1709.07871): plain
+    sums hardly learn facts about a place and a question together.
     """
 
     def __init__(self, width: int, answers: int, modalities: int):
@@ -51,7 +51,7 @@ class Segmenter(nn.Module):
         found = self.decoder(joined.transpose(1, 2).unflatten(2, coarse.shape[2:]))
         up = self.up(torch.cat([interpolate(found, scale_factor=2.0), fine], 1))
         mask = interpolate(self.mask(up), scale_factor=2.0, mode="bilinear", align_corners=False)[:, 0]
-        where = avg_pool2d(mask[:, None], 4).flatten(1).sigmoid()  # places that the mask shows
+        where = avg_pool2d(mask[:, None], 4).flatten(1).sigmoid()  # places in the mask
         pooled = (found.flatten(2) * where[:, None]).sum(2) / (where.sum(1, keepdim=True) + 1)
         return mask, self.answer(pooled), self.modality(coarse.mean((2, 3)))
 

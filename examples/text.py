@@ -16,7 +16,7 @@ from histocc.trainer.batches import Rows
 
 LEAST_MASKED = 1e-3  # least share of a window that is masked, in training
 DRAWS = 32  # draws of a window, in validation
-CONTROL = re.compile(rb"[\0-\x08\x0e-\x19\x1c-\x1f]")  # bytes that no text holds, whatever its encoding
+CONTROL = re.compile(rb"[\0-\x08\x0e-\x19\x1c-\x1f]")  # bytes that no text has, in any encoding
 
 
 class Data(NamedTuple):
@@ -36,13 +36,13 @@ def read_data(paths: list[str]) -> Data:
     """Read a folder of tokens, or files and folders of text. Raises UserError."""
     folders = [path for path in paths if _holds_tokens(Path(path))]
     if folders and len(paths) > 1:
-        raise UserError(f"{folders[0]}: holds arrays of tokens; give this folder alone")
+        raise UserError(f"{folders[0]}: holds arrays of tokens; give only this folder")
     return read_tokens(Path(paths[0])) if folders else read_text(paths)
 
 
 def read_text(paths: list[str]) -> Data:
-    """Read bytes uint8 of files and of folders of text: the last tenth of each file is for validation. Binary
-    files in a folder are left out. Raises UserError for one that is named, and if there is no text.
+    """Read bytes uint8 of files and of folders of text; the last tenth of each file is for validation. Binary
+    files in a folder are skipped. Raises UserError if a binary file is named, or if there is no text.
     """
     texts, binary = [], []
     for path in map(Path, paths):
@@ -65,8 +65,8 @@ def read_text(paths: list[str]) -> Data:
 
 def read_tokens(folder: Path) -> Data:
     """Read ids of tokens from arrays (.npy) of a folder, whose metadata.json has their vocab_size: train*.npy
-    and val*.npy, or arrays whose names differ in digits alone, the last tenth of each for validation. Rows of
-    a matrix follow one another. Raises UserError.
+    and val*.npy, or arrays whose names differ only in digits, with the last tenth of each for validation.
+    Rows of a matrix follow one another. Raises UserError.
     """
     metadata = folder / "metadata.json"
     try:
@@ -80,7 +80,7 @@ def read_tokens(folder: Path) -> Data:
         if len({re.sub("[0-9]+", "", name) for name in some}) > 1 or not train:
             raise UserError(
                 f"{folder}: which arrays hold tokens? Expected train*.npy and val*.npy, or arrays whose names"
-                f" differ in digits alone, found {_list(names) or 'no .npy'}"
+                f" differ only in digits, found {_list(names) or 'no .npy'}"
             )
     arrays, held_out = ([_array(folder / name, vocabulary) for name in some] for some in (train, val))
     return _split(arrays, held_out, vocabulary, f"{folder} (tokens in {_list([*train, *val])})")
@@ -104,14 +104,14 @@ def _array(file: Path, vocabulary: int) -> np.ndarray:
         raise UserError(f"{file}: holds {array.dtype}, not ids of tokens, which are integers")
     if len(array) and not 0 <= array.min() <= array.max() < vocabulary:
         raise UserError(
-            f"{file}: holds ids from {array.min()} to {array.max()}, not of a vocabulary of {vocabulary:,}"
+            f"{file}: holds ids from {array.min()} to {array.max()}, outside a vocabulary of {vocabulary:,}"
             " (vocab_size in metadata.json)"
         )
     return array
 
 
 def _split(arrays: list[np.ndarray], held_out: list[np.ndarray], vocabulary: int, files: str) -> Data:
-    """Hold out the last tenth of each array for validation, unless other arrays are."""
+    """Hold out the last tenth of each array for validation, unless there are separate arrays for it."""
     if not held_out:
         cuts = [len(array) * 9 // 10 for array in arrays]
         held_out = [array[cut:] for array, cut in zip(arrays, cuts)]
@@ -122,7 +122,7 @@ def _split(arrays: list[np.ndarray], held_out: list[np.ndarray], vocabulary: int
 
 
 def _files_in(folder: Path) -> list[Path]:
-    """Return regular files below, in order, except hidden ones and those of Python's cache."""
+    """Return regular files below, in order, except hidden ones and Python's cache."""
     inside = (path.relative_to(folder).parts for path in folder.rglob("*") if path.is_file())
     return [
         folder.joinpath(*parts)
@@ -138,8 +138,8 @@ def _read(file: Path) -> bytes:
 
 
 class Windows(Rows):
-    """Windows of `length` ids, one after the other: tokens int64 [B, L]. seed: each epoch shifts each window
-    by less than its length; None leaves them. Raises UserError if the text is shorter than one.
+    """Windows of `length` ids, one after the other: tokens int64 [B, L]. seed: of the epochs' shifts of each
+    window by less than its length; None: no shifts. Raises UserError if the text is shorter than a window.
     """
 
     def __init__(self, text: np.ndarray, length: int, seed: int | None = None, most: int | None = None):
@@ -168,7 +168,7 @@ class Windows(Rows):
 
 
 class MaskedWindows(Windows):
-    """Windows with masked tokens, bool [B, L], and the weight of each of them, float64 [B]: each token is
+    """Windows with masked tokens, bool [B, L], and the weight of a masked token, float64 [B]: each token is
     masked with probability p = (1 − ε) t + ε, t ~ U(0, 1), and weighs 1 / (p L) (LLaDA, arXiv 2502.09992).
     Level and mask are a function of (seed, epoch, row). The seed is required.
     """
@@ -187,7 +187,7 @@ class MaskedWindows(Windows):
 
 class MaskedDraws(Windows):
     """Masked windows for validation, with less variance: each window DRAWS times, with exactly l of its L
-    tokens masked, l even over 1 … L, and weight 1 / l. The mean over these rows estimates the upper bound.
+    tokens masked, l spread evenly over 1 … L, and weight 1 / l. The mean over these rows estimates the bound.
     """
 
     def __len__(self) -> int:

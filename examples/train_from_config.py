@@ -4,9 +4,9 @@
     python examples/train_from_config.py --config configs/scenes.toml
     scripts/train_multi_gpu.sh configs/scenes.toml 4
 
-The file has the tables model, task, train and, where there is something to validate on, val: each with
-name = "package.module:name", a class or a function, and its arguments. Modules are looked for in the current
-folder, beside the file and among what is installed. The same command, given again, continues.
+The file has the tables model, task, train and, to validate, val. Each has name = "package.module:name", a
+class or a function, and its arguments. Modules are looked for in the current folder, in the file's folder and
+among installed packages. The same command, given again, continues.
 """
 
 import importlib
@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from histocc.runtime import signals
 
 if __name__ == "__main__":
-    signals.start_listening()  # from here on a signal is heard, though importing torch takes seconds
+    signals.start_listening()  # before torch is imported, which takes seconds
 
 from torch import nn
 
@@ -33,7 +33,7 @@ from histocc.trainer.batches import Rows
 from histocc.trainer.config import ScriptConfig
 from histocc.trainer.script import Training
 
-DATA_FLAG = "--config"  # to which the launchers give DATA
+DATA_FLAG = "--config"  # the launchers pass DATA here
 TABLES = ("model", "task", "train", "val")
 
 

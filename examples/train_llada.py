@@ -5,8 +5,8 @@
     torchrun --nproc_per_node=4 examples/train_llada.py --distributed --data_dir FOLDER --save_dir ./llada
     SCRIPT=examples/train_llada.py ./launch_training.sh 2 FOLDER
 
-FOLDER holds text, whose bytes are learned, or tokens: arrays train.npy and val.npy, and metadata.json with
-their vocab_size. Without it the text is the Python code of this repository. The same command, given again,
+FOLDER has text, to learn its bytes, or tokens: arrays train.npy and val.npy, and metadata.json with their
+vocab_size. Without it the text is the Python code of this repository. The same command, given again,
 continues.
 """
 
@@ -20,7 +20,7 @@ sys.path.insert(0, str(REPO))
 from histocc.runtime import signals
 
 if __name__ == "__main__":
-    signals.start_listening()  # from here on a signal is heard, though importing torch takes seconds
+    signals.start_listening()  # before torch is imported, which takes seconds
 
 from dataclasses import dataclass
 
@@ -36,13 +36,13 @@ from histocc.trainer import script
 from histocc.trainer.config import ScriptConfig
 from histocc.trainer.script import Training
 
-DATA_FLAG = "--data_dir"  # to which the launchers give DATA
+DATA_FLAG = "--data_dir"  # the launchers pass DATA here
 OWN_CODE = (str(REPO / "histocc"), str(REPO / "examples"))
 OBJECTIVES = ("diffusion", "autoregressive")
 
 
 class Diffusion:
-    """The weighted cross entropy of the masked tokens: an upper bound of the text's, in nats per token."""
+    """The weighted cross entropy of the masked tokens: an upper bound for the text, in nats per token."""
 
     def __init__(self, mask, unit):
         self.mask, self.columns = mask, ("loss", f"bits_per_{unit}")
@@ -87,12 +87,12 @@ class Config(ScriptConfig):
         resumable=True,
     )
     objective: str = flag(
-        "diffusion", "what is learned: masked tokens, or each token after the others", choices=OBJECTIVES
+        "diffusion", "learn masked tokens, or each token after the others", choices=OBJECTIVES
     )
     window: Count = flag(64, "bytes or tokens that the model sees at once")
-    val_windows: Count = flag(64, "windows to validate on, at most: the first ones")
+    val_windows: Count = flag(64, "most windows to validate on: the first ones")
     sample: Count | None = flag(
-        None, "print so many bytes or tokens of the model's own", metavar="NUMBER", resumable=True
+        None, "print this many bytes or tokens written by the model", metavar="NUMBER", resumable=True
     )
 
 
@@ -101,7 +101,7 @@ def get_args_parser():
 
 
 def size_of(args: Config) -> list[int]:
-    """Return width, layers and heads: by name, or as the checkpoint has them. Raises UserError."""
+    """Return width, layers and heads, from the name or the checkpoint. Raises UserError."""
     if args.model_name in SIZES:
         return list(SIZES[args.model_name])
     config = script.read_checkpoint(args.model_name, "--model-name")[0].get("config", {})
@@ -115,7 +115,7 @@ def run(args, world):
 
     def make():
         causal = args.objective == "autoregressive"
-        width, layers, heads = world.run_on_main(lambda: size_of(args))  # only its node need see a checkpoint
+        width, layers, heads = world.run_on_main(lambda: size_of(args))  # only its node must see a checkpoint
         data = read_data(args.data_dir)
         train, val = (Windows, Windows) if causal else (MaskedWindows, MaskedDraws)
         config = {"size": [width, layers, heads], "window": args.window, "objective": args.objective}

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Train a model that finds in an image what a question asks for (after PRS-Med), on scenes or own images.
+"""Train a model that finds the answer to a question in an image (after PRS-Med), on scenes or your images.
 
     python examples/train_prs_med.py --checkpoint_dir ./scenes
     torchrun --nproc_per_node=4 examples/train_prs_med.py --distributed --data_root FOLDER
     SCRIPT=examples/train_prs_med.py ./run_multi_gpu_train.sh FOLDER 4
 
-FOLDER holds PNG images, their masks, and questions.csv (image, mask, question, answer). Without it scenes are
+FOLDER has PNG images, their masks, and questions.csv (image, mask, question, answer). Without it scenes are
 drawn. The same command, given again, continues.
 """
 
@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from histocc.runtime import signals
 
 if __name__ == "__main__":
-    signals.start_listening()  # from here on a signal is heard, though importing torch takes seconds
+    signals.start_listening()  # before torch is imported, which takes seconds
 
 import numpy as np
 from torch.nn.functional import cross_entropy
@@ -35,7 +35,7 @@ from histocc.trainer import script
 from histocc.trainer.config import ScriptConfig
 from histocc.trainer.script import Training
 
-DATA_FLAG = "--data_root"  # to which the launchers give DATA
+DATA_FLAG = "--data_root"  # the launchers pass DATA here
 SHOWN, PICTURES = 8, "pictures.png"
 
 
@@ -95,7 +95,7 @@ def get_args_parser():
 
 
 def draw(args, world, rows, model):
-    """Draw the first validation images with truth and prediction, into the run's folder. Rank 0 alone."""
+    """Draw the first validation images with truth and prediction into the run's folder. Rank 0 only."""
     if args.eval_only or not world.is_main or importlib.util.find_spec("matplotlib") is None:
         return
     from matplotlib.figure import Figure

@@ -1,17 +1,17 @@
-"""A transformer over bytes or other tokens, and how text is sampled from it."""
+"""A transformer over bytes or other tokens, and the sampling of text from it."""
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad, scaled_dot_product_attention
 
 NEAR = 9  # tokens that the first layer sees at once
-BLOCK = 8  # tokens that are sampled together
+BLOCK = 8  # tokens sampled together
 BYTES = 256  # different bytes
 SIZES = {"tiny": (64, 2, 4), "small": (384, 6, 6), "base": (768, 12, 12)}  # width, layers, heads
 
 
 class Layer(nn.Module):
-    """Self-attention and a feed-forward network, each behind a norm; x [B, S, width]."""
+    """Self-attention and a feed-forward network, each after a norm; x [B, S, width]."""
 
     def __init__(self, width: int, heads: int):
         super().__init__()
@@ -30,10 +30,10 @@ class Layer(nn.Module):
 
 class Transformer(nn.Module):
     """A model of tokens int64 [B, S] → logits [B, S, vocabulary] of a token at each place. The id after the
-    vocabulary stands for a masked token, and precedes the first one in an autoregressive model. causal: a
-    place sees only itself and those before it. A convolution over the nearest tokens comes first. Attention
-    has a bias that grows with the distance, another one in each head (ALiBi, arXiv 2108.12409); without
-    causal every second head looks ahead instead of back.
+    vocabulary means a masked token, or in an autoregressive model the start. causal: a place sees only itself
+    and earlier places. A convolution over the nearest tokens comes first. Attention has a bias that grows
+    with the distance, different in each head (ALiBi, arXiv 2108.12409); without causal every second head
+    looks ahead instead of back.
     """
 
     def __init__(self, width: int, layers: int, heads: int, causal: bool = False, vocabulary: int = BYTES):
@@ -68,7 +68,7 @@ class Transformer(nn.Module):
 
 def sample(model: nn.Module, length: int, causal: bool, seed: int, mask: int = BYTES) -> str:
     """Return a text of `length` bytes, or ids of other tokens. Autoregressive: token by token. Masked
-    diffusion: block by block; each step proposes all tokens of the block that are still masked, and keeps the
+    diffusion: block by block; each step proposes all tokens of the block still masked, and keeps the
     most probable one (LLaDA's low-confidence remasking). mask: the size of the vocabulary.
     """
     device = next(model.parameters()).device

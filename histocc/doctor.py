@@ -1,10 +1,10 @@
 """Check a machine, or all machines of a job, before a long run; send its report when you ask for help:
 
-    python -m histocc.doctor --save-path ./output
-    torchrun --nproc_per_node=4 -m histocc.doctor --save-path ./output
+    histocc doctor --output ./output
+    torchrun --nproc_per_node=4 -m histocc doctor --output ./output
 
-Each finding is ok, a warning or a fault, and says what to do. The exit code is 1 if there is a fault. The
-scripts' --dry-run reports the time and memory of a run.
+Each finding is ok, a warning or a fault, and says what to do. The exit code is 1 if there is a fault. For the
+time and memory of a run, use --dry-run of the training commands.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ import torch
 from torch.cuda import nccl
 
 from histocc import __version__
-from histocc.runtime.config import Parser, Positive, Processes, flag
+from histocc.runtime.config import Parser, Positive, ProcessFlags, flag
 from histocc.runtime.device import has_bfloat16, matmul_rate, why_no_gpu
 from histocc.runtime.errors import OTHER_TORCH, TrainingError
 from histocc.runtime.files import folder_above, save_path_problems
@@ -41,7 +41,7 @@ class Finding(NamedTuple):
 
 
 def devices(device: str) -> Finding:
-    """Return the devices that torch sees and can multiply on; unused GPUs are a warning."""
+    """Return the devices that torch sees and can multiply on. Unused GPUs are a warning."""
     if not torch.cuda.is_available():
         listed = ""
         for tool in (["nvidia-smi", "-L"], ["amd-smi", "list"]):
@@ -81,9 +81,11 @@ def cores(processes: int, available: int, threads: int) -> Finding:
 
 
 def disk(path: str) -> Finding:
-    """Check that the folder of a run can be written, and report the space there."""
+    """Check that the run folder can be written, and report the free space there."""
     if problems := save_path_problems(path):
-        return Finding("disk", FAULT, problems[0], "choose another --save-path, or make this one writable")
+        return Finding(
+            "disk", FAULT, problems[0], "choose another folder (--output), or make this one writable"
+        )
     free = shutil.disk_usage(folder_above(path)).free
     text = f"{folder_above(path)}: {free / GB:.1f} GB free"
     if free > 8 * GB:
@@ -93,7 +95,7 @@ def disk(path: str) -> Finding:
 
 
 def same_versions(everyone: list[dict[str, str]]) -> Finding:
-    """Compare the installed versions (everyone: by name, of each rank) with those of rank 0."""
+    """Compare all ranks' installed versions with rank 0's (everyone: name → version, for each rank)."""
     other = [
         f"rank {rank} has {name} {installed[name]}, rank 0 {everyone[0][name]}"
         for rank, installed in enumerate(everyone)
@@ -105,10 +107,10 @@ def same_versions(everyone: list[dict[str, str]]) -> Finding:
 
 
 @dataclass(frozen=True, kw_only=True)
-class DoctorConfig(Processes):
+class DoctorConfig(ProcessFlags):
     """The flags of doctor."""
 
-    save_path: str = flag(".", "folder of the run", "--save-dir", metavar="FOLDER")
+    output: str = flag(".", "folder that a run will write to", "--save-path", "--save-dir", metavar="FOLDER")
     timeout_minutes: Positive = 3.0
 
 
@@ -128,7 +130,7 @@ def examine(args: DoctorConfig, world: World) -> None:
             Finding("versions", OK, ", ".join(f"{name} {version}" for name, version in installed.items())),
             devices(args.device),
             cores(world.local_size, usable_cores(), torch.get_num_threads()),
-            disk(args.save_path),
+            disk(args.output),
         ]
     everyone = world.gather((socket.gethostname(), str(world.device), list(map(tuple, findings)), installed))
     report = [(f"{host} (rank {i})", found) for i, (host, _, found, _) in enumerate(everyone) if found]
@@ -137,7 +139,7 @@ def examine(args: DoctorConfig, world: World) -> None:
         places = ", ".join(f"rank {i} {device} on {host}" for i, (host, device, _, _) in enumerate(everyone))
         sums = Finding("all-reduce", OK, f"sums are right ({world.backend})")
         if not right:
-            sums = Finding("all-reduce", FAULT, "sums are wrong", "try each machine alone, then in pairs")
+            sums = Finding("all-reduce", FAULT, "sums are wrong", "try each machine by itself, then in pairs")
         together = same_versions([installed for *_, installed in everyone])
         report += [(f"all {world.size} processes", [Finding("placement", OK, places), together, sums])]
     levels = []
@@ -152,9 +154,9 @@ def examine(args: DoctorConfig, world: World) -> None:
 
 
 def get_args_parser() -> Parser:
-    what = "Checks versions, devices, disk and cores of each machine, and under a launcher the sums over all"
-    what += " processes. Exit code 1 if there is a fault, 2 for a mistake in the arguments."
-    return Parser(DoctorConfig, "python -m histocc.doctor", what)
+    what = "Check versions, devices, disk and cores of each machine and, under a launcher, the sums over all"
+    what += " processes. The exit code is 1 if there is a fault, 2 for a mistake in the arguments."
+    return Parser(DoctorConfig, "python -m histocc.doctor", what, "", "--output ./output")
 
 
 def main(argv: list[str] | None = None) -> None:

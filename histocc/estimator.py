@@ -1,4 +1,4 @@
-"""A classifier with the conventions of scikit-learn, which need not be installed."""
+"""A classifier with the conventions of scikit-learn, which itself is not needed."""
 
 import copy
 import io
@@ -16,7 +16,7 @@ from torch.random import fork_rng
 from histocc.data.rows import MISSING_WORDS, csv_text
 from histocc.job import inputs, train
 from histocc.job.config import FinetuneConfig
-from histocc.occ_canine import columns_of, texts_and_languages
+from histocc.occ_canine import columns_of_frame, texts_and_languages
 from histocc.predict.coder import Coder
 from histocc.runtime.world import World
 from histocc.text import UNKNOWN_LANGUAGE, join_columns
@@ -25,8 +25,18 @@ one_run = threading.Lock()  # a run changes settings of the process, and prints
 
 
 class OccupationClassifier:
-    """A classifier that learns as `finetune.py --model-size ngrams` with flags of these names. X: texts, or a
-    table of them; y: a label for each row, or several in a list, or in a table with "" for none.
+    """A classifier that learns like `finetune.py --model-size ngrams` with flags of these names. X: texts, or
+    a table of them; y: a label for each row, or several in a list or in a table ("" for none).
+
+    Example:
+        >>> from histocc import OccupationClassifier
+        >>> texts = ["wine merchant", "smith", "blacksmith", "merchant of wine", "a smith", "dealer in wine"]
+        >>> codes = ["41025", "83110", "83110", "41025", "83110", "41025"]
+        >>> classifier = OccupationClassifier(prior="none", language="en").fit(texts, codes)
+        >>> classifier.predict(["old smith"]).tolist()
+        ['83110']
+        >>> classifier.score(texts, codes)
+        1.0
     """
 
     def __init__(self, prior="auto", language=UNKNOWN_LANGUAGE, language_col=None, formatter="auto"):
@@ -38,7 +48,7 @@ class OccupationClassifier:
 
     def set_params(self, **params) -> "OccupationClassifier":
         if unknown := params.keys() - self.get_params():
-            raise ValueError(f"{min(unknown)!r} is no parameter: {', '.join(self.get_params())} are")
+            raise ValueError(f"{min(unknown)!r} is not a parameter. Use {', '.join(self.get_params())}")
         self.__init__(**self.get_params() | params)
         return self
 
@@ -52,18 +62,18 @@ class OccupationClassifier:
         return Tags("classifier", TargetTags(True), None, ClassifierTags(), input_tags=of_texts)
 
     def fit(self, X, y) -> "OccupationClassifier":
-        """Learn, and return the estimator. Raises ValueError for other X and y, UserError as finetune.py."""
+        """Learn, and return the estimator. Raises ValueError for bad X or y, UserError as in finetune.py."""
         table, (labels, self._has_several) = texts_of(X), labels_of(y)
         counts = Counter(label for row in labels for label in row)
         if self.language_col and self.language_col not in table:
             raise ValueError(f"X has no column {self.language_col!r} (language_col)")
         if {*map(len, table.values())} != {len(labels)}:
-            raise ValueError(f"y has {len(labels)} rows, and X has {len(next(iter(table.values())))}")
+            raise ValueError(f"y has {len(labels)} rows, but X has {len(next(iter(table.values())))}")
         if [] in labels:
-            what = f"row {labels.index([])} of y has no label (none, NA and the like count as none)"
+            what = f"row {labels.index([])} of y has no label (none, NA and the like are not labels)"
             raise ValueError(f"{what}: leave it out of X and y")
         if len(counts) < 2:
-            raise ValueError(f"y has {len(counts)} class(es), and two are needed")
+            raise ValueError(f"y has {len(counts)} class(es), but two are needed")
         targets = {f"label_{i}": cells for i, cells in enumerate(zip_longest(*labels, fillvalue=""), 1)}
         self._texts = [name for name in table if name != self.language_col]
         how = self.get_params() | {"target_cols": [*targets], "input_col": self._texts, "delimiter": ","}
@@ -71,7 +81,7 @@ class OccupationClassifier:
             rows, run = f"{folder}/rows.csv", f"{folder}/run"
             Path(rows).write_bytes(csv_text([[*table, *targets], *zip(*table.values(), *targets.values())]))
             args = FinetuneConfig(dataset=[rows], save_path=run, model_size="ngrams", ditto="none", **how)
-            train.train(*inputs.prepare_data(args, World(), [rows], []), World())
+            train.run_training(*inputs.prepare_data(args, World(), [rows], []), World())
             self._coder = Coder.load(run, split_texts=self._has_several)
             self._run = Path(shutil.make_archive(run, "tar", run)).read_bytes()
         label_of, kind, codes = {str(x): x for x in counts}, type(labels[0][0]), self._coder.codes
@@ -81,13 +91,13 @@ class OccupationClassifier:
         return self
 
     def predict(self, X) -> np.ndarray:
-        """Return the label of each text, or a list if y had several; the usual one if nothing is known."""
+        """Return the label of each text, or a list if y had several (the most frequent for unknown texts)."""
         rows = [[self._place[x] for x in one.codes] or [self._shares.argmax()] for one in self._coded(X)]
         several = np.fromiter((self.classes_[row].tolist() for row in rows), dtype=object)
         return several if self._has_several else self.classes_[[row[0] for row in rows]]
 
     def predict_proba(self, X) -> np.ndarray:
-        """Return the probability of each class, [texts, classes]; if nothing is known, its share in y."""
+        """Return the probability of each class, [texts, classes]; its share in y for unknown texts."""
         probs = []
         for one in self._coded(X, choices=True):
             places, of_code = [self._place[code] for code, _ in one.choices], [p for _, p in one.choices]
@@ -101,9 +111,9 @@ class OccupationClassifier:
         return float(np.average([labels == found for labels, found in pairs], weights=sample_weight))
 
     def save(self, folder) -> None:
-        """Write the folder of the run, whole or not at all. Raises ValueError if it holds something."""
+        """Write the run folder, completely or not at all. Raises ValueError if the folder is not empty."""
         if Path(folder).is_dir() and any(Path(folder).iterdir()):
-            raise ValueError(f"{folder} holds something: choose another folder, or remove it")
+            raise ValueError(f"{folder} is not empty: choose another folder, or remove it")
         Path(folder).absolute().parent.mkdir(parents=True, exist_ok=True)
         with TemporaryDirectory(prefix="histocc_", dir=Path(folder).absolute().parent) as part:
             Path(part, "run.tar").write_bytes(self._run)
@@ -111,7 +121,7 @@ class OccupationClassifier:
             Path(part, "run").replace(folder)
 
     def _coded(self, X, choices: bool = False):
-        """Yield the answers to texts; choices: with the probabilities of all codes."""
+        """Yield the answers to texts; choices: include the probabilities of all codes."""
         with suppress(ImportError):
             from sklearn.utils.validation import check_is_fitted
 
@@ -122,13 +132,13 @@ class OccupationClassifier:
         first, *others = (table[name] for name in self._texts)
         texts, coder.choices = join_columns(first, others), choices * len(coder.codes)
         languages = table[self.language_col] if self.language_col else [self.language] * len(texts)
-        for i in range(0, len(texts), 512):  # at a time: probabilities of all codes take memory
+        for i in range(0, len(texts), 512):  # in groups: probabilities of all codes take memory
             yield from coder.code(texts[i : i + 512], languages[i : i + 512], k=max(coder.room, 5))
 
 
 def texts_of(X) -> dict[str, list[str]]:
     """Return the columns of X by name. Raises ValueError."""
-    columns = columns_of(X) if hasattr(X, "columns") else {"occ1": X}
+    columns = columns_of_frame(X) if hasattr(X, "columns") else {"occ1": X}
     return {name: texts_and_languages(cells, None, False)[1] for name, cells in columns.items()}
 
 

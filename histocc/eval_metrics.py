@@ -1,5 +1,5 @@
-"""The engine of evaluation of the published package (histocc of Dahl, Johansen and Vedel, 2024, arXiv
-2402.13604); `python -m histocc.evaluate` says more.
+"""The evaluation engine of the published package (histocc of Dahl, Johansen and Vedel, 2024, arXiv
+2402.13604). `histocc evaluate` reports more.
 """
 
 from functools import partialmethod
@@ -7,7 +7,7 @@ from typing import Any
 
 from histocc.data.rows import code_of_cell
 from histocc.formatter import cut, is_missing
-from histocc.occ_canine import columns_of
+from histocc.occ_canine import columns_of_frame
 
 MEASURES = {
     "accuracy": lambda pred, true: float(pred == true),
@@ -19,15 +19,15 @@ MEASURES = {
 
 class EvalEngine:
     """The comparison of predicted with true codes, row by row: `accuracy` (a row is right if its set of codes
-    is), `precision`, `recall` and `f1`, each called with return_per_obs for a number per row instead of the
-    mean. Raises ValueError for tables without such columns, or of different lengths.
+    is), `precision`, `recall` and `f1`. Each returns the mean, or with return_per_obs a number per row.
+    Raises ValueError for tables without such columns or of different lengths.
 
     Args:
-        model: an OccCANINE, whose formatter says how codes are written: 41025 and 41025.0 are one.
-        ground_truth, predicitons: (spelled so in the published package) DataFrames, dicts of columns or lists
+        model: an OccCANINE; its formatter reads the codes, so that 41025 and 41025.0 are the same.
+        ground_truth, predicitons: (published spelling) DataFrames, dicts of columns or lists
             of dicts with the same rows.
-        pred_col: beginning of the names of the columns that hold codes in both.
-        digits: number of first digits that are compared.
+        pred_col: prefix of the code columns in both.
+        digits: number of leading digits to compare.
     """
 
     def __init__(self, model, ground_truth, predicitons, pred_col: str, digits: int | None = None):
@@ -39,8 +39,8 @@ class EvalEngine:
             raise ValueError(f"{len(self.true)} rows of truth, but {len(self.pred)} of predictions")
 
     def _sets(self, what: str, table: Any) -> list[set[str]]:
-        """Return the codes of each row; what: the table, in messages."""
-        columns = [cells for name, cells in columns_of(table).items() if name.startswith(self.pred_col)]
+        """Return the codes of each row; what: the table's name in messages."""
+        columns = [cells for name, cells in columns_of_frame(table).items() if name.startswith(self.pred_col)]
         if len(set(map(len, columns))) != 1:
             raise ValueError(f"{what}: needs columns of the same length that begin with {self.pred_col!r}")
         return [set(filter(None, map(self._code, cells))) for cells in zip(*columns)]
@@ -50,7 +50,7 @@ class EvalEngine:
         if is_missing(cell) or str(cell).strip() in ("", "nan", "None", "<NA>"):
             return ""
         text = str(int(cell)) if isinstance(cell, float) and cell == int(cell) else str(cell)
-        code = code_of_cell(text, self.formatter, self.codes)  # a zero is lost in a table of numbers
+        code = code_of_cell(text, self.formatter, self.codes)  # tables of numbers lose leading zeros
         return code if self.digits is None else cut(code, self.digits, self.formatter.within_block_sep)
 
     def _measured(self, measure: str, return_per_obs: bool = False) -> float | list[float]:

@@ -1,6 +1,6 @@
-"""The figure of a model: which share of texts that it has not seen gets exactly their codes. It is measured
-on the test part of its data (`histocc.evaluate`), else on validation texts, else on training texts that are
-left out of the fit in turn. Every screen and page shows this figure, in these words.
+"""The figure of a model: the share of unseen texts that get exactly their codes. It is measured on the test
+part of its data (`histocc.evaluate`), otherwise on validation texts, otherwise on training texts that are
+each left out of the fit in turn. Every screen and page shows this figure, in these words.
 """
 
 import contextlib
@@ -15,17 +15,17 @@ import numpy as np
 
 from histocc.runtime.files import OwnFiles, atomic_write
 
-ENTRY = "figure"  # of a checkpoint, of report.json, and of STATUS in the folder of a run
+ENTRY = "figure"  # its entry in checkpoints, report.json and a run's STATUS
 STATUS = "status.json"
 TEST, VALIDATION, LEFT_OUT = "test texts", "validation texts", "training texts, each left out of the fit"
 OTHER = "texts of other data"
-NONE = "It has not been evaluated."
-Z = 1.959964  # of 95 % intervals
-MAX_GROUPS, OTHERS = 10, "all others"  # groups of rows that a table or a plot shows; the last one
+NOT_EVALUATED = "It has not been evaluated."
+Z = 1.959964  # for 95 % intervals
+MAX_GROUPS, OTHERS = 10, "all others"  # most groups in a table or plot; name of the last one
 
 
 def percent(share: float, sign: str = " %") -> str:
-    """Return a share as all screens and pages write it: "65.5 %"."""
+    """Return a share in the form of all screens and pages: "65.5 %"."""
     return f"{100 * share:.1f}{sign}"
 
 
@@ -38,8 +38,8 @@ def wilson(share: float, number: float) -> tuple[float, float]:
 
 
 def is_right(answer: Sequence[str], true: Collection[str], ranked: bool = False) -> bool:
-    """Return whether an answer is right: if it is exactly the true codes, in any order; of a ranking, if its
-    best code is one of them.
+    """Return whether an answer is right: whether it is exactly the true codes, in any order; for a ranking,
+    whether its best code is one of them.
     """
     return {*answer} == {*true} or ranked and any(code in true for code in answer[:1])
 
@@ -47,18 +47,18 @@ def is_right(answer: Sequence[str], true: Collection[str], ranked: bool = False)
 class Figure(NamedTuple):
     """The figure, in a checkpoint and in report.json a dict of plain types."""
 
-    share: float  # of the distinct texts, each with the share of its rows that is right
+    share: float  # of right distinct texts, each counted with its share of right rows
     texts: int  # number of distinct texts
     share_of_rows: float
     rows: int  # number of rows with these texts
     source: str  # TEST, VALIDATION, LEFT_OUT or OTHER
-    decoder: str  # whose answers these are
-    unsure: str = ""  # who may have seen the texts: "model", "prior" or nobody
+    decoder: str  # the decoder that gave the answers
+    unsure: str = ""  # what may have seen the texts: "model", "prior" or "" (nothing)
 
     @classmethod
     def of(cls, state: dict[str, Any], folder: str | None = None) -> "Figure | None":
-        """Return the figure of a checkpoint: that of its folder, where evaluate keeps that of the test part,
-        if it is about this step; else its own one, or None. Raises TypeError for an invalid one.
+        """Return the figure of a checkpoint: the one in its folder (of the test part, kept by evaluate) if it
+        is of this step, otherwise the checkpoint's own, or None. Raises TypeError for an invalid one.
         """
         if folder is not None and (of_folder := cls.of_run(folder, state.get("step"))):
             return of_folder
@@ -75,12 +75,12 @@ class Figure(NamedTuple):
         unsure: str = "",
         times: np.ndarray | None = None,
     ) -> "Figure | None":
-        """Return the figure of answers to rows, None if there are none.
+        """Return the figure of answers to rows, or None without rows.
 
         Args:
-            right: whether, or in which share, each answer is right, bool or float [N].
+            right: whether each answer is right (bool [N]), or its right share (float [N]).
             text: a number for each distinct text, [N].
-            times: how many rows of all have the row's text, if these are some of them, int64 [N].
+            times: number of all rows with the row's text, if only some rows are given, int64 [N].
         """
         _, number, count = np.unique(text, return_inverse=True, return_counts=True)
         if not len(count):
@@ -92,7 +92,7 @@ class Figure(NamedTuple):
 
     @classmethod
     def of_run(cls, folder: str, step: int | None = None) -> "Figure | None":
-        """Return the figure of the run in a folder; None if it has none, or one of another step."""
+        """Return the figure of the run in a folder; None without one, or if it is of another step."""
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
             with open(os.path.join(folder, STATUS), encoding="utf-8") as file:
                 held = json.load(file)[ENTRY]
@@ -118,13 +118,13 @@ class Figure(NamedTuple):
 
 
 def may_have_seen(state: dict[str, Any]) -> str:
-    """Return who may have seen texts that are no training texts: published weights do not name theirs."""
+    """Return what may have seen texts outside the training: published weights do not name theirs."""
     of_both = {"model": state, "prior": state.get("prior") or {}}
     return next((name for name, of in of_both.items() if {"source", "origin"} & {*of}), "")
 
 
 def keep(folder: str, figure: Figure, step: int) -> None:
-    """Put the figure of a step's checkpoint into the folder of its run, if there is one. Rank 0 only."""
+    """Write the figure of a step's checkpoint into its run folder, if there is one. Rank 0 only."""
     own = OwnFiles(folder)
     path = own.path(STATUS)
     with contextlib.suppress(OSError, ValueError):
@@ -136,12 +136,12 @@ def keep(folder: str, figure: Figure, step: int) -> None:
 
 
 def largest(groups: dict[str, Any]) -> list[tuple[str, Any]]:
-    """Return the groups of rows with most texts, of a report, and their figures; OTHERS come last."""
+    """Return a report's groups of rows with the most texts, and their figures; OTHERS come last."""
     order = sorted(groups.items(), key=lambda group: (group[0] == OTHERS, -group[1]["texts"]))
     return order[:MAX_GROUPS]
 
 
 def names_of(paths: list[str]) -> list[str]:
-    """Return the name of each model: the last folder of its path, if no other model has it."""
+    """Return the name of each model: the last folder of its path, unless another model has the same."""
     names = [os.path.basename(re.sub(r"[/\\](best|last)\.bin$", "", os.path.abspath(x))) for x in paths]
     return names if len({*names}) == len({*paths}) else paths

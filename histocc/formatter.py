@@ -1,8 +1,8 @@
-"""Codes of a classification <-> the token sequences that the seq2seq decoder reads and writes.
+"""The conversion between codes of a classification and token sequences of the seq2seq decoder.
 
-A sequence is BOS, ``max_num_codes`` blocks of ``block_size`` tokens, EOS; each block holds a code, or is PAD.
-HISCO, OCC1950 and general systems ("gpf") are one class (Dahl, Johansen, Vedel, 2024, arXiv 2402.13604).
-Codes that are no tokens of gpf, such as names with blanks, are written as numbers ("classes").
+A sequence is BOS, ``max_num_codes`` blocks of ``block_size`` tokens, EOS. Each block holds a code or PAD.
+HISCO, OCC1950 and general systems ("gpf") share one class (Dahl, Johansen, Vedel, 2024, arXiv 2402.13604).
+Codes that gpf has no tokens for, such as names with blanks, are written as numbers ("classes").
 """
 
 import contextlib
@@ -18,20 +18,20 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-UNK_IDX, PAD_IDX, BOS_IDX, EOS_IDX, SEP_IDX, FIRST_TOKEN_IDX = range(6)  # tokens of codes begin with the last
+UNK_IDX, PAD_IDX, BOS_IDX, EOS_IDX, SEP_IDX, FIRST_TOKEN_IDX = range(6)  # tokens of codes start at the last
 MAX_BLOCK_SIZE = 1000
-MAX_WRITTEN = 16  # characters of a code that the decoder writes one by one, if nobody has named a formatter
+MAX_WRITTEN = 16  # most characters of a code to write one by one, if no formatter is named
 SEP_VALUE = "&"  # between two codes in text form
 WITHIN_BLOCK_SEP = ","  # between two tokens of one code, where wanted
 NO_WORK = frozenset({"-1", "-2", "-3"})  # no title, not working, no work title
 NEVER_SHORT = NO_WORK | {"?"}  # and a missing code
 
-# "08311", ="08311", =T("08311"), =08311, '08311: texts, for a spreadsheet
+# "08311", ="08311", =T("08311"), =08311, '08311: forms that spreadsheets keep as text
 _GUARD = re.compile(
     r"""(?is)(?:=\s*T?\s*\(?\s*)?["“”„]([^"“”„]*)["“”]\s*\)?"""
     r"""|(?:['‘’](?=[-+=@"]|\w*\d)|=\s*(?=-?\d))(.*?)['’]?"""
 )
-_DASH = re.compile("^[\u2010-\u2015\u2212\ufe63](?=[0-9])")  # minus signs, as word processors write them
+_DASH = re.compile("^[\u2010-\u2015\u2212\ufe63](?=[0-9])")  # minus signs of word processors
 GROUPED = re.compile(r"[0-9]{1,3}([.,'‘’]|[^\S\n\r\t])[0-9]{3}(?:\1[0-9]{3})*")  # 83'110
 
 
@@ -40,7 +40,7 @@ class _System(NamedTuple):
     whole_codes: tuple[str, ...] = ()  # one token that fills its block
     block_size: int | None = None  # None: the user's choice
     max_codes: int | None = None  # None: as many as target columns
-    zeros_back_from: int | None = None  # fewest digits to which leading zeros are restored
+    zeros_back_from: int | None = None  # least number of digits to which leading zeros are restored
     default_cols: tuple[str, ...] = ()
 
 
@@ -64,19 +64,19 @@ def hisco_key() -> tuple[str, ...]:
 CLASSES = ("hisclass", "hisclass_5", "socpo", "hiscam")
 OF_LEVEL = ("level_code", "level", "level_conf")  # columns of answers at a level
 OF_DRAWS = rf"draw_\d+|expected_hiscam|prob_({'|'.join(CLASSES)})_\d+"  # columns of draws
-# columns of predict that are numbers
+# numeric columns of predict
 PROBABILITIES = r"((choice_)?prob|prob_\w+)_\d+|(level_)?conf"
 NUMBERS = rf"{PROBABILITIES}|conf_fitted|needs_review|expected_hiscam"
-ANSWER = "conf", "conf_fitted", "needs_review"  # columns behind those of codes
+ANSWER = "conf", "conf_fitted", "needs_review"  # columns after the codes
 _WORDS = "|".join(["title", "desc", *CLASSES, "choice(_prob|_title|_desc)?", "similar_(text|codes)"])
 _NUMBERED = rf"({_WORDS})_\d+|{OF_DRAWS}"
-BESIDE = rf"{_NUMBERED}|source|level(_code|_conf)?"  # further columns of an answer
+BESIDE_CODES = rf"{_NUMBERED}|source|level(_code|_conf)?"  # more columns of an answer
 DEEPEST = "auto"  # the deepest level, in digits or parts, that is confident enough
 
 
 @cache
 def hisco_classes() -> dict[str, dict[str, str]]:
-    """Return, by "title" and the names in CLASSES, the value of each code in the sources of NOTICE, or ""."""
+    """Return {"title" or a name in CLASSES: value of each code from the sources in NOTICE, or ""}."""
     with files("histocc").joinpath("hisco_classes.csv").open(encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     columns = {name: name for name in ("title", *CLASSES)} | {"hiscam": "hiscam_u1"}
@@ -84,8 +84,8 @@ def hisco_classes() -> dict[str, dict[str, str]]:
 
 
 def coded_columns(header: Sequence[str], first: int) -> range:
-    """Return the places of the columns that predict has written: from that of the first code to needs_review
-    (earlier versions wrote no others), and numbered ones behind it. Columns elsewhere are the user's own.
+    """Return the places of the columns written by predict: from the first code to needs_review (all that
+    earlier versions wrote), and numbered columns after it. Columns elsewhere are the user's own.
     """
     end = header.index(ANSWER[-1]) + 1
     while end < len(header) and re.fullmatch(_NUMBERED, header[end]):
@@ -98,19 +98,19 @@ class CodeError(ValueError):
 
 
 class BlockyFormatter:
-    """The conversion of codes to token sequences and back, for one classification. Attributes are as
-    published. Raises ValueError for arguments out of range.
+    """The conversion of codes to token sequences and back, for one classification. Attributes have their
+    published names. Raises ValueError for arguments out of range.
 
     Args:
         kind: "hisco" (five blocks of five), "occ1950" (two blocks of three), "gpf" (a block per column) or
             "classes" (the same; a block is the number of a code in `codes`, in decimal digits).
-        target_cols: columns of codes; None: the usual names, for hisco and occ1950 only.
-        block_size: tokens per code; this and the following are for gpf alone.
-        use_within_block_sep: codes are tokens with commas between them ("10,2,-1"), else characters.
-        allow_short: codes with fewer tokens than the block are accepted; the rest is EOS.
-        chars: the tokens in the order of their ids, if not -999 … 999, letters and punctuation.
+        target_cols: columns of codes; None: the usual names (only hisco and occ1950).
+        block_size: tokens per code. This and the following are only for gpf.
+        use_within_block_sep: codes are tokens separated by commas ("10,2,-1"), not characters.
+        allow_short: accept codes with fewer tokens than the block. The rest is EOS.
+        chars: the tokens in the order of their ids (default: -999 … 999, letters and punctuation).
         max_codes: number of blocks of gpf and classes; None: one per column.
-        codes: of classes, in the order of their numbers; None: any code fits, and none can be written yet.
+        codes: codes of classes, in the order of their numbers; None: any code fits; none can be written yet.
     """
 
     def __init__(
@@ -142,7 +142,7 @@ class BlockyFormatter:
         self._numbers = {code: i for i, code in enumerate(self.codes or ())}
         self.max_num_codes = most or max(1, max_codes or count)
         self.block_size = system.block_size or int(block_size)
-        self.max_seq_len = self.max_num_codes * self.block_size + 2  # BOS in front, EOS behind
+        self.max_seq_len = self.max_num_codes * self.block_size + 2  # with BOS and EOS
         self.sep_value = SEP_VALUE
         self.within_block_sep = WITHIN_BLOCK_SEP if general and use_within_block_sep else None
         self.allow_short = bool(allow_short) and general
@@ -154,21 +154,21 @@ class BlockyFormatter:
         self.map_idx_char = {i: token for token, i in self.map_char_idx.items()}
         self.num_classes = [max(self.map_idx_char) + 1] * self.max_seq_len
         self._whole = frozenset(self.map_char_idx[code] for code in system.whole_codes)
-        # for each id: is it a token, is it a whole code? The last stands for every id out of range
+        # for each id: is it a token, is it a whole code? The last entry is for all ids out of range
         ids = range(max(self.map_idx_char) + 2)
         self.id_kinds = [np.array([i in some for i in ids]) for some in (self.map_idx_char, self._whole)]
 
     def repair(self, cell: str, key: Container[str] = ()) -> tuple[str, list[str]]:
-        """Return the code in a cell without what spreadsheets and other programs make of codes, and the kinds
-        of what changed, besides blanks around it (of NOTES in data/rows.py). A code of `key` stays. In gpf,
-        where any sign has a meaning, only what is part of a code in no system changes.
+        """Return the code in a cell without the changes made by spreadsheets and other programs, and the
+        kinds of these changes (see NOTES in data/rows.py), apart from blanks around it. A code of `key`
+        stays. In gpf, where any sign has a meaning, only signs that belong to no system's codes change.
         """
         if (code := cell.strip()) in key:
             return code, []
         code, kinds = plain_code(code)
         grouped = self.kind != "gpf" and GROUPED.fullmatch(code)
         if grouped and (grouped[1] not in "., " or self.kind == "hisco" and len(code) in (5, 6)):
-            code = re.sub("[^0-9]", "", code)  # 83'110; 83,110 can be no other code of HISCO
+            code = re.sub("[^0-9]", "", code)  # 83'110; 83,110 can only be this HISCO code
             kinds.append("codes_grouped")
         plain = code
         if self.kind == "hisco":
@@ -185,8 +185,8 @@ class BlockyFormatter:
         return code, kinds
 
     def encode_code(self, code: str) -> np.ndarray:
-        """Return the tokens of one code as it is (see ``repair``), int64 [block_size]. Raises CodeError for
-        one that does not fit. In gpf a code may be short with ``allow_short``; -1, -2, -3 and ? always may.
+        """Return the tokens of one code, unchanged (see ``repair``), int64 [block_size]. Raises CodeError for
+        codes that do not fit. In gpf codes may be short with ``allow_short``; -1, -2, -3 and ? always may.
         """
         if not code.strip():
             raise CodeError(f"code {code!r} is empty")
@@ -201,25 +201,29 @@ class BlockyFormatter:
         tokens = list(code) if self.within_block_sep is None else code.split(self.within_block_sep)
         for token in tokens:
             if token not in self.map_char_idx:
-                hint = "" if self.within_block_sep is None else " (tokens stand between commas)"
-                raise CodeError(f"code {code!r}: {token!r} is not a token of formatter {self.kind}{hint}")
+                hint = "" if self.within_block_sep is None else " between its commas"
+                raise CodeError(f"code {code!r} has {token!r}{hint}, which is not part of {self.system_name}")
         count, size = len(tokens), self.block_size
         may_be_short = self.kind == "gpf" and (self.allow_short or code in NEVER_SHORT)
         if count > size or count < size and not may_be_short:
-            what = "more" if count > size else "fewer"
-            raise CodeError(f"code {code!r} has {count} tokens, {what} than the block size {size}")
+            raise CodeError(f"code {code!r} has a length of {count}, but {self.system_name} have {size}")
         block = np.full(size, EOS_IDX, dtype=np.int64)
         block[:count] = [self.map_char_idx[token] for token in tokens]
         return block
 
+    @property
+    def system_name(self) -> str:
+        """The name of its codes, for messages."""
+        return {"hisco": "HISCO codes", "occ1950": "OCC1950 codes"}.get(self.kind, f"codes of {self.kind}")
+
     def fills_up(self, code: str) -> bool:
-        """Return whether a code is shorter than its block, and no word for none."""
+        """Return whether a code is shorter than its block, and not one of NEVER_SHORT."""
         return self.allow_short and code not in NEVER_SHORT and EOS_IDX in self.encode_code(code)
 
     def transform_label(self, label: Any) -> np.ndarray | None:
-        """Return float64 [max_seq_len] for codes joined with ``sep_value`` ("12345&-1") or a row of a table
-        (Series, DataFrame, dict), in which code1 … hold numbers of ``hisco_key``; None stays None. Raises
-        ValueError for too many codes or unfit ones.
+        """Return float64 [max_seq_len] for codes joined with ``sep_value`` ("12345&-1") or for a row of a
+        table (Series, DataFrame, dict), where code1 … hold numbers of ``hisco_key``. None stays None. Raises
+        ValueError for too many codes or codes that do not fit.
         """
         if label is None:
             return None
@@ -234,16 +238,16 @@ class BlockyFormatter:
             texts = [str(x).removesuffix(".0") if isinstance(x, float) else str(x) for x in cells]
             codes = [hisco_key()[int(text)] if is_numbered else self.repair(text)[0] for text in texts]
         if len(codes) > self.max_num_codes:
-            raise ValueError(f"{label!r} holds {len(codes)} codes, there is room for {self.max_num_codes}")
+            raise ValueError(f"{label!r} holds {len(codes)} codes; there is room for {self.max_num_codes}")
         sequence = np.full(self.max_seq_len, PAD_IDX, dtype=np.float64)
         sequence[0], sequence[-1] = BOS_IDX, EOS_IDX
         sequence[1 : 1 + len(codes) * self.block_size] = np.concatenate(list(map(self.encode_code, codes)))
         return sequence
 
     def decode_block(self, ids: Sequence[int]) -> str | None:
-        """Return the code in one block of ``block_size`` token ids (ValueError for another number); None if
-        it holds none. gpf skips PAD, BOS, EOS and SEP anywhere, as published; in others a block with PAD
-        holds no code, and a first token of -1, -2 or -3 is the whole code.
+        """Return the code in one block of ``block_size`` token ids (ValueError for another number), or None.
+        gpf skips PAD, BOS, EOS and SEP anywhere, as published. In other systems a block with PAD holds no
+        code, and a first token of -1, -2 or -3 is the whole code.
         """
         ids = [int(i) for i in ids]
         if len(ids) != self.block_size:
@@ -285,7 +289,7 @@ class BlockyFormatter:
 
 
 def cut(code: str, digits: int, separator: str | None = None) -> str:
-    """Return a code's first `digits` tokens (characters, or between separators); −1, −2, −3, ? stay whole."""
+    """Return a code's first `digits` tokens (characters or separated parts); −1, −2, −3, ? stay whole."""
     if code in NEVER_SHORT:
         return code
     return code[:digits] if separator is None else separator.join(code.split(separator)[:digits])
@@ -293,8 +297,8 @@ def cut(code: str, digits: int, separator: str | None = None) -> str:
 
 def levels_of(codes: Sequence[str], separator: str | None, asked: list[str]) -> tuple[str | None, list[int]]:
     """Return the separator between the parts of a code (None: characters), and the numbers of parts at which
-    accuracy is counted, the whole code last. Without `asked`, --levels, dotted codes of a key have levels at
-    the dots, and numbers of one length at each digit.
+    accuracy is counted, the whole code last. Without `asked` (--levels), dotted codes of a key have levels at
+    the dots, and numbers of one length have a level at each digit.
     """
     codes, numbers = [code for code in codes if code not in NEVER_SHORT], [x for x in asked if x.isdecimal()]
     separator = next((each for each in asked if not each.isdecimal()), separator)
@@ -308,7 +312,7 @@ def levels_of(codes: Sequence[str], separator: str | None, asked: list[str]) -> 
 
 
 def split_codes(text: str, known: Container[str]) -> list[str]:
-    """Return the codes that `SEP_VALUE` joins in a text; those in `known` may hold that sign themselves."""
+    """Return the codes joined by `SEP_VALUE` in a text. Codes in `known` may contain that sign."""
     parts, codes = text.split(SEP_VALUE), []
     while parts:
         starts = (SEP_VALUE.join(parts[:end]).strip() for end in range(len(parts), 0, -1))
@@ -319,7 +323,7 @@ def split_codes(text: str, known: Container[str]) -> list[str]:
 
 
 def plain_code(cell: str) -> tuple[str, list[str]]:
-    """Return a code without what is part of one in no system, and the kinds of what changed: invisible
+    """Return a code without characters that belong to no system's codes, and the kinds of changes: invisible
     characters, full width and digits of other scripts, guards of spreadsheets, minus signs.
     """
     code = cell.strip()
@@ -337,9 +341,9 @@ def plain_code(cell: str) -> tuple[str, list[str]]:
 
 
 def in_key(code: str, key: Container[str]) -> str:
-    """Return the code of the key that a spreadsheet made this number of: 110 is 0110, and so are 110.0 and
-    110,0; -3.0 is -3; 83,110 is 83110 unless 83 and 110 are codes. A code that the key has, or has with no
-    number of leading zeros, stays.
+    """Return the code of the key from which a spreadsheet made this number: 0110 for 110, 110.0 and 110,0; -3
+    for -3.0; 83110 for 83,110 unless 83 and 110 are codes. A code that is in the key, or is not in it with
+    any number of leading zeros, stays.
     """
     if code in key:
         return code
@@ -353,9 +357,9 @@ def in_key(code: str, key: Container[str]) -> str:
 def formatter_of_codes(
     codes: Sequence[str], target_cols: Sequence[str], max_codes: int, before: dict | None = None
 ) -> BlockyFormatter:
-    """Return a formatter that writes all these codes: gpf if they are short and made of its tokens, else
-    classes. before: the formatter of the initial weights, as `to_dict` describes it, or None; if it is gpf
-    and writes all codes, its tokens and blocks stay.
+    """Return a formatter that can write all these codes: gpf if they are short and made of its tokens,
+    otherwise classes. before: settings (`to_dict`) of the formatter of the initial weights, or None. If it is
+    gpf and can write all codes, its tokens and blocks stay.
     """
     longest = max(map(len, codes), default=1)
     ways = [{"block_size": longest, "allow_short": True}] if longest <= MAX_WRITTEN else []
@@ -375,20 +379,20 @@ def formatter_of_codes(
 
 
 def classes_in_words(codes: Sequence[str]) -> str:
-    """Return the number of codes and their lengths, for people: "669 classes of 2 to 9 characters"."""
+    """Return the number of codes and their lengths in words: "669 classes of 2 to 9 characters"."""
     lengths = sorted({len(code) for code in codes}) or [0]
     size = " to ".join(map(str, dict.fromkeys((lengths[0], lengths[-1]))))
     return f"{len(codes):,} class{'es' * (len(codes) != 1)} of {size} characters"
 
 
 def is_missing(value: Any) -> bool:
-    """Return whether a value is None or NaN, as pandas has them."""
+    """Return whether a value is None or pandas' NaN."""
     is_nan = isinstance(value, numbers.Real) and value != value
     return value is None or is_nan or type(value).__name__ in ("NAType", "NaTType")
 
 
 def name_of_code(code: Any) -> str:
-    """Return a code of a published key as text, "" if it stands for no code."""
+    """Return a code of a published key as text, "" if it means no code."""
     text = str(code).strip()
     return "" if text.lower() in ("nan", "none", "null") else text
 
@@ -406,7 +410,7 @@ def construct_general_purpose_formatter(
     allow_short: bool = True,
     chars: Sequence[str | int] | None = None,
 ) -> BlockyFormatter:
-    """Return a formatter of any system; codes may be shorter than a block, as published."""
+    """Return a formatter of any system. Codes may be shorter than a block, as published."""
     return BlockyFormatter("gpf", target_cols, block_size, use_within_block_sep, allow_short, chars)
 
 
@@ -431,7 +435,7 @@ def construct_finetune_formatter(
     block_size: int, target_cols: Sequence[str], chars: Sequence[str | int] | None = None
 ) -> BlockyFormatter:
     """Return a general-purpose formatter of `chars`, by default digits and the hyphen. Short codes are filled
-    with EOS, not with PAD as published, which lost them when they were read back.
+    with EOS (the published PAD lost them when they were read back).
     """
     tokens = [*string.digits, "-"] if chars is None else list(chars)
     columns = [target_cols] if isinstance(target_cols, str) else list(target_cols)

@@ -1,4 +1,4 @@
-"""Logistic regression, which turns scores into probabilities: the confidence of a model, and the guesses on
+"""Logistic regression, which turns scores into probabilities, for the confidence of models and the guesses on
 the review page.
 """
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-MAX_OFF = 0.02  # share of the rows, beside one row, by which the sums of probabilities and hits may differ
+MAX_OFF = 0.02  # share of the rows (plus one row) by which the sums of probabilities and hits may differ
 
 
 def logistic(x: np.ndarray) -> np.ndarray:
@@ -16,13 +16,13 @@ def logistic(x: np.ndarray) -> np.ndarray:
 def fit_logistic(
     x: np.ndarray, right: np.ndarray, weight: np.ndarray, mean: Sequence[float], deviation: Sequence[float]
 ) -> np.ndarray:
-    """Return the likeliest weights, float64 [K], of features in the log-odds of being right. If the sum of
-    the probabilities is not the number of hits, say so and return `mean`.
+    """Return the likeliest weights, float64 [K], of features in the log-odds of being right. If the
+    probabilities do not sum to the number of hits, print a note and return `mean`.
 
     Args:
         x: features [N, K], one of them 1 in all rows.
         right: outcomes, bool [N]; weight: how much each counts, float [N].
-        mean, deviation: those of the weights' normal prior, K each.
+        mean, deviation: of the weights' normal prior, K each.
     """
     precision = np.array(deviation) ** -2.0
     at = np.array(mean)

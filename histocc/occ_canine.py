@@ -6,8 +6,8 @@
     model.predict(["wine merchant", "huusmand og væver"], lang=["en", "da"])
     model.finetune("data.csv", target_cols=["hisco_1", "hisco_2"], language_col="lang", save_path="./mine")
 
-The calls are those of the published package (histocc of Dahl, Johansen and Vedel, 2024, arXiv 2402.13604),
-and so are the shapes of their results; docs/published.md says what differs.
+The calls and the shapes of their results are the same as in the published package (histocc of Dahl, Johansen
+and Vedel, 2024, arXiv 2402.13604). docs/published.md lists the differences.
 """
 
 import contextlib
@@ -41,6 +41,7 @@ from histocc.published.formats import Given
 from histocc.runtime import checkpoint
 from histocc.runtime.device import Precision, device_of, settings_of_torch
 from histocc.runtime.errors import UserError
+from histocc.runtime.log import counted
 from histocc.runtime.signals import Stopped, listening
 from histocc.runtime.world import World
 from histocc.text import UNKNOWN_LANGUAGE
@@ -64,18 +65,24 @@ class OccCANINE:
             (OccCANINE_s2s_mix, Christianvedel/…); None for the published HISCO model there.
         device: "cpu", "cuda", "cuda:1", a torch.device, or None or "auto" for a GPU if there is one.
         batch_size, verbose: texts at once, which may be set later; whether to say what is loaded.
-        system: that of published weights, hisco or another one; in any case the name of the columns.
-        key, use_within_block_sep, target_cols: facts on published weights that they do not state.
+        system: of published weights, hisco or another; always the name of the columns.
+        key, use_within_block_sep, target_cols: facts about published weights that they do not contain.
         descriptions: words of the codes, columns desc_1, desc_2, …: a file, or a table with columns
             system_code and desc; None: the titles of HISCO codes.
-        classes: social classes of HISCO codes that get columns, too: hisclass, hisclass_5, socpo, hiscam.
-        hf: False: a file or folder, no name on the hub; force_download: load from there again.
-        model_type: "mix", "seq2seq" or "flat", only compared with what is loaded.
+        classes: social classes of HISCO codes to add as columns: hisclass, hisclass_5, socpo, hiscam.
+        hf: False: only files and folders, no name on the hub; force_download: load from the hub again.
+        model_type: "mix", "seq2seq" or "flat"; only compared with the loaded model.
         raw_confidence, int8: as in `histocc.predict`.
 
     Raises:
-        ValueError: an argument is of another kind.
+        ValueError: an argument has a wrong type or value.
         UserError: a file or name cannot be used.
+
+    Example:
+        >>> from histocc import OccCANINE
+        >>> model = OccCANINE("./output")
+        >>> model.system, len(model.codes)
+        ('hisco', 289)
     """
 
     def __init__(
@@ -109,7 +116,7 @@ class OccCANINE:
             "raw_confidence": raw_confidence,
         }
         if hf is False and not os.path.exists(self.name):
-            raise UserError(f"{self.name}: no such file or folder, and hf=False leaves the hub out")
+            raise UserError(f"{self.name}: no such file or folder (hf=False: the hub is not searched)")
         kind = "hisco" if (system or "").lower() == "hisco" else None
         columns = [target_cols] if isinstance(target_cols, str) else list(target_cols or []) or None
         given = Given(kind, key_reader(self._key_file), columns, use_within_block_sep, system)
@@ -128,22 +135,22 @@ class OccCANINE:
             file, state, given._replace(formatter=None) if brings else given
         )
         if given.system and not brings and (formatter.kind == "hisco") != (given.system.lower() == "hisco"):
-            raise UserError(f"{file}: writes {formatter.kind} codes, which are not those of {given.system}")
+            raise UserError(f"{file}: writes {formatter.kind} codes, not codes of {given.system}")
         coder = Coder(model.to(self.device), formatter, state, **self._options)
         if self._classes and formatter.kind != "hisco":
-            raise UserError(f"classes: are of HISCO codes, and {file} writes {coder.system}")
+            raise UserError(f"classes: exist only for HISCO codes, but {file} writes {coder.system}")
         self.key_desc = self._words(coder)
         self.file, self.coder, self.model, self.formatter = file, coder, model, formatter
         self.system, self.model_type = given.system or coder.system, MODEL_TYPES[coder.kind]
         self.codes, self.key = coder.codes, dict(enumerate(coder.codes))  # in the order of the linear outputs
 
     def _words(self, coder: Coder) -> dict[str, str]:
-        """Return code → words, for the codes that have some."""
+        """Return code → words, for the codes that have any."""
         given = self._descriptions
         if given is None or isinstance(given, str | os.PathLike):
             path = None if given is None else os.fspath(given)
             return read_descriptions(path, coder.codes, coder.formatter)
-        columns = columns_of(given)
+        columns = columns_of_frame(given)
         if lacking := [name for name in ("system_code", "desc") if name not in columns]:
             found = ", ".join(map(repr, columns))
             raise ValueError(f"descriptions: has no column {lacking[0]!r}; it has {found}")
@@ -182,35 +189,45 @@ class OccCANINE:
         level: str | int | None = None,
         target_accuracy: float | None = None,
     ):
-        """Return the codes of texts, or the values that they are made of.
+        """Return the codes of texts, or the values behind them.
 
         Args:
-            occ1: texts, one or several, also as a column of pandas, polars or Arrow; numbers count as their
-                digits, None and NaN as empty.
-            lang: one language, or one per text, in the same order (None, NaN and empty are unk).
+            occ1: one text or several, also as a column of pandas, polars or Arrow; numbers become
+                digits; None and NaN become empty texts.
+            lang: one language, or one per text in the same order (None, NaN and empty mean unk).
             what: pred: a row per text: occ1, lang, up to k_pred codes hisco_1, prob_1, desc_1, …, conf; a
                 number n is pred with k_pred = n. probs: array float32 [texts, codes], by the linear decoder
                 (flat) or the other one, NaN for a text without a code. logits (flat): a table of the same
                 before the sigmoid. bin: 1 for each code that pred gives, columns hisco_CODE. embeddings: the
                 encoder's pooled output (zeros without one), then the model's vector of n-grams, if any.
-            threshold: codes of flat, both, full count above it: a number, or by language (None: the model's).
-            behavior: "good" (greedy) or "fast" (flat); None for what `auto` takes.
-            prediction_type: a decoder, whatever the behavior: greedy, flat, both, topk, full; or greedy-topk:
+            threshold: least probability of codes (flat, both, full): a number, or by language (None: the
+            model's). behavior: "good" (greedy) or "fast" (flat); None: chosen as by `auto`.
+            prediction_type: a decoder, overriding behavior: greedy, flat, both, topk, full; or greedy-topk:
                 topk with k_pred rows per text and a column top-k-pos.
-            order_invariant_conf: False: conf of greedy is the probability of the codes as they were written.
-            get_dict: a list of dicts, also if pandas is installed; get_df=False is the same.
-            level, target_accuracy: those of `histocc.predict`; pred has level_code, level and level_conf.
-            ditto: texts such as do. or ditto are coded as the text before them.
-            deduplicate, concat_in: the result does not depend on them.
+            order_invariant_conf: False: conf of greedy is the probability of the codes in the order written.
+            get_dict: a list of dicts even if pandas is installed; get_df=False means the same.
+            level, target_accuracy: as in `histocc.predict`; pred then has level_code, level and level_conf.
+            ditto: code texts such as do. or ditto as the text before them.
+            deduplicate, concat_in: have no effect on the result.
 
         Returns:
-            A DataFrame (index: that of a Series occ1, else 0 … n − 1), or a list of dicts without pandas. The
-            columns depend on the arguments alone. Those of texts have pandas' dtype of texts, also if no row
-            has one. Missing cells are NaN (texts before pandas 3, and dicts: None).
+            A DataFrame (index: from a Series occ1, else 0 … n − 1), or a list of dicts without pandas. The
+            columns depend only on the arguments. Text columns have pandas' text dtype even if no row has a
+            text. Missing cells are NaN (texts before pandas 3, and dicts: None).
 
         Raises:
             ValueError: an argument is not as above.
             UserError: the model has no such decoder.
+
+        Example:
+            >>> model = OccCANINE("./output")
+            >>> texts, languages = ["blacksmith", "huusmand og væver"], ["en", "da"]
+            >>> for row in model.predict(texts, languages, get_dict=True):
+            ...     print(row["hisco_1"], row["hisco_2"], row["conf"] > 0.9)
+            83110 None True
+            61115 75400 True
+            >>> model.predict("blacksmith", lang="en", what="probs").shape
+            (1, 289)
         """
         what, k, kind = self._choices(what, k_pred, behavior, prediction_type)
         decoder = "full" if what == "probs" and kind != "flat" else PREDICTION_TYPES[kind]
@@ -229,7 +246,7 @@ class OccCANINE:
         how: dict[str, Any] = {"in_any_order": order_invariant_conf}
         if level is not None:
             if level == DEEPEST and target_accuracy is None:
-                raise ValueError("target_accuracy: level='auto' needs one, such as 0.9")
+                raise ValueError("target_accuracy: level='auto' needs it, such as 0.9")
             named = level if isinstance(level, str) else str(count_of("level", level))
             how["levels"] = self.coder.asked_levels(named, PREDICTION_TYPES[kind], self.name)
         coded = self._code(texts, languages, kind, k, by_language, **how)
@@ -275,7 +292,7 @@ class OccCANINE:
     def _code(
         self, texts: list, languages: list[str], kind: str, k: int, given: dict | None, **how
     ) -> list[Coded]:
-        """Return codes of texts, of `full` those above thresholds that are published or given by language."""
+        """Return codes of texts; for `full`, codes above published or given thresholds."""
         decoder = PREDICTION_TYPES[kind]
         coded = self.coder.code(texts, languages, decoder, k, given, **how)
         thresholds = self.coder.thresholds.with_given(given)
@@ -290,7 +307,7 @@ class OccCANINE:
         self, cells: list, languages: list[str], coded: list[Coded], k: int, long: bool
     ) -> dict[str, Any]:
         """Return a row per text: occ1, lang, up to `k` of SYSTEM_i, prob_i and what is known of each code,
-        conf; or, `long`, `k` rows per text, the most probable code first: top-k-pos counts from 0, conf is
+        conf. Or (`long`) `k` rows per text, the most probable code first: top-k-pos counts from 0, conf is
         the probability of the code.
         """
         words = {"desc": self.key_desc} if self.key_desc else {}
@@ -299,7 +316,7 @@ class OccCANINE:
         probs = np.array([[*one.probs[:k], *[math.nan] * (k - len(one.probs))] for one in coded], dtype=float)
         probs = probs.reshape(len(coded), k)
         conf = np.array([math.nan if one.conf is None else one.conf for one in coded], dtype=float)
-        if long:  # as if each code were a text
+        if long:  # treats each code as a text
             cells, languages = ([cell for cell in column for _ in range(k)] for column in (cells, languages))
             codes, conf = [[code] for row in codes for code in row], probs.flatten()
         columns: dict[str, Any] = {"occ1": cells, "lang": languages}
@@ -313,7 +330,7 @@ class OccCANINE:
         return {**columns, "conf": conf, **more}
 
     def citation(self, BibTex: bool = False) -> None:
-        """Print what to cite where the models of the paper are used."""
+        """Print the citation of the published models."""
         print(BIBTEX if BibTex else PAPER)
 
     def finetune(
@@ -326,23 +343,31 @@ class OccCANINE:
         target_cols: Sequence[str] | None = None,
         **arguments,
     ) -> "OccCANINE":
-        """Train on from this model as `finetune.py` does, in one process, and become the best model of that
-        run; return itself. If it fails or is stopped (Ctrl-C or a signal, which saves first), it keeps the
-        weights that it had, and the same call resumes.
+        """Continue training from this model like `finetune.py`, in one process; become the best model of that
+        run and return itself. After a failure or a stop (Ctrl-C or a signal; both save first), the model
+        keeps its weights, and the same call resumes.
 
         Args:
             dataset: a table in a file, or a DataFrame.
-            language: not used if language_col is given; without both, a column lang of a DataFrame counts.
+            language: ignored if language_col is given; without both, a DataFrame's column lang is used.
             arguments: flags of finetune.py, with underscores and its defaults: num_epochs=3. The formatter is
-                this model's unless named; its codes stay, in their order, and new ones are appended.
+                this model's unless named. Its codes keep their order, and new codes are appended.
 
         Raises:
-            UserError, TrainingError: as the script ends with them.
+            UserError, TrainingError: where the script would end with them.
+
+        Example, for a model with an encoder:
+            >>> import contextlib
+            >>> model = OccCANINE("./encoder")
+            >>> with contextlib.redirect_stdout(None):  # hides what finetune.py prints
+            ...     model = model.finetune("data.csv", save_path="./more", max_steps=1)
+            >>> model.file
+            './more/best.bin'
         """
         device = device_of(self.device if arguments.get("device") is None else arguments.pop("device"))
         own = self.formatter.to_dict()
         given = {"initial_checkpoint": self.file, "initial_key": self._key_file}
-        is_general = own["kind"] in ("gpf", "classes")  # which --formatter auto keeps, if it writes all codes
+        is_general = own["kind"] in ("gpf", "classes")  # kept by --formatter auto if it can write all codes
         given |= {"target_cols": own["target_cols"]} if is_general else {"formatter": own["kind"]}
         asked = {"save_path": save_path, "input_col": input_col, "target_cols": target_cols, **arguments}
         there = getattr(dataset, "columns", ())
@@ -354,7 +379,7 @@ class OccCANINE:
         with tempfile.TemporaryDirectory(prefix="histocc_") as folder:
             args = FinetuneConfig(**given, dataset=[_dataset_file(dataset, folder)])
             if args.distributed:
-                raise UserError("several processes are started by a launcher: torchrun finetune.py …")
+                raise UserError("start several processes with a launcher: torchrun finetune.py …")
             self._train(args, device)
         return self
 
@@ -364,18 +389,20 @@ class OccCANINE:
             try:
                 current = torch.cuda.device(device if gpus else -1)
                 with settings_of_torch(), torch.random.fork_rng(gpus), current:
-                    train.train(*inputs.prepare_data(args, world, *inputs.dataset_files(args.dataset)), world)
+                    train.run_training(
+                        *inputs.prepare_data(args, world, *inputs.dataset_files(args.dataset)), world
+                    )
             except Stopped:
                 stop.acted = True
         trains = not (args.prepare_only or args.eval_only or args.dry_run)
         if trains and stop.acted:
-            what = f"fine-tuning was stopped by {stop.reason}: these are the weights from before it;"
-            what += f" the same call resumes, and OccCANINE({args.save_path!r}) is the best so far"
+            what = f"fine-tuning was stopped by {stop.reason}: the model keeps its earlier weights;"
+            what += f" the same call resumes; OccCANINE({args.save_path!r}) loads the best so far"
             warnings.warn(what, stacklevel=3)
         elif trains and checkpoint.find(args.save_path) is not None:
             self._load(models.find_weights(args.save_path, args.save_path), Given(system=self._system))
             self.name = args.save_path
-        if stop.signal is not None:  # the run is saved; now the signal is the caller's
+        if stop.signal is not None:  # the run is saved. Pass the signal on to the caller
             signal.raise_signal(stop.signal)
 
 
@@ -388,7 +415,7 @@ def check_choice(name: str, value: Any, choices: Sequence[str | None]) -> None:
 
 
 def count_of(name: str, value: Any) -> int:
-    """Return a whole number of at least 1, also from numpy, or from R, where 3 is 3.0. Raises ValueError."""
+    """Return a whole number of at least 1, also from numpy or R (3.0). Raises ValueError."""
     number = float(value) if isinstance(value, Real) else 0.0
     if not (number >= 1 and number % 1 == 0):
         raise ValueError(f"{name}: found {value!r:.60}, expected a whole number of at least 1")
@@ -396,16 +423,16 @@ def count_of(name: str, value: Any) -> int:
 
 
 def cells_of(name: str, given: Any, kinds: tuple[type, ...]) -> list:
-    """Return the cells of an argument: one of these kinds, a list, array or column. Raises ValueError."""
+    """Return the cells of an argument: a value of these kinds, a list, array or column. Raises ValueError."""
     if is_missing(given) or isinstance(given, kinds):
         given = [given]
     is_table = isinstance(given, Mapping | set | bytes) or hasattr(given, "columns")
     if is_table or not isinstance(given, Iterable):
         raise ValueError(
-            f"{name}: found {type(given).__name__}, expected a text, or a list, array or column of texts; of"
-            " a table give a column, predict(table['occ1'], lang=table['lang']); in R, predict(table$occ1, …)"
+            f"{name}: found {type(given).__name__}, expected a text, or a list, array or column of texts."
+            " Of a table pass a column: predict(table['occ1'], lang=table['lang']), in R predict(table$occ1)"
         )
-    cells = list(getattr(given, "to_pylist", given.__iter__)())  # a cell of Arrow is a scalar of its own
+    cells = list(getattr(given, "to_pylist", given.__iter__)())  # Arrow's cells are scalar objects
     for i, cell in enumerate(cells):
         if isinstance(cell, bool) or not isinstance(cell, kinds) and not is_missing(cell):
             raise ValueError(f"{name}: row {i} (counted from 0): {cell!r:.60} is not a text")
@@ -413,12 +440,14 @@ def cells_of(name: str, given: Any, kinds: tuple[type, ...]) -> list:
 
 
 def texts_and_languages(occ1: Any, lang: Any, ditto: bool) -> tuple[list, list[str], list[str]]:
-    """Return the texts as given, the same as strings, and the language of each. Raises ValueError."""
+    """Return the texts as given, as strings, and the language of each. Raises ValueError."""
     cells = cells_of("occ1", occ1, (str, Number))
     one_language = is_missing(lang) or isinstance(lang, str)
     languages: list = [lang] * len(cells) if one_language else cells_of("lang", lang, (str,))
     if len(languages) != len(cells):
-        raise ValueError(f"lang: found {len(cells)} texts, but {len(languages)} languages")
+        raise ValueError(
+            f"lang: found {counted(len(cells), 'text')}, but {counted(len(languages), 'language')}"
+        )
     if hasattr(occ1, "reindex") and hasattr(lang, "reindex") and not occ1.index.equals(lang.index):
         raise ValueError("lang: has another index than occ1; pass lang[occ1.index], or list(lang)")
     texts = ["" if is_missing(cell) else str(cell) for cell in cells]
@@ -441,7 +470,7 @@ def _dataset_file(dataset: Any, folder: str) -> str:
         return os.fspath(dataset)
     if not hasattr(dataset, "to_csv"):
         raise UserError(f"dataset: found {dataset!r:.60}, expected a file or a DataFrame")
-    # whole numbers among missing values are floats in pandas, and codes have no .0; R's missing one is -2^31
+    # pandas stores whole numbers with gaps as floats, but codes have no .0; R's missing value is -2^31
     dataset = dataset.mask(dataset == -(2**31))
     kinds, file = dataset.dtypes.items(), os.path.join(folder, "DataFrame.csv")
     whole = [name for name, kind in kinds if kind.kind == "f" and (dataset[name].dropna() % 1 == 0).all()]
@@ -449,17 +478,17 @@ def _dataset_file(dataset: Any, folder: str) -> str:
     return file
 
 
-def columns_of(table: Any) -> dict[str, list]:
-    """Return the columns of a DataFrame, a dict of columns or a list of dicts, whose first row names them."""
+def columns_of_frame(table: Any) -> dict[str, list]:
+    """Return the columns of a DataFrame, a dict of columns or a list of dicts (the first one names them)."""
     if isinstance(table, (list, tuple)):
         return {str(name): [row.get(name) for row in table] for name in (table[0] if table else {})}
     return {str(name): list(table[name]) for name in getattr(table, "columns", table)}
 
 
 def as_table(columns: dict[Any, Any], get_dict: bool = False, like: Any = None):
-    """Return columns of equal length as a DataFrame, those of texts with the dtype that pandas gives texts,
-    also if all are missing; without pandas, or with get_dict, as a list of dicts, with None in place of NaN.
-    like: a Series whose index the DataFrame gets, each label as often as there are rows for it.
+    """Return columns of equal length as a DataFrame, text columns with pandas' text dtype even if all cells
+    are missing. Without pandas, or with get_dict, return a list of dicts, with None instead of NaN. like: a
+    Series whose index the DataFrame gets, with each label repeated for its rows.
     """
     arrays = {name: cells for name, cells in columns.items() if isinstance(cells, np.ndarray)}
     with contextlib.suppress(ImportError):
@@ -468,14 +497,14 @@ def as_table(columns: dict[Any, Any], get_dict: bool = False, like: Any = None):
 
             texts, of_text = {}, pandas.Series([""]).dtype  # str from pandas 3 on, object before
             for name in columns.keys() - arrays:
-                numbers = any(isinstance(v, Number) and v == v for v in columns[name])  # of occ1, as given
+                numbers = any(isinstance(v, Number) and v == v for v in columns[name])  # occ1 as given
                 texts[name] = pandas.Series(columns[name], dtype=object if numbers else of_text)
             frame = pandas.DataFrame(columns | texts)
             if isinstance(like, pandas.Series):
                 frame.index = like.index.repeat(len(frame) // max(1, len(like)))
             return frame
     lists = columns | {name: cells.tolist() for name, cells in arrays.items()}
-    return [  # NaN is not equal to itself
+    return [  # NaN does not equal itself
         {name: v if name == "occ1" or v == v else None for name, v in zip(columns, row)}
         for row in zip(*lists.values())
     ]

@@ -1,11 +1,11 @@
-"""Plots of one run or several, or of one evaluation or several, as PNG and SVG (extra `plots`):
+"""Plots of runs or of evaluations, as PNG and SVG (extra `plots`):
 
-    python -m histocc.plot ./output ./other --output curves.png
-    python -m histocc.plot ./output/evaluation
+    histocc plot ./output ./other --output curves.png
+    histocc plot ./output/evaluation
 
-Of a run: losses and accuracies by step; if it was learned in closed form, its learning curve. Of an
-evaluation: accuracy by the share that is coded automatically, reliability, accuracy by level and by group.
-`curves` and `evaluation` return the figure, for notebooks.
+For a run: losses and accuracies by step, and its learning curve if it was learned in closed form. For an
+evaluation: accuracy by the share coded automatically, reliability, accuracy by level and by group. `curves`
+and `evaluation` return the figure, for notebooks.
 """
 
 import csv
@@ -29,18 +29,18 @@ from histocc.runtime.errors import UserError, in_words, raise_if_any, run_comman
 from histocc.runtime.files import OwnFiles, atomic_write, problems
 from histocc.trainer.log import FIT_PARTS, LOG, OWN_COLUMNS, read_numbers
 
-CURVES, EVALUATION, REPORT, KINDS = "curves.png", "evaluation.png", "report.json", ("svg", "png")
+CURVES, EVALUATION, REPORT, IMAGE_KINDS = "curves.png", "evaluation.png", "report.json", ("svg", "png")
 LEARNING, LEARNING_COLUMNS = "learning_curve.csv", ("texts", "accuracy", "low", "high", "measured_on")
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")  # Okabe and Ito
 MARKERS, LINES = "os^DvPX", ("-", "--", ":", "-.")
-WIDTH, HEIGHT = 6.3, 2.4  # of a figure and a panel, inches; printed 16 cm wide, fonts have these sizes
+WIDTH, HEIGHT = 6.3, 2.4  # of a figure and a panel, inches. Fonts have these sizes when printed 16 cm wide
 STYLE: dict[Any, Any] = {"font.size": 8, "axes.titlesize": 8, "figure.titlesize": 8, "legend.fontsize": 7.5}
 STYLE |= {"lines.linewidth": 1.2, "lines.markersize": 4, "legend.frameon": False, "axes.grid": True}
 STYLE |= {"axes.spines.top": False, "axes.spines.right": False, "grid.alpha": 0.3, "axes.axisbelow": True}
-STYLE |= {"text.parse_math": False}  # dollar signs in names and values are no formulas
-NAMES = {"train_loss": "training", "val_loss": "validation", "token_acc": "characters, digit by digit"}
-NAMES |= {"seq_acc": "codes, digit by digit", "flat_acc": "codes, linear decoder"}
-MIN_TEXTS = 20  # of the first point of a curve
+STYLE |= {"text.parse_math": False}  # dollar signs in names and values do not mark formulas
+CURVE_NAMES = {"train_loss": "training", "val_loss": "validation", "token_acc": "characters, digit by digit"}
+CURVE_NAMES |= {"seq_acc": "codes, digit by digit", "flat_acc": "codes, linear decoder"}
+FIRST_POINT = 20  # size of a curve's first point
 ACCURACY, STEP = "accuracy, %", "step"
 Points = Sequence[tuple[Any, ...]]  # x, y and, if known, the interval of y
 
@@ -50,12 +50,12 @@ def new_figure(
     figures: Sequence[Figure | str | None],
     parts: list[tuple[float, Callable[[Any, Any], Any]]],
 ) -> Any:
-    """Return a matplotlib figure of panels, two in a row. The name of a single model and its figure are the
-    title, those of several a legend. Raises UserError.
+    """Return a matplotlib figure of panels, two in a row. A single model's name and figure are the title;
+    with several models they form a legend. Raises UserError.
 
     Args:
-        paths, figures: of each model.
-        parts: (height in inches, what draws the panel into a figure at a place of its grid).
+        paths, figures: one for each model.
+        parts: (height in inches, function that draws the panel at a place of a figure's grid).
     """
     if importlib.util.find_spec("matplotlib") is None:
         raise UserError("plots need matplotlib: pip install matplotlib")
@@ -87,8 +87,8 @@ def look(number: int) -> dict[str, Any]:
     return {"color": COLOURS[number % len(COLOURS)], "marker": MARKERS[number % len(MARKERS)]}
 
 
-def draw(axes: Any, points: Points, number: int, line: str = "-", label: str | None = None) -> None:
-    """Draw a curve, with a band if its points have intervals. number: of its colour and marker."""
+def draw_curve(axes: Any, points: Points, number: int, line: str = "-", label: str | None = None) -> None:
+    """Draw a curve, with a band if its points have intervals. number: selects colour and marker."""
     x, y, *bounds = zip(*points)
     axes.plot(x, y, line, markevery=max(1, len(x) // 12), label=label, **look(number))
     if bounds:
@@ -96,7 +96,7 @@ def draw(axes: Any, points: Points, number: int, line: str = "-", label: str | N
 
 
 def legend_below(axes: Any, columns: int) -> None:
-    """Put the legend of a panel under it, where it hides nothing."""
+    """Put a panel's legend below it, where it hides nothing."""
     if axes.get_legend_handles_labels()[0]:
         axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.22), ncols=columns, columnspacing=1)
 
@@ -105,13 +105,13 @@ def legend_below(axes: Any, columns: int) -> None:
 
 
 def panels(folder: str) -> dict[tuple[str, str], dict[str, Points]]:
-    """Return the points of each column of a run by (title of the panel, that of its x axis). Each part of a
-    fit, which counts its samples from 0 and its steps up to 0, has a panel. A panel has at least two points.
-    Raises UserError.
+    """Return the points of each column of a run by (title of the panel, title of its x axis). Each part of a
+    fit, which counts samples from 0 and steps up to 0, has a panel. A panel has at least two points. Raises
+    UserError.
     """
     if not os.path.isfile(os.path.join(folder, LOG)):
-        what = f"{folder}: no run there (no {LOG}), and no evaluation (no {REPORT})"
-        raise UserError(f"{what}. Name the --save-path of a run that has begun, or the --output of evaluate")
+        what = f"{folder}: is neither a run (no {LOG}) nor an evaluation (no {REPORT})"
+        raise UserError(f"{what}. Name the folder of a run that has started, or of an evaluation")
     phases: list[list[dict[str, Any]]] = []
     for row in read_numbers(os.path.join(folder, LOG)):
         if not phases or (row["samples"] or 0) < (phases[-1][-1]["samples"] or 0):
@@ -141,26 +141,33 @@ def panels(folder: str) -> dict[tuple[str, str], dict[str, Points]]:
 
 
 def curves(*runs: str | os.PathLike[str]) -> Any:
-    """Return the curves of one run or several as a matplotlib figure. Raises UserError."""
+    """Return the curves of one or several runs as a matplotlib figure. Raises UserError.
+
+    Example:
+        >>> from histocc.plot import curves
+        >>> figure = curves("./output")  # of a model learned from few labels: its learning curve
+        >>> figure.axes[0].get_xlabel()
+        'texts learned from'
+    """
     folders = [os.fspath(run) for run in runs]
     drawn, columns = [panels(folder) for folder in folders], {}
     for folder, each in zip(folders, drawn):
         if not each:
-            what = f"{folder}: nothing to draw: it has no curve of two points (yet, or it has too few texts)"
-            raise UserError(f"{what}. python -m histocc.watch {shlex.quote(folder)} shows how far the run is")
+            what = f"{folder}: nothing to draw: no curve has two points (yet, or there are too few texts)"
+            raise UserError(f"{what}. histocc watch {shlex.quote(folder)} shows how far the run is")
         for title, points in each.items():
             columns.setdefault(title, {}).update(dict.fromkeys(points))
 
     def fill(figure: Any, place: Any, title: tuple[str, str]) -> None:
         axes, several = figure.add_subplot(place, title=title[0], xlabel=title[1]), len(drawn) > 1
         for i, name in enumerate(columns[title]):
-            line, label = LINES[i % len(LINES)], NAMES.get(name, name)
-            if several and title[1] == STEP:  # colours stand for runs, lines for columns
+            line, label = LINES[i % len(LINES)], CURVE_NAMES.get(name, name)
+            if several and title[1] == STEP:  # colours mark runs, line styles mark columns
                 axes.plot([], [], line, color="black", label=label)
                 label = None
             for number, each in enumerate(drawn):
                 if points := each.get(title, {}).get(name):
-                    draw(axes, points, number if several else i, line, label)
+                    draw_curve(axes, points, number if several else i, line, label)
         axes.xaxis.set_major_formatter("{x:,.0f}")
         axes.locator_params(axis="x", integer=True, nbins=6)
         if len(columns[title]) > 1 or title[1] != STEP:
@@ -174,12 +181,12 @@ def curves(*runs: str | os.PathLike[str]) -> Any:
 
 
 def interval_of(x: float, share: float, number: float) -> tuple[float, ...]:
-    """Return the point of a share of so many texts, with its interval, in percent."""
+    """Return the point of a share of these texts, with its interval, in percent."""
     return x, *(100 * each for each in (share, *wilson(share, number)))
 
 
 def error_bars(axes: Any, points: Points, number: int, way: str = "y") -> None:
-    """Draw points with intervals of y, on axes that are exchanged if `way` is x."""
+    """Draw points with intervals of y, on swapped axes if `way` is x."""
     if points:
         x, y, low, high = map(np.array, zip(*points))
         reach = {f"{way}err": np.maximum([y - low, high - y], 0)}  # rounding may put an end beyond y
@@ -187,23 +194,23 @@ def error_bars(axes: Any, points: Points, number: int, way: str = "y") -> None:
 
 
 def accuracies(names: list[str], parts: dict[str, Any], offset: float = 0.0) -> Points:
-    """Return the points of named parts of an evaluation, at their places in `names`, in percent."""
+    """Return the points of named parts of an evaluation, placed as in `names`, in percent."""
     shares = [(i, parts[name]["over_texts"]["accuracy"]) for i, name in enumerate(names) if name in parts]
     return [(i + offset, *(100 * each for each in share)) for i, share in shares]
 
 
 def coverage(figure: Any, place: Any, decoders: list[dict[str, Any]]) -> None:
-    """Draw accuracy by the share of texts that are coded automatically, with the limits of confidence at
+    """Draw accuracy by the share of automatically coded texts, with the limits of confidence above
     which few of these are wrong.
     """
     axes = figure.add_subplot(place, xlabel="coded automatically, % of texts", ylabel=ACCURACY)
     for number, each in enumerate(decoders):
         texts = each["by_digits"][-1]["texts"]
-        found = [(share, right) for _, share, right in each["coverage"] if share * texts >= MIN_TEXTS]
+        found = [(share, right) for _, share, right in each["coverage"] if share * texts >= FIRST_POINT]
         if len(found) < 2:
             continue
         shares, right = zip(*found)
-        draw(axes, [interval_of(100 * x, y, x * texts) for x, y in found], number)
+        draw_curve(axes, [interval_of(100 * x, y, x * texts) for x, y in found], number)
         for marker, limit in zip("Ds", each["automatic"]):
             if (conf := limit["conf"]) is not None:
                 how = {"mfc": "white", "mec": look(number)["color"], "ms": 7, "mew": 1.5, "zorder": 5}
@@ -214,7 +221,7 @@ def coverage(figure: Any, place: Any, decoders: list[dict[str, Any]]) -> None:
 
 
 def reliability(figure: Any, place: Any, decoders: list[dict[str, Any]]) -> None:
-    """Draw how often answers of each confidence are right, and beneath how many these are."""
+    """Draw how often answers of each confidence are right, and below it their number."""
     above, beneath = place.subgridspec(2, 1, height_ratios=[3, 1]).subplots(sharex=True)
     above.plot([0, 100], [0, 100], ":", color="black", linewidth=0.8)
     for number, each in enumerate(decoders):
@@ -230,7 +237,7 @@ def reliability(figure: Any, place: Any, decoders: list[dict[str, Any]]) -> None
 
 
 def levels(figure: Any, place: Any, decoders: list[dict[str, Any]], unit: str) -> None:
-    """Draw accuracy at each level as a staircase, and that of classes beside it."""
+    """Draw accuracy at each level as a staircase, with the accuracy of classes next to it."""
     axes = figure.add_subplot(place, xlabel=f"level, {unit}", ylabel=ACCURACY)
     names = [str(each["digits"]) for each in decoders[0]["by_digits"]]
     stairs, names = len(names), [*names, *decoders[0]["by_class"]]
@@ -248,7 +255,7 @@ def levels(figure: Any, place: Any, decoders: list[dict[str, Any]], unit: str) -
 
 
 def groups(figure: Any, place: Any, decoders: list[dict[str, Any]], name: str) -> None:
-    """Draw accuracy by group, that with most texts first."""
+    """Draw accuracy by group, the group with the most texts first."""
     axes, shown = figure.add_subplot(place), largest(decoders[0][name])
     for number, each in enumerate(decoders):
         offset = 0.25 * (number - (len(decoders) - 1) / 2)
@@ -263,7 +270,7 @@ def groups(figure: Any, place: Any, decoders: list[dict[str, Any]], name: str) -
 
 
 def in_title(report: dict[str, Any]) -> str:
-    """Return the figure of an evaluation, and whether its panels are of learned texts, too."""
+    """Return the figure of an evaluation, and whether its panels include learned texts."""
     data, words = report["data"], [str(Figure(**report[ENTRY]))] if report[ENTRY] else []
     if learned := data["texts_trained_on"]:
         words.append(f"the panels show {data['texts']:,} texts, {learned:,} of which it was trained on")
@@ -271,8 +278,14 @@ def in_title(report: dict[str, Any]) -> str:
 
 
 def evaluation(*folders: str | os.PathLike[str]) -> Any:
-    """Return the plots of one evaluation or several, of the first decoder, as a matplotlib figure. Raises
+    """Return the plots of one or several evaluations, for the first decoder, as a matplotlib figure. Raises
     UserError.
+
+    Example:
+        >>> from histocc.plot import evaluation
+        >>> figure = evaluation("./output/evaluation")
+        >>> figure.axes[0].get_xlabel()
+        'coded automatically, % of texts'
     """
     reports, paths = [], [os.path.join(folder, REPORT) for folder in folders]
     for path in paths:
@@ -284,9 +297,9 @@ def evaluation(*folders: str | os.PathLike[str]) -> Any:
             models = [report["model"]["name"] for report in reports]
             first, unit, _ = decoders[0], reports[0]["levels"], decoders[-1]["by_class"]
         except (ValueError, LookupError, TypeError, AttributeError, StopIteration):
-            raise UserError(f"{path}: is damaged, or of another version: evaluate again") from None
+            raise UserError(f"{path}: is damaged, or from another version: evaluate again") from None
     parts: list[tuple[float, Callable[..., Any]]] = []
-    if first["by_digits"][-1]["texts"] > MIN_TEXTS:
+    if first["by_digits"][-1]["texts"] > FIRST_POINT:
         parts += [(HEIGHT + 0.8, coverage), (HEIGHT + 0.8, reliability)]
     if len(first["by_digits"]) > 1:
         parts.append((HEIGHT, partial(levels, unit=unit)))
@@ -294,11 +307,11 @@ def evaluation(*folders: str | os.PathLike[str]) -> Any:
         if (name == "by_language" or name.startswith("by_column ")) and len(found) > 1:
             parts.append((0.8 + 0.16 * len(largest(found)), partial(groups, name=name)))
     if not parts:
-        raise UserError(f"{paths[0]}: too few texts for a plot; its report has their figures")
+        raise UserError(f"{paths[0]}: too few texts for a plot; see the figures in its report")
     panels = [(height, partial(fill, decoders=decoders)) for height, fill in parts]
     figure = new_figure(models, figures, panels)
     figure.supxlabel("Bands and bars: 95 % intervals", x=0.99, ha="right", fontsize=7)
-    for way in "xy":  # panels that are compared have one range
+    for way in "xy":  # compared panels share one range
         same = [axes for axes in figure.axes if getattr(axes, f"get_{way}label")() == ACCURACY]
         low = min((getattr(axes, f"get_{way}lim")()[0] for axes in same), default=0)
         for axes in same:
@@ -310,22 +323,22 @@ def evaluation(*folders: str | os.PathLike[str]) -> Any:
 
 
 def files(name: str) -> list[str]:
-    """Return the names of the files of a plot, by that of one."""
-    return [f"{os.path.splitext(name)[0]}.{kind}" for kind in KINDS]
+    """Return the file names of a plot, from one of them."""
+    return [f"{os.path.splitext(name)[0]}.{kind}" for kind in IMAGE_KINDS]
 
 
 def save_figure(figure: Any, own: OwnFiles, name: str) -> list[str]:
     """Write a figure into a folder, as PNG and as SVG, and return the paths. Raises OSError."""
     paths = own.claim(*files(name))
-    for path, kind in zip(paths, KINDS):
+    for path, kind in zip(paths, IMAGE_KINDS):
         with atomic_write(path) as file:
             figure.savefig(file, format=kind)
     return paths
 
 
 def draw_run(folder: str) -> None:
-    """Draw the curves of a run at its end into its folder, if matplotlib is there and they are not drawn
-    already. A failure is a warning.
+    """Draw the curves of a finished run into its folder, if matplotlib is there and they are not drawn yet. A
+    failure is a warning.
     """
     log, drawn = os.path.join(folder, LOG), os.path.join(folder, CURVES)
     if importlib.util.find_spec("matplotlib") is None or not os.path.isfile(log) or not panels(folder):
@@ -334,17 +347,17 @@ def draw_run(folder: str) -> None:
         try:
             save_figure(curves(folder), OwnFiles(folder), CURVES)
         except Exception as error:  # an error of matplotlib or of the disk
-            print(f"WARNING: {CURVES}: {in_words(error)}; python -m histocc.plot draws it", flush=True)
+            print(f"WARNING: {CURVES}: {in_words(error)}; draw it with histocc plot", flush=True)
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlotConfig(Config):
     """The flags of plot."""
 
-    runs: list[str] = flag(MISSING, "folders of runs, or of evaluations", metavar="FOLDER", positional=True)
+    runs: list[str] = flag(MISSING, "run folders, or folders of evaluations", metavar="RUN", positional=True)
     output: str | None = flag(
         None,
-        f"the PNG, beside which the SVG is written (default, of one folder: {CURVES} or {EVALUATION} in it)",
+        f"name of the PNG; an SVG is written next to it (default: {CURVES} or {EVALUATION} in the folder)",
         metavar="FILE.png",
     )
     overwrite: bool = flag(False, "replace files that exist")
@@ -352,13 +365,13 @@ class PlotConfig(Config):
 
 def run(args: PlotConfig) -> None:
     if args.output is None and len(args.runs) > 1:
-        raise UserError("several runs in one plot: --output names its file")
+        raise UserError("several runs in one plot: name its file with --output")
     are_reports = [os.path.isfile(os.path.join(folder, REPORT)) for folder in args.runs]
     if any(are_reports) and not all(are_reports):
-        raise UserError("runs and evaluations have different plots: draw them one after the other")
+        raise UserError("runs and evaluations have different plots: draw them separately")
     path = args.output or os.path.join(args.runs[0], EVALUATION if all(are_reports) else CURVES)
-    if os.path.splitext(path)[1] not in ("", *(f".{kind}" for kind in KINDS)):
-        raise UserError(f"--output {path}: plots are PNG and SVG files: name one that ends in .png")
+    if os.path.splitext(path)[1] not in ("", *(f".{kind}" for kind in IMAGE_KINDS)):
+        raise UserError(f"--output {path}: plots are PNG and SVG files: choose a name that ends in .png")
     own = OwnFiles(os.path.dirname(path) or ".", args.overwrite)
     raise_if_any(problems(files(path), {}, args.overwrite, own))
     figure = evaluation(*args.runs) if all(are_reports) else curves(*args.runs)
@@ -366,7 +379,8 @@ def run(args: PlotConfig) -> None:
 
 
 def get_args_parser() -> Parser:
-    return Parser(PlotConfig, "python -m histocc.plot", "Curves of runs, or plots of evaluations.")
+    what = "Draw the curves of runs, or the results of evaluations, as PNG and SVG."
+    return Parser(PlotConfig, "python -m histocc.plot", what, "./output", "./output/evaluation")
 
 
 def main(argv: list[str] | None = None) -> int:

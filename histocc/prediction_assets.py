@@ -1,4 +1,4 @@
-"""Names of the published package that are imported from here."""
+"""Names that the published package has in this module."""
 
 from typing import Literal
 
@@ -21,7 +21,7 @@ def load_keys():
 
 
 def toydata():
-    """Return made-up rows of registers in six languages; other rows than the published ones."""
+    """Return made-up rows of registers in six languages (not the published rows)."""
     columns = zip(("occ1", "lang", "hisco_1", "hisco_2", "hisco_3"), zip(*rows(10_000, seed=1)))
     return as_table({name: [cell or None for cell in column] for name, column in columns})
 

@@ -1,10 +1,10 @@
-"""The mixer's task, and `train_one_epoch`, `evaluate`, `train` with their published signatures. The loop that
-they run is `histocc/trainer/loop.py`; this file computes the losses, figures and operations of a batch.
+"""The mixer's task, and `train_one_epoch`, `evaluate`, `train` with their published signatures. They run the
+loop of `histocc/trainer/loop.py`; this file computes the losses, figures and operations of a batch.
 
-Nothing here knows files or arguments: the caller hands over `save` and `log` functions.
+Nothing here handles files or arguments: the caller passes `save` and `log` functions.
 
-A batch is a dict with input_ids [B, S], attention_mask [B, S], targets_seq2seq int [B, T] and targets_linear,
-float [B, C] or the indices of each row's codes, int [B, K] with −1 for none, and what the loop takes of it.
+A batch is a dict with input_ids [B, S], attention_mask [B, S], targets_seq2seq int [B, T], targets_linear
+(float [B, C], or int [B, K], the indices of each row's codes with −1 for none), and the entries for the loop.
 """
 
 import contextlib
@@ -40,7 +40,7 @@ INSTEAD = {  # remedies for arguments of the published engine and others
     "data_loader_eval": "train() validates, with data_loader_val among its data_loaders",
     **dict.fromkeys(("scaler", "use_amp"), 'pass precision=histocc.runtime.device.Precision("fp16", device)'),
 }
-FLOP_UNITS = (  # units that go through the weights whose names begin so
+FLOP_UNITS = (  # units that pass through the weights with these prefixes
     (r"encoder\.(encoder|chars_to_molecules)\.", "blocks"),
     (r"(encoder\.((initial|final)_char_encoder|projection)|ngrams\.word_to_memory)\.", "characters"),
     (r"(encoder\.pooler|linear_decoder|ngrams\.(linear|text_to_memory))\.", "rows"),
@@ -64,7 +64,7 @@ def forward(model: nn.Module, batch: dict) -> tuple[Tensor, Tensor]:
 
 
 def row_losses(loss_fn: nn.Module, outputs: tuple[Tensor, Tensor], batch: dict) -> dict[str, Tensor]:
-    """Return named losses of each row, [B] each; "loss" is the one that is trained."""
+    """Return named losses of each row, [B] each; "loss" is the one to be trained."""
     out_seq2seq, out_linear = outputs
     dtype = torch.promote_types(out_linear.dtype, torch.float32)
     arguments = {
@@ -81,8 +81,8 @@ def row_losses(loss_fn: nn.Module, outputs: tuple[Tensor, Tensor], batch: dict) 
 def flops_per_unit(model: Any) -> dict[str, float]:
     """Return floating point operations of training by unit of FLOP_UNITS; {} for a model of another kind.
 
-    Each weight counts six: two forward, four backward; a frozen one counts the two alone (Kaplan et al.,
-    2020, arXiv 2001.08361). Parts without weights do not count: attention between positions, norms, losses.
+    Each weight counts six: two forward, four backward; a frozen one only the first two (Kaplan et al., 2020,
+    arXiv 2001.08361). Parts without weights do not count: attention between positions, norms, losses.
     """
     flops: dict[str, float] = defaultdict(float)
     for name, weight in model.named_parameters() if isinstance(model, Seq2SeqMixerOccCANINE) else ():
@@ -90,7 +90,7 @@ def flops_per_unit(model: Any) -> dict[str, float]:
         if unit is None or weight.dim() < 2:
             continue
         count = weight.numel() * (6 if weight.requires_grad else 2)
-        if "multihead_attn.in_proj" in name:  # the keys and values are those of characters
+        if "multihead_attn.in_proj" in name:  # keys and values come from characters
             flops["characters"] += count * 2 / 3
             count /= 3
         flops[unit] += count
@@ -105,14 +105,14 @@ def accuracy(figures: dict[str, float]) -> float:
 class MixerTask:
     """The task of the trainer: the losses and accuracies of both decoders, of each row.
 
-    Losses and token_acc are teacher-forced; flat_acc compares the linear decoder's codes, as `predict` gives
-    them, and seq_acc, only with a `formatter`, those of greedy decoding; accuracies are fractions 0…1. Those
-    of the decoder that writes are left out where its loss has no weight.
+    Losses and token_acc are teacher-forced. flat_acc compares the linear decoder's codes, as in `predict`;
+    seq_acc, only with a `formatter`, the codes of greedy decoding. Accuracies are fractions 0…1. Without a
+    weight of its loss, the writing decoder's accuracies are left out.
 
     Args:
-        loss_fn: a criterion called like `LossMixer`; without `per_sample` its mean stands for each row.
-        model: the bare model that is trained, whose operations `flops` counts.
-        at_most: codes that an answer of the linear decoder holds; None: as many as are probable.
+        loss_fn: a criterion called like `LossMixer`; without `per_sample` its mean is used for each row.
+        model: the bare model in training, whose operations `flops` counts.
+        at_most: most codes in an answer of the linear decoder; None: no limit.
     """
 
     def __init__(
@@ -140,7 +140,7 @@ class MixerTask:
         targets, formatter = batch["targets_seq2seq"].long(), self.formatter
         values: dict[str, Tensor | tuple[Tensor, Tensor]] = {}
         if not self.writes and isinstance(getattr(model, "encoder", None), NoEncoder):
-            # texts may be long, and the other decoder, which has learned nothing, needs memory for its words
+            # the other decoder has learned nothing, and would need memory for the words of long texts
             linear = model.classify(model.encode_text(batch["input_ids"], batch["attention_mask"]))
             outputs = linear.new_zeros(*targets[:, 1:].shape, model.vocab_size), linear
         elif formatter is None:
@@ -161,9 +161,8 @@ class MixerTask:
             return values | row_losses(self.loss_fn, outputs, batch)
 
     def flops(self, batch: dict) -> float:
-        """Return the operations that forward and backward pass need for the real characters of a batch and
-        the tokens of its targets; nan without a model that can be counted, and for a batch that is not on the
-        CPU.
+        """Return the operations of a forward and backward pass for the real characters of a batch and the
+        tokens of its targets; nan for a model that cannot be counted, and for a batch outside the CPU.
         """
         mask, weights = batch["attention_mask"], batch.get("weights")
         if not self.flops_per_unit or mask.device.type != "cpu":
@@ -175,8 +174,8 @@ class MixerTask:
         return sum(flops * counts[unit] for unit, flops in self.flops_per_unit.items())
 
 
-def check_names(function: str, options: Iterable[str], known: Iterable[str] = ()) -> None:
-    """Raise TypeError, with what to pass instead, for an option that is not known."""
+def check_options(function: str, options: Iterable[str], known: Iterable[str] = ()) -> None:
+    """Raise TypeError for an unknown option, with what to pass instead."""
     for name in sorted({*options} - {*known}):
         raise TypeError(f"{function}() has no {name}: {INSTEAD.get(name, 'leave it out')}")
 
@@ -198,14 +197,14 @@ def train_one_epoch(
     **options: Any,
 ) -> int:
     """Train on the batches of `data_loader` and return the number of optimizer steps done so far. All ranks;
-    called alone it runs in one process, and `distributed` joins the process group that exists.
+    by default it runs in one process, and `distributed` joins the existing process group.
 
     Args:
         loss_fn: a criterion called like `LossMixer`.
         scheduler: any torch scheduler, whose `step` is called after each optimizer step; or None.
         options: as for `histocc.trainer.loop.Run`: stop_step, seed, precision, stop, step_done, …
     """
-    check_names("train_one_epoch", options, loop.Run.__dataclass_fields__)
+    check_options("train_one_epoch", options, loop.Run.__dataclass_fields__)
     world = world or (current_world(device) if distributed else World(device=torch.device(device)))
     task = MixerTask(loss_fn, model=unwrap(model))
     batches = len(data_loader) if isinstance(data_loader, Sized) else 0
@@ -232,7 +231,7 @@ def evaluate(
     **others: Any,
 ) -> dict[str, float]:
     """Return losses and accuracies over all rows of all ranks' `data_loader`s, see `MixerTask`. All ranks."""
-    check_names("evaluate", others)
+    check_options("evaluate", others)
     world = world or World(device=torch.device(device))
     return loop.evaluate(model, data_loader, MixerTask(loss_fn, formatter), world, precision, stop)
 
@@ -264,7 +263,7 @@ def train(
         data_loaders: "data_loader_train" or "train", and perhaps "data_loader_val" or "val".
         options: as for `histocc.trainer.loop.Run`: save, stop_step, steps_per_epoch, seed, precision, …
     """
-    check_names("train", options, loop.Run.__dataclass_fields__)
+    check_options("train", options, loop.Run.__dataclass_fields__)
     world = world or (current_world(device) if distributed else World(device=torch.device(device)))
     task = MixerTask(loss_fn, formatter, model=unwrap(model))
     options |= {"scheduler": scheduler, "flops": task.flops}

@@ -1,7 +1,7 @@
 """Text as the character ids that CANINE reads (Clark et al., 2021, arXiv 2103.06874, section 3.1).
 
 One input is `[CLS] LANG[SEP]DESCRIPTION [SEP]`: the inner `[SEP]` is the five literal characters, the outer
-two are CANINE's own code points. The texts of a batch are flat: code points uint32 [N], of which text i is
+two are CANINE's own code points. The texts of a batch are flat: code points uint32 [N], where text i is
 flat[offsets[i]:offsets[i + 1]]; offsets int64 [B + 1].
 """
 
@@ -17,7 +17,7 @@ from importlib.resources import files
 import numpy as np
 
 from histocc.runtime.errors import UserError
-from histocc.runtime.rng import STEP, mix
+from histocc.runtime.rng import GOLDEN_STEP, mix
 
 CLS_ID = 0xE000
 SEP_ID = 0xE001
@@ -25,18 +25,18 @@ LANGUAGE_SEPARATOR = "[SEP]"
 COLUMN_SEPARATOR = "\u241f"  # ␟, between the texts of several columns
 UNKNOWN_LANGUAGE = "unk"
 
-# Languages of the published models; the last one stands for an unknown language.
+# Languages of the published models. The last one is for unknown languages.
 LANGUAGES = ("en", "da", "se", "nl", "ca", "fr", "no", "is", "pt", "ge", "es", "it", "gr", "unk")
 
-# Few widths, for allocator and compiler. Wider inputs are whole chunks of CANINE's local attention: in one of
-# padding alone the values depend on its length, and convolutions carry them into the chunk before.
+# Few widths, for allocator and compiler. Wider inputs are whole chunks of CANINE's local attention: a chunk
+# of padding only has values that depend on its length, and convolutions carry them into the chunk before.
 _WIDTHS = (*range(16, 64, 4), *range(64, 129, 8))
 
 
 def padded_width(n: int, max_len: int = 128) -> int:
     """Return the smallest fixed width at which `n` characters, besides [CLS] and [SEP], are encoded as at any
-    greater one. It is `max_len`, rounded up to four, at most. CANINE's upsampling convolution looks two
-    positions ahead; from 128 positions on the model leaves out the last block, as published.
+    greater width; at most `max_len`, rounded up to four. CANINE's upsampling convolution looks two positions
+    ahead. From 128 positions on, the model omits the last block, as published.
     """
     need, most = 4 * ((n + 3) // 4) + 4, -(-max_len // 4) * 4
     if need > 124:
@@ -45,8 +45,8 @@ def padded_width(n: int, max_len: int = 128) -> int:
 
 
 def best_cuts(widths: list[int], edges: list[int], groups: int) -> list[int]:
-    """Return the edges between widths (ascending; edges[i] samples are narrower than widths[i]) that bound at
-    most `groups` groups, each as wide as its widest sample, with the fewest positions.
+    """Return the edges between widths (ascending; edges[i] samples are narrower than widths[i]) of at most
+    `groups` groups, each as wide as its widest sample, with the fewest positions.
     """
     best = {0: (0, [0])}  # widths covered → (positions, cuts)
     for _ in range(groups):
@@ -65,13 +65,13 @@ def code_points(text: str) -> np.ndarray:
     return np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype="<u4")
 
 
-# White space by `str.isspace`, for code points below the table's end; there is none above.
+# White space (`str.isspace`) of code points below the table's end. Above it there is none.
 _SPACE = np.array([chr(i).isspace() for i in range(0x3001)] + [False])
 
 
 def text_hashes(texts: list[str]) -> np.ndarray:
-    """Return uint64 [n], equal on every machine for texts that differ only in case, blanks and how letters
-    are composed. The texts begin and end without white space and hold no NUL.
+    """Return uint64 [n], equal on every machine for texts that differ only in case, blanks and composition of
+    letters. The texts begin and end without white space and hold no NUL.
     """
     joined = "\0".join(texts).casefold() + "\0"
     points = code_points(unicodedata.normalize("NFC", joined))
@@ -84,16 +84,18 @@ def text_hashes(texts: list[str]) -> np.ndarray:
     ends = np.flatnonzero(points == 0)
     starts = np.concatenate([[0], ends[:-1] + 1])
     place = np.arange(len(values)) - np.repeat(starts, ends + 1 - starts)  # within the text
-    return mix(np.add.reduceat(mix(values + (place.astype(np.uint64) << np.uint64(32)) + STEP), starts))
+    return mix(
+        np.add.reduceat(mix(values + (place.astype(np.uint64) << np.uint64(32)) + GOLDEN_STEP), starts)
+    )
 
 
 @cache
 def small_letters() -> np.ndarray:
-    """Return the letter that stands for each code point in any case, int32 [N]; others have no case.
+    """Return a letter that is the same for all cases of each code point, int32 [N]; others stay.
 
-    A letter has the small letter of its case folding (Σ and ς are σ, ſ is s), or stays as it is where that is
-    more than one letter. So İ, ŉ, ǰ and ligatures keep their own, ẞ is ß, and a ß that capitals write as SS
-    is not found again. Greek letters lose their accents, which capitals are written without.
+    A letter becomes the small letter of its case folding (Σ and ς become σ, ſ becomes s), or stays if that
+    has more than one letter. So İ, ŉ, ǰ and ligatures stay, ẞ becomes ß, and a ß that capitals write as SS is
+    not found again. Greek letters lose their accents, which capitals are written without.
     """
     table = np.arange(1 << 17, dtype=np.int32)
     for code_point in range(0x1E944):  # letters with case end there
@@ -107,7 +109,7 @@ def small_letters() -> np.ndarray:
 
 @cache
 def letters() -> np.ndarray:
-    """Return whether each code point is a letter, bool [N]; there are none above."""
+    """Return whether each code point is a letter, bool [N]; above N there are none."""
     return np.array([chr(code_point).isalpha() for code_point in range(0x32400)])
 
 
@@ -121,14 +123,14 @@ def join_texts(arrays: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
 
 
 def texts_of_pieces(pool: np.ndarray, starts: np.ndarray, sizes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return B texts of P pieces each of `pool` (starts, sizes: int64 [B, P]), as (flat, offsets)."""
+    """Return B texts, each of P pieces of `pool` (starts, sizes: int64 [B, P]), as (flat, offsets)."""
     offsets = np.concatenate([[0], np.cumsum(sizes.sum(axis=1))])
     starts, sizes = starts.ravel(), sizes.ravel()
     return pool[np.arange(offsets[-1]) + np.repeat(starts - np.cumsum(sizes) + sizes, sizes)], offsets
 
 
 def language_table(languages: list[str]) -> tuple[np.ndarray, np.ndarray]:
-    """Return the prefix of a description by language: (ids int64 [L, W], 0 behind; lengths int64 [L])."""
+    """Return the prefix of a description by language: (ids int64 [L, W], 0-padded; lengths int64 [L])."""
     rows = [np.concatenate([[CLS_ID], code_points(lang + LANGUAGE_SEPARATOR)]) for lang in languages]
     lengths = np.array(list(map(len, rows)))
     return np.stack([np.pad(row, (0, lengths.max() - len(row))) for row in rows]).astype(np.int64), lengths
@@ -166,27 +168,27 @@ def encode_batch(
 def encode(
     texts: Sequence[str], languages: Sequence[str], max_len: int = 128, width: int | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return character ids of descriptions with their languages; shapes as in `encode_batch`."""
+    """Return character ids of descriptions with their languages. Shapes as in `encode_batch`."""
     known = sorted(set(languages))
     flat, offsets = join_texts([code_points(text) for text in texts])
     language = np.array([known.index(lang) for lang in languages], dtype=np.int64)
     return encode_batch(flat, offsets, language, language_table(known), max_len, width)
 
 
-# ---- letters that were broken, or written as escapes, before a table was made
+# ---- letters that were broken, or replaced by escapes, before a table was made
 
 _MARKS = [r"&#?\w{2,30};", r"\\u[0-9A-Fa-f]{4}", "%[2-9A-Fa-f][0-9A-Fa-f]", "=[2-9A-F][0-9A-F]"]
-_FINDERS = list(map(re.compile, _MARKS))  # a text with escapes holds one of these, which are found fast
-# UTF-8 that was read as Windows-1252 (and made lower case), without pairs that are usual, such as Å”
+_FINDERS = list(map(re.compile, _MARKS))  # a text with escapes holds one of these: a fast check
+# UTF-8 that was read as Windows-1252 (and made lower case), without common pairs such as Å”
 _MISREAD = "(?:[ÂÃ]|[ãÄÅ](?![\xa0»–—”])|â€)[\x80-\xbf\u0152-\u2122]"
-_BROKEN = re.compile(rf"\ufffd|{_MISREAD}|(?<=[a-z])[À-ÖØ-Þ]")  # or lost, or a capital inside a word
-_ODD = re.compile("[\ufffdÀ-ÖØ-Þãâ]")  # a match of _BROKEN begins with one, which is found fast
+_BROKEN = re.compile(rf"\ufffd|{_MISREAD}|(?<=[a-z])[À-ÖØ-Þ]")  # or lost letters, or a capital inside a word
+_ODD = re.compile("[\ufffdÀ-ÖØ-Þãâ]")  # first characters of _BROKEN: a fast check
 _MENDED = re.compile(
     rf"{_MISREAD}|&(?:#\d{{2,7}}|#[xX][0-9A-Fa-f]{{2,5}}|[A-Za-z]\w{{1,30}});"  # and escapes of HTML,
     r"|\\u[0-9A-Fa-f]{4}"  # of JSON,
     r"|(?<!\d)(?:%[0-9A-Fa-f]{2})*%[89A-Fa-f][0-9A-Fa-f](?:%[0-9A-Fa-f]{2})*"  # of addresses,
     r"|(?:=[0-9A-F]{2})*=[89A-F][0-9A-F](?:=[0-9A-F]{2})*"  # quoted-printable,
-    r"|(?<=[^\d\s(])(?:%2[0-9A-F]|=2[0-9A-F])+"  # and of blanks and signs in both, within a text
+    r"|(?<=[^\d\s(])(?:%2[0-9A-F]|=2[0-9A-F])+"  # and escaped blanks and signs of both, within a text
 )
 _BYTES = {bytes([i]).decode("cp1252", "replace"): i for i in range(128, 256)}
 _BYTES |= {chr(i): i for i in range(160)}
@@ -194,8 +196,8 @@ _NO_LETTER = re.compile("[\0-\x08\x0e-\x1f\ufffd\ud800-\udfff\ue000-\uf8ff]")
 
 
 def repaired_cells(cells: list[str]) -> tuple[list[str], list[int]]:
-    """Return (the same cells, with letters for broken ones and escapes; which of them hold such)."""
-    joined = "\n".join(cells)  # all at once: faster
+    """Return (the cells with broken letters and escapes repaired; which of them held some)."""
+    joined = "\n".join(cells)  # joining is faster
     is_broken = any(_BROKEN.match(joined, odd.start()) for odd in _ODD.finditer(joined))
     if not (is_broken or any(one.search(joined) for one in _FINDERS)):
         return cells, []
@@ -206,7 +208,7 @@ def repaired_cells(cells: list[str]) -> tuple[list[str], list[int]]:
 
 
 def _letters(found: re.Match) -> str:
-    """Return what was broken or escaped; as it is if that is not known."""
+    """Return the broken or escaped text repaired, or unchanged if that is not possible."""
     text = found[0]
     if text[0] == "&":
         letters = html.unescape(text) if text[1] == "#" or text[1:] in html5 else text
@@ -218,24 +220,24 @@ def _letters(found: re.Match) -> str:
         held = bytes.fromhex(digits) if text[0] in "%=" else misread
         try:
             letters = held.decode()
-        except UnicodeDecodeError:  # letters of Windows; 50%af is no escape
+        except UnicodeDecodeError:  # letters of Windows; 50%af is not an escape
             letters = held.decode("cp1252", "replace")
             letters = letters if letters.isalpha() and digits.isupper() else text
     return text if _NO_LETTER.search(letters) else letters
 
 
-# ---- text rules: what happens to a description before a model reads it, by the name that the model keeps
+# ---- text rules: how descriptions are changed before a model reads them, by the name in the model
 #
 # `as-is`: letters are composed (NFC), invisible characters (category Cf) and blanks around the text go.
-# `ascii-lower`: lower case, then transliterated to ASCII (æ → ae, é → e) as the package Unidecode does it and
-# the published models have it. Characters in _COVERED need no package: those that Unicode does not decompose
-# are in `transliteration.csv`.
+# `ascii-lower`: lower case, then transliterated to ASCII (æ → ae, é → e) as in the package Unidecode and the
+# published models. Characters in _COVERED need no package: those that Unicode does not decompose are in
+# `transliteration.csv`.
 
 AS_IS, ASCII_LOWER = "as-is", "ascii-lower"
 TEXT_RULES = (AS_IS, ASCII_LOWER)
 
-# Words that statistical programs, spreadsheets and databases (MySQL: a backslash and n) write for a missing
-# value, in lower case: both rules read them as an empty text. "none" and "-" may stand in a register.
+# Words for a missing value in statistical programs, spreadsheets and databases (MySQL: a backslash and n), in
+# lower case: both rules read them as an empty text. "none" and "-" may occur in a register.
 MISSING_TEXTS = frozenset(("na", "n/a", "nan", "null", "<na>", "#n/a", "#null!", "\\n"))
 MISSING_TEXTS |= {"#ref!", "#value!", "#name?", "#div/0!", "#num!"}  # errors of workbooks
 
@@ -246,7 +248,7 @@ _INVISIBLE = re.compile(
     "\U0001d173-\U0001d17a\U000e0001\U000e0020-\U000e007f]"
 )
 
-# Characters that are transliterated here: Latin, Greek, Cyrillic, punctuation, symbols, private use.
+# Characters transliterated here: Latin, Greek, Cyrillic, punctuation, symbols, private use.
 _COVERED = re.compile(
     "[\0-\u052f\u1ab0-\u1aff\u1c80-\u1c8f\u1d00-\u27ff\u2c60-\u2c7f\u2de0-\u2e7f\ua640-\ua69f\ua700-\ua7ff"
     "\uab30-\uab6f\ud800-\uf8ff\ufb00-\ufb06\ufe00-\ufe2f\ufe50-\ufe6f\uff00-\uff5e\ufff0-\uffff"
@@ -263,7 +265,7 @@ def cleaner(rule: str) -> Callable[[str], str]:
 
 
 def is_composed(text: str) -> bool:
-    """Return whether all letters are composed and no character is invisible."""
+    """Return whether all letters are composed and all characters are visible."""
     return (
         text.isascii() or not _INVISIBLE.search("".join({*text})) and unicodedata.is_normalized("NFC", text)
     )
@@ -276,17 +278,23 @@ def strip(text: str) -> str:
 
 
 def in_markdown(text: str) -> str:
-    """Return `text` on one line of Markdown, in which its signs stand for themselves."""
+    """Return `text` as one line of Markdown with its special signs escaped."""
     return re.sub(r"[\\`*<|\[\]]|(?<![^\W_])_|_(?![^\W_])", r"\\\g<0>", " ".join(text.split()))
 
 
 def as_is(text: str) -> str:
-    """Return `text` composed, without invisible characters, and as `strip` gives it."""
+    """Return `text` composed, without invisible characters, and stripped by `strip`."""
     return strip(text if is_composed(text) else unicodedata.normalize("NFC", _INVISIBLE.sub("", text)))
 
 
 def join_columns(texts: list[str], further: Sequence[Sequence[str]]) -> list[str]:
-    """Return texts with those of further columns behind COLUMN_SEPARATOR; "" where the first is empty."""
+    """Return texts joined with those of further columns by COLUMN_SEPARATOR; "" if the first is empty.
+
+    Example:
+        >>> from histocc import join_columns
+        >>> join_columns(["ale", "coat", ""], [["public house", "tailor", "tailor"]])
+        ['ale ␟ public house', 'coat ␟ tailor', '']
+    """
     if not further:
         return texts
     between = f" {COLUMN_SEPARATOR} "
@@ -295,7 +303,7 @@ def join_columns(texts: list[str], further: Sequence[Sequence[str]]) -> list[str
 
 
 def text_key(text: str) -> str:
-    """Return a key in which case, blanks, invisible characters and composed letters make no difference."""
+    """Return a key that ignores case, blanks, invisible characters and composition of letters."""
     return unicodedata.normalize("NFC", " ".join(as_is(text).split()).casefold())
 
 
@@ -310,7 +318,7 @@ def _ascii_or_missing(text: str) -> str:
 
 
 class _Transliteration(dict):
-    """The table code point → ASCII for `str.translate`, filled as code points are met."""
+    """The table code point → ASCII for `str.translate`, filled on demand."""
 
     def __missing__(self, code_point: int) -> str:
         char = chr(code_point)
@@ -321,7 +329,7 @@ class _Transliteration(dict):
             from unidecode import unidecode
         except ImportError:
             name = unicodedata.name(char, f"U+{code_point:04X}")
-            remedy = "to read other scripts than Latin, Greek and Cyrillic in ASCII, pip install unidecode"
+            remedy = "to transliterate scripts other than Latin, Greek and Cyrillic, pip install unidecode"
             raise UserError(f"a text holds {char!r} ({name}): {remedy}") from None
         return self.setdefault(code_point, unidecode(char))
 

@@ -1,8 +1,8 @@
-"""A live view of a run, from its files alone: on the machine that trains, or on another one that sees the
+"""A live view of a run, made only from its files: on the training machine, or on another one that sees the
 folder.
 
-    python -m histocc.watch ./output
-    python -m histocc.watch ./output --once
+    histocc watch ./output
+    histocc watch ./output --once
 """
 
 import json
@@ -23,12 +23,13 @@ from histocc.runtime.log import duration, output_is_lost
 from histocc.trainer.log import LOG, RUNNING, read_numbers
 
 BARS = "▁▂▃▄▅▆▇█"
+WHAT = "Show the progress of a run until it ends, on any machine that sees its folder."
 CLEAR = "\x1b[2J\x1b[H\x1b[J"
 
 
 def spark(values: list[float], width: int) -> str:
-    """Return a line of bars, the highest for the highest value, × for a value that is not finite. More values
-    than `width` are cut into equal parts; the last value of each part is shown.
+    """Return a line of bars, the highest for the highest value, × for non-finite values. More values than
+    `width` are cut into equal parts, and the last value of each part is shown.
     """
     if len(values) > width:
         values = [values[(i + 1) * len(values) // width - 1] for i in range(width)]
@@ -52,7 +53,7 @@ def view(folder: str, width: int = 80) -> tuple[str, bool]:
     except OSError:
         if is_live or is_held(os.path.join(folder, "prepared")):
             return f"{folder}\nstate       running, before the first step", True
-        raise UserError(f"{folder}: no run has begun to train here (no {STATUS} there)") from None
+        raise UserError(f"{folder}: no run has started to train here (no {STATUS})") from None
     except (KeyError, TypeError, ValueError, ArithmeticError) as error:
         raise UserError(f"{path}: is damaged: no run writes such content ({error})") from None
     return "\n".join([folder, *lines]), is_live
@@ -60,14 +61,14 @@ def view(folder: str, width: int = 80) -> tuple[str, bool]:
 
 def status_lines(status: dict[str, Any], rows: list[dict[str, Any]], is_live: bool, size: int) -> list[str]:
     """Return the progress of the run, the last figures, and its state. is_live: a process holds the folder.
-    size: of bars, in characters.
+    size: length of bars, in characters.
     """
     stop, step = status["stop_step"], max([status["step"], *(int(row["step"]) for row in rows[-1:])])
     if stop <= 0 and rows:  # a fit counts up to step 0
         step, stop = step - int(rows[0]["step"]), stop - int(rows[0]["step"])
     done = min(1.0, step / stop) if stop else 1.0
     lines = [f"progress    {'█' * round(done * size):░<{size}} {done:4.0%}  step {step:,} of {stop:,}"]
-    lines *= bool(stop)  # what is learned in closed form takes no steps
+    lines *= bool(stop)  # learning in closed form takes no steps
     accuracies = {name: f"{name} {{:.1f}} %" for row in rows[-1:] for name in row if name.endswith("_acc")}
     rates = {"samples_per_sec": "{:,.0f} samples/s", "lr": "learning rate {:.2e}"}
     for title, name, forms in (("loss", "train_loss", rates), ("validation", "val_loss", accuracies)):
@@ -80,7 +81,7 @@ def status_lines(status: dict[str, Any], rows: list[dict[str, Any]], is_live: bo
             figures = [forms[x].format(value * (100 if x in accuracies else 1)) for x, value in held.items()]
             lines.append(" " * 12 + " · ".join(figures))
     samples = [row for row in rows if row["samples"] and row["samples_per_sec"]][-2:]
-    # by the last row's rate and the samples per step since the row before; each part of a fit counts anew
+    # from the last row's rate and the samples per step since the row before. Each part of a fit restarts
     takes_steps = status["state"] == RUNNING and is_live
     if takes_steps and len(samples) > 1 and samples[0]["samples"] < samples[1]["samples"]:
         of_step = (samples[1]["samples"] - samples[0]["samples"]) / (samples[1]["step"] - samples[0]["step"])
@@ -90,7 +91,7 @@ def status_lines(status: dict[str, Any], rows: list[dict[str, Any]], is_live: bo
     if state == RUNNING and not is_live:
         state = "ended unexpectedly: killed, or by an error"
     elif state != RUNNING and is_live:
-        state += "; its process is still at work"
+        state += "; its process is still working"
     lines.append(f"state       {state}, last row {ago} ago")
     return lines + [f"last note   {status['warning']}"] * bool(status["warning"])
 
@@ -99,13 +100,13 @@ def status_lines(status: dict[str, Any], rows: list[dict[str, Any]], is_live: bo
 class WatchConfig(Config):
     """The flags of watch."""
 
-    run: str = flag(MISSING, "folder of the run", metavar="RUN", positional=True)
-    once: bool = flag(False, "print the view and end")
-    every: NotNegative = flag(2.0, "how often to look", metavar="SECONDS")
+    run: str = flag(MISSING, "run folder", metavar="RUN", positional=True)
+    once: bool = flag(False, "print the progress once and end")
+    every: NotNegative = flag(2.0, "seconds between updates", metavar="SECONDS")
 
 
 def watch(args: WatchConfig) -> None:
-    """Print the view until the run ends, or Ctrl-C, or nobody reads the output any more."""
+    """Print the view until the run ends, Ctrl-C, or nobody reads the output."""
     clear, running = CLEAR if sys.stdout.isatty() and not args.once else "", True
     while running and not output_is_lost():
         text, running = view(args.run, max(60, min(120, shutil.get_terminal_size().columns)))
@@ -115,7 +116,7 @@ def watch(args: WatchConfig) -> None:
 
 
 def get_args_parser() -> Parser:
-    return Parser(WatchConfig, "python -m histocc.watch", "A live view of a run, from its files.")
+    return Parser(WatchConfig, "python -m histocc.watch", WHAT, "./output", "./output --once")
 
 
 def main(argv: list[str] | None = None) -> int:

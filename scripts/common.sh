@@ -138,7 +138,7 @@ find_table() {
 # Sets SAVE, the folder of the run. The sample and other data never share one, unless the user says so.
 choose_folder() {
   local named=1 of_sample=''
-  flag save-path save-dir checkpoint-dir || named=''
+  flag output save-path save-dir checkpoint-dir || named=''
   SAVE=${VALUE:-./output}
   [[ -n $named ]] || CHOSEN+=(--save-dir "$SAVE")
   [[ -e $SAVE/last.bin ]] && ! flag overwrite || return 0

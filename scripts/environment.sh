@@ -90,6 +90,8 @@ fill_venv() {
   touch "$VENV/unfinished"
   say "  installing $1 (torch alone is a download of 200 MB to 3 GB; log: $log)"
   "$PYTHON" -m pip install --no-input --disable-pip-version-check -r "$REPO/$1" >"$log" 2>&1 </dev/null || pip_failed "$log"
+  "$PYTHON" -m pip install --no-input --disable-pip-version-check --no-deps -e "$REPO" >>"$log" 2>&1 </dev/null ||
+    say "  the program histocc could not be installed: $log says why. In this folder, python -m histocc is the same"
   probe "$PYTHON" "${@:2}" || fail "$VENV was filled, but: $PROBED"
   wanted_in_venv "$1" >"$VENV/installed-$1"
   rm "$VENV/unfinished"

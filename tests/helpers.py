@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import unittest.mock
 import warnings
 from pathlib import Path
 
@@ -201,13 +202,21 @@ def _as_script(script, args, output, variables):
         runpy.run_module(script, run_name="__main__", alter_sys=True)
 
 
-def run_inside(main, *args):
-    """Run a script's `main` in this process, for what ends before any training; return (exit code, output).
-    Torch has its settings (threads, precision) again afterwards."""
+def run_inside(main, *args, draws=False):
+    """Run a script's `main` in this process, for what is small or ends before any training; return (exit
+    code, output). Torch has its settings (threads, precision) again afterwards. draws: whether a run draws
+    its curves, which takes longer than a small training.
+    """
+    from histocc import plot
     from histocc.runtime.device import settings_of_torch
 
-    output = io.StringIO()
-    with settings_of_torch(), contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
+    output, draw = io.StringIO(), plot.draw_run if draws else lambda folder: None
+    with (
+        settings_of_torch(),
+        unittest.mock.patch.object(plot, "draw_run", draw),
+        contextlib.redirect_stdout(output),
+        contextlib.redirect_stderr(output),
+    ):
         try:
             code = main([str(arg) for arg in args])
         except SystemExit as end:
@@ -215,11 +224,11 @@ def run_inside(main, *args):
     return code or 0, output.getvalue()
 
 
-def run_here(main, *args, code=0):
+def run_here(main, *args, code=0, draws=False):
     """Run a script's `main` in this process, see `run_inside`, and check its exit code, and that it ends with
     one message if it is 2, and without a traceback; return the output.
     """
-    ended, output = run_inside(main, *args)
+    ended, output = run_inside(main, *args, draws=draws)
     assert ended == code, f"exit code {ended} instead of {code}\n{output}"
     assert "Traceback" not in output and (code != 2 or output.count("error: ") == 1), output
     return output

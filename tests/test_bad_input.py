@@ -73,8 +73,8 @@ def test_missing_file_and_save_path_below_a_file(tmp_path):
         ("--dry-run --eval-only", "--dry-run and --eval-only are mutually exclusive"),
         ("--include-descriptions", "--include-descriptions needs --descriptions-file"),
         ("--descriptions-file x.csv", "--descriptions-file needs --include-descriptions"),
-        ("--description-template {occ}", "must hold {desc}"),
-        ("--model-size ngrams", "--model-size ngrams has nothing but n-grams"),
+        ("--description-template {occ}", "must contain {desc}"),
+        ("--model-size ngrams", "--model-size ngrams consists only of n-grams"),
         ("--model-size ngrams --ngrams auto --freeze-encoder", "--model-size ngrams has no encoder"),
     ],
 )
@@ -129,8 +129,8 @@ def test_the_weights_that_a_run_starts_from_are_not_overwritten(tmp_path, data):
         ("--weight-decay nan", "--weight-decay: 'nan' is not a number of at least 0"),
         ("--formatter x", "--formatter"),
         ("--seed", "--seed"),
-        ("--bach_size 8", "unrecognized arguments: --bach-size 8; did you mean --batch-size?"),
-        ("--lr -1", "--learning-rate/--lr: '-1' is not a number above 0"),
+        ("--bach_size 8", "unrecognized arguments: --bach-size; did you mean --batch-size?"),
+        ("--lr -1", "--learning-rate: '-1' is not a number above 0"),
         ("--zzz --seeed=3", "unrecognized arguments: --zzz --seeed=3; did you mean --seed?"),
     ],
 )
@@ -140,7 +140,7 @@ def test_a_wrong_flag_or_value_names_the_help(tmp_path, flags, said):
 
 
 def test_a_required_flag_that_is_misspelled_is_named(tmp_path):
-    assert "are required: --dataset/" in (said := refused(tmp_path, "--datset=x.csv"))
+    assert "unrecognized arguments: --datset" in (said := refused(tmp_path, "--datset=x.csv"))
     assert "; did you mean --dataset?" in said
 
 
@@ -151,4 +151,8 @@ def test_a_python_without_torch_says_where_it_may_be():
     )
     done = subprocess.run([sys.executable, "-c", hidden], cwd=REPO, capture_output=True, text=True)
     assert done.returncode == 1 and "source .venv/bin/activate" in done.stderr
-    assert "torch is not there for this Python" in done.stderr.splitlines()[-1]
+    assert "histocc needs torch, which this Python" in done.stderr.splitlines()[-1]
+    command = hidden.replace("import histocc", "import sys; sys.argv[0] = '-m'; import histocc")
+    done = subprocess.run([sys.executable, "-c", command], cwd=REPO, capture_output=True, text=True)
+    assert done.returncode == 2 and done.stderr.startswith("error: histocc needs torch")
+    assert len(done.stderr.splitlines()) == 1

@@ -164,7 +164,7 @@ def test_no_other_cut_into_as_many_groups_has_less_padding(widths, groups):
 @examples(40)
 def test_validation_takes_every_row_once_by_length_and_the_longest_are_tried_first(rows, total):
     plan, numbers = BatchPlan(rows, total), Numbers(rows)
-    with mock.patch("histocc.trainer.batches.BLOCK", 700):
+    with mock.patch("histocc.trainer.batches.SPAN", 700):
         order = batches_of(plan, None)
         batches = [order.global_batch(0, b) for b in range(plan.steps_per_epoch)]
         longest = widest(numbers, total)["rows"].tolist()

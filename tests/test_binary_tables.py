@@ -332,7 +332,7 @@ def test_merged_cells_hold_their_value_in_all_their_rows(tmp_path):
         "hisco_2": ["", "", "", "", ""],
     }
     notes = table_format(str(path), None, None, False, None, ["occ1"]).notes
-    assert "has merged cells (2): each of their rows holds their value" in notes
+    assert "has merged cells (2): every row of such a cell gets its value" in notes
     code, said = outcome(tmp_path, path.read_bytes(), name="t.xlsx")
     assert code == 0 and "5 for training" in said and "merged cells (2)" in said
 
@@ -344,5 +344,6 @@ def test_merged_cells_of_opendocument_are_named(tmp_path):
     path = document(tmp_path / "a.ods", *rows)
     assert [row[0] for row in rows_of(path, [1])[0].values()] == ["83110", ""]
     assert any(
-        "has merged cells" in note and "saved as .xlsx" in note for note in table_format(str(path)).notes
+        "has merged cells" in note and "save the workbook as .xlsx" in note
+        for note in table_format(str(path)).notes
     )

@@ -31,7 +31,7 @@ pytestmark = pytest.mark.processes
 FEW = {"farmer": "61110", "blacksmith": "83110", "baker": "77610", "tailor": "79100", "weaver": "75400"}
 
 
-@pytest.mark.parametrize("language", lexicon.LANGUAGES)
+@pytest.mark.parametrize("language", lexicon.LEXICON_LANGUAGES)
 def test_a_title_has_one_code_of_hisco_in_its_language_and_is_written_plainly(language):
     path = Path(lexicon.__file__).with_name(f"{language}.csv")
     code_of = {
@@ -82,8 +82,8 @@ def tables():
 def test_titles_are_cut_short_as_registers_do_it_unless_two_codes_could_be_meant(tables):
     short = {
         (language, text): lexicon.titles(language)[title]
-        for language in lexicon.LANGUAGES
-        for title, texts in making.abbreviations(language).items()
+        for language in lexicon.LEXICON_LANGUAGES
+        for title, texts in making.title_abbreviations(language).items()
         for text in texts
     }
     for language, text, code in [
@@ -119,9 +119,9 @@ def small(monkeypatch, tmp_path):
     others = {f"q{letter}{letter}zzler": "83110" for letter in "abcdefghijklmno"}
     others["qpqzzler"] = "77610"  # which no text like it has
     monkeypatch.setattr(lexicon, "titles", lambda language: others | FEW if language == "en" else {})
-    making.abbreviations.cache_clear()
+    making.title_abbreviations.cache_clear()
     monkeypatch.setattr(making, "SAMPLE_ROWS", 400)
-    monkeypatch.setattr(making, "LEFT_OUT", 5)
+    monkeypatch.setattr(making, "LEFT_OUT_OF", 5)
     made = []
 
     @contextlib.contextmanager
@@ -170,7 +170,7 @@ def test_is_made_once_by_two_processes_at_once_and_codes(small, tmp_path):
     run_here(review.main, "make", table, "--key", "hisco", "--output", sheet)
     sheet.write_text(re.sub(r"(.*baker.*),,t-", r"\1,77610,t-", sheet.read_text()))
     said = run_here(review.main, "apply", sheet, "--to", table, "--key", "hisco", "--output", final, "--fill")
-    assert "first guesses are those of the built-in model" in said
+    assert "first guesses come from the built-in model" in said
     assert [row["hisco_1"] for row in read(final)] == codes
 
 
@@ -204,13 +204,13 @@ def test_what_is_fitted_to_it_goes_into_a_folder_of_the_users(small, monkeypatch
     for model in ("built-in", file.parent):
         fit = ("--fit-confidence", "--fit-thresholds", "--output", tmp_path / f"fitted {Path(model).name}")
         said = run_here(evaluate.main, *given, model, *fit)
-        assert f"{model} stays as it is: --model {fit[-1]}" in said
+        assert f"{model} is unchanged: use --model {fit[-1]}" in said
         run_here(predict.main, *code, "after.csv", "--model", fit[-1])
         assert read("before.csv")[0]["conf"] != read("after.csv")[0]["conf"]
         assert read("before.csv")[0]["hisco_1"] == read("after.csv")[0]["hisco_1"]
     said = run_here(predict.main, *code, "why.csv", "--explain")
     assert "Computing the vectors" in said and read("why.csv")[0]["similar_text_1"] == "baker"
-    with pytest.raises(UserError, match="output names the folder"):
+    with pytest.raises(UserError, match="name a folder for what is fitted"):
         evaluate.evaluate("built-in", "coded.csv", fit_confidence=True)
     write_csv(tmp_path / "odd.csv", ["occ1", "lang"], [["hyvinvointiyhtymä", "en"]] * 3)
     said = run_here(predict.main, *code, "odd_coded.csv", "--input", "odd.csv")
@@ -248,11 +248,11 @@ def test_names_are_checked_before_it_is_made(monkeypatch, tmp_path):
         "--language xx": "does not know the language 'xx'",
         "--threshold xx=0.5": "does not know the language 'xx'",
         "--known none.csv": "none.csv: no such file",
-        "--known my.csv": "one of codes (hisco_1)",
-        "--known wrong.csv": "'999' is no code of hisco",
+        "--known my.csv": "a column of codes (hisco_1)",
+        "--known wrong.csv": "'999' is not a code of hisco",
         "--descriptions none.csv": "none.csv: no such file",
         "--input coded.csv": "several columns 'hisco_1'",
-        "--decoder greedy": "this model has the linear decoder alone",
+        "--decoder greedy": "this model has only the linear decoder",
     }.items():
         said = run_here(predict.main, *words("--input my.csv --output out.csv"), *words(given), code=2)
         assert what in said, said
@@ -279,7 +279,7 @@ def test_titles_of_a_code_that_are_alike_are_left_out_together(tables):
     usual = {
         pair
         for row in sample
-        for name in lexicon.LANGUAGES
+        for name in lexicon.LEXICON_LANGUAGES
         for title in row[name].split("|")
         for pair in pairs(title, name, row["hisco"])
     }
@@ -312,8 +312,8 @@ def test_runs_with_few_texts_stand_on_it_by_default_and_hold_it(small, tmp_path)
     write_csv(tmp_path / "my.csv", ["occ1", "lang"], [["qabzzler", "en"], ["baker 3", "en"]])
     given = ("--dataset", tmp_path / "data.csv", "--device", "cpu", "--save-path")
     said = run_here(finetune.main, *given, tmp_path / "hisco")
-    assert said.count("The built-in model is made once") == 1 and ", on the answers of built-in" in said
-    assert "that learned on the answers of the model built-in" in (tmp_path / "hisco/MODEL.md").read_text()
+    assert said.count("The built-in model is made once") == 1 and "on top of the answers of built-in" in said
+    assert "trained on top of the answers of the model built-in" in (tmp_path / "hisco/MODEL.md").read_text()
     said = run_here(finetune.main, *given, tmp_path / "own", "--target-cols", "own", "--dry-run")
     assert "learning takes about" in said and small == [0, 0]
     said = run_here(finetune.main, *given, tmp_path / "none", "--prior", "none")

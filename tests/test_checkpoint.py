@@ -171,7 +171,7 @@ def test_names_of_one_state_and_of_the_next(tmp_path, monkeypatch, links):
 def test_names_that_a_killed_save_left_out_are_given_later(tmp_path):
     save(tmp_path, "1.bin", "best.bin", "epoch_1.bin", "last.bin", step=1)
     own, names = OwnFiles(str(tmp_path)), ["2.bin", "best.bin", "last.bin"]
-    checkpoint.save(own, ["last.bin"], {**STATE, "step": 2, checkpoint.NAMES: names})
+    checkpoint.save(own, ["last.bin"], {**STATE, "step": 2, checkpoint.NAMES_ENTRY: names})
     checkpoint.complete(own, load(tmp_path / "last.bin"), 1)
     steps = {name: load(tmp_path / name)["step"] for name in names_in(tmp_path)}
     assert steps == {**dict.fromkeys(names, 2), "epoch_1.bin": 1}
@@ -207,7 +207,7 @@ def test_saves_that_fail_remove_no_checkpoint(tmp_path, monkeypatch):
         saver(step, [f"{step}.bin", "last.bin"], {})
     assert names_in(tmp_path) == ["1.bin", "2.bin", "6.bin", "last.bin"] == sorted(own.names)
     assert [line.startswith("WARNING") for line in said] == [False, False, True, True, True, False]
-    assert load(tmp_path / "last.bin")[checkpoint.NAMES] == ["6.bin", "last.bin"]
+    assert load(tmp_path / "last.bin")[checkpoint.NAMES_ENTRY] == ["6.bin", "last.bin"]
 
 
 @pytest.mark.parametrize("ends", ["space", "limit", "signal"])

@@ -69,9 +69,9 @@ def test_what_cannot_be_compared_is_refused(tmp_path):
     rows = [("smith", "11", "11", 1, "")]
     names = {"a": "hisco", "b": "hisco", "c": "isco"}
     a, b, c = (report(tmp_path / name, rows, system) for name, system in names.items())
-    assert "(what they have learned from is not known)" in words((a, b))
-    assert "compare models of the same codes" in words((a, c), code=2)
+    assert "(perhaps not new to both)" in words((a, b))
+    assert "compare models with the same codes" in words((a, c), code=2)
     other = report(tmp_path / "d", [("smith", "12", "11", 1, 0)])
     assert "no text with the same codes" in words((a, other), code=2)
     (tmp_path / "b" / "answers.csv").unlink()
-    assert "holds no report with answers.csv; evaluate writes one" in words((a, b), code=2)
+    assert "holds no report with answers.csv; make one with histocc evaluate" in words((a, b), code=2)

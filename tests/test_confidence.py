@@ -22,12 +22,12 @@ from histocc.model import confidence
 from histocc.model.confidence import OUTPUTS, Confidence, curve, log_odds
 from histocc.predict import __main__ as predict
 from histocc.predict.coder import Coder
-from histocc.predict.fitting import RANKS, fit_ranked, judged_answers, unfitted
+from histocc.predict.fitting import RANKED_FILE, fit_ranked, judged_answers, unfitted
 from histocc.review import __main__ as review
 from histocc.runtime import checkpoint
 from histocc.runtime.errors import UserError
 from histocc.runtime.world import World
-from histocc.sample.__main__ import write
+from histocc.sample.__main__ import write_rows
 from histocc.sample.generate import rows as sample_rows
 
 
@@ -135,8 +135,8 @@ FLAGS = [
 def trained(tmp_path_factory):
     """Folder with a run of few steps, and its rows."""
     folder = tmp_path_factory.mktemp("confidence")
-    write(sample_rows(420, 1), str(folder / "rows.csv"))
-    write(sample_rows(60, 9), str(folder / "new.csv"))
+    write_rows(sample_rows(420, 1), str(folder / "rows.csv"))
+    write_rows(sample_rows(60, 9), str(folder / "new.csv"))
     said = run(FINETUNE, *flags(folder), "--max-steps", 2)
     assert "last.bin: confidence is fitted on" in said, said
     return folder
@@ -198,7 +198,7 @@ class TestModel:
             run_here(evaluate.main, "--model", trained / "run", "--data", data, *share, *how)
             text = (folder / "report.md").read_text(encoding="utf-8")
             assert ("the model was validated on " in text) == said_so
-            assert "as it was fitted on" in text and "## Coded automatically" in text
+            assert "are right, fitted on" in text and "## Coded automatically" in text
 
     def test_a_card_says_of_which_texts_its_figures_are(self, trained):
         state = checkpoint.load(str(trained / "run" / "last.bin"))
@@ -305,12 +305,12 @@ class TestModel:
         assert [row["conf"] for row in rows] != [row["conf"] for row in plain]
         write_csv(trained / "other.csv", ["occ1", "lang"], [["hyvinvointiyhtymä", "fi"], ["", "en"]])
         _, said = coded(trained, "other_coded.csv", "--input", trained / "other.csv", "--system", "hisco")
-        unlike = "these texts are unlike those that the confidence was fitted on: the model knows"
+        unlike = "these texts are unlike those on which the confidence was fitted: the model knows"
         assert unlike in said and unlike not in usual
-        make, apply, fit = re.findall(r"  python -m (histocc.*)", said)  # they run as they are typed
+        make, apply, fit = re.findall(r"  histocc (.*)", said)  # they run as they are typed
         for command in (make, apply, fit):
             module, *given = shlex.split(command)
-            main = {"histocc.review": review.main, "histocc.evaluate": evaluate.main}[module]
+            main = {"review": review.main, "evaluate": evaluate.main}[module]
             found = run_here(main, *given)
             if command is make:
                 sheet = re.search(r"--output (\S+)", make)[1]
@@ -322,7 +322,7 @@ class TestModel:
     def test_that_of_topk_is_fitted_once_when_it_is_asked_for(self, trained, tmp_path):
         """And says what to do where the rows of the run are gone; the checkpoint stays as it is."""
         shutil.copytree(trained / "run", tmp_path / "run")
-        (tmp_path / "run" / RANKS).unlink(missing_ok=True)
+        (tmp_path / "run" / RANKED_FILE).unlink(missing_ok=True)
         file, how = tmp_path / "run" / "best.bin", ["--model", tmp_path / "run", "--decoder"]
         before = file.read_bytes()
         assert "Fitting" not in coded(trained, "flat.csv", *how, "flat")[1]
@@ -332,10 +332,10 @@ class TestModel:
         again, said = coded(trained, "ranked.csv", *how, "full")
         assert "Fitting" not in said and again == rows and file.read_bytes() == before
         shutil.rmtree(tmp_path / "run" / "prepared")
-        (tmp_path / "run" / RANKS).unlink()
+        (tmp_path / "run" / RANKED_FILE).unlink()
         rows, said = coded(trained, "ranked.csv", *how, "topk")
-        assert "confidence of topk is not fitted; python -m histocc.evaluate --model " in said
-        assert {row["conf_fitted"] for row in rows} == {"0"} and not (tmp_path / "run" / RANKS).exists()
+        assert "confidence of topk is not fitted; histocc evaluate CODED.csv --model " in said
+        assert {row["conf_fitted"] for row in rows} == {"0"} and not (tmp_path / "run" / RANKED_FILE).exists()
 
     def test_target_accuracy_marks_what_is_less_sure(self, trained):
         coder = Coder.load(str(trained / "run"))
@@ -343,7 +343,7 @@ class TestModel:
         least, share = coder.confidence.limit("topk", 0.3)
         rows, said = coded(trained, "target.csv", "--decoder", "topk", "--target-accuracy", "0.3")
         assert f"rows with conf below {least:.3g} get needs_review" in said
-        assert f"on {percent(share)} of the" in said
+        assert f"for {percent(share)} of the" in said
         marked = [row["needs_review"] == "1" for row in rows]
         assert marked == [float(row["conf"]) < least for row in rows] and 0 < sum(marked) < len(marked)
         state = checkpoint.load(str(trained / "run" / "last.bin"))
@@ -356,7 +356,7 @@ class TestModel:
 
     def test_few_texts_are_answered_by_fits_without_them(self, tmp_path):
         """Those of a model in closed form, which knows the texts that it was fitted to."""
-        write(sample_rows(260, 3), str(tmp_path / "rows.csv"))
+        write_rows(sample_rows(260, 3), str(tmp_path / "rows.csv"))
         how = words("--prior none --formatter hisco --language-col lang --device cpu --target-cols")
         how += ["hisco_1", "hisco_2", "hisco_3", "--dataset", tmp_path / "rows.csv"]
         said = run_here(finetune.main, *how, "--save-path", tmp_path / "run")
@@ -375,14 +375,14 @@ class TestModel:
         assert accuracy < 0.6 < 0.8 < known
 
     def test_fewer_than_200_texts_are_said_and_nothing_is_fitted(self, trained, tmp_path):
-        write(sample_rows(100, 3), str(tmp_path / "rows.csv"))
+        write_rows(sample_rows(100, 3), str(tmp_path / "rows.csv"))
         how = ["--output", tmp_path / "report", "--device", "cpu", "--fit-confidence"]
         said = run_here(
             evaluate.main, "--model", trained / "run" / "last.bin", "--data", tmp_path / "rows.csv", *how
         )
         assert "Confidence is not fitted:" in said and "200" in said
         said = run(FINETUNE, *flags(tmp_path, 0.1), "--max-steps", 1)
-        assert "Confidence is not fitted:" in said and "--share-val of finetune.py" in said
+        assert "Confidence is not fitted:" in said and "train with a larger --share-val" in said
         state = checkpoint.load(str(tmp_path / "run" / "last.bin"))
         assert state.get("confidence") is None
         with pytest.raises(UserError, match="--target-accuracy: how often run is right is not known"):

@@ -254,7 +254,9 @@ def test_usual_names_of_columns_and_those_that_are_not(tmp_path, described):
     path = write_csv(tmp_path / "key.csv", ("en_hisco_text", "hisco", "code"), [("Smiths", "83110", "1")])
     assert desc.find_columns(arguments(path)) == ["hisco", "en_hisco_text"]
     path = write_csv(tmp_path / "other.csv", ("nr", "words"), [("83110", "Smiths")])
-    with pytest.raises(UserError, match=r"needs a column of codes \(system_code, hisco, code\) and one of"):
+    with pytest.raises(
+        UserError, match=r"needs a column of codes \(system_code, hisco, code\) and a column of"
+    ):
         desc.find_columns(arguments(path))
     names = {"descriptions_code_col": "nr", "descriptions_text_col": "words"}
     named = arguments(path, **names)
@@ -262,5 +264,5 @@ def test_usual_names_of_columns_and_those_that_are_not(tmp_path, described):
     with pytest.raises(UserError, match="has no column 'l'"):
         desc.find_columns(arguments(path, **names, descriptions_lang_col="l"))
     write_csv(path, ("nr", "words"), [("11111", "Else")])
-    with pytest.raises(UserError, match="none of the 4 codes of the data stands in column 'nr'"):
+    with pytest.raises(UserError, match="none of the 4 codes of the data is in column 'nr'"):
         desc.load_descriptions(named, described, HISCO, 1)

@@ -279,6 +279,19 @@ def test_half_precision_learns_the_same_and_nothing_is_half_where_it_must_not_be
     assert all(torch.equal(value, again["model"][name]) for name, value in state["model"].items())
 
 
+def test_an_overflow_is_no_bad_step_while_fp16_looks_for_its_scale():
+    weight, precision = torch.nn.Parameter(torch.ones(1)), Precision("fp16", "cpu")
+    optimizer = torch.optim.SGD([weight], lr=1.0)
+    for scale, is_bad in ((2.0**16, False), (1.0, True)):
+        precision.scaler = torch.amp.GradScaler("cpu", init_scale=scale)
+        precision.scaler.scale(weight.sum()).backward()
+        weight.grad.fill_(float("inf"))
+        precision.scaler.unscale_(optimizer)
+        assert bool(precision.optimizer_step(optimizer, torch.tensor(False))) == is_bad
+        assert weight.item() == 1 and precision.scaler.get_scale() == scale / 2
+        optimizer.zero_grad()
+
+
 def test_what_the_flags_choose():
     def chosen(**flags):
         return Precision.of(ScriptConfig(**flags), torch.device("cpu"))

@@ -19,7 +19,7 @@ import torch.distributed as dist
 from helpers import PIPED, TINY, environment, free_port, start_forked, wait_until_handled, write_rows
 
 from histocc.runtime import world as world_module
-from histocc.runtime.config import Processes
+from histocc.runtime.config import ProcessFlags
 from histocc.runtime.errors import UserError
 from histocc.runtime.frame import end_without_others, errors_end_all_ranks
 from histocc.runtime.signals import Stopped
@@ -59,7 +59,7 @@ def launched(monkeypatch):
 
 
 def given(*flags):
-    return Processes(**dict(zip(("distributed", "world_size", "local_rank", "device"), flags)))
+    return ProcessFlags(**dict(zip(("distributed", "world_size", "local_rank", "device"), flags)))
 
 
 @pytest.mark.parametrize(
@@ -138,7 +138,7 @@ def test_only_a_process_that_srun_started_is_its_task(monkeypatch, stdin):
 JOINS = """
 from histocc.runtime import config, frame
 
-parser = config.Parser(config.Processes, "x", "x")
+parser = config.Parser(config.ProcessFlags, "x", "x")
 frame.start(parser, lambda args, world: world.print(world.gather((world.rank, world.local_rank))))
 """
 
@@ -206,13 +206,13 @@ def test_nobody_there_and_a_port_in_use_are_said_by_the_rank_itself(launched, ca
         launched(0, 0, 2, 2, "127.0.0.1", port)
         said = f"could not meet .*MASTER_PORT={port}.*(?s:.*)choose another MASTER_PORT"
         with pytest.raises(UserError, match=said):
-            init_world(Processes(device="cpu", timeout_minutes=0.02))
+            init_world(ProcessFlags(device="cpu", timeout_minutes=0.02))
     capfd.readouterr()
     for place in ((1, 1, 2, 2, "127.0.0.1"), (1, 1, 2, 2, "nowhere.invalid"), (0, 0)):
         launched(*place)
         said = f"could not meet .*{port}.*: .[Ee]rrno(?s:.*)rank 0 must run on that one, and the"
         with pytest.raises(UserError, match=said):
-            init_world(Processes(device="cpu", timeout_minutes=0.02))
+            init_world(ProcessFlags(device="cpu", timeout_minutes=0.02))
         assert capfd.readouterr() == ("", "")  # nothing of torch's own, with C++ frames
 
 
@@ -221,7 +221,7 @@ def test_a_host_that_is_not_known_is_named_long_before_the_limit(launched, monke
     for rank in (0, 1):
         launched(rank, rank, 2, 2, "nowhere.invalid", 29500)
         with pytest.raises(UserError, match="could not meet .*MASTER_ADDR=nowhere.invalid"):
-            init_world(Processes(device="cpu", timeout_minutes=0.04))
+            init_world(ProcessFlags(device="cpu", timeout_minutes=0.04))
         said = f"WARNING: rank {rank} waits for MASTER_ADDR=nowhere.invalid, which its machine does not"
         assert capfd.readouterr().err.count(said) == 1
 
@@ -230,7 +230,7 @@ def test_one_process_needs_no_address_and_nccl_that_fails_is_not_said_to_be_a_fi
     launched, monkeypatch, capsys
 ):
     launched(0, 0, 1)
-    world = init_world(Processes(distributed=True, device="cpu"))
+    world = init_world(ProcessFlags(distributed=True, device="cpu"))
     assert world.backend == "gloo" and world.run_on_main(lambda: 3) == 3
     dist.destroy_process_group()
     last = "Error while creating shared memory segment /dev/shm/nccl-1 (size 9637888), error: No space left"
@@ -238,7 +238,7 @@ def test_one_process_needs_no_address_and_nccl_that_fails_is_not_said_to_be_a_fi
     error = dist.DistBackendError(f"{text}ncclSystemError: System call failed.\nLast error:\n{last}\n")
     monkeypatch.setattr(dist, "init_process_group", Mock(side_effect=error))
     with pytest.raises(UserError) as caught:
-        init_world(Processes(distributed=True, device="cpu"))
+        init_world(ProcessFlags(distributed=True, device="cpu"))
     monkeypatch.setattr(os, "_exit", Mock(side_effect=SystemExit))
     monkeypatch.setattr("histocc.runtime.frame.PATIENCE_SECONDS", 0)
     with pytest.raises(SystemExit):  # connections are made by the first message
@@ -250,8 +250,8 @@ def test_one_process_needs_no_address_and_nccl_that_fails_is_not_said_to_be_a_fi
 
 def test_an_old_torch_is_refused(monkeypatch):
     monkeypatch.setattr(torch, "__version__", "2.9.1+cu128")
-    with pytest.raises(UserError, match=r"torch 2.9.1\+cu128 is here, and 2.10 or newer is needed"):
-        init_world(Processes())
+    with pytest.raises(UserError, match=r"torch 2.9.1\+cu128 is installed, and 2.10 or newer is needed"):
+        init_world(ProcessFlags())
 
 
 # ---- World
@@ -307,7 +307,7 @@ def test_a_torch_without_distributed_trains_is_resumed_and_codes(tmp_path):
 
 
 def test_world_of_one_process(capsys):
-    world = init_world(Processes(device="cpu"))
+    world = init_world(ProcessFlags(device="cpu"))
     assert world == World() and world.is_main and not dist.is_initialized()
     world.print("hello", 3)
     World(rank=1, local_rank=0, size=2).print("not me")  # the first of its node, but not of the job
@@ -335,7 +335,7 @@ def ranks_do(work, size=2, minutes=0.2, before=lambda rank: None):
         torch.set_num_threads(1)
         before(number)
         try:
-            world = init_world(Processes(device="cpu", timeout_minutes=minutes))
+            world = init_world(ProcessFlags(device="cpu", timeout_minutes=minutes))
             world.gather(None)  # all have joined: a rank that ends before would keep the others from it
             outcome = work(world)
         except BaseException as error:

@@ -23,7 +23,7 @@ def test_two_processes_that_are_well(tmp_path):
 def test_a_save_path_that_cannot_be(tmp_path):
     (tmp_path / "file").write_text("")
     output = run_here(doctor.main, "--device", "cpu", "--save-path", tmp_path / "file" / "run", code=1)
-    assert "fault    disk" in output and "--save-path" in output
+    assert "fault    disk" in output and "--output" in output
     assert "ok       versions" in output and "error: faults: 1." in output
 
 

@@ -165,7 +165,7 @@ def test_what_is_refused(trained):
     said = code(trained, "e.csv", "--raw-confidence", code=2)
     assert "--draws and --raw-confidence are mutually exclusive" in said
     unfitted = SimpleNamespace(confidence=Confidence())
-    with pytest.raises(Exception, match="evaluate --model m --data CODED.csv --fit-confidence") as error:
+    with pytest.raises(Exception, match="evaluate CODED.csv --model m --fit-confidence") as error:
         Coder.need_fitted(unfitted, "--draws", ["greedy"], "m")
     flags = re.findall(r"--[a-z-]+", str(error.value).partition("evaluate")[2])
     assert set(flags) <= set(evaluate.get_args_parser()._option_string_actions)
@@ -179,7 +179,10 @@ def test_the_rules_of_the_page(language, command, tmp_path):
     elif not shutil.which("Rscript"):
         pytest.skip("needs Rscript")
     page = (REPO / "docs" / "draws.md").read_text(encoding="utf-8")
-    (tmp_path / "page").write_text(re.search(rf"^```{language}\n(.*?)^```", page, re.M | re.S)[1])
+    script = (REPO / "examples" / "rubin.R").read_text(encoding="utf-8")
+    if language == "python":
+        script = re.search(r"^```python\n(.*?)^```", page, re.M | re.S)[1]
+    (tmp_path / "page").write_text(script)
     (tmp_path / "histocc").symlink_to(REPO / "histocc")
     draw = np.random.default_rng(1)
     codes, scores = CODES, {code: float(hisco_classes()["hiscam"][code]) for code in CODES}

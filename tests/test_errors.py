@@ -166,7 +166,7 @@ def test_a_stream_that_fails_is_dropped_and_that_is_said_once(monkeypatch, error
     out, err = Broken(2, error), io.StringIO()
     monkeypatch.setattr(sys, "stdout", out)
     monkeypatch.setattr(sys, "stderr", err)
-    with log.opened():
+    with log.safe_output():
         for i in range(4):
             print(f"line {i}", flush=True)
         print("a fault", file=sys.stderr)
@@ -178,7 +178,7 @@ def test_a_stream_that_fails_is_dropped_and_that_is_said_once(monkeypatch, error
 def test_if_both_are_gone_work_goes_on_and_errors_come_through(monkeypatch):
     monkeypatch.setattr(sys, "stdout", None)  # closed: `>&-`
     monkeypatch.setattr(sys, "stderr", Broken())
-    with pytest.raises(ZeroDivisionError), log.opened():
+    with pytest.raises(ZeroDivisionError), log.safe_output():
         print("first")
         print("second", file=sys.stderr, flush=True)
         1 / 0  # noqa: B018
@@ -187,7 +187,7 @@ def test_if_both_are_gone_work_goes_on_and_errors_come_through(monkeypatch):
 def test_letters_that_a_terminal_does_not_have_end_nothing(monkeypatch):
     raw = io.BytesIO()
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(raw, "ascii"))
-    with log.opened():
+    with log.safe_output():
         print("væver")
     assert raw.getvalue() == b"v?ver\n"
 
@@ -227,7 +227,7 @@ import time
 from histocc.runtime import log
 from histocc.runtime.log import Stage
 log.show_progress(True)
-with log.opened():
+with log.safe_output():
     reading = Stage("reading", 40, "rows", first=10)
     print("a note")
     time.sleep(0.2)  # tqdm draws ten times a second

@@ -292,7 +292,7 @@ class TestOfATest:
         sentence = str(Figure.of(report))
         assert sentence.startswith(f"{100 * texts[0]:.1f} % of ") and sentence.endswith("; test texts)")
         assert card.count(sentence) == 2  # also in the methods paragraph
-        assert "This figure is now that of the run" in said
+        assert "This figure is now the figure of the run" in said
         assert sentence in said and sentence in " ".join(watch.view(str(folder / "run"))[0].split())
         assert before.count("validation texts).") == 2 and "validation texts)." not in card
         asked = (
@@ -314,7 +314,7 @@ class TestOfATest:
             assert (tmp_path / "MODEL.md").read_text("utf-8") == card
             (tmp_path / "MODEL.md").write_text("mine")
             said = run_here(export, folder / "run", "--to", "published", "b.bin")
-            assert "MODEL.md was there and stays" in said
+            assert "MODEL.md existed and was kept" in said
             run_here(export, "a.bin", "--to", "safetensors", "c/d.safetensors")
         again = (tmp_path / "c" / "MODEL.md").read_text("utf-8")
         assert (
@@ -410,7 +410,7 @@ class TestBaseline:
         common = ["--data", trained / "val.csv", "--output", tmp_path / "out", "--baseline"]
         if importlib.util.find_spec("sklearn"):
             said = refused("--model", tmp_path / "alone.bin", *common)
-            assert "beside the model" in said and "--prepare-only" in said
+            assert "does not hold the training rows" in said and "--prepare-only" in said
         monkeypatch.setitem(sys.modules, "sklearn", None)
         assert "histocc[baseline]" in refused("--model", trained / "run", *common)
         assert not (tmp_path / "out").exists()
@@ -430,11 +430,13 @@ class TestRows:
             "first code missing": 1,
             "code does not fit": 1,
         }
-        assert "2 rows with such a code" in said and other["data"]["rows"] == 47
+        assert "Codes that the model does not know: 2 rows" in said and other["data"]["rows"] == 47
         assert "× code outside the key" not in said and "Rejected: 1 × empty text" in said
         text = (tmp_path / "out" / "report.md").read_text("utf-8")
         share = 100 * other["decoders"][other["model"]["decoder"]]["right_rows"] / 49
-        sentence = f"With codes that the model does not know as wrong, {share:.1f} % of rows are right."
+        sentence = (
+            f"With codes that the model does not know counted as wrong, {share:.1f} % of rows are right."
+        )
         assert sentence[:-1] in text and card_figures(other)[0] == sentence
         for name, found in other["decoders"].items():
             assert found["right_rows"] == report["decoders"][name]["right_rows"]
@@ -470,7 +472,9 @@ class TestRows:
         more = write_csv(tmp_path / "more.csv", HEADER, rows)
         found, said = evaluated(trained, tmp_path / "more", "--share-val", 0.8, data=more)
         facts, part = found["data"], int((split_values(text_hashes(others[1:])) < 0.8).sum())
-        assert facts["rows_outside_key"] == part and f"{part} rows with such a code" in said
+        assert (
+            facts["rows_outside_key"] == part and f"Codes that the model does not know: {part} rows" in said
+        )
         for each in found["decoders"].values():
             share = each["right_rows"] / (facts["rows"] + part)
             assert each["accuracy_with_rows_outside_key"] == pytest.approx(share)
@@ -491,7 +495,7 @@ class TestRows:
         facts = report["data"]
         assert facts["test_part"] and 100 < facts["rows"] == 400 - facts["other_part_rows"] < 240
         assert facts["texts_trained_on"] == 0 == facts["texts_validated_on"]
-        assert "These are the test part of the training" in said
+        assert "They are the test part of the training" in said
         assert f"Not evaluated: {facts['other_part_rows']} rows whose texts are not in the test part" in said
         whole, _ = evaluated(folder, tmp_path / "all", "--share-val", 1, data=folder / "data.csv")
         assert whole["data"]["rows"] == 400 and not whole["data"]["test_part"]
@@ -548,7 +552,7 @@ class TestRefused:
     def test_a_report_that_is_there(self, trained, report, tmp_path):
         common = ["--model", trained / "run", "--data", trained / "val.csv"]
         before = os.stat(trained / "evaluation" / "report.md").st_mtime_ns
-        assert "exists; --overwrite replaces it" in refused(*common, "--output", trained / "evaluation")
+        assert "exist; --overwrite replaces them" in refused(*common, "--output", trained / "evaluation")
         assert "holds a run" in refused(*common, "--output", trained / "run", "--overwrite")
         assert before == os.stat(trained / "evaluation" / "report.md").st_mtime_ns
         evaluated(trained, tmp_path / "out")
@@ -578,7 +582,7 @@ class TestRefused:
         assert {"report.md", "rejected_rows.csv", f"report.json.tmp{child}"} <= left
         evaluated(trained, tmp_path / "out")
         assert not [path for path in (tmp_path / "out").iterdir() if ".tmp" in path.name]
-        assert "exists; --overwrite replaces it" in refused(*given)
+        assert "exist; --overwrite replaces them" in refused(*given)
         (tmp_path / "mine").mkdir()
         (tmp_path / "mine" / "report.md").write_text("my notes")
         assert "report.md exists; --overwrite" in refused(*files(trained, tmp_path / "mine"))

@@ -38,8 +38,10 @@ SIGNALS = "--signals-to-handle=SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1"
 class Job:
     """A small run of train_mixer.py, dropout and noise on, that is started, interrupted and continued."""
 
-    def __init__(self, folder, *, epochs=4, processes=None, flags=(), launcher=(), logs=None):
-        self.folder, self.processes, self.launcher = folder, processes, launcher
+    def __init__(
+        self, folder, *, epochs=4, processes=None, flags=(), launcher=(), logs=None, script=TRAIN_MIXER
+    ):
+        self.folder, self.processes, self.launcher, self.script = folder, processes, launcher, script
         self.logs = logs or folder.parent
         train, val = self.logs / "train.csv", self.logs / "val.csv"
         if not val.exists():
@@ -47,12 +49,13 @@ class Job:
             write_rows(val, 24, 500)
         self.flags = ["--train-data", train, "--val-data", val, *DEFAULT, "--language-col", "lang"]
         self.flags += ["--dropout", 0.1, "--num-epochs", epochs, "--global-batch-size", 4]
+        self.flags += ["--ngram-passes", 2]
         self.flags += ["--log-interval", 3, "--eval-interval", 5, "--save-interval", 4]
         self.flags += ["--learning-rate", 1e-3, "--save-dir", folder, *flags]
 
     def start(self, *more, log=None):
         self.log = self.logs / f"{log or self.folder.name}.log"
-        line = command(TRAIN_MIXER, *self.flags, *more, processes=self.processes)
+        line = command(self.script, *self.flags, *more, processes=self.processes)
         if self.launcher:
             at = line.index("--standalone")
             line[at : at + any(option.startswith("--rdzv") for option in self.launcher)] = self.launcher
@@ -166,7 +169,7 @@ def flip_a_bit(path):
 FAULTY = f"""
 import sys
 sys.path[:0] = ["{REPO}", "{REPO}/tests"]
-from histocc.runtime.config import Parser, Processes
+from histocc.runtime.config import Parser, ProcessFlags
 from histocc.runtime.errors import TrainingError, UserError
 from histocc.runtime.frame import start
 import test_toy_task as toy
@@ -182,7 +185,7 @@ def work(args, world):
     toy.Loader = Faulty
     toy.train(world)
 
-start(Parser(Processes, "faulty", ""), work, ["--device", "cpu"])
+start(Parser(ProcessFlags, "faulty", ""), work, ["--device", "cpu"])
 """
 
 
@@ -311,15 +314,40 @@ def test_two_processes_are_interrupted_in_every_way_and_the_same_command_goes_on
     assert_same_end(job, whole_of_two)
 
 
+KILLED = f"""
+import os, runpy, signal, sys
+sys.path.insert(0, "{REPO}")
+from histocc.trainer import loop, script
+place_of = script.place_of
+
+class State(loop.State):
+    def add_step(self, *step):
+        super().add_step(*step)
+        if self.step == 7 and os.environ["TORCHELASTIC_RESTART_COUNT"] == os.environ["RANK"] == "0":
+            os.kill(os.getpid(), signal.SIGKILL)
+
+def place(*given):
+    state, *others = place_of(*given)
+    state.__class__ = State
+    return state, *others
+
+script.place_of = place
+sys.argv[0] = "{TRAIN_MIXER}"
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
 def test_a_killed_process_is_replaced_and_the_result_is_that_of_a_whole_run(folder, whole_of_two):
-    job = Job(folder / "killed", processes=2, epochs=EPOCHS, launcher=["--max-restarts=1"])
+    """In step 7, however slow the machine is: there is a checkpoint, and further steps are to come."""
+    script = folder / "killed.py"
+    script.write_text(KILLED)
+    launcher = ["--max-restarts=1"]
+    job = Job(folder / "killed", processes=2, epochs=EPOCHS, launcher=launcher, script=script)
     process = job.start()
     job.wait_for(process, "step 3/")
     first = workers(process)
-    job.wait_for(process, "step 6/")  # there is a checkpoint, and the end is far
-    os.kill(first[0], signal.SIGKILL)
     code, output = job.end(process)
-    assert code == 0 and output.count("Resuming from step") == 1, output
+    assert code == 0 and output.count("Resuming from step 4") == 1, output
     assert "failed (exitcode: -9)" in output and f"(pid: {first[0]})" in output
     assert_gone(first)
     assert_same_end(job, whole_of_two)

@@ -25,11 +25,11 @@ from histocc.learn import closed_form
 from histocc.learn.closed_form import Settings
 from histocc.learn.few import FewTexts
 from histocc.model.ngrams import PATTERNS, WORDS
-from histocc.model.ridge import described
+from histocc.model.ridge import prior_columns
 from histocc.predict import __main__ as predicting
 from histocc.predict.coder import Coder
 from histocc.runtime import checkpoint
-from histocc.sample.__main__ import write
+from histocc.sample.__main__ import write_rows
 from histocc.sample.generate import rows as sample_rows
 from histocc.watch import view
 
@@ -84,7 +84,7 @@ def test_scores_of_texts_that_are_left_out_are_those_of_fits_without_them(sixty,
     for i, place in enumerate(places.tolist()):
         if place >= 0:
             prior[:, place] = texts.answers[:, i]
-    phi, similar = texts.ngrams.to_dense(), described(texts.answers)
+    phi, similar = texts.ngrams.to_dense(), prior_columns(texts.answers)
     kernel = phi @ phi.T + settings.similarity * similar @ similar.T
     assert phi.square().sum(1).min() > 0.9 and similar.square().sum(1).numpy() == pytest.approx(np.ones(60))
     left_out = []
@@ -110,7 +110,7 @@ def test_nested_fits_are_those_to_the_first_texts_alone(sixty):
         sizes.append(size)
         some, rest = torch.arange(size), torch.arange(size, 59)
         solved = closed_form.solve(texts.take(some), settings, [*some[:, None]])
-        columns = closed_form.columns_of(texts, settings).to_dense()
+        columns = closed_form.joined_features(texts, settings).to_dense()
         others = columns[rest] @ columns[some].T @ solved.coefficients
         others += settings.share * texts.prior()[rest][:, solved.outputs]
         expected = torch.cat([solved.left_out[:, solved.outputs], others])
@@ -149,7 +149,7 @@ def test_texts_that_the_prior_has_seen_are_not_left_out(sixty):
 def prior(tmp_path_factory):
     """A model of made-up rows, without a prior of its own."""
     folder = tmp_path_factory.mktemp("prior")
-    write([(*row[:3], "", "") for row in sample_rows(300, 5)], str(folder / "rows.csv"))
+    write_rows([(*row[:3], "", "") for row in sample_rows(300, 5)], str(folder / "rows.csv"))
     run_here(finetune.main, *flags(folder / "rows.csv", folder / "run", "--prior", "none"))
     return folder / "run"
 
@@ -184,8 +184,8 @@ def test_a_run_writes_one_model_one_row_of_the_log_and_its_figure(trained, prior
     assert row["train_loss"] is None and state["step"] == 0
     figure = f"{100 * accuracy:.1f} % of {held['texts']} texts that the model has not seen got exactly their"
     card = (folder / "MODEL.md").read_text(encoding="utf-8")
-    assert figure in card and figure in said and "that learned on the answers of the model" in card
-    assert "on rank 0 alone; 1 more processes wait for it" in said
+    assert figure in card and figure in said and "trained on top of the answers of the model" in card
+    assert "on rank 0; processes waiting for it: 1" in said
     # the texts that the prior has seen say nothing of new ones
     seen = np.isin(state["trained"].numpy(), checkpoint.load(str(prior / "last.bin"))["trained"].numpy())
     assert held["texts"] == number - seen.sum() and 0 < seen.sum() < number / 2

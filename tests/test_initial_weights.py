@@ -15,7 +15,7 @@ from histocc import export
 from histocc.formatter import BlockyFormatter, hisco_key
 from histocc.job import inputs
 from histocc.job import model as of_run
-from histocc.job.config import CHOICES, FinetuneConfig, decide
+from histocc.job.config import LEFT_OPEN, FinetuneConfig, decide
 from histocc.model.loss import BEST_FIT, MEAN, ONE_TO_ONE, ROWS
 from histocc.model.mixer import Seq2SeqMixerOccCANINE, model_config
 from histocc.model.ngrams import TextVectors
@@ -208,7 +208,7 @@ def test_the_folder_of_another_trainer_is_left_alone(published, tmp_path):
     torch.save({**content, "key": {code: i for i, code in enumerate(hisco_key())}}, tmp_path / "last.bin")
     before = (tmp_path / "last.bin").read_bytes()
     said = tuned(titles(tmp_path / "data.csv"), tmp_path, *HISCO, code=2)
-    assert f"--initial-checkpoint {tmp_path}/last.bin and another --save-path" in said
+    assert f"--initial-checkpoint {tmp_path}/last.bin and another folder" in said
     assert "overwrite" not in said and (tmp_path / "last.bin").read_bytes() == before
 
 
@@ -224,13 +224,13 @@ def test_a_data_set_may_be_a_folder(tmp_path):
     both = ["--dataset", train, val, "--save-path", tmp_path / "both", "--prepare-only", "--share-val", 0]
     assert "Rows: 32 read, 32 for training" in run(FINETUNE, *both)
     write_csv(tmp_path / "more.csv", ["a"], [])
-    with pytest.raises(UserError, match=r"a folder with 3 tables .*train_mixer.py --train-data"):
+    with pytest.raises(UserError, match=r"a folder with 3 tables .*histocc mix --train-data"):
         inputs.dataset_files([str(tmp_path)])
     (hand := tmp_path / "hand").mkdir()
     for name in ("data_train.csv", "data_val.csv", "key.csv"):
         write_csv(hand / name, ["a"], [])
     command = f"--train-data {hand}/data_train.csv --val-data {hand}/data_val.csv --key {hand}/key.csv"
-    with pytest.raises(UserError, match=re.escape(f"train_mixer.py {command}") + "$"):
+    with pytest.raises(UserError, match=re.escape(f"histocc mix {command}") + "$"):
         inputs.dataset_files([str(hand)])
 
 
@@ -240,7 +240,7 @@ def parsed(*flags) -> FinetuneConfig:
 
 def first_weights(*flags):
     args = parsed(*flags)
-    return inputs.initial_weights(args.initial_checkpoint, args.initial_key, args.key)
+    return inputs.read_initial_weights(args.initial_checkpoint, args.initial_key, args.key)
 
 
 def test_a_seq2seq_model_gives_the_key_of_its_system(published, tmp_path):
@@ -313,7 +313,7 @@ PARTS = {"encoder.x": 0, "decoder.x": 0, "linear_decoder.weight": 0}
 
 def decided(*flags, trained=None, first=None) -> dict:
     found = decide(parsed(*flags), trained, first).values()
-    return {dest: found[dest] for dest in CHOICES}
+    return {dest: found[dest] for dest in LEFT_OPEN}
 
 
 def flags_of(values: dict) -> list:

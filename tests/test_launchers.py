@@ -589,10 +589,23 @@ def test_a_run_on_two_processes(data, tmp_path):
 @pytest.mark.processes
 @pytest.mark.full
 def test_the_check_of_a_machine_with_gpus(tmp_path):
-    """Tried on CPUs."""
+    """Tried on CPUs, smaller than on a GPU: two decoders, one epoch, and batches of 16."""
+    repo = copy_of_checkout(tmp_path / "repo", GPU_CHECK)
+    for name in ("histocc", "train_mixer.py", ".venv"):
+        if (REPO / name).exists():
+            (repo / name).symlink_to(REPO / name)
+    script = (repo / GPU_CHECK).read_text()
+    for long, short in {
+        "flat greedy both topk full": "flat full",
+        "--num-epochs 10": "--num-epochs 1",
+        "--global-batch-size 64": "--global-batch-size 16",
+    }.items():
+        assert script.count(long) == 1
+        script = script.replace(long, short)
+    (repo / GPU_CHECK).write_text(script)
     env = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "OMP_NUM_THREADS": "1"}
-    env |= {"GPU": "cpu", "STEPS": "4", "ROWS": "200", "SIZE": "tiny", "BATCH": "32"}
-    line = [str(REPO / GPU_CHECK), "check"]
+    env |= {"GPU": "cpu", "STEPS": "4", "ROWS": "120", "SIZE": "tiny", "BATCH": "16"}
+    line = [str(repo / GPU_CHECK), "check"]
     done = subprocess.run(line, cwd=tmp_path, env=env, timeout=1800, **CAPTURED)
     assert done.returncode == 0 and "FAILED" not in done.stdout, done.stdout + done.stderr
     assert {"fsdp is one process, to 1e-8", "codes of full are those of a CPU in 99 % of rows"} <= {
@@ -635,6 +648,7 @@ def test_set_up_makes_a_venv_once(set_up):
     assert f"uses {set_up.venv}/bin/python" in done.stdout and "pip at work" not in done.stdout
     assert "pip at work" in (set_up.venv / "pip.log").read_text()
     assert "venv" in calls and "pip install" in calls
+    assert f"--no-deps -e {set_up.repo}\n" in calls  # the program histocc
     done, calls = set_up()
     assert done.returncode == 0 and "pip" not in calls and "installing" not in done.stdout
     (set_up.repo / "requirements.txt").write_text("torch==2.14.0\n")

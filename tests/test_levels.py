@@ -137,7 +137,7 @@ def test_what_cannot_be_answered_is_refused_with_what_to_type(folder):
     state["confidence"] = {**state["confidence"], "maps": old}
     checkpoint.rewrite(str(folder / "old" / "best.bin"), state)
     said = predict(folder, "--level", "3", model="old", code=2)
-    assert f"evaluate --model {folder / 'old'} --data CODED.csv --fit-confidence" in said
+    assert f"evaluate CODED.csv --model {folder / 'old'} --fit-confidence" in said
     rows, _ = coded(folder, "--level", "3", "--raw-confidence", model="old")
     assert rows[0]["level_code"] == rows[0]["hisco_1"][:3]
     # and the command that it names gives them

@@ -276,7 +276,9 @@ def test_a_library_that_cannot_be_opened_is_said_before_anything_is_cleared(
     monkeypatch.setattr(trackers, "open_tensorboard", Mock(side_effect=RuntimeError("no space")))
     output = run_here(train_mixer.main, *flags, "--overwrite", "--tensorboard", code=2)
     assert "--tensorboard" in output and "no space" in output and (tmp_path / "run" / "last.bin").exists()
-    (opened,) = trackers.open_trackers(ScriptConfig(tensorboard=True), "name", 5)  # of a run that is resumed
+    (opened,) = trackers.open_trackers(
+        ScriptConfig(tensorboard=True), {}, "name", 5
+    )  # of a run that is resumed
     opened.row({"step": 6})
     opened.close()
     assert capsys.readouterr().out.startswith("WARNING: --tensorboard: no space")

@@ -23,11 +23,12 @@ from helpers import (
 )
 from test_initial_weights import published  # noqa: F401
 
+import finetune
 import train_mixer
 from histocc import export
 from histocc.formatter import BlockyFormatter
 from histocc.job.config import decide
-from histocc.job.inputs import initial_weights, make_rows, prepare_data
+from histocc.job.inputs import make_rows, prepare_data, read_initial_weights
 from histocc.job.model import make_loss, make_model
 from histocc.learn import ngram_fit
 from histocc.model.ngrams import PATTERNS
@@ -59,13 +60,16 @@ def load(path) -> dict:
 
 
 def test_the_fit_is_the_same_on_any_number_of_processes_and_threads(tmp_path):
-    """To the bit; rank 0 alone fits, once."""
-    rows = write_rows(tmp_path / "rows.csv", 96)
-    flags = ["--dataset", rows, "--seq2seq-weight", 0.1, "--ngram-passes", 2, "--save-path"]
-    ways = {1: {"OMP_NUM_THREADS": "2"}, 2: {"processes": 2}, 4: {"processes": 4}}
-    ways = ways if all_tests() else {1: ways[1], 2: ways[2]}
-    said = {number: run(FINETUNE, *flags, tmp_path / str(number), **way) for number, way in ways.items()}
-    states = {number: load(tmp_path / str(number) / "last.bin") for number in ways}
+    """To the bit; rank 0 alone fits, once. The processes have one thread each, one process has two."""
+    rows = write_rows(tmp_path / "rows.csv", 48)
+    flags = ["--dataset", rows, "--seq2seq-weight", 0.1, "--ngram-passes", 1, "--save-path"]
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    said = {1: run_here(finetune.main, *flags, tmp_path / "1")}
+    torch.set_num_threads(threads)
+    for number in (2, 4) if all_tests() else (2,):
+        said[number] = run(FINETUNE, *flags, tmp_path / str(number), processes=number)
+    states = {number: load(tmp_path / str(number) / "last.bin") for number in said}
     assert states[1]["config"]["encoder"] is False
     for number, state in states.items():
         assert state["rng"]["processes"] == number
@@ -156,7 +160,7 @@ def prepared(flags, folder, *more):
     args, read = prepare_data(args, world, args.train_data, args.val_data)
     formatter, data = BlockyFormatter.from_dict(read.settings.formatter), read.data
     named = args.initial_checkpoint, args.initial_key, args.key
-    first = initial_weights(*named) if args.initial_checkpoint else None
+    first = read_initial_weights(*named) if args.initial_checkpoint else None
     args = decide(args, None, first)
     args, model, config = make_model(args, formatter, world, data, None, first)
     if first is None and args.ngram_passes != 0:

@@ -317,7 +317,7 @@ class TestCounts:
         expected = {value for text in texts_of(data) for value in hashes_of(text[:kept], "unk")}
         assert set(count_ngrams(data, 16, 1 << 18, PATTERNS)[0].tolist()) == expected
         whole = count_ngrams(data, 128, 1 << 18, PATTERNS)
-        monkeypatch.setattr("histocc.learn.texts.POSITIONS", 256)
+        monkeypatch.setattr("histocc.learn.texts.HASHED_AT_ONCE", 256)
         assert all(map(np.array_equal, whole, count_ngrams(data, 128, 1 << 18, PATTERNS)))
 
     def test_distinct_rows_and_how_often_they_occur(self, data):

@@ -119,7 +119,7 @@ def test_ngrams_alone_are_not_trained_on_from_a_checkpoint(table, fitted, tmp_pa
     """Their fit is left out there; steps are taken where they are asked for."""
     flags = alone(table, tmp_path / "new", "--initial-checkpoint", fitted)
     said = run_here(train_mixer.main, *flags, code=2)
-    assert "--initial-checkpoint" in said and "--dataset" in said and not (tmp_path / "new").exists()
+    assert "--initial-checkpoint" in said and "histocc train" in said and not (tmp_path / "new").exists()
     for more, end in ((["--max-steps", 1], "Stopped at step 1"), (["--eval-only"], "validation at step 0")):
         assert end in run_here(train_mixer.main, *flags, *more)
 

@@ -9,7 +9,7 @@ from helpers import REPO, examples
 from hypothesis import given
 from hypothesis import strategies as st
 
-from histocc.data.noise import KINDS, MAX_EDGE, Augmenter
+from histocc.data.noise import CHANGES, MAX_EDGE, Augmenter
 from histocc.runtime import rng
 
 WORDS = ["QUARRYMAN", "ærlig", "𝔊old"]
@@ -239,7 +239,7 @@ def test_rates_of_rows_transformations_kinds_and_languages():
     added, word = np.array([len(t) - len(text) for t in after]), np.array(["WORD" in t for t in after])
     swapped = np.array([t == "bbbbbbbbbb aaaaaaaaaa" for t in after])
     for which in (word, swapped, added == -1, added == 1, (added > 1) & ~word):
-        assert near(which.mean(), 1 / len(KINDS), n)
+        assert near(which.mean(), 1 / len(CHANGES), n)
     for unused in ({}, {"words": ["WORD"], "word_weights": [0]}):
         without = noisy(Augmenter(4, 1, 1.0, **unused), [text] * n)
         assert near(np.mean([len(t) < len(text) for t in without]), 1 / 7, n)

@@ -105,7 +105,7 @@ if __name__ == "__main__":
 import pytest
 from helpers import FINETUNE, PIPED, TINY, all_tests, command, environment, run, wait_until, write_rows
 
-from histocc.runtime.config import Processes
+from histocc.runtime.config import ProcessFlags
 from histocc.runtime.errors import UserError
 from histocc.runtime.world import init_world
 
@@ -191,7 +191,7 @@ def test_several_processes_on_windows_are_one_message(monkeypatch):
     for name, value in {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2"}.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(UserError, match="WSL"):
-        init_world(Processes())
+        init_world(ProcessFlags())
 
 
 # ---- the package as it is installed

@@ -68,11 +68,11 @@ def test_what_cannot_be_an_output_is_said(tmp_path):
         ("pipe", "is a pipe, which is not written to"),
         ("folder", "is a folder"),
         ("/dev/null", "is a device"),
-        ("a\0b", "no name of a file"),
+        ("a\0b", "is not a valid file name"),
     ]:
         assert words in problems([str(tmp_path / name)], read, overwrite=True)[0]
     hard, new = str(tmp_path / "hard.csv"), str(tmp_path / "new.csv")
-    assert "no name" in problems([""], {})[0] and "--overwrite replaces it" in problems([hard], {})[0]
+    assert "not a valid" in problems([""], {})[0] and "--overwrite replaces it" in problems([hard], {})[0]
     assert problems([hard], {}, True) == [] == problems([new], read)
 
 
@@ -305,7 +305,7 @@ def test_temporary_names_are_never_written_through(data, tmp_path):
 
 def test_a_folder_that_cannot_be_written(run, tmp_path):
     given = ["--model", run, "--data", "x.csv", "--output", f"{run}/evaluation/../../{run.name}"]
-    assert "is no folder yet" in refused(run, evaluate.main, *given)
+    assert "is not a folder yet" in refused(run, evaluate.main, *given)
     (tmp_path / "file").write_text("mine")
     for folder in (tmp_path / "file", tmp_path / "file" / "below"):
         assert f"{tmp_path}/file is not a folder" in save_path_problems(str(folder))[0]

@@ -81,7 +81,7 @@ def test_a_folder_a_pattern_and_several_names_are_one_table(model, tmp_path):  #
 def test_each_part_of_a_folder_gets_its_own_and_joined_they_are_the_table(model, tmp_path):  # noqa: F811
     folder = write_parts(tmp_path / "in")
     said = code(model, folder, f"{tmp_path}/out/")
-    assert "4 of 4 parts" in said and "All parts are there" in said and "160 rows" in said
+    assert "4 of 4 parts" in said and "All parts are done" in said and "160 rows" in said
     names = [f"part-{i:05d}.csv" for i in range(4)]
     assert sorted(contents(tmp_path / "out")) == ["_histocc.json", *names]
     run_here(predict.main, "--join", tmp_path / "out", "--output", tmp_path / "joined.csv")
@@ -92,7 +92,7 @@ def test_each_part_of_a_folder_gets_its_own_and_joined_they_are_the_table(model,
     os.utime(folder / names[2], (2e9, 2e9))  # it may have changed
     held = tmp_path / "out" / f"_{names[3]}.parts"  # of a process that was killed
     held.mkdir()
-    assert "1 of them are there" in code(model, folder, f"{tmp_path}/out/")
+    assert "1 of them done" in code(model, folder, f"{tmp_path}/out/")
     (tmp_path / "out" / "_histocc.json").write_bytes(before["_histocc.json"])
     assert contents(tmp_path / "out") == before and not held.exists()
 
@@ -225,12 +225,12 @@ def test_a_part_is_coded_again_with_the_one_before_and_parts_of_no_input_are_nam
     code(model, folder, f"{tmp_path}/out/")
     rows = [["sailor", "n"]] * 5
     write_csv(folder / "part-00000.csv", ["occ1", "note"], rows)  # the next part begins with "do."
-    assert "1 of them are there" in code(model, folder, f"{tmp_path}/out/")
+    assert "1 of them done" in code(model, folder, f"{tmp_path}/out/")
     codes = [[*read(tmp_path / "out" / f"part-0000{i}.csv")[0].values()][2:5] for i in (0, 1)]
     assert codes[0] == codes[1]
     (folder / "part-00002.csv").unlink()
     said = code(model, folder, f"{tmp_path}/out/", code=2)
-    assert "part-00002.csv is the part of an input that is not named now" in said
+    assert "part-00002.csv belongs to an input that is not named now" in said
     (tmp_path / "out" / "part-00002.csv").unlink()
     code(model, folder, f"{tmp_path}/out/")
     said = run_here(predict.main, "--join", tmp_path / "out", "--output", tmp_path / "joined.csv")
@@ -241,7 +241,7 @@ def test_a_part_of_another_input_stays(model, tmp_path):  # noqa: F811
     one, other = write_parts(tmp_path / "one", 1), write_parts(tmp_path / "other", 1)
     code(model, one, f"{tmp_path}/out/")
     before = contents(tmp_path / "out")
-    assert "is the part of another input" in code(model, other, f"{tmp_path}/out/", code=2)
+    assert "is a part of another input" in code(model, other, f"{tmp_path}/out/", code=2)
     assert contents(tmp_path / "out") == before
 
 
@@ -355,8 +355,8 @@ def test_what_does_not_fit_a_folder_is_refused_before_coding(model, tmp_path):  
 
     refused("k differ", more=["--k", "1"])
     refused("model differ", str(model), other, more=["--model", other])
-    refused("is in the input", output=f"{folder}/out/")
-    refused("is in the input", output=f"{folder}/")
+    refused("is inside the input", output=f"{folder}/out/")
+    refused("is inside the input", output=f"{folder}/")
     refused("--task is for parts", output=tmp_path / "x.csv", more=["--task", "1/2"])
     refused("I/N", more=["--task", "3/2"])
     refused("remove", more=["--overwrite"])
@@ -372,13 +372,13 @@ def test_what_does_not_fit_a_folder_is_refused_before_coding(model, tmp_path):  
     (tmp_path / "alien").mkdir()
     (folder / "part-00002.csv").unlink()
     (tmp_path / "alien" / "part-00000.csv").write_text("a\n")
-    refused("is no part of an output", output=f"{tmp_path}/alien/")
+    refused("is not a part written by predict", output=f"{tmp_path}/alien/")
     assert contents(tmp_path / "out") == before
 
     (tmp_path / "out" / "part-00001.csv").unlink()
     said = run_here(predict.main, "--join", tmp_path / "out", "--output", tmp_path / "j.csv", code=2)
     assert "1 of its 2 parts are missing" in said
-    assert "is no folder that predict" in run_here(
+    assert "was not written by predict" in run_here(
         predict.main, "--join", folder, "--output", tmp_path / "j.csv", code=2
     )
 
@@ -401,7 +401,7 @@ def test_a_row_that_cannot_be_read_is_listed_beside_its_part(model, tmp_path):  
         "_part-00001.csv.rejected.csv lists" in said and len(read(tmp_path / "out" / "part-00001.csv")) == 5
     )
     said = run_here(predict.main, "--join", tmp_path / "out", "--output", tmp_path / "joined.csv")
-    assert "rows of 1 could not be read" in said
+    assert "1 of them have unreadable rows" in said
     assert [row["line"] for row in read(tmp_path / "out" / "_part-00001.csv.rejected.csv")] == ["7"]
     code(model, folder, tmp_path / "x.csv", code=1)
     assert "part-00001.csv" in (tmp_path / "x.csv.rejected.csv").read_text()

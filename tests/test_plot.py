@@ -84,10 +84,11 @@ def test_a_run_draws_its_own_at_its_end_and_outlives_a_plot_that_fails(tmp_path,
     train, val = write_rows(tmp_path / "train.csv", 16), write_rows(tmp_path / "val.csv", 6, 100)
     files = ["--train-data", train, "--val-data", val, "--save-dir", tmp_path / "run"]
     flags = [*files, *TINY, "--batch-size", 8, "--log-interval", 1, "--num-epochs"]
-    run_here(train_mixer.main, *flags, 1)
+    run_here(train_mixer.main, *flags, 1, draws=True)
     assert (tmp_path / "run" / "curves.png").read_bytes().startswith(PNG)
     monkeypatch.setattr(plot, "curves", Mock(side_effect=AttributeError("no such backend")))
-    assert run_here(train_mixer.main, *flags, 2).count("WARNING: curves.png: no such backend") == 1
+    said = run_here(train_mixer.main, *flags, 2, draws=True)
+    assert said.count("WARNING: curves.png: no such backend") == 1
 
 
 def test_what_cannot_be_drawn_is_said(tmp_path, capsys, monkeypatch):
@@ -97,17 +98,17 @@ def test_what_cannot_be_drawn_is_said(tmp_path, capsys, monkeypatch):
     report.write_text("{}")
     monkeypatch.setattr("histocc.plot.importlib.util.find_spec", lambda name: name)
     for argv, words in (
-        ([one, one], "--output names its file"),
-        ([one, "--output", "x.pdf"], "name one that ends in .png"),
-        ([str(tmp_path)], "no run there (no logs.csv), and no evaluation (no report.json)"),
-        ([str(tmp_path / "nothing")], "no run there"),
+        ([one, one], "name its file with --output"),
+        ([one, "--output", "x.pdf"], "choose a name that ends in .png"),
+        ([str(tmp_path)], "is neither a run (no logs.csv) nor an evaluation (no report.json)"),
+        ([str(tmp_path / "nothing")], "is neither a run"),
         (
             [empty],
-            f"{empty}: nothing to draw: it has no curve of two points",
+            f"{empty}: nothing to draw: no curve has two points",
         ),
         ([one, begun, "--output", "x.png"], f"{begun}: nothing to draw"),
-        ([one, str(report.parent), "--output", "x.png"], "draw them one after the other"),
-        ([str(report.parent)], f"{report}: is damaged, or of another version: evaluate again"),
+        ([one, str(report.parent), "--output", "x.png"], "draw them separately"),
+        ([str(report.parent)], f"{report}: is damaged, or from another version: evaluate again"),
     ):
         assert main(argv) == 2 and words in capsys.readouterr().err
     monkeypatch.setattr("histocc.plot.importlib.util.find_spec", lambda name: None)

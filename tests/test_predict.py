@@ -42,7 +42,7 @@ from histocc.predict import coding
 from histocc.predict.coder import Coded, Coder
 from histocc.predict.decoders import DECODERS
 from histocc.published import models
-from histocc.review.sheet import CodedFile, key_of
+from histocc.review.sheet import CodedFile, pair_of
 from histocc.runtime import checkpoint, log
 from histocc.runtime.device import Precision, settings_of_torch
 from histocc.runtime.files import OwnFiles
@@ -260,7 +260,7 @@ def test_titles_and_classes_of_hisco_codes(model, tmp_path):
     ]
     codes = ["111", "222", "333", "444", "555", "666", "777"]
     other = flags(save_model(tmp_path / "other", occ1950_blocky2(), codes), source, tmp_path / "o.csv")
-    assert "the model writes occ1950" in refused(*other, "--classes", "socpo")
+    assert "this model writes occ1950" in refused(*other, "--classes", "socpo")
     predict_here(*other)
     assert "title_1" not in read(tmp_path / "o.csv")[0]
 
@@ -286,7 +286,7 @@ def test_choices_are_the_most_probable_codes_and_the_page_shows_them(model, tmp_
             )
     texts = CodedFile(str(output)).texts
     for row in coded:
-        text = texts[key_of(row["occ1"], row["lang"])]
+        text = texts[pair_of(row["occ1"], row["lang"])]
         own = [row["hisco_1"]] * (row["hisco_1"] not in ("", *(row[f"choice_{i}"] for i in (1, 2, 3))))
         assert text.codes == [*(row[f"choice_{i}"] for i in (1, 2, 3)), *own]
         assert (
@@ -301,13 +301,18 @@ def test_choices_are_the_most_probable_codes_and_the_page_shows_them(model, tmp_
         written = {**checkpoint.load(os.path.join(model, "last.bin")), "kind": "seq2seq"}
         checkpoint.save(OwnFiles(str(tmp_path)), ["best.bin"], written)
         said = refused(*flags(tmp_path / "best.bin", source, tmp_path / "no.csv", "--choices", 3))
-        assert "--choices: this model has no linear decoder; --decoder topk --k 3 gives" in said
+        assert "--choices: this model has no linear decoder; use --decoder topk --k 3" in said
 
 
 @pytest.mark.parametrize(
     "accuracy, ngrams, decoder, why",
     [
-        ({"greedy": 0.5, "flat": 0.625}, False, "flat", "300 texts: greedy 50.0 %, flat 62.5 %"),
+        (
+            {"greedy": 0.5, "flat": 0.625},
+            False,
+            "flat",
+            "300 texts coded completely right: greedy 50.0 %, flat 62.5 %",
+        ),
         ({"greedy": 0.7, "flat": 0.625}, True, "greedy", "greedy 70.0 %, flat 62.5 %"),
         (None, False, "greedy", "does not say.*"),
         (None, True, "flat", "does not say.*"),
@@ -325,7 +330,7 @@ def test_the_decoder_that_was_right_more_often_is_the_default(tmp_path, accuracy
     assert "Decoder:" not in said
     limited = flags(model, source, tmp_path / "limited.csv", "--threshold", "0.3")
     said = predict_here(*limited) if decoder == "flat" else refused(*limited)
-    assert ("linear decoder: 0.3" if decoder == "flat" else "auto is greedy here (") in said
+    assert ("linear decoder: 0.3" if decoder == "flat" else "auto chose greedy here (") in said
     assert (tmp_path / "auto.csv").read_bytes() == (tmp_path / "named.csv").read_bytes()
     texts = [row["occ1"] for row in read(source)]
     rows = OccCANINE(model, device="cpu").predict(texts, get_dict=True)
@@ -338,7 +343,7 @@ def test_the_decoder_that_was_right_more_often_is_the_default(tmp_path, accuracy
         ({"language_col": "sprog"}, ["occ1", "lang", "sprog"], "languages are read from column 'sprog'"),
         ({"language_col": "sprog"}, ["occ1", "lang"], "languages are read from column 'lang'"),
         ({"language": "Danish"}, ["occ1"], "all texts are read as da, the language of the training"),
-        ({}, ["occ1"], "no languages are read: --language-col names their column"),
+        ({}, ["occ1"], "no languages are read: give their column as --language-col"),
     ],
 )
 def test_languages_are_read_as_in_the_training(tmp_path, args, header, said):
@@ -383,7 +388,7 @@ def test_known_texts_have_their_codes(model, tmp_path, monkeypatch):
     known, common = write_csv(tmp_path / "known.csv", header, given), ["--decoder", "flat", "--k", 2]
     predict_here(*flags(model, source, tmp_path / "alone.csv", *common))
     said = predict_here(*flags(model, source, tmp_path / "out.csv", *common, "--known", known))
-    assert f"{known}: 3 known texts" in said and f"the last counts: '  {text.upper()} '" in said
+    assert f"{known}: 3 known texts" in said and f"the last row counts: '  {text.upper()} '" in said
     counts = [0, 0]
     for row, model_row in zip(read(tmp_path / "out.csv"), read(tmp_path / "alone.csv"), strict=True):
         is_known = (row["occ1"], row["lang"]) == (text, language)
@@ -398,10 +403,13 @@ def test_known_texts_have_their_codes(model, tmp_path, monkeypatch):
             assert row == model_row
     assert counts[0] and counts[1] > 1 and f"{counts[1]} with known codes" in said
     # in a file of review, other rows have the model's answers
-    deciders = zip(given, ["Ann", "Bo", "guess", "model", "", ""])
+    given[0] = (text, "Danish", "22222", "22222", "")  # a code that is listed twice is one
+    deciders = zip(given, ["Ann", "model", "guess", "model", "", ""])
     write_csv(known, [*header, "decided_by"], [(*row, name) for row, name in deciders])
     said = predict_here(*flags(model, source, tmp_path / "decided.csv", *common, "--known", known))
     assert f"{known}: 1 known texts" in said and f"{counts[1]} with known codes" in said
+    coded = (row for row in read(tmp_path / "decided.csv") if row["source"] == "known")
+    assert {(row["hisco_1"], row["hisco_2"]) for row in coded} == {("22222", "")}
     # in a table that no model has coded, a blank says that its code was there before
     write_csv(known, [*header, "decided_by"], [(*row, "") for row in given[:1]])
     said = predict_here(*flags(model, source, tmp_path / "before.csv", *common, "--known", known))
@@ -409,10 +417,10 @@ def test_known_texts_have_their_codes(model, tmp_path, monkeypatch):
     bad = flags(model, source, tmp_path / "x.csv", "--known")
     lacking = write_csv(tmp_path / "lacking.csv", ["occ1", "code"], [("smed", "22222")])
     said = refused(*bad, lacking)
-    assert "one of codes (hisco_1); it has 'occ1', 'code'" in said
+    assert "a column of codes (hisco_1); it has 'occ1', 'code'" in said
     wrong = [("a", "da", "22222", "99998"), ("b", "da", "01110", ""), ("c", "da", "x", "")]
     said = refused(*bad, write_csv(tmp_path / "wrong.csv", header[:4], wrong))
-    assert "line 2: '99998' is no code of hisco" in said and "line 4: 'x' is no code of hisco" in said
+    assert "line 2: '99998' is not a code of hisco" in said and "line 4: 'x' is not a code of hisco" in said
     assert "line 3" not in said and not (tmp_path / "x.csv").exists()
     (tmp_path / "open.csv").write_text('occ1,hisco_1\n"smed,22222\n"a" b,22222\n')
     said = refused(*bad, tmp_path / "open.csv")  # the flags of the input do not describe it
@@ -448,7 +456,7 @@ def test_names_are_codes_in_every_command(tmp_path):
     assert [each["digits"] for each in report["decoders"]["linear"]["by_digits"]] == [13]  # compared whole
     more = ["--initial-checkpoint", folder, "--save-path", tmp_path / "tuned", "--max-steps", 1]
     said = run(REPO / "finetune.py", "--dataset", others, *columns, *more)
-    assert "(classes, columns CODE_1, CODE_2), the first 6 those of the initial checkpoint" in said
+    assert "(classes, columns CODE_1, CODE_2), the first 6 from the initial checkpoint" in said
     assert "other blocks" not in said
     assert models.load_model(str(tmp_path / "tuned"))[1].codes == (*sorted(names), "Fruit juices")
 
@@ -678,7 +686,7 @@ def test_an_input_that_changes_meanwhile_is_said(model, tmp_path, monkeypatch):
 
     monkeypatch.setattr(coding.Coding, "code_piece", rewrite)
     said = refused(*flags(model, source, tmp_path / "out.csv"))
-    assert "in.csv was changed" in said and "--overwrite" in said
+    assert "in.csv changed while" in said and "--overwrite" in said
     assert not (tmp_path / "out.csv").exists()
 
 

@@ -36,10 +36,12 @@ def test_a_workbook_has_codes_as_text_and_room_for_every_cell(model, tmp_path, m
     }
     assert kinds["prob_1"] == {float} and " 007 " in {row[header.index("note")] for row in rows}
     long = write_csv(tmp_path / "long.csv", HEADER, [("1", "smed", "da", "x" * 40_000)])
-    assert "characters, and a cell of .xlsx holds 32,767" in refused(*flags(model, long, tmp_path / "l.xlsx"))
-    monkeypatch.setattr(coding, "MAX_ROWS", 30)
+    assert "characters, but a cell of .xlsx holds at most 32,767" in refused(
+        *flags(model, long, tmp_path / "l.xlsx")
+    )
+    monkeypatch.setattr(coding, "SHEET_ROWS", 30)
     again = flags(model, source, output, "--overwrite")
-    assert "a sheet has 30 rows, and there are 30 to write" in refused(*again)
+    assert "a sheet has 30 rows, but the output has 30" in refused(*again)
     monkeypatch.setitem(sys.modules, "xlsxwriter", None)
     assert "out.xlsx needs xlsxwriter: pip install 'histocc[excel]'" in refused(*again)
 
@@ -192,7 +194,7 @@ def test_a_table_that_was_coded_in_part_can_be_reviewed(model, tmp_path):
     names = ["occ1", "hisco_1", "prob_1", "conf", "conf_fitted", "needs_review"]
     words = write_csv(tmp_path / "words.csv", names, [("smed", "22222", "", "0,83", "1", "0")])
     said = refused("--model", model, "--input", words, "--output", tmp_path / "x.xlsx", "--only-missing")
-    assert "'0,83'; a .csv output keeps such cells" in said
+    assert "'0,83'; an output named .csv keeps such cells" in said
 
 
 def test_rows_that_cannot_be_read_are_listed(model, tmp_path):
@@ -205,8 +207,9 @@ def test_rows_that_cannot_be_read_are_listed(model, tmp_path):
     assert rejected["line"] == "3" and "3 cells in the row" in rejected["reason"]
     assert not (tmp_path / "out.csv.parts").exists()
     source.write_text('occ1;lang\n"smed;da\nkok;en\n')
-    predict_here(*flags(model, source, tmp_path / "letters.csv", "--no-quotes"))
-    assert [row["occ1"] for row in read(tmp_path / "letters.csv")] == ['"smed', "kok"]
+    predict_here(*flags(model, source, tmp_path / "out.csv", "--no-quotes", "--overwrite"))
+    assert [row["occ1"] for row in read(tmp_path / "out.csv")] == ['"smed', "kok"]
+    assert not (tmp_path / "out.csv.rejected.csv").exists()  # it was about the output before
     source.write_text("occ1\nsmed\n\nkok\n")  # an empty line of a single column is an empty text
     predict_here("--model", model, "--input", source, "--output", tmp_path / "single.csv")
     assert [row["occ1"] for row in read(tmp_path / "single.csv")] == ["smed", "", "kok"]
@@ -225,7 +228,7 @@ def test_a_joined_table_is_coded_by_a_numbered_name_and_keeps_its_own(model, tmp
     [row] = read(tmp_path / "alone_coded.csv")
     assert cells[5:] == [*row.values()][2:]
     to_review = run_here(review.main, "make", output, "--output", tmp_path / "s.csv", "--input-col", "text.1")
-    run_here(review.main, *shlex.split(to_review.splitlines()[-1])[3:])
+    run_here(review.main, *shlex.split(to_review.splitlines()[-1])[2:])
     assert read(tmp_path / "s.csv")[0]["\ufefftext"] == "smed"
     assert (tmp_path / "out.final.csv").read_text("utf-8").startswith("n,text,lang,n,text,hisco_1,")
     twice = write_csv(tmp_path / "twice.csv", [*header, "hisco_1", "hisco_1"], [])
@@ -259,11 +262,11 @@ def test_mistakes_are_said_and_the_input_stays(model, tmp_path):
         (flags(model, rejected, existing, "--overwrite"), "is the input, and inputs are never written to"),
         ([*over, "--descriptions", existing], "is the file of --descriptions, and inputs are never"),
         ([*over, "--key", existing], "is the file of --key, and inputs are never"),
-        (flags(model, source, existing), "there.csv exists; --overwrite replaces it"),
+        (flags(model, source, existing), "there.csv.rejected.csv exist; --overwrite replaces them"),
         *(
             (
                 flags(model, source, tmp_path / f"o{end}"),
-                f"o{end}: a name of this output ends in .csv, .csv.gz",
+                f"o{end}: choose a name that ends in .csv, .csv.gz",
             )
             for end in (".feather", ".CSV.XZ", ".tsv")
         ),
@@ -278,7 +281,7 @@ def test_mistakes_are_said_and_the_input_stays(model, tmp_path):
         (flags(model, coded, output, "--only-missing"), "has no column 'hisco_1'"),
         (flags(model, before_it, output), "'hisco_1', 'conf': --overwrite-columns replaces them, --only-m"),
         (flags(model, before_it, output), "--system NAME"),
-        (flags(model, before_it, output, "--overwrite-columns"), "columns 'conf': they are not behind codes"),
+        (flags(model, before_it, output, "--overwrite-columns"), "columns 'conf': no codes of predict"),
         ([*common, "--only-missing", "--overwrite-columns"], "are mutually exclusive"),
         ([*common, "--system", "prob"], "would have several columns 'prob_1'"),
         (flags(tmp_path / "damaged.bin", source, output), "damaged"),
@@ -288,8 +291,8 @@ def test_mistakes_are_said_and_the_input_stays(model, tmp_path):
         ([*accuracy, "--raw-confidence"], "--target-accuracy and --raw-confidence are"),
         ([*accuracy, "--min-prob", "0"], "--min-prob and --target-accuracy are mutually"),
         ([*common, "--level", "2"], "the decoder is greedy here: give --decoder flat"),
-        ([*common, "--level", "2", "--decoder", "flat"], "histocc.evaluate --model"),
-        ([*common, "--explain"], "--explain shows rows of the training"),
+        ([*common, "--level", "2", "--decoder", "flat"], "histocc evaluate CODED.csv --model"),
+        ([*common, "--explain"], "--explain shows training rows"),
         ([*common, "--int8", "--bf16"], "--bf16 and --int8 are mutually exclusive"),
         (flags(model, source, tmp_path / "in.csv" / "out.csv"), "is not a folder"),
     ]:
@@ -319,7 +322,7 @@ def test_only_missing_reads_codes_that_stand_above(model, tmp_path):
     given = ["--model", model, "--input", source, "--output", written, "--only-missing"]
     said = predict_here(*given, "--fill-down", "hisco_1")
     assert [row["hisco_1"] for row in read(written)] == ["22222"] * 3 and "3 keep their codes" in said
-    assert "no column 'no'; it has 'occ1', 'hisco_1' (--fill-down names it)" in refused(
+    assert "no column 'no'; it has 'occ1', 'hisco_1'. Name it with --fill-down" in refused(
         *given, "--overwrite", "--fill-down", "no"
     )
 
@@ -352,7 +355,7 @@ def test_tables_as_users_have_them(model, tmp_path, monkeypatch):
         found[name] = read(tmp_path / name)
     assert [row["occ1"] for row in found["filled"]] == [text for text, _ in rows]
     assert [row["needs_review"] for row in found["plain"]][1:3] == ["1", "1"]
-    assert "do., ditto or 〃 in 2 rows: 2 left, since --ditto none is given" in said["plain"]
+    assert "do., ditto or 〃 in 2 rows: 2 left, because of --ditto none" in said["plain"]
     answers = [(row["hisco_1"], row["conf"], row["needs_review"]) for row in found["filled"]]
     assert answers[0] == answers[1] == answers[2] != answers[3]
     assert "in 2 rows: 2 with the text of the row above" in said["filled"]

@@ -294,7 +294,9 @@ def test_a_third_part_is_kept_for_a_test(tmp_path):
     before = prepare(tmp_path, content, share_val=0.1)
     train, val, test = sides_of(tmp_path, content, share_val=0.1, share_test=0.2)
     assert {text.lower() for text, _, _ in before.val} == val and 40 < len(test) < 80 and len(train) > 180
-    assert "--share-test are more than 1" in problems(tmp_path, content, share_val=0.5, share_test=0.6)[0]
+    assert (
+        "--share-test add up to more than 1" in problems(tmp_path, content, share_val=0.5, share_test=0.6)[0]
+    )
     assert "--share-test 1e-09 leaves no row" in refusal(tmp_path, content, share_val=0.1, share_test=1e-9)
 
     words = [("train", "Val", " TEST ")[i % 3] for i in range(9)]
@@ -432,7 +434,7 @@ def test_unusable_data_are_shown_all_the_same(tmp_path, capsys):
     path, out = write_csv(tmp_path / "a.csv", COLUMNS[:2], rows), tmp_path / "out"
     assert command.main([path, *FLAGS[:4], "--save-path", str(out)]) == 2
     shown = capsys.readouterr()
-    assert "Rows: 3 read" in shown.out and "1 rows hold a code that does not fit" in shown.err
+    assert "Rows: 3 read" in shown.out and "1 row holds other codes than HISCO codes" in shown.err
     assert "--drop-bad-labels" in shown.err and not (out / "prepared").exists()
     report = json.loads((out / "data_report.json").read_text())
     kinds = [(problem["kind"], problem["action"]) for problem in report["problems"]]
@@ -447,7 +449,7 @@ CONTENT = "occ1,hisco_1,lang\n" + "".join(
     for text, code, lang in (("farmer", "61110", "en"), ("smith", "83110", "da"))
 )
 OPTIONS = {"share_val": 0.3, "share_test": 0.2, "language_col": "lang"}
-MADE = sorted(name for name in arrays.FILES if not name.endswith(".lines"))
+MADE = sorted(name for name in arrays.HELD if not name.endswith(".lines"))
 
 
 @pytest.fixture
@@ -607,7 +609,7 @@ def test_data_files_that_change_or_go(made, tmp_path, monkeypatch):
 
     with monkeypatch.context() as patch:
         patch.setattr(prep.Reader, "finish", finish_and_change)
-        with pytest.raises(UserError, match="data.csv: changed while it was read"):
+        with pytest.raises(UserError, match="data.csv: changed while being read"):
             prep.prepare(chosen, str(tmp_path / "other"), quiet)
     assert not (tmp_path / "other").exists()
     os.unlink(tmp_path / "data.csv")

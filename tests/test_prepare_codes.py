@@ -49,7 +49,13 @@ ISCO = ["1", "2", "01", "11", "12", "21", "22", "011", "111", "112", "121", "211
         ("83110 83.110 8.31", {}, None, {}, "83110 for 83.110"),  # a system with points
         ("83 110 83,110", {}, None, {}, "look like several in one cell, such as '83,110'"),
         ("110.0 2111 9", {"fixed_codes": ["0110", "2111", "9"]}, "0110 2111 9", {"zeros_restored": 1}, ""),
-        ("I5.9 I5.9 i5.9 I59 1.11 11.1 111", {}, None, {}, "I59 for I5.9, i5.9 for I5.9; --recode spellings"),
+        (
+            "I5.9 I5.9 i5.9 I59 1.11 11.1 111",
+            {},
+            None,
+            {},
+            "I59 for I5.9, i5.9 for I5.9; join them with --recode spellings",
+        ),
         ("é1 \u200be\u03011 \ufeffE\u03011 é1", {"join_spellings": True}, "é1", {}, ""),
         ("I5.9 I5.9 i5.9 I59 1.11 11.1 111", {"join_spellings": True}, "1.11 11.1 111 I5.9", {}, ""),
         (
@@ -59,7 +65,13 @@ ISCO = ["1", "2", "01", "11", "12", "21", "22", "011", "111", "112", "121", "211
             {},
             "2 codes look like dates or powers of ten, such as '2024-10",
         ),
-        ("B05.9|J1.8 B05.9|J1.9 B05.9", {}, None, {}, "such as 'B05.9|J1.8'; --code-separator '|' separates"),
+        (
+            "B05.9|J1.8 B05.9|J1.9 B05.9",
+            {},
+            None,
+            {},
+            "such as 'B05.9|J1.8'; separate them with --code-separator '|'",
+        ),
     ],
 )
 def test_what_all_codes_together_tell(tmp_path, cells, more, codes, counts, words):
@@ -192,9 +204,9 @@ def test_rows_outside_the_key_count_by_part_and_weight(tmp_path):
 def test_bad_labels_stop_with_their_rows_and_the_flags_that_help(tmp_path):
     content = "occ1,hisco_1\nfarmer,61110\n" + "\n".join(f"smith,1{i}" for i in range(7)) + "\nmiller,77120\n"
     message = refusal(tmp_path, content, kind="gpf")
-    assert "7 rows" in message and "block size 5" in message and f"'1{rows.EXAMPLES}'" not in message
+    assert "7 rows" in message and "length 5" in message and f"'1{rows.EXAMPLES}'" not in message
     for i in range(rows.EXAMPLES):
-        assert f"data.csv, line {i + 3}, column 'hisco_1': code '1{i}' has 2 tokens" in message
+        assert f"data.csv, line {i + 3}, column 'hisco_1': code '1{i}' has a length of 2" in message
     for flag in ("--allow-codes-shorter", "--formatter hisco", "--block-size", "--drop-bad-labels"):
         assert flag in message
     content = table("farmer,61110,", "smith,83110,831", "baker,77610,7761012", "miller,77120,")

@@ -61,10 +61,10 @@ def test_priors_that_cannot_be_one_are_named(made, tmp_path):
     flags = ["--dataset", rows, "--prior"]
     for name, flag, why in (
         ("none_there", (), "--prior"),
-        ("encoder.bin", (), "an encoder alone codes nothing"),
+        ("encoder.bin", (), "only an encoder, it cannot code"),
         ("on_mixer", (), "has a prior itself"),
-        ("old", ("--model-size", "tiny"), "--prior is for n-grams alone"),
-        ("old", ("--initial-checkpoint", folder / "old"), "--prior is for n-grams alone"),
+        ("old", ("--model-size", "tiny"), "--prior is for models without encoder"),
+        ("old", ("--initial-checkpoint", folder / "old"), "--prior is for models without encoder"),
         ("old", ("--max-steps", 1), "omit --prior"),
         ("old", ("--seq2seq-weight", 0.1), "omit --prior"),
         ("old", ("--ngrams", 8), "omit --prior"),
@@ -104,9 +104,9 @@ def test_numbers_that_point_nowhere_are_one_message(made, tmp_path, of, name, ch
 def test_a_model_in_closed_form_has_no_weights_to_start_from(made, tmp_path):
     folder, rows, _ = made
     flags = ["--dataset", rows, "--max-steps", 1, "--initial-checkpoint"]
-    assert "let --prior name it" in learned(tmp_path / "run", *flags, folder / "old", code=2)
+    assert "Or name it with --prior" in learned(tmp_path / "run", *flags, folder / "old", code=2)
     assert "--prior" not in learned(tmp_path / "run", *flags, folder / "on_mixer", code=2)
-    with pytest.raises(UserError, match="trained by their fit"):
+    with pytest.raises(UserError, match="cannot be trained further"):
         model = OccCANINE(str(folder / "on_mixer"), device="cpu")
         assert len(model(["farmer no 1"], lang="en")) == 1
         model.finetune(rows, save_path=str(tmp_path / "python"))

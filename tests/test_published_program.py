@@ -85,7 +85,7 @@ def test_hisco_weights_of_each_kind(tmp_path, made_up, kind):
     assert found["rows"] == expected and (kind == "flat" or found["distinct"] > 30)
     for decoder, lacking in (("greedy", "flat"), ("full", "flat"), ("flat", "seq2seq")):
         if kind == lacking:
-            message = f"decoder {decoder}: this model (has no linear decoder|has the linear decoder alone)"
+            message = f"decoder {decoder}: this model (has no linear decoder|has only the linear decoder)"
             with pytest.raises(UserError, match=message):
                 coder.code(["smed"], ["da"], decoder)
         else:
@@ -165,10 +165,10 @@ def test_exported_again_they_code_the_same_bit_for_bit(tmp_path, made_up, kind, 
     given = {"target_cols": ["x_1", "x_2"]} if general else {}
     before = codes_of(path, made_up[:60], **given)
     out, again = tmp_path / "out" / name, tmp_path / "again" / name
-    first = export.ExportConfig(model=path, to=form, file=str(out), **given)
+    first = export.ExportConfig(model=path, to=form, output=str(out), **given)
     said = export.export(first)[1]
     assert "published program would code differently" in said  # its size alone
-    export.export(export.ExportConfig(model=str(out), to=form, file=str(again)))
+    export.export(export.ExportConfig(model=str(out), to=form, output=str(again)))
     assert codes_of(out, made_up[:60]) == codes_of(again, made_up[:60]) == before and any(before.values())
     with pytest.raises(UserError, match="exists; --overwrite replaces it"):
         export.export(first)
@@ -181,7 +181,7 @@ def test_for_the_published_program_it_refuses_or_writes_what_that_codes_equally(
     path = save(hisco_program("tiny"), tmp_path / "first.bin")
     with pytest.raises(UserError, match="--model-size base$"):
         how = {"to": "published", "for_published_program": True}
-        export.export(export.ExportConfig(model=path, file=str(tmp_path / "no.bin"), **how))
+        export.export(export.ExportConfig(model=path, output=str(tmp_path / "no.bin"), **how))
     assert not (tmp_path / "no.bin").exists()
     monkeypatch.setattr(models, "has_size", lambda *_: True)  # else as large as the published ones
     key = [f"{i:03d}" for i in range(60)]
@@ -190,7 +190,7 @@ def test_for_the_published_program_it_refuses_or_writes_what_that_codes_equally(
         program, other = (general_program(key, "") if general else hisco_program("tiny", kind) for _ in "ab")
         path, out = save(program, tmp_path / f"{kind}.bin"), tmp_path / f"{kind} out.bin"
         columns = ["x_1", "x_2"] if general else None
-        export.export(export.ExportConfig(model=path, file=str(out), target_cols=columns, **how))
+        export.export(export.ExportConfig(model=path, output=str(out), target_cols=columns, **how))
         content = torch.load(out, weights_only=True)
         # by which that program tells its formats apart
         assert len(content) < 10 or "basemodel.pooler.dense.bias" in content
@@ -230,7 +230,7 @@ def test_a_safetensors_export_that_lost_its_metadata_is_completed_from_the_files
 
     path = save(hisco_program("tiny"), tmp_path / "first.bin")
     out = tmp_path / "out" / "model.safetensors"
-    export.export(export.ExportConfig(model=path, to="safetensors", file=str(out)))
+    export.export(export.ExportConfig(model=path, to="safetensors", output=str(out)))
     before = codes_of(out, made_up[:5])
     save_file(load_file(out), out, {"format": "pt"})
     assert codes_of(out, made_up[:5]) == before

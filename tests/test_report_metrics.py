@@ -95,7 +95,7 @@ def test_each_code_and_macro_f1_against_plain_loops():
     rng = np.random.default_rng(4)
     pred, true = random_sets(rng, 90), random_sets(rng, 90)
     kinds, names = figures.kinds_of(as_pairs(pred), as_pairs(true)), sorted(CODES)
-    table, expected = {row["code"]: row for row in figures.code_table(kinds, names, {"-1": "none"})}, []
+    table, expected = {row["code"]: row for row in figures.figures_of_codes(kinds, names, {"-1": "none"})}, []
     for code in names:
         tp, fp, fn = (
             sum((code in p, code in t) == case for p, t in zip(pred, true))

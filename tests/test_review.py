@@ -1,4 +1,4 @@
-"""`python -m histocc.review`: sheets for a person, their decisions in the file, and how accurate it is."""
+"""`python -m histocc.review`: sheets for a person, and their decisions in the file."""
 
 import csv
 import io
@@ -17,7 +17,7 @@ from histocc.data.tables import table_format
 from histocc.data.written import table_writer
 from histocc.review import __main__ as review
 from histocc.review.learn import Learner
-from histocc.review.sheet import CodedFile, CodedText, Codes, escape_formula, key_of, unescape
+from histocc.review.sheet import CodedFile, CodedText, Sheets, escape_formula, unescape
 from histocc.runtime.files import file_lock
 
 HEADER = ["id", "occ1", "lang"]
@@ -128,7 +128,7 @@ class TestMake:
     def test_it_says_how_many_are_wrong_only_by_a_fitted_confidence(self, folder):
         """And ends with a command that works."""
         rows = [HEADER + CODES, *coded_rows()]
-        unknown = "; it is not known how many of these are wrong: conf is not"
+        unknown = "; how many of these are wrong is not known: conf is not"
         write(folder / "texts.csv", [row[:3] for row in rows])
         for mark in "01":
             marked = [[*row[:-1], mark if i else "conf_fitted", row[-1]] for i, row in enumerate(rows)]
@@ -138,8 +138,8 @@ class TestMake:
         for name, end in ends.items():
             sheet = folder / f"{name} sheet.csv"
             said = run("make", folder / f"{name}.csv", "--output", sheet, "--key", "hisco").splitlines()
-            assert said[0] == f"{sheet}: 8 texts, which stand in 57 of 59 rows{end}"
-            run(*shlex.split(said[-1])[3:])
+            assert said[0] == f"{sheet}: 8 texts in 57 of 59 rows{end}"
+            run(*shlex.split(said[-1])[2:])
             assert len(read(folder / f"{name}.final.csv")) == 59
 
     def test_probabilities_with_a_decimal_comma(self, folder):
@@ -157,9 +157,17 @@ class TestMake:
         cells = [["90.5%" if i in prob else x for i, x in enumerate(row)] for row in rows[1:]]
         write(folder / "words.csv", [rows[0], *cells])
         said = run("make", folder / "words.csv", "--output", folder / "x.csv", code=2)
-        assert "words.csv: '90.5%' is no probability" in said
+        assert "words.csv: '90.5%' is not a probability" in said
         said = run("make", folder / "1.csv", "--output", folder / "x.csv", code=2)
-        assert "1.csv: " in said and "is no probability" in said
+        assert "1.csv: " in said and "is not a probability" in said
+
+    def test_a_row_is_expected_wrong_as_often_as_its_weight_says(self, folder):
+        header = ["occ1", "n", "hisco_1", "prob_1", "conf", "needs_review"]
+        rows = [["smith", "3", "83110", *["0.5", "0.5", "1"]], ["clerk", "1", "39310", *["0.2", "0.2", "1"]]]
+        path = write(folder / "weighed.csv", [header, *rows])
+        file = CodedFile(str(path), asked=review.ReviewConfig(files=["x"], weight_col="n"))
+        found = {text.text: (text.rows, text.doubt) for text in file.texts.values()}
+        assert found == {"smith": (3, 1.5), "clerk": (1, 0.8)}
 
     def test_a_workbook_is_reviewed_in_a_workbook(self, folder):
         for package in ("python_calamine", "xlsxwriter"):
@@ -170,16 +178,16 @@ class TestMake:
         rows = read_columns(str(sheet), names)
         rows[0][names.index("decision")] = "1110"
         as_workbook(write(folder / "sheet.csv", [names, *rows]), {"decision"})  # a number, as Excel keeps it
-        assert "1 texts decided" in run(*shlex.split(said[-1])[3:])
+        assert "1 text decided" in run(*shlex.split(said[-1])[2:])
         found = read_columns(str(folder / "coded.final.xlsx"), ["hisco_1", "decided_by"])
         assert {code for code, by in found if by == "person"} == {"01110"}
 
-    def test_words_of_codes(self, folder):
+    def test_titles_of_codes(self, folder):
         words = [["code", "description"], ["83110", "Blacksmith"], ["61110", "=Farmer"], ["1110", "Chemist"]]
         write(folder / "words.csv", words)
         first = make(folder, "words_sheet.csv", "--descriptions", folder / "words.csv")[0]
         # of the third code: it has lost its zero in that table
-        assert [first[f"words_{i}"] for i in (1, 2, 3)] == ["Blacksmith", "'=Farmer", "Chemist"]
+        assert [first[f"title_{i}"] for i in (1, 2, 3)] == ["Blacksmith", "'=Farmer", "Chemist"]
 
     def test_titles_and_classes_are_those_of_the_codes(self, folder):
         """In a file that predict has written with titles: on the sheet, and of what was decided."""
@@ -187,7 +195,7 @@ class TestMake:
         cells = ["smith", "83110", "0.5", "Blacksmith, General", "7", "61110", "0.2", "x", "8", *[""] * 4]
         write(folder / "coded.csv", [["occ1", *names, "conf", "needs_review"], [*cells, "0.5", "1"]])
         [row] = make(folder)
-        assert row["words_1"] == "Blacksmith, General"
+        assert row["title_1"] == "Blacksmith, General"
         row["decision"] = "01110"
         write(folder / "done.csv", [list(row), list(row.values())])
         apply(folder, folder / "done.csv", more=["--key", "hisco"])
@@ -277,7 +285,7 @@ class TestApply:
             assert [row[f"hisco_{i}"] for i in (1, 2, 3)] == codes and row["decided_by"] == "Ann"
             assert row["prob_1"] == row["conf"] == "" and row["needs_review"] == "0"
         words = (
-            "20 of 59 rows decided, 20 of which get other codes, 2 without a text; 4 texts decided, 1 skip"
+            "20 of 59 rows decided, 20 of these get other codes, 2 without a text; 4 texts decided, 1 skip"
         )
         assert words in output and "ped, 3 without a decision" in output
 
@@ -398,12 +406,19 @@ class TestApply:
         more = ["--training-data", folder / "more.csv", "--overwrite"]
         assert "more.csv: 3 rows added" in apply(folder, filled(folder, self.DECISIONS), more=more)
         said = apply(folder, filled(folder, {**self.DECISIONS, ("farmer", "en"): "1"}), more=more)
-        assert "1 rows added; 3 texts are already there and keep their codes" in said
+        assert "1 row added; 3 texts are already there and keep their codes" in said
         rows = read(folder / "more.csv")
         assert list(rows[0]) == ["occ1", "lang", "hisco_1", "hisco_2", "hisco_3"]
         found = {(row["occ1"].casefold(), row["hisco_1"], row["hisco_2"]) for row in rows}
         expected = {("smith", "61110", ""), ("clerk", "41025", ""), ("-", "-1", "41025")}
         assert found == expected | {("farmer", "61110", "")} and len(rows) == 4
+        (folder / "more.csv").write_text(
+            "occ1,lang,hisco_1,hisco_2\n"
+        )  # fewer columns of codes than the file
+        assert "3 rows added" in apply(folder, filled(folder, self.DECISIONS), more=more)
+        assert len(rows := read(folder / "more.csv")) == 3 and None not in rows[0]
+        (folder / "more.csv").write_text("occ1,lang,hisco_1\n")  # too few for two codes
+        assert "cannot be extended" in apply(folder, filled(folder, self.DECISIONS), more=more, code=2)
 
     def test_training_data_get_the_rows_of_two_people_at_once(self, folder):
         """The second one waits for the first, and finds its rows."""
@@ -422,22 +437,22 @@ class TestApply:
 
     @pytest.mark.parametrize(
         "header, encoding",
-        [("occ1,lang,hisco_1", "utf-8"), ("occ1,lang,hisco_1,hisco_2,hisco_3", "utf-16")],
+        [("occ1,hisco_1,lang", "utf-8"), ("occ1,lang,hisco_1,hisco_2,hisco_3", "utf-16")],
     )
     def test_training_data_that_nothing_can_be_added_to(self, folder, header, encoding):
         (folder / "own.csv").write_text(f"{header}\nsm\u00f8r,da,41025,,\n", encoding=encoding)
         before = (folder / "own.csv").read_bytes()
         more = ["--training-data", folder / "own.csv"]
         output = apply(folder, filled(folder, {("smith", "en"): "1"}), more=more, code=2)
-        assert "nothing can be added to it" in output and (folder / "own.csv").read_bytes() == before
+        assert "cannot be extended" in output and (folder / "own.csv").read_bytes() == before
         assert not (folder / "final.csv").exists()
 
     def test_what_is_no_decision_is_refused_with_its_line(self, folder):
         for decision, message in (
-            ("9", "line 2: '9' is not a code or title of the key"),
-            ("4", "line 2: there is no code 4 for this text; it has 3"),
-            ("1 & 2 & 3 & 41025", "line 2: 4 codes, and the file has room for 3"),
-            ("1, 2", "line 2: '1, 2' is not a code or title of the key; put & between several"),
+            ("9", "line 2: '9' is no code or title of the key"),
+            ("4", "line 2: this text has no code number 4; it has 3"),
+            ("1 & 2 & 3 & 41025", "line 2: 4 codes, but the file has room for 3"),
+            ("1, 2", "line 2: '1, 2' is no code or title of the key; put & between several"),
         ):
             output = apply(folder, filled(folder, {("smith", "en"): decision}), code=2)
             assert message in output and not (folder / "final.csv").exists()
@@ -454,24 +469,27 @@ class TestApply:
         "arguments, message",
         [
             ("make coded.csv", "review make needs --output"),
-            ("apply filled.csv --output x.csv", "review apply needs --to"),
+            ("apply filled.csv --output x.csv", "review apply needs --to CODED.csv, the table"),
             ("make coded.csv --output coded.csv --overwrite", "coded.csv is an input"),
             ("make coded.csv --output filled.csv", "filled.csv: exists; --overwrite replaces it"),
-            ("make coded.csv --output x.parquet", "a name of this output ends in .csv, .xlsx"),
-            ("apply filled.csv --to coded.csv --output x.tsv", "name of this output ends in .csv, .csv.gz"),
-            ("make filled.csv --output x.csv", "is not a coded file: it has no column 'conf'"),
+            ("make coded.csv --output x.parquet", "choose a name that ends in .csv or .xlsx"),
+            ("apply filled.csv --to coded.csv --output x.tsv", "name that ends in .csv, .csv.gz"),
+            ("make filled.csv --output x.csv", "not coded by histocc predict: it has no column 'conf'"),
             ("apply filled.csv --to coded.csv --output x.csv --training-data coded.csv", "is the coded file"),
-            ("apply filled.csv --to coded.csv --output x.csv.gz --by model", "is not the name of"),
+            ("apply filled.csv --to coded.csv --output x.csv.gz --by model", "is not a valid name"),
             ("apply filled.csv --to coded.csv --output x.csv --training-data x.dta", "name it x.csv"),
             ("serve coded.csv --decisions x.parquet", "name it x.csv"),
-            ("report filled.csv --to coded.csv", "no rows that were drawn have a decision"),
-            ("make one.csv --key hisco --output x.csv", "it has 'job' (--input-col names it)"),
+            ("report filled.csv --to coded.csv", "no drawn row has a decision"),
+            ("make one.csv --key hisco --output x.csv", "it has 'job'. Name it with --input-col"),
             ("serve coded.csv --decisions coded.csv", "coded.csv is an input"),
             (
                 "serve coded.csv --decisions filled.csv",
                 "neither a sheet of review make nor a file of decisions",
             ),
-            ("serve coded.csv --decisions other.csv", "coded.csv: name its own file, or other --decisions"),
+            (
+                "serve coded.csv --decisions other.csv",
+                "were offered other codes: name its own file, or other --decisions",
+            ),
             ("serve coded.csv --rows 5", "--rows is a flag of make\n"),
             (
                 "apply filled.csv --to coded.csv --output x.csv --decisions x",
@@ -480,10 +498,10 @@ class TestApply:
             ("agreement filled.csv filled.csv --encoding utf-8", "unrecognized arguments: --encoding utf-8"),
             ("make coded.csv --output x.csv --language en --language-col lang", "are mutually exclusive"),
             ("serve coded.csv --decisions x.csv --port 99999", "is not a port"),
-            ("serve texts.csv --decisions x", "that no model has coded needs --key hisco, or --key KEY.csv"),
+            ("serve texts.csv --decisions x", "To review it anyway, add --key hisco, or --key KEY.csv"),
             (
                 "apply filled.csv --to mine.csv --key hisco --output x.csv --fill",
-                "fill columns conf of the coded table (--fill): give yours",
+                "fill columns conf of the coded table (--fill): rename yours",
             ),
         ],
     )
@@ -536,8 +554,8 @@ class TestApply:
         command = shlex.split(said.splitlines()[-1])
         for count in (1, 0):  # without a column, the rows of all languages are the same
             to = ["--training-data", folder / "more.csv", "--overwrite"]
-            said = run(*command[3:4], folder / "filled.csv", *command[5:], *to)
-            assert f"more.csv: {count} rows added" in said
+            said = run(*command[2:3], folder / "filled.csv", *command[4:], *to)
+            assert f"more.csv: {count} row" in said
         assert [row["occ1"] for row in read(folder / "more.csv")] == ["smed"]
 
     def test_a_known_text_of_a_language_comes_before_that_of_none(self, tmp_path):
@@ -551,186 +569,36 @@ class TestApply:
             codes = {language: text.answer for (_, language), text in file.texts.items()}
             assert (codes["en"], codes["da"]) == (["61110"], ["83110"])
 
+    def test_what_a_model_or_nobody_has_said_is_not_known(self, folder):
+        """Nor NA, as R writes it, in the column of who has decided."""
+        hisco = {"system": "hisco", "key": ["61110", "83110"]}
+        new = write(folder / "new.csv", [["occ1", "lang"], ["smith", "en"], ["clerk", "en"]])
+        header, cells = ["occ1", "lang", *CODES, "decided_by"], ["83110", *[""] * 5, "0.9", "0"]
+        names = ["", "model", "guess", "NA", "null", " ", "Bo"]
+        coded = write(folder / "by.csv", [header, *([f"smith {by}", "en", *cells, by] for by in names)])
+        known = CodedFile(str(coded), **hisco).texts.values()
+        assert [text.text for text in known if text.is_given or text.decided] == ["smith Bo"]
+        file = CodedFile(str(new), **hisco)
+        file.know(CodedFile(str(folder / "coded.csv"), **hisco))
+        assert file.known == {} and not any(text.decided for text in file.texts.values())
+
+    def test_a_decision_that_is_taken_back_was_not_made(self, folder):
+        """Nor does its text count as one that was chosen and put right."""
+        coded = CodedFile(str(folder / "coded.csv"))
+        [smith] = [text for key, text in coded.texts.items() if key == ("smith", "en")]
+        rows = [[smith.text, "en", code, f"t-{smith.id}"] for code in ("61110", "undo")]
+        path = write(folder / "undone.csv", [["text", "language", "decision", "id"], *rows])
+        sheets = Sheets([str(path)], coded, review.writable_codes(review.ReviewConfig(files=["x"]), coded))
+        assert (sheets.by_text, sheets.chosen) == ({}, set())
+
     def test_codes_of_another_system_need_a_key(self, folder):
         rows = [[*HEADER, *[name.replace("hisco", "occ1950") for name in CODES]], *coded_rows()]
         write(folder / "coded.csv", rows)
         sheet = filled(folder, {("smith", "en"): "7"})
-        assert "add --key FILE, which lists the codes of occ1950" in apply(folder, sheet, code=2)
+        assert "add --key FILE, the list of codes of occ1950" in apply(folder, sheet, code=2)
         said = run("make", folder / "coded.csv", "--output", folder / "other.csv")
-        assert "(RUN: the folder of the model that has coded the file):\n" in said and "RUN/key.csv" in said
+        assert "(RUN: the folder of the model that coded the file):\n" in said and "RUN/key.csv" in said
         write(folder / "key.csv", [["system_code", "code"], ["007", "0"], ["83110", "1"]])
         apply(folder, sheet, more=["--key", folder / "key.csv"])
         codes = {row["occ1950_1"] for row in read(folder / "final.csv") if row["occ1"] == "smith"}
         assert codes == {"007"}  # with its zeros, as training data are read
-
-
-HISCO = "1=83110, 3=61110, code 3=3, 2.0=3, 1&3=83110+61110, 1 & 1110=83110+01110, 1 & 1=83110, NONE="
-TITLED = "01110=Chemist, 3=Farmer & Hand, 41025=Code clerk, 61110=x, 83110=X, 5=y"
-TITLES = "  chemist=01110, FARMER  & hand=3, 1 & chemist=83110+01110, code Clerk=41025"
-BOOK = "4-10.25=41025, 41025.0=41025, 4 1025=41025"
-
-
-@pytest.mark.parametrize(
-    "system, key, of_text, decisions",
-    [
-        ("hisco", "83110 61110 3 01110 41025", "83110 3 61110", f"{HISCO}, {BOOK}, {TITLES}"),
-        ("own", "1:2:3 4:5 7:8 1:2", "4:5 1:2:3 7:8", "1:2=1:2, 1 & 7:8=4:5+7:8, 2&3=1:2:3+7:8"),
-        ("own", "007 7 B", "7 B", "007=007, 7=7, 1&2=7+B"),
-        ("own", "0110 R&D B&C&E B", "R&D", "R&D=R&D, B & R&D=B+R&D, B&C&E & 1=B&C&E+R&D, 110=0110"),
-    ],
-)
-def test_what_may_be_written(system, key, of_text, decisions):
-    titles = (pair.split("=") for pair in TITLED.split(", "))
-    codes, text = Codes(key.split(), system, dict(titles)), CodedText("smith", "en", 1, 0.0, of_text.split())
-    for cell, _, expected in (pair.partition("=") for pair in decisions.split(", ")):
-        assert codes.decision(cell, text, 3) == tuple(filter(None, expected.split("+"))), cell
-    assert codes.decision(" Skip", text, 3) is None
-    for cell in ("&", "/", "code", "1 &", "x", "y"):
-        with pytest.raises(ValueError):
-            codes.decision(cell, text, 3)
-
-
-def test_a_language_is_one_however_it_is_spelled():
-    assert key_of("Smith ", "DA") == key_of("smith", "Danish") and key_of("a", "") == key_of("a", "unk")
-    for name, others in {
-        "se": "sv sv-SE Swedish Svenska",
-        "ge": "de DE German",
-        "no": "nb nn",
-        "gr": "el",
-    }.items():
-        assert {key_of("a", other) for other in others.split()} == {key_of("a", name)}
-
-
-@pytest.mark.parametrize("share, several", [(0.4, 0), (0.6, 0), (0.8, 0), (0.6, 1 / 3), (0.9, 1 / 3)])
-def test_what_a_confident_model_that_is_often_wrong_gets_right_is_said(share, several):
-    """An answer is right if it has all codes of its text. several: share of the texts with two of them."""
-    draw, codes = random.Random(1), [f"{number:05}" for number in range(400)]
-    texts, true = [], []
-    for _ in range(500):
-        right = draw.sample(codes, 1 + (draw.random() < several))
-        text = " and ".join("".join(draw.choices("abcdefghij", k=9)) for _ in right)
-        answer = right if draw.random() < share else draw.choice([right[:1], draw.sample(codes, 1)])
-        probs = ["0.95"] * len(answer)
-        texts.append(CodedText(text, "en", 1, codes=answer, probs=probs, answer=answer, doubt=0.05))
-        true.append({*right})
-    learner = Learner(texts, codes)
-    guesses = learner.learn({i: tuple(true[i]) for i in range(150)})
-    right = sum({*learner.answer(guesses, i)} == true[i] for i in range(150, 500))
-    assert abs(guesses.sure[150:].mean() - right / 350) < 0.1
-    low, said, high = guesses.right
-    assert low < said < high and low < (150 + right) / 500 < high
-
-
-def test_guesses_stand_on_the_answers_of_the_model_and_on_similar_texts():
-    """A language makes texts no more similar; a text like no other has the model's answer, or none."""
-    names = [f"{name} {trade}" for trade in ("weaver", "smith") for name in ("ann", "bo", "cy", "di", "ed")]
-    texts = [CodedText(name, "en", 1) for name in (*names, "old weaver", "1850")]
-    texts.append(CodedText("xyz", "en", 1, codes=["3", "4"], probs=["0.9", "0,1"]))
-    learner = Learner(texts, "1234")
-    guesses = learner.learn({i: ("1",) if i < 5 else ("2",) for i in range(10)})
-    assert [learner.answer(guesses, i) for i in (10, 12)] == [["1"], ["3"]]
-    assert learner.nearest(10, [5, 0, 11]) == [0] and guesses.sure[10] > 0.5
-    assert learner.codes_of(guesses, 11) == [] and guesses.sure[11] == 0
-    assert [code for code, _ in learner.codes_of(guesses, 12)] == ["3", "4"]
-    of_none = Learner([], "12").learn({})
-    assert (of_none.order, of_none.right) == ([], (1.0, 1.0, 1.0))
-
-
-def test_agreement_of_two_people(folder):
-    """On sheets of the same draw, whose differences a third person decides. The table of counts, and its
-    kappa: Cohen's of 35 and 15 yes, 20 and 30 no of 100.
-    """
-    rows = make(folder, "sample.csv", "--sample", "--rows", 400)
-    keys = [plain(row) for row in rows]
-    mine = dict.fromkeys(keys, "1") | {("smith", "en"): "blacksmith, general", keys[-1]: "skip"}
-    other = mine | {("farmer", "en"): "6-11.15", ("clerk", "en"): "none", ("clerk", "da"): "61110 & 83110"}
-    ann = filled(folder, mine, "ann.csv", rows)
-    bo = filled(folder, other, "bo.csv", make(folder, "again.csv", "--sample", "--rows", 400))
-    said = run("agreement", ann, bo, "--output", folder / "differ.csv").splitlines()
-    n = len(keys) - 1
-    assert said[0].startswith(f"{n} texts are decided in both")
-    shares = [float(re.search(r": ([0-9.]+) %", line)[1]) for line in said[1:5]]
-    assert shares == [round(100 * (n - differ) / n, 1) for differ in (3, 2, 2, 2)]
-    differ = read(folder / "differ.csv")
-    assert {(row["text"].lower(), row["first"], row["second"]) for row in differ} == {
-        ("farmer", "61110", "61115"),
-        ("clerk", "39310", "none"),
-        ("clerk", "61110", "61110 & 83110"),
-    }
-    third = filled(folder, {("farmer", "en"): "61115"}, "third.csv", differ)
-    apply(folder, third)
-    assert final_codes(folder)["farmer", "en"] == ["61115"]
-    assert "there is no code 1" in apply(
-        folder, filled(folder, {plain(differ[0]): "1"}, "x.csv", differ), code=2
-    )
-    assert "takes two files" in run("agreement", ann, code=2)
-    assert "is named twice" in run("agreement", ann, ann, code=2)
-    # words have no levels
-    key = write(folder / "key.csv", [["system_code", "code"], ["trade", "0"], ["transport", "1"]])
-    columns = ["text", "language", "decision", "id"]
-    by = {"cy": ("trade", "trade"), "di": ("transport", "trade")}
-    cy, di = (
-        write(folder / f"{name}.csv", [columns, ["a", "en", a, "t-1"], ["b", "en", b, "t-2"]])
-        for name, (a, b) in by.items()
-    )
-    said = run("agreement", cy, di, "--key", key).splitlines()
-    assert len(said) == 2 and said[1].startswith("  all codes: 50.0 %")
-    one, two = "y" * 50 + "n" * 50, "y" * 35 + "n" * 15 + "y" * 20 + "n" * 30
-    assert review.kappa(one, two) == pytest.approx(0.3)
-    write(folder / "one.csv", [columns, *([text, "en", "trade", f"t-{text}"] for text in "ab")])
-    said = run("agreement", folder / "one.csv", di, "--key", key)
-    assert "all codes: 50.0 %" in said
-    assert f"Cohen's kappa is not defined, as all answers of {folder / 'one.csv'} are the same" in said
-
-
-def test_each_action_has_a_help_of_its_own():
-    said = run("--help")
-    assert all(f"\n  {action} " in said for action in review.ABOUT) and len(said.splitlines()) < 12
-    shown = {action: review.get_args_parser(action).format_help() for action in review.ABOUT}
-    assert {action for action, text in shown.items() if "--training-data" in text} == {"apply"}
-    assert {action for action, text in shown.items() if "--output" in text} == {"make", "apply", "agreement"}
-    assert {action for action, text in shown.items() if "--ditto" in text} == {*shown} - {"agreement"}
-    every = review.get_args_parser().named
-    # Python 3.13 has a comma between several spellings
-    assert {*re.findall(r"--([a-z-]+)[ ,]", "".join(shown.values()))} >= {x.replace("_", "-") for x in every}
-
-
-class TestReport:
-    def test_the_interval_covers_the_truth_as_often_as_it_says(self):
-        draw = random.Random(7)
-        covered = 0
-        for _ in range(200):
-            accuracy = draw.uniform(0.5, 0.99)
-            said = review.share(sum(draw.random() < accuracy for _ in range(100)), 100)
-            interval = said.partition("interval")[2].split("to")
-            low, high = (float(part.strip(" %)")) / 100 for part in interval)
-            covered += low <= accuracy <= high
-        assert 0.90 <= covered / 200 <= 0.995
-
-    def test_by_the_commands(self, folder):
-        """Smiths and Danish clerks are wrong; the smiths are put right by a sheet, the drawn ones count as
-        the model had them.
-        """
-        truth = {("smith", "en"): "2", ("clerk", "da"): "2"}
-        rows = make(folder, "sample.csv", "--sample", "--rows", 400)
-        sample = filled(folder, {plain(row): truth.get(plain(row), "1") for row in rows}, "drawn.csv", rows)
-        output = run("report", sample, "--to", folder / "coded.csv")
-        accuracy = float(re.search(r"([0-9.]+) % .* of its rows", output)[1])
-        assert abs(accuracy - 100 * 44 / 57) < 6 and "by 400 drawn rows" in output, output
-        sheet = filled(folder, {("smith", "en"): "2"})
-        output = run("report", sample, sheet, "--to", folder / "coded.csv")
-        corrected = float(output.partition("chosen: ")[2].partition("%")[0])
-        assert abs(corrected - 100 * 54 / 57) < 4 and f"{accuracy} %" in output, output
-        rows[0]["decision"] = "skip"
-        output = run("report", filled(folder, {}, "skip.csv", rows), "--to", folder / "coded.csv")
-        assert "drawn rows have no decision and are left out" in output
-
-    def test_codes_that_are_one_answer_count_together(self, folder):
-        """Of the greedy decoder: conf is not the first code's probability."""
-        rows = [
-            [*row[:-2], f"{float(row[4] or 0) / 2:.6g}" if row[4] else "", row[-1]] for row in coded_rows()
-        ]
-        file = CodedFile(str(write(folder / "sets.csv", [HEADER + CODES, *rows])))
-        assert not file.alternatives and CodedFile(str(folder / "coded.csv")).alternatives
-        text = next(iter(file.texts.values()))
-        assert file.answer(text.codes, "") == text.codes and len(text.codes) == 3

@@ -69,7 +69,7 @@ def test_the_page_by_its_keys(folder, browser):
         assert browser.value("document.getElementById('text').lang") == "en"
         browser.value("document.getElementById('search').value = 'xyzzy'; search()")
         said = "document.getElementById('found').textContent"
-        browser.wait(f"{said} === 'No code is found.'")
+        browser.wait(f"{said} === 'No code found.'")
         browser.value("document.getElementById('search').value = 'buyers'; search()")
         browser.press("Enter")
         browser.wait("document.getElementById('message').textContent")
@@ -115,7 +115,7 @@ def test_the_page_by_its_keys(folder, browser):
         browser.open(server.address + "?by=Bo")
         browser.wait("typeof text !== 'undefined' && text?.rows === 4")
         browser.press("u")
-        browser.wait("document.getElementById('message').textContent.includes('nothing to take back')")
+        browser.wait("document.getElementById('message').textContent.includes('nothing to undo')")
         server.kill()
         browser.press("1")
         browser.wait("document.getElementById('message').textContent.includes('Not saved')")
@@ -128,20 +128,20 @@ def test_the_page_by_its_keys(folder, browser):
 
 @pytest.mark.full
 def test_from_a_table_without_codes_to_the_final_file(tmp_path, browser):
-    """By the five commands of docs/coding.md, decisions by keys, and the command of the last."""
+    """By the five commands of docs/review.md, decisions by keys, and the command of the last."""
     rows = [[f"{place} {trade}", "en"] for place in PLACES for trade in TRADES]
     write(tmp_path / "register.csv", [["occ1", "lang"], *rows])
-    blocks = (REPO / "docs" / "coding.md").read_text().split("```")[1::2]
-    block = next(block for block in blocks if "finetune.py" in block)
+    blocks = (REPO / "docs" / "review.md").read_text().split("```")[1::2]
+    block = next(block for block in blocks if "histocc train" in block)
     commands = [
         [f"{tmp_path}/{word}" if re.search(r"\.csv$|^\./", word) else word for word in shlex.split(line)]
-        for line in block.strip().splitlines()
+        for line in block.strip().replace("\\\n", "").splitlines()
     ]
     first, apply, train, predict, second = commands
 
     def decide_by_keys(command, count):
         """Return the words of the command that applies the decisions."""
-        with Serving(tmp_path, *command[5:], coded=command[4], decisions=None) as server:
+        with Serving(tmp_path, *command[4:], coded=command[3], decisions=None) as server:
             browser.open(server.address)
             for decided in range(count):
                 browser.wait("text")
@@ -150,7 +150,8 @@ def test_from_a_table_without_codes_to_the_final_file(tmp_path, browser):
                 for key in str(choices.index(code) + 1) if code in choices else ["/", *code, "Enter"]:
                     browser.press(key)
                 browser.wait(f"text.text !== '{text}' && visited.length === {decided + 1}")
-            return server.end()[0]
+            words = server.end()[0]
+        return words[words.index("apply") :]
 
     def deciders(name):
         found = {row["occ1"]: row for row in read(tmp_path / name)}
@@ -158,11 +159,11 @@ def test_from_a_table_without_codes_to_the_final_file(tmp_path, browser):
         return Counter(row["decided_by"] for row in found.values())
 
     decide_by_keys(first, 16)
-    run(*apply[3:], "--guesses", "none")
+    run(*apply[2:], "--guesses", "none")
     assert deciders("final.csv") == {"Ann": 16, "guess": 16}
-    run_script(train[1], *train[2:], "--device", "cpu")
-    run_script(predict[2], *predict[3:], "--device", "cpu")
-    run(*decide_by_keys(second, 2)[3:])
+    run_script("histocc", *train[1:], "--device", "cpu")
+    run_script("histocc", *predict[1:], "--device", "cpu")
+    run(*decide_by_keys(second, 2))
     assert deciders("coded.final.csv") == {"Ann": 18, "guess": 14}
 
 
@@ -253,7 +254,7 @@ def test_nothing_moves_between_texts(varied, browser, theme):
             )
             assert width < 1000 or len(places) == 1  # the search stays, too
         assert browser.value("document.title") == "Done · coded.csv"
-        assert "No text is left" in browser.value("document.getElementById('text').textContent")
+        assert "No texts are left" in browser.value("document.getElementById('text').textContent")
         assert browser.value("document.getElementById('none').disabled")
         browser.press("b")
         browser.wait("text")
@@ -313,7 +314,7 @@ def test_five_megabytes_in_the_search(folder, browser):
         browser.wait("document.getElementById('found').textContent")
         assert browser.value("document.getElementById('search').value.length") == 200
         assert "take 400 characters" in server.ask(status=400, find="smith " * 200)["error"]
-        assert server.ask(status=413, find="smith " * 20_000)["error"] == "this is too long"
+        assert server.ask(status=413, find="smith " * 20_000)["error"] == "the request is too long"
 
 
 def test_colours_can_be_told_apart():

@@ -359,10 +359,10 @@ def test_names_of_nobody_are_refused_and_sigterm_ends_it_as_ctrl_c(folder):
     with Serving(folder) as server:
         text = server.ask()["text"]
         for name in ("model", "guess", "NA", " ", "A\nB", "A\0B", "A\u2028B"):
-            assert "is not the name of somebody" in server.decide("none", text, status=400, by=name)["error"]
+            assert "is not a valid name" in server.decide("none", text, status=400, by=name)["error"]
         server.decide("none", text, by="Zoë O'Hara")
         apply, _ = server.end(signal.SIGTERM)
-        assert apply[3] == "apply" and "\n1 texts have a decision.\n" in server.output.read_text()
+        assert apply[2] == "apply" and "\n1 text decided.\n" in server.output.read_text()
     [row] = read(folder / "decided.csv")
     assert (row["decision"], row["by"]) == ("none", "Zoë O'Hara")
 
@@ -453,11 +453,11 @@ def test_the_command_that_it_ends_with_works(folder, delimiter):
     with Serving(folder, *more, coded=coded.name, decisions=None) as server:
         server.decide(["83110"])
         command, train = server.end()
-    assert command[:4] == ["python", "-m", "histocc.review", "apply"]
-    run(*command[3:])
+    assert command[:3] == ["histocc", "review", "apply"]
+    run(*command[2:])
     final = str(folder / "my texts.final1.csv")
     assert train == [
-        *("python", "-m", "histocc", "train", "--dataset", final),
+        *("histocc", "train", final),
         *("--formatter", "hisco", "--input-col", "job"),
     ]
     codes = [(row["hisco_1"], row["decided_by"]) for row in read(final)]
@@ -559,7 +559,7 @@ def test_a_port_in_use_and_a_file_that_another_program_changes(folder):
     with Serving(folder) as server:
         port = server.address.split(":")[2].partition("/")[0]
         with Serving(folder, "--port", port, decisions="other.csv") as second:
-            assert re.search(rf"Port {port} is in use; \d+ is taken instead", second.output.read_text())
+            assert re.search(rf"Port {port} is in use; using \d+ instead", second.output.read_text())
             assert second.ask()["text"]["text"] == "smith"
         path, text = folder / "decided.csv", server.ask()["text"]
         before = path.read_bytes()

@@ -1,15 +1,20 @@
 """The sample data set: real codes, one label for each text, the same bytes everywhere."""
 
+import csv
 import hashlib
+import importlib.util
 from itertools import islice
 
+import openpyxl
 import pytest
+from helpers import read as read_table
 from helpers import run_here
 
 from histocc.formatter import hisco_key
+from histocc.lexicon import LEXICON_LANGUAGES
 from histocc.sample import __main__ as command
 from histocc.sample.__main__ import in_validation
-from histocc.sample.generate import LANGUAGES, demo_rows, languages, read, rows
+from histocc.sample.generate import demo_rows, languages, read, rows
 from histocc.text import LANGUAGES as PUBLISHED
 
 NO_OCCUPATION = {"-1", "-2", "-3"}
@@ -19,6 +24,9 @@ SUMS = {  # sha256 of what 3,000 rows of seed 5 have always been
     "train.csv": "6f1f7ba476dbe8b8fbf3bf8f4d702f2e8489d856378481ec60dad0095da6fdab",
     "val.csv": "96c7809d0a521157eefcdbd979cbb696e51634cc241aff7f580140838d769b62",
 }
+DEMO_SUM = (
+    "7a91f007ff407a78dd18dd06e36107a5435da2a67c5e2e7fb08449698b083eda"  # of the CSV files of --demo, by name
+)
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +35,7 @@ def many():
 
 
 def test_rows_have_known_codes_and_a_text_of_a_language_has_one_label(many):
-    assert {row[1] for row in many} == set(LANGUAGES) <= set(PUBLISHED) and CODES <= set(hisco_key())
+    assert {row[1] for row in many} == set(LEXICON_LANGUAGES) <= set(PUBLISHED) and CODES <= set(hisco_key())
     labels = {}
     for text, lang, *codes in many:
         some = [code for code in codes if code]
@@ -56,7 +64,7 @@ def test_fewer_rows_are_the_first_of_more_and_another_seed_makes_others():
 
 def test_the_demonstration_is_never_written(many):
     shown = demo_rows()
-    assert len(shown) == 12 and {row[1] for row in shown} == set(LANGUAGES)
+    assert len(shown) == 12 and {row[1] for row in shown} == set(LEXICON_LANGUAGES)
     assert {code for row in shown for code in row[2:]} - {""} <= CODES
     assert not {row[0].casefold() for row in shown} & {row[0].casefold() for row in many}
 
@@ -85,3 +93,82 @@ def test_bad_arguments_end_with_one_message(tmp_path, arguments, said):
     (tmp_path / "file").write_text("")
     assert said in run_here(command.main, *(part.format(tmp_path) for part in arguments), code=2)
     assert [child.name for child in tmp_path.iterdir()] == ["file"]
+
+
+# ---- the files that the pages name
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("demo")
+    run_here(command.main, "--demo", folder)
+    return folder
+
+
+def texts_of(path, *columns):
+    return [tuple(row[column] for column in columns or ("occ1", "lang")) for row in read_table(path)]
+
+
+def test_the_files_of_the_pages_are_what_they_have_always_been(demo):
+    columns = {
+        str(path.relative_to(demo)): path.read_text("utf-8").split("\n", 1)[0] for path in demo.rglob("*.csv")
+    }
+    coded, new, register = "id,occ1,lang,hisco_1,hisco_2", "id,occ1,lang", "id,year,parish,occ1,lang"
+    assert columns == {
+        **dict.fromkeys(("data.csv", "second_coder.csv", "train.csv", "val.csv", "test.csv"), coded),
+        **dict.fromkeys(("new.csv", *(f"tables/{i}.csv" for i in range(3))), new),
+        "known.csv": "occ1,lang,hisco_1",
+        "register.csv": register,
+        "register_decided.csv": "occ1,lang,hisco_1,hisco_2",
+        "purchases.csv": "text,shop,coicop,n",
+        "sources.csv": "occ1,hisco_1,source,part",
+        "occ1950.csv": "occ1,OCC1950_1",
+    }
+    total = hashlib.sha256()
+    for name in sorted(columns):
+        total.update((demo / name).read_bytes())
+    assert total.hexdigest() == DEMO_SUM
+    rows = openpyxl.load_workbook(demo / "register.xlsx").active.iter_rows(values_only=True)
+    assert [",".join(map(str, row)) for row in rows] == [
+        ",".join(row) for row in csv.reader((demo / "register.csv").open(encoding="utf-8"))
+    ]
+
+
+def test_the_files_of_the_pages_fit_together(demo):
+    data, twice = read_table(demo / "data.csv"), read_table(demo / "second_coder.csv")
+    assert len(data) == 2000 and len(texts_of(demo / "new.csv")) == 400
+    differing = [(one, two) for one, two in zip(data, twice) if one != two]
+    assert 0.07 < len(differing) / len(twice) < 0.13
+    assert all(one["id"] == two["id"] and one["occ1"] == two["occ1"] for one, two in zip(data, twice))
+    parts = [
+        {row["occ1"].casefold() for row in read_table(demo / f"{name}.csv")}
+        for name in ("train", "val", "test")
+    ]
+    assert all(parts) and not parts[0] & parts[1] and not (parts[0] | parts[1]) & parts[2]
+    known = texts_of(demo / "known.csv")
+    assert 50 < len(known) == len({*known}) and {*known} < {*texts_of(demo / "new.csv")}
+    texts = {*texts_of(demo / "register.csv")}
+    assert len(texts) < 1500 / 3 and 50 < len({*texts_of(demo / "register_decided.csv")} & texts) < 70
+    assert {row["part"] for row in read_table(demo / "sources.csv")} == {"train", "test"}
+    shops = {}
+    for text, code in {*texts_of(demo / "purchases.csv", "text", "coicop")}:
+        shops.setdefault(text, set()).add(code)
+    assert sum(len(codes) > 1 for codes in shops.values()) > 10  # these texts need the shop
+
+
+def test_files_with_other_content_stay(demo, tmp_path, monkeypatch):
+    for name in ("known.csv", "notes.txt"):
+        (tmp_path / name).write_text("mine")
+    assert "known.csv exists with other content; --overwrite" in run_here(
+        command.main, "--demo", tmp_path, code=2
+    )
+    assert (tmp_path / "known.csv").read_text() == "mine"
+    find = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: None if name == "xlsxwriter" else find(name)
+    )
+    said = run_here(command.main, "--demo", tmp_path, "--overwrite")
+    assert "register.xlsx was not written: it needs xlsxwriter (pip install 'histocc[excel]')" in said
+    assert not (tmp_path / "register.xlsx").exists() and (tmp_path / "notes.txt").read_text() == "mine"
+    assert (tmp_path / "known.csv").read_bytes() == (demo / "known.csv").read_bytes()
+    assert "leave out --output" in run_here(command.main, "--demo", tmp_path, "--output", "x.csv", code=2)

@@ -9,7 +9,7 @@ from helpers import read, run_here, write_csv
 import finetune
 from histocc import OccCANINE
 from histocc.data.learned import hashes_of
-from histocc.data.several import listed, parts_of
+from histocc.data.several import listed_hashes, parts_of_texts
 from histocc.predict import __main__ as predicting
 from histocc.predict.coder import Coder
 from histocc.runtime import checkpoint
@@ -36,9 +36,9 @@ JOINED += ["; ", ", and "]
 
 
 def test_texts_are_split_between_titles_and_never_in_one():
-    known = np.append(listed("as-is"), hashes_of(["qolqez, qex", "qobbler", ""], "as-is")[:-1])
+    known = np.append(listed_hashes("as-is"), hashes_of(["qolqez, qex", "qobbler", ""], "as-is")[:-1])
     texts = [f"Baker{between}wheelwright" for between in JOINED]
-    assert parts_of(texts, known, "as-is") == [["Baker", "wheelwright"]] * len(JOINED)
+    assert parts_of_texts(texts, known, "as-is") == [["Baker", "wheelwright"]] * len(JOINED)
     whole = [
         "wine and spirit merchant",
         "qolqez,  Qex",
@@ -48,8 +48,8 @@ def test_texts_are_split_between_titles_and_never_in_one():
         "",
         "Bakeranden",
     ]
-    assert not any(parts_of(whole, known, "as-is"))
-    assert parts_of(
+    assert not any(parts_of_texts(whole, known, "as-is"))
+    assert parts_of_texts(
         ["baker, wine and spirit merchant and qobbler", "qolqez, qex / baker"], known, "as-is"
     ) == [
         ["baker", "wine and spirit merchant", "qobbler"],

@@ -265,12 +265,12 @@ def test_codes_come_back(formatter, codes):
 @pytest.mark.parametrize(
     "formatter, codes",
     [
-        (HISCO, {"1234": "4 tokens, fewer", "123456": "6 tokens, more", "1234a": "'a'", "-4": "'-'"}),
+        (HISCO, {"1234": "length of 4", "123456": "length of 6", "1234a": "'a'", "-4": "'-'"}),
         (HISCO, {"?": "'?'", "12 45": "' '", "1234\u00b2": "\u00b2", "": "empty", "  ": "empty"}),
-        (OCC1950, {"12": "2 tokens", "-1": "'-'"}),
-        (GPF, {"123": "3 tokens", "12345": "5 tokens", "12\u00e934": "\u00e9", "1,2": "','"}),
-        (GPF_SHORT, {"": "empty", "12345": "5 tokens"}),
-        (GPF_SEP, {"1,2,3,4,5": "5 tokens", "1000": "'1000'", "1,,2": "''"}),
+        (OCC1950, {"12": "length of 2", "-1": "'-'"}),
+        (GPF, {"123": "length of 3", "12345": "length of 5", "12\u00e934": "\u00e9", "1,2": "','"}),
+        (GPF_SHORT, {"": "empty", "12345": "length of 5"}),
+        (GPF_SEP, {"1,2,3,4,5": "length of 5", "1000": "'1000'", "1,,2": "''"}),
     ],
 )
 def test_codes_that_do_not_fit(formatter, codes):

@@ -25,7 +25,7 @@ def least(thresholds: Thresholds, *languages: str) -> list[float]:
 
 
 def test_what_a_checkpoint_holds_and_what_is_given():
-    assert Thresholds.of({}).least("da") == 0.5 and "the usual one" in str(Thresholds.of({}))
+    assert Thresholds.of({}).least("da") == 0.5 and "the default" in str(Thresholds.of({}))
     fitted = Thresholds.of({"thresholds": FITTED})
     assert least(fitted, "da", "en") == [0.2, 0.3] and str(fitted) == "da 0.2, others 0.3 (fitted)"
     assert fitted.with_given(None) is fitted and fitted.with_given(0.7).least("da") == 0.7
@@ -59,7 +59,7 @@ def test_fitted_ones_are_stored_and_used(trained, tmp_path):  # noqa: F811
     model, data = tmp_path / "model.bin", trained / "val.csv"
     torch.save(content, model)
     before, said = flat_rows(model, tmp_path, "before.csv")
-    assert "0.5 (the usual one" in said
+    assert "0.5 (the default" in said
     report, said = evaluated(model, data, tmp_path / "out", "--fit-thresholds")
     assert f"stored in {model}: " in said and "WARNING: they are fitted on 47 rows" in said
     stored = torch.load(model, weights_only=True)

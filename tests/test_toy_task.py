@@ -220,7 +220,7 @@ def test_it_ends_when_validations_in_a_row_are_no_better(best_by, best, last):
 CODE = f"""
 import json, sys
 sys.path[:0] = ["{REPO}", "{REPO}/tests"]
-from histocc.runtime.config import Parser, Processes
+from histocc.runtime.config import Parser, ProcessFlags
 from histocc.runtime.frame import start
 import test_toy_task as toy
 
@@ -233,7 +233,7 @@ def work(args, world):
     assert parts["step"] == whole["step"] == 15 and toy.same(parts, whole)
     world.print("ROWS", json.dumps(toy.figures(rows)))
 
-start(Parser(Processes, "toy", ""), work, ["--device", "cpu"])
+start(Parser(ProcessFlags, "toy", ""), work, ["--device", "cpu"])
 """
 
 

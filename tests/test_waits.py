@@ -22,7 +22,7 @@ from histocc.trainer.batches import BatchLoader, BatchPlan, MicroBatches, Rows
 
 CODE = "from histocc.runtime import signals; signals.start_listening(); "
 CODE += "from histocc.runtime import config, frame; "
-CODE += "p = config.Parser(config.Processes, 'x', 'x'); "
+CODE += "p = config.Parser(config.ProcessFlags, 'x', 'x'); "
 CODE += "frame.start(p, lambda args, world: print('joined', world.rank))"
 
 

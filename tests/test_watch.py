@@ -74,7 +74,7 @@ def test_it_looks_until_the_run_ends(run, capsys):
         assert capsys.readouterr().out.count("progress") == 1
         log.close("finished")
         held, still = view(folder)
-        assert still and "state       finished; its process is still at work" in held and "left" not in held
+        assert still and "state       finished; its process is still working" in held and "left" not in held
         watched = threading.Thread(target=watch.main, args=([str(folder), "--every", "0.3"],))
         watched.start()
         time.sleep(0.9)
@@ -92,7 +92,7 @@ def test_a_run_that_has_not_logged_yet(tmp_path, capsys):
         assert "running, before the first step" in capsys.readouterr().out
     for folder in (tmp_path, tmp_path / "none"):
         assert watch.main([str(folder), "--once"]) == 2
-        assert "no status.json there" in capsys.readouterr().err
+        assert "(no status.json)" in capsys.readouterr().err
     new_log(tmp_path, 10)
     text, _ = view(tmp_path)
     assert "step 0 of 10" in text and "loss" not in text

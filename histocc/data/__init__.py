@@ -1,1 +1,1 @@
-"""The way from tables of rows to batches."""
+"""The steps from tables of rows to batches."""

@@ -9,8 +9,8 @@ For each of `train` and `val` it holds flat arrays:
     {part}.text_hash uint64 [rows]        equal for descriptions that differ only in case and blanks
     {part}.times     float64 [rows]       how often each row counts; empty if each does once
 
-A row that counts three times is three rows of a `RowSet`. There are also lists for people and `meta.txt`,
-written last: what the arrays mean, checksums of all files.
+A row that counts three times is three rows of a `RowSet`. The folder also holds lists for people and
+`meta.txt`, which is written last: what the arrays mean, and checksums of all files.
 """
 
 import functools
@@ -25,7 +25,7 @@ from histocc.runtime.files import checksum, hash_of_sources, kind_of, read_seale
 from histocc.runtime.rng import mix
 from histocc.text import texts_of_pieces
 
-# prepared by other rules, data are made again and a run on them is not resumed
+# data prepared by other rules are made again. A run on them cannot be resumed
 PREPARED_FORMAT = hash_of_sources("data/*.py", "formatter.py", "text.py", "*.csv", "runtime/rng.py")
 ARRAYS = {
     "chars": np.dtype("<u4"),
@@ -35,11 +35,11 @@ ARRAYS = {
     "text_hash": np.dtype("<u8"),
     "times": np.dtype("<f8"),
 }
-WRITTEN = {**ARRAYS, "lines": np.dtype("<i8")}  # while it is prepared: number of the file × 2**40 + line
+WRITTEN = {**ARRAYS, "lines": np.dtype("<i8")}  # during preparation: number of the file × 2**40 + line
 META = "meta.txt"
 # All files that this program writes into a prepared folder; `lines` is removed before it is complete. Without
-# the first one it counts as missing.
-FILES = (
+# the first file the folder counts as missing.
+HELD = (
     META,
     *(f"{part}.{name}" for part in ("train", "val") for name in WRITTEN),
     *("key.csv", "words.csv", "rejected_rows.csv", "conflicts.csv", "data_report.json"),
@@ -49,7 +49,7 @@ FILES = (
 def write_last(folder: str, content: dict) -> None:
     """Write the file that makes a folder complete: `content`, and the checksums of all other files."""
     there = set(os.listdir(folder))
-    sums = {name: checksum(os.path.join(folder, name)) for name in FILES if name in there}
+    sums = {name: checksum(os.path.join(folder, name)) for name in HELD if name in there}
     text = json.dumps({**content, "checksums": sums})
     write_sealed(os.path.join(folder, META), text.encode(), of=content["fingerprint"])
 
@@ -59,12 +59,12 @@ def read_meta(folder: str) -> dict:
     path = os.path.join(folder, META)
     content = read_sealed(path, of=os.path.basename(os.path.abspath(folder)))
     if content is None:
-        raise UserError(f"{path}: is not as it was written; move {folder} away and it is made again")
+        raise UserError(f"{path}: is not as it was written; move {folder} away to prepare it again")
     return json.loads(content)
 
 
 def fault(folder: str) -> str | None:
-    """Return the name of a file whose checksum does not match, or that is missing; None if all are whole."""
+    """Return the name of a missing file or of one with a wrong checksum; None if all are intact."""
     name = META
     try:
         for name, expected in read_meta(folder)["checksums"].items():
@@ -77,12 +77,12 @@ def fault(folder: str) -> str | None:
 
 
 def map_array(path: str, dtype: np.dtype) -> np.ndarray:
-    """Map the array in `path` read-only; an empty file gives an empty array."""
+    """Map the array in `path` read-only. An empty file gives an empty array."""
     return np.memmap(path, dtype=dtype, mode="r") if os.path.getsize(path) else np.zeros(0, dtype=dtype)
 
 
 def text_keys(text_hash: np.ndarray, language: np.ndarray) -> np.ndarray:
-    """Return uint64 [N], equal for rows of one language (number) and text, apart from case and blanks."""
+    """Return uint64 [N], equal for rows of one language (number) and text, ignoring case and blanks."""
     return mix(np.asarray(text_hash) ^ mix(np.asarray(language).astype(np.uint64)))
 
 
@@ -108,15 +108,15 @@ class RowSet:
         return len(self.language)
 
     def each(self, values: np.ndarray) -> np.ndarray:
-        """Return the value of each row, of those in the arrays."""
+        """Return the value of each row, given the values in the arrays."""
         return values.repeat(self.times, axis=0) if len(self.times) else values
 
     def lines(self) -> np.ndarray:
-        """Return the file and line of each row as WRITTEN says, int64, if they are kept."""
+        """Return the file and line of each row (see WRITTEN), int64, if they are kept."""
         return self.each(map_array(os.path.join(self.folder, f"{self.part}.lines"), WRITTEN["lines"]))
 
     def lengths(self, rows: np.ndarray) -> np.ndarray:
-        """Return how many characters the descriptions of `rows` (int64 [B]) have; int64 [B]."""
+        """Return the number of characters of the descriptions of `rows` (int64 [B]); int64 [B]."""
         return self.ends[rows] - self.starts[rows]
 
     def texts(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -131,7 +131,7 @@ class RowSet:
 
 
 def code_counts(rows: RowSet, codes: int) -> np.ndarray:
-    """Return how many rows have each code, int64 [codes]; rows are read in blocks."""
+    """Return the number of rows with each code, int64 [codes], reading blocks of rows."""
     counts = np.zeros(codes, dtype=np.int64)
     for start in range(0, len(rows), 1 << 18):
         block = rows.codes[start : start + (1 << 18)]
@@ -145,7 +145,7 @@ def thinned(rows: np.ndarray, most: int) -> np.ndarray:
 
 
 class SomeRows(RowSet):
-    """Some rows of another set; index: their numbers in it, int64 [N]."""
+    """Some rows of another set; index: their numbers there, int64 [N]."""
 
     def __init__(self, rows: RowSet, index: np.ndarray):
         self.rows, self.index, self.chars = rows, index, rows.chars
@@ -167,8 +167,8 @@ class PreparedData:
     fingerprint: str
     report: dict  # for `report_lines`
     clean_text: str  # the rule by which texts were cleaned
-    kept_codes: int  # number of codes that come from the initial weights of the run
-    hisco_numbers: bool  # whether the columns of codes held numbers of the HISCO key
+    kept_codes: int  # number of codes from the run's initial weights
+    hisco_numbers: bool  # whether the code columns held numbers of the HISCO key
 
     @functools.cached_property
     def texts(self) -> int:

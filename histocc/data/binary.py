@@ -1,8 +1,8 @@
-"""Tables that are no text, read through the packages of extras: Parquet (pyarrow), workbooks of Excel and
+"""Tables that are not text files, read with the packages of extras: Parquet (pyarrow), workbooks of Excel and
 OpenDocument (python-calamine), files of Stata, SPSS and SAS (pyreadstat).
 
-Cells become texts: whole numbers have no fraction, an empty cell is "", a date is 2026-01-31. Parquet, Stata,
-SPSS and SAS files are read piece by piece; a workbook is held in memory while it is read.
+Cells become text: whole numbers without a fraction, empty cells as "", dates as 2026-01-31. Parquet, Stata,
+SPSS and SAS files are read piece by piece. A workbook is held in memory while it is read.
 """
 
 import contextlib
@@ -29,25 +29,25 @@ from histocc.data.workbook import has_merged, scanned
 from histocc.runtime.errors import UserError
 from histocc.runtime.files import opened
 
-RANGE = 1 << 23  # bytes of a file's range of rows, at least
+RANGE = 1 << 23  # least bytes of a range of rows
 CHUNK = 1 << 12  # rows: few enough for the cells of a chunk to stay in the processor's cache
-_STATA_CHUNK = 1 << 16  # rows of Stata and SPSS files, whose beginning is read again for each chunk
-_TOP = 20  # rows among which the names of the columns are looked for
-MAX_ROWS = 1 << 20  # of a sheet of .xlsx
+_STATA_CHUNK = 1 << 16  # rows of Stata and SPSS files. Each chunk reads the beginning again
+_TOP = 20  # rows searched for the column names
+SHEET_ROWS = 1 << 20  # rows of a sheet of .xlsx
 # Kinds of tables, and patterns of their first bytes
 _KINDS = {
-    "Parquet": rb"PAR1(?![\w .-]*[,;\t|\"\r\n])",  # else the name of a CSV file's first column
+    "Parquet": rb"PAR1(?![\w .-]*[,;\t|\"\r\n])",  # otherwise the first column name of a CSV file
     "workbook": rb"PK\x03\x04|\xd0\xcf\x11\xe0",
     "Stata": rb"<stata_dta>|[\x69-\x73][\x01\x02]\x01\0",
     "SPSS": rb"\$FL[23]",
     "SAS": rb"\0{12}\xc2\xea\x81\x60",
     "SAS transport": rb"HEADER RECORD\*{7}LIB",
 }
-# those that pyreadstat reads, by its name for them
+# formats that pyreadstat reads, by its names for them
 _STATISTICS = {"Stata": "dta", "SPSS": "sav", "SAS": "sas7bdat", "SAS transport": "xport"}
 OF_DOCUMENT = "copy the table in it into a spreadsheet, and save that as .xlsx"
 _HOURS = re.compile(r"(-?)PT0*(\d+)H(\d+)M(\d+)(\.\d+)?S")
-# The beginnings of formats of Stata and SPSS, what they show, the unit that they count, and from when
+# How formats of Stata and SPSS begin, what they show, the unit that they count, and its origin
 _OF_STATA, _OF_SPSS = datetime.datetime(1960, 1, 1), datetime.datetime(1582, 10, 14)
 _MOMENTS = (
     ("%-?t[cC]H", "time", "milliseconds", _OF_STATA),
@@ -57,7 +57,7 @@ _MOMENTS = (
     ("[AEJS]?DATE|(MO|Q|WK)YR", "date", "seconds", _OF_SPSS),
     ("[DM]?TIME", "time", "seconds", _OF_SPSS),
 )
-# The process that reads a file of Stata, SPSS or SAS: a damaged one may end it with a signal
+# The process that reads a file of Stata, SPSS or SAS: a damaged file may kill it
 _READ_STATISTICS = """
 import pickle, sys
 sys.path[:], reader, path, how = pickle.load(sys.stdin.buffer)
@@ -65,13 +65,13 @@ import pyreadstat
 pickle.dump(getattr(pyreadstat, reader)(path, output_format="dict", **how), sys.stdout.buffer)
 """
 
-Rows = tuple[np.ndarray, list[list[str]]]  # numbers of rows, int64 [n], from 1; n cells of each column
+RowBlock = tuple[np.ndarray, list[list[str]]]  # row numbers, int64 [n], from 1; n cells of each column
 
 
 class Cell(str):
-    """The text of a cell that is no text in its table. Columns that are copied keep its value."""
+    """The text of a cell that holds another type in its table. Copied columns keep its value."""
 
-    __slots__ = ("stored", "value")  # stored: in the file of Stata or SPSS, such as the number of 1850q1
+    __slots__ = ("stored", "value")  # stored: as in the Stata or SPSS file, such as the number of 1850q1
 
     def __new__(cls, text: str, value: Any = None, stored: Any = None) -> "Cell":
         cell = super().__new__(cls, text)
@@ -80,19 +80,19 @@ class Cell(str):
 
 
 class Missing(Cell):
-    """An error, or a value that its file declares as missing: copied as it is, but neither text nor code."""
+    """An error, or a value declared as missing in its file: copied unchanged, but neither text nor code."""
 
 
 NULL = Cell("")
 
 
 def composed(name: str) -> str:
-    """Return the name of a column with one blank between words, however its accents are stored."""
+    """Return a column name with single blanks between words and composed accents."""
     return " ".join(unicodedata.normalize("NFC", name).split())
 
 
 def unique_names(names: list[str]) -> list[str]:
-    """Return names of columns with repeated ones told apart as pandas does: title, title.1, title.2."""
+    """Return column names with repeated ones numbered as in pandas: title, title.1, title.2."""
     found, seen, taken = [], set(), set(names)
     for name in names:
         if name and name in seen:
@@ -104,40 +104,40 @@ def unique_names(names: list[str]) -> list[str]:
 
 
 def present(cells: list[str]) -> list[str]:
-    """Return the cells, "" for values that the file declares as missing."""
+    """Return the cells; "" for values that the file declares as missing."""
     return ["" if isinstance(cell, Missing) else cell for cell in cells]
 
 
 class Binary(NamedTuple):
-    """A table that is no text."""
+    """A table that is not a text file."""
 
     kind: str  # for the user
     names: list[str]  # of the columns, as in the file
-    # given the places of columns, and the number of a range if there are several
+    # takes the places of columns, and the number of a range if there are several
     read: Callable[..., Iterator[tuple]]
     notes: tuple[str, ...] = ()  # for the user
     sheets: Sequence["_Sheet"] = ()
-    # name of a column → ending of the outputs that keep its type, and the type of pyarrow, or the format of
-    # numbers ("" of texts) and the missing values of Stata and SPSS
+    # column name → ending of the outputs that keep its type, and the type of pyarrow, or the format of
+    # numbers ("" for texts) and the missing values of Stata and SPSS
     types: dict[str, tuple] = {}
-    ranges: int = 1  # of rows that can be read each without those before
+    ranges: int = 1  # ranges of rows that can be read independently
 
 
-def kind_of(begin: bytes) -> str:
-    """Return the kind of a table that is no text, by its first bytes; "" for others."""
+def table_kind(begin: bytes) -> str:
+    """Return the kind of a binary table from its first bytes; "" for other files."""
     return next((kind for kind, magic in _KINDS.items() if re.match(magic, begin)), "")
 
 
 def open_table(
     path: str, kind: str, encoding: str | None, sheet: str | None, texts: Sequence[str], flags: bool
 ) -> Binary:
-    """Return a table of a kind of `kind_of`. Raises UserError if it cannot be read.
+    """Return a table of a kind that `kind_of` knows. Raises UserError if it cannot be read.
 
     Args:
-        encoding: that of the texts in a Stata, SPSS or SAS file, if it does not say it.
+        encoding: encoding of the texts in a Stata, SPSS or SAS file that does not name it.
         sheet: name of the sheet of a workbook; None: the first that has the columns `texts`.
-        texts: the columns that hold texts. A workbook's names of columns are in the first row that has these,
-            and in files of Stata and SPSS they take the labels of values; other columns take the values.
+        texts: the columns that hold texts. In a workbook, the first row with these holds the column names; in
+            files of Stata and SPSS they take the labels of values, while other columns take the values.
         flags: whether messages may name the flags of reading.
     """
     if kind == "Parquet":
@@ -155,13 +155,13 @@ def _package(path: str, name: str, extra: str) -> Any:
 
 
 def text_of(value: Any) -> str:
-    """Return the text of a cell: a whole number (in pandas, whole numbers with gaps) has no fraction."""
-    if isinstance(value, str):  # python-calamine leaves durations of OpenDocument as texts
+    """Return the text of a cell. A whole number (as a float, from pandas) gets no fraction."""
+    if isinstance(value, str):  # python-calamine returns durations of OpenDocument as texts
         return _HOURS.sub(r"\1\2:\3:\4", value) if value.startswith(("PT", "-PT")) else value
     if value is None or value != value:
         return ""
     if isinstance(value, float) and value % 1 == 0 and abs(value) < 1e22:
-        # beyond 2**53 a float does not tell whole numbers apart: it has the digits by which Python names it
+        # beyond 2**53 floats cannot represent all whole numbers: take the digits that Python prints
         return str(int(value)) if abs(value) < 2**53 else np.format_float_positional(value, trim="-")
     if isinstance(value, datetime.timedelta):  # 30:00:00
         hours, rest = divmod(abs(value), datetime.timedelta(hours=1))
@@ -170,7 +170,7 @@ def text_of(value: Any) -> str:
 
 
 def _cell(value: Any) -> str:
-    """Return the text of a value, as a Cell unless it is one, or no number that other programs can hold."""
+    """Return the text of a value; a Cell, unless it is text or a number that other programs cannot hold."""
     text = text_of(value)
     is_text = isinstance(value, str) or text in ("", "inf", "-inf")
     return text if is_text or isinstance(value, int) and abs(value) > 2**53 else Cell(text, value)
@@ -185,19 +185,19 @@ def _parquet(path: str) -> Binary:
     pyarrow, parquet = (_package(path, name, "parquet") for name in ("pyarrow", "pyarrow.parquet"))
     errors = pyarrow.lib.ArrowException, OSError, ValueError, MemoryError, OverflowError
     try:
-        # Never mapped into memory: a file that is shortened meanwhile would end the process with a signal.
+        # Not mapped into memory: if a mapped file is shortened, a signal ends the process.
         # Nothing is read ahead: that would hold all row groups in memory.
         file = parquet.ParquetFile(pyarrow.OSFile(path), pre_buffer=False, page_checksum_verification=True)
-        schema, names = file.schema_arrow, file.schema_arrow.names  # decodes names, where an error is caught
+        schema, names = file.schema_arrow, file.schema_arrow.names  # decodes names, so errors are caught
     except errors as error:
         raise UserError(f"{path}: is a damaged Parquet file ({error!s:.300})") from None
 
-    def read(places: Sequence[int], span: int | None = None) -> Iterator[Rows]:
+    def read(places: Sequence[int], span: int | None = None) -> Iterator[RowBlock]:
         for column in map(schema.field, places):
             if column.type.num_fields:  # lists, records
-                what = f"column {column.name!r} holds several values in a cell: write each cell as one text"
+                what = f"column {column.name!r} has several values per cell: write each cell as one text"
                 raise UserError(f"{path}: {what}")
-        # Columns are taken by place if all are read, or if names repeat.
+        # Columns are taken by place if all are read or names repeat.
         by_place = len(places) == len(names) or len({*names}) < len(names)
         columns = None if by_place else [names[place] for place in places]
         of_group = [file.metadata.row_group(i).num_rows for i in range(file.num_row_groups)]
@@ -219,7 +219,7 @@ def _parquet(path: str) -> Binary:
             yield np.arange(row, row + len(batch), dtype=np.int64) + 1, cells
             row += len(batch)
         if names and row != (rows := sum(of_group[: groups.stop])):
-            raise UserError(f"{path}: is a damaged Parquet file ({row:,} rows of {rows:,} are there)")
+            raise UserError(f"{path}: is a damaged Parquet file (it holds {row:,} of {rows:,} rows)")
 
     is_of = pyarrow.types
     types = {
@@ -249,7 +249,7 @@ class _Sheet(NamedTuple):
     name: str
     rows: int
     top: list[list[str]]  # cells of its first rows
-    special: dict[int, list[tuple]]  # cells that begin in a row: their column, last row and text, if scanned
+    special: dict[int, list[tuple]]  # row → (column, last row, text if scanned) of the cells that begin there
 
 
 def _workbook(path: str, sheet: str | None, texts: Sequence[str], flags: bool) -> Binary:
@@ -264,27 +264,27 @@ def _workbook(path: str, sheet: str | None, texts: Sequence[str], flags: bool) -
     is_found = [row for row, there in zip(rows, names) if texts and {*texts} <= there]
     if texts and not is_found and len({each.name for each, _ in rows}) > 1:
         named = ", ".join(map(repr, texts))
-        what = f"no sheet has a row with the column names {named} among its first {_TOP}"
-        others = ". --sheet and --input-col name others" * flags
+        what = f"no sheet has the column names {named} in one of its first {_TOP} rows"
+        others = ". Name others with --sheet and --input-col" * flags
         tops = (max(each.top, key=lambda row: sum(map(bool, row)), default=[]) for each in among)
         columns = (", ".join(map(repr, filter(None, row))) for row in tops)
         has = "; ".join(f"{each.name!r} ({some})" for each, some in zip(among, columns))
-        raise UserError(f"{path}: {what}; the sheets, with their columns, are {has}{others}")
+        raise UserError(f"{path}: {what}; the sheets and their columns are {has}{others}")
     found, at = next(iter(is_found or rows), (among[0], -1))  # the row with the names of the columns
-    while (found, at + 1) in is_found:  # merged cells are in two rows of names
+    while (found, at + 1) in is_found:  # merged cells repeat the row of names
         at += 1
     names = found.top[at] if at >= 0 else []
     if len(sheets) > 1:
-        other = "; --sheet names another" * flags
+        other = "; choose another with --sheet" * flags
         notes += (f"is a workbook of the sheets {listed}: {found.name!r} was read{other}",)
     if at > 0:
-        notes += (f"has the column names in row {at + 1} of the sheet: the rows above are left out",)
-    if found.rows in (1 << 16, MAX_ROWS):
-        notes += (f"has a full sheet of {found.rows:,} rows: is the table cut there?",)
+        notes += (f"has the column names in row {at + 1} of the sheet: the rows above are skipped",)
+    if found.rows in (1 << 16, SHEET_ROWS):
+        notes += (f"has a full sheet of {found.rows:,} rows: perhaps the table is cut there",)
     if merged := sum(each[1] > row > at + 1 for row, cells in found.special.items() for each in cells):
-        notes += (f"has merged cells ({merged:,}): each of their rows holds their value",)
+        notes += (f"has merged cells ({merged:,}): every row of such a cell gets its value",)
 
-    def read(places: Sequence[int]) -> Iterator[Rows]:
+    def read(places: Sequence[int]) -> Iterator[RowBlock]:
         blank = [""] * len(names)
         with _one_message(path), _calamine(path) as book:
             cells = enumerate(_rows(book.get_sheet_by_name(found.name), found.special), 1)
@@ -298,7 +298,7 @@ def _workbook(path: str, sheet: str | None, texts: Sequence[str], flags: bool) -
 
 @lru_cache(maxsize=4)
 def _sheets(path: str, *_state: int) -> tuple[str, list[_Sheet], tuple[str, ...]]:
-    """Return (kind, sheets, notes for the user) of a workbook in this state."""
+    """Return (kind, sheets, notes for the user) of a workbook."""
     kind, sheets, notes, special, is_unstored = "Excel 97", [], (), {}, False
     with _one_message(path):
         if zipfile.is_zipfile(path):
@@ -311,12 +311,12 @@ def _sheets(path: str, *_state: int) -> tuple[str, list[_Sheet], tuple[str, ...]
                 raise UserError(f"{path}: is not a table but {what}")
             kind = "OpenDocument" if "content.xml" in names else "Excel"
             if kind == "OpenDocument" and has_merged(path):
-                what = "has merged cells, of which the first row alone holds the value"
-                notes += (f"{what}: saved as .xlsx, each of their rows has it",)
+                what = "has merged cells, but only their first row holds the value"
+                notes += (f"{what}: save the workbook as .xlsx to have it in each row",)
             if "xl/workbook.xml" in names:
                 special, is_unstored = scanned(path)
         with _calamine(path) as book:
-            by_hidden = sorted(book.sheets_metadata, key=lambda about: int(about.visible))  # hidden ones last
+            by_hidden = sorted(book.sheets_metadata, key=lambda about: int(about.visible))  # hidden last
             for name in (about.name for about in by_hidden):
                 sheet = book.get_sheet_by_name(name)
                 cells = defaultdict(list)
@@ -324,19 +324,19 @@ def _sheets(path: str, *_state: int) -> tuple[str, list[_Sheet], tuple[str, ...]
                 merged = sheet.merged_cell_ranges or ()
                 for (row, column), (end, _), *text in (*special.get(name, ()), *merged):
                     if left <= column <= right:
-                        shown = (Missing(each) if each[0] == "#" else each for each in text)  # an error
+                        shown = (Missing(each) if each[0] == "#" else each for each in text)  # an error value
                         cells[row + 1].append((column - left, end + 1, *shown))
                 top = [list(map(text_of, row)) for row in islice(_rows(sheet, cells), _TOP)]
                 sheets.append(_Sheet(name, last + 1, top, cells))
         if is_unstored:
-            what = "holds formulas without their values, which were read as empty cells"
-            notes += (f"{what}: a spreadsheet program stores them when it saves the workbook",)
+            what = "holds formulas without values, which were read as empty cells"
+            notes += (f"{what}: save the workbook in a spreadsheet program to store their values",)
     return kind, sheets, notes
 
 
 def _rows(sheet: Any, special: dict[int, list[tuple]]) -> Iterator[list]:
-    """Yield the cells of each row, of the types of python-calamine. A merged cell's value is in its first
-    column, in all of its rows that hold anything else.
+    """Yield the cells of each row, with the types of python-calamine. A merged cell's value is in its first
+    column, in each of its rows that hold anything else.
     """
     held: dict[int, tuple[int, Any]] = {}  # column → last row, value
     for number, row in enumerate(sheet.iter_rows(), 1):
@@ -357,7 +357,7 @@ def _calamine(path: str) -> Any:
 
 @contextlib.contextmanager
 def _one_message(path: str) -> Iterator[None]:
-    """Make a UserError of any other error of the programs that read a workbook."""
+    """Turn other errors of the programs that read a workbook into a UserError."""
     try:
         yield
     except UserError:
@@ -365,7 +365,7 @@ def _one_message(path: str) -> Iterator[None]:
     except BaseException as error:
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":  # Rust's
             raise
-        remedy = "it is damaged, protected by a password or a document; save its table as .xlsx or CSV"
+        remedy = "it is damaged, password-protected or not a workbook; save its table as .xlsx or CSV"
         raise UserError(f"{path}: cannot be read as a workbook ({error!s:.200}): {remedy}") from None
 
 
@@ -376,7 +376,7 @@ def _statistics(path: str, kind: str, encoding: str | None, texts: Sequence[str]
     _package(path, "pyreadstat", "stata")
     reader = f"read_{_STATISTICS[kind]}"
     encoding = encoding and encoding.removesuffix("-sig").upper()
-    # dates of SAS are read by pyreadstat, the others by `_moment`
+    # pyreadstat converts dates of SAS, `_moment` those of Stata and SPSS
     as_stored = {"disable_datetime_conversion": kind in ("Stata", "SPSS")}
     as_stored |= {} if kind == "SAS transport" else {"user_missing": True}
 
@@ -384,13 +384,13 @@ def _statistics(path: str, kind: str, encoding: str | None, texts: Sequence[str]
         how = {"encoding": encoding, **as_stored, **rows}
         asked = pickle.dumps((sys.path, reader, path, how))
         command = [sys.executable, "-I", "-c", _READ_STATISTICS]
-        # in a session of its own, so that Ctrl-C reaches this process only
+        # in a separate session, so that Ctrl-C reaches only this process
         done = subprocess.run(command, input=asked, capture_output=True, start_new_session=True)
-        if done.returncode:  # damaged files have errors of several kinds
+        if done.returncode:  # damaged files cause various errors
             error = done.stderr.decode(errors="replace").strip().rpartition("\n")[2]
             error = error or f"pyreadstat ended with exit code {done.returncode}"
-            remedy = "it is damaged" + ", or its encoding must be named by --encoding" * flags
-            remedy += "; else save it as CSV"
+            remedy = "it is damaged" + ", or its encoding must be named with --encoding" * flags
+            remedy += "; otherwise save it as CSV"
             raise UserError(f"{path}: cannot be read as a file of {kind} ({error:.200}): {remedy}")
         return pickle.loads(done.stdout)
 
@@ -399,7 +399,7 @@ def _statistics(path: str, kind: str, encoding: str | None, texts: Sequence[str]
     formats = {name: form or "" for name, form in about.original_variable_types.items()}
 
     def reader_of(name: str) -> Callable[[Any], str]:
-        """Return a function that gives the cell of a value in this column."""
+        """Return a function from a value in this column to its cell."""
         of_text = labels.get(name, {}) if composed(name) in texts else {}
         is_text = about.readstat_variable_types[name] == "string"
         ranges = [(each["lo"], each["hi"]) for each in about.missing_ranges.get(name, ())]
@@ -415,7 +415,7 @@ def _statistics(path: str, kind: str, encoding: str | None, texts: Sequence[str]
 
         return functools.lru_cache(1 << 10)(cell)
 
-    def read(places: Sequence[int]) -> Iterator[Rows]:
+    def read(places: Sequence[int]) -> Iterator[RowBlock]:
         chosen, row, count = [names[place] for place in places], 0, _STATA_CHUNK
         readers = list(map(reader_of, chosen))
         while count == _STATA_CHUNK:
@@ -435,7 +435,7 @@ def _statistics(path: str, kind: str, encoding: str | None, texts: Sequence[str]
 
 
 def _moment(value: Any, form: str) -> Any:
-    """Return the date, time, duration or period that Stata and SPSS show for a value, or it itself."""
+    """Return the date, time, duration or period that Stata or SPSS shows for a value, or the value."""
     if not isinstance(value, (int, float)):
         return value
     if period := re.match("%-?t([mqwh])", form):
@@ -443,7 +443,7 @@ def _moment(value: Any, form: str) -> Any:
         return f"{1960 + year}{period[1]}{part + 1}"
     for pattern, kind, unit, first in _MOMENTS:
         if re.match(pattern, form):
-            with contextlib.suppress(OverflowError):  # a year that Python does not know
+            with contextlib.suppress(OverflowError):  # a year outside Python's range
                 delta = datetime.timedelta(**{unit: value})
                 if unit == "seconds" and kind == "time" and not 0 <= value < 86_400:
                     return delta

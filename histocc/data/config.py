@@ -14,7 +14,7 @@ from histocc.data.records import ALL, LEAVE, Table
 from histocc.data.rows import MOST_LEN, hold_numbers, language_name, read_columns, read_key
 from histocc.data.tables import DELIMITERS, column_problems, composed, table_format
 from histocc.formatter import BlockyFormatter, CodeError, formatter_of_codes, hisco_key, make_formatter
-from histocc.runtime.config import Config, Count, Fraction, flag, flag_of, number, step_flag
+from histocc.runtime.config import AUTO, Config, Count, Fraction, flag, flag_of, number, step_flag
 from histocc.runtime.errors import UserError, raise_if_any
 from histocc.runtime.files import opened
 from histocc.text import AS_IS, TEXT_RULES, UNKNOWN_LANGUAGE
@@ -30,7 +30,7 @@ Delimiter = Annotated[
 
 
 def encoding_name(text: str) -> str:
-    """Return the name that Python has for an encoding. Raises ValueError for an unknown one."""
+    """Return Python's name of an encoding. Raises ValueError for an unknown one."""
     try:
         name = codecs.lookup(text).name
         "".encode(name)
@@ -44,7 +44,7 @@ Encoding = Annotated[
     number(
         encoding_name,
         lambda name: isinstance(name, str),
-        "an encoding; some are utf-8, cp1250, cp1251, cp1252, cp1253, cp1254, cp850, mac_roman",
+        "an encoding, such as utf-8, cp1250, cp1251, cp1252, cp1253, cp1254, cp850, mac_roman",
     ),
 ]
 Column = Annotated[str, composed]  # name of a column
@@ -52,18 +52,18 @@ LeftOut = Annotated[str, number(composed, lambda text: text.find("=") > 0, "of t
 
 
 def text_columns(named: str | list[str] | None) -> list[str]:
-    """Return the columns of --input-col, in the forms that it has in arguments and checkpoints."""
+    """Return the columns of --input-col, from its form in arguments or checkpoints."""
     return [named] if isinstance(named, str) else list(named or ["occ1"])
 
 
 def text_flags(columns: list[str], asked: Any = None) -> list[str]:
-    """Return the flags of a command that reads these columns of texts, and languages, as `asked` says."""
+    """Return the flags of a command that reads these text columns, and the languages as `asked` does."""
     flags = ["--input-col", *columns] if columns != text_columns(None) else []
     return flags + (given_flags(asked, "language", "language_col", "ditto", "fill_down") if asked else [])
 
 
 def given_flags(asked: Config, *names: str) -> list[str]:
-    """Return the flags of these names that differ from their defaults, as words of a command."""
+    """Return the flags with these names that differ from their defaults, as words of a command."""
     words: list[str] = []
     for name in names:
         if (value := getattr(asked, name)) != getattr(type(asked), name):
@@ -71,10 +71,10 @@ def given_flags(asked: Config, *names: str) -> list[str]:
     return words
 
 
-AUTO, SPELLINGS = "auto", "spellings"
-FEW_TEXTS = 12_000  # up to so many distinct texts, n-grams alone are learned in closed form
-USUAL_LEN, USUAL_SHARE = 128, 0.1  # of --max-len and --share-val
-Share = Annotated[
+SPELLINGS = "spellings"
+FEW_TEXTS = 12_000  # up to so many distinct texts, a model without encoder is learned in closed form
+USUAL_LEN, USUAL_SHARE = 128, 0.1  # defaults of --max-len and --share-val
+ShareOrAuto = Annotated[
     Any,
     number(
         lambda text: AUTO if text == AUTO else float(text),
@@ -88,34 +88,35 @@ Recoding = Annotated[str, number(str, lambda text: bool(_RECODING.fullmatch(text
 
 
 @dataclass(frozen=True, kw_only=True)
-class Format(Config):
-    """data"""
+class FormatFlags(Config):
+    """your table"""
 
     input_col: list[Column] | None = flag(
         None,
-        "columns with the descriptions (default: occ1, or those of the training): the first one, and further"
-        " ones that help to decide, such as industry",
+        "column of descriptions, then any that help, such as industry (default: occ1, or as in training)",
         *("--column", "--col"),
         metavar="COL",
     )
     language: str | None = flag(
-        None, f"language of all descriptions (default: {UNKNOWN_LANGUAGE}, or that of the training)"
+        None, "language of all rows, such as en (default: unk, or as in training)", metavar="LANG"
     )
     language_col: Column | None = flag(
         None,
-        "column of languages (default: lang, or that of the training)",
+        "column of languages (default: lang, or as in training)",
         "--language-column",
         metavar="COL",
     )
     sheet: str | None = flag(
-        None, "sheet of workbooks (default: the first one with the column --input-col)", metavar="NAME"
+        None,
+        "sheet of a workbook (default: the first one that has the column of descriptions)",
+        metavar="NAME",
     )
     delimiter: Delimiter | None = flag(
         None,
-        "column delimiter of the data: a character, or comma, semicolon, tab, pipe (default: as detected)",
+        "column delimiter: a character, or comma, semicolon, tab, pipe (default: detected)",
         metavar="CHAR",
     )
-    no_quotes: bool = flag(False, "quotation marks of the data are letters like others")
+    no_quotes: bool = flag(False, "read quotation marks as ordinary letters")
     encoding: Encoding | None = flag(
         None,
         "encoding of CSV files, such as cp1250 (default: UTF-8, UTF-16 or Windows-1252, as detected)",
@@ -123,38 +124,40 @@ class Format(Config):
     )
     ditto: str | None = flag(
         None,
-        "texts such as do., ditto or 〃: all have the text of the row above; none: they stay (default: all;"
-        " where rows are sorted, weighted or chosen from others, or no row is above, they count as empty)",
+        "do., ditto and 〃 take the text of the row above (all), or stay unchanged (none). In"
+        " sorted, weighted or drawn rows they count as empty (default: all)",
         choices=(ALL, LEAVE),
         nargs="?",
         const=ALL,
     )
     fill_down: list[Column] | None = flag(
         None,
-        "columns in which a blank cell repeats the one above, such as codes of several rows",
+        "columns in which an empty cell repeats the one above, such as the codes of several rows",
         metavar="COL",
     )
 
     def how(self, texts: Sequence[str]) -> tuple:
-        """Return how `table_format` and `read_chunks` read a file with these columns of texts."""
+        """Return the arguments of `table_format` and `read_chunks` for a file with these text columns."""
         return self.delimiter, self.encoding, self.no_quotes, self.sheet, texts, True
 
 
-REPAIR_TEXT = "descriptions with letters for broken ones and escapes, such as Ã¦, &oslash;, \\u00f8, =C3=B8"
+REPAIR_TEXT = "replace broken letters and escapes in descriptions, such as Ã¦, &oslash;, \\u00f8, =C3=B8"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Reading(Format):
-    """data"""
+class RowFlags(FormatFlags):
+    """your table"""
 
-    weight_col: Column | None = flag(None, "column of how often each row counts, also 99.5", metavar="COL")
+    weight_col: Column | None = flag(
+        None, "column that says how often each row counts, such as 3 or 99.5", metavar="COL"
+    )
     code_separator: str | None = flag(
-        None, "a cell may hold several codes, separated by one of these characters or words", metavar="CHARS"
+        None, "characters or words that separate several codes in one cell", metavar="CHARS"
     )
     recode: Recoding | None = flag(
         None,
-        "codes that are read as others, such as 99999=-1,98999=-1; spellings: codes that differ in case or"
-        " punctuation alone (I51.9, i51.9, I519) as the most frequent of them",
+        "read codes as others, such as 99999=-1,98999=-1. The word spellings joins codes that"
+        " differ only in case or punctuation (I51.9, I519)",
         metavar="OLD=NEW",
     )
     empty_text: str | None = flag(
@@ -164,71 +167,71 @@ class Reading(Format):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tables(Reading):
-    """data"""
+class TableFlags(RowFlags):
+    """your table"""
 
     input_col: list[Column] | str = flag(
         "occ1",
-        "column with the descriptions, and further ones that help to decide, such as industry",
+        "column of descriptions, then any that help",
         "--column",
         metavar="COL",
         resumable=True,
     )
     target_cols: list[Column] | None = flag(
         None,
-        "columns with the codes (default: the first of code1 … code5, with --key, hisco_1 … hisco_5 and"
-        " OCC1950_1/2 that the file has; these bring --formatter)",
+        "columns with the codes (default: hisco_1 … hisco_5, OCC1950_1 …, or with --key code1 …,"
+        " whichever your table has)",
         metavar="COL",
     )
     language_col: Column | None = flag(
         None,
-        "column of languages (default: lang, without --target-cols)",
+        "column of languages (default: lang, unless --target-cols is given)",
         "--language-column",
         resumable=True,
+        metavar="COL",
     )
     formatter: str | None = flag(
         None,
-        "system of the codes; auto: hisco and occ1950 by the names of the columns, else any texts are codes;"
-        " gpf: codes of --block-size tokens (default: auto; gpf if its flags are given; of train_mixer.py"
-        " hisco)",
+        "hisco, occ1950, gpf (codes of a fixed length) or auto: from the names of the columns,"
+        " else any text is a code (default: auto)",
         choices=(AUTO, "gpf", "hisco", "occ1950"),
     )
-    block_size: Count = flag(5, "gpf: tokens of a code")
-    use_within_block_sep: bool = flag(False, "gpf: the tokens of a code are separated by ','")
+    block_size: Count = flag(5, "gpf: how many characters, or parts between commas, a code has")
+    use_within_block_sep: bool = flag(False, "gpf: the parts of a code are separated by commas")
     allow_codes_shorter_than_block_size: bool = flag(False, "gpf: accept shorter codes")
-    drop_bad_labels: bool = flag(False, "leave out, and list, rows whose code does not fit")
+    drop_bad_labels: bool = flag(False, "leave out rows whose code does not fit the system, and list them")
     missing_code: str | None = flag(
-        None, "code of rows whose first code is missing (default: they are left out)", metavar="CODE"
+        None, "code of rows that lack a first code (default: such rows are left out)", metavar="CODE"
     )
     key: str | None = flag(
         None,
-        "fixes the codes and their order: columns code and system_code (or hisco), or the word hisco for the"
-        " published key (default: codes of --initial-checkpoint, then those of the data, sorted)",
+        "file that fixes the codes and their order, with columns code and system_code (or hisco),"
+        " or the word hisco (default: codes of --initial-checkpoint, then those of your table)",
         metavar="FILE",
         resumable=True,
     )
     all_codes_file: str | None = flag(
-        None, "fixes the set of codes: a table that lists them", metavar="FILE", resumable=True
+        None, "table that lists all codes which the model may give", metavar="FILE", resumable=True
     )
     all_codes_col: str | None = flag(
-        None, "column of --all-codes-file (default: the first target column)", resumable=True
+        None, "its column of codes (default: the first target column)", resumable=True, metavar="COL"
     )
     clean_text: str | None = flag(
         None,
-        "ascii-lower: texts in lower case, transliterated to ASCII, as the published models have them"
+        "ascii-lower: write descriptions in lower case and in ASCII, as published models expect"
         " (default: as in --initial-checkpoint, else as-is)",
         choices=TEXT_RULES,
         resumable="kept",
     )
     max_len: Count | None = flag(
         None,
-        f"most positions of an input; longer descriptions are cut (default: {USUAL_LEN}; n-grams alone read"
-        " whole texts, unless they take steps or write codes)",
+        f"longest description read; the rest is cut off (default: {USUAL_LEN}; a model"
+        " without encoder reads all of it, except with --max-steps or --seq2seq-weight)",
         resumable="kept",
     )
 
     def problems(self) -> Iterator[str]:
-        """Return the problems of these arguments, a line each."""
+        """Return the problems of these arguments, one per line."""
         yield from problems_of_columns(self)
         if self.key and self.all_codes_file:
             yield "--key and --all-codes-file are mutually exclusive"
@@ -239,53 +242,55 @@ class Tables(Reading):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Split(Config):
-    """data"""
+class SplitFlags(Config):
+    """validation and test"""
 
-    share_val: Share = flag(
+    share_val: ShareOrAuto = flag(
         AUTO,
-        f"share of texts set aside for validation, 0…1; auto: {USUAL_SHARE} where a run takes steps, and none"
-        " where few texts are learned in closed form, each of which is left out in turn",
+        f"share of the texts for validation, 0…1; auto: {USUAL_SHARE}, but none if a model without"
+        " encoder learns from few texts, each of which is then left out in turn",
         metavar="SHARE|auto",
     )
     share_test: Fraction = flag(
-        0.0, "share of texts set aside for a test, 0…1, that only evaluate reads: nothing is chosen by them"
+        0.0, "share of the texts for a final test, 0…1, which only histocc evaluate reads"
     )
     split_col: Column | None = flag(
         None,
-        "column that says where a row belongs: train, val or test (the shares are for those that it lacks)",
+        "column that assigns each row to train, val or test; the shares apply to the parts that it lacks",
         metavar="COL",
     )
     leave_out: list[LeftOut] | None = flag(
-        None, "rows whose texts are for the test, too, such as source=Lund", metavar="COL=VALUE"
+        None, "also keep the texts of these rows for the test, such as source=Lund", metavar="COL=VALUE"
     )
 
 
 @dataclass(frozen=True, kw_only=True)
 class DescriptionFlags(Config):
-    """descriptions of codes, shown with some of the training texts"""
+    """descriptions of codes, added to some of the training texts"""
 
     include_descriptions: bool = step_flag(
-        False, "put the description of its first code behind some training texts; needs --descriptions-file"
+        False, "append the description of the first code to some training texts (needs --descriptions-file)"
     )
-    description_prob: Fraction = step_flag(0.5, "probability that a text gets it, 0…1")
+    description_prob: Fraction = step_flag(0.5, "share of the training texts that get a description, 0…1")
     description_template: str = step_flag(
-        "{occ} [DESC: {desc}]", "template of text and description", metavar="TEXT"
+        "{occ} [DESC: {desc}]", "how text and description are joined", metavar="TEXT"
     )
-    descriptions_file: str | None = step_flag(None, "codes and their descriptions", metavar="FILE")
+    descriptions_file: str | None = step_flag(None, "table of codes and their descriptions", metavar="FILE")
     descriptions_code_col: str | None = step_flag(
-        None, "its column of codes (default: the first of system_code, hisco, code)", metavar="COL"
+        None, "its column of codes (default: system_code, hisco or code)", metavar="COL"
     )
     descriptions_text_col: str | None = step_flag(
-        None, "its column of texts (default: the first of description, en_hisco_text, text)", metavar="COL"
+        None, "its column of texts (default: description, en_hisco_text or text)", metavar="COL"
     )
     descriptions_lang_col: str | None = step_flag(
-        None, "its column of languages (default: the first text of a code is for all)", metavar="COL"
+        None,
+        "its column of languages (default: the first text of a code serves all languages)",
+        metavar="COL",
     )
 
 
 def problems_of_columns(asked: Any) -> Iterator[str]:
-    """Yield the problems of the columns that the fields of `asked` name, a line each."""
+    """Yield the problems of the columns that the fields of `asked` name, one per line."""
     if asked.language not in (None, "", UNKNOWN_LANGUAGE) and asked.language_col:
         yield "--language and --language-col are mutually exclusive"
     others = asked.language_col, getattr(asked, "weight_col", None)
@@ -296,7 +301,7 @@ def problems_of_columns(asked: Any) -> Iterator[str]:
 
 
 def column_flags(asked: Any) -> dict[str, str]:
-    """Return the flags that name columns, by the column; `asked` has fields of these names."""
+    """Return the flag that names each column. `asked` has fields of these names."""
     found: dict[str, str] = {}
     names = ["by", "show", "target_cols", "weight_col", "split_col", "fill_down", "language_col", "input_col"]
     for name in names:
@@ -309,16 +314,16 @@ def column_flags(asked: Any) -> dict[str, str]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PrepareSettings(Format, Split):
-    """The files to read and how to read them: flags of the same names, with their values for these files."""
+class PrepareSettings(FormatFlags, SplitFlags):
+    """The files to read and how to read them: fields named as the flags, with their final values."""
 
     train_files: list[str]
     formatter: dict  # from `BlockyFormatter.to_dict`
     target_cols: list[str]
     val_files: list[str] = field(default_factory=list)
     share_val: float | None = None  # of `train_files`; None: `val_files`
-    few_texts: int = 0  # so many distinct texts at most are all trained on, whatever share_val
-    by: list[str] | None = None  # for evaluate: columns that it groups rows by; their lines are kept
+    few_texts: int = 0  # up to so many distinct texts are all trained on, ignoring share_val
+    by: list[str] | None = None  # for evaluate: columns to group rows by; line numbers are kept
     input_col: list[str] = field(default_factory=lambda: text_columns(None))
     language: str = UNKNOWN_LANGUAGE
     language_col: str | None = None
@@ -326,19 +331,19 @@ class PrepareSettings(Format, Split):
     missing_code: str | None = None
     drop_bad_labels: bool = False
     fixed_codes: list[str] | None = None  # codes of --key or --all-codes-file, in their order
-    number_codes: list[str] | None = None  # codes whose numbers the cells hold; None: cells hold codes
-    first_codes: list[str] | None = None  # codes that come first in the key, before other codes of the data
+    number_codes: list[str] | None = None  # codes, if cells hold their numbers; None: cells hold codes
+    first_codes: list[str] | None = None  # codes that precede all other codes in the key
     clean_text: str = AS_IS
     code_separator: str | None = None
     recode: dict[str, str] = field(default_factory=dict)
     empty_text: str | None = None
     repair_text: bool = False
-    join_spellings: bool = False  # codes that differ in case or punctuation alone
+    join_spellings: bool = False  # treat codes that differ only in case or punctuation as one
     weight_col: str | None = None
 
     @classmethod
-    def of(cls, args: Reading, **decided: Any) -> "PrepareSettings":
-        """Return the values of the flags that have the same names, replaced by those in `decided`."""
+    def of(cls, args: RowFlags, **decided: Any) -> "PrepareSettings":
+        """Return the values of the flags of the same names, with those in `decided` replaced."""
         names = {item.name for item in fields(cls)}
         given = {name: value for name, value in args.values().items() if name in names}
         given["input_col"] = text_columns(given.get("input_col"))
@@ -353,17 +358,17 @@ class PrepareSettings(Format, Split):
 
     @property
     def split_columns(self) -> list[str]:
-        """The columns that decide the part of a row: of --split-col, if it is given, and --leave-out."""
+        """The columns that decide a row's part: those of --split-col, if given, and --leave-out."""
         columns = (each.partition("=")[0] for each in self.leave_out or [])
         return [*filter(None, [self.split_col]), *columns]
 
     @property
     def reading(self) -> tuple:
-        """Return how `table_format` and `read_chunks` read the files."""
+        """Return the arguments of `table_format` and `read_chunks` for the files."""
         return self.how((*self.input_col, *filter(None, [self.language_col])))
 
     def table(self, path: str, others: Sequence[str] = ()) -> Table:
-        """Return one of the files, read with further columns. Raises UserError."""
+        """Return one of the files as a table, with further columns. Raises UserError."""
         return Table(
             *(path, self.reading, self.input_col, self.target_cols, others),
             language=self.language,
@@ -377,7 +382,7 @@ class PrepareSettings(Format, Split):
 
     @property
     def max_codes(self) -> int | None:
-        """The number of codes that a row has room for; None: as many as any row has."""
+        """The most codes of a row; None: as many as the fullest row has."""
         return self.formatter["max_codes"] if self.code_separator else len(self.target_cols)
 
     @property
@@ -399,17 +404,17 @@ def fingerprint(settings: PrepareSettings) -> str:
 
 
 def file_problems(settings: PrepareSettings) -> list[str]:
-    """Return the problems of the files and their columns, a line each."""
+    """Return the problems of the files and their columns, one per line."""
     flags = dict.fromkeys(settings.split_columns, "--leave-out") | column_flags(settings)
     columns = [*settings.columns, *settings.split_columns, *(settings.by or [])]
     problems = []
     if (settings.share_val or 0) + settings.share_test > 1:
-        problems.append("--share-val and --share-test are more than 1 together")
+        problems.append("--share-val and --share-test add up to more than 1")
     if len(settings.input_col) > 1 and settings.clean_text != AS_IS:
-        problems.append(f"--input-col: texts that are cleaned ({settings.clean_text}) are of one column")
+        problems.append(f"--input-col: cleaned texts ({settings.clean_text}) must be in one column")
     for path in dict.fromkeys(path for _, path in settings.files):
         try:
-            opened(path).close()  # a folder is several tables elsewhere
+            opened(path).close()  # opens only files: a folder is several tables
             header = table_format(path, *settings.reading).names
             problems += column_problems(path, header, columns, flags)
         except UserError as error:
@@ -418,7 +423,7 @@ def file_problems(settings: PrepareSettings) -> list[str]:
 
 
 def code_problems(formatter: BlockyFormatter, settings: PrepareSettings) -> list[str]:
-    """Return the problems of the codes that flags name, a line each."""
+    """Return the problems of the codes that flags name, one per line."""
     codes = [("--missing-code", settings.missing_code), ("--empty-text", settings.empty_text)]
     codes += [("--recode", code) for code in settings.recode.values()]
     problems = []
@@ -435,7 +440,7 @@ def code_problems(formatter: BlockyFormatter, settings: PrepareSettings) -> list
 
 @dataclass(frozen=True)
 class StartsFrom:
-    """The demands that a run's initial weights make on its data."""
+    """The requirements of a run's initial weights on its data."""
 
     text: str = AS_IS  # rule by which texts are cleaned
     codes: list[str] = field(default_factory=list)  # codes of the linear outputs; [] if not used
@@ -445,21 +450,21 @@ class StartsFrom:
 def column_of_languages(
     language: str | None, column: str | None, texts: Sequence[str], there: Collection[str]
 ) -> str | None:
-    """Return the column of languages: the one named, else `lang` of the columns that are there, unless a
-    language is named or the texts are in it.
+    """Return the column of languages: the one named, or else `lang` if there is one, unless a language is
+    named or the texts are in that column.
     """
     return column or ("lang" if "lang" in there and "lang" not in texts and not language else None)
 
 
 def columns_of(
-    args: Tables, path: str, problems: list[str], default_formatter: str = AUTO, naming: str = "hisco"
-) -> tuple[Tables, str]:
-    """Return (flags that name the columns of a file that are read, and their formatter; a line for the user
-    on those that its names of columns stand for, or ""). Without --target-cols these names decide, and a
-    column `lang` holds the languages; without --formatter (or with auto), --key and --target-col-naming
-    (`naming`) hisco_1 … and OCC1950_1 … bring their formatter, as --key hisco does, else it is
-    `default_formatter`, gpf if there are flags of gpf instead of auto. Appends what is wrong to `problems`;
-    target_cols is then [].
+    args: TableFlags, path: str, problems: list[str], default_formatter: str = AUTO, naming: str = "hisco"
+) -> tuple[TableFlags, str]:
+    """Return (flags that name the columns to read in a file, and their formatter; a line for the user on what
+    was found from the column names, or ""). Appends problems to `problems`; target_cols is then [].
+
+    Without --target-cols the names decide, and a column `lang` holds the languages. Without --formatter (or
+    with auto), --key and --target-col-naming (`naming`), hisco_1 … and OCC1950_1 … choose their formatter;
+    --key hisco chooses hisco. Otherwise it is `default_formatter`, or gpf if flags of gpf are given.
     """
     is_hisco = (args.key or "").lower() == "hisco"
     asked, target_cols = args.formatter or ("hisco" if is_hisco else None), args.target_cols or []
@@ -487,9 +492,7 @@ def columns_of(
             families.sort(key=lambda family: family[0] != kind)
         families = numbers * bool(args.key) + families or numbers * (kind == "hisco")
         if not families:
-            of_key = (
-                "code1 … hold numbers of a key: --key FILE names it, --formatter hisco takes the HISCO key"
-            )
+            of_key = "code1 … hold numbers of a key: add --key FILE, or --formatter hisco for the HISCO key"
             problems.append(
                 f"{path}: has none of the columns {naming}_1, OCC1950_1; name yours with --target-cols"
                 f"{f' ({of_key})' * ('code1' in header)}. It has {', '.join(map(repr, header))}"
@@ -511,7 +514,7 @@ def columns_of(
 
 
 def settings_from(
-    args: Tables,
+    args: TableFlags,
     train_files: list[str],
     val_files: list[str],
     problems: list[str] | None = None,
@@ -519,8 +522,8 @@ def settings_from(
     few_texts: int = 0,
     max_len: int = USUAL_LEN,
 ) -> PrepareSettings:
-    """Return the settings that the flags of `columns_of` ask for. few_texts counts if --share-val is auto,
-    max_len without --max-len. Raises one UserError for its own and given `problems`.
+    """Return the settings to read data as the flags of `columns_of` ask. few_texts applies if --share-val is
+    auto, max_len without --max-len. Raises one UserError for its own and the given `problems`.
     """
     problems = list(problems or [])
     kind, target_cols = args.formatter or AUTO, args.target_cols or []
@@ -544,7 +547,7 @@ def settings_from(
         problems.append(str(error))
     plain = formatter.to_dict() if formatter else {}
     if args.code_separator and kind in (AUTO, "gpf"):
-        plain["max_codes"] = None  # as many as any row has
+        plain["max_codes"] = None  # as many as the fullest row has
     share = getattr(args, "share_val", None)
     settings = PrepareSettings.of(
         args,
@@ -574,7 +577,7 @@ def written_by(settings: PrepareSettings, data: PreparedData, start: StartsFrom)
 
 
 def _repaired(codes: list[str], formatter: BlockyFormatter) -> list[str]:
-    """Return codes as the formatter writes them. Raises CodeError."""
+    """Return codes in the formatter's spelling. Raises CodeError."""
     codes = [formatter.repair(code)[0] for code in codes if code]
     for code in codes:
         formatter.encode_code(code)
@@ -593,8 +596,8 @@ def _kept_codes(formatter: BlockyFormatter, start: StartsFrom) -> list[str] | No
     return codes if len(set(codes)) == len(start.codes) else None
 
 
-def _fixed_codes(args: Tables, formatter: BlockyFormatter, first_column: str) -> list[str] | None:
-    """Return the codes of --key or --all-codes-file; first_column: of the targets. Raises UserError."""
+def _fixed_codes(args: TableFlags, formatter: BlockyFormatter, first_column: str) -> list[str] | None:
+    """Return the codes of --key or --all-codes-file; first_column: the first target. Raises UserError."""
     path = args.key or args.all_codes_file
     if not path:
         return None

@@ -1,4 +1,4 @@
-"""Prepared arrays → batches."""
+"""Batches from prepared arrays."""
 
 from dataclasses import dataclass
 
@@ -19,12 +19,12 @@ class RowEncoding:
 
     formatter: BlockyFormatter
     max_len: int = 128
-    fixed_width: int | None = None  # positions, instead of padding to the longest of the micro-batch
-    first_empty_block: bool = False  # targets keep an empty block behind the row with most codes
+    fixed_width: int | None = None  # positions; None: pad to the longest row of the micro-batch
+    first_empty_block: bool = False  # targets keep one empty block after those of the row with most codes
 
 
 class TextRows(Rows):
-    """Texts and codes as the trainer takes rows: input_ids int64 [B, S], attention_mask bool [B, S],
+    """Texts and codes in the form of the trainer: input_ids int64 [B, S], attention_mask bool [B, S],
     targets_seq2seq int64 [B, T], targets_linear int64 [B, K] (indices of the row's codes, −1 for none).
     """
 
@@ -89,7 +89,7 @@ class TextRows(Rows):
         return piece | {"targets_seq2seq": self.shortened(piece["targets_seq2seq"])}
 
     def characters(self) -> np.ndarray:
-        """Return every character id of an input, except in words from other files; sorted int64."""
+        """Return all character ids of inputs, except in words from other files; sorted int64."""
         ids = [self.alphabet, self.prefixes[0].ravel(), [0, SEP_ID], noise_characters()]
         ids += [] if self.descriptions is None else [self.descriptions.flat]
         return np.unique(np.concatenate([np.asarray(part, dtype=np.int64) for part in ids]))
@@ -103,7 +103,7 @@ class TextRows(Rows):
         return targets
 
     def shortened(self, targets: torch.Tensor) -> torch.Tensor:
-        """Return targets without blocks that are empty in every row; `first_empty_block` keeps one."""
+        """Return targets without blocks empty in all rows. `first_empty_block` keeps one."""
         if not self.encoding.first_empty_block:
             return targets
         size = self.code_tokens.shape[1]

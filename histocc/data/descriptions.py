@@ -1,7 +1,7 @@
-"""Descriptions of codes, shown behind some of the training texts.
+"""Descriptions of codes, appended to some of the training texts.
 
-A text that gets one becomes, by the published template, `wine merchant [DESC: Working Proprietors (Wholesale
-Trade)]`. It names the answer, so only training texts get one, and only some of them.
+A text that gets one becomes, in the published template, `wine merchant [DESC: Working Proprietors (Wholesale
+Trade)]`. A description names the answer, so only some training texts get one, and no other texts.
 """
 
 from dataclasses import dataclass
@@ -23,8 +23,8 @@ TEXT_COLUMNS = ("description", "en_hisco_text", "text", "desc")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Titles(Config):
-    """data"""
+class TitleFlags(Config):
+    """your table"""
 
     descriptions: str | None = flag(
         None,
@@ -34,7 +34,7 @@ class Titles(Config):
 
 
 def find_columns(args: DescriptionFlags) -> list[str]:
-    """Return the columns of code, text and, if it is named, language. Raises UserError if one is missing."""
+    """Return the columns of code, text and (if named) language. Raises UserError if one is missing."""
     path = args.descriptions_file or ""
     header = table_format(path).names
     columns = [
@@ -43,7 +43,7 @@ def find_columns(args: DescriptionFlags) -> list[str]:
     ]
     if "" in columns:
         raise UserError(
-            f"{path}: needs a column of codes ({', '.join(CODE_COLUMNS)}) and one of descriptions"
+            f"{path}: needs a column of codes ({', '.join(CODE_COLUMNS)}) and a column of descriptions"
             f" ({', '.join(TEXT_COLUMNS)}); it has {', '.join(map(repr, header))}"
         )
     columns += [args.descriptions_lang_col] if args.descriptions_lang_col else []
@@ -53,18 +53,18 @@ def find_columns(args: DescriptionFlags) -> list[str]:
 
 @dataclass(frozen=True)
 class Descriptions:
-    """The strings to put before and behind the text of each code and language, and how often to do so."""
+    """The strings to put before and after texts, by code and language, and how often to do so."""
 
     seed: int
     probability: float
     keeps_text: bool  # whether the template holds the text itself
-    numbers: np.ndarray  # int64 [codes + 1, languages], which description, −1 for none; last: no code
-    flat: np.ndarray  # uint32: before the text, and behind it, of each description
+    numbers: np.ndarray  # int64 [codes + 1, languages], number of a description, −1: none; last row: no code
+    flat: np.ndarray  # uint32: the strings before and after the text, for each description
     offsets: np.ndarray  # int64 [2 · descriptions + 1]
 
     @property
     def codes(self) -> int:
-        """The number of codes that have a description."""
+        """The number of codes with a description."""
         return int((self.numbers >= 0).any(axis=1).sum())
 
     def apply(
@@ -79,7 +79,7 @@ class Descriptions:
         """Return B texts, some with the description of their code; a pure function of (seed, epoch, row)."""
         shown = self.numbers[codes, languages]  # [B]
         is_shown = (shown >= 0) & chance(draw(streams(self.seed, epoch, rows), 0), self.probability)
-        begins, sizes = np.zeros((2, len(rows), 3), dtype=np.int64)  # before the text, the text, behind it
+        begins, sizes = np.zeros((2, len(rows), 3), dtype=np.int64)  # before the text, the text, after it
         begins[:, 1], sizes[:, 1] = offsets[:-1], np.diff(offsets) * (self.keeps_text | ~is_shown)
         for piece in range(2):
             at = 2 * shown[is_shown] + piece
@@ -91,7 +91,7 @@ class Descriptions:
 def load_descriptions(
     args: DescriptionFlags, data: PreparedData, formatter: BlockyFormatter, seed: int
 ) -> Descriptions | None:
-    """Return the descriptions asked for; None without --include-descriptions. Raises UserError."""
+    """Return the requested descriptions; None without --include-descriptions. Raises UserError."""
     if not args.include_descriptions:
         return None
     columns, clean = find_columns(args), cleaner(data.clean_text)
@@ -107,18 +107,18 @@ def load_descriptions(
             continue
         if (name := language_name("".join(language))) in data.languages:
             named[at, data.languages.index(name)] = number
-        numbers[at, numbers[at] < 0] = number  # the first of its code
+        numbers[at, numbers[at] < 0] = number  # the first one of a code
         texts += [code_points(part.replace("{desc}", clean(text))) for part in (before, behind)]
     for place_of_code, number in named.items():
         numbers[place_of_code] = number
     if not texts:
-        lacks = f"none of the {len(data.codes):,} codes of the data stands in column {columns[0]!r}"
+        lacks = f"none of the {len(data.codes):,} codes of the data is in column {columns[0]!r}"
         raise UserError(f"--descriptions-file {args.descriptions_file}: {lacks}")
     return Descriptions(seed, args.description_prob, bool(occ), numbers, *join_texts(texts))
 
 
 def read_descriptions(path: str | None, codes: list[str], formatter: BlockyFormatter) -> dict[str, str]:
-    """Return the description of each code in a table of both; without a table, of HISCO codes the titles."""
+    """Return the description of each code from a table; without one, the titles of HISCO codes."""
     if path is None:
         return hisco_classes()["title"] if formatter.kind == "hisco" else {}
     columns = find_columns(DescriptionFlags(descriptions_file=path))
@@ -129,7 +129,7 @@ def read_descriptions(path: str | None, codes: list[str], formatter: BlockyForma
 def descriptions_of(
     where: str, rows: list[list[str]], codes: list[str], formatter: BlockyFormatter
 ) -> dict[str, str]:
-    """Return the description of each code in rows of both. Raises UserError if they have none of `codes`."""
+    """Return the description of each code from rows of both. Raises UserError if none is in `codes`."""
     key = set(codes)
     texts = {code_of_cell(code, formatter, key): text for code, text in reversed(rows)}  # the first one
     if not key & texts.keys():

@@ -1,5 +1,5 @@
-"""What a checkpoint keeps of the data of its training: hashes and counts, and no texts. By them a model is
-evaluated without these data, and its texts are told from new ones wherever a table lies.
+"""Hashes and counts of the training data that a checkpoint keeps, without texts. With them a model can be
+evaluated without its data, and its texts are told from new ones in any table.
 """
 
 from typing import Any
@@ -12,13 +12,13 @@ from histocc.data.report import report_lines
 from histocc.runtime.rng import mix
 from histocc.text import cleaner, text_hashes
 
-PAIRS, USUAL_AGREEMENT = 10, 0.93  # of `trained_answers`
+PAIRS, USUAL_AGREEMENT = 10, 0.93  # see `trained_answers`
 
 
 def hashes_of(texts: list[str], rule: str) -> np.ndarray:
-    """Return the hashes by which a checkpoint knows texts, int64 [n], the same in every version and on every
-    machine: of the texts as a model with this text rule reads them, but for case and blanks. Texts of several
-    columns are joined (`join_columns`). The language does not count: all rows of a text are in one part.
+    """Return the hashes of texts in a checkpoint, int64 [n], the same in every version and on every machine:
+    of the texts as a model with this text rule reads them, ignoring case and blanks. Texts of several columns
+    are joined (`join_columns`). The language does not count: all rows of a text are in one part.
     """
     clean = cleaner(rule)
     cleaned = [clean(text.replace("\0", " ")).strip() for text in texts]
@@ -28,7 +28,7 @@ def hashes_of(texts: list[str], rule: str) -> np.ndarray:
 def entries(data: PreparedData, *earlier: dict[str, Any] | None) -> dict[str, Any]:
     """Return entries of a checkpoint: `trained` and `validated`, the sorted hashes (`hashes_of`) of distinct
     texts, int64 [T]; `data`, plain values about the rows. earlier: checkpoints whose texts the model has
-    learned.
+    learned as well.
     """
     report = data.report
     about = {
@@ -52,7 +52,7 @@ def keys_of(hashes: np.ndarray, language: np.ndarray) -> np.ndarray:
 
 def sets_of_codes(rows: RowSet, text: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return the different sets of codes of each text, the most frequent one first: (their texts int64 [S],
-    increasing; a row that has each int64 [S]; how many rows have it int64 [S]). text: int64 [N], of each row.
+    ascending; a row with each int64 [S]; the number of rows with it int64 [S]). text: each row's, int64 [N].
     """
     key = text.astype(np.uint64)
     for column in np.sort(np.asarray(rows.codes), axis=1).astype(np.uint64).T:
@@ -63,12 +63,12 @@ def sets_of_codes(rows: RowSet, text: np.ndarray) -> tuple[np.ndarray, np.ndarra
 
 
 def trained_answers(rows: RowSet) -> dict[str, Any]:
-    """Return the entry "answers" of a checkpoint, what the training says of its own texts: keys int64 [T],
-    sorted, by text and language (`keys_of`); codes int32 [T, K], the most frequent set of codes of the rows
-    (−1 behind them); conf float32 [T], the probability that a further row has these codes.
+    """Return the entry "answers" of a checkpoint, the training's own answers to its texts: keys int64 [T],
+    sorted, of text and language (`keys_of`); codes int32 [T, K], the most frequent set of codes of the rows,
+    padded with −1; conf float32 [T], the probability that a further row has these codes.
 
-    With n rows of which m agree it is m / (n + a) (a Pólya urn), where 1 / (1 + a) is the share of pairs of
-    rows of one text that agree, PAIRS of which agree by USUAL_AGREEMENT before any is seen.
+    If m of n rows agree, conf is m / (n + a) (a Pólya urn), where 1 / (1 + a) is the share of pairs of rows
+    of one text that agree. It starts from PAIRS pairs, of which USUAL_AGREEMENT agree.
     """
     of_rows = keys_of(np.asarray(rows.text_hash), rows.language)
     keys, text, count = np.unique(of_rows, return_inverse=True, return_counts=True)
@@ -77,7 +77,7 @@ def trained_answers(rows: RowSet) -> dict[str, Any]:
     repeated = count > 1
     agreement = (pairs[repeated] / (count[repeated] * (count[repeated] - 1.0))).sum()
     agreement = (agreement + PAIRS * USUAL_AGREEMENT) / (repeated.sum() + PAIRS)
-    first = np.unique(of_text, return_index=True)[1]  # of each text the most frequent set
+    first = np.unique(of_text, return_index=True)[1]  # the most frequent set of each text
     conf = number[first] / (count + 1 / agreement - 1)
     return {
         "keys": torch.from_numpy(keys),

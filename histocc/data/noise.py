@@ -1,8 +1,8 @@
 """Noise on descriptions, for training: slips of the pen and of the keyboard, on arrays of code points.
 
-The noise of a row is a function of (seed, epoch, row), from a counter-based generator, for any batch, order
-and number of processes. A whole batch is changed at once: a transformation makes each text of five pieces of
-a pool (the texts themselves, drawn letters, words); the new texts are one gather from that pool.
+The noise of a row is a function of (seed, epoch, row), from a counter-based generator. It does not depend on
+batch, order or number of processes. A whole batch is changed at once: a transformation assembles each text
+from five pieces of a pool (the texts, drawn letters, words). The new texts are one gather from that pool.
 """
 
 import unicodedata
@@ -14,7 +14,7 @@ import numpy as np
 from histocc.runtime.rng import below, chance, draw, streams
 from histocc.text import ascii_lower, code_points, texts_of_pieces
 
-KINDS = ("delete", "keyboard", "insert", "substitute", "swap", "swap_words", "edges", "insert_word")
+CHANGES = ("delete", "keyboard", "insert", "substitute", "swap", "swap_words", "edges", "insert_word")
 MAX_EDGE = 20  # most characters that "edges" puts on one side
 
 # Draws of one row, by number: two for the row, then a block for each transformation.
@@ -26,7 +26,7 @@ _KIND, _WHERE, _WHAT, _LEADING, _TRAILING, _LETTERS = range(6)  # letters: 2 · 
 _LATIN = "abcdefghijklmnopqrstuvwxyz"
 _NATIONAL = "àáâãäåæçèéêëìíîïðñòóôõöøùúûüýþßœ"  # da se nl ca fr no is pt ge es it
 _GREEK = "αβγδεζηθικλμνξοπρσςτυφχψωάέήίόύώ"
-# Rows of keys from the digits down, from the left; a key stands between the two that are above it.
+# Rows of keys from the digits down, from the left. Each key is between the two keys above it.
 _KEYBOARDS = {
     "en": ("1234567890-=", "qwertyuiop[]", "asdfghjkl;'", "zxcvbnm,./"),
     "da": ("1234567890+´", "qwertyuiopå¨", "asdfghjklæø'", "zxcvbnm,.-"),
@@ -49,8 +49,8 @@ def _capital(letter: str) -> str:
 
 
 def _keyboard_neighbours() -> dict[str, str]:
-    """Return letter → the letters beside it: a–z on the English keyboard, others on every keyboard that has
-    them. An accented letter without a key has its bare letter and that letter with other accents.
+    """Return letter → its neighbouring letters: a–z on the English keyboard, others on every keyboard that
+    has them. An accented letter without a key gets its bare letter, and that letter with other accents.
     """
     near: dict[str, set[str]] = {}
     letters = set(_LATIN + _NATIONAL + _GREEK)
@@ -84,7 +84,7 @@ _CLASS[0x370:0x400] |= [_IS_GREEK * c.isalpha() for c in _CHARS[0x370:0x400]]
 _CLASS = _CLASS.astype(np.uint8)
 _NEAR = _keyboard_neighbours()
 _NEAR_FLAT, _NEAR_START, _NEAR_COUNT = _ragged([_NEAR.get(char, "") for char in _CHARS])
-# Four alphabets, by style: Latin, Latin capitals, Greek, Greek capitals. Each has a–z nine times, national
+# Four alphabets, by style: Latin, Latin capitals, Greek, Greek capitals. Each has a–z nine times and national
 # letters once. Only "edges" draws the blanks at the end, about 1 in 27.
 _ALPHABETS = [
     "".join(map(case, letters)) for letters in (_LATIN * 9 + _NATIONAL, _GREEK) for case in (str, _capital)
@@ -94,14 +94,14 @@ _ALPHABET_FLAT, _ALPHABET_START, _ALPHABET_SIZE = _ragged([a + " " * n for a, n 
 _LETTER_COUNT = _ALPHABET_SIZE - np.array(_BLANKS)
 
 
-# The letter of a–z for each letter that noise inserts; other characters of the table stay.
+# The letter of a–z that replaces each inserted letter. Other characters of the table stay.
 _IN_ASCII = np.arange(_TABLE, dtype=np.uint32)
 for _letter in _NATIONAL:
     _IN_ASCII[ord(_letter)] = ord(ascii_lower(_letter)[0])
 
 
 def noise_characters() -> np.ndarray:
-    """Return every character that noise can put into a text, except those of inserted words; uint32."""
+    """Return every character that noise can insert, except in words; uint32."""
     return np.unique(np.concatenate([_ALPHABET_FLAT, _NEAR_FLAT, np.full(1, 32, dtype=np.uint32)]))
 
 
@@ -119,9 +119,9 @@ def _style(before: np.ndarray, after: np.ndarray) -> np.ndarray:
 
 
 class _Transformation:
-    """The five pieces of which each of M texts will consist; a text without a change is its first piece. A
-    method named after a kind of noise applies it to the texts `k` (indices, int64). first: number of its
-    first draw; words: those to insert, as `_ragged` gives them, and their cumulative weights.
+    """The five pieces that make up each of M texts. An unchanged text is its first piece. A method named
+    after a kind of noise applies it to the texts `k` (indices, int64). first: number of its first draw;
+    words: the words to insert, as `_ragged` returns them, and their cumulative weights.
     """
 
     def __init__(self, text: np.ndarray, length: np.ndarray, stream: np.ndarray, first: int, words: tuple):
@@ -145,7 +145,7 @@ class _Transformation:
         return texts_of_pieces(np.concatenate(self.pool), self.start, self.size)[0], self.size.sum(axis=1)
 
     def add(self, characters: np.ndarray) -> int:
-        """Put characters into the pool; return where they begin."""
+        """Put characters into the pool and return where they begin."""
         self.pool.append(characters)
         self.pool_size += len(characters)
         return self.pool_size - len(characters)
@@ -162,7 +162,7 @@ class _Transformation:
         return self.base[k] + below(self.bits[k, _WHERE], self.length[k] - shorter)
 
     def letters(self, k: np.ndarray, before: np.ndarray, after: np.ndarray) -> np.ndarray:
-        """Put a letter for each text into the pool, in the style of two places; return their positions."""
+        """Put a letter per text into the pool, in the style of two places, and return their positions."""
         before, after = np.maximum(before, self.base[k]), np.minimum(after, self.end[k] - 1)
         style = _style(self.text[before], self.text[after])
         choice = _ALPHABET_START[style] + below(self.bits[k, _WHAT], _LETTER_COUNT[style])
@@ -184,12 +184,12 @@ class _Transformation:
         self.splice(k, at, 1, (self.add(_NEAR_FLAT[choice]) + np.arange(len(k)), 1))
 
     def insert(self, k: np.ndarray) -> None:
-        at = self.place(k, shorter=-1)  # also behind the last
+        at = self.place(k, shorter=-1)  # also after the last
         self.splice(k, at, 0, (self.letters(k, at - 1, at), 1))
 
     def substitute(self, k: np.ndarray) -> None:
         at = self.place(k)
-        # a character that is no letter takes the style of its neighbours
+        # other characters take the style of their neighbours
         other = ((_class_of(self.text[at]) & (_UPPER | _LOWER)) == 0).astype(np.int64)
         self.splice(k, at, 1, (self.letters(k, at - other, at + other), 1))
 
@@ -199,7 +199,7 @@ class _Transformation:
         self.splice(k, at, 2, (at + 1, 1), (at, 1))
 
     def words_of(self, k: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return the number of the first word of texts k among all words, and how many they have; int64."""
+        """Return the number of the first word of texts k among all words, and their word count; int64."""
         number = np.searchsorted(self.word_start, self.base[k])
         return number, np.searchsorted(self.word_start, self.end[k]) - number
 
@@ -222,7 +222,7 @@ class _Transformation:
         size = sizes[word]
         characters, offsets = texts_of_pieces(flat, starts[word, None], size[:, None])
         start = self.add(characters) + offsets[:-1]
-        pieces = [(self.blank, 1), (start, size)]  # the other way round if it is not the last
+        pieces = [(self.blank, 1), (start, size)]  # reversed if it is not the last
         pairs = zip(pieces, pieces[::-1])
         self.splice(k, at, 0, *((np.where(last, a, c), np.where(last, b, d)) for (a, b), (c, d) in pairs))
 
@@ -241,19 +241,19 @@ class _Transformation:
 
 
 class Augmenter:
-    """Noise on descriptions and their language, with the rules and defaults by which the published OccCANINE
-    models were trained (Dahl, Johansen, Vedel, 2024, arXiv 2402.13604, and their package).
+    """Noise on descriptions and their language, with the rules and defaults used for the published OccCANINE
+    models (Dahl, Johansen, Vedel, 2024, arXiv 2402.13604, and their package).
 
     With probability `augmentation_prob` a row goes through `num_transformations` transformations, each drawn
-    evenly from the kinds below; one that finds nothing to act on changes nothing. Independently of that, its
-    language is hidden with probability `unk_lang_prob`.
+    evenly from the kinds below. One with nothing to act on changes nothing. Independently, the row's language
+    is hidden with probability `unk_lang_prob`.
 
     - delete: a character; never the last visible one. swap, swap_words: two neighbours.
-    - keyboard: a character becomes one beside it: a–z on the English keyboard, other letters on theirs.
-    - insert, substitute: a letter; a–z, in 32 of 266 draws one of another language of Latin script (æ, ß, …;
-      published noise has a–z alone), beside a Greek letter a Greek one, between capitals a capital.
-    - edges: up to 20 letters and blanks before the text (1 in 4), behind it (1 in 4) or both (2 in 4).
-    - insert_word: one of `words` before or behind another, in proportion to `word_weights`.
+    - keyboard: a character becomes a neighbouring one: a–z on the English keyboard, other letters on theirs.
+    - insert, substitute: a letter a–z; in 32 of 266 draws a Latin letter of another language (æ, ß, …;
+      published noise has only a–z). Next to a Greek letter a Greek one, between capitals a capital.
+    - edges: up to 20 letters and blanks before the text (1 in 4), after it (1 in 4) or both (2 in 4).
+    - insert_word: one of `words` before or after another, in proportion to `word_weights`.
     With `only_ascii`, for texts in ASCII, a letter of another language becomes one of a–z.
     """
 
@@ -269,7 +269,9 @@ class Augmenter:
     ):
         weights = np.ones(len(words)) if word_weights is None else np.asarray(word_weights, dtype=np.float64)
         self.words = (*_ragged(list(compress(words, weights > 0))), np.cumsum(weights[weights > 0]))
-        self.kinds = KINDS if len(self.words[-1]) else tuple(kind for kind in KINDS if kind != "insert_word")
+        self.kinds = (
+            CHANGES if len(self.words[-1]) else tuple(kind for kind in CHANGES if kind != "insert_word")
+        )
         self.seed, self.num_transformations = seed, num_transformations
         self.augmentation_prob, self.unk_lang_prob = augmentation_prob, unk_lang_prob
         self.only_ascii = only_ascii

@@ -1,8 +1,8 @@
 """The preparation of tables as checked arrays (see `histocc.data.arrays`), which every process of a run maps.
 
 Nothing is dropped or changed without a count: each rejected row is listed in `rejected_rows.csv` with its
-file, line, column, value and reason. The folder is named by a hash of the files' content and of the settings;
-one that is incomplete or damaged is made again.
+file, line, column, value and reason. The folder's name is a hash of the files' content and the settings. An
+incomplete or damaged folder is made again.
 """
 
 import contextlib
@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from histocc.data.arrays import FILES, WRITTEN, PreparedData, RowSet, fault, map_array, text_keys, write_last
+from histocc.data.arrays import HELD, WRITTEN, PreparedData, RowSet, fault, map_array, text_keys, write_last
 from histocc.data.config import PrepareSettings, fingerprint
-from histocc.data.records import DECIDED, FIRST, LEAVE, MAX_WEIGHT, Records, Table, nothing
+from histocc.data.records import DECIDED, LEAVE, MAX_WEIGHT, NO_ROW_ABOVE, Records, Table, nothing
 from histocc.data.report import compare_rows, describe_parts
 from histocc.data.rows import (
     BLANK,
@@ -42,13 +42,13 @@ from histocc.data.rows import (
     read_together,
     splitter,
 )
-from histocc.data.split import OFTEN, named_parts, parts_of
+from histocc.data.split import OFTEN, named_parts, parts_of_rows
 from histocc.data.tables import read_chunks
 from histocc.figure import percent
 from histocc.formatter import NO_WORK, BlockyFormatter, classes_in_words, hisco_key, in_key
 from histocc.runtime.errors import UserError, in_words
 from histocc.runtime.files import OwnFiles, atomic_write, kind_of, run_lock
-from histocc.runtime.log import Stage
+from histocc.runtime.log import Stage, counted
 from histocc.runtime.rng import mix
 from histocc.text import AS_IS, LANGUAGE_SEPARATOR, UNKNOWN_LANGUAGE, code_points, text_hashes
 
@@ -56,15 +56,15 @@ if TYPE_CHECKING:
     from histocc.runtime.world import World
 
 LISTS = ("key.csv", "rejected_rows.csv", "conflicts.csv", "data_report.json")  # for the user
-MAX_WORDS = 50_000  # the most frequent ones of the training texts, for word insertion
-MAX_COUNTED_WORDS = 500_000  # rarer ones are forgotten on the way, so that memory does not grow with the rows
+MAX_WORDS = 50_000  # the most frequent words of the training texts, for word insertion
+MAX_COUNTED_WORDS = 500_000  # rarer words are dropped on the way, so that memory does not grow with the rows
 ALL_WORDS_OF = 1 << 19  # all words of so many training rows are counted, then those of every fourth chunk
-MAX_REPEATED, MAX_TIMES = 1_000_000, 1_000  # rows by whole weights, and one row by divided ones
-MAX_CODES = 100  # of a row in which a separator stands between them
+MAX_REPEATED, MAX_TIMES = 1_000_000, 1_000  # most rows from whole weights; most copies of a row if divided
+MAX_CODES_OF_ROW = 100  # of a row whose codes are separated in one cell
 
 
 class UnusableData(UserError):
-    """An error for rows that cannot be trained on as they are; `report` still describes the files."""
+    """An error for rows that cannot be trained on as they are. `report` still describes the files."""
 
     def __init__(self, message: str, report: dict):
         super().__init__(message)
@@ -92,38 +92,38 @@ class PartFiles:
 
 
 def split_cells(columns: list[list[str]], separator: str | None) -> list[list[str]]:
-    """Return the codes of each row in columns whose cells may hold several; separator: their characters."""
+    """Return the codes of each row from columns whose cells may hold several, split at `separator`."""
     split = splitter(separator) if separator else lambda cell: [cell]
     return [[code for cell in row for code in split(cell) if code.strip()] for row in zip(*columns)]
 
 
 class Reader:
-    """Checks each row of the files, writes it or lists it as rejected, and counts everything."""
+    """The check of all rows: it writes each or lists it as rejected, and counts everything."""
 
     def __init__(self, settings: PrepareSettings, folder: str, check: Callable[[], None]):
         self.settings, self.folder, self.check = settings, folder, check
         self.formatter = BlockyFormatter.from_dict(settings.formatter)
-        self.room = settings.max_codes or 1  # codes that a row has room for
-        self.notes: list[str] = []  # on the codes, for the user
+        self.room = settings.max_codes or 1  # most codes of a row
+        self.notes: list[str] = []  # notes on the codes, for the user
         self.book = self._code_book()
         self.languages = Languages(settings.language_col, settings.max_len // 2)
         self.missing = None if settings.missing_code is None else self.book.of_code(settings.missing_code)
         self.empty = None if settings.empty_text is None else self.book.of_code(settings.empty_text)
         self.longest = 0  # most positions of a text
         self.named = named_parts(settings, check)
-        self.rows, self.drawn = 0.0, {"val": [], "test": []}  # all, and (hashes, rows) of those of a part
+        self.rows, self.drawn = 0.0, {"val": [], "test": []}  # all rows; (hashes, rows) of each part
         self.test_rows, self.outside_key = 0.0, {"train": 0.0, "val": 0.0}
         self.findings = Findings(folder)
         self.files: list[dict] = []
         self.parts = {part: PartFiles(folder, part) for part in ("train", "val")}
         self.words: Counter[str] = Counter()  # in the training texts
-        self.used: set[int] = set()  # numbers of the codes of rows that are not rejected
-        self.characters = np.zeros(sys.maxunicode + 1, dtype=bool)  # characters of these
+        self.used: set[int] = set()  # numbers of the codes of accepted rows
+        self.characters = np.zeros(sys.maxunicode + 1, dtype=bool)  # characters of their texts
         self.chunks = 0
-        self.few = np.zeros(0, np.uint64) if settings.few_texts else None  # texts, as long as they are few
+        self.few = np.zeros(0, np.uint64) if settings.few_texts else None  # hashes of texts, while few
 
     def _code_book(self) -> CodeBook:
-        """Return the numbers of cells, by what the codes of all rows together tell."""
+        """Return the numbers of cells, using the codes of all rows together."""
         settings, repair, zeros = self.settings, self.formatter.repair, {}
         recode = {repair(old)[0]: repair(new)[0] for old, new in settings.recode.items()}
         fixed, hisco, is_hisco = settings.fixed_codes, {*hisco_key()}, self.formatter.kind == "hisco"
@@ -148,7 +148,7 @@ class Reader:
                 cells.update(chain.from_iterable(rows))
                 if settings.max_codes is None:
                     self.room = max([self.room, *map(len, rows)])
-        self.room = min(self.room, MAX_CODES)
+        self.room = min(self.room, MAX_CODES_OF_ROW)
         counts: Counter[str] = Counter()
         for cell, count in cells.items():
             if code := code_of_cell(cell, self.formatter, settings.fixed_codes or ()):
@@ -156,7 +156,7 @@ class Reader:
         return counts
 
     def read(self, path: str, part: str) -> None:
-        """Read one file into `part`, or into both by the hash of the text if the settings ask for it."""
+        """Read one file into `part`, or split it by the texts' hashes if the settings ask for it."""
         table = self.settings.table(path)
         rows, size = 0, round(os.path.getsize(path) / 1e6, 1)
         stage = Stage(f"reading {path}", size, "MB")
@@ -164,7 +164,7 @@ class Reader:
             rows += len(records.lines) + len(records.faults)
             try:
                 self._read_rows(table, part, records)
-            except UserError as error:  # languages that are none
+            except UserError as error:  # cells without a language name
                 where = f"{path}, in lines {records.lines[0]:,} to {records.lines[-1]:,}"
                 raise UserError(f"{where}: {error}") from None
             self.book.faults.clear()
@@ -198,17 +198,23 @@ class Reader:
         for i, place in records.forbidden.items():
             values = list(map(str.strip, columns[place]))
             reject([i], "forbidden character", reason, table.names[place], values)
-        reason = "the cells are the names of the columns, as where files were joined"
+        reason = "the row repeats the column names (were files joined?)"
         reject(records.headers, "names of the columns", reason, table.names[table.texts[0]], cells)
         blank = [i for i, text in enumerate(texts) if not text.strip()]
         if settings.ditto != LEAVE:
-            reason, why = "the text only repeats the one above; --ditto takes that one", records.why or FIRST
-            reject(records.left, f"ditto {why}", reason, table.names[table.texts[0]], cells)
+            reason = "the text only repeats the one above; --ditto fills in that text"
+            reject(
+                records.left,
+                f"ditto {records.why or NO_ROW_ABOVE}",
+                reason,
+                table.names[table.texts[0]],
+                cells,
+            )
         if self.empty is None:
             reason = "the description is empty, or a word such as NA"
             reject(blank, "empty text", reason, table.names[table.texts[0]], cells)
         if deciders is not None:
-            reason = "nobody has decided on this row of a reviewed file; without this column it is used"
+            reason = "nobody has decided on this row of a reviewed file; remove this column to use it"
             reject(records.guesses, "decided by nobody", reason, DECIDED, columns[deciders])
         if table.weights is not None:
             reason = f"weight is not above 0 and at most {MAX_WEIGHT:,}, or may be two numbers (1,000)"
@@ -224,11 +230,11 @@ class Reader:
         for line, column, value, kind, reason in sorted(rejects, key=lambda reject: reject[0]):
             stops = kind == DOES_NOT_FIT and not settings.drop_bad_labels
             self.findings.reject(kind, path, line, column, value, reason, stops)
-        # texts that differ in further columns alone are of the same part
+        # texts that differ only in further columns go to the same part
         splits_by, times = records.parts[0], np.array(records.weights, dtype=np.float64)
         if outside:
             hashes = text_hashes([splits_by[i].strip() for i in outside])
-            is_val, is_test = parts_of(settings, self.named, part, hashes)
+            is_val, is_test = parts_of_rows(settings, self.named, part, hashes)
             self.outside_key["train"] += times[outside][~(is_val | is_test)].sum()
             self.outside_key["val"] += times[outside][is_val].sum()
         languages = records.languages
@@ -250,7 +256,7 @@ class Reader:
         self._write(part, texts, arrays | ({} if table.weights is None else {"times": times}), times)
 
     def too_frequent(self) -> np.ndarray:
-        """Return the hashes of texts with over half of the rows that a share asks for, if others are left."""
+        """Return the hashes of texts with over half of the rows of a share, if other texts are left."""
         settings, found = self.settings, [np.zeros(0, np.uint64)]
         joined = self.few is not None and not settings.split_col
         for name, share in (("val", not joined and settings.share_val), ("test", settings.share_test)):
@@ -272,10 +278,10 @@ class Reader:
         return language
 
     def _write(self, part: str, texts: list[str], arrays: dict[str, np.ndarray], times: np.ndarray) -> None:
-        """Append kept rows to `part`, or to both by their texts; test rows only count and bring codes."""
+        """Append kept rows to `part`, or split them by their texts. Test rows only add counts and codes."""
         self.used.update(arrays["codes"].ravel().tolist())
         self.chunks += 1
-        is_val, is_test = parts_of(self.settings, self.named, part, split := arrays.pop("split"))
+        is_val, is_test = parts_of_rows(self.settings, self.named, part, split := arrays.pop("split"))
         self.test_rows += times[is_test].sum()
         self.rows += times.sum()
         for name, chosen in (("val", is_val), ("test", is_test)) if part == "train" else ():
@@ -296,14 +302,14 @@ class Reader:
     def _codes(
         self, table: Table, records: Records, keep: np.ndarray, reject: Callable[..., None]
     ) -> np.ndarray:
-        """Return provisional numbers of the codes, int64 [n, K], −1 behind the last; reject unusable rows."""
+        """Return provisional numbers of the codes, int64 [n, K], padded with −1; reject unusable rows."""
         names, room = self.settings.target_cols, self.room
         cells = [records.filled[place] for place in table.codes]
         if self.settings.code_separator:  # split into columns with one code each
             rows = split_cells(cells, self.settings.code_separator)
             for i, codes in enumerate(rows):
                 if keep[i] and len(codes) > room:
-                    reason = f"{len(codes)} codes in the row, and the formatter has room for {room}"
+                    reason = f"{len(codes)} codes in the row, but the formatter has room for {room}"
                     reject([i], "too many codes", reason, names[0], cells[0])
             padded = ([*codes, *[""] * room][:room] for codes in rows)
             cells = [list(column) for column in zip(*padded)] or [[] for _ in range(room)]
@@ -321,7 +327,7 @@ class Reader:
         note("missing_declared", numbers == DECLARED)
         blank = keep & np.isin(numbers[:, 0], (BLANK, WORD, DECLARED))
         if self.missing is None:
-            reason = "the first code is missing or blank; --missing-code CODE gives such rows a code"
+            reason = "the first code is missing or blank; use --missing-code CODE to give such rows a code"
             reject(np.flatnonzero(blank), "first code missing", reason, names[0], cells[0])
         else:
             numbers[blank, 0] = self.missing
@@ -335,7 +341,7 @@ class Reader:
         for kind, noted in self.book.noted.items():
             note(kind, np.array([[cell in noted for cell in column] for column in cells]).T)
         numbers = np.maximum(numbers, BLANK)
-        repeated = np.zeros(numbers.shape, dtype=bool)  # also stand further left in their row
+        repeated = np.zeros(numbers.shape, dtype=bool)  # codes that also occur further left in their row
         for place in range(1, numbers.shape[1]):
             repeated[:, place] = (numbers[:, :place] == numbers[:, place : place + 1]).any(axis=1)
         repeated &= numbers >= 0
@@ -394,9 +400,9 @@ class Reader:
         return codes, report
 
     def _repeat_rows(self) -> None:
-        """Make whole numbers of weights, by which rows are repeated. Whole ones stay as they are. Others, and
-        those that are more than MAX_REPEATED rows together, are divided (by the least one, or so that none is
-        above MAX_TIMES), and rounded up with the probability of their fraction, by a hash of text and row.
+        """Turn weights into whole numbers, by which rows are repeated. Whole weights stay. Others, and
+        weights that sum to more than MAX_REPEATED rows, are divided (by the least one, or so that none is
+        above MAX_TIMES) and rounded up with the probability of their fraction, by a hash of text and row.
         """
         paths = [part.files["times"].name for part in self.parts.values()]
         weights = [np.fromfile(path, WRITTEN["times"]) for path in paths]
@@ -412,17 +418,17 @@ class Reader:
         self.test_rows /= unit
         self.outside_key = {part: rows / unit for part, rows in self.outside_key.items()}
         what = f"weights are divided by {unit:g}, {why}, and rounded"
-        self.notes.append(f"{what}: a row is there so often, or once")
+        self.notes.append(f"{what}: each row is repeated that often, at least once")
 
     def _join_parts(self) -> None:
-        """Put the validation rows behind the training rows."""
+        """Append the validation rows to the training rows."""
         train, val = self.parts.values()
         for name, source in val.files.items():
             added, dtype = map_array(source.name, WRITTEN[name]), WRITTEN[name]
             added = added[1:] + train.end if name == "offsets" else added
             with open(train.files[name].name, "ab") as file:
                 file.write(np.asarray(added, dtype=dtype).tobytes())
-            del added  # Windows replaces no file that is mapped
+            del added  # Windows cannot replace a mapped file
             with open(source.name, "wb") as file:
                 file.write(np.zeros(1, dtype).tobytes() if name == "offsets" else b"")
         train.rows, val.rows = train.rows + val.rows, 0
@@ -436,7 +442,7 @@ class Reader:
     def _what_was_read(self, codes: list[str]) -> list[str]:
         settings, formatter, column = self.settings, self.formatter, self.settings.language_col
         columns, kind = ", ".join(settings.target_cols), formatter.kind
-        how = f"{kind}, block size {formatter.block_size}"
+        how = f"{kind}, --block-size {formatter.block_size}" if kind == "gpf" else kind
         what = f"codes from {columns} ({classes_in_words(codes) if kind == 'classes' else how})"
         language = f"column {column}" if column else f"{settings.language} for all"
         texts = "" if settings.clean_text == AS_IS else f"; texts: {settings.clean_text}"
@@ -445,34 +451,37 @@ class Reader:
         unread = [name for file in self.files for name in file["columns"] if name not in settings.columns]
         languages = [name for name in unread if name.casefold() in ("lang", "language")]
         if languages and not column and settings.language == UNKNOWN_LANGUAGE:
-            notes.append(f"column {languages[0]!r} is not read; --language-col {languages[0]} reads it")
+            notes.append(f"column {languages[0]!r} is not read; add --language-col {languages[0]} to read it")
         counts = [name for name in unread if name.strip().casefold() in ("n", "freq", "frequency", "count")]
         if counts and not settings.weight_col:
-            notes.append(f"each line counts once; --weight-col {counts[0]} counts it as that column says")
+            notes.append(f"each line counts once; add --weight-col {counts[0]} to use that column as counts")
         missing = self.findings.kinds.get("first code missing", {"rows": 0})["rows"]
         if 2 * missing > sum(file["rows"] for file in self.files):
-            way = f"--fill-down {' '.join(settings.target_cols)} fills it in if it is that of a row above"
+            way = f"add --fill-down {' '.join(settings.target_cols)} if a row above gives it"
             notes.append(f"{missing:,} rows have no first code; {way}")
         how = f"Read: descriptions from column {read}, {what}, language: {language}{texts}"
         return [how, *(f"Note: {note}" for note in notes)]
 
     def problem(self) -> str | None:
-        """Return why the data is unusable; None if it is not."""
+        """Return why the data is unusable, or None."""
         settings, (train, val) = self.settings, (part.rows for part in self.parts.values())
         files, formatter = ", ".join(settings.train_files), self.formatter
         if stops := self.findings.problems("error"):
             [found] = stops
-            what = f"a code that does not fit formatter {formatter.kind} (block size {formatter.block_size})"
-            ways = ["check --target-cols and --formatter, of which auto takes any codes"]
+            what = f"other codes than {formatter.system_name} of length {formatter.block_size}"
+            is_hisco = settings.target_cols[0].casefold().startswith("hisco") and formatter.kind != "hisco"
+            hint = f"; without --formatter, {settings.target_cols[0]} is read as HISCO" * is_hisco
+            ways = [f"check --target-cols and --formatter (auto accepts any codes{hint})"]
             if settings.number_codes is not None:
                 what = "a value that is not a number of the key"
-                ways = ["--key names the file that the numbers belong to (default: the HISCO key)"]
+                ways = ["name the file with these numbers: --key FILE (default: the HISCO key)"]
             elif formatter.kind == "gpf" and not formatter.allow_short:
-                ways.append("--formatter hisco is for HISCO codes, and restores lost leading zeros")
-                ways.append("--allow-codes-shorter-than-block-size or --block-size accepts other lengths")
-            ways.append("--drop-bad-labels leaves these rows out and lists them")
+                ways.append("use --formatter hisco for HISCO codes; it restores lost leading zeros")
+                ways.append("use --allow-codes-shorter-than-block-size or --block-size for other lengths")
+            ways.append("use --drop-bad-labels to leave out these rows and list them")
             first = [f"{row['file']}, line {row['line']}, {row['reason']}" for row in found["first"]]
-            lines = [f"{found['rows']:,} rows hold {what}. The first:", *first, "What to do:", *ways]
+            hold = f"{counted(found['rows'], 'row')} hold{'s' * (found['rows'] == 1)}"
+            lines = [f"{hold} {what}. The first:", *first, "What to do:", *ways]
             return "\n    ".join(lines)
         if not train:
             rejected = self.findings.problems("rejected")
@@ -483,9 +492,9 @@ class Reader:
         if not val and settings.val_files:
             return f"{', '.join(settings.val_files)}: no valid row to validate on"
         if not val and settings.share_val and self.few is None:
-            return f"--share-val {settings.share_val:g} leaves no row for validation: raise it, or pass 0"
+            return f"--share-val {settings.share_val:g} leaves no row for validation: raise it, or choose 0"
         if not self.test_rows and settings.share_test:
-            return f"--share-test {settings.share_test:g} leaves no row for the test: raise it, or pass 0"
+            return f"--share-test {settings.share_test:g} leaves no row for the test: raise it, or choose 0"
         return None
 
 
@@ -493,22 +502,22 @@ class Reader:
 
 
 def build_folder(folder: str, build: Callable[[str], None]) -> None:
-    """Fill a folder by `build(folder)` if it is missing or damaged; one process of a job. The file that
-    `build` writes last, `arrays.META`, makes it complete. After an exception nothing new stays behind, and
-    only plain files with names of `arrays.FILES` are removed or replaced. Raises UserError if something else
-    is in the way, or another job works in the folder above.
+    """Fill a folder with `build(folder)` if it is missing or damaged; one process of a job. The file written
+    last, `arrays.META`, makes it complete. An exception leaves nothing new behind, and only plain files with
+    names in `arrays.FILES` are removed or replaced. Raises UserError if something else is in the way, or
+    another job works in the folder above.
     """
     root = os.path.dirname(folder)
     missing, path = [], os.path.abspath(folder)
     while not os.path.isdir(path):
         missing.append(path)
         path = os.path.dirname(path)
-    expected = {os.path.realpath(root): "a folder", folder: "a folder"}  # the first may link to another disk
-    for path, kind in (expected | {os.path.join(folder, name): "a file" for name in FILES}).items():
+    expected = {os.path.realpath(root): "a folder", folder: "a folder"}  # root may be a link to another disk
+    for path, kind in (expected | {os.path.join(folder, name): "a file" for name in HELD}).items():
         there = kind_of(path, follow_links=False)
         if there not in (None, kind):
             raise UserError(
-                f"{path}: found {there}, expected {kind} that this program made; nothing was changed. Move it"
+                f"{path}: found {there}, expected {kind} made by histocc; nothing was changed. Move it"
                 " away, or choose another folder for the run"
             )
     try:
@@ -519,12 +528,12 @@ def build_folder(folder: str, build: Callable[[str], None]) -> None:
                 try:
                     build(folder)
                 except BaseException as error:
-                    traceback.clear_frames(error.__traceback__)  # Windows removes no file that is mapped
+                    traceback.clear_frames(error.__traceback__)  # Windows cannot remove a mapped file
                     _remove_files(folder)
                     raise
     except BaseException as error:
         for path in missing:
-            with contextlib.suppress(OSError):  # it is not empty: another job works in it
+            with contextlib.suppress(OSError):  # not empty: another job works in it
                 os.rmdir(path)
         if isinstance(error, (OSError, MemoryError)):
             raise UserError(f"the data could not be prepared in {root}: {in_words(error)}") from None
@@ -532,13 +541,13 @@ def build_folder(folder: str, build: Callable[[str], None]) -> None:
 
 
 def _remove_files(folder: str) -> None:
-    for name in FILES:
+    for name in HELD:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(os.path.join(folder, name))
 
 
 def copy_lists(folder: str, own: OwnFiles) -> None:
-    """Copy the lists of prepared data to where users look. Raises UserError if that replaces other lists."""
+    """Copy the lists of prepared data to the run folder. Raises UserError if that replaces other lists."""
     from histocc.runtime.checkpoint import exists_in  # which loads torch, as `histocc.prepare` need not
 
     keep = exists_in(own.folder) and not own.overwrite
@@ -550,7 +559,7 @@ def copy_lists(folder: str, own: OwnFiles) -> None:
             if keep and there and not is_same:
                 raise UserError(
                     f"{path}: differs from what would be written there: it was edited, or the run in this"
-                    " folder has other data. Move it away, choose another --save-path, or give --overwrite"
+                    " folder has other data. Move it away, choose another folder, or give --overwrite"
                 )
             own.claim(name)
             if not is_same:
@@ -570,7 +579,7 @@ def prepare(
     """Return the folder of the data under `save_path`/prepared, made if missing or damaged. One process.
 
     Raises UnusableData for rows that cannot be trained on, UserError for anything else that the user must
-    fix. Both leave nothing behind but `reports`, the lists of unusual rows. check: called often, may raise.
+    fix. Both leave only `reports`, the lists of unusual rows. check: called often, may raise.
     """
     paths = [path for _, path in settings.files]
     before, key = _states(paths), fingerprint(settings)
@@ -579,7 +588,7 @@ def prepare(
     def build(new: str) -> None:
         content = _read_all(settings, new, reports, check)
         if _states(paths) != before:
-            raise UserError(f"{', '.join(paths)}: changed while it was read; start again")
+            raise UserError(f"{', '.join(paths)}: changed while being read; start again")
         write_last(new, {"fingerprint": key, **content})
 
     if (damaged := fault(folder)) is None:
@@ -597,10 +606,10 @@ def prepare(
 def _read_all(
     settings: PrepareSettings, folder: str, reports: OwnFiles | None, check: Callable[[], None]
 ) -> dict:
-    """Write all files of a folder but the last; return the content of that one. Raises as `prepare` does."""
+    """Write all files of a folder except the last and return the content of that. Raises like `prepare`."""
     reader = Reader(settings, folder, check)
     collects_garbage = gc.isenabled()
-    gc.disable()  # rows make no cycles, and the search for some takes a fifth of the time
+    gc.disable()  # rows form no cycles, and searching for them takes a fifth of the time
     try:
         for part, path in settings.files:
             reader.read(path, part)
@@ -608,7 +617,7 @@ def _read_all(
             reader.close()
             reader = Reader(settings, folder, check)
             reader.named[OFTEN] = often
-            what = "texts are trained on, since each has more than half of the rows that a part was asked for"
+            what = "texts are trained on, because each has more than half of the rows requested for a part"
             reader.notes.append(f"{len(often):,} {what}")
             for part, path in settings.files:
                 reader.read(path, part)
@@ -648,7 +657,7 @@ def _states(paths: list[str]) -> list[int | None]:
 def on_every_node(
     settings: PrepareSettings, save_path: str, folder: str, world: "World", check: Callable[[], None]
 ) -> PreparedData:
-    """Return the data in `folder`; a node that does not see it prepares its own. All ranks."""
+    """Return the data in `folder`. A node without access to it prepares its own. All ranks."""
 
     def prepared_here() -> str:
         if world.rank == 0 or fault(folder) is None:  # rank 0 has just compared the checksums

@@ -1,5 +1,5 @@
-"""The rows of a table of descriptions, by one set of rules for all commands: its texts and those that only
-repeat the one above, languages, codes, weights, and who has decided.
+"""The rows of a table of descriptions, by the same rules for all commands: texts, repeated texts (ditto),
+languages, codes, weights, and who has decided.
 """
 
 import copy
@@ -15,14 +15,15 @@ from histocc.data.binary import present
 from histocc.data.rows import MISSING_WORDS, folded
 from histocc.data.tables import Chunk, Path, read_chunks, str_of, table_format, unique_names
 from histocc.runtime.errors import UserError
+from histocc.runtime.log import counted
 from histocc.text import UNKNOWN_LANGUAGE, as_is, cleaner, is_composed, join_columns, repaired_cells, strip
 
 DECIDED = "decided_by"  # column of a reviewed file that says who has decided on a row
-MODEL = "model"  # its value if nobody has decided
-GUESS = "guess"  # or if review has learned the codes from decisions on other rows
-LONGEST_NAME = 200  # characters, of somebody who decides
+MODEL = "model"  # value of DECIDED if nobody has decided
+GUESS = "guess"  # value if review has learned the codes from other decisions
+LONGEST_DECIDER = 200  # characters of a person's name
 ALL, LEAVE = "all", "none"  # values of --ditto
-# Cells that only repeat the one above: words, and marks, which may be spaced, doubled or between dashes.
+# Cells that only repeat the one above: words, or marks that may be spaced, doubled or between dashes.
 _WORDS = (
     r"d[:./'’´]?o\s?[.:]?|d[.:]?[º°ᵒ⁰][.:]?|d[ie]?tt?o\.?|[ií]dem\.?|id\.|ib\.|ibid(em|\.)?"
     r"|de?sgl\.?|desgleichen|dgl\.?|ders\.|d(er|ie)selbe|wie oben|((the )?same )?as above|the same|lo stesso"
@@ -30,15 +31,15 @@ _WORDS = (
 )
 _MARKS = "[\"„”“‟″‶〃»«＂](\\s*[\"„”“‟″‶〃»«＂,'’´`‚])*|[,'’´`‚](\\s*[,'’´`‚])+|//"
 _DASH = r"[-‐-―−]*"
-_BEGINS = "(?=[\\Wdiíwtlcsaz])"  # with no other letter, which is found fast
+_BEGINS = "(?=[\\Wdiíwtlcsaz])"  # the only first letters: a fast check
 _DITTO = re.compile(
     rf"(?i){_BEGINS}(?:\(?({_WORDS})([\s,]*({_WORDS}))*\)?|{_DASH}\s*({_MARKS})\s*{_DASH})"
 ).fullmatch
 LONGEST_DITTO = 17
-FILLED, FIRST = "with the text of the row above", "left, since no row is above"
-ORDERED, IN_ORDER = 5, 0.95  # least changes of text, least share of these that ascend
+FILLED, NO_ROW_ABOVE = "with the text of the row above", "left, because no row is above"
+ORDERED, IN_ORDER = 5, 0.95  # least number of changes of text; least share of ascending ones
 MAX_WEIGHT = 1_000_000
-_ODD = "\0\ue000\ue001\ue002\ue003\ue004"  # ends of texts in hashes, and marks of the model's inputs
+_ODD = "\0\ue000\ue001\ue002\ue003\ue004"  # end marks of texts in hashes and in the model's inputs
 
 
 def nothing(*_) -> None:
@@ -52,13 +53,13 @@ def is_ditto(text: str) -> bool:
 
 
 def fill(cells: list[str], rows: Iterable[int], above: str) -> None:
-    """Give the cells of some rows, in ascending order, what the cell above holds; `above` is above all."""
+    """Fill the cells of some rows (ascending) from the cell above; `above`: the cell above the first row."""
     for i in rows:
         cells[i] = cells[i - 1] if i else above
 
 
 def is_sorted(texts: list[str]) -> bool:
-    """Return whether texts ascend or descend, so that those that only repeat the one above stand together."""
+    """Return whether texts are sorted, so that dittos are no longer below the text that they repeat."""
     changes = [pair for pair in pairwise(map(str.casefold, texts)) if pair[0] != pair[1]]
     dittos = [text for _, text in changes if is_ditto(text)]
     rises = sum(one < other for one, other in changes)
@@ -68,7 +69,7 @@ def is_sorted(texts: list[str]) -> bool:
 
 @lru_cache(1 << 16)
 def weight_of(cell: str) -> float:
-    """Return how often a row counts by its cell; 0 if that is no number up to MAX_WEIGHT, or may be two."""
+    """Return a row's weight from its cell; 0 if it is no number up to MAX_WEIGHT, or ambiguous (1,000)."""
     cell = re.sub(r"(?<=\d)['‘’\s](?=\d{3}\b)", "", cell.strip())  # 1'000
     if re.fullmatch(r"[1-9]\d*,\d{3}|\d+[.,]000", cell):  # 1 or a thousand
         return 0
@@ -82,13 +83,13 @@ def weight_of(cell: str) -> float:
 
 
 def is_name(text: str) -> bool:
-    """Return whether somebody who decides may be called so: on one line, by no flag or word for nobody."""
+    """Return whether a person's name is valid: one line, not like a flag, not a word for nobody."""
     odd = re.search(r"^-|[\0-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]", text)
-    return not (is_undecided(text) or odd or len(text) > LONGEST_NAME)
+    return not (is_undecided(text) or odd or len(text) > LONGEST_DECIDER)
 
 
 def is_undecided(cell: str) -> bool:
-    """Return whether a cell of DECIDED, blank or a word such as NA included, names nobody who has decided."""
+    """Return whether a cell of DECIDED names no person (blank cells and words such as NA included)."""
     return cell.strip() in ("", MODEL, GUESS) or cell.strip().casefold() in MISSING_WORDS
 
 
@@ -96,21 +97,21 @@ def is_undecided(cell: str) -> bool:
 class Records(Chunk):
     """Some rows of a table, with lists of one value for each row."""
 
-    filled: list[list[str]] = field(default_factory=list)  # the columns with what --fill-down fills in
-    last: list[str] = field(default_factory=list)  # and what it fills into rows below
+    filled: list[list[str]] = field(default_factory=list)  # the columns after --fill-down
+    last: list[str] = field(default_factory=list)  # what it fills into the rows below
     parts: list[list[str]] = field(default_factory=list)  # the texts of each column of descriptions
-    texts: list[str] = field(default_factory=list)  # with those of further columns behind the first ones
-    languages: list[str] = field(default_factory=list)  # as they are written
+    texts: list[str] = field(default_factory=list)  # texts of all columns, the first column first
+    languages: list[str] = field(default_factory=list)  # as written in the file
     weights: list[float] = field(default_factory=list)  # 0: see `weight_of`
     deciders: list[str] = field(default_factory=list)  # "" for nobody
     # Rows by their numbers, from 0:
-    noted: dict[str, list[int]] = field(default_factory=dict)  # by kinds of NOTES in data/rows.py
-    dittos: list[int] = field(default_factory=list)  # have the text of the row above (do., ditto)
-    left: list[int] = field(default_factory=list)  # do not, although they repeat it: see `why`
-    why: str = ""  # all of these are left; "": FIRST
-    forbidden: dict[int, int] = field(default_factory=dict)  # those with a character of _ODD → its column
-    headers: list[int] = field(default_factory=list)  # the names of the columns again: no text, no code
-    guesses: list[int] = field(default_factory=list)  # a model has given the codes, and nobody has decided
+    noted: dict[str, list[int]] = field(default_factory=dict)  # by the kinds in NOTES of data/rows.py
+    dittos: list[int] = field(default_factory=list)  # rows filled with the text above (do., ditto)
+    left: list[int] = field(default_factory=list)  # rows left although they repeat it: see `why`
+    why: str = ""  # why they are left; "": NO_ROW_ABOVE
+    forbidden: dict[int, int] = field(default_factory=dict)  # rows with a character of _ODD → its column
+    headers: list[int] = field(default_factory=list)  # rows that repeat the column names
+    guesses: list[int] = field(default_factory=list)  # rows coded by a model, without a person's decision
 
 
 class Record(NamedTuple):
@@ -123,19 +124,19 @@ class Record(NamedTuple):
     decider: str  # "" for nobody
     codes: list[str]  # without blank cells
     is_guess: bool  # a model has given the codes, and nobody has decided
-    is_ditto: bool  # has the text of the row above
-    cells: tuple[str, ...]  # of the columns that are read
+    is_ditto: bool  # filled with the text above
+    cells: tuple[str, ...]  # cells of the columns read
 
 
 class Table:
-    """A table of descriptions, and which of its columns hold what.
+    """A table of descriptions, and the meaning of its columns.
 
-    texts: the column of descriptions, and further ones that belong to them; others: further columns that are
-    read, None for all; language: that of all rows if there is no column; rule: by which texts are cleaned, if
-    any; ditto: whether a text that only repeats the one above becomes it (ALL or LEAVE; None: unless the head
-    of the file tells that it does not); fill_down: columns in which a blank cell holds what stands above it;
-    repair: whether broken letters of texts, and escapes, become letters (the columns stay); before: tables of
-    which this one is the continuation.
+    texts: the column of descriptions, and further ones that belong to them; others: further columns to read,
+    None for all; language: the language of all rows if there is no column; rule: the rule to clean texts, if
+    any; ditto: whether a text that only repeats the one above becomes it (ALL or LEAVE; None: unless the
+    file's first rows show that it should not); fill_down: columns in which a blank cell repeats the one
+    above; repair: whether broken letters and escapes in texts become letters (the columns do not change);
+    before: the tables that this one continues.
     """
 
     def __init__(
@@ -160,11 +161,11 @@ class Table:
         self.how, self.format = how, table_format(path, *how)
         self.clean = cleaner(rule) if rule else str
         self.ditto, self.repair, self.language = ditto, repair, language
-        self.read_code: Callable[[str], str] = str  # returns the code that a cell holds, or ""
+        self.read_code: Callable[[str], str] = str  # cell → its code, or ""
         header = self.format.names
         self.has_answers = "prob_1" in header  # a model's
         named = [*texts, *codes, *filter(None, [language_col, weight_col]), *(others or ())]
-        # the last column of this name, since a table may have had its own before it was coded
+        # the last column of this name: the table may have had one before it was coded
         decided = [place for place, name in enumerate(header) if name == DECIDED][-1:]
         by_name = unique_names(header)
         chosen = [*map(by_name.index, named), *decided]
@@ -175,14 +176,14 @@ class Table:
         self.languages = self.names.index(language_col) if language_col else None
         self.weights = self.names.index(weight_col) if weight_col else None
         self.fill_down = [self.names.index(name) for name in fill_down or () if name in self.names]
-        self.counts: Counter[str] = Counter()  # rows with dittos, by what becomes of them
-        self.faults: list[tuple[int, str, str]] = []  # as in `Chunk`, of all rows by `__iter__`
+        self.counts: Counter[str] = Counter()  # dittos, by what was done with them
+        self.faults: list[tuple[int, str, str]] = []  # as in `Chunk`, for all rows read by `__iter__`
 
     def records(
         self, check: Callable[[], Any] = nothing, span: int | None = None, above: Records | None = None
     ) -> Iterator[Records]:
-        """Yield all rows, many at a time, or those of the range `span`. `check` is called before each yield.
-        above: the rows before, if they are at hand. Raises UserError.
+        """Yield all rows, many at a time, or the rows of the range `span`. `check` is called before each
+        yield. above: the rows before, if they are known. Raises UserError.
         """
         self.counts.clear()
         for chunk in read_chunks(self.path, self.places, *self.how, span=span):
@@ -194,8 +195,8 @@ class Table:
             yield some
 
     def _above(self, chunk: Chunk, span: int) -> Records | None:
-        """Return the rows before a range of the table, if its first row repeats something of them, else the
-        first rows of all, which tell whether texts are repeated. None: it has the first rows itself.
+        """Return the rows before a range of the table if its first row repeats something of them, else the
+        first rows of the table, which show whether texts are repeated. None: the range holds these itself.
         """
         if not (span or self.before):
             return None
@@ -232,7 +233,7 @@ class Table:
         return is_blank or any(is_ditto(self.clean(first[place])) for place in self.texts)
 
     def _checked(self, chunk: Chunk, above: Records | None) -> Records:
-        """Return rows with what their cells say, and what those of the rows above say for them."""
+        """Return rows with the content of their cells and of the rows above that they repeat."""
         some = Records(**vars(chunk), filled=[*chunk.columns])
         self._fill_down(some, above)
         first, *further = (present(some.filled[place]) for place in self.texts)
@@ -246,7 +247,7 @@ class Table:
         some.noted = {"letters_broken": sorted({*broken}.difference(mended)), "letters_repaired": mended}
         if self.repair:
             first, further = whole, [repaired_cells(column)[0] for column in further]
-        is_plain = self.clean is as_is and is_composed("".join(first))  # all at once: faster
+        is_plain = self.clean is as_is and is_composed("".join(first))  # checking all at once is faster
         some.parts = [list(map(strip if is_plain else self.clean, first))]
         if self.clean is as_is and not is_plain:
             pairs = enumerate(zip(some.parts[0], map(strip, first)))
@@ -259,7 +260,7 @@ class Table:
         self._resolve_dittos(some, above)
         some.texts = join_columns(some.parts[0], some.parts[1:])
         some.last = [column[-1] for column in some.filled if column]
-        for place in {*self.fill_down}.intersection(self.codes):  # of rows with a text
+        for place in {*self.fill_down}.intersection(self.codes):  # for rows with a text
             cells = zip(some.texts, some.filled[place], some.columns[place])
             some.filled[place] = [filled if strip(text) else own for text, filled, own in cells]
         for place, texts in reversed([*zip(self.texts, some.parts)]):
@@ -273,13 +274,13 @@ class Table:
         if self.decided is not None:
             cells = list(map(str.strip, some.filled[self.decided]))
             some.deciders = ["" if is_undecided(cell) else cell for cell in cells]
-            # in a table that no model has coded, a blank cell says that the codes were there before
+            # in a table that no model has coded, a blank cell means that its codes were given earlier
             is_guess = is_undecided if self.has_answers else (MODEL, GUESS).__contains__
             some.guesses = [i for i, cell in enumerate(cells) if is_guess(cell)]
         return some
 
     def _fill_down(self, some: Records, above: Records | None) -> None:
-        """Fill blank cells of `fill_down`; columns of codes together, since a row with a code has its own."""
+        """Fill blank cells of `fill_down`; code columns together, since a row with any code has its own."""
         codes = [place for place in self.fill_down if place in self.codes]
         for places in filter(None, [codes, *([place] for place in self.fill_down if place not in codes)]):
             cells = zip(*(some.columns[place] for place in places))
@@ -289,7 +290,7 @@ class Table:
                 fill(some.filled[place], blank, above.last[place] if above else "")
 
     def _resolve_dittos(self, some: Records, above: Records | None) -> None:
-        """Give rows that only repeat the one above its texts, and its language where theirs is blank."""
+        """Fill rows that only repeat the one above with its texts, and blank languages with its language."""
         some.why = above.why if above else self._why_left(list(filter(str.strip, some.filled[self.texts[0]])))
         dittos = [[i for i, text in enumerate(column) if is_ditto(text)] for column in some.parts]
         leading = [] if above else [i for place, i in enumerate(dittos[0]) if i == place]
@@ -303,21 +304,21 @@ class Table:
                 blank = (i for i in dittos[0] if not cells[i].strip())
                 fill(cells, sorted({*rows, *blank}), column[-1])
         some.noted |= {"dittos_filled": some.dittos, "dittos": some.left if self.ditto == LEAVE else []}
-        self.counts.update({some.why or FIRST: len(some.left), FILLED: len(some.dittos)})
+        self.counts.update({some.why or NO_ROW_ABOVE: len(some.left), FILLED: len(some.dittos)})
 
     def _why_left(self, texts: list[str]) -> str:
-        """Return why rows that only repeat the one above are left, "" if they are not, by the first texts."""
+        """Return why rows that only repeat the one above are left, from the first texts; "" if filled."""
         if self.ditto:
-            return "left, since --ditto none is given" if self.ditto == LEAVE else ""
+            return "left, because of --ditto none" if self.ditto == LEAVE else ""
         of_sheet = {"rows", "decision", "id"} <= {*self.format.names}
         whys = {"rows have weights": self.weights is not None, "rows were chosen from others": of_sheet}
         whys["the texts are sorted"] = is_sorted(texts)
-        return next((f"left, since {why} (--ditto fills them)" for why, is_so in whys.items() if is_so), "")
+        return next((f"left, because {why} (--ditto fills them)" for why, is_so in whys.items() if is_so), "")
 
     def about_dittos(self) -> str:
-        """Return a line on the rows read whose text only repeats the one above, "" if there are none."""
+        """Return a line on the rows whose text only repeats the one above, "" if there are none."""
         said = "; ".join(f"{rows:,} {what}" for what, rows in self.counts.items() if rows)
-        return said and f"do., ditto or 〃 in {self.counts.total():,} rows: {said}"
+        return said and f"do., ditto or 〃 in {counted(self.counts.total(), 'row')}: {said}"
 
     def raise_faults(self) -> None:
         """Raise UserError if a row could not be read."""
@@ -325,7 +326,7 @@ class Table:
             raise UserError(f"{self.name}, line {line:,}: cannot be read ({reason})")
 
     def __iter__(self) -> Iterator[Record]:
-        """Yield all rows that can be read, one at a time; `faults` has the others."""
+        """Yield all rows that can be read, one at a time. `faults` has the others."""
         self.faults.clear()
         for some in self.records():
             self.faults += some.faults

@@ -9,18 +9,19 @@ import numpy as np
 
 from histocc.data.arrays import RowSet, code_counts, text_keys
 from histocc.data.rows import MOST_LEN, NOTES, WITH_VALUES, escape_formula, row_writer
+from histocc.runtime.log import counted
 from histocc.runtime.rng import mix
 from histocc.text import LANGUAGES
 
 RARE = 10  # a code in fewer rows than this is rare
 MIN_LIST = 8  # rows of a list of titles
-LEARNED = f"they know {' '.join(LANGUAGES)}; a model from scratch learns any"
-_BUCKET = 1 << 21  # rows that are compared at once
-_BLOCK = 1 << 18  # rows that are read at once
+LEARNED = f"they know {' '.join(LANGUAGES)}; a model trained from scratch learns any"
+_BUCKET = 1 << 21  # rows compared at once
+_BLOCK = 1 << 18  # rows read at once
 
 
 def _anew(rows: RowSet) -> RowSet:
-    """Map rows anew, so that pages that were read leave the memory. Rows that are repeated are not mapped."""
+    """Map rows anew to free the pages that were read. Repeated rows are not mapped."""
     return rows if len(rows.times) else RowSet(rows.folder, rows.part, rows.max_codes)
 
 
@@ -33,20 +34,20 @@ def _blocks(rows: RowSet) -> Iterator[tuple[slice, RowSet]]:
 def compare_rows(
     parts: list[RowSet], split: bool, files: list[str], codes: list[str], languages: list[str], path: str
 ) -> dict:
-    """Count duplicates (rows with text, language and codes of an earlier one) and conflicts (texts of a
-    language with several sets of codes) among the rows of all parts; list the conflicts in `path`. A share of
-    the texts is compared at a time, which bounds the memory. split: whether files were split by their texts.
+    """Count duplicates (rows with text, language and codes of an earlier row) and conflicts (texts with
+    several sets of codes in one language) among the rows of all parts; list the conflicts in `path`.
+    A share of the texts at a time bounds the memory. split: whether files were split by their texts.
     """
     names = "distinct_texts", "duplicates", "most_rows_of_a_text", "conflicts", "val_rows_seen_in_training"
     counts = dict.fromkeys(names, 0)
     buckets = max(1, -(-sum(map(len, parts)) // _BUCKET))
     with (
         open(path, "w", encoding="utf-8", newline="", errors="backslashreplace") as file,
-        tempfile.TemporaryFile(dir=os.path.dirname(path)) as hashes,  # has no name that may stay behind
+        tempfile.TemporaryFile(dir=os.path.dirname(path)) as hashes,  # has no name that could remain
     ):
         write_row = row_writer(file)
         write_row(["text", "language", "codes", "rows", "file", "line"])
-        # Of each row: hashes of its text, of text and language, of these and its codes, and its number
+        # For each row: hashes of text, of text and language, of these and the codes; and its number
         sizes, done = [np.zeros(buckets, dtype=np.int64)], 0  # bytes of each bucket in each block
         for block, mapped in chain.from_iterable(map(_blocks, parts)):
             text = mapped.text_hash[block]
@@ -131,7 +132,7 @@ def describe_parts(parts: list[RowSet], codes: list[str], languages: list[str]) 
 
 def titles_alone(report: dict) -> int:
     """Return how many codes have one row, if the rows are a list of titles: distinct texts with one code
-    each, and half of the codes or more have one row; else 0.
+    each, where at least half of the codes have one row; else 0.
     """
     alone = sum(rows == 1 for rows in report["rare_codes"].values())
     rows = report["train_rows"] + report["val_rows"]
@@ -140,7 +141,7 @@ def titles_alone(report: dict) -> int:
 
 
 def report_lines(report: dict) -> list[str]:
-    """Return a report as lines for people; counts of 0 are left out."""
+    """Return a report as lines for people. Counts of 0 are left out."""
 
     def listed(counts: dict) -> str:
         return ", ".join(f"{name} {count:,}" for name, count in counts.items())
@@ -148,7 +149,7 @@ def report_lines(report: dict) -> list[str]:
     def found(action: str) -> list[dict]:
         return [problem for problem in report["problems"] if problem["action"] == action]
 
-    unusable = f", {report['unusable_rows']:,} that stop the run and are not counted below"
+    unusable = f", {report['unusable_rows']:,} that stop the run (not counted below)"
     others = f", {report['test_rows']:,} for the test" * bool(report["test_rows"])
     others += unusable * bool(report["unusable_rows"])
     lines = [
@@ -170,33 +171,33 @@ def report_lines(report: dict) -> list[str]:
     lines.append(f"Languages: {listed(report['languages']) or 'none'}")
     notes = [f"{os.path.basename(file['path'])} {note}" for file in report["files"] for note in file["notes"]]
     others = [name for name in report["languages"] if name not in LANGUAGES]
-    counted = (
+    findings = (
         (len(others), f"languages that published models do not know ({LEARNED}): {', '.join(others)}"),
         (report["conflicts"], "texts are coded differently in different rows: see conflicts.csv"),
-        (len(report["codes_only_in_validation"]), "codes occur in validation rows alone: cannot be learned"),
+        (len(report["codes_only_in_validation"]), "codes occur only in validation rows: not learnable"),
         (report["val_rows_seen_in_training"], "validation rows have a text that is also trained on"),
     )
-    notes += [f"{count:,} {text}" for count, text in counted if count]
+    notes += [f"{count:,} {text}" for count, text in findings if count]
     if alone := titles_alone(report):
         notes.append(
             f"the rows are a list of titles (a code book): {alone:,} of {report['codes_used']:,} codes have"
-            " one text. Without it a model has no example of its code, so a validation on such texts measures"
-            " nothing. predict gives texts of the list their codes (source: trained); rows of the register"
-            " itself that people have coded measure the others: python -m histocc.evaluate"
+            " one text. Without that text a model has no example of the code, so validation on such texts"
+            " measures nothing. predict gives texts of the list their codes (source: trained). To measure"
+            " other texts, let people code rows of the register itself: histocc evaluate"
         )
-    longest, words = report.get("longest"), dict(NOTES)  # data of earlier versions do not say it
+    longest, words = report.get("longest"), dict(NOTES)  # missing in data of earlier versions
     if longest and longest["read"] < MOST_LEN:
         most, share = min(longest["has"], MOST_LEN), "more" if longest["has"] > MOST_LEN else "all"
-        words["texts_cut"] += f"; --max-len {most} reads {share} of them, and n-grams alone need no limit"
+        words["texts_cut"] += f"; --max-len {most} reads {share} of them; without encoder there is no limit"
     notes += [f"{kind['rows']:,} {words[kind['kind']]}{_where(kind)}" for kind in found("noted")]
     if report["rejected_rows"]:
-        notes.append(f"{report['rejected_rows']:,} rows rejected, listed in rejected_rows.csv")
+        notes.append(f"{counted(report['rejected_rows'], 'row')} rejected, listed in rejected_rows.csv")
     lines += [f"Note: {note}" for note in notes]
     return [*lines, *(f"  {kind['rows']:,} × {kind['kind']}{_where(kind)}" for kind in found("rejected"))]
 
 
 def _where(problem: dict) -> str:
-    """Return the first rows of a kind, by file and line, with their values if these help."""
+    """Return the first rows of a kind, with file and line, and their values if helpful."""
     lines: dict[str, list[str]] = {}
     for first in problem["first"]:
         lines.setdefault(os.path.basename(first["file"]), []).append(f"{first['line']:,}")

@@ -1,4 +1,4 @@
-"""The content of rows: codes and languages by their cells, keys, and the findings on unusual rows."""
+"""The content of rows: codes and languages from cells, keys, and findings on unusual rows."""
 
 import csv
 import functools
@@ -16,12 +16,12 @@ from histocc.runtime.errors import UserError, raise_if_any
 from histocc.text import MISSING_TEXTS, UNKNOWN_LANGUAGE, text_key
 
 EXAMPLES = 5  # rows shown of each kind
-SHOWN = 60  # characters of a value in an example
+SHOWN_CHARACTERS = 60  # characters of a value in an example
 MAX_REASON = 300  # characters
 MAX_LANGUAGES = 255
-MOST_LEN = 2048  # of --max-len
+MOST_LEN = 2048  # largest --max-len
 
-# Kinds of findings that leave a row as it is or repair it, and their descriptions.
+# Kinds of findings that leave a row unchanged or repair it, and their descriptions.
 NOTES = {
     "zeros_restored": "codes were repaired: a lost leading zero, or a decimal (110.0)",
     "codes_rewritten": "codes were rewritten (8-31.10 or 8 3110 as 83110, 77610,0 as 77610, −1 as -1)",
@@ -45,7 +45,7 @@ NOTES = {
     "codes_repeated": "codes repeated within a row count once",
     "codes_short": "codes are shorter than the block and are filled up",
     "letters_broken": "descriptions hold letters broken by a wrong encoding before (such as Ã¦ or ã¦ for æ)"
-    " or escapes (&oslash;, \\u00f8, =C3=B8, %C3%A5); --repair-text mends those that it can",
+    " or escapes (&oslash;, \\u00f8, =C3=B8, %C3%A5); --repair-text repairs those that it can",
     "letters_repaired": "descriptions had broken letters or escapes repaired, as --repair-text says",
 }
 WITH_VALUES = (*(kind for kind in NOTES if kind.startswith("codes_")), "languages_renamed", "dittos")
@@ -53,7 +53,7 @@ DOES_NOT_FIT, OUTSIDE_KEY = "code does not fit", "code outside the key"
 
 
 def row_writer(file) -> Callable[[Sequence], None]:
-    """Return a writer of CSV rows; Python's leaves a lone carriage return unquoted, where readers cut."""
+    """Return a writer of CSV rows. (Python's leaves lone carriage returns unquoted, where readers cut.)"""
     usual = csv.writer(file, lineterminator="\n")
     quoted = csv.writer(file, lineterminator="\n", quoting=csv.QUOTE_ALL)
     return lambda row: (
@@ -65,7 +65,7 @@ def csv_text(rows: Iterable[Sequence]) -> bytes:
     """Return rows of CSV, as `row_writer` writes them, in UTF-8."""
     rows, out = list(rows), io.StringIO()
     csv.writer(out, lineterminator="\n").writerows(rows)
-    if "\r" in out.getvalue():  # this is rare, and a look at each cell takes as long as writing it
+    if "\r" in out.getvalue():  # rare. Checking each cell takes as long as writing it
         out = io.StringIO()
         write = row_writer(out)
         for row in rows:
@@ -78,18 +78,18 @@ NUMBER = re.compile(r"[-+]?\d+(\.\d+)?")
 
 
 def escape_formula(cell: Any) -> Any:
-    """Return a cell that no spreadsheet takes for a formula: behind an apostrophe unless it is a number."""
+    """Return a cell that no spreadsheet takes for a formula: with an apostrophe unless it is a number."""
     is_risky = isinstance(cell, str) and cell.startswith(_RISKY) and not NUMBER.fullmatch(cell)
     return "'" + cell if is_risky else cell
 
 
 def folded(cells: Iterable[str]) -> list[str]:
-    """Return names of columns without case, blanks, quotation marks and byte order marks."""
+    """Return column names without case, blanks, quotation marks and byte order marks."""
     return ["".join(cell.replace('"', "").replace("\ufeff", "").casefold().split()) for cell in cells]
 
 
 def unescape(cell: str) -> str:
-    """Return the cell that `escape_formula` was given."""
+    """Return the cell from which `escape_formula` made this one."""
     return cell[1:] if cell.startswith("'") and cell[1:].startswith(_RISKY) else cell
 
 
@@ -106,13 +106,13 @@ class Findings:
     def reject(
         self, kind: str, path: str, line: int, column: str, value: str, reason: str, stops: bool = False
     ) -> None:
-        """Record a row that is not used; stops: the data is unusable until the user decides."""
+        """Record an unused row; stops: the data is unusable until the user decides."""
         self.write_row(list(map(escape_formula, (path, line, column, value, reason[:MAX_REASON]))))
         action, shown = ("error", f"column {column!r}: {reason}") if stops else ("rejected", reason)
         self._count(kind, action, path, line, value, shown)
 
     def note(self, kind: str, path: str, lines: Iterable[int], values: Iterable[str]) -> None:
-        """Record rows that are used after a change or as they are: their lines and cells."""
+        """Record the lines and cells of used rows, changed or unchanged."""
         for line, value in zip(lines, values):
             self._count(kind, "noted", path, line, value, NOTES[kind])
 
@@ -122,7 +122,7 @@ class Findings:
         if kind == "missing_declared":
             known.setdefault("values", Counter())[value] += 1
         if len(known["first"]) < EXAMPLES:
-            shown = {"value": value[:SHOWN], "reason": reason[:MAX_REASON]}
+            shown = {"value": value[:SHOWN_CHARACTERS], "reason": reason[:MAX_REASON]}
             known["first"].append({"file": path, "line": int(line), **shown})
 
     def problems(self, *actions: str) -> list[dict]:
@@ -131,11 +131,11 @@ class Findings:
         return sorted(found, key=lambda kind: (actions.index(kind["action"]), -kind["rows"]))
 
 
-# ---- cells → numbers, each distinct cell checked once, however many rows hold it
+# ---- cells → numbers; each distinct cell is checked once
 
 # In a column of codes these count as no code, unless the key has them.
 MISSING_WORDS = MISSING_TEXTS | {"none", ".", "-"}
-# An empty cell, one of MISSING_WORDS, one that holds no code of the key, and a value declared as missing
+# An empty cell, one of MISSING_WORDS, a cell with no code of the key, and a value declared as missing
 BLANK, WORD, UNFIT, DECLARED = -1, -2, -3, -4
 _CODE = re.compile(r"[A-Za-z]{0,3}-?\d[\w.-]*")  # looks like a code
 # What a spreadsheet makes of codes: dates and powers of ten
@@ -146,9 +146,9 @@ _BETWEEN += r"|(  )|(?<=\d)( )(?=-?\w*\d)"
 
 
 def code_of_cell(cell: str, formatter: BlockyFormatter, key: Container[str] = ()) -> str:
-    """Return the code that a cell holds, repaired as in training data, with the leading zeros of its form in
-    the key; "" for a blank cell, for a word such as NA or null that is not in the key, and for a value that
-    the file declares as missing, but -1, -2 and -3 of HISCO or of the key.
+    """Return the code in a cell, repaired as in training data, with the leading zeros that it has in the key.
+    "" for a blank cell, a word such as NA or null that is not in the key, and a value that the file declares
+    as missing, except -1, -2 and -3 of HISCO or of the key.
     """
     code = in_key(formatter.repair(cell, key)[0], key)
     if isinstance(cell, Missing):
@@ -158,7 +158,7 @@ def code_of_cell(cell: str, formatter: BlockyFormatter, key: Container[str] = ()
 
 @functools.lru_cache(1024)
 def splitter(separators: str) -> Callable[[str], list[str]]:
-    r"""Return what splits a cell at the characters and words of --code-separator; \n is a line break."""
+    r"""Return the pattern that splits a cell at the signs and words of --code-separator; \n: a line break."""
     parts = re.findall(r"[^\W\d_]{2,}|[uU]\.|\\[nt]| {2,}|.", separators, re.DOTALL)
     words = [part.replace(" ", "[ \xa0]") for part in parts if part[1:]]
     words = [rf"\b{re.escape(part)}(?!\w)" if part[0].isalpha() else part for part in words]
@@ -168,7 +168,7 @@ def splitter(separators: str) -> Callable[[str], list[str]]:
 
 
 def separators_of(cell: str, is_code: Callable[[str], object]) -> str:
-    """Return the --code-separator that takes the codes of a cell apart; "" if it does not hold several."""
+    """Return the --code-separator that separates the codes of a cell; "" if it does not hold several."""
     found = re.findall(_BETWEEN, cell.replace("\xa0", " "))
     signs = dict.fromkeys("".join(groups).casefold() for groups in found)
     for separators in (joined(signs), *signs) if signs else ():
@@ -179,7 +179,7 @@ def separators_of(cell: str, is_code: Callable[[str], object]) -> str:
 
 
 def joined(separators: Iterable[str]) -> str:
-    """Return signs and words, each once, as --code-separator takes them."""
+    """Return signs and words, each once, in the form of --code-separator."""
     unique = dict.fromkeys(separators)
     text = (" " if any(part.isalpha() for part in unique) else "").join(unique)
     return text.replace("\n", r"\n").replace("\t", r"\t")
@@ -190,12 +190,12 @@ class Unfit(ValueError):
 
 
 class CodeBook(dict):
-    """The numbers of cells: `book[cell]` checks a cell when it is met for the first time.
+    """The numbers of cells: `book[cell]` checks a cell when it first occurs.
 
-    A number ≥ 0 is the provisional number of a code, in the order in which codes were met. BLANK, WORD and
-    DECLARED stand for no code, UNFIT for a cell in `faults`. `noted` has the cells of the kinds in NOTES.
-    by_number: codes whose numbers the cells hold; zeros: code → the same with the leading zeros that it has
-    lost; declared: codes that count although the file declares them as missing.
+    A number ≥ 0 is the provisional number of a code, in order of first occurrence. BLANK, WORD and DECLARED
+    mean no code, UNFIT a cell in `faults`. `noted` has the cells of the kinds in NOTES. by_number: codes, if
+    cells hold their numbers; zeros: code → the code with the leading zeros that it has lost; declared: codes
+    that count even if the file declares them as missing.
     """
 
     def __init__(
@@ -218,7 +218,7 @@ class CodeBook(dict):
     def __missing__(self, cell: str) -> int:
         try:
             return self.setdefault(cell, self._check(cell))
-        except Unfit as unfit:  # is not kept: a wrong column may hold millions
+        except Unfit as unfit:  # not kept: a wrong column may hold millions
             self.faults[cell] = unfit.args
             return UNFIT
 
@@ -265,22 +265,22 @@ class CodeBook(dict):
         except CodeError as error:
             kind, what = DOES_NOT_FIT, str(error)
         if signs := separators_of(plain_code(cell)[0], lambda part: self[part] >= 0):
-            what += f" (holds several codes: --code-separator '{signs}' separates them)"
+            what = f"{cell.strip()!r} holds several codes: add --code-separator '{signs}'"
         elif kind == DOES_NOT_FIT and re.search(r"\d[.,]\d|\de[+-]?\d|^\d{4}-\d\d-\d\d", cell, re.IGNORECASE):
             what += " (changed by a spreadsheet? Its number format for codes is Text, or without decimals)"
         raise Unfit(kind, what)
 
 
-# ---- the codes of a table, all together
+# ---- the codes of a whole table
 
 
 def read_together(
     counts: Counter[str], known: Collection[str], recode: dict[str, str], any_code: bool, joins: bool
 ) -> tuple[dict[str, str], dict[str, str], list[str]]:
-    """Return (codes that are read as others; code → its form with what it has lost, as `lost_zeros` says;
-    notes), by what all codes of a table tell. counts: rows of each code, by which repaired ones count in the
-    end; known: codes of a key; recode: what a user replaces; any_code: they are of no system that is known;
-    joins: spellings of a code are read as it, else a note lists them.
+    """Return (codes to replace; code → its repaired form, as from `lost_zeros`; notes), judging from all
+    codes of a table. counts: rows of each code; in the end they include repaired codes; known: codes of a
+    key; recode: the user's replacements; any_code: they belong to no known system; joins: replace a spelling
+    of a code by the code; otherwise a note lists such spellings.
     """
     zeros, notes = lost_zeros(counts, known, recode) if any_code else ({}, [])
     for code, number in zeros.items():
@@ -290,12 +290,12 @@ def read_together(
     if any_code and (changed := list(filter(_CHANGED.fullmatch, counts))):
         what = f"{len(changed):,} codes look like dates or powers of ten, such as {changed[0]!r}"
         notes.append(f"{what}; did a spreadsheet change them? Its number format for codes is Text")
-    joined = spellings(counts, known)
+    joined = other_spellings(counts, known)
     if joins:
         recode = joined | {old: joined.get(new, new) for old, new in recode.items()}
     elif joined:
         shown = ", ".join(f"{code} for {first}" for code, first in [*joined.items()][:EXAMPLES])
-        more = f"{' …' * (len(joined) > EXAMPLES)}; --recode spellings joins them"
+        more = f"{' …' * (len(joined) > EXAMPLES)}; join them with --recode spellings"
         notes.append(f"{len(joined):,} codes seem to be other spellings: {shown}{more}")
     return recode, {code: recode.get(number, number) for code, number in zeros.items()}, notes
 
@@ -303,10 +303,10 @@ def read_together(
 def lost_zeros(
     codes: dict[str, int], key: Collection[str], recoded: Collection[str] = ()
 ) -> tuple[dict[str, str], list[str]]:
-    """Return (code → its form with leading zeros, without decimals or without thousands, which is one of
-    `codes` or of the key; notes, but not on codes that a user recodes). Zeros are put before numbers that are
-    shorter than most, unless they are levels with which most codes begin. Signs go if almost all numbers that
-    hold one are like 110.0 and 110,0, or like 83,110 for 83110; codes of the key stay. codes: with rows.
+    """Return (code → its form with leading zeros, or without decimals or thousands separators, which is in
+    `codes` or the key; notes on codes that the user does not recode). Zeros are put before numbers shorter
+    than most, unless these are levels with which most codes begin. Signs are removed if almost all numbers
+    that have one are like 110.0 and 110,0, or like 83,110 for 83110; codes of the key stay. codes: with rows.
     """
     known, whole, notes = {*codes, *key}, {}, []
     for sign in (sign for sign in "., " if sign not in "".join(key)):
@@ -319,8 +319,8 @@ def lost_zeros(
             whole |= {code: form for code, form in forms.items() if code != form}
             known = others.union(whole.values())
             if odd := sorted({*odd}.difference(recoded)):
-                what = f"{len(odd):,} codes have decimals, and all other numbers are whole"
-                notes.append(f"{what}: {', '.join(odd[:EXAMPLES])}; --recode {odd[0]}=CODE replaces one")
+                what = f"{len(odd):,} codes have decimals, but all other numbers are whole"
+                notes.append(f"{what}: {', '.join(odd[:EXAMPLES])}; replace one with --recode {odd[0]}=CODE")
     numbers = [code for code in known if re.fullmatch("[0-9]+", code)]
     lengths = Counter(map(len, numbers)) or {0: 0}
     length = max(lengths, key=lambda length: (lengths[length], length))
@@ -332,17 +332,18 @@ def lost_zeros(
     rest = sorted(short.difference(zeros, recoded))
     if not rest or 5 * len(rest) > len(most):
         return zeros, notes
-    what = f"{len(rest):,} codes are shorter than the other {len(most):,}, which have {length} digits"
+    what = f"{len(rest):,} codes are shorter than the other {len(most):,} with {length} digits"
     more = " …" * (len(rest) > EXAMPLES)
     recode = ",".join(f"{code}={code.zfill(length)}" for code in rest[:EXAMPLES])
-    remedy = f"if they have lost leading zeros, --recode {recode}{more} or --key restores them"
+    remedy = f"if they have lost leading zeros, restore them with --recode {recode}{more} or --key KEY.csv"
+    remedy += "; codes of HISCO need --formatter hisco"
     return zeros, [*notes, f"{what}: {', '.join(rest[:EXAMPLES])}{more}; {remedy}"]
 
 
-def spellings(counts: dict[str, int], known: Collection[str]) -> dict[str, str]:
-    """Return, for codes that are other spellings of a code in `known` or a more frequent one, that code. They
-    differ in case, blanks and invisible characters, or one of the two has no punctuation between letters and
-    digits: 11.1 and 1.11 are different codes. Of two codes in `known` neither is a spelling of the other.
+def other_spellings(counts: dict[str, int], known: Collection[str]) -> dict[str, str]:
+    """Return, for each other spelling of a code in `known` or of a more frequent code, that code. Spellings
+    differ in case, blanks and invisible characters, or one has no punctuation between letters and digits
+    (11.1 and 1.11 are different codes). Two codes in `known` are never spellings of each other.
     """
     of_bare: dict[str, dict[str, list[str]]] = {}  # without punctuation → without case and blanks → codes
     for code in {*counts, *known}:
@@ -367,10 +368,10 @@ def several_in_one(codes: Collection[str]) -> str:
     if not found:
         return ""
     what = f"{len(found):,} codes look like several in one cell, such as {next(iter(found))!r}"
-    return f"{what}; --code-separator '{joined(found.values())}' separates them"
+    return f"{what}; separate them with --code-separator '{joined(found.values())}'"
 
 
-# Languages under other names than those of the published models: of ISO 639, in English, in their own words.
+# Other names of the published models' languages: ISO 639, English names, and native names.
 _LANGUAGES_LISTED = (
     "en english eng; da danish dan dansk dk; se sv swedish swe svenska; nl dutch nld dut; ca catalan cat;"
     "fr french fra fre français; no nb nn norwegian nor nob nno norsk; is icelandic isl ice;"
@@ -388,12 +389,12 @@ def language_name(cell: str) -> str:
 
 
 def english_name(language: str) -> str:
-    """Return the English name of a language of the published models; of others, their own name."""
+    """Return the English name of a language of the published models. Other names stay."""
     return next((x.capitalize() for x in _LANGUAGES.get(language, []) if len(x) > 4), language)
 
 
 class Languages(dict):
-    """The numbers of languages, by cell of their column; 0 is `unk`. renamed: cells with another name."""
+    """The numbers of languages, by cell; 0 is `unk`. renamed: cells with other names of languages."""
 
     def __init__(self, column: str | None, max_length: int):
         super().__init__()
@@ -412,11 +413,11 @@ class Languages(dict):
         return self.setdefault(cell, self.names.index(name))
 
 
-# ---- the small tables beside the rows: keys of codes, frequencies of words
+# ---- small tables used with the rows: keys of codes, frequencies of words
 
 
 def hold_numbers(columns: list[str]) -> bool:
-    """Return True for the columns code1, code2 …: they hold numbers of a key, not codes."""
+    """Return True for the columns code1, code2 …, which hold numbers of a key, not codes."""
     return all(re.fullmatch(r"code\d+", name) for name in columns)
 
 
@@ -432,18 +433,18 @@ def read_columns(path: str, columns: list[str]) -> list[list[str]]:
             ["" if isinstance(cell, Missing) and cell not in NO_WORK else cell.strip() for cell in row]
             for row in zip(*chunk.columns)
         ]
-    return [row for row in rows if folded(row) != folded(columns)]  # of files that were joined
+    return [row for row in rows if folded(row) != folded(columns)]  # repeated where files were joined
 
 
 def key_reader(path: str | None) -> Callable[[], list[str]] | None:
-    """Return a function that reads the codes of a key file when they are needed; None without a file."""
+    """Return a function that reads the codes of a key file on demand; None without a file."""
     return None if path is None else functools.partial(read_key, path)
 
 
 def read_key(path: str) -> list[str]:
     """Return the codes of a key file in the order of their numbers: columns `code` (0, 1, 2 …) and
-    `system_code` or `hisco`. A number whose code is empty has "": the published trainer writes rows without a
-    code as such. The path "hisco", in any case, is the HISCO key if there is no such file. Raises UserError.
+    `system_code` or `hisco`. A number with an empty code has "": the published trainer writes rows without a
+    code so. The path "hisco", in any case, is the HISCO key unless that file exists. Raises UserError.
     """
     if path.lower() == "hisco" and not os.path.exists(path):
         return list(hisco_key())
@@ -472,6 +473,6 @@ def read_words(path: str) -> dict[str, int]:
     words: Counter[str] = Counter()
     for word, count in read_columns(path, ["word", "freq"]) or [("", "")]:
         if not word or not count.isdecimal() or len(count) > 18:
-            raise UserError(f"{path}: needs rows of a word and a whole number; one is {[word, count]!r}")
+            raise UserError(f"{path}: needs rows of a word and a whole number, not {[word, count]!r}")
         words[word] += int(count)
     return dict(words)

@@ -1,6 +1,7 @@
-"""Texts that name several occupations: where they are split, and whether a training codes each of them."""
+"""Texts that name several occupations: where to split them, and whether the training codes each."""
 
 import re
+from functools import cache
 
 import numpy as np
 
@@ -10,21 +11,23 @@ from histocc.data.learned import hashes_of
 
 _WORDS = r"(?:and|und|u\.|en|och|o\.|o|og|et|e|y)\s+"
 SEPARATOR = re.compile(rf"(\s*[,;/+&]\s*(?:{_WORDS})?|\s+{_WORDS})", re.IGNORECASE)
-MOST = 5  # texts with more parts stay whole
-MAX_TEXTS, MIN_TEXTS = 50_000, 10  # distinct texts of a training, and those of them with known parts
+MAX_PARTS = 5  # texts with more parts are not split
+# least number of distinct training texts, and of those with known parts
+TEXTS_LOOKED_AT, MIN_WITH_PARTS = 50_000, 10
 
 
-def listed(rule: str) -> np.ndarray:
-    """Return the hashes of all titles in the lists, as a model with this text rule reads them."""
-    titles = [title for language in lexicon.LANGUAGES for title in lexicon.titles(language)]
+@cache
+def listed_hashes(rule: str) -> np.ndarray:
+    """Return the hashes of all listed titles, as a model with this text rule reads them."""
+    titles = [title for language in lexicon.LEXICON_LANGUAGES for title in lexicon.titles(language)]
     return hashes_of([*titles, ""], rule)[:-1]
 
 
-def parts_of(texts: list[str], known: np.ndarray, rule: str) -> list[list[str]]:
-    """Return the parts of each text, the longest first of which all are known (by `hashes_of`); [] for a text
-    that is known itself or has no such parts.
+def parts_of_texts(texts: list[str], known: np.ndarray, rule: str) -> list[list[str]]:
+    """Return the first and longest parts of each text, all known (by `hashes_of`); [] for a text that
+    is known itself or has no such parts.
     """
-    rows = [row if 1 < len(row) < 2 * MOST else [] for row in map(SEPARATOR.split, texts)]
+    rows = [row if 1 < len(row) < 2 * MAX_PARTS else [] for row in map(SEPARATOR.split, texts)]
     places = ((row, i, j) for row in rows for j in range(1, len(row) + 1, 2) for i in range(0, j, 2))
     runs = ["".join(row[i:j]) for row, i, j in places]
     are_known = {runs[i] for i in np.flatnonzero(np.isin(hashes_of([*runs, ""], rule)[:-1], known))}
@@ -40,10 +43,12 @@ def parts_of(texts: list[str], known: np.ndarray, rule: str) -> list[list[str]]:
 
 
 def splits(data: PreparedData) -> bool:
-    """Return whether a training codes each occupation of a text: most texts with known parts have several."""
-    rows = np.unique(data.train.text_hash, return_index=True)[1][:MAX_TEXTS]
+    """Return whether the training codes each occupation: most texts with known parts have several codes."""
+    rows = np.unique(data.train.text_hash, return_index=True)[1][:TEXTS_LOOKED_AT]
     texts, rule = data.train.strings(rows), data.clean_text
+    if sum(map(bool, map(SEPARATOR.search, texts))) < MIN_WITH_PARTS:  # the lists take a second to hash
+        return False
     single = hashes_of([*(text for text in texts if not SEPARATOR.search(text)), ""], rule)[:-1]
-    found = [bool(parts) for parts in parts_of(texts, np.append(listed(rule), single), rule)]
+    found = [bool(parts) for parts in parts_of_texts(texts, np.append(listed_hashes(rule), single), rule)]
     several = (data.train.codes[rows[found]] >= 0).sum(axis=1) > 1
-    return len(several) >= MIN_TEXTS and bool(several.mean() > 0.5)
+    return len(several) >= MIN_WITH_PARTS and bool(several.mean() > 0.5)

@@ -1,7 +1,7 @@
-"""The split of texts into those that are trained on, validated on, and kept for a test that chooses nothing.
+"""The split of texts: for training, for validation, and for a test that chooses nothing.
 
-A text is in one part with all its rows: in the test if any of them is put there, else in the validation
-if any is, else in the training. No share draws a text that has more than half of the rows that it asks for
+A text is in one part with all its rows: in the test if any of them is assigned to it, else in the validation
+if any is, else in the training. No share draws a text with more than half of the rows of the share
 (`too_frequent` in `data/prepare.py`).
 """
 
@@ -15,28 +15,28 @@ from histocc.data.rows import EXAMPLES
 from histocc.runtime.errors import raise_if_any
 from histocc.text import text_hashes
 
-PARTS = ("train", "val", "test")  # the words of --split-col
+SPLIT_PARTS = ("train", "val", "test")  # the words of --split-col
 OFTEN = "often"  # the name of texts that no share draws
 
 
 def split_values(hashes: np.ndarray) -> np.ndarray:
-    """Return numbers in [0, 1] by texts' hashes; the lowest are for validation, the highest for the test."""
+    """Return numbers in [0, 1] from hashes of texts; the lowest: validation, the highest: test."""
     return hashes / 2.0**64
 
 
 def named_parts(settings: PrepareSettings, check: Callable) -> dict[str, np.ndarray]:
-    """Return the hashes of the texts that --split-col and --leave-out put into a part, uint64 [T] by its
-    name. check: called often; an exception of it ends the work. Raises UserError for other words in the
-    column, and for a value that does not occur.
+    """Return the hashes of the texts that --split-col and --leave-out assign to each part, uint64 [T], by
+    part. check: called often; its exception ends the work. Raises UserError for other words in the column,
+    and for a value that does not occur.
     """
-    wanted = [(part, settings.split_col, part) for part in PARTS if settings.split_col]
+    wanted = [(part, settings.split_col, part) for part in SPLIT_PARTS if settings.split_col]
     wanted += [("test", *each.split("=", 1)) for each in settings.leave_out or []]
     counts = {column: Counter[str]() for column in settings.split_columns}
     found: dict[str, list[np.ndarray]] = {}
     for _, path in settings.files if counts else ():
         table = settings.table(path, list(counts))
         for records in table.records(check):
-            # a text that is rejected for its characters is in no part
+            # texts rejected for their characters are in no part
             keep = [i for i in range(len(records.texts)) if i not in records.forbidden]
             hashes = text_hashes([records.parts[0][i].strip() for i in keep])
             for column in counts:
@@ -47,7 +47,9 @@ def named_parts(settings: PrepareSettings, check: Callable) -> dict[str, np.ndar
                     if of == column:
                         found.setdefault(part, []).append(hashes[folded == value.strip().casefold()])
     problems = []
-    if wrong := [word for word in counts.get(settings.split_col or "", ()) if word.casefold() not in PARTS]:
+    if wrong := [
+        word for word in counts.get(settings.split_col or "", ()) if word.casefold() not in SPLIT_PARTS
+    ]:
         shown = ", ".join(map(repr, wrong[:EXAMPLES])) + " …" * (len(wrong) > EXAMPLES)
         what = f"column {settings.split_col!r} holds {shown}; write train, val or test in every row"
         problems.append(f"--split-col: {what}")
@@ -60,15 +62,15 @@ def named_parts(settings: PrepareSettings, check: Callable) -> dict[str, np.ndar
     return {part: np.unique(np.concatenate(some)) for part, some in found.items() if any(map(len, some))}
 
 
-def parts_of(
+def parts_of_rows(
     settings: PrepareSettings, named: dict[str, np.ndarray], part: str, hashes: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return whether texts are for the validation, and whether for the test, bool [n] each. named: as
-    `named_parts` returns it; part: the part that their file is for.
+    """Return whether each text is for validation, and whether for the test, bool [n] each. named: the result
+    of `named_parts`; part: the part that their file is for.
     """
     values, is_test = split_values(hashes), np.isin(hashes, named.get("test", ()))
     is_free = ~np.isin(hashes, named.get(OFTEN, ()))
-    if not (settings.split_col and "test" in named):  # the shares are for parts that the column does not name
+    if not (settings.split_col and "test" in named):  # shares are for parts that the column lacks
         is_test |= is_free & (1 - values < settings.share_test)
     is_val = np.isin(hashes, named.get("val", ())) | (part == "val")
     if part == "train" and "val" not in named and settings.share_val is not None:

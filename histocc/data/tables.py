@@ -1,14 +1,15 @@
-"""A reader of tables, in chunks of columns: CSV in any encoding and with any delimiter, and JSON lines, also
+"""A reader of tables in chunks of rows: CSV in any encoding and with any delimiter, and JSON lines, both also
 in gzip, and the tables of `histocc.data.binary`.
 
-Values stay the text in the file: "NA", "null" and "0123" are never turned into anything else. Memory holds
-one chunk, however long the file is; only a workbook is held whole. A folder of tables, such as Spark and Dask
-write it, is one table.
+Values keep their text: "NA", "null" and "0123" are never turned into anything else. Memory holds one chunk,
+however long the file is. Only a workbook is held whole. A folder of tables, as written by Spark and Dask, is
+one table.
 """
 
 import codecs
 import contextlib
 import csv
+import difflib
 import glob
 import gzip
 import io
@@ -33,27 +34,28 @@ from histocc.data.binary import (
     OF_DOCUMENT,
     RANGE,
     Binary,
-    Rows,
+    RowBlock,
     composed,
-    kind_of,
     open_table,
+    table_kind,
     unique_names,
 )
 from histocc.formatter import SEP_VALUE
 from histocc.runtime.errors import UserError
 from histocc.runtime.files import TABLE_NAME, opened
+from histocc.runtime.log import counted
 
 DELIMITERS = {"comma": ",", "semicolon": ";", "tab": "\t", "pipe": "|"}
-_HIVE_NULL = "__HIVE_DEFAULT_PARTITION__"  # by Hive, Spark and pyarrow
-_HIDDEN = r"(\A|[/\\])[._~]"  # in names of files that are no parts
-_MAGIC = re.compile(r"[*?[]")  # of patterns
-_NOTED = 3  # notes on the parts of a table
-_BEGIN = 1 << 16  # bytes by which the kind of a file is detected
+_HIVE_NULL = "__HIVE_DEFAULT_PARTITION__"  # written by Hive, Spark and pyarrow
+_HIDDEN = r"(\A|[/\\])[._~]"  # in names of files that are not parts
+_MAGIC = re.compile(r"[*?[]")  # marks a pattern
+_NOTED = 3  # most notes on the parts of a table
+_BEGIN = 1 << 16  # bytes from which the kind of a file is detected
 _LINE_BREAK = re.compile("\r\n|\r|\n")
 _QUOTES = "a cell that begins with a quotation mark must end with one, and those inside it must be doubled"
-_NO_QUOTES = "; --no-quotes reads files in which they are ordinary characters"
+_NO_QUOTES = "; use --no-quotes if they are ordinary characters"
 _JSON_LINES = rb'(\xef\xbb\xbf)?\s*\{[ \t]*["}]'
-_HALF = re.compile("[\ud800-\udfff]")  # of a character (\\ud800 in JSON), which is no text
+_HALF = re.compile("[\ud800-\udfff]")  # half of a character (\\ud800 in JSON), not valid text
 # Patterns of the first bytes of other kinds of files, and their names. IN is the file, OUT the name without
 # its ending.
 _OTHERS = {
@@ -89,50 +91,50 @@ csv.field_size_limit(1 << 24)
 class Chunk:
     """Some rows of a file, below the header."""
 
-    # int64 [n], where each row begins in the file, from 1; the row's number if it is no text
+    # int64 [n], line where each row begins, from 1; the row's number in a binary table
     lines: np.ndarray
     columns: list[list[str]]  # the cells of each wanted column, n texts each
     faults: list[tuple[int, str, str]] = field(default_factory=list)  # unreadable rows: line, kind, reason
-    share: float = 0.0  # share of the file that is read, 0…1
+    share: float = 0.0  # share of the file read so far, 0…1
 
 
 class Format(NamedTuple):
     """The format of a file."""
 
     names: list[str]  # names of the columns
-    delimiter: str  # "" if it is no text
-    encoding: str  # "" if it is no text
+    delimiter: str  # "" for a binary table
+    encoding: str  # "" for a binary table
     above: int = 0  # lines before the names
     notes: tuple[str, ...] = ()  # for the user
     quoting: Any = csv.QUOTE_MINIMAL  # or another of csv's constants
-    binary: Binary | None = None  # a table that is no text
-    flags: bool = False  # whether messages may name flags of reading, which apply to the file
-    ranges: int = 1  # ranges of rows that can be read each without those before
+    binary: Binary | None = None  # the table, if it is binary
+    flags: bool = False  # whether messages may name flags of reading
+    ranges: int = 1  # ranges of rows that can be read independently
 
     def types_but(self, written: Container[str]) -> dict[str, Any]:
-        """Return the `types` of a table that is no text, but those of columns that are written anew."""
+        """Return the `types` of a binary table, except those of columns that are written anew."""
         types = self.binary.types if self.binary else {}
         return {name: types[name] for name in types if name not in written}
 
 
 class Part(NamedTuple):
-    """A file of a table that several files hold."""
+    """A file of a table that consists of several files."""
 
     path: str
-    name: str  # below the folder of the table
-    keys: dict[str, str] = {}  # columns that the names of its folders give: year=1881
+    name: str  # relative to the table's folder
+    keys: dict[str, str] = {}  # columns from the names of its folders: year=1881
 
     def __str__(self) -> str:
         return self.path
 
 
-Path = str | Sequence[Part]  # of a table: a file, a folder, a pattern, or the files themselves
+Path = str | Sequence[Part]  # a table: a file, a folder, a pattern, or the files themselves
 
 
 def parts_of(path: str) -> list[Part]:
-    """Return the files of a table in the order of their names, and of numbers in these: those in a folder and
-    below, but hidden and empty ones, or those that a pattern fits, or the one that is named. Raises UserError
-    if there are none.
+    """Return the files of a table, sorted by name with numbers in numerical order: the files in and below a
+    folder (except hidden and empty ones), those that match a pattern, or the one named. Raises UserError if
+    there are none.
     """
     found, root = [path], path
     if not os.path.isdir(path):
@@ -142,24 +144,24 @@ def parts_of(path: str) -> list[Part]:
     walked = {os.path.join(at, name) for each in found for at, _, names in os.walk(each) for name in names}
     below = [part_of(file, root) for file in {*walked, *filter(os.path.isfile, found)}]
     below = [part for part in below if not re.search(_HIDDEN, part.name)]
-    # a pattern may name files of any ending
+    # a pattern may match files with any ending
     parts = [part for part in below if part.path not in walked or TABLE_NAME.fullmatch(part.name)]
     parts = [part for part in parts if os.path.getsize(part.path)]
     if not parts:
         kind = "is a folder" if os.path.isdir(path) else "is a pattern"
-        others = f"; it has {min(below).name}, and a pattern, such as '*', names such files" if below else ""
+        others = f"; it has {min(below).name}: use a pattern, such as '*', for such files" if below else ""
         raise UserError(f"{path}: {kind} with no table (.csv, .parquet, .xlsx …){others}")
     return sorted(parts, key=lambda part: [*map(_number, re.split(r"(\d+)", part.name))])
 
 
-def left_out(path: str) -> str:
+def files_left_out(path: str) -> str:
     """Return a note on files in a folder that are not read, "" if there are none."""
     walked = (
         part_of(os.path.join(at, name), path).name for at, folders, names in os.walk(path) for name in names
     )
     others = sorted(name for name in walked if not (re.search(_HIDDEN, name) or TABLE_NAME.fullmatch(name)))
     named = f"{', '.join(others[:3])}{' …' * (len(others) > 3)}"
-    return f"{path}: {len(others):,} files are not read, by their names ({named})" if others else ""
+    return f"{path}: {len(others):,} files are not read, because of their names ({named})" if others else ""
 
 
 def _number(text: str) -> str | int:
@@ -167,7 +169,7 @@ def _number(text: str) -> str | int:
 
 
 def part_of(file: str, root: str) -> Part:
-    """Return a file below the folder of its table, with the columns that the names of its folders give."""
+    """Return a file of a table's folder, with the columns from the names of its subfolders."""
     name = os.path.relpath(file, root)
     pairs = (each.partition("=") for each in name.split(os.sep)[:-1] if "=" in each)
     return Part(file, name, {key: "" if value == _HIVE_NULL else unquote(value) for key, _, value in pairs})
@@ -179,7 +181,7 @@ def str_of(path: Path) -> str:
 
 
 def path_of(names: list[str]) -> Path:
-    """Return the table that several names are, such as those of --input. Raises UserError."""
+    """Return the table of several names, such as those of --input. Raises UserError."""
     return names[0] if len(names) == 1 else [part for name in names for part in parts_of(name)]
 
 
@@ -195,7 +197,7 @@ def _format_of_parts(parts: Sequence[Part], how: tuple) -> Format:
     names = unique_names(first.names)
     for part, other in zip(parts, formats):
         if odd := {*unique_names(other.names), *part.keys}.symmetric_difference({*names, *keys}):
-            what = f"the parts of a table have the same columns, and only one of these has {min(odd)!r}"
+            what = f"the parts of a table must have the same columns, but only one of these has {min(odd)!r}"
             raise UserError(f"{parts[0]} and {part}: {what}")
 
     def read(places: Sequence[int], span: int | None = None) -> Iterator[tuple]:
@@ -215,7 +217,7 @@ def _format_of_parts(parts: Sequence[Part], how: tuple) -> Format:
     notes = [f"({part}) {note}" for part, each in zip(parts, formats) for note in each.notes]
     more = [f"has {len(notes) - _NOTED:,} more notes of this kind on its parts"] * (len(notes) > _NOTED)
     binary = Binary("several files", [*first.names, *keys], read, types=types)
-    notes = (f"has {len(parts):,} parts", *notes[:_NOTED], *more)
+    notes = (f"has {counted(len(parts), 'part')}", *notes[:_NOTED], *more)
     return Format(binary.names, "", "", 0, notes, binary=binary, flags=first.flags, ranges=first.ranges)
 
 
@@ -228,7 +230,7 @@ def table_format(
     texts: Sequence[str] = (),
     flags: bool = False,
 ) -> Format:
-    """Return how a table is read; what is not given is detected. Raises UserError if it is no table."""
+    """Return the format of a table, detecting what is not given. Raises UserError for other files."""
     parts, how = files_of(path), (delimiter, encoding, no_quotes, sheet, texts, flags)
     if len(parts) > 1 or parts[0].keys:
         return _format_of_parts(parts, how)
@@ -236,10 +238,10 @@ def table_format(
     quoting = csv.QUOTE_NONE if no_quotes else csv.QUOTE_MINIMAL
     with _unpacked(path) as (file, raw):
         begin, is_packed = file.read(_BEGIN), file is not raw
-    kind = kind_of(begin)
+    kind = table_kind(begin)
     other = next((other for magic, other in _OTHERS.items() if re.match(magic, begin, re.DOTALL)), "")
     if is_packed and (kind or "IN OUT" in other):
-        what = f"is no CSV but {kind or other.partition(';')[0]} in gzip"
+        what = f"is not CSV but {kind or other.partition(';')[0]} in gzip"
         raise UserError(f"{path}: {what}; unpack it with: gunzip --keep {shlex.quote(path)}")
     if other:
         names = {"IN": shlex.quote(path), "OUT": shlex.quote(os.path.splitext(path)[0])}
@@ -272,21 +274,21 @@ def table_format(
     try:
         names, notes = _names(next(rows), notes)
     except csv.Error as error:
-        raise UserError(f"{path}: the column names are not readable as CSV ({error})") from None
+        raise UserError(f"{path}: the column names cannot be read as CSV ({error})") from None
     with contextlib.suppress(csv.Error):
         below.extend(row for row in rows if row)
     ids = [row[0] for row in below]
     if {len(row) for row in below} == {len(names) + 1} and (len(set(ids)) == len(ids) > 1 or ids == ["1"]):
-        names = ["row.names", *names]  # R's write.table leaves the first name out
+        names = ["row.names", *names]  # R's write.table omits the first name
         notes += ("has rows with one cell more than names: the first was taken for R's row names",)
-    # ranges begin at line breaks, which other encodings write in another way
+    # ranges begin at line breaks, which other encodings write differently
     can_be_cut = not is_packed and b'\n"'.decode(encoding) == '\n"'
     ranges = state.st_size // RANGE if can_be_cut else 1
     return Format(names, delimiter, encoding, above, notes, quoting, flags=flags, ranges=max(1, ranges))
 
 
 def _fits(delimiter: str, lines: list[str], quoting: Any) -> tuple[int, int]:
-    """Return (how many rows have as many cells as the header, or one more, if it has several; its cells)."""
+    """Return (how many rows have as many cells as the header, or one more if it has several; its cells)."""
     rows, sizes = csv.reader(lines, delimiter=delimiter, strict=True, quoting=quoting), []
     with contextlib.suppress(csv.Error):
         sizes.extend(map(len, rows))
@@ -295,9 +297,9 @@ def _fits(delimiter: str, lines: list[str], quoting: Any) -> tuple[int, int]:
 
 
 def _names(written: list[str], notes: tuple[str, ...]) -> tuple[list[str], tuple[str, ...]]:
-    """Return (names of columns, notes on them and those given)."""
+    """Return (column names, the given notes and more on the names)."""
     if any(name != " ".join(name.split()) for name in written):
-        notes += ("has blanks around names of columns, or line breaks in them, which do not count",)
+        notes += ("has blanks around column names, or line breaks in them, which are ignored",)
     names = list(map(composed, written))
     if later := [repr(new) for name, new in zip(names, unique_names(names)) if name != new]:
         notes += (f"has several columns of one name; flags call the later ones {', '.join(later[:10])}",)
@@ -307,25 +309,28 @@ def _names(written: list[str], notes: tuple[str, ...]) -> tuple[list[str], tuple
 def column_problems(
     path: Path, header: list[str], wanted: list[str], flags: dict[str, str] | None = None
 ) -> list[str]:
-    """Return the problems of a file's columns, a line each. flags: by column name, the flag that gives it."""
+    """Return the problems of a file's columns, one per line. flags: column name → the flag that names it."""
     problems, by_flags = [], flags is not None
     for name in dict.fromkeys(wanted):
         if header.count(name) > 1 and name not in (flags or ()):
             problems.append(f"{path}: column {name!r} is listed {header.count(name)} times")
         if name in header or flags and name in flags and name in unique_names(header):
             continue
-        near = [other for other in header if other.casefold() == name.casefold()]
+        folded = {other.casefold(): other for other in header}
+        near = difflib.get_close_matches(name.casefold(), folded, 1)
+        flag = f"{flags[name]} " if flags and name in flags else ""
         hints = [
-            f". Is {near[0]!r} meant?" if near else "",
-            f" ({flags[name]} names it)" if flags and name in flags else "",
+            f". Did you mean {flag}{folded[near[0]]!r}?"
+            if near
+            else f". Name it with {flag.strip()}" * bool(flag),
             " (separate several columns by spaces)" if "," in name else "",
-            " (one column only: --delimiter names the column delimiter)" * (len(header) == 1 and by_flags),
+            " (one column only: name the delimiter with --delimiter)" * (len(header) == 1 and by_flags),
         ]
         with _unpacked(files_of(path)[0].path) as (file, _):
             begin = file.read(_BEGIN)
         if begin.startswith((b"PK", b"\xd0\xcf")):  # a workbook
-            other = "; --sheet names another sheet" * by_flags
-            hints.append(f". Column names are looked for in the first 20 rows{other}")
+            other = "; choose another sheet with --sheet" * by_flags
+            hints.append(f". Column names must be in the first 20 rows{other}")
         lines = [] if re.match(_JSON_LINES, begin) else begin.splitlines()[1:20]
         if below := [i for i, line in enumerate(lines, 2) if all(name.encode() in line for name in wanted)]:
             hints.append(f". The column names seem to be in line {below[0]}: remove the lines above")
@@ -337,9 +342,8 @@ def column_problems(
 def read_chunks(
     path: Path, columns: Sequence[str] | Sequence[int] | None, *how: Any, span: int | None = None
 ) -> Iterator[Chunk]:
-    """Yield all rows below the header. columns: by name or place, all if None; how: as for `table_format`;
-    span: number of the only one of its `ranges` that is read. Raises UserError if the file cannot be read to
-    its end.
+    """Yield all rows below the header. columns: by name or place, None: all; how: see `table_format`; span:
+    number of the only one of its `ranges` to read. Raises UserError if the file cannot be read to its end.
     """
     table = table_format(path, *how)
     width = len(table.names)
@@ -364,7 +368,7 @@ def read_chunks(
                 except csv.Error as error:
                     if before + reader.line_num > line:
                         last = before + reader.line_num
-                        lost = f"is not closed before line {last:,}, so that rows are lost"
+                        lost = f"is not closed before line {last:,}, which swallows rows"
                         what = f"{path}, line {line:,}: a quotation mark {lost}: {quotes} ({error})"
                         raise UserError(what) from None
                     faults.append((line, "broken quotation marks", f"{quotes} ({error})"))
@@ -373,10 +377,10 @@ def read_chunks(
                     row = row or [""]
                 if len(row) != width:
                     reason = f"{len(row)} cells in the row, {width} columns in the header"
-                    # else a blank line between rows of several cells
+                    # otherwise a blank line between rows of several cells
                     faults += [(line, "wrong number of cells", reason)] * bool(row)
                 elif (last := before + reader.line_num) > line and any(_holds_rows(x, table) for x in row):
-                    reason = f"a cell holds rows down to line {last:,}: is a quotation mark not closed?"
+                    reason = f"a cell extends over rows down to line {last:,}: is a quotation mark unclosed?"
                     faults.append((line, "rows inside a cell", reason))
                 else:
                     rows.append(row)
@@ -387,7 +391,7 @@ def read_chunks(
 
 
 def _holds_rows(cell: str, table: Format) -> bool:
-    """Return whether a cell has line breaks, and the delimiters of rows. One before a blank is prose."""
+    """Return whether a cell looks like rows: line breaks, and delimiters that no blank follows."""
     least = (len(table.names) - 1) * len(_LINE_BREAK.findall(cell))
     return cell.count(table.delimiter) - cell.count(table.delimiter + " ") >= least > 0
 
@@ -403,12 +407,12 @@ def table_rows(path: str, table: Format) -> Iterator[tuple[int, list[str]]]:
             for row in reader:
                 yield reader.line_num, row
         except csv.Error as error:
-            raise UserError(f"{path}, line {reader.line_num:,}: is not readable as CSV ({error})") from None
+            raise UserError(f"{path}, line {reader.line_num:,}: cannot be read as CSV ({error})") from None
 
 
 @lru_cache(maxsize=4)
 def _json_lines(path: str, encoding: str, *_state: int) -> Binary:
-    """Return a table of JSON objects, one on each line. Its columns are the names in any of them."""
+    """Return a table of JSON objects, one per line. Its columns are the names in any object."""
     as_written = dict.fromkeys(("parse_int", "parse_float", "parse_constant"), str)
 
     def scalar(value: Any) -> str:
@@ -417,11 +421,11 @@ def _json_lines(path: str, encoding: str, *_state: int) -> Binary:
     def cells(text: str) -> Iterator[tuple[str, str]]:
         for name, value in json.loads(text, **as_written).items():
             try:
-                # Label Studio has several choices in a record of JSON-MIN
+                # Label Studio's JSON-MIN has several choices in a record
                 value = value["choices"] if isinstance(value, dict) and [*value] == ["choices"] else value
                 several = value if isinstance(value, list) else [value]
                 yield name, SEP_VALUE.join(filter(None, map(scalar, several)))
-            except TypeError:  # an object, or lists in a list
+            except TypeError:  # an object, or nested lists
                 yield name, json.dumps(json.loads(text)[name], ensure_ascii=False)
 
     def rows() -> Iterator[tuple[int, dict[str, str]]]:
@@ -436,7 +440,7 @@ def _json_lines(path: str, encoding: str, *_state: int) -> Binary:
                 if line.strip():
                     yield number, row
 
-    def read(places: Sequence[int]) -> Iterator[Rows]:
+    def read(places: Sequence[int]) -> Iterator[RowBlock]:
         some, wanted = rows(), [names[place] for place in places]
         while piece := list(islice(some, CHUNK)):
             lines = np.array([line for line, _ in piece], dtype=np.int64)
@@ -448,8 +452,8 @@ def _json_lines(path: str, encoding: str, *_state: int) -> Binary:
 
 @contextlib.contextmanager
 def _csv_reader(path: str, table: Format, span: int | None = None) -> Iterator[tuple[Any, BinaryIO, int]]:
-    """Open a CSV file; give (csv's reader past the header, the file as it is stored, lines before its first
-    one). span: number of the only one of its `ranges` that is read.
+    """Open a CSV file; yield (csv's reader past the header, the stored file, the number of lines before its
+    first line). span: number of the only one of its `ranges` to read.
     """
     begin = end = before = 0
     if span is not None and table.ranges > 1:
@@ -473,7 +477,7 @@ def _csv_reader(path: str, table: Format, span: int | None = None) -> Iterator[t
 def _begins(
     path: str, delimiter: str, encoding: str, quoting: Any, ranges: int, size: int, *_state: int
 ) -> list[tuple[int, int]]:
-    """Return (byte, lines before it) where the ranges of a CSV file in this state begin, and its end. A range
+    """Return (byte, lines before it) where each range of a CSV file begins, and the file's end. A range
     begins with the first row that begins in it.
     """
     how: dict[str, Any] = {"delimiter": delimiter, "strict": True, "quoting": quoting}
@@ -481,7 +485,7 @@ def _begins(
     with opened(path) as file:
 
         def texts() -> Iterator[str]:
-            """Yield the line, and those that a cell of it continues on."""
+            """Yield the line, and the lines on which its cells continue."""
             nonlocal at, lines
             for part in itertools.chain([line], block, file):
                 at, lines = at + len(part), lines + 1
@@ -489,7 +493,7 @@ def _begins(
 
         limit = size // ranges
         while content := file.read(_BEGIN) + file.readline():
-            if content.count(b"\r") != content.count(b"\r\n"):  # csv ends rows there, too: all is one range
+            if content.count(b"\r") != content.count(b"\r\n"):  # csv also ends rows there: use one range
                 return [(0, 0)] + [(size, 0)] * ranges
             if b'"' not in content and at + len(content) < limit:
                 at, lines = at + len(content), lines + content.count(b"\n")
@@ -500,7 +504,7 @@ def _begins(
                     marks.append((at, lines))
                     limit = size * len(marks) // ranges
                 if b'"' in line and quoting == csv.QUOTE_MINIMAL:
-                    with contextlib.suppress(csv.Error):  # broken quotation marks, of which the reading tells
+                    with contextlib.suppress(csv.Error):  # reading reports broken quotation marks
                         next(csv.reader(texts(), **how))
                 else:
                     at, lines = at + len(line), lines + 1
@@ -510,7 +514,7 @@ def _begins(
 
 @contextlib.contextmanager
 def _unpacked(path: str) -> Iterator[tuple[BinaryIO, BinaryIO]]:
-    """Open a file; give (what gzip packed in it, or it; the file as it is stored). Raises UserError."""
+    """Open a file; yield (its content, unpacked from gzip; the file as stored). Raises UserError."""
     with opened(path) as raw:
         is_packed = raw.read(2) == b"\x1f\x8b"
         raw.seek(0)
@@ -533,7 +537,7 @@ def _decodes(path: str, encoding: str, flags: bool, reader: Any = None, before: 
 
 # ---- encodings
 
-# Letters beside a–z, by language, for each code page: Windows-1252, and pages that have other letters in the
+# Letters besides a–z, by language, for each code page: Windows-1252, and pages that have other letters in the
 # same places.
 _LETTERS = {
     "cp1252": "äöüßéà àâæçéèêëîïôùûüÿœ áéíóúüñç àáâãçéêíóôõúü àèéìíîòóùú àçèéíïòóúü· æøåéèêôöäü åäöéèàüæø"
@@ -541,25 +545,25 @@ _LETTERS = {
     "cp1250": "áčďéěíňóřšťúůýž áäčďéíĺľňóôŕšťúýž ąćęłńóśźż áéíóöőúüű čćđšž ăâîşţ",
     "cp1254": "çğıöşüâîû\u0307",
 }
-_CODE_PAGES = ["cp1250", "cp1251", "cp1252", "cp1253", "cp1254", "cp850", "mac_roman"]  # for a guess
-_SIGNS = "‘’‚“”„´`'–—…°£€½¼¾«»§ºª·†‡©®\xa0\xad"  # stand beside words in any language
-# looked for at their beginnings only: from each character it would take the square of a long cell's length
+_CODE_PAGES = ["cp1250", "cp1251", "cp1252", "cp1253", "cp1254", "cp850", "mac_roman"]  # for guesses
+_SIGNS = "‘’‚“”„´`'–—…°£€½¼¾«»§ºª·†‡©®\xa0\xad"  # occur next to words in any language
+# matched only at beginnings: from every character it would take quadratic time in a long cell
 _HIGH_WORD = re.compile(rb"(?<![A-Za-z\x80-\xff])[A-Za-z]*+[\x80-\xff][A-Za-z\x80-\xff]*")
 _HIGH_CELL = re.compile(rb'(?<![^,;\t|"\r\n])[^,;\t|"\r\n\x80-\xff]*+[\x80-\xff][^,;\t|"\r\n]*')
-_MAX_ODD_LINES = 20_000  # lines that are examined
+_MAX_ODD_LINES = 20_000  # lines to examine
 _MIN_SHARE = 0.95  # share of the words that a language must explain
 
 
 @cache
 def _detected(path: str, flags: bool, *_state: int) -> tuple[str, tuple[str, ...]]:
-    """Return (encoding, notes on it for the user) of a CSV file in this state."""
+    """Return (encoding, notes on it for the user) of a CSV file."""
     decoder = codecs.getincrementaldecoder("utf-8")()
     with _unpacked(path) as (file, _):
         begin = file.read(4096)
         if begin[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
             return "utf-16", ("was read as UTF-16",)
         if b"\0" in begin.partition(b"\n")[0]:
-            remedy = "--encoding utf-16-le (or -be) reads it if it is UTF-16" if flags else "save it as UTF-8"
+            remedy = "if it is UTF-16, use --encoding utf-16-le (or -be)" if flags else "save it as UTF-8"
             raise UserError(f"{path}: is not a text file (a NUL byte in the first line); {remedy}")
         with contextlib.suppress(UnicodeDecodeError):
             decoder.decode(begin)
@@ -571,7 +575,7 @@ def _detected(path: str, flags: bool, *_state: int) -> tuple[str, tuple[str, ...
 
 
 def _code_page(path: str, flags: bool) -> tuple[str, tuple[str, ...]]:
-    """Return what `_detected` does, for a file that is not UTF-8: Windows-1252 by its letters, or a guess."""
+    """Return the result of `_detected` for a file that is not UTF-8: Windows-1252, or a guess."""
     odd, utf8, first, number = [], 0, 0, 0  # lines
     with _unpacked(path) as (file, _):
         for number, line in enumerate(file, 1):
@@ -590,7 +594,7 @@ def _code_page(path: str, flags: bool) -> tuple[str, tuple[str, ...]]:
     explained = {page: _explained(words, page) for page in _LETTERS}
     page: str | None = "cp1252"
     of_best, of_any = explained["cp1252"]
-    # A few broken words among ASCII ones do not reveal the page; they are neither Cyrillic nor Greek.
+    # A few broken words among ASCII words do not reveal the page. They are neither Cyrillic nor Greek.
     few = number >= 20 * len(odd) and of_any == max(share for _, share in explained.values())
     if not few and (of_any < _MIN_SHARE or max(explained.values())[0] > of_best):
         try:
@@ -600,21 +604,21 @@ def _code_page(path: str, flags: bool) -> tuple[str, tuple[str, ...]]:
             page = guess and guess.encoding
         except ImportError:
             page = None
-        if page in _LETTERS and explained[page][1] < _MIN_SHARE:  # signs stand where letters should
+        if page in _LETTERS and explained[page][1] < _MIN_SHARE:  # signs in place of letters
             page = None
     shown = {name: ", ".join(repr(text.decode(name, "replace")) for text in samples) for name in _CODE_PAGES}
     if page is None:
-        what = f"{path}: is not UTF-8 (line {first:,}), and its code page cannot be told"
-        remedy = "--encoding NAME reads it" if flags else "Save it as UTF-8"
+        what = f"{path}: is not UTF-8 (line {first:,}), and its code page is unclear"
+        remedy = "Name it with --encoding NAME" if flags else "Save it as UTF-8"
         names = [f"{name}: {texts}" for name, texts in shown.items()]
         raise UserError("\n    ".join([f"{what}. {remedy}; the same texts in each encoding:", *names]))
     name = "Windows-1252" if page == "cp1252" else page
-    other = "; --encoding NAME reads another" * flags
-    return page, (f"was read as {name}, since it is not UTF-8: {shown[page]}{other}",)
+    other = "; choose another with --encoding NAME" * flags
+    return page, (f"was read as {name}, because it is not UTF-8: {shown[page]}{other}",)
 
 
 def _explained(words: set[bytes], page: str) -> tuple[float, float]:
-    """Return the shares of words that the best language of a code page explains, and that any does."""
+    """Return the shares of words explained by the best language of a code page, and by any of them."""
     of_language: Counter[int] = Counter()
     explained = 0
     for word in words:

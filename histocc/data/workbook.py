@@ -1,5 +1,5 @@
-"""What python-calamine does not tell of a workbook, from its XML: dates before 1900, errors such as #N/A,
-merged cells of OpenDocument, and formulas without their values.
+"""Facts about a workbook that python-calamine does not report, from its XML: dates before 1900, errors such
+as #N/A, merged cells of OpenDocument, and formulas without their values.
 """
 
 import datetime
@@ -12,18 +12,18 @@ from collections.abc import Iterator
 from xml.etree import ElementTree
 
 # Merged cells as python-calamine gives them: (row, column) of the first, (row, column) of the last, from 0.
-# Dates and errors are such cells of one row, with their text as a third part.
+# Dates and errors are cells of this kind in one row, with their text as a third item.
 Cells = list[tuple]
-_DATES = {*map(str, range(14, 18)), "22"}  # number formats that all workbooks have
-# Parts of a number format that stand for themselves
+_DATES = {*map(str, range(14, 18)), "22"}  # number formats built into all workbooks
+# Literal parts of a number format
 _SHOWN = re.compile(r'"[^"]*"|\[[^]]*\]|\\.|_.')
-# A cell of Excel with a number below 1, a date before 1900 if its format shows dates, or with an error
+# A cell of Excel with an error or a number below 1 (a date before 1900 if its format shows dates)
 _SPECIAL = re.compile(
     rb'<c r="([A-Z]+)(\d+)"(?: s="(\d+)")?(?: t="[ne]"[^<>]*)?>(?:<f[^<>]*/>|<f[^<>]*>[^<]*</f>)?'
     rb"<v>((?:-[1-5]?\d{1,5}|0)(?:\.\d+)?)?(#[^<]{1,20})?</v>"
 )
-# A cell with a formula but without the value that it had in a spreadsheet program. No part crosses a "<", so
-# that it takes time in proportion to the text, whatever that is.
+# A cell with a formula but without the value computed by a spreadsheet program. No part crosses a "<", so
+# it takes linear time for any text.
 _UNSTORED = re.compile(
     rb'<c (?![^<>]*t="str")[^<>]*>(?:<f[^<>]*/>|<f[^<>]*>[^<]*</f>)(?:<v ?/>|<v></v>)?</c>'
 )
@@ -36,13 +36,13 @@ def _blocks(path: str, names: str) -> Iterator[tuple[str, bytes]]:
             with parts.open(name) as part:
                 block = b""
                 while more := part.read(1 << 20):
-                    block = block[-(1 << 14) :] + more  # a formula has 8,192 characters at most
+                    block = block[-(1 << 14) :] + more  # a formula has at most 8,192 characters
                     yield name, block
 
 
 def scanned(path: str) -> tuple[dict[str, Cells], bool]:
-    """Return (cells of each sheet of Excel with dates before 1900, which python-calamine takes for times of
-    day, and with errors, which it leaves empty; whether there are formulas without their values).
+    """Return (cells of each Excel sheet with dates before 1900, which python-calamine reads as times of day,
+    and with errors, which it leaves empty; whether there are formulas without their values).
     """
     files = "xl/workbook.xml", "xl/_rels/workbook.xml.rels", "xl/styles.xml"
     with zipfile.ZipFile(path) as parts:
@@ -58,7 +58,7 @@ def scanned(path: str) -> tuple[dict[str, Cells], bool]:
     ]
     is_1904 = any(each.get("date1904") in ("1", "true") for each in book.iterfind("{*}workbookPr"))
     first = datetime.datetime(1904, 1, 1) if is_1904 else datetime.datetime(1899, 12, 30)
-    special: dict[str, Cells] = defaultdict(list)  # by part
+    special: dict[str, Cells] = defaultdict(list)  # by part of the workbook
     is_unstored = False
     for part, block in _blocks(path, r"xl/worksheets/[^/]*\.xml"):
         is_unstored = is_unstored or b"<f" in block and bool(_UNSTORED.search(block))
@@ -77,6 +77,6 @@ def scanned(path: str) -> tuple[dict[str, Cells], bool]:
 
 
 def has_merged(path: str) -> bool:
-    """Return whether a workbook of OpenDocument has cells that span several rows."""
+    """Return whether an OpenDocument workbook has cells that span several rows."""
     is_merged = re.compile(rb'number-rows-spanned="(?!1")').search
     return any(is_merged(block) for _, block in _blocks(path, r"content\.xml"))

@@ -1,5 +1,5 @@
-"""The tables that commands write: CSV, also in gzip, workbooks (by xlsxwriter), Parquet (pyarrow), and files
-of Stata and SPSS (pyreadstat). Numbers, dates and truth values stay what they are, but in CSV.
+"""The tables that commands write: CSV, also in gzip, workbooks (with xlsxwriter), Parquet (pyarrow), and
+files of Stata and SPSS (pyreadstat). Except in CSV, numbers, dates and truth values keep their types.
 """
 
 import contextlib
@@ -20,8 +20,8 @@ from histocc.data.binary import NULL, Cell, text_of
 from histocc.formatter import PROBABILITIES
 from histocc.runtime.errors import UserError
 
-MAX_COLUMNS, MAX_CELL = 1 << 14, 32_767  # of a sheet of .xlsx; characters of a cell
-# Endings of the names → the extra that it takes, and its packages
+MAX_COLUMNS, MAX_CELL = 1 << 14, 32_767  # columns of an .xlsx sheet; characters of a cell
+# Ending of the name → the extra that it needs, and its packages
 ENDINGS: dict[str, tuple[str, ...]] = {
     ".csv": ("",),
     ".csv.gz": ("",),
@@ -30,7 +30,7 @@ ENDINGS: dict[str, tuple[str, ...]] = {
     ".dta": ("stata", "pyreadstat", "pandas"),
     ".sav": ("stata", "pyreadstat", "pandas"),
 }
-# Bytes and patterns of the names that columns of Stata and SPSS can have, but for words that they reserve
+# Bytes and patterns of valid column names in Stata and SPSS, except reserved words
 _STATA = r"_(all|[bnN]|coef|cons|pi|pred|rc|skip)|byte|double|float|if|in|int|long|str(\d+|L)|using|with"
 _SPSS = "ALL|AND|BY|EQ|GE|GT|LE|LT|NE|NOT|OR|TO|WITH"
 _NAMES = {".dta": (32, rf"(?!({_STATA})\Z)[^\W\d]\w*"), ".sav": (64, rf"(?!({_SPSS})\Z)[^\W\d_][\w.$#@]*")}
@@ -39,28 +39,28 @@ _NO_CELL = re.compile("[\ud800-\udfff\ufffe\uffff]|^<r>.*</r>\\Z", re.DOTALL)
 
 
 def ending_of(path: str) -> str:
-    """Return the one of ENDINGS that a name has; without any it is that of CSV."""
+    """Return the one of ENDINGS that a name has, by default the one of CSV."""
     return next((ending for ending in ENDINGS if path.lower().endswith(ending)), ".csv")
 
 
 def missing_package(path: str) -> list[str]:
-    """Return what lacks to write a table of this name, in a line, or []."""
+    """Return a line on the packages missing to write a table of this name, or []."""
     extra, *packages = ENDINGS[ending_of(path)]
     lacking = " and ".join(name for name in packages if importlib.util.find_spec(name) is None)
     return [f"--output {path} needs {lacking}: pip install 'histocc[{extra}]'"] if lacking else []
 
 
 def check_names(path: str, names: Sequence[str]) -> None:
-    """Raise UserError if no table of this name has columns of these names."""
+    """Raise UserError if a table of this name cannot have these columns."""
     ending, why = ending_of(path), ""
     if ending == ".xlsx" and len(names) > MAX_COLUMNS:
-        why = f"a sheet has {MAX_COLUMNS:,} columns, and there are {len(names):,} to write"
+        why = f"a sheet has {MAX_COLUMNS:,} columns, but there are {len(names):,} to write"
     if ending in _NAMES:
         most, fits = _NAMES[ending]
         fit = {name for name in names if len(name.encode()) <= most and re.fullmatch(fits, name)}
         if odd := [repr(name) for name in names if name not in fit or names.count(name) > 1]:
-            what = f"names of at most {most} letters, digits and _, each once and no word that is reserved"
-            why = f"columns there have {what}, not {', '.join(odd[:5])}"
+            what = f"names of at most {most} letters, digits and _, each once and not reserved"
+            why = f"columns there must have {what}, not {', '.join(odd[:5])}"
     if why:
         raise UserError(f"--output {path}: {why}: name it .csv or .parquet")
 
@@ -74,10 +74,10 @@ def table_writer(
     as_csv: Callable[[list], bytes],
     types: dict[str, tuple] | None = None,
 ) -> Iterator[Callable[[list], Any]]:
-    """Give a function that writes rows, below the names of the columns, as the ending of `name` asks. Equal
-    rows make equal bytes, but in .dta and .sav, which hold the time. Columns in `numbers` are numbers, but in
-    .csv. types: of columns that are copied, as in `Binary`. Raises UserError if the format has no room for a
-    cell.
+    """Yield a function that writes rows, below the column names, in the format of `name`'s ending. Equal rows
+    make equal bytes, except in .dta and .sav, which hold the time. Columns in `numbers` are numbers, except
+    in .csv. types: of columns that are copied, as in `Binary`. Raises UserError if a cell does not fit the
+    format.
     """
     check_names(name, header)
     ending, are_numbers = ending_of(name), [column in numbers for column in header]
@@ -131,7 +131,7 @@ def _write_xlsx(file: BinaryIO, name: str, header: list[str], are_numbers: list[
     from xlsxwriter.exceptions import FileCreateError
     from xlsxwriter.utility import xl_col_to_name, xl_range
 
-    with tempfile.TemporaryDirectory() as folder:  # the rows, until the file is complete
+    with tempfile.TemporaryDirectory() as folder:  # holds the rows until the file is complete
         book = xlsxwriter.Workbook(file, {"constant_memory": True, "tmpdir": folder})
         book.set_properties({"created": datetime.datetime(2000, 1, 1)})
         sheet, places, widths = book.add_worksheet(), itertools.count(1), []
@@ -144,7 +144,7 @@ def _write_xlsx(file: BinaryIO, name: str, header: list[str], are_numbers: list[
 
         def write_text(place: int, column: int, text: str, look: Any = None) -> None:
             if _NO_CELL.search(text) or sheet.write_string(place, column, str(text), look):
-                what = f"{text[:40]!r} … has {len(text):,} characters, and a cell of .xlsx holds"
+                what = f"{text[:40]!r} … has {len(text):,} characters, but a cell of .xlsx holds at most"
                 raise UserError(f"{name}: {what} {MAX_CELL:,} that XML allows: name the output .csv")
 
         def write_cell(place: int, column: int, cell: str) -> None:
@@ -162,7 +162,7 @@ def _write_xlsx(file: BinaryIO, name: str, header: list[str], are_numbers: list[
         def write(rows: list) -> None:
             if not widths:
                 lengths = (max(map(len, cells)) for cells in zip(header, *rows))
-                widths.extend(min(max(length, 6), 48) + 3 for length in lengths)  # with the filter's button
+                widths.extend(min(max(length, 6), 48) + 3 for length in lengths)  # for the filter's button
             for row, place in zip(rows, places):
                 for column, cell in enumerate(row):
                     if cell:
@@ -184,14 +184,14 @@ def _write_xlsx(file: BinaryIO, name: str, header: list[str], are_numbers: list[
         try:
             book.close()
         except FileCreateError as error:
-            raise error.args[0] from None  # the error of the machine
+            raise error.args[0] from None  # an error of the disk
 
 
 @contextlib.contextmanager
 def _write_statistics(
     file: BinaryIO, name: str, header: list[str], are_numbers: list[bool], kept: dict[str, list]
 ) -> Any:
-    """Write a table of Stata or SPSS at once, with all rows in memory. kept: of `Binary.types`, by column."""
+    """Write a whole table of Stata or SPSS from memory. kept: `Binary.types` by column."""
     table: list[list[Any]] = [[] for _ in header]
     formats = {column: form for column, (form, _) in kept.items() if form}
     ranges = {column: each for column, (_, each) in kept.items() if each}
@@ -218,12 +218,12 @@ def _write_statistics(
         path = os.path.join(folder, "table")
         try:
             if ending_of(name) == ".dta":
-                how = {"variable_format": formats, "version": 14}  # later ones: Stata/MP alone
+                how = {"variable_format": formats, "version": 14}  # later versions: only Stata/MP
                 tags = dict.fromkeys(formats, list("abcdefghijklmnopqrstuvwxyz"))
                 pyreadstat.write_dta(frame, path, missing_user_values=tags, **how)
             else:
                 pyreadstat.write_sav(frame, path, variable_format=formats, missing_ranges=ranges)
         except (pyreadstat.PyreadstatError, pyreadstat.ReadstatError) as error:
-            raise UserError(f"{name}: cannot be written ({error}); a .csv output can") from None
+            raise UserError(f"{name}: cannot be written ({error}); name the output .csv") from None
         with open(path, "rb") as written:
             shutil.copyfileobj(written, file)

@@ -1,4 +1,4 @@
-"""Evaluation of a model on rows with known codes: `python -m histocc.evaluate`, `evaluate` from Python."""
+"""Evaluation of a model on rows with known codes: `histocc evaluate`, `evaluate` from Python."""
 
 from typing import Any
 

@@ -1,17 +1,16 @@
-"""Evaluate a model on data with known codes: accuracy, precision, recall, calibration, confusions, for each
+"""Evaluate a model on data with known codes: accuracy, precision, recall, calibration and confusions of each
 decoder.
 
-    python -m histocc.evaluate --model RUN_OR_FILE --dataset test.csv --target-cols hisco_1 hisco_2 \\
-        --language-col lang
+    histocc evaluate test.csv --model ./output
 
 The command writes report.md, report.json and rejected_rows.csv into --output. The accuracies of the decoders
-are the `seq_acc` and `flat_acc` that a validation in training would log on the same rows.
+are the `seq_acc` and `flat_acc` that a validation in training would log for the same rows.
 """
 
 from histocc.runtime import signals
 
 if __name__ == "__main__":
-    signals.start_listening()  # from here on a signal is heard, though importing torch takes seconds
+    signals.start_listening()  # handles signals while torch is still being imported (seconds)
 
 import contextlib
 import importlib.util
@@ -30,13 +29,13 @@ from histocc.data.config import (
     AUTO,
     Column,
     PrepareSettings,
-    Reading,
+    RowFlags,
     code_problems,
     file_problems,
     problems_of_columns,
     text_columns,
 )
-from histocc.data.descriptions import Titles, read_descriptions
+from histocc.data.descriptions import TitleFlags, read_descriptions
 from histocc.data.report import report_lines
 from histocc.data.rows import OUTSIDE_KEY, hold_numbers, language_name, read_key
 from histocc.data.tables import parts_of, table_format, unique_names
@@ -48,13 +47,13 @@ from histocc.job.card import CARD, write_card
 from histocc.job.model import load_on_all
 from histocc.model.confidence import Thresholds
 from histocc.predict.coder import Coded, Coder, training_data
-from histocc.predict.config import Cores, Published
+from histocc.predict.config import CoreFlags, PublishedFlags
 from histocc.predict.decoders import DECODERS, MEASURED, RANKED
 from histocc.predict.fitting import fit_confidence, rows_right
 from histocc.published import models
-from histocc.published.formats import KINDS, SETTINGS, WEIGHTS, files_of, load_content
+from histocc.published.formats import MODEL_KINDS, SETTINGS_ENTRY, WEIGHT_FILES, load_content, model_files
 from histocc.runtime import checkpoint, files
-from histocc.runtime.config import Count, CountOrZero, Parser, Processes, flag, number
+from histocc.runtime.config import Count, CountOrZero, Parser, ProcessFlags, flag, number
 from histocc.runtime.device import Precision, device_of, settings_of_torch
 from histocc.runtime.errors import UserError, raise_if_any
 from histocc.runtime.forked import Forked, choose_processes
@@ -68,76 +67,94 @@ Level = Annotated[
     str,
     number(str, lambda text: text.isdecimal() or len(text) == 1, "a number, or the character between parts"),
 ]
-FITTED = WEIGHTS[1]  # a shared model with what was fitted, in the folder of the report
+FITTED = WEIGHT_FILES[1]  # a copy of a shared model with what was fitted, in the report's folder
 OF_TEST = ("share_test", "split_col", "leave_out")  # flags of a training that may have a test part
 # flags that decide texts and codes
 OF_READING = ("code_separator", "recode", "ditto", "empty_text", "repair_text")
-MAX_GROUPS = 50  # values of a column, the most frequent ones
-PIECE = 512  # distinct texts that one process codes at a time
-OUTPUTS = 50  # the linear decoder's most probable ones for a text; more codes are wrong in any case
+MAX_VALUES = 50  # most values of a column, the most frequent
+TEXTS_AT_ONCE = 512  # distinct texts that one process codes at a time
+BEST_OUTPUTS = 50  # of the linear decoder for a text. Answers with more codes are always wrong
 
 
 @dataclass(frozen=True, kw_only=True)
-class EvaluateConfig(Reading, Titles, Published, Processes, Cores):
+class EvaluateConfig(RowFlags, TitleFlags, PublishedFlags, ProcessFlags, CoreFlags):
     """The flags of evaluate."""
 
-    model: str = flag(MISSING, "a run, a checkpoint, a published model, or built-in", metavar="RUN_OR_FILE")
+    usual = (
+        *("data", "model", "output", "overwrite", "input_col", "language_col", "language", "target_cols"),
+        *("by", "levels", "share_val", "baseline", "fit_confidence", "processes", "distributed"),
+    )
+    model: str = flag(MISSING, "your run folder, a checkpoint, a published model, or built-in", metavar="RUN")
     data: list[str] = flag(
-        MISSING, "tables of descriptions and codes, or folders of parts", "--dataset", metavar="FILE"
+        MISSING,
+        "coded table, or several, or a folder of parts",
+        "--dataset",
+        metavar="FILE.csv",
+        positional=True,
     )
     output: str = flag(
         None,
-        "folder for the report (default: evaluation, beside the model), and for what is fitted to a shared"
-        " model (built-in, of the hub, behind a link), which stays as it is",
-        metavar="DIR",
+        "folder for the report (default: evaluation, in the run folder). What is fitted to a model"
+        " outside a run folder (built-in, from the hub) is stored there too",
+        metavar="FOLDER",
     )
     fit_thresholds: bool = flag(
-        False, "store the linear decoder's best thresholds (F1) in the model, by texts not trained on"
+        False, "find the best thresholds of the linear decoder on new texts, and store them in the model"
     )
     fit_confidence: bool = flag(
-        False, "store how often answers to texts not trained on are right; the report is on it as before"
+        False,
+        "measure on new texts how often answers are right, and store it in the model for conf;"
+        " this report shows conf as it was before",
     )
-    raw_confidence: bool = flag(False, "report on the probabilities as the decoders give them, not as fitted")
+    raw_confidence: bool = flag(False, "report on the decoders' own probabilities instead of the fitted ones")
     baseline: bool = flag(
-        False, "say what the model adds to a linear support vector machine on n-grams (extra `baseline`)"
+        False, "also compare with a linear support vector machine on n-grams (needs scikit-learn)"
     )
-    overwrite: bool = flag(False, "replace the report that is there")
-    target_cols: list[Column] | None = flag(None, "columns of codes (default: as in training)", metavar="COL")
-    missing_code: str | None = flag(None, "code of rows without one (default: left out)", metavar="CODE")
+    overwrite: bool = flag(False, "replace an existing report")
+    target_cols: list[Column] | None = flag(
+        None, "columns with the codes (default: as in training)", metavar="COL"
+    )
+    missing_code: str | None = flag(
+        None, "code of rows that lack one (default: such rows are left out)", metavar="CODE"
+    )
     share_val: Share | None = flag(
         None,
-        "evaluate only the texts that finetune.py sets aside for validation with this --share-val; 1: all"
-        " (default: the test part of the rows that the run was trained on, if it has one, else all)",
+        "evaluate only the texts that a training with this --share-val validates on; 1: all rows"
+        " (default: the test part of the training rows if there is one, else all)",
     )
     by: list[Column] | None = flag(
-        None, "also accuracy for each value of these columns, such as source or decade", metavar="COL"
+        None, "also report accuracy for each value of these columns, such as source or decade", metavar="COL"
     )
     levels: list[Level] | None = flag(
         None,
-        "digits at which codes are cut, such as 1 2 3, or the character between their parts, such as ."
-        " (default: as the codes are: each digit, or the parts between dots)",
+        "also report accuracy for codes cut to these numbers of digits, such as 1 2 3, or at a"
+        " character between parts, such as . (default: each digit or part)",
         metavar="N",
     )
-    batch_size: Count = flag(256, "rows at once per process")
-    seed: CountOrZero = flag(1, "seed of the sample of --baseline, from 500,000 training rows on")
+    batch_size: Count = flag(256, "rows that a process codes at a time")
+    seed: CountOrZero = flag(
+        1, "seed of the sample that --baseline learns from if there are 500,000 training rows or more"
+    )
 
 
 def get_args_parser() -> Parser:
-    return Parser(EvaluateConfig, "python -m histocc.evaluate", "How good a model is on known codes.")
+    what = "Measure how often a model is right on coded rows, and write a report."
+    examples = "data.csv --model ./output", "data.csv --model built-in --output ./evaluation --by source"
+    return Parser(EvaluateConfig, "python -m histocc.evaluate", what, *examples)
 
 
-def load(args: EvaluateConfig, file: str) -> models.Loaded:
+def load_evaluated(args: EvaluateConfig, file: str) -> models.Loaded:
     """Return the model in `file`. Raises UserError."""
     content = load_content(file)
     own = models.brings_settings(content)
     given = args.given(args.target_cols)
-    if own:  # then --key numbers the codes of columns
+    if own:  # then --key is for numbers in the code columns
         given = given._replace(key=None)
     model, formatter, state = models.model_of_content(file, content, given)
     if own and args.key and not hold_numbers(args.target_cols or formatter.target_cols):
-        raise UserError(f"{file}: brings its key; leave --key out")
+        raise UserError(f"{file}: has its own key; leave out --key")
     if (args.fit_thresholds or args.fit_confidence) and (not own or file.endswith(".safetensors")):
-        raise UserError(f"{file} is not a .bin of histocc, which can store them; histocc export makes one")
+        raise UserError(f"{file} is not a .bin of histocc; make one with histocc export")
     if args.fit_thresholds and state.get("kind") == "seq2seq":
         raise UserError(f"--fit-thresholds: {args.model} has no linear decoder")
     prior = state.get("prior") or {}
@@ -147,13 +164,13 @@ def load(args: EvaluateConfig, file: str) -> models.Loaded:
 
 
 def prepare_settings(args: EvaluateConfig, state: dict, formatter: BlockyFormatter) -> PrepareSettings:
-    """Return the settings to read the data with the codes of the model in their order. Flags of OF_READING,
-    columns and language that are not given are those of the training. Raises one UserError.
+    """Return the settings to read the data with the model's codes in their order. Flags of OF_READING,
+    columns and language default to those of the training. Raises one UserError.
     """
     trained, columns = state.get("args", {}), args.target_cols or formatter.target_cols
     texts = args.input_col or text_columns(trained.get("input_col"))
     there = {name for path in args.data for name in unique_names(table_format(path, *args.how(texts)).names)}
-    if not args.target_cols:  # the data may have fewer columns of codes than those of the training
+    if not args.target_cols:  # the data may have fewer code columns than the training data
         columns = [name for name in columns if name in there] if there.intersection(columns[:1]) else columns
     language, language_col = args.language, args.language_col
     if language is None and language_col is None:
@@ -171,22 +188,22 @@ def prepare_settings(args: EvaluateConfig, state: dict, formatter: BlockyFormatt
     problems, most = list(problems_of_columns(args)), formatter.max_num_codes
     if len(columns) > most:
         problems.append(
-            f"--target-cols names {len(columns)} columns, and the model writes at most {most} codes"
+            f"--target-cols names {len(columns)} columns, but the model writes at most {most} codes"
         )
         columns = columns[:most]
-    # cells hold numbers of --key, else of the --key of the training, else of the HISCO key
+    # cells hold numbers of --key, of the training's --key or of the HISCO key
     numbers, by_number = None, hold_numbers(formatter.target_cols) and "args" in state
     key_of_training = trained.get("key") if by_number else None
     if hold_numbers(columns) and (args.key or key_of_training or state.get("hisco_numbers") or not by_number):
         if args.key:
             numbers = [formatter.repair(code)[0] for code in read_key(args.key)]
         elif not key_of_training and formatter.kind != "hisco":
-            raise UserError(f"--target-cols {' '.join(columns)} hold numbers of a key: --key names its file")
+            raise UserError(f"--target-cols {' '.join(columns)} hold numbers of a key: add --key FILE")
         else:
             numbers = list(state["key"] if key_of_training else hisco_key())
     of_columns = BlockyFormatter.from_dict({**formatter.to_dict(), "target_cols": columns})
     if AUTO in (trained.get("formatter"), formatter.kind.replace("classes", AUTO)):
-        of_columns = BlockyFormatter("classes", columns, max_codes=most)  # any other text is outside the key
+        of_columns = BlockyFormatter("classes", columns, max_codes=most)  # other texts are outside the key
     settings = PrepareSettings.of(
         args,
         train_files=args.data,
@@ -206,19 +223,19 @@ def prepare_settings(args: EvaluateConfig, state: dict, formatter: BlockyFormatt
 def prepare_rows(
     args: EvaluateConfig, file: str, loaded: models.Loaded, world: World
 ) -> tuple[PrepareSettings, str, str]:
-    """Return (settings to read the data, folder of the report, folder of the arrays below it; "" if there is
-    no model yet, and file is ""). Rank 0 only. Raises UserError if no report can be made.
+    """Return (settings to read the data, folder of the report, folder of the arrays in it; "" if there is no
+    model yet, and file is ""). Rank 0 only. Raises UserError if no report can be made.
     """
     shared = models.is_shared(args.model)
     output = args.output or os.path.join("" if shared else os.path.dirname(file), "evaluation")
     if checkpoint.exists_in(output):
-        raise UserError(f"--output {output} holds a run: choose a separate folder for the report")
-    inputs = dict.fromkeys(args.data, "a file of the data") | dict.fromkeys(files_of(file), "the model")
+        raise UserError(f"--output {output} holds a run: choose another folder for the report")
+    inputs = dict.fromkeys(args.data, "a file of the data") | dict.fromkeys(model_files(file), "the model")
     raise_if_any(files.save_path_problems(output))
     own = files.OwnFiles(output, args.overwrite)
     fitted = [FITTED] * (shared and (args.fit_confidence or args.fit_thresholds))
-    paths = [own.path(name) for name in (*report_of.FILES, *fitted)]
-    unfinished = None if os.path.lexists(own.path(report_of.JSON)) else own  # its own files may be replaced
+    paths = [own.path(name) for name in (*report_of.REPORT_FILES, *fitted)]
+    unfinished = None if os.path.lexists(own.path(report_of.JSON)) else own  # its files may be replaced
     inputs |= {args.key: "the file of --key"}
     raise_if_any(files.problems(paths, inputs, args.overwrite, unfinished))
     settings = prepare_settings(args, loaded[2], loaded[1])
@@ -227,17 +244,17 @@ def prepare_rows(
     if args.baseline and importlib.util.find_spec("sklearn") is None:
         raise UserError("--baseline needs scikit-learn: pip install 'histocc[baseline]'")
     if args.baseline and training_data(file, str(loaded[2].get("position", {}).get("fingerprint"))) is None:
-        what = "--baseline: the rows of the training are not beside the model"
-        raise UserError(f"{what}; --prepare-only with the command of the training prepares them again")
+        what = "--baseline: the model's folder does not hold the training rows"
+        raise UserError(f"{what}; repeat the training command with --prepare-only to prepare them again")
     try:
         folder = preparing.prepare(settings, output, preparing.nothing, check=world.give_up_if_asked)
         return settings, output, folder
     except preparing.UnusableData as error:
         rejected, left, aside = (error.report[name] for name in ("rejected", "train_rows", "val_rows"))
     kinds = [f"{rows:,} × {kind}" for kind, rows in rejected.items()]
-    takes = f"--share-val takes {aside:,} of {aside + left:,}, and --share-val 1 takes all"
+    takes = f"--share-val takes {aside:,} of {aside + left:,}; --share-val 1 takes all"
     kinds += [takes] * bool(aside + left)
-    hint = "\n  The model knows other codes than these: is it the model for these columns?"
+    hint = "\n  The model knows other codes than these. Is it the right model for these columns?"
     hint *= OUTSIDE_KEY in rejected
     raise UserError(f"{', '.join(args.data)}: no row can be evaluated ({'; '.join(kinds)}){hint}")
 
@@ -245,8 +262,8 @@ def prepare_rows(
 def data_facts(
     settings: PrepareSettings, state: dict, data: PreparedData, rows: SomeRows, is_test: bool
 ) -> dict:
-    """Return the facts about the data: rows that are evaluated and rows that are not, and how many of the
-    texts the run was trained and validated on (None if that is not known).
+    """Return the facts about the data: how many rows are evaluated and how many not, and how many of the
+    texts the model was trained and validated on (None if unknown).
     """
     number, texts = np.bincount(rows.language, minlength=len(data.languages)), np.unique(rows.text_hash)
 
@@ -275,9 +292,9 @@ def data_facts(
 
 
 def chosen_rows(args: EvaluateConfig, data: PreparedData, state: dict) -> tuple[SomeRows, bool]:
-    """Return (the rows to evaluate, whether they are the test part of the training): of all, or those that
-    --share-val takes, the ones whose texts the model was not trained on; with --share-val 1 all. Of a table
-    that holds three quarters of the texts of the training, or more, only the test part, if there is one.
+    """Return (the rows to evaluate, whether they are the test part of the training). These are the rows that
+    --share-val takes, or all, with texts that the model was not trained on; with --share-val 1 all rows. Of a
+    table with at least three quarters of the texts of the training they are the test part, if there is one.
     """
     share = args.share_val
     rows = data.train if share in (None, 1) else data.val
@@ -296,23 +313,23 @@ def chosen_rows(args: EvaluateConfig, data: PreparedData, state: dict) -> tuple[
 
 def new_rows(args: EvaluateConfig, rows: RowSet, state: dict) -> np.ndarray:
     """Return the rows whose texts the model is not known to be trained on, bool [N]. Raises UserError if none
-    is left, as figures on texts that were learned say nothing about others, unless --share-val is 1.
+    are left, since figures on learned texts say nothing about others, unless --share-val is 1.
     """
     is_new = ~np.isin(rows.text_hash.view(np.int64), state.get("trained", []))
     fits, share = args.fit_thresholds or args.fit_confidence, args.share_val
     if not is_new.any() and (fits or share != 1):
         what = f"the model was trained on all texts of {', '.join(args.data)}"
         what += f" that --share-val {share:g} takes" if share else ""
-        ways = "evaluate others, such as those of --share-test in a training (leave --share-val out for them)"
-        ways += "" if fits else "; --share-val 1 evaluates all rows, and marks the figures"
-        raise UserError(f"{what}, and is more often right there than elsewhere: {ways}")
+        ways = "evaluate other texts, such as those set aside by --share-test (without --share-val here)"
+        ways += "" if fits else "; or evaluate all rows with --share-val 1 (the report says so)"
+        raise UserError(f"{what}, so it is more often right there than elsewhere: {ways}")
     return is_new
 
 
 def code_texts(
     world: World, coder: Coder, rows: RowSet, languages: list[str], forked: Forked
 ) -> dict[str, Any] | None:
-    """Code each distinct text of the rows by each decoder. All ranks; returns None on all but rank 0.
+    """Code each distinct text of the rows with each decoder. All ranks. Returns None except on rank 0.
 
     Returns:
         {"greedy", "flat", …: Coded of each text, as far as the model has the decoder; "outputs": (logits,
@@ -321,10 +338,10 @@ def code_texts(
     names = [languages[number] for number in rows.language.tolist()]
     pairs = list(zip(rows.strings(np.arange(len(rows))), names))
     numbers = {pair: i for i, pair in enumerate(dict.fromkeys(pairs))}
-    distinct, width = list(numbers), min(OUTPUTS, len(coder.codes))
-    pieces = [distinct[i : i + PIECE] for i in range(0, len(distinct), PIECE)]
+    distinct, width = list(numbers), min(BEST_OUTPUTS, len(coder.codes))
+    pieces = [distinct[i : i + TEXTS_AT_ONCE] for i in range(0, len(distinct), TEXTS_AT_ONCE)]
     decoders = [name for name in coder.decoders if name in MEASURED]
-    most = dict.fromkeys(decoders, coder.formatter.max_num_codes) | {"flat": OUTPUTS}
+    most = dict.fromkeys(decoders, coder.formatter.max_num_codes) | {"flat": BEST_OUTPUTS}
 
     def work(part: int) -> list[dict[str, list]]:
         coded = []
@@ -358,11 +375,11 @@ def run(args: EvaluateConfig, world: World) -> None:
         return models.find_weights(args.model, args.model)
 
     file = world.run_on_main(find)
-    model, formatter, state = loaded = load_on_all(world, lambda: load(args, file))
+    model, formatter, state = loaded = load_on_all(world, lambda: load_evaluated(args, file))
     model.to(world.device)
     kind = state.get("kind", "mixer")
     if kind != "mixer":
-        world.print(f"{args.model}: {KINDS[kind]}: the report is on the decoder that it has")
+        world.print(f"{args.model}: {MODEL_KINDS[kind]}: the report covers its only decoder")
     settings, output, folder = world.run_on_main(lambda: prepare_rows(args, file, loaded, world))
     shared = models.is_shared(args.model)
     target = os.path.join(output, FITTED) if shared else file  # of what is fitted
@@ -377,12 +394,12 @@ def run(args: EvaluateConfig, world: World) -> None:
     forked = Forked(processes, world.give_up_if_asked, world.time_limit)
     how = {"batch_size": args.batch_size, "precision": precision, "raw_confidence": args.raw_confidence}
     coder = Coder(*loaded, check=forked.check, **how)
-    world.print(f"Coding takes decoder {coder.best_decoder} ({coder.why_best})")
+    world.print(f"Predict codes with decoder {coder.best_decoder} ({coder.why_best})")
     if kind != "flat":
         coder.search()  # once, before processes are forked
     coded = code_texts(world, coder, rows, data.languages, forked)
     stored: dict[str, Any] = {}  # entries for the checkpoint
-    if coded is not None:  # only on rank 0
+    if coded is not None:  # rank 0
         what = {"name": args.model if shared else os.path.abspath(args.model), "file": file}
         what |= {"step": state.get("step"), "system": state["system"], "codes": len(state["key"])}
         what["confidence_texts"] = coder.confidence.texts
@@ -398,21 +415,21 @@ def run(args: EvaluateConfig, world: World) -> None:
         right, texts = rows_right(answers, rows, data), rows.text_hash
         figure = Figure.measured(right[is_new], texts[is_new], source, coder.best_decoder, unsure)
         report = {"model": what, "data": facts, ENTRY: figure and figure._asdict()}
-        report["levels"] = f"{report_of.PARTS}{levels[0]}" if levels[0] else report_of.DIGITS
+        report["levels"] = f"{report_of.PARTS_BETWEEN}{levels[0]}" if levels[0] else report_of.DIGITS
         report["decoders"] = decoder_figures(args, coder, coded, how, is_new)
         report["made_by"] = checkpoint.made_by()
         if args.baseline and (trained := training_data(file, coder.data_fingerprint)):
-            world.print("Baseline: a linear support vector machine is fitted to the training rows")
+            world.print("Baseline: fitting a linear support vector machine to the training rows")
             svm, answers = baseline.compared(trained, data, rows, args.seed, forked.check)
             sets, where = [Coded(sorted(codes), [], None) for codes in answers], np.arange(len(answers))
             figures = report_of.decoder_report(coder, sets, where, data, rows, {}, levels, titles)
             report["baseline"] = svm | {"by_digits": figures["by_digits"]}
         table = report_of.answers_csv(coded[coder.best_decoder], coded["of_row"], data, rows, groups)
-        report_of.write(report, table, data.folder, files.OwnFiles(output, args.overwrite))
+        report_of.write_report(report, table, data.folder, files.OwnFiles(output, args.overwrite))
         if not shared and is_for_card(file, state, facts, figure):
             write_card(file, checkpoint.load(file), figure, report_of.card_figures(report))
             card = os.path.join(os.path.dirname(file), CARD)
-            world.print(f"This figure is now that of the run, in {card}, watch and plot")
+            world.print(f"This figure is now the figure of the run, in {card}, watch and plot")
         lines = [highlighted(report_of.figure_line(report)), *report_of.decoder_lines(report)]
         world.print(*lines, f"Report: {os.path.join(output, report_of.MARKDOWN)}", sep="\n")
         if args.fit_thresholds:
@@ -430,18 +447,18 @@ def run(args: EvaluateConfig, world: World) -> None:
     if stored and world.is_main:
         if shared:
             files.OwnFiles(output, args.overwrite).claim(FITTED)
-            world.print(f"{args.model} stays as it is: --model {target} has what was fitted")
+            world.print(f"{args.model} is unchanged: use --model {target}, which holds what was fitted")
         store(file, target, stored)
         if "thresholds" in stored:
             world.print(f"Thresholds stored in {target}: {Thresholds.of(stored)}")
         if is_new.sum() < report_of.MIN_ROWS:
-            least = f"take {report_of.MIN_ROWS} or more"
-            world.print(f"WARNING: they are fitted on {is_new.sum():,} rows; {least}")
+            least = f"use {report_of.MIN_ROWS} or more"
+            world.print(f"WARNING: they are fitted on only {is_new.sum():,} rows; {least}")
 
 
 def is_for_card(file: str, state: dict, facts: dict, figure: Figure | None) -> bool:
-    """Return whether the figures belong on the model card of the run: those of its test part or, if it has
-    none, of texts that chose nothing, unless they are few and it has a figure of more.
+    """Return whether the figures belong on the model card of the run: figures of its test part or, without
+    one, of texts that chose nothing, unless they are few and it has a figure of more.
     """
     folder = os.path.dirname(file)
     kept = Figure.of(state, folder)
@@ -459,12 +476,12 @@ def groups_of(
     rows: SomeRows,
     state: dict,
 ) -> report_of.Groups:
-    """Return the groups of rows that get an accuracy each: by language, number of codes, major group, how the
-    training knows them, and by the values of the columns that are named, "column NAME".
+    """Return the groups of rows that get an accuracy each: by language, number of codes, major group, what
+    the training knows of them, and the values of named columns, "column NAME".
     """
 
     def of_values(values: list[str]) -> tuple[np.ndarray, list[str]]:
-        labels = [value for value, _ in Counter(values).most_common(MAX_GROUPS)] + [OTHERS]
+        labels = [value for value, _ in Counter(values).most_common(MAX_VALUES)] + [OTHERS]
         numbers = {value: i for i, value in enumerate(labels)}
         return np.array([numbers.get(value, len(labels) - 1) for value in values]), labels
 
@@ -474,7 +491,7 @@ def groups_of(
     if len(levels[1]) > 1:
         major = [cut(code, levels[1][0], levels[0]) for code in data.codes]
         groups["major_group"] = of_values([major[code] for code in codes[:, 0].tolist()])
-    if "data" in state:  # exported models keep no counts
+    if "data" in state:  # exported models have no counts
         rarest = np.array([*state["data"]["rows_of_codes"], 1 << 60])[codes].min(1)
         words = ("0", "1 to 9", "10 to 99", "100 to 999", "1,000 or more")
         groups["frequency"] = np.digitize(rarest, (1, 10, 100, 1000)), words
@@ -496,12 +513,12 @@ def groups_of(
 def decoder_figures(
     args: EvaluateConfig, coder: Coder, coded: dict[str, Any], how: tuple, is_new: np.ndarray
 ) -> dict[str, dict]:
-    """Return the figures of each decoder by its name in the report, that of `predict` first.
+    """Return the figures of each decoder by its name in the report, the one that `predict` uses first.
 
     Args:
         coded: as `code_texts` returns it.
         how: further arguments of `decoder_report`.
-        is_new: the rows that thresholds are fitted to, bool [N].
+        is_new: the rows to which thresholds are fitted, bool [N].
     """
     names = sorted((name for name in MEASURED if name in coded), key=lambda x: x != coder.best_decoder)
     of_row, (data, rows, *_) = coded["of_row"], how
@@ -525,9 +542,9 @@ def decoder_figures(
 
 def store(file: str, target: str, entries: dict[str, Any]) -> None:
     """Write a checkpoint with more entries as `target`. Rank 0 only. Raises UserError, OSError."""
-    with files.run_lock(os.path.dirname(target) or "."):  # no run may write there meanwhile
+    with files.run_lock(os.path.dirname(target) or "."):  # no run may write there now
         content = checkpoint.load(file)
-        content.get(SETTINGS, content).update(entries)
+        content.get(SETTINGS_ENTRY, content).update(entries)
         checkpoint.rewrite(target, content)
 
 
@@ -538,22 +555,28 @@ def evaluate(
     verbose: bool = False,
     **flags: Any,
 ) -> report_of.Report:
-    """Evaluate as `python -m histocc.evaluate` does, in one process; return its report.
+    """Evaluate like `histocc evaluate`, in one process, and return its report.
 
     Args:
-        output: folder of the report; None: it is not kept.
+        output: folder of the report; None: the report is not kept.
         verbose: print what the command prints.
         flags: flags of the command, with underscores: target_cols=["hisco_1"], share_val=0.1, baseline=True.
 
     Raises:
-        UserError, TrainingError: as the command ends with them.
+        UserError, TrainingError: where the command would end with them.
+
+    Example, of a run that set a test part aside:
+        >>> from histocc.evaluate import evaluate
+        >>> report = evaluate("./output", "data.csv")
+        >>> report["data"]["texts"]
+        147
     """
     values = {"model": model, "data": [data] if isinstance(data, str | os.PathLike) else list(data)}
     with contextlib.ExitStack() as held:
         values |= {**flags, "output": output or held.enter_context(tempfile.TemporaryDirectory())}
         args = EvaluateConfig(**get_args_parser().checked(values, "evaluate"))
         if not output and (args.fit_confidence or args.fit_thresholds) and models.is_shared(args.model):
-            raise UserError(f"{args.model} stays as it is: output names the folder for what is fitted to it")
+            raise UserError(f"{args.model} stays unchanged: name a folder for what is fitted, with output=")
         world = World(device=device_of(args.device))
         if not verbose:
             held.enter_context(contextlib.redirect_stdout(None))

@@ -1,10 +1,10 @@
 """The baseline of a model: a linear support vector machine on n-grams (extra `baseline`: scikit-learn).
 
 Features are TF-IDF of characters (n-grams of 2 to 5, with a space at both ends of the text) and of words (1
-and 2), with the logarithm of a count, side by side and together of length 1, for each column of texts. Each
-code has its own linear classifier (LinearSVC, C=1: code against all others). A text gets the code with the
-highest decision value and, if some training row has several codes, every other one with a value above 0. If
-the training rows have several languages, the language is in front of the text.
+and 2), with the logarithm of the counts, concatenated and scaled to length 1, for each column of texts. Each
+code has its own linear classifier (LinearSVC, C=1: this code against all others). A text gets the code with
+the highest decision value and, if some training row has several codes, every other code with a value above 0.
+If the training rows have several languages, the language is put before the text.
 """
 
 import time
@@ -17,13 +17,13 @@ import numpy as np
 from histocc.data.arrays import PreparedData, RowSet
 from histocc.text import COLUMN_SEPARATOR
 
-MAX_ROWS = 500_000  # training rows; a sample is drawn if there are more
+BASELINE_ROWS = 500_000  # training rows; a sample is drawn if there are more
 
 
 def texts_and_codes(
     rows: RowSet, data: PreparedData, index: np.ndarray, with_language: bool
 ) -> tuple[list[str], list[frozenset[str]]]:
-    """Return the texts and codes of some rows; the texts have their languages in front if asked for."""
+    """Return the texts and codes of some rows. The texts begin with their languages if asked for."""
     texts, numbers = rows.strings(index), np.asarray(rows.codes[index]).tolist()
     if with_language:
         names = [data.languages[number] for number in rows.language[index].tolist()]
@@ -32,7 +32,7 @@ def texts_and_codes(
 
 
 def _cells(text: str) -> list[str]:
-    """Return the texts of the columns of a text, in small letters."""
+    """Return the texts of a text's columns, in lower case."""
     return [cell.strip() for cell in text.lower().split(COLUMN_SEPARATOR)]
 
 
@@ -42,9 +42,9 @@ def svm(
     texts: list[str],
     check: Callable[[], None] = lambda: None,
 ) -> list[frozenset[str]]:
-    """Return the codes of each text, by training rows (known). Equal training rows become one that weighs as
-    many, which has the same solution. One classifier is held at a time, so memory grows with the texts and
-    not with the codes. check: called before each code; an exception of it ends the work.
+    """Return the codes of each text, learned from training rows (known). Equal training rows become one with
+    their total weight, which has the same solution. Only one classifier is held at a time, so memory grows
+    with the texts but not with the codes. check: called before each code. Its exception ends the work.
     """
     from sklearn.feature_extraction.text import TfidfVectorizer
     from sklearn.pipeline import make_pipeline, make_union
@@ -86,11 +86,11 @@ def compared(
     trained: PreparedData, data: PreparedData, rows: RowSet, seed: int, check: Callable
 ) -> tuple[dict, list[frozenset[str]]]:
     """Return ("rows", "rows_of_training" and "seconds" of the machine, fitted to the training rows of a run;
-    its answers to the rows of `data` that are evaluated). seed: of the sample of training rows.
+    its answers to the rows of `data` to evaluate). seed: for the sample of training rows.
     """
     started, index = time.perf_counter(), np.arange(len(trained.train))
-    if len(index) > MAX_ROWS:
-        index = np.sort(np.random.default_rng(seed).choice(len(index), MAX_ROWS, replace=False))
+    if len(index) > BASELINE_ROWS:
+        index = np.sort(np.random.default_rng(seed).choice(len(index), BASELINE_ROWS, replace=False))
     with_language = len(np.unique(trained.train.language)) > 1
     known = texts_and_codes(trained.train, trained, index, with_language)
     answers = svm(*known, texts_and_codes(rows, data, np.arange(len(rows)), with_language)[0], check)

@@ -1,6 +1,6 @@
-"""Compare two models by their reports, on the texts that both have and neither model has learned from:
+"""Compare two models by their reports, on the texts in both that neither model has learned from:
 
-python -m histocc.evaluate.compare ./first/evaluation ./second/evaluation > comparison.md
+histocc compare ./first/evaluation ./second/evaluation > comparison.md
 """
 
 import csv
@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from histocc.evaluate.report import ANSWERS, BY_COLUMN, JSON, PARTS, automatic, table
+from histocc.evaluate.report import ANSWERS, BY_COLUMN, JSON, PARTS_BETWEEN, automatic, table
 from histocc.figure import Z, is_right, names_of, percent
 from histocc.formatter import SEP_VALUE, cut
 from histocc.runtime.config import Config, Parser, flag
@@ -25,7 +25,7 @@ Answer = dict[str, str]  # a row of answers.csv
 
 
 def read_answers(folder: str) -> tuple[dict, list[tuple[tuple[str, str], Answer]]]:
-    """Return (the report in a folder, its answers, each with a key: the text but for case and blanks, and its
+    """Return (the report in a folder; its answers, each with a key: the text without case and blanks, and its
     codes). Raises UserError.
     """
     try:
@@ -35,13 +35,13 @@ def read_answers(folder: str) -> tuple[dict, list[tuple[tuple[str, str], Answer]
             answers = list(csv.DictReader(file))
         return report, [((text_key(x["text"]), x["codes"]), x) for x in answers]
     except (OSError, ValueError, KeyError) as error:
-        what = f"{folder}: holds no report with {ANSWERS}; evaluate writes one ({in_words(error)})"
+        what = f"{folder}: holds no report with {ANSWERS}; make one with histocc evaluate ({in_words(error)})"
         raise UserError(what) from None
 
 
 def difference(ahead: np.ndarray) -> list[float]:
     """Return the mean of paired differences of shares, float [n], with its 95 % interval (Bonett and Price,
-    2012, doi 10.3102/1076998611411915), which also holds for few or equal pairs.
+    2012, doi 10.3102/1076998611411915), which is valid for few or equal pairs as well.
     """
     n = len(ahead) + 2
     up, down = (float(np.maximum(each, 0).sum() + 1) / n for each in (ahead, -ahead))
@@ -57,16 +57,22 @@ def right_at(answers: list[Answer], digits: int, separator: str | None) -> np.nd
 
 
 def compare(first: str | os.PathLike[str], second: str | os.PathLike[str]) -> dict[str, Any]:
-    """Return the comparison of the models of two reports, by the answers of the decoder that each codes with,
-    to texts that both have with the same codes and no model has learned from. A difference above 0 says that
-    the second is ahead. first, second: folders. Raises UserError.
+    """Return the comparison of the models of two reports, with the decoder that each codes with, on texts
+    that both have with the same codes and no model has learned from. A difference above 0: the second is
+    ahead. first, second: folders. Raises UserError.
+
+    Example:
+        >>> from histocc.evaluate.compare import compare
+        >>> found = compare("./output/evaluation", "./encoder/evaluation")
+        >>> found["lines"][0]["label"], found["lines"][0]["texts"]
+        ('all', 147)
     """
     folders = [os.fspath(first), os.fspath(second)]
     reports, answers = zip(*map(read_answers, folders))
     models = [report["model"] for report in reports]
     if models[0]["system"] != models[1]["system"]:
         what = " and ".join(f"{folder} has codes of {x['system']}" for folder, x in zip(folders, models))
-        raise UserError(f"{what}: compare models of the same codes")
+        raise UserError(f"{what}: compare models with the same codes")
     learned = {key[0] for key, x in (*answers[0], *answers[1]) if x["learned"] == "1"}
     others = dict(answers[1])
     common = [(key, x) for key, x in answers[0] if key in others and key[0] not in learned]
@@ -86,7 +92,7 @@ def compare(first: str | os.PathLike[str], second: str | os.PathLike[str]) -> di
     levels = [(next(iter(x["decoders"].values()))["by_digits"], x["levels"]) for x in reports]
     levels, unit = max(levels, key=lambda of_report: len(of_report[0]))
     lines, right = [], []
-    separator = unit.removeprefix(PARTS) if unit.startswith(PARTS) else None
+    separator = unit.removeprefix(PARTS_BETWEEN) if unit.startswith(PARTS_BETWEEN) else None
     for each in levels:
         right = [right_at(some, each["digits"], separator) for some in pairs]
         lines.append(line(f"{unit}: {each['digits']}", right))
@@ -124,7 +130,7 @@ def verdict(found: dict[str, Any]) -> str:
         names, shares, value, bounds = names[::-1], shares[::-1], -value, [-bound for bound in bounds[::-1]]
     ahead, low, high = points(value, *bounds, sign="-")
     chance = ", so this may be chance" * (bounds[0] <= 0)
-    new = "that neither has learned from" if found["is_new"] else "(what they have learned from is not known)"
+    new = "that neither has learned from" if found["is_new"] else "(perhaps not new to both)"
     how = f"ahead of {names[0]} by {ahead} points" if value else f"as good as {names[0]}"
     return (
         f"{names[1]} is {how} (95 % interval {low} to {high}{chance}) on {whole['texts']:,} texts {new}:"
@@ -132,7 +138,7 @@ def verdict(found: dict[str, Any]) -> str:
     )
 
 
-def markdown(found: dict[str, Any]) -> str:
+def comparison_text(found: dict[str, Any]) -> str:
     """Return the text of a comparison."""
     names, rows = found["models"], []
     lines = ["# Comparison", "", f"**{verdict(found)}**", ""]
@@ -140,7 +146,7 @@ def markdown(found: dict[str, Any]) -> str:
     if any(found["left_out"]):
         some = " and ".join(f"{number:,} of {name}" for number, name in zip(found["left_out"], names))
         lines.append(f"- Compared are the texts that both reports have with the same codes; left out: {some}")
-    lines.append("- Of their rows, {} and {} are right".format(*map(percent, found["rows"])))
+    lines.append("- Of their rows, {} and {} respectively are right".format(*map(percent, found["rows"])))
     for each in found["lines"]:
         gap = "{} ({} to {})".format(*points(*each["difference"])) if "difference" in each else ""
         rows.append([each["label"], each["texts"], *(percent(x, "") for x in each["right"]), gap])
@@ -151,16 +157,20 @@ def markdown(found: dict[str, Any]) -> str:
 class CompareConfig(Config):
     """The flags of compare."""
 
-    first: str = flag(MISSING, "folder of a report of evaluate", metavar="FIRST", positional=True)
-    second: str = flag(MISSING, "folder of another one", metavar="SECOND", positional=True)
+    first: str = flag(MISSING, "folder of an evaluation", metavar="FIRST", positional=True)
+    second: str = flag(
+        MISSING, "folder of another evaluation on the same rows", metavar="SECOND", positional=True
+    )
 
 
 def run(args: CompareConfig) -> None:
-    print(markdown(compare(args.first, args.second)))
+    print(comparison_text(compare(args.first, args.second)))
 
 
 def get_args_parser() -> Parser:
-    return Parser(CompareConfig, "python -m histocc.evaluate.compare", "Compare two models by their reports.")
+    what = "Compare two models evaluated on the same rows, with an interval of the difference."
+    examples = "./first/evaluation ./second/evaluation", "./first/evaluation ./second/evaluation > it.md"
+    return Parser(CompareConfig, "python -m histocc.evaluate.compare", what, *examples)
 
 
 def main(argv: list[str] | None = None) -> int:

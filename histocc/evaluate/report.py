@@ -1,7 +1,7 @@
-"""The figures of a report on rows with known codes, and the report in words.
+"""The figures of a report on rows with known codes, and its text.
 
-Sets of codes are pairs (row, code): a row has as many pairs as codes, in any order, or none. COLUMNS are
-counted for each row; all measures are ratios of their sums.
+Sets of codes are pairs (row, code): a row has as many pairs as codes, in any order, or none. PAIR_COUNTS are
+counted for each row. All measures are ratios of their sums.
 """
 
 import json
@@ -22,38 +22,39 @@ from histocc.model.confidence import BINS, Thresholds, bin_of, calibration_error
 from histocc.predict.coder import Coded, Coder
 from histocc.predict.decoders import DECODERS
 from histocc.runtime.files import OwnFiles, atomic_write
+from histocc.runtime.log import counted
 from histocc.text import in_markdown
 
 JSON, MARKDOWN, REJECTED, BY_CODE = "report.json", "report.md", "rejected_rows.csv", "by_code.csv"
-ANSWERS, HEADER = "answers.csv", ["text", "language", "codes", "predicted", "conf", "rows", "learned"]
-BY_COLUMN = "column "  # begins the names of groups of --by
-FILES = (REJECTED, MARKDOWN, ANSWERS, BY_CODE, JSON)  # without the last one the report is unfinished
-DIGITS, PARTS = "digits", "parts between "  # units of levels
+ANSWERS, ANSWER_COLUMNS = "answers.csv", ["text", "language", "codes", "predicted", "conf", "rows", "learned"]
+BY_COLUMN = "column "  # prefix of the names of groups of --by
+REPORT_FILES = (REJECTED, MARKDOWN, ANSWERS, BY_CODE, JSON)  # the last one completes the report
+DIGITS, PARTS_BETWEEN = "digits", "parts between "  # units of levels
 TITLES = {decoder.in_report: decoder.title for decoder in DECODERS.values()}
-COLUMNS = ("counted", "right", "tp", "fp", "fn")
-MEASURES = ("accuracy", "precision", "recall", "f1")
-ERRORS = (0.05, 0.1)  # shares of wrong answers at which the share that is coded automatically is given
-GRID = np.arange(1, 50) / 50  # thresholds that are compared: 0.02, 0.04 … 0.98
-MIN_ROWS = 100  # a language with fewer rows gets no threshold of its own
+PAIR_COUNTS = ("counted", "right", "tp", "fp", "fn")
+SET_MEASURES = ("accuracy", "precision", "recall", "f1")
+ERRORS = (0.05, 0.1)  # shares of wrong answers for which the automatically coded share is given
+GRID = np.arange(1, 50) / 50  # thresholds to compare: 0.02, 0.04 … 0.98
+MIN_ROWS = 100  # a language with fewer rows gets no threshold
 MAX_CONFUSIONS, MAX_EXAMPLES = 20, 3
 MAX_COSTLY = 8  # lines of a table of codes or confusions
 NO_CODE = "(no code)"
-Groups = dict[str, tuple[np.ndarray, Sequence]]  # by name: the number of each row's group, and their labels
+Groups = dict[str, tuple[np.ndarray, Sequence]]  # name → (the number of each row's group, the labels)
 
 METHOD = """\
 ## How it is counted
 
-A row is right if the set of predicted codes is the set of its codes, in any order. Each text (case and blanks
-aside) weighs the same, however many rows have it. In brackets: 95 % intervals of as many independent texts
-(Wilson). At a level codes are cut to their first digits or parts, or replaced by their class; -1, -2, -3 and
-? never are. Of groups the ten with most texts are shown. Expected: the mean confidence, the probability that
-exactly these codes are right{fitted}.
+A row is right if the set of predicted codes is the set of its codes, in any order. Each text (ignoring case
+and blanks) weighs the same, however many rows have it. In brackets: 95 % intervals for as many independent
+texts (Wilson). At a level, codes are cut to their first digits or parts, or replaced by their class; only -1,
+-2, -3 and ? stay. Only the ten groups with the most texts are shown. Expected: the mean confidence, which is
+the probability that exactly these codes are right{fitted}.
 """
 
 
 def kinds_of(*pred_and_true: tuple[np.ndarray, np.ndarray]) -> list[np.ndarray]:
-    """Return the pairs of rows and codes that are right, only predicted, and only true, each as one number,
-    row · 2³² + code, once and sorted. pred_and_true: rows and codes of both, int64, in any order.
+    """Return the right, only predicted and only true pairs of rows and codes, each as one number,
+    row · 2³² + code, unique and sorted. pred_and_true: rows and codes of both, int64, in any order.
     """
     pred, true = (np.unique((rows << 32) | codes) for rows, codes in pred_and_true)
     hit = np.isin(pred, true, assume_unique=True)
@@ -61,13 +62,13 @@ def kinds_of(*pred_and_true: tuple[np.ndarray, np.ndarray]) -> list[np.ndarray]:
 
 
 def row_counts(n: int, kinds: list[np.ndarray]) -> np.ndarray:
-    """Return COLUMNS of each of `n` rows, float64 [n, 5]. kinds: as `kinds_of` returns them."""
+    """Return PAIR_COUNTS of each of `n` rows, float64 [n, 5]. kinds: as `kinds_of` returns them."""
     tp, fp, fn = (np.bincount(pairs >> 32, minlength=n) for pairs in kinds)
     return np.stack([np.ones(n), fp + fn == 0, tp, fp, fn], axis=1).astype(np.float64)
 
 
 def ratios(sums: np.ndarray) -> list[float]:
-    """Return MEASURES of summed COLUMNS, float64 [5]; 0 if the denominator is 0."""
+    """Return SET_MEASURES of summed PAIR_COUNTS, float64 [5]; 0 if the denominator is 0."""
     counted, right, tp, fp, fn = sums.tolist()
     pairs = [(right, counted), (tp, tp + fp), (tp, tp + fn), (2 * tp, 2 * tp + fp + fn)]
     return [part / of if of else 0.0 for part, of in pairs]
@@ -75,20 +76,20 @@ def ratios(sums: np.ndarray) -> list[float]:
 
 def measured(columns: np.ndarray, text: np.ndarray) -> dict:
     """Return accuracy, precision, recall and F1 over rows and over distinct texts. The accuracy over texts
-    has the 95 % interval of a share of independent texts, as the figure of the model has it.
+    has the 95 % interval of a share of independent texts, as in the figure of the model.
 
     Args:
-        columns: COLUMNS of each row, float64 [N, 5]; rows of zeros take no part.
-        text: number of each row's text, int64 [N], from 0 on; over texts each weighs 1, shared by its rows.
+        columns: PAIR_COUNTS of each row, float64 [N, 5]; rows of zeros take no part.
+        text: number of each row's text, int64 [N], from 0; each text weighs 1, shared by its rows.
 
     Returns:
-        {"rows", "texts", "over_texts", "over_rows"}, the last two {measure: value}, but for the accuracy over
-        texts, which is [value, low, high].
+        {"rows", "texts", "over_texts", "over_rows"}, the last two {measure: value}; the accuracy over texts
+        is [value, low, high].
     """
     sums = np.stack([np.bincount(text, weights=column) for column in columns.T], axis=1)
     sums = sums[sums[:, 0] > 0]  # [T, 5]
     over_texts, over_rows = (
-        dict[str, Any](zip(MEASURES, ratios(each.sum(0)))) for each in (sums / sums[:, :1], sums)
+        dict[str, Any](zip(SET_MEASURES, ratios(each.sum(0)))) for each in (sums / sums[:, :1], sums)
     )
     over_texts["accuracy"] = [share := over_texts["accuracy"], *wilson(share, len(sums))]
     counts = {"rows": int(sums[:, 0].sum()), "texts": len(sums)}
@@ -96,7 +97,7 @@ def measured(columns: np.ndarray, text: np.ndarray) -> dict:
 
 
 def macro_f1(kinds: list[np.ndarray], codes: int, weight: np.ndarray) -> float:
-    """Return the mean F1 of the codes that are true or predicted.
+    """Return the mean F1 of true or predicted codes.
 
     Args:
         kinds: as `kinds_of` returns them.
@@ -108,7 +109,7 @@ def macro_f1(kinds: list[np.ndarray], codes: int, weight: np.ndarray) -> float:
     return float((2 * tp[total > 0] / total[total > 0]).mean())
 
 
-def code_table(kinds: list[np.ndarray], names: list[str], titles: dict[str, str]) -> list[dict]:
+def figures_of_codes(kinds: list[np.ndarray], names: list[str], titles: dict[str, str]) -> list[dict]:
     """Return the figures of each true code, the most frequent first. kinds: as for `macro_f1`."""
     tp, fp, fn = (np.bincount(pairs & 0xFFFFFFFF, minlength=len(names)) for pairs in kinds)
     instead: dict[int, list[str]] = {}  # codes that were only predicted, by row
@@ -124,7 +125,7 @@ def code_table(kinds: list[np.ndarray], names: list[str], titles: dict[str, str]
         first |= {"missed": int(fn[code]), "wrongly_given": int(fp[code])}
         often = mistakes.get(code, Counter([""])).most_common(1)[0][0]
         last = {"most_frequent_mistake": often, "title_of_mistake": titles.get(often, "")}
-        found.append(first | dict(zip(MEASURES[1:], values[1:])) | last)
+        found.append(first | dict(zip(SET_MEASURES[1:], values[1:])) | last)
     return found
 
 
@@ -140,7 +141,7 @@ def hiscam_errors(true: list[str], pred: list[str]) -> dict[str, float]:
 
 def calibration(conf: np.ndarray, right: np.ndarray, weight: np.ndarray) -> dict:
     """Return how often answers of each confidence are right, in bins (`bin_of`), and the expected calibration
-    error over rows and, by the weight of each, over texts. All arguments are float or bool [N].
+    error over rows and (by the weight of each row) over texts. All arguments are float or bool [N].
     """
     place, bins = bin_of(conf), []
     weights = {"": np.ones(len(conf)), "_over_texts": weight}
@@ -157,12 +158,12 @@ def calibration(conf: np.ndarray, right: np.ndarray, weight: np.ndarray) -> dict
 
 
 def automatic(conf: np.ndarray, right: np.ndarray, weight: np.ndarray) -> list[dict]:
-    """Return for each of ERRORS the least confidence from which on no more answers are wrong ("conf", None if
-    none shows it) and the share of texts and of rows that have it. All arguments: float or bool [N].
+    """Return for each of ERRORS the least confidence above which no more answers are wrong ("conf"; None if
+    no value shows it) and the share of texts and rows that have it. All arguments: float or bool [N].
     """
     points, found = curve(conf, right, weight, len(conf)), []
     for error in ERRORS:
-        least = 1 / (error * weight.sum())  # fewer texts cannot show it
+        least = 1 / (error * weight.sum())  # fewer texts show nothing
         reached = [(share, limit) for limit, share, good in points if good >= 1 - error and share >= least]
         share, limit = max(reached, default=(0.0, None))
         rows = 0.0 if limit is None else float((conf >= limit).mean())
@@ -177,7 +178,7 @@ def best_thresholds(
     thresholds: Thresholds,
     groups: dict[str, np.ndarray],
 ) -> dict[str, dict]:
-    """Return for each group the threshold of GRID with the highest F1 (over all codes); of several, the one
+    """Return for each group the threshold of GRID with the highest F1 over all codes; of several, the one
     nearest to 0.5.
 
     Args:
@@ -204,8 +205,8 @@ def best_thresholds(
 def confusions(
     wrong: np.ndarray, answers: list[list[str]], codes: list[str], rows: RowSet, titles: dict[str, str]
 ) -> list[dict]:
-    """Return the most frequent pairs of a true set of codes and another that was answered instead, as text:
-    first the pairs of the most rows, then those of the most distinct texts, then by name.
+    """Return the most frequent pairs of a true set of codes and a wrong answer, as text: sorted by rows, then
+    by distinct texts, then by name.
 
     Args:
         wrong: numbers of the wrong rows, int64, ascending.
@@ -246,7 +247,7 @@ def decoder_report(
 
     Args:
         coded: its answers to distinct texts; of_row: the text of each row, int64 [N].
-        groups: accuracy is also given for each of these; levels: as `levels_of` returns them.
+        groups: groups that get an accuracy each; levels: as `levels_of` returns them.
         titles: of codes.
     """
     n = len(rows)
@@ -260,14 +261,14 @@ def decoder_report(
     _, text, times = np.unique(rows.text_hash, return_inverse=True, return_counts=True)
     weight, separator = 1 / times[text], levels[0]
     conf = np.array([one.conf or 0.0 for one in coded], dtype=np.float64)[of_row]
-    of_levels = {str(levels[1][-1]): conf}  # that of each row's answer at a level, where it is fitted
+    of_levels = {str(levels[1][-1]): conf}  # confidence of each row's answer at a level, where it is fitted
     if any(one.levels for one in coded) and separator == coder.levels.separator:
         of_coded = np.array([one.levels or [0.0] * len(coder.fitted_levels) for one in coded])
         of_levels |= zip(coder.fitted_levels, of_coded[of_row].T)
 
     def figures(columns: np.ndarray, conf: np.ndarray | None = conf) -> dict:
-        """Return `measured` figures, how many of their texts the model was trained on, if that is known, and
-        the share of texts that their confidence, if there is one, expects to be right.
+        """Return `measured` figures, with the number of their texts that the model was trained on, if known,
+        and the share of texts expected to be right by their confidence, if there is one.
         """
         seen = columns[:, 0] * (groups["training"][0] == 0) > 0 if "training" in groups else None
         found: dict[str, Any] = {"texts_trained_on": None if seen is None else len(np.unique(text[seen]))}
@@ -279,8 +280,8 @@ def decoder_report(
         return found
 
     def at_level(level: str, of_codes: list[str]) -> dict:
-        """Return the figures of a level, at which codes are one if they have the same group; {} if no row's
-        codes, right and answered ones, have groups. of_codes: the group of each code, or "".
+        """Return the figures of a level, at which codes count as one if they have the same group; {} if no
+        row has groups for its true and answered codes. of_codes: the group of each code, or "".
         """
         found, number = np.unique(of_codes, return_inverse=True)
         columns = row_counts(n, kinds_of(*((row, number[code]) for row, code in (pred, true))))
@@ -301,10 +302,10 @@ def decoder_report(
         classes = {x: at_level(x, [coder.levels.group(code, x) for code in names]) for x in CLASSES}
         by_class = {name: each for name, each in classes.items() if each}
         first = [data.codes[i] for i in rows.codes[:, 0].tolist()]
-        # codes of a row have no order: where they are the same, their classes are
+        # codes of a row have no order: equal sets of codes have equal classes
         given = [one if same else (*codes, "")[0] for one, codes, same in zip(first, answers, right)]
         hiscam = hiscam_errors(first, given)
-    outside = data.report["rows_outside_key"][rows.rows.part]  # further rows of this part
+    outside = data.report["rows_outside_key"][rows.rows.part]  # more rows of this part
     by_group = {
         f"by_{name}": {
             str(labels[i]): figures(columns * (of_group == i)[:, None]) for i in np.unique(of_group)
@@ -319,7 +320,7 @@ def decoder_report(
         "by_digits": by_digits,
         "by_class": by_class,
         "hiscam": hiscam,
-        "by_code": code_table(kinds, names, titles),
+        "by_code": figures_of_codes(kinds, names, titles),
         "automatic": automatic(conf, right, weight),
         "calibration": calibration(conf, right, weight),
         "coverage": curve(conf, right, weight),
@@ -330,8 +331,8 @@ def decoder_report(
 def answers_csv(
     coded: list[Coded], of_row: np.ndarray, data: PreparedData, rows: SomeRows, groups: Groups
 ) -> str:
-    """Return the text of answers.csv: each distinct text with its codes, the answer, and how many rows have
-    it; learned: 1 if the model was trained on the text. The arguments are those of `decoder_report`.
+    """Return the text of answers.csv: each distinct text with its codes, the answer, and its number of rows;
+    learned: 1 if the model was trained on the text. The arguments are those of `decoder_report`.
     """
     names = [name for name in groups if name.startswith(BY_COLUMN)]
     columns = [[str(labels[i]) for i in of_group] for of_group, labels in map(groups.__getitem__, names)]
@@ -341,32 +342,37 @@ def answers_csv(
     true = [SEP_VALUE.join(sorted(data.codes[i] for i in row if i >= 0)) for row in rows.codes.tolist()]
     texts = [text.encode("utf-8", "backslashreplace").decode() for text in rows.strings(np.arange(len(rows)))]
     number = Counter(zip(texts, rows.language.tolist(), true, of_row.tolist(), learned, *columns))
-    lines: list[list] = [[*HEADER, *names]]
+    lines: list[list] = [[*ANSWER_COLUMNS, *names]]
     for (text, language, codes, i, is_learned, *cells), count in number.most_common():
         answer = SEP_VALUE.join(sorted(coded[i].codes)), f"{coded[i].conf or 0:.4f}"
         lines.append([text, data.languages[language], codes, *answer, count, is_learned, *cells])
     return csv_text(lines).decode()
 
 
-# ---- the report in words
+# ---- the text of the report
 
 
 class Report(dict):
-    """The content of report.json in a folder. A notebook shows it as report.md."""
+    """The content of report.json in a folder. Notebooks show it as report.md."""
 
     def __init__(self, folder: str | os.PathLike):
         with open(os.path.join(folder, JSON), encoding="utf-8") as file:
             super().__init__(json.load(file))
 
     def table(self, what: str = ENTRY, decoder: str | None = None) -> Any:
-        """Return figures of a decoder: a DataFrame, or a list of dicts if pandas is not installed.
+        """Return figures of a decoder: a DataFrame, or a list of dicts without pandas.
 
         Args:
-            what: "figure", the share of new texts that is right, with its 95 % interval and its source;
-                "confusions" or "by_code"; or "digits" (levels), "class", "language", "codes" (how many a row
-                has), "major_group", "frequency", "training", or "column NAME" for a column of --by: accuracy
-                over distinct texts with its 95 % interval, as fractions, and the texts that were trained on.
-            decoder: "seq2seq", "linear" or "both"; None: the one that the model codes with.
+            what: "figure" (share of new texts that is right, its 95 % interval and source), "confusions" or
+                "by_code"; or else the accuracy over distinct texts with its 95 % interval, as fractions, and
+                the texts that were trained on, by "digits" (levels), "class", "language", "codes" (how many a
+                row has), "major_group", "frequency", "training", or "column NAME" for a column of --by.
+            decoder: "seq2seq", "linear" or "both"; None: the decoder that the model codes with.
+
+        Example:
+            >>> report = Report("./output/evaluation")
+            >>> len(report.table()), len(report.table("language"))  # one row; one for each language
+            (1, 3)
         """
         figures = self["decoders"][decoder or self["model"].get("decoder", list(self["decoders"])[-1])]
         if what == ENTRY:
@@ -398,7 +404,7 @@ def cell(values: list[float]) -> str:
 
 
 def table(header: list[str], rows: list[list]) -> list[str]:
-    """Return the lines of a Markdown table. The names of its columns are Markdown, its cells are not."""
+    """Return the lines of a Markdown table. Column names are Markdown, cells are plain."""
     texts = [[f"{x:,}" if isinstance(x, int) else in_markdown(str(x)) for x in row] for row in rows]
     head, *lines = ("| " + " | ".join(cells) + " |" for cells in [header, *texts])
     return [head, "|" + "---|" * len(header), *lines, ""]
@@ -424,13 +430,13 @@ def right_lines(unit: str, figures: dict, has_rows: bool, several: bool) -> list
         rows.append(
             [label, each["texts"], *[each["rows"]] * has_rows, cell(over_texts["accuracy"]), expected]
         )
-        shares = [over_rows["accuracy"]] * has_rows + [over_texts[x] for x in MEASURES[1:3]] * several
+        shares = [over_rows["accuracy"]] * has_rows + [over_texts[x] for x in SET_MEASURES[1:3]] * several
         rows[-1] += [percent(share, "") for share in shares]
     header = ["", "texts", *["rows"] * has_rows, "right, % of texts", "expected, %"]
     header += [*["right, % of rows"] * has_rows, *["precision, %", "recall, %"] * several]
     lines = ["## Levels and groups", "", *table(header, rows)]
     if off := figures["hiscam"]:
-        text = "HISCAM is off by {absolute_error:.2f} points in the mean (mean error {error:.2f})."
+        text = "HISCAM is off by {absolute_error:.2f} points on average (mean error {error:.2f})."
         lines += [text.format(**off), ""]
     return lines
 
@@ -443,11 +449,11 @@ def automatic_lines(figures: dict, has_rows: bool) -> list[str]:
         rows.append([f"{100 * each['errors']:.0f} %", limit, *(percent(each[of], "") for of in shares)])
     header = ["wrong at most", "`conf` at least", *(f"{of} coded, %" for of in shares)]
     lines = ["## Coded automatically", "", *table(header, rows)]
-    return [*lines, "`predict --min-prob` takes such a limit.", ""]
+    return [*lines, "Use such a limit as `histocc predict --min-prob`.", ""]
 
 
 def costly_lines(figures: dict) -> list[str]:
-    """Return the tables of the codes and confusions that cost most rows."""
+    """Return the tables of the codes and confusions that cost the most rows."""
     rows = []
     for each in sorted(figures["by_code"], key=lambda each: -each["missed"])[:MAX_COSTLY]:
         if each["missed"]:
@@ -456,7 +462,7 @@ def costly_lines(figures: dict) -> list[str]:
             rows.append([f"{each['code']} {each['title']}", *counts, instead])
     lines = ["## Codes that cost most rows", ""]
     lines += table(["code", "rows", "missed", "wrongly given", "most often answered instead"], rows)
-    lines += [f"`{BY_CODE}` has all codes.", ""]
+    lines += [f"`{BY_CODE}` lists all codes.", ""]
     rows = []
     for each in figures["confusions"][:MAX_COSTLY]:
         pair = zip((each["true"], each["predicted"] or NO_CODE), each["titles"])
@@ -467,26 +473,28 @@ def costly_lines(figures: dict) -> list[str]:
 
 
 def data_lines(data: dict) -> list[str]:
-    """Return lines on the rows that were evaluated and those that were not, also for the console."""
+    """Return lines on the rows that were and were not evaluated, for the console as well."""
     rows, others, share = data["rows"], data["other_part_rows"], data["share_val"]
-    lines = [f"Rows: {data['rows_read']:,} read, {rows:,} evaluated, {data['texts']:,} distinct texts"]
+    lines = [
+        f"Rows: {data['rows_read']:,} read, {rows:,} evaluated, {counted(data['texts'], 'distinct text')}"
+    ]
     if data["test_part"]:
-        lines.append("These are the test part of the training: nothing was trained or chosen on their texts")
+        lines.append("They are the test part of the training: nothing was trained or chosen on their texts")
     if others:
         whose = "are not in the test part" if share is None else f"--share-val {share:g} leaves to training"
-        lines.append(f"Not evaluated: {others:,} rows whose texts {whose}")
+        lines.append(f"Not evaluated: {counted(others, 'row')} whose texts {whose}")
     if learned := data["learned_rows"]:
-        what = f"{learned:,} rows whose texts the model was trained on (--share-val 1 evaluates all)"
+        what = f"{counted(learned, 'row')} whose texts the model was trained on (--share-val 1 evaluates all)"
         lines.append(f"Not evaluated: {what}")
     outside = data["rows_outside_key"]
     for kind, rows in data["rejected"].items():
         if not (outside and kind == OUTSIDE_KEY):
             lines.append(f"Rejected: {rows:,} × {kind}, listed in {REJECTED}")
     if outside:
-        what = f"{outside:,} rows with such a code ({REJECTED}) are not in the figures"
+        what = f"{outside:,} rows ({REJECTED}) have such a code and are left out of the figures"
         lines.append(f"Codes that the model does not know: {what}")
     for name, rows in data["unknown_languages"].items():
-        lines.append(f"Language {name!r} is not one of the model's: {rows:,} rows were coded as unk")
+        lines.append(f"Language {name!r} is not one of the model's: {counted(rows, 'row')} were coded as unk")
     learned = [f"{verb} on {n:,}" for verb in ("trained", "validated") if (n := data[f"texts_{verb}_on"])]
     if learned:
         of = f"{' and '.join(learned)} of these {data['texts']:,} texts"
@@ -495,21 +503,21 @@ def data_lines(data: dict) -> list[str]:
 
 
 def figure_line(report: dict) -> str:
-    """Return the figure in words, with what it leaves out."""
+    """Return the figure in words, with the rows that it leaves out."""
     figure = Figure.of(report) or "The model was trained on all of these texts, so they measure nothing"
-    return " ".join([f"{figure}.", *left_out(report)])
+    return " ".join([f"{figure}.", *unknown_codes(report)])
 
 
-def left_out(report: dict) -> list[str]:
-    """Return a sentence on rows whose codes the model does not know, if there are some."""
+def unknown_codes(report: dict) -> list[str]:
+    """Return a sentence on rows with codes that the model does not know, if there are any."""
     if not report["data"]["rows_outside_key"]:
         return []
     share = percent(next(iter(report["decoders"].values()))["accuracy_with_rows_outside_key"])
-    return [f"With codes that the model does not know as wrong, {share} of rows are right."]
+    return [f"With codes that the model does not know counted as wrong, {share} of rows are right."]
 
 
 def decoder_lines(report: dict) -> list[str]:
-    """Return a line on each of several decoders, that of `predict` first, and on the baseline."""
+    """Return a line on each of several decoders, the one of `predict` first, and on the baseline."""
     coders = {TITLES[name]: figures for name, figures in report["decoders"].items()}
     if svm := report.get("baseline"):
         of = f"{svm['rows']:,} of {svm['rows_of_training']:,} training rows, {svm['seconds']:,.0f} s"
@@ -523,13 +531,13 @@ def decoder_lines(report: dict) -> list[str]:
 
 
 def remarks(report: dict) -> list[str]:
-    """Return sentences on the decoder that `predict` takes, which follow the figure."""
+    """Return the sentences after the figure, on the decoder that `predict` uses."""
     first, lines = next(iter(report["decoders"].values())), []
     texts, off = first["by_digits"][-1], first["calibration"]["expected_calibration_error_over_texts"]
     expected = f"`conf` expects {percent(texts['expected'])} of the texts to be right, and is off by"
-    lines.append(f"{expected} {percent(off, '')} points in the mean (expected calibration error).")
+    lines.append(f"{expected} {percent(off, '')} points on average (expected calibration error).")
     macro = percent(texts["over_texts"]["macro_f1"])
-    lines.append(f"Macro-F1, in which each code counts the same, is {macro}.")
+    lines.append(f"Macro-F1 (each code counts the same) is {macro}.")
     if five := report["decoders"].get("linear", {}).get("first_five"):
         share = percent(five["over_texts"])
         lines.append(
@@ -543,11 +551,11 @@ def card_figures(report: dict) -> list[str]:
     levels = next(iter(report["decoders"].values()))["by_digits"]
     of_levels = ", ".join(f"{each['digits']}: {cell(each['over_texts']['accuracy'])}" for each in levels)
     right = f"Right at each level ({report['levels']}), % of texts with 95 % interval: {of_levels}."
-    return [*left_out(report), *remarks(report), right]
+    return [*unknown_codes(report), *remarks(report), right]
 
 
 def markdown(report: dict) -> str:
-    """Return the text of report.md: of the decoder that `predict` takes, the others have a line each."""
+    """Return the text of report.md, on the decoder that `predict` uses. The others get a line each."""
     model, data = report["model"], report["data"]
     first = next(iter(report["decoders"].values()))
     what = f"{model['file']}, step {model['step'] or 0:,}, {model['codes']:,} codes of {model['system']}"
@@ -562,19 +570,19 @@ def markdown(report: dict) -> str:
     if decoders := decoder_lines(report):
         lines += ["## Decoders", "", *(f"- {line}" for line in decoders), ""]
     texts = model["confidence_texts"]
-    fitted = f", as it was fitted on {texts:,} texts" if texts else ""
+    fitted = f", fitted on {counted(texts, 'text')}" if texts else ""
     return "\n".join(lines) + "\n" + METHOD.format(fitted=fitted)
 
 
-def write(report: dict, answers: str, folder: str, own: OwnFiles) -> None:
-    """Write the files of a report; answers: a table; folder: of the prepared rows. Raises OSError."""
+def write_report(report: dict, answers: str, folder: str, own: OwnFiles) -> None:
+    """Write the files of a report; answers: a table; folder: with the prepared rows. Raises OSError."""
     with open(os.path.join(folder, REJECTED), encoding="utf-8", newline="") as source:
         rejected = source.read()
     table = next(iter(report["decoders"].values()))["by_code"]
     cells = (list(map(escape_formula, each.values())) for each in table)
     by_code = csv_text([list(table[0]), *cells]).decode()
     content = json.dumps(report, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
-    paths = own.claim(*FILES)
+    paths = own.claim(*REPORT_FILES)
     own.remove_leftovers()
     for path, text in zip(paths, (rejected, markdown(report), answers, by_code, content)):
         with atomic_write(path) as target:

@@ -1,5 +1,5 @@
 """The model card of a run or an exported model, MODEL.md: what it learned from, how good it is, and what it
-must not be used for. It is written from what the checkpoint and the folder of the run know.
+must not be used for. It is written from the checkpoint and the run folder.
 """
 
 import json
@@ -11,13 +11,13 @@ from typing import Any
 from histocc import __version__
 from histocc.data.config import text_columns, text_flags
 from histocc.data.rows import english_name
-from histocc.figure import NONE, Figure, keep, may_have_seen
+from histocc.figure import NOT_EVALUATED, Figure, keep, may_have_seen
 from histocc.job.config import FinetuneConfig, MixerConfig
 from histocc.model.confidence import Confidence
 from histocc.runtime import checkpoint
 from histocc.runtime.config import declarations, flag_of, flags_that
 from histocc.runtime.files import OwnFiles, atomic_write
-from histocc.runtime.log import highlighted
+from histocc.runtime.log import counted, highlighted
 from histocc.text import UNKNOWN_LANGUAGE, in_markdown
 from histocc.trainer.script import ARGS
 
@@ -29,7 +29,7 @@ PAPER = (
 
 
 def command(asked: dict[str, Any]) -> str:
-    """Return the command of a run by its args.json: the flags that differ from their defaults."""
+    """Return the command of a run from its args.json, with the flags that differ from their defaults."""
     kind, script = (
         (MixerConfig, "train_mixer.py") if "train_data" in asked else (FinetuneConfig, "finetune.py")
     )
@@ -45,12 +45,12 @@ def command(asked: dict[str, Any]) -> str:
 
 
 def card_of(file: str, state: dict[str, Any], figure: Figure | None = None, more: Sequence[str] = ()) -> str:
-    """Return the text of the card of a model.
+    """Return the text of a model's card.
 
     Args:
-        file: its weights, beside which the rows and the arguments of its training may be.
+        file: its weights; their folder may also hold the rows and the arguments of its training.
         state: its checkpoint.
-        figure: that of an evaluation; None: its own one.
+        figure: the figure of an evaluation; None: the model's own.
         more: further sentences of the evaluation.
     """
     folder, config, made_by = os.path.dirname(file), state["config"], state.get("made_by", {})
@@ -66,7 +66,7 @@ def card_of(file: str, state: dict[str, Any], figure: Figure | None = None, more
     numbers = f"{sum(weights):,} parameters"
     built = f"a model of {' and '.join(parts)}"
     of_prior = in_markdown(prior["name"]) if prior else ""
-    built += f" that learned on the answers of the model {of_prior} ({numbers} with it)" * bool(prior)
+    built += f", trained on top of the answers of the model {of_prior} ({numbers} with it)" * bool(prior)
     built += f" ({numbers})" * (not prior)
     version, training, learned, rare = made_by.get("histocc", __version__), [], "", ""
     if data:
@@ -74,7 +74,7 @@ def card_of(file: str, state: dict[str, Any], figure: Figure | None = None, more
         files = f"Files: {', '.join(data['files'])}; checksum of content and settings: {checksum}"
         training += map(in_markdown, [*data["lines"], files])
         texts, rows = data.get("texts"), data["rows"]["train"]
-        number = f"{texts:,} distinct texts" if texts else f"{rows:,} rows"
+        number = f"{counted(texts, 'distinct text')}" if texts else f"{counted(rows, 'row')}"
         learned = f" It was trained on {number}{spoken}."
         if prior:
             training.append(f"Prior: {of_prior}, {len(prior['key']):,} codes of {prior['system']}")
@@ -86,7 +86,7 @@ def card_of(file: str, state: dict[str, Any], figure: Figure | None = None, more
         seed, versions = state["rng"]["seed"], ", ".join(map(" ".join, made_by.items()))
         training.append(f"Made by {versions}; seed {seed}, step {state['step']:,}")
     figure = figure or Figure.of(state, folder)
-    measured = [f"{figure}." if figure else NONE, *more]
+    measured = [f"{figure}." if figure else NOT_EVALUATED, *more]
     confidence = Confidence.of(state)
     best, why = confidence.best_decoder(state.get("kind", "mixer"), bool(config.get("ngrams")))
     fitted = (
@@ -104,8 +104,8 @@ def card_of(file: str, state: dict[str, Any], figure: Figure | None = None, more
         "Figures": [*measured, f"Confidence: {fitted}"],
         "What it must not be used for": [
             f"Texts in other languages than those of its training{spoken}",
-            "Other kinds of sources, unless `evaluate` has compared it with a sample that people have coded",
-            "Statements or decisions about a single person: some codes are wrong, also with high confidence",
+            "Other kinds of sources, unless `evaluate` has compared it with a sample coded by people",
+            "Statements or decisions about a single person: some codes are wrong, even at high confidence",
             f"Counts of rare codes, without a check{rare}",
         ],
         "How to cite": [*cited, "The authors of the data and of the codes"],
@@ -122,8 +122,8 @@ def card_of(file: str, state: dict[str, Any], figure: Figure | None = None, more
 def write_card(
     file: str, state: dict[str, Any], figure: Figure | None = None, more: Sequence[str] = ()
 ) -> None:
-    """Write the card of a checkpoint into its folder, as `card_of` has it, and keep the figure there. Raises
-    OSError. state: of the checkpoint.
+    """Write the card of a checkpoint (`card_of`) into its folder, and keep the figure there. Raises OSError.
+    state: content of the checkpoint.
     """
     folder = os.path.dirname(file)
     if figure:
@@ -132,9 +132,9 @@ def write_card(
         target.write(card_of(file, state, figure, more).encode("utf-8", "backslashreplace"))
 
 
-def finish(file: str, say: Callable[[str], None], *more: str) -> None:
-    """Write the card of a run that has ended, and say how good its best model is and what to type next. more:
-    further sentences of the card. Rank 0 only. Raises UserError, OSError.
+def finish_run(file: str, say: Callable[[str], None], *more: str) -> None:
+    """Write the card of a finished run, and print how good its best model is and what to type next. more:
+    further sentences for the card. Rank 0 only. Raises UserError, OSError.
     """
     state, folder = checkpoint.load(file), os.path.dirname(file)
     figure, model = Figure.of(state), shlex.quote(folder)
@@ -142,10 +142,10 @@ def finish(file: str, say: Callable[[str], None], *more: str) -> None:
     columns = text_flags(text_columns(state["args"].get("input_col")))
     of_codes = ["--key", os.path.join(folder, "key.csv")] * (state["formatter"]["kind"] != "hisco")
     review = shlex.join(["serve", "coded.csv", *columns, *of_codes])
-    found = highlighted(f"{figure}.") if figure else NONE
+    found = highlighted(f"{figure}.") if figure else NOT_EVALUATED
     say(
-        f"\n{found}\nThe best model is {file}; {CARD} beside it describes it.\n\nNext:\n"
-        f"  python -m histocc.predict --model {model} --input NEW.csv --output coded.csv\n"
-        f"  python -m histocc.review {review}\n"
-        f"  python -m histocc.evaluate --model {model} --dataset CODED_BY_PEOPLE.csv"
+        f"\n{found}\nThe best model is {file}, described in {CARD}.\n\nNext:\n"
+        f"  histocc predict NEW.csv --model {model} --output coded.csv\n"
+        f"  histocc review {review}\n"
+        f"  histocc evaluate CODED_BY_PEOPLE.csv --model {model}"
     )

@@ -1,6 +1,5 @@
-"""A run of n-grams alone with few distinct texts: learned in closed form (histocc/learn), without a step."""
+"""A run without encoder on few distinct texts: learned in closed form (histocc/learn), without steps."""
 
-import json
 import os
 import time
 import uuid
@@ -24,17 +23,19 @@ from histocc.job.config import JobConfig, learns_few
 from histocc.job.inputs import Inputs
 from histocc.job.model import checkpoint_entries, new_config, patterns_of
 from histocc.learn.few import FewTexts, judge, learn, learning_curve
-from histocc.learn.prior import ANSWERS, Prior, find_prior, has_hisco
+from histocc.learn.prior import PRIOR_ANSWERS, Prior, find_prior, has_hisco
 from histocc.model.levels import Levels
 from histocc.model.mixer import NGRAMS
-from histocc.model.ngrams import AUTO, NONE, WORDS
+from histocc.model.ngrams import NONE, WORDS
 from histocc.predict.coder import Coder
 from histocc.predict.fitting import rows_right
 from histocc.published import models
 from histocc.runtime import checkpoint
+from histocc.runtime.config import AUTO
 from histocc.runtime.device import Precision, settings_of_torch
 from histocc.runtime.errors import TrainingError, UserError
 from histocc.runtime.files import OwnFiles, atomic_write
+from histocc.runtime.log import counted
 from histocc.runtime.world import World, launcher_id
 from histocc.trainer import script
 from histocc.trainer.log import RunLog, log_columns
@@ -50,24 +51,24 @@ def is_closed_form(args: JobConfig, inputs: Inputs, resumed: dict | None) -> boo
 
 
 def note_without_prior(args: JobConfig, formatter: BlockyFormatter, data: PreparedData) -> str:
-    """Return a note for n-grams alone that take steps, though few texts of HISCO codes gain from a prior, or
-    "". Raises UserError if --prior names one.
+    """Return a note if a model without encoder takes steps although its few texts with HISCO codes would gain
+    from a prior, or "". Raises UserError if --prior names one.
     """
     flags = "--max-steps, --ngrams, --ngram-passes 0 and --seq2seq-weight"
     if args.prior not in (AUTO, NONE):
         what = f"at most {FEW_TEXTS:,} distinct texts ({data.texts:,} here), without {flags}"
-        raise UserError(f"--prior {args.prior}: n-grams alone learn on a prior from {what}: omit --prior")
+        raise UserError(f"--prior {args.prior}: only used for {what}: omit --prior")
     is_usual = args.prior == AUTO and args.model_size == NGRAMS and not learns_few(args)
     if not (is_usual and data.texts <= FEW_TEXTS and has_hisco(formatter, data)):
         return ""
-    return f"Note: without {flags} these few texts would be learned on the built-in model's answers"
+    return f"Note: without {flags} the built-in model would help to learn these few texts"
 
 
 def train_few(
     args: JobConfig, inputs: Inputs, formatter: BlockyFormatter, world: World, resumed: dict | None
 ) -> None:
-    """Learn in closed form and write the files of the run, unless that is done: on rank 0, in one thread, so
-    that the number of processes changes nothing. All ranks. Raises UserError, TrainingError, Stopped.
+    """Learn in closed form and write the files of the run, unless that is done. Rank 0 does it in one thread,
+    so the number of processes changes nothing. All ranks. Raises UserError, TrainingError, Stopped.
     """
     if resumed:
         file = os.path.join(args.save_path, checkpoint.BEST)
@@ -86,9 +87,9 @@ def _train(
     torch.set_num_threads(1)
     began, say, own = time.perf_counter(), world.print, OwnFiles(args.save_path, args.overwrite)
     if args.overwrite and not args.dry_run:
-        own.remove([ANSWERS, plot.LEARNING])
-    others = f", on rank 0 alone; {world.size - 1} more processes wait for it" * (world.size > 1)
-    say(f"\nLearning {data.texts:,} distinct texts in closed form{others}")
+        own.remove([PRIOR_ANSWERS, plot.LEARNING])
+    others = f", on rank 0; processes waiting for it: {world.size - 1}" * (world.size > 1)
+    say(f"\nLearning {counted(data.texts, 'distinct text')} in closed form{others}")
 
     def texts_with(prior: Prior | None) -> FewTexts:
         takes_codes = prior and prior.is_same and not (args.key or args.all_codes_file)
@@ -111,13 +112,13 @@ def _train(
         say(f"Preparing them took {prepared:.1f} s; learning takes about {few.seconds():.0f} s")
         return say("Everything checks out: without --dry-run it starts the run. Nothing was trained")
     if known := int((~few.is_new).sum()):
-        say(f"The prior was trained on {known:,} of the texts: they choose nothing and give no figure")
+        say(f"The prior was trained on {known:,} of the texts: they are not used for settings or figures")
     learned = learn(few)
     if prior and not learned.config["ridge"]["prior"]:
         say(f"The answers of {prior.content['name']} do not help: the model learns without a prior")
         prior, few = None, texts_with(None)
         learned = learn(few)
-    on = f", on the answers of {prior.content['name']}" if prior else ""
+    on = f", on top of the answers of {prior.content['name']}" if prior else ""
     say(f"Learned in {time.perf_counter() - began:.1f} s{on}")
 
     most_codes = max([1, *map(int, data.report["codes_per_row"])])
@@ -157,22 +158,22 @@ def _train(
     figure = validation_figure(content, data, prior) if len(data.val) else None
     if figure := figure or Figure.of(content):
         content[ENTRY] = figure._replace(unsure=may_have_seen(content))._asdict()
-    save(args, own, data, content)
+    write_run(args, own, data, content)
 
 
 def validation_figure(content: dict[str, Any], data: PreparedData, prior: Prior | None) -> Figure | None:
-    """Return the figure of the validation rows with new texts, also for the prior; None without any."""
+    """Return the figure for validation rows with new texts, also for the prior; None without such rows."""
     coder = Coder(*models.model_of_checkpoint("the new model", content))
     texts = data.val.strings(np.arange(len(data.val)))
     languages = [data.languages[i] for i in np.asarray(data.val.language)]
     right = rows_right(coder.code(texts, languages, "flat", cleaned=True), data.val, data)
-    is_new = ~np.isin(data.val.text_hash, data.train.text_hash)  # of files of their own, which may share
+    is_new = ~np.isin(data.val.text_hash, data.train.text_hash)  # from separate files, which may share texts
     is_new &= ~prior.seen(texts) if prior else True
     return Figure.measured(right[is_new], data.val.text_hash[is_new], VALIDATION, "flat")
 
 
-def save(args: JobConfig, own: OwnFiles, data: PreparedData, content: dict[str, Any]) -> None:
-    """Write the files of a run, and say how good its model is. Raises TrainingError."""
+def write_run(args: JobConfig, own: OwnFiles, data: PreparedData, content: dict[str, Any]) -> None:
+    """Write the files of a run, and report how good its model is. Raises TrainingError."""
     if args.overwrite:
         old = [name for name in own.names if checkpoint.CHECKPOINT.fullmatch(name)]
         own.remove([*old, *plot.files(plot.CURVES)])
@@ -183,9 +184,7 @@ def save(args: JobConfig, own: OwnFiles, data: PreparedData, content: dict[str, 
         numbered = zip(map(escape_formula, codes), range(len(codes)), sources)
         with atomic_write(own.claim("key.csv")[0]) as file:
             file.write(csv_text([("system_code", "code", "source"), *numbered]))
-    asked = {**(args.asked or args).values(), "made_by": checkpoint.made_by()}
-    with atomic_write(own.claim(script.ARGS)[0]) as file:
-        file.write(json.dumps(asked, indent=1, sort_keys=True).encode())
+    script.write_args(args, own)
     log = RunLog(own, log_columns((*engine.LOSSES, "flat_acc")), start=-1)
     figure = Figure.of(content)
     log.row({"step": 0, "epoch": 0, "samples": 0, "flat_acc": figure and figure.share})
@@ -194,4 +193,4 @@ def save(args: JobConfig, own: OwnFiles, data: PreparedData, content: dict[str, 
     log.close("ended by an error" if failed else "finished", 0)
     if failed:
         raise TrainingError(f"the model could not be saved: {failed}. The same command learns it again")
-    card.finish(own.path(checkpoint.BEST), log.say)
+    card.finish_run(own.path(checkpoint.BEST), log.say)

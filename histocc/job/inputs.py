@@ -9,7 +9,14 @@ import numpy as np
 
 from histocc.data import prepare as preparing
 from histocc.data.arrays import PreparedData
-from histocc.data.config import AUTO, PrepareSettings, StartsFrom, columns_of, settings_from, written_by
+from histocc.data.config import (
+    PrepareSettings,
+    StartsFrom,
+    columns_of,
+    fingerprint,
+    settings_from,
+    written_by,
+)
 from histocc.data.dataset import RowEncoding, TextRows
 from histocc.data.descriptions import load_descriptions
 from histocc.data.noise import Augmenter
@@ -19,24 +26,24 @@ from histocc.data.rows import read_key, read_words
 from histocc.data.tables import TABLE_NAME
 from histocc.formatter import BlockyFormatter
 from histocc.job.card import CARD
-from histocc.job.config import JobConfig, of_ngrams_alone, refuse_other_arguments
+from histocc.job.config import JobConfig, of_ngrams_alone, refuse_on_resume
 from histocc.job.model import auto_size
 from histocc.learn.ngram_fit import FILE as FIT
 from histocc.model.ngrams import NONE
 from histocc.published import built_in, formats, models
 from histocc.runtime import checkpoint
-from histocc.runtime.config import flag_of
+from histocc.runtime.config import AUTO, flag_of
 from histocc.runtime.errors import UserError
 from histocc.runtime.files import OwnFiles, is_same, problems, save_path_problems
 from histocc.runtime.rng import DESCRIPTIONS, NOISE, derived_seed
 from histocc.runtime.world import World
 from histocc.text import ASCII_LOWER, cleaner
 from histocc.trainer.log import LOG
-from histocc.trainer.script import output_problems
+from histocc.trainer.script import output_problems, refuse_other_data
 
 
 class Inputs(NamedTuple):
-    """The data of a run, and the checkpoints that rank 0 has read for them, by path: each is taken once."""
+    """The data of a run, and by path the checkpoints that rank 0 has read for them, each to be taken once."""
 
     settings: PrepareSettings
     data: PreparedData
@@ -58,7 +65,7 @@ def dataset_files(paths: list[str]) -> tuple[list[str], list[str]]:
     """Return (training, validation files) of --dataset: files, or a folder of tables. Raises UserError."""
     if len(paths) > 1 or not os.path.isdir(path := paths[0]):
         return paths, []
-    names = sorted(set(os.listdir(path)) - {*LISTS, LOG})  # those of a run in the same folder
+    names = sorted(set(os.listdir(path)) - {*LISTS, LOG})  # without the files of a run in the same folder
     tables = [
         name for name in names if TABLE_NAME.fullmatch(name) and name[0] not in ".~"
     ]  # ~: is open in Excel
@@ -67,24 +74,23 @@ def dataset_files(paths: list[str]) -> tuple[list[str], list[str]]:
     if len(files) == 1 or parts in (["train", "val"], ["train", "validation"]):
         return files[:1], files[1:]
     train, val = (
-        " ".join(file for file, name in zip(files, parts) if part in name) for part in ("train", "val")
+        " ".join([file for file, name in zip(files, parts) if part in name][:3]) for part in ("train", "val")
     )
     key = os.path.join(path, LISTS[0])
     raise UserError(
-        f"{path}: is a folder with {len(tables)} tables ({', '.join(tables[:5]) or 'none'}): finetune.py"
-        f" takes files (--dataset {' '.join(files) or 'A B …'}), or a folder with one table, or with train"
-        " and val; for files of each kind:"
-        f" train_mixer.py --train-data {train or 'A B …'} --val-data {val or 'V'}"
+        f"{path}: is a folder with {len(tables)} tables ({', '.join(tables[:5]) or 'none'}). Name the files"
+        " to train on (histocc train A.csv B.csv), or a folder with one table, or with train and val; or the"
+        f" files of each kind: histocc mix --train-data {train or 'A.csv'} --val-data {val or 'V.csv'}"
         f"{f' --key {key}' * os.path.isfile(key)}"
     )
 
 
 def resumes(args: JobConfig) -> bool:
-    """Return whether the save folder holds a run that is resumed, if it can be read."""
+    """Return whether the save folder holds a run to resume, if that is readable."""
     return checkpoint.exists_in(args.save_path) and not (args.overwrite or args.eval_only)
 
 
-def initial_weights(
+def read_initial_weights(
     named: str, *keys: str | None, load: Callable[[str], dict] = formats.load_content
 ) -> dict:
     """Return `models.initial_weights` of --initial-checkpoint. keys: files of --initial-key, --key; load:
@@ -96,26 +102,26 @@ def initial_weights(
 
 
 def starts_from(args: JobConfig, resumed: dict | None, read: dict[str, dict]) -> StartsFrom:
-    """Return the demands of the weights that a run starts from, which `read` takes. Raises UserError."""
+    """Return the demands of the initial weights, and add their content to `read`. Raises UserError."""
 
     def load(file: str) -> dict:
         read[file] = formats.load_content(file)
         return read[file]
 
-    kept = None  # of its codes: all
+    kept = None  # keep all of its codes
     if not resumed and args.initial_checkpoint:
-        state = initial_weights(args.initial_checkpoint, args.initial_key, args.key, load=load)
+        state = read_initial_weights(args.initial_checkpoint, args.initial_key, args.key, load=load)
         if args.only_encoder:
             return StartsFrom(state["config"]["text"])
         is_solved = bool(state["config"].get("ridge"))
         has_steps = args.max_steps and not is_solved
         if not (args.eval_only or has_steps or state["config"].get("encoder", True)):
             steps = ". Or add --max-steps N to take steps from its weights" * (not is_solved)
-            prior = ". Or let --prior name it, for a model that stands on its answers"
+            prior = ". Or name it with --prior, for a model that builds on its answers"
             raise UserError(
-                f"--initial-checkpoint {args.initial_checkpoint}: n-grams alone are trained by their fit,"
-                " which a run from a checkpoint leaves out. Omit it and fit anew to the rows of its training"
-                " and the new ones together: --dataset OLD.csv NEW.csv (train_mixer.py: --train-data)"
+                f"--initial-checkpoint {args.initial_checkpoint}: this model has no encoder and cannot be"
+                " trained further. Train a new one on the old and the new rows together, in a new folder:"
+                " histocc train OLD.csv NEW.csv --output NEW"
                 f"{steps}{prior * (not state.get('prior'))}"
             )
     else:
@@ -130,7 +136,7 @@ def starts_from(args: JobConfig, resumed: dict | None, read: dict[str, dict]) ->
 
 
 def _problems_of_files(args: JobConfig, files: list[str]) -> list[str]:
-    """Name files that the run will write and that are in the way, or an input."""
+    """Return problems with files to be written: they exist, or are an input."""
     inputs: dict[str | None, str] = dict.fromkeys(files, "a file of the data")
     inputs |= {
         getattr(args, dest): f"the file of {flag_of(dest)}"
@@ -155,9 +161,9 @@ def prepare_data(
     default_formatter: str = AUTO,
     naming: str = "hisco",
 ) -> tuple[JobConfig, Inputs]:
-    """Return (arguments with the columns of the files, what the run reads). Rank 0 checks arguments and files
+    """Return (arguments with the columns of the files, the run's inputs). Rank 0 checks arguments and files
     and prepares the data; a node that does not see its folder prepares its own, and all must agree. All
-    ranks. Raises UserError with all that is wrong.
+    ranks. Raises UserError with all problems.
     """
     read: dict[str, dict] = {}
     if args.model_size == AUTO and not (args.initial_checkpoint or resumes(args)):
@@ -185,7 +191,9 @@ def prepare_data(
             world.print(note)
         if resumed:
             with checkpoint.reading(path):
-                refuse_other_arguments(with_columns(args, settings), resumed)
+                refuse_on_resume(with_columns(args, settings), resumed)
+                if fingerprint(settings) != resumed["position"]["fingerprint"]:
+                    refuse_other_data(args.save_path)  # before a report on data that will not be used
         lists = OwnFiles(args.save_path, args.overwrite) if args.prepare_only else None
         folder = preparing.prepare(settings, args.save_path, world.print, lists, world.give_up_if_asked)
         data = PreparedData.open(folder)

@@ -1,4 +1,4 @@
-"""The model of a run, its loss, and what a checkpoint keeps to use it."""
+"""The model of a run, its loss, and the entries of a checkpoint for using it."""
 
 from collections.abc import Callable
 from typing import Any
@@ -16,9 +16,11 @@ from histocc.model.canine import CanineEncoder
 from histocc.model.confidence import USUAL
 from histocc.model.loss import ROWS, BlockOrderInvariantLoss, LinearLoss, LossMixer
 from histocc.model.mixer import NGRAMS, Seq2SeqMixerOccCANINE, model_config
-from histocc.model.ngrams import ALL_CASES, AUTO, NONE, PATTERNS, WITH_CELL
+from histocc.model.ngrams import ALL_CASES, NONE, PATTERNS, WITH_CELL
+from histocc.model.search import EQUAL_SHARE
 from histocc.published import models
 from histocc.runtime import checkpoint
+from histocc.runtime.config import AUTO
 from histocc.runtime.device import Precision, compile_layers
 from histocc.runtime.errors import UserError
 from histocc.runtime.rng import WEIGHTS, derived_seed
@@ -26,9 +28,8 @@ from histocc.runtime.world import World
 
 NGRAM_WIDTH = 128  # numbers for each n-gram
 MAX_AUTO_BITS = 18  # 2^18 n-grams, since a step of the optimizer goes over all
-EQUAL_SHARE = 0.5
-# Of the learning rate, in benchmarks/LOG.md: with a mean over the classes, a new linear decoder learns next
-# to nothing at the rate of the rest, and what was fitted already becomes worse at it.
+# Factors on the learning rate (see benchmarks/LOG.md): at the rate of the rest, a new linear decoder with a
+# mean over the classes learns next to nothing, and fitted parts become worse.
 NEW_LINEAR_LR_FACTOR = {"mean": 30.0, "rows": 5.0}
 FITTED_LINEAR_LR_FACTOR = 0.1
 
@@ -44,9 +45,8 @@ def make_model(
     resumed: dict | None = None,
     first: dict | None = None,
 ) -> tuple[JobConfig, Seq2SeqMixerOccCANINE, dict]:
-    """Return (arguments with the model's size, model on the CPU, its config): with random weights, with
-    `first`, those of --initial-checkpoint, or with those of the run that is resumed. args: `decide`. All
-    ranks. Raises UserError.
+    """Return (arguments with the model's size, model on the CPU, its config). The weights are random, `first`
+    (from --initial-checkpoint), or the resumed run's. args: from `decide`. All ranks. Raises UserError.
     """
     assert args.max_len, "still open"
     counted = None
@@ -54,7 +54,7 @@ def make_model(
         config: dict = resumed["config"]
     else:
         config = new_config(args, args.max_len, first) | {"text": data.clean_text}
-        config["ngrams"], counted = new_ngrams(args, args.max_len, first, world, data)
+        config["ngrams"], counted = new_ngrams(args, args.input_col, args.max_len, first, world, data)
     args = args.with_decided(model_size=models.size_name(config))
     torch.manual_seed(derived_seed(args.seed, WEIGHTS) % 2**32)
     model = models.new_model(config, formatter, len(data.codes), args.dropout, args.ngram_dropout)
@@ -71,14 +71,14 @@ def make_model(
 
 
 def place(model: Seq2SeqMixerOccCANINE, rows: TextRows, world: World, compile: bool) -> None:
-    """Compile the model if asked to, and move it to its device. rows: of the training."""
+    """Compile the model if asked to, and move it to its device. rows: the training rows."""
     if compile:
         compile_layers(model)
         model.in_groups = False  # a compiled layer has few shapes
     model.to(world.device)
     embeddings = isinstance(model.encoder, CanineEncoder) and model.encoder.char_embeddings
     if embeddings and any(weight.requires_grad for weight in embeddings.parameters()):
-        # of the embeddings of characters, those that occur
+        # train only embeddings of characters that occur
         embeddings.train_rows_of(torch.from_numpy(rows.characters()), rows.encoding.max_len)
 
 
@@ -86,15 +86,15 @@ def auto_size(args: ModelFlags, world: World) -> str:
     """Return the size of a new model. On CPUs an encoder takes most of the time, for little more accuracy."""
     if args.ngrams == NONE or args.freeze_encoder:
         return "base"
-    chosen = "base, since there is a GPU; --model-size ngrams trains n-grams alone"
+    chosen = "base, since there is a GPU; --model-size ngrams trains without encoder"
     if world.device.type != "cuda":
-        chosen = f"{NGRAMS}, since there is no GPU; tiny has an encoder, too"
+        chosen = f"{NGRAMS}, since there is no GPU; tiny also has an encoder"
     world.print(f"--model-size auto: {chosen}")
     return chosen.partition(",")[0]
 
 
 def new_config(args: ModelFlags, max_len: int, first: dict | None) -> dict:
-    """Return `config` of a new run, but for its n-grams and text rule. Raises UserError."""
+    """Return `config` of a new run, without its n-grams and text rule. Raises UserError."""
     dropouts = dict.fromkeys(("hidden_dropout_prob", "attention_probs_dropout_prob"), args.encoder_dropout)
     size, named = args.model_size, args.initial_checkpoint
     if first is None:
@@ -118,7 +118,7 @@ def new_config(args: ModelFlags, max_len: int, first: dict | None) -> dict:
 
 
 def load_on_all(world: World, load: Callable[[], models.Loaded]) -> models.Loaded:
-    """Return what `load` does on rank 0, without an optimizer, on every rank. All ranks. Raises UserError."""
+    """Return the result of `load`, called on rank 0, without an optimizer. All ranks. Raises UserError."""
 
     def work() -> tuple[BlockyFormatter, dict]:
         _, formatter, state = load()
@@ -130,8 +130,8 @@ def load_on_all(world: World, load: Callable[[], models.Loaded]) -> models.Loade
 
 
 def start_at_frequencies(model: Seq2SeqMixerOccCANINE, data: PreparedData) -> None:
-    """A new linear decoder starts at how often each code occurs in the training rows: its bias is the
-    log-odds, its weights are 0. From ½ each, a short training is spent on learning that codes are rare.
+    """Start a new linear decoder at the frequency of each code in the training rows: its bias is the
+    log-odds, its weights are 0. From ½ each, a short training would only learn that codes are rare.
     """
     share = torch.from_numpy((code_counts(data.train, len(data.codes)) + 0.5) / (len(data.train) + 1))
     with torch.no_grad():
@@ -142,8 +142,8 @@ def start_at_frequencies(model: Seq2SeqMixerOccCANINE, data: PreparedData) -> No
 def fast_parameters(
     model: Seq2SeqMixerOccCANINE, resumed: dict | None, is_fitted: bool, linear_loss: str | None
 ) -> tuple[list[str], float]:
-    """Return (names of the parameters with a learning rate of their own, its factor on that of the rest): the
-    linear decoder and its n-grams, or n-grams alone that are added to trained weights.
+    """Return (names of the parameters with a separate learning rate, its factor on the rate of the rest):
+    the linear decoder and its n-grams, or only n-grams if these are added to trained weights.
     """
     ngrams, added = model.ngrams, False
     if resumed:
@@ -165,22 +165,27 @@ def fast_parameters(
 
 
 def new_ngrams(
-    args: JobConfig, max_len: int, first: dict | None, world: World, data: PreparedData
+    args: ModelFlags,
+    input_col: list[str] | str,
+    max_len: int,
+    first: dict | None,
+    world: World,
+    data: PreparedData,
 ) -> tuple[dict | None, tuple[np.ndarray, np.ndarray] | None]:
-    """Return (`ngrams` in the config of a new run, None for none; the result of `count_ngrams`, None if the
-    initial weights bring n-grams). All ranks. Raises UserError if these are others than asked for.
+    """Return (`ngrams` in the config of a new run, or None; the result of `count_ngrams`, None if the initial
+    weights bring n-grams). All ranks. Raises UserError if these contradict the arguments.
     """
     asked = args.ngrams
     held = None if first is None or args.only_encoder else first["config"].get("ngrams")
     if held is not None:
         if asked == NONE or asked != AUTO and held["rows"] > 1 << int(asked):
             had = f"the initial weights have {held['rows']:,} n-grams and need them"
-            raise UserError(f"--ngrams {asked}: {had}; omit --ngrams, or take --only-encoder")
+            raise UserError(f"--ngrams {asked}: {had}; omit --ngrams, or add --only-encoder")
         return held, None
     if asked == NONE or asked == AUTO and first is not None:
         return None, None
     most, check = 1 << (MAX_AUTO_BITS if asked == AUTO else int(asked)), world.give_up_if_asked
-    patterns = patterns_of(args.input_col)
+    patterns = patterns_of(input_col)
     counted = world.run_on_main(lambda: count_ngrams(data, max_len, most, patterns, check))
     sizes = {"rows": len(counted[0]), "width": NGRAM_WIDTH}
     return {**sizes, "patterns": patterns, "case": ALL_CASES}, counted
@@ -192,11 +197,11 @@ def patterns_of(input_col: list[str] | str) -> list[str]:
     return [*PATTERNS, *(f"{WITH_CELL}{i}" for i in range(columns) if columns > 1)]
 
 
-# ---- its loss, and what a checkpoint keeps
+# ---- its loss, and the entries of a checkpoint
 
 
 def make_loss(args: LossFlags, formatter: BlockyFormatter) -> LossMixer:
-    """The loss of decided arguments: of the decoder that writes codes, and of the linear decoder."""
+    """The loss for decided arguments: of the decoder that writes codes, and of the linear decoder."""
     assert args.empty_blocks and args.block_loss and args.linear_loss, "still open"
     assert args.seq2seq_weight is not None, "still open"
     blocks, size = formatter.max_num_codes, formatter.block_size
@@ -207,9 +212,9 @@ def make_loss(args: LossFlags, formatter: BlockyFormatter) -> LossMixer:
 def checkpoint_entries(
     args: LossFlags, formatter: BlockyFormatter, data: PreparedData, config: dict
 ) -> dict[str, Any]:
-    """Return the entries of a checkpoint that coding needs in place of the data. `linear_share` is the part
-    of the linear decoder in rankings, where n-grams make it as good as the other one; of `thresholds`, its
-    loss decides whether its best code always counts, and that not more do than a row of the data has.
+    """Return the entries of a checkpoint that coding needs in place of the data. `linear_share` is the linear
+    decoder's share in rankings: with n-grams it is as good as the other one. In `thresholds`, its loss says
+    whether its best code always counts, and whether codes are limited to the most of a training row.
     """
     found: dict[str, Any] = {"linear_share": EQUAL_SHARE} if config["ngrams"] else {}
     if not args.seq2seq_weight:  # the decoder that writes learns nothing

@@ -1,7 +1,7 @@
-"""A run, on one page: what finetune.py and train_mixer.py do with prepared data, from top to bottom.
+"""A run, on one page: the work of finetune.py and train_mixer.py with prepared data, from top to bottom.
 
-The loss of a step is computed by `MixerTask.losses` in histocc/seq2seq_mixer_engine.py, with the criterion of
-`make_loss`; `loss.backward()` and all else of a step is in histocc/trainer/loop.py.
+`MixerTask.losses` in histocc/seq2seq_mixer_engine.py computes the loss of a step, with the criterion of
+`make_loss`; `loss.backward()` and the rest of a step are in histocc/trainer/loop.py.
 """
 
 import os
@@ -11,14 +11,13 @@ from functools import partial
 from histocc import plot
 from histocc import seq2seq_mixer_engine as engine
 from histocc.data import learned, several
-from histocc.data.config import AUTO
 from histocc.data.dataset import TextRows
 from histocc.data.prepare import copy_lists
 from histocc.data.rows import key_reader
 from histocc.formatter import BlockyFormatter, classes_in_words
 from histocc.job import card, few
-from histocc.job.config import JobConfig, decide, is_fit_alone, is_fitted, of_run, refuse_other_arguments
-from histocc.job.inputs import Inputs, initial_weights, make_rows
+from histocc.job.config import JobConfig, decide, is_fit_alone, is_fitted, of_run, refuse_on_resume
+from histocc.job.inputs import Inputs, make_rows, read_initial_weights
 from histocc.job.model import checkpoint_entries, fast_parameters, load_on_all, make_loss, make_model, place
 from histocc.learn import ngram_fit
 from histocc.model.canine import CanineEncoder
@@ -27,9 +26,10 @@ from histocc.model.loss import LossMixer
 from histocc.model.mixer import Seq2SeqMixerOccCANINE
 from histocc.predict import fitting
 from histocc.published import formats, models
-from histocc.runtime.config import declarations, differing, flag_of
+from histocc.runtime.config import AUTO, differing, flag_of, flags_that
 from histocc.runtime.errors import UserError
 from histocc.runtime.files import OwnFiles, checksum
+from histocc.runtime.log import counted
 from histocc.runtime.world import World
 from histocc.text import AS_IS
 from histocc.trainer import loop, script
@@ -37,7 +37,7 @@ from histocc.trainer.batches import make_loader
 from histocc.trainer.log import validation_line
 
 
-def train(args: JobConfig, inputs: Inputs, world: World) -> None:
+def run_training(args: JobConfig, inputs: Inputs, world: World) -> None:
     """Validate, make a dry run, train or resume, as asked. All ranks. Raises UserError, TrainingError."""
     formatter = BlockyFormatter.from_dict(inputs.settings.formatter)
 
@@ -45,18 +45,18 @@ def train(args: JobConfig, inputs: Inputs, world: World) -> None:
     if args.prepare_only:
         return
     if args.eval_only:
-        return validate(args, formatter, world, inputs)
+        return validate_checkpoint(args, formatter, world, inputs)
 
     precision = script.number_format(args, world)
     with script.held_folder(args, world):
         # The checkpoint to resume from, or the weights to start from, if there are any.
-        refuse, first = partial(refuse_other_arguments, args), None
+        refuse, first = partial(refuse_on_resume, args), None
         resumed = script.find_resumable(args, world, inputs.resumable, refuse, data.fingerprint)
         if args.initial_checkpoint and not resumed:
             named = args.initial_checkpoint, args.initial_key, args.key
-            first = world.run_on_main(lambda: initial_weights(*named, load=inputs.content))
+            first = world.run_on_main(lambda: read_initial_weights(*named, load=inputs.content))
 
-        # Few texts without an encoder are learned in closed form, on the answers of a prior: no step.
+        # Without an encoder, few texts are learned in closed form on the answers of a prior, without steps.
         if resumed and args.ngram_passes not in (None, resumed["args"].get("ngram_passes")):
             said = "--ngram-passes has no effect on a run with a checkpoint; --overwrite starts over"
             world.print(f"Note: {said}")
@@ -68,7 +68,7 @@ def train(args: JobConfig, inputs: Inputs, world: World) -> None:
 
         # The model and its loss.
         args, model, config = make_model(args, formatter, world, data, resumed, first)
-        for line in without_effect(args):  # they are said if no step is left to take, too
+        for line in without_effect(args):  # also reported if no step is left
             world.print(line)
         loss_fn = make_loss(args, formatter)
 
@@ -80,14 +80,14 @@ def train(args: JobConfig, inputs: Inputs, world: World) -> None:
             world.print("N-grams are not fitted (--ngram-passes 0)")
         elif config["ngrams"] and not (resumed or first):
             fit = ngram_fit.Fit(args, args.ngram_passes, data, rows[0].encoding, loss_fn, model, world.print)
-            if args.batch_size != AUTO:  # else it is chosen when the model is on its device
+            if args.batch_size != AUTO:  # else chosen when the model is on its device
                 steps_after = script.announce(args, world, training)
                 fit, training = replace(fit, steps_after=steps_after), replace(training, is_announced=True)
             training = replace(training, steps_before=ngram_fit.fit_ngrams(fit, world))
 
         # The training: DDP or FSDP, loaders, optimizer, the position of the interrupted run, and the steps.
         place(model, rows[0], world, args.compile)
-        if not args.dry_run:  # key.csv, data_report.json and the other lists, beside the checkpoints
+        if not args.dry_run:  # key.csv, data_report.json and the other lists, next to the checkpoints
             world.run_on_main(lambda: copy_lists(data.folder, OwnFiles(args.save_path, args.overwrite)))
         opened = script.open_run(args, world, precision, training, resumed)
         if opened:
@@ -98,12 +98,12 @@ def train(args: JobConfig, inputs: Inputs, world: World) -> None:
             return
         world.run_on_main(lambda: OwnFiles(args.save_path).remove([ngram_fit.FILE]))
 
-        # When no step is left: confidence, so that it says how often an answer is right, a card, and curves.
+        # When no step is left: confidence (how often an answer is right), a card, and curves.
         if not (opened and opened.state.stopped):
-            fitting.fit_run(args, world, data, resumed)
+            fitting.fit_run(args.save_path, precision, args.samples_at_once, world, data, resumed)
             if opened or not os.path.exists(os.path.join(args.save_path, card.CARD)):
                 file = world.run_on_main(lambda: models.find_weights(args.save_path, args.save_path))
-                world.run_on_main(lambda: card.finish(file, world.print))
+                world.run_on_main(lambda: card.finish_run(file, world.print))
             if world.is_main:
                 plot.draw_run(args.save_path)
 
@@ -120,8 +120,8 @@ def make_training(
     resumed: dict | None,
     first: dict | None,
 ) -> script.Training:
-    """Return what the trainer takes: the model, its rows, and its task, the losses of both decoders. All
-    ranks. Raises UserError.
+    """Return the trainer's input: the model, its rows, and its task, the losses of both decoders. All ranks.
+    Raises UserError.
     """
     data = inputs.data
     model.encoder.requires_grad_(not args.freeze_encoder)
@@ -134,7 +134,7 @@ def make_training(
             entries["answers"] = learned.trained_answers(data.train)
     task = engine.MixerTask(loss_fn, formatter, model=model, at_most=Thresholds.of(entries).at_most)
     fast = fast_parameters(model, resumed, is_fitted(args), args.linear_loss)
-    beside = ("fn_word_freq", "descriptions_file")  # flags of files that decide the result, too
+    beside = ("fn_word_freq", "descriptions_file")  # flags of further files that affect the result
     return script.Training(
         model,
         task,
@@ -157,37 +157,40 @@ def about(args: JobConfig, inputs: Inputs, model: Seq2SeqMixerOccCANINE) -> list
     encoder, columns = model.config, ", ".join(settings.target_cols or [])
     codes = classes_in_words(data.codes) if args.formatter == AUTO else f"{len(data.codes):,}"
     size = f"width {encoder.hidden_size}, {encoder.num_hidden_layers} layers"
-    kept = f", the first {data.kept_codes:,} those of the initial checkpoint" if data.kept_codes else ""
+    kept = f", the first {data.kept_codes:,} from the initial checkpoint" if data.kept_codes else ""
     return [
-        f"Dataset: {', '.join(settings.train_files)} ({len(data.train):,} rows for training,"
+        f"Dataset: {', '.join(settings.train_files)} ({counted(len(data.train), 'row')} for training,"
         f" {len(data.val):,} for validation)",
         f"Model: {args.model_size} ({size if isinstance(model.encoder, CanineEncoder) else 'no encoder'})",
         f"Model parameters: {sum(p.numel() for p in model.parameters()):,}",
         f"Vocabulary size: {model.vocab_size}",
         f"Codes: {codes} ({settings.formatter['kind']}, columns {columns}){kept}",
         *([f"Texts: {data.clean_text}"] if data.clean_text != AS_IS else []),
-        *(["Target mask: published (PAD among the codes is looked at)"] if not model.target_mask else []),
+        *(["Target mask: published (PAD among the codes is not masked)"] if not model.target_mask else []),
     ]
 
 
 def without_effect(args: JobConfig) -> list[str]:
-    """Return a line with the flags that were given and count in steps alone, if the run takes none."""
-    of_steps = [name for name, (item, _, _) in declarations(type(args)).items() if item.metadata["of_steps"]]
-    defaults, asked = type(args).__dataclass_fields__, args.asked or args
-    given = [flag_of(name) for name in of_steps if getattr(asked, name) != defaults[name].default]
-    what = "Note: n-grams alone are fitted and take no steps, so these flags have no effect: "
+    """Return a line with the given flags that affect only steps, if the run takes no steps."""
+    asked = args.asked or args
+    given = [
+        flag_of(name)
+        for name in flags_that(type(args), "of_steps")
+        if getattr(asked, name) != type(args).__dataclass_fields__[name].default
+    ]
+    what = "Note: a model without encoder is fitted and takes no steps, so these flags have no effect: "
     remedy = ". Type --model-size tiny to train an encoder, or --max-steps N to take steps"
     return [what + ", ".join(given) + remedy] if given and not args.num_epochs else []
 
 
 def about_rate(names: list[str], factor: float) -> str:
-    """Return words on the parts that have another learning rate, to be said behind the rate of the rest."""
+    """Return a phrase on the parts with another learning rate, to be printed after the rate of the rest."""
     parts = dict.fromkeys(name.partition(".")[0] for name in names)
     words = " and ".join({"linear_decoder": "the linear decoder", "ngrams": "the n-grams"}[x] for x in parts)
     return f", of {words} {factor:g} times that" if words else ""
 
 
-def validate(args: JobConfig, formatter: BlockyFormatter, world: World, inputs: Inputs) -> None:
+def validate_checkpoint(args: JobConfig, formatter: BlockyFormatter, world: World, inputs: Inputs) -> None:
     """Validate a checkpoint and print the figures, for --eval-only. All ranks. Raises UserError."""
     data = inputs.data
     named = args.initial_checkpoint or args.save_path
@@ -201,17 +204,17 @@ def validate(args: JobConfig, formatter: BlockyFormatter, world: World, inputs: 
         return models.model_of_content(file, content, given)
 
     model, own_formatter, state = load_on_all(world, load)
-    ignored = {"target_cols": None, "allow_short": None}  # the columns that were read do not matter here
+    ignored = {"target_cols": None, "allow_short": None}  # the columns read do not matter here
     if own_formatter.to_dict() | ignored != formatter.to_dict() | ignored:
         raise UserError(f"{file}: its formatter is {own_formatter.to_dict()}, here {formatter.to_dict()}")
     if list(state["key"]) != data.codes:
-        raise UserError(f"{file}: knows other codes than the data; pass --key with the key.csv of its run")
+        raise UserError(f"{file}: its codes differ from the data's; pass --key with the key.csv of its run")
     before = state["args"] | of_run(state) if "args" in state else {}
     if other := differing(type(args), args.values(), before, only_kept=True):
-        world.print(f"Note: the model and its losses are those of {file}: {'; '.join(other)}")
+        world.print(f"Note: the model and its losses come from {file}: {'; '.join(other)}")
     if state["config"].get("ridge"):
         raise UserError(
-            f"{file}: was learned in closed form; python -m histocc.evaluate --model says how good it is"
+            f"{file}: was learned in closed form; histocc evaluate TABLE --model measures how good it is"
         )
     args = decide(args, state)
     rows = make_rows(args, formatter, data, state["config"])[1]

@@ -1,1 +1,1 @@
-"""Learning without an encoder: few texts in closed form, on the answers of a model; new n-grams by a fit."""
+"""Learning without an encoder: few texts in closed form on a model's answers, or a fit of new n-grams."""

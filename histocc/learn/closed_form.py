@@ -1,10 +1,10 @@
-"""Ridge regression on few texts in closed form, on top of the answers of another model, the prior.
+"""Ridge regression on few texts in closed form, added to the answers of another model, the prior.
 
 With the kernel G = Φ Φᵀ + β B Bᵀ of the training texts (`histocc.model.ridge` describes them), their codes Y,
 the prior's answers P, and H = G + λ diag(1 / w), the coefficients are A = H⁻¹ (Y − δ P). A new text scores
-(φ Φᵀ + β b Bᵀ) A + δ p. The score of a training text by a fit that leaves it out needs no second fit: it is
-Y − A / diag H⁻¹, and for texts that are left out together Y − (H⁻¹ of these)⁻¹ A (Rifkin and Lippert, 2007,
-"Notes on regularized least squares").
+(φ Φᵀ + β b Bᵀ) A + δ p. The score of a training text from a fit without it needs no second fit: it is
+Y − A / diag H⁻¹. For several texts left out together it is Y − (their block of H⁻¹)⁻¹ A (Rifkin and
+Lippert, 2007, "Notes on regularized least squares").
 """
 
 from collections.abc import Iterator
@@ -16,18 +16,19 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from histocc.data.arrays import thinned
-from histocc.model.ridge import described
+from histocc.model.ridge import prior_columns
 
 PENALTIES = (0.08, 0.25, 0.8)
-SOME_TEXTS = 1_000  # below, the highest penalty is the usual one, else the one before it
-SIMILARITY, SHARE = 0.4, 0.5  # the usual β and δ of a prior that has these codes; with other codes both are 0
-SHARES = {SIMILARITY: (SHARE, 1.0), 0.8: (SHARE,), 0.0: (0.0,)}  # β → δ to choose from
-MAX_CHOOSING = 1_000  # texts that the settings are chosen on
-MAX_LEFT_OUT = 2_000  # texts that are left out in turn, for figures and confidence
-LEAST_SHARE = 0.3  # a code of the prior alone has coefficients if the texts expect it so often
+SOME_TEXTS = 1_000  # with fewer, the default penalty is the highest, otherwise the second highest
+# the default β and δ of a prior that has these codes; with other codes both are 0
+SIMILARITY, PRIOR_SHARE = 0.4, 0.5
+SHARES = {SIMILARITY: (PRIOR_SHARE, 1.0), 0.8: (PRIOR_SHARE,), 0.0: (0.0,)}  # β → δ to choose from
+MAX_CHOOSING = 1_000  # texts on which the settings are chosen
+MAX_LEFT_OUT = 2_000  # texts left out in turn, for figures and confidence
+LEAST_SHARE = 0.3  # a code that only the prior has gets coefficients if it is expected this often
 LinAlgError = torch.linalg.LinAlgError  # pyright: ignore[reportPrivateImportUsage]
-CHECKED, MAX_ERROR = 128, 0.005  # equations of a fit that are checked, and their largest error
-BLOCK = 512  # rows of a kernel that are computed at once
+CHECKED, MAX_ERROR = 128, 0.005  # number of equations checked in a fit, and their largest error
+KERNEL_ROWS = 512  # rows of a kernel to compute at once
 
 
 class Settings(NamedTuple):
@@ -42,10 +43,10 @@ class Texts(NamedTuple):
     """Training texts, each once."""
 
     ngrams: Tensor  # sparse CSR [n, R], φ of each
-    target: Tensor  # [n, C], share of a text's rows that have each code
+    target: Tensor  # [n, C], share of a text's rows with each code
     weight: Tensor  # [n]
     answers: Tensor | None = None  # [n, codes of the prior], its probabilities
-    places: Tensor | None = None  # int64 [codes of the prior], which code each is, −1 for none
+    places: Tensor | None = None  # int64 [codes of the prior], the number of each code here, −1 for none
 
     def take(self, index: Tensor) -> "Texts":
         """Return some of the texts, int64 [m]."""
@@ -53,12 +54,12 @@ class Texts(NamedTuple):
         return Texts(take(self.ngrams, index), self.target[index], self.weight[index], answers, self.places)
 
     def double(self) -> "Texts":
-        """Return the same in double precision."""
+        """Return a copy in double precision."""
         answers = None if self.answers is None else self.answers.double()
         return Texts(self.ngrams.double(), self.target.double(), self.weight.double(), answers, self.places)
 
     def prior(self) -> Tensor | None:
-        """Return P, the prior's probabilities of the codes [n, C]; None if it has none of these."""
+        """Return P, the prior's probabilities of the codes [n, C]; None if it has none of these codes."""
         if self.answers is None or self.places is None or not (self.places >= 0).any():
             return None
         probs = torch.zeros_like(self.target)
@@ -66,7 +67,7 @@ class Texts(NamedTuple):
         return probs
 
     def outputs(self, prior: Tensor | None) -> Tensor:
-        """Return the codes that get coefficients, int64 [K]; prior: P."""
+        """Return the codes with coefficients, int64 [K]; prior: P."""
         has_text = self.target.any(0)
         return (has_text if prior is None else has_text | (prior.sum(0) > LEAST_SHARE)).nonzero()[:, 0]
 
@@ -76,7 +77,7 @@ class Solved(NamedTuple):
 
     coefficients: Tensor  # [n, K]
     outputs: Tensor  # int64 [K], their codes
-    left_out: Tensor  # [m, C], scores of the texts that were left out
+    left_out: Tensor  # [m, C], scores of the left-out texts
 
 
 def take(rows: Tensor, index: Tensor) -> Tensor:
@@ -91,13 +92,13 @@ def take(rows: Tensor, index: Tensor) -> Tensor:
 
 
 def kernel(rows: Tensor) -> Tensor:
-    """Return the products of all pairs of sparse CSR rows [n, R], [n, n], of which half are computed."""
+    """Return the products of all pairs of sparse CSR rows [n, R] as [n, n]; only half are computed."""
     begins, columns, values = rows.crow_indices(), rows.col_indices(), rows.values()
     count, width = rows.shape
     row = torch.repeat_interleave(torch.arange(count), begins.diff())
     products = torch.empty(count, count, dtype=values.dtype)
-    for first in range(0, count, BLOCK):
-        last = min(first + BLOCK, count)
+    for first in range(0, count, KERNEL_ROWS):
+        last = min(first + KERNEL_ROWS, count)
         own, rest = slice(int(begins[first]), int(begins[last])), slice(int(begins[first]), None)
         block = torch.zeros(width, last - first, dtype=values.dtype)
         block[columns[own], row[own] - first] = values[own]
@@ -109,15 +110,15 @@ def kernel(rows: Tensor) -> Tensor:
 
 
 def choose(texts: Texts) -> Settings:
-    """Return the settings by which most texts, each left out, get a code of theirs. They are the usual ones
-    unless others are ahead by more than the standard error of the difference, or if there is no text.
+    """Return the settings with which most texts, each left out in turn, get one of their codes. The default
+    settings are replaced only by settings ahead by more than the standard error of the difference.
     """
     texts = texts.take(torch.from_numpy(thinned(np.arange(len(texts.target)), MAX_CHOOSING)))
     alone, prior = kernel(texts.ngrams), texts.prior()
-    similar = None if texts.answers is None else described(texts.answers)
+    similar = None if texts.answers is None else prior_columns(texts.answers)
     usual = Settings(
         PENALTIES[-1 if len(texts.target) < SOME_TEXTS else -2],
-        *((0.0, 0.0) if prior is None else (SIMILARITY, SHARE)),
+        *((0.0, 0.0) if prior is None else (SIMILARITY, PRIOR_SHARE)),
     )
     if not len(texts.target):
         return usual
@@ -139,22 +140,22 @@ def choose(texts: Texts) -> Settings:
     return best if ahead.sum() > ahead.square().sum().sqrt() else usual
 
 
-def columns_of(texts: Texts, settings: Settings) -> Tensor:
-    """Return φ and √β b side by side, sparse CSR [n, R (+ codes of the prior)]."""
+def joined_features(texts: Texts, settings: Settings) -> Tensor:
+    """Return [φ √β b], sparse CSR [n, R (+ codes of the prior)]."""
     if texts.answers is None or not settings.similarity:
         return texts.ngrams
-    similar = settings.similarity**0.5 * described(texts.answers)
+    similar = settings.similarity**0.5 * prior_columns(texts.answers)
     return torch.cat([texts.ngrams.to_sparse_coo(), similar.to_sparse_coo()], dim=1).to_sparse_csr()
 
 
 def solve(texts: Texts, settings: Settings, groups: list[Tensor]) -> Solved:
-    """Fit, and leave out each of `groups`, int64 of texts that are left out together. Raises LinAlgError if
-    the precision of the texts does not suffice: some are alike, and great weights tell them apart.
+    """Fit, and leave out each of `groups` (int64, texts to leave out together). Raises LinAlgError if the
+    precision of the texts is too low: similar texts need large weights to be distinguished.
     """
     prior = texts.prior()
     outputs = texts.outputs(prior)
     wanted = texts.target if prior is None else texts.target - settings.share * prior
-    matrix = kernel(columns_of(texts, settings))
+    matrix = kernel(joined_features(texts, settings))
     matrix.diagonal().add_(settings.penalty / texts.weight)
     factor, some = torch.linalg.cholesky(matrix), slice(None, None, max(1, len(matrix) // CHECKED))
     rows = matrix[some].clone()
@@ -177,15 +178,15 @@ def solve(texts: Texts, settings: Settings, groups: list[Tensor]) -> Solved:
 
 
 def nested(texts: Texts, settings: Settings, sizes: list[int]) -> Iterator[tuple[int, Tensor]]:
-    """Yield (k, scores [n, C] of all texts) for fits to the first k texts, for the ascending `sizes`; a text
-    that was fitted is answered by a fit without it. The factor of k texts is a part of the factor of all, so
-    each size adds its texts to the sums of the one before. Raises LinAlgError.
+    """Yield (k, scores [n, C] of all texts) for fits to the first k texts, for ascending `sizes`. A fitted
+    text is scored without itself. The factor of k texts is a part of the factor of all, so each size adds its
+    texts to the sums of the previous size. Raises LinAlgError.
     """
     prior = texts.prior()
     outputs = texts.outputs(prior)
     base = torch.zeros_like(texts.target) if prior is None else settings.share * prior
     target, new = texts.target[:, outputs], base[:, outputs]
-    matrix = kernel(columns_of(texts, settings))
+    matrix = kernel(joined_features(texts, settings))
     factor = torch.linalg.cholesky(matrix + torch.diag(settings.penalty / texts.weight))
     inverse = torch.linalg.solve_triangular(factor, torch.eye(len(factor)).to(factor), upper=False)
     solved, start = inverse @ (target - new), 0

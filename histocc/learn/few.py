@@ -16,27 +16,27 @@ from histocc.data.report import titles_alone
 from histocc.figure import ENTRY, LEFT_OUT, Figure
 from histocc.learn import closed_form
 from histocc.learn.prior import Prior
-from histocc.learn.texts import count_ngrams, describe, distinct, encoded
+from histocc.learn.texts import count_ngrams, describe, distinct, encoded_rows
 from histocc.model import confidence
 from histocc.model.confidence import OUTPUTS, USUAL, Confidence, probability_of_set
 from histocc.model.levels import Levels, map_of
 from histocc.model.ngrams import ALL_CASES
 from histocc.model.ridge import MIDDLE, SHARPNESS
 
-MAX_HALF = 64.0  # coefficients below are kept in half precision; greater ones cancel each other
-MIN_LEFT_OUT = 20  # texts that a confidence needs
+MAX_HALF = 64.0  # smaller coefficients are kept in half precision; greater ones cancel each other
+MIN_LEFT_OUT = 20  # least number of texts for a confidence
 MAX_NGRAMS = 1 << 18
-WIDTH = 128  # of the vectors of texts
-THRESHOLDS = (0.5, 0.02, 0.05, 0.1, 0.2, 0.3, 0.7, 0.8)  # of a further code; the first one is usual
+TEXT_WIDTH = 128  # width of the vectors of texts
+THRESHOLDS = (0.5, 0.02, 0.05, 0.1, 0.2, 0.3, 0.7, 0.8)  # for further codes; the first is the default
 
 
 class FewTexts:
     """The distinct texts that a run learns from, in the order of their first rows; the same text in two
-    languages is two. `texts` describes them for the closed form.
+    languages counts as two. `texts` describes them for the closed form.
 
-    The codes of the data may be followed by those of the prior. It was trained on the texts that it has seen:
-    its answers to them say nothing about new texts, so they choose nothing and are not left out. Without a
-    prior neither are the titles of a list whose code no other one has.
+    The codes of the data may be followed by the codes of the prior. The prior's answers to its own training
+    texts say nothing about new texts, so these are neither left out nor used for choices. Without a prior,
+    a listed title whose code no other text has is not left out either.
     """
 
     def __init__(
@@ -52,9 +52,11 @@ class FewTexts:
         # int64 [n], the first row of each text, and the number of its rows; int64 [N], the text of each row
         self.first, self.count, self.text_of_row = distinct(text_keys(train.text_hash, train.language))
         hashes, idf = count_ngrams(data, max_len, MAX_NGRAMS, patterns, check)
-        self.config = {"rows": len(hashes), "width": WIDTH, "patterns": patterns, "case": ALL_CASES}
+        self.config = {"rows": len(hashes), "width": TEXT_WIDTH, "patterns": patterns, "case": ALL_CASES}
         self.hashes, self.idf = torch.from_numpy(hashes), torch.from_numpy(idf)
-        found = describe(encoded(data, train, self.first, max_len, check), self.hashes, self.idf, patterns)
+        found = describe(
+            encoded_rows(data, train, self.first, max_len, check), self.hashes, self.idf, patterns
+        )
         texts = train.strings(self.first)
         languages = [data.languages[i] for i in np.asarray(train.language)[self.first]]
         weight = torch.from_numpy(self.count).to(dtype).sqrt()
@@ -64,12 +66,12 @@ class FewTexts:
             answers, places = prior.answers(texts, languages).to(dtype), prior.places(data.codes)
             self.texts = self.texts._replace(answers=answers, places=places)
             self.is_new = self.is_left_out = ~prior.seen(texts)
-        elif titles_alone(data.report):  # fits without a title cannot give a code of its alone
+        elif titles_alone(data.report):  # fits without a title cannot give a code that only it has
             has = self.texts.target > 0
             self.is_left_out = (has & (has.sum(0) > 1)).any(1).numpy()
 
     def _target(self) -> Tensor:
-        """Return the share of each text's rows that have each code, float32 [n, codes]."""
+        """Return the share of each text's rows with each code, float32 [n, codes]."""
         target = np.zeros((len(self.first), len(self.data.codes)), dtype=np.float32)
         for codes in np.asarray(self.data.train.codes).T:
             has = codes >= 0
@@ -77,7 +79,7 @@ class FewTexts:
         return torch.from_numpy(target / self.count[:, None].astype(np.float32))
 
     def sets_of(self, texts: np.ndarray) -> list[dict[frozenset[int], float]]:
-        """Return for some texts (int64 [m]) the share of their rows that have each set of codes."""
+        """Return, for some texts (int64 [m]), the share of their rows with each set of codes."""
         rows = self.data.train
         text, row, number = sets_of_codes(rows, self.text_of_row)
         begins = np.searchsorted(text, [texts, texts + 1])
@@ -89,7 +91,7 @@ class FewTexts:
         return found
 
     def known_share(self, texts: Tensor) -> float:
-        """Return the mean share of the n-grams of some texts that other texts have, weighed by their idf."""
+        """Return the mean share of some texts' n-grams that other texts also have, weighted by idf."""
         begins, columns = self.texts.ngrams.crow_indices(), self.texts.ngrams.col_indices()
         others = (1 + len(self.texts.weight)) / (self.idf - 1).exp() - 1 > 1.5
         known = torch.where(others, self.idf, 0.0)[columns].double()
@@ -99,7 +101,7 @@ class FewTexts:
         return float((of_known / (of_known + of_unknown).clamp(min=1e-9)).mean())
 
     def seconds(self) -> float:
-        """Return about how long `learn` takes, from the time of some texts and the cube of their number."""
+        """Estimate the time of `learn`, from the time of some texts and the cube of their number."""
         began, some = time.perf_counter(), torch.arange(min(closed_form.MAX_CHOOSING, len(self.texts.weight)))
         few = self.texts.take(some)
         closed_form.solve(few, closed_form.choose(few), [some[:1]])
@@ -114,19 +116,19 @@ class FewTexts:
 
 
 class Learned(NamedTuple):
-    """What was learned from few texts."""
+    """The result of learning from few texts."""
 
     settings: closed_form.Settings
     weights: dict[str, Tensor]  # of the model
     config: dict[str, Any]  # entries of its config: n-grams, ridge
-    # the answers to training texts by fits that leave them out
+    # the answers to training texts from fits without them
     logits: Tensor  # [m, codes]
     left_out: Tensor  # int64 [m], which texts these are
     weight: np.ndarray  # float64 [m]; a text counts 1 with all its languages
 
 
 def learn(few: FewTexts) -> Learned:
-    """Choose the settings and solve, in one thread, in double precision if single does not suffice."""
+    """Choose the settings and solve, in one thread, in double precision if single is too low."""
     texts, new, groups = few.texts, torch.from_numpy(np.flatnonzero(few.is_new)), few.groups()
     try:
         settings = closed_form.choose(texts.take(new))
@@ -135,7 +137,7 @@ def learn(few: FewTexts) -> Learned:
         texts = texts.double()
         settings = closed_form.choose(texts.take(new))
         solved = closed_form.solve(texts, settings, groups)
-    described = closed_form.columns_of(texts, settings)
+    described = closed_form.joined_features(texts, settings)
     has_prior = described is not texts.ngrams
     places = texts.places if has_prior and texts.places is not None else torch.zeros(0, dtype=torch.int64)
     sizes = {"texts": len(texts.weight), "entries": len(described.values()), "prior": len(places)}
@@ -158,7 +160,7 @@ def learn(few: FewTexts) -> Learned:
 
 
 def judge(few: FewTexts, learned: Learned, most_codes: int, levels: Levels) -> dict[str, Any]:
-    """Return "thresholds", "figure" and "confidence" of a checkpoint, by texts that were left out."""
+    """Return "thresholds", "figure" and "confidence" of a checkpoint, from left-out texts."""
     logits, left_out, weight = learned.logits, learned.left_out, learned.weight
     best, places = logits.topk(min(len(OUTPUTS), logits.shape[1]))
     sets = few.sets_of(left_out.numpy())
@@ -216,8 +218,8 @@ def _right(best: Tensor, places: Tensor, sets: list, least: float, most: int) ->
 def learning_curve(
     few: FewTexts, settings: closed_form.Settings, judged: dict[str, Any], most_codes: int
 ) -> list[tuple[int, float, int]]:
-    """Return (texts learned from, accuracy, texts measured on) for 10, 20, … 100 % of the texts that may be
-    left out, at most MAX_CHOOSING, and for all texts; [] if they are few. judged: as `judge` returns it.
+    """Return the learning curve: (texts learned from, accuracy, texts measured on) for 10, 20, … 100 % of the
+    texts that may be left out (at most MAX_CHOOSING) and for all texts; [] for few. judged: from `judge`.
     """
     groups, points, fitted = few.groups(), [], judged.get("confidence")
     drawn = np.random.default_rng(0).permutation(len(groups))[: closed_form.MAX_CHOOSING]
@@ -226,7 +228,7 @@ def learning_curve(
     index = torch.stack([groups[i][0] for i in drawn])
     sets, least = few.sets_of(index.numpy()), judged["thresholds"]["default"]
     sizes = [round(len(index) * tenth / 10) for tenth in range(1, 11)]
-    with contextlib.suppress(closed_form.LinAlgError):  # single precision does not suffice
+    with contextlib.suppress(closed_form.LinAlgError):  # single precision is too low
         for size, scores in closed_form.nested(few.texts.take(index), settings, sizes):
             best, places = (SHARPNESS * (scores - MIDDLE)).topk(min(len(OUTPUTS), scores.shape[1]))
             right = _right(best, places, sets, least, most_codes)[1]
@@ -239,8 +241,8 @@ def learning_curve(
 def _agreement(
     levels: Levels, level: str, answered: list[list[int]], sets: list[dict[frozenset[int], float]]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the shares of each text's rows whose codes, and those of the answer, have groups at a level, and
-    the shares at which these are the same. sets: as `FewTexts.sets_of` returns them.
+    """Return, for each text, the share of rows where all codes of the row and the answer have groups at a
+    level, and the share where these groups are equal. sets: from `FewTexts.sets_of`.
     """
     found, codes = np.zeros((2, len(sets))), levels.codes
     for i, (answer, of_text) in enumerate(zip(answered, sets)):
@@ -251,7 +253,7 @@ def _agreement(
 
 
 def _map(probs: np.ndarray, several: np.ndarray, right: np.ndarray, weight: np.ndarray) -> list[float]:
-    """Return the weights of a map by answers that are right in a share of their rows, float [m]."""
+    """Fit the weights of a map to answers that are right in a share of their rows, float [m]."""
     outcomes = np.repeat([True, False], len(probs))
     counts = np.concatenate([weight * right, weight * (1 - right)])
     return confidence.fit(np.tile(probs, 2), np.tile(several, 2), outcomes, counts)

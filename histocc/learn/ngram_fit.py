@@ -1,10 +1,10 @@
 """New n-grams: their choice, and their fit before a run.
 
-An encoder learns for minutes what a linear model on n-grams knows after seconds. So before the first step of
-a run from scratch, its n-grams and both decoders are trained without the encoder, on the texts as they are,
-since noise makes them worse here. The linear decoder comes first, in seconds; then both decoders, or the
-other one alone if rows are many. Each part goes through the ordinary training loop, in one thread of rank 0;
-the n-grams of a text are computed once. Few texts without an encoder are learned in closed form instead
+An encoder needs minutes to learn what a linear model on n-grams learns in seconds. So before the first step
+of a run from scratch, its n-grams and both decoders are trained without the encoder, on the texts without
+noise, which makes them worse here. The linear decoder is fitted first, in seconds; then both decoders, or
+only the other one if there are many rows. Each part uses the ordinary training loop, in one thread of rank
+0; the n-grams of a text are computed once. Without an encoder, few texts are learned in closed form instead
 (histocc/learn).
 """
 
@@ -24,7 +24,7 @@ from histocc.data.arrays import PreparedData, RowSet, SomeRows, text_keys, thinn
 from histocc.data.dataset import RowEncoding, TextRows
 from histocc.data.prepare import nothing
 from histocc.formatter import PAD_IDX
-from histocc.learn.texts import MAX_PREFIX, MAX_TEXTS, distinct, pieces
+from histocc.learn.texts import COUNTED_TEXTS, MAX_PREFIX, distinct, pieces
 from histocc.model.loss import LossMixer, loss_of_rows
 from histocc.model.mixer import Seq2SeqMixerOccCANINE
 from histocc.model.ngrams import LONGEST, Ngrams
@@ -34,7 +34,7 @@ from histocc.runtime.device import Precision, settings_of_torch
 from histocc.runtime.errors import UserError
 from histocc.runtime.files import OwnFiles
 from histocc.runtime.log import Stage, duration
-from histocc.runtime.rng import NGRAMS, chance, derived_seed, draw, mix, streams
+from histocc.runtime.rng import NGRAM_FIT, chance, derived_seed, draw, mix, streams
 from histocc.runtime.signals import Stopped, stop_asked
 from histocc.runtime.world import World
 from histocc.seq2seq_mixer_engine import multi_hot
@@ -47,10 +47,10 @@ from histocc.trainer.schedule import linear_factor
 
 FILE = "ngrams.bin"  # progress of the fit, in the folder of a run until there is a checkpoint
 KIND = "fit of n-grams"  # the entry "kind" in FILE
-MIN_STEPS, MIN_BATCH = 40, 16  # steps of a pass; batches of few rows are smaller, at least MIN_BATCH
-MANY_ROWS = 20_000  # from this number on, a part has other learning rates
-DROPOUT = 0.3  # share of the n-grams that are left out
-MAX_POSITIONS = 1 << 25  # of all texts together, whose n-grams take about 60 bytes each
+MIN_STEPS, MIN_BATCH = 40, 16  # steps of a pass; for few rows the batch is smaller, at least MIN_BATCH
+MANY_ROWS = 20_000  # from this number of rows on, a part has other learning rates
+FIT_DROPOUT = 0.3  # share of the n-grams left out
+MAX_FIT_POSITIONS = 1 << 25  # of all texts together, whose n-grams take about 60 bytes each
 TINY_WIDTH = 128  # width of a decoder that writes; a wider one sees fewer rows
 
 
@@ -58,7 +58,7 @@ TINY_WIDTH = 128  # width of a decoder that writes; a wider one sees fewer rows
 
 
 class DistinctRows(SomeRows):
-    """Distinct training rows, MAX_TEXTS at most, fewer if they are long; weight: root of their numbers."""
+    """At most COUNTED_TEXTS distinct training rows, fewer if they are long; weight: root of their number."""
 
     def __init__(self, train: RowSet, max_len: int = LONGEST):
         pair = text_keys(train.text_hash, train.language)
@@ -66,7 +66,7 @@ class DistinctRows(SomeRows):
             pair = mix(pair ^ mix(column))
         first, count, _ = distinct(pair)
         length = np.minimum(train.lengths(first), max_len).mean() + MAX_PREFIX
-        kept = thinned(np.arange(len(first)), min(MAX_TEXTS, int(MAX_POSITIONS / length)))
+        kept = thinned(np.arange(len(first)), min(COUNTED_TEXTS, int(MAX_FIT_POSITIONS / length)))
         self.left_out = len(first) - len(kept)
         super().__init__(train, first[kept])
         weight = np.sqrt(count[kept])
@@ -75,9 +75,9 @@ class DistinctRows(SomeRows):
 
 
 class FitRows(Rows):
-    """Rows with their n-grams. Batches have the entries of `TextRows`, and of the E n-grams of all their
-    texts, one text after another, ngram_rows int64 [E], ngram_weights [E] (0 for those that are left out),
-    ngram_texts and ngram_words int64 [E]; positions [B, W] of each word, row_weights [B].
+    """Rows with their n-grams. Batches have the entries of `TextRows`; for the E n-grams of their texts, one
+    text after another, ngram_rows int64 [E], ngram_weights [E] (0 if left out), ngram_texts and ngram_words
+    int64 [E]; and positions [B, W] of each word, row_weights [B].
     """
 
     has_lengths = True
@@ -111,7 +111,7 @@ class FitRows(Rows):
     def batch(self, numbers: np.ndarray, epoch: int) -> dict[str, Tensor]:
         text, number = _ragged(self.offsets, numbers)
         at = self.offsets[numbers][text] + number
-        left_out = chance(draw(streams(self.seed, epoch, numbers)[text], number), DROPOUT)
+        left_out = chance(draw(streams(self.seed, epoch, numbers)[text], number), FIT_DROPOUT)
         of_text, word = _ragged(self.word_offsets, numbers)
         positions = np.zeros((len(numbers), int(word.max()) + 1), dtype=np.int16)
         positions[of_text, word] = self.positions[self.word_offsets[numbers][of_text] + word]
@@ -131,8 +131,8 @@ class FitRows(Rows):
 
 
 def _ragged(offsets: np.ndarray, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return for the entries of some rows, row after row: (the place of each one's row in `numbers`, its
-    place in that row), int64 [E]. offsets int64 [N + 1]: of the rows' entries.
+    """Return, for the entries of some rows in order: (the place of each entry's row in `numbers`, its place
+    in that row), int64 [E]. offsets int64 [N + 1]: start of each row's entries.
     """
     sizes = offsets[numbers + 1] - offsets[numbers]
     row = np.repeat(np.arange(len(numbers)), sizes)
@@ -143,8 +143,8 @@ def _ragged(offsets: np.ndarray, numbers: np.ndarray) -> tuple[np.ndarray, np.nd
 
 
 def losses_of(model: Seq2SeqMixerOccCANINE, loss_fn: LossMixer, writes: bool, batch: dict) -> Tensor:
-    """Return the losses of rows from n-grams alone, [B]: of the linear decoder, unless it is frozen, and, if
-    `writes`, of the other one.
+    """Return the losses of rows from only their n-grams, [B]: of the linear decoder, unless it is frozen, and
+    of the other one if `writes`.
     """
     ngrams, losses = model.ngrams, []
     assert ngrams is not None
@@ -168,7 +168,7 @@ class FitPart:
     """A part of the fit."""
 
     name: str
-    passes: int  # most passes over the rows; --ngram-passes replaces those of the last part
+    passes: int  # most passes over the rows; --ngram-passes replaces it in the last part
     max_rows: int  # most rows in all passes together
     batch_size: int
     # Peak learning rates of the n-grams, the linear and the other decoder (0: it is frozen, or left out), for
@@ -177,7 +177,7 @@ class FitPart:
     rates_of_many: tuple[float, float, float]
 
 
-PARTS = (
+PARTS_OF_FIT = (
     FitPart(FIT_PARTS[0], 10, 400_000, 256, (0.02, 0.02, 0.0), (0.006, 0.014, 0.0)),
     FitPart(FIT_PARTS[1], 10, 10_000, 32, (0.003, 0.001, 0.002), (0.0, 0.0, 0.002)),
 )
@@ -208,15 +208,15 @@ class Fitted(nn.Module):
 
     def optimizer(self) -> "FitOptimizer":
         groups = [{"params": x, "lr": lr, "initial_lr": lr} for x, lr in zip(self.weights, self.rates)]
-        # eps: with 1e-8 Adam's rounding differs a hundred times as much between numbers of processes
+        # eps: with 1e-8, Adam's rounding would depend a hundred times more on the number of processes
         return FitOptimizer(groups, eps=1e-6, fused=True)
 
 
 class FitOptimizer(torch.optim.Adam):
-    """Adam, but for the first group, a table: only its rows that have a gradient move, by RMSprop with one
-    mean square for each row and no momentum, since Adam's moments of each number overfit when texts are few.
-    The bias of all rows is corrected by the steps of the table, so a rare row moves up to 1 / √(1 − beta2)
-    times as far.
+    """Adam, except for the first group, a table. Only its rows with a gradient move, by RMSprop with one mean
+    square per row and no momentum, since Adam's moments of each number overfit when texts are few. The bias
+    of all rows is corrected with the steps of the table, so a rare row moves up to 1 / √(1 − beta2) times as
+    far.
     """
 
     @torch.no_grad()
@@ -246,13 +246,13 @@ class Fit:
     """A fit of n-grams and decoders, in place, to the distinct training rows of `data`, on rank 0."""
 
     args: TrainConfig
-    passes: int | None  # over the rows, of the last part; None: those of PARTS
+    passes: int | None  # over the rows, in the last part; None: as in PARTS_OF_FIT
     data: PreparedData
-    encoding: RowEncoding  # of the training's rows
+    encoding: RowEncoding  # of the training rows
     loss_fn: LossMixer
     model: Seq2SeqMixerOccCANINE
     say: Callable[[str], None] = nothing
-    steps_after: int = 0  # of the run; progress counts them, too
+    steps_after: int = 0  # steps of the run, also counted in the progress
 
     @settings_of_torch()
     def run(self) -> dict[str, Tensor]:
@@ -261,13 +261,13 @@ class Fit:
         began, args, model, say = time.perf_counter(), self.args, self.model, self.say
         assert model.ngrams is not None
         self.own, self.alone = OwnFiles(args.save_path, args.overwrite), World()
-        self.seed = derived_seed(args.seed, NGRAMS)
+        self.seed = derived_seed(args.seed, NGRAM_FIT)
         train = DistinctRows(self.data.train, self.encoding.max_len)
         model.eval()  # no n-gram of a text is left out
-        # as they are trained on, but without noise
+        # as in training, but without noise
         rows = TextRows(train, self.data, replace(self.encoding, fixed_width=None))
         self.rows = FitRows(rows, train.weight, model.ngrams, model.memory_mask, self.seed)
-        self.plans = list(map(self._steps_of, PARTS))
+        self.plans = list(map(self._steps_of, PARTS_OF_FIT))
         self.first_step = -sum(steps for _, steps in self.plans)  # the steps of a fit end at step 0
         before = time.perf_counter() - began
         if left_out := train.left_out:
@@ -276,21 +276,21 @@ class Fit:
         if interrupted is not None:
             first = interrupted["part"]
             model.load_state_dict(interrupted["model"], strict=False)
-            say(f"The fit continues: {PARTS[first].name}, step {interrupted['step']:,}")
+            say(f"The fit continues: {PARTS_OF_FIT[first].name}, step {interrupted['step']:,}")
         model.train()
         model.ngrams.table.sparse = True
-        numbers = range(first, len(PARTS))
+        numbers = range(first, len(PARTS_OF_FIT))
         seconds = [self.take_part(i, interrupted if i == first else None) for i in numbers]
         model.ngrams.table.sparse = False
         if args.dry_run:
-            total, what = before + sum(seconds), f"{-self.first_step:,} steps and what comes before and after"
+            total, what = before + sum(seconds), f"{-self.first_step:,} steps and the work before and after"
             say(f"The fit takes about {duration(total)}, {what}")
         else:
             say(f"Fitted in {time.perf_counter() - began:.1f} s")
         return self.weights()
 
     def weights(self) -> dict[str, Tensor]:
-        """Return the weights of the model, but for its encoder."""
+        """Return the weights of the model without its encoder."""
         state = self.model.state_dict()
         return {name: x for name, x in state.items() if not name.startswith("encoder.")}
 
@@ -307,8 +307,8 @@ class Fit:
         return plan, steps
 
     def take_part(self, number: int, interrupted: dict[str, Any] | None) -> float:
-        """Take the steps of a part that are left; a dry run returns the seconds of all. Raises Stopped."""
-        args, part = self.args, PARTS[number]
+        """Take the remaining steps of a part; in a dry run, return the seconds of all. Raises Stopped."""
+        args, part = self.args, PARTS_OF_FIT[number]
         fitted = Fitted(part, len(self.rows), self.model, self.loss_fn)
         (plan, steps), optimizer, state = self.plans[number], fitted.optimizer(), loop.State()
         if interrupted is not None:
@@ -357,18 +357,18 @@ class Fit:
         return seconds
 
     def _log(self, number: int, begin: int, done: int) -> RunLog | None:
-        """Return the log of a part from step `begin` on, now at `done`, if the fit is all of the training."""
+        """Return the log of a part from step `begin` on, now at `done`, if the training is only a fit."""
         if self.args.num_epochs or self.args.dry_run:
             return None
         start = done - (done == self.first_step)  # a new fit keeps no row
-        end, name = begin + self.plans[number][1], PARTS[number].name
+        end, name = begin + self.plans[number][1], PARTS_OF_FIT[number].name
         log = RunLog(self.own, log_columns(Fitted.columns), end, start, first=self.first_step, part=name)
         if start < done:
             log.row({"step": done, "epoch": 0, "samples": 0})
         return log
 
     def _interrupted(self) -> dict[str, Any] | None:
-        """Return the content of an interrupted fit with these arguments to these data, if there is one."""
+        """Return the content of an interrupted fit with the same arguments and data, if there is one."""
         args, path = self.args, self.own.path(FILE)
         if FILE not in self.own.names or not os.path.isfile(path):
             return None
@@ -386,14 +386,14 @@ class Fit:
 
 
 def fit_ngrams(fit: Fit, world: World) -> int:
-    """Fit the n-grams of a model, its seq2seq decoder and the bias of its linear decoder, all on the CPU, in
+    """Fit the n-grams of a model, its seq2seq decoder and the bias of its linear decoder on the CPU, in
     place; its encoder then adds nothing until it is trained. All ranks. Return the number of steps, on rank
     0. Raises Stopped on all ranks; the next start continues an interrupted fit.
 
-    Rank 0 fits in one thread, and all get its weights: the steps amplify rounding until it can be seen in the
-    accuracy, so a sum over processes, threads or a GPU's atomics would give another model each time.
+    Rank 0 fits in one thread, and all get its weights: the steps amplify rounding until it affects accuracy,
+    so sums over processes, threads or a GPU's atomics would give a different model each time.
     """
-    others = f" on rank 0 alone; {world.size - 1} more wait for it" * (world.size > 1)
+    others = f" on rank 0; processes waiting for it: {world.size - 1}" * (world.size > 1)
     what = "both decoders" if fit.loss_fn.seq2seq_weight else "the linear decoder"
     world.print(f"{'Timing the fit of' if fit.args.dry_run else 'Fitting'} the n-grams and {what}{others}")
     fit.model.load_state_dict(world.run_on_main(fit.run), strict=False)

@@ -1,4 +1,4 @@
-"""The prior of a model in closed form: the model on whose answers it stands."""
+"""The prior of a model in closed form: the model whose answers it builds on."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -12,55 +12,56 @@ from histocc import lexicon
 from histocc.data.arrays import PreparedData
 from histocc.data.learned import hashes_of
 from histocc.formatter import BlockyFormatter, CodeError, hisco_key
-from histocc.model.ngrams import AUTO, NONE, NoEncoder
+from histocc.model.ngrams import NONE, NoEncoder
 from histocc.predict.coder import Coder
 from histocc.published import formats, models
 from histocc.published.built_in import NAME as BUILT_IN
 from histocc.runtime import checkpoint
+from histocc.runtime.config import AUTO
 from histocc.runtime.device import Precision
 from histocc.runtime.errors import UserError
 from histocc.runtime.files import OwnFiles, read_sealed, write_sealed
 
-ANSWERS = "prior_answers.bin"  # of a prior with an encoder, which takes minutes, in the folder of the run
-SAME_SYSTEM = 0.9  # a prior that knows this share of the codes has codes of the same system
+PRIOR_ANSWERS = "prior_answers.bin"  # answers of a prior with an encoder (minutes), in the run's folder
+SAME_SYSTEM = 0.9  # a prior that knows this share of the codes uses the same system
 
 
 class Prior(NamedTuple):
-    """A prior, in a run that learns on its answers."""
+    """A prior, in a run that learns from its answers."""
 
     content: dict[str, Any]  # the entry "prior" of a checkpoint
-    coder: Coder  # made of it
+    coder: Coder  # made from the content
     is_same: bool  # whether its codes are of the same system
     own: OwnFiles  # of the run
     data: str  # the fingerprint of the run's data
 
     def places(self, codes: list[str]) -> Tensor:
-        """Return which of `codes` each of its codes is, int64, −1 for none."""
+        """Return the number in `codes` of each of its codes, int64, −1 for none."""
         numbers = {code: i for i, code in enumerate(codes)} if self.is_same else {}
         return torch.tensor([numbers.get(code, -1) for code in self.coder.codes])
 
     def seen(self, texts: list[str]) -> np.ndarray:
-        """Return whether it says that it was trained on texts, bool [n]."""
+        """Return whether it was trained on each of these texts, bool [n]."""
         hashes = self.content.get("trained")
         if hashes is None:
             return np.full(len(texts), False)
         return np.isin(hashes_of(self.coder.read(texts), self.coder.text_rule), hashes)
 
     def answers(self, texts: list[str], languages: list[str]) -> Tensor:
-        """Return its probabilities [n, codes] for the texts of the run, which keeps those of an encoder."""
+        """Return its probabilities [n, codes] for the run's texts; with an encoder, keep them in a file."""
         if isinstance(self.coder.model.encoder, NoEncoder):
             return self.coder.answers(texts, languages)
-        path = self.own.path(ANSWERS)
+        path = self.own.path(PRIOR_ANSWERS)
         of = f"{self.data} {checkpoint.with_checksum(self.content)[checkpoint.CHECKSUM]}"
         if (held := read_sealed(path, of)) is None:
             held = self.coder.answers(texts, languages).cpu().half().numpy().tobytes()
-            self.own.claim(ANSWERS)
+            self.own.claim(PRIOR_ANSWERS)
             write_sealed(path, held, of)
         probs = np.frombuffer(held, np.float16).reshape(len(texts), -1)
         return torch.from_numpy(probs.astype(np.float32))
 
     def with_codes(self, formatter: BlockyFormatter, data: PreparedData) -> PreparedData:
-        """Return the data with its codes behind their own, as far as the formatter writes them."""
+        """Return the data with the prior's codes appended to theirs, if the formatter can write them."""
         codes, own = [*data.codes], {*data.codes}
         for code in self.coder.codes:
             try:
@@ -72,7 +73,7 @@ class Prior(NamedTuple):
 
 
 def has_hisco(formatter: BlockyFormatter, data: PreparedData) -> bool:
-    """Return whether the codes are those of HISCO, also where a formatter of any codes writes them."""
+    """Return whether the codes are HISCO codes, also with the general-purpose formatter."""
     return formatter.kind == "hisco" or np.isin(data.codes, hisco_key()).mean() >= SAME_SYSTEM
 
 
@@ -84,12 +85,12 @@ def find_prior(
     own: OwnFiles,
     check: Callable[[], None],
 ) -> Prior | None:
-    """Return the prior that --prior names, or the built-in model where that may help. own: files of the run;
-    check: may raise. Raises UserError.
+    """Return the prior named by --prior, or the built-in model if it may help. own: files of the run; check:
+    may raise. Raises UserError.
     """
     is_hisco = has_hisco(formatter, data)
     if name == AUTO:
-        name = BUILT_IN if is_hisco or {*data.languages} & {*lexicon.LANGUAGES} else NONE
+        name = BUILT_IN if is_hisco or {*data.languages} & {*lexicon.LEXICON_LANGUAGES} else NONE
     if name == NONE:
         return None
     file = models.find_weights(name, f"--prior {name}")
@@ -105,13 +106,13 @@ def as_prior(name: str, state: dict[str, Any]) -> dict[str, Any]:
     """Return the entry "prior" for a loaded model, in half precision. Raises UserError if it has a prior."""
     if state.get("prior"):
         raise UserError(
-            f"--prior {name}: this model has a prior itself. Name that one, and train on the rows of both"
+            f"--prior {name}: this model has a prior itself. Name that prior, and train on the rows of both"
         )
     lacking = models.LACKING[state.get("kind", "mixer")]
     weights = {part: x for part, x in state["model"].items() if not (lacking and part.startswith(lacking))}
     kept = {part: x.half() if x.is_floating_point() else x for part, x in weights.items()}
-    # the built-in model learned lists of titles, which say nothing of how a register codes them, so no text
-    # counts as one that it has seen
+    # the built-in model learned lists of titles, which do not show how a register codes them, so no text
+    # counts as seen
     left_out = ("answers", "trained") if name == BUILT_IN else ("answers",)
     names = [entry for entry in models.CODING if entry not in left_out and state.get(entry) is not None]
     settings = {entry: state[entry] for entry in names}

@@ -9,18 +9,18 @@ from torch import Tensor
 from histocc.data.arrays import PreparedData, RowSet, text_keys, thinned
 from histocc.data.prepare import nothing
 from histocc.model.ngrams import Ngrams, hash_ngrams
-from histocc.model.ridge import features
+from histocc.model.ridge import ngram_features
 from histocc.text import encode_batch, language_table
 
-MAX_PREFIX = 32  # positions before and behind a text, about
-MAX_TEXTS = 3 << 16  # distinct texts that n-grams are counted in
-MAX_PENDING = 1 << 24  # hashes that are counted at once
-POSITIONS = 1 << 18  # positions of texts that are hashed at once, with their padding
+MAX_PREFIX = 32  # positions before and after a text, about
+COUNTED_TEXTS = 3 << 16  # distinct texts in which n-grams are counted
+MAX_PENDING = 1 << 24  # hashes to count at once
+HASHED_AT_ONCE = 1 << 18  # positions of texts to hash at once, with their padding
 
 
 def distinct(keys: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return of the different keys, in the order in which they come: (the place of each one's first, int64
-    [n]; how often it occurs, int64 [n]); and the number of each of all keys among them, int64 [N].
+    """Return, for the different keys in order of first occurrence: (place of the first, int64 [n]; number of
+    occurrences, int64 [n]); and for all keys: their number among the different ones, int64 [N].
     """
     _, first, number, count = np.unique(keys, return_index=True, return_inverse=True, return_counts=True)
     order = np.argsort(first)
@@ -28,17 +28,17 @@ def distinct(keys: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def pieces(lengths: np.ndarray) -> Iterator[slice]:
-    """Yield parts of texts in turn, by their lengths; one has POSITIONS with padding at most, or one text."""
+    """Yield parts of the texts in order, of at most HASHED_AT_ONCE positions or of one text."""
     start = longest = 0
     for i, length in enumerate(lengths.tolist()):
         longest = max(longest, length + MAX_PREFIX)
-        if i > start and (i + 1 - start) * longest > POSITIONS:
+        if i > start and (i + 1 - start) * longest > HASHED_AT_ONCE:
             yield slice(start, i)
             start, longest = i, length + MAX_PREFIX
     yield slice(start, len(lengths))
 
 
-def encoded(
+def encoded_rows(
     data: PreparedData, rows: RowSet, texts: np.ndarray, max_len: int, check: Callable[[], None] = nothing
 ) -> Iterator[Tensor]:
     """Yield the character ids of the texts of some rows, int64 [B, S] each. check: as in `count_ngrams`."""
@@ -53,7 +53,7 @@ def encoded(
 def _counted(
     counted: tuple[np.ndarray, np.ndarray], found: list[np.ndarray]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return (different hashes, increasing; how often each occurs), int64 each: those counted, and others."""
+    """Merge `found` into `counted`: (different hashes, increasing; how often each occurs), int64 each."""
     new, times = np.unique(np.concatenate([counted[0][:0], *found]), return_counts=True)
     hashes, place = np.unique(np.concatenate([counted[0], new]), return_inverse=True)
     total = np.zeros(len(hashes), dtype=np.int64)
@@ -66,7 +66,7 @@ def count_ngrams(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return `most_frequent` of the distinct training texts. check: may raise."""
     first = distinct(text_keys(data.train.text_hash, data.train.language))[0]
-    texts = encoded(data, data.train, thinned(first, MAX_TEXTS), max_len, check)
+    texts = encoded_rows(data, data.train, thinned(first, COUNTED_TEXTS), max_len, check)
     return most_frequent(texts, most, patterns)
 
 
@@ -95,17 +95,17 @@ def most_frequent(
 
 
 def describe(batches: Iterable[Tensor], hashes: Tensor, idf: Tensor, patterns: Sequence[str]) -> Tensor:
-    """Return the n-grams of texts (ids int64 [B, S] each) by `histocc.model.ridge.features`, sparse CSR."""
+    """Return `histocc.model.ridge.features` of texts (ids int64 [B, S] each) as sparse CSR."""
     ngrams = Ngrams(1, 1, 1, 1, patterns=patterns).eval()
     ngrams.hashes, ngrams.idf = hashes, idf
     none = torch.zeros(0, dtype=torch.int64)
     sizes, found = [torch.zeros(1, dtype=torch.int64)], [(none, idf[none])]
     for ids in batches:
-        columns, values, begins = features(ngrams, ids)
+        columns, values, begins = ngram_features(ngrams, ids)
         row = torch.repeat_interleave(torch.diff(begins, append=torch.tensor([len(columns)])))
         size = len(ids), len(hashes)
         parts = torch.sparse_coo_tensor(torch.stack([row, columns]), values, size, check_invariants=False)
-        rows = parts.coalesce().to_sparse_csr()  # an n-gram that a text has twice is one entry
+        rows = parts.coalesce().to_sparse_csr()  # an n-gram that occurs twice in a text is one entry
         sizes.append(rows.crow_indices().diff())
         found.append((rows.col_indices(), rows.values()))
     columns, values = (torch.cat(each) for each in zip(*found))

@@ -1,14 +1,14 @@
-"""The titles of occupations that come with histocc, each with its HISCO code: LANGUAGE.csv (columns hisco and
-titles, joined by `|`) and sample/occupations.csv, from which samples are made. A title has one code in a
-language. What registers have in place of a title (a place, a date, an age) has -1. abbreviations.csv has the
-words, ends (-word) and beginnings (word-) of words that are cut short.
+"""The titles of occupations that come with histocc, each with its HISCO code. They are in LANGUAGE.csv
+(columns hisco and titles, joined by `|`) and in sample/occupations.csv, from which samples are made. A title
+has one code per language; -1 marks other entries of registers (a place, a date, an age). abbreviations.csv
+holds abbreviated words, word ends (-word) and word beginnings (word-).
 """
 
 import csv
 from functools import cache
 from importlib.resources import files
 
-LANGUAGES = ("en", "da", "se", "nl", "ge", "fr")
+LEXICON_LANGUAGES = ("en", "da", "se", "nl", "ge", "fr")
 
 
 def _lines(name: str) -> str:
@@ -17,7 +17,7 @@ def _lines(name: str) -> str:
 
 @cache
 def titles(language: str) -> dict[str, str]:
-    """Return the code of each title of one of LANGUAGES."""
+    """Return the code of each title in one of LEXICON_LANGUAGES."""
     found: dict[str, str] = {}
     for name, column in (("sample/occupations.csv", language), (f"lexicon/{language}.csv", "titles")):
         for row in csv.DictReader(_lines(name).splitlines()):
@@ -27,7 +27,7 @@ def titles(language: str) -> dict[str, str]:
 
 
 def abbreviations(language: str) -> list[tuple[str, str]]:
-    """Return parts of a title between blanks that a language cuts short, each with its short form."""
+    """Return the words (between blanks) that a language abbreviates, each with its short form."""
     found: list[tuple[str, str]] = []
     for row in csv.DictReader(_lines("lexicon/abbreviations.csv").splitlines()):
         old = f" {row['word']} ".replace(" -", "").replace("- ", "")
@@ -38,4 +38,4 @@ def abbreviations(language: str) -> list[tuple[str, str]]:
 
 def codes() -> list[str]:
     """Return the codes of all lists, sorted."""
-    return sorted({code for language in LANGUAGES for code in titles(language).values()})
+    return sorted({code for language in LEXICON_LANGUAGES for code in titles(language).values()})

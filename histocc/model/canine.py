@@ -3,7 +3,7 @@
     characters → hashed embeddings → one layer of local attention → every 4 positions become one molecule
     → deep stack over the molecules → back to one vector per character → one last layer over the characters
 
-Parameter names are those of the published `google/canine-s` weights, so these load strictly.
+Parameters have the names of the published `google/canine-s` weights, which therefore load strictly.
 """
 
 from collections.abc import Sequence
@@ -29,7 +29,7 @@ from histocc.runtime.parallel import full_tensor
 # One multiplier per hash function; their order is part of the published weights.
 PRIMES = (31, 43, 59, 61, 73, 97, 103, 113, 137, 149, 157, 173, 181, 193, 211, 223)
 
-# of what the shapes of the weights do not limit
+# largest values of fields that the shapes of the weights do not limit
 MAX_SIZES: dict[str, int] = {
     **dict.fromkeys(("hidden_dropout_prob", "attention_probs_dropout_prob", "layer_norm_eps"), 1),
     "num_hidden_layers": 200,
@@ -39,8 +39,8 @@ MAX_SIZES: dict[str, int] = {
 
 @dataclass
 class CanineConfig:
-    """Sizes of the encoder, with the published field names; the defaults are those of `google/canine-s`.
-    Raises ValueError for a value of another type, out of range, or that does not go with the others.
+    """Sizes of the encoder, with the published field names and the defaults of `google/canine-s`. Raises
+    ValueError for a value of another type, out of range or inconsistent with the others.
     """
 
     hidden_size: int = 768
@@ -67,7 +67,7 @@ class CanineConfig:
                 raise ValueError(f"{field.name}: found {value!r:.60}, expected a {kind.__name__}")
             low = int(kind is int and field.name != "num_hidden_layers")
             high = MAX_SIZES.get(field.name, 1 << 24)
-            if kind is not str and not low <= value <= high:  # NaN is not
+            if kind is not str and not low <= value <= high:  # false for NaN
                 raise ValueError(f"{field.name}: found {value}, expected {low} … {high:,}")
         for name in ("num_attention_heads", "num_hash_functions"):
             if self.hidden_size % getattr(self, name):
@@ -82,7 +82,7 @@ class CanineConfig:
     @classmethod
     def from_dict(cls, values: dict) -> "CanineConfig":
         """Read the encoder's fields from a published `config.json` or a checkpoint's config; other entries
-        are ignored, missing fields keep their defaults. Raises ValueError for a `model_type` that is not
+        are ignored and missing fields keep their defaults. Raises ValueError for a `model_type` other than
         canine.
         """
         if values.get("model_type", "canine") != "canine":
@@ -91,8 +91,8 @@ class CanineConfig:
 
 
 class CharEmbeddings(nn.Module):
-    """Sum of hashed character, position and segment embeddings (section 3.1 of the paper). Each step would
-    pay for all rows of the tables: `train_rows_of` leaves those that no data touch out of training.
+    """Sum of hashed character, position and segment embeddings (section 3.1 of the paper). To save time in
+    each step, `train_rows_of` excludes rows of the tables that the data never use from training.
     """
 
     primes: Tensor
@@ -135,7 +135,7 @@ class CharEmbeddings(nn.Module):
             row = self.trained_row_of[hashed + self.first_bucket]  # [B, S, tables]
             x = F.embedding(row.clamp(min=0), self.trained_rows).flatten(2)  # [B, S, H]
             untrained = row < 0
-            if untrained.device.type != "cpu" or untrained.any():  # on a GPU asking would wait for it
+            if untrained.device.type != "cpu" or untrained.any():  # on a GPU the check would wait for it
                 at = untrained.repeat_interleave(self.width, dim=-1)
                 x = torch.where(at, self.rows_of_tables(hashed), x)
             trained, others = self.trained_positions, positions[len(self.trained_positions) : length]
@@ -148,8 +148,8 @@ class CharEmbeddings(nn.Module):
         return torch.cat([table(ids) for table, ids in zip(self.tables(), hashed.unbind(-1))], dim=-1)
 
     def train_rows_of(self, ids: Tensor, positions: int) -> None:
-        """Train only the rows of characters `ids` (int64 [N]) and the first `positions` positions from now
-        on; the others still count. State dicts stay as they were: whole tables.
+        """Train only the rows of characters `ids` (int64 [N]) and of the first `positions` positions from now
+        on; the others are still used. State dicts still hold whole tables.
         """
         tables, device = self.tables(), self.primes.device
         self.buckets_in_training = [bucket.unique() for bucket in self.hash(ids.to(device)).unbind(-1)]
@@ -177,13 +177,13 @@ class CharEmbeddings(nn.Module):
 
     @staticmethod
     def add_trained(module: "CharEmbeddings", state: dict, prefix: str, *_) -> None:
-        """State dicts hold the tables alone, from which `copy_from_tables` takes these afterwards."""
+        """State dicts hold only the tables; `copy_from_tables` then takes these rows from them."""
         state |= {prefix + name: getattr(module, name) for name in ("trained_rows", "trained_positions")}
 
     @staticmethod
     @torch.no_grad()
     def add_to_tables(module: "CharEmbeddings", state: dict, prefix: str, _) -> None:
-        """Trained rows go back to their places in the tables of a state dict. With FSDP: all ranks."""
+        """Put trained rows back into the tables of a state dict. With FSDP: all ranks."""
         rows = full_tensor(state.pop(prefix + "trained_rows"))
         positions = full_tensor(state.pop(prefix + "trained_positions"))
         parts = rows.split([len(bucket) for bucket in module.buckets_in_training])
@@ -195,7 +195,7 @@ class CharEmbeddings(nn.Module):
 
 
 def _drop_position_ids(module: nn.Module, state_dict: dict, prefix: str, *_) -> None:
-    """Older published weights hold a constant 0, 1, 2, …, which nothing here needs."""
+    """Drop a constant 0, 1, 2, … of older published weights, which is not needed here."""
     state_dict.pop(prefix + "position_ids", None)
 
 
@@ -219,14 +219,14 @@ class SelfAttention(nn.Module):
         return torch.cat([layer.weight for layer in layers]), torch.cat([layer.bias for layer in layers])
 
     def forward(self, x: Tensor, visible: Sequence[Tensor]) -> Tensor:
-        """Map x [N, H], packed groups, to [N, H]; visible: of each bool [B, S]."""
+        """Map x [N, H], packed groups, to [N, H]; visible: bool [B, S] of each group."""
         projected = for_attention(product(x, *self.query_key_value()))
         parts = unpack(projected, [mask.shape for mask in visible])
         return pack([self.attend_in_chunks(*pair) for pair in zip(parts, visible)], len(x))
 
     def attend_in_chunks(self, projected: Tensor, visible: Tensor) -> Tensor:
-        """Map projected [B, S, 3 H] to [B, S, H]; visible bool [B, S]. A chunk of padding alone takes the
-        plain mean of its values, as published: convolutions carry it to others.
+        """Map projected [B, S, 3 H] to [B, S, H]; visible bool [B, S]. A chunk of nothing but padding takes
+        the plain mean of its values, as published; convolutions carry it into other chunks.
         """
         dropout_p = self.dropout_prob if self.training else 0.0
         size = self.stride or visible.shape[1]
@@ -305,7 +305,7 @@ class Stack(nn.Module):
 
 
 class CharsToMolecules(nn.Module):
-    """Downsampling (section 3.2): position 0 as it is, then a molecule for each block of characters."""
+    """Downsampling (section 3.2): position 0 unchanged, then a molecule for each block of characters."""
 
     fused = {"block_weight": ("conv",)}
 
@@ -328,16 +328,16 @@ class CharsToMolecules(nn.Module):
         molecules = []
         products = product_of_groups(blocks, *self.block_weight())
         for group, mixed, more in zip(chars, map(F.gelu, products), padding_follows):
-            kept = mixed if more else mixed[:, :-1]  # the last gives its place to position 0, as published
+            kept = mixed if more else mixed[:, :-1]  # position 0 replaces the last one, as published
             molecules.append(self.LayerNorm(torch.cat([group[:, :1], kept], dim=1)))
         return molecules
 
 
 class Projection(nn.Module):
-    """Upsampling (section 3.3): a convolution over the characters, each beside the molecule of its block.
+    """Upsampling (section 3.3): a convolution over the characters, each joined with its block's molecule.
 
-    The published convolution runs over [chars, molecules]; here its halves are summed, as matrix products,
-    and that of the molecules is computed once for each of them and not for each of its characters.
+    The published convolution runs over [chars, molecules]. Here its two halves are separate matrix products,
+    then added; the second is computed once for each molecule instead of once for each of its characters.
     """
 
     fused = {"char_weight": ("conv",), "molecule_weight": ("conv",)}
@@ -345,7 +345,7 @@ class Projection(nn.Module):
     def __init__(self, config: CanineConfig):
         super().__init__()
         self.rate, self.taps = config.downsampling_rate, config.upsampling_kernel_size
-        self.before = (self.taps - 1) // 2  # positions before each one that its window begins with
+        self.before = (self.taps - 1) // 2  # positions of a window before its own
         self.conv = nn.Conv1d(2 * config.hidden_size, config.hidden_size, config.upsampling_kernel_size)
         self.LayerNorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
         self.dropout = Dropout(config.hidden_dropout_prob)
@@ -356,7 +356,7 @@ class Projection(nn.Module):
         return half.transpose(1, 2).flatten(1), self.conv.bias
 
     def molecule_weight(self) -> tuple[Tensor, None]:
-        """Return (weight [taps · H, H], no bias) of its second half."""
+        """Return (weight [taps · H, H], None for the bias) of the convolution's second half."""
         half = self.conv.weight[:, self.conv.in_channels // 2 :]  # [H, H, taps]
         return half.permute(2, 0, 1).flatten(0, 1), None
 
@@ -367,7 +367,7 @@ class Projection(nn.Module):
         return [self.sum_of_taps(*pair) for pair in zip(of_chars, of_molecules)]
 
     def windows(self, chars: Tensor) -> Tensor:
-        """Put the neighbours of each position beside it: [B, S, H] → [B, S, taps · H]."""
+        """Join each position with its neighbours: [B, S, H] → [B, S, taps · H]."""
         length = chars.shape[1]
         around = F.pad(chars, (0, 0, self.before, self.taps - 1 - self.before))  # [B, S + taps − 1, H]
         return torch.cat([around[:, tap : tap + length] for tap in range(self.taps)], dim=2)
@@ -376,7 +376,7 @@ class Projection(nn.Module):
         """Add of_molecules [B, M, taps · H] to x [B, S, H] of the characters → [B, S, H]."""
         length = x.shape[1]
         for tap, part in enumerate(of_molecules.unflatten(2, (self.taps, -1)).unbind(2)):
-            # each block's molecule at its characters, the last up to the end; the first is that of no block
+            # each block's molecule at its characters, the last up to the end; the first belongs to no block
             spread = part[:, 1:].unsqueeze(2).expand(-1, -1, self.rate, -1).flatten(1, 2)[:, :length]
             if spread.shape[1] < length:
                 last = part[:, -1:].expand(-1, length - spread.shape[1], -1)
@@ -418,7 +418,7 @@ class CanineEncoder(nn.Module):
             nn.init.zeros_(module.bias)
 
     def zero_output(self) -> None:
-        """Make all vectors of characters 0, until it is trained."""
+        """Make all character vectors 0 until the encoder is trained."""
         last = cast(Layer, self.final_char_encoder.layer[-1])
         nn.init.zeros_(last.output.LayerNorm.weight)
 
@@ -427,14 +427,14 @@ class CanineEncoder(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """Encode characters and the whole text: (last_hidden_state [B, S, H], pooled [B, H]).
 
-        Real positions do not depend on S if the block that holds the second position after the last real one
-        is there and followed by another one, and if S, when more than the local stride (128), is a multiple
-        of it. Rows of padding alone give finite values. Raises ValueError for sizes that cannot be.
+        Real positions do not depend on S under two conditions: S includes the block of the second position
+        after the last real one, and one more block; and S is at most the local stride (128) or a multiple of
+        it. Rows of padding give finite values. Raises ValueError for impossible sizes.
 
         Args:
             input_ids: character ids int64 [B, S], [CLS] first; attention_mask: bool or 0/1 [B, S].
-            padding_follows: the values are as if blocks of padding followed, as they do in the published
-                model's 128 positions; S is then a multiple of the block (4) and below the local stride.
+            padding_follows: compute as if blocks of padding followed, as they do in the published model's 128
+                positions; S must then be a multiple of the block (4) and below the local stride.
         """
         final, pooled = self.forward_groups([input_ids], [attention_mask], [padding_follows])
         return final[0], pooled
@@ -449,7 +449,7 @@ class CanineEncoder(nn.Module):
         return self.final_char_encoder(mixed, list(map(unmask_empty_rows, visible))), self.pooler(molecules)
 
     def pooled(self, input_ids: Tensor, attention_mask: Tensor, padding_follows: bool = False) -> Tensor:
-        """Return the vector of the text alone, [B, H]: nothing after the molecules is computed."""
+        """Return only the vector of the text, [B, H]; nothing after the molecules is computed."""
         return self.pooler(self._molecules([input_ids], [attention_mask.bool()], [padding_follows])[1])
 
     def _molecules(
@@ -472,5 +472,5 @@ class CanineEncoder(nn.Module):
 
 
 def unmask_empty_rows(visible: Tensor) -> Tensor:
-    """Attention over nothing is undefined: a row with nothing to look at looks at everything. bool [B, L]."""
+    """Let rows that see nothing see everything, since attention over nothing is undefined. bool [B, L]."""
     return visible | ~visible.any(dim=1, keepdim=True)

@@ -1,11 +1,11 @@
-"""Thresholds, by which outputs of the linear decoder count as codes, and confidence, the map from what a
-decoder gives as its probability to how often that is right. Both are fitted on texts that the model was not
-trained on, and kept in its checkpoint.
+"""Thresholds decide which outputs of the linear decoder count as codes; confidence maps a decoder's own
+probability to how often its answers are right. Both are fitted on texts that the model was not trained on,
+and kept in its checkpoint.
 
-Probabilities depend on the confidence, and codes where a text is split. The map of a decoder is logistic
-(Platt, 1999): the log-odds of being right are a weighted sum of the log-odds of its own probability, the
-square root of these (with their sign), whether it gives several codes, and 1. The weights are the likeliest
-under PRIOR, a normal prior around the map that changes nothing. Every distinct text counts the same.
+Probabilities depend on the confidence, and where a text is split, so do codes. The map of a decoder is
+logistic (Platt, 1999): the log-odds of being right are a weighted sum of the log-odds of its own probability,
+their square root (with their sign), whether it gives several codes, and 1. The weights are the likeliest
+under PRIOR_OF_MAP, a normal prior around the identity map. Every distinct text counts the same.
 """
 
 import math
@@ -19,31 +19,31 @@ from torch.nn.functional import logsigmoid
 from histocc.figure import percent
 from histocc.logistic import fit_logistic, logistic
 
-MAX_LOG_ODDS = 16.0  # the nearest to 0 and 1 that float32 tells apart from them
-MIN_TEXTS = 200  # least number of texts that a fit needs
+MAX_LOG_ODDS = 16.0  # about the limit at which float32 still tells probabilities from 0 and 1
+MIN_TEXTS = 200  # least number of texts for a fit
 BINS = 10  # number of bins of the calibration error
-PRIOR = {"mean": (1.0, 0.0, 0.0, 0.0), "deviation": (1.0, 1.0, 3.0, 3.0)}
+PRIOR_OF_MAP = {"mean": (1.0, 0.0, 0.0, 0.0), "deviation": (1.0, 1.0, 3.0, 3.0)}
 USUAL = 0.5
 
-# Thresholds of the published models, by their program (Dahl, Johansen, Vedel, 2024, arXiv 2402.13604).
+# Thresholds of the published models, from their program (Dahl, Johansen, Vedel, 2024, arXiv 2402.13604).
 _OF_LANGUAGES = {"unk": 0.31, "ca": 0.30, "da": 0.24, "ge": 0.21, "en": 0.26, "es": 0.30, "fr": 0.21}
 _OF_LANGUAGES |= {"gr": 0.19, "is": 0.17, "it": 0.20, "nl": 0.22, "no": 0.34, "pt": 0.27, "se": 0.26}
 PUBLISHED = {"default": 0.31, "source": "published", "by_language": _OF_LANGUAGES}
 
 
 class Thresholds(NamedTuple):
-    """Thresholds of the linear decoder, as a checkpoint says them: {"default": p, "by_language": {language:
-    p}, "source": "published" or "fitted"}, and perhaps "at_least_one" and "at_most".
+    """Thresholds of the linear decoder, in a checkpoint as {"default": p, "by_language": {language: p},
+    "source": "published" or "fitted"}, optionally with "at_least_one" and "at_most".
     """
 
     by_language: dict[str | None, float]  # language → probability, None for all others
     source: str  # also "given" or "usual"
-    at_least_one: bool = False  # whether the most probable code of a row counts in any case
-    at_most: int | None = None  # largest number of codes of a row that can count; None: all
+    at_least_one: bool = False  # whether a row's most probable code always counts
+    at_most: int | None = None  # largest number of codes that a row can get; None: all
 
     @classmethod
     def of(cls, state: dict) -> "Thresholds":
-        """Return a checkpoint's thresholds, else the usual one. Raises ValueError and others for bad ones."""
+        """Return a checkpoint's thresholds, or the default. Raises ValueError and others for bad ones."""
         held = state.get("thresholds")
         if held is None:
             return cls({None: USUAL}, "usual")
@@ -54,8 +54,8 @@ class Thresholds(NamedTuple):
         return cls(numbers, str(held["source"]), bool(held.get("at_least_one")), most and int(most))
 
     def with_given(self, given: float | dict[str | None, float] | None) -> "Thresholds":
-        """Return the same with those that a user names: one number for all, or by language, where None stands
-        for all others. `at_least_one` and `at_most` stay the same.
+        """Return a copy with the user's thresholds: one number for all, or numbers by language, with None for
+        all other languages. `at_least_one` and `at_most` stay the same.
         """
         if given is None:
             return self
@@ -67,7 +67,7 @@ class Thresholds(NamedTuple):
         return self.by_language.get(language, self.by_language[None])
 
     def number(self, above: Tensor) -> Tensor:
-        """Return how many codes of a row count, the most probable first, if `above` of them are above the
+        """Return how many codes of a row count, the most probable first, when `above` codes exceed the
         threshold; integers of any shape.
         """
         return above.clamp(int(self.at_least_one), self.at_most)
@@ -78,7 +78,7 @@ class Thresholds(NamedTuple):
         named = {name: value for name, value in self.by_language.items() if name is not None}
         numbers = [f"{name} {value:g}" for name, value in sorted(named.items())]
         numbers.append("others " * bool(named) + f"{self.by_language[None]:g}")
-        source = {"usual": "the usual one; evaluate --fit-thresholds finds better ones", "given": "as given"}
+        source = {"usual": "the default; evaluate --fit-thresholds finds better ones", "given": "as given"}
         more = ", and in any case the most probable code" * self.at_least_one
         more += f", at most {self.at_most} of a text" if self.at_most else ""
         return f"{', '.join(numbers)} ({source.get(self.source, self.source)}){more}"
@@ -86,20 +86,20 @@ class Thresholds(NamedTuple):
 
 # ---- confidence
 
-# Names of the maps of the most probable outputs of the linear decoder, by their place; the last one is that
-# of all further outputs.
+# Names of the maps for the most probable outputs of the linear decoder, by rank; the last one is for all
+# further outputs.
 OUTPUTS = ("output", *(f"output {place}" for place in range(2, 6)))
 
 
 class Confidence(NamedTuple):
-    """The fitted confidence, in a checkpoint a dict of plain types; empty if it was not fitted."""
+    """The fitted confidence, a dict of plain types in a checkpoint; empty if not fitted."""
 
-    texts: int = 0  # number of texts that it was fitted on
-    maps: dict[str, list[float]] = {}  # by the names of decoders, and OUTPUTS: `fit`
+    texts: int = 0  # number of texts in the fit
+    maps: dict[str, list[float]] = {}  # results of `fit`, by decoder and by OUTPUTS
     curves: dict[str, list[list[float]]] = {}  # `curve` of the answers to these texts, by the same names
     accuracy: dict[str, float] = {}  # share of the texts with the right set of codes, by decoder
-    best: str = ""  # the `most_accurate` of these; "" in models that do not say it
-    known: float = 0.0  # mean share of the n-grams of validation texts that the model knows; 0: not said
+    best: str = ""  # the `most_accurate` of these; "" in models without this entry
+    known: float = 0.0  # mean share of a validation text's n-grams that the model knows; 0: not recorded
     several: bool = True  # whether a text may have several codes, so that probabilities sum to more than 1
     left_out: bool = False  # whether these are training texts, each answered by a fit without it
 
@@ -118,9 +118,9 @@ class Confidence(NamedTuple):
 
     def outputs(self, probs: Tensor, conf: Tensor, codes: int) -> Tensor:
         """Return the probabilities [B, N] that the most probable of all `codes` outputs of the linear decoder
-        are codes of their texts, from its own. Each place has its map. If an answer is one code, that of the
-        first is `conf` [B], and all together are at most 1: codes behind the places of OUTPUTS share what
-        these leave, by 1 / place, which is about how often they are right in registers.
+        are codes of their texts, from the decoder's own. Each rank has its map. If texts have only one code,
+        the first output gets `conf` [B], and the sum is at most 1: outputs ranked after OUTPUTS share the
+        rest in proportion to 1 / rank, which is about how often they are right in registers.
         """
         if OUTPUTS[0] not in self.maps:
             return probs
@@ -143,8 +143,8 @@ class Confidence(NamedTuple):
         return torch.empty_like(probs).scatter(1, order, probs)
 
     def mapped(self, name: str, probs: Tensor, several: Tensor | float = 0.0) -> Tensor:
-        """Return how often answers are right to which the decoder `name` gives `probs`, in the shape of
-        these; several: whether they are several codes. Without a fit it returns `probs` themselves.
+        """Return how often answers with the probabilities `probs` of decoder `name` are right, same shape;
+        several: whether they are several codes. Without a fit, return `probs` unchanged.
         """
         weights = self.maps.get(name)
         if weights is None:
@@ -154,15 +154,15 @@ class Confidence(NamedTuple):
         return (weights[0] * odds + weights[1] * bent + weights[2] * several + weights[3]).sigmoid().to(probs)
 
     def redrawn(self, name: str, conf: np.ndarray, normal: np.ndarray) -> np.ndarray:
-        """Return the confidences [B] of answers by other maps of the decoder, about as likely as its own, one
-        for each row of standard normal numbers [D, 2]: [B, D]. Older models have their own map alone.
+        """Return confidences [B, D] of answers under D other maps of the decoder, about as likely as its own,
+        drawn with standard normal numbers [D, 2]. Older models have only their own map.
         """
         drawn = normal @ np.reshape(self.maps[name][4:] or [0.0] * 4, (2, 2)).T
         return logistic(log_odds(torch.from_numpy(conf)).numpy()[:, None] * (1 + drawn[:, 0]) + drawn[:, 1])
 
     def ranked(self, probs: Tensor) -> Tensor:
         """Return probabilities [B, K] of codes: the best gets its own, the others keep their proportions, and
-        all together are at most 1.
+        the sum is at most 1.
         """
         if "topk" not in self.maps:
             return probs
@@ -172,9 +172,9 @@ class Confidence(NamedTuple):
         return (probs * torch.minimum(fitted / best.clamp(min=1e-30), rest)).scatter(1, at, fitted)
 
     def best_decoder(self, kind: str, has_ngrams: bool = False) -> tuple[str, str]:
-        """Return (the decoder that `auto` is, the reason). If the fitted texts do not say it, it is greedy,
-        as published, but flat for a model with n-grams, whose linear decoder was ahead on all data that were
-        measured. kind: of the model.
+        """Return (the decoder chosen by `auto`, the reason). If the fit does not tell, it is greedy, as
+        published, but flat for a model with n-grams, whose linear decoder was ahead on all measured data.
+        kind: of the model.
         """
         if kind == "flat":
             return "flat", "the model has no other"
@@ -185,11 +185,11 @@ class Confidence(NamedTuple):
         best = self.best if self.best in self.accuracy else first
         shares = ", ".join(f"{name} {percent(share)}" for name, share in self.accuracy.items())
         chance = f"; {best} is the fastest, and the difference is within chance" * (best != first)
-        return best, f"whole sets of codes right on {self.texts:,} texts: {shares}{chance}"
+        return best, f"share of {self.texts:,} texts coded completely right: {shares}{chance}"
 
     def limit(self, name: str, accuracy: float) -> tuple[float, float]:
-        """Return (least confidence from which on this share of the answers is right, share of the fitted
-        texts that have it), or (inf, 0) if none are so accurate.
+        """Return (the least confidence above which this share of answers is right, the share of fitted texts
+        above it), or (inf, 0) if there is none.
         """
         reached = [(share, conf) for conf, share, right in self.curves[name] if right >= accuracy]
         share, conf = max(reached, default=(0.0, float("inf")))
@@ -197,8 +197,8 @@ class Confidence(NamedTuple):
 
 
 def most_accurate(right: dict[str, np.ndarray]) -> str:
-    """Return the most accurate decoder; right: the weight of each row if it is right, else 0, float [N] each.
-    It is flat, the fastest, if the best one is ahead of it by at most a standard error of their difference.
+    """Return the most accurate decoder, or flat, the fastest, if the best one leads it by at most a standard
+    error of their difference. right: the weight of each row if it is right, else 0, float [N] each.
     """
     best = max(right, key=lambda name: right[name].sum())
     ahead = right[best] - right.get("flat", 0.0)
@@ -206,8 +206,8 @@ def most_accurate(right: dict[str, np.ndarray]) -> str:
 
 
 def probability_of_set(logits: Tensor, best: Tensor, counts: Tensor) -> Tensor:
-    """Return the probability that the first `counts` [B] of the outputs with the highest logits `best` [B, K]
-    are the codes of a text, and no other of the outputs [B, N], if they were independent: [B].
+    """Return the probability [B] that the codes of a text are exactly the first `counts` [B] of its highest
+    logits `best` [B, K], out of all outputs [B, N], assuming independence.
     """
     on = torch.arange(best.shape[1], device=best.device) < counts[:, None]
     none = logsigmoid(-logits).sum(1)  # log-probability that no output is on
@@ -215,13 +215,13 @@ def probability_of_set(logits: Tensor, best: Tensor, counts: Tensor) -> Tensor:
 
 
 def log_odds(probs: Tensor) -> Tensor:
-    """Return log p − log (1 − p), at most MAX_LOG_ODDS from 0; in float64."""
+    """Return log p − log (1 − p) in float64, limited to ±MAX_LOG_ODDS."""
     return probs.double().logit().clamp(-MAX_LOG_ODDS, MAX_LOG_ODDS)
 
 
 def curve(conf: np.ndarray, right: np.ndarray, weight: np.ndarray, most: int = 200) -> list[list[float]]:
-    """Return [confidence, share of the texts with at least as much, share of these that is right], at most
-    `most` points, the lowest last. conf float [N], right bool [N], weight float [N] of each row.
+    """Return at most `most` points [confidence, share of texts with at least this confidence, accuracy on
+    these], the lowest confidence last. conf float [N], right bool [N], weight float [N] of each row.
     """
     if not len(conf):
         return []
@@ -235,17 +235,17 @@ def curve(conf: np.ndarray, right: np.ndarray, weight: np.ndarray, most: int = 2
 
 
 def fit(probs: np.ndarray, several: np.ndarray, right: np.ndarray, weight: np.ndarray) -> list[float]:
-    """Return the weights of a map, followed by a matrix R [2, 2] for its uncertainty: beside its log-odds L,
-    L (1 + a) + b are as likely, (a, b) = R z, z standard normal (Laplace's approximation). The arguments
-    describe N answers: a decoder's own probabilities, whether they are several codes, whether they are right,
-    and how much they count.
+    """Return the weights of a map, followed by a matrix R [2, 2] for its uncertainty: its log-odds L vary as
+    L (1 + a) + b with (a, b) = R z, z standard normal (Laplace's approximation). The arguments describe N
+    answers: a decoder's own probabilities, whether they are several codes, whether they are right, and how
+    much they count.
     """
     odds = log_odds(torch.from_numpy(np.asarray(probs, dtype=np.float64))).numpy()
     x = np.stack([odds, np.sign(odds) * np.sqrt(np.abs(odds)), several, np.ones(len(odds))], axis=1)
-    weights = fit_logistic(x, right, weight, **PRIOR)
+    weights = fit_logistic(x, right, weight, **PRIOR_OF_MAP)
     p = logistic(x @ weights)
     x = np.stack([x @ weights, np.ones(len(odds))], axis=1)
-    curvature = (x.T * (weight * p * (1 - p))) @ x + np.diag(1 / np.square(PRIOR["deviation"][::3]))
+    curvature = (x.T * (weight * p * (1 - p))) @ x + np.diag(1 / np.square(PRIOR_OF_MAP["deviation"][::3]))
     return [*weights.tolist(), *np.linalg.inv(np.linalg.cholesky(curvature)).T.flatten().tolist()]
 
 

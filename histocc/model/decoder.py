@@ -1,4 +1,4 @@
-"""Transformer decoder that writes a token sequence while looking at the encoder's memory.
+"""Transformer decoder, which writes a token sequence while attending to the encoder's memory.
 
 The layers of Vaswani et al., 2017 (arXiv 1706.03762, sections 3.1–3.5), post-norm with relu, and the
 parameter names of `torch.nn.TransformerDecoder`. Whole sequences go through `forward`; one token at a time
@@ -19,7 +19,8 @@ from histocc.formatter import PAD_IDX
 from histocc.model.layers import Dropout, Linear, attend, for_attention, pack, product, unpack
 
 LAYERS, HEADS = 3, 8  # as published
-QUERY, KEY_VALUE, ALL = slice(0, 1), slice(1, 3), slice(0, 3)  # parts of `MultiheadAttention`'s projection
+# parts of `MultiheadAttention`'s projection
+QUERY, KEY_VALUE, QUERY_KEY_VALUE = slice(0, 1), slice(1, 3), slice(0, 3)
 
 
 @dataclass
@@ -102,8 +103,8 @@ class MultiheadAttention(nn.Module):
     def attend_to_groups(
         self, x: Tensor, memory: Tensor, shapes: Sequence[Sequence[int]], visible: Sequence[Any]
     ) -> Tensor:
-        """Attend from each position of x [B, T, H] to those of its row in memory [N, H], packed groups of
-        `shapes` (rows, positions, …), together the rows of x → [B, T, H].
+        """Attend from each position of x [B, T, H] to its row in memory [N, H] → [B, T, H]. The memory is
+        packed groups of `shapes` (rows, positions, …), which together have the rows of x.
         """
         (q,) = self.by_head(self.project(x, QUERY))
         mixed = []
@@ -131,7 +132,7 @@ class DecoderLayer(nn.Module):
 
     def forward(self, x: Tensor, memory: Tensor, shapes: Any, visible: Tensor, memory_visible: Any) -> Tensor:
         """Map x [B, T, H] to [B, T, H]; visible: of `attend`; other arguments: of `attend_to_groups`."""
-        q, k, v = self.self_attn.by_head(self.self_attn.project(x, ALL))
+        q, k, v = self.self_attn.by_head(self.self_attn.project(x, QUERY_KEY_VALUE))
         x = self.norm1(x + self.dropout(self.self_attn.attend(q, k, v, visible)))
         mixed = self.multihead_attn.attend_to_groups(x, memory, shapes, memory_visible)
         return self.feed_forward(self.norm2(x + self.dropout(mixed)))
@@ -139,7 +140,7 @@ class DecoderLayer(nn.Module):
     def cross_attend_and_feed_forward(
         self, x: Tensor, k: Tensor, v: Tensor, visible: Tensor | None, q: Tensor | None = None
     ) -> Tensor:
-        """Map x [B, T, H] to [B, T, H]; keys, values of the memory, query if known already: [B, heads, …]."""
+        """Map x [B, T, H] to [B, T, H]; keys, values of the memory, and the query if known: [B, heads, …]."""
         if q is None:
             (q,) = self.multihead_attn.by_head(self.multihead_attn.project(x, QUERY))
         mixed = self.multihead_attn.attend(q, k, v, visible)
@@ -162,8 +163,8 @@ class TransformerDecoder(nn.Module):
     Args:
         vocab_size, width, dim_feedforward: V, H, and the width between the linear layers.
         dropout: probability 0…1, of the embedding and inside the layers, never of the logits.
-        target_mask: True: nothing looks at PAD. False, as published: `step` looks at them, and
-            in `forward` those of the given mask count 1 more in the scores: its training adds a float mask.
+        target_mask: True: PAD tokens are masked. False, as published: `step` does not mask them, and
+            `forward` adds 1 to the scores of positions in the mask, as the published training does.
     """
 
     def __init__(
@@ -193,14 +194,14 @@ class TransformerDecoder(nn.Module):
         memory_padding_mask: Tensor | None = None,
         target_padding_mask: Tensor | None = None,
     ) -> Tensor:
-        """Return logits [B, T, V] of the token after each position, from those up to it (teacher forcing).
+        """Return logits [B, T, V] of the token after each position, given those up to it (teacher forcing).
 
-        Always causal. Position 0 of the target, and memory that is all padding, can be looked at.
+        Always causal. Position 0 of the target and memory that is all padding are never masked.
 
         Args:
             memory: [B, S, H]; target: int64 [B, T], beginning with BOS, at most `max_positions`.
-            memory_padding_mask, target_padding_mask: [B, S] and [B, T], True (or not 0) at positions that
-                nothing may look at; None: none.
+            memory_padding_mask, target_padding_mask: [B, S] and [B, T], True (or not 0) at masked positions;
+                None: mask nothing.
         """
         visible = visible_memory(memory_padding_mask)
         return self.forward_groups([memory], target, [visible], target_padding_mask)
@@ -212,7 +213,7 @@ class TransformerDecoder(nn.Module):
         memory_visible: Sequence[Tensor | None],
         target_padding_mask: Tensor | None = None,
     ) -> Tensor:
-        """Compute `forward` for groups of rows: memory [B, S, H] and memory_visible, of `attend`, of each."""
+        """Compute `forward` for groups of rows; each has memory [B, S, H] and memory_visible for `attend`."""
         length = target.shape[1]
         self.check_length(length)
         no_padding = torch.zeros_like(target, dtype=torch.bool)
@@ -246,8 +247,8 @@ class TransformerDecoder(nn.Module):
 
     @torch.no_grad()
     def step(self, tokens: Tensor, cache: DecoderCache) -> Tensor:
-        """Return logits [B, V] of the token after `tokens` (int64 [B]), which are appended to the cache: the
-        last position of `forward` over all tokens so far with PAD masked, unless `target_mask` is False.
+        """Append `tokens` (int64 [B]) to the cache and return logits [B, V] of the next token: the last
+        position of `forward` over all tokens so far, with PAD masked unless `target_mask` is False.
         """
         t = cache.length
         cache.visible[:, t] = tokens != PAD_IDX if t and self.target_mask else True
@@ -255,7 +256,9 @@ class TransformerDecoder(nn.Module):
         x = self.positional_encoding(self.token_emb(tokens[:, None]), start=t)  # [B, 1, H]
         for i, layer in enumerate(self.decoder.layers):
             attention, keys, values = layer.self_attn, cache.keys[i], cache.values[i]
-            q, keys[:, :, t : t + 1], values[:, :, t : t + 1] = attention.by_head(attention.project(x, ALL))
+            q, keys[:, :, t : t + 1], values[:, :, t : t + 1] = attention.by_head(
+                attention.project(x, QUERY_KEY_VALUE)
+            )
             mixed = attention.attend(q, keys[:, :, : t + 1], values[:, :, : t + 1], visible)
             x = layer.norm1(x + layer.dropout(mixed))
             x = layer.cross_attend_and_feed_forward(
@@ -270,7 +273,7 @@ class TransformerDecoder(nn.Module):
 
 
 def visible_memory(padding_mask: Tensor | None) -> Tensor | None:
-    """Padding mask [B, S] → bool [B, 1, 1, S], what of the memory is looked at: all in rows of padding."""
+    """Map a padding mask [B, S] to bool [B, 1, 1, S], the visible memory: everything in rows of padding."""
     if padding_mask is None:
         return None
     padding = padding_mask.bool()

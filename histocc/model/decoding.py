@@ -13,7 +13,7 @@ from histocc.model.metrics import canonical_blocks
 from histocc.model.mixer import Seq2SeqMixerOccCANINE
 from histocc.runtime.parallel import evaluating
 
-SEQUENCES_AT_ONCE = 256  # orders of codes that `set_probs` goes through together
+SEQUENCES_AT_ONCE = 256  # orders of codes that `set_probs` computes together
 MAX_IN_ANY_ORDER = 6  # codes: 720 orders
 
 
@@ -21,9 +21,9 @@ class GreedyResult(NamedTuple):
     """The written tokens, and their probabilities, which are products over the tokens."""
 
     tokens: Tensor  # int64 [B, max_codes · block_size + 2], BOS first, EOS last, PAD in unused blocks
-    block_probs: Tensor  # float [B, max_codes], 0 for a block that is not written
+    block_probs: Tensor  # float [B, max_codes], 0 for unwritten blocks
     end_probs: Tensor  # float [B], of the first PAD that began a block, 1 if none did
-    sequence_probs: Tensor  # float [B], of all tokens that were chosen
+    sequence_probs: Tensor  # float [B], of all chosen tokens
 
 
 def greedy_from_memory(
@@ -36,8 +36,8 @@ def greedy_from_memory(
 ) -> GreedyResult:
     """Write the most probable token at each position, given those before it; memory: [B, S, H] of `encode`.
 
-    A row is finished when a block starts with PAD; a model without `target_mask` writes all blocks, and a
-    token where EOS should be after them, as its published program does. A row depends on its own text alone.
+    A row is finished when a block starts with PAD. A model without `target_mask` writes all blocks, then a
+    token in the place of EOS, as the published program does. A row depends only on its own text.
     """
     batch, written = len(memory), max_codes * block_size
     steps = written if model.target_mask else written + 1
@@ -45,7 +45,7 @@ def greedy_from_memory(
     tokens[:, 0] = BOS_IDX
     tokens[:, -1] = EOS_IDX
     log_probs = torch.zeros(batch, steps, dtype=upcast_half(memory).dtype, device=memory.device)
-    rows = torch.arange(batch, device=memory.device)  # rows that are not finished
+    rows = torch.arange(batch, device=memory.device)  # unfinished rows
     with evaluating(model):
         cache = model.decoder.start(memory, memory_padding_mask, max_steps=steps)
         for position in range(steps):
@@ -66,7 +66,7 @@ def greedy_from_memory(
     is_end = begins_empty & (begins_empty.cumsum(1) == 1)
     ends = of_blocks[..., 0].masked_fill(~is_end, 0.0).sum(1)
     is_written = (blocks != PAD_IDX).any(-1)
-    # the orders of summation decide the last digits of probabilities
+    # the order of summation affects the last digits of probabilities
     sums = reduce(torch.add, of_blocks.unbind(-1)) if model.target_mask else of_blocks.sum(-1)
     whole = sums.masked_fill(~is_written, 0.0).sum(1) + ends if model.target_mask else log_probs.sum(1)
     return GreedyResult(tokens, sums.masked_fill(~is_written, -torch.inf).exp(), ends.exp(), whole.exp())
@@ -79,9 +79,9 @@ def greedy_sets(
     formatter: BlockyFormatter,
     in_any_order: bool = True,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return what `greedy_from_memory` writes for texts: (blocks int64 [B, max_codes, block_size], all PAD if
-    there is no code or, with `target_mask`, one that is listed already; block_probs float [B, max_codes];
-    float [B], the probability of the set of codes, or, not in_any_order, of the tokens as they were written).
+    """Return the output of `greedy_from_memory` for texts: (blocks int64 [B, max_codes, block_size], all PAD
+    without a code and, with `target_mask`, for a repeated code; block_probs float [B, max_codes]; float [B],
+    the probability of the set of codes or, without in_any_order, of the tokens as written).
     """
     sizes = {"max_codes": formatter.max_num_codes, "block_size": formatter.block_size}
     with evaluating(model):
@@ -95,7 +95,7 @@ def greedy_sets(
         if in_any_order:
             first_alone = torch.full_like(distinct, PAD_IDX)
             first_alone[:, 0] = distinct[:, 0]
-            # at most one code was written, as it is: it has one order, whose probability is known
+            # at most one code was written, unchanged: it has one order, with a known probability
             known = (first_alone.flatten(1) == written.tokens[:, 1:-1]).all(1)
             of_first = written.block_probs[:, 0]
             probs = torch.where(known, written.end_probs * torch.where(of_first > 0, of_first, 1.0), 0.0)
@@ -110,9 +110,9 @@ def set_probs(
     model: Seq2SeqMixerOccCANINE, memory: Tensor, memory_padding_mask: Tensor | None, blocks: Tensor
 ) -> Tensor:
     """Return the probability, float [B], that the model writes the codes of `blocks` and then stops: the sum
-    over all orders of the codes, or, for more than MAX_IN_ANY_ORDER codes, that of the given order alone.
+    over all orders of the codes or, with more than MAX_IN_ANY_ORDER codes, only for the given order.
 
-    blocks: int64 [B, max_codes, block_size], distinct, all PAD where there is none.
+    blocks: int64 [B, max_codes, block_size], distinct, all PAD without a code.
     """
     batch, longest = len(blocks), blocks.shape[1:].numel()
     exist = (blocks != PAD_IDX).any(-1)  # [B, max_codes]

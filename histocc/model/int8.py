@@ -1,9 +1,9 @@
 """Matrix products in int8, for coding on CPUs.
 
 Weights are rounded once, with a scale for each output (Wu et al., 2020, arXiv 2004.09602, section 3). Their
-inputs are rounded at each product, with a scale for each row, so that the result for a text depends on that
-text alone. Sums are exact (int32), and all else stays float32: embeddings, norms, attention, n-grams, and the
-layers whose outputs are the answer (the linear decoder and the head of the other decoder), which cost little.
+inputs are rounded at each product, with a scale for each row, so that a text's result depends only on that
+text. Sums are exact (int32). The rest stays float32: embeddings, norms, attention, n-grams, and the output
+layers (the linear decoder and the head of the other decoder), which cost little.
 """
 
 from functools import partial
@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 MAX_INT8 = 127
-ROWS_AT_ONCE = 256  # rows that are rounded and scaled stay in a core's cache
-MIN_SCALE = 1e-12  # for rows of zeros
+QUANTIZED_ROWS = 256  # rows rounded and scaled together, so that they stay in a core's cache
+MIN_ROW_SCALE = 1e-12  # for rows of zeros
 IN_FLOAT32 = ("linear_decoder", "decoder.head", "ngrams")
 
 
@@ -22,7 +22,7 @@ class Int8Weight:
 
     def __init__(self, weight: Tensor):
         weight = weight.detach().float()
-        self.scale = weight.abs().amax(1).clamp_(min=MIN_SCALE) / MAX_INT8  # float32 [outputs]
+        self.scale = weight.abs().amax(1).clamp_(min=MIN_ROW_SCALE) / MAX_INT8  # float32 [outputs]
         self.values = (weight / self.scale[:, None]).round_().to(torch.int8)
 
     def __getitem__(self, outputs: slice) -> "Int8Weight":
@@ -34,8 +34,8 @@ class Int8Weight:
         """Map x float32 [..., inputs] to float32 [..., outputs], as `torch.nn.functional.linear` does."""
         rows = x.reshape(-1, x.shape[-1])
         out = rows.new_empty(len(rows), len(self.scale))
-        for part, into in zip(rows.split(ROWS_AT_ONCE), out.split(ROWS_AT_ONCE)):
-            largest = part.abs().amax(1, keepdim=True).clamp_(min=MIN_SCALE)  # [R, 1]
+        for part, into in zip(rows.split(QUANTIZED_ROWS), out.split(QUANTIZED_ROWS)):
+            largest = part.abs().amax(1, keepdim=True).clamp_(min=MIN_ROW_SCALE)  # [R, 1]
             rounded = (part * (MAX_INT8 / largest)).round_().to(torch.int8)
             sums = torch.ops.aten._int_mm(rounded, self.values.t())  # int32 [R, outputs]
             torch.mul(sums, largest / MAX_INT8, out=into)
@@ -46,11 +46,11 @@ class Int8Weight:
 
 
 def to_int8(model: nn.Module) -> None:
-    """Make `model`, which is on the CPU in float32, multiply in int8 from now on, in place. It can then code,
-    but neither be trained nor saved.
+    """Convert `model` (on the CPU, in float32) in place to multiply in int8. It can then code, but neither be
+    trained nor saved.
 
-    Linear layers get an `Int8Weight`. A module that makes one product of several weights has `fused`: the
-    names of its methods that return (weight, bias), and of the attributes that these are made of.
+    Linear layers get an `Int8Weight`. A module that multiplies several weights at once has `fused`: the names
+    of its methods that return (weight, bias), each with the attributes that these are made of.
     """
     named = dict(model.named_modules())
     float32 = {part for name in IN_FLOAT32 if name in named for part in named[name].modules()}

@@ -1,8 +1,8 @@
-"""Dropout, attention and linear layers of both halves of the model, which are fast on CPUs too.
+"""Dropout, attention and linear layers of both halves of the model, also fast on CPUs.
 
 In training on a CPU most time goes into the many small steps around products, and into padding. So the rows
 of a batch are cut into groups of similar width (`width_groups`), whose positions follow each other in one
-tensor [N, H] (`pack`); attention goes group by group, all else once over the positions of all groups.
+tensor [N, H] (`pack`). Attention runs group by group, the rest once over the positions of all groups.
 """
 
 from collections.abc import Sequence
@@ -15,13 +15,13 @@ from torch import Tensor, nn
 from histocc.runtime.device import linear
 from histocc.text import best_cuts, padded_width
 
-MAX_GROUPS = 4
-MIN_GROUP_ROWS = 12  # of a batch, for each group that it is cut into
-_STEPS = 1 << 16  # steps to which a probability of dropout is rounded on CPUs
+MAX_WIDTH_GROUPS = 4
+MIN_GROUP_ROWS = 12  # least rows of a batch per group
+_STEPS = 1 << 16  # on CPUs the probability of dropout is a multiple of 1 / _STEPS
 
 
 def upcast_half(x: Tensor) -> Tensor:
-    """Return half precision as float32, the rest as it is."""
+    """Return half precision as float32, other values unchanged."""
     return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
 
 
@@ -29,7 +29,7 @@ def upcast_half(x: Tensor) -> Tensor:
 
 
 def dropout(x: Tensor, p: float) -> Tensor:
-    """Return `F.dropout` in training. On CPUs 16 bits decide: torch draws numbers in one thread."""
+    """Return `F.dropout` in training. On CPUs it draws 16 bits, as torch draws numbers in one thread."""
     if p == 0.0:
         return x
     if x.device.type != "cpu" or torch.compiler.is_compiling():
@@ -63,7 +63,7 @@ def product(x: Tensor, weight: Any, bias: Tensor | None = None) -> Tensor:
 
 
 class Linear(nn.Linear):
-    """`torch.nn.Linear` by `product`, which is faster on some CPUs."""
+    """`torch.nn.Linear` with `product`, which is faster on some CPUs."""
 
     def forward(self, input: Tensor) -> Tensor:
         return product(input, self.weight, self.bias)
@@ -73,16 +73,16 @@ class Linear(nn.Linear):
 
 
 def for_attention(x: Tensor) -> Tensor:
-    """Return x for `attend`: in float32 in training on CPUs, which are slow with small bfloat16 matrices."""
+    """Return x for `attend`: float32 in training on CPUs, where small bfloat16 matrices are slow."""
     slow = x.device.type == "cpu" and x.dtype == torch.bfloat16 and x.requires_grad
     return x.float() if slow else x
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None, dropout_p: float) -> Tensor:
     """Compute scaled dot-product attention of q, k, v [B, heads, positions, H / heads]; visible: bool, or
-    float that is added to the scores, broadcast to [B, heads, queries, keys], None for all.
+    float to add to the scores, broadcast to [B, heads, queries, keys], or None for all.
 
-    torch's fused kernel for CPUs knows no dropout, and is slow in training and with one query.
+    torch's fused kernel for CPUs has no dropout, and is slow in training and with one query.
     """
     if visible is not None and visible.is_floating_point():
         visible = visible.to(q.dtype)
@@ -103,15 +103,16 @@ def attend(q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None, dropout_p: f
 
 
 def width_groups(attention_mask: Tensor) -> tuple[Tensor, list[tuple[int, int]]] | None:
-    """Return (order in which rows go into groups, int64 [B]; rows and positions of each group, the narrowest
-    first) with the fewest positions in sum, or None if one group is all. attention_mask: bool or 0/1 [B, S].
+    """Return the grouping with the fewest positions in total: (order in which rows go into groups, int64 [B];
+    rows and positions of each group, narrowest first), or None for one group. attention_mask: bool or 0/1
+    [B, S].
     """
     rows, width = attention_mask.shape
     last = (attention_mask != 0) * torch.arange(1, width + 1)
     widths = torch.tensor([min(padded_width(max(0, n - 2), width), width) for n in last.amax(1).tolist()])
     distinct, counts = widths.unique(return_counts=True)
     edges, widest = [0, *counts.cumsum(0).tolist()], distinct.tolist()
-    cuts = best_cuts(widest, edges, max(1, min(MAX_GROUPS, rows // MIN_GROUP_ROWS)))
+    cuts = best_cuts(widest, edges, max(1, min(MAX_WIDTH_GROUPS, rows // MIN_GROUP_ROWS)))
     if len(cuts) < 3 and widest[-1] == width:
         return None
     groups = [(edges[end] - edges[begin], widest[end - 1]) for begin, end in zip(cuts, cuts[1:])]
@@ -119,8 +120,8 @@ def width_groups(attention_mask: Tensor) -> tuple[Tensor, list[tuple[int, int]]]
 
 
 def pack(groups: Sequence[Tensor], length: int | None = None) -> Tensor:
-    """Join the positions of groups [B, S, …] one after the other, [N, …]. If there are several, zeros follow
-    up to `length`, or a round number: matrix products of a new shape are slow.
+    """Join the positions of groups [B, S, …] one after the other, [N, …]. Several groups are padded with
+    zeros to `length` or a round number: matrix products of a new shape are slow.
     """
     if len(groups) == 1:
         return groups[0].flatten(0, 1)
@@ -133,7 +134,7 @@ def pack(groups: Sequence[Tensor], length: int | None = None) -> Tensor:
 
 
 def unpack(x: Tensor, shapes: Sequence[Sequence[int]]) -> list[Tensor]:
-    """Return x [N, …] of `pack` as groups, with `shapes` that begin with their (B, S)."""
+    """Return x [N, …] of `pack` as groups; each of `shapes` begins with (B, S)."""
     if len(shapes) == 1:
         return [x.unflatten(0, shapes[0][:2])]
     sizes = [shape[0] * shape[1] for shape in shapes]
@@ -142,5 +143,5 @@ def unpack(x: Tensor, shapes: Sequence[Sequence[int]]) -> list[Tensor]:
 
 
 def product_of_groups(groups: Sequence[Tensor], weight: Any, bias: Tensor | None = None) -> list[Tensor]:
-    """Return `product` of groups [B, S, inputs] each with one weight, [B, S, outputs] each."""
+    """Return `product` of several groups [B, S, inputs] with one weight, [B, S, outputs] each."""
     return unpack(product(pack(groups), weight, bias), [group.shape for group in groups])

@@ -1,10 +1,9 @@
 """Answers at levels of a classification: codes cut to their first digits or parts, or the classes of HISCO
 codes.
 
-At a level, an answer is the set of the groups that its codes are in. The probability that exactly these are
-right is made as that of the codes themselves (`probability_of_set`): the probability of a group is the sum
-of those of its codes, at most 1. Each level has its map to how often such answers are right, `map_of(level)`
-among those of `histocc.model.confidence`.
+At a level, an answer is the set of the groups of its codes. The probability that exactly these are right is
+computed as for codes (`probability_of_set`); a group's probability is the sum over its codes, at most 1. Each
+level has its own map to how often such answers are right, `map_of(level)` in `histocc.model.confidence`.
 """
 
 from collections.abc import Iterable, Sequence
@@ -32,8 +31,8 @@ def map_of(level: str) -> str:
 
 
 class Levels:
-    """The levels of a model's codes, by name: numbers of digits or parts, the whole code first; for HISCO
-    the names of CLASSES, too.
+    """The levels of a model's codes, by name: numbers of digits or parts, the whole code first, and for
+    HISCO also the names of CLASSES.
     """
 
     def __init__(self, codes: Sequence[str], formatter: BlockyFormatter):
@@ -45,7 +44,7 @@ class Levels:
         self._groups: dict[str, Tensor] = {}
 
     def asked(self, level: str) -> list[str]:
-        """Return the levels that are tried for an answer, the deepest first. Raises UserError."""
+        """Return the levels to try for an answer, the deepest first. Raises UserError."""
         if level == DEEPEST and len(self.numbers) > 1:
             return self.numbers
         if level not in self.names or self.names == [self.whole]:
@@ -56,7 +55,7 @@ class Levels:
         return [level]
 
     def group(self, code: str, level: str) -> str:
-        """Return the group of a code, "" if it has none; −1, −2 and −3 are groups of their own."""
+        """Return the group of a code, "" if it has none; −1, −2 and −3 are separate groups."""
         if level not in CLASSES:
             return cut(code, int(level), self.separator)
         return code if code in NEVER_SHORT else hisco_classes()[level].get(code, "")
@@ -67,8 +66,8 @@ class Levels:
         return None if "" in one | other else one == other
 
     def probability(self, level: str, logits: Tensor, best: Tensor, counts: Tensor, conf: Tensor) -> Tensor:
-        """Return the probability [B] that the groups of the first `counts` [B] of the codes `best` [B, K] are
-        right, and no others, by the linear decoder's outputs [B, N], at least `conf` [B], that of the codes.
+        """Return the probability [B] that exactly the groups of the first `counts` [B] of the codes `best`
+        [B, K] are right, from the linear decoder's outputs [B, N]; at least the codes' own `conf` [B].
         """
         if level not in self._groups:
             names = [self.group(code, level) for code in self.codes]
@@ -86,8 +85,8 @@ class Levels:
     def answer(
         self, codes: Sequence[str], levels: Sequence[str], confs: Sequence[float], least: float
     ) -> tuple[str, str, float] | None:
-        """Return (groups joined by &, level, conf) of the first of the levels whose conf is at least `least`
-        and at which all codes have a group.
+        """Return (groups joined by &, level, conf) of the first level with a conf of at least `least` and a
+        group for every code.
         """
         for level, conf in zip(levels, confs):
             groups = dict.fromkeys(self.group(code, level) for code in codes)

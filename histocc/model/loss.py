@@ -1,9 +1,9 @@
 """Losses: order-invariant cross entropy over blocks of tokens, the loss of the linear decoder, and their mix.
 
-The order of a row's codes carries no meaning, so each target block is compared with several predicted blocks,
-and the best fit counts (Dahl, Johansen, Vedel, 2024, arXiv 2402.13604), or the cheapest assignment of one
-predicted block to each. Every loss is computed for each row first: its gradient does not depend on other
-rows, and a batch may be cut into micro-batches at will.
+The order of a row's codes has no meaning. Each target block is therefore compared with several predicted
+blocks, and the loss takes the best fit (Dahl, Johansen, Vedel, 2024, arXiv 2402.13604) or the cheapest
+assignment of one predicted block to each. Every loss is first computed per row: its gradient does not depend
+on other rows, and a batch may be cut into any micro-batches.
 """
 
 import copy
@@ -33,7 +33,7 @@ def _token_losses(log_probs: Tensor, targets: Tensor) -> Tensor:
 
 def _mean_of_codes(losses: Tensor, has_code: Tensor) -> Tensor:
     """Return the mean over the blocks [B, T] that have a code, [B]; 0 for a row without one."""
-    # torch.where: an inf of other rows has no gradient
+    # torch.where: an inf in other rows has no gradient
     return torch.where(has_code, losses, 0).sum(1) / has_code.sum(1).clamp(min=1)
 
 
@@ -43,15 +43,15 @@ class BlockOrderInvariantLoss(nn.Module):
     Per row: the mean over its n target blocks of the smallest mean token cross entropy over its first n
     predicted blocks, plus the sum over the blocks beyond n of the mean cross entropy towards PAD, divided by
     `nb_blocks`. EOS that fill up a short code are trained like other tokens. With one code in every row this
-    is the published loss; with more, the published one divides by the largest number of codes in the batch.
+    is the published loss. With more, the latter divides by the largest number of codes in the batch.
 
     Args:
         pad_idx: token id of PAD; nb_blocks: blocks of a full sequence; block_size: tokens in a block.
-        empty_blocks: which blocks beyond n are trained: "all", as published, or the "first" alone, at which
+        empty_blocks: which blocks beyond n are trained: "all", as published, or only the "first", at which
             decoding stops.
         matching: "best-fit", as published: two target blocks may choose the same predicted block.
-            "one-to-one": each of the first n predicted blocks answers for one target block, by the assignment
-            of the smallest mean, which alone is trained; codes after a row's first five keep their order.
+            "one-to-one": each of the first n predicted blocks gets one target block; only the assignment
+            with the smallest mean is trained. Codes after a row's first five keep their order.
     """
 
     def __init__(
@@ -78,10 +78,10 @@ class BlockOrderInvariantLoss(nn.Module):
 
         Args:
             logits: [B, S − 1, V].
-            targets: integer [B, S]: BOS, nb_blocks blocks or fewer, EOS, which is not trained.
+            targets: integer [B, S]: BOS, nb_blocks blocks or fewer, EOS (not trained).
 
         Raises:
-            ValueError: shapes do not fit.
+            ValueError: if shapes do not fit.
         """
         rows, length = targets.shape
         blocks, rest = divmod(length - 2, self.block_size)
@@ -110,8 +110,8 @@ class BlockOrderInvariantLoss(nn.Module):
 
 
 class OrderInvariantSeq2SeqCrossEntropy(BlockOrderInvariantLoss):
-    """The older published loss, in which the n codes may stand in any of the blocks: a code that is written
-    late can be copied from the decoder's input, which cheats it.
+    """The older published loss, in which the n codes may be in any of the blocks. A code written late can be
+    copied from the decoder's input, which defeats the loss.
 
     Per row: the mean over its n target blocks of the smallest mean token cross entropy over all predicted
     blocks (PAD tokens count 0), plus `push_to_pad_scale_factor` times the cross entropy of all blocks towards
@@ -143,21 +143,21 @@ class OrderInvariantSeq2SeqCrossEntropy(BlockOrderInvariantLoss):
 
 @cache
 def _orders(blocks: int, device: torch.device) -> Tensor:
-    """Return every order of `blocks` blocks, int64 [blocks!, blocks]; the first leaves them as they are."""
+    """Return every order of `blocks` blocks, int64 [blocks!, blocks]; the first is the identity."""
     return torch.tensor(list(permutations(range(blocks))), device=device)
 
 
 def cheapest_assignment(costs: Tensor, counts: Tensor) -> Tensor:
-    """Give each of a row's first n predicted blocks one of its n target blocks, no two the same one, at the
-    smallest sum of costs, by comparing all orders. Codes after the first `MAX_ALL_ORDERS`, which only
-    formatters of more columns have, stay where they are.
+    """Assign each of a row's first n predicted blocks a different one of its n target blocks, with the
+    smallest sum of costs over all orders. Codes after the first `MAX_ALL_ORDERS`, which occur only with more
+    columns, keep their places.
 
     Args:
-        costs: float [B, P, P], of each predicted block (second dimension) for each target block.
+        costs: float [B, P, P], cost of each predicted block (second dimension) for each target block.
         counts: int64 [B], n of each row, 0 … P.
 
     Returns:
-        int64 [B, P], the target block of each predicted block; those beyond n stay where they are.
+        int64 [B, P], the target block of each predicted block; blocks beyond n keep their places.
     """
     blocks, few = costs.shape[1], min(costs.shape[1], MAX_ALL_ORDERS)
     orders = _orders(few, costs.device)  # [K, few]
@@ -177,10 +177,10 @@ def cheapest_assignment(costs: Tensor, counts: Tensor) -> Tensor:
 class LinearLoss(nn.Module):
     """Loss of each row of the linear decoder, [B].
 
-    kind: "mean", the binary cross entropy averaged over the classes, as published: a row of hundreds of
-    classes that are all rare moves little. "rows": the binary cross entropies of a row added up, which makes
-    each output a probability, and the cross entropy of the softmax towards the row's codes, in equal parts,
-    which ranks them.
+    kind: "mean", the binary cross entropy averaged over the classes, as published: with hundreds of rare
+    classes, a row changes little. "rows": the equally weighted sum of the row's added binary cross entropies,
+    which make each output a probability, and the cross entropy of the softmax towards the row's codes, which
+    ranks them.
     """
 
     def __init__(self, kind: str = MEAN):
@@ -201,10 +201,10 @@ class LinearLoss(nn.Module):
 
 
 class LossMixer(nn.Module):
-    """Weighted mean of the seq2seq decoder's loss and the linear layer's: w · seq2seq + (1 − w) · linear.
+    """Weighted mean of the losses of the seq2seq decoder and linear layer: w · seq2seq + (1 − w) · linear.
 
     Either may be any module that averages over its input and obeys an attribute `reduction` = "none", as
-    torch's own losses do; the mean of one row's values is the loss of the row.
+    torch's own losses do; a row's loss is the mean of its values.
     """
 
     def __init__(self, loss_fn_seq2seq: nn.Module, loss_fn_linear: nn.Module, seq2seq_weight: float = 0.5):
@@ -239,6 +239,6 @@ def loss_of_rows(loss_fn: nn.Module, output: Tensor, target: Tensor) -> Tensor:
         return loss_fn.per_row(output, target)
     if isinstance(loss_fn, LinearLoss):
         return loss_fn(output, target)
-    per_element: Any = copy.copy(loss_fn)  # shares weights and buffers, not its settings
+    per_element: Any = copy.copy(loss_fn)  # shares weights and buffers, but not settings
     per_element.reduction = "none"
     return per_element(upcast_half(output), target).reshape(len(output), -1).mean(1)

@@ -19,7 +19,7 @@ MODEL_SIZES = {
     "tiny": dict(zip(_SIZES, (128, 2, 2, 512))),
     "small": dict(zip(_SIZES, (256, 4, 4, 1024))),
     "base": {},  # the sizes of google/canine-s
-    NGRAMS: dict(zip(_SIZES, (128, 0, 2, 512))),  # no encoder: n-grams alone
+    NGRAMS: dict(zip(_SIZES, (128, 0, 2, 512))),  # no encoder, only n-grams
 }
 
 
@@ -32,17 +32,16 @@ class Seq2SeqMixerOccCANINE(nn.Module):
     """Encoder with a seq2seq decoder on its characters and a linear decoder on its pooled output.
 
     Args:
-        num_classes: a formatter's: of each position of a target the largest token id + 1.
+        num_classes: the formatter's: for each position of a target the largest token id + 1.
         num_classes_flat: number of codes of the linear decoder.
         dropout_rate: probability 0…1 in the decoder and on the input of the linear layer, never on logits.
         decoder_dim_feedforward: None for the encoder's width.
         config: encoder sizes, None for base.
-        memory_mask: whether the decoder leaves out padding of the memory, which published models look at.
-        target_mask: the same of PAD among the tokens, see `TransformerDecoder`.
-        ngrams: {"rows", "width", "patterns", "case"} of n-grams beside the encoder, see `Ngrams`; None for
-            none.
-        ngram_dropout: share of them that is left out in training.
-        encoder: False for none, see `NoEncoder`; needs n-grams.
+        memory_mask: whether the decoder masks padding of the memory; published models do not.
+        target_mask: whether it masks PAD among the tokens, see `TransformerDecoder`.
+        ngrams: {"rows", "width", "patterns", "case"} of n-grams added to the encoder, see `Ngrams`, or None.
+        ngram_dropout: share of the n-grams left out in training.
+        encoder: False for no encoder, see `NoEncoder`; needs n-grams.
         ridge: sizes of a model in closed form, see `Ridge`, which answers instead of the linear decoder.
         model_domain: accepted for compatibility with the published class.
     """
@@ -93,7 +92,7 @@ class Seq2SeqMixerOccCANINE(nn.Module):
 
     @property
     def target_mask(self) -> bool:
-        """True if the decoder leaves out PAD among the tokens."""
+        """Whether the decoder masks PAD among the tokens."""
         return self.decoder.target_mask
 
     def encode(self, input_ids: Tensor, attention_mask: Tensor) -> tuple[Tensor, TextVectors]:
@@ -114,8 +113,8 @@ class Seq2SeqMixerOccCANINE(nn.Module):
     def encode_text(
         self, input_ids: Tensor, attention_mask: Tensor, answers: Tensor | None = None
     ) -> TextVectors:
-        """Return the vectors of `encode` alone, which are all that `classify` takes, for less work. answers:
-        probabilities of the prior model [B, its codes], for a model in closed form that has one.
+        """Return only the vectors of `encode`, which `classify` takes, with less work. answers: probabilities
+        of the prior model [B, its codes], for a model in closed form with a prior.
         """
         pooled = self.encoder.pooled(input_ids, attention_mask, padding_follows=self._is_narrow(input_ids))
         if self.ngrams is None:
@@ -125,11 +124,11 @@ class Seq2SeqMixerOccCANINE(nn.Module):
         return TextVectors(pooled, self.ngrams.vectors(input_ids)[0])
 
     def _is_narrow(self, input_ids: Tensor) -> bool:
-        """Return whether the encoder is to assume that padding follows."""
+        """Return whether the encoder should assume that padding follows."""
         return self.memory_mask and input_ids.shape[1] < self.config.local_transformer_stride
 
     def memory_padding_mask(self, attention_mask: Tensor) -> Tensor | None:
-        """Return the padding that the decoder may not look at, bool [B, S]; None: it looks at everything."""
+        """Return the padding to mask from the decoder, bool [B, S], or None to mask nothing."""
         return ~attention_mask.bool() if self.memory_mask else None
 
     def decode(
@@ -166,7 +165,7 @@ class Seq2SeqMixerOccCANINE(nn.Module):
         Args:
             input_ids: int64 [B, S]; attention_mask: bool or 0/1 [B, S].
             target: int64 [B, T] from BOS on, at most as long as the decoder has positions.
-            target_mask: accepted as by the published class and not used: the decoder is always causal.
+            target_mask: accepted for the published interface, but unused: the decoder is always causal.
             target_padding_mask: [B, T], True or not 0 at PAD; None to find it in the target.
         """
         may_group = torch.is_grad_enabled() and self.in_groups and self.memory_mask

@@ -1,14 +1,14 @@
 """Hashed character n-grams and words of a description, computed from its character ids on any device.
 
-A description says most through its words and their parts, and an encoder must first learn to spell them.
-Here each word, and each window of 2 to 4 characters within one, that the training texts hold has a row in
-a table, found by a polynomial hash (compare CANINE's own optional n-grams, Clark et al., 2021, arXiv
-2103.06874, and those of the Byte Latent Transformer, Pagnoni et al., 2024, arXiv 2412.09871). A window of 4
-counts again with an inner character left open, so that a changed letter costs less. The language counts as
-the first word. A row counts by its inverse document frequency, and the weights of a text have the length 1,
-of whose square each further column adds half as much as the first one. Where there are several columns, the
-whole first one counts, too, and each of its words together with each further cell, for codes that only both
-together decide.
+Most of a description's meaning is in its words and their parts, and an encoder must first learn to spell
+them. Here each word of the training texts, and each window of 2 to 4 characters within one, has a row in a
+table, found by a polynomial hash. (Compare CANINE's own optional n-grams, Clark et al., 2021, arXiv
+2103.06874, and the Byte Latent Transformer, Pagnoni et al., 2024, arXiv 2412.09871.) A window of 4 is also
+counted with an inner character left open, so that a changed letter costs less. The language counts as the
+first word. A row is weighted by its inverse document frequency, and a text's weights have the length 1. In
+the square of that length each further column adds half as much as the first one. With several columns, the
+whole first one is also counted, and each of its words together with each further cell, for codes that
+depend on both.
 """
 
 import math
@@ -24,24 +24,24 @@ from histocc.model.layers import Linear, product_of_groups
 from histocc.runtime.rng import MULTIPLIERS
 from histocc.text import COLUMN_SEPARATOR, LANGUAGE_SEPARATOR, SEP_ID, letters, small_letters
 
-# What counts: # is a character, _ any character; blanks stand at the ends of a window alone.
+# What counts: # is a character, _ any character; a window has blanks only at its ends.
 PATTERNS = ("##", "###", "####", "#_##", "##_#", "word")
-# With further columns each word of the first one together with the whole cell of column 1, 2 …; of column 0
-# its first word alone, so that a text counts once as a whole.
+# With further columns: each word of the first one together with the whole cell of column 1, 2 …; for column 0
+# only its first word, so that a text counts once as a whole.
 WITH_CELL = "word with cell "
 WHOLE_TEXT = f"{WITH_CELL}0"
 # N-grams of a model in closed form (histocc/model/ridge.py): the first and the last word of the first column,
-# and all its words in any order. Together they have WORDS_SHARE of the square of all others.
+# and all its words in any order. Together they have WORDS_SHARE of the others' sum of squares.
 WORDS = ("first word", "last word", "all words")
 WORDS_SHARE = 0.2
-# Which capitals count as small letters: those of `histocc.text.small_letters`; in models that name no rule
-# those of ASCII.
+# Which capitals count as small letters: those of `histocc.text.small_letters`, or only ASCII in models that
+# name no rule.
 ALL_CASES, ASCII_CASE = "all", "ascii"
-FIRST_PATTERNS = ("##", "###", "####", "#####", "######", "word", "two words")  # of models that name none
+FIRST_PATTERNS = ("##", "###", "####", "#####", "######", "word", "two words")  # for models without a list
 MIN_BITS, MAX_BITS = 4, 24
-LONGEST = 1 << 14  # positions of a text that n-grams are taken of
-MAX_POSITIONS = 1 << 18  # of texts whose vectors are computed at once
-AUTO, NONE = "auto", "none"  # of --ngrams, beside a number of bits
+LONGEST = 1 << 14  # positions of a text from which n-grams are taken
+POSITIONS_AT_ONCE = 1 << 18  # positions of the texts whose vectors are computed at once
+NONE = "none"  # a value of --ngrams; the others are auto and a number of bits
 _BLANK = 32
 _COLUMN = 1_000_003
 _RADIX = 6364136223846793005  # odd, so it has an inverse modulo 2^64
@@ -53,10 +53,10 @@ class TextVectors(NamedTuple):
 
     encoded: Tensor  # [B, H], of the encoder
     ngrams: Tensor | None = None  # [B, width]
-    logits: Tensor | None = None  # [B, classes], of a model in closed form, which has no linear decoder
+    logits: Tensor | None = None  # [B, classes], of a model in closed form, without a linear decoder
 
     def joined(self) -> Tensor:
-        """Return the vectors of the encoder and of n-grams side by side, [B, H (+ width)]."""
+        """Return the concatenated vectors of the encoder and of n-grams, [B, H (+ width)]."""
         return self.encoded if self.ngrams is None else torch.cat([self.encoded, self.ngrams], dim=1)
 
 
@@ -75,8 +75,8 @@ def _mixed(values: Tensor) -> Tensor:
 
 
 def _is_text(input_ids: Tensor) -> Tensor:
-    """Mark language and description in int64 [B, S]: bool [B, S]. Between them stands the first `[SEP]` that
-    is written out, without which there is neither; after them CANINE's own.
+    """Mark language and description in int64 [B, S]: bool [B, S]. The first `[SEP]` that is spelled out
+    separates them (without it both are empty); CANINE's own follows them.
     """
     width, length = len(LANGUAGE_SEPARATOR), input_ids.shape[1]
     count, position = max(0, length - width + 1), torch.arange(length, device=input_ids.device)
@@ -90,7 +90,7 @@ def _is_text(input_ids: Tensor) -> Tensor:
 
 
 def _fold(ids: Tensor, rule: str) -> Tensor:
-    """Return the code points that `ids` count as, by a rule of CASES."""
+    """Map character ids to code points that count as equal, according to a rule of CASES."""
     if rule == ALL_CASES:
         table = torch.from_numpy(small_letters()).to(ids.device)
         return torch.where(ids < len(table), table[ids.clamp(max=len(table) - 1)].to(ids.dtype), ids)
@@ -100,17 +100,17 @@ def _fold(ids: Tensor, rule: str) -> Tensor:
 def hash_ngrams(
     input_ids: Tensor, patterns: Sequence[str] = PATTERNS, case: str = ALL_CASES
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return (hashes int64 [B, S, F] of the n-grams of F patterns that begin at each position, which of them
-    exist bool [B, S, F], word of each position int64 [B, S]) for character ids int64 [B, S]. Capitals count
-    as small letters by the rule `case`; blanks, and the separators after language and columns, belong to the
-    word after them.
+    """Return, for character ids int64 [B, S], (hashes int64 [B, S, F] of the n-grams of F patterns that begin
+    at each position, which of them exist bool [B, S, F], word of each position int64 [B, S]). Capitals count
+    as small letters according to the rule `case`. Blanks, and the separators after language and columns,
+    belong to the word after them.
     """
     length = input_ids.shape[1]
     ids = _fold(torch.where(_is_text(input_ids), input_ids, _BLANK), case)
     ends_column = ids == ord(COLUMN_SEPARATOR)
     ids = torch.where(ends_column, _BLANK, ids)
     place = ends_column.long().cumsum(1)
-    column = place * _COLUMN  # n-grams of each column are others
+    column = place * _COLUMN  # n-grams of different columns differ
     blank = ids == _BLANK
     # [B, S + 1], modulo 2^64
     sums = F.pad(((ids + 1) * _powers(_RADIX, length, ids.device)).cumsum(1), (1, 0))
@@ -120,7 +120,7 @@ def hash_ngrams(
     # position of the first blank at or after each position: the end of its word
     end = torch.where(blank, torch.arange(length, device=ids.device), length).flip(1).cummin(1).values.flip(1)
     next_word = (end + 1).clamp(max=length - 1)
-    has_next = begins & (end + 1 < length) & ~blank.gather(1, next_word)  # a word that follows at once
+    has_next = begins & (end + 1 < length) & ~blank.gather(1, next_word)  # a word follows directly
     words = {"word": (1, end, begins), "two words": (2, end.gather(1, next_word), has_next)}
     word = (blank & F.pad(~blank, (1, 0))[:, :length]).long().cumsum(1)
     in_text = begins & (place == 0) & (word > 0)  # word 0 is the language
@@ -153,7 +153,7 @@ def hash_ngrams(
         for i in (i for i, character in enumerate(pattern) if character == "_"):
             left_open = (ids[:, i : i + count] + 1) * _powers(_RADIX, size, ids.device)[i]
             hashed = hashed - left_open + 1000 * i
-        within = blanks[:, size - 1 : length] == blanks[:, 1 : count + 1]  # no blank but at the ends
+        within = blanks[:, size - 1 : length] == blanks[:, 1 : count + 1]  # blanks only at the ends
         has_letters = blanks[:, size:] - blanks[:, :count] < size
         hashes.append(F.pad(_mixed(hashed + column[:, :count]), (0, length - count)))
         exists.append(F.pad(within & has_letters, (0, length - count)))
@@ -161,16 +161,16 @@ def hash_ngrams(
 
 
 class Ngrams(nn.Module):
-    """N-grams beside an encoder: a vector of the text for the linear decoder, and vectors of its words for
-    the memory.
+    """N-grams that complement an encoder: a vector of the text for the linear decoder, and vectors of its
+    words for the memory.
 
-    `hashes` int64 [rows], increasing, says whose row each is, and `idf` float [rows] weighs them; other
-    n-grams count for nothing.
+    `hashes` int64 [rows], increasing, identify the n-gram of each row, and `idf` float [rows] weighs them;
+    other n-grams are ignored.
 
     Args:
-        rows, width: of the table, a row for each n-gram that the training texts hold.
+        rows, width: size of the table, which has a row for each n-gram of the training texts.
         hidden_size: H of the memory; classes: outputs of the linear decoder.
-        dropout: share of the n-grams that are left out in training, 0…1.
+        dropout: share of the n-grams to leave out in training, 0…1.
         patterns, case: of `hash_ngrams`.
     """
 
@@ -203,28 +203,28 @@ class Ngrams(nn.Module):
             nn.init.normal_(layer.weight, std=0.1)
 
     def zero_output(self) -> None:
-        """Let the n-grams change nothing in the model's output, until they are trained."""
+        """Make the n-grams leave the model's output unchanged until they are trained."""
         for layer in (self.linear, self.word_to_memory, self.text_to_memory):
             nn.init.zeros_(layer.weight)
 
     def forward(self, input_ids: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
-        """Return (vectors of the texts [rows of all, width], what is added to the memory of each group [B, S,
-        H]) for groups of rows, int64 [B, S] each.
+        """Return (vectors of the texts [rows of all, width], additions to the memory of each group [B, S, H])
+        for groups of rows, int64 [B, S] each.
         """
         texts, words = zip(*(self.vectors(ids, with_words=True) for ids in input_ids))
         text = torch.cat(texts)
         of_text = self.text_to_memory(text)[:, None].split(list(map(len, texts)))
-        # each position has its word, that of [CLS] the whole text too
+        # each position has its word; [CLS] also has the whole text
         memory = product_of_groups(words, self.word_to_memory.weight)
         memory = [torch.cat([x[:, :1] + whole, x[:, 1:]], dim=1) for x, whole in zip(memory, of_text)]
         return text, memory
 
     def vectors(self, input_ids: Tensor, with_words: bool = False) -> tuple[Tensor, Tensor | None]:
-        """Return (vectors of texts [B, width], and, with_words, the vector of the word at each position [B,
-        S, width]) for int64 [B, S].
+        """Return (vectors of texts [B, width] and, with_words, vectors of the word at each position [B, S,
+        width]) for int64 [B, S].
         """
-        if not with_words and len(input_ids) > 1 and input_ids.numel() > MAX_POSITIONS:
-            parts = input_ids.split(max(1, MAX_POSITIONS // input_ids.shape[1]))
+        if not with_words and len(input_ids) > 1 and input_ids.numel() > POSITIONS_AT_ONCE:
+            parts = input_ids.split(max(1, POSITIONS_AT_ONCE // input_ids.shape[1]))
             return torch.cat([self.vectors(part)[0] for part in parts]), None
         rows, weight, word = self.weighted(input_ids)
         flat = rows.flatten(0, 1), self.table.weight
@@ -234,7 +234,7 @@ class Ngrams(nn.Module):
         words = None
         if with_words:
             same = (word[:, :, None] == word[:, None]).to(of_positions.dtype)  # [B, S, S]
-            # sums of squares can be more than float16 holds
+            # sums of squares can exceed float16
             with torch.autocast(same.device.type, enabled=False):
                 words = _normalised(same @ of_positions, same @ squares)
         return _normalised(of_positions.sum(1), squares.sum(1)), words
@@ -245,10 +245,10 @@ class Ngrams(nn.Module):
         weight, share = self.idf[rows] * known, 1.0
         is_of_words = torch.tensor([pattern in WORDS for pattern in self.patterns], device=weight.device)
         of_words, weight = weight * is_of_words, weight * ~is_of_words
-        if WHOLE_TEXT in self.patterns:  # else further cells outvote what a known text says
+        if WHOLE_TEXT in self.patterns:  # otherwise further cells outvote a known text
             weight[:, :, self.patterns.index(WHOLE_TEXT)] *= 2
             share = 0.5
-        # further columns, however short, have this share of the first one's squares, which do not change
+        # further columns, however short, have this share of the first one's squares, which stay the same
         column = (input_ids == ord(COLUMN_SEPARATOR)).long().cumsum(1)  # [B, S]
         squares = torch.zeros_like(column, dtype=weight.dtype).scatter_add(1, column, weight.square().sum(2))
         first = torch.where(squares[:, :1] > 0, squares[:, :1], 1)
@@ -264,22 +264,22 @@ class Ngrams(nn.Module):
     def _rows(self, input_ids: Tensor, patterns: Sequence[str]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Return (rows of the table, which n-grams are known, which exist, [B, S, F] each, words [B, S])."""
         hashed, exist, word = hash_ngrams(input_ids, patterns, self.case)
-        at = exist.flatten().nonzero()[:, 0]  # half of them; a search costs more than the rest
+        at = exist.flatten().nonzero()[:, 0]  # half of them; the search below costs more than the rest
         found = torch.searchsorted(self.hashes, hashed.flatten()[at]).clamp(max=len(self.hashes) - 1)
         rows = torch.zeros_like(hashed).flatten().index_copy(0, at, found).view_as(hashed)
         return rows, exist & (self.hashes[rows] == hashed), exist, word
 
     def know(self, input_ids: Tensor) -> Tensor:
-        """Return whether each description holds a known n-gram with a letter, bool [B], for int64 [B, S]."""
-        known = self._rows(input_ids, self.patterns[:1])[1][:, :, 0]  # the shortest are in all others
+        """Return whether each description has a known n-gram with a letter, bool [B], for int64 [B, S]."""
+        known = self._rows(input_ids, self.patterns[:1])[1][:, :, 0]  # all others contain the shortest
         table, is_text = torch.from_numpy(letters()).to(input_ids.device), _is_text(input_ids)
         is_letter = is_text & table[input_ids.clamp(max=len(table) - 1)]
         is_letter &= (~is_text).cumsum(1) > len(LANGUAGE_SEPARATOR)  # not of the language
         return (known & (is_letter | is_letter.roll(-1, 1))).any(1)
 
     def known_share(self, input_ids: Tensor) -> Tensor:
-        """Return the share of each text's n-grams that are known, weighed by their inverse document frequency
-        (the highest of the table for others), float [B], for int64 [B, S].
+        """Return the share of each text's n-grams that are known, float [B], for int64 [B, S], weighted by
+        their inverse document frequency (for unknown ones the highest of the table).
         """
         rows, known, exist, _ = self._rows(input_ids, self.patterns)
         seen, others = (self.idf[rows] * known).sum((1, 2)), (exist & ~known).sum((1, 2))
@@ -287,25 +287,25 @@ class Ngrams(nn.Module):
 
     def text_of(self, rows: Tensor, weight: Tensor, text: Tensor, count: int) -> Tensor:
         """Return vectors of `count` texts [B, width] from the rows of their n-grams int64 [E], their weights
-        [E] and the text of each int64 [E], which never falls.
+        [E] and the text of each int64 [E], in increasing order.
         """
         return _normalised(*self._bags(rows, weight, text, count))
 
     def by_word(
         self, rows: Tensor, weight: Tensor, text: Tensor, word: Tensor, positions: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return what `forward` does if there is no other memory, each word once after [CLS], since all its
-        positions are the same then.
+        """Compute `forward` without other memory, where all positions of a word are equal: each word once,
+        after [CLS].
 
         Args:
             rows: int64 [E], of the n-grams of all texts, in the order of their words.
             weight: [E], 0 for none.
-            text: int64 [E], whose they are; word: int64 [E], the word of that text.
+            text: int64 [E], the text of each; word: int64 [E], its word in that text.
             positions: [B, W], of each word.
 
         Returns:
-            Vector of each text [B, width], memory [B, 1 + W, H], and what is added to the scores of attention
-            [B, 1 + W], the logarithm of the number of positions.
+            Vector of each text [B, width], memory [B, 1 + W, H], and the logarithm of the number of positions
+            [B, 1 + W], to be added to the scores of attention.
         """
         texts, words = positions.shape
         vectors, squares = self._bags(rows, weight, text * words + word, texts * words)
@@ -316,12 +316,12 @@ class Ngrams(nn.Module):
         return whole, memory, F.pad(positions.log(), (1, 0))
 
     def _bags(self, rows: Tensor, weight: Tensor, bag: Tensor, count: int) -> tuple[Tensor, Tensor]:
-        """Return weighted sums of rows of the table by `bag` [E], which never falls, [count, width], and
-        sums of the squares of their weights [count, 1].
+        """Return weighted sums of rows of the table [count, width] for each `bag` [E], in increasing order,
+        and sums of the squares of their weights [count, 1].
         """
         at = weight.nonzero(as_tuple=True)
         bag, used = bag[at], weight[at]
-        # of the table only the rows that occur, so that a sparse gradient has each once
+        # only rows of the table that occur, so that a sparse gradient has each once
         distinct, row = rows[at].unique(return_inverse=True)
         offsets = begins_of(bag, count)
         vectors = F.embedding_bag(row, self.table(distinct), offsets, mode="sum", per_sample_weights=used)
@@ -329,17 +329,17 @@ class Ngrams(nn.Module):
 
 
 def _normalised(vectors: Tensor, squares: Tensor) -> Tensor:
-    """Divide weighted sums [..., width] by the length of the weights; squares: that of each, squared."""
+    """Divide weighted sums [..., width] by the length of their weights; squares: its square for each."""
     return vectors / squares.sqrt().clamp(min=1e-6)
 
 
 def begins_of(bag: Tensor, count: int) -> Tensor:
-    """Return the start of each of `count` bags in int64 [E], which never falls: int64 [count]."""
+    """Return the start of each of `count` bags in int64 [E], in increasing order: int64 [count]."""
     return F.pad(torch.bincount(bag, minlength=count).cumsum(0)[:-1], (1, 0))
 
 
 class NoEncoder(nn.Module):
-    """The encoder of a model of n-grams alone: vectors of zeros [B, S, width], without weights."""
+    """The encoder of a model that has only n-grams: vectors of zeros [B, S, width], without weights."""
 
     zero: Tensor
 
@@ -349,7 +349,7 @@ class NoEncoder(nn.Module):
         self.register_buffer("zero", torch.tensor([0.0]), persistent=False)  # has the dtype and the device
 
     def zero_output(self) -> None:
-        """Nothing to change."""
+        """Do nothing."""
 
     def forward_groups(
         self, input_ids: Sequence[Tensor], attention_mask: Sequence[Tensor], padding_follows: Sequence[bool]

@@ -1,11 +1,11 @@
 """A model in closed form: ridge regression on the n-grams of a text and on the answers of another model, its
-prior (see `histocc.learn.closed_form`, which solves it).
+prior (solved in `histocc.learn.closed_form`).
 
 A text x is described by its n-grams φ(x), a vector of length 1, and by b(x), the square roots of the prior's
-PRIOR_CODES largest probabilities p(x), also of length 1. The score of a code is linear in both, and stands on
-the prior's own answer: s(x) = (φ(x) Φᵀ + β b(x) Bᵀ) A + δ p(x). Φ and B describe the training texts, and A
-are the coefficients. The file of a model holds Φ, B and A, which are smaller than the weights of n-grams that
-follow from them.
+PRIOR_CODES largest probabilities p(x), also of length 1. The score of a code is linear in both and adds the
+prior's own answer: s(x) = (φ(x) Φᵀ + β b(x) Bᵀ) A + δ p(x). Φ and B describe the training texts, and A holds
+the coefficients. The file of a model holds Φ, B and A, which are smaller than the weights of n-grams computed
+from them.
 """
 
 import warnings
@@ -21,7 +21,7 @@ SHARPNESS, MIDDLE = 20.0, 0.4  # a code with the score s, about 0 to 1, has the 
 PRIOR_CODES = 40  # codes of a text's prior answer that describe the text
 
 
-def features(ngrams: Ngrams, input_ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def ngram_features(ngrams: Ngrams, input_ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return the n-grams φ of texts int64 [B, S]: (rows of the table int64 [E], their values [E], the entry
     at which each text begins int64 [B]).
     """
@@ -33,33 +33,33 @@ def features(ngrams: Ngrams, input_ids: Tensor) -> tuple[Tensor, Tensor, Tensor]
 
 
 def best_codes(probs: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the codes in b of texts and their values, by the prior's probabilities: [B, PRIOR_CODES]."""
+    """Return the codes in b of texts and their values, from the prior's probabilities: [B, PRIOR_CODES]."""
     best, codes = probs.topk(min(PRIOR_CODES, probs.shape[1]), dim=1, sorted=False)
     return codes, F.normalize(best.sqrt(), dim=1)
 
 
-def described(probs: Tensor) -> Tensor:
-    """Return b of texts by the probabilities of the prior's codes: [B, codes] each."""
+def prior_columns(probs: Tensor) -> Tensor:
+    """Return b of texts from the probabilities of the prior's codes: [B, codes] each."""
     return torch.zeros_like(probs).scatter(1, *best_codes(probs))
 
 
 class Ridge(nn.Module):
-    """The scores of codes by the coefficients of the training texts.
+    """The scores of codes from the coefficients of the training texts.
 
     Args:
         rows: number of n-grams; classes: number of codes.
-        texts: N, number of training texts; entries: of these in all, which are not 0.
-        outputs: K, number of codes that have coefficients; the scores of others are the prior's share.
+        texts: N, number of training texts; entries: number of their non-zero entries in all.
+        outputs: K, number of codes with coefficients; other codes are scored only by the prior.
         prior: number of the prior's codes, 0 for no prior.
-        similarity: β, what similar answers of the prior count; share: δ, of the prior's answer in a score.
+        similarity: β, weight of similar answers of the prior; share: δ, weight of the prior's own answer.
     """
 
-    offsets: Tensor  # int64 [N + 1], where the entries of each training text begin
+    offsets: Tensor  # int64 [N + 1], start of each training text's entries
     columns: Tensor  # int32 [entries]: an n-gram, or, from `rows` on, a code of the prior
     values: Tensor  # [entries]
     coefficients: Tensor  # [N, K]
     outputs: Tensor  # int64 [K], the codes of the coefficients
-    places: Tensor  # int64 [prior], the code that each of the prior's codes is; −1 for none
+    places: Tensor  # int64 [prior], the number of each of the prior's codes among all codes; −1 for none
 
     def __init__(
         self,
@@ -85,7 +85,7 @@ class Ridge(nn.Module):
         self._signs: Tensor | None = None  # [rows, width]
 
     def texts(self) -> Tensor:
-        """Return Φ and B side by side, sparse CSR [N, rows + prior]. Raises RuntimeError for bad numbers."""
+        """Return [Φ B] as sparse CSR [N, rows + prior]. Raises RuntimeError for bad numbers."""
         size, parts = (len(self.coefficients), self.rows + self.prior), (self.offsets, self.columns.long())
         return torch.sparse_csr_tensor(*parts, self.values, size, check_invariants=True)
 
@@ -98,15 +98,15 @@ class Ridge(nn.Module):
 
     def forward(self, ngrams: Ngrams, input_ids: Tensor, answers: Tensor | None) -> tuple[Tensor, Tensor]:
         """Return (vectors of texts [B, width], logits of codes [B, classes]) for texts int64 [B, S] and the
-        prior's probabilities of its codes [B, prior], None without a prior.
+        prior's probabilities of its codes [B, prior], or None without a prior.
         """
         with torch.autocast(input_ids.device.type, enabled=False):
-            rows, values, begins = features(ngrams, input_ids)
+            rows, values, begins = ngram_features(ngrams, input_ids)
             weights = self.weights()
             found = F.embedding_bag(
                 rows, weights[: self.rows], begins, mode="sum", per_sample_weights=values.to(weights)
             )
-            scores = found.new_zeros(len(found), self.classes + 1)  # the last one is no code
+            scores = found.new_zeros(len(found), self.classes + 1)  # the last one is not a code
             if answers is not None:
                 answers = answers.to(found)
                 codes, shares = best_codes(answers)
@@ -117,8 +117,8 @@ class Ridge(nn.Module):
             return self._vectors(ngrams, rows, values, begins), SHARPNESS * (scores - MIDDLE)
 
     def _vectors(self, ngrams: Ngrams, rows: Tensor, values: Tensor, begins: Tensor) -> Tensor:
-        """Return vectors of texts [B, width], whose cosines are about those of their n-grams: a random
-        projection (Achlioptas, 2003), with the signs of each n-gram from its hash.
+        """Return vectors of texts [B, width] with about the cosines of their n-grams: a random projection
+        (Achlioptas, 2003), with the signs of each n-gram from its hash.
         """
         if self._signs is None:
             words = [ngrams.hashes * (2 * i + 1) for i in range(-(-ngrams.width // 64))]

@@ -1,14 +1,14 @@
-"""Search over the codes of a key, so that only real codes come out.
+"""Search over the codes of a key, so that only real codes are answered.
 
-The seq2seq decoder gives a code the probability of writing its tokens one after the other in the first block.
-A key is a tree of prefixes, and each prefix goes through the decoder once. `full` takes level after level and
-gives the probability of every code; `topk` takes the most probable open prefixes first. Probabilities only
+For the seq2seq decoder, a code's probability is the probability of writing its tokens in the first
+block. A key is a tree of prefixes, and each prefix goes through the decoder once. `full` goes level by level
+and returns the probability of every code; `topk` opens the most probable prefixes first. Probabilities only
 fall along a path, so all codes below a prefix less probable than the k-th best code so far are left out.
 
 With a `linear_share` a above 0 both decoders rank the codes together, by (1 − a) · log p of the seq2seq
 decoder + a · log p of the linear one, whose p is the softmax of its logits: a product of experts (Hinton,
-2002, section 2), normalised over all codes of the key. `topk` goes through all of them then: leaving some out
-took as long, and their sum has to be known to tell 1 − p from 0.
+2002, section 2), normalised over all codes of the key. `topk` then computes all of them: leaving some out
+took as long, and only the sum of all shows whether 1 − p is 0.
 """
 
 from collections.abc import Sequence
@@ -21,14 +21,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from histocc.formatter import BOS_IDX, BlockyFormatter
-from histocc.model.decoder import ALL, KEY_VALUE, QUERY, MultiheadAttention, visible_memory
+from histocc.model.decoder import KEY_VALUE, QUERY, QUERY_KEY_VALUE, MultiheadAttention, visible_memory
 from histocc.model.decoding import evaluating
 from histocc.model.layers import product, upcast_half
 from histocc.model.mixer import Seq2SeqMixerOccCANINE
 from histocc.model.ngrams import TextVectors
 from histocc.runtime.device import by_kind
 
-PREFIXES_AT_ONCE = {"cpu": 2048, "cuda": 1 << 17}  # in all rows, in `full`; more would leave a CPU's caches
+PREFIXES_AT_ONCE = {"cpu": 2048, "cuda": 1 << 17}  # over all rows, in `full`; more exceed a CPU's caches
 ROWS_AT_ONCE = {"cpu": 64, "cuda": 512}  # in `topk`
 OPENED_AT_ONCE = 4  # most prefixes of a row that go through the decoder together, in `topk`
 CANDIDATES = 20  # codes that `candidates` ranks
@@ -40,12 +40,12 @@ class CodeTrie:
     """The distinct prefixes of the codes' blocks of tokens. Raises ValueError for two codes with the same
     tokens, CodeError if one does not fit the formatter.
 
-    Nodes are numbered level by level. The first `inner` are prefixes that continue, 0 the empty one; node
-    `inner` + i is the code `code_of_leaf`[i]. Every int64 tensor has an entry per node, or per inner node:
-    token: the last token of the prefix, BOS for the empty one; depth: its number of tokens; first_child,
-    children: first and number of the nodes below it, which follow each other; path [inner, depth + 1 at
-    most]: the nodes from the empty prefix down to itself, which also fills the rest; nodes [codes, depth +
-    1]: the path to each code.
+    Nodes are numbered level by level. The first `inner` nodes are prefixes that continue, node 0 is empty;
+    node `inner` + i is the code `code_of_leaf`[i]. The int64 tensors have an entry per node or inner node:
+    token: last token of the prefix, BOS for the empty one. depth: its number of tokens. first_child,
+    children: the first node below it, and their number, consecutive. path [inner, at most depth + 1]: the
+    nodes from the empty prefix down to itself, which also fills the rest. nodes [codes, depth + 1]: the path
+    to each code.
     """
 
     def __init__(self, codes: Sequence[str], formatter: BlockyFormatter):
@@ -79,7 +79,7 @@ class CodeTrie:
 
 
 class _PrefixCache:
-    """Keys and values of the prefixes that went through a layer's self-attention, [slots, H]; it grows."""
+    """A growing cache of keys and values of the prefixes in a layer's self-attention, [slots, H]."""
 
     def __init__(self, slots: int):
         self.slots, self.rows = slots, None
@@ -98,7 +98,7 @@ class _PrefixCache:
 def attend_to_path(
     layer: MultiheadAttention, q: Tensor, keys: Tensor, values: Tensor, path: Tensor, visible: Tensor | None
 ) -> Tensor:
-    """Compute self-attention of N prefixes, each to itself and the prefixes that it begins with → [N, H].
+    """Compute self-attention of N prefixes, each to itself and its own prefixes → [N, H].
 
     q [N, H]; keys, values [slots, H]; path int64 [N, D], slots; visible bool [N, D] or None.
     """
@@ -118,7 +118,7 @@ def attend_to_path(
 
 @dataclass
 class _Memory:
-    """The memory that the decoder looks at."""
+    """The memory that the decoder attends to."""
 
     keys: list[Tensor]  # [B, heads, S, H / heads] per layer
     values: list[Tensor]
@@ -131,7 +131,7 @@ class _Memory:
 
 @dataclass
 class _Queue:
-    """Prefixes and codes that were met, in no order."""
+    """Prefixes and codes found so far, unordered."""
 
     log_prob: Tensor  # float [B, F], −inf for none
     node: Tensor  # int64 [B, F]
@@ -141,12 +141,12 @@ class _Queue:
         return _Queue(self.log_prob[index], self.node[index], self.slot[index])
 
     def shorten(self, k: int, inner: int) -> Tensor:
-        """Drop empty columns and entries that cannot be among the k best codes; return which entries are
-        prefixes to be opened, bool [B, F].
+        """Drop empty columns and entries that cannot lead to the k best codes; return which entries are
+        prefixes to open, bool [B, F].
         """
         if self.log_prob.shape[1] >= k:
             of_codes = self.log_prob.masked_fill(self.node < inner, -INF)
-            least = of_codes.topk(k).values[:, -1:]  # the k-th best code's; −inf: there are fewer so far
+            least = of_codes.topk(k).values[:, -1:]  # of the k-th best code; −inf: fewer so far
             self.log_prob = self.log_prob.masked_fill(self.log_prob < least, -INF)
         longest = int((self.log_prob > -INF).sum(1).max())
         self.log_prob, at = self.log_prob.topk(longest)
@@ -154,8 +154,8 @@ class _Queue:
         return (self.node < inner) & (self.log_prob > -INF)
 
     def pop(self, is_open: Tensor, most: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Take out up to `most` of the most probable open prefixes of each row: (log_prob, node, slot), [B,
-        P] each, −inf and the empty prefix for none.
+        """Remove and return up to `most` of the most probable open prefixes of each row: (log_prob, node,
+        slot), [B, P] each, filled up with −inf and the empty prefix.
         """
         priority = self.log_prob.masked_fill(~is_open, -INF)
         first, at = priority.topk(min(most, int(is_open.sum(1).max())))
@@ -165,7 +165,7 @@ class _Queue:
         return log_prob.masked_fill(none, -INF), node, slot
 
     def add(self, log_prob: Tensor, nodes: Tensor, slots: Tensor, after: Tensor, tree: CodeTrie) -> None:
-        """Add what follows the prefixes `nodes` of log_prob in `slots`, [B, P] each; after: of `_open`."""
+        """Add the children of prefixes `nodes` with log_prob in `slots`, [B, P] each; after: of `_open`."""
         number = torch.arange(int(tree.children[nodes].max()), device=nodes.device)
         exist = number < tree.children[nodes][..., None]  # [B, P, C]
         child = torch.where(exist, tree.first_child[nodes][..., None] + number, 0)
@@ -185,7 +185,7 @@ class _Queue:
 
 
 class CodeSearch:
-    """A model and a tree of codes; what depends on no text is computed once, with the current weights.
+    """A model and a tree of codes; values that no text affects are computed once, with the current weights.
 
     Args:
         linear_share: 0…1, share of the linear decoder in the ranking; above 0 its outputs must be the codes
@@ -204,7 +204,7 @@ class CodeSearch:
             decoder.check_length(tree.depths)
             position = decoder.positional_encoding.pos_embedding[tree.depth[: tree.inner], 0]
             x = decoder.token_emb(tree.token[: tree.inner]) + position  # [inner, H]
-            q, k, v = layer.self_attn.project(x[None], ALL)[0].chunk(3, dim=1)
+            q, k, v = layer.self_attn.project(x[None], QUERY_KEY_VALUE)[0].chunk(3, dim=1)
             reached = torch.arange(tree.depths, device=x.device) <= tree.depth[: tree.inner, None]
             self.x = layer.norm1(x + attend_to_path(layer.self_attn, q, k, v, tree.path, reached))
             cross = layer.multihead_attn
@@ -221,7 +221,7 @@ class CodeSearch:
         return torch.lerp(written, linear.to(written), self.linear_share).double().softmax(1)
 
     def log_probs(self, input_ids: Tensor, attention_mask: Tensor) -> tuple[Tensor, Tensor]:
-        """Return log-probabilities of all codes, float [B, codes]: (written first, by the linear decoder)."""
+        """Return log-probabilities of all codes, float [B, codes]: (of writing, of the linear one)."""
         with evaluating(self.model):
             memory, text = self._encode(input_ids, attention_mask)
             widest = max(b - a for a, b in zip(self.tree.levels, self.tree.levels[1:-1]))
@@ -230,8 +230,8 @@ class CodeSearch:
             return written, upcast_half(self.model.classify(text)).log_softmax(1)
 
     def topk(self, input_ids: Tensor, attention_mask: Tensor, k: int, by_all=False) -> tuple[Tensor, Tensor]:
-        """Return the k most probable codes (all, if there are fewer), the most probable first, equal ones in
-        the order of the tree: (numbers int64 [B, k], probabilities float64 [B, k]). by_all: through `full`.
+        """Return the k most probable codes (or all, if fewer), the most probable first, equal ones in the
+        order of the tree: (numbers int64 [B, k], probabilities float64 [B, k]). by_all: through `full`.
         """
         k = min(k, len(self.tree.codes))
         if self.linear_share or by_all:
@@ -245,9 +245,9 @@ class CodeSearch:
         return codes, log_probs.double().exp()
 
     def candidates(self, input_ids: Tensor, attention_mask: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the codes that are most probable by the linear decoder, ranked by both: (numbers int64 [B,
-        N], weighted means of both log-probabilities float [B, N], the highest first, logits of the linear
-        decoder [B, codes]). N: CANDIDATES, or as many as there are.
+        """Return the linear decoder's most probable codes, ranked by both decoders: (numbers int64 [B, N],
+        weighted means of both log-probabilities float [B, N], the highest first, logits of the linear decoder
+        [B, codes]). N: CANDIDATES, or as many as there are.
         """
         with evaluating(self.model):
             memory, text = self._encode(input_ids, attention_mask)
@@ -294,7 +294,7 @@ class CodeSearch:
 
     def _written(self, memory: _Memory, codes: Tensor, most: int) -> Tensor:
         """Return log-probabilities float [B, N] of codes int64 [B, N] in the first block, level by level, for
-        as many rows at once as may have `most` prefixes each.
+        as many rows at once as allow `most` prefixes each.
         """
         at_once = max(1, by_kind(PREFIXES_AT_ONCE, self.x.device) // most)
         if len(codes) > at_once:

@@ -1,1 +1,1 @@
-"""Coding of new rows with a trained model: `python -m histocc.predict`."""
+"""Coding of new rows with a trained model: `histocc predict`."""

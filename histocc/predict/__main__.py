@@ -1,16 +1,14 @@
 """Code a file of descriptions with a trained model:
 
-    python -m histocc.predict --model ./output --input new.csv --input-col occ1 --language-col lang \\
-        --output coded.csv
-    torchrun --nproc_per_node=4 -m histocc.predict --model ./output --input new.csv --input-col occ1 \\
-        --language en --output coded.csv
+    histocc predict new.csv --model ./output --output coded.csv
+    torchrun --nproc_per_node=4 -m histocc predict new.csv --distributed --model ./output --output coded.csv
 
-The columns of the input stay, in order; behind them (or the text) come codes with their titles and
-probabilities, the model's confidence in all of them together, whether somebody should look, and what belongs
-to the codes. The input is read twice: first its
-distinct texts are collected and coded, PIECE at a time, each piece in a file of the folder `OUTPUT.parts`;
-then each row gets the answer to its text. The content of a piece depends on the input and the settings alone,
-never on processes and interruptions, and up to rounding not on batch size and device.
+The output has the columns of the input, in order. New columns follow them (or the text, with --columns
+beside): codes with titles and probabilities, the model's confidence in the whole answer, whether somebody
+should check it, and what belongs to the codes. The input is read twice. First its distinct texts are
+collected and coded, PIECE at a time, each piece in a file of the folder `OUTPUT.parts`. Then each row gets
+the answer to its text. A piece depends only on the input and the settings, never on processes and
+interruptions, and (up to rounding) not on batch size and device.
 """
 
 from histocc.runtime import signals
@@ -28,24 +26,24 @@ from collections import Counter
 from typing import Any
 
 from histocc.data.config import column_flags
-from histocc.data.tables import Path, column_problems, left_out, parts_of, path_of, table_format
+from histocc.data.tables import Path, column_problems, files_left_out, parts_of, path_of, table_format
 from histocc.predict import parts
 from histocc.predict.coder import training_examples
-from histocc.predict.coding import INPUT, PIECES, SETTINGS, Coding, Counts
+from histocc.predict.coding import INPUT, PIECES, SETTINGS_FILE, Coding, Counts
 from histocc.predict.config import PredictConfig, get_args_parser
 from histocc.published import models
 from histocc.runtime import files
 from histocc.runtime.errors import TrainingError, UserError, memory_error_ends_with, raise_if_any
 from histocc.runtime.forked import Forked, choose_processes
 from histocc.runtime.frame import start
-from histocc.runtime.log import show_progress
+from histocc.runtime.log import counted, show_progress
 from histocc.runtime.world import World, all_see
 
 STANDARD = "-"  # standard input, or output
 
 
 def take_input(args: PredictConfig, path: Path, world: World, held: contextlib.ExitStack) -> Path:
-    """Return the table to read: `path`, or a copy of what comes through a pipe, since it is read twice.
+    """Return the table to read: `path`, or a copy of a pipe's content, because the table is read twice.
     Rank 0 only. held: keeps the lock on the folder of the pieces.
     """
     raise_if_any(list(args.problems()))
@@ -54,12 +52,12 @@ def take_input(args: PredictConfig, path: Path, world: World, held: contextlib.E
     held.callback(remove_if_empty, folder)
     was_killed = os.path.exists(os.path.join(folder, files.LOCK))
     held.enter_context(files.run_lock(folder))
-    others = set(os.listdir(folder)) - {files.LOCK}  # names do not prove what they are
-    if others and not was_killed and files.read_sealed(os.path.join(folder, SETTINGS)) is None:
-        what = f"{folder}, for the parts of the output, holds {min(others)}, which is none of them"
+    others = set(os.listdir(folder)) - {files.LOCK}  # other programs use such names
+    if others and not was_killed and files.read_sealed(os.path.join(folder, SETTINGS_FILE)) is None:
+        what = f"{folder}, for the parts of the output, also holds {min(others)}"
         raise UserError(f"{what}: choose another --output")
     if others:
-        files.remove_files(folder, rf"({PIECES}|{SETTINGS}|{INPUT}){files.TEMPORARY}|{INPUT}")
+        files.remove_files(folder, rf"({PIECES}|{SETTINGS_FILE}|{INPUT}){files.TEMPORARY}|{INPUT}")
         beside, name = os.path.split(os.path.realpath(args.output))
         files.remove_files(beside, rf"_?{re.escape(name)}(\.rejected\.csv)?{files.TEMPORARY}")
     if isinstance(path, str) and files.kind_of(path) == "a pipe":
@@ -77,14 +75,14 @@ def remove_if_empty(folder: str) -> None:
 def code_table(
     args: PredictConfig, path: Path, world: World, says: bool = True, **how: Any
 ) -> tuple[Coding, Counts]:
-    """Code a table and write the output; return what has coded it, and the counts of its rows. All ranks.
-    says: whether the start is reported; how: further arguments of `Coding`.
+    """Code a table, write the output, and return its `Coding` and the counts of its rows. All ranks.
+    says: whether to report the start; how: further arguments of `Coding`.
     """
     ranks = list(range(world.size))
     with contextlib.ExitStack() as held:
         path = world.run_on_main(lambda: take_input(args, path, world, held))
         if world.size > 1:
-            all_see(world, args.beside(".parts"), ", or --output FOLDER/, which needs none")
+            all_see(world, args.beside(".parts"), ", or use --output FOLDER/, which needs none")
         if not how:
             world.run_on_main(lambda: check(args, path, world))
         coding = Coding(args, path, world, **how)
@@ -101,7 +99,7 @@ def code_table(
 
 
 def check(args: PredictConfig, path: Path, world: World) -> None:
-    """Raise UserError for what is found before a model is loaded or made, which takes a minute."""
+    """Raise UserError for problems that can be found before the model is loaded or made (a minute)."""
     for other in filter(None, (args.known, args.descriptions)):
         for part in parts_of(other):
             files.opened(part.path).close()
@@ -121,14 +119,14 @@ def code_parts(args: PredictConfig, world: World) -> None:
     own, left = units[number::count], {unit.output for unit in parts.left_to_do(args, units)}
     missing = [unit for unit in own if unit.output in left]
     task = f"Task {number + 1:,} of {count:,} (by {by}): " * (count > 1)
-    there = f", {len(own) - len(missing):,} of them are there" * (len(missing) < len(own))
-    world.print(f"{task}{len(own):,} of {len(units):,} parts of {args.named}{there}")
-    for note in filter(None, map(left_out, args.input or ())):
+    there = f", {len(own) - len(missing):,} of them done" * (len(missing) < len(own))
+    world.print(f"{task}{len(own):,} of {counted(len(units), 'part')} of {args.named}{there}")
+    for note in filter(None, map(files_left_out, args.input or ())):
         world.print(f"Note: {note}")
     if not own:
         return
     first = missing[0] if missing else own[0]
-    # the settings of the folder tell whether a part that is there is one of ours
+    # `left_to_do` has checked by the folder's settings that existing parts are ours
     asked = args.with_decided(input=[first.file], output=first.output, overwrite=True)
     raise_if_any(list(asked.problems()))
     check(asked, first.path, world)
@@ -140,18 +138,22 @@ def code_parts(args: PredictConfig, world: World) -> None:
         asked = args.with_decided(input=[unit.file], output=unit.output, overwrite=True)
         how = {"span": unit.span, "before": unit.files[: unit.place], "loaded": coding.loaded}
         coding, counts = code_table(asked, unit.path, world, unit is first, **how)
-        Coding.cells.cache_clear()  # it holds the answers, and
-        coding.pieces = []  # these the texts
+        Coding.cells.cache_clear()  # frees the answers
+        coding.pieces = []  # frees the texts
         for sums, more in zip(all_counts, (*counts, coding.table.counts)):
             sums.update(more)
-        world.print(f"{unit.output}: {counts[0]['rows']:,} rows")
+        world.print(f"{unit.output}: {counted(counts[0]['rows'], 'row')}")
     if missing:
         *counts, coding.table.counts = all_counts
         coding.args, coding.started = args, started
         world.print(*coding.end_lines(counts[0], counts[1], counts[2]), sep="\n")
-    joined = f"python -m histocc.predict --join {args.output} --output coded.csv makes one table of them"
+    joined = f"histocc predict --join {args.output} --output coded.csv joins them into one table"
     left = len(parts.left_to_do(args, units))
-    world.print(f"{left:,} parts of {len(units):,} are missing" if left else f"All parts are there: {joined}")
+    world.print(
+        f"{left:,} of {counted(len(units), 'part')} are not coded yet, by this or other tasks"
+        if left
+        else f"All parts are done: {joined}"
+    )
     if lists := parts.unread("", [unit.output for unit in own]):
         what = f"rows of {len(lists):,} parts could not be read and are not in the output"
         raise TrainingError(f"{what}; {', '.join(lists[:3])}{' …' * (len(lists) > 3)} lists them by line")
@@ -162,7 +164,7 @@ def run(args: PredictConfig, world: World) -> None:
     if args.non_verbose:
         show_progress(False)
     with contextlib.ExitStack() as held:
-        advice = f" with --batch-size {args.batch_size}: take a smaller one"
+        advice = f" with --batch-size {args.batch_size}: choose a smaller one"
         held.enter_context(memory_error_ends_with(advice))
         counts, to_standard = None, args.output == STANDARD
         if to_standard:
@@ -185,7 +187,7 @@ def run(args: PredictConfig, world: World) -> None:
                 shutil.copyfileobj(coded, out)
         if counts and (faults := counts[0]["faults"]):
             listed = f"{args.beside('.rejected.csv')} lists them by line"
-            listed = "an output that is a file gets a list of them" if to_standard else listed
+            listed = "to get a list of them, write the output to a file" if to_standard else listed
             what = f"{faults:,} rows of {args.named} could not be read and are not in the output"
             raise TrainingError(f"{what}; {listed}")
 

@@ -1,4 +1,4 @@
-"""Coding of texts with a trained model, shared by `python -m histocc.predict` and `OccCANINE`."""
+"""Coding of texts with a trained model, shared by `histocc predict` and `OccCANINE`."""
 
 import contextlib
 import functools
@@ -27,7 +27,7 @@ from histocc.model.int8 import to_int8
 from histocc.model.levels import Levels, map_of
 from histocc.model.mixer import Seq2SeqMixerOccCANINE
 from histocc.model.search import CodeSearch, CodeTrie
-from histocc.predict.decoders import BY_THRESHOLD, DECODERS, MEASURED, PARTS, listed
+from histocc.predict.decoders import BY_THRESHOLD, DECODERS, MEASURED, MODEL_PARTS, in_series
 from histocc.published import models
 from histocc.published.formats import Given
 from histocc.runtime.device import Precision
@@ -37,20 +37,21 @@ from histocc.runtime.world import World
 from histocc.text import COLUMN_SEPARATOR, UNKNOWN_LANGUAGE, cleaner, encode
 
 Nearest = Callable[[Tensor], list[list[tuple[str, str]]]]
-MAX_TEXTS = 200_000  # distinct texts of the training, spread over its rows, that --explain looks at
+COMPARED_TEXTS = 200_000  # most distinct training texts that --explain compares, spread over the rows
 TRAINED, LISTED, KNOWN = "trained", "list", "known"
-SHOWN = 3  # similar texts that are shown for each text
-MAX_CHARACTERS = 1 << 16  # of a batch of long texts
-LEAST = 0.3, 0.5  # conf of each part of a split text; the second if words separate them, as in titles, too
+SIMILAR_TEXTS = 3  # similar texts shown for each text
+MAX_CHARACTERS = 1 << 16  # in a batch of long texts
+# lowest conf of each part of a split text; the second where words separate the parts, as also in titles
+PART_CONF = 0.3, 0.5
 VECTORS = "training_vectors.bin"  # in the folder of the run
-FIRST_USE = threading.RLock()  # held by the thread that makes what all threads with the model use
+FIRST_USE = threading.RLock()  # held by the thread that makes what all threads of the model share
 
 
 class Coded(NamedTuple):
-    """The answer to a text: at most k codes and their probabilities. conf is the probability of these codes
-    and no others (greedy: in any order, or in this one if there are more than six; topk and full: of the best
-    code). If the confidence is fitted, it is how often such an answer is right. It is None for an empty text,
-    and for a text of which a model with n-grams knows no n-gram with a letter; these get no codes.
+    """The answer to a text: at most k codes and their probabilities. conf is the probability that exactly
+    these codes are right (greedy: in any order, in this one if there are more than six; topk and full: of
+    the best code). Once fitted, conf is how often such answers are right. It is None for an empty text and
+    for one in which a model with n-grams knows no n-gram with a letter: both get no codes.
     """
 
     codes: list[str]
@@ -58,21 +59,21 @@ class Coded(NamedTuple):
     conf: float | None
     similar: list[tuple[str, str]] = []  # see `training_examples`
     choices: list[tuple[str, float]] = []  # the most probable codes
-    levels: list[float] = []  # conf at the levels that flat was asked for; [] for a text without codes
-    # or TRAINED, if the text is one of the training's, whose rows answered, LISTED, if a list did, or KNOWN
+    levels: list[float] = []  # conf at the levels that flat was asked for; [] without codes
+    # or TRAINED (the answer is from training rows with this text), LISTED (from a list), or KNOWN
     source: str = MODEL
     draws: list[str] = []  # cells of `Draws`
 
 
 class Coder:
-    """A model with its formatter and key. Texts are cleaned by its rule; a text of blanks gets no code.
+    """A model with its formatter and key. Texts are cleaned by its rule. A text of blanks gets no code.
 
     Args:
         model, formatter, state: as `models.load_model` gives them.
-        check: called between batches; an exception of it ends the coding.
-        raw_confidence: probabilities are the decoders' own, not as the checkpoint has fitted them.
-        choices: number of `Coded.choices`, which are the linear decoder's, unless the decoder is `both`.
-        split_texts: a text of several occupations is split, if the training says that each has a code.
+        check: called between batches. Its exception ends the coding.
+        raw_confidence: probabilities are the decoders' own, without the checkpoint's fit.
+        choices: number of `Coded.choices`, from the linear decoder, or from `both` if that is the decoder.
+        split_texts: split a text of several occupations if training rows show that each has a code.
     """
 
     def __init__(
@@ -100,7 +101,8 @@ class Coder:
         self.languages = list(dict.fromkeys([*state["languages"], UNKNOWN_LANGUAGE]))
         self.system = state.get("system") or models.system_name(formatter)
         self.kind = state.get("kind", "mixer")
-        self.decoders = [name for name, decoder in DECODERS.items() if decoder.needs <= PARTS[self.kind]]
+        parts = MODEL_PARTS[self.kind]
+        self.decoders = [name for name, decoder in DECODERS.items() if decoder.needs <= parts]
         self.data_fingerprint = str(state.get("position", {}).get("fingerprint"))
         args = state.get("args") or {}
         self.input_cols = text_columns(args.get("input_col")) if args else []
@@ -121,12 +123,12 @@ class Coder:
             loaded = models.model_of_checkpoint(f"the prior {held['name']}", held)
             self.prior = Coder(*loaded, batch_size=batch_size, precision=precision, raw_confidence=True)
             self.prior.model.to(self.device)
-        self.trained: tuple[np.ndarray, ...] | None = None  # keys, codes and conf of its training's texts
+        self.trained: tuple[np.ndarray, ...] | None = None  # keys, codes and conf of its training texts
         if held := None if raw_confidence else state.get("answers"):
             self.trained = tuple(held[name].numpy() for name in ("keys", "codes", "conf"))
-        self.known_texts = np.array([])  # hashes of texts that are not split and may be parts of others
+        self.known_texts = np.array([])  # hashes of unsplit texts, which may be parts of others
         if split_texts and state.get("splits") and not raw_confidence:
-            self.known_texts = np.union1d(several.listed(self.text_rule), state["trained"])
+            self.known_texts = np.union1d(several.listed_hashes(self.text_rule), state["trained"])
         self.nearest: Nearest | None = None  # makes `Coded.similar`, see `training_examples`
         self._search: CodeSearch | None = None
 
@@ -138,35 +140,35 @@ class Coder:
     def need(self, decoder: str) -> None:
         """Raise UserError if the model has no such decoder."""
         if decoder not in self.decoders:
-            lacks = "has the linear decoder alone" if self.kind == "flat" else "has no linear decoder"
+            lacks = "has only the linear decoder" if self.kind == "flat" else "has no linear decoder"
             remedy = (
-                "leave --decoder out. With --seq2seq-weight 0.1 a training learns to write codes, too, but by"
-                " steps and without a prior, which few labels make worse"
+                "leave out --decoder. With --seq2seq-weight 0.1 a model also learns to write codes, but in"
+                " steps and without a prior, which is worse with few labels"
             )
-            remedy = remedy if self.kind == "flat" else f"use {listed(self.decoders, 'or')}"
+            remedy = remedy if self.kind == "flat" else f"use {in_series(self.decoders, 'or')}"
             raise UserError(f"decoder {decoder}: this model {lacks}; {remedy}")
 
     @property
     def room(self) -> int:
         """The number of codes that a row of the training data had room for."""
-        if self.formatter.kind in ("hisco", "occ1950"):  # these write five or two in any case
+        if self.formatter.kind in ("hisco", "occ1950"):  # these always write five or two
             return max(len(self.formatter.target_cols), self.thresholds.at_most or 1)
         return self.formatter.max_num_codes
 
     def need_fitted(self, flag: str, maps: Iterable[str], model: str) -> None:
-        """Raise UserError if maps of the confidence that a flag needs are not fitted."""
+        """Raise UserError if the maps of confidence that a flag needs are not fitted."""
         if not {*maps} <= {*self.confidence.maps}:
-            new = " --output NEW, which --model then takes" * models.is_shared(model)
+            new = " --output NEW (then use --model NEW)" * models.is_shared(model)
             raise UserError(
-                f"{flag}: how often {model} is right is not known. 200 texts with known codes, none of its"
-                f" training, tell: python -m histocc.evaluate --model {shlex.quote(model)} --data CODED.csv"
+                f"{flag}: how often {model} is right is not known. Measure it on 200 coded texts that it was"
+                f" not trained on: histocc evaluate CODED.csv --model {shlex.quote(model)}"
                 f" --fit-confidence{new}"
             )
 
     def asked_levels(self, level: str, decoder: str, model: str) -> list[str]:
-        """Return the levels that are tried for an answer, the deepest first. Raises UserError."""
+        """Return the levels to try for an answer, the deepest first. Raises UserError."""
         if decoder != "flat":
-            what = f"--level takes the probabilities of the linear decoder, and the decoder is {decoder} here"
+            what = f"--level needs the probabilities of the linear decoder, but the decoder is {decoder} here"
             lacks = "this model has none, so it answers with whole codes only"
             raise UserError(f"{what}: {'give --decoder flat' if 'flat' in self.decoders else lacks}")
         asked = self.levels.asked(level)
@@ -177,16 +179,16 @@ class Coder:
 
     @property
     def fitted_levels(self) -> list[str]:
-        """The levels whose confidence is fitted, the whole code first; [] if there are none."""
+        """Return the levels with a fitted confidence, the whole code first; [] if there are none."""
         found = [level for level in self.levels.names if map_of(level) in self.confidence.maps]
         return [self.levels.whole, *found] if found else []
 
     def most_codes(self, decoder: str) -> int:
-        """Return how many codes the decoder can give a text."""
+        """Return the most codes that the decoder can give a text."""
         return self.formatter.max_num_codes if "writing" in DECODERS[decoder].needs else len(self.codes)
 
     def known(self, language: str) -> str:
-        """Return the language as the model knows it, whatever its case, region and spelling, or unk."""
+        """Return the model's name of a language in any case, region and spelling, or unk."""
         if language.strip() in self.languages:
             return language.strip()
         named = {language_name(name): name for name in self.languages}
@@ -203,7 +205,7 @@ class Coder:
         in_any_order: bool = True,
         levels: Sequence[str] = (),
     ) -> list[Coded]:
-        """Return the codes of each text; the same text in the same language is coded once.
+        """Return the codes of each text. The same text in the same language is coded once.
 
         Args:
             decoder: auto, or a name in DECODERS.
@@ -211,8 +213,8 @@ class Coder:
             k: most codes of a text.
             threshold: the linear decoder's, by language (None: all others) or one number; None: the model's.
             cleaned: whether `clean` was applied to the texts.
-            in_any_order: False: conf of greedy is the probability of the tokens as they were written.
-            levels: those of `Coded.levels`, by flat.
+            in_any_order: False: conf of greedy is the probability of the tokens in the order written.
+            levels: the levels of `Coded.levels`, for flat.
 
         Raises:
             UserError: the model has no such decoder.
@@ -243,7 +245,7 @@ class Coder:
         texts = texts if cleaned else list(map(self.clean, texts))
         is_fitted = decoder in {*MEASURED} & {*self.confidence.maps}
         known = self.known_texts if is_fitted else np.array([])
-        parts = several.parts_of(texts, known, self.text_rule)
+        parts = several.parts_of_texts(texts, known, self.text_rule)
         names = (name for name, some in zip(languages, parts) for _ in some)
         coded, further = answers(texts, languages), iter(answers([*itertools.chain(*parts)], [*names]))
         of_parts = [list(itertools.islice(further, len(some))) for some in parts]
@@ -251,15 +253,15 @@ class Coder:
         return [joined[places[row]] for row in rows]
 
     def _joined(self, whole: Coded, text: str, names: list[str], parts: list[Coded], k: int) -> Coded:
-        """Return the answers to the parts of a text (names) as one, with the least conf; that to the whole if
-        a part has less than LEAST, or all codes are in one group ("sergeant, royal artillery").
+        """Return the answers to the parts of a text (names) as one, with their lowest conf; or that to the
+        whole text if a part is below PART_CONF or all codes are in one group ("sergeant, royal artillery").
         """
         pairs = [pair for one in parts for pair in zip(one.codes, one.probs)]
         codes, probs = list(dict(pairs)), dict(reversed(pairs))
         conf = min((one.conf or 0.0 for one in parts), default=0.0)
         has_word = sum(map(str.isalpha, text)) > sum(map(str.isalpha, "".join(names)))  # between parts
         groups = {code[:3] for code in codes}
-        if conf < LEAST[has_word] or len(groups) < 2 or min(groups) < "0":  # -1, -2, -3: no occupation
+        if conf < PART_CONF[has_word] or len(groups) < 2 or min(groups) < "0":  # -1, -2, -3: no occupation
             return whole
         choices = [(code, probs[code]) for code in codes]
         choices += (pair for pair in whole.choices if pair[0] not in probs)
@@ -274,9 +276,9 @@ class Coder:
     def _with_trained(
         self, texts: list[str], languages: list[str], coded: list[Coded], k: int, levels: Sequence[str]
     ) -> list[Coded]:
-        """Return the answers with those of the training to its own texts, which are the most frequent codes
-        of their rows, with the probability that a further row has them, or, where a list gives the code and
-        no probability, with that of the model's answer.
+        """Return the answers, replaced where the training knows the text: by the most frequent codes of its
+        rows, with the probability that a further row has them. A list gives the code and sometimes no
+        probability. Then that of the model's answer is taken.
         """
         if self.trained is None:
             return coded
@@ -291,11 +293,11 @@ class Coder:
                 sure, source = one.conf or 0.0, LISTED
             names = [self.codes[j] for j in codes[places[i]] if j >= 0][:k]
             others, left = [(code, prob) for code, prob in one.choices if code not in names], 1 - sure
-            # if a text has one code, all together are at most 1
+            # if texts have one code each, the probabilities sum to at most 1
             total = sum(prob for _, prob in others) if self.thresholds.at_most == 1 else 0.0
             share = left / max(left, total, 1e-12)
             best = [*((code, sure) for code in names), *((code, min(share * p, left)) for code, p in others)]
-            confs = [  # above the whole codes the model may support those of the training
+            confs = [  # at higher levels the model may support the training's codes
                 max(sure, of_model)
                 if level != self.levels.whole and self.levels.agree(level, names, one.codes)
                 else sure
@@ -314,8 +316,8 @@ class Coder:
         cleaned: bool = False,
     ) -> np.ndarray:
         """Return the probability of every code of `codes` as `Coded` has it, float32 [texts, codes]; NaN
-        where that has none. decoder: flat or full; logits: return the linear decoder's output instead, for
-        flat alone; cleaned: whether `clean` was applied to the texts.
+        if that has none. decoder: flat or full; logits: return the linear decoder's output instead (flat
+        only); cleaned: whether `clean` was applied to the texts.
         """
         self.need(decoder)
 
@@ -330,7 +332,7 @@ class Coder:
         return self._array(texts, languages, len(self.codes), batch, cleaned)
 
     def answers(self, texts: list[str], languages: list[str]) -> Tensor:
-        """Return the probabilities of all codes that a model in closed form takes as its prior's answers,
+        """Return the probabilities of all codes that a model in closed form uses as its prior's answers,
         float32 [texts, codes] on the device, 0 for an empty text.
         """
         decoder = "flat" if "flat" in self.decoders else "full"
@@ -338,14 +340,14 @@ class Coder:
         return torch.from_numpy(probs).to(self.device)
 
     def read(self, texts: list[str]) -> list[str]:
-        """Return what a prior reads of texts: the first column, unless it was trained on several."""
+        """Return the columns that a prior reads: the first, unless it was trained on several."""
         if len(self.input_cols) > 1:
             return texts
         return [text.partition(COLUMN_SEPARATOR)[0] for text in texts]
 
     def embeddings(self, texts: list[str], languages: list[str]) -> np.ndarray:
-        """Return the encoder's pooled output (zeros in a model without one), followed by the vector of the
-        text's n-grams if the model has them, float32 [texts, width]. An empty text has NaN.
+        """Return the encoder's pooled output (zeros without an encoder), followed by the vector of the text's
+        n-grams if the model has them, float32 [texts, width]; NaN for an empty text.
         """
         width = self.model.config.hidden_size
         width += self.model.ngrams.width if self.model.ngrams is not None else 0
@@ -367,7 +369,7 @@ class Coder:
     def _array(
         self, texts: list[str], languages: list[str], width: int, batch: Callable, cleaned: bool = False
     ) -> np.ndarray:
-        """Return `batch(ids, mask, answers)` of each text, float32 [texts, width]; NaN for an empty one."""
+        """Return `batch(ids, mask, answers)` for each text, float32 [texts, width]; NaN for an empty one."""
 
         def rows(ids: Tensor, mask: Tensor, _, answers: Tensor | None) -> list[np.ndarray]:
             return list(batch(ids, mask, answers).float().cpu().numpy())
@@ -379,8 +381,8 @@ class Coder:
     def map_texts(
         self, texts: list[str], languages: list[str], batch: Callable, nothing, cleaned: bool = False
     ) -> list:
-        """Return `batch(ids, mask, languages, answers)` of each text, in batches of texts of similar length;
-        `nothing` for an empty one. answers: of the prior.
+        """Return `batch(ids, mask, languages, answers)` for each text, in batches of texts of similar length;
+        `nothing` for an empty one. answers: the prior's.
         """
         texts = texts if cleaned else list(map(self.clean, texts))
         rows = list(zip(texts, map(self.known, languages), strict=True))
@@ -409,8 +411,8 @@ class Coder:
         return ids.new_ones(len(ids), dtype=torch.bool) if ngrams is None else ngrams.know(ids)
 
     def known_ngrams(self, texts: list[str], languages: list[str], cleaned: bool = False) -> float:
-        """Return the mean share of the texts' n-grams that the model knows, see `Ngrams.known_share`; 0 if it
-        has no n-grams, or if there are no texts.
+        """Return the mean share of the texts' n-grams that the model knows (`Ngrams.known_share`); 0 without
+        n-grams or without texts.
         """
         ngrams = self.model.ngrams
         if ngrams is None:
@@ -487,19 +489,19 @@ class Coder:
         return (one._replace(levels=[*of_one]) for one, *of_one in zip(coded, *of_levels))
 
     def _counts(self, prob: Tensor, languages: list[str], thresholds: Thresholds) -> Tensor:
-        """Return how many codes of each text count, int64 [B], from probabilities [B, N]."""
+        """Return the number of codes of each text, int64 [B], from probabilities [B, N]."""
         least = torch.tensor(list(map(thresholds.least, languages)), device=prob.device, dtype=prob.dtype)
         return thresholds.number((prob > least[:, None]).sum(1))
 
     def _first(self, codes: Tensor, probs: Tensor, counts: Tensor, conf: Tensor) -> Iterator[Coded]:
-        """Yield the first `counts` [B] of codes [B, N] with their probabilities, and the `choices`."""
+        """Yield the first `counts` [B] of codes [B, N] with their probabilities, and the choices."""
         for row, of_row, count, sure in zip(codes.tolist(), probs.tolist(), counts.tolist(), conf.tolist()):
             best = [(self.codes[i], prob) for i, prob in zip(row[: self.choices], of_row)]
             yield Coded([self.codes[i] for i in row[:count]], of_row[:count], sure, choices=best)
 
 
 def training_data(weights: str, fingerprint: str) -> PreparedData | None:
-    """Return the prepared data of the run that has these weights; None if they are missing or damaged."""
+    """Return the prepared data of the run with these weights; None if they are missing or damaged."""
     folder = os.path.join(os.path.dirname(weights), "prepared", fingerprint)
     if fault(folder) is None:
         with contextlib.suppress(OSError, ValueError, KeyError, UserError):
@@ -508,7 +510,7 @@ def training_data(weights: str, fingerprint: str) -> PreparedData | None:
 
 
 def kept_beside(weights: str, name: str, of: str, compute: Callable[[], bytes]) -> bytes:
-    """Return the result of `compute` for a model, which a file beside its weights keeps, unless the model is
+    """Return the result of `compute` for a model. A file in the model's folder keeps it, unless the model is
     shared or cannot have one. of: what the result depends on. Rank 0 only.
     """
     folder = os.path.dirname(weights)
@@ -524,18 +526,18 @@ def kept_beside(weights: str, name: str, of: str, compute: Callable[[], bytes]) 
 
 
 def training_examples(coder: Coder, weights: str, world: World) -> Nearest:
-    """Return a function that explains codes: it finds for vectors [B, H] the SHOWN training texts of the
-    highest cosine similarity, and the codes of their first rows, joined by &. The vectors of the training
-    texts are computed at first use, by rank 0, and kept in the folder of the run, unless the model is shared.
-    All ranks. Raises UserError if the rows are not there.
+    """Return a function that explains codes: for vectors [B, H] it finds the SIMILAR_TEXTS training texts
+    with the highest cosine similarity, and the codes of their first rows, joined by &. Rank 0 computes the
+    vectors of the training texts at first use and keeps them in the folder of the run, unless the model is
+    shared. All ranks. Raises UserError if the rows are missing.
     """
     data, folder = training_data(weights, coder.data_fingerprint), os.path.dirname(weights)
     if data is None:
-        what = f"--explain shows rows of the training, and they are not in {folder or '.'}/prepared;"
-        raise UserError(f"{what} --prepare-only with the command of the training prepares them again")
+        what = f"--explain shows training rows, but {folder or '.'}/prepared does not hold them;"
+        raise UserError(f"{what} repeat the training command with --prepare-only to prepare them again")
     train = data.train
     rows = np.sort(np.unique(text_keys(train.text_hash, train.language), return_index=True)[1])
-    rows = rows[np.linspace(0, len(rows) - 1, min(len(rows), MAX_TEXTS)).astype(np.int64)]
+    rows = rows[np.linspace(0, len(rows) - 1, min(len(rows), COMPARED_TEXTS)).astype(np.int64)]
     rows = rows[[bool(text.strip()) for text in train.strings(rows)]]
     texts = train.strings(rows)
     codes = ["&".join(data.codes[i] for i in row if i >= 0) for row in train.codes[rows].tolist()]
@@ -552,7 +554,7 @@ def training_examples(coder: Coder, weights: str, world: World) -> Nearest:
     def nearest(vectors: Tensor) -> list[list[tuple[str, str]]]:
         with torch.autocast(vectors.device.type, enabled=False):
             similarity = normalize(vectors.float()) @ known.T  # [B, N]
-        best = similarity.topk(min(SHOWN, len(texts))).indices
+        best = similarity.topk(min(SIMILAR_TEXTS, len(texts))).indices
         return [[(texts[i], codes[i]) for i in row] for row in best.tolist()]
 
     return nearest

@@ -12,18 +12,18 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from histocc.data.binary import MAX_ROWS
+from histocc.data.binary import SHEET_ROWS
 from histocc.data.config import column_flags, text_columns, text_flags
 from histocc.data.descriptions import read_descriptions
 from histocc.data.records import DECIDED, Records, Table
 from histocc.data.rows import MOST_LEN, code_of_cell, csv_text, language_name
 from histocc.data.tables import TABLE_NAME, Path, column_problems, files_of, table_format, unique_names
 from histocc.data.written import check_names, ending_of, table_writer
-from histocc.figure import NONE, Figure, percent
-from histocc.formatter import ANSWER, BESIDE, NUMBERS, OF_LEVEL, coded_columns, hisco_classes, hisco_key
-from histocc.predict.coder import KNOWN, SHOWN, Coded, Coder
+from histocc.figure import NOT_EVALUATED, Figure, percent
+from histocc.formatter import ANSWER, BESIDE_CODES, NUMBERS, OF_LEVEL, coded_columns, hisco_classes, hisco_key
+from histocc.predict.coder import KNOWN, SIMILAR_TEXTS, Coded, Coder
 from histocc.predict.config import PredictConfig
-from histocc.predict.decoders import BY_THRESHOLD, DECODERS, MEASURED, listed
+from histocc.predict.decoders import BY_THRESHOLD, DECODERS, MEASURED, in_series
 from histocc.predict.draws import Draws
 from histocc.predict.fitting import fit_ranked
 from histocc.predict.known import read_known
@@ -33,16 +33,16 @@ from histocc.runtime.config import declarations, flag_of
 from histocc.runtime.device import Precision
 from histocc.runtime.errors import UserError, raise_if_any
 from histocc.runtime.forked import Forked
-from histocc.runtime.log import Stage
+from histocc.runtime.log import Stage, counted
 from histocc.runtime.world import World
 from histocc.text import AS_IS, LANGUAGE_SEPARATOR, UNKNOWN_LANGUAGE, text_key
 
-MIN_CONF = 0.5  # rows with a lower conf need review, if the model was trained here
-COMPARED = 1_000  # about so many texts are compared with those that the confidence is fitted on
-MANY = 1.5  # times as many n-grams that are not known make texts unusual
-MOST = 5  # codes of a row without --k
-PIECE = 2048  # distinct texts that are coded and kept together
-SETTINGS, INPUT = "settings.json", "input"  # files beside the pieces; INPUT only if the input is a pipe
+MIN_CONF = 0.5  # rows with a lower conf need review (models trained by histocc)
+COMPARED = 1_000  # about so many texts are compared with the texts of the fitted confidence
+MANY = 1.5  # texts are unusual with so many times the usual share of unknown n-grams
+DEFAULT_K = 5  # most codes of a row if --k is not given
+PIECE = 2048  # distinct texts coded and kept together
+SETTINGS_FILE, INPUT = "settings.json", "input"  # files in the folder of the pieces; INPUT only for a pipe
 PIECES = r"\d+\.part"  # names of the pieces
 
 
@@ -54,8 +54,8 @@ def numbered(count: int, *names: str) -> list[str]:
 
 
 class Coding:
-    """The coding of one input, in `path`, by one model that is `loaded` or named, or its check by
-    `models.outline`. span: number of the only range of rows that is read; before: tables that it continues.
+    """The coding of one input, `path`, by one model, `loaded` or named; or a check of it, with
+    `models.outline`. span: number of the only range of rows to read; before: the tables that it continues.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class Coding:
         self.args, self.path, self.world, self.folder = args, path, world, args.beside(".parts")
         self.span, self.before = span, before
         self.stage: Stage | None = None
-        self.batches = 0  # batches of the current piece that are done
+        self.batches = 0  # finished batches of the current piece
         self.pieces: list[list[tuple[str, str]]] = []  # see `read_texts`
         self.settings: dict[str, Any] = {}  # see `begin`
         self.forked = Forked(1, world.give_up_if_asked)
@@ -82,13 +82,13 @@ class Coding:
         given = args.given(args.target_cols, args.system)
         self.loaded = loaded = outline or loaded or models.load_model(self.weights, world.device, given)
         self.figure = Figure.of(loaded[2], os.path.dirname(self.weights))
-        self.started = time.monotonic()  # the making of a model is not counted
+        self.started = time.monotonic()  # excludes making a model
         self.coder = coder = Coder(
             *loaded,
             batch_size=args.batch_size,
             precision=precision,
             check=self.between_batches,
-            raw_confidence=args.raw_confidence or outline is not None,  # which is not fitted
+            raw_confidence=args.raw_confidence or outline is not None,  # an outline has no fit
             choices=args.choices or 0,
             split_texts=args.split_texts == "auto",
         )
@@ -107,8 +107,8 @@ class Coding:
         thresholds = {language and coder.known(language): value for language, value in args.threshold or []}
         coder.thresholds = coder.thresholds.with_given(thresholds or None)
         if args.classes and kind != "hisco":
-            what = f"the model writes {self.system} as {kind}; --formatter hisco trains one for HISCO"
-            raise UserError(f"--classes: these are of HISCO codes, and {what}")
+            what = f"this model writes {self.system} as {kind}; train with --formatter hisco for HISCO"
+            raise UserError(f"--classes: classes exist only for HISCO codes, and {what}")
         titles = ["title"] if kind == "hisco" and not args.no_titles else []
         # columns beside each code: name → code → text
         self.words = {name: hisco_classes()[name] for name in [*titles, *(args.classes or [])]}
@@ -119,7 +119,7 @@ class Coding:
         self.notes += notes
         self.beside = list(self.groups_beside())
         self.find_columns()
-        # a row with a lower conf needs review, unless nothing is known on the answers (of a list of titles)
+        # a row with a lower conf needs review, unless nothing is known of the answers (a list of titles)
         unknown = coder.is_published or coder.trained is not None and self.figure is None
         self.min_conf = (0.0 if unknown else MIN_CONF) if args.min_prob is None else args.min_prob
         if args.level and args.target_accuracy is not None:
@@ -127,25 +127,25 @@ class Coding:
         elif args.target_accuracy is not None and not outline:
             self.min_conf, reach = coder.confidence.limit(confidence_of, args.target_accuracy)
             self.notes.append(
-                f"rows with conf below {self.min_conf:.3g} get needs_review: of the answers above it"
-                f" {args.target_accuracy:.4g} were right, on {percent(reach)} of the"
-                f" {coder.confidence.texts:,} texts that the confidence was fitted on"
+                f"rows with conf below {self.min_conf:.3g} get needs_review: of the other answers"
+                f" {args.target_accuracy:.4g} were right, for {percent(reach)} of the"
+                f" {counted(coder.confidence.texts, 'text')} on which the confidence was fitted"
             )
 
     def with_columns(self, args: PredictConfig) -> PredictConfig:
-        """Return the arguments with the columns that are read, which decide `format`. Raises UserError."""
+        """Return the arguments with the columns to read. They decide `format`. Raises UserError."""
         trained, notes, language = self.coder.input_cols, [], [*filter(None, [args.language_col])]
         if args.input_col is None and trained not in ([], text_columns(None)):
-            with contextlib.suppress(UserError):  # no sheet of a workbook has them
+            with contextlib.suppress(UserError):  # no sheet of the workbook has them
                 names = {*unique_names(table_format(self.path, *args.how([*trained, *language])).names)}
-                # a file without these and the usual one is told which of these it lacks
+                # if the usual column is missing as well, the message names these
                 if {*trained} <= names or names.isdisjoint(text_columns(None)):
                     args = args.with_decided(input_col=trained)
-                    notes = [f"descriptions are read from {listed(trained)}, as in the training"]
+                    notes = [f"descriptions are read from {in_series(trained)}, as in the training"]
         texts = self.input_cols = text_columns(args.input_col)
         if trained and len(trained) != len(texts):
-            what = f"the model was trained on descriptions in {listed(trained)}, not in {listed(texts)}"
-            notes = [f"{what}: its answers are worse than conf says"]
+            what = f"the model was trained on descriptions in {in_series(trained)}, not in {in_series(texts)}"
+            notes = [f"{what}: its answers will be worse than conf says"]
         self.format = table_format(self.path, *args.how([*texts, *language]))
         if args.language is args.language_col is None:
             others = {*unique_names(self.format.names)} - {*texts}
@@ -157,43 +157,43 @@ class Coding:
             elif of_training != UNKNOWN_LANGUAGE:
                 args = args.with_decided(language=of_training)
                 notes.append(f"all texts are read as {of_training}, the language of the training")
-            elif len(self.coder.languages) > 1:  # unk is one
-                what = "no languages are read: --language-col names their column, --language one for all"
+            elif len(self.coder.languages) > 1:  # "unk" counts as one
+                what = "no languages are read: give their column as --language-col, or one as --language"
                 notes.append(what)
         self.how = args.how([*texts, *language])
         self.notes = [*(f"{args.named} {note}" for note in self.format.notes), *notes]
         return args
 
     def chosen_decoder(self) -> str:
-        """Return the decoder, ready to code. Raises UserError if the model lacks it, or has no thresholds."""
+        """Return the decoder, ready to code. Raises UserError if the model lacks it or its thresholds."""
         coder, args = self.coder, self.args
         decoder = coder.best_decoder if args.decoder == "auto" else args.decoder
         coder.need(decoder)
-        if args.threshold and decoder not in BY_THRESHOLD:  # auto has chosen it
-            what = f"--threshold is for --decoder {listed(BY_THRESHOLD)}, and auto is {decoder} here"
-            give = f"give --decoder {listed(BY_THRESHOLD, 'or')}, or leave it out"
+        if args.threshold and decoder not in BY_THRESHOLD:  # chosen by auto
+            what = f"--threshold is for --decoder {in_series(BY_THRESHOLD)}, but auto chose {decoder} here"
+            give = f"give --decoder {in_series(BY_THRESHOLD, 'or')}, or leave out --threshold"
             raise UserError(f"{what} ({coder.why_best}): {give}")
         if args.choices and "flat" not in coder.decoders:
             what = "--choices: this model has no linear decoder"
-            raise UserError(f"{what}; --decoder topk --k {args.choices} gives the most probable codes")
+            raise UserError(f"{what}; use --decoder topk --k {args.choices} for the most probable codes")
         if "tree" in DECODERS[decoder].needs:
             coder.search()  # once, before processes are forked
         return decoder
 
     def find_columns(self) -> None:
         """Find the columns of an earlier coding, which the output replaces. Raises UserError if columns do
-        not fit together, or a language is not known.
+        not fit together, or the model does not know a language.
         """
         args, coder, header, first = self.args, self.coder, self.format.names, f"{self.system}_1"
         most, replaces = coder.most_codes(self.decoder), args.overwrite_columns or args.only_missing
-        self.k = args.k or MOST
-        # columns of codes: as many as were asked for by --k, or as the row with most codes has
+        self.k = args.k or DEFAULT_K
+        # columns of codes: as many as --k asks for, or as the row with most codes needs
         self.most = min(args.k, coder.room if DECODERS[self.decoder].title else most) if args.k else 1
         self.keeps_rows = args.only_missing or args.overwrite_columns and DECIDED in header
         self.old: dict[str, int] = {}  # the earlier columns, with their places
         self.old_codes = next(i for i in itertools.count() if f"{self.system}_{i + 1}" not in header)
         known = max(map(len, self.known.values()), default=0)
-        if args.in_parts:  # all parts have the same columns, whatever is in their texts
+        if args.in_parts:  # all parts get the same columns, whatever their texts
             self.most = max(known, min(self.k, len(coder.codes)))
         asked = self.added_columns(max(min(self.k, most), known, self.old_codes if replaces else 0))
         wanted = [*self.input_cols, *filter(None, [args.language_col])]
@@ -206,7 +206,7 @@ class Coding:
                 if name in asked
                 and name not in ("source", *wanted, *OF_LEVEL, *ANSWER)
                 or place in written
-                and (name in ANSWER or re.fullmatch(BESIDE, name))
+                and (name in ANSWER or re.fullmatch(BESIDE_CODES, name))
             }
             wanted += [*self.old, *([first] if args.only_missing else [])]
         wanted += args.fill_down or ()
@@ -216,8 +216,8 @@ class Coding:
         others = [name for name in header if name not in self.old]
         if twice := {name: None for name in asked if [*others, *asked].count(name) > 1}:
             ways = f"--overwrite-columns replaces them, --only-missing fills them where {first} is blank,"
-            ways = f"{ways} --system NAME and --no-titles avoid some; or give them other names there"
-            ways = "they are not behind codes of predict; give them other names there" if replaces else ways
+            ways = f"{ways} --system NAME and --no-titles avoid some; or rename them in the input"
+            ways = "no codes of predict come before them; rename them in the input" if replaces else ways
             problems.append(f"output would have several columns {', '.join(map(repr, twice))}: {ways}")
         for language in filter(None, [args.language, *(language for language, _ in args.threshold or [])]):
             if coder.known(language) == UNKNOWN_LANGUAGE != language:
@@ -227,7 +227,7 @@ class Coding:
         raise_if_any(problems)
 
     def groups_beside(self) -> Iterator[tuple[Iterable[str], Callable[[Coded], Iterable[str]]]]:
-        """Yield the groups of columns behind those of the codes, with their cells for an answer."""
+        """Yield the groups of columns that follow the codes, with their cells for an answer."""
         args, coder, draws, least = self.args, self.coder, self.draws, self.args.target_accuracy or 0.0
         names = [name for name in ("title", "desc") if name in self.words]
 
@@ -244,27 +244,27 @@ class Coding:
             yield OF_LEVEL, at_level
         if draws:
             yield draws.columns, lambda coded: coded.draws or draws.certain(coded)
-        columns = numbered(SHOWN * args.explain, "similar_text", "similar_codes")
+        columns = numbered(SIMILAR_TEXTS * args.explain, "similar_text", "similar_codes")
         yield columns, lambda coded: itertools.chain(*coded.similar)
         columns = numbered(coder.choices, "choice", "choice_prob", *(f"choice_{name}" for name in names))
         yield columns, lambda coded: itertools.chain(*itertools.starmap(choice, coded.choices))
 
     def added_columns(self, codes: int) -> list[str]:
-        """Return the columns of the output for answers of so many codes; the earlier ones stay if rows do."""
+        """Return the output's columns for so many codes. Rows that keep their codes keep earlier columns."""
         codes = max(codes, self.old_codes * self.keeps_rows)
         columns = numbered(codes, self.system, *["title"] * ("title" in self.words), "prob")
         beside = numbered(codes, *(name for name in self.words if name != "title"))
         beside += [name for columns, _ in self.beside for name in columns]
         if self.keeps_rows:
             beside += [name for name in self.old if name not in (*columns, *beside, *ANSWER)]
-        # names that tables have of their own stand among the codes, where an earlier coding is found by them
+        # names that input tables also use come between the codes, which marks an earlier coding
         among = [name for name in beside if name in ("source", *OF_LEVEL)]
         return [*columns, *among, *ANSWER, *(name for name in beside if name not in among)]
 
-    # ---- texts, and the answers to them
+    # ---- texts and their answers
 
     def chunks(self) -> Iterator[tuple[Records, list[bool]]]:
-        """Yield the input, many rows at a time, with whether each keeps its codes."""
+        """Yield the input, many rows at a time, and whether each row keeps its codes."""
         args, codes = self.args, [f"{self.system}_1"] * self.args.only_missing
         table = self.table = Table(
             *(self.path, self.how, self.input_cols, codes, None),
@@ -284,7 +284,7 @@ class Coding:
             yield some, stays
 
     def look_up(self, text: str, language: str) -> tuple[Coded | None, tuple[str, str]]:
-        """Return (answer of --known or None, text and language as the model reads them, "" with one)."""
+        """Return (answer of --known or None, text and language as the model reads them, or "")."""
         if self.known:
             key, name = text_key(text), language_name(language) or UNKNOWN_LANGUAGE
             if codes := self.known.get((key, name)) or self.known.get((key, "")):
@@ -293,7 +293,7 @@ class Coding:
         return None, (self.coder.clean(text), self.coder.known(language))
 
     def read_texts(self) -> int:
-        """Collect what the model reads, each text once, in `pieces`; return the number of rows to code."""
+        """Collect each distinct text once, in `pieces`, and return the number of rows to code."""
         distinct, rows, coded = {}, 0, 0
         for some, stays in self.chunks():
             read = [row for row, keeps_code in zip(zip(some.texts, some.languages), stays) if not keeps_code]
@@ -301,32 +301,32 @@ class Coding:
             distinct |= dict.fromkeys(key for _, key in found)
             self.most = max([self.most, *(len(known.codes) for known, _ in found if known)])
             rows, coded = rows + len(stays), coded + len(read)
-        if ending_of(self.args.output) == ".xlsx" and rows >= MAX_ROWS:
-            what = f"a sheet has {MAX_ROWS:,} rows, and there are {rows:,} to write, and the names of their"
-            raise UserError(f"--output {self.args.output}: {what} columns: name it .csv.gz or .parquet")
+        if ending_of(self.args.output) == ".xlsx" and rows >= SHEET_ROWS:
+            what = f"a sheet has {SHEET_ROWS:,} rows, but the output has {rows:,} and a row for the names of"
+            raise UserError(f"--output {self.args.output}: {what} its columns: name it .csv.gz or .parquet")
         others = [name for name in self.format.names if name not in self.old]
         check_names(self.args.output, [*others, *self.added_columns(self.most)])
         texts = list(distinct)
         self.pieces = [texts[start : start + PIECE] for start in range(0, len(texts), PIECE)]
         return coded
 
-    @functools.lru_cache(1 << 14)  # noqa: B019  one Coding at a time; few texts stand in most rows
+    @functools.lru_cache(1 << 14)  # noqa: B019  one Coding at a time. Few texts make up most rows
     def cells(self, line: str, is_ditto: bool) -> list[str]:
-        """Return the cells for `columns` of the answer in a line of JSON."""
+        """Return the cells for `columns` from an answer in a line of JSON."""
         coded = Coded(*json.loads(line))
         cells = dict.fromkeys(self.columns, "") | self.cells_beside(coded)
         for i, (code, prob) in enumerate(zip(coded.codes, coded.probs), 1):
             cells |= {f"{self.system}_{i}": code, f"prob_{i}": f"{prob:.6g}"}
         sure = float(cells["level_conf"] or "nan") if self.args.level else coded.conf
-        is_sure = coded.codes and sure is not None and sure >= self.min_conf  # a NaN is not
-        is_outside = not self.key.issuperset(coded.codes)  # a code that was written digit by digit
+        is_sure = coded.codes and sure is not None and sure >= self.min_conf  # False for NaN
+        is_outside = not self.key.issuperset(coded.codes)  # e.g. written digit by digit
         needs_review = coded.source != KNOWN and (not is_sure or is_outside or is_ditto)
         conf = "" if coded.conf is None else f"{coded.conf:.6g}"
         cells |= zip(ANSWER, (conf, str(int(self.is_fitted)), str(int(needs_review))))
         return [*cells.values()]
 
     def cells_beside(self, coded: Coded) -> dict[str, str]:
-        """Return the words and classes of each code, and the cells of `beside`."""
+        """Return the words and classes of each code, and the cells of `beside`'s columns."""
         cells = {
             f"{name}_{i}": words.get(code, "")
             for i, code in enumerate(coded.codes, 1)
@@ -335,12 +335,12 @@ class Coding:
         return cells | {name: cell for names, of in self.beside for name, cell in zip(names, of(coded))}
 
     def kept_cells(self, row: tuple[str, ...], is_decided: bool) -> list[str]:
-        """Return the cells for `columns` of a row that keeps its codes: its own, or what the codes tell."""
+        """Return the cells for `columns` of a row that keeps its codes: its own, or from the codes."""
         cells = dict.fromkeys(self.columns, "") | dict(zip(ANSWER, ("1", str(int(self.is_fitted)), "0")))
         cells |= {name: str(row[place]) for name, place in self.old.items()}
         written = (cells[f"{self.system}_{i}"] for i in range(1, self.old_codes + 1))
         codes = [code_of_cell(cell, self.coder.formatter, self.key) for cell in written]
-        conf = 1.0 if cells["conf"] in ("", "1") else None  # a model has given them
+        conf = 1.0 if cells["conf"] in ("", "1") else None  # None: a model gave them
         beside = self.cells_beside(Coded(codes, [], conf, source=""))
         if not (is_decided or self.codes_to_keep.issuperset(filter(None, codes))):
             cells[ANSWER[-1]] = "1"
@@ -349,7 +349,7 @@ class Coding:
     # ---- pieces
 
     def deciding(self) -> dict[str, Any]:
-        """Return all settings that decide the answers."""
+        """Return all settings on which the answers depend."""
         args = self.args
         flags = declarations(PredictConfig).items()
         now = {name: getattr(args, name) for name, (flag, *_) in flags if not flag.metadata["resumable"]}
@@ -359,16 +359,16 @@ class Coding:
         return json.loads(json.dumps(now | {"thresholds": str(self.coder.thresholds)}))
 
     def begin(self) -> tuple[dict, bool]:
-        """Write all settings that decide the content of the pieces beside them; return (these settings,
-        whether they were there before). Rank 0 only. Raises UserError if other settings were there, unless
-        --overwrite.
+        """Write the settings on which the pieces depend into their folder; return (these settings, whether
+        they were there before). Rank 0 only. Raises UserError if other settings were there, unless
+        --overwrite is given.
         """
-        args, path = self.args, os.path.join(self.folder, SETTINGS)
+        args, path = self.args, os.path.join(self.folder, SETTINGS_FILE)
         now = self.deciding() | {"input": self.fingerprint()}
         before = json.loads(files.read_sealed(path) or "null")
         if before is not None and before != now and not args.overwrite:
             names = ", ".join(name for name in sorted({*now, *before}) if before.get(name) != now.get(name))
-            what = f"{self.folder} holds an unfinished output with other settings ({names} differ): repeat"
+            what = f"{self.folder} holds an unfinished output with other settings ({names} differ). Repeat"
             raise UserError(f"{what} that command to continue with it, or start over with --overwrite")
         if before != now:
             files.remove_files(self.folder, PIECES)
@@ -376,14 +376,14 @@ class Coding:
         return now, before == now
 
     def fingerprint(self) -> list:
-        """Return values that differ for another input, or for the same one after a change."""
-        if self.path == os.path.join(self.folder, INPUT):  # a copy of what a pipe brought
+        """Return values that change with the input's file or content."""
+        if self.path == os.path.join(self.folder, INPUT):  # a copy of a pipe's content
             return [files.checksum(str(self.path))]
         states = (os.stat(part.path) for part in files_of(self.path))
         return [[state.st_size, state.st_mtime_ns] for state in states]
 
     def piece(self, number: int) -> tuple[str, str]:
-        """Return (file with the answers to a piece's texts, a line of JSON each; settings that decide it)."""
+        """Return (file with a line of JSON for each of a piece's texts; the settings on which it depends)."""
         return os.path.join(self.folder, f"{number:06d}.part"), json.dumps(self.settings, sort_keys=True)
 
     def code_pieces(self) -> None:
@@ -425,24 +425,24 @@ class Coding:
 
     def read_pieces(self) -> tuple[dict[tuple[str, str], str], int]:
         """Return (a line of JSON for each text, most codes of one). Raises UserError for a damaged piece."""
-        first_of = json.JSONDecoder().raw_decode  # reads the codes of a line and no more
+        first_of = json.JSONDecoder().raw_decode  # reads only the codes of a line
         answers, most = {}, self.most
         for number, texts in enumerate(self.pieces):
             content = files.read_sealed(*self.piece(number))
             if content is None:
-                raise UserError(f"{self.folder}: part {number} is damaged; the same command codes it again")
+                raise UserError(f"{self.folder}: part {number} is damaged; repeat the command")
             answers |= zip(texts, content.decode().split("\n"), strict=True)
             most = max([most, *(len(first_of(answers[text], 1)[0]) for text in texts)])
         return answers, most
 
     def join(self) -> Counts:
-        """Write the output; return (counts of rows, rows by languages that are not known, sums of conf and
-        level_conf). Rank 0 only. Raises UserError if a piece is missing or damaged, or the input was changed.
+        """Write the output; return (counts of rows, rows by unknown language, sums of conf and level_conf).
+        Rank 0 only. Raises UserError if a piece is missing or damaged, or the input was changed.
         """
         args, rejected, before = self.args, self.args.beside(".rejected.csv"), self.format.names
-        if args.in_parts:  # the name of the folder has these columns
+        if args.in_parts:  # the folder's name stands for the pieces here
             before = before[: len(before) - len(files_of(self.path)[0].keys)]
-        changed = UserError(f"{args.named} was changed while it was coded; start over with --overwrite")
+        changed = UserError(f"{args.named} changed while it was being coded; start over with --overwrite")
         answers, most = self.read_pieces()
         total, unknown, sums, faults = Counter(), Counter(), {"conf": 0.0, "level_conf": 0.0}, []
         read = (place for place, name in enumerate(before) if name in (*self.input_cols, DECIDED))
@@ -488,7 +488,7 @@ class Coding:
                 try:
                     write(rows)
                 except ValueError as error:
-                    raise UserError(f"{args.named}: {error}; a .csv output keeps such cells") from None
+                    raise UserError(f"{args.named}: {error}; an output named .csv keeps such cells") from None
             if self.fingerprint() != self.settings["input"]:
                 raise changed
             if faults:
@@ -497,7 +497,8 @@ class Coding:
         if args.overwrite and not faults and os.path.isfile(rejected):
             os.remove(rejected)  # the list belongs to the previous output
         total["faults"] = len(faults)
-        files.remove_files(self.folder, rf"{PIECES}|{INPUT}|{SETTINGS}")  # SETTINGS last: it marks the others
+        # the settings last: they mark the others as ours
+        files.remove_files(self.folder, rf"{PIECES}|{INPUT}|{SETTINGS_FILE}")
         return total, unknown, sums
 
     def start_lines(self, rows: int, resumed: bool) -> Iterator[str]:
@@ -506,10 +507,10 @@ class Coding:
         rule = f"texts {coder.text_rule}, " if coder.text_rule != AS_IS else ""
         how = f"{self.decoder}, {len(coder.codes):,} codes, {rule}{processes} process{'es' * (processes > 1)}"
         yield (
-            f"Coding {rows:,} rows of {args.named} with {self.weights}{step} ({how} on"
-            f" {self.world.device.type}){'; resuming what is there' if resumed else ''}"
+            f"Coding {counted(rows, 'row')} of {args.named} with {self.weights}{step} ({how} on"
+            f" {self.world.device.type}){'; resuming' if resumed else ''}"
         )
-        yield f"How good the model is: {self.figure or NONE}"
+        yield f"How good the model is: {self.figure or NOT_EVALUATED}"
         if args.decoder == "auto":
             yield f"Decoder: {self.decoder} ({coder.why_best})"
         if self.decoder in BY_THRESHOLD:
@@ -517,27 +518,27 @@ class Coding:
         yield from (f"Note: {note}" for note in [*self.notes, *self.unusual()])
 
     def unusual(self) -> Iterator[str]:
-        """Yield notes if texts are cut, and if they are unlike those that the confidence was fitted on."""
+        """Yield notes on texts that are cut, and on texts unlike those of the fitted confidence."""
         texts = [text for piece in self.pieces for text in piece if text[0].strip()]
         positions = [2 + len(language + LANGUAGE_SEPARATOR + text) for text, language in texts]
         if cut := sum(number > self.coder.max_len for number in positions):
-            remedy = f"one that is trained with --max-len {min(max(positions), MOST_LEN)} reads more"
-            read = f"the {self.coder.max_len:,} positions that the model reads, and are cut"
-            yield f"{cut:,} texts are longer than {read}; {remedy}"
+            remedy = f"train with --max-len {min(max(positions), MOST_LEN)} to read more"
+            read = f"the {self.coder.max_len:,} positions that the model readsand will be cut"
+            yield f"{cut:,} texts are longer than {read} ({remedy})"
         usual = self.coder.confidence.known
         some = texts[:: max(1, len(texts) // COMPARED)]
         known = self.coder.known_ngrams(*map(list, zip(*some)), cleaned=True) if some and usual else 1.0
         if 1 - known > MANY * (1 - usual):
             what = (
-                f"these texts are unlike those that the confidence was fitted on: the model knows"
-                f" {percent(known)} of their n-grams, and {percent(usual)} there. Its answers may be worse,"
-                " and conf wrong. Let a person code drawn rows, on the sheet that the first of these commands"
-                " makes:"
+                f"these texts are unlike those on which the confidence was fitted: the model knows"
+                f" {percent(known)} of their n-grams, against {percent(usual)} there. Its"
+                " answers may be worse, and conf wrong. To correct conf, let a person code rows on the sheet"
+                " that the first of these commands makes:"
             )
-            yield "\n  python -m histocc.".join([what, *map(shlex.join, self.fitting_commands())])
+            yield "\n  histocc ".join([what, *map(shlex.join, self.fitting_commands())])
 
     def fitting_commands(self) -> list[list[str]]:
-        """Return the commands by which rows that a person codes fit the confidence."""
+        """Return the commands that fit the confidence to rows coded by a person."""
         args, coded = self.args, self.args.output
         stem = TABLE_NAME.sub(r"\1", coded)
         texts = text_flags(self.input_cols)
@@ -547,7 +548,7 @@ class Coding:
         sheet, rows, final = (f"{stem}.{name}.csv" for name in ("sheet", "rows", "final"))
         new = ["--output", f"{stem}.model"] if models.is_shared(args.model) else []
         language = column or ["--language", args.language or UNKNOWN_LANGUAGE]
-        of_model = ["--model", args.model, "--data", rows, *texts, *language, "--fit-confidence", *new]
+        of_model = [rows, "--model", args.model, *texts, *language, "--fit-confidence", *new]
         return [
             ["review", "make", coded, "--output", sheet, "--rows", "500", "--sample", *review],
             ["review", "apply", sheet, "--to", coded, "--output", final, "--training-data", rows, *review],
@@ -560,22 +561,23 @@ class Coding:
             known = f"; {total['known']:,} with known codes" if args.known else ""
             known += f"; {rows - total['coded']:,} keep their codes" if self.keeps_rows else ""
             yield (
-                f"{args.output}: {rows:,} rows in {seconds:.1f} s, {rows / max(seconds, 1e-9):,.0f} rows/s;"
-                f" {total['no_code']:,} without a code (empty: {total['empty']:,},"
-                f" unknown: {total['unknown']:,}){known}"
+                f"{args.output}: {counted(rows, 'row')} in {seconds:.1f} s,"
+                f" {rows / max(seconds, 1e-9):,.0f} rows/s; {total['no_code']:,} without a code"
+                f" (empty: {total['empty']:,}, unknown: {total['unknown']:,}){known}"
             )
         if dittos := self.table.about_dittos():
             yield f"Texts such as {dittos}"
         if total["broken"]:
-            count = f"{total['broken']:,} rows; --repair-text mends those that it can"
+            count = f"{counted(total['broken'], 'row')}; --repair-text repairs those that it can"
             yield f"Texts with broken letters or escapes (such as Ã¦, &oslash;): {count}"
         if unknown:
             names = ", ".join(f"{name or 'none'} ({count:,})" for name, count in unknown.most_common(10))
             names += f"; it knows {', '.join(self.coder.languages)}"
-            yield f"Languages that the model does not know, coded as unk: {unknown.total():,} rows: {names}"
+            number = counted(unknown.total(), "row")
+            yield f"Languages that the model does not know, coded as unk: {number}: {names}"
         if not args.non_verbose:
             unfitted = f"the confidence of {self.decoder} is not fitted"
-            command = f"python -m histocc.evaluate --model {shlex.quote(args.model)} --data CODED.csv"
+            command = f"histocc evaluate CODED.csv --model {shlex.quote(args.model)}"
             unfitted += f"; {command} --fit-confidence fits it on rows with known codes"
             why = "--raw-confidence is given" if args.raw_confidence else unfitted
             expected = f"How many rows are right is not known: {why}"
@@ -598,4 +600,4 @@ class Coding:
                 key = os.path.join(os.path.dirname(self.weights), "key.csv")
                 of_codes = ["--key", key] * (self.coder.formatter.kind != "hisco" and os.path.isfile(key))
                 command = shlex.join(["serve", args.output, *text_flags(self.input_cols, args), *of_codes])
-                yield f"Review them, the most useful first: python -m histocc.review {command}"
+                yield f"Review them, the most useful first: histocc review {command}"

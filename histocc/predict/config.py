@@ -1,4 +1,4 @@
-"""The flags of `python -m histocc.predict`, and the combinations of them that are refused."""
+"""The flags of `histocc predict`, and the combinations that are refused."""
 
 import glob
 import os
@@ -6,13 +6,13 @@ from collections.abc import Iterator
 from dataclasses import MISSING, dataclass
 from typing import Annotated
 
-from histocc.data.config import REPAIR_TEXT, Format
-from histocc.data.descriptions import Titles
+from histocc.data.config import REPAIR_TEXT, FormatFlags
+from histocc.data.descriptions import TitleFlags
 from histocc.data.rows import key_reader
 from histocc.data.tables import parts_of
 from histocc.data.written import ENDINGS, missing_package
 from histocc.formatter import CLASSES, DEEPEST
-from histocc.predict.decoders import BY_THRESHOLD, DECODERS, MEASURED, listed
+from histocc.predict.decoders import BY_THRESHOLD, DECODERS, MEASURED, in_series
 from histocc.published import formats
 from histocc.published.built_in import NAME
 from histocc.runtime import files
@@ -21,7 +21,7 @@ from histocc.runtime.config import (
     Count,
     Fraction,
     Parser,
-    Processes,
+    ProcessFlags,
     flag,
     flag_of,
     number,
@@ -40,33 +40,35 @@ Threshold = Annotated[
 ]
 
 
-Draws = Annotated[int, number(int, lambda value: 2 <= value <= 100, "a whole number from 2 to 100")]
+DrawCount = Annotated[int, number(int, lambda value: 2 <= value <= 100, "a whole number from 2 to 100")]
 
 
 def hidden(path: str, ending: str) -> str:
-    """Return the name of a file beside a part, which readers of folders pass over."""
+    """Return the name of a file in a part's folder that readers of folders ignore."""
     folder, name = os.path.split(path)
     return os.path.join(folder, f"_{name}{ending}")
 
 
-def task_of(text: str) -> tuple[int, int]:
+def read_task(text: str) -> tuple[int, int]:
     number, _, count = text.partition("/")
     return int(number), int(count)
 
 
-Task = Annotated[
+TaskNumber = Annotated[
     tuple[int, int],
-    number(task_of, lambda task: 1 <= task[0] <= task[1], "I/N with I from 1 to N, such as 3/20"),
+    number(read_task, lambda task: 1 <= task[0] <= task[1], "I/N with I from 1 to N, such as 3/20"),
 ]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Published(Config):
-    """what a published model does not say itself"""
+class PublishedFlags(Config):
+    """what a published model does not hold itself"""
 
-    formatter: str | None = flag(None, "system of its codes", choices=("hisco", "occ1950", "gpf"))
+    formatter: str | None = flag(
+        None, "system of its codes: hisco, occ1950 or gpf", choices=("hisco", "occ1950", "gpf")
+    )
     key: str | None = flag(None, "its codes: a key file, or the word hisco", metavar="FILE")
-    use_within_block_sep: bool = flag(False, "general-purpose: ',' separates the tokens of a code")
+    use_within_block_sep: bool = flag(False, "gpf: the parts of a code are separated by commas")
 
     def given(self, target_cols: list[str] | None, system: str | None = None) -> formats.Given:
         """Return these facts and two more for the functions of `histocc.published` that load a model."""
@@ -76,123 +78,152 @@ class Published(Config):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cores(Config):
+class CoreFlags(Config):
     """machine and processes"""
 
-    processes: Count | None = flag(None, "on CPUs (default: by cores and rows)", resumable=True)
+    processes: Count | None = flag(
+        None, "processes on CPUs (default: as cores and rows allow)", resumable=True
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
-class Files(Format, Titles):
-    """files"""
+class FileFlags(FormatFlags, TitleFlags):
+    """model and files"""
 
     model: str = flag(
         NAME,
-        "a run, a checkpoint, or a published model; built-in: HISCO, from titles in six languages",
-        metavar="MODEL",
+        "your run folder, a checkpoint or a published model; built-in: HISCO codes, learned from"
+        " titles in six languages",
+        metavar="RUN",
         resumable=True,
     )
     input: list[str] | None = flag(
         None,
-        "table of rows to code: a file, several, a folder of parts, a pattern, or - for standard input",
+        "table to code, or several, a folder of parts, a pattern, or - (standard input)",
         "--fn-in",
-        metavar="FILE",
+        metavar="FILE.csv",
+        positional=True,
         resumable=True,
     )
     output: str = flag(
         MISSING,
-        f"the rows with codes: a table that ends in {listed(list(ENDINGS), 'or')}; a folder (FOLDER/) gets a"
-        " part for each part of the input; - is standard output",
+        f"coded table, with a name that ends in {in_series(list(ENDINGS), 'or')}; FOLDER/ gets a part"
+        " for each part of the input; - means standard output",
         "--fn-out",
         metavar="FILE.csv",
         resumable=True,
     )
-    task: Task | None = flag(
+    task: TaskNumber | None = flag(
         None,
-        "of N tasks that share the parts of a folder, the I-th, from 1 on (default: by the variables of SLURM"
-        " or torchrun)",
+        "code only the I-th of N shares of the parts (default: as SLURM or torchrun says)",
         metavar="I/N",
         resumable=True,
     )
     join: str | None = flag(
-        None, "put the parts in this folder together, coding nothing", metavar="FOLDER", resumable=True
+        None,
+        "join the coded parts of this folder into one table, without coding",
+        metavar="FOLDER",
+        resumable=True,
     )
-    repair_text: bool = flag(False, f"{REPAIR_TEXT} (default: as in the training)")
-    known: str | None = flag(None, "texts whose codes are right and win over the model's", metavar="FILE")
-    classes: list[str] | None = flag(None, "also social classes of HISCO codes", choices=CLASSES)
-    no_titles: bool = flag(False, "HISCO codes without their titles")
-    columns: str = flag("end", "new columns at the end or beside the texts", choices=("end", "beside"))
-    overwrite_columns: bool = flag(False, "replace the columns of an earlier coding of the input")
-    only_missing: bool = flag(False, "code rows without a first code; the others keep theirs")
+    repair_text: bool = flag(False, f"{REPAIR_TEXT} (default: as in training)")
+    known: str | None = flag(
+        None, "table of texts whose codes are certain; they replace the model's", metavar="FILE.csv"
+    )
+    classes: list[str] | None = flag(
+        None, f"also give social classes of HISCO codes: {', '.join(CLASSES)}", choices=CLASSES
+    )
+    no_titles: bool = flag(False, "leave out the titles of HISCO codes")
+    columns: str = flag(
+        "end", "where new columns go: at the end, or beside the texts", choices=("end", "beside")
+    )
+    overwrite_columns: bool = flag(False, "replace the columns of an earlier coding")
+    only_missing: bool = flag(False, "code only rows without a first code; the others keep theirs")
     overwrite: bool = flag(False, "replace an output that exists", resumable=True)
-    non_verbose: bool = process_flag(False, "no words but warnings and errors")
+    non_verbose: bool = process_flag(False, "print only warnings and errors")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Decoding(Config):
+class DecodingFlags(Config):
     """coding"""
 
     decoder: str = flag(
         "auto",
-        f"auto: that of {listed(MEASURED)} which was right most often on the validation texts; flat, the"
+        f"auto: whichever of {in_series(MEASURED)} was right most often on the validation texts; flat, the"
         " fastest, unless another is ahead by more than chance; "
         + "; ".join(f"{name}: {decoder.words}" for name, decoder in DECODERS.items()),
         choices=("auto", *DECODERS),
     )
-    k: Count | None = flag(None, "most codes of a row (5); one of --known keeps all of its own")
-    draws: Draws | None = flag(
+    k: Count | None = flag(None, "maximum codes per row; known texts keep all theirs (default: 5)")
+    draws: DrawCount | None = flag(
         None,
-        "also N draws of the codes by their probabilities, and of HISCO the expected HISCAM and, with"
-        " --classes, the probability of each class, for analyses that take codes as uncertain",
+        "also draw N sets of codes by their probabilities, with the expected HISCAM and"
+        " (--classes) class probabilities, for analyses that allow for uncertain codes",
         metavar="N",
     )
     choices: Count | None = flag(
-        None, "also the N most probable codes for a person to choose from, by flat, or by both", metavar="N"
+        None,
+        "also list the N most probable codes of each row (decoder flat or both)",
+        metavar="N",
     )
     threshold: list[Threshold] | None = flag(
         None,
-        f"{', '.join(BY_THRESHOLD)}: codes above P count; en=0.3 da=0.4 0.5 (default: the model's)",
+        f"with decoder {in_series(BY_THRESHOLD, 'or')}: give the codes above this probability, also"
+        " by language: 0.5 en=0.3 da=0.4 (default: from the model)",
         metavar="[LANG=]P",
     )
     split_texts: str = flag(
-        "auto", "split smith and farmer, if the training codes each part", choices=("auto", "none")
+        "auto",
+        "auto: split texts such as smith and farmer, if the training data code each part",
+        choices=("auto", "none"),
     )
-    min_prob: Fraction | None = flag(None, "needs_review below this conf (0.5; published: 0)", metavar="P")
+    min_prob: Fraction | None = flag(
+        None, "mark rows with a lower conf for review (default: 0.5; published models 0)", metavar="P"
+    )
     target_accuracy: Fraction | None = flag(
         None,
-        "--min-prob by the share of right answers; with --level, no answer that is less probably right",
+        "mark as many rows as needed for this share of the others to be right; with --level,"
+        " leave out answers below this probability",
         metavar="P",
     )
     level: str | None = flag(
         None,
-        f"also the answer at a level: its number of digits (or parts between dots), {', '.join(CLASSES)}, or"
-        " auto: the deepest number that reaches --target-accuracy",
+        f"also give codes at a level: a number of digits (or parts between dots), {', '.join(CLASSES)},"
+        " or auto: as deep as --target-accuracy allows",
         metavar="LEVEL",
     )
-    raw_confidence: bool = flag(False, "probabilities of the decoders, not how often they are right")
-    system: str | None = flag(None, "name of the columns of codes (default: the model's)", metavar="NAME")
-    target_cols: list[str] | None = flag(None, "of a published general-purpose model", metavar="COL")
-    explain: bool = flag(False, "also the three nearest texts of the training; needs the folder of the run")
+    raw_confidence: bool = flag(
+        False, "conf: the decoder's own probability instead of how often such answers are right"
+    )
+    system: str | None = flag(None, "name of the code columns (default: the model's)", metavar="NAME")
+    target_cols: list[str] | None = flag(
+        None, "code columns of a published general-purpose model", metavar="COL"
+    )
+    explain: bool = flag(False, "also show the three nearest training texts (needs the run folder)")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Computing(Processes, Cores):
+class ComputingFlags(ProcessFlags, CoreFlags):
     """machine and processes"""
 
-    batch_size: Count = flag(256, "texts at once", resumable=True)
+    batch_size: Count = flag(256, "texts coded at a time", resumable=True)
     bf16: bool = flag(False, "matrix products in bfloat16")
     fp16: bool = flag(False, "matrix products in float16")
     int8: bool = flag(False, "matrix products in int8, on CPUs")
-    use_amp: bool = flag(False, "the fastest of bf16 and fp16 that the device has")
+    use_amp: bool = flag(False, "the faster of bf16 and fp16 on this device")
 
 
 @dataclass(frozen=True, kw_only=True)
-class PredictConfig(Files, Decoding, Published, Computing):
-    """The flags of predict. A flag that is not resumable decides the output."""
+class PredictConfig(FileFlags, DecodingFlags, PublishedFlags, ComputingFlags):
+    """The flags of predict. All but resumable flags change the output."""
+
+    usual = (
+        *("input", "model", "output", "overwrite", "input_col", "language_col", "language", "known"),
+        *("only_missing", "min_prob", "target_accuracy", "choices", "k", "processes", "distributed"),
+    )
 
     @property
     def in_parts(self) -> bool:
-        """Whether the output is a folder, in which each part is coded without the others."""
+        """Whether the output is a folder, in which each part is coded on its own."""
         output = (self.asked or self).output
         return output.endswith(("/", os.sep)) or os.path.isdir(output)
 
@@ -202,7 +233,7 @@ class PredictConfig(Files, Decoding, Published, Computing):
         return ", ".join(self.input or ())
 
     def beside(self, ending: str) -> str:
-        """Return the name of a file beside the output; readers of folders pass over that of a part."""
+        """Return the name of a file next to the output. Readers of folders ignore that of a part."""
         return hidden(self.output, ending) if self.in_parts else self.output + ending
 
     def problems(self) -> Iterator[str]:
@@ -219,15 +250,15 @@ class PredictConfig(Files, Decoding, Published, Computing):
             if len(given) > 1:
                 yield f"{' and '.join(given)} are mutually exclusive"
         if self.level == DEEPEST and self.target_accuracy is None:
-            yield "--level auto takes the deepest level that is right often enough: add --target-accuracy 0.9"
+            yield "--level auto needs a limit for each level: add --target-accuracy 0.9"
         if self.threshold and self.decoder not in ("auto", *BY_THRESHOLD):
-            yield f"--threshold is for --decoder {listed(BY_THRESHOLD)}, not {self.decoder}"
+            yield f"--threshold is for --decoder {in_series(BY_THRESHOLD)}, not {self.decoder}"
         if self.task and not self.in_parts:
-            yield f"--task is for parts: give the output a folder, --output {self.output}/"
+            yield f"--task is for parts: name a folder as the output, --output {self.output}/"
         if not (self.input or self.join):
             yield "--input names the table of rows to code"
             return
-        weights = formats.files_of(self.model)
+        weights = formats.model_files(self.model)
         of_run: list[str] = []
         if weights:
             run = os.path.dirname(weights[0])
@@ -249,4 +280,8 @@ class PredictConfig(Files, Decoding, Published, Computing):
 
 
 def get_args_parser() -> Parser:
-    return Parser(PredictConfig, "python -m histocc.predict", "Codes descriptions with a trained model.")
+    what = (
+        "Give the rows of a table codes, with their titles and confidence. The table itself is not changed."
+    )
+    examples = "new.csv --output coded.csv", "new.csv --model ./output --output coded.csv"
+    return Parser(PredictConfig, "python -m histocc.predict", what, *examples)

@@ -1,15 +1,15 @@
-"""The decoders, a table that all other modules read; `Coder` answers by the method of a decoder's name."""
+"""The table of decoders that all other modules read. `Coder` has a method of each decoder's name."""
 
 from typing import NamedTuple
 
 
 class Decoder(NamedTuple):
-    """A decoder. One with a title gives a set of codes, others alternatives, the most probable one first."""
+    """A decoder. With a title it gives a set of codes, otherwise alternatives, the most probable first."""
 
     words: str  # for --help
-    needs: set[str]  # parts of the model, see PARTS
+    needs: set[str]  # parts of the model, see MODEL_PARTS
     in_report: str = ""  # its name in the report
-    title: str = ""  # its title there; `auto` measures the decoders that have one
+    title: str = ""  # its title there. `auto` measures the decoders that have one
     confidence_of: str = ""  # the decoder whose map of confidence it shares
     published: tuple[str, ...] = ()  # more names for `OccCANINE.predict`
 
@@ -28,16 +28,16 @@ DECODERS = {
         "both",
         "Both decoders together",
     ),
-    "topk": Decoder("the most probable codes of the key, each alone", {"tree"}, published=("greedy-topk",)),
-    "full": Decoder("as topk, by way of the probability of every code", {"tree"}, confidence_of="topk"),
+    "topk": Decoder("the most probable codes of the key, one by one", {"tree"}, published=("greedy-topk",)),
+    "full": Decoder("as topk, from the probability of every code", {"tree"}, confidence_of="topk"),
 }
 # Parts of a model by its kind. linear: outputs that count above --threshold; writing: codes are written, in
 # the key or not; tree: codes of the key are ranked.
-PARTS = {"mixer": {"linear", "writing", "tree"}, "seq2seq": {"writing", "tree"}, "flat": {"linear"}}
+MODEL_PARTS = {"mixer": {"linear", "writing", "tree"}, "seq2seq": {"writing", "tree"}, "flat": {"linear"}}
 BY_THRESHOLD = [name for name, decoder in DECODERS.items() if "linear" in decoder.needs]
-RANKED = "topk"  # its map of confidence takes a run most of the time, and no answer of `auto` needs it
+RANKED = "topk"  # its map of confidence takes the most time to fit, and no answer of `auto` needs it
 MEASURED = [name for name, decoder in DECODERS.items() if decoder.title]
 
 
-def listed(names: list[str], last: str = "and") -> str:
+def in_series(names: list[str], last: str = "and") -> str:
     return f" {last} ".join([", ".join(names[:-1]), names[-1]][-len(names) :])

@@ -1,10 +1,11 @@
 """Draws of codes and expected scores, `--draws`, for analyses that take codes as uncertain (docs/draws.md).
 
-With its confidence a text gets the answer, all its codes together, otherwise alternatives: other codes as
-probable as they are beyond the answer. One is drawn if a text has one code. If it may have several, the
-sample is systematic: each code is drawn as often as its probability says, and the number of codes is as near
-to the sum of these as can be. A draw depends on its number, the text and the language alone, so rows with the
-same text have the same draws: their true code is nearly always one, and they are right or wrong together.
+If a model's confidence is fitted, a text gets either the answer (all its codes together) or alternatives:
+other codes in proportion to their probabilities. If texts have one code each, one is drawn. If they may have
+several, the sample is systematic: each code is drawn as often as its probability says, and the number of
+codes is as near as possible to the sum of the probabilities. A draw depends only on its number, the text and
+the language, so rows with the same text have the same draws: their true code is nearly always the same, and
+they are right or wrong together.
 """
 
 import numpy as np
@@ -15,23 +16,23 @@ from histocc.predict.coder import TRAINED, Coded, Coder
 from histocc.predict.decoders import DECODERS
 from histocc.runtime.rng import draw, streams
 
-# Alternatives of a text. The chance of all further ones goes to these: the true code, where it is farther
-# behind, is more like them than like others there, and scores by ten are the best calibrated in registers.
-MOST = 10
+# Alternatives of a text. They share the chance of all further codes: a true code further down the list is
+# more like them than like other codes there, and scores from ten are the best calibrated in registers.
+LISTED_DRAWS = 10
 SEED = 1
 
 
 class Draws:
-    """Further columns: `number` draws and, of HISCO codes, the expected HISCAM and the probability of each
-    value of some classes. The confidence of the decoder is fitted.
+    """Further columns: `number` draws and, for HISCO codes, the expected HISCAM and the probability of each
+    value of some classes. The decoder's confidence must be fitted.
     """
 
     def __init__(self, coder: Coder, decoder: str, number: int, classes: list[str]):
         self.coder, self.number = coder, number
-        self.is_set = bool(DECODERS[decoder].title)  # whether all codes of an answer, or the first, are it
+        self.is_set = bool(DECODERS[decoder].title)  # whether an answer is all of its codes, or the first
         self.map = DECODERS[decoder].confidence_of or decoder
         self.normal = np.random.default_rng(SEED).standard_normal((number, 2))
-        self.values: dict[str, dict[str, float]] = {}  # column → code → what the column has the mean of
+        self.values: dict[str, dict[str, float]] = {}  # column → code → the value that the column averages
         if coder.formatter.kind == "hisco":
             scores = hisco_classes()["hiscam"].items()
             self.values["expected_hiscam"] = {code: float(score) for code, score in scores if score}
@@ -42,7 +43,7 @@ class Draws:
         self.columns = [*(f"draw_{i}" for i in range(1, number + 1)), *self.values]
 
     def cells(self, texts: list[str], languages: list[str], coded: list[Coded]) -> list[list[str]]:
-        """Return the cells of `columns` for cleaned texts with their answers; [] for one without."""
+        """Return the cells of `columns` for cleaned texts and their answers; [] without an answer."""
         coder, decoder = self.coder, "flat" if "flat" in self.coder.decoders else "full"
         probs = coder.probabilities(texts, languages, decoder, cleaned=True)
         language = np.array([coder.languages.index(coder.known(name)) for name in languages])
@@ -50,7 +51,7 @@ class Draws:
         uniform = (draw(stream[:, None], np.arange(self.number)) >> np.uint64(11)) * 2.0**-53
         conf = np.array([one.conf or 0.0 for one in coded])
         limits = coder.confidence.redrawn(self.map, conf, self.normal)
-        best, found = np.argsort(-probs, axis=1, kind="stable")[:, : MOST + 1], []
+        best, found = np.argsort(-probs, axis=1, kind="stable")[:, : LISTED_DRAWS + 1], []
         for i, one in enumerate(coded):
             others = {coder.codes[j]: float(probs[i, j]) for j in best[i]}
             limit = np.full(self.number, conf[i]) if one.source == TRAINED else limits[i]
@@ -59,7 +60,7 @@ class Draws:
         return found
 
     def certain(self, coded: Coded) -> list[str]:
-        """Return the cells of a row whose codes are known; [] if a model gave them, and conf is None."""
+        """Return the cells of a row with known codes; [] if conf is None (a model gave them)."""
         if coded.conf is None:
             return []
         coded = coded._replace(codes=[*filter(None, coded.codes)])
@@ -68,7 +69,7 @@ class Draws:
     def of_text(
         self, one: Coded, probs: dict[str, float], uniform: np.ndarray, limits: np.ndarray
     ) -> list[str]:
-        """Return the cells of a text. probs: of the most probable codes; uniform: random numbers 0…1, one for
+        """Return the cells of a text. probs: of the most probable codes; uniform: one random number 0…1 for
         each draw [D]; limits: the probability of the answer in each draw [D].
         """
         conf, is_one = one.conf or 0.0, self.coder.thresholds.at_most == 1
@@ -83,7 +84,7 @@ class Draws:
         for i in np.flatnonzero((uniform >= limits) & (total > 1e-9)):
             points = np.arange((uniform[i] - limits[i]) / (1 - limits[i]), ends[-1] - 1e-9)
             names = [codes[j] for j in np.searchsorted(ends, points, side="right")]
-            if is_less and {*names} == {*one.codes}:  # `limits` has drawn it as often as it is right
+            if is_less and {*names} == {*one.codes}:  # `limits` already draws it as often as it is right
                 names.append(codes[np.argmax(chance * other)])
             drawn[i] = "&".join(names)
         expected = dict(zip(codes, (1 - conf) * chance))

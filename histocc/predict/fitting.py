@@ -1,6 +1,6 @@
 """The confidence of a trained model, fitted on rows that it was not trained on: on the validation rows after
-each training, or on any by `python -m histocc.evaluate --fit-confidence`; that of topk, which takes most of
-the time, when topk is first asked for. That of a model in closed form comes from its training texts, each
+each training, or on any rows with `histocc evaluate --fit-confidence`. For topk, which takes most of the
+time, it is fitted when topk is first asked for. A model in closed form is judged on its training texts, each
 left out (`histocc.learn.few.judge`).
 """
 
@@ -28,13 +28,12 @@ from histocc.runtime.errors import UserError
 from histocc.runtime.files import checksum
 from histocc.runtime.signals import Stopped
 from histocc.runtime.world import World
-from histocc.trainer.config import TrainConfig
 
-MAX_TEXTS, MAX_ROWS = 1_000, 1_500  # confidence is fitted on no more
+JUDGED_TEXTS, JUDGED_ROWS = 1_000, 1_500  # most that confidence is fitted on
 MAX_BATCH = 256  # rows
-RANKED_TEXTS = 250  # about so many texts are ranked, which takes most of the time
-MAX_CODES = 100  # most codes of an answer that are looked at
-RANKS = "confidence_of_topk.bin"  # in the folder of the run
+RANKED_TEXTS = 250  # about so many texts are ranked (this takes most of the time)
+MAX_CODES_OF_ANSWER = 100  # most compared codes of an answer
+RANKED_FILE = "confidence_of_topk.bin"  # in the folder of the run
 Judged = dict[str, list[tuple[float, bool, bool, float, int]]]  # see `judged_answers`
 
 
@@ -47,10 +46,10 @@ def judged_answers(
     weights: np.ndarray,
     rank_one_of: int = 1,
 ) -> Judged:
-    """Return each decoder's answers: (probability, whether it is several codes, whether it is right, weight
-    of the row, its number). For a decoder that `auto` does not measure, an answer is its best code, for one
-    text of `rank_one_of`; for one of OUTPUTS, it is the output at this place; for `map_of(level)`, it is the
-    linear decoder's at this level, where all codes have a group.
+    """Return each decoder's answers: (probability, whether it has several codes, whether it is right, weight
+    of the row, its number). For a decoder that `auto` does not measure, an answer is the best code of one
+    text of `rank_one_of`; for one of OUTPUTS, the output in this place; for `map_of(level)`, the linear
+    decoder's answer at this level, where all codes have a group.
     """
 
     def asked(decoder: str, k: int, one_of: int = 1) -> list[tuple[Coded, set[str], float, int]]:
@@ -64,7 +63,7 @@ def judged_answers(
     found: Judged = {}
     for name in (name for name in coder.decoders if name in decoders):
         is_set = name in MEASURED
-        answers = asked(name, *((MAX_CODES,) if is_set else (1, rank_one_of)))
+        answers = asked(name, *((MAX_CODES_OF_ANSWER,) if is_set else (1, rank_one_of)))
         found[name] = [
             (
                 one.conf,
@@ -74,7 +73,7 @@ def judged_answers(
                 i,
             )
             for one, true, weight, i in answers
-            if one.conf is not None  # it is None for an empty text
+            if one.conf is not None  # None: an empty text
         ]
         for one, true, weight, i in answers:
             for level, conf in zip(levels, one.levels):
@@ -95,21 +94,21 @@ def rows_right(coded: list[Coded], rows: RowSet, data: PreparedData) -> np.ndarr
 
 
 def rows_to_judge(rows: RowSet, usable: np.ndarray) -> np.ndarray:
-    """Return the rows of MAX_TEXTS of the usable texts (bool [N]), at most MAX_ROWS: of texts with many rows
-    the first ones, so that rare texts count no less.
+    """Return the rows of JUDGED_TEXTS of the usable texts (bool [N]), at most JUDGED_ROWS. Of texts with many
+    rows these are the first ones, so that rare texts count as much.
     """
     distinct = np.unique(rows.text_hash[usable])
-    index = np.flatnonzero(usable & np.isin(rows.text_hash, distinct[:MAX_TEXTS]))
+    index = np.flatnonzero(usable & np.isin(rows.text_hash, distinct[:JUDGED_TEXTS]))
     order = np.argsort(rows.text_hash[index], kind="stable")
     _, first, times = np.unique(rows.text_hash[index][order], return_index=True, return_counts=True)
-    place = np.arange(len(index)) - np.repeat(first, times)  # of each row among those of its text
-    return np.sort(index[order[np.argsort(place, kind="stable")[:MAX_ROWS]]])
+    place = np.arange(len(index)) - np.repeat(first, times)  # of each row among the rows of its text
+    return np.sort(index[order[np.argsort(place, kind="stable")[:JUDGED_ROWS]]])
 
 
 def judged_rows(
     coder: Coder, decoders: list[str], rows: RowSet, index: np.ndarray, data: PreparedData, part: slice
 ) -> Judged:
-    """Return `judged_answers` to a part of the rows `index`, in which each text counts the same."""
+    """Return `judged_answers` to some of the rows `index`. Each text counts the same."""
     _, text, times = np.unique(rows.text_hash[index], return_inverse=True, return_counts=True)
     own, weights = index[part], 1.0 / times[text.reshape(-1)][part]
     codes = [{data.codes[i] for i in row if i >= 0} for row in rows.codes[own].tolist()]
@@ -119,8 +118,8 @@ def judged_rows(
 
 
 def fit_maps(fitted: Confidence, judged: Judged) -> list[str]:
-    """Fill the maps and curves by judged answers. Returns each decoder's calibration error before and after,
-    in words.
+    """Fill the maps and curves from judged answers. Returns each decoder's calibration error before and
+    after, in words.
     """
     errors = []
     for decoder, of_decoder in judged.items():
@@ -146,21 +145,21 @@ def fit_confidence(
     batch_size: int,
     precision: Precision,
 ) -> dict | None:
-    """Measure the figure of a model on its device, and fit the confidence of its decoders, on the rows
+    """Measure the figure of a model on its device and fit the confidence of its decoders, on the rows
     `usable` (bool [N]) of `data`, whose codes are the model's (`rows_to_judge`). name: the model's name in
-    messages. All ranks. Returns the entries of a checkpoint on rank 0, {} on the others: no confidence if
-    there are fewer than MIN_TEXTS distinct texts; None on all without any. Raises Stopped on all if the run
-    was asked to stop.
+    messages. All ranks. Returns the entries of a checkpoint on rank 0, {} on the others: without confidence
+    if there are fewer than MIN_TEXTS distinct texts; None on all ranks without any. Raises Stopped on all
+    ranks if the run was asked to stop.
     """
     index = rows_to_judge(rows, usable)
     texts = len(np.unique(rows.text_hash[index]))
-    if texts < MIN_TEXTS and name != checkpoint.BEST:  # which follows the other one of the run
+    if texts < MIN_TEXTS and name != checkpoint.BEST:  # BEST comes after the run's other checkpoint
         has_one = Confidence.of(loaded[2]).maps
-        kept = "the earlier fit stays" if has_one else "probabilities are the decoders' own"
+        kept = "the earlier fit stays" if has_one else "probabilities are not corrected"
         world.print(
             f"Confidence is not fitted: it takes {MIN_TEXTS} distinct texts with an answer that the model was"
-            f" not trained on, and there are {texts:,}. Give it more rows, or let a larger --share-val of"
-            f" finetune.py set more aside; {kept}"
+            f" not trained on, but there are {texts:,}. Give it more rows, or train with a larger"
+            f" --share-val; {kept}"
         )
     if not texts:
         return None
@@ -208,18 +207,25 @@ def fit_confidence(
     return {**found, "confidence": fitted._asdict()}
 
 
-def fit_run(args: TrainConfig, world: World, data: PreparedData, resumed: dict | None) -> None:
-    """Measure the figure and fit the confidence of the checkpoints of a run that has ended, last.bin and
-    best.bin, on its validation rows, if they have none. The same step has the same weights, so it has the
-    same. All ranks. resumed: the checkpoint that the run was resumed from, if it took no step since.
+def fit_run(
+    folder: str,
+    precision: Precision,
+    batch_size: int,
+    world: World,
+    data: PreparedData,
+    resumed: dict | None = None,
+) -> None:
+    """Measure the figure and fit the confidence of last.bin and best.bin of a finished run on its validation
+    rows, if they have none. Both have the same weights, and so the same entries, if they are of the same
+    step. All ranks. resumed: the checkpoint that the run was resumed from, if it took no step since.
     """
-    precision, size = Precision.of(args, world.device), min(args.samples_at_once, MAX_BATCH)
+    size = min(batch_size, MAX_BATCH)
     entries: dict[int, dict] = {}  # entries by the step of the checkpoint
     for name in (checkpoint.LAST, checkpoint.BEST):
-        file = os.path.join(args.save_path, name)
+        file = os.path.join(folder, name)
         if resumed and resumed["path"] == file and resumed.get("figure"):
             continue
-        # another node may not see the file
+        # other nodes may not see the file
         read = unfitted(file, data) if world.is_main else {}
         state = world.broadcast({**read, "optimizer": {}} if read else None, 0)
         if state is None:
@@ -236,12 +242,12 @@ def fit_run(args: TrainConfig, world: World, data: PreparedData, resumed: dict |
                 return
             entries[state["step"]] = entry
         changed = {**read, **entries[state["step"]]}
-        world.run_on_main(partial(checkpoint.rewrite, file, changed))  # nobody else writes it meanwhile
+        world.run_on_main(partial(checkpoint.rewrite, file, changed))  # nothing else writes it meanwhile
 
 
 def unfitted(file: str, data: PreparedData) -> dict:
-    """Return the checkpoint of a run on these data if it has no figure, else {}. Links, and files that are no
-    such checkpoint, belong to others and stay as they are. Rank 0 only.
+    """Return the checkpoint of a run on these data if it has no figure, else {}. Links, and other files of
+    this name, belong to others and stay as they are. Rank 0 only.
     """
     with contextlib.suppress(UserError):
         state = {} if os.path.islink(file) else checkpoint.load(file)
@@ -251,8 +257,8 @@ def unfitted(file: str, data: PreparedData) -> dict:
 
 
 def fit_ranked(coder: Coder, weights: str, decoder: str, world: World) -> None:
-    """Fit the confidence of topk by which `decoder` answers, if the run that has the weights has fitted that
-    of the others: on the same rows, if they are still there, by rank 0, once. All ranks.
+    """Fit the confidence of topk, used by `decoder`, if the run of the weights has fitted the other decoders:
+    on the same rows, if they still exist, on rank 0, once. All ranks.
     """
     held = coder.confidence
     if not held.maps or RANKED in held.maps or "tree" not in DECODERS[decoder].needs:
@@ -272,7 +278,7 @@ def fit_ranked(coder: Coder, weights: str, decoder: str, world: World) -> None:
             fit_maps(fitted, judged_rows(raw, [RANKED], data.val, index, data, slice(None)))
             return json.dumps([fitted.maps, fitted.curves]).encode()
 
-        return kept_beside(weights, RANKS, f"{checksum(weights)} {coder.precision.name}", compute)
+        return kept_beside(weights, RANKED_FILE, f"{checksum(weights)} {coder.precision.name}", compute)
 
     maps, curves = json.loads(world.run_on_main(find))
     coder.confidence = held._replace(maps=held.maps | maps, curves=held.curves | curves)

@@ -1,4 +1,4 @@
-"""The texts of `--known`, whose codes are right and win over the model's."""
+"""The texts of `--known`, whose certain codes replace the model's."""
 
 import functools
 import re
@@ -25,10 +25,10 @@ def read_known(
     header = table_format(path, texts=input_cols).names
     written = [name for name in header if re.fullmatch(rf"{re.escape(system)}_\d+", name)]
     names = [name for name in formatter.target_cols if name in header]
-    names = written if set(names) <= set(written) else names  # there may be more than in training
+    names = written if set(names) <= set(written) else names  # perhaps more than in training
     if not {*input_cols} <= {*header} or not names:
         columns = " and ".join(map(repr, input_cols))
-        needs = f"needs a column {columns} (--input-col) and one of codes ({system}_1)"
+        needs = f"needs a column {columns} (--input-col) and a column of codes ({system}_1)"
         raise UserError(f"--known {path}: {needs}; it has {', '.join(map(repr, header))}")
     language = args.language_col or ("lang" if args.language else None)
     language = language if language in header else None
@@ -44,7 +44,7 @@ def read_known(
         if row.is_guess or not (place[0] and codes):
             continue
         unknown = [code for code in codes if code not in key]
-        wrong += [f"line {row.line}: {code!r} is no code of {system}" for code in unknown]
+        wrong += [f"line {row.line}: {code!r} is not a code of {system}" for code in unknown]
         if set(known.get(place, codes)) != set(codes):
             several[place] = row.text
         known[place] = codes
@@ -54,6 +54,6 @@ def read_known(
     if dittos := table.about_dittos():
         notes.append(f"{path}: texts such as {dittos}")
     if several:
-        what = f"{len(several):,} texts have different codes in several rows, of which the last counts"
+        what = f"{len(several):,} texts have different codes in several rows; the last row counts"
         notes.append(f"{path}: {what}: {', '.join(map(repr, list(several.values())[:3]))}")
     return known, notes

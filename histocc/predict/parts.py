@@ -1,5 +1,5 @@
 """Coding in parts: each file of a folder, or range of rows of a large file, gets its own part of the output.
-Tasks that share the parts need not know of each other, and may be killed and started again.
+Tasks that share the parts work independently, and may be killed and restarted.
 """
 
 import contextlib
@@ -19,8 +19,9 @@ from histocc.predict.coding import Coding
 from histocc.predict.config import PredictConfig, hidden
 from histocc.runtime import files
 from histocc.runtime.errors import UserError, raise_if_any
+from histocc.runtime.log import counted
 
-SETTINGS = "_histocc.json"  # of all parts of a folder; readers of folders pass over such names
+SETTINGS_OF_PARTS = "_histocc.json"  # of all parts of a folder. Readers of folders pass over such names
 
 
 class Unit(NamedTuple):
@@ -57,7 +58,7 @@ def units_of(args: PredictConfig) -> list[Unit]:
 
 
 def task_of(args: PredictConfig) -> tuple[int, int, str]:
-    """Return (the number of this task from 0 on, how many there are, what says so)."""
+    """Return (the number of this task, from 0; the number of tasks; the source of both)."""
     if args.task:
         return args.task[0] - 1, args.task[1], "--task"
     number, count = (int(os.environ.get(name) or at) for name, at in (("RANK", 0), ("WORLD_SIZE", 1)))
@@ -70,27 +71,27 @@ def task_of(args: PredictConfig) -> tuple[int, int, str]:
         except (KeyError, ValueError, ZeroDivisionError):
             place = tasks = rest = 0
         if rest or not 0 <= place < tasks:
-            raise UserError("the numbers of this SLURM array do not tell this task's: add --task I/N")
+            raise UserError("the numbers of this SLURM array leave this task's open: add --task I/N")
         number, count, given = place * count + number, tasks * count, ["SLURM_ARRAY_TASK_ID", *given]
     return number, count, " and ".join(given)
 
 
 def check_folder(args: PredictConfig, units: list[Unit]) -> None:
-    """Raise UserError if the folder of the output is not one for these parts."""
+    """Raise UserError if the output folder cannot take these parts."""
     folder = os.path.realpath(args.output)
     for name in args.input or ():
         place = os.path.realpath(name if os.path.isdir(name) else os.path.dirname(os.path.abspath(name)))
         if os.path.isdir(name) and (folder + os.sep).startswith(place + os.sep):
-            raise UserError(f"--output {args.output} is in the input {name}: choose a folder elsewhere")
+            raise UserError(f"--output {args.output} is inside the input {name}: choose another folder")
     if any(files.is_same(unit.file, unit.output) for unit in units):
         raise UserError(f"--output {args.output} holds the input: choose another folder")
     if args.overwrite:
-        raise UserError(f"--overwrite is for a file: to code all anew, remove {args.output}")
+        raise UserError(f"--overwrite is for a file: to code everything again, remove {args.output}")
     raise_if_any(files.save_path_problems(args.output))
 
 
 def check_columns(coding: Coding, first: Path, units: list[Unit]) -> None:
-    """Raise UserError if a part of the input has other columns than the first of all."""
+    """Raise UserError if a part of the input has other columns than the first part."""
     names = table_format(first, *coding.how).names
     for unit in units:
         if (found := table_format(unit.path, *coding.how).names) != names:
@@ -99,13 +100,13 @@ def check_columns(coding: Coding, first: Path, units: list[Unit]) -> None:
 
 
 def settings_of(folder: str) -> dict | None:
-    """Return what `keep_settings` has written, or None."""
-    return json.loads(files.read_sealed(os.path.join(folder, SETTINGS)) or "null")
+    """Return the content written by `keep_settings`, or None."""
+    return json.loads(files.read_sealed(os.path.join(folder, SETTINGS_OF_PARTS)) or "null")
 
 
 def inputs_of(args: PredictConfig, units: list[Unit]) -> dict[str, list]:
-    """Return the input of each part, by the name of the part, with values that differ after a change of it
-    or of the file before, whose last row the first one may repeat.
+    """Return the input of each part by the part's name, with values that change with it or with the file
+    before it, whose last row the first one may repeat.
     """
     inputs, own, before = {}, [], []
     for unit in units:
@@ -118,17 +119,17 @@ def inputs_of(args: PredictConfig, units: list[Unit]) -> dict[str, list]:
 
 
 def left_to_do(args: PredictConfig, units: list[Unit]) -> list[Unit]:
-    """Return the parts that are not there, or not of the input as it is now. Raises UserError if the folder
-    holds something else.
+    """Return the parts missing or made from an earlier state of the input. Raises UserError if the
+    folder holds something else.
     """
     there, left = (settings_of(args.output) or {"parts": {}})["parts"], []
     for unit, (name, now) in zip(units, inputs_of(args, units).items()):
         is_there = os.path.isfile(unit.output)
         before = there.get(name, [])
         if is_there and not before:
-            raise UserError(f"{unit.output} is no part of an output of predict; choose another folder")
+            raise UserError(f"{unit.output} is not a part written by predict; choose another folder")
         if is_there and before[0] != now[0]:
-            raise UserError(f"{unit.output} is the part of another input, {before[0]}: choose another folder")
+            raise UserError(f"{unit.output} is a part of another input, {before[0]}: choose another folder")
         # a killed process may have left its pieces
         if not is_there or before != now or os.path.isdir(hidden(unit.output, ".parts")):
             left.append(unit)
@@ -136,22 +137,22 @@ def left_to_do(args: PredictConfig, units: list[Unit]) -> list[Unit]:
 
 
 def keep_settings(args: PredictConfig, units: list[Unit], now: dict) -> None:
-    """Write the settings that decide all parts, and their inputs; remove parts of inputs that have changed.
-    Raises UserError if the folder holds parts by other settings.
+    """Write the settings of all parts, and their inputs. Remove parts of changed inputs.
+    Raises UserError if the folder holds parts with other settings.
     """
-    path, inputs = os.path.join(args.output, SETTINGS), inputs_of(args, units)
+    path, inputs = os.path.join(args.output, SETTINGS_OF_PARTS), inputs_of(args, units)
     os.makedirs(args.output, exist_ok=True)
     with files.file_lock(path):
         there = settings_of(args.output)
         if there and (odd := sorted(name for name in now if there["settings"].get(name) != now[name])):
-            what = f"{args.output} holds parts by {there['named']}"
+            what = f"{args.output} holds parts made by {there['named']}"
             what += f" with other settings ({', '.join(odd)} differ from those of {args.model} now)"
             raise UserError(f"{what}: choose another folder, or remove it")
         before = there["parts"] if there else {}
         for name in before:
             path_of_part = os.path.join(args.output, name)
             if name not in inputs and os.path.isfile(path_of_part):
-                what = f"{path_of_part} is the part of an input that is not named now, {before[name][0]}"
+                what = f"{path_of_part} belongs to an input that is not named now, {before[name][0]}"
                 raise UserError(f"{what}: remove it, or choose another folder")
             if name in inputs and inputs[name] != before[name]:
                 with contextlib.suppress(FileNotFoundError):
@@ -162,22 +163,22 @@ def keep_settings(args: PredictConfig, units: list[Unit], now: dict) -> None:
 
 
 def unread(folder: str, names: Iterable[str]) -> list[str]:
-    """Return the lists of rows that could not be read, of those of these parts that have one."""
+    """Return the lists of unreadable rows of these parts, if they exist."""
     lists = (hidden(os.path.join(folder, name), ".rejected.csv") for name in names)
     return [path for path in lists if os.path.isfile(path)]
 
 
 def join(args: PredictConfig) -> str:
-    """Write the parts of a folder into one table; return a line on it. Raises UserError if some lack."""
+    """Write the parts of a folder into one table and return a line on it. Raises UserError if some lack."""
     folder, output = str(args.join), args.output
     if (there := settings_of(folder)) is None:
-        raise UserError(f"{folder}: is no folder that predict --output FOLDER/ has written")
+        raise UserError(f"{folder}: was not written by predict --output FOLDER/")
     if (os.path.realpath(output)).startswith(os.path.realpath(folder) + os.sep):
-        raise UserError(f"--output {output} is in {folder}, whose readers would find its rows twice")
+        raise UserError(f"--output {output} is inside {folder}, whose readers would then find all rows twice")
     paths = [os.path.join(folder, name) for name in there["parts"]]
     if missing := [path for path in paths if not os.path.isfile(path)]:
         what = f"{len(missing):,} of its {len(paths):,} parts are missing ({missing[0]})"
-        raise UserError(f"{folder}: {what}; the command that writes them continues")
+        raise UserError(f"{folder}: {what}; repeat the command that writes them to continue")
     inputs: dict[str | None, str] = dict.fromkeys(paths, "a part")
     problems = files.problems([output], inputs, args.overwrite, endings=tuple(ENDINGS))
     raise_if_any([*problems, *missing_package(output)])
@@ -204,5 +205,5 @@ def join(args: PredictConfig) -> str:
             write(list(zip(*chunk.columns)))
             rows += len(chunk.lines)
     lists = unread(folder, there["parts"])
-    lacking = f"; rows of {len(lists):,} could not be read: {lists[0]} lists them" if lists else ""
-    return f"{rows:,} rows of {len(parts):,} parts are in {(args.asked or args).output}{lacking}"
+    lacking = f"; {len(lists):,} of them have unreadable rows: {lists[0]} lists them" if lists else ""
+    return f"{counted(rows, 'row')} of {len(parts):,} parts are in {(args.asked or args).output}{lacking}"

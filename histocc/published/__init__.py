@@ -1,1 +1,1 @@
-"""The formats of other programs, read and written: weights, keys, characters."""
+"""Reading and writing the formats of other programs: weights, keys, characters."""

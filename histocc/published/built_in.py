@@ -1,5 +1,5 @@
-"""The built-in model, which codes HISCO without training data. It is fitted to the lists of `histocc.lexicon`
-at first use, in a process of its own, and kept in a folder of the user's.
+"""The built-in model, which assigns HISCO codes without training data. It is fitted to the lists of
+`histocc.lexicon` at first use, in a separate process, and kept in a folder of the user.
 """
 
 import contextlib
@@ -16,7 +16,7 @@ from histocc.runtime.log import Stage
 from histocc.runtime.world import is_first_rank
 
 NAME = "built-in"
-CACHE = "HISTOCC_CACHE"  # variable of the environment: the folder that keeps the model
+CACHE = "HISTOCC_CACHE"  # environment variable: the folder that keeps the model
 LAUNCHED = re.compile("RANK|(LOCAL|GROUP|ROLE)_.*|WORLD_SIZE|MASTER_.*|TORCHELASTIC_.*|SLURM_.*")
 
 
@@ -28,17 +28,17 @@ def cache_folder() -> str:
 
 
 def path() -> str:
-    """Return the path of the built-in model. Another program, other lists or constants have another one."""
+    """Return the path of the built-in model, which changes with the program, its lists and constants."""
     return os.path.join(cache_folder(), f"{NAME}-{hash_of_sources('**/*.py', '**/*.csv')}")
 
 
 def is_made(folder: str) -> bool:
-    """Return whether a folder holds the model and its rows; what cleans caches may have removed some."""
+    """Return whether a folder holds the model and its rows; a cleaner of caches may have removed some."""
     return all(any(Path(folder).glob(name)) for name in ("best.bin", "prepared/*/*.txt"))
 
 
 def folder() -> str:
-    """Return the folder of the built-in model, made if it is not there. Raises UserError."""
+    """Return the folder of the built-in model, and make the model if necessary. Raises UserError."""
     made = path()
     if is_made(made):
         return made
@@ -46,7 +46,7 @@ def folder() -> str:
     if not why:
         if is_first_rank():
             print(f"The built-in model is made once, in about a minute: {made}", file=sys.stderr, flush=True)
-        # a process that a launcher has started must not join its job a second time
+        # a process started by a launcher must not join its job a second time
         alone = {name: value for name, value in os.environ.items() if not LAUNCHED.fullmatch(name)}
         of_package = os.path.dirname(os.path.dirname(lexicon.__path__[0]))
         alone["PYTHONPATH"] = os.pathsep.join(filter(None, [of_package, os.environ.get("PYTHONPATH")]))

@@ -1,5 +1,5 @@
-"""Weights that other programs have published or that `export` writes: files, folders, names on the hub, and
-their content, which is tensors and plain Python values, never code.
+"""Weights published by other programs or written by `export`: files, folders, names on the hub, and their
+content (tensors and plain Python values, never code).
 """
 
 import json
@@ -20,21 +20,21 @@ from histocc.runtime.files import opened
 from histocc.runtime.world import is_first_rank
 from histocc.text import AS_IS, ASCII_LOWER
 
-WEIGHTS = ("model.safetensors", "pytorch_model.bin")
-BESIDE = ("config.json", "key.json", "chars.json")
-KINDS = {"mixer": "a mixer", "flat": "a flat classifier", "encoder": "an encoder alone"}
-KINDS |= {"seq2seq": "a seq2seq model without linear decoder"}
-SETTINGS = "histocc"  # entry of an exported file with the settings of the model: see `export`
+WEIGHT_FILES = ("model.safetensors", "pytorch_model.bin")
+FILES_BESIDE = ("config.json", "key.json", "chars.json")
+MODEL_KINDS = {"mixer": "a mixer", "flat": "a flat classifier", "encoder": "an encoder without decoders"}
+MODEL_KINDS |= {"seq2seq": "a seq2seq model without linear decoder"}
+SETTINGS_ENTRY = "histocc"  # entry of an exported file with the settings of the model: see `export`
 TENSOR = "tensor"  # entry of settings in JSON that names a tensor of the file
 MAX_LEN = 128
-NUMBER = "'?(0|[1-9][0-9]{0,8})'?"  # an output in a key, as Python shows a number or a text
-POSITIONS = "encoder.char_embeddings.char_position_embeddings.weight"
+OUTPUT_NUMBER = "'?(0|[1-9][0-9]{0,8})'?"  # an output in a key, as Python prints a number or a text
+POSITION_WEIGHTS = "encoder.char_embeddings.char_position_embeddings.weight"
 ENCODER_PARTS = ("char_embeddings.", "initial_char_encoder.", "chars_to_molecules.", "encoder.")
 ENCODER_PARTS += ("projection.", "final_char_encoder.", "pooler.")
 
 
 class Given(NamedTuple):
-    """The facts on weights that the user states, since the weights do not."""
+    """Facts that the user states because the weights do not."""
 
     formatter: str | None = None  # its kind
     key: Callable[[], list[str]] | None = None  # reads the codes of the outputs, "" for one without
@@ -47,12 +47,12 @@ class PublishedWeights(NamedTuple):
     """The content of a file of published weights."""
 
     file: str
-    kind: str  # one of KINDS
-    weights: dict[str, torch.Tensor]  # by our names
+    kind: str  # one of MODEL_KINDS
+    weights: dict[str, torch.Tensor]  # under our names
     codes: list[str]  # by linear output, "" for one without; [] if the file has none
     chars: list[str] | None  # tokens of its formatter, None for the usual ones
-    positions: int  # length of its token sequences; 0 if no config.json says it
-    config: dict  # sizes by our names, and how the model reads
+    positions: int  # length of its token sequences; 0 if no config.json has it
+    config: dict  # sizes under our names, and how the model reads
 
     @property
     def tokens(self) -> int:  # number of tokens of the decoder that writes codes; 0 without it
@@ -63,14 +63,14 @@ class PublishedWeights(NamedTuple):
         return len(self.weights.get("linear_decoder.weight", ()))
 
     def with_codes(self, codes: list[str]) -> "PublishedWeights":
-        """Return the same with these codes for its linear outputs. An output without a code is left out, so
-        that it is never predicted. Raises UserError unless there are as many codes as outputs, or one fewer.
+        """Return a copy with these codes for its linear outputs. An output without a code is dropped, so that
+        it is never predicted. Raises UserError unless there are as many codes as outputs, or one fewer.
         """
         outputs = self.outputs or len(codes)
         if outputs - len(codes) not in (0, 1) or not codes:
             raise UserError(
                 f"{self.file}: has {outputs:,} outputs, but its key has {len(codes):,} codes: name its key"
-                " with --key (to train from it: --initial-key), or put it beside the file as key.json"
+                " with --key (to train from it: --initial-key), or put it next to the file as key.json"
             )
         kept, weights = [i for i, code in enumerate(codes) if code], self.weights
         if len(kept) < outputs:
@@ -93,13 +93,17 @@ def _say_once(line: str) -> None:
 
 def local_weights(path: str) -> str | None:
     """Return the file of weights at `path`, which may be a run's or a published folder; or None."""
-    return checkpoint.find(path, (checkpoint.BEST, checkpoint.LAST, *WEIGHTS))
+    return checkpoint.find(path, (checkpoint.BEST, checkpoint.LAST, *WEIGHT_FILES))
 
 
-def files_of(model: str) -> list[str]:
-    """Return the file of weights at a path, and those read with it; [] for a name on the hub."""
+def model_files(model: str) -> list[str]:
+    """Return the file of weights at a path, and the files read with it; [] for a name on the hub."""
     file = local_weights(model)
-    return [file, *filter(os.path.exists, (_path(file, name) for name in BESIDE))] if file else []
+    return [file, *filter(os.path.exists, (_path(file, name) for name in FILES_BESIDE))] if file else []
+
+
+# errors of the hub other than network failures
+NOT_THERE = ("RepositoryNotFoundError", "GatedRepoError", "RevisionNotFoundError", "HFValidationError")
 
 
 def hub_name(name: str) -> str:
@@ -113,19 +117,23 @@ def from_hub(name: str, force_download: bool = False) -> str:
     try:
         from huggingface_hub import snapshot_download
 
-        files = [*WEIGHTS, *BESIDE]
+        files = [*WEIGHT_FILES, *FILES_BESIDE]
         return snapshot_download(hub_name(name), allow_patterns=files, force_download=force_download)
-    except Exception as error:  # no connection, no such name, no permission: the library's own words
-        why = "pip install huggingface_hub" if isinstance(error, ImportError) else f"{error!s:.200}"
-        raise UserError(f"{name}: no such file; not found on the hub as {hub_name(name)} ({why})") from None
+    except Exception as error:  # no connection, no such name, no permission: in the library's own words
+        why = f"the hub could not be asked for {hub_name(name)}: is there a network?"
+        if isinstance(error, ImportError):
+            why = "the hub cannot be asked without a package: pip install huggingface_hub"
+        elif type(error).__name__ in NOT_THERE:
+            why = f"the hub has no model {hub_name(name)}, or keeps it private"
+        raise UserError(f"{name}: no such file or folder, and {why}") from None
 
 
-# ---- what they hold
+# ---- their content
 
 
 def load_content(file: str) -> dict:
-    """Return the content of a file of weights, its checksum compared if it has one. An exported safetensors
-    file that lost its metadata is completed from the JSON files beside it. Raises UserError.
+    """Return the content of a file of weights, after comparing its checksum if it has one. An exported
+    safetensors file without metadata is completed from the JSON files next to it. Raises UserError.
     """
     if not file.endswith(".safetensors"):
         return checkpoint.load(file)
@@ -135,14 +143,16 @@ def load_content(file: str) -> dict:
         raise UserError(f"{file}: needs the safetensors package: pip install safetensors") from None
     with checkpoint.reading(file), safe_open(file, "pt") as held:
         texts = held.metadata() or {}
-        content = {name: json.loads(texts[name]) for name in ("key", "chars", SETTINGS) if name in texts}
-        # a copy is aligned, so that sums have the same order as in any other model
+        content = {
+            name: json.loads(texts[name]) for name in ("key", "chars", SETTINGS_ENTRY) if name in texts
+        }
+        # a copy is aligned, so that sums are in the same order as in any other model
         content["model"] = {name: held.get_tensor(name).clone() for name in held.keys()}  # noqa: SIM118
-        if SETTINGS not in content and SETTINGS in (beside := _beside(file, "config.json", {})):
-            content |= {SETTINGS: beside[SETTINGS], "key": _beside(file, "key.json", {})}
-        if SETTINGS in content:
-            content[SETTINGS] = with_tensors(content[SETTINGS], content["model"])
-            summed = content[SETTINGS] | {"model": content["model"], "key": content.get("key")}
+        if SETTINGS_ENTRY not in content and SETTINGS_ENTRY in (beside := _beside(file, "config.json", {})):
+            content |= {SETTINGS_ENTRY: beside[SETTINGS_ENTRY], "key": _beside(file, "key.json", {})}
+        if SETTINGS_ENTRY in content:
+            content[SETTINGS_ENTRY] = with_tensors(content[SETTINGS_ENTRY], content["model"])
+            summed = content[SETTINGS_ENTRY] | {"model": content["model"], "key": content.get("key")}
             checkpoint.check_checksum(file, summed)
         return content
 
@@ -158,7 +168,7 @@ def without_tensors(value: Any, name: str, tensors: dict[str, torch.Tensor]) -> 
 
 
 def with_tensors(value: Any, tensors: dict[str, torch.Tensor]) -> Any:
-    """Return the settings that `without_tensors` has taken apart; their tensors leave `tensors`."""
+    """Return the settings from before `without_tensors`, with their tensors removed from `tensors`."""
     if isinstance(value, dict):
         is_tensor = [*value] == [TENSOR]
         return (
@@ -168,8 +178,8 @@ def with_tensors(value: Any, tensors: dict[str, torch.Tensor]) -> Any:
 
 
 def read_published(file: str, content: dict | None = None) -> PublishedWeights:
-    """Return a file of published weights; content: as `load_content` returns it, if it is loaded. Raises
-    UserError if the file is none of KINDS.
+    """Return a file of published weights; content: the result of `load_content`, if loaded. Raises UserError
+    if the file is not one of MODEL_KINDS.
     """
     content = content or load_content(file)
     beside, key, of_key = _beside(file, "config.json", {}), content.get("key"), file
@@ -184,7 +194,7 @@ def read_published(file: str, content: dict | None = None) -> PublishedWeights:
         heads = {"num_attention_heads": max(1, shown["hidden_size"] // 64)}
         positions = len(beside.get("num_classes", ()))
         encoder = CanineConfig.from_dict({**heads, **beside, **shown}).to_dict()
-    feed_forward = weights.get("decoder.decoder.layers.0.linear1.weight", weights[POSITIONS].T)
+    feed_forward = weights.get("decoder.decoder.layers.0.linear1.weight", weights[POSITION_WEIGHTS].T)
     masks = dict.fromkeys(("memory_mask", "target_mask"), kind not in ("mixer", "seq2seq"))
     config = {**encoder, **masks, "decoder_dim_feedforward": len(feed_forward), "max_len": MAX_LEN}
     config["text"] = AS_IS if kind == "encoder" else ASCII_LOWER
@@ -192,12 +202,13 @@ def read_published(file: str, content: dict | None = None) -> PublishedWeights:
 
 
 def codes_of_key(file: str, key: dict) -> list[str]:
-    """Return the codes of a key (code → number of its output, or the reverse) in the order of the outputs; ""
+    """Return the codes of a key (code → number of its output, or the reverse) in the order of the outputs, ""
     if one has none: the published trainer writes NaN, None or an empty name for rows without a code, and
-    skips a number if two are one. Raises UserError unless the numbers are 0, 1, 2 … with at most one gap.
+    skips a number if two of these occur. Raises UserError unless the numbers are 0, 1, 2 … with at most one
+    gap.
     """
     for pairs in (list(key.items()), [(code, number) for number, code in key.items()]):
-        if all(re.fullmatch(NUMBER, repr(number)) for _, number in pairs):
+        if all(re.fullmatch(OUTPUT_NUMBER, repr(number)) for _, number in pairs):
             named = {int(number): name_of_code(code) for code, number in pairs}
             count, codes = max(named, default=-1) + 1, list(filter(None, named.values()))
             if len(named) == len(pairs) >= count - 1 and len(set(codes)) == len(codes):
@@ -209,17 +220,17 @@ def codes_of_key(file: str, key: dict) -> list[str]:
 
 
 def with_our_names(file: str, content: dict) -> tuple[str, dict[str, torch.Tensor]]:
-    """Return (kind, weights by our names) of a file, without the prefix of a wrapped model, a published
+    """Return (kind, weights under our names) of a file, without the prefix of a wrapped model, a published
     position table 0, 1, 2, … and heads of other tasks. Raises UserError if it holds no CANINE model.
     """
     held = content["model"] if isinstance(content.get("model"), dict) else content
     tensors = {name: value.detach() for name, value in held.items() if isinstance(value, torch.Tensor)}
     weights = {flat_name(name.removeprefix("module.")): value for name, value in tensors.items()}
-    if POSITIONS not in weights:  # an encoder alone
+    if POSITION_WEIGHTS not in weights:  # only an encoder
         bare = {name.removeprefix("canine."): value for name, value in weights.items()}
         weights = {f"encoder.{name}": value for name, value in bare.items() if name.startswith(ENCODER_PARTS)}
     weights = {name: value for name, value in weights.items() if not name.endswith("position_ids")}
-    if POSITIONS not in weights:
+    if POSITION_WEIGHTS not in weights:
         names = ", ".join(sorted(tensors)[:5]) or "no tensors"
         raise UserError(f"{file}: holds no weights of a CANINE model; it has {names}")
     classifies = "linear_decoder.weight" in weights
@@ -234,10 +245,10 @@ def flat_name(name: str) -> str:
 
 
 def sizes(weights: dict[str, torch.Tensor]) -> dict[str, int]:
-    """Return the fields of the encoder's config that follow from the shapes of `weights`, by our names."""
+    """Return the fields of the encoder's config that follow from the shapes of `weights`, under our names."""
     shown = {
-        "num_hash_buckets": (POSITIONS, 0),
-        "hidden_size": (POSITIONS, 1),
+        "num_hash_buckets": (POSITION_WEIGHTS, 0),
+        "hidden_size": (POSITION_WEIGHTS, 1),
         "type_vocab_size": ("encoder.char_embeddings.token_type_embeddings.weight", 0),
         "intermediate_size": ("encoder.initial_char_encoder.layer.0.intermediate.dense.weight", 0),
     }
@@ -254,7 +265,7 @@ def _path(file: str, name: str) -> str:
 
 
 def _beside(file: str, name: str, default: Any) -> Any:
-    """Return a JSON file beside the weights, of the type of `default`, or `default`. Raises UserError."""
+    """Read a JSON file next to the weights, of the type of `default`, or return that. Raises UserError."""
     path = _path(file, name)
     if not os.path.lexists(path):
         return default

@@ -22,9 +22,9 @@ from histocc.runtime.errors import UserError
 from histocc.text import AS_IS, LANGUAGES, TEXT_RULES
 
 Loaded = tuple[Seq2SeqMixerOccCANINE, BlockyFormatter, dict]
-# The tensors that a kind of model lacks begin with these.
+# Prefixes of the tensors that a kind of model lacks.
 LACKING = {"mixer": (), "seq2seq": ("linear_decoder.",), "flat": ("decoder.",)}
-# Those that a model in closed form lacks, too.
+# Prefixes of further tensors that a model in closed form lacks.
 LACKING_OF_RIDGE = (
     "linear_decoder.",
     "ngrams.table.",
@@ -32,7 +32,7 @@ LACKING_OF_RIDGE = (
     "ngrams.word_to_",
     "ngrams.text_to_",
 )
-# Entries of a checkpoint that coding needs, as far as a model has them.
+# Entries of a checkpoint that coding needs, if the model has them.
 CODING = ["config", "key", "kind", "formatter", "system", "languages", "thresholds", "linear_share", "splits"]
 CODING += ["figure", "confidence", "source", "origin", "hisco_numbers", "prior", "trained", "answers"]
 OF_CODES = {  # their dimension of the codes
@@ -71,7 +71,7 @@ def new_model(
 
 
 class _WithoutWeights(TorchFunctionMode):
-    """A mode for the meta device: no random numbers are drawn, and computed values lie in memory. Otherwise
+    """A mode for the meta device that draws no random numbers and keeps computed values in memory. Otherwise
     torch would import its compiler, which takes seconds.
     """
 
@@ -85,9 +85,9 @@ class _WithoutWeights(TorchFunctionMode):
 def model_with_weights(
     config: dict, formatter: BlockyFormatter, codes: int, weights: dict, kind: str = "mixer"
 ) -> Seq2SeqMixerOccCANINE:
-    """Return the model that `config` describes, in evaluation mode and float32, made of just these `weights`:
-    nothing else is allocated. Parts that this kind of model lacks know no code (linear decoder) or write none
-    (the other). Raises ValueError, RuntimeError and others if the weights do not fit.
+    """Return the model that `config` describes, in evaluation mode and float32, made of only these `weights`:
+    nothing else is allocated. A missing linear decoder knows no codes, a missing other decoder writes none.
+    Raises ValueError, RuntimeError and others if the weights do not fit.
     """
     lacks = LACKING[kind] + (LACKING_OF_RIDGE if config.get("ridge") else ())
     if not config.get("ridge") and config["hidden_size"] not in {
@@ -113,8 +113,8 @@ def model_with_weights(
 
 
 def find_weights(path: str, what: str, force_download: bool = False) -> str:
-    """Return the file of weights at a path, of the built-in model, or of a name on the hub. what: begins the
-    UserError's message.
+    """Return the file of weights at a path, of the built-in model, or of a name on the hub. what: start of
+    the UserError's message.
     """
     path = built_in.folder() if path == built_in.NAME and not os.path.lexists(path) else path
     file = formats.local_weights(path)
@@ -127,8 +127,8 @@ def find_weights(path: str, what: str, force_download: bool = False) -> str:
 
 
 def is_shared(model: str) -> bool:
-    """Return whether other projects use a model, too: one that is named, on the hub or built-in, one in the
-    folder of the built-in model, or a link. Nothing is written into its file or beside it.
+    """Return whether other projects also use a model: a name on the hub, the built-in model or its folder, or
+    a link. Nothing may be written into its file or its folder.
     """
     file = formats.local_weights(model) or ""
     kept = os.path.join(os.path.realpath(built_in.cache_folder()), "")
@@ -136,13 +136,14 @@ def is_shared(model: str) -> bool:
 
 
 def outline(model: str) -> Loaded | None:
-    """Return a model that knows no text but has the languages, codes and decoder of the built-in model, if
-    that is named and has to be made: names are checked by it before. None for any other.
+    """Return a stand-in for the built-in model if that is named but not made yet, else None. It knows no
+    texts, but its languages, codes and decoder allow a check of names before.
     """
     if model != built_in.NAME or os.path.lexists(model) or built_in.is_made(built_in.path()):
         return None
     formatter, key = BlockyFormatter("hisco", ["hisco_1", "hisco_2", "hisco_3"]), hisco_key()
-    state = {"kind": "flat", "languages": lexicon.LANGUAGES, "key": {code: i for i, code in enumerate(key)}}
+    numbers = {code: i for i, code in enumerate(key)}
+    state = {"kind": "flat", "languages": lexicon.LEXICON_LANGUAGES, "key": numbers}
     state |= {"args": {"language_col": "lang"}, "config": {"text": AS_IS, "max_len": LONGEST}}
     sizes = formatter.num_classes, len(key), None, None
     how = {"config": model_config(NGRAMS), "ngrams": {"rows": 1, "width": 1}, "encoder": False}
@@ -151,7 +152,13 @@ def outline(model: str) -> Loaded | None:
 
 def load_model(path: str, device: torch.device | str = "cpu", given: Given = Given()) -> Loaded:
     """Return (model in evaluation mode, formatter, checkpoint) from a checkpoint, a run's folder, an exported
-    file, or published weights; given: for the last alone. Raises UserError.
+    file, or published weights; given: only for the last. Raises UserError.
+
+    Example:
+        >>> from histocc import load_model
+        >>> model, formatter, state = load_model("./output")
+        >>> state["step"], len(state["key"])
+        (0, 289)
     """
     file = find_weights(path, path)
     model, formatter, state = model_of_content(file, formats.load_content(file), given)
@@ -160,7 +167,7 @@ def load_model(path: str, device: torch.device | str = "cpu", given: Given = Giv
 
 def brings_settings(content: dict) -> bool:
     """Return whether a file of weights is a checkpoint or an export of histocc, with formatter and sizes."""
-    return "format" in content or "config" in content or formats.SETTINGS in content
+    return "format" in content or "config" in content or formats.SETTINGS_ENTRY in content
 
 
 def model_of_content(file: str, content: dict, given: Given = Given()) -> Loaded:
@@ -176,7 +183,7 @@ def model_of_content(file: str, content: dict, given: Given = Given()) -> Loaded
 def model_of_checkpoint(file: str, content: dict) -> Loaded:
     """Return `model_of_content`'s result for a run's or an exported file. Raises UserError."""
     with checkpoint.reading(file):
-        settings, weights = content.get(formats.SETTINGS, content), content["model"]
+        settings, weights = content.get(formats.SETTINGS_ENTRY, content), content["model"]
         checkpoint.check_format(file, settings.get("format"))
         codes = formats.codes_of_key(file, content["key"])
         formatter = BlockyFormatter.from_dict(settings["formatter"])
@@ -203,8 +210,8 @@ def model_of_checkpoint(file: str, content: dict) -> Loaded:
 
 
 def check_numbers(model: Seq2SeqMixerOccCANINE, state: dict) -> None:
-    """Raise an error if numbers of a closed form, or of its answers to the texts of its training, point at
-    what is not there.
+    """Raise an error if numbers of a closed form, or of its answers to its training texts, point at missing
+    entries.
     """
     ridge, answers, prior = model.ridge, state.get("answers"), state.get("prior")
     name, key = (prior["name"], prior["key"]) if prior else ("none", ())
@@ -217,20 +224,20 @@ def check_numbers(model: Seq2SeqMixerOccCANINE, state: dict) -> None:
         codes = torch.cat([codes, answers["codes"].flatten()])
         fits &= len(answers["keys"]) == len(answers["codes"]) == len(answers["conf"])
     if not fits or ((codes < -1) | (codes >= len(state["key"]))).any():
-        raise ValueError(f"found codes, texts or a prior ({name}) that are not those of the training")
+        raise ValueError(f"found codes, texts or a prior ({name}) that differ from the training")
 
 
 def load_run(file: str) -> dict:
-    """A checkpoint from which a run can be resumed, its key in the order of the outputs. Raises UserError."""
+    """A checkpoint from which a run can resume, its key in the order of the outputs. Raises UserError."""
     return model_of_checkpoint(file, checkpoint.load_resumable(file))[2]
 
 
 def _published_model(found: PublishedWeights, given: Given) -> Loaded:
     """Return a published model. It reads and decodes as it was trained: texts in lower-case ASCII, padded to
-    128 positions; a seq2seq decoder looks at padding, too. Raises UserError.
+    128 positions; a seq2seq decoder also attends to padding. Raises UserError.
     """
     if found.kind == "encoder":
-        raise UserError(f"{found.file}: an encoder alone codes nothing; --initial-checkpoint trains from it")
+        raise UserError(f"{found.file}: only an encoder, it cannot code; --initial-checkpoint trains from it")
     found = found.with_codes(given.key() if given.key else _codes(found))
     formatter = _published_formatter(found, given)
     key = {formatter.repair(code)[0]: i for i, code in enumerate(found.codes)}
@@ -255,18 +262,18 @@ def _published_model(found: PublishedWeights, given: Given) -> Loaded:
 
 
 def _codes(found: PublishedWeights) -> list[str]:
-    """Return the codes of the linear outputs that the file names, or those of the HISCO key if it fits."""
+    """Return the codes of the linear outputs from the file, or from the HISCO key if that fits."""
     is_hisco = not found.tokens or _kind_of_formatter(found) == "hisco"
     fits = is_hisco and found.outputs in (0, len(hisco_key()))
     return found.codes or (list(hisco_key()) if fits else [])
 
 
 def _kind_of_formatter(found: PublishedWeights) -> str | None:
-    """Return hisco, occ1950 or gpf, by the tokens or a flat classifier's codes; None if they do not tell."""
+    """Return hisco, occ1950 or gpf, from the tokens or a flat classifier's codes; None if unknown."""
     if not found.tokens:
         repair = BlockyFormatter("hisco", None).repair
         return "hisco" if [repair(code)[0] for code in found.codes] == list(hisco_key()) else None
-    # the published program takes any file with its own tokens for a general-purpose one
+    # the published program treats any file with its own tokens as general-purpose
     for kind in ("gpf",) if found.chars else ("hisco", "occ1950", "gpf"):
         if found.tokens == BlockyFormatter(kind, ["code"], chars=found.chars).num_classes[0] + 1:
             return kind
@@ -274,14 +281,14 @@ def _kind_of_formatter(found: PublishedWeights) -> str | None:
 
 
 def _published_formatter(found: PublishedWeights, given: Given) -> BlockyFormatter:
-    """Return the formatter of a published model. For gpf the key gives block size and separator, as in the
-    published program, config.json or the target columns the number of codes. Raises UserError without these.
+    """Return the formatter of a published model. For gpf, block size and separator come from the key, as in
+    the published program, the number of codes from config.json or the target columns; else raise UserError.
     """
     kind = _kind_of_formatter(found) or (None if found.tokens else given.formatter)
     if kind is None or given.formatter not in (None, kind):
         raise UserError(
             f"{found.file}: its {found.tokens or 'no'} tokens belong to formatter {kind or 'unknown'}:"
-            " --formatter names the system, chars.json beside the file its tokens"
+            " name the system with --formatter, its tokens in a chars.json next to the file"
         )
     if kind != "gpf":
         return BlockyFormatter(kind, given.target_cols)
@@ -292,15 +299,15 @@ def _published_formatter(found: PublishedWeights, given: Given) -> BlockyFormatt
     count, rest = divmod(found.positions - 2, block_size) if found.positions else (len(columns), 0)
     if rest or count < max(1, len(columns)):  # BOS, the blocks, EOS
         raise UserError(
-            f"{found.file}: a general-purpose model that does not say how many codes it writes: --target-cols"
-            " names the columns with which it was trained, one for each code"
+            f"{found.file}: a general-purpose model that does not say how many codes it writes: name the"
+            " columns of its training with --target-cols, one for each code"
         )
     columns += [f"{given.system or 'code'}_{i}" for i in range(len(columns) + 1, count + 1)]
     return BlockyFormatter(kind, columns, block_size, separated, allow_short=bool(short), chars=found.chars)
 
 
 def code_lengths(codes: Iterable[str], separated: bool) -> set[int]:
-    """Return how many tokens the codes of a general-purpose key have; separated: by commas."""
+    """Return the number of tokens of codes in a general-purpose key; separated: by commas."""
     return {len(code.split(WITHIN_BLOCK_SEP) if separated else code) for code in codes}
 
 
@@ -308,7 +315,7 @@ def code_lengths(codes: Iterable[str], separated: bool) -> set[int]:
 
 
 def has_size(config: dict, name: str) -> bool:
-    """Return whether the encoder of `config` has the sizes that --model-size `name` makes."""
+    """Return whether the encoder of `config` has the sizes of --model-size `name`."""
     sizes = {field: value for field, value in model_config(name).to_dict().items() if "dropout" not in field}
     return sizes.items() <= config.items() and config.get("encoder", True) == (name != NGRAMS)
 
@@ -331,16 +338,16 @@ def system_name(formatter: BlockyFormatter) -> str:
 
 
 def initial_weights(file: str, content: dict, initial_key: list[str] | None, key: list[str] | None) -> dict:
-    """Return what a run takes of --initial-checkpoint, a file of histocc or of others. Raises UserError.
+    """Return what a run takes from --initial-checkpoint, a file of histocc or of others. Raises UserError.
 
     Args:
-        content: as `formats.load_content` returns it.
-        initial_key: codes of published weights, instead of their own; or None.
-        key: codes of the run, for published weights of another system than HISCO that hold none; or None.
+        content: the result of `formats.load_content`.
+        initial_key: codes to use instead of the codes of published weights; or None.
+        key: codes of the run, for published weights without codes of a system other than HISCO; or None.
 
     Returns:
         model, key, config, args and formatter as in a checkpoint, formatter None if it is not known; what: a
-        description of the file. A published decoder looks at padding, as it was trained; PAD is masked.
+        description of the file. A published decoder attends to padding, as in its training; PAD is masked.
     """
     if brings_settings(content):
         state = {
@@ -361,7 +368,7 @@ def initial_weights(file: str, content: dict, initial_key: list[str] | None, key
             "args": {},
             "config": found.config,
             "formatter": formatter,
-            "what": f"{file}, {formats.KINDS[found.kind]}",
+            "what": f"{file}, {formats.MODEL_KINDS[found.kind]}",
             "source": "published",
         }
     if state.get("source") == "published":
@@ -378,9 +385,9 @@ def load_initial_weights(
     say: Callable[[str], None],
 ) -> None:
     """Copy the result of `initial_weights` into the model of a run where name and shape fit. From a linear
-    decoder with another key copy the rows of codes that both have. Report which weights are new.
+    decoder with another key, copy the rows of the common codes. Report which weights are new.
     """
-    say(f"Initial weights: {first['what']}" + ", the encoder alone" * only_encoder)
+    say(f"Initial weights: {first['what']}" + ", only the encoder" * only_encoder)
     weights = {name: x for name, x in first["model"].items() if name.startswith("encoder." * only_encoder)}
     own = model.state_dict()
     if model.ngrams and "ngrams.idf" not in weights:

@@ -1,1 +1,1 @@
-"""The review of doubtful rows of a coded file by a person: `python -m histocc.review`."""
+"""The review of doubtful rows of a coded file by a person: `histocc review`."""

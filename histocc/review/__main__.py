@@ -1,15 +1,15 @@
 """The review of doubtful rows of a coded file by a person:
 
-    python -m histocc.review
-    python -m histocc.review make coded.csv --output sheet.csv --rows 300
-    python -m histocc.review apply sheet.csv --to coded.csv --output final.csv
-    python -m histocc.review make coded.csv --output sample.csv --rows 200 --sample
-    python -m histocc.review report sample.csv --to coded.csv
-    python -m histocc.review serve texts.csv --key hisco
-    python -m histocc.review apply decisions.csv --to texts.csv --key hisco --output final.csv --fill
-    python -m histocc.review agreement ann.csv bo.csv --output differences.csv
+    histocc review
+    histocc review make coded.csv --output sheet.csv --rows 300
+    histocc review apply sheet.csv --to coded.csv --output final.csv
+    histocc review make coded.csv --output sample.csv --rows 200 --sample
+    histocc review report sample.csv --to coded.csv
+    histocc review serve texts.csv --key hisco
+    histocc review apply decisions.csv --to texts.csv --key hisco --output final.csv --fill
+    histocc review agreement ann.csv bo.csv --output differences.csv
 
-The coded file is never changed. With --fill, rows that nobody has decided get codes that are learned from the
+The coded file is never changed. With --fill, rows that nobody has decided get codes learned from the
 decisions. Without an action, the page begins with the choice of a table, and a button saves its codes.
 """
 
@@ -31,8 +31,8 @@ import numpy as np
 
 from histocc import __version__
 from histocc.data.binary import CHUNK
-from histocc.data.config import AUTO, Column, Format, given_flags, text_columns, text_flags
-from histocc.data.descriptions import Titles, read_descriptions
+from histocc.data.config import Column, FormatFlags, given_flags, text_columns, text_flags
+from histocc.data.descriptions import TitleFlags, read_descriptions
 from histocc.data.records import DECIDED, GUESS, Record, is_name, nothing
 from histocc.data.rows import code_of_cell, csv_text, escape_formula, read_key
 from histocc.data.tables import TABLE_NAME, column_problems, read_chunks, table_format
@@ -44,102 +44,153 @@ from histocc.review.sheet import (
     CHOSEN,
     DECISION,
     ID,
-    MAX_CODES,
+    OFFERED,
     CodedFile,
     Codes,
-    Key,
+    Pair,
     Sheets,
     answers_of,
     cell_of,
     formatter_of,
-    key_of,
     most_wrong_first,
+    pair_of,
     sheet_rows,
 )
-from histocc.review.start import SUFFIX, Report, Start
-from histocc.runtime.config import Count, CountOrZero, Parser, flag, number
+from histocc.review.start import SUFFIX, Progress, Start
+from histocc.runtime.config import AUTO, Count, CountOrZero, Parser, flag, number
 from histocc.runtime.errors import TrainingError, UserError, raise_if_any, run_command
 from histocc.runtime.files import atomic_write, file_lock, is_same, opened, remove_leftovers
 from histocc.runtime.files import problems as output_problems
+from histocc.runtime.log import counted
 from histocc.text import COLUMN_SEPARATOR
 
-LEVELS = (3, 2, 1)  # digits of a code, or its parts, as far as codes have them
-LEAST_SURE = 0.5  # guesses that are less likely right need a review
-ABOUT = {
-    "start": "choose a table in the browser, decide on its texts and save it with codes (the default)",
-    "serve": "decide on texts in the browser, one after the other",
-    "make": "make a sheet of doubtful or drawn texts, for a spreadsheet",
-    "apply": "write the decisions of sheets, or of the browser, into a new file",
-    "report": "say how accurate a file is, by a sheet that make --sample has drawn",
-    "agreement": "say how often two people agree",
+LEVELS = (3, 2, 1)  # compared digits (or parts) of a code, as far as codes have them
+LEAST_SURE = 0.5  # guesses below this probability need review
+ABOUT = {  # what an action does, and two examples
+    "start": (
+        "Choose a table in the browser, decide on its texts and save it with codes (the default).",
+        *("register.xlsx", "."),
+    ),
+    "serve": (
+        "Decide on the texts of a table in the browser, one after the other.",
+        *("coded.csv", "register.csv --key hisco"),
+    ),
+    "make": (
+        "Make a sheet of doubtful or drawn texts, for a spreadsheet.",
+        *("coded.csv --output sheet.csv", "coded.csv --output drawn.csv --rows 200 --sample"),
+    ),
+    "apply": (
+        "Write the decisions of sheets, or of the browser, into a new table.",
+        *("sheet.csv --to coded.csv --output final.csv",),
+        "coded.csv.decisions.csv --to coded.csv --output final.csv --fill",
+    ),
+    "report": (
+        "Measure how accurate a coded table is, from a sheet that make --sample has drawn.",
+        *("drawn.csv --to coded.csv", "ann.csv bo.csv --to coded.csv"),
+    ),
+    "agreement": (
+        "Measure how often two people agree.",
+        *("ann.csv bo.csv", "ann.csv bo.csv --output differences.csv"),
+    ),
 }
-NEEDED = {"make": ("output",), "apply": ("to", "output"), "report": ("to",)}
-Port = Annotated[int, number(int, lambda port: 0 < port < 65_000, "a port, 1 … 64999")]
+NEEDS = {"make": ("output",), "apply": ("to", "output"), "report": ("to",)}
+NEEDED = {
+    "to": "--to CODED.csv, the table that the sheets are about",
+    "output": "--output, the file to write",
+}
+Port = Annotated[int, number(int, lambda port: 0 < port < 65_000, "a port from 1 to 64999")]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Agreement(Titles):
+class AgreementFlags(TitleFlags):
     """The flags of review."""
 
     action: str = ""
     files: list[str] = flag(
         MISSING,
-        "start: a table, or a folder of tables; make, serve: the coded file; others: sheets, or decisions",
-        metavar="FILE",
+        "table to review; for apply, report and agreement the filled-in sheets",
+        metavar="FILE.csv",
         positional=True,
     )
-    output: str = flag("", "the sheet or final file", metavar="FILE.csv", of="make apply agreement")
+    output: str = flag("", "sheet or coded table to write", metavar="FILE.csv", of="make apply agreement")
     overwrite: bool = flag(False, "replace an output that exists", of="make apply agreement")
     key: str | None = flag(
-        None, "codes that may be written: key.csv of a run, or hisco (default for hisco_1 …)", metavar="FILE"
+        None,
+        "codes that may be given: key.csv of a run, or the word hisco (default for hisco_1 …)",
+        metavar="FILE",
     )
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReviewConfig(Agreement, Format):
+class ReviewConfig(AgreementFlags, FormatFlags):
     """The flags of review."""
 
-    to: str = flag("", "the coded file of the sheets", metavar="CODED.csv", of="apply report")
-    rows: Count = flag(300, "lines of the sheet at most", of="make")
-    sample: bool = flag(False, "draw rows at random, for report", of="make")
+    usual = (
+        *("files", "to", "output", "overwrite", "rows", "sample", "fill", "key", "by", "known", "order"),
+        *("training_data", "input_col", "target_cols", "language_col", "language", "weight_col", "port"),
+    )
+    to: str = flag(
+        "", "coded table that the sheets or decisions are about", metavar="CODED.csv", of="apply report"
+    )
+    rows: Count = flag(300, "most rows of the sheet", of="make")
+    sample: bool = flag(False, "draw rows at random, to measure accuracy with review report", of="make")
     seed: CountOrZero = flag(1, "seed of the draw", of="make")
-    by: str = flag("person", f"who decides, if sheets do not say it ({DECIDED})", of="serve apply")
-    known: str | None = flag(None, "texts with their codes, which count as decided", metavar="FILE")
+    by: str = flag(
+        "person",
+        f"name of the person who decides, if the sheet does not say it ({DECIDED})",
+        of="serve apply",
+        metavar="NAME",
+    )
+    known: str | None = flag(
+        None, "table of texts whose codes are certain; they count as decided", metavar="FILE.csv"
+    )
     show: list[Column] | None = flag(None, "further columns to show", metavar="COL", of="serve")
-    training_data: str | None = flag(None, "append decided texts to it", metavar="FILE.csv", of="apply")
-    fill: bool = flag(False, "give undecided rows codes that are learned from the decisions", of="apply")
+    training_data: str | None = flag(
+        None, "table to which the decided texts are appended", metavar="FILE.csv", of="apply"
+    )
+    fill: bool = flag(False, "give undecided rows codes learned from the decisions", of="apply")
     guesses: str = flag(
         "built-in",
-        "first guesses for a HISCO table without codes (apply: for --fill)",
+        "first guesses for a HISCO table without codes: of the built-in model, or none (in apply:"
+        " for --fill)",
         choices=("built-in", "none"),
         of="start serve apply",
     )
     order: str = flag(
-        "learn", "what teaches most; as in sheets; or as in the file", choices=serve.ORDERS, of="start serve"
+        "learn",
+        "which texts come first: learn (those that teach most), rows (as in sheets) or file (as"
+        " in the table)",
+        choices=serve.ORDERS,
+        of="start serve",
     )
-    decisions: str = flag("", "where they are (default: FILE.decisions.csv)", metavar="FILE.csv", of="serve")
+    decisions: str = flag(
+        "", "file that keeps the decisions (default: FILE.decisions.csv)", metavar="FILE.csv", of="serve"
+    )
     port: Port = flag(8765, "port of the page", of="start serve")
     no_browser: bool = flag(False, "do not open a browser", of="start serve")
     weight_col: Column | None = flag(None, "column that says how often each row counts", metavar="COL")
     target_cols: list[Column] | None = flag(
         None,
-        "columns with codes of a table that no model has coded: they count as decided, and without --key they"
-        " are the codes that may be written",
+        "code columns of a table that no model has coded; its codes count as decided and, without"
+        " --key, are those that may be given",
         metavar="COL",
     )
-    classes: list[str] | None = flag(None, "also social classes of HISCO codes", choices=CLASSES, of="apply")
+    classes: list[str] | None = flag(
+        None, f"also give social classes of HISCO codes: {', '.join(CLASSES)}", choices=CLASSES, of="apply"
+    )
 
     def problems(self) -> list[str]:
         """Return the problems of these arguments, a line each."""
-        needed = NEEDED.get(self.action, ())
-        problems = [f"review {self.action} needs --{name}" for name in needed if not getattr(self, name)]
+        needed = NEEDS.get(self.action, ())
+        missing = [name for name in needed if not getattr(self, name)]
+        problems = [f"review {self.action} needs {NEEDED[name]}" for name in missing]
         count = 2 if self.action == "agreement" else 1
         if "to" not in needed and len(self.files) != count:
             problems.append(f"review {self.action} takes {['one file', 'two files'][count - 1]}")
         if self.language and self.language_col:
             problems.append("--language and --language-col are mutually exclusive")
         if not is_name(self.by):
-            problems.append(f"--by: {self.by!r:.60} is not the name of somebody who decides")
+            problems.append(f"--by: {self.by!r:.60} is not a valid name of a person")
         names: list[str | None] = [self.weight_col, self.language, self.language_col, self.sheet]
         names += chain.from_iterable(
             filter(None, (self.input_col, self.target_cols, self.show, self.fill_down))
@@ -159,24 +210,24 @@ class ReviewConfig(Agreement, Format):
         return problems + output_problems(filter(None, [self.training_data]), inputs, overwrite=True)
 
 
-def codes_of_key(args: ReviewConfig, coded: CodedFile) -> Codes:
+def writable_codes(args: ReviewConfig, coded: CodedFile) -> Codes:
     """Return the codes that may be written, with their titles. Raises UserError."""
     if not coded.key and coded.system != "hisco":
-        what = f"add --key FILE, which lists the codes of {coded.system} that may be written"
-        raise UserError(f"{what}: key.csv, in the folder of the model that has coded {coded.path}")
+        what = f"add --key FILE, the list of codes of {coded.system} that may be given"
+        raise UserError(f"{what}: key.csv, from the folder of the model that coded {coded.path}")
     codes = coded.key or list(hisco_key())
-    return Codes(codes, coded.system, words_of(args, coded, codes))
+    return Codes(codes, coded.system, titles_of_codes(args, coded, codes))
 
 
-def words_of(args: ReviewConfig, coded: CodedFile, codes: list[str]) -> dict[str, str]:
-    """Return the titles of codes: those of the coded file, else of --descriptions, or of HISCO."""
+def titles_of_codes(args: ReviewConfig, coded: CodedFile, codes: list[str]) -> dict[str, str]:
+    """Return the titles of codes: from the coded file, or from --descriptions, or from HISCO."""
     return read_descriptions(args.descriptions, codes, coded.formatter) | coded.descriptions
 
 
 def next_command(args: ReviewConfig, coded: CodedFile, sheet: str) -> list[str]:
-    """Return the words of the command that takes a sheet of this file."""
+    """Return the words of the command that applies a sheet of this file."""
     action = "report" if args.sample else "apply"
-    command = ["python", "-m", "histocc.review", action, sheet, "--to", args.files[0]]
+    command = ["histocc", "review", action, sheet, "--to", args.files[0]]
     command += [] if args.sample else ["--output", free_output(args.files[0])]
     names = (
         "key",
@@ -197,32 +248,32 @@ def next_command(args: ReviewConfig, coded: CodedFile, sheet: str) -> list[str]:
 
 
 def free_output(path: str) -> str:
-    """Return a name beside a table that no file has yet, for the coded table."""
-    path = path.rstrip(os.sep)  # of a folder of parts
+    """Return an unused name next to a table, for the coded table."""
+    path = path.rstrip(os.sep)  # a folder of parts may end with one
     stem, ending = TABLE_NAME.sub(r"\1", path), ending_of(path)
     ending = ".xlsx" if re.search(r"\.(xls[mb]?|ods)$", path, re.IGNORECASE) else ending
     outputs = (f"{stem}.final{number or ''}{ending}" for number in range(10_000))
     return next(path for path in outputs if not os.path.lexists(path))
 
 
-def take_guesses(coded: CodedFile, model: str, report: Report = nothing) -> None:
-    """Give the texts of a HISCO table without codes the most probable codes by a model, to choose from and to
-    learn from, whatever their language: guesses for one that the model does not have help a little at first,
-    and do no harm later.
+def take_guesses(coded: CodedFile, model: str, report: Progress = nothing) -> None:
+    """Give the texts of a HISCO table without codes the most probable codes of a model, to choose from and to
+    learn from, whatever their language: in a language that the model does not have, they help a little at
+    first and do no harm later.
     """
     texts = [text for text in coded.texts.values() if not text.decided]
-    has_codes = coded.is_coded or any(text.is_given for text in texts)  # others than guesses of before
+    has_codes = coded.is_coded or any(text.is_given for text in texts)  # other than earlier guesses
     if model != "none" and coded.system == "hisco" and not has_codes:
         from histocc.predict.coder import Coder  # loads torch, which takes seconds
         from histocc.published import built_in
 
-        print(f"{coded.path}: first guesses are those of the {model} model", flush=True)
+        print(f"{coded.path}: first guesses come from the {model} model", flush=True)
         is_made = built_in.is_made(built_in.path())
-        making = f"making the {model} model, which is done once, in about a minute"
+        making = f"making the {model} model (once, about a minute)"
         report(f"loading the {model} model" if is_made else making, None)
-        coder = Coder.load(model, choices=MAX_CODES)
+        coder = Coder.load(model, choices=OFFERED)
         for start in range(0, len(texts), CHUNK):
-            report(f"guessing the codes of {len(texts):,} texts", start / len(texts))
+            report(f"guessing the codes of {counted(len(texts), 'text')}", start / len(texts))
             some = texts[start : start + CHUNK]
             answers = coder.code([text.text for text in some], [text.language for text in some], "flat")
             for text, answer in zip(some, answers):
@@ -241,7 +292,7 @@ def make_sheet(args: ReviewConfig, coded: CodedFile) -> None:
     if not chosen:
         raise UserError(f"{coded.path}: has no undecided text")
     codes = coded.key or [code for text in texts for code in text.codes]
-    header, *lines = sheet_rows(chosen, words_of(args, coded, codes), drawn)
+    header, *lines = sheet_rows(chosen, titles_of_codes(args, coded, codes), drawn)
     with atomic_write(os.path.realpath(args.output), args.overwrite) as file:
         file.write(codecs.BOM_UTF8 * (ending_of(args.output) == ".csv"))  # Excel needs it
         with table_writer(file, args.output, header, {"rows"}, csv_text) as write:
@@ -249,41 +300,41 @@ def make_sheet(args: ReviewConfig, coded: CodedFile) -> None:
     rows, doubt = sum(text.rows for text in chosen), sum(text.doubt for text in chosen)
     total = sum(text.doubt for text in texts)
     how = f"; the model expects {doubt:,.0f} of these and {total:,.0f} of all to be wrong"
-    how = f"; it is not known how many of these are wrong: {coded.unfitted}" if coded.unfitted else how
-    how = f": {args.rows:,} rows drawn at random" if drawn else how * coded.is_coded
-    print(f"{args.output}: {len(chosen):,} texts, which stand in {rows:,.0f} of {coded.rows:,.0f} rows{how}")
+    how = f"; how many of these are wrong is not known: {coded.unfitted}" if coded.unfitted else how
+    how = f": {counted(args.rows, 'row')} drawn at random" if drawn else how * coded.is_coded
+    print(f"{args.output}: {counted(len(chosen), 'text')} in {rows:,.0f} of {coded.rows:,.0f} rows{how}")
     ways = "1 to 5 for the code of that number, a code, several of them with & between, none, or skip"
     command = shlex.join(next_command(args, coded, args.output))
-    of_run = " (RUN: the folder of the model that has coded the file)" * ("RUN/key.csv" in command)
+    of_run = " (RUN: the folder of the model that coded the file)" * ("RUN/key.csv" in command)
     print(f"Fill in the column decision: {ways}. Then{of_run}:\n  {command}")
 
 
 def apply_sheets(args: ReviewConfig, coded: CodedFile) -> None:
-    sheets = Sheets(args.files, coded, codes_of_key(args, coded))
-    decided = {key: list(made.codes) for key, made in sheets.by_text.items() if made.codes is not None}
-    answers = {key: (text.answer, "", text.decided) for key, text in coded.known.items() if text.rows}
-    answers |= {key: (codes, "", sheets.by_text[key].by or args.by) for key, codes in decided.items()}
+    sheets = Sheets(args.files, coded, writable_codes(args, coded))
+    decided = {pair: list(made.codes) for pair, made in sheets.by_text.items() if made.codes is not None}
+    answers = {pair: (text.answer, "", text.decided) for pair, text in coded.known.items() if text.rows}
+    answers |= {pair: (codes, "", sheets.by_text[pair].by or args.by) for pair, codes in decided.items()}
     guessed = learned_codes(args, coded, sheets) if args.fill else {}
     beside = [(coded.codes, None), (coded.words, sheets.codes.words)]
     beside += [(places, hisco_classes()[name]) for name, places in coded.classes.items()]
-    own = len(coded.header) - len(coded.added)  # columns; of the others those stay that some row fills
+    own = len(coded.header) - len(coded.added)  # number of columns. Other columns stay if some row fills them
     most = max([1, *(len(codes) for codes, *_ in (*answers.values(), *guessed.values()))])
     most = max(most, sum(place < own for place in coded.codes))
     empty = {place for places, _ in beside for place in places[most:] if place >= own}
     kept = [place for place in range(len(coded.header)) if place not in empty]
     header = [coded.header[place] for place in kept]
     if args.training_data:
-        training_rows(args.training_data, coded, decided)  # refuses a file that nothing can be added to
-    unsure = {key for key, made in sheets.by_text.items() if made.unsure}
+        training_rows(args.training_data, coded, decided)  # refuses files that cannot be extended
+    unsure = {pair for pair, made in sheets.by_text.items() if made.unsure}
     counts: dict[str, float] = dict.fromkeys(("rows", "changed", "filled", "empty"), 0)
 
     def final_row(record: Record) -> list[str]:
-        text, before, decider = key_of(record.text, record.language), record.codes, record.decider
+        text, before, decider = pair_of(record.text, record.language), record.codes, record.decider
         row, times = [*record.cells, *coded.added], record.weight
         counts["empty"] += times * (not text[0])
-        was_guess = row[coded.decided].strip() == GUESS  # of an earlier --fill: learned anew, or gone
+        was_guess = row[coded.decided].strip() == GUESS  # from an earlier --fill: learned again, or removed
         if record.is_ditto and decider not in ("", answers.get(text, [""])[-1]):
-            return row  # somebody else has decided on it alone
+            return row  # somebody has decided only on this row
         if text in answers:
             counts["rows"] += times
             counts["changed"] += times * (answers[text][0] != coded.answer(before, decider))
@@ -315,7 +366,7 @@ def apply_sheets(args: ReviewConfig, coded: CodedFile) -> None:
             try:
                 write(piece)
             except ValueError as error:
-                raise UserError(f"{coded.path}: {error}; a .csv output keeps such cells") from None
+                raise UserError(f"{coded.path}: {error}; an output named .csv keeps such cells") from None
         if faults := coded.table.faults:
             rejected = os.path.realpath(args.output) + ".rejected.csv"
             with atomic_write(rejected, args.overwrite) as listed:
@@ -323,16 +374,16 @@ def apply_sheets(args: ReviewConfig, coded: CodedFile) -> None:
     if args.training_data:
         with file_lock(path := os.path.realpath(args.training_data)):
             remove_leftovers(path)
-            added, table = training_rows(args.training_data, coded, decided)  # of other people, too, by now
+            added, table = training_rows(args.training_data, coded, decided)  # others may have added rows
             if table:
                 with atomic_write(path) as file:
                     file.write(table)
     skipped = len(sheets.by_text) - len(decided)
     said = [f"{args.output}: {counts['rows']:,.0f} of {coded.rows:,.0f} rows decided"]
-    said += [f"{counts['changed']:,.0f} of which get other codes"] * coded.is_coded
+    said += [f"{counts['changed']:,.0f} of these get other codes"] * coded.is_coded
     said += [f"{counts['filled']:,.0f} guessed ({DECIDED}: {GUESS})"] * args.fill
     said += [f"{counts['empty']:,.0f} without a text"] * (counts["empty"] > 0)
-    texts = f"{len(answers):,} texts decided, {skipped:,} skipped"
+    texts = f"{counted(len(answers), 'text')} decided, {skipped:,} skipped"
     texts += f", {sheets.undecided:,} without a decision" * (sheets.undecided > 0)
     print(f"{', '.join(said)}; {texts}")
     for note in (*sheets.notes, *sheets.unused):
@@ -346,53 +397,57 @@ def apply_sheets(args: ReviewConfig, coded: CodedFile) -> None:
 
 def learned_codes(
     args: ReviewConfig, coded: CodedFile, sheets: Sheets
-) -> dict[Key, tuple[list[str], str, str]]:
-    """Return (codes, conf, GUESS) of each text that is neither decided nor without a guess."""
+) -> dict[Pair, tuple[list[str], str, str]]:
+    """Return (codes, conf, GUESS) of each undecided text with a guess."""
     from histocc.review.learn import Learner  # loads torch, which takes seconds
 
     take_guesses(coded, args.guesses)
     texts = list(coded.texts.values())
     learner = Learner(texts, sheets.codes.codes)
-    place = {key: i for i, key in enumerate(coded.texts)}
-    guesses = learner.learn({place[key]: made.codes for key, made in sheets.by_text.items()})
+    place = {pair: i for i, pair in enumerate(coded.texts)}
+    guesses = learner.learn({place[pair]: made.codes for pair, made in sheets.by_text.items()})
     return {
-        text.key: (learner.answer(guesses, i)[: len(coded.codes)], f"{guesses.sure[i]:.4f}", GUESS)
+        text.pair: (learner.answer(guesses, i)[: len(coded.codes)], f"{guesses.sure[i]:.4f}", GUESS)
         for i, text in enumerate(texts)
         if guesses.taught and guesses.sure[i] > 0
     }
 
 
-def training_rows(path: str, coded: CodedFile, decided: dict[Key, list[str]]) -> tuple[str, bytes]:
-    """Return (a line for the user, the table with a new row for each text with codes that it lacks; b"" if it
+def training_rows(path: str, coded: CodedFile, decided: dict[Pair, list[str]]) -> tuple[str, bytes]:
+    """Return (a line for the user; the table with a new row for each decided text that it lacks, b"" if it
     lacks none). The table need not exist. Raises UserError if it has other columns.
     """
     width, language = len(coded.input_cols), [] if coded.language is None else [coded.language]
     texts = [coded.table.names[place] for place in [*coded.input_cols, *language]]
     header, content, known = [*texts, *(coded.header[place] for place in coded.codes)], b"", set()
     if os.path.exists(path):
-        if table_format(path)[:3] != (header, ",", "utf-8-sig"):
-            what = f"nothing can be added to it: it is not in UTF-8 with the columns {','.join(header)}"
-            raise UserError(f"--training-data {path}: {what}")
+        names, *form = table_format(path)[:3]
+        needed = len(texts) + max(map(len, decided.values()), default=0)
+        is_like = names[: len(header)] == header[: len(names)]  # it may have more or fewer columns of codes
+        if form != [",", "utf-8-sig"] or not is_like or len(names) < needed:
+            what = "it is not a UTF-8 file with commas and the columns"
+            raise UserError(f"--training-data {path}: cannot be extended: {what} {','.join(header)}")
+        header = names
         before = CodedFile(path, texts[:width], [*texts, None][width], system=coded.system).texts
         known = {text[: 1 + len(language)] for text in before}
         with opened(path) as file:
             content = file.read()
     rows = []
-    for key, codes in decided.items():
-        if codes and key[: 1 + len(language)] not in known:
-            text = coded.texts[key]
+    for pair, codes in decided.items():
+        if codes and pair[: 1 + len(language)] not in known:
+            text = coded.texts[pair]
             cells = [cell.strip() for cell in text.text.split(COLUMN_SEPARATOR)]
             cells += [""] * (width - len(cells)) + [text.language] * len(language) + codes
             rows.append(cells + [""] * (len(header) - len(cells)))
     content = content or csv_text([header])
     table = content + (b"" if content.endswith(b"\n") else b"\n") + csv_text(rows) if rows else b""
     there = sum(map(bool, decided.values())) - len(rows)
-    kept = f"; {there:,} texts are already there and keep their codes" if there else ""
-    return f"{path}: {len(rows):,} rows added{kept}", table
+    kept = f"; {counted(there, 'text')} are already there and keep their codes" if there else ""
+    return f"{path}: {counted(len(rows), 'row')} added{kept}", table
 
 
 def report_accuracy(args: ReviewConfig, coded: CodedFile) -> None:
-    sheets = Sheets(args.files, coded, codes_of_key(args, coded))
+    sheets = Sheets(args.files, coded, writable_codes(args, coded))
     for note in (*sheets.notes, *sheets.unused):
         print(f"Note: {note}")
     drawn = right = corrected = 0
@@ -406,45 +461,48 @@ def report_accuracy(args: ReviewConfig, coded: CodedFile) -> None:
         right += times * was_right
         corrected += times * (was_right or drawn_text in sheets.chosen)
     if not drawn:
-        what = f"{' '.join(args.files)}: no rows that were drawn have a decision other than skip"
-        raise UserError(f"{what}; chosen texts say nothing about the others: make a sheet with --sample")
+        what = f"{' '.join(args.files)}: no drawn row has a decision other than skip"
+        raise UserError(f"{what}; chosen texts say nothing about other texts: make a sheet with --sample")
     undecided = sum(sheets.drawn.values()) - drawn
     left = f"; {undecided:,} drawn rows have no decision and are left out" if undecided else ""
-    found = f"{share(right, drawn)} of its rows with a text are right, by {drawn:,} drawn rows{left}"
+    found = f"{share(right, drawn)} of its rows with a text are right, from {drawn:,} drawn rows{left}"
     print(f"{coded.path}: {found}")
     if sheets.chosen:
-        print(f"With the decisions on texts that were chosen: {share(corrected, drawn)}.")
+        print(f"With the decisions on chosen texts: {share(corrected, drawn)}.")
 
 
 def serve_page(args: ReviewConfig, coded: CodedFile) -> None:
     server = serve.Server(args.port)
     decisions = open_page(server, args, coded)
-    texts, decided = f"{len(decisions.texts):,} texts", f"{len(decisions.made):,} of them have a decision"
+    texts, decided = (
+        f"{counted(len(decisions.texts), 'text')}",
+        f"{len(decisions.made):,} of them have a decision",
+    )
     said = f"{coded.path}: {texts}, {decided} in {decisions.path}"
     serve.serve(server, said, not args.no_browser, lambda: say_next(args, coded, decisions.path))
 
 
 def open_page(
-    server: serve.Server, args: ReviewConfig, coded: CodedFile, report: Report = nothing
+    server: serve.Server, args: ReviewConfig, coded: CodedFile, report: Progress = nothing
 ) -> serve.Decisions:
-    """Show the texts of a table on the page, with the first guesses of a model."""
+    """Show the texts of a table on the page, with a model's first guesses."""
     path = args.decisions or args.files[0] + SUFFIX
-    codes = codes_of_key(args, coded)  # mistakes are found before the model is made
+    codes = writable_codes(args, coded)  # finds mistakes before the model is made
     take_guesses(coded, args.guesses, report)
-    report(f"comparing {len(coded.texts):,} texts", None)
-    flags = getattr(os, "O_NOFOLLOW", 0) if server.start else 0  # nothing outside its folder is written
+    report(f"comparing {counted(len(coded.texts), 'text')}", None)
+    flags = getattr(os, "O_NOFOLLOW", 0) if server.start else 0  # writes nothing outside its folder
     decisions = serve.Decisions(coded, codes, path, args.order, flags)
     server.open(decisions, args.by, lambda: save_table(args, coded, decisions))
     return decisions
 
 
 def choose_table(args: ReviewConfig) -> None:
-    """Serve a page on which a table is chosen. Flags that the page does not set are those of the command."""
+    """Serve a page on which a table is chosen. The command's flags hold where the page sets none."""
     opened: list[Any] = []
 
-    def open_table(path: str, chosen: dict[str, Any], report: Report) -> None:
+    def open_table(path: str, chosen: dict[str, Any], report: Progress) -> None:
         flags = get_args_parser().checked(chosen, "the start screen")
-        spoken = {"language": None, "language_col": None}  # of which the page sets one at most
+        spoken = {"language": None, "language_col": None}  # the page sets at most one of these
         table = replace(args, action="serve", files=[path], **spoken | flags)
         raise_if_any(table.problems())
         coded = read_table(table)
@@ -457,10 +515,10 @@ def choose_table(args: ReviewConfig) -> None:
 
 
 def save_table(args: ReviewConfig, coded: CodedFile, decisions: serve.Decisions) -> str:
-    """Write the coded table beside the input, like `apply --fill`; return what to tell. Raises UserError."""
+    """Write the coded table next to the input, like `apply --fill`, and return a report. Raises UserError."""
     output, child = free_output(args.files[0]), "from histocc.review import __main__ as it; it.save_given()"
     given = replace(args, action="apply", files=[decisions.path], to=args.files[0], output=output, fill=True)
-    done = subprocess.run(  # a name of a column that looks like a flag is none in JSON
+    done = subprocess.run(  # in JSON a column's name cannot be taken for a flag
         [sys.executable, "-c", child],
         input=json.dumps(given.values() | {"decisions": ""}),
         capture_output=True,
@@ -468,7 +526,7 @@ def save_table(args: ReviewConfig, coded: CodedFile, decisions: serve.Decisions)
         env=os.environ | {"PYTHONIOENCODING": "utf-8"},
     )
     problem = done.stderr.rpartition("error: ")[2].strip() if done.returncode else ""
-    if done.returncode and not os.path.exists(output):  # it is there if only some rows could not be read
+    if done.returncode and not os.path.exists(output):  # it exists if only some rows were unreadable
         raise UserError(problem or "the command was stopped")
     cited = f"Cite it as: The histocc contributors. histocc (version {__version__})"
     said = sorted(done.stdout.splitlines(), key=lambda line: not line.startswith(f"{output}: "))
@@ -477,24 +535,24 @@ def save_table(args: ReviewConfig, coded: CodedFile, decisions: serve.Decisions)
 
 
 def save_given() -> NoReturn:
-    """Write the table that the page saves, by arguments from standard input."""
+    """Write the table that the page saves, with arguments from standard input."""
     sys.exit(run_command(lambda: act(ReviewConfig(**json.load(sys.stdin)))))
 
 
 def train_command(args: ReviewConfig, coded: CodedFile, table: str) -> str:
-    """Return a line with the command that trains a model on a table of decided texts."""
-    train = ["python", "-m", "histocc", "train", "--dataset", table]
+    """Return a line with the command to train a model on a table of decided texts."""
+    train = ["histocc", "train", table]
     train += ["--formatter", coded.formatter.kind.replace("gpf", AUTO)]
     train += text_flags(text_columns(args.input_col), args)
     own = args.target_cols or [coded.header[coded.codes[0]]] * (coded.system != "hisco")
-    train += ["--target-cols", *own] if own else []  # hisco_1 … are found
-    return f"A model is trained on the decisions by\n  {shlex.join(train)}"
+    train += ["--target-cols", *own] if own else []  # hisco_1 … are found anyway
+    return f"To train a model on the decisions:\n  {shlex.join(train)}"
 
 
 def say_next(args: ReviewConfig, coded: CodedFile, sheet: str) -> None:
-    """Print the commands that follow on the decisions."""
+    """Print the commands to run after the decisions."""
     command = next_command(replace(args, fill=True), coded, sheet)
-    said = "Then, with codes for all rows, of which undecided ones have learned codes"
+    said = "To write the final table (undecided rows get the learned codes)"
     print(f"{said}:\n  {shlex.join(command)}")
     print(train_command(args, coded, command[command.index("--output") + 1]))
 
@@ -506,7 +564,7 @@ def share(part: int, total: int) -> str:
 
 
 def kappa(one: Sequence[Hashable], other: Sequence[Hashable]) -> float:
-    """Return Cohen's kappa of two people's answers to the same texts, which vary."""
+    """Return Cohen's kappa of two people's answers to the same texts. The answers must vary."""
     agreed = sum(map(eq, one, other)) / len(one)
     mine, theirs = Counter(one), Counter(other)
     by_chance = sum(mine[answer] * theirs[answer] for answer in mine) / len(one) ** 2
@@ -514,17 +572,17 @@ def kappa(one: Sequence[Hashable], other: Sequence[Hashable]) -> float:
 
 
 def report_agreement(args: ReviewConfig) -> None:
-    """Say how often two people agree who have decided on the same texts; write a sheet of the others."""
+    """Report how often two people agree on the same texts and write a sheet of the other texts."""
     if is_same(*args.files):
-        what = "is named twice: each person decides in a file of their own (--decisions)"
+        what = "is named twice: each person needs a separate file (--decisions)"
         raise UserError(f"{args.files[0]} {what}")
     system, key = key_of_review(args)
     system, key = system or "hisco", key or list(hisco_key())
     codes = Codes(key, system, read_descriptions(args.descriptions, key, formatter_of(system)))
     one, other = (answers_of(path, codes) for path in args.files)
-    pairs = [(text, mine, other[key][1]) for key, (text, mine) in one.items() if key in other]
+    pairs = [(text, mine, other[pair][1]) for pair, (text, mine) in one.items() if pair in other]
     if not pairs:
-        raise UserError(f"{' and '.join(args.files)}: no text has a decision other than skip in both")
+        raise UserError(f"{' and '.join(args.files)}: no text has a decision in both (skip does not count)")
     _, firsts, seconds = zip(*pairs)
     print(f"{len(pairs):,} texts are decided in both files. They agree on")
     separator, levels = levels_of(sorted(codes.codes), codes.formatter.within_block_sep, [])
@@ -537,7 +595,7 @@ def report_agreement(args: ReviewConfig) -> None:
             for answers in (firsts, seconds)
         )
         constant = [path for path, answers in zip(args.files, (mine, theirs)) if len({*answers}) == 1]
-        undefined = f"is not defined, as all answers of {' and '.join(constant)} are the same"
+        undefined = f"is not defined, because all answers of {' and '.join(constant)} are the same"
         said = undefined if constant else f"{kappa(mine, theirs):.3f}"
         print(f"  {what}: {share(sum(map(eq, mine, theirs)), len(pairs))}; Cohen's kappa {said}")
     rows = [["text", "language", "first", "words of first", "second", "words of second", DECISION, ID]]
@@ -550,29 +608,32 @@ def report_agreement(args: ReviewConfig) -> None:
     if args.output:
         with atomic_write(os.path.realpath(args.output), args.overwrite) as file:
             file.write(codecs.BOM_UTF8 + csv_text(rows))
-        print(f"{args.output}: the texts on which they differ; a third person fills in the column decision")
+        print(f"{args.output}: the texts on which they differ, for a third person to decide")
 
 
 ACTIONS = {"make": make_sheet, "apply": apply_sheets, "report": report_accuracy, "serve": serve_page}
 
 
 def get_args_parser(action: str = "") -> Parser:
-    """Return the parser of an action; "": of the flags of all."""
-    kind = Agreement if action == "agreement" else ReviewConfig
-    return Parser(kind, "python -m histocc.review", ABOUT.get(action, ""), of=action)
+    """Return the parser of an action; "": with the flags of all actions."""
+    kind = AgreementFlags if action == "agreement" else ReviewConfig
+    return Parser(kind, "python -m histocc.review", *ABOUT.get(action, ("",)), of=action)
 
 
-def overview() -> str:
+def overview_of_actions() -> str:
     """Return the help without an action."""
-    prog, lines = get_args_parser().prog, [f"  {name:<11}{what}" for name, what in ABOUT.items()]
-    flags = f"{prog} ACTION --help lists the flags of an action."
-    return "\n".join([f"usage: {prog} [ACTION] [FILE …] [flags]", "", *lines, "", flags])
+    prog, lines = get_args_parser().prog, [f"  {name:<11}{what}" for name, (what, *_) in ABOUT.items()]
+    first, flags = f"  {prog}\n  {prog} serve coded.csv", f"{prog} ACTION --help describes an action."
+    what = "Check and decide codes by hand, in the browser or in sheets."
+    return "\n".join(
+        [f"usage: {prog} [ACTION] [FILE …] [flags]", "", what, "", first, "", "actions:", *lines, "", flags]
+    )
 
 
 def run(argv: list[str] | None) -> None:
     argv = sys.argv[1:] if argv is None else argv
     if {*argv[:1]} & {"-h", "--help", "help"}:
-        return print(overview())
+        return print(overview_of_actions())
     if not {*argv[:1]} & {*ABOUT}:
         argv = ["start", *(["."] if not argv or argv[0].startswith("-") else []), *argv]
     given = get_args_parser(argv[0]).parse_args(argv[1:]).values()
@@ -591,7 +652,7 @@ def act(args: ReviewConfig) -> None:
 
 
 def key_of_review(args: ReviewConfig) -> tuple[str | None, list[str] | None]:
-    """Return the system and the codes of --key, or else of --target-cols, if they are given."""
+    """Return the system and the codes of --key or of --target-cols, if given."""
     key = [code for code in read_key(args.key) if code] if args.key else None
     if args.target_cols and not key:
         path, how = args.to or args.files[0], args.how(text_columns(args.input_col))
@@ -599,7 +660,7 @@ def key_of_review(args: ReviewConfig) -> tuple[str | None, list[str] | None]:
         cells = chain(*(chain(*chunk.columns) for chunk in read_chunks(path, args.target_cols, *how)))
         key = sorted({code_of_cell(cell, formatter_of("code")) for cell in {*cells}} - {""})
         if not key:
-            raise UserError(f"{path}: the columns {', '.join(args.target_cols)} hold no code")
+            raise UserError(f"{path}: the columns {', '.join(args.target_cols)} hold no codes")
     return ("hisco" if set(key) <= set(hisco_key()) else "code") if key else None, key
 
 

@@ -1,6 +1,6 @@
 """A page on this machine on which a person decides on texts one by one.
 
-Each decision is a line of the decisions file, a sheet that `review apply` takes; it is on disk before the
+Each decision is a line of the decisions file, a sheet that `review apply` takes. It is on disk before the
 page shows the next text. The coded file is only read.
 """
 
@@ -34,21 +34,22 @@ from histocc.review.search import Search, word_lists
 from histocc.review.sheet import CodedFile, Codes, Decision, Sheets, cell_of, confidence, most_wrong_first
 from histocc.runtime.errors import UserError, in_words
 from histocc.runtime.files import atomic_copy, atomic_write, naming, sync_folder, take_lock
+from histocc.runtime.log import counted
 from histocc.text import text_key
 
 if TYPE_CHECKING:
     from histocc.review.learn import Guesses
 
 HOST = "127.0.0.1"
-COLUMNS = ["text", "language", "rows", sheet.DECISION, "unsure", "note", "by", sheet.ID]
-RESERVED_SECONDS = 600.0  # for this time other windows are not offered a text that one shows
-MAX_BODY, MAX_WORDS = 1 << 16, 400  # bytes of a request, characters of a search and a filter
+DECISION_COLUMNS = ["text", "language", "rows", sheet.DECISION, "unsure", "note", "by", sheet.ID]
+RESERVED_SECONDS = 600.0  # for so long a text that one window shows is not offered in another
+MAX_BODY, MAX_QUERY = 1 << 16, 400  # bytes of a request, characters of a search and a filter
 ORDERS = ("learn", "rows", "file")
-LEAST = 10  # decisions, before guesses are shown
-DRAWN = 10  # one of so many texts is drawn at random
+MIN_DECISIONS = 10  # decisions needed before guesses are shown
+DRAW_EVERY = 10  # one of so many texts is drawn at random
 OPEN = "Open {} in a browser on this machine. Ctrl-C ends."
 ELSEWHERE = "The terminal of review serve says:\n\n" + OPEN.format(f"http://{HOST}:PORT/TOKEN/") + "\n"
-CHANGED = "was changed by another program; start review serve again"
+CHANGED = "was changed by another program; start histocc review again"
 
 
 class Conflict(Exception):
@@ -56,11 +57,11 @@ class Conflict(Exception):
 
 
 class Decisions:
-    """The texts of a file, the decisions on them, and the file to which decisions are appended. Calls from
-    several threads take turns. Raises UserError if the decisions file is none, or of another coded file.
+    """The texts of a file, the decisions on them, and the file to which decisions are appended. Several
+    threads may call it. Raises UserError if the decisions file is invalid, or belongs to another coded file.
 
-    order: `learn`: texts that teach most come first; `rows`: those with most expected mistakes; `file`: as
-    there. flags: with which the file is opened, of `os`.
+    order: `learn`: texts that teach most come first; `rows`: texts with most expected mistakes; `file`: as in
+    the file. flags: of `os`, to open the file with.
     """
 
     def __init__(self, coded: CodedFile, codes: Codes, path: str, order: str = "learn", flags: int = 0):
@@ -76,28 +77,28 @@ class Decisions:
         self.rows = sum(text.rows for text in coded.texts.values())
         self.rows_open = sum(text.rows for text in self.texts)
         self.doubt = sum(text.doubt for text in self.texts)
-        self.reserved: dict[str, tuple[int, float]] = {}  # window → the text that it shows, since when
+        self.reserved: dict[str, tuple[int, float]] = {}  # window → (the text that it shows, since when)
         self.folded = [(text.text.casefold(), text.language.casefold()) for text in self.texts]
         self.languages = {language for _, language in self.folded}
         self.search = Search(codes, word_lists() if coded.system == "hisco" else {})
         decided = [text for text in coded.texts.values() if text.decided]
         self.learner = Learner([*self.texts, *decided], codes.codes)
-        self.known: dict[int, tuple[str, ...]] = {}  # the codes of decided texts, by their place in it
+        self.known: dict[int, tuple[str, ...]] = {}  # codes of decided texts, by place in the file
         for place, text in enumerate(decided, len(self.texts)):
             self._know(place, tuple(text.answer))
         self.has_changed = threading.Event()
         self.flags = flags | os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0)
         self.guesses: Guesses | None = None
-        self.taught: dict[int, tuple[str, ...] | None] = {}  # the decisions that they were learned from
+        self.taught: dict[int, tuple[str, ...] | None] = {}  # the decisions that guesses were learned from
         self.size = self._open()
         self.notes = self.sheets.unused
         if decided and not self.texts:
-            what = f"all have codes already, or a name in the column {coded.header[coded.decided]}"
+            what = f"all have codes already, or a name in column {coded.header[coded.decided]}"
             self.notes.append(f"{coded.path}: no text is open: {what}")
 
     @contextlib.contextmanager
     def _held(self) -> Generator[FileIO]:
-        """Open the file while no other server writes to it; it is created at first alone. Raises OSError."""
+        """Open the file while no other server writes to it. Create it at first only. Raises OSError."""
         with naming(self.path), open(os.open(self.path, self.flags, 0o666), "r+b", buffering=0) as file:
             self.flags &= ~os.O_CREAT
             if not take_lock(file):
@@ -105,20 +106,20 @@ class Decisions:
             yield file
 
     def _open(self) -> int:
-        """Read the decisions that are there; return the size of the file."""
-        header = BOM_UTF8 + csv_text([COLUMNS])
+        """Read the existing decisions and return the size of the file."""
+        header = BOM_UTF8 + csv_text([DECISION_COLUMNS])
         content = Path(self.path).read_bytes() if os.path.exists(self.path) else b""
         if not header.startswith(content) and content.splitlines()[0] != header.rstrip():
             self._adopt()
         with self._held() as file:
             file.seek(0)
             content = file.readall()
-            if header.startswith(content):  # new, or cut short when the machine went down
+            if header.startswith(content):  # new, or cut by a crash of the machine
                 file.write(header[len(content) :])
                 sync_folder(self.path)
-            elif re.search(rb"-[0-9a-f]{16}\Z", content):  # an editor leaves out the last line's end
+            elif re.search(rb"-[0-9a-f]{16}\Z", content):  # an editor has removed the last line break
                 file.write(b"\n")
-            else:  # a line may be half-written since the machine went down
+            else:  # a crash of the machine may have left half a line
                 file.truncate(content.rfind(b"\n") + 1)
             size = file.seek(0, os.SEEK_END)
         self.sheets = Sheets([self.path], self.coded, self.codes)
@@ -128,18 +129,18 @@ class Decisions:
         return size
 
     def _adopt(self) -> None:
-        """Write decisions that another program has saved as they grow here; FILE.before is what it saved.
-        Raises UserError if they are none, or none on these texts.
+        """Convert decisions that another program has saved. Its version stays as FILE.before. Raises
+        UserError if the file holds no decisions on these texts.
         """
-        rows = [COLUMNS]
-        sheet.read_sheet(self.path, COLUMNS, lambda _, row: rows.append([row[name] for name in COLUMNS]))
+        rows, names = [DECISION_COLUMNS], DECISION_COLUMNS
+        sheet.read_sheet(self.path, names, lambda _, row: rows.append([row[name] for name in names]))
         Sheets([self.path], self.coded, self.codes)
         atomic_copy(self.path, f"{self.path}.before")
-        with atomic_write(os.path.realpath(self.path)) as file:  # the row stays on one line
+        with atomic_write(os.path.realpath(self.path)) as file:  # keeps the row on one line
             file.write(BOM_UTF8 + csv_text([" ".join(cell.split()) for cell in row] for row in rows))
 
     def _set(self, place: int, made: Decision | None) -> None:
-        """Count a decision, or with None that there is none any more."""
+        """Count a decision; None: it was withdrawn."""
         self.made.pop(place, None)
         if made:
             self.made[place] = made
@@ -150,14 +151,14 @@ class Decisions:
         self.known.pop(place, None)
         if codes:
             self.known[place] = codes
-        self.search.decide(self.learner.texts[place].key, codes)
+        self.search.decide(self.learner.texts[place].pair, codes)
 
     def _seen(self, place: int) -> str:
-        """Return the decision on a text as it stands in the file, "" for none."""
+        """Return the decision on a text as written in the file, "" for none."""
         return cell_of(self.made[place].codes) if place in self.made else ""
 
     def learn(self) -> None:
-        """Guess anew whenever decisions have come, in a thread, half of the time at most."""
+        """Renew the guesses after new decisions, in a thread, at most half of the time."""
         while self.has_changed.wait():
             self.has_changed.clear()
             with self.lock:
@@ -165,23 +166,23 @@ class Decisions:
             started = time.monotonic()
             guesses = self.learner.learn(decisions)
             with self.lock:
-                self.guesses, self.taught = guesses if guesses.taught >= LEAST else None, decisions
+                self.guesses, self.taught = guesses if guesses.taught >= MIN_DECISIONS else None, decisions
             time.sleep(time.monotonic() - started)
 
     def _asked(self) -> Iterator[int]:
         """Yield the texts in the order in which they are offered."""
         if self.order == "learn" and self.guesses:
-            if len(self.made) % DRAWN == DRAWN - 1:
+            if len(self.made) % DRAW_EVERY == DRAW_EVERY - 1:
                 yield from self.learner.draws
             yield from self.guesses.order
         yield from range(len(self.texts))
 
     def decide(self, text_id: str, decision: list[str] | str, seen: str, *remarks: Any) -> str:
-        """Append a decision (codes; or none, skip, undo) and sync it to disk; return it as it stands in the
+        """Append a decision (codes; or none, skip, undo), sync it to disk and return it as written in the
         file. seen: the decision when the page showed the text; remarks: unsure, note and by of `Decision`.
 
         Raises Conflict if somebody else has decided since, KeyError or ValueError without such a text or
-        decision, and OSError; nothing is written then.
+        decision, and OSError. In these cases nothing is written.
         """
         with self.lock:
             place = self.place[text_id]
@@ -190,14 +191,14 @@ class Decisions:
                 raise ValueError(f"{decision!r} is neither a list of codes nor none, skip or {sheet.UNDO}")
             cell = cell_of(tuple(dict.fromkeys(decision))) if isinstance(decision, list) else decision
             codes = None if cell == sheet.UNDO else self.codes.decision(cell, text, len(self.coded.codes))
-            cell = cell if cell == sheet.UNDO else cell_of(codes)  # a title becomes its code
+            cell = cell if cell == sheet.UNDO else cell_of(codes)  # replaces a title by its code
             made = Decision(codes, "", *remarks)
             is_noted = before and (before.unsure, before.note) != (made.unsure, made.note)
             if cell == (self._seen(place) or sheet.UNDO) and not is_noted:
-                return cell  # the same request again, or the same decision in two windows
+                return cell  # a repeated request, or the same decision in two windows
             if seen != self._seen(place):
                 raise Conflict
-            # the row stays on one line: blanks do not count
+            # keeps the row on one line: blanks do not count
             cells = [" ".join(value.split()) for value in (text.text, text.language)]
             cells += [f"{text.rows:.10g}", cell, "?" * made.unsure, made.note, made.by]
             cells.append(f"{sheet.CHOSEN}-{text.id}")
@@ -210,7 +211,7 @@ class Decisions:
             if file.seek(0, os.SEEK_END) != self.size:
                 raise OSError(errno.EBUSY, CHANGED)
             try:
-                while line:  # a disk that is nearly full takes a part
+                while line:  # a nearly full disk takes a part
                     line = line[file.write(line) :]
                 os.fsync(file.fileno())
             except OSError:
@@ -219,7 +220,7 @@ class Decisions:
             self.size = file.tell()
 
     def next(self, window: str, only: str = "") -> dict[str, Any]:
-        """Return the first open text that no other window shows, else an unsure one. only: words in it."""
+        """Return the first open text that no other window shows, else an unsure text. only: its words."""
         with self.lock:
             fitting = self._fitting(only.casefold().split())
             fits = None if fitting is None else (len(fitting - self.made.keys()), len(fitting))
@@ -234,7 +235,7 @@ class Decisions:
             return shown | self._progress()
 
     def _fitting(self, words: list[str]) -> set[int] | None:
-        """Return the texts with all of some words, in a language that is one of them; None without words."""
+        """Return the texts with all of these words (one may name their language); None without words."""
         fitting = [*range(len(self.texts))]
         for word in words:
             if word in self.languages:
@@ -244,7 +245,7 @@ class Decisions:
         return {*fitting} if words else None
 
     def find(self, query: str) -> list[tuple[str, str, str]]:
-        """Return (code, title, another title or text by which it was found, or "") for the search."""
+        """Return (code, title, the other title or text that matched, or "") for the search."""
         with self.lock:
             found = [(code, self.codes.words.get(code, ""), fits) for code, fits in self.search.find(query)]
         return [(code, title, fits * (text_key(fits) != text_key(title))) for code, title, fits in found]
@@ -262,22 +263,22 @@ class Decisions:
         known = self.codes.codes
         near = near or [(other, [*filter(None, split_codes(codes, known))]) for other, codes in text.similar]
         offered: dict[str, dict[str, Any]] = {}  # by code
-        # a decision that was taken back, or may be replaced, is no guess
+        # no guess learned from a decision that was withdrawn or may be replaced
         guesses = self.guesses if self.taught.get(place) is None else None
         guessed = self.learner.codes_of(guesses, place) if guesses else []
-        model = [*zip(text.codes, [*text.probs, *[""] * sheet.MAX_CODES])]
+        model = [*zip(text.codes, [*text.probs, *[""] * sheet.OFFERED])]
         for code, prob in chain(model if not text.probs else [], guessed, model):
             offered.setdefault(code, {"prob": prob})
         for code in (code for _, codes in near for code in codes):
             offered.setdefault(code, {"prob": "", "near": True})
         made = self.made.get(place, Decision(None, ""))
-        for code in (*self.search.like(text.key[0], sheet.MAX_CODES), *(made.codes or ())):
+        for code in (*self.search.like(text.pair[0], sheet.OFFERED), *(made.codes or ())):
             offered.setdefault(code, {"prob": ""})
         words = self.codes.words
         choices = [{"code": code, "title": words.get(code, "")} | more for code, more in offered.items()]
         choices.sort(key=lambda choice: choice["code"] not in (made.codes or ()))
         shown = {"id": text.id, "text": text.text, "language": text.language, "rows": text.rows}
-        likely_first = sorted(choices[: sheet.MAX_CODES], key=lambda choice: -confidence(str(choice["prob"])))
+        likely_first = sorted(choices[: sheet.OFFERED], key=lambda choice: -confidence(str(choice["prob"])))
         shown |= {"choices": likely_first, "seen": self._seen(place)}
         shown["near"] = [{"text": other, "codes": codes} for other, codes in near]
         shown["about"] = [(self.coded.header[i], cell) for i, cell in zip(self.coded.show, text.shown)]
@@ -315,7 +316,7 @@ class Handler(BaseHTTPRequestHandler):
     server: "Server"
 
     def is_allowed(self) -> bool:
-        """Return whether our page asks: other sites can send requests, under any name of this machine."""
+        """Return whether the request is from our page: any site can send requests to this machine."""
         host, origin = self.headers.get("Host", ""), self.headers.get("Origin")
         token = self.path.split("/")[1] if self.path.startswith("/") else ""
         return (
@@ -346,8 +347,8 @@ class Handler(BaseHTTPRequestHandler):
         if not self.is_allowed() or self.path != f"/{self.server.token}/api":
             return self.refuse()
         if not size.isdecimal() or len(size) > 9 or int(size) > MAX_BODY:
-            self.close_connection = True  # a body may follow that is not read
-            return self.reply(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, {"error": "this is too long"})
+            self.close_connection = True  # an unread body may follow
+            return self.reply(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, {"error": "the request is too long"})
         decisions = self.server.decisions
         try:
             asked = json.loads(self.rfile.read(int(size)))
@@ -358,8 +359,8 @@ class Handler(BaseHTTPRequestHandler):
             if "window" not in asked and self.server.start:
                 return self.reply(HTTPStatus.OK, self.server.start.answer(asked))
             window, text_id = str(asked["window"]), asked.get("id")
-            if len(str(asked.get("find", "")) + str(asked.get("only", ""))) > MAX_WORDS:
-                raise ValueError(f"the search and the filter take {MAX_WORDS} characters")
+            if len(str(asked.get("find", "")) + str(asked.get("only", ""))) > MAX_QUERY:
+                raise ValueError(f"the search and the filter take {MAX_QUERY} characters")
             if "find" in asked:
                 return self.reply(HTTPStatus.OK, decisions.find(str(asked["find"])))
             saved, only = "", str(asked.get("only", ""))
@@ -367,7 +368,7 @@ class Handler(BaseHTTPRequestHandler):
                 note = " ".join(str(asked.get("note", "")).split())
                 remarks = bool(asked.get("unsure")), note, str(asked.get("by") or self.server.by)
                 if not is_name(remarks[-1]) or not isinstance(asked.get("by") or "", str):
-                    raise ValueError(f"{remarks[-1]!r:.60} is not the name of somebody: open ?by=NAME")
+                    raise ValueError(f"{remarks[-1]!r:.60} is not a valid name: open ?by=NAME")
                 saved = decisions.decide(text_id, asked["answer"], asked["seen"], *remarks)
             shown = decisions.show(text_id, window) if asked.get("stay") else decisions.next(window, only)
             by = str(asked.get("by") or self.server.by)
@@ -402,7 +403,7 @@ class Handler(BaseHTTPRequestHandler):
 
 class Server(ThreadingHTTPServer):
     daemon_threads = True
-    allow_reuse_address = os.name != "nt"  # there it would share a port with another program
+    allow_reuse_address = os.name != "nt"  # Windows would share a port with another program
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         if not isinstance(sys.exc_info()[1], OSError):  # the browser has closed the connection
@@ -410,31 +411,31 @@ class Server(ThreadingHTTPServer):
 
     def __init__(self, port: int):
         self.token = secrets.token_urlsafe(16)
-        self.decisions: Any = None  # `Decisions`, as soon as a table is open
+        self.decisions: Any = None  # `Decisions`, once a table is open
         self.start: Any = None  # `Start`, if the page lets a table be chosen
         try:
             super().__init__((HOST, port), Handler)
         except OSError:
             super().__init__((HOST, 0), Handler)  # any free port
-            print(f"Port {port} is in use; {self.server_port} is taken instead.")
+            print(f"Port {port} is in use; using {self.server_port} instead.")
 
     def open(self, decisions: Decisions, by: str, export: Callable[[], str]) -> None:
         """Show the texts of a table. by: who decides if the page does not say it; export: writes the coded
-        table, and returns what to tell.
+        table and returns a report.
         """
         self.by, self.export, self.decisions = by, export, decisions
         threading.Thread(target=decisions.learn, daemon=True).start()
 
 
 def serve(server: Server, said: str, with_browser: bool, say_next: Callable[[], None]) -> NoReturn:
-    """Serve the page until Ctrl-C or SIGTERM, then end the process. said: what the first line says."""
+    """Serve the page until Ctrl-C or SIGTERM, then end the process. said: the first line to print."""
     address = f"http://{HOST}:{server.server_port}/{server.token}/"
     with server:
         print(f"{said}; served by process {os.getpid()}")
         for line in server.decisions.notes if server.decisions else ():
             print(f"Note: {line}")
         print(OPEN.format(address), flush=True)
-        # without a screen it would be a browser in this terminal
+        # without a screen a browser would open in this terminal
         has_screen = sys.platform in ("win32", "darwin") or {"DISPLAY", "WAYLAND_DISPLAY"} & {*os.environ}
         if with_browser and has_screen:
             threading.Thread(target=webbrowser.open, args=[address], daemon=True).start()
@@ -443,7 +444,7 @@ def serve(server: Server, said: str, with_browser: bool, say_next: Callable[[], 
             server.serve_forever()
         except KeyboardInterrupt:
             if server.decisions:
-                print(f"{len(server.decisions.made):,} texts have a decision.")
+                print(f"{counted(len(server.decisions.made), 'text')} decided.")
     say_next()
     sys.stdout.flush()
-    os._exit(0)  # Python would end in the midst of a thread that learns, and torch aborts then
+    os._exit(0)  # a normal exit would interrupt a learning thread, and torch would abort

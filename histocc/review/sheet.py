@@ -1,5 +1,5 @@
-"""The texts of a table, and sheets of them for a person: CSV files that spreadsheets open directly, and the
-decisions that the person has written there.
+"""The texts of a table, and sheets of them for a person: CSV files for spreadsheets, with the decisions that
+the person writes there.
 """
 
 import functools
@@ -27,20 +27,20 @@ from histocc.formatter import (
 from histocc.runtime.errors import UserError, raise_if_any
 from histocc.text import UNKNOWN_LANGUAGE, text_key
 
-MAX_CODES = 5  # shown for a text
+OFFERED = 5  # codes shown for a text
 CONFIDENCE = ("conf", "needs_review")
 MAX_LISTED = 20  # lines of a sheet that a message names
 DECISION, ID = "decision", "id"
-KNOWN = "known"  # who has decided on a text of another file that does not say it
+OF_KNOWN_FILE = "known"  # who has decided, for another file that does not say it
 UNDO = "undo"  # a decision that withdraws the earlier one on its text
 ID_DIGITS = 16
 # The prefix of an id says how the text came into the sheet; s3: three of its rows were drawn.
 CHOSEN, DRAWN = "t", "s"
-Key = tuple[str, str]  # a text and its language, as `key_of` gives them
+Pair = tuple[str, str]  # a text and its language, as `pair_of` gives them
 
 
-def key_of(text: str, language: str) -> Key:
-    """Return a key that is the same for texts of one language that differ only in case and blanks."""
+def pair_of(text: str, language: str) -> Pair:
+    """Return a key, equal for texts of one language that differ only in case and blanks."""
     return text_key(text), language_name(language) or UNKNOWN_LANGUAGE
 
 
@@ -62,36 +62,36 @@ class CodedText:
     varies: bool = False  # whether they differ in other rows
 
     @property
-    def key(self) -> Key:
-        return key_of(self.text, self.language)
+    def pair(self) -> Pair:
+        return pair_of(self.text, self.language)
 
     @property
     def id(self) -> str:
-        """A hash of the text and its language (in `key` an empty one is unk, here it stays)."""
+        """A hash of the text and its language (an empty language stays empty; in `pair` it is unk)."""
         return self._hash()
 
     @property
     def sheet_id(self) -> str:
-        """The same, and of the codes, which a sheet offers as 1 … 5."""
+        """A hash of these and of the codes that a sheet offers as 1 … 5."""
         return self._hash(*self.codes)
 
     def _hash(self, *codes: str) -> str:
-        content = "\0".join([self.key[0], language_name(self.language), *codes])
+        content = "\0".join([self.pair[0], language_name(self.language), *codes])
         return hashlib.blake2b(content.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
 
 
 class CodedFile:
-    """All texts of a file that `python -m histocc.predict` has written, or of another table, except blank
-    ones. Raises UserError if it is not coded or lacks a column.
+    """All texts except blank ones of a file that `histocc predict` has written, or of another table. Raises
+    UserError if it is not coded or lacks a column.
 
-    language_column None is lang, if there is one; asked: the flags of review, if they describe this file;
-    without them, a row that cannot be read is an error, too;
-    system: the name of the columns of codes of a table without a model's answers, None refuses such a table;
-    key: the codes that it may hold. The codes of asked.target_cols, if there are any, count as decided.
+    language_column: None is lang, if there is one; asked: the flags of review, if they describe this file
+    (without them, a row that cannot be read is an error); system: the name of the code columns of a table
+    without a model's answers (None: refuse such a table); key: the codes that it may hold. The codes of
+    asked.target_cols, if given, count as decided.
 
-    header: the columns with decisions, of which the further ones hold places; unfitted: why conf does not
-    predict accuracy, "" if it does, None without conf; alternatives: whether codes after the first one are
-    other possible answers (topk and full).
+    header: the columns with decisions; extra columns hold places; unfitted: why conf does not predict
+    accuracy, "" if it does, None without conf; alternatives: whether codes after the first are other possible
+    answers (topk and full).
     """
 
     def __init__(
@@ -117,56 +117,56 @@ class CodedFile:
         if first > 0 and header[first] == "title_1" and header[first - 1].endswith("_1"):
             first -= 1
         self.is_coded = first >= 0 and header[first].endswith("_1")
-        written: list[str] = []  # columns of codes of another table
+        written: list[str] = []  # code columns of another table
         if self.is_coded:
             self.system = header[first].removesuffix("_1")
-            # predict's columns stand together; columns of the same names elsewhere are the user's own
+            # predict's columns are adjacent. Columns of the same names elsewhere are the user's
             places = {header[i]: i for i in coded_columns(header, first)}
             new = [] if DECIDED in header[first:] else [DECIDED]
         elif system is None:
             lacks = (missing or ["of codes before prob_1"])[0]
             raise UserError(
-                f"{path}: is not a coded file: it has no column {lacks!r} of python -m histocc.predict, but"
-                f" {', '.join(header)}. A table that no model has coded needs --key hisco, or --key KEY.csv"
+                f"{path}: was not coded by histocc predict: it has no column {lacks!r}, only"
+                f" {', '.join(header)}. To review it anyway, add --key hisco, or --key KEY.csv"
             )
         else:
             self.system, first = system, 0
-            written = [f"{system}_{i}" for i in range(1, MAX_CODES + 1)]
+            written = [f"{system}_{i}" for i in range(1, OFFERED + 1)]
             written = [*given, *written[len(given) :]]
             before = header[: header.index(written[0])] if written[0] in header else header
-            has_titles = system == "hisco" and "title_1" not in before  # which would be the user's own
+            has_titles = system == "hisco" and "title_1" not in before  # an earlier one is the user's
             beside = [*["title"] * has_titles, *classes]
             names = [
                 each for i, code in enumerate(written, 1) for each in (code, *(f"{x}_{i}" for x in beside))
             ]
             names += [*filled, DECIDED]
             filling = filled or CONFIDENCE * bool(asked and asked.action == "serve")
-            if own := [name for name in filling if name in before]:  # not of an earlier --fill
+            if own := [name for name in filling if name in before]:  # not from an earlier --fill
                 what = f"guesses fill columns {', '.join(own)} of the coded table (--fill)"
-                raise UserError(f"{path}: {what}: give yours other names")
+                raise UserError(f"{path}: {what}: rename yours")
             new = [name for name in names if name not in by_name]
             places = {name: [*by_name, *new].index(name) for name in names}
         fill_down = (asked and asked.fill_down) or []
         columns = list(dict.fromkeys([*wanted, *filter(None, [weight_column]), *show, *fill_down, *given]))
         raise_if_any(column_problems(path, header, columns, column_flags(asked) if asked else None))
         if both := [name for name in input_cols if name in places]:
-            what = f"the column {both[0]} has the texts, and review writes such a column"
-            raise UserError(f"{path}: {what}: choose another one, or give it another name")
+            what = f"column {both[0]} has the texts, but review writes a column of this name"
+            raise UserError(f"{path}: {what}: choose another column, or rename it")
         self.header, self.formatter = header + new, formatter_of(self.system)
         self.added = [MODEL if name == DECIDED and self.is_coded else "" for name in new]
         self.input_cols = list(map(by_name.index, input_cols))
         self.decided = self.header.index(DECIDED, first)
         self.language = by_name.index(language_column) if language_column else None
         self.show = list(map(by_name.index, show))
-        self.known: dict[Key, CodedText] = {}
+        self.known: dict[Pair, CodedText] = {}
         self.are_decided = bool(given)
 
         def numbered(*names: str) -> list[tuple[int, ...]]:
-            """Return the places of name_1, name_2 … for numbers that all names have."""
+            """Return the places of name_1, name_2 … up to the last number that all names have."""
             columns = ([f"{name}_{i}" for name in names] for i in range(1, len(places)))
             return [tuple(places[name] for name in each) for each in columns if {*each} <= places.keys()]
 
-        # beside a column of codes that a model has written stands its probability
+        # a code column written by a model is followed by its probability
         of_codes = numbered(self.system, "prob") if self.is_coded else [(places[name],) for name in written]
         self.codes = [each[0] for each in of_codes]
         self.table = Table(
@@ -178,7 +178,7 @@ class CodedFile:
             fill_down=fill_down,
         )
         self.table.codes = [place for place in self.codes if place < len(header)]
-        if DECIDED in new:  # a column of this name is the user's own
+        if DECIDED in new:  # such a column is the user's
             self.table.decided = None
         if not self.is_coded:
             self.table.read_code = functools.partial(code_of_cell, formatter=self.formatter, key={*self.key})
@@ -186,14 +186,14 @@ class CodedFile:
         beside = [*OF_LEVEL] if {*OF_LEVEL} <= {*places} else []
         if "draw_1" in places:
             beside += filter(re.compile(OF_DRAWS).fullmatch, places)
-        self.beside = [places[name] for name in beside]  # what predict --level and --draws say of an answer
+        self.beside = [places[name] for name in beside]  # columns of predict --level and --draws
         self.words = [place for (place,) in numbered("desc")]
         self.classes = {name: [place for (place,) in numbered(name)] for name in ("title", *CLASSES)}
         self.similar = numbered("similar_text", "similar_codes")
         self.choices = numbered("choice", "choice_prob")  # of predict --choices
         self.choice_words = numbered("choice", "choice_desc")
         self.conf, self.review = places.get("conf"), places.get("needs_review")
-        self.numbers = {*filter(re.compile(NUMBERS).fullmatch, places)}  # in tables that have numbers
+        self.numbers = {*filter(re.compile(NUMBERS).fullmatch, places)}  # if the table has numbers
         self.types = self.table.format.types_but(places)
         self._read_texts(places.get("conf_fitted"))
         if asked is None:
@@ -201,7 +201,7 @@ class CodedFile:
 
     def _read_texts(self, fitted: int | None) -> None:
         """Read the texts of all rows. fitted: place of conf_fitted, or None. Raises UserError."""
-        self.texts: dict[Key, CodedText] = {}
+        self.texts: dict[Pair, CodedText] = {}
         self.descriptions: dict[str, str] = {}
         marks: set[str | None] = set()
         self.rows: float = 0
@@ -211,12 +211,12 @@ class CodedFile:
             decider, times = record.decider, record.weight
             self.rows += times
             marks.add(None if fitted is None else row[fitted])
-            probs, key = [row[i] for i in self.probs if row[i]], key_of(record.text, record.language)
+            probs, pair = [row[i] for i in self.probs if row[i]], pair_of(record.text, record.language)
             if len(codes) > 1 and not decider:
                 several, same = several + 1, same + (self.conf is not None and row[self.conf] in probs[:1])
-            if not key[0]:
+            if not pair[0]:
                 continue
-            text = self.texts.get(key)
+            text = self.texts.get(pair)
             if text is None:
                 similar = [(row[i], row[j]) for i, j in self.similar if row[i]]
                 offered = codes
@@ -230,13 +230,13 @@ class CodedFile:
                 text = CodedText(record.text, record.language, codes=offered, probs=probs)
                 text.answer, text.similar = codes, similar
                 text.shown = [row[i] for i in self.show]
-                self.texts[key] = text
+                self.texts[pair] = text
             text.rows += times
             text.varies |= text.shown != [row[i] for i in self.show]
-            if record.is_ditto and decider:  # what somebody has decided on it alone
+            if record.is_ditto and decider:  # somebody has decided only on this row
                 continue
             if self.are_decided and codes and not record.is_guess:
-                decider = decider or KNOWN
+                decider = decider or OF_KNOWN_FILE
             text.is_given |= bool(decider or codes and not (self.is_coded or record.is_guess))
             is_right = confidence(row[self.conf], self.path) if codes and self.conf is not None else 0.0
             text.doubt += times * (1 - is_right)
@@ -247,14 +247,14 @@ class CodedFile:
         self.unfitted = None if self.conf is None else "" if marks == {"1"} else unfitted
 
     def know(self, other: "CodedFile") -> None:
-        """Take the texts that another file decides as decided: by the person that it names, or in a table
-        that no model has coded by codes alone. Further ones are added as texts without rows. A text without a
-        language counts for all languages.
+        """Count the texts that another file decides as decided: by the person that it names or, in a table
+        that no model has coded, by having codes. Other texts of it are added as texts without rows. A text
+        without a language counts for all languages.
         """
-        languages: dict[str, list[str]] = {}  # of each text of this file
+        languages: dict[str, list[str]] = {}  # languages of each text of this file
         for words, language in self.texts:
             languages.setdefault(words, []).append(language)
-        # a text of a language comes before that of none
+        # a text with a language takes precedence
         for (words, language), text in sorted(other.texts.items(), key=lambda x: x[0][1] == UNKNOWN_LANGUAGE):
             if not text.is_given:
                 continue
@@ -262,32 +262,32 @@ class CodedFile:
                 if own == language or UNKNOWN_LANGUAGE in (own, language):
                     each = self.texts.setdefault((words, own), CodedText(text.text, text.language))
                     if not each.decided:
-                        each.decided, each.answer = text.decided or KNOWN, text.answer
+                        each.decided, each.answer = text.decided or OF_KNOWN_FILE, text.answer
                         each.codes, each.probs, each.doubt = text.answer, [], 0.0
                         self.known[words, own] = each
 
     @property
     def unread(self) -> list[str]:
-        """A line on the rows that cannot be read, if there are any."""
+        """Return a line on the rows that cannot be read, if there are any."""
         what = f"{self.path}: {len(self.table.faults):,} rows cannot be read and are left out; the first is"
         return [f"{what} line {line:,}: {why}" for line, _, why in self.table.faults[:1]]
 
     def answer(self, codes: list[str], decider: str) -> list[str]:
-        """Return the codes of a row that are its answer; decider: "" for the model."""
+        """Return the codes of a row's answer; decider: "" for the model."""
         return codes[:1] if self.alternatives and not decider else codes
 
 
 def confidence(cell: str, path: str = "") -> float:
-    """Return the model's confidence, 0 … 1, also with a decimal comma; 0 if the cell is empty. Raises
-    UserError for words, and for numbers above 1, as spreadsheets make them that lose the decimal point.
+    """Return the model's confidence, 0 … 1 (a decimal comma is accepted); 0 for an empty cell. Raises
+    UserError for words, and for numbers above 1, which spreadsheets make when they lose the decimal point.
     """
     try:
         found = float(cell.replace(",", ".").strip() or 0)
     except ValueError:
         found = 0.0 if cell.strip().casefold() in MISSING_WORDS else math.inf
     if found > 1:
-        what = f"{path}: {cell!r} is no probability (columns conf, prob_1 …)"
-        raise UserError(f"{what}: did a spreadsheet change it? Take the file from before that")
+        what = f"{path}: {cell!r} is not a probability (columns conf, prob_1 …)"
+        raise UserError(f"{what}: did a spreadsheet change it? Use the file from before")
     return max(found, 0.0) if math.isfinite(found) else 0.0
 
 
@@ -295,22 +295,22 @@ def confidence(cell: str, path: str = "") -> float:
 
 
 def most_wrong_first(texts: Iterable[CodedText]) -> list[CodedText]:
-    """Return the texts that nobody has decided; texts with the most expected mistakes come first."""
+    """Return the undecided texts, most expected mistakes first."""
     undecided = [text for text in texts if not text.decided]
     return sorted(undecided, key=lambda text: (-text.doubt, -text.rows, text.text))
 
 
 def sheet_rows(
-    texts: Iterable[CodedText], words: dict[str, str], drawn: dict[str, int] | None = None
+    texts: Iterable[CodedText], titles: dict[str, str], drawn: dict[str, int] | None = None
 ) -> list[list[str]]:
-    """Return the rows of a sheet, names first. words: of codes; drawn: draws of each text, by its id."""
-    of_codes = [f"{name}_{i}" for i in range(1, MAX_CODES + 1) for name in ("code", "words", "prob")]
+    """Return the rows of a sheet, names first. titles: of codes; drawn: draws of each text, by id."""
+    of_codes = [f"{name}_{i}" for i in range(1, OFFERED + 1) for name in ("code", "title", "prob")]
     rows = [["text", "language", "rows", *of_codes, DECISION, ID]]
     for text in texts:
         line = [text.text, text.language, f"{text.rows:.10g}"]
-        for i in range(MAX_CODES):
+        for i in range(OFFERED):
             code, prob = (values[i] if i < len(values) else "" for values in (text.codes, text.probs))
-            line += [code, words.get(code, ""), prob]
+            line += [code, titles.get(code, ""), prob]
         line += ["", (f"{DRAWN}{drawn[text.id]}-" if drawn else f"{CHOSEN}-") + text.sheet_id]
         rows.append([escape_formula(cell) for cell in line])
     return rows
@@ -318,18 +318,18 @@ def sheet_rows(
 
 @dataclass(frozen=True)
 class Decision:
-    codes: tuple[str, ...] | None  # the right ones; None if the person has skipped the text
+    codes: tuple[str, ...] | None  # the right codes; None if the text was skipped
     place: str  # file and line
     unsure: bool = False
     note: str = ""
-    by: str = ""  # who has decided, if the sheet says it
+    by: str = ""  # who decided, if the sheet says it
 
 
 def cell_of(codes: tuple[str, ...] | None) -> str:
-    """Return a decision as it stands in a sheet, which `Codes.decision` reads."""
+    """Return a decision in the form of a sheet, for `Codes.decision`."""
     if not codes:
         return "skip" if codes is None else "none"
-    words = re.compile(f"[1-{MAX_CODES}]|none|skip|NA|{UNDO}", re.IGNORECASE)
+    words = re.compile(f"[1-{OFFERED}]|none|skip|NA|{UNDO}", re.IGNORECASE)
     return " & ".join(f"code {code}" if words.fullmatch(code) else code for code in codes)
 
 
@@ -340,7 +340,7 @@ def formatter_of(system: str) -> BlockyFormatter:
 
 
 class Codes:
-    """The codes of a key, as a person may write them. words: code → title."""
+    """The codes of a key, as people may write them. words: code → title."""
 
     def __init__(self, codes: Iterable[str], system: str, words: dict[str, str]):
         self.codes, self.formatter, self.words = set(codes), formatter_of(system), words
@@ -349,18 +349,18 @@ class Codes:
             self.of_title.setdefault(text_key(words[code]), []).append(code)
 
     def decision(self, cell: str, text: CodedText, most: int) -> tuple[str, ...] | None:
-        """Return the codes that a person has written: 1 … 5, a code in any of the forms that training data
-        may have, a title, or several of these with & between; () for no code, None for skip. most: room for
-        codes in a row. Raises ValueError.
+        """Return the codes that a person has written: 1 … 5, a code in any form that training data may have,
+        a title, or several of these joined by &; () for no code, None for skip. most: most codes of a row.
+        Raises ValueError.
         """
         if cell.strip().lower() in ("skip", "none"):
             return None if cell.strip().lower() == "skip" else ()
         codes: dict[str, None] = {}
         for part in [cell.strip()] if text_key(cell) in self.of_title else split_codes(cell, self.codes):
             place, named = part.removesuffix(".0"), re.fullmatch(r"(?i)code\s+(.+)", part)
-            if re.fullmatch(f"[1-{MAX_CODES}]", place):
+            if re.fullmatch(f"[1-{OFFERED}]", place):
                 if int(place) > len(text.codes):
-                    has = f"there is no code {place} for this text; it has {len(text.codes)}"
+                    has = f"this text has no code number {place}; it has {len(text.codes)}"
                     raise ValueError(f"{has}: write none, skip or a code of the key")
                 part = text.codes[int(place) - 1]
             code = named[1] if named and part not in self.codes else unescape(part)
@@ -369,29 +369,29 @@ class Codes:
             if code not in self.codes:
                 titled = self.of_title.get(text_key(unescape(part)))
                 if not titled:
-                    raise ValueError(f"{part!r} is not a code or title of the key; put & between several")
+                    raise ValueError(f"{part!r} is no code or title of the key; put & between several")
                 if len(titled) > 1:
                     raise ValueError(f"{part!r} is the title of {' and '.join(titled)}: write the code")
                 code = titled[0]
             codes[code] = None
         if len(codes) > most:
-            raise ValueError(f"{len(codes)} codes, and the file has room for {most}")
+            raise ValueError(f"{len(codes)} codes, but the file has room for {most}")
         return tuple(codes)
 
 
 def read_sheet(path: str, columns: list[str], take: Callable[[str, dict[str, str]], None]) -> None:
-    """Hand each row of a sheet to `take`, with its place. Raises one UserError for all its ValueErrors. R
-    writes NA into empty cells.
+    """Pass each row of a sheet to `take`, with its place. Raises one UserError for all its ValueErrors. Cells
+    with NA, which R writes for empty cells, count as empty.
     """
     try:
         table = table_format(path)
-    except UserError:  # in any code page: the cells that count are ASCII in all of them
+    except UserError:  # any code page: the cells that matter are ASCII in all of them
         table = table_format(path, encoding="latin-1")
     if wrong := column_problems(path, table.names, columns):
         what = f"{path} is neither a sheet of review make nor a file of decisions: it needs all of"
         raise UserError("\n  ".join([*wrong[:3], f"{what} {', '.join(columns)}"]))
     problems = []
-    for line, cells in table_rows(path, table):  # spreadsheets leave out empty cells at the end
+    for line, cells in table_rows(path, table):  # spreadsheets omit empty cells at the end
         stripped = ("" if cell.strip() == "NA" else cell.strip() for cell in cells + [""] * len(table.names))
         row = dict(zip(table.names, stripped))
         if row[DECISION] or row[ID]:
@@ -402,49 +402,49 @@ def read_sheet(path: str, columns: list[str], take: Callable[[str, dict[str, str
     raise_if_any(problems, path, MAX_LISTED)
 
 
-def answers_of(path: str, codes: Codes) -> dict[Key, tuple[CodedText, tuple[str, ...]]]:
+def answers_of(path: str, codes: Codes) -> dict[Pair, tuple[CodedText, tuple[str, ...]]]:
     """Return the last decision on each text in a sheet or a file of decisions. Raises UserError."""
-    found: dict[Key, tuple[CodedText, tuple[str, ...]]] = {}
+    found: dict[Pair, tuple[CodedText, tuple[str, ...]]] = {}
 
     def take(_: str, row: dict[str, str]) -> None:
-        offered = [code for i in range(1, MAX_CODES + 1) if (code := row.get(f"code_{i}"))]
+        offered = [code for i in range(1, OFFERED + 1) if (code := row.get(f"code_{i}"))]
         text = CodedText(unescape(row["text"]), unescape(row["language"]), codes=offered)
-        answer = None if row[DECISION] in ("", UNDO) else codes.decision(row[DECISION], text, MAX_CODES)
+        answer = None if row[DECISION] in ("", UNDO) else codes.decision(row[DECISION], text, OFFERED)
         if row[DECISION]:
-            found.pop(text.key, None)
+            found.pop(text.pair, None)
         if answer is not None:
-            found[text.key] = text, answer
+            found[text.pair] = text, answer
 
     read_sheet(path, ["text", "language", DECISION, ID], take)
     return found
 
 
 class Sheets:
-    """The decisions of one sheet or several. Raises UserError with the lines that cannot be used."""
+    """The decisions of one or several sheets. Raises UserError with the lines that cannot be used."""
 
     def __init__(self, paths: list[str], coded: CodedFile, codes: Codes):
         self.coded, self.codes = coded, codes
-        self.key_of_id = {text.sheet_id: key for key, text in coded.texts.items()}
-        self.key_of_id |= {text.id: key for key, text in coded.texts.items()}
+        self.pair_of_id = {text.sheet_id: pair for pair, text in coded.texts.items()}
+        self.pair_of_id |= {text.id: pair for pair, text in coded.texts.items()}
         self.words = {words for words, _ in coded.texts}
-        self.by_text: dict[Key, Decision] = {}  # the last one of each text
-        self.drawn: dict[Key, int] = {}  # number of times that a text was drawn
-        self.chosen: set[Key] = set()  # texts that are decided because they were chosen
+        self.by_text: dict[Pair, Decision] = {}  # the last one of each text
+        self.drawn: dict[Pair, int] = {}  # number of times that a text was drawn
+        self.chosen: set[Pair] = set()  # texts decided because they were chosen, not drawn
         self.notes: list[str] = []  # for the user
         self.undecided = 0  # lines without a decision
-        self.unused: list[str] = []  # for the user: the decisions whose texts are gone
+        self.unused: list[str] = []  # for the user: decisions on missing texts
         for path in paths:
-            self.gone: dict[str, str] = {}  # its texts that are not there, by id; "" for one without decision
-            self.spoken: set[str] = set()  # languages of those that are there in another one
-            self.found = 0  # lines of this sheet whose texts are there
+            self.gone: dict[str, str] = {}  # missing texts of this sheet, by id; "" without a decision
+            self.spoken: set[str] = set()  # languages of texts that exist in another language
+            self.found = 0  # lines of this sheet whose texts exist
             read_sheet(path, [DECISION, ID], self._add)
-            what = f"whose texts are missing, or were offered other codes, in {coded.path}:"
+            what = f"whose texts are missing from {coded.path}, or were offered other codes:"
             if self.spoken and not self.found:
                 then = " and ".join(sorted(self.spoken))
-                what = f"these decisions were made with language {then}, and not with that of now"
+                what = f"these decisions were made with language {then}, not with the present one"
                 raise UserError(f"{path}: {what}: choose {then} (in commands: --language, --language-col)")
             if self.gone and not self.found:
-                what += " name its own file, or other --decisions, and the same columns with the texts"
+                what += " name its own file, or other --decisions, and the same text columns"
                 raise UserError(f"{path}: has only rows {what} (--input-col) as for the sheet")
             if unused := [*filter(None, self.gone.values())]:
                 what += f" {'; '.join(unused[:3])}{'; …' * (len(unused) > 3)}"
@@ -452,38 +452,38 @@ class Sheets:
 
     def _add(self, place: str, row: dict[str, str]) -> None:
         """Add a row of a sheet. Raises ValueError."""
-        key = self.key_of_id.get(row[ID][-ID_DIGITS:])
-        if key is None:
+        pair = self.pair_of_id.get(row[ID][-ID_DIGITS:])
+        if pair is None:
             shown = f"{place.rpartition(', ')[2]}: {unescape(row.get('text', ''))!r:.60}"
             self.gone[row[ID]] = shown * (row[DECISION] not in ("", UNDO))
             words, language = (unescape(row.get(name, "")) for name in ("text", "language"))
-            if text_key(words) in self.words and key_of(words, language) not in self.coded.texts:
+            if text_key(words) in self.words and pair_of(words, language) not in self.coded.texts:
                 self.spoken.add(language or "not known")
             return
         self.found += 1
-        text = self.coded.texts[key]
-        shown = key_of(unescape(row.get("text", text.text)), text.language)
-        if shown != key and shown in self.coded.texts and not NUMBER.fullmatch(text.text.strip()):
+        text = self.coded.texts[pair]
+        shown = pair_of(unescape(row.get("text", text.text)), text.language)
+        if shown != pair and shown in self.coded.texts and not NUMBER.fullmatch(text.text.strip()):
             what = f"the id belongs to {text.text!r}, but the text is {row['text']!r}"
             raise ValueError(f"{what}: was the sheet sorted without all its columns?")
         times = re.match(rf"{DRAWN}(\d+)-", row[ID])
         if times:
-            self.drawn.setdefault(key, int(times[1]))
+            self.drawn.setdefault(pair, int(times[1]))
         if not row[DECISION]:
             self.undecided += 1
             return
         if row[DECISION] == UNDO:
-            self.by_text.pop(key, None)
-            self.chosen.discard(key)
+            self.by_text.pop(pair, None)
+            self.chosen.discard(pair)
             return
         offered = text if row[ID].endswith(text.sheet_id) else replace(text, codes=[])
         codes = self.codes.decision(row[DECISION], offered, len(self.coded.codes))
-        before = self.by_text.get(key)
+        before = self.by_text.get(pair)
         note, by = (unescape(row.get(name, "")) for name in ("note", "by"))
         in_file = place.rpartition(" ")[0]
         is_own = before and before.by == by != "" and before.place.startswith(in_file)
-        if before and before.codes != codes and not is_own:  # one's own is replaced, as meant
+        if before and before.codes != codes and not is_own:  # people may replace their own decisions
             self.notes.append(f"{place}: differs from {before.place}; the later one counts")
-        self.by_text[key] = Decision(codes, place, bool(row.get("unsure")), note, by * is_name(by))
+        self.by_text[pair] = Decision(codes, place, bool(row.get("unsure")), note, by * is_name(by))
         if not times and codes is not None:
-            self.chosen.add(key)
+            self.chosen.add(pair)

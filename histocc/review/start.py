@@ -1,6 +1,6 @@
 """The start screen of the page: the tables of one folder, the columns of one of them, and who decides.
 
-A request names a table as the list does. Any other name is refused: a path, or a link that leads elsewhere.
+A request names a table as in the list. Any other name is refused, such as a path or a link elsewhere.
 """
 
 import contextlib
@@ -21,29 +21,29 @@ from histocc.runtime.errors import UserError, as_user_error
 from histocc.runtime.files import kind_of, save_path_problems
 from histocc.text import LANGUAGES, text_key
 
-SHOWN, LONGEST = 5, 200  # rows of a table, characters of a cell
-SUFFIX = ".decisions.csv"  # of the file of decisions beside a table
+SHOWN_ROWS, CELL_END = 5, 200  # shown rows of a table and characters of a cell
+SUFFIX = ".decisions.csv"  # of a table's file of decisions
 # Names of columns, in several languages
 _TEXT = re.compile(
     r"occ|job|trade|prof|beruf|stand$|erwerb|yrke|syssel|stilling|erhverv|beroep|m[ée]tier", re.I
 )
 _LANGUAGE = re.compile("lang|sprache|språk|sprak|sprog|taal|idioma", re.I)
-_SAVED = re.compile(r"\.final\d*\.\w+$")  # tables that the page has saved
-# flags of review that the screen may set, beside the table
+_SAVED = re.compile(r"\.final\d*\.\w+$")  # tables saved by the page
+# flags of review that the screen may set, besides the table
 FLAGS = ("input_col", "language", "language_col", "sheet", "key", "target_cols", "classes", "show", "by")
-Report = Callable[[str, float | None], None]  # what is being done, and the share that is done if it is known
+Progress = Callable[[str, float | None], None]  # (activity, share that is done, if known)
 
 
 class Start:
-    """The tables of a folder, of which one is opened. Calls from several threads may come.
+    """The tables of a folder, one of which is opened. Several threads may call it.
 
-    args: the flags of review, with a folder, or a table that is meant; open_table: opens a table with flags.
+    args: the flags of review, with a folder or a table; open_table: opens a table with flags.
     """
 
-    def __init__(self, args: Any, open_table: Callable[[str, dict[str, Any], Report], None]):
+    def __init__(self, args: Any, open_table: Callable[[str, dict[str, Any], Progress], None]):
         self.args, path = args, args.files[0]
         if kind_of(path) not in ("a folder", "a file"):
-            what = "there is no such table or folder, and no such action of review"
+            what = "no table, folder or action of review has this name"
             raise UserError(f"{path}: {what} (histocc review --help lists them)")
         self.folder, self.table = (path, "") if os.path.isdir(path) else os.path.split(path)
         self.open_table, self.lock = open_table, threading.Lock()
@@ -52,8 +52,8 @@ class Start:
             self._path(self.table)
 
     def tables(self) -> list[str]:
-        """Return the names of the tables, those that the page has saved last, without what spreadsheet
-        programs put beside an open workbook.
+        """Return the names of the tables, last those that the page has saved, without the hidden files that
+        spreadsheet programs make for an open workbook.
         """
         root, found = os.path.realpath(self.folder), []
         tables = filter(TABLE_NAME.fullmatch, os.listdir(root))
@@ -66,12 +66,12 @@ class Start:
 
     def _path(self, name: Any) -> str:
         if name not in self.tables():
-            raise UserError(f"{name!s:.200}: is not a table of the folder {self.folder or '.'}")
+            raise UserError(f"{name!s:.200}: is not a table in the folder {self.folder or '.'}")
         path = os.path.normpath(os.path.join(self.folder, name))
-        return os.path.join(".", path) if path.startswith("-") else path  # in commands it is no flag
+        return os.path.join(".", path) if path.startswith("-") else path  # not to be taken for a flag
 
     def answer(self, asked: dict[str, Any]) -> dict[str, Any]:
-        """Return what the screen asks for. Raises UserError, OSError, or what a malformed request causes."""
+        """Return the reply to a request of the screen. Raises UserError, OSError, or errors of bad ones."""
         if "table" in asked:
             return self._look(self._path(asked["table"]), asked.get("sheet") or None)
         if "start" in asked:
@@ -92,7 +92,7 @@ class Start:
         shown = {"folder": folder, "problem": "".join(save_path_problems(os.path.join(folder, SUFFIX)))}
         first = [language_name(self.args.language)] if self.args.language else []
         names = sorted({*first, *LANGUAGES[:-1]}, key=english_name)
-        languages = [(name, english_name(name), name in lexicon.LANGUAGES) for name in names]
+        languages = [(name, english_name(name), name in lexicon.LEXICON_LANGUAGES) for name in names]
         tables = self.tables()
         given = [name for name in tables if not _SAVED.search(name)]
         shown |= {"tables": tables, "table": self.table or (given[0] if len(given) == 1 else "")}
@@ -112,13 +112,13 @@ class Start:
                 raise
 
     def _look(self, path: str, sheet: str | None) -> dict[str, Any]:
-        """Return the first rows of a table, and what its columns seem to hold."""
+        """Return the first rows of a table, and the probable content of its columns."""
         how = replace(self.args, sheet=sheet or self.args.sheet).how(())
         table = table_format(path, *how)
         sheets = table.binary.sheets if table.binary else ()
         if sheets:
             found = max((each for each in sheets if how[3] in (None, each.name)), key=lambda each: each.rows)
-            # the names are in the first row that fills half of the columns, whatever stands above them
+            # the names are in the first row that fills half of the columns, whatever is above
             top = [[name for name in map(composed, row) if name] for row in found.top]
             texts = next((row for row in top if 2 * len(row) > max(map(len, top))), [])
             how = replace(self.args, sheet=found.name).how(texts)
@@ -135,10 +135,10 @@ class Start:
         column = next(filter(None, map(_if_language, header, columns)), "")
         cells = columns[header.index(column)] if column else []
         if len(languages) == 1 and not languages & {*map(language_name, cells)}:
-            column = ""  # they were made with one language for all texts, or with none
+            column = ""  # one language for all texts, or none
         return {
             "columns": header,
-            "rows": [[cell[:LONGEST] for cell in row] for row in zip(*(cells[:SHOWN] for cells in columns))],
+            "rows": [[cell[:CELL_END] for cell in row] for row in zip(*(x[:SHOWN_ROWS] for x in columns))],
             "notes": table.notes,
             "sheets": [each.name for each in sheets],
             "sheet": how[3],
@@ -153,7 +153,7 @@ class Start:
 
 
 def _looks_like_text(name: str, cells: list[str]) -> tuple[bool, bool, int, int]:
-    """Return how much a column is like one of occupations, by its name, known titles and different words."""
+    """Return a score of a column as occupations, from its name, known titles and distinct words."""
     words = {text_key(cell) for cell in cells if re.search(r"[^\W\d_]{2}", cell)}
     are_words = bool(name) and 2 * len(words) > len({*cells})
     return are_words, bool(_TEXT.search(name)), sum(map(word_lists().__contains__, words)), len(words)

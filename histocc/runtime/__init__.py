@@ -1,3 +1,3 @@
-"""The ground on which every command runs: arguments, files, signals, processes, devices. It knows neither
-models nor rows.
+"""The base of every command: arguments, files, signals, processes, devices. It knows nothing of models or
+rows.
 """

@@ -1,11 +1,11 @@
-"""Checkpoints, which are written whole or not at all, read as data and never as code, and checked once.
+"""Checkpoints: written whole or not at all, read as data and never as code, and checked once.
 
 A checkpoint is one `torch.save` dict of tensors and plain Python types. `model`, `optimizer`, `scheduler`,
 `step` and `key` are as in the published files; `format`, `config`, `formatter`, `system`, `languages`,
-`args`, `rng` and `position` make it enough to predict with, and to resume from, without any other file;
-`made_by` says which versions wrote it, and when.
-`checksum` covers all other entries, so that damage and edits are noticed when the file is read; a file
-without one is read as it is. Any failure while a file is read becomes one message, see `reading`.
+`args`, `rng` and `position` are all that predicting and resuming need, without any other file. `made_by`
+says which versions wrote it, and when.
+`checksum` covers all other entries, so that damage and edits are noticed when the file is read. A file
+without a checksum is read unchecked. Any failure while a file is read becomes one message, see `reading`.
 """
 
 import contextlib
@@ -36,27 +36,27 @@ FORMAT = 1
 LAST, BEST = "last.bin", "best.bin"
 SECOND_NAME = "model_state_dict"
 CHECKSUM = "checksum"
-NAMES = "names"  # the entry with all names that the file has, or is to have
+NAMES_ENTRY = "names"  # the entry with all names of the file, written or planned
 # names of an epoch's checkpoint (1-based): in a run on occupations, and in a run on anything else
 EPOCH, EPOCH_OF_ANY = "epoch_{}.bin", "checkpoint_epoch_{}.pt"
 CHECKPOINT = re.compile(r"(last|best|\d+|epoch_\d+)\.bin|checkpoint_epoch_\d+\.pt")
-OF_BYTES = None, errno.EINVAL, errno.ENOENT, errno.ENOTDIR  # of an OSError from a damaged or missing file
+OF_BYTES = None, errno.EINVAL, errno.ENOENT, errno.ENOTDIR  # error numbers of a damaged or missing file
 FULL = MACHINE[errno.ENOSPC], MACHINE[errno.EDQUOT]  # ends of messages
 SPACE_SECONDS = 5.0  # pause between two tries to save on a full disk
-READ_SECONDS = 5.0  # how long a file that the system does not hand over is tried again
+READ_SECONDS = 5.0  # how long reading is retried when the system does not hand a file over
 _FOR_RESUMING = ("model", "step", "position", "scheduler", "rng", "optimizer", "args")
 Content = Callable[[int, dict[str, Any]], dict[str, Any]]  # (step, position) → what to save
 
 
 class ForeignCheckpoint(UserError):
-    """The error for a file that another program, or another version of this one, has written."""
+    """The error for a file written by another program or by another version of this one."""
 
 
 # ---- the content of a file
 
 
 def is_finite(tensor: Tensor) -> bool:
-    """Return whether no number is inf or nan, without a second tensor of that size."""
+    """Return whether all numbers are finite, without allocating a second tensor of that size."""
     if not tensor.is_floating_point() or not tensor.numel():
         return True
     return all(map(torch.isfinite, torch.aminmax(tensor)))
@@ -65,8 +65,8 @@ def is_finite(tensor: Tensor) -> bool:
 def checksum_of(value: Any, before: int = 0) -> int:
     """Return the CRC-32 of nested dicts, lists, tensors and plain values, appended to `before`.
 
-    The order of a dict's entries does not count, nor does the difference between list and tuple. CRC-32 finds
-    damage; it is no signature, which data that are never executed do not need.
+    It ignores the order of a dict's entries and the difference between list and tuple. CRC-32 finds damage
+    but is not a signature: data that are never executed do not need one.
     """
     if isinstance(value, Tensor):
         before = zlib.crc32(f"{value.dtype} {list(value.shape)}".encode(), before)
@@ -96,7 +96,7 @@ def check_checksum(file: str, entries: dict[str, Any]) -> None:
     if CHECKSUM in entries and entries[CHECKSUM] != with_checksum(entries)[CHECKSUM]:
         raise UserError(
             f"{file}: its content is not what its checksum says: it was damaged, or changed after it was"
-            f" written. Take an earlier checkpoint; who changed it on purpose removes its entry {CHECKSUM!r}"
+            f" written. Take an earlier checkpoint; if the change was meant, remove the entry {CHECKSUM!r}"
         )
 
 
@@ -114,14 +114,14 @@ def _write(path: str, state: dict[str, Any]) -> None:
     entries = {name: value for name, value in state.items() if name != SECOND_NAME}
     state = with_checksum(tree_map_only(Tensor, lambda tensor: tensor.detach().cpu(), entries))
     state[SECOND_NAME] = state["model"]  # for other trainers' scripts; it takes no space
-    # nobody compares the CRC-32 of the archive's parts, for which torch takes four to six seconds per GB
+    # torch takes four to six seconds per GB for the CRC-32 of the archive's parts, which nobody compares
     without_crc32 = torch_config.patch({"save.compute_crc32": False})  # pyright: ignore
     with atomic_write(path) as file, without_crc32:
         torch.save(state, file)
 
 
 def save(files: OwnFiles, names: list[str], state: dict[str, Any]) -> None:
-    """Write `state` once, give it all `names`, last.bin first. Rank 0 only. Raises OSError."""
+    """Write `state` once and give the file all `names`, last.bin first. Rank 0 only. Raises OSError."""
     first, *others = files.claim(*sorted(names, key=lambda name: name != LAST))
     _write(first, state)
     for path in others:
@@ -129,16 +129,16 @@ def save(files: OwnFiles, names: list[str], state: dict[str, Any]) -> None:
 
 
 def complete(files: OwnFiles, state: dict[str, Any], keep: int) -> None:
-    """Give last.bin, which holds `state`, the names that a killed save left. Rank 0 only. Raises OSError."""
-    for name in filter(CHECKPOINT.fullmatch, state.get(NAMES, ())):
+    """Give last.bin (content: `state`) the names that a killed save missed. Rank 0 only. Raises OSError."""
+    for name in filter(CHECKPOINT.fullmatch, state.get(NAMES_ENTRY, ())):
         if name != LAST and step_of(files.path(name)) != state["step"]:
             atomic_copy(files.path(LAST), *files.claim(name))
     prune(files, keep)
 
 
 def rewrite(path: str, state: dict[str, Any]) -> None:
-    """Write a changed checkpoint in the place of the original and of its hard links in the folder of the run,
-    such as best.bin of the same step. Rank 0 only. Raises OSError, UserError.
+    """Replace a checkpoint by a changed one, and also its hard links in the run's folder, such as best.bin of
+    the same step. Rank 0 only. Raises OSError, UserError.
     """
     path = os.path.realpath(path)
     files = OwnFiles(os.path.dirname(path))
@@ -157,23 +157,23 @@ def prune(files: OwnFiles, keep: int) -> None:
 
 
 class Saver:
-    """The engine's `save(step, names, position)`: rank 0 writes a checkpoint that is enough to predict and to
-    resume, and the others wait. All ranks.
+    """The engine's `save(step, names, position)`: rank 0 writes a checkpoint from which one can predict and
+    resume, while the others wait. All ranks.
 
-    A failed save prints a warning and does not end the run: the next one may succeed. The same holds if the
-    weights or the optimizer are not finite: the files from before stay.
+    A failed save prints a warning and does not end the run: the next one may succeed. If the weights or the
+    optimizer are not finite, the save fails in the same way and the earlier files stay.
 
     Args:
-        files: the files of the run, in whose folder the checkpoints lie.
-        keep: number of {step}.bin files that stay.
+        files: the files of the run; checkpoints go into its folder.
+        keep: number of {step}.bin files to keep.
         world: the processes.
         state: makes the content on rank 0, a nested dict with tensors; called on all ranks.
-        say: prints a line, on rank 0.
+        say: prints a line on rank 0.
     """
 
     def __init__(self, files: OwnFiles, keep: int, world: World, state: Content, say: Callable[[str], None]):
         self.files, self.keep, self.world, self.state, self.say = files, keep, world, state, say
-        # of the last save: its arguments; its error, the same on all ranks; its duration
+        # the last save's arguments, its error (the same on all ranks) and its duration
         self.given: tuple[int, list[str], dict[str, Any]] = 0, [], {}
         self.failed, self.seconds = "", 0.0
 
@@ -205,12 +205,12 @@ class Saver:
         else:
             try:
                 os.makedirs(self.files.folder, exist_ok=True)
-                save(self.files, names, {**state, NAMES: names})
+                save(self.files, names, {**state, NAMES_ENTRY: names})
                 size = os.path.getsize(self.files.path(names[-1]))
                 prune(self.files, self.keep)
             except Exception as error:  # OSError, and torch's writer turns a full disk into a RuntimeError
                 failed = in_words(error, self.files.path(LAST if LAST in names else names[0]))
-        if not failed or (step, failed) != (self.given[0], self.failed):  # else it was said
+        if not failed or (step, failed) != (self.given[0], self.failed):  # otherwise it was reported already
             self.say(
                 f"WARNING: the checkpoint of step {step:,} could not be saved: {failed}. Training continues,"
                 " and the next save is tried all the same."
@@ -226,16 +226,19 @@ class Saver:
 
 @contextlib.contextmanager
 def reading(file: str) -> Generator[None]:
-    """Turn any failure to read `file` or to use its content into one UserError that names the file; it is
-    Unreadable if the bytes are not the cause. Inside, the failure of a collective would be taken for damage.
+    """Turn any failure to read `file` or to use its content into one UserError that names the file, or into
+    Unreadable if the bytes are not the cause. Run no collective inside: its failure would look like damage.
     """
     try:
         yield
     except Exception as error:
         if isinstance(error, OSError) and error.errno not in OF_BYTES:
             raise Unreadable(f"{file}: cannot be read: {error.strerror}") from None
-        if known := as_user_error(error):  # it says enough, or the machine failed
+        if known := as_user_error(error):  # the message is enough, or the machine failed
             raise known from None
+        if "PytorchStreamReader" in str(error):
+            size = f"{os.path.getsize(file):,} bytes"
+            raise UserError(f"{file}: is damaged or incomplete ({size}): copy it again") from None
         what = f"{type(error).__name__}: {' '.join(str(error).split())}"
         raise UserError(
             f"{file}: cannot be read as a checkpoint ({what[:300]}). It may be damaged, or edited: take"
@@ -244,9 +247,9 @@ def reading(file: str) -> Generator[None]:
 
 
 def load(path: str) -> dict[str, Any]:
-    """Return the dict in `path`, tensors on the CPU; compare its checksum if it has one. Nothing in it is
-    executed. Raises UserError, which names the objects found if it holds others than tensors and plain types;
-    Unreadable if the system fails to hand it over for READ_SECONDS.
+    """Return the dict in `path`, tensors on the CPU, and compare its checksum if it has one. Nothing in it is
+    executed. Raises UserError, which names any objects other than tensors and plain types; Unreadable if the
+    system cannot hand it over within READ_SECONDS.
     """
     until = time.monotonic() + READ_SECONDS
     while True:
@@ -260,7 +263,7 @@ def load(path: str) -> dict[str, Any]:
 
 def _load(path: str) -> dict[str, Any]:
     with reading(path), opened(path) as file, warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch warns of formats that are refused in any case
+        warnings.simplefilter("ignore")  # torch warns of formats that are refused anyway
         try:
             state = torch.load(file, map_location="cpu", weights_only=True)
         except Exception as error:
@@ -278,7 +281,7 @@ def _load(path: str) -> dict[str, Any]:
 
 
 def _refusal(path: str, error: Exception) -> str:
-    """Return the message of a refusal; torch's own would advise the user to switch the check off."""
+    """Return the message for a refused file; torch's own would advise the user to switch the check off."""
     names = re.findall(r"GLOBAL (\S+)", str(error))
     with contextlib.suppress(Exception):  # not even the list can be read: a damaged or foreign file
         names = torch.serialization.get_unsafe_globals_in_checkpoint(path) or names
@@ -290,12 +293,12 @@ def _refusal(path: str, error: Exception) -> str:
     return (
         f"{path}: refused, since it holds objects that could run code when loaded: {', '.join(names)}.\n  A"
         " checkpoint may hold tensors and plain Python values only. If you trust its source, open it there"
-        " and save its state dict alone: torch.save({'model': model.state_dict(), 'key': key}, 'clean.bin')"
+        " and save only its state dict: torch.save({'model': model.state_dict(), 'key': key}, 'clean.bin')"
     )
 
 
 def check_format(file: str, number: Any) -> None:
-    """Raise ForeignCheckpoint if a file of histocc has another format than this version reads."""
+    """Raise ForeignCheckpoint if a file of histocc has a format that this version does not read."""
     if type(number) is not int or number != FORMAT:
         raise ForeignCheckpoint(
             f"{file}: written by another version of histocc: format {number!r:.60}; this version reads"
@@ -304,13 +307,12 @@ def check_format(file: str, number: Any) -> None:
 
 
 def load_resumable(path: str) -> dict[str, Any]:
-    """Return a checkpoint from which a run can be resumed, as `load` does. Raises UserError."""
+    """Load a checkpoint as `load` does, and check that a run can resume from it. Raises UserError."""
     state = load(path)
     if "format" not in state:
         raise ForeignCheckpoint(
-            f"{path}: holds weights but not the settings of their model, as another program writes them. It"
-            f" is not of a run of histocc and stays as it is: start from it with --initial-checkpoint {path}"
-            " and another --save-path"
+            f"{path}: holds weights but not the settings of their model, so histocc did not write it. It"
+            f" stays as it is: start from it with --initial-checkpoint {path} and another folder"
         )
     check_format(path, state["format"])
     if missing := [name for name in _FOR_RESUMING if name not in state]:
@@ -329,7 +331,7 @@ def find(path: str, names: tuple[str, ...] = (LAST, BEST)) -> str | None:
 
 def exists_in(folder: str) -> bool:
     """Return whether `folder` holds a checkpoint of a run."""
-    with contextlib.suppress(FileNotFoundError, NotADirectoryError, ValueError):  # ValueError: it is no name
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError, ValueError):  # ValueError: a bad name
         return any(map(CHECKPOINT.fullmatch, os.listdir(folder)))
     return False
 
@@ -346,7 +348,7 @@ def step_of(path: str) -> int | None:
 
 
 def newest_first(folder: str) -> Iterator[str]:
-    """Yield the checkpoints of a folder: last.bin, then the others, the newest first, opened when needed."""
+    """Yield the checkpoints of a folder: last.bin, then the others, newest first, each opened when needed."""
     yield os.path.join(folder, LAST)
     names = os.listdir(folder) if os.path.isdir(folder) else []
     paths = [os.path.join(folder, name) for name in names if CHECKPOINT.fullmatch(name) and name != LAST]
@@ -355,8 +357,8 @@ def newest_first(folder: str) -> Iterator[str]:
 
 def newest_good(folder: str, read: Callable[[str], dict[str, Any]]) -> tuple[str, dict[str, Any], list[str]]:
     """Return the newest readable checkpoint of the run in `folder`: (file, checkpoint, problems of the files
-    tried before it). Raises UserError if none can be read, ForeignCheckpoint for one that is not of a run of
-    this version, Unreadable if the system fails to hand one over: it may be whole, and stays.
+    tried before it). Raises UserError if none can be read, ForeignCheckpoint if one was written by another
+    program or version, Unreadable if the system cannot hand one over: it may be whole, so it stays.
     """
     wrong: list[str] = []
     for path in newest_first(folder):

@@ -2,13 +2,13 @@
 
     @dataclass(frozen=True, kw_only=True)
     class Sampling(Config):
-        "rows that are drawn"                     # the heading of these flags in --help
+        "drawn rows"                              # the heading of these flags in --help
         rows: Count = flag(300, "how many at most", "--number", resumable=True)
 
     args = Parser(Sampling, "sample.py", "Draws rows.").parse_args()         # a Sampling
 
 The declaration serves the command line, `--config FILE` (TOML, or the args.json of a run), calls from Python,
-and the check of a run that is resumed. A subclass may change a default alone: `rows: int = 50`.
+and the check of a resumed run. A subclass may change only a default: `rows: int = 50`.
 """
 
 import argparse
@@ -18,7 +18,9 @@ import json
 import math
 import os
 import re
+import shutil
 import sys
+import textwrap
 import tomllib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields, replace
@@ -29,11 +31,16 @@ from typing import Annotated, Any, ClassVar, NoReturn, Self, Union, get_args, ge
 from histocc.runtime.errors import UserError, raise_if_any
 from histocc.runtime.files import opened
 
-DEVICES = ("auto", "cpu", "cuda")
+AUTO = "auto"  # a flag with this value is chosen by the program
+DEVICES = (AUTO, "cpu", "cuda")
+HELP_WIDTH = 100  # most columns of --help
+OUTPUT = "--output"  # the name that `histocc` shows for what a command writes
+VALUE_NAMES = {int: "N", float: "X"}  # what --help calls a value
+AS_WORDS = " words"  # ends the dest of a positional argument with flags as well
 
 
 def number(convert: Callable[[str], Any], accepts: Callable[[Any], bool], expected: str) -> Callable:
-    """Return a function that reads a number from a text, for argparse; its error quotes `expected`."""
+    """Return a function for argparse that reads a number from a text; its error quotes `expected`."""
 
     def read(text: str) -> Any:
         with contextlib.suppress(ValueError, OverflowError):
@@ -53,20 +60,27 @@ Fraction = Annotated[float, number(float, lambda value: 0 <= value <= 1, "a numb
 
 
 def flag(
-    default: Any, help: str, *names: str, resumable: bool | str = False, positional: bool = False, **more: Any
+    default: Any,
+    help: str,
+    *names: str,
+    resumable: bool | str = False,
+    positional: bool | str = False,
+    **more: Any,
 ) -> Any:
-    """Return a dataclass field that is a flag. Its type says which values it takes: bool makes a switch, list
-    takes several values, and an `Annotated` reads and checks the text.
+    """Return a dataclass field that declares a flag. Its type says which values it takes: bool makes a
+    switch, list takes several values, and an `Annotated` reads and checks the text.
 
     Args:
         default: MISSING for a flag that must be given.
         names: further spellings, such as "--epochs".
-        resumable: whether another value may be given when a run is resumed; "kept": the default then stands
-            for the run's own value.
-        more: choices and metavar, as in argparse; of_steps: whether the flag affects optimizer steps alone;
-            of_start: whether it is of one start of a run, and not taken from its args.json; of_process:
-            whether the processes of a run may be given other values; of: the actions that have it, in a
-            command of several ("": all).
+        resumable: whether a resumed run may be given another value; with "kept", the default then means the
+            run's own value.
+        positional: whether it is given without a flag; with further spellings it is a flag as well, and with
+            "also" --help shows the flag instead of the bare word.
+        more: choices and metavar, as in argparse; of_steps: whether the flag affects only optimizer steps;
+            of_start: whether it applies to one start of a run and is not read from its args.json; of_process:
+            whether it may differ between the processes of a run; of: the actions that have it, in a command
+            with several ("": all).
     """
     metadata = {"names": names, "resumable": resumable, "positional": positional, "of": more.pop("of", "")}
     metadata |= {name: more.pop(name, False) for name in ("of_steps", "of_start", "of_process")}
@@ -80,9 +94,9 @@ process_flag = partial(flag, of_process=True, resumable=True)
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """The arguments of a command; `with_decided` keeps those that the user asked for in `asked`. instead:
-    remedies for other programs' flags; usual: the flags that --help shows, while --help all shows all; if
-    there are none, --help does.
+    """The arguments of a command; `with_decided` keeps the user's own values in `asked`. instead: remedies
+    for other programs' flags; usual: the flags that --help shows (--help all shows every flag; if `usual` is
+    empty, so does --help).
     """
 
     usual: ClassVar[tuple[str, ...]] = ()
@@ -92,7 +106,7 @@ class Config:
     asked: "Any" = None
 
     def with_decided(self, **values: Any) -> Self:
-        """Return a copy with the values that the run has decided; `asked` keeps what was asked for."""
+        """Return a copy with the values that the run has decided; `asked` keeps the user's own."""
         return replace(self, asked=self.asked or self, **values)
 
     def values(self) -> dict[str, Any]:
@@ -101,24 +115,24 @@ class Config:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Processes(Config):
+class ProcessFlags(Config):
     """machine and processes"""
 
-    device: str = process_flag("auto", "auto: CUDA GPUs if there are any, else CPUs", choices=DEVICES)
-    distributed: bool = start_flag(False, "join the processes of the launcher (torchrun)")
+    device: str = process_flag("auto", "auto: a CUDA GPU if there is one, else the CPU", choices=DEVICES)
+    distributed: bool = start_flag(False, "share the work with the other processes of torchrun")
     local_rank: int | None = start_flag(None, "set by torch.distributed.launch", of_process=True)
-    world_size: Count | None = start_flag(None, "number of processes that the launcher must say")
-    timeout_minutes: Positive = process_flag(30.0, "minutes that a process waits for another one")
-    quiet: bool = process_flag(False, "no bars or lines of progress")
+    world_size: Count | None = start_flag(None, "how many processes the launcher must have started")
+    timeout_minutes: Positive = process_flag(30.0, "minutes that a process waits for the others")
+    quiet: bool = process_flag(False, "no progress bars")
 
 
 def flag_of(name: str) -> str:
-    """Return a flag as it stands on a command line: "--batch-size" for "batch_size"."""
+    """Return a flag as typed on a command line: "--batch-size" for "batch_size"."""
     return "--" + name.replace("_", "-")
 
 
 def declarations(kind: type[Config]) -> dict[str, tuple[Field, Any, type]]:
-    """Return each flag's declaration, its type and the class that it stands in, in the order of bases."""
+    """Return each flag's declaration, its type and the class that declares it, in the order of bases."""
     declared: dict[str, tuple[Field, Any, type]] = {}
     for owner in reversed(kind.__mro__):
         hints = get_type_hints(owner, include_extras=True)
@@ -129,14 +143,14 @@ def declarations(kind: type[Config]) -> dict[str, tuple[Field, Any, type]]:
 
 
 def flags_that(kind: type[Config], what: str) -> list[str]:
-    """Return the names of the flags that are `what`: of_steps, of_start or of_process, see `flag`."""
+    """Return the names of the flags marked `what`: of_steps, of_start or of_process, see `flag`."""
     return [name for name, (item, _, _) in declarations(kind).items() if item.metadata[what]]
 
 
 def differing(
     kind: type[Config], now: Mapping[str, Any], before: Mapping[str, Any], only_kept: bool = False
 ) -> list[str]:
-    """Return a line on each flag that decides the result and differs now; only_kept: on "kept" ones alone."""
+    """Return a line for each flag that affects the result and now differs (only_kept: for "kept" ones)."""
     lines = []
     for name, (item, _, _) in declarations(kind).items():
         policy, default = item.metadata["resumable"], kind.__dataclass_fields__[name].default
@@ -148,45 +162,93 @@ def differing(
 
 
 class _Help(argparse.Action):
-    """The action of --help, which prints the usual flags, and of --help all, which prints all of them."""
+    """The action of --help, which prints the usual flags, and of --help all, which prints every flag."""
 
     def __call__(self, parser: argparse.ArgumentParser, _: Any, values: Any, option: Any = None) -> NoReturn:
         assert isinstance(parser, Parser)
-        usual = ("help", *parser.kind.usual)
-        for action in parser._actions if values != "all" and len(usual) > 1 else ():
-            if action.dest not in usual:
-                action.help = argparse.SUPPRESS
-        parser.print_help()
+        print(parser.format_help(everything=values == "all"), end="")
         parser.exit()
 
 
+class _Layout(argparse.HelpFormatter):
+    """Help in two columns: one spelling of each flag, with its default if that is informative."""
+
+    def __init__(self, prog: str):
+        columns = shutil.get_terminal_size((HELP_WIDTH, 24)).columns
+        super().__init__(prog, max_help_position=28, width=min(HELP_WIDTH, columns) - 1)
+
+    def _format_action_invocation(self, action: argparse.Action) -> str:
+        if not action.option_strings:
+            return self._format_args(action, str(action.metavar))
+        is_switch = action.nargs == 0
+        values = "" if is_switch else " " + self._format_args(action, action.dest.split("_")[-1].upper())
+        return action.option_strings[0] + values
+
+    def _format_args(self, action: argparse.Action, default_metavar: str) -> str:
+        choices = "|".join(map(str, action.choices or ()))
+        value = action.metavar or (choices if 0 < len(choices) < 20 else default_metavar)
+        return f"{value} …" if action.nargs == "+" else f"[{value}]" if action.nargs == "?" else str(value)
+
+    def _get_help_string(self, action: argparse.Action) -> str:
+        text, default = action.help or "", action.default
+        if default is None or default is False or default == argparse.SUPPRESS or "(default" in text:
+            return text
+        if default is True:
+            default = f"on; {action.option_strings[1]}"
+        shown = f"{default:g}" if isinstance(default, float) else default
+        return f"{text} (default: {shown})"
+
+    def _split_lines(self, text: str, width: int) -> list[str]:
+        return textwrap.wrap(text, width, break_on_hyphens=False)
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        return text
+
+
 class Parser(argparse.ArgumentParser):
-    """The command line of `kind`; `parse_args` returns an object of it. Long flags have hyphens or
-    underscores; a mistake is a UserError, so that one rank speaks. tables: tables of --config, which are no
-    flags; of: the action of a command of several, whose other flags are refused.
+    """The command line of `kind`; `parse_args` returns an object of it. Long flags take hyphens or
+    underscores. A mistake raises UserError, so that only one rank prints it.
+
+    Args:
+        examples: example arguments for --help.
+        tables: names of the tables in --config, which are not flags.
+        of: the action, in a command with several; flags of the others are refused.
     """
 
     def __init__(
-        self, kind: type[Config], prog: str, description: str, tables: Collection[str] = (), of: str = ""
+        self,
+        kind: type[Config],
+        prog: str,
+        description: str,
+        *examples: str,
+        tables: Collection[str] = (),
+        of: str = "",
     ):
         prog = sys.argv[0] if sys.argv[0].startswith("histocc ") else prog  # `histocc` sets it so
         prog += f" {of}" if of else ""
+        command = f"python {prog}" if prog.endswith(".py") else prog
+        lines = [
+            textwrap.fill(description, HELP_WIDTH - 1),
+            "",
+            *(f"  {command} {line}" for line in examples),
+        ]
         super().__init__(
             prog=prog,
-            description=description,
+            description="\n".join(lines).rstrip(),
             add_help=False,
             allow_abbrev=False,
-            formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+            formatter_class=_Layout,
             argument_default=argparse.SUPPRESS,  # --help leaves out None, which the class fills in
         )
         self.kind, self.tables = kind, tables
-        more: dict[str, Any] = {"nargs": "?", "metavar": "all"} if kind.usual else {"nargs": 0}
-        words = "the flags that most people use; --help all: every flag" if kind.usual else "show these lines"
-        self.add_argument("-h", "--help", action=_Help, help=words, **more)
-        self._negative_number_matcher = re.compile(r"-[\d.]")  # a value such as -1=99999 is no flag either
-        self.named: dict[str, argparse.Action] = {}  # the action by each spelling of its flag, but --no-
+        self._positionals.title, self._optionals.title = "input", "flags"
+        self.add_argument("-h", "--help", action=_Help, help=argparse.SUPPRESS, nargs="?")
+        self._negative_number_matcher = re.compile(r"-[\d.]")  # a value such as -1=99999 is not a flag
+        self.named: dict[str, argparse.Action] = {}  # the action by each spelling of its flag, except --no-
         self.instead = {**kind.instead}  # and of flags of other actions
+        headings = [owner.__doc__ or "" for owner in kind.__mro__]
         groups: dict[str | None, Any] = {kind.__doc__: self}
+        groups |= {text: self for text in headings if text.startswith("The flags of")}  # no heading
         for name, (item, hint, owner) in declarations(kind).items():
             if owner.__doc__ not in groups:
                 groups[owner.__doc__] = self.add_argument_group(owner.__doc__)
@@ -203,18 +265,61 @@ class Parser(argparse.ArgumentParser):
                 options["action"] = "store_true" if default is False else argparse.BooleanOptionalAction
             else:
                 options["type"] = getattr(hint, "__metadata__", [hint])[0]  # the reader of an Annotated
+                if (
+                    numbers := VALUE_NAMES.get(get_args(hint)[0] if get_args(hint) else hint)
+                ) and default != "auto":
+                    options.setdefault("metavar", numbers)
             if default not in (None, MISSING, ""):
                 options["default"] = default
-            if declared["positional"]:
-                group.add_argument(name, **options)
-                continue
             names = [flag_of(name), *declared["names"]]
-            action = group.add_argument(*names, dest=name, required=default is MISSING, **options)
+            if declared["positional"]:
+                is_flag = len(names) > 1 or declared["positional"] == "also"
+                word = self.add_argument(f"{name}{AS_WORDS}" if is_flag else name, **options)
+                if not is_flag:
+                    continue
+                word.required = False  # the flag may be given instead; --help shows one of the two
+                (word.__dict__ if declared["positional"] == "also" else options)["help"] = argparse.SUPPRESS
+            if prog.startswith("histocc ") and OUTPUT in names:
+                names = [OUTPUT, *filter(OUTPUT.__ne__, names)]
+            required = default is MISSING and not declared["positional"]
+            action: argparse.Action = group.add_argument(names[0], dest=name, required=required, **options)
+            action.help = options["help"]  # Python 3.11 adds a default to it
+            self._option_string_actions.update(dict.fromkeys(names, action))  # --help names the first one
             if name != "config":
                 self.named |= {each[2:].replace("-", "_"): action for each in names}
             if default is False and "config" in kind.__dataclass_fields__:  # a file may have switched it on
                 off = f"--no-{names[0][2:]}"
                 group.add_argument(off, dest=name, action="store_false", help=argparse.SUPPRESS)
+        needed = [action for action in self._actions if action.required or action.dest.endswith(AS_WORDS)]
+        needed = [action for action in needed if action.help != argparse.SUPPRESS]
+        needed.sort(key=lambda action: bool(action.option_strings))
+        layout = _Layout(prog)
+        words = [layout._format_action_invocation(action) for action in needed]
+        self.usage = " ".join([prog, *words, "[flags]"]).replace("%", "%%")
+
+    def format_help(self, everything: bool = False) -> str:
+        """Return the usual flags, in the order of `usual`, or all of them; in groups."""
+        usual = self.kind.usual if self.kind.usual and not everything else ()
+        layout, groups = self._get_formatter(), []
+        for group in self._action_groups:
+            shown = [each for each in group._group_actions if each.help != argparse.SUPPRESS]
+            if usual and group is not self._positionals:
+                shown = sorted(
+                    (each for each in shown if each.dest in usual), key=lambda each: usual.index(each.dest)
+                )
+            groups.append((group.title, shown))
+        if usual:
+            groups[1:] = sorted(
+                groups[1:], key=lambda group: min([usual.index(each.dest) for each in group[1]], default=0)
+            )
+        layout.add_usage(self.usage, self._actions, self._mutually_exclusive_groups)
+        layout.add_text(self.description)
+        for title, shown in groups:
+            layout.start_section(title)
+            layout.add_arguments(shown)
+            layout.end_section()
+        layout.add_text(f"{self.prog} --help all lists every flag." * bool(usual))
+        return layout.format_help()
 
     def parse_args(self, args: Sequence[str] | None = None, namespace: None = None) -> Any:  # pyright: ignore
         """Return the arguments as an object of `kind`. Raises UserError."""
@@ -227,7 +332,7 @@ class Parser(argparse.ArgumentParser):
         of_file: dict[str, Any] = {}
         if file and "config" in self.kind.__dataclass_fields__:
             if sum(arg.partition("=")[0] == "--config" for arg in args) > 1:
-                self.error("--config is given twice: give one file; the flags beside it win")
+                self.error("--config is given twice: give one file; flags on the command line override it")
             content = read_file(file)
             left_out = [name for name in self.tables if isinstance(content.get(name), dict)]
             left_out += [name for name, value in content.items() if value is None]  # it is not given
@@ -236,12 +341,23 @@ class Parser(argparse.ArgumentParser):
             of_file = self.checked(content, f"--config {file}")
         for action in self._actions:
             action.required = action.required and action.dest not in of_file
-        return self.kind(**vars(super().parse_args(args, argparse.Namespace(**of_file))))
+        found = vars(super().parse_args(args, argparse.Namespace(**of_file)))
+        for word in [action for action in self._actions if action.dest.endswith(AS_WORDS)]:
+            name, words = word.dest.removesuffix(AS_WORDS), found.pop(word.dest, None)
+            by_flag = [each for each in self.given if self._option_string_actions[each].dest == name]
+            if words is not None and by_flag:
+                shown = " ".join([words] if isinstance(words, str) else words)
+                self.error(f"{shown}: also given by {by_flag[0]}: leave one of them out")
+            found |= {} if words is None else {name: words}
+            if name not in found and self.kind.__dataclass_fields__[name].default is MISSING:
+                first = f"{word.metavar} (it comes before the flags: {str(self.usage).split(' [')[0]})"
+                missing = flag_of(name) if word.help == argparse.SUPPRESS else first
+                self.error(f"the following arguments are required: {missing}")
+        return self.kind(**found)
 
     def checked(self, values: Mapping[str, Any], where: str) -> dict[str, Any]:
-        """Return values as their flags read them, by the field's name; None is a flag that is not given.
-        Raises one UserError, which begins with `where`, for names that no flag has and values that no flag
-        takes.
+        """Return values as their flags read them, by the field's name; None means not given. Raises one
+        UserError, which begins with `where`, for all unknown names and invalid values.
         """
         accepted, problems = {}, []
         for name, value in values.items():
@@ -259,7 +375,7 @@ class Parser(argparse.ArgumentParser):
         return accepted
 
     def hint(self, name: str, spelled: Callable[[str], str] = str) -> str:
-        """Return what to type instead of a name (with underscores) that no flag has, or ""."""
+        """Return what to type instead of an unknown flag (written with underscores), or ""."""
         near = difflib.get_close_matches(name, {*self.named, "config"} - {name}, 1)
         hints = self.instead.get(name), *(f"did you mean {spelled(other)}?" for other in near)
         return next((f"; {hint}" for hint in hints if hint), "")
@@ -268,6 +384,9 @@ class Parser(argparse.ArgumentParser):
         if message.startswith(("unrecognized", "the following")):  # a required flag may be misspelled
             unknown = [name[2:] for name in self.given if name not in self._option_string_actions]
             message += "".join(self.hint(name.replace("-", "_"), flag_of) for name in unknown)
+            needed = re.findall("--([a-z-]+)", message) if message.startswith("the following") else []
+            hints = {self.kind.instead.get(name.replace("-", "_")) for name in needed} - {None}
+            message += "".join(f"; {hint}" for hint in hints)
         raise UserError(f"{message}\n  {self.prog} --help lists the flags")
 
 
@@ -294,7 +413,7 @@ def _read(action: argparse.Action, value: Any) -> Any:
 
 
 def read_file(path: str) -> dict[str, Any]:
-    """Return the content of a --config file: JSON by its name, else TOML. Any failure is a UserError."""
+    """Return the content of a --config file, JSON if its name says so, else TOML; failures: UserError."""
     if path.lower().endswith((".yaml", ".yml")):
         convert = f"python -c 'import json, yaml; print(json.dumps(yaml.safe_load(open(0))))' <{path}"
         raise UserError(f"--config {path}: TOML and JSON are read. Convert it: {convert} >{path}.json")

@@ -1,7 +1,7 @@
 """The device of a process: its choice, its speed and its number formats.
 
-The number formats are float32, float64, bfloat16 and float16, and int8 for coding alone. In the two half
-formats weights, optimizer, loss and sums stay float32, and matrix products run in half precision (autocast).
+The number formats are float32, float64, bfloat16 and float16; coding also has int8. In the two half formats
+weights, optimizer, loss and sums stay float32, and matrix products run in half precision (autocast).
 """
 
 import contextlib
@@ -21,8 +21,8 @@ from histocc.runtime.errors import UserError
 
 LARGEST_MATRIX = {"cpu": 2048, "cuda": 8192}  # rows of the largest matrix that `matmul_rate` multiplies
 HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
-MIN_SCALE = 1.0  # a gradient that is not finite at this scale of the loss is not the scaler's doing
-MIN_PRODUCT = 1 << 21  # multiplications; for fewer, a call of oneDNN costs more than it gains
+MIN_SCALE = 1.0  # a gradient that is not finite at this scale of the loss is not the scaler's fault
+MIN_PRODUCT = 1 << 21  # multiplications; below this a call of oneDNN costs more than it gains
 CPU_INFO = "/proc/cpuinfo"
 VISIBLE = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")  # the last two are ROCm's
 
@@ -31,12 +31,12 @@ VISIBLE = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"
 
 
 def by_kind(values: dict[str, int], device: torch.device) -> int:
-    """Return the value for this kind of device; a kind that is not named has the value of GPUs."""
+    """Return the value for this kind of device; unnamed kinds have the value of GPUs."""
     return values[device.type if device.type in values else "cuda"]
 
 
 def why_no_gpu() -> str:
-    """Return why torch can use no GPU, in its words, and the variables that choose GPUs."""
+    """Return torch's reason for finding no GPU, followed by the variables that choose GPUs."""
     visible = "".join(f", {name}={os.environ[name]}" for name in VISIBLE if name in os.environ)
     try:
         torch.cuda.init()
@@ -46,9 +46,9 @@ def why_no_gpu() -> str:
 
 
 def choose_device(name: str, local_rank: int = 0, local_size: int = 1, use: bool = True) -> torch.device:
-    """Return the device of this process, by one of DEVICES and its place among the processes on this machine:
-    the GPU of its local rank, or the single one that it sees, as with `srun --gpus-per-task=1`. With `use` it
-    becomes the current one. Raises UserError if there is none.
+    """Return the device of this process, from one of DEVICES and its place among the processes on this
+    machine: the GPU of its local rank, or the only GPU it sees, as with `srun --gpus-per-task=1`. With `use`
+    it becomes the current one. Raises UserError if there is none.
     """
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if name == "cpu" or name == "auto" and not gpus:
@@ -56,7 +56,7 @@ def choose_device(name: str, local_rank: int = 0, local_size: int = 1, use: bool
     if not gpus:
         raise UserError(f"--device cuda: {why_no_gpu()}; take --device cpu")
     highest = max(local_rank, local_size - 1)
-    # torchrun shows all its processes the same GPUs; srun may show each a single one of its own
+    # torchrun shows all its processes the same GPUs; srun may show each only its own GPU
     is_chosen = any(os.environ.get(name, "").strip() for name in VISIBLE)
     has_its_own = local_size > 1 == gpus and is_chosen and "TORCHELASTIC_RUN_ID" not in os.environ
     if highest >= gpus and not has_its_own:
@@ -67,14 +67,14 @@ def choose_device(name: str, local_rank: int = 0, local_size: int = 1, use: bool
     place = 0 if highest >= gpus else local_rank
     if use:
         torch.cuda.set_device(place)
-        # cuDNN's attention plans again for every shape, and shapes change from batch to batch
+        # cuDNN's attention makes a new plan for every shape, and shapes change from batch to batch
         torch.backends.cuda.enable_cudnn_sdp(False)
     return torch.device("cuda", place)
 
 
 def device_of(given: str | torch.device | None) -> torch.device:
-    """Return the device that a call from Python names. Raises ValueError for a name that is no device,
-    UserError for a device that is not there.
+    """Return the device named in a call from Python. Raises ValueError for a name that is not a device,
+    UserError for a device that does not exist.
     """
     name, colon, number = ("auto" if given is None else str(given)).partition(":")
     if name not in DEVICES or colon and not (name == "cuda" and number.isdecimal() or str(given) == "cpu:0"):
@@ -107,27 +107,27 @@ def settings_of_torch() -> Generator[None]:
 
 
 def synchronize(device: torch.device) -> None:
-    """Wait until the device has done what it was given to do."""
+    """Wait until the device has finished its work."""
     if device.type != "cpu":
         torch.accelerator.synchronize(device)
 
 
 def matmul_rate(device: torch.device, dtype: torch.dtype, seconds: float = 0.25) -> float:
-    """Return the best rate at which products of square matrices of `dtype` were computed, in floating point
-    operations (multiplications and additions) per second; 0 if there is no memory for any. Sizes double as
-    long as the next one fits into `seconds`.
+    """Measure products of square matrices of `dtype` and return the best rate, in floating point operations
+    (multiplications and additions) per second; 0 if there is no memory for any. Sizes double as long as the
+    next one fits into `seconds`.
     """
     until = time.perf_counter() + seconds
     size, best, took = 128, 0.0, 0.0
     largest = by_kind(LARGEST_MATRIX, device)
     with contextlib.suppress(torch.OutOfMemoryError):
-        # the next size takes two products, and time for its matrices
+        # the next size needs time for two products and for making its matrices
         while not best or size <= largest and time.perf_counter() + 24 * took < until:
             pair = torch.linspace(-1, 1, 2 * size * size, dtype=dtype, device=device).view(2, size, size)
             for _ in range(2):  # the first product of a size is slow
                 synchronize(device)
                 started = time.perf_counter()
-                linear(pair[0], pair[1])  # models multiply so
+                linear(pair[0], pair[1])  # as models multiply
                 synchronize(device)
                 took = max(time.perf_counter() - started, 1e-9)
                 best = max(best, 2 * size**3 / took)
@@ -136,8 +136,8 @@ def matmul_rate(device: torch.device, dtype: torch.dtype, seconds: float = 0.25)
 
 
 def compile_layers(model: nn.Module) -> None:
-    """Compile each member of a ModuleList in `model` by `torch.compile` when it works for the first time, in
-    place. All layers of a kind share the result, so that compiling takes a minute for any size of model.
+    """Compile each member of a ModuleList in `model` in place with `torch.compile`, at its first forward
+    pass. All layers of a kind share the result, so compiling takes a minute for any size of model.
     """
     for layers in [module for module in model.modules() if isinstance(module, nn.ModuleList)]:
         for layer in layers:
@@ -148,7 +148,7 @@ def compile_layers(model: nn.Module) -> None:
 
 
 def has_bfloat16(device_type: str) -> bool:
-    """Return whether a device has bfloat16 itself; a CPU without (AVX-512 BF16, AMX) was 100 times slower."""
+    """Return whether a device has native bfloat16: a CPU without AVX-512 BF16 or AMX was 100 times slower."""
     if device_type == "cuda":
         return torch.cuda.is_bf16_supported(including_emulation=False)
     return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
@@ -163,11 +163,11 @@ class Precision:
     """A number format on a device. scaler: scales the loss up in fp16, and does nothing in other formats.
 
     Args:
-        name: float32, float64, bf16, fp16, or, for coding alone, int8.
+        name: float32, float64, bf16, fp16, or, only for coding, int8.
         device: the device that computes.
 
     Raises:
-        UserError: if the device does not have the format.
+        UserError: if the device lacks the format.
     """
 
     def __init__(self, name: str, device: torch.device | str = "cpu"):
@@ -185,7 +185,7 @@ class Precision:
 
     @classmethod
     def of(cls, asked: Any, device: torch.device) -> "Precision":
-        """Return the format by the flag of its name, or by --use-amp, the fastest that the device has."""
+        """Return the format whose flag was given, or with --use-amp the fastest that the device has."""
         if asked.use_amp:
             fastest = "bf16" if has_bfloat16(device.type) else "fp16" if device.type == "cuda" else "float32"
             return cls(fastest, device)
@@ -193,12 +193,12 @@ class Precision:
         return cls(next((name for name in names if getattr(asked, name, False)), "float32"), device)
 
     def use(self) -> None:
-        """Set up this process: on GPUs that have TF32, products of float32 matrices use it."""
+        """Set up this process: on GPUs with TF32, products of float32 matrices use it."""
         if self.device_type == "cuda":
             torch.set_float32_matmul_precision("high" if self.name == "float32" else "highest")
 
     def warning(self) -> str | None:
-        """Return what speaks against this format on this device, or None."""
+        """Return a warning if this format is slow on this device, or None."""
         slow = self.name == "fp16" or self.name == "bf16" and not has_bfloat16("cpu")
         if self.device_type == "cpu" and slow:
             return f"--{self.name} is many times slower than float32 on this CPU; leave it out"
@@ -213,9 +213,9 @@ class Precision:
         return torch.autocast(self.device_type, self.half) if self.half else contextlib.nullcontext()
 
     def optimizer_step(self, optimizer: torch.optim.Optimizer, finite: Tensor) -> Tensor:
-        """Take the step if the gradients are `finite` (bool, 0-d), without waiting for the device if the
-        optimizer can skip by itself (torch's fused ones). Return whether the step was bad (bool, 0-d): not
-        finite, and not because the scaler of fp16 is still looking for its scale.
+        """Take the step if the gradients are `finite` (bool, 0-d). Optimizers that can skip a step (torch's
+        fused ones) do so without waiting for the device. Return whether the step was bad (bool, 0-d): not
+        finite, although the scaler of fp16 is no longer looking for its scale.
         """
         bad = ~finite
         if self.scaler.is_enabled():
@@ -234,8 +234,8 @@ class Precision:
 
 
 # ---- matrix products on CPUs
-# torch multiplies float32 matrices with MKL, which takes AVX-512 on Intel's CPUs alone; on others that have
-# it, oneDNN is twice as fast (benchmarks/LOG.md). The results are the same, up to rounding.
+# torch multiplies float32 matrices with MKL, which uses AVX-512 only on Intel's CPUs. On other CPUs with
+# AVX-512, oneDNN is twice as fast (benchmarks/LOG.md). The results are the same, up to rounding.
 
 
 def has_onednn_product() -> bool:
@@ -249,7 +249,7 @@ def onednn_product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Ten
 
 @cache
 def onednn_pays() -> bool:
-    """Return whether oneDNN multiplies float32 faster than MKL: this CPU has AVX-512, and is not Intel's."""
+    """Return whether oneDNN multiplies float32 faster than MKL: on CPUs with AVX-512 other than Intel's."""
     try:
         with open(CPU_INFO, encoding="utf-8", errors="replace") as file:
             vendors = {line.partition(":")[2].strip() for line in file if line.startswith("vendor_id")}

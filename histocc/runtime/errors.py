@@ -1,4 +1,4 @@
-"""Errors that end a run with a message instead of a traceback, and words for what the machine refuses."""
+"""Errors that end a run with a message instead of a traceback, and messages for failures of the machine."""
 
 import contextlib
 import errno
@@ -11,7 +11,7 @@ from histocc.runtime import log
 
 
 class RunError(Exception):
-    """An error that ends every rank with one message. rank: whose it is, if `World.run_on` has raised it."""
+    """An error that ends every rank with one message. rank: its origin, if `World.run_on` raised it."""
 
     exit_code = 1
     rank: int | None = None
@@ -24,7 +24,7 @@ class UserError(RunError):
 
 
 class Unreadable(UserError):
-    """A file that the system fails to hand over: nothing is known about its bytes."""
+    """A file that the system cannot hand over: nothing is known about its bytes."""
 
 
 class TrainingError(RunError):
@@ -32,8 +32,8 @@ class TrainingError(RunError):
 
 
 def raise_if_any(problems: list[str], of: str = "", most: int | None = None) -> None:
-    """Raise one UserError if there are `problems`: a line with `of` and their number, then the problems, at
-    most `most` of them. A single problem without `of` stands alone.
+    """Raise one UserError if there are `problems`: a line with `of` and their number, then at most `most`
+    problems. A single problem without `of` has no such line.
     """
     if not problems:
         return
@@ -46,8 +46,8 @@ def raise_if_any(problems: list[str], of: str = "", most: int | None = None) -> 
 
 
 def run_command(work: Callable[[], int | None]) -> int:
-    """Run a one-process command; return its exit code, 130 after Ctrl-C. `start` runs several processes."""
-    with log.opened():
+    """Run a command in one process and return its exit code, 130 after Ctrl-C (`start` runs several)."""
+    with log.safe_output():
         try:
             return work() or 0
         except Exception as error:
@@ -62,7 +62,7 @@ def run_command(work: Callable[[], int | None]) -> int:
 
 # ---- refusals of the machine
 
-MACHINE = {  # errno → cause and remedy, the text of a TrainingError
+MACHINE = {  # errno → text of a TrainingError: cause and remedy
     errno.ENOSPC: "no space left on the device; make room (df -h and df -i), or choose another folder",
     errno.EDQUOT: "the disk quota is used up; make room (quota -s), or choose another folder",
     errno.EFBIG: "the file is too large; raise ulimit -f, or choose another folder",
@@ -96,7 +96,7 @@ def in_words(error: BaseException, path: str | None = None) -> str:
 
 
 def as_user_error(error: BaseException) -> UserError | TrainingError | None:
-    """Return the error as this process's message that ends the program, if machine or files caused it."""
+    """Return the error as a message that ends this process, or None if no machine or file caused it."""
     if isinstance(error, (UserError, TrainingError)):
         return error
     if "no kernel image is available" in str(error):
@@ -109,7 +109,7 @@ def as_user_error(error: BaseException) -> UserError | TrainingError | None:
 
 
 def errno_of(error: BaseException) -> int | None:
-    """Return the errno of an OSError, by another error's text, or of an OSError that torch's writer hides."""
+    """Return the errno of an OSError, of one that torch's writer hides, or one that an error's text names."""
     if isinstance(error, OSError) and error.errno is not None:
         return error.errno
     if not isinstance(error, (OSError, RuntimeError)):
@@ -126,7 +126,7 @@ def errno_of(error: BaseException) -> int | None:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Return whether memory ran out: on a GPU, on the machine, or what `ulimit -v` leaves of it."""
+    """Return whether memory ran out, on a GPU, on the machine or within `ulimit -v`."""
     if isinstance(error, OSError):
         return error.errno == errno.ENOMEM
     of_torch = type(error).__name__ == "OutOfMemoryError"
@@ -136,7 +136,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 @contextlib.contextmanager
 def memory_error_ends_with(advice: str) -> Generator[None]:
-    """End with `advice` if memory runs out inside; the process that it happened to prints it."""
+    """End with `advice` if memory runs out inside; the affected process prints it."""
     try:
         yield
     except Exception as error:
@@ -146,8 +146,8 @@ def memory_error_ends_with(advice: str) -> Generator[None]:
 
 
 def allow_open_files() -> None:
-    """Set the limit of open files as high as allowed: each tensor on its way from a process that loads data
-    is one, and torch waits forever for a batch that could not be handed over.
+    """Raise the limit of open files as far as allowed: each tensor from a process that loads data takes one,
+    and torch waits forever for a batch that could not be handed over.
     """
     with contextlib.suppress(ImportError, OSError, ValueError):  # Windows; refused
         import resource

@@ -1,5 +1,5 @@
-"""Files: kinds of paths, what may be written, atomic writes, one live job to a folder. `histocc.json` lists
-what this program has written there; nothing else is replaced or removed without --overwrite, inputs never.
+"""Files: kinds of paths, checks before writing, atomic writes, one live job per folder. `histocc.json` lists
+the files that this program wrote there. Others are replaced or removed only with --overwrite, inputs never.
 """
 
 import contextlib
@@ -30,26 +30,26 @@ except ImportError:  # Windows
 
 LIST, LIST_HEAD = "histocc.json", {"written_by": "histocc", "format": 1}
 LOCK, OWNER = "run.lock", "histocc on host "  # a lock begins with OWNER
-LOCK_SECONDS = 60.0  # for so long a process waits for a file that another one holds
+LOCK_SECONDS = 60.0  # how long a process waits for a file that another one holds
 LOCKED_BYTE = 1 << 30  # for Windows, where nobody can read locked bytes
-# Names of tables that are read (those that are written: ENDINGS in data/written.py), and of all but CSV
+# Names of tables that can be read (ENDINGS in data/written.py: can be written), and of all tables but CSV
 _TEXTS, _OTHERS = "tsv|jsonl|ndjson", "parquet|xls[xmb]?|ods|dta|z?sav|xpt|sas7bdat"
 TABLE_NAME = re.compile(rf"(.*)\.((csv|{_TEXTS})(\.gz)?|{_OTHERS})\Z", re.IGNORECASE)
 OTHER_TABLES = rf"(.*?)(?:\.csv)?\.({_TEXTS}|{_OTHERS}|rds|feather|arrow|gz|bz2|xz|zst|zip)"
 TEMPORARY = r"\.tmp\d+"  # the end of a name until its file is complete
 LONGEST_NAME = 240  # bytes; file systems take 255, and a temporary name is longer
-KINDS = {"-": "a file", "d": "a folder", "l": "a symbolic link", "p": "a pipe", "s": "a socket"}
+FILE_KINDS = {"-": "a file", "d": "a folder", "l": "a symbolic link", "p": "a pipe", "s": "a socket"}
 
 
 def kind_of(path: str, follow_links: bool = True) -> str | None:
-    """Return one of KINDS, or "a device"; None if nothing is found at `path`."""
-    with contextlib.suppress(OSError, ValueError):  # ValueError: it is no name
+    """Return one of FILE_KINDS, or "a device"; None if nothing is found at `path`."""
+    with contextlib.suppress(OSError, ValueError):  # ValueError: not a valid name
         mode = os.stat(path, follow_symlinks=follow_links).st_mode
-        return KINDS.get(stat.filemode(mode)[0], "a device")
+        return FILE_KINDS.get(stat.filemode(mode)[0], "a device")
 
 
 def is_same(path: str, other: str) -> bool:
-    """Return whether two paths are one file, links followed; names decide if one does not exist."""
+    """Return whether two paths are one file, following links; if one does not exist, compare the names."""
     with contextlib.suppress(OSError):
         return os.path.samefile(path, other)
     return os.path.realpath(path) == os.path.realpath(other)
@@ -62,7 +62,7 @@ def opened(path: str) -> BinaryIO:
         raise UserError(f"{path}: is {kind}{why}")
     try:
         return open(path, "rb")
-    except (OSError, ValueError) as error:  # ValueError: NUL, or what the system cannot encode
+    except (OSError, ValueError) as error:  # ValueError: a NUL, or a letter that the system cannot encode
         missing = isinstance(error, FileNotFoundError | NotADirectoryError)
         why = "no such file" if missing else f"cannot be read: {getattr(error, 'strerror', None) or error}"
         kind = UserError if missing or isinstance(error, ValueError) else Unreadable
@@ -80,7 +80,7 @@ def checksum(path: str) -> int:
 
 @cache
 def hash_of_sources(*patterns: str) -> str:
-    """Return a hash of the files of histocc that match a pattern of `glob`, in 16 hexadecimal digits."""
+    """Return a hash, 16 hexadecimal digits, of histocc's files that match any of the `glob` patterns."""
     home, found = Path(__file__).parent.parent, hashlib.blake2b(digest_size=8)
     for path in sorted({path for pattern in patterns for path in home.glob(pattern)}):
         found.update(f"{path.relative_to(home).as_posix()}\n{path.read_text('utf-8')}".encode())
@@ -88,14 +88,14 @@ def hash_of_sources(*patterns: str) -> str:
 
 
 def folder_above(path: str) -> str:
-    """Return the nearest folder that exists in which `path` is, or would be."""
-    whole = Path(path).absolute()  # this keeps '..', which leads elsewhere behind a link
+    """Return the nearest existing folder that contains `path`, or would contain it."""
+    whole = Path(path).absolute()  # this keeps '..', which leads elsewhere after a link
     return os.fspath(next(filter(os.path.isdir, (whole, *whole.parents)), whole))
 
 
 @contextlib.contextmanager
 def naming(path: str) -> Generator[None]:
-    """Name `path` in an error of the machine inside that names no other file. Raises OSError."""
+    """Add `path` to an error of the machine that names no other file. Raises OSError."""
     try:
         yield
     except (OSError, RuntimeError) as error:  # torch's writer makes it a RuntimeError
@@ -115,7 +115,7 @@ def sync_folder(path: str) -> None:
 
 @contextlib.contextmanager
 def _temporary_name(path: str, durable: bool = True) -> Generator[str]:
-    """Yield a free name beside `path`, to be renamed inside; with `durable` that survives a power cut."""
+    """Yield a free name next to `path`, to be renamed inside; `durable`: that survives a power cut."""
     temporary = f"{path}.tmp{os.getpid()}"
     Path(temporary).unlink(missing_ok=True)  # a killed process left it; it is never written to
     try:
@@ -128,12 +128,12 @@ def _temporary_name(path: str, durable: bool = True) -> Generator[str]:
 
 @contextlib.contextmanager
 def atomic_write(path: str, overwrite: bool = True, durable: bool = True) -> Generator[BinaryIO]:
-    """Yield a binary file that gets the name `path` when it is complete; nothing of it is left after an
-    exception. A symbolic link is replaced, not followed. Raises OSError with a file name.
+    """Yield a binary file that gets the name `path` when it is complete; an exception removes it. A symbolic
+    link is replaced, not followed. Raises OSError with a file name.
 
     Args:
-        overwrite: False replaces no file and raises FileExistsError, unless the file there is equal by then.
-        durable: whether it has to survive a power cut, which takes milliseconds.
+        overwrite: if False, raise FileExistsError instead of replacing a file, unless it has equal content.
+        durable: whether it must survive a power cut, which takes milliseconds.
     """
     with naming(path), _temporary_name(path, durable) as temporary:
         with open(temporary, "xb") as file:
@@ -153,7 +153,7 @@ def atomic_write(path: str, overwrite: bool = True, durable: bool = True) -> Gen
 
 
 def atomic_copy(source: str, path: str) -> None:
-    """Give a file another name: by a hard link if the file system has them, else as a copy."""
+    """Give a file another name: as a hard link if the file system has them, else as a copy."""
     try:
         with _temporary_name(path) as temporary:
             os.link(source, temporary)
@@ -164,13 +164,13 @@ def atomic_copy(source: str, path: str) -> None:
 
 
 def write_sealed(path: str, content: bytes, of: str = "") -> None:
-    """Write a file that begins with a checksum of its name, its content and `of`, on which that depends."""
+    """Write a file that begins with a checksum of its name, its content and `of`, the content's source."""
     with atomic_write(path) as file:
         file.write(_seal(path, content, of) + b"\n" + content)
 
 
 def read_sealed(path: str, of: str = "") -> bytes | None:
-    """Return what `write_sealed` wrote there by this name for the same `of`, or None. Raises UserError."""
+    """Return the content that `write_sealed` wrote to `path` for the same `of`, or None. Raises UserError."""
     if kind_of(path) is None:
         return None
     with opened(path) as file:
@@ -183,8 +183,8 @@ def _seal(path: str, content: bytes, of: str) -> bytes:
 
 
 def save_pipe(path: str, target: str, check: Callable[[], None], limit_seconds: float) -> None:
-    """Copy a pipe, until its last writer closes it, into the file `target`. `check` is called several times a
-    second; an exception of it ends the copy. Raises UserError if nothing comes for `limit_seconds`.
+    """Copy a pipe into the file `target`, until its last writer closes it. `check` is called several times a
+    second and may end the copy with an exception. Raises UserError if nothing comes for `limit_seconds`.
     """
     handle, last = os.open(path, os.O_RDONLY | os.O_NONBLOCK), time.monotonic()  # does not wait for a writer
     with open(handle, "rb", buffering=0) as pipe, atomic_write(target) as file:
@@ -200,21 +200,21 @@ def save_pipe(path: str, target: str, check: Callable[[], None], limit_seconds: 
 
 
 def remove_files(folder: str, pattern: str) -> None:
-    """Remove a folder's regular files whose whole name, one of ours, matches `pattern`, in order."""
+    """Remove a folder's regular files whose whole name matches `pattern` (names of ours only), in order."""
     for name in filter(re.compile(pattern).fullmatch, sorted(os.listdir(folder))):
         if kind_of(path := os.path.join(folder, name), follow_links=False) == "a file":
             os.remove(path)
 
 
 def remove_leftovers(path: str) -> None:
-    """Remove what killed processes have left of a file that they were writing."""
+    """Remove temporary files of `path` that killed processes have left."""
     folder, name = os.path.split(os.path.realpath(path))
     remove_files(folder, re.escape(name) + TEMPORARY)
 
 
 class OwnFiles:
-    """The files of a folder that this program has written, by the list in it. Raises UserError if another
-    program or version wrote the list. overwrite: whether files of others may be replaced, too.
+    """The files of a folder that this program wrote, according to the list in it. Raises UserError if another
+    program or version wrote the list. overwrite: whether other programs' files may also be replaced.
     """
 
     def __init__(self, folder: str, overwrite: bool = False):
@@ -246,7 +246,7 @@ class OwnFiles:
         self.names = names
 
     def claim(self, *names: str) -> list[str]:
-        """Return paths to write to, none of them a link. Raises FileExistsError for a file of others."""
+        """Return paths to write to; links there are removed. Raises FileExistsError for others' files."""
         for name in names:
             path = self.path(name)
             if os.path.lexists(path) and not self.overwrite and name not in self.names:
@@ -257,14 +257,14 @@ class OwnFiles:
         return list(map(self.path, names))
 
     def remove(self, names: Iterable[str]) -> None:
-        """Remove those of the files that are its own."""
+        """Remove the named files that this program wrote."""
         if mine := self.names & set(names):
             for name in mine:
                 Path(self.path(name)).unlink(missing_ok=True)  # another process may have been first
             self._list((), mine)
 
     def remove_leftovers(self) -> None:
-        """Remove what killed processes have left of the files, or of the list, that they were writing."""
+        """Remove temporary files, also of the list, that killed processes have left."""
         remove_files(self.folder, f"({'|'.join(map(re.escape, [*self.names, LIST]))}){TEMPORARY}")
 
 
@@ -275,40 +275,45 @@ def problems(
     own: OwnFiles | None = None,
     endings: tuple[str, ...] = (),
 ) -> list[str]:
-    """Return why a command may not write to `paths`, a line each; it may replace its `own` files.
+    """Return a line for each of `paths` that a command may not write to; it may replace its `own` files.
 
     Args:
-        inputs: the role of each file, such as {"my/key.csv": "the file of --key"}; None is no file.
-        endings: the endings that tables may have, if any; (): those of CSV.
+        inputs: the role of each file, such as {"my/key.csv": "the file of --key"}; None as a name is ignored.
+        endings: the endings that tables may have, if they have one; (): the endings of CSV.
     """
-    lines = []
+    lines, there = [], []
     for path in paths:
         kind = kind_of(path) or (own and kind_of(path, follow_links=False))  # a link may lead nowhere
         name = os.path.basename(path)
         if not path.strip() or "\0" in path or not kind and name in ("", os.curdir, os.pardir):
-            lines.append(f"{path!r} is no name of a file")
+            lines.append(f"{path!r} is not a valid file name")
         elif len(os.fsencode(name)) > LONGEST_NAME:
             lines.append(f"{path}: a name has at most {LONGEST_NAME} bytes; choose a shorter one")
         elif read := [what for name, what in inputs.items() if name and is_same(path, name)]:
             lines.append(f"{path} is {read[0]}, and inputs are never written to; choose another name")
         elif endings and "." in name and not path.lower().endswith(endings):
-            lines.append(f"{path}: a name of this output ends in {', '.join(endings)}")
+            names = " or ".join([", ".join(endings[:-1]), endings[-1]])
+            lines.append(f"{path}: choose a name that ends in {names}")
         elif not endings and (named := re.fullmatch(OTHER_TABLES, path, re.IGNORECASE | re.DOTALL)):
             lines.append(f"{path}: tables are written as CSV: name it {named[1]}.csv")
         elif kind not in (None, "a file", "a symbolic link"):
             lines.append(f"{path} is {kind}, which is not written to; choose another name")
         elif kind and not overwrite and not (own and own.holds(path)):
-            lines.append(f"{path} exists; --overwrite replaces it, or choose another name")
+            there.append(path)
+    if there:
+        more = f" and {len(there) - 3} more" * (len(there) > 3)
+        exist = "exist; --overwrite replaces them" if len(there) > 1 else "exists; --overwrite replaces it"
+        lines.append(f"{', '.join(there[:3])}{more} {exist}, or choose another name")
     return lines
 
 
 def save_path_problems(path: str) -> list[str]:
-    """Return why nothing can be written below `path`, in a line, or []. Leaves nothing behind."""
+    """Return a line that says why nothing can be written below `path`, or []. Leaves no trace."""
     if not path.strip() or "\0" in path:
-        return [f"{path!r} is no name of a folder"]
+        return [f"{path!r} is not a valid folder name"]
     front = re.match(r"(.*/)?\.\.(?=/|$)", path)
     if front and not os.path.isdir(front[0]):  # nobody knows yet where it leads
-        return [f"{path}: {front[0]} is no folder yet; name it without '..'"]
+        return [f"{path}: {front[0]} is not a folder yet; name it without '..'"]
     above = folder_above(path)
     below = os.path.join(above, os.path.relpath(path, above).split(os.sep)[0])
     if os.path.lexists(below) and not os.path.isdir(below):
@@ -324,7 +329,7 @@ def save_path_problems(path: str) -> list[str]:
 
 
 def is_held(folder: str) -> bool:
-    """Return whether a job holds `folder`: its lock is there, and no dead process of this machine left it."""
+    """Return whether a job holds `folder`: it has a lock, not left by a dead process of this machine."""
     try:
         with open(os.path.join(folder, LOCK), encoding="utf-8", errors="replace") as file:
             _lock(file, shared=True)
@@ -345,7 +350,7 @@ def _lock(file: IO, shared: bool = False) -> None:
 
 
 def take_lock(file: IO) -> bool:
-    """Lock an open file until it is closed; False if another process holds it, as far as there are locks."""
+    """Lock an open file until it is closed, if the system has locks; False if another process holds it."""
     try:
         _lock(file)
     except OSError as error:
@@ -355,7 +360,7 @@ def take_lock(file: IO) -> bool:
 
 @contextlib.contextmanager
 def file_lock(path: str) -> Generator[None]:
-    """Hold a file that is read and then replaced; other processes wait. Raises UserError, OSError."""
+    """Hold a file while it is read and replaced; other processes wait. Raises UserError, OSError."""
     name, until = f"{path}.histocc-lock", time.monotonic() + LOCK_SECONDS
     while time.monotonic() < until:
         with open(name, "ab") as file:
@@ -371,7 +376,7 @@ def file_lock(path: str) -> Generator[None]:
 
 @contextlib.contextmanager
 def run_lock(folder: str) -> Generator[None]:
-    """Hold `folder` for this process, however that ends. Rank 0 only. Raises UserError, OSError."""
+    """Hold `folder` until this process ends, in whatever way. Rank 0 only. Raises UserError, OSError."""
     path = os.path.join(folder, LOCK)
     os.makedirs(folder, exist_ok=True)
     foreign = UserError(f"{path}: is not the lock of a run; move it away, or choose another folder")
@@ -382,9 +387,9 @@ def run_lock(folder: str) -> Generator[None]:
         owner = file.read(1000)
         if not take_lock(file) or not os.path.lexists(path):  # its owner has just removed it
             raise UserError(f"{folder} is in use by another job: {owner}; wait, or choose another folder")
-        if owner[: len(OWNER)] != OWNER[: len(owner)]:  # a job that is killed at once writes nothing
+        if owner[: len(OWNER)] != OWNER[: len(owner)]:  # a job killed at once writes nothing
             raise foreign
-        if hasattr(os, "register_at_fork"):  # a forked process must not keep the lock of one that has died
+        if hasattr(os, "register_at_fork"):  # a forked process must not keep the lock of a dead parent
             os.register_at_fork(after_in_child=file.close)
         try:
             since = f"process {os.getpid()}, since {time.strftime('%Y-%m-%d %H:%M:%S')}"

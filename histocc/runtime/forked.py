@@ -1,5 +1,5 @@
-"""Work that is shared among processes forked from this one. They begin with its memory, so the weights of a
-model are there once for any number of processes. It serves CPUs alone: a GPU does not outlive a fork.
+"""Work shared among processes forked from this one. They begin with its memory, so a model's weights are
+held once for any number of processes. This works only on CPUs: a GPU does not survive a fork.
 """
 
 import contextlib
@@ -25,14 +25,14 @@ from histocc.runtime.world import World, die_with
 
 LOOK_SECONDS, JOIN_SECONDS = 0.05, 10.0
 CGROUPS, OWN_CGROUPS = "/sys/fs/cgroup", "/proc/self/cgroup"
-# A group's microseconds of CPU in each so many, of version 2 and 1; "max" or -1: no limit
+# A group's microseconds of CPU per period, in versions 2 and 1; "max" or -1: no limit
 CPU_LIMITS = ["cpu.max"], ["cpu.cfs_quota_us", "cpu.cfs_period_us"]
 
 T = TypeVar("T")
 
 
 def usable_cores() -> int:
-    """Return the number of cores that this process may use and the limits of its cgroups allow."""
+    """Return the number of cores that this process may use within the limits of its cgroups."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     with contextlib.suppress(OSError):
         for line in Path(OWN_CGROUPS).read_text("utf-8").splitlines():
@@ -47,10 +47,10 @@ def usable_cores() -> int:
 
 
 def choose_processes(asked: int | None, world: World, pieces: int) -> int:
-    """Return the number of processes that share work of so many pieces.
+    """Return the number of processes that share the given number of pieces of work.
 
     asked: the value of --processes; None: one process for each core that torch would use, if there are enough
-    pieces. Raises UserError if more than one is asked for where there can be no others.
+    pieces. Raises UserError if several are asked for where only one is possible.
     """
     alone = ""
     if world.size > 1:
@@ -58,7 +58,7 @@ def choose_processes(asked: int | None, world: World, pieces: int) -> int:
     elif world.device.type != "cpu":
         alone = f"it is for CPUs, and this process computes on {world.device.type}"
     elif sys.platform == "darwin" or not hasattr(os, "fork"):
-        alone = "this system lets no forked process compute"
+        alone = "this system does not let forked processes compute"
     if alone:
         if (asked or 1) > 1:
             raise UserError(f"--processes {asked}: {alone}; leave it out")
@@ -71,10 +71,10 @@ def choose_processes(asked: int | None, world: World, pieces: int) -> int:
 
 
 class Forked:
-    """`number` processes, this one first, that share work with a thread each: the threads of OpenMP do not
-    come through a fork, and a process that asks for more than one then waits for them forever.
+    """`number` processes, this one first, that share work with one thread each: the threads of OpenMP do not
+    survive a fork, and a process that asks for several then waits for them forever.
 
-    stop: raises if the work is to be given up; limit_seconds: how long another process may not call `check`.
+    stop: raises if the work is to be given up; limit_seconds: longest time without a call of `check`.
     """
 
     def __init__(self, number: int, stop: Callable[[], None], limit_seconds: float = 1800.0):
@@ -83,8 +83,8 @@ class Forked:
         self._children: list[tuple[BaseProcess, Connection]] = []
 
     def each(self, work: Callable[[int], T]) -> list[T]:
-        """Return the results of work(0), here, and work(1), … in forked processes, in this order; the latter
-        must come through a pipe. Raises what any of them raises, and ends the others then.
+        """Run work(0) here and work(1), … in forked processes, whose results must fit through a pipe. Return
+        the results in this order. If one raises, raise the same and end the others.
         """
         if self.number == 1:
             return [work(0)]
@@ -108,9 +108,9 @@ class Forked:
             torch.set_num_threads(threads)
 
     def _serve(self, pipe: Connection, work: Callable[[int], Any], number: int, parent: int) -> None:
-        """Run `work` in a forked process, and send (what it returns, what it raises)."""
+        """Run `work` in a forked process, and send (its result, its exception)."""
         leave_to_parent()
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # all get it: the parent says so, and ends this one
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # all get it: the parent reports it, and ends this one
         die_with(parent)
         show_progress(False)
         self._own, self._children, value, error = number, [], None, None
@@ -123,7 +123,7 @@ class Forked:
         os._exit(1 if error else 0)  # exit functions and open files are the parent's
 
     def _result(self, number: int, process: BaseProcess, pipe: Connection) -> Any:
-        """Return what a process sends. Raises what its work raised; TrainingError if it died or hangs."""
+        """Return a process's result, or raise its work's exception; TrainingError if it died or hangs."""
         content, part, idle = bytearray(), b"first", 0.0
         while part:
             calls = self._calls[number]

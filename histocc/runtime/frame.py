@@ -27,7 +27,7 @@ from histocc.runtime.errors import RunError, TrainingError, as_user_error
 from histocc.runtime.signals import Stopped, stop_asked
 from histocc.runtime.world import CANNOT_SEND, World, init_world, is_first_rank, met, wait_for_address
 
-# seconds that the others give rank 0 to say what is wrong, before they have joined and afterwards
+# seconds that the others leave rank 0 to say what is wrong, before they have joined and afterwards
 JOINING_PATIENCE_SECONDS, PATIENCE_SECONDS = 20.0, 3.0
 LINGER_SECONDS = 1.0  # pause of rank 0 after its message
 MISSING_SECONDS = 8.0  # limit for ranks to say that their wait timed out: torchrun kills after 30
@@ -35,15 +35,15 @@ CLOSE_SECONDS, STOP_SECONDS = 60.0, 2.0  # limits of libraries' exit functions, 
 LOST_CONTACT = re.compile(r"gloo|nccl|connection|time(d )?out|socket|broken pipe|peer|pair", re.IGNORECASE)
 COLLECTIVES = re.compile(r"torch/(distributed|nn/parallel|autograd)/|histocc/runtime/(world|parallel)\.py$")
 SAID = "said"  # key of the store: the rank that prints why the job ends, and its exit code
-libraries: list[str] = []  # they may have left threads, processes and exit functions behind
+libraries: list[str] = []  # they may have left threads, processes and exit functions
 
 
 def start(parser: Parser, run: Callable[[Any, World], None], argv: list[str] | None = None) -> None:
     """Parse the arguments, join the other processes, run, and leave them. The model must live inside `run`: a
-    DDP object that is still alive when the interpreter ends can abort the process.
+    DDP object still alive when the interpreter ends can abort the process.
     """
     code, joined = 0, False
-    with log.opened():
+    with log.safe_output():
         try:
             with errors_end_all_ranks():
                 if not is_first_rank() and {"-h", "--help", "--version"} & set(argv or sys.argv[1:]):
@@ -75,7 +75,7 @@ def start(parser: Parser, run: Callable[[Any, World], None], argv: list[str] | N
 
 
 def ask_store(question: Callable[[Any], Any], otherwise: Any) -> Any:
-    """Return the store's answer; `otherwise` without a store, or if rank 0 holds it and is gone or hangs."""
+    """Return the store's answer, or `otherwise` if there is none or its holder, rank 0, is gone or hangs."""
     answers = [otherwise]
 
     def ask() -> None:
@@ -91,33 +91,33 @@ def ask_store(question: Callable[[Any], Any], otherwise: Any) -> Any:
 
 
 def claim_message(code: int) -> str:
-    """Return the exit code and the rank of the process that prints the only message: the first to call it."""
+    """Claim the only message for this process; return the exit code and rank of the first one to do so."""
     own = f"{code} by {met.rank}"
     return ask_store(lambda store: store.compare_set(SAID, "", own).decode(), own)
 
 
 def is_lost_contact(error: RuntimeError) -> bool:
     """Return whether the connection to another rank failed: torch says so, and the error was raised in a
-    collective. Code of the user's may speak of sockets and time limits, too.
+    collective. (Errors of the user's own code may also mention sockets and time limits.)
     """
     files = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__)]
     of_torch = os.path.dirname(torch.__file__)
     while files and files[-1].startswith(of_torch) and not COLLECTIVES.search(files[-1]):
-        files.pop()  # what collectives and others are made of
+        files.pop()  # torch's code below the collective
     says_so = isinstance(error, dist.DistError) or LOST_CONTACT.search(str(error))
     return bool(files and COLLECTIVES.search(files[-1]) and says_so)
 
 
 def end_without_others(world: World, error: Exception) -> NoReturn:
-    """End this process after a failed collective; name who is missing at the time limit, or say that the
-    connection is lost. Rank 0 prints it; if it is gone, another one does, unless a launcher ends that first,
-    or a rank has said why it ends. Exit code 1, or the one of that rank.
+    """End this process after a failed collective; name the ranks missing at the time limit, or say that the
+    connection is lost. Rank 0 prints this, or another rank if rank 0 is gone, unless a launcher ends it first
+    or a rank has said why it ends. The exit code is 1, or the code of that rank.
     """
     reason = shorten((str(error).strip() or type(error).__name__).splitlines()[-1], 200, placeholder=" …")
     what = "the connection to another process is lost; its own message, or the launcher's, says why"
     late, files = re.search(r"time(d )?out", str(error), re.IGNORECASE), ""
     if late:
-        files, missing = signals.stacks_written(), "0"  # the others say so if rank 0 does not answer
+        files, missing = signals.stacks_written(), "0"  # others report it if rank 0 does not answer
         seconds = min(MISSING_SECONDS, 0.1 * world.time_limit)
 
         def meet() -> None:
@@ -139,7 +139,7 @@ def end_without_others(world: World, error: Exception) -> NoReturn:
         what = CANNOT_SEND
 
     def leave_to_launcher(seconds: float) -> None:
-        """Let the launcher find the process that has ended first: it names that one and ends all others."""
+        """Let the launcher find the process that ended first: it names that one and ends all others."""
         until = time.monotonic() + seconds
         while time.monotonic() < until:
             if stop_asked():
@@ -164,11 +164,11 @@ def end_without_others(world: World, error: Exception) -> NoReturn:
 
 
 def end_process(code: str | int, exit_seconds: float = 30.0) -> NoReturn:
-    """End a process that has done its work and left its process group. Does not return.
+    """End a process after its work, outside of its process group. Does not return.
 
-    The interpreter's own ending can abort it (SIGABRT, "terminate called without an active exception"), when
-    a thread of the backend asks for the interpreter while that is being taken apart; and it waits for threads
-    and processes of libraries. exit_seconds: limit of functions registered with atexit.
+    The interpreter's own shutdown can abort (SIGABRT, "terminate called without an active exception") when a
+    thread of the backend asks for the interpreter meanwhile. It also waits for threads and processes of
+    libraries. exit_seconds: limit of functions registered with atexit.
     """
     calls = threading.Thread(target=atexit._run_exitfuncs, daemon=True)
     calls.start()
@@ -184,11 +184,11 @@ def end_process(code: str | int, exit_seconds: float = 30.0) -> NoReturn:
 
 @contextlib.contextmanager
 def errors_end_all_ranks() -> Generator[None]:
-    """Turn UserError into exit code 2 and TrainingError into 1: one message of all ranks, and no traceback
-    but for other errors. Of processes that have not met, rank 0 says it, and after some seconds another one.
+    """Turn UserError into exit code 2 and TrainingError into 1, with one message for all ranks; only other
+    errors print a traceback. Before the processes have met, rank 0 prints it, or after some seconds another.
 
-    If there still is a process group, the process ends without leaving it: NCCL would wait in it for ranks
-    that are stuck in a collective.
+    If there still is a process group, the process ends without leaving it: NCCL would wait there for ranks
+    that hang in a collective.
     """
     try:
         yield
@@ -207,9 +207,9 @@ def errors_end_all_ranks() -> Generator[None]:
 
 
 def say_once(error: RunError) -> None:
-    """Print the error, unless another rank has printed one: the first that claims it in the store does. It
-    names the rank whose error it is, except for rank 0, which speaks for all and has some seconds to do so.
-    Before they have met, the others print it if no launcher ends them meanwhile: rank 0 may not see it.
+    """Print the error unless another rank has printed one; the first to claim it in the store does. The
+    message names the rank, except for rank 0, which speaks for all and has some seconds to do so. Before
+    they have met, the others print it if no launcher ends them meanwhile: rank 0 may not see it.
     """
     is_main, is_met, said = is_first_rank(), met.store is not None, False
     until = time.monotonic() + (PATIENCE_SECONDS if is_met else JOINING_PATIENCE_SECONDS)

@@ -1,7 +1,7 @@
 """Printing that never raises, and the progress of a stage of the work.
 
-A stream that cannot be written any more (a pipe whose reader has ended, a full disk, a terminal that is gone)
-is dropped, and the other stream says so once.
+A stream that can no longer be written (a pipe without reader, a full disk, a closed terminal) is dropped, and
+the other stream reports this once.
 """
 
 import atexit
@@ -20,7 +20,7 @@ _with_bar: list["Stage"] = []  # the stage whose bar is on the terminal
 
 
 class _Stream:
-    """The stream in the place of sys.stdout or sys.stderr; of_bar: the one on which a bar is drawn."""
+    """The stream that replaces sys.stdout or sys.stderr; of_bar: whether the bar is drawn on it."""
 
     def __init__(self, name: str, stream: Any, of_bar: bool = False):
         self.name, self.stream, self.lost = name, stream or open(os.devnull, "w"), stream is None
@@ -51,7 +51,7 @@ class _Stream:
                     os.dup2(nowhere.fileno(), self.stream.fileno())
             why = getattr(error, "strerror", None) or error
             for other in (sys.stdout, sys.stderr):
-                if isinstance(other, _Stream):  # itself, which is lost by now, too: that says nothing
+                if isinstance(other, _Stream):  # itself also lost by now, it prints nothing
                     other.write(f"Note: standard {self.name} cannot be written any more ({why})\n")
 
     def __getattr__(self, name: str) -> Any:
@@ -59,8 +59,8 @@ class _Stream:
 
 
 @contextlib.contextmanager
-def opened() -> Generator[None]:
-    """Make printing inside never raise; letters that the terminal does not have become ?."""
+def safe_output() -> Generator[None]:
+    """Make printing inside never raise; letters that the terminal lacks become ?."""
     if isinstance(sys.stdout, _Stream):
         yield
         return
@@ -78,17 +78,22 @@ def opened() -> Generator[None]:
 
 
 def output_is_lost() -> bool:
-    """Return whether nobody reads standard output any more."""
+    """Return whether standard output has lost its reader."""
     return isinstance(sys.stdout, _Stream) and sys.stdout.lost
 
 
 def highlighted(text: str, style: str = "1", stream: Any = None) -> str:
-    """Return text in bold, or in another style, where the stream (standard output) is a terminal, unless
-    NO_COLOR is set.
+    """Return text in bold, or another style, if the stream (default: standard output) is a terminal and
+    NO_COLOR is not set.
     """
     stream = stream or sys.stdout  # None: nothing is printed
     is_shown = stream is not None and stream.isatty() and not os.environ.get("NO_COLOR")
     return f"\x1b[{style}m{text}\x1b[0m" if is_shown else text
+
+
+def counted(number: float, noun: str) -> str:
+    """Return a number with its noun: "1 row", "2,000 rows"."""
+    return f"{number:,.0f} {noun}{'s' * (number != 1)}"
 
 
 def duration(seconds: float) -> str:
@@ -113,14 +118,14 @@ def _end_bar() -> None:
 
 
 class Stage:
-    """A part of the work. It shows a bar on stderr, if that is a terminal and tqdm is installed, else a line
-    every few seconds. The bar ends with the stage, and when the next one begins.
+    """A part of the work. It shows a bar if stderr is a terminal and tqdm is installed, else a line every few
+    seconds. The bar ends with the stage, and when the next one begins.
 
     Args:
         what: its name.
-        total: number of units; None: nobody knows.
+        total: number of units, or None if unknown.
         unit: name of the units in the plural, "rows".
-        first: units that were done before.
+        first: units done earlier.
     """
 
     def __init__(self, what: str, total: float | None, unit: str, first: float = 0):
@@ -130,7 +135,7 @@ class Stage:
         self._show_bar()
 
     def _show_bar(self) -> bool:
-        """Show the bar, in the place of another stage's; return whether it can be shown."""
+        """Show the bar instead of another stage's; return whether it can be shown."""
         if not (_progress_shown and sys.stderr.isatty() and importlib.util.find_spec("tqdm")):
             return False
         from tqdm import tqdm
@@ -144,12 +149,12 @@ class Stage:
         return True
 
     def is_due(self) -> bool:
-        """Return whether `at` would show something now."""
+        """Return whether `at` would now show something."""
         is_time = self in _with_bar or time.monotonic() - self.shown_at >= PROGRESS_SECONDS
         return _progress_shown and is_time
 
     def at(self, done: float) -> None:
-        """Record that so many units are done."""
+        """Record the number of units done."""
         self.done = done if self.total is None else min(done, self.total)
         is_due = self.is_due()
         if is_due and (self in _with_bar or self._show_bar()):  # a stage in between has taken the bar
@@ -165,7 +170,7 @@ class Stage:
         self.at(self.done + units)
 
     def line(self, seconds: float) -> str:
-        """Return the line that says how far the stage is after so many seconds."""
+        """Return the line of progress after this many seconds."""
         rate = (self.done - self.first) / max(seconds, 1e-9)
         of = left = ""
         if self.total is not None:

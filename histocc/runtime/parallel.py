@@ -1,8 +1,7 @@
-"""The spread of a model over the processes: a whole copy on each (DDP), or a share of every tensor on each
-(FSDP2).
+"""The distribution of a model over the processes: a whole copy on each (DDP), or a share of every tensor on
+each (FSDP2).
 
-In both, the gradients of a step are averaged over the processes. Weights that are not trained stay whole
-everywhere.
+In both, the gradients of a step are averaged over the processes. Untrained weights stay whole everywhere.
 """
 
 import contextlib
@@ -22,11 +21,11 @@ MODES = ("ddp", "fsdp")
 
 
 def wrap(model: nn.Module, world: World, mode: str = "ddp") -> nn.Module:
-    """Return `model` on the device of `world`, shared out as `mode` (one of MODES) says if there are others.
-    Keep it inside a function: a DDP object that is alive when the interpreter ends can abort the process.
+    """Return `model` on the device of `world`; with several processes, shared out as `mode` says (one of
+    MODES). Keep it inside a function: a DDP object still alive when the interpreter ends can abort it.
 
-    FSDP shares out the trained weights of each layer (each member of a ModuleList), in place, and gathers
-    them when the layer works: gradients and the optimizer's state are never whole anywhere. All ranks.
+    FSDP shares out the trained weights of each layer (each member of a ModuleList) in place and gathers them
+    when the layer runs. Gradients and the optimizer's state are never whole anywhere. All ranks.
     """
     model = model.to(world.device)
     if not world.backend or not any(p.requires_grad for p in model.parameters()):
@@ -67,8 +66,8 @@ def is_sharded(model: nn.Module) -> bool:
 
 
 def no_sync(model: nn.Module, sync: bool) -> contextlib.AbstractContextManager[None]:
-    """Keep the gradients of this process to itself while micro-batches are still to come (`sync` False). FSDP
-    shares them out at once all the same: kept back, they would lie whole on every process.
+    """Do not exchange gradients while micro-batches are still to come (`sync` False). FSDP does so anyway:
+    otherwise every process would hold them whole.
     """
     if isinstance(model, DistributedDataParallel) and not sync:
         return model.no_sync()
@@ -77,8 +76,8 @@ def no_sync(model: nn.Module, sync: bool) -> contextlib.AbstractContextManager[N
 
 @contextlib.contextmanager
 def unsharded(model: nn.Module) -> Generator[None]:
-    """Hold all weights of a sharded model on every process. Processes communicate nothing inside, so they may
-    do different work. The model must have been through a forward and backward pass. All ranks.
+    """Hold all weights of a sharded model on every process. Inside, processes do not communicate, so they may
+    do different work. The model must have done a forward and a backward pass before. All ranks.
     """
     units: list[Any] = [module for module in model.modules() if is_sharded(module)]
     for unit in units:
@@ -94,7 +93,7 @@ def unsharded(model: nn.Module) -> Generator[None]:
 
 @contextlib.contextmanager
 def evaluating(model: nn.Module) -> Generator[None]:
-    """Set evaluation mode without gradients; afterwards every submodule is in the mode it had."""
+    """Set evaluation mode without gradients; afterwards restore the mode of every submodule."""
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
@@ -106,7 +105,7 @@ def evaluating(model: nn.Module) -> Generator[None]:
 
 
 def gather_shares(value: Any, keep: bool = True) -> Any:
-    """Return nested values with their tensors whole, on the CPU; None for each without `keep`. All ranks."""
+    """Return nested values with whole tensors on the CPU; without `keep`, None for each. All ranks."""
 
     def put_together(tensor: Tensor) -> Tensor | None:
         full = full_tensor(tensor)
@@ -118,7 +117,7 @@ def gather_shares(value: Any, keep: bool = True) -> Any:
 
 
 def load_optimizer_state(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
-    """Load a whole state; each process takes its share if the weights are shared out. All ranks."""
+    """Load a whole state; if the weights are shared out, each process takes its share. All ranks."""
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
 
     def share(parameter: Any, value: Any) -> Any:
@@ -137,11 +136,11 @@ def load_optimizer_state(optimizer: torch.optim.Optimizer, state: dict[str, Any]
 
 
 def is_share(x: Tensor) -> bool:
-    """Return whether this process holds only a share of a tensor: a DTensor, as FSDP makes them."""
+    """Return whether this process holds only a share of a tensor, as a DTensor of FSDP."""
     return hasattr(x, "full_tensor")
 
 
 def full_tensor(x: Tensor) -> Tensor:
-    """Return `x` itself, or all of it if processes share it out. All ranks."""
+    """Return the whole of `x`, gathered if it is shared out. All ranks."""
     shared: Any = x
     return shared.full_tensor() if is_share(x) else x

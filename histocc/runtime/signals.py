@@ -1,13 +1,13 @@
-"""Signals that ask a run to stop, seen at once, acted on between two steps; and SIGUSR2, which writes stacks.
+"""Signals that ask a run to stop, seen at once and obeyed between two steps; SIGUSR2, which writes stacks.
 
-Python runs a signal's handler only when the main thread comes back to it, and a thread that waits in a
-collective does not. So the handler does nothing: the interpreter writes the signal's number into a pipe, and
-a thread reads it there. Before each step and each batch of a validation all ranks then agree on whether one
-of them was asked (`World.stop_agreed`), and save together (`histocc.trainer.loop`).
+Python runs a signal's handler only when the main thread returns to the interpreter, and a thread that waits
+in a collective does not. So the handler does nothing: the interpreter writes the signal's number into a pipe,
+where a thread reads it. Before each step and each batch of a validation all ranks agree on whether one of
+them was asked to stop (`World.stop_agreed`), and save together (`histocc.trainer.loop`).
 
-`faulthandler` writes the stacks of all threads, in C, whatever the main thread hangs in: at SIGUSR2, before
-the time limit, and at a signal that kills the process, such as SIGSEGV. Each rank has a file for them in the
-run's folder; before that they go to stderr.
+`faulthandler` writes the stacks of all threads, in C, wherever the main thread hangs: at SIGUSR2, before the
+time limit, and at a signal that kills the process, such as SIGSEGV. Each rank has a file for them in the
+run's folder; until that exists they go to stderr.
 """
 
 import contextlib
@@ -25,14 +25,14 @@ from types import SimpleNamespace
 SIGNALS = tuple(
     getattr(signal, name) for name in ("SIGTERM", "SIGINT", "SIGUSR1", "SIGHUP") if hasattr(signal, name)
 )
-SECOND_AFTER = 1.0  # seconds: a launcher may send the same signal twice, a person who repeats it means it
+SECOND_AFTER = 1.0  # seconds; a repeat within them may come from a launcher, a later one from a person
 STACKS = "stacks-rank{}.txt"
-SHARE = 0.9  # share of the time limit after which stacks are written
+STACKS_SHARE = 0.9  # share of the time limit after which stacks are written
 EARLIER = 0.05  # share of it by which they may come early: setting the timer starts a thread (0.2 ms)
 
 
 class Stopped(BaseException):
-    """The end of work that is given up because the run is to stop; `except Exception` lets it pass."""
+    """Ends abandoned work when the run must stop; `except Exception` does not catch it."""
 
 
 class StopRequest:
@@ -61,14 +61,14 @@ class StopRequest:
         if self.signal is None:
             self.signal, self._since = number, now
         elif now - self._since >= SECOND_AFTER:
-            os._exit(128 + number)  # files are replaced by renames: none is half-written
+            os._exit(128 + number)  # renames replace files, so none is half-written
 
 
 _current: list[StopRequest] = []  # the request of this process; empty if nobody listens
 
 
 def stop_request() -> StopRequest:
-    """Return the request of `listening`; outside of it one that nobody makes."""
+    """Return the request of `listening`; outside of it, a request that no signal makes."""
     return _current[0] if _current else StopRequest()
 
 
@@ -78,7 +78,7 @@ def stop_asked() -> bool:
 
 @contextlib.contextmanager
 def listening() -> Generator[StopRequest]:
-    """Take the signals in the main thread until the end; inside another `listening` yield its request."""
+    """Handle signals in the main thread until the end; inside another `listening`, yield its request."""
     if _current:
         yield _current[0]
         return
@@ -93,7 +93,7 @@ def listening() -> Generator[StopRequest]:
 
 
 def start_listening() -> None:
-    """Take signals until the process ends. Scripts do so before they import torch, which takes seconds."""
+    """Handle signals until the process ends. Scripts call it before importing torch, which takes seconds."""
     for number in (0, 1, 2):  # a shell may have closed it (`>&-`): the next file opened would take its place
         try:
             os.fstat(number)
@@ -104,14 +104,14 @@ def start_listening() -> None:
 
 
 def _take_signals(request: StopRequest) -> Callable[[], None]:
-    """Have signals make `request`, if this is the main thread. Return the function that gives them back."""
+    """Have signals make `request`, if this is the main thread; return a function that restores handlers."""
     if threading.current_thread() is not threading.main_thread():
         return lambda: None
     reader, writer = socket.socketpair()
     writer.setblocking(False)
     pipe = writer.detach()
-    # nohup has SIGHUP ignored, so that what it starts outlives its terminal; the handlers of a program that
-    # embeds Python, such as R, are None here, and could not be given back
+    # nohup ignores SIGHUP, so that its command outlives the terminal; the handlers of a program that embeds
+    # Python, such as R, are None here and could not be restored
     before = {
         number: signal.signal(number, lambda number, frame: None)
         for number in SIGNALS
@@ -141,7 +141,7 @@ def _take_signals(request: StopRequest) -> Callable[[], None]:
 
 
 def leave_to_parent() -> None:
-    """Leave signals to the parent of this forked helper process, which decides when the helper ends."""
+    """Leave signals to the parent of this forked process, which decides when this process ends."""
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     for name in ("SIGINT", "SIGUSR1", "SIGHUP", "SIGUSR2"):
@@ -167,7 +167,7 @@ def _write_stacks_to(file: int) -> None:
 
 @contextlib.contextmanager
 def stacks_in(paths: Sequence[str], rank: int, limit: float) -> Generator[None]:
-    """Write stacks into the rank's one of `paths`, removed if empty. limit: seconds of a wait for others."""
+    """Write stacks into this rank's one of `paths`, removed if empty; limit: seconds of a wait for others."""
     try:
         file = open(paths[rank], "ab")
     except OSError:  # this node lacks the folder of the run
@@ -187,10 +187,10 @@ def stacks_in(paths: Sequence[str], rank: int, limit: float) -> Generator[None]:
 
 
 def set_timer() -> None:
-    """Have stacks written unless this is called again soon enough: all ranks call it before each step."""
+    """Write stacks later, unless this is called again soon enough: all ranks call it before each step."""
     now = time.monotonic()
     if _timer.limit is not None and now - _timer.set_at >= EARLIER * _timer.limit:
-        seconds = min(SHARE * _timer.limit, threading.TIMEOUT_MAX)
+        seconds = min(STACKS_SHARE * _timer.limit, threading.TIMEOUT_MAX)
         with contextlib.suppress(RuntimeError):  # no thread can be started
             faulthandler.dump_traceback_later(seconds, file=_timer.file)
             _timer.set_at = now
@@ -203,5 +203,5 @@ def stop_timer() -> None:
 
 
 def stacks_written() -> str:
-    """Return words that name the files written at the time limit; "" if there are none."""
+    """Return a phrase that names the files written at the time limit; "" if there are none."""
     return _timer.names and f"the stacks of all threads: {_timer.names}"

@@ -1,7 +1,7 @@
-"""The processes of a run: the place of this process, the exchange of values outside DDP and FSDP, and the
-start in which processes join. `histocc.runtime.frame` starts and ends them.
+"""The processes of a run: the rank of this process, the exchange of values outside DDP and FSDP, and joining
+the others at the start. `histocc.runtime.frame` starts and ends them.
 
-No other module reads RANK, LOCAL_RANK and WORLD_SIZE. Everything here works in one process, too, at no cost.
+No other module reads RANK, LOCAL_RANK and WORLD_SIZE. Everything here also works in one process, at no cost.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ import torch.distributed as dist
 
 from histocc import __version__
 from histocc.runtime import signals
-from histocc.runtime.config import Processes, flag_of, flags_that
+from histocc.runtime.config import ProcessFlags, flag_of, flags_that
 from histocc.runtime.device import Precision, choose_device
 from histocc.runtime.errors import TrainingError, UserError, as_user_error
 from histocc.runtime.files import checksum
@@ -38,9 +38,9 @@ if dist.is_available():  # not in all builds for Windows and ARM
 
 MIN_TORCH = (2, 10)
 LONGEST_WORK = timedelta(days=1)  # limit of work that other ranks wait for in `World.run_on`
-JOINING_SECONDS = 5.0  # torch's own limits come first: they say more
+JOINING_SECONDS = 5.0  # torch's own limits come first: their messages say more
 NOT_MET = (
-    "Both must be set alike on all machines, rank 0 must run on that one, and the firewall let the port"
+    "Both must be the same on all machines, rank 0 must run on that one, and the firewall let the port"
     " through"
 )
 CANNOT_SEND = (
@@ -56,24 +56,31 @@ met = SimpleNamespace(store=None, rank=0)  # the store in which several ranks ha
 
 
 def srun_environment() -> dict[str, str]:
-    """Return torchrun's variables, as set or as `srun` implies, in one of its several tasks, else {}."""
+    """Return torchrun's variables, as set or as implied by `srun`, in one of several tasks; else {}."""
     env, names = os.environ, ("STEP_NUM_TASKS", "PROCID", "LOCALID", "STEP_NODELIST", "JOB_ID", "STEP_ID")
     tasks, rank, local, nodes, job, step = (env.get(f"SLURM_{name}", "") for name in names)
     if env.get("RANK") or env.get("WORLD_SIZE") == "1" or tasks in ("", "1"):
         return {}
     with contextlib.suppress(OSError):  # a container may hide the task
-        # tasks read a pipe, the shell of srun --pty a terminal, a batch script that it submits /dev/null
+        # tasks read a pipe; the shell of srun --pty reads a terminal, a batch script /dev/null
         if os.readlink(f"/proc/{env.get('SLURM_TASK_PID')}/fd/0").startswith("/dev/"):
             return {}
     host = re.sub(r"\[(\w+)[^]]*\]", r"\1", nodes).partition(",")[0]  # the first of node[003-007,012],other
-    host = host if host != nodes else "127.0.0.1"  # a machine alone may not know its node's name
+    host = host if host != nodes else "127.0.0.1"  # a single machine may not know its node's name
     port = str(10_000 + (37 * int(job) + int(step)) % 20_000)  # jobs and steps near this one differ
     found = {"RANK": rank, "LOCAL_RANK": local, "WORLD_SIZE": tasks, "MASTER_ADDR": host, "MASTER_PORT": port}
     return {name: env.get(name) or value for name, value in found.items()}
 
 
-def launcher_environment(args: Processes) -> tuple[int, int, int, int]:
-    """Return (rank, local rank, world size, local world size) by the launcher. Raises UserError."""
+def started() -> str:
+    """Return torchrun's arguments for the running command: "finetune.py", or "-m histocc predict"."""
+    spec, name = getattr(sys.modules["__main__"], "__spec__", None), sys.argv[0]
+    module = name if name.startswith("histocc ") else spec.name.removesuffix(".__main__") if spec else ""
+    return f"-m {module}" if module.startswith("histocc") else "finetune.py"
+
+
+def launcher_environment(args: ProcessFlags) -> tuple[int, int, int, int]:
+    """Return (rank, local rank, world size, local world size) from the launcher. Raises UserError."""
     names = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
     os.environ.update(srun_environment())
     values = {name: os.environ[name] for name in names if os.environ.get(name)}
@@ -82,14 +89,14 @@ def launcher_environment(args: Processes) -> tuple[int, int, int, int]:
             flag = "--distributed" if args.distributed else f"--world-size {args.world_size}"
             raise UserError(
                 f"{flag} needs a launcher, and {', '.join(names)} are not all set. Start it with\n"
-                f"  torchrun --nproc-per-node={args.world_size or 2} finetune.py --distributed …\n"
+                f"  torchrun --nproc-per-node={args.world_size or 2} {started()} --distributed …\n"
                 f"or leave {flag} out to run in one process."
             )
         return 0, 0, 1, 1
-    if args.local_rank is not None and args.local_rank >= 0:  # older launchers pass it as a flag alone
+    if args.local_rank is not None and args.local_rank >= 0:  # older launchers pass it only as a flag
         values.setdefault("LOCAL_RANK", str(args.local_rank))
     elif args.device == "cpu" or not (torch.cuda.is_available() and torch.cuda.device_count() > 1):
-        values.setdefault("LOCAL_RANK", "0")  # some launchers set the other two alone
+        values.setdefault("LOCAL_RANK", "0")  # some launchers set only the other two
     try:
         rank, local, size = (int(values[name]) for name in names)
         local_size = int(os.environ.get("LOCAL_WORLD_SIZE") or local + 1)
@@ -107,19 +114,19 @@ def launcher_environment(args: Processes) -> tuple[int, int, int, int]:
         ("world-size", args.world_size, size),
         ("local-rank", args.local_rank, local),
     ):
-        if asked not in (None, -1, actual):  # -1: scripts for the older launcher mean none by it
+        if asked not in (None, -1, actual):  # -1: scripts for the older launcher mean "not given"
             raise UserError(f"--{flag} {asked} contradicts the launcher, which says {actual}. Leave it out.")
     return rank, local, size, local_size
 
 
 def is_first_rank() -> bool:
-    """Return whether this process is rank 0 by the launcher's variables, before there is a `World`."""
+    """Return whether the launcher made this process rank 0; usable before there is a `World`."""
     return (srun_environment() or os.environ).get("RANK", "0") in ("", "0")
 
 
 def launcher_id() -> str:
-    """Return an identity of torchrun's agent, which starts this process again after a failure: its host,
-    number and start, which no other process ever shares; "" without torchrun.
+    """Return a unique name of torchrun's agent, which restarts this process after a failure: its host, number
+    and start; "" without torchrun.
     """
     if "TORCHELASTIC_RUN_ID" not in os.environ or sys.platform != "linux":
         return ""
@@ -129,7 +136,7 @@ def launcher_id() -> str:
 
 
 def die_with(parent: int) -> None:
-    """Ask Linux to kill this process when its parent dies: torchrun's agent forwards no signal then."""
+    """Ask Linux to kill this process when its parent dies: torchrun's agent then forwards no signal."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
     if os.getppid() != parent:  # the parent died before the call
@@ -141,14 +148,14 @@ def die_with(parent: int) -> None:
 
 @dataclass(frozen=True)
 class World:
-    """The place of this process among those of the run. `init_world` makes it once, and it is handed down."""
+    """The place of this process in the run. `init_world` makes it once, and it is handed down."""
 
     rank: int = 0
     local_rank: int = 0
     size: int = 1
     local_size: int = 1
     device: torch.device = torch.device("cpu")
-    backend: str | None = None  # of the default process group, for tensors on `device`; None: there is none
+    backend: str | None = None  # backend of the default process group (tensors on `device`); None: no group
     control: Any = field(default=None, compare=False)  # the group for tensors on the CPU; None: the default
     patient: Any = field(default=None, compare=False)  # the group in which waits may be long; None: the same
     time_limit: float = field(default=math.inf, compare=False)  # seconds that one process waits for another
@@ -156,22 +163,22 @@ class World:
 
     @property
     def is_main(self) -> bool:
-        """The role of rank 0 of the whole job, the only one that writes files and speaks."""
+        """Whether this is rank 0 of the whole job, the only one that writes files and prints."""
         return self.rank == 0
 
     def share(self, process: int = 0, count: int = 1) -> slice:
-        """Return this rank's slice of a list of work, or that of one `process` of its `count` forked ones."""
+        """Return this rank's slice of a list of work, or that slice for one of `count` forked processes."""
         return slice(self.rank * count + process, None, self.size * count)
 
     def print(self, *words: object, sep: str = " ") -> None:
-        """Print on rank 0 only, flushed, so that the line is in the log when a job dies."""
+        """Print on rank 0 only, and flush, so that the line is in the log when a job dies."""
         if self.is_main:
             print(*words, sep=sep, flush=True)
 
     # ---- collectives: every rank calls them, in the same order ----
 
     def sum_over_ranks(self, totals: dict[str, Any]) -> dict[str, float]:
-        """Return sums and counts over all ranks by one float64 all-reduce. Values: numbers or 0-d tensors."""
+        """Return sums and counts over all ranks, from one float64 all-reduce of numbers or 0-d tensors."""
         names = sorted(totals)  # the same order on every rank
         values = [
             (value.detach() if isinstance(value, torch.Tensor) else torch.tensor(value, dtype=torch.float64))
@@ -185,7 +192,7 @@ class World:
         return dict(zip(names, packed.tolist()))
 
     def stop_agreed(self) -> bool:
-        """Return whether any rank was asked to stop, the same on all. It costs a message of a few bytes."""
+        """Return whether any rank was asked to stop, the same on all. Costs a message of a few bytes."""
         signals.set_timer()
         asked = torch.tensor(float(stop_asked()))
         if self.backend:
@@ -209,7 +216,7 @@ class World:
             return value
         held = [value]
         dist.broadcast_object_list(held, source, group=self.patient)
-        # No rank leaves before all have received: one that ends now could keep another waiting forever.
+        # No rank leaves before all have received: a rank that ends now could keep another waiting forever.
         dist.all_reduce(torch.zeros(1), group=self.patient)
         return held[0]
 
@@ -223,8 +230,8 @@ class World:
 
     def run_on(self, leaders: list[int], work: Callable[[], Any], limited: bool = False) -> list[Any]:
         """Run `work` on the ranks `leaders` and return their results, in that order, on every rank. The time
-        limit counts only if the work is `limited`: other work may be long. If a leader ends with a message,
-        or because it was asked to stop, every rank raises the same.
+        limit applies only to `limited` work. If a leader ends with a message, or because it was asked to
+        stop, every rank raises the same.
         """
         signals.stop_timer()
         if not self.backend:
@@ -242,7 +249,7 @@ class World:
                     raise
                 kind = UserError if isinstance(known, UserError) else TrainingError
                 ended = (kind, str(known))
-        # Results are broadcast: in an all-gather each rank would hold as many as there are ranks.
+        # Results are broadcast: in an all-gather each rank would hold one result per rank.
         outcomes: list[Any] = [None] * self.size
         group = self.control if limited else self.patient
         dist.all_gather_object(outcomes, (ended, result is None), group=group)
@@ -263,10 +270,10 @@ class World:
 
 
 def all_see(world: World, folder: str, otherwise: str = "") -> None:
-    """Raise UserError if a rank does not see within 5 s what rank 0 writes into `folder`, with what to do
-    `otherwise` than name another folder. All ranks.
+    """Raise UserError if a rank does not see within 5 s a file that rank 0 writes into `folder`. otherwise:
+    an alternative to naming another folder. All ranks.
     """
-    # The name is new: a network disk may remember for a minute that a name is absent.
+    # The name is new: a network disk may remember for a minute that a name did not exist.
     path = os.path.join(folder, world.broadcast(f".seen-{os.urandom(8).hex()}", 0))
     world.run_on_main(lambda: open(path, "x").close())
     until = time.monotonic() + 5
@@ -282,14 +289,14 @@ def all_see(world: World, folder: str, otherwise: str = "") -> None:
 # ---- joining the others
 
 
-def init_world(args: Processes) -> World:
+def init_world(args: ProcessFlags) -> World:
     """Read the launcher's variables and join the other processes: nccl with CUDA, gloo without. One process
-    without --distributed makes no process group. All ranks. Raises UserError if the others cannot be met.
+    without --distributed makes no process group. All ranks. Raises UserError if joining fails.
     """
     if tuple(map(int, re.findall(r"\d+", torch.__version__)[:2])) < MIN_TORCH:
         raise UserError(
-            f"torch {torch.__version__} is here, and {'.'.join(map(str, MIN_TORCH))} or newer is needed"
-            " (older ones can be made to run code by a file of weights): pip install 'torch>=2.10' in a new"
+            f"torch {torch.__version__} is installed, and {'.'.join(map(str, MIN_TORCH))} or newer is needed"
+            " (in older ones a file of weights can run code): pip install 'torch>=2.10' in a new"
             " environment"
         )
     rank, local, size, local_size = launcher_environment(args)
@@ -303,7 +310,7 @@ def init_world(args: Processes) -> World:
         if size == 1 and not args.distributed or getattr(args, "in_parts", False):
             return World(device=chosen, time_limit=limit)
         start = own_start(args, chosen, local)
-    except UserError as error:  # others would wait for this rank in vain: it meets them and says why
+    except UserError as error:  # others would wait for this rank in vain, so it joins and says why
         refused, start = error, {"device": str(error)}
     if not dist.is_available():
         why = "this torch was built without torch.distributed: start one process, without --distributed"
@@ -327,11 +334,11 @@ def init_world(args: Processes) -> World:
             read = [json.loads(value) for value in store.multi_get([f"start{i}" for i in range(size)])]
             hosts, first_start = [host for host, _ in read], read[0][1]
             store.set(f"read{rank}", "")
-            if rank == 0:  # it may hold the store: if it ended now, others would lose what they still read
+            if rank == 0:  # it may hold the store, which others still read: it must not end now
                 store.wait([f"read{i}" for i in range(size)])
             if size > 1:
                 met.store, met.rank = store, rank
-            for i, (host, there) in enumerate(read):  # what a rank lacks is not compared
+            for i, (host, there) in enumerate(read):  # entries that a rank lacks are not compared
                 if different := [
                     f"{name}: {first!r} for rank 0 on {hosts[0]}, {there[name]!r} for rank {i} on {host}"
                     for name, first in first_start.items()
@@ -354,14 +361,14 @@ def init_world(args: Processes) -> World:
             remedy = PORT_IN_USE if "EADDRINUSE" in text else remedy
             raise UserError(f"could not meet the other processes at {place}: {reason}\n  {remedy}.") from None
     node = range(rank - local, rank - local + local_size)
-    if not os.environ.get("LOCAL_WORLD_SIZE"):  # srun sets none: ranks with one host name share a machine
+    if not os.environ.get("LOCAL_WORLD_SIZE"):  # not set by srun: ranks with one host name share a machine
         node = [i for i, host in enumerate(hosts) if host == hosts[rank]]
     return World(rank, node.index(rank), size, len(node), chosen, backend, control, patient, limit, node[0])
 
 
-def own_start(args: Processes, device: torch.device, local_rank: int) -> dict[str, Any]:
-    """Return what this rank starts with and all ranks must share, by name: flags, device, versions, and the
-    checksums of the files that flags name, which the first process of each machine reads. Raises UserError.
+def own_start(args: ProcessFlags, device: torch.device, local_rank: int) -> dict[str, Any]:
+    """Return, by name, the settings that must be equal on all ranks: flags, device, versions, and checksums
+    of files named by flags, which only the first process of each machine reads. Raises UserError.
     """
     own = flags_that(type(args), "of_process")
     given = {name: value for name, value in args.values().items() if name not in own}
@@ -377,7 +384,7 @@ def own_start(args: Processes, device: torch.device, local_rank: int) -> dict[st
 
 
 def wait_for_address(rank: int, seconds: float) -> object:
-    """Wait until MASTER_ADDR is known (rank 0) or takes connections; torch's wait prints 40 lines of C++."""
+    """Wait until MASTER_ADDR is known (rank 0) or accepts connections; torch would print 40 lines of C++."""
     at: Any = (os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT"))
     until, quiet_until = time.monotonic() + seconds, time.monotonic() + JOINING_SECONDS
     while all(at):  # else torch says which is missing
@@ -395,8 +402,8 @@ def wait_for_address(rank: int, seconds: float) -> object:
 
 @contextlib.contextmanager
 def limit_of_joining(others: str, seconds: float) -> Generator[None]:
-    """End this process if what is inside takes longer (exit code 2), or if it is asked to stop meanwhile:
-    torch waits there without looking at signals, and nothing has to be saved yet.
+    """End this process if the code inside takes longer (exit code 2), or if it is asked to stop meanwhile:
+    torch waits there without looking at signals, and there is nothing to save yet.
     """
     done = threading.Event()
 
@@ -420,7 +427,7 @@ def limit_of_joining(others: str, seconds: float) -> Generator[None]:
 
 
 def current_world(device: torch.device | str = "cpu") -> World:
-    """Return the world of a process group that the caller has initialised already, or of one process."""
+    """Return the world of a process group that the caller has already initialised, or of one process."""
     device = torch.device(device)
     if not (dist.is_available() and dist.is_initialized()):
         return World(device=device)

@@ -1,12 +1,12 @@
-"""The making of the built-in model, an ordinary run in the folder that is named:
+"""The built-in model, made by an ordinary run in a folder:
 
     python -m histocc.sample.built_in FOLDER
 
-Its rows are the titles of `histocc.lexicon`, some of them cut short or as those of former holders, names of
-towns, which are no occupation, and rows of the sample. It answers what is in the lists with the list's code.
-About a hundredth of the titles is left out, each with the other titles of its code that begin or end a word
-alike: they are its validation texts, on which its confidence is fitted, with rows of another sample that have
-several codes. Several processes wait for the first.
+Its rows are the titles of `histocc.lexicon` (some abbreviated, or as former holders' titles), names of towns
+(no occupation) and rows of the sample. Texts of the lists get the list's code. About a hundredth of the
+titles is left out, each with the other titles of its code with the same beginning or end of a word. These are
+the validation texts, on which its confidence is fitted, together with rows of another sample that have
+several codes. If several processes start, the others wait for the first.
 """
 
 import os
@@ -28,22 +28,23 @@ from histocc.job import card, config, inputs, train
 from histocc.predict import fitting
 from histocc.published.built_in import is_made
 from histocc.runtime import checkpoint, signals
+from histocc.runtime.device import Precision
 from histocc.runtime.files import OwnFiles, atomic_write, take_lock
 from histocc.runtime.frame import start
 from histocc.runtime.world import World
-from histocc.sample.generate import HEADER, in_phrase, languages, pick, read, rows, shared_items, spellings
+from histocc.sample.generate import HEADER, in_phrase, languages, pick, read, rows, shared_items, variants
 
 SAMPLE_ROWS = 24_000
-OTHER_ROWS = 2_400  # of another sample: its rows with several codes are a tenth of all validation texts
-LEFT_OUT = 100  # one of so many beginnings and ends of words takes all titles of a code out
-# One title of so many stands beside "retired", "deceased" and the like, beside "wife of", or cut short, too.
+OTHER_ROWS = 2_400  # rows of another sample; those with several codes are a tenth of all validation texts
+LEFT_OUT_OF = 100  # one of so many beginnings and ends of words removes all titles of a code
+# One title of so many also occurs with "retired", "deceased" and the like, with "wife of", or abbreviated.
 FORMER, RELATION, SHORT = 10, 12, 3
-ABOUT = (
+CARD_NOTE = (
     "It learned from lists of titles, not from a register. Its validation texts are titles unlike those that"
-    " it was trained on, and made-up rows with several codes (a tenth). Registers repeat usual titles, of"
-    " which more are right."
+    " it was trained on, and made-up rows with several codes (a tenth). Registers repeat common titles,"
+    " and more of those are right."
 )
-# A second code counts from this probability on: of 0.6 to 0.9, most rows of another sample are right by it.
+# A second code counts from this probability: among 0.6 to 0.9 it gets most rows of another sample right.
 THRESHOLD = 0.8
 
 
@@ -53,24 +54,24 @@ def ends(title: str) -> set[str]:
 
 
 @cache
-def abbreviations(language: str) -> dict[str, list[str]]:
-    """Return the abbreviations of each title, without those that another code could have."""
+def title_abbreviations(language: str) -> dict[str, list[str]]:
+    """Return the abbreviations of each title, except those that another code could have."""
     titles, words = lexicon.titles(language), lexicon.abbreviations(language)
     rules = [(lambda new, title, old=old: title.replace(old, new), new) for old, new in words]
-    short = {title: [text.strip() for text in spellings(f" {title} ", rules)] for title in titles}
+    short = {title: [text.strip() for text in variants(f" {title} ", rules)] for title in titles}
     shared = shared_items((text, titles[each]) for each, texts in short.items() for text in (each, *texts))
     return {title: [text for text in texts if text not in shared] for title, texts in short.items()}
 
 
-def listed(state: dict[str, Any]) -> dict[str, torch.Tensor]:
+def listed_answers(state: dict[str, Any]) -> dict[str, torch.Tensor]:
     """Return the entry "answers" of a checkpoint for all titles and their abbreviations. Their `conf` is NaN:
-    a list does not say how often a register agrees, so it stays the model's.
+    a list does not show how often a register agrees, so the model's conf is used.
     """
     rows = [
         (text, state["languages"].index(language), state["key"][code])
-        for language in lexicon.LANGUAGES
+        for language in lexicon.LEXICON_LANGUAGES
         for title, code in lexicon.titles(language).items()
-        for text in (title, *abbreviations(language)[title])
+        for text in (title, *title_abbreviations(language)[title])
     ]
     texts, numbers, codes = zip(*rows)
     keys = keys_of(hashes_of([*texts], state["config"]["text"]), np.array(numbers))
@@ -80,8 +81,8 @@ def listed(state: dict[str, Any]) -> dict[str, torch.Tensor]:
 
 
 def tables() -> dict[str, list[tuple[str, ...]]]:
-    """Return the rows of train.csv and val.csv. Titles of a code that begin or end a word alike are left out
-    together, but none that begin or end one like a title of the sample.
+    """Return the rows of train.csv and val.csv. Titles of a code with the same beginning or end of a word are
+    left out together, except those that share one with a title of the sample.
     """
     parts: dict[str, list[tuple[str, ...]]] = {"train.csv": [], "val.csv": []}
     sample = read("occupations.csv")
@@ -91,9 +92,9 @@ def tables() -> dict[str, list[tuple[str, ...]]]:
         parts["train.csv"] += ((town.strip(" ,"), language, "-1", "", "") for town in speech.in_town)
         for title, code in titles.items():
             pairs = {(code, end) for end in ends(title)}
-            is_drawn = any(zlib.crc32(repr(pair).encode()) % LEFT_OUT == 0 for pair in pairs)
+            is_drawn = any(zlib.crc32(repr(pair).encode()) % LEFT_OUT_OF == 0 for pair in pairs)
             is_left_out = is_drawn and pairs.isdisjoint(usual)
-            number, short = zlib.crc32(title.encode()), abbreviations(language)[title]
+            number, short = zlib.crc32(title.encode()), title_abbreviations(language)[title]
             texts = []
             for kind, share in (("former", FORMER), ("relation", RELATION)):
                 if number % share == 0 and code != "-1":
@@ -112,7 +113,7 @@ def tables() -> dict[str, list[tuple[str, ...]]]:
 
 
 def make(folder: str, args: config.FinetuneConfig, world: World) -> None:
-    """Train in the current folder, and give it its name. Raises what a training raises."""
+    """Train in the current folder, then rename it. Raises the errors of a training."""
     part = os.getcwd()
     with open(folder + ".lock", "w") as lock:
         while not take_lock(lock):
@@ -125,25 +126,26 @@ def make(folder: str, args: config.FinetuneConfig, world: World) -> None:
             with atomic_write(os.path.join(args.dataset[0], name)) as file:
                 file.write(csv_text([HEADER, *content]))
         job, read = inputs.prepare_data(args, world, *inputs.dataset_files(args.dataset))
-        train.train(job, read, world)
+        train.run_training(job, read, world)
         if not signals.stop_asked():
             OwnFiles(args.save_path).remove([checkpoint.LAST])
             best = os.path.join(args.save_path, checkpoint.BEST)
             state = checkpoint.load(best)
             state["thresholds"] |= {"default": THRESHOLD, "source": "fitted"}
             checkpoint.rewrite(best, {**state, "figure": None, "confidence": None, "answers": None})
-            fitting.fit_run(config.decide(job, state), world, read.data, None)  # of answers by it
-            checkpoint.rewrite(best, {**checkpoint.load(best), "answers": listed(state)})
-            card.finish(best, nothing, ABOUT)
-            os.chdir(os.path.dirname(folder))  # no process may be in a folder that Windows renames
-            shutil.rmtree(folder, ignore_errors=True)  # what a cleaner has left
+            precision, at_once = Precision.of(job, world.device), job.samples_at_once
+            fitting.fit_run(args.save_path, precision, at_once, world, read.data)  # with this threshold
+            checkpoint.rewrite(best, {**checkpoint.load(best), "answers": listed_answers(state)})
+            card.finish_run(best, nothing, CARD_NOTE)
+            os.chdir(os.path.dirname(folder))  # Windows cannot rename a folder that a process is in
+            shutil.rmtree(folder, ignore_errors=True)  # remains of a cleaner
             os.rename(part, folder)
 
 
 def main(folder: str) -> None:
     folder = os.path.abspath(folder)
     os.makedirs(folder + ".part", exist_ok=True)
-    os.chdir(folder + ".part")  # so its files name no folder of this machine
+    os.chdir(folder + ".part")  # so that its files name no folder of this machine
     given = ["--dataset", "data", "--save-path", ".", "--formatter", "hisco", "--model-size", "ngrams"]
     given += ["--prior", "none", "--device", "cpu", "--quiet"]
     start(config.finetune_parser(), partial(make, folder), given)

@@ -1,17 +1,17 @@
 """Rows like those of historical registers: spellings, slips, abbreviations, widows, ranks, places, several
 occupations.
 
-They are made of lists beside this file, in which columns named en to fr are languages, as in the rows.
+They are made from lists next to this file, where columns en to fr are languages, as in the rows.
 
 occupations.csv    codes and their titles, joined by `|`. often: how often a code is drawn; employers: their
                    kinds in phrases.csv; traits: women (titles of women), no widows, craft (has masters and
-                   apprentices), trade (people have another occupation beside it), side (one of these)
+                   apprentices), trade (people have a second occupation), side (such an occupation)
 phrases.csv        words around a title: `{}` is the title, `{s}` its genitive, `@` a town or a person,
-                   `er > ermeister` another ending of the title. Nothing there changes the code. The built-in
-                   model alone learns from those of the kind relation
+                   `er > ermeister` another ending of the title. None of them changes the code. Only the
+                   built-in model learns from the kind relation
 spellings.csv      old spellings: a regular expression and its replacement
 abbreviations.csv  usual abbreviations of a title
-misread.csv        letters of old handwriting and how they are misread, everywhere or where they are first
+misread.csv        letters of old handwriting and how they are misread, everywhere or at the start
 demo.csv           twelve rows to show a trained model
 """
 
@@ -24,19 +24,19 @@ from importlib import resources
 from itertools import chain
 from random import Random
 
-from histocc.lexicon import LANGUAGES
+from histocc.lexicon import LEXICON_LANGUAGES
 
 HEADER = ("occ1", "lang", "hisco_1", "hisco_2", "hisco_3")
-Row = tuple[str, str, str, str, str]  # by HEADER
+Row = tuple[str, str, str, str, str]  # columns of HEADER
 
-# Shares in hundredths: of all rows; of titles beside other words; of rows of the kind
+# Shares in hundredths: of all rows; of titles with other words; of rows of the kind
 CASES = (lambda text: text[0].upper() + text[1:],) * 20 + (str.title,) * 2 + (str.upper,) * 3
 SPELLED, ABBREVIATED = 15, 4
 SLIPS_OF_NOTHING, STATUS_IN_TOWN, TWO_IN_TOWN, SIDE_FIRST, EMPLOYED = 15, 20, 10, 40, 40
-SLOTS = 12  # places in the draw of one of an occupation's titles; half are any title's
-NOT_A_CRAFT = ("arbe", "werker", "mester", "mäst", "meister")  # in titles that take no rank of a craft
+SLOTS = 12  # places in the draw of an occupation's title; half are for any title
+NOT_A_CRAFT = ("arbe", "werker", "mester", "mäst", "meister")  # titles with these take no rank of a craft
 # (kind of rows, from which titles of a language, share of rows in thousandths)
-KINDS = (
+TEXT_KINDS = (
     ("nothing", "nothing", 60),
     ("three", "trades", 10),
     ("two", "trades", 100),
@@ -57,23 +57,23 @@ def read(name: str) -> list[dict[str, str]]:
 
 
 def demo_rows() -> list[tuple[str, ...]]:
-    """Return twelve rows in the six languages, which `rows` never makes."""
+    """Return twelve rows in the six languages that `rows` never makes."""
     return [tuple(row.values()) for row in read("demo.csv")]
 
 
 def rows(n: int, seed: int) -> Iterator[Row]:
-    """Yield n rows by HEADER: a seed gives the same ones on every machine, and a smaller n the first."""
+    """Yield n rows of HEADER, the same for a seed on every machine. A smaller n yields the first ones."""
     bits, shown = Random(seed).getrandbits, {text.casefold() for text, *_ in demo_rows()}
     draw = [
         (kind, language, getattr(language, titles))
         for language in languages()
-        for kind, titles, times in KINDS
+        for kind, titles, times in TEXT_KINDS
         for _ in range(times)
     ]
     while n > 0:
         which, case, a, b, *others = (bits(32) for _ in range(8))
         kind, language, occupations = pick(draw, which)
-        text, titles = described(kind, language, pick(pick(occupations, a), b), *others)
+        text, titles = text_of_kind(kind, language, pick(pick(occupations, a), b), *others)
         if case % 100 < len(CASES):
             text = CASES[case % 100](text)
         if text.casefold() not in shown:
@@ -86,20 +86,20 @@ def pick(texts: Sequence, number: int):
     return texts[number % len(texts)]
 
 
-def described(
+def text_of_kind(
     kind: str, language: "Language", title: "Title", c: int, d: int, e: int, f: int
 ) -> tuple[str, list["Title"]]:
-    """Return a text of a kind in lower case, and the titles in it. c to f: random numbers far above the
-    length of the lists that they pick from.
+    """Return a lower-case text of a kind, and the titles in it. c to f: random numbers far above the lengths
+    of the lists that they pick from.
     """
     text = title.text
     if kind in ("spellings", "short", "slips"):
         text = pick(getattr(title, kind), c)
     elif kind == "nothing" and c % 100 < SLIPS_OF_NOTHING:
         text = pick(title.slips, d)
-    elif kind == "careless":  # or with what the clerk left before or after it
+    elif kind == "careless":  # or with the clerk's remains before or after it
         text = pick(title.careless, c) if d % 2 else pick(language.phrases["stray"], c).replace("{}", text)
-    elif kind == "status":  # a widow, a former holder, or a rank of a craft; now and then of a town
+    elif kind == "status":  # a widow, a former holder, or a rank of a craft; sometimes with a town
         text = pick((text, *title.spellings), d) if c % 100 < SPELLED else text
         kinds = title.statuses[text.endswith(language.rank_ending) and " " not in text]
         text = in_phrase(language, pick(pick(kinds, e), f), text)
@@ -107,7 +107,7 @@ def described(
     elif kind == "place":  # an employer or a town
         where = title.employers if title.employers and c % 100 < EMPLOYED else language.in_town
         text = pick(title.written, d) + pick(where, e)
-    elif kind == "two":  # joined by "and", one of them from those that people had beside a trade
+    elif kind == "two":  # joined by "and", one of them a second occupation of people with a trade
         second = pick(language.sides, c)[d % SLOTS]
         if second.code == title.code:
             second = pick(language.sides, c + 1)[d % SLOTS]
@@ -115,7 +115,7 @@ def described(
         text = f"{pick(one.written, d >> 4)} {pick(language.phrases['and'], f)} {pick(two.written, e >> 8)}"
         text += pick(language.in_town, f >> 8) if (f >> 2) % 100 < TWO_IN_TOWN else ""
         return text, [one, two]
-    elif kind == "three":  # a trade and two beside it, in any order: "farmer, innkeeper and carpenter"
+    elif kind == "three":  # a trade and two more, in any order: "farmer, innkeeper and carpenter"
         sides = [titles for titles in language.sides if titles[0].code != title.code]
         at = c % len(sides)
         another = (at + 1 + (c >> 8) % (len(sides) - 1)) % len(sides)
@@ -127,7 +127,7 @@ def described(
 
 
 def in_phrase(language: "Language", phrase: str, text: str) -> str:
-    """Return the title in a phrase, by the grammar of the language."""
+    """Return the title in a phrase, with the grammar of the language."""
     ending, _, instead = phrase.partition(" > ")
     if instead:
         return text.removesuffix(ending) + instead
@@ -139,7 +139,7 @@ def in_phrase(language: "Language", phrase: str, text: str) -> str:
         phrase = phrase.replace("e {}", "es {}")
     if "{s}" in phrase:
         takes_s = text[-1] not in "sxz"
-        if language.tag == "ge":  # sure for one word in -er or -mann only
+        if language.tag == "ge":  # certain only for one word in -er or -mann
             takes_s = text.endswith(("er", "mann")) and " " not in text
         phrase = phrase.replace("{s}", "{}s") if takes_s else language.phrases["widow without s"][0]
     return phrase.replace("{}", text)
@@ -147,16 +147,16 @@ def in_phrase(language: "Language", phrase: str, text: str) -> str:
 
 # The spellings of a title in registers
 
-MIN_LETTERS = 6  # fewest letters of a title that is misread or cut short, and of its remainder
+MIN_LETTERS = 6  # fewest letters of a misread or cut title, and of its remainder
 MIN_BEFORE_END, MAX_CONTRACTIONS = 4, 3  # letters before the end in "carpr"; per title
-MAX_SLIPS = 24  # slips of one letter per title; a long title keeps every second or third
+MAX_SLIPS = 24  # slips of one letter per title. A long title keeps every second or third
 DOUBLED = frozenset("lmnprstkfe")  # letters that a writer in doubt doubles
 UNACCENTED = {ord("ø"): "o", ord("æ"): "ae", ord("œ"): "oe", ord("ß"): "s"}  # NFD keeps these whole
 _VOWELS, _CONSONANTS = "aeiouyæøåäöüàâéèêëîïôœù", frozenset("bcçdfghjklmnpqrsßtvwxz")
 _HEAD = re.compile(rf"[^{_VOWELS} ]*[{_VOWELS}]+[^{_VOWELS} ]")
 
 
-def spellings(title: str, rules: list[tuple]) -> list[str]:
+def variants(title: str, rules: list[tuple]) -> list[str]:
     """Return the title with one rule (substitution, replacement) applied throughout, or with two."""
     one = [(at, new) for at, (sub, instead) in enumerate(rules, 1) if (new := sub(instead, title)) != title]
     two = [new for at, old in one for sub, instead in rules[at:] if (new := sub(instead, old)) != old]
@@ -187,7 +187,7 @@ def slips(title: str, misread: dict[str, list[str]], first: list[tuple[str, str]
 
 
 def careless(title: str) -> list[str]:
-    """Return the title without its accents, with a space too few or too many, or with a full stop."""
+    """Return the title without its accents, with a missing or extra space, or with a full stop."""
     letters = unicodedata.normalize("NFD", title.translate(UNACCENTED))
     texts = ["".join(letter for letter in letters if not unicodedata.combining(letter))]
     if " " in title:
@@ -200,7 +200,7 @@ def careless(title: str) -> list[str]:
 
 
 def shared_items(pairs: Iterable[tuple]) -> set:
-    """Return the items that stand for more than one code; pairs: (item, a code)."""
+    """Return the items with more than one code; pairs: (item, a code)."""
     first: dict = {}
     return {text for text, code in pairs if first.setdefault(text, code) != code}
 
@@ -215,8 +215,8 @@ def _left(title: str) -> Iterator:
         yield from ((*letters, last), (*letters, last[0]))
 
 
-def abbreviations(title: str, shared: set) -> list[str]:
-    """Return the title cut short; shared: remainders that a title of another code can leave, too."""
+def cut_short(title: str, shared: set) -> list[str]:
+    """Return the title cut short; shared: remainders that titles of another code can leave as well."""
     heads = (title[:length] for length in range(MIN_LETTERS, len(title) - 2))
     short = [f"{head}." for head in heads if head[-1] in _CONSONANTS and head not in shared]  # "blacksm."
     *words, last = title.split()
@@ -249,7 +249,7 @@ def _contractions(title: str, shared: set) -> list[str]:
 
 def ways_of_writing(tag: str, code_of: dict[str, str]) -> dict[str, tuple[tuple[str, ...], ...]]:
     """Return how each title of a language is spelled, misread, written carelessly, and cut short. Forms that
-    two codes could share are left out. A title of no occupation has one spelling, and is not cut short.
+    two codes could share are left out. Titles of no occupation have one spelling and are not cut short.
     """
     rules = [(re.compile(r["written"]).sub, r["instead"]) for r in read("spellings.csv") if r["lang"] == tag]
     usual = {r["title"]: r["usual"].split("|") for r in read("abbreviations.csv") if r["lang"] == tag}
@@ -264,7 +264,7 @@ def ways_of_writing(tag: str, code_of: dict[str, str]) -> dict[str, tuple[tuple[
     shared = shared_items((left, code_of[title]) for title in working for left in _left(title))
     ways_of = {}
     for title in code_of:
-        spelled, short = spellings(title, rules), [*usual.get(title, ()), *abbreviations(title, shared)]
+        spelled, short = variants(title, rules), [*usual.get(title, ()), *cut_short(title, shared)]
         spelled, short = (spelled, short) if title in working else ([], [])
         ways_of[title] = (spelled, slips(title, misread, first), careless(title), short)
     written = ((title, text) for title, ways in ways_of.items() for text in (title, *chain(*ways)))
@@ -288,7 +288,7 @@ class Title:
         # for a title as it is, and for one word whose ending a rank replaces
         self.statuses = [[*kinds, rank] if rank else kinds for rank in ranks]
         self.spellings, self.slips, self.careless, self.short = (way or (text,) for way in ways)
-        # the title beside other words: mostly plain, now and then spelled differently or cut short
+        # the title with other words: mostly plain, sometimes spelled differently or cut short
         self.written = _mixed(text, ways[0], SPELLED)
         self.written += _mixed(text, ways[3][:4], ABBREVIATED) if ways[3] else ()
         self.employers = [
@@ -300,12 +300,12 @@ class Title:
 
 
 def _mixed(title: str, others: tuple[str, ...], share: float) -> tuple[str, ...]:
-    """Return the title so many times that the others are this share of the whole."""
+    """Return copies of the title, so many that the others are this share of the whole."""
     return (title,) * max(1, round(len(others) * (100 - share) / share)) + others
 
 
 class Language:
-    """The pool of rows: occupations in proportion to their frequency, each with its titles in theirs."""
+    """The pool of rows: occupations by frequency, each with its titles by their frequency."""
 
     def __init__(self, tag: str):
         self.tag = tag
@@ -332,4 +332,4 @@ class Language:
 
 @lru_cache(maxsize=1)
 def languages() -> tuple[Language, ...]:
-    return tuple(map(Language, LANGUAGES))
+    return tuple(map(Language, LEXICON_LANGUAGES))

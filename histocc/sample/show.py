@@ -1,4 +1,4 @@
-"""Code twelve descriptions that no model trained on the sample has seen, and show their right codes:
+"""Code twelve descriptions that no model of the sample has seen, and show their right codes:
 
 python -m histocc.sample.show --model ./output
 """
@@ -17,7 +17,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         "python -m histocc.sample.show", description=str(__doc__).split("\n\n")[0]
     )
-    what = "folder of a run (its best checkpoint), or a checkpoint"
+    what = "run folder (its best checkpoint), or a checkpoint"
     parser.add_argument("--model", required=True, metavar="PATH", help=what)
     return run_command(lambda: show(parser.parse_args(argv).model))
 
@@ -36,12 +36,12 @@ def show(path: str) -> None:
         title = title if len(title) <= TITLE_WIDTH else title[: TITLE_WIDTH - 1] + "…"
         mark = "✓" if answered else "✗"
         table.append((text, lang, predicted, f"{answer.conf or 0:.2f}", ", ".join(codes), mark, title))
-    print(f"Twelve descriptions that the model has not seen, coded by {path} (step {coder.step or 0:,}):")
+    print(f"Twelve descriptions that the model has not seen, coded with {path} (step {coder.step or 0:,}):")
     widths = [max(map(len, column)) for column in zip(*table)]
     for row in table:
         print("  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip())
     print(f"{right} of {len(demo)} right")
-    print("python -m histocc review hands doubtful rows to a person")
+    print("histocc review: check and decide codes by hand")
 
 
 if __name__ == "__main__":

@@ -1,1 +1,1 @@
-"""The training of any model; it knows no occupations."""
+"""The training of any model; it knows nothing of occupations."""

@@ -1,4 +1,4 @@
-"""The banner of a run, which says what is about to run, on which devices, in what batches and steps."""
+"""The banner of a run: what is about to run, on which devices, in which batches and steps."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -21,7 +21,7 @@ PARALLEL = {
 def banner(
     args: TrainConfig, world: World, about: Iterable[str], on_rate: str, plan: BatchPlan, schedule: Schedule
 ) -> str:
-    """Return what is about to run. about, on_rate: about and about_rate of `script.Training`."""
+    """Return the lines of the banner. about, on_rate: about and about_rate of `script.Training`."""
     kind, size = world.device.type, world.size
     reason = "--device cpu" if args.device == "cpu" else why_no_gpu()
     gpus = torch.cuda.device_count() if kind == "cuda" else 0
@@ -71,9 +71,9 @@ def banner(
     return "\n".join(lines)
 
 
-def start_lines(args: TrainConfig, world: World, plan: BatchPlan, resumed: dict[str, Any] | None) -> str:
-    """Return what is said when the steps begin, of a resumed run also where."""
-    verb, lines, epochs = "Starting training for", [], args.num_epochs
+def start_lines(epochs: int, world: World, plan: BatchPlan, resumed: dict[str, Any] | None) -> str:
+    """Return the lines printed when the steps begin, for a resumed run also where it begins."""
+    verb, lines = "Starting training for", []
     if resumed:
         verb, step, before = "Continuing the training of", resumed["step"], resumed["args"]["num_epochs"]
         epoch, batch = divmod(step, plan.steps_per_epoch)

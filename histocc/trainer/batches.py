@@ -1,11 +1,11 @@
 """Rows → micro-batches: which rows an optimizer step takes, each rank's share of them, and their loading.
 
-Which rows meet in a step is a pure function of (seed, epoch, batch number, total batch), of which a rank then
-takes its share: the same on any number of processes and after any restart, every row once in an epoch.
+The rows of a step are a pure function of (seed, epoch, batch number, total batch), and each rank takes its
+share. They are the same on any number of processes and after any restart; an epoch has every row once.
 
-Padding is saved within a step, not by choosing which rows meet in it: a share is cut into micro-batches of
-similar length, whose gradients add up to that of the whole, unless the model itself computes little for
-padding (`Rows.groups_in_model`). Batches of one length each would save as much, but cost accuracy (measured).
+Padding is saved within a step, not by the choice of its rows: a share is cut into micro-batches of similar
+length, whose gradients add up to the gradient of the whole. This is not done if the model itself computes
+little for padding (`Rows.groups_in_model`). Batches of one length each save as much, but were less accurate.
 """
 
 import contextlib
@@ -31,12 +31,12 @@ from histocc.runtime.rng import ORDER, derived_seed, mix
 from histocc.runtime.signals import leave_to_parent, stop_asked
 from histocc.runtime.world import World
 from histocc.text import best_cuts
-from histocc.trainer.config import TrainConfig
+from histocc.trainer.config import StepFlags, TrainConfig
 
 LENGTH_GROUPS = 4
-LENGTH_GROUP_ROWS = {"cpu": 24, "cuda": 64}  # smaller ones cost more than padding does
-BLOCK = 1 << 15  # rows whose lengths are read at once
-POLL_SECONDS = 2.0  # how often a wait for a worker's batch looks whether the run is to stop
+LENGTH_GROUP_ROWS = {"cpu": 24, "cuda": 64}  # smaller groups cost more than padding
+SPAN = 1 << 15  # rows whose lengths are read at once
+POLL_SECONDS = 2.0  # how often a wait for a worker's batch checks whether the run is to stop
 
 
 # ---- which rows
@@ -74,7 +74,7 @@ class BatchPlan:
     processes: int = 1
     micro_batch_size: int = 0  # most samples that a process takes through the model at once; 0: its share
     groups: int = 1  # most micro-batches of similar length into which a share is cut for less padding
-    group_rows: int = 8  # samples of a share from which it is cut in two; in more as often as they go into it
+    group_rows: int = 8  # samples of a group; a share this large is cut in two, or share // group_rows
 
     def __post_init__(self):
         if self.micro_batch_size <= 0:
@@ -82,7 +82,7 @@ class BatchPlan:
 
     @property
     def steps_per_epoch(self) -> int:
-        """Optimizer steps of an epoch; no row is dropped, so it is rounded up."""
+        """Optimizer steps of an epoch, rounded up: no row is dropped."""
         return -(-self.rows // self.global_batch_size)
 
     def batch_rows(self, batch: int) -> int:
@@ -97,16 +97,16 @@ class BatchPlan:
         return max(1, -(-self.largest_share(batch) // self.micro_batch_size))
 
     def micro_batches(self, batch: int) -> int:
-        """Micro-batches of global batch `batch`: the same number on every rank, by the largest share."""
+        """Micro-batches of global batch `batch`: the number for the largest share, used on every rank."""
         share = self.largest_share(batch)
         groups = 1 if share < self.group_rows else max(2, share // self.group_rows)
         return self.accumulation(batch) + min(self.groups, groups) - 1
 
 
 def cut_by_width(widths: np.ndarray, parts: int, micro: int) -> list[np.ndarray]:
-    """Cut a share into `parts` micro-batches of at most `micro` samples with as little padding as may be, by
-    the positions that each sample needs, int64 [n]. Return the samples of each micro-batch, narrow ones
-    first; none if there are too few.
+    """Cut a share into `parts` micro-batches of at most `micro` samples with the least padding, given the
+    positions that each sample needs, int64 [n]. Return the samples of each micro-batch, narrow ones first;
+    with too few samples some are empty.
     """
     order = np.argsort(widths, kind="stable")
     distinct, counts = np.unique(widths, return_counts=True)
@@ -118,7 +118,7 @@ def cut_by_width(widths: np.ndarray, parts: int, micro: int) -> list[np.ndarray]
         for begin, end in zip(bounds, bounds[1:])
         for piece in np.array_split(order[begin:end], -(-(end - begin) // micro))
     ]
-    while len(pieces) < parts:  # a cut more than padding asks for: where it costs least
+    while len(pieces) < parts:  # more cuts than padding asks for: where they cost least
         largest = max(range(len(pieces)), key=lambda i: len(pieces[i]))
         pieces[largest : largest + 1] = np.array_split(pieces[largest], 2)
     return pieces
@@ -130,8 +130,8 @@ def cut_by_width(widths: np.ndarray, parts: int, micro: int) -> list[np.ndarray]
 class Rows:
     """Base of the rows that a run trains or validates on; subclasses define `__len__` and `batch`."""
 
-    fingerprint = ""  # a text that other rows do not have; a run is resumed on the same rows alone
-    has_lengths = False  # whether `lengths` and `widths` say something
+    fingerprint = ""  # a text that differs for other rows; a run can only resume on the same rows
+    has_lengths = False  # whether `lengths` and `widths` are meaningful
     groups_in_model: tuple[str, ...] = ()  # kinds of device on which the model computes little for padding
 
     def __len__(self) -> int:
@@ -139,12 +139,12 @@ class Rows:
 
     def batch(self, numbers: np.ndarray, epoch: int) -> dict[str, Tensor]:
         """Tensors [B, …] by name, of rows `numbers` int64 [B] in `epoch` (0-based). A pure function of these:
-        what is drawn for a row comes of a seed, the epoch and its number (`histocc.runtime.rng`).
+        draws for a row depend on a seed, the epoch and its number (`histocc.runtime.rng`).
         """
         raise NotImplementedError
 
     def lengths(self, numbers: np.ndarray) -> np.ndarray:
-        """Return lengths [B] of rows `numbers` int64 [B]: a step is sorted by it and then shared out."""
+        """Return lengths [B] of rows `numbers` int64 [B]: a step is sorted by them, then shared out."""
         return np.zeros(len(numbers), dtype=np.int64)
 
     def widths(self, batch: dict[str, Tensor]) -> np.ndarray:
@@ -152,23 +152,23 @@ class Rows:
         return np.zeros(len(next(iter(batch.values()))), dtype=np.int64)
 
     def piece(self, batch: dict[str, Tensor], kept: np.ndarray) -> dict[str, Tensor]:
-        """The rows `kept` int64 [b] of a batch, no wider than these need."""
+        """The rows `kept` int64 [b] of a batch, only as wide as these need."""
         return {name: value[torch.from_numpy(kept)] for name, value in batch.items()}
 
 
 class MicroBatches(Dataset[list[dict[str, Any]]]):
-    """One rank's share of each global batch, asked for by (epoch, batch): a pure function of these and the
-    arguments. shuffle_seed: of the order of an epoch; None, for validation: by length.
+    """One rank's share of each global batch, indexed by (epoch, batch): a pure function of these and the
+    arguments. shuffle_seed: seed of an epoch's order, or None, for validation, to order by length.
     """
 
     def __init__(self, rows: Rows, plan: BatchPlan, rank: int = 0, shuffle_seed: int | None = None):
         self.rows, self.plan, self.rank, self.seed = rows, plan, rank, shuffle_seed
         if shuffle_seed is None and rows.has_lengths and plan.rows:
-            # Where the rows of one length in one block end in the order of validation
-            blocks = (np.arange(start, min(start + BLOCK, plan.rows)) for start in range(0, plan.rows, BLOCK))
+            # End of the rows of one length in one block, in the order of validation
+            blocks = (np.arange(start, min(start + SPAN, plan.rows)) for start in range(0, plan.rows, SPAN))
             found = [np.unique(rows.lengths(block), return_counts=True) for block in blocks]
             lengths, counts = map(np.concatenate, zip(*found))
-            starts = np.repeat(np.arange(0, plan.rows, BLOCK), [len(some) for some, _ in found])
+            starts = np.repeat(np.arange(0, plan.rows, SPAN), [len(some) for some, _ in found])
             order = np.argsort(lengths, kind="stable")
             self.lengths, self.starts, self.ends = lengths[order], starts[order], np.cumsum(counts[order])
 
@@ -184,20 +184,20 @@ class MicroBatches(Dataset[list[dict[str, Any]]]):
         elif self.rows.has_lengths:
             found, (low, high) = [], np.searchsorted(self.ends, rows[[0, -1]], side="right").tolist()
             for length, start in zip(self.lengths[low : high + 1], self.starts[low : high + 1]):
-                block = np.arange(start, min(start + BLOCK, self.plan.rows))
+                block = np.arange(start, min(start + SPAN, self.plan.rows))
                 found.append(block[self.rows.lengths(block) == length])
             rows = np.concatenate(found)[first - self.ends[high] :][:size]
         return rows[np.argsort(self.rows.lengths(rows), kind="stable")] if self.rows.has_lengths else rows
 
     def __getitem__(self, index: tuple[int, int]) -> list[dict[str, Any]]:
-        """Micro-batches of similar width: what `Rows.batch` gives, and weights float32 [B], rows int64 [B],
+        """Micro-batches of similar width: the entries of `Rows.batch`, weights float32 [B], rows int64 [B],
         global_count (rows of the whole optimizer step, over all ranks) and last_micro_batch.
 
-        A micro-batch without rows gets one of weight 0, so that the rank takes part in every collective.
+        An empty micro-batch gets a row of weight 0, so that the rank takes part in every collective.
         """
         epoch, batch = index
         rows, plan = self.global_batch(epoch, batch), self.plan
-        share = rows[self.rank :: plan.processes]  # every n-th, maybe none
+        share = rows[self.rank :: plan.processes]  # every n-th; may be empty
         weight, share = (1.0, share) if len(share) else (0.0, rows[:1])
         tensors, parts = self.rows.batch(share, epoch), plan.micro_batches(batch)
         micro_batches = []
@@ -218,8 +218,8 @@ class MicroBatches(Dataset[list[dict[str, Any]]]):
 def widest(rows: Rows, number: int) -> dict[str, Any]:
     """A micro-batch of the `number` longest rows, to see whether they fit into memory."""
     numbers = np.arange(0)
-    for start in range(0, len(rows), BLOCK):
-        both = np.append(numbers, np.arange(start, min(start + BLOCK, len(rows))))
+    for start in range(0, len(rows), SPAN):
+        both = np.append(numbers, np.arange(start, min(start + SPAN, len(rows))))
         numbers = both[np.argsort(-rows.lengths(both), kind="stable")[:number]]
     return rows.batch(numbers, 0) | {"weights": torch.ones(len(numbers)), "rows": torch.from_numpy(numbers)}
 
@@ -241,8 +241,8 @@ class Upcoming:
 class BatchLoader:
     """Iterates one rank's micro-batches from a position on: `for batch in loader.at(epoch, first_batch)`.
 
-    Loading processes are waited for no longer than the time limit of `world`, nor after a request to stop;
-    one that fails, dies or does not answer is a TrainingError. loading: of torch's DataLoader.
+    A wait for loading processes ends at the time limit of `world`, or at a request to stop. A process that
+    fails, dies or does not answer raises TrainingError. loading: arguments of torch's DataLoader.
     """
 
     def __init__(self, dataset: MicroBatches, world: World | None = None, **loading: Any):
@@ -259,7 +259,7 @@ class BatchLoader:
         self.loader = DataLoader(dataset, batch_size=None, sampler=self.at(0).upcoming, **loading)
 
     def at(self, epoch: int, first_batch: int = 0) -> "BatchLoader":
-        """Sets where the next iteration starts. Workers, persistent or not, are told with each index."""
+        """Sets where the next iteration starts. All workers receive this with each index."""
         self.upcoming.epoch, self.upcoming.batches = epoch, range(first_batch, self.plan.steps_per_epoch)
         return self
 
@@ -274,7 +274,7 @@ class BatchLoader:
             return
         try:
             shares: Any = iter(self.loader)
-        except OSError as error:  # of the workers' semaphores
+        except OSError as error:  # from the workers' semaphores
             raise TrainingError(SHARED_MEMORY_IS_FULL) if error.errno == ENOSPC else error from None
         with contextlib.suppress(ValueError, AttributeError):  # not the main thread; Windows
             # torch's handler raises wherever the main thread is; the wait for a batch sees a dead worker
@@ -304,7 +304,7 @@ class BatchLoader:
 
 
 def begin_worker(_: int) -> None:
-    """A batch that cannot be put into shared memory ends the worker; Python would print that and lose it."""
+    """Ends the worker when a batch cannot be put into shared memory; Python would print that and lose it."""
 
     def not_handed_over(error: Exception, _: object) -> None:
         traceback.print_exception(error)
@@ -315,15 +315,15 @@ def begin_worker(_: int) -> None:
     queue._on_queue_feeder_error = staticmethod(not_handed_over)
 
 
-def batch_plan(args: TrainConfig, rows: Rows, world: World) -> BatchPlan:
+def batch_plan(flags: StepFlags, rows: Rows, world: World) -> BatchPlan:
     """The batch arithmetic of the training rows."""
     size, group_rows = world.size, by_kind(LENGTH_GROUP_ROWS, world.device)
     groups = LENGTH_GROUPS if rows.has_lengths and world.device.type not in rows.groups_in_model else 1
-    return BatchPlan(len(rows), args.total_batch(size), size, args.samples_at_once, groups, group_rows)
+    return BatchPlan(len(rows), flags.total_batch(size), size, flags.samples_at_once, groups, group_rows)
 
 
 def make_loader(args: TrainConfig, world: World, rows: Rows, plan: BatchPlan | None = None) -> BatchLoader:
-    """The loader of this rank's share of rows to train on as `plan` says, or without it to validate on."""
+    """The loader of this rank's share of rows, to train on by `plan`, or without one to validate on."""
     shuffle_seed, at_once = None if plan is None else derived_seed(args.seed, ORDER), args.samples_at_once
     plan = plan or BatchPlan(len(rows), at_once * world.size, world.size, at_once)
     loading = ("num_workers", "prefetch_factor", "pin_memory", "persistent_workers")

@@ -11,13 +11,14 @@ from typing import Annotated, Any
 
 from histocc.runtime.checkpoint import exists_in
 from histocc.runtime.config import (
+    AUTO,
     Config,
     Count,
     CountOrZero,
     Fraction,
     NotNegative,
     Positive,
-    Processes,
+    ProcessFlags,
     Whole,
     flag,
     flag_of,
@@ -28,7 +29,6 @@ from histocc.runtime.config import (
 )
 from histocc.runtime.parallel import MODES
 
-AUTO = "auto"
 LOGIN_SECONDS = 20.0  # limit of W&B's login
 EXTRAS = {"tensorboard": "tensorboard", "log_wandb": "wandb"}  # flag: the package that it needs
 BatchSize = Annotated[
@@ -42,7 +42,7 @@ BatchSize = Annotated[
 
 
 def wandb_login_error() -> str:
-    """Return why W&B cannot log in, "" if it can; it neither prompts nor, when silent, asks a server."""
+    """Return why W&B cannot log in, or ""; this does not prompt, and when silent does not ask a server."""
     program = "import wandb\ntry: wandb.login(verify=False)\nexcept wandb.Error as error: print(error)"
     line, silent = [sys.executable, "-P", "-c", program], os.environ | {"WANDB_SILENT": "true"}
     run = partial(subprocess.run, line, capture_output=True, text=True, stdin=subprocess.DEVNULL)
@@ -53,123 +53,138 @@ def wandb_login_error() -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunFiles(Config):
-    """files of the run"""
+class RunFlags(Config):
+    """run folder"""
 
     save_path: str = process_flag(
         MISSING,
-        "folder of the run: checkpoints, logs.csv, key.csv, prepared data; state in it is resumed",
-        *("--save-dir", "--checkpoint-dir"),
-        metavar="DIR",
+        "checkpoints and logs; an existing run there is continued",
+        *("--save-dir", "--checkpoint-dir", "--output"),
+        metavar="FOLDER",
     )
     save_interval: Count = flag(1000, "optimizer steps between checkpoints", resumable=True)
     save_each_epoch: bool = step_flag(False, "also keep a checkpoint of every epoch", resumable=True)
-    keep_checkpoints: Count = step_flag(3, "how many {step}.bin stay; older ones are removed", resumable=True)
+    keep_checkpoints: Count = step_flag(
+        3, "how many {step}.bin files to keep; older ones are removed", resumable=True
+    )
     overwrite: bool = start_flag(False, "start over if the folder holds a run")
-    log_interval: Count = flag(100, "optimizer steps between rows of the log", resumable=True)
+    log_interval: Count = flag(100, "optimizer steps between rows of logs.csv", resumable=True)
     eval_interval: Count = step_flag(1000, "optimizer steps between validations", resumable=True)
-    log_wandb: bool = process_flag(False, "also log to Weights & Biases (extra wandb)")
-    wandb_project_name: str | None = process_flag(None, "project for --log-wandb; default: histocc")
-    tensorboard: bool = process_flag(False, "also log to TensorBoard (extra tensorboard)")
+    log_wandb: bool = process_flag(False, "also log to Weights & Biases (needs the package wandb)")
+    wandb_project_name: str | None = process_flag(
+        None, "project of --log-wandb (default: histocc)", metavar="NAME"
+    )
+    tensorboard: bool = process_flag(False, "also log to TensorBoard (needs the package tensorboard)")
     config: str | None = process_flag(
         None,
-        "arguments from a file: names of flags and their values, or the args.json of a run; the command line"
-        " wins, where --no-NAME switches off what is true in the file",
+        "read flags from a TOML file, or from the args.json of a run. The command line overrides it;"
+        " --no-NAME switches off a flag of the file",
         metavar="FILE.toml",
         of_start=True,
     )
 
 
 @dataclass(frozen=True, kw_only=True)
-class Loading(Config):
-    """loading"""
+class LoadingFlags(Config):
+    """loading of data"""
 
-    num_workers: CountOrZero = process_flag(0, "loading processes per process")
-    prefetch_factor: Count | None = process_flag(None, "batches each worker loads ahead (default 2)")
+    num_workers: CountOrZero = process_flag(0, "processes that load data, for each training process")
+    prefetch_factor: Count | None = process_flag(None, "batches that each of them loads ahead (default: 2)")
     pin_memory: bool | None = process_flag(
-        None, "page-locked memory, for faster copies to a GPU (default: if there is one)"
+        None, "page-locked memory, which speeds up copies to a GPU (default: if there is a GPU)"
     )
-    persistent_workers: bool = process_flag(False, "keep the workers between epochs")
+    persistent_workers: bool = process_flag(False, "keep these processes between epochs")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Steps(Config):
+class StepFlags(Config):
     """training"""
 
     num_epochs: Count = step_flag(10, "passes over the training data", "--epochs", resumable=True)
     batch_size: BatchSize = step_flag(
         32,
-        "samples per process and micro-batch; auto: as many as fit into the GPU, for the default's total",
+        "rows per process at a time; auto: as many as fit",
         metavar="N|auto",
         resumable=True,
     )
     accumulate_steps: Count = step_flag(
-        1, "micro-batches of an optimizer step", "--gradient-accumulation-steps", resumable=True
+        1, "batches of a process for each optimizer step", "--gradient-accumulation-steps", resumable=True
     )
     global_batch_size: Count | None = step_flag(
         None,
-        "samples of an optimizer step, shared out over the processes in micro-batches of at most --batch-size"
-        " (default: --batch-size × --accumulate-steps of each process)",
+        "rows for each optimizer step, shared among all processes (default: --batch-size ×"
+        " --accumulate-steps × processes)",
         resumable=True,
     )
-    learning_rate: Positive | None = step_flag(None, "peak learning rate", "--lr", resumable="kept")
-    lr_scaling: str = flag(  # no step_flag: run_multi_gpu_train.sh adds it, whatever is trained
+    learning_rate: Positive | None = step_flag(None, "highest learning rate", "--lr", resumable="kept")
+    lr_scaling: str = flag(  # not a step_flag: run_multi_gpu_train.sh adds it for every model
         "none",
-        "multiply the learning rate by the number of processes, or its square root",
+        "multiply the learning rate by the number of processes (linear) or its square root (sqrt)",
         choices=("none", "linear", "sqrt"),
     )
-    warmup_pct: Fraction = step_flag(0.05, "share of the schedule spent warming up, 0…1")
-    warmup_steps: CountOrZero | None = step_flag(None, "optimizer steps of warm-up, instead of --warmup-pct")
-    schedule_steps: Count | None = step_flag(None, "steps of the schedule (default: the steps of all epochs)")
-    max_steps: Count | None = flag(None, "stop after so many steps; the schedule stays", resumable=True)
+    warmup_pct: Fraction = step_flag(0.05, "share of the steps in which the learning rate rises, 0…1")
+    warmup_steps: CountOrZero | None = step_flag(
+        None, "the same as a number of steps, instead of --warmup-pct"
+    )
+    schedule_steps: Count | None = step_flag(
+        None, "steps until the learning rate has fallen to 0 (default: the steps of all epochs)"
+    )
+    max_steps: Count | None = flag(
+        None, "stop after this many optimizer steps; the learning rates stay the same", resumable=True
+    )
     patience: Count | None = step_flag(
-        None, "finish when so many validations in a row were no better than best.bin", resumable=True
+        None, "finish after this many validations in a row without a new best.bin", resumable=True
     )
-    weight_decay: NotNegative = step_flag(0.01, "AdamW's weight decay")
+    weight_decay: NotNegative = step_flag(0.01, "weight decay of AdamW")
     seed: Whole = flag(42, "seed of weights, order, noise and dropout")
-    eval_only: bool = start_flag(False, "validate --initial-checkpoint, or best.bin, and stop")
-    dry_run: bool = start_flag(False, "everything but training: reports its time and memory")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Computation(Processes):
-    """machine and processes"""
-
-    parallel: str = flag(
-        "ddp",
-        "ddp: every process holds the model; fsdp: a share of its weights, gradients and optimizer state",
-        choices=MODES,
-        resumable=True,
-    )
-    float64: bool = flag(False, "double precision, for checking results", resumable=True)
-    bf16: bool = flag(False, "matrix products in bfloat16; all else stays float32", resumable=True)
-    fp16: bool = flag(False, "matrix products in float16, with a scaled loss; slow on CPUs", resumable=True)
-    use_amp: bool = flag(False, "the fastest of --bf16, --fp16, float32 on the device", resumable=True)
-    profile: Count | None = start_flag(
-        None, "profile so many steps: profile.txt and trace.json", metavar="STEPS", of_steps=True
-    )
-    compile: bool = flag(False, "torch.compile of layers, untried on GPUs", "--compile-model", resumable=True)
-
-
-@dataclass(frozen=True, kw_only=True)
-class TrainConfig(RunFiles, Loading, Steps, Computation):
-    """The flags of every training script."""
+    eval_only: bool = start_flag(False, "only validate --initial-checkpoint, or else best.bin")
+    dry_run: bool = start_flag(False, "do not train: report how much time and memory it would take")
 
     @property
     def samples_at_once(self) -> int:
-        """The value of --batch-size; the script's default if it is auto and not yet chosen."""
+        """The value of --batch-size, or the script's default if it is auto and not yet chosen."""
         return type(self).batch_size if self.batch_size == AUTO else self.batch_size
 
     def total_batch(self, processes: int) -> int:
         """Return the number of samples of an optimizer step, over all processes."""
         return self.global_batch_size or self.samples_at_once * processes * self.accumulate_steps
 
+
+@dataclass(frozen=True, kw_only=True)
+class ComputationFlags(ProcessFlags):
+    """machine and processes"""
+
+    parallel: str = flag(
+        "ddp",
+        "ddp: each process holds the whole model; fsdp: each holds a share of weights, gradients"
+        " and optimizer state",
+        choices=MODES,
+        resumable=True,
+    )
+    float64: bool = flag(False, "compute in double precision, to check results", resumable=True)
+    bf16: bool = flag(
+        False, "faster on recent GPUs: matrix products in bfloat16, the rest in float32", resumable=True
+    )
+    fp16: bool = flag(False, "matrix products in float16, with a scaled loss; slow on CPUs", resumable=True)
+    use_amp: bool = flag(False, "the fastest of bf16, fp16 and float32 on this device", resumable=True)
+    profile: Count | None = start_flag(
+        None, "profile this many steps into profile.txt and trace.json", metavar="STEPS", of_steps=True
+    )
+    compile: bool = flag(
+        False, "compile the layers with torch.compile; not tried on GPUs", "--compile-model", resumable=True
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig(RunFlags, LoadingFlags, StepFlags, ComputationFlags):
+    """The flags of every training script."""
+
     def problems(self) -> Iterator[str]:
         """Yield the problems of these arguments, a line each."""
         for name, package in EXTRAS.items():
             if getattr(self, name) and importlib.util.find_spec(package) is None:
                 yield f"{flag_of(name)} needs the package {package}: pip install {package}"
-        is_new = self.overwrite or not exists_in(self.save_path)  # a resumed run can do without W&B
+        is_new = self.overwrite or not exists_in(self.save_path)  # a resumed run can continue without W&B
         if self.log_wandb and is_new and (reason := wandb_login_error()):
             yield f"--log-wandb: {reason} Without an account, set WANDB_MODE=offline."
         formats = self.bf16, self.fp16, self.use_amp, self.float64
@@ -196,7 +211,7 @@ class ScriptConfig(TrainConfig):
     learning_rate: float | None = 1e-3
     initial_checkpoint: str | None = flag(
         None,
-        "a checkpoint, or the folder of a run, to take the first weights from; ignored when a run is resumed",
+        "checkpoint or run folder to start from; a continued run ignores it",
         metavar="PATH",
         resumable=True,
     )

@@ -1,4 +1,4 @@
-"""The output of a run for each row of its log: a console line, `logs.csv` and `status.json`."""
+"""The output of each row of a run's log: a console line, `logs.csv` and `status.json`."""
 
 import contextlib
 import csv
@@ -18,27 +18,27 @@ if TYPE_CHECKING:  # commands that read a log start without torch, which takes a
 
 LOG, RUNNING = "logs.csv", "running"
 
-# A new column of logs.csv that is summed over optimizer steps is one line here: what a step adds to it, a 0-d
-# tensor that is the same on all ranks, of the norm of its gradient, whether it was taken, whether it was bad.
+# Columns of logs.csv that add up over optimizer steps; a new one is one line here. The function returns a
+# step's summand, a 0-d tensor equal on all ranks, from (norm of its gradient, was it taken, was it bad).
 SUMMED_COLUMNS: dict[str, Callable[[Any, Any, Any], Any]] = {
     "skipped_steps": lambda norm, taken, bad: bad,
 }
-FIT_PARTS = ("linear decoder", "both decoders")  # of n-grams, before a run; their steps count up to 0
+FIT_PARTS = ("linear decoder", "both decoders")  # parts of the fit of n-grams; their steps count up to 0
 COUNTS = ("step", "epoch", "samples")
-MEASURED = ("grad_norm", "lr", "samples_per_sec", "seconds_data")  # they follow the losses of training
+ROW_FIGURES = ("grad_norm", "lr", "samples_per_sec", "seconds_data")  # they follow the losses of training
 FLOPS = ("model_flops_per_sec", "mfu")  # they come last
-SIX_DIGITS = {*MEASURED, *FLOPS}  # other numbers have twelve
-OWN_COLUMNS = (*COUNTS, *MEASURED, *SUMMED_COLUMNS, *FLOPS)  # of the trainer itself
+SIX_DIGITS = {*ROW_FIGURES, *FLOPS}  # other numbers have twelve
+OWN_COLUMNS = (*COUNTS, *ROW_FIGURES, *SUMMED_COLUMNS, *FLOPS)  # the trainer's own
 
 
 def log_columns(task_columns: Iterable[str]) -> tuple[str, ...]:
-    """Return the columns of logs.csv, in order, for a task with these columns; see `histocc.trainer.loop`."""
+    """Return the columns of logs.csv, in order, for the columns of a task; see `histocc.trainer.loop`."""
     task_columns = tuple(task_columns)
     losses = [name for name in task_columns if name.startswith("loss")]
     return (
         *COUNTS,
         *(f"train_{name}" for name in losses),
-        *MEASURED,
+        *ROW_FIGURES,
         *(f"val_{name}" for name in losses),
         *(name for name in task_columns if name not in losses),
         *SUMMED_COLUMNS,
@@ -47,14 +47,14 @@ def log_columns(task_columns: Iterable[str]) -> tuple[str, ...]:
 
 
 def complete_lines(path: str) -> list[str]:
-    """Return the lines of a logs.csv, with their ends, except a half-written one. Raises UserError."""
+    """Return the complete lines of a logs.csv, with their line ends. Raises UserError."""
     with opened(path) as file:
         lines = file.read().decode(errors="replace").replace("\0", "").splitlines(keepends=True)
     return [line for line in lines if line.endswith("\n")]
 
 
 def read_numbers(path: str) -> list[dict[str, float | None]]:
-    """Return the rows of a logs.csv, None for an empty cell, except damaged ones; [] without such a file."""
+    """Return the undamaged rows of a logs.csv, None for an empty cell; [] without such a file."""
     empty, rows = dict.fromkeys(log_columns(("loss",))), []
     with contextlib.suppress(UserError, csv.Error):
         for row in csv.DictReader(complete_lines(path)):
@@ -66,7 +66,7 @@ def read_numbers(path: str) -> list[dict[str, float | None]]:
 
 
 def validation_line(values: dict[str, Any], columns: tuple[str, ...]) -> str:
-    """Return one line on a validation, with accuracies (…_acc) as percentages."""
+    """Return one line about a validation, with accuracies (…_acc) as percentages."""
     parts = [f"validation at step {values['step']:,}: loss {values['val_loss']:.4f}"]
     for name in columns[columns.index("val_loss") :]:
         if values.get(name) is not None and name not in OWN_COLUMNS and not name.startswith("val_loss"):
@@ -78,15 +78,15 @@ def validation_line(values: dict[str, Any], columns: tuple[str, ...]) -> str:
 
 
 class RunLog:
-    """The log of one run; every method may be called on every rank and acts on rank 0 alone.
+    """The log of one run; every method may be called on every rank but acts only on rank 0.
 
     Args:
-        files: the files of the run, of which it writes logs.csv and status.json; None: it writes no file.
-        start, stop_step: steps done, below those of all rows for a new run; the step at which this start
-            ends. Rows after `start` are dropped; with `again` also its validation, still to be written. A
-            fit ends at step 0 with a row of its own, which stays.
-        first: the step that is shown as 0, of a fit, whose steps count up to 0; part: its name in lines.
-        steps_before: steps of a fit before these, which progress counts, too; None: it shows none.
+        files: the files of the run, to write logs.csv and status.json; None: write no file.
+        start: steps done; later rows are dropped (all rows for a new run), with `again` also the validation
+            of that step, which is still to be repeated. A fit ends at step 0 with a row that stays.
+        stop_step: the step at which this start ends.
+        first: the step of a fit that is shown as 0 (its steps count up to 0); part: the fit's name in lines.
+        steps_before: steps of an earlier fit, to be counted in the progress; None: show no progress.
     """
 
     def __init__(
@@ -134,7 +134,7 @@ class RunLog:
             print(text, flush=True)
 
     def step(self) -> None:
-        """Count a step, which shows how long the rest will take: the first row may be minutes away."""
+        """Count a step and show how long the rest will take: the first row may be minutes away."""
         if self.stage:
             self.stage.add()
 
@@ -176,7 +176,7 @@ class RunLog:
             self.say(validation_line(values, self.columns))
 
     def _append(self) -> None:
-        """Write waiting rows; if they cannot be written (no space, no folder), they wait for the next one."""
+        """Write pending rows; if this fails (no space, no folder), try again with the next row."""
         if self.files is None:
             return
         path = self.files.path(LOG)
@@ -194,7 +194,7 @@ class RunLog:
             self.say(f"WARNING: {path} could not be written: {error.strerror}. Its rows are kept for later.")
 
     def _write_status(self, **values: Any) -> None:
-        """Bring status.json up to date, if it can be written."""
+        """Update status.json, if it can be written."""
         self.status |= {**values, "updated": time.time()}
         with contextlib.suppress(OSError):
             if self.files is not None:

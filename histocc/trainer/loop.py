@@ -2,21 +2,21 @@
 
 It trains a task, which is any object with
 
-    columns: names of its values, in the order of logs.csv. Names that begin with "loss" are losses:
-        they are trained and validated (train_loss, val_loss); the others are figures of validation.
-    losses(model, batch) -> {name: [B]}: "loss" is the one that is trained. The model is the wrapped one
-        (DDP, FSDP), under autocast.
+    columns: names of its values, in the order of logs.csv. Names that begin with "loss" are losses, which
+        are trained and validated (train_loss, val_loss); the others are figures of validation.
+    losses(model, batch) -> {name: [B]}: "loss" is the one to be trained. The model is wrapped (DDP, FSDP),
+        under autocast.
     metrics(model, batch) -> {name: [B] or (sums [B], counts [B])}: one value for each column, in
-        validation: the bare model, in evaluation mode, without gradients, under autocast. The losses are
-        among them, so that one forward pass serves both. A pair stands for a ratio: the figure is the sum
-        of all sums divided by that of all counts.
+        validation: the bare model, in evaluation mode, without gradients, under autocast. They include the
+        losses, so that one forward pass serves both. A pair means a ratio: the figure is the sum of all
+        sums divided by the sum of all counts.
 
 Values are per sample, never means, so that the mean is exact on any number of processes.
 
 A batch is a dict with the tensors of B samples that the model needs, and three entries for the loop, each
 with a default for plain loaders:
 
-    weights [B]: weights of the samples (1); 0 for one that only fills up a batch.
+    weights [B]: weights of the samples (1); 0 for samples that only fill up a batch.
     global_count: sum of the weights of the whole optimizer step, on all ranks (B × ranks); needed if a step
         has several micro-batches.
     last_micro_batch: whether the optimizer's step comes after this batch (True).
@@ -42,16 +42,16 @@ from histocc.runtime.world import World
 from histocc.trainer.log import SUMMED_COLUMNS, log_columns
 from histocc.trainer.schedule import set_learning_rate
 
-COUNT = " count"  # follows the name of a figure: the divisor of its sum
-GPU_CHECK_INTERVAL = 10  # steps; looking at a value waits for the device
-Task = Any  # an object as the docstring above says: no class to inherit, nothing to register
+COUNT = " count"  # appended to the name of a figure: the divisor of its sum
+GPU_CHECK_INTERVAL = 10  # steps; reading a value waits for the device
+Task = Any  # an object as described above: no class to inherit, nothing to register
 
 
 @dataclass(frozen=True)
 class Run:
     """The parts of a training, its length, and the work between two steps."""
 
-    model: nn.Module  # as `histocc.runtime.parallel.wrap` returns it
+    model: nn.Module  # from `histocc.runtime.parallel.wrap`
     task: Task
     optimizer: torch.optim.Optimizer  # its groups have an "initial_lr" if there is a `rate_factor`
     world: World
@@ -59,7 +59,7 @@ class Run:
     seed: int | None = None  # makes dropout a function of (seed, step, rank); None: torch's generators decide
     rate_factor: Callable[[int], float] | None = None  # step, from 0 on → factor on the peak learning rate
     scheduler: Any = None  # a torch scheduler instead, for callers of the engine; stepped after each step
-    clip_norm: float | None = 1.0  # largest norm of a step's gradient; sparse ones do not count; None: any
+    clip_norm: float | None = 1.0  # largest norm of a step's gradient, without sparse ones; None: any
     max_bad_steps: int = 20  # steps in a row without a finite gradient after which the run ends
     flops: Callable[[dict[str, Any]], float] | None = None  # operations of a batch, forward and backward
     stop_step: int | None = None  # the optimizer step at which the run ends; None: the end of the batches
@@ -67,13 +67,13 @@ class Run:
     log_interval: int | None = 100  # in optimizer steps, as the next two; None: never
     eval_interval: int | None = None
     save_interval: int | None = None
-    # a measure of a validation's figures, of which best.bin has the highest; None: the lowest loss
+    # a measure computed from a validation's figures; best.bin has the highest; None: the lowest loss
     best_by: Callable[[dict[str, Any]], float] | None = None
-    patience: int | None = None  # validations in a row that are no better than the best, and end the run
-    validate_first: bool = False  # whether there is a validation and a checkpoint before the first step
+    patience: int | None = None  # validations in a row without a new best after which the run ends
+    validate_first: bool = False  # whether to validate and save a checkpoint before the first step
     epoch_name: str = ""  # name of the checkpoint of each epoch, with {} for its number; "": none
-    # called on all ranks with the step, the names of the files due, and the position that a resumed run takes
-    # up; returns the error, the same on all ranks, "" or None if there is none
+    # called on all ranks with the step, the names of the files due, and the position to resume from; returns
+    # the error, the same on all ranks, or "" or None
     save: Callable[[int, list[str], dict[str, Any]], str | None] | None = None
     log: Callable[[dict[str, Any]], None] | None = None  # called on all ranks with a row of the log
     step_done: Callable[[], object] | None = None  # called on all ranks after each step
@@ -86,11 +86,11 @@ class State:
 
     step: int = 0  # optimizer steps done
     samples: float = 0  # trained on, by all ranks
-    # since the last row of the log, on this rank; what is the same on all ranks is counted on rank 0
+    # since the last row of the log, on this rank; values equal on all ranks count on rank 0
     sums: dict[str, Tensor | float] = field(default_factory=dict[str, Tensor | float])
     grad_norm: Tensor | float | None = None  # before clipping, of the last step that was not skipped
-    best_val_loss: float | None = None  # or minus what the run's `best_by` gives
-    since_best: int = 0  # validations in a row that were no better than that
+    best_val_loss: float | None = None  # or minus the value of the run's `best_by`
+    since_best: int = 0  # validations in a row that were not better
     bad_steps: Tensor | int = 0  # in a row, without a finite gradient
     finite_step: int | None = None  # step of the last validation with a finite loss
     unfinished: bool = False  # the run was stopped inside the validation of this step
@@ -103,7 +103,7 @@ class State:
 
     @classmethod
     def resumed(cls, step: int, position: dict[str, Any], world: World) -> "State":
-        """Return the state of a resumed run. On another number of ranks rank 0 has all sums."""
+        """Return the state of a resumed run. If the number of ranks has changed, rank 0 has all sums."""
         sums: list[dict[str, float]] = position["sums"]
         if len(sums) != world.size:
             total = {name: sum(of_rank[name] for of_rank in sums) for name in sums[0]}
@@ -133,7 +133,7 @@ class State:
             self.add(name, torch.where(taken, value, 0.0))  # a skipped step does not count
         of_all_ranks = {"count": count * taken.double(), "samples": count}
         of_all_ranks |= {name: of_step(norm, taken, bad).double() for name, of_step in SUMMED_COLUMNS.items()}
-        for name, value in of_all_ranks.items():  # rank 0 alone counts what is the same on all
+        for name, value in of_all_ranks.items():  # only rank 0 counts values equal on all ranks
             self.add(name, value if is_main else 0.0)
         self.grad_norm = norm if self.grad_norm is None else torch.where(taken, norm, self.grad_norm)
         self.bad_steps = (self.bad_steps + 1) * bad.long()
@@ -142,7 +142,7 @@ class State:
         return self.since_best >= (patience or math.inf)
 
     def stop_clock(self, world: World) -> None:
-        """Stop counting training time; the time so far counts as a mean over the ranks."""
+        """Stop the clock of training; the time so far counts as a mean over the ranks."""
         if self.started is not None:
             synchronize(world.device)
             self.add("seconds", (time.perf_counter() - self.started) / world.size)
@@ -155,13 +155,13 @@ def train(run: Run, loaders: dict[str, Any], state: State | None = None) -> int:
     last step. A run that was asked to stop saves last.bin, and `state.stopped` says so. All ranks.
 
     Args:
-        loaders: "train" and, if there is something to validate on, "val": iterables of batches. One with a
-            method `at(epoch, first_batch)` starts in the middle of an epoch.
-        state: of a run that is resumed; brought up to date.
+        loaders: "train" and, to validate, "val": iterables of batches. One with a method `at(epoch,
+            first_batch)` can start in the middle of an epoch.
+        state: the state of a resumed run; updated.
 
     Raises:
         TrainingError: on all ranks alike, if loss or gradients are no longer finite.
-        ValueError: for a task or batches that do not keep to their interface, by name.
+        ValueError: if a task or batches violate their interface; names what.
     """
     state, last = state or State(), run.stop_step or 0
     columns = log_columns(run.task.columns)
@@ -182,16 +182,16 @@ def train(run: Run, loaders: dict[str, Any], state: State | None = None) -> int:
                 raise TrainingError("the data loader gave no batch")
     except Stopped:
         state.stopped = True
-        save(run, state, [checkpoint.LAST])
+        save_checkpoint(run, state, [checkpoint.LAST])
     return state.step
 
 
 def train_one_epoch(
     run: Run, batches: Iterable[dict[str, Any]], state: State, epoch: int, val_loader: Any = None
 ) -> None:
-    """Take optimizer steps until the batches end, or as `train` does. All ranks. Raises what `train` does,
-    and Stopped. The loss of a step is the mean over all its samples, whichever rank holds them. A step whose
-    gradient is not finite changes nothing and is counted.
+    """Take optimizer steps until the batches end, or as `train` does. All ranks. Raises as `train` does, and
+    Stopped. The loss of a step is the mean over all its samples on all ranks. A step whose gradient is not
+    finite changes nothing and is counted.
     """
     optimizer, precision, world = run.optimizer, run.precision, run.world
     run.model.train()
@@ -204,7 +204,7 @@ def train_one_epoch(
             torch.manual_seed(derived_seed(run.seed, state.step, world.rank))
 
         # The micro-batches of the step, forward and backward; the last one averages the gradients over the
-        # ranks. Sums are those of this rank, float64 and on the device: no wait, no rounding that grows.
+        # ranks. Sums are of this rank, float64 and on the device: no wait, no growing rounding error.
         sums: dict[str, Tensor | float] = {}
         global_count, is_last = 0.0, False
         while not is_last:
@@ -224,8 +224,8 @@ def train_one_epoch(
             if run.flops is not None:
                 state.add("flops", run.flops(batch))
 
-        # Clipping, and the step, unless the norm is not finite. It is the same on all ranks, so all skip
-        # together; nothing waits for the device if the optimizer can skip by itself (torch's fused ones).
+        # Clipping, and the step, unless the norm is not finite. The norm is equal on all ranks, so all skip
+        # together. Optimizers that can skip a step by themselves (torch's fused ones) avoid waiting here.
         if run.rate_factor is not None:
             set_learning_rate(optimizer, run.rate_factor(state.step))
         precision.scaler.unscale_(optimizer)
@@ -239,7 +239,7 @@ def train_one_epoch(
         if run.scheduler is not None:
             run.scheduler.step()
 
-        # The figures of the step; then log, validation and checkpoint, if they are due.
+        # The figures of the step; then log, validation and checkpoint, if due.
         state.add_step(sums, global_count, norm, bad, world.is_main)
         if run.step_done is not None:
             run.step_done()
@@ -250,8 +250,8 @@ def forward_backward(
     model: nn.Module, task: Task, batch: dict[str, Any], precision: Precision, ranks: int = 1
 ) -> tuple[dict[str, Tensor], float]:
     """Run a micro-batch forward and backward: add the gradients of its share of the step's mean loss, times
-    the number of ranks, by which DDP and FSDP divide them. Return (the weighted sums of its losses, the
-    number of samples of the whole optimizer step).
+    the number of ranks, since DDP and FSDP divide by it. Return (the weighted sums of its losses, the number
+    of samples of the whole optimizer step).
     """
     with precision.autocast():
         losses = task.losses(model, batch)
@@ -268,10 +268,10 @@ def forward_backward(
 
 
 def warm_up(model: nn.Module, task: Task, loader: Any, world: World, precision: Precision) -> None:
-    """Run two throw-away passes before a run. DDP lays its buckets out again after its first step, so a
-    resumed run would sum the gradients of more than two ranks in another order than one that was never
-    interrupted; FSDP finds out in its first pass which module is the outermost; torch.compile's output
-    depends on the shapes that it sees first. All ranks.
+    """Run two throw-away passes before a run. DDP rearranges its buckets after its first step, so without
+    them a resumed run with more than two ranks would sum gradients in another order than an uninterrupted
+    one. FSDP finds the outermost module in its first pass. torch.compile's output depends on the shapes that
+    it sees first. All ranks.
     """
     batch = to_device(loader.dataset[0, 0][0], world.device)
     for _ in range(2):
@@ -280,8 +280,8 @@ def warm_up(model: nn.Module, task: Task, loader: Any, world: World, precision: 
 
 
 def between_steps(run: Run, state: State, epoch: int, val_loader: Any) -> None:
-    """Log, validate and save, as is due after `state.step`. All ranks. Raises Stopped inside the validation,
-    which a resumed run repeats, and TrainingError if loss or gradients are no longer finite.
+    """Log, validate and save whatever is due after `state.step`. All ranks. Raises Stopped inside the
+    validation, which a resumed run repeats, and TrainingError if loss or gradients are no longer finite.
     """
     step, at_end = state.step, state.step in (0, run.stop_step)
 
@@ -321,15 +321,15 @@ def between_steps(run: Run, state: State, epoch: int, val_loader: Any) -> None:
         names.append(checkpoint.LAST)
     names += [checkpoint.BEST] * is_best
     if names:
-        error = save(run, state, names)
-        if error and is_best:  # a checkpoint that was not written is no measure for later ones
+        error = save_checkpoint(run, state, names)
+        if error and is_best:  # later checkpoints are not compared with one that was not written
             state.best_val_loss = best_before
     if state.started is None:
         state.started = time.perf_counter()
 
 
 def diverged(step: int, what: str, good_step: int | None) -> TrainingError:
-    """Return the error of a run that has diverged. good_step: the last one known to be good."""
+    """Return the error of a diverged run. good_step: the last step known to be good."""
     good = f"checkpoints up to step {good_step:,} (--initial-checkpoint)" if good_step else "no checkpoint"
     return TrainingError(
         f"step {step:,}: {what}: the run has diverged. Known to be good: {good}. Start again in another"
@@ -337,14 +337,14 @@ def diverged(step: int, what: str, good_step: int | None) -> TrainingError:
     )
 
 
-def save(run: Run, state: State, names: list[str]) -> str | None:
+def save_checkpoint(run: Run, state: State, names: list[str]) -> str | None:
     """Save a checkpoint under these names; return the error if it failed. All ranks."""
     position = state.position(run.world)
     return None if run.save is None else run.save(state.step, names, position)
 
 
 def log_row(run: Run, state: State, epoch: int) -> dict[str, Any]:
-    """Return values for the log since the last row, over all ranks; start the next row. All ranks."""
+    """Return the log's values since the last row, over all ranks; start the next row. All ranks."""
     world = run.world
     state.stop_clock(world)
     total = world.sum_over_ranks(state.sums)
@@ -416,7 +416,7 @@ def evaluate(
 
 
 def to_device(batch: dict[str, Any], device: torch.device) -> dict[str, Any]:
-    """Return the batch with its tensors on `device`; pinned memory is copied while the device works."""
+    """Return the batch with its tensors on `device`; pinned memory is copied while the device computes."""
     return {
         name: value.to(device, non_blocking=True) if isinstance(value, Tensor) else value
         for name, value in batch.items()
@@ -424,7 +424,7 @@ def to_device(batch: dict[str, Any], device: torch.device) -> dict[str, Any]:
 
 
 def check_values(task: Task, values: Any, batch: dict[str, Any], method: str = "losses") -> int:
-    """Return the number of samples of a batch. Raises ValueError if the task lacks a value for one."""
+    """Return the number of samples of a batch. Raises ValueError if the task lacks a value for a sample."""
     who = f"{type(task).__name__}.{method}"
     expected = {"loss", *(name for name in task.columns if method == "metrics" or name.startswith("loss"))}
     if not isinstance(values, dict) or set(values) != expected:

@@ -1,4 +1,4 @@
-"""The learning rate of a step: linear warm-up, then linear decay; and the optimizer whose rate it is."""
+"""The learning rate of a step (linear warm-up, then linear decay) and the optimizer that uses it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from histocc.trainer.config import TrainConfig
+from histocc.trainer.config import StepFlags
 
 
 def linear_factor(step: int, warmup_steps: int, total_steps: int) -> float:
@@ -35,17 +35,17 @@ class Schedule:
 
     @classmethod
     def of(
-        cls, args: TrainConfig, steps_per_epoch: int, processes: int, rate: float | None = None
+        cls, flags: StepFlags, steps_per_epoch: int, processes: int, rate: float | None = None
     ) -> "Schedule":
         """Return the schedule of a run. rate: the peak of the first start, which a resumed run keeps."""
-        total = args.num_epochs * steps_per_epoch
-        length = args.schedule_steps or total
-        warmup = round(args.warmup_pct * length) if args.warmup_steps is None else args.warmup_steps
+        total = flags.num_epochs * steps_per_epoch
+        length = flags.schedule_steps or total
+        warmup = round(flags.warmup_pct * length) if flags.warmup_steps is None else flags.warmup_steps
         if rate is None:
-            assert args.learning_rate is not None, "still open"
-            power = {"none": 0.0, "sqrt": 0.5, "linear": 1.0}[args.lr_scaling]
-            rate = float(args.learning_rate * processes**power)
-        return cls(total, length, warmup, min(total, args.max_steps or total), rate)
+            assert flags.learning_rate is not None, "still open"
+            power = {"none": 0.0, "sqrt": 0.5, "linear": 1.0}[flags.lr_scaling]
+            rate = float(flags.learning_rate * processes**power)
+        return cls(total, length, warmup, min(total, flags.max_steps or total), rate)
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, factor: float) -> None:
@@ -57,13 +57,13 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, factor: float) -> None:
 def make_optimizer(
     model: nn.Module, weight_decay: float, rate: float, fast: tuple[Sequence[str], float] = ((), 1.0)
 ) -> torch.optim.Optimizer:
-    """Return AdamW over the trained parameters; fast: names of those that form a group, and its factor."""
+    """Return AdamW over the trained parameters; fast: names of a separate group, and its factor."""
     names, factor = fast
     rest = [p for name, p in model.named_parameters() if p.requires_grad and name not in names]
     groups: list[dict[str, Any]] = [{"params": rest}]
     if names:
         groups.append({"params": [model.get_parameter(name) for name in names], "lr": rate * factor})
-    # eps: after a fit gradients are small, and 1e-8 makes their rounding grow a hundred times as much
+    # eps: after a fit gradients are small, and 1e-8 would amplify their rounding a hundred times more
     optimizer = torch.optim.AdamW(groups, lr=rate, eps=1e-6, weight_decay=weight_decay, fused=True)
     for group in optimizer.param_groups:
         group["initial_lr"] = group["lr"]

@@ -1,5 +1,5 @@
-"""A run of any model, from its folder to its end; and `train`, a script for any model, as examples/ and
-docs/your-own-model.md show.
+"""A run of any model, from its folder to its end, and `train`, a script for any model (see examples/ and
+docs/your-own-model.md).
 """
 
 import contextlib
@@ -11,14 +11,14 @@ import uuid
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import nn
 
 from histocc.figure import STATUS
 from histocc.runtime import checkpoint, parallel, signals
-from histocc.runtime.config import Parser, differing, flag_of
+from histocc.runtime.config import AUTO, Parser, differing, flag_of
 from histocc.runtime.device import Precision, compile_layers
 from histocc.runtime.errors import TrainingError, Unreadable, UserError, raise_if_any
 from histocc.runtime.files import OwnFiles, atomic_write, is_same, problems, run_lock, save_path_problems
@@ -27,7 +27,7 @@ from histocc.runtime.world import World, launcher_id
 from histocc.trainer import loop
 from histocc.trainer.banner import banner, start_lines
 from histocc.trainer.batches import BatchLoader, Rows, batch_plan, make_loader
-from histocc.trainer.config import AUTO, ScriptConfig, TrainConfig
+from histocc.trainer.config import ScriptConfig, TrainConfig
 from histocc.trainer.estimate import choose_batch_size, estimate, memory_advice
 from histocc.trainer.log import LOG, RunLog, log_columns, validation_line
 from histocc.trainer.schedule import Schedule, linear_factor, make_optimizer
@@ -40,11 +40,11 @@ ARGS = "args.json"
 class Training:
     """The model, task and rows of a run."""
 
-    model: nn.Module  # bare, on its device, with the weights that it starts or continues from
+    model: nn.Module  # bare, on its device, with the weights to start or continue from
     task: loop.Task
     train: Rows
     val: Rows | None = None  # None: no validation
-    entries: dict[str, Any] = field(default_factory=dict[str, Any])  # in its checkpoints, to use the model
+    entries: dict[str, Any] = field(default_factory=dict[str, Any])  # for its checkpoints, to use the model
     fingerprint: str = ""  # hash of the rows; a run resumes on the same rows only
     files: dict[str, int] = field(default_factory=dict[str, int])  # checksums of other files, by flag
     fast: tuple[Sequence[str], float] = ((), 1.0)  # parameters with a separate rate, its factor
@@ -53,10 +53,10 @@ class Training:
     about_rate: str = ""
     epoch_name: str = checkpoint.EPOCH  # name of an epoch's checkpoint, {} for its number
     best_by: Callable[[dict[str, Any]], float] | None = None  # see `histocc.trainer.loop`
-    is_fitted: bool = False  # a new model already works: it is validated and saved before it is trained
+    is_fitted: bool = False  # a new model already works: validate and save it before training
     is_announced: bool = False  # the banner has been printed
-    steps_before: int = 0  # of a fit; progress counts them, too
-    # called on all ranks when no step is left to take, with the whole model, as it is evaluated
+    steps_before: int = 0  # steps of a fit, also counted in the progress
+    # called on all ranks when no step is left, with the whole model in evaluation mode
     finish: Callable[[nn.Module], object] | None = None
 
 
@@ -64,7 +64,7 @@ class Training:
 
 
 def number_format(args: TrainConfig, world: World) -> Precision:
-    """Set and return the number format of the computations. Raises UserError if the device lacks it."""
+    """Set and return the number format to compute in. Raises UserError if the device lacks it."""
     precision = Precision.of(args, world.device)
     precision.use()
     if precision.warning():
@@ -75,7 +75,7 @@ def number_format(args: TrainConfig, world: World) -> Precision:
 def output_problems(
     args: TrainConfig, inputs: dict[str | None, str], files: OwnFiles, lists: Sequence[str] = ()
 ) -> list[str]:
-    """Return why a run may not write its files. inputs: what each file is; lists: files of its data."""
+    """Return why a run may not write its files. inputs: the role of each file; lists: files of its data."""
     if args.eval_only or args.dry_run:
         return []
     if args.config and is_same(args.config, files.path(ARGS)) and files.holds(args.config):
@@ -106,6 +106,14 @@ def held_folder(args: TrainConfig, world: World) -> Generator[None]:
 # ---- the checkpoint that a run resumes from
 
 
+def refuse_other_data(folder: str) -> NoReturn:
+    raise UserError(
+        f"{folder} holds a run on other data (or data prepared with other settings, or by another version of"
+        " histocc). Use the same files and the version that began it, choose another folder, or start"
+        " over with --overwrite."
+    )
+
+
 def find_resumable(
     args: TrainConfig,
     world: World,
@@ -120,11 +128,7 @@ def find_resumable(
     with checkpoint.reading(state["path"]):
         refuse(state)
         if state["position"]["fingerprint"] != fingerprint:
-            raise UserError(
-                f"{args.save_path} holds a run on other data (or data prepared with other settings, or by"
-                " another version of histocc). Give it the same files, and the version that began it, choose"
-                " another folder, or start over with --overwrite."
-            )
+            refuse_other_data(args.save_path)
         set_threads(state["rng"], world)
     files = OwnFiles(args.save_path, args.overwrite)
     if is_on_main and state["path"] == files.path(checkpoint.LAST) and not args.dry_run:
@@ -135,8 +139,8 @@ def find_resumable(
 def newest_of_nodes(
     args: TrainConfig, world: World, read: Callable[[str], dict[str, Any]]
 ) -> tuple[dict[str, Any] | None, bool]:
-    """Return (the newest checkpoint, the same on every rank; whether the node of rank 0 has it). Nodes may
-    have a folder each: the newest of all is sent to every rank. All ranks. Raises UserError.
+    """Return (the newest checkpoint, the same on all ranks; whether the node of rank 0 has it). If nodes have
+    separate folders, the newest of all is sent to every rank. All ranks. Raises UserError.
     """
     read_here: dict[str, dict[str, Any]] = {}  # by the file
     launchers = set(world.gather(launcher_id())) - {""}
@@ -147,7 +151,7 @@ def newest_of_nodes(
         try:
             path, state, damaged = checkpoint.newest_good(args.save_path, read)
         except UserError as error:
-            if args.overwrite and not isinstance(error, Unreadable):  # a restart is to find it again
+            if args.overwrite and not isinstance(error, Unreadable):  # a restart must find it again
                 return None
             raise
         with checkpoint.reading(path):
@@ -173,7 +177,7 @@ def newest_of_nodes(
 
 
 def set_threads(first: dict[str, int], world: World) -> None:
-    """Set the number of threads, which decides the last bits of sums, to that of the first start."""
+    """Set the number of threads as at the first start: it affects the last bits of sums."""
     threads, now = first["threads"], torch.get_num_threads()
     if threads != now and first["processes"] == world.size:
         torch.set_num_threads(threads)
@@ -183,11 +187,11 @@ def set_threads(first: dict[str, int], world: World) -> None:
 
 
 def refuse_other_arguments(args: TrainConfig, state: dict[str, Any], more: list[str]) -> None:
-    """Raise UserError if arguments that decide the result differ from `state`'s. more: other differences."""
+    """Raise UserError if arguments that affect the result differ from `state`. more: other differences."""
     saved, now, epochs = {**state["args"]}, args.values(), state["args"]["num_epochs"]
     as_before = replace(args, num_epochs=epochs, warmup_steps=None)
     warmup = Schedule.of(as_before, state["position"]["steps_per_epoch"], 1, 1.0).warmup
-    for values in (saved, now):  # the same warm-up as a share is no difference
+    for values in (saved, now):  # the same warm-up given as a share is not a difference
         if values.get("warmup_steps") is None:
             values["warmup_steps"] = warmup
     different = differing(type(args), now, saved) + more
@@ -231,10 +235,10 @@ class OpenRun:
     schedule: Schedule
     log: RunLog
     saver: checkpoint.Saver
-    resources: contextlib.ExitStack  # around the steps: closes the log if they fail, and what is measured
+    resources: contextlib.ExitStack  # around the steps: closes the log if they fail, and the measurements
 
     def close(self) -> None:
-        """Say how the steps ended. All ranks. Raises TrainingError if the last checkpoint was not saved."""
+        """Report how the steps ended. All ranks. Raises TrainingError if the last save failed."""
         self.saver.wait_for_space()
         run, state, total, files = self.run, self.state, self.schedule.total, self.saver.files
         is_early, world = ended_early(run.patience, state, self.schedule), run.world
@@ -261,15 +265,15 @@ class OpenRun:
         what = "lowest validation loss" if run.best_by is None else "highest accuracy"
         best = f" ({what}: {checkpoint.BEST})" * has_best
         world.print(f"{how}\nModel: {files.path(checkpoint.LAST)}{best}")
-        run.optimizer.state.clear()  # twice the size of the weights, which what follows may need
+        run.optimizer.state.clear()  # twice the size of the weights; later work may need the memory
 
 
 def open_run(
     args: TrainConfig, world: World, precision: Precision, training: Training, resumed: dict[str, Any] | None
 ) -> OpenRun | None:
-    """Make everything around the steps of a run: batches, schedule, the wrapped model, optimizer, log; None
-    if no step is left to take, and after a dry run. All ranks. The caller takes the steps inside `resources`,
-    and calls `close` there. `resumed`, whose weights are in the model, is emptied, so that they lie in memory
+    """Make everything around the steps of a run: batches, schedule, the wrapped model, optimizer, log. Return
+    None if no step is left, or after a dry run. All ranks. The caller takes the steps inside `resources` and
+    calls `close` there. `resumed`, whose weights are in the model, is emptied, so that memory holds them
     once. Raises UserError, TrainingError, on all ranks alike.
     """
     is_resumed = resumed is not None
@@ -278,7 +282,8 @@ def open_run(
     with contextlib.ExitStack() as resources:
         # The batch arithmetic, and where the interrupted run was.
         if args.batch_size == AUTO:
-            args = choose_batch_size(args, world, training.model, training.task, training.train, precision)
+            of_run = world, training.model, training.task, training.train, precision
+            args = args.with_decided(**choose_batch_size(args, *of_run))
         resources.enter_context(memory_advice(args, world))
         plan = batch_plan(args, training.train, world)
         state, rate, name = place_of(args, world, training, plan.global_batch_size, resumed)
@@ -292,7 +297,7 @@ def open_run(
             world.print(banner(args, world, training.about, training.about_rate, plan, schedule))
 
         # The wrapped model and its optimizer, and a dry run of them.
-        said = start_lines(args, world, plan, resumed)
+        said = start_lines(args.num_epochs, world, plan, resumed)
         run = make_run(args, world, precision, training, schedule, loaders["train"], resumed)
         if args.dry_run:
             return estimate(run, loaders["train"], state.step)
@@ -335,7 +340,7 @@ def make_run(
     loader: BatchLoader,
     resumed: dict[str, Any] | None,
 ) -> loop.Run:
-    """Return the run of the loop, but for its files; empty `resumed`. All ranks. Raises UserError."""
+    """Return the run of the loop, without its files; empty `resumed`. All ranks. Raises UserError."""
     model = parallel.wrap(training.model, world, args.parallel)
     if world.backend is not None or args.compile:
         loop.warm_up(model, training.task, loader, world, precision)
@@ -395,7 +400,7 @@ def ended_early(patience: int | None, state: loop.State, schedule: Schedule) -> 
 
 
 def nothing_left(patience: int | None, state: loop.State, schedule: Schedule) -> str:
-    """Return why a resumed run has no step to take, in words; "" if it has."""
+    """Return a message why a resumed run has no step left; "" if it has."""
     is_early = ended_early(patience, state, schedule)
     if state.unfinished or not is_early and state.step < schedule.stop:
         return ""
@@ -421,21 +426,26 @@ def open_log(
 ) -> RunLog:
     """Write args.json, remove what --overwrite replaces, and open the log and the trackers. All ranks."""
     trackers: list[Tracker] = []
-    world.run_on_main(lambda: trackers.extend(open_trackers(args, name, state.step)))
+    world.run_on_main(lambda: trackers.extend(open_trackers(args, args.values(), name, state.step)))
     if args.overwrite and not is_resumed:
         old = [name for name in files.names if checkpoint.CHECKPOINT.fullmatch(name)]
-        old += [ARGS, LOG, STATUS] if schedule.total else [ARGS]  # else the fit has begun the log
+        old += [ARGS, LOG, STATUS] if schedule.total else [ARGS]  # otherwise the fit has begun the log
         world.run_on(world.node_leaders(), lambda: files.remove(old))
     if world.is_main:
-        asked = {**(args.asked or args).values(), "made_by": checkpoint.made_by()}
-        with atomic_write(files.claim(ARGS)[0]) as file:
-            file.write(json.dumps(asked, indent=1, sort_keys=True).encode())
-    # a new run drops all rows, except those of a fit that is all of it
+        write_args(args, files)
+    # a new run drops all rows, unless it consists only of a fit
     columns, keeps_rows = log_columns(training.task.columns), is_resumed or not schedule.total
     counts = schedule.total, state.step if keeps_rows else -sys.maxsize, schedule.stop
     again = state.unfinished or not is_resumed
     main, before = world.is_main, training.steps_before
     return RunLog(files, columns, *counts, is_main=main, again=again, trackers=trackers, steps_before=before)
+
+
+def write_args(args: TrainConfig, files: OwnFiles) -> None:
+    """Write args.json: the flags of a run as the user gave them. Rank 0 only."""
+    asked = {**(args.asked or args).values(), "made_by": checkpoint.made_by()}
+    with atomic_write(files.claim(ARGS)[0]) as file:
+        file.write(json.dumps(asked, indent=1, sort_keys=True).encode())
 
 
 def checkpoint_content(
@@ -446,7 +456,7 @@ def checkpoint_content(
     step: int,
     position: dict[str, Any],
 ) -> dict[str, Any]:
-    """Return the content of a checkpoint, complete on rank 0 alone. All ranks."""
+    """Return the content of a checkpoint, complete only on rank 0. All ranks."""
     world, model, optimizer = run.world, training.model, run.optimizer
     if not (world.is_main or parallel.is_sharded(model)):
         return {}
@@ -470,10 +480,10 @@ def checkpoint_content(
 
 
 def train(parser: Parser, args: ScriptConfig, world: World, make: Callable[[], Training]) -> None:
-    """Train the model that `make` returns as the arguments ask: a run, or its continuation, a dry run, a
-    validation. All ranks. Raises UserError, TrainingError.
+    """Do what the arguments ask with the model that `make` returns: start or continue a run, make a dry run,
+    or validate. All ranks. Raises UserError, TrainingError.
 
-    make: called on every rank once the arguments are checked and before anything is written, with torch's
+    make: called on every rank after the arguments are checked and before anything is written, with torch's
     generator seeded, so that the weights are the same everywhere; it raises UserError for unusable data.
     """
 
@@ -487,7 +497,7 @@ def train(parser: Parser, args: ScriptConfig, world: World, make: Callable[[], T
     training = make()
     rows = [rows for rows in (training.train, training.val) if rows is not None]
     if not all(map(len, rows)):
-        raise UserError("there is no row to train or to validate on")
+        raise UserError("there are no rows to train or validate on")
     fingerprint = training.fingerprint or " ".join(part.fingerprint or str(len(part)) for part in rows)
     of_ranks = world.gather(fingerprint)
     if others := ", ".join(str(rank) for rank, other in enumerate(of_ranks) if other != of_ranks[0]):
@@ -504,7 +514,7 @@ def train(parser: Parser, args: ScriptConfig, world: World, make: Callable[[], T
         return validate(args, world, precision, training)
 
     def refuse(state: dict[str, Any]) -> None:
-        """Refuse checkpoints of another script or another model, too."""
+        """Also refuse checkpoints of another script or another model."""
         before, now = ({"script": x.get("script"), **x.get("config", {})} for x in (state, training.entries))
         more = [
             f"{name} was {before.get(name)!r}, now it is {now.get(name)!r}"
@@ -546,7 +556,7 @@ def validate(args: ScriptConfig, world: World, precision: Precision, training: T
 
 
 def finish(training: Training) -> None:
-    """Call what the script does when no step is left, with the whole model. All ranks."""
+    """Call the script's function for the end of a run, with the whole model. All ranks."""
     if training.finish is not None:
         with parallel.evaluating(training.model), parallel.unsharded(training.model):
             training.finish(training.model)
@@ -560,7 +570,7 @@ def read_checkpoint(path: str, flag: str) -> tuple[dict[str, Any], str]:
 
 
 def _load_weights(world: World, model: nn.Module, path: str, flag: str) -> str:
-    """Copy weights of a run or a state dict, read on rank 0; return its file. All ranks. Raises UserError."""
+    """Copy weights from a run or state dict, read on rank 0; return its file. All ranks. Raises UserError."""
 
     def read() -> tuple[dict[str, Any], str]:
         state, file = read_checkpoint(path, flag)

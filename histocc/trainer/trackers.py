@@ -16,7 +16,7 @@ from histocc.runtime.errors import UserError
 from histocc.runtime.files import OwnFiles, atomic_write
 from histocc.runtime.frame import STOP_SECONDS, libraries
 from histocc.runtime.signals import stop_asked
-from histocc.trainer.config import TrainConfig
+from histocc.trainer.config import RunFlags
 
 Library = tuple[Callable[[dict[str, float]], object], Callable[[], object]]  # write a row, close
 MAX_SECONDS = 60.0  # limit of a call of a library, which may wait for its server
@@ -26,7 +26,7 @@ OF_PROFILE = ("profile.txt", "trace.json")
 def open_tensorboard(save_path: str, step: int) -> Library:
     from torch.utils.tensorboard import SummaryWriter
 
-    # rows after the step that is resumed from are hidden
+    # rows after the step resumed from are hidden
     writer = SummaryWriter(os.path.join(save_path, "tensorboard"), purge_step=step + 1)
 
     def write(row: dict[str, float]) -> None:
@@ -37,17 +37,17 @@ def open_tensorboard(save_path: str, step: int) -> Library:
     return write, writer.close
 
 
-def open_wandb(args: TrainConfig, name: str) -> Library:
-    """Open W&B. name: of the run, the same in all its checkpoints."""
+def open_wandb(flags: RunFlags, values: dict[str, Any], name: str) -> Library:
+    """Open W&B. values: all flags; name: the run's, the same in all its checkpoints."""
     import wandb
 
     run = wandb.init(
-        project=args.wandb_project_name or "histocc",
+        project=flags.wandb_project_name or "histocc",
         id=name,
-        name=os.path.basename(os.path.abspath(args.save_path)),
-        dir=args.save_path,
+        name=os.path.basename(os.path.abspath(flags.save_path)),
+        dir=flags.save_path,
         resume="allow",
-        config=args.values(),
+        config=values,
         reinit="finish_previous",
         settings=wandb.Settings(console="off"),
     )
@@ -59,7 +59,7 @@ def open_wandb(args: TrainConfig, name: str) -> Library:
 
 
 class Tracker:
-    """A library that gets rows of the log until it raises, exits or hangs; then a warning is printed."""
+    """A library that receives rows of the log until it raises, exits or hangs; then a warning is printed."""
 
     def __init__(self, flag: str, open_library: Callable[[], Library]):
         self.flag, self.error = flag, ""
@@ -80,7 +80,7 @@ class Tracker:
         thread = threading.Thread(target=call, name=self.flag, daemon=True)
         thread.start()
         until = time.monotonic() + MAX_SECONDS
-        thread.join(min(STOP_SECONDS, MAX_SECONDS))  # so long also after a signal
+        thread.join(min(STOP_SECONDS, MAX_SECONDS))  # this long even after a signal
         while thread.is_alive() and time.monotonic() < until and not stop_asked():
             thread.join(0.05)
         if not returned:
@@ -95,13 +95,15 @@ class Tracker:
         self._try(self.finish)
 
 
-def open_trackers(args: TrainConfig, name: str, step: int) -> list[Tracker]:
-    """Open trackers by the flags. Raises UserError if one fails at step 0; a resumed run goes without."""
+def open_trackers(flags: RunFlags, values: dict[str, Any], name: str, step: int) -> list[Tracker]:
+    """Open the trackers that flags ask for; values: all flags. If one fails, raise UserError at step 0. A
+    resumed run continues without it.
+    """
     trackers: list[Tracker] = []
-    if args.tensorboard:
-        trackers.append(Tracker("--tensorboard", lambda: open_tensorboard(args.save_path, step)))
-    if args.log_wandb:
-        trackers.append(Tracker("--log-wandb", lambda: open_wandb(args, name)))
+    if flags.tensorboard:
+        trackers.append(Tracker("--tensorboard", lambda: open_tensorboard(flags.save_path, step)))
+    if flags.log_wandb:
+        trackers.append(Tracker("--log-wandb", lambda: open_wandb(flags, values, name)))
     for tracker in trackers:
         if tracker.error and step == 0:
             raise UserError(f"{tracker.flag} cannot be opened: {tracker.error}")
@@ -112,7 +114,7 @@ def open_trackers(args: TrainConfig, name: str, step: int) -> list[Tracker]:
 def profiled(
     steps: int | None, files: OwnFiles, device: torch.device, say: Callable[[str], None]
 ) -> Generator[Callable[[], object]]:
-    """Profile `steps` steps, if any, from the fourth on; give the function to call after each step."""
+    """Profile `steps` steps, if any, from the fourth on; yield the function to call after each step."""
     if not steps:
         yield lambda: None
         return
@@ -125,7 +127,7 @@ def profiled(
         profiler.export_chrome_trace(trace)
         say(f"Profile of rank 0: {table}; trace: {trace}")
 
-    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # it prints lines of its own to stderr
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # else it prints lines to stderr
     activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * (device.type == "cuda")
     of_steps = schedule(wait=2, warmup=1, active=steps, repeat=1)
     with profile(activities=activities, schedule=of_steps, on_trace_ready=write) as profiler:
