@@ -21,7 +21,7 @@ from histocc.predict import __main__ as predict
 from histocc.predict.coder import Coder
 from histocc.published import models
 from histocc.runtime import checkpoint
-from histocc.runtime.device import Precision
+from histocc.runtime.device import Precision, has_int8
 from histocc.runtime.errors import UserError
 
 HISCO = ["--formatter", "hisco", "--language-col", "lang", "--device", "cpu"]
@@ -299,6 +299,7 @@ def test_an_exported_model_codes_as_the_run(made, tmp_path, form, name):
 
 
 @pytest.mark.full
+@pytest.mark.skipif(not has_int8(), reason="this CPU has no instructions for int8")
 def test_it_is_evaluated_and_coded_with_in_other_precisions(made, tmp_path):
     folder, rows, new = made
     how = ["--model", folder / "on_mixer", "--output", tmp_path / "report", "--overwrite", "--data"]
