@@ -14,6 +14,7 @@ sys.path.insert(0, str(REPO))
 from histocc.__main__ import COMMANDS
 from histocc.data.rows import NOTES
 from histocc.review.__main__ import ABOUT
+from histocc.runtime.config import AS_WORDS
 
 Table = dict[str, str]  # name → what it is; "(…)" at the end says when it is there, if not always
 
@@ -303,7 +304,7 @@ def flags_of(parser: argparse.ArgumentParser) -> list[str]:
             if action.option_strings:
                 also = [each for each in spellings[id(action)] if each != action.option_strings[0]]
             else:
-                also = flag_of_word.get(action.dest.removesuffix(" words"), [])
+                also = flag_of_word.get(action.dest.removesuffix(AS_WORDS), [])
             what = cell(layout._expand_help(action))
             rows.append(f"| `{name}` | {what} | {' '.join(f'`{each}`' for each in also)} |")
         if rows:

@@ -46,9 +46,10 @@ def splits(data: PreparedData) -> bool:
     """Return whether the training codes each occupation: most texts with known parts have several codes."""
     rows = np.unique(data.train.text_hash, return_index=True)[1][:TEXTS_LOOKED_AT]
     texts, rule = data.train.strings(rows), data.clean_text
-    if sum(map(bool, map(SEPARATOR.search, texts))) < MIN_WITH_PARTS:  # the lists take a second to hash
+    whole = [text for text in texts if not SEPARATOR.search(text)]
+    if len(texts) - len(whole) < MIN_WITH_PARTS:  # the lists take a second to hash
         return False
-    single = hashes_of([*(text for text in texts if not SEPARATOR.search(text)), ""], rule)[:-1]
+    single = hashes_of([*whole, ""], rule)[:-1]
     found = [bool(parts) for parts in parts_of_texts(texts, np.append(listed_hashes(rule), single), rule)]
     several = (data.train.codes[rows[found]] >= 0).sum(axis=1) > 1
     return len(several) >= MIN_WITH_PARTS and bool(several.mean() > 0.5)

@@ -2,7 +2,6 @@
 the combinations to refuse, and the values of flags that the user leaves open.
 """
 
-import sys
 from argparse import SUPPRESS
 from collections.abc import Iterator
 from dataclasses import MISSING, dataclass
@@ -21,6 +20,7 @@ from histocc.runtime.config import (
     Fraction,
     Parser,
     Positive,
+    command_of_histocc,
     flag,
     number,
     start_flag,
@@ -263,19 +263,17 @@ def _parser(kind: type[JobConfig], prog: str, *examples: str) -> Parser:
 
 
 def finetune_parser() -> Parser:
-    if sys.argv[0].startswith("histocc "):
+    if command_of_histocc():
         continues = "new.csv --initial-checkpoint ./output --output ./mine"
-        return _parser(FinetuneCommandConfig, "histocc train", "data.csv --output ./output", continues)
+        return _parser(FinetuneCommandConfig, "finetune.py", "data.csv --output ./output", continues)
     continues = "data.csv --initial-checkpoint ./published --save-path ./mine"
     return _parser(FinetuneConfig, "finetune.py", "data.csv --save-path ./mine", continues)
 
 
 def train_mixer_parser() -> Parser:
-    of_histocc = sys.argv[0].startswith("histocc ")
-    files = f"--train-data a.csv b.csv --val-data v.csv {'--output' if of_histocc else '--save-dir'} ./output"
-    return _parser(
-        MixerCommandConfig if of_histocc else MixerConfig, "train_mixer.py", files, f"{files} --num-epochs 10"
-    )
+    kind, output = (MixerCommandConfig, "--output") if command_of_histocc() else (MixerConfig, "--save-dir")
+    files = f"--train-data a.csv b.csv --val-data v.csv {output} ./output"
+    return _parser(kind, "train_mixer.py", files, f"{files} --num-epochs 10")
 
 
 # ---- values of open arguments, chosen once and kept in the checkpoint

@@ -118,12 +118,17 @@ class Config:
 class ProcessFlags(Config):
     """machine and processes"""
 
-    device: str = process_flag("auto", "auto: a CUDA GPU if there is one, else the CPU", choices=DEVICES)
+    device: str = process_flag(AUTO, "auto: a CUDA GPU if there is one, else the CPU", choices=DEVICES)
     distributed: bool = start_flag(False, "share the work with the other processes of torchrun")
     local_rank: int | None = start_flag(None, "set by torch.distributed.launch", of_process=True)
     world_size: Count | None = start_flag(None, "how many processes the launcher must have started")
     timeout_minutes: Positive = process_flag(30.0, "minutes that a process waits for the others")
     quiet: bool = process_flag(False, "no progress bars")
+
+
+def command_of_histocc() -> str:
+    """Return "histocc train" and so on if the program `histocc` runs the command, else ""."""
+    return sys.argv[0] if sys.argv[0].startswith("histocc ") else ""  # `main` of histocc/__main__.py sets it
 
 
 def flag_of(name: str) -> str:
@@ -224,14 +229,11 @@ class Parser(argparse.ArgumentParser):
         tables: Collection[str] = (),
         of: str = "",
     ):
-        prog = sys.argv[0] if sys.argv[0].startswith("histocc ") else prog  # `histocc` sets it so
+        prog = command_of_histocc() or prog
         prog += f" {of}" if of else ""
         command = f"python {prog}" if prog.endswith(".py") else prog
-        lines = [
-            textwrap.fill(description, HELP_WIDTH - 1),
-            "",
-            *(f"  {command} {line}" for line in examples),
-        ]
+        lines = [textwrap.fill(description, HELP_WIDTH - 1), ""]
+        lines += (f"  {command} {line}" for line in examples)
         super().__init__(
             prog=prog,
             description="\n".join(lines).rstrip(),
@@ -265,10 +267,9 @@ class Parser(argparse.ArgumentParser):
                 options["action"] = "store_true" if default is False else argparse.BooleanOptionalAction
             else:
                 options["type"] = getattr(hint, "__metadata__", [hint])[0]  # the reader of an Annotated
-                if (
-                    numbers := VALUE_NAMES.get(get_args(hint)[0] if get_args(hint) else hint)
-                ) and default != "auto":
-                    options.setdefault("metavar", numbers)
+                value = get_args(hint)[0] if get_args(hint) else hint
+                if value in VALUE_NAMES and default != AUTO:
+                    options.setdefault("metavar", VALUE_NAMES[value])
             if default not in (None, MISSING, ""):
                 options["default"] = default
             names = [flag_of(name), *declared["names"]]
@@ -279,7 +280,7 @@ class Parser(argparse.ArgumentParser):
                     continue
                 word.required = False  # the flag may be given instead; --help shows one of the two
                 (word.__dict__ if declared["positional"] == "also" else options)["help"] = argparse.SUPPRESS
-            if prog.startswith("histocc ") and OUTPUT in names:
+            if command_of_histocc() and OUTPUT in names:
                 names = [OUTPUT, *filter(OUTPUT.__ne__, names)]
             required = default is MISSING and not declared["positional"]
             action: argparse.Action = group.add_argument(names[0], dest=name, required=required, **options)
