@@ -5,6 +5,7 @@ behind.
 import signal
 import subprocess
 import sys
+import types
 
 import pytest
 from helpers import (
@@ -22,6 +23,8 @@ from helpers import (
 from test_distributed import no_launcher  # noqa: F401
 
 import finetune
+import train_mixer
+from histocc.predict import __main__ as predict
 
 
 @pytest.fixture(scope="module")
@@ -142,6 +145,29 @@ def test_a_wrong_flag_or_value_names_the_help(tmp_path, flags, said):
 def test_a_required_flag_that_is_misspelled_is_named(tmp_path):
     assert "unrecognized arguments: --datset" in (said := refused(tmp_path, "--datset=x.csv"))
     assert "; did you mean --dataset?" in said
+
+
+@pytest.mark.parametrize(
+    "failure, said",
+    [
+        ("ConnectError", "the hub could not be asked for nosuchmodel: is there a network?"),
+        ("RepositoryNotFoundError", "the hub has no model nosuchmodel, or keeps it private"),
+        (None, "the hub cannot be asked without a package: pip install huggingface_hub"),
+    ],
+)
+def test_a_model_that_is_nowhere_is_one_line_without_the_words_of_the_hub(data, monkeypatch, failure, said):
+    def download(*_, **__):
+        raise type(failure, (Exception,), {})("Got: [Errno -2] specified revision on")
+
+    hub = failure and types.SimpleNamespace(snapshot_download=download)
+    monkeypatch.setitem(sys.modules, "huggingface_hub", hub)
+    output = run_here(predict.main, data, "--model", "nosuchmodel", "--output", "coded.csv", code=2)
+    assert output == f"error: nosuchmodel: no such file or folder, and {said}\n"
+
+
+def test_mixer_without_validation_files_names_the_command_that_splits_one_table(data):
+    output = run_here(train_mixer.main, "--train-data", data, "--save-dir", "run", code=2)
+    assert "arguments are required: --val-data; or use histocc train (finetune.py), which splits" in output
 
 
 def test_a_python_without_torch_says_where_it_may_be():

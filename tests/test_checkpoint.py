@@ -365,6 +365,8 @@ def test_damage_of_any_byte_is_refused_or_harmless(tmp_path):
         else:
             read = {name: value for name, value in state.items() if name in STATE}
             assert same(read, STATE) and len(state) == len(STATE) + 1
+    bad.write_bytes(whole[: len(whole) // 2])
+    assert f"is damaged or incomplete ({len(whole) // 2:,} bytes): copy it again" in refusal(bad)
     middle = whole.index(torch.arange(6.0).numpy().tobytes()) + 9
     bad.write_bytes(whole[:middle] + bytes([whole[middle] ^ 4]) + whole[middle + 1 :])
     assert "not what its checksum says" in refusal(bad)

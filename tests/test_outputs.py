@@ -280,6 +280,9 @@ def test_exports_and_samples_replace_nothing(run, tmp_path):
     (tmp_path / "config.json").write_text("mine")
     refused(tmp_path, export.main, run, "--to", "safetensors", tmp_path / "m.safetensors")
     refused(tmp_path, export.main, run, "--to", "published", "/dev/null")
+    said = refused(tmp_path, export.main, run, "--to", "safetensors", tmp_path / "m.bin")
+    assert "m.bin: --to safetensors writes another kind of file: name it" in said
+    assert f"{tmp_path / 'm.safetensors'}, or omit --to" in said
     path = str(tmp_path / "real.csv")
     left = [tmp_path / f"{name}.tmp123" for name in ("real.csv", "m.bin", "sheet.csv", "other.csv")]
     for each in left:  # as by processes that were killed

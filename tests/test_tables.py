@@ -140,6 +140,7 @@ def test_every_reader_looks_at_the_path_first(tmp_path):
         "a\0b": "cannot be read: ",
         "x" * 300: "cannot be read: ",
         str(tmp_path / "plain" / "f.csv"): "no such file",
+        str(tmp_path / "plian"): f"no such file; did you mean {tmp_path / 'plain'}?",
         "": "an input without a name: no such file",
     }
     readers = [table_format, lambda path: list(read_chunks(path, None)), read_key, read_words, read_file]

@@ -304,6 +304,7 @@ class TestFinetune:
         shutil.copytree(finished[0], tmp_path / "run", ignore=lambda *_: ["prepared", "data_report.json"])
         said = run_here(finetune.main, *again, "--save-path", tmp_path / "run", "--dataset", other, code=2)
         assert "run holds a run on other data" in said
+        assert said.startswith("error: ")  # before a report on data that will not be used
         words = finished[0].parent / "words.csv"
         before = words.read_text()
         words.write_text(before.replace("old", "new"))

@@ -503,7 +503,7 @@ class Coding:
 
     def start_lines(self, rows: int, resumed: bool) -> Iterator[str]:
         args, coder, processes = self.args, self.coder, self.world.size * self.forked.number
-        step = f", step {coder.step:,}" if coder.step is not None else ""
+        step = f", step {coder.step:,}" if coder.step else ""
         rule = f"texts {coder.text_rule}, " if coder.text_rule != AS_IS else ""
         how = f"{self.decoder}, {len(coder.codes):,} codes, {rule}{processes} process{'es' * (processes > 1)}"
         yield (

@@ -3,6 +3,7 @@ the files that this program wrote there. Others are replaced or removed only wit
 """
 
 import contextlib
+import difflib
 import errno
 import filecmp
 import hashlib
@@ -65,6 +66,10 @@ def opened(path: str) -> BinaryIO:
     except (OSError, ValueError) as error:  # ValueError: a NUL, or a letter that the system cannot encode
         missing = isinstance(error, FileNotFoundError | NotADirectoryError)
         why = "no such file" if missing else f"cannot be read: {getattr(error, 'strerror', None) or error}"
+        with contextlib.suppress(OSError, ValueError):
+            folder, name = os.path.split(path)
+            near = difflib.get_close_matches(name, os.listdir(folder or ".")) if missing else []
+            why += f"; did you mean {os.path.join(folder, near[0])}?" if near else ""
         kind = UserError if missing or isinstance(error, ValueError) else Unreadable
         raise kind(f"{path[:200] or 'an input without a name'}: {why}") from None
 
