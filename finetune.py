@@ -10,7 +10,7 @@ From a published model or an earlier run, on one GPU:
     python finetune.py data.csv --target-cols hisco_1 hisco_2 --language en \\
         --initial-checkpoint ./published --save-path ./mine --batch-size 128 --bf16
 
-On four GPUs, or four CPU processes; with the older launcher; and an estimate of the cost:
+On four GPUs or four CPU processes, then with the older launcher, and last an estimate of the cost:
 
     torchrun --nproc_per_node=4 finetune.py data.csv --distributed --save-path ./mine
     python -m torch.distributed.launch --nproc_per_node=4 finetune.py data.csv --distributed …
@@ -23,8 +23,8 @@ The same command, given again, continues where the run in the save folder stoppe
     the losses of a batch         seq2seq_mixer_engine.py, `MixerTask.losses`
     the learning rate of a step   trainer/schedule.py, `linear_factor`
     the loop                      trainer/loop.py, `train`
-    SIGTERM                       caught in runtime/signals.py; trainer/loop.py saves last.bin before the next
-                                  step; exit code 0 (130 after Ctrl-C), from `start` in runtime/frame.py
+    SIGTERM                       caught in runtime/signals.py. trainer/loop.py saves last.bin before the next
+                                  step. `start` in runtime/frame.py exits with 0, or 130 after Ctrl-C.
 """
 
 from histocc.runtime import signals

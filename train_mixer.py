@@ -5,7 +5,7 @@ On one GPU, or on a CPU:
 
     python train_mixer.py --train-data a.csv b.csv --val-data v.csv --save-dir ./output --formatter hisco
 
-On four GPUs, or four CPU processes; on two machines (the same on the second one, with --node_rank=1):
+On four GPUs or four CPU processes, and on two machines, where the second one has --node_rank=1:
 
     torchrun --nproc_per_node=4 train_mixer.py --distributed --train-data a.csv --val-data v.csv \\
         --save-dir ./output --batch-size 512
@@ -13,7 +13,7 @@ On four GPUs, or four CPU processes; on two machines (the same on the second one
         train_mixer.py --distributed --train-data a.csv --val-data v.csv --save-dir ./output
 
 The same command, given again, continues where the run in the save folder stopped. The run itself is
-histocc/job/train.py for both scripts; the table in finetune.py lists the other places.
+histocc/job/train.py for both scripts. The table in finetune.py lists the other places.
 """
 
 from histocc.runtime import signals

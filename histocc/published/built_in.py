@@ -21,7 +21,7 @@ LAUNCHED = re.compile("RANK|(LOCAL|GROUP|ROLE)_.*|WORLD_SIZE|MASTER_.*|TORCHELAS
 
 
 def cache_folder() -> str:
-    """Return the folder that keeps what histocc makes for its user."""
+    """Return the folder that keeps the files that histocc makes for its user."""
     usual = os.environ.get("LOCALAPPDATA" if os.name == "nt" else "XDG_CACHE_HOME")
     usual = usual or os.path.join(os.path.expanduser("~"), ".cache")
     return os.environ.get(CACHE) or os.path.join(usual, "histocc")
@@ -33,7 +33,7 @@ def path() -> str:
 
 
 def is_made(folder: str) -> bool:
-    """Return whether a folder holds the model and its rows; a cleaner of caches may have removed some."""
+    """Return whether a folder holds the model and its rows. A cleaner of caches may have removed some."""
     return all(any(Path(folder).glob(name)) for name in ("best.bin", "prepared/*/*.txt"))
 
 

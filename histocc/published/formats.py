@@ -1,5 +1,5 @@
-"""Weights published by other programs or written by `export`: files, folders, names on the hub, and their
-content (tensors and plain Python values, never code).
+"""Weights that other programs have published or `export` has written: files, folders, names on the hub, and
+their content, which is tensors and plain Python values, never code.
 """
 
 import json
@@ -49,17 +49,17 @@ class PublishedWeights(NamedTuple):
     file: str
     kind: str  # one of MODEL_KINDS
     weights: dict[str, torch.Tensor]  # under our names
-    codes: list[str]  # by linear output, "" for one without; [] if the file has none
+    codes: list[str]  # by linear output, "" for one without, or [] if the file has none
     chars: list[str] | None  # tokens of its formatter, None for the usual ones
-    positions: int  # length of its token sequences; 0 if no config.json has it
+    positions: int  # length of its token sequences, or 0 if no config.json has it
     config: dict  # sizes under our names, and how the model reads
 
     @property
-    def tokens(self) -> int:  # number of tokens of the decoder that writes codes; 0 without it
+    def tokens(self) -> int:  # number of tokens of the decoder that writes codes, 0 without it
         return len(self.weights.get("decoder.token_emb.embedding.weight", ()))
 
     @property
-    def outputs(self) -> int:  # number of outputs of the linear decoder; 0 without it
+    def outputs(self) -> int:  # number of outputs of the linear decoder, 0 without it
         return len(self.weights.get("linear_decoder.weight", ()))
 
     def with_codes(self, codes: list[str]) -> "PublishedWeights":
@@ -92,12 +92,12 @@ def _say_once(line: str) -> None:
 
 
 def local_weights(path: str) -> str | None:
-    """Return the file of weights at `path`, which may be a run's or a published folder; or None."""
+    """Return the file of weights at `path`, which may be a run's or a published folder, or None."""
     return checkpoint.find(path, (checkpoint.BEST, checkpoint.LAST, *WEIGHT_FILES))
 
 
 def model_files(model: str) -> list[str]:
-    """Return the file of weights at a path, and the files read with it; [] for a name on the hub."""
+    """Return the file of weights at a path and the files read with it, or [] for a name on the hub."""
     file = local_weights(model)
     return [file, *filter(os.path.exists, (_path(file, name) for name in FILES_BESIDE))] if file else []
 
@@ -158,7 +158,7 @@ def load_content(file: str) -> dict:
 
 
 def without_tensors(value: Any, name: str, tensors: dict[str, torch.Tensor]) -> Any:
-    """Return nested settings for JSON; their tensors go to `tensors`, under names that begin with `name`."""
+    """Return nested settings for JSON. Their tensors go to `tensors`, under names that begin with `name`."""
     if isinstance(value, torch.Tensor):
         tensors[name] = value.contiguous()
         return {TENSOR: name}
@@ -178,7 +178,7 @@ def with_tensors(value: Any, tensors: dict[str, torch.Tensor]) -> Any:
 
 
 def read_published(file: str, content: dict | None = None) -> PublishedWeights:
-    """Return a file of published weights; content: the result of `load_content`, if loaded. Raises UserError
+    """Return a file of published weights. content: the result of `load_content`, if loaded. Raises UserError
     if the file is not one of MODEL_KINDS.
     """
     content = content or load_content(file)
@@ -202,10 +202,10 @@ def read_published(file: str, content: dict | None = None) -> PublishedWeights:
 
 
 def codes_of_key(file: str, key: dict) -> list[str]:
-    """Return the codes of a key (code → number of its output, or the reverse) in the order of the outputs, ""
-    if one has none: the published trainer writes NaN, None or an empty name for rows without a code, and
-    skips a number if two of these occur. Raises UserError unless the numbers are 0, 1, 2 … with at most one
-    gap.
+    """Return the codes in the order of the outputs, "" if an output has none. The key maps each code to the
+    number of its output, or the reverse. The published trainer writes NaN, None or an empty name for rows
+    without a code, and skips a number if two of these occur. Raises UserError unless the numbers are 0, 1, 2
+    … with at most one gap.
     """
     for pairs in (list(key.items()), [(code, number) for number, code in key.items()]):
         if all(re.fullmatch(OUTPUT_NUMBER, repr(number)) for _, number in pairs):

@@ -40,7 +40,7 @@ OF_CODES = {  # their dimension of the codes
     "linear_decoder.bias": 0,
     "ngrams.linear.weight": 0,
 }
-OF_BLOCKS = ("kind", "block_size", "within_block_sep")  # settings of a formatter: how blocks are written
+OF_BLOCKS = ("kind", "block_size", "within_block_sep")  # settings of a formatter: how it writes blocks
 
 
 def new_model(
@@ -85,8 +85,8 @@ class _WithoutWeights(TorchFunctionMode):
 def model_with_weights(
     config: dict, formatter: BlockyFormatter, codes: int, weights: dict, kind: str = "mixer"
 ) -> Seq2SeqMixerOccCANINE:
-    """Return the model that `config` describes, in evaluation mode and float32, made of only these `weights`:
-    nothing else is allocated. A missing linear decoder knows no codes, a missing other decoder writes none.
+    """Return the model that `config` describes, in evaluation mode and float32, made only of these `weights`.
+    Nothing else is allocated. A missing linear decoder knows no codes, a missing other decoder writes none.
     Raises ValueError, RuntimeError and others if the weights do not fit.
     """
     lacks = LACKING[kind] + (LACKING_OF_RIDGE if config.get("ridge") else ())
@@ -113,8 +113,8 @@ def model_with_weights(
 
 
 def find_weights(path: str, what: str, force_download: bool = False) -> str:
-    """Return the file of weights at a path, of the built-in model, or of a name on the hub. what: start of
-    the UserError's message.
+    """Return the file of weights for a path, the built-in model, or a name on the hub. what: start of the
+    UserError's message.
     """
     path = built_in.folder() if path == built_in.NAME and not os.path.lexists(path) else path
     file = formats.local_weights(path)
@@ -128,7 +128,7 @@ def find_weights(path: str, what: str, force_download: bool = False) -> str:
 
 def is_shared(model: str) -> bool:
     """Return whether other projects also use a model: a name on the hub, the built-in model or its folder, or
-    a link. Nothing may be written into its file or its folder.
+    a link. Its file and its folder must not be written to.
     """
     file = formats.local_weights(model) or ""
     kept = os.path.join(os.path.realpath(built_in.cache_folder()), "")
@@ -137,7 +137,7 @@ def is_shared(model: str) -> bool:
 
 def outline(model: str) -> Loaded | None:
     """Return a stand-in for the built-in model if that is named but not made yet, else None. It knows no
-    texts, but its languages, codes and decoder allow a check of names before.
+    texts, but its languages, codes and decoder allow names to be checked first.
     """
     if model != built_in.NAME or os.path.lexists(model) or built_in.is_made(built_in.path()):
         return None
@@ -152,7 +152,7 @@ def outline(model: str) -> Loaded | None:
 
 def load_model(path: str, device: torch.device | str = "cpu", given: Given = Given()) -> Loaded:
     """Return (model in evaluation mode, formatter, checkpoint) from a checkpoint, a run's folder, an exported
-    file, or published weights; given: only for the last. Raises UserError.
+    file, or published weights. given: only for published weights. Raises UserError.
 
     Example:
         >>> from histocc import load_model
@@ -228,13 +228,13 @@ def check_numbers(model: Seq2SeqMixerOccCANINE, state: dict) -> None:
 
 
 def load_run(file: str) -> dict:
-    """A checkpoint from which a run can resume, its key in the order of the outputs. Raises UserError."""
+    """Return a checkpoint to resume a run from, its key in the order of the outputs. Raises UserError."""
     return model_of_checkpoint(file, checkpoint.load_resumable(file))[2]
 
 
 def _published_model(found: PublishedWeights, given: Given) -> Loaded:
     """Return a published model. It reads and decodes as it was trained: texts in lower-case ASCII, padded to
-    128 positions; a seq2seq decoder also attends to padding. Raises UserError.
+    128 positions. A seq2seq decoder also attends to padding. Raises UserError.
     """
     if found.kind == "encoder":
         raise UserError(f"{found.file}: only an encoder, it cannot code; --initial-checkpoint trains from it")
@@ -269,7 +269,7 @@ def _codes(found: PublishedWeights) -> list[str]:
 
 
 def _kind_of_formatter(found: PublishedWeights) -> str | None:
-    """Return hisco, occ1950 or gpf, from the tokens or a flat classifier's codes; None if unknown."""
+    """Return hisco, occ1950 or gpf, from the tokens or a flat classifier's codes, or None if unknown."""
     if not found.tokens:
         repair = BlockyFormatter("hisco", None).repair
         return "hisco" if [repair(code)[0] for code in found.codes] == list(hisco_key()) else None
@@ -282,7 +282,7 @@ def _kind_of_formatter(found: PublishedWeights) -> str | None:
 
 def _published_formatter(found: PublishedWeights, given: Given) -> BlockyFormatter:
     """Return the formatter of a published model. For gpf, block size and separator come from the key, as in
-    the published program, the number of codes from config.json or the target columns; else raise UserError.
+    the published program, the number of codes from config.json or the target columns. Raises UserError.
     """
     kind = _kind_of_formatter(found) or (None if found.tokens else given.formatter)
     if kind is None or given.formatter not in (None, kind):
@@ -307,7 +307,7 @@ def _published_formatter(found: PublishedWeights, given: Given) -> BlockyFormatt
 
 
 def code_lengths(codes: Iterable[str], separated: bool) -> set[int]:
-    """Return the number of tokens of codes in a general-purpose key; separated: by commas."""
+    """Return the numbers of tokens of codes in a general-purpose key. separated: by commas."""
     return {len(code.split(WITHIN_BLOCK_SEP) if separated else code) for code in codes}
 
 
@@ -321,7 +321,7 @@ def has_size(config: dict, name: str) -> bool:
 
 
 def size_name(config: dict) -> str | None:
-    """Return tiny, small or base; None for other sizes."""
+    """Return tiny, small or base, or None for other sizes."""
     return next((name for name in MODEL_SIZES if has_size(config, name)), None)
 
 
@@ -338,16 +338,16 @@ def system_name(formatter: BlockyFormatter) -> str:
 
 
 def initial_weights(file: str, content: dict, initial_key: list[str] | None, key: list[str] | None) -> dict:
-    """Return what a run takes from --initial-checkpoint, a file of histocc or of others. Raises UserError.
+    """Return the entries that a run takes from --initial-checkpoint, from any program. Raises UserError.
 
     Args:
         content: the result of `formats.load_content`.
-        initial_key: codes to use instead of the codes of published weights; or None.
-        key: codes of the run, for published weights without codes of a system other than HISCO; or None.
+        initial_key: codes to use instead of the codes of published weights, or None.
+        key: codes of the run, for published weights without codes of a system other than HISCO, or None.
 
     Returns:
-        model, key, config, args and formatter as in a checkpoint, formatter None if it is not known; what: a
-        description of the file. A published decoder attends to padding, as in its training; PAD is masked.
+        model, key, config, args and formatter as in a checkpoint, formatter None if it is not known. what: a
+        description of the file. A published decoder attends to padding, as in its training. PAD is masked.
     """
     if brings_settings(content):
         state = {

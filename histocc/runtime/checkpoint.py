@@ -1,11 +1,11 @@
 """Checkpoints: written whole or not at all, read as data and never as code, and checked once.
 
 A checkpoint is one `torch.save` dict of tensors and plain Python types. `model`, `optimizer`, `scheduler`,
-`step` and `key` are as in the published files; `format`, `config`, `formatter`, `system`, `languages`,
+`step` and `key` are as in the published files. `format`, `config`, `formatter`, `system`, `languages`,
 `args`, `rng` and `position` are all that predicting and resuming need, without any other file. `made_by`
 says which versions wrote it, and when.
 `checksum` covers all other entries, so that damage and edits are noticed when the file is read. A file
-without a checksum is read unchecked. Any failure while a file is read becomes one message, see `reading`.
+without a checksum is read unchecked. Any failure while a file is read becomes one message (see `reading`).
 """
 
 import contextlib
@@ -113,7 +113,7 @@ def _write(path: str, state: dict[str, Any]) -> None:
     """Write `state` with its checksum. Raises OSError."""
     entries = {name: value for name, value in state.items() if name != SECOND_NAME}
     state = with_checksum(tree_map_only(Tensor, lambda tensor: tensor.detach().cpu(), entries))
-    state[SECOND_NAME] = state["model"]  # for other trainers' scripts; it takes no space
+    state[SECOND_NAME] = state["model"]  # for other trainers' scripts, at no cost in space
     # torch takes four to six seconds per GB for the CRC-32 of the archive's parts, which nobody compares
     without_crc32 = torch_config.patch({"save.compute_crc32": False})  # pyright: ignore
     with atomic_write(path) as file, without_crc32:
@@ -137,8 +137,8 @@ def complete(files: OwnFiles, state: dict[str, Any], keep: int) -> None:
 
 
 def rewrite(path: str, state: dict[str, Any]) -> None:
-    """Replace a checkpoint by a changed one, and also its hard links in the run's folder, such as best.bin of
-    the same step. Rank 0 only. Raises OSError, UserError.
+    """Replace a checkpoint with a changed one, and also its hard links in the run's folder, such as best.bin
+    of the same step. Rank 0 only. Raises OSError, UserError.
     """
     path = os.path.realpath(path)
     files = OwnFiles(os.path.dirname(path))
@@ -164,10 +164,10 @@ class Saver:
     optimizer are not finite, the save fails in the same way and the earlier files stay.
 
     Args:
-        files: the files of the run; checkpoints go into its folder.
+        files: the files of the run, whose folder gets the checkpoints.
         keep: number of {step}.bin files to keep.
         world: the processes.
-        state: makes the content on rank 0, a nested dict with tensors; called on all ranks.
+        state: makes the content on rank 0, a nested dict with tensors. It is called on all ranks.
         say: prints a line on rank 0.
     """
 
@@ -248,8 +248,8 @@ def reading(file: str) -> Generator[None]:
 
 def load(path: str) -> dict[str, Any]:
     """Return the dict in `path`, tensors on the CPU, and compare its checksum if it has one. Nothing in it is
-    executed. Raises UserError, which names any objects other than tensors and plain types; Unreadable if the
-    system cannot hand it over within READ_SECONDS.
+    executed. Raises UserError, which names any objects other than tensors and plain types, and Unreadable if
+    the system cannot hand it over within READ_SECONDS.
     """
     until = time.monotonic() + READ_SECONDS
     while True:
@@ -281,7 +281,7 @@ def _load(path: str) -> dict[str, Any]:
 
 
 def _refusal(path: str, error: Exception) -> str:
-    """Return the message for a refused file; torch's own would advise the user to switch the check off."""
+    """Return the message for a refused file, since torch's own advises the user to switch the check off."""
     names = re.findall(r"GLOBAL (\S+)", str(error))
     with contextlib.suppress(Exception):  # not even the list can be read: a damaged or foreign file
         names = torch.serialization.get_unsafe_globals_in_checkpoint(path) or names
@@ -337,7 +337,7 @@ def exists_in(folder: str) -> bool:
 
 
 def step_of(path: str) -> int | None:
-    """Return the step of a checkpoint without reading its tensors; None if it cannot be read."""
+    """Return the step of a checkpoint without reading its tensors, or None if it cannot be read."""
     if kind_of(path) != "a file":
         return None
     try:
@@ -348,7 +348,7 @@ def step_of(path: str) -> int | None:
 
 
 def newest_first(folder: str) -> Iterator[str]:
-    """Yield the checkpoints of a folder: last.bin, then the others, newest first, each opened when needed."""
+    """Yield the paths of a folder's checkpoints: last.bin, then the others, newest first."""
     yield os.path.join(folder, LAST)
     names = os.listdir(folder) if os.path.isdir(folder) else []
     paths = [os.path.join(folder, name) for name in names if CHECKPOINT.fullmatch(name) and name != LAST]
@@ -357,8 +357,8 @@ def newest_first(folder: str) -> Iterator[str]:
 
 def newest_good(folder: str, read: Callable[[str], dict[str, Any]]) -> tuple[str, dict[str, Any], list[str]]:
     """Return the newest readable checkpoint of the run in `folder`: (file, checkpoint, problems of the files
-    tried before it). Raises UserError if none can be read, ForeignCheckpoint if one was written by another
-    program or version, Unreadable if the system cannot hand one over: it may be whole, so it stays.
+    tried before it). Raises UserError if none can be read, ForeignCheckpoint if another program or version
+    wrote one, Unreadable if the system cannot hand one over, which may be whole.
     """
     wrong: list[str] = []
     for path in newest_first(folder):

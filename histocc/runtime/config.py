@@ -31,7 +31,7 @@ from typing import Annotated, Any, ClassVar, NoReturn, Self, Union, get_args, ge
 from histocc.runtime.errors import UserError, raise_if_any
 from histocc.runtime.files import opened
 
-AUTO = "auto"  # a flag with this value is chosen by the program
+AUTO = "auto"  # the program chooses the value of such a flag
 DEVICES = (AUTO, "cpu", "cuda")
 HELP_WIDTH = 100  # most columns of --help
 OUTPUT = "--output"  # the name that `histocc` shows for what a command writes
@@ -40,7 +40,7 @@ AS_WORDS = " words"  # ends the dest of a positional argument with flags as well
 
 
 def number(convert: Callable[[str], Any], accepts: Callable[[Any], bool], expected: str) -> Callable:
-    """Return a function for argparse that reads a number from a text; its error quotes `expected`."""
+    """Return a function for argparse that reads a number from a text. Its error quotes `expected`."""
 
     def read(text: str) -> Any:
         with contextlib.suppress(ValueError, OverflowError):
@@ -73,13 +73,13 @@ def flag(
     Args:
         default: MISSING for a flag that must be given.
         names: further spellings, such as "--epochs".
-        resumable: whether a resumed run may be given another value; with "kept", the default then means the
+        resumable: whether a resumed run may be given another value. With "kept", the default then means the
             run's own value.
-        positional: whether it is given without a flag; with further spellings it is a flag as well, and with
+        positional: whether it is given without a flag. With further spellings it is a flag as well, and with
             "also" --help shows the flag instead of the bare word.
-        more: choices and metavar, as in argparse; of_steps: whether the flag affects only optimizer steps;
-            of_start: whether it applies to one start of a run and is not read from its args.json; of_process:
-            whether it may differ between the processes of a run; of: the actions that have it, in a command
+        more: choices and metavar, as in argparse. of_steps: whether the flag affects only optimizer steps.
+            of_start: whether it applies to one start of a run and is not read from its args.json. of_process:
+            whether it may differ between the processes of a run. of: the actions that have it, in a command
             with several ("": all).
     """
     metadata = {"names": names, "resumable": resumable, "positional": positional, "of": more.pop("of", "")}
@@ -94,9 +94,8 @@ process_flag = partial(flag, of_process=True, resumable=True)
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """The arguments of a command; `with_decided` keeps the user's own values in `asked`. instead: remedies
-    for other programs' flags; usual: the flags that --help shows (--help all shows every flag; if `usual` is
-    empty, so does --help).
+    """The arguments of a command. `instead` holds remedies for other programs' flags, and `usual` the flags
+    that --help shows. --help all shows every flag, and so does --help if `usual` is empty.
     """
 
     usual: ClassVar[tuple[str, ...]] = ()
@@ -106,11 +105,11 @@ class Config:
     asked: "Any" = None
 
     def with_decided(self, **values: Any) -> Self:
-        """Return a copy with the values that the run has decided; `asked` keeps the user's own."""
+        """Return a copy with the values that the run has decided. `asked` keeps the user's own."""
         return replace(self, asked=self.asked or self, **values)
 
     def values(self) -> dict[str, Any]:
-        """Return the values by the name of the flag."""
+        """Return the value of each flag, keyed by its name."""
         return {item.name: getattr(self, item.name) for item in fields(self) if item.name != "asked"}
 
 
@@ -155,7 +154,7 @@ def flags_that(kind: type[Config], what: str) -> list[str]:
 def differing(
     kind: type[Config], now: Mapping[str, Any], before: Mapping[str, Any], only_kept: bool = False
 ) -> list[str]:
-    """Return a line for each flag that affects the result and now differs (only_kept: for "kept" ones)."""
+    """Return a line for each flag that affects the result and now differs. only_kept: for "kept" ones."""
     lines = []
     for name, (item, _, _) in declarations(kind).items():
         policy, default = item.metadata["resumable"], kind.__dataclass_fields__[name].default
@@ -211,13 +210,13 @@ class _Layout(argparse.HelpFormatter):
 
 
 class Parser(argparse.ArgumentParser):
-    """The command line of `kind`; `parse_args` returns an object of it. Long flags take hyphens or
+    """The command line of `kind`. `parse_args` returns an object of that class. Long flags take hyphens or
     underscores. A mistake raises UserError, so that only one rank prints it.
 
     Args:
         examples: example arguments for --help.
         tables: names of the tables in --config, which are not flags.
-        of: the action, in a command with several; flags of the others are refused.
+        of: the action, in a command with several. Flags of the others are refused.
     """
 
     def __init__(
@@ -278,7 +277,7 @@ class Parser(argparse.ArgumentParser):
                 word = self.add_argument(f"{name}{AS_WORDS}" if is_flag else name, **options)
                 if not is_flag:
                     continue
-                word.required = False  # the flag may be given instead; --help shows one of the two
+                word.required = False  # the flag may be given instead, and --help shows one of the two
                 (word.__dict__ if declared["positional"] == "also" else options)["help"] = argparse.SUPPRESS
             if command_of_histocc() and OUTPUT in names:
                 names = [OUTPUT, *filter(OUTPUT.__ne__, names)]
@@ -299,7 +298,7 @@ class Parser(argparse.ArgumentParser):
         self.usage = " ".join([prog, *words, "[flags]"]).replace("%", "%%")
 
     def format_help(self, everything: bool = False) -> str:
-        """Return the usual flags, in the order of `usual`, or all of them; in groups."""
+        """Return help, in groups, on the usual flags in the order of `usual`, or on all flags."""
         usual = self.kind.usual if self.kind.usual and not everything else ()
         layout, groups = self._get_formatter(), []
         for group in self._action_groups:
@@ -357,8 +356,8 @@ class Parser(argparse.ArgumentParser):
         return self.kind(**found)
 
     def checked(self, values: Mapping[str, Any], where: str) -> dict[str, Any]:
-        """Return values as their flags read them, by the field's name; None means not given. Raises one
-        UserError, which begins with `where`, for all unknown names and invalid values.
+        """Return values as their flags read them, keyed by the field's name. None means not given. Raises
+        one UserError, which begins with `where`, for all unknown names and invalid values.
         """
         accepted, problems = {}, []
         for name, value in values.items():
@@ -414,7 +413,7 @@ def _read(action: argparse.Action, value: Any) -> Any:
 
 
 def read_file(path: str) -> dict[str, Any]:
-    """Return the content of a --config file, JSON if its name says so, else TOML; failures: UserError."""
+    """Return the content of a --config file, JSON if its name says so, else TOML. Raises UserError."""
     if path.lower().endswith((".yaml", ".yml")):
         convert = f"python -c 'import json, yaml; print(json.dumps(yaml.safe_load(open(0))))' <{path}"
         raise UserError(f"--config {path}: TOML and JSON are read. Convert it: {convert} >{path}.json")

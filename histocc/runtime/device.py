@@ -1,6 +1,6 @@
 """The device of a process: its choice, its speed and its number formats.
 
-The number formats are float32, float64, bfloat16 and float16; coding also has int8. In the two half formats
+The number formats are float32, float64, bfloat16 and float16. Coding also has int8. In the two half formats
 weights, optimizer, loss and sums stay float32, and matrix products run in half precision (autocast).
 """
 
@@ -22,7 +22,7 @@ from histocc.runtime.errors import UserError
 LARGEST_MATRIX = {"cpu": 2048, "cuda": 8192}  # rows of the largest matrix that `matmul_rate` multiplies
 HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
 MIN_SCALE = 1.0  # a gradient that is not finite at this scale of the loss is not the scaler's fault
-MIN_PRODUCT = 1 << 21  # multiplications; below this a call of oneDNN costs more than it gains
+MIN_PRODUCT = 1 << 21  # multiplications below which a call of oneDNN costs more than it gains
 CPU_INFO = "/proc/cpuinfo"
 VISIBLE = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")  # the last two are ROCm's
 
@@ -31,7 +31,7 @@ VISIBLE = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"
 
 
 def by_kind(values: dict[str, int], device: torch.device) -> int:
-    """Return the value for this kind of device; unnamed kinds have the value of GPUs."""
+    """Return the value for this kind of device. Unnamed kinds have the value of GPUs."""
     return values[device.type if device.type in values else "cuda"]
 
 
@@ -56,7 +56,7 @@ def choose_device(name: str, local_rank: int = 0, local_size: int = 1, use: bool
     if not gpus:
         raise UserError(f"--device cuda: {why_no_gpu()}; take --device cpu")
     highest = max(local_rank, local_size - 1)
-    # torchrun shows all its processes the same GPUs; srun may show each only its own GPU
+    # torchrun shows all its processes the same GPUs, but srun may show each only its own GPU
     is_chosen = any(os.environ.get(name, "").strip() for name in VISIBLE)
     has_its_own = local_size > 1 == gpus and is_chosen and "TORCHELASTIC_RUN_ID" not in os.environ
     if highest >= gpus and not has_its_own:
@@ -114,8 +114,8 @@ def synchronize(device: torch.device) -> None:
 
 def matmul_rate(device: torch.device, dtype: torch.dtype, seconds: float = 0.25) -> float:
     """Measure products of square matrices of `dtype` and return the best rate, in floating point operations
-    (multiplications and additions) per second; 0 if there is no memory for any. Sizes double as long as the
-    next one fits into `seconds`.
+    (multiplications and additions) per second, or 0 if there is no memory for any. Sizes double as long as
+    the next one fits into `seconds`.
     """
     until = time.perf_counter() + seconds
     size, best, took = 128, 0.0, 0.0
@@ -148,7 +148,7 @@ def compile_layers(model: nn.Module) -> None:
 
 
 def has_bfloat16(device_type: str) -> bool:
-    """Return whether a device has native bfloat16: a CPU without AVX-512 BF16 or AMX was 100 times slower."""
+    """Return whether a device has native bfloat16. CPUs without AVX-512 BF16 or AMX were 100 times slower."""
     if device_type == "cuda":
         return torch.cuda.is_bf16_supported(including_emulation=False)
     return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
@@ -160,7 +160,7 @@ def has_int8() -> bool:
 
 
 class Precision:
-    """A number format on a device. scaler: scales the loss up in fp16, and does nothing in other formats.
+    """A number format on a device. Its `scaler` scales the loss up in fp16 and does nothing otherwise.
 
     Args:
         name: float32, float64, bf16, fp16, or, only for coding, int8.
@@ -281,7 +281,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 class _Linear(torch.autograd.Function):
-    """A linear layer as one step of autograd; in bfloat16 it computes what autocast would."""
+    """A linear layer as one step of autograd, which computes in bfloat16 as autocast would."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Tensor:

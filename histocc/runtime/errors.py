@@ -24,7 +24,7 @@ class UserError(RunError):
 
 
 class Unreadable(UserError):
-    """A file that the system cannot hand over: nothing is known about its bytes."""
+    """A file that the system cannot hand over, so that nothing is known about its bytes."""
 
 
 class TrainingError(RunError):
@@ -136,7 +136,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 @contextlib.contextmanager
 def memory_error_ends_with(advice: str) -> Generator[None]:
-    """End with `advice` if memory runs out inside; the affected process prints it."""
+    """End with `advice` if memory runs out inside. The affected process prints it."""
     try:
         yield
     except Exception as error:
@@ -146,10 +146,10 @@ def memory_error_ends_with(advice: str) -> Generator[None]:
 
 
 def allow_open_files() -> None:
-    """Raise the limit of open files as far as allowed: each tensor from a process that loads data takes one,
+    """Raise the limit of open files as far as allowed. Each tensor from a process that loads data takes one,
     and torch waits forever for a batch that could not be handed over.
     """
-    with contextlib.suppress(ImportError, OSError, ValueError):  # Windows; refused
+    with contextlib.suppress(ImportError, OSError, ValueError):  # Windows, or refused
         import resource
 
         hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]

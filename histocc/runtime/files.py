@@ -33,31 +33,31 @@ LIST, LIST_HEAD = "histocc.json", {"written_by": "histocc", "format": 1}
 LOCK, OWNER = "run.lock", "histocc on host "  # a lock begins with OWNER
 LOCK_SECONDS = 60.0  # how long a process waits for a file that another one holds
 LOCKED_BYTE = 1 << 30  # for Windows, where nobody can read locked bytes
-# Names of tables that can be read (ENDINGS in data/written.py: can be written), and of all tables but CSV
+# Names of tables that can be read, and of all tables but CSV. data/written.py lists those for writing.
 _TEXTS, _OTHERS = "tsv|jsonl|ndjson", "parquet|xls[xmb]?|ods|dta|z?sav|xpt|sas7bdat"
 TABLE_NAME = re.compile(rf"(.*)\.((csv|{_TEXTS})(\.gz)?|{_OTHERS})\Z", re.IGNORECASE)
 OTHER_TABLES = rf"(.*?)(?:\.csv)?\.({_TEXTS}|{_OTHERS}|rds|feather|arrow|gz|bz2|xz|zst|zip)"
 TEMPORARY = r"\.tmp\d+"  # the end of a name until its file is complete
-LONGEST_NAME = 240  # bytes; file systems take 255, and a temporary name is longer
+LONGEST_NAME = 240  # bytes: file systems take 255, and a temporary name is longer
 FILE_KINDS = {"-": "a file", "d": "a folder", "l": "a symbolic link", "p": "a pipe", "s": "a socket"}
 
 
 def kind_of(path: str, follow_links: bool = True) -> str | None:
-    """Return one of FILE_KINDS, or "a device"; None if nothing is found at `path`."""
+    """Return one of FILE_KINDS or "a device", or None if nothing is found at `path`."""
     with contextlib.suppress(OSError, ValueError):  # ValueError: not a valid name
         mode = os.stat(path, follow_symlinks=follow_links).st_mode
         return FILE_KINDS.get(stat.filemode(mode)[0], "a device")
 
 
 def is_same(path: str, other: str) -> bool:
-    """Return whether two paths are one file, following links; if one does not exist, compare the names."""
+    """Return whether two paths are one file, following links. If one does not exist, compare the names."""
     with contextlib.suppress(OSError):
         return os.path.samefile(path, other)
     return os.path.realpath(path) == os.path.realpath(other)
 
 
 def opened(path: str) -> BinaryIO:
-    """Open a regular file for reading bytes. Raises UserError for anything else; never waits for a pipe."""
+    """Open a regular file to read bytes. Raises UserError for anything else and never waits for a pipe."""
     if (kind := kind_of(path)) not in (None, "a file"):
         why = ", which can be read only once; save it as a file first" if kind == "a pipe" else ", not a file"
         raise UserError(f"{path}: is {kind}{why}")
@@ -120,9 +120,9 @@ def sync_folder(path: str) -> None:
 
 @contextlib.contextmanager
 def _temporary_name(path: str, durable: bool = True) -> Generator[str]:
-    """Yield a free name next to `path`, to be renamed inside; `durable`: that survives a power cut."""
+    """Yield a free name next to `path`, to be renamed inside. durable: the renaming survives a power cut."""
     temporary = f"{path}.tmp{os.getpid()}"
-    Path(temporary).unlink(missing_ok=True)  # a killed process left it; it is never written to
+    Path(temporary).unlink(missing_ok=True)  # left by a killed process, and never written to
     try:
         yield temporary
     finally:
@@ -133,7 +133,7 @@ def _temporary_name(path: str, durable: bool = True) -> Generator[str]:
 
 @contextlib.contextmanager
 def atomic_write(path: str, overwrite: bool = True, durable: bool = True) -> Generator[BinaryIO]:
-    """Yield a binary file that gets the name `path` when it is complete; an exception removes it. A symbolic
+    """Yield a binary file that gets the name `path` when it is complete. An exception removes it. A symbolic
     link is replaced, not followed. Raises OSError with a file name.
 
     Args:
@@ -251,7 +251,7 @@ class OwnFiles:
         self.names = names
 
     def claim(self, *names: str) -> list[str]:
-        """Return paths to write to; links there are removed. Raises FileExistsError for others' files."""
+        """Return paths to write to, and remove links there. Raises FileExistsError for others' files."""
         for name in names:
             path = self.path(name)
             if os.path.lexists(path) and not self.overwrite and name not in self.names:
@@ -280,11 +280,11 @@ def problems(
     own: OwnFiles | None = None,
     endings: tuple[str, ...] = (),
 ) -> list[str]:
-    """Return a line for each of `paths` that a command may not write to; it may replace its `own` files.
+    """Return a line for each of `paths` that a command may not write to. It may replace its `own` files.
 
     Args:
-        inputs: the role of each file, such as {"my/key.csv": "the file of --key"}; None as a name is ignored.
-        endings: the endings that tables may have, if they have one; (): the endings of CSV.
+        inputs: the role of each file, such as {"my/key.csv": "the file of --key"}. A name None is ignored.
+        endings: the endings that tables may have, if they have one, or () for the endings of CSV.
     """
     lines, there = [], []
     for path in paths:
@@ -334,7 +334,7 @@ def save_path_problems(path: str) -> list[str]:
 
 
 def is_held(folder: str) -> bool:
-    """Return whether a job holds `folder`: it has a lock, not left by a dead process of this machine."""
+    """Return whether a job holds `folder`. A lock left by a dead process of this machine does not count."""
     try:
         with open(os.path.join(folder, LOCK), encoding="utf-8", errors="replace") as file:
             _lock(file, shared=True)
@@ -355,7 +355,7 @@ def _lock(file: IO, shared: bool = False) -> None:
 
 
 def take_lock(file: IO) -> bool:
-    """Lock an open file until it is closed, if the system has locks; False if another process holds it."""
+    """Lock an open file until it is closed, if the system has locks. Return False if it is locked already."""
     try:
         _lock(file)
     except OSError as error:
@@ -365,7 +365,7 @@ def take_lock(file: IO) -> bool:
 
 @contextlib.contextmanager
 def file_lock(path: str) -> Generator[None]:
-    """Hold a file while it is read and replaced; other processes wait. Raises UserError, OSError."""
+    """Hold a file while it is read and replaced. Other processes wait. Raises UserError, OSError."""
     name, until = f"{path}.histocc-lock", time.monotonic() + LOCK_SECONDS
     while time.monotonic() < until:
         with open(name, "ab") as file:
@@ -381,7 +381,7 @@ def file_lock(path: str) -> Generator[None]:
 
 @contextlib.contextmanager
 def run_lock(folder: str) -> Generator[None]:
-    """Hold `folder` until this process ends, in whatever way. Rank 0 only. Raises UserError, OSError."""
+    """Hold `folder` until this process leaves the context or dies. Rank 0 only. Raises UserError, OSError."""
     path = os.path.join(folder, LOCK)
     os.makedirs(folder, exist_ok=True)
     foreign = UserError(f"{path}: is not the lock of a run; move it away, or choose another folder")

@@ -25,7 +25,7 @@ from histocc.runtime.world import World, die_with
 
 LOOK_SECONDS, JOIN_SECONDS = 0.05, 10.0
 CGROUPS, OWN_CGROUPS = "/sys/fs/cgroup", "/proc/self/cgroup"
-# A group's microseconds of CPU per period, in versions 2 and 1; "max" or -1: no limit
+# A group's microseconds of CPU per period, in versions 2 and 1 ("max" or -1: no limit)
 CPU_LIMITS = ["cpu.max"], ["cpu.cfs_quota_us", "cpu.cfs_period_us"]
 
 T = TypeVar("T")
@@ -49,7 +49,7 @@ def usable_cores() -> int:
 def choose_processes(asked: int | None, world: World, pieces: int) -> int:
     """Return the number of processes that share the given number of pieces of work.
 
-    asked: the value of --processes; None: one process for each core that torch would use, if there are enough
+    asked: the value of --processes. None: one process for each core that torch would use, if there are enough
     pieces. Raises UserError if several are asked for where only one is possible.
     """
     alone = ""
@@ -71,10 +71,10 @@ def choose_processes(asked: int | None, world: World, pieces: int) -> int:
 
 
 class Forked:
-    """`number` processes, this one first, that share work with one thread each: the threads of OpenMP do not
+    """`number` processes, this one first, that share work with one thread each. The threads of OpenMP do not
     survive a fork, and a process that asks for several then waits for them forever.
 
-    stop: raises if the work is to be given up; limit_seconds: longest time without a call of `check`.
+    stop: raises if the work is to be given up. limit_seconds: longest time without a call of `check`.
     """
 
     def __init__(self, number: int, stop: Callable[[], None], limit_seconds: float = 1800.0):
@@ -123,7 +123,7 @@ class Forked:
         os._exit(1 if error else 0)  # exit functions and open files are the parent's
 
     def _result(self, number: int, process: BaseProcess, pipe: Connection) -> Any:
-        """Return a process's result, or raise its work's exception; TrainingError if it died or hangs."""
+        """Return a process's result, or raise its work's exception, or TrainingError if it died or hangs."""
         content, part, idle = bytearray(), b"first", 0.0
         while part:
             calls = self._calls[number]
@@ -148,7 +148,7 @@ class Forked:
         return value
 
     def check(self) -> None:
-        """Raise if the work is to be given up or another process has failed; `work` calls it now and then."""
+        """Raise if the work is to be given up or another process failed. `work` calls it now and then."""
         self._calls[self._own] = (self._calls[self._own] + 1) % 256
         self.stop()
         for number, (process, pipe) in enumerate(self._children, 1):

@@ -39,8 +39,8 @@ libraries: list[str] = []  # they may have left threads, processes and exit func
 
 
 def start(parser: Parser, run: Callable[[Any, World], None], argv: list[str] | None = None) -> None:
-    """Parse the arguments, join the other processes, run, and leave them. The model must live inside `run`: a
-    DDP object still alive when the interpreter ends can abort the process.
+    """Parse the arguments, join the other processes, run, and leave them. The model must live inside `run`,
+    since a DDP object still alive when the interpreter ends can abort the process.
     """
     code, joined = 0, False
     with log.safe_output():
@@ -91,14 +91,14 @@ def ask_store(question: Callable[[Any], Any], otherwise: Any) -> Any:
 
 
 def claim_message(code: int) -> str:
-    """Claim the only message for this process; return the exit code and rank of the first one to do so."""
+    """Claim the only message for this process. Return the exit code and rank of the first one to do so."""
     own = f"{code} by {met.rank}"
     return ask_store(lambda store: store.compare_set(SAID, "", own).decode(), own)
 
 
 def is_lost_contact(error: RuntimeError) -> bool:
-    """Return whether the connection to another rank failed: torch says so, and the error was raised in a
-    collective. (Errors of the user's own code may also mention sockets and time limits.)
+    """Return whether the connection to another rank failed: torch says so, and a collective raised the error.
+    Errors of the user's own code may also mention sockets and time limits.
     """
     files = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__)]
     of_torch = os.path.dirname(torch.__file__)
@@ -109,9 +109,9 @@ def is_lost_contact(error: RuntimeError) -> bool:
 
 
 def end_without_others(world: World, error: Exception) -> NoReturn:
-    """End this process after a failed collective; name the ranks missing at the time limit, or say that the
+    """End this process after a failed collective. Name the ranks missing at the time limit, or say that the
     connection is lost. Rank 0 prints this, or another rank if rank 0 is gone, unless a launcher ends it first
-    or a rank has said why it ends. The exit code is 1, or the code of that rank.
+    or a rank has reported why it ends. The exit code is 1, or the code of that rank.
     """
     reason = shorten((str(error).strip() or type(error).__name__).splitlines()[-1], 200, placeholder=" …")
     what = "the connection to another process is lost; its own message, or the launcher's, says why"
@@ -139,7 +139,7 @@ def end_without_others(world: World, error: Exception) -> NoReturn:
         what = CANNOT_SEND
 
     def leave_to_launcher(seconds: float) -> None:
-        """Let the launcher find the process that ended first: it names that one and ends all others."""
+        """Let the launcher find the process that ended first. It names that one and ends all others."""
         until = time.monotonic() + seconds
         while time.monotonic() < until:
             if stop_asked():
@@ -168,7 +168,7 @@ def end_process(code: str | int, exit_seconds: float = 30.0) -> NoReturn:
 
     The interpreter's own shutdown can abort (SIGABRT, "terminate called without an active exception") when a
     thread of the backend asks for the interpreter meanwhile. It also waits for threads and processes of
-    libraries. exit_seconds: limit of functions registered with atexit.
+    libraries. exit_seconds: time limit of the functions registered with atexit.
     """
     calls = threading.Thread(target=atexit._run_exitfuncs, daemon=True)
     calls.start()
@@ -184,10 +184,10 @@ def end_process(code: str | int, exit_seconds: float = 30.0) -> NoReturn:
 
 @contextlib.contextmanager
 def errors_end_all_ranks() -> Generator[None]:
-    """Turn UserError into exit code 2 and TrainingError into 1, with one message for all ranks; only other
+    """Turn UserError into exit code 2 and TrainingError into 1, with one message for all ranks. Only other
     errors print a traceback. Before the processes have met, rank 0 prints it, or after some seconds another.
 
-    If there still is a process group, the process ends without leaving it: NCCL would wait there for ranks
+    If there still is a process group, the process ends without leaving it, as NCCL would wait there for ranks
     that hang in a collective.
     """
     try:
@@ -207,9 +207,9 @@ def errors_end_all_ranks() -> Generator[None]:
 
 
 def say_once(error: RunError) -> None:
-    """Print the error unless another rank has printed one; the first to claim it in the store does. The
-    message names the rank, except for rank 0, which speaks for all and has some seconds to do so. Before
-    they have met, the others print it if no launcher ends them meanwhile: rank 0 may not see it.
+    """Print the error if this rank is the first to claim the message in the store. The message names the
+    rank, except for rank 0, which speaks for all and has some seconds to do so. Before the ranks have met,
+    the others print it if no launcher ends them meanwhile, since rank 0 may not see it.
     """
     is_main, is_met, said = is_first_rank(), met.store is not None, False
     until = time.monotonic() + (PATIENCE_SECONDS if is_met else JOINING_PATIENCE_SECONDS)
@@ -219,7 +219,7 @@ def say_once(error: RunError) -> None:
     while not (is_main or said or stop_asked() or time.monotonic() > until):
         time.sleep(0.1)
         said = ask_store(lambda store: store.check([SAID]), False)
-    is_ended = stop_asked() and not (is_met or is_main)  # by the launcher, before the handler was set
+    is_ended = stop_asked() and not (is_met or is_main)  # the launcher did so before the handler was set
     if not is_ended and claim_message(error.exit_code).endswith(f" by {met.rank}"):
         rank = os.environ.get("RANK", "")[:30] or "0" if error.rank is None else str(error.rank)
         print(f"error: {f'rank {rank}: ' * (rank != '0')}{error}", file=sys.stderr, flush=True)

@@ -1,7 +1,7 @@
 """Printing that never raises, and the progress of a stage of the work.
 
-A stream that can no longer be written (a pipe without reader, a full disk, a closed terminal) is dropped, and
-the other stream reports this once.
+A stream that can no longer be written is dropped, and the other stream reports this once. Such a stream is a
+pipe without reader, a file on a full disk or a closed terminal.
 """
 
 import atexit
@@ -20,7 +20,7 @@ _with_bar: list["Stage"] = []  # the stage whose bar is on the terminal
 
 
 class _Stream:
-    """The stream that replaces sys.stdout or sys.stderr; of_bar: whether the bar is drawn on it."""
+    """The stream that replaces sys.stdout or sys.stderr. of_bar: whether the bar is drawn on it."""
 
     def __init__(self, name: str, stream: Any, of_bar: bool = False):
         self.name, self.stream, self.lost = name, stream or open(os.devnull, "w"), stream is None
@@ -60,7 +60,7 @@ class _Stream:
 
 @contextlib.contextmanager
 def safe_output() -> Generator[None]:
-    """Make printing inside never raise; letters that the terminal lacks become ?."""
+    """Keep printing inside from raising. Letters that the terminal lacks become ?."""
     if isinstance(sys.stdout, _Stream):
         yield
         return
@@ -106,7 +106,7 @@ def duration(seconds: float) -> str:
 
 
 def show_progress(shown: bool) -> None:
-    """Set whether this process shows stages: commands do on rank 0, unless --quiet is given."""
+    """Set whether this process shows stages. Commands show them on rank 0, unless --quiet is given."""
     global _progress_shown
     _progress_shown = shown
 
@@ -135,7 +135,7 @@ class Stage:
         self._show_bar()
 
     def _show_bar(self) -> bool:
-        """Show the bar instead of another stage's; return whether it can be shown."""
+        """Show the bar instead of another stage's. Return whether it can be shown."""
         if not (_progress_shown and sys.stderr.isatty() and importlib.util.find_spec("tqdm")):
             return False
         from tqdm import tqdm

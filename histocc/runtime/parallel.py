@@ -21,11 +21,11 @@ MODES = ("ddp", "fsdp")
 
 
 def wrap(model: nn.Module, world: World, mode: str = "ddp") -> nn.Module:
-    """Return `model` on the device of `world`; with several processes, shared out as `mode` says (one of
-    MODES). Keep it inside a function: a DDP object still alive when the interpreter ends can abort it.
+    """Return `model` on the device of `world`. Several processes hold it according to `mode`, one of MODES.
+    Keep it inside a function: a DDP object still alive when the interpreter ends can abort it.
 
-    FSDP shares out the trained weights of each layer (each member of a ModuleList) in place and gathers them
-    when the layer runs. Gradients and the optimizer's state are never whole anywhere. All ranks.
+    FSDP shares out the trained weights of each layer in place and gathers them when the layer runs. A layer
+    is a member of a ModuleList. Gradients and the optimizer's state are never whole anywhere. All ranks.
     """
     model = model.to(world.device)
     if not world.backend or not any(p.requires_grad for p in model.parameters()):
@@ -66,8 +66,8 @@ def is_sharded(model: nn.Module) -> bool:
 
 
 def no_sync(model: nn.Module, sync: bool) -> contextlib.AbstractContextManager[None]:
-    """Do not exchange gradients while micro-batches are still to come (`sync` False). FSDP does so anyway:
-    otherwise every process would hold them whole.
+    """Do not exchange gradients while micro-batches are still to come (`sync` False). FSDP exchanges them
+    anyway, since otherwise every process would hold them whole.
     """
     if isinstance(model, DistributedDataParallel) and not sync:
         return model.no_sync()
@@ -93,7 +93,7 @@ def unsharded(model: nn.Module) -> Generator[None]:
 
 @contextlib.contextmanager
 def evaluating(model: nn.Module) -> Generator[None]:
-    """Set evaluation mode without gradients; afterwards restore the mode of every submodule."""
+    """Set evaluation mode without gradients, and afterwards restore the mode of every submodule."""
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
@@ -105,7 +105,7 @@ def evaluating(model: nn.Module) -> Generator[None]:
 
 
 def gather_shares(value: Any, keep: bool = True) -> Any:
-    """Return nested values with whole tensors on the CPU; without `keep`, None for each. All ranks."""
+    """Return nested values with whole tensors on the CPU, or None for each without `keep`. All ranks."""
 
     def put_together(tensor: Tensor) -> Tensor | None:
         full = full_tensor(tensor)
@@ -117,7 +117,7 @@ def gather_shares(value: Any, keep: bool = True) -> Any:
 
 
 def load_optimizer_state(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
-    """Load a whole state; if the weights are shared out, each process takes its share. All ranks."""
+    """Load a whole state. If the weights are shared out, each process takes its share. All ranks."""
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
 
     def share(parameter: Any, value: Any) -> Any:

@@ -20,7 +20,7 @@ def mix(x: np.ndarray) -> np.ndarray:
 
 
 def streams(seed: int, epoch: int, rows: np.ndarray) -> np.ndarray:
-    """Return the start of each row's draws, uint64 [B]; in an epoch no two rows have the same start."""
+    """Return the start of each row's draws, uint64 [B]. In an epoch no two rows have the same start."""
     # numpy wraps arrays silently, but warns about scalars
     key = np.array([int(seed) % 2**64], dtype=np.uint64)
     for part in (int(epoch) % 2**64, 0):
@@ -36,17 +36,17 @@ def draw(stream: np.ndarray, number: int | np.ndarray) -> np.ndarray:
 
 
 def chance(bits: np.ndarray, probability: float | np.ndarray) -> np.ndarray:
-    """Return bool from draws, True with `probability` (a number, or an array that broadcasts)."""
+    """Return bool from draws, True with `probability`, which is a number or an array that broadcasts."""
     return (bits >> np.uint64(11)) * 2.0**-53 < probability
 
 
 def below(bits: np.ndarray, n: int | np.ndarray) -> np.ndarray:
-    """Return uniform whole numbers 0 … n−1, int64, from draws; 0 ≤ n < 2^32 (0 gives 0)."""
+    """Return uniform whole numbers 0 … n−1, int64, from draws, for 0 ≤ n < 2^32 (0 gives 0)."""
     return (((bits >> np.uint64(32)) * np.asarray(n).astype(np.uint64)) >> np.uint64(32)).astype(np.int64)
 
 
 def derived_seed(*parts: int) -> int:
-    """Return one 63-bit seed from several whole numbers; their order matters."""
+    """Return one 63-bit seed from several whole numbers, whose order matters."""
     state = np.zeros(1, dtype=np.uint64)
     for part in parts:
         state = mix((state ^ np.uint64(part % 2**64)) + GOLDEN_STEP)

@@ -1,4 +1,4 @@
-"""Signals that ask a run to stop, seen at once and obeyed between two steps; SIGUSR2, which writes stacks.
+"""Signals that ask a run to stop, seen at once and obeyed between two steps. SIGUSR2 writes stacks.
 
 Python runs a signal's handler only when the main thread returns to the interpreter, and a thread that waits
 in a collective does not. So the handler does nothing: the interpreter writes the signal's number into a pipe,
@@ -7,7 +7,7 @@ them was asked to stop (`World.stop_agreed`), and save together (`histocc.traine
 
 `faulthandler` writes the stacks of all threads, in C, wherever the main thread hangs: at SIGUSR2, before the
 time limit, and at a signal that kills the process, such as SIGSEGV. Each rank has a file for them in the
-run's folder; until that exists they go to stderr.
+run's folder. Until that exists they go to stderr.
 """
 
 import contextlib
@@ -25,14 +25,14 @@ from types import SimpleNamespace
 SIGNALS = tuple(
     getattr(signal, name) for name in ("SIGTERM", "SIGINT", "SIGUSR1", "SIGHUP") if hasattr(signal, name)
 )
-SECOND_AFTER = 1.0  # seconds; a repeat within them may come from a launcher, a later one from a person
+SECOND_AFTER = 1.0  # seconds, within which a repeat may come from a launcher, a later one from a person
 STACKS = "stacks-rank{}.txt"
 STACKS_SHARE = 0.9  # share of the time limit after which stacks are written
 EARLIER = 0.05  # share of it by which they may come early: setting the timer starts a thread (0.2 ms)
 
 
 class Stopped(BaseException):
-    """Ends abandoned work when the run must stop; `except Exception` does not catch it."""
+    """The exception that ends work when the run must stop. `except Exception` does not catch it."""
 
 
 class StopRequest:
@@ -48,7 +48,7 @@ class StopRequest:
 
     @property
     def reason(self) -> str:
-        """The signal's name; "" if this process was not asked."""
+        """The signal's name, or "" if this process was not asked."""
         return "" if self.signal is None else signal.Signals(self.signal).name
 
     @property
@@ -64,11 +64,11 @@ class StopRequest:
             os._exit(128 + number)  # renames replace files, so none is half-written
 
 
-_current: list[StopRequest] = []  # the request of this process; empty if nobody listens
+_current: list[StopRequest] = []  # the request of this process, or empty if nobody listens
 
 
 def stop_request() -> StopRequest:
-    """Return the request of `listening`; outside of it, a request that no signal makes."""
+    """Return the request of `listening`, or outside of it a request that no signal makes."""
     return _current[0] if _current else StopRequest()
 
 
@@ -78,7 +78,7 @@ def stop_asked() -> bool:
 
 @contextlib.contextmanager
 def listening() -> Generator[StopRequest]:
-    """Handle signals in the main thread until the end; inside another `listening`, yield its request."""
+    """Handle signals in the main thread until the end, or inside another `listening` yield its request."""
     if _current:
         yield _current[0]
         return
@@ -104,14 +104,14 @@ def start_listening() -> None:
 
 
 def _take_signals(request: StopRequest) -> Callable[[], None]:
-    """Have signals make `request`, if this is the main thread; return a function that restores handlers."""
+    """Have signals make `request` if this is the main thread. Return a function that restores handlers."""
     if threading.current_thread() is not threading.main_thread():
         return lambda: None
     reader, writer = socket.socketpair()
     writer.setblocking(False)
     pipe = writer.detach()
-    # nohup ignores SIGHUP, so that its command outlives the terminal; the handlers of a program that embeds
-    # Python, such as R, are None here and could not be restored
+    # nohup ignores SIGHUP, so that its command outlives the terminal. The handlers of a program that embeds
+    # Python, such as R, are None here and could not be restored.
     before = {
         number: signal.signal(number, lambda number, frame: None)
         for number in SIGNALS
@@ -152,8 +152,8 @@ def leave_to_parent() -> None:
 # ---- stacks of a process that hangs
 
 
-# The timer of this process; `faulthandler` has only one. limit is in seconds, None while no run has its
-# folder; set_at is in time.monotonic().
+# The timer of this process, as `faulthandler` has only one. limit is in seconds, or None while no run has its
+# folder. set_at is in time.monotonic().
 _timer = SimpleNamespace(limit=None, file=2, names="", set_at=-math.inf)
 
 
@@ -167,7 +167,7 @@ def _write_stacks_to(file: int) -> None:
 
 @contextlib.contextmanager
 def stacks_in(paths: Sequence[str], rank: int, limit: float) -> Generator[None]:
-    """Write stacks into this rank's one of `paths`, removed if empty; limit: seconds of a wait for others."""
+    """Write stacks into `paths[rank]`, which is removed if empty. limit: seconds of a wait for others."""
     try:
         file = open(paths[rank], "ab")
     except OSError:  # this node lacks the folder of the run
@@ -187,7 +187,7 @@ def stacks_in(paths: Sequence[str], rank: int, limit: float) -> Generator[None]:
 
 
 def set_timer() -> None:
-    """Write stacks later, unless this is called again soon enough: all ranks call it before each step."""
+    """Write stacks later, unless this is called again soon enough. All ranks call it before each step."""
     now = time.monotonic()
     if _timer.limit is not None and now - _timer.set_at >= EARLIER * _timer.limit:
         seconds = min(STACKS_SHARE * _timer.limit, threading.TIMEOUT_MAX)
@@ -203,5 +203,5 @@ def stop_timer() -> None:
 
 
 def stacks_written() -> str:
-    """Return a phrase that names the files written at the time limit; "" if there are none."""
+    """Return a phrase that names the files written at the time limit, or "" if there are none."""
     return _timer.names and f"the stacks of all threads: {_timer.names}"

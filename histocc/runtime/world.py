@@ -56,13 +56,13 @@ met = SimpleNamespace(store=None, rank=0)  # the store in which several ranks ha
 
 
 def srun_environment() -> dict[str, str]:
-    """Return torchrun's variables, as set or as implied by `srun`, in one of several tasks; else {}."""
+    """Return torchrun's variables, as set or as `srun` implies, in one of several tasks, else {}."""
     env, names = os.environ, ("STEP_NUM_TASKS", "PROCID", "LOCALID", "STEP_NODELIST", "JOB_ID", "STEP_ID")
     tasks, rank, local, nodes, job, step = (env.get(f"SLURM_{name}", "") for name in names)
     if env.get("RANK") or env.get("WORLD_SIZE") == "1" or tasks in ("", "1"):
         return {}
     with contextlib.suppress(OSError):  # a container may hide the task
-        # tasks read a pipe; the shell of srun --pty reads a terminal, a batch script /dev/null
+        # tasks read a pipe, the shell of srun --pty reads a terminal, a batch script /dev/null
         if os.readlink(f"/proc/{env.get('SLURM_TASK_PID')}/fd/0").startswith("/dev/"):
             return {}
     host = re.sub(r"\[(\w+)[^]]*\]", r"\1", nodes).partition(",")[0]  # the first of node[003-007,012],other
@@ -120,13 +120,13 @@ def launcher_environment(args: ProcessFlags) -> tuple[int, int, int, int]:
 
 
 def is_first_rank() -> bool:
-    """Return whether the launcher made this process rank 0; usable before there is a `World`."""
+    """Return whether the launcher made this process rank 0. Usable before there is a `World`."""
     return (srun_environment() or os.environ).get("RANK", "0") in ("", "0")
 
 
 def launcher_id() -> str:
     """Return a unique name of torchrun's agent, which restarts this process after a failure: its host, number
-    and start; "" without torchrun.
+    and start. It is "" without torchrun.
     """
     if "TORCHELASTIC_RUN_ID" not in os.environ or sys.platform != "linux":
         return ""
@@ -136,7 +136,7 @@ def launcher_id() -> str:
 
 
 def die_with(parent: int) -> None:
-    """Ask Linux to kill this process when its parent dies: torchrun's agent then forwards no signal."""
+    """Ask Linux to kill this process when its parent dies, as torchrun's agent then forwards no signal."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
     if os.getppid() != parent:  # the parent died before the call
@@ -155,9 +155,9 @@ class World:
     size: int = 1
     local_size: int = 1
     device: torch.device = torch.device("cpu")
-    backend: str | None = None  # backend of the default process group (tensors on `device`); None: no group
-    control: Any = field(default=None, compare=False)  # the group for tensors on the CPU; None: the default
-    patient: Any = field(default=None, compare=False)  # the group in which waits may be long; None: the same
+    backend: str | None = None  # backend of the default process group (tensors on `device`), or None
+    control: Any = field(default=None, compare=False)  # the group for tensors on the CPU (None: the default)
+    patient: Any = field(default=None, compare=False)  # the group in which waits may be long (None: the same)
     time_limit: float = field(default=math.inf, compare=False)  # seconds that one process waits for another
     leader: int = field(default=0, compare=False)  # the first rank on this machine
 
@@ -200,7 +200,7 @@ class World:
         return bool(asked > 0)
 
     def gather(self, value: Any, main_alone: bool = False) -> list[Any]:
-        """Return every rank's `value`, in order of rank, on all ranks; `main_alone`: [] on all but rank 0."""
+        """Return every rank's `value`, in order of rank. main_alone: only on rank 0, [] on the others."""
         if not self.backend:
             return [value]
         values: list[Any] = [None] * self.size
@@ -211,7 +211,7 @@ class World:
         return values if self.is_main or not main_alone else []
 
     def broadcast(self, value: Any, source: int) -> Any:
-        """Return the `value` of rank `source`, tensors on the CPU included, on every rank."""
+        """Return the `value` of rank `source` on every rank. It may hold tensors on the CPU."""
         if not self.backend:
             return value
         held = [value]
@@ -225,7 +225,7 @@ class World:
         return sorted(set(self.gather(self.leader)))
 
     def run_on_main(self, work: Callable[[], Any], limited: bool = False) -> Any:
-        """Run `work` on rank 0 and return its result on every rank; see `run_on`."""
+        """Run `work` on rank 0 and return its result on every rank (see `run_on`)."""
         return self.run_on([0], work, limited)[0]
 
     def run_on(self, leaders: list[int], work: Callable[[], Any], limited: bool = False) -> list[Any]:
@@ -264,7 +264,7 @@ class World:
         return results
 
     def give_up_if_asked(self) -> None:
-        """Raise Stopped if this process was asked to stop: work inside `run_on` calls it."""
+        """Raise Stopped if this process was asked to stop. Work inside `run_on` calls it."""
         if stop_asked():
             raise Stopped
 
@@ -384,7 +384,7 @@ def own_start(args: ProcessFlags, device: torch.device, local_rank: int) -> dict
 
 
 def wait_for_address(rank: int, seconds: float) -> object:
-    """Wait until MASTER_ADDR is known (rank 0) or accepts connections; torch would print 40 lines of C++."""
+    """Wait until MASTER_ADDR is known (rank 0) or accepts connections. Else torch prints 40 lines of C++."""
     at: Any = (os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT"))
     until, quiet_until = time.monotonic() + seconds, time.monotonic() + JOINING_SECONDS
     while all(at):  # else torch says which is missing
@@ -402,8 +402,8 @@ def wait_for_address(rank: int, seconds: float) -> object:
 
 @contextlib.contextmanager
 def limit_of_joining(others: str, seconds: float) -> Generator[None]:
-    """End this process if the code inside takes longer (exit code 2), or if it is asked to stop meanwhile:
-    torch waits there without looking at signals, and there is nothing to save yet.
+    """End this process if the code inside takes longer (exit code 2), or if it is asked to stop meanwhile.
+    Torch waits there without looking at signals, and there is nothing to save yet.
     """
     done = threading.Event()
 

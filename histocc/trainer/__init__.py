@@ -1,1 +1,1 @@
-"""The training of any model; it knows nothing of occupations."""
+"""The training of any model, without any knowledge of occupations."""

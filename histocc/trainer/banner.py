@@ -21,7 +21,7 @@ PARALLEL = {
 def banner(
     args: TrainConfig, world: World, about: Iterable[str], on_rate: str, plan: BatchPlan, schedule: Schedule
 ) -> str:
-    """Return the lines of the banner. about, on_rate: about and about_rate of `script.Training`."""
+    """Return the banner. about, on_rate: `about` and `about_rate` of `script.Training`."""
     kind, size = world.device.type, world.size
     reason = "--device cpu" if args.device == "cpu" else why_no_gpu()
     gpus = torch.cuda.device_count() if kind == "cuda" else 0
@@ -72,7 +72,7 @@ def banner(
 
 
 def start_lines(epochs: int, world: World, plan: BatchPlan, resumed: dict[str, Any] | None) -> str:
-    """Return the lines printed when the steps begin, for a resumed run also where it begins."""
+    """Return the lines printed when the steps begin. For a resumed run they also say where it begins."""
     verb, lines = "Starting training for", []
     if resumed:
         verb, step, before = "Continuing the training of", resumed["step"], resumed["args"]["num_epochs"]

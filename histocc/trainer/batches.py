@@ -1,9 +1,9 @@
 """Rows → micro-batches: which rows an optimizer step takes, each rank's share of them, and their loading.
 
 The rows of a step are a pure function of (seed, epoch, batch number, total batch), and each rank takes its
-share. They are the same on any number of processes and after any restart; an epoch has every row once.
+share. They are the same on any number of processes and after any restart. An epoch has every row once.
 
-Padding is saved within a step, not by the choice of its rows: a share is cut into micro-batches of similar
+The rows of a step are not chosen to save padding. Instead each share is cut into micro-batches of similar
 length, whose gradients add up to the gradient of the whole. This is not done if the model itself computes
 little for padding (`Rows.groups_in_model`). Batches of one length each save as much, but were less accurate.
 """
@@ -46,7 +46,7 @@ def permuted(positions: np.ndarray, n: int, seed: int) -> np.ndarray:
     """Return the images of `positions` (int64 [k], each < n) in a seeded permutation of 0 … n−1, int64 [k].
 
     A Feistel network over the next power of four, walked until the value falls below n (Black and Rogaway,
-    2002, "Ciphers with arbitrary finite domains"): no array of n.
+    2002, "Ciphers with arbitrary finite domains"), needs no array of n values.
     """
     half_bits = max(1, (max(n - 1, 1).bit_length() + 1) // 2)
     mask, shift = np.uint64((1 << half_bits) - 1), np.uint64(half_bits)
@@ -72,9 +72,9 @@ class BatchPlan:
     rows: int  # samples of an epoch
     global_batch_size: int  # samples of an optimizer step over all processes
     processes: int = 1
-    micro_batch_size: int = 0  # most samples that a process takes through the model at once; 0: its share
+    micro_batch_size: int = 0  # most samples that a process takes through the model at once (0: its share)
     groups: int = 1  # most micro-batches of similar length into which a share is cut for less padding
-    group_rows: int = 8  # samples of a group; a share this large is cut in two, or share // group_rows
+    group_rows: int = 8  # samples of a group: a share this large is cut in two, or share // group_rows
 
     def __post_init__(self):
         if self.micro_batch_size <= 0:
@@ -105,8 +105,8 @@ class BatchPlan:
 
 def cut_by_width(widths: np.ndarray, parts: int, micro: int) -> list[np.ndarray]:
     """Cut a share into `parts` micro-batches of at most `micro` samples with the least padding, given the
-    positions that each sample needs, int64 [n]. Return the samples of each micro-batch, narrow ones first;
-    with too few samples some are empty.
+    positions that each sample needs, int64 [n]. Return the samples of each micro-batch, narrow ones first.
+    With too few samples some are empty.
     """
     order = np.argsort(widths, kind="stable")
     distinct, counts = np.unique(widths, return_counts=True)
@@ -128,9 +128,9 @@ def cut_by_width(widths: np.ndarray, parts: int, micro: int) -> list[np.ndarray]
 
 
 class Rows:
-    """Base of the rows that a run trains or validates on; subclasses define `__len__` and `batch`."""
+    """Base of the rows that a run trains or validates on. Subclasses define `__len__` and `batch`."""
 
-    fingerprint = ""  # a text that differs for other rows; a run can only resume on the same rows
+    fingerprint = ""  # a text that differs for other rows, since a run can only resume on the same
     has_lengths = False  # whether `lengths` and `widths` are meaningful
     groups_in_model: tuple[str, ...] = ()  # kinds of device on which the model computes little for padding
 
@@ -138,26 +138,26 @@ class Rows:
         raise NotImplementedError
 
     def batch(self, numbers: np.ndarray, epoch: int) -> dict[str, Tensor]:
-        """Tensors [B, …] by name, of rows `numbers` int64 [B] in `epoch` (0-based). A pure function of these:
-        draws for a row depend on a seed, the epoch and its number (`histocc.runtime.rng`).
+        """Return tensors [B, …] by name, for rows `numbers` int64 [B] in `epoch` (0-based). It is a pure
+        function: draws for a row depend on a seed, the epoch and its number (`histocc.runtime.rng`).
         """
         raise NotImplementedError
 
     def lengths(self, numbers: np.ndarray) -> np.ndarray:
-        """Return lengths [B] of rows `numbers` int64 [B]: a step is sorted by them, then shared out."""
+        """Return lengths [B] of rows `numbers` int64 [B]. A step is sorted by them, then shared out."""
         return np.zeros(len(numbers), dtype=np.int64)
 
     def widths(self, batch: dict[str, Tensor]) -> np.ndarray:
-        """Positions that each row of a batch needs, int64 [B]: similar ones go into one micro-batch."""
+        """Return the positions that each row needs, int64 [B]. Similar ones go into one micro-batch."""
         return np.zeros(len(next(iter(batch.values()))), dtype=np.int64)
 
     def piece(self, batch: dict[str, Tensor], kept: np.ndarray) -> dict[str, Tensor]:
-        """The rows `kept` int64 [b] of a batch, only as wide as these need."""
+        """Return the rows `kept` int64 [b] of a batch, only as wide as they need."""
         return {name: value[torch.from_numpy(kept)] for name, value in batch.items()}
 
 
 class MicroBatches(Dataset[list[dict[str, Any]]]):
-    """One rank's share of each global batch, indexed by (epoch, batch): a pure function of these and the
+    """One rank's share of each global batch, indexed by (epoch, batch), a pure function of these and the
     arguments. shuffle_seed: seed of an epoch's order, or None, for validation, to order by length.
     """
 
@@ -176,7 +176,7 @@ class MicroBatches(Dataset[list[dict[str, Any]]]):
         return self.plan.steps_per_epoch
 
     def global_batch(self, epoch: int, batch: int) -> np.ndarray:
-        """Row numbers of global batch `batch` (0-based), sorted by length; int64 [batch_rows]."""
+        """Return the row numbers of global batch `batch` (0-based), sorted by length, int64 [batch_rows]."""
         first, size = batch * self.plan.global_batch_size, self.plan.batch_rows(batch)
         rows = np.arange(first, first + size)
         if self.seed is not None:
@@ -190,14 +190,14 @@ class MicroBatches(Dataset[list[dict[str, Any]]]):
         return rows[np.argsort(self.rows.lengths(rows), kind="stable")] if self.rows.has_lengths else rows
 
     def __getitem__(self, index: tuple[int, int]) -> list[dict[str, Any]]:
-        """Micro-batches of similar width: the entries of `Rows.batch`, weights float32 [B], rows int64 [B],
-        global_count (rows of the whole optimizer step, over all ranks) and last_micro_batch.
+        """Return micro-batches of similar width: the entries of `Rows.batch`, weights float32 [B], rows int64
+        [B], global_count (rows of the optimizer step, on all ranks) and last_micro_batch.
 
         An empty micro-batch gets a row of weight 0, so that the rank takes part in every collective.
         """
         epoch, batch = index
         rows, plan = self.global_batch(epoch, batch), self.plan
-        share = rows[self.rank :: plan.processes]  # every n-th; may be empty
+        share = rows[self.rank :: plan.processes]  # every n-th, possibly none
         weight, share = (1.0, share) if len(share) else (0.0, rows[:1])
         tensors, parts = self.rows.batch(share, epoch), plan.micro_batches(batch)
         micro_batches = []
@@ -216,7 +216,7 @@ class MicroBatches(Dataset[list[dict[str, Any]]]):
 
 
 def widest(rows: Rows, number: int) -> dict[str, Any]:
-    """A micro-batch of the `number` longest rows, to see whether they fit into memory."""
+    """Return a micro-batch of the `number` longest rows, to see whether they fit into memory."""
     numbers = np.arange(0)
     for start in range(0, len(rows), SPAN):
         both = np.append(numbers, np.arange(start, min(start + SPAN, len(rows))))
@@ -229,7 +229,7 @@ def widest(rows: Rows, number: int) -> dict[str, Any]:
 
 @dataclass
 class Upcoming:
-    """The batches still to come of an epoch, as (epoch, batch)."""
+    """The batches of an epoch that are still to come, as (epoch, batch)."""
 
     epoch: int = 0
     batches: range = range(0)
@@ -239,7 +239,7 @@ class Upcoming:
 
 
 class BatchLoader:
-    """Iterates one rank's micro-batches from a position on: `for batch in loader.at(epoch, first_batch)`.
+    """A loader of one rank's micro-batches from a position on: `for batch in loader.at(epoch, first_batch)`.
 
     A wait for loading processes ends at the time limit of `world`, or at a request to stop. A process that
     fails, dies or does not answer raises TrainingError. loading: arguments of torch's DataLoader.
@@ -259,7 +259,7 @@ class BatchLoader:
         self.loader = DataLoader(dataset, batch_size=None, sampler=self.at(0).upcoming, **loading)
 
     def at(self, epoch: int, first_batch: int = 0) -> "BatchLoader":
-        """Sets where the next iteration starts. All workers receive this with each index."""
+        """Set where the next iteration starts. All workers receive this with each index."""
         self.upcoming.epoch, self.upcoming.batches = epoch, range(first_batch, self.plan.steps_per_epoch)
         return self
 
@@ -276,8 +276,8 @@ class BatchLoader:
             shares: Any = iter(self.loader)
         except OSError as error:  # from the workers' semaphores
             raise TrainingError(SHARED_MEMORY_IS_FULL) if error.errno == ENOSPC else error from None
-        with contextlib.suppress(ValueError, AttributeError):  # not the main thread; Windows
-            # torch's handler raises wherever the main thread is; the wait for a batch sees a dead worker
+        with contextlib.suppress(ValueError, AttributeError):  # not the main thread, or Windows
+            # torch's handler raises wherever the main thread is, and the wait for a batch sees a dead worker
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         waiting_since = time.monotonic()
         while True:
@@ -304,7 +304,7 @@ class BatchLoader:
 
 
 def begin_worker(_: int) -> None:
-    """Ends the worker when a batch cannot be put into shared memory; Python would print that and lose it."""
+    """Have a worker end if it cannot share a batch in memory. Python would print that and lose it."""
 
     def not_handed_over(error: Exception, _: object) -> None:
         traceback.print_exception(error)
@@ -316,14 +316,14 @@ def begin_worker(_: int) -> None:
 
 
 def batch_plan(flags: StepFlags, rows: Rows, world: World) -> BatchPlan:
-    """The batch arithmetic of the training rows."""
+    """Return the batch arithmetic of the training rows."""
     size, group_rows = world.size, by_kind(LENGTH_GROUP_ROWS, world.device)
     groups = LENGTH_GROUPS if rows.has_lengths and world.device.type not in rows.groups_in_model else 1
     return BatchPlan(len(rows), flags.total_batch(size), size, flags.samples_at_once, groups, group_rows)
 
 
 def make_loader(args: TrainConfig, world: World, rows: Rows, plan: BatchPlan | None = None) -> BatchLoader:
-    """The loader of this rank's share of rows, to train on by `plan`, or without one to validate on."""
+    """Return the loader of this rank's share of rows, to train on with `plan`, or without it to validate."""
     shuffle_seed, at_once = None if plan is None else derived_seed(args.seed, ORDER), args.samples_at_once
     plan = plan or BatchPlan(len(rows), at_once * world.size, world.size, at_once)
     loading = ("num_workers", "prefetch_factor", "pin_memory", "persistent_workers")

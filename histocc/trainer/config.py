@@ -42,7 +42,7 @@ BatchSize = Annotated[
 
 
 def wandb_login_error() -> str:
-    """Return why W&B cannot log in, or ""; this does not prompt, and when silent does not ask a server."""
+    """Return why W&B cannot log in, or "". This does not prompt, and when silent does not ask a server."""
     program = "import wandb\ntry: wandb.login(verify=False)\nexcept wandb.Error as error: print(error)"
     line, silent = [sys.executable, "-P", "-c", program], os.environ | {"WANDB_SILENT": "true"}
     run = partial(subprocess.run, line, capture_output=True, text=True, stdin=subprocess.DEVNULL)
@@ -180,7 +180,7 @@ class TrainConfig(RunFlags, LoadingFlags, StepFlags, ComputationFlags):
     """The flags of every training script."""
 
     def problems(self) -> Iterator[str]:
-        """Yield the problems of these arguments, a line each."""
+        """Yield a line for each problem of these arguments."""
         for name, package in EXTRAS.items():
             if getattr(self, name) and importlib.util.find_spec(package) is None:
                 yield f"{flag_of(name)} needs the package {package}: pip install {package}"

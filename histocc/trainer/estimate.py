@@ -19,7 +19,7 @@ from histocc.trainer.batches import BatchLoader, Rows, widest
 from histocc.trainer.config import StepFlags
 
 STEPS = 3  # steps measured in a dry run, after one that is not measured
-FIRST_SIZE, MEMORY_SHARE = 8, 0.85  # first batch size tried; share of a GPU's free memory that may be used
+FIRST_SIZE, MEMORY_SHARE = 8, 0.85  # first batch size tried, usable share of a GPU's free memory
 
 
 def choose_batch_size(
@@ -47,7 +47,7 @@ def choose_batch_size(
 
 def find_batch_size(run: Callable[[int], None], most: int, world: World, still_to_come: int = 0) -> int:
     """Return the largest of 8, 16, 32 … and `most` samples that fits into the memory of every GPU. All ranks.
-    run: takes a number of samples forward and backward; still_to_come: further bytes that a step needs.
+    run: takes a number of samples forward and backward. still_to_come: further bytes that a step needs.
     """
     best = 1
     for size in [size for size in (FIRST_SIZE << i for i in range(12)) if size < most] + [most]:

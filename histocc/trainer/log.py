@@ -18,12 +18,12 @@ if TYPE_CHECKING:  # commands that read a log start without torch, which takes a
 
 LOG, RUNNING = "logs.csv", "running"
 
-# Columns of logs.csv that add up over optimizer steps; a new one is one line here. The function returns a
+# Columns of logs.csv that add up over optimizer steps. A new one is one line here. The function returns a
 # step's summand, a 0-d tensor equal on all ranks, from (norm of its gradient, was it taken, was it bad).
 SUMMED_COLUMNS: dict[str, Callable[[Any, Any, Any], Any]] = {
     "skipped_steps": lambda norm, taken, bad: bad,
 }
-FIT_PARTS = ("linear decoder", "both decoders")  # parts of the fit of n-grams; their steps count up to 0
+FIT_PARTS = ("linear decoder", "both decoders")  # parts of the fit of n-grams, whose steps count up to 0
 COUNTS = ("step", "epoch", "samples")
 ROW_FIGURES = ("grad_norm", "lr", "samples_per_sec", "seconds_data")  # they follow the losses of training
 FLOPS = ("model_flops_per_sec", "mfu")  # they come last
@@ -32,7 +32,7 @@ OWN_COLUMNS = (*COUNTS, *ROW_FIGURES, *SUMMED_COLUMNS, *FLOPS)  # the trainer's 
 
 
 def log_columns(task_columns: Iterable[str]) -> tuple[str, ...]:
-    """Return the columns of logs.csv, in order, for the columns of a task; see `histocc.trainer.loop`."""
+    """Return the columns of logs.csv, in order, for the columns of a task (see `histocc.trainer.loop`)."""
     task_columns = tuple(task_columns)
     losses = [name for name in task_columns if name.startswith("loss")]
     return (
@@ -54,7 +54,7 @@ def complete_lines(path: str) -> list[str]:
 
 
 def read_numbers(path: str) -> list[dict[str, float | None]]:
-    """Return the undamaged rows of a logs.csv, None for an empty cell; [] without such a file."""
+    """Return the undamaged rows of a logs.csv, with None for an empty cell, or [] without such a file."""
     empty, rows = dict.fromkeys(log_columns(("loss",))), []
     with contextlib.suppress(UserError, csv.Error):
         for row in csv.DictReader(complete_lines(path)):
@@ -78,15 +78,15 @@ def validation_line(values: dict[str, Any], columns: tuple[str, ...]) -> str:
 
 
 class RunLog:
-    """The log of one run; every method may be called on every rank but acts only on rank 0.
+    """The log of one run. Every method may be called on every rank but acts only on rank 0.
 
     Args:
-        files: the files of the run, to write logs.csv and status.json; None: write no file.
-        start: steps done; later rows are dropped (all rows for a new run), with `again` also the validation
+        files: the files of the run, to write logs.csv and status.json, or None to write no file.
+        start: steps done. Later rows are dropped (all rows for a new run), with `again` also the validation
             of that step, which is still to be repeated. A fit ends at step 0 with a row that stays.
         stop_step: the step at which this start ends.
-        first: the step of a fit that is shown as 0 (its steps count up to 0); part: the fit's name in lines.
-        steps_before: steps of an earlier fit, to be counted in the progress; None: show no progress.
+        first: the step of a fit that is shown as 0 (its steps count up to 0). part: the fit's name in lines.
+        steps_before: steps of an earlier fit, to be counted in the progress, or None to show no progress.
     """
 
     def __init__(
@@ -134,7 +134,7 @@ class RunLog:
             print(text, flush=True)
 
     def step(self) -> None:
-        """Count a step and show how long the rest will take: the first row may be minutes away."""
+        """Count a step and show how long the rest will take, as the first row may be minutes away."""
         if self.stage:
             self.stage.add()
 
@@ -176,7 +176,7 @@ class RunLog:
             self.say(validation_line(values, self.columns))
 
     def _append(self) -> None:
-        """Write pending rows; if this fails (no space, no folder), try again with the next row."""
+        """Write pending rows. If this fails (no space, no folder), try again with the next row."""
         if self.files is None:
             return
         path = self.files.path(LOG)
@@ -202,7 +202,7 @@ class RunLog:
                     file.write(json.dumps(self.status).encode())
 
     def close(self, state: str = "ended", step: int | None = None) -> None:
-        """End the log; later calls do nothing. state: how the run ended; step: steps done (None: logged)."""
+        """End the log. Later calls do nothing. state: how the run ended. step: steps done (None: logged)."""
         if self.status["state"] != RUNNING:
             return
         self._write_status(state=state, step=self.status["step"] if step is None else step)

@@ -3,7 +3,7 @@
 It trains a task, which is any object with
 
     columns: names of its values, in the order of logs.csv. Names that begin with "loss" are losses, which
-        are trained and validated (train_loss, val_loss); the others are figures of validation.
+        are trained and validated (train_loss, val_loss). The others are figures of validation.
     losses(model, batch) -> {name: [B]}: "loss" is the one to be trained. The model is wrapped (DDP, FSDP),
         under autocast.
     metrics(model, batch) -> {name: [B] or (sums [B], counts [B])}: one value for each column, in
@@ -16,9 +16,9 @@ Values are per sample, never means, so that the mean is exact on any number of p
 A batch is a dict with the tensors of B samples that the model needs, and three entries for the loop, each
 with a default for plain loaders:
 
-    weights [B]: weights of the samples (1); 0 for samples that only fill up a batch.
-    global_count: sum of the weights of the whole optimizer step, on all ranks (B × ranks); needed if a step
-        has several micro-batches.
+    weights [B]: weights of the samples (1), or 0 for samples that only fill up a batch.
+    global_count: sum of the weights of the whole optimizer step, on all ranks (B × ranks). It is needed if a
+        step has several micro-batches.
     last_micro_batch: whether the optimizer's step comes after this batch (True).
 """
 
@@ -43,7 +43,7 @@ from histocc.trainer.log import SUMMED_COLUMNS, log_columns
 from histocc.trainer.schedule import set_learning_rate
 
 COUNT = " count"  # appended to the name of a figure: the divisor of its sum
-GPU_CHECK_INTERVAL = 10  # steps; reading a value waits for the device
+GPU_CHECK_INTERVAL = 10  # steps, since reading a value waits for the device
 Task = Any  # an object as described above: no class to inherit, nothing to register
 
 
@@ -56,24 +56,24 @@ class Run:
     optimizer: torch.optim.Optimizer  # its groups have an "initial_lr" if there is a `rate_factor`
     world: World
     precision: Precision = field(default_factory=lambda: Precision("float32"))
-    seed: int | None = None  # makes dropout a function of (seed, step, rank); None: torch's generators decide
+    seed: int | None = None  # makes dropout a function of (seed, step, rank), else torch's generators decide
     rate_factor: Callable[[int], float] | None = None  # step, from 0 on → factor on the peak learning rate
-    scheduler: Any = None  # a torch scheduler instead, for callers of the engine; stepped after each step
-    clip_norm: float | None = 1.0  # largest norm of a step's gradient, without sparse ones; None: any
+    scheduler: Any = None  # a torch scheduler instead, stepped after each step, for callers of the engine
+    clip_norm: float | None = 1.0  # largest norm of a step's gradient, without sparse ones (None: any)
     max_bad_steps: int = 20  # steps in a row without a finite gradient after which the run ends
     flops: Callable[[dict[str, Any]], float] | None = None  # operations of a batch, forward and backward
-    stop_step: int | None = None  # the optimizer step at which the run ends; None: the end of the batches
+    stop_step: int | None = None  # the optimizer step at which the run ends (None: the end of the batches)
     steps_per_epoch: int | None = None
-    log_interval: int | None = 100  # in optimizer steps, as the next two; None: never
+    log_interval: int | None = 100  # in optimizer steps, as the next two (None: never)
     eval_interval: int | None = None
     save_interval: int | None = None
-    # a measure computed from a validation's figures; best.bin has the highest; None: the lowest loss
+    # a measure of a validation's figures, of which best.bin has the highest (None: the lowest loss)
     best_by: Callable[[dict[str, Any]], float] | None = None
     patience: int | None = None  # validations in a row without a new best after which the run ends
     validate_first: bool = False  # whether to validate and save a checkpoint before the first step
-    epoch_name: str = ""  # name of the checkpoint of each epoch, with {} for its number; "": none
-    # called on all ranks with the step, the names of the files due, and the position to resume from; returns
-    # the error, the same on all ranks, or "" or None
+    epoch_name: str = ""  # name of the checkpoint of each epoch, with {} for its number, or "" for none
+    # called on all ranks with the step, the names of the files due, and the position to resume from. It
+    # returns the error, the same on all ranks, or "" or None.
     save: Callable[[int, list[str], dict[str, Any]], str | None] | None = None
     log: Callable[[dict[str, Any]], None] | None = None  # called on all ranks with a row of the log
     step_done: Callable[[], object] | None = None  # called on all ranks after each step
@@ -82,11 +82,11 @@ class Run:
 
 @dataclass
 class State:
-    """The progress of a run; checkpoints keep its `position`."""
+    """The progress of a run. Checkpoints keep its `position`."""
 
     step: int = 0  # optimizer steps done
     samples: float = 0  # trained on, by all ranks
-    # since the last row of the log, on this rank; values equal on all ranks count on rank 0
+    # since the last row of the log, on this rank. Values equal on all ranks count on rank 0.
     sums: dict[str, Tensor | float] = field(default_factory=dict[str, Tensor | float])
     grad_norm: Tensor | float | None = None  # before clipping, of the last step that was not skipped
     best_val_loss: float | None = None  # or minus the value of the run's `best_by`
@@ -142,7 +142,7 @@ class State:
         return self.since_best >= (patience or math.inf)
 
     def stop_clock(self, world: World) -> None:
-        """Stop the clock of training; the time so far counts as a mean over the ranks."""
+        """Stop the clock of training. The time so far counts as a mean over the ranks."""
         if self.started is not None:
             synchronize(world.device)
             self.add("seconds", (time.perf_counter() - self.started) / world.size)
@@ -151,17 +151,17 @@ class State:
 
 
 def train(run: Run, loaders: dict[str, Any], state: State | None = None) -> int:
-    """Train from `state.step` to `run.stop_step`, or to the end of `run.patience`, and validate; return the
-    last step. A run that was asked to stop saves last.bin, and `state.stopped` says so. All ranks.
+    """Train from `state.step` to `run.stop_step`, or to the end of `run.patience`, and validate. Return the
+    last step. A run that was asked to stop saves last.bin and sets `state.stopped`. All ranks.
 
     Args:
         loaders: "train" and, to validate, "val": iterables of batches. One with a method `at(epoch,
             first_batch)` can start in the middle of an epoch.
-        state: the state of a resumed run; updated.
+        state: the state of a resumed run, which is updated.
 
     Raises:
         TrainingError: on all ranks alike, if loss or gradients are no longer finite.
-        ValueError: if a task or batches violate their interface; names what.
+        ValueError: if a task or batches violate their interface. The message names the cause.
     """
     state, last = state or State(), run.stop_step or 0
     columns = log_columns(run.task.columns)
@@ -203,7 +203,7 @@ def train_one_epoch(
         if run.seed is not None:
             torch.manual_seed(derived_seed(run.seed, state.step, world.rank))
 
-        # The micro-batches of the step, forward and backward; the last one averages the gradients over the
+        # The micro-batches of the step, forward and backward. The last one averages the gradients over the
         # ranks. Sums are of this rank, float64 and on the device: no wait, no growing rounding error.
         sums: dict[str, Tensor | float] = {}
         global_count, is_last = 0.0, False
@@ -239,7 +239,7 @@ def train_one_epoch(
         if run.scheduler is not None:
             run.scheduler.step()
 
-        # The figures of the step; then log, validation and checkpoint, if due.
+        # The figures of the step, then log, validation and checkpoint, if due.
         state.add_step(sums, global_count, norm, bad, world.is_main)
         if run.step_done is not None:
             run.step_done()
@@ -250,8 +250,8 @@ def forward_backward(
     model: nn.Module, task: Task, batch: dict[str, Any], precision: Precision, ranks: int = 1
 ) -> tuple[dict[str, Tensor], float]:
     """Run a micro-batch forward and backward: add the gradients of its share of the step's mean loss, times
-    the number of ranks, since DDP and FSDP divide by it. Return (the weighted sums of its losses, the number
-    of samples of the whole optimizer step).
+    the number of ranks, since DDP and FSDP divide by it. Return the weighted sums of its losses, and the
+    number of samples of the whole optimizer step.
     """
     with precision.autocast():
         losses = task.losses(model, batch)
@@ -280,7 +280,7 @@ def warm_up(model: nn.Module, task: Task, loader: Any, world: World, precision: 
 
 
 def between_steps(run: Run, state: State, epoch: int, val_loader: Any) -> None:
-    """Log, validate and save whatever is due after `state.step`. All ranks. Raises Stopped inside the
+    """Log, validate and save if they are due after `state.step`. All ranks. Raises Stopped inside the
     validation, which a resumed run repeats, and TrainingError if loss or gradients are no longer finite.
     """
     step, at_end = state.step, state.step in (0, run.stop_step)
@@ -338,13 +338,13 @@ def diverged(step: int, what: str, good_step: int | None) -> TrainingError:
 
 
 def save_checkpoint(run: Run, state: State, names: list[str]) -> str | None:
-    """Save a checkpoint under these names; return the error if it failed. All ranks."""
+    """Save a checkpoint under these names. Return the error if it failed. All ranks."""
     position = state.position(run.world)
     return None if run.save is None else run.save(state.step, names, position)
 
 
 def log_row(run: Run, state: State, epoch: int) -> dict[str, Any]:
-    """Return the log's values since the last row, over all ranks; start the next row. All ranks."""
+    """Return the log's values since the last row, over all ranks, and start the next row. All ranks."""
     world = run.world
     state.stop_clock(world)
     total = world.sum_over_ranks(state.sums)
@@ -416,7 +416,7 @@ def evaluate(
 
 
 def to_device(batch: dict[str, Any], device: torch.device) -> dict[str, Any]:
-    """Return the batch with its tensors on `device`; pinned memory is copied while the device computes."""
+    """Return the batch with its tensors on `device`. Pinned memory is copied while the device computes."""
     return {
         name: value.to(device, non_blocking=True) if isinstance(value, Tensor) else value
         for name, value in batch.items()

@@ -1,4 +1,4 @@
-"""The learning rate of a step (linear warm-up, then linear decay) and the optimizer that uses it."""
+"""The learning rate of a step, with linear warm-up and linear decay, and the optimizer that uses it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ def linear_factor(step: int, warmup_steps: int, total_steps: int) -> float:
     """Return the factor on the peak learning rate for optimizer step `step` (0-based).
 
     It rises from 1/(warmup_steps + 1), reaches 1 at step `warmup_steps`, and falls to 1/(total_steps −
-    warmup_steps) at the last step; it is 0 from `total_steps` on.
+    warmup_steps) at the last step. From step `total_steps` on it is 0.
     """
     if step >= total_steps:
         return 0.0
@@ -57,7 +57,7 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, factor: float) -> None:
 def make_optimizer(
     model: nn.Module, weight_decay: float, rate: float, fast: tuple[Sequence[str], float] = ((), 1.0)
 ) -> torch.optim.Optimizer:
-    """Return AdamW over the trained parameters; fast: names of a separate group, and its factor."""
+    """Return AdamW over the trained parameters. fast: names of a separate group, and its factor."""
     names, factor = fast
     rest = [p for name, p in model.named_parameters() if p.requires_grad and name not in names]
     groups: list[dict[str, Any]] = [{"params": rest}]

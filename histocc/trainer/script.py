@@ -1,5 +1,5 @@
-"""A run of any model, from its folder to its end, and `train`, a script for any model (see examples/ and
-docs/your-own-model.md).
+"""A run of any model, from its folder to its end, and `train`, a script for any model. See examples/ and
+docs/your-own-model.md.
 """
 
 import contextlib
@@ -45,7 +45,7 @@ class Training:
     train: Rows
     val: Rows | None = None  # None: no validation
     entries: dict[str, Any] = field(default_factory=dict[str, Any])  # for its checkpoints, to use the model
-    fingerprint: str = ""  # hash of the rows; a run resumes on the same rows only
+    fingerprint: str = ""  # hash of the rows, since a run resumes on the same rows only
     files: dict[str, int] = field(default_factory=dict[str, int])  # checksums of other files, by flag
     fast: tuple[Sequence[str], float] = ((), 1.0)  # parameters with a separate rate, its factor
     flops: Callable[[dict[str, Any]], float] | None = None  # see `histocc.trainer.loop`
@@ -75,7 +75,7 @@ def number_format(args: TrainConfig, world: World) -> Precision:
 def output_problems(
     args: TrainConfig, inputs: dict[str | None, str], files: OwnFiles, lists: Sequence[str] = ()
 ) -> list[str]:
-    """Return why a run may not write its files. inputs: the role of each file; lists: files of its data."""
+    """Return why a run may not write its files. inputs: the role of each file. lists: files of its data."""
     if args.eval_only or args.dry_run:
         return []
     if args.config and is_same(args.config, files.path(ARGS)) and files.holds(args.config):
@@ -139,8 +139,8 @@ def find_resumable(
 def newest_of_nodes(
     args: TrainConfig, world: World, read: Callable[[str], dict[str, Any]]
 ) -> tuple[dict[str, Any] | None, bool]:
-    """Return (the newest checkpoint, the same on all ranks; whether the node of rank 0 has it). If nodes have
-    separate folders, the newest of all is sent to every rank. All ranks. Raises UserError.
+    """Return the newest checkpoint, the same on all ranks, and whether the node of rank 0 has it. If nodes
+    have separate folders, the newest of all is sent to every rank. All ranks. Raises UserError.
     """
     read_here: dict[str, dict[str, Any]] = {}  # by the file
     launchers = set(world.gather(launcher_id())) - {""}
@@ -177,7 +177,7 @@ def newest_of_nodes(
 
 
 def set_threads(first: dict[str, int], world: World) -> None:
-    """Set the number of threads as at the first start: it affects the last bits of sums."""
+    """Set the number of threads of the first start, since it affects the last bits of sums."""
     threads, now = first["threads"], torch.get_num_threads()
     if threads != now and first["processes"] == world.size:
         torch.set_num_threads(threads)
@@ -227,7 +227,7 @@ def restore(resumed: dict[str, Any], optimizer: torch.optim.Optimizer, precision
 
 @dataclass(frozen=True)
 class OpenRun:
-    """A run between `open_run` and `close`: what the steps take, and the files that they write."""
+    """A run between `open_run` and `close`, with the inputs of its steps and the files that they write."""
 
     run: loop.Run
     loaders: dict[str, BatchLoader]
@@ -265,7 +265,7 @@ class OpenRun:
         what = "lowest validation loss" if run.best_by is None else "highest accuracy"
         best = f" ({what}: {checkpoint.BEST})" * has_best
         world.print(f"{how}\nModel: {files.path(checkpoint.LAST)}{best}")
-        run.optimizer.state.clear()  # twice the size of the weights; later work may need the memory
+        run.optimizer.state.clear()  # frees twice the size of the weights for later work
 
 
 def open_run(
@@ -324,7 +324,7 @@ def open_run(
 
 
 def announce(args: TrainConfig, world: World, training: Training) -> int:
-    """Print the banner of a new run; return the step at which it ends. All ranks."""
+    """Print the banner of a new run. Return the step at which it ends. All ranks."""
     plan = batch_plan(args, training.train, world)
     schedule = Schedule.of(args, plan.steps_per_epoch, world.size)
     world.print(banner(args, world, training.about, training.about_rate, plan, schedule))
@@ -340,7 +340,7 @@ def make_run(
     loader: BatchLoader,
     resumed: dict[str, Any] | None,
 ) -> loop.Run:
-    """Return the run of the loop, without its files; empty `resumed`. All ranks. Raises UserError."""
+    """Return the run of the loop, without its files. Empties `resumed`. All ranks. Raises UserError."""
     model = parallel.wrap(training.model, world, args.parallel)
     if world.backend is not None or args.compile:
         loop.warm_up(model, training.task, loader, world, precision)
@@ -400,7 +400,7 @@ def ended_early(patience: int | None, state: loop.State, schedule: Schedule) -> 
 
 
 def nothing_left(patience: int | None, state: loop.State, schedule: Schedule) -> str:
-    """Return a message why a resumed run has no step left; "" if it has."""
+    """Return a message that says why a resumed run has no step left, or "" if it has one."""
     is_early = ended_early(patience, state, schedule)
     if state.unfinished or not is_early and state.step < schedule.stop:
         return ""
@@ -484,7 +484,7 @@ def train(parser: Parser, args: ScriptConfig, world: World, make: Callable[[], T
     or validate. All ranks. Raises UserError, TrainingError.
 
     make: called on every rank after the arguments are checked and before anything is written, with torch's
-    generator seeded, so that the weights are the same everywhere; it raises UserError for unusable data.
+    generator seeded, so that the weights are the same everywhere. It raises UserError for unusable data.
     """
 
     def check_arguments() -> None:
@@ -563,14 +563,14 @@ def finish(training: Training) -> None:
 
 
 def read_checkpoint(path: str, flag: str) -> tuple[dict[str, Any], str]:
-    """Return (content, file) of a checkpoint or a run's folder; flag: begins a message. Raises UserError."""
+    """Return (content, file) of a checkpoint or a run's folder. flag: begins a message. Raises UserError."""
     if file := checkpoint.find(path, (checkpoint.BEST, checkpoint.LAST)):
         return checkpoint.load(file), file
     raise UserError(f"{flag} {path}: no checkpoint there (neither a file nor a folder of a run)")
 
 
 def _load_weights(world: World, model: nn.Module, path: str, flag: str) -> str:
-    """Copy weights from a run or state dict, read on rank 0; return its file. All ranks. Raises UserError."""
+    """Copy weights from a run or state dict, read on rank 0. Return its file. All ranks. Raises UserError."""
 
     def read() -> tuple[dict[str, Any], str]:
         state, file = read_checkpoint(path, flag)

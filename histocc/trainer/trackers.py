@@ -38,7 +38,7 @@ def open_tensorboard(save_path: str, step: int) -> Library:
 
 
 def open_wandb(flags: RunFlags, values: dict[str, Any], name: str) -> Library:
-    """Open W&B. values: all flags; name: the run's, the same in all its checkpoints."""
+    """Open W&B. values: all flags. name: name of the run, the same in all its checkpoints."""
     import wandb
 
     run = wandb.init(
@@ -59,7 +59,7 @@ def open_wandb(flags: RunFlags, values: dict[str, Any], name: str) -> Library:
 
 
 class Tracker:
-    """A library that receives rows of the log until it raises, exits or hangs; then a warning is printed."""
+    """A library that receives rows of the log until it raises, exits or hangs. Then a warning is printed."""
 
     def __init__(self, flag: str, open_library: Callable[[], Library]):
         self.flag, self.error = flag, ""
@@ -96,7 +96,7 @@ class Tracker:
 
 
 def open_trackers(flags: RunFlags, values: dict[str, Any], name: str, step: int) -> list[Tracker]:
-    """Open the trackers that flags ask for; values: all flags. If one fails, raise UserError at step 0. A
+    """Open the trackers that flags ask for. values: all flags. If one fails, raise UserError at step 0. A
     resumed run continues without it.
     """
     trackers: list[Tracker] = []
@@ -114,7 +114,7 @@ def open_trackers(flags: RunFlags, values: dict[str, Any], name: str, step: int)
 def profiled(
     steps: int | None, files: OwnFiles, device: torch.device, say: Callable[[str], None]
 ) -> Generator[Callable[[], object]]:
-    """Profile `steps` steps, if any, from the fourth on; yield the function to call after each step."""
+    """Profile `steps` steps, if any, from the fourth on. Yield the function to call after each step."""
     if not steps:
         yield lambda: None
         return
