@@ -48,9 +48,9 @@ def card_of(file: str, state: dict[str, Any], figure: Figure | None = None, more
     """Return the text of a model's card.
 
     Args:
-        file: its weights; their folder may also hold the rows and the arguments of its training.
+        file: its weights. Their folder may also hold the rows and the arguments of its training.
         state: its checkpoint.
-        figure: the figure of an evaluation; None: the model's own.
+        figure: the figure of an evaluation, or None for the model's own.
         more: further sentences of the evaluation.
     """
     folder, config, made_by = os.path.dirname(file), state["config"], state.get("made_by", {})

@@ -278,9 +278,9 @@ def train_mixer_parser() -> Parser:
 
 # ---- values of open arguments, chosen once and kept in the checkpoint
 
-# a wider encoder has a lower rate; measured only for tiny
+# A wider encoder has a lower rate. This was measured only for tiny.
 SCRATCH_RATES = {"tiny": 1e-3, "small": 5e-4, "base": 1.5e-4, "ngrams": 1e-3}
-# dest: (from scratch, from trained weights). Chosen on held-out texts; see benchmarks/LOG.md.
+# dest: (from scratch, from trained weights). Chosen on held-out texts, see benchmarks/LOG.md.
 LEFT_OPEN = {
     "learning_rate": (SCRATCH_RATES, 2e-5),
     "empty_blocks": ("first", "all"),
@@ -340,8 +340,8 @@ def learns_few(args: JobConfig) -> bool:
 
 
 def of_ngrams_alone(args: JobConfig) -> tuple[int, int]:
-    """Return (the largest number of distinct texts to learn in closed form, 0 for never; the most positions
-    of a text to read, unless --max-len says it). The model's size must be decided.
+    """Return (the largest number of distinct texts to learn in closed form, 0 for never, the most positions
+    of a text to read without --max-len). The model's size must be decided.
     """
     reads_all = is_fit_alone(args) and not args.seq2seq_weight  # steps and the other decoder need memory
     return learns_few(args) * FEW_TEXTS, LONGEST if reads_all else USUAL_LEN

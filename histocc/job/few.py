@@ -162,7 +162,7 @@ def _train(
 
 
 def validation_figure(content: dict[str, Any], data: PreparedData, prior: Prior | None) -> Figure | None:
-    """Return the figure for validation rows with new texts, also for the prior; None without such rows."""
+    """Return the figure for validation rows with texts new also to the prior, or None without such rows."""
     coder = Coder(*models.model_of_checkpoint("the new model", content))
     texts = data.val.strings(np.arange(len(data.val)))
     languages = [data.languages[i] for i in np.asarray(data.val.language)]

@@ -43,7 +43,7 @@ from histocc.trainer.script import output_problems, refuse_other_data
 
 
 class Inputs(NamedTuple):
-    """The data of a run, and by path the checkpoints that rank 0 has read for them, each to be taken once."""
+    """The data of a run, and the checkpoints, by path, that rank 0 has read for it, each to be taken once."""
 
     settings: PrepareSettings
     data: PreparedData
@@ -93,7 +93,7 @@ def resumes(args: JobConfig) -> bool:
 def read_initial_weights(
     named: str, *keys: str | None, load: Callable[[str], dict] = formats.load_content
 ) -> dict:
-    """Return `models.initial_weights` of --initial-checkpoint. keys: files of --initial-key, --key; load:
+    """Return `models.initial_weights` of --initial-checkpoint. keys: files of --initial-key, --key. load:
     returns the content of a file. Raises UserError.
     """
     file = models.find_weights(named, f"--initial-checkpoint {named}")
@@ -102,7 +102,7 @@ def read_initial_weights(
 
 
 def starts_from(args: JobConfig, resumed: dict | None, read: dict[str, dict]) -> StartsFrom:
-    """Return the demands of the initial weights, and add their content to `read`. Raises UserError."""
+    """Return the requirements of the initial weights, and add their content to `read`. Raises UserError."""
 
     def load(file: str) -> dict:
         read[file] = formats.load_content(file)
@@ -162,7 +162,7 @@ def prepare_data(
     naming: str = "hisco",
 ) -> tuple[JobConfig, Inputs]:
     """Return (arguments with the columns of the files, the run's inputs). Rank 0 checks arguments and files
-    and prepares the data; a node that does not see its folder prepares its own, and all must agree. All
+    and prepares the data. A node that does not see its folder prepares its own, and all must agree. All
     ranks. Raises UserError with all problems.
     """
     read: dict[str, dict] = {}
@@ -220,7 +220,7 @@ def with_columns(args: JobConfig, settings: PrepareSettings) -> JobConfig:
 def make_rows(
     args: JobConfig, formatter: BlockyFormatter, data: PreparedData, config: dict
 ) -> tuple[TextRows, TextRows | None]:
-    """Rows for training, with noise and descriptions, and for validation, if any. Raises UserError."""
+    """Return rows for training, with noise and descriptions, and for validation, if any. Raises UserError."""
     max_len, seed = config["max_len"], args.seed
     width = None if config["memory_mask"] else max_len
     encoding = RowEncoding(formatter, max_len, width, args.empty_blocks == "first")

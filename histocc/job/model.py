@@ -172,8 +172,8 @@ def new_ngrams(
     world: World,
     data: PreparedData,
 ) -> tuple[dict | None, tuple[np.ndarray, np.ndarray] | None]:
-    """Return (`ngrams` in the config of a new run, or None; the result of `count_ngrams`, None if the initial
-    weights bring n-grams). All ranks. Raises UserError if these contradict the arguments.
+    """Return (`ngrams` in the config of a new run or None, the result of `count_ngrams`, or None if
+    the initial weights bring n-grams). All ranks. Raises UserError if these contradict the arguments.
     """
     asked = args.ngrams
     held = None if first is None or args.only_encoder else first["config"].get("ngrams")
@@ -201,7 +201,7 @@ def patterns_of(input_col: list[str] | str) -> list[str]:
 
 
 def make_loss(args: LossFlags, formatter: BlockyFormatter) -> LossMixer:
-    """The loss for decided arguments: of the decoder that writes codes, and of the linear decoder."""
+    """Return the loss of the decoder that writes codes and of the linear one, for decided arguments."""
     assert args.empty_blocks and args.block_loss and args.linear_loss, "still open"
     assert args.seq2seq_weight is not None, "still open"
     blocks, size = formatter.max_num_codes, formatter.block_size
@@ -213,8 +213,8 @@ def checkpoint_entries(
     args: LossFlags, formatter: BlockyFormatter, data: PreparedData, config: dict
 ) -> dict[str, Any]:
     """Return the entries of a checkpoint that coding needs in place of the data. `linear_share` is the linear
-    decoder's share in rankings: with n-grams it is as good as the other one. In `thresholds`, its loss says
-    whether its best code always counts, and whether codes are limited to the most of a training row.
+    decoder's share in rankings: with n-grams it is as accurate as the other one. Its loss decides
+    whether `thresholds` always count its best code and limit codes to the most of a training row.
     """
     found: dict[str, Any] = {"linear_share": EQUAL_SHARE} if config["ngrams"] else {}
     if not args.seq2seq_weight:  # the decoder that writes learns nothing

@@ -1,7 +1,7 @@
 """A run, on one page: the work of finetune.py and train_mixer.py with prepared data, from top to bottom.
 
 `MixerTask.losses` in histocc/seq2seq_mixer_engine.py computes the loss of a step, with the criterion of
-`make_loss`; `loss.backward()` and the rest of a step are in histocc/trainer/loop.py.
+`make_loss`. `loss.backward()` and the rest of a step are in histocc/trainer/loop.py.
 """
 
 import os
@@ -98,7 +98,7 @@ def run_training(args: JobConfig, inputs: Inputs, world: World) -> None:
             return
         world.run_on_main(lambda: OwnFiles(args.save_path).remove([ngram_fit.FILE]))
 
-        # When no step is left: confidence (how often an answer is right), a card, and curves.
+        # When no step is left: the confidence, which says how often an answer is right, a card and curves.
         if not (opened and opened.state.stopped):
             fitting.fit_run(args.save_path, precision, args.samples_at_once, world, data, resumed)
             if opened or not os.path.exists(os.path.join(args.save_path, card.CARD)):

@@ -20,7 +20,7 @@ from histocc.model.ridge import prior_columns
 
 PENALTIES = (0.08, 0.25, 0.8)
 SOME_TEXTS = 1_000  # with fewer, the default penalty is the highest, otherwise the second highest
-# the default β and δ of a prior that has these codes; with other codes both are 0
+# the default β and δ of a prior that has these codes, both 0 with other codes
 SIMILARITY, PRIOR_SHARE = 0.4, 0.5
 SHARES = {SIMILARITY: (PRIOR_SHARE, 1.0), 0.8: (PRIOR_SHARE,), 0.0: (0.0,)}  # β → δ to choose from
 MAX_CHOOSING = 1_000  # texts on which the settings are chosen
@@ -59,7 +59,7 @@ class Texts(NamedTuple):
         return Texts(self.ngrams.double(), self.target.double(), self.weight.double(), answers, self.places)
 
     def prior(self) -> Tensor | None:
-        """Return P, the prior's probabilities of the codes [n, C]; None if it has none of these codes."""
+        """Return P, the prior's probabilities of the codes [n, C], or None if it has none of these codes."""
         if self.answers is None or self.places is None or not (self.places >= 0).any():
             return None
         probs = torch.zeros_like(self.target)
@@ -67,7 +67,7 @@ class Texts(NamedTuple):
         return probs
 
     def outputs(self, prior: Tensor | None) -> Tensor:
-        """Return the codes with coefficients, int64 [K]; prior: P."""
+        """Return the codes with coefficients, int64 [K]. prior: P."""
         has_text = self.target.any(0)
         return (has_text if prior is None else has_text | (prior.sum(0) > LEAST_SHARE)).nonzero()[:, 0]
 
@@ -92,7 +92,7 @@ def take(rows: Tensor, index: Tensor) -> Tensor:
 
 
 def kernel(rows: Tensor) -> Tensor:
-    """Return the products of all pairs of sparse CSR rows [n, R] as [n, n]; only half are computed."""
+    """Return the products of all pairs of sparse CSR rows [n, R] as [n, n]. Only half are computed."""
     begins, columns, values = rows.crow_indices(), rows.col_indices(), rows.values()
     count, width = rows.shape
     row = torch.repeat_interleave(torch.arange(count), begins.diff())
@@ -110,8 +110,8 @@ def kernel(rows: Tensor) -> Tensor:
 
 
 def choose(texts: Texts) -> Settings:
-    """Return the settings with which most texts, each left out in turn, get one of their codes. The default
-    settings are replaced only by settings ahead by more than the standard error of the difference.
+    """Return the settings with which most texts, each left out in turn, get one of their codes. Others
+    replace the default settings only if they lead by more than the standard error of the difference.
     """
     texts = texts.take(torch.from_numpy(thinned(np.arange(len(texts.target)), MAX_CHOOSING)))
     alone, prior = kernel(texts.ngrams), texts.prior()

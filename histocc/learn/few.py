@@ -23,15 +23,15 @@ from histocc.model.levels import Levels, map_of
 from histocc.model.ngrams import ALL_CASES
 from histocc.model.ridge import MIDDLE, SHARPNESS
 
-MAX_HALF = 64.0  # smaller coefficients are kept in half precision; greater ones cancel each other
+MAX_HALF = 64.0  # smaller coefficients are kept in half precision, as greater ones cancel each other
 MIN_LEFT_OUT = 20  # least number of texts for a confidence
 MAX_NGRAMS = 1 << 18
 TEXT_WIDTH = 128  # width of the vectors of texts
-THRESHOLDS = (0.5, 0.02, 0.05, 0.1, 0.2, 0.3, 0.7, 0.8)  # for further codes; the first is the default
+THRESHOLDS = (0.5, 0.02, 0.05, 0.1, 0.2, 0.3, 0.7, 0.8)  # for further codes, the default first
 
 
 class FewTexts:
-    """The distinct texts that a run learns from, in the order of their first rows; the same text in two
+    """The distinct texts that a run learns from, in the order of their first rows. The same text in two
     languages counts as two. `texts` describes them for the closed form.
 
     The codes of the data may be followed by the codes of the prior. The prior's answers to its own training
@@ -49,7 +49,7 @@ class FewTexts:
         dtype: torch.dtype = torch.float32,
     ):
         self.data, train = data, data.train
-        # int64 [n], the first row of each text, and the number of its rows; int64 [N], the text of each row
+        # int64 [n], the first row of each text and the number of its rows. int64 [N], text of each row
         self.first, self.count, self.text_of_row = distinct(text_keys(train.text_hash, train.language))
         hashes, idf = count_ngrams(data, max_len, MAX_NGRAMS, patterns, check)
         self.config = {"rows": len(hashes), "width": TEXT_WIDTH, "patterns": patterns, "case": ALL_CASES}
@@ -124,7 +124,7 @@ class Learned(NamedTuple):
     # the answers to training texts from fits without them
     logits: Tensor  # [m, codes]
     left_out: Tensor  # int64 [m], which texts these are
-    weight: np.ndarray  # float64 [m]; a text counts 1 with all its languages
+    weight: np.ndarray  # float64 [m], a text counts 1 with all its languages
 
 
 def learn(few: FewTexts) -> Learned:
@@ -219,7 +219,7 @@ def learning_curve(
     few: FewTexts, settings: closed_form.Settings, judged: dict[str, Any], most_codes: int
 ) -> list[tuple[int, float, int]]:
     """Return the learning curve: (texts learned from, accuracy, texts measured on) for 10, 20, … 100 % of the
-    texts that may be left out (at most MAX_CHOOSING) and for all texts; [] for few. judged: from `judge`.
+    texts that may be left out (at most MAX_CHOOSING) and for all texts, or [] for few. judged: from `judge`.
     """
     groups, points, fitted = few.groups(), [], judged.get("confidence")
     drawn = np.random.default_rng(0).permutation(len(groups))[: closed_form.MAX_CHOOSING]

@@ -2,10 +2,10 @@
 
 An encoder needs minutes to learn what a linear model on n-grams learns in seconds. So before the first step
 of a run from scratch, its n-grams and both decoders are trained without the encoder, on the texts without
-noise, which makes them worse here. The linear decoder is fitted first, in seconds; then both decoders, or
-only the other one if there are many rows. Each part uses the ordinary training loop, in one thread of rank
-0; the n-grams of a text are computed once. Without an encoder, few texts are learned in closed form instead
-(histocc/learn).
+noise, which makes them worse here. The linear decoder is fitted first, in seconds. Then both decoders
+are trained together, or only the other one if there are many rows. Each part uses the ordinary training loop,
+in one thread of rank 0. The n-grams of a text are computed once. Without an encoder, few texts are learned in
+closed form instead (histocc/learn/few.py).
 """
 
 import math
@@ -47,18 +47,18 @@ from histocc.trainer.schedule import linear_factor
 
 FILE = "ngrams.bin"  # progress of the fit, in the folder of a run until there is a checkpoint
 KIND = "fit of n-grams"  # the entry "kind" in FILE
-MIN_STEPS, MIN_BATCH = 40, 16  # steps of a pass; for few rows the batch is smaller, at least MIN_BATCH
+MIN_STEPS, MIN_BATCH = 40, 16  # steps of a pass. For few rows the batch is smaller, at least MIN_BATCH
 MANY_ROWS = 20_000  # from this number of rows on, a part has other learning rates
 FIT_DROPOUT = 0.3  # share of the n-grams left out
 MAX_FIT_POSITIONS = 1 << 25  # of all texts together, whose n-grams take about 60 bytes each
-TINY_WIDTH = 128  # width of a decoder that writes; a wider one sees fewer rows
+TINY_WIDTH = 128  # width of a decoder that writes. A wider one sees fewer rows
 
 
 # ---- rows of the fit
 
 
 class DistinctRows(SomeRows):
-    """At most COUNTED_TEXTS distinct training rows, fewer if they are long; weight: root of their number."""
+    """At most COUNTED_TEXTS distinct training rows, fewer if they are long. weight: root of their counts."""
 
     def __init__(self, train: RowSet, max_len: int = LONGEST):
         pair = text_keys(train.text_hash, train.language)
@@ -75,9 +75,9 @@ class DistinctRows(SomeRows):
 
 
 class FitRows(Rows):
-    """Rows with their n-grams. Batches have the entries of `TextRows`; for the E n-grams of their texts, one
-    text after another, ngram_rows int64 [E], ngram_weights [E] (0 if left out), ngram_texts and ngram_words
-    int64 [E]; and positions [B, W] of each word, row_weights [B].
+    """Rows with their n-grams. Batches have the entries of `TextRows`, row_weights [B], and the number of
+    positions [B, W] of each word. For the E n-grams of their texts, one text after another, they have
+    ngram_rows int64 [E], ngram_weights [E] (0 if left out), ngram_texts and ngram_words int64 [E].
     """
 
     has_lengths = True
@@ -168,11 +168,11 @@ class FitPart:
     """A part of the fit."""
 
     name: str
-    passes: int  # most passes over the rows; --ngram-passes replaces it in the last part
+    passes: int  # most passes over the rows, unless --ngram-passes replaces it in the last part
     max_rows: int  # most rows in all passes together
     batch_size: int
-    # Peak learning rates of the n-grams, the linear and the other decoder (0: it is frozen, or left out), for
-    # fewer than MANY_ROWS rows, and for more
+    # Peak learning rates of the n-grams, the linear and the other decoder, for fewer than MANY_ROWS
+    # rows, and for more. Rate 0: it is frozen, or left out.
     rates: tuple[float, float, float]
     rates_of_many: tuple[float, float, float]
 
@@ -213,7 +213,7 @@ class Fitted(nn.Module):
 
 
 class FitOptimizer(torch.optim.Adam):
-    """Adam, except for the first group, a table. Only its rows with a gradient move, by RMSprop with one mean
+    """Adam, except for the first group, a table. RMSprop moves only its rows with a gradient, with one mean
     square per row and no momentum, since Adam's moments of each number overfit when texts are few. The bias
     of all rows is corrected with the steps of the table, so a rare row moves up to 1 / √(1 − beta2) times as
     far.
@@ -246,7 +246,7 @@ class Fit:
     """A fit of n-grams and decoders, in place, to the distinct training rows of `data`, on rank 0."""
 
     args: TrainConfig
-    passes: int | None  # over the rows, in the last part; None: as in PARTS_OF_FIT
+    passes: int | None  # over the rows, in the last part, or None to use PARTS_OF_FIT
     data: PreparedData
     encoding: RowEncoding  # of the training rows
     loss_fn: LossMixer
@@ -307,7 +307,7 @@ class Fit:
         return plan, steps
 
     def take_part(self, number: int, interrupted: dict[str, Any] | None) -> float:
-        """Take the remaining steps of a part; in a dry run, return the seconds of all. Raises Stopped."""
+        """Take the remaining steps of a part, or in a dry run return the seconds of all. Raises Stopped."""
         args, part = self.args, PARTS_OF_FIT[number]
         fitted = Fitted(part, len(self.rows), self.model, self.loss_fn)
         (plan, steps), optimizer, state = self.plans[number], fitted.optimizer(), loop.State()
@@ -387,8 +387,8 @@ class Fit:
 
 def fit_ngrams(fit: Fit, world: World) -> int:
     """Fit the n-grams of a model, its seq2seq decoder and the bias of its linear decoder on the CPU, in
-    place; its encoder then adds nothing until it is trained. All ranks. Return the number of steps, on rank
-    0. Raises Stopped on all ranks; the next start continues an interrupted fit.
+    place. Its encoder then adds nothing until it is trained. All ranks. Return the number of steps, on rank
+    0. Raises Stopped on all ranks. The next start continues an interrupted fit.
 
     Rank 0 fits in one thread, and all get its weights: the steps amplify rounding until it affects accuracy,
     so sums over processes, threads or a GPU's atomics would give a different model each time.

@@ -48,7 +48,7 @@ class Prior(NamedTuple):
         return np.isin(hashes_of(self.coder.read(texts), self.coder.text_rule), hashes)
 
     def answers(self, texts: list[str], languages: list[str]) -> Tensor:
-        """Return its probabilities [n, codes] for the run's texts; with an encoder, keep them in a file."""
+        """Return its probabilities [n, codes] for the run's texts. With an encoder, keep them in a file."""
         if isinstance(self.coder.model.encoder, NoEncoder):
             return self.coder.answers(texts, languages)
         path = self.own.path(PRIOR_ANSWERS)
@@ -85,7 +85,7 @@ def find_prior(
     own: OwnFiles,
     check: Callable[[], None],
 ) -> Prior | None:
-    """Return the prior named by --prior, or the built-in model if it may help. own: files of the run; check:
+    """Return the prior named by --prior, or the built-in model if it may help. own: files of the run. check:
     may raise. Raises UserError.
     """
     is_hisco = has_hisco(formatter, data)

@@ -19,8 +19,8 @@ HASHED_AT_ONCE = 1 << 18  # positions of texts to hash at once, with their paddi
 
 
 def distinct(keys: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return, for the different keys in order of first occurrence: (place of the first, int64 [n]; number of
-    occurrences, int64 [n]); and for all keys: their number among the different ones, int64 [N].
+    """Return (first place and number of occurrences of the different keys, in order of first occurrence,
+    int64 [n] each, and the number of every key among these, int64 [N]).
     """
     _, first, number, count = np.unique(keys, return_index=True, return_inverse=True, return_counts=True)
     order = np.argsort(first)
@@ -28,7 +28,7 @@ def distinct(keys: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def pieces(lengths: np.ndarray) -> Iterator[slice]:
-    """Yield parts of the texts in order, of at most HASHED_AT_ONCE positions or of one text."""
+    """Yield parts of the texts in order, each with at most HASHED_AT_ONCE positions or one text."""
     start = longest = 0
     for i, length in enumerate(lengths.tolist()):
         longest = max(longest, length + MAX_PREFIX)
@@ -53,7 +53,7 @@ def encoded_rows(
 def _counted(
     counted: tuple[np.ndarray, np.ndarray], found: list[np.ndarray]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Merge `found` into `counted`: (different hashes, increasing; how often each occurs), int64 each."""
+    """Merge `found` into `counted`: (different hashes in increasing order, their counts), int64 each."""
     new, times = np.unique(np.concatenate([counted[0][:0], *found]), return_counts=True)
     hashes, place = np.unique(np.concatenate([counted[0], new]), return_inverse=True)
     total = np.zeros(len(hashes), dtype=np.int64)
@@ -73,9 +73,9 @@ def count_ngrams(
 def most_frequent(
     batches: Iterable[Tensor], most: int, patterns: Sequence[str]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return (hashes of the `most` n-grams that most texts have, increasing, int64 [R]; their inverse
+    """Return (hashes of the `most` n-grams that most texts have, increasing, int64 [R], their inverse
     document frequency, ln((1 + texts) / (1 + texts with it)) + 1, float32 [R]) of character ids, int64 [B, S]
-    each. patterns: of `hash_ngrams`.
+    each. patterns: as in `hash_ngrams`.
     """
     texts, largest = 0, torch.iinfo(torch.int64).max
     found: list[np.ndarray] = []  # hashes, each once per text
@@ -95,7 +95,7 @@ def most_frequent(
 
 
 def describe(batches: Iterable[Tensor], hashes: Tensor, idf: Tensor, patterns: Sequence[str]) -> Tensor:
-    """Return `histocc.model.ridge.features` of texts (ids int64 [B, S] each) as sparse CSR."""
+    """Return `histocc.model.ridge.ngram_features` of texts (ids int64 [B, S] each) as sparse CSR."""
     ngrams = Ngrams(1, 1, 1, 1, patterns=patterns).eval()
     ngrams.hashes, ngrams.idf = hashes, idf
     none = torch.zeros(0, dtype=torch.int64)

@@ -1,6 +1,6 @@
 """The titles of occupations that come with histocc, each with its HISCO code. They are in LANGUAGE.csv
 (columns hisco and titles, joined by `|`) and in sample/occupations.csv, from which samples are made. A title
-has one code per language; -1 marks other entries of registers (a place, a date, an age). abbreviations.csv
+has one code per language. -1 marks other entries of registers: a place, a date, an age. abbreviations.csv
 holds abbreviated words, word ends (-word) and word beginnings (word-).
 """
 

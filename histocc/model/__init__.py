@@ -1,1 +1,1 @@
-"""The model: CANINE encoder, both decoders, losses, and the formats of its files."""
+"""The model: CANINE encoder, n-grams, both decoders, their search, losses and confidence."""

@@ -26,7 +26,7 @@ from histocc.model.layers import (
 )
 from histocc.runtime.parallel import full_tensor
 
-# One multiplier per hash function; their order is part of the published weights.
+# One multiplier per hash function. Their order is part of the published weights.
 PRIMES = (31, 43, 59, 61, 73, 97, 103, 113, 137, 149, 157, 173, 181, 193, 211, 223)
 
 # largest values of fields that the shapes of the weights do not limit
@@ -81,7 +81,7 @@ class CanineConfig:
 
     @classmethod
     def from_dict(cls, values: dict) -> "CanineConfig":
-        """Read the encoder's fields from a published `config.json` or a checkpoint's config; other entries
+        """Read the encoder's fields from a published `config.json` or a checkpoint's config. Other entries
         are ignored and missing fields keep their defaults. Raises ValueError for a `model_type` other than
         canine.
         """
@@ -149,7 +149,7 @@ class CharEmbeddings(nn.Module):
 
     def train_rows_of(self, ids: Tensor, positions: int) -> None:
         """Train only the rows of characters `ids` (int64 [N]) and of the first `positions` positions from now
-        on; the others are still used. State dicts still hold whole tables.
+        on. The other rows are still used, and state dicts still hold whole tables.
         """
         tables, device = self.tables(), self.primes.device
         self.buckets_in_training = [bucket.unique() for bucket in self.hash(ids.to(device)).unbind(-1)]
@@ -177,7 +177,7 @@ class CharEmbeddings(nn.Module):
 
     @staticmethod
     def add_trained(module: "CharEmbeddings", state: dict, prefix: str, *_) -> None:
-        """State dicts hold only the tables; `copy_from_tables` then takes these rows from them."""
+        """Add trained rows to a state dict, which holds only tables. `copy_from_tables` then sets them."""
         state |= {prefix + name: getattr(module, name) for name in ("trained_rows", "trained_positions")}
 
     @staticmethod
@@ -200,7 +200,7 @@ def _drop_position_ids(module: nn.Module, state_dict: dict, prefix: str, *_) -> 
 
 
 class SelfAttention(nn.Module):
-    """Multi-head attention; with a `stride`, chunks of that many positions attend only within themselves."""
+    """Multi-head attention. With a `stride`, chunks of that many positions attend only within themselves."""
 
     fused = {"query_key_value": ("query", "key", "value")}  # see `int8.to_int8`
 
@@ -219,14 +219,14 @@ class SelfAttention(nn.Module):
         return torch.cat([layer.weight for layer in layers]), torch.cat([layer.bias for layer in layers])
 
     def forward(self, x: Tensor, visible: Sequence[Tensor]) -> Tensor:
-        """Map x [N, H], packed groups, to [N, H]; visible: bool [B, S] of each group."""
+        """Map x [N, H], packed groups, to [N, H]. visible: bool [B, S] of each group."""
         projected = for_attention(product(x, *self.query_key_value()))
         parts = unpack(projected, [mask.shape for mask in visible])
         return pack([self.attend_in_chunks(*pair) for pair in zip(parts, visible)], len(x))
 
     def attend_in_chunks(self, projected: Tensor, visible: Tensor) -> Tensor:
-        """Map projected [B, S, 3 H] to [B, S, H]; visible bool [B, S]. A chunk of nothing but padding takes
-        the plain mean of its values, as published; convolutions carry it into other chunks.
+        """Map projected [B, S, 3 H] to [B, S, H]. visible: bool [B, S]. A chunk that is all padding takes the
+        plain mean of its values, as published. Convolutions carry it into other chunks.
         """
         dropout_p = self.dropout_prob if self.training else 0.0
         size = self.stride or visible.shape[1]
@@ -297,7 +297,7 @@ class Stack(nn.Module):
         self.layer = nn.ModuleList(Layer(config, stride) for _ in range(layers))
 
     def forward(self, groups: Sequence[Tensor], visible: Sequence[Tensor]) -> list[Tensor]:
-        """Map groups of [B, S, H] each to the same; visible: bool [B, S] of each."""
+        """Map groups [B, S, H] to groups of the same shapes. visible: bool [B, S] of each."""
         x = pack(groups)
         for layer in self.layer:
             x = layer(x, visible)
@@ -320,7 +320,7 @@ class CharsToMolecules(nn.Module):
         return self.conv.weight.transpose(1, 2).flatten(1), self.conv.bias
 
     def forward(self, chars: Sequence[Tensor], padding_follows: Sequence[bool]) -> list[Tensor]:
-        """Map characters [B, S, H] of each group to molecules [B, M, H]; see `CanineEncoder.forward`."""
+        """Map characters [B, S, H] of each group to molecules [B, M, H], see `CanineEncoder.forward`."""
         blocks = []
         for group in chars:
             whole = group.shape[1] // self.rate * self.rate
@@ -337,7 +337,7 @@ class Projection(nn.Module):
     """Upsampling (section 3.3): a convolution over the characters, each joined with its block's molecule.
 
     The published convolution runs over [chars, molecules]. Here its two halves are separate matrix products,
-    then added; the second is computed once for each molecule instead of once for each of its characters.
+    which are then added. The second is computed once for each molecule, not for each of its characters.
     """
 
     fused = {"char_weight": ("conv",), "molecule_weight": ("conv",)}
@@ -376,7 +376,7 @@ class Projection(nn.Module):
         """Add of_molecules [B, M, taps · H] to x [B, S, H] of the characters → [B, S, H]."""
         length = x.shape[1]
         for tap, part in enumerate(of_molecules.unflatten(2, (self.taps, -1)).unbind(2)):
-            # each block's molecule at its characters, the last up to the end; the first belongs to no block
+            # each block's molecule at its characters, the last up to the end (the first has no block)
             spread = part[:, 1:].unsqueeze(2).expand(-1, -1, self.rate, -1).flatten(1, 2)[:, :length]
             if spread.shape[1] < length:
                 last = part[:, -1:].expand(-1, length - spread.shape[1], -1)
@@ -427,14 +427,14 @@ class CanineEncoder(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """Encode characters and the whole text: (last_hidden_state [B, S, H], pooled [B, H]).
 
-        Real positions do not depend on S under two conditions: S includes the block of the second position
-        after the last real one, and one more block; and S is at most the local stride (128) or a multiple of
-        it. Rows of padding give finite values. Raises ValueError for impossible sizes.
+        Real positions do not depend on S if S includes the block of the second position after the last real
+        one and one more block, and if S is at most the local stride (128) or a multiple of it.
+        Rows of padding give finite values. Raises ValueError for impossible sizes.
 
         Args:
-            input_ids: character ids int64 [B, S], [CLS] first; attention_mask: bool or 0/1 [B, S].
+            input_ids, attention_mask: character ids int64 [B, S], [CLS] first, and bool or 0/1 [B, S].
             padding_follows: compute as if blocks of padding followed, as they do in the published model's 128
-                positions; S must then be a multiple of the block (4) and below the local stride.
+                positions. S must then be a multiple of the block (4) and below the local stride.
         """
         final, pooled = self.forward_groups([input_ids], [attention_mask], [padding_follows])
         return final[0], pooled
@@ -449,7 +449,7 @@ class CanineEncoder(nn.Module):
         return self.final_char_encoder(mixed, list(map(unmask_empty_rows, visible))), self.pooler(molecules)
 
     def pooled(self, input_ids: Tensor, attention_mask: Tensor, padding_follows: bool = False) -> Tensor:
-        """Return only the vector of the text, [B, H]; nothing after the molecules is computed."""
+        """Return only the vector of the text, [B, H], and compute nothing after the molecules."""
         return self.pooler(self._molecules([input_ids], [attention_mask.bool()], [padding_follows])[1])
 
     def _molecules(

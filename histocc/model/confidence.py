@@ -1,8 +1,8 @@
-"""Thresholds decide which outputs of the linear decoder count as codes; confidence maps a decoder's own
+"""Thresholds decide which outputs of the linear decoder count as codes. Confidence maps a decoder's own
 probability to how often its answers are right. Both are fitted on texts that the model was not trained on,
 and kept in its checkpoint.
 
-Probabilities depend on the confidence, and where a text is split, so do codes. The map of a decoder is
+Probabilities depend on the confidence, and so do the codes of split texts. The map of a decoder is
 logistic (Platt, 1999): the log-odds of being right are a weighted sum of the log-odds of its own probability,
 their square root (with their sign), whether it gives several codes, and 1. The weights are the likeliest
 under PRIOR_OF_MAP, a normal prior around the identity map. Every distinct text counts the same.
@@ -39,7 +39,7 @@ class Thresholds(NamedTuple):
     by_language: dict[str | None, float]  # language → probability, None for all others
     source: str  # also "given" or "usual"
     at_least_one: bool = False  # whether a row's most probable code always counts
-    at_most: int | None = None  # largest number of codes that a row can get; None: all
+    at_most: int | None = None  # largest number of codes that a row can get, None for all
 
     @classmethod
     def of(cls, state: dict) -> "Thresholds":
@@ -68,7 +68,7 @@ class Thresholds(NamedTuple):
 
     def number(self, above: Tensor) -> Tensor:
         """Return how many codes of a row count, the most probable first, when `above` codes exceed the
-        threshold; integers of any shape.
+        threshold. above: integers of any shape.
         """
         return above.clamp(int(self.at_least_one), self.at_most)
 
@@ -86,20 +86,20 @@ class Thresholds(NamedTuple):
 
 # ---- confidence
 
-# Names of the maps for the most probable outputs of the linear decoder, by rank; the last one is for all
+# Names of the maps for the most probable outputs of the linear decoder, by rank. The last one is for all
 # further outputs.
 OUTPUTS = ("output", *(f"output {place}" for place in range(2, 6)))
 
 
 class Confidence(NamedTuple):
-    """The fitted confidence, a dict of plain types in a checkpoint; empty if not fitted."""
+    """The fitted confidence, a dict of plain types in a checkpoint, or empty if not fitted."""
 
     texts: int = 0  # number of texts in the fit
     maps: dict[str, list[float]] = {}  # results of `fit`, by decoder and by OUTPUTS
-    curves: dict[str, list[list[float]]] = {}  # `curve` of the answers to these texts, by the same names
+    curves: dict[str, list[list[float]]] = {}  # `curve` of the answers to these texts, under the same names
     accuracy: dict[str, float] = {}  # share of the texts with the right set of codes, by decoder
-    best: str = ""  # the `most_accurate` of these; "" in models without this entry
-    known: float = 0.0  # mean share of a validation text's n-grams that the model knows; 0: not recorded
+    best: str = ""  # the `most_accurate` of these, "" in models without this entry
+    known: float = 0.0  # mean share of a validation text's n-grams that the model knows, 0 if not recorded
     several: bool = True  # whether a text may have several codes, so that probabilities sum to more than 1
     left_out: bool = False  # whether these are training texts, each answered by a fit without it
 
@@ -119,7 +119,7 @@ class Confidence(NamedTuple):
     def outputs(self, probs: Tensor, conf: Tensor, codes: int) -> Tensor:
         """Return the probabilities [B, N] that the most probable of all `codes` outputs of the linear decoder
         are codes of their texts, from the decoder's own. Each rank has its map. If texts have only one code,
-        the first output gets `conf` [B], and the sum is at most 1: outputs ranked after OUTPUTS share the
+        the first output gets `conf` [B], and the sum is at most 1. Outputs ranked after OUTPUTS share the
         rest in proportion to 1 / rank, which is about how often they are right in registers.
         """
         if OUTPUTS[0] not in self.maps:
@@ -143,7 +143,7 @@ class Confidence(NamedTuple):
         return torch.empty_like(probs).scatter(1, order, probs)
 
     def mapped(self, name: str, probs: Tensor, several: Tensor | float = 0.0) -> Tensor:
-        """Return how often answers with the probabilities `probs` of decoder `name` are right, same shape;
+        """Return how often answers with the probabilities `probs` of decoder `name` are right, same shape.
         several: whether they are several codes. Without a fit, return `probs` unchanged.
         """
         weights = self.maps.get(name)
@@ -250,7 +250,7 @@ def fit(probs: np.ndarray, several: np.ndarray, right: np.ndarray, weight: np.nd
 
 
 def bin_of(confidence: np.ndarray) -> np.ndarray:
-    """Return each confidence's bin, of BINS equally wide ones: from < confidence ≤ to; the first also 0."""
+    """Return each confidence's bin among BINS equal ones. A bin excludes its lower end, unless that is 0."""
     return np.clip(np.ceil(confidence * BINS).astype(np.int64) - 1, 0, BINS - 1)
 
 

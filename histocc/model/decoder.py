@@ -1,8 +1,8 @@
 """Transformer decoder, which writes a token sequence while attending to the encoder's memory.
 
-The layers of Vaswani et al., 2017 (arXiv 1706.03762, sections 3.1–3.5), post-norm with relu, and the
-parameter names of `torch.nn.TransformerDecoder`. Whole sequences go through `forward`; one token at a time
-goes through `start` and `step`, which keep keys and values. Both give the same logits.
+It has the layers of Vaswani et al., 2017 (arXiv 1706.03762, sections 3.1–3.5), post-norm with relu, and the
+parameter names of `torch.nn.TransformerDecoder`. `forward` takes whole sequences. `start` and `step` take one
+token at a time and keep keys and values. Both give the same logits.
 """
 
 import math
@@ -131,7 +131,7 @@ class DecoderLayer(nn.Module):
         self.dropout = Dropout(dropout)
 
     def forward(self, x: Tensor, memory: Tensor, shapes: Any, visible: Tensor, memory_visible: Any) -> Tensor:
-        """Map x [B, T, H] to [B, T, H]; visible: of `attend`; other arguments: of `attend_to_groups`."""
+        """Map x [B, T, H] to [B, T, H]. visible: as in `attend`. Others: as in `attend_to_groups`."""
         q, k, v = self.self_attn.by_head(self.self_attn.project(x, QUERY_KEY_VALUE))
         x = self.norm1(x + self.dropout(self.self_attn.attend(q, k, v, visible)))
         mixed = self.multihead_attn.attend_to_groups(x, memory, shapes, memory_visible)
@@ -140,7 +140,7 @@ class DecoderLayer(nn.Module):
     def cross_attend_and_feed_forward(
         self, x: Tensor, k: Tensor, v: Tensor, visible: Tensor | None, q: Tensor | None = None
     ) -> Tensor:
-        """Map x [B, T, H] to [B, T, H]; keys, values of the memory, and the query if known: [B, heads, …]."""
+        """Map x [B, T, H] to [B, T, H]. k, v: from the memory. q: the query, if known. All [B, heads, …]."""
         if q is None:
             (q,) = self.multihead_attn.by_head(self.multihead_attn.project(x, QUERY))
         mixed = self.multihead_attn.attend(q, k, v, visible)
@@ -199,9 +199,9 @@ class TransformerDecoder(nn.Module):
         Always causal. Position 0 of the target and memory that is all padding are never masked.
 
         Args:
-            memory: [B, S, H]; target: int64 [B, T], beginning with BOS, at most `max_positions`.
-            memory_padding_mask, target_padding_mask: [B, S] and [B, T], True (or not 0) at masked positions;
-                None: mask nothing.
+            memory, target: [B, S, H], and int64 [B, T], beginning with BOS, at most `max_positions`.
+            memory_padding_mask, target_padding_mask: [B, S] and [B, T], True (or not 0) at masked positions.
+                None masks nothing.
         """
         visible = visible_memory(memory_padding_mask)
         return self.forward_groups([memory], target, [visible], target_padding_mask)
@@ -213,7 +213,7 @@ class TransformerDecoder(nn.Module):
         memory_visible: Sequence[Tensor | None],
         target_padding_mask: Tensor | None = None,
     ) -> Tensor:
-        """Compute `forward` for groups of rows; each has memory [B, S, H] and memory_visible for `attend`."""
+        """Compute `forward` of groups of rows, each with memory [B, S, H] and memory_visible for `attend`."""
         length = target.shape[1]
         self.check_length(length)
         no_padding = torch.zeros_like(target, dtype=torch.bool)
@@ -273,7 +273,7 @@ class TransformerDecoder(nn.Module):
 
 
 def visible_memory(padding_mask: Tensor | None) -> Tensor | None:
-    """Map a padding mask [B, S] to bool [B, 1, 1, S], the visible memory: everything in rows of padding."""
+    """Map a padding mask [B, S] to the visible memory, bool [B, 1, 1, S]. Rows of padding see everything."""
     if padding_mask is None:
         return None
     padding = padding_mask.bool()

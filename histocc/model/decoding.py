@@ -34,7 +34,7 @@ def greedy_from_memory(
     max_codes: int,
     block_size: int,
 ) -> GreedyResult:
-    """Write the most probable token at each position, given those before it; memory: [B, S, H] of `encode`.
+    """Write the most probable token at each position, given those before it. memory: [B, S, H] from `encode`.
 
     A row is finished when a block starts with PAD. A model without `target_mask` writes all blocks, then a
     token in the place of EOS, as the published program does. A row depends only on its own text.
@@ -79,9 +79,9 @@ def greedy_sets(
     formatter: BlockyFormatter,
     in_any_order: bool = True,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the output of `greedy_from_memory` for texts: (blocks int64 [B, max_codes, block_size], all PAD
-    without a code and, with `target_mask`, for a repeated code; block_probs float [B, max_codes]; float [B],
-    the probability of the set of codes or, without in_any_order, of the tokens as written).
+    """Return the output of `greedy_from_memory` for texts: (blocks int64 [B, max_codes, block_size], their
+    probabilities float [B, max_codes], probability float [B] of the set of codes or, without in_any_order, of
+    the tokens as written). Blocks without a code and, with `target_mask`, repeated codes are all PAD.
     """
     sizes = {"max_codes": formatter.max_num_codes, "block_size": formatter.block_size}
     with evaluating(model):

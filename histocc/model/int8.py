@@ -3,7 +3,7 @@
 Weights are rounded once, with a scale for each output (Wu et al., 2020, arXiv 2004.09602, section 3). Their
 inputs are rounded at each product, with a scale for each row, so that a text's result depends only on that
 text. Sums are exact (int32). The rest stays float32: embeddings, norms, attention, n-grams, and the output
-layers (the linear decoder and the head of the other decoder), which cost little.
+layers of both decoders, which cost little.
 """
 
 from functools import partial

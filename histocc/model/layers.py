@@ -79,7 +79,7 @@ def for_attention(x: Tensor) -> Tensor:
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None, dropout_p: float) -> Tensor:
-    """Compute scaled dot-product attention of q, k, v [B, heads, positions, H / heads]; visible: bool, or
+    """Compute scaled dot-product attention of q, k, v [B, heads, positions, H / heads]. visible: bool, or
     float to add to the scores, broadcast to [B, heads, queries, keys], or None for all.
 
     torch's fused kernel for CPUs has no dropout, and is slow in training and with one query.
@@ -103,7 +103,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None, dropout_p: f
 
 
 def width_groups(attention_mask: Tensor) -> tuple[Tensor, list[tuple[int, int]]] | None:
-    """Return the grouping with the fewest positions in total: (order in which rows go into groups, int64 [B];
+    """Return the grouping with the fewest positions in total: (order in which rows go into groups, int64 [B],
     rows and positions of each group, narrowest first), or None for one group. attention_mask: bool or 0/1
     [B, S].
     """
@@ -134,7 +134,7 @@ def pack(groups: Sequence[Tensor], length: int | None = None) -> Tensor:
 
 
 def unpack(x: Tensor, shapes: Sequence[Sequence[int]]) -> list[Tensor]:
-    """Return x [N, …] of `pack` as groups; each of `shapes` begins with (B, S)."""
+    """Return x [N, …] from `pack` as groups. Each of `shapes` begins with (B, S)."""
     if len(shapes) == 1:
         return [x.unflatten(0, shapes[0][:2])]
     sizes = [shape[0] * shape[1] for shape in shapes]

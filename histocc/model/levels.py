@@ -2,7 +2,7 @@
 codes.
 
 At a level, an answer is the set of the groups of its codes. The probability that exactly these are right is
-computed as for codes (`probability_of_set`); a group's probability is the sum over its codes, at most 1. Each
+computed as for codes (`probability_of_set`). A group's probability is the sum over its codes, at most 1. Each
 level has its own map to how often such answers are right, `map_of(level)` in `histocc.model.confidence`.
 """
 
@@ -55,7 +55,7 @@ class Levels:
         return [level]
 
     def group(self, code: str, level: str) -> str:
-        """Return the group of a code, "" if it has none; −1, −2 and −3 are separate groups."""
+        """Return the group of a code, or "" if it has none. −1, −2 and −3 are separate groups."""
         if level not in CLASSES:
             return cut(code, int(level), self.separator)
         return code if code in NEVER_SHORT else hisco_classes()[level].get(code, "")
@@ -67,7 +67,7 @@ class Levels:
 
     def probability(self, level: str, logits: Tensor, best: Tensor, counts: Tensor, conf: Tensor) -> Tensor:
         """Return the probability [B] that exactly the groups of the first `counts` [B] of the codes `best`
-        [B, K] are right, from the linear decoder's outputs [B, N]; at least the codes' own `conf` [B].
+        [B, K] are right, from the linear decoder's outputs [B, N], but at least the codes' own `conf` [B].
         """
         if level not in self._groups:
             names = [self.group(code, level) for code in self.codes]

@@ -2,8 +2,8 @@
 
 The order of a row's codes has no meaning. Each target block is therefore compared with several predicted
 blocks, and the loss takes the best fit (Dahl, Johansen, Vedel, 2024, arXiv 2402.13604) or the cheapest
-assignment of one predicted block to each. Every loss is first computed per row: its gradient does not depend
-on other rows, and a batch may be cut into any micro-batches.
+assignment of one predicted block to each. Every loss is first computed per row, so its gradient does not
+depend on other rows, and a batch may be cut into any micro-batches.
 """
 
 import copy
@@ -32,7 +32,7 @@ def _token_losses(log_probs: Tensor, targets: Tensor) -> Tensor:
 
 
 def _mean_of_codes(losses: Tensor, has_code: Tensor) -> Tensor:
-    """Return the mean over the blocks [B, T] that have a code, [B]; 0 for a row without one."""
+    """Return the mean over the blocks [B, T] that have a code, [B], or 0 for a row without one."""
     # torch.where: an inf in other rows has no gradient
     return torch.where(has_code, losses, 0).sum(1) / has_code.sum(1).clamp(min=1)
 
@@ -43,15 +43,15 @@ class BlockOrderInvariantLoss(nn.Module):
     Per row: the mean over its n target blocks of the smallest mean token cross entropy over its first n
     predicted blocks, plus the sum over the blocks beyond n of the mean cross entropy towards PAD, divided by
     `nb_blocks`. EOS that fill up a short code are trained like other tokens. With one code in every row this
-    is the published loss. With more, the latter divides by the largest number of codes in the batch.
+    is the published loss. With more, the published one divides by the largest number of codes in the batch.
 
     Args:
-        pad_idx: token id of PAD; nb_blocks: blocks of a full sequence; block_size: tokens in a block.
+        pad_idx, nb_blocks, block_size: token id of PAD, blocks of a full sequence, tokens in a block.
         empty_blocks: which blocks beyond n are trained: "all", as published, or only the "first", at which
             decoding stops.
         matching: "best-fit", as published: two target blocks may choose the same predicted block.
-            "one-to-one": each of the first n predicted blocks gets one target block; only the assignment
-            with the smallest mean is trained. Codes after a row's first five keep their order.
+            "one-to-one": each of the first n predicted blocks gets one target block, and only the
+            assignment with the smallest mean is trained. Codes after a row's first five keep their order.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class BlockOrderInvariantLoss(nn.Module):
         return self._of_blocks(log_probs, targets[:, 1:-1].long().unflatten(1, (blocks, self.block_size)))
 
     def _of_blocks(self, log_probs: Tensor, targets: Tensor) -> Tensor:
-        """Return `per_row` of predicted blocks' log-probabilities [B, P, bs, V]; targets int64 [B, P, bs]."""
+        """Return `per_row` of the predicted log-probabilities [B, P, bs, V]. targets: int64 [B, P, bs]."""
         has_code = targets[..., 0] != self.pad_idx  # [B, P], true for the first n
         costs = _token_losses(log_probs, targets).mean(2)  # [B, P, P], cost of a predicted for a target block
         if self.matching == ONE_TO_ONE:
@@ -143,7 +143,7 @@ class OrderInvariantSeq2SeqCrossEntropy(BlockOrderInvariantLoss):
 
 @cache
 def _orders(blocks: int, device: torch.device) -> Tensor:
-    """Return every order of `blocks` blocks, int64 [blocks!, blocks]; the first is the identity."""
+    """Return every order of `blocks` blocks, int64 [blocks!, blocks], the identity first."""
     return torch.tensor(list(permutations(range(blocks))), device=device)
 
 
@@ -157,7 +157,7 @@ def cheapest_assignment(costs: Tensor, counts: Tensor) -> Tensor:
         counts: int64 [B], n of each row, 0 … P.
 
     Returns:
-        int64 [B, P], the target block of each predicted block; blocks beyond n keep their places.
+        int64 [B, P], the target block of each predicted block. Blocks beyond n keep their places.
     """
     blocks, few = costs.shape[1], min(costs.shape[1], MAX_ALL_ORDERS)
     orders = _orders(few, costs.device)  # [K, few]
@@ -177,10 +177,10 @@ def cheapest_assignment(costs: Tensor, counts: Tensor) -> Tensor:
 class LinearLoss(nn.Module):
     """Loss of each row of the linear decoder, [B].
 
-    kind: "mean", the binary cross entropy averaged over the classes, as published: with hundreds of rare
-    classes, a row changes little. "rows": the equally weighted sum of the row's added binary cross entropies,
-    which make each output a probability, and the cross entropy of the softmax towards the row's codes, which
-    ranks them.
+    kind: "mean" averages the binary cross entropy over the classes, as published. With hundreds of rare
+    classes, a row changes little. "rows" adds two parts with equal weight: the sum of the row's binary cross
+    entropies, which makes each output a probability, and the cross entropy of the softmax towards the row's
+    codes, which ranks them.
     """
 
     def __init__(self, kind: str = MEAN):
@@ -190,7 +190,7 @@ class LinearLoss(nn.Module):
         self.kind = kind
 
     def forward(self, logits: Tensor, target: Tensor) -> Tensor:
-        """Return the loss of each row, [B]. logits [B, C]; target [B, C]: 1 for the row's codes, else 0."""
+        """Return the loss of each row, [B], for logits [B, C] and target [B, C], 1 for its codes, else 0."""
         logits = upcast_half(logits)
         target = target.to(logits.dtype)
         losses = F.binary_cross_entropy_with_logits(logits, target, reduction="none")  # [B, C]
@@ -204,7 +204,7 @@ class LossMixer(nn.Module):
     """Weighted mean of the losses of the seq2seq decoder and linear layer: w · seq2seq + (1 − w) · linear.
 
     Either may be any module that averages over its input and obeys an attribute `reduction` = "none", as
-    torch's own losses do; a row's loss is the mean of its values.
+    torch's own losses do. A row's loss is the mean of its values.
     """
 
     def __init__(self, loss_fn_seq2seq: nn.Module, loss_fn_linear: nn.Module, seq2seq_weight: float = 0.5):
@@ -225,8 +225,8 @@ class LossMixer(nn.Module):
         """Return the parts of each row's loss: "loss", "loss_linear", "loss_seq2seq", [B] each.
 
         Args:
-            out_seq2seq: logits [B, S − 1, V]; target_seq2seq: integer [B, S].
-            out_linear: logits [B, C]; target_linear: float [B, C], 1 for the row's codes.
+            out_seq2seq, target_seq2seq: logits [B, S − 1, V], integer [B, S].
+            out_linear, target_linear: logits [B, C], float [B, C], 1 for the row's codes.
         """
         seq2seq = loss_of_rows(self.loss_fn_seq2seq, out_seq2seq, target_seq2seq)
         linear, w = loss_of_rows(self.loss_fn_linear, out_linear, target_linear), self.seq2seq_weight

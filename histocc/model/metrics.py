@@ -9,9 +9,9 @@ from histocc.formatter import EOS_IDX, PAD_IDX, SEP_IDX, BlockyFormatter
 
 
 def canonical_blocks(formatter: BlockyFormatter, tokens: Tensor) -> Tensor:
-    """Return one row of tokens per code, int64 [B, max_num_codes, block_size], equal if and only if
-    `decode_block` gives the same (except for gpf without a separator, where 12, 3 differs from 1, 2, 3); all
-    PAD for a block without a code. tokens: integer [B, L], BOS first, with all blocks.
+    """Return one row of tokens per code, int64 [B, max_num_codes, block_size], all PAD for a block
+    without a code. Rows are equal if and only if `decode_block` gives the same, except that for gpf without a
+    separator 12, 3 differs from 1, 2, 3. tokens: integer [B, L], BOS first, with all blocks.
     """
     blocks = tokens[:, 1 : 1 + formatter.max_num_codes * formatter.block_size].long()
     blocks = blocks.reshape(-1, formatter.max_num_codes, formatter.block_size)
@@ -43,11 +43,10 @@ def same_code_sets(pred_blocks: Tensor, target_blocks: Tensor, pad_idx: int) -> 
 
 
 def token_counts(logits: Tensor, targets: Tensor, pad_idx: int) -> tuple[Tensor, Tensor]:
-    """Return (number of target tokens predicted right, teacher-forced; number of target tokens), int64 [B]
-    each.
+    """Return the numbers of target tokens (predicted right with teacher forcing, in all), int64 [B] each.
 
-    logits [B, S − 1, V]; targets integer [B, S], BOS first. PAD and the last position (an untrained EOS) do
-    not count; EOS that fill up a short code do.
+    logits are [B, S − 1, V], targets integer [B, S], BOS first. PAD and the last position, an untrained EOS,
+    do not count. EOS tokens that fill up a short code do.
     """
     targets = targets[:, 1:-1]  # [B, S − 2]
     counted = targets != pad_idx
@@ -58,8 +57,8 @@ def token_counts(logits: Tensor, targets: Tensor, pad_idx: int) -> tuple[Tensor,
 def flat_sets_equal(
     linear_logits: Tensor, target: Tensor, at_least_one: bool = False, at_most: int | None = None
 ) -> Tensor:
-    """Return bool [B], whether the target, 0/1 or bool [B, C], has exactly the predicted classes: with
-    probability above 0.5, at most the `at_most` most probable; with `at_least_one` the best one always.
+    """Return bool [B], whether the target, 0/1 or bool [B, C], has exactly the predicted classes: those
+    with probability above 0.5 among the `at_most` most probable, and with `at_least_one` always the best.
     """
     logits, classes = linear_logits.topk(min(at_most or linear_logits.shape[1], linear_logits.shape[1]))
     counted = logits > 0

@@ -32,16 +32,16 @@ class Seq2SeqMixerOccCANINE(nn.Module):
     """Encoder with a seq2seq decoder on its characters and a linear decoder on its pooled output.
 
     Args:
-        num_classes: the formatter's: for each position of a target the largest token id + 1.
+        num_classes: largest token id + 1 for each position of a target, from the formatter.
         num_classes_flat: number of codes of the linear decoder.
         dropout_rate: probability 0…1 in the decoder and on the input of the linear layer, never on logits.
         decoder_dim_feedforward: None for the encoder's width.
         config: encoder sizes, None for base.
-        memory_mask: whether the decoder masks padding of the memory; published models do not.
+        memory_mask: whether the decoder masks padding of the memory. Published models do not.
         target_mask: whether it masks PAD among the tokens, see `TransformerDecoder`.
         ngrams: {"rows", "width", "patterns", "case"} of n-grams added to the encoder, see `Ngrams`, or None.
         ngram_dropout: share of the n-grams left out in training.
-        encoder: False for no encoder, see `NoEncoder`; needs n-grams.
+        encoder: False for no encoder, see `NoEncoder`. The model then needs n-grams.
         ridge: sizes of a model in closed form, see `Ridge`, which answers instead of the linear decoder.
         model_domain: accepted for compatibility with the published class.
     """
@@ -103,7 +103,7 @@ class Seq2SeqMixerOccCANINE(nn.Module):
         return memory[0], text
 
     def _encode_groups(self, input_ids: list[Tensor], mask: list[Tensor]) -> tuple[list[Tensor], TextVectors]:
-        """Encode groups of rows: (memory of each, vectors of all)."""
+        """Encode groups of rows and return (memory of each, vectors of all)."""
         memory, pooled = self.encoder.forward_groups(input_ids, mask, list(map(self._is_narrow, input_ids)))
         if self.ngrams is None:
             return memory, TextVectors(pooled)
@@ -138,13 +138,13 @@ class Seq2SeqMixerOccCANINE(nn.Module):
         memory_padding_mask: Tensor | None = None,
         target_padding_mask: Tensor | None = None,
     ) -> Tensor:
-        """Return logits [B, T, V] for target int64 [B, T]; without a target_padding_mask, PAD is masked."""
+        """Return logits [B, T, V] for target int64 [B, T]. Without a target_padding_mask, PAD is masked."""
         if target_padding_mask is None:
             target_padding_mask = target == PAD_IDX
         return self.decoder(memory, target, memory_padding_mask, target_padding_mask)
 
     def classify(self, text: TextVectors) -> Tensor:
-        """Return logits [B, num_classes_flat] of the linear decoder for vectors of `encode`."""
+        """Return logits [B, num_classes_flat] of the linear decoder for vectors from `encode`."""
         if text.logits is not None:
             return text.logits
         logits = self.linear_decoder(self.linear_dropout(text.encoded))
@@ -163,10 +163,10 @@ class Seq2SeqMixerOccCANINE(nn.Module):
         """Return logits of both decoders, teacher-forced: ([B, T, V], [B, num_classes_flat]).
 
         Args:
-            input_ids: int64 [B, S]; attention_mask: bool or 0/1 [B, S].
+            input_ids, attention_mask: int64 [B, S], bool or 0/1 [B, S].
             target: int64 [B, T] from BOS on, at most as long as the decoder has positions.
             target_mask: accepted for the published interface, but unused: the decoder is always causal.
-            target_padding_mask: [B, T], True or not 0 at PAD; None to find it in the target.
+            target_padding_mask: [B, T], True or not 0 at PAD, or None to find PAD in the target.
         """
         may_group = torch.is_grad_enabled() and self.in_groups and self.memory_mask
         may_group = may_group and input_ids.device.type == "cpu" and input_ids.shape == attention_mask.shape

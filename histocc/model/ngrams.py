@@ -24,10 +24,10 @@ from histocc.model.layers import Linear, product_of_groups
 from histocc.runtime.rng import MULTIPLIERS
 from histocc.text import COLUMN_SEPARATOR, LANGUAGE_SEPARATOR, SEP_ID, letters, small_letters
 
-# What counts: # is a character, _ any character; a window has blanks only at its ends.
+# The patterns to count: # is a character, _ any character. A window has blanks only at its ends.
 PATTERNS = ("##", "###", "####", "#_##", "##_#", "word")
-# With further columns: each word of the first one together with the whole cell of column 1, 2 …; for column 0
-# only its first word, so that a text counts once as a whole.
+# With further columns: each word of the first one together with the whole cell of column 1, 2, … For column
+# 0 it is only the first word, so that a text counts once as a whole.
 WITH_CELL = "word with cell "
 WHOLE_TEXT = f"{WITH_CELL}0"
 # N-grams of a model in closed form (histocc/model/ridge.py): the first and the last word of the first column,
@@ -41,7 +41,7 @@ FIRST_PATTERNS = ("##", "###", "####", "#####", "######", "word", "two words")  
 MIN_BITS, MAX_BITS = 4, 24
 LONGEST = 1 << 14  # positions of a text from which n-grams are taken
 POSITIONS_AT_ONCE = 1 << 18  # positions of the texts whose vectors are computed at once
-NONE = "none"  # a value of --ngrams; the others are auto and a number of bits
+NONE = "none"  # a value of --ngrams, besides auto and a number of bits
 _BLANK = 32
 _COLUMN = 1_000_003
 _RADIX = 6364136223846793005  # odd, so it has an inverse modulo 2^64
@@ -51,9 +51,9 @@ _INVERSE, *_MIX = np.array([pow(_RADIX, -1, 1 << 64), *MULTIPLIERS], dtype=np.ui
 class TextVectors(NamedTuple):
     """The vectors of a text, from which `classify` computes the logits of codes."""
 
-    encoded: Tensor  # [B, H], of the encoder
+    encoded: Tensor  # [B, H], from the encoder
     ngrams: Tensor | None = None  # [B, width]
-    logits: Tensor | None = None  # [B, classes], of a model in closed form, without a linear decoder
+    logits: Tensor | None = None  # [B, classes], from a model in closed form, without a linear decoder
 
     def joined(self) -> Tensor:
         """Return the concatenated vectors of the encoder and of n-grams, [B, H (+ width)]."""
@@ -76,7 +76,7 @@ def _mixed(values: Tensor) -> Tensor:
 
 def _is_text(input_ids: Tensor) -> Tensor:
     """Mark language and description in int64 [B, S]: bool [B, S]. The first `[SEP]` that is spelled out
-    separates them (without it both are empty); CANINE's own follows them.
+    separates them. Without it both are empty. CANINE's own follows them.
     """
     width, length = len(LANGUAGE_SEPARATOR), input_ids.shape[1]
     count, position = max(0, length - width + 1), torch.arange(length, device=input_ids.device)
@@ -164,14 +164,14 @@ class Ngrams(nn.Module):
     """N-grams that complement an encoder: a vector of the text for the linear decoder, and vectors of its
     words for the memory.
 
-    `hashes` int64 [rows], increasing, identify the n-gram of each row, and `idf` float [rows] weighs them;
-    other n-grams are ignored.
+    `hashes` int64 [rows], increasing, identify the n-gram of each row, and `idf` float [rows] weighs them.
+    Other n-grams are ignored.
 
     Args:
         rows, width: size of the table, which has a row for each n-gram of the training texts.
-        hidden_size: H of the memory; classes: outputs of the linear decoder.
+        hidden_size, classes: H of the memory, outputs of the linear decoder.
         dropout: share of the n-grams to leave out in training, 0…1.
-        patterns, case: of `hash_ngrams`.
+        patterns, case: as in `hash_ngrams`.
     """
 
     hashes: Tensor
@@ -214,7 +214,7 @@ class Ngrams(nn.Module):
         texts, words = zip(*(self.vectors(ids, with_words=True) for ids in input_ids))
         text = torch.cat(texts)
         of_text = self.text_to_memory(text)[:, None].split(list(map(len, texts)))
-        # each position has its word; [CLS] also has the whole text
+        # each position has its word, [CLS] also has the whole text
         memory = product_of_groups(words, self.word_to_memory.weight)
         memory = [torch.cat([x[:, :1] + whole, x[:, 1:]], dim=1) for x, whole in zip(memory, of_text)]
         return text, memory
@@ -264,7 +264,7 @@ class Ngrams(nn.Module):
     def _rows(self, input_ids: Tensor, patterns: Sequence[str]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Return (rows of the table, which n-grams are known, which exist, [B, S, F] each, words [B, S])."""
         hashed, exist, word = hash_ngrams(input_ids, patterns, self.case)
-        at = exist.flatten().nonzero()[:, 0]  # half of them; the search below costs more than the rest
+        at = exist.flatten().nonzero()[:, 0]  # half of them, as the search below costs more than the rest
         found = torch.searchsorted(self.hashes, hashed.flatten()[at]).clamp(max=len(self.hashes) - 1)
         rows = torch.zeros_like(hashed).flatten().index_copy(0, at, found).view_as(hashed)
         return rows, exist & (self.hashes[rows] == hashed), exist, word
@@ -279,7 +279,7 @@ class Ngrams(nn.Module):
 
     def known_share(self, input_ids: Tensor) -> Tensor:
         """Return the share of each text's n-grams that are known, float [B], for int64 [B, S], weighted by
-        their inverse document frequency (for unknown ones the highest of the table).
+        their inverse document frequency. Unknown ones have the highest value of the table.
         """
         rows, known, exist, _ = self._rows(input_ids, self.patterns)
         seen, others = (self.idf[rows] * known).sum((1, 2)), (exist & ~known).sum((1, 2))
@@ -300,8 +300,8 @@ class Ngrams(nn.Module):
         Args:
             rows: int64 [E], of the n-grams of all texts, in the order of their words.
             weight: [E], 0 for none.
-            text: int64 [E], the text of each; word: int64 [E], its word in that text.
-            positions: [B, W], of each word.
+            text, word: int64 [E], the text of each, and its word in that text.
+            positions: [B, W], number of positions of each word.
 
         Returns:
             Vector of each text [B, width], memory [B, 1 + W, H], and the logarithm of the number of positions
@@ -329,7 +329,7 @@ class Ngrams(nn.Module):
 
 
 def _normalised(vectors: Tensor, squares: Tensor) -> Tensor:
-    """Divide weighted sums [..., width] by the length of their weights; squares: its square for each."""
+    """Divide weighted sums [..., width] by the lengths of their weights. squares: these lengths squared."""
     return vectors / squares.sqrt().clamp(min=1e-6)
 
 

@@ -1,5 +1,5 @@
 """A model in closed form: ridge regression on the n-grams of a text and on the answers of another model, its
-prior (solved in `histocc.learn.closed_form`).
+prior. It is solved in `histocc.learn.closed_form`.
 
 A text x is described by its n-grams φ(x), a vector of length 1, and by b(x), the square roots of the prior's
 PRIOR_CODES largest probabilities p(x), also of length 1. The score of a code is linear in both and adds the
@@ -47,11 +47,11 @@ class Ridge(nn.Module):
     """The scores of codes from the coefficients of the training texts.
 
     Args:
-        rows: number of n-grams; classes: number of codes.
-        texts: N, number of training texts; entries: number of their non-zero entries in all.
-        outputs: K, number of codes with coefficients; other codes are scored only by the prior.
+        rows, classes: number of n-grams, number of codes.
+        texts, entries: N, the number of training texts, and the total of their non-zero entries.
+        outputs: K, number of codes with coefficients. Other codes are scored only by the prior.
         prior: number of the prior's codes, 0 for no prior.
-        similarity: β, weight of similar answers of the prior; share: δ, weight of the prior's own answer.
+        similarity, share: β and δ, weights of similar answers of the prior and of its own answer.
     """
 
     offsets: Tensor  # int64 [N + 1], start of each training text's entries
@@ -59,7 +59,7 @@ class Ridge(nn.Module):
     values: Tensor  # [entries]
     coefficients: Tensor  # [N, K]
     outputs: Tensor  # int64 [K], the codes of the coefficients
-    places: Tensor  # int64 [prior], the number of each of the prior's codes among all codes; −1 for none
+    places: Tensor  # int64 [prior], the number of each of the prior's codes among all codes, −1 for none
 
     def __init__(
         self,

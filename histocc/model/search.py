@@ -2,7 +2,7 @@
 
 For the seq2seq decoder, a code's probability is the probability of writing its tokens in the first
 block. A key is a tree of prefixes, and each prefix goes through the decoder once. `full` goes level by level
-and returns the probability of every code; `topk` opens the most probable prefixes first. Probabilities only
+and returns the probability of every code. `topk` opens the most probable prefixes first. Probabilities only
 fall along a path, so all codes below a prefix less probable than the k-th best code so far are left out.
 
 With a `linear_share` a above 0 both decoders rank the codes together, by (1 − a) · log p of the seq2seq
@@ -28,7 +28,7 @@ from histocc.model.mixer import Seq2SeqMixerOccCANINE
 from histocc.model.ngrams import TextVectors
 from histocc.runtime.device import by_kind
 
-PREFIXES_AT_ONCE = {"cpu": 2048, "cuda": 1 << 17}  # over all rows, in `full`; more exceed a CPU's caches
+PREFIXES_AT_ONCE = {"cpu": 2048, "cuda": 1 << 17}  # over all rows, in `full`, as more exceed a CPU's caches
 ROWS_AT_ONCE = {"cpu": 64, "cuda": 512}  # in `topk`
 OPENED_AT_ONCE = 4  # most prefixes of a row that go through the decoder together, in `topk`
 CANDIDATES = 20  # codes that `candidates` ranks
@@ -40,8 +40,8 @@ class CodeTrie:
     """The distinct prefixes of the codes' blocks of tokens. Raises ValueError for two codes with the same
     tokens, CodeError if one does not fit the formatter.
 
-    Nodes are numbered level by level. The first `inner` nodes are prefixes that continue, node 0 is empty;
-    node `inner` + i is the code `code_of_leaf`[i]. The int64 tensors have an entry per node or inner node:
+    Nodes are numbered by level. The first `inner` nodes are prefixes that continue, and node 0 is empty.
+    Node `inner` + i is the code `code_of_leaf`[i]. The int64 tensors have an entry per node or inner node:
     token: last token of the prefix, BOS for the empty one. depth: its number of tokens. first_child,
     children: the first node below it, and their number, consecutive. path [inner, at most depth + 1]: the
     nodes from the empty prefix down to itself, which also fills the rest. nodes [codes, depth + 1]: the path
@@ -85,7 +85,7 @@ class _PrefixCache:
         self.slots, self.rows = slots, None
 
     def put(self, start: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """Write key and value [N, H] at slot `start`; return all keys and all values."""
+        """Write key and value [N, H] at slot `start`, and return all keys and all values."""
         end = start + len(key)
         if self.rows is None:
             self.rows = key.new_empty(2, max(self.slots, end), key.shape[1])
@@ -100,7 +100,7 @@ def attend_to_path(
 ) -> Tensor:
     """Compute self-attention of N prefixes, each to itself and its own prefixes → [N, H].
 
-    q [N, H]; keys, values [slots, H]; path int64 [N, D], slots; visible bool [N, D] or None.
+    Shapes: q [N, H], keys and values [slots, H], path int64 [N, D] of slots, visible bool [N, D] or None.
     """
     heads, size = layer.heads, q.shape[1] // layer.heads
     scores = torch.stack(
@@ -141,12 +141,12 @@ class _Queue:
         return _Queue(self.log_prob[index], self.node[index], self.slot[index])
 
     def shorten(self, k: int, inner: int) -> Tensor:
-        """Drop empty columns and entries that cannot lead to the k best codes; return which entries are
-        prefixes to open, bool [B, F].
+        """Drop empty columns and entries that cannot lead to the k best codes, and return which entries
+        are prefixes to open, bool [B, F].
         """
         if self.log_prob.shape[1] >= k:
             of_codes = self.log_prob.masked_fill(self.node < inner, -INF)
-            least = of_codes.topk(k).values[:, -1:]  # of the k-th best code; −inf: fewer so far
+            least = of_codes.topk(k).values[:, -1:]  # of the k-th best code, −inf if there are fewer
             self.log_prob = self.log_prob.masked_fill(self.log_prob < least, -INF)
         longest = int((self.log_prob > -INF).sum(1).max())
         self.log_prob, at = self.log_prob.topk(longest)
@@ -165,7 +165,7 @@ class _Queue:
         return log_prob.masked_fill(none, -INF), node, slot
 
     def add(self, log_prob: Tensor, nodes: Tensor, slots: Tensor, after: Tensor, tree: CodeTrie) -> None:
-        """Add the children of prefixes `nodes` with log_prob in `slots`, [B, P] each; after: of `_open`."""
+        """Add the children of prefixes `nodes` with log_prob in `slots`, [B, P] each. after: from `_open`."""
         number = torch.arange(int(tree.children[nodes].max()), device=nodes.device)
         exist = number < tree.children[nodes][..., None]  # [B, P, C]
         child = torch.where(exist, tree.first_child[nodes][..., None] + number, 0)
@@ -185,10 +185,10 @@ class _Queue:
 
 
 class CodeSearch:
-    """A model and a tree of codes; values that no text affects are computed once, with the current weights.
+    """A model and a tree of codes. Values that no text affects are computed once, with the current weights.
 
     Args:
-        linear_share: 0…1, share of the linear decoder in the ranking; above 0 its outputs must be the codes
+        linear_share: 0…1, share of the linear decoder in the ranking. Above 0 its outputs must be the codes
             of the tree, in their order.
     """
 
@@ -221,7 +221,7 @@ class CodeSearch:
         return torch.lerp(written, linear.to(written), self.linear_share).double().softmax(1)
 
     def log_probs(self, input_ids: Tensor, attention_mask: Tensor) -> tuple[Tensor, Tensor]:
-        """Return log-probabilities of all codes, float [B, codes]: (of writing, of the linear one)."""
+        """Return log-probabilities of all codes, float [B, codes]: (of writing, of the linear decoder)."""
         with evaluating(self.model):
             memory, text = self._encode(input_ids, attention_mask)
             widest = max(b - a for a, b in zip(self.tree.levels, self.tree.levels[1:-1]))
@@ -277,8 +277,8 @@ class CodeSearch:
 
         Args:
             nodes: inner nodes, int64 [B, P].
-            opened: a `_PrefixCache` for each layer; the nodes take its slots from `start` on, row by row.
-            path: slots, int64 [B · P, D]; visible: bool [B · P, D] or None.
+            opened: a `_PrefixCache` for each layer. The nodes take its slots from `start` on, row by row.
+            path, visible: slots, int64 [B · P, D], and bool [B · P, D] or None.
         """
         q = self.q[nodes].transpose(1, 2)  # [B, heads, P, H / heads]
         x = self.layers[0].cross_attend_and_feed_forward(
