@@ -7,10 +7,10 @@ For each of `train` and `val` it holds flat arrays:
     {part}.language  uint8  [rows]        index into meta["languages"]
     {part}.codes     int32  [rows, K]     indices into meta["codes"], −1 where a row has fewer than K codes
     {part}.text_hash uint64 [rows]        equal for descriptions that differ only in case and blanks
-    {part}.times     float64 [rows]       how often each row counts; empty if each does once
+    {part}.times     float64 [rows]       how often each row counts (empty if each counts once)
 
 A row that counts three times is three rows of a `RowSet`. The folder also holds lists for people and
-`meta.txt`, which is written last: what the arrays mean, and checksums of all files.
+`meta.txt`, which is written last. It describes the arrays and holds checksums of all files.
 """
 
 import functools
@@ -25,7 +25,7 @@ from histocc.runtime.files import checksum, hash_of_sources, kind_of, read_seale
 from histocc.runtime.rng import mix
 from histocc.text import texts_of_pieces
 
-# data prepared by other rules are made again. A run on them cannot be resumed
+# data prepared by other versions of these files are prepared again. A run on them cannot be resumed
 PREPARED_FORMAT = hash_of_sources("data/*.py", "formatter.py", "text.py", "*.csv", "runtime/rng.py")
 ARRAYS = {
     "chars": np.dtype("<u4"),
@@ -37,7 +37,7 @@ ARRAYS = {
 }
 WRITTEN = {**ARRAYS, "lines": np.dtype("<i8")}  # during preparation: number of the file × 2**40 + line
 META = "meta.txt"
-# All files that this program writes into a prepared folder; `lines` is removed before it is complete. Without
+# All files that this program writes into a prepared folder. `lines` is removed before it is complete. Without
 # the first file the folder counts as missing.
 HELD = (
     META,
@@ -64,7 +64,7 @@ def read_meta(folder: str) -> dict:
 
 
 def fault(folder: str) -> str | None:
-    """Return the name of a missing file or of one with a wrong checksum; None if all are intact."""
+    """Return the name of a missing file or of one with a wrong checksum, or None if all are intact."""
     name = META
     try:
         for name, expected in read_meta(folder)["checksums"].items():
@@ -116,7 +116,7 @@ class RowSet:
         return self.each(map_array(os.path.join(self.folder, f"{self.part}.lines"), WRITTEN["lines"]))
 
     def lengths(self, rows: np.ndarray) -> np.ndarray:
-        """Return the number of characters of the descriptions of `rows` (int64 [B]); int64 [B]."""
+        """Return the numbers of characters, int64 [B], of the descriptions of `rows` (int64 [B])."""
         return self.ends[rows] - self.starts[rows]
 
     def texts(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -145,7 +145,7 @@ def thinned(rows: np.ndarray, most: int) -> np.ndarray:
 
 
 class SomeRows(RowSet):
-    """Some rows of another set; index: their numbers there, int64 [N]."""
+    """Some rows of another set. index: their numbers there, int64 [N]."""
 
     def __init__(self, rows: RowSet, index: np.ndarray):
         self.rows, self.index, self.chars = rows, index, rows.chars
@@ -166,7 +166,7 @@ class PreparedData:
     max_codes: int
     fingerprint: str
     report: dict  # for `report_lines`
-    clean_text: str  # the rule by which texts were cleaned
+    clean_text: str  # the rule that cleaned the texts
     kept_codes: int  # number of codes from the run's initial weights
     hisco_numbers: bool  # whether the code columns held numbers of the HISCO key
 

@@ -43,7 +43,7 @@ _KINDS = {
     "SAS": rb"\0{12}\xc2\xea\x81\x60",
     "SAS transport": rb"HEADER RECORD\*{7}LIB",
 }
-# formats that pyreadstat reads, by its names for them
+# formats that pyreadstat reads, with its names for them
 _STATISTICS = {"Stata": "dta", "SPSS": "sav", "SAS": "sas7bdat", "SAS transport": "xport"}
 OF_DOCUMENT = "copy the table in it into a spreadsheet, and save that as .xlsx"
 _HOURS = re.compile(r"(-?)PT0*(\d+)H(\d+)M(\d+)(\.\d+)?S")
@@ -65,7 +65,7 @@ import pyreadstat
 pickle.dump(getattr(pyreadstat, reader)(path, output_format="dict", **how), sys.stdout.buffer)
 """
 
-RowBlock = tuple[np.ndarray, list[list[str]]]  # row numbers, int64 [n], from 1; n cells of each column
+RowBlock = tuple[np.ndarray, list[list[str]]]  # row numbers, int64 [n], from 1, and n cells of each column
 
 
 class Cell(str):
@@ -104,7 +104,7 @@ def unique_names(names: list[str]) -> list[str]:
 
 
 def present(cells: list[str]) -> list[str]:
-    """Return the cells; "" for values that the file declares as missing."""
+    """Return the cells, with "" for values that the file declares as missing."""
     return ["" if isinstance(cell, Missing) else cell for cell in cells]
 
 
@@ -112,7 +112,7 @@ class Binary(NamedTuple):
     """A table that is not a text file."""
 
     kind: str  # for the user
-    names: list[str]  # of the columns, as in the file
+    names: list[str]  # names of the columns, as in the file
     # takes the places of columns, and the number of a range if there are several
     read: Callable[..., Iterator[tuple]]
     notes: tuple[str, ...] = ()  # for the user
@@ -124,19 +124,19 @@ class Binary(NamedTuple):
 
 
 def table_kind(begin: bytes) -> str:
-    """Return the kind of a binary table from its first bytes; "" for other files."""
+    """Return the kind of a binary table from its first bytes, or "" for other files."""
     return next((kind for kind, magic in _KINDS.items() if re.match(magic, begin)), "")
 
 
 def open_table(
     path: str, kind: str, encoding: str | None, sheet: str | None, texts: Sequence[str], flags: bool
 ) -> Binary:
-    """Return a table of a kind that `kind_of` knows. Raises UserError if it cannot be read.
+    """Return a table of a kind that `table_kind` returns. Raises UserError if it cannot be read.
 
     Args:
         encoding: encoding of the texts in a Stata, SPSS or SAS file that does not name it.
-        sheet: name of the sheet of a workbook; None: the first that has the columns `texts`.
-        texts: the columns that hold texts. In a workbook, the first row with these holds the column names; in
+        sheet: name of the sheet of a workbook, or None for the first that has the columns `texts`.
+        texts: the columns that hold texts. In a workbook, the first row with these holds the column names. In
             files of Stata and SPSS they take the labels of values, while other columns take the values.
         flags: whether messages may name the flags of reading.
     """
@@ -166,11 +166,11 @@ def text_of(value: Any) -> str:
     if isinstance(value, datetime.timedelta):  # 30:00:00
         hours, rest = divmod(abs(value), datetime.timedelta(hours=1))
         return f"{'-' * (value.days < 0)}{hours}{str(rest)[1:]}"
-    return str(value).upper() if isinstance(value, bool) else str(value)  # dates by ISO
+    return str(value).upper() if isinstance(value, bool) else str(value)  # dates as in ISO 8601
 
 
 def _cell(value: Any) -> str:
-    """Return the text of a value; a Cell, unless it is text or a number that other programs cannot hold."""
+    """Return a value's text, as a Cell unless it is text or a number that other programs cannot hold."""
     text = text_of(value)
     is_text = isinstance(value, str) or text in ("", "inf", "-inf")
     return text if is_text or isinstance(value, int) and abs(value) > 2**53 else Cell(text, value)
@@ -178,7 +178,7 @@ def _cell(value: Any) -> str:
 
 # ---- Parquet
 #
-# A changed byte is not detected if the writer has stored no checksums of pages (most do so only if asked to).
+# A changed byte is not detected unless the writer has stored checksums of pages. Most do so only if asked to.
 
 
 def _parquet(path: str) -> Binary:

@@ -1,4 +1,4 @@
-"""The flags that describe files of rows, and the settings by which they are prepared."""
+"""The flags that describe files of rows, and the settings to prepare them with."""
 
 import codecs
 import hashlib
@@ -321,9 +321,9 @@ class PrepareSettings(FormatFlags, SplitFlags):
     formatter: dict  # from `BlockyFormatter.to_dict`
     target_cols: list[str]
     val_files: list[str] = field(default_factory=list)
-    share_val: float | None = None  # of `train_files`; None: `val_files`
+    share_val: float | None = None  # share of `train_files` for validation, None with `val_files`
     few_texts: int = 0  # up to so many distinct texts are all trained on, ignoring share_val
-    by: list[str] | None = None  # for evaluate: columns to group rows by; line numbers are kept
+    by: list[str] | None = None  # for evaluate: columns to group rows by. Line numbers are kept
     input_col: list[str] = field(default_factory=lambda: text_columns(None))
     language: str = UNKNOWN_LANGUAGE
     language_col: str | None = None
@@ -331,7 +331,7 @@ class PrepareSettings(FormatFlags, SplitFlags):
     missing_code: str | None = None
     drop_bad_labels: bool = False
     fixed_codes: list[str] | None = None  # codes of --key or --all-codes-file, in their order
-    number_codes: list[str] | None = None  # codes, if cells hold their numbers; None: cells hold codes
+    number_codes: list[str] | None = None  # codes, if cells hold their numbers, or None if cells hold codes
     first_codes: list[str] | None = None  # codes that precede all other codes in the key
     clean_text: str = AS_IS
     code_separator: str | None = None
@@ -382,7 +382,7 @@ class PrepareSettings(FormatFlags, SplitFlags):
 
     @property
     def max_codes(self) -> int | None:
-        """The most codes of a row; None: as many as the fullest row has."""
+        """The most codes of a row, or None for as many as the fullest row has."""
         return self.formatter["max_codes"] if self.code_separator else len(self.target_cols)
 
     @property
@@ -442,16 +442,16 @@ def code_problems(formatter: BlockyFormatter, settings: PrepareSettings) -> list
 class StartsFrom:
     """The requirements of a run's initial weights on its data."""
 
-    text: str = AS_IS  # rule by which texts are cleaned
-    codes: list[str] = field(default_factory=list)  # codes of the linear outputs; [] if not used
+    text: str = AS_IS  # rule that cleans texts
+    codes: list[str] = field(default_factory=list)  # codes of the linear outputs, or [] if not used
     formatter: dict | None = None  # as `to_dict` describes it, if it is known
 
 
 def column_of_languages(
     language: str | None, column: str | None, texts: Sequence[str], there: Collection[str]
 ) -> str | None:
-    """Return the column of languages: the one named, or else `lang` if there is one, unless a language is
-    named or the texts are in that column.
+    """Return the column of languages: the one named, or else `lang` if there is one. `lang` is not used if a
+    language is named or the texts are in that column.
     """
     return column or ("lang" if "lang" in there and "lang" not in texts and not language else None)
 
@@ -459,11 +459,11 @@ def column_of_languages(
 def columns_of(
     args: TableFlags, path: str, problems: list[str], default_formatter: str = AUTO, naming: str = "hisco"
 ) -> tuple[TableFlags, str]:
-    """Return (flags that name the columns to read in a file, and their formatter; a line for the user on what
-    was found from the column names, or ""). Appends problems to `problems`; target_cols is then [].
+    """Return the flags with the columns to read in a file and their formatter, and a line for the user on
+    what was found from the column names, or "". Appends problems to `problems`, and target_cols is then [].
 
     Without --target-cols the names decide, and a column `lang` holds the languages. Without --formatter (or
-    with auto), --key and --target-col-naming (`naming`), hisco_1 … and OCC1950_1 … choose their formatter;
+    with auto), --key and --target-col-naming (`naming`), hisco_1 … and OCC1950_1 … choose their formatter.
     --key hisco chooses hisco. Otherwise it is `default_formatter`, or gpf if flags of gpf are given.
     """
     is_hisco = (args.key or "").lower() == "hisco"
@@ -597,7 +597,7 @@ def _kept_codes(formatter: BlockyFormatter, start: StartsFrom) -> list[str] | No
 
 
 def _fixed_codes(args: TableFlags, formatter: BlockyFormatter, first_column: str) -> list[str] | None:
-    """Return the codes of --key or --all-codes-file; first_column: the first target. Raises UserError."""
+    """Return the codes of --key or --all-codes-file. first_column: the first target. Raises UserError."""
     path = args.key or args.all_codes_file
     if not path:
         return None

@@ -15,17 +15,17 @@ from histocc.trainer.batches import Rows
 
 @dataclass(frozen=True)
 class RowEncoding:
-    """The settings by which rows become tensors."""
+    """The settings for turning rows into tensors."""
 
     formatter: BlockyFormatter
     max_len: int = 128
-    fixed_width: int | None = None  # positions; None: pad to the longest row of the micro-batch
+    fixed_width: int | None = None  # positions, or None to pad to the longest row of the micro-batch
     first_empty_block: bool = False  # targets keep one empty block after those of the row with most codes
 
 
 class TextRows(Rows):
     """Texts and codes in the form of the trainer: input_ids int64 [B, S], attention_mask bool [B, S],
-    targets_seq2seq int64 [B, T], targets_linear int64 [B, K] (indices of the row's codes, −1 for none).
+    targets_seq2seq int64 [B, T], targets_linear int64 [B, K], the indices of the row's codes, −1 for none.
     """
 
     has_lengths = True
@@ -89,7 +89,7 @@ class TextRows(Rows):
         return piece | {"targets_seq2seq": self.shortened(piece["targets_seq2seq"])}
 
     def characters(self) -> np.ndarray:
-        """Return all character ids of inputs, except in words from other files; sorted int64."""
+        """Return all character ids of inputs, except in words from other files, as sorted int64."""
         ids = [self.alphabet, self.prefixes[0].ravel(), [0, SEP_ID], noise_characters()]
         ids += [] if self.descriptions is None else [self.descriptions.flat]
         return np.unique(np.concatenate([np.asarray(part, dtype=np.int64) for part in ids]))

@@ -58,7 +58,7 @@ class Descriptions:
     seed: int
     probability: float
     keeps_text: bool  # whether the template holds the text itself
-    numbers: np.ndarray  # int64 [codes + 1, languages], number of a description, −1: none; last row: no code
+    numbers: np.ndarray  # int64 [codes + 1, languages], number of a description or −1. The last row: no code
     flat: np.ndarray  # uint32: the strings before and after the text, for each description
     offsets: np.ndarray  # int64 [2 · descriptions + 1]
 
@@ -76,7 +76,7 @@ class Descriptions:
         rows: np.ndarray,
         epoch: int,
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Return B texts, some with the description of their code; a pure function of (seed, epoch, row)."""
+        """Return B texts, some with their code's description, as a pure function of (seed, epoch, row)."""
         shown = self.numbers[codes, languages]  # [B]
         is_shown = (shown >= 0) & chance(draw(streams(self.seed, epoch, rows), 0), self.probability)
         begins, sizes = np.zeros((2, len(rows), 3), dtype=np.int64)  # before the text, the text, after it
@@ -91,7 +91,7 @@ class Descriptions:
 def load_descriptions(
     args: DescriptionFlags, data: PreparedData, formatter: BlockyFormatter, seed: int
 ) -> Descriptions | None:
-    """Return the requested descriptions; None without --include-descriptions. Raises UserError."""
+    """Return the requested descriptions, or None without --include-descriptions. Raises UserError."""
     if not args.include_descriptions:
         return None
     columns, clean = find_columns(args), cleaner(data.clean_text)
@@ -118,7 +118,7 @@ def load_descriptions(
 
 
 def read_descriptions(path: str | None, codes: list[str], formatter: BlockyFormatter) -> dict[str, str]:
-    """Return the description of each code from a table; without one, the titles of HISCO codes."""
+    """Return the description of each code from a table, or the titles of HISCO codes without one."""
     if path is None:
         return hisco_classes()["title"] if formatter.kind == "hisco" else {}
     columns = find_columns(DescriptionFlags(descriptions_file=path))

@@ -16,9 +16,9 @@ PAIRS, USUAL_AGREEMENT = 10, 0.93  # see `trained_answers`
 
 
 def hashes_of(texts: list[str], rule: str) -> np.ndarray:
-    """Return the hashes of texts in a checkpoint, int64 [n], the same in every version and on every machine:
-    of the texts as a model with this text rule reads them, ignoring case and blanks. Texts of several columns
-    are joined (`join_columns`). The language does not count: all rows of a text are in one part.
+    """Return the hashes of texts in a checkpoint, int64 [n], the same in every version and on every machine.
+    Texts are hashed as a model with this text rule reads them, ignoring case and blanks. Those of several
+    columns are joined (`join_columns`). The language does not count: all rows of a text are in one part.
     """
     clean = cleaner(rule)
     cleaned = [clean(text.replace("\0", " ")).strip() for text in texts]
@@ -26,9 +26,9 @@ def hashes_of(texts: list[str], rule: str) -> np.ndarray:
 
 
 def entries(data: PreparedData, *earlier: dict[str, Any] | None) -> dict[str, Any]:
-    """Return entries of a checkpoint: `trained` and `validated`, the sorted hashes (`hashes_of`) of distinct
-    texts, int64 [T]; `data`, plain values about the rows. earlier: checkpoints whose texts the model has
-    learned as well.
+    """Return entries of a checkpoint. `trained` and `validated` are sorted hashes (`hashes_of`) of distinct
+    texts, int64 [T]. `data` has plain values about the rows. earlier: checkpoints whose texts the model has
+    also learned.
     """
     report = data.report
     about = {
@@ -51,8 +51,8 @@ def keys_of(hashes: np.ndarray, language: np.ndarray) -> np.ndarray:
 
 
 def sets_of_codes(rows: RowSet, text: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the different sets of codes of each text, the most frequent one first: (their texts int64 [S],
-    ascending; a row with each int64 [S]; the number of rows with it int64 [S]). text: each row's, int64 [N].
+    """Return the different sets of codes of each text, the most frequent one first: their texts in ascending
+    order, a row with each, and the number of rows with it, int64 [S] each. text: each row's, int64 [N].
     """
     key = text.astype(np.uint64)
     for column in np.sort(np.asarray(rows.codes), axis=1).astype(np.uint64).T:
@@ -63,12 +63,12 @@ def sets_of_codes(rows: RowSet, text: np.ndarray) -> tuple[np.ndarray, np.ndarra
 
 
 def trained_answers(rows: RowSet) -> dict[str, Any]:
-    """Return the entry "answers" of a checkpoint, the training's own answers to its texts: keys int64 [T],
-    sorted, of text and language (`keys_of`); codes int32 [T, K], the most frequent set of codes of the rows,
-    padded with −1; conf float32 [T], the probability that a further row has these codes.
+    """Return the entry "answers" of a checkpoint, the codes of each text in the training. keys int64 [T]:
+    sorted keys of text and language (`keys_of`). codes int32 [T, K]: the most frequent set of codes, padded
+    with −1. conf float32 [T]: the probability that a further row has these codes.
 
-    If m of n rows agree, conf is m / (n + a) (a Pólya urn), where 1 / (1 + a) is the share of pairs of rows
-    of one text that agree. It starts from PAIRS pairs, of which USUAL_AGREEMENT agree.
+    If m of n rows agree, conf is m / (n + a) (a Pólya urn). 1 / (1 + a) is the share of pairs of rows of one
+    text that agree. It starts from PAIRS pairs, of which the share USUAL_AGREEMENT agrees.
     """
     of_rows = keys_of(np.asarray(rows.text_hash), rows.language)
     keys, text, count = np.unique(of_rows, return_inverse=True, return_counts=True)

@@ -2,7 +2,7 @@
 
 The noise of a row is a function of (seed, epoch, row), from a counter-based generator. It does not depend on
 batch, order or number of processes. A whole batch is changed at once: a transformation assembles each text
-from five pieces of a pool (the texts, drawn letters, words). The new texts are one gather from that pool.
+from five pieces of a pool of texts, drawn letters and words. The new texts are one gather from that pool.
 """
 
 import unicodedata
@@ -72,7 +72,7 @@ def _keyboard_neighbours() -> dict[str, str]:
 
 
 def _ragged(texts: list[str]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return (all characters uint32, start of each text, length of each text; int64)."""
+    """Return all characters, uint32, and the start and length of each text, int64."""
     lengths = np.array([len(text) for text in texts], dtype=np.int64)
     return code_points("".join(texts)), np.cumsum(lengths) - lengths, lengths
 
@@ -101,7 +101,7 @@ for _letter in _NATIONAL:
 
 
 def noise_characters() -> np.ndarray:
-    """Return every character that noise can insert, except in words; uint32."""
+    """Return every character that noise can insert, except in words, as uint32."""
     return np.unique(np.concatenate([_ALPHABET_FLAT, _NEAR_FLAT, np.full(1, 32, dtype=np.uint32)]))
 
 
@@ -110,7 +110,7 @@ def _class_of(characters: np.ndarray) -> np.ndarray:
 
 
 def _style(before: np.ndarray, after: np.ndarray) -> np.ndarray:
-    """Return the alphabet that suits a place between two characters, by their case and script; int64."""
+    """Return which alphabet suits the case and script of two characters, int64."""
     both = _class_of(before) | _class_of(after)
     return ((both & (_UPPER | _LOWER)) == _UPPER) + 2 * ((both & _IS_GREEK) > 0).astype(np.int64)
 
@@ -120,7 +120,7 @@ def _style(before: np.ndarray, after: np.ndarray) -> np.ndarray:
 
 class _Transformation:
     """The five pieces that make up each of M texts. An unchanged text is its first piece. A method named
-    after a kind of noise applies it to the texts `k` (indices, int64). first: number of its first draw;
+    after a kind of noise applies it to the texts `k` (indices, int64). first: number of its first draw.
     words: the words to insert, as `_ragged` returns them, and their cumulative weights.
     """
 
@@ -199,7 +199,7 @@ class _Transformation:
         self.splice(k, at, 2, (at + 1, 1), (at, 1))
 
     def words_of(self, k: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return the number of the first word of texts k among all words, and their word count; int64."""
+        """Return the number of the first word of texts k among all words, and their word count, int64."""
         number = np.searchsorted(self.word_start, self.base[k])
         return number, np.searchsorted(self.word_start, self.end[k]) - number
 
@@ -248,10 +248,10 @@ class Augmenter:
     evenly from the kinds below. One with nothing to act on changes nothing. Independently, the row's language
     is hidden with probability `unk_lang_prob`.
 
-    - delete: a character; never the last visible one. swap, swap_words: two neighbours.
+    - delete: a character, but never the last visible one. swap, swap_words: two neighbours.
     - keyboard: a character becomes a neighbouring one: a–z on the English keyboard, other letters on theirs.
-    - insert, substitute: a letter a–z; in 32 of 266 draws a Latin letter of another language (æ, ß, …;
-      published noise has only a–z). Next to a Greek letter a Greek one, between capitals a capital.
+    - insert, substitute: a letter a–z, or in 32 of 266 draws a Latin letter of another language (æ, ß, …).
+      Published noise has only a–z. Next to a Greek letter a Greek one, between capitals a capital.
     - edges: up to 20 letters and blanks before the text (1 in 4), after it (1 in 4) or both (2 in 4).
     - insert_word: one of `words` before or after another, in proportion to `word_weights`.
     With `only_ascii`, for texts in ASCII, a letter of another language becomes one of a–z.
@@ -277,13 +277,13 @@ class Augmenter:
         self.only_ascii = only_ascii
 
     def hide_language(self, rows: np.ndarray, epoch: int) -> np.ndarray:
-        """Return where the language of a row (int64 [B]) becomes `unk` in this epoch; bool [B]."""
+        """Return whether each row's language becomes `unk` in this epoch, bool [B]. rows: int64 [B]."""
         return chance(draw(streams(self.seed, epoch, rows), _LANGUAGE), self.unk_lang_prob)
 
     def apply(
         self, flat: np.ndarray, offsets: np.ndarray, rows: np.ndarray, epoch: int
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Return noisy copies of B texts (flat, offsets; rows: their numbers, int64 [B]), none empty."""
+        """Return noisy copies of B texts (flat, offsets), none empty. rows: their numbers, int64 [B]."""
         offsets = np.asarray(offsets, dtype=np.int64)
         flat = np.asarray(flat[offsets[0] : offsets[-1]], dtype=np.uint32)
         starts, lengths = offsets[:-1] - offsets[0], np.diff(offsets)

@@ -1,6 +1,6 @@
-"""The preparation of tables as checked arrays (see `histocc.data.arrays`), which every process of a run maps.
+"""Prepare tables as checked arrays, which every process of a run maps. `histocc.data.arrays` describes them.
 
-Nothing is dropped or changed without a count: each rejected row is listed in `rejected_rows.csv` with its
+Everything dropped or changed is counted, and each rejected row is listed in `rejected_rows.csv` with its
 file, line, column, value and reason. The folder's name is a hash of the files' content and the settings. An
 incomplete or damaged folder is made again.
 """
@@ -59,8 +59,8 @@ LISTS = ("key.csv", "rejected_rows.csv", "conflicts.csv", "data_report.json")  #
 MAX_WORDS = 50_000  # the most frequent words of the training texts, for word insertion
 MAX_COUNTED_WORDS = 500_000  # rarer words are dropped on the way, so that memory does not grow with the rows
 ALL_WORDS_OF = 1 << 19  # all words of so many training rows are counted, then those of every fourth chunk
-MAX_REPEATED, MAX_TIMES = 1_000_000, 1_000  # most rows from whole weights; most copies of a row if divided
-MAX_CODES_OF_ROW = 100  # of a row whose codes are separated in one cell
+MAX_REPEATED, MAX_TIMES = 1_000_000, 1_000  # most rows from whole weights, most copies of a row if divided
+MAX_CODES_OF_ROW = 100  # most codes of a row whose codes are separated in one cell
 
 
 class UnusableData(UserError):
@@ -98,7 +98,7 @@ def split_cells(columns: list[list[str]], separator: str | None) -> list[list[st
 
 
 class Reader:
-    """The check of all rows: it writes each or lists it as rejected, and counts everything."""
+    """Check all rows: write each or list it as rejected, and count everything."""
 
     def __init__(self, settings: PrepareSettings, folder: str, check: Callable[[], None]):
         self.settings, self.folder, self.check = settings, folder, check
@@ -111,7 +111,7 @@ class Reader:
         self.empty = None if settings.empty_text is None else self.book.of_code(settings.empty_text)
         self.longest = 0  # most positions of a text
         self.named = named_parts(settings, check)
-        self.rows, self.drawn = 0.0, {"val": [], "test": []}  # all rows; (hashes, rows) of each part
+        self.rows, self.drawn = 0.0, {"val": [], "test": []}  # all rows, and (hashes, rows) of each part
         self.test_rows, self.outside_key = 0.0, {"train": 0.0, "val": 0.0}
         self.findings = Findings(folder)
         self.files: list[dict] = []
@@ -139,7 +139,7 @@ class Reader:
         return CodeBook(self.formatter, fixed, settings.number_codes, recode, zeros, declared)
 
     def _count_codes(self, recode: dict[str, str]) -> Counter[str]:
-        """Return the codes of all rows and how often each occurs; set `room` to the most that a row has."""
+        """Return the codes of all rows and how often each occurs. Sets `room` to the most that a row has."""
         settings, cells = self.settings, Counter()
         for _, path in settings.files:
             for chunk in read_chunks(path, settings.target_cols, *settings.reading):
@@ -156,7 +156,7 @@ class Reader:
         return counts
 
     def read(self, path: str, part: str) -> None:
-        """Read one file into `part`, or split it by the texts' hashes if the settings ask for it."""
+        """Read one file into `part`, or split it by hashes of its texts if the settings ask for it."""
         table = self.settings.table(path)
         rows, size = 0, round(os.path.getsize(path) / 1e6, 1)
         stage = Stage(f"reading {path}", size, "MB")
@@ -278,7 +278,7 @@ class Reader:
         return language
 
     def _write(self, part: str, texts: list[str], arrays: dict[str, np.ndarray], times: np.ndarray) -> None:
-        """Append kept rows to `part`, or split them by their texts. Test rows only add counts and codes."""
+        """Append kept rows to `part`, or split them by text. Test rows only add counts and codes."""
         self.used.update(arrays["codes"].ravel().tolist())
         self.chunks += 1
         is_val, is_test = parts_of_rows(self.settings, self.named, part, split := arrays.pop("split"))
@@ -302,7 +302,7 @@ class Reader:
     def _codes(
         self, table: Table, records: Records, keep: np.ndarray, reject: Callable[..., None]
     ) -> np.ndarray:
-        """Return provisional numbers of the codes, int64 [n, K], padded with −1; reject unusable rows."""
+        """Return provisional numbers of the codes, int64 [n, K], padded with −1. Rejects unusable rows."""
         names, room = self.settings.target_cols, self.room
         cells = [records.filled[place] for place in table.codes]
         if self.settings.code_separator:  # split into columns with one code each
@@ -400,9 +400,9 @@ class Reader:
         return codes, report
 
     def _repeat_rows(self) -> None:
-        """Turn weights into whole numbers, by which rows are repeated. Whole weights stay. Others, and
-        weights that sum to more than MAX_REPEATED rows, are divided (by the least one, or so that none is
-        above MAX_TIMES) and rounded up with the probability of their fraction, by a hash of text and row.
+        """Turn weights into whole numbers of copies of each row. Whole weights stay, unless they sum to more
+        than MAX_REPEATED and the least is not 1. Others are divided by the least weight, or so that none is
+        above MAX_TIMES, and rounded up with the probability of their fraction, from a hash of text and row.
         """
         paths = [part.files["times"].name for part in self.parts.values()]
         weights = [np.fromfile(path, WRITTEN["times"]) for path in paths]
@@ -502,10 +502,10 @@ class Reader:
 
 
 def build_folder(folder: str, build: Callable[[str], None]) -> None:
-    """Fill a folder with `build(folder)` if it is missing or damaged; one process of a job. The file written
-    last, `arrays.META`, makes it complete. An exception leaves nothing new behind, and only plain files with
-    names in `arrays.FILES` are removed or replaced. Raises UserError if something else is in the way, or
-    another job works in the folder above.
+    """Fill a folder with `build(folder)` if it is missing or damaged, in one process of a job. The file
+    written last, `arrays.META`, makes it complete. An exception leaves nothing new in place, and only plain
+    files with names in `arrays.HELD` are removed or replaced. Raises UserError if something else is in the
+    way, or another job works in the folder above.
     """
     root = os.path.dirname(folder)
     missing, path = [], os.path.abspath(folder)

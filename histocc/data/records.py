@@ -1,5 +1,5 @@
-"""The rows of a table of descriptions, by the same rules for all commands: texts, repeated texts (ditto),
-languages, codes, weights, and who has decided.
+"""Read the rows of a table of descriptions with the same rules for all commands: texts, repeated texts
+(ditto), languages, codes, weights, and who has decided.
 """
 
 import copy
@@ -37,7 +37,7 @@ _DITTO = re.compile(
 ).fullmatch
 LONGEST_DITTO = 17
 FILLED, NO_ROW_ABOVE = "with the text of the row above", "left, because no row is above"
-ORDERED, IN_ORDER = 5, 0.95  # least number of changes of text; least share of ascending ones
+ORDERED, IN_ORDER = 5, 0.95  # least number of changes of text, and least share of ascending ones
 MAX_WEIGHT = 1_000_000
 _ODD = "\0\ue000\ue001\ue002\ue003\ue004"  # end marks of texts in hashes and in the model's inputs
 
@@ -53,7 +53,7 @@ def is_ditto(text: str) -> bool:
 
 
 def fill(cells: list[str], rows: Iterable[int], above: str) -> None:
-    """Fill the cells of some rows (ascending) from the cell above; `above`: the cell above the first row."""
+    """Fill the cells of some rows (ascending) from the cell above. above: the cell above the first row."""
     for i in rows:
         cells[i] = cells[i - 1] if i else above
 
@@ -69,7 +69,7 @@ def is_sorted(texts: list[str]) -> bool:
 
 @lru_cache(1 << 16)
 def weight_of(cell: str) -> float:
-    """Return a row's weight from its cell; 0 if it is no number up to MAX_WEIGHT, or ambiguous (1,000)."""
+    """Return a row's weight from its cell, or 0 if it is ambiguous (1,000) or not in (0, MAX_WEIGHT]."""
     cell = re.sub(r"(?<=\d)['‘’\s](?=\d{3}\b)", "", cell.strip())  # 1'000
     if re.fullmatch(r"[1-9]\d*,\d{3}|\d+[.,]000", cell):  # 1 or a thousand
         return 0
@@ -89,7 +89,7 @@ def is_name(text: str) -> bool:
 
 
 def is_undecided(cell: str) -> bool:
-    """Return whether a cell of DECIDED names no person (blank cells and words such as NA included)."""
+    """Return whether a cell of DECIDED names no person, as blank cells and words such as NA do."""
     return cell.strip() in ("", MODEL, GUESS) or cell.strip().casefold() in MISSING_WORDS
 
 
@@ -104,11 +104,11 @@ class Records(Chunk):
     languages: list[str] = field(default_factory=list)  # as written in the file
     weights: list[float] = field(default_factory=list)  # 0: see `weight_of`
     deciders: list[str] = field(default_factory=list)  # "" for nobody
-    # Rows by their numbers, from 0:
-    noted: dict[str, list[int]] = field(default_factory=dict)  # by the kinds in NOTES of data/rows.py
+    # Numbers of rows, from 0:
+    noted: dict[str, list[int]] = field(default_factory=dict)  # kind in NOTES of data/rows.py → rows
     dittos: list[int] = field(default_factory=list)  # rows filled with the text above (do., ditto)
     left: list[int] = field(default_factory=list)  # rows left although they repeat it: see `why`
-    why: str = ""  # why they are left; "": NO_ROW_ABOVE
+    why: str = ""  # why they are left, or "" for NO_ROW_ABOVE
     forbidden: dict[int, int] = field(default_factory=dict)  # rows with a character of _ODD → its column
     headers: list[int] = field(default_factory=list)  # rows that repeat the column names
     guesses: list[int] = field(default_factory=list)  # rows coded by a model, without a person's decision
@@ -131,12 +131,12 @@ class Record(NamedTuple):
 class Table:
     """A table of descriptions, and the meaning of its columns.
 
-    texts: the column of descriptions, and further ones that belong to them; others: further columns to read,
-    None for all; language: the language of all rows if there is no column; rule: the rule to clean texts, if
-    any; ditto: whether a text that only repeats the one above becomes it (ALL or LEAVE; None: unless the
-    file's first rows show that it should not); fill_down: columns in which a blank cell repeats the one
-    above; repair: whether broken letters and escapes in texts become letters (the columns do not change);
-    before: the tables that this one continues.
+    texts: the column of descriptions, and further ones that belong to them. others: further columns to read,
+    None for all. language: the language of all rows if there is no column. rule: the rule to clean texts, if
+    any. ditto: whether a text that only repeats the one above becomes it: ALL, LEAVE, or None to fill it
+    unless the file's first rows show that it should not be. fill_down: columns in which a blank cell repeats
+    the one above. repair: whether broken letters and escapes in texts become letters. The columns do not
+    change. before: the tables that this one continues.
     """
 
     def __init__(
@@ -280,7 +280,7 @@ class Table:
         return some
 
     def _fill_down(self, some: Records, above: Records | None) -> None:
-        """Fill blank cells of `fill_down`; code columns together, since a row with any code has its own."""
+        """Fill blank cells of `fill_down`. A row keeps its code columns if any of them has a code."""
         codes = [place for place in self.fill_down if place in self.codes]
         for places in filter(None, [codes, *([place] for place in self.fill_down if place not in codes)]):
             cells = zip(*(some.columns[place] for place in places))
@@ -307,7 +307,7 @@ class Table:
         self.counts.update({some.why or NO_ROW_ABOVE: len(some.left), FILLED: len(some.dittos)})
 
     def _why_left(self, texts: list[str]) -> str:
-        """Return why rows that only repeat the one above are left, from the first texts; "" if filled."""
+        """Return why rows that only repeat the one above are left, from the first texts, or "" if filled."""
         if self.ditto:
             return "left, because of --ditto none" if self.ditto == LEAVE else ""
         of_sheet = {"rows", "decision", "id"} <= {*self.format.names}
@@ -316,7 +316,7 @@ class Table:
         return next((f"left, because {why} (--ditto fills them)" for why, is_so in whys.items() if is_so), "")
 
     def about_dittos(self) -> str:
-        """Return a line on the rows whose text only repeats the one above, "" if there are none."""
+        """Return a line on the rows whose text only repeats the one above, or "" if there are none."""
         said = "; ".join(f"{rows:,} {what}" for what, rows in self.counts.items() if rows)
         return said and f"do., ditto or 〃 in {counted(self.counts.total(), 'row')}: {said}"
 

@@ -21,12 +21,12 @@ _BLOCK = 1 << 18  # rows read at once
 
 
 def _anew(rows: RowSet) -> RowSet:
-    """Map rows anew to free the pages that were read. Repeated rows are not mapped."""
+    """Map rows again to free the pages that were read. Repeated rows are not mapped."""
     return rows if len(rows.times) else RowSet(rows.folder, rows.part, rows.max_codes)
 
 
 def _blocks(rows: RowSet) -> Iterator[tuple[slice, RowSet]]:
-    """Yield blocks of the rows, mapped anew for each."""
+    """Yield blocks of the rows, mapped again for each."""
     for start in range(0, len(rows), _BLOCK):
         yield slice(start, start + _BLOCK), _anew(rows)
 
@@ -34,9 +34,9 @@ def _blocks(rows: RowSet) -> Iterator[tuple[slice, RowSet]]:
 def compare_rows(
     parts: list[RowSet], split: bool, files: list[str], codes: list[str], languages: list[str], path: str
 ) -> dict:
-    """Count duplicates (rows with text, language and codes of an earlier row) and conflicts (texts with
-    several sets of codes in one language) among the rows of all parts; list the conflicts in `path`.
-    A share of the texts at a time bounds the memory. split: whether files were split by their texts.
+    """Count duplicates and conflicts among the rows of all parts, and list conflicts in `path`. A duplicate
+    has the text, language and codes of an earlier row. In a conflict a text has several sets of codes in one
+    language. Reading a share of the texts at a time bounds memory. split: whether files were split by text.
     """
     names = "distinct_texts", "duplicates", "most_rows_of_a_text", "conflicts", "val_rows_seen_in_training"
     counts = dict.fromkeys(names, 0)
@@ -47,7 +47,7 @@ def compare_rows(
     ):
         write_row = row_writer(file)
         write_row(["text", "language", "codes", "rows", "file", "line"])
-        # For each row: hashes of text, of text and language, of these and the codes; and its number
+        # For each row: hashes of text, of text and language, of these and the codes, and its number
         sizes, done = [np.zeros(buckets, dtype=np.int64)], 0  # bytes of each bucket in each block
         for block, mapped in chain.from_iterable(map(_blocks, parts)):
             text = mapped.text_hash[block]
@@ -131,8 +131,8 @@ def describe_parts(parts: list[RowSet], codes: list[str], languages: list[str]) 
 
 
 def titles_alone(report: dict) -> int:
-    """Return how many codes have one row, if the rows are a list of titles: distinct texts with one code
-    each, where at least half of the codes have one row; else 0.
+    """Return how many codes have one row, if the rows are a list of titles, and else 0. A list has distinct
+    texts with one code each, and at least half of its codes have one row.
     """
     alone = sum(rows == 1 for rows in report["rare_codes"].values())
     rows = report["train_rows"] + report["val_rows"]

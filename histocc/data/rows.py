@@ -53,7 +53,7 @@ DOES_NOT_FIT, OUTSIDE_KEY = "code does not fit", "code outside the key"
 
 
 def row_writer(file) -> Callable[[Sequence], None]:
-    """Return a writer of CSV rows. (Python's leaves lone carriage returns unquoted, where readers cut.)"""
+    """Return a writer of CSV rows. Python's leaves lone carriage returns unquoted, where readers cut."""
     usual = csv.writer(file, lineterminator="\n")
     quoted = csv.writer(file, lineterminator="\n", quoting=csv.QUOTE_ALL)
     return lambda row: (
@@ -106,7 +106,7 @@ class Findings:
     def reject(
         self, kind: str, path: str, line: int, column: str, value: str, reason: str, stops: bool = False
     ) -> None:
-        """Record an unused row; stops: the data is unusable until the user decides."""
+        """Record an unused row. stops: the data is unusable until the user decides."""
         self.write_row(list(map(escape_formula, (path, line, column, value, reason[:MAX_REASON]))))
         action, shown = ("error", f"column {column!r}: {reason}") if stops else ("rejected", reason)
         self._count(kind, action, path, line, value, shown)
@@ -131,7 +131,7 @@ class Findings:
         return sorted(found, key=lambda kind: (actions.index(kind["action"]), -kind["rows"]))
 
 
-# ---- cells → numbers; each distinct cell is checked once
+# ---- cells → numbers. Each distinct cell is checked once
 
 # In a column of codes these count as no code, unless the key has them.
 MISSING_WORDS = MISSING_TEXTS | {"none", ".", "-"}
@@ -147,8 +147,8 @@ _BETWEEN += r"|(  )|(?<=\d)( )(?=-?\w*\d)"
 
 def code_of_cell(cell: str, formatter: BlockyFormatter, key: Container[str] = ()) -> str:
     """Return the code in a cell, repaired as in training data, with the leading zeros that it has in the key.
-    "" for a blank cell, a word such as NA or null that is not in the key, and a value that the file declares
-    as missing, except -1, -2 and -3 of HISCO or of the key.
+    Blank cells, words such as NA or null that are not in the key, and values that the file declares as
+    missing give "", except -1, -2 and -3 of HISCO or of the key.
     """
     code = in_key(formatter.repair(cell, key)[0], key)
     if isinstance(cell, Missing):
@@ -158,7 +158,7 @@ def code_of_cell(cell: str, formatter: BlockyFormatter, key: Container[str] = ()
 
 @functools.lru_cache(1024)
 def splitter(separators: str) -> Callable[[str], list[str]]:
-    r"""Return the pattern that splits a cell at the signs and words of --code-separator; \n: a line break."""
+    r"""Return a function that splits a cell at the signs and words of --code-separator (\n: line break)."""
     parts = re.findall(r"[^\W\d_]{2,}|[uU]\.|\\[nt]| {2,}|.", separators, re.DOTALL)
     words = [part.replace(" ", "[ \xa0]") for part in parts if part[1:]]
     words = [rf"\b{re.escape(part)}(?!\w)" if part[0].isalpha() else part for part in words]
@@ -168,7 +168,7 @@ def splitter(separators: str) -> Callable[[str], list[str]]:
 
 
 def separators_of(cell: str, is_code: Callable[[str], object]) -> str:
-    """Return the --code-separator that separates the codes of a cell; "" if it does not hold several."""
+    """Return the --code-separator that separates the codes of a cell, or "" if it does not hold several."""
     found = re.findall(_BETWEEN, cell.replace("\xa0", " "))
     signs = dict.fromkeys("".join(groups).casefold() for groups in found)
     for separators in (joined(signs), *signs) if signs else ():
@@ -194,7 +194,7 @@ class CodeBook(dict):
 
     A number ≥ 0 is the provisional number of a code, in order of first occurrence. BLANK, WORD and DECLARED
     mean no code, UNFIT a cell in `faults`. `noted` has the cells of the kinds in NOTES. by_number: codes, if
-    cells hold their numbers; zeros: code → the code with the leading zeros that it has lost; declared: codes
+    cells hold their numbers. zeros: code → the code with the leading zeros that it has lost. declared: codes
     that count even if the file declares them as missing.
     """
 
@@ -277,10 +277,10 @@ class CodeBook(dict):
 def read_together(
     counts: Counter[str], known: Collection[str], recode: dict[str, str], any_code: bool, joins: bool
 ) -> tuple[dict[str, str], dict[str, str], list[str]]:
-    """Return (codes to replace; code → its repaired form, as from `lost_zeros`; notes), judging from all
-    codes of a table. counts: rows of each code; in the end they include repaired codes; known: codes of a
-    key; recode: the user's replacements; any_code: they belong to no known system; joins: replace a spelling
-    of a code by the code; otherwise a note lists such spellings.
+    """Return code → its replacement, code → its repaired form (see `lost_zeros`), and notes, judging from all
+    codes of a table. counts: rows of each code, to which the rows of repaired codes are added. known: codes
+    of a key. recode: the user's replacements. any_code: whether they belong to no known system. joins:
+    whether other spellings of a code are replaced with the code. Otherwise a note lists them.
     """
     zeros, notes = lost_zeros(counts, known, recode) if any_code else ({}, [])
     for code, number in zeros.items():
@@ -303,10 +303,10 @@ def read_together(
 def lost_zeros(
     codes: dict[str, int], key: Collection[str], recoded: Collection[str] = ()
 ) -> tuple[dict[str, str], list[str]]:
-    """Return (code → its form with leading zeros, or without decimals or thousands separators, which is in
-    `codes` or the key; notes on codes that the user does not recode). Zeros are put before numbers shorter
-    than most, unless these are levels with which most codes begin. Signs are removed if almost all numbers
-    that have one are like 110.0 and 110,0, or like 83,110 for 83110; codes of the key stay. codes: with rows.
+    """Return code → its repaired form, and notes on codes that the user does not recode. Forms are in `codes`
+    or the key. A form has leading zeros if the number is shorter than most, unless most codes begin with
+    one of its length. It has lost decimals or thousands separators if almost all numbers with the sign are
+    like 110.0 and 110,0, or like 83,110 for 83110. Codes of the key stay. codes: code → its rows.
     """
     known, whole, notes = {*codes, *key}, {}, []
     for sign in (sign for sign in "., " if sign not in "".join(key)):
@@ -341,9 +341,9 @@ def lost_zeros(
 
 
 def other_spellings(counts: dict[str, int], known: Collection[str]) -> dict[str, str]:
-    """Return, for each other spelling of a code in `known` or of a more frequent code, that code. Spellings
-    differ in case, blanks and invisible characters, or one has no punctuation between letters and digits
-    (11.1 and 1.11 are different codes). Two codes in `known` are never spellings of each other.
+    """Return spelling → code for other spellings of a code in `known` or of a more frequent code. Spellings
+    differ in case, blanks and invisible characters, or one has no punctuation between letters and digits.
+    11.1 and 1.11 are different codes. Two codes in `known` are never spellings of each other.
     """
     of_bare: dict[str, dict[str, list[str]]] = {}  # without punctuation → without case and blanks → codes
     for code in {*counts, *known}:
@@ -360,7 +360,7 @@ def other_spellings(counts: dict[str, int], known: Collection[str]) -> dict[str,
 
 
 def several_in_one(codes: Collection[str]) -> str:
-    """Return a note on codes that look like several in one cell, "" if there are none."""
+    """Return a note on codes that look like several in one cell, or "" if there are none."""
     alone = [(code, separators_of(code, lambda part: in_key(part, codes) in codes)) for code in codes]
     seem = [(code, separators_of(code, _CODE.fullmatch)) for code in codes if _CODE.match(code)]
     seem = [(code, signs) for code, signs in seem if signs[:1] in {*";&,/|+#\\"} or signs[:1].isalpha()]
@@ -394,7 +394,7 @@ def english_name(language: str) -> str:
 
 
 class Languages(dict):
-    """The numbers of languages, by cell; 0 is `unk`. renamed: cells with other names of languages."""
+    """The number of the language of each cell. 0 is `unk`. renamed: cells with other names of languages."""
 
     def __init__(self, column: str | None, max_length: int):
         super().__init__()
@@ -422,7 +422,7 @@ def hold_numbers(columns: list[str]) -> bool:
 
 
 def read_columns(path: str, columns: list[str]) -> list[list[str]]:
-    """The cells of some columns, row by row, without blanks around them. Raises UserError."""
+    """Return the cells of some columns, row by row, without blanks around them. Raises UserError."""
     raise_if_any(column_problems(path, table_format(path).names, columns))
     rows = []
     for chunk in read_chunks(path, columns):
@@ -437,14 +437,14 @@ def read_columns(path: str, columns: list[str]) -> list[list[str]]:
 
 
 def key_reader(path: str | None) -> Callable[[], list[str]] | None:
-    """Return a function that reads the codes of a key file on demand; None without a file."""
+    """Return a function that reads the codes of a key file on demand, or None without a file."""
     return None if path is None else functools.partial(read_key, path)
 
 
 def read_key(path: str) -> list[str]:
     """Return the codes of a key file in the order of their numbers: columns `code` (0, 1, 2 …) and
-    `system_code` or `hisco`. A number with an empty code has "": the published trainer writes rows without a
-    code so. The path "hisco", in any case, is the HISCO key unless that file exists. Raises UserError.
+    `system_code` or `hisco`. A number with an empty code has "", as the published trainer writes for rows
+    without a code. The path "hisco", in any case, is the HISCO key unless that file exists. Raises UserError.
     """
     if path.lower() == "hisco" and not os.path.exists(path):
         return list(hisco_key())

@@ -24,8 +24,8 @@ def listed_hashes(rule: str) -> np.ndarray:
 
 
 def parts_of_texts(texts: list[str], known: np.ndarray, rule: str) -> list[list[str]]:
-    """Return the first and longest parts of each text, all known (by `hashes_of`); [] for a text that
-    is known itself or has no such parts.
+    """Return the parts of each text, the first ones as long as possible. The hashes (`hashes_of`) of all are
+    in `known`. A text that is known itself or has no such parts gives [].
     """
     rows = [row if 1 < len(row) < 2 * MAX_PARTS else [] for row in map(SEPARATOR.split, texts)]
     places = ((row, i, j) for row in rows for j in range(1, len(row) + 1, 2) for i in range(0, j, 2))

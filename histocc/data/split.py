@@ -1,8 +1,8 @@
-"""The split of texts: for training, for validation, and for a test that chooses nothing.
+"""Split texts into parts for training, for validation, and for a test that chooses nothing.
 
 A text is in one part with all its rows: in the test if any of them is assigned to it, else in the validation
-if any is, else in the training. No share draws a text with more than half of the rows of the share
-(`too_frequent` in `data/prepare.py`).
+if any is, else in the training. No share draws a text with more than half of the rows of the share. See
+`too_frequent` in `data/prepare.py`.
 """
 
 from collections import Counter
@@ -20,14 +20,14 @@ OFTEN = "often"  # the name of texts that no share draws
 
 
 def split_values(hashes: np.ndarray) -> np.ndarray:
-    """Return numbers in [0, 1] from hashes of texts; the lowest: validation, the highest: test."""
+    """Return numbers in [0, 1] from hashes of texts. The lowest are for validation, the highest for test."""
     return hashes / 2.0**64
 
 
 def named_parts(settings: PrepareSettings, check: Callable) -> dict[str, np.ndarray]:
-    """Return the hashes of the texts that --split-col and --leave-out assign to each part, uint64 [T], by
-    part. check: called often; its exception ends the work. Raises UserError for other words in the column,
-    and for a value that does not occur.
+    """Return part → hashes of the texts that --split-col and --leave-out assign to it, uint64 [T]. check:
+    called often. Its exception ends the work. Raises UserError for other words in the column, and for a value
+    that does not occur.
     """
     wanted = [(part, settings.split_col, part) for part in SPLIT_PARTS if settings.split_col]
     wanted += [("test", *each.split("=", 1)) for each in settings.leave_out or []]
@@ -66,7 +66,7 @@ def parts_of_rows(
     settings: PrepareSettings, named: dict[str, np.ndarray], part: str, hashes: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return whether each text is for validation, and whether for the test, bool [n] each. named: the result
-    of `named_parts`; part: the part that their file is for.
+    of `named_parts`. part: the part that their file is for.
     """
     values, is_test = split_values(hashes), np.isin(hashes, named.get("test", ()))
     is_free = ~np.isin(hashes, named.get(OFTEN, ()))

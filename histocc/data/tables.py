@@ -1,5 +1,5 @@
-"""A reader of tables in chunks of rows: CSV in any encoding and with any delimiter, and JSON lines, both also
-in gzip, and the tables of `histocc.data.binary`.
+"""Read tables in chunks of rows: CSV in any encoding and with any delimiter, JSON lines, both also in gzip,
+and the tables of `histocc.data.binary`.
 
 Values keep their text: "NA", "null" and "0123" are never turned into anything else. Memory holds one chunk,
 however long the file is. Only a workbook is held whole. A folder of tables, as written by Spark and Dask, is
@@ -91,7 +91,7 @@ csv.field_size_limit(1 << 24)
 class Chunk:
     """Some rows of a file, below the header."""
 
-    # int64 [n], line where each row begins, from 1; the row's number in a binary table
+    # int64 [n], line where each row begins, from 1, or the row's number in a binary table
     lines: np.ndarray
     columns: list[list[str]]  # the cells of each wanted column, n texts each
     faults: list[tuple[int, str, str]] = field(default_factory=list)  # unreadable rows: line, kind, reason
@@ -112,7 +112,7 @@ class Format(NamedTuple):
     ranges: int = 1  # ranges of rows that can be read independently
 
     def types_but(self, written: Container[str]) -> dict[str, Any]:
-        """Return the `types` of a binary table, except those of columns that are written anew."""
+        """Return the `types` of a binary table, except those of the columns in `written`."""
         types = self.binary.types if self.binary else {}
         return {name: types[name] for name in types if name not in written}
 
@@ -132,9 +132,9 @@ Path = str | Sequence[Part]  # a table: a file, a folder, a pattern, or the file
 
 
 def parts_of(path: str) -> list[Part]:
-    """Return the files of a table, sorted by name with numbers in numerical order: the files in and below a
-    folder (except hidden and empty ones), those that match a pattern, or the one named. Raises UserError if
-    there are none.
+    """Return the files of a table, sorted by name with numbers in numerical order. They are the tables in and
+    below a folder, the files that match a pattern, or the one named. A folder or pattern leaves out hidden
+    and empty files. Raises UserError if there are none.
     """
     found, root = [path], path
     if not os.path.isdir(path):
@@ -155,7 +155,7 @@ def parts_of(path: str) -> list[Part]:
 
 
 def files_left_out(path: str) -> str:
-    """Return a note on files in a folder that are not read, "" if there are none."""
+    """Return a note on files in a folder that are not read, or "" if there are none."""
     walked = (
         part_of(os.path.join(at, name), path).name for at, folders, names in os.walk(path) for name in names
     )
@@ -288,7 +288,7 @@ def table_format(
 
 
 def _fits(delimiter: str, lines: list[str], quoting: Any) -> tuple[int, int]:
-    """Return (how many rows have as many cells as the header, or one more if it has several; its cells)."""
+    """Return how many rows have as many cells as the header or one more (0 if it has one), and its width."""
     rows, sizes = csv.reader(lines, delimiter=delimiter, strict=True, quoting=quoting), []
     with contextlib.suppress(csv.Error):
         sizes.extend(map(len, rows))
@@ -297,7 +297,7 @@ def _fits(delimiter: str, lines: list[str], quoting: Any) -> tuple[int, int]:
 
 
 def _names(written: list[str], notes: tuple[str, ...]) -> tuple[list[str], tuple[str, ...]]:
-    """Return (column names, the given notes and more on the names)."""
+    """Return the column names, and the given notes with more on the names."""
     if any(name != " ".join(name.split()) for name in written):
         notes += ("has blanks around column names, or line breaks in them, which are ignored",)
     names = list(map(composed, written))
@@ -342,7 +342,7 @@ def column_problems(
 def read_chunks(
     path: Path, columns: Sequence[str] | Sequence[int] | None, *how: Any, span: int | None = None
 ) -> Iterator[Chunk]:
-    """Yield all rows below the header. columns: by name or place, None: all; how: see `table_format`; span:
+    """Yield all rows below the header. columns: names or places, None for all. how: see `table_format`. span:
     number of the only one of its `ranges` to read. Raises UserError if the file cannot be read to its end.
     """
     table = table_format(path, *how)
@@ -452,8 +452,8 @@ def _json_lines(path: str, encoding: str, *_state: int) -> Binary:
 
 @contextlib.contextmanager
 def _csv_reader(path: str, table: Format, span: int | None = None) -> Iterator[tuple[Any, BinaryIO, int]]:
-    """Open a CSV file; yield (csv's reader past the header, the stored file, the number of lines before its
-    first line). span: number of the only one of its `ranges` to read.
+    """Open a CSV file. Yield csv's reader past the header, the stored file, and the number of lines before
+    its first line. span: number of the only one of its `ranges` to read.
     """
     begin = end = before = 0
     if span is not None and table.ranges > 1:
@@ -477,8 +477,8 @@ def _csv_reader(path: str, table: Format, span: int | None = None) -> Iterator[t
 def _begins(
     path: str, delimiter: str, encoding: str, quoting: Any, ranges: int, size: int, *_state: int
 ) -> list[tuple[int, int]]:
-    """Return (byte, lines before it) where each range of a CSV file begins, and the file's end. A range
-    begins with the first row that begins in it.
+    """Return (byte, lines before it) for the beginning of each range of a CSV file, and for the file's end. A
+    range begins with the first row that begins in it.
     """
     how: dict[str, Any] = {"delimiter": delimiter, "strict": True, "quoting": quoting}
     marks, at, lines = [(0, 0)], 0, 0
@@ -514,7 +514,7 @@ def _begins(
 
 @contextlib.contextmanager
 def _unpacked(path: str) -> Iterator[tuple[BinaryIO, BinaryIO]]:
-    """Open a file; yield (its content, unpacked from gzip; the file as stored). Raises UserError."""
+    """Open a file and yield its content, unpacked from gzip, and the file as stored. Raises UserError."""
     with opened(path) as raw:
         is_packed = raw.read(2) == b"\x1f\x8b"
         raw.seek(0)
@@ -556,7 +556,7 @@ _MIN_SHARE = 0.95  # share of the words that a language must explain
 
 @cache
 def _detected(path: str, flags: bool, *_state: int) -> tuple[str, tuple[str, ...]]:
-    """Return (encoding, notes on it for the user) of a CSV file."""
+    """Return the encoding of a CSV file, and notes on it for the user."""
     decoder = codecs.getincrementaldecoder("utf-8")()
     with _unpacked(path) as (file, _):
         begin = file.read(4096)
@@ -618,7 +618,7 @@ def _code_page(path: str, flags: bool) -> tuple[str, tuple[str, ...]]:
 
 
 def _explained(words: set[bytes], page: str) -> tuple[float, float]:
-    """Return the shares of words explained by the best language of a code page, and by any of them."""
+    """Return the shares of words that the best language of a code page, and any of them, explains."""
     of_language: Counter[int] = Counter()
     explained = 0
     for word in words:

@@ -17,7 +17,7 @@ Cells = list[tuple]
 _DATES = {*map(str, range(14, 18)), "22"}  # number formats built into all workbooks
 # Literal parts of a number format
 _SHOWN = re.compile(r'"[^"]*"|\[[^]]*\]|\\.|_.')
-# A cell of Excel with an error or a number below 1 (a date before 1900 if its format shows dates)
+# A cell of Excel with an error or a number below 1, which is a date before 1900 if its format shows dates
 _SPECIAL = re.compile(
     rb'<c r="([A-Z]+)(\d+)"(?: s="(\d+)")?(?: t="[ne]"[^<>]*)?>(?:<f[^<>]*/>|<f[^<>]*>[^<]*</f>)?'
     rb"<v>((?:-[1-5]?\d{1,5}|0)(?:\.\d+)?)?(#[^<]{1,20})?</v>"
@@ -41,8 +41,8 @@ def _blocks(path: str, names: str) -> Iterator[tuple[str, bytes]]:
 
 
 def scanned(path: str) -> tuple[dict[str, Cells], bool]:
-    """Return (cells of each Excel sheet with dates before 1900, which python-calamine reads as times of day,
-    and with errors, which it leaves empty; whether there are formulas without their values).
+    """Return the cells of each Excel sheet with dates before 1900 or errors, and whether there are formulas
+    without their values. python-calamine reads such dates as times of day, and leaves errors empty.
     """
     files = "xl/workbook.xml", "xl/_rels/workbook.xml.rels", "xl/styles.xml"
     with zipfile.ZipFile(path) as parts:

@@ -1,5 +1,5 @@
-"""The tables that commands write: CSV, also in gzip, workbooks (with xlsxwriter), Parquet (pyarrow), and
-files of Stata and SPSS (pyreadstat). Except in CSV, numbers, dates and truth values keep their types.
+"""Write the tables of commands: CSV, also in gzip, workbooks (xlsxwriter), Parquet (pyarrow), and files of
+Stata and SPSS (pyreadstat). Except in CSV, numbers, dates and truth values keep their types.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ from histocc.data.binary import NULL, Cell, text_of
 from histocc.formatter import PROBABILITIES
 from histocc.runtime.errors import UserError
 
-MAX_COLUMNS, MAX_CELL = 1 << 14, 32_767  # columns of an .xlsx sheet; characters of a cell
+MAX_COLUMNS, MAX_CELL = 1 << 14, 32_767  # columns of an .xlsx sheet, and characters of a cell
 # Ending of the name → the extra that it needs, and its packages
 ENDINGS: dict[str, tuple[str, ...]] = {
     ".csv": ("",),
@@ -39,7 +39,7 @@ _NO_CELL = re.compile("[\ud800-\udfff\ufffe\uffff]|^<r>.*</r>\\Z", re.DOTALL)
 
 
 def ending_of(path: str) -> str:
-    """Return the one of ENDINGS that a name has, by default the one of CSV."""
+    """Return which of ENDINGS a name has, .csv by default."""
     return next((ending for ending in ENDINGS if path.lower().endswith(ending)), ".csv")
 
 
@@ -76,7 +76,7 @@ def table_writer(
 ) -> Iterator[Callable[[list], Any]]:
     """Yield a function that writes rows, below the column names, in the format of `name`'s ending. Equal rows
     make equal bytes, except in .dta and .sav, which hold the time. Columns in `numbers` are numbers, except
-    in .csv. types: of columns that are copied, as in `Binary`. Raises UserError if a cell does not fit the
+    in .csv. types: types of copied columns, as in `Binary`. Raises UserError if a cell does not fit the
     format.
     """
     check_names(name, header)

@@ -73,7 +73,7 @@ OF_TEST = ("share_test", "split_col", "leave_out")  # flags of a training that m
 OF_READING = ("code_separator", "recode", "ditto", "empty_text", "repair_text")
 MAX_VALUES = 50  # most values of a column, the most frequent
 TEXTS_AT_ONCE = 512  # distinct texts that one process codes at a time
-BEST_OUTPUTS = 50  # of the linear decoder for a text. Answers with more codes are always wrong
+BEST_OUTPUTS = 50  # outputs of the linear decoder for a text. Answers with more codes are always wrong
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -223,8 +223,8 @@ def prepare_settings(args: EvaluateConfig, state: dict, formatter: BlockyFormatt
 def prepare_rows(
     args: EvaluateConfig, file: str, loaded: models.Loaded, world: World
 ) -> tuple[PrepareSettings, str, str]:
-    """Return (settings to read the data, folder of the report, folder of the arrays in it; "" if there is no
-    model yet, and file is ""). Rank 0 only. Raises UserError if no report can be made.
+    """Return the settings to read the data, the folder of the report, and the folder of the arrays in it. The
+    last is "" if there is no model yet (file is ""). Rank 0 only. Raises UserError if no report can be made.
     """
     shared = models.is_shared(args.model)
     output = args.output or os.path.join("" if shared else os.path.dirname(file), "evaluation")
@@ -292,9 +292,9 @@ def data_facts(
 
 
 def chosen_rows(args: EvaluateConfig, data: PreparedData, state: dict) -> tuple[SomeRows, bool]:
-    """Return (the rows to evaluate, whether they are the test part of the training). These are the rows that
-    --share-val takes, or all, with texts that the model was not trained on; with --share-val 1 all rows. Of a
-    table with at least three quarters of the texts of the training they are the test part, if there is one.
+    """Return the rows to evaluate, and whether they are the test part of the training. They are what
+    --share-val takes, or all, without texts that the model was trained on. --share-val 1 takes all rows. In a
+    table with at least 3/4 of the training table's share of known texts, they are its test part, if any.
     """
     share = args.share_val
     rows = data.train if share in (None, 1) else data.val
@@ -312,8 +312,8 @@ def chosen_rows(args: EvaluateConfig, data: PreparedData, state: dict) -> tuple[
 
 
 def new_rows(args: EvaluateConfig, rows: RowSet, state: dict) -> np.ndarray:
-    """Return the rows whose texts the model is not known to be trained on, bool [N]. Raises UserError if none
-    are left, since figures on learned texts say nothing about others, unless --share-val is 1.
+    """Return which rows have texts that the model is not known to be trained on, bool [N]. Raises UserError
+    if there are none, unless --share-val is 1: figures on learned texts say nothing about others.
     """
     is_new = ~np.isin(rows.text_hash.view(np.int64), state.get("trained", []))
     fits, share = args.fit_thresholds or args.fit_confidence, args.share_val
@@ -332,8 +332,8 @@ def code_texts(
     """Code each distinct text of the rows with each decoder. All ranks. Returns None except on rank 0.
 
     Returns:
-        {"greedy", "flat", …: Coded of each text, as far as the model has the decoder; "outputs": (logits,
-        numbers) of the linear decoder's most probable outputs; "of_row": int64 [N], the text of each row}.
+        {"greedy", "flat", …: Coded of each text for each decoder of the model, "outputs": (logits, numbers)
+        of the linear decoder's most probable outputs, "of_row": int64 [N], the text of each row}.
     """
     names = [languages[number] for number in rows.language.tolist()]
     pairs = list(zip(rows.strings(np.arange(len(rows))), names))
@@ -382,7 +382,7 @@ def run(args: EvaluateConfig, world: World) -> None:
         world.print(f"{args.model}: {MODEL_KINDS[kind]}: the report covers its only decoder")
     settings, output, folder = world.run_on_main(lambda: prepare_rows(args, file, loaded, world))
     shared = models.is_shared(args.model)
-    target = os.path.join(output, FITTED) if shared else file  # of what is fitted
+    target = os.path.join(output, FITTED) if shared else file  # for what is fitted
     data = preparing.on_every_node(settings, output, folder, world, world.give_up_if_asked)
     rows, is_test = chosen_rows(args, data, state)
     is_new = new_rows(args, rows, state)
@@ -457,8 +457,8 @@ def run(args: EvaluateConfig, world: World) -> None:
 
 
 def is_for_card(file: str, state: dict, facts: dict, figure: Figure | None) -> bool:
-    """Return whether the figures belong on the model card of the run: figures of its test part or, without
-    one, of texts that chose nothing, unless they are few and it has a figure of more.
+    """Return whether the figures belong on the model card of the run: figures on its test part or, without
+    one, on texts that chose nothing, except on few texts if there is a figure on more.
     """
     folder = os.path.dirname(file)
     kept = Figure.of(state, folder)
@@ -477,7 +477,7 @@ def groups_of(
     state: dict,
 ) -> report_of.Groups:
     """Return the groups of rows that get an accuracy each: by language, number of codes, major group, what
-    the training knows of them, and the values of named columns, "column NAME".
+    the training knows of them, and the values of the columns of --by, as "column NAME".
     """
 
     def of_values(values: list[str]) -> tuple[np.ndarray, list[str]]:
@@ -513,7 +513,7 @@ def groups_of(
 def decoder_figures(
     args: EvaluateConfig, coder: Coder, coded: dict[str, Any], how: tuple, is_new: np.ndarray
 ) -> dict[str, dict]:
-    """Return the figures of each decoder by its name in the report, the one that `predict` uses first.
+    """Return name in the report → figures for each decoder. The decoder that `predict` uses comes first.
 
     Args:
         coded: as `code_texts` returns it.
@@ -558,14 +558,14 @@ def evaluate(
     """Evaluate like `histocc evaluate`, in one process, and return its report.
 
     Args:
-        output: folder of the report; None: the report is not kept.
+        output: folder of the report, or None to keep no report.
         verbose: print what the command prints.
         flags: flags of the command, with underscores: target_cols=["hisco_1"], share_val=0.1, baseline=True.
 
     Raises:
         UserError, TrainingError: where the command would end with them.
 
-    Example, of a run that set a test part aside:
+    Example with a run that set a test part aside:
         >>> from histocc.evaluate import evaluate
         >>> report = evaluate("./output", "data.csv")
         >>> report["data"]["texts"]

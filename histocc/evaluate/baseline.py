@@ -1,10 +1,10 @@
 """The baseline of a model: a linear support vector machine on n-grams (extra `baseline`: scikit-learn).
 
-Features are TF-IDF of characters (n-grams of 2 to 5, with a space at both ends of the text) and of words (1
-and 2), with the logarithm of the counts, concatenated and scaled to length 1, for each column of texts. Each
-code has its own linear classifier (LinearSVC, C=1: this code against all others). A text gets the code with
-the highest decision value and, if some training row has several codes, every other code with a value above 0.
-If the training rows have several languages, the language is put before the text.
+Features are TF-IDF of n-grams of 2 to 5 characters (with a space at both ends) and of 1 and 2 words, with the
+logarithm of the counts, concatenated and scaled to length 1, for each column of texts. Each code has its own
+linear classifier, LinearSVC with C=1, against all others. A text gets the code with the highest decision
+value and, if some training row has several codes, every other code with a value above 0. If the training rows
+have several languages, the language is put before the text.
 """
 
 import time
@@ -17,7 +17,7 @@ import numpy as np
 from histocc.data.arrays import PreparedData, RowSet
 from histocc.text import COLUMN_SEPARATOR
 
-BASELINE_ROWS = 500_000  # training rows; a sample is drawn if there are more
+BASELINE_ROWS = 500_000  # training rows. A sample is drawn if there are more
 
 
 def texts_and_codes(
@@ -85,8 +85,8 @@ def svm(
 def compared(
     trained: PreparedData, data: PreparedData, rows: RowSet, seed: int, check: Callable
 ) -> tuple[dict, list[frozenset[str]]]:
-    """Return ("rows", "rows_of_training" and "seconds" of the machine, fitted to the training rows of a run;
-    its answers to the rows of `data` to evaluate). seed: for the sample of training rows.
+    """Fit the machine to the training rows of a run. Return {"rows", "rows_of_training", "seconds"} and its
+    answers to the rows of `data` to evaluate. seed: for the sample of training rows.
     """
     started, index = time.perf_counter(), np.arange(len(trained.train))
     if len(index) > BASELINE_ROWS:

@@ -1,4 +1,4 @@
-"""Compare two models by their reports, on the texts in both that neither model has learned from:
+"""Compare two models from their reports, on the texts in both that neither model has learned from:
 
 histocc compare ./first/evaluation ./second/evaluation > comparison.md
 """
@@ -25,8 +25,8 @@ Answer = dict[str, str]  # a row of answers.csv
 
 
 def read_answers(folder: str) -> tuple[dict, list[tuple[tuple[str, str], Answer]]]:
-    """Return (the report in a folder; its answers, each with a key: the text without case and blanks, and its
-    codes). Raises UserError.
+    """Return the report in a folder, and its answers, each with a key: the text without case and blanks, and
+    the codes. Raises UserError.
     """
     try:
         with open(os.path.join(folder, JSON), encoding="utf-8") as file:
@@ -41,7 +41,7 @@ def read_answers(folder: str) -> tuple[dict, list[tuple[tuple[str, str], Answer]
 
 def difference(ahead: np.ndarray) -> list[float]:
     """Return the mean of paired differences of shares, float [n], with its 95 % interval (Bonett and Price,
-    2012, doi 10.3102/1076998611411915), which is valid for few or equal pairs as well.
+    2012, doi 10.3102/1076998611411915), which is also valid for few or equal pairs.
     """
     n = len(ahead) + 2
     up, down = (float(np.maximum(each, 0).sum() + 1) / n for each in (ahead, -ahead))
@@ -57,9 +57,9 @@ def right_at(answers: list[Answer], digits: int, separator: str | None) -> np.nd
 
 
 def compare(first: str | os.PathLike[str], second: str | os.PathLike[str]) -> dict[str, Any]:
-    """Return the comparison of the models of two reports, with the decoder that each codes with, on texts
-    that both have with the same codes and no model has learned from. A difference above 0: the second is
-    ahead. first, second: folders. Raises UserError.
+    """Return the comparison of the models of two reports, each with the decoder that it codes with, on texts
+    that both have with the same codes and no model has learned from. A difference above 0 means that the
+    second is ahead. first, second: folders. Raises UserError.
 
     Example:
         >>> from histocc.evaluate.compare import compare

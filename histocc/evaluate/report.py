@@ -1,6 +1,6 @@
 """The figures of a report on rows with known codes, and its text.
 
-Sets of codes are pairs (row, code): a row has as many pairs as codes, in any order, or none. PAIR_COUNTS are
+Sets of codes are pairs (row, code). A row has as many pairs as codes, in any order, or none. PAIR_COUNTS are
 counted for each row. All measures are ratios of their sums.
 """
 
@@ -68,7 +68,7 @@ def row_counts(n: int, kinds: list[np.ndarray]) -> np.ndarray:
 
 
 def ratios(sums: np.ndarray) -> list[float]:
-    """Return SET_MEASURES of summed PAIR_COUNTS, float64 [5]; 0 if the denominator is 0."""
+    """Return SET_MEASURES of summed PAIR_COUNTS, float64 [5]. A measure is 0 if its denominator is 0."""
     counted, right, tp, fp, fn = sums.tolist()
     pairs = [(right, counted), (tp, tp + fp), (tp, tp + fn), (2 * tp, 2 * tp + fp + fn)]
     return [part / of if of else 0.0 for part, of in pairs]
@@ -79,11 +79,11 @@ def measured(columns: np.ndarray, text: np.ndarray) -> dict:
     has the 95 % interval of a share of independent texts, as in the figure of the model.
 
     Args:
-        columns: PAIR_COUNTS of each row, float64 [N, 5]; rows of zeros take no part.
-        text: number of each row's text, int64 [N], from 0; each text weighs 1, shared by its rows.
+        columns: PAIR_COUNTS of each row, float64 [N, 5]. Rows of zeros take no part.
+        text: number of each row's text, int64 [N], from 0. Each text weighs 1, which its rows share.
 
     Returns:
-        {"rows", "texts", "over_texts", "over_rows"}, the last two {measure: value}; the accuracy over texts
+        {"rows", "texts", "over_texts", "over_rows"}, the last two {measure: value}. The accuracy over texts
         is [value, low, high].
     """
     sums = np.stack([np.bincount(text, weights=column) for column in columns.T], axis=1)
@@ -102,7 +102,7 @@ def macro_f1(kinds: list[np.ndarray], codes: int, weight: np.ndarray) -> float:
     Args:
         kinds: as `kinds_of` returns them.
         codes: number of codes.
-        weight: float [N], of each row.
+        weight: weight of each row, float [N].
     """
     tp, fp, fn = (np.bincount(pairs & 0xFFFFFFFF, weight[pairs >> 32], codes) for pairs in kinds)
     total = 2 * tp + fp + fn
@@ -130,8 +130,8 @@ def figures_of_codes(kinds: list[np.ndarray], names: list[str], titles: dict[str
 
 
 def hiscam_errors(true: list[str], pred: list[str]) -> dict[str, float]:
-    """Return the mean and the mean absolute error of HISCAM, over the rows whose codes have one. true, pred:
-    the first code of each row, "" for none.
+    """Return the mean and the mean absolute error of HISCAM over the rows whose codes both have one. true,
+    pred: the first code of each row, "" for none.
     """
     of_code = hisco_classes()["hiscam"]
     pairs = ((of_code.get(one), of_code.get(other)) for one, other in zip(true, pred))
@@ -141,7 +141,7 @@ def hiscam_errors(true: list[str], pred: list[str]) -> dict[str, float]:
 
 def calibration(conf: np.ndarray, right: np.ndarray, weight: np.ndarray) -> dict:
     """Return how often answers of each confidence are right, in bins (`bin_of`), and the expected calibration
-    error over rows and (by the weight of each row) over texts. All arguments are float or bool [N].
+    error over rows, and over texts with the weight of each row. All arguments are float or bool [N].
     """
     place, bins = bin_of(conf), []
     weights = {"": np.ones(len(conf)), "_over_texts": weight}
@@ -158,8 +158,8 @@ def calibration(conf: np.ndarray, right: np.ndarray, weight: np.ndarray) -> dict
 
 
 def automatic(conf: np.ndarray, right: np.ndarray, weight: np.ndarray) -> list[dict]:
-    """Return for each of ERRORS the least confidence above which no more answers are wrong ("conf"; None if
-    no value shows it) and the share of texts and rows that have it. All arguments: float or bool [N].
+    """Return for each of ERRORS the least confidence from which no larger share of answers is wrong ("conf"),
+    or None if no value shows it, and the shares of texts and rows reaching it. Arguments: float or bool [N].
     """
     points, found = curve(conf, right, weight, len(conf)), []
     for error in ERRORS:
@@ -178,8 +178,8 @@ def best_thresholds(
     thresholds: Thresholds,
     groups: dict[str, np.ndarray],
 ) -> dict[str, dict]:
-    """Return for each group the threshold of GRID with the highest F1 over all codes; of several, the one
-    nearest to 0.5.
+    """Return for each group the threshold of GRID with the highest F1 over all codes, and of several such
+    thresholds the nearest to 0.5.
 
     Args:
         numbers, probs: [N, M], the most probable outputs of each row, their probabilities, the highest first.
@@ -246,9 +246,9 @@ def decoder_report(
     """Return the figures of one decoder.
 
     Args:
-        coded: its answers to distinct texts; of_row: the text of each row, int64 [N].
-        groups: groups that get an accuracy each; levels: as `levels_of` returns them.
-        titles: of codes.
+        coded: its answers to distinct texts. of_row: the text of each row, int64 [N].
+        groups: groups that get an accuracy each. levels: as `levels_of` returns them.
+        titles: titles of codes.
     """
     n = len(rows)
     numbers = {code: i for i, code in enumerate(data.codes)}  # other codes follow those of the key
@@ -268,7 +268,7 @@ def decoder_report(
 
     def figures(columns: np.ndarray, conf: np.ndarray | None = conf) -> dict:
         """Return `measured` figures, with the number of their texts that the model was trained on, if known,
-        and the share of texts expected to be right by their confidence, if there is one.
+        and the share of texts expected to be right according to their confidence, if there is one.
         """
         seen = columns[:, 0] * (groups["training"][0] == 0) > 0 if "training" in groups else None
         found: dict[str, Any] = {"texts_trained_on": None if seen is None else len(np.unique(text[seen]))}
@@ -280,8 +280,8 @@ def decoder_report(
         return found
 
     def at_level(level: str, of_codes: list[str]) -> dict:
-        """Return the figures of a level, at which codes count as one if they have the same group; {} if no
-        row has groups for its true and answered codes. of_codes: the group of each code, or "".
+        """Return the figures of a level, at which codes of the same group count as one, or {} if no row has
+        groups for its true and answered codes. of_codes: the group of each code, or "".
         """
         found, number = np.unique(of_codes, return_inverse=True)
         columns = row_counts(n, kinds_of(*((row, number[code]) for row, code in (pred, true))))
@@ -331,8 +331,8 @@ def decoder_report(
 def answers_csv(
     coded: list[Coded], of_row: np.ndarray, data: PreparedData, rows: SomeRows, groups: Groups
 ) -> str:
-    """Return the text of answers.csv: each distinct text with its codes, the answer, and its number of rows;
-    learned: 1 if the model was trained on the text. The arguments are those of `decoder_report`.
+    """Return the text of answers.csv: each distinct text with its codes, the answer, and its number of rows.
+    Column learned is 1 if the model was trained on the text. The arguments are those of `decoder_report`.
     """
     names = [name for name in groups if name.startswith(BY_COLUMN)]
     columns = [[str(labels[i]) for i in of_group] for of_group, labels in map(groups.__getitem__, names)]
@@ -364,10 +364,10 @@ class Report(dict):
 
         Args:
             what: "figure" (share of new texts that is right, its 95 % interval and source), "confusions" or
-                "by_code"; or else the accuracy over distinct texts with its 95 % interval, as fractions, and
+                "by_code". Else the accuracy over distinct texts with its 95 % interval, as fractions, and
                 the texts that were trained on, by "digits" (levels), "class", "language", "codes" (how many a
                 row has), "major_group", "frequency", "training", or "column NAME" for a column of --by.
-            decoder: "seq2seq", "linear" or "both"; None: the decoder that the model codes with.
+            decoder: "seq2seq", "linear" or "both", or None for the decoder that the model codes with.
 
         Example:
             >>> report = Report("./output/evaluation")
@@ -415,9 +415,9 @@ def right_lines(unit: str, figures: dict, has_rows: bool, several: bool) -> list
     others are left out.
 
     Args:
-        unit: of levels.
+        unit: unit of the levels.
         has_rows: whether some text has several rows.
-        several: whether some row has several codes; else precision and recall are the accuracy.
+        several: whether some row has several codes. If none has, precision and recall are the accuracy.
     """
     parts, rows = [(f"{unit}: {each['digits']}", each) for each in figures["by_digits"]], []
     by = [name for name in figures if name == "by_language" or name.startswith("by_column ")]
@@ -473,7 +473,7 @@ def costly_lines(figures: dict) -> list[str]:
 
 
 def data_lines(data: dict) -> list[str]:
-    """Return lines on the rows that were and were not evaluated, for the console as well."""
+    """Return lines on the rows that were and were not evaluated, for the report and the console."""
     rows, others, share = data["rows"], data["other_part_rows"], data["share_val"]
     lines = [
         f"Rows: {data['rows_read']:,} read, {rows:,} evaluated, {counted(data['texts'], 'distinct text')}"
@@ -575,7 +575,7 @@ def markdown(report: dict) -> str:
 
 
 def write_report(report: dict, answers: str, folder: str, own: OwnFiles) -> None:
-    """Write the files of a report; answers: a table; folder: with the prepared rows. Raises OSError."""
+    """Write the files of a report. answers: a table. folder: holds the prepared rows. Raises OSError."""
     with open(os.path.join(folder, REJECTED), encoding="utf-8", newline="") as source:
         rejected = source.read()
     table = next(iter(report["decoders"].values()))["by_code"]

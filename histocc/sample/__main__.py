@@ -58,7 +58,7 @@ def write_rows(
     overwrite: bool = False,
     left_out: set[tuple[str, ...]] | None = None,
 ) -> dict[str, int]:
-    """Write all rows to `output`, and to train.csv and val.csv in `split_dir`; return the number of rows in
+    """Write all rows to `output`, and to train.csv and val.csv in `split_dir`. Return the number of rows in
     each file. left_out: texts with their languages for validation, instead of a tenth by hash. A file with
     other content is replaced only with `overwrite`. Raises UserError.
     """
@@ -92,7 +92,7 @@ def write_table(path: str, lines: list[tuple[str, ...]], overwrite: bool) -> Non
 
 
 def write_demo(folder: str, overwrite: bool) -> dict[str, int]:
-    """Write the files of the pages (a workbook only with xlsxwriter) and return the rows of each."""
+    """Write the files that the pages name and return the rows of each. A workbook needs xlsxwriter."""
     tables = {os.path.join(folder, *name.split("/")): lines for name, lines in demo.demo_tables().items()}
     for path in [path for path in tables if missing_package(path)]:
         print(f"{path} was not written: it needs xlsxwriter (pip install 'histocc[excel]')")

@@ -1,12 +1,12 @@
-"""The built-in model, made by an ordinary run in a folder:
+"""Make the built-in model with an ordinary run in a folder:
 
     python -m histocc.sample.built_in FOLDER
 
-Its rows are the titles of `histocc.lexicon` (some abbreviated, or as former holders' titles), names of towns
-(no occupation) and rows of the sample. Texts of the lists get the list's code. About a hundredth of the
-titles is left out, each with the other titles of its code with the same beginning or end of a word. These are
-the validation texts, on which its confidence is fitted, together with rows of another sample that have
-several codes. If several processes start, the others wait for the first.
+Its rows are the titles of `histocc.lexicon`, names of towns (no occupation) and rows of the sample. Some
+titles also occur abbreviated, or with words such as "retired". Texts of the lists get the list's code. About
+a hundredth of the titles is left out, each with the other titles of its code with the same beginning or end
+of a word. These and rows of another sample with several codes are the validation texts. The confidence is
+fitted on them. If several processes start, the others wait for the first.
 """
 
 import os
@@ -35,7 +35,7 @@ from histocc.runtime.world import World
 from histocc.sample.generate import HEADER, in_phrase, languages, pick, read, rows, shared_items, variants
 
 SAMPLE_ROWS = 24_000
-OTHER_ROWS = 2_400  # rows of another sample; those with several codes are a tenth of all validation texts
+OTHER_ROWS = 2_400  # rows of another sample. Those with several codes are a tenth of all validation texts
 LEFT_OUT_OF = 100  # one of so many beginnings and ends of words removes all titles of a code
 # One title of so many also occurs with "retired", "deceased" and the like, with "wife of", or abbreviated.
 FORMER, RELATION, SHORT = 10, 12, 3

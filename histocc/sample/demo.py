@@ -1,7 +1,7 @@
 """The rows of the files that the pages name, equal on every machine: `histocc sample --demo DIR`.
 
-The lists next to this file: diary.csv holds purchases with their COICOP codes and shops; occ1950.csv the
-OCC1950 codes of HISCO codes.
+Its lists are next to this file: diary.csv has purchases with their COICOP codes and shops, and occ1950.csv
+the OCC1950 codes of HISCO codes.
 """
 
 from collections import Counter

@@ -3,8 +3,8 @@ occupations.
 
 They are made from lists next to this file, where columns en to fr are languages, as in the rows.
 
-occupations.csv    codes and their titles, joined by `|`. often: how often a code is drawn; employers: their
-                   kinds in phrases.csv; traits: women (titles of women), no widows, craft (has masters and
+occupations.csv    codes and their titles, joined with `|`. often: how often a code is drawn. employers: their
+                   kinds in phrases.csv. traits: women (titles of women), no widows, craft (has masters and
                    apprentices), trade (people have a second occupation), side (such an occupation)
 phrases.csv        words around a title: `{}` is the title, `{s}` its genitive, `@` a town or a person,
                    `er > ermeister` another ending of the title. None of them changes the code. Only the
@@ -29,11 +29,11 @@ from histocc.lexicon import LEXICON_LANGUAGES
 HEADER = ("occ1", "lang", "hisco_1", "hisco_2", "hisco_3")
 Row = tuple[str, str, str, str, str]  # columns of HEADER
 
-# Shares in hundredths: of all rows; of titles with other words; of rows of the kind
+# Shares in hundredths: of all rows, of titles with other words, and of rows of the kind
 CASES = (lambda text: text[0].upper() + text[1:],) * 20 + (str.title,) * 2 + (str.upper,) * 3
 SPELLED, ABBREVIATED = 15, 4
 SLIPS_OF_NOTHING, STATUS_IN_TOWN, TWO_IN_TOWN, SIDE_FIRST, EMPLOYED = 15, 20, 10, 40, 40
-SLOTS = 12  # places in the draw of an occupation's title; half are for any title
+SLOTS = 12  # places in the draw of an occupation's title. Half are for any title
 NOT_A_CRAFT = ("arbe", "werker", "mester", "mäst", "meister")  # titles with these take no rank of a craft
 # (kind of rows, from which titles of a language, share of rows in thousandths)
 TEXT_KINDS = (
@@ -99,7 +99,7 @@ def text_of_kind(
         text = pick(title.slips, d)
     elif kind == "careless":  # or with the clerk's remains before or after it
         text = pick(title.careless, c) if d % 2 else pick(language.phrases["stray"], c).replace("{}", text)
-    elif kind == "status":  # a widow, a former holder, or a rank of a craft; sometimes with a town
+    elif kind == "status":  # a widow, a former holder, or a rank of a craft, sometimes with a town
         text = pick((text, *title.spellings), d) if c % 100 < SPELLED else text
         kinds = title.statuses[text.endswith(language.rank_ending) and " " not in text]
         text = in_phrase(language, pick(pick(kinds, e), f), text)
@@ -148,7 +148,7 @@ def in_phrase(language: "Language", phrase: str, text: str) -> str:
 # The spellings of a title in registers
 
 MIN_LETTERS = 6  # fewest letters of a misread or cut title, and of its remainder
-MIN_BEFORE_END, MAX_CONTRACTIONS = 4, 3  # letters before the end in "carpr"; per title
+MIN_BEFORE_END, MAX_CONTRACTIONS = 4, 3  # letters before the end in "carpr", and forms per title
 MAX_SLIPS = 24  # slips of one letter per title. A long title keeps every second or third
 DOUBLED = frozenset("lmnprstkfe")  # letters that a writer in doubt doubles
 UNACCENTED = {ord("ø"): "o", ord("æ"): "ae", ord("œ"): "oe", ord("ß"): "s"}  # NFD keeps these whole
@@ -157,7 +157,7 @@ _HEAD = re.compile(rf"[^{_VOWELS} ]*[{_VOWELS}]+[^{_VOWELS} ]")
 
 
 def variants(title: str, rules: list[tuple]) -> list[str]:
-    """Return the title with one rule (substitution, replacement) applied throughout, or with two."""
+    """Return the title with one or two rules applied throughout. rules: (substitution, replacement)."""
     one = [(at, new) for at, (sub, instead) in enumerate(rules, 1) if (new := sub(instead, title)) != title]
     two = [new for at, old in one for sub, instead in rules[at:] if (new := sub(instead, old)) != old]
     return [new for new in [new for _, new in one] + two[: len(one)] if new != title]
@@ -200,7 +200,7 @@ def careless(title: str) -> list[str]:
 
 
 def shared_items(pairs: Iterable[tuple]) -> set:
-    """Return the items with more than one code; pairs: (item, a code)."""
+    """Return the items with more than one code. pairs: (item, a code)."""
     first: dict = {}
     return {text for text, code in pairs if first.setdefault(text, code) != code}
 
@@ -216,7 +216,7 @@ def _left(title: str) -> Iterator:
 
 
 def cut_short(title: str, shared: set) -> list[str]:
-    """Return the title cut short; shared: remainders that titles of another code can leave as well."""
+    """Return the title cut short. shared: remainders that titles of another code can also leave."""
     heads = (title[:length] for length in range(MIN_LETTERS, len(title) - 2))
     short = [f"{head}." for head in heads if head[-1] in _CONSONANTS and head not in shared]  # "blacksm."
     *words, last = title.split()
@@ -300,12 +300,12 @@ class Title:
 
 
 def _mixed(title: str, others: tuple[str, ...], share: float) -> tuple[str, ...]:
-    """Return copies of the title, so many that the others are this share of the whole."""
+    """Return the others after so many copies of the title that they are `share` hundredths of the whole."""
     return (title,) * max(1, round(len(others) * (100 - share) / share)) + others
 
 
 class Language:
-    """The pool of rows: occupations by frequency, each with its titles by their frequency."""
+    """The occupations of a language and their titles, each repeated as often as it is drawn."""
 
     def __init__(self, tag: str):
         self.tag = tag
