@@ -39,8 +39,8 @@ class SampleConfig(Config):
     )
     built_in: bool = flag(
         False,
-        "write the rows that the built-in model learns from (24,000 and the lists of titles),"
-        "; --rows and --seed have no effect",
+        "write the rows that the built-in model learns from (24,000 and the lists of titles);"
+        " --rows and --seed have no effect",
     )
     overwrite: bool = flag(False, "replace files with other content")
 
