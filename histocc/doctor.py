@@ -1,4 +1,4 @@
-"""Check a machine, or all machines of a job, before a long run; send its report when you ask for help:
+"""Check a machine, or all machines of a job, before a long run. Add its report when you ask for help:
 
     histocc doctor --output ./output
     torchrun --nproc_per_node=4 -m histocc doctor --output ./output
@@ -95,7 +95,7 @@ def disk(path: str) -> Finding:
 
 
 def same_versions(everyone: list[dict[str, str]]) -> Finding:
-    """Compare all ranks' installed versions with rank 0's (everyone: name → version, for each rank)."""
+    """Compare all ranks' installed versions with rank 0's. everyone: name → version, for each rank."""
     other = [
         f"rank {rank} has {name} {installed[name]}, rank 0 {everyone[0][name]}"
         for rank, installed in enumerate(everyone)

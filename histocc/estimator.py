@@ -25,8 +25,8 @@ one_run = threading.Lock()  # a run changes settings of the process, and prints
 
 
 class OccupationClassifier:
-    """A classifier that learns like `finetune.py --model-size ngrams` with flags of these names. X: texts, or
-    a table of them; y: a label for each row, or several in a list or in a table ("" for none).
+    """A classifier that learns like `finetune.py --model-size ngrams`, with flags of it as arguments.
+    X: texts, or a table of them. y: a label for each row, or several in a list or in a table ("" for none).
 
     Example:
         >>> from histocc import OccupationClassifier
@@ -91,13 +91,13 @@ class OccupationClassifier:
         return self
 
     def predict(self, X) -> np.ndarray:
-        """Return the label of each text, or a list if y had several (the most frequent for unknown texts)."""
+        """Return each text's label, or a list if y had several. Unknown texts get the most frequent label."""
         rows = [[self._place[x] for x in one.codes] or [self._shares.argmax()] for one in self._coded(X)]
         several = np.fromiter((self.classes_[row].tolist() for row in rows), dtype=object)
         return several if self._has_several else self.classes_[[row[0] for row in rows]]
 
     def predict_proba(self, X) -> np.ndarray:
-        """Return the probability of each class, [texts, classes]; its share in y for unknown texts."""
+        """Return the probability of each class, [texts, classes]. For unknown texts it is its share in y."""
         probs = []
         for one in self._coded(X, choices=True):
             places, of_code = [self._place[code] for code, _ in one.choices], [p for _, p in one.choices]
@@ -121,7 +121,7 @@ class OccupationClassifier:
             Path(part, "run").replace(folder)
 
     def _coded(self, X, choices: bool = False):
-        """Yield the answers to texts; choices: include the probabilities of all codes."""
+        """Yield the answers to texts. choices: include the probabilities of all codes."""
         with suppress(ImportError):
             from sklearn.utils.validation import check_is_fitted
 

@@ -18,12 +18,12 @@ MEASURES = {
 
 
 class EvalEngine:
-    """The comparison of predicted with true codes, row by row: `accuracy` (a row is right if its set of codes
-    is), `precision`, `recall` and `f1`. Each returns the mean, or with return_per_obs a number per row.
+    """The comparison of predicted with true codes, row by row: `accuracy`, `precision`, `recall` and `f1`.
+    Each returns the mean, or with return_per_obs a number per row. A row is right if its set of codes is.
     Raises ValueError for tables without such columns or of different lengths.
 
     Args:
-        model: an OccCANINE; its formatter reads the codes, so that 41025 and 41025.0 are the same.
+        model: an OccCANINE. Its formatter reads the codes, so that 41025 and 41025.0 are the same.
         ground_truth, predicitons: (published spelling) DataFrames, dicts of columns or lists
             of dicts with the same rows.
         pred_col: prefix of the code columns in both.
@@ -39,14 +39,14 @@ class EvalEngine:
             raise ValueError(f"{len(self.true)} rows of truth, but {len(self.pred)} of predictions")
 
     def _sets(self, what: str, table: Any) -> list[set[str]]:
-        """Return the codes of each row; what: the table's name in messages."""
+        """Return the codes of each row. what: the table's name in messages."""
         columns = [cells for name, cells in columns_of_frame(table).items() if name.startswith(self.pred_col)]
         if len(set(map(len, columns))) != 1:
             raise ValueError(f"{what}: needs columns of the same length that begin with {self.pred_col!r}")
         return [set(filter(None, map(self._code, cells))) for cells in zip(*columns)]
 
     def _code(self, cell: Any) -> str:
-        """Return a cell as a code, cut to `digits`; "" for none."""
+        """Return a cell as a code, cut to `digits`, or "" for an empty cell."""
         if is_missing(cell) or str(cell).strip() in ("", "nan", "None", "<NA>"):
             return ""
         text = str(int(cell)) if isinstance(cell, float) and cell == int(cell) else str(cell)

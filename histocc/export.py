@@ -1,6 +1,5 @@
 """Models for other tools and machines: weights under the published names, with everything needed for coding:
 
-
     histocc export ./output --output model.bin
     histocc export ./output --output ./folder/model.safetensors
 
@@ -100,7 +99,7 @@ class ExportConfig(PublishedFlags):
 
 
 def export(args: ExportConfig) -> list[str]:
-    """Write a model in a form that other tools read; return lines for the user. Raises UserError, OSError."""
+    """Write a model for other tools and return lines for the user. Raises UserError, OSError."""
     source, target = args.model, args.output
     form = args.to or ("safetensors" if target.endswith(".safetensors") else "published")
     if target.endswith(".safetensors") != (form == "safetensors"):

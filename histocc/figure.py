@@ -21,7 +21,7 @@ TEST, VALIDATION, LEFT_OUT = "test texts", "validation texts", "training texts, 
 OTHER = "texts of other data"
 NOT_EVALUATED = "It has not been evaluated."
 Z = 1.959964  # for 95 % intervals
-MAX_GROUPS, OTHERS = 10, "all others"  # most groups in a table or plot; name of the last one
+MAX_GROUPS, OTHERS = 10, "all others"  # most groups in a table or plot, and the name of the last one
 
 
 def percent(share: float, sign: str = " %") -> str:
@@ -38,14 +38,14 @@ def wilson(share: float, number: float) -> tuple[float, float]:
 
 
 def is_right(answer: Sequence[str], true: Collection[str], ranked: bool = False) -> bool:
-    """Return whether an answer is right: whether it is exactly the true codes, in any order; for a ranking,
-    whether its best code is one of them.
+    """Return whether an answer is right: it has exactly the true codes, in any order. A ranking is right
+    if its best code is one of them.
     """
     return {*answer} == {*true} or ranked and any(code in true for code in answer[:1])
 
 
 class Figure(NamedTuple):
-    """The figure, in a checkpoint and in report.json a dict of plain types."""
+    """The figure. In a checkpoint and in report.json it is a dict of plain types."""
 
     share: float  # of right distinct texts, each counted with its share of right rows
     texts: int  # number of distinct texts
@@ -57,8 +57,8 @@ class Figure(NamedTuple):
 
     @classmethod
     def of(cls, state: dict[str, Any], folder: str | None = None) -> "Figure | None":
-        """Return the figure of a checkpoint: the one in its folder (of the test part, kept by evaluate) if it
-        is of this step, otherwise the checkpoint's own, or None. Raises TypeError for an invalid one.
+        """Return the figure of a checkpoint: that of the test part, if evaluate kept one of this step in the
+        folder, otherwise the checkpoint's own, or None. Raises TypeError for an invalid one.
         """
         if folder is not None and (of_folder := cls.of_run(folder, state.get("step"))):
             return of_folder
@@ -92,7 +92,7 @@ class Figure(NamedTuple):
 
     @classmethod
     def of_run(cls, folder: str, step: int | None = None) -> "Figure | None":
-        """Return the figure of the run in a folder; None without one, or if it is of another step."""
+        """Return the figure of the run in a folder, or None if there is none or it is of another step."""
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
             with open(os.path.join(folder, STATUS), encoding="utf-8") as file:
                 held = json.load(file)[ENTRY]
@@ -118,7 +118,7 @@ class Figure(NamedTuple):
 
 
 def may_have_seen(state: dict[str, Any]) -> str:
-    """Return what may have seen texts outside the training: published weights do not name theirs."""
+    """Return "model", "prior" or "": which may have seen the texts. Published weights do not name theirs."""
     of_both = {"model": state, "prior": state.get("prior") or {}}
     return next((name for name, of in of_both.items() if {"source", "origin"} & {*of}), "")
 
@@ -136,7 +136,7 @@ def keep(folder: str, figure: Figure, step: int) -> None:
 
 
 def largest(groups: dict[str, Any]) -> list[tuple[str, Any]]:
-    """Return a report's groups of rows with the most texts, and their figures; OTHERS come last."""
+    """Return a report's groups of rows with the most texts, and their figures. OTHERS come last."""
     order = sorted(groups.items(), key=lambda group: (group[0] == OTHERS, -group[1]["texts"]))
     return order[:MAX_GROUPS]
 

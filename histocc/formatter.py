@@ -84,8 +84,8 @@ def hisco_classes() -> dict[str, dict[str, str]]:
 
 
 def coded_columns(header: Sequence[str], first: int) -> range:
-    """Return the places of the columns written by predict: from the first code to needs_review (all that
-    earlier versions wrote), and numbered columns after it. Columns elsewhere are the user's own.
+    """Return the places of the columns that predict wrote: from the first code to needs_review, where
+    earlier versions ended, and numbered columns after it. Columns elsewhere are the user's own.
     """
     end = header.index(ANSWER[-1]) + 1
     while end < len(header) and re.fullmatch(_NUMBERED, header[end]):
@@ -103,14 +103,14 @@ class BlockyFormatter:
 
     Args:
         kind: "hisco" (five blocks of five), "occ1950" (two blocks of three), "gpf" (a block per column) or
-            "classes" (the same; a block is the number of a code in `codes`, in decimal digits).
-        target_cols: columns of codes; None: the usual names (only hisco and occ1950).
-        block_size: tokens per code. This and the following are only for gpf.
+            "classes" (a block per column). A block of classes is the decimal number of a code in `codes`.
+        target_cols: columns of codes. None: the usual names (only hisco and occ1950).
+        block_size: tokens per code. This and the next three are only for gpf.
         use_within_block_sep: codes are tokens separated by commas ("10,2,-1"), not characters.
         allow_short: accept codes with fewer tokens than the block. The rest is EOS.
         chars: the tokens in the order of their ids (default: -999 … 999, letters and punctuation).
-        max_codes: number of blocks of gpf and classes; None: one per column.
-        codes: codes of classes, in the order of their numbers; None: any code fits; none can be written yet.
+        max_codes: number of blocks of gpf and classes. None: one per column.
+        codes: codes of classes, in the order of their numbers. None: any code fits, none can be written yet.
     """
 
     def __init__(
@@ -159,8 +159,8 @@ class BlockyFormatter:
         self.id_kinds = [np.array([i in some for i in ids]) for some in (self.map_idx_char, self._whole)]
 
     def repair(self, cell: str, key: Container[str] = ()) -> tuple[str, list[str]]:
-        """Return the code in a cell without the changes made by spreadsheets and other programs, and the
-        kinds of these changes (see NOTES in data/rows.py), apart from blanks around it. A code of `key`
+        """Return the code in a cell without the changes that spreadsheets and other programs make, and the
+        kinds of these changes (NOTES in data/rows.py). Blanks around it do not count. A code of `key`
         stays. In gpf, where any sign has a meaning, only signs that belong to no system's codes change.
         """
         if (code := cell.strip()) in key:
@@ -168,7 +168,7 @@ class BlockyFormatter:
         code, kinds = plain_code(code)
         grouped = self.kind != "gpf" and GROUPED.fullmatch(code)
         if grouped and (grouped[1] not in "., " or self.kind == "hisco" and len(code) in (5, 6)):
-            code = re.sub("[^0-9]", "", code)  # 83'110; 83,110 can only be this HISCO code
+            code = re.sub("[^0-9]", "", code)  # 83'110, or 83,110, which can only be this HISCO code
             kinds.append("codes_grouped")
         plain = code
         if self.kind == "hisco":
@@ -186,7 +186,7 @@ class BlockyFormatter:
 
     def encode_code(self, code: str) -> np.ndarray:
         """Return the tokens of one code, unchanged (see ``repair``), int64 [block_size]. Raises CodeError for
-        codes that do not fit. In gpf codes may be short with ``allow_short``; -1, -2, -3 and ? always may.
+        codes that do not fit. In gpf, codes may be short with ``allow_short``. -1, -2, -3 and ? always may.
         """
         if not code.strip():
             raise CodeError(f"code {code!r} is empty")
@@ -245,7 +245,7 @@ class BlockyFormatter:
         return sequence
 
     def decode_block(self, ids: Sequence[int]) -> str | None:
-        """Return the code in one block of ``block_size`` token ids (ValueError for another number), or None.
+        """Return the code in one block of token ids, or None. Raises ValueError for another number of ids.
         gpf skips PAD, BOS, EOS and SEP anywhere, as published. In other systems a block with PAD holds no
         code, and a first token of -1, -2 or -3 is the whole code.
         """
@@ -264,7 +264,7 @@ class BlockyFormatter:
         return self.codes[int(code)] if int(code) < len(self.codes) else None
 
     def clean_pred(self, ids: Sequence[int]) -> str:
-        """Return token ids, BOS first, as codes joined with ``sep_value``. ValueError without all blocks."""
+        """Join the codes of ids, BOS first, with ``sep_value``. Raises ValueError if blocks are missing."""
         size = self.block_size
         blocks = (ids[start : start + size] for start in range(1, 1 + self.max_num_codes * size, size))
         return self.sep_value.join(code for code in map(self.decode_block, blocks) if code is not None)
@@ -289,7 +289,7 @@ class BlockyFormatter:
 
 
 def cut(code: str, digits: int, separator: str | None = None) -> str:
-    """Return a code's first `digits` tokens (characters or separated parts); −1, −2, −3, ? stay whole."""
+    """Return a code's first `digits` tokens, characters or separated parts. −1, −2, −3, ? stay whole."""
     if code in NEVER_SHORT:
         return code
     return code[:digits] if separator is None else separator.join(code.split(separator)[:digits])
@@ -341,9 +341,9 @@ def plain_code(cell: str) -> tuple[str, list[str]]:
 
 
 def in_key(code: str, key: Container[str]) -> str:
-    """Return the code of the key from which a spreadsheet made this number: 0110 for 110, 110.0 and 110,0; -3
-    for -3.0; 83110 for 83,110 unless 83 and 110 are codes. A code that is in the key, or is not in it with
-    any number of leading zeros, stays.
+    """Return the code of the key from which a spreadsheet made this number: 0110 for 110, 110.0 and 110,0,
+    -3 for -3.0, and 83110 for 83,110 unless 83 and 110 are codes. Any other text stays, as does a code of
+    the key.
     """
     if code in key:
         return code
@@ -435,7 +435,7 @@ def construct_finetune_formatter(
     block_size: int, target_cols: Sequence[str], chars: Sequence[str | int] | None = None
 ) -> BlockyFormatter:
     """Return a general-purpose formatter of `chars`, by default digits and the hyphen. Short codes are filled
-    with EOS (the published PAD lost them when they were read back).
+    with EOS. The published PAD lost them when they were read back.
     """
     tokens = [*string.digits, "-"] if chars is None else list(chars)
     columns = [target_cols] if isinstance(target_cols, str) else list(target_cols)

@@ -20,9 +20,9 @@ def fit_logistic(
     probabilities do not sum to the number of hits, print a note and return `mean`.
 
     Args:
-        x: features [N, K], one of them 1 in all rows.
-        right: outcomes, bool [N]; weight: how much each counts, float [N].
-        mean, deviation: of the weights' normal prior, K each.
+        x, right: features [N, K], one of them 1 in all rows, and outcomes, bool [N].
+        weight: how much each row counts, float [N].
+        mean, deviation: parameters of the weights' normal prior, K each.
     """
     precision = np.array(deviation) ** -2.0
     at = np.array(mean)

@@ -62,16 +62,16 @@ class OccCANINE:
 
     Args:
         name: folder of a run, a checkpoint, an exported or published model, or its name on the hub
-            (OccCANINE_s2s_mix, Christianvedel/…); None for the published HISCO model there.
+            (OccCANINE_s2s_mix, Christianvedel/…). None: the published HISCO model there.
         device: "cpu", "cuda", "cuda:1", a torch.device, or None or "auto" for a GPU if there is one.
-        batch_size, verbose: texts at once, which may be set later; whether to say what is loaded.
-        system: of published weights, hisco or another; always the name of the columns.
+        batch_size: texts at once, which may be set later. verbose: whether to say what is loaded.
+        system: the system of published weights, hisco or another. It always names the columns.
         key, use_within_block_sep, target_cols: facts about published weights that they do not contain.
-        descriptions: words of the codes, columns desc_1, desc_2, …: a file, or a table with columns
-            system_code and desc; None: the titles of HISCO codes.
+        descriptions: words of the codes, for columns desc_1, desc_2, …: a file, or a table with columns
+            system_code and desc. None: the titles of HISCO codes.
         classes: social classes of HISCO codes to add as columns: hisclass, hisclass_5, socpo, hiscam.
-        hf: False: only files and folders, no name on the hub; force_download: load from the hub again.
-        model_type: "mix", "seq2seq" or "flat"; only compared with the loaded model.
+        hf: False: only files and folders, no name on the hub. force_download: load from the hub again.
+        model_type: "mix", "seq2seq" or "flat". A warning says if the loaded model is of another type.
         raw_confidence, int8: as in `histocc.predict`.
 
     Raises:
@@ -145,7 +145,7 @@ class OccCANINE:
         self.codes, self.key = coder.codes, dict(enumerate(coder.codes))  # in the order of the linear outputs
 
     def _words(self, coder: Coder) -> dict[str, str]:
-        """Return code → words, for the codes that have any."""
+        """Return the words of each code that has any."""
         given = self._descriptions
         if given is None or isinstance(given, str | os.PathLike):
             path = None if given is None else os.fspath(given)
@@ -192,28 +192,28 @@ class OccCANINE:
         """Return the codes of texts, or the values behind them.
 
         Args:
-            occ1: one text or several, also as a column of pandas, polars or Arrow; numbers become
-                digits; None and NaN become empty texts.
-            lang: one language, or one per text in the same order (None, NaN and empty mean unk).
-            what: pred: a row per text: occ1, lang, up to k_pred codes hisco_1, prob_1, desc_1, …, conf; a
-                number n is pred with k_pred = n. probs: array float32 [texts, codes], by the linear decoder
-                (flat) or the other one, NaN for a text without a code. logits (flat): a table of the same
+            occ1: one text or several, also as a column of pandas, polars or Arrow. Numbers become
+                digits, and None and NaN become empty texts.
+            lang: one language, or one per text in the same order. None, NaN and empty mean unk.
+            what: pred: a row per text: occ1, lang, up to k_pred codes hisco_1, prob_1, desc_1, …, conf. A
+                number n is pred with k_pred = n. probs: array float32 [texts, codes], from the decoder flat
+                if chosen, else full, NaN for a text without a code. logits (flat): a table of the same
                 before the sigmoid. bin: 1 for each code that pred gives, columns hisco_CODE. embeddings: the
                 encoder's pooled output (zeros without one), then the model's vector of n-grams, if any.
-            threshold: least probability of codes (flat, both, full): a number, or by language (None: the
-            model's). behavior: "good" (greedy) or "fast" (flat); None: chosen as by `auto`.
-            prediction_type: a decoder, overriding behavior: greedy, flat, both, topk, full; or greedy-topk:
+            threshold: least probability of codes (flat, both, full), also by language. None: the model's.
+            behavior: "good" (greedy) or "fast" (flat). None: the decoder that `auto` chooses.
+            prediction_type: a decoder, overriding behavior: greedy, flat, both, topk, full, or greedy-topk:
                 topk with k_pred rows per text and a column top-k-pos.
             order_invariant_conf: False: conf of greedy is the probability of the codes in the order written.
-            get_dict: a list of dicts even if pandas is installed; get_df=False means the same.
-            level, target_accuracy: as in `histocc.predict`; pred then has level_code, level and level_conf.
+            get_dict: return a list of dicts even if pandas is installed. get_df=False means the same.
+            level, target_accuracy: as in `histocc.predict`. pred then has level_code, level and level_conf.
             ditto: code texts such as do. or ditto as the text before them.
             deduplicate, concat_in: have no effect on the result.
 
         Returns:
-            A DataFrame (index: from a Series occ1, else 0 … n − 1), or a list of dicts without pandas. The
+            A DataFrame with the index of a Series occ1, else 0 … n − 1. Without pandas, a list of dicts. The
             columns depend only on the arguments. Text columns have pandas' text dtype even if no row has a
-            text. Missing cells are NaN (texts before pandas 3, and dicts: None).
+            text. Missing cells are NaN, but None in dicts and for texts before pandas 3.
 
         Raises:
             ValueError: an argument is not as above.
@@ -292,7 +292,7 @@ class OccCANINE:
     def _code(
         self, texts: list, languages: list[str], kind: str, k: int, given: dict | None, **how
     ) -> list[Coded]:
-        """Return codes of texts; for `full`, codes above published or given thresholds."""
+        """Return codes of texts, with `full` only those above published or given thresholds."""
         decoder = PREDICTION_TYPES[kind]
         coded = self.coder.code(texts, languages, decoder, k, given, **how)
         thresholds = self.coder.thresholds.with_given(given)
@@ -306,9 +306,9 @@ class OccCANINE:
     def _columns(
         self, cells: list, languages: list[str], coded: list[Coded], k: int, long: bool
     ) -> dict[str, Any]:
-        """Return a row per text: occ1, lang, up to `k` of SYSTEM_i, prob_i and what is known of each code,
-        conf. Or (`long`) `k` rows per text, the most probable code first: top-k-pos counts from 0, conf is
-        the probability of the code.
+        """Return a row per text: occ1, lang, up to `k` of SYSTEM_i, prob_i and each code's words and classes,
+        conf. If `long`, return `k` rows per text, the most probable code first. Then top-k-pos counts from 0
+        and conf is the probability of the code.
         """
         words = {"desc": self.key_desc} if self.key_desc else {}
         words |= {name: hisco_classes()[name] for name in self._classes}
@@ -343,13 +343,13 @@ class OccCANINE:
         target_cols: Sequence[str] | None = None,
         **arguments,
     ) -> "OccCANINE":
-        """Continue training from this model like `finetune.py`, in one process; become the best model of that
-        run and return itself. After a failure or a stop (Ctrl-C or a signal; both save first), the model
-        keeps its weights, and the same call resumes.
+        """Continue training from this model like `finetune.py`, in one process. Become the best model of that
+        run and return itself. Ctrl-C or a signal saves the run and stops it. After that or a failure, the
+        model keeps its weights, and the same call resumes.
 
         Args:
             dataset: a table in a file, or a DataFrame.
-            language: ignored if language_col is given; without both, a DataFrame's column lang is used.
+            language: ignored if language_col is given. Without both, a DataFrame's column lang is used.
             arguments: flags of finetune.py, with underscores and its defaults: num_epochs=3. The formatter is
                 this model's unless named. Its codes keep their order, and new codes are appended.
 
@@ -470,7 +470,7 @@ def _dataset_file(dataset: Any, folder: str) -> str:
         return os.fspath(dataset)
     if not hasattr(dataset, "to_csv"):
         raise UserError(f"dataset: found {dataset!r:.60}, expected a file or a DataFrame")
-    # pandas stores whole numbers with gaps as floats, but codes have no .0; R's missing value is -2^31
+    # pandas stores whole numbers with gaps as floats, but codes have no .0. R's missing value is -2^31
     dataset = dataset.mask(dataset == -(2**31))
     kinds, file = dataset.dtypes.items(), os.path.join(folder, "DataFrame.csv")
     whole = [name for name, kind in kinds if kind.kind == "f" and (dataset[name].dropna() % 1 == 0).all()]
@@ -479,7 +479,7 @@ def _dataset_file(dataset: Any, folder: str) -> str:
 
 
 def columns_of_frame(table: Any) -> dict[str, list]:
-    """Return the columns of a DataFrame, a dict of columns or a list of dicts (the first one names them)."""
+    """Return the columns of a DataFrame, a dict of columns or a list of dicts, named in the first one."""
     if isinstance(table, (list, tuple)):
         return {str(name): [row.get(name) for row in table] for name in (table[0] if table else {})}
     return {str(name): list(table[name]) for name in getattr(table, "columns", table)}

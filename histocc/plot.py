@@ -50,8 +50,8 @@ def new_figure(
     figures: Sequence[Figure | str | None],
     parts: list[tuple[float, Callable[[Any, Any], Any]]],
 ) -> Any:
-    """Return a matplotlib figure of panels, two in a row. A single model's name and figure are the title;
-    with several models they form a legend. Raises UserError.
+    """Return a matplotlib figure of panels, two in a row. A single model's name and figure are the title,
+    those of several models form a legend. Raises UserError.
 
     Args:
         paths, figures: one for each model.

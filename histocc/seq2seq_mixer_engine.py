@@ -1,5 +1,5 @@
 """The mixer's task, and `train_one_epoch`, `evaluate`, `train` with their published signatures. They run the
-loop of `histocc/trainer/loop.py`; this file computes the losses, figures and operations of a batch.
+loop of `histocc/trainer/loop.py`. This file computes the losses, figures and operations of a batch.
 
 Nothing here handles files or arguments: the caller passes `save` and `log` functions.
 
@@ -64,7 +64,7 @@ def forward(model: nn.Module, batch: dict) -> tuple[Tensor, Tensor]:
 
 
 def row_losses(loss_fn: nn.Module, outputs: tuple[Tensor, Tensor], batch: dict) -> dict[str, Tensor]:
-    """Return named losses of each row, [B] each; "loss" is the one to be trained."""
+    """Return named losses of each row, [B] each. "loss" is the one to be trained."""
     out_seq2seq, out_linear = outputs
     dtype = torch.promote_types(out_linear.dtype, torch.float32)
     arguments = {
@@ -79,9 +79,9 @@ def row_losses(loss_fn: nn.Module, outputs: tuple[Tensor, Tensor], batch: dict) 
 
 
 def flops_per_unit(model: Any) -> dict[str, float]:
-    """Return floating point operations of training by unit of FLOP_UNITS; {} for a model of another kind.
+    """Return floating point operations of training by unit of FLOP_UNITS, {} for a model of another kind.
 
-    Each weight counts six: two forward, four backward; a frozen one only the first two (Kaplan et al., 2020,
+    Each weight counts six, two forward and four backward, a frozen one two (Kaplan et al., 2020,
     arXiv 2001.08361). Parts without weights do not count: attention between positions, norms, losses.
     """
     flops: dict[str, float] = defaultdict(float)
@@ -105,14 +105,14 @@ def accuracy(figures: dict[str, float]) -> float:
 class MixerTask:
     """The task of the trainer: the losses and accuracies of both decoders, of each row.
 
-    Losses and token_acc are teacher-forced. flat_acc compares the linear decoder's codes, as in `predict`;
-    seq_acc, only with a `formatter`, the codes of greedy decoding. Accuracies are fractions 0…1. Without a
-    weight of its loss, the writing decoder's accuracies are left out.
+    Losses and token_acc are teacher-forced. flat_acc compares the linear decoder's codes, as in `predict`.
+    seq_acc, only with a `formatter`, compares the codes of greedy decoding. Accuracies are fractions 0…1. If
+    its loss has no weight, the writing decoder's accuracies are left out.
 
     Args:
-        loss_fn: a criterion called like `LossMixer`; without `per_sample` its mean is used for each row.
+        loss_fn: a criterion called like `LossMixer`. Without `per_sample` its mean is used for each row.
         model: the bare model in training, whose operations `flops` counts.
-        at_most: most codes in an answer of the linear decoder; None: no limit.
+        at_most: most codes in an answer of the linear decoder. None: no limit.
     """
 
     def __init__(
@@ -162,7 +162,7 @@ class MixerTask:
 
     def flops(self, batch: dict) -> float:
         """Return the operations of a forward and backward pass for the real characters of a batch and the
-        tokens of its targets; nan for a model that cannot be counted, and for a batch outside the CPU.
+        tokens of its targets, or nan for a model that cannot be counted, and for a batch outside the CPU.
         """
         mask, weights = batch["attention_mask"], batch.get("weights")
         if not self.flops_per_unit or mask.device.type != "cpu":
@@ -196,12 +196,12 @@ def train_one_epoch(
     world: World | None = None,
     **options: Any,
 ) -> int:
-    """Train on the batches of `data_loader` and return the number of optimizer steps done so far. All ranks;
-    by default it runs in one process, and `distributed` joins the existing process group.
+    """Train on the batches of `data_loader` and return the number of optimizer steps done so far. All ranks.
+    By default it runs in one process, and `distributed` joins the existing process group.
 
     Args:
         loss_fn: a criterion called like `LossMixer`.
-        scheduler: any torch scheduler, whose `step` is called after each optimizer step; or None.
+        scheduler: any torch scheduler, whose `step` is called after each optimizer step, or None.
         options: as for `histocc.trainer.loop.Run`: stop_step, seed, precision, stop, step_done, …
     """
     check_options("train_one_epoch", options, loop.Run.__dataclass_fields__)

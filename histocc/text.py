@@ -1,8 +1,8 @@
 """Text as the character ids that CANINE reads (Clark et al., 2021, arXiv 2103.06874, section 3.1).
 
 One input is `[CLS] LANG[SEP]DESCRIPTION [SEP]`: the inner `[SEP]` is the five literal characters, the outer
-two are CANINE's own code points. The texts of a batch are flat: code points uint32 [N], where text i is
-flat[offsets[i]:offsets[i + 1]]; offsets int64 [B + 1].
+two are CANINE's own code points. The texts of a batch are flat: code points uint32 [N] and offsets int64
+[B + 1], where text i is flat[offsets[i]:offsets[i + 1]].
 """
 
 import csv
@@ -35,7 +35,7 @@ _WIDTHS = (*range(16, 64, 4), *range(64, 129, 8))
 
 def padded_width(n: int, max_len: int = 128) -> int:
     """Return the smallest fixed width at which `n` characters, besides [CLS] and [SEP], are encoded as at any
-    greater width; at most `max_len`, rounded up to four. CANINE's upsampling convolution looks two positions
+    greater width, at most `max_len`, rounded up to four. CANINE's upsampling convolution looks two positions
     ahead. From 128 positions on, the model omits the last block, as published.
     """
     need, most = 4 * ((n + 3) // 4) + 4, -(-max_len // 4) * 4
@@ -45,8 +45,8 @@ def padded_width(n: int, max_len: int = 128) -> int:
 
 
 def best_cuts(widths: list[int], edges: list[int], groups: int) -> list[int]:
-    """Return the edges between widths (ascending; edges[i] samples are narrower than widths[i]) of at most
-    `groups` groups, each as wide as its widest sample, with the fewest positions.
+    """Return the bounds of at most `groups` groups of ascending `widths`, each as wide as its widest sample,
+    with the fewest positions. edges[i] samples are narrower than widths[i].
     """
     best = {0: (0, [0])}  # widths covered → (positions, cuts)
     for _ in range(groups):
@@ -91,7 +91,7 @@ def text_hashes(texts: list[str]) -> np.ndarray:
 
 @cache
 def small_letters() -> np.ndarray:
-    """Return a letter that is the same for all cases of each code point, int32 [N]; others stay.
+    """Return a letter that is the same for all cases of each code point, int32 [N]. Others stay.
 
     A letter becomes the small letter of its case folding (Σ and ς become σ, ſ becomes s), or stays if that
     has more than one letter. So İ, ŉ, ǰ and ligatures stay, ẞ becomes ß, and a ß that capitals write as SS is
@@ -109,7 +109,7 @@ def small_letters() -> np.ndarray:
 
 @cache
 def letters() -> np.ndarray:
-    """Return whether each code point is a letter, bool [N]; above N there are none."""
+    """Return whether each code point is a letter, bool [N]. Above N there are none."""
     return np.array([chr(code_point).isalpha() for code_point in range(0x32400)])
 
 
@@ -130,7 +130,7 @@ def texts_of_pieces(pool: np.ndarray, starts: np.ndarray, sizes: np.ndarray) -> 
 
 
 def language_table(languages: list[str]) -> tuple[np.ndarray, np.ndarray]:
-    """Return the prefix of a description by language: (ids int64 [L, W], 0-padded; lengths int64 [L])."""
+    """Return the prefix of a description by language: (0-padded ids int64 [L, W], lengths int64 [L])."""
     rows = [np.concatenate([[CLS_ID], code_points(lang + LANGUAGE_SEPARATOR)]) for lang in languages]
     lengths = np.array(list(map(len, rows)))
     return np.stack([np.pad(row, (0, lengths.max() - len(row))) for row in rows]).astype(np.int64), lengths
@@ -144,8 +144,8 @@ def encode_batch(
     max_len: int = 128,
     width: int | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return (character ids int64 [B, S], attention_mask bool [B, S]) of a batch; descriptions that do not
-    fit in `max_len` positions are cut. language: int [B], rows of `table` (from `language_table`); width: S;
+    """Return (character ids int64 [B, S], attention_mask bool [B, S]) of a batch. Descriptions that do not
+    fit in `max_len` positions are cut. language: int [B], rows of `table` (from `language_table`). width: S.
     None: `padded_width` of the longest input.
     """
     prefixes, prefix_lengths = table
@@ -196,7 +196,7 @@ _NO_LETTER = re.compile("[\0-\x08\x0e-\x1f\ufffd\ud800-\udfff\ue000-\uf8ff]")
 
 
 def repaired_cells(cells: list[str]) -> tuple[list[str], list[int]]:
-    """Return (the cells with broken letters and escapes repaired; which of them held some)."""
+    """Return the cells with broken letters and escapes repaired, and the indices of those that held some."""
     joined = "\n".join(cells)  # joining is faster
     is_broken = any(_BROKEN.match(joined, odd.start()) for odd in _ODD.finditer(joined))
     if not (is_broken or any(one.search(joined) for one in _FINDERS)):
@@ -220,13 +220,13 @@ def _letters(found: re.Match) -> str:
         held = bytes.fromhex(digits) if text[0] in "%=" else misread
         try:
             letters = held.decode()
-        except UnicodeDecodeError:  # letters of Windows; 50%af is not an escape
+        except UnicodeDecodeError:  # letters of Windows, but 50%af is not an escape
             letters = held.decode("cp1252", "replace")
             letters = letters if letters.isalpha() and digits.isupper() else text
     return text if _NO_LETTER.search(letters) else letters
 
 
-# ---- text rules: how descriptions are changed before a model reads them, by the name in the model
+# ---- text rules: how descriptions are changed before a model reads them, named as in the model
 #
 # `as-is`: letters are composed (NFC), invisible characters (category Cf) and blanks around the text go.
 # `ascii-lower`: lower case, then transliterated to ASCII (æ → ae, é → e) as in the package Unidecode and the
@@ -272,7 +272,7 @@ def is_composed(text: str) -> bool:
 
 
 def strip(text: str) -> str:
-    """Return `text` without blanks around it; "" for one of MISSING_TEXTS."""
+    """Return `text` without blanks around it, or "" for one of MISSING_TEXTS."""
     text = text.strip()
     return "" if text.casefold() in MISSING_TEXTS else text
 
@@ -283,12 +283,12 @@ def in_markdown(text: str) -> str:
 
 
 def as_is(text: str) -> str:
-    """Return `text` composed, without invisible characters, and stripped by `strip`."""
+    """Return `text` composed, without invisible characters, and stripped with `strip`."""
     return strip(text if is_composed(text) else unicodedata.normalize("NFC", _INVISIBLE.sub("", text)))
 
 
 def join_columns(texts: list[str], further: Sequence[Sequence[str]]) -> list[str]:
-    """Return texts joined with those of further columns by COLUMN_SEPARATOR; "" if the first is empty.
+    """Return texts joined with those of further columns by COLUMN_SEPARATOR, or "" if the first is empty.
 
     Example:
         >>> from histocc import join_columns

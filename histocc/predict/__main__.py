@@ -76,7 +76,7 @@ def code_table(
     args: PredictConfig, path: Path, world: World, says: bool = True, **how: Any
 ) -> tuple[Coding, Counts]:
     """Code a table, write the output, and return its `Coding` and the counts of its rows. All ranks.
-    says: whether to report the start; how: further arguments of `Coding`.
+    says: whether to report the start. how: further arguments of `Coding`.
     """
     ranks = list(range(world.size))
     with contextlib.ExitStack() as held:
@@ -126,7 +126,7 @@ def code_parts(args: PredictConfig, world: World) -> None:
     if not own:
         return
     first = missing[0] if missing else own[0]
-    # `left_to_do` has checked by the folder's settings that existing parts are ours
+    # `left_to_do` has checked in the folder's settings that existing parts are ours
     asked = args.with_decided(input=[first.file], output=first.output, overwrite=True)
     raise_if_any(list(asked.problems()))
     check(asked, first.path, world)

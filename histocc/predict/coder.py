@@ -41,7 +41,7 @@ COMPARED_TEXTS = 200_000  # most distinct training texts that --explain compares
 TRAINED, LISTED, KNOWN = "trained", "list", "known"
 SIMILAR_TEXTS = 3  # similar texts shown for each text
 MAX_CHARACTERS = 1 << 16  # in a batch of long texts
-# lowest conf of each part of a split text; the second where words separate the parts, as also in titles
+# lowest conf of each part of a split text, the second if words separate the parts, as they do in titles
 PART_CONF = 0.3, 0.5
 VECTORS = "training_vectors.bin"  # in the folder of the run
 FIRST_USE = threading.RLock()  # held by the thread that makes what all threads of the model share
@@ -49,9 +49,9 @@ FIRST_USE = threading.RLock()  # held by the thread that makes what all threads 
 
 class Coded(NamedTuple):
     """The answer to a text: at most k codes and their probabilities. conf is the probability that exactly
-    these codes are right (greedy: in any order, in this one if there are more than six; topk and full: of
-    the best code). Once fitted, conf is how often such answers are right. It is None for an empty text and
-    for one in which a model with n-grams knows no n-gram with a letter: both get no codes.
+    these codes are right, for greedy in any order, or in this one if there are more than six. With topk and
+    full it is that of the best code. Once fitted, it is how often such answers are right. It is None for an
+    empty text, or if a model with n-grams knows none that has a letter. Such texts get no codes.
     """
 
     codes: list[str]
@@ -59,17 +59,17 @@ class Coded(NamedTuple):
     conf: float | None
     similar: list[tuple[str, str]] = []  # see `training_examples`
     choices: list[tuple[str, float]] = []  # the most probable codes
-    levels: list[float] = []  # conf at the levels that flat was asked for; [] without codes
-    # or TRAINED (the answer is from training rows with this text), LISTED (from a list), or KNOWN
+    levels: list[float] = []  # conf at the levels that flat was asked for, [] without codes
+    # or TRAINED if training rows have this text, LISTED if a list has it, or KNOWN
     source: str = MODEL
     draws: list[str] = []  # cells of `Draws`
 
 
 class Coder:
-    """A model with its formatter and key. Texts are cleaned by its rule. A text of blanks gets no code.
+    """A model with its formatter and key. Texts are cleaned with its rule. A text of blanks gets no code.
 
     Args:
-        model, formatter, state: as `models.load_model` gives them.
+        model, formatter, state: as `models.load_model` returns them.
         check: called between batches. Its exception ends the coding.
         raw_confidence: probabilities are the decoders' own, without the checkpoint's fit.
         choices: number of `Coded.choices`, from the linear decoder, or from `both` if that is the decoder.
@@ -134,7 +134,7 @@ class Coder:
 
     @classmethod
     def load(cls, path: str, given: Given = Given(), **options) -> "Coder":
-        """Load a run, checkpoint, exported or published model; `given` is for the last. Raises UserError."""
+        """Load a run, checkpoint, exported or published model. `given` is for the last. Raises UserError."""
         return cls(*models.load_model(path, given=given), **options)
 
     def need(self, decoder: str) -> None:
@@ -179,7 +179,7 @@ class Coder:
 
     @property
     def fitted_levels(self) -> list[str]:
-        """Return the levels with a fitted confidence, the whole code first; [] if there are none."""
+        """Return the levels with a fitted confidence, the whole code first, or [] if there are none."""
         found = [level for level in self.levels.names if map_of(level) in self.confidence.maps]
         return [self.levels.whole, *found] if found else []
 
@@ -211,7 +211,7 @@ class Coder:
             decoder: auto, or a name in DECODERS.
             languages: one per text.
             k: most codes of a text.
-            threshold: the linear decoder's, by language (None: all others) or one number; None: the model's.
+            threshold: the linear decoder's, by language (None: all others) or one number. None: the model's.
             cleaned: whether `clean` was applied to the texts.
             in_any_order: False: conf of greedy is the probability of the tokens in the order written.
             levels: the levels of `Coded.levels`, for flat.
@@ -253,8 +253,8 @@ class Coder:
         return [joined[places[row]] for row in rows]
 
     def _joined(self, whole: Coded, text: str, names: list[str], parts: list[Coded], k: int) -> Coded:
-        """Return the answers to the parts of a text (names) as one, with their lowest conf; or that to the
-        whole text if a part is below PART_CONF or all codes are in one group ("sergeant, royal artillery").
+        """Return the answers to the parts of a text, `names`, as one, with their lowest conf. If it is below
+        PART_CONF or all codes are in one group ("sergeant, royal artillery"), the whole text's answer stays.
         """
         pairs = [pair for one in parts for pair in zip(one.codes, one.probs)]
         codes, probs = list(dict(pairs)), dict(reversed(pairs))
@@ -276,9 +276,9 @@ class Coder:
     def _with_trained(
         self, texts: list[str], languages: list[str], coded: list[Coded], k: int, levels: Sequence[str]
     ) -> list[Coded]:
-        """Return the answers, replaced where the training knows the text: by the most frequent codes of its
-        rows, with the probability that a further row has them. A list gives the code and sometimes no
-        probability. Then that of the model's answer is taken.
+        """Return the answers. If the training knows a text, these are the most frequent codes of its rows,
+        with the probability that a further row has them. A list gives the code and sometimes no probability.
+        Then that of the model's answer is taken.
         """
         if self.trained is None:
             return coded
@@ -315,9 +315,9 @@ class Coder:
         logits: bool = False,
         cleaned: bool = False,
     ) -> np.ndarray:
-        """Return the probability of every code of `codes` as `Coded` has it, float32 [texts, codes]; NaN
-        if that has none. decoder: flat or full; logits: return the linear decoder's output instead (flat
-        only); cleaned: whether `clean` was applied to the texts.
+        """Return the probability of every code of `codes` as in `Coded`, float32 [texts, codes], or NaN if
+        its conf is None. decoder: flat or full. logits: return the linear decoder's output instead (flat
+        only). cleaned: whether `clean` was applied to the texts.
         """
         self.need(decoder)
 
@@ -346,8 +346,8 @@ class Coder:
         return [text.partition(COLUMN_SEPARATOR)[0] for text in texts]
 
     def embeddings(self, texts: list[str], languages: list[str]) -> np.ndarray:
-        """Return the encoder's pooled output (zeros without an encoder), followed by the vector of the text's
-        n-grams if the model has them, float32 [texts, width]; NaN for an empty text.
+        """Return the encoder's pooled output, zeros without an encoder, followed by the vector of the text's
+        n-grams if the model has them, float32 [texts, width], NaN for an empty text.
         """
         width = self.model.config.hidden_size
         width += self.model.ngrams.width if self.model.ngrams is not None else 0
@@ -369,7 +369,7 @@ class Coder:
     def _array(
         self, texts: list[str], languages: list[str], width: int, batch: Callable, cleaned: bool = False
     ) -> np.ndarray:
-        """Return `batch(ids, mask, answers)` for each text, float32 [texts, width]; NaN for an empty one."""
+        """Return `batch(ids, mask, answers)` for each text, float32 [texts, width], NaN for an empty one."""
 
         def rows(ids: Tensor, mask: Tensor, _, answers: Tensor | None) -> list[np.ndarray]:
             return list(batch(ids, mask, answers).float().cpu().numpy())
@@ -381,8 +381,8 @@ class Coder:
     def map_texts(
         self, texts: list[str], languages: list[str], batch: Callable, nothing, cleaned: bool = False
     ) -> list:
-        """Return `batch(ids, mask, languages, answers)` for each text, in batches of texts of similar length;
-        `nothing` for an empty one. answers: the prior's.
+        """Return `batch(ids, mask, languages, answers)` for each text, `nothing` for an empty one. The texts
+        of a batch have similar lengths. answers: the prior's.
         """
         texts = texts if cleaned else list(map(self.clean, texts))
         rows = list(zip(texts, map(self.known, languages), strict=True))
@@ -406,12 +406,12 @@ class Coder:
         return [results[row] for row in rows]
 
     def _are_known(self, ids: Tensor) -> Tensor:
-        """Return whether the model knows an n-gram of each text, bool [B]; True if it has no n-grams."""
+        """Return whether the model knows an n-gram of each text, bool [B]. True if it has no n-grams."""
         ngrams = self.model.ngrams
         return ids.new_ones(len(ids), dtype=torch.bool) if ngrams is None else ngrams.know(ids)
 
     def known_ngrams(self, texts: list[str], languages: list[str], cleaned: bool = False) -> float:
-        """Return the mean share of the texts' n-grams that the model knows (`Ngrams.known_share`); 0 without
+        """Return the mean share of the texts' n-grams that the model knows (`Ngrams.known_share`), 0 without
         n-grams or without texts.
         """
         ngrams = self.model.ngrams
@@ -501,7 +501,7 @@ class Coder:
 
 
 def training_data(weights: str, fingerprint: str) -> PreparedData | None:
-    """Return the prepared data of the run with these weights; None if they are missing or damaged."""
+    """Return the prepared data of the run with these weights, or None if they are missing or damaged."""
     folder = os.path.join(os.path.dirname(weights), "prepared", fingerprint)
     if fault(folder) is None:
         with contextlib.suppress(OSError, ValueError, KeyError, UserError):

@@ -37,12 +37,12 @@ from histocc.runtime.log import Stage, counted
 from histocc.runtime.world import World
 from histocc.text import AS_IS, LANGUAGE_SEPARATOR, UNKNOWN_LANGUAGE, text_key
 
-MIN_CONF = 0.5  # rows with a lower conf need review (models trained by histocc)
+MIN_CONF = 0.5  # rows with a lower conf need review, for models that histocc trained
 COMPARED = 1_000  # about so many texts are compared with the texts of the fitted confidence
 MANY = 1.5  # texts are unusual with so many times the usual share of unknown n-grams
 DEFAULT_K = 5  # most codes of a row if --k is not given
 PIECE = 2048  # distinct texts coded and kept together
-SETTINGS_FILE, INPUT = "settings.json", "input"  # files in the folder of the pieces; INPUT only for a pipe
+SETTINGS_FILE, INPUT = "settings.json", "input"  # files in the folder of the pieces, INPUT only for a pipe
 PIECES = r"\d+\.part"  # names of the pieces
 
 
@@ -54,8 +54,8 @@ def numbered(count: int, *names: str) -> list[str]:
 
 
 class Coding:
-    """The coding of one input, `path`, by one model, `loaded` or named; or a check of it, with
-    `models.outline`. span: number of the only range of rows to read; before: the tables that it continues.
+    """The coding of one input, `path`, with one model, `loaded` or named. With an `outline` it is a check.
+    span: number of the only range of rows to read. before: the tables that the input continues.
     """
 
     def __init__(
@@ -359,7 +359,7 @@ class Coding:
         return json.loads(json.dumps(now | {"thresholds": str(self.coder.thresholds)}))
 
     def begin(self) -> tuple[dict, bool]:
-        """Write the settings on which the pieces depend into their folder; return (these settings, whether
+        """Write the settings on which the pieces depend into their folder. Return (these settings, whether
         they were there before). Rank 0 only. Raises UserError if other settings were there, unless
         --overwrite is given.
         """
@@ -383,7 +383,7 @@ class Coding:
         return [[state.st_size, state.st_mtime_ns] for state in states]
 
     def piece(self, number: int) -> tuple[str, str]:
-        """Return (file with a line of JSON for each of a piece's texts; the settings on which it depends)."""
+        """Return (file with a line of JSON for each of a piece's texts, the settings on which it depends)."""
         return os.path.join(self.folder, f"{number:06d}.part"), json.dumps(self.settings, sort_keys=True)
 
     def code_pieces(self) -> None:
@@ -436,7 +436,7 @@ class Coding:
         return answers, most
 
     def join(self) -> Counts:
-        """Write the output; return (counts of rows, rows by unknown language, sums of conf and level_conf).
+        """Write the output. Return (counts of rows, rows by unknown language, sums of conf and level_conf).
         Rank 0 only. Raises UserError if a piece is missing or damaged, or the input was changed.
         """
         args, rejected, before = self.args, self.args.beside(".rejected.csv"), self.format.names

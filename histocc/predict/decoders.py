@@ -31,8 +31,8 @@ DECODERS = {
     "topk": Decoder("the most probable codes of the key, one by one", {"tree"}, published=("greedy-topk",)),
     "full": Decoder("as topk, from the probability of every code", {"tree"}, confidence_of="topk"),
 }
-# Parts of a model by its kind. linear: outputs that count above --threshold; writing: codes are written, in
-# the key or not; tree: codes of the key are ranked.
+# Parts of a model by its kind. With linear, outputs above --threshold count. With writing, codes are
+# written, in the key or not. With tree, codes of the key are ranked.
 MODEL_PARTS = {"mixer": {"linear", "writing", "tree"}, "seq2seq": {"writing", "tree"}, "flat": {"linear"}}
 BY_THRESHOLD = [name for name, decoder in DECODERS.items() if "linear" in decoder.needs]
 RANKED = "topk"  # its map of confidence takes the most time to fit, and no answer of `auto` needs it

@@ -43,7 +43,7 @@ class Draws:
         self.columns = [*(f"draw_{i}" for i in range(1, number + 1)), *self.values]
 
     def cells(self, texts: list[str], languages: list[str], coded: list[Coded]) -> list[list[str]]:
-        """Return the cells of `columns` for cleaned texts and their answers; [] without an answer."""
+        """Return the cells of `columns` for cleaned texts and their answers, [] without an answer."""
         coder, decoder = self.coder, "flat" if "flat" in self.coder.decoders else "full"
         probs = coder.probabilities(texts, languages, decoder, cleaned=True)
         language = np.array([coder.languages.index(coder.known(name)) for name in languages])
@@ -60,7 +60,7 @@ class Draws:
         return found
 
     def certain(self, coded: Coded) -> list[str]:
-        """Return the cells of a row with known codes; [] if conf is None (a model gave them)."""
+        """Return the cells of a row with known codes, or [] if conf is None (a model gave them)."""
         if coded.conf is None:
             return []
         coded = coded._replace(codes=[*filter(None, coded.codes)])
@@ -69,8 +69,8 @@ class Draws:
     def of_text(
         self, one: Coded, probs: dict[str, float], uniform: np.ndarray, limits: np.ndarray
     ) -> list[str]:
-        """Return the cells of a text. probs: of the most probable codes; uniform: one random number 0…1 for
-        each draw [D]; limits: the probability of the answer in each draw [D].
+        """Return the cells of a text. probs: those of the likeliest codes. uniform: one random number 0…1 for
+        each draw [D]. limits: the probability of the answer in each draw [D].
         """
         conf, is_one = one.conf or 0.0, self.coder.thresholds.at_most == 1
         taken = dict.fromkeys(one.codes, 1.0 if is_one or one.source == TRAINED else conf)

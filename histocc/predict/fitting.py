@@ -31,7 +31,7 @@ from histocc.runtime.world import World
 
 JUDGED_TEXTS, JUDGED_ROWS = 1_000, 1_500  # most that confidence is fitted on
 MAX_BATCH = 256  # rows
-RANKED_TEXTS = 250  # about so many texts are ranked (this takes most of the time)
+RANKED_TEXTS = 250  # about so many texts are ranked, which takes most of the time
 MAX_CODES_OF_ANSWER = 100  # most compared codes of an answer
 RANKED_FILE = "confidence_of_topk.bin"  # in the folder of the run
 Judged = dict[str, list[tuple[float, bool, bool, float, int]]]  # see `judged_answers`
@@ -48,8 +48,8 @@ def judged_answers(
 ) -> Judged:
     """Return each decoder's answers: (probability, whether it has several codes, whether it is right, weight
     of the row, its number). For a decoder that `auto` does not measure, an answer is the best code of one
-    text of `rank_one_of`; for one of OUTPUTS, the output in this place; for `map_of(level)`, the linear
-    decoder's answer at this level, where all codes have a group.
+    text of `rank_one_of`. For one of OUTPUTS it is the output in this place. For `map_of(level)` it is the
+    linear decoder's answer at this level, where all codes have a group.
     """
 
     def asked(decoder: str, k: int, one_of: int = 1) -> list[tuple[Coded, set[str], float, int]]:
@@ -147,8 +147,8 @@ def fit_confidence(
 ) -> dict | None:
     """Measure the figure of a model on its device and fit the confidence of its decoders, on the rows
     `usable` (bool [N]) of `data`, whose codes are the model's (`rows_to_judge`). name: the model's name in
-    messages. All ranks. Returns the entries of a checkpoint on rank 0, {} on the others: without confidence
-    if there are fewer than MIN_TEXTS distinct texts; None on all ranks without any. Raises Stopped on all
+    messages. All ranks. Returns the entries of a checkpoint on rank 0, {} on the others. With fewer than
+    MIN_TEXTS distinct texts they lack confidence, without any all ranks get None. Raises Stopped on all
     ranks if the run was asked to stop.
     """
     index = rows_to_judge(rows, usable)
@@ -257,8 +257,8 @@ def unfitted(file: str, data: PreparedData) -> dict:
 
 
 def fit_ranked(coder: Coder, weights: str, decoder: str, world: World) -> None:
-    """Fit the confidence of topk, used by `decoder`, if the run of the weights has fitted the other decoders:
-    on the same rows, if they still exist, on rank 0, once. All ranks.
+    """Fit the confidence of topk, which `decoder` uses, once, if the run of the weights has fitted the other
+    decoders. Rank 0 fits it on the same rows, if they still exist. All ranks.
     """
     held = coder.confidence
     if not held.maps or RANKED in held.maps or "tree" not in DECODERS[decoder].needs:

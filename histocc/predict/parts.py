@@ -29,7 +29,7 @@ class Unit(NamedTuple):
 
     path: Path
     file: str  # of the input
-    span: int | None  # number of the range of its rows; None: all
+    span: int | None  # number of the range of its rows, None for all
     files: list[Path]  # of the input: it continues those before `place`
     place: int
     output: str
@@ -58,7 +58,7 @@ def units_of(args: PredictConfig) -> list[Unit]:
 
 
 def task_of(args: PredictConfig) -> tuple[int, int, str]:
-    """Return (the number of this task, from 0; the number of tasks; the source of both)."""
+    """Return this task's number, counted from 0, the number of tasks, and the source of both."""
     if args.task:
         return args.task[0] - 1, args.task[1], "--task"
     number, count = (int(os.environ.get(name) or at) for name, at in (("RANK", 0), ("WORLD_SIZE", 1)))
@@ -100,13 +100,13 @@ def check_columns(coding: Coding, first: Path, units: list[Unit]) -> None:
 
 
 def settings_of(folder: str) -> dict | None:
-    """Return the content written by `keep_settings`, or None."""
+    """Return the content that `keep_settings` wrote, or None."""
     return json.loads(files.read_sealed(os.path.join(folder, SETTINGS_OF_PARTS)) or "null")
 
 
 def inputs_of(args: PredictConfig, units: list[Unit]) -> dict[str, list]:
     """Return the input of each part by the part's name, with values that change with it or with the file
-    before it, whose last row the first one may repeat.
+    before it, whose last row its first row may repeat.
     """
     inputs, own, before = {}, [], []
     for unit in units:
@@ -169,7 +169,7 @@ def unread(folder: str, names: Iterable[str]) -> list[str]:
 
 
 def join(args: PredictConfig) -> str:
-    """Write the parts of a folder into one table and return a line on it. Raises UserError if some lack."""
+    """Write a folder's parts into one table and return a line on it. Raises UserError if one is missing."""
     folder, output = str(args.join), args.output
     if (there := settings_of(folder)) is None:
         raise UserError(f"{folder}: was not written by predict --output FOLDER/")

@@ -258,8 +258,7 @@ def free_output(path: str) -> str:
 
 def take_guesses(coded: CodedFile, model: str, report: Progress = nothing) -> None:
     """Give the texts of a HISCO table without codes the most probable codes of a model, to choose from and to
-    learn from, whatever their language: in a language that the model does not have, they help a little at
-    first and do no harm later.
+    learn from. In a language that the model does not know, they help a little at first and do no harm later.
     """
     texts = [text for text in coded.texts.values() if not text.decided]
     has_codes = coded.is_coded or any(text.is_given for text in texts)  # other than earlier guesses
@@ -414,7 +413,7 @@ def learned_codes(
 
 
 def training_rows(path: str, coded: CodedFile, decided: dict[Pair, list[str]]) -> tuple[str, bytes]:
-    """Return (a line for the user; the table with a new row for each decided text that it lacks, b"" if it
+    """Return (a line for the user, the table with a new row for each decided text that it lacks, or b"" if it
     lacks none). The table need not exist. Raises UserError if it has other columns.
     """
     width, language = len(coded.input_cols), [] if coded.language is None else [coded.language]
@@ -615,7 +614,7 @@ ACTIONS = {"make": make_sheet, "apply": apply_sheets, "report": report_accuracy,
 
 
 def get_args_parser(action: str = "") -> Parser:
-    """Return the parser of an action; "": with the flags of all actions."""
+    """Return the parser of an action, or for "" one with the flags of all actions."""
     kind = AgreementFlags if action == "agreement" else ReviewConfig
     return Parser(kind, "python -m histocc.review", *ABOUT.get(action, ("",)), of=action)
 

@@ -29,9 +29,9 @@ from histocc.text import encode
 MAX_TAUGHT = 5_000  # most texts that guesses are learned from (time N³)
 LANGUAGE = "-"  # one for all texts: people code alike in all languages
 GUESSES = 5  # guesses for a text
-NEAREST, MIN_SIMILARITY = 3, 0.15  # known texts shown as similar; least similarity
+NEAREST, MIN_SIMILARITY = 3, 0.15  # known texts shown as similar, and their least similarity
 SCORED_AT_ONCE = 1024  # texts scored at once
-SCORED_TEXTS, POOL, BATCH = 400, 20_000, 50  # texts scored; compared with; chosen
+SCORED_TEXTS, POOL, BATCH = 400, 20_000, 50  # texts scored, compared with and chosen
 # Logistic maps before any decision: weights of the score, its lead over the best other score, and 1
 PRIOR_OF_GUESS = {"mean": (3.0, 3.0, -2.0), "deviation": (10**0.5,) * 3}
 # from the cosine of two texts: what one teaches about the other, relative to its own rows
@@ -96,7 +96,7 @@ def fitted(x: np.ndarray, right: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def probabilities(x: np.ndarray, maps: Sequence[np.ndarray]) -> np.ndarray:
-    """Return the probability of each code, [n, GUESSES], by one map for the first and one for the others."""
+    """Return the probability of each code, [n, GUESSES], from a map for the first and one for the others."""
     logits = np.concatenate([x[:, each] @ weights for each, weights in zip(RANK_GROUPS, maps)], axis=1)
     return logistic(logits) * (x[:, :, 0] > 0)
 
@@ -114,9 +114,9 @@ class Guesses(NamedTuple):
     """Guesses for all texts, from the decisions of one moment."""
 
     codes: np.ndarray  # int32 [T, GUESSES], places among the names of `Learner`, the best first
-    probs: np.ndarray  # float32 [T, GUESSES], of each code; 0 without a guess
+    probs: np.ndarray  # float32 [T, GUESSES], of each code, 0 without a guess
     width: np.ndarray  # int64 [T], how many of them form the answer
-    sure: np.ndarray  # [T], the probability that the answer is right; 0 without one
+    sure: np.ndarray  # [T], the probability that the answer is right, 0 without one
     taught: int  # number of decided texts
     right: Shares  # share of right rows, decided or guessed, with its interval
     order: list[int]  # texts to ask for next
@@ -158,7 +158,7 @@ class Learner:
         older = sorted(known, key=lambda i: (-self.rows[i], i))[: max(MAX_TAUGHT - len(mine), 0)]
         taught = [*older, *mine][-MAX_TAUGHT:]
         answers = [[self.place[code] for code in (known | mine)[i] or ("",)] for i in taught]
-        # places of the codes given by the model or a person; "" fills up the choices
+        # places of the codes that the model or a person gave. "" fills up the choices
         places = np.unique([*range(self.model.shape[1]), *chain(*answers)])
         column = {place: i for i, place in enumerate(places.tolist())}
         places = np.pad(places, (0, max(GUESSES + 1 - len(places), 0)))
@@ -182,7 +182,7 @@ class Learner:
         maps = [fitted(x[:, each].reshape(-1, 3), hits[:, each].ravel())[0] for each in RANK_GROUPS]
         answers_left, checked = of_answers(x, width), is_drawn[left]
         of_answer, covariance = fitted(answers_left, is_right)
-        # drawn texts move the share's log-odds, by a Newton step from a normal prior of BIAS
+        # drawn texts move the share's log-odds, with a Newton step from a normal prior of BIAS
         expected = logistic(answers_left[checked] @ of_answer)
         information = BIAS**-2 + (expected * (1 - expected)).sum()
         offset = (is_right[checked] - expected).sum() / information
@@ -211,7 +211,7 @@ class Learner:
         return [(self.names[code], round(prob, 4)) for code, prob in pairs if code and prob]
 
     def nearest(self, text: int, known: Sequence[int]) -> list[int]:
-        """Return the most similar of known texts, by the cosine of rare n-grams."""
+        """Return the most similar of known texts, according to the cosine of rare n-grams."""
         own = take(self.rare, torch.tensor([text])).to_dense()[0]
         similar = (take(self.rare, torch.tensor(known, dtype=torch.int64)) @ own).numpy()
         best = np.argsort(-similar, kind="stable")[: NEAREST + 1]
@@ -242,7 +242,7 @@ class Learner:
     def _guess(
         self, weights: Tensor, settings: Settings, used: Tensor, outputs: Tensor, width: int
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Return `features` of all texts' scores, [T, width], from the weights of the n-grams `used` and of
+        """Return `score_features` of all texts' scores [T, width] from weights of the n-grams `used` and of
         the model's answers, [used (+ codes of the model), K], for the columns `outputs` of scores, int64 [K].
         """
         total = len(self.texts)

@@ -49,7 +49,7 @@ class Search:
         self.codes_of[pair] = codes
 
     def decide(self, pair: Pair, codes: tuple[str, ...]) -> None:
-        """Let the search find a decided text under these codes; () forgets it."""
+        """Let the search find a decided text under these codes. () forgets it."""
         self.used.subtract(self.codes_of.get(pair, ()))
         self.used.update(codes)
         self._add(pair, codes)
@@ -81,7 +81,7 @@ class Search:
         best: dict[str, tuple[int, int, int, str]] = {}  # the best title of each code
         titles: Counter[tuple[str, int]] = Counter()
         for title, language in set.intersection(*map(set, fits)) if fits else ():
-            # 0: the query; 1: its plural, or without an accent; 2: a title with other words or letters
+            # 0 is the query, 1 its plural or without an accent, 2 a title with other words or letters
             is_near = len(words_of(title)) == len(fits) and abs(len(title) - len(query)) <= 2
             differs = 0 if title == query else 2 - is_near
             place = differs, max(each[title, language] for each in fits), len(title), title
@@ -128,7 +128,7 @@ def _digits(code: str) -> str:
 
 
 def _without(word: str, *endings: str) -> list[str]:
-    """Return a word without plural endings."""
+    """Return a word without each of these endings, if more than three letters remain."""
     stems = (word.removesuffix(ending) for ending in endings)
     return [stem for stem in stems if stem != word and len(stem) > 3]
 

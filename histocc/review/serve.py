@@ -60,8 +60,8 @@ class Decisions:
     """The texts of a file, the decisions on them, and the file to which decisions are appended. Several
     threads may call it. Raises UserError if the decisions file is invalid, or belongs to another coded file.
 
-    order: `learn`: texts that teach most come first; `rows`: texts with most expected mistakes; `file`: as in
-    the file. flags: of `os`, to open the file with.
+    order: `learn` (texts that teach most come first), `rows` (those with most expected mistakes) or `file`
+    (as in the file). flags: flags of `os`, to open the decisions file with.
     """
 
     def __init__(self, coded: CodedFile, codes: Codes, path: str, order: str = "learn", flags: int = 0):
@@ -140,7 +140,7 @@ class Decisions:
             file.write(BOM_UTF8 + csv_text([" ".join(cell.split()) for cell in row] for row in rows))
 
     def _set(self, place: int, made: Decision | None) -> None:
-        """Count a decision; None: it was withdrawn."""
+        """Count a decision. None: it was withdrawn."""
         self.made.pop(place, None)
         if made:
             self.made[place] = made
@@ -178,8 +178,8 @@ class Decisions:
         yield from range(len(self.texts))
 
     def decide(self, text_id: str, decision: list[str] | str, seen: str, *remarks: Any) -> str:
-        """Append a decision (codes; or none, skip, undo), sync it to disk and return it as written in the
-        file. seen: the decision when the page showed the text; remarks: unsure, note and by of `Decision`.
+        """Append a decision (codes, none, skip or undo), sync it to disk and return it as written in the
+        file. seen: the decision when the page showed the text. remarks: unsure, note and by of `Decision`.
 
         Raises Conflict if somebody else has decided since, KeyError or ValueError without such a text or
         decision, and OSError. In these cases nothing is written.
@@ -235,7 +235,7 @@ class Decisions:
             return shown | self._progress()
 
     def _fitting(self, words: list[str]) -> set[int] | None:
-        """Return the texts with all of these words (one may name their language); None without words."""
+        """Return the texts with all of these words, or None without words. A word may name their language."""
         fitting = [*range(len(self.texts))]
         for word in words:
             if word in self.languages:
@@ -420,7 +420,7 @@ class Server(ThreadingHTTPServer):
             print(f"Port {port} is in use; using {self.server_port} instead.")
 
     def open(self, decisions: Decisions, by: str, export: Callable[[], str]) -> None:
-        """Show the texts of a table. by: who decides if the page does not say it; export: writes the coded
+        """Show the texts of a table. by: who decides if the page does not say it. export: writes the coded
         table and returns a report.
         """
         self.by, self.export, self.decisions = by, export, decisions

@@ -34,7 +34,7 @@ DECISION, ID = "decision", "id"
 OF_KNOWN_FILE = "known"  # who has decided, for another file that does not say it
 UNDO = "undo"  # a decision that withdraws the earlier one on its text
 ID_DIGITS = 16
-# The prefix of an id says how the text came into the sheet; s3: three of its rows were drawn.
+# The prefix of an id says how the text came into the sheet. s3: three of its rows were drawn.
 CHOSEN, DRAWN = "t", "s"
 Pair = tuple[str, str]  # a text and its language, as `pair_of` gives them
 
@@ -57,7 +57,7 @@ class CodedText:
     answer: list[str] = field(default_factory=list)  # the codes of its rows
     decided: str = ""  # by whom
     is_given: bool = False  # whether a person has given the codes of a row
-    similar: list[tuple[str, str]] = field(default_factory=list)  # (known text, codes), by predict --explain
+    similar: list[tuple[str, str]] = field(default_factory=list)  # (known text, codes), of predict --explain
     shown: list[str] = field(default_factory=list)  # further cells of its first row, for a person
     varies: bool = False  # whether they differ in other rows
 
@@ -67,12 +67,12 @@ class CodedText:
 
     @property
     def id(self) -> str:
-        """A hash of the text and its language (an empty language stays empty; in `pair` it is unk)."""
+        """A hash of the text and its language. An empty language stays empty, while in `pair` it is unk."""
         return self._hash()
 
     @property
     def sheet_id(self) -> str:
-        """A hash of these and of the codes that a sheet offers as 1 … 5."""
+        """A hash of the text, its language and the codes that a sheet offers as 1 … 5."""
         return self._hash(*self.codes)
 
     def _hash(self, *codes: str) -> str:
@@ -84,14 +84,14 @@ class CodedFile:
     """All texts except blank ones of a file that `histocc predict` has written, or of another table. Raises
     UserError if it is not coded or lacks a column.
 
-    language_column: None is lang, if there is one; asked: the flags of review, if they describe this file
-    (without them, a row that cannot be read is an error); system: the name of the code columns of a table
-    without a model's answers (None: refuse such a table); key: the codes that it may hold. The codes of
+    language_column: None means lang, if there is one. asked: the flags of review, if they describe this file.
+    Without them, a row that cannot be read is an error. system: the name of the code columns of a table
+    without a model's answers. None: refuse such a table. key: the codes that it may hold. The codes of
     asked.target_cols, if given, count as decided.
 
-    header: the columns with decisions; extra columns hold places; unfitted: why conf does not predict
-    accuracy, "" if it does, None without conf; alternatives: whether codes after the first are other possible
-    answers (topk and full).
+    header: all columns, also added ones. Attributes for columns hold places. unfitted: why conf does not
+    predict accuracy, "" if it does, None without conf. alternatives: whether codes after the first are other
+    possible answers (topk and full).
     """
 
     def __init__(
@@ -247,9 +247,9 @@ class CodedFile:
         self.unfitted = None if self.conf is None else "" if marks == {"1"} else unfitted
 
     def know(self, other: "CodedFile") -> None:
-        """Count the texts that another file decides as decided: by the person that it names or, in a table
-        that no model has coded, by having codes. Other texts of it are added as texts without rows. A text
-        without a language counts for all languages.
+        """Count the texts that are decided in another file. A text is decided there if a person is named or,
+        in a table that no model has coded, if it has codes. Those that this file lacks are added without
+        rows. A text without a language counts for all languages.
         """
         languages: dict[str, list[str]] = {}  # languages of each text of this file
         for words, language in self.texts:
@@ -273,12 +273,12 @@ class CodedFile:
         return [f"{what} line {line:,}: {why}" for line, _, why in self.table.faults[:1]]
 
     def answer(self, codes: list[str], decider: str) -> list[str]:
-        """Return the codes of a row's answer; decider: "" for the model."""
+        """Return the codes of a row's answer. decider: "" for the model."""
         return codes[:1] if self.alternatives and not decider else codes
 
 
 def confidence(cell: str, path: str = "") -> float:
-    """Return the model's confidence, 0 … 1 (a decimal comma is accepted); 0 for an empty cell. Raises
+    """Return the model's confidence, 0 … 1, or 0 for an empty cell. A decimal comma is accepted. Raises
     UserError for words, and for numbers above 1, which spreadsheets make when they lose the decimal point.
     """
     try:
@@ -303,7 +303,7 @@ def most_wrong_first(texts: Iterable[CodedText]) -> list[CodedText]:
 def sheet_rows(
     texts: Iterable[CodedText], titles: dict[str, str], drawn: dict[str, int] | None = None
 ) -> list[list[str]]:
-    """Return the rows of a sheet, names first. titles: of codes; drawn: draws of each text, by id."""
+    """Return the rows of a sheet, names first. titles: by code. drawn: number of draws, by the text's id."""
     of_codes = [f"{name}_{i}" for i in range(1, OFFERED + 1) for name in ("code", "title", "prob")]
     rows = [["text", "language", "rows", *of_codes, DECISION, ID]]
     for text in texts:
@@ -318,7 +318,7 @@ def sheet_rows(
 
 @dataclass(frozen=True)
 class Decision:
-    codes: tuple[str, ...] | None  # the right codes; None if the text was skipped
+    codes: tuple[str, ...] | None  # the right codes, None if the text was skipped
     place: str  # file and line
     unsure: bool = False
     note: str = ""
@@ -350,7 +350,7 @@ class Codes:
 
     def decision(self, cell: str, text: CodedText, most: int) -> tuple[str, ...] | None:
         """Return the codes that a person has written: 1 … 5, a code in any form that training data may have,
-        a title, or several of these joined by &; () for no code, None for skip. most: most codes of a row.
+        a title, or several of these joined with &. () is no code, None is skip. most: most codes of a row.
         Raises ValueError.
         """
         if cell.strip().lower() in ("skip", "none"):
@@ -434,7 +434,7 @@ class Sheets:
         self.undecided = 0  # lines without a decision
         self.unused: list[str] = []  # for the user: decisions on missing texts
         for path in paths:
-            self.gone: dict[str, str] = {}  # missing texts of this sheet, by id; "" without a decision
+            self.gone: dict[str, str] = {}  # missing texts of this sheet, by id, "" without a decision
             self.spoken: set[str] = set()  # languages of texts that exist in another language
             self.found = 0  # lines of this sheet whose texts exist
             read_sheet(path, [DECISION, ID], self._add)

@@ -37,7 +37,7 @@ Progress = Callable[[str, float | None], None]  # (activity, share that is done,
 class Start:
     """The tables of a folder, one of which is opened. Several threads may call it.
 
-    args: the flags of review, with a folder or a table; open_table: opens a table with flags.
+    args: the flags of review, with a folder or a table. open_table: opens a table with flags.
     """
 
     def __init__(self, args: Any, open_table: Callable[[str, dict[str, Any], Progress], None]):
@@ -47,13 +47,13 @@ class Start:
             raise UserError(f"{path}: {what} (histocc review --help lists them)")
         self.folder, self.table = (path, "") if os.path.isdir(path) else os.path.split(path)
         self.open_table, self.lock = open_table, threading.Lock()
-        self.state: dict[str, Any] = {}  # doing and share; then error or ready
+        self.state: dict[str, Any] = {}  # doing and share, then error or ready
         if self.table:
             self._path(self.table)
 
     def tables(self) -> list[str]:
-        """Return the names of the tables, last those that the page has saved, without the hidden files that
-        spreadsheet programs make for an open workbook.
+        """Return the names of the tables. Those that the page has saved come last. The hidden files that
+        spreadsheet programs make for an open workbook are left out.
         """
         root, found = os.path.realpath(self.folder), []
         tables = filter(TABLE_NAME.fullmatch, os.listdir(root))
@@ -71,7 +71,7 @@ class Start:
         return os.path.join(".", path) if path.startswith("-") else path  # not to be taken for a flag
 
     def answer(self, asked: dict[str, Any]) -> dict[str, Any]:
-        """Return the reply to a request of the screen. Raises UserError, OSError, or errors of bad ones."""
+        """Return the reply to a request of the screen. Raises UserError, OSError, or others for a bad one."""
         if "table" in asked:
             return self._look(self._path(asked["table"]), asked.get("sheet") or None)
         if "start" in asked:
@@ -153,7 +153,7 @@ class Start:
 
 
 def _looks_like_text(name: str, cells: list[str]) -> tuple[bool, bool, int, int]:
-    """Return a score of a column as occupations, from its name, known titles and distinct words."""
+    """Return how much a column looks like occupations, from its name, known titles and distinct words."""
     words = {text_key(cell) for cell in cells if re.search(r"[^\W\d_]{2}", cell)}
     are_words = bool(name) and 2 * len(words) > len({*cells})
     return are_words, bool(_TEXT.search(name)), sum(map(word_lists().__contains__, words)), len(words)
