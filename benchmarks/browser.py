@@ -88,7 +88,7 @@ class Browser:
         self.call("Emulation.setDeviceMetricsOverride", **size, mobile=False)
 
     def set_theme(self, theme: str) -> None:
-        """Set the colours that the user prefers: light or dark."""
+        """Set the colors that the user prefers: light or dark."""
         feature = {"name": "prefers-color-scheme", "value": theme}
         self.call("Emulation.setEmulatedMedia", features=[feature])
 

@@ -28,7 +28,7 @@ from .quality import grouped, mean
 
 WIDE, PHONE = (1280, 800), (390, 844)  # sizes of the window
 ROWS, DECISIONS = 6_000, 150
-COLOURS = {"ours": "#0072B2", "svm": "#D55E00"}
+COLORS = {"ours": "#0072B2", "svm": "#D55E00"}
 NAMES = {"ours": "histocc", "svm": "SVM (tf-idf of n-grams)"}
 TITLES = {"english": "English register", "swedish": "Swedish job titles"}
 SHEET = {"text": 30, "language": 12, "rows": 8, "code_1": 10, "title_1": 60, "prob_1": 10, "decision": 14}
@@ -171,7 +171,7 @@ def learning(folder: Path, images: Path) -> None:
         panels = figure.subplots(1, 2, sharey=True, width_ratios=[2, 3])
         for axes, (data, title) in zip(panels, TITLES.items()):
             ticks = set()
-            for method, colour in COLOURS.items():
+            for method, color in COLORS.items():
                 points = []
                 for (name, _, way, flags), entries in groups.items():
                     if (name, way, flags) == (data, method, ""):
@@ -181,19 +181,19 @@ def learning(folder: Path, images: Path) -> None:
                         )
                 x, y, low, high = zip(*sorted(points))
                 ticks |= set(x)
-                axes.plot(x, y, "o-", color=colour, label=NAMES[method])
-                axes.fill_between(x, low, high, color=colour, alpha=0.2, linewidth=0)
+                axes.plot(x, y, "o-", color=color, label=NAMES[method])
+                axes.fill_between(x, low, high, color=color, alpha=0.2, linewidth=0)
                 for number, value in zip(x, y):
                     above = method == "ours"
                     axes.annotate(
                         f"{value:.0f}",
                         (number, value),
                         (0, 7 if above else -17),
-                        color=colour,
+                        color=color,
                         textcoords="offset points",
                         ha="center",
                     )
-            axes.set(xscale="log", title=title, xlabel="labelled texts", ylim=(0, 100))
+            axes.set(xscale="log", title=title, xlabel="labeled texts", ylim=(0, 100))
             axes.xaxis.set_major_locator(FixedLocator(sorted(ticks)))
             axes.xaxis.set_minor_locator(NullLocator())
             axes.xaxis.set_major_formatter("{x:,.0f}")

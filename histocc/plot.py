@@ -31,7 +31,7 @@ from histocc.trainer.log import FIT_PARTS, LOG, OWN_COLUMNS, read_numbers
 
 CURVES, EVALUATION, REPORT, IMAGE_KINDS = "curves.png", "evaluation.png", "report.json", ("svg", "png")
 LEARNING, LEARNING_COLUMNS = "learning_curve.csv", ("texts", "accuracy", "low", "high", "measured_on")
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")  # Okabe and Ito
+COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")  # Okabe and Ito
 MARKERS, LINES = "os^DvPX", ("-", "--", ":", "-.")
 WIDTH, HEIGHT = 6.3, 2.4  # of a figure and a panel, inches. Fonts have these sizes when printed 16 cm wide
 STYLE: dict[Any, Any] = {"font.size": 8, "axes.titlesize": 8, "figure.titlesize": 8, "legend.fontsize": 7.5}
@@ -83,12 +83,12 @@ def new_figure(
 
 
 def look(number: int) -> dict[str, Any]:
-    """Return the colour and the marker of a curve."""
-    return {"color": COLOURS[number % len(COLOURS)], "marker": MARKERS[number % len(MARKERS)]}
+    """Return the color and the marker of a curve."""
+    return {"color": COLORS[number % len(COLORS)], "marker": MARKERS[number % len(MARKERS)]}
 
 
 def draw_curve(axes: Any, points: Points, number: int, line: str = "-", label: str | None = None) -> None:
-    """Draw a curve, with a band if its points have intervals. number: selects colour and marker."""
+    """Draw a curve, with a band if its points have intervals. number: selects color and marker."""
     x, y, *bounds = zip(*points)
     axes.plot(x, y, line, markevery=max(1, len(x) // 12), label=label, **look(number))
     if bounds:
@@ -162,7 +162,7 @@ def curves(*runs: str | os.PathLike[str]) -> Any:
         axes, several = figure.add_subplot(place, title=title[0], xlabel=title[1]), len(drawn) > 1
         for i, name in enumerate(columns[title]):
             line, label = LINES[i % len(LINES)], CURVE_NAMES.get(name, name)
-            if several and title[1] == STEP:  # colours mark runs, line styles mark columns
+            if several and title[1] == STEP:  # colors mark runs, line styles mark columns
                 axes.plot([], [], line, color="black", label=label)
                 label = None
             for number, each in enumerate(drawn):

@@ -223,7 +223,7 @@ def test_dropout_draws_each_value_alone_and_keeps_the_mean(p):
     y = dropout(x, p)
     kept = y != 0
     assert abs(kept.float().mean() - (1 - p)) < 2e-3 and abs(y.mean() - 2) < 0.02
-    # neighbours share a draw of 64 bits
+    # neighbors share a draw of 64 bits
     assert abs((kept[:, 1:] == kept[:, :-1]).float().mean() - (p * p + (1 - p) ** 2)) < 3e-3
     assert torch.allclose(y[kept], torch.tensor(2 / (1 - p)), rtol=1e-3)
     y.sum().backward()

@@ -73,7 +73,7 @@ def test_the_command_line_wins_and_switches_off(tmp_path):
 def test_the_arguments_of_a_run_start_the_same_one(tmp_path):
     of_process = ["--distributed", "--local-rank", "3", "--world-size", "2", "--no-fp16"]
     first = PARSE_MIXER([*FILES, *of_process, "--batch-size", "auto", "--save-each-epoch"])
-    of_before = {"teacher": None, "unlabelled": None}  # flags that were removed
+    of_before = {"teacher": None, "unlabeled": None}  # flags that were removed
     values = {**first.values(), **of_before, "made_by": made_by()}
     file = config(tmp_path, json.dumps(values), "args.json")
     left_out = {"distributed": False, "local_rank": None, "world_size": None}

@@ -227,8 +227,8 @@ class TestCall:
         assert called.keys() == report.keys() and called["data"] == report["data"]
         assert called["decoders"]["linear"]["accuracy"] == report["decoders"]["linear"]["accuracy"]
         assert called._repr_markdown_().startswith("# Evaluation\n")
-        with pytest.raises(UserError, match="colour"):
-            evaluate.evaluate("nowhere", "x.csv", colour="red")
+        with pytest.raises(UserError, match="color"):
+            evaluate.evaluate("nowhere", "x.csv", color="red")
 
     @pytest.mark.parametrize("has_pandas", [True, False])
     def test_tables_hold_the_figures(self, trained, report, has_pandas, monkeypatch):

@@ -195,7 +195,7 @@ def test_swaps():
     assert set(one_kind("swap_words", [" smed  og\tvæver "] * 100)) == swapped
     single = ["smith", " smith ", "", "  ", "🙂"]
     assert one_kind("swap_words", single * 20) == single * 20
-    # Words of neighbouring texts stay where they are.
+    # Words of neighboring texts stay where they are.
     assert set(one_kind("swap_words", ["a b", "c", "d e"] * 5)) == {"b a", "c", "e d"}
 
 

@@ -1,4 +1,4 @@
-"""The review page in Chromium: its keys, what stands where, colours, sizes, and what it says."""
+"""The review page in Chromium: its keys, what stands where, colors, sizes, and what it says."""
 
 import contextlib
 import itertools
@@ -321,16 +321,14 @@ def test_colours_can_be_told_apart():
     """In both themes: words by 4.5 : 1, borders by 3 : 1 (WCAG 2.2, 1.4.3 and 1.4.11)."""
     page = files("histocc.review").joinpath("shared.css").read_text()
 
-    def luminance(colour):
-        digits = colour if len(colour) == 6 else "".join(digit * 2 for digit in colour)
+    def luminance(color):
+        digits = color if len(color) == 6 else "".join(digit * 2 for digit in color)
         parts = [part / 255 for part in bytes.fromhex(digits)]
         linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
         return 0.05 + 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
     for front, least in {"line": 3, "accent": 3, "ink": 4.5, "soft": 4.5, "warn": 4.5}.items():
         names = front, "back", "card", *(["pick"] if least > 3 else [])
-        colours = [
-            [luminance(colour) for colour in re.findall(rf"--{name}: #(\w+);", page)] for name in names
-        ]
-        for one, *beside in zip(*colours, strict=True):
+        colors = [[luminance(color) for color in re.findall(rf"--{name}: #(\w+);", page)] for name in names]
+        for one, *beside in zip(*colors, strict=True):
             assert all(max(one, other) / min(one, other) >= least for other in beside), front

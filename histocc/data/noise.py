@@ -48,8 +48,8 @@ def _capital(letter: str) -> str:
     return letter.upper() if len(letter.upper()) == 1 else letter  # ß stays
 
 
-def _keyboard_neighbours() -> dict[str, str]:
-    """Return letter → its neighbouring letters: a–z on the English keyboard, others on every keyboard that
+def _keyboard_neighbors() -> dict[str, str]:
+    """Return letter → its neighboring letters: a–z on the English keyboard, others on every keyboard that
     has them. An accented letter without a key gets its bare letter, and that letter with other accents.
     """
     near: dict[str, set[str]] = {}
@@ -82,7 +82,7 @@ _CHARS = [chr(i) for i in range(_TABLE)]
 _CLASS = np.array([_UPPER * c.isupper() + _LOWER * c.islower() + _BLANK * c.isspace() for c in _CHARS])
 _CLASS[0x370:0x400] |= [_IS_GREEK * c.isalpha() for c in _CHARS[0x370:0x400]]
 _CLASS = _CLASS.astype(np.uint8)
-_NEAR = _keyboard_neighbours()
+_NEAR = _keyboard_neighbors()
 _NEAR_FLAT, _NEAR_START, _NEAR_COUNT = _ragged([_NEAR.get(char, "") for char in _CHARS])
 # Four alphabets, by style: Latin, Latin capitals, Greek, Greek capitals. Each has a–z nine times and national
 # letters once. Only "edges" draws the blanks at the end, about 1 in 27.
@@ -189,7 +189,7 @@ class _Transformation:
 
     def substitute(self, k: np.ndarray) -> None:
         at = self.place(k)
-        # other characters take the style of their neighbours
+        # other characters take the style of their neighbors
         other = ((_class_of(self.text[at]) & (_UPPER | _LOWER)) == 0).astype(np.int64)
         self.splice(k, at, 1, (self.letters(k, at - other, at + other), 1))
 
@@ -248,8 +248,8 @@ class Augmenter:
     evenly from the kinds below. One with nothing to act on changes nothing. Independently, the row's language
     is hidden with probability `unk_lang_prob`.
 
-    - delete: a character, but never the last visible one. swap, swap_words: two neighbours.
-    - keyboard: a character becomes a neighbouring one: a–z on the English keyboard, other letters on theirs.
+    - delete: a character, but never the last visible one. swap, swap_words: two neighbors.
+    - keyboard: a character becomes a neighboring one: a–z on the English keyboard, other letters on theirs.
     - insert, substitute: a letter a–z, or in 32 of 266 draws a Latin letter of another language (æ, ß, …).
       Published noise has only a–z. Next to a Greek letter a Greek one, between capitals a capital.
     - edges: up to 20 letters and blanks before the text (1 in 4), after it (1 in 4) or both (2 in 4).

@@ -367,7 +367,7 @@ class Projection(nn.Module):
         return [self.sum_of_taps(*pair) for pair in zip(of_chars, of_molecules)]
 
     def windows(self, chars: Tensor) -> Tensor:
-        """Join each position with its neighbours: [B, S, H] → [B, S, taps · H]."""
+        """Join each position with its neighbors: [B, S, H] → [B, S, taps · H]."""
         length = chars.shape[1]
         around = F.pad(chars, (0, 0, self.before, self.taps - 1 - self.before))  # [B, S + taps − 1, H]
         return torch.cat([around[:, tap : tap + length] for tap in range(self.taps)], dim=2)

@@ -236,8 +236,8 @@ class Ngrams(nn.Module):
             same = (word[:, :, None] == word[:, None]).to(of_positions.dtype)  # [B, S, S]
             # sums of squares can exceed float16
             with torch.autocast(same.device.type, enabled=False):
-                words = _normalised(same @ of_positions, same @ squares)
-        return _normalised(of_positions.sum(1), squares.sum(1)), words
+                words = _normalized(same @ of_positions, same @ squares)
+        return _normalized(of_positions.sum(1), squares.sum(1)), words
 
     def weighted(self, input_ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return (rows of the table int64 [B, S, F], their weights, 0 for none, words int64 [B, S])."""
@@ -289,7 +289,7 @@ class Ngrams(nn.Module):
         """Return vectors of `count` texts [B, width] from the rows of their n-grams int64 [E], their weights
         [E] and the text of each int64 [E], in increasing order.
         """
-        return _normalised(*self._bags(rows, weight, text, count))
+        return _normalized(*self._bags(rows, weight, text, count))
 
     def by_word(
         self, rows: Tensor, weight: Tensor, text: Tensor, word: Tensor, positions: Tensor
@@ -310,8 +310,8 @@ class Ngrams(nn.Module):
         texts, words = positions.shape
         vectors, squares = self._bags(rows, weight, text * words + word, texts * words)
         vectors, squares = vectors.view(texts, words, -1), squares.view(texts, words, 1)
-        whole = _normalised(vectors.sum(1), squares.sum(1))
-        memory = self.word_to_memory(_normalised(vectors, squares))
+        whole = _normalized(vectors.sum(1), squares.sum(1))
+        memory = self.word_to_memory(_normalized(vectors, squares))
         memory = torch.cat([memory[:, :1] + self.text_to_memory(whole)[:, None], memory], dim=1)
         return whole, memory, F.pad(positions.log(), (1, 0))
 
@@ -328,7 +328,7 @@ class Ngrams(nn.Module):
         return vectors, used.new_zeros(count, 1).index_add(0, bag, used.square()[:, None])
 
 
-def _normalised(vectors: Tensor, squares: Tensor) -> Tensor:
+def _normalized(vectors: Tensor, squares: Tensor) -> Tensor:
     """Divide weighted sums [..., width] by the lengths of their weights. squares: these lengths squared."""
     return vectors / squares.sqrt().clamp(min=1e-6)
 

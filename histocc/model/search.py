@@ -7,7 +7,7 @@ fall along a path, so all codes below a prefix less probable than the k-th best 
 
 With a `linear_share` a above 0 both decoders rank the codes together, by (1 − a) · log p of the seq2seq
 decoder + a · log p of the linear one, whose p is the softmax of its logits: a product of experts (Hinton,
-2002, section 2), normalised over all codes of the key. `topk` then computes all of them: leaving some out
+2002, section 2), normalized over all codes of the key. `topk` then computes all of them: leaving some out
 took as long, and only the sum of all shows whether 1 − p is 0.
 """
 
@@ -213,7 +213,7 @@ class CodeSearch:
 
     def full(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
         """Return the probability of every code, float64 [B, codes]: without a linear_share the probability of
-        writing it in the first block, else normalised over the codes.
+        writing it in the first block, else normalized over the codes.
         """
         written, linear = self.log_probs(input_ids, attention_mask)
         if not self.linear_share:

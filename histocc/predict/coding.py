@@ -523,7 +523,7 @@ class Coding:
         positions = [2 + len(language + LANGUAGE_SEPARATOR + text) for text, language in texts]
         if cut := sum(number > self.coder.max_len for number in positions):
             remedy = f"train with --max-len {min(max(positions), MOST_LEN)} to read more"
-            read = f"the {self.coder.max_len:,} positions that the model readsand will be cut"
+            read = f"the {self.coder.max_len:,} positions that the model reads and will be cut"
             yield f"{cut:,} texts are longer than {read} ({remedy})"
         usual = self.coder.confidence.known
         some = texts[:: max(1, len(texts) // COMPARED)]

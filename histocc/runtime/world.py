@@ -427,7 +427,7 @@ def limit_of_joining(others: str, seconds: float) -> Generator[None]:
 
 
 def current_world(device: torch.device | str = "cpu") -> World:
-    """Return the world of a process group that the caller has already initialised, or of one process."""
+    """Return the world of a process group that the caller has already initialized, or of one process."""
     device = torch.device(device)
     if not (dist.is_available() and dist.is_initialized()):
         return World(device=device)

@@ -27,7 +27,7 @@ def coded(seed: int, *languages: str) -> Iterator[tuple[str, ...]]:
 
 
 def recoded(row: tuple[str, ...], codes: list[str]) -> tuple[str, ...]:
-    """Return a row as coded by another person: with a neighbouring code, or one occupation less."""
+    """Return a row as coded by another person: with a neighboring code, or one occupation less."""
     *start, first, second = row
     return (*start, first if second else pick(codes, codes.index(first) + 1), "")
 
