@@ -62,8 +62,8 @@ def start(parser: Parser, run: Callable[[Any, World], None], argv: list[str] | N
                         if world.size > 1 and is_lost_contact(error):
                             end_without_others(world, error)
                         raise
-                    gc.collect()  # no DDP object is alive any more
                     if world.backend:
+                        gc.collect()  # no DDP object is alive any more
                         dist.destroy_process_group()
                     code, joined = stop.exit_code if stop.acted else 0, bool(world.backend)
         except SystemExit as ended:
