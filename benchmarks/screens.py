@@ -15,6 +15,7 @@ import re
 import subprocess
 import sys
 import tempfile
+import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
@@ -80,7 +81,7 @@ def decide(address: str, codes: dict[tuple[str, str], list[str]], decisions: int
 
 
 def review(folder: Path, images: Path) -> None:
-    """The page after decisions on the English rows of the sample: light, dark, and on a phone."""
+    """The page after decisions on the English rows of the sample: in a window, and on a phone."""
     rows = [row for row in read_csv(write_sample(folder / "sample.csv", ROWS)) if row["lang"] == "en"]
     table = write_csv(folder / "register.csv", ["occ1", "lang"], ([r["occ1"], r["lang"]] for r in rows))
     codes: dict[tuple[str, str], list[str]] = {}
@@ -90,9 +91,9 @@ def review(folder: Path, images: Path) -> None:
     flags = ["--key", "hisco", "--guesses", "none", "--by", "Ann"]
     with served("serve", table, *flags) as address, closing(Browser(folder / "profile")) as browser:
         decide(address, codes, DECISIONS)
-        for name, size in {"review": WIDE, "review_dark": WIDE, "review_phone": PHONE}.items():
+        for name, size in {"review": WIDE, "review_phone": PHONE}.items():
             browser.resize(*size)
-            browser.set_theme("dark" if "dark" in name else "light")
+            browser.set_theme("light")
             browser.open(address)
             browser.wait("text")
             while not browser.value("text.near.length > 1 && text.choices[0].prob > 0.4"):
@@ -204,12 +205,6 @@ def learning(folder: Path, images: Path) -> None:
         figure.savefig(images / "learning.png", dpi=100)
 
 
-def scenes(folder: Path, images: Path) -> None:
-    """Masks found by the example of images and questions."""
-    run(f"examples/train_prs_med.py --checkpoint_dir {folder / 'scenes'}")
-    (images / "scenes_pictures.png").write_bytes((folder / "scenes" / "pictures.png").read_bytes())
-
-
 def decisions(folder: Path, images: Path) -> None:
     """Rows that are right after so many decisions on the page."""
     if all(path.exists() for path in REGISTERS.values()):
@@ -295,7 +290,6 @@ PICTURES: dict[str, Callable[[Path, Path], None]] = {
         curves,
         sheet,
         terminal,
-        scenes,
         tour,
         decisions,
         confidence,
@@ -309,14 +303,14 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=REPO / "docs" / "img")
     args = parser.parse_args()
     args.folder.mkdir(parents=True, exist_ok=True)
+    began = time.time()
     with tempfile.TemporaryDirectory() as folder:
         for name in args.names or PICTURES:
             print(name, flush=True)
             PICTURES[name](Path(folder), args.folder.resolve())
-    for path in args.folder.glob("*.png"):
+    for path in (path for path in args.folder.glob("*.png") if path.stat().st_mtime > began):
         with Image.open(path) as image:
-            if image.mode != "P":
-                image.convert("RGB").quantize(128).save(path, optimize=True)
+            image.convert("RGB").quantize(128).save(path, optimize=True)
 
 
 if __name__ == "__main__":
