@@ -18,7 +18,7 @@ On four GPUs or four CPU processes, then with the older launcher, and last an es
 
 The same command, given again, continues where the run in the save folder stopped. Where to look in histocc/:
 
-    the flags                     job/config.py, trainer/config.py
+    the flags                     config.py in job/, data/, trainer/ and runtime/
     the run, from top to bottom   job/train.py
     the losses of a batch         seq2seq_mixer_engine.py, `MixerTask.losses`
     the learning rate of a step   trainer/schedule.py, `linear_factor`

@@ -12,6 +12,7 @@ import time
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -23,7 +24,7 @@ import histocc
 from histocc import EvalEngine, occ_canine
 from histocc.occ_canine import OccCANINE
 from histocc.published import models
-from histocc.runtime.errors import UserError
+from histocc.runtime.errors import TrainingError, UserError, as_user_error
 from histocc.runtime.signals import Stopped, stop_request
 from histocc.text import encode
 
@@ -493,6 +494,14 @@ def test_missing_whole_numbers_of_r(coder, tmp_path, monkeypatch):
     coder.finetune(table, tmp_path / "out", target_cols="hisco_1", num_epochs=2.0)
     assert given[0].num_epochs == 2
     assert [(row["hisco_1"], row["hisco_2"]) for row in given[1]] == [("02210", ""), ("", "7")]
+
+
+def test_out_of_memory_advises_a_smaller_batch_on_any_rank(coder, monkeypatch):
+    """The error that one rank raises is the message of all."""
+    monkeypatch.setattr(coder.coder, "_are_known", Mock(side_effect=torch.OutOfMemoryError("CUDA")))
+    with pytest.raises(TrainingError, match="^out of memory with --batch-size 2: choose a smaller one$") as e:
+        coder.predict(TEXTS, LANGUAGES)
+    assert as_user_error(e.value) is e.value
 
 
 @pytest.mark.parametrize("how", ["error", "signal", "damaged"])

@@ -11,6 +11,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import unittest.mock
 from types import SimpleNamespace
 
 import numpy as np
@@ -628,9 +629,9 @@ def test_parts_that_are_there_are_kept_and_damaged_ones_coded_again(model, tmp_p
     predict_here(*flags(model, source, tmp_path / "whole.csv"))
 
     def fail(self, number, texts):
-        if number == 3:
-            raise errors.pop()
-        code_piece(self, number, texts)
+        failing = {"side_effect": errors.pop()} if number == 3 else {"wraps": self.coder._are_known}
+        with unittest.mock.patch.object(self.coder, "_are_known", **failing):
+            code_piece(self, number, texts)
 
     asked, parts = flags(model, source, tmp_path / "out.csv"), tmp_path / "out.csv.parts"
     errors = [torch.OutOfMemoryError("CUDA out of memory"), OSError(28, "No space left on device")]

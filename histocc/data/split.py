@@ -1,8 +1,8 @@
 """Split texts into parts for training, for validation, and for a test that chooses nothing.
 
 A text is in one part with all its rows: in the test if any of them is assigned to it, else in the validation
-if any is, else in the training. No share draws a text with more than half of the rows of the share. See
-`too_frequent` in `data/prepare.py`.
+if any is, else in the training. Only separate validation files may share texts with the training. No share
+draws a text with over half of the share's rows (`too_frequent` in `data/prepare.py`).
 """
 
 from collections import Counter

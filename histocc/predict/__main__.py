@@ -33,7 +33,7 @@ from histocc.predict.coding import INPUT, PIECES, SETTINGS_FILE, Coding, Counts
 from histocc.predict.config import PredictConfig, get_args_parser
 from histocc.published import models
 from histocc.runtime import files
-from histocc.runtime.errors import TrainingError, UserError, memory_error_ends_with, raise_if_any
+from histocc.runtime.errors import TrainingError, UserError, raise_if_any
 from histocc.runtime.forked import Forked, choose_processes
 from histocc.runtime.frame import start
 from histocc.runtime.log import counted, show_progress
@@ -164,8 +164,6 @@ def run(args: PredictConfig, world: World) -> None:
     if args.non_verbose:
         show_progress(False)
     with contextlib.ExitStack() as held:
-        advice = f" with --batch-size {args.batch_size}: choose a smaller one"
-        held.enter_context(memory_error_ends_with(advice))
         counts, to_standard = None, args.output == STANDARD
         if to_standard:
             folder = held.enter_context(tempfile.TemporaryDirectory())

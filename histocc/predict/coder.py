@@ -31,7 +31,7 @@ from histocc.predict.decoders import BY_THRESHOLD, DECODERS, MEASURED, MODEL_PAR
 from histocc.published import models
 from histocc.published.formats import Given
 from histocc.runtime.device import Precision
-from histocc.runtime.errors import UserError
+from histocc.runtime.errors import UserError, memory_error_ends_with
 from histocc.runtime.files import OwnFiles, checksum, read_sealed, write_sealed
 from histocc.runtime.world import World
 from histocc.text import COLUMN_SEPARATOR, UNKNOWN_LANGUAGE, cleaner, encode
@@ -401,7 +401,8 @@ class Coder:
             answers = None if self.prior is None else self.prior.answers(texts, languages)
             arrays = encode(texts, languages, self.max_len, width)
             ids, mask = (torch.from_numpy(array).to(self.device) for array in arrays)
-            with self.precision.autocast(), decoding.evaluating(self.model):
+            advice = f" with --batch-size {self.batch_size}: choose a smaller one"
+            with self.precision.autocast(), decoding.evaluating(self.model), memory_error_ends_with(advice):
                 results.update(zip(part, batch(ids, mask, languages, answers)))
         return [results[row] for row in rows]
 
