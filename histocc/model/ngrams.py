@@ -130,33 +130,31 @@ def hash_ngrams(
         if pattern.startswith(WITH_CELL):
             number, of_words = int(pattern.removeprefix(WITH_CELL)), hashes[patterns.index("word")]
             cell = (of_words * (begins & (place == number))).sum(1, keepdim=True)  # in any order of its words
-            hashes.append(_mixed(of_words * _RADIX + cell))
-            exists.append((in_text if number else in_text & ends["first word"]) & (cell != 0))
-            continue
-        if pattern in WORDS:
+            hashed = _mixed(of_words * _RADIX + cell)
+            exist = (in_text if number else in_text & ends["first word"]) & (cell != 0)
+        elif pattern in WORDS:
             of_words = hashes[patterns.index("word")]
             if pattern in ends:
-                at = in_text & ends[pattern]
+                exist = in_text & ends[pattern]
             else:
-                of_words, at = (of_words * in_text).sum(1, keepdim=True), in_text & ends["first word"]
-            hashes.append(_mixed(of_words.expand_as(ids) * _RADIX + 1 + WORDS.index(pattern)))
-            exists.append(at)
-            continue
-        if pattern in words:
+                of_words, exist = (of_words * in_text).sum(1, keepdim=True), in_text & ends["first word"]
+            hashed = _mixed(of_words.expand_as(ids) * _RADIX + 1 + WORDS.index(pattern))
+        elif pattern in words:
             number, last, exist = words[pattern]
-            hashes.append(_mixed((sums.gather(1, last) - sums[:, :length]) * inverse + 100 * number + column))
-            exists.append(exist)
-            continue
-        size = len(pattern)
-        count = max(0, length - size + 1)
-        hashed = (sums[:, size:] - sums[:, :count]) * inverse[:count] + size
-        for i in (i for i, character in enumerate(pattern) if character == "_"):
-            left_open = (ids[:, i : i + count] + 1) * _powers(_RADIX, size, ids.device)[i]
-            hashed = hashed - left_open + 1000 * i
-        within = blanks[:, size - 1 : length] == blanks[:, 1 : count + 1]  # blanks only at the ends
-        has_letters = blanks[:, size:] - blanks[:, :count] < size
-        hashes.append(F.pad(_mixed(hashed + column[:, :count]), (0, length - count)))
-        exists.append(F.pad(within & has_letters, (0, length - count)))
+            hashed = _mixed((sums.gather(1, last) - sums[:, :length]) * inverse + 100 * number + column)
+        else:
+            size = len(pattern)
+            count = max(0, length - size + 1)
+            hashed = (sums[:, size:] - sums[:, :count]) * inverse[:count] + size
+            for i in (i for i, character in enumerate(pattern) if character == "_"):
+                left_open = (ids[:, i : i + count] + 1) * _powers(_RADIX, size, ids.device)[i]
+                hashed = hashed - left_open + 1000 * i
+            within = blanks[:, size - 1 : length] == blanks[:, 1 : count + 1]  # blanks only at the ends
+            has_letters = blanks[:, size:] - blanks[:, :count] < size
+            hashed = F.pad(_mixed(hashed + column[:, :count]), (0, length - count))
+            exist = F.pad(within & has_letters, (0, length - count))
+        hashes.append(hashed)
+        exists.append(exist)
     return torch.stack(hashes, 2), torch.stack(exists, 2), word
 
 
