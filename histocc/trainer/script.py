@@ -533,8 +533,7 @@ def train(parser: Parser, args: ScriptConfig, world: World, make: Callable[[], T
         if args.compile:
             compile_layers(model)
         model.to(world.device)
-        opened = open_run(args, world, precision, training, resumed)
-        if opened:
+        if opened := open_run(args, world, precision, training, resumed):
             with opened.resources:
                 loop.train(opened.run, opened.loaders, opened.state)
                 opened.close()
