@@ -44,16 +44,31 @@ def command(asked: dict[str, Any]) -> str:
     return shlex.join(words)
 
 
-def card_of(file: str, state: dict[str, Any], figure: Figure | None = None, more: Sequence[str] = ()) -> str:
-    """Return the text of a model's card.
+def training_lines(state: dict[str, Any], folder: str) -> list[str]:
+    """Return what a checkpoint and its folder say about the training: data, prior, command and versions."""
+    data, prior, made_by = (state.get(name) for name in ("data", "prior", "made_by"))
+    lines: list[str] = []
+    if data:
+        checksum = state["position"]["fingerprint"]
+        files = f"Files: {', '.join(data['files'])}; checksum of content and settings: {checksum}"
+        lines += map(in_markdown, [*data["lines"], files])
+        if prior:
+            name = in_markdown(prior["name"])
+            lines.append(f"Prior: {name}, {len(prior['key']):,} codes of {prior['system']}")
+    if os.path.exists(path := os.path.join(folder, ARGS)):
+        with open(path, encoding="utf-8") as asked:
+            lines.append(f"Command: `{command(json.load(asked))}`")
+    if made_by:
+        seed, versions = state["rng"]["seed"], ", ".join(map(" ".join, made_by.items()))
+        lines.append(f"Made by {versions}; seed {seed}, step {state['step']:,}")
+    return lines
 
-    Args:
-        file: its weights. Their folder may also hold the rows and the arguments of its training.
-        state: its checkpoint.
-        figure: the figure of an evaluation, or None for the model's own.
-        more: further sentences of the evaluation.
+
+def card_of(file: str, state: dict[str, Any], figure: Figure | None = None, more: Sequence[str] = ()) -> str:
+    """Return the text of a model's card. file: its checkpoint, perhaps in the folder of its run. figure: the
+    figure of an evaluation, or None for the model's own. more: further sentences of the evaluation.
     """
-    folder, config, made_by = os.path.dirname(file), state["config"], state.get("made_by", {})
+    folder, config = os.path.dirname(file), state["config"]
     data, prior = state.get("data"), state.get("prior")
     names = ", ".join(english_name(name) for name in state["languages"] if name != UNKNOWN_LANGUAGE)
     spoken = f" ({in_markdown(names)})" * bool(names)
@@ -63,35 +78,22 @@ def card_of(file: str, state: dict[str, Any], figure: Figure | None = None, more
     parts += ["n-grams of characters and words"] * bool(config.get("ngrams"))
     weights = [*state["model"].items(), *(prior["model"].items() if prior else ())]
     weights = [x.numel() for name, x in weights if x.is_floating_point() and name != "ngrams.idf"]
-    numbers = f"{sum(weights):,} parameters"
     built = f"a model of {' and '.join(parts)}"
-    of_prior = in_markdown(prior["name"]) if prior else ""
-    built += f", trained on top of the answers of the model {of_prior} ({numbers} with it)" * bool(prior)
-    built += f" ({numbers})" * (not prior)
-    version, training, learned, rare = made_by.get("histocc", __version__), [], "", ""
+    if prior:
+        built += f", trained on top of the answers of the model {in_markdown(prior['name'])}"
+    built += f" ({sum(weights):,} parameters{' with it' * bool(prior)})"
+    version, learned, rare = state.get("made_by", {}).get("histocc", __version__), "", ""
     if data:
-        checksum = state["position"]["fingerprint"]
-        files = f"Files: {', '.join(data['files'])}; checksum of content and settings: {checksum}"
-        training += map(in_markdown, [*data["lines"], files])
         texts, rows = data.get("texts"), data["rows"]["train"]
-        number = f"{counted(texts, 'distinct text')}" if texts else f"{counted(rows, 'row')}"
-        learned = f" It was trained on {number}{spoken}."
-        if prior:
-            training.append(f"Prior: {of_prior}, {len(prior['key']):,} codes of {prior['system']}")
+        of_what = counted(texts, "distinct text") if texts else counted(rows, "row")
+        learned = f" It was trained on {of_what}{spoken}."
         rare = f" ({data['rare_codes']:,} codes have fewer than 10 rows)"
-    if os.path.exists(path := os.path.join(folder, ARGS)):
-        with open(path, encoding="utf-8") as asked:
-            training.append(f"Command: `{command(json.load(asked))}`")
-    if made_by:
-        seed, versions = state["rng"]["seed"], ", ".join(map(" ".join, made_by.items()))
-        training.append(f"Made by {versions}; seed {seed}, step {state['step']:,}")
     figure = figure or Figure.of(state, folder)
     measured = [f"{figure}." if figure else NOT_EVALUATED, *more]
     confidence = Confidence.of(state)
     best, why = confidence.best_decoder(state.get("kind", "mixer"), bool(config.get("ngrams")))
-    fitted = (
-        f"fitted on {confidence.texts:,} texts" if confidence.texts else "not fitted to how often it is right"
-    )
+    number = confidence.texts
+    fitted = f"fitted on {number:,} texts" if number else "not fitted to how often it is right"
     cited = [f"The histocc contributors. histocc (version {version}), with this card"]
     cited += [PAPER] * bool(may_have_seen(state))  # built on published weights
     sections: dict[str, list[str]] = {
@@ -100,7 +102,7 @@ def card_of(file: str, state: dict[str, Any], figure: Figure | None = None, more
             built[0].upper() + built[1:],
             f"Decoder of `predict`: {best} ({why})",
         ],
-        "Training": training,
+        "Training": training_lines(state, folder),
         "Figures": [*measured, f"Confidence: {fitted}"],
         "What it must not be used for": [
             f"Texts in other languages than those of its training{spoken}",
@@ -122,9 +124,7 @@ def card_of(file: str, state: dict[str, Any], figure: Figure | None = None, more
 def write_card(
     file: str, state: dict[str, Any], figure: Figure | None = None, more: Sequence[str] = ()
 ) -> None:
-    """Write the card of a checkpoint (`card_of`) into its folder, and keep the figure there. Raises OSError.
-    state: content of the checkpoint.
-    """
+    """Write the card of a checkpoint into its folder, and keep the figure there. Raises OSError."""
     folder = os.path.dirname(file)
     if figure:
         keep(folder, figure, state["step"])
