@@ -22,7 +22,7 @@ from histocc.job import card
 from histocc.job.config import JobConfig, learns_few
 from histocc.job.inputs import Inputs
 from histocc.job.model import checkpoint_entries, new_config, patterns_of
-from histocc.learn.few import FewTexts, judge, learn, learning_curve
+from histocc.learn.few import FewTexts, Learned, judge, learn, learning_curve
 from histocc.learn.prior import PRIOR_ANSWERS, Prior, find_prior, has_hisco
 from histocc.model.levels import Levels
 from histocc.model.mixer import NGRAMS
@@ -76,13 +76,20 @@ def train_few(
             world.run_on_main(lambda: card.write_card(file, checkpoint.load(file)))
         what = "is finished: nothing to do. --overwrite starts over."
         return world.print(f"The run in {args.save_path} {what}")
-    launchers = sorted(set(world.gather(launcher_id())))
-    world.run_on_main(lambda: _train(args, inputs.data, formatter, world, launchers))
+    position = {
+        "files": {},
+        "total_batch": 1,
+        "steps_per_epoch": 1,
+        "fingerprint": inputs.data.fingerprint,
+        "launchers": sorted(set(world.gather(launcher_id()))),
+        "run": uuid.uuid4().hex,
+    }
+    world.run_on_main(lambda: _train(args, inputs.data, formatter, world, position))
 
 
 @settings_of_torch()
 def _train(
-    args: JobConfig, data: PreparedData, formatter: BlockyFormatter, world: World, launchers: list[str]
+    args: JobConfig, data: PreparedData, formatter: BlockyFormatter, world: World, position: dict[str, Any]
 ) -> None:
     torch.set_num_threads(1)
     began, say, own = time.perf_counter(), world.print, OwnFiles(args.save_path, args.overwrite)
@@ -130,8 +137,23 @@ def _train(
         ]
         with atomic_write(own.claim(plot.LEARNING)[0]) as file:
             file.write(csv_text([plot.LEARNING_COLUMNS, *rows]))
-    config = new_config(args, args.max_len or 0, None) | {"text": data.clean_text} | learned.config
     content: dict[str, Any] = {
+        **few_entries(args, formatter, few.data, learned),
+        **judged,
+        **({"prior": prior.content} if prior else {}),
+        "rng": {"seed": args.seed, "threads": 1, "processes": world.size},
+        "position": position,
+    }
+    figure = validation_figure(content, data, prior) if len(data.val) else None
+    if figure := figure or Figure.of(content):
+        content[ENTRY] = figure._replace(unsure=may_have_seen(content))._asdict()
+    write_run(args, own, data, content)
+
+
+def few_entries(args: JobConfig, formatter: BlockyFormatter, data: PreparedData, learned: Learned) -> dict:
+    """Return entries of a checkpoint: the model in closed form, and what it keeps of the data."""
+    config = new_config(args, args.max_len or 0, None) | {"text": data.clean_text} | learned.config
+    return {
         "model": learned.weights,
         "optimizer": {},
         "scheduler": {"base_lrs": [], "last_epoch": 0},
@@ -139,26 +161,11 @@ def _train(
         "format": checkpoint.FORMAT,
         "made_by": checkpoint.made_by(),
         "args": args.values(),
-        **checkpoint_entries(args, formatter, few.data, config),
-        **learned_data.entries(few.data),
+        **checkpoint_entries(args, formatter, data, config),
+        **learned_data.entries(data),
         "splits": several.splits(data),
         "answers": learned_data.trained_answers(data.train),
-        **judged,
-        **({"prior": prior.content} if prior else {}),
-        "rng": {"seed": args.seed, "threads": 1, "processes": world.size},
-        "position": {
-            "files": {},
-            "total_batch": 1,
-            "steps_per_epoch": 1,
-            "fingerprint": data.fingerprint,
-            "launchers": launchers,
-            "run": uuid.uuid4().hex,
-        },
     }
-    figure = validation_figure(content, data, prior) if len(data.val) else None
-    if figure := figure or Figure.of(content):
-        content[ENTRY] = figure._replace(unsure=may_have_seen(content))._asdict()
-    write_run(args, own, data, content)
 
 
 def validation_figure(content: dict[str, Any], data: PreparedData, prior: Prior | None) -> Figure | None:

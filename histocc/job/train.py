@@ -89,8 +89,7 @@ def run_training(args: JobConfig, inputs: Inputs, world: World) -> None:
         place(model, rows[0], world, args.compile)
         if not args.dry_run:  # key.csv, data_report.json and the other lists, next to the checkpoints
             world.run_on_main(lambda: copy_lists(data.folder, OwnFiles(args.save_path, args.overwrite)))
-        opened = script.open_run(args, world, precision, training, resumed)
-        if opened:
+        if opened := script.open_run(args, world, precision, training, resumed):
             with opened.resources:
                 loop.train(opened.run, opened.loaders, opened.state)
                 opened.close()
