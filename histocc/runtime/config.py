@@ -209,6 +209,21 @@ class _Layout(argparse.HelpFormatter):
         return text
 
 
+def _type_options(hint: Any, default: Any) -> dict[str, Any]:
+    """Return the options of `add_argument` for a flag of this type, with this default."""
+    options: dict[str, Any] = {} if default in (None, MISSING, "") else {"default": default}
+    if get_origin(hint) in (Union, UnionType):  # a type or None
+        hint = next(each for each in get_args(hint) if each is not NoneType)
+    if get_origin(hint) is list:
+        options["nargs"], (hint,) = "+", get_args(hint)
+    if hint is bool:
+        return {**options, "action": "store_true" if default is False else argparse.BooleanOptionalAction}
+    value = get_args(hint)[0] if get_args(hint) else hint
+    if value in VALUE_NAMES and default != AUTO:
+        options["metavar"] = VALUE_NAMES[value]
+    return {**options, "type": getattr(hint, "__metadata__", [hint])[0]}  # the reader of an Annotated
+
+
 class Parser(argparse.ArgumentParser):
     """The command line of `kind`. `parse_args` returns an object of that class. Long flags take hyphens or
     underscores. A mistake raises UserError, so that only one rank prints it.
@@ -254,23 +269,11 @@ class Parser(argparse.ArgumentParser):
             if owner.__doc__ not in groups:
                 groups[owner.__doc__] = self.add_argument_group(owner.__doc__)
             group, declared = groups[owner.__doc__], item.metadata
-            options, default = dict(declared["options"]), kind.__dataclass_fields__[name].default
             if of and declared["of"] and of not in declared["of"].split():
                 self.instead[name] = f"{flag_of(name)} is a flag of {', '.join(declared['of'].split())}"
                 continue
-            if get_origin(hint) in (Union, UnionType):  # a type or None
-                hint = next(each for each in get_args(hint) if each is not NoneType)
-            if get_origin(hint) is list:
-                options["nargs"], (hint,) = "+", get_args(hint)
-            if hint is bool:
-                options["action"] = "store_true" if default is False else argparse.BooleanOptionalAction
-            else:
-                options["type"] = getattr(hint, "__metadata__", [hint])[0]  # the reader of an Annotated
-                value = get_args(hint)[0] if get_args(hint) else hint
-                if value in VALUE_NAMES and default != AUTO:
-                    options.setdefault("metavar", VALUE_NAMES[value])
-            if default not in (None, MISSING, ""):
-                options["default"] = default
+            default = kind.__dataclass_fields__[name].default
+            options = {**_type_options(hint, default), **declared["options"]}
             names = [flag_of(name), *declared["names"]]
             if declared["positional"]:
                 is_flag = len(names) > 1 or declared["positional"] == "also"
@@ -290,12 +293,15 @@ class Parser(argparse.ArgumentParser):
             if default is False and "config" in kind.__dataclass_fields__:  # a file may have switched it on
                 off = f"--no-{names[0][2:]}"
                 group.add_argument(off, dest=name, action="store_false", help=argparse.SUPPRESS)
+        self.usage = self._usage_line()
+
+    def _usage_line(self) -> str:
+        """Return the usage: the program, what must be given, and "[flags]"."""
         needed = [action for action in self._actions if action.required or action.dest.endswith(AS_WORDS)]
         needed = [action for action in needed if action.help != argparse.SUPPRESS]
         needed.sort(key=lambda action: bool(action.option_strings))
-        layout = _Layout(prog)
-        words = [layout._format_action_invocation(action) for action in needed]
-        self.usage = " ".join([prog, *words, "[flags]"]).replace("%", "%%")
+        words = map(_Layout(self.prog)._format_action_invocation, needed)
+        return " ".join([self.prog, *words, "[flags]"]).replace("%", "%%")
 
     def format_help(self, everything: bool = False) -> str:
         """Return help, in groups, on the usual flags in the order of `usual`, or on all flags."""
