@@ -3,9 +3,8 @@
 A checkpoint is one `torch.save` dict of tensors and plain Python types. `model`, `optimizer`, `scheduler`,
 `step` and `key` are as in the published files. `format`, `config`, `formatter`, `system`, `languages`,
 `args`, `rng` and `position` are all that predicting and resuming need, without any other file. `made_by`
-says which versions wrote it, and when.
-`checksum` covers all other entries, so that damage and edits are noticed when the file is read. A file
-without a checksum is read unchecked. Any failure while a file is read becomes one message (see `reading`).
+says which versions wrote it, and when. `checksum` covers all other entries, so that damage and edits are
+noticed when the file is read (see `reading`). A file without a checksum is read unchecked.
 """
 
 import contextlib
@@ -166,7 +165,6 @@ class Saver:
     Args:
         files: the files of the run, whose folder gets the checkpoints.
         keep: number of {step}.bin files to keep.
-        world: the processes.
         state: makes the content on rank 0, a nested dict with tensors. It is called on all ranks.
         say: prints a line on rank 0.
     """

@@ -160,14 +160,8 @@ def has_int8() -> bool:
 
 
 class Precision:
-    """A number format on a device. Its `scaler` scales the loss up in fp16 and does nothing otherwise.
-
-    Args:
-        name: float32, float64, bf16, fp16, or, only for coding, int8.
-        device: the device that computes.
-
-    Raises:
-        UserError: if the device lacks the format.
+    """A number format on a device: float32, float64, bf16, fp16, or, only for coding, int8. Raises UserError
+    if the device lacks it. The `scaler` scales the loss up in fp16 and does nothing otherwise.
     """
 
     def __init__(self, name: str, device: torch.device | str = "cpu"):

@@ -47,10 +47,8 @@ def usable_cores() -> int:
 
 
 def choose_processes(asked: int | None, world: World, pieces: int) -> int:
-    """Return the number of processes that share the given number of pieces of work.
-
-    asked: the value of --processes. None: one process for each core that torch would use, if there are enough
-    pieces. Raises UserError if several are asked for where only one is possible.
+    """Return how many processes share pieces of work. asked: the value of --processes, or None for one on
+    each core that torch would use. Raises UserError if several are asked for where only one is possible.
     """
     alone = ""
     if world.size > 1:

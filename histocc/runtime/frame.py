@@ -164,11 +164,9 @@ def end_without_others(world: World, error: Exception) -> NoReturn:
 
 
 def end_process(code: str | int, exit_seconds: float = 30.0) -> NoReturn:
-    """End a process after its work, outside of its process group. Does not return.
-
-    The interpreter's own shutdown can abort (SIGABRT, "terminate called without an active exception") when a
-    thread of the backend asks for the interpreter meanwhile. It also waits for threads and processes of
-    libraries. exit_seconds: time limit of the functions registered with atexit.
+    """End a process after its work, outside of its process group. The interpreter's own shutdown can abort
+    (SIGABRT, "terminate called without an active exception") when a thread of the backend asks for it, and
+    waits for threads and processes of libraries. exit_seconds: time limit of the exit functions.
     """
     calls = threading.Thread(target=atexit._run_exitfuncs, daemon=True)
     calls.start()

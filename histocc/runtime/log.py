@@ -122,7 +122,6 @@ class Stage:
     seconds. The bar ends with the stage, and when the next one begins.
 
     Args:
-        what: its name.
         total: number of units, or None if unknown.
         unit: name of the units in the plural, "rows".
         first: units done earlier.

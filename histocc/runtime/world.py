@@ -125,9 +125,7 @@ def is_first_rank() -> bool:
 
 
 def launcher_id() -> str:
-    """Return a unique name of torchrun's agent, which restarts this process after a failure: its host, number
-    and start. It is "" without torchrun.
-    """
+    """Return a unique name of torchrun's agent, which restarts this process after a failure, or ""."""
     if "TORCHELASTIC_RUN_ID" not in os.environ or sys.platform != "linux":
         return ""
     with open(f"/proc/{os.getppid()}/stat", encoding="utf-8") as file:
@@ -296,8 +294,7 @@ def init_world(args: ProcessFlags) -> World:
     if tuple(map(int, re.findall(r"\d+", torch.__version__)[:2])) < MIN_TORCH:
         raise UserError(
             f"torch {torch.__version__} is installed, and {'.'.join(map(str, MIN_TORCH))} or newer is needed"
-            " (in older ones a file of weights can run code): pip install 'torch>=2.10' in a new"
-            " environment"
+            " (in older ones a file of weights can run code): pip install 'torch>=2.10' in a new environment"
         )
     rank, local, size, local_size = launcher_environment(args)
     if sys.platform == "win32" and size > 1:
@@ -325,26 +322,11 @@ def init_world(args: ProcessFlags) -> World:
         try:
             if size > 1:
                 wait_for_address(rank, limit)
-                met_at = rendezvous("env://", rank, size, timeout=timeout)  # pyright: ignore
-                store, rank, size = next(met_at)
+                store, rank, size = next(rendezvous("env://", rank, size, timeout=timeout))  # pyright: ignore
             # a launcher's store outlives its restarts, and still holds the addresses of the dead
             attempt = f"attempt_{os.environ.get('TORCHELASTIC_RESTART_COUNT') or 0}"
             store = PrefixStore(attempt, store)  # pyright: ignore
-            store.set(f"start{rank}", json.dumps([socket.gethostname(), start], default=str))
-            read = [json.loads(value) for value in store.multi_get([f"start{i}" for i in range(size)])]
-            hosts, first_start = [host for host, _ in read], read[0][1]
-            store.set(f"read{rank}", "")
-            if rank == 0:  # it may hold the store, which others still read: it must not end now
-                store.wait([f"read{i}" for i in range(size)])
-            if size > 1:
-                met.store, met.rank = store, rank
-            for i, (host, there) in enumerate(read):  # entries that a rank lacks are not compared
-                if different := [
-                    f"{name}: {first!r} for rank 0 on {hosts[0]}, {there[name]!r} for rank {i} on {host}"
-                    for name, first in first_start.items()
-                    if there.get(name, first) != first
-                ]:
-                    raise UserError("\n  ".join([START_DIFFERS, *different]))
+            hosts = compare_starts(store, rank, size, start)
             if refused:
                 raise refused
             remedy = CANNOT_SEND
@@ -364,6 +346,26 @@ def init_world(args: ProcessFlags) -> World:
     if not os.environ.get("LOCAL_WORLD_SIZE"):  # not set by srun: ranks with one host name share a machine
         node = [i for i, host in enumerate(hosts) if host == hosts[rank]]
     return World(rank, node.index(rank), size, len(node), chosen, backend, control, patient, limit, node[0])
+
+
+def compare_starts(store: Any, rank: int, size: int, start: dict[str, Any]) -> list[str]:
+    """Return the host of each rank. Raises UserError on all if one was started differently than rank 0."""
+    store.set(f"start{rank}", json.dumps([socket.gethostname(), start], default=str))
+    read = [json.loads(value) for value in store.multi_get([f"start{i}" for i in range(size)])]
+    store.set(f"read{rank}", "")
+    if rank == 0:  # it may hold the store, which others still read: it must not end now
+        store.wait([f"read{i}" for i in range(size)])
+    if size > 1:
+        met.store, met.rank = store, rank
+    first_host, first_start = read[0]
+    for i, (host, there) in enumerate(read):  # entries that a rank lacks are not compared
+        if different := [
+            f"{name}: {first!r} for rank 0 on {first_host}, {there[name]!r} for rank {i} on {host}"
+            for name, first in first_start.items()
+            if there.get(name, first) != first
+        ]:
+            raise UserError("\n  ".join([START_DIFFERS, *different]))
+    return [host for host, _ in read]
 
 
 def own_start(args: ProcessFlags, device: torch.device, local_rank: int) -> dict[str, Any]:
