@@ -24,7 +24,7 @@ import textwrap
 import tomllib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields, replace
-from functools import partial
+from functools import cache, partial
 from types import NoneType, UnionType
 from typing import Annotated, Any, ClassVar, NoReturn, Self, Union, get_args, get_origin, get_type_hints
 
@@ -135,6 +135,7 @@ def flag_of(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
+@cache
 def declarations(kind: type[Config]) -> dict[str, tuple[Field, Any, type]]:
     """Return each flag's declaration, its type and the class that declares it, in the order of bases."""
     declared: dict[str, tuple[Field, Any, type]] = {}
